@@ -1,0 +1,1 @@
+"""Horsies: a task queue and workflow engine whose only server is PostgreSQL."""

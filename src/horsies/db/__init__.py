@@ -1,0 +1,1 @@
+"""The database floor: the only place that talks SQL."""

@@ -1,0 +1,1 @@
+"""The worker: one parent loop and a supervisor of child processes."""
