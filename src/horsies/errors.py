@@ -1,0 +1,279 @@
+"""Mistakes of the programmer, reported the way a compiler reports them.
+
+These are raised before any task runs: while decorating, configuring, checking, starting. What
+happens to a task afterwards is never raised but returned as a value. This module stands before the
+line producer -> SQL -> turn -> child -> report -> result and knows nothing of it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import linecache
+import os
+import re
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from types import CodeType, FrameType
+from typing import Any
+
+_PACKAGE_DIRECTORY = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_FORCE_COLOR_VALUES = frozenset({"1", "true", "yes"})
+_DECORATOR_LINES_MAX = 200
+_GUTTER_WIDTH_MIN = 2
+
+# A quoted source line may hold a literal database URL; such a line is named but not shown.
+_SECRET = re.compile(r"://[^\s\"']*@|passw(?:or)?d[\"']?\s*[=:]", re.IGNORECASE)
+
+_RED, _BLUE, _CYAN, _BOLD, _RESET = "\x1b[1;31m", "\x1b[1;34m", "\x1b[1;36m", "\x1b[1m", "\x1b[0m"
+
+
+class ErrorCode(StrEnum):
+    """The stable code of every start-up mistake."""
+
+    TASK_NO_RETURN_TYPE = "HRS-100"
+    TASK_INVALID_RETURN_TYPE = "HRS-101"
+    TASK_INVALID_OPTIONS = "HRS-102"
+    TASK_INVALID_QUEUE = "HRS-103"
+    TASK_PREDECORATED_NOT_SUPPORTED = "HRS-104"
+    CONFIG_INVALID_QUEUE_MODE = "HRS-200"
+    CONFIG_INVALID_CLUSTER_CAP = "HRS-201"
+    CONFIG_INVALID_PREFETCH = "HRS-202"
+    BROKER_INVALID_URL = "HRS-203"
+    CONFIG_INVALID_RECOVERY = "HRS-204"
+    CONFIG_INVALID_SCHEDULE = "HRS-205"
+    CLI_INVALID_ARGS = "HRS-206"
+    WORKER_INVALID_LOCATOR = "HRS-207"
+    CONFIG_INVALID_RESILIENCE = "HRS-208"
+    CONFIG_INVALID_EXCEPTION_MAPPER = "HRS-209"
+    MODULE_EXEC_ERROR = "HRS-210"
+    BROKER_INIT_FAILED = "HRS-211"
+    CHECK_RESERVED_CODE_COLLISION = "HRS-212"
+    CONFIG_INVALID_BROKER_POOL = "HRS-213"
+    CONFIG_INVALID_CHILD_HOOK = "HRS-214"
+    CONFIG_INVALID_KEEPALIVE = "HRS-215"
+    TASK_NOT_REGISTERED = "HRS-300"
+    TASK_DUPLICATE_NAME = "HRS-301"
+
+
+@dataclass(frozen=True, slots=True)
+class SourceLocation:
+    """A line of the user's code."""
+
+    file: str
+    line: int
+    function: str | None = None
+
+    @classmethod
+    def from_caller(cls) -> SourceLocation | None:
+        """Return the innermost frame outside this package, or None when there is none."""
+        frame = inspect.currentframe()
+        while frame is not None and _is_foreign_to_user(frame):
+            frame = frame.f_back
+        if frame is None:
+            return None
+        return cls(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
+
+    @classmethod
+    def from_function(cls, function: Callable[..., Any]) -> SourceLocation | None:
+        """Return the `def` line of a function, or None for callables without Python source."""
+        code = getattr(inspect.unwrap(function), "__code__", None)
+        if not isinstance(code, CodeType):
+            return None
+        return cls(code.co_filename, _definition_line(code), code.co_name)
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}"
+
+
+class HorsiesError(Exception):
+    """A mistake in how horsies is used, with its place and its fix.
+
+    Without a location the first frame outside the package is taken: the line that made the call.
+
+    Example:
+        raise ConfigurationError(
+            "cluster_wide_cap must be at least 1",
+            code=ErrorCode.CONFIG_INVALID_CLUSTER_CAP,
+            help_text="leave cluster_wide_cap out to run without a cap",
+        )
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        code: ErrorCode,
+        location: SourceLocation | None = None,
+        notes: Sequence[str] = (),
+        help_text: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.code = code
+        self.location = location if location is not None else SourceLocation.from_caller()
+        self.notes = tuple(notes)
+        self.help_text = help_text
+
+    def format_rust_style(self, use_colors: bool | None = None) -> str:
+        """Return the full report; None lets environment and terminal decide on colours."""
+        return "\n".join(_report_lines(self, _paint_for(use_colors)))
+
+    def __str__(self) -> str:
+        return self.format_rust_style()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # The default would call __init__ without its keyword arguments.
+        return (_bare_error, (type(self), *self.args), self.__dict__)
+
+
+class ConfigurationError(HorsiesError):
+    """The configuration, a locator or a command line argument is wrong."""
+
+
+class TaskDefinitionError(HorsiesError):
+    """A function cannot become a task the way it was decorated."""
+
+
+class RegistryError(HorsiesError):
+    """A task name is unknown or used twice."""
+
+
+class WorkflowValidationError(HorsiesError):
+    """A workflow definition cannot run."""
+
+
+@dataclass(slots=True)
+class ValidationReport:
+    """The mistakes one phase of validation found, so that they are shown together."""
+
+    phase: str
+    errors: list[HorsiesError] = field(default_factory=list)
+
+    def add(self, error: HorsiesError) -> None:
+        """Append one mistake."""
+        self.errors.append(error)
+
+    def format(self, use_colors: bool | None = None) -> str:
+        """Return all reports, separated by empty lines and closed by a count line."""
+        reports = [error.format_rust_style(use_colors) for error in self.errors]
+        paint = _paint_for(use_colors)
+        return "\n\n".join([*reports, paint(_BOLD, _count_line(self))])
+
+    def __str__(self) -> str:
+        return self.format()
+
+
+class MultipleValidationErrors(HorsiesError):
+    """More than one mistake of the same phase; `report` holds them all."""
+
+    def __init__(self, report: ValidationReport) -> None:
+        first = report.errors[0]
+        super().__init__(_count_line(report), code=first.code, location=first.location)
+        self.report = report
+
+    def format_rust_style(self, use_colors: bool | None = None) -> str:
+        """Return the whole report."""
+        return self.report.format(use_colors)
+
+
+def raise_collected(report: ValidationReport) -> None:
+    """Raise nothing for no error, the error itself for one, all of them together for more."""
+    if not report.errors:
+        return
+    if len(report.errors) == 1:
+        raise report.errors[0]
+    raise MultipleValidationErrors(report)
+
+
+def _bare_error(kind: type[HorsiesError], *args: object) -> HorsiesError:
+    return kind.__new__(kind, *args)
+
+
+def _is_foreign_to_user(frame: FrameType) -> bool:
+    file = frame.f_code.co_filename
+    module = str(frame.f_globals.get("__name__", ""))
+    return (
+        os.path.abspath(file).startswith(_PACKAGE_DIRECTORY)
+        or file.startswith("<frozen ")
+        or module.partition(".")[0] == "pydantic"
+    )
+
+
+def _definition_line(code: CodeType) -> int:
+    """Skip the decorators, where a code object begins, to the line a reader calls the function."""
+    first = code.co_firstlineno
+    for number in range(first, first + _DECORATOR_LINES_MAX):
+        text = linecache.getline(code.co_filename, number).lstrip()
+        if text.startswith(("def ", "async def ")):
+            return number
+        if not text:
+            break
+    return first
+
+
+Paint = Callable[[str, str], str]
+
+
+def _paint_for(use_colors: bool | None) -> Paint:
+    wanted = _colors_wanted() if use_colors is None else use_colors
+    return _painted if wanted else _plain
+
+
+def _colors_wanted() -> bool:
+    if os.environ.get("HORSIES_FORCE_COLOR", "").strip().lower() in _FORCE_COLOR_VALUES:
+        return True
+    if "NO_COLOR" in os.environ:
+        return False
+    try:
+        return sys.stderr.isatty()
+    except (AttributeError, ValueError):
+        # A daemon may have no stderr at all, or a closed one.
+        return False
+
+
+def _painted(color: str, text: str) -> str:
+    return f"{color}{text}{_RESET}"
+
+
+def _plain(_color: str, text: str) -> str:
+    return text
+
+
+def _report_lines(error: HorsiesError, paint: Paint) -> list[str]:
+    header = paint(_RED, f"error[{error.code.value}]") + paint(_BOLD, f": {error.message}")
+    location = error.location
+    gutter = " " * max(_GUTTER_WIDTH_MIN, len(str(location.line)) if location is not None else 0)
+    lines = [header]
+    if location is not None:
+        lines += _place_lines(location, gutter, paint)
+    lines += [_remark(gutter, "note", note, _BOLD, paint) for note in error.notes]
+    if error.help_text is not None:
+        lines.append(_remark(gutter, "help", error.help_text, _CYAN, paint))
+    return lines
+
+
+def _place_lines(location: SourceLocation, gutter: str, paint: Paint) -> list[str]:
+    lines = [f"{gutter}{paint(_BLUE, '-->')} {location}"]
+    source = linecache.getline(location.file, location.line).rstrip().expandtabs(4)
+    if not source or _SECRET.search(source):
+        return lines
+    bar = f"{gutter} {paint(_BLUE, '|')}"
+    indent = len(source) - len(source.lstrip())
+    underline = " " * indent + paint(_RED, "^" * (len(source) - indent))
+    number = paint(_BLUE, f"{location.line:>{len(gutter)}} |")
+    return [*lines, bar, f"{number} {source}", f"{bar} {underline}", bar]
+
+
+def _remark(gutter: str, label: str, text: str, color: str, paint: Paint) -> str:
+    first, *rest = text.splitlines() or [""]
+    indent = " " * (len(gutter) + len(f" = {label}: "))
+    head = f"{gutter} {paint(_BLUE, '=')} {paint(color, label)}: {first}"
+    return "\n".join([head, *(f"{indent}{line}".rstrip() for line in rest)])
+
+
+def _count_line(report: ValidationReport) -> str:
+    count = len(report.errors)
+    found = f"{count} error" if count == 1 else f"{count} errors"
+    return f"{report.phase}: {found} found"
