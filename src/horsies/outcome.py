@@ -1,0 +1,334 @@
+"""What became of a task: a TaskResult holding a value or a TaskError.
+
+This is the last station of the line producer -> SQL -> turn -> child -> report -> result: a child
+makes the outcome, the turn stores it, a handle gives it back. The codes of the library live here in
+four families whose names are reserved, so that a code in a row says by itself who set it.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Iterator
+from enum import Enum, StrEnum
+from typing import Annotated, Any, Generic, NoReturn, TypeAlias, TypeVar, overload
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainSerializer, WithJsonSchema
+
+_BUILTIN_TAG = "__builtin_task_code__"
+_MESSAGE_CHARACTERS_MAX = 4_000
+_TRACEBACK_CHARACTERS_MAX = 16_000
+_SHOWN_CHARACTERS_MAX = 200
+
+T_co = TypeVar("T_co", covariant=True)
+E_co = TypeVar("E_co", covariant=True)
+
+
+class OperationalErrorCode(StrEnum):
+    """The attempt failed in user code or in the machinery around it."""
+
+    UNHANDLED_EXCEPTION = "UNHANDLED_EXCEPTION"
+    TASK_EXCEPTION = "TASK_EXCEPTION"
+    WORKER_CRASHED = "WORKER_CRASHED"
+    BROKER_ERROR = "BROKER_ERROR"
+    WORKER_RESOLUTION_ERROR = "WORKER_RESOLUTION_ERROR"
+    WORKER_SERIALIZATION_ERROR = "WORKER_SERIALIZATION_ERROR"
+    RESULT_DESERIALIZATION_ERROR = "RESULT_DESERIALIZATION_ERROR"
+    WORKFLOW_ENQUEUE_FAILED = "WORKFLOW_ENQUEUE_FAILED"
+    SUBWORKFLOW_LOAD_FAILED = "SUBWORKFLOW_LOAD_FAILED"
+
+
+class ContractCode(StrEnum):
+    """A value does not fit the type its task declares."""
+
+    RETURN_TYPE_MISMATCH = "RETURN_TYPE_MISMATCH"
+    PYDANTIC_HYDRATION_ERROR = "PYDANTIC_HYDRATION_ERROR"
+    WORKFLOW_CTX_MISSING_ID = "WORKFLOW_CTX_MISSING_ID"
+
+
+class RetrievalCode(StrEnum):
+    """The result could not be read; says nothing about the task itself."""
+
+    WAIT_TIMEOUT = "WAIT_TIMEOUT"
+    TASK_NOT_FOUND = "TASK_NOT_FOUND"
+    WORKFLOW_NOT_FOUND = "WORKFLOW_NOT_FOUND"
+    RESULT_NOT_AVAILABLE = "RESULT_NOT_AVAILABLE"
+    RESULT_NOT_READY = "RESULT_NOT_READY"
+
+
+class OutcomeCode(StrEnum):
+    """The task or workflow ended otherwise than by its own return."""
+
+    TASK_CANCELLED = "TASK_CANCELLED"
+    TASK_EXPIRED = "TASK_EXPIRED"
+    TASK_TIMEOUT = "TASK_TIMEOUT"
+    WORKFLOW_PAUSED = "WORKFLOW_PAUSED"
+    WORKFLOW_FAILED = "WORKFLOW_FAILED"
+    WORKFLOW_CANCELLED = "WORKFLOW_CANCELLED"
+    UPSTREAM_SKIPPED = "UPSTREAM_SKIPPED"
+    SUBWORKFLOW_FAILED = "SUBWORKFLOW_FAILED"
+    WORKFLOW_SUCCESS_CASE_NOT_MET = "WORKFLOW_SUCCESS_CASE_NOT_MET"
+
+
+BuiltInTaskCode: TypeAlias = OperationalErrorCode | ContractCode | RetrievalCode | OutcomeCode
+
+_Code = TypeVar("_Code", bound=StrEnum)
+
+
+def build_code_registry(*families: type[_Code]) -> dict[str, _Code]:
+    """Map every value to its member; a value used twice or unlike its name raises ValueError."""
+    registry: dict[str, _Code] = {}
+    for member in (member for family in families for member in family.__members__.values()):
+        if member.value != member.name:
+            raise ValueError(f"{member!r} must have its own name as its value")
+        if member.value in registry:
+            raise ValueError(f"{member!r} reuses the value of {registry[member.value]!r}")
+        registry[member.value] = member
+    return registry
+
+
+BUILTIN_CODE_REGISTRY: dict[str, BuiltInTaskCode] = build_code_registry(
+    OperationalErrorCode, ContractCode, RetrievalCode, OutcomeCode
+)
+
+
+def resolve_code(text: str) -> BuiltInTaskCode | str:
+    """Return the built-in member of that name, or the text itself when it is a user's own code."""
+    return BUILTIN_CODE_REGISTRY.get(text, text)
+
+
+def error_code_text(code: BuiltInTaskCode | str | None) -> str | None:
+    """Return the plain text of a code, as columns and retry policies hold it."""
+    return code.value if isinstance(code, Enum) else code
+
+
+def describe_exception(exception: BaseException) -> dict[str, str]:
+    """Return an exception as JSON-ready text of bounded size; never raises."""
+    return {
+        "type": _text_or(lambda: type(exception).__name__, "<unknown type>"),
+        "message": _text_or(lambda: str(exception), "<unprintable>", _MESSAGE_CHARACTERS_MAX),
+        "traceback": _text_or(
+            lambda: "".join(traceback.format_exception(exception)),
+            "<traceback unavailable>",
+            _TRACEBACK_CHARACTERS_MAX,
+        ),
+    }
+
+
+def _text_or(make: Callable[[], str], fallback: str, limit: int = _MESSAGE_CHARACTERS_MAX) -> str:
+    # User code runs here (__str__ and friends) and may raise anything at all; the report of a
+    # failure must survive it.
+    try:
+        return _clipped(_storable(make()), limit)
+    except BaseException:
+        return fallback
+
+
+def _storable(text: str) -> str:
+    """Escape what JSON in UTF-8 or a PostgreSQL text column cannot hold."""
+    escaped = text.encode("utf-8", "backslashreplace").decode("utf-8")
+    return escaped.replace("\x00", "\\x00")
+
+
+def _clipped(text: str, limit: int) -> str:
+    if len(text) <= limit:
+        return text
+    half = limit // 2
+    left_out = len(text) - 2 * half
+    return f"{text[:half]}\n... {left_out} characters left out ...\n{text[-half:]}"
+
+
+def _checked_code(code: object) -> BuiltInTaskCode | str | None:
+    match code:
+        case None | OperationalErrorCode() | ContractCode() | RetrievalCode() | OutcomeCode():
+            return code
+        case Enum():
+            raise ValueError(
+                f"error_code must be a plain string or a built-in code, not a member of "
+                f"{type(code).__name__}; pass its value as str"
+            )
+        case str():
+            return _checked_user_code(code)
+        case dict():
+            return _untagged_code(code)
+        case _:
+            raise ValueError(f"error_code must be a string, not {type(code).__name__}")
+
+
+def _checked_user_code(code: str) -> str:
+    if code in BUILTIN_CODE_REGISTRY:
+        family = type(BUILTIN_CODE_REGISTRY[code]).__name__
+        raise ValueError(f"error_code {code!r} is reserved; use {family}.{code} or another name")
+    return str(code)
+
+
+def _untagged_code(tagged: dict[Any, Any]) -> BuiltInTaskCode:
+    value = tagged.get(_BUILTIN_TAG)
+    if len(tagged) != 1 or not isinstance(value, str) or value not in BUILTIN_CODE_REGISTRY:
+        raise ValueError(f'error_code as an object must be {{"{_BUILTIN_TAG}": "<built-in code>"}}')
+    return BUILTIN_CODE_REGISTRY[value]
+
+
+def _dumped_code(code: BuiltInTaskCode | str | None) -> dict[str, str] | str | None:
+    return {_BUILTIN_TAG: code.value} if isinstance(code, Enum) else code
+
+
+def _dumped_exception(
+    exception: dict[str, Any] | BaseException | None,
+) -> dict[str, Any] | None:
+    return describe_exception(exception) if isinstance(exception, BaseException) else exception
+
+
+_CodeField = Annotated[
+    BuiltInTaskCode | str | None,
+    BeforeValidator(_checked_code),
+    PlainSerializer(_dumped_code),
+]
+_ExceptionField = Annotated[
+    dict[str, Any] | BaseException | None,
+    PlainSerializer(_dumped_exception),
+    WithJsonSchema({"anyOf": [{"type": "object"}, {"type": "null"}]}),
+]
+
+
+class TaskError(BaseModel):
+    """Why a task has no value.
+
+    `error_code` is a built-in member or a name of your own. A live exception is kept as it is in
+    this process and becomes type name, message and traceback text when stored.
+
+    Example:
+        return TaskResult(err=TaskError(error_code="CARD_DECLINED", message="the bank said no"))
+    """
+
+    model_config = ConfigDict(
+        arbitrary_types_allowed=True, extra="forbid", frozen=True, hide_input_in_errors=True
+    )
+
+    error_code: _CodeField = None
+    message: str | None = None
+    data: Any = None
+    exception: _ExceptionField = None
+
+    def __repr_args__(self) -> Iterator[tuple[str, str | None]]:
+        # Everything pydantic prints goes through here. Data may hold task arguments, so its type
+        # has to do.
+        yield "error_code", error_code_text(self.error_code)
+        yield "message", None if self.message is None else _clipped_line(self.message)
+        for name in ("data", "exception"):
+            value = getattr(self, name)
+            if value is not None:
+                yield f"{name}_type", type(value).__name__
+
+
+class SubWorkflowError(TaskError):
+    """A sub-workflow ended without success."""
+
+    sub_workflow_id: str | None = None
+
+
+class _Missing(Enum):
+    """Marks the side not given, because None is a value on both."""
+
+    MISSING = "missing"
+
+
+_MISSING = _Missing.MISSING
+
+
+class TaskResult(Generic[T_co, E_co]):
+    """The outcome of a task: exactly one of `ok=` and `err=`; immutable.
+
+    Example:
+        @app.task("add")
+        def add(a: int, b: int) -> TaskResult[int, TaskError]:
+            return TaskResult(ok=a + b)
+    """
+
+    __slots__ = ("_err", "_ok")
+
+    _ok: T_co | _Missing
+    _err: E_co | _Missing
+
+    @overload
+    def __init__(self, *, ok: T_co) -> None: ...
+    @overload
+    def __init__(self, *, err: E_co) -> None: ...
+    def __init__(self, *, ok: T_co | _Missing = _MISSING, err: E_co | _Missing = _MISSING) -> None:
+        if (ok is _MISSING) == (err is _MISSING):
+            given = "neither" if ok is _MISSING else "both"
+            raise ValueError(f"TaskResult takes exactly one of ok= and err=, {given} was given")
+        object.__setattr__(self, "_ok", ok)
+        object.__setattr__(self, "_err", err)
+
+    def is_ok(self) -> bool:
+        """Tell whether the task succeeded."""
+        return self._err is _MISSING
+
+    def is_err(self) -> bool:
+        """Tell whether the task failed."""
+        return self._ok is _MISSING
+
+    @property
+    def ok(self) -> T_co | None:
+        """The value, or None when the task failed."""
+        return None if self._ok is _MISSING else self._ok
+
+    @property
+    def err(self) -> E_co | None:
+        """The error, or None when the task succeeded."""
+        return None if self._err is _MISSING else self._err
+
+    @property
+    def ok_value(self) -> T_co:
+        """The value; ValueError when the task failed."""
+        if self._ok is _MISSING:
+            raise ValueError(f"a failed task has no value: {self!r}")
+        return self._ok
+
+    @property
+    def err_value(self) -> E_co:
+        """The error; ValueError when the task succeeded."""
+        if self._err is _MISSING:
+            raise ValueError(f"a successful task has no error: {self!r}")
+        return self._err
+
+    def unwrap(self) -> T_co:
+        """Return the value; ValueError when the task failed."""
+        return self.ok_value
+
+    def unwrap_err(self) -> E_co:
+        """Return the error; ValueError when the task succeeded."""
+        return self.err_value
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, TaskResult):
+            return NotImplemented
+        return bool(self._ok == other._ok and self._err == other._err)
+
+    def __hash__(self) -> int:
+        return hash((self._ok, self._err))
+
+    def __repr__(self) -> str:
+        if self._err is _MISSING:
+            return f"TaskResult(ok=<{type(self._ok).__name__}>)"
+        shown = repr(self._err) if isinstance(self._err, TaskError) else None
+        return f"TaskResult(err={shown or f'<{type(self._err).__name__}>'})"
+
+    def __setattr__(self, name: str, _value: object) -> NoReturn:
+        raise AttributeError(f"a TaskResult is immutable; {name!r} cannot be set")
+
+    def __delattr__(self, name: str) -> NoReturn:
+        raise AttributeError(f"a TaskResult is immutable; {name!r} cannot be deleted")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # The default restores slots by assignment, which an immutable object refuses.
+        return (_rebuilt, ("ok", self._ok) if self.is_ok() else ("err", self._err))
+
+
+def _rebuilt(side: str, value: Any) -> TaskResult[Any, Any]:
+    return TaskResult(ok=value) if side == "ok" else TaskResult(err=value)
+
+
+def _clipped_line(text: str) -> str:
+    limit = _SHOWN_CHARACTERS_MAX
+    return text if len(text) <= limit else f"{text[:limit]}..."

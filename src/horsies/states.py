@@ -1,0 +1,91 @@
+"""The life of a task row as data: which verb leads from which status to which.
+
+Every verb is one guarded SQL statement; the table here is what those guards, the tests and the
+documentation agree on. It concerns the middle of the line producer -> SQL -> turn -> child ->
+report -> result.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Literal, TypeAlias
+
+
+class TaskStatus(StrEnum):
+    """Where a task stands."""
+
+    PENDING = "PENDING"
+    CLAIMED = "CLAIMED"
+    RUNNING = "RUNNING"
+    COMPLETED = "COMPLETED"
+    FAILED = "FAILED"
+    CANCELLED = "CANCELLED"
+    EXPIRED = "EXPIRED"
+
+    @property
+    def is_terminal(self) -> bool:
+        """Whether a row in this status never changes again."""
+        return self in TASK_TERMINAL_STATES
+
+
+TASK_TERMINAL_STATES: frozenset[TaskStatus] = frozenset(
+    {TaskStatus.COMPLETED, TaskStatus.FAILED, TaskStatus.CANCELLED, TaskStatus.EXPIRED}
+)
+
+
+class TaskAttemptOutcome(StrEnum):
+    """How one attempt ended: with a value, with an error, or with its process gone."""
+
+    COMPLETED = "COMPLETED"
+    FAILED = "FAILED"
+    WORKER_FAILURE = "WORKER_FAILURE"
+
+
+TaskVerb: TypeAlias = Literal[
+    "claim",
+    "claim_and_start",
+    "start",
+    "release",
+    "complete",
+    "fail",
+    "retry",
+    "expire",
+    "cancel",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Transition:
+    """One verb: the statuses it may find and the status it leaves."""
+
+    verb: TaskVerb
+    from_statuses: frozenset[TaskStatus]
+    to_status: TaskStatus
+
+
+_PENDING = frozenset({TaskStatus.PENDING})
+_CLAIMED = frozenset({TaskStatus.CLAIMED})
+_RUNNING = frozenset({TaskStatus.RUNNING})
+
+# A claim whose lease is over may be claimed again, so claim also starts from CLAIMED. A crash is no
+# verb of its own: it ends in fail or retry like any other failed attempt.
+TASK_TRANSITIONS: tuple[Transition, ...] = (
+    Transition("claim", _PENDING | _CLAIMED, TaskStatus.CLAIMED),
+    Transition("claim_and_start", _PENDING, TaskStatus.RUNNING),
+    Transition("start", _CLAIMED, TaskStatus.RUNNING),
+    Transition("release", _CLAIMED, TaskStatus.PENDING),
+    Transition("complete", _RUNNING, TaskStatus.COMPLETED),
+    Transition("fail", _RUNNING, TaskStatus.FAILED),
+    Transition("retry", _RUNNING, TaskStatus.PENDING),
+    Transition("expire", _PENDING | _CLAIMED, TaskStatus.EXPIRED),
+    Transition("cancel", _PENDING | _CLAIMED | _RUNNING, TaskStatus.CANCELLED),
+)
+
+_BY_VERB: dict[TaskVerb, Transition] = {item.verb: item for item in TASK_TRANSITIONS}
+
+
+def allowed(verb: TaskVerb, status: TaskStatus) -> TaskStatus | None:
+    """Return the status the verb leads to from here, or None when it does not apply."""
+    transition = _BY_VERB[verb]
+    return transition.to_status if status in transition.from_statuses else None
