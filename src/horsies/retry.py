@@ -1,0 +1,384 @@
+"""Retrying: which outcomes are tried again, how long to wait, and what an exception is called.
+
+Everything here is pure. The producer stores a policy with the task; the worker that records a
+failed report, and the reaper that finds a crashed attempt, ask `decide` with nothing but that
+snapshot, so a new deployment never changes tasks already queued. `Backoff` spaces the worker's own
+retries against a database that is away.
+"""
+
+from __future__ import annotations
+
+import json
+import random as random_module
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Annotated, Any, Literal, Self, TypeAlias
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+
+from horsies.outcome import (
+    BUILTIN_CODE_REGISTRY,
+    BuiltInTaskCode,
+    OperationalErrorCode,
+    error_code_text,
+    resolve_code,
+)
+
+ExceptionMapper: TypeAlias = dict[type[BaseException], str]
+
+MAX_RETRIES_LIMIT = 20
+MAX_INTERVAL_SECONDS = 86_400
+DEFAULT_INTERVALS = (60, 300, 900)
+
+_JITTER = 0.25
+_CODE_NAME = re.compile(r"[A-Z][A-Z0-9_]*")
+
+# Any sequence is taken and a list is kept, so that equal policies compare equal.
+Codes: TypeAlias = Annotated[Sequence[BuiltInTaskCode | str], AfterValidator(list)]
+Intervals: TypeAlias = Annotated[
+    Sequence[Annotated[int, Field(ge=1, le=MAX_INTERVAL_SECONDS)]], AfterValidator(list)
+]
+
+
+class RetryPolicy(BaseModel):
+    """When a task that ended in an error runs again.
+
+    Example:
+        RetryPolicy.exponential(5, max_retries=4, auto_retry_for=["GATEWAY_DOWN"])
+
+    waits 5, 10, 20 and 40 seconds, each lengthened by up to a quarter.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    auto_retry_for: Codes = Field(min_length=1)
+    """The error codes that lead to a retry; any other outcome is final. At least one. Codes are
+    upper case names such as GATEWAY_DOWN; exception classes become codes through an exception
+    mapper first. Required."""
+
+    max_retries: int = Field(default=3, ge=1, le=MAX_RETRIES_LIMIT)
+    """How many times the task runs again after its first attempt, from 1 to 20. Defaults to 3."""
+
+    intervals: Intervals = Field(
+        default_factory=lambda: list(DEFAULT_INTERVALS),
+        min_length=1,
+        max_length=MAX_RETRIES_LIMIT,
+    )
+    """Seconds to wait, each from 1 to 86,400 (a day). The fixed strategy takes one entry per
+    retry, the exponential strategy exactly one, the base. Defaults to 60, 300, 900."""
+
+    backoff_strategy: Literal["fixed", "exponential"] = "fixed"
+    """`fixed` waits the intervals in turn; `exponential` doubles the base before every further
+    retry. Defaults to `fixed`."""
+
+    jitter: bool = True
+    """Lengthen every wait by a random 0 to 25 % so that tasks which failed together do not come
+    back together. Waits are never shortened. Defaults to True."""
+
+    @classmethod
+    def fixed(
+        cls,
+        intervals: Sequence[int],
+        *,
+        auto_retry_for: Sequence[BuiltInTaskCode | str],
+        jitter: bool = True,
+    ) -> Self:
+        """Retry once per interval, waiting that many seconds before each."""
+        return cls(
+            auto_retry_for=auto_retry_for,
+            max_retries=len(intervals),
+            intervals=intervals,
+            backoff_strategy="fixed",
+            jitter=jitter,
+        )
+
+    @classmethod
+    def exponential(
+        cls,
+        base_seconds: int,
+        *,
+        max_retries: int,
+        auto_retry_for: Sequence[BuiltInTaskCode | str],
+        jitter: bool = True,
+    ) -> Self:
+        """Retry up to `max_retries` times, waiting base, 2 x base, 4 x base seconds and so on."""
+        return cls(
+            auto_retry_for=auto_retry_for,
+            max_retries=max_retries,
+            intervals=[base_seconds],
+            backoff_strategy="exponential",
+            jitter=jitter,
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the snapshot stored with a task, made of plain JSON values."""
+        return {
+            "auto_retry_for": [error_code_text(code) for code in self.auto_retry_for],
+            "max_retries": self.max_retries,
+            "intervals": list(self.intervals),
+            "backoff_strategy": self.backoff_strategy,
+            "jitter": self.jitter,
+        }
+
+    @classmethod
+    def from_json(cls, data: object) -> Self | None:
+        """Read a stored snapshot, never raising.
+
+        A damaged part falls back to its default; without a readable list of codes there is
+        nothing to retry for, and the answer is None.
+        """
+        try:
+            return cls.model_validate(data)
+        except ValidationError:
+            return cls._salvaged(data) if isinstance(data, Mapping) else None
+
+    @classmethod
+    def _salvaged(cls, data: Mapping[Any, Any]) -> Self | None:
+        codes = [code for code in _entries(data.get("auto_retry_for")) if isinstance(code, str)]
+        if not codes:
+            return None
+        intervals = [entry for entry in _entries(data.get("intervals")) if _is_interval(entry)]
+        exponential = data.get("backoff_strategy") == "exponential"
+        return cls.model_construct(
+            auto_retry_for=codes,
+            max_retries=_salvaged_max_retries(data.get("max_retries")),
+            intervals=intervals or list(DEFAULT_INTERVALS),
+            backoff_strategy="exponential" if exponential else "fixed",
+            jitter=data.get("jitter") is not False,
+        )
+
+    @field_validator("auto_retry_for")
+    @classmethod
+    def _check_codes(
+        cls, codes: Sequence[BuiltInTaskCode | str]
+    ) -> Sequence[BuiltInTaskCode | str]:
+        problems = [p for code in codes for p in validate_error_code_name(code, where="the entry")]
+        if problems:
+            raise ValueError("; ".join(problems))
+        return codes
+
+    @model_validator(mode="after")
+    def _check_intervals_fit_strategy(self) -> Self:
+        count = len(self.intervals)
+        if self.backoff_strategy == "exponential" and count != 1:
+            raise ValueError(
+                f"exponential backoff takes exactly one interval, the base, not {count}; "
+                "use RetryPolicy.exponential(base_seconds, ...)"
+            )
+        if self.backoff_strategy == "fixed" and count != self.max_retries:
+            raise ValueError(
+                f"fixed backoff needs one interval per retry, but max_retries is "
+                f"{self.max_retries} and {count} intervals are given; "
+                "use RetryPolicy.fixed(intervals, ...)"
+            )
+        return self
+
+
+def _entries(value: object) -> list[object]:
+    return value if isinstance(value, list) else []
+
+
+def _is_interval(value: object) -> bool:
+    # bool is an int in Python, and `true` is no number of seconds.
+    return (
+        isinstance(value, int)
+        and not isinstance(value, bool)
+        and 1 <= value <= MAX_INTERVAL_SECONDS
+    )
+
+
+def _salvaged_max_retries(value: object) -> int:
+    if isinstance(value, int) and 1 <= value <= MAX_RETRIES_LIMIT:
+        return int(value)
+    return 3
+
+
+def policy_from_options(text: str | None) -> RetryPolicy | None:
+    """Return the policy in a stored `task_options` text; None when there is no readable one."""
+    if text is None:
+        return None
+    try:
+        options = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(options, dict):
+        return None
+    return RetryPolicy.from_json(options.get("retry_policy"))
+
+
+def delay_seconds(
+    policy: RetryPolicy,
+    retry_number: int,
+    random: Callable[[], float] = random_module.random,
+) -> float:
+    """Return how long to wait before the given retry, 1 being the first.
+
+    Jitter only lengthens, by less than doubling adds, so exponential waits always grow.
+    """
+    number = min(max(retry_number, 1), MAX_RETRIES_LIMIT)
+    if policy.backoff_strategy == "exponential":
+        delay = float(policy.intervals[0] << (number - 1))
+    else:
+        delay = float(policy.intervals[min(number, len(policy.intervals)) - 1])
+    if policy.jitter:
+        delay *= 1 + _JITTER * random()
+    return max(delay, 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class RetryDecision:
+    """What happens to a failed attempt; `reason` says why not when there is no retry."""
+
+    retry: bool
+    delay_seconds: float | None = None
+    reason: str = ""
+
+
+def decide(
+    *,
+    policy: RetryPolicy | None,
+    error_code: str | None,
+    retry_count: int,
+    max_retries: int,
+    now: datetime,
+    good_until: datetime | None,
+    random: Callable[[], float] = random_module.random,
+) -> RetryDecision:
+    """Decide whether a failed attempt is tried again, from the stored row alone.
+
+    `retry_count` is the number of retries already made, `max_retries` the limit on the row.
+    """
+    obstacle = _obstacle(policy, error_code, retry_count, max_retries)
+    if policy is None or obstacle is not None:
+        return RetryDecision(False, reason=obstacle or "")
+    if good_until is not None and now >= good_until:
+        return RetryDecision(False, reason="good_until has passed")
+    delay = delay_seconds(policy, retry_count + 1, random)
+    if good_until is not None and now + timedelta(seconds=delay) >= good_until:
+        return RetryDecision(False, reason="the next attempt would not start before good_until")
+    return RetryDecision(True, delay_seconds=delay)
+
+
+def _obstacle(
+    policy: RetryPolicy | None, error_code: str | None, retry_count: int, max_retries: int
+) -> str | None:
+    if max_retries <= 0:
+        return "the task has no retries"
+    if retry_count >= max_retries:
+        return f"all {max_retries} retries are used"
+    if policy is None:
+        return "the stored retry policy is missing or unreadable"
+    if error_code is None:
+        return "the error carries no code"
+    code = error_code_text(error_code)
+    if code not in {error_code_text(listed) for listed in policy.auto_retry_for}:
+        return f"{code} is not listed in auto_retry_for"
+    return None
+
+
+@dataclass(slots=True)
+class Backoff:
+    """Waits between tries against a database that is away: initial x 2^k, capped, +-25 % jitter.
+
+    `max_attempts` is the number of retries after the first failure, 0 for no end.
+    """
+
+    initial_ms: int
+    max_ms: int
+    max_attempts: int = 0
+    random: Callable[[], float] = random_module.random
+    attempts: int = field(default=0, init=False)
+
+    def next_delay_seconds(self) -> float | None:
+        """Count one failure; return the seconds to wait, or None when the retries are used up."""
+        if self.max_attempts and self.attempts >= self.max_attempts:
+            return None
+        # Beyond 2^32 any initial value has met its cap, and the number must not grow for days.
+        delay_ms = min(self.initial_ms << min(self.attempts, 32), self.max_ms)
+        self.attempts += 1
+        return max(delay_ms / 1000 * (1 + _JITTER * (2 * self.random() - 1)), 0.1)
+
+    def reset(self) -> None:
+        """Start over after something succeeded."""
+        self.attempts = 0
+
+
+def resolve_exception_code(
+    exception: BaseException,
+    task_mapper: Mapping[type[BaseException], str] | None,
+    app_mapper: Mapping[type[BaseException], str] | None,
+    task_default: str | None,
+    app_default: str | None,
+) -> BuiltInTaskCode | str:
+    """Name the error an exception stands for; the task's word counts before the app's.
+
+    Mappers match the exact class, never a subclass: what a library raises tomorrow below an
+    exception mapped today must not be retried by accident.
+    """
+    kind = type(exception)
+    for mapper in (task_mapper, app_mapper):
+        if mapper is not None and kind in mapper:
+            return resolve_code(mapper[kind])
+    return resolve_code(task_default or app_default or OperationalErrorCode.UNHANDLED_EXCEPTION)
+
+
+def validate_error_code_name(code: object, *, where: str = "the error code") -> list[str]:
+    """Return the problems of one error code as sentences, none when it is well formed."""
+    if not isinstance(code, str):
+        return [f"{where} must be a string such as GATEWAY_DOWN, not {type(code).__name__}"]
+    text = error_code_text(code) or ""
+    if _CODE_NAME.fullmatch(text):
+        return []
+    if text.endswith(("Error", "Exception")):
+        return [
+            f"{where} {text!r} looks like an exception class; "
+            "map the class to a code with exception_mapper and name that code"
+        ]
+    return [
+        f"{where} {text!r} must be an upper case name such as GATEWAY_DOWN "
+        "(letters A-Z, digits and _, starting with a letter)"
+    ]
+
+
+def validate_exception_mapper(mapper: object, *, where: str = "exception_mapper") -> list[str]:
+    """Return the problems of an exception mapper as sentences, none when it is well formed."""
+    if not isinstance(mapper, Mapping):
+        return [
+            f"{where} must be a dictionary from exception classes to codes, "
+            f"not {type(mapper).__name__}"
+        ]
+    problems: list[str] = []
+    for key, code in mapper.items():
+        problems += _mapper_entry_problems(key, code, where)
+    return problems
+
+
+def _mapper_entry_problems(key: object, code: object, where: str) -> list[str]:
+    if not (isinstance(key, type) and issubclass(key, BaseException)):
+        return [f"{where} maps {key!r}, which is not an exception class"]
+    return validate_error_code_name(code, where=f"{where}[{key.__name__}]")
+
+
+def reserved_code_collisions(
+    mapper: Mapping[type[BaseException], str], default_code: str | None
+) -> list[str]:
+    """Return, as sentences, the places where user configuration takes a built-in code's name."""
+    problems = [
+        f"exception_mapper[{kind.__name__}] uses the built-in code {error_code_text(code)}"
+        for kind, code in mapper.items()
+        if error_code_text(code) in BUILTIN_CODE_REGISTRY
+    ]
+    default = error_code_text(default_code)
+    if default in BUILTIN_CODE_REGISTRY and default != "UNHANDLED_EXCEPTION":
+        problems.append(f"default_unhandled_error_code uses the built-in code {default}")
+    return problems

@@ -1,0 +1,377 @@
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from horsies.outcome import BUILTIN_CODE_REGISTRY, OperationalErrorCode
+from horsies.retry import (
+    Backoff,
+    RetryDecision,
+    RetryPolicy,
+    decide,
+    delay_seconds,
+    policy_from_options,
+    reserved_code_collisions,
+    resolve_exception_code,
+    validate_error_code_name,
+    validate_exception_mapper,
+)
+
+NOW = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
+draws = st.floats(min_value=0, max_value=1, exclude_max=True)
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner),
+    max_leaves=8,
+)
+
+
+def policy(**changes: Any) -> RetryPolicy:
+    return RetryPolicy(**{"auto_retry_for": ["GATEWAY_DOWN"], **changes})
+
+
+def decision(**changes: Any) -> RetryDecision:
+    values: dict[str, Any] = {
+        "policy": policy(jitter=False),
+        "error_code": "GATEWAY_DOWN",
+        "retry_count": 0,
+        "max_retries": 3,
+        "now": NOW,
+        "good_until": None,
+        "random": lambda: 0.0,
+    }
+    return decide(**{**values, **changes})
+
+
+def test_the_defaults_are_three_fixed_retries_with_jitter() -> None:
+    default = policy()
+    assert default.max_retries == 3
+    assert default.intervals == [60, 300, 900]
+    assert default.backoff_strategy == "fixed"
+    assert default.jitter is True
+
+
+def test_the_fixed_constructor_retries_once_per_interval() -> None:
+    fixed = RetryPolicy.fixed((1, 5), auto_retry_for=["A_CODE"], jitter=False)
+    assert fixed == RetryPolicy(
+        auto_retry_for=["A_CODE"], max_retries=2, intervals=[1, 5], jitter=False
+    )
+
+
+def test_the_exponential_constructor_keeps_one_base() -> None:
+    exponential = RetryPolicy.exponential(7, max_retries=5, auto_retry_for=["A_CODE"])
+    assert exponential.intervals == [7]
+    assert exponential.max_retries == 5
+    assert exponential.backoff_strategy == "exponential"
+    assert exponential.jitter is True
+
+
+@pytest.mark.parametrize("count", [1, 20])
+def test_one_to_twenty_retries_are_accepted(count: int) -> None:
+    assert RetryPolicy.fixed([1] * count, auto_retry_for=["A"]).max_retries == count
+    RetryPolicy.exponential(86_400, max_retries=count, auto_retry_for=["A"])
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"max_retries": 0, "intervals": [1], "backoff_strategy": "exponential"},
+        {"max_retries": 21, "intervals": [1], "backoff_strategy": "exponential"},
+        {"max_retries": 1, "intervals": [0]},
+        {"max_retries": 1, "intervals": [86_401]},
+        {"max_retries": 1, "intervals": []},
+        {"max_retries": 20, "intervals": [1] * 21},
+        {"backoff_strategy": "linear"},
+        {"auto_retry_for": []},
+        {"auto_retry_for": "GATEWAY_DOWN"},
+        {"auto_retry_for": None},
+        {"max_delay_seconds": 5},
+    ],
+)
+def test_values_out_of_range_are_refused(changes: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        policy(**changes)
+
+
+def test_a_policy_cannot_be_changed() -> None:
+    with pytest.raises(ValidationError, match="frozen"):
+        policy().jitter = False
+
+
+def test_a_fixed_policy_needs_one_interval_per_retry() -> None:
+    with pytest.raises(ValidationError, match="max_retries is 5 and 3 intervals are given"):
+        policy(max_retries=5)
+
+
+def test_an_exponential_policy_needs_exactly_one_interval() -> None:
+    with pytest.raises(ValidationError, match="exactly one interval"):
+        policy(backoff_strategy="exponential")
+
+
+def test_an_exception_class_name_is_refused_with_the_way_out() -> None:
+    with pytest.raises(ValidationError, match="exception_mapper"):
+        policy(auto_retry_for=["GATEWAY_DOWN", "TimeoutError"])
+
+
+@pytest.mark.parametrize("code", ["A", "GATEWAY_DOWN", "E2BIG", *BUILTIN_CODE_REGISTRY])
+def test_upper_case_names_are_well_formed_codes(code: str) -> None:
+    assert validate_error_code_name(code) == []
+
+
+@pytest.mark.parametrize("code", ["", "lower", "1ST", "_X", "A-B", "A B", "A\n", "KeyError", "É"])
+def test_other_names_are_one_problem_each(code: str) -> None:
+    assert len(validate_error_code_name(code)) == 1
+
+
+@pytest.mark.parametrize("code", [None, 5, ValueError, b"A"])
+def test_a_code_must_be_text(code: object) -> None:
+    assert "must be a string" in validate_error_code_name(code)[0]
+
+
+def test_built_in_members_are_accepted_and_compared_by_value() -> None:
+    crash = policy(auto_retry_for=[OperationalErrorCode.WORKER_CRASHED], jitter=False)
+    assert decision(policy=crash, error_code="WORKER_CRASHED").retry
+    assert decision(policy=crash, error_code=OperationalErrorCode.WORKER_CRASHED).retry
+
+
+def test_the_snapshot_is_plain_json_and_reads_back_equal() -> None:
+    original = RetryPolicy.exponential(
+        3, max_retries=4, auto_retry_for=[OperationalErrorCode.WORKER_CRASHED, "X"], jitter=False
+    )
+    stored = original.to_json()
+    assert stored == {
+        "auto_retry_for": ["WORKER_CRASHED", "X"],
+        "max_retries": 4,
+        "intervals": [3],
+        "backoff_strategy": "exponential",
+        "jitter": False,
+    }
+    restored = RetryPolicy.from_json(json.loads(json.dumps(stored)))
+    assert restored is not None
+    assert restored.to_json() == stored
+
+
+def test_the_stored_options_yield_their_policy() -> None:
+    text = json.dumps({"retry_policy": policy().to_json(), "good_until": None})
+    assert policy_from_options(text) == policy()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        None,
+        "",
+        "no json",
+        "5",
+        "[]",
+        "{}",
+        '{"retry_policy": null}',
+        '{"retry_policy": 5}',
+        '{"retry_policy": {}}',
+        '{"retry_policy": {"auto_retry_for": "X"}}',
+        '{"retry_policy": {"auto_retry_for": [5]}}',
+        "[" * 100_000,
+    ],
+)
+def test_options_without_a_readable_policy_yield_none(text: str | None) -> None:
+    assert policy_from_options(text) is None
+
+
+def test_damaged_parts_fall_back_to_their_defaults() -> None:
+    salvaged = RetryPolicy.from_json(
+        {
+            "auto_retry_for": ["X", 5],
+            "max_retries": "many",
+            "intervals": [True, -1, "x"],
+            "backoff_strategy": "linear",
+            "jitter": None,
+            "from_the_future": 1,
+        }
+    )
+    assert salvaged == policy(auto_retry_for=["X"])
+
+
+def test_a_damaged_interval_list_keeps_its_good_entries() -> None:
+    salvaged = RetryPolicy.from_json({"auto_retry_for": ["X"], "intervals": [7, None]})
+    assert salvaged is not None
+    assert [delay_seconds(salvaged, n, lambda: 0.0) for n in (1, 2, 3)] == [7.0, 7.0, 7.0]
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "auto_retry_for": json_values | st.just(["X"]),
+            "max_retries": json_values,
+            "intervals": json_values,
+            "backoff_strategy": json_values | st.just("exponential"),
+            "jitter": json_values,
+        },
+    )
+    | json_values,
+    st.integers(),
+    st.integers(),
+    draws,
+)
+def test_damaged_policy_data_never_raises(
+    stored: object, retry_count: int, max_retries: int, draw: float
+) -> None:
+    outcome = decision(
+        policy=policy_from_options(json.dumps({"retry_policy": stored})),
+        error_code="X",
+        retry_count=retry_count,
+        max_retries=max_retries,
+        random=lambda: draw,
+    )
+    assert outcome.retry == (outcome.delay_seconds is not None)
+
+
+def test_fixed_delays_follow_the_list_and_stay_on_its_last_entry() -> None:
+    fixed = policy(intervals=[1, 5, 10], jitter=False)
+    delays = [delay_seconds(fixed, n, lambda: 0.9) for n in (0, 1, 2, 3, 4, 99)]
+    assert delays == [1.0, 1.0, 5.0, 10.0, 10.0, 10.0]
+
+
+def test_exponential_delays_double() -> None:
+    doubling = RetryPolicy.exponential(3, max_retries=4, auto_retry_for=["X"], jitter=False)
+    assert [delay_seconds(doubling, n) for n in (1, 2, 3, 4)] == [3.0, 6.0, 12.0, 24.0]
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(1, 86_400), st.lists(draws, min_size=20, max_size=20))
+def test_exponential_delays_strictly_grow_even_with_jitter(base: int, drawn: list[float]) -> None:
+    jittery = RetryPolicy.exponential(base, max_retries=20, auto_retry_for=["X"])
+    draw = iter(drawn).__next__
+    delays = [delay_seconds(jittery, number, draw) for number in range(1, 21)]
+    assert all(earlier < later for earlier, later in pairwise(delays))
+    assert NOW + timedelta(seconds=delays[-1]) > NOW
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(1, 86_400), draws)
+def test_jitter_only_lengthens_and_by_a_quarter_at_most(interval: int, draw: float) -> None:
+    fixed = RetryPolicy.fixed([interval], auto_retry_for=["X"])
+    assert interval <= delay_seconds(fixed, 1, lambda: draw) <= interval * 1.25
+
+
+def test_a_listed_code_is_retried_after_the_delay_of_the_next_retry() -> None:
+    assert decision(retry_count=1) == RetryDecision(retry=True, delay_seconds=300.0, reason="")
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"max_retries": 0}, "no retries"),
+        ({"max_retries": -1}, "no retries"),
+        ({"retry_count": 3}, "all 3 retries"),
+        ({"retry_count": 4}, "all 3 retries"),
+        ({"policy": None}, "missing or unreadable"),
+        ({"error_code": None}, "no code"),
+        ({"error_code": "OTHER"}, "OTHER is not listed"),
+        ({"good_until": NOW}, "has passed"),
+        ({"good_until": NOW - timedelta(days=1)}, "has passed"),
+        ({"good_until": NOW + timedelta(seconds=60)}, "before good_until"),
+    ],
+)
+def test_a_final_failure_says_why(changes: dict[str, Any], reason: str) -> None:
+    outcome = decision(**changes)
+    assert not outcome.retry
+    assert outcome.delay_seconds is None
+    assert reason in outcome.reason
+
+
+def test_a_retry_that_starts_just_before_good_until_happens() -> None:
+    assert decision(good_until=NOW + timedelta(seconds=60, microseconds=1)).retry
+
+
+def test_backoff_doubles_up_to_its_cap_and_starts_over_after_a_reset() -> None:
+    backoff = Backoff(initial_ms=500, max_ms=3_000, random=lambda: 0.5)
+    assert [backoff.next_delay_seconds() for _ in range(5)] == [0.5, 1.0, 2.0, 3.0, 3.0]
+    assert backoff.attempts == 5
+    backoff.reset()
+    assert backoff.next_delay_seconds() == 0.5
+
+
+@pytest.mark.parametrize(("draw", "expected"), [(0.0, 0.75), (0.5, 1.0), (1.0, 1.25)])
+def test_backoff_varies_by_a_quarter_both_ways(draw: float, expected: float) -> None:
+    assert Backoff(1_000, 1_000, random=lambda: draw).next_delay_seconds() == expected
+
+
+def test_backoff_never_waits_less_than_a_tenth_of_a_second() -> None:
+    assert Backoff(100, 500, random=lambda: 0.0).next_delay_seconds() == 0.1
+
+
+def test_backoff_ends_after_its_retries() -> None:
+    backoff = Backoff(100, 500, max_attempts=2, random=lambda: 0.5)
+    assert [backoff.next_delay_seconds() for _ in range(4)] == [0.1, 0.2, None, None]
+
+
+def test_backoff_without_a_limit_never_ends_nor_overflows() -> None:
+    backoff = Backoff(100, 500, random=lambda: 0.5)
+    backoff.attempts = 10**6
+    assert backoff.next_delay_seconds() == 0.5
+
+
+class ChildOfTimeout(TimeoutError):
+    pass
+
+
+def test_the_task_mapper_speaks_before_the_app_mapper() -> None:
+    code = resolve_exception_code(
+        TimeoutError(), {TimeoutError: "FROM_TASK"}, {TimeoutError: "FROM_APP"}, "TASK", "APP"
+    )
+    assert code == "FROM_TASK"
+
+
+def test_the_app_mapper_speaks_before_the_task_default() -> None:
+    code = resolve_exception_code(TimeoutError(), {}, {TimeoutError: "FROM_APP"}, "TASK", "APP")
+    assert code == "FROM_APP"
+
+
+def test_a_mapper_never_matches_a_subclass() -> None:
+    code = resolve_exception_code(
+        ChildOfTimeout(), {TimeoutError: "FROM_TASK"}, {OSError: "FROM_APP"}, "TASK", "APP"
+    )
+    assert code == "TASK"
+
+
+def test_defaults_go_from_task_to_app_to_unhandled_exception() -> None:
+    assert resolve_exception_code(OSError(), None, None, None, "APP") == "APP"
+    code = resolve_exception_code(OSError(), None, None, None, None)
+    assert code is OperationalErrorCode.UNHANDLED_EXCEPTION
+
+
+def test_a_mapped_built_in_name_becomes_its_member() -> None:
+    code = resolve_exception_code(OSError(), {OSError: "BROKER_ERROR"}, None, None, None)
+    assert code is OperationalErrorCode.BROKER_ERROR
+
+
+def test_a_well_formed_mapper_has_no_problems() -> None:
+    assert validate_exception_mapper({TimeoutError: "GATEWAY_DOWN", SystemExit: "STOPPED"}) == []
+
+
+def test_every_bad_mapper_entry_is_a_sentence_of_its_own() -> None:
+    problems = validate_exception_mapper({"TimeoutError": "A", int: "B", OSError: "oops"})
+    assert len(problems) == 3
+    assert "'TimeoutError'" in problems[0]
+    assert "int" in problems[1]
+    assert "exception_mapper[OSError]" in problems[2]
+
+
+def test_a_mapper_must_be_a_dictionary() -> None:
+    assert "must be a dictionary" in validate_exception_mapper([OSError])[0]
+
+
+def test_built_in_names_in_user_configuration_are_collisions() -> None:
+    problems = reserved_code_collisions({OSError: "BROKER_ERROR", KeyError: "X"}, "TASK_CANCELLED")
+    assert len(problems) == 2
+    assert reserved_code_collisions({}, "UNHANDLED_EXCEPTION") == []
+    assert reserved_code_collisions({}, None) == []
