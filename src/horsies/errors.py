@@ -203,13 +203,12 @@ def _is_foreign_to_user(frame: FrameType) -> bool:
 
 def _definition_line(code: CodeType) -> int:
     """Skip the decorators, where a code object begins, to the line a reader calls the function."""
+    starts = (f"def {code.co_name}", f"async def {code.co_name}")
     first = code.co_firstlineno
-    for number in range(first, first + _DECORATOR_LINES_MAX):
-        text = linecache.getline(code.co_filename, number).lstrip()
-        if text.startswith(("def ", "async def ")):
+    lines = linecache.getlines(code.co_filename)[first - 1 : first - 1 + _DECORATOR_LINES_MAX]
+    for number, text in enumerate(lines, start=first):
+        if text.lstrip().startswith(starts):
             return number
-        if not text:
-            break
     return first
 
 

@@ -76,19 +76,19 @@ class Ok(Generic[T_co]):
         """Raise UnwrapError, there is no error."""
         raise _wrong_side(self, "unwrap_err()")
 
-    def unwrap_or(self, _default: object) -> T_co:
+    def unwrap_or(self, default: object) -> T_co:
         """Return the value; the default is for an Err."""
         return self.value
 
-    def unwrap_or_else(self, _function: object) -> T_co:
+    def unwrap_or_else(self, function: object) -> T_co:
         """Return the value; the function is for an Err."""
         return self.value
 
-    def unwrap_or_raise(self, _exception_type: object) -> T_co:
+    def unwrap_or_raise(self, exception_type: object) -> T_co:
         """Return the value; the exception is for an Err."""
         return self.value
 
-    def expect(self, _message: str) -> T_co:
+    def expect(self, message: str) -> T_co:
         """Return the value; the message is for an Err."""
         return self.value
 
@@ -104,15 +104,15 @@ class Ok(Generic[T_co]):
         """Return Ok of the awaited answer for the value."""
         return Ok(await function(self.value))
 
-    def map_or(self, _default: object, function: Callable[[T_co], U]) -> U:
+    def map_or(self, default: object, function: Callable[[T_co], U]) -> U:
         """Return the function's answer for the value; the default is for an Err."""
         return function(self.value)
 
-    def map_or_else(self, _default: object, function: Callable[[T_co], U]) -> U:
+    def map_or_else(self, default: object, function: Callable[[T_co], U]) -> U:
         """Return the function's answer for the value; the default function is for an Err."""
         return function(self.value)
 
-    def map_err(self, _function: object) -> Ok[T_co]:
+    def map_err(self, function: object) -> Ok[T_co]:
         """Return this result unchanged."""
         return self
 
@@ -126,7 +126,7 @@ class Ok(Generic[T_co]):
         """Go on with the async function, which returns a result itself."""
         return await function(self.value)
 
-    def or_else(self, _function: object) -> Ok[T_co]:
+    def or_else(self, function: object) -> Ok[T_co]:
         """Return this result unchanged."""
         return self
 
@@ -135,7 +135,7 @@ class Ok(Generic[T_co]):
         function(self.value)
         return self
 
-    def inspect_err(self, _function: object) -> Ok[T_co]:
+    def inspect_err(self, function: object) -> Ok[T_co]:
         """Return this result unchanged."""
         return self
 
@@ -202,23 +202,23 @@ class Err(Generic[E_co]):
         """Raise UnwrapError with the message, caused by the error when that is an exception."""
         raise _unwrap_error(self, message)
 
-    def expect_err(self, _message: str) -> E_co:
+    def expect_err(self, message: str) -> E_co:
         """Return the error; the message is for an Ok."""
         return self.value
 
-    def map(self, _function: object) -> Err[E_co]:
+    def map(self, function: object) -> Err[E_co]:
         """Return this result unchanged."""
         return self
 
-    async def map_async(self, _function: object) -> Err[E_co]:
+    async def map_async(self, function: object) -> Err[E_co]:
         """Return this result unchanged."""
         return self
 
-    def map_or(self, default: U, _function: object) -> U:
+    def map_or(self, default: U, function: object) -> U:
         """Return the default."""
         return default
 
-    def map_or_else(self, default: Callable[[], U], _function: object) -> U:
+    def map_or_else(self, default: Callable[[], U], function: object) -> U:
         """Return the answer of the default function."""
         return default()
 
@@ -226,11 +226,11 @@ class Err(Generic[E_co]):
         """Return Err of the function's answer for the error."""
         return Err(function(self.value))
 
-    def and_then(self, _function: object) -> Err[E_co]:
+    def and_then(self, function: object) -> Err[E_co]:
         """Return this result unchanged."""
         return self
 
-    async def and_then_async(self, _function: object) -> Err[E_co]:
+    async def and_then_async(self, function: object) -> Err[E_co]:
         """Return this result unchanged."""
         return self
 
@@ -238,7 +238,7 @@ class Err(Generic[E_co]):
         """Go on with the function, which returns a result itself."""
         return function(self.value)
 
-    def inspect(self, _function: object) -> Err[E_co]:
+    def inspect(self, function: object) -> Err[E_co]:
         """Return this result unchanged."""
         return self
 
