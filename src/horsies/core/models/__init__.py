@@ -1,0 +1,1 @@
+"""Leads to `horsies.core.models.queues`; everything public imports from `horsies`."""
