@@ -395,8 +395,8 @@ class AppConfig(BaseModel):
         smallest = 2 * self.effective_claimer_heartbeat_interval_ms
         if lease < smallest:
             return (
-                f"AppConfig.claim_lease_ms ({lease} in effect) must be at least twice "
-                f"recovery.claimer_heartbeat_interval_ms; set it to {smallest} or more"
+                f"AppConfig.claim_lease_ms ({lease} in effect) must be at least {smallest}, twice "
+                "the interval of the claimer heartbeat that renews it"
             )
         return None
 
