@@ -1,0 +1,338 @@
+"""A child process: it takes one assignment at a time from its socket, runs it and reports.
+
+It stands between the supervisor's socket and user code, and is built to survive user code: the
+socket is out of the way, whatever a task changed is put back, and a process forked by a task can
+never answer in its place. It opens no database connection of its own and ends when its parent does.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import fcntl
+import gc
+import importlib
+import logging
+import os
+import resource
+import select
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from types import FrameType
+from typing import NoReturn, Protocol
+
+from horsies.stop import TaskStopped
+from horsies.worker import process, wire
+from horsies.worker.childlog import configure_logging, set_current_assignment
+from horsies.worker.wire import Assignment, ChildBoot, ChildReport, FrameKind
+
+EXIT_CLEAN = 0
+EXIT_BOOT_FAILED = 172
+EXIT_HOOK_FAILED = 173
+EXIT_BROKEN = 174
+
+_RECEIVE_BYTES = 1 << 16
+_KIND_ASSIGN = int(FrameKind.ASSIGN)
+_KIND_STOP = int(FrameKind.STOP)
+
+logger = logging.getLogger("horsies.child")
+
+
+class Program(Protocol):
+    """The application as a child sees it."""
+
+    def start_hooks(self) -> Sequence[Callable[[], object]]:
+        """What to run once in this process before its first task, in order."""
+
+    def execute(self, assignment: Assignment) -> ChildReport:
+        """Run one assignment; everything user code does wrong becomes part of the report."""
+
+    def close(self) -> None:
+        """Let go of what the application holds; the process is about to leave."""
+
+
+def main(socket_fd: int) -> NoReturn:
+    """Entry of a freshly started interpreter: the first frame on the socket says what to load."""
+    with socket.socket(fileno=os.dup(socket_fd)) as connected:
+        received = wire.receive_boot(connected)
+    if received is None:
+        os._exit(EXIT_CLEAN)
+    run_child(socket_fd, *received)
+
+
+def run_child(
+    socket_fd: int, boot: ChildBoot, worker_pid: int, program: Program | None = None
+) -> NoReturn:
+    """Be a child of `worker_pid` until it closes the socket; never returns.
+
+    `program` is given when the process was forked from one that had loaded the application.
+    """
+    exit_code = EXIT_BROKEN
+    try:
+        os.environ["HORSIES_CHILD_PROCESS"] = "1"
+        with suppress(PermissionError):
+            os.setsid()
+        process.die_with_parent(worker_pid)
+        connection = Connection(_move_out_of_the_way(socket_fd))
+        connection.send(wire.encode_numbers(FrameKind.HELLO, connection.owner_pid))
+        exit_code = _boot_and_serve(connection, boot, program)
+    except (BrokenPipeError, ConnectionResetError):
+        exit_code = EXIT_CLEAN
+    except BaseException:
+        logger.exception("The child process broke down outside of a task.")
+    finally:
+        leave(exit_code)
+
+
+def load_program(boot: ChildBoot) -> Program:
+    """Load the application that `boot` names, ready to execute."""
+    for root in reversed(boot.sys_path_roots):
+        if root not in sys.path:
+            sys.path.insert(0, root)
+    module_name, _, function_name = boot.program.partition(":")
+    load: Callable[[ChildBoot], Program] = getattr(
+        importlib.import_module(module_name), function_name
+    )
+    return load(boot)
+
+
+def leave(exit_code: int) -> NoReturn:
+    """End this process at once, after writing out what is buffered.
+
+    Exit handlers do not run: in a forked child most of them belong to the process it came from.
+    """
+    with suppress(Exception):
+        logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(Exception):
+            stream.flush()
+    os._exit(exit_code)
+
+
+class Connection:
+    """The child's end of its socket; only the process that opened it may use it."""
+
+    __slots__ = ("_frames", "_waiting", "owner_pid", "socket")
+
+    def __init__(self, connected: socket.socket) -> None:
+        self.socket = connected
+        self.owner_pid = os.getpid()
+        self._frames = wire.FrameBuffer()
+        self._waiting: list[bytes] = []
+
+    def send(self, frame: bytes) -> None:
+        """Write one frame. A process forked by a task ends here instead of answering for it."""
+        if os.getpid() != self.owner_pid:
+            os._exit(EXIT_CLEAN)
+        self.socket.sendall(frame)
+
+    def next_frame(self) -> bytes | None:
+        """Wait for the next frame; None when the parent has closed its end."""
+        while not self._waiting:
+            data = self.socket.recv(_RECEIVE_BYTES)
+            if not data:
+                return None
+            self._waiting = self._frames.feed(data)
+        return self._waiting.pop(0)
+
+    def stop_was_asked(self) -> bool:
+        """Whether the parent's stop order, or its end, is what comes next on the socket."""
+        if self._waiting:
+            return self._waiting[0][4] == _KIND_STOP
+        try:
+            header = self.socket.recv(5, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+        return len(header) < 5 or header[4] == _KIND_STOP
+
+
+class StopSwitch:
+    """Turns SIGTERM into ``TaskStopped`` inside user code, and only there.
+
+    The parent sends a stop frame first. A SIGTERM without one comes from a service manager that
+    signals the whole group: the parent got it as well and decides what happens to running tasks.
+    """
+
+    __slots__ = ("_came_early", "_connection", "_is_armed")
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._is_armed = False
+        self._came_early = False
+
+    def handle(self, _signal_number: int, _frame: FrameType | None) -> None:
+        """The signal handler."""
+        if not self._is_armed:
+            self._came_early = True
+        elif self._connection.stop_was_asked():
+            self._is_armed = False
+            raise TaskStopped
+
+    def arm(self) -> None:
+        """User code follows. A signal that came while the assignment was being read counts now."""
+        self._is_armed = True
+        if self._came_early:
+            self._came_early = False
+            self.handle(signal.SIGTERM, None)
+
+    def disarm(self) -> None:
+        """User code is over."""
+        self._is_armed = False
+
+
+class Surroundings:
+    """What user code may change in its process, remembered to put it back for the next task."""
+
+    __slots__ = ("_directory", "_signal_mask", "_stop", "_umask")
+
+    def __init__(self, stop: Callable[[int, FrameType | None], None]) -> None:
+        self._stop = stop
+        self._directory = os.getcwd()
+        self._umask = os.umask(0o022)
+        os.umask(self._umask)
+        self._signal_mask: set[signal.Signals] = set()
+        self.restore()
+
+    def restore(self) -> None:
+        """Put signals, working directory and file mode mask back."""
+        signal.alarm(0)
+        signal.signal(signal.SIGTERM, self._stop)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._signal_mask)
+        os.umask(self._umask)
+        with suppress(OSError):
+            os.chdir(self._directory)
+
+
+def _boot_and_serve(connection: Connection, boot: ChildBoot, program: Program | None) -> int:
+    switch = StopSwitch(connection)
+    surroundings = Surroundings(switch.handle)
+    _prepare_process(connection)
+    configure_logging(boot.log_level, boot.log_format)
+    try:
+        loaded = program or load_program(boot)
+    except BaseException as error:
+        return _report_boot_failure(connection, error)
+    run_start_hooks(loaded.start_hooks(), boot.hook_budget_seconds, connection)
+    gc.collect()
+    gc.freeze()
+    ready = wire.encode_numbers(FrameKind.READY, connection.owner_pid, process.own_rss_bytes())
+    connection.send(ready)
+    _serve(connection, loaded, switch, surroundings, boot.samples_memory)
+    loaded.close()
+    return EXIT_CLEAN
+
+
+def _prepare_process(connection: Connection) -> None:
+    with suppress(Exception):
+        faulthandler.enable()
+    os.register_at_fork(after_in_child=lambda: _disown(connection))
+    if not process.IS_LINUX:
+        watcher = threading.Thread(target=watch_parent, args=(connection.socket,), daemon=True)
+        watcher.start()
+
+
+def _disown(connection: Connection) -> None:
+    """A process forked by a task gets ordinary signals back, so that the task can terminate it."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    with suppress(OSError):
+        connection.socket.close()
+
+
+def watch_parent(connected: socket.socket) -> None:
+    """Kill this process group when the other end of the socket goes away, whatever user code does.
+
+    The portable form of dying with the parent.
+    """
+    poll = select.poll()
+    poll.register(connected, 0)
+    while not poll.poll():
+        pass
+    os.killpg(os.getpgrp(), signal.SIGKILL)
+
+
+def _report_boot_failure(connection: Connection, error: BaseException) -> int:
+    logger.error("The child process could not load the application.", exc_info=error)
+    text = f"{type(error).__name__}: {error}"
+    connection.send(wire.encode_texts(FrameKind.BOOT_FAILED, text))
+    return EXIT_BOOT_FAILED
+
+
+def run_start_hooks(
+    hooks: Sequence[Callable[[], object]], budget_seconds: float, connection: Connection
+) -> None:
+    """Run the application's start hooks in order; one that raises or overruns ends this process."""
+    for hook in hooks:
+        name = getattr(hook, "__qualname__", repr(hook))
+        late = f"ran longer than {budget_seconds:g} s"
+        timer = threading.Timer(budget_seconds, _fail_hook, (connection, name, late))
+        timer.daemon = True
+        timer.start()
+        try:
+            hook()
+        except BaseException as error:
+            logger.debug("The hook's traceback:", exc_info=error)
+            _fail_hook(connection, name, f"raised {type(error).__name__}: {error}")
+        finally:
+            timer.cancel()
+        timer.join()
+
+
+def _fail_hook(connection: Connection, name: str, what: str) -> NoReturn:
+    logger.critical("Child process start hook %s %s; the worker stops.", name, what)
+    with suppress(OSError):
+        connection.send(wire.encode_texts(FrameKind.HOOK_FAILED, name, what))
+    leave(EXIT_HOOK_FAILED)
+
+
+def _serve(
+    connection: Connection,
+    program: Program,
+    switch: StopSwitch,
+    surroundings: Surroundings,
+    samples_memory: bool,
+) -> None:
+    while True:
+        frame = connection.next_frame()
+        if frame is None or frame[4] != _KIND_ASSIGN:
+            return
+        assignment = wire.decode_assignment(frame)
+        report = _run(program, assignment, switch)
+        if report is None:
+            connection.send(wire.encode_numbers(FrameKind.STOPPED, assignment.generation))
+            return
+        rss_bytes = process.own_rss_bytes() if samples_memory else 0
+        connection.send(wire.encode_report(report, rss_bytes))
+        surroundings.restore()
+
+
+def _run(program: Program, assignment: Assignment, switch: StopSwitch) -> ChildReport | None:
+    """The report of one assignment, or None when it was stopped from outside."""
+    set_current_assignment(assignment)
+    try:
+        switch.arm()
+        report = program.execute(assignment)
+        switch.disarm()
+    except TaskStopped:
+        return None
+    finally:
+        switch.disarm()
+        set_current_assignment(None)
+    return report
+
+
+def _move_out_of_the_way(socket_fd: int) -> socket.socket:
+    """Give the socket a high number, so that code which closes or reuses low ones misses it."""
+    soft_limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest = 1000 if soft_limit == resource.RLIM_INFINITY else max(3, min(soft_limit, 1024) - 24)
+    high_fd = fcntl.fcntl(socket_fd, fcntl.F_DUPFD_CLOEXEC, lowest)
+    os.close(socket_fd)
+    connected = socket.socket(fileno=high_fd)
+    connected.setblocking(True)
+    return connected

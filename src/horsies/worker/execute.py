@@ -1,0 +1,130 @@
+"""The application inside a child: loads it, and turns one assignment into one report.
+
+Between the child's socket and the task function: find the task, decode the call by its signature,
+invoke it, encode what it returned. Whatever goes wrong on the way is part of the report.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+
+from horsies.app import Horsies, set_current_app
+from horsies.codec import encode_task_error, payload_bytes
+from horsies.config import PayloadConfig
+from horsies.definition import TaskDefinition
+from horsies.invoke import invoke
+from horsies.locate import load_app
+from horsies.outcome import (
+    OperationalErrorCode,
+    TaskError,
+    error_code_text,
+)
+from horsies.result import Err
+from horsies.worker.wire import Assignment, ChildBoot, ChildReport
+
+logger = logging.getLogger("horsies.child")
+
+
+class AppProgram:
+    """An application that can execute assignments."""
+
+    def __init__(self, app: Horsies) -> None:
+        self._app = app
+
+    def start_hooks(self) -> Sequence[Callable[[], object]]:
+        """The application's start hooks, in the order they were registered."""
+        return self._app.get_child_process_start_hooks()
+
+    def execute(self, assignment: Assignment) -> ChildReport:
+        """Run one assignment."""
+        return execute(self._app, assignment)
+
+    def close(self) -> None:
+        """Close what task code may have opened by sending."""
+        closed = self._app.close()
+        if isinstance(closed, Err):
+            logger.debug("Closing the child's connections failed: %s", closed.value.message)
+
+
+def load_program(boot: ChildBoot) -> AppProgram:
+    """Load the application as the current one, with its task modules; nothing is sent meanwhile."""
+    app = load_app(boot.app_locator)
+    app.role = "child"
+    set_current_app(app)
+    with app.sends_suppressed():
+        app.import_task_modules(boot.modules or None)
+    return AppProgram(app)
+
+
+def execute(app: Horsies, assignment: Assignment) -> ChildReport:
+    """Run one assignment of `app` and say what came of it."""
+    task = app.get_task(assignment.task_name)
+    if task is None:
+        return _failure(assignment, _unknown_task(assignment))
+    definition = task.definition
+    call = definition.signature.decode_call(assignment.args_json, assignment.kwargs_json)
+    if isinstance(call, Err):
+        problem = f"The stored arguments do not fit task {definition.name!r}: {call.value.message}"
+        return _failure(assignment, _serialization_error(problem))
+    result = invoke(app.config, definition, call.value.args, call.value.kwargs)
+    encoded = definition.results.encode(result)
+    if isinstance(encoded, Err):
+        problem = (
+            f"What task {definition.name!r} returned cannot be stored: {encoded.value.message}"
+        )
+        return _failure(assignment, _serialization_error(problem))
+    too_large = _size_problem(definition, encoded.value, app.config.payload)
+    if too_large is not None:
+        return _failure(assignment, _serialization_error(too_large))
+    if result.is_ok():
+        return ChildReport(
+            assignment.task_id, assignment.generation, True, encoded.value, None, None
+        )
+    return _error_report(assignment, encoded.value, result.err_value)
+
+
+def _failure(assignment: Assignment, error: TaskError) -> ChildReport:
+    return _error_report(assignment, encode_task_error(error), error)
+
+
+def _error_report(assignment: Assignment, result_json: str, error: TaskError) -> ChildReport:
+    return ChildReport(
+        task_id=assignment.task_id,
+        generation=assignment.generation,
+        ok=False,
+        result_json=result_json,
+        error_code=error_code_text(error.error_code),
+        error_message=error.message,
+    )
+
+
+def _unknown_task(assignment: Assignment) -> TaskError:
+    return TaskError(
+        error_code=OperationalErrorCode.WORKER_RESOLUTION_ERROR,
+        message=f"This worker knows no task {assignment.task_name!r}; "
+        "add its module to discover_tasks, or route it to a queue of workers that know it.",
+    )
+
+
+def _serialization_error(message: str) -> TaskError:
+    return TaskError(error_code=OperationalErrorCode.WORKER_SERIALIZATION_ERROR, message=message)
+
+
+def _size_problem(
+    definition: TaskDefinition, result_json: str, payload: PayloadConfig
+) -> str | None:
+    size = payload_bytes(result_json)
+    if payload.reject_bytes is not None and size > payload.reject_bytes:
+        return (
+            f"The result of task {definition.name!r} has {size} bytes of JSON, more than "
+            f"payload.reject_bytes={payload.reject_bytes}; return a reference to the data instead."
+        )
+    if size > payload.warn_bytes:
+        logger.warning(
+            "The result of task %r has %d bytes of JSON, more than payload.warn_bytes=%d.",
+            definition.name,
+            size,
+            payload.warn_bytes,
+        )
+    return None

@@ -1,0 +1,177 @@
+"""What the worker asks of the operating system: process groups, parentage, memory, exit statuses.
+
+Parent and children both stand on it; it knows nothing of tasks. On Linux a child dies with its
+parent and orphans of children come to the worker; elsewhere the socket's end-of-file has to do.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import time
+from collections.abc import Collection
+from contextlib import suppress
+
+import psutil
+
+IS_LINUX = sys.platform == "linux"
+HAS_PIDFD = hasattr(os, "pidfd_open")
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+_MEGABYTE = 1024 * 1024
+
+
+def die_with_parent(parent_pid: int) -> None:
+    """Have the kernel kill this process when its parent dies; leave now if it already did."""
+    if IS_LINUX:
+        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent_pid:
+        os._exit(0)
+
+
+def adopt_orphans() -> None:
+    """Make this process the parent of its descendants' orphans: it learns how they ended."""
+    if IS_LINUX:
+        _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def wait_for_parent(parent_pid: int, timeout_seconds: float = 5.0) -> None:
+    """Wait until this process has become a child of `parent_pid`; leave when it never does."""
+    deadline = time.monotonic() + timeout_seconds
+    while os.getppid() != parent_pid:
+        if time.monotonic() > deadline:
+            os._exit(0)
+        time.sleep(0.0002)
+
+
+def start_interpreter(entry_module: str, socket_fd: int) -> int:
+    """Start a fresh interpreter that runs ``main(socket_fd)`` of `entry_module`; returns its pid.
+
+    It inherits standard output, standard error and that one socket.
+    """
+    os.set_inheritable(socket_fd, True)
+    statement = f"from {entry_module} import main; main({socket_fd})"
+    return os.posix_spawn(
+        sys.executable,
+        [sys.executable, "-c", statement],
+        os.environ,
+        file_actions=[(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)],
+    )
+
+
+def open_process(pid: int) -> int | None:
+    """A descriptor that becomes readable when `pid` ends; None where there is no such thing."""
+    if not HAS_PIDFD:
+        return None
+    try:
+        return os.pidfd_open(pid)
+    except OSError:
+        return None
+
+
+def ask(pid: int) -> None:
+    """Send SIGTERM to one process that has not been reaped; that it just ended is no error."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, signal.SIGTERM)
+
+
+def kill_group(pid: int) -> None:
+    """Kill a child and everything it started; call it before the child is reaped.
+
+    Until then the pid cannot belong to anybody else. A child leads a group of its own from its
+    first frame on; before that only the process itself can be meant.
+    """
+    with suppress(ProcessLookupError, PermissionError):
+        if os.getpgid(pid) == pid:
+            os.killpg(pid, signal.SIGKILL)
+    with suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, signal.SIGKILL)
+
+
+def has_ended(pid: int) -> bool:
+    """Whether a child has ended and waits to be reaped; for systems without pid descriptors."""
+    with suppress(psutil.Error):
+        return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+    return True
+
+
+def reap(pid: int) -> int | None:
+    """The exit code of `pid` (negative: the signal), or None while it runs.
+
+    A process whose status somebody else collected counts as ended with code 0.
+    """
+    try:
+        reaped, status = os.waitpid(pid, os.WNOHANG)
+    except ChildProcessError:
+        return 0
+    return os.waitstatus_to_exitcode(status) if reaped == pid else None
+
+
+def wait_for_exit(pid: int) -> None:
+    """Wait for a process that was killed, and forget it."""
+    with suppress(ChildProcessError):
+        os.waitpid(pid, 0)
+
+
+def describe_exit(exit_code: int) -> str:
+    """An exit code the way an operator reads it: ``exit code 3`` or ``signal 9 (SIGKILL)``."""
+    if exit_code >= 0:
+        return f"exit code {exit_code}"
+    try:
+        return f"signal {-exit_code} ({signal.Signals(-exit_code).name})"
+    except ValueError:
+        return f"signal {-exit_code}"
+
+
+def reap_orphans(known_pids: Collection[int]) -> int:
+    """Collect ended orphans of children; returns how many.
+
+    Only processes outside our own session are touched: they came from a child. What this process
+    started itself for other purposes keeps its exit status.
+    """
+    own_session = os.getsid(0)
+    reaped = 0
+    for pid in _direct_children():
+        if pid in known_pids:
+            continue
+        with suppress(OSError):
+            if os.getsid(pid) != own_session and os.waitpid(pid, os.WNOHANG)[0] == pid:
+                reaped += 1
+    return reaped
+
+
+def own_rss_bytes() -> int:
+    """Resident memory of this process."""
+    if not IS_LINUX:
+        return int(psutil.Process().memory_info().rss)
+    with open("/proc/self/statm", "rb") as statm:
+        return int(statm.read().split()[1]) * _PAGE_BYTES
+
+
+def rss_megabytes(pids: Collection[int]) -> float:
+    """Resident memory of several processes together; those already gone count nothing."""
+    total = 0
+    for pid in pids:
+        with suppress(psutil.Error):
+            total += psutil.Process(pid).memory_info().rss
+    return total / _MEGABYTE
+
+
+def _prctl(option: int, value: int) -> None:
+    library = ctypes.CDLL(None, use_errno=True)
+    if library.prctl(option, value, 0, 0, 0) != 0:
+        error_number = ctypes.get_errno()
+        raise OSError(error_number, os.strerror(error_number))
+
+
+def _direct_children() -> list[int]:
+    own_pid = os.getpid()
+    try:
+        with open(f"/proc/{own_pid}/task/{own_pid}/children", encoding="ascii") as children:
+            return [int(pid) for pid in children.read().split()]
+    except OSError:
+        return []

@@ -1,0 +1,211 @@
+"""What the children of these tests execute instead of an application: small functions by name."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from horsies.worker.wire import Assignment, ChildBoot, ChildReport
+
+
+class FunctionProgram:
+    def __init__(self, hooks: Sequence[Callable[[], object]] = ()) -> None:
+        self._hooks = hooks
+
+    def start_hooks(self) -> Sequence[Callable[[], object]]:
+        return self._hooks
+
+    def execute(self, assignment: Assignment) -> ChildReport:
+        value = FUNCTIONS[assignment.task_name](*json.loads(assignment.args_json))
+        return ChildReport(
+            assignment.task_id, assignment.generation, True, json.dumps(value), None, None
+        )
+
+    def close(self) -> None:
+        return None
+
+
+def load(boot: ChildBoot) -> FunctionProgram:
+    return FunctionProgram()
+
+
+def echo(value: Any) -> Any:
+    return value
+
+
+def own_pid() -> int:
+    return os.getpid()
+
+
+def wait_forever(marker: str) -> None:
+    touch(marker)
+    while True:
+        time.sleep(60)
+
+
+def touch(path: str) -> None:
+    with open(path, "w") as marker:
+        marker.write(str(os.getpid()))
+
+
+def exit_with(code: int) -> None:
+    os._exit(code)
+
+
+def segfault() -> None:
+    ctypes.string_at(0)
+
+
+def ignore_stop(marker: str) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    wait_forever(marker)
+
+
+def clean_up_when_stopped(marker: str, cleaned: str) -> None:
+    try:
+        wait_forever(marker)
+    finally:
+        touch(cleaned)
+
+
+def start_grandchild(marker: str) -> None:
+    grandchild = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    with open(marker + ".part", "w") as file:
+        file.write(str(grandchild.pid))
+    os.rename(marker + ".part", marker)
+    while True:
+        time.sleep(60)
+
+
+def leave_grandchild() -> int:
+    return subprocess.Popen(["sleep", "600"]).pid
+
+
+def fork_and_return() -> str:
+    return "grandchild" if os.fork() == 0 else "child"
+
+
+def close_all_descriptors() -> None:
+    os.closerange(3, 70000)
+    while True:
+        time.sleep(60)
+
+
+def close_low_descriptors() -> str:
+    os.closerange(3, 256)
+    return "still here"
+
+
+def flood_stdout(byte_count: int) -> int:
+    with open(os.devnull, "w") as null:
+        saved = os.dup(1)
+        os.dup2(null.fileno(), 1)
+        sys.stdout.write("x" * byte_count)
+        sys.stdout.flush()
+        os.dup2(saved, 1)
+        os.close(saved)
+    return byte_count
+
+
+def write_garbage() -> None:
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            if os.readlink(f"/proc/self/fd/{name}").startswith("socket:") and int(name) > 2:
+                os.write(int(name), b"\xff" * 64)
+        except OSError:
+            continue
+    while True:
+        time.sleep(60)
+
+
+def change_surroundings(directory: str) -> None:
+    os.chdir(directory)
+    os.umask(0o777)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    signal.setitimer(signal.ITIMER_REAL, 0.3)
+
+
+def describe_surroundings() -> list[Any]:
+    mask = os.umask(0)
+    os.umask(mask)
+    return [
+        os.getcwd(),
+        mask,
+        callable(signal.getsignal(signal.SIGTERM)),
+        signal.getsignal(signal.SIGINT) == signal.SIG_IGN,
+        sorted(signal.pthread_sigmask(signal.SIG_BLOCK, ())),
+        list(signal.getitimer(signal.ITIMER_REAL)),
+    ]
+
+
+def allocate(megabytes: int) -> int:
+    HOARD.append(bytearray(megabytes * 1024 * 1024))
+    return len(HOARD)
+
+
+def text_of(length: int) -> str:
+    return "x" * length
+
+
+def length_of(text: str) -> int:
+    return len(text)
+
+
+def log_a_line(text: str) -> None:
+    logging.getLogger("app").warning(text)
+
+
+def list_sockets() -> list[int]:
+    found = []
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            if os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
+                found.append(int(name))
+        except OSError:
+            continue
+    return sorted(found)
+
+
+def environment(name: str) -> str | None:
+    return os.environ.get(name)
+
+
+HOARD: list[bytearray] = []
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    function.__name__: function
+    for function in (
+        echo,
+        own_pid,
+        wait_forever,
+        touch,
+        exit_with,
+        segfault,
+        ignore_stop,
+        clean_up_when_stopped,
+        start_grandchild,
+        leave_grandchild,
+        fork_and_return,
+        close_all_descriptors,
+        close_low_descriptors,
+        flood_stdout,
+        write_garbage,
+        change_surroundings,
+        describe_surroundings,
+        allocate,
+        text_of,
+        length_of,
+        log_a_line,
+        list_sockets,
+        environment,
+    )
+}
