@@ -1,1 +1,134 @@
-"""Horsies: a task queue and workflow engine whose only server is PostgreSQL."""
+"""Horsies: a task queue and workflow engine for Python whose only server is PostgreSQL.
+
+Everything public is imported from here.
+
+Example:
+    from horsies import AppConfig, Horsies, PostgresConfig, TaskError, TaskResult
+
+    app = Horsies(AppConfig(broker=PostgresConfig(database_url="postgresql://localhost/shop")))
+
+    @app.task("add")
+    def add(a: int, b: int) -> TaskResult[int, TaskError]:
+        return TaskResult(ok=a + b)
+
+    handle = add.send(1, 2).unwrap()
+    print(handle.get(timeout_ms=10_000))
+"""
+
+from horsies._version import __version__
+from horsies.app import ChildProcessStartHook, Horsies, get_current_app
+from horsies.broker import BrokerErrorCode, BrokerOperationError, BrokerResult, PostgresBroker
+from horsies.bulk import TaskCall
+from horsies.config import (
+    AppConfig,
+    CustomQueueConfig,
+    PayloadConfig,
+    PostgresConfig,
+    QueueMode,
+    RecoveryConfig,
+    WorkerResilienceConfig,
+)
+from horsies.errors import (
+    ConfigurationError,
+    ErrorCode,
+    HorsiesError,
+    MultipleValidationErrors,
+    RegistryError,
+    SourceLocation,
+    TaskDefinitionError,
+    ValidationReport,
+    WorkflowValidationError,
+)
+from horsies.handle import (
+    TaskActionError,
+    TaskActionErrorCode,
+    TaskAttemptInfo,
+    TaskCancelled,
+    TaskHandle,
+    TaskInfo,
+)
+from horsies.outcome import (
+    BUILTIN_CODE_REGISTRY,
+    BuiltInTaskCode,
+    ContractCode,
+    OperationalErrorCode,
+    OutcomeCode,
+    RetrievalCode,
+    SubWorkflowError,
+    TaskError,
+    TaskResult,
+)
+from horsies.request import TaskSendError, TaskSendErrorCode, TaskSendPayload, TaskSendResult
+from horsies.result import Err, Ok, Result, UnwrapError, is_err, is_ok
+from horsies.retry import ExceptionMapper, RetryPolicy
+from horsies.states import TASK_TERMINAL_STATES, TaskAttemptOutcome, TaskStatus
+from horsies.stop import TaskStopped
+from horsies.task import TaskFunction, TaskSendOptions
+
+__all__ = [
+    # the application and its tasks
+    "Horsies",
+    "TaskFunction",
+    "TaskSendOptions",
+    "TaskCall",
+    "TaskHandle",
+    "TaskInfo",
+    "TaskAttemptInfo",
+    "TaskCancelled",
+    "TaskActionError",
+    "TaskActionErrorCode",
+    "TaskStopped",
+    "ChildProcessStartHook",
+    "get_current_app",
+    # configuration
+    "AppConfig",
+    "PostgresConfig",
+    "QueueMode",
+    "CustomQueueConfig",
+    "RecoveryConfig",
+    "WorkerResilienceConfig",
+    "PayloadConfig",
+    "RetryPolicy",
+    "ExceptionMapper",
+    # outcomes
+    "TaskResult",
+    "TaskError",
+    "SubWorkflowError",
+    "OperationalErrorCode",
+    "ContractCode",
+    "RetrievalCode",
+    "OutcomeCode",
+    "BuiltInTaskCode",
+    "BUILTIN_CODE_REGISTRY",
+    "TaskStatus",
+    "TaskAttemptOutcome",
+    "TASK_TERMINAL_STATES",
+    # sending
+    "TaskSendResult",
+    "TaskSendError",
+    "TaskSendErrorCode",
+    "TaskSendPayload",
+    # the broker
+    "PostgresBroker",
+    "BrokerResult",
+    "BrokerOperationError",
+    "BrokerErrorCode",
+    # results as values
+    "Result",
+    "Ok",
+    "Err",
+    "UnwrapError",
+    "is_ok",
+    "is_err",
+    # mistakes
+    "HorsiesError",
+    "ConfigurationError",
+    "TaskDefinitionError",
+    "RegistryError",
+    "WorkflowValidationError",
+    "MultipleValidationErrors",
+    "ValidationReport",
+    "ErrorCode",
+    "SourceLocation",
+    "__version__",
+]

@@ -1,7 +1,7 @@
 """Identifiers: UUIDv7 text, made by the producer before anything is stored.
 
-The time prefix keeps neighbours in time neighbours in the index; the caller knowing the id before the
-INSERT is what makes a send whose COMMIT was in doubt safe to replay.
+The time prefix keeps neighbours in time neighbours in the index; the caller knowing the id before
+the INSERT is what makes a send whose COMMIT was in doubt safe to replay.
 """
 
 from __future__ import annotations

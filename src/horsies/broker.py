@@ -1,0 +1,178 @@
+"""The broker: runs scripts of statements on the right connection and turns failures into values.
+
+Everything a producer does with the database goes through ``perform``. It never raises for
+operational failures; the classification comes from ``db/connect.py``. The schema is brought up to
+date before the first statement.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from concurrent.futures import Future
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, TypeAlias, TypeVar
+
+from horsies.config import PostgresConfig
+from horsies.db.borrow import (
+    UnusableTransactionError,
+    find_connection,
+    find_connection_async,
+    savepoint,
+    savepoint_async,
+)
+from horsies.db.connect import Database, describe, is_transient
+from horsies.db.migrate import apply_migrations
+from horsies.db.query import Script, run_script, run_script_async
+from horsies.db.tasks import OutcomeRow
+from horsies.result import Err, Ok, Result
+from horsies.waiters import Waiters
+
+T = TypeVar("T")
+
+
+class BrokerErrorCode(StrEnum):
+    """What the broker was doing when it failed."""
+
+    SCHEMA_INIT_FAILED = "SCHEMA_INIT_FAILED"
+    ENQUEUE_FAILED = "ENQUEUE_FAILED"
+    PAYLOAD_MISMATCH = "PAYLOAD_MISMATCH"
+    TASK_INFO_QUERY_FAILED = "TASK_INFO_QUERY_FAILED"
+    MONITORING_QUERY_FAILED = "MONITORING_QUERY_FAILED"
+    CLEANUP_FAILED = "CLEANUP_FAILED"
+    CLOSE_FAILED = "CLOSE_FAILED"
+    LISTENER_START_FAILED = "LISTENER_START_FAILED"
+    LISTENER_SUBSCRIBE_FAILED = "LISTENER_SUBSCRIBE_FAILED"
+    NO_BROKER = "NO_BROKER"
+    DB_PING_FAILED = "DB_PING_FAILED"
+    WORKER_PING_FAILED = "WORKER_PING_FAILED"
+    NO_TYPE_AVAILABLE = "NO_TYPE_AVAILABLE"
+    INVALID_JSON_PAYLOAD = "INVALID_JSON_PAYLOAD"
+    INVALID_TASK_OPTIONS = "INVALID_TASK_OPTIONS"
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerOperationError:
+    """Why a broker operation failed; ``retryable`` when trying again later can help."""
+
+    code: BrokerErrorCode
+    message: str
+    retryable: bool = False
+    exception: BaseException | None = None
+
+
+BrokerResult: TypeAlias = Result[T, BrokerOperationError]
+
+
+class PayloadMismatchError(Exception):
+    """The id or idempotency key is taken by a different request."""
+
+
+class PostgresBroker:
+    """One process's access to the database: pools, schema, and result waiters."""
+
+    def __init__(self, config: PostgresConfig, *, role: str = "producer") -> None:
+        self.config = config
+        self.database = Database(config, role)
+        self.waiters = Waiters(self._connect_waiters)
+        self._schema_lock = threading.Lock()
+        self._schema_ready_in_pid: int | None = None
+
+    def ensure_schema_initialized(self) -> BrokerResult[None]:
+        """Create or update the tables if they are not current yet; safe from many processes at
+        once.
+        """
+        try:
+            self._ensure_schema()
+        except Exception as error:
+            return Err(failure(BrokerErrorCode.SCHEMA_INIT_FAILED, error))
+        return Ok(None)
+
+    async def ensure_schema_initialized_async(self) -> BrokerResult[None]:
+        """The same without blocking the event loop."""
+        return await asyncio.to_thread(self.ensure_schema_initialized)
+
+    def perform(
+        self, code: BrokerErrorCode, script: Script[T], transaction: object = None
+    ) -> BrokerResult[T]:
+        """Run the script on a pooled connection, or inside the caller's transaction."""
+        try:
+            self._ensure_schema()
+            if transaction is None:
+                with self.database.connection() as connection:
+                    return Ok(run_script(connection, script))
+            borrowed = find_connection(transaction)
+            with savepoint(borrowed):
+                return Ok(run_script(borrowed, script))
+        except Exception as error:
+            return Err(failure(code, error))
+
+    async def perform_async(
+        self, code: BrokerErrorCode, script: Script[T], transaction: object = None
+    ) -> BrokerResult[T]:
+        """The same on the running event loop's connections."""
+        try:
+            if self._schema_ready_in_pid != os.getpid():
+                await asyncio.to_thread(self._ensure_schema)
+            if transaction is None:
+                async with self.database.connection_async() as connection:
+                    return Ok(await run_script_async(connection, script))
+            borrowed = await find_connection_async(transaction)
+            async with savepoint_async(borrowed):
+                return Ok(await run_script_async(borrowed, script))
+        except Exception as error:
+            return Err(failure(code, error))
+
+    def watch(self, task_id: str, *, once: bool) -> Future[OutcomeRow | None]:
+        """Return a future for the task's outcome; see ``Waiters.watch``."""
+        return self.waiters.watch(task_id, once=once)
+
+    def close(self) -> BrokerResult[None]:
+        """Close the synchronous side; every part is tried, the first failure is reported."""
+        return _first_failure(_attempt(self.waiters.close), _attempt(self.database.close))
+
+    async def close_async(self) -> BrokerResult[None]:
+        """Close the synchronous side and the running event loop's connections."""
+        closed = await asyncio.to_thread(self.close)
+        try:
+            await self.database.close_async()
+        except Exception as error:
+            return _first_failure(closed, Err(failure(BrokerErrorCode.CLOSE_FAILED, error)))
+        return closed
+
+    def _ensure_schema(self) -> None:
+        if self._schema_ready_in_pid == os.getpid():
+            return
+        with self._schema_lock:
+            if self._schema_ready_in_pid == os.getpid():
+                return
+            with self.database.connect("schema", session=True) as connection:
+                apply_migrations(connection)
+            self._schema_ready_in_pid = os.getpid()
+
+    def _connect_waiters(self) -> Any:
+        self._ensure_schema()
+        return self.database.connect("waiters", session=True)
+
+
+def failure(code: BrokerErrorCode, error: BaseException) -> BrokerOperationError:
+    """Describe an exception as a value, without any password in it."""
+    if isinstance(error, PayloadMismatchError):
+        return BrokerOperationError(BrokerErrorCode.PAYLOAD_MISMATCH, str(error))
+    if isinstance(error, UnusableTransactionError):
+        return BrokerOperationError(code, str(error))
+    return BrokerOperationError(code, describe(error), is_transient(error), error)
+
+
+def _attempt(close: Any) -> BrokerResult[None]:
+    try:
+        close()
+    except Exception as error:
+        return Err(failure(BrokerErrorCode.CLOSE_FAILED, error))
+    return Ok(None)
+
+
+def _first_failure(*results: BrokerResult[None]) -> BrokerResult[None]:
+    return next((result for result in results if result.is_err()), Ok(None))

@@ -1,0 +1,188 @@
+"""Sending many: all rows of one task in one statement, one transaction, one notification.
+
+Beside ``send.py`` on the line. All or nothing: one bad call and nothing is stored; the error names
+its position.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from horsies.broker import BrokerErrorCode, BrokerResult, PayloadMismatchError, PostgresBroker
+from horsies.codec import EncodedCall
+from horsies.db.query import Script
+from horsies.db.tasks import InsertTasks, TaskIds, find_sent_tasks, insert_tasks
+from horsies.definition import TaskDefinition
+from horsies.errors import HorsiesError
+from horsies.handle import TaskHandle
+from horsies.ids import new_id
+from horsies.request import (
+    SendOptions,
+    TaskSendError,
+    TaskSendErrorCode,
+    TaskSendResult,
+    max_retries,
+    option_problem,
+    refused,
+    shared_values,
+    size_problem,
+    suppressed,
+)
+from horsies.result import Err, Ok
+from horsies.send import Producer
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class TaskCall(Generic[T]):
+    """The arguments of one future task, made by ``task.bind(...)`` for ``send_many``."""
+
+    task_name: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    def __repr__(self) -> str:
+        return f"TaskCall({self.task_name!r}, ...)"
+
+
+def send_all(
+    producer: Producer,
+    definition: TaskDefinition,
+    options: SendOptions,
+    calls: Iterable[TaskCall[T]],
+) -> TaskSendResult[list[TaskHandle[T]]]:
+    """Store all calls in one statement and return their handles in the same order."""
+    match _prepare_all(producer, definition, options, calls):
+        case Err() as problem:
+            return problem
+        case Ok(rows):
+            try:
+                broker = producer.get_broker()
+            except HorsiesError as error:
+                return Err(
+                    TaskSendError(TaskSendErrorCode.ENQUEUE_FAILED, error.message, exception=error)
+                )
+            stored = broker.perform(
+                BrokerErrorCode.ENQUEUE_FAILED, _script(rows), options.transaction
+            )
+            return _handles(broker, definition, stored)
+
+
+async def send_all_async(
+    producer: Producer,
+    definition: TaskDefinition,
+    options: SendOptions,
+    calls: Iterable[TaskCall[T]],
+) -> TaskSendResult[list[TaskHandle[T]]]:
+    """The same without blocking the event loop."""
+    match _prepare_all(producer, definition, options, calls):
+        case Err() as problem:
+            return problem
+        case Ok(rows):
+            try:
+                broker = producer.get_broker()
+            except HorsiesError as error:
+                return Err(
+                    TaskSendError(TaskSendErrorCode.ENQUEUE_FAILED, error.message, exception=error)
+                )
+            stored = await broker.perform_async(
+                BrokerErrorCode.ENQUEUE_FAILED, _script(rows), options.transaction
+            )
+            return _handles(broker, definition, stored)
+
+
+def _prepare_all(
+    producer: Producer,
+    definition: TaskDefinition,
+    options: SendOptions,
+    calls: Iterable[TaskCall[T]],
+) -> TaskSendResult[InsertTasks]:
+    if producer.are_sends_suppressed():
+        return Err(suppressed())
+    if problem := option_problem(options, None):
+        return Err(refused(definition, problem))
+    if options.idempotency_key is not None:
+        return Err(
+            refused(definition, "an idempotency_key names one request; send_many takes none")
+        )
+    encoded: list[EncodedCall] = []
+    for position, call in enumerate(calls):
+        match _encode(producer, definition, call):
+            case Err(error):
+                return Err(
+                    TaskSendError(error.code, f"Call {position} of send_many: {error.message}")
+                )
+            case Ok(one):
+                encoded.append(one)
+    return Ok(_rows(definition, options, encoded))
+
+
+def _encode(
+    producer: Producer, definition: TaskDefinition, call: TaskCall[Any]
+) -> TaskSendResult[EncodedCall]:
+    if getattr(call, "task_name", None) != definition.name:
+        return Err(refused(definition, "send_many takes calls made by this task's bind(...)"))
+    match definition.signature.encode_call(call.args, call.kwargs):
+        case Err(error):
+            return Err(refused(definition, f"{error.path}: {error.message}"))
+        case Ok(encoded):
+            if problem := size_problem(producer.config.payload, definition.name, encoded):
+                return Err(TaskSendError(TaskSendErrorCode.PAYLOAD_TOO_LARGE, problem))
+            return Ok(encoded)
+
+
+def _rows(
+    definition: TaskDefinition, options: SendOptions, encoded: Sequence[EncodedCall]
+) -> InsertTasks:
+    shared = shared_values(definition, options, None)
+    shas = []
+    for call in encoded:
+        sha = shared.hasher.copy()
+        sha.update(f"{call.args_json}\0{call.kwargs_json}".encode())
+        shas.append(sha.hexdigest())
+    return InsertTasks(
+        task_name=definition.name,
+        queue_name=definition.queue_name,
+        priority=shared.priority,
+        sent_at=shared.sent_at,
+        delay_seconds=0.0,
+        good_until=shared.good_until,
+        max_retries=max_retries(definition),
+        task_options=shared.task_options,
+        timeout_ms=definition.timeout_ms,
+        ids=[new_id() for _ in encoded],
+        args=[call.args_json for call in encoded],
+        kwargs=[call.kwargs_json for call in encoded],
+        enqueue_shas=shas,
+    )
+
+
+def _script(rows: InsertTasks) -> Script[Sequence[str]]:
+    if not rows.ids:
+        return []
+    inserted = yield insert_tasks, rows
+    if len(inserted) < len(rows.ids):
+        present = yield find_sent_tasks, TaskIds(rows.ids)
+        shas = {row.id: row.enqueue_sha for row in present}
+        for task_id, sha in zip(rows.ids, rows.enqueue_shas, strict=True):
+            if shas.get(task_id, sha) != sha:
+                raise PayloadMismatchError(
+                    f"Task {task_id} already exists with a different request."
+                )
+    return rows.ids
+
+
+def _handles(
+    broker: PostgresBroker, definition: TaskDefinition, stored: BrokerResult[Sequence[str]]
+) -> TaskSendResult[list[TaskHandle[Any]]]:
+    match stored:
+        case Ok(task_ids):
+            return Ok([TaskHandle(task_id, broker, definition.results) for task_id in task_ids])
+        case Err(error):
+            code = TaskSendErrorCode.ENQUEUE_FAILED
+            return Err(
+                TaskSendError(code, error.message, error.retryable, exception=error.exception)
+            )

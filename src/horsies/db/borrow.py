@@ -1,0 +1,106 @@
+"""The caller's own transaction: find the psycopg connection inside what frameworks call a
+connection.
+
+A send with ``transaction=`` inserts its row there, so it commits or vanishes with the caller's
+work. The insert is wrapped in a savepoint: if it fails, the caller gets an error value and a
+transaction that still lives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from inspect import isawaitable
+from typing import Any
+
+from psycopg import AsyncConnection, AsyncCursor, Connection, Cursor
+from psycopg.pq import TransactionStatus
+
+_SAVEPOINT = "SAVEPOINT horsies_send"
+_RELEASE = "RELEASE SAVEPOINT horsies_send"
+_ROLLBACK = "ROLLBACK TO SAVEPOINT horsies_send"
+
+
+class UnusableTransactionError(Exception):
+    """The object given as ``transaction=`` is not a connection this kind of send can use."""
+
+
+def find_connection(transaction: object) -> Connection[Any]:
+    """Return the synchronous psycopg connection behind a psycopg, SQLAlchemy or Django connection."""
+    if isinstance(transaction, Connection):
+        return transaction
+    if isinstance(transaction, AsyncConnection) or hasattr(transaction, "sync_session"):
+        raise UnusableTransactionError("This transaction is asynchronous; use send_async with it.")
+    if hasattr(transaction, "ensure_connection"):  # Django
+        transaction.ensure_connection()
+        found = getattr(transaction, "connection", None)
+    else:  # a SQLAlchemy Session has connection(); a SQLAlchemy Connection has it as an attribute
+        found = getattr(transaction, "connection", None)
+        found = found() if callable(found) else found
+        found = getattr(found, "connection", found)
+        found = getattr(found, "driver_connection", found)
+    if not isinstance(found, Connection):
+        raise UnusableTransactionError(_refusal(transaction))
+    return found
+
+
+async def find_connection_async(transaction: object) -> AsyncConnection[Any]:
+    """Return the asynchronous psycopg connection behind a psycopg or SQLAlchemy connection."""
+    if isinstance(transaction, AsyncConnection):
+        return transaction
+    found: Any = transaction
+    if hasattr(found, "sync_session"):  # a SQLAlchemy AsyncSession
+        found = await found.connection()
+    if hasattr(found, "get_raw_connection"):  # a SQLAlchemy AsyncConnection
+        raw = found.get_raw_connection()
+        found = (await raw if isawaitable(raw) else raw).driver_connection
+    if not isinstance(found, AsyncConnection):
+        raise UnusableTransactionError(_refusal(transaction))
+    return found
+
+
+def _refusal(transaction: object) -> str:
+    return (
+        f"transaction= takes an open psycopg, SQLAlchemy (psycopg driver) or Django connection, "
+        f"not {type(transaction).__name__}; send_async takes the asynchronous ones."
+    )
+
+
+@contextmanager
+def savepoint(connection: Connection[Any]) -> Iterator[None]:
+    """Guard the caller's transaction against a failing insert."""
+    if not _in_transaction(connection):
+        yield
+        return
+    with Cursor(connection) as cursor:
+        cursor.execute(_SAVEPOINT)
+        try:
+            yield
+        except BaseException:
+            cursor.execute(_ROLLBACK)
+            raise
+        finally:
+            cursor.execute(_RELEASE)
+
+
+@asynccontextmanager
+async def savepoint_async(connection: AsyncConnection[Any]) -> AsyncIterator[None]:
+    """The same on an asynchronous connection."""
+    if not _in_transaction(connection):
+        yield
+        return
+    async with AsyncCursor(connection) as cursor:
+        await cursor.execute(_SAVEPOINT)
+        try:
+            yield
+        except BaseException:
+            await cursor.execute(_ROLLBACK)
+            raise
+        finally:
+            await cursor.execute(_RELEASE)
+
+
+def _in_transaction(connection: Connection[Any] | AsyncConnection[Any]) -> bool:
+    # Without autocommit psycopg opens the transaction at the first statement, so an idle connection
+    # counts too.
+    return not connection.autocommit or connection.info.transaction_status != TransactionStatus.IDLE

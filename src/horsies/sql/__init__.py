@@ -1,0 +1,1 @@
+"""The SQL of the product, one file per table family; read through horsies.db.query."""

@@ -1,0 +1,47 @@
+-- Wake-ups. Statement-level triggers: one notification per queue and statement, however many rows, because
+-- a notifying commit takes a lock that all notifying commits of the database share.
+--
+-- The payload is a hint and never trusted. A statement that inserts one row names it; a bulk statement
+-- sends an empty payload. Finished tasks are named 200 to a payload (a payload ends at 8000 bytes).
+
+CREATE FUNCTION horsies_notify_inserted_tasks_v1() RETURNS trigger LANGUAGE plpgsql AS $$
+DECLARE
+    queue record;
+BEGIN
+    FOR queue IN
+        SELECT queue_name, CASE WHEN count(*) = 1 THEN min(id::text) ELSE '' END AS hint
+        FROM inserted WHERE status = 'PENDING' GROUP BY queue_name
+    LOOP
+        PERFORM pg_notify('task_new', queue.hint), pg_notify('task_queue_' || queue.queue_name, queue.hint);
+    END LOOP;
+    RETURN NULL;
+END
+$$;
+
+-- A terminal row never changes again, so a terminal row in "changed" has just become terminal. A PENDING one
+-- was released or will be retried: its queue wakes up to look at the new due time.
+CREATE FUNCTION horsies_notify_changed_tasks_v1() RETURNS trigger LANGUAGE plpgsql AS $$
+DECLARE
+    finished text[];
+    released text[];
+BEGIN
+    SELECT array_agg(id::text) FILTER (WHERE status IN ('COMPLETED', 'FAILED', 'CANCELLED', 'EXPIRED')),
+           array_agg(DISTINCT queue_name::text) FILTER (WHERE status = 'PENDING')
+    INTO finished, released FROM changed;
+    FOR position IN 1 .. coalesce(array_length(finished, 1), 0) BY 200 LOOP
+        PERFORM pg_notify('task_done', array_to_string(finished[position : position + 199], ','));
+    END LOOP;
+    FOR position IN 1 .. coalesce(array_length(released, 1), 0) LOOP
+        PERFORM pg_notify('task_queue_' || released[position], '');
+    END LOOP;
+    RETURN NULL;
+END
+$$;
+
+CREATE TRIGGER horsies_task_inserted AFTER INSERT ON horsies_tasks
+    REFERENCING NEW TABLE AS inserted
+    FOR EACH STATEMENT EXECUTE FUNCTION horsies_notify_inserted_tasks_v1();
+
+CREATE TRIGGER horsies_task_changed AFTER UPDATE ON horsies_tasks
+    REFERENCING NEW TABLE AS changed
+    FOR EACH STATEMENT EXECUTE FUNCTION horsies_notify_changed_tasks_v1();

@@ -1,0 +1,77 @@
+-- Statements on horsies_tasks and horsies_task_attempts, in the order a task meets them.
+
+-- name: insert_task
+-- Nothing -> PENDING. No row comes back when the id or the idempotency key is already there; the caller then
+-- compares fingerprints. enqueued_at is on the database's clock.
+INSERT INTO horsies_tasks (
+    id, task_name, queue_name, priority, args, kwargs, sent_at, enqueued_at, good_until, max_retries,
+    task_options, timeout_ms, enqueue_sha, idempotency_key, idempotency_sha)
+VALUES (
+    %(id)s::uuid, %(task_name)s, %(queue_name)s, %(priority)s, %(args)s, %(kwargs)s, %(sent_at)s,
+    now() + %(delay_seconds)s * interval '1 second', %(good_until)s, %(max_retries)s,
+    %(task_options)s, %(timeout_ms)s, %(enqueue_sha)s, %(idempotency_key)s, %(idempotency_sha)s)
+ON CONFLICT DO NOTHING
+RETURNING id::text
+
+-- name: insert_tasks
+-- The same for many rows of one task: what they share is sent once, one statement, one notification. Rows that
+-- are already there are left out of the answer.
+INSERT INTO horsies_tasks (
+    id, task_name, queue_name, priority, args, kwargs, sent_at, enqueued_at, good_until, max_retries,
+    task_options, timeout_ms, enqueue_sha)
+SELECT sent.id, %(task_name)s, %(queue_name)s, %(priority)s, sent.args, sent.kwargs, %(sent_at)s,
+    now() + %(delay_seconds)s * interval '1 second', %(good_until)s, %(max_retries)s,
+    %(task_options)s, %(timeout_ms)s, sent.enqueue_sha
+FROM unnest(%(ids)s::uuid[], %(args)s::text[], %(kwargs)s::text[], %(enqueue_shas)s::text[])
+    AS sent (id, args, kwargs, enqueue_sha)
+ON CONFLICT DO NOTHING
+RETURNING id::text
+
+-- name: find_sent_tasks
+-- Who is in the way of an insert: fingerprints by primary key.
+SELECT id::text, enqueue_sha FROM horsies_tasks WHERE id = ANY(%(ids)s::uuid[])
+
+-- name: find_idempotent_task
+-- Who holds this idempotency key: by the unique index on (task_name, idempotency_key).
+SELECT id::text, idempotency_sha FROM horsies_tasks
+WHERE task_name = %(task_name)s AND idempotency_key = %(idempotency_key)s
+
+-- name: read_outcomes
+-- What result waiters need, for any number of them at once, by primary key.
+SELECT id::text, task_name, status, result, failed_reason, error_code
+FROM horsies_tasks WHERE id = ANY(%(ids)s::uuid[])
+
+-- name: read_task
+-- One task for handle.info, by primary key; the two large columns only when asked for.
+SELECT id::text, task_name, status, queue_name, priority, retry_count, max_retries, next_retry_at, sent_at,
+    enqueued_at, claimed_at, started_at, completed_at, failed_at, worker_hostname, worker_pid,
+    worker_process_name, error_code,
+    CASE WHEN %(include_result)s THEN result END AS result,
+    CASE WHEN %(include_failed_reason)s THEN failed_reason END AS failed_reason
+FROM horsies_tasks WHERE id = %(id)s::uuid
+
+-- name: read_attempts
+-- The finished attempts of one task, newest first, by the unique index on (task_id, attempt).
+SELECT task_id::text, attempt, outcome, will_retry, started_at, finished_at, error_code, error_message,
+    failed_reason, worker_id, worker_hostname, worker_pid, worker_process_name
+FROM horsies_task_attempts WHERE task_id = %(id)s::uuid ORDER BY attempt DESC
+
+-- name: cancel_task
+-- PENDING or CLAIMED -> CANCELLED, at once: user code has not started. A RUNNING task is asked to stop: its worker
+-- hears of it on the channel and records the outcome. Always returns the row it met, if there is one.
+WITH met AS MATERIALIZED (
+    SELECT id, status, claimed_by_worker_id FROM horsies_tasks WHERE id = %(id)s::uuid FOR UPDATE),
+changed AS (
+    UPDATE horsies_tasks AS task SET
+        status = CASE WHEN met.status = 'RUNNING' THEN task.status ELSE 'CANCELLED' END,
+        cancel_requested_at = clock_timestamp(),
+        failed_at = CASE WHEN met.status = 'RUNNING' THEN task.failed_at ELSE clock_timestamp() END,
+        error_code = CASE WHEN met.status = 'RUNNING' THEN task.error_code ELSE 'TASK_CANCELLED' END,
+        claimed = false, claim_expires_at = NULL, updated_at = clock_timestamp()
+    FROM met
+    WHERE task.id = met.id AND (met.status IN ('PENDING', 'CLAIMED') OR (met.status = 'RUNNING' AND %(running)s))
+    RETURNING task.id)
+SELECT met.id::text, met.status AS was_status, changed.id IS NOT NULL AS applied,
+    CASE WHEN met.status <> 'PENDING' AND changed.id IS NOT NULL
+         THEN pg_notify('horsies_cancel', met.id::text) END IS NOT NULL AS notified
+FROM met LEFT JOIN changed ON changed.id = met.id

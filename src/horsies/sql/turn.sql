@@ -1,0 +1,123 @@
+-- The worker's statements: what one turn finishes, claims and looks at. Every one that changes a task requires the
+-- status it comes from, the owner and the generation; a row that does not match belongs to somebody else now.
+--
+-- "coalesce(task.status, '') = 'RUNNING'" is the status guard in a form the planner cannot match to the partial
+-- index of in-flight rows: the primary key is the right way to eight known rows.
+
+-- name: complete_tasks
+-- RUNNING -> COMPLETED with the result, and the attempt row, in one statement.
+WITH finished AS (
+    UPDATE horsies_tasks AS task SET
+        status = 'COMPLETED', completed_at = clock_timestamp(), updated_at = clock_timestamp(),
+        result = report.result, next_retry_at = NULL
+    FROM unnest(%(ids)s::uuid[], %(generations)s::integer[], %(results)s::text[])
+        AS report (id, generation, result)
+    WHERE task.id = report.id AND task.generation = report.generation
+      AND task.claimed_by_worker_id = %(worker_id)s AND coalesce(task.status, '') = 'RUNNING'
+    RETURNING task.id, task.retry_count, task.started_at, task.completed_at, task.worker_hostname,
+        task.worker_pid, task.worker_process_name)
+INSERT INTO horsies_task_attempts (
+    task_id, attempt, outcome, started_at, finished_at, worker_id, worker_hostname, worker_pid,
+    worker_process_name)
+SELECT id, retry_count + 1, 'COMPLETED', started_at, completed_at, %(worker_id)s, worker_hostname, worker_pid,
+    worker_process_name
+FROM finished
+ON CONFLICT (task_id, attempt) DO NOTHING
+RETURNING task_id::text
+
+-- name: retry_tasks
+-- RUNNING -> PENDING, due after the delay, and the attempt row. A retry that would start at or after good_until
+-- does not match; fail_tasks, run after this on the same rows, takes it.
+WITH finished AS (
+    UPDATE horsies_tasks AS task SET
+        status = 'PENDING', retry_count = task.retry_count + 1, claimed_by_worker_id = NULL, claimed_at = NULL,
+        next_retry_at = clock_timestamp() + report.delay_seconds * interval '1 second',
+        enqueued_at = clock_timestamp() + report.delay_seconds * interval '1 second',
+        updated_at = clock_timestamp()
+    FROM unnest(%(ids)s::uuid[], %(generations)s::integer[], %(delays_seconds)s::float8[], %(outcomes)s::text[],
+                %(error_codes)s::text[], %(error_messages)s::text[], %(failed_reasons)s::text[])
+        AS report (id, generation, delay_seconds, outcome, error_code, error_message, failed_reason)
+    WHERE task.id = report.id AND task.generation = report.generation
+      AND task.claimed_by_worker_id = %(worker_id)s AND coalesce(task.status, '') = 'RUNNING'
+      AND task.cancel_requested_at IS NULL
+      AND (task.good_until IS NULL
+           OR clock_timestamp() + report.delay_seconds * interval '1 second' < task.good_until)
+    RETURNING task.id, task.retry_count, task.started_at, task.worker_hostname, task.worker_pid,
+        task.worker_process_name, report.outcome, report.error_code, report.error_message, report.failed_reason)
+INSERT INTO horsies_task_attempts (
+    task_id, attempt, outcome, will_retry, started_at, finished_at, error_code, error_message, failed_reason,
+    worker_id, worker_hostname, worker_pid, worker_process_name)
+SELECT id, retry_count, outcome, true, started_at, clock_timestamp(), error_code, error_message, failed_reason,
+    %(worker_id)s, worker_hostname, worker_pid, worker_process_name
+FROM finished
+ON CONFLICT (task_id, attempt) DO NOTHING
+RETURNING task_id::text
+
+-- name: fail_tasks
+-- RUNNING -> FAILED, or CANCELLED where that is why it was stopped, and the attempt row.
+WITH finished AS (
+    UPDATE horsies_tasks AS task SET
+        status = report.status, failed_at = clock_timestamp(), updated_at = clock_timestamp(),
+        result = report.result, error_code = report.error_code, failed_reason = report.failed_reason,
+        next_retry_at = NULL
+    FROM unnest(%(ids)s::uuid[], %(generations)s::integer[], %(statuses)s::text[], %(results)s::text[],
+                %(outcomes)s::text[], %(error_codes)s::text[], %(error_messages)s::text[],
+                %(failed_reasons)s::text[])
+        AS report (id, generation, status, result, outcome, error_code, error_message, failed_reason)
+    WHERE task.id = report.id AND task.generation = report.generation
+      AND task.claimed_by_worker_id = %(worker_id)s AND coalesce(task.status, '') = 'RUNNING'
+    RETURNING task.id, task.retry_count, task.started_at, task.worker_hostname, task.worker_pid,
+        task.worker_process_name, report.outcome, report.error_code, report.error_message, report.failed_reason)
+INSERT INTO horsies_task_attempts (
+    task_id, attempt, outcome, started_at, finished_at, error_code, error_message, failed_reason,
+    worker_id, worker_hostname, worker_pid, worker_process_name)
+SELECT id, retry_count + 1, outcome, started_at, clock_timestamp(), error_code, error_message, failed_reason,
+    %(worker_id)s, worker_hostname, worker_pid, worker_process_name
+FROM finished
+ON CONFLICT (task_id, attempt) DO NOTHING
+RETURNING task_id::text
+
+-- name: claim_tasks
+-- PENDING -> RUNNING for as many tasks as there are idle children; see horsies_claim_v1.
+SELECT id, generation, task_name, args, kwargs, retry_count, max_retries, task_options, timeout_ms, worker_pid
+FROM horsies_claim_v1(%(worker_id)s, %(hostname)s, %(pids)s::integer[], %(queues)s::text[],
+                      %(queue_limits)s::integer[])
+
+-- name: release_unstarted
+-- RUNNING -> PENDING for rows this worker claimed but never handed to a child: the COMMIT of a claim was in doubt, or
+-- no child could take them. User code has not started, so no attempt is counted.
+UPDATE horsies_tasks AS task SET
+    status = 'PENDING', claimed_by_worker_id = NULL, claimed_at = NULL, started_at = NULL, worker_pid = NULL,
+    worker_hostname = NULL, worker_process_name = NULL, updated_at = clock_timestamp()
+WHERE task.claimed_by_worker_id = %(worker_id)s AND task.status IN ('CLAIMED', 'RUNNING')
+  AND NOT task.id = ANY(%(held_ids)s::uuid[])
+RETURNING task.id::text
+
+-- name: expire_tasks
+-- PENDING -> EXPIRED past good_until, by the deadline index, in bounded bites.
+UPDATE horsies_tasks AS task SET
+    status = 'EXPIRED', failed_at = clock_timestamp(), updated_at = clock_timestamp(),
+    error_code = 'TASK_EXPIRED', result = %(result)s
+WHERE task.id = ANY(ARRAY(
+    SELECT late.id FROM horsies_tasks AS late
+    WHERE late.status = 'PENDING' AND late.good_until IS NOT NULL AND late.good_until <= clock_timestamp()
+    ORDER BY late.good_until LIMIT %(limit)s FOR UPDATE SKIP LOCKED))
+RETURNING task.id::text
+
+-- name: seconds_until_due
+-- How long an idle worker may sleep; see horsies_seconds_until_due_v1.
+SELECT horsies_seconds_until_due_v1(%(queues)s::text[]) AS seconds
+
+-- name: find_cancel_requests
+-- Running tasks of this worker whose cancel notification may have been missed, by the in-flight index.
+SELECT id::text FROM horsies_tasks
+WHERE claimed_by_worker_id = %(worker_id)s AND status IN ('CLAIMED', 'RUNNING') AND cancel_requested_at IS NOT NULL
+
+-- name: send_heartbeats
+-- One row per task that has been running for longer than one interval, in one statement.
+INSERT INTO horsies_heartbeats (task_id, sender_id, role, sent_at, hostname, pid)
+SELECT task.id, %(worker_id)s, 'runner', clock_timestamp(), %(hostname)s, task.worker_pid
+FROM unnest(%(ids)s::uuid[], %(generations)s::integer[]) AS held (id, generation)
+JOIN horsies_tasks AS task ON task.id = held.id AND task.generation = held.generation
+WHERE task.claimed_by_worker_id = %(worker_id)s AND coalesce(task.status, '') = 'RUNNING'
+RETURNING task_id::text

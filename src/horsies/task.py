@@ -1,0 +1,201 @@
+"""TaskFunction: what ``@app.task`` makes of a function; where user code meets the line.
+
+Thin and fully typed: arguments are checked by the type checker against the decorated function's
+signature, and again at run time before anything is stored. The work is done in ``request.py``,
+``send.py`` and ``bulk.py``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from datetime import datetime
+from typing import Any, Generic, ParamSpec, TypeVar
+
+from horsies.bulk import TaskCall, send_all, send_all_async
+from horsies.definition import TaskDefinition
+from horsies.handle import TaskHandle
+from horsies.invoke import invoke
+from horsies.outcome import TaskError, TaskResult
+from horsies.request import UNSET, SendOptions, TaskSendError, TaskSendResult, Unset
+from horsies.send import Producer, send_again, send_again_async, send_one, send_one_async
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class TaskSendOptions(Generic[P, T]):
+    """A task with send options attached, made by ``task.with_options(...)``."""
+
+    def __init__(
+        self, producer: Producer, definition: TaskDefinition, options: SendOptions
+    ) -> None:
+        self._producer = producer
+        self._definition = definition
+        self._options = options
+
+    def send(self, *args: P.args, **kwargs: P.kwargs) -> TaskSendResult[TaskHandle[T]]:
+        """Store one task and return its handle; see ``TaskFunction.send``."""
+        return send_one(self._producer, self._definition, self._options, args, kwargs)
+
+    async def send_async(self, *args: P.args, **kwargs: P.kwargs) -> TaskSendResult[TaskHandle[T]]:
+        """``send`` without blocking the event loop."""
+        return await send_one_async(self._producer, self._definition, self._options, args, kwargs)
+
+    def schedule(
+        self, delay_seconds: float, *args: P.args, **kwargs: P.kwargs
+    ) -> TaskSendResult[TaskHandle[T]]:
+        """Store one task that becomes claimable after the delay."""
+        return send_one(
+            self._producer, self._definition, self._options, args, kwargs, delay_seconds
+        )
+
+    async def schedule_async(
+        self, delay_seconds: float, *args: P.args, **kwargs: P.kwargs
+    ) -> TaskSendResult[TaskHandle[T]]:
+        """``schedule`` without blocking the event loop."""
+        return await send_one_async(
+            self._producer, self._definition, self._options, args, kwargs, delay_seconds
+        )
+
+    def send_many(self, calls: Iterable[TaskCall[T]]) -> TaskSendResult[list[TaskHandle[T]]]:
+        """Store many tasks in one statement; see ``TaskFunction.send_many``."""
+        return send_all(self._producer, self._definition, self._options, calls)
+
+    async def send_many_async(
+        self, calls: Iterable[TaskCall[T]]
+    ) -> TaskSendResult[list[TaskHandle[T]]]:
+        """``send_many`` without blocking the event loop."""
+        return await send_all_async(self._producer, self._definition, self._options, calls)
+
+
+class TaskFunction(Generic[P, T]):
+    """A registered task.
+
+    Example:
+        @app.task("add")
+        def add(a: int, b: int) -> TaskResult[int, TaskError]:
+            return TaskResult(ok=a + b)
+
+        handle = add.send(1, 2).unwrap()
+        print(handle.get().ok_value)
+    """
+
+    def __init__(self, producer: Producer, definition: TaskDefinition) -> None:
+        self._producer = producer
+        self._plain: TaskSendOptions[P, T] = TaskSendOptions(producer, definition, SendOptions())
+        self.definition = definition
+        self.__name__ = definition.function.__name__
+        self.__doc__ = definition.function.__doc__
+
+    def __repr__(self) -> str:
+        return f"TaskFunction({self.definition.name!r})"
+
+    @property
+    def task_name(self) -> str:
+        """The name the task is registered and stored under."""
+        return self.definition.name
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> TaskResult[T, TaskError]:
+        """Run the function here and now, with the same checks a worker makes: no queue, no retry,
+        no row.
+        """
+        if self.definition.is_async and _loop_is_running():
+            raise RuntimeError(
+                f"Task {self.definition.name!r} is async and an event loop is running; "
+                "await its function, or send it."
+            )
+        return invoke(self._producer.config, self.definition, args, kwargs)
+
+    def send(self, *args: P.args, **kwargs: P.kwargs) -> TaskSendResult[TaskHandle[T]]:
+        """Store one task for a worker to run and return its handle.
+
+        Never raises for operational reasons: a call that does not fit the signature, a value that
+        cannot be stored exactly, or a database that is away gives an Err that says so, and nothing
+        is stored.
+        """
+        return self._plain.send(*args, **kwargs)
+
+    async def send_async(self, *args: P.args, **kwargs: P.kwargs) -> TaskSendResult[TaskHandle[T]]:
+        """``send`` without blocking the event loop."""
+        return await self._plain.send_async(*args, **kwargs)
+
+    def schedule(
+        self, delay_seconds: float, *args: P.args, **kwargs: P.kwargs
+    ) -> TaskSendResult[TaskHandle[T]]:
+        """Store one task that becomes claimable after the delay, counted on the database's clock."""
+        return self._plain.schedule(delay_seconds, *args, **kwargs)
+
+    async def schedule_async(
+        self, delay_seconds: float, *args: P.args, **kwargs: P.kwargs
+    ) -> TaskSendResult[TaskHandle[T]]:
+        """``schedule`` without blocking the event loop."""
+        return await self._plain.schedule_async(delay_seconds, *args, **kwargs)
+
+    def bind(self, *args: P.args, **kwargs: P.kwargs) -> TaskCall[T]:
+        """Put arguments aside for ``send_many``."""
+        return TaskCall(self.definition.name, args, kwargs)
+
+    def send_many(self, calls: Iterable[TaskCall[T]]) -> TaskSendResult[list[TaskHandle[T]]]:
+        """Store many tasks in one statement: all of them, or none.
+
+        Example:
+            handles = add.send_many(add.bind(n, n) for n in range(1000)).unwrap()
+        """
+        return self._plain.send_many(calls)
+
+    async def send_many_async(
+        self, calls: Iterable[TaskCall[T]]
+    ) -> TaskSendResult[list[TaskHandle[T]]]:
+        """``send_many`` without blocking the event loop."""
+        return await self._plain.send_many_async(calls)
+
+    def with_options(
+        self,
+        *,
+        good_until: datetime | Unset | None = UNSET,
+        idempotency_key: str | None = None,
+        priority: int | None = None,
+        transaction: object = None,
+    ) -> TaskSendOptions[P, T]:
+        """Attach options to the next send.
+
+        ``good_until``: the task expires if it has not started by then. ``idempotency_key``: a
+        second send with the same key and request returns the first one's handle. ``priority``: 1
+        (first) to 100. ``transaction``: your open psycopg, SQLAlchemy or Django connection; the
+        task commits or vanishes with it.
+
+        Example:
+            with psycopg.connect(url) as connection:
+                connection.execute("INSERT INTO orders ...")
+                confirm.with_options(transaction=connection).send(order_id)
+        """
+        options = SendOptions(good_until, idempotency_key, priority, transaction)
+        return TaskSendOptions(self._producer, self.definition, options)
+
+    def retry_send(self, error: TaskSendError) -> TaskSendResult[TaskHandle[T]]:
+        """Repeat a send that failed with ENQUEUE_FAILED; the task is stored at most once."""
+        return send_again(self._producer, self.definition, error, scheduled=False)
+
+    async def retry_send_async(self, error: TaskSendError) -> TaskSendResult[TaskHandle[T]]:
+        """``retry_send`` without blocking the event loop."""
+        return await send_again_async(self._producer, self.definition, error, scheduled=False)
+
+    def retry_schedule(self, error: TaskSendError) -> TaskSendResult[TaskHandle[T]]:
+        """Repeat a schedule that failed with ENQUEUE_FAILED; the delay counts anew from now."""
+        return send_again(self._producer, self.definition, error, scheduled=True)
+
+    async def retry_schedule_async(self, error: TaskSendError) -> TaskSendResult[TaskHandle[T]]:
+        """``retry_schedule`` without blocking the event loop."""
+        return await send_again_async(self._producer, self.definition, error, scheduled=True)
+
+
+def _loop_is_running() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
+AnyTask = TaskFunction[Any, Any]

@@ -1,0 +1,161 @@
+"""Settling: what the end of an attempt means for its task, decided without touching the database.
+
+Between the child's report (or its death) and the turn that records it. The retry rules live in
+``retry.py``; here they meet what happened. Whether a retry would miss ``good_until`` is decided by
+the statement, on the database's clock.
+"""
+
+from __future__ import annotations
+
+import random as random_module
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from horsies.codec import encode_task_error
+from horsies.db.turn import ClaimedTask
+from horsies.outcome import OperationalErrorCode, OutcomeCode, TaskError
+from horsies.retry import decide, policy_from_options
+from horsies.states import TaskAttemptOutcome, TaskStatus
+from horsies.worker.wire import ChildReport
+
+STOPPED_BY_TIMEOUT = "timeout"
+STOPPED_BY_CANCEL = "cancel"
+STOPPED_BY_SHUTDOWN = "shutdown"
+
+
+@dataclass(frozen=True, slots=True)
+class Completed:
+    """A success to record."""
+
+    task_id: str
+    generation: int
+    result: str
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A failure to record; with a delay it is tried again unless its deadline forbids it."""
+
+    task_id: str
+    generation: int
+    status: TaskStatus
+    result: str | None
+    outcome: TaskAttemptOutcome
+    error_code: str | None
+    error_message: str | None
+    failed_reason: str | None
+    delay_seconds: float | None
+
+
+Settlement = Completed | Failed
+
+
+def settle_report(
+    task: ClaimedTask, report: ChildReport, random: Callable[[], float] = random_module.random
+) -> Settlement:
+    """A child reported: success, or an error that may be retried."""
+    if report.ok:
+        return Completed(task.id, task.generation, report.result_json)
+    return Failed(
+        task.id,
+        task.generation,
+        TaskStatus.FAILED,
+        report.result_json,
+        TaskAttemptOutcome.FAILED,
+        report.error_code,
+        storable(report.error_message),
+        None,
+        _retry_delay(task, report.error_code, random),
+    )
+
+
+def settle_death(
+    task: ClaimedTask, description: str, random: Callable[[], float] = random_module.random
+) -> Failed:
+    """The child died without a report: what user code did is unknown."""
+    reason = f"The process running the task died: {description}."
+    return _vanished(task, OperationalErrorCode.WORKER_CRASHED, reason, random)
+
+
+def settle_stop(
+    task: ClaimedTask, reason: str, random: Callable[[], float] = random_module.random
+) -> Failed:
+    """We stopped the task: over its time limit, cancelled, or because the worker had to leave."""
+    if reason == STOPPED_BY_CANCEL:
+        text = "The task was cancelled while it was running."
+        return _ended(task, TaskStatus.CANCELLED, OutcomeCode.TASK_CANCELLED, text, None)
+    if reason == STOPPED_BY_TIMEOUT:
+        text = f"The task ran longer than its timeout_ms={task.timeout_ms}."
+        delay = _retry_delay(task, OutcomeCode.TASK_TIMEOUT.value, random)
+        return _ended(task, TaskStatus.FAILED, OutcomeCode.TASK_TIMEOUT, text, delay)
+    text = "The worker was stopped before the task ended."
+    return _vanished(task, OperationalErrorCode.WORKER_CRASHED, text, random)
+
+
+def without_result(failed: Settlement) -> Failed:
+    """The same attempt without its texts, for the rare case that the database refuses to store
+    them.
+    """
+    text = "The outcome of the task could not be stored."
+    code = OperationalErrorCode.WORKER_SERIALIZATION_ERROR
+    return Failed(
+        failed.task_id,
+        failed.generation,
+        TaskStatus.FAILED,
+        encode_task_error(TaskError(error_code=code, message=text)),
+        TaskAttemptOutcome.FAILED,
+        code.value,
+        text,
+        None,
+        None,
+    )
+
+
+def storable(text: str | None) -> str | None:
+    """Replace what PostgreSQL's text cannot hold: NUL and lone surrogates."""
+    if text is None:
+        return None
+    return text.replace("\0", "\\0").encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def _ended(
+    task: ClaimedTask, status: TaskStatus, code: OutcomeCode, text: str, delay_seconds: float | None
+) -> Failed:
+    result = encode_task_error(TaskError(error_code=code, message=text))
+    outcome = TaskAttemptOutcome.FAILED
+    return Failed(
+        task.id, task.generation, status, result, outcome, code.value, text, text, delay_seconds
+    )
+
+
+def _vanished(
+    task: ClaimedTask, code: OperationalErrorCode, reason: str, random: Callable[[], float]
+) -> Failed:
+    return Failed(
+        task.id,
+        task.generation,
+        TaskStatus.FAILED,
+        encode_task_error(TaskError(error_code=code, message=reason)),
+        TaskAttemptOutcome.WORKER_FAILURE,
+        code.value,
+        reason,
+        reason,
+        _retry_delay(task, code.value, random),
+    )
+
+
+def _retry_delay(
+    task: ClaimedTask, error_code: str | None, random: Callable[[], float]
+) -> float | None:
+    if task.retry_count >= task.max_retries:
+        return None  # the common case needs no parsing
+    return decide(
+        policy=policy_from_options(task.task_options),
+        error_code=error_code,
+        retry_count=task.retry_count,
+        max_retries=task.max_retries,
+        now=datetime.now(UTC),
+        good_until=None,
+        random=random,
+    ).delay_seconds

@@ -1,0 +1,122 @@
+"""Fixtures: a real PostgreSQL, one migrated database per test process, clean tables for every test.
+
+The server is the embedded one unless HORSIES_TEST_DATABASE_URL names another (its user must be able
+to create databases). The migrated database is a copy of a template made once per server.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit, urlunsplit
+
+import psycopg
+import pytest
+from psycopg import sql
+
+from horsies.app import Horsies
+from horsies.config import AppConfig, PostgresConfig
+from horsies.db.embedded import start_or_join
+from horsies.db.migrate import apply_migrations, known_migrations
+
+TEMPLATE_LOCK_KEY = 7_001
+TABLES = (
+    "horsies_tasks",
+    "horsies_task_attempts",
+    "horsies_heartbeats",
+    "horsies_worker_states",
+    "horsies_schedule_state",
+)
+
+
+def database_on(server_url: str, name: str) -> str:
+    """Return the URL of another database of the same server."""
+    return urlunsplit(urlsplit(server_url)._replace(path=f"/{name}"))
+
+
+@pytest.fixture(scope="session")
+def server_url(testrun_uid: str) -> str:
+    """A PostgreSQL server shared by all test processes of this run."""
+    if named := os.environ.get("HORSIES_TEST_DATABASE_URL"):
+        return named
+    directory = Path(tempfile.gettempdir()) / f"horsies-tests-{testrun_uid}"
+    return start_or_join(f"embedded://{directory}", keep_data=False)
+
+
+@pytest.fixture(scope="session")
+def process_url(server_url: str) -> Iterator[str]:
+    """This test process's own database, copied from the migrated template."""
+    name = f"horsies_test_{uuid.uuid4().hex}"
+    with psycopg.connect(server_url, autocommit=True) as connection:
+        template = _ensure_template(connection, server_url)
+        connection.execute(
+            sql.SQL("CREATE DATABASE {} TEMPLATE {}").format(
+                sql.Identifier(name), sql.Identifier(template)
+            )
+        )
+    yield database_on(server_url, name)
+    _drop(server_url, name)
+
+
+def _ensure_template(connection: psycopg.Connection[tuple[object, ...]], server_url: str) -> str:
+    content = "".join(migration.sql for migration in known_migrations())
+    name = f"horsies_template_{uuid.uuid5(uuid.NAMESPACE_OID, content).hex}"
+    connection.execute("SELECT pg_advisory_lock(%s)", (TEMPLATE_LOCK_KEY,))
+    found = connection.execute("SELECT 1 FROM pg_database WHERE datname = %s", (name,)).fetchone()
+    if found is None:
+        draft = f"{name}_draft"
+        _drop(server_url, draft)
+        connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(draft)))
+        with psycopg.connect(database_on(server_url, draft), autocommit=True) as fresh:
+            apply_migrations(fresh)
+        connection.execute(
+            sql.SQL("ALTER DATABASE {} RENAME TO {}").format(
+                sql.Identifier(draft), sql.Identifier(name)
+            )
+        )
+    connection.execute("SELECT pg_advisory_unlock(%s)", (TEMPLATE_LOCK_KEY,))
+    return name
+
+
+def _drop(server_url: str, name: str) -> None:
+    with psycopg.connect(server_url, autocommit=True) as connection:
+        connection.execute(
+            sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(name))
+        )
+
+
+@pytest.fixture
+def database_url(server_url: str) -> Iterator[str]:
+    """A fresh, empty database for one test."""
+    name = f"horsies_empty_{uuid.uuid4().hex}"
+    with psycopg.connect(server_url, autocommit=True) as connection:
+        connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
+    yield database_on(server_url, name)
+    _drop(server_url, name)
+
+
+@pytest.fixture
+def broker_config(database_url: str) -> PostgresConfig:
+    """A configuration for the fresh, empty database."""
+    return PostgresConfig(database_url=database_url)
+
+
+@pytest.fixture
+def connection(process_url: str) -> Iterator[psycopg.Connection[tuple[object, ...]]]:
+    """A connection to this process's database, whose tables are empty."""
+    with psycopg.connect(process_url, autocommit=True) as connection:
+        connection.execute(f"TRUNCATE {', '.join(TABLES)} RESTART IDENTITY".encode())
+        yield connection
+
+
+@pytest.fixture
+def app(process_url: str, connection: psycopg.Connection[tuple[object, ...]]) -> Iterator[Horsies]:
+    """An application on this process's database, closed after the test."""
+    application = Horsies(
+        AppConfig(broker=PostgresConfig(database_url=process_url, pool_size=1, max_overflow=4))
+    )
+    yield application
+    application.close()
