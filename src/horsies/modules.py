@@ -1,0 +1,276 @@
+"""Importing the user's modules by dotted name or by file, so that each file runs once.
+
+Producers, workers, children and `check` all find tasks through `import_entry`; a module reached by
+its path here and by `from tasks import add` elsewhere must be one module, or its tasks would exist
+twice. Stands before the line producer -> SQL -> turn -> child -> report -> result.
+"""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import importlib
+import importlib.util
+import os
+import re
+import sys
+import sysconfig
+import traceback
+from collections.abc import Iterator, Sequence
+from fnmatch import fnmatch
+from pathlib import Path
+from types import ModuleType
+
+from horsies.dsn import mask_url
+from horsies.errors import ConfigurationError, ErrorCode, HorsiesError, SourceLocation
+
+DEFAULT_EXCLUDES = ("test_*.py", "*_test.py", "conftest.py")
+PROJECT_FILES = ("pyproject.toml", "setup.cfg", "setup.py")
+
+_PACKAGE_DIRECTORY = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_LIBRARY_DIRECTORIES = tuple(
+    sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")
+)
+
+
+class MissingModuleFile(FileNotFoundError):
+    """A module was named by a file that does not exist."""
+
+
+def expand_module_globs(patterns: Sequence[str], exclude: Sequence[str] | None = None) -> list[str]:
+    """Return the absolute paths of the Python files the patterns match, each once.
+
+    `**` matches directories at any depth. Dotted module names pass through. Directories, files that
+    do not end in .py and files that do not exist are dropped, and so is whatever `exclude` matches;
+    without it, test files (`test_*.py`, `*_test.py`, `conftest.py`).
+
+    Example:
+        app.discover_tasks(app.expand_module_globs(["shop/**/tasks.py", "billing.tasks"]))
+    """
+    excluded = tuple(exclude or DEFAULT_EXCLUDES)
+    entries: dict[str, None] = {}
+    for pattern in patterns:
+        if names_file(pattern) or glob.has_magic(pattern):
+            entries |= dict.fromkeys(_matching_files(pattern, excluded))
+        else:
+            entries[pattern] = None
+    return list(entries)
+
+
+def _matching_files(pattern: str, excluded: Sequence[str]) -> Iterator[str]:
+    # A literal path may hold characters that mean something in a pattern.
+    found = [pattern] if os.path.isfile(pattern) else sorted(glob.glob(pattern, recursive=True))
+    for path in map(os.path.abspath, found):
+        if path.endswith(".py") and os.path.isfile(path) and not _is_excluded(path, excluded):
+            yield path
+
+
+def _is_excluded(path: str, excluded: Sequence[str]) -> bool:
+    name = os.path.basename(path)
+    return any(
+        fnmatch(path, os.path.abspath(pattern)) if "/" in pattern else fnmatch(name, pattern)
+        for pattern in excluded
+    )
+
+
+def names_file(entry: str) -> bool:
+    """Tell whether an entry names a file rather than a dotted module."""
+    return entry.endswith(".py") or "/" in entry or os.sep in entry
+
+
+def import_entry(entry: str) -> ModuleType:
+    """Import one module, named the dotted way or by its file, and return it.
+
+    A file is imported under the name the rest of the code would use for it: its directory, or the
+    one above its outermost package, joins `sys.path`. Only when that name belongs to another module
+    does the file get a name of its own. A file that is imported already is not run again. Raises
+    MissingModuleFile when there is no such file; whatever the import raises passes through.
+    """
+    if not names_file(entry):
+        return importlib.import_module(entry)
+    path = os.path.abspath(os.path.expanduser(entry))
+    if not os.path.isfile(path):
+        raise MissingModuleFile(f"There is no file {entry}.")
+    root, name = _natural_name(path)
+    return _already_imported(path, name) or _import_file(path, root, name)
+
+
+def _natural_name(path: str) -> tuple[str, str]:
+    """Return the directory that has to be on `sys.path`, and the dotted name below it."""
+    file = Path(path)
+    parts = [] if file.name == "__init__.py" else [file.stem]
+    root = file.parent
+    while (root / "__init__.py").is_file() and root != root.parent:
+        parts.insert(0, root.name)
+        root = root.parent
+    return str(root), ".".join(parts)
+
+
+def _already_imported(path: str, natural_name: str) -> ModuleType | None:
+    names = [natural_name, *list(sys.modules)]
+    if os.environ.get("HORSIES_CHILD_PROCESS") == "1":
+        # The main module of a child is the machinery that started it, whatever file it claims.
+        names = [name for name in names if name not in ("__main__", "__mp_main__")]
+    return next((sys.modules[name] for name in names if _is_module_of(name, path)), None)
+
+
+def _is_module_of(name: str, path: str) -> bool:
+    module = sys.modules.get(name)
+    if not isinstance(module, ModuleType):
+        return False
+    # Not an attribute access: that would run the import of a lazily loaded module.
+    file = ModuleType.__getattribute__(module, "__dict__").get("__file__")
+    return isinstance(file, str) and _is_same_file(file, path)
+
+
+def _is_same_file(one: str, other: str) -> bool:
+    # Comparing names first spares hundreds of modules the look at the disk.
+    if os.path.basename(one) != os.path.basename(other):
+        return False
+    return os.path.realpath(one) == os.path.realpath(other)
+
+
+def _import_file(path: str, root: str, name: str) -> ModuleType:
+    top = name.partition(".")[0]
+    # In front, as Python does for a script; but a file named like a module of the standard library
+    # must not take that module's place.
+    _add_to_path(root, first=top not in sys.stdlib_module_names)
+    if _leads_to(name, path, root):
+        return importlib.import_module(name)
+    return _load_under_own_name(path)
+
+
+def _add_to_path(directory: str, *, first: bool) -> None:
+    if directory not in sys.path:
+        sys.path.insert(0 if first else len(sys.path), directory)
+
+
+def _leads_to(name: str, path: str, root: str) -> bool:
+    """Tell whether importing this name would load this very file."""
+    top = name.partition(".")[0]
+    if name == top:
+        return _has_origin(name, path)
+    # The outermost package first: looking further imports it, and it may be a stranger's.
+    return _has_origin(top, os.path.join(root, top, "__init__.py")) and _has_origin(name, path)
+
+
+def _has_origin(name: str, path: str) -> bool:
+    try:
+        spec = importlib.util.find_spec(name)
+    except ValueError:
+        # A module made by hand, without a spec, holds the name.
+        return False
+    return spec is not None and spec.origin is not None and _is_same_file(spec.origin, path)
+
+
+def _load_under_own_name(path: str) -> ModuleType:
+    name = _synthetic_name(path)
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{path} is not a Python file", path=path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def _synthetic_name(path: str) -> str:
+    file = Path(path)
+    stem = file.parent.name if file.name == "__init__.py" else file.stem
+    digest = hashlib.sha256(path.encode()).hexdigest()[:8]
+    return f"horsies_file_{digest}_{re.sub(r'[^A-Za-z0-9_]', '_', stem)}"
+
+
+def add_project_root() -> None:
+    """Make the working directory importable, as `python -m` does.
+
+    When Python runs in safe-path mode only a directory that holds a project file is added.
+    """
+    directory = os.getcwd()
+    holds_project = any(os.path.isfile(os.path.join(directory, name)) for name in PROJECT_FILES)
+    if holds_project or not sys.flags.safe_path:
+        _add_to_path(directory, first=True)
+
+
+def import_problem(entry: str, error: BaseException) -> HorsiesError:
+    """Describe why a module could not be imported: HRS-206, or HRS-210 when its code raised.
+
+    A HorsiesError passes through as it is. The cause stays attached for the sake of its traceback.
+    """
+    if isinstance(error, HorsiesError):
+        return error
+    problem = _describe_failure(entry, error)
+    problem.__cause__ = error
+    return problem
+
+
+def _describe_failure(entry: str, error: BaseException) -> HorsiesError:
+    if isinstance(error, MissingModuleFile):
+        return failure_at(
+            None,
+            f"There is no file {entry!r}.",
+            help_text=f"correct the path, or run from another directory than {os.getcwd()}",
+        )
+    if isinstance(error, ModuleNotFoundError) and _is_the_entry(entry, error.name):
+        within = "" if error.name == entry else f", so {entry!r} cannot be imported"
+        return failure_at(
+            None,
+            f"There is no module {error.name!r}{within}.",
+            help_text="correct the name, run from the directory above it, or install the project",
+        )
+    return _describe_raised(entry, error)
+
+
+def _is_the_entry(entry: str, missing: str | None) -> bool:
+    return missing is not None and f"{entry}.".startswith(f"{missing}.")
+
+
+def _describe_raised(entry: str, error: BaseException) -> HorsiesError:
+    # The text of a syntax error repeats file and line, which are shown anyway.
+    text = error.msg if isinstance(error, SyntaxError) else str(error)
+    first, *rest = mask_url(text).strip().splitlines() or [""]
+    what = f"{type(error).__name__}: {first}" if first else type(error).__name__
+    is_import = isinstance(error, ImportError)
+    return failure_at(
+        _user_location(error),
+        f"Importing {entry!r} failed with {what}",
+        code=ErrorCode.CLI_INVALID_ARGS if is_import else ErrorCode.MODULE_EXEC_ERROR,
+        notes=[line for line in rest if line.strip()],
+        help_text="set HORSIES_DEBUG_IMPORTS=1 to see the traceback",
+    )
+
+
+def failure_at(
+    location: SourceLocation | None,
+    message: str,
+    *,
+    code: ErrorCode = ErrorCode.CLI_INVALID_ARGS,
+    notes: Sequence[str] = (),
+    help_text: str | None = None,
+) -> ConfigurationError:
+    """Build an error that points at this line, or at none: the caller's line is not at fault."""
+    error = ConfigurationError(message, code=code, notes=notes, help_text=help_text)
+    error.location = location
+    return error
+
+
+def _user_location(error: BaseException) -> SourceLocation | None:
+    """Return the innermost line of the project itself that led to the error."""
+    if isinstance(error, SyntaxError) and os.path.isfile(error.filename or ""):
+        return SourceLocation(str(error.filename), error.lineno or 1)
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_foreign(frame)]
+    if not frames:
+        return None
+    own = [frame for frame in frames if not frame.filename.startswith(_LIBRARY_DIRECTORIES)]
+    # A project that is installed lies among the libraries; its outermost line is the module's own.
+    frame = own[-1] if own else frames[0]
+    return SourceLocation(frame.filename, frame.lineno or 1, frame.name)
+
+
+def _is_foreign(frame: traceback.FrameSummary) -> bool:
+    file = frame.filename
+    return not file.startswith(("<", _PACKAGE_DIRECTORY)) and file != importlib.__file__
