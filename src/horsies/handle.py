@@ -372,19 +372,17 @@ def _cancel_script(task_id: str, include_running: bool) -> Script[CancelledTask 
 def _cancel_outcome(
     task_id: str, done: BrokerResult[CancelledTask | None]
 ) -> Result[TaskCancelled, TaskActionError]:
-    match done:
-        case Err(error):
-            return Err(_action_failed(task_id, error))
-        case Ok(None):
-            message = f"There is no task {task_id}."
-            return Err(TaskActionError(TaskActionErrorCode.TASK_NOT_FOUND, message, task_id))
-        case Ok(CancelledTask() as met):
-            status = TaskStatus(met.was_status)
-            if met.applied:
-                return Ok(TaskCancelled(task_id, status))
-            message = f"Task {task_id} is {status.value} and can no longer be cancelled."
-            code = TaskActionErrorCode.TASK_NOT_CANCELLABLE
-            return Err(TaskActionError(code, message, task_id, status))
+    if isinstance(done, Err):
+        return Err(_action_failed(task_id, done.value))
+    met = done.value
+    if met is None:
+        message = f"There is no task {task_id}."
+        return Err(TaskActionError(TaskActionErrorCode.TASK_NOT_FOUND, message, task_id))
+    status = TaskStatus(met.was_status)
+    if met.applied:
+        return Ok(TaskCancelled(task_id, status))
+    message = f"Task {task_id} is {status.value} and can no longer be cancelled."
+    return Err(TaskActionError(TaskActionErrorCode.TASK_NOT_CANCELLABLE, message, task_id, status))
 
 
 def _action_failed(task_id: str, error: BrokerOperationError) -> TaskActionError:

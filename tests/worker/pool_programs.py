@@ -13,7 +13,10 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from horsies.worker.wire import Assignment, ChildBoot, ChildReport
+import psutil
+
+from horsies.worker import wire
+from horsies.worker.wire import Assignment, ChildBoot, ChildReport, FrameKind
 
 
 class FunctionProgram:
@@ -35,6 +38,73 @@ class FunctionProgram:
 
 def load(boot: ChildBoot) -> FunctionProgram:
     return FunctionProgram()
+
+
+def load_with_hooks(boot: ChildBoot) -> FunctionProgram:
+    return FunctionProgram([first_hook, second_hook])
+
+
+def load_with_raising_hook(boot: ChildBoot) -> FunctionProgram:
+    return FunctionProgram([first_hook, raising_hook])
+
+
+def load_with_slow_hook(boot: ChildBoot) -> FunctionProgram:
+    return FunctionProgram([slow_hook])
+
+
+def load_with_exiting_hook(boot: ChildBoot) -> FunctionProgram:
+    return FunctionProgram([exiting_hook])
+
+
+def load_with_hook_failing_later(boot: ChildBoot) -> FunctionProgram:
+    return FunctionProgram([hook_failing_later])
+
+
+def load_with_dying_hook(boot: ChildBoot) -> FunctionProgram:
+    return FunctionProgram([dying_hook])
+
+
+def load_nothing(boot: ChildBoot) -> FunctionProgram:
+    raise ImportError("no such thing")
+
+
+def load_for_ever(boot: ChildBoot) -> FunctionProgram:
+    while True:
+        time.sleep(60)
+
+
+def first_hook() -> None:
+    HOOKS_THAT_RAN.append("first_hook")
+
+
+def second_hook() -> None:
+    HOOKS_THAT_RAN.append("second_hook")
+
+
+def raising_hook() -> None:
+    raise ValueError("no license")
+
+
+def slow_hook() -> None:
+    time.sleep(600)
+
+
+def exiting_hook() -> None:
+    sys.exit(0)
+
+
+def hook_failing_later() -> None:
+    if os.path.exists(os.environ["POOL_TEST_HOOK_FAILS_IF"]):
+        raise RuntimeError("not any more")
+
+
+def dying_hook() -> None:
+    if os.path.exists(os.environ["POOL_TEST_BOOT_DIES_IF"]):
+        os._exit(9)
+
+
+def hooks_that_ran() -> list[Any]:
+    return [os.getpid(), *HOOKS_THAT_RAN]
 
 
 def echo(value: Any) -> Any:
@@ -126,6 +196,26 @@ def write_garbage() -> None:
         time.sleep(60)
 
 
+def write_forgery(kind: str) -> None:
+    own = max(list_sockets())
+    os.write(own, FORGERIES[kind])
+    while True:
+        time.sleep(60)
+
+
+def terminate_forked_process() -> int:
+    pid = os.fork()
+    if pid == 0:
+        while True:
+            signal.pause()
+    os.kill(pid, signal.SIGTERM)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def own_rss_mb() -> float:
+    return psutil.Process().memory_info().rss / 1024 / 1024
+
+
 def change_surroundings(directory: str) -> None:
     os.chdir(directory)
     os.umask(0o777)
@@ -181,6 +271,14 @@ def environment(name: str) -> str | None:
 
 
 HOARD: list[bytearray] = []
+HOOKS_THAT_RAN: list[str] = []
+FORGERIES = {
+    "other task": wire.encode_report(ChildReport("another", 7, True, "1", None, None)),
+    "other claim": wire.encode_report(ChildReport("another", 8, True, "1", None, None)),
+    "ready": wire.encode_numbers(FrameKind.READY, 1, 1),
+    "hello": wire.encode_numbers(FrameKind.HELLO, 1, 1),
+    "assign": wire.encode_assignment(Assignment("x", 1, "x", 1, "[]", "{}", None)),
+}
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     function.__name__: function
     for function in (
@@ -207,5 +305,9 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
         log_a_line,
         list_sockets,
         environment,
+        hooks_that_ran,
+        write_forgery,
+        terminate_forked_process,
+        own_rss_mb,
     )
 }

@@ -2,104 +2,26 @@
 
 from __future__ import annotations
 
-import itertools
-import json
 import os
 import selectors
 import signal
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
-from horsies.worker.pool import (
-    Assignment,
-    ChildBoot,
-    ChildPool,
-    Died,
-    NoIdleChildError,
-    PoolEvent,
-    PoolSettings,
-    Reported,
-    StartMethod,
-    Stopped,
+from horsies.worker.pool import Died, NoIdleChildError, PoolEvent, StartMethod, Stopped
+from tests.worker.pool_support import (
+    DEADLINE_SECONDS,
+    MakePool,
+    assignment,
+    collect_until,
+    is_gone,
+    next_event,
+    run,
+    value_of,
 )
-
-DEADLINE_SECONDS = 20.0
-HERE = str(Path(__file__).parent)
-BOOT = ChildBoot(
-    "unused", sys_path_roots=(HERE,), program="pool_programs:load", hook_budget_seconds=5.0
-)
-
-MakePool = Callable[..., ChildPool]
-numbers = itertools.count(1)
-
-
-@pytest.fixture
-def selector() -> Iterator[selectors.BaseSelector]:
-    with selectors.DefaultSelector() as selector:
-        yield selector
-
-
-@pytest.fixture
-def make_pool(selector: selectors.BaseSelector) -> Iterator[MakePool]:
-    pools: list[ChildPool] = []
-
-    def make(processes: int = 2, *, boot: ChildBoot = BOOT, **settings: Any) -> ChildPool:
-        pool = ChildPool(PoolSettings(processes, **settings), boot, selector)
-        pools.append(pool)
-        pool.start()
-        return pool
-
-    yield make
-    for pool in pools:
-        pool.kill_all()
-        pool.shutdown()
-
-
-def assignment(name: str, *args: Any, timeout_ms: int | None = None) -> Assignment:
-    return Assignment(f"task-{next(numbers)}", 7, name, 1, json.dumps(args), "{}", timeout_ms)
-
-
-def collect_until(pool: ChildPool, wanted: Callable[[], bool]) -> list[PoolEvent]:
-    """Everything the pool tells until the condition holds."""
-    events: list[PoolEvent] = []
-    deadline = time.monotonic() + DEADLINE_SECONDS
-    while not wanted():
-        assert time.monotonic() < deadline, f"it did not happen; events so far: {events}"
-        events += pool.collect(0.02)
-    return events
-
-
-def next_event(pool: ChildPool) -> PoolEvent:
-    """The next thing the pool tells."""
-    events: list[PoolEvent] = []
-    deadline = time.monotonic() + DEADLINE_SECONDS
-    while not events:
-        assert time.monotonic() < deadline, "the pool told nothing"
-        events += pool.collect(0.1)
-    assert len(events) == 1, events
-    return events[0]
-
-
-def value_of(event: PoolEvent) -> Any:
-    assert isinstance(event, Reported), event
-    return json.loads(event.report.result_json)
-
-
-def run(pool: ChildPool, name: str, *args: Any) -> Any:
-    pool.dispatch(assignment(name, *args))
-    return value_of(next_event(pool))
-
-
-def is_gone(pid: int) -> bool:
-    try:
-        return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return True
 
 
 @pytest.mark.parametrize("method", list(StartMethod))

@@ -167,7 +167,11 @@ class StopSwitch:
 
     def handle(self, _signal_number: int, _frame: FrameType | None) -> None:
         """The signal handler."""
-        if not self._is_armed:
+        if os.getpid() != self._connection.owner_pid:
+            # Forked by a task, and terminated before it could put the signal back itself.
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGTERM)
+        elif not self._is_armed:
             self._came_early = True
         elif self._connection.stop_was_asked():
             self._is_armed = False

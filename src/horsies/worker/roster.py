@@ -241,7 +241,9 @@ class Roster:
             self._spare = slot
 
     def _wants_spare(self) -> bool:
-        return self._spare is None and any(slot.is_near_limit() for slot in self.slots)
+        if self._spare is not None:
+            return False
+        return any(slot.holds_a_place() and slot.is_near_limit() for slot in self.slots)
 
     def _promote(self, spare: Slot) -> None:
         self._spare = None
