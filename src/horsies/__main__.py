@@ -1,0 +1,6 @@
+"""`python -m horsies` is the `horsies` command."""
+
+from horsies.cli import main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,73 @@
+"""What the commands have in common: the application they name and how they log.
+
+Each command of `horsies` declares its parameters with the types made here, and opens its
+application through `open_app`. Stands between the command line and `locate`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated
+
+import typer
+
+from horsies.app import SUPPRESSION_VARIABLES, Horsies
+from horsies.locate import load_app
+from horsies.logs import LogFormat, LogLevel
+from horsies.modules import add_project_root, failure_at
+
+LocatorArgument = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="LOCATOR",
+        help="The application: package.module:app or path/to/file.py:app; without :app the module "
+        "must hold exactly one.",
+        show_default=False,
+    ),
+]
+ModuleOption = Annotated[
+    str | None,
+    typer.Option(
+        "--module",
+        "-m",
+        metavar="LOCATOR",
+        help="The same as LOCATOR, and wins over it.",
+        show_default=False,
+    ),
+]
+LogLevelOption = Annotated[
+    LogLevel, typer.Option("--loglevel", case_sensitive=False, help="How much to log.")
+]
+LogFormatOption = Annotated[
+    LogFormat, typer.Option("--log-format", case_sensitive=False, help="What log lines look like.")
+]
+
+
+def open_app(command: str, locator: str | None) -> Horsies:
+    """Import the application a command was given, without sending what its modules send."""
+    if locator is None:
+        raise failure_at(
+            None,
+            f"horsies {command} needs to know the application.",
+            help_text=f"horsies {command} package.module:app",
+        )
+    add_project_root()
+    with _sends_suppressed():
+        return load_app(locator)
+
+
+@contextmanager
+def _sends_suppressed() -> Iterator[None]:
+    # Through the environment, because the application whose sends these are does not exist yet.
+    name = SUPPRESSION_VARIABLES[0]
+    before = os.environ.get(name)
+    os.environ[name] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before

@@ -1,0 +1,234 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from horsies._version import __version__
+from horsies.db.migrate import known_migrations
+
+UNREACHABLE = "postgresql://app:hunter2@127.0.0.1:1/shop"
+LATEST = f"the schema is at version {known_migrations()[-1].version}"
+APP = """
+import os
+from horsies.app import Horsies
+from horsies.config import AppConfig, PostgresConfig
+from horsies.outcome import TaskError, TaskResult
+
+app = Horsies(AppConfig(broker=PostgresConfig(database_url=os.environ["SHOP_URL"])))
+
+
+@app.task("add")
+def add(a: int, b: int) -> TaskResult[int, TaskError]:
+    return TaskResult(ok=a + b)
+"""
+
+Finished = subprocess.CompletedProcess[str]
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    (tmp_path / "shop.py").write_text(APP)
+    return tmp_path
+
+
+def horsies(directory: Path, *arguments: str, **environment: str) -> Finished:
+    """Run the command as a user does, in a directory and an environment of its own."""
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("HORSIES_", "FORCE_COLOR")) and name != "DATABASE_URL"
+    }
+    return subprocess.run(
+        [sys.executable, "-m", "horsies", *arguments],
+        cwd=directory,
+        env={"SHOP_URL": UNREACHABLE, **kept, "NO_COLOR": "1", "COLUMNS": "100", **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+
+def assert_report(finished: Finished, code: str) -> None:
+    assert finished.returncode == 1, finished.stderr
+    assert f"error[{code}]" in finished.stderr
+    assert "Traceback" not in finished.stderr
+    assert "hunter2" not in finished.stderr + finished.stdout
+
+
+def test_without_a_command_the_help_is_shown_and_the_exit_is_1(tmp_path: Path) -> None:
+    finished = horsies(tmp_path)
+    assert finished.returncode == 1
+    assert "migrate" in finished.stdout
+
+
+def test_help_exits_with_0(tmp_path: Path) -> None:
+    finished = horsies(tmp_path, "check", "--help")
+    assert finished.returncode == 0
+    assert "--live" in finished.stdout
+
+
+def test_the_version_is_printed(tmp_path: Path) -> None:
+    assert horsies(tmp_path, "version").stdout == f"horsies {__version__}\n"
+
+
+def test_the_installed_command_is_the_same_program(project: Path) -> None:
+    command = Path(sys.executable).with_name("horsies")
+    finished = subprocess.run(
+        [command, "check", "shop:app"],
+        cwd=project,
+        env={**os.environ, "SHOP_URL": UNREACHABLE},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert finished.returncode == 0, finished.stderr
+
+
+def test_a_sound_application_passes_the_check(project: Path) -> None:
+    finished = horsies(project, "check", "shop:app")
+    assert finished.returncode == 0, finished.stderr
+    assert finished.stdout == "ok: all validations passed\n1 task(s) registered\n"
+    assert finished.stderr == ""
+
+
+def test_the_module_option_wins_over_the_argument(project: Path) -> None:
+    finished = horsies(project, "check", "nowhere:app", "-m", "shop.py")
+    assert finished.returncode == 0, finished.stderr
+
+
+def test_a_check_without_an_application_says_how_to_name_it(tmp_path: Path) -> None:
+    finished = horsies(tmp_path, "check")
+    assert_report(finished, "HRS-206")
+    assert "horsies check package.module:app" in finished.stderr
+
+
+def test_errors_of_the_check_are_reported_together_and_counted(project: Path) -> None:
+    (project / "jobs.py").write_text("1 / 0\n")
+    (project / "shop.py").write_text(APP + "\napp.discover_tasks(['jobs', 'missing.py'])\n")
+    finished = horsies(project, "check", "shop:app")
+    assert_report(finished, "HRS-210")
+    assert "error[HRS-206]" in finished.stderr
+    assert "jobs.py:1" in finished.stderr
+    assert finished.stderr.endswith("check: 2 errors found\n")
+    assert finished.stdout == ""
+
+
+def test_the_traceback_of_a_failed_import_is_shown_on_request(project: Path) -> None:
+    (project / "shop.py").write_text("1 / 0\n")
+    finished = horsies(project, "check", "shop:app", HORSIES_DEBUG_IMPORTS="1")
+    assert finished.returncode == 1
+    assert "Traceback" in finished.stderr
+    assert_report(horsies(project, "check", "shop:app"), "HRS-210")
+
+
+def test_sends_made_while_the_application_is_imported_are_suppressed(project: Path) -> None:
+    sending = APP + "\nprint(add.send(1, 2).unwrap_err().code.value)\n"
+    (project / "shop.py").write_text(sending)
+    finished = horsies(project, "check", "shop:app")
+    assert finished.returncode == 0, finished.stderr
+    assert finished.stdout.startswith("SEND_SUPPRESSED\n")
+
+
+def test_a_live_check_connects(project: Path, database_url: str) -> None:
+    assert_report(horsies(project, "check", "shop:app", "--live"), "HRS-203")
+    finished = horsies(project, "check", "shop:app", "--live", SHOP_URL=database_url)
+    assert finished.returncode == 0, finished.stderr
+
+
+def test_log_levels_are_taken_in_any_case_and_others_refused_with_2(project: Path) -> None:
+    assert horsies(project, "check", "shop:app", "--loglevel", "Debug").returncode == 0
+    assert horsies(project, "check", "shop:app", "--loglevel", "loud").returncode == 2
+
+
+def test_migrate_brings_the_database_of_an_application_up_to_date(
+    project: Path, database_url: str
+) -> None:
+    first = horsies(project, "migrate", "shop:app", SHOP_URL=database_url)
+    assert first.returncode == 0, first.stderr
+    lines = first.stdout.splitlines()
+    assert lines[0] == "applied 0001 tasks"
+    assert len(lines) == len(known_migrations()) + 1
+    second = horsies(project, "migrate", "shop:app", SHOP_URL=database_url)
+    assert second.stdout == f"{LATEST}\n"
+
+
+@pytest.mark.parametrize("variable", [None, "HORSIES_DATABASE_URL", "DATABASE_URL"])
+def test_migrate_takes_the_database_from_the_option_or_the_environment(
+    tmp_path: Path, database_url: str, variable: str | None
+) -> None:
+    finished = (
+        horsies(tmp_path, "migrate", "--database-url", database_url)
+        if variable is None
+        else horsies(tmp_path, "migrate", **{variable: database_url})
+    )
+    assert finished.returncode == 0, finished.stderr
+    with psycopg.connect(database_url) as connection:
+        assert connection.execute("SELECT count(*) FROM horsies_tasks").fetchone() == (0,)
+
+
+def test_migrate_without_a_database_says_how_to_name_it(tmp_path: Path) -> None:
+    finished = horsies(tmp_path, "migrate")
+    assert_report(finished, "HRS-203")
+    assert "--database-url" in finished.stderr
+
+
+def test_migrate_refuses_contradicting_arguments(project: Path) -> None:
+    both = horsies(project, "migrate", "shop:app", "--database-url", UNREACHABLE)
+    assert_report(both, "HRS-206")
+    assert_report(horsies(project, "migrate", "shop:app", "--sql", "--check"), "HRS-206")
+
+
+def test_migrate_reports_an_unreachable_database(tmp_path: Path) -> None:
+    assert_report(horsies(tmp_path, "migrate", "--database-url", UNREACHABLE), "HRS-203")
+    assert_report(horsies(tmp_path, "migrate", "--check", DATABASE_URL=UNREACHABLE), "HRS-203")
+
+
+def test_migrate_check_tells_whether_something_is_missing(
+    tmp_path: Path, database_url: str
+) -> None:
+    behind = horsies(tmp_path, "migrate", "--check", DATABASE_URL=database_url)
+    assert behind.returncode == 1
+    assert behind.stderr.startswith("missing 0001 tasks\n")
+    horsies(tmp_path, "migrate", DATABASE_URL=database_url)
+    current = horsies(tmp_path, "migrate", "--check", DATABASE_URL=database_url)
+    assert (current.returncode, current.stdout) == (0, f"{LATEST}\n")
+
+
+def test_the_printed_sql_brings_a_database_up_to_date(tmp_path: Path, database_url: str) -> None:
+    script = horsies(tmp_path, "migrate", "--sql", DATABASE_URL=database_url)
+    assert script.returncode == 0, script.stderr
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        connection.execute(script.stdout.encode())
+    assert horsies(tmp_path, "migrate", "--check", DATABASE_URL=database_url).returncode == 0
+    again = horsies(tmp_path, "migrate", "--sql", DATABASE_URL=database_url)
+    assert again.stdout == "-- nothing is missing\n"
+
+
+def test_without_a_reachable_database_the_whole_script_is_printed(tmp_path: Path) -> None:
+    unconfigured = horsies(tmp_path, "migrate", "--sql")
+    unreachable = horsies(tmp_path, "migrate", "--sql", DATABASE_URL=UNREACHABLE)
+    assert unconfigured.returncode == unreachable.returncode == 0
+    assert unconfigured.stdout == unreachable.stdout
+    assert unconfigured.stdout.startswith("BEGIN;")
+    assert "empty database" in unreachable.stderr
+    assert "hunter2" not in unreachable.stderr
+
+
+def test_a_database_newer_than_the_program_is_refused(tmp_path: Path, database_url: str) -> None:
+    horsies(tmp_path, "migrate", DATABASE_URL=database_url)
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        connection.execute("INSERT INTO horsies_migrations (version, name) VALUES (9999, 'later')")
+    for arguments in (["migrate"], ["migrate", "--check"], ["migrate", "--sql"]):
+        assert_report(horsies(tmp_path, *arguments, DATABASE_URL=database_url), "HRS-211")
+
+
+def test_importing_horsies_loads_no_command_line() -> None:
+    script = "import sys, horsies.app; print({'typer', 'rich', 'click'} & sys.modules.keys())"
+    finished = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True)
+    assert finished.stdout == b"set()\n"
