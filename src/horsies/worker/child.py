@@ -167,11 +167,7 @@ class StopSwitch:
 
     def handle(self, _signal_number: int, _frame: FrameType | None) -> None:
         """The signal handler."""
-        if os.getpid() != self._connection.owner_pid:
-            # Forked by a task, and terminated before it could put the signal back itself.
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            os.kill(os.getpid(), signal.SIGTERM)
-        elif not self._is_armed:
+        if not self._is_armed:
             self._came_early = True
         elif self._connection.stop_was_asked():
             self._is_armed = False
@@ -236,17 +232,44 @@ def _boot_and_serve(connection: Connection, boot: ChildBoot, program: Program | 
 def _prepare_process(connection: Connection) -> None:
     with suppress(Exception):
         faulthandler.enable()
-    os.register_at_fork(after_in_child=lambda: _disown(connection))
+    ForkGuard(connection).install()
     if not process.IS_LINUX:
         watcher = threading.Thread(target=watch_parent, args=(connection.socket,), daemon=True)
         watcher.start()
 
 
-def _disown(connection: Connection) -> None:
-    """A process forked by a task gets ordinary signals back, so that the task can terminate it."""
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    with suppress(OSError):
-        connection.socket.close()
+class ForkGuard:
+    """Makes an ordinary process of whatever a task forks: it loses the socket, and SIGTERM ends it.
+
+    The signal is held back during the fork, or one sent right after it would meet our handler.
+    """
+
+    __slots__ = ("_connection", "_signal_mask")
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._signal_mask: set[signal.Signals | int] = set()
+
+    def install(self) -> None:
+        """Watch every fork of this process from now on."""
+        os.register_at_fork(
+            before=self._hold_signal,
+            after_in_parent=self._release_signal,
+            after_in_child=self._disown,
+        )
+
+    def _hold_signal(self) -> None:
+        self._signal_mask = set(signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM}))
+
+    def _release_signal(self) -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._signal_mask)
+
+    def _disown(self) -> None:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        with suppress(OSError):
+            self._connection.socket.close()
+        self._release_signal()
 
 
 def watch_parent(connected: socket.socket) -> None:

@@ -185,6 +185,7 @@ class TemplateLauncher:
         self._forget()
         if pid is not None:
             process.wait_for_exit(pid)
+            process.reap_session(pid)
 
     def _fork_template(self, control: socket.socket, template_end: socket.socket) -> int:
         worker_pid = os.getpid()

@@ -216,6 +216,7 @@ class ChildPool:
         Returns what happened meanwhile, the assignments of killed children included.
         """
         self._roster.is_closing = True
+        self._launcher.close()
         for slot in list(self._roster.slots):
             if slot.state in (SlotState.IDLE, SlotState.SPARE):
                 self._roster.retire(slot)
@@ -224,7 +225,6 @@ class ChildPool:
         events: list[PoolEvent] = []
         while self._roster.slots:
             events += self.collect(_EXIT_POLL_SECONDS)
-        self._launcher.close()
         process.reap_orphans(())
         return events
 

@@ -139,9 +139,16 @@ def reap_orphans(known_pids: Collection[int]) -> int:
         if pid in known_pids:
             continue
         with suppress(OSError):
-            if os.getsid(pid) != own_session and os.waitpid(pid, os.WNOHANG)[0] == pid:
+            if _session_of(pid) != own_session and os.waitpid(pid, os.WNOHANG)[0] == pid:
                 reaped += 1
     return reaped
+
+
+def reap_session(session_id: int) -> None:
+    """Wait for the killed members of a session whose leader has ended and left them to us."""
+    while pids := [pid for pid in _direct_children() if _session_of(pid) == session_id]:
+        for pid in pids:
+            wait_for_exit(pid)
 
 
 def own_rss_bytes() -> int:
@@ -166,6 +173,13 @@ def _prctl(option: int, value: int) -> None:
     if library.prctl(option, value, 0, 0, 0) != 0:
         error_number = ctypes.get_errno()
         raise OSError(error_number, os.strerror(error_number))
+
+
+def _session_of(pid: int) -> int | None:
+    try:
+        return os.getsid(pid)
+    except OSError:
+        return None
 
 
 def _direct_children() -> list[int]:

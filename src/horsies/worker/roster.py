@@ -74,6 +74,8 @@ class Roster:
         """A child says which process it is; from now on its end is noticed."""
         if slot.pid is None:
             slot.watch_exit(pid, self._selector)
+            if slot.was_killed:
+                slot.kill()
         elif slot.pid != pid:
             raise WireError("a child that claims another pid")
 
@@ -148,17 +150,17 @@ class Roster:
             # It never said which process it is; nothing but the socket was known of it.
             self._strike_off(slot)
             self.delay.note_early_death()
-            self.events.append(Died(None, 0, "ended before it said hello"))
+            self.events.append(Died(None, 0, slot.verdict or "ended before it said hello"))
         elif slot.state not in (SlotState.LEAVING, SlotState.KILLED):
             self._step_aside(slot, SlotState.CLOSED, _CLOSED_GRACE_SECONDS)
 
     def kill(self, slot: Slot) -> None:
-        """Kill a child and everything it started; it is buried when its end is noticed."""
-        self._step_aside(slot, SlotState.KILLED, None)
+        """Kill a child and everything it started; it is buried when its end is noticed.
+
+        One that has not said hello yet is killed as soon as it does.
+        """
+        self._step_aside(slot, SlotState.KILLED, _LEAVE_GRACE_SECONDS)
         slot.kill()
-        if slot.pid is None:
-            slot.close_socket(self._selector)
-            self._strike_off(slot)
 
     def meet_deadlines(self, now: float) -> None:
         """Stop overdue tasks; kill children that do not boot, stop or leave in time."""
@@ -174,7 +176,9 @@ class Roster:
                     self.kill(slot)
                 case SlotState.ASKED | SlotState.LEAVING:
                     self.kill(slot)
-                case SlotState.IDLE | SlotState.SPARE | SlotState.KILLED:
+                case SlotState.KILLED:
+                    self._forget_if_unknown(slot)
+                case SlotState.IDLE | SlotState.SPARE:
                     pass
                 case _:
                     assert_never(slot.state)
@@ -279,7 +283,11 @@ class Roster:
         timeout_seconds = self._settings.boot_timeout_seconds
         slot.verdict = f"killed because it was not ready within {timeout_seconds:g} s"
         if slot.pid is None:
-            # Whoever should have forked it does not answer.
+            # Whoever should have forked it does not answer; its end closes the socket as well.
             self._launcher.kill()
-            self.events.append(Died(None, 0, slot.verdict))
         self.kill(slot)
+
+    def _forget_if_unknown(self, slot: Slot) -> None:
+        if slot.pid is None:
+            slot.close_socket(self._selector)
+            self._strike_off(slot)

@@ -1,0 +1,168 @@
+"""How children start, and what happens when they cannot."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+
+from horsies.worker.pool import ChildBoot, ChildBootError, Died, HookFailed, StartMethod
+from tests.worker.pool_support import (
+    BOOT,
+    REPOSITORY,
+    MakePool,
+    collect_events,
+    collect_until,
+    is_gone,
+    run,
+)
+
+METHODS = list(StartMethod)
+
+
+def boot(program: str, **changes: object) -> ChildBoot:
+    return replace(BOOT, program=f"tests.worker.pool_programs:{program}", **changes)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_hooks_run_in_order_in_every_child(make_pool: MakePool, method: StartMethod) -> None:
+    pool = make_pool(2, boot=boot("load_with_hooks"), start_method=method)
+    for _ in range(2):
+        pid, *names = run(pool, "hooks_that_ran")
+        assert names == ["first_hook", "second_hook"]
+        assert pid in pool.pids()
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    ("program", "hook", "what"),
+    [
+        ("load_with_raising_hook", "raising_hook", "raised ValueError: no license"),
+        ("load_with_slow_hook", "slow_hook", "ran longer than 0.2 s"),
+        ("load_with_exiting_hook", "exiting_hook", "raised SystemExit"),
+    ],
+)
+def test_a_failing_hook_fails_the_start_by_name(
+    make_pool: MakePool, method: StartMethod, program: str, hook: str, what: str
+) -> None:
+    with pytest.raises(ChildBootError, match=what) as caught:
+        make_pool(2, boot=boot(program, hook_budget_seconds=0.2), start_method=method)
+    assert (caught.value.hook_name, caught.value.exit_code) == (hook, 173)
+
+
+def test_a_hook_that_fails_in_a_replacement_is_told(
+    make_pool: MakePool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("POOL_TEST_HOOK_FAILS_IF", str(tmp_path / "now"))
+    pool = make_pool(1, boot=boot("load_with_hook_failing_later"))
+    (pid,) = pool.pids()
+    (tmp_path / "now").touch()
+    os.kill(pid, signal.SIGKILL)
+    assert collect_events(pool, 1, HookFailed) == [
+        Died(None, pid, "signal 9 (SIGKILL)"),
+        HookFailed("hook_failing_later", "raised RuntimeError: not any more"),
+    ]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_an_application_that_does_not_load_fails_the_start(
+    make_pool: MakePool, method: StartMethod
+) -> None:
+    with pytest.raises(ChildBootError, match="ImportError: no such thing") as caught:
+        make_pool(1, boot=boot("load_nothing"), start_method=method)
+    assert caught.value.hook_name is None
+
+
+def test_a_child_that_never_gets_ready_fails_the_start(make_pool: MakePool) -> None:
+    with pytest.raises(ChildBootError, match=r"not ready within 0\.3 s"):
+        make_pool(1, boot=boot("load_with_slow_hook"), boot_timeout_seconds=0.3)
+
+
+def test_a_template_that_never_gets_ready_fails_the_start(make_pool: MakePool) -> None:
+    with pytest.raises(ChildBootError, match=r"not ready within 0\.3 s"):
+        make_pool(1, boot=boot("load_for_ever"), boot_timeout_seconds=0.3)
+
+
+def test_a_failed_start_leaves_no_process_behind(make_pool: MakePool) -> None:
+    before = {one.pid for one in psutil.Process().children(recursive=True)}
+    with pytest.raises(ChildBootError):
+        make_pool(3, boot=boot("load_with_raising_hook"))
+    assert {one.pid for one in psutil.Process().children(recursive=True)} <= before
+
+
+def template_pid(pool_pids: list[int]) -> int:
+    (pid,) = {one.pid for one in psutil.Process().children()} - set(pool_pids)
+    return pid
+
+
+def test_a_killed_template_costs_nobody_and_is_started_again(make_pool: MakePool) -> None:
+    pool = make_pool(2)
+    pids = pool.pids()
+    first = template_pid(pids)
+    os.kill(first, signal.SIGKILL)
+    assert collect_until(pool, lambda: is_gone(first)) == []
+    assert pool.pids() == pids
+    os.kill(pids[0], signal.SIGKILL)
+    collect_until(pool, lambda: pool.idle_count == 2 and pids[0] not in pool.pids())
+    assert template_pid(pool.pids()) != first
+
+
+def test_a_template_and_a_child_killed_together_are_both_replaced(make_pool: MakePool) -> None:
+    pool = make_pool(1)
+    (pid,) = pool.pids()
+    os.kill(template_pid([pid]), signal.SIGKILL)
+    os.kill(pid, signal.SIGKILL)
+    collect_until(pool, lambda: pool.idle_count == 1 and pool.pids() != [pid])
+    assert run(pool, "echo", 1) == 1
+
+
+def test_children_that_keep_dying_while_booting_are_started_ever_more_slowly(
+    make_pool: MakePool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("POOL_TEST_BOOT_DIES_IF", str(tmp_path / "now"))
+    pool = make_pool(1, boot=boot("load_with_dying_hook"))
+    (tmp_path / "now").touch()
+    os.kill(pool.pids()[0], signal.SIGKILL)
+    died_at = []
+    for _ in range(4):
+        collect_events(pool, 1, Died)
+        died_at.append(time.monotonic())
+    assert died_at[2] - died_at[1] >= 0.1
+    assert died_at[3] - died_at[2] >= 0.2
+    (tmp_path / "now").unlink()
+    collect_until(pool, lambda: pool.idle_count == 1)
+
+
+def wait_until(condition: Callable[[], bool], seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+    return True
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_children_are_gone_within_a_second_of_the_parents_death(
+    method: StartMethod, tmp_path: Path
+) -> None:
+    reports = tmp_path / "pids"
+    script = (
+        f"import sys; sys.path.insert(0, {REPOSITORY!r}); from tests.worker import pool_parent; "
+        f"pool_parent.main({method.value!r}, {str(reports)!r})"
+    )
+    parent = psutil.Popen([os.sys.executable, "-c", script])  # type: ignore[attr-defined]
+    try:
+        assert wait_until(reports.exists, 20)
+        family = [int(pid) for pid in reports.read_text().split()]
+        assert len(family) >= 2
+        assert not any(is_gone(pid) for pid in family)
+    finally:
+        parent.kill()
+        parent.wait()
+    assert wait_until(lambda: all(is_gone(pid) for pid in family), 1.0)

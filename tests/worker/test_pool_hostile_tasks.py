@@ -1,0 +1,169 @@
+"""What tasks may do to their process, and what must survive it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+from pathlib import Path
+
+import psutil
+import pytest
+
+from horsies.worker import child, wire
+from horsies.worker.pool import Died, StartMethod, Stopped
+from tests.worker.pool_support import (
+    MakePool,
+    assignment,
+    collect_until,
+    is_gone,
+    next_event,
+    run,
+    value_of,
+)
+
+
+def read_pid(path: Path) -> int:
+    return int(path.read_text())
+
+
+def test_grandchildren_die_with_a_killed_child(make_pool: MakePool, tmp_path: Path) -> None:
+    pool = make_pool(1)
+    marker = tmp_path / "grandchild"
+    pid = pool.dispatch(assignment("start_grandchild", str(marker)))
+    collect_until(pool, marker.exists)
+    grandchild = read_pid(marker)
+    assert not is_gone(grandchild)
+    os.kill(pid, signal.SIGKILL)
+    assert isinstance(next_event(pool), Died)
+    collect_until(pool, lambda: is_gone(grandchild))
+
+
+def test_grandchildren_die_with_a_stopped_task(make_pool: MakePool, tmp_path: Path) -> None:
+    pool = make_pool(1)
+    marker = tmp_path / "grandchild"
+    given = assignment("start_grandchild", str(marker))
+    pool.dispatch(given)
+    collect_until(pool, marker.exists)
+    pool.stop_task(given.task_id, "cancelled")
+    assert isinstance(next_event(pool), Stopped)
+    collect_until(pool, lambda: is_gone(read_pid(marker)))
+
+
+def test_orphans_of_children_do_not_stay_as_zombies(make_pool: MakePool) -> None:
+    pool = make_pool(1)
+    grandchild = run(pool, "leave_grandchild")
+    (pid,) = pool.pids()
+    os.kill(pid, signal.SIGKILL)
+    collect_until(pool, lambda: not psutil.pid_exists(grandchild))
+
+
+def test_a_process_forked_by_a_task_does_not_answer_for_it(make_pool: MakePool) -> None:
+    pool = make_pool(1)
+    assert run(pool, "fork_and_return") == "child"
+    assert pool.collect(0.1) == []
+    assert run(pool, "echo", "next") == "next"
+
+
+def test_a_process_started_by_a_task_can_be_terminated_by_it(make_pool: MakePool) -> None:
+    assert run(make_pool(1), "terminate_forked_process") == -signal.SIGTERM
+
+
+def test_a_task_that_closes_low_descriptors_still_reports(make_pool: MakePool) -> None:
+    pool = make_pool(1)
+    assert run(pool, "close_low_descriptors") == "still here"
+    assert run(pool, "echo", 1) == 1
+
+
+def test_a_child_that_closes_its_socket_is_killed_and_replaced(make_pool: MakePool) -> None:
+    pool = make_pool(1)
+    given = assignment("close_all_descriptors")
+    pid = pool.dispatch(given)
+    assert next_event(pool) == Died(given, pid, "killed because it closed its socket", started=True)
+    collect_until(pool, lambda: pool.idle_count == 1)
+
+
+def test_a_child_that_writes_garbage_is_killed_and_nobody_else(
+    make_pool: MakePool, tmp_path: Path
+) -> None:
+    pool = make_pool(2)
+    sibling = assignment("wait_forever", str(tmp_path / "sibling"))
+    pool.dispatch(sibling)
+    given = assignment("write_garbage")
+    pid = pool.dispatch(given)
+    event = next_event(pool)
+    assert isinstance(event, Died)
+    assert (event.assignment, event.pid, event.started) == (given, pid, True)
+    assert "malformed frame" in event.description
+    assert list(pool.busy()) == [sibling.task_id]
+    collect_until(pool, lambda: pool.idle_count == 1)
+
+
+@pytest.mark.parametrize("forgery", ["other task", "other claim", "ready", "hello", "assign"])
+def test_a_child_that_speaks_out_of_turn_is_killed(make_pool: MakePool, forgery: str) -> None:
+    pool = make_pool(1)
+    given = assignment("write_forgery", forgery)
+    pool.dispatch(given)
+    event = next_event(pool)
+    assert isinstance(event, Died)
+    assert event.assignment == given
+    assert "malformed frame" in event.description
+
+
+def test_flooding_stdout_does_not_touch_the_protocol(make_pool: MakePool) -> None:
+    assert run(make_pool(1), "flood_stdout", 5_000_000) == 5_000_000
+
+
+def test_what_a_task_changed_is_put_back_before_the_next_one(
+    make_pool: MakePool, tmp_path: Path
+) -> None:
+    pool = make_pool(1)
+    before = run(pool, "describe_surroundings")
+    run(pool, "change_surroundings", str(tmp_path))
+    assert run(pool, "describe_surroundings") == before
+
+
+def test_a_child_holds_no_socket_but_its_own(make_pool: MakePool) -> None:
+    with socket.create_server(("127.0.0.1", 0)):
+        pool = make_pool(2)
+        (only,) = run(pool, "list_sockets")
+        assert only >= 500
+
+
+def test_a_child_knows_that_it_is_one(make_pool: MakePool) -> None:
+    assert run(make_pool(1), "environment", "HORSIES_CHILD_PROCESS") == "1"
+
+
+def test_the_portable_watch_kills_a_process_whose_parent_hung_up() -> None:
+    own_end, child_end = socket.socketpair()
+    pid = os.fork()
+    if pid == 0:
+        os.setsid()
+        own_end.close()
+        threading.Thread(target=child.watch_parent, args=(child_end,), daemon=True).start()
+        os.write(child_end.fileno(), b"1")
+        while True:
+            signal.pause()
+    child_end.close()
+    assert own_end.recv(1) == b"1"
+    own_end.close()
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
+
+
+def test_log_records_of_a_task_name_it(
+    make_pool: MakePool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    pool = make_pool(1, start_method=StartMethod.SPAWN)
+    given = assignment("log_a_line", "hello from the task")
+    pool.dispatch(given)
+    value_of(next_event(pool))
+    (line,) = [line for line in capfd.readouterr().err.splitlines() if "hello from" in line]
+    assert f"[log_a_line {given.task_id} #1]" in line
+
+
+def test_a_task_id_with_any_text_survives_the_trip(make_pool: MakePool) -> None:
+    pool = make_pool(1)
+    text = 'Grüße, 世界 \U0001f40e " \\ \n'
+    assert run(pool, "echo", text) == text
+    assert wire.MAX_FRAME_BYTES > 16_777_216

@@ -1,0 +1,143 @@
+"""Children leave after enough tasks or at enough memory, and a successor stands ready."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from horsies.worker.pool import (
+    ChildBootError,
+    ChildPool,
+    Died,
+    PoolSettings,
+    Reported,
+    StartMethod,
+)
+from tests.worker.pool_support import BOOT, MakePool, assignment, collect_until, is_gone, run
+
+
+def drain(pool: ChildPool, count: int) -> tuple[Counter[int], int]:
+    """Run `count` tasks; how many each child ran, and the fewest usable children meanwhile."""
+    by_pid: Counter[int] = Counter()
+    fewest = pool.idle_count
+    sent = done = 0
+    while done < count:
+        while pool.idle_count and sent < count:
+            by_pid[pool.dispatch(assignment("echo", sent))] += 1
+            sent += 1
+        for event in pool.collect(5.0):
+            assert isinstance(event, Reported), event
+            done += 1
+        fewest = min(fewest, pool.idle_count + len(pool.busy()))
+    return by_pid, fewest
+
+
+@pytest.mark.parametrize("method", list(StartMethod))
+def test_no_child_runs_more_than_its_number_of_tasks(
+    make_pool: MakePool, method: StartMethod
+) -> None:
+    pool = make_pool(2, max_tasks_per_child=10, start_method=method)
+    by_pid, _ = drain(pool, 60)
+    assert max(by_pid.values()) <= 10
+    assert len(by_pid) >= 6
+
+
+def test_a_retired_child_leaves_only_when_its_successor_is_ready(make_pool: MakePool) -> None:
+    pool = make_pool(1, max_tasks_per_child=3)
+    (first,) = pool.pids()
+    for _ in range(2):
+        assert run(pool, "own_pid") == first
+    events = collect_until(pool, lambda: is_gone(first))
+    assert events == []
+    assert pool.idle_count == 1
+    assert run(pool, "own_pid") != first
+
+
+def test_usable_children_never_run_short_when_the_successor_has_time(make_pool: MakePool) -> None:
+    pool = make_pool(2, max_tasks_per_child=5)
+    for _ in range(30):
+        run(pool, "echo", 1)
+        collect_until(pool, lambda: pool.idle_count == 2 and len(pool.pids()) == 2)
+
+
+def test_a_pool_without_a_limit_keeps_its_children(make_pool: MakePool) -> None:
+    pool = make_pool(2)
+    by_pid, fewest = drain(pool, 300)
+    assert set(by_pid) <= set(pool.pids())
+    assert fewest == 2
+
+
+def test_a_child_over_its_memory_limit_reports_and_leaves(make_pool: MakePool) -> None:
+    pool = make_pool(2, max_memory_per_child_mb=500)
+    pids = set(pool.pids())
+    large = pool.next_idle_pids(1)[0]
+    assert run(pool, "allocate", 500) == 1
+    assert collect_until(pool, lambda: large not in pool.pids() and pool.idle_count == 2) == []
+    assert set(pool.pids()) & pids == pids - {large}
+    assert len(pool.pids()) == 2
+
+
+def test_a_child_near_its_memory_limit_stays_while_a_spare_stands_by(make_pool: MakePool) -> None:
+    pool = make_pool(1, max_memory_per_child_mb=500)
+    (pid,) = pool.pids()
+    run(pool, "allocate", 475 - round(run(pool, "own_rss_mb")))
+    collect_until(pool, lambda: len(pool.pids()) == 2)
+    assert pool.idle_count == 1
+    assert run(pool, "own_pid") == pid
+    run(pool, "allocate", 100)
+    assert collect_until(pool, lambda: is_gone(pid)) == []
+    assert run(pool, "own_pid") != pid
+
+
+def test_a_memory_limit_below_a_fresh_child_is_refused_with_both_numbers(
+    make_pool: MakePool,
+) -> None:
+    with pytest.raises(ChildBootError, match=r"already uses \d+ MB.*max_memory_per_child_mb=2"):
+        make_pool(2, max_memory_per_child_mb=2)
+
+
+def test_a_memory_limit_close_to_a_fresh_child_is_warned_about(
+    make_pool: MakePool, caplog: pytest.LogCaptureFixture
+) -> None:
+    pool = make_pool(1)
+    baseline_mb = run(pool, "own_rss_mb")
+    make_pool(1, max_memory_per_child_mb=int(baseline_mb * 1.1) + 1)
+    assert "children will be replaced often" in caplog.text
+
+
+def test_fifty_recycled_children_leak_no_descriptor(make_pool: MakePool) -> None:
+    pool = make_pool(2, max_tasks_per_child=2)
+    drain(pool, 10)
+    collect_until(pool, lambda: pool.idle_count == 2 and len(pool.pids()) <= 3)
+    before = len(os.listdir("/proc/self/fd"))
+    by_pid, _ = drain(pool, 110)
+    assert len(by_pid) > 50
+    collect_until(pool, lambda: pool.idle_count == 2 and len(pool.pids()) <= 3)
+    assert len(os.listdir("/proc/self/fd")) <= before + 2
+
+
+def test_a_dead_spare_is_replaced(make_pool: MakePool) -> None:
+    pool = make_pool(1, max_memory_per_child_mb=500)
+    (pid,) = pool.pids()
+    run(pool, "allocate", 475 - round(run(pool, "own_rss_mb")))
+    collect_until(pool, lambda: len(pool.pids()) == 2)
+    (spare,) = set(pool.pids()) - {pid}
+    os.kill(spare, signal.SIGKILL)
+    events = collect_until(pool, lambda: len(set(pool.pids()) - {pid, spare}) == 1)
+    assert all(event == Died(None, spare, "signal 9 (SIGKILL)") for event in events)
+
+
+def test_shutdown_in_the_middle_of_recycling_leaves_nothing_behind(tmp_path: Path) -> None:
+    with selectors.DefaultSelector() as selector:
+        pool = ChildPool(PoolSettings(2, max_tasks_per_child=2), BOOT, selector)
+        pool.start()
+        drain(pool, 9)
+        pids = pool.pids()
+        pool.shutdown()
+        assert all(is_gone(pid) for pid in pids)
+        assert not selector.get_map()
