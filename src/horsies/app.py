@@ -209,6 +209,12 @@ class Horsies:
         """Remember which modules define tasks; workers import them. A second call replaces the
         list.
         """
+        if isinstance(modules, str):
+            raise ConfigurationError(
+                f"discover_tasks takes a list of modules, not the text {modules!r}.",
+                code=ErrorCode.CLI_INVALID_ARGS,
+                help_text=f"app.discover_tasks([{modules!r}])",
+            )
         if self._modules:
             logger.warning(
                 "discover_tasks was called again; the earlier list of modules is replaced"

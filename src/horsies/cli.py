@@ -39,6 +39,7 @@ from horsies.errors import ErrorCode, HorsiesError, ValidationReport
 from horsies.logs import LogFormat, LogLevel, attach_handler
 from horsies.modules import failure_at
 from horsies.postgres_config import URL_VARIABLES
+from horsies.worker.command import worker
 
 cli = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -219,6 +220,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "check": check,
     "migrate": migrate,
     "version": version,
+    "worker": worker,
 }
 
 for _name, _command in COMMANDS.items():

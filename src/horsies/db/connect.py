@@ -208,9 +208,18 @@ def is_transient(error: BaseException) -> bool:
         return True
     state = getattr(error, "sqlstate", None)
     if state is None:
-        return isinstance(error, psycopg.OperationalError | psycopg.InterfaceError)
+        is_connection_error = isinstance(error, psycopg.OperationalError | psycopg.InterfaceError)
+        return is_connection_error and not _is_refusal(str(error).lower())
     return state[:2] in _TRANSIENT_CLASSES or state in _TRANSIENT_STATES
 
+
+def _is_refusal(lowered: str) -> bool:
+    """The server answered, and will answer the same again: wrong password, no such database or role."""
+    unknown = "does not exist" in lowered and ("database" in lowered or "role" in lowered)
+    return unknown or any(mark in lowered for mark in _REFUSALS)
+
+
+_REFUSALS = ("password authentication failed", "no password supplied", "no pg_hba.conf entry")
 
 _REMEDIES = (
     (

@@ -92,81 +92,91 @@ _KIND_REPORT = int(FrameKind.REPORT)
 
 def encode_assignment(assignment: Assignment) -> bytes:
     """The frame that hands `assignment` to a child."""
-    task_id = assignment.task_id.encode()
-    name = assignment.task_name.encode()
-    args = assignment.args_json.encode()
-    kwargs = assignment.kwargs_json.encode()
+    task_id, name = assignment.task_id, assignment.task_name
+    args, kwargs = assignment.args_json, assignment.kwargs_json
     timeout_ms = assignment.timeout_ms
-    body = b"".join((task_id, name, args, kwargs))
-    return (
-        _ASSIGN.pack(
-            _ASSIGN.size - 4 + len(body),
-            _KIND_ASSIGN,
-            assignment.generation,
-            assignment.attempt,
-            _NO_TIMEOUT if timeout_ms is None else timeout_ms,
-            len(task_id),
-            len(name),
-            len(args),
-            len(kwargs),
-        )
-        + body
+    body = f"{task_id}{name}{args}{kwargs}".encode()
+    header = _ASSIGN.pack(
+        _ASSIGN.size - 4 + len(body),
+        _KIND_ASSIGN,
+        assignment.generation,
+        assignment.attempt,
+        _NO_TIMEOUT if timeout_ms is None else timeout_ms,
+        len(task_id),
+        len(name),
+        len(args),
+        len(kwargs),
     )
+    return header + body
 
 
 def decode_assignment(frame: bytes) -> Assignment:
     """The assignment in `frame`."""
     try:
-        _, _, generation, attempt, timeout_ms, *lengths = _ASSIGN.unpack_from(frame)
-        task_id, name, args, kwargs = _texts(frame, _ASSIGN.size, lengths)
+        _, _, generation, attempt, timeout_ms, id_end, name_end, args_end, kwargs_end = (
+            _ASSIGN.unpack_from(frame)
+        )
+        texts = frame[_ASSIGN.size :].decode()
     except (struct.error, UnicodeDecodeError) as error:
         raise WireError(f"malformed assignment: {error}") from error
-    if task_id is None or name is None or args is None or kwargs is None:
-        raise WireError("malformed assignment: a text is missing")
+    name_end += id_end
+    args_end += name_end
+    kwargs_end += args_end
+    if kwargs_end != len(texts):
+        raise WireError("malformed assignment: its texts do not add up to its length")
     return Assignment(
-        task_id=task_id,
-        generation=generation,
-        task_name=name,
-        attempt=attempt,
-        args_json=args,
-        kwargs_json=kwargs,
-        timeout_ms=None if timeout_ms == _NO_TIMEOUT else timeout_ms,
+        texts[:id_end],
+        generation,
+        texts[id_end:name_end],
+        attempt,
+        texts[name_end:args_end],
+        texts[args_end:],
+        None if timeout_ms == _NO_TIMEOUT else timeout_ms,
     )
 
 
 def encode_report(report: ChildReport, rss_bytes: int = 0) -> bytes:
     """The frame that carries `report`, with the child's memory when it was sampled."""
-    task_id = report.task_id.encode()
-    result = report.result_json.encode()
-    code = _optional_bytes(report.error_code)
-    message = _optional_bytes(report.error_message)
-    body = b"".join((task_id, result, code or b"", message or b""))
-    return (
-        _REPORT.pack(
-            _REPORT.size - 4 + len(body),
-            _KIND_REPORT,
-            report.generation,
-            report.ok,
-            rss_bytes,
-            len(task_id),
-            len(result),
-            _NO_TEXT if code is None else len(code),
-            _NO_TEXT if message is None else len(message),
-        )
-        + body
+    task_id, result = report.task_id, report.result_json
+    code, message = report.error_code, report.error_message
+    body = f"{task_id}{result}{code or ''}{message or ''}".encode(errors="backslashreplace")
+    header = _REPORT.pack(
+        _REPORT.size - 4 + len(body),
+        _KIND_REPORT,
+        report.generation,
+        report.ok,
+        rss_bytes,
+        len(task_id),
+        len(result),
+        _NO_TEXT if code is None else len(code),
+        _NO_TEXT if message is None else len(message),
     )
+    return header + body
 
 
 def decode_report(frame: bytes) -> tuple[ChildReport, int]:
     """The report in `frame` and the sampled memory in bytes (0 when it was not sampled)."""
     try:
-        _, _, generation, ok, rss_bytes, *lengths = _REPORT.unpack_from(frame)
-        task_id, result, code, message = _texts(frame, _REPORT.size, lengths)
+        _, _, generation, ok, rss_bytes, id_end, result_end, code_size, message_size = (
+            _REPORT.unpack_from(frame)
+        )
+        texts = frame[_REPORT.size :].decode()
     except (struct.error, UnicodeDecodeError) as error:
         raise WireError(f"malformed report: {error}") from error
-    if task_id is None or result is None:
-        raise WireError("malformed report: a text is missing")
-    return ChildReport(task_id, generation, bool(ok), result, code, message), rss_bytes
+    result_end += id_end
+    code_end = result_end if code_size == _NO_TEXT else result_end + code_size
+    message_end = code_end if message_size == _NO_TEXT else code_end + message_size
+    if message_end != len(texts):
+        raise WireError("malformed report: its texts do not add up to its length")
+    report = ChildReport(
+        texts[:id_end],
+        generation,
+        bool(ok),
+        texts[id_end:result_end],
+        None if code_size == _NO_TEXT else texts[result_end:code_end],
+        None if message_size == _NO_TEXT else texts[code_end:],
+    )
+    return report, rss_bytes
 
 
 def encode_numbers(kind: FrameKind, first: int = 0, second: int = 0) -> bytes:
@@ -260,20 +270,3 @@ class FrameBuffer:
             start = end
         del pending[:start]
         return frames
-
-
-def _optional_bytes(text: str | None) -> bytes | None:
-    return None if text is None else text.encode(errors="backslashreplace")
-
-
-def _texts(frame: bytes, start: int, lengths: list[int]) -> list[str | None]:
-    texts: list[str | None] = []
-    for length in lengths:
-        if length == _NO_TEXT:
-            texts.append(None)
-            continue
-        texts.append(frame[start : start + length].decode())
-        start += length
-    if start != len(frame):
-        raise WireError("malformed frame: its texts do not add up to its length")
-    return texts

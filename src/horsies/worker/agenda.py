@@ -1,0 +1,70 @@
+"""The agenda: when the worker's loop has something to do, and how long it may sleep until then.
+
+Pure bookkeeping on the monotonic clock, no I/O. A claim that came back short means the queues are
+empty for now; from then on only a notification, a due time, or the safety poll makes another claim
+worth its while.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+# An idle worker looks ahead at once; a busy one at most this often.
+LOOK_AHEAD_SECONDS = 0.1
+NEVER = float("inf")
+
+
+@dataclass(slots=True)
+class Agenda:
+    """What is planned, in monotonic seconds."""
+
+    poll_seconds: float
+    heartbeat_seconds: float
+    may_have_work: bool = True
+    needs_look_ahead: bool = True
+    looked_ahead_at: float = -NEVER
+    due_at: float = NEVER
+    poll_at: float = 0.0
+    heartbeat_at: float = 0.0
+
+    def wake(self) -> None:
+        """Somebody says there is work, or there may be: a notification, a gap, freed capacity."""
+        self.may_have_work = True
+
+    def tick(self, now: float) -> None:
+        """Turn due times and the safety poll into a wish to claim."""
+        if now >= self.due_at or now >= self.poll_at:
+            self.may_have_work = True
+            self.due_at = NEVER
+            self.poll_at = now + self.poll_seconds
+
+    def note_claim(self, wanted: int, got: int) -> None:
+        """A claim came back: full means there may be more, short means there is no more for now."""
+        self.may_have_work = got >= wanted
+        if got < wanted:
+            self.needs_look_ahead = True
+
+    def wants_look_ahead(self, now: float) -> bool:
+        """Tell whether to ask when the next task is due."""
+        return self.needs_look_ahead and now >= self.looked_ahead_at + LOOK_AHEAD_SECONDS
+
+    def note_look_ahead(self, now: float, seconds: float | None) -> None:
+        """The next task is due in that many seconds, or none is planned."""
+        self.needs_look_ahead = False
+        self.looked_ahead_at = now
+        self.due_at = NEVER if seconds is None else now + seconds
+
+    def wants_heartbeat(self, now: float) -> bool:
+        """Tell whether it is time to say which tasks are alive."""
+        return now >= self.heartbeat_at
+
+    def note_heartbeat(self, now: float) -> None:
+        """The living tasks have been named."""
+        self.heartbeat_at = now + self.heartbeat_seconds
+
+    def next_at(self) -> float:
+        """Return when the loop must be awake again if nothing else happens."""
+        planned = min(self.poll_at, self.due_at, self.heartbeat_at)
+        if self.needs_look_ahead:
+            planned = min(planned, self.looked_ahead_at + LOOK_AHEAD_SECONDS)
+        return planned

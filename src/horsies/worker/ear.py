@@ -1,0 +1,79 @@
+"""The worker's ear: its LISTEN connection, kept in the loop's selector through every reconnect."""
+
+from __future__ import annotations
+
+import logging
+import selectors
+from dataclasses import dataclass
+
+from horsies.db.connect import describe
+from horsies.db.listen import Listener
+
+logger = logging.getLogger("horsies.worker")
+
+CANCEL_CHANNEL = "horsies_cancel"
+EAR = "ear"
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    """What was heard: that queues may have work, and which tasks should be cancelled."""
+
+    work: bool
+    cancelled: frozenset[str]
+
+
+SILENCE = News(False, frozenset())
+
+
+class Ear:
+    """Hears notifications in the worker's own loop; nothing waits here."""
+
+    def __init__(self, listener: Listener, selector: selectors.BaseSelector) -> None:
+        self._listener = listener
+        self._selector = selector
+        self._registered = -1
+
+    def open(self) -> None:
+        """Connect and subscribe, raising what goes wrong: a worker does not start deaf."""
+        self._listener.open()
+        self._follow_socket()
+
+    def seconds_until_retry(self) -> float | None:
+        """Return how long until a lost connection should be tried again, None while it lives."""
+        return self._listener.seconds_until_retry()
+
+    def hear(self) -> News:
+        """Take what has arrived; after a reconnect everything may have been missed."""
+        was_deaf = self._listener.connection is None
+        heard = self._listener.receive()
+        if self._listener.connection is None and not was_deaf:
+            logger.error("notifications lost, polling meanwhile: %s", self._reason())
+        if heard.gap:
+            logger.info("notifications are back")
+        if was_deaf or self._listener.connection is None:
+            self._follow_socket()
+        if not heard.notifications and not heard.gap:
+            return SILENCE
+        cancelled = frozenset(
+            payload for channel, payload in heard.notifications if channel == CANCEL_CHANNEL
+        )
+        return News(heard.gap or len(cancelled) < len(heard.notifications), cancelled)
+
+    def close(self) -> None:
+        """Stop listening for good."""
+        self._listener.close()
+        self._follow_socket()
+
+    def _reason(self) -> str:
+        return describe(self._listener.failure) if self._listener.failure else "connection closed"
+
+    def _follow_socket(self) -> None:
+        current = self._listener.fileno()
+        if current == self._registered:
+            return
+        if self._registered >= 0:
+            self._selector.unregister(self._registered)
+        if current >= 0:
+            self._selector.register(current, selectors.EVENT_READ, EAR)
+        self._registered = current

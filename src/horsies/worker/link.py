@@ -1,0 +1,105 @@
+"""The worker's two connections: one for turns, one that listens; and patience when they break.
+
+The parent loop asks for the turn connection and gets it or None. While the database is away the loop goes on
+serving children; ``Link`` says when to try again and what to repair first: claims whose COMMIT was in doubt.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import psycopg
+from psycopg import Connection
+
+from horsies.config import WorkerResilienceConfig
+from horsies.db.connect import Database, describe, is_transient
+from horsies.retry import Backoff
+
+logger = logging.getLogger("horsies.worker")
+
+TURN_ROLE = "turn"
+# Stable generic plans: planning took 0.46 of a claim's 0.47 ms when PostgreSQL planned each one anew.
+TURN_SETTINGS = "-c plan_cache_mode=force_generic_plan"
+
+
+class DatabaseGivenUpError(Exception):
+    """The database stayed away for longer than the resilience settings allow."""
+
+
+@dataclass(slots=True)
+class Link:
+    """The turn connection, opened again after every loss, with backoff."""
+
+    connect: Callable[[], Connection[Any]]
+    resilience: WorkerResilienceConfig
+    connection: Connection[Any] | None = None
+    retry_at: float = 0.0
+    is_broken: bool = False
+    _backoff: Backoff = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Prepare the backoff."""
+        limits = self.resilience
+        self._backoff = Backoff(
+            limits.db_retry_initial_ms, limits.db_retry_max_ms, limits.db_retry_max_attempts
+        )
+
+    def open(self) -> Connection[Any] | None:
+        """Return the connection, opening it if it is time to; None while the database is away."""
+        if self.connection is not None:
+            return self.connection
+        if time.monotonic() < self.retry_at:
+            return None
+        try:
+            self.connection = self.connect()
+        except psycopg.Error as error:
+            self.lose(error)
+        return self.connection
+
+    def lose(self, error: psycopg.Error) -> None:
+        """Forget the connection after an error that may pass; raise one that will not."""
+        self.close()
+        if not is_transient(error):
+            raise error
+        self.is_broken = True
+        delay_seconds = self._backoff.next_delay_seconds()
+        if delay_seconds is None:
+            raise DatabaseGivenUpError(describe(error)) from error
+        self.retry_at = time.monotonic() + delay_seconds
+        limit = self.resilience.db_retry_max_attempts or "inf"
+        logger.error(
+            "database away, next try in %.1f s (%s/%s): %s",
+            delay_seconds,
+            self._backoff.attempts,
+            limit,
+            describe(error),
+        )
+
+    def confirm(self) -> None:
+        """A statement went through: the next trouble starts from the shortest delay again."""
+        if self.is_broken:
+            logger.info("database is back")
+            self.is_broken = False
+        self._backoff.reset()
+
+    def close(self) -> None:
+        """Close the connection."""
+        if self.connection is not None:
+            self.connection.close()
+            self.connection = None
+
+
+def turn_connector(database: Database) -> Callable[[], Connection[Any]]:
+    """Return what opens a connection tuned for turns: every statement prepared, generic plans."""
+    settings: dict[str, Any] = database.options(TURN_ROLE)
+    if not database.config.pgbouncer_transaction_mode:
+        settings |= {"prepare_threshold": 0, "options": TURN_SETTINGS}
+
+    def connect() -> Connection[Any]:
+        return Connection.connect(database.urls()[0], **settings)
+
+    return connect
