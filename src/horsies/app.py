@@ -16,15 +16,20 @@ from typing import Any, Never, ParamSpec, Protocol, TypeVar, overload
 
 from horsies.broker import BrokerResult, PostgresBroker
 from horsies.check import import_errors, live_errors, policy_errors
-from horsies.config import AppConfig, CustomQueueConfig, PostgresConfig, QueueMode
+from horsies.config import AppConfig, PostgresConfig
 from horsies.db.connect import describe
 from horsies.definition import (
     TaskDefinition,
+    choose_queue,
+    read_code,
     read_function,
+    read_mapper,
     read_name,
     read_results,
+    read_retry_policy,
     read_signature,
     read_timeout,
+    refuse_unknown_options,
 )
 from horsies.errors import (
     ConfigurationError,
@@ -32,13 +37,12 @@ from horsies.errors import (
     HorsiesError,
     RegistryError,
     SourceLocation,
-    TaskDefinitionError,
 )
 from horsies.handle import TaskActionError, TaskCancelled, TaskHandle, TaskInfo
 from horsies.modules import MissingModuleFile, expand_module_globs, import_entry
 from horsies.outcome import TaskError, TaskResult
 from horsies.result import Result
-from horsies.retry import RetryPolicy, validate_error_code_name, validate_exception_mapper
+from horsies.retry import RetryPolicy
 from horsies.send import Producer
 from horsies.task import AnyTask, TaskFunction
 
@@ -116,17 +120,17 @@ class Horsies:
 
         def decorate(function: Any) -> Any:
             location = SourceLocation.from_function(function) if callable(function) else None
-            _refuse_unknown_options(unknown, location)
+            refuse_unknown_options(unknown, location)
             plain = read_function(function, location)
             definition = TaskDefinition(
                 name=read_name(task_name, location),
                 function=plain,
                 is_async=inspect.iscoroutinefunction(plain),
-                queue_name=(queue := self._queue_for(queue_name, location)).name,
+                queue_name=(queue := choose_queue(self.config, queue_name, location)).name,
                 priority=queue.priority,
-                retry_policy=_read_retry_policy(retry_policy, location),
-                exception_mapper=_read_mapper(exception_mapper, location),
-                default_unhandled_error_code=_read_code(default_unhandled_error_code, location),
+                retry_policy=read_retry_policy(retry_policy, location),
+                exception_mapper=read_mapper(exception_mapper, location),
+                default_unhandled_error_code=read_code(default_unhandled_error_code, location),
                 timeout_ms=read_timeout(timeout_ms, location),
                 signature=read_signature(plain, location),
                 results=read_results(plain, location),
@@ -142,7 +146,7 @@ class Horsies:
             self._tasks[definition.name] = TaskFunction(self._producer, definition)
             return self._tasks[definition.name]
         first, second = known.definition.location, definition.location
-        if first is not None and first == second:
+        if first is not None and first == second and not first.file.startswith("<"):
             return known  # the module was imported again
         raise RegistryError(
             f"The task name {definition.name!r} is used twice.",
@@ -172,36 +176,7 @@ class Horsies:
 
     def validate_queue_name(self, queue_name: str | None) -> str:
         """Return the queue a task with this ``queue_name`` goes to, or raise HRS-200 or HRS-103."""
-        return self._queue_for(queue_name, None).name
-
-    def _queue_for(
-        self, queue_name: str | None, location: SourceLocation | None
-    ) -> CustomQueueConfig:
-        queues = {queue.name: queue for queue in self.config.queues()}
-        if self.config.queue_mode is QueueMode.DEFAULT:
-            if queue_name is None:
-                return next(iter(queues.values()))
-            raise _queue_error(
-                f"Queue {queue_name!r} was named, but queue_mode is DEFAULT and has one nameless queue.",
-                ErrorCode.CONFIG_INVALID_QUEUE_MODE,
-                location,
-                "leave queue_name out, or configure queue_mode=QueueMode.CUSTOM",
-            )
-        if queue_name is None:
-            raise _queue_error(
-                "A task needs a queue_name in CUSTOM queue mode.",
-                ErrorCode.CONFIG_INVALID_QUEUE_MODE,
-                location,
-                f"choose one of: {', '.join(queues)}",
-            )
-        if queue_name not in queues:
-            raise _queue_error(
-                f"There is no queue {queue_name!r}.",
-                ErrorCode.TASK_INVALID_QUEUE,
-                location,
-                f"choose one of: {', '.join(queues)}",
-            )
-        return queues[queue_name]
+        return choose_queue(self.config, queue_name, None).name
 
     # Where tasks are defined
 
@@ -276,7 +251,7 @@ class Horsies:
             def reset_engine() -> None:
                 engine.dispose(close=False)
         """
-        if not callable(fn) or inspect.iscoroutinefunction(fn):
+        if not callable(fn) or _is_async(fn):
             raise ConfigurationError(
                 "A child process hook must be a plain function without parameters.",
                 code=ErrorCode.CONFIG_INVALID_CHILD_HOOK,
@@ -405,60 +380,7 @@ def get_current_app() -> Horsies | None:
     return _current[0] if _current else None
 
 
-def _refuse_unknown_options(unknown: Mapping[str, Any], location: SourceLocation | None) -> None:
-    if not unknown:
-        return
-    raise TaskDefinitionError(
-        f"@app.task does not know {', '.join(repr(name) for name in unknown)}.",
-        code=ErrorCode.TASK_INVALID_OPTIONS,
-        location=location,
-        help_text="options are queue_name, retry_policy, exception_mapper, default_unhandled_error_code and "
-        "timeout_ms; good_until belongs to with_options(...), auto_retry_for into the retry_policy",
+def _is_async(function: Callable[..., Any]) -> bool:
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
+        getattr(type(function), "__call__", None)  # noqa: B004 - asked for its kind, not called
     )
-
-
-def _read_retry_policy(policy: object, location: SourceLocation | None) -> RetryPolicy | None:
-    if policy is None or isinstance(policy, RetryPolicy):
-        return policy
-    raise TaskDefinitionError(
-        f"retry_policy must be a RetryPolicy, not {type(policy).__name__}.",
-        code=ErrorCode.TASK_INVALID_OPTIONS,
-        location=location,
-        help_text='RetryPolicy.fixed([1, 5, 30], auto_retry_for=["GATEWAY_DOWN"])',
-    )
-
-
-def _read_mapper(
-    mapper: Mapping[type[BaseException], str] | None, location: SourceLocation | None
-) -> Mapping[type[BaseException], str]:
-    if mapper is None:
-        return {}
-    problems = validate_exception_mapper(mapper)
-    if problems:
-        raise TaskDefinitionError(
-            problems[0],
-            code=ErrorCode.CONFIG_INVALID_EXCEPTION_MAPPER,
-            location=location,
-            notes=problems[1:],
-        )
-    return dict(mapper)
-
-
-def _read_code(code: str | None, location: SourceLocation | None) -> str | None:
-    problems = (
-        [] if code is None else validate_error_code_name(code, where="default_unhandled_error_code")
-    )
-    if problems:
-        raise TaskDefinitionError(
-            problems[0],
-            code=ErrorCode.CONFIG_INVALID_EXCEPTION_MAPPER,
-            location=location,
-            notes=problems[1:],
-        )
-    return code
-
-
-def _queue_error(
-    message: str, code: ErrorCode, location: SourceLocation | None, help_text: str
-) -> ConfigurationError:
-    return ConfigurationError(message, code=code, location=location, help_text=help_text)

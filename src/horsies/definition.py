@@ -9,13 +9,15 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from inspect import Parameter
 from types import FunctionType
 from typing import Any, get_args, get_origin, get_type_hints
 
 from horsies.codec import CallSignature, ResultCodec
-from horsies.errors import ErrorCode, SourceLocation, TaskDefinitionError
+from horsies.config import AppConfig, CustomQueueConfig, QueueMode
+from horsies.errors import ConfigurationError, ErrorCode, SourceLocation, TaskDefinitionError
 from horsies.outcome import TaskError, TaskResult
-from horsies.retry import RetryPolicy
+from horsies.retry import RetryPolicy, validate_error_code_name, validate_exception_mapper
 
 NAME_LENGTH_MAX = 255
 TIMEOUT_MS_MIN = 100
@@ -41,7 +43,7 @@ class TaskDefinition:
 
 def read_name(name: object, location: SourceLocation | None) -> str:
     """Accept a task name of 1 to 255 characters."""
-    if not isinstance(name, str) or not name.strip() or len(name) > NAME_LENGTH_MAX or "\0" in name:
+    if not isinstance(name, str) or not _is_storable_name(name):
         raise TaskDefinitionError(
             f"A task name is a text of 1 to {NAME_LENGTH_MAX} characters.",
             code=ErrorCode.TASK_INVALID_OPTIONS,
@@ -49,6 +51,12 @@ def read_name(name: object, location: SourceLocation | None) -> str:
             help_text='name the task: @app.task("send_invoice")',
         )
     return name
+
+
+def _is_storable_name(name: str) -> bool:
+    if not name.strip() or len(name) > NAME_LENGTH_MAX or "\0" in name:
+        return False
+    return name.isascii() or not any("\ud800" <= character <= "\udfff" for character in name)
 
 
 def read_timeout(timeout_ms: object, location: SourceLocation | None) -> int | None:
@@ -70,7 +78,7 @@ def read_timeout(timeout_ms: object, location: SourceLocation | None) -> int | N
 
 def read_function(function: object, location: SourceLocation | None) -> FunctionType:
     """Accept a plain function, synchronous or ``async def``; refuse what is wrapped or generates."""
-    if hasattr(function, "__wrapped__") or not isinstance(function, FunctionType):
+    if not isinstance(function, FunctionType) or _wraps_another(function):
         raise TaskDefinitionError(
             "@app.task must be the innermost decorator: it takes the plain function, not a wrapped one.",
             code=ErrorCode.TASK_PREDECORATED_NOT_SUPPORTED,
@@ -85,6 +93,19 @@ def read_function(function: object, location: SourceLocation | None) -> Function
             help_text="collect the values and return TaskResult(ok=[...])",
         )
     return function
+
+
+def _wraps_another(function: FunctionType) -> bool:
+    """Tell a decorator's wrapper, even one without functools.wraps: it passes anything on."""
+    if hasattr(function, "__wrapped__"):
+        return True
+    kinds = [parameter.kind for parameter in inspect.signature(function).parameters.values()]
+    if kinds != [Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD]:
+        return False
+    return any(
+        isinstance(value, FunctionType)
+        for value in inspect.getclosurevars(function).nonlocals.values()
+    )
 
 
 def read_results(function: FunctionType, location: SourceLocation | None) -> ResultCodec:
@@ -145,3 +166,97 @@ def _bad_return(
         location=location,
         help_text=f"def {function.__name__}(...) -> TaskResult[int, TaskError]:",
     )
+
+
+def choose_queue(
+    config: AppConfig, queue_name: str | None, location: SourceLocation | None
+) -> CustomQueueConfig:
+    """Return the queue a task with this ``queue_name`` goes to."""
+    queues = {queue.name: queue for queue in config.queues()}
+    if config.queue_mode is QueueMode.DEFAULT:
+        if queue_name is None:
+            return next(iter(queues.values()))
+        raise _queue_error(
+            f"Queue {queue_name!r} was named, but queue_mode is DEFAULT and has one nameless queue.",
+            ErrorCode.CONFIG_INVALID_QUEUE_MODE,
+            location,
+            "leave queue_name out, or configure queue_mode=QueueMode.CUSTOM",
+        )
+    if queue_name is None:
+        raise _queue_error(
+            "A task needs a queue_name in CUSTOM queue mode.",
+            ErrorCode.CONFIG_INVALID_QUEUE_MODE,
+            location,
+            f"choose one of: {', '.join(queues)}",
+        )
+    if queue_name not in queues:
+        raise _queue_error(
+            f"There is no queue {queue_name!r}.",
+            ErrorCode.TASK_INVALID_QUEUE,
+            location,
+            f"choose one of: {', '.join(queues)}",
+        )
+    return queues[queue_name]
+
+
+def refuse_unknown_options(unknown: Mapping[str, Any], location: SourceLocation | None) -> None:
+    """Refuse keywords that ``@app.task`` does not have."""
+    if not unknown:
+        return
+    raise TaskDefinitionError(
+        f"@app.task does not know {', '.join(repr(name) for name in unknown)}.",
+        code=ErrorCode.TASK_INVALID_OPTIONS,
+        location=location,
+        help_text="options are queue_name, retry_policy, exception_mapper, default_unhandled_error_code and "
+        "timeout_ms; good_until belongs to with_options(...), auto_retry_for into the retry_policy",
+    )
+
+
+def read_retry_policy(policy: object, location: SourceLocation | None) -> RetryPolicy | None:
+    """Accept no retries, or a RetryPolicy."""
+    if policy is None or isinstance(policy, RetryPolicy):
+        return policy
+    raise TaskDefinitionError(
+        f"retry_policy must be a RetryPolicy, not {type(policy).__name__}.",
+        code=ErrorCode.TASK_INVALID_OPTIONS,
+        location=location,
+        help_text='RetryPolicy.fixed([1, 5, 30], auto_retry_for=["GATEWAY_DOWN"])',
+    )
+
+
+def read_mapper(
+    mapper: Mapping[type[BaseException], str] | None, location: SourceLocation | None
+) -> Mapping[type[BaseException], str]:
+    """Accept exception classes mapped to error codes."""
+    if mapper is None:
+        return {}
+    problems = validate_exception_mapper(mapper)
+    if problems:
+        raise TaskDefinitionError(
+            problems[0],
+            code=ErrorCode.CONFIG_INVALID_EXCEPTION_MAPPER,
+            location=location,
+            notes=problems[1:],
+        )
+    return dict(mapper)
+
+
+def read_code(code: str | None, location: SourceLocation | None) -> str | None:
+    """Accept an error code for exceptions that no mapper knows."""
+    problems = (
+        [] if code is None else validate_error_code_name(code, where="default_unhandled_error_code")
+    )
+    if problems:
+        raise TaskDefinitionError(
+            problems[0],
+            code=ErrorCode.CONFIG_INVALID_EXCEPTION_MAPPER,
+            location=location,
+            notes=problems[1:],
+        )
+    return code
+
+
+def _queue_error(
+    message: str, code: ErrorCode, location: SourceLocation | None, help_text: str
+) -> ConfigurationError:
+    return ConfigurationError(message, code=code, location=location, help_text=help_text)
