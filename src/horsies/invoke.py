@@ -9,12 +9,20 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Mapping
+import threading
+from collections.abc import Coroutine, Mapping
 from typing import Any
 
+from horsies.codec import CodecError
 from horsies.config import AppConfig
 from horsies.definition import TaskDefinition
-from horsies.outcome import ContractCode, OperationalErrorCode, TaskError, TaskResult
+from horsies.outcome import (
+    ContractCode,
+    OperationalErrorCode,
+    TaskError,
+    TaskResult,
+    exception_text,
+)
 from horsies.result import Err
 from horsies.retry import resolve_exception_code
 from horsies.stop import TaskStopped
@@ -32,12 +40,19 @@ def invoke(
     try:
         value = definition.function(*args, **kwargs)
         if definition.is_async:
-            value = _runner().run(value)
+            value = _run(value)
     except (KeyboardInterrupt, TaskStopped):
         raise
     except BaseException as error:  # sys.exit() in a task is that task's failure, not the process's
         return TaskResult(err=_exception_error(config, definition, error))
     return _checked(definition, value)
+
+
+def _run(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    # A loop serves one thread; only the main one runs tasks often enough to keep its own.
+    if threading.current_thread() is not threading.main_thread():
+        return asyncio.run(coroutine)
+    return _runner().run(coroutine)
 
 
 def _runner() -> asyncio.Runner:
@@ -53,16 +68,25 @@ def _checked(definition: TaskDefinition, value: object) -> TaskResult[Any, TaskE
         return TaskResult(err=_not_a_result(definition, value))
     match definition.results.validate(value):
         case Err(problem):
-            return TaskResult(
-                err=TaskError(
-                    error_code=ContractCode.RETURN_TYPE_MISMATCH,
-                    message=f"Task {definition.name!r} returned a value that does not fit its annotation: "
-                    f"{problem.message}",
-                    data={"path": problem.path},
-                )
-            )
+            return TaskResult(err=_mismatch(definition, value, problem))
         case _:
             return value
+
+
+def _mismatch(
+    definition: TaskDefinition, value: TaskResult[Any, Any], problem: CodecError
+) -> TaskError:
+    results = definition.results
+    return TaskError(
+        error_code=ContractCode.RETURN_TYPE_MISMATCH,
+        message=f"Task {definition.name!r} returned a value that does not fit its annotation: "
+        f"{problem.message}",
+        data={
+            "variant": "ok" if value.is_ok() else "err",
+            "expected_type": results.ok_text if value.is_ok() else results.err_text,
+            "path": problem.path,
+        },
+    )
 
 
 def _not_a_result(definition: TaskDefinition, value: object) -> TaskError:
@@ -86,14 +110,7 @@ def _exception_error(
     kind = type(error).__name__
     return TaskError(
         error_code=code,
-        message=f"Task {definition.name!r} raised {kind}: {_text(error)}",
+        message=f"Task {definition.name!r} raised {kind}: {exception_text(error)}",
         data={"exception_type": kind},
         exception=error,
     )
-
-
-def _text(error: BaseException) -> str:
-    try:
-        return str(error)
-    except Exception:
-        return "(its text cannot be read)"

@@ -101,11 +101,16 @@ def error_code_text(code: BuiltInTaskCode | str | None) -> str | None:
     return code.value if isinstance(code, Enum) else code
 
 
+def exception_text(exception: BaseException) -> str:
+    """Return what an exception says as storable text of bounded size; never raises."""
+    return _text_or(lambda: str(exception), "<unprintable>")
+
+
 def describe_exception(exception: BaseException) -> dict[str, str]:
     """Return an exception as JSON-ready text of bounded size; never raises."""
     return {
         "type": _text_or(lambda: type(exception).__name__, "<unknown type>"),
-        "message": _text_or(lambda: str(exception), "<unprintable>", _MESSAGE_CHARACTERS_MAX),
+        "message": exception_text(exception),
         "traceback": _text_or(
             lambda: "".join(traceback.format_exception(exception)),
             "<traceback unavailable>",
