@@ -152,9 +152,6 @@ def is_refused(annotation: Any, value: Any) -> CodecError:
     return refused(task, value)
 
 
-# Binding
-
-
 def test_a_call_without_arguments_is_two_empty_constants() -> None:
     assert encoded(nothing) == EncodedCall("[]", "{}")
     assert decoded(nothing, "[]") == BoundCall((), {})
@@ -230,9 +227,6 @@ def test_a_default_in_the_annotation_is_not_filled_in() -> None:
     assert returned(task, b=2) == BoundCall((), {"b": 2})
 
 
-# Checking without conversion
-
-
 @pytest.mark.parametrize(
     ("annotation", "value"),
     [
@@ -266,6 +260,16 @@ def test_nothing_is_converted_when_sending(annotation: Any, value: Any) -> None:
 def test_an_integer_is_accepted_for_a_float() -> None:
     assert comes_back(float, 3) == 3.0
     assert isinstance(comes_back(float, 3), float)
+
+
+def test_an_integer_that_a_float_cannot_hold_is_refused() -> None:
+    assert comes_back(list[float], [2**53, 1]) == [2**53, 1]
+    error = is_refused(list[float], [1.0, 2**53 + 1])
+    assert error.path == "value[1]"
+    assert "exactly" in error.message
+    assert is_refused(float, 10**400).path == "value"
+    codec = ResultCodec.of(float | None, TaskError)
+    assert codec.validate(TaskResult(ok=2**53 + 1)).unwrap_err().path == "ok"
 
 
 def test_constraints_of_the_annotation_hold_when_sending() -> None:
@@ -322,9 +326,6 @@ def test_a_message_never_shows_the_value() -> None:
     assert "SECRET" not in is_refused(int, "SECRET").message
     assert "SECRET" not in is_refused(Holder, Holder(content=SecretStr("SECRET"))).message
     assert "SECRET" not in unreadable(task, '[{"number": "SECRET"}]').message
-
-
-# Types
 
 
 @pytest.mark.parametrize(
@@ -461,9 +462,6 @@ def test_an_offset_with_seconds_is_refused_rather_than_moved() -> None:
     assert is_refused(dt.datetime, moment).path == "value"
 
 
-# Plain JSON for untyped parameters
-
-
 @pytest.mark.parametrize("function", [untyped, anything])
 def test_untyped_parameters_take_plain_json(function: Callable[..., Any]) -> None:
     value = {"a": [1, 2.5, None, True, "x"], "b": {"c": {}}, "__class__": "os.system"}
@@ -517,9 +515,6 @@ def test_keys_that_become_the_same_text_are_refused(annotation: Any, value: Any,
     error = is_refused(annotation, value)
     assert error.path == path
     assert "same text" in error.message
-
-
-# What JSON in PostgreSQL cannot hold
 
 
 @pytest.mark.parametrize("number", [NAN, INFINITY, -INFINITY])
@@ -642,9 +637,6 @@ def test_a_long_chain_of_models_is_carried_or_refused() -> None:
     assert is_refused(Node, node).path.startswith("value")
 
 
-# Hostile objects
-
-
 class Hostile:
     def __repr__(self) -> str:
         raise RuntimeError("repr")
@@ -701,9 +693,6 @@ def test_serializers_and_validators_that_raise_are_refused_quietly() -> None:
     assert comes_back(BadEquality, BadEquality()).x == 1
 
 
-# Reading what others stored
-
-
 @pytest.mark.parametrize("text", ["", "{}", "null", "1", "[1", "[1,]", "[1] x", "\x00", "\ud800"])
 def test_text_that_is_no_list_is_an_error_without_a_path(text: str) -> None:
     error = unreadable(add, text)
@@ -754,9 +743,6 @@ def test_stored_data_never_names_a_class(data: dict[str, Any]) -> None:
     assert set(sys.modules) == before
 
 
-# Building
-
-
 def test_an_annotation_that_cannot_be_resolved_is_named() -> None:
     def task(value: "Nowhere") -> None: ...  # type: ignore[name-defined]  # noqa: F821
 
@@ -799,8 +785,6 @@ def test_the_size_of_a_payload_is_counted_in_bytes() -> None:
     assert payload_bytes("abc") == 3
     assert payload_bytes("ü🐎") == 6
 
-
-# Results
 
 INT_RESULT = ResultCodec.of(int, TaskError)
 

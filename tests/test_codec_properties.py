@@ -249,9 +249,6 @@ def test_a_union_gives_the_same_member_back_or_refuses(value: Any, members: list
             assert error.path == "value"
 
 
-# What an untyped parameter takes
-
-
 class Thing:
     pass
 
@@ -345,8 +342,6 @@ def test_an_error_made_by_the_library_can_always_be_stored_and_read(data: Any) -
     json.loads(text, parse_constant=never)
     assert decode_untyped(text).unwrap().err_value.error_code is code
 
-
-# What others stored
 
 HOSTILE_KEYS = [
     "__class__",

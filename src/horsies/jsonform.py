@@ -99,7 +99,7 @@ class JsonForm:
             checked = self._check(value)
         except Exception as error:
             return Err(self._misfit(error, value))
-        converted = self._conversion(value, checked) if self._open else None
+        converted = self._conversion(value, checked)
         return Ok(checked) if converted is None else Err(converted)
 
     def encode(self, value: Any) -> str | CodecError:
@@ -115,7 +115,7 @@ class JsonForm:
             text = self._dump(checked).decode()
         except Exception as error:
             return self._undumpable(error, checked)
-        if self._open or _is_suspect(text):
+        if self._open or _is_suspect(text) or not equal(value, checked):
             return self._conversion(value, checked) or self._problem(checked, text) or text
         return text
 
@@ -169,15 +169,7 @@ class JsonForm:
         """Return the step to the first part that the call fails with, where there are parts."""
         if self._shape.kind == "value":
             return ()
-
-        def works(head: Any) -> bool:
-            try:
-                call(head)
-            except Exception:
-                return False
-            return True
-
-        step = _quietly(find_first_member, value, works)
+        step = _quietly(find_first_member, value, functools.partial(_succeeds, call))
         return () if step is None else (step,)
 
     def _not_restorable(self, error: Exception, checked: Any, text: str) -> CodecError:
@@ -271,6 +263,14 @@ def _undumpable_clause(error: Exception) -> str:
             "val_json_bytes to 'base64' in the configuration of the model"
         )
     return "holds a value that cannot be written as JSON; convert it or annotate it with its type"
+
+
+def _succeeds(call: Callable[[Any], Any], value: Any) -> bool:
+    try:
+        call(value)
+    except Exception:
+        return False
+    return True
 
 
 def _quietly(function: Callable[..., T], *values: Any) -> T | None:

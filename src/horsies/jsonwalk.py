@@ -72,12 +72,15 @@ def find_first_member(value: Any, works: Callable[[Any], bool]) -> Step | None:
 def find_conversion(given: object, checked: object, steps: tuple[Step, ...] = ()) -> Finding | None:
     """Find the first object that validation made out of something else.
 
-    Strict validation still makes models out of dicts and named tuples out of lists.
+    Strict validation still makes models out of dicts, named tuples out of lists, and the nearest
+    float out of an integer. What an annotation's own validators change is meant to change.
     """
     if given is checked or equal(given, checked):
         return None
     if _is_record(checked) and not isinstance(given, type(checked)):
         return Finding(steps, _conversion_clause(given, checked))
+    if isinstance(given, int) and isinstance(checked, float):
+        return Finding(steps, "is an integer that a float cannot hold exactly; give a float")
     given_members, members = dict(_members(given) or ()), _members(checked) or ()
     for step, member in members:
         finding = find_conversion(given_members.get(step, member), member, (*steps, step))

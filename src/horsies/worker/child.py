@@ -22,7 +22,7 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from types import FrameType
-from typing import NoReturn, Protocol
+from typing import Any, NoReturn, Protocol
 
 from horsies.stop import TaskStopped
 from horsies.worker import process, wire
@@ -37,6 +37,9 @@ EXIT_BROKEN = 174
 _RECEIVE_BYTES = 1 << 16
 _KIND_ASSIGN = int(FrameKind.ASSIGN)
 _KIND_STOP = int(FrameKind.STOP)
+
+# What the public module wraps in enum members; the wrapping would cost every task 12 µs.
+_plain_signal: Any = importlib.import_module("_signal")
 
 logger = logging.getLogger("horsies.child")
 
@@ -188,23 +191,26 @@ class StopSwitch:
 class Surroundings:
     """What user code may change in its process, remembered to put it back for the next task."""
 
-    __slots__ = ("_directory", "_signal_mask", "_stop", "_umask")
+    __slots__ = ("_directory", "_handlers", "_umask")
 
     def __init__(self, stop: Callable[[int, FrameType | None], None]) -> None:
-        self._stop = stop
+        self._handlers: tuple[tuple[int, Any], ...] = (
+            (int(signal.SIGTERM), stop),
+            (int(signal.SIGINT), int(signal.SIG_IGN)),
+            (int(signal.SIGALRM), int(signal.SIG_DFL)),
+        )
         self._directory = os.getcwd()
         self._umask = os.umask(0o022)
         os.umask(self._umask)
-        self._signal_mask: set[signal.Signals] = set()
         self.restore()
 
     def restore(self) -> None:
         """Put signals, working directory and file mode mask back."""
         signal.alarm(0)
-        signal.signal(signal.SIGTERM, self._stop)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.pthread_sigmask(signal.SIG_SETMASK, self._signal_mask)
+        for number, handler in self._handlers:
+            if _plain_signal.getsignal(number) != handler:
+                _plain_signal.signal(number, handler)
+        _plain_signal.pthread_sigmask(signal.SIG_SETMASK, ())
         os.umask(self._umask)
         with suppress(OSError):
             os.chdir(self._directory)

@@ -1,8 +1,8 @@
 """Frames between the worker's parent process and its children: how a claimed task reaches a child
 and how the child's report comes back.
 
-A frame is a four-byte length, a kind byte and a body of fixed numbers and length-prefixed UTF-8
-texts. Nothing here builds objects from names: whatever a child writes, the parent either reads one
+A frame is a four-byte length, a kind byte, fixed numbers (the lengths of the texts in characters
+among them) and the texts in UTF-8, one behind the other. Nothing here builds objects from names: whatever a child writes, the parent either reads one
 of the values below or raises ``WireError``, and then only that child is lost.
 """
 
@@ -139,7 +139,10 @@ def encode_report(report: ChildReport, rss_bytes: int = 0) -> bytes:
     """The frame that carries `report`, with the child's memory when it was sampled."""
     task_id, result = report.task_id, report.result_json
     code, message = report.error_code, report.error_message
-    body = f"{task_id}{result}{code or ''}{message or ''}".encode(errors="backslashreplace")
+    try:
+        body = f"{task_id}{result}{code or ''}{message or ''}".encode()
+    except UnicodeEncodeError:
+        return encode_report(_without_surrogates(report), rss_bytes)
     header = _REPORT.pack(
         _REPORT.size - 4 + len(body),
         _KIND_REPORT,
@@ -177,6 +180,22 @@ def decode_report(frame: bytes) -> tuple[ChildReport, int]:
         None if message_size == _NO_TEXT else texts[code_end:],
     )
     return report, rss_bytes
+
+
+def _without_surrogates(report: ChildReport) -> ChildReport:
+    """Half characters, as they come out of undecodable file names, written out as escapes."""
+    return ChildReport(
+        _escaped(report.task_id),
+        report.generation,
+        report.ok,
+        _escaped(report.result_json),
+        None if report.error_code is None else _escaped(report.error_code),
+        None if report.error_message is None else _escaped(report.error_message),
+    )
+
+
+def _escaped(text: str) -> str:
+    return text.encode(errors="backslashreplace").decode()
 
 
 def encode_numbers(kind: FrameKind, first: int = 0, second: int = 0) -> bytes:
