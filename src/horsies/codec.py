@@ -174,9 +174,12 @@ class ResultCodec:
 
     def validate(self, result: TaskResult[Any, Any]) -> Result[TaskResult[Any, Any], CodecError]:
         """Return the result when its value fits the declared type as it is."""
-        if result.is_ok():
-            return self._ok.check(result.ok_value).map(_ok_result)
-        return self._err_form(result.err_value).check(result.err_value).map(_err_result)
+        if result.is_err():
+            return self._err_form(result.err_value).check(result.err_value).map(_err_result)
+        checked = self._ok.check(result.ok_value)
+        if isinstance(checked, Err):
+            return checked
+        return Ok(result if checked.value is result.ok_value else TaskResult(ok=checked.value))
 
     def encode(self, result: TaskResult[Any, Any]) -> Result[str, CodecError]:
         """Return the JSON text of a result that fits the declared types."""
