@@ -13,7 +13,7 @@ from dataclasses import fields
 from importlib.resources import files
 from typing import Any, Generic, TypeVar
 
-from psycopg import AsyncConnection, AsyncCursor, Connection, Cursor
+from psycopg import AsyncConnection, AsyncCursor, Connection, Cursor, DataError
 from psycopg.rows import args_row
 
 Params = TypeVar("Params")
@@ -32,12 +32,18 @@ class Statement(Generic[Params, Row]):
         self._encoded = text.encode()
         self.params_type = params_type
         self.row_type = row_type
+        self.prepared_name = f"horsies_{name}".encode()
+        self.numbered = _numbered(text, field_names(params_type))
         self._names = field_names(params_type)
         self._row_factory = args_row(row_type)
 
     def mapping(self, params: Params) -> dict[str, Any]:
         """Return the parameters under the names the SQL text uses."""
         return {name: getattr(params, name) for name in self._names}
+
+    def texts(self, params: Params) -> list[bytes | None]:
+        """Return the parameters as PostgreSQL's text input, in the order of ``numbered``."""
+        return [_text(getattr(params, name)) for name in self._names]
 
     def run(self, connection: Connection[Any], params: Params) -> list[Row]:
         """Execute on a synchronous connection and return the rows, if the statement returns any."""
@@ -87,6 +93,34 @@ class StatementFile:
 def field_names(value_type: type[Any]) -> tuple[str, ...]:
     """Return the field names of a dataclass in declaration order."""
     return tuple(field.name for field in fields(value_type))
+
+
+def _numbered(text: str, names: tuple[str, ...]) -> bytes:
+    """Rewrite ``%(name)s`` as ``$n``, in the order of the parameter dataclass."""
+    for number, name in enumerate(names, start=1):
+        text = text.replace(f"%({name})s", f"${number}")
+    return text.replace("%%", "%").encode()
+
+
+def _text(value: Any) -> bytes | None:
+    if value is None:
+        return None
+    if isinstance(value, list | tuple):
+        value = f"{{{','.join(map(_element, value))}}}"
+    encoded = str(value).encode()
+    if b"\0" in encoded:  # libpq would cut the text there and store the rest of nothing
+        raise DataError("a text parameter contains a NUL character")
+    return encoded
+
+
+def _element(value: Any) -> str:
+    """Write one element of an array literal."""
+    if value is None:
+        return "NULL"
+    if isinstance(value, str):
+        escaped = value.replace("\\", "\\\\").replace('"', '\\"')
+        return f'"{escaped}"'
+    return str(value)
 
 
 def _split(text: str) -> Iterator[tuple[str, str]]:

@@ -17,6 +17,7 @@ from psycopg import Connection
 
 from horsies.config import WorkerResilienceConfig
 from horsies.db.connect import Database, describe, is_transient
+from horsies.db.together import Together
 from horsies.retry import Backoff
 
 logger = logging.getLogger("horsies.worker")
@@ -34,9 +35,9 @@ class DatabaseGivenUpError(Exception):
 class Link:
     """The turn connection, opened again after every loss, with backoff."""
 
-    connect: Callable[[], Connection[Any]]
+    connect: Callable[[], Together]
     resilience: WorkerResilienceConfig
-    connection: Connection[Any] | None = None
+    together: Together | None = None
     retry_at: float = 0.0
     is_broken: bool = False
     _backoff: Backoff = field(init=False)
@@ -48,17 +49,22 @@ class Link:
             limits.db_retry_initial_ms, limits.db_retry_max_ms, limits.db_retry_max_attempts
         )
 
-    def open(self) -> Connection[Any] | None:
+    @property
+    def is_up(self) -> bool:
+        """Whether there is a connection."""
+        return self.together is not None
+
+    def open(self) -> Together | None:
         """Return the connection, opening it if it is time to; None while the database is away."""
-        if self.connection is not None:
-            return self.connection
+        if self.together is not None:
+            return self.together
         if time.monotonic() < self.retry_at:
             return None
         try:
-            self.connection = self.connect()
+            self.together = self.connect()
         except psycopg.Error as error:
             self.lose(error)
-        return self.connection
+        return self.together
 
     def lose(self, error: psycopg.Error) -> None:
         """Forget the connection after an error that may pass; raise one that will not."""
@@ -88,18 +94,20 @@ class Link:
 
     def close(self) -> None:
         """Close the connection."""
-        if self.connection is not None:
-            self.connection.close()
-            self.connection = None
+        if self.together is not None:
+            self.together.connection.close()
+            self.together = None
 
 
-def turn_connector(database: Database) -> Callable[[], Connection[Any]]:
+def turn_connector(database: Database) -> Callable[[], Together]:
     """Return what opens a connection tuned for turns: every statement prepared, generic plans."""
-    settings: dict[str, Any] = database.options(TURN_ROLE)
-    if not database.config.pgbouncer_transaction_mode:
-        settings |= {"prepare_threshold": 0, "options": TURN_SETTINGS}
+    is_pooled = database.config.pgbouncer_transaction_mode
 
-    def connect() -> Connection[Any]:
-        return Connection.connect(database.urls()[0], **settings)
+    def connect() -> Together:
+        settings: dict[str, Any] = database.options(TURN_ROLE)
+        if not is_pooled:
+            settings["options"] = TURN_SETTINGS
+        connection = Connection.connect(database.urls()[0], **settings)
+        return Together(connection, prepared=not is_pooled)
 
     return connect

@@ -24,6 +24,7 @@ from horsies.config import QUEUE_CHANNEL_PREFIX
 from horsies.db.connect import Database
 from horsies.db.listen import Listener, hears_itself
 from horsies.db.migrate import apply_migrations
+from horsies.db.together import Together
 from horsies.db.turn import (
     ClaimedTask,
     ExpireTasks,
@@ -184,11 +185,11 @@ class Worker:
         self._listen()
         self._agenda.tick(time.monotonic())
         self._obey_stop()
-        connection = self._link.open()
-        if connection is None:
+        together = self._link.open()
+        if together is None:
             return
         try:
-            self._work(connection)
+            self._work(together)
         except psycopg.Error as error:
             self._link.lose(error)
             # The COMMIT of a claim may have gone through unseen; what no child has goes back.
@@ -198,28 +199,28 @@ class Worker:
 
     def _seconds_to_sleep(self) -> float:
         now = time.monotonic()
-        if self._link.connection is not None and (self._settlements or self._claimable()):
+        if self._link.is_up and (self._settlements or self._claimable()):
             return 0.0
         wake_at = min(self._agenda.next_at(), self._grace_ends_at)
-        if self._link.connection is None:
+        if not self._link.is_up:
             wake_at = max(now, self._link.retry_at)
         retry_seconds = self._ear.seconds_until_retry()
         if retry_seconds is not None:
             wake_at = min(wake_at, now + retry_seconds)
         return max(0.0, wake_at - now)
 
-    def _work(self, connection: Connection[Any]) -> None:
+    def _work(self, together: Together) -> None:
         if self._needs_release:
-            give_back(connection, self.worker_id, list(self._held))
+            give_back(together, self.worker_id, list(self._held))
             self._needs_release = False
         wanted = self._claimable()
         if self._settlements or wanted:
-            self._turn(connection, wanted)
+            self._turn(together, wanted)
         now = time.monotonic()
         if not self._settlements and self._agenda.wants_look_ahead(now):
-            self._look_ahead(connection, now)
+            self._look_ahead(together, now)
         if self._agenda.wants_heartbeat(now):
-            self._beat(connection, now)
+            self._beat(together, now)
 
     def _claimable(self) -> int:
         """How many tasks to claim now: idle children, within the limits, if there may be work."""
@@ -228,11 +229,9 @@ class Worker:
         running = len(self._held) - len(self._settlements)
         return max(0, min(self._pool.idle_count, self._config.effective_claims - running))
 
-    def _turn(self, connection: Connection[Any], wanted: int) -> None:
+    def _turn(self, together: Together, wanted: int) -> None:
         settlements = self._settlements
-        turned = take_turn(
-            connection, self._claimer, settlements, self._pool.next_idle_pids(wanted)
-        )
+        turned = take_turn(together, self._claimer, settlements, self._pool.next_idle_pids(wanted))
         self._settlements = []
         for settlement in settlements:
             del self._held[settlement.task_id]
@@ -321,16 +320,19 @@ class Worker:
         for task_id in task_ids:
             self._pool.stop_task(task_id, STOPPED_BY_CANCEL)
 
-    def _look_ahead(self, connection: Connection[Any], now: float) -> None:
+    def _look_ahead(self, together: Together, now: float) -> None:
         """Expire what is past its deadline and learn when the next task is due."""
-        with connection.pipeline():
-            expiring = expire_tasks.start(connection, ExpireTasks(EXPIRED_RESULT, EXPIRY_BATCH))
-            asking = seconds_until_due.start(connection, Queues(self._config.queues))
-        if expired := len(expiring.fetchall()):
-            logger.info("%d task(s) expired", expired)
-        self._agenda.note_look_ahead(now, asking.fetchall()[0].seconds)
+        expired, (due,) = together.run(
+            [
+                (expire_tasks, ExpireTasks(EXPIRED_RESULT, EXPIRY_BATCH)),
+                (seconds_until_due, Queues(self._config.queues)),
+            ]
+        )
+        if expired:
+            logger.info("%d task(s) expired", len(expired))
+        self._agenda.note_look_ahead(now, due.seconds)
 
-    def _beat(self, connection: Connection[Any], now: float) -> None:
+    def _beat(self, together: Together, now: float) -> None:
         """Say which long-running tasks are alive, and ask which of them should not be."""
         self._agenda.note_heartbeat(now)
         interval = self._agenda.heartbeat_seconds
@@ -341,11 +343,11 @@ class Worker:
             return
         ids = [assignment.task_id for assignment in running]
         generations = [assignment.generation for assignment in running]
-        with connection.pipeline():
-            heartbeat = SendHeartbeats(self.worker_id, self._claimer.hostname, ids, generations)
-            send_heartbeats.start(connection, heartbeat)
-            asking = find_cancel_requests.start(connection, WorkerId(self.worker_id))
-        self._cancel(row.id for row in asking.fetchall())
+        heartbeat = SendHeartbeats(self.worker_id, self._claimer.hostname, ids, generations)
+        _, requests = together.run(
+            [(send_heartbeats, heartbeat), (find_cancel_requests, WorkerId(self.worker_id))]
+        )
+        self._cancel(row.id for row in requests)
 
     # Stopping, and waking up too late
 

@@ -2,8 +2,7 @@
 fits.
 
 The heart of the line. While one turn commits, reports pile up for the next, so batches grow with
-load and commits per task fall; an idle worker still answers in one round trip. The statements
-travel in a pipeline without BEGIN and COMMIT: its implicit transaction saves two messages per turn.
+load and commits per task fall; an idle worker still answers in one round trip.
 """
 
 from __future__ import annotations
@@ -14,15 +13,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import psycopg
-from psycopg import Connection, Cursor
 
 from horsies.db.connect import is_transient
+from horsies.db.query import Step
+from horsies.db.together import Together
 from horsies.db.turn import (
     ClaimedTask,
     ClaimTasks,
     CompleteTasks,
     FailTasks,
-    FinishedTask,
     ReleaseUnstarted,
     RetryTasks,
     claim_tasks,
@@ -62,7 +61,7 @@ class Turned:
 
 
 def take_turn(
-    connection: Connection[Any],
+    together: Together,
     claimer: Claimer,
     settlements: Sequence[Settlement],
     pids: Sequence[int],
@@ -74,65 +73,66 @@ def take_turn(
     its own.
     """
     try:
-        return _one_transaction(connection, claimer, settlements, pids)
+        return _one_transaction(together, claimer, settlements, pids)
     except psycopg.Error as error:
-        if is_transient(error) or connection.closed:
+        if is_transient(error):
             raise
         logger.exception("a turn failed; recording and claiming are tried apart")
-    recorded = record_apart(connection, claimer, settlements)
-    claimed = _one_transaction(connection, claimer, (), pids).claimed
+    recorded = _record_apart(together, claimer, settlements)
+    claimed = _one_transaction(together, claimer, (), pids).claimed
     return Turned(recorded, claimed)
 
 
 def _one_transaction(
-    connection: Connection[Any],
+    together: Together,
     claimer: Claimer,
     settlements: Sequence[Settlement],
     pids: Sequence[int],
 ) -> Turned:
-    with connection.pipeline():
-        finishing = start_recording(connection, claimer.worker_id, settlements)
-        claiming = claim_tasks.start(connection, claimer.wants(pids)) if pids else None
-    recorded = {row.task_id for cursor in finishing for row in cursor.fetchall()}
-    return Turned(recorded, claiming.fetchall() if claiming else ())
+    steps = recording_steps(claimer.worker_id, settlements)
+    if pids:
+        steps.append((claim_tasks, claimer.wants(pids)))
+    answers = together.run(steps)
+    claimed = answers.pop() if pids else ()
+    return Turned({row.task_id for rows in answers for row in rows}, claimed)
 
 
-def start_recording(
-    connection: Connection[Any], worker_id: str, settlements: Sequence[Settlement]
-) -> Sequence[Cursor[FinishedTask]]:
-    """Send the statements that record these settlements; one per kind, whatever their number."""
+def recording_steps(worker_id: str, settlements: Sequence[Settlement]) -> list[Step]:
+    """Return the statements that record these settlements; one per kind, whatever their number."""
     completed = [one for one in settlements if isinstance(one, Completed)]
     failed = [one for one in settlements if isinstance(one, Failed)]
-    cursors = []
+    retried = [one for one in failed if one.delay_seconds is not None]
+    steps: list[Step] = []
     if completed:
-        cursors.append(complete_tasks.start(connection, _completions(worker_id, completed)))
-    if retried := [one for one in failed if one.delay_seconds is not None]:
-        cursors.append(retry_tasks.start(connection, _retries(worker_id, retried)))
+        steps.append((complete_tasks, _completions(worker_id, completed)))
+    if retried:
+        steps.append((retry_tasks, _retries(worker_id, retried)))
     if failed:
-        cursors.append(fail_tasks.start(connection, _failures(worker_id, failed)))
-    return cursors
+        steps.append((fail_tasks, _failures(worker_id, failed)))
+    return steps
 
 
-def record_apart(
-    connection: Connection[Any], claimer: Claimer, settlements: Iterable[Settlement]
+def _record_apart(
+    together: Together, claimer: Claimer, settlements: Iterable[Settlement]
 ) -> set[str]:
     """Record one by one, so that an outcome the database refuses costs only its own text."""
     recorded: set[str] = set()
     for settlement in settlements:
         try:
-            recorded |= _one_transaction(connection, claimer, [settlement], ()).recorded
+            recorded |= _one_transaction(together, claimer, [settlement], ()).recorded
         except psycopg.Error as error:
-            if is_transient(error) or connection.closed:
+            if is_transient(error):
                 raise
             logger.exception("the outcome of task %s cannot be stored", settlement.task_id)
             plain = without_result(settlement)
-            recorded |= _one_transaction(connection, claimer, [plain], ()).recorded
+            recorded |= _one_transaction(together, claimer, [plain], ()).recorded
     return recorded
 
 
-def give_back(connection: Connection[Any], worker_id: str, held_ids: Sequence[str]) -> int:
+def give_back(together: Together, worker_id: str, held_ids: Sequence[str]) -> int:
     """Release what the database says is ours and no child has: user code never saw it."""
-    return len(release_unstarted.run(connection, ReleaseUnstarted(worker_id, held_ids)))
+    (released,) = together.run([(release_unstarted, ReleaseUnstarted(worker_id, held_ids))])
+    return len(released)
 
 
 def _column(rows: Sequence[Any], read: Callable[[Any], Any]) -> list[Any]:

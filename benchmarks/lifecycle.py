@@ -1,0 +1,79 @@
+"""The yardstick: the life of a task in bare SQL, by the same driver, without any worker.
+
+Claim a batch, finish it with its attempt rows, on one connection with prepared statements and
+generic plans. ``two_commits`` commits each step by itself; ``one_turn`` puts the finish of one batch
+and the claim of the next into one pipelined transaction, which is the most a worker could reach if
+its own work and its children cost nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from psycopg import Connection
+
+from horsies.db.query import Step
+from horsies.db.together import Together
+from horsies.db.turn import ClaimedTask, ClaimTasks, CompleteTasks, claim_tasks, complete_tasks
+from horsies.ids import new_id
+
+RESULT = '{"ok":null}'
+WORKER = "bare-sql"
+
+LOAD = """
+INSERT INTO horsies_tasks (
+    id, task_name, queue_name, priority, args, kwargs, sent_at, task_options, enqueue_sha)
+SELECT id, 'noop', 'default', 100, '[]', '{}', now(), '{"retry_policy":null,"good_until":null}',
+    repeat('a', 64)
+FROM unnest(%s::uuid[]) AS id
+"""
+
+
+def load(connection: Connection[Any], count: int) -> None:
+    """Empty the tables and fill in that many no-op tasks."""
+    connection.execute("TRUNCATE horsies_tasks CASCADE")
+    connection.execute(LOAD, ([new_id() for _ in range(count)],))
+    connection.execute("VACUUM (ANALYZE) horsies_tasks")
+    connection.execute("CHECKPOINT")
+
+
+def two_commits(connection: Connection[Any], batch: int, count: int) -> float:
+    """Drain that many loaded tasks, committing claim and finish apart; tasks per second."""
+    started = time.perf_counter()
+    done = 0
+    while claimed := claim_tasks.run(connection, _claim(batch)):
+        complete_tasks.run(connection, _completion(claimed))
+        done += len(claimed)
+    assert done == count
+    return count / (time.perf_counter() - started)
+
+
+def one_turn(connection: Connection[Any], batch: int, count: int) -> float:
+    """Drain that many loaded tasks, finish and claim in one transaction; tasks per second."""
+    started = time.perf_counter()
+    done = 0
+    claimed: list[ClaimedTask] = []
+    together = Together(connection)
+    while True:
+        steps: list[Step] = [(complete_tasks, _completion(claimed))] if claimed else []
+        answers = together.run([*steps, (claim_tasks, _claim(batch))])
+        done += len(claimed)
+        claimed = answers[-1]
+        if not claimed:
+            break
+    assert done == count
+    return count / (time.perf_counter() - started)
+
+
+def _claim(batch: int) -> ClaimTasks:
+    return ClaimTasks(WORKER, "host", list(range(batch)), ["default"], [batch])
+
+
+def _completion(claimed: list[ClaimedTask]) -> CompleteTasks:
+    return CompleteTasks(
+        WORKER,
+        [task.id for task in claimed],
+        [task.generation for task in claimed],
+        [RESULT] * len(claimed),
+    )

@@ -1,0 +1,13 @@
+"""The application the worker benchmarks run: a task that does nothing."""
+
+from __future__ import annotations
+
+from horsies import AppConfig, Horsies, PostgresConfig, TaskError, TaskResult
+
+app = Horsies(AppConfig(broker=PostgresConfig.from_env(pool_size=1)))
+
+
+@app.task("noop")
+def noop() -> TaskResult[None, TaskError]:
+    """Do nothing, successfully."""
+    return TaskResult(ok=None)

@@ -1,0 +1,102 @@
+"""Several statements in one round trip and one transaction: what every turn of a worker rides on.
+
+The same as psycopg's pipeline without a BEGIN, one level lower: prepared statements over libpq's
+pipeline mode, parameters as text, rows through psycopg's own loaders. A turn spends 0.45 ms of Python
+in psycopg's cursors and generators, 0.1 ms here, out of about one millisecond in all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from psycopg import Connection
+from psycopg.adapt import Transformer
+from psycopg.errors import OperationalError, error_from_result
+from psycopg.pq import ConnStatus, ExecStatus
+from psycopg.pq.abc import PGconn, PGresult
+
+from horsies.db.query import Statement, Step
+
+_FAILED = (ExecStatus.FATAL_ERROR, ExecStatus.BAD_RESPONSE, ExecStatus.PIPELINE_ABORTED)
+
+
+class Together:
+    """Runs groups of statements on one connection, each group as one transaction.
+
+    Without ``prepared`` (behind a pooler that hands out another session each time) every statement is
+    parsed anew.
+    """
+
+    def __init__(self, connection: Connection[Any], *, prepared: bool = True) -> None:
+        self.connection = connection
+        self._prepared: set[bytes] | None = set() if prepared else None
+
+    def run(self, steps: Sequence[Step]) -> list[list[Any]]:
+        """Execute the statements in order and return the rows of each; all of them or none apply."""
+        pgconn = self.connection.pgconn
+        texts = [statement.texts(params) for statement, params in steps]
+        pgconn.enter_pipeline_mode()
+        expected = [
+            self._send(pgconn, statement, values)
+            for (statement, _), values in zip(steps, texts, strict=True)
+        ]
+        pgconn.pipeline_sync()
+        results = [_take_result(pgconn, count) for count in expected]
+        _take_result(pgconn, 1)
+        pgconn.exit_pipeline_mode()
+        self._raise_first_failure(results)
+        return [
+            self._rows(statement, result)
+            for (statement, _), result in zip(steps, results, strict=True)
+        ]
+
+    def _send(
+        self, pgconn: PGconn, statement: Statement[Any, Any], values: list[bytes | None]
+    ) -> int:
+        """Send one statement and return how many results will answer it."""
+        if self._prepared is None:
+            pgconn.send_query_params(statement.numbered, values)
+            return 1
+        name = statement.prepared_name
+        if name in self._prepared:
+            pgconn.send_query_prepared(name, values)
+            return 1
+        pgconn.send_prepare(name, statement.numbered)
+        pgconn.send_query_prepared(name, values)
+        self._prepared.add(name)
+        return 2
+
+    def _rows(self, statement: Statement[Any, Any], result: PGresult) -> list[Any]:
+        if result.status != ExecStatus.TUPLES_OK:
+            return []
+        transformer = Transformer(self.connection)
+        transformer.set_pgresult(result)
+        return transformer.load_rows(0, result.ntuples, lambda row: statement.row_type(*row))
+
+    def _raise_first_failure(self, results: Sequence[PGresult]) -> None:
+        for result in results:
+            if result.status in _FAILED:
+                # Nothing of this group was applied, its PREPAREs may not have been either.
+                if self._prepared is not None:
+                    self._forget_prepared()
+                raise error_from_result(result)
+
+    def _forget_prepared(self) -> None:
+        self.connection.execute("DEALLOCATE ALL")
+        self._prepared = set()
+
+
+def _take_result(pgconn: PGconn, count: int) -> PGresult:
+    """Take the answers to one statement; the first failure among them counts."""
+    result: PGresult | None = None
+    for _ in range(count):
+        found = pgconn.get_result()
+        if found is None or pgconn.status != ConnStatus.OK:
+            raise OperationalError(pgconn.get_error_message() or "the connection was lost")
+        if result is None or result.status not in _FAILED:
+            result = found
+        if found.status != ExecStatus.PIPELINE_SYNC:
+            pgconn.get_result()  # the end mark of this answer
+    assert result is not None
+    return result
