@@ -17,7 +17,7 @@ from horsies.logs import (
     TextFormatter,
     attach_handler,
     colors_wanted,
-    current_task,
+    set_current_task,
 )
 
 ADDRESS = "postgresql://app:hunter2@127.0.0.1:1/shop"
@@ -50,11 +50,11 @@ def test_the_handler_is_attached_once(horsies_logger: logging.Logger) -> None:
 
 
 def test_log_lines_name_the_task_they_were_written_for() -> None:
-    token = current_task.set(TaskLabel("id-1", "add", 2))
+    set_current_task(TaskLabel("id-1", "add", 2))
     try:
         written = record("working")
     finally:
-        current_task.reset(token)
+        set_current_task(None)
     assert "[add id-1 #2] working" in TextFormatter().format(written)
     entry = json.loads(JsonFormatter().format(written))
     assert (entry["task_id"], entry["task_name"], entry["attempt"]) == ("id-1", "add", 2)
@@ -62,11 +62,11 @@ def test_log_lines_name_the_task_they_were_written_for() -> None:
 
 
 def test_a_value_the_application_logs_itself_is_kept() -> None:
-    token = current_task.set(TaskLabel("id-1", "add", 2))
+    set_current_task(TaskLabel("id-1", "add", 2))
     try:
         entry = json.loads(JsonFormatter().format(record("working", task_id="mine")))
     finally:
-        current_task.reset(token)
+        set_current_task(None)
     assert (entry["task_id"], entry["task_name"]) == ("mine", "add")
 
 

@@ -11,7 +11,6 @@ import json
 import logging
 import os
 import sys
-from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -60,19 +59,44 @@ class TaskLabel:
         return f" [{self.task_name} {self.task_id} #{self.attempt}]"
 
 
-current_task: ContextVar[TaskLabel | None] = ContextVar("horsies_current_task", default=None)
+# One value for the process, not a context variable: a child runs one task at a time, and threads and
+# event loops of that task must find it too.
+_current_task: TaskLabel | None = None
+
+
+def set_current_task(label: TaskLabel | None) -> None:
+    """From now on log lines name this attempt; None ends it."""
+    global _current_task
+    _current_task = label
+
+
+def get_current_task() -> TaskLabel | None:
+    """Return the attempt this process is running, None between tasks and outside of workers."""
+    return _current_task
 
 
 def attach_handler(level: LogLevel, log_format: LogFormat = LogFormat.TEXT) -> logging.Handler:
     """Send what `horsies` logs from this level on to standard error; a second call replaces it."""
+    detach_handler()
+    handler = make_handler(log_format)
+    logger = logging.getLogger("horsies")
+    logger.addHandler(handler)
+    logger.setLevel(level.value)
+    return handler
+
+
+def detach_handler() -> None:
+    """Take back what `attach_handler` attached."""
     logger = logging.getLogger("horsies")
     for handler in [known for known in logger.handlers if isinstance(known, StderrHandler)]:
         logger.removeHandler(handler)
+
+
+def make_handler(log_format: LogFormat) -> logging.Handler:
+    """Return a handler that writes labelled lines of this format to standard error."""
     handler = StderrHandler(sys.stderr)
     handler.setFormatter(formatter_for(log_format, sys.stderr))
     handler.addFilter(TaskFilter())
-    logger.addHandler(handler)
-    logger.setLevel(level.value)
     return handler
 
 
@@ -105,7 +129,7 @@ class TaskFilter(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Label the record and let it pass."""
-        label = current_task.get()
+        label = _current_task
         record.task_label = "" if label is None else str(label)
         for name in _TASK_FIELDS if label is not None else ():
             if not hasattr(record, name):
