@@ -26,7 +26,7 @@ from typing import Any, NoReturn, Protocol
 
 from horsies.stop import TaskStopped
 from horsies.worker import process, wire
-from horsies.worker.childlog import configure_logging, set_current_assignment
+from horsies.worker.childlog import configure_logging, label_handlers, label_records
 from horsies.worker.wire import Assignment, ChildBoot, ChildReport, FrameKind
 
 EXIT_CLEAN = 0
@@ -91,7 +91,10 @@ def run_child(
 
 
 def load_program(boot: ChildBoot) -> Program:
-    """Load the application that `boot` names, ready to execute."""
+    """Set up logging and load the application that `boot` names, ready to execute."""
+    configure_logging(boot.log_level, boot.log_format)
+    with suppress(Exception):
+        faulthandler.enable()
     for root in reversed(boot.sys_path_roots):
         if root not in sys.path:
             sys.path.insert(0, root)
@@ -99,7 +102,9 @@ def load_program(boot: ChildBoot) -> Program:
     load: Callable[[ChildBoot], Program] = getattr(
         importlib.import_module(module_name), function_name
     )
-    return load(boot)
+    program = load(boot)
+    label_handlers()
+    return program
 
 
 def leave(exit_code: int) -> NoReturn:
@@ -220,7 +225,6 @@ def _boot_and_serve(connection: Connection, boot: ChildBoot, program: Program | 
     switch = StopSwitch(connection)
     surroundings = Surroundings(switch.handle)
     _prepare_process(connection)
-    configure_logging(boot.log_level, boot.log_format)
     try:
         loaded = program or load_program(boot)
     except BaseException as error:
@@ -236,8 +240,6 @@ def _boot_and_serve(connection: Connection, boot: ChildBoot, program: Program | 
 
 
 def _prepare_process(connection: Connection) -> None:
-    with suppress(Exception):
-        faulthandler.enable()
     ForkGuard(connection).install()
     if not process.IS_LINUX:
         watcher = threading.Thread(target=watch_parent, args=(connection.socket,), daemon=True)
@@ -347,7 +349,7 @@ def _serve(
 
 def _run(program: Program, assignment: Assignment, switch: StopSwitch) -> ChildReport | None:
     """The report of one assignment, or None when it was stopped from outside."""
-    set_current_assignment(assignment)
+    label_records(assignment)
     try:
         switch.arm()
         report = program.execute(assignment)
@@ -356,7 +358,7 @@ def _run(program: Program, assignment: Assignment, switch: StopSwitch) -> ChildR
         return None
     finally:
         switch.disarm()
-        set_current_assignment(None)
+        label_records(None)
     return report
 
 

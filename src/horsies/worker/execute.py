@@ -7,21 +7,28 @@ invoke it, encode what it returned. Whatever goes wrong on the way is part of th
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
-from horsies.app import Horsies, set_current_app
+from horsies.app import SUPPRESSION_VARIABLES, Horsies, set_current_app
 from horsies.codec import encode_task_error, payload_bytes
 from horsies.config import PayloadConfig
 from horsies.definition import TaskDefinition
 from horsies.invoke import invoke
 from horsies.locate import load_app
 from horsies.outcome import (
+    ContractCode,
     OperationalErrorCode,
     TaskError,
+    TaskResult,
     error_code_text,
 )
 from horsies.result import Err
 from horsies.worker.wire import Assignment, ChildBoot, ChildReport
+
+_MESSAGE_CHARACTERS_MAX = 2_000
 
 logger = logging.getLogger("horsies.child")
 
@@ -49,12 +56,26 @@ class AppProgram:
 
 def load_program(boot: ChildBoot) -> AppProgram:
     """Load the application as the current one, with its task modules; nothing is sent meanwhile."""
-    app = load_app(boot.app_locator)
-    app.role = "child"
-    set_current_app(app)
-    with app.sends_suppressed():
+    with _sends_suppressed():
+        app = load_app(boot.app_locator)
+        app.role = "child"
+        set_current_app(app)
         app.import_task_modules(boot.modules or None)
     return AppProgram(app)
+
+
+@contextmanager
+def _sends_suppressed() -> Iterator[None]:
+    """Suppress sends by the environment: the application that will read it does not exist yet."""
+    name = SUPPRESSION_VARIABLES[0]
+    before = os.environ.get(name)
+    os.environ[name] = "1"
+    try:
+        yield
+    finally:
+        del os.environ[name]
+        if before is not None:
+            os.environ[name] = before
 
 
 def execute(app: Horsies, assignment: Assignment) -> ChildReport:
@@ -76,7 +97,7 @@ def execute(app: Horsies, assignment: Assignment) -> ChildReport:
         return _failure(assignment, _serialization_error(problem))
     too_large = _size_problem(definition, encoded.value, app.config.payload)
     if too_large is not None:
-        return _failure(assignment, _serialization_error(too_large))
+        return _failure(assignment, _without_payload(result, too_large))
     if result.is_ok():
         return ChildReport(
             assignment.task_id, assignment.generation, True, encoded.value, None, None
@@ -89,6 +110,7 @@ def _failure(assignment: Assignment, error: TaskError) -> ChildReport:
 
 
 def _error_report(assignment: Assignment, result_json: str, error: TaskError) -> ChildReport:
+    _log(error)
     return ChildReport(
         task_id=assignment.task_id,
         generation=assignment.generation,
@@ -97,6 +119,14 @@ def _error_report(assignment: Assignment, result_json: str, error: TaskError) ->
         error_code=error_code_text(error.error_code),
         error_message=error.message,
     )
+
+
+def _log(error: TaskError) -> None:
+    """Show what was raised, and what the library found wrong; an error returned is no news."""
+    if isinstance(error.exception, BaseException):
+        logger.error("%s", error.message, exc_info=error.exception)
+    elif isinstance(error.error_code, OperationalErrorCode | ContractCode):
+        logger.error("%s", error.message)
 
 
 def _unknown_task(assignment: Assignment) -> TaskError:
@@ -109,6 +139,15 @@ def _unknown_task(assignment: Assignment) -> TaskError:
 
 def _serialization_error(message: str) -> TaskError:
     return TaskError(error_code=OperationalErrorCode.WORKER_SERIALIZATION_ERROR, message=message)
+
+
+def _without_payload(result: TaskResult[Any, TaskError], too_large: str) -> TaskError:
+    """The error that takes the place of a result too large to store: its own error, if it was one."""
+    if result.is_ok():
+        return _serialization_error(too_large)
+    error = result.err_value
+    message = (error.message or "")[:_MESSAGE_CHARACTERS_MAX]
+    return TaskError(error_code=error.error_code, message=message, data={"left_out": too_large})
 
 
 def _size_problem(

@@ -45,6 +45,7 @@ _MEGABYTE = 1024 * 1024
 _ORPHAN_CHECK_SECONDS = 1.0
 _EXIT_POLL_SECONDS = 0.05
 _BASELINE_WARNING = 0.8
+_FORKS_AHEAD = 4
 _KIND_REPORT = int(FrameKind.REPORT)
 
 
@@ -95,7 +96,12 @@ class ChildPool:
         self, settings: PoolSettings, boot: ChildBoot, selector: selectors.BaseSelector
     ) -> None:
         memory_mb = settings.max_memory_per_child_mb
-        boot = replace(boot, samples_memory=memory_mb is not None)
+        recycles = memory_mb is not None or settings.max_tasks_per_child > 0
+        boot = replace(
+            boot,
+            samples_memory=memory_mb is not None,
+            forks_ahead=_FORKS_AHEAD if recycles else 1,
+        )
         self._settings = settings
         self._selector = selector
         self._launcher = make_launcher(settings.start_method, boot, selector)

@@ -150,7 +150,8 @@ class Roster:
             # It never said which process it is; nothing but the socket was known of it.
             self._strike_off(slot)
             self.delay.note_early_death()
-            self.events.append(Died(None, 0, slot.verdict or "ended before it said hello"))
+            if slot.verdict is not None or not slot.was_killed:
+                self.events.append(Died(None, 0, slot.verdict or "ended before it said hello"))
         elif slot.state not in (SlotState.LEAVING, SlotState.KILLED):
             self._step_aside(slot, SlotState.CLOSED, _CLOSED_GRACE_SECONDS)
 

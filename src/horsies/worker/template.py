@@ -28,7 +28,6 @@ from horsies.worker.child import (
     load_program,
     run_child,
 )
-from horsies.worker.childlog import configure_logging
 from horsies.worker.wire import ChildBoot, FrameKind
 
 logger = logging.getLogger("horsies.template")
@@ -64,7 +63,6 @@ def run_template(control: socket.socket, boot: ChildBoot, worker_pid: int) -> No
         # A service manager may signal every process of the worker: the template ends with its
         # parent.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        configure_logging(boot.log_level, boot.log_format)
         exit_code = _load_and_serve(control, boot, worker_pid)
     except BaseException:
         logger.exception("The fork server broke down.")
@@ -84,40 +82,88 @@ def _load_and_serve(control: socket.socket, boot: ChildBoot, worker_pid: int) ->
     gc.collect()
     gc.freeze()
     control.sendall(wire.encode_numbers(FrameKind.READY, os.getpid(), process.own_rss_bytes()))
-    while True:
-        request, descriptors, _, _ = socket.recv_fds(control, 1, 1)
-        if not request:
-            return EXIT_CLEAN
-        for child_fd in descriptors:
-            _fork_child(control, child_fd, boot, worker_pid, program)
+    reserve = Reserve(control, boot, worker_pid, program)
+    while (child_fd := _next_request(control)) is not None:
+        reserve.hand_out(child_fd)
+    return EXIT_CLEAN
 
 
-def _fork_child(
-    control: socket.socket, child_fd: int, boot: ChildBoot, worker_pid: int, program: Program
-) -> None:
-    """Fork twice: the process in between ends at once, so that the worker becomes the parent."""
-    try:
+def _next_request(control: socket.socket) -> int | None:
+    """The socket of the next wanted child; None when the worker has closed its end."""
+    _, descriptors, _, _ = socket.recv_fds(control, 1, 1)
+    return descriptors[0] if descriptors else None
+
+
+class Reserve:
+    """Forked processes that wait for the socket which makes children of them.
+
+    To become the worker's, a child needs a process in between that forks it and ends, which costs
+    as much as the child itself. One such process therefore forks several.
+    """
+
+    def __init__(
+        self, control: socket.socket, boot: ChildBoot, worker_pid: int, program: Program
+    ) -> None:
+        self._control = control
+        self._boot = boot
+        self._worker_pid = worker_pid
+        self._program = program
+        self._waiting: list[socket.socket] = []
+
+    def hand_out(self, child_fd: int) -> None:
+        """Make a child on `child_fd`, then see to it that the next one waits already."""
+        try:
+            while not self._give_to_waiting(child_fd):
+                self._fork_some(child_fd)
+        except OSError:
+            logger.exception("No child could be forked.")
+        finally:
+            # Without a child this closes the last copy: the supervisor sees the socket end.
+            os.close(child_fd)
+        if not self._waiting and self._boot.forks_ahead > 1:
+            self._fork_some(None)
+
+    def _give_to_waiting(self, child_fd: int) -> bool:
+        while self._waiting:
+            with self._waiting.pop() as waiting, suppress(OSError):
+                socket.send_fds(waiting, [b"F"], [child_fd])
+                return True
+        return False
+
+    def _fork_some(self, foreign_fd: int | None) -> None:
+        pairs = [socket.socketpair() for _ in range(max(1, self._boot.forks_ahead))]
         between_pid = os.fork()
         if between_pid == 0:
-            _fork_again(control, child_fd, boot, worker_pid, program)
+            self._fork_in_between(pairs, foreign_fd)
         os.waitpid(between_pid, 0)
-    except OSError:
-        logger.exception("No child could be forked.")
-    finally:
-        # Without a child this closes the last copy: the supervisor sees the end of the socket.
-        os.close(child_fd)
+        for own_end, their_end in pairs:
+            their_end.close()
+            self._waiting.append(own_end)
 
+    def _fork_in_between(
+        self, pairs: list[tuple[socket.socket, socket.socket]], foreign_fd: int | None
+    ) -> NoReturn:
+        try:
+            self._control.close()
+            if foreign_fd is not None:
+                os.close(foreign_fd)
+            for _, their_end in pairs:
+                if os.fork() == 0:
+                    self._wait_for_socket(their_end, pairs)
+        finally:
+            os._exit(EXIT_CLEAN)
 
-def _fork_again(
-    control: socket.socket, child_fd: int, boot: ChildBoot, worker_pid: int, program: Program
-) -> NoReturn:
-    try:
-        if os.fork() == 0:
-            control.close()
-            process.wait_for_parent(worker_pid)
-            run_child(child_fd, boot, worker_pid, program)
-    finally:
-        os._exit(EXIT_CLEAN)
+    def _wait_for_socket(
+        self, own_end: socket.socket, pairs: list[tuple[socket.socket, socket.socket]]
+    ) -> NoReturn:
+        for other in (one for pair in pairs for one in pair if one is not own_end):
+            other.close()
+        process.wait_for_parent(self._worker_pid)
+        child_fd = _next_request(own_end)
+        own_end.close()
+        if child_fd is None:
+            os._exit(EXIT_CLEAN)
+        run_child(child_fd, self._boot, self._worker_pid, self._program)
 
 
 def _warn_about_unforkable_state(control: socket.socket) -> None:

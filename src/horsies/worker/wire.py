@@ -2,8 +2,9 @@
 and how the child's report comes back.
 
 A frame is a four-byte length, a kind byte, fixed numbers (the lengths of the texts in characters
-among them) and the texts in UTF-8, one behind the other. Nothing here builds objects from names: whatever a child writes, the parent either reads one
-of the values below or raises ``WireError``, and then only that child is lost.
+among them) and the texts in UTF-8, one behind the other. Nothing here builds objects from names:
+whatever a child writes, the parent either reads one of the values below or raises ``WireError``,
+and then only that child is lost.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ class ChildBoot:
     """Everything a child or the template needs to start; it crosses ``exec`` as JSON.
 
     ``program`` names the function that loads the application and gives the child something to
-    execute assignments with.
+    execute assignments with. ``forks_ahead`` is how many children the fork server forks at a time.
     """
 
     app_locator: str
@@ -75,6 +76,7 @@ class ChildBoot:
     log_level: str = "INFO"
     log_format: str = "text"
     samples_memory: bool = False
+    forks_ahead: int = 1
     hook_budget_seconds: float = 10.0
     program: str = "horsies.worker.execute:load_program"
 

@@ -1,0 +1,106 @@
+"""A small application for children to load; nothing in it needs a database."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from typing import Any
+
+from horsies.app import Horsies, get_current_app
+from horsies.config import AppConfig, PayloadConfig, PostgresConfig
+from horsies.outcome import TaskError, TaskResult
+
+app = Horsies(
+    AppConfig(
+        broker=PostgresConfig(database_url="postgresql://nobody@127.0.0.1:1/nothing"),
+        payload=PayloadConfig(warn_bytes=500, reject_bytes=1000),
+    )
+)
+hooks_that_ran: list[str] = []
+
+
+@app.on_child_process_start
+def note_start() -> None:
+    hooks_that_ran.append("note_start")
+
+
+@app.task("add")
+def add(a: int, b: int = 1) -> TaskResult[int, TaskError]:
+    return TaskResult(ok=a + b)
+
+
+@app.task("add_later")
+async def add_later(a: int, b: int) -> TaskResult[int, TaskError]:
+    await asyncio.sleep(0)
+    return TaskResult(ok=a + b)
+
+
+@app.task("refuse")
+def refuse() -> TaskResult[int, TaskError]:
+    return TaskResult(err=TaskError(error_code="NO_STOCK", message="nothing left"))
+
+
+@app.task("fail")
+def fail() -> TaskResult[int, TaskError]:
+    raise ValueError("half a character: \udc80")
+
+
+@app.task("leave")
+def leave() -> TaskResult[int, TaskError]:
+    sys.exit(3)
+
+
+@app.task("recurse")
+def recurse() -> TaskResult[int, TaskError]:
+    def deeper(depth: int) -> int:
+        return deeper(depth + 1)
+
+    return TaskResult(ok=deeper(0))
+
+
+@app.task("return_text")
+def return_text(length: int) -> TaskResult[str, TaskError]:
+    return TaskResult(ok="x" * length)
+
+
+@app.task("fail_at_length")
+def fail_at_length(length: int) -> TaskResult[str, TaskError]:
+    return TaskResult(err=TaskError(error_code="TOO_MUCH", message="x" * length))
+
+
+@app.task("return_strange_value")
+def return_strange_value() -> TaskResult[Any, TaskError]:
+    return TaskResult(ok=object())
+
+
+@app.task("wait")
+def wait(marker: str) -> TaskResult[int, TaskError]:
+    with open(marker, "w") as file:
+        file.write("started")
+    while True:
+        asyncio.run(asyncio.sleep(60))
+
+
+@app.task("wait_async")
+async def wait_async(marker: str) -> TaskResult[int, TaskError]:
+    os.mkdir(marker)
+    await asyncio.Event().wait()
+    return TaskResult(ok=1)
+
+
+@app.task("describe_child")
+def describe_child() -> TaskResult[list[str], TaskError]:
+    current = get_current_app()
+    return TaskResult(
+        ok=[
+            "current" if current is app else "other",
+            "suppressed" if app.are_sends_suppressed() else "sending",
+            app.role,
+            os.environ.get("HORSIES_CHILD_PROCESS", ""),
+            *hooks_that_ran,
+        ]
+    )
+
+
+assert app.are_sends_suppressed() or "HORSIES_CHILD_PROCESS" not in os.environ

@@ -1,0 +1,117 @@
+"""An application inside a child: one assignment in, one report out."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from horsies.worker.execute import execute
+from horsies.worker.pool import Assignment, ChildReport, Reported, StartMethod, Stopped
+from tests.worker.pool_app import app
+from tests.worker.pool_support import BOOT, MakePool, assignment, collect_until, next_event
+
+APP_BOOT = replace(
+    BOOT, app_locator="tests.worker.pool_app:app", program="horsies.worker.execute:load_program"
+)
+
+
+def run(name: str, *args: Any, kwargs_json: str = "{}") -> ChildReport:
+    given = Assignment("task-1", 3, name, 1, json.dumps(args), kwargs_json, None)
+    report = execute(app, given)
+    assert (report.task_id, report.generation) == ("task-1", 3)
+    return report
+
+
+def test_a_result_is_reported_as_stored_text() -> None:
+    report = run("add", 1, 2)
+    assert report == ChildReport("task-1", 3, True, '{"ok":3}', None, None)
+    assert run("add", 4, kwargs_json='{"b": 5}').result_json == '{"ok":9}'
+
+
+def test_an_async_task_runs_like_any_other() -> None:
+    assert run("add_later", 1, 2).result_json == '{"ok":3}'
+    assert run("add_later", 3, 4).result_json == '{"ok":7}'
+
+
+def test_an_error_result_carries_its_code_and_message() -> None:
+    report = run("refuse")
+    assert not report.ok
+    assert (report.error_code, report.error_message) == ("NO_STOCK", "nothing left")
+    assert json.loads(report.result_json)["err"]["error_code"] == "NO_STOCK"
+
+
+@pytest.mark.parametrize("name", ["fail", "leave", "recurse"])
+def test_what_a_task_raises_is_its_failure(name: str) -> None:
+    report = run(name)
+    assert not report.ok
+    assert report.error_code == "UNHANDLED_EXCEPTION"
+    assert json.loads(report.result_json)["err"]["message"]
+
+
+def test_a_task_nobody_registered_is_a_resolution_error() -> None:
+    report = run("unheard_of")
+    assert report.error_code == "WORKER_RESOLUTION_ERROR"
+    assert "unheard_of" in (report.error_message or "")
+
+
+@pytest.mark.parametrize("args", [("one", 2), (), (1, 2, 3)])
+def test_stored_arguments_that_do_not_fit_are_a_serialization_error(args: tuple[Any, ...]) -> None:
+    report = run("add", *args)
+    assert not report.ok
+    assert report.error_code == "WORKER_SERIALIZATION_ERROR"
+
+
+def test_a_result_that_is_too_large_is_refused_with_the_limit() -> None:
+    assert run("return_text", 900).ok
+    report = run("return_text", 1000)
+    assert report.error_code == "WORKER_SERIALIZATION_ERROR"
+    assert "payload.reject_bytes=1000" in (report.error_message or "")
+
+
+def test_an_error_that_is_too_large_keeps_its_code() -> None:
+    report = run("fail_at_length", 2000)
+    assert report.error_code == "TOO_MUCH"
+    assert "payload.reject_bytes=1000" in report.result_json
+    assert (report.error_message or "").startswith("xxx")
+
+
+def test_a_result_that_cannot_be_stored_is_an_error() -> None:
+    assert not run("return_strange_value").ok
+
+
+@pytest.mark.parametrize("method", list(StartMethod))
+def test_a_child_loads_the_application_and_executes_its_tasks(
+    make_pool: MakePool, method: StartMethod
+) -> None:
+    pool = make_pool(1, boot=APP_BOOT, start_method=method)
+    pool.dispatch(assignment("describe_child"))
+    event = next_event(pool)
+    assert isinstance(event, Reported)
+    assert json.loads(event.report.result_json) == {
+        "ok": ["current", "sending", "child", "1", "note_start"]
+    }
+
+
+def test_a_report_with_half_a_character_arrives(make_pool: MakePool) -> None:
+    pool = make_pool(1, boot=APP_BOOT)
+    pool.dispatch(assignment("fail"))
+    event = next_event(pool)
+    assert isinstance(event, Reported)
+    assert event.report.error_code == "UNHANDLED_EXCEPTION"
+    assert "half a character" in (event.report.error_message or "")
+
+
+@pytest.mark.parametrize("name", ["wait", "wait_async"])
+def test_a_running_task_of_an_application_can_be_stopped(
+    make_pool: MakePool, tmp_path: Path, name: str
+) -> None:
+    pool = make_pool(1, boot=APP_BOOT)
+    given = assignment(name, str(tmp_path / "started"))
+    pid = pool.dispatch(given)
+    collect_until(pool, (tmp_path / "started").exists)
+    pool.stop_task(given.task_id, "cancelled")
+    assert next_event(pool) == Stopped(given, pid, forced=False, reason="cancelled")

@@ -1,0 +1,125 @@
+"""Frames: what goes in comes out, and what is no frame is refused."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from horsies.worker import wire
+from horsies.worker.wire import (
+    Assignment,
+    ChildBoot,
+    ChildReport,
+    FrameBuffer,
+    FrameKind,
+    WireError,
+)
+
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=50)
+numbers = st.integers(-(2**63), 2**63 - 1)
+assignments = st.builds(
+    Assignment,
+    task_id=texts,
+    generation=numbers,
+    task_name=texts,
+    attempt=st.integers(0, 2**31 - 1),
+    args_json=texts,
+    kwargs_json=texts,
+    timeout_ms=st.none() | st.integers(0, 2**62),
+)
+reports = st.builds(
+    ChildReport,
+    task_id=texts,
+    generation=numbers,
+    ok=st.booleans(),
+    result_json=texts,
+    error_code=st.none() | texts,
+    error_message=st.none() | texts,
+)
+
+
+@given(assignments)
+@settings(max_examples=100)
+def test_an_assignment_arrives_as_it_was_sent(assignment: Assignment) -> None:
+    assert wire.decode_assignment(wire.encode_assignment(assignment)) == assignment
+
+
+@given(reports, st.integers(0, 2**62))
+@settings(max_examples=100)
+def test_a_report_arrives_as_it_was_sent(report: ChildReport, rss_bytes: int) -> None:
+    frame = wire.encode_report(report, rss_bytes)
+    assert wire.decode_report(frame) == (report, rss_bytes)
+
+
+def test_half_characters_in_a_report_are_escaped() -> None:
+    report = ChildReport("x", 1, False, "{}", "CODE", "file \udc80.txt")
+    arrived, _ = wire.decode_report(wire.encode_report(report))
+    assert arrived.error_message == "file \\udc80.txt"
+
+
+@given(st.lists(reports, min_size=1, max_size=5), st.data())
+@settings(max_examples=100)
+def test_frames_survive_any_chopping_of_the_stream(
+    sent: list[ChildReport], data: st.DataObject
+) -> None:
+    stream = b"".join(wire.encode_report(report) for report in sent)
+    frames = FrameBuffer()
+    arrived: list[bytes] = []
+    while stream:
+        size = data.draw(st.integers(1, len(stream)))
+        arrived += frames.feed(stream[:size])
+        stream = stream[size:]
+    assert [wire.decode_report(frame)[0] for frame in arrived] == sent
+    assert frames.wanted_bytes() == 0
+
+
+@given(st.binary(max_size=200))
+@settings(max_examples=300)
+def test_garbage_is_waited_for_or_refused_but_never_believed(garbage: bytes) -> None:
+    decoders = (
+        wire.decode_report,
+        wire.decode_assignment,
+        wire.decode_numbers,
+        lambda frame: wire.decode_texts(frame, 1),
+    )
+    try:
+        frames = FrameBuffer().feed(garbage)
+    except WireError:
+        return
+    for frame in frames:
+        for decode in decoders:
+            try:
+                decode(frame)
+            except WireError:
+                continue
+
+
+@pytest.mark.parametrize("size", [0, 2**30 + 1, 2**32 - 1])
+def test_an_impossible_length_is_refused_before_anything_is_kept(size: int) -> None:
+    with pytest.raises(WireError, match=str(size)):
+        FrameBuffer().feed(size.to_bytes(4, "big") + b"\x06rest")
+
+
+def test_a_report_with_wrong_lengths_is_refused() -> None:
+    frame = bytearray(wire.encode_report(ChildReport("task", 1, True, "{}", None, None)))
+    frame[-1:] = b""
+    with pytest.raises(WireError, match="do not add up"):
+        wire.decode_report(bytes(frame))
+    with pytest.raises(WireError, match="malformed report"):
+        wire.decode_report(b"\x00\x00\x00\x01\x06")
+
+
+@pytest.mark.parametrize("body", [b"{", b"{}", b"[1]", b'["a", "b"]', b"[" * 100_000])
+def test_texts_that_are_none_are_refused(body: bytes) -> None:
+    frame = (len(body) + 1).to_bytes(4, "big") + bytes([FrameKind.BOOT_FAILED]) + body
+    with pytest.raises(WireError):
+        wire.decode_texts(frame, 1)
+
+
+def test_boot_values_cross_into_a_fresh_interpreter() -> None:
+    boot = ChildBoot("shop:app", ("shop.tasks",), ("/srv",), "DEBUG", "json", hook_budget_seconds=2)
+    assert wire.decode_boot(wire.encode_boot(boot, 42)) == (boot, 42)
+    assert json.dumps(boot.app_locator) == '"shop:app"'
