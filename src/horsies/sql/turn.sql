@@ -28,20 +28,20 @@ RETURNING task_id::text
 -- name: retry_tasks
 -- RUNNING -> PENDING, due after the delay, and the attempt row. A retry that would start at or after good_until
 -- does not match; fail_tasks, run after this on the same rows, takes it.
-WITH finished AS (
-    UPDATE horsies_tasks AS task SET
-        status = 'PENDING', retry_count = task.retry_count + 1, claimed_by_worker_id = NULL, claimed_at = NULL,
-        next_retry_at = clock_timestamp() + report.delay_seconds * interval '1 second',
-        enqueued_at = clock_timestamp() + report.delay_seconds * interval '1 second',
-        updated_at = clock_timestamp()
+WITH report AS MATERIALIZED (
+    SELECT *, clock_timestamp() + delay_seconds * interval '1 second' AS due_at
     FROM unnest(%(ids)s::uuid[], %(generations)s::integer[], %(delays_seconds)s::float8[], %(outcomes)s::text[],
                 %(error_codes)s::text[], %(error_messages)s::text[], %(failed_reasons)s::text[])
-        AS report (id, generation, delay_seconds, outcome, error_code, error_message, failed_reason)
+        AS sent (id, generation, delay_seconds, outcome, error_code, error_message, failed_reason)),
+finished AS (
+    UPDATE horsies_tasks AS task SET
+        status = 'PENDING', retry_count = task.retry_count + 1, claimed_by_worker_id = NULL, claimed_at = NULL,
+        next_retry_at = report.due_at, enqueued_at = report.due_at, updated_at = clock_timestamp()
+    FROM report
     WHERE task.id = report.id AND task.generation = report.generation
       AND task.claimed_by_worker_id = %(worker_id)s AND coalesce(task.status, '') = 'RUNNING'
       AND task.cancel_requested_at IS NULL
-      AND (task.good_until IS NULL
-           OR clock_timestamp() + report.delay_seconds * interval '1 second' < task.good_until)
+      AND (task.good_until IS NULL OR report.due_at < task.good_until)
     RETURNING task.id, task.retry_count, task.started_at, task.worker_hostname, task.worker_pid,
         task.worker_process_name, report.outcome, report.error_code, report.error_message, report.failed_reason)
 INSERT INTO horsies_task_attempts (
@@ -85,9 +85,13 @@ FROM horsies_claim_v1(%(worker_id)s, %(hostname)s, %(pids)s::integer[], %(queues
 
 -- name: release_unstarted
 -- RUNNING -> PENDING for rows this worker claimed but never handed to a child: the COMMIT of a claim was in doubt, or
--- no child could take them. User code has not started, so no attempt is counted.
+-- no child could take them. User code has not started, so no attempt is counted; one whose cancel was accepted
+-- meanwhile is cancelled.
 UPDATE horsies_tasks AS task SET
-    status = 'PENDING', claimed_by_worker_id = NULL, claimed_at = NULL, started_at = NULL, worker_pid = NULL,
+    status = CASE WHEN task.cancel_requested_at IS NULL THEN 'PENDING' ELSE 'CANCELLED' END,
+    failed_at = CASE WHEN task.cancel_requested_at IS NULL THEN task.failed_at ELSE clock_timestamp() END,
+    error_code = CASE WHEN task.cancel_requested_at IS NULL THEN task.error_code ELSE 'TASK_CANCELLED' END,
+    claimed_by_worker_id = NULL, claimed_at = NULL, started_at = NULL, worker_pid = NULL,
     worker_hostname = NULL, worker_process_name = NULL, updated_at = clock_timestamp()
 WHERE task.claimed_by_worker_id = %(worker_id)s AND task.status IN ('CLAIMED', 'RUNNING')
   AND NOT task.id = ANY(%(held_ids)s::uuid[])

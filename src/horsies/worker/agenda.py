@@ -35,6 +35,8 @@ class Agenda:
         """Turn due times and the safety poll into a wish to claim."""
         if now >= self.due_at or now >= self.poll_at:
             self.may_have_work = True
+            # Deadlines pass while every child is busy, too.
+            self.needs_look_ahead = True
             self.due_at = NEVER
             self.poll_at = now + self.poll_seconds
 

@@ -144,7 +144,7 @@ def _serialization_error(message: str) -> TaskError:
 def _without_payload(result: TaskResult[Any, TaskError], too_large: str) -> TaskError:
     """The error that takes the place of a result too large to store: its own error, if it was one."""
     if result.is_ok():
-        return _serialization_error(too_large)
+        return TaskError(error_code=OperationalErrorCode.PAYLOAD_TOO_LARGE, message=too_large)
     error = result.err_value
     message = (error.message or "")[:_MESSAGE_CHARACTERS_MAX]
     return TaskError(error_code=error.error_code, message=message, data={"left_out": too_large})

@@ -1,0 +1,186 @@
+"""What the database says about tasks, for the tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from psycopg import Connection
+from psycopg.rows import class_row
+
+from tests.e2e.fleet import eventually
+
+
+@dataclass(frozen=True, slots=True)
+class TaskRow:
+    """The columns of a task that say what became of it."""
+
+    id: str
+    status: str
+    retry_count: int
+    generation: int
+    error_code: str | None
+    failed_reason: str | None
+    result: str | None
+    claimed_by_worker_id: str | None
+    worker_pid: int | None
+    enqueued_at: datetime
+    started_at: datetime | None
+    completed_at: datetime | None
+    failed_at: datetime | None
+    next_retry_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptRow:
+    """One recorded attempt."""
+
+    task_id: str
+    attempt: int
+    outcome: str
+    will_retry: bool
+    error_code: str | None
+    error_message: str | None
+    failed_reason: str | None
+    started_at: datetime
+    finished_at: datetime
+    worker_id: str
+    worker_pid: int
+    worker_process_name: str
+
+
+TASK_COLUMNS = """id::text, status, retry_count, generation, error_code, failed_reason, result,
+    claimed_by_worker_id, worker_pid, enqueued_at, started_at, completed_at, failed_at, next_retry_at"""
+ATTEMPT_COLUMNS = """task_id::text, attempt, outcome, will_retry, error_code, error_message,
+    failed_reason, started_at, finished_at, worker_id, worker_pid, worker_process_name"""
+
+
+def tasks(connection: Connection[Any], status: str | None = None) -> list[TaskRow]:
+    """All tasks, or those of a status, in the order they were sent."""
+    with connection.cursor(row_factory=class_row(TaskRow)) as cursor:
+        cursor.execute(
+            f"SELECT {TASK_COLUMNS} FROM horsies_tasks "
+            "WHERE %(status)s::text IS NULL OR status = %(status)s ORDER BY id",
+            {"status": status},
+        )
+        return cursor.fetchall()
+
+
+def task(connection: Connection[Any], task_id: str) -> TaskRow:
+    """One task."""
+    with connection.cursor(row_factory=class_row(TaskRow)) as cursor:
+        cursor.execute(f"SELECT {TASK_COLUMNS} FROM horsies_tasks WHERE id = %s", (task_id,))
+        (row,) = cursor.fetchall()
+        return row
+
+
+def attempts(connection: Connection[Any], task_id: str | None = None) -> list[AttemptRow]:
+    """All recorded attempts, or those of one task, first attempt first."""
+    with connection.cursor(row_factory=class_row(AttemptRow)) as cursor:
+        cursor.execute(
+            f"SELECT {ATTEMPT_COLUMNS} FROM horsies_task_attempts "
+            "WHERE %(id)s::uuid IS NULL OR task_id = %(id)s ORDER BY task_id, attempt",
+            {"id": task_id},
+        )
+        return cursor.fetchall()
+
+
+def count(connection: Connection[Any], *statuses: str) -> int:
+    """How many tasks have one of these statuses."""
+    row = connection.execute(
+        "SELECT count(*) FROM horsies_tasks WHERE status = ANY(%s)", (list(statuses),)
+    ).fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+def wait_for_status(
+    connection: Connection[Any], task_id: str, status: str, seconds: float = 10.0
+) -> TaskRow:
+    """The task, once it has that status."""
+    eventually(
+        lambda: task(connection, task_id).status == status,
+        seconds,
+        lambda: task(connection, task_id),
+    )
+    return task(connection, task_id)
+
+
+def wait_until_empty(connection: Connection[Any], seconds: float = 30.0) -> None:
+    """Wait until no task is waiting or running."""
+    open_statuses = ("PENDING", "CLAIMED", "RUNNING")
+    eventually(
+        lambda: count(connection, *open_statuses) == 0,
+        seconds,
+        lambda: f"{count(connection, *open_statuses)} tasks are still open",
+    )
+
+
+def backends(connection: Connection[Any], name: str) -> list[int]:
+    """The server processes of connections whose application name is like this."""
+    rows = connection.execute(
+        "SELECT pid FROM pg_stat_activity "
+        "WHERE datname = current_database() AND application_name LIKE %s ORDER BY pid",
+        (name,),
+    )
+    return [row[0] for row in rows]
+
+
+def terminate(connection: Connection[Any], name: str) -> list[int]:
+    """Cut every connection whose application name is like this, as an outage does."""
+    pids = backends(connection, name)
+    connection.execute(
+        "SELECT pg_terminate_backend(pid) FROM unnest(%s::integer[]) AS pid", (pids,)
+    )
+    return pids
+
+
+WITNESS = """
+CREATE TABLE e2e_transitions (
+    number bigint GENERATED ALWAYS AS IDENTITY, task_id uuid, was text, became text);
+CREATE FUNCTION e2e_witness() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    INSERT INTO e2e_transitions (task_id, was, became) VALUES (NEW.id, OLD.status, NEW.status);
+    RETURN NULL;
+END $$;
+CREATE TRIGGER e2e_witness AFTER UPDATE ON horsies_tasks FOR EACH ROW
+    WHEN (OLD.status IS DISTINCT FROM NEW.status) EXECUTE FUNCTION e2e_witness();
+"""
+NO_WITNESS = """
+DROP TRIGGER e2e_witness ON horsies_tasks; DROP FUNCTION e2e_witness; DROP TABLE e2e_transitions;
+"""
+
+
+@contextmanager
+def witnessed(connection: Connection[Any]) -> Iterator[None]:
+    """Have the database itself write down every change of a task's status."""
+    connection.execute(WITNESS)
+    try:
+        yield
+    finally:
+        connection.execute(NO_WITNESS)
+
+
+def transitions(connection: Connection[Any]) -> dict[str, list[tuple[str, str]]]:
+    """The witnessed changes of every task, in order."""
+    found: dict[str, list[tuple[str, str]]] = {}
+    for task_id, was, became in connection.execute(
+        "SELECT task_id::text, was, became FROM e2e_transitions ORDER BY number"
+    ):
+        found.setdefault(task_id, []).append((was, became))
+    return found
+
+
+def assert_each_ended_once(connection: Connection[Any]) -> None:
+    """Every task has reached one terminal status, once, and nothing changed it afterwards."""
+    terminal = {"COMPLETED", "FAILED", "CANCELLED", "EXPIRED"}
+    changes = transitions(connection)
+    for row in tasks(connection):
+        path = changes[row.id]
+        assert [became in terminal for _, became in path] == [False] * (len(path) - 1) + [True]
+        assert path[-1][1] == row.status
+        final = [one for one in attempts(connection, row.id) if not one.will_retry]
+        assert len(final) == 1, (row, final)

@@ -1,0 +1,59 @@
+"""What a worker writes to standard error."""
+
+from __future__ import annotations
+
+import json
+from types import ModuleType
+from typing import Any
+
+import psycopg
+import pytest
+
+from tests.e2e.fleet import Fleet
+from tests.e2e.tables import terminate
+
+
+def test_a_json_log_holds_nothing_else(fleet: Fleet, programs: ModuleType) -> None:
+    worker = fleet.start("--log-format", "json", "--loglevel", "debug")
+    programs.explode.send().unwrap().get(10_000)
+    programs.log_lines.send("words").unwrap().get(10_000)
+    assert worker.stop() == 0
+    for line in worker.log().splitlines():
+        json.loads(line)
+
+
+@pytest.mark.parametrize("method", ["forkserver", "fork", "spawn"])
+def test_a_password_never_reaches_the_log(
+    fleet: Fleet, programs: ModuleType, connection: psycopg.Connection[Any], method: str
+) -> None:
+    url = fleet.database_url.replace("postgres:@", "postgres:hunter2@")
+    assert "hunter2" in url
+    worker = fleet.start("--loglevel", "debug", "--start-method", method, database_url=url)
+    terminate(connection, "horsies:listener")
+    programs.log_lines.send(f"at {url}").unwrap().get(10_000)
+    programs.explode.send(f"cannot reach {url}").unwrap().get(10_000)
+    assert worker.stop() == 0
+    assert "cannot reach" in worker.log()
+    assert "postgres:***@" in worker.log()
+    assert "hunter2" not in worker.log()
+
+
+def test_a_text_log_names_the_task_in_every_line_of_it(fleet: Fleet, programs: ModuleType) -> None:
+    worker = fleet.start("--start-method", "fork")
+    sent = programs.log_lines.send("words").unwrap()
+    sent.get(10_000)
+    assert worker.stop() == 0
+    lines = [line for line in worker.log().splitlines() if line.endswith("words")]
+    assert len(lines) == 3
+    assert all(f"[log_lines {sent.task_id} #1]" in line for line in lines)
+
+
+def test_the_start_of_a_worker_is_told_in_a_few_lines(fleet: Fleet) -> None:
+    worker = fleet.start("--max-claim-batch", "4")
+    assert (
+        "Concurrency config: processes=2, cluster_wide_cap=unlimited, max_claim_per_worker=2, "
+        "max_claim_batch=4" in worker.log()
+    )
+    assert "2 children ready (forkserver)" in worker.log()
+    assert len(worker.log().splitlines()) < 10
+    assert worker.stop() == 0

@@ -1,0 +1,93 @@
+"""When the worker's loop has something to do."""
+
+from __future__ import annotations
+
+import pytest
+
+from horsies.worker.agenda import LOOK_AHEAD_SECONDS, NEVER, Agenda
+
+
+@pytest.fixture
+def agenda() -> Agenda:
+    """An agenda at second 100 that has just claimed nothing, looked ahead and sent its heartbeat."""
+    agenda = Agenda(poll_seconds=5.0, heartbeat_seconds=30.0)
+    agenda.tick(100.0)
+    agenda.note_claim(wanted=2, got=0)
+    agenda.note_look_ahead(100.0, None)
+    agenda.note_heartbeat(100.0)
+    return agenda
+
+
+def test_a_fresh_worker_claims_looks_ahead_and_says_it_lives_at_once() -> None:
+    agenda = Agenda(poll_seconds=5.0, heartbeat_seconds=30.0)
+    assert agenda.may_have_work
+    assert agenda.wants_look_ahead(100.0)
+    assert agenda.wants_heartbeat(100.0)
+    assert agenda.next_at() <= 100.0
+
+
+def test_an_idle_worker_sleeps_until_its_poll(agenda: Agenda) -> None:
+    assert not agenda.may_have_work
+    assert agenda.next_at() == 105.0
+    agenda.tick(104.9)
+    assert not agenda.may_have_work
+    agenda.tick(105.0)
+    assert agenda.may_have_work
+    assert agenda.poll_at == 110.0
+
+
+def test_a_poll_also_asks_what_is_due_or_late_even_when_no_child_is_idle(agenda: Agenda) -> None:
+    agenda.tick(105.0)
+    assert agenda.wants_look_ahead(105.0)
+
+
+def test_the_next_due_time_bounds_the_sleep(agenda: Agenda) -> None:
+    agenda.note_look_ahead(100.0, 1.5)
+    assert agenda.next_at() == 101.5
+    agenda.tick(101.5)
+    assert agenda.may_have_work
+    assert agenda.due_at == NEVER
+
+
+def test_a_due_time_after_the_poll_does_not_lengthen_the_sleep(agenda: Agenda) -> None:
+    agenda.note_look_ahead(100.0, 60.0)
+    assert agenda.next_at() == 105.0
+
+
+def test_a_heartbeat_bounds_the_sleep_of_a_worker_that_hardly_polls() -> None:
+    agenda = Agenda(poll_seconds=300.0, heartbeat_seconds=30.0)
+    agenda.tick(100.0)
+    agenda.note_claim(wanted=1, got=0)
+    agenda.note_look_ahead(100.0, None)
+    agenda.note_heartbeat(100.0)
+    assert agenda.next_at() == 130.0
+    assert not agenda.wants_heartbeat(129.9)
+    assert agenda.wants_heartbeat(130.0)
+
+
+def test_a_full_claim_means_that_there_may_be_more(agenda: Agenda) -> None:
+    agenda.wake()
+    agenda.note_claim(wanted=4, got=4)
+    assert agenda.may_have_work
+    assert not agenda.wants_look_ahead(101.0)
+
+
+def test_a_short_claim_ends_in_one_look_ahead(agenda: Agenda) -> None:
+    agenda.wake()
+    agenda.note_claim(wanted=4, got=3)
+    assert not agenda.may_have_work
+    assert agenda.wants_look_ahead(101.0)
+    agenda.note_look_ahead(101.0, None)
+    assert not agenda.wants_look_ahead(200.0)
+
+
+def test_looks_ahead_keep_their_distance(agenda: Agenda) -> None:
+    agenda.note_claim(wanted=1, got=0)
+    assert not agenda.wants_look_ahead(100.0 + LOOK_AHEAD_SECONDS / 2)
+    assert agenda.next_at() == 100.0 + LOOK_AHEAD_SECONDS
+    assert agenda.wants_look_ahead(100.0 + LOOK_AHEAD_SECONDS)
+
+
+def test_a_notification_makes_a_claim_worth_its_while(agenda: Agenda) -> None:
+    agenda.wake()
+    assert agenda.may_have_work

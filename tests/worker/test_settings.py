@@ -1,0 +1,97 @@
+"""A worker's settings from flags and configuration."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from horsies import AppConfig, ConfigurationError, ErrorCode, Horsies, PostgresConfig, QueueMode
+from horsies.config import CustomQueueConfig
+from horsies.worker.settings import (
+    WorkerConfig,
+    describe_concurrency,
+    refuse_bad_limits,
+    served_queues,
+)
+
+BROKER = PostgresConfig(database_url="postgresql://nobody@localhost/nothing")
+
+
+def make_config(**changes: Any) -> WorkerConfig:
+    return WorkerConfig(
+        **{"app_locator": "shop:app", "processes": 4, "queues": ["default"], **changes}
+    )
+
+
+def make_app(**changes: Any) -> Horsies:
+    return Horsies(AppConfig(broker=BROKER, **changes))
+
+
+def test_the_defaults_are_accepted() -> None:
+    refuse_bad_limits(make_config())
+
+
+@pytest.mark.parametrize(
+    ("changes", "flag"),
+    [
+        ({"processes": 0}, "--processes"),
+        ({"max_claim_batch": -1}, "--max-claim-batch"),
+        ({"max_claim_per_worker": -1}, "--max-claim-per-worker"),
+        ({"max_tasks_per_child": 1}, "--max-tasks-per-child"),
+        ({"max_tasks_per_child": -5}, "--max-tasks-per-child"),
+        ({"max_memory_per_child_mb": 0}, "--max-memory-per-child-mb"),
+        ({"shutdown_grace_seconds": -0.1}, "--shutdown-grace"),
+    ],
+)
+def test_a_limit_that_cannot_work_is_refused_by_the_name_of_its_flag(
+    changes: dict[str, Any], flag: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=flag) as caught:
+        refuse_bad_limits(make_config(**changes))
+    assert caught.value.code is ErrorCode.CLI_INVALID_ARGS
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"max_tasks_per_child": 0},
+        {"max_tasks_per_child": 2},
+        {"max_memory_per_child_mb": 1},
+        {"shutdown_grace_seconds": 0.0},
+    ],
+)
+def test_the_smallest_sensible_limits_are_accepted(changes: dict[str, Any]) -> None:
+    refuse_bad_limits(make_config(**changes))
+
+
+@pytest.mark.parametrize(("limit", "held"), [(0, 4), (3, 3), (4, 4), (9, 4)])
+def test_a_worker_holds_one_task_per_child_or_fewer(limit: int, held: int) -> None:
+    assert make_config(max_claim_per_worker=limit).effective_claims == held
+
+
+def test_the_contract_line_names_the_limits_in_force() -> None:
+    app = make_app(cluster_wide_cap=20)
+    assert describe_concurrency(app, make_config()) == (
+        "Concurrency config: processes=4, cluster_wide_cap=20, max_claim_per_worker=4, "
+        "max_claim_batch=0"
+    )
+
+
+def test_the_contract_line_says_unlimited_without_a_cap() -> None:
+    line = describe_concurrency(make_app(), make_config(max_claim_per_worker=2, max_claim_batch=8))
+    assert line == (
+        "Concurrency config: processes=4, cluster_wide_cap=unlimited, max_claim_per_worker=2, "
+        "max_claim_batch=8"
+    )
+
+
+def test_queues_are_served_in_the_order_of_their_priority() -> None:
+    queues = [
+        CustomQueueConfig(name="slow", priority=50),
+        CustomQueueConfig(name="urgent", priority=1),
+        CustomQueueConfig(name="usual", priority=10),
+    ]
+    app = make_app(queue_mode=QueueMode.CUSTOM, custom_queues=queues)
+    assert served_queues(app) == ["urgent", "usual", "slow"]
+    assert served_queues(make_app()) == ["default"]

@@ -1,0 +1,147 @@
+"""What the end of an attempt means for its task."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from horsies import RetryPolicy
+from horsies.db.turn import ClaimedTask
+from horsies.states import TaskAttemptOutcome, TaskStatus
+from horsies.worker.settle import (
+    STOPPED_BY_CANCEL,
+    STOPPED_BY_SHUTDOWN,
+    STOPPED_BY_TIMEOUT,
+    Completed,
+    Failed,
+    settle_death,
+    settle_report,
+    settle_stop,
+    storable,
+    without_result,
+)
+from horsies.worker.wire import ChildReport
+
+TASK = ClaimedTask("id-1", 3, "charge", "[]", "{}", 0, 0, None, 500, 4711)
+SUCCESS = ChildReport("id-1", 3, True, '{"ok": 1}', None, None)
+REFUSAL = ChildReport("id-1", 3, False, '{"err": 1}', "OUT_OF_STOCK", "nothing left")
+
+
+def retrying(*codes: str, retry_count: int = 0, jitter: bool = False) -> ClaimedTask:
+    policy = RetryPolicy.fixed([10, 20], auto_retry_for=list(codes), jitter=jitter)
+    options = json.dumps({"retry_policy": policy.to_json()})
+    return replace(TASK, retry_count=retry_count, max_retries=2, task_options=options)
+
+
+def failed(settlement: Completed | Failed) -> Failed:
+    assert isinstance(settlement, Failed)
+    return settlement
+
+
+def error_in(settlement: Failed) -> dict[str, Any]:
+    assert settlement.result is not None
+    error: dict[str, Any] = json.loads(settlement.result)["err"]
+    return error
+
+
+def test_a_success_keeps_its_result_and_the_generation_of_its_claim() -> None:
+    assert settle_report(TASK, SUCCESS) == Completed("id-1", 3, '{"ok": 1}')
+
+
+def test_an_error_the_task_returned_is_final_without_a_policy() -> None:
+    assert settle_report(TASK, REFUSAL) == Failed(
+        task_id="id-1",
+        generation=3,
+        status=TaskStatus.FAILED,
+        result='{"err": 1}',
+        outcome=TaskAttemptOutcome.FAILED,
+        error_code="OUT_OF_STOCK",
+        error_message="nothing left",
+        failed_reason=None,
+        delay_seconds=None,
+    )
+
+
+@pytest.mark.parametrize(
+    ("task", "delay_seconds"),
+    [
+        (retrying("OUT_OF_STOCK"), 10.0),
+        (retrying("OUT_OF_STOCK", retry_count=1), 20.0),
+        (retrying("OUT_OF_STOCK", retry_count=2), None),
+        (retrying("ANOTHER_CODE"), None),
+        (replace(TASK, max_retries=2, task_options="{not json"), None),
+    ],
+)
+def test_an_error_is_tried_again_as_the_stored_policy_says(
+    task: ClaimedTask, delay_seconds: float | None
+) -> None:
+    assert failed(settle_report(task, REFUSAL)).delay_seconds == delay_seconds
+
+
+def test_jitter_only_lengthens_a_delay() -> None:
+    task = retrying("OUT_OF_STOCK", jitter=True)
+    assert failed(settle_report(task, REFUSAL, lambda: 0.0)).delay_seconds == 10.0
+    assert failed(settle_report(task, REFUSAL, lambda: 1.0)).delay_seconds == 12.5
+
+
+def test_a_death_is_a_crash_that_says_how_the_process_ended() -> None:
+    settled = settle_death(TASK, "signal 9 (SIGKILL)")
+    assert settled.status is TaskStatus.FAILED
+    assert settled.outcome is TaskAttemptOutcome.WORKER_FAILURE
+    assert settled.error_code == "WORKER_CRASHED"
+    assert settled.failed_reason == "The process running the task died: signal 9 (SIGKILL)."
+    assert settled.delay_seconds is None
+    assert error_in(settled)["message"] == settled.failed_reason
+
+
+def test_a_death_is_tried_again_only_when_the_policy_lists_crashes() -> None:
+    assert settle_death(retrying("WORKER_CRASHED"), "exit code 3").delay_seconds == 10.0
+    assert settle_death(retrying("OUT_OF_STOCK"), "exit code 3").delay_seconds is None
+
+
+def test_a_cancelled_task_is_never_tried_again() -> None:
+    settled = settle_stop(retrying("TASK_CANCELLED", "WORKER_CRASHED"), STOPPED_BY_CANCEL)
+    assert settled.status is TaskStatus.CANCELLED
+    assert settled.outcome is TaskAttemptOutcome.FAILED
+    assert settled.error_code == "TASK_CANCELLED"
+    assert settled.delay_seconds is None
+
+
+def test_a_task_over_its_time_limit_fails_with_the_limit_in_its_reason() -> None:
+    settled = settle_stop(TASK, STOPPED_BY_TIMEOUT)
+    assert settled.status is TaskStatus.FAILED
+    assert settled.error_code == "TASK_TIMEOUT"
+    assert settled.failed_reason is not None
+    assert "timeout_ms=500" in settled.failed_reason
+    assert settled.delay_seconds is None
+
+
+def test_a_time_limit_is_tried_again_when_the_policy_lists_it() -> None:
+    assert settle_stop(retrying("TASK_TIMEOUT"), STOPPED_BY_TIMEOUT).delay_seconds == 10.0
+
+
+def test_a_task_the_leaving_worker_interrupted_counts_as_crashed() -> None:
+    settled = settle_stop(TASK, STOPPED_BY_SHUTDOWN)
+    assert settled.outcome is TaskAttemptOutcome.WORKER_FAILURE
+    assert settled.error_code == "WORKER_CRASHED"
+    assert settle_stop(retrying("WORKER_CRASHED"), STOPPED_BY_SHUTDOWN).delay_seconds == 10.0
+
+
+def test_an_outcome_the_database_refuses_keeps_its_claim_and_loses_its_texts() -> None:
+    for settlement in (settle_report(TASK, SUCCESS), settle_report(retrying("X"), REFUSAL)):
+        plain = without_result(settlement)
+        assert (plain.task_id, plain.generation) == ("id-1", 3)
+        assert plain.error_code == "WORKER_SERIALIZATION_ERROR"
+        assert error_in(plain)["message"] == "The outcome of the task could not be stored."
+        assert plain.delay_seconds is None
+
+
+@pytest.mark.parametrize(
+    ("text", "stored"),
+    [(None, None), ("grüße", "grüße"), ("a\0b", "a\\0b"), ("\ud800", "\\ud800")],
+)
+def test_messages_are_made_storable(text: str | None, stored: str | None) -> None:
+    assert storable(text) == stored
