@@ -51,6 +51,11 @@ def leave() -> TaskResult[int, TaskError]:
     sys.exit(3)
 
 
+@app.task("interrupt")
+def interrupt() -> TaskResult[int, TaskError]:
+    raise KeyboardInterrupt
+
+
 @app.task("recurse")
 def recurse() -> TaskResult[int, TaskError]:
     def deeper(depth: int) -> int:

@@ -121,6 +121,11 @@ def wait_forever(marker: str) -> None:
         time.sleep(60)
 
 
+def wait_with(text: str) -> None:
+    while True:
+        time.sleep(60)
+
+
 def touch(path: str) -> None:
     with open(path, "w") as marker:
         marker.write(str(os.getpid()))
@@ -285,6 +290,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
         echo,
         own_pid,
         wait_forever,
+        wait_with,
         touch,
         exit_with,
         segfault,

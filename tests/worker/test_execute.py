@@ -44,7 +44,7 @@ def test_an_error_result_carries_its_code_and_message() -> None:
     assert json.loads(report.result_json)["err"]["error_code"] == "NO_STOCK"
 
 
-@pytest.mark.parametrize("name", ["fail", "leave", "recurse"])
+@pytest.mark.parametrize("name", ["fail", "leave", "recurse", "interrupt"])
 def test_what_a_task_raises_is_its_failure(name: str) -> None:
     report = run(name)
     assert not report.ok
@@ -68,7 +68,7 @@ def test_stored_arguments_that_do_not_fit_are_a_serialization_error(args: tuple[
 def test_a_result_that_is_too_large_is_refused_with_the_limit() -> None:
     assert run("return_text", 900).ok
     report = run("return_text", 1000)
-    assert report.error_code == "WORKER_SERIALIZATION_ERROR"
+    assert report.error_code == "PAYLOAD_TOO_LARGE"
     assert "payload.reject_bytes=1000" in (report.error_message or "")
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from horsies.worker import process
 from horsies.worker.pool import Died, NoIdleChildError, PoolEvent, StartMethod, Stopped
 from tests.worker.pool_support import (
     DEADLINE_SECONDS,
@@ -39,6 +40,20 @@ def test_children_of_every_start_method_take_assignments_and_report(
     assert sorted(pool.pids()) == sorted(pids)
     assert pool.shutdown() == []
     assert all(is_gone(pid) for pid in pids)
+
+
+def test_children_are_looked_after_where_pids_have_no_descriptors(
+    make_pool: MakePool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process, "HAS_PIDFD", False)
+    pool = make_pool(1, start_method=StartMethod.SPAWN, max_tasks_per_child=3)
+    (pid,) = pool.pids()
+    assert run(pool, "own_pid") == pid
+    doomed = assignment("exit_with", 3)
+    pool.dispatch(doomed)
+    assert next_event(pool) == Died(doomed, pid, "exit code 3", started=True)
+    collect_until(pool, lambda: pool.idle_count == 1)
+    assert run(pool, "own_pid") != pid
 
 
 def test_an_assignment_without_an_idle_child_is_refused(
@@ -269,6 +284,14 @@ def test_descriptors_of_others_in_the_selector_are_handed_back(
         os.close(write_end)
     pool.collect(0)
     assert pool.foreign_keys == []
+
+
+def test_a_stop_order_waits_behind_a_large_assignment(make_pool: MakePool) -> None:
+    pool = make_pool(1, stop_grace_seconds=DEADLINE_SECONDS)
+    given = assignment("wait_with", "x" * 3_000_000)
+    pid = pool.dispatch(given)
+    pool.stop_task(given.task_id, "cancelled")
+    assert next_event(pool) == Stopped(given, pid, forced=False, reason="cancelled")
 
 
 def test_large_assignments_and_large_reports_pass_in_pieces(make_pool: MakePool) -> None:

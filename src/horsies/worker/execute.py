@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from horsies.app import SUPPRESSION_VARIABLES, Horsies, set_current_app
-from horsies.codec import encode_task_error, payload_bytes
+from horsies.codec import BoundCall, encode_task_error, payload_bytes
 from horsies.config import PayloadConfig
 from horsies.definition import TaskDefinition
 from horsies.invoke import invoke
@@ -88,7 +88,7 @@ def execute(app: Horsies, assignment: Assignment) -> ChildReport:
     if isinstance(call, Err):
         problem = f"The stored arguments do not fit task {definition.name!r}: {call.value.message}"
         return _failure(assignment, _serialization_error(problem))
-    result = invoke(app.config, definition, call.value.args, call.value.kwargs)
+    result = _invoke(app, definition, call.value)
     encoded = definition.results.encode(result)
     if isinstance(encoded, Err):
         problem = (
@@ -103,6 +103,19 @@ def execute(app: Horsies, assignment: Assignment) -> ChildReport:
             assignment.task_id, assignment.generation, True, encoded.value, None, None
         )
     return _error_report(assignment, encoded.value, result.err_value)
+
+
+def _invoke(app: Horsies, definition: TaskDefinition, call: BoundCall) -> TaskResult[Any, Any]:
+    try:
+        return invoke(app.config, definition, call.args, call.kwargs)
+    except KeyboardInterrupt:
+        # Children ignore Ctrl-C: the task itself raised this.
+        return TaskResult(
+            err=TaskError(
+                error_code=OperationalErrorCode.UNHANDLED_EXCEPTION,
+                message=f"Task {definition.name!r} raised KeyboardInterrupt.",
+            )
+        )
 
 
 def _failure(assignment: Assignment, error: TaskError) -> ChildReport:

@@ -44,6 +44,7 @@ logger = logging.getLogger("horsies.pool")
 _MEGABYTE = 1024 * 1024
 _ORPHAN_CHECK_SECONDS = 1.0
 _EXIT_POLL_SECONDS = 0.05
+_SHUTDOWN_SECONDS = 15.0
 _BASELINE_WARNING = 0.8
 _FORKS_AHEAD = 4
 _KIND_REPORT = int(FrameKind.REPORT)
@@ -229,8 +230,10 @@ class ChildPool:
             elif slot.state is not SlotState.LEAVING:
                 self._roster.kill(slot)
         events: list[PoolEvent] = []
-        while self._roster.slots:
+        deadline = time.monotonic() + _SHUTDOWN_SECONDS
+        while self._roster.slots and time.monotonic() < deadline:
             events += self.collect(_EXIT_POLL_SECONDS)
+        self._roster.abandon_all()
         process.reap_orphans(())
         return events
 

@@ -81,6 +81,8 @@ class Roster:
 
     def note_ready(self, slot: Slot, rss_bytes: int) -> None:
         """A child has booted: it goes to work, or stands by as the spare."""
+        if slot.was_killed:
+            return
         if slot.state is not SlotState.BOOTING or slot.pid is None:
             raise WireError("ready out of turn")
         slot.ready_at = time.monotonic()
@@ -131,7 +133,7 @@ class Roster:
         self.deadlines[slot] = time.monotonic() + self._settings.stop_grace_seconds
         # The frame tells the child that the signal comes from us. One that has not even read its
         # assignment yet finds the frame behind it and has nothing to interrupt.
-        slot.send(slot.outgoing + wire.encode_numbers(FrameKind.STOP), self._selector)
+        slot.send(wire.encode_numbers(FrameKind.STOP), self._selector)
         if slot.pid is not None:
             process.ask(slot.pid)
 
@@ -162,6 +164,13 @@ class Roster:
         """
         self._step_aside(slot, SlotState.KILLED, _LEAVE_GRACE_SECONDS)
         slot.kill()
+
+    def abandon_all(self) -> None:
+        """Forget children that even SIGKILL does not end, so that the worker can."""
+        for slot in list(self.slots):
+            logger.error("Child %s does not end; it is left behind.", slot.pid)
+            slot.close(self._selector)
+            self._strike_off(slot)
 
     def meet_deadlines(self, now: float) -> None:
         """Stop overdue tasks; kill children that do not boot, stop or leave in time."""
@@ -207,6 +216,7 @@ class Roster:
                 self.events.append(Died(assignment, pid, description, slot.has_started()))
         elif exit_code == EXIT_HOOK_FAILED and slot.ready_at is None:
             name, what = slot.failed_hook or ("unknown", "failed")
+            self.delay.note_early_death()
             self.events.append(HookFailed(name, what))
         elif not slot.was_retired:
             self._note_idle_death(slot)

@@ -97,7 +97,7 @@ class Slot:
         self.state = SlotState.BOOTING
         self.pid: int | None = None
         self.exit_fd: int | None = None
-        self.outgoing = b""
+        self.outgoing = memoryview(b"")
         self.assignment: Assignment | None = None
         self.assigned_at = 0.0
         self.ready_at: float | None = None
@@ -138,24 +138,28 @@ class Slot:
 
         A child that is gone is no error here: its end arrives through the selector.
         """
-        try:
-            sent = self.socket.send(frame)
-        except BlockingIOError:
-            sent = 0
-        except OSError:
-            self.unread_at_end = True
+        if self.outgoing:
+            self.outgoing = memoryview(bytes(self.outgoing) + frame)
             return
+        sent = self._write(frame)
         if sent < len(frame):
-            self.outgoing = frame[sent:]
+            self.outgoing = memoryview(frame)[sent:]
             selector.modify(self.socket, selectors.EVENT_READ | selectors.EVENT_WRITE, self)
 
     def flush(self, selector: selectors.BaseSelector) -> None:
         """Write more of what the socket did not take before."""
-        pending = self.outgoing
-        self.outgoing = b""
-        selector.modify(self.socket, selectors.EVENT_READ, self)
-        if pending:
-            self.send(pending, selector)
+        self.outgoing = self.outgoing[self._write(self.outgoing) :]
+        if not self.outgoing:
+            selector.modify(self.socket, selectors.EVENT_READ, self)
+
+    def _write(self, data: bytes | memoryview) -> int:
+        try:
+            return self.socket.send(data)
+        except BlockingIOError:
+            return 0
+        except OSError:
+            self.unread_at_end = True
+            return len(data)
 
     def watch_exit(self, pid: int, selector: selectors.BaseSelector) -> None:
         """The child's pid is known: have the selector tell when it ends."""
