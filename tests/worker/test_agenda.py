@@ -91,3 +91,9 @@ def test_looks_ahead_keep_their_distance(agenda: Agenda) -> None:
 def test_a_notification_makes_a_claim_worth_its_while(agenda: Agenda) -> None:
     agenda.wake()
     assert agenda.may_have_work
+
+
+def test_after_a_gap_in_the_notifications_everything_is_looked_at(agenda: Agenda) -> None:
+    agenda.note_gap()
+    assert agenda.may_have_work
+    assert agenda.wants_heartbeat(100.1)

@@ -31,6 +31,11 @@ class Agenda:
         """Somebody says there is work, or there may be: a notification, a gap, freed capacity."""
         self.may_have_work = True
 
+    def note_gap(self) -> None:
+        """Notifications may have been missed: look for work, and for cancels, at once."""
+        self.may_have_work = True
+        self.heartbeat_at = 0.0
+
     def tick(self, now: float) -> None:
         """Turn due times and the safety poll into a wish to claim."""
         if now >= self.due_at or now >= self.poll_at:

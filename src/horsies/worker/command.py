@@ -133,9 +133,9 @@ def run_worker(app: Horsies, config: WorkerConfig) -> ExitCode:
 def _announce(app: Horsies, config: WorkerConfig) -> None:
     if sys.stderr.isatty() and config.log_format == LogFormat.TEXT:
         sys.stderr.write(_banner(app, config))
-    if not config.imports:
+    if not app.list_tasks():
         logger.warning(
-            "no task modules: call app.discover_tasks([...]) or define tasks beside the app"
+            "this application has no tasks: call app.discover_tasks([...]) or define tasks beside the app"
         )
     logger.info("%s", describe_concurrency(app, config))
 
@@ -184,7 +184,7 @@ def _signals_to(worker: Worker, selector: selectors.BaseSelector) -> Iterator[No
     waker, wakened = socket.socketpair()
     waker.setblocking(False)
     wakened.setblocking(False)
-    selector.register(wakened, selectors.EVENT_READ, wakened)
+    selector.register(wakened, selectors.EVENT_READ, lambda: wakened.recv(4096))
     before = {
         number: signal.signal(number, lambda *_: worker.request_stop())
         for number in (signal.SIGTERM, signal.SIGINT)

@@ -17,10 +17,13 @@ EAR = "ear"
 
 @dataclass(frozen=True, slots=True)
 class News:
-    """What was heard: that queues may have work, and which tasks should be cancelled."""
+    """What was heard: that queues may have work, which tasks should be cancelled, and whether
+    anything at all may have been missed.
+    """
 
     work: bool
     cancelled: frozenset[str]
+    gap: bool = False
 
 
 SILENCE = News(False, frozenset())
@@ -58,7 +61,7 @@ class Ear:
         cancelled = frozenset(
             payload for channel, payload in heard.notifications if channel == CANCEL_CHANNEL
         )
-        return News(heard.gap or len(cancelled) < len(heard.notifications), cancelled)
+        return News(len(cancelled) < len(heard.notifications), cancelled, heard.gap)
 
     def close(self) -> None:
         """Stop listening for good."""

@@ -24,6 +24,7 @@ from horsies.config import QUEUE_CHANNEL_PREFIX
 from horsies.db.connect import Database
 from horsies.db.listen import Listener, hears_itself
 from horsies.db.migrate import apply_migrations
+from horsies.db.query import Step
 from horsies.db.together import Together
 from horsies.db.turn import (
     ClaimedTask,
@@ -38,9 +39,10 @@ from horsies.db.turn import (
 )
 from horsies.ids import new_id
 from horsies.outcome import OutcomeCode, TaskError
-from horsies.worker.agenda import Agenda
+from horsies.worker.agenda import NEVER, Agenda
 from horsies.worker.ear import CANCEL_CHANNEL, Ear
 from horsies.worker.link import Link, turn_connector
+from horsies.worker.pace import LINGER_SECONDS, Pace
 from horsies.worker.pool import (
     Assignment,
     ChildPool,
@@ -54,6 +56,7 @@ from horsies.worker.pool import (
 from horsies.worker.settings import WorkerConfig
 from horsies.worker.settle import (
     STOPPED_BY_CANCEL,
+    STOPPED_BY_LOSS,
     STOPPED_BY_SHUTDOWN,
     Settlement,
     settle_death,
@@ -65,6 +68,8 @@ from horsies.worker.turn import Claimer, give_back, take_turn
 logger = logging.getLogger("horsies.worker")
 
 EXPIRY_BATCH = 500
+# How long a stopping worker waits for a lost database to take back a claim that was in doubt.
+RELEASE_PATIENCE_SECONDS = 5.0
 EXPIRED_RESULT = encode_task_error(
     TaskError(
         error_code=OutcomeCode.TASK_EXPIRED, message="The task did not start before its good_until."
@@ -111,10 +116,12 @@ class Worker:
         # Every task this worker owns, from its claim until its outcome is recorded or lost.
         self._held: dict[str, ClaimedTask] = {}
         self._settlements: list[Settlement] = []
+        self._pace = Pace()
         self._needs_release = False
         self._awake_at = _lifetime_seconds()
         self._stop_requests = 0
-        self._grace_ends_at = float("inf")
+        self._stopping_since: float | None = None
+        self._grace_ends_at = NEVER
         self._interrupted = False
         self._failure: str | None = None
 
@@ -143,7 +150,8 @@ class Worker:
             self._close()
         if self._failure is not None:
             return ExitCode.FAILED
-        return ExitCode.FORCED if self._interrupted else ExitCode.CLEAN
+        is_clean = not (self._interrupted or self._held or self._needs_release)
+        return ExitCode.CLEAN if is_clean else ExitCode.FORCED
 
     def _open(self) -> None:
         """Wait for the database, bring its schema up to date, prove that LISTEN works."""
@@ -153,7 +161,7 @@ class Worker:
                 return
             except psycopg.Error as error:
                 self._link.lose(error)
-                self._pool.collect(max(0.0, self._link.retry_at - time.monotonic()))
+                self._absorb(self._pool.collect(max(0.0, self._link.retry_at - time.monotonic())))
 
     def _prepare_database(self) -> None:
         with self._database.connect("schema", session=True) as connection:
@@ -167,9 +175,11 @@ class Worker:
         logger.info("listening on %s", ", ".join(self._channels()))
 
     def _is_done(self) -> bool:
-        if self._stop_requests >= 3:
-            return True
-        return self._stop_requests > 0 and not self._held and not self._settlements
+        if self._stop_requests == 0 or self._stop_requests >= 3:
+            return self._stop_requests >= 3
+        if self._held or self._settlements:
+            return False
+        return not self._needs_release or time.monotonic() >= self._release_ends_at()
 
     def _close(self) -> None:
         self._pool.shutdown()
@@ -180,6 +190,7 @@ class Worker:
 
     def _step(self) -> None:
         events = self._pool.collect(self._seconds_to_sleep())
+        self._take_wake_up_calls()
         self._fence_if_late()
         self._absorb(events)
         self._listen()
@@ -192,18 +203,32 @@ class Worker:
             self._work(together)
         except psycopg.Error as error:
             self._link.lose(error)
-            # The COMMIT of a claim may have gone through unseen; what no child has goes back.
-            self._needs_release = True
         else:
             self._link.confirm()
 
+    def _take_wake_up_calls(self) -> None:
+        """Signals call through a socket in the selector; one left unanswered would never let us sleep."""
+        for key, _ in self._pool.foreign_keys:
+            if callable(key.data):
+                key.data()
+
+    def _linger(self) -> None:
+        """Wait a moment for the rest of a batch of very short tasks, so that one turn carries them all."""
+        while self._settlements and self._pace.linger_seconds(time.monotonic()):
+            events = self._pool.collect(LINGER_SECONDS)
+            self._absorb(events)
+            if not events:
+                break
+
     def _seconds_to_sleep(self) -> float:
         now = time.monotonic()
-        if self._link.is_up and (self._settlements or self._claimable()):
+        has_work = self._settlements or self._needs_release or self._claimable()
+        if self._link.is_up and has_work:
             return 0.0
-        wake_at = min(self._agenda.next_at(), self._grace_ends_at)
-        if not self._link.is_up:
-            wake_at = max(now, self._link.retry_at)
+        wake_at = self._agenda.next_at() if self._link.is_up else self._link.retry_at
+        wake_at = min(wake_at, self._grace_ends_at)
+        if self._needs_release:
+            wake_at = min(wake_at, self._release_ends_at())
         retry_seconds = self._ear.seconds_until_retry()
         if retry_seconds is not None:
             wake_at = min(wake_at, now + retry_seconds)
@@ -231,7 +256,10 @@ class Worker:
 
     def _turn(self, together: Together, wanted: int) -> None:
         settlements = self._settlements
+        # Until the answer is here the COMMIT of a claim is in doubt: what no child has goes back.
+        self._needs_release = wanted > 0
         turned = take_turn(together, self._claimer, settlements, self._pool.next_idle_pids(wanted))
+        self._needs_release = False
         self._settlements = []
         for settlement in settlements:
             del self._held[settlement.task_id]
@@ -241,11 +269,15 @@ class Worker:
                     settlement.task_id,
                 )
         if wanted:
-            self._agenda.note_claim(wanted, len(turned.claimed))
+            possible = min(wanted, self._config.max_claim_batch or wanted)
+            self._agenda.note_claim(possible, len(turned.claimed))
             self._hand_out(turned.claimed)
 
     def _hand_out(self, claimed: Iterable[ClaimedTask]) -> None:
         for task in claimed:
+            if task.id in self._held:
+                # Somebody took it from us and gave it back to the queue; the old attempt is void.
+                self._pool.stop_task(task.id, STOPPED_BY_LOSS)
             assignment = Assignment(
                 task.id,
                 task.generation,
@@ -268,17 +300,22 @@ class Worker:
         for event in events:
             match event:
                 case Reported(report=report):
-                    if task := self._held.get(report.task_id):
+                    if task := self._owned(report.task_id, report.generation):
                         self._settlements.append(settle_report(task, report))
                 case Died():
                     self._absorb_death(event)
                 case Stopped(assignment=assignment, reason=reason):
-                    if task := self._held.get(assignment.task_id):
+                    if task := self._owned(assignment.task_id, assignment.generation):
                         self._settlements.append(settle_stop(task, reason))
                 case HookFailed(name=name, description=description):
                     self._fail(f"Child process start hook {name} {description}.")
                 case _:
                     assert_never(event)
+
+    def _owned(self, task_id: str, generation: int) -> ClaimedTask | None:
+        """The task, unless it was lost and claimed again since that attempt began."""
+        task = self._held.get(task_id)
+        return task if task is not None and task.generation == generation else None
 
     def _absorb_death(self, event: Died) -> None:
         if event.assignment is None:
@@ -286,7 +323,7 @@ class Worker:
                 "child %s ended while idle (%s); it is replaced", event.pid, event.description
             )
             return
-        task = self._held.get(event.assignment.task_id)
+        task = self._owned(event.assignment.task_id, event.assignment.generation)
         if task is None:
             return
         if not event.started:
@@ -311,8 +348,12 @@ class Worker:
     # What the database says
 
     def _listen(self) -> None:
+        if not self._pool.foreign_keys and self._ear.seconds_until_retry() is None:
+            return
         news = self._ear.hear()
-        if news.work:
+        if news.gap:
+            self._agenda.note_gap()
+        elif news.work:
             self._agenda.wake()
         self._cancel(news.cancelled)
 
@@ -333,21 +374,20 @@ class Worker:
         self._agenda.note_look_ahead(now, due.seconds)
 
     def _beat(self, together: Together, now: float) -> None:
-        """Say which long-running tasks are alive, and ask which of them should not be."""
+        """Say which long-running tasks are alive, and ask which tasks should not be."""
         self._agenda.note_heartbeat(now)
-        interval = self._agenda.heartbeat_seconds
-        running = [
-            one.assignment for one in self._pool.busy().values() if now - one.since >= interval
-        ]
-        if not running:
+        busy = self._pool.busy().values()
+        if not busy:
             return
-        ids = [assignment.task_id for assignment in running]
-        generations = [assignment.generation for assignment in running]
-        heartbeat = SendHeartbeats(self.worker_id, self._claimer.hostname, ids, generations)
-        _, requests = together.run(
-            [(send_heartbeats, heartbeat), (find_cancel_requests, WorkerId(self.worker_id))]
-        )
-        self._cancel(row.id for row in requests)
+        interval = self._agenda.heartbeat_seconds
+        long = [one.assignment for one in busy if now - one.since >= interval]
+        steps: list[Step] = [(find_cancel_requests, WorkerId(self.worker_id))]
+        if long:
+            ids = [assignment.task_id for assignment in long]
+            generations = [assignment.generation for assignment in long]
+            heartbeat = SendHeartbeats(self.worker_id, self._claimer.hostname, ids, generations)
+            steps.append((send_heartbeats, heartbeat))
+        self._cancel(row.id for row in together.run(steps)[0])
 
     # Stopping, and waking up too late
 
@@ -355,22 +395,29 @@ class Worker:
         if self._stop_requests == 0:
             return
         now = time.monotonic()
-        if self._grace_ends_at == float("inf"):
-            grace = self._config.shutdown_grace_seconds
-            self._grace_ends_at = now + grace if grace is not None else float("inf")
+        if self._stopping_since is None:
+            self._stopping_since = now
+            grace_seconds = self._config.shutdown_grace_seconds
+            self._grace_ends_at = NEVER if grace_seconds is None else now + grace_seconds
             logger.info("stopping: %d task(s) still running", len(self._held))
         if self._stop_requests >= 2 or now >= self._grace_ends_at:
             self._interrupt_everything()
 
     def _interrupt_everything(self) -> None:
-        if self._interrupted:
+        self._grace_ends_at = NEVER
+        running = list(self._pool.busy())
+        if self._interrupted or not running:
             return
-        self._grace_ends_at = float("inf")
-        for task_id in list(self._pool.busy()):
-            self._interrupted = True
+        self._interrupted = True
+        logger.warning("the grace period is over: %d task(s) are interrupted", len(running))
+        for task_id in running:
             self._pool.stop_task(task_id, STOPPED_BY_SHUTDOWN)
-        if self._interrupted:
-            logger.warning("the grace period is over: running tasks are interrupted")
+
+    def _release_ends_at(self) -> float:
+        if self._stopping_since is None:
+            return NEVER
+        is_pressed = self._stop_requests >= 2
+        return self._stopping_since + (0.0 if is_pressed else RELEASE_PATIENCE_SECONDS)
 
     def _fence_if_late(self) -> None:
         """Kill the children of a worker that was frozen for so long that its tasks may have been given away.

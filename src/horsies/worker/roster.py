@@ -103,8 +103,8 @@ class Roster:
         """Take the assignment off a child."""
         assignment = slot.assignment
         slot.assignment = None
-        if assignment is not None:
-            self.busy.pop(assignment.task_id, None)
+        if assignment is not None and self.busy.get(assignment.task_id) is slot:
+            del self.busy[assignment.task_id]
         self.deadlines.pop(slot, None)
         return assignment
 

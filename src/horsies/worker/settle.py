@@ -22,6 +22,7 @@ from horsies.worker.wire import ChildReport
 STOPPED_BY_TIMEOUT = "timeout"
 STOPPED_BY_CANCEL = "cancel"
 STOPPED_BY_SHUTDOWN = "shutdown"
+STOPPED_BY_LOSS = "loss"
 
 
 @dataclass(frozen=True, slots=True)
