@@ -120,7 +120,7 @@ WHERE claimed_by_worker_id = %(worker_id)s AND status IN ('CLAIMED', 'RUNNING') 
 -- name: send_heartbeats
 -- One row per task that has been running for longer than one interval, in one statement.
 INSERT INTO horsies_heartbeats (task_id, sender_id, role, sent_at, hostname, pid)
-SELECT task.id, %(worker_id)s, 'runner', clock_timestamp(), %(hostname)s, task.worker_pid
+SELECT task.id, %(worker_id)s::text, 'runner', clock_timestamp(), %(hostname)s, task.worker_pid
 FROM unnest(%(ids)s::uuid[], %(generations)s::integer[]) AS held (id, generation)
 JOIN horsies_tasks AS task ON task.id = held.id AND task.generation = held.generation
 WHERE task.claimed_by_worker_id = %(worker_id)s AND coalesce(task.status, '') = 'RUNNING'

@@ -1,0 +1,189 @@
+"""Every statement on a real server: its parameters and columns are those of its dataclasses."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib import import_module
+from importlib.resources import files
+from types import NoneType
+from typing import Any, get_args, get_origin, get_type_hints
+
+import psycopg
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from psycopg import Connection
+from psycopg.pq import ExecStatus
+
+from horsies.db.query import Statement, StatementFile, field_names
+from horsies.db.tasks import TaskId
+from horsies.db.together import Together
+
+SQL_FILES = sorted(
+    entry.name for entry in files("horsies.sql").iterdir() if entry.name.endswith(".sql")
+)
+
+
+def catalogue_of(file_name: str) -> StatementFile:
+    """Return the declarations for a file: horsies.db has a module of the same name."""
+    module = import_module(f"horsies.db.{file_name.removesuffix('.sql')}")
+    (catalogue,) = (
+        value
+        for value in vars(module).values()
+        if isinstance(value, StatementFile) and value.file_name == file_name
+    )
+    return catalogue
+
+
+STATEMENTS = [
+    pytest.param(statement, id=f"{file_name}:{name}")
+    for file_name in SQL_FILES
+    for name, statement in catalogue_of(file_name).statements.items()
+]
+
+# What PostgreSQL calls the Python types the dataclasses use. An id is text for us.
+ACCEPTED = {
+    str: {"text", "varchar", "uuid"},
+    int: {"int4", "int8", "int2"},
+    float: {"float8"},
+    bool: {"bool"},
+    datetime: {"timestamptz"},
+}
+RETURNED = {**ACCEPTED, str: {"text", "varchar"}}
+
+
+def type_name(connection: Connection[Any], oid: int) -> str:
+    found = connection.adapters.types.get(oid)
+    assert found is not None, oid
+    return f"{found.name}[]" if oid == found.array_oid else found.name
+
+
+def expected_types(hint: Any, names: dict[type, set[str]]) -> set[str]:
+    """Return the PostgreSQL types that serve for a field of this type."""
+    if get_origin(hint) is Sequence:
+        return {f"{name}[]" for name in expected_types(get_args(hint)[0], names)}
+    (python_type,) = (part for part in get_args(hint) or (hint,) if part is not NoneType)
+    return names[python_type]
+
+
+@pytest.fixture
+def prepared(connection: Connection[Any], request: pytest.FixtureRequest) -> Any:
+    """The server's description of a statement that it has just prepared."""
+    statement = request.getfixturevalue("statement")
+    answer = connection.pgconn.prepare(b"under_test", statement.numbered)
+    assert answer.status == ExecStatus.COMMAND_OK, answer.error_message.decode()
+    return connection.pgconn.describe_prepared(b"under_test")
+
+
+def test_there_are_statements_in_every_file() -> None:
+    assert {"tasks.sql", "turn.sql"} <= set(SQL_FILES)
+    for file_name in SQL_FILES:
+        catalogue = catalogue_of(file_name)
+        assert catalogue.texts
+        assert set(catalogue.texts) == set(catalogue.statements)
+
+
+@pytest.mark.parametrize("statement", STATEMENTS)
+def test_the_parameters_of_a_statement_are_its_dataclass(
+    connection: Connection[Any], statement: Statement[Any, Any], prepared: Any
+) -> None:
+    written = set(re.findall(r"%\((\w+)\)s", statement.text))
+    assert written == set(field_names(statement.params_type))
+    assert b"%(" not in statement.numbered
+    hints = get_type_hints(statement.params_type)
+    assert prepared.nparams == len(hints)
+    for number, (name, hint) in enumerate(hints.items()):
+        found = type_name(connection, prepared.param_type(number))
+        assert found in expected_types(hint, ACCEPTED), name
+
+
+@pytest.mark.parametrize("statement", STATEMENTS)
+def test_the_columns_of_a_statement_are_its_row_dataclass(
+    connection: Connection[Any], statement: Statement[Any, Any], prepared: Any
+) -> None:
+    columns = [prepared.fname(number).decode() for number in range(prepared.nfields)]
+    assert columns == list(field_names(statement.row_type))
+    for number, hint in enumerate(get_type_hints(statement.row_type).values()):
+        found = type_name(connection, prepared.ftype(number))
+        assert found in expected_types(hint, RETURNED), columns[number]
+
+
+@pytest.mark.parametrize("file_name", SQL_FILES)
+def test_a_file_with_an_undeclared_statement_does_not_load(file_name: str) -> None:
+    undeclared = StatementFile(file_name)
+    (first, *_) = undeclared.texts
+    with pytest.raises(LookupError, match=rf"{file_name}: no declaration for .*\b{first}\b"):
+        undeclared.complete()
+
+
+def test_a_declaration_without_a_statement_does_not_load() -> None:
+    with pytest.raises(LookupError, match=r"tasks.sql has no statement named 'drop_everything'"):
+        StatementFile("tasks.sql").declare("drop_everything", TaskId, TaskId)
+
+
+def test_a_file_that_is_missing_does_not_load() -> None:
+    with pytest.raises(FileNotFoundError):
+        StatementFile("nothing.sql")
+
+
+@dataclass(frozen=True, slots=True)
+class Anything:
+    """One parameter of each type the statements use."""
+
+    text: str | None
+    number: int
+    real: float
+    truth: bool
+    moment: datetime
+    texts: Sequence[str | None]
+    numbers: Sequence[int]
+    reals: Sequence[float]
+
+
+ECHO = Statement(
+    "echo",
+    "SELECT %(text)s::text, %(number)s::bigint, %(real)s::float8, %(truth)s::boolean, "
+    "%(moment)s::timestamptz, %(texts)s::text[], %(numbers)s::bigint[], %(reals)s::float8[]",
+    Anything,
+    Anything,
+)
+TEXTS = st.text(
+    st.characters(codec="utf-8", exclude_characters="\0") | st.sampled_from("\\\"{},' \n")
+)
+NUMBERS = st.integers(-(2**63), 2**63 - 1)
+REALS = st.floats(allow_nan=False)
+MOMENTS = st.datetimes(datetime(1900, 1, 1), datetime(2200, 1, 1), timezones=st.just(UTC))
+
+
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    st.builds(
+        Anything,
+        text=st.none() | TEXTS,
+        number=NUMBERS,
+        real=REALS,
+        truth=st.booleans(),
+        moment=MOMENTS,
+        texts=st.lists(st.none() | TEXTS | st.sampled_from(["NULL", "null", ""]), max_size=8),
+        numbers=st.lists(NUMBERS, max_size=4),
+        reals=st.lists(REALS, max_size=4),
+    )
+)
+def test_parameters_written_as_text_arrive_as_they_were(
+    connection: Connection[Any], value: Anything
+) -> None:
+    assert ECHO.run(connection, value) == [value]
+    assert Together(connection, prepared=False).run([(ECHO, value)]) == [[value]]
+
+
+def test_a_text_parameter_with_a_nul_is_refused_and_not_cut(connection: Connection[Any]) -> None:
+    value = Anything("a\0b", 1, 1.0, True, datetime.now(UTC), ["a\0b"], [], [])
+    with pytest.raises(psycopg.DataError, match="NUL"):
+        ECHO.texts(value)
+    with pytest.raises(psycopg.DataError, match="NUL"):
+        ECHO.run(connection, value)
