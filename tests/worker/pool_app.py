@@ -43,6 +43,11 @@ def refuse() -> TaskResult[int, TaskError]:
 
 @app.task("fail")
 def fail() -> TaskResult[int, TaskError]:
+    raise ValueError("out of order")
+
+
+@app.task("fail_strangely")
+def fail_strangely() -> TaskResult[int, TaskError]:
     raise ValueError("half a character: \udc80")
 
 

@@ -98,7 +98,7 @@ def test_a_child_loads_the_application_and_executes_its_tasks(
 
 def test_a_report_with_half_a_character_arrives(make_pool: MakePool) -> None:
     pool = make_pool(1, boot=APP_BOOT)
-    pool.dispatch(assignment("fail"))
+    pool.dispatch(assignment("fail_strangely"))
     event = next_event(pool)
     assert isinstance(event, Reported)
     assert event.report.error_code == "UNHANDLED_EXCEPTION"
