@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 import logging
 import os
+import threading
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Never, ParamSpec, Protocol, TypeVar, overload
@@ -90,6 +91,7 @@ class Horsies:
         self._modules: list[str] = []
         self._hooks: list[ChildProcessStartHook] = []
         self._broker: PostgresBroker | None = None
+        self._broker_lock = threading.Lock()
         self._suppressed = False
         self._producer = Producer(self.config, self.get_broker, self.are_sends_suppressed)
 
@@ -329,16 +331,21 @@ class Horsies:
     def get_broker(self) -> PostgresBroker:
         """Return the broker, built on first use; nothing is connected yet."""
         if self._broker is None:
-            try:
-                self._broker = PostgresBroker(self.config.broker, role=self.role)
-            except HorsiesError:
-                raise
-            except Exception as error:
-                raise ConfigurationError(
-                    f"The broker could not be built: {describe(error)}",
-                    code=ErrorCode.BROKER_INIT_FAILED,
-                ) from error
+            built = self._build_broker()
+            with self._broker_lock:  # of two threads that come first, both get the same one
+                self._broker = self._broker or built
         return self._broker
+
+    def _build_broker(self) -> PostgresBroker:
+        try:
+            return PostgresBroker(self.config.broker, role=self.role)
+        except HorsiesError:
+            raise
+        except Exception as error:
+            raise ConfigurationError(
+                f"The broker could not be built: {describe(error)}",
+                code=ErrorCode.BROKER_INIT_FAILED,
+            ) from error
 
     def set_role(self, role: str) -> None:
         """Say what this process is: 'producer', 'worker' or 'scheduler'."""

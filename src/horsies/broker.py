@@ -137,7 +137,7 @@ class PostgresBroker:
         """Close the synchronous side and the running event loop's connections."""
         closed = await asyncio.to_thread(self.close)
         try:
-            await self.database.close_async()
+            self.database.close_async()
         except Exception as error:
             return _first_failure(closed, Err(failure(BrokerErrorCode.CLOSE_FAILED, error)))
         return closed

@@ -102,7 +102,7 @@ def _prepare_all(
 ) -> TaskSendResult[InsertTasks]:
     if producer.are_sends_suppressed():
         return Err(suppressed())
-    if problem := option_problem(options, None):
+    if problem := option_problem(options):
         return Err(refused(definition, problem))
     if options.idempotency_key is not None:
         return Err(
@@ -127,7 +127,7 @@ def _encode(
         return Err(refused(definition, "send_many takes calls made by this task's bind(...)"))
     match definition.signature.encode_call(call.args, call.kwargs):
         case Err(error):
-            return Err(refused(definition, f"{error.path}: {error.message}"))
+            return Err(refused(definition, error.message))
         case Ok(encoded):
             if problem := size_problem(producer.config.payload, definition.name, encoded):
                 return Err(TaskSendError(TaskSendErrorCode.PAYLOAD_TOO_LARGE, problem))

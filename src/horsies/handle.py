@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import asyncio
-from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -30,8 +29,10 @@ from horsies.db.tasks import (
     read_attempts,
     read_task,
 )
-from horsies.ids import is_id
+from horsies.ids import stored_form
 from horsies.outcome import (
+    BuiltInTaskCode,
+    ContractCode,
     OperationalErrorCode,
     OutcomeCode,
     RetrievalCode,
@@ -163,13 +164,14 @@ class TaskHandle(Generic[T]):
                 OperationalErrorCode.BROKER_ERROR,
                 "get() would block the running event loop; write `await handle.get_async()`.",
             )
-        if not is_id(self.task_id):
+        if (task_id := stored_form(self.task_id)) is None:
             return _not_found(self.task_id)
-        future = self._broker.watch(self.task_id, once=timeout_ms == 0)
+        future = self._broker.watch(task_id, once=timeout_ms == 0)
         try:
             row = future.result(None if not timeout_ms else timeout_ms / 1000)
         except FutureTimeoutError:
-            return self._timed_out(future, timeout_ms)
+            self._broker.waiters.forget(task_id, future)
+            return _timed_out(task_id, timeout_ms)
         except Exception as error:
             return _broker_error(error)
         return self._keep(self._read(row))
@@ -178,16 +180,18 @@ class TaskHandle(Generic[T]):
         """The same without blocking the event loop."""
         if self._cached is not None:
             return self._cached
-        if self._broker is None or not is_id(self.task_id):
+        task_id = stored_form(self.task_id)
+        if self._broker is None or task_id is None:
             return self.get(timeout_ms=0)
-        future = self._broker.watch(self.task_id, once=timeout_ms == 0)
+        future = self._broker.watch(task_id, once=timeout_ms == 0)
         try:
             waiting = asyncio.wrap_future(future)
             row = await asyncio.wait_for(waiting, None if not timeout_ms else timeout_ms / 1000)
         except TimeoutError:
-            return self._timed_out(future, timeout_ms)
+            self._broker.waiters.forget(task_id, future)
+            return _timed_out(task_id, timeout_ms)
         except asyncio.CancelledError:
-            self._broker.waiters.forget(self.task_id, future)
+            self._broker.waiters.forget(task_id, future)
             raise
         except Exception as error:
             return _broker_error(error)
@@ -248,31 +252,20 @@ class TaskHandle(Generic[T]):
             self._cached = result
         return result
 
-    def _timed_out(
-        self, future: Future[OutcomeRow | None], timeout_ms: int | None
-    ) -> TaskResult[T, TaskError]:
-        assert self._broker is not None
-        self._broker.waiters.forget(self.task_id, future)
-        return _error(
-            RetrievalCode.WAIT_TIMEOUT,
-            f"Task {self.task_id} did not finish within {timeout_ms} ms.",
-            {"task_id": self.task_id, "timeout_ms": timeout_ms},
-        )
-
     def _info_script(
         self, include_result: bool, include_failed_reason: bool, include_attempts: bool
     ) -> Script[TaskInfo | None]:
-        if not is_id(self.task_id):
+        if (task_id := stored_form(self.task_id)) is None:
             return None
         row = one_or_none(
-            (yield read_task, ReadTask(self.task_id, include_result, include_failed_reason))
+            (yield read_task, ReadTask(task_id, include_result, include_failed_reason))
         )
         if row is None:
             return None
         info = _info(row, self._results)
         if not include_attempts:
             return info
-        attempts = yield read_attempts, TaskId(self.task_id)
+        attempts = yield read_attempts, TaskId(task_id)
         return replace(info, attempts=[_attempt_info(attempt) for attempt in attempts])
 
 
@@ -299,8 +292,11 @@ def _stored_result(row: OutcomeRow, results: ResultCodec | None) -> TaskResult[A
         case Ok(result):
             return result
         case Err(problem):
+            # A path leads into a value that was read but no longer fits; without one nothing was.
             return _error(
-                OperationalErrorCode.RESULT_DESERIALIZATION_ERROR,
+                ContractCode.PYDANTIC_HYDRATION_ERROR
+                if problem.path
+                else OperationalErrorCode.RESULT_DESERIALIZATION_ERROR,
                 f"The stored result of task {row.id} cannot be read: {problem.message}",
                 {"path": problem.path},
             )
@@ -364,9 +360,9 @@ def _attempt_info(row: AttemptRow) -> TaskAttemptInfo:
 
 
 def _cancel_script(task_id: str, include_running: bool) -> Script[CancelledTask | None]:
-    if not is_id(task_id):
+    if (stored := stored_form(task_id)) is None:
         return None
-    return one_or_none((yield cancel_task, CancelTask(task_id, include_running)))
+    return one_or_none((yield cancel_task, CancelTask(stored, include_running)))
 
 
 def _cancel_outcome(
@@ -403,6 +399,14 @@ def _not_found(task_id: str) -> TaskResult[Any, TaskError]:
     )
 
 
+def _timed_out(task_id: str, timeout_ms: int | None) -> TaskResult[Any, TaskError]:
+    return _error(
+        RetrievalCode.WAIT_TIMEOUT,
+        f"Task {task_id} did not finish within {timeout_ms} ms.",
+        {"task_id": task_id, "timeout_ms": timeout_ms},
+    )
+
+
 def _broker_error(error: Exception) -> TaskResult[Any, TaskError]:
     message = f"The result could not be read: {describe(error)}"
     return TaskResult(
@@ -413,7 +417,7 @@ def _broker_error(error: Exception) -> TaskResult[Any, TaskError]:
 
 
 def _error(
-    code: OperationalErrorCode | RetrievalCode | OutcomeCode,
+    code: BuiltInTaskCode,
     message: str,
     data: dict[str, Any] | None = None,
 ) -> TaskResult[Any, TaskError]:

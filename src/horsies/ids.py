@@ -20,10 +20,12 @@ def new_id() -> str:
     return str(UUID(int=number))
 
 
-def is_id(text: str) -> bool:
-    """Tell whether the text is a UUID, so that a bad id never reaches the database."""
+def stored_form(task_id: object) -> str | None:
+    """Return an id the way the database writes it, or None when it is no UUID.
+
+    People paste ids in capitals or without hyphens; a bad one never reaches the database.
+    """
     try:
-        UUID(text)
+        return str(UUID(task_id)) if isinstance(task_id, str) else None
     except ValueError:
-        return False
-    return True
+        return None

@@ -106,18 +106,19 @@ def prepare(
     options: SendOptions,
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
-    delay_seconds: float | None,
+    delay_seconds: float | Unset,
 ) -> TaskSendResult[Request]:
     """Turn a call into the row to insert, or say in one sentence why it cannot be."""
     if problem := option_problem(options, delay_seconds):
         return Err(refused(definition, problem))
     match definition.signature.encode_call(args, kwargs):
         case Err(error):
-            return Err(refused(definition, f"{error.path}: {error.message}"))
+            return Err(refused(definition, error.message))
         case Ok(call):
             if problem := size_problem(limits, definition.name, call):
                 return Err(TaskSendError(TaskSendErrorCode.PAYLOAD_TOO_LARGE, problem))
-            return Ok(_request(definition, options, call, delay_seconds))
+            delay = None if isinstance(delay_seconds, Unset) else delay_seconds
+            return Ok(_request(definition, options, call, delay))
 
 
 def _request(
@@ -230,22 +231,31 @@ def _idempotency_sha(payload: TaskSendPayload) -> str:
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
-def option_problem(options: SendOptions, delay_seconds: float | None) -> str | None:
+def option_problem(options: SendOptions, delay_seconds: float | Unset = UNSET) -> str | None:
     """Return what is wrong with the options in one sentence, or None."""
     good_until, key, priority = options.good_until, options.idempotency_key, options.priority
-    if not isinstance(good_until, Unset | None):
-        if not isinstance(good_until, datetime):
-            return "good_until must be a datetime or None"
-        if good_until.tzinfo is None or good_until.utcoffset() is None:
-            return (
-                "good_until has no time zone; write datetime(..., tzinfo=UTC) or call .astimezone()"
-            )
+    if not isinstance(good_until, Unset | None) and (problem := _deadline_problem(good_until)):
+        return problem
     if priority is not None and (type(priority) is not int or not 1 <= priority <= 100):
         return "priority must be a whole number from 1 (first) to 100 (last)"
     if key is not None and not _is_key(key):
         return f"idempotency_key must be a text of 1 to {KEY_LENGTH_MAX} characters"
-    if delay_seconds is not None and not _is_delay(delay_seconds):
+    if not isinstance(delay_seconds, Unset) and not _is_delay(delay_seconds):
         return "delay_seconds must be a number of seconds from 0 to 100 years"
+    return None
+
+
+def _deadline_problem(good_until: object) -> str | None:
+    if not isinstance(good_until, datetime):
+        return "good_until must be a datetime or None"
+    try:
+        if good_until.utcoffset() is None:
+            return (
+                "good_until has no time zone; write datetime(..., tzinfo=UTC) or call .astimezone()"
+            )
+        good_until.astimezone(UTC)
+    except (OverflowError, ValueError):
+        return "good_until cannot be written in UTC; give a date between the years 1 and 9999"
     return None
 
 
@@ -292,11 +302,17 @@ def replay_problem(
     definition: TaskDefinition, error: TaskSendError, *, scheduled: bool
 ) -> TaskSendError | None:
     """Say why this error cannot be replayed by this method, or None."""
+    if not isinstance(error, TaskSendError):
+        return refused(definition, "only the TaskSendError of a failed send can be retried")
     payload = error.payload
     if error.code is not TaskSendErrorCode.ENQUEUE_FAILED:
         return refused(definition, f"only ENQUEUE_FAILED can be retried, not {error.code.value}")
     if payload is None or error.task_id is None:
-        return refused(definition, "the error carries no payload to send again")
+        return refused(
+            definition,
+            "the error carries no payload to send again; a failed send inside a transaction is "
+            "repeated with that transaction",
+        )
     if payload.task_name != definition.name:
         return refused(definition, f"the error belongs to task {payload.task_name!r}")
     if scheduled and payload.enqueue_delay_seconds is None:

@@ -35,11 +35,13 @@ from horsies.definition import TaskDefinition
 from horsies.errors import HorsiesError
 from horsies.handle import TaskHandle
 from horsies.request import (
+    UNSET,
     Request,
     SendOptions,
     TaskSendError,
     TaskSendErrorCode,
     TaskSendResult,
+    Unset,
     prepare,
     replay,
     suppressed,
@@ -66,7 +68,7 @@ def send_one(
     options: SendOptions,
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
-    delay_seconds: float | None = None,
+    delay_seconds: float | Unset = UNSET,
 ) -> TaskSendResult[TaskHandle[Any]]:
     """Validate, insert, and return the handle."""
     match _prepared(producer, definition, options, args, kwargs, delay_seconds):
@@ -82,7 +84,7 @@ async def send_one_async(
     options: SendOptions,
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
-    delay_seconds: float | None = None,
+    delay_seconds: float | Unset = UNSET,
 ) -> TaskSendResult[TaskHandle[Any]]:
     """The same without blocking the event loop."""
     match _prepared(producer, definition, options, args, kwargs, delay_seconds):
@@ -98,7 +100,7 @@ def _prepared(
     options: SendOptions,
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
-    delay_seconds: float | None,
+    delay_seconds: float | Unset,
 ) -> TaskSendResult[Request]:
     if producer.are_sends_suppressed():
         return Err(suppressed())
@@ -148,10 +150,10 @@ def deliver(
             BrokerErrorCode.ENQUEUE_FAILED, insert_script(request.row), transaction
         )
         if not _is_passing(stored):
-            return _outcome(broker, definition, request, stored)
+            return _outcome(broker, definition, request, stored, transaction)
         time.sleep(delay_seconds)
     stored = broker.perform(BrokerErrorCode.ENQUEUE_FAILED, insert_script(request.row), transaction)
-    return _outcome(broker, definition, request, stored)
+    return _outcome(broker, definition, request, stored, transaction)
 
 
 async def deliver_async(
@@ -167,12 +169,12 @@ async def deliver_async(
             BrokerErrorCode.ENQUEUE_FAILED, insert_script(request.row), transaction
         )
         if not _is_passing(stored):
-            return _outcome(broker, definition, request, stored)
+            return _outcome(broker, definition, request, stored, transaction)
         await asyncio.sleep(delay_seconds)
     stored = await broker.perform_async(
         BrokerErrorCode.ENQUEUE_FAILED, insert_script(request.row), transaction
     )
-    return _outcome(broker, definition, request, stored)
+    return _outcome(broker, definition, request, stored, transaction)
 
 
 def _resend_delays(producer: Producer, transaction: object) -> Sequence[float]:
@@ -187,18 +189,22 @@ def _is_passing(stored: BrokerResult[str]) -> bool:
 
 def insert_script(row: InsertTask) -> Script[str]:
     """Insert the row; when something is in the way, find out whether it is the same request."""
-    inserted = yield insert_task, row
-    if inserted:
-        return row.id
-    if row.idempotency_key is not None:
-        holders = yield find_idempotent_task, IdempotencyKey(row.task_name, row.idempotency_key)
-        if holders:
-            return _same_request(holders[0].id, holders[0].idempotency_sha, row.idempotency_sha)
-    found = yield find_sent_tasks, TaskIds([row.id])
-    if not found:
-        logger.warning("task %s was stored before and is gone since", row.id)
-        return row.id
-    return _same_request(row.id, found[0].enqueue_sha, row.enqueue_sha)
+    while True:
+        inserted = yield insert_task, row
+        if inserted:
+            return row.id
+        if row.idempotency_key is not None:
+            key = IdempotencyKey(row.task_name, row.idempotency_key)
+            holders = yield find_idempotent_task, key
+            if holders:
+                return _same_request(holders[0].id, holders[0].idempotency_sha, row.idempotency_sha)
+        found = yield find_sent_tasks, TaskIds([row.id])
+        if found:
+            return _same_request(row.id, found[0].enqueue_sha, row.enqueue_sha)
+        if row.idempotency_key is None:
+            logger.warning("task %s was stored before and is gone since", row.id)
+            return row.id
+        # The task that held the key was deleted in between; nothing of ours is stored yet.
 
 
 def _same_request(task_id: str, stored_sha: str | None, sha: str | None) -> str:
@@ -214,22 +220,27 @@ def _outcome(
     definition: TaskDefinition,
     request: Request,
     stored: BrokerResult[str],
+    transaction: object,
 ) -> TaskSendResult[TaskHandle[Any]]:
     match stored:
         case Ok(task_id):
             return Ok(TaskHandle(task_id, broker, definition.results))
         case Err(error):
-            return Err(_not_stored(request, error))
+            return Err(_not_stored(request, error, transaction))
 
 
-def _not_stored(request: Request, error: BrokerOperationError) -> TaskSendError:
+def _not_stored(
+    request: Request, error: BrokerOperationError, transaction: object
+) -> TaskSendError:
     mismatch = error.code is BrokerErrorCode.PAYLOAD_MISMATCH
+    # Without a payload there is no replay: it would store the task outside the caller's transaction.
+    payload = request.payload if transaction is None else None
     return TaskSendError(
         TaskSendErrorCode.PAYLOAD_MISMATCH if mismatch else TaskSendErrorCode.ENQUEUE_FAILED,
         error.message,
         error.retryable,
         request.task_id,
-        request.payload,
+        payload,
         error.exception,
     )
 

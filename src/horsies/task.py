@@ -34,16 +34,18 @@ class TaskSendOptions(Generic[P, T]):
         self._definition = definition
         self._options = options
 
-    def send(self, *args: P.args, **kwargs: P.kwargs) -> TaskSendResult[TaskHandle[T]]:
+    def send(self, /, *args: P.args, **kwargs: P.kwargs) -> TaskSendResult[TaskHandle[T]]:
         """Store one task and return its handle; see ``TaskFunction.send``."""
         return send_one(self._producer, self._definition, self._options, args, kwargs)
 
-    async def send_async(self, *args: P.args, **kwargs: P.kwargs) -> TaskSendResult[TaskHandle[T]]:
+    async def send_async(
+        self, /, *args: P.args, **kwargs: P.kwargs
+    ) -> TaskSendResult[TaskHandle[T]]:
         """``send`` without blocking the event loop."""
         return await send_one_async(self._producer, self._definition, self._options, args, kwargs)
 
     def schedule(
-        self, delay_seconds: float, *args: P.args, **kwargs: P.kwargs
+        self, /, delay_seconds: float, *args: P.args, **kwargs: P.kwargs
     ) -> TaskSendResult[TaskHandle[T]]:
         """Store one task that becomes claimable after the delay."""
         return send_one(
@@ -51,7 +53,7 @@ class TaskSendOptions(Generic[P, T]):
         )
 
     async def schedule_async(
-        self, delay_seconds: float, *args: P.args, **kwargs: P.kwargs
+        self, /, delay_seconds: float, *args: P.args, **kwargs: P.kwargs
     ) -> TaskSendResult[TaskHandle[T]]:
         """``schedule`` without blocking the event loop."""
         return await send_one_async(
@@ -96,7 +98,7 @@ class TaskFunction(Generic[P, T]):
         """The name the task is registered and stored under."""
         return self.definition.name
 
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> TaskResult[T, TaskError]:
+    def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> TaskResult[T, TaskError]:
         """Run the function here and now, with the same checks a worker makes: no queue, no retry,
         no row.
         """
@@ -107,7 +109,7 @@ class TaskFunction(Generic[P, T]):
             )
         return invoke(self._producer.config, self.definition, args, kwargs)
 
-    def send(self, *args: P.args, **kwargs: P.kwargs) -> TaskSendResult[TaskHandle[T]]:
+    def send(self, /, *args: P.args, **kwargs: P.kwargs) -> TaskSendResult[TaskHandle[T]]:
         """Store one task for a worker to run and return its handle.
 
         Never raises for operational reasons: a call that does not fit the signature, a value that
@@ -116,23 +118,25 @@ class TaskFunction(Generic[P, T]):
         """
         return self._plain.send(*args, **kwargs)
 
-    async def send_async(self, *args: P.args, **kwargs: P.kwargs) -> TaskSendResult[TaskHandle[T]]:
+    async def send_async(
+        self, /, *args: P.args, **kwargs: P.kwargs
+    ) -> TaskSendResult[TaskHandle[T]]:
         """``send`` without blocking the event loop."""
         return await self._plain.send_async(*args, **kwargs)
 
     def schedule(
-        self, delay_seconds: float, *args: P.args, **kwargs: P.kwargs
+        self, /, delay_seconds: float, *args: P.args, **kwargs: P.kwargs
     ) -> TaskSendResult[TaskHandle[T]]:
         """Store one task that becomes claimable after the delay, counted on the database's clock."""
         return self._plain.schedule(delay_seconds, *args, **kwargs)
 
     async def schedule_async(
-        self, delay_seconds: float, *args: P.args, **kwargs: P.kwargs
+        self, /, delay_seconds: float, *args: P.args, **kwargs: P.kwargs
     ) -> TaskSendResult[TaskHandle[T]]:
         """``schedule`` without blocking the event loop."""
         return await self._plain.schedule_async(delay_seconds, *args, **kwargs)
 
-    def bind(self, *args: P.args, **kwargs: P.kwargs) -> TaskCall[T]:
+    def bind(self, /, *args: P.args, **kwargs: P.kwargs) -> TaskCall[T]:
         """Put arguments aside for ``send_many``."""
         return TaskCall(self.definition.name, args, kwargs)
 

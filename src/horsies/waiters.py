@@ -94,7 +94,7 @@ class Waiters:
             thread.join()
 
     def _ensure_thread(self) -> None:
-        if self._thread is None:
+        if self._thread is None or not self._thread.is_alive():
             self._waker, wakened = socket.socketpair()
             self._waker.setblocking(False)
             wakened.setblocking(False)
@@ -105,7 +105,7 @@ class Waiters:
 
     def _wake(self) -> None:
         if self._waker is not None:
-            with suppress(BlockingIOError):  # a full buffer wakes just as well
+            with suppress(OSError):  # a full buffer wakes just as well, an ended thread needs none
                 self._waker.send(b"!")
 
     def _run(self, waker: socket.socket, wakened: socket.socket) -> None:
@@ -127,6 +127,8 @@ class Waiters:
         next_poll = 0.0
         while self._thread is me:
             heard = listener.receive()
+            if listener.seconds_until_retry() == 0.0:  # just cut: try once before anyone is told
+                heard = listener.receive()
             now = time.monotonic()
             everything = heard.gap or now >= next_poll
             if everything:
@@ -151,6 +153,8 @@ class Waiters:
             wakened.recv(65536)
 
     def _seconds_to_sleep(self, listener: Listener, next_poll: float) -> float | None:
+        if listener.has_heard():
+            return 0.0
         retry_seconds = listener.seconds_until_retry()
         if retry_seconds is not None:
             return retry_seconds
@@ -194,14 +198,15 @@ class Waiters:
             _complete(future, row)
 
     def _fail_unseen(self, task_ids: Iterable[str], error: Exception) -> None:
-        """Tell those whose first look failed; those already waiting outlast the outage."""
+        """Tell those whose first or only look failed; those already waiting outlast the outage."""
         failed: list[Future[OutcomeRow | None]] = []
         with self._lock:
             for task_id in task_ids:
-                watch = self._watches.get(task_id)
-                if watch is not None and not watch.seen:
-                    failed += watch.patient + watch.hasty
-                    del self._watches[task_id]
+                watch = self._watches.get(task_id, _Watch())
+                failed += watch.hasty if watch.seen else watch.hasty + watch.patient
+                watch.hasty = []
+                if not watch.seen:
+                    self._watches.pop(task_id, None)
         for future in failed:
             _fail(future, error)
 

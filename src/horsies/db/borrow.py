@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from inspect import isawaitable
 from typing import Any
 
 from psycopg import AsyncConnection, AsyncCursor, Connection, Cursor
@@ -29,19 +28,25 @@ def find_connection(transaction: object) -> Connection[Any]:
     """Return the synchronous psycopg connection behind a psycopg, SQLAlchemy or Django connection."""
     if isinstance(transaction, Connection):
         return transaction
-    if isinstance(transaction, AsyncConnection) or hasattr(transaction, "sync_session"):
+    if isinstance(transaction, AsyncConnection) or _is_async_sqlalchemy(transaction):
         raise UnusableTransactionError("This transaction is asynchronous; use send_async with it.")
-    if hasattr(transaction, "ensure_connection"):  # Django
-        transaction.ensure_connection()
-        found = getattr(transaction, "connection", None)
-    else:  # a SQLAlchemy Session has connection(); a SQLAlchemy Connection has it as an attribute
-        found = getattr(transaction, "connection", None)
-        found = found() if callable(found) else found
-        found = getattr(found, "connection", found)
-        found = getattr(found, "driver_connection", found)
+    found: Any = transaction
+    if hasattr(found, "ensure_connection"):  # Django
+        found.ensure_connection()
+        found = found.connection
+    elif hasattr(found, "get_bind"):  # a SQLAlchemy Session
+        found = found.connection()
+    if hasattr(found, "exec_driver_sql"):  # a SQLAlchemy Connection
+        if not found.in_transaction():
+            found.begin()  # as its own execute() does, so that its commit() commits our row
+        found = found.connection.driver_connection
     if not isinstance(found, Connection):
         raise UnusableTransactionError(_refusal(transaction))
     return found
+
+
+def _is_async_sqlalchemy(transaction: object) -> bool:
+    return hasattr(transaction, "sync_session") or hasattr(transaction, "get_raw_connection")
 
 
 async def find_connection_async(transaction: object) -> AsyncConnection[Any]:
@@ -52,8 +57,9 @@ async def find_connection_async(transaction: object) -> AsyncConnection[Any]:
     if hasattr(found, "sync_session"):  # a SQLAlchemy AsyncSession
         found = await found.connection()
     if hasattr(found, "get_raw_connection"):  # a SQLAlchemy AsyncConnection
-        raw = found.get_raw_connection()
-        found = (await raw if isawaitable(raw) else raw).driver_connection
+        if not found.in_transaction():
+            await found.begin()
+        found = (await found.get_raw_connection()).driver_connection
     if not isinstance(found, AsyncConnection):
         raise UnusableTransactionError(_refusal(transaction))
     return found

@@ -8,22 +8,22 @@ from __future__ import annotations
 
 import asyncio
 import os
-import select
+import re
 import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 import psycopg
 from psycopg import AsyncConnection, Connection
-from psycopg_pool import AsyncConnectionPool, ConnectionPool, PoolTimeout
+from psycopg_pool import ConnectionPool, PoolTimeout
 
 from horsies.config import PostgresConfig
 from horsies.db import embedded
+from horsies.db.async_pool import AsyncPool, PoolLimits, is_readable
 from horsies.dsn import libpq_url, mask_url
 
 SyncPool = ConnectionPool[Connection[Any]]
-AsyncPool = AsyncConnectionPool[AsyncConnection[Any]]
 
 # Pools inherited through a fork are parked here for ever: letting the garbage collector finish
 # their connections would send a goodbye over sockets the parent process still uses.
@@ -93,22 +93,38 @@ class Database:
     @contextmanager
     def connection(self) -> Iterator[Connection[Any]]:
         """Borrow a pooled synchronous connection."""
+        pool = self.pool()
         try:
-            with self.pool().connection() as connection:
-                yield connection
+            connection = self._living_connection(pool)
         except PoolTimeout as error:
             self._raise_the_cause(error)
+        try:
+            yield connection
+        finally:
+            pool.putconn(connection)
+
+    def _living_connection(self, pool: SyncPool) -> Connection[Any]:
+        """Take a connection, leaving aside those the server has closed.
+
+        The pool's own check pauses a second after the first dead connection, two after the next:
+        after a restart of the server it would be given up before a living one is found.
+        """
+        connection = pool.getconn()
+        for _ in range(pool.max_size if self._wants_check() else 0):
+            if not is_readable(connection.pgconn):
+                break
+            connection.close()
+            pool.putconn(connection)
+            connection = pool.getconn()
+        return connection
 
     @asynccontextmanager
     async def connection_async(self) -> AsyncIterator[AsyncConnection[Any]]:
         """Borrow a pooled connection of the running event loop."""
-        try:
-            async with (await self.pool_async()).connection() as connection:
-                yield connection
-        except PoolTimeout as error:
-            await asyncio.to_thread(self._raise_the_cause, error)
+        async with self.pool_async().connection() as connection:
+            yield connection
 
-    def _raise_the_cause(self, error: PoolTimeout) -> None:
+    def _raise_the_cause(self, error: PoolTimeout) -> NoReturn:
         """A pool only says that it waited; one direct attempt says why (refused, wrong password,
         full).
         """
@@ -120,43 +136,46 @@ class Database:
         url, _ = self.urls()
         with self._lock:
             if self._pool is None:
-                self._pool = ConnectionPool(url, check=self._check(), **self._pool_settings())
+                self._pool = ConnectionPool(url, **self._pool_settings())
         return self._pool
 
-    async def pool_async(self) -> AsyncPool:
-        """Return the running event loop's pool, opened on first use."""
-        url, _ = self.urls()
+    def pool_async(self) -> AsyncPool:
+        """Return the running event loop's pool."""
+        self._leave_parent_behind()
         loop = asyncio.get_running_loop()
         if (pool := self._async_pools.get(loop)) is None:
             self._drop_closed_loops()
-            pool = AsyncConnectionPool(
-                url, check=self._check_async(), **self._pool_settings(opened=False)
-            )
-            self._async_pools[loop] = pool
-            await pool.open()
+            config = self.config
+            kept, most = pool_sizes(config, self.role)
+            limits = PoolLimits(kept, most, config.pool_timeout, config.pool_recycle)
+            pool = self._async_pools[loop] = AsyncPool(self._connect_async, limits)
         return pool
 
-    def _drop_closed_loops(self) -> None:
-        for loop in [loop for loop in self._async_pools if loop.is_closed()]:
-            del self._async_pools[loop]
+    async def _connect_async(self) -> AsyncConnection[Any]:
+        url, _ = self.urls()
+        return await AsyncConnection.connect(url, **self.options(self.role))
 
-    def _pool_settings(self, *, opened: bool = True) -> dict[str, Any]:
+    def _drop_closed_loops(self) -> None:
+        for loop in list(self._async_pools):
+            if loop.is_closed() and (pool := self._async_pools.pop(loop, None)) is not None:
+                pool.close()
+
+    def _pool_settings(self) -> dict[str, Any]:
         config = self.config
+        smallest, largest = pool_sizes(config, self.role)
         return {
-            "min_size": config.pool_size,
-            "max_size": config.pool_size + config.max_overflow,
+            "min_size": smallest,
+            "max_size": largest,
             "timeout": config.pool_timeout,
             "max_lifetime": config.pool_recycle,
             "kwargs": self.options(self.role),
             "name": "horsies",
-            "open": opened,
+            "open": True,
         }
 
-    def _check(self) -> Any:
-        return check_quietly if self.config.pool_pre_ping else None
-
-    def _check_async(self) -> Any:
-        return check_quietly_async if self.config.pool_pre_ping else None
+    def _wants_check(self) -> bool:
+        config = self.config
+        return config.worker_child_pool_check if self.role == "child" else config.pool_pre_ping
 
     def close(self) -> None:
         """Close the synchronous pool; the next use opens a new one."""
@@ -165,33 +184,27 @@ class Database:
             pool, self._pool = self._pool, None
         if pool is not None:
             pool.close()
+        self._drop_closed_loops()
 
-    async def close_async(self) -> None:
+    def close_async(self) -> None:
         """Close the pool of the running event loop."""
         pool = self._async_pools.pop(asyncio.get_running_loop(), None)
         if pool is not None:
-            await pool.close()
+            pool.close()
 
 
-def check_quietly(connection: Connection[Any]) -> None:
-    """Refuse a connection the server has closed, without a round trip.
+def pool_sizes(config: PostgresConfig, role: str) -> tuple[int, int]:
+    """Return how many connections a pool keeps and how many it may have, by the process's role.
 
-    An idle connection has nothing to read; a readable one carries the server's goodbye. This costs
-    about 2 µs where the usual SELECT 1 costs 80, a third of a whole send.
+    A child has a pool only once its task code sends something, and many children share a server.
     """
-    _check_socket(connection.pgconn)
-
-
-async def check_quietly_async(connection: AsyncConnection[Any]) -> None:
-    """The same for the asynchronous pool."""
-    _check_socket(connection.pgconn)
-
-
-def _check_socket(pgconn: Any) -> None:
-    poller = select.poll()
-    poller.register(pgconn.socket, select.POLLIN)
-    if poller.poll(0):
-        pgconn.consume_input()
+    if role == "child":
+        return config.worker_child_pool_min_size, config.worker_child_pool_max_size
+    kept, more = config.pool_size, config.max_overflow
+    if role == "worker":
+        kept = kept if config.worker_pool_size is None else config.worker_pool_size
+        more = more if config.worker_max_overflow is None else config.worker_max_overflow
+    return kept, kept + more
 
 
 def _resolve(url: str) -> str:
@@ -215,10 +228,12 @@ def is_transient(error: BaseException) -> bool:
 
 def _is_refusal(lowered: str) -> bool:
     """The server answered, and will answer the same again: wrong password, no such database or role."""
-    unknown = "does not exist" in lowered and ("database" in lowered or "role" in lowered)
-    return unknown or any(mark in lowered for mark in _REFUSALS)
+    unknown = _NO_DATABASE.search(lowered) or _NO_ROLE.search(lowered)
+    return bool(unknown) or any(mark in lowered for mark in _REFUSALS)
 
 
+_NO_DATABASE = re.compile(r'database ".*" does not exist')
+_NO_ROLE = re.compile(r'role ".*" does not exist')
 _REFUSALS = ("password authentication failed", "no password supplied", "no pg_hba.conf entry")
 
 _REMEDIES = (
@@ -245,17 +260,40 @@ _REMEDIES = (
     ),
     ("could not translate host", "The host name is unknown; correct the host in database_url"),
     ("failed to resolve host", "The host name is unknown; correct the host in database_url"),
-    ("timeout", "The server did not answer in time; check host, port and the network"),
+    ("timeout expired", "The server did not answer in time; check host, port and the network"),
+    ("timed out", "The server did not answer in time; check host, port and the network"),
+    (
+        "couldn't get a connection",
+        "All pooled connections are busy; raise pool_size or max_overflow",
+    ),
 )
+
+# What libpq says of an address it cannot read quotes the very part that may be the password.
+_UNREADABLE_URL = re.compile(
+    r"percent-encoded|unexpected spaces|\bURI\b|connection info string|in connection string"
+)
+# An unencoded "@" in the password makes its second half a part of the host.
+_HALF_PASSWORD = re.compile(r"host '[^']*@")
 
 
 def describe(error: BaseException) -> str:
     """Say in one sentence what a database error means and what to do, without any password."""
-    text = mask_url(" ".join(str(error).split()))
+    text = _text(error)
     lowered = text.lower()
-    if "database" in lowered and "does not exist" in lowered:
+    if isinstance(error, psycopg.ProgrammingError) and _UNREADABLE_URL.search(text):
+        return "database_url cannot be read; percent-encode the special characters of its password."
+    if _NO_DATABASE.search(lowered):
         return f"The database does not exist; create it or correct database_url ({text})."
+    if _NO_ROLE.search(lowered):
+        return f"The database user does not exist; create it or correct database_url ({text})."
     for mark, remedy in _REMEDIES:
         if mark in lowered:
             return f"{remedy} ({text})."
     return text or type(error).__name__
+
+
+def _text(error: BaseException) -> str:
+    """The server's first sentence: its DETAIL may quote a whole row, task arguments included."""
+    primary = error.diag.message_primary if isinstance(error, psycopg.Error) else None
+    text = mask_url(" ".join((primary or str(error)).split()))
+    return _HALF_PASSWORD.sub("host '***@", text)

@@ -50,25 +50,36 @@ class Listener:
     def open(self) -> None:
         """Connect and subscribe, raising whatever goes wrong."""
         connection = self.connect()
+        connection.add_notify_handler(lambda note: self._queue.append((note.channel, note.payload)))
         try:
             for channel in self.channels:
                 connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel)))
         except BaseException:
             connection.close()
             raise
-        connection.add_notify_handler(lambda note: self._queue.append((note.channel, note.payload)))
         self.connection, self.failure = connection, None
         self._retry_seconds = FIRST_RETRY_SECONDS
+        self._retry_at = time.monotonic() + FIRST_RETRY_SECONDS
 
     def fileno(self) -> int:
         """Return the socket to wait on, or -1 while the connection is down."""
-        return -1 if self.connection is None else self.connection.pgconn.socket
+        if self.connection is None or self.connection.closed:
+            return -1
+        return self.connection.pgconn.socket
 
     def seconds_until_retry(self) -> float | None:
         """Return how long to wait before ``receive`` should be called to reconnect, None while
         connected.
         """
-        return None if self.connection else max(0.0, self._retry_at - time.monotonic())
+        if self.connection is None:
+            return max(0.0, self._retry_at - time.monotonic())
+        return 0.0 if self.connection.closed else None  # a statement run on it met its end
+
+    def has_heard(self) -> bool:
+        """Tell whether notifications came in with the answer to a statement run on the connection:
+        they are off the socket, which will not become readable for them.
+        """
+        return bool(self._queue)
 
     def receive(self) -> Heard:
         """Take what has arrived without waiting; reconnect when it is time to."""
@@ -78,7 +89,6 @@ class Listener:
             self._drain(self.connection)
         except psycopg.Error as error:
             self._lose(error)
-            return Heard(self._take())
         return Heard(self._take())
 
     def _drain(self, connection: Connection[Any]) -> None:
@@ -96,15 +106,18 @@ class Listener:
             return Heard()
         try:
             self.open()
-        except (psycopg.Error, OSError) as error:
+        except Exception as error:  # a server that is away, or a schema newer than the code
             self._lose(error)
             return Heard()
         return Heard(self._take(), gap=True)
 
     def _lose(self, error: Exception) -> None:
+        self.failure = error
         if self.connection is not None:
+            # The next call may open it anew, unless it has only just been opened.
             self.connection.close()
-        self.connection, self.failure = None, error
+            self.connection = None
+            return
         self._retry_at = time.monotonic() + self._retry_seconds
         self._retry_seconds = min(self._retry_seconds * 2, LAST_RETRY_SECONDS)
 
@@ -119,12 +132,13 @@ def hears_itself(connect: Callable[[], Connection[Any]], timeout_seconds: float 
     """Prove that LISTEN works: send a notification to ourselves and wait for it.
 
     Behind a pooler in transaction mode LISTEN is accepted and nothing is ever delivered; only an
-    echo tells.
+    echo tells. It is sent over a second connection: one that notifies itself hears the echo in the
+    answer to its own statement, pooler or not.
     """
     channel = f"horsies_echo_{new_id().replace('-', '')}"
-    with connect() as connection:
+    with connect() as connection, connect() as sender:
         connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel)))
-        connection.execute("SELECT pg_notify(%s, 'echo')", (channel,))
+        sender.execute("SELECT pg_notify(%s, 'echo')", (channel,))
         heard = any(connection.notifies(timeout=timeout_seconds, stop_after=1))
         connection.execute(sql.SQL("UNLISTEN {}").format(sql.Identifier(channel)))
     return heard

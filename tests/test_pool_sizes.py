@@ -1,0 +1,31 @@
+"""How many connections a process may hold, by what it is."""
+
+from __future__ import annotations
+
+import pytest
+
+from horsies.config import PostgresConfig
+from horsies.db.connect import pool_sizes
+
+CONFIG = PostgresConfig(
+    database_url="postgresql://localhost/unused",
+    pool_size=4,
+    max_overflow=6,
+    worker_pool_size=2,
+    worker_max_overflow=1,
+    worker_child_pool_min_size=0,
+    worker_child_pool_max_size=3,
+)
+
+
+@pytest.mark.parametrize(
+    ("role", "sizes"),
+    [("producer", (4, 10)), ("scheduler", (4, 10)), ("worker", (2, 3)), ("child", (0, 3))],
+)
+def test_every_role_has_pool_sizes_of_its_own(role: str, sizes: tuple[int, int]) -> None:
+    assert pool_sizes(CONFIG, role) == sizes
+
+
+def test_a_worker_without_sizes_of_its_own_takes_the_producer_s() -> None:
+    config = CONFIG.model_copy(update={"worker_pool_size": None, "worker_max_overflow": None})
+    assert pool_sizes(config, "worker") == (4, 10)
