@@ -42,8 +42,9 @@ def two_commits(connection: Connection[Any], batch: int, count: int) -> float:
     """Drain that many loaded tasks, committing claim and finish apart; tasks per second."""
     started = time.perf_counter()
     done = 0
-    while claimed := claim_tasks.run(connection, _claim(batch)):
-        complete_tasks.run(connection, _completion(claimed))
+    together = Together(connection)
+    while claimed := together.run([(claim_tasks, _claim(batch))])[0]:
+        together.run([(complete_tasks, _completion(claimed))])
         done += len(claimed)
     assert done == count
     return count / (time.perf_counter() - started)

@@ -54,8 +54,8 @@ def drain(url: str, children: int, count: int, *flags: str) -> dict[str, float]:
     """Let a warm worker drain preloaded tasks; return tasks/s and what each task cost the server."""
     with connect(url) as connection:
         lifecycle.load(connection, 1)
-        with running_worker(url, children, *flags):
-            _wait_for(connection, 1)
+        with running_worker(url, children, *flags) as worker:
+            _wait_for(connection, 1, worker)
             hold = "ALTER TABLE horsies_tasks DISABLE TRIGGER horsies_task_inserted"
             connection.execute(hold)
             connection.execute(lifecycle.LOAD, ([new_id() for _ in range(count)],))
@@ -63,7 +63,7 @@ def drain(url: str, children: int, count: int, *flags: str) -> dict[str, float]:
             connection.execute("ALTER TABLE horsies_tasks ENABLE TRIGGER horsies_task_inserted")
             before = _counters(connection)
             connection.execute("SELECT pg_notify('task_queue_default', '')")
-            _wait_for(connection, count + 1)
+            _wait_for(connection, count + 1, worker)
             after = _counters(connection)
         seconds = _drain_seconds(connection, count)
     return {
@@ -73,10 +73,10 @@ def drain(url: str, children: int, count: int, *flags: str) -> dict[str, float]:
     }
 
 
-def _wait_for(connection: Connection[Any], finished: int) -> None:
+def _wait_for(connection: Connection[Any], finished: int, worker: subprocess.Popen[bytes]) -> None:
     """Wait until that many tasks are terminal, looking rarely so as not to be part of the load."""
     deadline = time.monotonic() + 120
-    while time.monotonic() < deadline:
+    while time.monotonic() < deadline and worker.poll() is None:
         row = connection.execute(
             "SELECT count(*) FROM horsies_tasks WHERE status IN ('PENDING', 'CLAIMED', 'RUNNING')"
         ).fetchone()

@@ -194,6 +194,7 @@ class Worker:
         self._fence_if_late()
         self._absorb(events)
         self._listen()
+        self._linger()
         self._agenda.tick(time.monotonic())
         self._obey_stop()
         together = self._link.open()
@@ -272,6 +273,7 @@ class Worker:
             possible = min(wanted, self._config.max_claim_batch or wanted)
             self._agenda.note_claim(possible, len(turned.claimed))
             self._hand_out(turned.claimed)
+            self._pace.note_hand_out((task.id for task in turned.claimed), time.monotonic())
 
     def _hand_out(self, claimed: Iterable[ClaimedTask]) -> None:
         for task in claimed:
@@ -297,9 +299,11 @@ class Worker:
     # What children say
 
     def _absorb(self, events: Iterable[PoolEvent]) -> None:
+        now = time.monotonic()
         for event in events:
             match event:
                 case Reported(report=report):
+                    self._pace.note_end(report.task_id, now)
                     if task := self._owned(report.task_id, report.generation):
                         self._settlements.append(settle_report(task, report))
                 case Died():
