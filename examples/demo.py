@@ -1,0 +1,152 @@
+"""A demonstration in one command: a private PostgreSQL, a worker, six tasks, what became of them.
+
+Run it with ``make demo``. It leaves no process and no file behind, and exits with 1 when anything
+is not as expected.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from horsies import Horsies, TaskError, TaskInfo, TaskResult
+from horsies.db.embedded import start_or_join
+
+EXAMPLES = Path(__file__).parent
+RESULT_TIMEOUT_MS = 30_000
+STOP_TIMEOUT_SECONDS = 30
+
+
+@dataclass(frozen=True)
+class Case:
+    """One task of the demonstration and what must become of it."""
+
+    task_name: str
+    arguments: tuple[Any, ...]
+    story: str
+    outcome: str
+    attempts: int = 1
+
+
+@dataclass(frozen=True)
+class Ending:
+    """What became of it."""
+
+    case: Case
+    outcome: str
+    attempts: int
+    seconds: float
+
+    @property
+    def is_expected(self) -> bool:
+        """Whether the task ended as it should."""
+        return (self.outcome, self.attempts) == (self.case.outcome, self.case.attempts)
+
+
+def cases(directory: Path) -> Sequence[Case]:
+    """Return the tasks to run; the directory is for what one attempt remembers for the next."""
+    marker = directory / "first-attempt-was-here"
+    return [
+        Case("add", (2, 3), "succeeds", "5"),
+        Case("withdraw", (10, 50), "returns an error", "INSUFFICIENT_FUNDS"),
+        Case("divide", (1, 0), "raises an exception", "NOT_A_NUMBER"),
+        Case("fetch_rate", (marker,), "fails, then succeeds", "1.08", attempts=2),
+        Case("crash", (), "kills its own process", "WORKER_CRASHED"),
+        Case("oversleep", (60,), "exceeds its time limit", "TASK_TIMEOUT"),
+    ]
+
+
+def main() -> int:
+    """Run the demonstration and return its exit status."""
+    console = Console()
+    console.print("starting a private PostgreSQL and a worker ...")
+    data = Path(tempfile.gettempdir()) / f"horsies-demo-{os.getpid()}"
+    # The server stops, and its data are deleted, when this process ends.
+    os.environ["HORSIES_DATABASE_URL"] = start_or_join(f"embedded://{data}", keep_data=False)
+    # Imported only now, because the application reads its address when it is created.
+    app: Horsies = importlib.import_module("demo_tasks").app
+    with tempfile.TemporaryDirectory(prefix="horsies-demo-") as name:
+        directory = Path(name)
+        with (directory / "worker.log").open("w+") as log:
+            with running_worker(log.fileno()) as worker:
+                endings = run(app, cases(directory))
+            app.close()
+            log.seek(0)
+            return report(console, endings, worker.returncode, log.read())
+
+
+@contextmanager
+def running_worker(log_fd: int) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a worker with two children; stop it in order, or by force when that takes too long."""
+    command = [sys.executable, "-m", "horsies", "worker", "demo_tasks:app", "--processes", "2"]
+    worker = subprocess.Popen(command, cwd=EXAMPLES, stderr=log_fd, stdout=log_fd)
+    try:
+        yield worker
+    finally:
+        worker.terminate()
+        try:
+            worker.wait(STOP_TIMEOUT_SECONDS)
+        except subprocess.TimeoutExpired:
+            worker.kill()
+            worker.wait()
+
+
+def run(app: Horsies, wanted: Sequence[Case]) -> list[Ending]:
+    """Send all tasks, then wait for each of them."""
+    tasks = app.tasks()
+    sent = [(case, tasks[case.task_name].send(*case.arguments).unwrap()) for case in wanted]
+    endings = []
+    for case, handle in sent:
+        outcome = describe(handle.get(RESULT_TIMEOUT_MS))
+        info = handle.info(include_attempts=True).unwrap()
+        attempts = len(info.attempts or []) if info else 0
+        endings.append(Ending(case, outcome, attempts, seconds_taken(info)))
+    return endings
+
+
+def describe(result: TaskResult[Any, TaskError]) -> str:
+    """Return the value of a success or the code of a failure."""
+    return str(result.ok) if result.is_ok() else str(result.err_value.error_code)
+
+
+def seconds_taken(info: TaskInfo | None) -> float:
+    """Return the time from the start of the first attempt to the end of the last."""
+    attempts = info.attempts if info else None
+    if not attempts:
+        return 0.0
+    first, last = attempts[-1], attempts[0]
+    return (last.finished_at - (first.started_at or last.finished_at)).total_seconds()
+
+
+def report(console: Console, endings: Sequence[Ending], exit_code: int, log: str) -> int:
+    """Show what happened; return 0 when all of it was expected."""
+    table = Table("task", "what it does", "outcome", "attempts", "seconds")
+    for ending in endings:
+        color = "green" if ending.is_expected else "red"
+        shown = f"[{color}]{ending.outcome}[/]"
+        seconds = f"{ending.seconds:.2f}"
+        table.add_row(
+            ending.case.task_name, ending.case.story, shown, str(ending.attempts), seconds
+        )
+    console.print(table)
+    if exit_code == 0 and all(ending.is_expected for ending in endings):
+        console.print("everything ended as it should; the worker stopped in order")
+        return 0
+    console.print(f"[red]not as expected[/]; the worker ended with {exit_code} and wrote:")
+    console.print(log, markup=False)
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
