@@ -43,13 +43,11 @@ class TaskAttemptOutcome(StrEnum):
 
 
 TaskVerb: TypeAlias = Literal[
-    "claim",
     "claim_and_start",
-    "start",
-    "release",
     "complete",
     "fail",
     "retry",
+    "release",
     "expire",
     "cancel",
 ]
@@ -68,17 +66,18 @@ _PENDING = frozenset({TaskStatus.PENDING})
 _CLAIMED = frozenset({TaskStatus.CLAIMED})
 _RUNNING = frozenset({TaskStatus.RUNNING})
 
-# A claim whose lease is over may be claimed again, so claim also starts from CLAIMED. A crash is no
-# verb of its own: it ends in fail or retry like any other failed attempt.
+# A claimed task goes straight to an idle child, so claim and start are one verb; no verb leads to
+# CLAIMED, which is reserved for tasks fetched ahead of a free child. Release takes back what no child
+# was given: such a row says RUNNING although user code never saw it. Cancelling a RUNNING task takes
+# two steps, the request and the end its worker records. A crash is no verb of its own: it ends in
+# fail or retry like any other failed attempt.
 TASK_TRANSITIONS: tuple[Transition, ...] = (
-    Transition("claim", _PENDING | _CLAIMED, TaskStatus.CLAIMED),
     Transition("claim_and_start", _PENDING, TaskStatus.RUNNING),
-    Transition("start", _CLAIMED, TaskStatus.RUNNING),
-    Transition("release", _CLAIMED, TaskStatus.PENDING),
     Transition("complete", _RUNNING, TaskStatus.COMPLETED),
     Transition("fail", _RUNNING, TaskStatus.FAILED),
     Transition("retry", _RUNNING, TaskStatus.PENDING),
-    Transition("expire", _PENDING | _CLAIMED, TaskStatus.EXPIRED),
+    Transition("release", _CLAIMED | _RUNNING, TaskStatus.PENDING),
+    Transition("expire", _PENDING, TaskStatus.EXPIRED),
     Transition("cancel", _PENDING | _CLAIMED | _RUNNING, TaskStatus.CANCELLED),
 )
 
