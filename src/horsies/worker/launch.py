@@ -140,15 +140,11 @@ class TemplateLauncher:
         process.adopt_orphans()
         control, template_end = socket.socketpair()
         with template_end:
-            if self._forks_worker:
-                # Only the first template may come from the worker: later the worker holds sockets.
-                self._forks_worker = False
-                self.pid = self._fork_template(control, template_end)
-            else:
-                self.pid = process.start_interpreter(
-                    "horsies.worker.template", template_end.fileno()
-                )
-                control.sendall(wire.encode_boot(self._boot, os.getpid()))
+            try:
+                self.pid = self._start_process(control, template_end)
+            except OSError:
+                control.close()
+                raise
         self._watch(control, self.pid)
 
     def launch(self, own_end: socket.socket, child_end: socket.socket) -> int | None:
@@ -170,8 +166,17 @@ class TemplateLauncher:
             self._delay.note_early_death()
             ended = process.describe_exit(exit_code)
             logger.error("The fork server ended (%s); it is started again.", ended)
-            if time.monotonic() >= self._delay.not_before:
-                self.start()
+            self._start_again()
+
+    def _start_again(self) -> None:
+        if time.monotonic() < self._delay.not_before:
+            return
+        try:
+            self.start()
+        except OSError as error:
+            # The next child that is wanted tries it once more.
+            logger.error("The fork server could not be started: %s", error)
+            self._delay.note_early_death()
 
     def kill(self) -> None:
         """End the template; its end is noticed by ``attend``."""
@@ -186,6 +191,14 @@ class TemplateLauncher:
         if pid is not None:
             process.wait_for_exit(pid)
             process.reap_session(pid)
+
+    def _start_process(self, control: socket.socket, template_end: socket.socket) -> int:
+        if self._forks_worker:
+            # Only the first template may come from the worker: later the worker holds sockets.
+            self._forks_worker = False
+            return self._fork_template(control, template_end)
+        control.sendall(wire.encode_boot(self._boot, os.getpid()))
+        return process.start_interpreter("horsies.worker.template", template_end.fileno())
 
     def _fork_template(self, control: socket.socket, template_end: socket.socket) -> int:
         worker_pid = os.getpid()

@@ -252,7 +252,7 @@ class ChildPool:
     def _bounded(self, timeout_seconds: float | None) -> float | None:
         deadline = self.next_deadline()
         now = time.monotonic()
-        if not process.HAS_PIDFD:
+        if self._roster.unwatched:
             deadline = min(deadline or now + 1.0, now + _EXIT_POLL_SECONDS)
         if deadline is None:
             return timeout_seconds
@@ -335,7 +335,7 @@ class ChildPool:
     def _look_after_children(self) -> None:
         roster = self._roster
         now = time.monotonic()
-        if not process.HAS_PIDFD:
+        if roster.unwatched:
             self._poll_exits()
         if roster.deadlines:
             roster.meet_deadlines(now)
@@ -346,8 +346,8 @@ class ChildPool:
             process.reap_orphans(self.pids())
 
     def _poll_exits(self) -> None:
-        for slot in list(self._roster.slots):
-            if slot.pid is not None and process.has_ended(slot.pid):
+        for slot in list(self._roster.unwatched):
+            if process.has_ended(slot.known_pid):
                 self._bury(slot)
 
     def _raise_boot_failure(self, events: list[PoolEvent]) -> None:

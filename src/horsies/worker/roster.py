@@ -48,6 +48,7 @@ class Roster:
         self.idle: list[Slot] = []
         self.busy: dict[str, Slot] = {}
         self.deadlines: dict[Slot, float] = {}
+        self.unwatched: set[Slot] = set()
         self.events: list[PoolEvent] = []
         self.is_closing = False
         self.needs_children = True
@@ -73,7 +74,7 @@ class Roster:
     def welcome(self, slot: Slot, pid: int) -> None:
         """A child says which process it is; from now on its end is noticed."""
         if slot.pid is None:
-            slot.watch_exit(pid, self._selector)
+            self._watch_exit(slot, pid)
             if slot.was_killed:
                 slot.kill()
         elif slot.pid != pid:
@@ -175,7 +176,7 @@ class Roster:
     def meet_deadlines(self, now: float) -> None:
         """Stop overdue tasks; kill children that do not boot, stop or leave in time."""
         for slot in [slot for slot, deadline in self.deadlines.items() if deadline <= now]:
-            del self.deadlines[slot]
+            self.deadlines.pop(slot, None)
             match slot.state:
                 case SlotState.BUSY:
                     self.ask_to_stop(slot, "timeout")
@@ -233,27 +234,36 @@ class Roster:
     def _launch(self, *, is_spare: bool) -> bool:
         if time.monotonic() < self.delay.not_before:
             return False
+        try:
+            own_end, pid = self._start_process()
+        except OSError as error:
+            logger.warning("No child could be started (%s); it is tried again.", error)
+            self.delay.note_early_death()
+            return False
+        self._enter(Slot(own_end, self._settings.limits, is_spare=is_spare), pid)
+        return True
+
+    def _start_process(self) -> tuple[socket.socket, int | None]:
         own_end, child_end = socket.socketpair()
         with child_end:
             try:
-                pid = self._launcher.launch(own_end, child_end)
-            except OSError as error:
+                return own_end, self._launcher.launch(own_end, child_end)
+            except OSError:
                 own_end.close()
-                logger.warning("No child could be started (%s); it is tried again.", error)
-                self.delay.note_early_death()
-                return False
-        slot = Slot(own_end, self._settings.limits, is_spare=is_spare)
-        self._enter(slot, pid)
-        return True
+                raise
 
     def _enter(self, slot: Slot, pid: int | None) -> None:
         self.slots[slot] = None
         self._selector.register(slot.socket, selectors.EVENT_READ, slot)
         self.deadlines[slot] = time.monotonic() + self._settings.boot_timeout_seconds
         if pid is not None:
-            slot.watch_exit(pid, self._selector)
+            self._watch_exit(slot, pid)
         if slot.is_spare:
             self._spare = slot
+
+    def _watch_exit(self, slot: Slot, pid: int) -> None:
+        if not slot.watch_exit(pid, self._selector):
+            self.unwatched.add(slot)
 
     def _wants_spare(self) -> bool:
         if self._spare is not None:
@@ -289,6 +299,7 @@ class Roster:
     def _strike_off(self, slot: Slot) -> None:
         self._step_aside(slot, SlotState.KILLED, None)
         self.slots.pop(slot, None)
+        self.unwatched.discard(slot)
 
     def _give_up_booting(self, slot: Slot) -> None:
         timeout_seconds = self._settings.boot_timeout_seconds

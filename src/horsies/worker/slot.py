@@ -161,12 +161,14 @@ class Slot:
             self.unread_at_end = True
             return len(data)
 
-    def watch_exit(self, pid: int, selector: selectors.BaseSelector) -> None:
-        """The child's pid is known: have the selector tell when it ends."""
+    def watch_exit(self, pid: int, selector: selectors.BaseSelector) -> bool:
+        """The child's pid is known: have the selector tell when it ends; False if it cannot."""
         self.pid = pid
         self.exit_fd = process.open_process(pid)
-        if self.exit_fd is not None:
-            selector.register(self.exit_fd, selectors.EVENT_READ, ExitWatch(self))
+        if self.exit_fd is None:
+            return False
+        selector.register(self.exit_fd, selectors.EVENT_READ, ExitWatch(self))
+        return True
 
     def close_socket(self, selector: selectors.BaseSelector) -> None:
         """Stop listening to the child."""
