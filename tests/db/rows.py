@@ -59,7 +59,7 @@ def picture(connection: Connection[Any], task_id: str) -> tuple[Any, ...]:
 def attempts_of(connection: Connection[Any], task_id: str) -> list[dict[str, Any]]:
     """Return the attempts of the task, first one first."""
     found = connection.execute(
-        "SELECT to_jsonb(attempt)::text FROM horsies_task_attempts AS attempt "
+        "SELECT to_jsonb(tried)::text FROM horsies_task_attempts AS tried "
         "WHERE task_id = %s ORDER BY attempt",
         (task_id,),
     )

@@ -1,0 +1,471 @@
+"""Every verb against every status on the real statements: allowed ones change the row, others do not
+touch it. Nothing but the owner of the current generation records an outcome.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, get_args
+
+import psycopg
+import pytest
+from psycopg import Connection, sql
+
+from horsies.db.tasks import CancelledTask, CancelTask, cancel_task
+from horsies.db.turn import (
+    ClaimTasks,
+    CompleteTasks,
+    ExpireTasks,
+    FailTasks,
+    FinishedTask,
+    ReleaseUnstarted,
+    RetryTasks,
+    SendHeartbeats,
+    claim_tasks,
+    complete_tasks,
+    expire_tasks,
+    fail_tasks,
+    release_unstarted,
+    retry_tasks,
+    send_heartbeats,
+)
+from horsies.states import TaskStatus, TaskVerb, allowed
+from tests.db.rows import add_task, attempts_of, picture, row_of
+from tests.waiting import wait_until
+
+OWNER = "worker-1"
+GENERATION = 3
+PAST = sql.SQL("now() - interval '1 minute'")
+FUTURE = sql.SQL("now() + interval '1 hour'")
+
+
+def row_in(connection: Connection[Any], status: str, **columns: Any) -> str:
+    """A task in this status that would pass every check but the one on its status."""
+    return add_task(
+        connection,
+        status=status,
+        generation=GENERATION,
+        claimed_by_worker_id=OWNER,
+        claimed_at=PAST,
+        started_at=PAST,
+        worker_hostname="host",
+        worker_pid=4711,
+        worker_process_name="worker-4711",
+        retry_count=1,
+        max_retries=5,
+        **columns,
+    )
+
+
+def complete(
+    connection: Connection[Any], task_id: str, owner: str = OWNER, generation: int = GENERATION
+) -> list[FinishedTask]:
+    return complete_tasks.run(
+        connection, CompleteTasks(owner, [task_id], [generation], ['{"ok":1}'])
+    )
+
+
+def fail(
+    connection: Connection[Any],
+    task_id: str,
+    owner: str = OWNER,
+    generation: int = GENERATION,
+    status: str = "FAILED",
+) -> list[FinishedTask]:
+    return fail_tasks.run(
+        connection,
+        FailTasks(
+            owner,
+            [task_id],
+            [generation],
+            [status],
+            ['{"err":1}'],
+            ["FAILED"],
+            ["BROKE"],
+            ["it broke"],
+            ["line 1"],
+        ),
+    )
+
+
+def retry(
+    connection: Connection[Any],
+    task_id: str,
+    owner: str = OWNER,
+    generation: int = GENERATION,
+    delay_seconds: float = 60.0,
+) -> list[FinishedTask]:
+    return retry_tasks.run(
+        connection,
+        RetryTasks(
+            owner,
+            [task_id],
+            [generation],
+            [delay_seconds],
+            ["WORKER_FAILURE"],
+            ["CRASHED"],
+            ["it crashed"],
+            ["signal 9"],
+        ),
+    )
+
+
+def heartbeat(
+    connection: Connection[Any], task_id: str, owner: str = OWNER, generation: int = GENERATION
+) -> list[FinishedTask]:
+    return send_heartbeats.run(connection, SendHeartbeats(owner, "host", [task_id], [generation]))
+
+
+def claim(connection: Connection[Any], task_id: str) -> Any:
+    return claim_tasks.run(
+        connection, ClaimTasks("worker-2", "elsewhere", [815], ["default"], [10])
+    )
+
+
+def release(connection: Connection[Any], task_id: str) -> Any:
+    return release_unstarted.run(connection, ReleaseUnstarted(OWNER, []))
+
+
+def expire(connection: Connection[Any], task_id: str) -> Any:
+    return expire_tasks.run(connection, ExpireTasks('{"err":"late"}', 10))
+
+
+def ask_to_cancel(
+    connection: Connection[Any], task_id: str, *, running: bool = True
+) -> CancelledTask:
+    (met,) = cancel_task.run(connection, CancelTask(task_id, running))
+    return met
+
+
+def cancel(connection: Connection[Any], task_id: str) -> Any:
+    """Ask, and where the task was running, end it as its worker would."""
+    if ask_to_cancel(connection, task_id).was_status == "RUNNING":
+        fail(connection, task_id, status="CANCELLED")
+
+
+ACTS: dict[TaskVerb, Callable[[Connection[Any], str], Any]] = {
+    "claim_and_start": claim,
+    "complete": complete,
+    "fail": fail,
+    "retry": retry,
+    "release": release,
+    "expire": expire,
+    "cancel": cancel,
+}
+FENCED = [complete, fail, retry, heartbeat]
+ENDS = [complete, fail, retry]
+
+STARTED = {"claimed_by_worker_id", "claimed_at", "started_at"}
+WORKER = {"worker_hostname", "worker_pid", "worker_process_name"}
+CHANGES: dict[tuple[TaskVerb, str], set[str]] = {
+    ("claim_and_start", "PENDING"): {"generation"} | STARTED | WORKER,
+    ("complete", "RUNNING"): {"completed_at", "result"},
+    ("fail", "RUNNING"): {"failed_at", "result", "error_code", "failed_reason"},
+    ("retry", "RUNNING"): {
+        "retry_count",
+        "claimed_by_worker_id",
+        "claimed_at",
+        "next_retry_at",
+        "enqueued_at",
+    },
+    ("release", "CLAIMED"): STARTED | WORKER,
+    ("release", "RUNNING"): STARTED | WORKER,
+    ("expire", "PENDING"): {"failed_at", "result", "error_code"},
+    ("cancel", "PENDING"): {"failed_at", "error_code", "cancel_requested_at"},
+    ("cancel", "CLAIMED"): {"failed_at", "error_code", "cancel_requested_at"},
+}
+
+
+def columns_for(verb: TaskVerb) -> dict[str, Any]:
+    return {"good_until": PAST} if verb == "expire" else {}
+
+
+def test_every_verb_has_a_statement() -> None:
+    assert set(ACTS) == set(get_args(TaskVerb))
+
+
+@pytest.mark.parametrize(
+    ("verb", "status"), list(itertools.product(get_args(TaskVerb), TaskStatus))
+)
+def test_a_verb_changes_a_row_exactly_where_the_table_allows_it(
+    connection: Connection[Any], verb: TaskVerb, status: TaskStatus
+) -> None:
+    task_id = row_in(connection, status.value, **columns_for(verb))
+    before = picture(connection, task_id)
+    ACTS[verb](connection, task_id)
+    target = allowed(verb, status)
+    if target is None:
+        assert picture(connection, task_id) == before
+        assert attempts_of(connection, task_id) == []
+    else:
+        assert row_of(connection, task_id)["status"] == target.value
+
+
+@pytest.mark.parametrize(("verb", "status"), list(CHANGES))
+def test_a_verb_changes_its_own_columns_and_no_others(
+    connection: Connection[Any], verb: TaskVerb, status: str
+) -> None:
+    task_id = row_in(connection, status, **columns_for(verb))
+    before = row_of(connection, task_id)
+    ACTS[verb](connection, task_id)
+    after = row_of(connection, task_id)
+    changed = {name for name in before if before[name] != after[name]}
+    assert changed == CHANGES[verb, status] | {"status", "updated_at"}
+
+
+@pytest.mark.parametrize("act", FENCED)
+@pytest.mark.parametrize(
+    ("owner", "generation"),
+    [(OWNER, GENERATION - 1), (OWNER, GENERATION + 1), ("worker-2", GENERATION), ("", GENERATION)],
+)
+def test_a_wrong_owner_or_generation_never_changes_anything(
+    connection: Connection[Any],
+    act: Callable[..., list[FinishedTask]],
+    owner: str,
+    generation: int,
+) -> None:
+    task_id = row_in(connection, "RUNNING")
+    before = picture(connection, task_id)
+    assert act(connection, task_id, owner, generation) == []
+    assert picture(connection, task_id) == before
+    assert attempts_of(connection, task_id) == []
+    assert connection.execute("SELECT 1 FROM horsies_heartbeats").fetchall() == []
+
+
+def test_a_worker_releases_only_its_own_rows_that_it_does_not_hold(
+    connection: Connection[Any],
+) -> None:
+    lost, held = row_in(connection, "RUNNING"), row_in(connection, "RUNNING")
+    foreign = add_task(connection, status="RUNNING", claimed_by_worker_id="worker-2")
+    before = picture(connection, held), picture(connection, foreign)
+    released = release_unstarted.run(connection, ReleaseUnstarted(OWNER, [held]))
+    assert [row.id for row in released] == [lost]
+    assert (picture(connection, held), picture(connection, foreign)) == before
+
+
+def test_a_stale_report_does_not_keep_its_neighbours_from_being_recorded(
+    connection: Connection[Any],
+) -> None:
+    ids = [row_in(connection, "RUNNING") for _ in range(3)]
+    generations = [GENERATION, GENERATION - 1, GENERATION]
+    reports = CompleteTasks(OWNER, ids, generations, ["1", "2", "3"])
+    recorded = complete_tasks.run(connection, reports)
+    assert {row.task_id for row in recorded} == {ids[0], ids[2]}
+    assert [row_of(connection, task_id)["status"] for task_id in ids] == [
+        "COMPLETED",
+        "RUNNING",
+        "COMPLETED",
+    ]
+    assert row_of(connection, ids[2])["result"] == "3"
+
+
+EXPECTED_ATTEMPTS = [
+    (complete, {"outcome": "COMPLETED", "will_retry": False, "error_code": None}),
+    (fail, {"outcome": "FAILED", "will_retry": False, "error_code": "BROKE"}),
+    (retry, {"outcome": "WORKER_FAILURE", "will_retry": True, "error_code": "CRASHED"}),
+]
+
+
+@pytest.mark.parametrize(("act", "expected"), EXPECTED_ATTEMPTS)
+def test_an_outcome_and_its_attempt_are_one_statement(
+    connection: Connection[Any],
+    act: Callable[..., list[FinishedTask]],
+    expected: dict[str, Any],
+) -> None:
+    task_id = row_in(connection, "RUNNING")
+    started_at = row_of(connection, task_id)["started_at"]
+    assert act(connection, task_id) == [FinishedTask(task_id)]
+    (attempt,) = attempts_of(connection, task_id)
+    assert expected.items() <= attempt.items()
+    assert attempt["attempt"] == 2, "one retry came before"
+    assert attempt["worker_id"] == OWNER
+    assert attempt["worker_pid"] == 4711
+    assert attempt["started_at"] == started_at < attempt["finished_at"]
+    same = connection.execute(
+        "SELECT task.xmin = attempt.xmin FROM horsies_tasks AS task "
+        "JOIN horsies_task_attempts AS attempt ON attempt.task_id = task.id"
+    )
+    assert same.fetchall() == [(True,)]
+
+
+@pytest.mark.parametrize("act", ENDS)
+def test_recording_an_outcome_again_is_harmless(
+    connection: Connection[Any], act: Callable[..., list[FinishedTask]]
+) -> None:
+    task_id = row_in(connection, "RUNNING")
+    act(connection, task_id)
+    after_first = picture(connection, task_id), attempts_of(connection, task_id)
+    assert act(connection, task_id) == []
+    assert (picture(connection, task_id), attempts_of(connection, task_id)) == after_first
+
+
+@pytest.mark.parametrize(("first", "second"), list(itertools.permutations(ENDS, 2)))
+def test_the_first_recorded_outcome_stands(
+    connection: Connection[Any],
+    first: Callable[..., list[FinishedTask]],
+    second: Callable[..., list[FinishedTask]],
+) -> None:
+    task_id = row_in(connection, "RUNNING")
+    assert first(connection, task_id)
+    after_first = picture(connection, task_id)
+    assert second(connection, task_id) == []
+    assert picture(connection, task_id) == after_first
+    assert len(attempts_of(connection, task_id)) == 1
+
+
+def test_a_retry_is_due_after_its_delay_and_says_so_twice(connection: Connection[Any]) -> None:
+    task_id = row_in(connection, "RUNNING", good_until=FUTURE)
+    retry(connection, task_id, delay_seconds=60)
+    found = connection.execute(
+        "SELECT enqueued_at = next_retry_at, "
+        "extract(epoch FROM enqueued_at - clock_timestamp())::float8 FROM horsies_tasks"
+    ).fetchone()
+    assert found is not None
+    assert found[0]
+    assert 50 < found[1] <= 60
+
+
+def test_a_retry_past_the_deadline_falls_through_to_failure(connection: Connection[Any]) -> None:
+    task_id = row_in(connection, "RUNNING", good_until=FUTURE)
+    before = picture(connection, task_id)
+    assert retry(connection, task_id, delay_seconds=2 * 3600) == []
+    assert picture(connection, task_id) == before
+    assert fail(connection, task_id) == [FinishedTask(task_id)]
+    row = row_of(connection, task_id)
+    assert (row["status"], row["error_code"], row["retry_count"]) == ("FAILED", "BROKE", 1)
+    assert [one["will_retry"] for one in attempts_of(connection, task_id)] == [False]
+
+
+def test_a_retry_of_a_task_that_should_be_cancelled_falls_through(
+    connection: Connection[Any],
+) -> None:
+    task_id = row_in(connection, "RUNNING")
+    ask_to_cancel(connection, task_id)
+    assert retry(connection, task_id) == []
+    assert fail(connection, task_id, status="CANCELLED") == [FinishedTask(task_id)]
+    assert row_of(connection, task_id)["status"] == "CANCELLED"
+
+
+def test_an_unstarted_task_whose_cancel_was_accepted_is_cancelled_on_release(
+    connection: Connection[Any],
+) -> None:
+    task_id = row_in(connection, "RUNNING")
+    ask_to_cancel(connection, task_id)
+    release(connection, task_id)
+    row = row_of(connection, task_id)
+    assert (row["status"], row["error_code"]) == ("CANCELLED", "TASK_CANCELLED")
+    assert row["failed_at"] is not None
+    assert attempts_of(connection, task_id) == []
+
+
+CANCELS = [
+    ("PENDING", True, CancelledTask("", "PENDING", True, False)),
+    ("CLAIMED", True, CancelledTask("", "CLAIMED", True, True)),
+    ("RUNNING", True, CancelledTask("", "RUNNING", True, True)),
+    ("RUNNING", False, CancelledTask("", "RUNNING", False, False)),
+    ("COMPLETED", True, CancelledTask("", "COMPLETED", False, False)),
+    ("CANCELLED", True, CancelledTask("", "CANCELLED", False, False)),
+]
+
+
+@pytest.mark.parametrize(("status", "running", "expected"), CANCELS)
+def test_a_cancel_says_what_it_met_and_whether_it_did_anything(
+    connection: Connection[Any], status: str, running: bool, expected: CancelledTask
+) -> None:
+    task_id = row_in(connection, status)
+    met = ask_to_cancel(connection, task_id, running=running)
+    assert (met.id, met.was_status) == (task_id, expected.was_status)
+    assert (met.applied, met.notified) == (expected.applied, expected.notified)
+
+
+def test_a_cancel_of_no_task_meets_nothing(connection: Connection[Any]) -> None:
+    nobody = "00000000-0000-7000-8000-000000000000"
+    assert cancel_task.run(connection, CancelTask(nobody, True)) == []
+
+
+def test_expiry_takes_bounded_bites_earliest_deadline_first(connection: Connection[Any]) -> None:
+    late = [
+        add_task(connection, good_until=sql.SQL(f"now() - interval '{minutes} minutes'"))
+        for minutes in (1, 3, 2)
+    ]
+    in_time = add_task(connection, good_until=FUTURE)
+    first = expire_tasks.run(connection, ExpireTasks("{}", 2))
+    assert {row.id for row in first} == {late[1], late[2]}
+    second = expire_tasks.run(connection, ExpireTasks("{}", 2))
+    assert [row.id for row in second] == [late[0]]
+    assert row_of(connection, in_time)["status"] == "PENDING"
+
+
+@pytest.fixture
+def other(process_url: str) -> Iterator[Connection[Any]]:
+    """A second connection, whose transaction stays open until the test ends it."""
+    with psycopg.connect(process_url) as connection:
+        yield connection
+
+
+def is_waiting_for_a_lock(connection: Connection[Any], pid: int) -> bool:
+    found = connection.execute(
+        "SELECT 1 FROM pg_stat_activity WHERE pid = %s AND wait_event_type = 'Lock'", (pid,)
+    )
+    return found.fetchone() is not None
+
+
+RACES = [
+    (claim, "PENDING", "RUNNING", True),
+    (complete, "RUNNING", "COMPLETED", False),
+    (retry, "RUNNING", "PENDING", True),
+    (release, "RUNNING", "PENDING", True),
+]
+
+
+@pytest.mark.parametrize(("winner", "status", "met_status", "applied"), RACES)
+def test_a_cancel_that_had_to_wait_meets_what_the_winner_left(
+    connection: Connection[Any],
+    other: Connection[Any],
+    process_url: str,
+    winner: Callable[[Connection[Any], str], Any],
+    status: str,
+    met_status: str,
+    applied: bool,
+) -> None:
+    task_id = row_in(connection, status)
+    winner(other, task_id)
+    answers: list[CancelledTask] = []
+    with psycopg.connect(process_url, autocommit=True) as loser:
+        thread = threading.Thread(target=lambda: answers.append(ask_to_cancel(loser, task_id)))
+        thread.start()
+        wait_until(lambda: is_waiting_for_a_lock(connection, loser.info.backend_pid))
+        other.commit()
+        thread.join()
+    assert [(met.was_status, met.applied) for met in answers] == [(met_status, applied)]
+
+
+@pytest.mark.parametrize("act", ENDS)
+def test_an_outcome_that_had_to_wait_for_a_release_is_dropped(
+    connection: Connection[Any],
+    other: Connection[Any],
+    process_url: str,
+    act: Callable[..., list[FinishedTask]],
+) -> None:
+    task_id = row_in(connection, "RUNNING")
+    release(other, task_id)
+    answers: list[list[FinishedTask]] = []
+    with psycopg.connect(process_url, autocommit=True) as loser:
+        thread = threading.Thread(target=lambda: answers.append(act(loser, task_id)))
+        thread.start()
+        wait_until(lambda: is_waiting_for_a_lock(connection, loser.info.backend_pid))
+        other.commit()
+        thread.join()
+    assert answers == [[]]
+    assert row_of(connection, task_id)["status"] == "PENDING"
+    assert attempts_of(connection, task_id) == []
+
+
+def test_a_running_task_sends_one_heartbeat_per_call(connection: Connection[Any]) -> None:
+    task_id = row_in(connection, "RUNNING")
+    assert heartbeat(connection, task_id) == [FinishedTask(task_id)]
+    assert heartbeat(connection, task_id) == [FinishedTask(task_id)]
+    found = connection.execute("SELECT sender_id, role, pid FROM horsies_heartbeats").fetchall()
+    assert found == [(OWNER, "runner", 4711)] * 2
