@@ -10,12 +10,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from horsies.broker import BrokerErrorCode, BrokerResult, PayloadMismatchError, PostgresBroker
+from horsies.broker import (
+    BrokerOperationError,
+    BrokerResult,
+    PayloadMismatchError,
+    PostgresBroker,
+)
 from horsies.codec import EncodedCall
 from horsies.db.query import Script
 from horsies.db.tasks import InsertTasks, TaskIds, find_sent_tasks, insert_tasks
 from horsies.definition import TaskDefinition
-from horsies.errors import HorsiesError
 from horsies.handle import TaskHandle
 from horsies.ids import new_id
 from horsies.request import (
@@ -31,7 +35,7 @@ from horsies.request import (
     suppressed,
 )
 from horsies.result import Err, Ok
-from horsies.send import Producer
+from horsies.send import Producer, broker_of, insert, insert_async, send_error_code
 
 T = TypeVar("T")
 
@@ -55,19 +59,15 @@ def send_all(
     calls: Iterable[TaskCall[T]],
 ) -> TaskSendResult[list[TaskHandle[T]]]:
     """Store all calls in one statement and return their handles in the same order."""
-    match _prepare_all(producer, definition, options, calls):
-        case Err() as problem:
-            return problem
-        case Ok(rows):
-            try:
-                broker = producer.get_broker()
-            except HorsiesError as error:
-                return Err(
-                    TaskSendError(TaskSendErrorCode.ENQUEUE_FAILED, error.message, exception=error)
-                )
-            stored = broker.perform(
-                BrokerErrorCode.ENQUEUE_FAILED, _script(rows), options.transaction
-            )
+    prepared = _prepare_all(producer, definition, options, calls)
+    if isinstance(prepared, Err):
+        return prepared
+    match broker_of(producer):
+        case Err(error):
+            return Err(_not_stored(error))
+        case Ok(broker):
+            rows, transaction = prepared.value, options.transaction
+            stored = insert(producer, broker, lambda: _script(rows), transaction)
             return _handles(broker, definition, stored)
 
 
@@ -78,19 +78,15 @@ async def send_all_async(
     calls: Iterable[TaskCall[T]],
 ) -> TaskSendResult[list[TaskHandle[T]]]:
     """The same without blocking the event loop."""
-    match _prepare_all(producer, definition, options, calls):
-        case Err() as problem:
-            return problem
-        case Ok(rows):
-            try:
-                broker = producer.get_broker()
-            except HorsiesError as error:
-                return Err(
-                    TaskSendError(TaskSendErrorCode.ENQUEUE_FAILED, error.message, exception=error)
-                )
-            stored = await broker.perform_async(
-                BrokerErrorCode.ENQUEUE_FAILED, _script(rows), options.transaction
-            )
+    prepared = _prepare_all(producer, definition, options, calls)
+    if isinstance(prepared, Err):
+        return prepared
+    match broker_of(producer):
+        case Err(error):
+            return Err(_not_stored(error))
+        case Ok(broker):
+            rows, transaction = prepared.value, options.transaction
+            stored = await insert_async(producer, broker, lambda: _script(rows), transaction)
             return _handles(broker, definition, stored)
 
 
@@ -182,7 +178,10 @@ def _handles(
         case Ok(task_ids):
             return Ok([TaskHandle(task_id, broker, definition.results) for task_id in task_ids])
         case Err(error):
-            code = TaskSendErrorCode.ENQUEUE_FAILED
-            return Err(
-                TaskSendError(code, error.message, error.retryable, exception=error.exception)
-            )
+            return Err(_not_stored(error))
+
+
+def _not_stored(error: BrokerOperationError) -> TaskSendError:
+    return TaskSendError(
+        send_error_code(error), error.message, error.retryable, exception=error.exception
+    )

@@ -72,7 +72,8 @@ class PostgresConfig(BaseModel):
 
     pool_pre_ping: bool = True
     """Test a pooled connection before handing it out, so that one which died while idle is
-    replaced instead of failing the call. Costs one round trip. Defaults to True."""
+    replaced instead of failing the call. Costs no round trip unless the connection has something
+    to say. Defaults to True."""
 
     echo: bool = False
     """Log the statements that are sent. For debugging only: expect many lines. Defaults to

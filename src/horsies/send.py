@@ -12,7 +12,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from horsies.broker import (
     BrokerErrorCode,
@@ -49,6 +49,8 @@ from horsies.request import (
 from horsies.result import Err, Ok
 
 logger = logging.getLogger("horsies.send")
+
+T = TypeVar("T")
 
 RESEND_DELAYS_SECONDS = (0.2, 0.4, 0.8)
 
@@ -140,41 +142,74 @@ def _replayed(
 def deliver(
     producer: Producer, definition: TaskDefinition, request: Request, transaction: object = None
 ) -> TaskSendResult[TaskHandle[Any]]:
-    """Insert the row, trying again after passing failures when the application asks for it."""
-    try:
-        broker = producer.get_broker()
-    except HorsiesError as error:
-        return Err(_no_broker(request, error))
-    for delay_seconds in _resend_delays(producer, transaction):
-        stored = broker.perform(
-            BrokerErrorCode.ENQUEUE_FAILED, insert_script(request.row), transaction
-        )
-        if not _is_passing(stored):
+    """Insert the row and return its handle, or the error with all it takes to try again."""
+    match broker_of(producer):
+        case Err(error):
+            return Err(_not_stored(request, error, transaction))
+        case Ok(broker):
+            stored = insert(producer, broker, lambda: insert_script(request.row), transaction)
             return _outcome(broker, definition, request, stored, transaction)
-        time.sleep(delay_seconds)
-    stored = broker.perform(BrokerErrorCode.ENQUEUE_FAILED, insert_script(request.row), transaction)
-    return _outcome(broker, definition, request, stored, transaction)
 
 
 async def deliver_async(
     producer: Producer, definition: TaskDefinition, request: Request, transaction: object = None
 ) -> TaskSendResult[TaskHandle[Any]]:
     """The same without blocking the event loop."""
+    match broker_of(producer):
+        case Err(error):
+            return Err(_not_stored(request, error, transaction))
+        case Ok(broker):
+            stored = await insert_async(
+                producer, broker, lambda: insert_script(request.row), transaction
+            )
+            return _outcome(broker, definition, request, stored, transaction)
+
+
+def broker_of(producer: Producer) -> BrokerResult[PostgresBroker]:
+    """Return the application's broker; one that cannot be built is a failed send."""
     try:
-        broker = producer.get_broker()
+        return Ok(producer.get_broker())
     except HorsiesError as error:
-        return Err(_no_broker(request, error))
+        return Err(
+            BrokerOperationError(
+                BrokerErrorCode.ENQUEUE_FAILED, error.message, retryable=False, exception=error
+            )
+        )
+
+
+def insert(
+    producer: Producer,
+    broker: PostgresBroker,
+    make_script: Callable[[], Script[T]],
+    transaction: object,
+) -> BrokerResult[T]:
+    """Run the script, again after passing failures when the application asks for it.
+
+    The same ids and fingerprints every time, so that no answer that got lost stores a task twice.
+    """
+    for delay_seconds in _resend_delays(producer, transaction):
+        stored = broker.perform(BrokerErrorCode.ENQUEUE_FAILED, make_script(), transaction)
+        if not _is_passing(stored):
+            return stored
+        time.sleep(delay_seconds)
+    return broker.perform(BrokerErrorCode.ENQUEUE_FAILED, make_script(), transaction)
+
+
+async def insert_async(
+    producer: Producer,
+    broker: PostgresBroker,
+    make_script: Callable[[], Script[T]],
+    transaction: object,
+) -> BrokerResult[T]:
+    """The same without blocking the event loop."""
     for delay_seconds in _resend_delays(producer, transaction):
         stored = await broker.perform_async(
-            BrokerErrorCode.ENQUEUE_FAILED, insert_script(request.row), transaction
+            BrokerErrorCode.ENQUEUE_FAILED, make_script(), transaction
         )
         if not _is_passing(stored):
-            return _outcome(broker, definition, request, stored, transaction)
+            return stored
         await asyncio.sleep(delay_seconds)
-    stored = await broker.perform_async(
-        BrokerErrorCode.ENQUEUE_FAILED, insert_script(request.row), transaction
-    )
-    return _outcome(broker, definition, request, stored, transaction)
+    return await broker.perform_async(BrokerErrorCode.ENQUEUE_FAILED, make_script(), transaction)
 
 
 def _resend_delays(producer: Producer, transaction: object) -> Sequence[float]:
@@ -183,7 +218,7 @@ def _resend_delays(producer: Producer, transaction: object) -> Sequence[float]:
     return RESEND_DELAYS_SECONDS if wanted else ()
 
 
-def _is_passing(stored: BrokerResult[str]) -> bool:
+def _is_passing(stored: BrokerResult[Any]) -> bool:
     return isinstance(stored, Err) and stored.err_value.retryable
 
 
@@ -232,11 +267,10 @@ def _outcome(
 def _not_stored(
     request: Request, error: BrokerOperationError, transaction: object
 ) -> TaskSendError:
-    mismatch = error.code is BrokerErrorCode.PAYLOAD_MISMATCH
     # Without a payload there is no replay: it would store the task outside the caller's transaction.
     payload = request.payload if transaction is None else None
     return TaskSendError(
-        TaskSendErrorCode.PAYLOAD_MISMATCH if mismatch else TaskSendErrorCode.ENQUEUE_FAILED,
+        send_error_code(error),
         error.message,
         error.retryable,
         request.task_id,
@@ -245,12 +279,7 @@ def _not_stored(
     )
 
 
-def _no_broker(request: Request, error: HorsiesError) -> TaskSendError:
-    return TaskSendError(
-        TaskSendErrorCode.ENQUEUE_FAILED,
-        error.message,
-        False,
-        request.task_id,
-        request.payload,
-        error,
-    )
+def send_error_code(error: BrokerOperationError) -> TaskSendErrorCode:
+    """Return what a broker's failure is called by a send."""
+    mismatch = error.code is BrokerErrorCode.PAYLOAD_MISMATCH
+    return TaskSendErrorCode.PAYLOAD_MISMATCH if mismatch else TaskSendErrorCode.ENQUEUE_FAILED

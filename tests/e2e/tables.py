@@ -11,6 +11,7 @@ from typing import Any
 from psycopg import Connection
 from psycopg.rows import class_row
 
+from horsies.ids import new_id
 from tests.e2e.fleet import eventually
 
 
@@ -95,6 +96,17 @@ def count(connection: Connection[Any], *statuses: str) -> int:
     ).fetchone()
     assert row is not None
     return int(row[0])
+
+
+def insert_raw(connection: Connection[Any], name: str, args: str, kwargs: str = "{}") -> str:
+    """Store a task without the producer, whatever its arguments; its id."""
+    task_id = new_id()
+    connection.execute(
+        "INSERT INTO horsies_tasks (id, task_name, queue_name, args, kwargs, enqueue_sha) "
+        "VALUES (%s, %s, 'default', %s, %s, 'raw')",
+        (task_id, name, args, kwargs),
+    )
+    return task_id
 
 
 def wait_for_status(

@@ -15,7 +15,7 @@ from horsies import TaskError, TaskHandle, TaskResult
 from horsies.ids import new_id
 from tests.e2e.conftest import FLEETS
 from tests.e2e.fleet import Fleet, RunningWorker, eventually
-from tests.e2e.tables import attempts, task
+from tests.e2e.tables import attempts, insert_raw, task
 
 Database = psycopg.Connection[Any]
 
@@ -45,16 +45,6 @@ def result_of(sent: TaskHandle[Any]) -> TaskResult[Any, TaskError]:
     result = sent.get(timeout_ms=10_000)
     assert result.is_ok() or result.err_value.error_code != "WAIT_TIMEOUT"
     return result
-
-
-def insert_raw(connection: Database, name: str, args: str, kwargs: str = "{}") -> str:
-    task_id = new_id()
-    connection.execute(
-        "INSERT INTO horsies_tasks (id, task_name, queue_name, args, kwargs, enqueue_sha) "
-        "VALUES (%s, %s, 'default', %s, %s, 'raw')",
-        (task_id, name, args, kwargs),
-    )
-    return task_id
 
 
 def wait_for_failure(programs: ModuleType, task_id: str) -> TaskError:

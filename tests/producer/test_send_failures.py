@@ -6,6 +6,7 @@ import asyncio
 import socket
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from datetime import timedelta
 from types import SimpleNamespace
@@ -23,7 +24,6 @@ from tests.conftest import database_on
 from tests.producer.conftest import Call, Task, add_task, app_at, run_closing
 from tests.producer.rows import Database, backends, stored, stored_ids, terminate
 from tests.proxy import Proxy, RefusingServer
-from tests.waiting import wait_until
 
 PASSWORD = "hunter2"
 LOST = BrokerOperationError(BrokerErrorCode.ENQUEUE_FAILED, "The server is away.", retryable=True)
@@ -157,8 +157,10 @@ def test_a_whole_pool_the_server_has_closed_costs_no_send(
 ) -> None:
     app = Horsies(AppConfig(broker=PostgresConfig(database_url=process_url, pool_size=5)))
     add = add_task(app)
-    add.send(1).unwrap()
-    wait_until(lambda: len(backends(connection, "producer")) >= 5)
+    with ExitStack() as borrowed:
+        for _ in range(5):
+            borrowed.enter_context(app.get_broker().database.connection())
+    assert len(backends(connection, "producer")) == 5
     terminate(connection, "producer")
     started = time.monotonic()
     add.send(2).unwrap()

@@ -12,18 +12,15 @@ import re
 import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from typing import Any, NoReturn
+from typing import Any
 
 import psycopg
 from psycopg import AsyncConnection, Connection
-from psycopg_pool import ConnectionPool, PoolTimeout
 
 from horsies.config import PostgresConfig
 from horsies.db import embedded
-from horsies.db.async_pool import AsyncPool, PoolLimits, is_readable
+from horsies.db.pools import AsyncPool, Pool, PoolLimits
 from horsies.dsn import libpq_url, mask_url
-
-SyncPool = ConnectionPool[Connection[Any]]
 
 # Pools inherited through a fork are parked here for ever: letting the garbage collector finish
 # their connections would send a goodbye over sockets the parent process still uses.
@@ -45,7 +42,7 @@ class Database:
     def _forget(self) -> None:
         self._pid = os.getpid()
         self._urls: tuple[str, str] | None = None
-        self._pool: SyncPool | None = None
+        self._pool: Pool | None = None
         self._async_pools: dict[asyncio.AbstractEventLoop, AsyncPool] = {}
 
     def _leave_parent_behind(self) -> None:
@@ -93,30 +90,8 @@ class Database:
     @contextmanager
     def connection(self) -> Iterator[Connection[Any]]:
         """Borrow a pooled synchronous connection."""
-        pool = self.pool()
-        try:
-            connection = self._living_connection(pool)
-        except PoolTimeout as error:
-            self._raise_the_cause(error)
-        try:
+        with self.pool().connection() as connection:
             yield connection
-        finally:
-            pool.putconn(connection)
-
-    def _living_connection(self, pool: SyncPool) -> Connection[Any]:
-        """Take a connection, leaving aside those the server has closed.
-
-        The pool's own check pauses a second after the first dead connection, two after the next:
-        after a restart of the server it would be given up before a living one is found.
-        """
-        connection = pool.getconn()
-        for _ in range(pool.max_size if self._wants_check() else 0):
-            if not is_readable(connection.pgconn):
-                break
-            connection.close()
-            pool.putconn(connection)
-            connection = pool.getconn()
-        return connection
 
     @asynccontextmanager
     async def connection_async(self) -> AsyncIterator[AsyncConnection[Any]]:
@@ -124,19 +99,12 @@ class Database:
         async with self.pool_async().connection() as connection:
             yield connection
 
-    def _raise_the_cause(self, error: PoolTimeout) -> NoReturn:
-        """A pool only says that it waited; one direct attempt says why (refused, wrong password,
-        full).
-        """
-        self.connect(self.role).close()
-        raise error
-
-    def pool(self) -> SyncPool:
-        """Return the synchronous pool, opened on first use."""
-        url, _ = self.urls()
+    def pool(self) -> Pool:
+        """Return the pool of this process's threads."""
+        self._leave_parent_behind()
         with self._lock:
             if self._pool is None:
-                self._pool = ConnectionPool(url, **self._pool_settings())
+                self._pool = Pool(lambda: self.connect(self.role), self._limits())
         return self._pool
 
     def pool_async(self) -> AsyncPool:
@@ -145,10 +113,7 @@ class Database:
         loop = asyncio.get_running_loop()
         if (pool := self._async_pools.get(loop)) is None:
             self._drop_closed_loops()
-            config = self.config
-            kept, most = pool_sizes(config, self.role)
-            limits = PoolLimits(kept, most, config.pool_timeout, config.pool_recycle)
-            pool = self._async_pools[loop] = AsyncPool(self._connect_async, limits)
+            pool = self._async_pools[loop] = AsyncPool(self._connect_async, self._limits())
         return pool
 
     async def _connect_async(self) -> AsyncConnection[Any]:
@@ -160,22 +125,11 @@ class Database:
             if loop.is_closed() and (pool := self._async_pools.pop(loop, None)) is not None:
                 pool.close()
 
-    def _pool_settings(self) -> dict[str, Any]:
+    def _limits(self) -> PoolLimits:
         config = self.config
-        smallest, largest = pool_sizes(config, self.role)
-        return {
-            "min_size": smallest,
-            "max_size": largest,
-            "timeout": config.pool_timeout,
-            "max_lifetime": config.pool_recycle,
-            "kwargs": self.options(self.role),
-            "name": "horsies",
-            "open": True,
-        }
-
-    def _wants_check(self) -> bool:
-        config = self.config
-        return config.worker_child_pool_check if self.role == "child" else config.pool_pre_ping
+        kept, most = pool_sizes(config, self.role)
+        check = config.worker_child_pool_check if self.role == "child" else config.pool_pre_ping
+        return PoolLimits(kept, most, config.pool_timeout, config.pool_recycle, check)
 
     def close(self) -> None:
         """Close the synchronous pool; the next use opens a new one."""
@@ -217,8 +171,6 @@ def is_transient(error: BaseException) -> bool:
     Connection failures carry no SQLSTATE at all ("too many clients" included), so an
     OperationalError or InterfaceError without one counts as passing.
     """
-    if isinstance(error, PoolTimeout):
-        return True
     state = getattr(error, "sqlstate", None)
     if state is None:
         is_connection_error = isinstance(error, psycopg.OperationalError | psycopg.InterfaceError)

@@ -104,7 +104,7 @@ UPDATE horsies_tasks AS task SET
     error_code = 'TASK_EXPIRED', result = %(result)s
 WHERE task.id = ANY(ARRAY(
     SELECT late.id FROM horsies_tasks AS late
-    WHERE late.status = 'PENDING' AND late.good_until IS NOT NULL AND late.good_until <= clock_timestamp()
+    WHERE late.status = 'PENDING' AND late.good_until IS NOT NULL AND late.good_until <= now()
     ORDER BY late.good_until LIMIT %(limit)s FOR UPDATE SKIP LOCKED))
 RETURNING task.id::text
 

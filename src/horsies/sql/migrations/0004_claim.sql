@@ -21,6 +21,8 @@ DECLARE
     changed integer;
     queue text;
     level integer;
+    -- A value, because a volatile function in the WHERE clause would be a filter, not an index condition.
+    moment timestamptz := clock_timestamp();
 BEGIN
     FOR position IN 1 .. cardinality(queues) LOOP
         queue := queues[position];
@@ -43,8 +45,7 @@ BEGIN
             FROM unnest(ARRAY(
                 SELECT due.id FROM horsies_tasks AS due
                 WHERE due.status = 'PENDING' AND NOT due.held AND due.queue_name = queue AND due.priority = level
-                  AND due.enqueued_at <= clock_timestamp()
-                  AND (due.good_until IS NULL OR due.good_until > clock_timestamp())
+                  AND due.enqueued_at <= moment AND (due.good_until IS NULL OR due.good_until > moment)
                 ORDER BY due.enqueued_at, due.id LIMIT wanted FOR UPDATE SKIP LOCKED
             )) WITH ORDINALITY AS chosen (id, place)
             WHERE task.id = chosen.id
@@ -67,6 +68,7 @@ DECLARE
     level integer;
     due timestamptz;
     earliest timestamptz;
+    moment timestamptz := clock_timestamp();
 BEGIN
     SELECT task.good_until INTO earliest FROM horsies_tasks AS task
     WHERE task.status = 'PENDING' AND task.good_until IS NOT NULL ORDER BY task.good_until LIMIT 1;
@@ -79,11 +81,14 @@ BEGIN
             EXIT WHEN NOT FOUND;
             SELECT task.enqueued_at INTO due FROM horsies_tasks AS task
             WHERE task.status = 'PENDING' AND NOT task.held AND task.queue_name = queue AND task.priority = level
-              AND task.enqueued_at > clock_timestamp()
+              AND task.enqueued_at > moment
             ORDER BY task.enqueued_at LIMIT 1;
             earliest := least(earliest, due);
         END LOOP;
     END LOOP;
+    IF earliest IS NULL THEN
+        RETURN NULL;  -- greatest() would turn it into 0
+    END IF;
     RETURN greatest(extract(epoch FROM earliest - clock_timestamp()), 0);
 END
 $$;
