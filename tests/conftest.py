@@ -29,6 +29,8 @@ TABLES = (
     "horsies_heartbeats",
     "horsies_worker_states",
     "horsies_schedule_state",
+    "horsies_workers",
+    "horsies_queues",
 )
 
 
