@@ -22,8 +22,14 @@ class ClaimTasks:
     worker_id: str
     hostname: str
     pids: Sequence[int]
+    prefetch: int
+    lease_ms: int
     queues: Sequence[str]
     queue_limits: Sequence[int]
+    queue_caps: Sequence[int | None]
+    cluster_cap: int | None
+    counts_claimed: bool
+    freed: Sequence[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,13 +39,51 @@ class ClaimedTask:
     id: str
     generation: int
     task_name: str
+    queue_name: str
     args: str | None
     kwargs: str | None
     retry_count: int
     max_retries: int
     task_options: str | None
     timeout_ms: int | None
+    # The child it was started for; None while it rests as CLAIMED.
+    worker_pid: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class StartTasks:
+    """Prefetched tasks and the idle children that take them, as columns."""
+
+    worker_id: str
+    ids: Sequence[str]
+    generations: Sequence[int]
+    pids: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class StartedTask:
+    """A prefetched task that runs now."""
+
+    id: str
     worker_pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class RenewClaims:
+    """Which prefetched tasks to keep, for how long, unless they are too old."""
+
+    worker_id: str
+    ids: Sequence[str]
+    generations: Sequence[int]
+    lease_ms: int
+    max_age_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """How many rows to touch at most."""
+
+    limit: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +180,9 @@ class SendHeartbeats:
 
 
 claim_tasks = TURN.declare("claim_tasks", ClaimTasks, ClaimedTask)
+start_tasks = TURN.declare("start_tasks", StartTasks, StartedTask)
+renew_claims = TURN.declare("renew_claims", RenewClaims, TaskId)
+release_lapsed = TURN.declare("release_lapsed", Limit, TaskId)
 complete_tasks = TURN.declare("complete_tasks", CompleteTasks, FinishedTask)
 retry_tasks = TURN.declare("retry_tasks", RetryTasks, FinishedTask)
 fail_tasks = TURN.declare("fail_tasks", FailTasks, FinishedTask)

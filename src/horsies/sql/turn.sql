@@ -77,11 +77,28 @@ FROM finished
 ON CONFLICT (task_id, attempt) DO NOTHING
 RETURNING task_id::text
 
+-- name: start_tasks
+-- CLAIMED -> RUNNING for tasks claimed ahead, each by the child that is free now, while the lease holds. What does
+-- not match was lost: user code has not started, so nothing is recorded.
+UPDATE horsies_tasks AS task SET
+    status = 'RUNNING', claimed = false, claim_expires_at = NULL, started_at = clock_timestamp(),
+    worker_pid = held.pid, worker_process_name = 'worker-' || held.pid, updated_at = clock_timestamp()
+FROM unnest(%(ids)s::uuid[], %(generations)s::integer[], %(pids)s::integer[]) AS held (id, generation, pid)
+WHERE task.id = held.id AND task.generation = held.generation
+  AND task.claimed_by_worker_id = %(worker_id)s AND coalesce(task.status, '') = 'CLAIMED'
+  AND task.claim_expires_at > clock_timestamp()
+  AND (task.good_until IS NULL OR task.good_until > clock_timestamp())
+RETURNING task.id::text, task.worker_pid
+
 -- name: claim_tasks
--- PENDING -> RUNNING for as many tasks as there are idle children; see horsies_claim_v1.
-SELECT id, generation, task_name, args, kwargs, retry_count, max_retries, task_options, timeout_ms, worker_pid
-FROM horsies_claim_v1(%(worker_id)s, %(hostname)s, %(pids)s::integer[], %(queues)s::text[],
-                      %(queue_limits)s::integer[])
+-- PENDING -> RUNNING for as many tasks as there are idle children, PENDING -> CLAIMED for what is prefetched; see
+-- horsies_claim_v1.
+SELECT id, generation, task_name, queue_name, args, kwargs, retry_count, max_retries, task_options, timeout_ms,
+    worker_pid
+FROM horsies_claim_v1(
+    %(worker_id)s, %(hostname)s, %(pids)s::integer[], %(prefetch)s, %(lease_ms)s, %(queues)s::text[],
+    %(queue_limits)s::integer[], %(queue_caps)s::integer[], %(cluster_cap)s, %(counts_claimed)s,
+    %(freed)s::integer[])
 
 -- name: release_unstarted
 -- RUNNING -> PENDING for rows this worker claimed but never handed to a child: the COMMIT of a claim was in doubt, or
@@ -91,7 +108,7 @@ UPDATE horsies_tasks AS task SET
     status = CASE WHEN task.cancel_requested_at IS NULL THEN 'PENDING' ELSE 'CANCELLED' END,
     failed_at = CASE WHEN task.cancel_requested_at IS NULL THEN task.failed_at ELSE clock_timestamp() END,
     error_code = CASE WHEN task.cancel_requested_at IS NULL THEN task.error_code ELSE 'TASK_CANCELLED' END,
-    claimed_by_worker_id = NULL, claimed_at = NULL, started_at = NULL, worker_pid = NULL,
+    claimed = false, claim_expires_at = NULL, claimed_by_worker_id = NULL, claimed_at = NULL, started_at = NULL, worker_pid = NULL,
     worker_hostname = NULL, worker_process_name = NULL, updated_at = clock_timestamp()
 WHERE task.claimed_by_worker_id = %(worker_id)s AND task.status IN ('CLAIMED', 'RUNNING')
   AND NOT task.id = ANY(%(held_ids)s::uuid[])
@@ -125,3 +142,24 @@ FROM unnest(%(ids)s::uuid[], %(generations)s::integer[]) AS held (id, generation
 JOIN horsies_tasks AS task ON task.id = held.id AND task.generation = held.generation
 WHERE task.claimed_by_worker_id = %(worker_id)s AND coalesce(task.status, '') = 'RUNNING'
 RETURNING task_id::text
+
+-- name: renew_claims
+-- Longer leases for the prefetched tasks this worker really has in hand; ones it forgot lapse by themselves.
+UPDATE horsies_tasks AS task SET
+    claim_expires_at = clock_timestamp() + %(lease_ms)s * interval '1 millisecond', updated_at = clock_timestamp()
+FROM unnest(%(ids)s::uuid[], %(generations)s::integer[]) AS held (id, generation)
+WHERE task.id = held.id AND task.generation = held.generation
+  AND task.claimed_by_worker_id = %(worker_id)s AND coalesce(task.status, '') = 'CLAIMED'
+  AND task.claimed_at > clock_timestamp() - %(max_age_ms)s * interval '1 millisecond'
+RETURNING task.id::text
+
+-- name: release_lapsed
+-- CLAIMED -> PENDING when the lease is over: whoever held it has not started it.
+UPDATE horsies_tasks AS task SET
+    status = 'PENDING', claimed = false, claim_expires_at = NULL, claimed_by_worker_id = NULL, claimed_at = NULL,
+    worker_hostname = NULL, updated_at = clock_timestamp()
+WHERE task.id = ANY(ARRAY(
+    SELECT lapsed.id FROM horsies_tasks AS lapsed
+    WHERE lapsed.status = 'CLAIMED' AND lapsed.claim_expires_at <= now()
+    ORDER BY lapsed.claim_expires_at LIMIT %(limit)s FOR UPDATE SKIP LOCKED))
+RETURNING task.id::text

@@ -61,6 +61,8 @@ CREATE INDEX horsies_tasks_claim ON horsies_tasks (queue_name, priority, enqueue
     WHERE status = 'PENDING' AND NOT held;
 CREATE INDEX horsies_tasks_in_flight ON horsies_tasks (claimed_by_worker_id)
     WHERE status IN ('CLAIMED', 'RUNNING');
+CREATE INDEX horsies_tasks_lease ON horsies_tasks (claim_expires_at)
+    WHERE status = 'CLAIMED';
 CREATE INDEX horsies_tasks_deadline ON horsies_tasks (good_until)
     WHERE status = 'PENDING' AND good_until IS NOT NULL;
 CREATE INDEX horsies_tasks_error_code ON horsies_tasks (error_code)

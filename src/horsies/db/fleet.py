@@ -1,0 +1,183 @@
+"""Catalogue of the statements on the workers' own records and on what dead workers left behind."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from horsies.db.query import StatementFile
+
+FLEET = StatementFile("fleet.sql")
+
+
+@dataclass(frozen=True, slots=True)
+class RegisterWorker:
+    """Who this worker is."""
+
+    worker_id: str
+    lock_key: int
+    hostname: str
+    pid: int
+    processes: int
+    queues: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class LockKey:
+    """The advisory lock of one worker."""
+
+    lock_key: int
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Whether we hold the lock now."""
+
+    held: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Nothing:
+    """A statement without rows, or without parameters."""
+
+
+@dataclass(frozen=True, slots=True)
+class SeenWorker:
+    """A worker by its id."""
+
+    worker_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class SignOff:
+    """Workers that have ended, in order or not."""
+
+    worker_ids: Sequence[str]
+    was_lost: bool
+
+
+@dataclass(frozen=True, slots=True)
+class FindLostWorkers:
+    """Who asks, how long a silence must last, and when silence alone is enough."""
+
+    worker_id: str
+    silent_seconds: float
+    restart_seconds: float
+    stale_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class FindOrphans:
+    """Whose tasks to look for, and how many at most."""
+
+    worker_ids: Sequence[str]
+    limit: int
+
+
+@dataclass(frozen=True, slots=True)
+class FindStrays:
+    """How long without a sign of life, by state, and how many at most."""
+
+    claimed_seconds: float
+    running_seconds: float
+    limit: int
+
+
+@dataclass(frozen=True, slots=True)
+class Orphan:
+    """A task in dead hands, with everything a retry decision needs."""
+
+    id: str
+    generation: int
+    task_name: str
+    queue_name: str
+    args: str | None
+    kwargs: str | None
+    retry_count: int
+    max_retries: int
+    task_options: str | None
+    timeout_ms: int | None
+    worker_pid: int | None
+    status: str
+    worker_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Duty:
+    """Which of the reaper's duties to lead."""
+
+    duty: int
+
+
+@dataclass(frozen=True, slots=True)
+class Leads:
+    """Whether this worker leads the duty in this transaction."""
+
+    leads: bool
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerState:
+    """One snapshot of a worker."""
+
+    worker_id: str
+    tasks_running: int
+    tasks_claimed: int
+    memory_usage_mb: float
+    cpu_percent: float
+    memory_percent: float
+    children_memory_mb: float
+    max_claim_batch: int
+    max_claim_per_worker: int
+    cluster_wide_cap: int | None
+    queue_priorities: str
+    queue_max_concurrency: str
+    recovery_config: str
+
+
+@dataclass(frozen=True, slots=True)
+class Pong:
+    """An answer and the channel it goes to."""
+
+    channel: str
+    payload: str
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """Whether a notification was sent."""
+
+    sent: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """How old is too old, and how many rows to delete at most."""
+
+    hours: float
+    limit: int
+
+
+@dataclass(frozen=True, slots=True)
+class Deleted:
+    """A row that is gone."""
+
+    id: int | str
+
+
+register_worker = FLEET.declare("register_worker", RegisterWorker, Nothing)
+take_worker_lock = FLEET.declare("take_worker_lock", LockKey, Held)
+see_worker = FLEET.declare("see_worker", SeenWorker, SeenWorker)
+sign_off_worker = FLEET.declare("sign_off_worker", SignOff, SeenWorker)
+find_lost_workers = FLEET.declare("find_lost_workers", FindLostWorkers, SeenWorker)
+find_orphans = FLEET.declare("find_orphans", FindOrphans, Orphan)
+find_strays = FLEET.declare("find_strays", FindStrays, Orphan)
+try_lead = FLEET.declare("try_lead", Duty, Leads)
+store_worker_state = FLEET.declare("store_worker_state", WorkerState, Nothing)
+answer_ping = FLEET.declare("answer_ping", Pong, Sent)
+delete_old_heartbeats = FLEET.declare("delete_old_heartbeats", Retention, Deleted)
+delete_old_worker_states = FLEET.declare("delete_old_worker_states", Retention, Deleted)
+delete_old_workers = FLEET.declare("delete_old_workers", Retention, Deleted)
+delete_old_tasks = FLEET.declare("delete_old_tasks", Retention, Deleted)
+
+FLEET.complete()

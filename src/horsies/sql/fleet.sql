@@ -1,0 +1,114 @@
+-- Statements on the workers' own records, and the reaper's look at what dead workers left behind. The reaper has
+-- no verbs of its own: it reads here and records through the same statements as a living worker, in the name of the
+-- one that died.
+
+-- name: register_worker
+-- One current row per worker; a second start under the same id would be a bug, so it fails.
+INSERT INTO horsies_workers (worker_id, lock_key, hostname, pid, processes, queues)
+VALUES (%(worker_id)s, %(lock_key)s, %(hostname)s, %(pid)s, %(processes)s, %(queues)s::varchar[])
+
+-- name: take_worker_lock
+-- The session lock that tells others we live; free the moment this connection is gone.
+SELECT pg_try_advisory_lock(%(lock_key)s) AS held
+
+-- name: see_worker
+-- This worker lives. One row comes back unless others have declared it lost.
+UPDATE horsies_workers SET seen_at = clock_timestamp()
+WHERE worker_id = %(worker_id)s AND stopped_at IS NULL
+RETURNING worker_id::text
+
+-- name: sign_off_worker
+-- An orderly end.
+UPDATE horsies_workers SET stopped_at = clock_timestamp(), was_lost = %(was_lost)s
+WHERE worker_id = ANY(%(worker_ids)s::text[]) AND stopped_at IS NULL
+RETURNING worker_id::text
+
+-- name: find_lost_workers
+-- Workers whose lock is free although they have not said goodbye, and that nobody has seen for a moment. Right after
+-- the server itself started, every lock is free and proves nothing. With the thresholds' age the lock no longer
+-- counts: a worker cut off by the network keeps it until TCP gives up.
+WITH silent AS MATERIALIZED (
+    SELECT worker_id, lock_key, seen_at FROM horsies_workers
+    WHERE stopped_at IS NULL AND seen_at < now() - %(silent_seconds)s * interval '1 second'
+      AND worker_id <> %(worker_id)s
+    ORDER BY seen_at LIMIT 100)
+SELECT worker_id::text FROM silent
+WHERE (pg_postmaster_start_time() < now() - %(restart_seconds)s * interval '1 second'
+       AND pg_try_advisory_xact_lock(lock_key))
+   OR seen_at < now() - %(stale_seconds)s * interval '1 second'
+
+-- name: find_orphans
+-- Tasks in the hands of these workers, by the in-flight index.
+SELECT id::text, generation, task_name, queue_name, args, kwargs, retry_count, max_retries, task_options,
+    timeout_ms, worker_pid, status, claimed_by_worker_id::text AS worker_id
+FROM horsies_tasks
+WHERE status IN ('CLAIMED', 'RUNNING') AND claimed_by_worker_id = ANY(%(worker_ids)s::text[])
+ORDER BY id LIMIT %(limit)s
+
+-- name: find_strays
+-- Tasks whose worker has no living row at all (it was never registered, or its row is gone) and that have shown no
+-- sign of life for the threshold of their state.
+SELECT task.id::text, task.generation, task.task_name, task.queue_name, task.args, task.kwargs, task.retry_count,
+    task.max_retries, task.task_options, task.timeout_ms, task.worker_pid, task.status,
+    task.claimed_by_worker_id::text AS worker_id
+FROM horsies_tasks AS task
+LEFT JOIN horsies_workers AS worker
+    ON worker.worker_id = task.claimed_by_worker_id AND worker.stopped_at IS NULL
+WHERE task.status IN ('CLAIMED', 'RUNNING') AND worker.worker_id IS NULL
+  AND greatest(task.claimed_at, task.started_at, (
+        SELECT max(beat.sent_at) FROM horsies_heartbeats AS beat
+        WHERE beat.task_id = task.id AND beat.sent_at >= task.claimed_at)
+      ) < now() - CASE task.status WHEN 'CLAIMED' THEN %(claimed_seconds)s::float8
+                                   ELSE %(running_seconds)s::float8 END * interval '1 second'
+ORDER BY task.id LIMIT %(limit)s
+
+-- name: try_lead
+-- One reaper at a time; whoever does not get the lock leaves it to the other.
+SELECT pg_try_advisory_xact_lock(1751348596, %(duty)s) AS leads
+
+-- name: store_worker_state
+-- A snapshot for the timeline of this worker.
+INSERT INTO horsies_worker_states (
+    worker_id, hostname, pid, processes, queues, tasks_running, tasks_claimed, memory_usage_mb, cpu_percent,
+    memory_percent, children_memory_mb, max_claim_batch, max_claim_per_worker, cluster_wide_cap, queue_priorities,
+    queue_max_concurrency, recovery_config, worker_started_at)
+SELECT worker_id, hostname, pid, processes, queues, %(tasks_running)s, %(tasks_claimed)s, %(memory_usage_mb)s,
+    %(cpu_percent)s, %(memory_percent)s, %(children_memory_mb)s, %(max_claim_batch)s, %(max_claim_per_worker)s,
+    %(cluster_wide_cap)s, %(queue_priorities)s::jsonb, %(queue_max_concurrency)s::jsonb,
+    %(recovery_config)s::jsonb, started_at
+FROM horsies_workers WHERE worker_id = %(worker_id)s
+
+-- name: answer_ping
+-- The pong goes to the channel the asker listens on.
+SELECT pg_notify(%(channel)s, %(payload)s) IS NOT NULL AS sent
+
+-- name: delete_old_heartbeats
+DELETE FROM horsies_heartbeats WHERE id = ANY(ARRAY(
+    SELECT id FROM horsies_heartbeats WHERE sent_at < now() - %(hours)s * interval '1 hour'
+    ORDER BY id LIMIT %(limit)s))
+RETURNING id
+
+-- name: delete_old_worker_states
+DELETE FROM horsies_worker_states WHERE id = ANY(ARRAY(
+    SELECT id FROM horsies_worker_states WHERE snapshot_at < now() - %(hours)s * interval '1 hour'
+    ORDER BY id LIMIT %(limit)s))
+RETURNING id
+
+-- name: delete_old_workers
+DELETE FROM horsies_workers WHERE worker_id = ANY(ARRAY(
+    SELECT worker_id FROM horsies_workers WHERE stopped_at < now() - %(hours)s * interval '1 hour'
+    LIMIT %(limit)s))
+RETURNING worker_id::text AS id
+
+-- name: delete_old_tasks
+-- Terminal tasks past their retention, oldest ids first: an id begins with its time, so the scan touches old
+-- tasks only, and the time in the row decides. Attempts go with them.
+DELETE FROM horsies_tasks WHERE id = ANY(ARRAY(
+    SELECT id FROM horsies_tasks
+    WHERE id < (lpad(to_hex((extract(epoch FROM now() - %(hours)s * interval '1 hour') * 1000)::bigint), 12, '0')
+                || repeat('0', 20))::uuid
+      AND status IN ('COMPLETED', 'FAILED', 'CANCELLED', 'EXPIRED')
+      AND workflow_id IS NULL
+      AND coalesce(completed_at, failed_at, updated_at) < now() - %(hours)s * interval '1 hour'
+    ORDER BY id LIMIT %(limit)s FOR UPDATE SKIP LOCKED))
+RETURNING id::text

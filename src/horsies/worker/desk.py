@@ -1,0 +1,187 @@
+"""The desk: every task this worker owns, from its claim until its outcome is recorded or lost.
+
+Between the turn and the children. Claimed tasks go out to named children or wait here (prefetched); what
+children say comes back as settlements for the next turn. No database: the loop carries the papers.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import assert_never
+
+from horsies.db.turn import ClaimedTask
+from horsies.worker.pace import Pace
+from horsies.worker.pool import (
+    Assignment,
+    ChildPool,
+    Died,
+    HookFailed,
+    NoIdleChildError,
+    PoolEvent,
+    Reported,
+    Stopped,
+)
+from horsies.worker.settle import (
+    STOPPED_BY_LOSS,
+    Settlement,
+    settle_death,
+    settle_report,
+    settle_stop,
+)
+
+logger = logging.getLogger("horsies.worker")
+
+
+class Desk:
+    """What is out with children, what waits, and what has ended."""
+
+    def __init__(self, pool: ChildPool) -> None:
+        self._pool = pool
+        self._running: dict[str, ClaimedTask] = {}
+        # Claimed ahead, oldest first; no child has seen these.
+        self._waiting: dict[str, ClaimedTask] = {}
+        self.settlements: list[Settlement] = []
+        self.pace = Pace()
+        # The database may say that something is ours which is not on this desk.
+        self.needs_release = False
+        self.failed_hook: str | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is owned any more."""
+        return not (self._running or self._waiting or self.settlements)
+
+    @property
+    def running_count(self) -> int:
+        """How many tasks are out with children."""
+        return len(self._running) - len(self.settlements)
+
+    @property
+    def waiting_count(self) -> int:
+        """How many tasks were claimed ahead."""
+        return len(self._waiting)
+
+    def held_ids(self) -> list[str]:
+        """Everything the database may believe to be ours."""
+        return [*self._running, *self._waiting]
+
+    def waiting(self, count: int) -> Sequence[ClaimedTask]:
+        """The next tasks to start, oldest first."""
+        return list(self._waiting.values())[:count]
+
+    def freed_by_queue(self) -> Mapping[str, int]:
+        """How many places of each queue the settlements give back."""
+        ended = (self._running.get(one.task_id) for one in self.settlements)
+        return Counter(task.queue_name for task in ended if task is not None)
+
+    def absorb(self, events: Iterable[PoolEvent]) -> None:
+        """Take in what children did."""
+        now = time.monotonic()
+        for event in events:
+            match event:
+                case Reported(report=report):
+                    self.pace.note_end(report.task_id, now)
+                    if task := self._owned(report.task_id, report.generation):
+                        self.settlements.append(settle_report(task, report))
+                case Died():
+                    self._absorb_death(event)
+                case Stopped(assignment=assignment, reason=reason):
+                    if task := self._owned(assignment.task_id, assignment.generation):
+                        self.settlements.append(settle_stop(task, reason))
+                case HookFailed(name=name, description=description):
+                    self.failed_hook = f"Child process start hook {name} {description}."
+                case _:
+                    assert_never(event)
+
+    def _owned(self, task_id: str, generation: int) -> ClaimedTask | None:
+        """The task, unless it was lost and claimed again since that attempt began."""
+        task = self._running.get(task_id)
+        return task if task is not None and task.generation == generation else None
+
+    def _absorb_death(self, event: Died) -> None:
+        if event.assignment is None:
+            logger.error(
+                "child %s ended while idle (%s); it is replaced", event.pid, event.description
+            )
+            return
+        task = self._owned(event.assignment.task_id, event.assignment.generation)
+        if task is None:
+            return
+        if not event.started:
+            del self._running[task.id]
+            self.needs_release = True
+            return
+        logger.error(
+            "child %s died (%s) while running %s %s",
+            event.pid,
+            event.description,
+            task.task_name,
+            task.id,
+        )
+        self.settlements.append(settle_death(task, event.description))
+
+    def close_settled(self, settlements: Iterable[Settlement], recorded: set[str]) -> None:
+        """These outcomes are recorded, or belong to somebody else now."""
+        self.settlements = []
+        for settlement in settlements:
+            del self._running[settlement.task_id]
+            if settlement.task_id not in recorded:
+                logger.warning(
+                    "task %s belongs to somebody else now; its outcome is dropped",
+                    settlement.task_id,
+                )
+
+    def start_waiting(self, asked: Iterable[ClaimedTask], pids: Mapping[str, int]) -> None:
+        """Give prefetched tasks to their children; one without a pid was lost meanwhile."""
+        for task in asked:
+            del self._waiting[task.id]
+            if task.id in pids:
+                self._give(task, pids[task.id])
+            else:
+                logger.info("task %s, claimed ahead, was lost before it started", task.id)
+
+    def hand_out(self, claimed: Iterable[ClaimedTask]) -> None:
+        """Give claimed tasks to the children they were started for; keep the rest for later."""
+        handed = []
+        for task in claimed:
+            if task.worker_pid is None:
+                self._waiting[task.id] = task
+            else:
+                self._give(task, task.worker_pid)
+                handed.append(task.id)
+        if handed:
+            self.pace.note_hand_out(handed, time.monotonic())
+
+    def _give(self, task: ClaimedTask, pid: int) -> None:
+        if task.id in self._running:
+            # Somebody took it from us and gave it back to the queue; the old attempt is void.
+            self._pool.stop_task(task.id, STOPPED_BY_LOSS)
+        assignment = Assignment(
+            task.id,
+            task.generation,
+            task.task_name,
+            task.retry_count + 1,
+            task.args or "[]",
+            task.kwargs or "{}",
+            task.timeout_ms,
+        )
+        try:
+            self._pool.dispatch(assignment, pid)
+        except NoIdleChildError:
+            self.needs_release = True
+        else:
+            self._running[task.id] = task
+
+    def put_back(self) -> None:
+        """Forget what was claimed ahead; the next release gives it back to the queue."""
+        if self._waiting:
+            self._waiting = {}
+            self.needs_release = True
+
+    def drop_waiting(self, task_ids: Iterable[str]) -> None:
+        """These prefetched tasks were cancelled."""
+        for task_id in task_ids:
+            self._waiting.pop(task_id, None)
