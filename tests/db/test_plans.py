@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from typing import Any
 
 import psycopg
@@ -23,7 +24,7 @@ from horsies.db.turn import (
     TURN,
     ClaimTasks,
     ExpireTasks,
-    Queues,
+    LookAhead,
     claim_tasks,
     expire_tasks,
     seconds_until_due,
@@ -207,8 +208,11 @@ def test_a_claim_touches_few_pages(full: Connection[Any]) -> None:
     assert plan["Shared Hit Blocks"] + plan["Shared Read Blocks"] < 400
 
 
-def test_planning_the_next_sleep_probes_the_index_and_nothing_else(full: Connection[Any]) -> None:
-    wanted = Queues([*QUEUES, "tomorrow", "empty"])
+@pytest.mark.parametrize("last_look", [None, datetime.now(UTC)], ids=["first", "later"])
+def test_planning_the_next_sleep_probes_the_index_and_nothing_else(
+    full: Connection[Any], last_look: datetime | None
+) -> None:
+    wanted = LookAhead([*QUEUES, "tomorrow", "empty"], last_look)
     rows, scans, fetched, entries = reads(full, seconds_until_due, wanted)
     assert rows[0].seconds == 0, "some deadlines have passed"
     assert scans == 0
