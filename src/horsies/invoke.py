@@ -52,7 +52,12 @@ def _run(coroutine: Coroutine[Any, Any, Any]) -> Any:
     # A loop serves one thread; only the main one runs tasks often enough to keep its own.
     if threading.current_thread() is not threading.main_thread():
         return asyncio.run(coroutine)
-    return _runner().run(coroutine)
+    try:
+        return _runner().run(coroutine)
+    except TaskStopped:
+        # The signal met the loop rather than the coroutine, which is cancelled now to clean up.
+        _runners.pop(os.getpid()).close()
+        raise
 
 
 def _runner() -> asyncio.Runner:

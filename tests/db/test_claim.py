@@ -14,7 +14,7 @@ from psycopg import Connection, sql
 from horsies.db.turn import (
     ClaimedTask,
     ClaimTasks,
-    Queues,
+    LookAhead,
     ReleaseUnstarted,
     RetryTasks,
     claim_tasks,
@@ -237,7 +237,8 @@ def test_four_claimers_take_two_thousand_tasks_once_each(
 
 
 def sleep_seconds(connection: Connection[Any], *queues: str) -> float | None:
-    (answer,) = seconds_until_due.run(connection, Queues(list(queues)))
+    (answer,) = seconds_until_due.run(connection, LookAhead(list(queues), None))
+    (answer,) = seconds_until_due.run(connection, LookAhead(list(queues), answer.looked_at))
     return answer.seconds
 
 
@@ -266,6 +267,18 @@ def test_an_idle_worker_sleeps_until_the_earliest_task_of_its_queues(
         add_task(connection, queue_name=queue, priority=priority, enqueued_at=due)
     assert sleep_seconds(connection, "b") == pytest.approx(1800, abs=30)
     assert sleep_seconds(connection, "b", "a") == pytest.approx(1200, abs=30)
+
+
+def test_what_became_due_since_the_last_look_is_due_now(connection: Connection[Any]) -> None:
+    (first,) = seconds_until_due.run(connection, LookAhead(["default"], None))
+    assert first.seconds is None
+    add_task(connection, enqueued_at=sql.SQL("clock_timestamp()"))
+    (second,) = seconds_until_due.run(connection, LookAhead(["default"], first.looked_at))
+    assert second.seconds == 0
+    (third,) = seconds_until_due.run(connection, LookAhead(["default"], second.looked_at))
+    assert third.seconds is None
+    (fresh,) = seconds_until_due.run(connection, LookAhead(["default"], None))
+    assert fresh.seconds == 0
 
 
 def test_a_deadline_ends_the_sleep_as_well(connection: Connection[Any]) -> None:

@@ -49,6 +49,12 @@ def test_the_next_due_time_bounds_the_sleep(agenda: Agenda) -> None:
     assert agenda.due_at == NEVER
 
 
+def test_what_is_due_now_is_claimed_at_once(agenda: Agenda) -> None:
+    agenda.note_look_ahead(100.0, 0.0)
+    assert agenda.may_have_work
+    assert agenda.due_at == NEVER
+
+
 def test_a_due_time_after_the_poll_does_not_lengthen_the_sleep(agenda: Agenda) -> None:
     agenda.note_look_ahead(100.0, 60.0)
     assert agenda.next_at() == 105.0

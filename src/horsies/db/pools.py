@@ -21,6 +21,9 @@ import psycopg
 from psycopg import AsyncConnection, Connection
 from psycopg.pq import TransactionStatus
 
+# How long a connection beyond the number to keep may rest before it is ended.
+SPARE_SECONDS = 60.0
+
 AnyConnection = TypeVar("AnyConnection", Connection[Any], AsyncConnection[Any])
 
 
@@ -69,11 +72,8 @@ class Pool:
             self._slots.release()
 
     def _wait_for_slot(self) -> None:
-        if self._slots.acquire(blocking=False):
-            return
-        with self._shelf.somebody_waits():
-            if not self._slots.acquire(timeout=self._limits.wait_seconds):
-                raise self._limits.exhausted()
+        if not self._slots.acquire(timeout=self._limits.wait_seconds):
+            raise self._limits.exhausted()
 
     def close(self) -> None:
         """Close what is not lent now, and what is lent when it comes back."""
@@ -106,9 +106,8 @@ class AsyncPool:
 
     async def _wait_for_slot(self) -> None:
         try:
-            with self._shelf.somebody_waits():
-                async with asyncio.timeout(self._limits.wait_seconds):
-                    await self._slots.acquire()
+            async with asyncio.timeout(self._limits.wait_seconds):
+                await self._slots.acquire()
         except TimeoutError as error:
             raise self._limits.exhausted() from error
 
@@ -117,33 +116,24 @@ class AsyncPool:
         self._shelf.close()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Lent(Generic[AnyConnection]):
     connection: AnyConnection
     expires_at: float
+    put_back_at: float = 0.0
 
 
 class _Shelf(Generic[AnyConnection]):
-    """Where connections rest between two borrowers; the last one put there is taken first."""
+    """Where connections rest between two borrowers; the last one put there is taken first, so the
+    first in the list is the one that has rested longest.
+    """
 
     def __init__(self, limits: PoolLimits) -> None:
         self._limits = limits
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._idle: list[_Lent[AnyConnection]] = []
-        self._waiting = 0
         self._closed = False
-
-    @contextmanager
-    def somebody_waits(self) -> Iterator[None]:
-        """Count a caller who waits: a connection that comes back now is kept for them."""
-        with self._lock:
-            self._waiting += 1
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._waiting -= 1
 
     def admit(self, connection: AnyConnection) -> _Lent[AnyConnection]:
         """Take a new connection into the books."""
@@ -164,14 +154,24 @@ class _Shelf(Generic[AnyConnection]):
         return not (self._limits.check and is_readable(lent.connection.pgconn))
 
     def put(self, lent: _Lent[AnyConnection]) -> None:
-        """Keep the connection, or end it when it is broken or one too many."""
-        status = lent.connection.pgconn.transaction_status
+        """Keep the connection unless it is broken; end one that has rested for too long."""
+        lent.put_back_at = time.monotonic()
+        usable = lent.connection.pgconn.transaction_status == TransactionStatus.IDLE
         with self._lock:
-            wanted = len(self._idle) < self._limits.kept or self._waiting > 0
-            if wanted and not self._closed and status == TransactionStatus.IDLE:
+            if usable and not self._closed:
                 self._idle.append(lent)
-                return
-        _end(lent)
+                ended = self._longest_resting()
+            else:
+                ended = lent
+        if ended is not None:
+            _end(ended)
+
+    def _longest_resting(self) -> _Lent[AnyConnection] | None:
+        if len(self._idle) <= self._limits.kept:
+            return None
+        if self._idle[0].put_back_at > time.monotonic() - SPARE_SECONDS:
+            return None
+        return self._idle.pop(0)
 
     def close(self) -> None:
         """End all resting connections; those of a parent process are left to the parent."""

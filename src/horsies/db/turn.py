@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 
 from horsies.db.query import StatementFile
 from horsies.db.tasks import TaskId
@@ -149,17 +150,19 @@ class ExpireTasks:
 
 
 @dataclass(frozen=True, slots=True)
-class Queues:
-    """Queue names."""
+class LookAhead:
+    """Which queues, and when they were looked at last, on the database's clock."""
 
     queues: Sequence[str]
+    last_look: datetime | None
 
 
 @dataclass(frozen=True, slots=True)
 class SecondsUntilDue:
-    """Seconds until the next task is due or expires; None when none will."""
+    """Seconds until the next task is due or expires, None when none will; and when that was true."""
 
     seconds: float | None
+    looked_at: datetime
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +191,7 @@ retry_tasks = TURN.declare("retry_tasks", RetryTasks, FinishedTask)
 fail_tasks = TURN.declare("fail_tasks", FailTasks, FinishedTask)
 release_unstarted = TURN.declare("release_unstarted", ReleaseUnstarted, TaskId)
 expire_tasks = TURN.declare("expire_tasks", ExpireTasks, TaskId)
-seconds_until_due = TURN.declare("seconds_until_due", Queues, SecondsUntilDue)
+seconds_until_due = TURN.declare("seconds_until_due", LookAhead, SecondsUntilDue)
 find_cancel_requests = TURN.declare("find_cancel_requests", WorkerId, TaskId)
 send_heartbeats = TURN.declare("send_heartbeats", SendHeartbeats, FinishedTask)
 

@@ -127,7 +127,7 @@ RETURNING task.id::text
 
 -- name: seconds_until_due
 -- How long an idle worker may sleep; see horsies_seconds_until_due_v1.
-SELECT horsies_seconds_until_due_v1(%(queues)s::text[]) AS seconds
+SELECT seconds, looked_at FROM horsies_seconds_until_due_v1(%(queues)s::text[], %(last_look)s::timestamptz)
 
 -- name: find_cancel_requests
 -- Running tasks of this worker whose cancel notification may have been missed, by the in-flight index.

@@ -56,10 +56,12 @@ class Agenda:
         return self.needs_look_ahead and now >= self.looked_ahead_at + LOOK_AHEAD_SECONDS
 
     def note_look_ahead(self, now: float, seconds: float | None) -> None:
-        """The next task is due in that many seconds, or none is planned."""
+        """The next task is due in that many seconds, 0 meaning now, or none is planned."""
         self.needs_look_ahead = False
         self.looked_ahead_at = now
-        self.due_at = NEVER if seconds is None else now + seconds
+        self.due_at = now + seconds if seconds else NEVER
+        if seconds == 0:
+            self.may_have_work = True
 
     def wants_heartbeat(self, now: float) -> bool:
         """Tell whether it is time to say which tasks are alive."""

@@ -12,6 +12,7 @@ import selectors
 import socket
 import time
 from collections.abc import Iterable
+from datetime import datetime
 from enum import IntEnum
 from typing import Any, assert_never
 
@@ -29,7 +30,7 @@ from horsies.db.together import Together
 from horsies.db.turn import (
     ClaimedTask,
     ExpireTasks,
-    Queues,
+    LookAhead,
     SendHeartbeats,
     WorkerId,
     expire_tasks,
@@ -118,6 +119,7 @@ class Worker:
         self._settlements: list[Settlement] = []
         self._pace = Pace()
         self._needs_release = False
+        self._last_look: datetime | None = None
         self._awake_at = _lifetime_seconds()
         self._stop_requests = 0
         self._stopping_since: float | None = None
@@ -244,7 +246,7 @@ class Worker:
             self._turn(together, wanted)
         now = time.monotonic()
         if not self._settlements and self._agenda.wants_look_ahead(now):
-            self._look_ahead(together, now)
+            self._look_ahead(together)
         if self._agenda.wants_heartbeat(now):
             self._beat(together, now)
 
@@ -365,17 +367,18 @@ class Worker:
         for task_id in task_ids:
             self._pool.stop_task(task_id, STOPPED_BY_CANCEL)
 
-    def _look_ahead(self, together: Together, now: float) -> None:
+    def _look_ahead(self, together: Together) -> None:
         """Expire what is past its deadline and learn when the next task is due."""
         expired, (due,) = together.run(
             [
                 (expire_tasks, ExpireTasks(EXPIRED_RESULT, EXPIRY_BATCH)),
-                (seconds_until_due, Queues(self._config.queues)),
+                (seconds_until_due, LookAhead(self._config.queues, self._last_look)),
             ]
         )
         if expired:
             logger.info("%d task(s) expired", len(expired))
-        self._agenda.note_look_ahead(now, due.seconds)
+        self._last_look = due.looked_at
+        self._agenda.note_look_ahead(time.monotonic(), due.seconds)
 
     def _beat(self, together: Together, now: float) -> None:
         """Say which long-running tasks are alive, and ask which tasks should not be."""

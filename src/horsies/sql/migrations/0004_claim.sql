@@ -109,16 +109,20 @@ BEGIN
 END
 $$;
 
--- Seconds until something on these queues becomes due or expires, NULL when nothing will. One index probe per
--- queue and priority in use.
-CREATE FUNCTION horsies_seconds_until_due_v1(queues text[]) RETURNS double precision LANGUAGE plpgsql AS $$
+-- Seconds until something on these queues becomes due or expires, NULL when nothing will, and the moment of this
+-- look. What became due since the last look counts as due now: it may have done so after the claim that did not see
+-- it. One index probe per queue and priority in use.
+CREATE FUNCTION horsies_seconds_until_due_v1(
+    queues text[], last_look timestamptz, OUT seconds double precision, OUT looked_at timestamptz)
+LANGUAGE plpgsql AS $$
 DECLARE
     queue text;
     level integer;
     due timestamptz;
     earliest timestamptz;
-    moment timestamptz := clock_timestamp();
 BEGIN
+    looked_at := clock_timestamp();
+    last_look := coalesce(last_look, '-infinity');
     SELECT task.good_until INTO earliest FROM horsies_tasks AS task
     WHERE task.status = 'PENDING' AND task.good_until IS NOT NULL ORDER BY task.good_until LIMIT 1;
     FOREACH queue IN ARRAY queues LOOP
@@ -130,14 +134,13 @@ BEGIN
             EXIT WHEN NOT FOUND;
             SELECT task.enqueued_at INTO due FROM horsies_tasks AS task
             WHERE task.status = 'PENDING' AND NOT task.held AND task.queue_name = queue AND task.priority = level
-              AND task.enqueued_at > moment
+              AND task.enqueued_at > last_look
             ORDER BY task.enqueued_at LIMIT 1;
             earliest := least(earliest, due);
         END LOOP;
     END LOOP;
-    IF earliest IS NULL THEN
-        RETURN NULL;  -- greatest() would turn it into 0
+    IF earliest IS NOT NULL THEN  -- greatest() would turn NULL into 0
+        seconds := greatest(extract(epoch FROM earliest - clock_timestamp()), 0);
     END IF;
-    RETURN greatest(extract(epoch FROM earliest - clock_timestamp()), 0);
 END
 $$;

@@ -1,0 +1,226 @@
+"""Plans on a full table: no hot statement reads it from end to end, and work for tomorrow costs nothing
+today.
+
+The plans are the generic ones, chosen without looking at any parameter, because those are what a
+long-lived connection ends up with.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg import Connection, sql
+
+from horsies.db.migrate import apply_migrations
+from horsies.db.query import Statement, field_names
+from horsies.db.tasks import TASKS
+from horsies.db.turn import (
+    TURN,
+    ClaimTasks,
+    ExpireTasks,
+    LookAhead,
+    claim_tasks,
+    expire_tasks,
+    seconds_until_due,
+)
+from tests.conftest import database_on
+
+HOT = [
+    pytest.param(statement, id=name)
+    for catalogue in (TASKS, TURN)
+    for name, statement in catalogue.statements.items()
+]
+BIG_TABLES = ("horsies_tasks", "horsies_task_attempts", "horsies_heartbeats")
+QUEUES = ["mail", "reports", "images"]
+
+# 107,700 tasks: most are history, 40,000 are due tomorrow, 3,000 now; the queue "tomorrow" has nothing
+# but future work.
+FILL = """
+ALTER TABLE horsies_tasks DISABLE TRIGGER USER;
+INSERT INTO horsies_tasks (id, task_name, queue_name, priority, status, enqueue_sha, enqueued_at,
+                           completed_at, result, error_code, idempotency_key)
+SELECT gen_random_uuid(), 'work', 'mail', 100, CASE WHEN n % 20 = 0 THEN 'FAILED' ELSE 'COMPLETED' END,
+       'sha', now() - n * interval '1 second', now(), '{"ok":1}',
+       CASE WHEN n % 20 = 0 THEN 'BROKE' END, CASE WHEN n % 50 = 0 THEN n::text END
+FROM generate_series(1, 60000) AS n;
+INSERT INTO horsies_tasks (id, task_name, queue_name, priority, enqueue_sha, enqueued_at)
+SELECT gen_random_uuid(), 'work', (ARRAY['mail', 'reports', 'images', 'tomorrow'])[1 + n % 4],
+       (ARRAY[1, 50, 100])[1 + n % 3], 'sha', now() + interval '1 day' + n * interval '1 second'
+FROM generate_series(1, 40000) AS n;
+INSERT INTO horsies_tasks (id, task_name, queue_name, priority, enqueue_sha, enqueued_at)
+SELECT gen_random_uuid(), 'work', (ARRAY['mail', 'reports', 'images'])[1 + n % 3],
+       (ARRAY[1, 50, 100])[1 + n % 3], 'sha', now() - n * interval '1 second'
+FROM generate_series(1, 3000) AS n;
+INSERT INTO horsies_tasks (id, task_name, queue_name, enqueue_sha, held)
+SELECT gen_random_uuid(), 'work', 'mail', 'sha', true FROM generate_series(1, 2000) AS n;
+INSERT INTO horsies_tasks (id, task_name, queue_name, enqueue_sha, enqueued_at, good_until)
+SELECT gen_random_uuid(), 'work', 'mail', 'sha', now() + interval '1 day',
+       now() + interval '2 days' - CASE WHEN n <= 100 THEN interval '3 days' ELSE interval '0' END
+FROM generate_series(1, 2000) AS n;
+INSERT INTO horsies_tasks (id, task_name, queue_name, status, enqueue_sha, claimed_by_worker_id, generation,
+                           started_at, worker_pid)
+SELECT gen_random_uuid(), 'work', 'mail', 'RUNNING', 'sha', 'worker-' || n % 50, 1, now(), n
+FROM generate_series(1, 700) AS n;
+INSERT INTO horsies_task_attempts (task_id, attempt, outcome, finished_at)
+SELECT id, 1, 'COMPLETED', now() FROM horsies_tasks WHERE status = 'COMPLETED';
+ALTER TABLE horsies_tasks ENABLE TRIGGER USER;
+"""
+
+
+@pytest.fixture(scope="module")
+def full_url(server_url: str) -> Iterator[str]:
+    """A database with a hundred thousand tasks, known to the planner."""
+    name = f"horsies_full_{uuid.uuid4().hex}"
+    with psycopg.connect(server_url, autocommit=True) as server:
+        server.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
+        url = database_on(server_url, name)
+        with psycopg.connect(url, autocommit=True) as connection:
+            apply_migrations(connection)
+            connection.execute(FILL)
+            connection.execute("VACUUM ANALYZE")
+        yield url
+        server.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
+
+
+@pytest.fixture
+def full(full_url: str) -> Iterator[Connection[Any]]:
+    """A transaction on the full database with generic plans, rolled back in the end."""
+    with psycopg.connect(full_url) as connection:
+        connection.execute("SET plan_cache_mode = force_generic_plan")
+        yield connection
+        connection.rollback()
+
+
+def generic_plan(connection: Connection[Any], statement: Statement[Any, Any]) -> Any:
+    connection.execute(b"PREPARE under_test AS " + statement.numbered)
+    nothing = ", ".join("NULL" for _ in field_names(statement.params_type))
+    found = connection.execute(
+        f"EXPLAIN (FORMAT JSON) EXECUTE under_test ({nothing})".encode()
+    ).fetchone()
+    assert found is not None
+    return found[0]
+
+
+def nodes(plan: Any) -> Iterator[dict[str, Any]]:
+    if isinstance(plan, dict):
+        if "Node Type" in plan:
+            yield plan
+        plan = list(plan.values())
+    if isinstance(plan, list):
+        for part in plan:
+            yield from nodes(part)
+
+
+def test_the_table_is_as_full_as_these_tests_need(full: Connection[Any]) -> None:
+    found = full.execute(
+        "SELECT count(*), count(*) FILTER (WHERE status = 'PENDING' AND enqueued_at > now()) "
+        "FROM horsies_tasks"
+    ).fetchone()
+    assert found is not None
+    assert found[0] > 100_000
+    assert found[1] > 40_000
+
+
+@pytest.mark.parametrize("statement", HOT)
+def test_no_hot_statement_reads_a_big_table_from_end_to_end(
+    full: Connection[Any], statement: Statement[Any, Any]
+) -> None:
+    plan = generic_plan(full, statement)
+    scanned = [
+        node["Relation Name"]
+        for node in nodes(plan)
+        if node["Node Type"] == "Seq Scan" and node["Relation Name"] in BIG_TABLES
+    ]
+    assert scanned == [], json.dumps(plan, indent=1)
+
+
+COUNTERS = """
+SELECT pg_stat_get_xact_numscans('horsies_tasks'::regclass),
+       pg_stat_get_xact_tuples_fetched('horsies_tasks'::regclass),
+       (SELECT sum(pg_stat_get_xact_tuples_returned(indexrelid)) FROM pg_index
+        WHERE indrelid = 'horsies_tasks'::regclass)
+"""
+
+
+def reads(connection: Connection[Any], statement: Statement[Any, Any], params: Any) -> Any:
+    """Run the statement and return its rows with what it cost: whole-table scans, rows fetched
+    through an index, index entries read.
+    """
+    before = connection.execute(COUNTERS).fetchone()
+    rows = statement.run(connection, params)
+    after = connection.execute(COUNTERS).fetchone()
+    assert before is not None
+    assert after is not None
+    return rows, *(int(new - old) for old, new in zip(before, after, strict=True))
+
+
+def claim_for(children: int, queues: list[str]) -> ClaimTasks:
+    pids = list(range(1, children + 1))
+    return ClaimTasks("worker-x", "host", pids, queues, [children] * len(queues))
+
+
+@pytest.mark.parametrize("plan_cache_mode", ["force_generic_plan", "auto", "force_custom_plan"])
+def test_a_claim_reads_hardly_more_than_it_takes(
+    full: Connection[Any], plan_cache_mode: str
+) -> None:
+    full.execute("SELECT set_config('plan_cache_mode', %s, false)", (plan_cache_mode,))
+    for _ in range(7):  # the sixth is where "auto" may change its mind
+        rows, scans, fetched, entries = reads(full, claim_tasks, claim_for(8, QUEUES))
+        assert len(rows) == 8
+        assert scans == 0
+        assert fetched < 150
+        assert entries < 150
+
+
+def test_a_claim_from_a_queue_of_future_work_does_not_read_it(full: Connection[Any]) -> None:
+    rows, scans, fetched, entries = reads(full, claim_tasks, claim_for(8, ["tomorrow"]))
+    assert rows == []
+    assert scans == 0
+    assert fetched + entries < 20
+
+
+def test_a_claim_of_everything_due_does_not_read_the_future_work_behind_it(
+    full: Connection[Any],
+) -> None:
+    rows, scans, fetched, entries = reads(full, claim_tasks, claim_for(5000, QUEUES))
+    assert len(rows) == 3000
+    assert scans == 0
+    assert fetched < 3 * 3000 + 100
+    assert entries < 3 * 3000 + 100
+
+
+def test_a_claim_touches_few_pages(full: Connection[Any]) -> None:
+    claim_tasks.run(full, claim_for(8, QUEUES))  # so that the server has planned it before
+    found = full.execute(
+        "EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) SELECT * FROM horsies_claim_v1("
+        "'w', 'h', ARRAY[1,2,3,4,5,6,7,8], ARRAY['tomorrow', 'mail', 'reports', 'images'], "
+        "ARRAY[8,8,8,8])"
+    ).fetchone()
+    assert found is not None
+    plan = found[0][0]["Plan"]
+    assert plan["Actual Rows"] == 8
+    assert plan["Shared Hit Blocks"] + plan["Shared Read Blocks"] < 400
+
+
+@pytest.mark.parametrize("last_look", [None, datetime.now(UTC)], ids=["first", "later"])
+def test_planning_the_next_sleep_probes_the_index_and_nothing_else(
+    full: Connection[Any], last_look: datetime | None
+) -> None:
+    wanted = LookAhead([*QUEUES, "tomorrow", "empty"], last_look)
+    rows, scans, fetched, entries = reads(full, seconds_until_due, wanted)
+    assert rows[0].seconds == 0, "some deadlines have passed"
+    assert scans == 0
+    assert fetched + entries < 150
+
+
+def test_expiry_reads_only_what_is_late(full: Connection[Any]) -> None:
+    rows, scans, fetched, entries = reads(full, expire_tasks, ExpireTasks("{}", 1000))
+    assert len(rows) == 100
+    assert scans == 0
+    assert fetched + entries < 700

@@ -1,0 +1,3 @@
+"""A task module that does not import."""
+
+raise RuntimeError("the shop is closed")

@@ -1,0 +1,119 @@
+"""A worker that lost a task can record nothing for it, however late it notices."""
+
+from __future__ import annotations
+
+import signal
+import time
+from types import ModuleType
+from typing import Any
+
+import psutil
+import psycopg
+
+from tests.e2e.fleet import (
+    QUICK_RECOVERY,
+    Fleet,
+    Journal,
+    RunningWorker,
+    eventually,
+    is_gone,
+)
+from tests.e2e.tables import attempts, task, transitions, wait_for_status, witnessed
+
+Database = psycopg.Connection[Any]
+
+# Recovery gives the task back to its queue, and another worker claims it.
+TAKE_AWAY = "UPDATE horsies_tasks SET status = 'PENDING', claimed_by_worker_id = NULL WHERE id = %s"
+CLAIM_ELSEWHERE = """
+UPDATE horsies_tasks SET status = 'RUNNING', claimed_by_worker_id = 'another', generation = generation + 1,
+    started_at = clock_timestamp() WHERE id = %s
+"""
+# The threshold of two seconds, and a little.
+FROZEN_SECONDS = 2.3
+
+
+def freeze(worker: RunningWorker) -> float:
+    """Stop the parent; return when it has been frozen for too long, on the monotonic clock."""
+    worker.signal(signal.SIGSTOP)
+    eventually(lambda: psutil.Process(worker.pid).status() == psutil.STATUS_STOPPED, 2)
+    return time.monotonic() + FROZEN_SECONDS
+
+
+def test_a_frozen_worker_wakes_to_find_its_tasks_gone_and_kills_its_children(
+    fleet: Fleet, journal: Journal, programs: ModuleType, connection: Database
+) -> None:
+    worker = fleet.start(processes=3, config=QUICK_RECOVERY)
+    running = programs.sleep.send(600).unwrap()
+    ending = programs.sleep.send(0.6).unwrap()
+    eventually(lambda: len(journal.lines("start")) == 2, 5)
+    children = [line.pid for line in journal.lines("start")]
+    with witnessed(connection):
+        over_at = freeze(worker)
+        for sent in (running, ending):
+            connection.execute(TAKE_AWAY, (sent.task_id,))
+            connection.execute(CLAIM_ELSEWHERE, (sent.task_id,))
+        # One of the two ends meanwhile; its report waits in the socket of the frozen parent.
+        eventually(lambda: journal.lines("end", ending.task_id), 5)
+        eventually(lambda: time.monotonic() > over_at, 10)
+        worker.signal(signal.SIGCONT)
+        eventually(lambda: all(map(is_gone, children)), 1, "children outlived the freeze")
+        # The worker is well and works on.
+        assert programs.add.send(1, 2).unwrap().get(10_000).ok_value == 3
+        eventually(lambda: worker.log().count("belongs to somebody else now") == 2, 5, worker.log)
+        for sent in (running, ending):
+            row = task(connection, sent.task_id)
+            assert (row.status, row.claimed_by_worker_id) == ("RUNNING", "another")
+            assert row.result is None
+            assert attempts(connection, sent.task_id) == []
+            assert transitions(connection)[sent.task_id] == [
+                ("RUNNING", "PENDING"),
+                ("PENDING", "RUNNING"),
+            ]
+    assert "was frozen for" in worker.log()
+    assert worker.stop() == 0
+
+
+def test_a_short_freeze_costs_nothing(
+    fleet: Fleet, journal: Journal, programs: ModuleType, connection: Database
+) -> None:
+    worker = fleet.start(config=QUICK_RECOVERY)
+    sent = programs.sleep.send(0.5).unwrap()
+    eventually(lambda: journal.lines("start"), 5)
+    freeze(worker)
+    eventually(lambda: journal.lines("end"), 5)
+    worker.signal(signal.SIGCONT)
+    assert sent.get(5_000).ok_value == "done"
+    assert len(attempts(connection, sent.task_id)) == 1
+
+
+def test_a_worker_that_claims_its_own_lost_task_again_records_the_new_attempt_only(
+    fleet: Fleet, journal: Journal, programs: ModuleType, connection: Database
+) -> None:
+    fleet.start(processes=2)
+    sent = programs.sleep.send(1.0, "same").unwrap()
+    eventually(lambda: journal.lines("start"), 5)
+    connection.execute(TAKE_AWAY, (sent.task_id,))
+    assert sent.get(10_000).ok_value == "done"
+    row = task(connection, sent.task_id)
+    assert (row.status, row.generation) == ("COMPLETED", 2)
+    first, second = journal.lines("start")
+    (end,) = journal.lines("end")
+    assert (end.pid, second.pid != first.pid) == (second.pid, True)
+    assert end.at - second.at >= 1.0
+    (attempt,) = attempts(connection, sent.task_id)
+    assert attempt.worker_pid == second.pid
+
+
+def test_a_task_that_was_taken_away_ends_without_a_trace(
+    fleet: Fleet, journal: Journal, programs: ModuleType, connection: Database
+) -> None:
+    worker = fleet.start()
+    sent = programs.sleep.send(0.5).unwrap()
+    eventually(lambda: journal.lines("start"), 5)
+    with connection.transaction():
+        connection.execute(TAKE_AWAY, (sent.task_id,))
+        connection.execute(CLAIM_ELSEWHERE, (sent.task_id,))
+    eventually(lambda: "belongs to somebody else now" in worker.log(), 5)
+    wait_for_status(connection, sent.task_id, "RUNNING")
+    assert attempts(connection, sent.task_id) == []
+    assert worker.stop() == 0

@@ -1,0 +1,74 @@
+"""Start hooks, from the decorator to the exit code of the worker."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import psycopg
+import pytest
+
+from tests.e2e.fleet import Fleet, eventually, is_gone
+from tests.e2e.tables import insert_raw, task, wait_for_status
+
+APPLICATION = "tests.e2e.hooks:app"
+FAILING_VARIABLE = "HORSIES_E2E_FAILING_HOOK"
+FILE_VARIABLE = "HORSIES_E2E_HOOK_FAILS_IF"
+
+
+@pytest.mark.parametrize("method", ["forkserver", "fork", "spawn"])
+def test_hooks_run_once_and_in_order_in_every_child_and_its_replacements(
+    fleet: Fleet, programs: ModuleType, connection: psycopg.Connection[Any], method: str
+) -> None:
+    fleet.start("--start-method", method, "--max-tasks-per-child", "2", application=APPLICATION)
+    ids = [insert_raw(connection, "hooks_that_ran", "[]") for _ in range(12)]
+    answers = [programs.app.get_result(task_id, 10_000).ok_value for task_id in ids]
+    assert all(ran == ["open_first", "open_second"] for _, *ran in answers)
+    assert len({pid for pid, *_ in answers}) >= 6
+
+
+@pytest.mark.parametrize("method", ["forkserver", "fork", "spawn"])
+def test_a_hook_that_raises_ends_the_worker_and_is_named(fleet: Fleet, method: str) -> None:
+    worker = fleet.start(
+        "--start-method",
+        method,
+        application=APPLICATION,
+        environment={FAILING_VARIABLE: "raises"},
+        ready=False,
+    )
+    assert worker.wait() == 1
+    assert "hook open_second raised RuntimeError: no licence left" in worker.log()
+    assert "children ready" not in worker.log()
+
+
+def test_a_hook_that_overruns_its_ten_seconds_ends_the_worker_and_is_named(fleet: Fleet) -> None:
+    worker = fleet.start(
+        application=APPLICATION, environment={FAILING_VARIABLE: "overruns"}, ready=False
+    )
+    assert worker.wait(15) == 1
+    assert "hook open_second ran longer than 10 s" in worker.log()
+
+
+def test_a_hook_that_fails_in_a_replacement_stops_the_worker_after_its_running_tasks(
+    fleet: Fleet, connection: psycopg.Connection[Any], tmp_path: Path
+) -> None:
+    marker = tmp_path / "fails"
+    worker = fleet.start(
+        "--start-method",
+        "spawn",
+        application=APPLICATION,
+        environment={FAILING_VARIABLE: "raises later", FILE_VARIABLE: str(marker)},
+    )
+    task_id = insert_raw(connection, "rest", "[2.0]")
+    busy = wait_for_status(connection, task_id, "RUNNING", 5).worker_pid
+    (idle,) = set(worker.family()) - {busy}
+    marker.touch()
+    os.kill(idle, signal.SIGKILL)
+    eventually(lambda: "The worker stops." in worker.log(), 5)
+    assert "hook open_second raised RuntimeError: no licence left" in worker.log()
+    assert worker.wait(10) == 1
+    assert task(connection, task_id).status == "COMPLETED"
+    assert all(map(is_gone, worker.seen_pids))

@@ -1,0 +1,76 @@
+"""One dying child costs exactly one task."""
+
+from __future__ import annotations
+
+import os
+import signal
+from types import ModuleType
+from typing import Any
+
+import psycopg
+
+from tests.e2e.fleet import Fleet, Journal, eventually
+from tests.e2e.tables import attempts, task, wait_for_status
+
+Database = psycopg.Connection[Any]
+
+
+def test_three_dying_children_cost_three_tasks_and_no_sibling_notices(
+    fleet: Fleet, journal: Journal, programs: ModuleType, connection: Database
+) -> None:
+    fleet.start(processes=8)
+    siblings = [programs.sleep.send(3.0).unwrap() for _ in range(5)]
+    victim = programs.sleep.send(600).unwrap()
+    eventually(lambda: len(journal.lines("start")) == 6, 5)
+    os.kill(task(connection, victim.task_id).worker_pid or 0, signal.SIGKILL)
+    exiting = programs.exit_at_once.send(3).unwrap()
+    crashing = programs.segfault.send().unwrap()
+
+    reasons = {
+        exiting.task_id: "exit code 3",
+        crashing.task_id: "signal 11 (SIGSEGV)",
+        victim.task_id: "signal 9 (SIGKILL)",
+    }
+    for task_id, reason in reasons.items():
+        row = wait_for_status(connection, task_id, "FAILED", 5)
+        assert row.error_code == "WORKER_CRASHED"
+        assert reason in (row.failed_reason or "")
+        (attempt,) = attempts(connection, task_id)
+        assert (attempt.outcome, attempt.attempt) == ("WORKER_FAILURE", 1)
+
+    # With the siblings asleep in five children, only refilled slots can run three more at once.
+    more = [programs.sleep.send(0.5).unwrap() for _ in range(3)]
+    for sent in more:
+        assert sent.get(10_000).is_ok()
+    last_death = max(attempts(connection, task_id)[0].finished_at for task_id in reasons)
+    last_start = max(attempts(connection, sent.task_id)[0].started_at for sent in more)
+    assert (last_start - last_death).total_seconds() < 1
+    assert task(connection, siblings[0].task_id).status == "RUNNING"
+
+    for sent in siblings:
+        assert sent.get(10_000).ok_value == "done"
+        (attempt,) = attempts(connection, sent.task_id)
+        assert (attempt.outcome, attempt.attempt) == ("COMPLETED", 1)
+    assert len(journal.lines("start")) == 9
+
+
+def test_a_poisonous_task_does_not_hold_up_the_others(
+    fleet: Fleet, programs: ModuleType, connection: Database
+) -> None:
+    fleet.start()
+    poison = [programs.exit_at_once.send().unwrap() for _ in range(10)]
+    good = programs.noop.send_many(programs.noop.bind() for _ in range(100)).unwrap()
+    assert all(sent.get(20_000).is_ok() for sent in good)
+    assert all(sent.get(20_000).err_value.error_code == "WORKER_CRASHED" for sent in poison)
+
+
+def test_an_idle_child_killed_from_outside_costs_nothing(
+    fleet: Fleet, programs: ModuleType
+) -> None:
+    worker = fleet.start("--start-method", "spawn", processes=2)
+    before = set(worker.family())
+    for pid in before:
+        os.kill(pid, signal.SIGKILL)
+    eventually(lambda: len(set(worker.family()) - before) == 2, 10)
+    assert programs.add.send(1, 2).unwrap().get(10_000).ok_value == 3
+    assert worker.stop() == 0

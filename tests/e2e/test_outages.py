@@ -1,0 +1,183 @@
+"""Connections break at the worst moments; nothing is lost and nothing happens twice."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+import psycopg
+
+from tests.e2e.fleet import Fleet, Journal, eventually
+from tests.e2e.tables import (
+    assert_each_ended_once,
+    attempts,
+    count,
+    task,
+    tasks,
+    terminate,
+    wait_until_empty,
+    witnessed,
+)
+from tests.e2e.test_stop import outage
+from tests.proxy import Proxy
+
+Database = psycopg.Connection[Any]
+
+QUICK_RETRIES = {"resilience": {"db_retry_initial_ms": 100, "notify_poll_interval_ms": 300_000}}
+
+
+def test_broken_connections_under_load_lose_nothing_and_repeat_nothing(
+    fleet: Fleet, journal: Journal, programs: ModuleType, connection: Database
+) -> None:
+    worker = fleet.start(processes=4, config=QUICK_RETRIES)
+    with witnessed(connection):
+        programs.sleep.send_many(programs.sleep.bind(0.01) for _ in range(400)).unwrap()
+        for number in range(1, 8):
+            goal = number * 50
+            eventually(lambda goal=goal: count(connection, "COMPLETED") >= goal, 20)  # type: ignore[misc]
+            terminate(connection, "horsies:turn")
+            if number % 2:
+                terminate(connection, "horsies:listener")
+        wait_until_empty(connection)
+        assert_each_ended_once(connection)
+        assert count(connection, "COMPLETED") == 400
+    starts = [line.task_id for line in journal.lines("start")]
+    assert len(starts) == len(set(starts)) == 400
+    assert worker.log().count("database is back") >= 3
+    assert worker.stop() == 0
+
+
+def test_wake_ups_work_again_after_the_listener_was_cut(
+    fleet: Fleet, programs: ModuleType, connection: Database
+) -> None:
+    worker = fleet.start(config=QUICK_RETRIES)
+    assert programs.noop.send().unwrap().get(5_000).is_ok()
+    for times in (1, 2):
+        terminate(connection, "horsies:listener")
+        eventually(lambda times=times: worker.log().count("notifications are back") == times, 5)  # type: ignore[misc]
+        sent = programs.noop.send().unwrap()
+        assert sent.get(5_000).is_ok()
+        row = task(connection, sent.task_id)
+        assert row.started_at is not None
+        assert (row.started_at - row.enqueued_at).total_seconds() < 0.5
+
+
+def test_a_task_sent_while_the_worker_was_deaf_is_found_without_the_poll(
+    fleet: Fleet, programs: ModuleType, connection: Database
+) -> None:
+    fleet.start(config=QUICK_RETRIES)
+    terminate(connection, "horsies:listener")
+    sent = programs.noop.send().unwrap()
+    assert sent.get(5_000).is_ok()
+
+
+def test_results_wait_for_a_database_that_is_away(
+    fleet: Fleet, journal: Journal, programs: ModuleType, connection: Database, server_url: str
+) -> None:
+    worker = fleet.start(config=QUICK_RETRIES)
+    sent = [programs.sleep.send(0.3).unwrap() for _ in range(2)]
+    eventually(lambda: len(journal.lines("start")) == 2, 5)
+    with outage(server_url, connection):
+        eventually(lambda: len(journal.lines("end")) == 2, 5)
+        eventually(lambda: worker.log().count("database away") >= 3, 10)
+        assert count(connection, "RUNNING") == 2
+    for one in sent:
+        assert one.get(10_000).ok_value == "done"
+        assert len(attempts(connection, one.task_id)) == 1
+    assert len(journal.lines("start")) == 2
+
+
+def test_a_worker_that_starts_before_its_database_waits_for_it(
+    fleet: Fleet, programs: ModuleType, connection: Database, server_url: str
+) -> None:
+    with outage(server_url, connection):
+        worker = fleet.start(config=QUICK_RETRIES, ready=False)
+        eventually(lambda: worker.log().count("database away") >= 2, 10)
+    worker.wait_until_ready()
+    assert programs.add.send(1, 2).unwrap().get(5_000).ok_value == 3
+
+
+def test_a_claim_whose_answer_got_lost_goes_back_and_is_claimed_again(
+    fleet: Fleet, journal: Journal, programs: ModuleType, connection: Database
+) -> None:
+    with Proxy(fleet.database_url) as proxy:
+        worker = fleet.start(config=QUICK_RETRIES, database_url=proxy.url)
+        proxy.swallow_answer_with(b"marked")
+        with witnessed(connection):
+            sent = programs.sleep.send(0.05, "marked").unwrap()
+            assert sent.get(10_000).ok_value == "done"
+            assert proxy.swallowed.is_set()
+            assert_each_ended_once(connection)
+        row = task(connection, sent.task_id)
+        assert (row.status, row.generation, row.retry_count) == ("COMPLETED", 2, 0)
+        assert [line.attempt for line in journal.lines("start")] == [1]
+        assert worker.stop() == 0
+
+
+def test_an_outcome_whose_answer_got_lost_is_recorded_once(
+    fleet: Fleet, journal: Journal, programs: ModuleType, connection: Database
+) -> None:
+    with Proxy(fleet.database_url) as proxy:
+        worker = fleet.start(config=QUICK_RETRIES, database_url=proxy.url)
+        with witnessed(connection):
+            sent = programs.sleep.send(0.3).unwrap()
+            eventually(lambda: journal.lines("start"), 5)
+            proxy.swallow_answer_with(sent.task_id.encode())
+            assert sent.get(10_000).ok_value == "done"
+            eventually(proxy.swallowed.is_set, 5)
+            assert programs.add.send(1, 2).unwrap().get(10_000).ok_value == 3
+            assert_each_ended_once(connection)
+        assert task(connection, sent.task_id).generation == 1
+        assert worker.stop() == 0
+
+
+def test_a_claim_nobody_remembers_is_released_when_the_connection_comes_back(
+    fleet: Fleet, programs: ModuleType, connection: Database
+) -> None:
+    fleet.start(config=QUICK_RETRIES)
+    first = programs.noop.send().unwrap()
+    assert first.get(5_000).is_ok()
+    worker_id = task(connection, first.task_id).claimed_by_worker_id
+    kept = programs.noop.schedule(600).unwrap()
+    stopped = programs.noop.schedule(600).unwrap()
+    connection.execute(
+        "UPDATE horsies_tasks SET status = 'RUNNING', generation = 1, claimed_by_worker_id = %s, "
+        "enqueued_at = now(), cancel_requested_at = CASE WHEN id = %s THEN now() END "
+        "WHERE id = ANY(%s::uuid[])",
+        (worker_id, stopped.task_id, [kept.task_id, stopped.task_id]),
+    )
+    terminate(connection, "horsies:turn")
+    assert programs.noop.send().unwrap().get(5_000).is_ok()
+    assert kept.get(5_000).is_ok()
+    assert task(connection, kept.task_id).generation == 2
+    assert stopped.get(5_000).err_value.error_code == "TASK_CANCELLED"
+    assert attempts(connection, stopped.task_id) == []
+
+
+REFUSE_POISON = """
+CREATE FUNCTION e2e_refuse() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    RAISE EXCEPTION 'this text is not wanted here' USING ERRCODE = '22000';
+END $$;
+CREATE TRIGGER e2e_refuse BEFORE UPDATE ON horsies_tasks FOR EACH ROW
+    WHEN (NEW.result LIKE '%poison%') EXECUTE FUNCTION e2e_refuse();
+"""
+
+
+def test_an_outcome_the_database_refuses_costs_only_its_own_text(
+    fleet: Fleet, programs: ModuleType, connection: Database
+) -> None:
+    connection.execute(REFUSE_POISON)
+    try:
+        worker = fleet.start(processes=4)
+        poison = [programs.explode.send("poison").unwrap() for _ in range(3)]
+        good = [programs.noop.send().unwrap() for _ in range(20)]
+        assert all(one.get(10_000).is_ok() for one in good)
+        for one in poison:
+            assert one.get(10_000).err_value.error_code == "WORKER_SERIALIZATION_ERROR"
+            (attempt,) = attempts(connection, one.task_id)
+            assert (attempt.outcome, attempt.error_code) == ("FAILED", "WORKER_SERIALIZATION_ERROR")
+        assert {row.status for row in tasks(connection)} == {"COMPLETED", "FAILED"}
+        assert worker.stop() == 0
+    finally:
+        connection.execute("DROP TRIGGER e2e_refuse ON horsies_tasks; DROP FUNCTION e2e_refuse")

@@ -1,0 +1,117 @@
+"""A worker killed at any moment loses no task, records none twice, and leaves no process behind."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+from collections import Counter
+from types import ModuleType
+from typing import Any
+
+import psycopg
+
+from tests.e2e.fleet import Fleet, Journal, RunningWorker, eventually, is_gone
+from tests.e2e.tables import (
+    assert_each_ended_once,
+    attempts,
+    count,
+    tasks,
+    wait_until_empty,
+    witnessed,
+)
+
+Database = psycopg.Connection[Any]
+
+KILLS = 30
+
+# What the recovery of a dead worker's tasks does, by the policy each task was sent with: listed
+# crashes run again, others have failed.
+RECOVER = """
+WITH dead AS MATERIALIZED (
+    SELECT id, retry_count < max_retries AS again FROM horsies_tasks WHERE status = 'RUNNING' FOR UPDATE),
+recovered AS (
+    UPDATE horsies_tasks AS task SET
+        status = CASE WHEN dead.again THEN 'PENDING' ELSE 'FAILED' END,
+        retry_count = task.retry_count + dead.again::integer,
+        error_code = CASE WHEN dead.again THEN NULL ELSE 'WORKER_CRASHED' END,
+        failed_reason = CASE WHEN dead.again THEN NULL ELSE 'recovered' END,
+        claimed_by_worker_id = NULL
+    FROM dead WHERE task.id = dead.id
+    RETURNING task.id, task.retry_count, task.started_at, dead.again)
+INSERT INTO horsies_task_attempts (
+    task_id, attempt, outcome, will_retry, error_code, failed_reason, started_at, finished_at,
+    worker_id, worker_pid, worker_process_name)
+SELECT id, retry_count + (NOT again)::integer, 'WORKER_FAILURE', again, 'WORKER_CRASHED', 'recovered',
+    started_at, clock_timestamp(), 'dead', 0, 'dead'
+FROM recovered
+RETURNING task_id
+"""
+
+
+def kill_at_a_random_moment(
+    worker: RunningWorker, journal: Journal, dice: random.Random
+) -> list[int]:
+    """Kill the parent after a random number of journal lines; the children it had."""
+    seen = len(journal.lines())
+    wanted = seen + dice.randint(0, 12)
+    eventually(lambda: len(journal.lines()) >= wanted, 10)
+    for _ in range(dice.randint(0, 2_000)):
+        os.getpid()  # a few hundred microseconds: not always right after a line
+    family = worker.family()
+    worker.signal(signal.SIGKILL)
+    worker.wait()
+    return family
+
+
+def test_thirty_killed_parents_lose_nothing_and_repeat_nothing(
+    fleet: Fleet, journal: Journal, programs: ModuleType, connection: Database
+) -> None:
+    seed = random.SystemRandom().randint(0, 1 << 32)
+    dice = random.Random(seed)
+    print(f"seed {seed}")
+    sent: set[str] = set()
+
+    def send_more() -> None:
+        calls = [programs.sleep.bind(dice.random() / 50) for _ in range(15)]
+        sent.update(one.task_id for one in programs.sleep.send_many(calls).unwrap())
+        calls = [programs.sleep_again.bind(dice.random() / 50) for _ in range(15)]
+        sent.update(one.task_id for one in programs.sleep_again.send_many(calls).unwrap())
+
+    with witnessed(connection):
+        for _ in range(KILLS):
+            send_more()
+            worker = fleet.start("--start-method", "fork", processes=4)
+            family = kill_at_a_random_moment(worker, journal, dice)
+            assert len(family) >= 4
+            eventually(lambda family=family: all(map(is_gone, family)), 1, "children outlived")  # type: ignore[misc]
+            connection.execute(RECOVER)
+        fleet.start("--start-method", "fork", processes=4)
+        wait_until_empty(connection, 60)
+        check_books(connection, journal, sent)
+
+
+def check_books(connection: Database, journal: Journal, sent: set[str]) -> None:
+    """Compare what was sent, what was recorded, and what the tasks themselves wrote down."""
+    rows = {row.id: row for row in tasks(connection)}
+    assert set(rows) == sent
+    assert_each_ended_once(connection)
+    starts = Counter((line.task_id, line.attempt) for line in journal.lines("start"))
+    ends = Counter((line.task_id, line.attempt) for line in journal.lines("end"))
+    assert set(starts.values()) == {1}
+    recorded = {(one.task_id, one.attempt): one for one in attempts(connection)}
+    assert set(starts) <= set(recorded)
+    for key, attempt in recorded.items():
+        row = rows[attempt.task_id]
+        if attempt.outcome == "COMPLETED":
+            assert (starts[key], ends[key], row.status) == (1, 1, "COMPLETED")
+        else:
+            assert attempt.outcome == "WORKER_FAILURE"
+            assert starts[key] <= 1
+    for row in rows.values():
+        made = sorted(attempt for task_id, attempt in recorded if task_id == row.id)
+        assert made == list(range(1, row.retry_count + 2))
+    crashed = [one for one in recorded.values() if one.outcome == "WORKER_FAILURE"]
+    print(f"{len(sent)} tasks, {len(recorded)} attempts, {len(crashed)} ended by a kill")
+    assert crashed
+    assert count(connection, "COMPLETED") > len(sent) / 2

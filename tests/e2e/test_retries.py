@@ -1,0 +1,151 @@
+"""Retries, delayed tasks and deadlines happen when they are due, on a worker that is asleep."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+from types import ModuleType
+from typing import Any
+
+import psycopg
+
+from tests.e2e.fleet import Fleet, Journal, eventually
+from tests.e2e.tables import attempts, task, wait_for_status
+
+Database = psycopg.Connection[Any]
+
+# The safety poll is the default of 5 s or longer: only the due time itself can explain a start on time.
+HARDLY_POLLS = {"resilience": {"notify_poll_interval_ms": 300_000}}
+
+
+def in_seconds(seconds: float) -> datetime:
+    return datetime.now(UTC) + timedelta(seconds=seconds)
+
+
+def test_retries_start_within_a_quarter_second_of_their_due_times(
+    fleet: Fleet, journal: Journal, programs: ModuleType, connection: Database
+) -> None:
+    fleet.start()
+    sent = programs.fail_on_schedule.send().unwrap()
+    assert sent.get(20_000).err_value.error_code == "FLAKY"
+    made = attempts(connection, sent.task_id)
+    assert [one.will_retry for one in made] == [True, True, True, False]
+    assert [one.attempt for one in made] == [1, 2, 3, 4]
+    late = [
+        (after.started_at - before.finished_at).total_seconds() - delay
+        for (before, after), delay in zip(pairwise(made), [1, 1, 2], strict=True)
+    ]
+    print("late by", [f"{seconds * 1000:.0f} ms" for seconds in late])
+    assert all(-0.01 <= seconds < 0.25 for seconds in late), late
+    lines = journal.lines("start")
+    assert [line.attempt for line in lines] == [1, 2, 3, 4]
+    for line, one in zip(lines, made, strict=True):
+        assert line.at - one.started_at.timestamp() < 0.25
+    row = task(connection, sent.task_id)
+    assert (row.status, row.error_code, row.retry_count) == ("FAILED", "FLAKY", 3)
+
+
+def test_a_retry_that_would_miss_the_deadline_fails_with_the_original_error(
+    fleet: Fleet, programs: ModuleType, connection: Database
+) -> None:
+    fleet.start()
+    sent = programs.fail_on_schedule.with_options(good_until=in_seconds(1.5)).send().unwrap()
+    assert sent.get(10_000).err_value.error_code == "FLAKY"
+    made = attempts(connection, sent.task_id)
+    assert [(one.outcome, one.will_retry) for one in made] == [("FAILED", True), ("FAILED", False)]
+    row = task(connection, sent.task_id)
+    assert (row.status, row.error_code, row.retry_count) == ("FAILED", "FLAKY", 1)
+
+
+def test_a_retry_that_waits_can_still_expire(
+    fleet: Fleet, programs: ModuleType, connection: Database
+) -> None:
+    worker = fleet.start()
+    sent = programs.fail_on_schedule.with_options(good_until=in_seconds(2.0)).send().unwrap()
+    eventually(lambda: task(connection, sent.task_id).retry_count == 1, 5)
+    assert worker.stop() == 0
+    eventually(lambda: in_seconds(0) > sent_deadline(connection, sent.task_id), 5)
+    fleet.start()
+    assert sent.get(5_000).err_value.error_code == "TASK_EXPIRED"
+    assert len(attempts(connection, sent.task_id)) == 1
+
+
+def sent_deadline(connection: Database, task_id: str) -> datetime:
+    row = connection.execute(
+        "SELECT good_until FROM horsies_tasks WHERE id = %s", (task_id,)
+    ).fetchone()
+    assert row is not None
+    return row[0]  # type: ignore[no-any-return]
+
+
+def test_delayed_tasks_start_on_time(
+    fleet: Fleet, programs: ModuleType, connection: Database
+) -> None:
+    fleet.start(config=HARDLY_POLLS)
+    delays = [1.1, 0.4, 0.8]
+    sent = [programs.noop.schedule(delay).unwrap() for delay in delays]
+    for one in sent:
+        assert one.get(10_000).is_ok()
+        row = task(connection, one.task_id)
+        assert row.started_at is not None
+        assert 0 <= (row.started_at - row.enqueued_at).total_seconds() < 0.25
+
+
+def test_a_deadline_is_kept_on_time_by_an_idle_worker(
+    fleet: Fleet, programs: ModuleType, connection: Database
+) -> None:
+    fleet.start(config=HARDLY_POLLS)
+    deadline = in_seconds(1.0)
+    sent = programs.noop.with_options(good_until=deadline).schedule(60).unwrap()
+    error = sent.get(10_000).err_value
+    assert error.error_code == "TASK_EXPIRED"
+    row = task(connection, sent.task_id)
+    assert (row.status, row.error_code) == ("EXPIRED", "TASK_EXPIRED")
+    assert row.failed_at is not None
+    assert 0 <= (row.failed_at - deadline).total_seconds() < 0.25
+    assert attempts(connection, sent.task_id) == []
+
+
+def test_what_expired_while_no_worker_ran_is_expired_by_the_first_claim(
+    fleet: Fleet, journal: Journal, programs: ModuleType, connection: Database
+) -> None:
+    late = programs.sleep.with_options(good_until=in_seconds(0.2)).send(0).unwrap()
+    fine = programs.sleep.send(0).unwrap()
+    eventually(lambda: in_seconds(0) > sent_deadline(connection, late.task_id), 5)
+    fleet.start()
+    assert fine.get(10_000).is_ok()
+    assert late.get(10_000).err_value.error_code == "TASK_EXPIRED"
+    assert [line.task_id for line in journal.lines("start")] == [fine.task_id]
+
+
+def test_a_worker_without_an_idle_child_still_keeps_deadlines(
+    fleet: Fleet, journal: Journal, programs: ModuleType, connection: Database
+) -> None:
+    fleet.start(processes=1, config={"resilience": {"notify_poll_interval_ms": 1_000}})
+    busy = programs.sleep.send(600).unwrap()
+    eventually(lambda: journal.lines("start"), 5)
+    late = programs.noop.with_options(good_until=in_seconds(0.5)).send().unwrap()
+    assert late.get(5_000).err_value.error_code == "TASK_EXPIRED"
+    assert task(connection, busy.task_id).status == "RUNNING"
+
+
+def test_a_sleeping_worker_wakes_for_a_new_task_without_its_poll(
+    fleet: Fleet, programs: ModuleType, connection: Database
+) -> None:
+    worker = fleet.start(config=HARDLY_POLLS)
+    for _ in range(5):
+        sent = programs.noop.send().unwrap()
+        assert sent.get(5_000).is_ok()
+        row = task(connection, sent.task_id)
+        assert row.started_at is not None
+        assert (row.started_at - row.enqueued_at).total_seconds() < 0.25
+    assert worker.stop() == 0
+
+
+def test_an_idle_worker_sleeps(fleet: Fleet, connection: Database, programs: ModuleType) -> None:
+    worker = fleet.start()
+    # A task a second away keeps the agenda planning; the loop must not spin towards it.
+    sent = programs.noop.schedule(1.0).unwrap()
+    before = worker.cpu_seconds()
+    wait_for_status(connection, sent.task_id, "COMPLETED", 10)
+    assert worker.cpu_seconds() - before < 0.3

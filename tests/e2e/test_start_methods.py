@@ -1,0 +1,29 @@
+"""The same worker on children from every start method."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+import pytest
+
+from tests.e2e.fleet import Fleet, Journal, eventually, is_gone
+
+
+@pytest.mark.parametrize("method", ["forkserver", "fork", "spawn"])
+def test_a_worker_works_and_stops_with_every_start_method(
+    fleet: Fleet, journal: Journal, programs: ModuleType, method: str
+) -> None:
+    worker = fleet.start("--start-method", method)
+    assert f"2 children ready ({method})" in worker.log()
+    assert programs.add.send(1, 2).unwrap().get(10_000).ok_value == 3
+    assert programs.add_async.send(1, 2).unwrap().get(10_000).ok_value == 3
+    crashed = programs.exit_at_once.send(9).unwrap().get(10_000).err_value
+    assert crashed.error_code == "WORKER_CRASHED"
+    inner_id = programs.send_another.send(20, 22).unwrap().get(10_000).ok_value
+    assert programs.app.get_result(inner_id, 10_000).ok_value == 42
+    sent = programs.sleep.send(0.4).unwrap()
+    eventually(lambda: journal.lines("start", sent.task_id), 5)
+    family = worker.family()
+    assert worker.stop() == 0
+    assert sent.get(0).ok_value == "done"
+    assert all(map(is_gone, family))

@@ -1,0 +1,269 @@
+"""How a worker leaves: in order, in a hurry, or at once; and what its exit code says."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg import sql
+
+from tests.e2e.fleet import Fleet, Journal, RunningWorker, eventually, is_gone
+from tests.e2e.tables import attempts, count, task, terminate, wait_for_status
+
+Database = psycopg.Connection[Any]
+
+CLEAN, FAILED, USAGE, FORCED = 0, 1, 2, 3
+
+
+@contextmanager
+def outage(server_url: str, connection: Database) -> Iterator[None]:
+    """The database lets no worker in, and those who were are thrown out."""
+    name = sql.Identifier(connection.info.dbname)
+    allow = sql.SQL("ALTER DATABASE {} ALLOW_CONNECTIONS {}")
+    with psycopg.connect(server_url, autocommit=True) as server:
+        server.execute(allow.format(name, sql.SQL("false")))
+        try:
+            terminate(connection, "horsies:turn")
+            terminate(connection, "horsies:listener")
+            yield
+        finally:
+            server.execute(allow.format(name, sql.SQL("true")))
+
+
+def start_and_wait(
+    fleet: Fleet, journal: Journal, programs: ModuleType, name: str, *args: Any
+) -> Any:
+    """Send a task and wait until it runs."""
+    sent = programs.app.get_task(name).send(*args).unwrap()
+    eventually(lambda: journal.lines("start", sent.task_id), 5)
+    return sent
+
+
+def begin_stop(worker: RunningWorker) -> None:
+    worker.signal(signal.SIGTERM)
+    eventually(lambda: "stopping:" in worker.log(), 5)
+
+
+def processor_seconds_of_ended(worker: RunningWorker) -> float:
+    """What the parent used in all; its zombie still knows."""
+    eventually(lambda: is_gone(worker.pid), 20)
+    return worker.cpu_seconds()
+
+
+def test_a_stop_waits_for_running_tasks_and_records_them(
+    fleet: Fleet, journal: Journal, programs: ModuleType, connection: Database
+) -> None:
+    worker = fleet.start()
+    running = [start_and_wait(fleet, journal, programs, "sleep", 1.5) for _ in range(2)]
+    waiting = programs.noop.send().unwrap()
+    family = worker.family()
+    begin_stop(worker)
+    before = worker.cpu_seconds()
+    used = processor_seconds_of_ended(worker) - before
+    assert worker.wait() == CLEAN
+    for sent in running:
+        assert task(connection, sent.task_id).status == "COMPLETED"
+        assert len(attempts(connection, sent.task_id)) == 1
+    assert task(connection, waiting.task_id).status == "PENDING"
+    assert count(connection, "RUNNING", "CLAIMED") == 0
+    assert all(map(is_gone, family))
+    assert worker.log().count("stopping: 2 task(s) still running") == 1
+    assert "worker stopped (clean)" in worker.log()
+    assert used < 0.5
+
+
+def test_an_idle_worker_stops_at_once(fleet: Fleet) -> None:
+    worker = fleet.start()
+    family = worker.family()
+    assert worker.stop(2.0) == CLEAN
+    assert all(map(is_gone, family))
+
+
+def test_a_signal_during_the_start_stops_the_worker(fleet: Fleet) -> None:
+    worker = fleet.start(ready=False)
+    eventually(lambda: "Concurrency config" in worker.log(), 10)
+    worker.signal(signal.SIGTERM)
+    assert worker.wait(10) == CLEAN
+
+
+def test_the_end_of_the_grace_interrupts_running_tasks(
+    fleet: Fleet, journal: Journal, programs: ModuleType, connection: Database
+) -> None:
+    worker = fleet.start("--shutdown-grace", "0.5")
+    once = start_and_wait(fleet, journal, programs, "sleep_and_clean_up", 600)
+    again = start_and_wait(fleet, journal, programs, "sleep_again", 600)
+    worker.signal(signal.SIGTERM)
+    assert worker.wait(5) == FORCED
+    row = task(connection, once.task_id)
+    assert (row.status, row.error_code) == ("FAILED", "WORKER_CRASHED")
+    assert row.failed_reason == "The worker was stopped before the task ended."
+    (attempt,) = attempts(connection, once.task_id)
+    assert (attempt.outcome, attempt.will_retry) == ("WORKER_FAILURE", False)
+    assert journal.lines("clean-up", once.task_id)
+    assert task(connection, again.task_id).status == "PENDING"
+    (attempt,) = attempts(connection, again.task_id)
+    assert (attempt.outcome, attempt.will_retry) == ("WORKER_FAILURE", True)
+    assert count(connection, "RUNNING") == 0
+
+
+def test_tasks_that_end_within_the_grace_make_a_clean_stop(
+    fleet: Fleet, journal: Journal, programs: ModuleType, connection: Database
+) -> None:
+    worker = fleet.start("--shutdown-grace", "10")
+    sent = start_and_wait(fleet, journal, programs, "sleep", 0.7)
+    worker.signal(signal.SIGTERM)
+    assert worker.wait(5) == CLEAN
+    assert task(connection, sent.task_id).status == "COMPLETED"
+
+
+def test_a_task_deaf_to_the_end_of_the_grace_is_killed(
+    fleet: Fleet, journal: Journal, programs: ModuleType, connection: Database
+) -> None:
+    worker = fleet.start("--shutdown-grace", "0.2")
+    sent = start_and_wait(fleet, journal, programs, "limited_and_deaf")
+    begin_stop(worker)
+    before = worker.cpu_seconds()
+    used = processor_seconds_of_ended(worker) - before
+    assert worker.wait() == FORCED
+    assert count(connection, "RUNNING") == 0
+    assert task(connection, sent.task_id).status == "FAILED"
+    assert used < 0.5
+
+
+def test_a_second_signal_interrupts_and_a_third_leaves_at_once(
+    fleet: Fleet, journal: Journal, programs: ModuleType, connection: Database
+) -> None:
+    worker = fleet.start()
+    polite = start_and_wait(fleet, journal, programs, "sleep_and_clean_up", 600)
+    rude = start_and_wait(fleet, journal, programs, "never_stop")
+    family = worker.family()
+    begin_stop(worker)
+    worker.signal(signal.SIGTERM)
+    wait_for_status(connection, polite.task_id, "FAILED", 3)
+    assert worker.process.poll() is None
+    worker.signal(signal.SIGINT)
+    assert worker.wait(2.5) == FORCED
+    assert all(map(is_gone, family))
+    # It left too quickly to say what became of the other; recovery finds it.
+    assert task(connection, rude.task_id).status == "RUNNING"
+
+
+def test_ctrl_c_in_a_terminal_is_an_orderly_stop(
+    fleet: Fleet, journal: Journal, programs: ModuleType, connection: Database
+) -> None:
+    worker = fleet.start()
+    sent = start_and_wait(fleet, journal, programs, "sleep", 0.7)
+    worker.signal_group(signal.SIGINT)
+    assert worker.wait(5) == CLEAN
+    assert task(connection, sent.task_id).status == "COMPLETED"
+    assert "Traceback" not in worker.log()
+
+
+@pytest.mark.parametrize("method", ["forkserver", "spawn"])
+def test_a_service_manager_that_signals_every_process_gets_an_orderly_stop(
+    fleet: Fleet, journal: Journal, programs: ModuleType, connection: Database, method: str
+) -> None:
+    worker = fleet.start("--start-method", method)
+    sent = start_and_wait(fleet, journal, programs, "sleep", 0.7)
+    for pid in (worker.pid, *worker.family()):
+        os.kill(pid, signal.SIGTERM)
+    assert worker.wait(5) == CLEAN
+    assert task(connection, sent.task_id).status == "COMPLETED"
+
+
+def test_an_idle_worker_stops_during_an_outage(
+    fleet: Fleet, server_url: str, connection: Database, programs: ModuleType
+) -> None:
+    worker = fleet.start(config={"resilience": {"notify_poll_interval_ms": 300_000}})
+    with outage(server_url, connection):
+        eventually(lambda: "notifications lost" in worker.log(), 5)
+        assert worker.stop(3) == CLEAN
+
+
+def test_a_claim_in_doubt_is_not_waited_for_for_ever(
+    fleet: Fleet, server_url: str, connection: Database, programs: ModuleType
+) -> None:
+    worker = fleet.start(config={"resilience": {"notify_poll_interval_ms": 1_000}})
+    with outage(server_url, connection):
+        eventually(lambda: "database away" in worker.log(), 5)
+        worker.signal(signal.SIGTERM)
+        assert worker.wait(8) == FORCED
+
+
+def test_a_result_waits_for_the_database_before_the_worker_leaves(
+    fleet: Fleet, journal: Journal, server_url: str, connection: Database, programs: ModuleType
+) -> None:
+    worker = fleet.start()
+    sent = start_and_wait(fleet, journal, programs, "sleep", 0.5)
+    with outage(server_url, connection):
+        begin_stop(worker)
+        eventually(lambda: "database away" in worker.log(), 5)
+        assert journal.lines("end", sent.task_id)
+        assert worker.process.poll() is None
+    assert worker.wait(10) == CLEAN
+    assert task(connection, sent.task_id).status == "COMPLETED"
+
+
+def test_three_signals_leave_even_while_a_result_waits_for_the_database(
+    fleet: Fleet, journal: Journal, server_url: str, connection: Database, programs: ModuleType
+) -> None:
+    worker = fleet.start()
+    start_and_wait(fleet, journal, programs, "sleep", 0.3)
+    with outage(server_url, connection):
+        begin_stop(worker)
+        eventually(lambda: "database away" in worker.log(), 5)
+        worker.signal(signal.SIGTERM)
+        worker.signal(signal.SIGINT)
+        assert worker.wait(3) == FORCED
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "text"),
+    [
+        (["--max-tasks-per-child", "1"], FAILED, "--max-tasks-per-child must be 0"),
+        (["--max-memory-per-child-mb", "0"], FAILED, "--max-memory-per-child-mb must be above 0"),
+        (["--processes", "0"], FAILED, "--processes must be at least 1"),
+        (["--shutdown-grace", "-1"], FAILED, "--shutdown-grace must be 0 or more"),
+        (["--start-method", "teleport"], USAGE, "teleport"),
+        (["--no-such-option"], USAGE, "no-such-option"),
+    ],
+)
+def test_options_that_cannot_work_end_before_anything_starts(
+    fleet: Fleet, options: list[str], code: int, text: str
+) -> None:
+    worker = fleet.start(*options, ready=False)
+    assert worker.wait() == code
+    assert text in worker.log()
+    assert "Traceback" not in worker.log()
+
+
+@pytest.mark.parametrize(
+    ("application", "text"),
+    [
+        ("tests.e2e.no_such_module:app", "no_such_module"),
+        ("tests.e2e.programs:no_such_app", "no_such_app"),
+        ("tests.e2e.broken_tasks:app", "the shop is closed"),
+    ],
+)
+def test_an_application_that_does_not_load_is_named(
+    fleet: Fleet, application: str, text: str
+) -> None:
+    worker = fleet.start(application=application, ready=False)
+    assert worker.wait() == FAILED
+    assert text in worker.log()
+    assert "Traceback" not in worker.log()
+
+
+def test_a_database_that_does_not_exist_ends_the_worker_with_one_line(fleet: Fleet) -> None:
+    url = fleet.database_url.replace("postgres:@/", "postgres:hunter2@/no_such_")
+    worker = fleet.start(database_url=url, ready=False)
+    assert worker.wait() == FAILED
+    assert "The database does not exist" in worker.log()
+    assert "hunter2" not in worker.log()
+    assert "Traceback" not in worker.log()
