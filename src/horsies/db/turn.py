@@ -81,6 +81,15 @@ class RenewClaims:
 
 
 @dataclass(frozen=True, slots=True)
+class ReleaseClaimed:
+    """Tasks claimed but never started, by a worker that is gone."""
+
+    worker_id: str
+    ids: Sequence[str]
+    generations: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
 class Limit:
     """How many rows to touch at most."""
 
@@ -185,6 +194,7 @@ class SendHeartbeats:
 claim_tasks = TURN.declare("claim_tasks", ClaimTasks, ClaimedTask)
 start_tasks = TURN.declare("start_tasks", StartTasks, StartedTask)
 renew_claims = TURN.declare("renew_claims", RenewClaims, TaskId)
+release_claimed = TURN.declare("release_claimed", ReleaseClaimed, TaskId)
 release_lapsed = TURN.declare("release_lapsed", Limit, TaskId)
 complete_tasks = TURN.declare("complete_tasks", CompleteTasks, FinishedTask)
 retry_tasks = TURN.declare("retry_tasks", RetryTasks, FinishedTask)

@@ -3,9 +3,10 @@
 -- one that died.
 
 -- name: register_worker
--- One current row per worker; a second start under the same id would be a bug, so it fails.
+-- One current row per worker; one that others declared lost comes back under its own id.
 INSERT INTO horsies_workers (worker_id, lock_key, hostname, pid, processes, queues)
 VALUES (%(worker_id)s, %(lock_key)s, %(hostname)s, %(pid)s, %(processes)s, %(queues)s::varchar[])
+ON CONFLICT (worker_id) DO UPDATE SET seen_at = clock_timestamp(), stopped_at = NULL, was_lost = false
 
 -- name: take_worker_lock
 -- The session lock that tells others we live; free the moment this connection is gone.

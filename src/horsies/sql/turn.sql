@@ -163,3 +163,13 @@ WHERE task.id = ANY(ARRAY(
     WHERE lapsed.status = 'CLAIMED' AND lapsed.claim_expires_at <= now()
     ORDER BY lapsed.claim_expires_at LIMIT %(limit)s FOR UPDATE SKIP LOCKED))
 RETURNING task.id::text
+
+-- name: release_claimed
+-- CLAIMED -> PENDING for tasks of a worker that died before it started them.
+UPDATE horsies_tasks AS task SET
+    status = 'PENDING', claimed = false, claim_expires_at = NULL, claimed_by_worker_id = NULL, claimed_at = NULL,
+    worker_hostname = NULL, updated_at = clock_timestamp()
+FROM unnest(%(ids)s::uuid[], %(generations)s::integer[]) AS held (id, generation)
+WHERE task.id = held.id AND task.generation = held.generation
+  AND task.claimed_by_worker_id = %(worker_id)s AND coalesce(task.status, '') = 'CLAIMED'
+RETURNING task.id::text

@@ -25,6 +25,7 @@ from horsies.worker.pool import (
     Stopped,
 )
 from horsies.worker.settle import (
+    STOPPED_BY_CANCEL,
     STOPPED_BY_LOSS,
     Settlement,
     settle_death,
@@ -181,7 +182,8 @@ class Desk:
             self._waiting = {}
             self.needs_release = True
 
-    def drop_waiting(self, task_ids: Iterable[str]) -> None:
-        """These prefetched tasks were cancelled."""
+    def cancel(self, task_ids: Iterable[str]) -> None:
+        """Stop these tasks, if they are here; one that only waits is simply forgotten."""
         for task_id in task_ids:
             self._waiting.pop(task_id, None)
+            self._pool.stop_task(task_id, STOPPED_BY_CANCEL)

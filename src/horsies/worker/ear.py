@@ -7,7 +7,8 @@ import selectors
 from dataclasses import dataclass
 
 from horsies.db.connect import describe
-from horsies.db.listen import Listener
+from horsies.db.listen import Heard, Listener
+from horsies.worker.liveness import PING_CHANNEL
 
 logger = logging.getLogger("horsies.worker")
 
@@ -23,6 +24,7 @@ class News:
 
     work: bool
     cancelled: frozenset[str]
+    pings: tuple[str, ...] = ()
     gap: bool = False
 
 
@@ -58,10 +60,7 @@ class Ear:
             self._follow_socket()
         if not heard.notifications and not heard.gap:
             return SILENCE
-        cancelled = frozenset(
-            payload for channel, payload in heard.notifications if channel == CANCEL_CHANNEL
-        )
-        return News(len(cancelled) < len(heard.notifications), cancelled, heard.gap)
+        return _sorted_out(heard)
 
     def close(self) -> None:
         """Stop listening for good."""
@@ -80,3 +79,17 @@ class Ear:
         if current >= 0:
             self._selector.register(current, selectors.EVENT_READ, EAR)
         self._registered = current
+
+
+def _sorted_out(heard: Heard) -> News:
+    cancelled: set[str] = set()
+    pings: list[str] = []
+    work = False
+    for channel, payload in heard.notifications:
+        if channel == CANCEL_CHANNEL:
+            cancelled.add(payload)
+        elif channel == PING_CHANNEL:
+            pings.append(payload)
+        else:
+            work = True
+    return News(work, frozenset(cancelled), tuple(pings), heard.gap)

@@ -100,26 +100,19 @@ class Worker:
     def __init__(
         self, app: Horsies, config: WorkerConfig, pool: ChildPool, selector: selectors.BaseSelector
     ) -> None:
-        self.worker_id = new_id()
+        identity = Identity.of(new_id())
+        self.worker_id = identity.worker_id
         self._config = config
         self._pool = pool
-        self._recovery = app.config.recovery
+        self._app_config = app.config
         self._database = Database(app.config.broker, "worker")
         self._link = Link(turn_connector(self._database), app.config.resilience)
+        self._desk = Desk(pool)
+        self._duties = Duties(app.config, config, identity, pool, self._desk)
         self._ear = Ear(Listener(self._connect_listener, self._channels()), selector)
-        self._claimer = Claimer(
-            self.worker_id, socket.gethostname(), config.queues, config.max_claim_batch
-        )
-        self._agenda = Agenda(
-            app.config.resilience.notify_poll_interval_ms / 1000,
-            self._recovery.runner_heartbeat_interval_ms / 1000,
-        )
-        # Every task this worker owns, from its claim until its outcome is recorded or lost.
-        self._held: dict[str, ClaimedTask] = {}
-        self._settlements: list[Settlement] = []
-        self._pace = Pace()
-        self._needs_release = False
-        self._last_look: datetime | None = None
+        self._claimer = make_claimer(app.config, config, identity)
+        self._agenda = Agenda(app.config.resilience.notify_poll_interval_ms / 1000)
+        self._pings: list[str] = []
         self._awake_at = _lifetime_seconds()
         self._stop_requests = 0
         self._stopping_since: float | None = None
@@ -128,13 +121,13 @@ class Worker:
         self._failure: str | None = None
 
     def _connect_listener(self) -> Connection[Any]:
-        return self._database.connect("listener", session=True)
+        connection = self._database.connect("listener", session=True)
+        self._duties.lock(connection)
+        return connection
 
     def _channels(self) -> list[str]:
-        return [
-            *(f"{QUEUE_CHANNEL_PREFIX}{queue}" for queue in self._config.queues),
-            CANCEL_CHANNEL,
-        ]
+        queues = (f"{QUEUE_CHANNEL_PREFIX}{queue}" for queue in self._config.queues)
+        return [*queues, CANCEL_CHANNEL, PING_CHANNEL]
 
     # Life
 
@@ -152,7 +145,7 @@ class Worker:
             self._close()
         if self._failure is not None:
             return ExitCode.FAILED
-        is_clean = not (self._interrupted or self._held or self._needs_release)
+        is_clean = self._desk.is_empty and not (self._interrupted or self._desk.needs_release)
         return ExitCode.CLEAN if is_clean else ExitCode.FORCED
 
     def _open(self) -> None:
@@ -163,12 +156,13 @@ class Worker:
                 return
             except psycopg.Error as error:
                 self._link.lose(error)
-                self._absorb(self._pool.collect(max(0.0, self._link.retry_at - time.monotonic())))
+                pause_seconds = max(0.0, self._link.retry_at - time.monotonic())
+                self._desk.absorb(self._pool.collect(pause_seconds))
 
     def _prepare_database(self) -> None:
         with self._database.connect("schema", session=True) as connection:
             apply_migrations(connection)
-        if not hears_itself(self._connect_listener):
+        if not hears_itself(lambda: self._database.connect("listener", session=True)):
             raise DeafError(
                 "LISTEN is accepted but nothing is delivered: a pooler in transaction mode stands in "
                 "between; set session_database_url to a direct connection."
@@ -179,13 +173,16 @@ class Worker:
     def _is_done(self) -> bool:
         if self._stop_requests == 0 or self._stop_requests >= 3:
             return self._stop_requests >= 3
-        if self._held or self._settlements:
+        if not self._desk.is_empty:
             return False
-        return not self._needs_release or time.monotonic() >= self._release_ends_at()
+        return not self._desk.needs_release or time.monotonic() >= self._release_ends_at()
 
     def _close(self) -> None:
         self._pool.shutdown()
         self._ear.close()
+        if self._link.together is not None:
+            with suppress(psycopg.Error):  # others find out by themselves
+                self._duties.sign_off(self._link.together)
         self._link.close()
 
     # The loop
@@ -194,7 +191,7 @@ class Worker:
         events = self._pool.collect(self._seconds_to_sleep())
         self._take_wake_up_calls()
         self._fence_if_late()
-        self._absorb(events)
+        self._desk.absorb(events)
         self._listen()
         self._linger()
         self._agenda.tick(time.monotonic())
@@ -217,139 +214,93 @@ class Worker:
 
     def _linger(self) -> None:
         """Wait a moment for the rest of a batch of very short tasks, so that one turn carries them all."""
-        while self._settlements and self._pace.linger_seconds(time.monotonic()):
+        while self._desk.settlements and self._desk.pace.linger_seconds(time.monotonic()):
             events = self._pool.collect(LINGER_SECONDS)
-            self._absorb(events)
+            self._desk.absorb(events)
             if not events:
                 break
 
     def _seconds_to_sleep(self) -> float:
         now = time.monotonic()
-        has_work = self._settlements or self._needs_release or self._claimable()
-        if self._link.is_up and has_work:
+        if self._link.is_up and self._has_work():
             return 0.0
-        wake_at = self._agenda.next_at() if self._link.is_up else self._link.retry_at
-        wake_at = min(wake_at, self._grace_ends_at)
-        if self._needs_release:
+        planned = min(self._agenda.next_at(), self._duties.next_at())
+        wake_at = min(planned if self._link.is_up else self._link.retry_at, self._grace_ends_at)
+        if self._desk.needs_release:
             wake_at = min(wake_at, self._release_ends_at())
         retry_seconds = self._ear.seconds_until_retry()
         if retry_seconds is not None:
             wake_at = min(wake_at, now + retry_seconds)
         return max(0.0, wake_at - now)
 
+    def _has_work(self) -> bool:
+        wanted = self._wanted()
+        return bool(
+            self._desk.settlements
+            or self._desk.needs_release
+            or self._pings
+            or wanted.starting
+            or wanted.claims
+        )
+
     def _work(self, together: Together) -> None:
-        if self._needs_release:
-            give_back(together, self.worker_id, list(self._held))
-            self._needs_release = False
-        wanted = self._claimable()
-        if self._settlements or wanted:
+        if self._desk.needs_release:
+            give_back(together, self.worker_id, self._desk.held_ids())
+            self._desk.needs_release = False
+        wanted = self._wanted()
+        if self._desk.settlements or wanted.starting or wanted.claims:
             self._turn(together, wanted)
         now = time.monotonic()
-        if not self._settlements and self._agenda.wants_look_ahead(now):
+        if not self._desk.settlements and self._agenda.wants_look_ahead(now):
             self._look_ahead(together)
-        if self._agenda.wants_heartbeat(now):
-            self._beat(together, now)
+        if now >= self._duties.next_at():
+            self._duties.perform(together, now)
+            self._fence_if_lost()
+        if self._pings:
+            self._duties.pong(together, self._pings)
+            self._pings = []
 
-    def _claimable(self) -> int:
-        """How many tasks to claim now: idle children, within the limits, if there may be work."""
-        if self._stop_requests or not self._agenda.may_have_work:
-            return 0
-        running = len(self._held) - len(self._settlements)
-        return max(0, min(self._pool.idle_count, self._config.effective_claims - running))
+    def _wanted(self) -> Wanted:
+        """What the next turn should start and claim: idle children first, then ahead of them."""
+        if self._stop_requests:
+            return Wanted(freed=self._desk.freed_by_queue())
+        pids = self._pool.next_idle_pids(self._pool.idle_count)
+        waiting = self._desk.waiting(len(pids))
+        starting = list(zip(waiting, pids, strict=False))
+        if not self._agenda.may_have_work:
+            return Wanted(starting, freed=self._desk.freed_by_queue())
+        ahead = self._desk.waiting_count - len(starting)
+        held = self._desk.running_count + self._desk.waiting_count
+        room = max(0, self._config.effective_claims - held)
+        free_pids = pids[len(starting) :][:room]
+        prefetch = min(self._app_config.prefetch_buffer - ahead, room - len(free_pids))
+        return Wanted(starting, free_pids, max(0, prefetch), self._desk.freed_by_queue())
 
-    def _turn(self, together: Together, wanted: int) -> None:
-        settlements = self._settlements
+    def _turn(self, together: Together, wanted: Wanted) -> None:
+        settlements = self._desk.settlements
         # Until the answer is here the COMMIT of a claim is in doubt: what no child has goes back.
-        self._needs_release = wanted > 0
-        turned = take_turn(together, self._claimer, settlements, self._pool.next_idle_pids(wanted))
-        self._needs_release = False
-        self._settlements = []
-        for settlement in settlements:
-            del self._held[settlement.task_id]
-            if settlement.task_id not in turned.recorded:
-                logger.warning(
-                    "task %s belongs to somebody else now; its outcome is dropped",
-                    settlement.task_id,
-                )
-        if wanted:
-            possible = min(wanted, self._config.max_claim_batch or wanted)
+        self._desk.needs_release = wanted.claims > 0
+        turned = take_turn(together, self._claimer, settlements, wanted)
+        self._desk.needs_release = False
+        self._desk.close_settled(settlements, turned.recorded)
+        self._desk.start_waiting((task for task, _ in wanted.starting), turned.started)
+        if wanted.claims:
+            possible = min(wanted.claims, self._config.max_claim_batch or wanted.claims)
             self._agenda.note_claim(possible, len(turned.claimed))
-            self._hand_out(turned.claimed)
-            self._pace.note_hand_out((task.id for task in turned.claimed), time.monotonic())
+        self._desk.hand_out(turned.claimed)
 
-    def _hand_out(self, claimed: Iterable[ClaimedTask]) -> None:
-        for task in claimed:
-            if task.id in self._held:
-                # Somebody took it from us and gave it back to the queue; the old attempt is void.
-                self._pool.stop_task(task.id, STOPPED_BY_LOSS)
-            assignment = Assignment(
-                task.id,
-                task.generation,
-                task.task_name,
-                task.retry_count + 1,
-                task.args or "[]",
-                task.kwargs or "{}",
-                task.timeout_ms,
-            )
-            try:
-                self._pool.dispatch(assignment, task.worker_pid)
-            except NoIdleChildError:
-                self._needs_release = True
-            else:
-                self._held[task.id] = task
-
-    # What children say
-
-    def _absorb(self, events: Iterable[PoolEvent]) -> None:
-        now = time.monotonic()
-        for event in events:
-            match event:
-                case Reported(report=report):
-                    self._pace.note_end(report.task_id, now)
-                    if task := self._owned(report.task_id, report.generation):
-                        self._settlements.append(settle_report(task, report))
-                case Died():
-                    self._absorb_death(event)
-                case Stopped(assignment=assignment, reason=reason):
-                    if task := self._owned(assignment.task_id, assignment.generation):
-                        self._settlements.append(settle_stop(task, reason))
-                case HookFailed(name=name, description=description):
-                    self._fail(f"Child process start hook {name} {description}.")
-                case _:
-                    assert_never(event)
-
-    def _owned(self, task_id: str, generation: int) -> ClaimedTask | None:
-        """The task, unless it was lost and claimed again since that attempt began."""
-        task = self._held.get(task_id)
-        return task if task is not None and task.generation == generation else None
-
-    def _absorb_death(self, event: Died) -> None:
-        if event.assignment is None:
-            logger.error(
-                "child %s ended while idle (%s); it is replaced", event.pid, event.description
-            )
-            return
-        task = self._owned(event.assignment.task_id, event.assignment.generation)
-        if task is None:
-            return
-        if not event.started:
-            del self._held[task.id]
-            self._needs_release = True
-            return
-        logger.error(
-            "child %s died (%s) while running %s %s",
-            event.pid,
-            event.description,
-            task.task_name,
-            task.id,
+    def _look_ahead(self, together: Together) -> None:
+        """Expire what is past its deadline, free lapsed claims, learn when the next task is due."""
+        expired, lapsed, (due,) = together.run(
+            [
+                (expire_tasks, ExpireTasks(EXPIRED_RESULT, EXPIRY_BATCH)),
+                (release_lapsed, Limit(EXPIRY_BATCH)),
+                (seconds_until_due, Queues(self._config.queues)),
+            ]
         )
-        self._settlements.append(settle_death(task, event.description))
-
-    def _fail(self, reason: str) -> None:
-        if self._failure is None:
-            logger.critical("%s The worker stops.", reason)
-            self._failure = reason
-            self.request_stop()
+        if expired or lapsed:
+            logger.info("%d task(s) expired, %d lapsed claim(s) freed", len(expired), len(lapsed))
+        self._agenda.note_look_ahead(time.monotonic(), due.seconds)
 
     # What the database says
 
@@ -358,47 +309,19 @@ class Worker:
             return
         news = self._ear.hear()
         if news.gap:
-            self._agenda.note_gap()
-        elif news.work:
+            self._duties.hurry()
+        if news.work or news.gap:
             self._agenda.wake()
-        self._cancel(news.cancelled)
-
-    def _cancel(self, task_ids: Iterable[str]) -> None:
-        for task_id in task_ids:
-            self._pool.stop_task(task_id, STOPPED_BY_CANCEL)
-
-    def _look_ahead(self, together: Together) -> None:
-        """Expire what is past its deadline and learn when the next task is due."""
-        expired, (due,) = together.run(
-            [
-                (expire_tasks, ExpireTasks(EXPIRED_RESULT, EXPIRY_BATCH)),
-                (seconds_until_due, LookAhead(self._config.queues, self._last_look)),
-            ]
-        )
-        if expired:
-            logger.info("%d task(s) expired", len(expired))
-        self._last_look = due.looked_at
-        self._agenda.note_look_ahead(time.monotonic(), due.seconds)
-
-    def _beat(self, together: Together, now: float) -> None:
-        """Say which long-running tasks are alive, and ask which tasks should not be."""
-        self._agenda.note_heartbeat(now)
-        busy = self._pool.busy().values()
-        if not busy:
-            return
-        interval = self._agenda.heartbeat_seconds
-        long = [one.assignment for one in busy if now - one.since >= interval]
-        steps: list[Step] = [(find_cancel_requests, WorkerId(self.worker_id))]
-        if long:
-            ids = [assignment.task_id for assignment in long]
-            generations = [assignment.generation for assignment in long]
-            heartbeat = SendHeartbeats(self.worker_id, self._claimer.hostname, ids, generations)
-            steps.append((send_heartbeats, heartbeat))
-        self._cancel(row.id for row in together.run(steps)[0])
+        self._duties.cancel(news.cancelled)
+        self._pings += news.pings
 
     # Stopping, and waking up too late
 
     def _obey_stop(self) -> None:
+        if self._desk.failed_hook is not None and self._failure is None:
+            self._failure = self._desk.failed_hook
+            logger.critical("%s The worker stops.", self._failure)
+            self.request_stop()
         if self._stop_requests == 0:
             return
         now = time.monotonic()
@@ -406,7 +329,8 @@ class Worker:
             self._stopping_since = now
             grace_seconds = self._config.shutdown_grace_seconds
             self._grace_ends_at = NEVER if grace_seconds is None else now + grace_seconds
-            logger.info("stopping: %d task(s) still running", len(self._held))
+            self._desk.put_back()
+            logger.info("stopping: %d task(s) still running", self._desk.running_count)
         if self._stop_requests >= 2 or now >= self._grace_ends_at:
             self._interrupt_everything()
 
@@ -435,12 +359,33 @@ class Worker:
         now = _lifetime_seconds()
         late_seconds = now - self._awake_at
         self._awake_at = now
-        allowed_seconds = self._recovery.running_stale_threshold_ms / 1000
-        if late_seconds > allowed_seconds and self._held:
+        if late_seconds > FROZEN_SECONDS and not self._desk.is_empty:
             logger.critical(
                 "this worker was frozen for %.1f s: its children are killed", late_seconds
             )
             self._pool.kill_all()
+
+    def _fence_if_lost(self) -> None:
+        """Others took this worker for dead and gave its tasks away: what still runs here must end."""
+        if self._duties.is_lost:
+            logger.critical("others declared this worker lost: its children are killed")
+            self._pool.kill_all()
+            self._duties.forget_registration()
+
+
+def make_claimer(app_config: AppConfig, config: WorkerConfig, identity: Identity) -> Claimer:
+    """Return who claims, with the caps of the application's configuration."""
+    caps = {queue.name: queue.max_concurrency for queue in app_config.queues()}
+    return Claimer(
+        identity.worker_id,
+        identity.hostname,
+        config.queues,
+        [caps.get(queue) for queue in config.queues],
+        app_config.cluster_wide_cap,
+        config.max_claim_batch,
+        app_config.hard_cap_mode,
+        app_config.effective_claim_lease_ms,
+    )
 
 
 def _lifetime_seconds() -> float:

@@ -79,6 +79,14 @@ def settle_death(
     return _vanished(task, OperationalErrorCode.WORKER_CRASHED, reason, random)
 
 
+def settle_loss(
+    task: ClaimedTask, worker_id: str, random: Callable[[], float] = random_module.random
+) -> Failed:
+    """The worker that ran the task is gone: what user code did is unknown."""
+    reason = f"The worker running the task is gone (worker {worker_id}, process {task.worker_pid})."
+    return _vanished(task, OperationalErrorCode.WORKER_CRASHED, reason, random)
+
+
 def settle_stop(
     task: ClaimedTask, reason: str, random: Callable[[], float] = random_module.random
 ) -> Failed:

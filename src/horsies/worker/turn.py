@@ -8,8 +8,8 @@ load and commits per task fall; an idle worker still answers in one round trip.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import psycopg
@@ -24,11 +24,13 @@ from horsies.db.turn import (
     FailTasks,
     ReleaseUnstarted,
     RetryTasks,
+    StartTasks,
     claim_tasks,
     complete_tasks,
     fail_tasks,
     release_unstarted,
     retry_tasks,
+    start_tasks,
 )
 from horsies.worker.settle import Completed, Failed, Settlement, without_result
 
@@ -37,64 +39,103 @@ logger = logging.getLogger("horsies.turn")
 
 @dataclass(frozen=True, slots=True)
 class Claimer:
-    """Who claims: the worker's identity and its queues in the order they are served."""
+    """Who claims, from which queues in which order, and within which caps."""
 
     worker_id: str
     hostname: str
     queues: Sequence[str]
+    queue_caps: Sequence[int | None]
+    cluster_cap: int | None = None
     max_claim_batch: int = 0
+    counts_claimed: bool = True
+    lease_ms: int = 60_000
 
-    def wants(self, pids: Sequence[int]) -> ClaimTasks:
-        """Return the claim for these idle children."""
-        limit = self.max_claim_batch or len(pids)
+    @property
+    def is_capped(self) -> bool:
+        """Whether freeing a place may let another worker go on."""
+        return self.cluster_cap is not None or any(cap is not None for cap in self.queue_caps)
+
+    def claim(self, wanted: Wanted) -> ClaimTasks:
+        """Return the parameters of the claim."""
+        limit = self.max_claim_batch or len(wanted.pids) + wanted.prefetch
         return ClaimTasks(
-            self.worker_id, self.hostname, pids, self.queues, [limit] * len(self.queues)
+            self.worker_id,
+            self.hostname,
+            wanted.pids,
+            wanted.prefetch,
+            self.lease_ms,
+            self.queues,
+            [limit] * len(self.queues),
+            self.queue_caps,
+            self.cluster_cap,
+            self.counts_claimed,
+            [wanted.freed.get(queue, 0) for queue in self.queues],
         )
 
 
 @dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a turn should do besides recording.
+
+    ``starting`` are prefetched tasks with the idle children that take them, ``pids`` the idle children
+    to claim for, ``prefetch`` how many to claim ahead, ``freed`` the places the settlements give back.
+    """
+
+    starting: Sequence[tuple[ClaimedTask, int]] = ()
+    pids: Sequence[int] = ()
+    prefetch: int = 0
+    freed: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def claims(self) -> int:
+        """How many tasks the claim may bring."""
+        return len(self.pids) + self.prefetch
+
+
+@dataclass(frozen=True, slots=True)
 class Turned:
-    """What a turn did: which outcomes it recorded, and which tasks it claimed."""
+    """What a turn did: outcomes recorded, prefetched tasks started, tasks claimed."""
 
     recorded: set[str]
+    started: Mapping[str, int]
     claimed: Sequence[ClaimedTask]
 
 
 def take_turn(
-    together: Together,
-    claimer: Claimer,
-    settlements: Sequence[Settlement],
-    pids: Sequence[int],
+    together: Together, claimer: Claimer, settlements: Sequence[Settlement], wanted: Wanted
 ) -> Turned:
-    """Record the settlements and claim for the idle children, in one transaction.
+    """Record the settlements, start what waits and claim what fits, in one transaction.
 
     Raises what is transient, with nothing assumed about the COMMIT: recording again is harmless. A
     lasting error in one half must not block the other, so then each half runs in a transaction of
     its own.
     """
     try:
-        return _one_transaction(together, claimer, settlements, pids)
+        return _one_transaction(together, claimer, settlements, wanted)
     except psycopg.Error as error:
         if is_transient(error):
             raise
         logger.exception("a turn failed; recording and claiming are tried apart")
     recorded = _record_apart(together, claimer, settlements)
-    claimed = _one_transaction(together, claimer, (), pids).claimed
-    return Turned(recorded, claimed)
+    turned = _one_transaction(together, claimer, (), wanted)
+    return Turned(recorded, turned.started, turned.claimed)
 
 
 def _one_transaction(
-    together: Together,
-    claimer: Claimer,
-    settlements: Sequence[Settlement],
-    pids: Sequence[int],
+    together: Together, claimer: Claimer, settlements: Sequence[Settlement], wanted: Wanted
 ) -> Turned:
     steps = recording_steps(claimer.worker_id, settlements)
-    if pids:
-        steps.append((claim_tasks, claimer.wants(pids)))
+    recording = len(steps)
+    if wanted.starting:
+        steps.append((start_tasks, _starts(claimer.worker_id, wanted.starting)))
+    claims = wanted.claims > 0 or (claimer.is_capped and bool(wanted.freed))
+    if claims:
+        steps.append((claim_tasks, claimer.claim(wanted)))
     answers = together.run(steps)
-    claimed = answers.pop() if pids else ()
-    return Turned({row.task_id for rows in answers for row in rows}, claimed)
+    claimed = answers.pop() if claims else ()
+    started = {row.id: row.worker_pid for row in answers.pop()} if wanted.starting else {}
+    recorded = {row.task_id for rows in answers[:recording] for row in rows}
+    return Turned(recorded, started, claimed)
 
 
 def recording_steps(worker_id: str, settlements: Sequence[Settlement]) -> list[Step]:
@@ -119,13 +160,13 @@ def _record_apart(
     recorded: set[str] = set()
     for settlement in settlements:
         try:
-            recorded |= _one_transaction(together, claimer, [settlement], ()).recorded
+            recorded |= _one_transaction(together, claimer, [settlement], Wanted()).recorded
         except psycopg.Error as error:
             if is_transient(error):
                 raise
             logger.exception("the outcome of task %s cannot be stored", settlement.task_id)
             plain = without_result(settlement)
-            recorded |= _one_transaction(together, claimer, [plain], ()).recorded
+            recorded |= _one_transaction(together, claimer, [plain], Wanted()).recorded
     return recorded
 
 
@@ -137,6 +178,15 @@ def give_back(together: Together, worker_id: str, held_ids: Sequence[str]) -> in
 
 def _column(rows: Sequence[Any], read: Callable[[Any], Any]) -> list[Any]:
     return [read(row) for row in rows]
+
+
+def _starts(worker_id: str, starting: Sequence[tuple[ClaimedTask, int]]) -> StartTasks:
+    return StartTasks(
+        worker_id,
+        _column(starting, lambda pair: pair[0].id),
+        _column(starting, lambda pair: pair[0].generation),
+        _column(starting, lambda pair: pair[1]),
+    )
 
 
 def _completions(worker_id: str, rows: Sequence[Completed]) -> CompleteTasks:

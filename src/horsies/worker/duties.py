@@ -1,0 +1,179 @@
+"""What a worker does besides tasks, each at its own interval: say that it lives, renew leases, look for
+dead colleagues, describe itself, delete what is too old.
+
+The loop calls ``perform`` whenever ``next_at`` has come. A duty that fails for a passing reason is done
+again after the reconnect; none is ever switched off.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from psycopg import Connection
+
+from horsies.config import AppConfig
+from horsies.db.query import Step
+from horsies.db.together import Together
+from horsies.db.turn import (
+    RenewClaims,
+    SendHeartbeats,
+    WorkerId,
+    find_cancel_requests,
+    renew_claims,
+    send_heartbeats,
+)
+from horsies.worker.desk import Desk
+from horsies.worker.liveness import Identity, Liveness
+from horsies.worker.pool import ChildPool
+from horsies.worker.reaper import rescue, rescue_strays, sweep
+from horsies.worker.settings import WorkerConfig
+
+logger = logging.getLogger("horsies.worker")
+
+# A worker with tasks shows itself this often; an idle one at its safety poll, with the same statement.
+SEEN_SECONDS = 2.0
+SWEEP_SECONDS = 3600.0
+NEXT_SWEEP_SECONDS = 1.0
+
+
+class Every:
+    """Something to do again after so many seconds; the first time at once."""
+
+    __slots__ = ("at", "seconds")
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self.at = 0.0
+
+    def is_due(self, now: float) -> bool:
+        """Whether it is time."""
+        return now >= self.at
+
+    def done(self, now: float) -> None:
+        """It was done now."""
+        self.at = now + self.seconds
+
+
+class Duties:
+    """The worker's services, run inside its loop."""
+
+    def __init__(
+        self,
+        app_config: AppConfig,
+        config: WorkerConfig,
+        identity: Identity,
+        pool: ChildPool,
+        desk: Desk,
+    ) -> None:
+        recovery = app_config.recovery
+        self._app_config = app_config
+        self._identity = identity
+        self._pool = pool
+        self._desk = desk
+        self._liveness = Liveness(app_config, config, identity)
+        self._idle_seconds = app_config.resilience.notify_poll_interval_ms / 1000
+        self._seen = Every(SEEN_SECONDS)
+        self._heartbeat = Every(recovery.runner_heartbeat_interval_ms / 1000)
+        self._renewal = Every(app_config.effective_claimer_heartbeat_interval_ms / 1000)
+        self._strays = Every(recovery.check_interval_ms / 1000)
+        self._snapshot = Every(recovery.worker_state_snapshot_interval_ms / 1000)
+        self._sweep = Every(SWEEP_SECONDS)
+        self.is_lost = False
+
+    def lock(self, connection: Connection[Any]) -> None:
+        """Take the worker's session lock on a fresh listening connection."""
+        self._liveness.lock(connection)
+
+    def hurry(self) -> None:
+        """Notifications may have been missed: look for cancels at once."""
+        self._heartbeat.at = 0.0
+
+    def next_at(self) -> float:
+        """When the next duty is due."""
+        everything = (self._seen, self._heartbeat, self._renewal, self._strays, self._snapshot)
+        return min(self._sweep.at, *(duty.at for duty in everything))
+
+    def perform(self, together: Together, now: float) -> None:
+        """Do what is due. The sign of life comes first: everything else may take its time."""
+        if self._seen.is_due(now):
+            self._show_life(together, now)
+        if self._heartbeat.is_due(now):
+            self._beat(together, now)
+        if self._renewal.is_due(now):
+            self._renew(together, now)
+        if self._snapshot.is_due(now):
+            self._snapshot.done(now)
+            together.run([self._state()])
+        if self._strays.is_due(now):
+            self._strays.done(now)
+            rescue_strays(together, self._app_config.recovery)
+        if self._sweep.is_due(now):
+            more = sweep(together, self._app_config.recovery)
+            self._sweep.at = now + (NEXT_SWEEP_SECONDS if more else SWEEP_SECONDS)
+
+    def _show_life(self, together: Together, now: float) -> None:
+        self._seen.seconds = self._idle_seconds if self._desk.is_empty else SEEN_SECONDS
+        self._seen.done(now)
+        rows = together.run(self._liveness.steps())[-1]
+        self.is_lost = not self._liveness.note_seen(rows)
+        if not self.is_lost:
+            rescue(together, self._identity.worker_id, self._app_config.recovery)
+
+    def _beat(self, together: Together, now: float) -> None:
+        """Say which long-running tasks are alive, and ask which tasks should not be."""
+        self._heartbeat.done(now)
+        busy = self._pool.busy().values()
+        if not busy:
+            return
+        worker_id = self._identity.worker_id
+        long = [one.assignment for one in busy if now - one.since >= self._heartbeat.seconds]
+        steps: list[Step] = [(find_cancel_requests, WorkerId(worker_id))]
+        if long:
+            ids = [assignment.task_id for assignment in long]
+            generations = [assignment.generation for assignment in long]
+            heartbeat = SendHeartbeats(worker_id, self._identity.hostname, ids, generations)
+            steps.append((send_heartbeats, heartbeat))
+        self.cancel(row.id for row in together.run(steps)[0])
+
+    def cancel(self, task_ids: Iterable[str]) -> None:
+        """Stop these tasks if they are ours."""
+        self._desk.cancel(task_ids)
+
+    def _renew(self, together: Together, now: float) -> None:
+        self._renewal.done(now)
+        waiting = self._desk.waiting(self._desk.waiting_count)
+        if not waiting:
+            return
+        lease = RenewClaims(
+            self._identity.worker_id,
+            [task.id for task in waiting],
+            [task.generation for task in waiting],
+            self._app_config.effective_claim_lease_ms,
+            self._app_config.max_claim_renew_age_ms,
+        )
+        together.run([(renew_claims, lease)])
+
+    def _state(self) -> Step:
+        memory_mb = self._pool.children_memory_mb()
+        return self._liveness.snapshot(
+            self._desk.running_count, self._desk.waiting_count, memory_mb
+        )
+
+    def pong(self, together: Together, pings: Iterable[str]) -> None:
+        """Answer whoever asks which workers are there."""
+        if steps := self._liveness.pongs(pings):
+            together.run(steps)
+
+    def sign_off(self, together: Together) -> None:
+        """Say goodbye with a last snapshot."""
+        together.run([self._state()])
+        self._liveness.sign_off(together)
+
+    def forget_registration(self) -> None:
+        """Others declared this worker lost: it comes back as if it had just started."""
+        self._liveness.forget()
+        self._seen.at = time.monotonic()
+        self.is_lost = False

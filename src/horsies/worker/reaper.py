@@ -1,0 +1,156 @@
+"""The reaper: takes over what dead workers left, and deletes what is too old to keep.
+
+Any worker may reap; a try-lock elects one at a time and nothing breaks if two did. It has no verbs of
+its own: a task in dead hands ends as a crash of its process would, through the same settlement and
+the same statements, in the name of the worker that died. Every step is idempotent, bounded, and
+simply done again at the next occasion when it fails.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from horsies.config import RecoveryConfig
+from horsies.db.fleet import (
+    Duty,
+    FindLostWorkers,
+    FindOrphans,
+    FindStrays,
+    Orphan,
+    Retention,
+    SignOff,
+    delete_old_heartbeats,
+    delete_old_tasks,
+    delete_old_worker_states,
+    delete_old_workers,
+    find_lost_workers,
+    find_orphans,
+    find_strays,
+    sign_off_worker,
+    try_lead,
+)
+from horsies.db.query import Statement, Step
+from horsies.db.together import Together
+from horsies.db.turn import ClaimedTask, ReleaseClaimed, release_claimed
+from horsies.worker.settle import settle_loss
+from horsies.worker.turn import recording_steps
+
+logger = logging.getLogger("horsies.reaper")
+
+RESCUE_BATCH = 200
+RETENTION_BATCH = 1000
+# A worker whose lock is free but that was seen this recently is probably just reconnecting.
+SILENT_SECONDS = 2.0
+# So long after its start the server's free advisory locks prove nothing: everyone is reconnecting.
+RESTART_SECONDS = 15.0
+RESCUE_DUTY = 1
+RETENTION_DUTY = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Rescue:
+    """What one pass did."""
+
+    lost_workers: int = 0
+    tasks: int = 0
+
+
+def rescue(together: Together, worker_id: str, recovery: RecoveryConfig) -> Rescue:
+    """Find dead workers and settle their tasks; another reaper at work is a reason to do nothing."""
+    stale_seconds = max(recovery.claimed_stale_threshold_ms, recovery.running_stale_threshold_ms) / 1000
+    looked = FindLostWorkers(worker_id, SILENT_SECONDS, RESTART_SECONDS, stale_seconds)
+    led, lost = together.run([(try_lead, Duty(RESCUE_DUTY)), (find_lost_workers, looked)])
+    if not led[0].leads or not lost:
+        return Rescue()
+    worker_ids = [row.worker_id for row in lost]
+    logger.warning("lost worker(s): %s", ", ".join(worker_ids))
+    rescued = 0
+    while orphans := together.run([(find_orphans, FindOrphans(worker_ids, RESCUE_BATCH))])[0]:
+        rescued += settle_orphans(together, orphans, recovery)
+    together.run([(sign_off_worker, SignOff(worker_ids, True))])
+    return Rescue(len(worker_ids), rescued)
+
+
+def rescue_strays(together: Together, recovery: RecoveryConfig) -> int:
+    """Settle tasks whose worker is not even known and that have been silent for their threshold."""
+    looked = FindStrays(
+        recovery.claimed_stale_threshold_ms / 1000,
+        recovery.running_stale_threshold_ms / 1000,
+        RESCUE_BATCH,
+    )
+    led, strays = together.run([(try_lead, Duty(RESCUE_DUTY)), (find_strays, looked)])
+    if not led[0].leads or not strays:
+        return 0
+    return settle_orphans(together, strays, recovery)
+
+
+def settle_orphans(
+    together: Together, orphans: Sequence[Orphan], recovery: RecoveryConfig
+) -> int:
+    """Give back what had not started, and end what had as a crash: retried or failed by its policy."""
+    steps: list[Step] = []
+    by_worker = sorted(orphans, key=lambda orphan: orphan.worker_id)
+    for worker_id, group in groupby(by_worker, key=lambda orphan: orphan.worker_id):
+        steps += _settling(worker_id, list(group), recovery)
+    if not steps:
+        return 0
+    changed = sum(len(rows) for rows in together.run(steps))
+    for orphan in orphans:
+        logger.warning("task %s %s was in dead hands", orphan.task_name, orphan.id)
+    return changed
+
+
+def _settling(
+    worker_id: str, orphans: Sequence[Orphan], recovery: RecoveryConfig
+) -> Iterable[Step]:
+    claimed = [orphan for orphan in orphans if orphan.status == "CLAIMED"]
+    running = [orphan for orphan in orphans if orphan.status == "RUNNING"]
+    steps: list[Step] = []
+    if claimed and recovery.auto_requeue_stale_claimed:
+        ids = [orphan.id for orphan in claimed]
+        generations = [orphan.generation for orphan in claimed]
+        steps.append((release_claimed, ReleaseClaimed(worker_id, ids, generations)))
+    if running and recovery.auto_fail_stale_running:
+        settlements = [settle_loss(_as_claimed(orphan), worker_id) for orphan in running]
+        steps += recording_steps(worker_id, settlements)
+    return steps
+
+
+def _as_claimed(orphan: Orphan) -> ClaimedTask:
+    return ClaimedTask(
+        orphan.id,
+        orphan.generation,
+        orphan.task_name,
+        orphan.queue_name,
+        orphan.args,
+        orphan.kwargs,
+        orphan.retry_count,
+        orphan.max_retries,
+        orphan.task_options,
+        orphan.timeout_ms,
+        orphan.worker_pid,
+    )
+
+
+def sweep(together: Together, recovery: RecoveryConfig) -> bool:
+    """Delete one bounded batch of everything past its retention; True when there may be more."""
+    statements: tuple[tuple[Statement[Retention, object], float | None], ...] = (
+        (delete_old_heartbeats, recovery.heartbeat_retention_hours),
+        (delete_old_worker_states, recovery.worker_state_retention_hours),
+        (delete_old_workers, recovery.worker_state_retention_hours),
+        (delete_old_tasks, recovery.terminal_record_retention_hours),
+    )
+    steps: list[Step] = [
+        (statement, Retention(hours, RETENTION_BATCH))
+        for statement, hours in statements
+        if hours is not None
+    ]
+    if not steps or not together.run([(try_lead, Duty(RETENTION_DUTY))])[0][0].leads:
+        return False
+    counts = [len(rows) for rows in together.run(steps)]
+    if total := sum(counts):
+        logger.info("retention: %d old row(s) deleted", total)
+    return max(counts) >= RETENTION_BATCH
