@@ -214,10 +214,6 @@ _REMEDIES = (
     ("failed to resolve host", "The host name is unknown; correct the host in database_url"),
     ("timeout expired", "The server did not answer in time; check host, port and the network"),
     ("timed out", "The server did not answer in time; check host, port and the network"),
-    (
-        "couldn't get a connection",
-        "All pooled connections are busy; raise pool_size or max_overflow",
-    ),
 )
 
 # What libpq says of an address it cannot read quotes the very part that may be the password.
