@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: test check format bench demo clean
+.PHONY: test check format docs bench demo clean
 
 test: $(READY) ## run the tests on an embedded PostgreSQL
 	$(BIN)/pytest -n 2
@@ -20,10 +20,13 @@ format: $(READY) ## rewrite the code the way check wants it
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+docs: $(READY) ## rewrite the tables of the documentation that come from the code
+	$(BIN)/python -m tests.generated_docs
+
 bench: $(READY) ## measure, as ratios inside one run
 	$(BIN)/python -m benchmarks
 
-demo: $(READY) ## a private PostgreSQL, a task sent, its row read back
+demo: $(READY) ## a private PostgreSQL, a worker, six tasks and what became of them
 	$(BIN)/python examples/demo.py
 
 $(READY): pyproject.toml constraints.txt

@@ -23,7 +23,6 @@ LEGAL: dict[tuple[str, str], str] = {
     ("retry", "RUNNING"): "PENDING",
     ("release", "CLAIMED"): "PENDING",
     ("release", "RUNNING"): "PENDING",
-    ("release", "RUNNING"): "PENDING",
     ("expire", "PENDING"): "EXPIRED",
     ("cancel", "PENDING"): "CANCELLED",
     ("cancel", "CLAIMED"): "CANCELLED",

@@ -27,7 +27,11 @@ from horsies.dsn import libpq_url, mask_url
 _inherited: list[object] = []
 
 _TRANSIENT_CLASSES = ("08", "53")
-_TRANSIENT_STATES = {"57P01", "57P02", "57P03", "57014", "40001", "40P01", "55P03", "25P03"}
+_TRANSIENT_STATES = {
+    *("57P01", "57P02", "57P03"),  # shutting down, crashed, starting up
+    *("40001", "40P01"),  # serialization failure, deadlock
+    *("57014", "55P03", "57P05", "25P03", "25P04"),  # the timeouts an administrator may set
+}
 
 
 class Database:
@@ -188,6 +192,7 @@ _NO_DATABASE = re.compile(r'database ".*" does not exist')
 _NO_ROLE = re.compile(r'role ".*" does not exist')
 _REFUSALS = ("password authentication failed", "no password supplied", "no pg_hba.conf entry")
 
+_NO_FREE_SLOT = "PostgreSQL has no free connection slot; lower the pool sizes or raise its limit"
 _REMEDIES = (
     (
         "password authentication failed",
@@ -198,10 +203,9 @@ _REMEDIES = (
         "no pg_hba.conf entry",
         "PostgreSQL does not let this user in from this host; see its pg_hba.conf",
     ),
-    (
-        "too many clients",
-        "PostgreSQL has no free connection slot; lower the pool sizes or raise max_connections",
-    ),
+    ("too many clients", _NO_FREE_SLOT),
+    ("too many connections", _NO_FREE_SLOT),
+    ("remaining connection slots are reserved", _NO_FREE_SLOT),
     (
         "connection refused",
         "Nothing answers at this address; start PostgreSQL or correct host and port",
@@ -214,10 +218,6 @@ _REMEDIES = (
     ("failed to resolve host", "The host name is unknown; correct the host in database_url"),
     ("timeout expired", "The server did not answer in time; check host, port and the network"),
     ("timed out", "The server did not answer in time; check host, port and the network"),
-    (
-        "couldn't get a connection",
-        "All pooled connections are busy; raise pool_size or max_overflow",
-    ),
 )
 
 # What libpq says of an address it cannot read quotes the very part that may be the password.

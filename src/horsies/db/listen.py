@@ -98,7 +98,7 @@ class Listener:
             self._queue.append((note.relname.decode(), note.extra.decode()))
 
     def _take(self) -> Sequence[tuple[str, str]]:
-        taken, self._queue = self._queue, []
+        taken, self._queue = tuple(self._queue), []
         return taken
 
     def _reconnect(self) -> Heard:

@@ -1,0 +1,213 @@
+"""The documentation says what the code does: generated tables, codes, links, examples."""
+
+from __future__ import annotations
+
+import ast
+import re
+from enum import Enum
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+from pydantic import BaseModel
+
+import horsies
+from horsies.broker import PostgresBroker
+from horsies.config import AppConfig, PostgresConfig
+from horsies.errors import ErrorCode, HorsiesError
+from horsies.handle import TaskActionErrorCode
+from horsies.outcome import ContractCode, OperationalErrorCode, OutcomeCode, RetrievalCode
+from horsies.request import TaskSendErrorCode
+from horsies.states import TaskVerb
+from horsies.worker.main import ExitCode
+from tests import doc_pages, generated_docs
+from tests.doc_pages import PAGES, REPOSITORY, code_of, page, rows, section
+
+SOURCE = REPOSITORY / "src" / "horsies"
+URL = "postgresql://localhost/unused"
+
+# Read only to be shown, or another thing of the same name.
+SEEN_ELSEWHERE = {"cluster_wide_cap": {"settings.py"}, "echo": {"cli.py", "command.py"}}
+
+
+@pytest.mark.parametrize("path", generated_docs.PAGES, ids=doc_pages.title)
+def test_generated_parts_are_up_to_date(path: Path) -> None:
+    text = path.read_text("utf-8")
+    assert generated_docs.rewritten(text) == text, "run `make docs`"
+
+
+def test_every_generated_part_is_on_a_page() -> None:
+    shown = [
+        name
+        for path in generated_docs.PAGES
+        for name in generated_docs.names_of_parts(path.read_text("utf-8"))
+    ]
+    assert sorted(shown) == sorted(generated_docs.PARTS)
+
+
+@pytest.mark.parametrize(
+    ("model", "name", "minimum"),
+    [(model, name, least) for (model, name), least in generated_docs.MINIMUMS.items()],
+)
+def test_the_limits_written_by_hand_are_the_real_ones(
+    model: type[BaseModel], name: str, minimum: int
+) -> None:
+    broker = PostgresConfig(database_url=URL)
+    others: dict[str, object] = {"broker": broker} if model is AppConfig else {"database_url": URL}
+    assert getattr(model(**others, **{name: minimum}), name) == minimum
+    with pytest.raises(HorsiesError):
+        model(**others, **{name: minimum - 1})
+
+
+def test_the_fields_said_to_be_without_effect_exist_and_are_not_read_anywhere() -> None:
+    names = re.findall(
+        r"`(\w+)`", section(page("configuration.md"), "Without effect yet").split("has one")[0]
+    )
+    names.remove("running_stale_threshold_ms")
+    known = {name for model in generated_docs.MODELS for name in model.model_fields}
+    assert set(names) <= known
+    assert [name for name in names if _readers(name)] == [], "it has an effect now: say which"
+
+
+def _readers(field_name: str) -> set[str]:
+    allowed = SEEN_ELSEWHERE.get(field_name, set()) | {"config.py", "postgres_config.py"}
+    pattern = re.compile(rf"\.{field_name}\b")
+    return {
+        path.name
+        for path in SOURCE.rglob("*.py")
+        if path.name not in allowed and pattern.search(path.read_text("utf-8"))
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "heading", "codes"),
+    [
+        ("results.md", "OperationalErrorCode", OperationalErrorCode),
+        ("results.md", "ContractCode", ContractCode),
+        ("results.md", "RetrievalCode", RetrievalCode),
+        ("results.md", "OutcomeCode", OutcomeCode),
+        ("results.md", "Cancelling", TaskActionErrorCode),
+        ("sending.md", "Errors are values", TaskSendErrorCode),
+    ],
+)
+def test_every_code_is_explained(name: str, heading: str, codes: type[Enum]) -> None:
+    explained = [code_of(cells[0]) for cells in rows(section(page(name), heading))]
+    assert explained == [code.value for code in codes]
+
+
+def test_every_start_up_error_is_explained() -> None:
+    table = section(page("configuration.md"), "Start-up errors")
+    explained = [(cells[0], code_of(cells[1])) for cells in rows(table)]
+    assert explained == [(code.value, code.name) for code in ErrorCode]
+
+
+def test_every_exit_code_of_a_worker_is_explained() -> None:
+    numbers = [
+        int(cells[0])
+        for cells in rows(section(page("workers.md"), "Stopping"))
+        if cells[0].isdigit()
+    ]
+    assert set(numbers) == {code.value for code in ExitCode} | {2}
+
+
+def test_every_verb_has_its_statement_and_its_doer() -> None:
+    verbs = [
+        code_of(cells[0])
+        for cells in rows(section(page("internals/state-machine.md"), "Who does it"))
+    ]
+    assert verbs == list(get_args(TaskVerb))
+
+
+@pytest.mark.parametrize("path", PAGES, ids=doc_pages.title)
+def test_links_lead_somewhere(path: Path) -> None:
+    broken = [
+        link.target
+        for link in doc_pages.links(path.read_text("utf-8"))
+        if not link.target.startswith("https://") and not _resolves(path, link.target)
+    ]
+    assert broken == []
+
+
+def _resolves(path: Path, target: str) -> bool:
+    file_name, _, anchor = target.partition("#")
+    found = path.parent / file_name if file_name else path
+    return found.exists() and (not anchor or anchor in doc_pages.anchors(found.read_text("utf-8")))
+
+
+@pytest.mark.parametrize("path", PAGES, ids=doc_pages.title)
+def test_a_name_that_links_into_the_code_is_found_there(path: Path) -> None:
+    missing = [
+        link.text
+        for link in doc_pages.links(path.read_text("utf-8"))
+        if link.is_code
+        and link.text.isidentifier()
+        and not _names(path.parent / link.target, link.text)
+    ]
+    assert missing == []
+
+
+def _names(path: Path, word: str) -> bool:
+    definition = (
+        rf"(?:def|class|FUNCTION|name:) {word}\b"
+        if path.suffix in (".py", ".sql")
+        else rf"\b{word}\b"
+    )
+    return re.search(definition, path.read_text("utf-8")) is not None
+
+
+@pytest.mark.parametrize("path", PAGES, ids=doc_pages.title)
+def test_python_blocks_compile_and_use_public_names(path: Path) -> None:
+    for block in doc_pages.blocks(path.read_text("utf-8")):
+        if block.is_python:
+            text = _in_a_coroutine(block.text) if "no-run" in block.language else block.text
+            tree = ast.parse(text, doc_pages.title(path))
+            assert _imported_from_horsies(tree) <= set(horsies.__all__)
+
+
+def _imported_from_horsies(tree: ast.Module) -> set[str]:
+    return {
+        alias.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and node.module == "horsies"
+        for alias in node.names
+    }
+
+
+def _in_a_coroutine(text: str) -> str:
+    indented = "".join(f"    {line}\n" for line in text.splitlines())
+    return f"async def example():\n{indented}"
+
+
+@pytest.mark.parametrize("name", ["sending.md", "results.md", "configuration.md", "workers.md"])
+def test_the_examples_of_a_page_run_in_order(
+    name: str, process_url: str, connection: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HORSIES_DATABASE_URL", process_url)
+    _run_page(name)["app"].close()
+
+
+def test_the_table_of_bad_input_quotes_what_is_really_said(
+    process_url: str, connection: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HORSIES_DATABASE_URL", process_url)
+    namespace = _run_page("sending.md")
+    table = list(rows(section(page("sending.md"), "What can be sent")))
+    assert len(table) > 10
+    for call, message in table:
+        refused = eval(code_of(call), namespace)
+        assert refused.unwrap_err().message == message
+    namespace["app"].close()
+
+
+def _run_page(name: str) -> dict[str, Any]:
+    namespace: dict[str, Any] = {"__name__": name.removesuffix(".md")}
+    for block in doc_pages.blocks(page(name)):
+        if block.is_run:
+            exec(compile(block.text, name, "exec"), namespace)
+    assert isinstance(namespace["app"].get_broker(), PostgresBroker)
+    return namespace
+
+
+def test_the_project_does_not_talk_about_how_it_was_made() -> None:
+    words = re.compile(r"\b(issue \d|R-[A-Z]+-\d|DESIGN\.md|/work/|session \d)")
+    assert [doc_pages.title(one) for one in PAGES if words.search(one.read_text("utf-8"))] == []
