@@ -9,20 +9,18 @@ from horsies.worker.agenda import LOOK_AHEAD_SECONDS, NEVER, Agenda
 
 @pytest.fixture
 def agenda() -> Agenda:
-    """An agenda at second 100 that has just claimed nothing, looked ahead and sent its heartbeat."""
-    agenda = Agenda(poll_seconds=5.0, heartbeat_seconds=30.0)
+    """An agenda at second 100 that has just claimed nothing, and looked ahead."""
+    agenda = Agenda(poll_seconds=5.0)
     agenda.tick(100.0)
     agenda.note_claim(wanted=2, got=0)
     agenda.note_look_ahead(100.0, None)
-    agenda.note_heartbeat(100.0)
     return agenda
 
 
-def test_a_fresh_worker_claims_looks_ahead_and_says_it_lives_at_once() -> None:
-    agenda = Agenda(poll_seconds=5.0, heartbeat_seconds=30.0)
+def test_a_fresh_worker_claims_and_looks_ahead_at_once() -> None:
+    agenda = Agenda(poll_seconds=5.0)
     assert agenda.may_have_work
     assert agenda.wants_look_ahead(100.0)
-    assert agenda.wants_heartbeat(100.0)
     assert agenda.next_at() <= 100.0
 
 
@@ -60,17 +58,6 @@ def test_a_due_time_after_the_poll_does_not_lengthen_the_sleep(agenda: Agenda) -
     assert agenda.next_at() == 105.0
 
 
-def test_a_heartbeat_bounds_the_sleep_of_a_worker_that_hardly_polls() -> None:
-    agenda = Agenda(poll_seconds=300.0, heartbeat_seconds=30.0)
-    agenda.tick(100.0)
-    agenda.note_claim(wanted=1, got=0)
-    agenda.note_look_ahead(100.0, None)
-    agenda.note_heartbeat(100.0)
-    assert agenda.next_at() == 130.0
-    assert not agenda.wants_heartbeat(129.9)
-    assert agenda.wants_heartbeat(130.0)
-
-
 def test_a_full_claim_means_that_there_may_be_more(agenda: Agenda) -> None:
     agenda.wake()
     agenda.note_claim(wanted=4, got=4)
@@ -97,9 +84,3 @@ def test_looks_ahead_keep_their_distance(agenda: Agenda) -> None:
 def test_a_notification_makes_a_claim_worth_its_while(agenda: Agenda) -> None:
     agenda.wake()
     assert agenda.may_have_work
-
-
-def test_after_a_gap_in_the_notifications_everything_is_looked_at(agenda: Agenda) -> None:
-    agenda.note_gap()
-    assert agenda.may_have_work
-    assert agenda.wants_heartbeat(100.1)

@@ -19,22 +19,15 @@ class Agenda:
     """What is planned, in monotonic seconds."""
 
     poll_seconds: float
-    heartbeat_seconds: float
     may_have_work: bool = True
     needs_look_ahead: bool = True
     looked_ahead_at: float = -NEVER
     due_at: float = NEVER
     poll_at: float = 0.0
-    heartbeat_at: float = 0.0
 
     def wake(self) -> None:
         """Somebody says there is work, or there may be: a notification, a gap, freed capacity."""
         self.may_have_work = True
-
-    def note_gap(self) -> None:
-        """Notifications may have been missed: look for work, and for cancels, at once."""
-        self.may_have_work = True
-        self.heartbeat_at = 0.0
 
     def tick(self, now: float) -> None:
         """Turn due times and the safety poll into a wish to claim."""
@@ -63,17 +56,9 @@ class Agenda:
         if seconds == 0:
             self.may_have_work = True
 
-    def wants_heartbeat(self, now: float) -> bool:
-        """Tell whether it is time to say which tasks are alive."""
-        return now >= self.heartbeat_at
-
-    def note_heartbeat(self, now: float) -> None:
-        """The living tasks have been named."""
-        self.heartbeat_at = now + self.heartbeat_seconds
-
     def next_at(self) -> float:
         """Return when the loop must be awake again if nothing else happens."""
-        planned = min(self.poll_at, self.due_at, self.heartbeat_at)
+        planned = min(self.poll_at, self.due_at)
         if self.needs_look_ahead:
             planned = min(planned, self.looked_ahead_at + LOOK_AHEAD_SECONDS)
         return planned

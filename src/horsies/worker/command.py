@@ -103,6 +103,7 @@ def worker(
         shutdown_grace_seconds=shutdown_grace,
         loglevel=loglevel.value,
         log_format=log_format.value,
+        prefetch_buffer=app.config.prefetch_buffer,
     )
     refuse_bad_limits(config)
     _refuse_broken_app(app)

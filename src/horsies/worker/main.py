@@ -9,62 +9,43 @@ from __future__ import annotations
 
 import logging
 import selectors
-import socket
 import time
-from collections.abc import Iterable
+from contextlib import suppress
 from datetime import datetime
 from enum import IntEnum
-from typing import Any, assert_never
+from typing import Any
 
 import psycopg
 from psycopg import Connection
 
 from horsies.app import Horsies
 from horsies.codec import encode_task_error
-from horsies.config import QUEUE_CHANNEL_PREFIX
+from horsies.config import QUEUE_CHANNEL_PREFIX, AppConfig
 from horsies.db.connect import Database
 from horsies.db.listen import Listener, hears_itself
 from horsies.db.migrate import apply_migrations
-from horsies.db.query import Step
 from horsies.db.together import Together
 from horsies.db.turn import (
-    ClaimedTask,
     ExpireTasks,
+    Limit,
     LookAhead,
-    SendHeartbeats,
-    WorkerId,
     expire_tasks,
-    find_cancel_requests,
+    release_lapsed,
     seconds_until_due,
-    send_heartbeats,
 )
 from horsies.ids import new_id
 from horsies.outcome import OutcomeCode, TaskError
 from horsies.worker.agenda import NEVER, Agenda
+from horsies.worker.desk import Desk
+from horsies.worker.duties import Duties
 from horsies.worker.ear import CANCEL_CHANNEL, Ear
 from horsies.worker.link import Link, turn_connector
-from horsies.worker.pace import LINGER_SECONDS, Pace
-from horsies.worker.pool import (
-    Assignment,
-    ChildPool,
-    Died,
-    HookFailed,
-    NoIdleChildError,
-    PoolEvent,
-    Reported,
-    Stopped,
-)
+from horsies.worker.liveness import PING_CHANNEL, Identity
+from horsies.worker.pace import LINGER_SECONDS
+from horsies.worker.pool import ChildPool
 from horsies.worker.settings import WorkerConfig
-from horsies.worker.settle import (
-    STOPPED_BY_CANCEL,
-    STOPPED_BY_LOSS,
-    STOPPED_BY_SHUTDOWN,
-    Settlement,
-    settle_death,
-    settle_report,
-    settle_stop,
-)
-from horsies.worker.turn import Claimer, give_back, take_turn
+from horsies.worker.settle import STOPPED_BY_SHUTDOWN
+from horsies.worker.turn import Claimer, Wanted, give_back, take_turn
 
 logger = logging.getLogger("horsies.worker")
 
@@ -112,6 +93,7 @@ class Worker:
         self._ear = Ear(Listener(self._connect_listener, self._channels()), selector)
         self._claimer = make_claimer(app.config, config, identity)
         self._agenda = Agenda(app.config.resilience.notify_poll_interval_ms / 1000)
+        self._last_look: datetime | None = None
         self._pings: list[str] = []
         self._awake_at = _lifetime_seconds()
         self._stop_requests = 0
@@ -295,11 +277,12 @@ class Worker:
             [
                 (expire_tasks, ExpireTasks(EXPIRED_RESULT, EXPIRY_BATCH)),
                 (release_lapsed, Limit(EXPIRY_BATCH)),
-                (seconds_until_due, Queues(self._config.queues)),
+                (seconds_until_due, LookAhead(self._config.queues, self._last_look)),
             ]
         )
         if expired or lapsed:
             logger.info("%d task(s) expired, %d lapsed claim(s) freed", len(expired), len(lapsed))
+        self._last_look = due.looked_at
         self._agenda.note_look_ahead(time.monotonic(), due.seconds)
 
     # What the database says
@@ -359,7 +342,8 @@ class Worker:
         now = _lifetime_seconds()
         late_seconds = now - self._awake_at
         self._awake_at = now
-        if late_seconds > FROZEN_SECONDS and not self._desk.is_empty:
+        allowed_seconds = self._app_config.recovery.running_stale_threshold_ms / 1000
+        if late_seconds > allowed_seconds and not self._desk.is_empty:
             logger.critical(
                 "this worker was frozen for %.1f s: its children are killed", late_seconds
             )

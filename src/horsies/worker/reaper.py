@@ -15,6 +15,7 @@ from itertools import groupby
 
 from horsies.config import RecoveryConfig
 from horsies.db.fleet import (
+    Deleted,
     Duty,
     FindLostWorkers,
     FindOrphans,
@@ -60,7 +61,9 @@ class Rescue:
 
 def rescue(together: Together, worker_id: str, recovery: RecoveryConfig) -> Rescue:
     """Find dead workers and settle their tasks; another reaper at work is a reason to do nothing."""
-    stale_seconds = max(recovery.claimed_stale_threshold_ms, recovery.running_stale_threshold_ms) / 1000
+    stale_seconds = (
+        max(recovery.claimed_stale_threshold_ms, recovery.running_stale_threshold_ms) / 1000
+    )
     looked = FindLostWorkers(worker_id, SILENT_SECONDS, RESTART_SECONDS, stale_seconds)
     led, lost = together.run([(try_lead, Duty(RESCUE_DUTY)), (find_lost_workers, looked)])
     if not led[0].leads or not lost:
@@ -87,9 +90,7 @@ def rescue_strays(together: Together, recovery: RecoveryConfig) -> int:
     return settle_orphans(together, strays, recovery)
 
 
-def settle_orphans(
-    together: Together, orphans: Sequence[Orphan], recovery: RecoveryConfig
-) -> int:
+def settle_orphans(together: Together, orphans: Sequence[Orphan], recovery: RecoveryConfig) -> int:
     """Give back what had not started, and end what had as a crash: retried or failed by its policy."""
     steps: list[Step] = []
     by_worker = sorted(orphans, key=lambda orphan: orphan.worker_id)
@@ -137,7 +138,7 @@ def _as_claimed(orphan: Orphan) -> ClaimedTask:
 
 def sweep(together: Together, recovery: RecoveryConfig) -> bool:
     """Delete one bounded batch of everything past its retention; True when there may be more."""
-    statements: tuple[tuple[Statement[Retention, object], float | None], ...] = (
+    statements: tuple[tuple[Statement[Retention, Deleted], int | None], ...] = (
         (delete_old_heartbeats, recovery.heartbeat_retention_hours),
         (delete_old_worker_states, recovery.worker_state_retention_hours),
         (delete_old_workers, recovery.worker_state_retention_hours),

@@ -29,10 +29,13 @@ class WorkerConfig:
     loglevel: str = "INFO"
     log_format: str = "text"
 
+    prefetch_buffer: int = 0
+
     @property
     def effective_claims(self) -> int:
-        """How many tasks this worker may hold at once."""
-        return min(self.max_claim_per_worker or self.processes, self.processes)
+        """How many tasks this worker may hold at once: running and claimed ahead."""
+        most = self.processes + self.prefetch_buffer
+        return min(self.max_claim_per_worker or most, most)
 
 
 def refuse_bad_limits(config: WorkerConfig) -> None:
@@ -64,6 +67,6 @@ def describe_concurrency(app: Horsies, config: WorkerConfig) -> str:
     return (
         f"Concurrency config: processes={config.processes}, "
         f"cluster_wide_cap={'unlimited' if cap is None else cap}, "
-        f"max_claim_per_worker={config.max_claim_per_worker or config.processes}, "
+        f"max_claim_per_worker={config.effective_claims}, "
         f"max_claim_batch={config.max_claim_batch}"
     )

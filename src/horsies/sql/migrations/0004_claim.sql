@@ -125,6 +125,9 @@ BEGIN
     last_look := coalesce(last_look, '-infinity');
     SELECT task.good_until INTO earliest FROM horsies_tasks AS task
     WHERE task.status = 'PENDING' AND task.good_until IS NOT NULL ORDER BY task.good_until LIMIT 1;
+    SELECT task.claim_expires_at INTO due FROM horsies_tasks AS task
+    WHERE task.status = 'CLAIMED' ORDER BY task.claim_expires_at LIMIT 1;
+    earliest := least(earliest, due);
     FOREACH queue IN ARRAY queues LOOP
         level := 0;
         LOOP
