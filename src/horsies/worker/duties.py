@@ -8,7 +8,6 @@ again after the reconnect; none is ever switched off.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Iterable
 from typing import Any
 
@@ -25,6 +24,7 @@ from horsies.db.turn import (
     renew_claims,
     send_heartbeats,
 )
+from horsies.worker.agenda import NEVER
 from horsies.worker.desk import Desk
 from horsies.worker.liveness import Identity, Liveness
 from horsies.worker.pool import ChildPool
@@ -75,7 +75,7 @@ class Duties:
         self._desk = desk
         self._liveness = Liveness(app_config, config, identity)
         self._idle_seconds = app_config.resilience.notify_poll_interval_ms / 1000
-        self._seen = Every(SEEN_SECONDS)
+        self._seen_at = -NEVER
         self._heartbeat = Every(recovery.runner_heartbeat_interval_ms / 1000)
         self._renewal = Every(app_config.effective_claimer_heartbeat_interval_ms / 1000)
         self._strays = Every(recovery.check_interval_ms / 1000)
@@ -93,12 +93,15 @@ class Duties:
 
     def next_at(self) -> float:
         """When the next duty is due."""
-        everything = (self._seen, self._heartbeat, self._renewal, self._strays, self._snapshot)
-        return min(self._sweep.at, *(duty.at for duty in everything))
+        timed = (self._heartbeat, self._renewal, self._strays, self._snapshot, self._sweep)
+        return min(self._seen_due_at(), *(duty.at for duty in timed))
+
+    def _seen_due_at(self) -> float:
+        return self._seen_at + (self._idle_seconds if self._desk.is_empty else SEEN_SECONDS)
 
     def perform(self, together: Together, now: float) -> None:
         """Do what is due. The sign of life comes first: everything else may take its time."""
-        if self._seen.is_due(now):
+        if now >= self._seen_due_at():
             self._show_life(together, now)
         if self._heartbeat.is_due(now):
             self._beat(together, now)
@@ -115,12 +118,11 @@ class Duties:
             self._sweep.at = now + (NEXT_SWEEP_SECONDS if more else SWEEP_SECONDS)
 
     def _show_life(self, together: Together, now: float) -> None:
-        self._seen.seconds = self._idle_seconds if self._desk.is_empty else SEEN_SECONDS
-        self._seen.done(now)
+        self._seen_at = now
         rows = together.run(self._liveness.steps())[-1]
         self.is_lost = not self._liveness.note_seen(rows)
         if not self.is_lost:
-            rescue(together, self._identity.worker_id, self._app_config.recovery)
+            rescue(together, self._identity.worker_id, self._app_config)
 
     def _beat(self, together: Together, now: float) -> None:
         """Say which long-running tasks are alive, and ask which tasks should not be."""
@@ -175,5 +177,5 @@ class Duties:
     def forget_registration(self) -> None:
         """Others declared this worker lost: it comes back as if it had just started."""
         self._liveness.forget()
-        self._seen.at = time.monotonic()
+        self._seen_at = -NEVER
         self.is_lost = False

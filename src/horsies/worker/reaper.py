@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from horsies.config import RecoveryConfig
+from horsies.config import AppConfig, RecoveryConfig
 from horsies.db.fleet import (
     Deleted,
     Duty,
@@ -43,10 +43,11 @@ logger = logging.getLogger("horsies.reaper")
 
 RESCUE_BATCH = 200
 RETENTION_BATCH = 1000
-# A worker whose lock is free but that was seen this recently is probably just reconnecting.
-SILENT_SECONDS = 2.0
-# So long after its start the server's free advisory locks prove nothing: everyone is reconnecting.
-RESTART_SECONDS = 15.0
+# A worker whose lock is free but that was seen this recently is probably just reconnecting: it shows
+# itself every two seconds while it has tasks, and tries again half a second after a lost connection.
+SILENT_SECONDS = 4.0
+# After its own start the server's free locks prove nothing until everyone has had time to come back.
+RETURN_FACTOR = 1.5
 RESCUE_DUTY = 1
 RETENTION_DUTY = 2
 
@@ -59,12 +60,12 @@ class Rescue:
     tasks: int = 0
 
 
-def rescue(together: Together, worker_id: str, recovery: RecoveryConfig) -> Rescue:
+def rescue(together: Together, worker_id: str, config: AppConfig) -> Rescue:
     """Find dead workers and settle their tasks; another reaper at work is a reason to do nothing."""
-    stale_seconds = (
-        max(recovery.claimed_stale_threshold_ms, recovery.running_stale_threshold_ms) / 1000
-    )
-    looked = FindLostWorkers(worker_id, SILENT_SECONDS, RESTART_SECONDS, stale_seconds)
+    recovery = config.recovery
+    stale_ms = max(recovery.claimed_stale_threshold_ms, recovery.running_stale_threshold_ms)
+    return_seconds = RETURN_FACTOR * config.resilience.db_retry_max_ms / 1000
+    looked = FindLostWorkers(worker_id, SILENT_SECONDS, return_seconds, stale_ms / 1000)
     led, lost = together.run([(try_lead, Duty(RESCUE_DUTY)), (find_lost_workers, looked)])
     if not led[0].leads or not lost:
         return Rescue()
