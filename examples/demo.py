@@ -63,7 +63,7 @@ def cases(directory: Path) -> Sequence[Case]:
         Case("divide", (1, 0), "raises an exception", "NOT_A_NUMBER"),
         Case("fetch_rate", (marker,), "fails, then succeeds", "1.08", attempts=2),
         Case("crash", (), "kills its own process", "WORKER_CRASHED"),
-        Case("oversleep", (60,), "exceeds its time limit", "TASK_TIMEOUT"),
+        Case("oversleep", (60,), "takes too long", "TASK_TIMEOUT"),
     ]
 
 

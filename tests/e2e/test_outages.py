@@ -24,6 +24,8 @@ from tests.proxy import Proxy
 Database = psycopg.Connection[Any]
 
 QUICK_RETRIES = {"resilience": {"db_retry_initial_ms": 100, "notify_poll_interval_ms": 300_000}}
+# A proxy that waits for an answer to swallow holds notifications back as well.
+QUICK_POLLS = {"resilience": {"db_retry_initial_ms": 100, "notify_poll_interval_ms": 1_000}}
 
 
 def test_broken_connections_under_load_lose_nothing_and_repeat_nothing(
@@ -101,7 +103,7 @@ def test_a_claim_whose_answer_got_lost_goes_back_and_is_claimed_again(
     fleet: Fleet, journal: Journal, programs: ModuleType, connection: Database
 ) -> None:
     with Proxy(fleet.database_url) as proxy:
-        worker = fleet.start(config=QUICK_RETRIES, database_url=proxy.url)
+        worker = fleet.start(config=QUICK_POLLS, database_url=proxy.url)
         proxy.swallow_answer_with(b"marked")
         with witnessed(connection):
             sent = programs.sleep.send(0.05, "marked").unwrap()
@@ -118,7 +120,7 @@ def test_an_outcome_whose_answer_got_lost_is_recorded_once(
     fleet: Fleet, journal: Journal, programs: ModuleType, connection: Database
 ) -> None:
     with Proxy(fleet.database_url) as proxy:
-        worker = fleet.start(config=QUICK_RETRIES, database_url=proxy.url)
+        worker = fleet.start(config=QUICK_POLLS, database_url=proxy.url)
         with witnessed(connection):
             sent = programs.sleep.send(0.3).unwrap()
             eventually(lambda: journal.lines("start"), 5)

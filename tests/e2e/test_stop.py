@@ -15,10 +15,13 @@ from psycopg import sql
 
 from tests.e2e.fleet import Fleet, Journal, RunningWorker, eventually, is_gone
 from tests.e2e.tables import attempts, count, task, terminate, wait_for_status
+from tests.proxy import Proxy
 
 Database = psycopg.Connection[Any]
 
 CLEAN, FAILED, USAGE, FORCED = 0, 1, 2, 3
+# A proxy that waits for an answer to swallow holds notifications back as well.
+QUICK_POLLS = {"resilience": {"notify_poll_interval_ms": 1_000}}
 
 
 @contextmanager
@@ -186,14 +189,39 @@ def test_an_idle_worker_stops_during_an_outage(
         assert worker.stop(3) == CLEAN
 
 
-def test_a_claim_in_doubt_is_not_waited_for_for_ever(
-    fleet: Fleet, server_url: str, connection: Database, programs: ModuleType
+def lose_the_answer_to_a_claim(proxy: Proxy, programs: ModuleType) -> str:
+    """Have a claim committed whose answer never arrives, and the database vanish; the task."""
+    proxy.swallow_answer_with(b"marked")
+    sent = programs.sleep.send(0, "marked").unwrap()
+    eventually(proxy.swallowed.is_set, 5)
+    proxy.stop()
+    return str(sent.task_id)
+
+
+def test_a_claim_in_doubt_is_given_back_before_the_worker_leaves(
+    fleet: Fleet, connection: Database, programs: ModuleType
 ) -> None:
-    worker = fleet.start(config={"resilience": {"notify_poll_interval_ms": 1_000}})
-    with outage(server_url, connection):
-        eventually(lambda: "database away" in worker.log(), 5)
+    with Proxy(fleet.database_url) as proxy:
+        worker = fleet.start(config=QUICK_POLLS, database_url=proxy.url)
+        task_id = lose_the_answer_to_a_claim(proxy, programs)
+        begin_stop(worker)
+        assert task(connection, task_id).status == "RUNNING"
+        proxy.start()
+        assert worker.wait(5) == CLEAN
+        row = task(connection, task_id)
+        assert (row.status, row.claimed_by_worker_id) == ("PENDING", None)
+        assert attempts(connection, task_id) == []
+
+
+def test_a_claim_in_doubt_is_not_waited_for_for_ever(
+    fleet: Fleet, connection: Database, programs: ModuleType
+) -> None:
+    with Proxy(fleet.database_url) as proxy:
+        worker = fleet.start(config=QUICK_POLLS, database_url=proxy.url)
+        task_id = lose_the_answer_to_a_claim(proxy, programs)
         worker.signal(signal.SIGTERM)
         assert worker.wait(8) == FORCED
+        assert task(connection, task_id).status == "RUNNING"
 
 
 def test_a_result_waits_for_the_database_before_the_worker_leaves(
@@ -203,8 +231,8 @@ def test_a_result_waits_for_the_database_before_the_worker_leaves(
     sent = start_and_wait(fleet, journal, programs, "sleep", 0.5)
     with outage(server_url, connection):
         begin_stop(worker)
+        eventually(lambda: journal.lines("end", sent.task_id), 5)
         eventually(lambda: "database away" in worker.log(), 5)
-        assert journal.lines("end", sent.task_id)
         assert worker.process.poll() is None
     assert worker.wait(10) == CLEAN
     assert task(connection, sent.task_id).status == "COMPLETED"
@@ -217,6 +245,7 @@ def test_three_signals_leave_even_while_a_result_waits_for_the_database(
     start_and_wait(fleet, journal, programs, "sleep", 0.3)
     with outage(server_url, connection):
         begin_stop(worker)
+        eventually(lambda: journal.lines("end"), 5)
         eventually(lambda: "database away" in worker.log(), 5)
         worker.signal(signal.SIGTERM)
         worker.signal(signal.SIGINT)
