@@ -98,7 +98,7 @@ def test_a_claimed_task_carries_what_a_child_needs(connection: Connection[Any]) 
     )
     (task,) = claim(connection)
     assert task == ClaimedTask(
-        task_id, 1, "work", "[1, 2]", '{"a": 3}', 1, 4, '{"x": 1}', 500, worker_pid=1
+        task_id, 1, "work", "default", "[1, 2]", '{"a": 3}', 1, 4, '{"x": 1}', 500, worker_pid=1
     )
     row = row_of(connection, task_id)
     assert (row["status"], row["claimed_by_worker_id"]) == ("RUNNING", "worker-1")

@@ -199,8 +199,8 @@ def test_a_claim_touches_few_pages(full: Connection[Any]) -> None:
     claim_tasks.run(full, claim_for(8, QUEUES))  # so that the server has planned it before
     found = full.execute(
         "EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) SELECT * FROM horsies_claim_v1("
-        "'w', 'h', ARRAY[1,2,3,4,5,6,7,8], ARRAY['tomorrow', 'mail', 'reports', 'images'], "
-        "ARRAY[8,8,8,8])"
+        "'w', 'h', ARRAY[1,2,3,4,5,6,7,8], 0, 60000, "
+        "ARRAY['tomorrow', 'mail', 'reports', 'images'], ARRAY[8,8,8,8], '{}', NULL, true, '{}')"
     ).fetchone()
     assert found is not None
     plan = found[0][0]["Plan"]

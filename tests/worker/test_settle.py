@@ -25,7 +25,7 @@ from horsies.worker.settle import (
 )
 from horsies.worker.wire import ChildReport
 
-TASK = ClaimedTask("id-1", 3, "charge", "[]", "{}", 0, 0, None, 500, 4711)
+TASK = ClaimedTask("id-1", 3, "charge", "default", "[]", "{}", 0, 0, None, 500, 4711)
 SUCCESS = ChildReport("id-1", 3, True, '{"ok": 1}', None, None)
 REFUSAL = ChildReport("id-1", 3, False, '{"err": 1}', "OUT_OF_STOCK", "nothing left")
 

@@ -162,7 +162,7 @@ class Retention:
 class Deleted:
     """A row that is gone."""
 
-    id: int | str
+    id: str
 
 
 register_worker = FLEET.declare("register_worker", RegisterWorker, Nothing)

@@ -7,7 +7,7 @@ cross a border.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 
 from horsies.db.query import StatementFile
@@ -23,14 +23,16 @@ class ClaimTasks:
     worker_id: str
     hostname: str
     pids: Sequence[int]
-    prefetch: int
-    lease_ms: int
     queues: Sequence[str]
     queue_limits: Sequence[int]
-    queue_caps: Sequence[int | None]
-    cluster_cap: int | None
-    counts_claimed: bool
-    freed: Sequence[int]
+    prefetch: int = 0
+    lease_ms: int = 60_000
+    # Per queue, None for no cap; an empty list caps nothing.
+    queue_caps: Sequence[int | None] = field(default_factory=list)
+    cluster_cap: int | None = None
+    counts_claimed: bool = True
+    # Per queue, how many places this transaction has given back.
+    freed: Sequence[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)

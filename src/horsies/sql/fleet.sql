@@ -75,8 +75,8 @@ INSERT INTO horsies_worker_states (
     queue_max_concurrency, recovery_config, worker_started_at)
 SELECT worker_id, hostname, pid, processes, queues, %(tasks_running)s, %(tasks_claimed)s, %(memory_usage_mb)s,
     %(cpu_percent)s, %(memory_percent)s, %(children_memory_mb)s, %(max_claim_batch)s, %(max_claim_per_worker)s,
-    %(cluster_wide_cap)s, %(queue_priorities)s::jsonb, %(queue_max_concurrency)s::jsonb,
-    %(recovery_config)s::jsonb, started_at
+    %(cluster_wide_cap)s, %(queue_priorities)s::text::jsonb, %(queue_max_concurrency)s::text::jsonb,
+    %(recovery_config)s::text::jsonb, started_at
 FROM horsies_workers WHERE worker_id = %(worker_id)s
 
 -- name: answer_ping
@@ -87,13 +87,13 @@ SELECT pg_notify(%(channel)s, %(payload)s) IS NOT NULL AS sent
 DELETE FROM horsies_heartbeats WHERE id = ANY(ARRAY(
     SELECT id FROM horsies_heartbeats WHERE sent_at < now() - %(hours)s * interval '1 hour'
     ORDER BY id LIMIT %(limit)s))
-RETURNING id
+RETURNING id::text
 
 -- name: delete_old_worker_states
 DELETE FROM horsies_worker_states WHERE id = ANY(ARRAY(
     SELECT id FROM horsies_worker_states WHERE snapshot_at < now() - %(hours)s * interval '1 hour'
     ORDER BY id LIMIT %(limit)s))
-RETURNING id
+RETURNING id::text
 
 -- name: delete_old_workers
 DELETE FROM horsies_workers WHERE worker_id = ANY(ARRAY(

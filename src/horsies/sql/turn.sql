@@ -146,11 +146,11 @@ RETURNING task_id::text
 -- name: renew_claims
 -- Longer leases for the prefetched tasks this worker really has in hand; ones it forgot lapse by themselves.
 UPDATE horsies_tasks AS task SET
-    claim_expires_at = clock_timestamp() + %(lease_ms)s * interval '1 millisecond', updated_at = clock_timestamp()
+    claim_expires_at = clock_timestamp() + %(lease_ms)s::integer * interval '1 millisecond', updated_at = clock_timestamp()
 FROM unnest(%(ids)s::uuid[], %(generations)s::integer[]) AS held (id, generation)
 WHERE task.id = held.id AND task.generation = held.generation
   AND task.claimed_by_worker_id = %(worker_id)s AND coalesce(task.status, '') = 'CLAIMED'
-  AND task.claimed_at > clock_timestamp() - %(max_age_ms)s * interval '1 millisecond'
+  AND task.claimed_at > clock_timestamp() - %(max_age_ms)s::integer * interval '1 millisecond'
 RETURNING task.id::text
 
 -- name: release_lapsed
