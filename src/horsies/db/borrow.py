@@ -30,7 +30,7 @@ def find_connection(transaction: object) -> Connection[Any]:
         return transaction
     if isinstance(transaction, AsyncConnection) or _is_async_sqlalchemy(transaction):
         raise UnusableTransactionError("This transaction is asynchronous; use send_async with it.")
-    found: Any = transaction
+    found: Any = None if isinstance(transaction, type) else transaction
     if hasattr(found, "ensure_connection"):  # Django
         found.ensure_connection()
         found = found.connection
@@ -53,7 +53,7 @@ async def find_connection_async(transaction: object) -> AsyncConnection[Any]:
     """Return the asynchronous psycopg connection behind a psycopg or SQLAlchemy connection."""
     if isinstance(transaction, AsyncConnection):
         return transaction
-    found: Any = transaction
+    found: Any = None if isinstance(transaction, type) else transaction
     if hasattr(found, "sync_session"):  # a SQLAlchemy AsyncSession
         found = await found.connection()
     if hasattr(found, "get_raw_connection"):  # a SQLAlchemy AsyncConnection

