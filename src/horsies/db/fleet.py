@@ -49,6 +49,14 @@ class SeenWorker:
 
 
 @dataclass(frozen=True, slots=True)
+class Presence:
+    """A worker's row, just renewed; stopped when others have declared it lost."""
+
+    worker_id: str
+    was_stopped: bool
+
+
+@dataclass(frozen=True, slots=True)
 class SignOff:
     """Workers that have ended, in order or not."""
 
@@ -167,7 +175,7 @@ class Deleted:
 
 register_worker = FLEET.declare("register_worker", RegisterWorker, Nothing)
 take_worker_lock = FLEET.declare("take_worker_lock", LockKey, Held)
-see_worker = FLEET.declare("see_worker", SeenWorker, SeenWorker)
+see_worker = FLEET.declare("see_worker", SeenWorker, Presence)
 sign_off_worker = FLEET.declare("sign_off_worker", SignOff, SeenWorker)
 find_lost_workers = FLEET.declare("find_lost_workers", FindLostWorkers, SeenWorker)
 find_orphans = FLEET.declare("find_orphans", FindOrphans, Orphan)

@@ -13,10 +13,10 @@ ON CONFLICT (worker_id) DO UPDATE SET seen_at = clock_timestamp(), stopped_at = 
 SELECT pg_try_advisory_lock(%(lock_key)s) AS held
 
 -- name: see_worker
--- This worker lives. One row comes back unless others have declared it lost.
+-- This worker lives. No row comes back if somebody deleted it; a stopped one if others declared the worker lost.
 UPDATE horsies_workers SET seen_at = clock_timestamp()
-WHERE worker_id = %(worker_id)s AND stopped_at IS NULL
-RETURNING worker_id::text
+WHERE worker_id = %(worker_id)s
+RETURNING worker_id::text, stopped_at IS NOT NULL AS was_stopped
 
 -- name: sign_off_worker
 -- An orderly end.

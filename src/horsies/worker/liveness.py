@@ -11,7 +11,7 @@ import json
 import logging
 import os
 import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
@@ -23,6 +23,7 @@ from horsies.config import AppConfig
 from horsies.db.fleet import (
     LockKey,
     Pong,
+    Presence,
     RegisterWorker,
     SeenWorker,
     SignOff,
@@ -97,10 +98,11 @@ class Liveness:
         )
         return [(register_worker, row), (see_worker, SeenWorker(identity.worker_id))]
 
-    def note_seen(self, rows: list[Any]) -> bool:
-        """The row is fresh; False when others have declared this worker lost."""
-        self._is_registered = True
-        return bool(rows)
+    def note_seen(self, rows: Sequence[Presence]) -> bool:
+        """The row was renewed; False when others have declared this worker lost."""
+        # A row somebody deleted says nothing about us: it is written again next time.
+        self._is_registered = bool(rows)
+        return not any(row.was_stopped for row in rows)
 
     def forget(self) -> None:
         """The row of this worker was closed by others; it is registered anew."""
