@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import time
+from datetime import datetime
 from uuid import UUID
 
 
@@ -18,6 +19,12 @@ def new_id() -> str:
     number = number & ~(0xF << 76) | 0x7 << 76
     number = number & ~(0x3 << 62) | 0x2 << 62
     return str(UUID(int=number))
+
+
+def first_id_at(moment: datetime) -> str:
+    """Return the smallest id that ``new_id`` can make at this moment: where to begin in the index."""
+    milliseconds = min(max(int(moment.timestamp() * 1000), 0), (1 << 48) - 1)
+    return str(UUID(int=milliseconds << 80))
 
 
 def stored_form(task_id: object) -> str | None:
