@@ -7,48 +7,42 @@ these.
 
 from __future__ import annotations
 
-import inspect
 import logging
 import os
 import threading
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Never, ParamSpec, Protocol, TypeVar, overload
+from typing import Any, Never, TypeVar
 
+from horsies import health, steer
 from horsies.broker import BrokerResult, PostgresBroker
 from horsies.check import import_errors, live_errors, policy_errors
 from horsies.config import AppConfig, PostgresConfig
 from horsies.db.connect import describe
+from horsies.db.monitor import QueueState
 from horsies.definition import (
+    DecoratorOptions,
     TaskDefinition,
     choose_queue,
-    read_code,
-    read_function,
-    read_mapper,
-    read_name,
-    read_results,
-    read_retry_policy,
-    read_signature,
-    read_timeout,
-    refuse_unknown_options,
+    define,
+    name_used_twice,
+    refuse_bad_hook,
 )
-from horsies.errors import (
-    ConfigurationError,
-    ErrorCode,
-    HorsiesError,
-    RegistryError,
-    SourceLocation,
-)
+from horsies.errors import ConfigurationError, ErrorCode, HorsiesError
 from horsies.handle import TaskActionError, TaskCancelled, TaskHandle, TaskInfo
-from horsies.modules import MissingModuleFile, expand_module_globs, import_entry
+from horsies.health import DatabasePing, WorkerPong, WorkerStateSnapshot
+from horsies.modules import (
+    expand_module_globs,
+    import_entries,
+    import_entry,
+    refuse_single_module,
+)
 from horsies.outcome import TaskError, TaskResult
 from horsies.result import Result
 from horsies.retry import RetryPolicy
 from horsies.send import Producer
-from horsies.task import AnyTask, TaskFunction
-
-P = ParamSpec("P")
-T = TypeVar("T")
+from horsies.steer import QueueOrder, TaskRetried
+from horsies.task import AnyTask, TaskDecorator, TaskFunction
 
 ChildProcessStartHook = Callable[[], None]
 Hook = TypeVar("Hook", bound=ChildProcessStartHook)
@@ -56,19 +50,6 @@ SUPPRESSION_VARIABLES = ("HORSIES_SUPPRESS_SENDS", "TASKLIB_SUPPRESS_SENDS")
 
 logger = logging.getLogger("horsies.app")
 _current: list[Horsies] = []
-
-
-class TaskDecorator(Protocol):
-    """What ``@app.task(...)`` does to a function: the same parameters, a typed send."""
-
-    @overload
-    def __call__(
-        self, function: Callable[P, Awaitable[TaskResult[T, TaskError]]], /
-    ) -> TaskFunction[P, T]: ...
-    @overload
-    def __call__(
-        self, function: Callable[P, TaskResult[T, TaskError]], /
-    ) -> TaskFunction[P, T]: ...
 
 
 class Horsies:
@@ -120,25 +101,17 @@ class Horsies:
             TaskError]: ...
         """
 
+        options = DecoratorOptions(
+            queue_name,
+            retry_policy,
+            exception_mapper,
+            default_unhandled_error_code,
+            timeout_ms,
+            unknown,
+        )
+
         def decorate(function: Any) -> Any:
-            location = SourceLocation.from_function(function) if callable(function) else None
-            refuse_unknown_options(unknown, location)
-            plain = read_function(function, location)
-            definition = TaskDefinition(
-                name=read_name(task_name, location),
-                function=plain,
-                is_async=inspect.iscoroutinefunction(plain),
-                queue_name=(queue := choose_queue(self.config, queue_name, location)).name,
-                priority=queue.priority,
-                retry_policy=read_retry_policy(retry_policy, location),
-                exception_mapper=read_mapper(exception_mapper, location),
-                default_unhandled_error_code=read_code(default_unhandled_error_code, location),
-                timeout_ms=read_timeout(timeout_ms, location),
-                signature=read_signature(plain, location),
-                results=read_results(plain, location),
-                location=location,
-            )
-            return self._register(definition)
+            return self._register(define(self.config, function, task_name, options))
 
         return decorate
 
@@ -150,13 +123,7 @@ class Horsies:
         first, second = known.definition.location, definition.location
         if first is not None and first == second and not first.file.startswith("<"):
             return known  # the module was imported again
-        raise RegistryError(
-            f"The task name {definition.name!r} is used twice.",
-            code=ErrorCode.TASK_DUPLICATE_NAME,
-            location=second,
-            notes=[f"first defined at {first or 'an unknown place'}"],
-            help_text="give one of the two tasks another name",
-        )
+        raise name_used_twice(definition, first)
 
     def list_tasks(self) -> list[str]:
         """Return the names of the registered tasks."""
@@ -186,12 +153,7 @@ class Horsies:
         """Remember which modules define tasks; workers import them. A second call replaces the
         list.
         """
-        if isinstance(modules, str):
-            raise ConfigurationError(
-                f"discover_tasks takes a list of modules, not the text {modules!r}.",
-                code=ErrorCode.CLI_INVALID_ARGS,
-                help_text=f"app.discover_tasks([{modules!r}])",
-            )
+        refuse_single_module(modules)
         if self._modules:
             logger.warning(
                 "discover_tasks was called again; the earlier list of modules is replaced"
@@ -212,15 +174,7 @@ class Horsies:
         """Import the modules now and return those imported; a missing file is skipped with a
         warning.
         """
-        imported = []
-        for entry in self._modules if modules is None else modules:
-            try:
-                import_entry(entry)
-            except MissingModuleFile:
-                logger.warning("task module %s does not exist; skipped", entry)
-            else:
-                imported.append(entry)
-        return imported
+        return import_entries(self._modules if modules is None else modules)
 
     # Suppressing sends
 
@@ -253,12 +207,7 @@ class Horsies:
             def reset_engine() -> None:
                 engine.dispose(close=False)
         """
-        if not callable(fn) or _is_async(fn):
-            raise ConfigurationError(
-                "A child process hook must be a plain function without parameters.",
-                code=ErrorCode.CONFIG_INVALID_CHILD_HOOK,
-                help_text="hooks run before any event loop exists: use `def`, not `async def`",
-            )
+        refuse_bad_hook(fn)
         if not any(fn is known for known in self._hooks):
             self._hooks.append(fn)
         return fn
@@ -326,6 +275,99 @@ class Horsies:
         """``cancel_task`` without blocking the event loop."""
         return await self.handle(task_id).cancel_async(include_running=include_running)
 
+    def retry_task(self, task_id: str) -> Result[TaskRetried, TaskActionError]:
+        """Send the request of a finished task again, as a new task that names the old one."""
+        return steer.retry_task(self.get_broker(), task_id, suppressed=self.are_sends_suppressed())
+
+    async def retry_task_async(self, task_id: str) -> Result[TaskRetried, TaskActionError]:
+        """``retry_task`` without blocking the event loop."""
+        return await steer.retry_task_async(
+            self.get_broker(), task_id, suppressed=self.are_sends_suppressed()
+        )
+
+    # Queues and workers, wherever they run
+
+    def pause_queue(self, queue_name: str) -> BrokerResult[QueueState]:
+        """Make all workers leave a queue alone, from now on; what runs goes on."""
+        return steer.switch_queue(self.get_broker(), self._order(queue_name, paused=True))
+
+    async def pause_queue_async(self, queue_name: str) -> BrokerResult[QueueState]:
+        """``pause_queue`` without blocking the event loop."""
+        order = self._order(queue_name, paused=True)
+        return await steer.switch_queue_async(self.get_broker(), order)
+
+    def resume_queue(self, queue_name: str) -> BrokerResult[QueueState]:
+        """Let workers serve a queue again; they begin at once."""
+        return steer.switch_queue(self.get_broker(), self._order(queue_name, paused=False))
+
+    async def resume_queue_async(self, queue_name: str) -> BrokerResult[QueueState]:
+        """``resume_queue`` without blocking the event loop."""
+        order = self._order(queue_name, paused=False)
+        return await steer.switch_queue_async(self.get_broker(), order)
+
+    def _order(self, queue_name: str, *, paused: bool) -> QueueOrder:
+        return QueueOrder(queue_name, paused, self.get_valid_queue_names())
+
+    def ping_database(self) -> BrokerResult[DatabasePing]:
+        """Measure the way to the database and back."""
+        return health.ping_database(self.get_broker())
+
+    async def ping_database_async(self) -> BrokerResult[DatabasePing]:
+        """``ping_database`` without blocking the event loop."""
+        return await health.ping_database_async(self.get_broker())
+
+    def ping_workers(
+        self,
+        target_worker_id: str | None = None,
+        timeout_seconds: float = health.PING_TIMEOUT_SECONDS,
+        min_responses: int | None = None,
+    ) -> BrokerResult[list[WorkerPong]]:
+        """Call all workers, or one; ends at the target's answer, at ``min_responses`` or in time."""
+        return health.ping_workers(
+            self.get_broker(), target_worker_id, timeout_seconds, min_responses
+        )
+
+    async def ping_workers_async(
+        self,
+        target_worker_id: str | None = None,
+        timeout_seconds: float = health.PING_TIMEOUT_SECONDS,
+        min_responses: int | None = None,
+    ) -> BrokerResult[list[WorkerPong]]:
+        """``ping_workers`` without blocking the event loop."""
+        return await health.ping_workers_async(
+            self.get_broker(), target_worker_id, timeout_seconds, min_responses
+        )
+
+    def list_worker_states(self) -> BrokerResult[list[WorkerStateSnapshot]]:
+        """Return the newest snapshot of every worker on record."""
+        return health.list_worker_states(self.get_broker())
+
+    async def list_worker_states_async(self) -> BrokerResult[list[WorkerStateSnapshot]]:
+        """``list_worker_states`` without blocking the event loop."""
+        return await health.list_worker_states_async(self.get_broker())
+
+    def get_worker_state(self, worker_id: str) -> BrokerResult[WorkerStateSnapshot | None]:
+        """Return the newest snapshot of one worker, or None."""
+        return health.get_worker_state(self.get_broker(), worker_id)
+
+    async def get_worker_state_async(
+        self, worker_id: str
+    ) -> BrokerResult[WorkerStateSnapshot | None]:
+        """``get_worker_state`` without blocking the event loop."""
+        return await health.get_worker_state_async(self.get_broker(), worker_id)
+
+    def get_worker_state_history(
+        self, worker_id: str, limit: int | None = None
+    ) -> BrokerResult[list[WorkerStateSnapshot]]:
+        """Return the snapshots of one worker, newest first."""
+        return health.get_worker_state_history(self.get_broker(), worker_id, limit)
+
+    async def get_worker_state_history_async(
+        self, worker_id: str, limit: int | None = None
+    ) -> BrokerResult[list[WorkerStateSnapshot]]:
+        """``get_worker_state_history`` without blocking the event loop."""
+        return await health.get_worker_state_history_async(self.get_broker(), worker_id, limit)
+
     # The broker and the life of the application
 
     def get_broker(self) -> PostgresBroker:
@@ -385,9 +427,3 @@ def set_current_app(app: Horsies) -> None:
 def get_current_app() -> Horsies | None:
     """Return the application of this worker child, or None elsewhere."""
     return _current[0] if _current else None
-
-
-def _is_async(function: Callable[..., Any]) -> bool:
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
-        getattr(type(function), "__call__", None)  # noqa: B004 - asked for its kind, not called
-    )

@@ -1,4 +1,4 @@
-"""What the commands have in common: the application they name and how they log.
+"""What the commands have in common: the application or database they name, and how they log.
 
 Each command of `horsies` declares its parameters with the types made here, and opens its
 application through `open_app`. Stands between the command line and `locate`.
@@ -14,6 +14,8 @@ from typing import Annotated
 import typer
 
 from horsies.app import SUPPRESSION_VARIABLES, Horsies
+from horsies.config import PostgresConfig
+from horsies.errors import HorsiesError
 from horsies.locate import load_app
 from horsies.logs import LogFormat, LogLevel
 from horsies.modules import add_project_root, failure_at
@@ -37,6 +39,15 @@ ModuleOption = Annotated[
         show_default=False,
     ),
 ]
+DatabaseUrlOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="URL",
+        help="The database, when no application is named; else HORSIES_DATABASE_URL or "
+        "DATABASE_URL counts.",
+        show_default=False,
+    ),
+]
 LogLevelOption = Annotated[
     LogLevel, typer.Option("--loglevel", case_sensitive=False, help="How much to log.")
 ]
@@ -56,6 +67,26 @@ def open_app(command: str, locator: str | None) -> Horsies:
     add_project_root()
     with _sends_suppressed():
         return load_app(locator)
+
+
+def refuse_both(name: str, value: object, other_name: str, other_value: object) -> None:
+    """Refuse two arguments that contradict each other."""
+    if value and other_value:
+        raise failure_at(
+            None,
+            f"{name} and {other_name} exclude each other.",
+            help_text=f"leave out {name} or {other_name}",
+        )
+
+
+def named_database(database_url: str | None) -> PostgresConfig:
+    """Return the database of ``--database-url``, or else of the environment."""
+    try:
+        return PostgresConfig.from_env(**({"database_url": database_url} if database_url else {}))
+    except HorsiesError as error:
+        error.location = None  # it was the command line or the environment, not a line of code
+        error.help_text = "name the application, or pass --database-url postgresql://..."
+        raise
 
 
 @contextmanager

@@ -24,13 +24,24 @@ from horsies.db.borrow import (
     savepoint_async,
 )
 from horsies.db.connect import Database, describe, is_transient
-from horsies.db.migrate import apply_migrations
-from horsies.db.query import Script, run_script, run_script_async
+from horsies.db.migrate import apply_migrations, require_current_schema
+from horsies.db.monitor import (
+    ExpiredTask,
+    Nothing,
+    StaleTask,
+    StaleThreshold,
+    WorkerStats,
+    count_worker_tasks,
+    find_expired_tasks,
+    find_stale_tasks,
+)
+from horsies.db.query import Script, Statement, run_script, run_script_async
 from horsies.db.tasks import OutcomeRow
 from horsies.result import Err, Ok, Result
 from horsies.waiters import Waiters
 
 T = TypeVar("T")
+Params = TypeVar("Params")
 
 
 class BrokerErrorCode(StrEnum):
@@ -48,6 +59,8 @@ class BrokerErrorCode(StrEnum):
     NO_BROKER = "NO_BROKER"
     DB_PING_FAILED = "DB_PING_FAILED"
     WORKER_PING_FAILED = "WORKER_PING_FAILED"
+    UNKNOWN_QUEUE = "UNKNOWN_QUEUE"
+    QUEUE_SWITCH_FAILED = "QUEUE_SWITCH_FAILED"
     NO_TYPE_AVAILABLE = "NO_TYPE_AVAILABLE"
     INVALID_JSON_PAYLOAD = "INVALID_JSON_PAYLOAD"
     INVALID_TASK_OPTIONS = "INVALID_TASK_OPTIONS"
@@ -66,15 +79,24 @@ class BrokerOperationError:
 BrokerResult: TypeAlias = Result[T, BrokerOperationError]
 
 
+_READING = BrokerErrorCode.MONITORING_QUERY_FAILED
+
+
 class PayloadMismatchError(Exception):
     """The id or idempotency key is taken by a different request."""
 
 
 class PostgresBroker:
-    """One process's access to the database: pools, schema, and result waiters."""
+    """One process's access to the database: pools, schema, and result waiters.
 
-    def __init__(self, config: PostgresConfig, *, role: str = "producer") -> None:
+    Without ``migrates`` it creates and changes no table: a schema that is not current is a failure.
+    """
+
+    def __init__(
+        self, config: PostgresConfig, *, role: str = "producer", migrates: bool = True
+    ) -> None:
         self.config = config
+        self.migrates = migrates
         self.database = Database(config, role)
         self.waiters = Waiters(self._connect_waiters)
         self._schema_lock = threading.Lock()
@@ -129,6 +151,32 @@ class PostgresBroker:
         """Return a future for the task's outcome; see ``Waiters.watch``."""
         return self.waiters.watch(task_id, once=once)
 
+    def get_stale_tasks(self, stale_threshold_minutes: float = 2) -> BrokerResult[list[StaleTask]]:
+        """List RUNNING tasks of which nothing was heard for longer than the threshold."""
+        return self.perform(_READING, _stale_tasks(stale_threshold_minutes))
+
+    async def get_stale_tasks_async(
+        self, stale_threshold_minutes: float = 2
+    ) -> BrokerResult[list[StaleTask]]:
+        """The same without blocking the event loop."""
+        return await self.perform_async(_READING, _stale_tasks(stale_threshold_minutes))
+
+    def get_worker_stats(self) -> BrokerResult[list[WorkerStats]]:
+        """Count the running tasks of every child process that has any."""
+        return self.perform(_READING, _rows(count_worker_tasks, Nothing()))
+
+    async def get_worker_stats_async(self) -> BrokerResult[list[WorkerStats]]:
+        """The same without blocking the event loop."""
+        return await self.perform_async(_READING, _rows(count_worker_tasks, Nothing()))
+
+    def get_expired_tasks(self) -> BrokerResult[list[ExpiredTask]]:
+        """List PENDING tasks past their ``good_until`` that no worker has swept yet."""
+        return self.perform(_READING, _rows(find_expired_tasks, Nothing()))
+
+    async def get_expired_tasks_async(self) -> BrokerResult[list[ExpiredTask]]:
+        """The same without blocking the event loop."""
+        return await self.perform_async(_READING, _rows(find_expired_tasks, Nothing()))
+
     def close(self) -> BrokerResult[None]:
         """Close the synchronous side; every part is tried, the first failure is reported."""
         return _first_failure(_attempt(self.waiters.close), _attempt(self.database.close))
@@ -149,12 +197,24 @@ class PostgresBroker:
             if self._schema_ready_in_pid == os.getpid():
                 return
             with self.database.connect("schema", session=True) as connection:
-                apply_migrations(connection)
+                if self.migrates:
+                    apply_migrations(connection)
+                else:
+                    require_current_schema(connection)
             self._schema_ready_in_pid = os.getpid()
 
     def _connect_waiters(self) -> Any:
         self._ensure_schema()
         return self.database.connect("waiters", session=True)
+
+
+def _rows(statement: Statement[Params, T], params: Params) -> Script[list[T]]:
+    rows: list[T] = yield statement, params
+    return rows
+
+
+def _stale_tasks(stale_threshold_minutes: float) -> Script[list[StaleTask]]:
+    return _rows(find_stale_tasks, StaleThreshold(stale_threshold_minutes * 60))
 
 
 def failure(code: BrokerErrorCode, error: BaseException) -> BrokerOperationError:

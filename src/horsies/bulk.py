@@ -66,8 +66,8 @@ def send_all(
         case Err(error):
             return Err(_not_stored(error))
         case Ok(broker):
-            rows, transaction = prepared.value, options.transaction
-            stored = insert(producer, broker, lambda: _script(rows), transaction)
+            batch, transaction = prepared.value, options.transaction
+            stored = insert(producer, broker, lambda: _script(batch), transaction)
             return _handles(broker, definition, stored)
 
 
@@ -85,9 +85,18 @@ async def send_all_async(
         case Err(error):
             return Err(_not_stored(error))
         case Ok(broker):
-            rows, transaction = prepared.value, options.transaction
-            stored = await insert_async(producer, broker, lambda: _script(rows), transaction)
+            batch, transaction = prepared.value, options.transaction
+            stored = await insert_async(producer, broker, lambda: _script(batch), transaction)
             return _handles(broker, definition, stored)
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """The rows to insert, with what is needed to tell them apart afterwards."""
+
+    ids: Sequence[str]
+    shas: Sequence[str]
+    rows: InsertTasks
 
 
 def _prepare_all(
@@ -95,7 +104,7 @@ def _prepare_all(
     definition: TaskDefinition,
     options: SendOptions,
     calls: Iterable[TaskCall[T]],
-) -> TaskSendResult[InsertTasks]:
+) -> TaskSendResult[_Batch]:
     if producer.are_sends_suppressed():
         return Err(suppressed())
     if problem := option_problem(options):
@@ -113,7 +122,7 @@ def _prepare_all(
                 )
             case Ok(one):
                 encoded.append(one)
-    return Ok(_rows(definition, options, encoded))
+    return Ok(_batch(definition, options, encoded))
 
 
 def _encode(
@@ -130,16 +139,13 @@ def _encode(
             return Ok(encoded)
 
 
-def _rows(
+def _batch(
     definition: TaskDefinition, options: SendOptions, encoded: Sequence[EncodedCall]
-) -> InsertTasks:
+) -> _Batch:
     shared = shared_values(definition, options, None)
-    shas = []
-    for call in encoded:
-        sha = shared.hasher.copy()
-        sha.update(f"{call.args_json}\0{call.kwargs_json}".encode())
-        shas.append(sha.hexdigest())
-    return InsertTasks(
+    ids = [new_id() for _ in encoded]
+    shas = [shared.fingerprint(call) for call in encoded]
+    rows = InsertTasks(
         task_name=definition.name,
         queue_name=definition.queue_name,
         priority=shared.priority,
@@ -149,26 +155,27 @@ def _rows(
         max_retries=max_retries(definition),
         task_options=shared.task_options,
         timeout_ms=definition.timeout_ms,
-        ids=[new_id() for _ in encoded],
-        args=[call.args_json for call in encoded],
-        kwargs=[call.kwargs_json for call in encoded],
-        enqueue_shas=shas,
+        ids="\n".join(ids),
+        args="\n".join([call.args_json for call in encoded]),
+        kwargs="\n".join([call.kwargs_json for call in encoded]),
+        enqueue_shas="\n".join(shas),
     )
+    return _Batch(ids, shas, rows)
 
 
-def _script(rows: InsertTasks) -> Script[Sequence[str]]:
-    if not rows.ids:
+def _script(batch: _Batch) -> Script[Sequence[str]]:
+    if not batch.ids:
         return []
-    inserted = yield insert_tasks, rows
-    if len(inserted) < len(rows.ids):
-        present = yield find_sent_tasks, TaskIds(rows.ids)
+    (inserted,) = yield insert_tasks, batch.rows
+    if inserted.count < len(batch.ids):
+        present = yield find_sent_tasks, TaskIds(batch.ids)
         shas = {row.id: row.enqueue_sha for row in present}
-        for task_id, sha in zip(rows.ids, rows.enqueue_shas, strict=True):
+        for task_id, sha in zip(batch.ids, batch.shas, strict=True):
             if shas.get(task_id, sha) != sha:
                 raise PayloadMismatchError(
                     f"Task {task_id} already exists with a different request."
                 )
-    return rows.ids
+    return batch.ids
 
 
 def _handles(

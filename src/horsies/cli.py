@@ -1,4 +1,4 @@
-"""The `horsies` command: check an application, bring its database up to date, and run it.
+"""The `horsies` command: check an application, bring its database up to date, run it, watch it.
 
 The outermost layer. A mistake ends in one report on standard error and exit status 1, never in a
 traceback; only arguments that typer itself refuses end in 2.
@@ -19,11 +19,14 @@ from psycopg import Connection
 
 from horsies._version import __version__
 from horsies.arguments import (
+    DatabaseUrlOption,
     LocatorArgument,
     LogFormatOption,
     LogLevelOption,
     ModuleOption,
+    named_database,
     open_app,
+    refuse_both,
 )
 from horsies.config import PostgresConfig
 from horsies.db.connect import Database, describe
@@ -38,6 +41,7 @@ from horsies.db.migrate import (
 from horsies.errors import ErrorCode, HorsiesError, ValidationReport
 from horsies.logs import LogFormat, LogLevel, attach_handler
 from horsies.modules import failure_at
+from horsies.operate import cancel, queues, retry, show, status, tasks, workers
 from horsies.postgres_config import URL_VARIABLES
 from horsies.worker.command import worker
 
@@ -94,15 +98,7 @@ def _show_causes(errors: Sequence[HorsiesError]) -> None:
 def migrate(
     locator: LocatorArgument = None,
     module: ModuleOption = None,
-    database_url: Annotated[
-        str | None,
-        typer.Option(
-            metavar="URL",
-            help="The database, when no application is named; else HORSIES_DATABASE_URL or "
-            "DATABASE_URL counts.",
-            show_default=False,
-        ),
-    ] = None,
+    database_url: DatabaseUrlOption = None,
     sql: Annotated[
         bool, typer.Option("--sql", help="Print the SQL of what is missing; change nothing.")
     ] = False,
@@ -114,8 +110,8 @@ def migrate(
 ) -> None:
     """Bring the tables of horsies up to date, or tell what that would take."""
     attach_handler(loglevel, log_format)
-    _refuse_both("--sql", sql, "--check", check_only)
-    _refuse_both("LOCATOR", module or locator, "--database-url", database_url)
+    refuse_both("--sql", sql, "--check", check_only)
+    refuse_both("LOCATOR", module or locator, "--database-url", database_url)
     if sql:
         _print_script(_database(module or locator, database_url, required=False))
         return
@@ -127,15 +123,6 @@ def migrate(
         _update_schema(config)
 
 
-def _refuse_both(name: str, value: object, other_name: str, other_value: object) -> None:
-    if value and other_value:
-        raise failure_at(
-            None,
-            f"{name} and {other_name} exclude each other.",
-            help_text=f"leave out {name} or {other_name}",
-        )
-
-
 def _database(
     locator: str | None, database_url: str | None, *, required: bool = True
 ) -> PostgresConfig | None:
@@ -143,12 +130,7 @@ def _database(
         return open_app("migrate", locator).config.broker
     if not (required or database_url or any(map(os.environ.get, URL_VARIABLES))):
         return None
-    try:
-        return PostgresConfig.from_env(**({"database_url": database_url} if database_url else {}))
-    except HorsiesError as error:
-        error.location = None  # it was the command line or the environment, not a line of code
-        error.help_text = "name the application, or pass --database-url postgresql://..."
-        raise
+    return named_database(database_url)
 
 
 def _update_schema(config: PostgresConfig) -> None:
@@ -219,8 +201,15 @@ def version() -> None:
 COMMANDS: dict[str, Callable[..., None]] = {
     "check": check,
     "migrate": migrate,
-    "version": version,
     "worker": worker,
+    "status": status,
+    "workers": workers,
+    "queues": queues,
+    "tasks": tasks,
+    "show": show,
+    "cancel": cancel,
+    "retry": retry,
+    "version": version,
 }
 
 for _name, _command in COMMANDS.items():

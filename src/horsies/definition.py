@@ -15,7 +15,13 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 from horsies.codec import CallSignature, ResultCodec
 from horsies.config import AppConfig, CustomQueueConfig, QueueMode
-from horsies.errors import ConfigurationError, ErrorCode, SourceLocation, TaskDefinitionError
+from horsies.errors import (
+    ConfigurationError,
+    ErrorCode,
+    RegistryError,
+    SourceLocation,
+    TaskDefinitionError,
+)
 from horsies.outcome import TaskError, TaskResult
 from horsies.retry import RetryPolicy, validate_error_code_name, validate_exception_mapper
 
@@ -74,6 +80,43 @@ def read_timeout(timeout_ms: object, location: SourceLocation | None) -> int | N
             location=location,
         )
     return timeout_ms
+
+
+@dataclass(frozen=True, slots=True)
+class DecoratorOptions:
+    """What was written into ``@app.task(...)`` beside the name, not yet checked."""
+
+    queue_name: str | None
+    retry_policy: RetryPolicy | None
+    exception_mapper: Mapping[type[BaseException], str] | None
+    default_unhandled_error_code: str | None
+    timeout_ms: int | None
+    unknown: Mapping[str, Any]
+
+
+def define(
+    config: AppConfig, function: Any, task_name: str, options: DecoratorOptions
+) -> TaskDefinition:
+    """Check a function and its options, and return the task they make."""
+    location = SourceLocation.from_function(function) if callable(function) else None
+    refuse_unknown_options(options.unknown, location)
+    plain = read_function(function, location)
+    name = read_name(task_name, location)
+    queue = choose_queue(config, options.queue_name, location)
+    return TaskDefinition(
+        name=name,
+        function=plain,
+        is_async=inspect.iscoroutinefunction(plain),
+        queue_name=queue.name,
+        priority=queue.priority,
+        retry_policy=read_retry_policy(options.retry_policy, location),
+        exception_mapper=read_mapper(options.exception_mapper, location),
+        default_unhandled_error_code=read_code(options.default_unhandled_error_code, location),
+        timeout_ms=read_timeout(options.timeout_ms, location),
+        signature=read_signature(plain, location),
+        results=read_results(plain, location),
+        location=location,
+    )
 
 
 def read_function(function: object, location: SourceLocation | None) -> FunctionType:
@@ -209,6 +252,33 @@ def refuse_unknown_options(unknown: Mapping[str, Any], location: SourceLocation 
         location=location,
         help_text="options are queue_name, retry_policy, exception_mapper, default_unhandled_error_code and "
         "timeout_ms; good_until belongs to with_options(...), auto_retry_for into the retry_policy",
+    )
+
+
+def name_used_twice(definition: TaskDefinition, first: SourceLocation | None) -> RegistryError:
+    """Return the error for a second task of the same name."""
+    return RegistryError(
+        f"The task name {definition.name!r} is used twice.",
+        code=ErrorCode.TASK_DUPLICATE_NAME,
+        location=definition.location,
+        notes=[f"first defined at {first or 'an unknown place'}"],
+        help_text="give one of the two tasks another name",
+    )
+
+
+def refuse_bad_hook(hook: object) -> None:
+    """Refuse a child process hook that cannot simply be called."""
+    if not callable(hook) or _is_async(hook):
+        raise ConfigurationError(
+            "A child process hook must be a plain function without parameters.",
+            code=ErrorCode.CONFIG_INVALID_CHILD_HOOK,
+            help_text="hooks run before any event loop exists: use `def`, not `async def`",
+        )
+
+
+def _is_async(function: Callable[..., Any]) -> bool:
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
+        getattr(type(function), "__call__", None)  # noqa: B004 - asked for its kind, not called
     )
 
 

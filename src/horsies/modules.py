@@ -11,6 +11,7 @@ import glob
 import hashlib
 import importlib
 import importlib.util
+import logging
 import os
 import re
 import sys
@@ -23,6 +24,8 @@ from types import ModuleType
 
 from horsies.dsn import mask_url
 from horsies.errors import ConfigurationError, ErrorCode, HorsiesError, SourceLocation
+
+logger = logging.getLogger("horsies.modules")
 
 DEFAULT_EXCLUDES = ("test_*.py", "*_test.py", "conftest.py")
 PROJECT_FILES = ("pyproject.toml", "setup.cfg", "setup.py")
@@ -93,6 +96,29 @@ def import_entry(entry: str) -> ModuleType:
         raise MissingModuleFile(f"There is no file {entry}.")
     root, name = _natural_name(path)
     return _already_imported(path, name) or _import_file(path, root, name)
+
+
+def import_entries(entries: Sequence[str]) -> list[str]:
+    """Import all entries and return those imported; a missing file is skipped with a warning."""
+    imported = []
+    for entry in entries:
+        try:
+            import_entry(entry)
+        except MissingModuleFile:
+            logger.warning("task module %s does not exist; skipped", entry)
+        else:
+            imported.append(entry)
+    return imported
+
+
+def refuse_single_module(modules: Sequence[str]) -> None:
+    """Refuse a text where a list of texts is meant: its letters would count as modules."""
+    if isinstance(modules, str):
+        raise ConfigurationError(
+            f"discover_tasks takes a list of modules, not the text {modules!r}.",
+            code=ErrorCode.CLI_INVALID_ARGS,
+            help_text=f"app.discover_tasks([{modules!r}])",
+        )
 
 
 def _natural_name(path: str) -> tuple[str, str]:

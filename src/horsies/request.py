@@ -125,8 +125,6 @@ def _request(
     definition: TaskDefinition, options: SendOptions, call: EncodedCall, delay_seconds: float | None
 ) -> Request:
     shared = shared_values(definition, options, delay_seconds)
-    sha = shared.hasher.copy()
-    sha.update(f"{call.args_json}\0{call.kwargs_json}".encode())
     key = options.idempotency_key
     payload = TaskSendPayload(
         definition.name,
@@ -138,7 +136,7 @@ def _request(
         shared.good_until,
         delay_seconds,
         shared.task_options,
-        sha.hexdigest(),
+        shared.fingerprint(call),
         key,
     )
     return request_for(definition, new_id(), payload)
@@ -176,6 +174,13 @@ class SharedValues:
     good_until: datetime | None
     task_options: str
     hasher: Any
+
+    def fingerprint(self, call: EncodedCall) -> str:
+        """Return the digest of one row: what all share, then its arguments."""
+        hasher = self.hasher.copy()
+        hasher.update(f"{call.args_json}\0{call.kwargs_json}".encode())
+        digest: str = hasher.hexdigest()
+        return digest
 
 
 def shared_values(
@@ -273,6 +278,8 @@ def _is_delay(delay_seconds: object) -> bool:
 
 def size_problem(limits: PayloadConfig, task_name: str, call: EncodedCall) -> str | None:
     """Return why the arguments are too large, or None; warn when they are merely large."""
+    if 4 * (len(call.args_json) + len(call.kwargs_json)) <= limits.warn_bytes:
+        return None  # UTF-8 has at most four bytes for a character
     size = payload_bytes(call.args_json) + payload_bytes(call.kwargs_json)
     if limits.reject_bytes is not None and size > limits.reject_bytes:
         return (

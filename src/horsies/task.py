@@ -8,9 +8,9 @@ signature, and again at run time before anything is stored. The work is done in 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from datetime import datetime
-from typing import Any, Generic, ParamSpec, TypeVar
+from typing import Any, Generic, ParamSpec, Protocol, TypeVar, overload
 
 from horsies.bulk import TaskCall, send_all, send_all_async
 from horsies.definition import TaskDefinition
@@ -22,6 +22,19 @@ from horsies.send import Producer, send_again, send_again_async, send_one, send_
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+
+class TaskDecorator(Protocol):
+    """What ``@app.task(...)`` does to a function: the same parameters, a typed send."""
+
+    @overload
+    def __call__(
+        self, function: Callable[P, Awaitable[TaskResult[T, TaskError]]], /
+    ) -> TaskFunction[P, T]: ...
+    @overload
+    def __call__(
+        self, function: Callable[P, TaskResult[T, TaskError]], /
+    ) -> TaskFunction[P, T]: ...
 
 
 class TaskSendOptions(Generic[P, T]):

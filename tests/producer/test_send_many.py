@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
@@ -48,6 +49,16 @@ def test_rows_look_like_those_of_single_sends(
         for name in own:
             assert row.pop(name) is not None
     assert single == bulk
+
+
+def test_texts_of_any_kind_arrive_as_they_were_sent(app: Horsies, connection: Database) -> None:
+    store = store_task(app)
+    texts = ["", "\n", "a\nb\r\n\x1f", "\\n", "{}", '"', ",", "NULL", "é\u2028\U0001f40e"]
+    store.send_many([store.bind(text) for text in texts]).unwrap()
+    store.send_many([store.bind(value=text) for text in texts]).unwrap()
+    rows = stored(connection)
+    found = [json.loads(row["args"]) or [json.loads(row["kwargs"])["value"]] for row in rows]
+    assert sorted(found) == sorted([text] for text in [*texts, *texts])
 
 
 def test_a_result_can_be_had_through_every_handle(
@@ -169,7 +180,7 @@ def test_a_lost_answer_leaves_all_or_none_and_says_that_it_may_have_been_stored(
 ) -> None:
     add = add_task(distant_app)
     add.send(0).unwrap()
-    proxy.swallow_answer_with(b"INSERT 0 3")
+    proxy.swallow_answer_with(b"count\0")
     error = call(distant_app, add, "send_many", [add.bind(n) for n in range(3)]).unwrap_err()
     assert error.retryable
     assert len(stored_ids(connection)) == 4
@@ -180,7 +191,7 @@ def test_a_lost_answer_is_resent_without_a_second_set_of_tasks_when_asked_for(
 ) -> None:
     app = app_at(proxy.url, resend_on_transient_err=True)
     add = add_task(app)
-    proxy.swallow_answer_with(b"INSERT 0 3")
+    proxy.swallow_answer_with(b"count\0")
     handles = call(app, add, "send_many", [add.bind(n) for n in range(3)]).unwrap()
     assert proxy.swallowed.is_set()
     assert sorted(handle.task_id for handle in handles) == stored_ids(connection)

@@ -42,6 +42,10 @@ class SchemaTooNewError(Exception):
     """The database was migrated by a newer release than this one."""
 
 
+class SchemaMissingError(Exception):
+    """The tables are not there, or older than this release, and the process must not change them."""
+
+
 def known_migrations() -> Sequence[Migration]:
     """Return the migrations of this release, oldest first."""
     return _MIGRATIONS
@@ -69,6 +73,20 @@ def pending_migrations(connection: Connection[Any]) -> Sequence[Migration]:
             f"{latest}; upgrade horsies on this machine."
         )
     return tuple(migration for migration in _MIGRATIONS if migration.version > version)
+
+
+def require_current_schema(connection: Connection[Any]) -> None:
+    """Raise unless the tables are those of this release; for processes that change no schema."""
+    missing = pending_migrations(connection)
+    if len(missing) == len(_MIGRATIONS):
+        raise SchemaMissingError(
+            "This database has no tables of horsies; create them with `horsies migrate`."
+        )
+    if missing:
+        raise SchemaMissingError(
+            "The tables of horsies in this database are older than this release; "
+            "bring them up to date with `horsies migrate`."
+        )
 
 
 def apply_migrations(connection: Connection[Any]) -> Sequence[Migration]:

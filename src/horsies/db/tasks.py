@@ -38,7 +38,7 @@ class InsertTask:
 
 @dataclass(frozen=True, slots=True)
 class InsertTasks:
-    """Many rows of one task: shared values once, the rest as columns."""
+    """Many rows of one task: shared values once, the rest as columns with one value per line."""
 
     task_name: str
     queue_name: str
@@ -49,10 +49,17 @@ class InsertTasks:
     max_retries: int
     task_options: str
     timeout_ms: int | None
-    ids: Sequence[str]
-    args: Sequence[str]
-    kwargs: Sequence[str]
-    enqueue_shas: Sequence[str]
+    ids: str
+    args: str
+    kwargs: str
+    enqueue_shas: str
+
+
+@dataclass(frozen=True, slots=True)
+class InsertedTasks:
+    """How many of the rows were not there yet."""
+
+    count: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +185,7 @@ class CancelledTask:
 
 
 insert_task = TASKS.declare("insert_task", InsertTask, TaskId)
-insert_tasks = TASKS.declare("insert_tasks", InsertTasks, TaskId)
+insert_tasks = TASKS.declare("insert_tasks", InsertTasks, InsertedTasks)
 find_sent_tasks = TASKS.declare("find_sent_tasks", TaskIds, SentTask)
 find_idempotent_task = TASKS.declare("find_idempotent_task", IdempotencyKey, IdempotentTask)
 read_outcomes = TASKS.declare("read_outcomes", TaskIds, OutcomeRow)

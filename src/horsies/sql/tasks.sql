@@ -14,18 +14,22 @@ ON CONFLICT DO NOTHING
 RETURNING id::text
 
 -- name: insert_tasks
--- The same for many rows of one task: what they share is sent once, one statement, one notification. Rows that
--- are already there are left out of the answer.
-INSERT INTO horsies_tasks (
-    id, task_name, queue_name, priority, args, kwargs, sent_at, enqueued_at, good_until, max_retries,
-    task_options, timeout_ms, enqueue_sha)
-SELECT sent.id, %(task_name)s, %(queue_name)s, %(priority)s, sent.args, sent.kwargs, %(sent_at)s,
-    now() + %(delay_seconds)s * interval '1 second', %(good_until)s, %(max_retries)s,
-    %(task_options)s, %(timeout_ms)s, sent.enqueue_sha
-FROM unnest(%(ids)s::uuid[], %(args)s::text[], %(kwargs)s::text[], %(enqueue_shas)s::text[])
-    AS sent (id, args, kwargs, enqueue_sha)
-ON CONFLICT DO NOTHING
-RETURNING id::text
+-- The same for many rows of one task: what they share is sent once, the rest as columns with one value per line
+-- (JSON text has no line feeds, and the driver needs ten times as long to write an array). One statement, one
+-- notification. Says how many were not there yet.
+WITH inserted AS (
+    INSERT INTO horsies_tasks (
+        id, task_name, queue_name, priority, args, kwargs, sent_at, enqueued_at, good_until, max_retries,
+        task_options, timeout_ms, enqueue_sha)
+    SELECT sent.id::uuid, %(task_name)s, %(queue_name)s, %(priority)s, sent.args, sent.kwargs, %(sent_at)s,
+        now() + %(delay_seconds)s * interval '1 second', %(good_until)s, %(max_retries)s,
+        %(task_options)s, %(timeout_ms)s, sent.enqueue_sha
+    FROM unnest(string_to_array(%(ids)s, E'\n'), string_to_array(%(args)s, E'\n'),
+                string_to_array(%(kwargs)s, E'\n'), string_to_array(%(enqueue_shas)s, E'\n'))
+        AS sent (id, args, kwargs, enqueue_sha)
+    ON CONFLICT DO NOTHING
+    RETURNING 1)
+SELECT count(*) AS count FROM inserted
 
 -- name: find_sent_tasks
 -- Who is in the way of an insert: fingerprints by primary key.
