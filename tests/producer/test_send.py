@@ -172,6 +172,9 @@ def test_a_call_that_does_not_fit_the_signature_is_refused(
 class Deaf:
     """Something JSON has no form for."""
 
+    def __repr__(self) -> str:
+        return "Deaf()"
+
 
 @pytest.mark.parametrize(
     ("value", "place", "fault"),
@@ -272,6 +275,9 @@ class BrokenZone(tzinfo):
     def dst(self, _: datetime | None) -> None: ...
 
     def tzname(self, _: datetime | None) -> None: ...
+
+    def __repr__(self) -> str:
+        return "BrokenZone()"
 
 
 @pytest.mark.parametrize(
