@@ -42,7 +42,7 @@ def claim(
     """Claim for so many idle children and return the tasks in the order the children got them."""
     limits = [children] * len(queues) if limits is None else limits
     wanted = ClaimTasks(worker_id, "host", list(range(1, children + 1)), list(queues), limits)
-    return sorted(claim_tasks.run(connection, wanted), key=lambda task: task.worker_pid)
+    return sorted(claim_tasks.run(connection, wanted), key=lambda task: task.worker_pid or 0)
 
 
 def ids(claimed: Sequence[ClaimedTask]) -> list[str]:
