@@ -157,6 +157,11 @@ def make_text(length: int) -> TaskResult[str, TaskError]:
     return TaskResult(ok="x" * length)
 
 
+@app.task("repeat_text")
+def repeat_text(text: str, times: int) -> TaskResult[str, TaskError]:
+    return TaskResult(ok=text * times)
+
+
 @app.task("send_another")
 def send_another(a: int, b: int) -> TaskResult[str, TaskError]:
     return TaskResult(ok=add.send(a, b).unwrap().task_id)
@@ -269,8 +274,8 @@ def sleep_again(seconds: float, label: str = "") -> TaskResult[str, TaskError]:
 
 @app.task("sleep_async")
 async def sleep_async(seconds: float) -> TaskResult[str, TaskError]:
-    write_down("start")
     try:
+        write_down("start")
         await asyncio.sleep(seconds)
     finally:
         write_down("clean-up")
@@ -279,8 +284,8 @@ async def sleep_async(seconds: float) -> TaskResult[str, TaskError]:
 
 @app.task("sleep_and_clean_up")
 def sleep_and_clean_up(seconds: float) -> TaskResult[str, TaskError]:
-    write_down("start")
     try:
+        write_down("start")
         time.sleep(seconds)
     except TaskStopped:
         write_down("stopped")
@@ -292,9 +297,9 @@ def sleep_and_clean_up(seconds: float) -> TaskResult[str, TaskError]:
 
 @app.task("never_stop")
 def never_stop() -> TaskResult[str, TaskError]:
-    write_down("start")
     while True:
         try:
+            write_down("start")
             while True:
                 pass
         except TaskStopped:

@@ -150,6 +150,35 @@ def terminate(connection: Connection[Any], name: str) -> list[int]:
     return pids
 
 
+# What the recovery of a dead worker's tasks does, by the policy each task was sent with: listed
+# crashes run again, others have failed.
+RECOVER = """
+WITH dead AS MATERIALIZED (
+    SELECT id, retry_count < max_retries AS again FROM horsies_tasks WHERE status = 'RUNNING' FOR UPDATE),
+recovered AS (
+    UPDATE horsies_tasks AS task SET
+        status = CASE WHEN dead.again THEN 'PENDING' ELSE 'FAILED' END,
+        retry_count = task.retry_count + dead.again::integer,
+        error_code = CASE WHEN dead.again THEN NULL ELSE 'WORKER_CRASHED' END,
+        failed_reason = CASE WHEN dead.again THEN NULL ELSE 'recovered' END,
+        claimed_by_worker_id = NULL
+    FROM dead WHERE task.id = dead.id
+    RETURNING task.id, task.retry_count, task.started_at, dead.again)
+INSERT INTO horsies_task_attempts (
+    task_id, attempt, outcome, will_retry, error_code, failed_reason, started_at, finished_at,
+    worker_id, worker_pid, worker_process_name)
+SELECT id, retry_count + (NOT again)::integer, 'WORKER_FAILURE', again, 'WORKER_CRASHED', 'recovered',
+    started_at, clock_timestamp(), 'dead', 0, 'dead'
+FROM recovered
+RETURNING task_id::text, attempt
+"""
+
+
+def recover_dead_workers(connection: Connection[Any]) -> list[tuple[str, int]]:
+    """Do what the recovery of dead workers does; the attempts that ended by it."""
+    return list(connection.execute(RECOVER))
+
+
 WITNESS = """
 CREATE TABLE e2e_transitions (
     number bigint GENERATED ALWAYS AS IDENTITY, task_id uuid, was text, became text);

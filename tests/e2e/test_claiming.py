@@ -7,12 +7,18 @@ from typing import Any
 
 import psycopg
 
-from tests.e2e.fleet import Fleet, Journal
-from tests.e2e.tables import attempts, count, tasks, wait_until_empty
+from horsies.db.migrate import apply_migrations
+from tests.e2e.fleet import HARDLY_POLLS, Fleet, Journal, eventually
+from tests.e2e.tables import (
+    attempts,
+    count,
+    insert_raw,
+    tasks,
+    wait_for_status,
+    wait_until_empty,
+)
 
 Database = psycopg.Connection[Any]
-
-HARDLY_POLLS = {"resilience": {"notify_poll_interval_ms": 300_000}}
 
 
 def test_a_small_claim_batch_does_not_wait_for_the_poll(
@@ -55,3 +61,46 @@ def test_two_workers_share_the_queue_and_run_everything_once(
     assert len(journal.lines("start")) == len(journal.lines("end")) == 200
     assert {row.generation for row in tasks(connection)} == {1}
     assert len({one.worker_id for one in attempts(connection)}) == 2
+
+
+def test_a_worker_with_a_backlog_and_no_idle_child_sleeps(
+    fleet: Fleet, journal: Journal, programs: ModuleType, connection: Database
+) -> None:
+    worker = fleet.start(processes=1)
+    programs.sleep.send(1.0).unwrap()
+    eventually(lambda: journal.lines("start"), 5)
+    programs.noop.send_many(programs.noop.bind() for _ in range(50)).unwrap()
+    before = worker.cpu_seconds()
+    eventually(lambda: journal.lines("end"), 5)
+    assert worker.cpu_seconds() - before < 0.2
+    wait_until_empty(connection)
+
+
+def test_large_arguments_and_results_pass(fleet: Fleet, programs: ModuleType) -> None:
+    fleet.start()
+    size = 4_000_000
+    sent = [programs.repeat_text.send("x" * size, 2).unwrap() for _ in range(4)]
+    for one in sent:
+        assert len(one.get(20_000).ok_value) == 2 * size
+
+
+def test_an_empty_database_is_made_ready_by_the_first_worker(
+    fleet: Fleet, database_url: str
+) -> None:
+    workers = [fleet.start(database_url=database_url, ready=False) for _ in range(2)]
+    for worker in workers:
+        worker.wait_until_ready()
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        task_id = insert_raw(connection, "add", "[20, 22]")
+        wait_for_status(connection, task_id, "COMPLETED")
+    assert [worker.stop() for worker in workers] == [0, 0]
+
+
+def test_a_schema_from_a_newer_release_is_refused(fleet: Fleet, database_url: str) -> None:
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        apply_migrations(connection)
+        connection.execute("INSERT INTO horsies_migrations (version, name) VALUES (9999, 'later')")
+    worker = fleet.start(database_url=database_url, ready=False)
+    assert worker.wait() == 1
+    assert "The database schema is version 9999" in worker.log()
+    assert "Traceback" not in worker.log()

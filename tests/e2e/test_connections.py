@@ -7,7 +7,7 @@ from typing import Any
 
 import psycopg
 
-from tests.e2e.fleet import Fleet
+from tests.e2e.fleet import FORKSERVER, Fleet
 from tests.e2e.tables import backends, count, insert_raw
 
 OPEN = ("PENDING", "RUNNING")
@@ -18,7 +18,7 @@ def test_sixteen_children_share_at_most_four_connections(
 ) -> None:
     programs.app.close()  # this test sends by SQL, so that every connection is the worker's
     assert backends(connection, "horsies:%") == []
-    worker = fleet.start(processes=16)
+    worker = fleet.start(*FORKSERVER, processes=16)
     assert len(worker.family()) >= 16
     for _ in range(200):
         insert_raw(connection, "sleep", "[0.02]")

@@ -11,6 +11,7 @@ import psutil
 import psycopg
 
 from tests.e2e.fleet import (
+    FORKSERVER,
     QUICK_RECOVERY,
     Fleet,
     Journal,
@@ -18,7 +19,16 @@ from tests.e2e.fleet import (
     eventually,
     is_gone,
 )
-from tests.e2e.tables import attempts, task, transitions, wait_for_status, witnessed
+from tests.e2e.tables import (
+    assert_each_ended_once,
+    attempts,
+    recover_dead_workers,
+    task,
+    transitions,
+    wait_for_status,
+    wait_until_empty,
+    witnessed,
+)
 
 Database = psycopg.Connection[Any]
 
@@ -42,7 +52,7 @@ def freeze(worker: RunningWorker) -> float:
 def test_a_frozen_worker_wakes_to_find_its_tasks_gone_and_kills_its_children(
     fleet: Fleet, journal: Journal, programs: ModuleType, connection: Database
 ) -> None:
-    worker = fleet.start(processes=3, config=QUICK_RECOVERY)
+    worker = fleet.start(*FORKSERVER, processes=3, config=QUICK_RECOVERY)
     running = programs.sleep.send(600).unwrap()
     ending = programs.sleep.send(0.6).unwrap()
     eventually(lambda: len(journal.lines("start")) == 2, 5)
@@ -117,3 +127,41 @@ def test_a_task_that_was_taken_away_ends_without_a_trace(
     wait_for_status(connection, sent.task_id, "RUNNING")
     assert attempts(connection, sent.task_id) == []
     assert worker.stop() == 0
+
+
+def test_a_worker_frozen_under_load_records_nothing_for_what_it_lost(
+    fleet: Fleet, journal: Journal, programs: ModuleType, connection: Database
+) -> None:
+    frozen = fleet.start(processes=4, config=QUICK_RECOVERY)
+    with witnessed(connection):
+        for task_function in (programs.sleep, programs.sleep_again):
+            task_function.send_many(task_function.bind(0.02) for _ in range(150)).unwrap()
+        eventually(lambda: len(journal.lines("end")) >= 40, 10)
+        over_at = freeze(frozen)
+        lost = recover_dead_workers(connection)
+        fleet.start(processes=2, config=QUICK_RECOVERY)
+        eventually(lambda: time.monotonic() > over_at, 10)
+        frozen.signal(signal.SIGCONT)
+        wait_until_empty(connection, 30)
+        assert frozen.stop() == 0
+        assert_each_ended_once(connection)
+        for task_id, attempt in lost:
+            recorded = attempts(connection, task_id)[attempt - 1]
+            assert (recorded.worker_id, recorded.outcome) == ("dead", "WORKER_FAILURE")
+    assert lost
+
+
+def test_long_tasks_and_only_those_are_said_to_be_alive(
+    fleet: Fleet, programs: ModuleType, connection: Database
+) -> None:
+    fleet.start(config=QUICK_RECOVERY)
+    long = programs.sleep.send(2.5).unwrap()
+    short = [programs.noop.send().unwrap() for _ in range(5)]
+    assert all(one.get(5_000).is_ok() for one in short)
+    assert long.get(10_000).is_ok()
+    beats = connection.execute(
+        "SELECT task_id::text, role, pid, sender_id FROM horsies_heartbeats"
+    ).fetchall()
+    row = task(connection, long.task_id)
+    assert 1 <= len(beats) <= 3
+    assert set(beats) == {(long.task_id, "runner", row.worker_pid, row.claimed_by_worker_id)}

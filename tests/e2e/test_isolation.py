@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
+from contextlib import suppress
 from types import ModuleType
 from typing import Any
 
 import psycopg
 
-from tests.e2e.fleet import Fleet, Journal, eventually
-from tests.e2e.tables import attempts, task, wait_for_status
+from tests.e2e.fleet import FORKSERVER, Fleet, Journal, eventually
+from tests.e2e.tables import (
+    assert_each_ended_once,
+    attempts,
+    count,
+    task,
+    wait_for_status,
+    wait_until_empty,
+    witnessed,
+)
 
 Database = psycopg.Connection[Any]
 
@@ -18,7 +28,7 @@ Database = psycopg.Connection[Any]
 def test_three_dying_children_cost_three_tasks_and_no_sibling_notices(
     fleet: Fleet, journal: Journal, programs: ModuleType, connection: Database
 ) -> None:
-    fleet.start(processes=8)
+    fleet.start(*FORKSERVER, processes=8)
     siblings = [programs.sleep.send(3.0).unwrap() for _ in range(5)]
     victim = programs.sleep.send(600).unwrap()
     eventually(lambda: len(journal.lines("start")) == 6, 5)
@@ -62,6 +72,34 @@ def test_a_poisonous_task_does_not_hold_up_the_others(
     good = programs.noop.send_many(programs.noop.bind() for _ in range(100)).unwrap()
     assert all(sent.get(20_000).is_ok() for sent in good)
     assert all(sent.get(20_000).err_value.error_code == "WORKER_CRASHED" for sent in poison)
+
+
+def test_every_killed_child_costs_at_most_one_task(
+    fleet: Fleet, journal: Journal, programs: ModuleType, connection: Database
+) -> None:
+    fleet.start(*FORKSERVER, processes=4)
+    killed = 0
+    with witnessed(connection):
+        programs.sleep.send_many(programs.sleep.bind(0.01) for _ in range(300)).unwrap()
+        while count(connection, "PENDING", "RUNNING") > 10:
+            seen = journal.lines("start")
+            goal = len(seen) + random.randint(5, 15)
+            eventually(
+                lambda goal=goal: (  # type: ignore[misc]
+                    len(journal.lines("start")) >= goal or count(connection, "PENDING") == 0
+                ),
+                10,
+            )
+            pid = journal.lines("start")[-1].pid
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+                killed += 1
+        wait_until_empty(connection)
+        assert_each_ended_once(connection)
+    assert count(connection, "COMPLETED") + count(connection, "FAILED") == 300
+    assert 1 <= count(connection, "FAILED") <= killed
+    starts = [line.task_id for line in journal.lines("start")]
+    assert len(starts) == len(set(starts))
 
 
 def test_an_idle_child_killed_from_outside_costs_nothing(

@@ -7,7 +7,7 @@ from typing import Any
 
 import psycopg
 
-from tests.e2e.fleet import Fleet, Journal, eventually
+from tests.e2e.fleet import Fleet, Journal, eventually, is_gone
 from tests.e2e.tables import (
     assert_each_ended_once,
     attempts,
@@ -97,6 +97,17 @@ def test_a_worker_that_starts_before_its_database_waits_for_it(
         eventually(lambda: worker.log().count("database away") >= 2, 10)
     worker.wait_until_ready()
     assert programs.add.send(1, 2).unwrap().get(5_000).ok_value == 3
+
+
+def test_a_worker_told_to_give_up_gives_up(
+    fleet: Fleet, journal: Journal, programs: ModuleType, connection: Database, server_url: str
+) -> None:
+    limits = {"db_retry_initial_ms": 100, "db_retry_max_attempts": 2}
+    worker = fleet.start(config={"resilience": limits | {"notify_poll_interval_ms": 1_000}})
+    with outage(server_url, connection):
+        assert worker.wait(10) == 1
+    assert "the database cannot be used" in worker.log()
+    assert all(map(is_gone, worker.seen_pids))
 
 
 def test_a_claim_whose_answer_got_lost_goes_back_and_is_claimed_again(

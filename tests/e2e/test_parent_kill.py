@@ -16,6 +16,7 @@ from tests.e2e.tables import (
     assert_each_ended_once,
     attempts,
     count,
+    recover_dead_workers,
     tasks,
     wait_until_empty,
     witnessed,
@@ -24,29 +25,6 @@ from tests.e2e.tables import (
 Database = psycopg.Connection[Any]
 
 KILLS = 30
-
-# What the recovery of a dead worker's tasks does, by the policy each task was sent with: listed
-# crashes run again, others have failed.
-RECOVER = """
-WITH dead AS MATERIALIZED (
-    SELECT id, retry_count < max_retries AS again FROM horsies_tasks WHERE status = 'RUNNING' FOR UPDATE),
-recovered AS (
-    UPDATE horsies_tasks AS task SET
-        status = CASE WHEN dead.again THEN 'PENDING' ELSE 'FAILED' END,
-        retry_count = task.retry_count + dead.again::integer,
-        error_code = CASE WHEN dead.again THEN NULL ELSE 'WORKER_CRASHED' END,
-        failed_reason = CASE WHEN dead.again THEN NULL ELSE 'recovered' END,
-        claimed_by_worker_id = NULL
-    FROM dead WHERE task.id = dead.id
-    RETURNING task.id, task.retry_count, task.started_at, dead.again)
-INSERT INTO horsies_task_attempts (
-    task_id, attempt, outcome, will_retry, error_code, failed_reason, started_at, finished_at,
-    worker_id, worker_pid, worker_process_name)
-SELECT id, retry_count + (NOT again)::integer, 'WORKER_FAILURE', again, 'WORKER_CRASHED', 'recovered',
-    started_at, clock_timestamp(), 'dead', 0, 'dead'
-FROM recovered
-RETURNING task_id
-"""
 
 
 def kill_at_a_random_moment(
@@ -87,7 +65,7 @@ def test_thirty_killed_parents_lose_nothing_and_repeat_nothing(
             family = kill_at_a_random_moment(worker, journal, dice)
             assert len(family) >= 4
             eventually(lambda family=family: all(map(is_gone, family)), 1, "children outlived")  # type: ignore[misc]
-            connection.execute(RECOVER)
+            recover_dead_workers(connection)
         fleet.start("--start-method", "fork", processes=4)
         wait_until_empty(connection, 60)
         check_books(connection, journal, sent)

@@ -9,13 +9,10 @@ from typing import Any
 
 import psycopg
 
-from tests.e2e.fleet import Fleet, Journal, eventually
+from tests.e2e.fleet import FORKSERVER, HARDLY_POLLS, Fleet, Journal, eventually
 from tests.e2e.tables import attempts, task, wait_for_status
 
 Database = psycopg.Connection[Any]
-
-# The safety poll is the default of 5 s or longer: only the due time itself can explain a start on time.
-HARDLY_POLLS = {"resilience": {"notify_poll_interval_ms": 300_000}}
 
 
 def in_seconds(seconds: float) -> datetime:
@@ -25,7 +22,7 @@ def in_seconds(seconds: float) -> datetime:
 def test_retries_start_within_a_quarter_second_of_their_due_times(
     fleet: Fleet, journal: Journal, programs: ModuleType, connection: Database
 ) -> None:
-    fleet.start()
+    fleet.start(*FORKSERVER)
     sent = programs.fail_on_schedule.send().unwrap()
     assert sent.get(20_000).err_value.error_code == "FLAKY"
     made = attempts(connection, sent.task_id)

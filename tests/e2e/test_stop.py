@@ -13,7 +13,15 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from tests.e2e.fleet import Fleet, Journal, RunningWorker, eventually, is_gone
+from tests.e2e.fleet import (
+    FORKSERVER,
+    HARDLY_POLLS,
+    Fleet,
+    Journal,
+    RunningWorker,
+    eventually,
+    is_gone,
+)
 from tests.e2e.tables import attempts, count, task, terminate, wait_for_status
 from tests.proxy import Proxy
 
@@ -62,7 +70,7 @@ def processor_seconds_of_ended(worker: RunningWorker) -> float:
 def test_a_stop_waits_for_running_tasks_and_records_them(
     fleet: Fleet, journal: Journal, programs: ModuleType, connection: Database
 ) -> None:
-    worker = fleet.start()
+    worker = fleet.start(*FORKSERVER)
     running = [start_and_wait(fleet, journal, programs, "sleep", 1.5) for _ in range(2)]
     waiting = programs.noop.send().unwrap()
     family = worker.family()
@@ -183,7 +191,7 @@ def test_a_service_manager_that_signals_every_process_gets_an_orderly_stop(
 def test_an_idle_worker_stops_during_an_outage(
     fleet: Fleet, server_url: str, connection: Database, programs: ModuleType
 ) -> None:
-    worker = fleet.start(config={"resilience": {"notify_poll_interval_ms": 300_000}})
+    worker = fleet.start(config=HARDLY_POLLS)
     with outage(server_url, connection):
         eventually(lambda: "notifications lost" in worker.log(), 5)
         assert worker.stop(3) == CLEAN

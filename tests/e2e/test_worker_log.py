@@ -9,7 +9,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from tests.e2e.fleet import Fleet
+from tests.e2e.fleet import FORKSERVER, Fleet
 from tests.e2e.tables import terminate
 
 
@@ -49,7 +49,7 @@ def test_a_text_log_names_the_task_in_every_line_of_it(fleet: Fleet, programs: M
 
 
 def test_the_start_of_a_worker_is_told_in_a_few_lines(fleet: Fleet) -> None:
-    worker = fleet.start("--max-claim-batch", "4")
+    worker = fleet.start(*FORKSERVER, "--max-claim-batch", "4")
     assert (
         "Concurrency config: processes=2, cluster_wide_cap=unlimited, max_claim_per_worker=2, "
         "max_claim_batch=4" in worker.log()
