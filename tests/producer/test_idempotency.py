@@ -166,7 +166,10 @@ def test_a_send_waits_for_an_open_transaction_that_holds_its_key(
     app: Horsies, add: Task, connection: Database, process_url: str, commits: bool
 ) -> None:
     sender = add.with_options(idempotency_key=KEY)
-    waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+    waiting = (
+        "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' "
+        "AND datname = current_database()"
+    )
     with psycopg.connect(process_url) as other, ThreadPoolExecutor(1) as thread:
         held = add.with_options(idempotency_key=KEY, transaction=other).send(1).unwrap()
         racing = thread.submit(sender.send, 1)

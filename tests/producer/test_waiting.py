@@ -126,7 +126,10 @@ def test_a_notification_that_comes_with_another_answer_is_not_overlooked(
     waiting = Waiting(app, first)
     # While the waiters' thread waits for an answer about the second task, it is told of the first:
     # the notification comes off the socket together with the answer.
-    blocked = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+    blocked = (
+        "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' "
+        "AND datname = current_database()"
+    )
     with psycopg.connect(process_url) as other, ThreadPoolExecutor(1) as thread:
         other.execute("ALTER TABLE horsies_tasks DISABLE TRIGGER horsies_task_changed")
         finish(other, first.task_id)
