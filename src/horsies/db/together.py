@@ -7,6 +7,7 @@ in psycopg's cursors and generators, 0.1 ms here, out of about one millisecond i
 
 from __future__ import annotations
 
+import select
 from collections.abc import Sequence
 from typing import Any
 
@@ -31,6 +32,7 @@ class Together:
     def __init__(self, connection: Connection[Any], *, prepared: bool = True) -> None:
         self.connection = connection
         self._prepared: set[bytes] | None = set() if prepared else None
+        self._poller = select.poll()
 
     def run(self, steps: Sequence[Step]) -> list[list[Any]]:
         """Execute the statements in order and return the rows of each; all of them or none apply."""
@@ -42,8 +44,9 @@ class Together:
             for (statement, _), values in zip(steps, texts, strict=True)
         ]
         pgconn.pipeline_sync()
-        results = [_take_result(pgconn, count) for count in expected]
-        _take_result(pgconn, 1)
+        self._send_everything(pgconn)
+        results = [self._take_result(pgconn, count) for count in expected]
+        self._take_result(pgconn, 1)
         pgconn.exit_pipeline_mode()
         self._raise_first_failure(results)
         return [
@@ -67,6 +70,38 @@ class Together:
         self._prepared.add(name)
         return 2
 
+    def _send_everything(self, pgconn: PGconn) -> None:
+        """Write all of it, reading meanwhile: with large texts both ways, a server that waits for us to
+        read and we that wait for it would wait for ever.
+        """
+        while pgconn.flush():
+            self._wait(pgconn, select.POLLIN | select.POLLOUT)
+
+    def _take_result(self, pgconn: PGconn, count: int) -> PGresult:
+        """Take the answers to one statement; the first failure among them counts."""
+        result: PGresult | None = None
+        for _ in range(count):
+            found = self._next_result(pgconn)
+            if found is None or pgconn.status != ConnStatus.OK:
+                raise OperationalError(pgconn.get_error_message() or "the connection was lost")
+            if result is None or result.status not in _FAILED:
+                result = found
+            if found.status != ExecStatus.PIPELINE_SYNC:
+                self._next_result(pgconn)  # the end mark of this answer
+        assert result is not None
+        return result
+
+    def _next_result(self, pgconn: PGconn) -> PGresult | None:
+        # libpq would wait by itself, but deaf to signals and with the interpreter locked.
+        while pgconn.is_busy():
+            self._wait(pgconn, select.POLLIN)
+        return pgconn.get_result()
+
+    def _wait(self, pgconn: PGconn, events: int) -> None:
+        self._poller.register(pgconn.socket, events)
+        if any(ready & ~select.POLLOUT for _, ready in self._poller.poll()):
+            pgconn.consume_input()
+
     def _rows(self, statement: Statement[Any, Any], result: PGresult) -> list[Any]:
         if result.status != ExecStatus.TUPLES_OK:
             return []
@@ -85,18 +120,3 @@ class Together:
     def _forget_prepared(self) -> None:
         self.connection.execute("DEALLOCATE ALL")
         self._prepared = set()
-
-
-def _take_result(pgconn: PGconn, count: int) -> PGresult:
-    """Take the answers to one statement; the first failure among them counts."""
-    result: PGresult | None = None
-    for _ in range(count):
-        found = pgconn.get_result()
-        if found is None or pgconn.status != ConnStatus.OK:
-            raise OperationalError(pgconn.get_error_message() or "the connection was lost")
-        if result is None or result.status not in _FAILED:
-            result = found
-        if found.status != ExecStatus.PIPELINE_SYNC:
-            pgconn.get_result()  # the end mark of this answer
-    assert result is not None
-    return result
