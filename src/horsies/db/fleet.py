@@ -66,9 +66,12 @@ class SignOff:
 
 @dataclass(frozen=True, slots=True)
 class FindLostWorkers:
-    """Who asks, how long a silence must last, and when silence alone is enough."""
+    """Who asks and for how long it has been connected, how long a silence must last, how long free locks
+    prove nothing after a break, and when silence alone is enough.
+    """
 
     worker_id: str
+    connected_seconds: float
     silent_seconds: float
     restart_seconds: float
     stale_seconds: float
@@ -76,18 +79,20 @@ class FindLostWorkers:
 
 @dataclass(frozen=True, slots=True)
 class FindOrphans:
-    """Whose tasks to look for, and how many at most."""
+    """Whose tasks to look for, in which states, and how many at most."""
 
     worker_ids: Sequence[str]
+    statuses: Sequence[str]
     limit: int
 
 
 @dataclass(frozen=True, slots=True)
 class FindStrays:
-    """How long without a sign of life, by state, and how many at most."""
+    """How long without a sign of life, by state, which states, and how many at most."""
 
     claimed_seconds: float
     running_seconds: float
+    statuses: Sequence[str]
     limit: int
 
 

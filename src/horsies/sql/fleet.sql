@@ -26,8 +26,9 @@ RETURNING worker_id::text
 
 -- name: find_lost_workers
 -- Workers whose lock is free although they have not said goodbye, and that nobody has seen for a moment. Right after
--- the server itself started, every lock is free and proves nothing. With the thresholds' age the lock no longer
--- counts: a worker cut off by the network keeps it until TCP gives up.
+-- the server itself started, every lock is free and proves nothing; nor does one when our own connection broke and
+-- the other has not been seen since: the same fault may have cut us both. With the thresholds' age the lock no
+-- longer counts: a worker cut off by the network keeps it until TCP gives up.
 WITH silent AS MATERIALIZED (
     SELECT worker_id, lock_key, seen_at FROM horsies_workers
     WHERE stopped_at IS NULL AND seen_at < now() - %(silent_seconds)s * interval '1 second'
@@ -35,6 +36,8 @@ WITH silent AS MATERIALIZED (
     ORDER BY seen_at LIMIT 100)
 SELECT worker_id::text FROM silent
 WHERE (pg_postmaster_start_time() < now() - %(restart_seconds)s * interval '1 second'
+       AND (seen_at > now() - %(connected_seconds)s * interval '1 second'
+            OR %(connected_seconds)s::float8 > %(restart_seconds)s::float8)
        AND pg_try_advisory_xact_lock(lock_key))
    OR seen_at < now() - %(stale_seconds)s * interval '1 second'
 
@@ -44,6 +47,7 @@ SELECT id::text, generation, task_name, queue_name, args, kwargs, retry_count, m
     timeout_ms, worker_pid, status, claimed_by_worker_id::text AS worker_id
 FROM horsies_tasks
 WHERE status IN ('CLAIMED', 'RUNNING') AND claimed_by_worker_id = ANY(%(worker_ids)s::text[])
+  AND status = ANY(%(statuses)s::text[])
 ORDER BY id LIMIT %(limit)s
 
 -- name: find_strays
@@ -56,6 +60,7 @@ FROM horsies_tasks AS task
 LEFT JOIN horsies_workers AS worker
     ON worker.worker_id = task.claimed_by_worker_id AND worker.stopped_at IS NULL
 WHERE task.status IN ('CLAIMED', 'RUNNING') AND worker.worker_id IS NULL
+  AND task.status = ANY(%(statuses)s::text[])
   AND greatest(task.claimed_at, task.started_at, (
         SELECT max(beat.sent_at) FROM horsies_heartbeats AS beat
         WHERE beat.task_id = task.id AND beat.sent_at >= task.claimed_at)

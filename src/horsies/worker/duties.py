@@ -8,6 +8,7 @@ again after the reconnect; none is ever switched off.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterable
 from typing import Any
 
@@ -37,6 +38,8 @@ logger = logging.getLogger("horsies.worker")
 SEEN_SECONDS = 2.0
 SWEEP_SECONDS = 3600.0
 NEXT_SWEEP_SECONDS = 1.0
+# Longer than any break matters, and small enough for an interval.
+LONG_SECONDS = 1e6
 
 
 class Every:
@@ -76,6 +79,9 @@ class Duties:
         self._liveness = Liveness(app_config, config, identity)
         self._idle_seconds = app_config.resilience.notify_poll_interval_ms / 1000
         self._seen_at = -NEVER
+        self._is_open = False
+        # When we last were without a connection.
+        self._connected_at = -NEVER
         self._heartbeat = Every(recovery.runner_heartbeat_interval_ms / 1000)
         self._renewal = Every(app_config.effective_claimer_heartbeat_interval_ms / 1000)
         self._strays = Every(recovery.check_interval_ms / 1000)
@@ -85,7 +91,14 @@ class Duties:
 
     def lock(self, connection: Connection[Any]) -> None:
         """Take the worker's session lock on a fresh listening connection."""
+        if self._is_open:
+            self.note_break()
+        self._is_open = True
         self._liveness.lock(connection)
+
+    def note_break(self) -> None:
+        """A connection of ours broke: the same fault may have cut others, who are no more dead than we."""
+        self._connected_at = time.monotonic()
 
     def hurry(self) -> None:
         """Notifications may have been missed: look for cancels at once."""
@@ -122,7 +135,12 @@ class Duties:
         rows = together.run(self._liveness.steps())[-1]
         self.is_lost = not self._liveness.note_seen(rows)
         if not self.is_lost:
-            rescue(together, self._identity.worker_id, self._app_config)
+            self._liveness.lock_if_missing()
+            rescue(together, self._identity.worker_id, self._app_config, self._connected(now))
+
+    def _connected(self, now: float) -> float:
+        """Seconds since our own connection last broke; as good as ever if it never did."""
+        return min(now - self._connected_at, LONG_SECONDS)
 
     def _beat(self, together: Together, now: float) -> None:
         """Say which long-running tasks are alive, and ask which tasks should not be."""

@@ -45,8 +45,12 @@ class Ear:
         self._follow_socket()
 
     def seconds_until_retry(self) -> float | None:
-        """Return how long until a lost connection should be tried again, None while it lives."""
-        return self._listener.seconds_until_retry()
+        """Return how long until a lost connection should be tried again, None while it lives.
+
+        0 as well when notifications came in beside the answer to another statement: the socket will
+        not become readable for them.
+        """
+        return 0.0 if self._listener.has_heard() else self._listener.seconds_until_retry()
 
     def hear(self) -> News:
         """Take what has arrived; after a reconnect everything may have been missed."""

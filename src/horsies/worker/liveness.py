@@ -12,11 +12,13 @@ import logging
 import os
 import socket
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
 import psutil
+import psycopg
 from psycopg import Connection
 
 from horsies.config import AppConfig
@@ -75,13 +77,22 @@ class Liveness:
         self._process = psutil.Process()
         self._process.cpu_percent()  # the first call only sets the starting point
         self._is_registered = False
+        # A listening connection that has not got the lock yet.
+        self._lockless: Connection[Any] | None = None
 
     def lock(self, connection: Connection[Any]) -> None:
         """Take the lock that says we live, on the connection that listens."""
         (answer,) = take_worker_lock.run(connection, LockKey(lock_key(self._identity.worker_id)))
-        if not answer.held:
-            # A session of ours that the server has not buried yet still holds it; so we count as alive.
-            logger.debug("the worker lock is still held by a lost connection of ours")
+        # A session of ours that the server has not buried yet may still hold it: we count as alive
+        # while it does, and take it over afterwards.
+        self._lockless = None if answer.held else connection
+
+    def lock_if_missing(self) -> None:
+        """Ask again for a lock that an earlier connection of ours still held."""
+        connection = self._lockless
+        if connection is not None and not connection.closed:
+            with suppress(psycopg.Error):  # whoever listens on it notices by itself
+                self.lock(connection)
 
     def steps(self) -> list[Step]:
         """The statements that keep this worker's row fresh."""

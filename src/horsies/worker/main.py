@@ -180,11 +180,13 @@ class Worker:
         self._obey_stop()
         together = self._link.open()
         if together is None:
+            self._duties.note_break()
             return
         try:
             self._work(together)
         except psycopg.Error as error:
             self._link.lose(error)
+            self._duties.note_break()
         else:
             self._link.confirm()
 

@@ -60,22 +60,44 @@ class Rescue:
     tasks: int = 0
 
 
-def rescue(together: Together, worker_id: str, config: AppConfig) -> Rescue:
-    """Find dead workers and settle their tasks; another reaper at work is a reason to do nothing."""
+def rescue(
+    together: Together, worker_id: str, config: AppConfig, connected_seconds: float
+) -> Rescue:
+    """Find dead workers and settle their tasks; another reaper at work is a reason to do nothing.
+
+    ``connected_seconds`` is how long our own connection has held without a break.
+    """
     recovery = config.recovery
     stale_ms = max(recovery.claimed_stale_threshold_ms, recovery.running_stale_threshold_ms)
     return_seconds = RETURN_FACTOR * config.resilience.db_retry_max_ms / 1000
-    looked = FindLostWorkers(worker_id, SILENT_SECONDS, return_seconds, stale_ms / 1000)
+    looked = FindLostWorkers(
+        worker_id, connected_seconds, SILENT_SECONDS, return_seconds, stale_ms / 1000
+    )
     led, lost = together.run([(try_lead, Duty(RESCUE_DUTY)), (find_lost_workers, looked)])
     if not led[0].leads or not lost:
         return Rescue()
     worker_ids = [row.worker_id for row in lost]
     logger.warning("lost worker(s): %s", ", ".join(worker_ids))
-    rescued = 0
-    while orphans := together.run([(find_orphans, FindOrphans(worker_ids, RESCUE_BATCH))])[0]:
-        rescued += settle_orphans(together, orphans, recovery)
+    rescued = _rescue_tasks(together, worker_ids, recovery)
     together.run([(sign_off_worker, SignOff(worker_ids, True))])
     return Rescue(len(worker_ids), rescued)
+
+
+def _rescue_tasks(together: Together, worker_ids: Sequence[str], recovery: RecoveryConfig) -> int:
+    looked = FindOrphans(worker_ids, _settled_statuses(recovery), RESCUE_BATCH)
+    rescued = 0
+    while orphans := together.run([(find_orphans, looked)])[0]:
+        changed = settle_orphans(together, orphans, recovery)
+        if not changed:  # whoever was faster has them; what is left will be found as strays
+            break
+        rescued += changed
+    return rescued
+
+
+def _settled_statuses(recovery: RecoveryConfig) -> list[str]:
+    """The states of abandoned tasks that the configuration lets a reaper end."""
+    claimed = ["CLAIMED"] if recovery.auto_requeue_stale_claimed else []
+    return claimed + (["RUNNING"] if recovery.auto_fail_stale_running else [])
 
 
 def rescue_strays(together: Together, recovery: RecoveryConfig) -> int:
@@ -83,6 +105,7 @@ def rescue_strays(together: Together, recovery: RecoveryConfig) -> int:
     looked = FindStrays(
         recovery.claimed_stale_threshold_ms / 1000,
         recovery.running_stale_threshold_ms / 1000,
+        _settled_statuses(recovery),
         RESCUE_BATCH,
     )
     led, strays = together.run([(try_lead, Duty(RESCUE_DUTY)), (find_strays, looked)])
