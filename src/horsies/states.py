@@ -44,6 +44,8 @@ class TaskAttemptOutcome(StrEnum):
 
 TaskVerb: TypeAlias = Literal[
     "claim_and_start",
+    "claim",
+    "start",
     "complete",
     "fail",
     "retry",
@@ -66,13 +68,15 @@ _PENDING = frozenset({TaskStatus.PENDING})
 _CLAIMED = frozenset({TaskStatus.CLAIMED})
 _RUNNING = frozenset({TaskStatus.RUNNING})
 
-# A claimed task goes straight to an idle child, so claim and start are one verb; no verb leads to
-# CLAIMED, which is reserved for tasks fetched ahead of a free child. Release takes back what no child
-# was given: such a row says RUNNING although user code never saw it. Cancelling a RUNNING task takes
-# two steps, the request and the end its worker records. A crash is no verb of its own: it ends in
-# fail or retry like any other failed attempt.
+# A claimed task goes straight to an idle child, so claim and start are one verb; CLAIMED is where
+# tasks rest that were fetched ahead of a free child. Release takes back what no child was given: such
+# a row may say RUNNING although user code never saw it. Cancelling a RUNNING task takes two steps,
+# the request and the end its worker records. A crash is no verb of its own: it ends in fail or retry
+# like any other failed attempt.
 TASK_TRANSITIONS: tuple[Transition, ...] = (
     Transition("claim_and_start", _PENDING, TaskStatus.RUNNING),
+    Transition("claim", _PENDING, TaskStatus.CLAIMED),
+    Transition("start", _CLAIMED, TaskStatus.RUNNING),
     Transition("complete", _RUNNING, TaskStatus.COMPLETED),
     Transition("fail", _RUNNING, TaskStatus.FAILED),
     Transition("retry", _RUNNING, TaskStatus.PENDING),

@@ -20,16 +20,24 @@ from horsies.db.turn import (
     ExpireTasks,
     FailTasks,
     FinishedTask,
+    Limit,
+    ReleaseClaimed,
     ReleaseUnstarted,
+    RenewClaims,
     RetryTasks,
     SendHeartbeats,
+    StartTasks,
     claim_tasks,
     complete_tasks,
     expire_tasks,
     fail_tasks,
+    release_claimed,
+    release_lapsed,
     release_unstarted,
+    renew_claims,
     retry_tasks,
     send_heartbeats,
+    start_tasks,
 )
 from horsies.states import TaskStatus, TaskVerb, allowed
 from tests.db.rows import add_task, attempts_of, picture, row_of
@@ -124,6 +132,35 @@ def claim(connection: Connection[Any], task_id: str) -> Any:
     )
 
 
+def prefetch(connection: Connection[Any], task_id: str) -> Any:
+    return claim_tasks.run(
+        connection, ClaimTasks("worker-2", "elsewhere", [], ["default"], [10], prefetch=1)
+    )
+
+
+def start(
+    connection: Connection[Any], task_id: str, owner: str = OWNER, generation: int = GENERATION
+) -> Any:
+    return start_tasks.run(connection, StartTasks(owner, [task_id], [generation], [815]))
+
+
+def renew(
+    connection: Connection[Any], task_id: str, owner: str = OWNER, generation: int = GENERATION
+) -> Any:
+    claims = RenewClaims(owner, [task_id], [generation], lease_ms=60_000, max_age_ms=3_600_000)
+    return renew_claims.run(connection, claims)
+
+
+def release_of_the_dead(
+    connection: Connection[Any], task_id: str, owner: str = OWNER, generation: int = GENERATION
+) -> Any:
+    return release_claimed.run(connection, ReleaseClaimed(owner, [task_id], [generation]))
+
+
+def release_when_lapsed(connection: Connection[Any], task_id: str) -> Any:
+    return release_lapsed.run(connection, Limit(10))
+
+
 def release(connection: Connection[Any], task_id: str) -> Any:
     return release_unstarted.run(connection, ReleaseUnstarted(OWNER, []))
 
@@ -147,6 +184,8 @@ def cancel(connection: Connection[Any], task_id: str) -> Any:
 
 ACTS: dict[TaskVerb, Callable[[Connection[Any], str], Any]] = {
     "claim_and_start": claim,
+    "claim": prefetch,
+    "start": start,
     "complete": complete,
     "fail": fail,
     "retry": retry,
@@ -161,6 +200,14 @@ STARTED = {"claimed_by_worker_id", "claimed_at", "started_at"}
 WORKER = {"worker_hostname", "worker_pid", "worker_process_name"}
 CHANGES: dict[tuple[TaskVerb, str], set[str]] = {
     ("claim_and_start", "PENDING"): {"generation"} | STARTED | WORKER,
+    ("claim", "PENDING"): {"generation", "claimed", "claim_expires_at"} | STARTED | WORKER,
+    ("start", "CLAIMED"): {
+        "claimed",
+        "claim_expires_at",
+        "started_at",
+        "worker_pid",
+        "worker_process_name",
+    },
     ("complete", "RUNNING"): {"completed_at", "result"},
     ("fail", "RUNNING"): {"failed_at", "result", "error_code", "failed_reason"},
     ("retry", "RUNNING"): {
@@ -179,7 +226,14 @@ CHANGES: dict[tuple[TaskVerb, str], set[str]] = {
 
 
 def columns_for(verb: TaskVerb) -> dict[str, Any]:
-    return {"good_until": PAST} if verb == "expire" else {}
+    """What a row needs besides its status for the verb to apply."""
+    match verb:
+        case "expire":
+            return {"good_until": PAST}
+        case "start":
+            return {"claimed": True, "claim_expires_at": FUTURE}
+        case _:
+            return {}
 
 
 def test_every_verb_has_a_statement() -> None:
@@ -232,6 +286,52 @@ def test_a_wrong_owner_or_generation_never_changes_anything(
     assert picture(connection, task_id) == before
     assert attempts_of(connection, task_id) == []
     assert connection.execute("SELECT 1 FROM horsies_heartbeats").fetchall() == []
+
+
+@pytest.mark.parametrize("act", [start, renew, release_of_the_dead])
+@pytest.mark.parametrize(
+    ("owner", "generation"),
+    [(OWNER, GENERATION - 1), (OWNER, GENERATION + 1), ("worker-2", GENERATION)],
+)
+def test_a_prefetched_task_is_fenced_as_well(
+    connection: Connection[Any], act: Callable[..., Any], owner: str, generation: int
+) -> None:
+    task_id = row_in(connection, "CLAIMED", claimed=True, claim_expires_at=FUTURE)
+    before = picture(connection, task_id)
+    assert act(connection, task_id, owner, generation) == []
+    assert picture(connection, task_id) == before
+
+
+@pytest.mark.parametrize(
+    "columns", [{"claim_expires_at": PAST}, {"claim_expires_at": FUTURE, "good_until": PAST}]
+)
+def test_a_prefetched_task_does_not_start_past_its_lease_or_deadline(
+    connection: Connection[Any], columns: dict[str, Any]
+) -> None:
+    task_id = row_in(connection, "CLAIMED", claimed=True, **columns)
+    before = picture(connection, task_id)
+    assert start(connection, task_id) == []
+    assert picture(connection, task_id) == before
+
+
+@pytest.mark.parametrize("act", [release_of_the_dead, release_when_lapsed, renew])
+@pytest.mark.parametrize("status", TaskStatus)
+def test_a_lease_is_renewed_or_ended_only_while_the_task_is_prefetched(
+    connection: Connection[Any], act: Callable[..., Any], status: TaskStatus
+) -> None:
+    task_id = row_in(connection, status.value, claimed=True, claim_expires_at=PAST)
+    before = picture(connection, task_id)
+    changed = act(connection, task_id)
+    assert [row.id for row in changed] == ([task_id] if status is TaskStatus.CLAIMED else [])
+    assert (picture(connection, task_id) == before) is (status is not TaskStatus.CLAIMED)
+    if changed:
+        expected = "CLAIMED" if act is renew else "PENDING"
+        assert row_of(connection, task_id)["status"] == expected
+
+
+def test_a_lease_that_holds_is_not_ended(connection: Connection[Any]) -> None:
+    task_id = row_in(connection, "CLAIMED", claimed=True, claim_expires_at=FUTURE)
+    assert release_when_lapsed(connection, task_id) == []
 
 
 def test_a_worker_releases_only_its_own_rows_that_it_does_not_hold(
