@@ -13,10 +13,17 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from benchmarks import producer, worker
-from horsies.db.embedded import start_or_join
+import psycopg
 
-ALL: dict[str, Callable[[str], bool]] = {**producer.BENCHMARKS, **worker.BENCHMARKS}
+from benchmarks import history, producer, worker
+from horsies.db.embedded import start_or_join
+from horsies.db.migrate import apply_migrations
+
+ALL: dict[str, Callable[[str], bool]] = {
+    **producer.BENCHMARKS,
+    **worker.BENCHMARKS,
+    **history.BENCHMARKS,
+}
 
 
 @contextmanager
@@ -37,6 +44,8 @@ def main(names: Sequence[str]) -> int:
         print(f"There is no benchmark {', '.join(unknown)}; choose from {', '.join(ALL)}.")
         return 2
     with server() as url:
+        with psycopg.connect(url, autocommit=True) as connection:
+            apply_migrations(connection)
         missed = [name for name in names or ALL if not ALL[name](url)]
     print(f"\ntargets missed: {', '.join(missed)}" if missed else "\nall targets met")
     return 1 if missed else 0

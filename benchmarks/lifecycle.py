@@ -50,7 +50,9 @@ def two_commits(connection: Connection[Any], batch: int, count: int) -> float:
     return count / (time.perf_counter() - started)
 
 
-def one_turn(connection: Connection[Any], batch: int, count: int) -> float:
+def one_turn(
+    connection: Connection[Any], batch: int, count: int, stop_after: int | None = None
+) -> float:
     """Drain that many loaded tasks, finish and claim in one transaction; tasks per second."""
     started = time.perf_counter()
     done = 0
@@ -61,7 +63,7 @@ def one_turn(connection: Connection[Any], batch: int, count: int) -> float:
         answers = together.run([*steps, (claim_tasks, _claim(batch))])
         done += len(claimed)
         claimed = answers[-1]
-        if not claimed:
+        if not claimed or done == stop_after:
             break
     assert done == count
     return count / (time.perf_counter() - started)

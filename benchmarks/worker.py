@@ -13,16 +13,18 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import psutil
 import psycopg
 from psycopg import Connection
 
 from benchmarks import lifecycle
+from benchmarks.spread import spread
 from horsies.db.turn import ClaimTasks, CompleteTasks, claim_tasks, complete_tasks
 from horsies.ids import new_id
 from horsies.worker.link import TURN_SETTINGS
 
 CHILDREN = (2, 4, 8)
-TASKS = {2: 4_000, 4: 8_000, 8: 12_000}
+TASKS = 10_000
 ROUNDS = 3
 LATENCY_SENDS = 300
 TARGETS = {2: 0.30, 4: 0.45, 8: 0.65}
@@ -61,16 +63,13 @@ def drain(url: str, children: int, count: int, *flags: str) -> dict[str, float]:
             connection.execute(lifecycle.LOAD, ([new_id() for _ in range(count)],))
             connection.execute("VACUUM (ANALYZE) horsies_tasks")
             connection.execute("ALTER TABLE horsies_tasks ENABLE TRIGGER horsies_task_inserted")
-            before = _counters(connection)
+            before = _counters(connection) | _processor_seconds(connection, worker.pid)
             connection.execute("SELECT pg_notify('task_queue_default', '')")
             _wait_for(connection, count + 1, worker)
-            after = _counters(connection)
+            after = _counters(connection) | _processor_seconds(connection, worker.pid)
         seconds = _drain_seconds(connection, count)
-    return {
-        "rate": count / seconds,
-        "commits": (after["commits"] - before["commits"]) / count,
-        "wal": (after["wal"] - before["wal"]) / count,
-    }
+    spent = {name: (after[name] - before[name]) / count for name in before}
+    return {"rate": count / seconds, **spent}
 
 
 def _wait_for(connection: Connection[Any], finished: int, worker: subprocess.Popen[bytes]) -> None:
@@ -109,10 +108,24 @@ def _counters(connection: Connection[Any]) -> dict[str, float]:
     return {"commits": float(commits[0]), "wal": float(wal[0])}
 
 
-def spread(values: Sequence[float], digits: int = 0) -> str:
-    """Write a median with its range."""
-    middle = statistics.median(values)
-    return f"{middle:,.{digits}f} ({min(values):,.{digits}f}-{max(values):,.{digits}f})"
+def _processor_seconds(connection: Connection[Any], worker_pid: int) -> dict[str, float]:
+    """Processor time of the worker's parent, of its children, and of the server's process for turns."""
+    parent = psutil.Process(worker_pid)
+    row = connection.execute(
+        "SELECT pid FROM pg_stat_activity WHERE application_name = 'horsies:turn' "
+        "AND datname = current_database()"
+    ).fetchone()
+    assert row is not None
+    return {
+        "parent_cpu": _used(parent),
+        "children_cpu": sum(_used(child) for child in parent.children(recursive=True)),
+        "server_cpu": _used(psutil.Process(row[0])),
+    }
+
+
+def _used(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return times.user + times.system
 
 
 def throughput(url: str) -> bool:
@@ -121,7 +134,7 @@ def throughput(url: str) -> bool:
     drained: dict[int, list[dict[str, float]]] = {}
     for _ in range(ROUNDS):
         for children in CHILDREN:
-            count = TASKS[children]
+            count = TASKS
             for name, run in (("apart", lifecycle.two_commits), ("turn", lifecycle.one_turn)):
                 bare.setdefault((name, children), []).append(_bare(url, run, children, count))
             drained.setdefault(children, []).append(
@@ -145,12 +158,21 @@ def throughput(url: str) -> bool:
             f"{TARGETS[children]:>8.2f}"
         )
     for children in CHILDREN:
-        commits = statistics.median(one["commits"] for one in drained[children])
-        wal = statistics.median(one["wal"] for one in drained[children])
-        print(
-            f"  {children} children: {commits:.3f} commits and round trips, {wal:,.0f} B of WAL per task"
-        )
+        print(f"  {children} children, per task: {_costs(drained[children])}")
     return good
+
+
+def _costs(runs: Sequence[dict[str, float]]) -> str:
+    def middle(name: str) -> float:
+        return statistics.median(one[name] for one in runs)
+
+    processor = ", ".join(
+        f"{who} {middle(f'{who}_cpu') * 1e6:.0f}" for who in ("parent", "children", "server")
+    )
+    return (
+        f"{middle('commits'):.3f} commits and round trips, {middle('wal'):,.0f} B of WAL, "
+        f"processor µs: {processor}"
+    )
 
 
 def _bare(
