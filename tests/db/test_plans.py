@@ -17,6 +17,7 @@ import psycopg
 import pytest
 from psycopg import Connection, sql
 
+from horsies.db.fleet import FLEET
 from horsies.db.migrate import apply_migrations
 from horsies.db.query import Statement, field_names
 from horsies.db.tasks import TASKS
@@ -33,10 +34,10 @@ from tests.conftest import database_on
 
 HOT = [
     pytest.param(statement, id=name)
-    for catalogue in (TASKS, TURN)
+    for catalogue in (TASKS, TURN, FLEET)
     for name, statement in catalogue.statements.items()
 ]
-BIG_TABLES = ("horsies_tasks", "horsies_task_attempts", "horsies_heartbeats")
+BIG_TABLES = ("horsies_tasks", "horsies_task_attempts")
 QUEUES = ["mail", "reports", "images"]
 
 # 107,700 tasks: most are history, 40,000 are due tomorrow, 3,000 now; the queue "tomorrow" has nothing
