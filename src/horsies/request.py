@@ -29,6 +29,8 @@ T = TypeVar("T")
 DELAY_SECONDS_MAX = 100 * 366 * 86_400
 KEY_LENGTH_MAX = 255
 
+_NO_OPTIONS = '{"retry_policy":null,"good_until":null}'
+
 
 class Unset(Enum):
     """Marks an option that was not given, where None means something."""
@@ -208,6 +210,8 @@ def shared_values(
 def encode_options(definition: TaskDefinition, good_until: datetime | None) -> str:
     """Return the snapshot that alone drives retries later, whatever is deployed meanwhile."""
     policy = definition.retry_policy
+    if policy is None and good_until is None:
+        return _NO_OPTIONS
     return json.dumps(
         {
             "retry_policy": policy.to_json() if policy else None,

@@ -10,8 +10,7 @@ import asyncio
 import os
 import re
 import threading
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from typing import Any
 
 import psycopg
@@ -91,17 +90,13 @@ class Database:
         url, session_url = self.urls()
         return Connection.connect(session_url if session else url, **self.options(role))
 
-    @contextmanager
-    def connection(self) -> Iterator[Connection[Any]]:
+    def connection(self) -> AbstractContextManager[Connection[Any]]:
         """Borrow a pooled synchronous connection."""
-        with self.pool().connection() as connection:
-            yield connection
+        return self.pool().connection()
 
-    @asynccontextmanager
-    async def connection_async(self) -> AsyncIterator[AsyncConnection[Any]]:
+    def connection_async(self) -> AbstractAsyncContextManager[AsyncConnection[Any]]:
         """Borrow a pooled connection of the running event loop."""
-        async with self.pool_async().connection() as connection:
-            yield connection
+        return self.pool_async().connection()
 
     def pool(self) -> Pool:
         """Return the pool of this process's threads."""

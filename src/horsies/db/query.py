@@ -14,6 +14,7 @@ from importlib.resources import files
 from typing import Any, Generic, TypeVar
 
 from psycopg import AsyncConnection, AsyncCursor, Connection, Cursor, DataError
+from psycopg.pq.abc import PGresult
 from psycopg.rows import args_row
 
 Params = TypeVar("Params")
@@ -49,7 +50,7 @@ class Statement(Generic[Params, Row]):
         """Execute on a synchronous connection and return the rows, if the statement returns any."""
         with Cursor(connection, row_factory=self._row_factory) as cursor:
             cursor.execute(self._encoded, self.mapping(params))
-            return cursor.fetchall() if cursor.description else []
+            return cursor.fetchall() if _has_rows(cursor.pgresult) else []
 
     def start(self, connection: Connection[Any], params: Params) -> Cursor[Row]:
         """Execute inside a pipeline and return the cursor; read its rows after the pipeline has
@@ -62,7 +63,12 @@ class Statement(Generic[Params, Row]):
         """Execute on an asynchronous connection and return the rows, if the statement returns any."""
         async with AsyncCursor(connection, row_factory=self._row_factory) as cursor:
             await cursor.execute(self._encoded, self.mapping(params))
-            return await cursor.fetchall() if cursor.description else []
+            return await cursor.fetchall() if _has_rows(cursor.pgresult) else []
+
+
+def _has_rows(result: PGresult | None) -> bool:
+    # The cursor's description would tell as well, at twenty times the price.
+    return result is not None and result.nfields > 0
 
 
 class StatementFile:
