@@ -1,0 +1,179 @@
+"""The desk: what a worker owns, what it gives to children, and what it forgets."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import pytest
+
+from horsies.db.turn import ClaimedTask
+from horsies.worker.desk import Desk
+from horsies.worker.pool import (
+    Assignment,
+    ChildPool,
+    Died,
+    HookFailed,
+    NoIdleChildError,
+    Reported,
+    Stopped,
+)
+from horsies.worker.settle import STOPPED_BY_CANCEL, STOPPED_BY_LOSS, Completed, Failed
+from horsies.worker.wire import ChildReport
+
+
+@dataclass(slots=True)
+class RecordingPool:
+    """Takes note of what a pool of children would be told."""
+
+    idle: set[int]
+    dispatched: list[tuple[str, int, int]] = field(default_factory=list)
+    stopped: list[tuple[str, str]] = field(default_factory=list)
+
+    def dispatch(self, assignment: Assignment, pid: int) -> None:
+        if pid not in self.idle:
+            raise NoIdleChildError
+        self.idle.remove(pid)
+        self.dispatched.append((assignment.task_id, assignment.generation, pid))
+
+    def stop_task(self, task_id: str, reason: str) -> None:
+        self.stopped.append((task_id, reason))
+
+
+@pytest.fixture
+def pool() -> RecordingPool:
+    return RecordingPool({1, 2, 3})
+
+
+@pytest.fixture
+def desk(pool: RecordingPool) -> Desk:
+    return Desk(cast(ChildPool, pool))
+
+
+def claimed(
+    task_id: str, pid: int | None = None, queue: str = "default", **more: Any
+) -> ClaimedTask:
+    generation = more.get("generation", 1)
+    return ClaimedTask(task_id, generation, "work", queue, "[]", "{}", 0, 0, None, None, pid)
+
+
+def report(task_id: str, generation: int = 1) -> Reported:
+    return Reported(ChildReport(task_id, generation, True, "1", None, None), 1)
+
+
+def assignment(task_id: str, generation: int = 1) -> Assignment:
+    return Assignment(task_id, generation, "work", 1, "[]", "{}", None)
+
+
+def test_started_tasks_go_out_and_prefetched_ones_wait(desk: Desk, pool: RecordingPool) -> None:
+    desk.hand_out([claimed("a", 1), claimed("b"), claimed("c")])
+    assert pool.dispatched == [("a", 1, 1)]
+    assert (desk.running_count, desk.waiting_count) == (1, 2)
+    assert [task.id for task in desk.waiting(1)] == ["b"]
+    assert desk.held_ids() == ["a", "b", "c"]
+    assert not desk.is_empty
+    assert not desk.needs_release
+
+
+def test_a_task_no_child_can_take_is_released(desk: Desk) -> None:
+    desk.hand_out([claimed("a", 99)])
+    assert desk.needs_release
+    assert desk.held_ids() == []
+
+
+def test_waiting_tasks_start_in_order_and_lost_ones_are_forgotten(
+    desk: Desk, pool: RecordingPool
+) -> None:
+    desk.hand_out([claimed("a"), claimed("b"), claimed("c")])
+    desk.start_waiting(desk.waiting(2), {"b": 2})
+    assert pool.dispatched == [("b", 1, 2)]
+    assert desk.held_ids() == ["b", "c"]
+    assert not desk.needs_release
+
+
+def test_what_waits_is_put_back_as_a_whole(desk: Desk) -> None:
+    desk.put_back()
+    assert not desk.needs_release
+    desk.hand_out([claimed("a", 1), claimed("b")])
+    desk.put_back()
+    assert desk.needs_release
+    assert desk.held_ids() == ["a"]
+
+
+def test_a_report_becomes_a_settlement_and_leaves_with_it(desk: Desk) -> None:
+    desk.hand_out([claimed("a", 1)])
+    desk.absorb([report("a")])
+    assert desk.settlements == [Completed("a", 1, "1")]
+    assert (desk.running_count, desk.is_empty, desk.held_ids()) == (0, False, ["a"])
+    desk.close_settled(desk.settlements, {"a"})
+    assert desk.is_empty
+
+
+def test_an_outcome_that_belongs_to_somebody_else_is_dropped_with_a_warning(
+    desk: Desk, caplog: pytest.LogCaptureFixture
+) -> None:
+    desk.hand_out([claimed("a", 1)])
+    desk.absorb([report("a")])
+    desk.close_settled(desk.settlements, set())
+    assert desk.is_empty
+    assert "a belongs to somebody else now" in caplog.text
+
+
+@pytest.mark.parametrize("event", [report("a", 1), report("unknown")])
+def test_what_an_earlier_attempt_says_is_ignored(desk: Desk, event: Reported) -> None:
+    desk.hand_out([claimed("a", 1, generation=2)])
+    desk.absorb([event])
+    assert desk.settlements == []
+
+
+def test_a_task_that_came_back_voids_its_earlier_attempt(desk: Desk, pool: RecordingPool) -> None:
+    desk.hand_out([claimed("a", 1)])
+    desk.hand_out([claimed("a", 2, generation=3)])
+    assert pool.stopped == [("a", STOPPED_BY_LOSS)]
+    assert pool.dispatched[-1] == ("a", 3, 2)
+    desk.absorb([Stopped(assignment("a"), 1, True, STOPPED_BY_LOSS), report("a", 3)])
+    assert desk.settlements == [Completed("a", 3, "1")]
+
+
+def test_a_death_before_the_start_gives_the_task_back(desk: Desk) -> None:
+    desk.hand_out([claimed("a", 1)])
+    desk.absorb([Died(assignment("a"), 1, "exit code 3", started=False)])
+    assert desk.needs_release
+    assert desk.settlements == []
+    assert desk.held_ids() == []
+
+
+def test_a_death_while_running_is_a_failure(desk: Desk) -> None:
+    desk.hand_out([claimed("a", 1)])
+    desk.absorb([Died(assignment("a"), 1, "signal 9 (SIGKILL)")])
+    (settlement,) = desk.settlements
+    assert isinstance(settlement, Failed)
+    assert settlement.error_code == "WORKER_CRASHED"
+
+
+def test_the_death_of_an_idle_child_costs_no_task(desk: Desk) -> None:
+    desk.hand_out([claimed("a", 1)])
+    desk.absorb([Died(None, 2, "exit code 3"), Died(assignment("other"), 3, "exit code 3")])
+    assert desk.settlements == []
+    assert desk.held_ids() == ["a"]
+
+
+def test_freed_places_are_counted_by_queue(desk: Desk) -> None:
+    desk.hand_out([claimed("a", 1, "x"), claimed("b", 2, "x"), claimed("c", 3, "y"), claimed("d")])
+    assert desk.freed_by_queue() == {}
+    desk.absorb([report("a"), report("b"), report("c")])
+    assert desk.freed_by_queue() == {"x": 2, "y": 1}
+
+
+def test_a_cancelled_task_is_stopped_and_one_that_waits_is_forgotten(
+    desk: Desk, pool: RecordingPool
+) -> None:
+    desk.hand_out([claimed("a", 1), claimed("b")])
+    desk.cancel(["a", "b"])
+    assert ("a", STOPPED_BY_CANCEL) in pool.stopped
+    assert desk.held_ids() == ["a"]
+
+
+def test_a_failed_hook_is_remembered(desk: Desk) -> None:
+    desk.absorb([HookFailed("connect", "raised ValueError: no")])
+    assert desk.failed_hook == "Child process start hook connect raised ValueError: no."

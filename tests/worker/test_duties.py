@@ -1,0 +1,167 @@
+"""A worker's services: when each is due, and what none of them may forget."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import pytest
+
+from horsies import AppConfig, PostgresConfig
+from horsies.db.fleet import (
+    FindLostWorkers,
+    Leads,
+    Presence,
+    find_lost_workers,
+    register_worker,
+    see_worker,
+    store_worker_state,
+    try_lead,
+)
+from horsies.db.query import Step
+from horsies.db.together import Together
+from horsies.db.turn import renew_claims
+from horsies.ids import new_id
+from horsies.worker import duties as duties_module
+from horsies.worker.desk import Desk
+from horsies.worker.duties import LONG_SECONDS, SEEN_SECONDS, Duties, Every
+from horsies.worker.liveness import Identity
+from horsies.worker.pool import ChildPool
+from horsies.worker.settings import WorkerConfig
+from tests.worker.test_desk import RecordingPool, claimed
+
+BROKER = PostgresConfig(database_url="postgresql://localhost/unused")
+
+
+@dataclass(slots=True)
+class RecordingDatabase:
+    """Takes note of the statements and answers as an empty database would."""
+
+    was_stopped: bool = False
+    leads: bool = True
+    steps: list[Step] = field(default_factory=list)
+
+    def run(self, steps: Sequence[Step]) -> list[list[Any]]:
+        self.steps += steps
+        answers: dict[Any, list[Any]] = {
+            see_worker: [Presence("id", self.was_stopped)],
+            try_lead: [Leads(self.leads)],
+        }
+        return [answers.get(statement, []) for statement, _ in steps]
+
+    def asked(self, statement: Any) -> list[Any]:
+        return [params for asked, params in self.steps if asked is statement]
+
+
+class QuietPool(RecordingPool):
+    """Children that do nothing and weigh little."""
+
+    def busy(self) -> dict[str, Any]:
+        return {}
+
+    def children_memory_mb(self) -> float:
+        return 1.0
+
+
+@pytest.fixture
+def desk() -> Desk:
+    return Desk(cast(ChildPool, QuietPool({1, 2})))
+
+
+def make_duties(desk: Desk, config: AppConfig | None = None) -> Duties:
+    return Duties(
+        config or AppConfig(broker=BROKER),
+        WorkerConfig("app:app", 2, ["default"]),
+        Identity(new_id(), "host", 7),
+        desk._pool,
+        desk,
+    )
+
+
+def perform(duties: Duties, database: RecordingDatabase, now: float) -> None:
+    duties.perform(cast(Together, database), now)
+
+
+def test_something_regular_is_due_at_once_and_then_after_its_time() -> None:
+    every = Every(5.0)
+    assert every.is_due(0.0)
+    every.done(10.0)
+    assert not every.is_due(14.9)
+    assert every.is_due(15.0)
+
+
+def test_the_sign_of_life_comes_first(desk: Desk) -> None:
+    database = RecordingDatabase()
+    perform(make_duties(desk), database, 1.0)
+    order = [statement for statement, _ in database.steps]
+    assert order[:2] == [register_worker, see_worker]
+    assert store_worker_state in order
+
+
+def test_an_idle_worker_shows_itself_at_its_poll_and_a_busy_one_more_often(desk: Desk) -> None:
+    duties = make_duties(desk)
+    perform(duties, RecordingDatabase(), 100.0)
+    assert duties.next_at() == 105.0
+    desk.hand_out([claimed("a", 1)])
+    assert duties.next_at() == 100.0 + SEEN_SECONDS
+
+
+def test_a_worker_that_others_declared_lost_rescues_nobody(desk: Desk) -> None:
+    duties, database = make_duties(desk), RecordingDatabase(was_stopped=True)
+    perform(duties, database, 1.0)
+    assert duties.is_lost
+    assert database.asked(find_lost_workers) == []
+    duties.forget_registration()
+    assert not duties.is_lost
+    database = RecordingDatabase()
+    perform(duties, database, 1.1)
+    assert database.asked(register_worker)
+
+
+def connected_seconds(duties: Duties, now: float) -> float:
+    database = RecordingDatabase()
+    perform(duties, database, now)
+    (asked,) = database.asked(find_lost_workers)
+    assert isinstance(asked, FindLostWorkers)
+    return asked.connected_seconds
+
+
+def test_a_reaper_says_how_long_its_own_connection_has_held(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    duties = make_duties(desk)
+    assert connected_seconds(duties, 1_000.0) == LONG_SECONDS
+    monkeypatch.setattr("horsies.worker.duties.time.monotonic", lambda: 1_010.0)
+    duties.note_break()
+    assert connected_seconds(duties, 1_013.0) == 3.0
+
+
+def test_leases_are_renewed_for_what_waits_and_nothing_else(desk: Desk) -> None:
+    duties = make_duties(desk, AppConfig(broker=BROKER, prefetch_buffer=2, claim_lease_ms=10_000))
+    database = RecordingDatabase()
+    perform(duties, database, 0.0)
+    assert database.asked(renew_claims) == []
+    desk.hand_out([claimed("a", 1), claimed("b")])
+    perform(duties, database, 4.9)
+    assert database.asked(renew_claims) == []
+    perform(duties, database, 5.0)
+    (lease,) = database.asked(renew_claims)
+    assert (lease.ids, lease.generations, lease.lease_ms) == (["b"], [1], 10_000)
+
+
+def test_retention_goes_on_soon_when_there_is_more(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    more = [True, False]
+    asked: list[float] = []
+
+    def sweep(*_: object) -> bool:
+        asked.append(1)
+        return more.pop(0)
+
+    monkeypatch.setattr(duties_module, "sweep", sweep)
+    duties = make_duties(desk)
+    for now in (0.0, 0.9, 1.0, 5.0, 3_600.0):
+        perform(duties, RecordingDatabase(), now)
+    assert len(asked) == 2

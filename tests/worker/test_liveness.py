@@ -1,0 +1,161 @@
+"""Liveness: the lock of a worker, its row, and its answers to pings."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import psycopg
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from psycopg import Connection
+
+from horsies import AppConfig, PostgresConfig
+from horsies.db.fleet import Pong, Presence, answer_ping, register_worker, see_worker
+from horsies.ids import new_id
+from horsies.worker.liveness import PONG_CHANNEL_PREFIX, Identity, Liveness, lock_key
+from horsies.worker.settings import WorkerConfig
+from tests.waiting import wait_until
+
+CHANNEL = f"{PONG_CHANNEL_PREFIX}1"
+
+
+def make_liveness(worker_id: str = "") -> Liveness:
+    config = AppConfig(broker=PostgresConfig(database_url="postgresql://localhost/unused"))
+    worker = WorkerConfig("app:app", 2, ["default"])
+    return Liveness(config, worker, Identity(worker_id or new_id(), "host", 7))
+
+
+def test_the_key_of_a_lock_is_a_positive_bigint_of_the_workers_own() -> None:
+    keys = [lock_key(new_id()) for _ in range(1_000)]
+    assert len(set(keys)) == 1_000
+    assert all(0 <= key < 1 << 63 for key in keys)
+    same = new_id()
+    assert lock_key(same) == lock_key(same)
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        "",
+        "ping",
+        "null",
+        "[]",
+        "17",
+        '"text"',
+        "{}",
+        "{not json",
+        '{"reply_channel": "x"}',
+        '{"correlation_id": "1"}',
+        json.dumps({"reply_channel": "task_queue_default", "correlation_id": "1"}),
+        json.dumps({"reply_channel": None, "correlation_id": None}),
+        json.dumps({"reply_channel": CHANNEL, "correlation_id": "1", "target_worker_id": "other"}),
+    ],
+)
+def test_a_ping_that_is_none_of_ours_is_not_answered(payload: str) -> None:
+    assert make_liveness().pongs([payload]) == []
+
+
+@given(
+    payload=st.text()
+    | st.recursive(
+        st.none() | st.booleans() | st.integers() | st.text(),
+        lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    ).map(json.dumps)
+)
+@settings(max_examples=50, deadline=None)
+def test_no_payload_harms_a_worker(payload: str) -> None:
+    assert make_liveness().pongs([payload]) == []
+
+
+def test_a_ping_is_answered_with_who_we_are() -> None:
+    worker_id = new_id()
+    liveness = make_liveness(worker_id)
+    for target in (None, worker_id):
+        ping = {"reply_channel": CHANNEL, "correlation_id": "42", "target_worker_id": target}
+        ((statement, pong),) = liveness.pongs([json.dumps(ping), "garbage"])
+        assert statement is answer_ping
+        assert isinstance(pong, Pong)
+        assert pong.channel == CHANNEL
+        assert json.loads(pong.payload) == {
+            "correlation_id": "42",
+            "worker_id": worker_id,
+            "hostname": "host",
+            "pid": 7,
+        }
+
+
+def test_an_endless_ping_gets_a_short_answer() -> None:
+    ping = {"reply_channel": CHANNEL + "x" * 999, "correlation_id": "y" * 9_999}
+    ((_, pong),) = make_liveness().pongs([json.dumps(ping)])
+    assert len(pong.channel) <= 63
+    assert len(pong.payload) < 1_000
+
+
+def statements(liveness: Liveness) -> list[Any]:
+    return [statement for statement, _ in liveness.steps()]
+
+
+def test_a_worker_registers_once_and_again_when_its_row_is_gone() -> None:
+    liveness = make_liveness()
+    assert statements(liveness) == [register_worker, see_worker]
+    assert liveness.note_seen([Presence("id", False)])
+    assert statements(liveness) == [see_worker]
+    assert liveness.note_seen([]), "a deleted row does not mean that others took our tasks"
+    assert statements(liveness) == [register_worker, see_worker]
+
+
+def test_a_worker_learns_that_others_declared_it_lost() -> None:
+    liveness = make_liveness()
+    assert not liveness.note_seen([Presence("id", True)])
+    liveness.forget()
+    assert statements(liveness) == [register_worker, see_worker]
+
+
+def lock_is_free(connection: Connection[Any], worker_id: str) -> bool:
+    row = connection.execute(
+        "SELECT pg_try_advisory_xact_lock(%s)", (lock_key(worker_id),)
+    ).fetchone()
+    assert row is not None
+    return bool(row[0])
+
+
+def test_the_lock_lives_and_dies_with_its_connection(
+    connection: Connection[Any], process_url: str
+) -> None:
+    worker_id = new_id()
+    with psycopg.connect(process_url, autocommit=True) as session:
+        make_liveness(worker_id).lock(session)
+        assert not lock_is_free(connection, worker_id)
+    wait_until(lambda: lock_is_free(connection, worker_id))
+
+
+def test_a_lock_that_an_earlier_connection_still_held_is_taken_over_later(
+    connection: Connection[Any], process_url: str
+) -> None:
+    worker_id = new_id()
+    liveness = make_liveness(worker_id)
+    with psycopg.connect(process_url, autocommit=True) as new:
+        with psycopg.connect(process_url, autocommit=True) as old:
+            liveness.lock(old)
+            liveness.lock(new)
+            liveness.lock_if_missing()
+        wait_until(lambda: lock_is_free(connection, worker_id))
+        liveness.lock_if_missing()
+        assert not lock_is_free(connection, worker_id)
+
+
+def test_a_lock_is_not_asked_for_on_a_connection_that_is_gone(
+    connection: Connection[Any], process_url: str
+) -> None:
+    worker_id = new_id()
+    liveness = make_liveness(worker_id)
+    with psycopg.connect(process_url, autocommit=True) as old:
+        liveness.lock(old)
+        with psycopg.connect(process_url, autocommit=True) as cut:
+            liveness.lock(cut)
+            connection.execute("SELECT pg_terminate_backend(%s)", (cut.info.backend_pid,))
+            liveness.lock_if_missing()
+            liveness.lock_if_missing()
+            assert cut.closed
