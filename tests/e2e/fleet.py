@@ -79,6 +79,10 @@ class Journal:
 
     path: Path
 
+    def length(self) -> int:
+        """How many lines have been written so far."""
+        return self.path.read_bytes().count(b"\n") if self.path.exists() else 0
+
     def lines(self, what: str | None = None, task_id: str | None = None) -> list[Line]:
         """What has been written so far, in order."""
         if not self.path.exists():

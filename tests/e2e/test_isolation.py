@@ -82,11 +82,10 @@ def test_every_killed_child_costs_at_most_one_task(
     with witnessed(connection):
         programs.sleep.send_many(programs.sleep.bind(0.01) for _ in range(300)).unwrap()
         while count(connection, "PENDING", "RUNNING") > 10:
-            seen = journal.lines("start")
-            goal = len(seen) + random.randint(5, 15)
+            goal = journal.length() + random.randint(10, 30)
             eventually(
                 lambda goal=goal: (  # type: ignore[misc]
-                    len(journal.lines("start")) >= goal or count(connection, "PENDING") == 0
+                    journal.length() >= goal or count(connection, "PENDING") == 0
                 ),
                 10,
             )

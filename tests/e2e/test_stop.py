@@ -98,9 +98,10 @@ def test_an_idle_worker_stops_at_once(fleet: Fleet) -> None:
 
 def test_a_signal_during_the_start_stops_the_worker(fleet: Fleet) -> None:
     worker = fleet.start(ready=False)
-    eventually(lambda: "Concurrency config" in worker.log(), 10)
+    family = eventually(worker.family, 10)
     worker.signal(signal.SIGTERM)
     assert worker.wait(10) == CLEAN
+    assert all(map(is_gone, family))
 
 
 def test_the_end_of_the_grace_interrupts_running_tasks(

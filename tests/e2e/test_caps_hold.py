@@ -1,0 +1,98 @@
+"""Caps hold at every instant, across workers that die and come back."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import psycopg
+import pytest
+
+from tests.e2e.fleet import DATABASE_VARIABLE, Fleet, RunningWorker, eventually
+from tests.e2e.tables import assert_each_ended_once, attempts, count, wait_until_empty, witnessed
+
+Database = psycopg.Connection[Any]
+
+APPLICATION = "tests.e2e.capped:app"
+WORKERS = 4
+TASKS = 1_500
+
+
+@pytest.fixture
+def capped(process_url: str) -> Iterator[ModuleType]:
+    """The capped application, for sending."""
+    os.environ[DATABASE_VARIABLE] = process_url
+    module = importlib.import_module("tests.e2e.capped")
+    yield module
+    module.app.close()
+
+
+def start(fleet: Fleet, *, ready: bool = True) -> RunningWorker:
+    return fleet.start(processes=4, application=APPLICATION, ready=ready)
+
+
+def most_at_once(directory: Path) -> dict[str, int]:
+    """The largest number of tasks that ran side by side, as the tasks themselves saw it."""
+    most: dict[str, int] = defaultdict(int)
+    for line in (directory / "places").read_text().splitlines():
+        queue, place, place_here = line.split()
+        most["cluster"] = max(most["cluster"], int(place))
+        most[queue] = max(most[queue], int(place_here))
+    return dict(most)
+
+
+def test_caps_hold_while_workers_are_killed_and_restarted(
+    fleet: Fleet, capped: ModuleType, connection: Database
+) -> None:
+    workers = [start(fleet, ready=False) for _ in range(WORKERS)]
+    for worker in workers:
+        worker.wait_until_ready()
+        worker.family()
+    with witnessed(connection):
+        began = time.monotonic()
+        for function, share in (
+            (capped.occupy_wide, TASKS // 2),
+            (capped.occupy_narrow, TASKS // 10),
+            (capped.occupy_open, TASKS - TASKS // 2 - TASKS // 10),
+        ):
+            function.send_many(function.bind(0.003) for _ in range(share)).unwrap()
+        for number, goal in ((0, TASKS // 4), (1, TASKS // 2)):
+            eventually(lambda goal=goal: count(connection, "COMPLETED") >= goal, 40)  # type: ignore[misc]
+            workers[number].signal(signal.SIGKILL)
+            workers[number].wait()
+            start(fleet, ready=False)
+        wait_until_empty(connection, 60)
+        seconds = time.monotonic() - began
+        assert count(connection, "COMPLETED") == TASKS
+        assert_each_ended_once(connection)
+    crashed = [one for one in attempts(connection) if one.outcome == "WORKER_FAILURE"]
+    most = most_at_once(fleet.directory)
+    print(f"{TASKS / seconds:.0f} tasks/s, two kills included; {len(crashed)} cut off; most {most}")
+    assert most["cluster"] <= capped.CLUSTER_CAP
+    assert most["wide"] <= capped.QUEUE_CAPS["wide"]
+    assert most["narrow"] <= capped.QUEUE_CAPS["narrow"]
+    assert most["cluster"] > 1, "nothing ever ran side by side: the caps were not tried"
+
+
+def test_a_place_freed_by_one_worker_wakes_another_at_once(
+    fleet: Fleet, capped: ModuleType, connection: Database
+) -> None:
+    """A stopping worker frees a place it will not take again; nobody waits for the poll."""
+    first = start(fleet)
+    blocker = capped.occupy_narrow.send(1.0).unwrap()
+    eventually(lambda: count(connection, "RUNNING") == 1, 10)
+    start(fleet)
+    blocked = capped.occupy_narrow.send(0.0).unwrap()
+    first.signal(signal.SIGTERM)
+    assert blocker.get(10_000).is_ok()
+    began = time.monotonic()
+    assert blocked.get(10_000).is_ok()
+    assert time.monotonic() - began < 1.5
+    assert first.wait() == 0
