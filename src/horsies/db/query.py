@@ -52,13 +52,6 @@ class Statement(Generic[Params, Row]):
             cursor.execute(self._encoded, self.mapping(params))
             return cursor.fetchall() if _has_rows(cursor.pgresult) else []
 
-    def start(self, connection: Connection[Any], params: Params) -> Cursor[Row]:
-        """Execute inside a pipeline and return the cursor; read its rows after the pipeline has
-        ended.
-        """
-        cursor = Cursor(connection, row_factory=self._row_factory)
-        return cursor.execute(self._encoded, self.mapping(params))
-
     async def run_async(self, connection: AsyncConnection[Any], params: Params) -> list[Row]:
         """Execute on an asynchronous connection and return the rows, if the statement returns any."""
         async with AsyncCursor(connection, row_factory=self._row_factory) as cursor:
