@@ -99,7 +99,8 @@ class PostgresBroker:
         self.migrates = migrates
         self.database = Database(config, role)
         self.waiters = Waiters(self._connect_waiters)
-        self._schema_lock = threading.Lock()
+        # One per process: a thread of the parent may have held it at the moment of a fork.
+        self._schema_locks: dict[int, threading.Lock] = {}
         self._schema_ready_in_pid: int | None = None
 
     def ensure_schema_initialized(self) -> BrokerResult[None]:
@@ -193,7 +194,7 @@ class PostgresBroker:
     def _ensure_schema(self) -> None:
         if self._schema_ready_in_pid == os.getpid():
             return
-        with self._schema_lock:
+        with self._schema_locks.setdefault(os.getpid(), threading.Lock()):
             if self._schema_ready_in_pid == os.getpid():
                 return
             with self.database.connect("schema", session=True) as connection:
