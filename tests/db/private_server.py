@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
 import tempfile
 from importlib import import_module
 from pathlib import Path
@@ -43,6 +44,12 @@ class PrivateServer:
     def stop(self) -> None:
         """Stop the server; connections are cut and new ones refused."""
         self._server.stop()
+
+    def crash(self) -> None:
+        """Stop the server as a crash does: nothing is finished, the log is replayed at the start."""
+        server = self._server
+        command = [server.bin_path / "pg_ctl", "-w", "-m", "immediate", "-D", server.pgdata, "stop"]
+        subprocess.run(command, check=True, user=server.system_user, stdout=subprocess.DEVNULL)
 
     def start(self) -> None:
         """Start it again at the same place."""

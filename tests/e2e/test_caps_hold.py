@@ -22,7 +22,12 @@ Database = psycopg.Connection[Any]
 
 APPLICATION = "tests.e2e.capped:app"
 WORKERS = 4
-TASKS = 1_500
+TASKS = 2_000
+BUSY_WORKER = """
+SELECT worker.pid FROM horsies_tasks AS task
+JOIN horsies_workers AS worker ON worker.worker_id = task.claimed_by_worker_id
+WHERE task.status = 'RUNNING' AND worker.pid = ANY(%s)
+"""
 
 
 @pytest.fixture
@@ -48,6 +53,15 @@ def most_at_once(directory: Path) -> dict[str, int]:
     return dict(most)
 
 
+def kill_a_busy_one(fleet: Fleet, connection: Database) -> None:
+    """Kill a worker that has just been running a task."""
+    living = {worker.pid: worker for worker in fleet.workers if worker.process.poll() is None}
+    busy = eventually(lambda: connection.execute(BUSY_WORKER, (list(living),)).fetchall(), 10)
+    victim = living[busy[0][0]]
+    victim.signal(signal.SIGKILL)
+    victim.wait()
+
+
 def test_caps_hold_while_workers_are_killed_and_restarted(
     fleet: Fleet, capped: ModuleType, connection: Database
 ) -> None:
@@ -62,11 +76,10 @@ def test_caps_hold_while_workers_are_killed_and_restarted(
             (capped.occupy_narrow, TASKS // 10),
             (capped.occupy_open, TASKS - TASKS // 2 - TASKS // 10),
         ):
-            function.send_many(function.bind(0.003) for _ in range(share)).unwrap()
-        for number, goal in ((0, TASKS // 4), (1, TASKS // 2)):
+            function.send_many(function.bind(0.005) for _ in range(share)).unwrap()
+        for goal in (TASKS // 4, TASKS // 2):
             eventually(lambda goal=goal: count(connection, "COMPLETED") >= goal, 40)  # type: ignore[misc]
-            workers[number].signal(signal.SIGKILL)
-            workers[number].wait()
+            kill_a_busy_one(fleet, connection)
             start(fleet, ready=False)
         wait_until_empty(connection, 60)
         seconds = time.monotonic() - began

@@ -1,0 +1,151 @@
+"""A dead worker's tasks go on within seconds; a living one is never taken for dead."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import psycopg
+import pytest
+
+from horsies.db.migrate import apply_migrations
+from tests.db.private_server import PrivateServer
+from tests.e2e.conftest import FLEETS
+from tests.e2e.fleet import Fleet, Journal, RunningWorker, eventually
+from tests.e2e.tables import (
+    attempts,
+    backends,
+    insert_raw,
+    task,
+    wait_until_empty,
+    witnessed,
+)
+
+Database = psycopg.Connection[Any]
+
+# After its own start a server's free locks prove nothing for that long, at default settings.
+RETURN_SECONDS = 45
+
+
+def wait_until_locks_count(connection: Database) -> None:
+    """Wait until the server has been up for long enough; in a whole run it has."""
+    ripe = f"SELECT 1 WHERE pg_postmaster_start_time() < now() - interval '{RETURN_SECONDS} s'"
+    eventually(lambda: connection.execute(ripe).fetchone(), RETURN_SECONDS + 5)
+
+
+def test_tasks_of_a_killed_worker_are_retried_or_failed_within_ten_seconds(
+    fleet: Fleet, journal: Journal, programs: ModuleType, connection: Database
+) -> None:
+    wait_until_locks_count(connection)
+    victim = fleet.start(processes=2)
+    failed = programs.sleep.send(600).unwrap()
+    retried = programs.sleep_again.send(600).unwrap()
+    eventually(lambda: len(journal.lines("start")) == 2, 10)
+    fleet.start(processes=2)
+    with witnessed(connection):
+        victim.signal(signal.SIGKILL)
+        began = time.monotonic()
+        error = failed.get(10_000).err_value
+        eventually(lambda: attempts(connection, retried.task_id), 10)
+        seconds = time.monotonic() - began
+    print(f"recovered after {seconds:.1f} s")
+    assert seconds < 10
+    assert error.error_code == "WORKER_CRASHED"
+    (attempt,) = attempts(connection, failed.task_id)
+    assert (attempt.outcome, attempt.will_retry) == ("WORKER_FAILURE", False)
+    (attempt,) = attempts(connection, retried.task_id)
+    assert (attempt.outcome, attempt.will_retry) == ("WORKER_FAILURE", True)
+    eventually(lambda: len(journal.lines("start", retried.task_id)) == 2, 10)
+    assert [line.attempt for line in journal.lines("start", retried.task_id)] == [1, 2]
+
+
+def test_a_worker_that_starts_later_finds_what_the_dead_one_left(
+    fleet: Fleet, journal: Journal, programs: ModuleType, connection: Database
+) -> None:
+    wait_until_locks_count(connection)
+    victim = fleet.start()
+    left = programs.sleep.send(600).unwrap()
+    eventually(lambda: journal.lines("start"), 10)
+    victim.signal(signal.SIGKILL)
+    victim.wait()
+    fleet.start()
+    assert left.get(15_000).err_value.error_code == "WORKER_CRASHED"
+    lost = "SELECT 1 FROM horsies_workers WHERE pid = %s AND was_lost AND stopped_at IS NOT NULL"
+    eventually(lambda: connection.execute(lost, (victim.pid,)).fetchone(), 5)
+
+
+def test_a_live_worker_whose_connections_are_all_cut_is_not_declared_dead(
+    fleet: Fleet, journal: Journal, programs: ModuleType, connection: Database
+) -> None:
+    wait_until_locks_count(connection)
+    victim = fleet.start()
+    sent = programs.sleep.send(11).unwrap()
+    eventually(lambda: journal.lines("start"), 10)
+    mine = backends(connection, "horsies:turn") + backends(connection, "horsies:listener")
+    watcher = fleet.start()
+    for times in (1, 2):
+        connection.execute(
+            "SELECT pg_terminate_backend(pid) FROM unnest(%s::integer[]) AS pid", (mine,)
+        )
+        eventually(lambda times=times: victim.log().count("database is back") >= times, 15)  # type: ignore[misc]
+        known = set(mine)
+        mine = [
+            pid
+            for pid in backends(connection, "horsies:turn")
+            + backends(connection, "horsies:listener")
+            if pid not in known
+        ]
+    with psycopg.connect(fleet.database_url, autocommit=True) as fresh:
+        assert sent.get(30_000).ok_value == "done"
+        row = task(fresh, sent.task_id)
+        assert (row.status, row.generation, row.retry_count) == ("COMPLETED", 1, 0)
+        assert len(attempts(fresh, sent.task_id)) == 1
+    assert "lost worker" not in watcher.log() + victim.log()
+    assert len(journal.lines("start")) == 1
+
+
+@pytest.fixture
+def private(
+    tmp_path: Path, request: pytest.FixtureRequest
+) -> Iterator[tuple[PrivateServer, Fleet]]:
+    """Workers on a server of their own, which may be stopped."""
+    server = PrivateServer()
+    with psycopg.connect(server.url, autocommit=True) as connection:
+        apply_migrations(connection)
+    fleet = Fleet(server.url, tmp_path)
+    request.node.stash.setdefault(FLEETS, []).append(fleet)
+    yield server, fleet
+    fleet.destroy()
+    server.remove()
+
+
+def test_a_restart_of_the_server_costs_no_running_task(
+    private: tuple[PrivateServer, Fleet],
+) -> None:
+    server, fleet = private
+    workers = [fleet.start(ready=False) for _ in range(2)]
+    for worker in workers:
+        worker.wait_until_ready()
+    with psycopg.connect(server.url, autocommit=True) as connection:
+        task_ids = [insert_raw(connection, "sleep", "[8]") for _ in range(4)]
+        eventually(lambda: len(fleet.journal.lines("start")) == 4, 10)
+    for _ in range(2):
+        server.crash()
+        server.start()
+        eventually(lambda: all(map(has_come_back, workers)), 20)
+    with psycopg.connect(server.url, autocommit=True) as connection:
+        wait_until_empty(connection, 30)
+        for task_id in task_ids:
+            row = task(connection, task_id)
+            assert (row.status, row.generation, row.retry_count) == ("COMPLETED", 1, 0)
+            assert len(attempts(connection, task_id)) == 1
+    assert len(fleet.journal.lines("start")) == 4
+    assert not any("lost worker" in worker.log() for worker in workers)
+
+
+def has_come_back(worker: RunningWorker) -> bool:
+    return worker.log().rfind("database is back") > worker.log().rfind("database away")
