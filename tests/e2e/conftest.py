@@ -12,6 +12,8 @@ from typing import Any
 import psycopg
 import pytest
 
+from horsies.db.migrate import apply_migrations
+from tests.db.private_server import PrivateServer
 from tests.e2e.fleet import DATABASE_VARIABLE, Fleet, Journal
 
 FLEETS = pytest.StashKey[list[Fleet]]()
@@ -36,6 +38,27 @@ def fleet(
 ) -> Iterator[Fleet]:
     """Workers on this process's database, whose tables are empty."""
     fleet = Fleet(process_url, tmp_path)
+    request.node.stash.setdefault(FLEETS, []).append(fleet)
+    yield fleet
+    fleet.destroy()
+
+
+@pytest.fixture
+def own_server() -> Iterator[PrivateServer]:
+    """A server with our tables that the test may crash."""
+    server = PrivateServer()
+    with psycopg.connect(server.url, autocommit=True) as connection:
+        apply_migrations(connection)
+    yield server
+    server.remove()
+
+
+@pytest.fixture
+def own_fleet(
+    own_server: PrivateServer, tmp_path: Path, request: pytest.FixtureRequest
+) -> Iterator[Fleet]:
+    """Workers on the server of their own."""
+    fleet = Fleet(own_server.url, tmp_path)
     request.node.stash.setdefault(FLEETS, []).append(fleet)
     yield fleet
     fleet.destroy()

@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Iterator
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import psycopg
-import pytest
 
-from horsies.db.migrate import apply_migrations
 from tests.db.private_server import PrivateServer
-from tests.e2e.conftest import FLEETS
 from tests.e2e.fleet import Fleet, Journal, RunningWorker, eventually
 from tests.e2e.tables import (
     attempts,
@@ -108,25 +103,10 @@ def test_a_live_worker_whose_connections_are_all_cut_is_not_declared_dead(
     assert len(journal.lines("start")) == 1
 
 
-@pytest.fixture
-def private(
-    tmp_path: Path, request: pytest.FixtureRequest
-) -> Iterator[tuple[PrivateServer, Fleet]]:
-    """Workers on a server of their own, which may be stopped."""
-    server = PrivateServer()
-    with psycopg.connect(server.url, autocommit=True) as connection:
-        apply_migrations(connection)
-    fleet = Fleet(server.url, tmp_path)
-    request.node.stash.setdefault(FLEETS, []).append(fleet)
-    yield server, fleet
-    fleet.destroy()
-    server.remove()
-
-
 def test_a_restart_of_the_server_costs_no_running_task(
-    private: tuple[PrivateServer, Fleet],
+    own_server: PrivateServer, own_fleet: Fleet
 ) -> None:
-    server, fleet = private
+    server, fleet = own_server, own_fleet
     workers = [fleet.start(ready=False) for _ in range(2)]
     for worker in workers:
         worker.wait_until_ready()
