@@ -15,6 +15,7 @@ from horsies import TaskError, TaskHandle, TaskResult
 from horsies.ids import new_id
 from tests.e2e.conftest import FLEETS
 from tests.e2e.fleet import Fleet, RunningWorker, eventually
+from tests.e2e.pooling import pooled
 from tests.e2e.tables import attempts, insert_raw, task
 
 Database = psycopg.Connection[Any]
@@ -22,13 +23,24 @@ Database = psycopg.Connection[Any]
 CONFIG = {"payload": {"warn_bytes": 500, "reject_bytes": 2_000}}
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", params=["direct", "pgbouncer"])
 def outcomes_fleet(
-    process_url: str, programs: ModuleType, tmp_path_factory: pytest.TempPathFactory
+    process_url: str,
+    programs: ModuleType,
+    tmp_path_factory: pytest.TempPathFactory,
+    request: pytest.FixtureRequest,
 ) -> Iterator[Fleet]:
+    """A worker straight at the database, and one whose turns go through a transaction pooler."""
     fleet = Fleet(process_url, tmp_path_factory.mktemp("outcomes"))
-    fleet.start("--log-format", "json", config=CONFIG)
-    yield fleet
+    if request.param == "direct":
+        fleet.start("--log-format", "json", config=CONFIG)
+        yield fleet
+    else:
+        with pooled(process_url) as (pooled_url, broker):
+            config = CONFIG | {"broker": broker}
+            fleet.start("--log-format", "json", config=config, database_url=pooled_url)
+            yield fleet
+            fleet.destroy()
     fleet.destroy()
 
 

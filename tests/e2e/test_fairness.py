@@ -1,0 +1,74 @@
+"""A busy worker leaves tasks to others, an idle one costs next to nothing, and nobody stampedes."""
+
+from __future__ import annotations
+
+import time
+from types import ModuleType
+from typing import Any
+
+import psycopg
+
+from tests.e2e.fleet import Fleet, Journal, eventually
+from tests.e2e.tables import count, task, tasks
+
+Database = psycopg.Connection[Any]
+
+POLL_SECONDS = 1
+POLLS = 10
+# A claim, a look ahead, a sign of life, a look for the dead.
+TRANSACTIONS_PER_POLL = 4
+
+
+def test_a_fast_worker_takes_what_a_slow_one_cannot(
+    fleet: Fleet, journal: Journal, programs: ModuleType, connection: Database
+) -> None:
+    fleet.start(processes=1)
+    slow = programs.sleep.send(4).unwrap()
+    eventually(lambda: journal.lines("start"), 10)
+    fleet.start(processes=1)
+    short = programs.noop.send_many(programs.noop.bind() for _ in range(100)).unwrap()
+    began = time.monotonic()
+    eventually(lambda: count(connection, "COMPLETED") == 100, 10)
+    print(f"100 tasks in {time.monotonic() - began:.2f} s beside a slow worker")
+    assert task(connection, slow.task_id).status == "RUNNING"
+    slow_worker = task(connection, slow.task_id).claimed_by_worker_id
+    owners = {row.claimed_by_worker_id for row in tasks(connection, "COMPLETED")}
+    assert len(owners) == 1
+    assert slow_worker not in owners
+    assert len(short) == 100
+
+
+def commits(server: Database, database: str) -> int:
+    row = server.execute(
+        "SELECT xact_commit FROM pg_stat_database WHERE datname = %s", (database,)
+    ).fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+def test_an_idle_worker_costs_next_to_nothing(
+    fleet: Fleet, connection: Database, server_url: str
+) -> None:
+    config = {"resilience": {"notify_poll_interval_ms": POLL_SECONDS * 1_000}}
+    fleet.start(config=config)
+    database = connection.info.dbname
+    connection.close()  # it would count as well
+    with psycopg.connect(server_url, autocommit=True) as server:
+        settled = time.monotonic() + 3 * POLL_SECONDS
+        eventually(lambda: time.monotonic() > settled, 10)
+        before, began = commits(server, database), time.monotonic()
+        eventually(lambda: time.monotonic() > began + POLLS * POLL_SECONDS, 30)
+        per_poll = (commits(server, database) - before) / POLLS
+    print(f"{per_poll:.1f} transactions per poll interval of an idle worker")
+    assert 0 < per_poll <= TRANSACTIONS_PER_POLL + 0.5
+
+
+def test_one_task_starts_once_however_many_workers_wait_for_it(
+    fleet: Fleet, journal: Journal, programs: ModuleType, connection: Database
+) -> None:
+    for worker in [fleet.start(processes=1, ready=False) for _ in range(3)]:
+        worker.wait_until_ready()
+    for _ in range(20):
+        assert programs.sleep.send(0).unwrap().get(10_000).is_ok()
+    assert len(journal.lines("start")) == 20
+    assert {row.generation for row in tasks(connection)} == {1}

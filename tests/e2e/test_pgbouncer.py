@@ -1,0 +1,79 @@
+"""Workers behind PgBouncer in transaction mode; what single tasks do there is in test_outcomes."""
+
+from __future__ import annotations
+
+import signal
+from types import ModuleType
+from typing import Any
+
+import psycopg
+
+from tests.e2e.fleet import HARDLY_POLLS, Fleet, Journal, eventually
+from tests.e2e.pooling import pooled
+from tests.e2e.tables import (
+    assert_each_ended_once,
+    attempts,
+    backends,
+    count,
+    wait_until_empty,
+    witnessed,
+)
+
+Database = psycopg.Connection[Any]
+
+
+def test_a_worker_that_cannot_listen_is_refused_and_told_what_to_set(fleet: Fleet) -> None:
+    with pooled(fleet.database_url) as (pooled_url, broker):
+        # Not the same text, but the same way: through the pooler.
+        disguised = f"{pooled_url}?connect_timeout=9"
+        config = {"broker": broker | {"session_database_url": disguised}}
+        worker = fleet.start(database_url=pooled_url, config=config, ready=False)
+        assert worker.wait(30) == 1
+    assert "session_database_url" in worker.log()
+
+
+def test_a_pooled_worker_without_a_session_url_is_refused_before_it_starts(fleet: Fleet) -> None:
+    with pooled(fleet.database_url) as (pooled_url, _):
+        config = {"broker": {"pgbouncer_transaction_mode": True}}
+        worker = fleet.start(database_url=pooled_url, config=config, ready=False)
+        assert worker.wait(30) == 1
+    assert "session_database_url" in worker.log()
+
+
+def test_pooled_workers_share_the_load_wake_up_and_cancel(
+    fleet: Fleet, journal: Journal, programs: ModuleType, connection: Database
+) -> None:
+    with pooled(fleet.database_url) as (pooled_url, broker), witnessed(connection):
+        config = HARDLY_POLLS | {"broker": broker}
+        workers = [
+            fleet.start(database_url=pooled_url, config=config, ready=False) for _ in range(2)
+        ]
+        for worker in workers:
+            worker.wait_until_ready()
+        programs.sleep.send_many(programs.sleep.bind(0.005) for _ in range(300)).unwrap()
+        wait_until_empty(connection)
+        assert count(connection, "COMPLETED") == 300
+        long = programs.sleep_and_clean_up.send(600).unwrap()
+        eventually(lambda: journal.lines("start", long.task_id), 5)
+        assert programs.app.cancel_task(long.task_id).unwrap()
+        assert long.get(10_000).err_value.error_code == "TASK_CANCELLED"
+        assert_each_ended_once(connection)
+        assert len(backends(connection, "horsies:listener")) == 2
+        assert [worker.stop() for worker in workers] == [0, 0]
+        fleet.destroy()
+
+
+def test_a_killed_pooled_worker_is_found_by_its_session_lock(
+    fleet: Fleet, journal: Journal, programs: ModuleType, connection: Database
+) -> None:
+    with pooled(fleet.database_url) as (pooled_url, broker):
+        # A server that has only just been started must not keep the dead waiting.
+        config = {"broker": broker, "resilience": {"db_retry_max_ms": 500}}
+        victim = fleet.start(database_url=pooled_url, config=config)
+        left = programs.sleep.send(600).unwrap()
+        eventually(lambda: journal.lines("start"), 10)
+        fleet.start(database_url=pooled_url, config=config)
+        victim.signal(signal.SIGKILL)
+        assert left.get(15_000).err_value.error_code == "WORKER_CRASHED"
+        assert [one.outcome for one in attempts(connection)] == ["WORKER_FAILURE"]
+        fleet.destroy()

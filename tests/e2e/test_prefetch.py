@@ -1,0 +1,88 @@
+"""Claiming ahead: what a worker holds under a lease starts in order, goes back, or lapses; never twice."""
+
+from __future__ import annotations
+
+import signal
+from collections import Counter
+from types import ModuleType
+from typing import Any
+
+import psycopg
+
+from tests.e2e.fleet import HARDLY_POLLS, Fleet, Journal, RunningWorker, eventually
+from tests.e2e.tables import (
+    assert_each_ended_once,
+    attempts,
+    count,
+    task,
+    tasks,
+    wait_until_empty,
+    witnessed,
+)
+
+Database = psycopg.Connection[Any]
+
+AHEAD = 3
+PREFETCH = {"prefetch_buffer": AHEAD, "claim_lease_ms": 2_000}
+
+
+def start_holder(
+    fleet: Fleet, journal: Journal, programs: ModuleType, connection: Database, seconds: float
+) -> tuple[RunningWorker, list[str]]:
+    """A worker with one child that is busy for so long, and the tasks it holds for later."""
+    worker = fleet.start(processes=1, config=PREFETCH | HARDLY_POLLS)
+    programs.sleep.send(seconds, "first").unwrap()
+    eventually(lambda: journal.lines("start"), 10)
+    held = [programs.sleep.send(0.01, str(n)).unwrap().task_id for n in range(AHEAD)]
+    eventually(lambda: count(connection, "CLAIMED") == AHEAD, 10)
+    return worker, held
+
+
+def test_a_worker_holds_what_its_buffer_allows_and_starts_it_in_order(
+    fleet: Fleet, journal: Journal, programs: ModuleType, connection: Database
+) -> None:
+    with witnessed(connection):
+        worker, held = start_holder(fleet, journal, programs, connection, 3.0)
+        more = programs.sleep.send(0.01, "last").unwrap().task_id
+        # Longer than a lease: the worker renews what it really has.
+        wait_until_empty(connection, 15)
+        assert_each_ended_once(connection)
+    labels = [line.label for line in journal.lines("start")]
+    assert labels == ["first", "0", "1", "2", "last"]
+    assert {row.generation for row in tasks(connection)} == {1}
+    assert [task(connection, one).status for one in [*held, more]] == ["COMPLETED"] * 4
+    assert worker.stop() == 0
+
+
+def test_a_stopping_worker_gives_back_at_once_what_it_has_not_started(
+    fleet: Fleet, journal: Journal, programs: ModuleType, connection: Database
+) -> None:
+    worker, held = start_holder(fleet, journal, programs, connection, 4.0)
+    worker.signal(signal.SIGTERM)
+    eventually(lambda: count(connection, "PENDING") == AHEAD, 2)
+    assert count(connection, "RUNNING") == 1
+    other = fleet.start(processes=1)
+    eventually(lambda: count(connection, "COMPLETED") >= AHEAD, 10)
+    assert worker.wait() == 0
+    assert count(connection, "COMPLETED") == AHEAD + 1
+    assert [attempts(connection, one)[0].attempt for one in held] == [1] * AHEAD
+    assert Counter(line.task_id for line in journal.lines("start")).most_common(1)[0][1] == 1
+    assert other.stop() == 0
+
+
+def test_leases_of_a_frozen_worker_lapse_and_others_take_over(
+    fleet: Fleet, journal: Journal, programs: ModuleType, connection: Database
+) -> None:
+    frozen, held = start_holder(fleet, journal, programs, connection, 1.0)
+    frozen.signal(signal.SIGSTOP)
+    other = fleet.start(processes=1, config=PREFETCH | HARDLY_POLLS)
+    eventually(lambda: count(connection, "COMPLETED") == AHEAD, 10)
+    owners = {task(connection, one).claimed_by_worker_id for one in held}
+    assert len(owners) == 1
+    frozen.signal(signal.SIGCONT)
+    eventually(lambda: count(connection, "COMPLETED") == AHEAD + 1, 10)
+    assert {row.retry_count for row in tasks(connection)} == {0}
+    assert Counter(line.task_id for line in journal.lines("start")).most_common(1)[0][1] == 1
+    assert len(attempts(connection)) == AHEAD + 1
+    eventually(lambda: "was lost before it started" in frozen.log(), 5, frozen.log)
+    assert [frozen.stop(), other.stop()] == [0, 0]
