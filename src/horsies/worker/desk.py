@@ -65,6 +65,11 @@ class Desk:
         """How many tasks were claimed ahead."""
         return len(self._waiting)
 
+    @property
+    def held_count(self) -> int:
+        """How many tasks are out with children or wait for one."""
+        return self.running_count + len(self._waiting)
+
     def held_ids(self) -> list[str]:
         """Everything the database may believe to be ours."""
         return [*self._running, *self._waiting]

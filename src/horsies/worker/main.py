@@ -218,14 +218,17 @@ class Worker:
         return max(0.0, wake_at - now)
 
     def _has_work(self) -> bool:
-        wanted = self._wanted()
-        return bool(
-            self._desk.settlements
-            or self._desk.needs_release
-            or self._pings
-            or wanted.starting
-            or wanted.claims
+        desk = self._desk
+        if desk.settlements or desk.needs_release or self._pings:
+            return True
+        if self._stop_requests or not self._pool.idle_count + self._prefetch_room():
+            return False
+        return bool(desk.waiting_count and self._pool.idle_count) or (
+            self._agenda.may_have_work and desk.held_count < self._config.effective_claims
         )
+
+    def _prefetch_room(self) -> int:
+        return max(0, self._app_config.prefetch_buffer - self._desk.waiting_count)
 
     def _work(self, together: Together) -> None:
         if self._desk.needs_release:
@@ -246,19 +249,19 @@ class Worker:
 
     def _wanted(self) -> Wanted:
         """What the next turn should start and claim: idle children first, then ahead of them."""
+        freed = self._desk.freed_by_queue() if self._claimer.is_capped else {}
         if self._stop_requests:
-            return Wanted(freed=self._desk.freed_by_queue())
+            return Wanted(freed=freed)
         pids = self._pool.next_idle_pids(self._pool.idle_count)
         waiting = self._desk.waiting(len(pids))
         starting = list(zip(waiting, pids, strict=False))
         if not self._agenda.may_have_work:
-            return Wanted(starting, freed=self._desk.freed_by_queue())
+            return Wanted(starting, freed=freed)
         ahead = self._desk.waiting_count - len(starting)
-        held = self._desk.running_count + self._desk.waiting_count
-        room = max(0, self._config.effective_claims - held)
+        room = max(0, self._config.effective_claims - self._desk.held_count)
         free_pids = pids[len(starting) :][:room]
         prefetch = min(self._app_config.prefetch_buffer - ahead, room - len(free_pids))
-        return Wanted(starting, free_pids, max(0, prefetch), self._desk.freed_by_queue())
+        return Wanted(starting, free_pids, max(0, prefetch), freed)
 
     def _turn(self, together: Together, wanted: Wanted) -> None:
         settlements = self._desk.settlements

@@ -1,0 +1,56 @@
+"""The worker plans its statements once; the plan must not depend on how full the table was then."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg import Connection
+
+from horsies.db.together import Together
+from horsies.db.turn import ClaimTasks, CompleteTasks, claim_tasks, complete_tasks
+from horsies.worker.link import TURN_SETTINGS
+
+FILL = """
+INSERT INTO horsies_tasks (id, task_name, queue_name, enqueue_sha)
+SELECT gen_random_uuid(), 'work', 'default', 'sha' FROM generate_series(1, %s)
+"""
+
+
+@pytest.fixture
+def together(process_url: str, connection: Connection[Any]) -> Iterator[Together]:
+    with psycopg.connect(process_url, autocommit=True, options=TURN_SETTINGS) as tuned:
+        yield Together(tuned)
+
+
+def turn(together: Together) -> None:
+    wanted = ClaimTasks("worker-1", "host", [1, 2], ["default"], [2])
+    (claimed,) = together.run([(claim_tasks, wanted)])
+    ids, generations = [task.id for task in claimed], [task.generation for task in claimed]
+    done = CompleteTasks("worker-1", ids, generations, ['{"ok":1}'] * len(ids))
+    assert len(together.run([(complete_tasks, done)])[0]) == 2
+
+
+def sequential_scans(connection: Connection[Any]) -> int:
+    connection.execute("SELECT pg_stat_force_next_flush()")
+    row = connection.execute(
+        "SELECT seq_scan FROM pg_stat_user_tables WHERE relname = 'horsies_tasks'"
+    ).fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+def test_a_plan_made_on_an_almost_empty_table_serves_a_full_one(
+    connection: Connection[Any], together: Together
+) -> None:
+    connection.execute(FILL, (4,))
+    connection.execute("VACUUM (ANALYZE) horsies_tasks")
+    turn(together)
+    connection.execute(FILL, (20_000,))
+    together.connection.execute("SELECT pg_stat_force_next_flush()")
+    before = sequential_scans(connection)
+    turn(together)
+    together.connection.execute("SELECT pg_stat_force_next_flush()")
+    assert sequential_scans(connection) == before
