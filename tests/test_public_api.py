@@ -21,7 +21,8 @@ BUILTIN_CODE_REGISTRY __version__
 """
 BEYOND_THE_CONTRACT = """
 TaskFunction TaskCall TaskCancelled TaskActionError TaskActionErrorCode TaskStopped PayloadConfig
-PostgresBroker UnwrapError SourceLocation get_current_app
+PostgresBroker UnwrapError SourceLocation get_current_app TaskRetried DatabasePing WorkerPong
+WorkerStateSnapshot QueueState StaleTask WorkerStats ExpiredTask
 """
 
 

@@ -28,6 +28,7 @@ from horsies.config import (
     RecoveryConfig,
     WorkerResilienceConfig,
 )
+from horsies.db.monitor import ExpiredTask, QueueState, StaleTask, WorkerStats
 from horsies.errors import (
     ConfigurationError,
     ErrorCode,
@@ -47,6 +48,7 @@ from horsies.handle import (
     TaskHandle,
     TaskInfo,
 )
+from horsies.health import DatabasePing, WorkerPong, WorkerStateSnapshot
 from horsies.outcome import (
     BUILTIN_CODE_REGISTRY,
     BuiltInTaskCode,
@@ -62,6 +64,7 @@ from horsies.request import TaskSendError, TaskSendErrorCode, TaskSendPayload, T
 from horsies.result import Err, Ok, Result, UnwrapError, is_err, is_ok
 from horsies.retry import ExceptionMapper, RetryPolicy
 from horsies.states import TASK_TERMINAL_STATES, TaskAttemptOutcome, TaskStatus
+from horsies.steer import TaskRetried
 from horsies.stop import TaskStopped
 from horsies.task import TaskFunction, TaskSendOptions
 
@@ -75,6 +78,7 @@ __all__ = [
     "TaskInfo",
     "TaskAttemptInfo",
     "TaskCancelled",
+    "TaskRetried",
     "TaskActionError",
     "TaskActionErrorCode",
     "TaskStopped",
@@ -113,6 +117,14 @@ __all__ = [
     "BrokerResult",
     "BrokerOperationError",
     "BrokerErrorCode",
+    # health and operation
+    "DatabasePing",
+    "WorkerPong",
+    "WorkerStateSnapshot",
+    "QueueState",
+    "StaleTask",
+    "WorkerStats",
+    "ExpiredTask",
     # results as values
     "Result",
     "Ok",

@@ -30,7 +30,7 @@ from horsies.arguments import (
 from horsies.broker import BrokerErrorCode, BrokerOperationError, BrokerResult, PostgresBroker
 from horsies.errors import ErrorCode, HorsiesError
 from horsies.handle import TaskActionError, TaskActionErrorCode, TaskHandle
-from horsies.health import WorkerPong, ping_workers
+from horsies.health import PING_TIMEOUT_SECONDS, WorkerPong, ping_workers
 from horsies.ids import stored_form
 from horsies.logs import LogFormat, LogLevel, attach_handler
 from horsies.modules import failure_at
@@ -127,8 +127,10 @@ def workers(
 
 def _ping(broker: PostgresBroker, found: Sequence[survey.WorkerOverview]) -> dict[str, WorkerPong]:
     living = sum(one.standing is WorkerStanding.ALIVE for one in found)
-    pongs = _answer(ping_workers(broker, min_responses=living)) if living else []
-    return {pong.worker_id: pong for pong in pongs}
+    if not living:
+        return {}
+    done = ping_workers(broker, timeout_seconds=PING_TIMEOUT_SECONDS, min_responses=living)
+    return {pong.worker_id: pong for pong in _answer(done)}
 
 
 def queues(
@@ -227,7 +229,7 @@ def tasks(
     with _target("tasks", module or locator, database_url) as target:
         page = _answer(survey.list_tasks(target.broker, filters))
     if as_json:
-        present.print_json({**asdict(page), "tasks": [asdict(task) for task in page.tasks]})
+        present.print_json(present.page_document(page))
         return
     present.print_tasks(page.tasks)
     if note := _page_note(page):

@@ -21,9 +21,10 @@ from rich.text import Text
 from horsies.db.monitor import TaskDetail, TaskSummary
 from horsies.db.tasks import AttemptRow
 from horsies.health import WorkerPong
-from horsies.survey import QueueOverview, WorkerOverview, WorkerStanding
+from horsies.survey import QueueOverview, TaskPage, WorkerOverview, WorkerStanding
 
-_QUEUE_COLUMNS = ("DUE", "DELAYED", "CLAIMED", "RUNNING", "OLDEST", "DONE/MIN", "FAILED/MIN")
+_QUEUE_COUNTS = ("DUE", "DELAYED", "CLAIMED", "RUNNING", "OLDEST", "DONE/MIN", "FAILED/MIN")
+_WORKER_COLUMNS = ("WORKER", "STATE", "BUSY", "MEMORY", "SEEN")
 _PAYLOAD_FIELDS = ("args", "kwargs", "result")
 _STATUS_STYLES = {"FAILED": "red", "EXPIRED": "yellow", "RUNNING": "green", "CANCELLED": "dim"}
 _STANDING_STYLES = {"alive": "green", "silent": "yellow", "lost": "red", "stopped": "dim"}
@@ -62,6 +63,18 @@ def worker_document(overview: WorkerOverview, pong: WorkerPong | None = None) ->
     return document | {"ping_ms": pong.latency_ms if pong else None}
 
 
+def page_document(page: TaskPage) -> dict[str, Any]:
+    """Return a list of tasks as a JSON object; the age is left out, it differs with every look."""
+    tasks = [asdict(task) for task in page.tasks]
+    for task in tasks:
+        del task["age_seconds"]
+    return {
+        "tasks": tasks,
+        "next_before": page.next_before,
+        "looked_at_all": page.looked_at_all,
+    }
+
+
 def task_document(task: TaskDetail, attempts: Iterable[AttemptRow], payload: bool) -> Any:
     """Return a task and its attempts as a JSON object; without payload it has no such keys."""
     document = asdict(task)
@@ -85,7 +98,7 @@ def print_queues(queues: Sequence[QueueOverview]) -> None:
     if not queues:
         _print("No queue is in use: no task waits or runs, and no worker is there.")
         return
-    table = _table("QUEUE", *_QUEUE_COLUMNS)
+    table = _table("QUEUE", *_QUEUE_COUNTS, flexible="QUEUE")
     for queue in queues:
         name = _text(queue.name)
         if queue.paused_at is not None:
@@ -125,9 +138,8 @@ def print_workers(
     if not workers:
         _print("No worker is running.")
         return
-    table = _table(
-        "WORKER", "STATE", "BUSY", "MEMORY", "SEEN", *([] if pongs is None else ["PING"])
-    )
+    columns = _WORKER_COLUMNS if pongs is None else (*_WORKER_COLUMNS, "PING")
+    table = _table(*columns, flexible="WORKER")
     for one in workers:
         worker = one.worker
         where = f"{worker.hostname}, pid {worker.pid}, queues {', '.join(worker.queues)}"
@@ -151,14 +163,13 @@ def print_tasks(tasks: Sequence[TaskSummary]) -> None:
     if not tasks:
         _print("No task matches.")
         return
-    table = _table("ID", "STATUS", "AGE", "TASK")
-    table.columns[3].justify = "left"
+    table = _table("ID", "STATUS", "AGE", "TASK", flexible="TASK")
     for task in tasks:
         name = _text(f"{task.task_name} on {task.queue_name}")
         if task.error_code is not None:
             name.append_text(_text(f"\n{task.error_code}", "red"))
         status = Text(task.status, _STATUS_STYLES.get(task.status, ""))
-        table.add_row(Text(task.id), status, duration(task.age_seconds), name)
+        table.add_row(task.id, status, duration(task.age_seconds), name)
     _print(table)
 
 
@@ -253,11 +264,15 @@ def _text(text: str, style: str = "") -> Text:
     return Text("".join(visible), style)
 
 
-def _table(first: str, *others: str) -> Table:
+def _table(*columns: str, flexible: str) -> Table:
+    """Return a table in which one column takes the width that the others leave."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    table.add_column(first, overflow="fold")
-    for other in others:
-        table.add_column(other, justify="right" if first != "ID" else "left", overflow="fold")
+    for column in columns:
+        if column == flexible:
+            table.add_column(column, overflow="fold")
+        else:
+            is_text = column in ("ID", "STATUS")
+            table.add_column(column, justify="left" if is_text else "right", no_wrap=True)
     return table
 
 

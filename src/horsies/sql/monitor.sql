@@ -147,21 +147,23 @@ SELECT id::text, task_name, queue_name, status, priority, retry_count, max_retri
 FROM horsies_tasks WHERE id = %(id)s::uuid
 
 -- name: newest_worker_states
--- The newest snapshot of every worker: one index probe per worker, not one row per snapshot.
-WITH RECURSIVE newest AS (
-    (SELECT state FROM horsies_worker_states AS state ORDER BY state.worker_id, state.snapshot_at DESC LIMIT 1)
+-- The newest snapshot of every worker: two index probes per worker, not one row per snapshot.
+WITH RECURSIVE known AS (
+    (SELECT worker_id FROM horsies_worker_states ORDER BY worker_id LIMIT 1)
     UNION ALL
-    SELECT (SELECT state FROM horsies_worker_states AS state WHERE state.worker_id > (newest.state).worker_id
-            ORDER BY state.worker_id, state.snapshot_at DESC LIMIT 1)
-    FROM newest WHERE (newest.state).worker_id IS NOT NULL)
-SELECT (state).id, (state).worker_id, (state).snapshot_at, (state).hostname, (state).pid, (state).processes,
-    (state).queues::text[] AS queues, (state).tasks_running, (state).tasks_claimed, (state).memory_usage_mb,
-    (state).cpu_percent, (state).memory_percent, (state).children_memory_mb, (state).max_claim_batch,
-    (state).max_claim_per_worker, (state).cluster_wide_cap, (state).queue_priorities::text AS queue_priorities,
-    (state).queue_max_concurrency::text AS queue_max_concurrency, (state).recovery_config::text AS recovery_config,
-    (state).worker_started_at
-FROM newest WHERE (state).worker_id IS NOT NULL
-ORDER BY (state).snapshot_at DESC, (state).worker_id
+    SELECT (SELECT following.worker_id FROM horsies_worker_states AS following
+            WHERE following.worker_id > known.worker_id ORDER BY following.worker_id LIMIT 1)
+    FROM known WHERE known.worker_id IS NOT NULL)
+SELECT state.id, state.worker_id, state.snapshot_at, state.hostname, state.pid, state.processes,
+    state.queues::text[] AS queues, state.tasks_running, state.tasks_claimed, state.memory_usage_mb,
+    state.cpu_percent, state.memory_percent, state.children_memory_mb, state.max_claim_batch,
+    state.max_claim_per_worker, state.cluster_wide_cap, state.queue_priorities::text AS queue_priorities,
+    state.queue_max_concurrency::text AS queue_max_concurrency, state.recovery_config::text AS recovery_config,
+    state.worker_started_at
+FROM known CROSS JOIN LATERAL (
+    SELECT * FROM horsies_worker_states AS snapshot
+    WHERE snapshot.worker_id = known.worker_id ORDER BY snapshot.snapshot_at DESC LIMIT 1) AS state
+ORDER BY state.snapshot_at DESC, state.worker_id
 
 -- name: worker_state_history
 -- The snapshots of one worker, newest first, by the index on (worker_id, snapshot_at).
