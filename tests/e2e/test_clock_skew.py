@@ -1,0 +1,144 @@
+"""Only the database's clock counts: workers and producers ten minutes off change nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import psycopg
+import pytest
+
+from tests.e2e.fleet import (
+    CONFIG_VARIABLE,
+    DATABASE_VARIABLE,
+    REPOSITORY,
+    Fleet,
+    Journal,
+    RunningWorker,
+    eventually,
+)
+from tests.e2e.tables import TaskRow, attempts, count, task, wait_for_status
+
+Database = psycopg.Connection[Any]
+
+AHEAD, BEHIND = "+600s", "-600s"
+LEASES = {"prefetch_buffer": 2, "claim_lease_ms": 2_000}
+
+
+# libfaketime refuses the call that time.sleep makes since Python 3.11.
+SLEEP_OTHERWISE = """
+import select, time
+time.sleep = lambda seconds: select.select([], [], [], seconds) and None
+"""
+
+
+def skew(fleet: Fleet, offset: str) -> dict[str, str]:
+    """The environment of a process whose clock is off by that much."""
+    found = sorted(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"))
+    if not found:
+        pytest.skip("faketime is not installed: apt-get install faketime")
+    (fleet.directory / "sitecustomize.py").write_text(SLEEP_OTHERWISE)
+    return {
+        "LD_PRELOAD": str(found[0]),
+        "FAKETIME": offset,
+        # A wrong clock goes on at the right pace: what measures spans is not touched.
+        "DONT_FAKE_MONOTONIC": "1",
+        "PYTHONPATH": str(fleet.directory),
+    }
+
+
+def send_from(fleet: Fleet, offset: str, good_until: datetime) -> dict[str, str]:
+    """Send with a wrong clock; the ids by what they are about."""
+    environment = {
+        DATABASE_VARIABLE: fleet.database_url,
+        CONFIG_VARIABLE: "{}",
+        **skew(fleet, offset),
+    }
+    command = [sys.executable, "-m", "tests.e2e.skewed_producer", good_until.isoformat()]
+    done = subprocess.run(
+        command,
+        cwd=REPOSITORY,
+        env=dict(os.environ) | environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    ids, clock = done.stdout.splitlines()
+    wrong_by = datetime.fromisoformat(clock) - datetime.now(UTC)
+    assert abs(wrong_by.total_seconds()) > 500, "the clock was not wrong: this proves nothing"
+    return dict(json.loads(ids))
+
+
+def waited_seconds(row: TaskRow, since: datetime) -> float:
+    assert row.started_at is not None
+    return (row.started_at - since).total_seconds()
+
+
+@pytest.mark.parametrize(("worker", "producer"), [(AHEAD, BEHIND), (BEHIND, AHEAD)])
+def test_delays_retries_and_deadlines_do_not_depend_on_anybodys_clock(
+    fleet: Fleet, connection: Database, worker: str, producer: str
+) -> None:
+    fleet.start(environment=skew(fleet, worker))
+    began = datetime.now(UTC)
+    ids = send_from(fleet, producer, datetime.now(UTC) + timedelta(seconds=60))
+    for task_id in ids.values():
+        wait_for_status(connection, task_id, "COMPLETED")
+    rows = {name: task(connection, task_id) for name, task_id in ids.items()}
+    assert 2.0 <= waited_seconds(rows["delayed"], began) < 10
+    first, second = attempts(connection, ids["retried"])
+    assert 1.0 <= (second.started_at - first.finished_at).total_seconds() < 4
+    now = datetime.now(UTC)
+    for row in rows.values():
+        assert row.completed_at is not None
+        assert began <= row.completed_at <= now
+
+
+@pytest.mark.parametrize("offset", [AHEAD, BEHIND])
+def test_a_task_expires_on_time_whatever_the_workers_clock_says(
+    fleet: Fleet, programs: ModuleType, connection: Database, offset: str
+) -> None:
+    fleet.start(processes=1, environment=skew(fleet, offset))
+    blocker = programs.sleep.send(3).unwrap()
+    wait_for_status(connection, blocker.task_id, "RUNNING")
+    deadline = datetime.now(UTC) + timedelta(seconds=1)
+    late = programs.noop.with_options(good_until=deadline).send().unwrap()
+    in_time = (
+        programs.noop.with_options(good_until=deadline + timedelta(seconds=30)).send().unwrap()
+    )
+    assert late.get(10_000).err_value.error_code == "TASK_EXPIRED"
+    row = task(connection, late.task_id)
+    assert row.failed_at is not None
+    # A busy worker notices at its poll, five seconds by default, or when a child is free.
+    assert 0 <= (row.failed_at - deadline).total_seconds() < 6
+    assert in_time.get(10_000).is_ok()
+
+
+def test_leases_hold_between_workers_with_different_clocks(
+    fleet: Fleet, journal: Journal, programs: ModuleType, connection: Database
+) -> None:
+    holder = fleet.start(processes=1, config=LEASES, environment=skew(fleet, BEHIND))
+    programs.sleep.send(3.5).unwrap()
+    eventually(lambda: journal.lines("start"), 10)
+    held = [programs.sleep.send(0).unwrap() for _ in range(2)]
+    eventually(lambda: count(connection, "CLAIMED") == 2, 5)
+    ahead = fleet.start(config=LEASES, environment=skew(fleet, AHEAD))
+    for one in held:
+        assert one.get(10_000).is_ok()
+    owners = {task(connection, one.task_id).claimed_by_worker_id for one in held}
+    assert owners == {worker_id_of(connection, holder)}
+    assert {task(connection, one.task_id).generation for one in held} == {1}
+    assert "lost worker" not in ahead.log() + holder.log()
+
+
+def worker_id_of(connection: Database, worker: RunningWorker) -> str:
+    row = connection.execute(
+        "SELECT worker_id FROM horsies_workers WHERE pid = %s", (worker.pid,)
+    ).fetchone()
+    assert row is not None
+    return str(row[0])
