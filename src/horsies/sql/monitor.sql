@@ -74,7 +74,7 @@ ORDER BY worker.stopped_at IS NOT NULL, worker.seen_at DESC, worker.worker_id LI
 
 -- name: list_newest_tasks
 -- Newest first, by the end of the primary key. The inner LIMIT bounds what a filter that matches nothing may cost;
--- the outer one ends the scan as soon as there are enough.
+-- the outer one ends the scan as soon as there are enough. "ORDER BY id" would mean the text in the first column.
 SELECT id::text, task_name, queue_name, status, retry_count, max_retries, error_code, created_at, enqueued_at,
     started_at, finished_at, worker_hostname, worker_pid,
     extract(epoch FROM now() - created_at)::float8 AS age_seconds
@@ -87,28 +87,26 @@ WHERE (cardinality(%(statuses)s::text[]) = 0 OR status = ANY(%(statuses)s::text[
   AND (cardinality(%(queues)s::text[]) = 0 OR queue_name = ANY(%(queues)s::text[]))
   AND (cardinality(%(names)s::text[]) = 0 OR task_name = ANY(%(names)s::text[]))
   AND (cardinality(%(error_codes)s::text[]) = 0 OR error_code = ANY(%(error_codes)s::text[]))
-ORDER BY id DESC LIMIT %(limit)s::integer
+ORDER BY newest.id DESC LIMIT %(limit)s::integer
 
 -- name: end_of_window
 -- Where list_newest_tasks stopped looking: the last id inside its window and the first one beyond, or fewer rows
 -- when the window reached the end.
-SELECT id::text FROM horsies_tasks WHERE id < %(before)s::uuid AND id >= %(since)s::uuid
-ORDER BY id DESC OFFSET %(window)s::integer - 1 LIMIT 2
+SELECT task.id::text FROM horsies_tasks AS task WHERE task.id < %(before)s::uuid AND task.id >= %(since)s::uuid
+ORDER BY task.id DESC OFFSET %(window)s::integer - 1 LIMIT 2
 
 -- name: list_live_tasks
--- All tasks that wait or run, however old, from the two partial indexes. The ids are collected first, or the planner
--- might walk the primary key backwards through history until it has found enough of them.
+-- All tasks that wait or run, however old, from the two partial indexes. Their ids are collected first and bounded
+-- and sorted afterwards: given the choice, the planner might walk the primary key through history to find them.
 WITH live AS MATERIALIZED (
     SELECT id FROM horsies_tasks
     WHERE status = 'PENDING' AND NOT held AND 'PENDING' = ANY(%(statuses)s::text[])
-      AND id < %(before)s::uuid AND id >= %(since)s::uuid
       AND (cardinality(%(queues)s::text[]) = 0 OR queue_name = ANY(%(queues)s::text[]))
       AND (cardinality(%(names)s::text[]) = 0 OR task_name = ANY(%(names)s::text[]))
       AND (cardinality(%(error_codes)s::text[]) = 0 OR error_code = ANY(%(error_codes)s::text[]))
     UNION ALL
     SELECT id FROM horsies_tasks
     WHERE status IN ('CLAIMED', 'RUNNING') AND status = ANY(%(statuses)s::text[])
-      AND id < %(before)s::uuid AND id >= %(since)s::uuid
       AND (cardinality(%(queues)s::text[]) = 0 OR queue_name = ANY(%(queues)s::text[]))
       AND (cardinality(%(names)s::text[]) = 0 OR task_name = ANY(%(names)s::text[]))
       AND (cardinality(%(error_codes)s::text[]) = 0 OR error_code = ANY(%(error_codes)s::text[])))
@@ -116,7 +114,9 @@ SELECT task.id::text, task_name, queue_name, status, retry_count, max_retries, e
     started_at, coalesce(completed_at, failed_at) AS finished_at, worker_hostname, worker_pid,
     extract(epoch FROM now() - created_at)::float8 AS age_seconds
 FROM horsies_tasks AS task
-WHERE task.id = ANY(ARRAY(SELECT live.id FROM live ORDER BY live.id DESC LIMIT %(limit)s::integer))
+WHERE task.id = ANY(ARRAY(
+    SELECT live.id FROM live WHERE live.id < %(before)s::uuid AND live.id >= %(since)s::uuid
+    ORDER BY live.id DESC LIMIT %(limit)s::integer))
 ORDER BY task.id DESC
 
 -- name: list_tasks_by_error
@@ -124,7 +124,6 @@ ORDER BY task.id DESC
 WITH failed AS MATERIALIZED (
     SELECT id FROM horsies_tasks
     WHERE error_code IS NOT NULL AND error_code = ANY(%(error_codes)s::text[])
-      AND id < %(before)s::uuid AND id >= %(since)s::uuid
       AND (cardinality(%(statuses)s::text[]) = 0 OR status = ANY(%(statuses)s::text[]))
       AND (cardinality(%(queues)s::text[]) = 0 OR queue_name = ANY(%(queues)s::text[]))
       AND (cardinality(%(names)s::text[]) = 0 OR task_name = ANY(%(names)s::text[])))
@@ -132,7 +131,9 @@ SELECT task.id::text, task_name, queue_name, status, retry_count, max_retries, e
     started_at, coalesce(completed_at, failed_at) AS finished_at, worker_hostname, worker_pid,
     extract(epoch FROM now() - created_at)::float8 AS age_seconds
 FROM horsies_tasks AS task
-WHERE task.id = ANY(ARRAY(SELECT failed.id FROM failed ORDER BY failed.id DESC LIMIT %(limit)s::integer))
+WHERE task.id = ANY(ARRAY(
+    SELECT failed.id FROM failed WHERE failed.id < %(before)s::uuid AND failed.id >= %(since)s::uuid
+    ORDER BY failed.id DESC LIMIT %(limit)s::integer))
 ORDER BY task.id DESC
 
 -- name: read_task_detail
@@ -201,7 +202,7 @@ ORDER BY active_tasks DESC, task.worker_hostname, task.worker_pid
 SELECT id::text, task_name, queue_name, priority, sent_at, enqueued_at, good_until,
     extract(epoch FROM now() - good_until)::float8 AS expired_for_seconds
 FROM horsies_tasks WHERE status = 'PENDING' AND good_until IS NOT NULL AND good_until <= now()
-ORDER BY good_until, id
+ORDER BY good_until, horsies_tasks.id
 
 -- name: read_server
 -- The shortest question: which server is this?
