@@ -37,7 +37,8 @@ REPOSITORY = Path(__file__).parents[1]
 CONFIGURATION = REPOSITORY / "docs" / "configuration.md"
 WORKERS = REPOSITORY / "docs" / "workers.md"
 STATE_MACHINE = REPOSITORY / "docs" / "internals" / "state-machine.md"
-PAGES = (CONFIGURATION, WORKERS, STATE_MACHINE)
+OPERATING = REPOSITORY / "docs" / "operating.md"
+PAGES = (CONFIGURATION, WORKERS, OPERATING, STATE_MACHINE)
 
 MODELS: tuple[type[BaseModel], ...] = (
     AppConfig,
@@ -48,7 +49,10 @@ MODELS: tuple[type[BaseModel], ...] = (
     PayloadConfig,
     RetryPolicy,
 )
-COMMANDS = ("worker", "check", "migrate", "version")
+COMMANDS = (
+    *("worker", "check", "migrate", "version"),
+    *("status", "workers", "queues", "tasks", "show", "cancel", "retry"),
+)
 
 # Limits that the models check themselves, where pydantic's annotations do not show them. The tests
 # try every one of them.

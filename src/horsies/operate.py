@@ -107,8 +107,8 @@ def workers(
 ) -> None:
     """List the workers.
 
-    A worker is alive when it was seen within 15 seconds, silent when it was not but still holds its
-    connection, lost when that is gone too.
+    A worker is alive when it was seen within 15 seconds, or is idle and holds its connection; silent
+    when it holds its connection only; lost when that is gone too.
 
     Exit codes: 0 done, 1 failure.
     """

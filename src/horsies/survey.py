@@ -45,8 +45,10 @@ from horsies.db.tasks import AttemptRow, TaskId, read_attempts
 from horsies.ids import first_id_at, stored_form
 from horsies.states import TaskStatus
 
-# A worker shows itself every few seconds; one that did not for this long has a problem.
+# A worker with tasks shows itself every two seconds, an idle one every notify_poll_interval_ms, five
+# seconds unless configured otherwise and never more than 300.
 SILENT_AFTER_SECONDS = 15.0
+IDLE_SILENT_AFTER_SECONDS = 330.0
 # How many of the newest attempts rates are taken from, and how many of the newest tasks a list looks at:
 # each bounds its statement to about 50 ms.
 RATE_SAMPLE = 10_000
@@ -219,7 +221,9 @@ def standing_of(row: WorkerRow) -> WorkerStanding:
     """
     if row.stopped_at is not None:
         return WorkerStanding.LOST if row.was_lost else WorkerStanding.STOPPED
-    if row.seen_seconds_ago <= SILENT_AFTER_SECONDS:
+    is_idle = row.tasks_running + row.tasks_claimed == 0
+    patience = IDLE_SILENT_AFTER_SECONDS if is_idle and row.holds_lock else SILENT_AFTER_SECONDS
+    if row.seen_seconds_ago <= patience:
         return WorkerStanding.ALIVE
     return WorkerStanding.SILENT if row.holds_lock else WorkerStanding.LOST
 

@@ -130,7 +130,9 @@ WORKER = WorkerRow(
     [
         ({}, WorkerStanding.ALIVE),
         ({"holds_lock": False}, WorkerStanding.ALIVE),
-        ({"seen_seconds_ago": 60.0}, WorkerStanding.SILENT),
+        ({"seen_seconds_ago": 60.0}, WorkerStanding.ALIVE),
+        ({"seen_seconds_ago": 60.0, "tasks_claimed": 1}, WorkerStanding.SILENT),
+        ({"seen_seconds_ago": 600.0}, WorkerStanding.SILENT),
         ({"seen_seconds_ago": 60.0, "holds_lock": False}, WorkerStanding.LOST),
         ({"stopped_at": datetime.now(UTC)}, WorkerStanding.STOPPED),
         ({"stopped_at": datetime.now(UTC), "was_lost": True}, WorkerStanding.LOST),
