@@ -18,7 +18,13 @@ from horsies.db.together import Together
 from horsies.ids import new_id
 from horsies.worker import reaper
 from horsies.worker.liveness import lock_key
-from horsies.worker.reaper import Rescue, rescue, rescue_strays, settle_orphans, sweep
+from horsies.worker.reaper import (
+    Rescue,
+    looking_steps,
+    rescue_strays,
+    settle_orphans,
+    sweep,
+)
 from tests.db.rows import add_task, attempts_of, picture, row_of
 from tests.waiting import wait_until
 
@@ -100,6 +106,14 @@ def lost(
 ) -> list[str]:
     looked = FindLostWorkers(asker, connected, silent, restart, stale)
     return [row.worker_id for row in find_lost_workers.run(connection, looked)]
+
+
+def rescue(
+    together: Together, worker_id: str, config: AppConfig, connected_seconds: float
+) -> Rescue:
+    """Look for the dead and rescue what they left."""
+    led, found = together.run(looking_steps(worker_id, config, connected_seconds))
+    return reaper.rescue(together, led, found, config.recovery)
 
 
 # Who is dead

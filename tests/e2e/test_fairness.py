@@ -15,8 +15,8 @@ Database = psycopg.Connection[Any]
 
 POLL_SECONDS = 1
 POLLS = 10
-# A claim, a look ahead, a sign of life, a look for the dead.
-TRANSACTIONS_PER_POLL = 4
+# Looking at the queues, showing life and looking for the dead are one transaction.
+TRANSACTIONS_PER_POLL = 1
 
 
 def test_a_fast_worker_takes_what_a_slow_one_cannot(
@@ -60,7 +60,8 @@ def test_an_idle_worker_costs_next_to_nothing(
         eventually(lambda: time.monotonic() > began + POLLS * POLL_SECONDS, 30)
         per_poll = (commits(server, database) - before) / POLLS
     print(f"{per_poll:.1f} transactions per poll interval of an idle worker")
-    assert 0 < per_poll <= TRANSACTIONS_PER_POLL + 0.5
+    # The server's own housekeeping counts as well.
+    assert 0 < per_poll < TRANSACTIONS_PER_POLL + 1
 
 
 def test_one_task_starts_once_however_many_workers_wait_for_it(

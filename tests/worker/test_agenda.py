@@ -28,10 +28,18 @@ def test_an_idle_worker_sleeps_until_its_poll(agenda: Agenda) -> None:
     assert not agenda.may_have_work
     assert agenda.next_at() == 105.0
     agenda.tick(104.9)
-    assert not agenda.may_have_work
+    assert not agenda.wants_look_ahead(104.9)
     agenda.tick(105.0)
-    assert agenda.may_have_work
+    assert agenda.needs_full_look
     assert agenda.poll_at == 110.0
+
+
+def test_a_poll_that_finds_something_due_leads_to_a_claim(agenda: Agenda) -> None:
+    agenda.tick(105.0)
+    assert not agenda.may_have_work
+    agenda.note_look_ahead(105.0, 0.0)
+    assert agenda.may_have_work
+    assert not agenda.needs_full_look
 
 
 def test_a_poll_also_asks_what_is_due_or_late_even_when_no_child_is_idle(agenda: Agenda) -> None:

@@ -8,12 +8,14 @@ from typing import Any, cast
 
 import pytest
 
-from horsies import AppConfig, PostgresConfig
+from horsies import AppConfig, PostgresConfig, RecoveryConfig, WorkerResilienceConfig
 from horsies.db.fleet import (
     FindLostWorkers,
     Leads,
     Presence,
+    SeenWorker,
     find_lost_workers,
+    find_orphans,
     register_worker,
     see_worker,
     store_worker_state,
@@ -40,6 +42,7 @@ class RecordingDatabase:
 
     was_stopped: bool = False
     leads: bool = True
+    lost: Sequence[str] = ()
     steps: list[Step] = field(default_factory=list)
 
     def run(self, steps: Sequence[Step]) -> list[list[Any]]:
@@ -47,6 +50,7 @@ class RecordingDatabase:
         answers: dict[Any, list[Any]] = {
             see_worker: [Presence("id", self.was_stopped)],
             try_lead: [Leads(self.leads)],
+            find_lost_workers: [SeenWorker(worker_id) for worker_id in self.lost],
         }
         return [answers.get(statement, []) for statement, _ in steps]
 
@@ -107,11 +111,29 @@ def test_an_idle_worker_shows_itself_at_its_poll_and_a_busy_one_more_often(desk:
     assert duties.next_at() == 100.0 + SEEN_SECONDS
 
 
+def test_a_worker_that_hardly_polls_is_seen_often_enough_to_count_as_alive(desk: Desk) -> None:
+    config = AppConfig(
+        broker=BROKER,
+        resilience=WorkerResilienceConfig(notify_poll_interval_ms=300_000),
+        recovery=RecoveryConfig(
+            runner_heartbeat_interval_ms=1_000,
+            claimer_heartbeat_interval_ms=1_000,
+            running_stale_threshold_ms=3_000,
+            claimed_stale_threshold_ms=3_000,
+        ),
+    )
+    duties = make_duties(desk, config)
+    perform(duties, RecordingDatabase(), 100.0)
+    assert duties.next_at() == 101.0
+    desk.hand_out([claimed("a", 1)])
+    assert duties.next_at() == 101.0
+
+
 def test_a_worker_that_others_declared_lost_rescues_nobody(desk: Desk) -> None:
-    duties, database = make_duties(desk), RecordingDatabase(was_stopped=True)
+    duties, database = make_duties(desk), RecordingDatabase(was_stopped=True, lost=["other"])
     perform(duties, database, 1.0)
     assert duties.is_lost
-    assert database.asked(find_lost_workers) == []
+    assert database.asked(find_orphans) == []
     duties.forget_registration()
     assert not duties.is_lost
     database = RecordingDatabase()

@@ -21,6 +21,8 @@ class Agenda:
     poll_seconds: float
     may_have_work: bool = True
     needs_look_ahead: bool = True
+    # Whatever is due counts, not only what became due since the last look.
+    needs_full_look: bool = False
     looked_ahead_at: float = -NEVER
     due_at: float = NEVER
     poll_at: float = 0.0
@@ -30,13 +32,17 @@ class Agenda:
         self.may_have_work = True
 
     def tick(self, now: float) -> None:
-        """Turn due times and the safety poll into a wish to claim."""
-        if now >= self.due_at or now >= self.poll_at:
+        """Turn a due time into a wish to claim, the safety poll into a look at everything."""
+        if now < self.due_at and now < self.poll_at:
+            return
+        # Deadlines pass while every child is busy, too.
+        self.needs_look_ahead = True
+        if now >= self.due_at:
             self.may_have_work = True
-            # Deadlines pass while every child is busy, too.
-            self.needs_look_ahead = True
-            self.due_at = NEVER
-            self.poll_at = now + self.poll_seconds
+        if now >= self.poll_at:
+            self.needs_full_look = True
+        self.due_at = NEVER
+        self.poll_at = now + self.poll_seconds
 
     def note_claim(self, wanted: int, got: int) -> None:
         """A claim came back: full means there may be more, short means there is no more for now."""
@@ -51,6 +57,7 @@ class Agenda:
     def note_look_ahead(self, now: float, seconds: float | None) -> None:
         """The next task is due in that many seconds, 0 meaning now, or none is planned."""
         self.needs_look_ahead = False
+        self.needs_full_look = False
         self.looked_ahead_at = now
         self.due_at = now + seconds if seconds else NEVER
         if seconds == 0:

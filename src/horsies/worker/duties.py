@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from psycopg import Connection
@@ -29,13 +29,15 @@ from horsies.worker.agenda import NEVER
 from horsies.worker.desk import Desk
 from horsies.worker.liveness import Identity, Liveness
 from horsies.worker.pool import ChildPool
-from horsies.worker.reaper import rescue, rescue_strays, sweep
+from horsies.worker.reaper import looking_steps, rescue, rescue_strays, stale_seconds, sweep
 from horsies.worker.settings import WorkerConfig
 
 logger = logging.getLogger("horsies.worker")
 
 # A worker with tasks shows itself this often; an idle one at its safety poll, with the same statement.
 SEEN_SECONDS = 2.0
+# A sign of life goes out this much before its time if something else goes out anyway.
+EARLY_SECONDS = 0.5
 SWEEP_SECONDS = 3600.0
 NEXT_SWEEP_SECONDS = 1.0
 # Longer than any break matters, and small enough for an interval.
@@ -77,7 +79,11 @@ class Duties:
         self._pool = pool
         self._desk = desk
         self._liveness = Liveness(app_config, config, identity)
-        self._idle_seconds = app_config.resilience.notify_poll_interval_ms / 1000
+        # Well before silence alone would mean that we are dead, however rarely we poll.
+        most_seconds = stale_seconds(recovery) / 3
+        self._busy_seconds = min(SEEN_SECONDS, most_seconds)
+        poll_seconds = app_config.resilience.notify_poll_interval_ms / 1000
+        self._idle_seconds = min(poll_seconds, most_seconds)
         self._seen_at = -NEVER
         self._is_open = False
         # When we last were without a connection.
@@ -110,12 +116,12 @@ class Duties:
         return min(self._seen_due_at(), *(duty.at for duty in timed))
 
     def _seen_due_at(self) -> float:
-        return self._seen_at + (self._idle_seconds if self._desk.is_empty else SEEN_SECONDS)
+        return self._seen_at + (self._idle_seconds if self._desk.is_empty else self._busy_seconds)
 
     def perform(self, together: Together, now: float) -> None:
         """Do what is due. The sign of life comes first: everything else may take its time."""
         if now >= self._seen_due_at():
-            self._show_life(together, now)
+            self.note_signs(together, together.run(self.signs_of_life(now)), now)
         if self._heartbeat.is_due(now):
             self._beat(together, now)
         if self._renewal.is_due(now):
@@ -130,13 +136,26 @@ class Duties:
             more = sweep(together, self._app_config.recovery)
             self._sweep.at = now + (NEXT_SWEEP_SECONDS if more else SWEEP_SECONDS)
 
-    def _show_life(self, together: Together, now: float) -> None:
+    def signs_of_life(self, now: float) -> list[Step]:
+        """Return the statements by which we show life and look for the dead, if it is about time.
+
+        Another transaction may carry them along: an idle worker then needs one per poll in all.
+        """
+        if now < self._seen_due_at() - EARLY_SECONDS:
+            return []
+        worker_id = self._identity.worker_id
+        return self._liveness.steps() + looking_steps(
+            worker_id, self._app_config, self._connected(now)
+        )
+
+    def note_signs(self, together: Together, answers: Sequence[list[Any]], now: float) -> None:
+        """Take the answers to ``signs_of_life``: are we alive to others, and who is not?"""
+        *_, seen, led, lost = answers
         self._seen_at = now
-        rows = together.run(self._liveness.steps())[-1]
-        self.is_lost = not self._liveness.note_seen(rows)
+        self.is_lost = not self._liveness.note_seen(seen)
         if not self.is_lost:
             self._liveness.lock_if_missing()
-            rescue(together, self._identity.worker_id, self._app_config, self._connected(now))
+            rescue(together, led, lost, self._app_config.recovery)
 
     def _connected(self, now: float) -> float:
         """Seconds since our own connection last broke; as good as ever if it never did."""

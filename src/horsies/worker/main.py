@@ -278,17 +278,24 @@ class Worker:
 
     def _look_ahead(self, together: Together) -> None:
         """Expire what is past its deadline, free lapsed claims, learn when the next task is due."""
-        expired, lapsed, (due,) = together.run(
+        now = time.monotonic()
+        last_look = None if self._agenda.needs_full_look else self._last_look
+        signs = self._duties.signs_of_life(now)
+        expired, lapsed, (due,), *answers = together.run(
             [
                 (expire_tasks, ExpireTasks(EXPIRED_RESULT, EXPIRY_BATCH)),
                 (release_lapsed, Limit(EXPIRY_BATCH)),
-                (seconds_until_due, LookAhead(self._config.queues, self._last_look)),
+                (seconds_until_due, LookAhead(self._config.queues, last_look)),
+                *signs,
             ]
         )
         if expired or lapsed:
             logger.info("%d task(s) expired, %d lapsed claim(s) freed", len(expired), len(lapsed))
         self._last_look = due.looked_at
         self._agenda.note_look_ahead(time.monotonic(), due.seconds)
+        if signs:
+            self._duties.note_signs(together, answers, now)
+            self._fence_if_lost()
 
     # What the database says
 

@@ -20,8 +20,10 @@ from horsies.db.fleet import (
     FindLostWorkers,
     FindOrphans,
     FindStrays,
+    Leads,
     Orphan,
     Retention,
+    SeenWorker,
     SignOff,
     delete_old_heartbeats,
     delete_old_tasks,
@@ -60,20 +62,28 @@ class Rescue:
     tasks: int = 0
 
 
-def rescue(
-    together: Together, worker_id: str, config: AppConfig, connected_seconds: float
-) -> Rescue:
-    """Find dead workers and settle their tasks; another reaper at work is a reason to do nothing.
+def stale_seconds(recovery: RecoveryConfig) -> float:
+    """How long a worker must have been silent to count as dead in spite of its lock."""
+    stale_ms = max(recovery.claimed_stale_threshold_ms, recovery.running_stale_threshold_ms)
+    return stale_ms / 1000
+
+
+def looking_steps(worker_id: str, config: AppConfig, connected_seconds: float) -> list[Step]:
+    """Return the statements that look for dead workers, for any transaction to carry along.
 
     ``connected_seconds`` is how long our own connection has held without a break.
     """
-    recovery = config.recovery
-    stale_ms = max(recovery.claimed_stale_threshold_ms, recovery.running_stale_threshold_ms)
     return_seconds = RETURN_FACTOR * config.resilience.db_retry_max_ms / 1000
     looked = FindLostWorkers(
-        worker_id, connected_seconds, SILENT_SECONDS, return_seconds, stale_ms / 1000
+        worker_id, connected_seconds, SILENT_SECONDS, return_seconds, stale_seconds(config.recovery)
     )
-    led, lost = together.run([(try_lead, Duty(RESCUE_DUTY)), (find_lost_workers, looked)])
+    return [(try_lead, Duty(RESCUE_DUTY)), (find_lost_workers, looked)]
+
+
+def rescue(
+    together: Together, led: Sequence[Leads], lost: Sequence[SeenWorker], recovery: RecoveryConfig
+) -> Rescue:
+    """Settle the tasks of the dead, found by ``looking_steps``; nothing to do if another leads."""
     if not led[0].leads or not lost:
         return Rescue()
     worker_ids = [row.worker_id for row in lost]
