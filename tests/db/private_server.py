@@ -5,12 +5,13 @@ from __future__ import annotations
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import psycopg
-from psycopg.conninfo import make_conninfo
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from horsies.db.embedded import start_or_join
 
@@ -50,6 +51,19 @@ class PrivateServer:
         server = self._server
         command = [server.bin_path / "pg_ctl", "-w", "-m", "immediate", "-D", server.pgdata, "stop"]
         subprocess.run(command, check=True, user=server.system_user, stdout=subprocess.DEVNULL)
+
+    def start_through(self, program: Sequence[str], port: int) -> None:
+        """Start it again behind another program, as `ip netns exec` is one, listening on TCP as well."""
+        server, data = self._server, Path(self._server.pgdata)
+        with (data / "pg_hba.conf").open("a") as rules:
+            rules.write("host all all 10.0.0.0/8 trust\n")
+        directory = conninfo_to_dict(self.url)["host"]
+        as_user = ["setpriv", "--reuid", server.system_user, "--clear-groups"]
+        options = f"-h 0.0.0.0 -p {port} -k {directory}"
+        command = [*program, *as_user, str(server.bin_path / "pg_ctl"), "-w", "-o", options]
+        command += ["-l", str(data / "log"), "-D", str(data), "start"]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        self.start()  # it runs already; this only makes it known
 
     def start(self) -> None:
         """Start it again at the same place."""

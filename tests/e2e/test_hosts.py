@@ -1,0 +1,160 @@
+"""Two worker hosts and a database host, each in a network namespace, and a cut between them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+from uuid import uuid4
+
+import psycopg
+import pytest
+
+from horsies import AppConfig, Horsies, PostgresConfig, RetryPolicy, TaskError, TaskResult
+from tests.db.private_server import PrivateServer
+from tests.e2e.fleet import Fleet, eventually, is_gone
+from tests.e2e.tables import attempts, count, insert_raw, task, wait_for_status, wait_until_empty
+
+Database = psycopg.Connection[Any]
+
+PORT = 5432
+QUICK_THRESHOLDS = {
+    "recovery": {
+        "runner_heartbeat_interval_ms": 1_000,
+        "claimer_heartbeat_interval_ms": 1_000,
+        "running_stale_threshold_ms": 5_000,
+        "claimed_stale_threshold_ms": 5_000,
+        "check_interval_ms": 1_000,
+    },
+    "resilience": {"notify_poll_interval_ms": 1_000},
+}
+
+
+def run(*words: str) -> None:
+    subprocess.run(words, check=True, capture_output=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Hosts:
+    """Namespaces: one for the database, two for workers, with a cable from each to the database."""
+
+    mark: str
+
+    def through(self, host: str) -> list[str]:
+        """What makes a program run on that host."""
+        return ["ip", "netns", "exec", f"{self.mark}{host}"]
+
+    def wire(self, number: int) -> None:
+        """A host for workers, and its cable."""
+        host, database, cable = f"{self.mark}w{number}", f"{self.mark}db", f"c{number}"
+        run("ip", "netns", "add", host)
+        run(
+            "ip", "-n", database, "link", "add", cable, "type", "veth", "peer", "up0", "netns", host
+        )
+        run("ip", "-n", database, "addr", "add", f"10.201.{number}.1/24", "dev", cable)
+        run("ip", "-n", host, "addr", "add", f"10.201.{number}.2/24", "dev", "up0")
+        for name, device in ((database, cable), (host, "up0"), (host, "lo")):
+            run("ip", "-n", name, "link", "set", device, "up")
+
+    def cut(self, number: int) -> None:
+        """Pull the cable."""
+        run("ip", "-n", f"{self.mark}w{number}", "link", "set", "up0", "down")
+
+    def mend(self, number: int) -> None:
+        """Plug the cable in again."""
+        run("ip", "-n", f"{self.mark}w{number}", "link", "set", "up0", "up")
+
+
+@contextmanager
+def namespaces() -> Iterator[Hosts]:
+    hosts = Hosts(f"hz{uuid4().hex[:6]}")
+    made = [f"{hosts.mark}{name}" for name in ("db", "w1", "w2")]
+    try:
+        run("ip", "netns", "add", made[0])
+        run("ip", "-n", made[0], "link", "set", "lo", "up")
+        for number in (1, 2):
+            hosts.wire(number)
+        yield hosts
+    finally:
+        for name in made:
+            subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
+
+
+@pytest.fixture
+def hosts() -> Iterator[Hosts]:
+    """Hosts, where the machine lets us make them."""
+    if shutil.which("ip") is None or shutil.which("setpriv") is None:
+        pytest.skip("network namespaces need ip and setpriv: apt-get install iproute2 util-linux")
+    if os.geteuid() != 0:
+        pytest.skip("network namespaces need root")
+    probe = subprocess.run(["unshare", "--net", "true"], check=False, capture_output=True)
+    if probe.returncode != 0:
+        pytest.skip("network namespaces are not permitted here")
+    with namespaces() as made:
+        yield made
+
+
+def send_long(database_url: str) -> str:
+    """Send a task that runs for a while and again if its worker is lost."""
+    app = Horsies(AppConfig(broker=PostgresConfig(database_url=database_url)))
+    policy = RetryPolicy.fixed([1], auto_retry_for=["WORKER_CRASHED"], jitter=False)
+
+    @app.task("sleep_again", retry_policy=policy)
+    def sleep_again(seconds: float, label: str = "") -> TaskResult[str, TaskError]:
+        raise NotImplementedError
+
+    task_id = sleep_again.send(12).unwrap().task_id
+    app.close()
+    return task_id
+
+
+def pid_of_owner(connection: Database, task_id: str) -> int:
+    row = connection.execute(
+        "SELECT worker.pid FROM horsies_workers AS worker JOIN horsies_tasks AS task "
+        "ON task.claimed_by_worker_id = worker.worker_id WHERE task.id = %s",
+        (task_id,),
+    ).fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+def test_a_host_cut_off_from_the_database_loses_its_task_to_another(
+    hosts: Hosts, own_server: PrivateServer, own_fleet: Fleet
+) -> None:
+    own_server.stop()
+    own_server.start_through(hosts.through("db"), PORT)
+    workers = [
+        own_fleet.start(
+            processes=1,
+            config=QUICK_THRESHOLDS,
+            database_url=f"postgresql://postgres@10.201.{number}.1:{PORT}/postgres",
+            through=hosts.through(f"w{number}"),
+        )
+        for number in (1, 2)
+    ]
+    journal = own_fleet.journal
+    with psycopg.connect(own_server.url, autocommit=True) as connection:
+        for _ in range(20):
+            insert_raw(connection, "sleep", "[0.05]")
+        wait_until_empty(connection)
+        assert len({row.worker_id for row in attempts(connection)}) == 2, "both hosts work"
+        task_id = send_long(own_server.url)
+        (started,) = eventually(lambda: journal.lines("start", task_id), 10)
+        number = 1 + [worker.pid for worker in workers].index(pid_of_owner(connection, task_id))
+        hosts.cut(number)
+        eventually(lambda: len(attempts(connection, task_id)) == 1, 20)
+        eventually(lambda: len(journal.lines("start", task_id)) == 2, 10)
+        hosts.mend(number)
+        eventually(lambda: is_gone(started.pid), 60, "the attempt that was lost still runs")
+        wait_for_status(connection, task_id, "COMPLETED", 30)
+        crashed, done = attempts(connection, task_id)
+        assert (crashed.outcome, done.outcome) == ("WORKER_FAILURE", "COMPLETED")
+        assert crashed.worker_id != done.worker_id
+        assert task(connection, task_id).retry_count == 1
+        assert count(connection, "COMPLETED") == 21
+    assert "lost worker" in workers[2 - number].log()
+    assert [worker.stop(60) for worker in workers] == [0, 0]
