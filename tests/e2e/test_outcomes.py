@@ -13,6 +13,7 @@ import pytest
 
 from horsies import TaskError, TaskHandle, TaskResult
 from horsies.ids import new_id
+from tests.conftest import TABLES
 from tests.e2e.conftest import FLEETS
 from tests.e2e.fleet import Fleet, RunningWorker, eventually
 from tests.e2e.pooling import pooled
@@ -31,6 +32,8 @@ def outcomes_fleet(
     request: pytest.FixtureRequest,
 ) -> Iterator[Fleet]:
     """A worker straight at the database, and one whose turns go through a transaction pooler."""
+    with psycopg.connect(process_url, autocommit=True) as connection:
+        connection.execute(f"TRUNCATE {', '.join(TABLES)}".encode())
     fleet = Fleet(process_url, tmp_path_factory.mktemp("outcomes"))
     if request.param == "direct":
         fleet.start("--log-format", "json", config=CONFIG)
@@ -45,9 +48,14 @@ def outcomes_fleet(
 
 
 @pytest.fixture
-def worker(
-    outcomes_fleet: Fleet, connection: Database, request: pytest.FixtureRequest
-) -> RunningWorker:
+def connection(process_url: str) -> Iterator[Database]:
+    """The tables as they are: emptying them under a working worker can end in a deadlock."""
+    with psycopg.connect(process_url, autocommit=True) as connection:
+        yield connection
+
+
+@pytest.fixture
+def worker(outcomes_fleet: Fleet, request: pytest.FixtureRequest) -> RunningWorker:
     """One worker for all tests of this file; none of them harms it."""
     request.node.stash.setdefault(FLEETS, []).append(outcomes_fleet)
     return outcomes_fleet.workers[0]
