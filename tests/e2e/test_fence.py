@@ -38,6 +38,11 @@ CLAIM_ELSEWHERE = """
 UPDATE horsies_tasks SET status = 'RUNNING', claimed_by_worker_id = 'another', generation = generation + 1,
     started_at = clock_timestamp() WHERE id = %s
 """
+# The tests recover by SQL and the other worker is an invention, which a real reaper would see through.
+NO_REAPER = {
+    "recovery": QUICK_RECOVERY["recovery"]
+    | {"auto_fail_stale_running": False, "auto_requeue_stale_claimed": False}
+}
 # The threshold of two seconds, and a little.
 FROZEN_SECONDS = 2.3
 
@@ -52,7 +57,7 @@ def freeze(worker: RunningWorker) -> float:
 def test_a_frozen_worker_wakes_to_find_its_tasks_gone_and_kills_its_children(
     fleet: Fleet, journal: Journal, programs: ModuleType, connection: Database
 ) -> None:
-    worker = fleet.start(*FORKSERVER, processes=3, config=QUICK_RECOVERY)
+    worker = fleet.start(*FORKSERVER, processes=3, config=NO_REAPER)
     running = programs.sleep.send(600).unwrap()
     ending = programs.sleep.send(0.6).unwrap()
     eventually(lambda: len(journal.lines("start")) == 2, 5)
@@ -86,7 +91,7 @@ def test_a_frozen_worker_wakes_to_find_its_tasks_gone_and_kills_its_children(
 def test_a_short_freeze_costs_nothing(
     fleet: Fleet, journal: Journal, programs: ModuleType, connection: Database
 ) -> None:
-    worker = fleet.start(config=QUICK_RECOVERY)
+    worker = fleet.start(config=NO_REAPER)
     sent = programs.sleep.send(0.5).unwrap()
     eventually(lambda: journal.lines("start"), 5)
     freeze(worker)
@@ -117,7 +122,7 @@ def test_a_worker_that_claims_its_own_lost_task_again_records_the_new_attempt_on
 def test_a_task_that_was_taken_away_ends_without_a_trace(
     fleet: Fleet, journal: Journal, programs: ModuleType, connection: Database
 ) -> None:
-    worker = fleet.start()
+    worker = fleet.start(config=NO_REAPER)
     sent = programs.sleep.send(0.5).unwrap()
     eventually(lambda: journal.lines("start"), 5)
     with connection.transaction():
@@ -132,14 +137,14 @@ def test_a_task_that_was_taken_away_ends_without_a_trace(
 def test_a_worker_frozen_under_load_records_nothing_for_what_it_lost(
     fleet: Fleet, journal: Journal, programs: ModuleType, connection: Database
 ) -> None:
-    frozen = fleet.start(processes=4, config=QUICK_RECOVERY)
+    frozen = fleet.start(processes=4, config=NO_REAPER)
     with witnessed(connection):
         for task_function in (programs.sleep, programs.sleep_again):
             task_function.send_many(task_function.bind(0.02) for _ in range(150)).unwrap()
         eventually(lambda: len(journal.lines("end")) >= 40, 10)
         over_at = freeze(frozen)
         lost = recover_dead_workers(connection)
-        fleet.start(processes=2, config=QUICK_RECOVERY)
+        fleet.start(processes=2, config=NO_REAPER)
         eventually(lambda: time.monotonic() > over_at, 10)
         frozen.signal(signal.SIGCONT)
         wait_until_empty(connection, 30)
@@ -154,7 +159,7 @@ def test_a_worker_frozen_under_load_records_nothing_for_what_it_lost(
 def test_long_tasks_and_only_those_are_said_to_be_alive(
     fleet: Fleet, programs: ModuleType, connection: Database
 ) -> None:
-    fleet.start(config=QUICK_RECOVERY)
+    fleet.start(config=NO_REAPER)
     long = programs.sleep.send(2.5).unwrap()
     short = [programs.noop.send().unwrap() for _ in range(5)]
     assert all(one.get(5_000).is_ok() for one in short)
