@@ -79,6 +79,7 @@ def run_child(
         with suppress(PermissionError):
             os.setsid()
         process.die_with_parent(worker_pid)
+        process.work_in_the_background()
         connection = Connection(_move_out_of_the_way(socket_fd))
         connection.send(wire.encode_numbers(FrameKind.HELLO, connection.owner_pid))
         exit_code = _boot_and_serve(connection, boot, program)

@@ -37,6 +37,18 @@ def die_with_parent(parent_pid: int) -> None:
         os._exit(0)
 
 
+def work_in_the_background() -> None:
+    """Have the kernel treat this process as batch work: waking it does not push aside the one that
+    woke it.
+
+    The parent then hands out a whole batch before the first child runs, which saves a tenth of the
+    processor time per short task on both sides.
+    """
+    if hasattr(os, "SCHED_BATCH"):
+        with suppress(OSError):
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+
+
 def adopt_orphans() -> None:
     """Make this process the parent of its descendants' orphans: it learns how they ended."""
     if IS_LINUX:
