@@ -18,6 +18,8 @@ from tests.operate.conftest import Finished, Run
 from tests.operate.rows import add_attempt, add_snapshot, add_task, add_worker, ago
 from tests.producer.rows import Database
 
+# The same in every test process, or they would not agree on the names of the tests.
+UNKNOWN_ID = "01a1dd00-0000-7000-8000-000000000000"
 UNREACHABLE = "postgresql://app:hunter2@127.0.0.1:1/shop"
 COMMANDS = [
     ["status"],
@@ -314,7 +316,7 @@ def test_what_cannot_be_done_to_a_task_ends_in_1(
 
 
 @pytest.mark.parametrize("command", ["show", "cancel", "retry"])
-@pytest.mark.parametrize("task_id", [new_id(), "nonsense", "' OR true --"])
+@pytest.mark.parametrize("task_id", [UNKNOWN_ID, "nonsense", "' OR true --"])
 def test_a_task_that_does_not_exist_ends_in_4(horsies: Run, command: str, task_id: str) -> None:
     finished = horsies(command, task_id)
     assert (finished.code, finished.out) == (4, "")
