@@ -27,7 +27,10 @@ SOURCE = REPOSITORY / "src" / "horsies"
 URL = "postgresql://localhost/unused"
 
 # Read only to be shown, or another thing of the same name.
-SEEN_ELSEWHERE = {"cluster_wide_cap": {"settings.py"}, "echo": {"cli.py", "command.py", "operate.py"}}
+SEEN_ELSEWHERE = {
+    "cluster_wide_cap": {"settings.py"},
+    "echo": {"cli.py", "command.py", "operate.py"},
+}
 
 
 @pytest.mark.parametrize("path", generated_docs.PAGES, ids=doc_pages.title)
