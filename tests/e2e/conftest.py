@@ -41,6 +41,8 @@ def fleet(
     request.node.stash.setdefault(FLEETS, []).append(fleet)
     yield fleet
     fleet.destroy()
+    # Its connection for results would be in the way of tests that count connections.
+    programs.app.close()
 
 
 @pytest.fixture

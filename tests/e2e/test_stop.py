@@ -193,6 +193,9 @@ def test_an_idle_worker_stops_during_an_outage(
     fleet: Fleet, server_url: str, connection: Database, programs: ModuleType
 ) -> None:
     worker = fleet.start(config=HARDLY_POLLS)
+    # Its first claim is answered when it describes itself; one in doubt would be waited for.
+    states = "SELECT FROM horsies_worker_states"
+    eventually(lambda: connection.execute(states).fetchall(), 5)
     with outage(server_url, connection):
         eventually(lambda: "notifications lost" in worker.log(), 5)
         assert worker.stop(3) == CLEAN

@@ -56,9 +56,13 @@ def adopt_orphans() -> None:
 
 
 def wait_for_parent(parent_pid: int, timeout_seconds: float = 5.0) -> None:
-    """Wait until this process has become a child of `parent_pid`; leave when it never does."""
+    """Wait until this process has become a child of `parent_pid`; leave when it never will."""
     deadline = time.monotonic() + timeout_seconds
-    while os.getppid() != parent_pid:
+    first_parent = os.getppid()
+    while (current := os.getppid()) != parent_pid:
+        # Somebody else adopted it, or the one that should is gone.
+        if current != first_parent or not psutil.pid_exists(parent_pid):
+            os._exit(0)
         if time.monotonic() > deadline:
             os._exit(0)
         time.sleep(0.0002)
