@@ -11,7 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-BRISK_SECONDS = 0.002
+# What counts as short, from hand-out to report; a report may have waited for a whole turn to be read.
+BRISK_SECONDS = 0.005
+# How long after its hand-out a batch is waited for.
+PATIENCE_SECONDS = 0.002
 LINGER_SECONDS = 0.001
 # Weight of the newest observation; a change of load is noticed within a few dozen tasks.
 _WEIGHT = 0.1
@@ -41,4 +44,4 @@ class Pace:
         """How long to wait for more reports of the last batch before taking a turn."""
         if not self.outstanding or self.typical_seconds > BRISK_SECONDS:
             return 0.0
-        return max(0.0, self.handed_out_at + BRISK_SECONDS - now)
+        return max(0.0, self.handed_out_at + PATIENCE_SECONDS - now)
