@@ -324,4 +324,9 @@ def test_all_errors_are_horsies_errors() -> None:
 def test_the_codes_are_unique_and_within_their_ranges() -> None:
     numbers = [int(code.value.removeprefix("HRS-")) for code in ErrorCode.__members__.values()]
     assert len(set(numbers)) == len(ErrorCode.__members__)
-    assert sorted(numbers) == [*range(100, 105), *range(200, 216), 300, 301]
+    assert sorted(numbers) == [
+        *range(1, 33),
+        *range(100, 105),
+        *range(200, 216),
+        *(300, 301),
+    ]

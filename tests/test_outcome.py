@@ -25,10 +25,10 @@ from horsies.outcome import (
     TaskError,
     TaskResult,
     build_code_registry,
-    describe_exception,
     error_code_text,
     resolve_code,
 )
+from horsies.raised import describe_exception
 
 ALL_CODES = list(BUILTIN_CODE_REGISTRY.values())
 TAG = "__builtin_task_code__"

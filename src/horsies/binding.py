@@ -8,7 +8,7 @@ times the time and with an exception.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from inspect import Parameter
 from typing import Any
@@ -17,6 +17,9 @@ _POSITIONAL_KINDS = frozenset({Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_O
 _KEYWORD_KINDS = frozenset({Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY})
 _REST_KINDS = frozenset({Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD})
 _NAME_CHARACTERS_MAX = 40
+
+# A workflow passes these to a task that declares them; nobody sends them.
+INJECTED_NAMES = frozenset({"workflow_ctx", "workflow_meta"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +78,24 @@ class ParameterNames:
             if name not in placed and not (name in self.spots and name in keywords):
                 return name, f"argument {name!r} is missing"
         return None
+
+
+def sendable(parameters: Iterable[Parameter]) -> list[Parameter]:
+    """Return what a caller may send: all parameters but those a workflow passes itself.
+
+    Behind a parameter that is left out, positions would mean something else to sender and function,
+    so the following ones are taken by name only.
+    """
+    kept: list[Parameter] = []
+    left_out = False
+    for parameter in parameters:
+        if parameter.name in INJECTED_NAMES and parameter.kind in _KEYWORD_KINDS:
+            left_out = True
+        elif left_out and parameter.kind is Parameter.POSITIONAL_OR_KEYWORD:
+            kept.append(parameter.replace(kind=Parameter.KEYWORD_ONLY))
+        elif not (left_out and parameter.kind is Parameter.VAR_POSITIONAL):
+            kept.append(parameter)
+    return kept
 
 
 def _shown_parameter(parameter: Parameter) -> str:

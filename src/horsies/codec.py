@@ -15,10 +15,16 @@ from typing import Any, Final, get_type_hints
 
 from pydantic_core import from_json, to_json
 
-from horsies.binding import ParameterNames
+from horsies.binding import INJECTED_NAMES, ParameterNames, sendable
 from horsies.jsonform import CodecError, JsonForm
 from horsies.jsonshape import AnnotationProblem, ListShape, ObjectShape, Part, ValueShape, type_text
-from horsies.outcome import OperationalErrorCode, SubWorkflowError, TaskError, TaskResult
+from horsies.outcome import (
+    OperationalErrorCode,
+    SubWorkflowError,
+    TaskError,
+    TaskResult,
+    adopted_error,
+)
 from horsies.result import Err, Ok, Result
 
 __all__ = [
@@ -59,15 +65,38 @@ class CallSignature:
                 store(call.args_json, call.kwargs_json)
             case Err(error):
                 log.error("%s", error.message)
+
+    `injected` are the parameters that a workflow passes itself; outside of workflows one without a
+    default is None.
     """
 
-    __slots__ = ("_keywords", "_names", "_plain_maximum", "_plain_minimum", "_positional")
+    __slots__ = (
+        "_absent",
+        "_keywords",
+        "_plain_maximum",
+        "_plain_minimum",
+        "_positional",
+        "annotations",
+        "injected",
+        "names",
+    )
 
-    def __init__(self, names: ParameterNames, positional: JsonForm, keywords: JsonForm) -> None:
-        self._names = names
+    def __init__(
+        self,
+        parameters: Sequence[inspect.Parameter],
+        annotations: Mapping[str, Any],
+        positional: JsonForm,
+        keywords: JsonForm,
+    ) -> None:
+        sent = sendable(parameters)
+        left_out = [p for p in parameters if p.name in INJECTED_NAMES and p not in sent]
+        self.names: Final = ParameterNames.of(sent)
+        self.annotations: Final = annotations
+        self.injected: Final = frozenset(p.name for p in left_out)
+        self._absent = {p.name: None for p in left_out if p.default is p.empty}
         self._positional = positional
         self._keywords = keywords
-        self._plain_minimum, self._plain_maximum = names.plain_range()
+        self._plain_minimum, self._plain_maximum = self.names.plain_range()
 
     @classmethod
     def of(
@@ -78,9 +107,9 @@ class CallSignature:
         `local_names` helps annotations written as text that name things local to a function.
         """
         annotations = _annotations(function, local_names)
-        parameters = inspect.signature(function).parameters.values()
+        parameters = tuple(inspect.signature(function).parameters.values())
+        names = ParameterNames.of(sendable(parameters))
         parts = {p.name: Part(p.name, annotations.get(p.name, Any)) for p in parameters}
-        names = ParameterNames.of(parameters)
         by_position = [parts[name] for name in names.positional]
         by_keyword = [parts[name] for name in names.spots]
         try:
@@ -88,14 +117,14 @@ class CallSignature:
             keywords = JsonForm(ObjectShape(by_keyword, parts.get(names.rest_keyword or "")))
         except AnnotationProblem as error:
             raise ValueError(f"In task function {_name_of(function)}, {error}") from error
-        return cls(names, positional, keywords)
+        return cls(parameters, annotations, positional, keywords)
 
     def encode_call(
         self, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Result[EncodedCall, CodecError]:
         """Bind the arguments, check them without any conversion, and return their JSON text."""
         if kwargs or not self._plain_minimum <= len(args) <= self._plain_maximum:
-            misfit = self._names.misfit(len(args), kwargs)
+            misfit = self.names.misfit(len(args), kwargs)
             if misfit is not None:
                 return Err(self._wrong_call(*misfit))
         if not args and not kwargs:
@@ -114,7 +143,7 @@ class CallSignature:
         A call stored before the signature changed is an error unless it still fits.
         """
         if args_json == "[]" and kwargs_json == "{}" and not self._plain_minimum:
-            return Ok(BoundCall((), {}))
+            return Ok(BoundCall((), dict(self._absent)))
         args = _NO_ARGS if args_json == "[]" else self._positional.decode(args_json)
         if isinstance(args, Err):
             return args
@@ -122,21 +151,30 @@ class CallSignature:
         if isinstance(kwargs, Err):
             return kwargs
         if kwargs.value or not self._plain_minimum <= len(args.value) <= self._plain_maximum:
-            misfit = self._names.misfit(len(args.value), kwargs.value)
+            misfit = self.names.misfit(len(args.value), kwargs.value)
             if misfit is not None:
                 return Err(self._outdated_call(*misfit))
-        return Ok(BoundCall(args.value, kwargs.value))
+        return Ok(BoundCall(args.value, {**self._absent, **kwargs.value}))
+
+    def encode_keywords(self, kwargs: Mapping[str, Any]) -> Result[str, CodecError]:
+        """Return the JSON text of some arguments by name; whether they suffice is not asked."""
+        text = self._keywords.encode(dict(kwargs)) if kwargs else "{}"
+        return Err(text) if isinstance(text, CodecError) else Ok(text)
+
+    def decode_keywords(self, kwargs_json: str) -> Result[dict[str, Any], CodecError]:
+        """Return some stored arguments by name."""
+        return Ok({}) if kwargs_json == "{}" else self._keywords.decode(kwargs_json)
 
     def _wrong_call(self, path: str, fault: str) -> CodecError:
         return CodecError(
-            f"The call is wrong: {fault}; the parameters are {self._names.shown}.", path
+            f"The call is wrong: {fault}; the parameters are {self.names.shown}.", path
         )
 
     def _outdated_call(self, path: str, fault: str) -> CodecError:
         return CodecError(
             f"The stored call no longer fits the function: {fault}; keep old parameters and "
             "give new ones a default while calls wait, the parameters are now "
-            f"{self._names.shown}.",
+            f"{self.names.shown}.",
             path,
         )
 
@@ -145,7 +183,8 @@ class ResultCodec:
     """The two sides of a task's result, ready to check, encode and decode.
 
     Stored as `{"ok": …}` or `{"err": …}`. The path of an error starts with the side at fault; it
-    is empty when the text is no result at all. `ok_text` and `err_text` name the declared types.
+    is empty when the text is no result at all. `ok_text` and `err_text` name the declared types,
+    `ok_type` is the type of the value.
 
     Example:
         codec = ResultCodec.of(int, TaskError)
@@ -153,9 +192,10 @@ class ResultCodec:
         assert codec.decode(text).unwrap() == TaskResult(ok=3)
     """
 
-    __slots__ = ("_err", "_foreign_errors", "_ok", "err_text", "ok_text")
+    __slots__ = ("_err", "_foreign_errors", "_ok", "err_text", "ok_text", "ok_type")
 
     def __init__(self, ok_type: Any, err_type: Any) -> None:
+        self.ok_type: Final = ok_type
         self.ok_text: Final = type_text(ok_type)
         self.err_text: Final = type_text(err_type)
         self._foreign_errors = not _is_task_error_type(err_type)
@@ -326,15 +366,7 @@ def _decode_task_error(text: str) -> Result[Any, CodecError]:
 
 
 def _adopted(text: str) -> Result[TaskError, CodecError]:
-    error = _UNTYPED_ERR.decode(text)
-    if isinstance(error, Err):
-        return error
-    fields = error.value if isinstance(error.value, dict) else {}
-    try:
-        code, message = fields.get("error_code"), fields.get("message")
-        return Ok(TaskError(error_code=code, message=message, data=error.value))
-    except ValueError:
-        return Ok(TaskError(data=error.value))
+    return _UNTYPED_ERR.decode(text).map(adopted_error)
 
 
 def _bare_error(error: TaskError, problem: CodecError) -> TaskError:

@@ -27,6 +27,7 @@ from horsies.retry import RetryPolicy, validate_error_code_name, validate_except
 
 NAME_LENGTH_MAX = 255
 TIMEOUT_MS_MIN = 100
+RESERVED_PREFIX = "horsies."
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +56,14 @@ def read_name(name: object, location: SourceLocation | None) -> str:
             code=ErrorCode.TASK_INVALID_OPTIONS,
             location=location,
             help_text='name the task: @app.task("send_invoice")',
+        )
+    if name.startswith(RESERVED_PREFIX):
+        raise TaskDefinitionError(
+            f"The task name {name!r} is reserved: names that begin with {RESERVED_PREFIX!r} belong "
+            "to horsies itself.",
+            code=ErrorCode.TASK_INVALID_OPTIONS,
+            location=location,
+            help_text="choose another name",
         )
     return name
 

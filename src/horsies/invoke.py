@@ -16,13 +16,14 @@ from typing import Any
 from horsies.codec import CodecError
 from horsies.config import AppConfig
 from horsies.definition import TaskDefinition
+from horsies.errors import WorkflowContextMissingIdError
 from horsies.outcome import (
     ContractCode,
     OperationalErrorCode,
     TaskError,
     TaskResult,
-    exception_text,
 )
+from horsies.raised import exception_text
 from horsies.result import Err
 from horsies.retry import resolve_exception_code
 from horsies.stop import TaskStopped
@@ -105,6 +106,8 @@ def _not_a_result(definition: TaskDefinition, value: object) -> TaskError:
 def _exception_error(
     config: AppConfig, definition: TaskDefinition, error: BaseException
 ) -> TaskError:
+    if isinstance(error, WorkflowContextMissingIdError):
+        return TaskError(error_code=ContractCode.WORKFLOW_CTX_MISSING_ID, message=str(error))
     code = resolve_exception_code(
         error,
         definition.exception_mapper,

@@ -7,18 +7,27 @@ four families whose names are reserved, so that a code in a row says by itself w
 
 from __future__ import annotations
 
-import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from enum import Enum, StrEnum
-from typing import Annotated, Any, Generic, NoReturn, TypeAlias, TypeVar, overload
+from typing import Annotated, Any, Generic, NoReturn, TypeAlias, TypeVar, get_args, overload
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainSerializer, WithJsonSchema
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    GetCoreSchemaHandler,
+    PlainSerializer,
+    WithJsonSchema,
+)
+from pydantic_core import CoreSchema, core_schema
+
+from horsies.raised import describe_exception
+from horsies.states import WorkflowStatus
 
 _BUILTIN_TAG = "__builtin_task_code__"
-_MESSAGE_CHARACTERS_MAX = 4_000
-_TRACEBACK_CHARACTERS_MAX = 16_000
 _SHOWN_CHARACTERS_MAX = 200
 
+T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 E_co = TypeVar("E_co", covariant=True)
 
@@ -65,6 +74,8 @@ class OutcomeCode(StrEnum):
     WORKFLOW_PAUSED = "WORKFLOW_PAUSED"
     WORKFLOW_FAILED = "WORKFLOW_FAILED"
     WORKFLOW_CANCELLED = "WORKFLOW_CANCELLED"
+    WORKFLOW_EXPIRED = "WORKFLOW_EXPIRED"
+    SIGNAL_TIMEOUT = "SIGNAL_TIMEOUT"
     UPSTREAM_SKIPPED = "UPSTREAM_SKIPPED"
     SUBWORKFLOW_FAILED = "SUBWORKFLOW_FAILED"
     WORKFLOW_SUCCESS_CASE_NOT_MET = "WORKFLOW_SUCCESS_CASE_NOT_MET"
@@ -100,47 +111,6 @@ def resolve_code(text: str) -> BuiltInTaskCode | str:
 def error_code_text(code: BuiltInTaskCode | str | None) -> str | None:
     """Return the plain text of a code, as columns and retry policies hold it."""
     return code.value if isinstance(code, Enum) else code
-
-
-def exception_text(exception: BaseException) -> str:
-    """Return what an exception says as storable text of bounded size; never raises."""
-    return _text_or(lambda: str(exception), "<unprintable>")
-
-
-def describe_exception(exception: BaseException) -> dict[str, str]:
-    """Return an exception as JSON-ready text of bounded size; never raises."""
-    return {
-        "type": _text_or(lambda: type(exception).__name__, "<unknown type>"),
-        "message": exception_text(exception),
-        "traceback": _text_or(
-            lambda: "".join(traceback.format_exception(exception)),
-            "<traceback unavailable>",
-            _TRACEBACK_CHARACTERS_MAX,
-        ),
-    }
-
-
-def _text_or(make: Callable[[], str], fallback: str, limit: int = _MESSAGE_CHARACTERS_MAX) -> str:
-    # User code runs here (__str__ and friends) and may raise anything at all; the report of a
-    # failure must survive it.
-    try:
-        return _clipped(_storable(make()), limit)
-    except BaseException:
-        return fallback
-
-
-def _storable(text: str) -> str:
-    """Escape what JSON in UTF-8 or a PostgreSQL text column cannot hold."""
-    escaped = text.encode("utf-8", "backslashreplace").decode("utf-8")
-    return escaped.replace("\x00", "\\x00")
-
-
-def _clipped(text: str, limit: int) -> str:
-    if len(text) <= limit:
-        return text
-    half = limit // 2
-    left_out = len(text) - 2 * half
-    return f"{text[:half]}\n... {left_out} characters left out ...\n{text[-half:]}"
 
 
 def _checked_code(code: object) -> BuiltInTaskCode | str | None:
@@ -226,10 +196,31 @@ class TaskError(BaseModel):
                 yield f"{name}_type", type(value).__name__
 
 
+class SubWorkflowSummary(BaseModel, Generic[T]):
+    """How a child run ended: its status, its output, and the counts of its nodes."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+
+    status: WorkflowStatus
+    output: T | None = None
+    total_tasks: int = 0
+    completed_tasks: int = 0
+    failed_tasks: int = 0
+    skipped_tasks: int = 0
+    error_summary: str | None = None
+
+    def __repr_args__(self) -> Iterator[tuple[str, object]]:
+        # The output may hold anything a task returned.
+        for name in type(self).model_fields:
+            if name != "output":
+                yield name, getattr(self, name)
+
+
 class SubWorkflowError(TaskError):
     """A sub-workflow ended without success."""
 
     sub_workflow_id: str | None = None
+    sub_workflow_summary: SubWorkflowSummary[Any] | None = None
 
 
 class _Missing(Enum):
@@ -330,9 +321,80 @@ class TaskResult(Generic[T_co, E_co]):
         # The default restores slots by assignment, which an immutable object refuses.
         return (_rebuilt, ("ok", self._ok) if self.is_ok() else ("err", self._err))
 
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """Let results stand inside other values: as parameters, and as members of lists."""
+        ok_type, err_type = get_args(source) or (Any, TaskError)
+        ok, err = handler.generate_schema(ok_type), handler.generate_schema(err_type)
+        if err_type is not TaskError:
+            return _result_schema(_sides_schema(ok, err), _sides_schema(ok, err))
+        # A failed sub-workflow's error may be handed on wherever a plain TaskError is declared. Its
+        # object is a TaskError too, so it is asked first; its text is no TaskError, so it is second.
+        child = handler.generate_schema(SubWorkflowError)
+        adopted = core_schema.no_info_after_validator_function(
+            adopted_error, core_schema.any_schema()
+        )
+        return _result_schema(
+            _sides_schema(ok, _first_of(child, err)),
+            _sides_schema(ok, _first_of(err, child, adopted)),
+        )
+
 
 def _rebuilt(side: str, value: Any) -> TaskResult[Any, Any]:
     return TaskResult(ok=value) if side == "ok" else TaskResult(err=value)
+
+
+def adopted_error(stored: Any) -> TaskError:
+    """Return the stored error of a type unknown here as the data of a TaskError.
+
+    Its code and message are taken over where it has such fields.
+    """
+    fields = stored if isinstance(stored, dict) else {}
+    try:
+        code, message = fields.get("error_code"), fields.get("message")
+        return TaskError(error_code=code, message=message, data=stored)
+    except ValueError:
+        return TaskError(data=stored)
+
+
+def _first_of(*choices: CoreSchema) -> CoreSchema:
+    return core_schema.union_schema(list(choices), mode="left_to_right")
+
+
+def _sides_schema(ok: CoreSchema, err: CoreSchema) -> CoreSchema:
+    return core_schema.typed_dict_schema(
+        {
+            "ok": core_schema.typed_dict_field(ok, required=False),
+            "err": core_schema.typed_dict_field(err, required=False),
+        },
+        extra_behavior="forbid",
+    )
+
+
+def _result_schema(live_sides: CoreSchema, stored_sides: CoreSchema) -> CoreSchema:
+    """Describe a result as it is stored on its own: an object with either "ok" or "err"."""
+    live = core_schema.chain_schema(
+        [
+            core_schema.is_instance_schema(TaskResult),
+            core_schema.no_info_plain_validator_function(_sides),
+            live_sides,
+        ]
+    )
+    return core_schema.no_info_after_validator_function(
+        _from_sides,
+        core_schema.json_or_python_schema(stored_sides, live),
+        serialization=core_schema.plain_serializer_function_ser_schema(
+            _sides, return_schema=live_sides
+        ),
+    )
+
+
+def _sides(result: TaskResult[Any, Any]) -> dict[str, Any]:
+    return {"ok": result.ok_value} if result.is_ok() else {"err": result.err_value}
+
+
+def _from_sides(sides: dict[str, Any]) -> TaskResult[Any, Any]:
+    return TaskResult(**sides)
 
 
 def _clipped_line(text: str) -> str:

@@ -2,7 +2,7 @@
 
 Every verb is one guarded SQL statement; the table here is what those guards, the tests and the
 documentation agree on. It concerns the middle of the line producer -> SQL -> turn -> child ->
-report -> result.
+report -> result. The statuses of workflows and of their nodes stand beside those of tasks.
 """
 
 from __future__ import annotations
@@ -40,6 +40,55 @@ class TaskAttemptOutcome(StrEnum):
     COMPLETED = "COMPLETED"
     FAILED = "FAILED"
     WORKER_FAILURE = "WORKER_FAILURE"
+
+
+class WorkflowStatus(StrEnum):
+    """Where a run of a workflow stands."""
+
+    PENDING = "PENDING"
+    RUNNING = "RUNNING"
+    PAUSED = "PAUSED"
+    COMPLETED = "COMPLETED"
+    FAILED = "FAILED"
+    CANCELLED = "CANCELLED"
+    EXPIRED = "EXPIRED"
+
+    @property
+    def is_terminal(self) -> bool:
+        """Whether a run in this status has ended."""
+        return self in WORKFLOW_TERMINAL_STATES
+
+
+WORKFLOW_TERMINAL_STATES: frozenset[WorkflowStatus] = frozenset(
+    {
+        WorkflowStatus.COMPLETED,
+        WorkflowStatus.FAILED,
+        WorkflowStatus.CANCELLED,
+        WorkflowStatus.EXPIRED,
+    }
+)
+
+
+class WorkflowTaskStatus(StrEnum):
+    """Where a node of a run stands."""
+
+    PENDING = "PENDING"
+    READY = "READY"
+    ENQUEUED = "ENQUEUED"
+    RUNNING = "RUNNING"
+    COMPLETED = "COMPLETED"
+    FAILED = "FAILED"
+    SKIPPED = "SKIPPED"
+
+    @property
+    def is_terminal(self) -> bool:
+        """Whether a node in this status has ended."""
+        return self in WORKFLOW_TASK_TERMINAL_STATES
+
+
+WORKFLOW_TASK_TERMINAL_STATES: frozenset[WorkflowTaskStatus] = frozenset(
+    {WorkflowTaskStatus.COMPLETED, WorkflowTaskStatus.FAILED, WorkflowTaskStatus.SKIPPED}
+)
 
 
 TaskVerb: TypeAlias = Literal[

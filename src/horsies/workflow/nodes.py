@@ -1,0 +1,347 @@
+"""Nodes: what a workflow is made of, before it has a shape.
+
+A node says what to run, with which arguments, and after which other nodes. The user builds nodes and
+may change them until a specification takes copies of them; the copies never change again. Stands
+before the line producer -> SQL -> turn -> child -> report -> result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
+from datetime import datetime, timedelta
+from typing import Any, ClassVar, Generic, Literal, Protocol, TypeAlias, overload
+
+from typing_extensions import TypeVar
+
+from horsies.definition import TaskDefinition
+from horsies.errors import ErrorCode, WorkflowValidationError
+from horsies.outcome import TaskError, TaskResult
+from horsies.retry import RetryPolicy
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+# A signal whose values nobody described may carry anything.
+V = TypeVar("V", default=Any)
+
+_ANYTHING: Any = Any
+
+Join: TypeAlias = Literal["all", "any", "quorum"]
+
+
+class RunnableTask(Protocol[T_co]):
+    """What a node needs of a task: its definition, and the type of its value."""
+
+    @property
+    def definition(self) -> TaskDefinition:
+        """The task as it was defined."""
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> TaskResult[T_co, TaskError]:
+        """Run the task here and now."""
+
+
+class YieldsValue(Protocol[T_co]):
+    """What a specification tells the type checker: the type of its result."""
+
+    def output_key(self) -> NodeKey[T_co] | None:
+        """The key of the output node."""
+
+
+class BuildsWorkflow(Protocol[T_co]):
+    """What a node needs of a workflow definition."""
+
+    name: ClassVar[str]
+
+    @classmethod
+    def build(cls, app: Any) -> YieldsValue[T_co]:
+        """Return the specification made of the class's nodes."""
+
+    @classmethod
+    def own_key(cls) -> str | None:
+        """Return the definition key of this very class."""
+
+    @classmethod
+    def output_type(cls) -> Any:
+        """Return the type of the result, or UNKNOWN_TYPE."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeKey(Generic[T_co]):
+    """The name under which a node's result is found in a run.
+
+    Example:
+        ctx.result_for(NodeKey("fetch"))
+    """
+
+    node_id: str
+
+
+def _guarded_set(node: Any, name: str, value: Any) -> None:
+    if node.frozen:
+        raise AttributeError(f"a node of a specification is immutable; {name!r} cannot be set")
+    if name == "node_id":
+        object.__setattr__(node, "id_derived", False)
+    object.__setattr__(node, name, value)
+
+
+def _guarded_delete(node: Any, name: str) -> None:
+    if node.frozen:
+        raise AttributeError(f"a node of a specification is immutable; {name!r} cannot be deleted")
+    object.__delattr__(node, name)
+
+
+def _shown(node: Any) -> str:
+    """Show which node it is; arguments stay out of sight."""
+    return f"{type(node).__name__}({node.name!r}, node_id={node.node_id!r})"
+
+
+def _key_of(node: Any) -> NodeKey[Any]:
+    if node.node_id is None:
+        raise WorkflowValidationError(
+            f"The node {node.name!r} has no id yet.",
+            code=ErrorCode.WORKFLOW_INVALID_NODE_ID,
+            help_text="give it a node_id, or ask after the workflow was built",
+        )
+    return NodeKey(node.node_id)
+
+
+@dataclass(eq=False, repr=False)
+class TaskNode(Generic[T]):
+    """One task of a workflow; usually made by ``task.node(...)(...)``.
+
+    ``waits_for`` are the nodes it depends on. ``args_from`` hands the ``TaskResult`` of a node over
+    as the parameter of that name; ``workflow_ctx_from`` offers results through ``workflow_ctx``.
+    ``join`` says how many dependencies must succeed: all, any, or ``min_success`` of them (quorum).
+    ``expires_in`` counts from the moment the node is enqueued, ``good_until`` is a fixed time.
+
+    Example:
+        total = TaskNode(add, kwargs={"b": 1}, args_from={"a": first}, waits_for=[first])
+    """
+
+    fn: RunnableTask[T]
+    _: KW_ONLY
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    waits_for: Sequence[AnyNode] = field(default_factory=list)
+    args_from: Mapping[str, AnyNode] = field(default_factory=dict)
+    workflow_ctx_from: Sequence[AnyNode] | None = None
+    queue: str | None = None
+    priority: int | None = None
+    allow_failed_deps: bool = False
+    join: Join = "all"
+    min_success: int | None = None
+    good_until: datetime | None = None
+    expires_in: timedelta | None = None
+    timeout_ms: int | None = None
+    retry_policy: RetryPolicy | None = None
+    node_id: str | None = None
+    index: int | None = None
+    frozen: bool = field(default=False, init=False)
+    id_derived: bool = field(default=False, init=False)
+
+    __setattr__ = _guarded_set
+    __delattr__ = _guarded_delete
+    __repr__ = _shown
+
+    @property
+    def name(self) -> str:
+        """The name of the task."""
+        return self.fn.definition.name
+
+    def key(self) -> NodeKey[T]:
+        """Return the name its result is found under; HRS-003 while it has none."""
+        return _key_of(self)
+
+
+@dataclass(eq=False, repr=False)
+class SubWorkflowNode(Generic[T]):
+    """A whole workflow as one node; its value is the output of the child run.
+
+    Parameters in ``kwargs`` and ``args_from`` go to the definition's own ``build_with``.
+
+    Example:
+        billing = SubWorkflowNode(Billing, kwargs={"order_id": 7}, waits_for=[order])
+    """
+
+    workflow_def: type[BuildsWorkflow[T]]
+    _: KW_ONLY
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    waits_for: Sequence[AnyNode] = field(default_factory=list)
+    args_from: Mapping[str, AnyNode] = field(default_factory=dict)
+    workflow_ctx_from: Sequence[AnyNode] | None = None
+    allow_failed_deps: bool = False
+    join: Join = "all"
+    min_success: int | None = None
+    node_id: str | None = None
+    index: int | None = None
+    frozen: bool = field(default=False, init=False)
+    id_derived: bool = field(default=False, init=False)
+
+    __setattr__ = _guarded_set
+    __delattr__ = _guarded_delete
+    __repr__ = _shown
+
+    @property
+    def name(self) -> str:
+        """The name of the child workflow."""
+        return getattr(self.workflow_def, "name", None) or self.workflow_def.__name__
+
+    def key(self) -> NodeKey[T]:
+        """Return the name its result is found under; HRS-003 while it has none."""
+        return _key_of(self)
+
+
+@dataclass(eq=False, repr=False)
+class MapNode(Generic[T]):
+    """One task per element of the list that another node returns; the results come in its order.
+
+    ``each`` names the parameter that takes the element; without it, the only required parameter not
+    supplied otherwise. At most ``max_parallel`` run at once. With ``allow_failed_items`` the node
+    succeeds whatever its tasks return; otherwise one failed task makes it fail.
+
+    Example:
+        pages = MapNode(fetch, over=urls, each="url", max_parallel=10)
+    """
+
+    fn: RunnableTask[T]
+    _: KW_ONLY
+    over: AnyNode
+    each: str | None = None
+    max_parallel: int | None = None
+    allow_failed_items: bool = False
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    waits_for: Sequence[AnyNode] = field(default_factory=list)
+    args_from: Mapping[str, AnyNode] = field(default_factory=dict)
+    workflow_ctx_from: Sequence[AnyNode] | None = None
+    queue: str | None = None
+    priority: int | None = None
+    allow_failed_deps: bool = False
+    join: Join = "all"
+    min_success: int | None = None
+    good_until: datetime | None = None
+    expires_in: timedelta | None = None
+    timeout_ms: int | None = None
+    retry_policy: RetryPolicy | None = None
+    node_id: str | None = None
+    index: int | None = None
+    frozen: bool = field(default=False, init=False)
+    id_derived: bool = field(default=False, init=False)
+
+    __setattr__ = _guarded_set
+    __delattr__ = _guarded_delete
+    __repr__ = _shown
+
+    @property
+    def name(self) -> str:
+        """The name of the task."""
+        return self.fn.definition.name
+
+    def key(self) -> NodeKey[list[TaskResult[T, TaskError]]]:
+        """Return the name its result is found under; HRS-003 while it has none."""
+        return _key_of(self)
+
+
+@dataclass(eq=False, repr=False)
+class SleepNode:
+    """A pause in the graph: a number of seconds, or until a moment; no worker waits meanwhile.
+
+    Example:
+        pause = SleepNode(3600, waits_for=[reminder])
+    """
+
+    seconds: float | None = None
+    _: KW_ONLY
+    until: datetime | None = None
+    waits_for: Sequence[AnyNode] = field(default_factory=list)
+    allow_failed_deps: bool = False
+    join: Join = "all"
+    min_success: int | None = None
+    node_id: str | None = None
+    index: int | None = None
+    frozen: bool = field(default=False, init=False)
+    id_derived: bool = field(default=False, init=False)
+
+    __setattr__ = _guarded_set
+    __delattr__ = _guarded_delete
+    __repr__ = _shown
+
+    @property
+    def name(self) -> str:
+        """The word sleep."""
+        return "sleep"
+
+    def key(self) -> NodeKey[None]:
+        """Return the name its result is found under; HRS-003 while it has none."""
+        return _key_of(self)
+
+
+@dataclass(eq=False, repr=False)
+class SignalNode(Generic[V]):
+    """A wait for ``handle.signal(name, value)``; the value sent is the node's value.
+
+    A signal that comes early is kept. ``timeout`` counts from the moment the node's dependencies are
+    met; after it the node fails with SIGNAL_TIMEOUT.
+
+    Example:
+        approval = SignalNode("approve", value_type=bool, timeout=timedelta(days=2))
+    """
+
+    name: str
+    _: KW_ONLY
+    timeout: timedelta | None = None
+    value_type: type[V] = _ANYTHING
+    waits_for: Sequence[AnyNode] = field(default_factory=list)
+    allow_failed_deps: bool = False
+    join: Join = "all"
+    min_success: int | None = None
+    node_id: str | None = None
+    index: int | None = None
+    frozen: bool = field(default=False, init=False)
+    id_derived: bool = field(default=False, init=False)
+
+    __setattr__ = _guarded_set
+    __delattr__ = _guarded_delete
+    __repr__ = _shown
+
+    def key(self) -> NodeKey[V]:
+        """Return the name its result is found under; HRS-003 while it has none."""
+        return _key_of(self)
+
+
+CallingNode: TypeAlias = TaskNode[Any] | SubWorkflowNode[Any] | MapNode[Any]
+AnyNode: TypeAlias = CallingNode | SleepNode | SignalNode[Any]
+CALLING_KINDS = (TaskNode, SubWorkflowNode, MapNode)
+NODE_KINDS = (*CALLING_KINDS, SleepNode, SignalNode)
+
+
+@dataclass(frozen=True, slots=True)
+class FromNode:
+    """Stands for the result of a node until the call it is written in becomes a node."""
+
+    node: AnyNode
+
+
+@overload
+def from_node(
+    upstream: MapNode[T],
+) -> TaskResult[list[TaskResult[T, TaskError]], TaskError]: ...
+@overload
+def from_node(
+    upstream: TaskNode[T] | SubWorkflowNode[T] | SignalNode[T],
+) -> TaskResult[T, TaskError]: ...
+@overload
+def from_node(upstream: SleepNode) -> TaskResult[None, TaskError]: ...
+def from_node(upstream: Any) -> Any:
+    """Stand for the result of another node where a parameter takes a ``TaskResult``.
+
+    Only for the second call of ``task.node(...)(...)``; the other node becomes a dependency.
+
+    Example:
+        total = add.node()(a=from_node(first), b=from_node(second))
+    """
+    if isinstance(upstream, NODE_KINDS):
+        return FromNode(upstream)
+    raise WorkflowValidationError(
+        f"from_node takes a node, not {type(upstream).__name__}.",
+        code=ErrorCode.WORKFLOW_INVALID_ARGS_FROM,
+        help_text="make a node first: first = fetch.node()(url=...), then from_node(first)",
+    )

@@ -1,0 +1,52 @@
+"""Policies: what a failed node does to its run, and when a run counts as a success.
+
+Plain values of a specification, checked with it and stored with its run. Stands before the line
+producer -> SQL -> turn -> child -> report -> result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TypeAlias
+
+from horsies.workflow.nodes import AnyNode, NodeKey
+
+NodeReference: TypeAlias = "AnyNode | NodeKey[object] | str"
+
+
+class OnError(StrEnum):
+    """What a failed node does to its run.
+
+    FAIL lets the graph resolve as far as it can and then fails the run; PAUSE stops the run at once
+    until it is resumed.
+    """
+
+    FAIL = "fail"
+    PAUSE = "pause"
+
+
+@dataclass(frozen=True, slots=True)
+class SuccessCase:
+    """Nodes that together make a run a success; named by node, key or node id.
+
+    Example:
+        SuccessCase(required=[charge, ship])
+    """
+
+    required: Sequence[NodeReference]
+
+
+@dataclass(frozen=True, slots=True)
+class SuccessPolicy:
+    """A run succeeds when all required nodes of any case completed.
+
+    ``optional`` nodes may fail without pausing a run whose ``on_error`` is PAUSE.
+
+    Example:
+        SuccessPolicy(cases=[SuccessCase([card]), SuccessCase([invoice])], optional=[newsletter])
+    """
+
+    cases: Sequence[SuccessCase]
+    optional: Sequence[NodeReference] | None = None
