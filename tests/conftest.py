@@ -31,6 +31,9 @@ TABLES = (
     "horsies_schedule_state",
     "horsies_workers",
     "horsies_queues",
+    "horsies_workflows",
+    "horsies_workflow_tasks",
+    "horsies_workflow_signals",
 )
 
 

@@ -66,7 +66,7 @@ def expected_types(hint: Any, names: dict[type, set[str]]) -> set[str]:
     if get_origin(hint) is Sequence:
         return {f"{name}[]" for name in expected_types(get_args(hint)[0], names)}
     (python_type,) = (part for part in get_args(hint) or (hint,) if part is not NoneType)
-    return names[python_type]
+    return expected_types(python_type, names) if get_args(python_type) else names[python_type]
 
 
 @pytest.fixture

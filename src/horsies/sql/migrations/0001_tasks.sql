@@ -46,7 +46,11 @@ CREATE TABLE horsies_tasks (
     idempotency_sha       varchar(64),
     retried_from_task_id  uuid,
     workflow_id           uuid,
-    workflow_node_index   integer
+    workflow_node_index   integer,
+    -- Which element of a map node's list.
+    workflow_item_index   integer,
+    -- Which results of other nodes this one takes, by reference: {"args": {name: index}, "context": {node: index}}.
+    workflow_inputs       text
 ) WITH (
     fillfactor = 80,
     -- Every task leaves two dead versions behind; vacuum early and without pauses, or the claim index

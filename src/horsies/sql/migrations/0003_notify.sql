@@ -18,22 +18,29 @@ BEGIN
 END
 $$;
 
--- A terminal row never changes again, so a terminal row in "changed" has just become terminal. A PENDING one
--- was released or will be retried: its queue wakes up to look at the new due time.
+-- A terminal row never changes again, so a terminal row in "changed" has just become terminal; one that belongs to
+-- a workflow moves it on, here and therefore always. A PENDING one was released or will be retried: its queue wakes
+-- up to look at the new due time.
 CREATE FUNCTION horsies_notify_changed_tasks_v1() RETURNS trigger LANGUAGE plpgsql AS $$
 DECLARE
     finished text[];
     released text[];
+    nodes uuid[];
 BEGIN
     SELECT array_agg(id::text) FILTER (WHERE status IN ('COMPLETED', 'FAILED', 'CANCELLED', 'EXPIRED')),
-           array_agg(DISTINCT queue_name::text) FILTER (WHERE status = 'PENDING')
-    INTO finished, released FROM changed;
+           array_agg(DISTINCT queue_name::text) FILTER (WHERE status = 'PENDING'),
+           array_agg(id) FILTER (WHERE workflow_id IS NOT NULL
+               AND status IN ('COMPLETED', 'FAILED', 'CANCELLED', 'EXPIRED'))
+    INTO finished, released, nodes FROM changed;
     FOR position IN 1 .. coalesce(array_length(finished, 1), 0) BY 200 LOOP
         PERFORM pg_notify('task_done', array_to_string(finished[position : position + 199], ','));
     END LOOP;
     FOR position IN 1 .. coalesce(array_length(released, 1), 0) LOOP
         PERFORM pg_notify('task_queue_' || released[position], '');
     END LOOP;
+    IF nodes IS NOT NULL THEN
+        PERFORM horsies_advance_v1(nodes);
+    END IF;
     RETURN NULL;
 END
 $$;

@@ -1,0 +1,246 @@
+"""Catalogue of the statements on workflows: start, steer, read, audit.
+
+Parameters and rows for ``sql/workflows.sql``. How a run moves on is in the database's own functions
+(migrations 0008 and 0009): the end of a task moves its run in the same transaction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from horsies.db.query import StatementFile
+
+WORKFLOWS = StatementFile("workflows.sql")
+
+
+@dataclass(frozen=True, slots=True)
+class StartRuns:
+    """The plans of the runs to start: a JSON array."""
+
+    runs: str
+
+
+@dataclass(frozen=True, slots=True)
+class StartedRun:
+    """A run that was created, or the one that stands in its way."""
+
+    id: str
+    created: bool
+    name: str
+    fingerprint: str
+
+
+@dataclass(frozen=True, slots=True)
+class WorkflowIds:
+    """The runs whose tasks are about to end."""
+
+    workflow_ids: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class RunId:
+    """A run by its id."""
+
+    id: str
+
+
+@dataclass(frozen=True, slots=True)
+class RunIds:
+    """Runs by their ids."""
+
+    ids: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Steered:
+    """What a steering function answered: the status it met or a word of its own, None for no run."""
+
+    answer: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class CancelRun:
+    """Which run to cancel, why (JSON of a TaskError), and whether to stop what runs."""
+
+    id: str
+    reason: str
+    interrupt: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RetryRun:
+    """Which run to try again; None for all of its failed nodes."""
+
+    id: str
+    node_ids: Sequence[str] | None
+
+
+@dataclass(frozen=True, slots=True)
+class SignalRun:
+    """A signal for a run; ``value`` is JSON text."""
+
+    id: str
+    name: str
+    value: str
+
+
+@dataclass(frozen=True, slots=True)
+class RunOutcome:
+    """What a waiter needs to know of a run."""
+
+    id: str
+    name: str
+    definition_key: str
+    status: str
+    error: str | None
+    result: str | None
+    output_node_id: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class ReadNodes:
+    """Which run's nodes, and whether with their results."""
+
+    id: str
+    include_results: bool
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRow:
+    """One node as a handle shows it."""
+
+    task_index: int
+    node_id: str
+    kind: str
+    task_name: str
+    dependencies: Sequence[int]
+    status: str
+    task_id: str | None
+    retry_count: int | None
+    items_total: int | None
+    items_open: int | None
+    items_bad: int | None
+    sub_workflow_id: str | None
+    sub_workflow_name: str | None
+    sub_workflow_summary: str | None
+    sub_workflow_status: str | None
+    enqueued_at: datetime | None
+    started_at: datetime | None
+    completed_at: datetime | None
+    result: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class ReadNode:
+    """One node of one run."""
+
+    id: str
+    node_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class NodeOutcome:
+    """A node's result with what is needed to read it; no status when there is no such node."""
+
+    run_status: str
+    definition_key: str
+    status: str | None
+    task_name: str | None
+    kind: str | None
+    result: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class ReadInputs:
+    """Which nodes' results are taken, as columns."""
+
+    workflow_ids: Sequence[str]
+    indexes: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class InputRow:
+    """The result of a node that has ended, for those who take it."""
+
+    workflow_id: str
+    task_index: int
+    node_id: str
+    status: str
+    sub_workflow_summary: str | None
+    result: str
+
+
+@dataclass(frozen=True, slots=True)
+class RunLimit:
+    """How many rows at most."""
+
+    limit: int
+
+
+@dataclass(frozen=True, slots=True)
+class BrokenRun:
+    """One thing that is wrong with an open run."""
+
+    id: str
+    problem: str
+
+
+@dataclass(frozen=True, slots=True)
+class Mended:
+    """That the mending function came to its end."""
+
+    mended: bool
+
+
+@dataclass(frozen=True, slots=True)
+class FindPausedRuns:
+    """How long a run may be paused, and how many to find."""
+
+    max_paused_seconds: float
+    limit: int
+
+
+@dataclass(frozen=True, slots=True)
+class ExpireRun:
+    """Which run, how long it may be paused, and the JSON of the error."""
+
+    id: str
+    max_paused_seconds: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ExpiredRun:
+    """Whether the run was still paused and too old."""
+
+    expired: bool
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteOldRuns:
+    """Older than how many hours, and how many trees at most."""
+
+    hours: float
+    limit: int
+
+
+start_runs = WORKFLOWS.declare("start_runs", StartRuns, StartedRun)
+lock_runs = WORKFLOWS.declare("lock_runs", WorkflowIds, RunId)
+pause_run = WORKFLOWS.declare("pause_run", RunId, Steered)
+resume_run = WORKFLOWS.declare("resume_run", RunId, Steered)
+cancel_run = WORKFLOWS.declare("cancel_run", CancelRun, Steered)
+retry_run = WORKFLOWS.declare("retry_run", RetryRun, Steered)
+signal_run = WORKFLOWS.declare("signal_run", SignalRun, Steered)
+read_runs = WORKFLOWS.declare("read_runs", RunIds, RunOutcome)
+read_nodes = WORKFLOWS.declare("read_nodes", ReadNodes, NodeRow)
+read_node = WORKFLOWS.declare("read_node", ReadNode, NodeOutcome)
+read_inputs = WORKFLOWS.declare("read_inputs", ReadInputs, InputRow)
+find_broken_runs = WORKFLOWS.declare("find_broken_runs", RunLimit, BrokenRun)
+mend_run = WORKFLOWS.declare("mend_run", RunId, Mended)
+find_paused_runs = WORKFLOWS.declare("find_paused_runs", FindPausedRuns, RunId)
+expire_run = WORKFLOWS.declare("expire_run", ExpireRun, ExpiredRun)
+delete_old_workflows = WORKFLOWS.declare("delete_old_workflows", DeleteOldRuns, RunId)
+
+WORKFLOWS.complete()

@@ -1,0 +1,149 @@
+-- Workflows: runs, their nodes, and the signals nobody has waited for yet.
+--
+-- A node that may run is an ordinary task row. The row of a node says what to insert then, counts what it still
+-- waits for, and afterwards points at the task that holds its result: no result is ever copied into its consumers.
+
+CREATE TABLE horsies_workflows (
+    id                  uuid          PRIMARY KEY,
+    name                varchar(255)  NOT NULL,
+    status              varchar(16)   NOT NULL DEFAULT 'RUNNING'
+        CHECK (status IN ('PENDING', 'RUNNING', 'PAUSED', 'COMPLETED', 'FAILED', 'CANCELLED', 'EXPIRED')),
+    on_error            varchar(8)    NOT NULL CHECK (on_error IN ('fail', 'pause')),
+    output_task_index   integer,
+    success_policy      jsonb,
+    -- The JSON of a TaskError: why it failed, was paused, cancelled or expired.
+    error               text,
+    definition_key      varchar(255)  NOT NULL,
+    -- Digest of what was submitted: a second start with the same id must be the same run.
+    fingerprint         varchar(64)   NOT NULL,
+    -- The caller's name for it, unique among runs that have not ended.
+    workflow_key        text,
+    parent_workflow_id  uuid          REFERENCES horsies_workflows (id) ON DELETE CASCADE,
+    parent_task_index   integer,
+    depth               integer       NOT NULL DEFAULT 0,
+    root_workflow_id    uuid          NOT NULL,
+    total_nodes         integer       NOT NULL,
+    open_nodes          integer       NOT NULL,
+    failed_nodes        integer       NOT NULL DEFAULT 0,
+    -- Which case of the success policy was met.
+    matched_case        integer,
+    sent_at             timestamptz,
+    created_at          timestamptz   NOT NULL DEFAULT clock_timestamp(),
+    started_at          timestamptz   NOT NULL DEFAULT clock_timestamp(),
+    paused_at           timestamptz,
+    completed_at        timestamptz,
+    updated_at          timestamptz   NOT NULL DEFAULT clock_timestamp()
+) WITH (fillfactor = 70);
+
+CREATE UNIQUE INDEX horsies_workflows_key ON horsies_workflows (workflow_key)
+    WHERE workflow_key IS NOT NULL AND status IN ('PENDING', 'RUNNING', 'PAUSED');
+CREATE INDEX horsies_workflows_open ON horsies_workflows (status, created_at)
+    WHERE status IN ('PENDING', 'RUNNING', 'PAUSED');
+CREATE INDEX horsies_workflows_parent ON horsies_workflows (parent_workflow_id)
+    WHERE parent_workflow_id IS NOT NULL;
+CREATE INDEX horsies_workflows_root ON horsies_workflows (root_workflow_id)
+    WHERE parent_workflow_id IS NOT NULL;
+CREATE INDEX horsies_workflows_ended ON horsies_workflows (completed_at)
+    WHERE completed_at IS NOT NULL;
+
+-- No index mentions a column that progress changes, so progress is HOT updates alone.
+CREATE TABLE horsies_workflow_tasks (
+    workflow_id           uuid          NOT NULL REFERENCES horsies_workflows (id) ON DELETE CASCADE,
+    task_index            integer       NOT NULL,
+    node_id               varchar(128)  NOT NULL,
+    kind                  varchar(8)    NOT NULL CHECK (kind IN ('task', 'workflow', 'map', 'sleep', 'signal')),
+    -- RUNNING is stored for nodes that are more than one task (sub-workflows, maps) only; for all others the task
+    -- row knows whether it runs.
+    status                varchar(16)   NOT NULL
+        CHECK (status IN ('PENDING', 'READY', 'ENQUEUED', 'RUNNING', 'COMPLETED', 'FAILED', 'SKIPPED')),
+    -- Whether the end of this node has been counted by its dependents and its run.
+    propagated            boolean       NOT NULL DEFAULT false,
+    task_id               uuid,
+    -- Where the result is: in this task's row, or, when it belongs to no single task, here.
+    result_task_id        uuid,
+    result                text,
+    -- The shape of the graph around it.
+    dependencies          integer[]     NOT NULL,
+    dependents            integer[]     NOT NULL,
+    context_dependents    integer[]     NOT NULL,
+    join_type             varchar(8)    NOT NULL CHECK (join_type IN ('all', 'any', 'quorum')),
+    min_success           integer,
+    allow_failed_deps     boolean       NOT NULL,
+    pauses                boolean       NOT NULL,
+    -- What it waits for, counted down.
+    deps_open             integer       NOT NULL,
+    deps_ok               integer       NOT NULL DEFAULT 0,
+    deps_bad              integer       NOT NULL DEFAULT 0,
+    context_open          integer       NOT NULL DEFAULT 0,
+    -- The task row to insert.
+    task_name             varchar(255)  NOT NULL,
+    task_kwargs           text          NOT NULL,
+    queue_name            varchar(100)  NOT NULL,
+    priority              integer       NOT NULL,
+    task_options          text          NOT NULL,
+    max_retries           integer       NOT NULL,
+    timeout_ms            integer,
+    good_until            timestamptz,
+    expires_in_ms         bigint,
+    inputs                text,
+    -- Sleep, signal, map, sub-workflow.
+    delay_ms              bigint,
+    not_before            timestamptz,
+    signal_name           varchar(255),
+    signal_timeout_ms     bigint,
+    map_over              integer,
+    map_parameter         varchar(255),
+    max_parallel          integer,
+    allow_failed_items    boolean       NOT NULL DEFAULT false,
+    items_total           integer,
+    items_open            integer,
+    items_bad             integer,
+    sub_definition_key    varchar(255),
+    sub_workflow_name     varchar(255),
+    sub_workflow_id       uuid,
+    sub_workflow_summary  text,
+    created_at            timestamptz   NOT NULL DEFAULT clock_timestamp(),
+    enqueued_at           timestamptz,
+    started_at            timestamptz,
+    completed_at          timestamptz,
+    PRIMARY KEY (workflow_id, task_index),
+    UNIQUE (workflow_id, node_id)
+) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_cost_delay = 0);
+
+-- Signals that arrived before anybody waited for them.
+CREATE TABLE horsies_workflow_signals (
+    id           bigint        GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    workflow_id  uuid          NOT NULL REFERENCES horsies_workflows (id) ON DELETE CASCADE,
+    name         varchar(255)  NOT NULL,
+    value        text          NOT NULL,
+    created_at   timestamptz   NOT NULL DEFAULT clock_timestamp()
+);
+
+CREATE INDEX horsies_workflow_signals_waiting ON horsies_workflow_signals (workflow_id, name, id);
+
+-- Waiters hear of every end and pause, monitors of every change of status. Progress without a change of status
+-- notifies nobody.
+CREATE FUNCTION horsies_notify_workflow_v1() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM pg_notify('horsies_workflow_status', NEW.id::text || ' ' || NEW.status);
+    IF NEW.status IN ('COMPLETED', 'FAILED', 'CANCELLED', 'PAUSED', 'EXPIRED') THEN
+        PERFORM pg_notify('workflow_done', NEW.id::text);
+    END IF;
+    RETURN NULL;
+END
+$$;
+
+CREATE FUNCTION horsies_notify_workflows_started_v1() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM pg_notify('horsies_workflow_status', CASE WHEN count(*) = 1 THEN min(id::text) || ' RUNNING' ELSE '' END)
+    FROM started HAVING count(*) > 0;
+    RETURN NULL;
+END
+$$;
+
+CREATE TRIGGER horsies_workflow_changed AFTER UPDATE OF status ON horsies_workflows
+    FOR EACH ROW WHEN (OLD.status IS DISTINCT FROM NEW.status) EXECUTE FUNCTION horsies_notify_workflow_v1();
+
+CREATE TRIGGER horsies_workflow_started AFTER INSERT ON horsies_workflows
+    REFERENCING NEW TABLE AS started
+    FOR EACH STATEMENT EXECUTE FUNCTION horsies_notify_workflows_started_v1();
