@@ -4,10 +4,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: test check format docs bench demo clean
+.PHONY: test test-pgbouncer check format docs bench demo clean
 
 test: $(READY) ## run the tests on an embedded PostgreSQL
 	$(BIN)/pytest -n 2
+
+test-pgbouncer: $(READY) ## the worker's tests once more, producers and workers behind a real PgBouncer
+	HORSIES_TEST_POOLER=1 $(BIN)/pytest -n 2 tests/e2e
 
 check: $(READY) ## formatting, lint, types, layers, then the tests
 	$(BIN)/ruff format --check .

@@ -26,14 +26,14 @@ from horsies import (
     TaskResult,
     WorkerResilienceConfig,
 )
-from tests.e2e.fleet import DATABASE_VARIABLE, JOURNAL_VARIABLE
+from tests.e2e.fleet import JOURNAL_VARIABLE, broker_settings
 
 CLUSTER_CAP = 5
 QUEUE_CAPS = {"wide": 3, "narrow": 1, "open": None}
 
 app = Horsies(
     AppConfig(
-        broker=PostgresConfig(database_url=os.environ[DATABASE_VARIABLE]),
+        broker=PostgresConfig(**broker_settings()),
         queue_mode=QueueMode.CUSTOM,
         custom_queues=[
             CustomQueueConfig(name=name, priority=number, max_concurrency=cap)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import json
 import os
 from collections.abc import Generator, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -14,15 +16,45 @@ import pytest
 
 from horsies.db.migrate import apply_migrations
 from tests.db.private_server import PrivateServer
-from tests.e2e.fleet import DATABASE_VARIABLE, Fleet, Journal
+from tests.e2e.fleet import CONFIG_VARIABLE, DATABASE_VARIABLE, Fleet, Journal, Route
+from tests.e2e.pooling import pooled
 
 FLEETS = pytest.StashKey[list[Fleet]]()
+THROUGH_PGBOUNCER = os.environ.get("HORSIES_TEST_POOLER") == "1"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave out what a pooler makes meaningless, and say why."""
+    for item in items:
+        marker = item.get_closest_marker("direct")
+        if THROUGH_PGBOUNCER and marker is not None:
+            item.add_marker(pytest.mark.skip(reason=f"not through PgBouncer: {marker.args[0]}"))
+
+
+def routed(database_url: str) -> AbstractContextManager[Route]:
+    """The way this run's producers and workers take: straight, or through a transaction pooler."""
+    return pooled_route(database_url) if THROUGH_PGBOUNCER else nullcontext(Route(database_url))
+
+
+@contextmanager
+def pooled_route(database_url: str) -> Iterator[Route]:
+    """Through a PgBouncer of our own; notifications come straight from the server."""
+    with pooled(database_url) as (pooled_url, broker):
+        yield Route(pooled_url, broker)
 
 
 @pytest.fixture(scope="session")
-def programs(process_url: str) -> Iterator[ModuleType]:
+def route(process_url: str) -> Iterator[Route]:
+    """The way to this process's database."""
+    with routed(process_url) as route:
+        yield route
+
+
+@pytest.fixture(scope="session")
+def programs(route: Route) -> Iterator[ModuleType]:
     """The application of the workers, for sending: imported once the database is known."""
-    os.environ[DATABASE_VARIABLE] = process_url
+    os.environ[DATABASE_VARIABLE] = route.url
+    os.environ[CONFIG_VARIABLE] = json.dumps({"broker": route.broker})
     module = importlib.import_module("tests.e2e.programs")
     yield module
     module.app.close()
@@ -31,13 +63,14 @@ def programs(process_url: str) -> Iterator[ModuleType]:
 @pytest.fixture
 def fleet(
     process_url: str,
+    route: Route,
     connection: psycopg.Connection[Any],
     programs: ModuleType,
     tmp_path: Path,
     request: pytest.FixtureRequest,
 ) -> Iterator[Fleet]:
     """Workers on this process's database, whose tables are empty."""
-    fleet = Fleet(process_url, tmp_path)
+    fleet = Fleet(process_url, tmp_path, route=route)
     request.node.stash.setdefault(FLEETS, []).append(fleet)
     yield fleet
     fleet.destroy()
@@ -60,10 +93,11 @@ def own_fleet(
     own_server: PrivateServer, tmp_path: Path, request: pytest.FixtureRequest
 ) -> Iterator[Fleet]:
     """Workers on the server of their own."""
-    fleet = Fleet(own_server.url, tmp_path)
-    request.node.stash.setdefault(FLEETS, []).append(fleet)
-    yield fleet
-    fleet.destroy()
+    with routed(own_server.url) as route:
+        fleet = Fleet(own_server.url, tmp_path, route=route)
+        request.node.stash.setdefault(FLEETS, []).append(fleet)
+        yield fleet
+        fleet.destroy()
 
 
 @pytest.fixture

@@ -39,6 +39,12 @@ QUICK_RECOVERY = {
 }
 
 
+def broker_settings() -> dict[str, Any]:
+    """Where the application of a test process finds its database, from the environment."""
+    config = json.loads(os.environ.get(CONFIG_VARIABLE) or "{}")
+    return {"database_url": os.environ[DATABASE_VARIABLE], **config.get("broker", {})}
+
+
 def eventually(
     probe: Callable[[], T], seconds: float, what: Callable[[], object] | str = "it"
 ) -> T:
@@ -174,13 +180,25 @@ def _kill_ours(pid: int) -> None:
             process.kill()
 
 
+@dataclass(frozen=True, slots=True)
+class Route:
+    """A way to the database, and the broker settings that go with it."""
+
+    url: str
+    broker: Mapping[str, Any] = field(default_factory=dict)
+
+
 @dataclass(slots=True)
 class Fleet:
-    """Starts workers on one database and one journal, and remembers them."""
+    """Starts workers on one database and one journal, and remembers them.
+
+    `database_url` leads straight to the database; workers take `route` where there is another.
+    """
 
     database_url: str
     directory: Path
     workers: list[RunningWorker] = field(default_factory=list)
+    route: Route | None = None
 
     @property
     def journal(self) -> Journal:
@@ -229,10 +247,13 @@ class Fleet:
     def _environment(
         self, database_url: str | None, config: Mapping[str, Any] | None
     ) -> dict[str, str]:
+        route = Route(database_url) if database_url else self.route or Route(self.database_url)
+        config = dict(config or {})
+        config["broker"] = {**route.broker, **config.get("broker", {})}
         return dict(os.environ) | {
-            DATABASE_VARIABLE: database_url or self.database_url,
+            DATABASE_VARIABLE: route.url,
             JOURNAL_VARIABLE: str(self.directory / "journal"),
-            CONFIG_VARIABLE: json.dumps(config or {}),
+            CONFIG_VARIABLE: json.dumps(config),
         }
 
     def logs(self) -> Iterable[tuple[str, str]]:

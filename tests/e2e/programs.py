@@ -21,22 +21,20 @@ from pydantic import BaseModel
 from horsies import (
     AppConfig,
     Horsies,
-    PostgresConfig,
     RetryPolicy,
     TaskError,
     TaskResult,
 )
 from horsies.logs import get_current_task
 from horsies.stop import TaskStopped
-from tests.e2e.fleet import CONFIG_VARIABLE, DATABASE_VARIABLE, JOURNAL_VARIABLE
+from tests.e2e.fleet import CONFIG_VARIABLE, JOURNAL_VARIABLE, broker_settings
 
 logger = logging.getLogger("programs")
 
 
 def read_config() -> AppConfig:
-    changes = json.loads(os.environ.get(CONFIG_VARIABLE) or "{}")
-    broker = {"database_url": os.environ[DATABASE_VARIABLE], **changes.pop("broker", {})}
-    return AppConfig(broker=PostgresConfig(**broker), **changes)
+    changes = json.loads(os.environ.get(CONFIG_VARIABLE) or "{}") | {"broker": broker_settings()}
+    return AppConfig(**changes)
 
 
 app = Horsies(read_config())

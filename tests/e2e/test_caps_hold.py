@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import os
 import signal
 import time
 from collections import defaultdict
@@ -15,7 +14,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from tests.e2e.fleet import DATABASE_VARIABLE, Fleet, RunningWorker, eventually
+from tests.e2e.fleet import Fleet, RunningWorker, eventually
 from tests.e2e.tables import assert_each_ended_once, attempts, count, wait_until_empty, witnessed
 
 Database = psycopg.Connection[Any]
@@ -31,9 +30,8 @@ WHERE task.status = 'RUNNING' AND worker.pid = ANY(%s)
 
 
 @pytest.fixture
-def capped(process_url: str) -> Iterator[ModuleType]:
-    """The capped application, for sending."""
-    os.environ[DATABASE_VARIABLE] = process_url
+def capped(programs: ModuleType) -> Iterator[ModuleType]:
+    """The capped application, for sending on the same way as the others."""
     module = importlib.import_module("tests.e2e.capped")
     yield module
     module.app.close()
