@@ -15,11 +15,33 @@ from horsies.worker.wire import (
     ChildReport,
     FrameBuffer,
     FrameKind,
+    NodeInput,
+    NodePart,
     WireError,
 )
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=50)
 numbers = st.integers(-(2**63), 2**63 - 1)
+parts = st.builds(
+    NodePart,
+    workflow_id=texts,
+    task_index=st.integers(0, 2**31 - 1),
+    inputs_json=st.none() | texts,
+    sources=st.lists(
+        st.builds(
+            NodeInput,
+            task_index=st.integers(0, 2**31 - 1),
+            kind=texts,
+            task_name=texts,
+            result=texts,
+            sub_definition_key=st.none() | texts,
+            sub_workflow_summary=st.none() | texts,
+        ),
+        max_size=3,
+    ).map(tuple),
+    root_workflow_id=st.none() | texts,
+    depth=st.integers(0, 32),
+)
 assignments = st.builds(
     Assignment,
     task_id=texts,
@@ -29,6 +51,7 @@ assignments = st.builds(
     args_json=texts,
     kwargs_json=texts,
     timeout_ms=st.none() | st.integers(0, 2**62),
+    node=st.none() | parts,
 )
 reports = st.builds(
     ChildReport,
@@ -45,6 +68,16 @@ reports = st.builds(
 @settings(max_examples=100)
 def test_an_assignment_arrives_as_it_was_sent(assignment: Assignment) -> None:
     assert wire.decode_assignment(wire.encode_assignment(assignment)) == assignment
+
+
+def test_a_part_in_a_workflow_with_wrong_lengths_is_refused() -> None:
+    source = NodeInput(0, "task", "load", '{"ok":1}')
+    node = NodePart("run", 1, '{"args":{"a":0},"context":{}}', (source,))
+    frame = wire.encode_assignment(Assignment("task", 1, "add", 1, "[]", "{}", None, node))
+    with pytest.raises(WireError, match="do not add up"):
+        wire.decode_assignment(frame[:-1])
+    with pytest.raises(WireError, match="cannot be read"):
+        wire.decode_assignment(frame.replace(b'[["run"', b'[[{run"'))
 
 
 @given(reports, st.integers(0, 2**62))

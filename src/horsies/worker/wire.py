@@ -38,8 +38,36 @@ class WireError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
+class NodeInput:
+    """What another node left behind, as stored: its result, and what is needed to read it."""
+
+    task_index: int
+    kind: str
+    task_name: str
+    result: str
+    sub_definition_key: str | None = None
+    sub_workflow_summary: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NodePart:
+    """The part an assignment plays in a workflow: which node of which run, and what it takes.
+
+    `inputs_json` says which parameters and which members of the context come from which node. The
+    root of the run and its depth matter to an expansion only.
+    """
+
+    workflow_id: str
+    task_index: int
+    inputs_json: str | None = None
+    sources: tuple[NodeInput, ...] = ()
+    root_workflow_id: str | None = None
+    depth: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Assignment:
-    """One attempt of one task, handed to one child."""
+    """One attempt of one task, handed to one child; `node` when it belongs to a workflow."""
 
     task_id: str
     generation: int
@@ -48,6 +76,7 @@ class Assignment:
     args_json: str
     kwargs_json: str
     timeout_ms: int | None
+    node: NodePart | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +111,7 @@ class ChildBoot:
 
 
 _HEADER = Struct("!IB")
-_ASSIGN = Struct("!IBqiqIIII")
+_ASSIGN = Struct("!IBqiqIIIII")
 _REPORT = Struct("!IBqBqIIII")
 _NUMBERS = Struct("!IBqq")
 _NO_TEXT = 0xFFFFFFFF
@@ -96,8 +125,9 @@ def encode_assignment(assignment: Assignment) -> bytes:
     """The frame that hands `assignment` to a child."""
     task_id, name = assignment.task_id, assignment.task_name
     args, kwargs = assignment.args_json, assignment.kwargs_json
-    timeout_ms = assignment.timeout_ms
-    body = f"{task_id}{name}{args}{kwargs}".encode()
+    timeout_ms, node = assignment.timeout_ms, assignment.node
+    head, texts = ("", "") if node is None else _node_texts(node)
+    body = f"{task_id}{name}{args}{kwargs}{head}{texts}".encode()
     header = _ASSIGN.pack(
         _ASSIGN.size - 4 + len(body),
         _KIND_ASSIGN,
@@ -108,6 +138,7 @@ def encode_assignment(assignment: Assignment) -> bytes:
         len(name),
         len(args),
         len(kwargs),
+        len(head),
     )
     return header + body
 
@@ -115,7 +146,7 @@ def encode_assignment(assignment: Assignment) -> bytes:
 def decode_assignment(frame: bytes) -> Assignment:
     """The assignment in `frame`."""
     try:
-        _, _, generation, attempt, timeout_ms, id_end, name_end, args_end, kwargs_end = (
+        _, _, generation, attempt, timeout_ms, id_end, name_end, args_end, kwargs_end, head_end = (
             _ASSIGN.unpack_from(frame)
         )
         texts = frame[_ASSIGN.size :].decode()
@@ -124,7 +155,7 @@ def decode_assignment(frame: bytes) -> Assignment:
     name_end += id_end
     args_end += name_end
     kwargs_end += args_end
-    if kwargs_end != len(texts):
+    if kwargs_end + head_end > len(texts) or (not head_end and kwargs_end != len(texts)):
         raise WireError("malformed assignment: its texts do not add up to its length")
     return Assignment(
         texts[:id_end],
@@ -132,9 +163,48 @@ def decode_assignment(frame: bytes) -> Assignment:
         texts[id_end:name_end],
         attempt,
         texts[name_end:args_end],
-        texts[args_end:],
+        texts[args_end:kwargs_end],
         None if timeout_ms == _NO_TIMEOUT else timeout_ms,
+        _node_part(texts, kwargs_end, head_end) if head_end else None,
     )
+
+
+def _node_texts(node: NodePart) -> tuple[str, str]:
+    """The head that describes the part in a workflow, and behind it the results, as they are.
+
+    Results may be large and are no business of the parent's: it neither reads nor rewrites them.
+    """
+    sources = [
+        (
+            source.task_index,
+            source.kind,
+            source.task_name,
+            source.sub_definition_key,
+            source.sub_workflow_summary,
+            len(source.result),
+        )
+        for source in node.sources
+    ]
+    place = (node.workflow_id, node.task_index, node.root_workflow_id, node.depth)
+    return json.dumps((place, node.inputs_json, sources)), "".join(
+        source.result for source in node.sources
+    )
+
+
+def _node_part(texts: str, start: int, head_size: int) -> NodePart:
+    end = start + head_size
+    try:
+        place, inputs_json, described = json.loads(texts[start:end])
+        workflow_id, task_index, root_workflow_id, depth = place
+        sources = []
+        for index, kind, task_name, key, summary, size in described:
+            begin, end = end, end + size
+            sources.append(NodeInput(index, kind, task_name, texts[begin:end], key, summary))
+    except (ValueError, TypeError, RecursionError) as error:
+        raise WireError("malformed assignment: its part in a workflow cannot be read") from error
+    if end != len(texts):
+        raise WireError("malformed assignment: its texts do not add up to its length")
+    return NodePart(workflow_id, task_index, inputs_json, tuple(sources), root_workflow_id, depth)
 
 
 def encode_report(report: ChildReport, rss_bytes: int = 0) -> bytes:
