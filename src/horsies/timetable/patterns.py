@@ -1,0 +1,287 @@
+"""The patterns a schedule may follow, from "every 30 seconds" to typed cron.
+
+Frozen pydantic models, checked when they are built: what contradicts itself or can never happen is
+HRS-205, all mistakes of one pattern together. `times.py` turns them into instants.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from datetime import time, timedelta
+from typing import Annotated, Literal, Self, TypeAlias
+
+from pydantic import BaseModel, Field, model_validator
+
+from horsies.errors import ErrorCode
+from horsies.postgres_config import FROZEN_MODEL, raise_problems
+from horsies.timetable.expression import Choice, ExpressionProblem, read_expression
+from horsies.timetable.terms import (
+    HOURS,
+    MINUTES,
+    MONTH_DAYS,
+    MONTHS,
+    WEEKDAYS,
+    CronEvery,
+    MonthTerm,
+    NumericTerm,
+    Weekday,
+    WeekdayTerm,
+    term_problems,
+    values_of,
+)
+
+LAST_DAY = -1
+
+# February counts its leap day: a schedule for the 29th is rare, not impossible.
+_LONGEST_MONTHS = (31, 29, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
+
+
+def refuse(where: str, problems: Iterable[str]) -> None:
+    """Raise HRS-205 with all problems of one object; nothing when there are none."""
+    code = ErrorCode.CONFIG_INVALID_SCHEDULE
+    raise_problems(where, ((code, f"{where}: {problem}") for problem in problems))
+
+
+class IntervalSchedule(BaseModel):
+    """Fires whenever the sum of its fields has passed since the previous slot; ignores time zones.
+
+    Example:
+        IntervalSchedule(minutes=1, seconds=30)
+    """
+
+    model_config = FROZEN_MODEL
+    type: Literal["interval"] = "interval"
+    seconds: int | None = Field(default=None, ge=1, le=86_400)
+    minutes: int | None = Field(default=None, ge=1, le=1_440)
+    hours: int | None = Field(default=None, ge=1, le=168)
+    days: int | None = Field(default=None, ge=1, le=365)
+
+    @property
+    def total(self) -> timedelta:
+        """The time between two slots."""
+        return timedelta(
+            days=self.days or 0,
+            hours=self.hours or 0,
+            minutes=self.minutes or 0,
+            seconds=self.seconds or 0,
+        )
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if not self.total:
+            refuse("IntervalSchedule", ["give at least one of seconds, minutes, hours and days"])
+        return self
+
+
+class HourlySchedule(BaseModel):
+    """Fires once in every hour: `HourlySchedule(minute=15)`."""
+
+    model_config = FROZEN_MODEL
+    type: Literal["hourly"] = "hourly"
+    minute: int = Field(ge=0, le=59)
+    second: int = Field(default=0, ge=0, le=59)
+
+
+class DailySchedule(BaseModel):
+    """Fires every day at a wall-clock time: `DailySchedule(time=time(3, 30))`."""
+
+    model_config = FROZEN_MODEL
+    type: Literal["daily"] = "daily"
+    time: time
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        refuse("DailySchedule", _time_problems(self.time))
+        return self
+
+
+class WeeklySchedule(BaseModel):
+    """Fires on some days of the week: `WeeklySchedule(days=[Weekday.MONDAY], time=time(17))`."""
+
+    model_config = FROZEN_MODEL
+    type: Literal["weekly"] = "weekly"
+    days: list[Weekday]
+    time: time
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        refuse("WeeklySchedule", [*self._day_problems(), *_time_problems(self.time)])
+        return self
+
+    def _day_problems(self) -> Iterator[str]:
+        if not self.days:
+            yield "days needs at least one weekday"
+        for day in Weekday:
+            if self.days.count(day) > 1:
+                yield f"days names {day.value} more than once"
+
+
+class MonthlySchedule(BaseModel):
+    """Fires on one day of the month; months without that day are skipped, -1 is always the last.
+
+    Example:
+        MonthlySchedule(day=-1, time=time(23, 0))
+    """
+
+    model_config = FROZEN_MODEL
+    type: Literal["monthly"] = "monthly"
+    day: int
+    time: time
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        refuse("MonthlySchedule", [*self._day_problems(), *_time_problems(self.time)])
+        return self
+
+    def _day_problems(self) -> Iterator[str]:
+        if self.day != LAST_DAY and not 1 <= self.day <= 31:
+            yield f"day {self.day} is neither between 1 and 31 nor -1, the last day of the month"
+
+
+def _time_problems(moment: time) -> Iterator[str]:
+    if moment.tzinfo is not None:
+        yield "time carries a time zone; name the zone in the schedule's timezone instead"
+    if moment.microsecond:
+        yield "time has microseconds; slots are on whole seconds"
+
+
+class EveryDay(BaseModel):
+    """All days."""
+
+    model_config = FROZEN_MODEL
+    kind: Literal["every_day"] = "every_day"
+
+
+class ByMonthDay(BaseModel):
+    """Days chosen by their number in the month."""
+
+    model_config = FROZEN_MODEL
+    kind: Literal["by_month_day"] = "by_month_day"
+    day_of_month: list[NumericTerm]
+
+
+class ByWeekday(BaseModel):
+    """Days chosen by their name."""
+
+    model_config = FROZEN_MODEL
+    kind: Literal["by_weekday"] = "by_weekday"
+    day_of_week: list[WeekdayTerm]
+
+
+class EitherDay(BaseModel):
+    """Days that match the month day or the weekday, as classic cron reads two restricted fields."""
+
+    model_config = FROZEN_MODEL
+    kind: Literal["either_day"] = "either_day"
+    day_of_month: list[NumericTerm]
+    day_of_week: list[WeekdayTerm]
+
+
+class BothDays(BaseModel):
+    """Days that match the month day and the weekday, such as every Friday the 13th."""
+
+    model_config = FROZEN_MODEL
+    kind: Literal["both_days"] = "both_days"
+    day_of_month: list[NumericTerm]
+    day_of_week: list[WeekdayTerm]
+
+
+DaySelector: TypeAlias = Annotated[
+    EveryDay | ByMonthDay | ByWeekday | EitherDay | BothDays, Field(discriminator="kind")
+]
+
+
+class CronSchedule(BaseModel):
+    """Fires at second 0 of every minute whose minute, hour, month and day all match.
+
+    Several terms in one field are united. A range does not wrap around.
+
+    Example:
+        CronSchedule(
+            minute=[CronValues(values=[0, 30])],
+            hour=[CronRange(start=9, end=17)],
+            day=ByWeekday(day_of_week=[CronEnumRange(start=Weekday.MONDAY, end=Weekday.FRIDAY)]),
+        )
+    """
+
+    model_config = FROZEN_MODEL
+    type: Literal["cron"] = "cron"
+    minute: list[NumericTerm]
+    hour: list[NumericTerm]
+    day: DaySelector = Field(default_factory=EveryDay)
+    month: list[MonthTerm] = Field(default=[CronEvery()])
+
+    @classmethod
+    def parse(cls, expression: str, *, days: Choice | None = None) -> CronSchedule:
+        """Read a classic expression of five fields: minute, hour, day of month, month, day of week.
+
+        When both day fields are restricted, ``days`` must say whether a day has to match ``"either"``
+        of them, as cron has it, or ``"both"``. Raises HRS-205 for what is no such expression.
+
+        Example:
+            CronSchedule.parse("15 */4 * * *")
+            CronSchedule.parse("0 9 13 * fri", days="both")
+        """
+        try:
+            fields = read_expression(expression)
+            day = _selector(fields.day_of_month, fields.day_of_week, days)
+        except ExpressionProblem as problem:
+            refuse(f"CronSchedule.parse({expression!r})", problem.problems)
+            raise
+        return cls(minute=fields.minute, hour=fields.hour, day=day, month=fields.month)
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        refuse("CronSchedule", self._problems())
+        return self
+
+    def _problems(self) -> Iterator[str]:
+        problems = [*term_problems(self.minute, MINUTES), *term_problems(self.hour, HOURS)]
+        problems += [*term_problems(self.month, MONTHS), *self._day_problems()]
+        yield from problems
+        # Fields that are wrong themselves would only repeat their mistake as "never".
+        if not problems and not self._can_happen():
+            yield "none of its months has such a day, so it would never fire"
+
+    def _day_problems(self) -> Iterator[str]:
+        if isinstance(self.day, ByMonthDay | EitherDay | BothDays):
+            yield from term_problems(self.day.day_of_month, MONTH_DAYS)
+        if isinstance(self.day, ByWeekday | EitherDay | BothDays):
+            yield from term_problems(self.day.day_of_week, WEEKDAYS)
+
+    def _can_happen(self) -> bool:
+        if not isinstance(self.day, ByMonthDay | BothDays):
+            return True
+        first_day = values_of(self.day.day_of_month, MONTH_DAYS)[0]
+        return any(
+            first_day <= _LONGEST_MONTHS[month - 1] for month in values_of(self.month, MONTHS)
+        )
+
+
+def _selector(
+    month_days: list[NumericTerm], weekdays: list[WeekdayTerm], days: Choice | None
+) -> EveryDay | ByMonthDay | ByWeekday | EitherDay | BothDays:
+    every = [CronEvery()]
+    if every not in (month_days, weekdays):
+        if days is None:
+            raise ExpressionProblem(
+                [
+                    'both day fields are restricted: add days="either", as cron has it, or days="both"'
+                ]
+            )
+        chosen = EitherDay if days == "either" else BothDays
+        return chosen(day_of_month=month_days, day_of_week=weekdays)
+    if month_days != every:
+        return ByMonthDay(day_of_month=month_days)
+    return EveryDay() if weekdays == every else ByWeekday(day_of_week=weekdays)
+
+
+SchedulePattern: TypeAlias = Annotated[
+    IntervalSchedule
+    | HourlySchedule
+    | DailySchedule
+    | WeeklySchedule
+    | MonthlySchedule
+    | CronSchedule,
+    Field(discriminator="type"),
+]

@@ -1,0 +1,149 @@
+"""What a user writes down about schedules: `TaskSchedule`, and `ScheduleConfig` around them.
+
+Part of the configuration; `horsies.config` holds a ScheduleConfig. A schedule that contradicts itself
+is refused here (HRS-205); whether its zone, task, queue and arguments exist is known only once the
+tasks are, and checked before a scheduler starts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime
+from typing import Any, Literal, Self, TypeAlias
+
+from pydantic import BaseModel, Field, model_validator
+
+from horsies.postgres_config import FROZEN_MODEL
+from horsies.timetable.patterns import SchedulePattern, refuse
+from horsies.timetable.times import GapRule
+
+NAME_LENGTH_MAX = 255
+
+Overlap: TypeAlias = Literal["allow", "skip", "queue"]
+
+
+class TaskSchedule(BaseModel):
+    """A task to be sent again and again.
+
+    Example:
+        TaskSchedule(
+            name="nightly-report",
+            task_name="make_report",
+            pattern=DailySchedule(time=time(3, 0)),
+            timezone="Europe/Berlin",
+        )
+    """
+
+    model_config = FROZEN_MODEL
+
+    name: str
+    """What the schedule is called, 1 to 255 characters, unique in the database. Required."""
+
+    task_name: str
+    """The registered task to send. Required."""
+
+    pattern: SchedulePattern
+    """When: an IntervalSchedule, HourlySchedule, DailySchedule, WeeklySchedule, MonthlySchedule or
+    CronSchedule. Required."""
+
+    args: tuple[Any, ...] = Field(default=(), repr=False)
+    """Positional arguments of the task; they are stored by name. Defaults to ()."""
+
+    kwargs: dict[str, Any] = Field(default_factory=dict, repr=False)
+    """Keyword arguments of the task. Defaults to {}."""
+
+    queue_name: str | None = None
+    """The queue to send to. None takes the task's own. Defaults to None."""
+
+    priority: int | None = Field(default=None, ge=1, le=100)
+    """The priority of the tasks, from 1 (first) to 100 (last). None takes the queue's. Defaults to
+    None."""
+
+    good_for_seconds: float | None = Field(default=None, gt=0)
+    """Seconds after its slot until which a task may still start, above 0; later it expires. None
+    sets no limit. Defaults to None."""
+
+    enabled: bool = True
+    """Whether schedulers serve it. Defaults to True."""
+
+    timezone: str = "UTC"
+    """The IANA name of the zone whose clock counts, such as Europe/Berlin. Intervals ignore it.
+    Defaults to UTC."""
+
+    on_dst_gap: GapRule = "skip"
+    """What becomes of a time that the clock leaps over: `skip` drops it, `shift` takes the first
+    instant after the gap. Defaults to skip."""
+
+    start_at: datetime | None = None
+    """The earliest slot; intervals count from it. Needs a time zone. Defaults to None."""
+
+    end_at: datetime | None = None
+    """No slot is later than this. Needs a time zone. Defaults to None."""
+
+    jitter_seconds: float = Field(default=0, ge=0, le=86_400)
+    """Let the task of each slot wait for up to this long, from 0 to 86,400, always the same for the
+    same slot. Spreads schedules that are due together. Defaults to 0."""
+
+    catch_up_missed: bool = False
+    """Send the tasks of all slots that passed while no scheduler ran, in order; otherwise only the
+    latest. Defaults to False."""
+
+    max_catch_up_runs: int = Field(default=100, ge=1, le=10_000)
+    """How many missed slots are made up for at once, from 1 to 10,000; the rest follows. Defaults to
+    100."""
+
+    misfire_grace_seconds: float | None = Field(default=None, gt=0)
+    """Drop slots that are older than this when a scheduler comes to them, above 0. None drops none
+    for its age. Defaults to None."""
+
+    overlap: Overlap = "allow"
+    """What to do while a task of this schedule is unfinished: `allow` sends the next anyway, `skip`
+    drops the slot, `queue` keeps it until the task has ended. Defaults to allow."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        refuse(f"TaskSchedule {self.name[:100]!r}", self._problems())
+        return self
+
+    def _problems(self) -> Iterator[str]:
+        if not self.name.strip() or len(self.name) > NAME_LENGTH_MAX or "\0" in self.name:
+            yield f"name must be a text of 1 to {NAME_LENGTH_MAX} characters"
+        if self.catch_up_missed and self.overlap == "skip":
+            yield 'catch_up_missed contradicts overlap="skip"; use overlap="queue"'
+        yield from self._bound_problems()
+
+    def _bound_problems(self) -> Iterator[str]:
+        bounds = {"start_at": self.start_at, "end_at": self.end_at}
+        naive = [name for name, at in bounds.items() if at and at.utcoffset() is None]
+        for name in naive:
+            yield f"{name} has no time zone; write datetime(..., tzinfo=UTC)"
+        if not naive and self.start_at and self.end_at and self.end_at < self.start_at:
+            yield "end_at is before start_at"
+
+
+class ScheduleConfig(BaseModel):
+    """The schedules of an application, and how its scheduler looks after them.
+
+    Example:
+        ScheduleConfig(schedules=[TaskSchedule(...)])
+    """
+
+    model_config = FROZEN_MODEL
+
+    enabled: bool = True
+    """Whether `horsies scheduler` may run. Defaults to True."""
+
+    schedules: list[TaskSchedule] = Field(default_factory=list)
+    """The schedules, with unique names. More can be added at run time with `app.schedules`. Defaults
+    to []."""
+
+    check_interval_seconds: int = Field(default=1, ge=1, le=60)
+    """The longest a scheduler sleeps, from 1 to 60; it wakes up in time for every slot. Defaults to
+    1."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        names = [schedule.name for schedule in self.schedules]
+        repeated = sorted({name for name in names if names.count(name) > 1})
+        refuse("ScheduleConfig", (f"the name {name!r} is used twice" for name in repeated))
+        return self
