@@ -37,7 +37,9 @@ from horsies.db.monitor import (
 )
 from horsies.db.query import Script, Statement, run_script, run_script_async
 from horsies.db.tasks import OutcomeRow
+from horsies.db.workflows import RunOutcome
 from horsies.result import Err, Ok, Result
+from horsies.states import WorkflowStatus
 from horsies.waiters import Waiters
 
 T = TypeVar("T")
@@ -151,6 +153,12 @@ class PostgresBroker:
     def watch(self, task_id: str, *, once: bool) -> Future[OutcomeRow | None]:
         """Return a future for the task's outcome; see ``Waiters.watch``."""
         return self.waiters.watch(task_id, once=once)
+
+    def watch_run(
+        self, workflow_id: str, until: frozenset[WorkflowStatus], *, once: bool
+    ) -> Future[RunOutcome | None]:
+        """Return a future for the run in one of these statuses; see ``Waiters.watch_run``."""
+        return self.waiters.watch_run(workflow_id, until, once=once)
 
     def get_stale_tasks(self, stale_threshold_minutes: float = 2) -> BrokerResult[list[StaleTask]]:
         """List RUNNING tasks of which nothing was heard for longer than the threshold."""

@@ -1,9 +1,9 @@
 """Waiting for results: one thread and one LISTEN connection per process, however many wait.
 
-Between the notification a finished task sends and the handle that asked for it. The thread routes
-each id to the futures waiting for that id, and reads all rows it needs in one statement.
-Notifications only shorten the wait: a poll over everything watched covers the lost ones, and a
-reconnect looks at everything again.
+Between the notification that a finished task or a workflow run sends and the handle that asked for
+it. The thread routes each id to the futures waiting for that id, and reads all rows it needs in one
+statement of each kind. Notifications only shorten the wait: a poll over everything watched covers
+the lost ones, and a reconnect looks at everything again.
 """
 
 from __future__ import annotations
@@ -13,34 +13,54 @@ import selectors
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from enum import StrEnum
+from typing import Any, TypeAlias, assert_never
 
 import psycopg
 from psycopg import Connection
 
 from horsies.db.listen import Listener
 from horsies.db.tasks import OutcomeRow, TaskIds, read_outcomes
-from horsies.states import TaskStatus
+from horsies.db.workflows import RunIds, RunOutcome, read_runs
+from horsies.states import TaskStatus, WorkflowStatus
 
-DONE_CHANNEL = "task_done"
 POLL_SECONDS = 1.0
+
+
+class Subject(StrEnum):
+    """What can be waited for; the value is the channel on which its end is announced."""
+
+    TASK = "task_done"
+    RUN = "workflow_done"
+
+
+# An id alone is not enough: a run may have been given the id of a task.
+_Key: TypeAlias = tuple[Subject, str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiter:
+    """One who waits: until a row is good enough, or for a single look."""
+
+    future: Future[Any]
+    is_enough: Callable[[Any], bool]
+    is_patient: bool
 
 
 @dataclass(slots=True)
 class _Watch:
-    """Everyone waiting for one task; ``patient`` ones stay after a look that found it unfinished."""
+    """Everyone waiting for one task or run, and whether anybody has looked yet."""
 
-    patient: list[Future[OutcomeRow | None]] = field(default_factory=list)
-    hasty: list[Future[OutcomeRow | None]] = field(default_factory=list)
+    waiters: list[_Waiter] = field(default_factory=list)
     seen: bool = False
 
 
 class Waiters:
-    """Turns task ids into futures that complete when the task does."""
+    """Turns ids of tasks and runs into futures that complete when they do."""
 
     def __init__(
         self, connect: Callable[[], Connection[Any]], poll_seconds: float = POLL_SECONDS
@@ -52,8 +72,8 @@ class Waiters:
     def _reset(self) -> None:
         self._pid = os.getpid()
         self._lock = threading.Lock()
-        self._watches: dict[str, _Watch] = {}
-        self._fresh: set[str] = set()
+        self._watches: dict[_Key, _Watch] = {}
+        self._fresh: set[_Key] = set()
         self._thread: threading.Thread | None = None
         self._waker: socket.socket | None = None
 
@@ -62,28 +82,38 @@ class Waiters:
 
         The future holds None when there is no such task, and raises what kept us from looking.
         """
+        return self._watch((Subject.TASK, task_id), _has_ended, once)
+
+    def watch_run(
+        self, workflow_id: str, until: frozenset[WorkflowStatus], *, once: bool = False
+    ) -> Future[RunOutcome | None]:
+        """Return a future for the run's row: when its status is one of these, or after one look.
+
+        None and exceptions as for tasks.
+        """
+        return self._watch(
+            (Subject.RUN, workflow_id), lambda row: WorkflowStatus(row.status) in until, once
+        )
+
+    def _watch(self, key: _Key, is_enough: Callable[[Any], bool], once: bool) -> Future[Any]:
         if self._pid != os.getpid():
             self._reset()  # the thread stayed in the parent process
-        future: Future[OutcomeRow | None] = Future()
+        waiter = _Waiter(Future(), is_enough, is_patient=not once)
         with self._lock:
-            watch = self._watches.setdefault(task_id, _Watch())
-            (watch.hasty if once else watch.patient).append(future)
-            self._fresh.add(task_id)
+            self._watches.setdefault(key, _Watch()).waiters.append(waiter)
+            self._fresh.add(key)
             self._ensure_thread()
             self._wake()
-        return future
+        return waiter.future
 
-    def forget(self, task_id: str, future: Future[OutcomeRow | None]) -> None:
+    def forget(self, watched_id: str, future: Future[Any]) -> None:
         """Stop waiting: the caller ran out of time."""
         with self._lock:
-            watch = self._watches.get(task_id)
-            if watch is None:
-                return
-            for group in (watch.patient, watch.hasty):
-                if future in group:
-                    group.remove(future)
-            if not watch.patient and not watch.hasty:
-                del self._watches[task_id]
+            for key in ((subject, watched_id) for subject in Subject):
+                watch = self._watches.get(key, _Watch())
+                watch.waiters = [waiter for waiter in watch.waiters if waiter.future is not future]
+                if not watch.waiters:
+                    self._watches.pop(key, None)
 
     def close(self) -> None:
         """End the thread and its connection; whoever still waits gets an error."""
@@ -109,7 +139,7 @@ class Waiters:
                 self._waker.send(b"!")
 
     def _run(self, waker: socket.socket, wakened: socket.socket) -> None:
-        listener = Listener(self._connect, (DONE_CHANNEL,))
+        listener = Listener(self._connect, tuple(Subject))
         try:
             with selectors.DefaultSelector() as selector:
                 selector.register(wakened, selectors.EVENT_READ)
@@ -160,73 +190,113 @@ class Waiters:
             return retry_seconds
         return max(0.0, next_poll - time.monotonic()) if self._watches else None
 
-    def _wanted(self, named: set[str], everything: bool) -> list[str]:
+    def _wanted(self, named: set[_Key], everything: bool) -> list[_Key]:
         with self._lock:
             fresh, self._fresh = self._fresh, set()
             if everything:
                 return list(self._watches)
-            return [task_id for task_id in fresh | named if task_id in self._watches]
+            return [key for key in fresh | named if key in self._watches]
 
-    def _look(self, listener: Listener, wanted: list[str]) -> None:
+    def _look(self, listener: Listener, wanted: list[_Key]) -> None:
         if not wanted:
             return
         if listener.connection is None:
             self._fail_unseen(wanted, listener.failure or ConnectionError("no connection"))
             return
-        try:
-            rows = read_outcomes.run(listener.connection, TaskIds(wanted))
-        except psycopg.Error as error:
-            self._fail_unseen(wanted, error)
-            return
-        found = {row.id: row for row in rows}
-        for task_id in wanted:
-            self._deliver(task_id, found.get(task_id))
+        for subject in Subject:
+            keys = [key for key in wanted if key[0] is subject]
+            if not keys:
+                continue
+            try:
+                found = _read(listener.connection, subject, [watched_id for _, watched_id in keys])
+            except psycopg.Error as error:
+                self._fail_unseen(keys, error)
+                continue
+            for key in keys:
+                self._deliver(key, found.get(key[1]))
 
-    def _deliver(self, task_id: str, row: OutcomeRow | None) -> None:
-        finished = row is None or TaskStatus(row.status).is_terminal
+    def _deliver(self, key: _Key, row: Any) -> None:
         with self._lock:
-            watch = self._watches.get(task_id)
+            watch = self._watches.get(key)
             if watch is None:
                 return
             watch.seen = True
-            ready, watch.hasty = watch.hasty, []
-            if finished:
-                ready += watch.patient
-            if finished or not watch.patient:
-                del self._watches[task_id]
-        for future in ready:
-            _complete(future, row)
+            ready, watch.waiters = _parted(watch.waiters, lambda waiter: _is_served(waiter, row))
+            if not watch.waiters:
+                del self._watches[key]
+        for waiter in ready:
+            _complete(waiter.future, row)
 
-    def _fail_unseen(self, task_ids: Iterable[str], error: Exception) -> None:
+    def _fail_unseen(self, keys: Iterable[_Key], error: Exception) -> None:
         """Tell those whose first or only look failed; those already waiting outlast the outage."""
-        failed: list[Future[OutcomeRow | None]] = []
+        failed: list[_Waiter] = []
         with self._lock:
-            for task_id in task_ids:
-                watch = self._watches.get(task_id, _Watch())
-                failed += watch.hasty if watch.seen else watch.hasty + watch.patient
-                watch.hasty = []
-                if not watch.seen:
-                    self._watches.pop(task_id, None)
-        for future in failed:
-            _fail(future, error)
+            for key in keys:
+                watch = self._watches.get(key, _Watch())
+                told, left = _parted(watch.waiters, _is_hasty if watch.seen else _is_anyone)
+                failed += told
+                watch.waiters = left
+                if not watch.waiters:
+                    self._watches.pop(key, None)
+        for waiter in failed:
+            _fail(waiter.future, error)
 
     def _fail_everyone(self, error: Exception) -> None:
         with self._lock:
             watches, self._watches = list(self._watches.values()), {}
         for watch in watches:
-            for future in watch.patient + watch.hasty:
-                _fail(future, error)
+            for waiter in watch.waiters:
+                _fail(waiter.future, error)
 
 
-def _named(notifications: Iterable[tuple[str, str]]) -> set[str]:
-    return {task_id for _, payload in notifications for task_id in payload.split(",")}
+def _has_ended(row: OutcomeRow) -> bool:
+    return TaskStatus(row.status).is_terminal
 
 
-def _complete(future: Future[OutcomeRow | None], row: OutcomeRow | None) -> None:
+def _is_served(waiter: _Waiter, row: Any) -> bool:
+    return row is None or not waiter.is_patient or waiter.is_enough(row)
+
+
+def _is_hasty(waiter: _Waiter) -> bool:
+    return not waiter.is_patient
+
+
+def _is_anyone(waiter: _Waiter) -> bool:
+    return True
+
+
+def _parted(
+    waiters: Iterable[_Waiter], is_first: Callable[[_Waiter], bool]
+) -> tuple[list[_Waiter], list[_Waiter]]:
+    parts: tuple[list[_Waiter], list[_Waiter]] = ([], [])
+    for waiter in waiters:
+        parts[not is_first(waiter)].append(waiter)
+    return parts
+
+
+def _read(connection: Connection[Any], subject: Subject, ids: Sequence[str]) -> dict[str, Any]:
+    match subject:
+        case Subject.TASK:
+            return {row.id: row for row in read_outcomes.run(connection, TaskIds(ids))}
+        case Subject.RUN:
+            return {row.id: row for row in read_runs.run(connection, RunIds(ids))}
+        case _:
+            assert_never(subject)
+
+
+def _named(notifications: Iterable[tuple[str, str]]) -> set[_Key]:
+    return {
+        (Subject(channel), watched_id)
+        for channel, payload in notifications
+        for watched_id in payload.split(",")
+    }
+
+
+def _complete(future: Future[Any], row: Any) -> None:
     if future.set_running_or_notify_cancel():
         future.set_result(row)
 
 
-def _fail(future: Future[OutcomeRow | None], error: Exception) -> None:
+def _fail(future: Future[Any], error: Exception) -> None:
     if future.set_running_or_notify_cancel():
         future.set_exception(error)

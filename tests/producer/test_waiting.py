@@ -18,7 +18,7 @@ from horsies.app import Horsies
 from horsies.db.tasks import OutcomeRow
 from horsies.handle import TaskHandle
 from horsies.outcome import OperationalErrorCode, RetrievalCode, TaskError, TaskResult
-from horsies.waiters import Waiters
+from horsies.waiters import Subject, Waiters
 from tests.producer.conftest import Call, Task, add_task, app_at, run_closing
 from tests.producer.rows import Database, backends, finish, terminate
 from tests.proxy import Proxy
@@ -45,12 +45,12 @@ class Waiting:
 
 
 def is_seen(app: Horsies, task_id: str) -> bool:
-    watch = app.get_broker().waiters._watches.get(task_id)
+    watch = app.get_broker().waiters._watches.get((Subject.TASK, task_id))
     return watch is not None and watch.seen
 
 
 def watched(app: Horsies) -> list[str]:
-    return list(app.get_broker().waiters._watches)
+    return [watched_id for _, watched_id in app.get_broker().waiters._watches]
 
 
 def never_poll(app: Horsies) -> None:
