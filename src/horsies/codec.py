@@ -66,8 +66,8 @@ class CallSignature:
             case Err(error):
                 log.error("%s", error.message)
 
-    `injected` are the parameters that a workflow passes itself; outside of workflows one without a
-    default is None.
+    `injected` are the parameters that a workflow passes itself, `required_injected` those of them
+    that have no default; outside of workflows they are None.
     """
 
     __slots__ = (
@@ -79,6 +79,7 @@ class CallSignature:
         "annotations",
         "injected",
         "names",
+        "required_injected",
     )
 
     def __init__(
@@ -93,7 +94,8 @@ class CallSignature:
         self.names: Final = ParameterNames.of(sent)
         self.annotations: Final = annotations
         self.injected: Final = frozenset(p.name for p in left_out)
-        self._absent = {p.name: None for p in left_out if p.default is p.empty}
+        self.required_injected: Final = frozenset(p.name for p in left_out if p.default is p.empty)
+        self._absent = dict.fromkeys(self.required_injected)
         self._positional = positional
         self._keywords = keywords
         self._plain_minimum, self._plain_maximum = self.names.plain_range()

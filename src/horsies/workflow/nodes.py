@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from datetime import datetime, timedelta
-from typing import Any, ClassVar, Generic, Literal, Protocol, TypeAlias, overload
+from typing import Any, ClassVar, Generic, Literal, Protocol, TypeAlias, assert_never, cast
 
 from typing_extensions import TypeVar
 
+from horsies.codec import CallSignature
 from horsies.definition import TaskDefinition
 from horsies.errors import ErrorCode, WorkflowValidationError
 from horsies.outcome import TaskError, TaskResult
@@ -64,6 +65,14 @@ class BuildsWorkflow(Protocol[T_co]):
     def output_type(cls) -> Any:
         """Return the type of the result, or UNKNOWN_TYPE."""
 
+    @classmethod
+    def build_signature(cls) -> CallSignature | None:
+        """Return what the author's own ``build_with`` takes, or None when there is none."""
+
+    @classmethod
+    def get_workflow_nodes(cls) -> list[tuple[str, Any]]:
+        """Return the nodes declared by the class, with their attribute names."""
+
 
 @dataclass(frozen=True, slots=True)
 class NodeKey(Generic[T_co]):
@@ -74,6 +83,13 @@ class NodeKey(Generic[T_co]):
     """
 
     node_id: str
+
+
+class ValueNode(Protocol[T_co]):
+    """Any node, as far as the type checker is concerned: what has a value of this type."""
+
+    def key(self) -> NodeKey[T_co]:
+        """Return the name its result is found under."""
 
 
 def _guarded_set(node: Any, name: str, value: Any) -> None:
@@ -313,6 +329,24 @@ CALLING_KINDS = (TaskNode, SubWorkflowNode, MapNode)
 NODE_KINDS = (*CALLING_KINDS, SleepNode, SignalNode)
 
 
+def value_type(node: AnyNode) -> Any:
+    """Return the type of a node's value as declared; UNKNOWN_TYPE where nobody declared it."""
+    match node:
+        case TaskNode():
+            return node.fn.definition.results.ok_type
+        case SubWorkflowNode():
+            return node.workflow_def.output_type()
+        case MapNode():
+            item = node.fn.definition.results.ok_type
+            return list[TaskResult[item, TaskError]]  # type: ignore[valid-type]
+        case SleepNode():
+            return None
+        case SignalNode():
+            return node.value_type
+        case _:
+            assert_never(node)
+
+
 @dataclass(frozen=True, slots=True)
 class FromNode:
     """Stands for the result of a node until the call it is written in becomes a node."""
@@ -320,17 +354,7 @@ class FromNode:
     node: AnyNode
 
 
-@overload
-def from_node(
-    upstream: MapNode[T],
-) -> TaskResult[list[TaskResult[T, TaskError]], TaskError]: ...
-@overload
-def from_node(
-    upstream: TaskNode[T] | SubWorkflowNode[T] | SignalNode[T],
-) -> TaskResult[T, TaskError]: ...
-@overload
-def from_node(upstream: SleepNode) -> TaskResult[None, TaskError]: ...
-def from_node(upstream: Any) -> Any:
+def from_node(upstream: ValueNode[T]) -> TaskResult[T, TaskError]:
     """Stand for the result of another node where a parameter takes a ``TaskResult``.
 
     Only for the second call of ``task.node(...)(...)``; the other node becomes a dependency.
@@ -339,7 +363,7 @@ def from_node(upstream: Any) -> Any:
         total = add.node()(a=from_node(first), b=from_node(second))
     """
     if isinstance(upstream, NODE_KINDS):
-        return FromNode(upstream)
+        return cast("TaskResult[T, TaskError]", FromNode(upstream))
     raise WorkflowValidationError(
         f"from_node takes a node, not {type(upstream).__name__}.",
         code=ErrorCode.WORKFLOW_INVALID_ARGS_FROM,

@@ -1,0 +1,217 @@
+"""WorkflowSpec: a workflow as its user holds it, checked and immutable.
+
+``app.workflow(...)`` makes it; starting it makes a run. The data stand in its blueprint; this is
+the typed face. Stands at the beginning of the line producer -> SQL -> turn -> child -> report ->
+result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, Generic, NoReturn, TypeAlias, TypeVar, overload
+
+from horsies.broker import PostgresBroker
+from horsies.outcome import TaskError, TaskResult
+from horsies.send import Producer
+from horsies.workflow.blueprint import Blueprint, Outline, assemble, key_problem, no_key
+from horsies.workflow.nodes import AnyNode, NodeKey, ValueNode
+from horsies.workflow.policy import OnError, SuccessPolicy
+
+T = TypeVar("T")
+
+WorkflowTerminalResults: TypeAlias = dict[str, TaskResult[Any, TaskError]]
+
+# The specifications made in the current call of a definition's build_with.
+_made: ContextVar[list[WorkflowSpec[Any]] | None] = ContextVar("made", default=None)
+
+
+class WorkflowSpec(Generic[T]):
+    """A checked workflow, made by ``app.workflow(...)`` or by a ``WorkflowDefinition``.
+
+    ``T`` is the type of its result. It works on copies of the nodes it was given and never changes.
+    One made without an application has no queues yet and cannot be started.
+    """
+
+    __slots__ = ("blueprint",)
+
+    blueprint: Blueprint
+
+    def __init__(
+        self,
+        name: str,
+        tasks: Iterable[AnyNode],
+        on_error: OnError = OnError.FAIL,
+        output: ValueNode[T] | None = None,
+        success_policy: SuccessPolicy | None = None,
+        *,
+        definition_key: str | None = None,
+        producer: Producer | None = None,
+    ) -> None:
+        outline = Outline(name, tasks, on_error, output, success_policy, definition_key, producer)
+        _hold(self, assemble(outline))
+
+    @classmethod
+    def of(cls, blueprint: Blueprint) -> WorkflowSpec[T]:
+        """Return the face of a blueprint."""
+        spec = object.__new__(cls)
+        _hold(spec, blueprint)
+        return spec
+
+    @property
+    def name(self) -> str:
+        """The name of the workflow."""
+        return self.blueprint.name
+
+    @property
+    def tasks(self) -> tuple[AnyNode, ...]:
+        """The nodes, in index order."""
+        return self.blueprint.nodes
+
+    @property
+    def on_error(self) -> OnError:
+        """What a failed node does to a run."""
+        return self.blueprint.on_error
+
+    @property
+    def output(self) -> AnyNode | None:
+        """The node whose result is the result of the workflow."""
+        index = self.blueprint.output_index
+        return None if index is None else self.blueprint.nodes[index]
+
+    def output_key(self) -> NodeKey[T] | None:
+        """Return the key of the output node, or None when the results of all ends count."""
+        output: Any = self.output
+        key: NodeKey[T] | None = None if output is None else output.key()
+        return key
+
+    @property
+    def success_policy(self) -> SuccessPolicy | None:
+        """When a run counts as a success; None when every node has to succeed."""
+        return self.blueprint.success_policy
+
+    @property
+    def definition_key(self) -> str | None:
+        """The stable identity of this workflow, the same in every run and deployment."""
+        return self.blueprint.definition_key
+
+    @property
+    def broker(self) -> PostgresBroker | None:
+        """The broker of the application that built the workflow, or None."""
+        producer = self.blueprint.producer
+        return None if producer is None else producer.get_broker()
+
+    @property
+    def resend_on_transient_err(self) -> bool:
+        """Whether a start that met a passing database failure is tried again."""
+        producer = self.blueprint.producer
+        return producer is not None and producer.config.resend_on_transient_err
+
+    def __repr__(self) -> str:
+        return f"WorkflowSpec({self.name!r}, nodes={len(self.tasks)})"
+
+    def __setattr__(self, name: str, _value: object) -> NoReturn:
+        raise AttributeError(f"a specification is immutable; {name!r} cannot be set")
+
+    def __delattr__(self, name: str) -> NoReturn:
+        raise AttributeError(f"a specification is immutable; {name!r} cannot be deleted")
+
+
+class WorkflowMaker:
+    """``app.workflow``: makes specifications that know the queues and the broker of an application.
+
+    ``tasks`` are the nodes, ``output`` the one whose result is the result of the workflow; without
+    it the result is that of every end of the graph, by node id. ``definition_key`` is the stable
+    identity of the workflow across deployments.
+
+    Example:
+        spec = app.workflow("report", [fetch, render], output=render, definition_key="report.v1")
+    """
+
+    __slots__ = ("_producer",)
+
+    def __init__(self, producer: Producer) -> None:
+        self._producer = producer
+
+    @overload
+    def __call__(
+        self,
+        name: str,
+        tasks: Iterable[AnyNode],
+        on_error: OnError = OnError.FAIL,
+        output: None = None,
+        success_policy: SuccessPolicy | None = None,
+        *,
+        definition_key: str,
+    ) -> WorkflowSpec[WorkflowTerminalResults]: ...
+    @overload
+    def __call__(
+        self,
+        name: str,
+        tasks: Iterable[AnyNode],
+        on_error: OnError = OnError.FAIL,
+        *,
+        output: ValueNode[T],
+        success_policy: SuccessPolicy | None = None,
+        definition_key: str,
+    ) -> WorkflowSpec[T]: ...
+    def __call__(
+        self,
+        name: str,
+        tasks: Iterable[AnyNode],
+        on_error: OnError = OnError.FAIL,
+        output: ValueNode[Any] | None = None,
+        success_policy: SuccessPolicy | None = None,
+        *,
+        definition_key: str | None = None,
+    ) -> WorkflowSpec[Any]:
+        """Check the workflow as a whole and return its specification; raises all mistakes at once."""
+        if problem := key_problem(definition_key):
+            raise no_key(f"Workflow {name!r}", problem)
+        return WorkflowSpec(
+            name,
+            tasks,
+            on_error,
+            output,
+            success_policy,
+            definition_key=definition_key,
+            producer=self._producer,
+        )
+
+    def adopt(self, spec: WorkflowSpec[T]) -> WorkflowSpec[T]:
+        """Return the specification with the queues and the broker of this application."""
+        found = spec.blueprint
+        if found.producer is not None:
+            return spec
+        outline = Outline(
+            found.name,
+            found.nodes,
+            found.on_error,
+            spec.output,
+            found.success_policy,
+            found.definition_key,
+            self._producer,
+        )
+        return WorkflowSpec.of(assemble(outline))
+
+
+@contextmanager
+def specs_made() -> Iterator[list[WorkflowSpec[Any]]]:
+    """Collect the specifications made meanwhile."""
+    outer = _made.get()
+    inner: list[WorkflowSpec[Any]] = []
+    token = _made.set(inner)
+    try:
+        yield inner
+    finally:
+        _made.reset(token)
+        if outer is not None:
+            outer.extend(inner)
+
+
+def _hold(spec: WorkflowSpec[Any], blueprint: Blueprint) -> None:
+    object.__setattr__(spec, "blueprint", blueprint)
+    made = _made.get()
+    if made is not None:
+        made.append(spec)
