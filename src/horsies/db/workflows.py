@@ -166,10 +166,21 @@ class InputRow:
 
     workflow_id: str
     task_index: int
-    node_id: str
     status: str
+    kind: str
+    task_name: str
+    sub_definition_key: str | None
     sub_workflow_summary: str | None
     result: str
+
+
+@dataclass(frozen=True, slots=True)
+class RunPlace:
+    """Where a run stands in its tree."""
+
+    id: str
+    root_workflow_id: str
+    depth: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,6 +248,7 @@ read_runs = WORKFLOWS.declare("read_runs", RunIds, RunOutcome)
 read_nodes = WORKFLOWS.declare("read_nodes", ReadNodes, NodeRow)
 read_node = WORKFLOWS.declare("read_node", ReadNode, NodeOutcome)
 read_inputs = WORKFLOWS.declare("read_inputs", ReadInputs, InputRow)
+read_places = WORKFLOWS.declare("read_places", RunIds, RunPlace)
 find_broken_runs = WORKFLOWS.declare("find_broken_runs", RunLimit, BrokenRun)
 mend_run = WORKFLOWS.declare("mend_run", RunId, Mended)
 find_paused_runs = WORKFLOWS.declare("find_paused_runs", FindPausedRuns, RunId)

@@ -62,9 +62,17 @@ FROM horsies_task_attempts WHERE task_id = %(id)s::uuid ORDER BY attempt DESC
 
 -- name: cancel_task
 -- PENDING or CLAIMED -> CANCELLED, at once: user code has not started. A RUNNING task is asked to stop: its worker
--- hears of it on the channel and records the outcome. Always returns the row it met, if there is one.
-WITH met AS MATERIALIZED (
-    SELECT id, status, claimed_by_worker_id FROM horsies_tasks WHERE id = %(id)s::uuid FOR UPDATE),
+-- hears of it on the channel and records the outcome. Always returns the row it met, if there is one. The root of its
+-- workflow is locked before it: nobody who holds a task's row ever waits for a run.
+WITH root AS MATERIALIZED (
+    SELECT root.id FROM horsies_workflows AS root
+    WHERE root.id = (
+        SELECT run.root_workflow_id FROM horsies_tasks AS node JOIN horsies_workflows AS run ON run.id = node.workflow_id
+        WHERE node.id = %(id)s::uuid)
+    FOR NO KEY UPDATE),
+met AS MATERIALIZED (
+    SELECT id, status, claimed_by_worker_id FROM horsies_tasks
+    WHERE id = %(id)s::uuid AND (SELECT count(*) FROM root) >= 0 FOR UPDATE),
 changed AS (
     UPDATE horsies_tasks AS task SET
         status = CASE WHEN met.status = 'RUNNING' THEN task.status ELSE 'CANCELLED' END,

@@ -78,15 +78,15 @@ ON CONFLICT (task_id, attempt) DO NOTHING
 RETURNING task_id::text
 
 -- name: start_tasks
--- CLAIMED -> RUNNING for tasks claimed ahead, each by the child that is free now, while the lease holds. What does
--- not match was lost: user code has not started, so nothing is recorded.
+-- CLAIMED -> RUNNING for tasks claimed ahead, each by the child that is free now, while the lease holds and no pause
+-- came in between. What does not match was lost: user code has not started, so nothing is recorded.
 UPDATE horsies_tasks AS task SET
     status = 'RUNNING', claimed = false, claim_expires_at = NULL, started_at = clock_timestamp(),
     worker_pid = held.pid, worker_process_name = 'worker-' || held.pid, updated_at = clock_timestamp()
 FROM unnest(%(ids)s::uuid[], %(generations)s::integer[], %(pids)s::integer[]) AS held (id, generation, pid)
 WHERE task.id = held.id AND task.generation = held.generation
   AND task.claimed_by_worker_id = %(worker_id)s AND coalesce(task.status, '') = 'CLAIMED'
-  AND task.claim_expires_at > clock_timestamp()
+  AND task.claim_expires_at > clock_timestamp() AND NOT task.held
   AND (task.good_until IS NULL OR task.good_until > clock_timestamp())
 RETURNING task.id::text, task.worker_pid
 
@@ -103,7 +103,14 @@ FROM horsies_claim_v1(
 -- name: release_unstarted
 -- RUNNING -> PENDING for rows this worker claimed but never handed to a child: the COMMIT of a claim was in doubt, or
 -- no child could take them. User code has not started, so no attempt is counted; one whose cancel was accepted
--- meanwhile is cancelled.
+-- meanwhile is cancelled, so the roots of their workflows are locked before any of them.
+WITH roots AS MATERIALIZED (
+    SELECT root.id FROM horsies_workflows AS root
+    WHERE root.id = ANY(ARRAY(
+        SELECT run.root_workflow_id FROM horsies_tasks AS mine JOIN horsies_workflows AS run ON run.id = mine.workflow_id
+        WHERE mine.claimed_by_worker_id = %(worker_id)s AND mine.status IN ('CLAIMED', 'RUNNING')
+          AND NOT mine.id = ANY(%(held_ids)s::uuid[])))
+    ORDER BY root.id FOR NO KEY UPDATE)
 UPDATE horsies_tasks AS task SET
     status = CASE WHEN task.cancel_requested_at IS NULL THEN 'PENDING' ELSE 'CANCELLED' END,
     failed_at = CASE WHEN task.cancel_requested_at IS NULL THEN task.failed_at ELSE clock_timestamp() END,
@@ -111,18 +118,28 @@ UPDATE horsies_tasks AS task SET
     claimed = false, claim_expires_at = NULL, claimed_by_worker_id = NULL, claimed_at = NULL, started_at = NULL, worker_pid = NULL,
     worker_hostname = NULL, worker_process_name = NULL, updated_at = clock_timestamp()
 WHERE task.claimed_by_worker_id = %(worker_id)s AND task.status IN ('CLAIMED', 'RUNNING')
-  AND NOT task.id = ANY(%(held_ids)s::uuid[])
+  AND NOT task.id = ANY(%(held_ids)s::uuid[]) AND (SELECT count(*) FROM roots) >= 0
 RETURNING task.id::text
 
 -- name: expire_tasks
--- PENDING -> EXPIRED past good_until, by the deadline index, in bounded bites.
+-- PENDING -> EXPIRED past good_until, by the deadline index, in bounded bites; the roots of their workflows are locked
+-- before any of them.
+WITH late AS MATERIALIZED (
+    SELECT task.id, task.workflow_id FROM horsies_tasks AS task
+    WHERE task.status = 'PENDING' AND task.good_until IS NOT NULL AND task.good_until <= now()
+    ORDER BY task.good_until LIMIT %(limit)s),
+roots AS MATERIALIZED (
+    SELECT root.id FROM horsies_workflows AS root
+    WHERE root.id = ANY(ARRAY(
+        SELECT run.root_workflow_id FROM late JOIN horsies_workflows AS run ON run.id = late.workflow_id))
+    ORDER BY root.id FOR NO KEY UPDATE)
 UPDATE horsies_tasks AS task SET
     status = 'EXPIRED', failed_at = clock_timestamp(), updated_at = clock_timestamp(),
     error_code = 'TASK_EXPIRED', result = %(result)s
 WHERE task.id = ANY(ARRAY(
-    SELECT late.id FROM horsies_tasks AS late
-    WHERE late.status = 'PENDING' AND late.good_until IS NOT NULL AND late.good_until <= now()
-    ORDER BY late.good_until LIMIT %(limit)s FOR UPDATE SKIP LOCKED))
+    SELECT chosen.id FROM horsies_tasks AS chosen
+    WHERE chosen.id = ANY(ARRAY(SELECT late.id FROM late)) AND (SELECT count(*) FROM roots) >= 0
+      AND coalesce(chosen.status, '') = 'PENDING' AND chosen.good_until <= now() FOR UPDATE SKIP LOCKED))
 RETURNING task.id::text
 
 -- name: seconds_until_due

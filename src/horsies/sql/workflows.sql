@@ -67,11 +67,15 @@ WHERE run.id = %(id)s::uuid
 
 -- name: read_inputs
 -- The results other nodes take, each once however many take it. A node that has not ended has none yet.
-SELECT node.workflow_id::text, node.task_index, node.node_id, node.status, node.sub_workflow_summary,
-    horsies_node_result_v1(node) AS result
+SELECT node.workflow_id::text, node.task_index, node.status, node.kind, node.task_name, node.sub_definition_key,
+    node.sub_workflow_summary, horsies_node_result_v1(node) AS result
 FROM unnest(%(workflow_ids)s::uuid[], %(indexes)s::integer[]) AS wanted (workflow_id, task_index)
 JOIN horsies_workflow_tasks AS node USING (workflow_id, task_index)
 WHERE node.status IN ('COMPLETED', 'FAILED', 'SKIPPED')
+
+-- name: read_places
+-- Where runs stand in their trees: what an expansion hands on to the run it plans.
+SELECT id::text, root_workflow_id::text, depth FROM horsies_workflows WHERE id = ANY(%(ids)s::uuid[])
 
 -- name: find_broken_runs
 -- Open runs whose rows do not add up, with what is wrong; none of it happens by itself.
