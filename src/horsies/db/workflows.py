@@ -24,12 +24,12 @@ class StartRuns:
 
 @dataclass(frozen=True, slots=True)
 class StartedRun:
-    """A run that was created, or the one that stands in its way."""
+    """A run that was created, or the one that stands in its way; nameless when it has just gone."""
 
     id: str
     created: bool
-    name: str
-    fingerprint: str
+    name: str | None
+    fingerprint: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +87,13 @@ class SignalRun:
 
 
 @dataclass(frozen=True, slots=True)
+class RunStatus:
+    """Where a run stands."""
+
+    status: str
+
+
+@dataclass(frozen=True, slots=True)
 class RunOutcome:
     """What a waiter needs to know of a run."""
 
@@ -124,11 +131,29 @@ class NodeRow:
     items_bad: int | None
     sub_workflow_id: str | None
     sub_workflow_name: str | None
+    sub_definition_key: str | None
     sub_workflow_summary: str | None
     sub_workflow_status: str | None
     enqueued_at: datetime | None
     started_at: datetime | None
     completed_at: datetime | None
+    result: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class ItemRow:
+    """One item of a map node: the task it runs as."""
+
+    task_index: int
+    item_index: int
+    id: str
+    status: str
+    retry_count: int
+    enqueued_at: datetime
+    started_at: datetime | None
+    completed_at: datetime | None
+    failed_reason: str | None
+    error_code: str | None
     result: str | None
 
 
@@ -181,6 +206,133 @@ class RunPlace:
     id: str
     root_workflow_id: str
     depth: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReadTree:
+    """Whose family, and how many of it at most."""
+
+    id: str
+    limit: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunRow:
+    """A run as it is shown; ``duration_seconds`` goes on until it ends."""
+
+    id: str
+    name: str
+    status: str
+    definition_key: str
+    workflow_key: str | None
+    on_error: str
+    error: str | None
+    matched_case: int | None
+    parent_workflow_id: str | None
+    parent_task_index: int | None
+    root_workflow_id: str
+    depth: int
+    total_nodes: int
+    open_nodes: int
+    failed_nodes: int
+    sent_at: datetime | None
+    created_at: datetime
+    started_at: datetime
+    paused_at: datetime | None
+    completed_at: datetime | None
+    duration_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class TreeNode:
+    """A node as it is shown; ``due_at`` is when what waits for its time may begin."""
+
+    workflow_id: str
+    task_index: int
+    node_id: str
+    kind: str
+    task_name: str
+    dependencies: Sequence[int]
+    status: str
+    task_id: str | None
+    retry_count: int | None
+    items_total: int | None
+    items_open: int | None
+    items_bad: int | None
+    signal_name: str | None
+    sub_workflow_id: str | None
+    sub_workflow_name: str | None
+    error_code: str | None
+    due_at: datetime | None
+    started_at: datetime | None
+    completed_at: datetime | None
+    duration_seconds: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class ListRuns:
+    """Which runs, started before and since when, and how many; empty lists ask for anything."""
+
+    before_at: datetime
+    before_id: str
+    since: datetime
+    statuses: Sequence[str]
+    names: Sequence[str]
+    workflow_keys: Sequence[str]
+    include_children: bool
+    limit: int
+
+
+@dataclass(frozen=True, slots=True)
+class ListNewestRuns:
+    """The same among the newest ``window`` runs."""
+
+    before_at: datetime
+    before_id: str
+    since: datetime
+    statuses: Sequence[str]
+    names: Sequence[str]
+    workflow_keys: Sequence[str]
+    include_children: bool
+    limit: int
+    window: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunSummary:
+    """A run in a list."""
+
+    id: str
+    name: str
+    status: str
+    definition_key: str
+    workflow_key: str | None
+    parent_workflow_id: str | None
+    total_nodes: int
+    open_nodes: int
+    failed_nodes: int
+    error_code: str | None
+    created_at: datetime
+    completed_at: datetime | None
+    age_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class RunWindow:
+    """The window of a look at the newest runs."""
+
+    before_at: datetime
+    before_id: str
+    since: datetime
+    window: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunMoment:
+    """A run and when it was started: a place in the list."""
+
+    id: str
+    created_at: datetime
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,11 +396,19 @@ resume_run = WORKFLOWS.declare("resume_run", RunId, Steered)
 cancel_run = WORKFLOWS.declare("cancel_run", CancelRun, Steered)
 retry_run = WORKFLOWS.declare("retry_run", RetryRun, Steered)
 signal_run = WORKFLOWS.declare("signal_run", SignalRun, Steered)
+read_run_status = WORKFLOWS.declare("read_run_status", RunId, RunStatus)
 read_runs = WORKFLOWS.declare("read_runs", RunIds, RunOutcome)
 read_nodes = WORKFLOWS.declare("read_nodes", ReadNodes, NodeRow)
+read_items = WORKFLOWS.declare("read_items", ReadNodes, ItemRow)
 read_node = WORKFLOWS.declare("read_node", ReadNode, NodeOutcome)
 read_inputs = WORKFLOWS.declare("read_inputs", ReadInputs, InputRow)
 read_places = WORKFLOWS.declare("read_places", RunIds, RunPlace)
+read_tree = WORKFLOWS.declare("read_tree", ReadTree, RunRow)
+read_tree_nodes = WORKFLOWS.declare("read_tree_nodes", RunIds, TreeNode)
+list_newest_runs = WORKFLOWS.declare("list_newest_runs", ListNewestRuns, RunSummary)
+list_open_runs = WORKFLOWS.declare("list_open_runs", ListRuns, RunSummary)
+end_of_run_window = WORKFLOWS.declare("end_of_run_window", RunWindow, RunMoment)
+read_run_moment = WORKFLOWS.declare("read_run_moment", RunId, RunMoment)
 find_broken_runs = WORKFLOWS.declare("find_broken_runs", RunLimit, BrokenRun)
 mend_run = WORKFLOWS.declare("mend_run", RunId, Mended)
 find_paused_runs = WORKFLOWS.declare("find_paused_runs", FindPausedRuns, RunId)

@@ -33,6 +33,10 @@ SELECT horsies_retry_v1(%(id)s::uuid, %(node_ids)s::text[]) AS answer
 -- A value for a signal node that waits, or will wait; see horsies_signal_v1.
 SELECT horsies_signal_v1(%(id)s::uuid, %(name)s, %(value)s) AS answer
 
+-- name: read_run_status
+-- The status alone, by primary key.
+SELECT status FROM horsies_workflows WHERE id = %(id)s::uuid
+
 -- name: read_runs
 -- What waiters need, for any number of them at once, by primary key.
 SELECT run.id::text, run.name, run.definition_key, run.status, run.error, horsies_run_result_v1(run) AS result, output.node_id AS output_node_id
@@ -48,7 +52,8 @@ SELECT node.task_index, node.node_id, node.kind, node.task_name, node.dependenci
     CASE WHEN node.status = 'ENQUEUED' AND (task.status = 'RUNNING' OR task.retry_count > 0) THEN 'RUNNING'
          ELSE node.status END AS status,
     node.task_id::text, task.retry_count, node.items_total, node.items_open, node.items_bad,
-    node.sub_workflow_id::text, node.sub_workflow_name, node.sub_workflow_summary, child.status AS sub_workflow_status,
+    node.sub_workflow_id::text, node.sub_workflow_name, node.sub_definition_key, node.sub_workflow_summary,
+    child.status AS sub_workflow_status,
     node.enqueued_at, coalesce(node.started_at, task.started_at) AS started_at, node.completed_at,
     CASE WHEN %(include_results)s THEN horsies_node_result_v1(node) END AS result
 FROM horsies_workflow_tasks AS node
@@ -56,6 +61,16 @@ LEFT JOIN horsies_tasks AS task ON task.id = node.task_id
 LEFT JOIN horsies_workflows AS child ON child.id = node.sub_workflow_id
 WHERE node.workflow_id = %(id)s::uuid
 ORDER BY node.task_index
+
+-- name: read_items
+-- The items of a run's maps in their order, of one that was run again its last run only; by the index on the run.
+SELECT DISTINCT ON (task.workflow_node_index, task.workflow_item_index)
+    task.workflow_node_index AS task_index, task.workflow_item_index AS item_index, task.id::text, task.status,
+    task.retry_count, task.enqueued_at, task.started_at, coalesce(task.completed_at, task.failed_at) AS completed_at,
+    task.failed_reason, task.error_code, CASE WHEN %(include_results)s THEN task.result END AS result
+FROM horsies_tasks AS task
+WHERE task.workflow_id = %(id)s::uuid AND task.workflow_item_index IS NOT NULL
+ORDER BY task.workflow_node_index, task.workflow_item_index, task.id DESC
 
 -- name: read_node
 -- One node of a run by its id; the run exists when a row comes back, the node when its status is there.
@@ -76,6 +91,82 @@ WHERE node.status IN ('COMPLETED', 'FAILED', 'SKIPPED')
 -- name: read_places
 -- Where runs stand in their trees: what an expansion hands on to the run it plans.
 SELECT id::text, root_workflow_id::text, depth FROM horsies_workflows WHERE id = ANY(%(ids)s::uuid[])
+
+-- name: read_tree
+-- A run and those below it, parents first; of a very large family not everybody.
+WITH family AS MATERIALIZED (SELECT horsies_tree_v1(%(id)s::uuid) AS id LIMIT %(limit)s::integer)
+SELECT run.id::text, run.name, run.status, run.definition_key, run.workflow_key, run.on_error,
+    run.error, run.matched_case, run.parent_workflow_id::text, run.parent_task_index, run.root_workflow_id::text, run.depth,
+    run.total_nodes, run.open_nodes, run.failed_nodes, run.sent_at, run.created_at, run.started_at, run.paused_at,
+    run.completed_at, extract(epoch FROM coalesce(run.completed_at, now()) - run.started_at)::float8 AS duration_seconds
+FROM horsies_workflows AS run WHERE run.id IN (SELECT family.id FROM family)
+ORDER BY run.depth, run.created_at, run.id
+
+-- name: read_tree_nodes
+-- The nodes of these runs in their order, with what a picture of them shows; no results.
+SELECT node.workflow_id::text, node.task_index, node.node_id, node.kind, node.task_name, node.dependencies,
+    CASE WHEN node.status = 'ENQUEUED' AND (task.status = 'RUNNING' OR task.retry_count > 0) THEN 'RUNNING'
+         ELSE node.status END AS status,
+    node.task_id::text, task.retry_count, node.items_total, node.items_open, node.items_bad, node.signal_name,
+    node.sub_workflow_id::text, node.sub_workflow_name,
+    CASE WHEN node.status = 'FAILED' THEN coalesce(node.result::json #>> '{err,error_code,__builtin_task_code__}',
+        task.error_code) END AS error_code,
+    CASE WHEN node.status = 'ENQUEUED' AND task.enqueued_at < horsies_parked_v1()
+         THEN task.enqueued_at END AS due_at,
+    coalesce(node.started_at, task.started_at) AS started_at, node.completed_at,
+    extract(epoch FROM coalesce(node.completed_at, now()) - coalesce(node.started_at, task.started_at))::float8
+        AS duration_seconds
+FROM horsies_workflow_tasks AS node
+LEFT JOIN horsies_tasks AS task ON task.id = node.task_id
+WHERE node.workflow_id = ANY(%(ids)s::uuid[])
+ORDER BY node.workflow_id, node.task_index
+
+-- name: list_newest_runs
+-- Newest first, by the index on the time of their start. The inner LIMIT bounds what a filter that matches nothing may
+-- cost; the outer one ends the scan as soon as there are enough.
+SELECT newest.id::text, newest.name, newest.status, newest.definition_key, newest.workflow_key,
+    newest.parent_workflow_id::text, newest.total_nodes, newest.open_nodes, newest.failed_nodes,
+    coalesce(newest.error::json #>> '{error_code,__builtin_task_code__}', newest.error::json ->> 'error_code') AS error_code,
+    newest.created_at, newest.completed_at, extract(epoch FROM now() - newest.created_at)::float8 AS age_seconds
+FROM (
+    SELECT run.* FROM horsies_workflows AS run
+    WHERE (run.created_at, run.id) < (%(before_at)s::timestamptz, %(before_id)s::uuid)
+      AND run.created_at >= %(since)s::timestamptz
+    ORDER BY run.created_at DESC, run.id DESC LIMIT %(window)s::integer) AS newest
+WHERE (cardinality(%(statuses)s::text[]) = 0 OR newest.status = ANY(%(statuses)s::text[]))
+  AND (cardinality(%(names)s::text[]) = 0 OR newest.name = ANY(%(names)s::text[]))
+  AND (cardinality(%(workflow_keys)s::text[]) = 0 OR newest.workflow_key = ANY(%(workflow_keys)s::text[]))
+  AND (%(include_children)s::boolean OR newest.parent_workflow_id IS NULL)
+ORDER BY newest.created_at DESC, newest.id DESC LIMIT %(limit)s::integer
+
+-- name: end_of_run_window
+-- Where list_newest_runs stopped looking: the last run inside its window and the first one beyond, or fewer rows when the
+-- window reached the end.
+SELECT run.id::text, run.created_at FROM horsies_workflows AS run
+WHERE (run.created_at, run.id) < (%(before_at)s::timestamptz, %(before_id)s::uuid)
+  AND run.created_at >= %(since)s::timestamptz
+ORDER BY run.created_at DESC, run.id DESC OFFSET %(window)s::integer - 1 LIMIT 2
+
+-- name: list_open_runs
+-- The newest of those that have not ended, however old, from their own index: for each status as many as are wanted.
+SELECT run.id::text, run.name, run.status, run.definition_key, run.workflow_key, run.parent_workflow_id::text,
+    run.total_nodes, run.open_nodes, run.failed_nodes,
+    coalesce(run.error::json #>> '{error_code,__builtin_task_code__}', run.error::json ->> 'error_code') AS error_code,
+    run.created_at, run.completed_at, extract(epoch FROM now() - run.created_at)::float8 AS age_seconds
+FROM unnest(%(statuses)s::text[]) AS wanted (status) CROSS JOIN LATERAL (
+    SELECT open.* FROM horsies_workflows AS open
+    WHERE open.status = wanted.status AND open.status IN ('PENDING', 'RUNNING', 'PAUSED')
+      AND (open.created_at, open.id) < (%(before_at)s::timestamptz, %(before_id)s::uuid)
+      AND open.created_at >= %(since)s::timestamptz
+      AND (cardinality(%(names)s::text[]) = 0 OR open.name = ANY(%(names)s::text[]))
+      AND (cardinality(%(workflow_keys)s::text[]) = 0 OR open.workflow_key = ANY(%(workflow_keys)s::text[]))
+      AND (%(include_children)s::boolean OR open.parent_workflow_id IS NULL)
+    ORDER BY open.created_at DESC, open.id DESC LIMIT %(limit)s::integer) AS run
+ORDER BY run.created_at DESC, run.id DESC LIMIT %(limit)s::integer
+
+-- name: read_run_moment
+-- When a run was started: where a list goes on behind it.
+SELECT id::text, created_at FROM horsies_workflows WHERE id = %(id)s::uuid
 
 -- name: find_broken_runs
 -- Open runs whose rows do not add up, with what is wrong; none of it happens by itself.

@@ -43,6 +43,8 @@ CREATE INDEX horsies_workflows_parent ON horsies_workflows (parent_workflow_id)
     WHERE parent_workflow_id IS NOT NULL;
 CREATE INDEX horsies_workflows_root ON horsies_workflows (root_workflow_id)
     WHERE parent_workflow_id IS NOT NULL;
+-- Newest first, for operators: a run may have been given any id, so ids do not tell the time.
+CREATE INDEX horsies_workflows_created ON horsies_workflows (created_at, id);
 CREATE INDEX horsies_workflows_ended ON horsies_workflows (completed_at)
     WHERE completed_at IS NOT NULL;
 

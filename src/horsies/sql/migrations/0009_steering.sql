@@ -167,7 +167,8 @@ END
 $$;
 
 -- A value for a signal node: to the first that waits for this name, else kept for the first that will. Returns
--- 'delivered', 'stored', or the terminal status of a run that listens no more; NULL when there is no such run.
+-- 'delivered', 'stored', 'UNKNOWN_SIGNAL' when the run has no node of this name, or the terminal status of a run that
+-- listens no more; NULL when there is no such run.
 CREATE FUNCTION horsies_signal_v1(run_id uuid, signal text, signal_value text) RETURNS text LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
@@ -177,6 +178,12 @@ BEGIN
     SELECT status INTO was_status FROM horsies_workflows WHERE id = run_id;
     IF was_status IS NULL OR was_status NOT IN ('PENDING', 'RUNNING', 'PAUSED') THEN
         RETURN was_status;
+    END IF;
+    IF NOT EXISTS (
+        SELECT FROM horsies_workflow_tasks AS node
+        WHERE node.workflow_id = run_id AND node.kind = 'signal' AND node.signal_name = signal)
+    THEN
+        RETURN 'UNKNOWN_SIGNAL';
     END IF;
     UPDATE horsies_tasks SET
         kwargs = '{"value":' || signal_value || '}', enqueued_at = clock_timestamp(), updated_at = clock_timestamp()
