@@ -167,6 +167,15 @@ class CallSignature:
         """Return some stored arguments by name."""
         return Ok({}) if kwargs_json == "{}" else self._keywords.decode(kwargs_json)
 
+    def complete_call(
+        self, kwargs: Mapping[str, Any], injected: Mapping[str, Any]
+    ) -> Result[BoundCall, CodecError]:
+        """Return the call of these arguments by name, with what a workflow passes itself."""
+        misfit = self.names.misfit(0, kwargs)
+        if misfit is not None:
+            return Err(self._outdated_call(*misfit))
+        return Ok(BoundCall((), {**self._absent, **kwargs, **injected}))
+
     def _wrong_call(self, path: str, fault: str) -> CodecError:
         return CodecError(
             f"The call is wrong: {fault}; the parameters are {self.names.shown}.", path
