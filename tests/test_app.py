@@ -100,7 +100,7 @@ def test_a_broker_that_cannot_be_built_is_a_configuration_error(
     def broken(*_: Any, **__: Any) -> None:
         raise OSError("cannot read postgresql://app:hunter2@host/shop")
 
-    monkeypatch.setattr("horsies.app.PostgresBroker", broken)
+    monkeypatch.setattr("horsies.broker.PostgresBroker", broken)
     with pytest.raises(ConfigurationError) as caught:
         bare_app.get_broker()
     assert caught.value.code is ErrorCode.BROKER_INIT_FAILED

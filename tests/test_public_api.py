@@ -18,11 +18,16 @@ TaskSendPayload TaskSendError TaskSendResult BrokerErrorCode BrokerOperationErro
 ErrorCode ValidationReport MultipleValidationErrors ExceptionMapper Result Ok Err is_ok is_err
 HorsiesError ConfigurationError TaskDefinitionError RegistryError WorkflowValidationError
 BUILTIN_CODE_REGISTRY __version__
+WorkflowSpec WorkflowDefinition TaskNode SubWorkflowNode AnyNode NodeKey OnError SuccessPolicy
+SuccessCase WorkflowContext WorkflowMeta SubWorkflowSummary WorkflowContextMissingIdError
+WorkflowStatus WorkflowTaskStatus WORKFLOW_TERMINAL_STATES WORKFLOW_TASK_TERMINAL_STATES from_node
+slugify
 """
 BEYOND_THE_CONTRACT = """
 TaskFunction TaskCall TaskCancelled TaskActionError TaskActionErrorCode TaskStopped PayloadConfig
 PostgresBroker UnwrapError SourceLocation get_current_app TaskRetried DatabasePing WorkerPong
 WorkerStateSnapshot QueueState StaleTask WorkerStats ExpiredTask
+MapNode SleepNode SignalNode NodeFactory WorkflowTerminalResults
 """
 
 

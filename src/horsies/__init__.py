@@ -38,6 +38,7 @@ from horsies.errors import (
     SourceLocation,
     TaskDefinitionError,
     ValidationReport,
+    WorkflowContextMissingIdError,
     WorkflowValidationError,
 )
 from horsies.handle import (
@@ -57,16 +58,41 @@ from horsies.outcome import (
     OutcomeCode,
     RetrievalCode,
     SubWorkflowError,
+    SubWorkflowSummary,
     TaskError,
     TaskResult,
 )
 from horsies.request import TaskSendError, TaskSendErrorCode, TaskSendPayload, TaskSendResult
 from horsies.result import Err, Ok, Result, UnwrapError, is_err, is_ok
 from horsies.retry import ExceptionMapper, RetryPolicy
-from horsies.states import TASK_TERMINAL_STATES, TaskAttemptOutcome, TaskStatus
+from horsies.states import (
+    TASK_TERMINAL_STATES,
+    WORKFLOW_TASK_TERMINAL_STATES,
+    WORKFLOW_TERMINAL_STATES,
+    TaskAttemptOutcome,
+    TaskStatus,
+    WorkflowStatus,
+    WorkflowTaskStatus,
+)
 from horsies.steer import TaskRetried
 from horsies.stop import TaskStopped
 from horsies.task import TaskFunction, TaskSendOptions
+from horsies.workflow.context import WorkflowContext, WorkflowMeta
+from horsies.workflow.definition import WorkflowDefinition
+from horsies.workflow.draft import slugify
+from horsies.workflow.factory import NodeFactory
+from horsies.workflow.nodes import (
+    AnyNode,
+    MapNode,
+    NodeKey,
+    SignalNode,
+    SleepNode,
+    SubWorkflowNode,
+    TaskNode,
+    from_node,
+)
+from horsies.workflow.policy import OnError, SuccessCase, SuccessPolicy
+from horsies.workflow.spec import WorkflowSpec, WorkflowTerminalResults
 
 __all__ = [
     # the application and its tasks
@@ -112,6 +138,31 @@ __all__ = [
     "TaskSendError",
     "TaskSendErrorCode",
     "TaskSendPayload",
+    # workflows
+    "WorkflowSpec",
+    "WorkflowDefinition",
+    "WorkflowTerminalResults",
+    "TaskNode",
+    "SubWorkflowNode",
+    "MapNode",
+    "SleepNode",
+    "SignalNode",
+    "AnyNode",
+    "NodeKey",
+    "NodeFactory",
+    "from_node",
+    "slugify",
+    "OnError",
+    "SuccessPolicy",
+    "SuccessCase",
+    "WorkflowContext",
+    "WorkflowMeta",
+    "SubWorkflowSummary",
+    "WorkflowContextMissingIdError",
+    "WorkflowStatus",
+    "WorkflowTaskStatus",
+    "WORKFLOW_TERMINAL_STATES",
+    "WORKFLOW_TASK_TERMINAL_STATES",
     # the broker
     "PostgresBroker",
     "BrokerResult",

@@ -12,13 +12,13 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import ModuleType
 from typing import Any, Never, TypeVar
 
 from horsies import health, steer
-from horsies.broker import BrokerResult, PostgresBroker
+from horsies.broker import BrokerResult, PostgresBroker, build_broker
 from horsies.check import import_errors, live_errors, policy_errors
 from horsies.config import AppConfig, PostgresConfig
-from horsies.db.connect import describe
 from horsies.db.monitor import QueueState
 from horsies.definition import (
     DecoratorOptions,
@@ -28,7 +28,7 @@ from horsies.definition import (
     name_used_twice,
     refuse_bad_hook,
 )
-from horsies.errors import ConfigurationError, ErrorCode, HorsiesError
+from horsies.errors import HorsiesError
 from horsies.handle import TaskActionError, TaskCancelled, TaskHandle, TaskInfo
 from horsies.health import DatabasePing, WorkerPong, WorkerStateSnapshot
 from horsies.modules import (
@@ -43,6 +43,9 @@ from horsies.retry import RetryPolicy
 from horsies.send import Producer
 from horsies.steer import QueueOrder, TaskRetried
 from horsies.task import AnyTask, TaskDecorator, TaskFunction
+from horsies.workflow.builders import Builder, Case, RegisteredBuilder
+from horsies.workflow.checks import workflow_errors
+from horsies.workflow.spec import WorkflowMaker
 
 ChildProcessStartHook = Callable[[], None]
 Hook = TypeVar("Hook", bound=ChildProcessStartHook)
@@ -71,10 +74,12 @@ class Horsies:
         self._tasks: dict[str, AnyTask] = {}
         self._modules: list[str] = []
         self._hooks: list[ChildProcessStartHook] = []
+        self._builders: list[RegisteredBuilder] = []
         self._broker: PostgresBroker | None = None
         self._broker_lock = threading.Lock()
         self._suppressed = False
         self._producer = Producer(self.config, self.get_broker, self.are_sends_suppressed)
+        self.workflow = WorkflowMaker(self._producer)
 
     # Defining tasks
 
@@ -136,6 +141,22 @@ class Horsies:
     def get_task(self, task_name: str) -> AnyTask | None:
         """Return a registered task, or None."""
         return self._tasks.get(task_name)
+
+    # Defining workflows: ``app.workflow(name, nodes, ...)`` is set above
+
+    def workflow_builder(self, cases: Sequence[Case] | None = None) -> Callable[[Builder], Builder]:
+        """Have ``check`` try a function that returns a WorkflowSpec, once per case of parameters.
+
+        Example:
+            @app.workflow_builder(cases=[{"order_id": 7}])
+            def fulfil(order_id: int) -> WorkflowSpec[str]: ...
+        """
+
+        def register(function: Builder) -> Builder:
+            self._builders.append(RegisteredBuilder(function, cases))
+            return function
+
+        return register
 
     # Queues
 
@@ -373,21 +394,10 @@ class Horsies:
     def get_broker(self) -> PostgresBroker:
         """Return the broker, built on first use; nothing is connected yet."""
         if self._broker is None:
-            built = self._build_broker()
+            built = build_broker(self.config.broker, self.role)
             with self._broker_lock:  # of two threads that come first, both get the same one
                 self._broker = self._broker or built
         return self._broker
-
-    def _build_broker(self) -> PostgresBroker:
-        try:
-            return PostgresBroker(self.config.broker, role=self.role)
-        except HorsiesError:
-            raise
-        except Exception as error:
-            raise ConfigurationError(
-                f"The broker could not be built: {describe(error)}",
-                code=ErrorCode.BROKER_INIT_FAILED,
-            ) from error
 
     def set_role(self, role: str) -> None:
         """Say what this process is: 'producer', 'worker' or 'scheduler'."""
@@ -398,12 +408,14 @@ class Horsies:
         """Validate everything that can be validated before running; an empty list means all is
         well.
 
-        Imports the discovered modules with sends suppressed, checks error codes and policies, and
-        with ``live`` connects to the database and proves that LISTEN works. A phase with errors
-        ends the run.
+        Imports the discovered modules and builds their workflows with sends suppressed, checks
+        error codes and policies, and with ``live`` connects to the database and proves that LISTEN
+        works. A phase with errors ends the run.
         """
+        modules: list[ModuleType] = []
         with self.sends_suppressed():
-            errors = import_errors(self._modules, import_entry)
+            errors = import_errors(self._modules, lambda entry: modules.append(import_entry(entry)))
+            errors = errors or workflow_errors(self, modules, self._builders)
         if not errors:
             errors = policy_errors(self.config, [task.definition for task in self._tasks.values()])
         if not errors and live:

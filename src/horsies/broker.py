@@ -38,6 +38,7 @@ from horsies.db.monitor import (
 from horsies.db.query import Script, Statement, run_script, run_script_async
 from horsies.db.tasks import OutcomeRow
 from horsies.db.workflows import RunOutcome
+from horsies.errors import ConfigurationError, ErrorCode, HorsiesError
 from horsies.result import Err, Ok, Result
 from horsies.states import WorkflowStatus
 from horsies.waiters import Waiters
@@ -245,3 +246,16 @@ def _attempt(close: Any) -> BrokerResult[None]:
 
 def _first_failure(*results: BrokerResult[None]) -> BrokerResult[None]:
     return next((result for result in results if result.is_err()), Ok(None))
+
+
+def build_broker(config: PostgresConfig, role: str) -> PostgresBroker:
+    """Return a broker that connects on first use; HRS-211 when it cannot even be built."""
+    try:
+        return PostgresBroker(config, role=role)
+    except HorsiesError:
+        raise
+    except Exception as error:
+        raise ConfigurationError(
+            f"The broker could not be built: {describe(error)}",
+            code=ErrorCode.BROKER_INIT_FAILED,
+        ) from error

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from datetime import datetime
-from typing import Any, Generic, ParamSpec, Protocol, TypeVar, overload
+from typing import Any, Generic, ParamSpec, Protocol, TypeVar, Unpack, overload
 
 from horsies.bulk import TaskCall, send_all, send_all_async
 from horsies.definition import TaskDefinition
@@ -19,6 +19,7 @@ from horsies.invoke import invoke
 from horsies.outcome import TaskError, TaskResult
 from horsies.request import UNSET, SendOptions, TaskSendError, TaskSendResult, Unset
 from horsies.send import Producer, send_again, send_again_async, send_one, send_one_async
+from horsies.workflow.factory import NodeFactory, NodeOptions
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -189,6 +190,18 @@ class TaskFunction(Generic[P, T]):
         """
         options = SendOptions(good_until, idempotency_key, priority, transaction)
         return TaskSendOptions(self._producer, self.definition, options)
+
+    def node(self, **options: Unpack[NodeOptions]) -> NodeFactory[P, T]:
+        """Make a node of a workflow; a second call takes the parameters of the task, by name.
+
+        The options are those of ``TaskNode``. ``from_node(other)`` stands for the result of another
+        node and makes it a dependency.
+
+        Example:
+            first = fetch.node()(url="https://example.org")
+            total = count.node(queue="slow")(page=from_node(first))
+        """
+        return NodeFactory(self, options)
 
     def retry_send(self, error: TaskSendError) -> TaskSendResult[TaskHandle[T]]:
         """Repeat a send that failed with ENQUEUE_FAILED; the task is stored at most once."""

@@ -21,15 +21,7 @@ from horsies.outcome import (
     TaskResult,
 )
 from horsies.result import Err, Ok
-from horsies.workflow.nodes import (
-    NODE_KINDS,
-    NodeKey,
-    SubWorkflowNode,
-    TaskNode,
-    ValueNode,
-    value_type,
-)
-from horsies.workflow.typefit import UNKNOWN_TYPE
+from horsies.workflow.nodes import NODE_KINDS, NodeKey, SubWorkflowNode, ValueNode, result_codec
 
 __all__ = [
     "SubWorkflowError",
@@ -136,7 +128,7 @@ def skipped_result(task_index: int) -> TaskResult[Any, TaskError]:
 
 
 def _node_id(node: object) -> str | None:
-    if isinstance(node, NodeKey) or isinstance(node, NODE_KINDS):
+    if isinstance(node, (NodeKey, *NODE_KINDS)):
         return node.node_id
     raise TypeError(f"a node or a NodeKey is looked up, not {type(node).__name__}")
 
@@ -157,16 +149,7 @@ def _read(found: UpstreamResult, node: object) -> TaskResult[Any, TaskError]:
 
 
 def _codec_of(node: object) -> ResultCodec | None:
-    match node:
-        case TaskNode():
-            return node.fn.definition.results
-        case NodeKey():
-            return None
-        case _ if isinstance(node, NODE_KINDS):
-            declared = value_type(node)
-            return None if declared is UNKNOWN_TYPE else ResultCodec.of(declared, TaskError)
-        case _:
-            return None
+    return result_codec(node) if isinstance(node, NODE_KINDS) else None
 
 
 def _read_summary(found: object, node_id: str) -> SubWorkflowSummary[Any]:

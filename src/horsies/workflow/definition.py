@@ -1,0 +1,312 @@
+"""WorkflowDefinition: a workflow written as a class, found again by its key.
+
+A class names its nodes and may take parameters in ``build_with``; a worker that expands a
+sub-workflow finds the class by the key stored with the node. Stands at both ends of the line
+producer -> SQL -> turn -> child -> report -> result: where a run begins and where it grows.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, ClassVar, Generic, Protocol, TypeVar, get_args, get_origin
+
+from horsies.codec import CallSignature
+from horsies.errors import ErrorCode, WorkflowValidationError
+from horsies.jsonshape import type_text
+from horsies.workflow.blueprint import key_problem, keyed, no_key
+from horsies.workflow.nodes import NODE_KINDS, AnyNode, NodeKey, value_type
+from horsies.workflow.policy import OnError, SuccessPolicy
+from horsies.workflow.spec import WorkflowMaker, WorkflowSpec, specs_made
+from horsies.workflow.typefit import UNKNOWN_TYPE, fits
+
+T = TypeVar("T")
+
+_registry: dict[str, type[WorkflowDefinition[Any]]] = {}
+
+
+class BuildsSpecs(Protocol):
+    """What a definition needs of an application."""
+
+    @property
+    def workflow(self) -> WorkflowMaker:
+        """Makes specifications."""
+
+
+class WorkflowDefinition(Generic[T]):
+    """A workflow as a class: a name, a key, nodes, and optionally parameters.
+
+    ``T`` is the type of the output node's value, None when there is no output. ``definition_key`` is
+    the identity of the workflow across deployments; a class that declares none of its own is
+    abstract, something for other definitions to share. ``Meta`` may name the ``output`` node (by its
+    attribute name, as text), ``on_error`` and ``success_policy``.
+
+    Example:
+        class Report(WorkflowDefinition[str]):
+            name = "report"
+            definition_key = "report.v1"
+            fetch = fetch_task.node()(url="https://example.org")
+            render = render_task.node()(page=from_node(fetch))
+
+            class Meta:
+                output = "render"
+    """
+
+    name: ClassVar[str] = ""
+    definition_key: ClassVar[str] = ""
+
+    class Meta:
+        """The options of the workflow."""
+
+        output: ClassVar[AnyNode | NodeKey[Any] | str | None] = None
+        on_error: ClassVar[OnError] = OnError.FAIL
+        success_policy: ClassVar[SuccessPolicy | None] = None
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        _stamp_ids(cls)
+        if "build_with" in vars(cls):
+            cls.build_with = _guarded(vars(cls)["build_with"])  # type: ignore[method-assign]
+        if "definition_key" in vars(cls):
+            _register(cls)
+
+    @classmethod
+    def get_workflow_nodes(cls) -> list[tuple[str, AnyNode]]:
+        """Return the nodes with their attribute names: those of base classes first, then in order."""
+        found: dict[str, Any] = {}
+        for owner in reversed(cls.__mro__):
+            found.update(vars(owner))
+        return [(name, value) for name, value in found.items() if isinstance(value, NODE_KINDS)]
+
+    @classmethod
+    def own_key(cls) -> str | None:
+        """Return the key this very class declares, or None when it is abstract."""
+        key = vars(cls).get("definition_key")
+        return None if key_problem(key) else key
+
+    @classmethod
+    def output_type(cls) -> Any:
+        """Return the type of the result as declared, or UNKNOWN_TYPE."""
+        declared = _declared_type(cls)
+        if declared is not UNKNOWN_TYPE:
+            return declared
+        output = _output_of(cls)
+        return UNKNOWN_TYPE if output is None else value_type(output)
+
+    @classmethod
+    def build_signature(cls) -> CallSignature | None:
+        """Return what the author's own ``build_with`` takes beside the application, if there is one."""
+        function = inspect.unwrap(cls.build_with.__func__)  # type: ignore[attr-defined]
+        if function is inspect.unwrap(WorkflowDefinition.build_with.__func__):  # type: ignore[attr-defined]
+            return None
+        return _signature_of(function)
+
+    @classmethod
+    def build(cls, app: BuildsSpecs) -> WorkflowSpec[T]:
+        """Make the specification of the class's nodes.
+
+        HRS-001 without a name, HRS-002 without nodes, HRS-016 without a key, HRS-025 when the output
+        is not what ``T`` says.
+        """
+        key = _key_of(cls)
+        if not cls.name:
+            raise _no_name(cls)
+        _stamp_ids(cls)
+        meta = cls.Meta
+        spec: WorkflowSpec[Any] = app.workflow(
+            cls.name,
+            [node for _, node in cls.get_workflow_nodes()],
+            getattr(meta, "on_error", OnError.FAIL),
+            output=getattr(meta, "output", None),
+            success_policy=getattr(meta, "success_policy", None),
+            definition_key=key,
+        )
+        _refuse_other_output(cls, spec)
+        return spec
+
+    @classmethod
+    def build_with(cls, app: Any, *args: Any, **params: Any) -> WorkflowSpec[T]:
+        """Make the specification for parameters; override it to use them.
+
+        Every call must make a new specification. Parameters are given by name.
+
+        Example:
+            @classmethod
+            def build_with(cls, app: Horsies, *, order_id: int) -> WorkflowSpec[str]:
+                charge = charge_task.node(node_id="charge")(order_id=order_id)
+                return app.workflow(cls.name, [charge], definition_key=cls.definition_key)
+        """
+        return cls.build(app)
+
+
+def definition_by_key(definition_key: str) -> type[WorkflowDefinition[Any]] | None:
+    """Return the class registered under a key in this process, or None."""
+    return _registry.get(definition_key)
+
+
+def build_child(
+    app: BuildsSpecs | None,
+    definition: type[WorkflowDefinition[Any]],
+    kwargs: dict[str, Any],
+) -> WorkflowSpec[Any]:
+    """Build a definition with parameters, as the expansion of a sub-workflow does.
+
+    HRS-018 without an application; mistakes of the definition and whatever its ``build_with`` raises
+    pass through.
+    """
+    if app is None:
+        raise WorkflowValidationError(
+            f"The sub-workflow {definition.__name__} cannot be built without an application.",
+            code=ErrorCode.WORKFLOW_SUBWORKFLOW_APP_MISSING,
+        )
+    return definition.build_with(app, **kwargs)
+
+
+def _stamp_ids(cls: type[WorkflowDefinition[Any]]) -> None:
+    for name, node in cls.get_workflow_nodes():
+        if (node.node_id is None or node.id_derived) and not node.frozen:
+            node.node_id = name
+
+
+def _register(cls: type[WorkflowDefinition[Any]]) -> None:
+    key = cls.own_key()
+    if key is None:
+        return  # said when it is built or checked
+    known = _registry.get(key)
+    if known is not None and not _is_same_class(known, cls):
+        raise WorkflowValidationError(
+            f"The definition_key {key!r} of {cls.__qualname__} belongs to another workflow.",
+            code=ErrorCode.WORKFLOW_DUPLICATE_DEFINITION_KEY,
+            notes=[f"first used by {known.__module__}.{known.__qualname__}"],
+            help_text="give one of the two another definition_key",
+        )
+    _registry[key] = cls
+
+
+def _is_same_class(one: type, other: type) -> bool:
+    # A module imported again makes its classes again.
+    return (one.__module__, one.__qualname__) == (other.__module__, other.__qualname__)
+
+
+def _guarded(method: Any) -> Any:
+    """Hold every call of an overridden build_with to its contract."""
+    if not isinstance(method, classmethod):
+        raise TypeError(
+            "build_with must be a classmethod: @classmethod def build_with(cls, app, ...)"
+        )
+    function: Callable[..., Any] = method.__func__
+
+    @functools.wraps(function)
+    def build_with(cls: Any, app: Any, *args: Any, **params: Any) -> WorkflowSpec[Any]:
+        with specs_made() as made:
+            spec = function(cls, app, *args, **params)
+        return _accepted(cls, app, spec, made)
+
+    return classmethod(build_with)
+
+
+def _accepted(
+    cls: type[WorkflowDefinition[Any]], app: BuildsSpecs, spec: object, made: list[Any]
+) -> WorkflowSpec[Any]:
+    key = _key_of(cls)
+    if not isinstance(spec, WorkflowSpec):
+        raise _bad_build(cls, f"returned {type(spec).__name__} instead of a WorkflowSpec")
+    if not any(spec is one for one in made):
+        raise _bad_build(cls, "returned a specification that was not made in this call")
+    if spec.definition_key is None:
+        spec = WorkflowSpec.of(keyed(spec.blueprint, key))
+    if spec.definition_key != key:
+        raise _bad_build(cls, f"returned a specification with the key {spec.definition_key!r}")
+    _refuse_other_output(cls, spec)
+    return spec if spec.blueprint.producer is not None else app.workflow.adopt(spec)
+
+
+def _bad_build(cls: type[WorkflowDefinition[Any]], problem: str) -> WorkflowValidationError:
+    return WorkflowValidationError(
+        f"{cls.__qualname__}.build_with {problem}.",
+        code=ErrorCode.WORKFLOW_SUBWORKFLOW_BUILD_WITH_BINDING,
+        help_text="make one in every call: "
+        "return app.workflow(cls.name, [...], definition_key=cls.definition_key)",
+    )
+
+
+def _key_of(cls: type[WorkflowDefinition[Any]]) -> str:
+    key = cls.own_key()
+    if key is None:
+        problem = key_problem(vars(cls).get("definition_key")) or "has no definition_key"
+        raise no_key(f"{cls.__qualname__}", f"{problem} of its own")
+    return key
+
+
+def _no_name(cls: type[WorkflowDefinition[Any]]) -> WorkflowValidationError:
+    return WorkflowValidationError(
+        f"{cls.__qualname__} has no name.",
+        code=ErrorCode.WORKFLOW_NO_NAME,
+        help_text=f'name = "{cls.__name__.lower()}" in the class',
+    )
+
+
+def _refuse_other_output(cls: type[WorkflowDefinition[Any]], spec: WorkflowSpec[Any]) -> None:
+    declared = _declared_type(cls)
+    if declared is UNKNOWN_TYPE or declared is Any:
+        return
+    output = spec.output
+    given = None if output is None else value_type(output)
+    if given is UNKNOWN_TYPE or fits(given, declared):
+        return
+    found = "it has no output" if output is None else f"its output is {type_text(given)}"
+    raise WorkflowValidationError(
+        f"{cls.__qualname__} is declared as WorkflowDefinition[{type_text(declared)}], but {found}.",
+        code=ErrorCode.WORKFLOW_OUTPUT_TYPE_MISMATCH,
+        help_text="name the output in Meta, or declare the type of the output node; without an "
+        "output it is WorkflowDefinition[None]",
+    )
+
+
+def _output_of(cls: type[WorkflowDefinition[Any]]) -> AnyNode | None:
+    output = getattr(cls.Meta, "output", None)
+    if isinstance(output, NODE_KINDS):
+        return output
+    name = output.node_id if isinstance(output, NodeKey) else output
+    return next((node for _, node in cls.get_workflow_nodes() if node.node_id == name), None)
+
+
+def _declared_type(cls: type) -> Any:
+    """Return the T of WorkflowDefinition[T] as the class or a base of it declares it."""
+    return _argument_of(cls, {})
+
+
+def _argument_of(cls: type, known: dict[Any, Any]) -> Any:
+    for base in vars(cls).get("__orig_bases__", cls.__bases__):
+        origin = get_origin(base) or base
+        if not (isinstance(origin, type) and issubclass(origin, WorkflowDefinition)):
+            continue
+        arguments = [known.get(one, one) for one in get_args(base)]
+        if origin is WorkflowDefinition:
+            return _resolved(arguments[0]) if arguments else UNKNOWN_TYPE
+        parameters = getattr(origin, "__parameters__", ())
+        return _argument_of(origin, dict(zip(parameters, arguments, strict=False)))
+    return UNKNOWN_TYPE
+
+
+def _resolved(argument: Any) -> Any:
+    return UNKNOWN_TYPE if isinstance(argument, TypeVar) else argument
+
+
+@functools.lru_cache(maxsize=1_024)
+def _signature_of(function: Callable[..., Any]) -> CallSignature:
+    """Read the parameters behind ``cls`` and ``app``."""
+
+    @functools.wraps(function)
+    def build(*args: Any, **params: Any) -> Any:
+        raise NotImplementedError
+
+    signature = inspect.signature(function)
+    parameters = list(signature.parameters.values())[2:]
+    build.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    # Only theirs: the application's own type is often imported for type checkers alone.
+    kept = {one.name for one in parameters}
+    annotations = function.__annotations__
+    build.__annotations__ = {name: annotations[name] for name in annotations if name in kept}
+    return CallSignature.of(build)

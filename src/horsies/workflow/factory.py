@@ -7,9 +7,8 @@ caller. Stands before the line producer -> SQL -> turn -> child -> report -> res
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Any, Generic, ParamSpec, TypeVar
+from typing import Any, Generic, ParamSpec, TypedDict, TypeVar
 
 from horsies.errors import ErrorCode, WorkflowValidationError
 from horsies.retry import RetryPolicy
@@ -19,23 +18,22 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeOptions:
+class NodeOptions(TypedDict, total=False):
     """What a node takes beside the parameters of its task; see ``TaskNode``."""
 
-    waits_for: Sequence[AnyNode] = ()
-    args_from: Mapping[str, AnyNode] = field(default_factory=dict)
-    workflow_ctx_from: Sequence[AnyNode] | None = None
-    node_id: str | None = None
-    queue: str | None = None
-    priority: int | None = None
-    allow_failed_deps: bool = False
-    join: Join = "all"
-    min_success: int | None = None
-    good_until: datetime | None = None
-    expires_in: timedelta | None = None
-    timeout_ms: int | None = None
-    retry_policy: RetryPolicy | None = None
+    waits_for: Sequence[AnyNode]
+    args_from: Mapping[str, AnyNode]
+    workflow_ctx_from: Sequence[AnyNode] | None
+    node_id: str | None
+    queue: str | None
+    priority: int | None
+    allow_failed_deps: bool
+    join: Join
+    min_success: int | None
+    good_until: datetime | None
+    expires_in: timedelta | None
+    timeout_ms: int | None
+    retry_policy: RetryPolicy | None
 
 
 class NodeFactory(Generic[P, T]):
@@ -57,31 +55,12 @@ class NodeFactory(Generic[P, T]):
             )
         sources = {name: value.node for name, value in kwargs.items() if type(value) is FromNode}
         fixed = {name: value for name, value in kwargs.items() if name not in sources}
-        return self._node(sources, fixed)
+        return TaskNode(self._task, kwargs=fixed, **self._with_sources(sources))
 
-    def _node(self, sources: Mapping[str, AnyNode], fixed: Mapping[str, Any]) -> TaskNode[T]:
+    def _with_sources(self, sources: dict[str, AnyNode]) -> NodeOptions:
         options = self._options
-        self._refuse_overlap(sources)
-        return TaskNode(
-            self._task,
-            kwargs=fixed,
-            waits_for=_with_sources(options.waits_for, sources),
-            args_from={**options.args_from, **sources},
-            workflow_ctx_from=options.workflow_ctx_from,
-            queue=options.queue,
-            priority=options.priority,
-            allow_failed_deps=options.allow_failed_deps,
-            join=options.join,
-            min_success=options.min_success,
-            good_until=options.good_until,
-            expires_in=options.expires_in,
-            timeout_ms=options.timeout_ms,
-            retry_policy=options.retry_policy,
-            node_id=options.node_id,
-        )
-
-    def _refuse_overlap(self, sources: Mapping[str, AnyNode]) -> None:
-        twice = [name for name in sources if name in self._options.args_from]
+        args_from: Mapping[str, Any] = options.get("args_from") or {}
+        twice = [name for name in sources if name in args_from]
         if twice:
             raise WorkflowValidationError(
                 f"The parameter {twice[0]!r} of task {self._task.definition.name!r} is taken both "
@@ -89,8 +68,10 @@ class NodeFactory(Generic[P, T]):
                 code=ErrorCode.WORKFLOW_KWARGS_ARGS_FROM_OVERLAP,
                 help_text="keep one of the two",
             )
-
-
-def _with_sources(waits_for: Sequence[AnyNode], sources: Mapping[str, AnyNode]) -> list[AnyNode]:
-    # By identity: equal-looking nodes are different nodes.
-    return list({id(node): node for node in (*waits_for, *sources.values())}.values())
+        # By identity: equal-looking nodes are different nodes.
+        awaited = {id(node): node for node in (*options.get("waits_for", ()), *sources.values())}
+        return {
+            **options,
+            "waits_for": list(awaited.values()),
+            "args_from": {**args_from, **sources},
+        }

@@ -7,6 +7,7 @@ before the line producer -> SQL -> turn -> child -> report -> result.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from datetime import datetime, timedelta
@@ -14,11 +15,12 @@ from typing import Any, ClassVar, Generic, Literal, Protocol, TypeAlias, assert_
 
 from typing_extensions import TypeVar
 
-from horsies.codec import CallSignature
+from horsies.codec import CallSignature, ResultCodec
 from horsies.definition import TaskDefinition
 from horsies.errors import ErrorCode, WorkflowValidationError
 from horsies.outcome import TaskError, TaskResult
 from horsies.retry import RetryPolicy
+from horsies.workflow.typefit import UNKNOWN_TYPE
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -345,6 +347,20 @@ def value_type(node: AnyNode) -> Any:
             return node.value_type
         case _:
             assert_never(node)
+
+
+def result_codec(node: AnyNode) -> ResultCodec | None:
+    """Return what reads a node's stored result; None where nobody declared its type."""
+    if isinstance(node, TaskNode):
+        return node.fn.definition.results
+    declared = value_type(node)
+    return None if declared is UNKNOWN_TYPE else codec_for(declared)
+
+
+@functools.lru_cache(maxsize=512)
+def codec_for(declared: Any) -> ResultCodec:
+    """Return what reads results with values of this type; building one takes milliseconds."""
+    return ResultCodec.of(declared, TaskError)
 
 
 @dataclass(frozen=True, slots=True)
