@@ -76,7 +76,8 @@ class BuildsWorkflow(Protocol[T_co]):
         """Return the nodes declared by the class, with their attribute names."""
 
 
-@dataclass(frozen=True, slots=True)
+# Without slots: a frozen class with slots cannot be called as NodeKey[int]("fetch") before Python 3.12.
+@dataclass(frozen=True)
 class NodeKey(Generic[T_co]):
     """The name under which a node's result is found in a run.
 
