@@ -26,6 +26,8 @@ from horsies.outcome import (
     error_code_text,
 )
 from horsies.result import Err
+from horsies.worker.deliver import deliver
+from horsies.worker.internal import is_internal, run_internal
 from horsies.worker.wire import Assignment, ChildBoot, ChildReport
 
 _MESSAGE_CHARACTERS_MAX = 2_000
@@ -82,9 +84,12 @@ def execute(app: Horsies, assignment: Assignment) -> ChildReport:
     """Run one assignment of `app` and say what came of it."""
     task = app.get_task(assignment.task_name)
     if task is None:
-        return _failure(assignment, _unknown_task(assignment))
-    definition = task.definition
-    call = definition.signature.decode_call(assignment.args_json, assignment.kwargs_json)
+        return _execute_internal(app, assignment)
+    definition, signature = task.definition, task.definition.signature
+    if assignment.node is None:
+        call = signature.decode_call(assignment.args_json, assignment.kwargs_json)
+    else:
+        call = deliver(app, assignment, signature, assignment.kwargs_json)
     if isinstance(call, Err):
         problem = f"The stored arguments do not fit task {definition.name!r}: {call.value.message}"
         return _failure(assignment, _serialization_error(problem))
@@ -103,6 +108,17 @@ def execute(app: Horsies, assignment: Assignment) -> ChildReport:
             assignment.task_id, assignment.generation, True, encoded.value, None, None
         )
     return _error_report(assignment, encoded.value, result.err_value)
+
+
+def _execute_internal(app: Horsies, assignment: Assignment) -> ChildReport:
+    """Run a task that no user registered; only the library's own are not a mistake."""
+    if not is_internal(assignment):
+        return _failure(assignment, _unknown_task(assignment))
+    done = run_internal(app, assignment)
+    if isinstance(done, Err):
+        return _failure(assignment, done.value)
+    result_json = f'{{"ok":{done.value}}}'
+    return ChildReport(assignment.task_id, assignment.generation, True, result_json, None, None)
 
 
 def _invoke(app: Horsies, definition: TaskDefinition, call: BoundCall) -> TaskResult[Any, Any]:

@@ -1,0 +1,69 @@
+"""Expansion: the plan of a sub-workflow, made when its node may run.
+
+The definition is found by the key stored with the node, its ``build_with`` runs here, in a child and
+under no lock, and the plan of what it returned is the result of the expansion's task. The database
+starts it as a run below the other. Stands in the child on the line producer -> SQL -> turn -> child
+-> report -> result.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from horsies.codec import CodecError
+from horsies.ids import new_id
+from horsies.outcome import OperationalErrorCode, TaskError
+from horsies.raised import exception_text
+from horsies.result import Err, Ok, Result
+from horsies.stop import TaskStopped
+from horsies.workflow.definition import (
+    BuildsSpecs,
+    WorkflowDefinition,
+    build_child,
+    definition_by_key,
+)
+from horsies.workflow.plan import Parent, plan
+
+AnyDefinition = type[WorkflowDefinition[Any]]
+
+
+def find_child(definition_key: str) -> Result[AnyDefinition, TaskError]:
+    """Return the definition of a sub-workflow, or why the node has to fail."""
+    definition = definition_by_key(definition_key)
+    if definition is None:
+        return Err(
+            TaskError(
+                error_code=OperationalErrorCode.SUBWORKFLOW_LOAD_FAILED,
+                message=f"This worker knows no workflow with the definition key {definition_key!r}; "
+                "import the module that defines it in the modules of discover_tasks.",
+            )
+        )
+    return Ok(definition)
+
+
+def expand(
+    app: BuildsSpecs, definition: AnyDefinition, kwargs: dict[str, Any], parent: Parent
+) -> Result[str, TaskError]:
+    """Return the plan of the child run below ``parent``, or why the node has to fail."""
+    try:
+        return Ok(plan(build_child(app, definition, kwargs), new_id(), parent=parent))
+    except TaskStopped:
+        raise
+    except BaseException as error:  # the user's build_with may raise anything
+        return Err(
+            TaskError(
+                error_code=OperationalErrorCode.WORKFLOW_ENQUEUE_FAILED,
+                message=f"Sub-workflow {definition.__name__} could not be built: "
+                f"{type(error).__name__}: {exception_text(error)}",
+                exception=error,
+            )
+        )
+
+
+def unreadable_parameters(definition: AnyDefinition, problem: CodecError) -> TaskError:
+    """Return the error of stored parameters that ``build_with`` cannot take."""
+    return TaskError(
+        error_code=OperationalErrorCode.WORKER_SERIALIZATION_ERROR,
+        message=f"The stored parameters do not fit {definition.__name__}.build_with: "
+        f"{problem.message}",
+    )
