@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any, Generic, TypeVar
 
 from horsies.broker import (
@@ -142,7 +143,7 @@ def _encode(
 def _batch(
     definition: TaskDefinition, options: SendOptions, encoded: Sequence[EncodedCall]
 ) -> _Batch:
-    shared = shared_values(definition, options, None)
+    shared = shared_values(definition, options, None, datetime.now(UTC))
     ids = [new_id() for _ in encoded]
     shas = [shared.fingerprint(call) for call in encoded]
     rows = InsertTasks(

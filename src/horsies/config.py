@@ -20,6 +20,7 @@ from horsies.dsn import mask_url
 from horsies.errors import ErrorCode
 from horsies.postgres_config import FROZEN_MODEL, PostgresConfig, Problem, raise_problems
 from horsies.retry import ExceptionMapper, validate_error_code_name, validate_exception_mapper
+from horsies.timetable.settings import ScheduleConfig
 
 __all__ = [
     "DEFAULT_CLAIM_LEASE_MS",
@@ -277,6 +278,9 @@ class AppConfig(BaseModel):
     payload: PayloadConfig = Field(default_factory=PayloadConfig)
     """Size limits of arguments and results. Defaults to PayloadConfig()."""
 
+    schedule: ScheduleConfig | None = None
+    """The schedules a scheduler serves. None means that none may run. Defaults to None."""
+
     exception_mapper: Annotated[ExceptionMapper, PlainValidator(_copied_mapper)] = Field(
         default_factory=dict
     )
@@ -413,6 +417,8 @@ def _settings(model: BaseModel, prefix: str = "") -> Iterator[tuple[str, str]]:
     for name in type(model).model_fields:
         value = getattr(model, name)
         match value:
+            case ScheduleConfig():
+                yield f"{prefix}{name}", mask_url(str(value))
             case BaseModel():
                 yield from _settings(value, f"{prefix}{name}.")
             case [BaseModel(), *_]:

@@ -94,6 +94,14 @@ class SendOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class Stamp:
+    """The id and the moment of a request: the same stamp makes the same row and fingerprint."""
+
+    task_id: str
+    sent_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """A valid request to store one task, ready for the INSERT."""
 
@@ -109,8 +117,12 @@ def prepare(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
     delay_seconds: float | Unset,
+    stamp: Stamp | None = None,
 ) -> TaskSendResult[Request]:
-    """Turn a call into the row to insert, or say in one sentence why it cannot be."""
+    """Turn a call into the row to insert, or say in one sentence why it cannot be.
+
+    The id is new and the moment now, unless a stamp says otherwise.
+    """
     if problem := option_problem(options, delay_seconds):
         return Err(refused(definition, problem))
     match definition.signature.encode_call(args, kwargs):
@@ -120,13 +132,18 @@ def prepare(
             if problem := size_problem(limits, definition.name, call):
                 return Err(TaskSendError(TaskSendErrorCode.PAYLOAD_TOO_LARGE, problem))
             delay = None if isinstance(delay_seconds, Unset) else delay_seconds
-            return Ok(_request(definition, options, call, delay))
+            stamp = stamp or Stamp(new_id(), datetime.now(UTC))
+            return Ok(_request(definition, options, call, delay, stamp))
 
 
 def _request(
-    definition: TaskDefinition, options: SendOptions, call: EncodedCall, delay_seconds: float | None
+    definition: TaskDefinition,
+    options: SendOptions,
+    call: EncodedCall,
+    delay_seconds: float | None,
+    stamp: Stamp,
 ) -> Request:
-    shared = shared_values(definition, options, delay_seconds)
+    shared = shared_values(definition, options, delay_seconds, stamp.sent_at)
     key = options.idempotency_key
     payload = TaskSendPayload(
         definition.name,
@@ -141,7 +158,7 @@ def _request(
         shared.fingerprint(call),
         key,
     )
-    return request_for(definition, new_id(), payload)
+    return request_for(definition, stamp.task_id, payload)
 
 
 def request_for(definition: TaskDefinition, task_id: str, payload: TaskSendPayload) -> Request:
@@ -186,10 +203,12 @@ class SharedValues:
 
 
 def shared_values(
-    definition: TaskDefinition, options: SendOptions, delay_seconds: float | None
+    definition: TaskDefinition,
+    options: SendOptions,
+    delay_seconds: float | None,
+    sent_at: datetime,
 ) -> SharedValues:
     """Compute the shared part of the rows and the shared prefix of their fingerprints."""
-    sent_at = datetime.now(UTC)
     good_until = None if isinstance(options.good_until, Unset) else options.good_until
     priority = definition.priority if options.priority is None else options.priority
     task_options = encode_options(definition, good_until)

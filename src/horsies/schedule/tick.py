@@ -1,0 +1,211 @@
+"""The tick: read what is due, decide, and write tasks and standings down in one statement.
+
+Between reading and writing nothing is locked and no transaction is open, so a scheduler that is frozen
+or killed at any moment holds nobody up: the statement takes a schedule only as it was read, and puts
+in all of its tasks or none. Two schedulers that decide the same leave one set of tasks behind.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import psycopg
+from psycopg import Connection
+
+from horsies.db.connect import describe, is_transient
+from horsies.db.query import Script, run_script
+from horsies.db.schedules import (
+    DueSchedule,
+    FireSlots,
+    NextSlot,
+    ScheduleName,
+    find_due_schedules,
+    fire_slots,
+    seconds_until_next_slot,
+)
+from horsies.db.tasks import InsertTask
+from horsies.result import Err, Ok
+from horsies.schedule.book import DUE_MAX, Book
+from horsies.schedule.entry import Entry
+from horsies.schedule.plan import Decision, Dropped, SkipReason, Standing, decide
+
+logger = logging.getLogger("horsies.scheduler")
+
+# Catching up after a long time goes on in the next tick, so that no statement becomes huge.
+RUNS_MAX = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A due schedule, what was decided, and the tasks to insert for it."""
+
+    due: DueSchedule
+    decision: Decision
+    rows: Sequence[InsertTask]
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether it is due again at once."""
+        following = self.decision.next_run_at
+        return following is not None and following <= self.due.looked_at
+
+
+@dataclass(frozen=True, slots=True)
+class Ticked:
+    """What a tick did, and when the next one is worth its while; None means nothing is planned."""
+
+    fired: Sequence[Planned]
+    seconds_until_next: float | None
+
+
+def tick(connection: Connection[Any], book: Book) -> Ticked:
+    """Send the tasks of everything that is due; psycopg.Error when the database is not up to it."""
+    try:
+        ticked = run_script(connection, _tick_script(book))
+    except psycopg.Error as error:
+        if is_transient(error):
+            raise
+        logger.error("the due schedules are tried one by one: %s", describe(error))
+        ticked = _tick_one_by_one(connection, book)
+    for planned in ticked.fired:
+        _log(planned)
+    return ticked
+
+
+def _tick_script(book: Book) -> Script[Ticked]:
+    due: list[DueSchedule] = yield find_due_schedules, book.find_due()
+    batch = plan_all(book, due)
+    taken: list[ScheduleName] = []
+    if batch:
+        taken = yield fire_slots, columns(batch)
+    looked_at = due[0].looked_at if due else None
+    (ahead,) = yield seconds_until_next_slot, book.look_ahead(looked_at)
+    names = {one.name for one in taken}
+    fired = [planned for planned in batch if planned.due.name in names]
+    return Ticked(fired, _seconds(ahead, due, fired))
+
+
+def _seconds(ahead: NextSlot, due: Sequence[DueSchedule], fired: Sequence[Planned]) -> float | None:
+    has_more = len(due) == DUE_MAX and fired
+    return 0.0 if has_more or any(one.is_behind for one in fired) else ahead.seconds
+
+
+def plan_all(book: Book, due: Iterable[DueSchedule]) -> list[Planned]:
+    """Decide about every due schedule; one that cannot be decided does not keep the others back."""
+    batch: list[Planned] = []
+    runs_left = RUNS_MAX
+    for one in due:
+        if runs_left <= 0:
+            break
+        try:
+            planned = _plan(book.entry_of(one), one, runs_left)
+        except Exception:
+            logger.exception("schedule %r cannot be planned", one.name)
+            continue
+        if planned is not None:
+            batch.append(planned)
+            runs_left -= len(planned.rows)
+    return batch
+
+
+def _plan(entry: Entry | None, due: DueSchedule, runs_max: int) -> Planned | None:
+    if entry is None:
+        return None
+    standing = _in_utc(due)
+    decision = decide(entry.schedule, entry.timing, standing, runs_max)
+    if decision is None:
+        return None
+    rows: list[InsertTask] = []
+    for slot in decision.fire:
+        match entry.target.row_for(slot):
+            case Ok(row):
+                rows.append(row)
+            case Err(error):
+                logger.error("schedule %r, slot %s: %s", due.name, slot, error.message)
+                decision = _refused(decision, slot)
+    return Planned(due, decision, rows)
+
+
+def _in_utc(due: DueSchedule) -> Standing:
+    """What is read comes in the zone of the database session, where an hour may not be an hour."""
+    resumed_at = None if due.resumed_at is None else due.resumed_at.astimezone(UTC)
+    due_at, now = due.due_at.astimezone(UTC), due.looked_at.astimezone(UTC)
+    return Standing(due_at, now, due.is_unfinished, resumed_at)
+
+
+def _refused(decision: Decision, slot: datetime) -> Decision:
+    """A slot whose task cannot be sent is over all the same, or it would be in the way for ever."""
+    dropped = Dropped(SkipReason.REFUSED, slot, slot)
+    return Decision(decision.fire, decision.next_run_at, dropped)
+
+
+def columns(batch: Sequence[Planned]) -> FireSlots:
+    """Write decisions and tasks as columns, one value per schedule and one per task."""
+    runs = [(planned.due.name, row) for planned in batch for row in planned.rows]
+    dropped = [planned.decision.dropped for planned in batch]
+    return FireSlots(
+        names=[planned.due.name for planned in batch],
+        due_at=[planned.due.due_at for planned in batch],
+        hashes=[planned.due.hash for planned in batch],
+        next_run_at=[planned.decision.next_run_at for planned in batch],
+        last_task_ids=[planned.rows[-1].id if planned.rows else None for planned in batch],
+        run_counts=[len(planned.rows) for planned in batch],
+        skipped_at=[None if one is None else one.before for one in dropped],
+        skip_reasons=[None if one is None else one.reason.value for one in dropped],
+        ids=[row.id for _, row in runs],
+        schedule_names=[name for name, _ in runs],
+        slots=[row.sent_at for _, row in runs],
+        task_names=[row.task_name for _, row in runs],
+        queue_names=[row.queue_name for _, row in runs],
+        priorities=[row.priority for _, row in runs],
+        kwargs=[row.kwargs for _, row in runs],
+        delay_seconds=[row.delay_seconds for _, row in runs],
+        good_until=[row.good_until for _, row in runs],
+        max_retries=[row.max_retries for _, row in runs],
+        task_options=[row.task_options for _, row in runs],
+        timeouts_ms=[row.timeout_ms for _, row in runs],
+        enqueue_shas=[row.enqueue_sha for _, row in runs],
+    )
+
+
+def _tick_one_by_one(connection: Connection[Any], book: Book) -> Ticked:
+    """Find out which schedule the database will not take, and serve the others."""
+    due = find_due_schedules.run(connection, book.find_due())
+    fired = []
+    for planned in plan_all(book, due):
+        try:
+            taken = fire_slots.run(connection, columns([planned]))
+        except psycopg.Error as error:
+            if is_transient(error):
+                raise
+            logger.error("schedule %r cannot be stored: %s", planned.due.name, describe(error))
+            taken = fire_slots.run(connection, columns([_without_tasks(planned)]))
+            continue
+        fired += [planned] if taken else []
+    return Ticked(fired, None)
+
+
+def _without_tasks(planned: Planned) -> Planned:
+    slot = planned.decision.fire[-1] if planned.decision.fire else planned.due.due_at
+    return Planned(planned.due, _refused(planned.decision, slot), ())
+
+
+def _log(planned: Planned) -> None:
+    name, decision = planned.due.name, planned.decision
+    if planned.rows:
+        logger.info(
+            "schedule %r: %d task(s) sent, slot %s", name, len(planned.rows), decision.fire[-1]
+        )
+    if decision.dropped is not None:
+        lost = decision.dropped
+        logger.warning(
+            "schedule %r: slots from %s until %s dropped (%s)",
+            name,
+            lost.first,
+            lost.before,
+            lost.reason.value.lower(),
+        )

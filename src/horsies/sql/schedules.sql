@@ -1,0 +1,181 @@
+-- Schedules: what is due, what becomes of it, and how operators and programs change them.
+--
+-- A scheduler serves the schedules of its configuration under the timing it knows ("names" and "hashes"), and those
+-- stored here whose task it knows ("task_names"). Any number of schedulers may serve the same ones.
+
+-- name: find_due_schedules
+-- What is due, oldest first; nothing is locked yet. What waits for a task of its own to end comes last, so that it does
+-- not keep others from their turn.
+SELECT state.schedule_name AS name, state.next_run_at AS due_at, state.config_hash AS hash, state.definition,
+    state.resumed_at, now() AS looked_at,
+    EXISTS (
+        SELECT FROM horsies_tasks AS task
+        WHERE task.schedule_name = state.schedule_name AND task.status IN ('PENDING', 'CLAIMED', 'RUNNING')
+    ) AS is_unfinished
+FROM horsies_schedule_state AS state
+LEFT JOIN unnest(%(names)s::text[], %(hashes)s::text[]) AS known (name, hash)
+    ON known.name = state.schedule_name AND known.hash = state.config_hash
+WHERE state.next_run_at <= now() AND state.paused_at IS NULL
+  AND (known.name IS NOT NULL OR (state.definition IS NOT NULL AND state.task_name = ANY(%(task_names)s::text[])))
+ORDER BY is_unfinished, state.next_run_at, state.schedule_name
+LIMIT %(limit)s
+
+-- name: fire_slots
+-- Tasks for due slots, and where their schedules stand afterwards: all of it or nothing, in one statement. A schedule
+-- is taken only as it was read: one that another scheduler has taken, that was paused or changed meanwhile, is left
+-- alone. A task that is there already, by its id made of name and slot, stays as it is.
+WITH decided AS MATERIALIZED (
+    SELECT * FROM unnest(
+        %(names)s::text[], %(due_at)s::timestamptz[], %(hashes)s::text[], %(next_run_at)s::timestamptz[],
+        %(last_task_ids)s::uuid[], %(run_counts)s::integer[], %(skipped_at)s::timestamptz[], %(skip_reasons)s::text[]
+    ) AS decision (name, due_at, hash, next_run_at, last_task_id, run_count, skipped_at, skip_reason)),
+taken AS MATERIALIZED (
+    SELECT state.schedule_name AS name
+    FROM decided JOIN horsies_schedule_state AS state ON state.schedule_name = decided.name
+    WHERE state.next_run_at = decided.due_at AND state.config_hash = decided.hash AND state.paused_at IS NULL
+    FOR UPDATE OF state SKIP LOCKED),
+sent AS (
+    INSERT INTO horsies_tasks (
+        id, task_name, queue_name, priority, args, kwargs, sent_at, enqueued_at, good_until, max_retries,
+        task_options, timeout_ms, enqueue_sha, schedule_name, scheduled_for)
+    SELECT run.id, run.task_name, run.queue_name, run.priority, '[]', run.kwargs, run.slot,
+        greatest(now(), run.slot + run.delay_seconds * interval '1 second'), run.good_until, run.max_retries,
+        run.task_options, run.timeout_ms, run.enqueue_sha, run.schedule_name, run.slot
+    FROM unnest(
+        %(ids)s::uuid[], %(schedule_names)s::text[], %(slots)s::timestamptz[], %(task_names)s::text[],
+        %(queue_names)s::text[], %(priorities)s::integer[], %(kwargs)s::text[], %(delay_seconds)s::float8[],
+        %(good_until)s::timestamptz[], %(max_retries)s::integer[], %(task_options)s::text[],
+        %(timeouts_ms)s::integer[], %(enqueue_shas)s::text[]
+    ) AS run (id, schedule_name, slot, task_name, queue_name, priority, kwargs, delay_seconds, good_until, max_retries,
+              task_options, timeout_ms, enqueue_sha)
+    JOIN taken ON taken.name = run.schedule_name
+    ON CONFLICT DO NOTHING)
+UPDATE horsies_schedule_state AS state SET
+    next_run_at = decided.next_run_at,
+    last_run_at = CASE WHEN decided.run_count > 0 THEN now() ELSE state.last_run_at END,
+    last_task_id = coalesce(decided.last_task_id, state.last_task_id),
+    run_count = state.run_count + decided.run_count,
+    skipped_at = coalesce(decided.skipped_at, state.skipped_at),
+    skip_reason = coalesce(decided.skip_reason, state.skip_reason),
+    updated_at = now()
+FROM decided JOIN taken ON taken.name = decided.name
+WHERE state.schedule_name = decided.name
+RETURNING state.schedule_name AS name
+
+-- name: seconds_until_next_slot
+-- How long a scheduler may sleep: NULL when nothing is planned, 0 or less when something has become due since it looked.
+SELECT extract(epoch FROM min(state.next_run_at) - clock_timestamp())::float8 AS seconds
+FROM horsies_schedule_state AS state
+LEFT JOIN unnest(%(names)s::text[], %(hashes)s::text[]) AS known (name, hash)
+    ON known.name = state.schedule_name AND known.hash = state.config_hash
+WHERE state.next_run_at > coalesce(%(looked_at)s::timestamptz, '-infinity') AND state.paused_at IS NULL
+  AND (known.name IS NOT NULL OR (state.definition IS NOT NULL AND state.task_name = ANY(%(task_names)s::text[])))
+
+-- name: read_schedule_standings
+-- What is known of these schedules, a row each whether it is there or not, and the time on the database's clock.
+SELECT wanted.name, state.schedule_name IS NOT NULL AS is_stored, state.config_hash AS hash, state.next_run_at,
+    state.task_name, state.owner, state.definition, now() AS looked_at
+FROM unnest(%(names)s::text[]) AS wanted (name)
+LEFT JOIN horsies_schedule_state AS state ON state.schedule_name = wanted.name
+
+-- name: store_schedules
+-- Schedules of the configuration: new ones come in, known ones get a new next slot when their timing is another one or
+-- they had none. Counters and pauses stay. In the order of their names, for schedulers that start together.
+INSERT INTO horsies_schedule_state AS state (schedule_name, next_run_at, config_hash, timing, task_name, owner)
+SELECT fresh.* FROM unnest(
+    %(names)s::text[], %(next_run_at)s::timestamptz[], %(hashes)s::text[], %(timings)s::text[], %(task_names)s::text[],
+    %(owners)s::text[]
+) AS fresh (name, next_run_at, hash, timing, task_name, owner)
+ORDER BY fresh.name
+ON CONFLICT (schedule_name) DO UPDATE SET
+    next_run_at = CASE WHEN state.config_hash = EXCLUDED.config_hash
+        THEN coalesce(state.next_run_at, EXCLUDED.next_run_at) ELSE EXCLUDED.next_run_at END,
+    config_hash = EXCLUDED.config_hash, timing = EXCLUDED.timing, task_name = EXCLUDED.task_name,
+    owner = EXCLUDED.owner, definition = NULL, updated_at = now()
+RETURNING state.schedule_name AS name
+
+-- name: list_orphaned_schedules
+-- Schedules that this owner once brought here and that its configuration no longer has.
+SELECT schedule_name AS name FROM horsies_schedule_state
+WHERE owner = %(owner)s AND definition IS NULL AND schedule_name <> ALL(%(names)s::text[])
+ORDER BY schedule_name
+
+-- name: add_schedule
+-- A schedule that lives here only. One of that name gives way if it is of the same kind and "replace" says so, or if it
+-- is the very same; the next slot stays while the timing does. No row comes back when the name is taken otherwise.
+WITH added AS (
+    INSERT INTO horsies_schedule_state AS state (
+        schedule_name, next_run_at, config_hash, timing, task_name, owner, definition)
+    VALUES (%(name)s, %(next_run_at)s, %(hash)s, %(timing)s, %(task_name)s, 'program', %(definition)s)
+    ON CONFLICT (schedule_name) DO UPDATE SET
+        next_run_at = CASE WHEN state.config_hash = EXCLUDED.config_hash
+            THEN coalesce(state.next_run_at, EXCLUDED.next_run_at) ELSE EXCLUDED.next_run_at END,
+        config_hash = EXCLUDED.config_hash, timing = EXCLUDED.timing, task_name = EXCLUDED.task_name,
+        definition = EXCLUDED.definition, updated_at = now()
+    WHERE state.definition IS NOT NULL AND (%(replace)s OR state.definition = EXCLUDED.definition)
+    RETURNING state.schedule_name)
+SELECT added.schedule_name AS name
+FROM added CROSS JOIN LATERAL pg_notify('horsies_schedules', added.schedule_name) AS woken
+
+-- name: remove_schedule
+-- Forget a schedule that was added at run time; its tasks stay. Those of a configuration are not removed here.
+WITH removed AS (
+    DELETE FROM horsies_schedule_state
+    WHERE schedule_name = %(name)s AND definition IS NOT NULL
+    RETURNING schedule_name)
+SELECT removed.schedule_name AS name
+FROM removed CROSS JOIN LATERAL pg_notify('horsies_schedules', removed.schedule_name) AS woken
+
+-- name: pause_schedule
+-- No slot fires any more; pausing again keeps the first moment.
+WITH paused AS (
+    UPDATE horsies_schedule_state SET paused_at = coalesce(paused_at, now()), updated_at = now()
+    WHERE schedule_name = %(name)s RETURNING schedule_name)
+SELECT paused.schedule_name AS name
+FROM paused CROSS JOIN LATERAL pg_notify('horsies_schedules', paused.schedule_name) AS woken
+
+-- name: resume_schedule
+-- Slots fire again. When it was resumed tells the scheduler which slots fell into the pause.
+WITH resumed AS (
+    UPDATE horsies_schedule_state SET
+        resumed_at = CASE WHEN paused_at IS NULL THEN resumed_at ELSE now() END, paused_at = NULL, updated_at = now()
+    WHERE schedule_name = %(name)s RETURNING schedule_name)
+SELECT resumed.schedule_name AS name
+FROM resumed CROSS JOIN LATERAL pg_notify('horsies_schedules', resumed.schedule_name) AS woken
+
+-- name: run_schedule
+-- One run by order, beside the slots: the timetable goes on as it was.
+WITH sent AS (
+    INSERT INTO horsies_tasks (
+        id, task_name, queue_name, priority, args, kwargs, sent_at, enqueued_at, good_until, max_retries,
+        task_options, timeout_ms, enqueue_sha, schedule_name)
+    VALUES (
+        %(id)s::uuid, %(task_name)s, %(queue_name)s, %(priority)s, '[]', %(kwargs)s, %(sent_at)s, now(),
+        %(good_until)s, %(max_retries)s, %(task_options)s, %(timeout_ms)s, %(enqueue_sha)s, %(schedule_name)s)
+    ON CONFLICT DO NOTHING
+    RETURNING id, schedule_name),
+noted AS (
+    UPDATE horsies_schedule_state AS state SET
+        last_run_at = now(), last_task_id = sent.id, run_count = state.run_count + 1, updated_at = now()
+    FROM sent WHERE state.schedule_name = sent.schedule_name)
+SELECT sent.id::text AS id FROM sent
+
+-- name: list_schedules
+-- Every schedule on record, or one, and how its newest task is doing.
+SELECT state.schedule_name AS name, state.task_name, state.definition IS NOT NULL AS is_dynamic, state.owner,
+    state.timing, state.next_run_at, state.last_run_at, state.last_task_id::text, task.status AS last_status,
+    state.run_count, state.paused_at, state.skipped_at, state.skip_reason
+FROM horsies_schedule_state AS state
+LEFT JOIN horsies_tasks AS task ON task.id = state.last_task_id
+WHERE %(name)s::text IS NULL OR state.schedule_name = %(name)s
+ORDER BY state.schedule_name
+
+-- name: read_schedule_definition
+-- What a program stored, and whether there is such a schedule at all.
+SELECT definition FROM horsies_schedule_state WHERE schedule_name = %(name)s
+
+-- name: list_schedule_runs
+-- The newest runs of a schedule, by the index on (schedule_name, sent_at).
+SELECT id::text AS task_id, scheduled_for, status, enqueued_at, error_code
+FROM horsies_tasks WHERE schedule_name = %(name)s
+ORDER BY sent_at DESC LIMIT %(limit)s
