@@ -48,6 +48,19 @@ def wait_for_news(listener: Listener) -> Heard:
     return news[-1]
 
 
+def test_what_one_server_process_sends_can_be_left_out(
+    connection: Connection[Any], listener: Listener
+) -> None:
+    listener.deaf_to = connection.info.backend_pid
+    notify(connection, "first_channel", "ours")
+    with psycopg.connect(connection.info.dsn, autocommit=True) as other:
+        notify(other, "first_channel", "theirs")
+    assert wait_for_news(listener) == Heard((("first_channel", "theirs"),))
+    listener.deaf_to = None
+    notify(connection, "first_channel", "ours")
+    assert wait_for_news(listener) == Heard((("first_channel", "ours"),))
+
+
 def terminate(connection: Connection[Any], listener: Listener) -> None:
     """Cut the listener's connection on the server's side, and wait until it is gone."""
     assert listener.connection is not None

@@ -36,21 +36,25 @@ class Listener:
     """A LISTEN connection owned by one loop.
 
     ``connect`` opens a session connection; ``channels`` are subscribed to after every connect.
-    ``failure`` holds the last connection error while the listener is down.
+    ``failure`` holds the last connection error while the listener is down. What the server process
+    ``deaf_to`` sent is no news to the owner and is left out.
     """
 
     connect: Callable[[], Connection[Any]]
     channels: Sequence[str]
     connection: Connection[Any] | None = None
     failure: Exception | None = None
+    deaf_to: int | None = None
     _retry_at: float = 0.0
     _retry_seconds: float = FIRST_RETRY_SECONDS
-    _queue: list[tuple[str, str]] = field(default_factory=list)
+    _queue: list[tuple[int, str, str]] = field(default_factory=list)
 
     def open(self) -> None:
         """Connect and subscribe, raising whatever goes wrong."""
         connection = self.connect()
-        connection.add_notify_handler(lambda note: self._queue.append((note.channel, note.payload)))
+        connection.add_notify_handler(
+            lambda note: self._queue.append((note.pid, note.channel, note.payload))
+        )
         try:
             for channel in self.channels:
                 connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel)))
@@ -95,11 +99,11 @@ class Listener:
         pgconn = connection.pgconn
         pgconn.consume_input()
         while note := pgconn.notifies():
-            self._queue.append((note.relname.decode(), note.extra.decode()))
+            self._queue.append((note.be_pid, note.relname.decode(), note.extra.decode()))
 
     def _take(self) -> Sequence[tuple[str, str]]:
-        taken, self._queue = tuple(self._queue), []
-        return taken
+        taken, self._queue = self._queue, []
+        return tuple((channel, text) for pid, channel, text in taken if pid != self.deaf_to)
 
     def _reconnect(self) -> Heard:
         if time.monotonic() < self._retry_at:

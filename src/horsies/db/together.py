@@ -34,6 +34,11 @@ class Together:
         self._prepared: set[bytes] | None = set() if prepared else None
         self._poller = select.poll()
 
+    @property
+    def sender_pid(self) -> int | None:
+        """The server process whose notifications are ours; unknown behind a pooler."""
+        return None if self._prepared is None else self.connection.pgconn.backend_pid
+
     def run(self, steps: Sequence[Step]) -> list[list[Any]]:
         """Execute the statements in order and return the rows of each; all of them or none apply."""
         pgconn = self.connection.pgconn

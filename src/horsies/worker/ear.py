@@ -52,8 +52,12 @@ class Ear:
         """
         return 0.0 if self._listener.has_heard() else self._listener.seconds_until_retry()
 
-    def hear(self) -> News:
-        """Take what has arrived; after a reconnect everything may have been missed."""
+    def hear(self, deaf_to: int | None = None) -> News:
+        """Take what has arrived, but for what the server process ``deaf_to`` sent.
+
+        After a reconnect everything may have been missed.
+        """
+        self._listener.deaf_to = deaf_to
         was_deaf = self._listener.connection is None
         heard = self._listener.receive()
         if self._listener.connection is None and not was_deaf:
