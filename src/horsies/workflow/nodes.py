@@ -25,7 +25,7 @@ from horsies.workflow.typefit import UNKNOWN_TYPE
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 # A signal whose values nobody described may carry anything.
-V = TypeVar("V", default=Any)
+V_co = TypeVar("V_co", covariant=True, default=Any)
 
 _ANYTHING: Any = Any
 
@@ -125,7 +125,7 @@ def _key_of(node: Any) -> NodeKey[Any]:
 
 
 @dataclass(eq=False, repr=False)
-class TaskNode(Generic[T]):
+class TaskNode(Generic[T_co]):
     """One task of a workflow; usually made by ``task.node(...)(...)``.
 
     ``waits_for`` are the nodes it depends on. ``args_from`` hands the ``TaskResult`` of a node over
@@ -137,7 +137,7 @@ class TaskNode(Generic[T]):
         total = TaskNode(add, kwargs={"b": 1}, args_from={"a": first}, waits_for=[first])
     """
 
-    fn: RunnableTask[T]
+    fn: RunnableTask[T_co]
     _: KW_ONLY
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     waits_for: Sequence[AnyNode] = field(default_factory=list)
@@ -166,13 +166,13 @@ class TaskNode(Generic[T]):
         """The name of the task."""
         return self.fn.definition.name
 
-    def key(self) -> NodeKey[T]:
+    def key(self) -> NodeKey[T_co]:
         """Return the name its result is found under; HRS-003 while it has none."""
         return _key_of(self)
 
 
 @dataclass(eq=False, repr=False)
-class SubWorkflowNode(Generic[T]):
+class SubWorkflowNode(Generic[T_co]):
     """A whole workflow as one node; its value is the output of the child run.
 
     Parameters in ``kwargs`` and ``args_from`` go to the definition's own ``build_with``.
@@ -181,7 +181,7 @@ class SubWorkflowNode(Generic[T]):
         billing = SubWorkflowNode(Billing, kwargs={"order_id": 7}, waits_for=[order])
     """
 
-    workflow_def: type[BuildsWorkflow[T]]
+    workflow_def: type[BuildsWorkflow[T_co]]
     _: KW_ONLY
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     waits_for: Sequence[AnyNode] = field(default_factory=list)
@@ -204,13 +204,13 @@ class SubWorkflowNode(Generic[T]):
         """The name of the child workflow."""
         return getattr(self.workflow_def, "name", None) or self.workflow_def.__name__
 
-    def key(self) -> NodeKey[T]:
+    def key(self) -> NodeKey[T_co]:
         """Return the name its result is found under; HRS-003 while it has none."""
         return _key_of(self)
 
 
 @dataclass(eq=False, repr=False)
-class MapNode(Generic[T]):
+class MapNode(Generic[T_co]):
     """One task per element of the list that another node returns; the results come in its order.
 
     ``each`` names the parameter that takes the element; without it, the only required parameter not
@@ -221,7 +221,7 @@ class MapNode(Generic[T]):
         pages = MapNode(fetch, over=urls, each="url", max_parallel=10)
     """
 
-    fn: RunnableTask[T]
+    fn: RunnableTask[T_co]
     _: KW_ONLY
     over: AnyNode
     each: str | None = None
@@ -254,7 +254,7 @@ class MapNode(Generic[T]):
         """The name of the task."""
         return self.fn.definition.name
 
-    def key(self) -> NodeKey[list[TaskResult[T, TaskError]]]:
+    def key(self) -> NodeKey[list[TaskResult[T_co, TaskError]]]:
         """Return the name its result is found under; HRS-003 while it has none."""
         return _key_of(self)
 
@@ -294,7 +294,7 @@ class SleepNode:
 
 
 @dataclass(eq=False, repr=False)
-class SignalNode(Generic[V]):
+class SignalNode(Generic[V_co]):
     """A wait for ``handle.signal(name, value)``; the value sent is the node's value.
 
     A signal that comes early is kept. ``timeout`` counts from the moment the node's dependencies are
@@ -307,7 +307,7 @@ class SignalNode(Generic[V]):
     name: str
     _: KW_ONLY
     timeout: timedelta | None = None
-    value_type: type[V] = _ANYTHING
+    value_type: type[V_co] = _ANYTHING
     waits_for: Sequence[AnyNode] = field(default_factory=list)
     allow_failed_deps: bool = False
     join: Join = "all"
@@ -321,7 +321,7 @@ class SignalNode(Generic[V]):
     __delattr__ = _guarded_delete
     __repr__ = _shown
 
-    def key(self) -> NodeKey[V]:
+    def key(self) -> NodeKey[V_co]:
         """Return the name its result is found under; HRS-003 while it has none."""
         return _key_of(self)
 
