@@ -1,8 +1,7 @@
 """Horsies: the application object, where configuration, tasks and the broker meet.
 
 The composition root of a process. It registers tasks, remembers where they are defined, and lends
-the broker to whatever sends or reads. Producers, workers and the command line all start from one of
-these.
+the broker to whatever sends or reads. Producers, workers and commands all start from one of these.
 """
 
 from __future__ import annotations
@@ -40,6 +39,8 @@ from horsies.modules import (
 from horsies.outcome import TaskError, TaskResult
 from horsies.result import Result
 from horsies.retry import RetryPolicy
+from horsies.schedule.entry import schedule_errors
+from horsies.schedule.schedules import Schedules
 from horsies.send import Producer
 from horsies.steer import QueueOrder, TaskRetried
 from horsies.task import AnyTask, TaskDecorator, TaskFunction
@@ -157,6 +158,15 @@ class Horsies:
             return function
 
         return register
+
+    def definitions(self) -> dict[str, TaskDefinition]:
+        """Return what is known about the registered tasks, by name."""
+        return {name: task.definition for name, task in self._tasks.items()}
+
+    @property
+    def schedules(self) -> Schedules:
+        """The schedules in the database: ``add``, ``remove``, ``list``, ``pause``, ``run`` and more."""
+        return Schedules(self._producer, self.definitions)
 
     # Queues
 
@@ -416,11 +426,10 @@ class Horsies:
         with self.sends_suppressed():
             errors = import_errors(self._modules, lambda entry: modules.append(import_entry(entry)))
             errors = errors or workflow_errors(self, modules, self._builders)
-        if not errors:
-            errors = policy_errors(self.config, [task.definition for task in self._tasks.values()])
-        if not errors and live:
-            errors = live_errors(self.config.broker)
-        return errors
+        errors = errors or policy_errors(self.config, self.definitions().values())
+        if not errors and self.role != "worker":  # a worker runs the tasks of any schedule
+            errors = schedule_errors(self.config, self.definitions())
+        return errors or (live_errors(self.config.broker) if live else [])
 
     def close(self) -> BrokerResult[None]:
         """Close the connections of this process; the next use opens new ones."""

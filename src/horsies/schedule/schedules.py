@@ -1,0 +1,252 @@
+"""`app.schedules`: the schedules in the database, added, removed, listed, held back and run by programs.
+
+What is stored takes effect on every running scheduler at once: a notification wakes it. Mistakes in a
+schedule are raised as HorsiesError; what the database has to say comes back as a value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, TypeAlias, TypeVar
+
+from horsies.broker import BrokerErrorCode, BrokerOperationError, BrokerResult
+from horsies.db.query import Script
+from horsies.db.schedules import (
+    AddSchedule,
+    RunSchedule,
+    ScheduleDefinition,
+    ScheduleName,
+    ScheduleNames,
+    ScheduleRun,
+    ScheduleState,
+    add_schedule,
+    pause_schedule,
+    read_schedule_definition,
+    read_schedule_standings,
+    resume_schedule,
+    run_schedule,
+)
+from horsies.db.tasks import InsertTask
+from horsies.errors import HorsiesError
+from horsies.handle import TaskHandle
+from horsies.result import Err, Ok
+from horsies.schedule.entry import (
+    Definitions,
+    Entry,
+    definition_json,
+    read_definition,
+    schedule_error,
+)
+from horsies.schedule.records import (
+    WORKING,
+    Told,
+    list_script,
+    next_script,
+    remove_script,
+    runs_script,
+    state_script,
+    switch_script,
+    told,
+    unknown,
+)
+from horsies.send import Producer
+from horsies.timetable.settings import TaskSchedule
+
+T = TypeVar("T")
+
+# The class below has a method named list.
+States: TypeAlias = list[ScheduleState]
+Moments: TypeAlias = list[datetime]
+Runs: TypeAlias = list[ScheduleRun]
+_Stored: TypeAlias = list[ScheduleDefinition]
+
+_SUPPRESSED = BrokerOperationError(
+    WORKING, "Sends are suppressed while modules are imported, and so are changes to schedules."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Schedules:
+    """The schedules in the database; every method has a twin for event loops, named ``..._async``.
+
+    Example:
+        app.schedules.add(
+            TaskSchedule(name="digest-17", task_name="send_digest", kwargs={"user": 17},
+                         pattern=DailySchedule(time=time(8)), timezone="Asia/Tokyo")
+        ).unwrap()
+    """
+
+    producer: Producer
+    definitions: Callable[[], Definitions]
+
+    def add(self, schedule: TaskSchedule, *, replace: bool = False) -> BrokerResult[ScheduleState]:
+        """Store a schedule next to those of the configuration; schedulers serve it at once.
+
+        Adding the very same again changes nothing. Another one of that name is Err(SCHEDULE_EXISTS)
+        unless ``replace`` is set; names of the configuration are never given away. The first slot is
+        the next one after now. Raises HorsiesError for a schedule that cannot be served.
+        """
+        return self._change(self._add_script(schedule, replace))
+
+    async def add_async(
+        self, schedule: TaskSchedule, *, replace: bool = False
+    ) -> BrokerResult[ScheduleState]:
+        """``add`` without blocking the event loop."""
+        return await self._change_async(self._add_script(schedule, replace))
+
+    def remove(self, name: str) -> BrokerResult[None]:
+        """Forget a schedule that was added; its tasks stay."""
+        return self._change(remove_script(name))
+
+    async def remove_async(self, name: str) -> BrokerResult[None]:
+        """``remove`` without blocking the event loop."""
+        return await self._change_async(remove_script(name))
+
+    def list(self) -> BrokerResult[States]:
+        """Return every schedule on record, by name; those of the configuration are on record once a
+        scheduler has started.
+        """
+        return self._ask(list_script())
+
+    async def list_async(self) -> BrokerResult[States]:
+        """``list`` without blocking the event loop."""
+        return await self._ask_async(list_script())
+
+    def pause(self, name: str) -> BrokerResult[ScheduleState]:
+        """Let the slots of a schedule pass without a task, from now on and for all schedulers."""
+        return self._change(switch_script(name, pause_schedule))
+
+    async def pause_async(self, name: str) -> BrokerResult[ScheduleState]:
+        """``pause`` without blocking the event loop."""
+        return await self._change_async(switch_script(name, pause_schedule))
+
+    def resume(self, name: str) -> BrokerResult[ScheduleState]:
+        """Let a schedule fire again. Slots of the pause are over, unless it catches up missed ones."""
+        return self._change(switch_script(name, resume_schedule))
+
+    async def resume_async(self, name: str) -> BrokerResult[ScheduleState]:
+        """``resume`` without blocking the event loop."""
+        return await self._change_async(switch_script(name, resume_schedule))
+
+    def run(self, name: str) -> BrokerResult[TaskHandle[Any]]:
+        """Send the task of a schedule now, once; its timetable goes on as it was."""
+        return self._change(self._run_script(name)).map(self._handle)
+
+    async def run_async(self, name: str) -> BrokerResult[TaskHandle[Any]]:
+        """``run`` without blocking the event loop."""
+        return (await self._change_async(self._run_script(name))).map(self._handle)
+
+    def next_runs(self, name: str, count: int = 10) -> BrokerResult[Moments]:
+        """Return the next slots of a schedule on record, in UTC."""
+        return self._ask(next_script(name, count))
+
+    async def next_runs_async(self, name: str, count: int = 10) -> BrokerResult[Moments]:
+        """``next_runs`` without blocking the event loop."""
+        return await self._ask_async(next_script(name, count))
+
+    def runs(self, name: str, limit: int = 20) -> BrokerResult[Runs]:
+        """Return the newest runs of a schedule, as long as their tasks are kept."""
+        return self._ask(runs_script(name, limit))
+
+    async def runs_async(self, name: str, limit: int = 20) -> BrokerResult[Runs]:
+        """``runs`` without blocking the event loop."""
+        return await self._ask_async(runs_script(name, limit))
+
+    def _ask(self, script: Script[Told[T]]) -> BrokerResult[T]:
+        return told(self.producer.get_broker().perform(WORKING, script))
+
+    async def _ask_async(self, script: Script[Told[T]]) -> BrokerResult[T]:
+        return told(await self.producer.get_broker().perform_async(WORKING, script))
+
+    def _change(self, script: Script[Told[T]]) -> BrokerResult[T]:
+        return Err(_SUPPRESSED) if self.producer.are_sends_suppressed() else self._ask(script)
+
+    async def _change_async(self, script: Script[Told[T]]) -> BrokerResult[T]:
+        if self.producer.are_sends_suppressed():
+            return Err(_SUPPRESSED)
+        return await self._ask_async(script)
+
+    def _add_script(self, schedule: TaskSchedule, replace: bool) -> Script[Told[ScheduleState]]:
+        """Check the schedule now, where mistakes are raised, and return what stores it."""
+        if not schedule.enabled:
+            raise schedule_error(schedule, "enabled is off; add it and pause it instead")
+        definitions = self.definitions()
+        entry = Entry.of(self.producer.config, definitions, schedule)
+        text = definition_json(definitions[schedule.task_name], entry)
+        return _add_script(entry, text, replace, schedule.name in self._configured())
+
+    def _configured(self) -> dict[str, TaskSchedule]:
+        config = self.producer.config.schedule
+        return {} if config is None else {one.name: one for one in config.schedules}
+
+    def _run_script(self, name: str) -> Script[Told[InsertTask]]:
+        stored: _Stored = yield read_schedule_definition, ScheduleName(name)
+        try:
+            entry = self._entry(name, stored[0].definition if stored else None)
+        except (HorsiesError, ValueError, LookupError, TypeError) as problem:
+            reason = problem.message if isinstance(problem, HorsiesError) else str(problem)
+            return BrokerOperationError(WORKING, reason, exception=problem)
+        if entry is None:
+            return unknown(name)
+        (standing,) = yield read_schedule_standings, ScheduleNames([name])
+        match entry.target.row_by_order(standing.looked_at.astimezone(UTC)):
+            case Err(error):
+                return BrokerOperationError(WORKING, error.message)
+            case Ok(row):
+                yield run_schedule, _run_params(name, row)
+                return row
+
+    def _entry(self, name: str, definition: str | None) -> Entry | None:
+        config, definitions = self.producer.config, self.definitions()
+        if definition is not None:
+            return read_definition(config, definitions, definition)
+        schedule = self._configured().get(name)
+        return None if schedule is None else Entry.of(config, definitions, schedule)
+
+    def _handle(self, row: InsertTask) -> TaskHandle[Any]:
+        results = self.definitions()[row.task_name].results
+        return TaskHandle(row.id, self.producer.get_broker(), results)
+
+
+def _add_script(
+    entry: Entry, text: str, replace: bool, is_configured: bool
+) -> Script[Told[ScheduleState]]:
+    schedule = entry.schedule
+    if is_configured:
+        return _taken(schedule.name)
+    (standing,) = yield read_schedule_standings, ScheduleNames([schedule.name])
+    order = AddSchedule(
+        name=schedule.name,
+        next_run_at=entry.timing.first_after(standing.looked_at.astimezone(UTC)),
+        hash=entry.hash,
+        timing=entry.timing_text,
+        task_name=schedule.task_name,
+        definition=text,
+        replace=replace,
+    )
+    added = yield add_schedule, order
+    return (yield from state_script(schedule.name)) if added else _taken(schedule.name)
+
+
+def _taken(name: str) -> BrokerOperationError:
+    message = f"There is another schedule {name!r} already; choose a new name, or replace=True."
+    return BrokerOperationError(BrokerErrorCode.SCHEDULE_EXISTS, message)
+
+
+def _run_params(name: str, row: InsertTask) -> RunSchedule:
+    return RunSchedule(
+        id=row.id,
+        task_name=row.task_name,
+        queue_name=row.queue_name,
+        priority=row.priority,
+        kwargs=row.kwargs,
+        sent_at=row.sent_at,
+        good_until=row.good_until,
+        max_retries=row.max_retries,
+        task_options=row.task_options,
+        timeout_ms=row.timeout_ms,
+        enqueue_sha=row.enqueue_sha,
+        schedule_name=name,
+    )
