@@ -289,7 +289,12 @@ def result_of(row: OutcomeRow, results: ResultCodec | None) -> TaskResult[Any, T
 def _stored_result(row: OutcomeRow, results: ResultCodec | None) -> TaskResult[Any, TaskError]:
     if row.result is None:
         return _without_result(row)
-    decoded = results.decode(row.result) if results else decode_untyped(row.result)
+    return read_result(row.result, results, f"task {row.id}")
+
+
+def read_result(text: str, results: ResultCodec | None, owner: str) -> TaskResult[Any, TaskError]:
+    """Return a stored result; one that cannot be read is an error result that says so."""
+    decoded = results.decode(text) if results else decode_untyped(text)
     match decoded:
         case Ok(result):
             return result
@@ -299,7 +304,7 @@ def _stored_result(row: OutcomeRow, results: ResultCodec | None) -> TaskResult[A
                 ContractCode.PYDANTIC_HYDRATION_ERROR
                 if problem.path
                 else OperationalErrorCode.RESULT_DESERIALIZATION_ERROR,
-                f"The stored result of task {row.id} cannot be read: {problem.message}",
+                f"The stored result of {owner} cannot be read: {problem.message}",
                 {"path": problem.path},
             )
 

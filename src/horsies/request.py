@@ -266,7 +266,7 @@ def option_problem(options: SendOptions, delay_seconds: float | Unset = UNSET) -
         return problem
     if priority is not None and (type(priority) is not int or not 1 <= priority <= 100):
         return "priority must be a whole number from 1 (first) to 100 (last)"
-    if key is not None and not _is_key(key):
+    if key is not None and not is_key(key):
         return f"idempotency_key must be a text of 1 to {KEY_LENGTH_MAX} characters"
     if not isinstance(delay_seconds, Unset) and not _is_delay(delay_seconds):
         return "delay_seconds must be a number of seconds from 0 to 100 years"
@@ -287,7 +287,8 @@ def _deadline_problem(good_until: object) -> str | None:
     return None
 
 
-def _is_key(key: object) -> bool:
+def is_key(key: object) -> bool:
+    """Tell whether this can be stored as a key of the caller's choice."""
     if not isinstance(key, str) or not 1 <= len(key) <= KEY_LENGTH_MAX or "\0" in key:
         return False
     return key.isprintable() or not any(0xD800 <= ord(character) <= 0xDFFF for character in key)

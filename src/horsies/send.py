@@ -183,16 +183,8 @@ def insert(
     make_script: Callable[[], Script[T]],
     transaction: object,
 ) -> BrokerResult[T]:
-    """Run the script, again after passing failures when the application asks for it.
-
-    The same ids and fingerprints every time, so that no answer that got lost stores a task twice.
-    """
-    for delay_seconds in _resend_delays(producer, transaction):
-        stored = broker.perform(BrokerErrorCode.ENQUEUE_FAILED, make_script(), transaction)
-        if not _is_passing(stored):
-            return stored
-        time.sleep(delay_seconds)
-    return broker.perform(BrokerErrorCode.ENQUEUE_FAILED, make_script(), transaction)
+    """Run the script, again after passing failures when the application asks for it."""
+    return store(broker, make_script, transaction, producer.config.resend_on_transient_err)
 
 
 async def insert_async(
@@ -202,7 +194,30 @@ async def insert_async(
     transaction: object,
 ) -> BrokerResult[T]:
     """The same without blocking the event loop."""
-    for delay_seconds in _resend_delays(producer, transaction):
+    resend = producer.config.resend_on_transient_err
+    return await store_async(broker, make_script, transaction, resend)
+
+
+def store(
+    broker: PostgresBroker, make_script: Callable[[], Script[T]], transaction: object, resend: bool
+) -> BrokerResult[T]:
+    """Run the script, and with ``resend`` up to three times more after passing failures.
+
+    The same ids and fingerprints every time, so that no answer that got lost stores anything twice.
+    """
+    for delay_seconds in _resend_delays(resend, transaction):
+        stored = broker.perform(BrokerErrorCode.ENQUEUE_FAILED, make_script(), transaction)
+        if not _is_passing(stored):
+            return stored
+        time.sleep(delay_seconds)
+    return broker.perform(BrokerErrorCode.ENQUEUE_FAILED, make_script(), transaction)
+
+
+async def store_async(
+    broker: PostgresBroker, make_script: Callable[[], Script[T]], transaction: object, resend: bool
+) -> BrokerResult[T]:
+    """The same without blocking the event loop."""
+    for delay_seconds in _resend_delays(resend, transaction):
         stored = await broker.perform_async(
             BrokerErrorCode.ENQUEUE_FAILED, make_script(), transaction
         )
@@ -212,10 +227,9 @@ async def insert_async(
     return await broker.perform_async(BrokerErrorCode.ENQUEUE_FAILED, make_script(), transaction)
 
 
-def _resend_delays(producer: Producer, transaction: object) -> Sequence[float]:
+def _resend_delays(resend: bool, transaction: object) -> Sequence[float]:
     # Inside the caller's transaction there is nothing to resend: it failed or lives as a whole.
-    wanted = producer.config.resend_on_transient_err and transaction is None
-    return RESEND_DELAYS_SECONDS if wanted else ()
+    return RESEND_DELAYS_SECONDS if resend and transaction is None else ()
 
 
 def _is_passing(stored: BrokerResult[Any]) -> bool:

@@ -21,6 +21,10 @@ SELECT horsies_pause_v1(%(id)s::uuid) AS answer
 -- PAUSED -> RUNNING, with what is paused below.
 SELECT horsies_resume_v1(%(id)s::uuid) AS answer
 
+-- name: resume_retrying_run
+-- PAUSED or FAILED -> RUNNING with what failed tried again; see horsies_resume_retrying_v1.
+SELECT horsies_resume_retrying_v1(%(id)s::uuid) AS answer
+
 -- name: cancel_run
 -- Any open status -> CANCELLED, with everything below.
 SELECT horsies_cancel_v1(%(id)s::uuid, %(reason)s, %(interrupt)s) AS answer

@@ -15,9 +15,18 @@ from typing import Any, Generic, NoReturn, TypeAlias, TypeVar, overload
 from horsies.broker import PostgresBroker
 from horsies.outcome import TaskError, TaskResult
 from horsies.send import Producer
+from horsies.workflow.answers import WorkflowStartError, WorkflowStartResult
 from horsies.workflow.blueprint import Blueprint, Outline, assemble, key_problem, no_key
+from horsies.workflow.handle import WorkflowHandle
 from horsies.workflow.nodes import AnyNode, NodeKey, ValueNode
 from horsies.workflow.policy import OnError, SuccessPolicy
+from horsies.workflow.start import (
+    StartOptions,
+    start,
+    start_again,
+    start_again_async,
+    start_async,
+)
 
 T = TypeVar("T")
 
@@ -107,6 +116,47 @@ class WorkflowSpec(Generic[T]):
         """Whether a start that met a passing database failure is tried again."""
         producer = self.blueprint.producer
         return producer is not None and producer.config.resend_on_transient_err
+
+    def start(
+        self,
+        workflow_id: str | None = None,
+        *,
+        workflow_key: str | None = None,
+        transaction: object = None,
+    ) -> WorkflowStartResult[WorkflowHandle[T]]:
+        """Start a run and return its handle.
+
+        ``workflow_id``: a UUID of your own; a second start with it returns the run that is there.
+        ``workflow_key``: any text; while a run with it has not ended, a second start returns that one.
+        ``transaction``: your open psycopg, SQLAlchemy or Django connection; the run commits or
+        vanishes with it. Never raises for operational reasons.
+
+        Example:
+            handle = spec.start(workflow_key=f"order-{order_id}").unwrap()
+        """
+        options = StartOptions(workflow_id, workflow_key, transaction=transaction)
+        return start(self, options)
+
+    async def start_async(
+        self,
+        workflow_id: str | None = None,
+        *,
+        workflow_key: str | None = None,
+        transaction: object = None,
+    ) -> WorkflowStartResult[WorkflowHandle[T]]:
+        """``start`` without blocking the event loop."""
+        options = StartOptions(workflow_id, workflow_key, transaction=transaction)
+        return await start_async(self, options)
+
+    def retry_start(self, error: WorkflowStartError) -> WorkflowStartResult[WorkflowHandle[T]]:
+        """Repeat a start that failed with ENQUEUE_FAILED; the run is stored at most once."""
+        return start_again(self, error)
+
+    async def retry_start_async(
+        self, error: WorkflowStartError
+    ) -> WorkflowStartResult[WorkflowHandle[T]]:
+        """``retry_start`` without blocking the event loop."""
+        return await start_again_async(self, error)
 
     def __repr__(self) -> str:
         return f"WorkflowSpec({self.name!r}, nodes={len(self.tasks)})"

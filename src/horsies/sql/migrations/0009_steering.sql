@@ -305,6 +305,33 @@ BEGIN
 END
 $$;
 
+-- PAUSED or FAILED -> RUNNING with every failure tried again, in the run and in what is paused below it. Returns
+-- 'resumed', or the status of a run that this does not move; NULL when there is no such run.
+CREATE FUNCTION horsies_resume_retrying_v1(run_id uuid) RETURNS text LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE
+    was_status text;
+    below uuid;
+BEGIN
+    PERFORM horsies_lock_tree_v1(run_id);
+    SELECT status INTO was_status FROM horsies_workflows WHERE id = run_id;
+    IF was_status IS NULL OR was_status NOT IN ('PAUSED', 'FAILED') THEN
+        RETURN was_status;
+    END IF;
+    FOR below IN
+        SELECT run.id FROM horsies_workflows AS run
+        WHERE run.id = ANY(ARRAY(SELECT horsies_tree_v1(run_id))) AND run.id <> run_id AND run.status = 'PAUSED'
+        ORDER BY run.depth DESC
+    LOOP
+        PERFORM horsies_retry_v1(below, NULL);
+    END LOOP;
+    IF horsies_retry_v1(run_id, NULL) = 'retried' THEN
+        RETURN 'resumed';
+    END IF;
+    RETURN CASE WHEN horsies_resume_v1(run_id) = 'PAUSED' THEN 'resumed' ELSE was_status END;
+END
+$$;
+
 -- Failed nodes that are more than one task are tried again in part: a map runs its failed items again, a sub-workflow
 -- that failed its failed nodes. Both are RUNNING at once; all others of these nodes stay READY.
 CREATE FUNCTION horsies_retry_parts_v1(run_id uuid, indexes integer[]) RETURNS void LANGUAGE plpgsql AS $$
