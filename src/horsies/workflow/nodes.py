@@ -24,7 +24,7 @@ from horsies.workflow.typefit import UNKNOWN_TYPE
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
-# A signal whose values nobody described may carry anything.
+# A signal whose values nobody described may carry anything; a key made of text may name any node.
 V_co = TypeVar("V_co", covariant=True, default=Any)
 
 _ANYTHING: Any = Any
@@ -78,7 +78,7 @@ class BuildsWorkflow(Protocol[T_co]):
 
 # Without slots: a frozen class with slots cannot be called as NodeKey[int]("fetch") before Python 3.12.
 @dataclass(frozen=True)
-class NodeKey(Generic[T_co]):
+class NodeKey(Generic[V_co]):
     """The name under which a node's result is found in a run.
 
     Example:
