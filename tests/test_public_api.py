@@ -21,13 +21,16 @@ BUILTIN_CODE_REGISTRY __version__
 WorkflowSpec WorkflowDefinition TaskNode SubWorkflowNode AnyNode NodeKey OnError SuccessPolicy
 SuccessCase WorkflowContext WorkflowMeta SubWorkflowSummary WorkflowContextMissingIdError
 WorkflowStatus WorkflowTaskStatus WORKFLOW_TERMINAL_STATES WORKFLOW_TASK_TERMINAL_STATES from_node
-slugify
+slugify WorkflowHandle WorkflowTaskInfo HandleResult HandleOperationError HandleErrorCode
+WorkflowStartResult WorkflowStartError WorkflowStartErrorCode start_workflow start_workflow_async
+pause_workflow pause_workflow_sync resume_workflow resume_workflow_sync
 """
 BEYOND_THE_CONTRACT = """
 TaskFunction TaskCall TaskCancelled TaskActionError TaskActionErrorCode TaskStopped PayloadConfig
 PostgresBroker UnwrapError SourceLocation get_current_app TaskRetried DatabasePing WorkerPong
 WorkerStateSnapshot QueueState StaleTask WorkerStats ExpiredTask
 MapNode SleepNode SignalNode NodeFactory WorkflowTerminalResults
+start_many start_many_async WorkflowInfo SignalDelivery
 """
 
 

@@ -77,10 +77,22 @@ from horsies.states import (
 from horsies.steer import TaskRetried
 from horsies.stop import TaskStopped
 from horsies.task import TaskFunction, TaskSendOptions
+from horsies.workflow.answers import (
+    HandleErrorCode,
+    HandleOperationError,
+    HandleResult,
+    SignalDelivery,
+    WorkflowInfo,
+    WorkflowStartError,
+    WorkflowStartErrorCode,
+    WorkflowStartResult,
+    WorkflowTaskInfo,
+)
 from horsies.workflow.context import WorkflowContext, WorkflowMeta
 from horsies.workflow.definition import WorkflowDefinition
 from horsies.workflow.draft import slugify
 from horsies.workflow.factory import NodeFactory
+from horsies.workflow.handle import WorkflowHandle
 from horsies.workflow.nodes import (
     AnyNode,
     MapNode,
@@ -93,6 +105,18 @@ from horsies.workflow.nodes import (
 )
 from horsies.workflow.policy import OnError, SuccessCase, SuccessPolicy
 from horsies.workflow.spec import WorkflowSpec, WorkflowTerminalResults
+from horsies.workflow.start import (
+    start_many,
+    start_many_async,
+    start_workflow,
+    start_workflow_async,
+)
+from horsies.workflow.steering import (
+    pause_workflow,
+    pause_workflow_sync,
+    resume_workflow,
+    resume_workflow_sync,
+)
 
 __all__ = [
     # the application and its tasks
@@ -163,6 +187,25 @@ __all__ = [
     "WorkflowTaskStatus",
     "WORKFLOW_TERMINAL_STATES",
     "WORKFLOW_TASK_TERMINAL_STATES",
+    # runs of workflows
+    "start_workflow",
+    "start_workflow_async",
+    "start_many",
+    "start_many_async",
+    "WorkflowStartResult",
+    "WorkflowStartError",
+    "WorkflowStartErrorCode",
+    "WorkflowHandle",
+    "WorkflowInfo",
+    "WorkflowTaskInfo",
+    "HandleResult",
+    "HandleOperationError",
+    "HandleErrorCode",
+    "SignalDelivery",
+    "pause_workflow",
+    "pause_workflow_sync",
+    "resume_workflow",
+    "resume_workflow_sync",
     # the broker
     "PostgresBroker",
     "BrokerResult",

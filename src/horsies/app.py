@@ -46,6 +46,7 @@ from horsies.steer import QueueOrder, TaskRetried
 from horsies.task import AnyTask, TaskDecorator, TaskFunction
 from horsies.workflow.builders import Builder, Case, RegisteredBuilder
 from horsies.workflow.checks import workflow_errors
+from horsies.workflow.recall import WorkflowHandles
 from horsies.workflow.spec import WorkflowMaker
 
 ChildProcessStartHook = Callable[[], None]
@@ -81,6 +82,7 @@ class Horsies:
         self._suppressed = False
         self._producer = Producer(self.config, self.get_broker, self.are_sends_suppressed)
         self.workflow = WorkflowMaker(self._producer)
+        self.workflow_handle = WorkflowHandles(self.get_broker, self.get_task)
 
     # Defining tasks
 
@@ -181,9 +183,7 @@ class Horsies:
     # Where tasks are defined
 
     def discover_tasks(self, modules: Sequence[str]) -> None:
-        """Remember which modules define tasks; workers import them. A second call replaces the
-        list.
-        """
+        """Remember which modules define tasks; workers import them. A second call replaces it."""
         refuse_single_module(modules)
         if self._modules:
             logger.warning(
@@ -202,9 +202,7 @@ class Horsies:
         return list(self._modules)
 
     def import_task_modules(self, modules: Sequence[str] | None = None) -> list[str]:
-        """Import the modules now and return those imported; a missing file is skipped with a
-        warning.
-        """
+        """Import the modules now, return those imported; a missing file is skipped with a warning."""
         return import_entries(self._modules if modules is None else modules)
 
     # Suppressing sends

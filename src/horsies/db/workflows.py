@@ -118,6 +118,7 @@ class ReadNodes:
 class NodeRow:
     """One node as a handle shows it."""
 
+    definition_key: str
     task_index: int
     node_id: str
     kind: str

@@ -52,7 +52,7 @@ WHERE run.id = ANY(%(ids)s::uuid[])
 -- name: read_nodes
 -- The nodes of one run in their order, by the primary key's prefix. Whether a node runs is what its task says; after
 -- the first attempt it runs until it ends. Results only when asked for.
-SELECT node.task_index, node.node_id, node.kind, node.task_name, node.dependencies,
+SELECT run.definition_key, node.task_index, node.node_id, node.kind, node.task_name, node.dependencies,
     CASE WHEN node.status = 'ENQUEUED' AND (task.status = 'RUNNING' OR task.retry_count > 0) THEN 'RUNNING'
          ELSE node.status END AS status,
     node.task_id::text, task.retry_count, node.items_total, node.items_open, node.items_bad,
@@ -60,10 +60,11 @@ SELECT node.task_index, node.node_id, node.kind, node.task_name, node.dependenci
     child.status AS sub_workflow_status,
     node.enqueued_at, coalesce(node.started_at, task.started_at) AS started_at, node.completed_at,
     CASE WHEN %(include_results)s THEN horsies_node_result_v1(node) END AS result
-FROM horsies_workflow_tasks AS node
+FROM horsies_workflows AS run
+JOIN horsies_workflow_tasks AS node ON node.workflow_id = run.id
 LEFT JOIN horsies_tasks AS task ON task.id = node.task_id
 LEFT JOIN horsies_workflows AS child ON child.id = node.sub_workflow_id
-WHERE node.workflow_id = %(id)s::uuid
+WHERE run.id = %(id)s::uuid
 ORDER BY node.task_index
 
 -- name: read_items
