@@ -43,6 +43,7 @@ from horsies.logs import LogFormat, LogLevel, attach_handler
 from horsies.modules import failure_at
 from horsies.operate import cancel, queues, retry, show, status, tasks, workers
 from horsies.postgres_config import URL_VARIABLES
+from horsies.scheduler import scheduler
 from horsies.worker.command import worker
 
 cli = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -202,6 +203,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "check": check,
     "migrate": migrate,
     "worker": worker,
+    "scheduler": scheduler,
     "status": status,
     "workers": workers,
     "queues": queues,

@@ -49,13 +49,8 @@ class Book:
     @classmethod
     def of(cls, config: AppConfig, definitions: Definitions, owner: str) -> Book:
         """Read the enabled schedules of a configuration; raises the first mistake in them."""
-        if config.schedule is None:
-            raise failure_at(
-                None,
-                "This application has no schedules.",
-                code=ErrorCode.CONFIG_INVALID_SCHEDULE,
-                help_text="AppConfig(..., schedule=ScheduleConfig(schedules=[...]))",
-            )
+        if config.schedule is None or not config.schedule.enabled:
+            raise _no_schedules(is_off=config.schedule is not None)
         entries = {
             schedule.name: Entry.of(config, definitions, schedule)
             for schedule in config.schedule.schedules
@@ -98,6 +93,14 @@ class Book:
             reason = error.message if isinstance(error, HorsiesError) else type(error).__name__
             logger.error("schedule %r cannot be served and stays due: %s", name, reason)
             return None
+
+
+def _no_schedules(*, is_off: bool) -> HorsiesError:
+    code = ErrorCode.CONFIG_INVALID_SCHEDULE
+    if is_off:
+        return failure_at(None, "The schedules of this application are switched off.", code=code)
+    help_text = "AppConfig(..., schedule=ScheduleConfig(schedules=[...]))"
+    return failure_at(None, "This application has no schedules.", code=code, help_text=help_text)
 
 
 def enter_schedules(book: Book, *, at_start: bool) -> Script[None]:

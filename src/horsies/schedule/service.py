@@ -15,7 +15,7 @@ import psycopg
 from psycopg import Connection
 
 from horsies.config import AppConfig
-from horsies.db.connect import Database, describe
+from horsies.db.connect import describe
 from horsies.db.query import run_script
 from horsies.retry import Backoff
 from horsies.schedule.book import Book, enter_schedules
@@ -45,7 +45,7 @@ class Scheduler:
         config: AppConfig,
         definitions: Definitions,
         owner: str,
-        connect: Callable[[], Connection[Any]] | None = None,
+        connect: Callable[[], Connection[Any]],
     ) -> None:
         self._book = Book.of(config, definitions, owner)
         assert config.schedule is not None
@@ -54,9 +54,7 @@ class Scheduler:
         self._backoff = Backoff(
             limits.db_retry_initial_ms, limits.db_retry_max_ms, limits.db_retry_max_attempts
         )
-        self._connect = connect or (
-            lambda: Database(config.broker, "scheduler").connect("scheduler")
-        )
+        self._connect = connect
         self._connection: Connection[Any] | None = None
         self._has_entered = False
         self._refresh_at = 0.0
@@ -67,42 +65,43 @@ class Scheduler:
         return self._next_at
 
     def wake(self) -> None:
-        """Make the next step look: somebody changed a schedule."""
-        self._next_at = min(self._next_at, time.monotonic()) if self._is_up else self._next_at
-
-    @property
-    def _is_up(self) -> bool:
-        return self._connection is not None
+        """Make the next step look: somebody changed a schedule. A lost connection keeps its patience."""
+        if self._connection is not None:
+            self._next_at = 0.0
 
     def step(self) -> None:
         """Tick if it is time to; trouble with the database only delays the next one."""
         if time.monotonic() < self._next_at:
             return
         try:
-            seconds = self._tick()
+            if self._connection is None:
+                self._connection = self._connect()
+            seconds = self._guarded_tick(self._connection)
         except psycopg.Error as error:
             self._lose(error)
-        except Exception:
-            logger.exception("this tick failed; the next one is in its time")
-            self._next_at = time.monotonic() + self._interval_seconds
         else:
             self._backoff.reset()
             self._next_at = time.monotonic() + seconds
 
-    def _tick(self) -> float:
+    def _guarded_tick(self, connection: Connection[Any]) -> float:
+        try:
+            return self._tick(connection)
+        except psycopg.Error:
+            raise
+        except Exception:
+            logger.exception("this tick failed; the next one comes in its time")
+            return self._interval_seconds
+
+    def _tick(self, connection: Connection[Any]) -> float:
         """Do what is due and return how long to sleep."""
-        if self._connection is None:
-            self._connection = self._connect()
         now = time.monotonic()
         if now >= self._refresh_at:
-            run_script(
-                self._connection, enter_schedules(self._book, at_start=not self._has_entered)
-            )
+            run_script(connection, enter_schedules(self._book, at_start=not self._has_entered))
             if not self._has_entered:
                 logger.info("serving %d schedule(s)", len(self._book.entries))
             self._has_entered = True
             self._refresh_at = now + REFRESH_SECONDS
-        ticked = tick(self._connection, self._book)
+        ticked = tick(connection, self._book)
         if ticked.seconds_until_next is None:
             return self._interval_seconds
         return min(self._interval_seconds, max(0.0, ticked.seconds_until_next) + MARGIN_SECONDS)

@@ -28,11 +28,12 @@ from horsies.arguments import (
     ModuleOption,
     open_app,
 )
-from horsies.db.connect import describe
+from horsies.db.connect import Database, describe
 from horsies.db.migrate import SchemaTooNewError
 from horsies.dsn import mask_url
 from horsies.errors import ValidationReport
 from horsies.logs import LogFormat, LogLevel, attach_handler
+from horsies.schedule.service import Scheduler, SchedulerGaveUpError
 from horsies.worker.launch import StartMethod, default_start_method
 from horsies.worker.link import DatabaseGivenUpError
 from horsies.worker.main import DeafError, ExitCode, Worker
@@ -78,6 +79,9 @@ def worker(
             help="After a stop signal, interrupt running tasks when this is over; default: wait.",
         ),
     ] = None,
+    with_scheduler: Annotated[
+        bool, typer.Option("--with-scheduler", help="Also send the tasks of schedules.")
+    ] = False,
     loglevel: LogLevelOption = LogLevel.INFO,
     log_format: LogFormatOption = LogFormat.TEXT,
 ) -> None:
@@ -107,15 +111,21 @@ def worker(
     )
     refuse_bad_limits(config)
     _refuse_broken_app(app)
-    raise typer.Exit(int(run_worker(app, config)))
+    scheduler = _scheduler(app, config.app_locator) if with_scheduler else None
+    raise typer.Exit(int(run_worker(app, config, scheduler)))
 
 
-def run_worker(app: Horsies, config: WorkerConfig) -> ExitCode:
+def _scheduler(app: Horsies, owner: str) -> Scheduler:
+    database = Database(app.config.broker, "scheduler")
+    return Scheduler(app.config, app.definitions(), owner, lambda: database.connect("scheduler"))
+
+
+def run_worker(app: Horsies, config: WorkerConfig, scheduler: Scheduler | None = None) -> ExitCode:
     """Start the children, then the loop; what cannot be mended ends in one line and FAILED."""
     _announce(app, config)
     with selectors.DefaultSelector() as selector:
         pool = ChildPool(_pool_settings(config), _boot(config), selector)
-        worker = Worker(app, config, pool, selector)
+        worker = Worker(app, config, pool, selector, scheduler)
         try:
             with _signals_to(worker, selector):
                 pool.start()
@@ -124,7 +134,7 @@ def run_worker(app: Horsies, config: WorkerConfig) -> ExitCode:
         except (ChildBootError, DeafError, SchemaTooNewError) as error:
             logger.critical("%s", error)
             return ExitCode.FAILED
-        except (DatabaseGivenUpError, psycopg.Error) as error:
+        except (DatabaseGivenUpError, SchedulerGaveUpError, psycopg.Error) as error:
             logger.critical("the database cannot be used: %s", describe(error))
             return ExitCode.FAILED
     logger.info("worker stopped (%s)", code.name.lower())

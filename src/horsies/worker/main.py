@@ -35,6 +35,7 @@ from horsies.db.turn import (
 )
 from horsies.ids import new_id
 from horsies.outcome import OutcomeCode, TaskError
+from horsies.schedule.service import Scheduler
 from horsies.worker.agenda import NEVER, Agenda
 from horsies.worker.desk import Desk
 from horsies.worker.duties import Duties
@@ -75,11 +76,17 @@ class Worker:
     """One worker process; ``run`` returns its exit code.
 
     ``request_stop`` may be called from a signal handler: once for an orderly stop, again to interrupt
-    the running tasks, a third time to leave at once.
+    the running tasks, a third time to leave at once. With a ``scheduler`` the loop also serves
+    schedules, until it is asked to stop.
     """
 
     def __init__(
-        self, app: Horsies, config: WorkerConfig, pool: ChildPool, selector: selectors.BaseSelector
+        self,
+        app: Horsies,
+        config: WorkerConfig,
+        pool: ChildPool,
+        selector: selectors.BaseSelector,
+        scheduler: Scheduler | None = None,
     ) -> None:
         identity = Identity.of(new_id())
         self.worker_id = identity.worker_id
@@ -92,6 +99,7 @@ class Worker:
         self._duties = Duties(app.config, config, identity, pool, self._desk)
         self._ear = Ear(Listener(self._connect_listener, self._channels()), selector)
         self._claimer = make_claimer(app.config, config, identity)
+        self._scheduler = scheduler
         self._agenda = Agenda(app.config.resilience.notify_poll_interval_ms / 1000)
         self._last_look: datetime | None = None
         self._pings: list[str] = []
@@ -166,6 +174,8 @@ class Worker:
             with suppress(psycopg.Error):  # others find out by themselves
                 self._duties.sign_off(self._link.together)
         self._link.close()
+        if self._scheduler is not None:
+            self._scheduler.close()
 
     # The loop
 
@@ -189,6 +199,8 @@ class Worker:
             self._duties.note_break()
         else:
             self._link.confirm()
+            if self._scheduler is not None and self._stop_requests == 0:
+                self._scheduler.step()
 
     def _take_wake_up_calls(self) -> None:
         """Signals call through a socket in the selector; one left unanswered would never let us sleep."""
@@ -209,6 +221,8 @@ class Worker:
         if self._link.is_up and self._has_work():
             return 0.0
         planned = min(self._agenda.next_at(), self._duties.next_at())
+        if self._scheduler is not None and self._stop_requests == 0:
+            planned = min(planned, self._scheduler.next_at())
         wake_at = min(planned if self._link.is_up else self._link.retry_at, self._grace_ends_at)
         if self._desk.needs_release:
             wake_at = min(wake_at, self._release_ends_at())
