@@ -50,7 +50,7 @@ class TaskDefinition:
 
 def read_name(name: object, location: SourceLocation | None) -> str:
     """Accept a task name of 1 to 255 characters."""
-    if not isinstance(name, str) or not _is_storable_name(name):
+    if not isinstance(name, str) or not is_storable_name(name):
         raise TaskDefinitionError(
             f"A task name is a text of 1 to {NAME_LENGTH_MAX} characters.",
             code=ErrorCode.TASK_INVALID_OPTIONS,
@@ -68,7 +68,8 @@ def read_name(name: object, location: SourceLocation | None) -> str:
     return name
 
 
-def _is_storable_name(name: str) -> bool:
+def is_storable_name(name: str) -> bool:
+    """Tell whether a text can be a name: not blank, not too long, nothing UTF-8 cannot hold."""
     if not name.strip() or len(name) > NAME_LENGTH_MAX or "\0" in name:
         return False
     return name.isascii() or not any("\ud800" <= character <= "\udfff" for character in name)

@@ -9,13 +9,16 @@ from typing import Any, cast
 import pytest
 
 from horsies import (
+    AppConfig,
     ConfigurationError,
     CustomQueueConfig,
     ErrorCode,
+    Horsies,
     MapNode,
     MultipleValidationErrors,
     NodeKey,
     OnError,
+    PayloadConfig,
     SignalNode,
     SleepNode,
     SubWorkflowNode,
@@ -33,6 +36,7 @@ from horsies import (
 from horsies.ids import new_id
 from horsies.workflow.plan import plan
 from tests.workflow.shop import (
+    BROKER,
     anything,
     app,
     codes_of,
@@ -500,3 +504,16 @@ def test_an_id_that_is_no_uuid_and_a_missing_key_are_told_when_a_run_is_planned(
     assert codes_of(lambda: plan(spec, "order-7")) == ["HRS-032"]
     keyless: WorkflowSpec[Any] = WorkflowSpec("bare", [number.node(queue="default", priority=1)()])
     assert codes_of(lambda: plan(keyless, new_id())) == ["HRS-016"]
+
+
+def test_arguments_too_large_to_store_are_refused() -> None:
+    limits = PayloadConfig(warn_bytes=50, reject_bytes=100)
+    small = Horsies(AppConfig(broker=BROKER, payload=limits))
+    nodes = [word.node()(text="x" * 200), word.node()(text="x")]
+    errors = errors_of(lambda: small.workflow("w", nodes, definition_key="k"))
+    assert [error.code for error in errors] == ["HRS-031"]
+
+
+def test_a_name_that_cannot_be_stored_is_refused() -> None:
+    assert codes_of(lambda: workflow([number.node()()], name="a\ud800")) == ["HRS-001"]
+    assert codes_of(lambda: workflow([number.node()()], definition_key="a\0")) == ["HRS-016"]

@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
+from horsies.codec import EncodedCall
+from horsies.definition import NAME_LENGTH_MAX, is_storable_name
 from horsies.errors import (
     ErrorCode,
     HorsiesError,
@@ -19,9 +21,10 @@ from horsies.errors import (
     WorkflowValidationError,
     raise_collected,
 )
+from horsies.request import size_problem
 from horsies.send import Producer
 from horsies.workflow.calls import CheckedCall, check_call
-from horsies.workflow.draft import NAME_LENGTH_MAX, Draft, distinct, draft
+from horsies.workflow.draft import Draft, distinct, draft
 from horsies.workflow.graph import find, graph_problems, output_problems, policy_problems
 from horsies.workflow.nodes import CALLING_KINDS, AnyNode, MapNode, TaskNode
 from horsies.workflow.options import option_problems
@@ -70,6 +73,7 @@ def assemble(outline: Outline) -> Blueprint:
     report.errors.extend(_problems_of_the_whole(outline, plan))
     calls = [_checked(plan, index, report.errors) for index in range(len(plan.nodes))]
     routes = _routes(plan, router, report.errors)
+    report.errors.extend(_size_problems(outline, plan, calls))
     raise_collected(report)
     copies = _copies(plan, calls, routes)
     _stamp(plan)
@@ -99,8 +103,8 @@ def key_problem(definition_key: object) -> str | None:
     """Say why something cannot be a definition key, or None."""
     if not isinstance(definition_key, str) or not definition_key.strip():
         return "has no definition_key"
-    if len(definition_key) > NAME_LENGTH_MAX or "\0" in definition_key:
-        return f"has a definition_key of more than {NAME_LENGTH_MAX} characters"
+    if not is_storable_name(definition_key):
+        return f"has a definition_key that is no plain text of 1 to {NAME_LENGTH_MAX} characters"
     return None
 
 
@@ -132,6 +136,21 @@ def _checked(plan: Draft, index: int, problems: list[HorsiesError]) -> CheckedCa
     if isinstance(node, CALLING_KINDS):
         return check_call(plan, index, node, problems)
     return CheckedCall()
+
+
+def _size_problems(
+    outline: Outline, plan: Draft, calls: Sequence[CheckedCall]
+) -> Iterable[HorsiesError]:
+    if outline.producer is None:
+        return
+    limits = outline.producer.config.payload
+    for index, call in enumerate(calls):
+        stored = EncodedCall("[]", call.kwargs_json)
+        if problem := size_problem(limits, plan.nodes[index].name, stored):
+            yield WorkflowValidationError(
+                f"{plan.says(index)} cannot be stored: {problem}",
+                code=ErrorCode.WORKFLOW_KWARGS_NOT_SERIALIZABLE,
+            )
 
 
 def _routes(plan: Draft, router: Router | None, problems: list[HorsiesError]) -> dict[int, Route]:

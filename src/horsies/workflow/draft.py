@@ -11,10 +11,10 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from horsies.definition import NAME_LENGTH_MAX, is_storable_name
 from horsies.errors import ErrorCode, ValidationReport, WorkflowValidationError, raise_collected
 from horsies.workflow.nodes import NODE_KINDS, AnyNode, MapNode, TaskNode
 
-NAME_LENGTH_MAX = 255
 NODE_ID_LENGTH_MAX = 128
 
 _NODE_ID = re.compile(r"[A-Za-z0-9_\-:.]+")
@@ -76,7 +76,7 @@ def distinct(nodes: Sequence[AnyNode] | None) -> tuple[AnyNode, ...]:
 
 
 def _refuse_bad_name(name: object) -> None:
-    if isinstance(name, str) and name.strip() and len(name) <= NAME_LENGTH_MAX and "\0" not in name:
+    if isinstance(name, str) and is_storable_name(name):
         return
     raise WorkflowValidationError(
         f"A workflow needs a name of 1 to {NAME_LENGTH_MAX} characters.",
