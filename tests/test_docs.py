@@ -178,7 +178,9 @@ def _in_a_coroutine(text: str) -> str:
     return f"async def example():\n{indented}"
 
 
-@pytest.mark.parametrize("name", ["sending.md", "results.md", "configuration.md", "workers.md"])
+@pytest.mark.parametrize(
+    "name", ["sending.md", "results.md", "configuration.md", "workers.md", "workflows.md"]
+)
 def test_the_examples_of_a_page_run_in_order(
     name: str, process_url: str, connection: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
