@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from horsies import (
+    AnyNode,
     MapNode,
     OnError,
     RetryPolicy,
@@ -245,10 +246,13 @@ def test_a_sub_workflow_is_expanded_by_a_task_of_its_own() -> None:
     assert list(policy.auto_retry_for) == ["WORKER_CRASHED"]
 
 
-def test_the_library_s_own_tasks_run_once() -> None:
-    described = planned_nodes(SleepNode(1))[0]
-    assert described["max_retries"] == 0
-    assert json.loads(described["task_options"]) == {"retry_policy": None, "good_until": None}
+@pytest.mark.parametrize("node", [SleepNode(1), SignalNode("go")])
+def test_the_library_s_own_tasks_outlive_a_lost_worker(node: AnyNode) -> None:
+    described = planned_nodes(node)[0]
+    assert described["max_retries"] == 3
+    policy = policy_from_options(described["task_options"])
+    assert policy is not None
+    assert list(policy.auto_retry_for) == ["WORKER_CRASHED"]
     assert (described["queue_name"], described["priority"]) == ("default", 100)
 
 

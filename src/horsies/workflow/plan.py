@@ -40,9 +40,11 @@ EXPAND_TASK = "horsies.expand"
 SLEEP_TASK = "horsies.sleep"
 SIGNAL_TASK = "horsies.signal"
 
-# Expanding a sub-workflow is our own work and can be done twice without harm, so a lost worker is
-# no reason to fail the node.
-EXPAND_POLICY = RetryPolicy.fixed([1, 5, 15], auto_retry_for=[OperationalErrorCode.WORKER_CRASHED])
+# What the library does itself can be done twice without harm, so a lost worker is no reason to fail
+# the node.
+INTERNAL_POLICY = RetryPolicy.fixed(
+    [1, 5, 15], auto_retry_for=[OperationalErrorCode.WORKER_CRASHED]
+)
 
 # What makes a request another one. Queues, priorities, retries and time limits are left out because
 # they come from configuration, deadlines because they are usually counted from now.
@@ -341,8 +343,8 @@ def _internal_values(route: Route) -> dict[str, Any]:
         "queue_name": route.queue_name,
         "priority": route.priority,
         "task_kwargs": "{}",
-        "task_options": _options_text(None),
-        "max_retries": 0,
+        "task_options": _options_text(INTERNAL_POLICY),
+        "max_retries": INTERNAL_POLICY.max_retries,
     }
 
 
@@ -353,8 +355,6 @@ def _child_values(blueprint: Blueprint, index: int, node: SubWorkflowNode[Any]) 
     return {
         "kind": "workflow",
         "task_kwargs": kwargs,
-        "task_options": _options_text(EXPAND_POLICY),
-        "max_retries": EXPAND_POLICY.max_retries,
         "inputs": _inputs(node),
         "sub_definition_key": key,
         "sub_workflow_name": node.name,
@@ -377,10 +377,10 @@ def _signal_values(node: SignalNode[Any]) -> dict[str, Any]:
     }
 
 
-def _options_text(policy: RetryPolicy | None) -> str:
+def _options_text(policy: RetryPolicy) -> str:
     """Return options in the form ``request.encode_options`` gives those of tasks."""
-    stored = None if policy is None else policy.to_json()
-    return json.dumps({"retry_policy": stored, "good_until": None}, separators=(",", ":"))
+    stored = {"retry_policy": policy.to_json(), "good_until": None}
+    return json.dumps(stored, separators=(",", ":"))
 
 
 def _inputs(node: TaskNode[Any] | MapNode[Any] | SubWorkflowNode[Any]) -> str | None:
