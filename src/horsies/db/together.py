@@ -33,6 +33,8 @@ class Together:
         self.connection = connection
         self._prepared: set[bytes] | None = set() if prepared else None
         self._poller = select.poll()
+        self.round_trips = 0
+        self.statements = 0
 
     @property
     def sender_pid(self) -> int | None:
@@ -42,6 +44,8 @@ class Together:
     def run(self, steps: Sequence[Step]) -> list[list[Any]]:
         """Execute the statements in order and return the rows of each; all of them or none apply."""
         pgconn = self.connection.pgconn
+        self.round_trips += 1
+        self.statements += len(steps)
         texts = [statement.texts(params) for statement, params in steps]
         pgconn.enter_pipeline_mode()
         expected = [

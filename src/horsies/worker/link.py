@@ -107,6 +107,11 @@ class Link:
     def close(self) -> None:
         """Close the connection."""
         if self.together is not None:
+            logger.debug(
+                "turns: %d statements in %d round trips",
+                self.together.statements,
+                self.together.round_trips,
+            )
             self.together.connection.close()
             self.together = None
 
