@@ -14,14 +14,13 @@ from datetime import datetime
 from typing import Any, Protocol, TypeVar
 
 from horsies.broker import BrokerOperationError, BrokerResult, PostgresBroker
-from horsies.codec import EncodedCall
 from horsies.db.query import Script
 from horsies.db.workflows import StartedRun, StartRuns, start_runs
 from horsies.errors import HorsiesError
 from horsies.ids import new_id
-from horsies.request import KEY_LENGTH_MAX, is_key, size_problem
+from horsies.request import KEY_LENGTH_MAX, is_key
 from horsies.result import Err, Ok
-from horsies.send import Producer, broker_of, store, store_async
+from horsies.send import broker_of, store, store_async
 from horsies.workflow.answers import (
     HandleErrorCode,
     WorkflowStartError,
@@ -244,9 +243,10 @@ def _prepared(spec: HasBlueprint, options: StartOptions) -> WorkflowStartResult[
     producer = blueprint.producer
     if producer is not None and producer.are_sends_suppressed():
         return Err(_suppressed(blueprint, options))
-    if problem := _problem(blueprint, producer, options):
+    if options.workflow_key is not None and not is_key(options.workflow_key):
         code = WorkflowStartErrorCode.VALIDATION_FAILED
-        return Err(_error(blueprint, options, code, problem))
+        message = f"workflow_key must be a text of 1 to {KEY_LENGTH_MAX} characters."
+        return Err(_error(blueprint, options, code, message))
     try:
         text = plan(spec, workflow_id, workflow_key=options.workflow_key, sent_at=options.sent_at)
     except HorsiesError as error:
@@ -257,18 +257,6 @@ def _prepared(spec: HasBlueprint, options: StartOptions) -> WorkflowStartResult[
         message = f"The plan of workflow {blueprint.name!r} could not be written: {error}"
         return Err(replace(_error(blueprint, options, code, message), exception=error))
     return Ok(_Prepared(spec, options, workflow_id, text))
-
-
-def _problem(blueprint: Blueprint, producer: Producer | None, options: StartOptions) -> str | None:
-    if options.workflow_key is not None and not is_key(options.workflow_key):
-        return f"workflow_key must be a text of 1 to {KEY_LENGTH_MAX} characters."
-    if producer is None:
-        return None
-    for node, kwargs_json in zip(blueprint.nodes, blueprint.kwargs_json, strict=True):
-        call = EncodedCall("[]", kwargs_json)
-        if problem := size_problem(producer.config.payload, node.name, call):
-            return f"Node {node.node_id!r}: {problem}"
-    return None
 
 
 def _script(order: _Planned) -> Script[list[StartedRun]]:
