@@ -42,6 +42,7 @@ from horsies.errors import ErrorCode, HorsiesError, ValidationReport
 from horsies.logs import LogFormat, LogLevel, attach_handler
 from horsies.modules import failure_at
 from horsies.operate import cancel, queues, retry, show, status, tasks, workers
+from horsies.operate_schedules import schedules
 from horsies.postgres_config import URL_VARIABLES
 from horsies.scheduler import scheduler
 from horsies.worker.command import worker
@@ -211,6 +212,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "show": show,
     "cancel": cancel,
     "retry": retry,
+    "schedules": schedules,
     "version": version,
 }
 

@@ -45,6 +45,7 @@ EXIT_FAILED = 1
 EXIT_NOT_FOUND = 4
 LIST_LIMIT_MAX = 1_000
 
+_NOT_FOUND = (BrokerErrorCode.UNKNOWN_QUEUE, BrokerErrorCode.UNKNOWN_SCHEDULE)
 _SINCE_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
@@ -79,8 +80,8 @@ def status(
 
     Exit codes: 0 done, 1 failure.
     """
-    with _target("status", module or locator, database_url) as target:
-        overview = _answer(survey.read_overview(target.broker, target.queue_names or ()))
+    with open_target("status", module or locator, database_url) as target:
+        overview = answer(survey.read_overview(target.broker, target.queue_names or ()))
     if as_json:
         present.print_json(
             {
@@ -112,8 +113,8 @@ def workers(
 
     Exit codes: 0 done, 1 failure.
     """
-    with _target("workers", module or locator, database_url) as target:
-        found = _answer(survey.read_workers(target.broker, include_stopped=include_stopped))
+    with open_target("workers", module or locator, database_url) as target:
+        found = answer(survey.read_workers(target.broker, include_stopped=include_stopped))
         pongs = _ping(target.broker, found) if ping else None
     if as_json:
         answers = pongs or {}
@@ -130,7 +131,7 @@ def _ping(broker: PostgresBroker, found: Sequence[survey.WorkerOverview]) -> dic
     if not living:
         return {}
     done = ping_workers(broker, timeout_seconds=PING_TIMEOUT_SECONDS, min_responses=living)
-    return {pong.worker_id: pong for pong in _answer(done)}
+    return {pong.worker_id: pong for pong in answer(done)}
 
 
 def queues(
@@ -158,7 +159,7 @@ def queues(
             f"horsies queues {action.value} needs the name of a queue.",
             help_text=f"horsies queues {action.value} NAME",
         )
-    with _target("queues", module, database_url) as target:
+    with open_target("queues", module, database_url) as target:
         if action is None or name is None:
             _list_queues(target, as_json)
         else:
@@ -166,7 +167,7 @@ def queues(
 
 
 def _list_queues(target: Target, as_json: bool) -> None:
-    found = _answer(survey.read_overview(target.broker, target.queue_names or ())).queues
+    found = answer(survey.read_overview(target.broker, target.queue_names or ())).queues
     if as_json:
         present.print_json({"queues": [present.queue_document(queue) for queue in found]})
     else:
@@ -175,7 +176,7 @@ def _list_queues(target: Target, as_json: bool) -> None:
 
 def _switch_queue(target: Target, action: QueueAction, name: str, as_json: bool) -> None:
     order = QueueOrder(name, action is QueueAction.PAUSE, target.queue_names)
-    state = _answer(switch_queue(target.broker, order))
+    state = answer(switch_queue(target.broker, order))
     if as_json:
         present.print_json({"paused": state.is_paused, **asdict(state)})
     elif state.is_paused:
@@ -226,8 +227,8 @@ def tasks(
         before=None if before is None else _id_of(before),
         limit=limit,
     )
-    with _target("tasks", module or locator, database_url) as target:
-        page = _answer(survey.list_tasks(target.broker, filters))
+    with open_target("tasks", module or locator, database_url) as target:
+        page = answer(survey.list_tasks(target.broker, filters))
     if as_json:
         present.print_json(present.page_document(page))
         return
@@ -261,10 +262,10 @@ def show(
 
     Exit codes: 0 done, 1 failure, 4 no such task.
     """
-    with _target("show", module or locator, database_url) as target:
-        report = _answer(survey.read_task(target.broker, task_id, payload=payload))
+    with open_target("show", module or locator, database_url) as target:
+        report = answer(survey.read_task(target.broker, task_id, payload=payload))
     if report is None:
-        _leave(f"There is no task {task_id}.", EXIT_NOT_FOUND)
+        leave(f"There is no task {task_id}.", EXIT_NOT_FOUND)
     if as_json:
         present.print_json(present.task_document(report.task, report.attempts, payload))
     else:
@@ -285,7 +286,7 @@ def cancel(
 
     Exit codes: 0 cancelled or asked to stop, 1 failure or refusal, 4 no such task.
     """
-    with _target("cancel", module or locator, database_url) as target:
+    with open_target("cancel", module or locator, database_url) as target:
         done = TaskHandle(task_id, target.broker).cancel(include_running=not no_running)
     match done:
         case Err(error):
@@ -310,7 +311,7 @@ def retry(
 
     Exit codes: 0 sent, 1 failure or refusal, 4 no such task.
     """
-    with _target("retry", module or locator, database_url) as target:
+    with open_target("retry", module or locator, database_url) as target:
         done = retry_task(target.broker, task_id)
     match done:
         case Err(error):
@@ -324,7 +325,8 @@ def retry(
 
 
 @contextmanager
-def _target(command: str, locator: str | None, database_url: str | None) -> Iterator[Target]:
+def open_target(command: str, locator: str | None, database_url: str | None) -> Iterator[Target]:
+    """Open the database a command was given, by itself or through an application."""
     attach_handler(LogLevel.WARNING, LogFormat.TEXT)
     refuse_both("LOCATOR", locator, "--database-url", database_url)
     if locator:
@@ -339,13 +341,14 @@ def _target(command: str, locator: str | None, database_url: str | None) -> Iter
         broker.close()
 
 
-def _answer(done: BrokerResult[T]) -> T:
+def answer(done: BrokerResult[T]) -> T:
+    """Return what the database said, or end the command with its refusal."""
     match done:
         case Ok(value):
             return value
         case Err(error):
-            if error.code is BrokerErrorCode.UNKNOWN_QUEUE:
-                _leave(error.message, EXIT_NOT_FOUND)
+            if error.code in _NOT_FOUND:
+                leave(error.message, EXIT_NOT_FOUND)
             raise _report(error)
 
 
@@ -359,10 +362,11 @@ def _report(error: BrokerOperationError) -> HorsiesError:
 
 def _refuse(error: TaskActionError) -> Never:
     missing = error.code is TaskActionErrorCode.TASK_NOT_FOUND
-    _leave(error.message, EXIT_NOT_FOUND if missing else EXIT_FAILED)
+    leave(error.message, EXIT_NOT_FOUND if missing else EXIT_FAILED)
 
 
-def _leave(message: str, exit_code: int) -> Never:
+def leave(message: str, exit_code: int) -> Never:
+    """End the command with one sentence on standard error."""
     typer.echo(f"error: {message}", err=True)
     raise typer.Exit(exit_code)
 

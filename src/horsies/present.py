@@ -19,6 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from horsies.db.monitor import TaskDetail, TaskSummary
+from horsies.db.schedules import ScheduleRun, ScheduleState
 from horsies.db.tasks import AttemptRow
 from horsies.health import WorkerPong
 from horsies.survey import QueueOverview, TaskPage, WorkerOverview, WorkerStanding
@@ -225,6 +226,50 @@ def _attempt_line(attempt: AttemptRow) -> Text:
     if attempt.error_code is not None:
         line.append_text(_text(f"\n  {attempt.error_code}: {attempt.error_message or ''}", "red"))
     return line
+
+
+def schedule_document(state: ScheduleState) -> dict[str, Any]:
+    """Return a schedule as a JSON object, its timing as JSON as well."""
+    document = {"name": state.name, "paused": state.is_paused, **asdict(state)}
+    return document | {"timing": _stored_json(state.timing)}
+
+
+def print_schedules(states: Sequence[ScheduleState]) -> None:
+    """Print every schedule: when it is due on the first line, what it does on the next."""
+    if not states:
+        _print("No schedule is on record.")
+        return
+    table = _table("SCHEDULE", "NEXT (UTC)", "LAST (UTC)", "STATUS", "RUNS", flexible="SCHEDULE")
+    for state in states:
+        name = _text(state.name).append_text(_text(f"\n{state.task_name}", "dim"))
+        if state.is_paused:
+            name.append("\npaused", "yellow")
+        status = state.last_status or "-"
+        table.add_row(
+            name,
+            _second(state.next_run_at) or "never",
+            _second(state.last_run_at) or "-",
+            Text(status, _STATUS_STYLES.get(status, "")),
+            f"{state.run_count:,}",
+        )
+    _print(table)
+
+
+def print_schedule_runs(runs: Sequence[ScheduleRun]) -> None:
+    """Print the runs of a schedule, a line each."""
+    if not runs:
+        _print("No run is on record.")
+        return
+    table = _table("ID", "STATUS", "SLOT (UTC)", "ERROR", flexible="ERROR")
+    for run in runs:
+        status = Text(run.status, _STATUS_STYLES.get(run.status, ""))
+        slot = _second(run.scheduled_for) or "by order"
+        table.add_row(run.task_id, status, slot, _text(run.error_code or "", "red"))
+    _print(table)
+
+
+def _second(value: datetime | None) -> str | None:
+    return None if value is None else value.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
 def duration(seconds: float | None) -> str:

@@ -17,6 +17,9 @@ from horsies.retry import RetryPolicy
 from horsies.schedule.book import Book, enter_schedules
 from horsies.timetable.patterns import IntervalSchedule
 from horsies.timetable.settings import ScheduleConfig, TaskSchedule
+from tests.operate.conftest import call, horsies
+
+__all__ = ["call", "horsies"]
 
 Database: TypeAlias = psycopg.Connection[Any]
 MakeApp: TypeAlias = Callable[..., Horsies]
