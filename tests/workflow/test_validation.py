@@ -24,6 +24,7 @@ from horsies import (
     SubWorkflowNode,
     SuccessCase,
     SuccessPolicy,
+    TaskDefinitionError,
     TaskError,
     TaskNode,
     TaskResult,
@@ -334,6 +335,7 @@ OPTIONS: dict[str, Callable[[], object]] = {
     "naive sleep": lambda: workflow([SleepNode(until=NAIVE)]),
     "nameless signal": lambda: workflow([SignalNode("")]),
     "unprintable signal": lambda: workflow([SignalNode("a\nb")]),
+    "signal that cannot be stored": lambda: workflow([SignalNode("go", value_type=type(iter("")))]),
     "signal without time": lambda: workflow([SignalNode("go", timeout=timedelta(0))]),
     "no parallel items": lambda: workflow(
         [one := numbers.node()(), MapNode(square, over=one, max_parallel=0)]
@@ -517,3 +519,44 @@ def test_arguments_too_large_to_store_are_refused() -> None:
 def test_a_name_that_cannot_be_stored_is_refused() -> None:
     assert codes_of(lambda: workflow([number.node()()], name="a\ud800")) == ["HRS-001"]
     assert codes_of(lambda: workflow([number.node()()], definition_key="a\0")) == ["HRS-016"]
+
+
+JUNK: dict[str, tuple[Callable[[], object], str]] = {
+    "dependency": (lambda: workflow([number.node()(), after(number, cast(Any, 5))()]), "HRS-006"),
+    "source": (
+        lambda: workflow([number.node()(), TaskNode(double, args_from={"value": cast(Any, 5)})]),
+        "HRS-008",
+    ),
+    "context": (
+        lambda: workflow([report.node(workflow_ctx_from=[cast(Any, 5)])(title="x")]),
+        "HRS-009",
+    ),
+    "list": (
+        lambda: workflow([number.node()(), MapNode(square, over=cast(Any, 5))]),
+        "HRS-006",
+    ),
+    "output": (lambda: workflow([number.node()()], output=5), "HRS-011"),
+    "optional": (
+        lambda: workflow(
+            [one := number.node()()],
+            success_policy=SuccessPolicy([SuccessCase([one])], optional=[cast(Any, 5)]),
+        ),
+        "HRS-012",
+    ),
+}
+
+
+@pytest.mark.parametrize("place", JUNK)
+def test_what_is_no_node_at_all_is_a_mistake_like_others(place: str) -> None:
+    build, code = JUNK[place]
+    assert codes_of(build) == [code]
+
+
+def test_names_of_the_library_s_own_tasks_cannot_be_taken() -> None:
+    with pytest.raises(TaskDefinitionError) as caught:
+
+        @app.task("horsies.expand")
+        def expand() -> TaskResult[None, TaskError]:
+            return TaskResult(ok=None)
+
+    assert caught.value.code is ErrorCode.TASK_INVALID_OPTIONS

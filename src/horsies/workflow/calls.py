@@ -42,6 +42,7 @@ class CheckedCall:
 class _Call:
     """One node beside what it calls."""
 
+    plan: Draft
     says: str
     node: CallingNode
     callee: str
@@ -87,12 +88,12 @@ def _call_of(
         )
     if not isinstance(node, SubWorkflowNode):
         definition = node.fn.definition
-        return _Call(says, node, f"task {definition.name!r}", definition.signature)
-    return _child_call(says, node, problems)
+        return _Call(plan, says, node, f"task {definition.name!r}", definition.signature)
+    return _child_call(plan, says, node, problems)
 
 
 def _child_call(
-    says: str, node: SubWorkflowNode[Any], problems: list[HorsiesError]
+    plan: Draft, says: str, node: SubWorkflowNode[Any], problems: list[HorsiesError]
 ) -> _Call | None:
     definition = node.workflow_def
     if definition.own_key() is None:
@@ -109,7 +110,7 @@ def _child_call(
         problems.append(_unusable_build(says, definition.__name__, str(error)))
         return None
     if signature is not None:
-        return _Call(says, node, f"{definition.__name__}.build_with", signature)
+        return _Call(plan, says, node, f"{definition.__name__}.build_with", signature)
     if node.kwargs or node.args_from or node.workflow_ctx_from:
         problems.append(
             WorkflowValidationError(
@@ -161,7 +162,8 @@ def _name_problems(call: _Call) -> Iterator[WorkflowValidationError]:
             yield _unknown(call, name, "which the workflow passes itself")
         elif not isinstance(name, str) or (name not in names.spots and names.rest_keyword is None):
             yield _unknown(call, name, f"which {call.callee} does not take")
-    for name in {*node.kwargs} & {*node.args_from} | {*each} & {*node.kwargs, *node.args_from}:
+    given = [*node.kwargs, *node.args_from, *each]
+    for name in dict.fromkeys(name for name in given if given.count(name) > 1):
         yield call.error(
             ErrorCode.WORKFLOW_KWARGS_ARGS_FROM_OVERLAP,
             f"gives the parameter {name!r} of {call.callee} in two ways",
@@ -206,6 +208,8 @@ def _context_problems(call: _Call) -> Iterator[WorkflowValidationError]:
 def _result_problems(call: _Call) -> Iterator[WorkflowValidationError]:
     node = call.node
     for name, source in node.args_from.items():
+        if call.plan.position(source) is None:
+            continue  # said already
         if node.join != "all" and name in call.signature.names.required:
             yield call.error(
                 ErrorCode.WORKFLOW_INVALID_JOIN,
@@ -242,7 +246,7 @@ def _result_problem(call: _Call, name: str, source: AnyNode) -> str | None:
 
 def _element_problems(call: _Call, each: str | None) -> Iterator[WorkflowValidationError]:
     node = call.node
-    if not isinstance(node, MapNode):
+    if not isinstance(node, MapNode) or call.plan.position(node.over) is None:
         return
     problem = _element_problem(call, node, each)
     if problem is not None:

@@ -358,9 +358,18 @@ def result_codec(node: AnyNode) -> ResultCodec | None:
     return None if declared is UNKNOWN_TYPE else codec_for(declared)
 
 
-@functools.lru_cache(maxsize=512)
 def codec_for(declared: Any) -> ResultCodec:
-    """Return what reads results with values of this type; building one takes milliseconds."""
+    """Return what reads results with values of this type; ValueError when no JSON can hold it."""
+    try:
+        return _kept_codec(declared)
+    except TypeError:
+        # An annotation may hold what has no hash.
+        return ResultCodec.of(declared, TaskError)
+
+
+@functools.lru_cache(maxsize=512)
+def _kept_codec(declared: Any) -> ResultCodec:
+    # Building one takes milliseconds.
     return ResultCodec.of(declared, TaskError)
 
 

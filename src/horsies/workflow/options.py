@@ -22,6 +22,7 @@ from horsies.workflow.nodes import (
     SleepNode,
     SubWorkflowNode,
     TaskNode,
+    codec_for,
 )
 
 SIGNAL_NAME_LENGTH_MAX = 128
@@ -83,6 +84,10 @@ def _signal_problems(node: SignalNode[Any]) -> Iterator[str]:
         yield "has a signal name with characters that cannot be printed"
     if node.timeout is not None and (problem := _span_problem(node.timeout)):
         yield f"has a timeout that {problem}"
+    try:
+        codec_for(node.value_type)
+    except ValueError as error:
+        yield f"has a value_type that cannot be stored ({error})"
 
 
 def _is_whole(number: object, least: int, most: int) -> bool:
