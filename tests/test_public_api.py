@@ -18,6 +18,10 @@ TaskSendPayload TaskSendError TaskSendResult BrokerErrorCode BrokerOperationErro
 ErrorCode ValidationReport MultipleValidationErrors ExceptionMapper Result Ok Err is_ok is_err
 HorsiesError ConfigurationError TaskDefinitionError RegistryError WorkflowValidationError
 BUILTIN_CODE_REGISTRY __version__
+ScheduleConfig TaskSchedule SchedulePattern IntervalSchedule HourlySchedule DailySchedule
+WeeklySchedule MonthlySchedule CronSchedule DaySelector EveryDay ByMonthDay ByWeekday EitherDay
+BothDays CronEvery CronStep CronValues CronRange CronEnumValues CronEnumRange CronEnumStep Weekday
+Month
 WorkflowSpec WorkflowDefinition TaskNode SubWorkflowNode AnyNode NodeKey OnError SuccessPolicy
 SuccessCase WorkflowContext WorkflowMeta SubWorkflowSummary WorkflowContextMissingIdError
 WorkflowStatus WorkflowTaskStatus WORKFLOW_TERMINAL_STATES WORKFLOW_TASK_TERMINAL_STATES from_node
@@ -29,6 +33,7 @@ BEYOND_THE_CONTRACT = """
 TaskFunction TaskCall TaskCancelled TaskActionError TaskActionErrorCode TaskStopped PayloadConfig
 PostgresBroker UnwrapError SourceLocation get_current_app TaskRetried DatabasePing WorkerPong
 WorkerStateSnapshot QueueState StaleTask WorkerStats ExpiredTask
+calculate_next_run ScheduleState ScheduleRun
 MapNode SleepNode SignalNode NodeFactory WorkflowTerminalResults
 start_many start_many_async WorkflowInfo SignalDelivery
 """

@@ -29,6 +29,7 @@ from horsies.config import (
     WorkerResilienceConfig,
 )
 from horsies.db.monitor import ExpiredTask, QueueState, StaleTask, WorkerStats
+from horsies.db.schedules import ScheduleRun, ScheduleState
 from horsies.errors import (
     ConfigurationError,
     ErrorCode,
@@ -77,6 +78,34 @@ from horsies.states import (
 from horsies.steer import TaskRetried
 from horsies.stop import TaskStopped
 from horsies.task import TaskFunction, TaskSendOptions
+from horsies.timetable.patterns import (
+    BothDays,
+    ByMonthDay,
+    ByWeekday,
+    CronSchedule,
+    DailySchedule,
+    DaySelector,
+    EitherDay,
+    EveryDay,
+    HourlySchedule,
+    IntervalSchedule,
+    MonthlySchedule,
+    SchedulePattern,
+    WeeklySchedule,
+)
+from horsies.timetable.settings import ScheduleConfig, TaskSchedule
+from horsies.timetable.terms import (
+    CronEnumRange,
+    CronEnumStep,
+    CronEnumValues,
+    CronEvery,
+    CronRange,
+    CronStep,
+    CronValues,
+    Month,
+    Weekday,
+)
+from horsies.timetable.times import calculate_next_run
 from horsies.workflow.answers import (
     HandleErrorCode,
     HandleOperationError,
@@ -144,6 +173,34 @@ __all__ = [
     "PayloadConfig",
     "RetryPolicy",
     "ExceptionMapper",
+    # schedules
+    "ScheduleConfig",
+    "TaskSchedule",
+    "SchedulePattern",
+    "IntervalSchedule",
+    "HourlySchedule",
+    "DailySchedule",
+    "WeeklySchedule",
+    "MonthlySchedule",
+    "CronSchedule",
+    "DaySelector",
+    "EveryDay",
+    "ByMonthDay",
+    "ByWeekday",
+    "EitherDay",
+    "BothDays",
+    "CronEvery",
+    "CronStep",
+    "CronValues",
+    "CronRange",
+    "CronEnumValues",
+    "CronEnumRange",
+    "CronEnumStep",
+    "Weekday",
+    "Month",
+    "calculate_next_run",
+    "ScheduleState",
+    "ScheduleRun",
     # outcomes
     "TaskResult",
     "TaskError",
