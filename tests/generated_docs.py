@@ -32,13 +32,15 @@ from horsies.config import (
 from horsies.jsonshape import type_text
 from horsies.retry import RetryPolicy
 from horsies.states import TASK_TRANSITIONS, TaskStatus
+from horsies.timetable.settings import ScheduleConfig, TaskSchedule
 
 REPOSITORY = Path(__file__).parents[1]
 CONFIGURATION = REPOSITORY / "docs" / "configuration.md"
 WORKERS = REPOSITORY / "docs" / "workers.md"
 STATE_MACHINE = REPOSITORY / "docs" / "internals" / "state-machine.md"
 OPERATING = REPOSITORY / "docs" / "operating.md"
-PAGES = (CONFIGURATION, WORKERS, OPERATING, STATE_MACHINE)
+SCHEDULING = REPOSITORY / "docs" / "scheduling.md"
+PAGES = (CONFIGURATION, WORKERS, OPERATING, SCHEDULING, STATE_MACHINE)
 
 MODELS: tuple[type[BaseModel], ...] = (
     AppConfig,
@@ -48,10 +50,12 @@ MODELS: tuple[type[BaseModel], ...] = (
     WorkerResilienceConfig,
     PayloadConfig,
     RetryPolicy,
+    ScheduleConfig,
+    TaskSchedule,
 )
 COMMANDS = (
-    *("worker", "check", "migrate", "version"),
-    *("status", "workers", "queues", "tasks", "show", "cancel", "retry"),
+    *("worker", "scheduler", "check", "migrate", "version"),
+    *("status", "workers", "queues", "tasks", "show", "cancel", "retry", "schedules"),
 )
 
 # Limits that the models check themselves, where pydantic's annotations do not show them. The tests
@@ -76,6 +80,12 @@ TYPE_NAMES = {
     (RetryPolicy, "auto_retry_for"): "list of codes, at least 1",
     (RetryPolicy, "intervals"): "1 to 20 ints, each 1 to 86_400",
     (RetryPolicy, "backoff_strategy"): '`"fixed"` or `"exponential"`',
+    (ScheduleConfig, "schedules"): "list of TaskSchedule",
+    (TaskSchedule, "pattern"): "a pattern",
+    (TaskSchedule, "args"): "tuple",
+    (TaskSchedule, "kwargs"): "dict",
+    (TaskSchedule, "on_dst_gap"): '`"skip"` or `"shift"`',
+    (TaskSchedule, "overlap"): '`"allow"`, `"skip"` or `"queue"`',
 }
 
 _PART = re.compile(r"(<!-- begin: (.+?) -->\n).*?(<!-- end: \2 -->)", re.DOTALL)

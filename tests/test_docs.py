@@ -29,7 +29,7 @@ URL = "postgresql://localhost/unused"
 # Read only to be shown, or another thing of the same name.
 SEEN_ELSEWHERE = {
     "cluster_wide_cap": {"settings.py"},
-    "echo": {"cli.py", "command.py", "operate.py"},
+    "echo": {"cli.py", "command.py", "operate.py", "operate_schedules.py", "scheduler.py"},
 }
 
 
@@ -179,7 +179,8 @@ def _in_a_coroutine(text: str) -> str:
 
 
 @pytest.mark.parametrize(
-    "name", ["sending.md", "results.md", "configuration.md", "workers.md", "workflows.md"]
+    "name",
+    ["sending.md", "results.md", "configuration.md", "workers.md", "workflows.md", "scheduling.md"],
 )
 def test_the_examples_of_a_page_run_in_order(
     name: str, process_url: str, connection: object, monkeypatch: pytest.MonkeyPatch
