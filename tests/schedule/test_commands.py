@@ -198,10 +198,11 @@ def test_a_scheduler_refuses_an_application_it_cannot_serve(
 ) -> None:
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    finished = horsies("scheduler", project)
-    assert finished.code == 1
-    assert message in finished.err
-    assert "hunter2" not in finished.err
+    for command in (["scheduler", project], ["worker", project, "--with-scheduler"]):
+        finished = horsies(*command)
+        assert finished.code == 1
+        assert message in finished.err
+        assert "hunter2" not in finished.err
 
 
 def test_check_reports_schedules(

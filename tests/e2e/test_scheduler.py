@@ -1,0 +1,319 @@
+"""Schedulers as processes: every slot once, whatever happens to them."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+from types import ModuleType
+from typing import Any
+
+import psycopg
+import pytest
+
+from horsies import IntervalSchedule, TaskSchedule
+from tests.e2e.fleet import Fleet, Journal, RunningWorker, eventually
+from tests.e2e.tables import attempts, backends, terminate
+from tests.e2e.test_clock_skew import AHEAD, BEHIND, skew
+from tests.e2e.timekeepers import (
+    APPLICATION,
+    check_books,
+    config_of,
+    enter,
+    every,
+    next_slots,
+    sent,
+    slots,
+    start_scheduler,
+    wait_until_serving,
+)
+
+Database = psycopg.Connection[Any]
+
+# The whole hour of truth is a minute; a shorter one will do for every day.
+SOAK_SECONDS = float(os.environ.get("HORSIES_SCHEDULER_SOAK_SECONDS", "20"))
+GATE_KEY = 4_242
+
+# Blocks every commit of a scheduled task until the test lets go of the lock.
+GATE = f"""
+CREATE FUNCTION e2e_gate() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM pg_advisory_xact_lock_shared({GATE_KEY});
+    RETURN NULL;
+END $$;
+CREATE CONSTRAINT TRIGGER e2e_gate AFTER INSERT ON horsies_tasks DEFERRABLE INITIALLY DEFERRED
+    FOR EACH ROW WHEN (NEW.schedule_name IS NOT NULL) EXECUTE FUNCTION e2e_gate();
+"""
+NO_GATE = "DROP TRIGGER e2e_gate ON horsies_tasks; DROP FUNCTION e2e_gate;"
+
+
+def wait_for_slots(connection: Database, name: str, count: int, seconds: float = 20.0) -> None:
+    """Wait until that many slots of a schedule have become tasks."""
+    eventually(
+        lambda: len(slots(connection, name)) >= count,
+        seconds,
+        lambda: f"{name}: {slots(connection, name)}",
+    )
+
+
+def wait_until_nothing_is_due(connection: Database, seconds: float = 20.0) -> None:
+    """Wait until every schedule's next slot is ahead."""
+    query = "SELECT count(*) FROM horsies_schedule_state WHERE next_run_at <= clock_timestamp()"
+    eventually(lambda: connection.execute(query).fetchone() == (0,), seconds)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_scheduler_sends_what_is_due_and_stops_in_order(
+    fleet: Fleet, connection: Database, number: int
+) -> None:
+    scheduler = start_scheduler(fleet, config_of(every(1, "often")))
+    wait_for_slots(connection, "often", 3)
+    scheduler.signal(number)
+    assert scheduler.wait() == 0
+    assert "scheduler stopped" in scheduler.log()
+    assert "Traceback" not in scheduler.log()
+    assert backends(connection, "horsies:scheduler") == []
+
+
+@pytest.mark.timeout(240)
+def test_three_schedulers_killed_at_random_send_every_slot_exactly_once(
+    fleet: Fleet, programs: ModuleType, connection: Database
+) -> None:
+    seed = random.SystemRandom().randint(0, 1 << 32)
+    dice = random.Random(seed)
+    print(f"seed {seed}")
+    seconds = {f"schedule {number}": dice.randint(1, 3) for number in range(50)}
+    config = config_of(*(every(length, name) for name, length in seconds.items()))
+    first = enter(connection, programs.app, config)
+    alive = [start_scheduler(fleet, config, ready=False) for _ in range(3)]
+    wait_until_serving(alive[0])
+    kills = 0
+    deadline = time.monotonic() + SOAK_SECONDS
+    while time.monotonic() < deadline:
+        # One that has begun to serve dies at any moment; one that is starting, too.
+        _hold_on(dice.random(), lambda: any(one.process.poll() is not None for one in alive))
+        victim = alive.pop(dice.randrange(len(alive)))
+        victim.signal(signal.SIGKILL)
+        victim.wait()
+        kills += 1
+        alive.append(start_scheduler(fleet, config, ready=False))
+    wait_until_serving(alive[-1])
+    wait_until_nothing_is_due(connection)
+    for one in alive:
+        wait_until_serving(one)
+        assert one.stop() == 0
+    total = check_books(connection, first, seconds)
+    print(f"{total} slots of {len(seconds)} schedules, {kills} schedulers killed")
+    assert kills > SOAK_SECONDS / 3
+    assert total > 50 * SOAK_SECONDS / 3
+
+
+def _hold_on(seconds: float, is_over: Any) -> None:
+    """Let that much time pass; a scheduler that ended by itself is a failure."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        assert not is_over(), "a scheduler ended by itself"
+        time.sleep(0.01)
+
+
+@contextmanager
+def closed_gate(connection: Database, url: str) -> Iterator[psycopg.Connection[Any]]:
+    """Let no scheduled task be committed until the connection that is returned is closed."""
+    connection.execute(GATE)
+    try:
+        with psycopg.connect(url, autocommit=True) as keeper:
+            keeper.execute("SELECT pg_advisory_lock(%s)", (GATE_KEY,))
+            yield keeper
+    finally:
+        connection.execute(NO_GATE)
+
+
+def blocked_backends(connection: Database) -> list[int]:
+    rows = connection.execute(
+        "SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND objid = %s AND NOT granted",
+        (GATE_KEY,),
+    )
+    return [row[0] for row in rows]
+
+
+def test_point_16_a_crash_between_insert_and_commit_sends_the_slot_once(
+    fleet: Fleet, programs: ModuleType, connection: Database
+) -> None:
+    seconds = {"often": 1, "seldom": 3}
+    config = config_of(*(every(length, name) for name, length in seconds.items()))
+    first = enter(connection, programs.app, config)
+    with closed_gate(connection, fleet.database_url) as keeper:
+        scheduler = start_scheduler(fleet, config, ready=False)
+        (backend,) = eventually(lambda: blocked_backends(connection), 30, scheduler.log)
+        # All is inserted and noted, nothing committed: now the server ends it.
+        connection.execute("SELECT pg_terminate_backend(%s)", (backend,))
+        eventually(lambda: backend not in blocked_backends(connection), 10)
+        assert sent(connection) == []
+        assert next_slots(connection) == first
+        # Now the scheduler itself dies there, and the server finishes what it was told.
+        (backend,) = eventually(lambda: blocked_backends(connection), 30, scheduler.log)
+        scheduler.signal(signal.SIGKILL)
+        scheduler.wait()
+        second = start_scheduler(fleet, config, ready=False)
+        eventually(lambda: len(backends(connection, "horsies:scheduler")) == 2, 30, second.log)
+        keeper.close()
+        eventually(lambda: blocked_backends(connection) == [], 10)
+    wait_for_slots(connection, "seldom", 2)
+    wait_until_nothing_is_due(connection)
+    assert second.stop() == 0
+    assert check_books(connection, first, seconds) >= 8
+
+
+def test_a_scheduler_paused_across_slots_neither_repeats_nor_loses_any(
+    fleet: Fleet, programs: ModuleType, connection: Database
+) -> None:
+    seconds = {"often": 1, "seldom": 2}
+    config = config_of(*(every(length, name) for name, length in seconds.items()))
+    first = enter(connection, programs.app, config)
+    frozen = start_scheduler(fleet, config)
+    other = start_scheduler(fleet, config)
+    for _ in range(3):
+        frozen.signal(signal.SIGSTOP)
+        wait_for_slots(connection, "often", len(slots(connection, "often")) + 3)
+        frozen.signal(signal.SIGCONT)
+        wait_for_slots(connection, "often", len(slots(connection, "often")) + 1)
+    # Nobody is there for a while: what was missed is made up for.
+    other.signal(signal.SIGSTOP)
+    frozen.signal(signal.SIGSTOP)
+    before = len(slots(connection, "often"))
+    missed = datetime.now(UTC) + timedelta(seconds=3)
+    eventually(lambda: datetime.now(UTC) > missed, 10)
+    other.signal(signal.SIGCONT)
+    frozen.signal(signal.SIGCONT)
+    wait_for_slots(connection, "often", before + 3)
+    wait_until_nothing_is_due(connection)
+    assert (frozen.stop(), other.stop()) == (0, 0)
+    assert check_books(connection, first, seconds) > 15
+
+
+def test_a_lone_scheduler_paused_across_slots_explains_what_it_drops(
+    fleet: Fleet, programs: ModuleType, connection: Database
+) -> None:
+    config = config_of(every(1, "often", catch_up_missed=False))
+    first = enter(connection, programs.app, config)["often"]
+    scheduler = start_scheduler(fleet, config)
+    wait_for_slots(connection, "often", 1)
+    scheduler.signal(signal.SIGSTOP)
+    missed = datetime.now(UTC) + timedelta(seconds=4)
+    eventually(lambda: datetime.now(UTC) > missed, 10)
+    scheduler.signal(signal.SIGCONT)
+    eventually(lambda: "dropped (missed)" in scheduler.log(), 10, scheduler.log)
+    assert scheduler.stop() == 0
+    found = slots(connection, "often")
+    steps = [(slot - first).total_seconds() for slot in found]
+    assert all(step == round(step) for step in steps)
+    assert len(set(steps)) == len(steps)
+    gaps = [later - earlier for earlier, later in pairwise(steps)]
+    assert sum(gap > 1 for gap in gaps) == scheduler.log().count("dropped (missed)")
+    row = connection.execute(
+        "SELECT skip_reason, skipped_at FROM horsies_schedule_state"
+    ).fetchone()
+    assert row is not None
+    assert (row[0], row[1].astimezone(UTC) in found) == ("MISSED", True)
+
+
+@pytest.mark.parametrize("offsets", [(AHEAD, BEHIND), (BEHIND,), (AHEAD,)])
+def test_a_clock_ten_minutes_wrong_changes_nothing(
+    fleet: Fleet, programs: ModuleType, connection: Database, offsets: tuple[str, ...]
+) -> None:
+    seconds = {"often": 1, "seldom": 2}
+    config = config_of(*(every(length, name) for name, length in seconds.items()))
+    first = enter(connection, programs.app, config)
+    schedulers = [start_scheduler(fleet, config, skew(fleet, offset)) for offset in offsets]
+    for scheduler, offset in zip(schedulers, offsets, strict=True):
+        assert _wrong_by(scheduler) * (1 if offset == AHEAD else -1) > 500, "the clock was right"
+    wait_for_slots(connection, "seldom", 4)
+    wait_until_nothing_is_due(connection)
+    for scheduler in schedulers:
+        assert scheduler.stop() == 0
+        assert "dropped" not in scheduler.log()
+    assert check_books(connection, first, seconds) >= 12
+
+
+def _wrong_by(scheduler: RunningWorker) -> float:
+    """How many seconds a process is ahead, by the time on its log lines, which is local."""
+    (line,) = (text for text in scheduler.log().splitlines() if "serving " in text)
+    written = datetime.strptime(line[:19], "%Y-%m-%d %H:%M:%S").astimezone()
+    return (written - datetime.now(UTC)).total_seconds()
+
+
+def test_a_scheduler_that_loses_its_connections_goes_on(
+    fleet: Fleet, programs: ModuleType, connection: Database
+) -> None:
+    config = config_of(every(1, "often"))
+    first = enter(connection, programs.app, config)
+    scheduler = start_scheduler(fleet, config)
+    wait_for_slots(connection, "often", 2)
+    for _ in range(2):
+        assert terminate(connection, "horsies:scheduler")
+        terminate(connection, "horsies:listener")
+        wait_for_slots(connection, "often", len(slots(connection, "often")) + 2)
+    assert "nothing can be scheduled" in scheduler.log()
+    assert scheduler.stop() == 0
+    check_books(connection, first, {"often": 1})
+
+
+def test_a_sleeping_scheduler_is_woken_by_changes(
+    fleet: Fleet, programs: ModuleType, connection: Database
+) -> None:
+    scheduler = start_scheduler(fleet, config_of(interval=60))
+    eventually(lambda: backends(connection, "horsies:listener"), 10)
+    added = TaskSchedule(name="added", task_name="noop", pattern=IntervalSchedule(seconds=1))
+    programs.app.schedules.add(added).unwrap()
+    wait_for_slots(connection, "added", 2, 10)
+    programs.app.schedules.pause("added").unwrap()
+    paused = len(slots(connection, "added"))
+    programs.app.schedules.resume("added").unwrap()
+    wait_for_slots(connection, "added", paused + 2, 10)
+    assert scheduler.stop() == 0
+
+
+def test_a_worker_with_a_scheduler_sends_runs_and_retries(
+    fleet: Fleet, journal: Journal, connection: Database
+) -> None:
+    config = config_of(
+        every(1, "slots", task_name="note_slot", args=["hello"]),
+        every(3_600, "flaky", task_name="fail_then_work", start_at="2020-01-01T00:00:00Z"),
+    )
+    worker = fleet.start("--with-scheduler", application=APPLICATION, config=config)
+    eventually(lambda: "serving 2 schedule(s)" in worker.log(), 10, worker.log)
+    connection.execute(
+        "UPDATE horsies_schedule_state SET next_run_at = date_trunc('hour', now()) "
+        "WHERE schedule_name = 'flaky'"
+    )
+    wait_for_slots(connection, "slots", 3)
+    eventually(lambda: len(journal.lines("slot")) >= 3, 10, worker.log)
+    labels = [line.label for line in journal.lines("slot")]
+    expected = [f"hello {slot.isoformat()}" for slot in slots(connection, "slots")]
+    assert sorted(labels) == expected[: len(labels)]
+    eventually(lambda: [one.status for one in sent(connection, "flaky")] == ["COMPLETED"], 15)
+    assert sorted(one.attempt for one in attempts(connection) if one.error_code) == [1]
+    assert worker.stop() == 0
+    assert backends(connection, "horsies:scheduler") == []
+
+
+def test_workers_with_schedulers_and_a_scheduler_beside_them_agree(
+    fleet: Fleet, programs: ModuleType, connection: Database
+) -> None:
+    seconds = {f"schedule {number}": 1 for number in range(5)}
+    config = config_of(*(every(1, name) for name in seconds))
+    first = enter(connection, programs.app, config)
+    workers = [
+        fleet.start("--with-scheduler", processes=1, application=APPLICATION, config=config)
+        for _ in range(2)
+    ]
+    scheduler = start_scheduler(fleet, config)
+    wait_for_slots(connection, "schedule 0", 5)
+    wait_until_nothing_is_due(connection)
+    assert [one.stop() for one in (*workers, scheduler)] == [0, 0, 0]
+    check_books(connection, first, seconds)
