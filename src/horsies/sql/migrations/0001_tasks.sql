@@ -71,8 +71,11 @@ CREATE INDEX horsies_tasks_deadline ON horsies_tasks (good_until)
     WHERE status = 'PENDING' AND good_until IS NOT NULL;
 CREATE INDEX horsies_tasks_error_code ON horsies_tasks (error_code)
     WHERE error_code IS NOT NULL;
-CREATE INDEX horsies_tasks_workflow ON horsies_tasks (workflow_id)
+CREATE INDEX horsies_tasks_workflow ON horsies_tasks (workflow_id, workflow_node_index, workflow_item_index)
     WHERE workflow_id IS NOT NULL;
+-- Where the next parked item of a map is found without passing those that have ended.
+CREATE INDEX horsies_tasks_items ON horsies_tasks (workflow_id, workflow_node_index, workflow_item_index)
+    WHERE status = 'PENDING' AND workflow_item_index IS NOT NULL;
 CREATE UNIQUE INDEX horsies_tasks_idempotency ON horsies_tasks (task_name, idempotency_key)
     WHERE idempotency_key IS NOT NULL;
 

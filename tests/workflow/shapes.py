@@ -1,0 +1,90 @@
+"""The shape of a run: what a graph looks like, told alike to the oracle and to the database."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class NodeShape:
+    """One node; its index is its place in the run's tuple."""
+
+    kind: str = "task"
+    after: tuple[int, ...] = ()
+    join: str = "all"
+    min_success: int | None = None
+    allow_failed_deps: bool = False
+    # Those of ``after`` whose results are offered through the context.
+    context: tuple[int, ...] = ()
+    # A failure of an optional node does not pause the run.
+    optional: bool = False
+    over: int | None = None
+    max_parallel: int | None = None
+    allow_failed_items: bool = False
+    signal: str | None = None
+    child: RunShape | None = None
+
+    def __repr__(self) -> str:
+        return _shown(self)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class RunShape:
+    """One run: nodes in their order, and when it is a success."""
+
+    nodes: tuple[NodeShape, ...]
+    on_error: str = "fail"
+    output: int | None = None
+    cases: tuple[tuple[int, ...], ...] | None = None
+
+    def __repr__(self) -> str:
+        return _shown(self)
+
+    @property
+    def dependents(self) -> tuple[tuple[int, ...], ...]:
+        """Who comes after each node."""
+        return self._followers("after")
+
+    @property
+    def context_dependents(self) -> tuple[tuple[int, ...], ...]:
+        """Who takes each node's result through the context."""
+        return self._followers("context")
+
+    def _followers(self, edge: str) -> tuple[tuple[int, ...], ...]:
+        return tuple(
+            tuple(later for later, node in enumerate(self.nodes) if index in getattr(node, edge))
+            for index in range(len(self.nodes))
+        )
+
+    def pauses(self, index: int) -> bool:
+        """Whether a failure of this node pauses the run."""
+        return self.on_error == "pause" and not self.nodes[index].optional
+
+
+def _shown(shape: Any) -> str:
+    """Show what is not as usual, so that a failing example can be read."""
+    unusual = [
+        f"{one.name}={value!r}"
+        for one in fields(shape)
+        if (value := getattr(shape, one.name)) != one.default
+    ]
+    return f"{type(shape).__name__}({', '.join(unusual)})"
+
+
+def node_id(index: int) -> str:
+    """Name a node."""
+    return f"n{index}"
+
+
+def chain(length: int, **settings: object) -> RunShape:
+    """Return tasks one after the other."""
+    nodes = tuple(NodeShape(after=(index - 1,) if index else ()) for index in range(length))
+    return RunShape(nodes, **settings)  # type: ignore[arg-type]
+
+
+def fan(width: int, **settings: object) -> RunShape:
+    """Return one task, ``width`` tasks after it, and one after all of those."""
+    middle = tuple(NodeShape(after=(0,)) for _ in range(width))
+    last = NodeShape(after=tuple(range(1, width + 1)))
+    return RunShape((NodeShape(), *middle, last), **settings)  # type: ignore[arg-type]
