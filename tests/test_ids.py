@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 import uuid
+from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 
 import pytest
 
-from horsies.ids import new_id, stored_form
+from horsies.ids import fixed_id, new_id, stored_form
 
 
 def test_an_id_is_a_version_7_uuid_in_its_usual_form() -> None:
@@ -55,3 +56,15 @@ def test_every_spelling_of_an_id_has_one_stored_form() -> None:
     text = new_id()
     for spelling in (text, text.upper(), text.replace("-", ""), f"{{{text}}}", f"urn:uuid:{text}"):
         assert stored_form(spelling) == text
+
+
+def test_a_fixed_id_is_made_of_a_moment_and_a_text_and_nothing_else() -> None:
+    moment = datetime(2026, 3, 29, 1, tzinfo=UTC)
+    made = fixed_id(moment, "report")
+    assert made == fixed_id(moment, "report") == "019d371a-da80-7845-9e91-831319e89c4d"
+    parsed = uuid.UUID(made)
+    assert (parsed.version, parsed.variant) == (7, uuid.RFC_4122)
+    assert parsed.int >> 80 == int(moment.timestamp() * 1000)
+    others = {fixed_id(moment, f"report {number}") for number in range(1_000)}
+    assert len(others | {made}) == 1_001
+    assert fixed_id(moment + timedelta(milliseconds=1), "a") > max(others)

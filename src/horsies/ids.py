@@ -6,6 +6,7 @@ the INSERT is what makes a send whose COMMIT was in doubt safe to replay.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import time
 from datetime import datetime
@@ -22,6 +23,13 @@ def new_id() -> str:
     noise = os.urandom(10).hex()
     variant = _VARIANTS[noise[19]]
     return f"{moment[:8]}-{moment[8:]}-7{noise[:3]}-{variant}{noise[3:6]}-{noise[6:18]}"
+
+
+def fixed_id(moment: datetime, seed: str) -> str:
+    """Return the id that this moment and this text always make: a UUIDv7 without chance in it."""
+    milliseconds = f"{first_id_at(moment)[:13]}-7"
+    noise = hashlib.sha256(seed.encode()).hexdigest()
+    return f"{milliseconds}{noise[:3]}-{_VARIANTS[noise[19]]}{noise[3:6]}-{noise[6:18]}"
 
 
 def first_id_at(moment: datetime) -> str:

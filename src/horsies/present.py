@@ -27,7 +27,7 @@ from horsies.survey import QueueOverview, TaskPage, WorkerOverview, WorkerStandi
 _QUEUE_COUNTS = ("DUE", "DELAYED", "CLAIMED", "RUNNING", "OLDEST", "DONE/MIN", "FAILED/MIN")
 _WORKER_COLUMNS = ("WORKER", "STATE", "BUSY", "MEMORY", "SEEN")
 _PAYLOAD_FIELDS = ("args", "kwargs", "result")
-_STATUS_STYLES = {"FAILED": "red", "EXPIRED": "yellow", "RUNNING": "green", "CANCELLED": "dim"}
+STATUS_STYLES = {"FAILED": "red", "EXPIRED": "yellow", "RUNNING": "green", "CANCELLED": "dim"}
 _STANDING_STYLES = {"alive": "green", "silent": "yellow", "lost": "red", "stopped": "dim"}
 
 
@@ -79,15 +79,16 @@ def page_document(page: TaskPage) -> dict[str, Any]:
 def task_document(task: TaskDetail, attempts: Iterable[AttemptRow], payload: bool) -> Any:
     """Return a task and its attempts as a JSON object; without payload it has no such keys."""
     document = asdict(task)
-    document["options"] = _stored_json(document.pop("task_options"))
+    document["options"] = stored_json(document.pop("task_options"))
     for name in _PAYLOAD_FIELDS:
-        stored = _stored_json(document.pop(name))
+        stored = stored_json(document.pop(name))
         if payload:
             document[name] = stored
     return document | {"attempts": [asdict(attempt) for attempt in attempts]}
 
 
-def _stored_json(text: str | None) -> Any:
+def stored_json(text: str | None) -> Any:
+    """Read stored JSON; what is none stays text."""
     try:
         return None if text is None else json.loads(text)
     except (ValueError, RecursionError):
@@ -97,11 +98,11 @@ def _stored_json(text: str | None) -> Any:
 def print_queues(queues: Sequence[QueueOverview]) -> None:
     """Print one line per queue."""
     if not queues:
-        _print("No queue is in use: no task waits or runs, and no worker is there.")
+        print_parts("No queue is in use: no task waits or runs, and no worker is there.")
         return
-    table = _table("QUEUE", *_QUEUE_COUNTS, flexible="QUEUE")
+    table = plain_table("QUEUE", *_QUEUE_COUNTS, flexible="QUEUE")
     for queue in queues:
-        name = _text(queue.name)
+        name = safe_text(queue.name)
         if queue.paused_at is not None:
             name.append("\npaused", "yellow")
         counts = (queue.due, queue.delayed, queue.claimed, queue.running)
@@ -112,14 +113,14 @@ def print_queues(queues: Sequence[QueueOverview]) -> None:
             duration(queue.oldest_waiting_seconds),
             *(f"{rate:,.0f}" for rate in rates),
         )
-    _print(table)
+    print_parts(table)
 
 
 def print_worker_summary(workers: Sequence[WorkerOverview]) -> None:
     """Print in one line how many workers are there and how busy they are."""
     alive = [one for one in workers if one.standing is WorkerStanding.ALIVE]
     if not workers:
-        _print("No worker is running.")
+        print_parts("No worker is running.")
         return
     busy = sum(one.worker.tasks_running for one in alive)
     total = sum(one.worker.processes for one in alive)
@@ -129,7 +130,7 @@ def print_worker_summary(workers: Sequence[WorkerOverview]) -> None:
     for standing in (WorkerStanding.SILENT, WorkerStanding.LOST):
         count = sum(one.standing is standing for one in workers)
         line += f", {count} {standing.value}" if count else ""
-    _print(_text(f"{line}."))
+    print_parts(safe_text(f"{line}."))
 
 
 def print_workers(
@@ -137,14 +138,14 @@ def print_workers(
 ) -> None:
     """Print every worker: how it is on the first line, where it is on the next."""
     if not workers:
-        _print("No worker is running.")
+        print_parts("No worker is running.")
         return
     columns = _WORKER_COLUMNS if pongs is None else (*_WORKER_COLUMNS, "PING")
-    table = _table(*columns, flexible="WORKER")
+    table = plain_table(*columns, flexible="WORKER")
     for one in workers:
         worker = one.worker
         where = f"{worker.hostname}, pid {worker.pid}, queues {', '.join(worker.queues)}"
-        name = _text(worker.worker_id).append_text(_text(f"\n{where}", "dim"))
+        name = safe_text(worker.worker_id).append_text(safe_text(f"\n{where}", "dim"))
         cells: list[Text | str] = [
             name,
             Text(one.standing.value, _STANDING_STYLES[one.standing.value]),
@@ -156,22 +157,22 @@ def print_workers(
             pong = pongs.get(worker.worker_id)
             cells.append(f"{pong.latency_ms:.0f} ms" if pong else "none")
         table.add_row(*cells)
-    _print(table)
+    print_parts(table)
 
 
 def print_tasks(tasks: Sequence[TaskSummary]) -> None:
     """Print one line per task, and a second one for what went wrong."""
     if not tasks:
-        _print("No task matches.")
+        print_parts("No task matches.")
         return
-    table = _table("ID", "STATUS", "AGE", "TASK", flexible="TASK")
+    table = plain_table("ID", "STATUS", "AGE", "TASK", flexible="TASK")
     for task in tasks:
-        name = _text(f"{task.task_name} on {task.queue_name}")
+        name = safe_text(f"{task.task_name} on {task.queue_name}")
         if task.error_code is not None:
-            name.append_text(_text(f"\n{task.error_code}", "red"))
-        status = Text(task.status, _STATUS_STYLES.get(task.status, ""))
+            name.append_text(safe_text(f"\n{task.error_code}", "red"))
+        status = Text(task.status, STATUS_STYLES.get(task.status, ""))
         table.add_row(task.id, status, duration(task.age_seconds), name)
-    _print(table)
+    print_parts(table)
 
 
 def print_task(task: TaskDetail, attempts: Sequence[AttemptRow], payload: bool) -> None:
@@ -181,8 +182,8 @@ def print_task(task: TaskDetail, attempts: Sequence[AttemptRow], payload: bool) 
     table.add_column(overflow="fold")
     for name, value in _facts(task, payload):
         if value is not None:
-            table.add_row(name, _text(value))
-    _print(table, *(_attempt_line(attempt) for attempt in attempts))
+            table.add_row(name, safe_text(value))
+    print_parts(table, *(_attempt_line(attempt) for attempt in attempts))
 
 
 def _facts(task: TaskDetail, payload: bool) -> Iterable[tuple[str, str | None]]:
@@ -203,6 +204,8 @@ def _facts(task: TaskDetail, payload: bool) -> Iterable[tuple[str, str | None]]:
     yield "idempotency key", task.idempotency_key
     yield "retry of", task.retried_from_task_id
     yield "workflow", task.workflow_id
+    yield "schedule", task.schedule_name
+    yield "slot", moment(task.scheduled_for)
     yield "options", task.task_options
     for name in _PAYLOAD_FIELDS if payload else ():
         yield name, getattr(task, name)
@@ -222,26 +225,30 @@ def _attempt_line(attempt: AttemptRow) -> Text:
         _process(attempt),
         "will be retried" if attempt.will_retry else None,
     ]
-    line = _text(", ".join(part for part in parts if part))
+    line = safe_text(", ".join(part for part in parts if part))
     if attempt.error_code is not None:
-        line.append_text(_text(f"\n  {attempt.error_code}: {attempt.error_message or ''}", "red"))
+        line.append_text(
+            safe_text(f"\n  {attempt.error_code}: {attempt.error_message or ''}", "red")
+        )
     return line
 
 
 def schedule_document(state: ScheduleState) -> dict[str, Any]:
     """Return a schedule as a JSON object, its timing as JSON as well."""
     document = {"name": state.name, "paused": state.is_paused, **asdict(state)}
-    return document | {"timing": _stored_json(state.timing)}
+    return document | {"timing": stored_json(state.timing)}
 
 
 def print_schedules(states: Sequence[ScheduleState]) -> None:
     """Print every schedule: when it is due on the first line, what it does on the next."""
     if not states:
-        _print("No schedule is on record.")
+        print_parts("No schedule is on record.")
         return
-    table = _table("SCHEDULE", "NEXT (UTC)", "LAST (UTC)", "STATUS", "RUNS", flexible="SCHEDULE")
+    table = plain_table(
+        "SCHEDULE", "NEXT (UTC)", "LAST (UTC)", "STATUS", "RUNS", flexible="SCHEDULE"
+    )
     for state in states:
-        name = _text(state.name).append_text(_text(f"\n{state.task_name}", "dim"))
+        name = safe_text(state.name).append_text(safe_text(f"\n{state.task_name}", "dim"))
         if state.is_paused:
             name.append("\npaused", "yellow")
         status = state.last_status or "-"
@@ -249,23 +256,23 @@ def print_schedules(states: Sequence[ScheduleState]) -> None:
             name,
             _second(state.next_run_at) or "never",
             _second(state.last_run_at) or "-",
-            Text(status, _STATUS_STYLES.get(status, "")),
+            Text(status, STATUS_STYLES.get(status, "")),
             f"{state.run_count:,}",
         )
-    _print(table)
+    print_parts(table)
 
 
 def print_schedule_runs(runs: Sequence[ScheduleRun]) -> None:
     """Print the runs of a schedule, a line each."""
     if not runs:
-        _print("No run is on record.")
+        print_parts("No run is on record.")
         return
-    table = _table("ID", "STATUS", "SLOT (UTC)", "ERROR", flexible="ERROR")
+    table = plain_table("ID", "STATUS", "SLOT (UTC)", "ERROR", flexible="ERROR")
     for run in runs:
-        status = Text(run.status, _STATUS_STYLES.get(run.status, ""))
+        status = Text(run.status, STATUS_STYLES.get(run.status, ""))
         slot = _second(run.scheduled_for) or "by order"
-        table.add_row(run.task_id, status, slot, _text(run.error_code or "", "red"))
-    _print(table)
+        table.add_row(run.task_id, status, slot, safe_text(run.error_code or "", "red"))
+    print_parts(table)
 
 
 def _second(value: datetime | None) -> str | None:
@@ -300,7 +307,7 @@ def moment(value: datetime | None) -> str | None:
     return value.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3] + " UTC"
 
 
-def _text(text: str, style: str = "") -> Text:
+def safe_text(text: str, style: str = "") -> Text:
     """Return stored text for display: no markup in it counts, and no control character survives."""
     visible = (
         character if character.isprintable() or character == "\n" else repr(character)[1:-1]
@@ -309,7 +316,7 @@ def _text(text: str, style: str = "") -> Text:
     return Text("".join(visible), style)
 
 
-def _table(*columns: str, flexible: str) -> Table:
+def plain_table(*columns: str, flexible: str) -> Table:
     """Return a table in which one column takes the width that the others leave."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for column in columns:
@@ -321,7 +328,7 @@ def _table(*columns: str, flexible: str) -> Table:
     return table
 
 
-def _print(*parts: Table | Text | str) -> None:
+def print_parts(*parts: Table | Text | str) -> None:
     """Print to standard output, without the blanks that fill a table up to its width."""
     console = Console(highlight=False, markup=False)
     with console.capture() as captured:

@@ -6,12 +6,14 @@ import json
 import os
 import subprocess
 import sys
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
 
+from horsies.schedule.tick import tick
 from horsies.timetable.patterns import DailySchedule
 from tests.operate.conftest import Run
 from tests.schedule.conftest import (
@@ -147,6 +149,20 @@ def test_the_runs_of_a_schedule_are_printed(
     assert lines[1].split() == [handle.task_id, "PENDING", "by", "order"]
     (run,) = read(horsies("schedules", "runs", "report", "--json"))["runs"]
     assert (run["task_id"], run["scheduled_for"]) == (handle.task_id, None)
+
+
+def test_a_task_says_which_schedule_and_slot_it_is_for(
+    horsies: Run, connection: Database, make_app: MakeApp
+) -> None:
+    book = enter(connection, make_app(schedule()))
+    make_due(connection, LONG_AGO)
+    tick(connection, book)
+    (task,) = tasks(connection)
+    lines = horsies("show", task["id"]).out.splitlines()
+    assert ["schedule", "report"] in [line.split() for line in lines]
+    shown = read(horsies("show", task["id"], "--json"))
+    assert shown["schedule_name"] == "report"
+    assert datetime.fromisoformat(shown["scheduled_for"]) == task["scheduled_for"]
 
 
 @pytest.mark.parametrize("action", ["next", "runs", "pause", "resume"])

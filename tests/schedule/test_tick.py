@@ -83,7 +83,9 @@ def test_point_16_catch_up_sends_all_missed_slots_in_order_and_counts_each(
     tick(connection, book)
     expected = [first + number * timedelta(minutes=5) for number in range(4)]
     assert slots(connection) == expected
-    assert len({task["id"] for task in tasks(connection)}) == 4
+    ids = [task["id"] for task in tasks(connection)]
+    assert ids == sorted(ids), "lists of tasks are in the order of ids"
+    assert len(set(ids)) == 4
     now = state(connection)
     assert (now["run_count"], now["next_run_at"]) == (4, first + timedelta(minutes=20))
     assert str(now["last_task_id"]) == run_id("report", expected[-1])

@@ -210,6 +210,8 @@ class TaskDetail:
     idempotency_key: str | None
     retried_from_task_id: str | None
     workflow_id: str | None
+    schedule_name: str | None
+    scheduled_for: datetime | None
     task_options: str | None
     args: str | None
     kwargs: str | None

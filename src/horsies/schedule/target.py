@@ -11,18 +11,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Protocol
-from uuid import UUID, uuid5
+from uuid import UUID
 
 from horsies.config import AppConfig, PayloadConfig
 from horsies.db.tasks import InsertTask
 from horsies.definition import TaskDefinition, choose_queue
-from horsies.ids import new_id
+from horsies.ids import fixed_id, new_id
 from horsies.request import UNSET, SendOptions, Stamp, TaskSendResult, prepare
 from horsies.timetable.settings import TaskSchedule
 
 SCHEDULED_FOR = "scheduled_for"
 
-_RUNS = UUID("9b832882-0d45-4bfb-9da7-eae06d68bc52")
 _JITTER_STEPS = 1_000_003
 
 
@@ -37,8 +36,12 @@ class Target(Protocol):
 
 
 def run_id(schedule_name: str, slot: datetime) -> str:
-    """Return the id of a schedule's task for a slot; whoever computes it gets the same."""
-    return str(uuid5(_RUNS, f"{schedule_name}\0{slot.astimezone(UTC).isoformat()}"))
+    """Return the id of a schedule's task for a slot; whoever computes it gets the same.
+
+    In the order of slots, as other ids are in the order of sending: a digest alone would put the task
+    of a schedule anywhere among the others, in lists and in the index.
+    """
+    return fixed_id(slot, f"{schedule_name}\0{slot.astimezone(UTC).isoformat()}")
 
 
 class ArgumentProblem(ValueError):

@@ -141,7 +141,8 @@ ORDER BY task.id DESC
 SELECT id::text, task_name, queue_name, status, priority, retry_count, max_retries, next_retry_at, timeout_ms,
     good_until, held, sent_at, created_at, enqueued_at, claimed_at, started_at, completed_at, failed_at,
     cancel_requested_at, error_code, failed_reason, generation, claimed_by_worker_id, worker_hostname, worker_pid,
-    worker_process_name, idempotency_key, retried_from_task_id::text, workflow_id::text, task_options,
+    worker_process_name, idempotency_key, retried_from_task_id::text, workflow_id::text, schedule_name, scheduled_for,
+    task_options,
     CASE WHEN %(payload)s::boolean THEN args END AS args,
     CASE WHEN %(payload)s::boolean THEN kwargs END AS kwargs,
     CASE WHEN %(payload)s::boolean THEN result END AS result
