@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import pytest
 
+from horsies.db.together import Together
 from horsies.db.turn import ClaimedTask
 from horsies.worker.desk import Desk
 from horsies.worker.pool import (
@@ -19,7 +20,7 @@ from horsies.worker.pool import (
     Stopped,
 )
 from horsies.worker.settle import STOPPED_BY_CANCEL, STOPPED_BY_LOSS, Completed, Failed
-from horsies.worker.wire import ChildReport
+from horsies.worker.wire import ChildReport, NodePart
 
 
 @dataclass(slots=True)
@@ -28,12 +29,14 @@ class RecordingPool:
 
     idle: set[int]
     dispatched: list[tuple[str, int, int]] = field(default_factory=list)
+    nodes: list[NodePart | None] = field(default_factory=list)
     stopped: list[tuple[str, str]] = field(default_factory=list)
 
     def dispatch(self, assignment: Assignment, pid: int) -> None:
         if pid not in self.idle:
             raise NoIdleChildError
         self.idle.remove(pid)
+        self.nodes.append(assignment.node)
         self.dispatched.append((assignment.task_id, assignment.generation, pid))
 
     def stop_task(self, task_id: str, reason: str) -> None:
@@ -85,7 +88,10 @@ def test_waiting_tasks_start_in_order_and_lost_ones_are_forgotten(
     desk: Desk, pool: RecordingPool
 ) -> None:
     desk.hand_out([claimed("a"), claimed("b"), claimed("c")])
-    desk.start_waiting(desk.waiting(2), {"b": 2})
+    started = desk.take_started(desk.waiting(2), {"b": 2})
+    assert [(task.id, task.worker_pid) for task in started] == [("b", 2)]
+    assert desk.held_ids() == ["c"]
+    desk.hand_out(started)
     assert pool.dispatched == [("b", 1, 2)]
     assert desk.held_ids() == ["b", "c"]
     assert not desk.needs_release
@@ -177,3 +183,47 @@ def test_a_cancelled_task_is_stopped_and_one_that_waits_is_forgotten(
 def test_a_failed_hook_is_remembered(desk: Desk) -> None:
     desk.absorb([HookFailed("connect", "raised ValueError: no")])
     assert desk.failed_hook == "Child process start hook connect raised ValueError: no."
+
+
+def node(task_id: str, pid: int | None = None, index: int = 0) -> ClaimedTask:
+    return replace(claimed(task_id, pid), workflow_id="run", workflow_node_index=index)
+
+
+def test_nodes_go_out_with_their_part_and_others_without_one(
+    desk: Desk, pool: RecordingPool
+) -> None:
+    part = NodePart("run", 0)
+    desk.hand_out([claimed("a", 1), node("b", 2)], {"b": part})
+    assert pool.nodes == [None, part]
+
+
+def test_only_settlements_of_nodes_may_make_work(desk: Desk) -> None:
+    desk.hand_out([claimed("a", 1), node("b", 2)])
+    desk.absorb([report("a")])
+    assert not desk.settles_nodes
+    desk.absorb([report("b")])
+    assert desk.settles_nodes
+    assert desk.settlements[1] == Completed("b", 1, "1", "run")
+
+
+def test_what_nodes_returned_is_kept_once_it_is_recorded(desk: Desk) -> None:
+    desk.hand_out([claimed("a", 1), node("b", 2), node("c", 3, index=1)])
+    desk.absorb([report("a"), report("b"), report("c")])
+    desk.keep_results(desk.settlements, {"a", "b"})
+    taker = replace(node("d", 1, 2), workflow_inputs='{"args":{"x":0},"context":{}}')
+    parts, unreadable = desk.inputs.read(cast(Together, None), [taker])
+    assert [source.result for source in parts["d"].sources] == ["1"]
+    assert unreadable == []
+
+
+def test_a_node_whose_inputs_cannot_be_read_fails_without_a_child(
+    desk: Desk, pool: RecordingPool
+) -> None:
+    desk.refuse([node("a", 1)])
+    (settlement,) = desk.settlements
+    assert isinstance(settlement, Failed)
+    assert settlement.error_code == "WORKER_SERIALIZATION_ERROR"
+    assert settlement.workflow_id == "run"
+    assert pool.dispatched == []
+    desk.close_settled(desk.settlements, {"a"})
+    assert desk.is_empty

@@ -113,6 +113,7 @@ class Orphan:
     worker_pid: int | None
     status: str
     worker_id: str
+    workflow_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,6 +51,11 @@ class ClaimedTask:
     timeout_ms: int | None
     # The child it was started for; None while it rests as CLAIMED.
     worker_pid: int | None
+    # Which node of which workflow, which element of a map's list, and what it takes from other nodes.
+    workflow_id: str | None = None
+    workflow_node_index: int | None = None
+    workflow_item_index: int | None = None
+    workflow_inputs: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,7 +44,7 @@ WHERE (pg_postmaster_start_time() < now() - %(restart_seconds)s * interval '1 se
 -- name: find_orphans
 -- Tasks in the hands of these workers, by the in-flight index.
 SELECT id::text, generation, task_name, queue_name, args, kwargs, retry_count, max_retries, task_options,
-    timeout_ms, worker_pid, status, claimed_by_worker_id::text AS worker_id
+    timeout_ms, worker_pid, status, claimed_by_worker_id::text AS worker_id, workflow_id::text
 FROM horsies_tasks
 WHERE status IN ('CLAIMED', 'RUNNING') AND claimed_by_worker_id = ANY(%(worker_ids)s::text[])
   AND status = ANY(%(statuses)s::text[])
@@ -55,7 +55,7 @@ ORDER BY id LIMIT %(limit)s
 -- sign of life for the threshold of their state.
 SELECT task.id::text, task.generation, task.task_name, task.queue_name, task.args, task.kwargs, task.retry_count,
     task.max_retries, task.task_options, task.timeout_ms, task.worker_pid, task.status,
-    task.claimed_by_worker_id::text AS worker_id
+    task.claimed_by_worker_id::text AS worker_id, task.workflow_id::text
 FROM horsies_tasks AS task
 LEFT JOIN horsies_workers AS worker
     ON worker.worker_id = task.claimed_by_worker_id AND worker.stopped_at IS NULL

@@ -94,7 +94,7 @@ RETURNING task.id::text, task.worker_pid
 -- PENDING -> RUNNING for as many tasks as there are idle children, PENDING -> CLAIMED for what is prefetched; see
 -- horsies_claim_v1.
 SELECT id, generation, task_name, queue_name, args, kwargs, retry_count, max_retries, task_options, timeout_ms,
-    worker_pid
+    worker_pid, workflow_id, workflow_node_index, workflow_item_index, workflow_inputs
 FROM horsies_claim_v1(
     %(worker_id)s, %(hostname)s, %(pids)s::integer[], %(prefetch)s, %(lease_ms)s, %(queues)s::text[],
     %(queue_limits)s::integer[], %(queue_caps)s::integer[], %(cluster_cap)s, %(counts_claimed)s,

@@ -10,9 +10,11 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import assert_never
 
 from horsies.db.turn import ClaimedTask
+from horsies.worker.inputs import Inputs
 from horsies.worker.pace import Pace
 from horsies.worker.pool import (
     Assignment,
@@ -27,13 +29,18 @@ from horsies.worker.pool import (
 from horsies.worker.settle import (
     STOPPED_BY_CANCEL,
     STOPPED_BY_LOSS,
+    Completed,
     Settlement,
     settle_death,
     settle_report,
     settle_stop,
+    settle_unread,
 )
+from horsies.worker.wire import NodePart
 
 logger = logging.getLogger("horsies.worker")
+
+NO_PARTS: Mapping[str, NodePart] = {}
 
 
 class Desk:
@@ -45,6 +52,7 @@ class Desk:
         # Claimed ahead, oldest first; no child has seen these.
         self._waiting: dict[str, ClaimedTask] = {}
         self.settlements: list[Settlement] = []
+        self.inputs = Inputs()
         self.pace = Pace()
         # The database may say that something is ours which is not on this desk.
         self.needs_release = False
@@ -82,6 +90,11 @@ class Desk:
         """How many places of each queue the settlements give back."""
         ended = (self._running.get(one.task_id) for one in self.settlements)
         return Counter(task.queue_name for task in ended if task is not None)
+
+    @property
+    def settles_nodes(self) -> bool:
+        """Whether the settlements may move workflows on, and so make work."""
+        return any(one.workflow_id is not None for one in self.settlements)
 
     def absorb(self, events: Iterable[PoolEvent]) -> None:
         """Take in what children did."""
@@ -129,6 +142,16 @@ class Desk:
         )
         self.settlements.append(settle_death(task, event.description))
 
+    def keep_results(self, settlements: Iterable[Settlement], recorded: set[str]) -> None:
+        """Keep at hand what nodes returned, for those that come after them."""
+        for one in settlements:
+            if (
+                one.workflow_id is not None
+                and isinstance(one, Completed)
+                and one.task_id in recorded
+            ):
+                self.inputs.note_completed(self._running[one.task_id], one.result)
+
     def close_settled(self, settlements: Iterable[Settlement], recorded: set[str]) -> None:
         """These outcomes are recorded, or belong to somebody else now."""
         self.settlements = []
@@ -140,28 +163,42 @@ class Desk:
                     settlement.task_id,
                 )
 
-    def start_waiting(self, asked: Iterable[ClaimedTask], pids: Mapping[str, int]) -> None:
-        """Give prefetched tasks to their children; one without a pid was lost meanwhile."""
+    def take_started(
+        self, asked: Iterable[ClaimedTask], pids: Mapping[str, int]
+    ) -> list[ClaimedTask]:
+        """Return the prefetched tasks that run now; one without a pid was lost meanwhile."""
+        started = []
         for task in asked:
             del self._waiting[task.id]
             if task.id in pids:
-                self._give(task, pids[task.id])
+                started.append(replace(task, worker_pid=pids[task.id]))
             else:
                 logger.info("task %s, claimed ahead, was lost before it started", task.id)
+        return started
 
-    def hand_out(self, claimed: Iterable[ClaimedTask]) -> None:
-        """Give claimed tasks to the children they were started for; keep the rest for later."""
+    def refuse(self, tasks: Iterable[ClaimedTask]) -> None:
+        """Settle nodes whose inputs nobody can read, without a child."""
+        for task in tasks:
+            self._running[task.id] = task
+            self.settlements.append(settle_unread(task))
+
+    def hand_out(
+        self, tasks: Iterable[ClaimedTask], parts: Mapping[str, NodePart] = NO_PARTS
+    ) -> None:
+        """Give tasks to the children they were started for, nodes with their part in a workflow; keep
+        what was claimed ahead for later.
+        """
         handed = []
-        for task in claimed:
+        for task in tasks:
             if task.worker_pid is None:
                 self._waiting[task.id] = task
             else:
-                self._give(task, task.worker_pid)
+                self._give(task, task.worker_pid, parts.get(task.id))
                 handed.append(task.id)
         if handed:
             self.pace.note_hand_out(handed, time.monotonic())
 
-    def _give(self, task: ClaimedTask, pid: int) -> None:
+    def _give(self, task: ClaimedTask, pid: int, node: NodePart | None) -> None:
         if task.id in self._running:
             # Somebody took it from us and gave it back to the queue; the old attempt is void.
             self._pool.stop_task(task.id, STOPPED_BY_LOSS)
@@ -173,6 +210,7 @@ class Desk:
             task.args or "[]",
             task.kwargs or "{}",
             task.timeout_ms,
+            node,
         )
         try:
             self._pool.dispatch(assignment, pid)

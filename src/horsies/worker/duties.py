@@ -31,6 +31,7 @@ from horsies.worker.liveness import Identity, Liveness
 from horsies.worker.pool import ChildPool
 from horsies.worker.reaper import looking_steps, rescue, rescue_strays, stale_seconds, sweep
 from horsies.worker.settings import WorkerConfig
+from horsies.worker.turn import locking_steps
 
 logger = logging.getLogger("horsies.worker")
 
@@ -193,7 +194,8 @@ class Duties:
             self._app_config.effective_claim_lease_ms,
             self._app_config.max_claim_renew_age_ms,
         )
-        together.run([(renew_claims, lease)])
+        locking = locking_steps(task.workflow_id for task in waiting)
+        together.run([*locking, (renew_claims, lease)])
 
     def _state(self) -> Step:
         memory_mb = self._pool.children_memory_mb()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import selectors
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from datetime import datetime
 from enum import IntEnum
@@ -26,6 +27,7 @@ from horsies.db.listen import Listener, hears_itself
 from horsies.db.migrate import apply_migrations
 from horsies.db.together import Together
 from horsies.db.turn import (
+    ClaimedTask,
     ExpireTasks,
     Limit,
     LookAhead,
@@ -102,6 +104,8 @@ class Worker:
         self._scheduler = scheduler
         self._agenda = Agenda(app.config.resilience.notify_poll_interval_ms / 1000)
         self._last_look: datetime | None = None
+        # Whether a claim of ours came after everything our own transactions may have notified of.
+        self._claimed_last = False
         self._pings: list[str] = []
         self._awake_at = _lifetime_seconds()
         self._stop_requests = 0
@@ -246,6 +250,7 @@ class Worker:
 
     def _work(self, together: Together) -> None:
         if self._desk.needs_release:
+            self._claimed_last = False
             give_back(together, self.worker_id, self._desk.held_ids())
             self._desk.needs_release = False
         wanted = self._wanted()
@@ -255,6 +260,7 @@ class Worker:
         if not self._desk.settlements and self._agenda.wants_look_ahead(now):
             self._look_ahead(together)
         if now >= self._duties.next_at():
+            self._claimed_last = False
             self._duties.perform(together, now)
             self._fence_if_lost()
         if self._pings:
@@ -269,7 +275,7 @@ class Worker:
         pids = self._pool.next_idle_pids(self._pool.idle_count)
         waiting = self._desk.waiting(len(pids))
         starting = list(zip(waiting, pids, strict=False))
-        if not self._agenda.may_have_work:
+        if not (self._agenda.may_have_work or self._desk.settles_nodes):
             return Wanted(starting, freed=freed)
         ahead = self._desk.waiting_count - len(starting)
         room = max(0, self._config.effective_claims - self._desk.held_count)
@@ -283,12 +289,28 @@ class Worker:
         self._desk.needs_release = wanted.claims > 0
         turned = take_turn(together, self._claimer, settlements, wanted)
         self._desk.needs_release = False
+        if turned.as_settled:
+            self._desk.keep_results(settlements, turned.recorded)
         self._desk.close_settled(settlements, turned.recorded)
-        self._desk.start_waiting((task for task, _ in wanted.starting), turned.started)
         if wanted.claims:
             possible = min(wanted.claims, self._config.max_claim_batch or wanted.claims)
             self._agenda.note_claim(possible, len(turned.claimed))
-        self._desk.hand_out(turned.claimed)
+        self._claimed_last = wanted.claims > 0
+        asked = (task for task, _ in wanted.starting)
+        self._hand_out(together, [*self._desk.take_started(asked, turned.started), *turned.claimed])
+
+    def _hand_out(self, together: Together, tasks: Sequence[ClaimedTask]) -> None:
+        """Give tasks to children, nodes of workflows with what they take from others."""
+        nodes = [task for task in tasks if task.workflow_id is not None and task.worker_pid]
+        if not nodes:
+            self._desk.hand_out(tasks)
+            return
+        # If the database goes away now, no child has seen any of these: they go back.
+        self._desk.needs_release = True
+        parts, unreadable = self._desk.inputs.read(together, nodes)
+        self._desk.needs_release = False
+        self._desk.refuse(unreadable)
+        self._desk.hand_out([task for task in tasks if task not in unreadable], parts)
 
     def _look_ahead(self, together: Together) -> None:
         """Expire what is past its deadline, free lapsed claims, learn when the next task is due."""
@@ -304,6 +326,7 @@ class Worker:
             ]
         )
         if expired or lapsed:
+            self._claimed_last = False
             logger.info("%d task(s) expired, %d lapsed claim(s) freed", len(expired), len(lapsed))
         self._last_look = due.looked_at
         self._agenda.note_look_ahead(time.monotonic(), due.seconds)
@@ -316,7 +339,9 @@ class Worker:
     def _listen(self) -> None:
         if not self._pool.foreign_keys and self._ear.seconds_until_retry() is None:
             return
-        news = self._ear.hear()
+        together = self._link.together
+        is_known = self._claimed_last and together is not None
+        news = self._ear.hear(together.sender_pid if together and is_known else None)
         if news.gap:
             self._duties.hurry()
         if news.work or news.gap:

@@ -39,7 +39,7 @@ from horsies.db.query import Statement, Step
 from horsies.db.together import Together
 from horsies.db.turn import ClaimedTask, ReleaseClaimed, release_claimed
 from horsies.worker.settle import settle_loss
-from horsies.worker.turn import recording_steps
+from horsies.worker.turn import locking_steps, recording_steps
 
 logger = logging.getLogger("horsies.reaper")
 
@@ -132,7 +132,9 @@ def settle_orphans(together: Together, orphans: Sequence[Orphan], recovery: Reco
         steps += _settling(worker_id, list(group), recovery)
     if not steps:
         return 0
-    changed = sum(len(rows) for rows in together.run(steps))
+    locking = locking_steps(orphan.workflow_id for orphan in orphans)
+    answers = together.run([*locking, *steps])
+    changed = sum(len(rows) for rows in answers[len(locking) :])
     for orphan in orphans:
         logger.warning("task %s %s was in dead hands", orphan.task_name, orphan.id)
     return changed
@@ -167,6 +169,7 @@ def _as_claimed(orphan: Orphan) -> ClaimedTask:
         orphan.task_options,
         orphan.timeout_ms,
         orphan.worker_pid,
+        orphan.workflow_id,
     )
 
 

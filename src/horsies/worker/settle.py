@@ -32,6 +32,7 @@ class Completed:
     task_id: str
     generation: int
     result: str
+    workflow_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,7 @@ class Failed:
     error_message: str | None
     failed_reason: str | None
     delay_seconds: float | None
+    workflow_id: str | None = None
 
 
 Settlement = Completed | Failed
@@ -57,7 +59,7 @@ def settle_report(
 ) -> Settlement:
     """A child reported: success, or an error that may be retried."""
     if report.ok:
-        return Completed(task.id, task.generation, report.result_json)
+        return Completed(task.id, task.generation, report.result_json, task.workflow_id)
     return Failed(
         task.id,
         task.generation,
@@ -68,6 +70,7 @@ def settle_report(
         storable(report.error_message),
         None,
         _retry_delay(task, report.error_code, random),
+        task.workflow_id,
     )
 
 
@@ -102,6 +105,24 @@ def settle_stop(
     return _vanished(task, OperationalErrorCode.WORKER_CRASHED, text, random)
 
 
+def settle_unread(task: ClaimedTask) -> Failed:
+    """What the task takes from other nodes cannot be read: it never gets to a child."""
+    text = "The results of other nodes that the task takes could not be read."
+    code = OperationalErrorCode.WORKER_SERIALIZATION_ERROR
+    return Failed(
+        task.id,
+        task.generation,
+        TaskStatus.FAILED,
+        encode_task_error(TaskError(error_code=code, message=text)),
+        TaskAttemptOutcome.FAILED,
+        code.value,
+        text,
+        text,
+        None,
+        task.workflow_id,
+    )
+
+
 def without_result(failed: Settlement) -> Failed:
     """The same attempt without its texts, for the rare case that the database refuses to store
     them.
@@ -118,6 +139,7 @@ def without_result(failed: Settlement) -> Failed:
         text,
         None,
         None,
+        failed.workflow_id,
     )
 
 
@@ -132,9 +154,17 @@ def _ended(
     task: ClaimedTask, status: TaskStatus, code: OutcomeCode, text: str, delay_seconds: float | None
 ) -> Failed:
     result = encode_task_error(TaskError(error_code=code, message=text))
-    outcome = TaskAttemptOutcome.FAILED
     return Failed(
-        task.id, task.generation, status, result, outcome, code.value, text, text, delay_seconds
+        task.id,
+        task.generation,
+        status,
+        result,
+        TaskAttemptOutcome.FAILED,
+        code.value,
+        text,
+        text,
+        delay_seconds,
+        task.workflow_id,
     )
 
 
@@ -151,6 +181,7 @@ def _vanished(
         reason,
         reason,
         _retry_delay(task, code.value, random),
+        task.workflow_id,
     )
 
 

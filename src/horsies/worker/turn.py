@@ -32,6 +32,7 @@ from horsies.db.turn import (
     retry_tasks,
     start_tasks,
 )
+from horsies.db.workflows import WorkflowIds, lock_runs
 from horsies.worker.settle import Completed, Failed, Settlement, without_result
 
 logger = logging.getLogger("horsies.turn")
@@ -94,11 +95,15 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Turned:
-    """What a turn did: outcomes recorded, prefetched tasks started, tasks claimed."""
+    """What a turn did: outcomes recorded, prefetched tasks started, tasks claimed.
+
+    An outcome the database refused was recorded otherwise; then not all are ``as_settled``.
+    """
 
     recorded: set[str]
     started: Mapping[str, int]
     claimed: Sequence[ClaimedTask]
+    as_settled: bool = True
 
 
 def take_turn(
@@ -118,13 +123,17 @@ def take_turn(
         logger.exception("a turn failed; recording and claiming are tried apart")
     recorded = _record_apart(together, claimer, settlements)
     turned = _one_transaction(together, claimer, (), wanted)
-    return Turned(recorded, turned.started, turned.claimed)
+    return Turned(recorded, turned.started, turned.claimed, as_settled=False)
 
 
 def _one_transaction(
     together: Together, claimer: Claimer, settlements: Sequence[Settlement], wanted: Wanted
 ) -> Turned:
-    steps = recording_steps(claimer.worker_id, settlements)
+    runs = {one.workflow_id for one in settlements}
+    runs.update(task.workflow_id for task, _ in wanted.starting)
+    steps = locking_steps(runs)
+    locking = len(steps)
+    steps += recording_steps(claimer.worker_id, settlements)
     recording = len(steps)
     if wanted.starting:
         steps.append((start_tasks, _starts(claimer.worker_id, wanted.starting)))
@@ -134,8 +143,17 @@ def _one_transaction(
     answers = together.run(steps)
     claimed = answers.pop() if claims else ()
     started = {row.id: row.worker_pid for row in answers.pop()} if wanted.starting else {}
-    recorded = {row.task_id for rows in answers[:recording] for row in rows}
+    recorded = {row.task_id for rows in answers[locking:recording] for row in rows}
     return Turned(recorded, started, claimed)
+
+
+def locking_steps(workflow_ids: Iterable[str | None]) -> list[Step]:
+    """Return the statement that locks the trees of these runs, if there are any.
+
+    It comes before every statement on their tasks: nobody who holds a task's row ever waits for a run.
+    """
+    runs = {workflow_id for workflow_id in workflow_ids if workflow_id is not None}
+    return [(lock_runs, WorkflowIds(sorted(runs)))] if runs else []
 
 
 def recording_steps(worker_id: str, settlements: Sequence[Settlement]) -> list[Step]:

@@ -21,7 +21,8 @@ CREATE FUNCTION horsies_claim_v1(
     queue_limits integer[], queue_caps integer[], cluster_cap integer, counts_claimed boolean, freed integer[])
 RETURNS TABLE (
     id text, generation integer, task_name text, queue_name text, args text, kwargs text, retry_count integer,
-    max_retries integer, task_options text, timeout_ms integer, worker_pid integer)
+    max_retries integer, task_options text, timeout_ms integer, worker_pid integer, workflow_id text,
+    workflow_node_index integer, workflow_item_index integer, workflow_inputs text)
 LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
@@ -96,7 +97,8 @@ BEGIN
             ) AS chosen
             WHERE task.id = chosen.id
             RETURNING task.id::text, task.generation, task.task_name::text, task.queue_name::text, task.args,
-                task.kwargs, task.retry_count, task.max_retries, task.task_options, task.timeout_ms, task.worker_pid;
+                task.kwargs, task.retry_count, task.max_retries, task.task_options, task.timeout_ms, task.worker_pid,
+                task.workflow_id::text, task.workflow_node_index, task.workflow_item_index, task.workflow_inputs;
             GET DIAGNOSTICS changed = ROW_COUNT;
             taken := taken + changed;
             taken_here := taken_here + changed;
