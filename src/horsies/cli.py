@@ -43,6 +43,7 @@ from horsies.logs import LogFormat, LogLevel, attach_handler
 from horsies.modules import failure_at
 from horsies.operate import cancel, queues, retry, show, status, tasks, workers
 from horsies.operate_schedules import schedules
+from horsies.operate_workflows import workflow, workflows
 from horsies.postgres_config import URL_VARIABLES
 from horsies.scheduler import scheduler
 from horsies.worker.command import worker
@@ -212,9 +213,11 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "show": show,
     "cancel": cancel,
     "retry": retry,
+    "workflows": workflows,
     "schedules": schedules,
     "version": version,
 }
 
 for _name, _command in COMMANDS.items():
     cli.command(_name)(_command)
+cli.add_typer(workflow, name="workflow")

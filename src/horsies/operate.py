@@ -223,7 +223,7 @@ def tasks(
         queues=queue or (),
         names=name or (),
         error_codes=error_code or (),
-        since=None if since is None else _moment(since),
+        since=None if since is None else moment_of(since),
         before=None if before is None else _id_of(before),
         limit=limit,
     )
@@ -371,7 +371,7 @@ def leave(message: str, exit_code: int) -> Never:
     raise typer.Exit(exit_code)
 
 
-def _moment(text: str) -> datetime:
+def moment_of(text: str) -> datetime:
     """Read ``--since``: so long ago, or a time, which is local unless it says otherwise."""
     try:
         if found := re.fullmatch(r"(\d{1,9})([smhd])", text):

@@ -254,6 +254,8 @@ class TreeNode:
     kind: str
     task_name: str
     dependencies: Sequence[int]
+    join_type: str
+    min_success: int | None
     status: str
     task_id: str | None
     retry_count: int | None

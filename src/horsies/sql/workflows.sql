@@ -110,6 +110,7 @@ ORDER BY run.depth, run.created_at, run.id
 -- name: read_tree_nodes
 -- The nodes of these runs in their order, with what a picture of them shows; no results.
 SELECT node.workflow_id::text, node.task_index, node.node_id, node.kind, node.task_name, node.dependencies,
+    node.join_type, node.min_success,
     CASE WHEN node.status = 'ENQUEUED' AND (task.status = 'RUNNING' OR task.retry_count > 0) THEN 'RUNNING'
          ELSE node.status END AS status,
     node.task_id::text, task.retry_count, node.items_total, node.items_open, node.items_bad, node.signal_name,

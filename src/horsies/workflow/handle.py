@@ -25,6 +25,7 @@ from horsies.workflow.answers import (
     WorkflowInfo,
     WorkflowTaskInfo,
 )
+from horsies.workflow.draw import draw
 from horsies.workflow.nodes import (
     NODE_KINDS,
     AnyNode,
@@ -33,6 +34,7 @@ from horsies.workflow.nodes import (
     codec_for,
     result_codec,
 )
+from horsies.workflow.portrait import portrait
 from horsies.workflow.reading import (
     NO_TYPES,
     Learn,
@@ -45,6 +47,7 @@ from horsies.workflow.reading import (
     stored_results,
     without_id,
 )
+from horsies.workflow.survey import report_script
 from horsies.workflow.typefit import UNKNOWN_TYPE
 from horsies.workflow.waiting import meet, meet_async
 
@@ -192,6 +195,18 @@ class WorkflowHandle(Generic[T]):
     ) -> HandleResult[list[WorkflowTaskInfo]]:
         """``tasks`` without blocking the event loop."""
         return await self._perform_async(self._tasks_script(include_results))
+
+    def draw(self) -> HandleResult[str]:
+        """Return the graph of the run as text for a terminal, with the runs below it.
+
+        Example:
+            print(handle.draw().unwrap())
+        """
+        return self._perform(_picture_script(self.workflow_id))
+
+    async def draw_async(self) -> HandleResult[str]:
+        """``draw`` without blocking the event loop."""
+        return await self._perform_async(_picture_script(self.workflow_id))
 
     # Steering
 
@@ -341,6 +356,14 @@ class WorkflowHandle(Generic[T]):
         types = (yield from self._types_script()).unwrap()
         declared = types.signal_type(name)
         return (yield from steering.signal_script(self.workflow_id, name, value, declared))
+
+
+def _picture_script(workflow_id: str) -> Script[HandleResult[str]]:
+    report = yield from report_script(workflow_id)
+    if report is None:
+        return steering.no_such_run(workflow_id)
+    lines = draw(portrait(report))
+    return Ok("\n".join("".join(piece.text for piece in line) for line in lines))
 
 
 def _nodes_named(node: object) -> list[str] | None:
