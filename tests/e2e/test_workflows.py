@@ -1,0 +1,372 @@
+"""Workflows on real workers: what a step costs, and that pauses, cancels and retries mean what they say."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from datetime import timedelta
+from types import ModuleType
+from typing import Any
+
+import psycopg
+import pytest
+
+from horsies.db.workflows import (
+    CancelRun,
+    RunId,
+    SignalRun,
+    cancel_run,
+    pause_run,
+    resume_run,
+    signal_run,
+)
+from horsies.workflow.nodes import SignalNode, SleepNode, SubWorkflowNode, TaskNode
+from tests.e2e import runs
+from tests.e2e.fleet import HARDLY_POLLS, Fleet, Journal, Line, RunningWorker, eventually
+from tests.e2e.tables import attempts, backends, count, tasks, wait_until_empty
+
+Database = psycopg.Connection[Any]
+
+APPLICATION = "tests.e2e.flows:app"
+ENOUGH = '{"error_code":"STOPPED","message":"enough","data":null,"exception":null}'
+STEPS = 1_000
+# The worker's session and ours: the server counts each notification it wakes them for as a transaction.
+LISTENERS = 2
+
+
+@pytest.fixture(scope="session")
+def flows(programs: ModuleType) -> ModuleType:
+    """The workflows, once the database of their tasks is known."""
+    import tests.e2e.flows
+
+    return tests.e2e.flows
+
+
+@pytest.fixture
+def worker(fleet: Fleet) -> RunningWorker:
+    """A worker with two children that lives on notifications alone."""
+    return fleet.start(application=APPLICATION, config=HARDLY_POLLS)
+
+
+# What a step costs
+
+
+def transactions(connection: Database) -> int:
+    """How many transactions have ended on this database, once every worker has told."""
+    eventually(lambda: not backends(connection, "horsies%"), 10)
+    (row,) = connection.execute(
+        "SELECT xact_commit + xact_rollback FROM pg_stat_database "
+        "WHERE datname = current_database()"
+    )
+    return int(row[0])
+
+
+def wait_quietly(connection: Database, run_id: str, seconds: float = 60.0) -> None:
+    """Wait for the end of a run without a transaction of our own."""
+    heard = connection.notifies(timeout=seconds, stop_after=1)
+    assert [note.payload for note in heard] == [run_id]
+
+
+def spent(worker: RunningWorker) -> tuple[int, int]:
+    """The statements and round trips of a worker's turns, from its log, once it has stopped."""
+    (found,) = re.findall(r"turns: (\d+) statements in (\d+) round trips", worker.log())
+    return int(found[0]), int(found[1])
+
+
+@pytest.mark.direct("a pooler hides who sent a notification")
+def test_a_chain_takes_one_commit_and_one_round_trip_per_step(
+    fleet: Fleet, connection: Database, flows: ModuleType
+) -> None:
+    before = transactions(connection)
+    worker = fleet.start("--loglevel", "DEBUG", application=APPLICATION, config=HARDLY_POLLS)
+    connection.execute("LISTEN workflow_done")
+    (run_id,) = runs.start(connection, flows.chain(STEPS))
+    wait_quietly(connection, run_id)
+    assert worker.stop() == 0
+    statements, round_trips = spent(worker)
+    # Signs of life, looks ahead and the worker's own start come on top.
+    assert round_trips <= STEPS * 1.15
+    assert transactions(connection) - before <= STEPS * 1.15 * (1 + LISTENERS)
+    assert statements <= STEPS * 4
+    assert runs.result(connection, run_id) == {"ok": STEPS}
+
+
+def test_a_chain_over_two_workers_takes_one_more_round_trip_where_it_changes_hands(
+    fleet: Fleet, connection: Database, flows: ModuleType
+) -> None:
+    workers = [
+        fleet.start(
+            "--loglevel", "DEBUG", application=APPLICATION, config=HARDLY_POLLS, processes=1
+        )
+        for _ in range(2)
+    ]
+    connection.execute("LISTEN workflow_done")
+    (run_id,) = runs.start(connection, flows.chain(200))
+    wait_quietly(connection, run_id)
+    assert runs.result(connection, run_id) == {"ok": 200}
+    assert [worker.stop() for worker in workers] == [0, 0]
+
+
+@pytest.mark.direct("a pooler hides who sent a notification")
+def test_a_wide_fan_takes_less_than_two_statements_per_node(
+    fleet: Fleet, connection: Database, flows: ModuleType
+) -> None:
+    before = transactions(connection)
+    worker = fleet.start(
+        "--loglevel", "DEBUG", processes=4, application=APPLICATION, config=HARDLY_POLLS
+    )
+    connection.execute("LISTEN workflow_done")
+    (run_id,) = runs.start(connection, flows.fan(STEPS))
+    wait_quietly(connection, run_id)
+    assert worker.stop() == 0
+    statements, _ = spent(worker)
+    assert statements <= 2 * (STEPS + 2)
+    assert transactions(connection) - before <= STEPS * (1 + LISTENERS)
+    assert runs.result(connection, run_id) == {"ok": 2 * STEPS}
+
+
+def size_of(connection: Database) -> int:
+    (row,) = connection.execute("SELECT pg_database_size(current_database())")
+    return int(row[0])
+
+
+def growth(connection: Database, flows: ModuleType, length: int, readers: int) -> int:
+    """By how much the database grows when that many nodes take a text of that length."""
+    before = size_of(connection)
+    (run_id,) = runs.start(connection, flows.readers(length, readers))
+    runs.wait_for(connection, run_id, "COMPLETED", 60)
+    lengths = runs.result(connection, run_id)["ok"].values()
+    assert [one["ok"] for one in lengths] == [length] * readers
+    return size_of(connection) - before
+
+
+def test_a_large_result_is_stored_once_however_many_take_it(
+    worker: RunningWorker, connection: Database, flows: ModuleType
+) -> None:
+    growth(connection, flows, 10, STEPS)  # the tables have their pages now
+    small = growth(connection, flows, 10, STEPS)
+    large = growth(connection, flows, 1_000_000, STEPS)
+    assert large - small < 4_000_000
+    assert worker.stop() == 0
+
+
+# Shapes
+
+
+def test_a_sub_workflow_in_a_sub_workflow_hands_its_result_up(
+    worker: RunningWorker, connection: Database, flows: ModuleType
+) -> None:
+    outer = SubWorkflowNode(flows.Outer, kwargs={"steps": 3})
+    last = TaskNode(flows.next_step, args_from={"before": outer}, waits_for=[outer])
+    spec = flows.app.workflow("top", [outer, last], output=last, definition_key="e2e.top")
+    (run_id,) = runs.start(connection, spec)
+    runs.wait_for(connection, run_id, "COMPLETED")
+    assert runs.result(connection, run_id) == {"ok": 6}
+    assert [(row.depth, row.status) for row in runs.all_runs(connection)] == [
+        (depth, "COMPLETED") for depth in range(3)
+    ]
+
+
+def test_a_sub_workflow_nobody_knows_fails_its_node(
+    worker: RunningWorker, connection: Database, flows: ModuleType
+) -> None:
+    spec = flows.app.workflow(
+        "top", [SubWorkflowNode(flows.Outer, kwargs={"steps": 3})], definition_key="e2e.lost"
+    )
+    (run_id,) = runs.start(connection, spec)
+    connection.execute(
+        "UPDATE horsies_tasks SET kwargs = replace(kwargs, 'e2e.outer', 'e2e.gone') "
+        "WHERE task_name = 'horsies.expand' AND status = 'PENDING'"
+    )
+    runs.wait_for(connection, run_id, "FAILED")
+    (row,) = runs.all_runs(connection)
+    assert "SUBWORKFLOW_LOAD_FAILED" in (row.error or "")
+
+
+def overlapping(lines: list[Line]) -> int:
+    """How many tasks ran at the same time at most."""
+    running = most = 0
+    for line in lines:
+        running += {"start": 1, "end": -1}[line.what]
+        most = max(most, running)
+    return most
+
+
+def test_a_map_runs_at_most_so_many_at_once_and_keeps_the_order(
+    fleet: Fleet, journal: Journal, connection: Database, flows: ModuleType
+) -> None:
+    worker = fleet.start(application=APPLICATION, config=HARDLY_POLLS, processes=4)
+    (run_id,) = runs.start(connection, flows.squares(12, 2, 0.02))
+    runs.wait_for(connection, run_id, "COMPLETED")
+    assert runs.result(connection, run_id) == {"ok": sum(n * n for n in range(12))}
+    assert overlapping(journal.lines()) == 2
+    assert worker.stop() == 0
+
+
+def test_a_task_knows_whether_it_is_part_of_a_workflow(
+    worker: RunningWorker, connection: Database, flows: ModuleType
+) -> None:
+    nodes = [TaskNode(flows.whereabouts) for _ in range(3)]
+    spec = flows.app.workflow("meta", nodes, output=nodes[2], definition_key="e2e.meta")
+    (run_id,) = runs.start(connection, spec)
+    runs.wait_for(connection, run_id, "COMPLETED")
+    assert runs.result(connection, run_id) == {"ok": 2}
+    assert flows.whereabouts.send().unwrap().get(timeout_ms=10_000).ok is None
+
+
+# Waiting without a worker
+
+
+def test_a_sleep_is_over_in_time_and_holds_no_child(
+    fleet: Fleet, connection: Database, flows: ModuleType
+) -> None:
+    fleet.start(application=APPLICATION, config=HARDLY_POLLS, processes=1)
+    first = TaskNode(flows.one)
+    sleep = SleepNode(1.5, waits_for=[first], node_id="sleep")
+    last = TaskNode(flows.one, waits_for=[sleep], node_id="last")
+    spec = flows.app.workflow("nap", [first, sleep, last], definition_key="e2e.nap")
+    (run_id,) = runs.start(connection, spec)
+    eventually(lambda: runs.nodes(connection, run_id)["sleep"] == "ENQUEUED", 10)
+    assert flows.one.send().unwrap().get(timeout_ms=1_000).ok == 1
+    assert runs.nodes(connection, run_id)["sleep"] == "ENQUEUED"
+    runs.wait_for(connection, run_id, "COMPLETED", 10)
+
+
+def signalled(flows: ModuleType, timeout: timedelta | None = None) -> Any:
+    first = TaskNode(flows.one)
+    signal = SignalNode("go", timeout=timeout, waits_for=[first], node_id="signal")
+    last = TaskNode(flows.tell, args_from={"value": signal}, waits_for=[signal])
+    return flows.app.workflow("wait", [first, signal, last], output=last, definition_key="e2e.wait")
+
+
+def test_a_signal_is_taken_when_it_comes_late_and_kept_when_it_comes_early(
+    fleet: Fleet, connection: Database, flows: ModuleType
+) -> None:
+    early, late = runs.start(connection, signalled(flows), signalled(flows))
+    signal_run.run(connection, SignalRun(early, "go", '{"from":"early"}'))
+    fleet.start(application=APPLICATION, config=HARDLY_POLLS)
+    runs.wait_for(connection, early, "COMPLETED")
+    assert runs.result(connection, early) == {"ok": {"from": "early"}}
+    eventually(lambda: runs.nodes(connection, late)["signal"] == "ENQUEUED", 10)
+    assert count(connection, "RUNNING", "CLAIMED") == 0
+    signal_run.run(connection, SignalRun(late, "go", "[1]"))
+    runs.wait_for(connection, late, "COMPLETED")
+    assert runs.result(connection, late) == {"ok": [1]}
+
+
+def test_a_signal_that_does_not_come_in_time_fails_its_node(
+    worker: RunningWorker, connection: Database, flows: ModuleType
+) -> None:
+    (run_id,) = runs.start(connection, signalled(flows, timedelta(seconds=1)))
+    runs.wait_for(connection, run_id, "FAILED")
+    (row,) = runs.all_runs(connection)
+    assert json.loads(row.error or "")["error_code"] == {"__builtin_task_code__": "SIGNAL_TIMEOUT"}
+
+
+# Steering
+
+
+def lingering(flows: ModuleType, seconds: float = 0.3) -> Any:
+    first = TaskNode(flows.linger, kwargs={"seconds": seconds, "label": "first"}, node_id="first")
+    last = TaskNode(
+        flows.linger,
+        kwargs={"seconds": 0.0, "label": "last"},
+        waits_for=[first],
+        node_id="last",
+    )
+    return flows.app.workflow("linger", [first, last], definition_key="e2e.linger")
+
+
+def test_a_paused_run_finishes_what_runs_and_starts_nothing(
+    worker: RunningWorker, journal: Journal, connection: Database, flows: ModuleType
+) -> None:
+    (run_id,) = runs.start(connection, lingering(flows))
+    eventually(lambda: journal.lines("start"), 10)
+    assert pause_run.run(connection, RunId(run_id))[0].answer == "RUNNING"
+    eventually(lambda: runs.nodes(connection, run_id)["first"] == "COMPLETED", 10)
+    # A task outside of the run passes the same queue and the same turns.
+    assert flows.one.send().unwrap().get(timeout_ms=10_000).ok == 1
+    assert runs.nodes(connection, run_id)["last"] == "PENDING"
+    assert runs.status(connection, run_id) == "PAUSED"
+    resume_run.run(connection, RunId(run_id))
+    runs.wait_for(connection, run_id, "COMPLETED")
+    assert [line.label for line in journal.lines("start")] == ["first", "last"]
+
+
+def test_a_retry_that_falls_into_a_pause_waits_for_its_end(
+    worker: RunningWorker, journal: Journal, connection: Database, flows: ModuleType
+) -> None:
+    spec = flows.app.workflow(
+        "flaky", [TaskNode(flows.flaky_step, node_id="flaky")], definition_key="e2e.flaky"
+    )
+    (run_id,) = runs.start(connection, spec)
+    eventually(lambda: count(connection, "PENDING") and journal.lines("start"), 10)
+    pause_run.run(connection, RunId(run_id))
+    (row,) = tasks(connection)
+    connection.execute("SELECT pg_sleep_until(%s + interval '0.5 seconds')", (row.next_retry_at,))
+    assert len(journal.lines("start")) == 1
+    assert runs.nodes(connection, run_id) == {"flaky": "RUNNING"}
+    resume_run.run(connection, RunId(run_id))
+    runs.wait_for(connection, run_id, "COMPLETED")
+    assert [(one.attempt, one.will_retry) for one in attempts(connection)] == [
+        (1, True),
+        (2, False),
+    ]
+
+
+def test_what_was_claimed_ahead_is_not_started_in_a_paused_run(
+    fleet: Fleet, journal: Journal, connection: Database, flows: ModuleType
+) -> None:
+    ahead = HARDLY_POLLS | {"prefetch_buffer": 3, "claim_lease_ms": 10_000}
+    worker = fleet.start(application=APPLICATION, config=ahead, processes=1)
+    nodes = [
+        TaskNode(flows.linger, kwargs={"seconds": 0.5 if n == 0 else 0.0, "label": str(n)})
+        for n in range(4)
+    ]
+    (run_id,) = runs.start(
+        connection, flows.app.workflow("ahead", nodes, definition_key="e2e.ahead")
+    )
+    eventually(lambda: count(connection, "CLAIMED") == 3 and journal.lines("start"), 10)
+    pause_run.run(connection, RunId(run_id))
+    eventually(lambda: journal.lines("end"), 10)
+    assert flows.one.send().unwrap().get(timeout_ms=10_000).ok == 1
+    assert len(journal.lines("start")) == 1
+    assert count(connection, "PENDING") == 3
+    resume_run.run(connection, RunId(run_id))
+    runs.wait_for(connection, run_id, "COMPLETED")
+    assert Counter(line.label for line in journal.lines("start")) == Counter("0123")
+    assert worker.stop() == 0
+
+
+def test_a_cancelled_run_lets_its_running_task_end_or_interrupts_it(
+    worker: RunningWorker, journal: Journal, connection: Database, flows: ModuleType
+) -> None:
+    patient, hasty = runs.start(connection, lingering(flows, 0.5), lingering(flows, 60.0))
+    eventually(lambda: len(journal.lines("start")) == 2, 10)
+    cancel_run.run(connection, CancelRun(hasty, ENOUGH, True))
+    cancel_run.run(connection, CancelRun(patient, ENOUGH, False))
+    wait_until_empty(connection, 10)
+    assert [runs.status(connection, one) for one in (patient, hasty)] == ["CANCELLED"] * 2
+    assert runs.nodes(connection, patient) == {"first": "COMPLETED", "last": "SKIPPED"}
+    assert runs.nodes(connection, hasty) == {"first": "FAILED", "last": "SKIPPED"}
+    assert sorted(row.status for row in tasks(connection)) == ["CANCELLED", "COMPLETED"]
+
+
+def test_a_worker_that_dies_costs_its_node_an_attempt_and_the_run_goes_on(
+    fleet: Fleet, connection: Database, flows: ModuleType
+) -> None:
+    spec = flows.app.workflow(
+        "crash",
+        [
+            first := TaskNode(flows.one),
+            crash := TaskNode(flows.exit_then_work, waits_for=[first], node_id="crash"),
+            TaskNode(flows.next_step, args_from={"before": crash}, waits_for=[crash]),
+        ],
+        definition_key="e2e.crash",
+    )
+    fleet.start(application=APPLICATION, config=HARDLY_POLLS)
+    (run_id,) = runs.start(connection, spec)
+    runs.wait_for(connection, run_id, "COMPLETED")
+    outcomes = Counter(one.outcome for one in attempts(connection))
+    assert outcomes == {"COMPLETED": 3, "WORKER_FAILURE": 1}
