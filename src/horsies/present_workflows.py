@@ -87,7 +87,7 @@ def print_runs(runs: Sequence[RunSummary]) -> None:
         if run.workflow_key is not None:
             name.append_text(safe_text(f"\n{run.workflow_key}", "dim"))
         if run.parent_workflow_id is not None:
-            name.append_text(safe_text(f"\nbelow {run.parent_workflow_id}", "dim"))
+            name.append("\npart of another", "dim")
         if run.error_code is not None:
             name.append_text(safe_text(f"\n{run.error_code}", "red"))
         done = f"{run.total_nodes - run.open_nodes:,}/{run.total_nodes:,}"
@@ -143,9 +143,16 @@ def _node_counts(run: RunRow) -> str:
 
 
 def print_problems(problems: Sequence[BrokenRun]) -> None:
-    """Print what an audit found, a line each."""
+    """Print what an audit found: the runs, and what is wrong with each."""
+    by_run: dict[str, list[str]] = {}
     for one in problems:
-        print_parts(safe_text(f"{one.id}  {one.problem}"))
+        by_run.setdefault(one.id, []).append(one.problem)
+    if not by_run:
+        return
+    table = plain_table("ID", "PROBLEM", flexible="PROBLEM")
+    for workflow_id, found in by_run.items():
+        table.add_row(workflow_id, safe_text("\n".join(found)))
+    print_parts(table)
 
 
 def _line(line: Line) -> Text:
@@ -157,10 +164,14 @@ def _line(line: Line) -> Text:
 
 def _marks() -> Marks:
     """Return characters that standard output can write."""
+    drawn = "".join([*MARKS.statuses.values(), MARKS.branch, MARKS.arrow, MARKS.gap])
     try:
-        "".join([*MARKS.statuses.values(), MARKS.branch, MARKS.arrow]).encode(
-            sys.stdout.encoding or "ascii"
-        )
+        drawn.encode(output_encoding())
     except (LookupError, UnicodeEncodeError):
         return PLAIN_MARKS
     return MARKS
+
+
+def output_encoding() -> str:
+    """Return how standard output is encoded."""
+    return getattr(sys.stdout, "encoding", None) or "ascii"

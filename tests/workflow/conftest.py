@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 import pytest
 
 from horsies.app import Horsies
+from tests.operate.conftest import horsies as horsies
 from tests.producer.conftest import app_at, run_closing
 from tests.producer.rows import Database
 from tests.proxy import Proxy
