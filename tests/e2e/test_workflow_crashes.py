@@ -1,0 +1,124 @@
+"""Workers are killed again and again under mixed workflows: every run ends as its nodes' outcomes say."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from random import Random
+from types import ModuleType
+from typing import Any
+
+import psycopg
+import pytest
+
+from horsies.db.workflows import SignalRun, signal_run
+from tests.e2e import runs
+from tests.e2e.fleet import Fleet
+from tests.e2e.mixed import SIGNAL, Mixed, mixed
+from tests.e2e.tables import wait_until_empty
+from tests.e2e.test_workflows import APPLICATION, flows
+from tests.workflow.oracle import Oracle
+from tests.workflow.tree import End
+
+Database = psycopg.Connection[Any]
+
+__all__ = ["flows"]
+
+RUNS = int(os.environ.get("HORSIES_CRASH_RUNS", "30"))
+KILLS = max(3, RUNS // 10)
+WORKERS = 2
+
+
+def start_everything(connection: Database, flows: ModuleType, chance: Random) -> dict[str, Mixed]:
+    drawn = [mixed(chance, flows) for _ in range(RUNS)]
+    started = runs.start(connection, *(one.spec for one in drawn))
+    for run_id, one in zip(started, drawn, strict=True):
+        for number in range(one.signals):
+            signal_run.run(connection, SignalRun(run_id, SIGNAL, str(number)))
+    return dict(zip(started, drawn, strict=True))
+
+
+def kill_now_and_then(fleet: Fleet, connection: Database, chance: Random) -> None:
+    """Kill a worker as soon as there was some progress since the last one, and start another."""
+    for _ in range(KILLS):
+        wanted = progress(connection) + chance.randint(1, 10)
+        while progress(connection) < wanted and is_anything_open(connection):
+            connection.execute("SELECT pg_sleep(%s)", (chance.random() * 0.05,))
+        victim = chance.choice([one for one in fleet.workers if one.process.poll() is None])
+        victim.signal(signal.SIGKILL)
+        victim.wait()
+        fleet.start(application=APPLICATION)
+
+
+def progress(connection: Database) -> int:
+    (row,) = connection.execute("SELECT count(*) FROM horsies_task_attempts")
+    return int(row[0])
+
+
+def is_anything_open(connection: Database) -> bool:
+    (row,) = connection.execute(
+        "SELECT count(*) FROM horsies_workflows WHERE status IN ('RUNNING', 'PAUSED')"
+    )
+    return bool(row[0])
+
+
+def recorded_ends(connection: Database) -> dict[tuple[str, int, int | None], End]:
+    """How every task of a node ended, as the database recorded it."""
+    rows = connection.execute(
+        "SELECT task.workflow_id::text, task.workflow_node_index, task.workflow_item_index, task.status, "
+        "task.result, node.sub_workflow_id::text FROM horsies_tasks AS task "
+        "JOIN horsies_workflow_tasks AS node "
+        "ON node.workflow_id = task.workflow_id AND node.task_index = task.workflow_node_index"
+    )
+    return {
+        (run, index, item): End(
+            (run, index, item),
+            status,
+            None if result is None else json.loads(result),
+            child_id=child,
+        )
+        for run, index, item, status, result, child in rows
+    }
+
+
+def replayed(connection: Database, started: dict[str, Mixed]) -> Oracle:
+    """What the rules make of the recorded outcomes."""
+    ends, oracle = recorded_ends(connection), Oracle()
+    for run_id, one in started.items():
+        oracle.start(run_id, one.shape)
+    while oracle.enqueued:
+        for place in oracle.enqueued.pop(0):
+            oracle.finish([ends.pop(place)])
+    assert not ends, "tasks that the rules know nothing of"
+    return oracle
+
+
+def stored(connection: Database) -> dict[str, tuple[str, list[str]]]:
+    """The status of every run and of its nodes."""
+    rows = connection.execute(
+        "SELECT run.id::text, run.status, array_agg(node.status ORDER BY node.task_index) "
+        "FROM horsies_workflows AS run JOIN horsies_workflow_tasks AS node ON node.workflow_id = run.id "
+        "GROUP BY run.id"
+    )
+    return {run: (status, statuses) for run, status, statuses in rows}
+
+
+@pytest.mark.timeout(600)
+def test_killed_workers_leave_no_run_in_another_state_than_its_outcomes_say(
+    fleet: Fleet, connection: Database, flows: ModuleType
+) -> None:
+    chance = Random(os.environ.get("HORSIES_CRASH_SEED", "workflows"))
+    before = runs.deadlocks(connection)
+    for _ in range(WORKERS):
+        fleet.start(application=APPLICATION)
+    started = start_everything(connection, flows, chance)
+    kill_now_and_then(fleet, connection, chance)
+    runs.wait_for_ends(connection, 300)
+    wait_until_empty(connection, 60)
+    oracle = replayed(connection, started)
+    assert stored(connection) == {
+        run.id: (run.status, [node.status for node in run.nodes]) for run in oracle.runs.values()
+    }
+    assert runs.problems(connection) == []
+    assert runs.deadlocks(connection) == before
