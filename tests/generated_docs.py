@@ -77,6 +77,7 @@ MINIMUMS: dict[tuple[type[BaseModel], str], int] = {
 TYPE_NAMES = {
     (AppConfig, "exception_mapper"): "exception class to code",
     (AppConfig, "default_unhandled_error_code"): "upper case name",
+    (RecoveryConfig, "paused_workflow_auto_cancel_after"): "timedelta above 0, or `None`",
     (RetryPolicy, "auto_retry_for"): "list of codes, at least 1",
     (RetryPolicy, "intervals"): "1 to 20 ints, each 1 to 86_400",
     (RetryPolicy, "backoff_strategy"): '`"fixed"` or `"exponential"`',

@@ -11,6 +11,7 @@ import logging
 import os
 import re
 from collections.abc import Iterator, Mapping
+from datetime import timedelta
 from enum import StrEnum
 from typing import Annotated, Self, assert_never
 
@@ -150,10 +151,18 @@ class RecoveryConfig(BaseModel):
     """Hours finished tasks and workflows are kept, from 1 to 43,800 (five years). None keeps them
     for ever. Defaults to 720 (thirty days)."""
 
+    paused_workflow_auto_cancel_after: timedelta | None = None
+    """How long a workflow may stay paused before it ends as EXPIRED, above 0. None lets it wait for
+    ever. Defaults to None."""
+
     @model_validator(mode="after")
     def _check(self) -> Self:
         problems = [*self._threshold_problems("running", "runner")]
         problems += self._threshold_problems("claimed", "claimer")
+        allowed = self.paused_workflow_auto_cancel_after
+        if allowed is not None and allowed <= timedelta(0):
+            message = "RecoveryConfig.paused_workflow_auto_cancel_after must be above 0, or None"
+            problems.append((ErrorCode.CONFIG_INVALID_RECOVERY, message))
         raise_problems("RecoveryConfig", problems)
         return self
 

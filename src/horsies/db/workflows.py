@@ -369,6 +369,14 @@ class FindPausedRuns:
 
 
 @dataclass(frozen=True, slots=True)
+class PausedRun:
+    """A run that has been paused for too long."""
+
+    id: str
+    paused_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class ExpireRun:
     """Which run, how long it may be paused, and the JSON of the error."""
 
@@ -415,7 +423,7 @@ end_of_run_window = WORKFLOWS.declare("end_of_run_window", RunWindow, RunMoment)
 read_run_moment = WORKFLOWS.declare("read_run_moment", RunId, RunMoment)
 find_broken_runs = WORKFLOWS.declare("find_broken_runs", RunLimit, BrokenRun)
 mend_run = WORKFLOWS.declare("mend_run", RunId, Mended)
-find_paused_runs = WORKFLOWS.declare("find_paused_runs", FindPausedRuns, RunId)
+find_paused_runs = WORKFLOWS.declare("find_paused_runs", FindPausedRuns, PausedRun)
 expire_run = WORKFLOWS.declare("expire_run", ExpireRun, ExpiredRun)
 delete_old_workflows = WORKFLOWS.declare("delete_old_workflows", DeleteOldRuns, RunId)
 

@@ -186,8 +186,8 @@ ORDER BY open.id LIMIT %(limit)s
 SELECT horsies_mend_v1(%(id)s::uuid) IS NULL AS mended
 
 -- name: find_paused_runs
--- Runs that have been paused for longer than allowed, oldest first.
-SELECT id::text FROM horsies_workflows
+-- Runs that have been paused for longer than allowed, oldest first, and for how long.
+SELECT id::text, extract(epoch FROM now() - paused_at)::float8 AS paused_seconds FROM horsies_workflows
 WHERE status = 'PAUSED' AND paused_at < now() - %(max_paused_seconds)s * interval '1 second'
 ORDER BY paused_at LIMIT %(limit)s
 

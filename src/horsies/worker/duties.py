@@ -29,7 +29,14 @@ from horsies.worker.agenda import NEVER
 from horsies.worker.desk import Desk
 from horsies.worker.liveness import Identity, Liveness
 from horsies.worker.pool import ChildPool
-from horsies.worker.reaper import looking_steps, rescue, rescue_strays, stale_seconds, sweep
+from horsies.worker.reaper import (
+    expire_paused,
+    looking_steps,
+    rescue,
+    rescue_strays,
+    stale_seconds,
+    sweep,
+)
 from horsies.worker.settings import WorkerConfig
 from horsies.worker.turn import locking_steps
 
@@ -133,6 +140,7 @@ class Duties:
         if self._strays.is_due(now):
             self._strays.done(now)
             rescue_strays(together, self._app_config.recovery)
+            expire_paused(together, self._app_config.recovery)
         if self._sweep.is_due(now):
             more = sweep(together, self._app_config.recovery)
             self._sweep.at = now + (NEXT_SWEEP_SECONDS if more else SWEEP_SECONDS)

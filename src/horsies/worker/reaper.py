@@ -1,4 +1,5 @@
-"""The reaper: takes over what dead workers left, and deletes what is too old to keep.
+"""The reaper: takes over what dead workers left, ends what was paused for too long, and deletes what
+is too old to keep.
 
 Any worker may reap; a try-lock elects one at a time and nothing breaks if two did. It has no verbs of
 its own: a task in dead hands ends as a crash of its process would, through the same settlement and
@@ -38,13 +39,27 @@ from horsies.db.fleet import (
 from horsies.db.query import Statement, Step
 from horsies.db.together import Together
 from horsies.db.turn import ClaimedTask, ReleaseClaimed, release_claimed
+from horsies.db.workflows import (
+    DeleteOldRuns,
+    ExpireRun,
+    FindPausedRuns,
+    PausedRun,
+    delete_old_workflows,
+    expire_run,
+    find_paused_runs,
+)
+from horsies.outcome import OutcomeCode, TaskError
 from horsies.worker.settle import settle_loss
 from horsies.worker.turn import locking_steps, recording_steps
+from horsies.workflow.reading import write_error
 
 logger = logging.getLogger("horsies.reaper")
 
 RESCUE_BATCH = 200
 RETENTION_BATCH = 1000
+# Whole families of runs, with all of their nodes and tasks.
+RETENTION_RUNS = 50
+EXPIRE_BATCH = 50
 # A worker whose lock is free but that was seen this recently is probably just reconnecting: it shows
 # itself every two seconds while it has tasks, and tries again half a second after a lost connection.
 SILENT_SECONDS = 4.0
@@ -173,6 +188,40 @@ def _as_claimed(orphan: Orphan) -> ClaimedTask:
     )
 
 
+def expire_paused(together: Together, recovery: RecoveryConfig) -> int:
+    """End runs that have been paused for longer than allowed, each in a transaction of its own; one
+    that is resumed meanwhile goes on. Return how many ended.
+    """
+    allowed = recovery.paused_workflow_auto_cancel_after
+    if allowed is None:
+        return 0
+    looked = FindPausedRuns(allowed.total_seconds(), EXPIRE_BATCH)
+    led, found = together.run([(try_lead, Duty(RESCUE_DUTY)), (find_paused_runs, looked)])
+    expired = 0
+    for run in found if led[0].leads else ():
+        order = ExpireRun(run.id, looked.max_paused_seconds, _expiry(run, looked))
+        ((answer,),) = together.run([(expire_run, order)])
+        expired += answer.expired
+    if expired:
+        logger.warning("%d workflow(s) had been paused for too long", expired)
+    return expired
+
+
+def _expiry(run: PausedRun, looked: FindPausedRuns) -> str:
+    policy = "paused_workflow_auto_cancel_after"
+    return write_error(
+        TaskError(
+            error_code=OutcomeCode.WORKFLOW_EXPIRED,
+            message=f"Workflow {run.id} was paused for longer than {policy} allows.",
+            data={
+                "policy": policy,
+                "allowed_seconds": looked.max_paused_seconds,
+                "paused_seconds": run.paused_seconds,
+            },
+        )
+    )
+
+
 def sweep(together: Together, recovery: RecoveryConfig) -> bool:
     """Delete one bounded batch of everything past its retention; True when there may be more."""
     statements: tuple[tuple[Statement[Retention, Deleted], int | None], ...] = (
@@ -189,6 +238,13 @@ def sweep(together: Together, recovery: RecoveryConfig) -> bool:
     if not steps or not together.run([(try_lead, Duty(RETENTION_DUTY))])[0][0].leads:
         return False
     counts = [len(rows) for rows in together.run(steps)]
-    if total := sum(counts):
+    runs = _delete_runs(together, recovery.terminal_record_retention_hours)
+    if total := sum(counts) + runs:
         logger.info("retention: %d old row(s) deleted", total)
-    return max(counts) >= RETENTION_BATCH
+    return max(counts) >= RETENTION_BATCH or runs >= RETENTION_RUNS
+
+
+def _delete_runs(together: Together, hours: int | None) -> int:
+    if hours is None:
+        return 0
+    return len(together.run([(delete_old_workflows, DeleteOldRuns(hours, RETENTION_RUNS))])[0])

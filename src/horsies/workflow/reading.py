@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeAlias, assert_never, get_args
 
 from pydantic_core import from_json, to_json
 
-from horsies.codec import ResultCodec, decode_untyped
+from horsies.codec import ResultCodec, decode_untyped, encode_task_error
 from horsies.db.tasks import OutcomeRow
 from horsies.db.workflows import ItemRow, NodeOutcome, NodeRow, RunOutcome, RunRow
 from horsies.handle import read_result, result_of
@@ -150,6 +150,11 @@ def read_error(text: str | None) -> TaskError | None:
     """Return the stored error of a run, or None when there is none to be read."""
     read = None if text is None else decode_untyped(f'{{"err":{text}}}')
     return read.value.err_value if isinstance(read, Ok) else None
+
+
+def write_error(error: TaskError) -> str:
+    """Return an error the way a run holds it."""
+    return encode_task_error(error).removeprefix('{"err":')[:-1]
 
 
 def node_result(

@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import Any, TypeVar
 
 from horsies.broker import BrokerErrorCode, BrokerOperationError, BrokerResult, PostgresBroker
-from horsies.codec import CodecError, encode_task_error
+from horsies.codec import CodecError
 from horsies.db.query import Script, one_or_none
 from horsies.db.workflows import (
     CancelRun,
@@ -51,7 +51,7 @@ from horsies.workflow.answers import (
     WorkflowInfo,
 )
 from horsies.workflow.nodes import NODE_KINDS, NodeKey
-from horsies.workflow.reading import run_info
+from horsies.workflow.reading import run_info, write_error
 
 T = TypeVar("T")
 
@@ -172,7 +172,7 @@ def cancel_reason(workflow_id: str, reason: str | None) -> str:
         message=f"Workflow {workflow_id} was cancelled{f': {reason}' if reason else '.'}",
         data={"workflow_id": workflow_id, "reason": reason},
     )
-    return encode_task_error(error).removeprefix('{"err":')[:-1]
+    return write_error(error)
 
 
 def retry_script(workflow_id: str, node_ids: Sequence[str] | None) -> Script[HandleResult[None]]:
