@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any, cast
 
 import pytest
@@ -24,6 +25,7 @@ from horsies.db.fleet import (
 from horsies.db.query import Step
 from horsies.db.together import Together
 from horsies.db.turn import renew_claims
+from horsies.db.workflows import FindPausedRuns, find_paused_runs
 from horsies.ids import new_id
 from horsies.worker import duties as duties_module
 from horsies.worker.desk import Desk
@@ -187,3 +189,17 @@ def test_retention_goes_on_soon_when_there_is_more(
     for now in (0.0, 0.9, 1.0, 5.0, 3_600.0):
         perform(duties, RecordingDatabase(), now)
     assert len(asked) == 2
+
+
+def test_paused_runs_are_looked_at_as_often_as_abandoned_tasks(desk: Desk) -> None:
+    recovery = RecoveryConfig(
+        check_interval_ms=1_000, paused_workflow_auto_cancel_after=timedelta(hours=1)
+    )
+    duties = make_duties(desk, AppConfig(broker=BROKER, recovery=recovery))
+    database = RecordingDatabase()
+    for now, looks in ((100.0, 1), (100.5, 1), (101.5, 2)):
+        perform(duties, database, now)
+        assert database.asked(find_paused_runs) == [FindPausedRuns(3600.0, 50)] * looks
+    silent = RecordingDatabase()
+    perform(make_duties(desk), silent, 100.0)
+    assert silent.asked(find_paused_runs) == []
