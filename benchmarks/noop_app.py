@@ -1,4 +1,4 @@
-"""The application the worker benchmarks run: a task that does nothing."""
+"""The application the worker benchmarks run: tasks that do nothing."""
 
 from __future__ import annotations
 
@@ -11,3 +11,9 @@ app = Horsies(AppConfig(broker=PostgresConfig.from_env(pool_size=1)))
 def noop() -> TaskResult[None, TaskError]:
     """Do nothing, successfully."""
     return TaskResult(ok=None)
+
+
+@app.task("after")
+def after(before: TaskResult[None, TaskError]) -> TaskResult[None, TaskError]:
+    """Do nothing with the result of another node."""
+    return before
