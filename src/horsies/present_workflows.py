@@ -6,6 +6,7 @@ Only formatting; it asks nobody. No stored text can control the terminal.
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -23,7 +24,7 @@ from horsies.present import (
     print_parts,
     safe_text,
 )
-from horsies.states import WorkflowStatus
+from horsies.states import WorkflowStatus, WorkflowTaskStatus
 from horsies.workflow.draw import MARKS, PLAIN_MARKS, Line, Marks, draw
 from horsies.workflow.portrait import elapsed, portrait
 from horsies.workflow.reading import read_error
@@ -127,7 +128,7 @@ def _facts(report: RunReport) -> Iterable[tuple[str, str | None]]:
         code = error_code_text(error.error_code)
         yield "error", ": ".join(part for part in (code, error.message) if part)
     yield "success case", None if run.matched_case is None else str(run.matched_case)
-    yield "nodes", _node_counts(run)
+    yield "nodes", _node_counts(report)
     yield "sent", moment(run.sent_at)
     yield "started", moment(run.started_at)
     yield "paused", moment(run.paused_at)
@@ -137,9 +138,14 @@ def _facts(report: RunReport) -> Iterable[tuple[str, str | None]]:
     yield "paused below", "\n".join(paused) or None
 
 
-def _node_counts(run: RunRow) -> str:
-    ended = f"{run.total_nodes - run.open_nodes:,} of {run.total_nodes:,} ended"
-    return f"{ended}, {run.failed_nodes:,} failed" if run.failed_nodes else ended
+def _node_counts(report: RunReport) -> str:
+    """Say how many nodes there are in which status: 6: 4 completed, 1 failed, 1 pending."""
+    counts = Counter(node.status for node in report.nodes[report.run.id])
+    ended_first = sorted(WorkflowTaskStatus, key=lambda status: not status.is_terminal)
+    parts = [
+        f"{counts[status]:,} {status.value.lower()}" for status in ended_first if counts[status]
+    ]
+    return f"{report.run.total_nodes:,}: {', '.join(parts)}"
 
 
 def print_problems(problems: Sequence[BrokenRun]) -> None:

@@ -224,7 +224,7 @@ def test_a_run_is_shown_with_its_facts_and_its_picture(
     assert ["key", "order-7"] in facts
     assert ["status", "FAILED"] in facts
     assert ["error", "BOOM: last broke"] in facts
-    assert ["nodes", "2 of 2 ended, 1 failed"] in facts
+    assert ["nodes", "2: 1 completed, 1 failed"] in facts
     first, last = picture_of(finished.out)
     assert first.split()[:3] == ["✓", "first", "number"]
     assert first.endswith("ms")

@@ -6,12 +6,12 @@ producer -> SQL -> turn -> child -> report -> result.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC
 
 from horsies.db.workflows import RunRow, TreeNode
-from horsies.states import WorkflowStatus
-from horsies.workflow.draw import DrawnNode, DrawnRun, Piece
+from horsies.states import WORKFLOW_TASK_TERMINAL_STATES, WorkflowStatus
+from horsies.workflow.draw import DrawnNode, DrawnRun, Line, Piece
 from horsies.workflow.survey import RunReport
 
 _WAITING = ("ENQUEUED", "READY")
@@ -30,11 +30,11 @@ def portrait(report: RunReport) -> DrawnRun:
 
 def _drawn(run: RunRow, runs: dict[str, RunRow], nodes: dict[str, list[TreeNode]]) -> DrawnRun:
     rows = nodes.get(run.id, [])
-    return DrawnRun(_title(run), [_node(row, run, runs, nodes) for row in rows])
+    return DrawnRun(_title(run, rows), [_node(row, run, runs, nodes) for row in rows])
 
 
-def _title(run: RunRow) -> tuple[Piece, ...]:
-    ended = run.total_nodes - run.open_nodes
+def _title(run: RunRow, rows: Sequence[TreeNode]) -> Line:
+    ended = sum(row.status in WORKFLOW_TASK_TERMINAL_STATES for row in rows)
     return (
         Piece(run.name, "name"),
         Piece(f"  {run.id}  ", "note"),
