@@ -316,7 +316,7 @@ def test_a_schedule_that_contradicts_itself_is_refused_with_all_its_mistakes() -
         name=" ", catch_up_missed=True, overlap="skip", start_at=naive, end_at=naive
     )
     assert problems(build) == [
-        "name must be a text of 1 to 255 characters",
+        "name must be a text of 1 to 255 printable characters",
         'catch_up_missed contradicts overlap="skip"; use overlap="queue"',
         "start_at has no time zone; write datetime(..., tzinfo=UTC)",
         "end_at has no time zone; write datetime(..., tzinfo=UTC)",

@@ -18,10 +18,10 @@ SCHEDULES_CHANNEL = "horsies_schedules"
 
 @dataclass(frozen=True, slots=True)
 class FindDue:
-    """What a scheduler serves, and how much it takes on at once."""
+    """What a scheduler serves, one per line, and how much it takes on at once."""
 
-    names: Sequence[str]
-    hashes: Sequence[str]
+    names: str
+    hashes: str
     task_names: Sequence[str]
     limit: int
 
@@ -75,10 +75,10 @@ class ScheduleName:
 
 @dataclass(frozen=True, slots=True)
 class LookAhead:
-    """What a scheduler serves, and when it looked; None when nothing at all was due."""
+    """What a scheduler serves, one per line, and when it looked; None when nothing at all was due."""
 
-    names: Sequence[str]
-    hashes: Sequence[str]
+    names: str
+    hashes: str
     task_names: Sequence[str]
     looked_at: datetime | None
 

@@ -63,18 +63,17 @@ class Book:
         """The names of the configuration's schedules."""
         return list(self.entries)
 
-    @property
-    def hashes(self) -> list[str]:
-        """The hashes of their timings, in the same order."""
-        return [entry.hash for entry in self.entries.values()]
-
     def find_due(self) -> FindDue:
         """Return whose slots to look for."""
-        return FindDue(self.names, self.hashes, list(self.definitions), DUE_MAX)
+        return FindDue(*self._served(), list(self.definitions), DUE_MAX)
 
     def look_ahead(self, looked_at: datetime | None) -> LookAhead:
         """Return whose next slot to wait for."""
-        return LookAhead(self.names, self.hashes, list(self.definitions), looked_at)
+        return LookAhead(*self._served(), list(self.definitions), looked_at)
+
+    def _served(self) -> tuple[str, str]:
+        hashes = (entry.hash for entry in self.entries.values())
+        return "\n".join(self.entries), "\n".join(hashes)
 
     def entry_of(self, due: DueSchedule) -> Entry | None:
         """Return the entry of a due schedule; None for one stored by a program that cannot be read."""

@@ -1,7 +1,8 @@
 -- Schedules: what is due, what becomes of it, and how operators and programs change them.
 --
--- A scheduler serves the schedules of its configuration under the timing it knows ("names" and "hashes"), and those
--- stored here whose task it knows ("task_names"). Any number of schedulers may serve the same ones.
+-- A scheduler serves the schedules of its configuration under the timing it knows ("names" and "hashes", one per line:
+-- the driver needs far longer to write an array), and those stored here whose task it knows ("task_names"). Any number
+-- of schedulers may serve the same ones.
 
 -- name: find_due_schedules
 -- What is due, oldest first; nothing is locked yet. What waits for a task of its own to end comes last, so that it does
@@ -13,7 +14,7 @@ SELECT state.schedule_name AS name, state.next_run_at AS due_at, state.config_ha
         WHERE task.schedule_name = state.schedule_name AND task.status IN ('PENDING', 'CLAIMED', 'RUNNING')
     ) AS is_unfinished
 FROM horsies_schedule_state AS state
-LEFT JOIN unnest(%(names)s::text[], %(hashes)s::text[]) AS known (name, hash)
+LEFT JOIN unnest(string_to_array(%(names)s, E'\n'), string_to_array(%(hashes)s, E'\n')) AS known (name, hash)
     ON known.name = state.schedule_name AND known.hash = state.config_hash
 WHERE state.next_run_at <= now() AND state.paused_at IS NULL
   AND (known.name IS NOT NULL OR (state.definition IS NOT NULL AND state.task_name = ANY(%(task_names)s::text[])))
@@ -66,7 +67,7 @@ RETURNING state.schedule_name AS name
 -- How long a scheduler may sleep: NULL when nothing is planned, 0 or less when something has become due since it looked.
 SELECT extract(epoch FROM min(state.next_run_at) - clock_timestamp())::float8 AS seconds
 FROM horsies_schedule_state AS state
-LEFT JOIN unnest(%(names)s::text[], %(hashes)s::text[]) AS known (name, hash)
+LEFT JOIN unnest(string_to_array(%(names)s, E'\n'), string_to_array(%(hashes)s, E'\n')) AS known (name, hash)
     ON known.name = state.schedule_name AND known.hash = state.config_hash
 WHERE state.next_run_at > coalesce(%(looked_at)s::timestamptz, '-infinity') AND state.paused_at IS NULL
   AND (known.name IS NOT NULL OR (state.definition IS NOT NULL AND state.task_name = ANY(%(task_names)s::text[])))

@@ -37,7 +37,8 @@ class TaskSchedule(BaseModel):
     model_config = FROZEN_MODEL
 
     name: str
-    """What the schedule is called, 1 to 255 characters, unique in the database. Required."""
+    """What the schedule is called, 1 to 255 printable characters, unique in the database.
+    Required."""
 
     task_name: str
     """The registered task to send. Required."""
@@ -106,8 +107,10 @@ class TaskSchedule(BaseModel):
         return self
 
     def _problems(self) -> Iterator[str]:
-        if not self.name.strip() or len(self.name) > NAME_LENGTH_MAX or "\0" in self.name:
-            yield f"name must be a text of 1 to {NAME_LENGTH_MAX} characters"
+        if not (
+            self.name.strip() and self.name.isprintable() and len(self.name) <= NAME_LENGTH_MAX
+        ):
+            yield f"name must be a text of 1 to {NAME_LENGTH_MAX} printable characters"
         if self.catch_up_missed and self.overlap == "skip":
             yield 'catch_up_missed contradicts overlap="skip"; use overlap="queue"'
         yield from self._bound_problems()
