@@ -256,7 +256,8 @@ class Oracle:
                 return
 
     def _end_map(self, node: Node) -> bool:
-        if node.status != "RUNNING" or any(work.is_open for work in node.items):
+        is_running = node.shape.kind == "map" and node.status == "RUNNING"
+        if not is_running or any(work.is_open for work in node.items):
             return False
         failed = [place for place, work in enumerate(node.items) if work.state != "COMPLETED"]
         if failed and not node.shape.allow_failed_items:

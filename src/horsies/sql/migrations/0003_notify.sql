@@ -26,12 +26,14 @@ DECLARE
     finished text[];
     released text[];
     nodes uuid[];
+    are_plain boolean;
 BEGIN
     SELECT array_agg(id::text) FILTER (WHERE status IN ('COMPLETED', 'FAILED', 'CANCELLED', 'EXPIRED')),
            array_agg(DISTINCT queue_name::text) FILTER (WHERE status = 'PENDING'),
            array_agg(id) FILTER (WHERE workflow_id IS NOT NULL
-               AND status IN ('COMPLETED', 'FAILED', 'CANCELLED', 'EXPIRED'))
-    INTO finished, released, nodes FROM changed;
+               AND status IN ('COMPLETED', 'FAILED', 'CANCELLED', 'EXPIRED')),
+           bool_and(status = 'COMPLETED' AND workflow_item_index IS NULL AND task_name <> 'horsies.expand')
+    INTO finished, released, nodes, are_plain FROM changed;
     FOR position IN 1 .. coalesce(array_length(finished, 1), 0) BY 200 LOOP
         PERFORM pg_notify('task_done', array_to_string(finished[position : position + 199], ','));
     END LOOP;
@@ -39,7 +41,7 @@ BEGIN
         PERFORM pg_notify('task_queue_' || released[position], '');
     END LOOP;
     IF nodes IS NOT NULL THEN
-        PERFORM horsies_advance_v1(nodes);
+        PERFORM horsies_advance_v1(nodes, are_plain);
     END IF;
     RETURN NULL;
 END

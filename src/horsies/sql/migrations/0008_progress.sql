@@ -8,6 +8,10 @@
 -- * Everything is set-based: the number of statements depends on how deep skips cascade, not on how many nodes end
 --   or become ready. A node's join is decided by counters in its own row, kept for as long as it waits.
 -- * Only a RUNNING run moves. What ends in a paused one is recorded with "propagated" false, and counts on resume.
+-- * "coalesce(run.status, '') = ..." is a status guard the planner cannot match to the index of open runs: the primary
+--   key is the right way to known runs, also for a plan that was made when there were few.
+-- * Nodes are looked up by both columns of their key, which therefore come from one source, materialized if need be: if
+--   the run came from one and the index from another, a plan made while there were few nodes would use the run alone.
 -- * Ends recorded together count together, level by level: failures pause first, then everything that goes on is
 --   counted, then what follows from it.
 
@@ -91,12 +95,11 @@ CREATE FUNCTION horsies_parked_v1() RETURNS timestamptz LANGUAGE sql IMMUTABLE A
     SELECT timestamptz '9999-01-01 00:00:00+00'
 $$;
 
--- What a node's counters mean for it. A node that is no longer PENDING has been decided.
+-- What its counters mean for a node that waits: it goes on waiting, may begin, or never will.
 CREATE FUNCTION horsies_join_v1(
-    status text, join_type text, min_success integer, allow_failed_deps boolean, open_count bigint, ok_count bigint,
+    join_type text, min_success integer, allow_failed_deps boolean, open_count bigint, ok_count bigint,
     bad_count bigint, context_open bigint) RETURNS text LANGUAGE sql IMMUTABLE AS $$
     SELECT CASE
-        WHEN status <> 'PENDING' THEN status
         WHEN join_type = 'all' THEN CASE
             WHEN open_count > 0 THEN 'PENDING'
             WHEN bad_count = 0 OR allow_failed_deps THEN 'READY'
@@ -105,6 +108,12 @@ CREATE FUNCTION horsies_join_v1(
         WHEN ok_count + open_count < coalesce(min_success, 1) THEN 'SKIPPED'
         ELSE 'PENDING'
     END
+$$;
+
+-- The status that follows from a decision. A node that may begin is ENQUEUED in the same update, because its task
+-- follows in the same transaction; a map has no task but its items, and is READY until it has them.
+CREATE FUNCTION horsies_next_status_v1(decision text, kind text) RETURNS text LANGUAGE sql IMMUTABLE AS $$
+    SELECT CASE WHEN decision = 'READY' AND kind <> 'map' THEN 'ENQUEUED' ELSE decision END
 $$;
 
 -- RUNNING -> PAUSED for these runs, and their tasks on hold: the claim does not see a held task, and one that runs
@@ -116,7 +125,7 @@ DECLARE
 BEGIN
     WITH changed AS (
         UPDATE horsies_workflows SET status = 'PAUSED', paused_at = clock_timestamp(), updated_at = clock_timestamp()
-        WHERE id = ANY(runs) AND status = 'RUNNING'
+        WHERE id = ANY(runs) AND coalesce(status, '') = 'RUNNING'
         RETURNING id)
     SELECT array_agg(id) INTO paused FROM changed;
     UPDATE horsies_tasks AS task SET
@@ -143,7 +152,7 @@ BEGIN
         FROM unnest(runs, indexes) AS ended (workflow_id, task_index)
         JOIN horsies_workflow_tasks AS node USING (workflow_id, task_index)
         JOIN horsies_workflows AS run ON run.id = node.workflow_id
-        WHERE node.pauses AND node.status = 'FAILED' AND run.status = 'RUNNING'
+        WHERE node.pauses AND node.status = 'FAILED' AND coalesce(run.status, '') = 'RUNNING'
         ORDER BY node.workflow_id, node.task_index
     LOOP
         UPDATE horsies_workflows SET error = failure.reason WHERE id = failure.workflow_id;
@@ -152,8 +161,9 @@ BEGIN
 END
 $$;
 
--- READY -> ENQUEUED: the task rows of these nodes of RUNNING runs. Siblings are due in the order of their indexes, a
--- microsecond apart and none in the future. Returns the nodes that ended at once.
+-- The task rows of nodes that have just become ENQUEUED, and the beginning of maps that have become READY. Siblings
+-- are due in the order of their indexes, a microsecond apart and none in the future. Returns the nodes that ended at
+-- once.
 CREATE FUNCTION horsies_enqueue_nodes_v1(INOUT runs uuid[], INOUT indexes integer[]) LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
@@ -161,14 +171,9 @@ DECLARE
     has_maps boolean;
     has_signals boolean;
 BEGIN
-    WITH ready AS (
-        UPDATE horsies_workflow_tasks AS node SET
-            status = CASE WHEN node.kind = 'map' THEN node.status ELSE 'ENQUEUED' END,
-            task_id = CASE WHEN node.kind = 'map' THEN NULL ELSE horsies_new_id_v1() END,
-            enqueued_at = moment
-        FROM unnest(runs, indexes) AS chosen (workflow_id, task_index)
-        WHERE node.workflow_id = chosen.workflow_id AND node.task_index = chosen.task_index AND node.status = 'READY'
-        RETURNING node.*),
+    WITH ready AS MATERIALIZED (
+        SELECT node.* FROM unnest(runs, indexes) AS chosen (workflow_id, task_index)
+        JOIN horsies_workflow_tasks AS node USING (workflow_id, task_index)),
     inserted AS (
         INSERT INTO horsies_tasks (
             id, task_name, queue_name, priority, args, kwargs, sent_at, enqueued_at, good_until, max_retries,
@@ -209,7 +214,8 @@ DECLARE
 BEGIN
     indexes := '{}';
     FOR run IN
-        SELECT * FROM horsies_workflows WHERE id = ANY(runs) AND status = 'RUNNING' AND open_nodes = 0 ORDER BY id
+        SELECT * FROM horsies_workflows
+        WHERE id = ANY(runs) AND coalesce(status, '') = 'RUNNING' AND open_nodes = 0 ORDER BY id
     LOOP
         cases := run.success_policy -> 'cases';
         matched := NULL;
@@ -242,7 +248,9 @@ $$;
 -- Everything that follows from the end of these nodes, in RUNNING runs: dependents count and decide, ready ones
 -- become tasks, skipped ones are the next to count, runs without open nodes end and so do the nodes they stand for.
 -- "may_pause" says that a failure among them is new; after a resume the same failures do not pause the run again.
-CREATE FUNCTION horsies_propagate_v1(runs uuid[], indexes integer[], may_pause boolean) RETURNS void
+-- "marked" says that "propagated" is already set, where the run goes on.
+CREATE FUNCTION horsies_propagate_v1(
+    runs uuid[], indexes integer[], may_pause boolean, marked boolean DEFAULT false) RETURNS void
 LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
@@ -258,15 +266,20 @@ BEGIN
         IF may_pause THEN
             PERFORM horsies_pause_on_failure_v1(runs, indexes);
         END IF;
-        -- One statement for all of it, or each of its parts would cost a start of its own. No row is updated twice:
-        -- what has ended is not PENDING, and only what is PENDING still counts.
-        WITH ended AS (
+        IF NOT marked THEN
+            WITH moving AS MATERIALIZED (
+                SELECT ended.workflow_id, ended.task_index
+                FROM unnest(runs, indexes) AS ended (workflow_id, task_index)
+                JOIN horsies_workflows AS run ON run.id = ended.workflow_id
+                WHERE coalesce(run.status, '') = 'RUNNING')
             UPDATE horsies_workflow_tasks AS node SET propagated = true
+            FROM moving WHERE node.workflow_id = moving.workflow_id AND node.task_index = moving.task_index;
+        END IF;
+        WITH ended AS MATERIALIZED (
+            SELECT node.workflow_id, node.status, node.dependents, node.context_dependents
             FROM unnest(runs, indexes) AS chosen (workflow_id, task_index)
-            JOIN horsies_workflows AS run ON run.id = chosen.workflow_id
-            WHERE node.workflow_id = chosen.workflow_id AND node.task_index = chosen.task_index
-              AND NOT node.propagated AND run.status = 'RUNNING'
-            RETURNING node.workflow_id, node.status, node.dependents, node.context_dependents),
+            JOIN horsies_workflow_tasks AS node USING (workflow_id, task_index)
+            WHERE node.propagated),
         counted AS (
             UPDATE horsies_workflows AS run SET
                 open_nodes = run.open_nodes - ends.total, failed_nodes = run.failed_nodes + ends.failed,
@@ -284,28 +297,29 @@ BEGIN
                   UNION ALL
                   SELECT workflow_id, unnest(context_dependents), 0, 0, 1 FROM ended) AS edge
             GROUP BY workflow_id, task_index),
+        weighed AS MATERIALIZED (
+            SELECT workflow_id, task_index, node.kind, node.deps_open - ok - bad AS deps_open, node.deps_ok + ok AS deps_ok,
+                node.deps_bad + bad AS deps_bad, node.context_open - seen AS context_open,
+                horsies_join_v1(node.join_type, node.min_success, node.allow_failed_deps, node.deps_open - ok - bad,
+                    node.deps_ok + ok, node.deps_bad + bad, node.context_open - seen) AS decision
+            FROM dependent JOIN horsies_workflow_tasks AS node USING (workflow_id, task_index)
+            WHERE node.status = 'PENDING'),
         decided AS (
             UPDATE horsies_workflow_tasks AS node SET
-                deps_open = node.deps_open - dependent.ok - dependent.bad,
-                deps_ok = node.deps_ok + dependent.ok,
-                deps_bad = node.deps_bad + dependent.bad,
-                context_open = node.context_open - dependent.seen,
-                status = horsies_join_v1(node.status, node.join_type, node.min_success, node.allow_failed_deps,
-                    node.deps_open - dependent.ok - dependent.bad, node.deps_ok + dependent.ok,
-                    node.deps_bad + dependent.bad, node.context_open - dependent.seen)
-            FROM dependent
-            WHERE node.workflow_id = dependent.workflow_id AND node.task_index = dependent.task_index
-              AND node.status = 'PENDING'
-            RETURNING node.workflow_id, node.task_index, node.status)
-        SELECT array_agg(workflow_id) FILTER (WHERE status = 'READY'), array_agg(task_index) FILTER (WHERE status = 'READY'),
-            array_agg(workflow_id) FILTER (WHERE status = 'SKIPPED'), array_agg(task_index) FILTER (WHERE status = 'SKIPPED'),
+                deps_open = weighed.deps_open, deps_ok = weighed.deps_ok, deps_bad = weighed.deps_bad,
+                context_open = weighed.context_open, status = horsies_next_status_v1(weighed.decision, weighed.kind),
+                task_id = CASE WHEN weighed.decision = 'READY' AND weighed.kind <> 'map' THEN horsies_new_id_v1() END,
+                enqueued_at = CASE weighed.decision WHEN 'READY' THEN clock_timestamp() END,
+                completed_at = CASE weighed.decision WHEN 'SKIPPED' THEN clock_timestamp() END
+            FROM weighed
+            WHERE node.workflow_id = weighed.workflow_id AND node.task_index = weighed.task_index
+            RETURNING node.workflow_id, node.task_index, weighed.decision)
+        SELECT array_agg(workflow_id) FILTER (WHERE decision = 'READY'),
+            array_agg(task_index) FILTER (WHERE decision = 'READY'),
+            array_agg(workflow_id) FILTER (WHERE decision = 'SKIPPED'),
+            array_agg(task_index) FILTER (WHERE decision = 'SKIPPED'),
             (SELECT array_agg(id) FROM counted WHERE open_nodes = 0)
         INTO ready_runs, ready_indexes, skipped_runs, skipped_indexes, through FROM decided;
-        IF skipped_runs IS NOT NULL THEN
-            UPDATE horsies_workflow_tasks AS node SET completed_at = clock_timestamp()
-            FROM unnest(skipped_runs, skipped_indexes) AS skipped (workflow_id, task_index)
-            WHERE node.workflow_id = skipped.workflow_id AND node.task_index = skipped.task_index;
-        END IF;
         IF ready_runs IS NOT NULL THEN
             SELECT at_once.runs, at_once.indexes INTO ready_runs, ready_indexes
             FROM horsies_enqueue_nodes_v1(ready_runs, ready_indexes) AS at_once;
@@ -319,17 +333,19 @@ BEGIN
         runs := skipped_runs || ready_runs || parent_runs;
         indexes := skipped_indexes || ready_indexes || parent_indexes;
         may_pause := true;
+        marked := false;
     END LOOP;
 END
 $$;
 
--- These tasks of workflows have just ended; everything that follows from it.
-CREATE FUNCTION horsies_advance_v1(task_ids uuid[]) RETURNS void LANGUAGE plpgsql AS $$
+-- These tasks of workflows have just ended; everything that follows from it. When all of them are "plain", each one
+-- the whole of a node and a success, nothing can pause, and their nodes end and count in one update: a second one would
+-- not only write them twice but also check the foreign key of every row that this transaction has written already.
+CREATE FUNCTION horsies_advance_v1(task_ids uuid[], are_plain boolean) RETURNS void LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
     ended_runs uuid[];
     ended_indexes integer[];
-    may_pause boolean;
     part_runs uuid[];
     part_indexes integer[];
 BEGIN
@@ -338,51 +354,58 @@ BEGIN
         SELECT run.root_workflow_id FROM horsies_tasks AS task
         JOIN horsies_workflows AS run ON run.id = task.workflow_id WHERE task.id = ANY(task_ids)))
     ORDER BY root.id FOR NO KEY UPDATE;
-    WITH ended AS (
+    WITH finished AS MATERIALIZED (
+        SELECT task.id, task.workflow_id, task.workflow_node_index AS task_index, task.status, task.started_at,
+            are_plain AND run.status = 'RUNNING' AS counts
+        FROM horsies_tasks AS task JOIN horsies_workflows AS run ON run.id = task.workflow_id
+        WHERE task.id = ANY(task_ids)),
+    ended AS (
         UPDATE horsies_workflow_tasks AS node SET
-            status = CASE task.status WHEN 'COMPLETED' THEN 'COMPLETED' ELSE 'FAILED' END,
-            completed_at = clock_timestamp(), started_at = task.started_at, result_task_id = task.id
-        FROM horsies_tasks AS task
-        WHERE task.id = ANY(task_ids) AND node.workflow_id = task.workflow_id
-          AND node.task_index = task.workflow_node_index AND node.task_id = task.id AND node.status = 'ENQUEUED'
-          AND NOT (node.kind = 'workflow' AND task.status = 'COMPLETED')
-        RETURNING node.workflow_id, node.task_index, node.pauses AND node.status = 'FAILED' AS pauses)
-    SELECT array_agg(workflow_id), array_agg(task_index), bool_or(pauses)
-    INTO ended_runs, ended_indexes, may_pause FROM ended;
-    IF cardinality(ended_runs) IS DISTINCT FROM cardinality(task_ids) THEN
+            status = CASE finished.status WHEN 'COMPLETED' THEN 'COMPLETED' ELSE 'FAILED' END,
+            propagated = finished.counts, completed_at = clock_timestamp(), started_at = finished.started_at,
+            result_task_id = finished.id
+        FROM finished
+        WHERE node.workflow_id = finished.workflow_id AND node.task_index = finished.task_index
+          AND node.task_id = finished.id AND node.status = 'ENQUEUED'
+          AND NOT (node.kind = 'workflow' AND finished.status = 'COMPLETED')
+        RETURNING node.workflow_id, node.task_index)
+    SELECT array_agg(workflow_id), array_agg(task_index) INTO ended_runs, ended_indexes FROM ended;
+    IF are_plain THEN
+        PERFORM horsies_propagate_v1(ended_runs, ended_indexes, false, true);
+    ELSE
         SELECT parts.runs, parts.indexes INTO part_runs, part_indexes FROM horsies_end_parts_v1(task_ids) AS parts;
-        may_pause := true;
+        PERFORM horsies_propagate_v1(ended_runs || part_runs, ended_indexes || part_indexes, true);
     END IF;
-    PERFORM horsies_propagate_v1(ended_runs || part_runs, ended_indexes || part_indexes, may_pause);
 END
 $$;
 
 -- New runs with all their nodes and the tasks of their roots, in a handful of statements for any number of them. A run
 -- whose id or key is taken is not touched; what stands in its way is returned instead.
-CREATE FUNCTION horsies_start_v1(runs json) RETURNS TABLE (id text, created boolean, name text, fingerprint text)
+CREATE FUNCTION horsies_start_v1(sent json) RETURNS TABLE (id text, created boolean, name text, fingerprint text)
 LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
+    plans jsonb := sent;  -- read once; as plain JSON every look at it would read the whole text again
     created_ids uuid[] := '{}';
     ready_runs uuid[];
     ready_indexes integer[];
 BEGIN
     LOOP
-        created_ids := created_ids || horsies_insert_runs_v1(runs);
-        EXIT WHEN cardinality(created_ids) = json_array_length(runs);
+        created_ids := created_ids || horsies_insert_runs_v1(plans);
+        EXIT WHEN cardinality(created_ids) = jsonb_array_length(plans);
         -- A run that held the key may have ended between our attempt and this look: then the key is free.
-        EXIT WHEN NOT EXISTS (
-            SELECT FROM horsies_find_runs_v1(runs) AS sent WHERE sent.found_id IS NULL);
+        EXIT WHEN NOT EXISTS (SELECT FROM horsies_find_runs_v1(plans) AS run WHERE run.found_id IS NULL);
     END LOOP;
     WITH inserted AS (
         INSERT INTO horsies_workflow_tasks (
-            workflow_id, task_index, node_id, kind, status, dependencies, dependents, context_dependents, join_type,
-            min_success, allow_failed_deps, pauses, deps_open, context_open, task_name, task_kwargs, queue_name,
-            priority, task_options, max_retries, timeout_ms, good_until, expires_in_ms, inputs, delay_ms, not_before,
-            signal_name, signal_timeout_ms, map_over, map_parameter, max_parallel, allow_failed_items,
-            sub_definition_key, sub_workflow_name)
-        SELECT run.id, node.task_index, node.node_id, node.kind,
-            CASE WHEN cardinality(node.dependencies) = 0 THEN 'READY' ELSE 'PENDING' END,
+            workflow_id, task_index, node_id, kind, status, task_id, enqueued_at, dependencies, dependents,
+            context_dependents, join_type, min_success, allow_failed_deps, pauses, deps_open, context_open, task_name,
+            task_kwargs, queue_name, priority, task_options, max_retries, timeout_ms, good_until, expires_in_ms, inputs,
+            delay_ms, not_before, signal_name, signal_timeout_ms, map_over, map_parameter, max_parallel,
+            allow_failed_items, sub_definition_key, sub_workflow_name)
+        SELECT run.id, node.task_index, node.node_id, node.kind, horsies_next_status_v1(node.decision, node.kind),
+            CASE WHEN node.decision = 'READY' AND node.kind <> 'map' THEN horsies_new_id_v1() END,
+            CASE node.decision WHEN 'READY' THEN clock_timestamp() END,
             node.dependencies, node.dependents, node.context_dependents, node.join_type, node.min_success,
             node.allow_failed_deps, node.pauses, cardinality(node.dependencies),
             CASE WHEN node.inputs IS NULL THEN 0
@@ -391,42 +414,43 @@ BEGIN
             node.timeout_ms, node.good_until, node.expires_in_ms, node.inputs, node.delay_ms, node.not_before,
             node.signal_name, node.signal_timeout_ms, node.map_over, node.map_parameter, node.max_parallel,
             node.allow_failed_items, node.sub_definition_key, node.sub_workflow_name
-        FROM json_to_recordset(runs) AS run (id uuid, nodes json),
-            json_to_recordset(run.nodes) AS node (
+        FROM jsonb_to_recordset(plans) AS run (id uuid, nodes jsonb) CROSS JOIN LATERAL (
+            SELECT *, CASE WHEN cardinality(sent.dependencies) = 0 THEN 'READY' ELSE 'PENDING' END AS decision
+            FROM jsonb_to_recordset(run.nodes) AS sent (
                 task_index integer, node_id text, kind text, dependencies integer[], dependents integer[],
                 context_dependents integer[], join_type text, min_success integer, allow_failed_deps boolean,
                 pauses boolean, task_name text, task_kwargs text, queue_name text, priority integer,
                 task_options text, max_retries integer, timeout_ms integer, good_until timestamptz,
                 expires_in_ms bigint, inputs text, delay_ms bigint, not_before timestamptz, signal_name text,
                 signal_timeout_ms bigint, map_over integer, map_parameter text, max_parallel integer,
-                allow_failed_items boolean, sub_definition_key text, sub_workflow_name text)
+                allow_failed_items boolean, sub_definition_key text, sub_workflow_name text)) AS node
         WHERE run.id = ANY(created_ids)
         RETURNING workflow_id, task_index, status)
     SELECT array_agg(workflow_id ORDER BY workflow_id, task_index), array_agg(task_index ORDER BY workflow_id, task_index)
-    INTO ready_runs, ready_indexes FROM inserted WHERE status = 'READY';
+    INTO ready_runs, ready_indexes FROM inserted WHERE status <> 'PENDING';
     IF ready_runs IS NOT NULL THEN
         PERFORM horsies_enqueue_nodes_v1(ready_runs, ready_indexes);
     END IF;
     RETURN QUERY
-    SELECT coalesce(sent.found_id, sent.id)::text, sent.id = ANY(created_ids), sent.found_name, sent.found_fingerprint
-    FROM horsies_find_runs_v1(runs) AS sent ORDER BY sent.place;
+    SELECT coalesce(run.found_id, run.id)::text, run.id = ANY(created_ids), run.found_name, run.found_fingerprint
+    FROM horsies_find_runs_v1(plans) AS run ORDER BY run.place;
 END
 $$;
 
 -- The rows of these runs, where neither id nor key is taken. In the order of their keys, so that two such statements
 -- never wait for each other.
-CREATE FUNCTION horsies_insert_runs_v1(runs json) RETURNS uuid[] LANGUAGE sql AS $$
+CREATE FUNCTION horsies_insert_runs_v1(plans jsonb) RETURNS uuid[] LANGUAGE sql AS $$
     WITH created AS (
         INSERT INTO horsies_workflows (
             id, name, on_error, output_task_index, success_policy, definition_key, fingerprint, workflow_key,
             parent_workflow_id, parent_task_index, depth, root_workflow_id, total_nodes, open_nodes, sent_at)
         SELECT run.id, run.name, run.on_error, run.output_index, nullif(run.success_policy, 'null'), run.definition_key,
             run.fingerprint, run.workflow_key, run.parent_workflow_id, run.parent_task_index, run.depth,
-            run.root_workflow_id, json_array_length(run.nodes), json_array_length(run.nodes), run.sent_at
-        FROM json_to_recordset(runs) AS run (
+            run.root_workflow_id, jsonb_array_length(run.nodes), jsonb_array_length(run.nodes), run.sent_at
+        FROM jsonb_to_recordset(plans) AS run (
             id uuid, name text, on_error text, output_index integer, success_policy jsonb, definition_key text,
             fingerprint text, workflow_key text, parent_workflow_id uuid, parent_task_index integer, depth integer,
-            root_workflow_id uuid, sent_at timestamptz, nodes json)
+            root_workflow_id uuid, sent_at timestamptz, nodes jsonb)
         ORDER BY run.workflow_key, run.id
         ON CONFLICT DO NOTHING
         RETURNING id)
@@ -434,16 +458,16 @@ CREATE FUNCTION horsies_insert_runs_v1(runs json) RETURNS uuid[] LANGUAGE sql AS
 $$;
 
 -- For each of these runs, in their order, the stored one that has its id or, being open, its key.
-CREATE FUNCTION horsies_find_runs_v1(runs json)
+CREATE FUNCTION horsies_find_runs_v1(plans jsonb)
 RETURNS TABLE (place bigint, id uuid, found_id uuid, found_name text, found_fingerprint text) LANGUAGE sql STABLE AS $$
-    SELECT sent.place, sent.id, existing.id, existing.name, existing.fingerprint
-    FROM ROWS FROM (json_to_recordset(runs) AS (id uuid, workflow_key text)) WITH ORDINALITY
-        AS sent (id, workflow_key, place)
+    SELECT run.place, run.id, existing.id, existing.name, existing.fingerprint
+    FROM ROWS FROM (jsonb_to_recordset(plans) AS (id uuid, workflow_key text)) WITH ORDINALITY
+        AS run (id, workflow_key, place)
     LEFT JOIN LATERAL (
         SELECT other.id, other.name, other.fingerprint, 1 AS rank FROM horsies_workflows AS other
-        WHERE other.id = sent.id
+        WHERE other.id = run.id
         UNION ALL
         SELECT other.id, other.name, other.fingerprint, 2 FROM horsies_workflows AS other
-        WHERE other.workflow_key = sent.workflow_key AND other.status IN ('PENDING', 'RUNNING', 'PAUSED')
+        WHERE other.workflow_key = run.workflow_key AND other.status IN ('PENDING', 'RUNNING', 'PAUSED')
         ORDER BY rank LIMIT 1) AS existing ON true
 $$;

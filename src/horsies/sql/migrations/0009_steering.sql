@@ -40,7 +40,7 @@ BEGIN
     IF was_status = 'PAUSED' THEN
         WITH changed AS (
             UPDATE horsies_workflows SET status = 'RUNNING', paused_at = NULL, updated_at = clock_timestamp()
-            WHERE id = ANY(ARRAY(SELECT horsies_tree_v1(run_id))) AND status = 'PAUSED'
+            WHERE id = ANY(ARRAY(SELECT horsies_tree_v1(run_id))) AND coalesce(status, '') = 'PAUSED'
             RETURNING id)
         SELECT array_agg(id) INTO resumed FROM changed;
         UPDATE horsies_tasks SET held = false, updated_at = clock_timestamp()
@@ -80,20 +80,25 @@ DECLARE
     ready_indexes integer[];
     skipped_runs uuid[];
 BEGIN
-    WITH decided AS (
+    WITH waiting AS MATERIALIZED (
+        SELECT node.workflow_id, node.task_index, node.kind, CASE node.status WHEN 'READY' THEN 'READY'
+            ELSE horsies_join_v1(node.join_type, node.min_success, node.allow_failed_deps, node.deps_open,
+                node.deps_ok, node.deps_bad, node.context_open) END AS decision
+        FROM horsies_workflows AS run JOIN horsies_workflow_tasks AS node ON node.workflow_id = run.id
+        WHERE run.id = ANY(runs) AND coalesce(run.status, '') = 'RUNNING' AND node.status IN ('PENDING', 'READY')),
+    decided AS (
         UPDATE horsies_workflow_tasks AS node SET
-            status = waiting.decision,
+            status = horsies_next_status_v1(waiting.decision, waiting.kind),
+            task_id = CASE WHEN waiting.decision = 'READY' AND waiting.kind <> 'map' THEN horsies_new_id_v1() END,
+            enqueued_at = CASE waiting.decision WHEN 'READY' THEN clock_timestamp() END,
             completed_at = CASE waiting.decision WHEN 'SKIPPED' THEN clock_timestamp() END
-        FROM (SELECT other.workflow_id, other.task_index, horsies_join_v1(other.status, other.join_type,
-                  other.min_success, other.allow_failed_deps, other.deps_open, other.deps_ok, other.deps_bad,
-                  other.context_open) AS decision
-              FROM horsies_workflows AS run JOIN horsies_workflow_tasks AS other ON other.workflow_id = run.id
-              WHERE run.id = ANY(runs) AND run.status = 'RUNNING' AND other.status IN ('PENDING', 'READY')) AS waiting
+        FROM waiting
         WHERE node.workflow_id = waiting.workflow_id AND node.task_index = waiting.task_index
           AND waiting.decision <> 'PENDING'
-        RETURNING node.workflow_id, node.task_index, node.status)
-    SELECT array_agg(workflow_id) FILTER (WHERE status = 'READY'), array_agg(task_index) FILTER (WHERE status = 'READY'),
-        array_agg(workflow_id) FILTER (WHERE status = 'SKIPPED'), array_agg(task_index) FILTER (WHERE status = 'SKIPPED')
+        RETURNING node.workflow_id, node.task_index, waiting.decision)
+    SELECT array_agg(workflow_id) FILTER (WHERE decision = 'READY'), array_agg(task_index) FILTER (WHERE decision = 'READY'),
+        array_agg(workflow_id) FILTER (WHERE decision = 'SKIPPED'),
+        array_agg(task_index) FILTER (WHERE decision = 'SKIPPED')
     INTO ready_runs, ready_indexes, skipped_runs, indexes FROM decided;
     IF ready_runs IS NOT NULL THEN
         SELECT at_once.runs, at_once.indexes INTO ready_runs, ready_indexes
@@ -116,7 +121,7 @@ BEGIN
     WITH changed AS (
         UPDATE horsies_workflows SET
             status = new_status, error = reason, completed_at = clock_timestamp(), updated_at = clock_timestamp()
-        WHERE id = ANY(runs) AND status IN ('PENDING', 'RUNNING', 'PAUSED')
+        WHERE id = ANY(runs) AND coalesce(status, '') IN ('PENDING', 'RUNNING', 'PAUSED')
         RETURNING id)
     SELECT array_agg(id) INTO ended FROM changed;
     IF ended IS NULL THEN
@@ -138,10 +143,10 @@ BEGIN
         good_until = least(task.good_until, clock_timestamp()), held = false,
         cancel_requested_at = CASE WHEN interrupt THEN clock_timestamp() ELSE task.cancel_requested_at END,
         updated_at = clock_timestamp()
-    WHERE task.workflow_id = ANY(ended) AND task.status = 'RUNNING';
+    WHERE task.workflow_id = ANY(ended) AND coalesce(task.status, '') = 'RUNNING';
     IF interrupt THEN
         PERFORM pg_notify('horsies_cancel', id::text) FROM horsies_tasks
-        WHERE workflow_id = ANY(ended) AND status = 'RUNNING';
+        WHERE workflow_id = ANY(ended) AND coalesce(status, '') = 'RUNNING';
     END IF;
     RETURN cardinality(ended);
 END
@@ -333,7 +338,7 @@ BEGIN
         ELSE
             PERFORM horsies_retry_v1(node.sub_workflow_id, NULL);
             PERFORM horsies_hold_runs_v1(ARRAY(SELECT horsies_tree_v1(node.sub_workflow_id)))
-            FROM horsies_workflows WHERE id = run_id AND status = 'PAUSED';
+            FROM horsies_workflows WHERE id = run_id AND coalesce(status, '') = 'PAUSED';
         END IF;
     END LOOP;
 END
@@ -354,7 +359,8 @@ BEGIN
     END IF;
     FOR below IN
         SELECT run.id FROM horsies_workflows AS run
-        WHERE run.id = ANY(ARRAY(SELECT horsies_tree_v1(run_id))) AND run.id <> run_id AND run.status = 'PAUSED'
+        WHERE run.id = ANY(ARRAY(SELECT horsies_tree_v1(run_id))) AND run.id <> run_id
+          AND coalesce(run.status, '') = 'PAUSED'
         ORDER BY run.depth DESC
     LOOP
         PERFORM horsies_retry_v1(below, NULL);

@@ -125,7 +125,7 @@ CREATE FUNCTION horsies_count_problems_v1(run horsies_workflows) RETURNS SETOF t
     SELECT 'node ' || node.node_id || ' waits although its dependencies are decided'
     FROM horsies_true_counts_v1(ARRAY[run.id]) AS counts
     JOIN horsies_workflow_tasks AS node ON node.workflow_id = counts.workflow_id AND node.task_index = counts.task_index
-    WHERE run.status = 'RUNNING' AND horsies_join_v1(node.status, node.join_type, node.min_success,
+    WHERE run.status = 'RUNNING' AND horsies_join_v1(node.join_type, node.min_success,
         node.allow_failed_deps, counts.still_open, counts.ok, counts.bad, counts.unseen) <> 'PENDING'
 $$;
 
@@ -270,7 +270,7 @@ BEGIN
     PERFORM horsies_advance_v1(ARRAY(
         SELECT task.id FROM horsies_workflow_tasks AS node JOIN horsies_tasks AS task ON task.id = node.task_id
         WHERE node.workflow_id = run_id AND node.status = 'ENQUEUED'
-          AND task.status IN ('COMPLETED', 'FAILED', 'CANCELLED', 'EXPIRED')));
+          AND task.status IN ('COMPLETED', 'FAILED', 'CANCELLED', 'EXPIRED')), false);
     ended := ARRAY(
         SELECT node.task_index FROM horsies_workflow_tasks AS node
         WHERE node.workflow_id = run_id AND node.kind = 'map' AND horsies_end_map_v1(run_id, node.task_index));
