@@ -124,13 +124,15 @@ def leave(exit_code: int) -> NoReturn:
 class Connection:
     """The child's end of its socket; only the process that opened it may use it."""
 
-    __slots__ = ("_frames", "_waiting", "owner_pid", "socket")
+    __slots__ = ("_frames", "_poll", "_waiting", "owner_pid", "socket")
 
     def __init__(self, connected: socket.socket) -> None:
         self.socket = connected
         self.owner_pid = os.getpid()
         self._frames = wire.FrameBuffer()
         self._waiting: list[bytes] = []
+        self._poll = select.poll()
+        self._poll.register(connected, select.POLLIN)
 
     def send(self, frame: bytes) -> None:
         """Write one frame. A process forked by a task ends here instead of answering for it."""
@@ -141,6 +143,9 @@ class Connection:
     def next_frame(self) -> bytes | None:
         """Wait for the next frame; None when the parent has closed its end."""
         while not self._waiting:
+            # A process that sleeps in recv() is also woken when its peer reads what it sent before:
+            # a second, useless wake-up per task. One that sleeps in poll() is not.
+            self._poll.poll()
             data = self.socket.recv(_RECEIVE_BYTES)
             if not data:
                 return None
