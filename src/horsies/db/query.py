@@ -8,9 +8,11 @@ name finds SQL, declaration and caller.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import fields
+from functools import lru_cache
 from importlib.resources import files
+from operator import attrgetter
 from typing import Any, Generic, TypeVar
 
 from psycopg import AsyncConnection, AsyncCursor, Connection, Cursor, DataError
@@ -36,6 +38,7 @@ class Statement(Generic[Params, Row]):
         self.prepared_name = f"horsies_{name}".encode()
         self.numbered = _numbered(text, field_names(params_type))
         self._names = field_names(params_type)
+        self._read = _reader(self._names)
         self._row_factory = args_row(row_type)
 
     def mapping(self, params: Params) -> dict[str, Any]:
@@ -44,7 +47,7 @@ class Statement(Generic[Params, Row]):
 
     def texts(self, params: Params) -> list[bytes | None]:
         """Return the parameters as PostgreSQL's text input, in the order of ``numbered``."""
-        return [_text(getattr(params, name)) for name in self._names]
+        return [_text(value) for value in self._read(params)]
 
     def run(self, connection: Connection[Any], params: Params) -> list[Row]:
         """Execute on a synchronous connection and return the rows, if the statement returns any."""
@@ -101,15 +104,29 @@ def _numbered(text: str, names: tuple[str, ...]) -> bytes:
     return text.replace("%%", "%").encode()
 
 
+def _reader(names: tuple[str, ...]) -> Callable[[Any], tuple[Any, ...]]:
+    """Return what reads all fields of a value at once."""
+    if len(names) > 1:
+        return attrgetter(*names)
+    return lambda params: tuple(getattr(params, name) for name in names)
+
+
 def _text(value: Any) -> bytes | None:
     if value is None:
         return None
-    if isinstance(value, list | tuple):
-        value = f"{{{','.join(map(_element, value))}}}"
-    encoded = str(value).encode()
-    if b"\0" in encoded:  # libpq would cut the text there and store the rest of nothing
-        raise DataError("a text parameter contains a NUL character")
-    return encoded
+    if isinstance(value, tuple):
+        return _constant_array(value)
+    return _encoded(_array(value) if isinstance(value, list) else str(value))
+
+
+@lru_cache(maxsize=256)
+def _constant_array(values: tuple[Any, ...]) -> bytes:
+    """Write an array that comes again and again, such as the queues of a worker."""
+    return _encoded(_array(values))
+
+
+def _array(values: Sequence[Any]) -> str:
+    return f"{{{','.join(map(_element, values))}}}"
 
 
 def _element(value: Any) -> str:
@@ -117,9 +134,17 @@ def _element(value: Any) -> str:
     if value is None:
         return "NULL"
     if isinstance(value, str):
-        escaped = value.replace("\\", "\\\\").replace('"', '\\"')
-        return f'"{escaped}"'
+        if '"' in value or "\\" in value:
+            value = value.replace("\\", "\\\\").replace('"', '\\"')
+        return f'"{value}"'
     return str(value)
+
+
+def _encoded(text: str) -> bytes:
+    encoded = text.encode()
+    if b"\0" in encoded:  # libpq would cut the text there and store the rest of nothing
+        raise DataError("a text parameter contains a NUL character")
+    return encoded
 
 
 def _split(text: str) -> Iterator[tuple[str, str]]:

@@ -33,6 +33,7 @@ class Together:
         self.connection = connection
         self._prepared: set[bytes] | None = set() if prepared else None
         self._poller = select.poll()
+        self._transformer = Transformer(connection)
         self.round_trips = 0
         self.statements = 0
 
@@ -114,9 +115,10 @@ class Together:
     def _rows(self, statement: Statement[Any, Any], result: PGresult) -> list[Any]:
         if result.status != ExecStatus.TUPLES_OK:
             return []
-        transformer = Transformer(self.connection)
+        transformer = self._transformer
         transformer.set_pgresult(result)
-        return transformer.load_rows(0, result.ntuples, lambda row: statement.row_type(*row))
+        row_type = statement.row_type
+        return transformer.load_rows(0, result.ntuples, lambda row: row_type(*row))
 
     def _raise_first_failure(self, results: Sequence[PGresult]) -> None:
         for result in results:

@@ -120,8 +120,14 @@ class Duties:
 
     def next_at(self) -> float:
         """When the next duty is due."""
-        timed = (self._heartbeat, self._renewal, self._strays, self._snapshot, self._sweep)
-        return min(self._seen_due_at(), *(duty.at for duty in timed))
+        return min(
+            self._seen_due_at(),
+            self._heartbeat.at,
+            self._renewal.at,
+            self._strays.at,
+            self._snapshot.at,
+            self._sweep.at,
+        )
 
     def _seen_due_at(self) -> float:
         return self._seen_at + (self._idle_seconds if self._desk.is_empty else self._busy_seconds)

@@ -68,6 +68,7 @@ class Slot:
         "exit_fd",
         "failed_hook",
         "frames",
+        "has_limits",
         "is_spare",
         "limits",
         "outgoing",
@@ -92,6 +93,7 @@ class Slot:
         self.socket_is_open = True
         self.frames = wire.FrameBuffer()
         self.limits = limits
+        self.has_limits = limits.max_tasks > 0 or limits.max_rss_bytes > 0
         self.soft_task_limit = limits.early_task_limit()
         self.is_spare = is_spare
         self.state = SlotState.BOOTING
@@ -204,6 +206,8 @@ class Slot:
 
     def is_near_limit(self) -> bool:
         """Whether a successor should stand ready."""
+        if not self.has_limits:
+            return False
         if self.may_leave() or self.must_leave():
             return True
         return 0 < self.limits.max_rss_bytes * _NEARLY <= self.rss_bytes
