@@ -34,7 +34,7 @@ FROM generate_series(1, %s)
 
 
 def history(url: str) -> bool:
-    """Drain through turns of bare SQL, so that the server's part is all there is to see."""
+    """Drain through a worker's turns without children, so that the server's part is all there is to see."""
     rates: dict[str, list[float]] = {}
     for _ in range(ROUNDS):
         rates.setdefault("empty table", []).append(_drain(url, _nothing))
@@ -58,7 +58,7 @@ def _drain(url: str, prepare: Callable[[Connection[Any]], None]) -> float:
     with connect(url) as connection:
         lifecycle.load(connection, DRAINED)
         prepare(connection)
-        return lifecycle.one_turn(connection, BATCH, DRAINED, stop_after=DRAINED)
+        return lifecycle.worker_turns(connection, BATCH, DRAINED)
 
 
 def _nothing(_connection: Connection[Any]) -> None:

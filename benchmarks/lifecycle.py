@@ -17,6 +17,9 @@ from horsies.db.query import Step
 from horsies.db.together import Together
 from horsies.db.turn import ClaimedTask, ClaimTasks, CompleteTasks, claim_tasks, complete_tasks
 from horsies.ids import new_id
+from horsies.worker.bookmarks import Bookmarks
+from horsies.worker.settle import Completed
+from horsies.worker.turn import Claimer, Wanted, take_turn
 
 RESULT = '{"ok":null}'
 WORKER = "bare-sql"
@@ -50,9 +53,7 @@ def two_commits(connection: Connection[Any], batch: int, count: int) -> float:
     return count / (time.perf_counter() - started)
 
 
-def one_turn(
-    connection: Connection[Any], batch: int, count: int, stop_after: int | None = None
-) -> float:
+def one_turn(connection: Connection[Any], batch: int, count: int) -> float:
     """Drain that many loaded tasks, finish and claim in one transaction; tasks per second."""
     started = time.perf_counter()
     done = 0
@@ -63,10 +64,31 @@ def one_turn(
         answers = together.run([*steps, (claim_tasks, _claim(batch))])
         done += len(claimed)
         claimed = answers[-1]
-        if not claimed or done == stop_after:
+        if not claimed:
             break
     assert done == count
     return count / (time.perf_counter() - started)
+
+
+def worker_turns(connection: Connection[Any], batch: int, count: int) -> float:
+    """Take turns as a worker does until that many tasks have ended, without any children."""
+    claimer = Claimer(WORKER, "host", ("default",), (None,))
+    bookmarks = Bookmarks(claimer.queues)
+    together = Together(connection)
+    settlements: list[Completed] = []
+    done = 0
+    started = time.perf_counter()
+    while done < count:
+        now = time.monotonic()
+        wanted = Wanted(pids=list(range(batch)), marks=bookmarks.marks(now))
+        turned = take_turn(together, claimer, settlements, wanted)
+        was_short = len(turned.claimed) < batch
+        span = (now, time.monotonic())
+        bookmarks.note_claim(wanted.marks, turned.claimed, was_short=was_short, span=span)
+        assert len(turned.recorded) == len(settlements)
+        done += len(settlements)
+        settlements = [Completed(task.id, task.generation, RESULT) for task in turned.claimed]
+    return done / (time.perf_counter() - started)
 
 
 def _claim(batch: int) -> ClaimTasks:

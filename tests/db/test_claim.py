@@ -97,10 +97,24 @@ def test_a_claimed_task_carries_what_a_child_needs(connection: Connection[Any]) 
         good_until=FUTURE,
     )
     (task,) = claim(connection)
-    assert task == ClaimedTask(
-        task_id, 1, "work", "default", "[1, 2]", '{"a": 3}', 1, 4, '{"x": 1}', 500, worker_pid=1
-    )
     row = row_of(connection, task_id)
+    enqueued_at = connection.execute("SELECT enqueued_at::text FROM horsies_tasks").fetchone()
+    assert enqueued_at is not None
+    assert task == ClaimedTask(
+        task_id,
+        1,
+        "work",
+        "default",
+        "[1, 2]",
+        '{"a": 3}',
+        1,
+        4,
+        '{"x": 1}',
+        500,
+        worker_pid=1,
+        priority=100,
+        enqueued_at=enqueued_at[0],
+    )
     assert (row["status"], row["claimed_by_worker_id"]) == ("RUNNING", "worker-1")
     assert (row["worker_hostname"], row["worker_pid"]) == ("host", 1)
     assert row["claimed_at"] is not None

@@ -92,3 +92,22 @@ def test_looks_ahead_keep_their_distance(agenda: Agenda) -> None:
 def test_a_notification_makes_a_claim_worth_its_while(agenda: Agenda) -> None:
     agenda.wake()
     assert agenda.may_have_work
+
+
+def test_a_planned_claim_outlives_a_look_ahead(agenda: Agenda) -> None:
+    agenda.plan(103.0)
+    agenda.note_look_ahead(101.0, None)
+    assert agenda.next_at() == 103.0
+    agenda.tick(102.9)
+    assert not agenda.may_have_work
+    agenda.tick(103.0)
+    assert agenda.may_have_work
+    assert agenda.next_at() == 105.0
+
+
+def test_a_slow_look_ahead_is_followed_by_a_rest_of_ten_times_its_length(agenda: Agenda) -> None:
+    agenda.note_look_ahead(101.0, None, taken_seconds=0.05)
+    agenda.note_claim(wanted=1, got=0)
+    assert not agenda.wants_look_ahead(101.4)
+    assert agenda.next_at() == pytest.approx(101.5)
+    assert agenda.wants_look_ahead(101.51)

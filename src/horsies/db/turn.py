@@ -33,6 +33,12 @@ class ClaimTasks:
     counts_claimed: bool = True
     # Per queue, how many places this transaction has given back.
     freed: Sequence[int] = field(default_factory=list)
+    # Per queue, behind which task to look first, None for none; an empty list marks nothing.
+    marked_priorities: Sequence[int | None] = field(default_factory=list)
+    marked_moments: Sequence[str | None] = field(default_factory=list)
+    marked_ids: Sequence[str | None] = field(default_factory=list)
+    # Whether to look everywhere for what is still wanted then.
+    looks_everywhere: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +62,9 @@ class ClaimedTask:
     workflow_node_index: int | None = None
     workflow_item_index: int | None = None
     workflow_inputs: str | None = None
+    # Its place in the queue; the moment as PostgreSQL writes it, because it must come back unchanged.
+    priority: int = 0
+    enqueued_at: str = ""
 
 
 @dataclass(frozen=True, slots=True)

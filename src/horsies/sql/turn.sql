@@ -94,11 +94,13 @@ RETURNING task.id::text, task.worker_pid
 -- PENDING -> RUNNING for as many tasks as there are idle children, PENDING -> CLAIMED for what is prefetched; see
 -- horsies_claim_v1.
 SELECT id, generation, task_name, queue_name, args, kwargs, retry_count, max_retries, task_options, timeout_ms,
-    worker_pid, workflow_id, workflow_node_index, workflow_item_index, workflow_inputs
+    worker_pid, workflow_id, workflow_node_index, workflow_item_index, workflow_inputs, priority,
+    enqueued_at::text AS enqueued_at
 FROM horsies_claim_v1(
     %(worker_id)s, %(hostname)s, %(pids)s::integer[], %(prefetch)s, %(lease_ms)s, %(queues)s::text[],
     %(queue_limits)s::integer[], %(queue_caps)s::integer[], %(cluster_cap)s, %(counts_claimed)s,
-    %(freed)s::integer[])
+    %(freed)s::integer[], %(marked_priorities)s::integer[], %(marked_moments)s::text[]::timestamptz[],
+    %(marked_ids)s::uuid[], %(looks_everywhere)s)
 
 -- name: release_unstarted
 -- RUNNING -> PENDING for rows this worker claimed but never handed to a child: the COMMIT of a claim was in doubt, or

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 # An idle worker looks ahead at once; a busy one at most this often.
 LOOK_AHEAD_SECONDS = 0.1
+REST_FACTOR = 10
 NEVER = float("inf")
 
 
@@ -25,14 +26,22 @@ class Agenda:
     needs_full_look: bool = False
     looked_ahead_at: float = -NEVER
     due_at: float = NEVER
+    again_at: float = NEVER
     poll_at: float = 0.0
 
     def wake(self) -> None:
         """Somebody says there is work, or there may be: a notification, a gap, freed capacity."""
         self.may_have_work = True
 
+    def plan(self, at: float) -> None:
+        """Claim again then, whatever is known to be due."""
+        self.again_at = at
+
     def tick(self, now: float) -> None:
         """Turn a due time into a wish to claim, the safety poll into a look at everything."""
+        if now >= self.again_at:
+            self.may_have_work = True
+            self.again_at = NEVER
         if now < self.due_at and now < self.poll_at:
             return
         # Deadlines pass while every child is busy, too.
@@ -54,18 +63,23 @@ class Agenda:
         """Tell whether to ask when the next task is due."""
         return self.needs_look_ahead and now >= self.looked_ahead_at + LOOK_AHEAD_SECONDS
 
-    def note_look_ahead(self, now: float, seconds: float | None) -> None:
-        """The next task is due in that many seconds, 0 meaning now, or none is planned."""
+    def note_look_ahead(
+        self, now: float, seconds: float | None, taken_seconds: float = 0.0
+    ) -> None:
+        """The next task is due in that many seconds, 0 meaning now, or none is planned.
+
+        A look that took long is followed by a rest, so that looking takes a tenth of the time at most.
+        """
         self.needs_look_ahead = False
         self.needs_full_look = False
-        self.looked_ahead_at = now
+        self.looked_ahead_at = now + max(0.0, REST_FACTOR * taken_seconds - LOOK_AHEAD_SECONDS)
         self.due_at = now + seconds if seconds else NEVER
         if seconds == 0:
             self.may_have_work = True
 
     def next_at(self) -> float:
         """Return when the loop must be awake again if nothing else happens."""
-        planned = min(self.poll_at, self.due_at)
+        planned = min(self.poll_at, self.due_at, self.again_at)
         if self.needs_look_ahead:
             planned = min(planned, self.looked_ahead_at + LOOK_AHEAD_SECONDS)
         return planned

@@ -39,6 +39,7 @@ from horsies.ids import new_id
 from horsies.outcome import OutcomeCode, TaskError
 from horsies.schedule.service import Scheduler
 from horsies.worker.agenda import NEVER, Agenda
+from horsies.worker.bookmarks import Bookmarks
 from horsies.worker.desk import Desk
 from horsies.worker.duties import Duties
 from horsies.worker.ear import CANCEL_CHANNEL, Ear
@@ -102,6 +103,7 @@ class Worker:
         self._ear = Ear(Listener(self._connect_listener, self._channels()), selector)
         self._claimer = make_claimer(app.config, config, identity)
         self._scheduler = scheduler
+        self._bookmarks = Bookmarks(config.queues)
         self._agenda = Agenda(app.config.resilience.notify_poll_interval_ms / 1000)
         self._last_look: datetime | None = None
         # Whether a claim of ours came after everything our own transactions may have notified of.
@@ -281,23 +283,32 @@ class Worker:
         room = max(0, self._config.effective_claims - self._desk.held_count)
         free_pids = pids[len(starting) :][:room]
         prefetch = min(self._app_config.prefetch_buffer - ahead, room - len(free_pids))
-        return Wanted(starting, free_pids, max(0, prefetch), freed)
+        marks = self._bookmarks.marks(time.monotonic())
+        return Wanted(starting, free_pids, max(0, prefetch), freed, marks)
 
     def _turn(self, together: Together, wanted: Wanted) -> None:
         settlements = self._desk.settlements
         # Until the answer is here the COMMIT of a claim is in doubt: what no child has goes back.
         self._desk.needs_release = wanted.claims > 0
+        started = time.monotonic()
         turned = take_turn(together, self._claimer, settlements, wanted)
         self._desk.needs_release = False
         if turned.as_settled:
             self._desk.keep_results(settlements, turned.recorded)
         self._desk.close_settled(settlements, turned.recorded)
-        if wanted.claims:
-            possible = min(wanted.claims, self._config.max_claim_batch or wanted.claims)
-            self._agenda.note_claim(possible, len(turned.claimed))
-        self._claimed_last = wanted.claims > 0
+        self._claimed_last = wanted.claims > 0 and self._note_claim(wanted, turned.claimed, started)
         asked = (task for task, _ in wanted.starting)
         self._hand_out(together, [*self._desk.take_started(asked, turned.started), *turned.claimed])
+
+    def _note_claim(self, wanted: Wanted, claimed: Sequence[ClaimedTask], started: float) -> bool:
+        """Remember how far the claim came; tell whether it saw everything there was."""
+        possible = min(wanted.claims, self._config.max_claim_batch or wanted.claims)
+        was_short = len(claimed) < possible
+        self._agenda.note_claim(possible, len(claimed))
+        if was_short and not wanted.marks.looks_everywhere:
+            self._agenda.plan(self._bookmarks.rested_at)
+        span = (started, time.monotonic())
+        return self._bookmarks.note_claim(wanted.marks, claimed, was_short=was_short, span=span)
 
     def _hand_out(self, together: Together, tasks: Sequence[ClaimedTask]) -> None:
         """Give tasks to children, nodes of workflows with what they take from others."""
@@ -329,7 +340,8 @@ class Worker:
             self._claimed_last = False
             logger.info("%d task(s) expired, %d lapsed claim(s) freed", len(expired), len(lapsed))
         self._last_look = due.looked_at
-        self._agenda.note_look_ahead(time.monotonic(), due.seconds)
+        ended = time.monotonic()
+        self._agenda.note_look_ahead(ended, due.seconds, ended - now)
         if signs:
             self._duties.note_signs(together, answers, now)
             self._fence_if_lost()
@@ -346,6 +358,7 @@ class Worker:
             self._duties.hurry()
         if news.work or news.gap:
             self._agenda.wake()
+            self._bookmarks.note_news()
         self._duties.cancel(news.cancelled)
         self._pings += news.pings
 
@@ -414,8 +427,8 @@ def make_claimer(app_config: AppConfig, config: WorkerConfig, identity: Identity
     return Claimer(
         identity.worker_id,
         identity.hostname,
-        config.queues,
-        [caps.get(queue) for queue in config.queues],
+        tuple(config.queues),
+        tuple(caps.get(queue) for queue in config.queues),
         app_config.cluster_wide_cap,
         config.max_claim_batch,
         app_config.hard_cap_mode,

@@ -8,9 +8,8 @@ load and commits per task fall; an idle worker still answers in one round trip.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import psycopg
 
@@ -33,6 +32,7 @@ from horsies.db.turn import (
     start_tasks,
 )
 from horsies.db.workflows import WorkflowIds, lock_runs
+from horsies.worker.bookmarks import EVERYWHERE, Marks
 from horsies.worker.settle import Completed, Failed, Settlement, without_result
 
 logger = logging.getLogger("horsies.turn")
@@ -59,18 +59,23 @@ class Claimer:
     def claim(self, wanted: Wanted) -> ClaimTasks:
         """Return the parameters of the claim."""
         limit = self.max_claim_batch or len(wanted.pids) + wanted.prefetch
+        marks = wanted.marks
         return ClaimTasks(
             self.worker_id,
             self.hostname,
             wanted.pids,
             self.queues,
-            [limit] * len(self.queues),
+            (limit,) * len(self.queues),
             wanted.prefetch,
             self.lease_ms,
             self.queue_caps,
             self.cluster_cap,
             self.counts_claimed,
-            [wanted.freed.get(queue, 0) for queue in self.queues],
+            [wanted.freed.get(queue, 0) for queue in self.queues] if wanted.freed else (),
+            marks.priorities,
+            marks.moments,
+            marks.ids,
+            marks.looks_everywhere,
         )
 
 
@@ -79,13 +84,15 @@ class Wanted:
     """What a turn should do besides recording.
 
     ``starting`` are prefetched tasks with the idle children that take them, ``pids`` the idle children
-    to claim for, ``prefetch`` how many to claim ahead, ``freed`` the places the settlements give back.
+    to claim for, ``prefetch`` how many to claim ahead, ``freed`` the places the settlements give back,
+    ``marks`` where the claim looks first.
     """
 
     starting: Sequence[tuple[ClaimedTask, int]] = ()
     pids: Sequence[int] = ()
     prefetch: int = 0
     freed: Mapping[str, int] = field(default_factory=dict)
+    marks: Marks = EVERYWHERE
 
     @property
     def claims(self) -> int:
@@ -159,11 +166,13 @@ def locking_steps(workflow_ids: Iterable[str | None]) -> list[Step]:
 def recording_steps(worker_id: str, settlements: Sequence[Settlement]) -> list[Step]:
     """Return the statements that record these settlements; one per kind, whatever their number."""
     completed = [one for one in settlements if isinstance(one, Completed)]
-    failed = [one for one in settlements if isinstance(one, Failed)]
-    retried = [one for one in failed if one.delay_seconds is not None]
     steps: list[Step] = []
     if completed:
         steps.append((complete_tasks, _completions(worker_id, completed)))
+    if len(completed) == len(settlements):
+        return steps
+    failed = [one for one in settlements if isinstance(one, Failed)]
+    retried = [one for one in failed if one.delay_seconds is not None]
     if retried:
         steps.append((retry_tasks, _retries(worker_id, retried)))
     if failed:
@@ -194,50 +203,46 @@ def give_back(together: Together, worker_id: str, held_ids: Sequence[str]) -> in
     return len(released)
 
 
-def _column(rows: Sequence[Any], read: Callable[[Any], Any]) -> list[Any]:
-    return [read(row) for row in rows]
-
-
 def _starts(worker_id: str, starting: Sequence[tuple[ClaimedTask, int]]) -> StartTasks:
     return StartTasks(
         worker_id,
-        _column(starting, lambda pair: pair[0].id),
-        _column(starting, lambda pair: pair[0].generation),
-        _column(starting, lambda pair: pair[1]),
+        [pair[0].id for pair in starting],
+        [pair[0].generation for pair in starting],
+        [pair[1] for pair in starting],
     )
 
 
 def _completions(worker_id: str, rows: Sequence[Completed]) -> CompleteTasks:
     return CompleteTasks(
         worker_id,
-        _column(rows, lambda row: row.task_id),
-        _column(rows, lambda row: row.generation),
-        _column(rows, lambda row: row.result),
+        [row.task_id for row in rows],
+        [row.generation for row in rows],
+        [row.result for row in rows],
     )
 
 
 def _retries(worker_id: str, rows: Sequence[Failed]) -> RetryTasks:
     return RetryTasks(
         worker_id,
-        _column(rows, lambda row: row.task_id),
-        _column(rows, lambda row: row.generation),
-        _column(rows, lambda row: row.delay_seconds),
-        _column(rows, lambda row: row.outcome.value),
-        _column(rows, lambda row: row.error_code),
-        _column(rows, lambda row: row.error_message),
-        _column(rows, lambda row: row.failed_reason),
+        [row.task_id for row in rows],
+        [row.generation for row in rows],
+        [row.delay_seconds or 0.0 for row in rows],
+        [row.outcome.value for row in rows],
+        [row.error_code for row in rows],
+        [row.error_message for row in rows],
+        [row.failed_reason for row in rows],
     )
 
 
 def _failures(worker_id: str, rows: Sequence[Failed]) -> FailTasks:
     return FailTasks(
         worker_id,
-        _column(rows, lambda row: row.task_id),
-        _column(rows, lambda row: row.generation),
-        _column(rows, lambda row: row.status.value),
-        _column(rows, lambda row: row.result),
-        _column(rows, lambda row: row.outcome.value),
-        _column(rows, lambda row: row.error_code),
-        _column(rows, lambda row: row.error_message),
-        _column(rows, lambda row: row.failed_reason),
+        [row.task_id for row in rows],
+        [row.generation for row in rows],
+        [row.status.value for row in rows],
+        [row.result for row in rows],
+        [row.outcome.value for row in rows],
+        [row.error_code for row in rows],
+        [row.error_message for row in rows],
+        [row.failed_reason for row in rows],
     )

@@ -15,24 +15,36 @@
 --   two turns ever count the same free place. Lapsed leases hold no place.
 -- * "freed" says how many places of each queue this transaction has just given back. If it does not take them
 --   again itself, the workers that a cap may have turned away are woken.
+-- * Tasks claimed before leave index entries that lead nowhere until vacuum removes them, which an open transaction
+--   forbids. So a caller may mark the task it got last from a queue (its priority, moment and id): the claim first
+--   looks behind the marks, which is one probe of the index without a search for the first priority, and then, if it
+--   still wants tasks and "looks_everywhere", from the front of every marked queue. Behind a mark the order is exact;
+--   when to look without marks, so that nothing before them waits for long, is the caller's to decide.
+-- * The pause of a queue is asked in the statement that chooses the rows: as a statement of its own it cost 0.02 ms.
 
 CREATE FUNCTION horsies_claim_v1(
     worker_id text, hostname text, pids integer[], prefetch integer, lease_ms integer, queues text[],
-    queue_limits integer[], queue_caps integer[], cluster_cap integer, counts_claimed boolean, freed integer[])
+    queue_limits integer[], queue_caps integer[], cluster_cap integer, counts_claimed boolean, freed integer[],
+    marked_priorities integer[] DEFAULT '{}', marked_moments timestamptz[] DEFAULT '{}',
+    marked_ids uuid[] DEFAULT '{}', looks_everywhere boolean DEFAULT true)
 RETURNS TABLE (
     id text, generation integer, task_name text, queue_name text, args text, kwargs text, retry_count integer,
     max_retries integer, task_options text, timeout_ms integer, worker_pid integer, workflow_id text,
-    workflow_node_index integer, workflow_item_index integer, workflow_inputs text)
+    workflow_node_index integer, workflow_item_index integer, workflow_inputs text, priority integer,
+    enqueued_at timestamptz)
 LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
     places integer := cardinality(pids) + prefetch;
     taken integer := 0;
-    taken_here integer;
+    taken_here integer[] := array_fill(0, ARRAY[cardinality(queues)]);
     wanted integer;
     changed integer;
     queue text;
     level integer;
+    behind_moment timestamptz;
+    behind_id uuid;
+    is_marked boolean;
     moment timestamptz;
 BEGIN
     IF cluster_cap IS NOT NULL THEN
@@ -49,65 +61,83 @@ BEGIN
         WHERE flying.status IN ('CLAIMED', 'RUNNING')
           AND NOT (flying.status = 'CLAIMED' AND flying.claim_expires_at <= moment);
     END IF;
-    FOR position IN 1 .. cardinality(queues) LOOP
-        queue := queues[position];
-        level := 0;
-        taken_here := 0;
-        wanted := least(places - taken, queue_limits[position]);
-        IF wanted > 0 AND queue_caps[position] IS NOT NULL THEN
-            SELECT least(wanted, queue_caps[position] - count(*)) INTO wanted FROM horsies_tasks AS flying
-            WHERE flying.status IN ('CLAIMED', 'RUNNING') AND flying.queue_name = queue
-              AND (counts_claimed OR flying.status = 'RUNNING')
-              AND NOT (flying.status = 'CLAIMED' AND flying.claim_expires_at <= moment);
-        END IF;
-        IF wanted > 0 AND EXISTS (
-            SELECT FROM horsies_queues AS steered
-            WHERE steered.queue_name = queue AND steered.paused_at IS NOT NULL)
-        THEN
-            wanted := 0;
-        END IF;
-        WHILE wanted > 0 LOOP
-            SELECT task.priority INTO level FROM horsies_tasks AS task
-            WHERE task.status = 'PENDING' AND NOT task.held AND task.queue_name = queue AND task.priority > level
-            ORDER BY task.priority LIMIT 1;
-            EXIT WHEN NOT FOUND;
-            RETURN QUERY
-            UPDATE horsies_tasks AS task SET
-                status = CASE WHEN chosen.pid IS NULL THEN 'CLAIMED' ELSE 'RUNNING' END,
-                generation = task.generation + 1,
-                claimed = chosen.pid IS NULL,
-                claimed_by_worker_id = horsies_claim_v1.worker_id,
-                claimed_at = clock_timestamp(),
-                claim_expires_at = CASE WHEN chosen.pid IS NULL
-                    THEN clock_timestamp() + lease_ms * interval '1 millisecond' END,
-                started_at = CASE WHEN chosen.pid IS NOT NULL THEN clock_timestamp() END,
-                worker_hostname = horsies_claim_v1.hostname,
-                worker_pid = chosen.pid,
-                worker_process_name = 'worker-' || chosen.pid,
-                updated_at = clock_timestamp()
-            FROM (
-                SELECT due.id, pids[taken + due.place] AS pid
-                FROM unnest(ARRAY(
-                    SELECT ready.id FROM horsies_tasks AS ready
-                    WHERE ready.status = 'PENDING' AND NOT ready.held AND ready.queue_name = queue
-                      AND ready.priority = level AND ready.enqueued_at <= moment
-                      AND (ready.good_until IS NULL OR ready.good_until > moment)
-                    ORDER BY ready.enqueued_at, ready.id LIMIT wanted FOR UPDATE SKIP LOCKED
-                )) WITH ORDINALITY AS due (id, place)
-            ) AS chosen
-            WHERE task.id = chosen.id
-            RETURNING task.id::text, task.generation, task.task_name::text, task.queue_name::text, task.args,
-                task.kwargs, task.retry_count, task.max_retries, task.task_options, task.timeout_ms, task.worker_pid,
-                task.workflow_id::text, task.workflow_node_index, task.workflow_item_index, task.workflow_inputs;
-            GET DIAGNOSTICS changed = ROW_COUNT;
-            taken := taken + changed;
-            taken_here := taken_here + changed;
-            wanted := wanted - changed;
+    FOR look IN 1 .. 2 LOOP
+        FOR position IN 1 .. cardinality(queues) LOOP
+            EXIT WHEN taken >= places;
+            is_marked := marked_ids[position] IS NOT NULL;
+            CONTINUE WHEN look = 2 AND NOT (is_marked AND looks_everywhere);
+            is_marked := is_marked AND look = 1;
+            queue := queues[position];
+            wanted := least(places - taken, queue_limits[position] - taken_here[position]);
+            IF wanted > 0 AND queue_caps[position] IS NOT NULL THEN
+                SELECT least(wanted, queue_caps[position] - count(*)) INTO wanted FROM horsies_tasks AS flying
+                WHERE flying.status IN ('CLAIMED', 'RUNNING') AND flying.queue_name = queue
+                  AND (counts_claimed OR flying.status = 'RUNNING')
+                  AND NOT (flying.status = 'CLAIMED' AND flying.claim_expires_at <= moment);
+            END IF;
+            level := 0;
+            behind_moment := '-infinity';
+            behind_id := '00000000-0000-0000-0000-000000000000';
+            IF is_marked THEN
+                level := marked_priorities[position];
+                behind_moment := marked_moments[position];
+                behind_id := marked_ids[position];
+            END IF;
+            WHILE wanted > 0 LOOP
+                IF NOT is_marked THEN
+                    SELECT task.priority INTO level FROM horsies_tasks AS task
+                    WHERE task.status = 'PENDING' AND NOT task.held AND task.queue_name = queue
+                      AND task.priority > level
+                    ORDER BY task.priority LIMIT 1;
+                    EXIT WHEN NOT FOUND;
+                END IF;
+                RETURN QUERY
+                UPDATE horsies_tasks AS task SET
+                    status = CASE WHEN chosen.pid IS NULL THEN 'CLAIMED' ELSE 'RUNNING' END,
+                    generation = task.generation + 1,
+                    claimed = chosen.pid IS NULL,
+                    claimed_by_worker_id = horsies_claim_v1.worker_id,
+                    claimed_at = clock_timestamp(),
+                    claim_expires_at = CASE WHEN chosen.pid IS NULL
+                        THEN clock_timestamp() + lease_ms * interval '1 millisecond' END,
+                    started_at = CASE WHEN chosen.pid IS NOT NULL THEN clock_timestamp() END,
+                    worker_hostname = horsies_claim_v1.hostname,
+                    worker_pid = chosen.pid,
+                    worker_process_name = 'worker-' || chosen.pid,
+                    updated_at = clock_timestamp()
+                FROM (
+                    SELECT due.id, pids[taken + due.place] AS pid
+                    FROM unnest(ARRAY(
+                        SELECT ready.id FROM horsies_tasks AS ready
+                        WHERE ready.status = 'PENDING' AND NOT ready.held AND ready.queue_name = queue
+                          AND ready.priority = level AND ready.enqueued_at <= moment
+                          AND (ready.enqueued_at, ready.id) > (behind_moment, behind_id)
+                          AND (ready.good_until IS NULL OR ready.good_until > moment)
+                          AND NOT EXISTS (
+                              SELECT FROM horsies_queues AS steered
+                              WHERE steered.queue_name = queue AND steered.paused_at IS NOT NULL)
+                        ORDER BY ready.enqueued_at, ready.id LIMIT wanted FOR UPDATE SKIP LOCKED
+                    )) WITH ORDINALITY AS due (id, place)
+                ) AS chosen
+                WHERE task.id = chosen.id
+                RETURNING task.id::text, task.generation, task.task_name::text, task.queue_name::text, task.args,
+                    task.kwargs, task.retry_count, task.max_retries, task.task_options, task.timeout_ms,
+                    task.worker_pid, task.workflow_id::text, task.workflow_node_index, task.workflow_item_index,
+                    task.workflow_inputs, task.priority, task.enqueued_at;
+                GET DIAGNOSTICS changed = ROW_COUNT;
+                taken := taken + changed;
+                taken_here[position] := taken_here[position] + changed;
+                wanted := wanted - changed;
+                EXIT WHEN is_marked;
+            END LOOP;
         END LOOP;
-        IF freed[position] > taken_here AND (queue_caps[position] IS NOT NULL OR cluster_cap IS NOT NULL) THEN
-            PERFORM pg_notify('task_queue_' || queue, '');
-        END IF;
     END LOOP;
+    IF freed <> '{}' THEN
+        PERFORM pg_notify('task_queue_' || queues[position], '')
+        FROM generate_subscripts(queues, 1) AS position
+        WHERE freed[position] > taken_here[position]
+          AND (queue_caps[position] IS NOT NULL OR cluster_cap IS NOT NULL);
+    END IF;
 END
 $$;
 
