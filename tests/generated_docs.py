@@ -56,6 +56,8 @@ MODELS: tuple[type[BaseModel], ...] = (
 COMMANDS = (
     *("worker", "scheduler", "check", "migrate", "version"),
     *("status", "workers", "queues", "tasks", "show", "cancel", "retry", "schedules"),
+    *("workflows", "workflow show", "workflow pause", "workflow resume", "workflow cancel"),
+    *("workflow retry", "workflow signal", "workflow audit"),
 )
 
 # Limits that the models check themselves, where pydantic's annotations do not show them. The tests
@@ -190,7 +192,9 @@ def _limits(field: FieldInfo) -> str:
 
 def flags_table(command_name: str) -> str:
     """Return one row per argument and flag of a command."""
-    command = typer.main.get_command(cli).commands[command_name]  # type: ignore[attr-defined]
+    command: Any = typer.main.get_command(cli)
+    for word in command_name.split():
+        command = command.commands[word]
     shown = [parameter for parameter in command.params if not getattr(parameter, "hidden", False)]
     rows = [[_flag(one), _flag_default(one), one.help or ""] for one in shown]
     return table(["Flag", "Default", "Meaning"], rows) if rows else "No flags."

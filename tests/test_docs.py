@@ -20,6 +20,7 @@ from horsies.outcome import ContractCode, OperationalErrorCode, OutcomeCode, Ret
 from horsies.request import TaskSendErrorCode
 from horsies.states import TaskVerb
 from horsies.worker.main import ExitCode
+from horsies.workflow.answers import HandleErrorCode, WorkflowStartErrorCode
 from tests import doc_pages, generated_docs
 from tests.doc_pages import PAGES, REPOSITORY, code_of, page, rows, section
 
@@ -29,7 +30,10 @@ URL = "postgresql://localhost/unused"
 # Read only to be shown, or another thing of the same name.
 SEEN_ELSEWHERE = {
     "cluster_wide_cap": {"settings.py"},
-    "echo": {"cli.py", "command.py", "operate.py", "operate_schedules.py", "scheduler.py"},
+    "echo": {
+        *("cli.py", "command.py", "scheduler.py"),
+        *("operate.py", "operate_schedules.py", "operate_workflows.py"),
+    },
 }
 
 
@@ -88,6 +92,8 @@ def _readers(field_name: str) -> set[str]:
         ("results.md", "OutcomeCode", OutcomeCode),
         ("results.md", "Cancelling", TaskActionErrorCode),
         ("sending.md", "Errors are values", TaskSendErrorCode),
+        ("workflows-steering.md", "Starting", WorkflowStartErrorCode),
+        ("workflows-steering.md", "What cannot be done", HandleErrorCode),
     ],
 )
 def test_every_code_is_explained(name: str, heading: str, codes: type[Enum]) -> None:
@@ -180,7 +186,10 @@ def _in_a_coroutine(text: str) -> str:
 
 @pytest.mark.parametrize(
     "name",
-    ["sending.md", "results.md", "configuration.md", "workers.md", "workflows.md", "scheduling.md"],
+    [
+        *("sending.md", "results.md", "configuration.md", "workers.md", "scheduling.md"),
+        *("workflows.md", "workflows-steering.md"),
+    ],
 )
 def test_the_examples_of_a_page_run_in_order(
     name: str, process_url: str, connection: object, monkeypatch: pytest.MonkeyPatch
