@@ -95,6 +95,13 @@ CREATE FUNCTION horsies_parked_v1() RETURNS timestamptz LANGUAGE sql IMMUTABLE A
     SELECT timestamptz '9999-01-01 00:00:00+00'
 $$;
 
+-- The keys of some nodes, one row each. The limit tells the planner that they are few: without it, a plan made while
+-- there are hardly any nodes reads all of them instead of looking these up.
+CREATE FUNCTION horsies_each_v1(nodes horsies_nodes_v1) RETURNS TABLE (workflow_id uuid, task_index integer)
+LANGUAGE sql IMMUTABLE AS $$
+    SELECT * FROM unnest(nodes.runs, nodes.indexes) LIMIT cardinality(nodes.runs)
+$$;
+
 -- What its counters mean for a node that waits: it goes on waiting, may begin, or never will.
 CREATE FUNCTION horsies_join_v1(
     join_type text, min_success integer, allow_failed_deps boolean, open_count bigint, ok_count bigint,
@@ -142,16 +149,16 @@ $$;
 
 -- A failure that pauses: of these nodes, just ended, those that failed where a failure pauses the run. The run and
 -- what runs below it are put on hold with the error of the first by index.
-CREATE FUNCTION horsies_pause_on_failure_v1(runs uuid[], indexes integer[]) RETURNS void LANGUAGE plpgsql AS $$
+CREATE FUNCTION horsies_pause_on_failure_v1(ended horsies_nodes_v1) RETURNS void LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
     failure record;
 BEGIN
     FOR failure IN
         SELECT DISTINCT ON (node.workflow_id) node.workflow_id, horsies_node_error_v1(node) AS reason
-        FROM unnest(runs, indexes) AS ended (workflow_id, task_index)
+        FROM horsies_each_v1(ended) AS chosen
         JOIN horsies_workflow_tasks AS node USING (workflow_id, task_index)
-        JOIN horsies_workflows AS run ON run.id = node.workflow_id
+        JOIN horsies_workflows AS run ON run.id = chosen.workflow_id
         WHERE node.pauses AND node.status = 'FAILED' AND coalesce(run.status, '') = 'RUNNING'
         ORDER BY node.workflow_id, node.task_index
     LOOP
@@ -164,16 +171,15 @@ $$;
 -- The task rows of nodes that have just become ENQUEUED, and the beginning of maps that have become READY. Siblings
 -- are due in the order of their indexes, a microsecond apart and none in the future. Returns the nodes that ended at
 -- once.
-CREATE FUNCTION horsies_enqueue_nodes_v1(INOUT runs uuid[], INOUT indexes integer[]) LANGUAGE plpgsql AS $$
+CREATE FUNCTION horsies_enqueue_nodes_v1(ready horsies_nodes_v1) RETURNS horsies_nodes_v1 LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
     moment timestamptz := clock_timestamp();
     has_maps boolean;
     has_signals boolean;
 BEGIN
-    WITH ready AS MATERIALIZED (
-        SELECT node.* FROM unnest(runs, indexes) AS chosen (workflow_id, task_index)
-        JOIN horsies_workflow_tasks AS node USING (workflow_id, task_index)),
+    WITH node AS MATERIALIZED (
+        SELECT node.* FROM horsies_each_v1(ready) JOIN horsies_workflow_tasks AS node USING (workflow_id, task_index)),
     inserted AS (
         INSERT INTO horsies_tasks (
             id, task_name, queue_name, priority, args, kwargs, sent_at, enqueued_at, good_until, max_retries,
@@ -182,37 +188,31 @@ BEGIN
             CASE kind
                 WHEN 'sleep' THEN coalesce(not_before, moment + delay_ms * interval '1 millisecond')
                 WHEN 'signal' THEN coalesce(moment + signal_timeout_ms * interval '1 millisecond', horsies_parked_v1())
-                ELSE moment - (cardinality(indexes) - row_number() OVER (ORDER BY workflow_id, task_index))
+                ELSE moment - (cardinality(ready.indexes) - row_number() OVER (ORDER BY workflow_id, task_index))
                     * interval '1 microsecond'
             END,
             least(good_until, moment + expires_in_ms * interval '1 millisecond'), max_retries,
             task_options, timeout_ms, '', workflow_id, task_index, inputs
-        FROM ready WHERE kind <> 'map')
-    SELECT bool_or(kind = 'map'), bool_or(kind = 'signal') INTO has_maps, has_signals FROM ready;
+        FROM node WHERE kind <> 'map')
+    SELECT bool_or(kind = 'map'), bool_or(kind = 'signal') INTO has_maps, has_signals FROM node;
     IF has_signals THEN
-        PERFORM horsies_deliver_signals_v1(runs, indexes);
+        PERFORM horsies_deliver_signals_v1(ready);
     END IF;
-    IF has_maps THEN
-        SELECT ended.runs, ended.indexes INTO runs, indexes FROM horsies_expand_maps_v1(runs, indexes) AS ended;
-    ELSE
-        runs := '{}';
-        indexes := '{}';
-    END IF;
+    RETURN CASE WHEN has_maps THEN horsies_expand_maps_v1(ready) END;
 END
 $$;
 
 -- RUNNING -> COMPLETED or FAILED for those of these runs that have no open node. Returns the nodes of parents that
 -- ended with them.
-CREATE FUNCTION horsies_finish_runs_v1(INOUT runs uuid[], OUT indexes integer[]) LANGUAGE plpgsql AS $$
+CREATE FUNCTION horsies_finish_runs_v1(runs uuid[]) RETURNS horsies_nodes_v1 LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
     run horsies_workflows;
     cases jsonb;
     matched integer;
     succeeded boolean;
-    ended_runs uuid[] := '{}';
+    ended horsies_nodes_v1;
 BEGIN
-    indexes := '{}';
     FOR run IN
         SELECT * FROM horsies_workflows
         WHERE id = ANY(runs) AND coalesce(status, '') = 'RUNNING' AND open_nodes = 0 ORDER BY id
@@ -237,49 +237,55 @@ BEGIN
             matched_case = matched, completed_at = clock_timestamp(), updated_at = clock_timestamp()
         WHERE id = run.id RETURNING * INTO run;
         IF run.parent_workflow_id IS NOT NULL AND horsies_end_sub_node_v1(run) THEN
-            ended_runs := ended_runs || run.parent_workflow_id;
-            indexes := indexes || run.parent_task_index;
+            ended.runs := ended.runs || run.parent_workflow_id;
+            ended.indexes := ended.indexes || run.parent_task_index;
         END IF;
     END LOOP;
-    runs := ended_runs;
+    RETURN ended;
 END
 $$;
 
 -- Everything that follows from the end of these nodes, in RUNNING runs: dependents count and decide, ready ones
 -- become tasks, skipped ones are the next to count, runs without open nodes end and so do the nodes they stand for.
 -- "may_pause" says that a failure among them is new; after a resume the same failures do not pause the run again.
--- "marked" says that "propagated" is already set, where the run goes on.
+-- "successes" are tasks whose nodes end here: the same update lets them end and count, because a second one would not
+-- only write them twice but check the foreign key of every row that this transaction has written already.
 CREATE FUNCTION horsies_propagate_v1(
-    runs uuid[], indexes integer[], may_pause boolean, marked boolean DEFAULT false) RETURNS void
-LANGUAGE plpgsql AS $$
+    ended horsies_nodes_v1, may_pause boolean, successes uuid[] DEFAULT '{}') RETURNS boolean LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
-    ready_runs uuid[];
-    ready_indexes integer[];
-    skipped_runs uuid[];
-    skipped_indexes integer[];
+    ready horsies_nodes_v1;
+    skipped horsies_nodes_v1;
+    at_once horsies_nodes_v1;
+    parents horsies_nodes_v1;
     through uuid[];
-    parent_runs uuid[];
-    parent_indexes integer[];
 BEGIN
-    WHILE cardinality(runs) > 0 LOOP
+    LOOP
         IF may_pause THEN
-            PERFORM horsies_pause_on_failure_v1(runs, indexes);
+            PERFORM horsies_pause_on_failure_v1(ended);
         END IF;
-        IF NOT marked THEN
-            WITH moving AS MATERIALIZED (
-                SELECT ended.workflow_id, ended.task_index
-                FROM unnest(runs, indexes) AS ended (workflow_id, task_index)
-                JOIN horsies_workflows AS run ON run.id = ended.workflow_id
-                WHERE coalesce(run.status, '') = 'RUNNING')
-            UPDATE horsies_workflow_tasks AS node SET propagated = true
-            FROM moving WHERE node.workflow_id = moving.workflow_id AND node.task_index = moving.task_index;
-        END IF;
-        WITH ended AS MATERIALIZED (
-            SELECT node.workflow_id, node.status, node.dependents, node.context_dependents
-            FROM unnest(runs, indexes) AS chosen (workflow_id, task_index)
-            JOIN horsies_workflow_tasks AS node USING (workflow_id, task_index)
-            WHERE node.propagated),
+        -- One statement for all of it, or each of its parts would cost a start of its own. No row is updated twice:
+        -- what ends is not PENDING, and only what is PENDING still counts.
+        WITH chosen AS MATERIALIZED (
+            SELECT task.workflow_id, task.workflow_node_index AS task_index, task.id AS task_id, task.started_at,
+                run.status = 'RUNNING' AS counts
+            FROM horsies_tasks AS task JOIN horsies_workflows AS run ON run.id = task.workflow_id
+            WHERE task.id = ANY(successes)
+            UNION ALL
+            SELECT each.workflow_id, each.task_index, NULL, NULL, run.status = 'RUNNING'
+            FROM horsies_each_v1(ended) AS each JOIN horsies_workflows AS run ON run.id = each.workflow_id
+            LIMIT cardinality(ended.runs) + cardinality(successes)),
+        ended AS (
+            UPDATE horsies_workflow_tasks AS node SET
+                propagated = chosen.counts,
+                status = CASE WHEN chosen.task_id IS NULL THEN node.status ELSE 'COMPLETED' END,
+                completed_at = coalesce(node.completed_at, clock_timestamp()),
+                started_at = coalesce(chosen.started_at, node.started_at),
+                result_task_id = coalesce(chosen.task_id, node.result_task_id)
+            FROM chosen
+            WHERE node.workflow_id = chosen.workflow_id AND node.task_index = chosen.task_index
+              AND (chosen.task_id IS NULL OR (node.task_id = chosen.task_id AND node.status = 'ENQUEUED'))
+            RETURNING node.workflow_id, node.status, node.propagated, node.dependents, node.context_dependents),
         counted AS (
             UPDATE horsies_workflows AS run SET
                 open_nodes = run.open_nodes - ends.total, failed_nodes = run.failed_nodes + ends.failed,
@@ -287,15 +293,15 @@ BEGIN
                     ELSE run.error END,
                 updated_at = clock_timestamp()
             FROM (SELECT workflow_id, count(*) AS total, count(*) FILTER (WHERE status = 'FAILED') AS failed
-                  FROM ended GROUP BY workflow_id) AS ends
+                  FROM ended WHERE propagated GROUP BY workflow_id) AS ends
             WHERE run.id = ends.workflow_id
             RETURNING run.id, run.open_nodes),
         dependent AS (
             SELECT workflow_id, task_index, sum(ok) AS ok, sum(bad) AS bad, sum(seen) AS seen
             FROM (SELECT workflow_id, unnest(dependents) AS task_index, (status = 'COMPLETED')::integer AS ok,
-                         (status <> 'COMPLETED')::integer AS bad, 0 AS seen FROM ended
+                         (status <> 'COMPLETED')::integer AS bad, 0 AS seen FROM ended WHERE propagated
                   UNION ALL
-                  SELECT workflow_id, unnest(context_dependents), 0, 0, 1 FROM ended) AS edge
+                  SELECT workflow_id, unnest(context_dependents), 0, 0, 1 FROM ended WHERE propagated) AS edge
             GROUP BY workflow_id, task_index),
         weighed AS MATERIALIZED (
             SELECT workflow_id, task_index, node.kind, node.deps_open - ok - bad AS deps_open, node.deps_ok + ok AS deps_ok,
@@ -319,63 +325,52 @@ BEGIN
             array_agg(workflow_id) FILTER (WHERE decision = 'SKIPPED'),
             array_agg(task_index) FILTER (WHERE decision = 'SKIPPED'),
             (SELECT array_agg(id) FROM counted WHERE open_nodes = 0)
-        INTO ready_runs, ready_indexes, skipped_runs, skipped_indexes, through FROM decided;
-        IF ready_runs IS NOT NULL THEN
-            SELECT at_once.runs, at_once.indexes INTO ready_runs, ready_indexes
-            FROM horsies_enqueue_nodes_v1(ready_runs, ready_indexes) AS at_once;
-        END IF;
-        parent_runs := NULL;
-        parent_indexes := NULL;
-        IF through IS NOT NULL THEN
-            SELECT parents.runs, parents.indexes INTO parent_runs, parent_indexes
-            FROM horsies_finish_runs_v1(through) AS parents;
-        END IF;
-        runs := skipped_runs || ready_runs || parent_runs;
-        indexes := skipped_indexes || ready_indexes || parent_indexes;
+        INTO ready.runs, ready.indexes, skipped.runs, skipped.indexes, through FROM decided;
+        at_once := CASE WHEN ready.runs IS NOT NULL THEN horsies_enqueue_nodes_v1(ready) END;
+        parents := CASE WHEN through IS NOT NULL THEN horsies_finish_runs_v1(through) END;
+        ended.runs := skipped.runs || at_once.runs || parents.runs;
+        EXIT WHEN ended.runs IS NULL;
+        ended.indexes := skipped.indexes || at_once.indexes || parents.indexes;
         may_pause := true;
-        marked := false;
+        successes := '{}';
     END LOOP;
+    RETURN true;
 END
 $$;
 
 -- These tasks of workflows have just ended; everything that follows from it. When all of them are "plain", each one
--- the whole of a node and a success, nothing can pause, and their nodes end and count in one update: a second one would
--- not only write them twice but also check the foreign key of every row that this transaction has written already.
-CREATE FUNCTION horsies_advance_v1(task_ids uuid[], are_plain boolean) RETURNS void LANGUAGE plpgsql AS $$
+-- the whole of a node and a success, nothing can pause and their ends count at once.
+CREATE FUNCTION horsies_advance_v1(task_ids uuid[], are_plain boolean) RETURNS boolean LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
-    ended_runs uuid[];
-    ended_indexes integer[];
-    part_runs uuid[];
-    part_indexes integer[];
+    ended horsies_nodes_v1;
+    parts horsies_nodes_v1;
 BEGIN
     PERFORM root.id FROM horsies_workflows AS root
     WHERE root.id = ANY(ARRAY(
         SELECT run.root_workflow_id FROM horsies_tasks AS task
         JOIN horsies_workflows AS run ON run.id = task.workflow_id WHERE task.id = ANY(task_ids)))
     ORDER BY root.id FOR NO KEY UPDATE;
+    IF are_plain THEN
+        RETURN horsies_propagate_v1(ended, false, task_ids);
+    END IF;
     WITH finished AS MATERIALIZED (
-        SELECT task.id, task.workflow_id, task.workflow_node_index AS task_index, task.status, task.started_at,
-            are_plain AND run.status = 'RUNNING' AS counts
-        FROM horsies_tasks AS task JOIN horsies_workflows AS run ON run.id = task.workflow_id
-        WHERE task.id = ANY(task_ids)),
+        SELECT task.id, task.workflow_id, task.workflow_node_index AS task_index, task.status, task.started_at
+        FROM horsies_tasks AS task WHERE task.id = ANY(task_ids) LIMIT cardinality(task_ids)),
     ended AS (
         UPDATE horsies_workflow_tasks AS node SET
             status = CASE finished.status WHEN 'COMPLETED' THEN 'COMPLETED' ELSE 'FAILED' END,
-            propagated = finished.counts, completed_at = clock_timestamp(), started_at = finished.started_at,
-            result_task_id = finished.id
+            completed_at = clock_timestamp(), started_at = finished.started_at, result_task_id = finished.id
         FROM finished
         WHERE node.workflow_id = finished.workflow_id AND node.task_index = finished.task_index
           AND node.task_id = finished.id AND node.status = 'ENQUEUED'
           AND NOT (node.kind = 'workflow' AND finished.status = 'COMPLETED')
         RETURNING node.workflow_id, node.task_index)
-    SELECT array_agg(workflow_id), array_agg(task_index) INTO ended_runs, ended_indexes FROM ended;
-    IF are_plain THEN
-        PERFORM horsies_propagate_v1(ended_runs, ended_indexes, false, true);
-    ELSE
-        SELECT parts.runs, parts.indexes INTO part_runs, part_indexes FROM horsies_end_parts_v1(task_ids) AS parts;
-        PERFORM horsies_propagate_v1(ended_runs || part_runs, ended_indexes || part_indexes, true);
-    END IF;
+    SELECT array_agg(workflow_id), array_agg(task_index) INTO ended.runs, ended.indexes FROM ended;
+    parts := horsies_end_parts_v1(task_ids);
+    ended.runs := ended.runs || parts.runs;
+    ended.indexes := ended.indexes || parts.indexes;
+    RETURN horsies_propagate_v1(ended, true);
 END
 $$;
 
@@ -387,8 +382,7 @@ LANGUAGE plpgsql AS $$
 DECLARE
     plans jsonb := sent;  -- read once; as plain JSON every look at it would read the whole text again
     created_ids uuid[] := '{}';
-    ready_runs uuid[];
-    ready_indexes integer[];
+    ready horsies_nodes_v1;
 BEGIN
     LOOP
         created_ids := created_ids || horsies_insert_runs_v1(plans);
@@ -427,10 +421,8 @@ BEGIN
         WHERE run.id = ANY(created_ids)
         RETURNING workflow_id, task_index, status)
     SELECT array_agg(workflow_id ORDER BY workflow_id, task_index), array_agg(task_index ORDER BY workflow_id, task_index)
-    INTO ready_runs, ready_indexes FROM inserted WHERE status <> 'PENDING';
-    IF ready_runs IS NOT NULL THEN
-        PERFORM horsies_enqueue_nodes_v1(ready_runs, ready_indexes);
-    END IF;
+    INTO ready.runs, ready.indexes FROM inserted WHERE status <> 'PENDING';
+    PERFORM horsies_enqueue_nodes_v1(ready);
     RETURN QUERY
     SELECT coalesce(run.found_id, run.id)::text, run.id = ANY(created_ids), run.found_name, run.found_fingerprint
     FROM horsies_find_runs_v1(plans) AS run ORDER BY run.place;
