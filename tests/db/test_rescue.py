@@ -266,7 +266,7 @@ def test_a_switch_that_is_off_leaves_its_tasks_alone(
     }
     before = [picture(connection, task_id) for task_id in tasks[kept]]
     assert rescue(together, "me", application(**{switch: False}), LONG) == Rescue(1, 3)
-    assert rescue_strays(together, RecoveryConfig(**{switch: False})) == 0
+    assert rescue_strays(together, RecoveryConfig.model_validate({switch: False})) == 0
     assert [picture(connection, task_id) for task_id in tasks[kept]] == before
     assert all(row_of(connection, task_id)["status"] != changed for task_id in tasks[changed])
 
