@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib import import_module
 from importlib.resources import files
@@ -179,6 +179,20 @@ def test_parameters_written_as_text_arrive_as_they_were(
 ) -> None:
     assert ECHO.run(connection, value) == [value]
     assert Together(connection, prepared=False).run([(ECHO, value)]) == [[value]]
+
+
+def test_tuples_are_written_as_lists_are(connection: Connection[Any]) -> None:
+    as_lists = Anything("", 1, 1.0, True, datetime.now(UTC), ["a", None, '"\\'], [1, 2], [1.0])
+    as_tuples = replace(as_lists, texts=("a", None, '"\\'), numbers=(1, 2), reals=(1.0,))
+    assert ECHO.texts(as_tuples) == ECHO.texts(as_lists)
+    assert Together(connection, prepared=False).run([(ECHO, as_tuples)]) == [[as_lists]]
+
+
+def test_equal_tuples_of_different_types_are_told_apart() -> None:
+    truths, ones = (
+        Anything("", 1, 1.0, True, datetime.now(UTC), (), (number,), ()) for number in (True, 1)
+    )
+    assert (ECHO.texts(truths)[6], ECHO.texts(ones)[6]) == (b"{True}", b"{1}")
 
 
 def test_a_text_parameter_with_a_nul_is_refused_and_not_cut(connection: Connection[Any]) -> None:

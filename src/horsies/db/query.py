@@ -115,12 +115,12 @@ def _text(value: Any) -> bytes | None:
     if value is None:
         return None
     if isinstance(value, tuple):
-        return _constant_array(value)
+        return _constant_array(*value)
     return _encoded(_array(value) if isinstance(value, list) else str(value))
 
 
-@lru_cache(maxsize=256)
-def _constant_array(values: tuple[Any, ...]) -> bytes:
+@lru_cache(maxsize=256, typed=True)  # typed: True equals 1, but is written otherwise
+def _constant_array(*values: Any) -> bytes:
     """Write an array that comes again and again, such as the queues of a worker."""
     return _encoded(_array(values))
 
