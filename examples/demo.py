@@ -1,4 +1,5 @@
-"""A demonstration in one command: a private PostgreSQL, a worker, six tasks, what became of them.
+"""A demonstration in one command: a private PostgreSQL, a worker, six tasks, a workflow, and what
+became of them.
 
 Run it with ``make demo``. It leaves no process and no file behind, and exits with 1 when anything
 is not as expected.
@@ -11,6 +12,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,12 +22,20 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from horsies import Horsies, TaskError, TaskInfo, TaskResult
+from horsies import (
+    Horsies,
+    TaskError,
+    TaskInfo,
+    TaskResult,
+    WorkflowHandle,
+    WorkflowTaskStatus,
+)
 from horsies.db.embedded import start_or_join
 
 EXAMPLES = Path(__file__).parent
 RESULT_TIMEOUT_MS = 30_000
 STOP_TIMEOUT_SECONDS = 30
+LABEL = "fragile, insured"
 
 
 @dataclass(frozen=True)
@@ -81,9 +91,12 @@ def main() -> int:
         with (directory / "worker.log").open("w+") as log:
             with running_worker(log.fileno()) as worker:
                 endings = run(app, cases(directory))
+                show(console, endings)
+                label = run_workflow(console, app)
             app.close()
             log.seek(0)
-            return report(console, endings, worker.returncode, log.read())
+            is_expected = label == LABEL and all(ending.is_expected for ending in endings)
+            return conclude(console, is_expected and worker.returncode == 0, log.read())
 
 
 @contextmanager
@@ -129,8 +142,8 @@ def seconds_taken(info: TaskInfo | None) -> float:
     return (last.finished_at - (first.started_at or last.finished_at)).total_seconds()
 
 
-def report(console: Console, endings: Sequence[Ending], exit_code: int, log: str) -> int:
-    """Show what happened; return 0 when all of it was expected."""
+def show(console: Console, endings: Sequence[Ending]) -> None:
+    """Print a table of what became of the tasks."""
     table = Table("task", "what it does", "outcome", "attempts", "seconds")
     for ending in endings:
         color = "green" if ending.is_expected else "red"
@@ -140,10 +153,39 @@ def report(console: Console, endings: Sequence[Ending], exit_code: int, log: str
             ending.case.task_name, ending.case.story, shown, str(ending.attempts), seconds
         )
     console.print(table)
-    if exit_code == 0 and all(ending.is_expected for ending in endings):
+
+
+def run_workflow(console: Console, app: Horsies) -> str:
+    """Run a workflow to its end, approving it when it asks; return what came of it."""
+    definition = importlib.import_module("demo_workflow").Fulfilment
+    run: WorkflowHandle[str] = definition.build(app).start().unwrap()
+    wait_for_question(run)
+    console.print("\na workflow: a map over three orders, then it waits for somebody's approval")
+    console.print(run.draw().unwrap(), markup=False, highlight=False)
+    run.signal("approval", "Ada").unwrap()
+    result = run.get(RESULT_TIMEOUT_MS)
+    console.print("\napproved; a sub-workflow ships")
+    console.print(run.draw().unwrap(), markup=False, highlight=False)
+    console.print(f"its result: {describe(result)}\n", highlight=False)
+    return describe(result)
+
+
+def wait_for_question(run: WorkflowHandle[str]) -> None:
+    """Wait until the workflow has come to the node that waits for a signal."""
+    deadline = time.monotonic() + RESULT_TIMEOUT_MS / 1000
+    while time.monotonic() < deadline:
+        statuses = {node.node_id: node.status for node in run.tasks().unwrap()}
+        if statuses["approval"] is not WorkflowTaskStatus.PENDING:
+            return
+        time.sleep(0.05)
+
+
+def conclude(console: Console, is_expected: bool, log: str) -> int:
+    """Say whether everything went as it should; return 0 when it did."""
+    if is_expected:
         console.print("everything ended as it should; the worker stopped in order")
         return 0
-    console.print(f"[red]not as expected[/]; the worker ended with {exit_code} and wrote:")
+    console.print("[red]not as expected[/]; the worker wrote:")
     console.print(log, markup=False)
     return 1
 

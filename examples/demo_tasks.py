@@ -7,6 +7,7 @@ from pathlib import Path
 from horsies import AppConfig, Horsies, PostgresConfig, RetryPolicy, TaskError, TaskResult
 
 app = Horsies(AppConfig(broker=PostgresConfig.from_env()))
+app.discover_tasks(["demo_workflow"])
 
 
 @app.task("add")

@@ -133,6 +133,7 @@ def test_the_demonstration_succeeds_and_leaves_nothing_behind(empty_directory: P
     assert finished.returncode == 0, finished.stdout + finished.stderr
     assert finished.stderr == ""
     assert "WORKER_CRASHED" in finished.stdout
+    assert "its result: fragile, insured" in finished.stdout
     # The lock file belongs to the embedded server's package, which keeps one per host.
     assert {path.name for path in empty_directory.iterdir()} <= {".lockfile"}
     assert _processes_of(empty_directory) == []

@@ -1,0 +1,88 @@
+"""The workflow of the demonstration: orders are priced side by side, a person approves, a
+sub-workflow ships.
+
+``price`` is a map: one task per order. ``approval`` waits for a signal without keeping a process
+busy. ``shipping`` is a workflow of its own, built with the total as its parameter.
+"""
+
+from demo_tasks import app
+
+from horsies import (
+    Horsies,
+    MapNode,
+    SignalNode,
+    SubWorkflowNode,
+    TaskError,
+    TaskResult,
+    WorkflowDefinition,
+    WorkflowSpec,
+    from_node,
+)
+
+PRICES = {"oats": 5, "saddle": 90, "brush": 7}
+
+
+@app.task("list_orders")
+def list_orders() -> TaskResult[list[str], TaskError]:
+    """What has to be priced."""
+    return TaskResult(ok=list(PRICES))
+
+
+@app.task("price_order")
+def price_order(order: str) -> TaskResult[int, TaskError]:
+    """The price of one order."""
+    return TaskResult(ok=PRICES[order])
+
+
+@app.task("add_up")
+def add_up(
+    prices: TaskResult[list[TaskResult[int, TaskError]], TaskError],
+) -> TaskResult[int, TaskError]:
+    """The sum of what the map returned, in the order of its list."""
+    return TaskResult(ok=sum(price.ok_value for price in prices.ok_value))
+
+
+@app.task("book_carrier")
+def book_carrier(total: int) -> TaskResult[str, TaskError]:
+    """A carrier that suits the value of the goods."""
+    return TaskResult(ok="insured" if total > 100 else "by mail")
+
+
+@app.task("print_label")
+def print_label(carrier: TaskResult[str, TaskError]) -> TaskResult[str, TaskError]:
+    """The label on the parcel."""
+    return TaskResult(ok=f"fragile, {carrier.ok_value}")
+
+
+class Shipping(WorkflowDefinition[str]):
+    """Book a carrier, print a label."""
+
+    name = "shipping"
+    definition_key = "demo.shipping"
+
+    @classmethod
+    def build_with(cls, app: Horsies, total: TaskResult[int, TaskError]) -> WorkflowSpec[str]:
+        """Build the graph for one total."""
+        carrier = book_carrier.node(node_id="carrier")(total=total.ok_value)
+        label = print_label.node(node_id="label")(carrier=from_node(carrier))
+        return app.workflow(
+            "shipping", [carrier, label], output=label, definition_key=cls.definition_key
+        )
+
+
+class Fulfilment(WorkflowDefinition[str]):
+    """From a list of orders to a label."""
+
+    name = "fulfilment"
+    definition_key = "demo.fulfilment"
+
+    orders = list_orders.node()()
+    price = MapNode(price_order, over=orders, max_parallel=2)
+    total = add_up.node()(prices=from_node(price))
+    approval = SignalNode("approval", value_type=str, waits_for=[total])
+    shipping = SubWorkflowNode(Shipping, args_from={"total": total}, waits_for=[total, approval])
+
+    class Meta:
+        """What the whole is worth."""
+
+        output = "shipping"
