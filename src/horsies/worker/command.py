@@ -48,6 +48,10 @@ from horsies.worker.settings import (
 
 logger = logging.getLogger("horsies.worker")
 
+WithSchedulerOption = Annotated[
+    bool, typer.Option("--with-scheduler", help="Also send the tasks of schedules.")
+]
+
 
 def worker(
     locator: LocatorArgument = None,
@@ -79,9 +83,7 @@ def worker(
             help="After a stop signal, interrupt running tasks when this is over; default: wait.",
         ),
     ] = None,
-    with_scheduler: Annotated[
-        bool, typer.Option("--with-scheduler", help="Also send the tasks of schedules.")
-    ] = False,
+    with_scheduler: WithSchedulerOption = False,
     loglevel: LogLevelOption = LogLevel.INFO,
     log_format: LogFormatOption = LogFormat.TEXT,
 ) -> None:
