@@ -25,23 +25,29 @@ CREATE FUNCTION horsies_notify_changed_tasks_v1() RETURNS trigger LANGUAGE plpgs
 DECLARE
     finished text[];
     released text[];
-    nodes uuid[];
+    ended_nodes boolean;
+    runs uuid[];
+    indexes integer[];
+    tasks uuid[];
+    started timestamptz[];
     are_plain boolean;
 BEGIN
     SELECT array_agg(id::text) FILTER (WHERE status IN ('COMPLETED', 'FAILED', 'CANCELLED', 'EXPIRED')),
            array_agg(DISTINCT queue_name::text) FILTER (WHERE status = 'PENDING'),
-           array_agg(id) FILTER (WHERE workflow_id IS NOT NULL
-               AND status IN ('COMPLETED', 'FAILED', 'CANCELLED', 'EXPIRED')),
-           bool_and(status = 'COMPLETED' AND workflow_item_index IS NULL AND task_name <> 'horsies.expand')
-    INTO finished, released, nodes, are_plain FROM changed;
+           bool_or(workflow_id IS NOT NULL AND status IN ('COMPLETED', 'FAILED', 'CANCELLED', 'EXPIRED'))
+    INTO finished, released, ended_nodes FROM changed;
     FOR position IN 1 .. coalesce(array_length(finished, 1), 0) BY 200 LOOP
         PERFORM pg_notify('task_done', array_to_string(finished[position : position + 199], ','));
     END LOOP;
     FOR position IN 1 .. coalesce(array_length(released, 1), 0) LOOP
         PERFORM pg_notify('task_queue_' || released[position], '');
     END LOOP;
-    IF nodes IS NOT NULL THEN
-        PERFORM horsies_advance_v1(nodes, are_plain);
+    IF ended_nodes THEN
+        SELECT array_agg(workflow_id), array_agg(workflow_node_index), array_agg(id), array_agg(started_at),
+               bool_and(status = 'COMPLETED' AND workflow_item_index IS NULL AND task_name <> 'horsies.expand')
+        INTO runs, indexes, tasks, started, are_plain FROM changed
+        WHERE workflow_id IS NOT NULL AND status IN ('COMPLETED', 'FAILED', 'CANCELLED', 'EXPIRED');
+        PERFORM horsies_advance_v1(runs, indexes, tasks, started, are_plain);
     END IF;
     RETURN NULL;
 END

@@ -3,12 +3,20 @@
 -- A node that may run is an ordinary task row. The row of a node says what to insert then, counts what it still
 -- waits for, and afterwards points at the task that holds its result: no result is ever copied into its consumers.
 
+-- Words from fixed lists, as domains: see horsies_task_status.
+CREATE DOMAIN horsies_run_status AS varchar(16)
+    CHECK (VALUE IN ('PENDING', 'RUNNING', 'PAUSED', 'COMPLETED', 'FAILED', 'CANCELLED', 'EXPIRED'));
+CREATE DOMAIN horsies_node_status AS varchar(16)
+    CHECK (VALUE IN ('PENDING', 'READY', 'ENQUEUED', 'RUNNING', 'COMPLETED', 'FAILED', 'SKIPPED'));
+CREATE DOMAIN horsies_node_kind AS varchar(8) CHECK (VALUE IN ('task', 'workflow', 'map', 'sleep', 'signal'));
+CREATE DOMAIN horsies_join_type AS varchar(8) CHECK (VALUE IN ('all', 'any', 'quorum'));
+CREATE DOMAIN horsies_on_error AS varchar(8) CHECK (VALUE IN ('fail', 'pause'));
+
 CREATE TABLE horsies_workflows (
     id                  uuid          PRIMARY KEY,
     name                varchar(255)  NOT NULL,
-    status              varchar(16)   NOT NULL DEFAULT 'RUNNING'
-        CHECK (status IN ('PENDING', 'RUNNING', 'PAUSED', 'COMPLETED', 'FAILED', 'CANCELLED', 'EXPIRED')),
-    on_error            varchar(8)    NOT NULL CHECK (on_error IN ('fail', 'pause')),
+    status              horsies_run_status NOT NULL DEFAULT 'RUNNING',
+    on_error            horsies_on_error NOT NULL,
     output_task_index   integer,
     success_policy      jsonb,
     -- The JSON of a TaskError: why it failed, was paused, cancelled or expired.
@@ -55,11 +63,10 @@ CREATE TABLE horsies_workflow_tasks (
     workflow_id           uuid          NOT NULL REFERENCES horsies_workflows (id) ON DELETE CASCADE,
     task_index            integer       NOT NULL,
     node_id               varchar(128)  NOT NULL,
-    kind                  varchar(8)    NOT NULL CHECK (kind IN ('task', 'workflow', 'map', 'sleep', 'signal')),
+    kind                  horsies_node_kind NOT NULL,
     -- RUNNING is stored for nodes that are more than one task (sub-workflows, maps) only; for all others the task
     -- row knows whether it runs.
-    status                varchar(16)   NOT NULL
-        CHECK (status IN ('PENDING', 'READY', 'ENQUEUED', 'RUNNING', 'COMPLETED', 'FAILED', 'SKIPPED')),
+    status                horsies_node_status NOT NULL,
     -- Whether the end of this node has been counted by its dependents and its run.
     propagated            boolean       NOT NULL DEFAULT false,
     task_id               uuid,
@@ -70,7 +77,7 @@ CREATE TABLE horsies_workflow_tasks (
     dependencies          integer[]     NOT NULL,
     dependents            integer[]     NOT NULL,
     context_dependents    integer[]     NOT NULL,
-    join_type             varchar(8)    NOT NULL CHECK (join_type IN ('all', 'any', 'quorum')),
+    join_type             horsies_join_type NOT NULL,
     min_success           integer,
     allow_failed_deps     boolean       NOT NULL,
     pauses                boolean       NOT NULL,
@@ -119,6 +126,9 @@ ALTER TABLE horsies_workflow_tasks
     ALTER COLUMN dependencies SET STORAGE EXTERNAL,
     ALTER COLUMN dependents SET STORAGE EXTERNAL,
     ALTER COLUMN context_dependents SET STORAGE EXTERNAL;
+
+-- Some nodes, by their keys, as the functions of the engine hand them to each other.
+CREATE TYPE horsies_nodes_v1 AS (runs uuid[], indexes integer[]);
 
 -- Signals that arrived before anybody waited for them.
 CREATE TABLE horsies_workflow_signals (

@@ -248,10 +248,12 @@ $$;
 -- Everything that follows from the end of these nodes, in RUNNING runs: dependents count and decide, ready ones
 -- become tasks, skipped ones are the next to count, runs without open nodes end and so do the nodes they stand for.
 -- "may_pause" says that a failure among them is new; after a resume the same failures do not pause the run again.
--- "successes" are tasks whose nodes end here: the same update lets them end and count, because a second one would not
--- only write them twice but check the foreign key of every row that this transaction has written already.
+-- "tasks" and "started" belong to nodes whose tasks succeeded and which end here: the same update lets them end and
+-- count, because a second one would not only write them twice but check the foreign key of every row that this
+-- transaction has written already.
 CREATE FUNCTION horsies_propagate_v1(
-    ended horsies_nodes_v1, may_pause boolean, successes uuid[] DEFAULT '{}') RETURNS boolean LANGUAGE plpgsql AS $$
+    ended horsies_nodes_v1, may_pause boolean, tasks uuid[] DEFAULT '{}', started timestamptz[] DEFAULT '{}')
+RETURNS boolean LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
     ready horsies_nodes_v1;
@@ -260,22 +262,19 @@ DECLARE
     parents horsies_nodes_v1;
     through uuid[];
 BEGIN
-    LOOP
+    WHILE cardinality(ended.runs) > 0 LOOP
         IF may_pause THEN
             PERFORM horsies_pause_on_failure_v1(ended);
         END IF;
         -- One statement for all of it, or each of its parts would cost a start of its own. No row is updated twice:
         -- what ends is not PENDING, and only what is PENDING still counts.
         WITH chosen AS MATERIALIZED (
-            SELECT task.workflow_id, task.workflow_node_index AS task_index, task.id AS task_id, task.started_at,
-                run.status = 'RUNNING' AS counts
-            FROM horsies_tasks AS task JOIN horsies_workflows AS run ON run.id = task.workflow_id
-            WHERE task.id = ANY(successes)
-            UNION ALL
-            SELECT each.workflow_id, each.task_index, NULL, NULL, run.status = 'RUNNING'
-            FROM horsies_each_v1(ended) AS each JOIN horsies_workflows AS run ON run.id = each.workflow_id
-            LIMIT cardinality(ended.runs) + cardinality(successes)),
-        ended AS (
+            SELECT each.*, each.workflow_id = ANY(ARRAY(
+                SELECT run.id FROM horsies_workflows AS run
+                WHERE run.id = ANY(ended.runs) AND coalesce(run.status, '') = 'RUNNING')) AS counts
+            FROM unnest(ended.runs, ended.indexes, tasks, started) AS each (workflow_id, task_index, task_id, started_at)
+            LIMIT cardinality(ended.runs)),
+        over AS (
             UPDATE horsies_workflow_tasks AS node SET
                 propagated = chosen.counts,
                 status = CASE WHEN chosen.task_id IS NULL THEN node.status ELSE 'COMPLETED' END,
@@ -293,15 +292,15 @@ BEGIN
                     ELSE run.error END,
                 updated_at = clock_timestamp()
             FROM (SELECT workflow_id, count(*) AS total, count(*) FILTER (WHERE status = 'FAILED') AS failed
-                  FROM ended WHERE propagated GROUP BY workflow_id) AS ends
+                  FROM over WHERE propagated GROUP BY workflow_id) AS ends
             WHERE run.id = ends.workflow_id
             RETURNING run.id, run.open_nodes),
         dependent AS (
             SELECT workflow_id, task_index, sum(ok) AS ok, sum(bad) AS bad, sum(seen) AS seen
             FROM (SELECT workflow_id, unnest(dependents) AS task_index, (status = 'COMPLETED')::integer AS ok,
-                         (status <> 'COMPLETED')::integer AS bad, 0 AS seen FROM ended WHERE propagated
+                         (status <> 'COMPLETED')::integer AS bad, 0 AS seen FROM over WHERE propagated
                   UNION ALL
-                  SELECT workflow_id, unnest(context_dependents), 0, 0, 1 FROM ended WHERE propagated) AS edge
+                  SELECT workflow_id, unnest(context_dependents), 0, 0, 1 FROM over WHERE propagated) AS edge
             GROUP BY workflow_id, task_index),
         weighed AS MATERIALIZED (
             SELECT workflow_id, task_index, node.kind, node.deps_open - ok - bad AS deps_open, node.deps_ok + ok AS deps_ok,
@@ -329,35 +328,36 @@ BEGIN
         at_once := CASE WHEN ready.runs IS NOT NULL THEN horsies_enqueue_nodes_v1(ready) END;
         parents := CASE WHEN through IS NOT NULL THEN horsies_finish_runs_v1(through) END;
         ended.runs := skipped.runs || at_once.runs || parents.runs;
-        EXIT WHEN ended.runs IS NULL;
         ended.indexes := skipped.indexes || at_once.indexes || parents.indexes;
         may_pause := true;
-        successes := '{}';
+        tasks := '{}';
+        started := '{}';
     END LOOP;
     RETURN true;
 END
 $$;
 
--- These tasks of workflows have just ended; everything that follows from it. When all of them are "plain", each one
--- the whole of a node and a success, nothing can pause and their ends count at once.
-CREATE FUNCTION horsies_advance_v1(task_ids uuid[], are_plain boolean) RETURNS boolean LANGUAGE plpgsql AS $$
+-- Tasks of workflows have just ended, these of these nodes; everything that follows from it. When they are "plain",
+-- every one the whole of a node and a success, nothing can pause and their ends count at once.
+CREATE FUNCTION horsies_advance_v1(
+    runs uuid[], indexes integer[], tasks uuid[], started timestamptz[], are_plain boolean) RETURNS boolean
+LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
-    ended horsies_nodes_v1;
+    ended horsies_nodes_v1 := (runs, indexes);
     parts horsies_nodes_v1;
 BEGIN
     PERFORM root.id FROM horsies_workflows AS root
     WHERE root.id = ANY(ARRAY(
-        SELECT run.root_workflow_id FROM horsies_tasks AS task
-        JOIN horsies_workflows AS run ON run.id = task.workflow_id WHERE task.id = ANY(task_ids)))
+        SELECT run.root_workflow_id FROM horsies_workflows AS run WHERE run.id = ANY(runs)))
     ORDER BY root.id FOR NO KEY UPDATE;
     IF are_plain THEN
-        RETURN horsies_propagate_v1(ended, false, task_ids);
+        RETURN horsies_propagate_v1(ended, false, tasks, started);
     END IF;
     WITH finished AS MATERIALIZED (
         SELECT task.id, task.workflow_id, task.workflow_node_index AS task_index, task.status, task.started_at
-        FROM horsies_tasks AS task WHERE task.id = ANY(task_ids) LIMIT cardinality(task_ids)),
-    ended AS (
+        FROM horsies_tasks AS task WHERE task.id = ANY(tasks) LIMIT cardinality(tasks)),
+    over AS (
         UPDATE horsies_workflow_tasks AS node SET
             status = CASE finished.status WHEN 'COMPLETED' THEN 'COMPLETED' ELSE 'FAILED' END,
             completed_at = clock_timestamp(), started_at = finished.started_at, result_task_id = finished.id
@@ -366,8 +366,8 @@ BEGIN
           AND node.task_id = finished.id AND node.status = 'ENQUEUED'
           AND NOT (node.kind = 'workflow' AND finished.status = 'COMPLETED')
         RETURNING node.workflow_id, node.task_index)
-    SELECT array_agg(workflow_id), array_agg(task_index) INTO ended.runs, ended.indexes FROM ended;
-    parts := horsies_end_parts_v1(task_ids);
+    SELECT array_agg(workflow_id), array_agg(task_index) INTO ended.runs, ended.indexes FROM over;
+    parts := horsies_end_parts_v1(tasks);
     ended.runs := ended.runs || parts.runs;
     ended.indexes := ended.indexes || parts.indexes;
     RETURN horsies_propagate_v1(ended, true);

@@ -57,28 +57,24 @@ $$;
 CREATE FUNCTION horsies_catch_up_v1(runs uuid[]) RETURNS void LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
-    ended_runs uuid[];
-    ended_indexes integer[];
+    ended horsies_nodes_v1;
 BEGIN
-    SELECT array_agg(workflow_id), array_agg(task_index) INTO ended_runs, ended_indexes
+    SELECT array_agg(workflow_id), array_agg(task_index) INTO ended.runs, ended.indexes
     FROM horsies_workflow_tasks
     WHERE workflow_id = ANY(runs) AND status IN ('COMPLETED', 'FAILED', 'SKIPPED') AND NOT propagated;
-    PERFORM horsies_propagate_v1(ended_runs, ended_indexes, false);
-    SELECT decided.runs, decided.indexes INTO ended_runs, ended_indexes FROM horsies_decide_nodes_v1(runs) AS decided;
-    PERFORM horsies_propagate_v1(ended_runs, ended_indexes, true);
-    SELECT finished.runs, finished.indexes INTO ended_runs, ended_indexes FROM horsies_finish_runs_v1(runs) AS finished;
-    PERFORM horsies_propagate_v1(ended_runs, ended_indexes, true);
+    PERFORM horsies_propagate_v1(ended, false);
+    PERFORM horsies_propagate_v1(horsies_decide_nodes_v1(runs), true);
+    PERFORM horsies_propagate_v1(horsies_finish_runs_v1(runs), true);
 END
 $$;
 
 -- Nodes of these runs that wait although their counters have decided, and READY ones without a task. Returns those
 -- that ended: skipped, or maps with nothing to do.
-CREATE FUNCTION horsies_decide_nodes_v1(INOUT runs uuid[], OUT indexes integer[]) LANGUAGE plpgsql AS $$
+CREATE FUNCTION horsies_decide_nodes_v1(runs uuid[]) RETURNS horsies_nodes_v1 LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
-    ready_runs uuid[];
-    ready_indexes integer[];
-    skipped_runs uuid[];
+    ready horsies_nodes_v1;
+    ended horsies_nodes_v1;
 BEGIN
     WITH waiting AS MATERIALIZED (
         SELECT node.workflow_id, node.task_index, node.kind, CASE node.status WHEN 'READY' THEN 'READY'
@@ -99,13 +95,11 @@ BEGIN
     SELECT array_agg(workflow_id) FILTER (WHERE decision = 'READY'), array_agg(task_index) FILTER (WHERE decision = 'READY'),
         array_agg(workflow_id) FILTER (WHERE decision = 'SKIPPED'),
         array_agg(task_index) FILTER (WHERE decision = 'SKIPPED')
-    INTO ready_runs, ready_indexes, skipped_runs, indexes FROM decided;
-    IF ready_runs IS NOT NULL THEN
-        SELECT at_once.runs, at_once.indexes INTO ready_runs, ready_indexes
-        FROM horsies_enqueue_nodes_v1(ready_runs, ready_indexes) AS at_once;
-    END IF;
-    runs := skipped_runs || ready_runs;
-    indexes := indexes || ready_indexes;
+    INTO ready.runs, ready.indexes, ended.runs, ended.indexes FROM decided;
+    ready := horsies_enqueue_nodes_v1(ready);
+    ended.runs := ended.runs || ready.runs;
+    ended.indexes := ended.indexes || ready.indexes;
+    RETURN ended;
 END
 $$;
 
@@ -157,18 +151,17 @@ CREATE FUNCTION horsies_tell_parents_v1(runs uuid[]) RETURNS void LANGUAGE plpgs
 #variable_conflict use_column
 DECLARE
     run horsies_workflows;
-    ended_runs uuid[] := '{}';
-    ended_indexes integer[] := '{}';
+    ended horsies_nodes_v1;
 BEGIN
     FOR run IN
         SELECT * FROM horsies_workflows WHERE id = ANY(runs) AND parent_workflow_id IS NOT NULL ORDER BY depth DESC
     LOOP
         IF horsies_end_sub_node_v1(run) THEN
-            ended_runs := ended_runs || run.parent_workflow_id;
-            ended_indexes := ended_indexes || run.parent_task_index;
+            ended.runs := ended.runs || run.parent_workflow_id;
+            ended.indexes := ended.indexes || run.parent_task_index;
         END IF;
     END LOOP;
-    PERFORM horsies_propagate_v1(ended_runs, ended_indexes, true);
+    PERFORM horsies_propagate_v1(ended, true);
 END
 $$;
 

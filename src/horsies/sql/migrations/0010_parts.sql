@@ -2,39 +2,32 @@
 -- task and a value that comes from outside.
 
 -- Tasks that ended and are only a part of a node's work. Returns the nodes that ended with them.
-CREATE FUNCTION horsies_end_parts_v1(task_ids uuid[], OUT runs uuid[], OUT indexes integer[]) LANGUAGE plpgsql AS $$
-#variable_conflict use_column
+CREATE FUNCTION horsies_end_parts_v1(task_ids uuid[]) RETURNS horsies_nodes_v1 LANGUAGE plpgsql AS $$
 DECLARE
-    map_runs uuid[];
-    map_indexes integer[];
+    not_started horsies_nodes_v1 := horsies_start_children_v1(task_ids);
+    maps horsies_nodes_v1 := horsies_end_items_v1(task_ids);
 BEGIN
-    SELECT failed.runs, failed.indexes INTO runs, indexes FROM horsies_start_children_v1(task_ids) AS failed;
-    SELECT maps.runs, maps.indexes INTO map_runs, map_indexes FROM horsies_end_items_v1(task_ids) AS maps;
-    runs := runs || map_runs;
-    indexes := indexes || map_indexes;
+    RETURN (not_started.runs || maps.runs, not_started.indexes || maps.indexes);
 END
 $$;
 
 -- Maps among these nodes that are READY begin. Returns those that ended at once: nothing to do, or no list.
-CREATE FUNCTION horsies_expand_maps_v1(INOUT runs uuid[], INOUT indexes integer[]) LANGUAGE plpgsql AS $$
+CREATE FUNCTION horsies_expand_maps_v1(ready horsies_nodes_v1) RETURNS horsies_nodes_v1 LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
-    node horsies_workflow_tasks;
-    ended_runs uuid[] := '{}';
-    ended_indexes integer[] := '{}';
+    map horsies_workflow_tasks;
+    ended horsies_nodes_v1;
 BEGIN
-    FOR node IN
-        SELECT map.* FROM horsies_workflow_tasks AS map
-        JOIN unnest(runs, indexes) AS chosen (workflow_id, task_index) USING (workflow_id, task_index)
-        WHERE map.kind = 'map' AND map.status = 'READY' ORDER BY map.workflow_id, map.task_index
+    FOR map IN
+        SELECT node.* FROM horsies_each_v1(ready) JOIN horsies_workflow_tasks AS node USING (workflow_id, task_index)
+        WHERE node.kind = 'map' AND node.status = 'READY' ORDER BY node.workflow_id, node.task_index
     LOOP
-        IF NOT horsies_expand_map_v1(node) THEN
-            ended_runs := ended_runs || node.workflow_id;
-            ended_indexes := ended_indexes || node.task_index;
+        IF NOT horsies_expand_map_v1(map) THEN
+            ended.runs := ended.runs || map.workflow_id;
+            ended.indexes := ended.indexes || map.task_index;
         END IF;
     END LOOP;
-    runs := ended_runs;
-    indexes := ended_indexes;
+    RETURN ended;
 END
 $$;
 
@@ -111,21 +104,20 @@ CREATE FUNCTION horsies_items_v1(node horsies_workflow_tasks) RETURNS SETOF hors
 $$;
 
 -- Items of maps that ended: count them and let parked ones follow. Returns the maps that ended with them.
-CREATE FUNCTION horsies_end_items_v1(task_ids uuid[], OUT runs uuid[], OUT indexes integer[]) LANGUAGE plpgsql AS $$
+CREATE FUNCTION horsies_end_items_v1(task_ids uuid[]) RETURNS horsies_nodes_v1 LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
     map record;
+    through horsies_nodes_v1;
 BEGIN
-    runs := '{}';
-    indexes := '{}';
     FOR map IN
-        WITH ended AS (
+        WITH ended AS MATERIALIZED (
             SELECT task.workflow_id, task.workflow_node_index AS task_index, count(*) AS total,
                 count(*) FILTER (WHERE task.status <> 'COMPLETED') AS bad,
                 -- One that ended while it was parked leaves no place to another.
                 count(*) FILTER (WHERE task.enqueued_at <> horsies_parked_v1()) AS places
             FROM horsies_tasks AS task WHERE task.id = ANY(task_ids) AND task.workflow_item_index IS NOT NULL
-            GROUP BY task.workflow_id, task.workflow_node_index)
+            GROUP BY task.workflow_id, task.workflow_node_index LIMIT cardinality(task_ids))
         UPDATE horsies_workflow_tasks AS node SET
             items_open = node.items_open - ended.total, items_bad = node.items_bad + ended.bad
         FROM ended
@@ -133,12 +125,13 @@ BEGIN
         RETURNING node.workflow_id, node.task_index, node.items_open, node.max_parallel, ended.places
     LOOP
         IF map.items_open = 0 AND horsies_end_map_v1(map.workflow_id, map.task_index) THEN
-            runs := runs || map.workflow_id;
-            indexes := indexes || map.task_index;
+            through.runs := through.runs || map.workflow_id;
+            through.indexes := through.indexes || map.task_index;
         ELSIF map.max_parallel IS NOT NULL THEN
             PERFORM horsies_unpark_items_v1(map.workflow_id, map.task_index, map.places::integer);
         END IF;
     END LOOP;
+    RETURN through;
 END
 $$;
 
@@ -216,14 +209,13 @@ $$;
 
 -- Nodes whose expansion task ended well: its result is the run to start below them. Under a run that was paused
 -- meanwhile it starts on hold, under one that has ended not at all. Returns the nodes whose run could not be started.
-CREATE FUNCTION horsies_start_children_v1(task_ids uuid[], OUT runs uuid[], OUT indexes integer[]) LANGUAGE plpgsql AS $$
+CREATE FUNCTION horsies_start_children_v1(task_ids uuid[]) RETURNS horsies_nodes_v1 LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
     expansion record;
     child_id uuid;
+    not_started horsies_nodes_v1;
 BEGIN
-    runs := '{}';
-    indexes := '{}';
     FOR expansion IN
         SELECT node.workflow_id, node.task_index, task.id AS task_id, task.result, task.started_at, run.status
         FROM horsies_tasks AS task
@@ -249,13 +241,14 @@ BEGIN
                     || coalesce(node.sub_workflow_name, node.node_id) || ' is no run that can be started.') || '}' END
         WHERE workflow_id = expansion.workflow_id AND task_index = expansion.task_index;
         IF child_id IS NULL THEN
-            runs := runs || expansion.workflow_id;
-            indexes := indexes || expansion.task_index;
+            not_started.runs := not_started.runs || expansion.workflow_id;
+            not_started.indexes := not_started.indexes || expansion.task_index;
         END IF;
         -- The plan lives on as rows; what the task leaves behind is where to find them.
         UPDATE horsies_tasks SET result = '{"ok":' || coalesce(to_json(child_id)::text, 'null') || '}'
         WHERE id = expansion.task_id;
     END LOOP;
+    RETURN not_started;
 END
 $$;
 
@@ -313,25 +306,25 @@ END
 $$;
 
 -- Signals that came early, to the nodes among these that wait for them; the oldest first, each to one node only.
-CREATE FUNCTION horsies_deliver_signals_v1(runs uuid[], indexes integer[]) RETURNS void LANGUAGE plpgsql AS $$
+CREATE FUNCTION horsies_deliver_signals_v1(waiting horsies_nodes_v1) RETURNS void LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
-    node record;
+    listener record;
     signal_value text;
 BEGIN
-    FOR node IN
-        SELECT waiting.workflow_id, waiting.signal_name, waiting.task_id FROM horsies_workflow_tasks AS waiting
-        JOIN unnest(runs, indexes) AS chosen (workflow_id, task_index) USING (workflow_id, task_index)
-        WHERE waiting.kind = 'signal' AND waiting.status = 'ENQUEUED' ORDER BY waiting.workflow_id, waiting.task_index
+    FOR listener IN
+        SELECT node.workflow_id, node.signal_name, node.task_id
+        FROM horsies_each_v1(waiting) JOIN horsies_workflow_tasks AS node USING (workflow_id, task_index)
+        WHERE node.kind = 'signal' AND node.status = 'ENQUEUED' ORDER BY node.workflow_id, node.task_index
     LOOP
         DELETE FROM horsies_workflow_signals WHERE id = (
             SELECT early.id FROM horsies_workflow_signals AS early
-            WHERE early.workflow_id = node.workflow_id AND early.name = node.signal_name ORDER BY early.id LIMIT 1)
+            WHERE early.workflow_id = listener.workflow_id AND early.name = listener.signal_name ORDER BY early.id LIMIT 1)
         RETURNING value INTO signal_value;
         CONTINUE WHEN NOT FOUND;
         UPDATE horsies_tasks SET
             kwargs = '{"value":' || signal_value || '}', enqueued_at = clock_timestamp(), updated_at = clock_timestamp()
-        WHERE id = node.task_id;
+        WHERE id = listener.task_id;
     END LOOP;
 END
 $$;

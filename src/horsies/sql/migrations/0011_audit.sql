@@ -265,16 +265,21 @@ $$;
 CREATE FUNCTION horsies_record_ends_v1(run_id uuid) RETURNS void LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
-    ended integer[];
+    ended horsies_nodes_v1;
+    tasks uuid[];
+    started timestamptz[];
+    through horsies_nodes_v1;
 BEGIN
-    PERFORM horsies_advance_v1(ARRAY(
-        SELECT task.id FROM horsies_workflow_tasks AS node JOIN horsies_tasks AS task ON task.id = node.task_id
-        WHERE node.workflow_id = run_id AND node.status = 'ENQUEUED'
-          AND task.status IN ('COMPLETED', 'FAILED', 'CANCELLED', 'EXPIRED')), false);
-    ended := ARRAY(
-        SELECT node.task_index FROM horsies_workflow_tasks AS node
-        WHERE node.workflow_id = run_id AND node.kind = 'map' AND horsies_end_map_v1(run_id, node.task_index));
-    PERFORM horsies_propagate_v1(array_fill(run_id, ARRAY[cardinality(ended)]), ended, true);
+    SELECT array_agg(node.workflow_id), array_agg(node.task_index), array_agg(task.id), array_agg(task.started_at)
+    INTO ended.runs, ended.indexes, tasks, started
+    FROM horsies_workflow_tasks AS node JOIN horsies_tasks AS task ON task.id = node.task_id
+    WHERE node.workflow_id = run_id AND node.status = 'ENQUEUED'
+      AND task.status IN ('COMPLETED', 'FAILED', 'CANCELLED', 'EXPIRED');
+    PERFORM horsies_advance_v1(ended.runs, ended.indexes, tasks, started, false);
+    SELECT array_agg(workflow_id), array_agg(task_index) INTO through.runs, through.indexes
+    FROM horsies_workflow_tasks
+    WHERE workflow_id = run_id AND kind = 'map' AND horsies_end_map_v1(workflow_id, task_index);
+    PERFORM horsies_propagate_v1(through, true);
     PERFORM horsies_tell_parents_v1(ARRAY(
         SELECT id FROM horsies_workflows
         WHERE parent_workflow_id = run_id AND status IN ('COMPLETED', 'FAILED', 'CANCELLED', 'EXPIRED')));
