@@ -2,7 +2,9 @@
 -- status it comes from, the owner and the generation; a row that does not match belongs to somebody else now.
 --
 -- "coalesce(task.status, '') = 'RUNNING'" is the status guard in a form the planner cannot match to the partial
--- index of in-flight rows: the primary key is the right way to eight known rows.
+-- index of in-flight rows: the primary key is the right way to eight known rows. "task.id = ANY(ids)", beside the join
+-- that says the same, makes it the only way: a plan made while the table was almost empty would otherwise read it from
+-- end to end for ever.
 
 -- name: complete_tasks
 -- RUNNING -> COMPLETED with the result, and the attempt row, in one statement.
@@ -12,7 +14,7 @@ WITH finished AS (
         result = report.result, next_retry_at = NULL
     FROM unnest(%(ids)s::uuid[], %(generations)s::integer[], %(results)s::text[])
         AS report (id, generation, result)
-    WHERE task.id = report.id AND task.generation = report.generation
+    WHERE task.id = report.id AND task.generation = report.generation AND task.id = ANY(%(ids)s::uuid[])
       AND task.claimed_by_worker_id = %(worker_id)s AND coalesce(task.status, '') = 'RUNNING'
     RETURNING task.id, task.retry_count, task.started_at, task.completed_at, task.worker_hostname,
         task.worker_pid, task.worker_process_name)
@@ -38,7 +40,7 @@ finished AS (
         status = 'PENDING', retry_count = task.retry_count + 1, claimed_by_worker_id = NULL, claimed_at = NULL,
         next_retry_at = report.due_at, enqueued_at = report.due_at, updated_at = clock_timestamp()
     FROM report
-    WHERE task.id = report.id AND task.generation = report.generation
+    WHERE task.id = report.id AND task.generation = report.generation AND task.id = ANY(%(ids)s::uuid[])
       AND task.claimed_by_worker_id = %(worker_id)s AND coalesce(task.status, '') = 'RUNNING'
       AND task.cancel_requested_at IS NULL
       AND (task.good_until IS NULL OR report.due_at < task.good_until)
@@ -64,7 +66,7 @@ WITH finished AS (
                 %(outcomes)s::text[], %(error_codes)s::text[], %(error_messages)s::text[],
                 %(failed_reasons)s::text[])
         AS report (id, generation, status, result, outcome, error_code, error_message, failed_reason)
-    WHERE task.id = report.id AND task.generation = report.generation
+    WHERE task.id = report.id AND task.generation = report.generation AND task.id = ANY(%(ids)s::uuid[])
       AND task.claimed_by_worker_id = %(worker_id)s AND coalesce(task.status, '') = 'RUNNING'
     RETURNING task.id, task.retry_count, task.started_at, task.worker_hostname, task.worker_pid,
         task.worker_process_name, report.outcome, report.error_code, report.error_message, report.failed_reason)
@@ -84,7 +86,7 @@ UPDATE horsies_tasks AS task SET
     status = 'RUNNING', claimed = false, claim_expires_at = NULL, started_at = clock_timestamp(),
     worker_pid = held.pid, worker_process_name = 'worker-' || held.pid, updated_at = clock_timestamp()
 FROM unnest(%(ids)s::uuid[], %(generations)s::integer[], %(pids)s::integer[]) AS held (id, generation, pid)
-WHERE task.id = held.id AND task.generation = held.generation
+WHERE task.id = held.id AND task.generation = held.generation AND task.id = ANY(%(ids)s::uuid[])
   AND task.claimed_by_worker_id = %(worker_id)s AND coalesce(task.status, '') = 'CLAIMED'
   AND task.claim_expires_at > clock_timestamp() AND NOT task.held
   AND (task.good_until IS NULL OR task.good_until > clock_timestamp())
@@ -167,7 +169,7 @@ RETURNING task_id::text
 UPDATE horsies_tasks AS task SET
     claim_expires_at = clock_timestamp() + %(lease_ms)s::integer * interval '1 millisecond', updated_at = clock_timestamp()
 FROM unnest(%(ids)s::uuid[], %(generations)s::integer[]) AS held (id, generation)
-WHERE task.id = held.id AND task.generation = held.generation
+WHERE task.id = held.id AND task.generation = held.generation AND task.id = ANY(%(ids)s::uuid[])
   AND task.claimed_by_worker_id = %(worker_id)s AND coalesce(task.status, '') = 'CLAIMED'
   AND task.claimed_at > clock_timestamp() - %(max_age_ms)s::integer * interval '1 millisecond'
 RETURNING task.id::text
@@ -189,6 +191,6 @@ UPDATE horsies_tasks AS task SET
     status = 'PENDING', claimed = false, claim_expires_at = NULL, claimed_by_worker_id = NULL, claimed_at = NULL,
     worker_hostname = NULL, updated_at = clock_timestamp()
 FROM unnest(%(ids)s::uuid[], %(generations)s::integer[]) AS held (id, generation)
-WHERE task.id = held.id AND task.generation = held.generation
+WHERE task.id = held.id AND task.generation = held.generation AND task.id = ANY(%(ids)s::uuid[])
   AND task.claimed_by_worker_id = %(worker_id)s AND coalesce(task.status, '') = 'CLAIMED'
 RETURNING task.id::text

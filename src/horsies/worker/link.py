@@ -35,6 +35,7 @@ TURN_SETTINGS = " ".join(
         "enable_bitmapscan=off",
         "enable_hashjoin=off",
         "enable_mergejoin=off",
+        "enable_material=off",
     )
 )
 

@@ -20,6 +20,8 @@
 --   looks behind the marks, which is one probe of the index without a search for the first priority, and then, if it
 --   still wants tasks and "looks_everywhere", from the front of every marked queue. Behind a mark the order is exact;
 --   when to look without marks, so that nothing before them waits for long, is the caller's to decide.
+-- * The chosen rows are updated by "id = ANY(...)", beside the join that says the same: a plan made while the table was
+--   almost empty would otherwise read it from end to end for ever. That loses their order, so it is restored.
 -- * The pause of a queue is asked in the statement that chooses the rows: as a statement of its own it cost 0.02 ms.
 
 CREATE FUNCTION horsies_claim_v1(
@@ -92,21 +94,8 @@ BEGIN
                     EXIT WHEN NOT FOUND;
                 END IF;
                 RETURN QUERY
-                UPDATE horsies_tasks AS task SET
-                    status = CASE WHEN chosen.pid IS NULL THEN 'CLAIMED' ELSE 'RUNNING' END,
-                    generation = task.generation + 1,
-                    claimed = chosen.pid IS NULL,
-                    claimed_by_worker_id = horsies_claim_v1.worker_id,
-                    claimed_at = clock_timestamp(),
-                    claim_expires_at = CASE WHEN chosen.pid IS NULL
-                        THEN clock_timestamp() + lease_ms * interval '1 millisecond' END,
-                    started_at = CASE WHEN chosen.pid IS NOT NULL THEN clock_timestamp() END,
-                    worker_hostname = horsies_claim_v1.hostname,
-                    worker_pid = chosen.pid,
-                    worker_process_name = 'worker-' || chosen.pid,
-                    updated_at = clock_timestamp()
-                FROM (
-                    SELECT due.id, pids[taken + due.place] AS pid
+                WITH chosen AS MATERIALIZED (
+                    SELECT due.id, due.place, pids[taken + due.place] AS pid
                     FROM unnest(ARRAY(
                         SELECT ready.id FROM horsies_tasks AS ready
                         WHERE ready.status = 'PENDING' AND NOT ready.held AND ready.queue_name = queue
@@ -117,13 +106,29 @@ BEGIN
                               SELECT FROM horsies_queues AS steered
                               WHERE steered.queue_name = queue AND steered.paused_at IS NOT NULL)
                         ORDER BY ready.enqueued_at, ready.id LIMIT wanted FOR UPDATE SKIP LOCKED
-                    )) WITH ORDINALITY AS due (id, place)
-                ) AS chosen
-                WHERE task.id = chosen.id
-                RETURNING task.id::text, task.generation, task.task_name::text, task.queue_name::text, task.args,
-                    task.kwargs, task.retry_count, task.max_retries, task.task_options, task.timeout_ms,
-                    task.worker_pid, task.workflow_id::text, task.workflow_node_index, task.workflow_item_index,
-                    task.workflow_inputs, task.priority, task.enqueued_at;
+                    )) WITH ORDINALITY AS due (id, place)),
+                begun AS (
+                    UPDATE horsies_tasks AS task SET
+                        status = CASE WHEN chosen.pid IS NULL THEN 'CLAIMED' ELSE 'RUNNING' END,
+                        generation = task.generation + 1,
+                        claimed = chosen.pid IS NULL,
+                        claimed_by_worker_id = horsies_claim_v1.worker_id,
+                        claimed_at = clock_timestamp(),
+                        claim_expires_at = CASE WHEN chosen.pid IS NULL
+                            THEN clock_timestamp() + lease_ms * interval '1 millisecond' END,
+                        started_at = CASE WHEN chosen.pid IS NOT NULL THEN clock_timestamp() END,
+                        worker_hostname = horsies_claim_v1.hostname,
+                        worker_pid = chosen.pid,
+                        worker_process_name = 'worker-' || chosen.pid,
+                        updated_at = clock_timestamp()
+                    FROM chosen
+                    WHERE task.id = chosen.id AND task.id = ANY(ARRAY(SELECT chosen.id FROM chosen))
+                    RETURNING task.*, chosen.place)
+                SELECT begun.id::text, begun.generation, begun.task_name::text, begun.queue_name::text, begun.args,
+                    begun.kwargs, begun.retry_count, begun.max_retries, begun.task_options, begun.timeout_ms,
+                    begun.worker_pid, begun.workflow_id::text, begun.workflow_node_index, begun.workflow_item_index,
+                    begun.workflow_inputs, begun.priority, begun.enqueued_at
+                FROM begun ORDER BY begun.place;
                 GET DIAGNOSTICS changed = ROW_COUNT;
                 taken := taken + changed;
                 taken_here[position] := taken_here[position] + changed;
