@@ -111,10 +111,13 @@ def worker(
         log_format=log_format.value,
         prefetch_buffer=app.config.prefetch_buffer,
     )
+    raise typer.Exit(int(_checked_run(app, config, with_scheduler=with_scheduler)))
+
+
+def _checked_run(app: Horsies, config: WorkerConfig, *, with_scheduler: bool) -> ExitCode:
     refuse_bad_limits(config)
     _refuse_broken_app(app)
-    scheduler = _scheduler(app, config.app_locator) if with_scheduler else None
-    raise typer.Exit(int(run_worker(app, config, scheduler)))
+    return run_worker(app, config, _scheduler(app, config.app_locator) if with_scheduler else None)
 
 
 def _scheduler(app: Horsies, owner: str) -> Scheduler:
