@@ -16,6 +16,8 @@ from dataclasses import asdict, dataclass
 from enum import IntEnum
 from struct import Struct
 
+from pydantic_core import from_json, to_json
+
 MAX_FRAME_BYTES = 1 << 30
 
 
@@ -186,15 +188,15 @@ def _node_texts(node: NodePart) -> tuple[str, str]:
         for source in node.sources
     ]
     place = (node.workflow_id, node.task_index, node.root_workflow_id, node.depth)
-    return json.dumps((place, node.inputs_json, sources)), "".join(
-        source.result for source in node.sources
-    )
+    # Not the standard library's json: a fifth of the time, on both sides.
+    head = to_json((place, node.inputs_json, sources)).decode()
+    return head, "".join(source.result for source in node.sources)
 
 
 def _node_part(texts: str, start: int, head_size: int) -> NodePart:
     end = start + head_size
     try:
-        place, inputs_json, described = json.loads(texts[start:end])
+        place, inputs_json, described = from_json(texts[start:end])
         workflow_id, task_index, root_workflow_id, depth = place
         sources = []
         for index, kind, task_name, key, summary, size in described:
