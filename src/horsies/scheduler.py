@@ -83,13 +83,14 @@ def migrating_connector(database: Database) -> Callable[[], Connection[Any]]:
     """Return what opens the scheduler's connection, and before the first one brings the schema up to
     date.
     """
-    waiting = ["schema"]
+    is_current = False
 
     def connect() -> Connection[Any]:
-        if waiting:
+        nonlocal is_current
+        if not is_current:
             with database.connect("schema", session=True) as connection:
                 apply_migrations(connection)
-            waiting.clear()
+            is_current = True
         return database.connect("scheduler")
 
     return connect

@@ -6,13 +6,13 @@
 
 -- name: find_due_schedules
 -- What is due, oldest first; nothing is locked yet. What waits for a task of its own to end comes last, so that it does
--- not keep others from their turn.
+-- not keep others from their turn. One index probe for each that is due: an EXISTS might be answered by reading all tasks.
 SELECT state.schedule_name AS name, state.next_run_at AS due_at, state.config_hash AS hash, state.definition,
     state.resumed_at, now() AS looked_at,
-    EXISTS (
-        SELECT FROM horsies_tasks AS task
+    coalesce((
+        SELECT true FROM horsies_tasks AS task
         WHERE task.schedule_name = state.schedule_name AND task.status IN ('PENDING', 'CLAIMED', 'RUNNING')
-    ) AS is_unfinished
+        LIMIT 1), false) AS is_unfinished
 FROM horsies_schedule_state AS state
 LEFT JOIN unnest(string_to_array(%(names)s, E'\n'), string_to_array(%(hashes)s, E'\n')) AS known (name, hash)
     ON known.name = state.schedule_name AND known.hash = state.config_hash
