@@ -261,6 +261,7 @@ DECLARE
     at_once horsies_nodes_v1;
     parents horsies_nodes_v1;
     through uuid[];
+    plenty bigint := 1000000000;  -- no limit, but a number that the planner does not know: it expects few
 BEGIN
     WHILE cardinality(ended.runs) > 0 LOOP
         IF may_pause THEN
@@ -301,7 +302,7 @@ BEGIN
                          (status <> 'COMPLETED')::integer AS bad, 0 AS seen FROM over WHERE propagated
                   UNION ALL
                   SELECT workflow_id, unnest(context_dependents), 0, 0, 1 FROM over WHERE propagated) AS edge
-            GROUP BY workflow_id, task_index),
+            GROUP BY workflow_id, task_index LIMIT plenty),
         weighed AS MATERIALIZED (
             SELECT workflow_id, task_index, node.kind, node.deps_open - ok - bad AS deps_open, node.deps_ok + ok AS deps_ok,
                 node.deps_bad + bad AS deps_bad, node.context_open - seen AS context_open,
