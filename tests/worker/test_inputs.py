@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import psycopg
@@ -25,7 +26,7 @@ from horsies.db.turn import (
 from horsies.db.workflows import StartRuns, start_runs
 from horsies.ids import new_id
 from horsies.outcome import TaskError, TaskResult
-from horsies.worker.inputs import Inputs, KeptInputs
+from horsies.worker.inputs import Inputs, KeptInputs, asking_tasks
 from horsies.worker.wire import NodeInput, NodePart
 from horsies.workflow.definition import WorkflowDefinition
 from horsies.workflow.nodes import AnyNode, MapNode, SubWorkflowNode, TaskNode
@@ -126,6 +127,23 @@ def test_a_task_that_takes_nothing_needs_no_statement(
     parts = read(Inputs(), counted, [first, second])
     assert parts == {first.id: NodePart(run_id, 0), second.id: NodePart(run_id, 1)}
     assert counted.groups == []
+
+
+def test_only_tasks_that_take_or_ask_something_have_a_part(app: Horsies, consume: Any) -> None:
+    @app.task("plain")
+    def plain() -> TaskResult[int, TaskError]:
+        return TaskResult(ok=1)
+
+    inputs = Inputs(asking_tasks(app))
+
+    def has_part(name: str, taken: str | None = None) -> bool:
+        return inputs.has_part(replace(node(taken), task_name=name))
+
+    assert not has_part("plain")
+    assert has_part("plain", '{"args":{"a":0},"context":{}}')
+    assert has_part("consume")
+    assert has_part("horsies.sleep")
+    assert has_part("nobody knows")
 
 
 def test_a_result_that_many_take_is_read_once(

@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from pydantic_core import from_json
+
 from horsies.app import Horsies
 from horsies.codec import BoundCall, CallSignature, CodecError, ResultCodec, decode_untyped
 from horsies.outcome import OperationalErrorCode, TaskError, TaskResult
@@ -58,7 +60,7 @@ def _taken(node: NodePart) -> _Taken | None:
         return _Taken({}, {})
     ended = {source.task_index: source for source in node.sources}
     try:
-        stored = json.loads(node.inputs_json)
+        stored = from_json(node.inputs_json)
         args, context = (
             {name: ended[index] for name, index in stored[kind].items() if index in ended}
             for kind in ("args", "context")

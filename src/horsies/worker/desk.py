@@ -46,13 +46,13 @@ NO_PARTS: Mapping[str, NodePart] = {}
 class Desk:
     """What is out with children, what waits, and what has ended."""
 
-    def __init__(self, pool: ChildPool) -> None:
+    def __init__(self, pool: ChildPool, inputs: Inputs | None = None) -> None:
         self._pool = pool
         self._running: dict[str, ClaimedTask] = {}
         # Claimed ahead, oldest first; no child has seen these.
         self._waiting: dict[str, ClaimedTask] = {}
         self.settlements: list[Settlement] = []
-        self.inputs = Inputs()
+        self.inputs = inputs or Inputs()
         self.pace = Pace()
         # The database may say that something is ours which is not on this desk.
         self.needs_release = False

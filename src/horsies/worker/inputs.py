@@ -9,15 +9,16 @@ is decoded here.
 
 from __future__ import annotations
 
-import json
 import logging
 import sys
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import psycopg
+from pydantic_core import from_json
 
+from horsies.app import Horsies
 from horsies.db.connect import is_transient
 from horsies.db.query import Step
 from horsies.db.together import Together
@@ -78,10 +79,20 @@ def _size(result: NodeInput) -> int:
 
 
 class Inputs:
-    """Gives tasks of workflows their part: where they stand, and what they take from other nodes."""
+    """Gives tasks of workflows their part: where they stand, and what they take from other nodes.
 
-    def __init__(self, bytes_max: int = KEPT_BYTES_MAX) -> None:
+    ``asks`` tells by its name whether a task wants to know where it stands.
+    """
+
+    def __init__(
+        self, asks: Callable[[str], bool] = lambda _: True, bytes_max: int = KEPT_BYTES_MAX
+    ) -> None:
+        self._asks = asks
         self._kept = KeptInputs(bytes_max)
+
+    def has_part(self, task: ClaimedTask) -> bool:
+        """Whether a node's task must know of its workflow; if not it runs like any other task."""
+        return task.workflow_inputs is not None or self._asks(task.task_name)
 
     def note_completed(self, task: ClaimedTask, result: str) -> None:
         """A node's task succeeded and this worker recorded it: others may take the result from here.
@@ -162,12 +173,22 @@ class Inputs:
         return result
 
 
+def asking_tasks(app: Horsies) -> Callable[[str], bool]:
+    """Return what tells by its name whether a task asks for its workflow; the library's own all do."""
+
+    def asks(task_name: str) -> bool:
+        task = app.get_task(task_name)
+        return task is None or bool(task.definition.signature.injected)
+
+    return asks
+
+
 def _sources(task: ClaimedTask) -> list[Source]:
     """The nodes a task takes results of, each once; none when it is unreadable, as its child will say."""
     if task.workflow_id is None or task.workflow_inputs is None:
         return []
     try:
-        stored = json.loads(task.workflow_inputs)
+        stored = from_json(task.workflow_inputs)
         indexes = {*stored["args"].values(), *stored["context"].values()}
         return [(task.workflow_id, int(index)) for index in sorted(indexes)]
     except (ValueError, TypeError, KeyError, AttributeError):

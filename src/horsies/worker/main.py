@@ -43,6 +43,7 @@ from horsies.worker.bookmarks import Bookmarks
 from horsies.worker.desk import Desk
 from horsies.worker.duties import Duties
 from horsies.worker.ear import CANCEL_CHANNEL, Ear
+from horsies.worker.inputs import Inputs, asking_tasks
 from horsies.worker.link import Link, turn_connector
 from horsies.worker.liveness import PING_CHANNEL, Identity
 from horsies.worker.pace import LINGER_SECONDS
@@ -98,7 +99,7 @@ class Worker:
         self._app_config = app.config
         self._database = Database(app.config.broker, "worker")
         self._link = Link(turn_connector(self._database), app.config.resilience)
-        self._desk = Desk(pool)
+        self._desk = Desk(pool, Inputs(asking_tasks(app)))
         self._duties = Duties(app.config, config, identity, pool, self._desk)
         self._ear = Ear(Listener(self._connect_listener, self._channels()), selector)
         self._claimer = make_claimer(app.config, config, identity)
@@ -312,7 +313,11 @@ class Worker:
 
     def _hand_out(self, together: Together, tasks: Sequence[ClaimedTask]) -> None:
         """Give tasks to children, nodes of workflows with what they take from others."""
-        nodes = [task for task in tasks if task.workflow_id is not None and task.worker_pid]
+        nodes = [
+            task
+            for task in tasks
+            if task.workflow_id is not None and task.worker_pid and self._desk.inputs.has_part(task)
+        ]
         if not nodes:
             self._desk.hand_out(tasks)
             return
