@@ -22,19 +22,9 @@ from horsies.states import TaskVerb
 from horsies.worker.main import ExitCode
 from horsies.workflow.answers import HandleErrorCode, WorkflowStartErrorCode
 from tests import doc_pages, generated_docs
-from tests.doc_pages import PAGES, REPOSITORY, code_of, page, rows, section
+from tests.doc_pages import PAGES, code_of, page, rows, section
 
-SOURCE = REPOSITORY / "src" / "horsies"
 URL = "postgresql://localhost/unused"
-
-# Read only to be shown, or another thing of the same name.
-SEEN_ELSEWHERE = {
-    "cluster_wide_cap": {"settings.py"},
-    "echo": {
-        *("cli.py", "command.py", "scheduler.py"),
-        *("operate.py", "operate_schedules.py", "operate_workflows.py"),
-    },
-}
 
 
 @pytest.mark.parametrize("path", generated_docs.PAGES, ids=doc_pages.title)
@@ -64,23 +54,6 @@ def test_the_limits_written_by_hand_are_the_real_ones(
     assert getattr(model(**others, **{name: minimum}), name) == minimum
     with pytest.raises(HorsiesError):
         model(**others, **{name: minimum - 1})
-
-
-def test_the_fields_said_to_be_without_effect_exist_and_are_not_read_anywhere() -> None:
-    names = re.findall(r"`(\w+)`", section(page("configuration.md"), "Without effect yet"))
-    known = {name for model in generated_docs.MODELS for name in model.model_fields}
-    assert set(names) <= known
-    assert [name for name in names if _readers(name)] == [], "it has an effect now: say which"
-
-
-def _readers(field_name: str) -> set[str]:
-    allowed = SEEN_ELSEWHERE.get(field_name, set()) | {"config.py", "postgres_config.py"}
-    pattern = re.compile(rf"\.{field_name}\b")
-    return {
-        path.name
-        for path in SOURCE.rglob("*.py")
-        if path.name not in allowed and pattern.search(path.read_text("utf-8"))
-    }
 
 
 @pytest.mark.parametrize(

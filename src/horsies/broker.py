@@ -24,6 +24,7 @@ from horsies.db.borrow import (
     savepoint_async,
 )
 from horsies.db.connect import Database, describe, is_transient
+from horsies.db.echo import echoed
 from horsies.db.migrate import apply_migrations, require_current_schema
 from horsies.db.monitor import (
     ExpiredTask,
@@ -127,6 +128,7 @@ class PostgresBroker:
         self, code: BrokerErrorCode, script: Script[T], transaction: object = None
     ) -> BrokerResult[T]:
         """Run the script on a pooled connection, or inside the caller's transaction."""
+        script = echoed(script) if self.config.echo else script
         try:
             self._ensure_schema()
             if transaction is None:
@@ -136,12 +138,14 @@ class PostgresBroker:
             with savepoint(borrowed):
                 return Ok(run_script(borrowed, script))
         except Exception as error:
+            script.close()
             return Err(failure(code, error))
 
     async def perform_async(
         self, code: BrokerErrorCode, script: Script[T], transaction: object = None
     ) -> BrokerResult[T]:
         """The same on the running event loop's connections."""
+        script = echoed(script) if self.config.echo else script
         try:
             if self._schema_ready_in_pid != os.getpid():
                 await asyncio.to_thread(self._ensure_schema)
@@ -152,6 +156,7 @@ class PostgresBroker:
             async with savepoint_async(borrowed):
                 return Ok(await run_script_async(borrowed, script))
         except Exception as error:
+            script.close()
             return Err(failure(code, error))
 
     def watch(self, task_id: str, *, once: bool) -> Future[OutcomeRow | None]:

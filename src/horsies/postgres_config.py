@@ -76,8 +76,9 @@ class PostgresConfig(BaseModel):
     to say. Defaults to True."""
 
     echo: bool = False
-    """Log the statements that are sent. For debugging only: expect many lines. Defaults to
-    False."""
+    """Log what senders, steering and workers' turns ask the database for: the name and the
+    duration of every statement, never its parameters, at INFO on the logger horsies.sql. For
+    debugging only: expect many lines. Defaults to False."""
 
     worker_pool_size: int | None = 3
     """Connections the pool of a worker's parent process keeps open, at least 1. None takes

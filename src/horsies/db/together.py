@@ -8,6 +8,7 @@ in psycopg's cursors and generators, 0.1 ms here, out of about one millisecond i
 from __future__ import annotations
 
 import select
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,6 +18,7 @@ from psycopg.errors import OperationalError, error_from_result
 from psycopg.pq import ConnStatus, ExecStatus
 from psycopg.pq.abc import PGconn, PGresult
 
+from horsies.db.echo import echo
 from horsies.db.query import Statement, Step
 
 _FAILED = (ExecStatus.FATAL_ERROR, ExecStatus.BAD_RESPONSE, ExecStatus.PIPELINE_ABORTED)
@@ -26,11 +28,14 @@ class Together:
     """Runs groups of statements on one connection, each group as one transaction.
 
     Without ``prepared`` (behind a pooler that hands out another session each time) every statement is
-    parsed anew.
+    parsed anew. With ``echoes`` their names and durations are logged.
     """
 
-    def __init__(self, connection: Connection[Any], *, prepared: bool = True) -> None:
+    def __init__(
+        self, connection: Connection[Any], *, prepared: bool = True, echoes: bool = False
+    ) -> None:
         self.connection = connection
+        self._echoes = echoes
         self._prepared: set[bytes] | None = set() if prepared else None
         self._poller = select.poll()
         self._transformer = Transformer(connection)
@@ -47,6 +52,7 @@ class Together:
         pgconn = self.connection.pgconn
         self.round_trips += 1
         self.statements += len(steps)
+        started = time.perf_counter()
         texts = [statement.texts(params) for statement, params in steps]
         pgconn.enter_pipeline_mode()
         expected = [
@@ -58,6 +64,8 @@ class Together:
         results = [self._take_result(pgconn, count) for count in expected]
         self._take_result(pgconn, 1)
         pgconn.exit_pipeline_mode()
+        if self._echoes:
+            echo(steps, started)
         self._raise_first_failure(results)
         return [
             self._rows(statement, result)

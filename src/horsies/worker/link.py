@@ -120,12 +120,13 @@ class Link:
 def turn_connector(database: Database) -> Callable[[], Together]:
     """Return what opens a connection tuned for turns: every statement prepared, generic plans."""
     is_pooled = database.config.pgbouncer_transaction_mode
+    echoes = database.config.echo
 
     def connect() -> Together:
         settings: dict[str, Any] = database.options(TURN_ROLE)
         if not is_pooled:
             settings["options"] = TURN_SETTINGS
         connection = Connection.connect(database.urls()[0], **settings)
-        return Together(connection, prepared=not is_pooled)
+        return Together(connection, prepared=not is_pooled, echoes=echoes)
 
     return connect
