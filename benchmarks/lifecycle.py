@@ -17,8 +17,8 @@ from horsies.db.query import Step
 from horsies.db.together import Together
 from horsies.db.turn import ClaimedTask, ClaimTasks, CompleteTasks, claim_tasks, complete_tasks
 from horsies.ids import new_id
+from horsies.settle import Completed
 from horsies.worker.bookmarks import Bookmarks
-from horsies.worker.settle import Completed
 from horsies.worker.turn import Claimer, Wanted, take_turn
 
 RESULT = '{"ok":null}'

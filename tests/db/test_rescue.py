@@ -16,13 +16,13 @@ from horsies import AppConfig, PostgresConfig, RecoveryConfig, RetryPolicy
 from horsies.db.fleet import FindLostWorkers, FindOrphans, find_lost_workers, find_orphans
 from horsies.db.together import Together
 from horsies.ids import new_id
+from horsies.recover import settle_orphans
 from horsies.worker import reaper
 from horsies.worker.liveness import lock_key
 from horsies.worker.reaper import (
     Rescue,
     looking_steps,
     rescue_strays,
-    settle_orphans,
     sweep,
 )
 from tests.db.rows import add_task, attempts_of, picture, row_of
@@ -303,7 +303,7 @@ def test_a_task_that_was_claimed_anew_is_not_touched_by_a_late_reaper(
         (task_id,),
     )
     before = picture(connection, task_id)
-    assert settle_orphans(together, found, RecoveryConfig()) == 0
+    assert settle_orphans(together, found) == 0
     assert picture(connection, task_id) == before
     assert attempts_of(connection, task_id) == []
 
@@ -321,7 +321,7 @@ def test_many_reapers_at_once_have_the_effect_of_one(
     def reap() -> None:
         with psycopg.connect(process_url, autocommit=True) as mine:
             start.wait()
-            changed.append(settle_orphans(Together(mine), found, RecoveryConfig()))
+            changed.append(settle_orphans(Together(mine), found))
 
     threads = [threading.Thread(target=reap) for _ in range(4)]
     for thread in threads:

@@ -9,6 +9,7 @@ import pytest
 
 from horsies.db.together import Together
 from horsies.db.turn import ClaimedTask
+from horsies.settle import STOPPED_BY_CANCEL, STOPPED_BY_LOSS, Completed, Failed
 from horsies.worker.desk import Desk
 from horsies.worker.pool import (
     Assignment,
@@ -19,7 +20,6 @@ from horsies.worker.pool import (
     Reported,
     Stopped,
 )
-from horsies.worker.settle import STOPPED_BY_CANCEL, STOPPED_BY_LOSS, Completed, Failed
 from horsies.worker.wire import ChildReport, NodePart
 
 

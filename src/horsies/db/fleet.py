@@ -97,6 +97,29 @@ class FindStrays:
 
 
 @dataclass(frozen=True, slots=True)
+class FindStale:
+    """How long without any sign of life, which states, and how many at most."""
+
+    stale_seconds: float
+    statuses: Sequence[str]
+    limit: int
+
+
+@dataclass(frozen=True, slots=True)
+class WakeQueues:
+    """Queues whose workers should look again."""
+
+    queues: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Woken:
+    """A queue whose workers were told."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
 class Orphan:
     """A task in dead hands, with everything a retry decision needs."""
 
@@ -186,6 +209,8 @@ sign_off_worker = FLEET.declare("sign_off_worker", SignOff, SeenWorker)
 find_lost_workers = FLEET.declare("find_lost_workers", FindLostWorkers, SeenWorker)
 find_orphans = FLEET.declare("find_orphans", FindOrphans, Orphan)
 find_strays = FLEET.declare("find_strays", FindStrays, Orphan)
+find_stale = FLEET.declare("find_stale", FindStale, Orphan)
+wake_queues = FLEET.declare("wake_queues", WakeQueues, Woken)
 try_lead = FLEET.declare("try_lead", Duty, Leads)
 store_worker_state = FLEET.declare("store_worker_state", WorkerState, Nothing)
 answer_ping = FLEET.declare("answer_ping", Pong, Sent)

@@ -68,6 +68,35 @@ WHERE task.status IN ('CLAIMED', 'RUNNING') AND worker.worker_id IS NULL
                                    ELSE %(running_seconds)s::float8 END * interval '1 second'
 ORDER BY task.id LIMIT %(limit)s
 
+-- name: find_stale
+-- Tasks in these states of which nothing was heard for so long: their claim, their start, the heartbeats of this
+-- attempt and the signs of life of their worker all count. So does the start of the server, as a sign of life of every
+-- worker it knows: it may need time to come back. A worker that holds its session lock lives, however silent.
+WITH locked AS MATERIALIZED (
+    SELECT held.classid::bigint << 32 | held.objid::bigint AS lock_key FROM pg_locks AS held
+    WHERE held.locktype = 'advisory' AND held.granted AND held.objsubid = 1
+      AND held.database = (SELECT oid FROM pg_database WHERE datname = current_database()))
+SELECT task.id::text, task.generation, task.task_name, task.queue_name, task.args, task.kwargs, task.retry_count,
+    task.max_retries, task.task_options, task.timeout_ms, task.worker_pid, task.status,
+    task.claimed_by_worker_id::text AS worker_id, task.workflow_id::text
+FROM horsies_tasks AS task
+LEFT JOIN horsies_workers AS worker
+    ON worker.worker_id = task.claimed_by_worker_id AND worker.stopped_at IS NULL
+WHERE task.status IN ('CLAIMED', 'RUNNING') AND task.status = ANY(%(statuses)s::text[])
+  AND task.claimed_by_worker_id IS NOT NULL
+  AND greatest(task.claimed_at, task.started_at, worker.seen_at,
+        CASE WHEN worker.worker_id IS NOT NULL THEN pg_postmaster_start_time() END, (
+        SELECT max(beat.sent_at) FROM horsies_heartbeats AS beat
+        WHERE beat.task_id = task.id AND beat.sent_at >= task.claimed_at)
+      ) < now() - %(stale_seconds)s::float8 * interval '1 second'
+  AND NOT EXISTS (SELECT 1 FROM locked WHERE locked.lock_key = worker.lock_key)
+ORDER BY task.id LIMIT %(limit)s
+
+-- name: wake_queues
+-- A place under a cap of these queues may be free now.
+SELECT queue.name FROM unnest(%(queues)s::text[]) AS queue (name)
+CROSS JOIN LATERAL pg_notify('task_queue_' || queue.name, '') AS woken
+
 -- name: try_lead
 -- One reaper at a time; whoever does not get the lock leaves it to the other.
 SELECT pg_try_advisory_xact_lock(1751348596, %(duty)s) AS leads

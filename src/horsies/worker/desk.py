@@ -14,6 +14,16 @@ from dataclasses import replace
 from typing import assert_never
 
 from horsies.db.turn import ClaimedTask
+from horsies.settle import (
+    STOPPED_BY_CANCEL,
+    STOPPED_BY_LOSS,
+    Completed,
+    Settlement,
+    settle_death,
+    settle_report,
+    settle_stop,
+    settle_unread,
+)
 from horsies.worker.inputs import Inputs
 from horsies.worker.pace import Pace
 from horsies.worker.pool import (
@@ -25,16 +35,6 @@ from horsies.worker.pool import (
     PoolEvent,
     Reported,
     Stopped,
-)
-from horsies.worker.settle import (
-    STOPPED_BY_CANCEL,
-    STOPPED_BY_LOSS,
-    Completed,
-    Settlement,
-    settle_death,
-    settle_report,
-    settle_stop,
-    settle_unread,
 )
 from horsies.worker.wire import NodePart
 

@@ -25,6 +25,7 @@ from horsies.db.turn import (
     renew_claims,
     send_heartbeats,
 )
+from horsies.record import locking_steps
 from horsies.worker.agenda import NEVER
 from horsies.worker.desk import Desk
 from horsies.worker.liveness import Identity, Liveness
@@ -38,7 +39,6 @@ from horsies.worker.reaper import (
     sweep,
 )
 from horsies.worker.settings import WorkerConfig
-from horsies.worker.turn import locking_steps
 
 logger = logging.getLogger("horsies.worker")
 

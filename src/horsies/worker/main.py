@@ -20,7 +20,6 @@ import psycopg
 from psycopg import Connection
 
 from horsies.app import Horsies
-from horsies.codec import encode_task_error
 from horsies.config import QUEUE_CHANNEL_PREFIX, AppConfig
 from horsies.db.connect import Database
 from horsies.db.listen import Listener, hears_itself
@@ -36,8 +35,9 @@ from horsies.db.turn import (
     seconds_until_due,
 )
 from horsies.ids import new_id
-from horsies.outcome import OutcomeCode, TaskError
+from horsies.recover import EXPIRED_RESULT, EXPIRY_BATCH
 from horsies.schedule.service import Scheduler
+from horsies.settle import STOPPED_BY_SHUTDOWN
 from horsies.worker.agenda import NEVER, Agenda
 from horsies.worker.bookmarks import Bookmarks
 from horsies.worker.desk import Desk
@@ -49,19 +49,12 @@ from horsies.worker.liveness import PING_CHANNEL, Identity
 from horsies.worker.pace import LINGER_SECONDS
 from horsies.worker.pool import ChildPool
 from horsies.worker.settings import WorkerConfig
-from horsies.worker.settle import STOPPED_BY_SHUTDOWN
 from horsies.worker.turn import Claimer, Wanted, give_back, take_turn
 
 logger = logging.getLogger("horsies.worker")
 
-EXPIRY_BATCH = 500
 # How long a stopping worker waits for a lost database to take back a claim that was in doubt.
 RELEASE_PATIENCE_SECONDS = 5.0
-EXPIRED_RESULT = encode_task_error(
-    TaskError(
-        error_code=OutcomeCode.TASK_EXPIRED, message="The task did not start before its good_until."
-    )
-)
 
 
 class ExitCode(IntEnum):

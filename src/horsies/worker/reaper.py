@@ -1,18 +1,16 @@
 """The reaper: takes over what dead workers left, ends what was paused for too long, and deletes what
 is too old to keep.
 
-Any worker may reap; a try-lock elects one at a time and nothing breaks if two did. It has no verbs of
-its own: a task in dead hands ends as a crash of its process would, through the same settlement and
-the same statements, in the name of the worker that died. Every step is idempotent, bounded, and
+Any worker may reap; a try-lock elects one at a time and nothing breaks if two did. Who counts as dead
+is decided here, what becomes of their tasks in ``recover.py``. Every step is idempotent, bounded, and
 simply done again at the next occasion when it fails.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby
 
 from horsies.config import AppConfig, RecoveryConfig
 from horsies.db.fleet import (
@@ -22,7 +20,6 @@ from horsies.db.fleet import (
     FindOrphans,
     FindStrays,
     Leads,
-    Orphan,
     Retention,
     SeenWorker,
     SignOff,
@@ -38,7 +35,6 @@ from horsies.db.fleet import (
 )
 from horsies.db.query import Statement, Step
 from horsies.db.together import Together
-from horsies.db.turn import ClaimedTask, ReleaseClaimed, release_claimed
 from horsies.db.workflows import (
     DeleteOldRuns,
     ExpireRun,
@@ -49,13 +45,11 @@ from horsies.db.workflows import (
     find_paused_runs,
 )
 from horsies.outcome import OutcomeCode, TaskError
-from horsies.worker.settle import settle_loss
-from horsies.worker.turn import locking_steps, recording_steps
+from horsies.recover import RESCUE_BATCH, settle_found, settle_orphans
 from horsies.workflow.reading import write_error
 
 logger = logging.getLogger("horsies.reaper")
 
-RESCUE_BATCH = 200
 RETENTION_BATCH = 1000
 # Whole families of runs, with all of their nodes and tasks.
 RETENTION_RUNS = 50
@@ -103,20 +97,10 @@ def rescue(
         return Rescue()
     worker_ids = [row.worker_id for row in lost]
     logger.warning("lost worker(s): %s", ", ".join(worker_ids))
-    rescued = _rescue_tasks(together, worker_ids, recovery)
+    looked = FindOrphans(worker_ids, _settled_statuses(recovery), RESCUE_BATCH)
+    rescued = settle_found(together, (find_orphans, looked))
     together.run([(sign_off_worker, SignOff(worker_ids, True))])
     return Rescue(len(worker_ids), rescued)
-
-
-def _rescue_tasks(together: Together, worker_ids: Sequence[str], recovery: RecoveryConfig) -> int:
-    looked = FindOrphans(worker_ids, _settled_statuses(recovery), RESCUE_BATCH)
-    rescued = 0
-    while orphans := together.run([(find_orphans, looked)])[0]:
-        changed = settle_orphans(together, orphans, recovery)
-        if not changed:  # whoever was faster has them; what is left will be found as strays
-            break
-        rescued += changed
-    return rescued
 
 
 def _settled_statuses(recovery: RecoveryConfig) -> list[str]:
@@ -136,56 +120,7 @@ def rescue_strays(together: Together, recovery: RecoveryConfig) -> int:
     led, strays = together.run([(try_lead, Duty(RESCUE_DUTY)), (find_strays, looked)])
     if not led[0].leads or not strays:
         return 0
-    return settle_orphans(together, strays, recovery)
-
-
-def settle_orphans(together: Together, orphans: Sequence[Orphan], recovery: RecoveryConfig) -> int:
-    """Give back what had not started, and end what had as a crash: retried or failed by its policy."""
-    steps: list[Step] = []
-    by_worker = sorted(orphans, key=lambda orphan: orphan.worker_id)
-    for worker_id, group in groupby(by_worker, key=lambda orphan: orphan.worker_id):
-        steps += _settling(worker_id, list(group), recovery)
-    if not steps:
-        return 0
-    locking = locking_steps(orphan.workflow_id for orphan in orphans)
-    answers = together.run([*locking, *steps])
-    changed = sum(len(rows) for rows in answers[len(locking) :])
-    for orphan in orphans:
-        logger.warning("task %s %s was in dead hands", orphan.task_name, orphan.id)
-    return changed
-
-
-def _settling(
-    worker_id: str, orphans: Sequence[Orphan], recovery: RecoveryConfig
-) -> Iterable[Step]:
-    claimed = [orphan for orphan in orphans if orphan.status == "CLAIMED"]
-    running = [orphan for orphan in orphans if orphan.status == "RUNNING"]
-    steps: list[Step] = []
-    if claimed and recovery.auto_requeue_stale_claimed:
-        ids = [orphan.id for orphan in claimed]
-        generations = [orphan.generation for orphan in claimed]
-        steps.append((release_claimed, ReleaseClaimed(worker_id, ids, generations)))
-    if running and recovery.auto_fail_stale_running:
-        settlements = [settle_loss(_as_claimed(orphan), worker_id) for orphan in running]
-        steps += recording_steps(worker_id, settlements)
-    return steps
-
-
-def _as_claimed(orphan: Orphan) -> ClaimedTask:
-    return ClaimedTask(
-        orphan.id,
-        orphan.generation,
-        orphan.task_name,
-        orphan.queue_name,
-        orphan.args,
-        orphan.kwargs,
-        orphan.retry_count,
-        orphan.max_retries,
-        orphan.task_options,
-        orphan.timeout_ms,
-        orphan.worker_pid,
-        orphan.workflow_id,
-    )
+    return settle_orphans(together, strays)
 
 
 def expire_paused(together: Together, recovery: RecoveryConfig) -> int:

@@ -1,8 +1,8 @@
 """Settling: what the end of an attempt means for its task, decided without touching the database.
 
-Between the child's report (or its death) and the turn that records it. The retry rules live in
-``retry.py``; here they meet what happened. Whether a retry would miss ``good_until`` is decided by
-the statement, on the database's clock.
+Between the child's report (or its death, or its worker's) and the statements that record it, which
+``record.py`` chooses. The retry rules live in ``retry.py``; here they meet what happened. Whether a
+retry would miss ``good_until`` is decided by the statement, on the database's clock.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ import random as random_module
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Protocol
 
 from horsies.codec import encode_task_error
 from horsies.db.turn import ClaimedTask
 from horsies.outcome import OperationalErrorCode, OutcomeCode, TaskError
 from horsies.retry import decide, policy_from_options
 from horsies.states import TaskAttemptOutcome, TaskStatus
-from horsies.worker.wire import ChildReport
 
 STOPPED_BY_TIMEOUT = "timeout"
 STOPPED_BY_CANCEL = "cancel"
@@ -54,8 +54,28 @@ class Failed:
 Settlement = Completed | Failed
 
 
+class Report(Protocol):
+    """What a child says of the attempt it has run."""
+
+    @property
+    def ok(self) -> bool:
+        """Whether it succeeded."""
+
+    @property
+    def result_json(self) -> str:
+        """The result to store."""
+
+    @property
+    def error_code(self) -> str | None:
+        """The code of its error."""
+
+    @property
+    def error_message(self) -> str | None:
+        """The text of its error."""
+
+
 def settle_report(
-    task: ClaimedTask, report: ChildReport, random: Callable[[], float] = random_module.random
+    task: ClaimedTask, report: Report, random: Callable[[], float] = random_module.random
 ) -> Settlement:
     """A child reported: success, or an error that may be retried."""
     if report.ok:

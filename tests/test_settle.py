@@ -10,8 +10,7 @@ import pytest
 
 from horsies import RetryPolicy
 from horsies.db.turn import ClaimedTask
-from horsies.states import TaskAttemptOutcome, TaskStatus
-from horsies.worker.settle import (
+from horsies.settle import (
     STOPPED_BY_CANCEL,
     STOPPED_BY_SHUTDOWN,
     STOPPED_BY_TIMEOUT,
@@ -23,6 +22,7 @@ from horsies.worker.settle import (
     storable,
     without_result,
 )
+from horsies.states import TaskAttemptOutcome, TaskStatus
 from horsies.worker.wire import ChildReport
 
 TASK = ClaimedTask("id-1", 3, "charge", "default", "[]", "{}", 0, 0, None, 500, 4711)
