@@ -35,6 +35,9 @@ CREATE TABLE horsies_workflows (
     failed_nodes        integer       NOT NULL DEFAULT 0,
     -- Which case of the success policy was met.
     matched_case        integer,
+    -- The schedule it came of, and its slot unless somebody ordered the run by hand.
+    schedule_name       varchar(255),
+    scheduled_for       timestamptz,
     sent_at             timestamptz,
     created_at          timestamptz   NOT NULL DEFAULT clock_timestamp(),
     started_at          timestamptz   NOT NULL DEFAULT clock_timestamp(),
