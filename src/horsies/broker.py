@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from enum import StrEnum
@@ -38,8 +39,10 @@ from horsies.db.monitor import (
 )
 from horsies.db.query import Script, Statement, run_script, run_script_async
 from horsies.db.tasks import OutcomeRow
+from horsies.db.together import Together
 from horsies.db.workflows import RunOutcome
 from horsies.errors import ConfigurationError, ErrorCode, HorsiesError
+from horsies.recover import expire_pending, fail_stale, requeue_stale
 from horsies.result import Err, Ok, Result
 from horsies.states import WorkflowStatus
 from horsies.waiters import Waiters
@@ -86,7 +89,10 @@ class BrokerOperationError:
 BrokerResult: TypeAlias = Result[T, BrokerOperationError]
 
 
+STALE_THRESHOLD_MS_MIN = 1_000
+
 _READING = BrokerErrorCode.MONITORING_QUERY_FAILED
+_CLEANING = BrokerErrorCode.CLEANUP_FAILED
 
 
 class PayloadMismatchError(Exception):
@@ -194,6 +200,63 @@ class PostgresBroker:
     async def get_expired_tasks_async(self) -> BrokerResult[list[ExpiredTask]]:
         """The same without blocking the event loop."""
         return await self.perform_async(_READING, _rows(find_expired_tasks, Nothing()))
+
+    def mark_stale_tasks_as_failed(self, stale_threshold_ms: int = 300_000) -> BrokerResult[int]:
+        """End RUNNING tasks that show no life, as the death of their worker would; return how many.
+
+        Each is retried or failed by its policy, and its attempt is recorded. A task shows life while its
+        start, a heartbeat of this attempt, or the last sign of its worker is younger than the
+        threshold, and as long as its worker holds its session lock. At least 1,000 ms.
+
+        Example:
+            handled = app.get_broker().mark_stale_tasks_as_failed(600_000).unwrap()
+        """
+        return self._settle_stale(fail_stale, stale_threshold_ms)
+
+    async def mark_stale_tasks_as_failed_async(
+        self, stale_threshold_ms: int = 300_000
+    ) -> BrokerResult[int]:
+        """The same without blocking the event loop."""
+        return await asyncio.to_thread(self.mark_stale_tasks_as_failed, stale_threshold_ms)
+
+    def requeue_stale_claimed(self, stale_threshold_ms: int = 120_000) -> BrokerResult[int]:
+        """Give CLAIMED tasks that show no life back to their queues; return how many.
+
+        They had not started: no attempt is counted. Life is shown as for running tasks.
+        """
+        return self._settle_stale(requeue_stale, stale_threshold_ms)
+
+    async def requeue_stale_claimed_async(
+        self, stale_threshold_ms: int = 120_000
+    ) -> BrokerResult[int]:
+        """The same without blocking the event loop."""
+        return await asyncio.to_thread(self.requeue_stale_claimed, stale_threshold_ms)
+
+    def expire_pending_tasks(self) -> BrokerResult[int]:
+        """End PENDING tasks past their ``good_until`` as EXPIRED; return how many."""
+        return self._recover(expire_pending)
+
+    async def expire_pending_tasks_async(self) -> BrokerResult[int]:
+        """The same without blocking the event loop."""
+        return await asyncio.to_thread(self.expire_pending_tasks)
+
+    def _settle_stale(
+        self, settle: Callable[[Together, float], int], threshold_ms: int
+    ) -> BrokerResult[int]:
+        if not threshold_ms >= STALE_THRESHOLD_MS_MIN:
+            least = f"{STALE_THRESHOLD_MS_MIN:,}"
+            message = f"stale_threshold_ms must be at least {least}, not {threshold_ms!r}."
+            return Err(BrokerOperationError(_CLEANING, message))
+        return self._recover(lambda together: settle(together, threshold_ms / 1000))
+
+    def _recover(self, recover: Callable[[Together], int]) -> BrokerResult[int]:
+        try:
+            self._ensure_schema()
+            with self.database.connection() as connection:
+                together = Together(connection, prepared=False, echoes=self.config.echo)
+                return Ok(recover(together))
+        except Exception as error:
+            return Err(failure(_CLEANING, error))
 
     def close(self) -> BrokerResult[None]:
         """Close the synchronous side; every part is tried, the first failure is reported."""

@@ -335,6 +335,27 @@ def test_many_reapers_at_once_have_the_effect_of_one(
     assert row_of(connection, claimed)["status"] == "PENDING"
 
 
+@pytest.mark.parametrize("status", ["CLAIMED", "RUNNING"])
+def test_a_rescue_wakes_the_queues_of_its_tasks(
+    together: Together, connection: Connection[Any], process_url: str, status: str
+) -> None:
+    worker_id = add_worker(connection, ago(60))
+    add = add_claimed if status == "CLAIMED" else add_running
+    for queue in ("narrow", "wide", "wide"):
+        add(connection, worker_id, queue_name=queue)
+    with psycopg.connect(process_url, autocommit=True) as blocked:
+        for queue in ("narrow", "wide", "other"):
+            blocked.execute(sql.SQL("LISTEN {}").format(sql.Identifier(f"task_queue_{queue}")))
+        assert rescue(together, "me", application(), LONG) == Rescue(1, 3)
+        connection.execute("NOTIFY task_queue_other")
+        heard: list[str] = []
+        for note in blocked.notifies(timeout=10):
+            heard.append(note.channel)
+            if note.channel == "task_queue_other":
+                break
+    assert heard[:-1] == ["task_queue_narrow", "task_queue_wide"]
+
+
 def test_a_reaper_leaves_the_work_to_the_one_that_leads(
     together: Together, connection: Connection[Any], process_url: str
 ) -> None:
