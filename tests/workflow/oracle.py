@@ -70,12 +70,13 @@ class Oracle:
             return met
         if met == "FAILED" and run.parent is not None:
             return "PARENT_ENDED"
-        again = self._try_again(run, indexes)
-        if not again:
+        failed = self._set_back(run, indexes)
+        if not failed:
             return "NO_FAILED_NODE"
         if met == "PAUSED":
             self._let_go(run)
-        self._settle([], also=[node.run for node in again])
+        self._retry_parts(failed)
+        self._catch_up([run])
         return "retried"
 
     def resume_retrying(self, run_id: str) -> str:
@@ -162,27 +163,30 @@ class Oracle:
         resumed = [one for one in run.tree() if one.status == "PAUSED"]
         for one in resumed:
             one.status = "RUNNING"
-        ended = [node for one in resumed for node in one.uncounted() if node.has_ended]
-        self._settle(ended, fresh=False, also=resumed)
+        self._catch_up(resumed)
 
-    def _settle(
-        self, ended: Sequence[Node], *, fresh: bool = True, also: Sequence[Run] = ()
-    ) -> None:
+    def _catch_up(self, runs: Sequence[Run]) -> None:
+        """Let what these runs missed happen: first ends count, then nodes begin, then runs end."""
+        ended = [node for run in runs for node in run.uncounted() if node.has_ended]
+        self._settle(ended, fresh=False)
+        skipped, ready = self._decisions(runs, {"PENDING", "READY"})
+        self._settle([*skipped, *self._enqueue(ready)])
+        self._settle([node for run in runs for node in self._finish_run(run)])
+
+    def _settle(self, ended: Sequence[Node], *, fresh: bool = True) -> None:
         """Let these ends count, wherever their run is RUNNING, and what they bring about after them."""
-        runs = list(dict.fromkeys([*also, *(node.run for node in ended)]))
-        while runs:
+        while ended:
             if fresh:
                 self._pause_where_told(ended)
             counted = [n for n in ended if n.run.status == "RUNNING" and not n.counted]
             for node in counted:
                 node.counted = True
             self._note_errors(counted)
-            moving = [run for run in runs if run.status == "RUNNING"]
-            skipped, ready = self._decisions(moving)
-            at_once = self._enqueue(ready)
-            parents = [node for run in moving for node in self._finish_run(run)]
-            ended = [*skipped, *at_once, *parents]
             runs = list(dict.fromkeys(node.run for node in ended))
+            skipped, ready = self._decisions(runs, {"PENDING"})
+            at_once = self._enqueue(ready)
+            parents = [node for run in runs for node in self._finish_run(run)]
+            ended = [*skipped, *at_once, *parents]
             fresh = True
 
     def _pause_where_told(self, ended: Sequence[Node]) -> None:
@@ -204,8 +208,9 @@ class Oracle:
             if run.error is None:
                 run.error = _blame([node for node in run.nodes if node.status == "FAILED"])
 
-    def _decisions(self, runs: Sequence[Run]) -> tuple[list[Node], list[Node]]:
-        waiting = [n for run in runs for n in run.nodes if n.status in {"PENDING", "READY"}]
+    def _decisions(self, runs: Sequence[Run], statuses: set[str]) -> tuple[list[Node], list[Node]]:
+        moving = [run for run in runs if run.status == "RUNNING"]
+        waiting = [node for run in moving for node in run.nodes if node.status in statuses]
         decided = [(node, join(node)) for node in waiting]
         skipped = [node for node, status in decided if status == "SKIPPED"]
         ready = [node for node, status in decided if status == "READY"]
@@ -279,7 +284,7 @@ class Oracle:
 
     def _finish_run(self, run: Run) -> list[Node]:
         """End a run in which nothing is open; return the node it stands for, if that ended too."""
-        if run.uncounted():
+        if run.status != "RUNNING" or run.uncounted():
             return []
         failed = [node for node in run.nodes if node.status == "FAILED"]
         cases = run.shape.cases
@@ -321,7 +326,7 @@ class Oracle:
         parents = [node for run in reversed(stopped) for node in self._end_parent(run)]
         self._settle(parents)
 
-    def _try_again(self, run: Run, indexes: Sequence[int] | None) -> list[Node]:
+    def _set_back(self, run: Run, indexes: Sequence[int] | None) -> list[Node]:
         """Set the failed nodes back, and what was skipped because of them; return the failed ones."""
         failed = [
             node
@@ -335,26 +340,33 @@ class Oracle:
         run.error = run.matched_case = None
         for node in _skipped_below(run, failed):
             node.status, node.counted, node.result, node.work = "PENDING", False, None, None
-        below = []
         for node in failed:
-            node.counted, node.result, node.summary = False, None, None
-            below += self._retry_parts(node)
-        return [*failed, *below]
+            has_failed_child = node.child is not None and node.child.status == "FAILED"
+            node.status = "RUNNING" if node.items or has_failed_child else "READY"
+            node.counted, node.result, node.summary, node.work = False, None, None, None
+        return failed
 
-    def _retry_parts(self, node: Node) -> list[Node]:
-        """Of a node that is more than one task, try only what failed again."""
-        node.status, node.work = "READY", None
-        if node.items:
-            node.status = "RUNNING"
-            failed = [place for place, work in enumerate(node.items) if work.state != "COMPLETED"]
-            limit = node.shape.max_parallel or len(node.items)
-            for rank, place in enumerate(failed):
-                node.items[place] = Work(parked=rank >= limit)
-            self.enqueued.append([(node.run.id, node.index, place) for place in failed])
-        elif node.child is not None and node.child.status == "FAILED":
-            node.status = "RUNNING"
-            return self._try_again(node.child, None)
-        return []
+    def _retry_parts(self, nodes: Sequence[Node]) -> None:
+        """Of nodes that are more than one task, try only what failed again."""
+        for node in nodes:
+            if node.items:
+                self._retry_items(node)
+            elif node.status == "RUNNING":
+                assert node.child is not None
+                self._retry_child(node.child)
+                if node.run.status == "PAUSED":
+                    self._hold(node.child)
+
+    def _retry_items(self, node: Node) -> None:
+        failed = [place for place, work in enumerate(node.items) if work.state != "COMPLETED"]
+        limit = node.shape.max_parallel or len(node.items)
+        for rank, place in enumerate(failed):
+            node.items[place] = Work(parked=rank >= limit)
+        self.enqueued.append([(node.run.id, node.index, place) for place in failed])
+
+    def _retry_child(self, child: Run) -> None:
+        self._retry_parts(self._set_back(child, None))
+        self._catch_up([child])
 
 
 def join(node: Node) -> str:

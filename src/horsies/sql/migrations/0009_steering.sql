@@ -220,13 +220,14 @@ BEGIN
     THEN
         RETURN 'UNKNOWN_SIGNAL';
     END IF;
+    -- Locked as it is chosen: one that a worker takes at this moment, because its time is up, is passed over.
     UPDATE horsies_tasks SET
         kwargs = '{"value":' || signal_value || '}', enqueued_at = clock_timestamp(), updated_at = clock_timestamp()
-    WHERE status = 'PENDING' AND id = (
+    WHERE id = (
         SELECT task.id FROM horsies_workflow_tasks AS node JOIN horsies_tasks AS task ON task.id = node.task_id
         WHERE node.workflow_id = run_id AND node.kind = 'signal' AND node.signal_name = signal
           AND node.status = 'ENQUEUED' AND task.status = 'PENDING' AND task.kwargs = '{}'
-        ORDER BY node.task_index LIMIT 1);
+        ORDER BY node.task_index LIMIT 1 FOR UPDATE OF task);
     IF FOUND THEN
         RETURN 'delivered';
     END IF;
