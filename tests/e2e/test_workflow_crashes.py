@@ -97,7 +97,7 @@ def replayed(connection: Database, started: dict[str, Mixed]) -> Oracle:
 def stored(connection: Database) -> dict[str, tuple[str, list[str]]]:
     """The status of every run and of its nodes."""
     rows = connection.execute(
-        "SELECT run.id::text, run.status, array_agg(node.status ORDER BY node.task_index) "
+        "SELECT run.id::text, run.status, array_agg(node.status::text ORDER BY node.task_index) "
         "FROM horsies_workflows AS run JOIN horsies_workflow_tasks AS node ON node.workflow_id = run.id "
         "GROUP BY run.id"
     )
