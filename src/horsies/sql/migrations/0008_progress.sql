@@ -284,7 +284,8 @@ BEGIN
                 result_task_id = coalesce(chosen.task_id, node.result_task_id)
             FROM chosen
             WHERE node.workflow_id = chosen.workflow_id AND node.task_index = chosen.task_index
-              AND (chosen.task_id IS NULL OR (node.task_id = chosen.task_id AND node.status = 'ENQUEUED'))
+              AND (CASE WHEN chosen.task_id IS NULL THEN chosen.counts
+                        ELSE node.task_id = chosen.task_id AND node.status = 'ENQUEUED' END)
             RETURNING node.workflow_id, node.status, node.propagated, node.dependents, node.context_dependents),
         counted AS (
             UPDATE horsies_workflows AS run SET
