@@ -93,7 +93,7 @@ from horsies.timetable.patterns import (
     SchedulePattern,
     WeeklySchedule,
 )
-from horsies.timetable.settings import ScheduleConfig, TaskSchedule
+from horsies.timetable.settings import ScheduleConfig, TaskSchedule, WorkflowSchedule
 from horsies.timetable.terms import (
     CronEnumRange,
     CronEnumStep,
@@ -176,6 +176,7 @@ __all__ = [
     # schedules
     "ScheduleConfig",
     "TaskSchedule",
+    "WorkflowSchedule",
     "SchedulePattern",
     "IntervalSchedule",
     "HourlySchedule",

@@ -39,7 +39,7 @@ from horsies.modules import (
 from horsies.outcome import TaskError, TaskResult
 from horsies.result import Result
 from horsies.retry import RetryPolicy
-from horsies.schedule.entry import schedule_errors
+from horsies.schedule.entry import Known, schedule_errors
 from horsies.schedule.schedules import Schedules
 from horsies.send import Producer
 from horsies.steer import QueueOrder, TaskRetried
@@ -168,7 +168,7 @@ class Horsies:
     @property
     def schedules(self) -> Schedules:
         """The schedules in the database: ``add``, ``remove``, ``list``, ``pause``, ``run`` and more."""
-        return Schedules(self._producer, self.definitions)
+        return Schedules(self._producer, self.definitions, self)
 
     # Queues
 
@@ -426,7 +426,8 @@ class Horsies:
             errors = errors or workflow_errors(self, modules, self._builders)
         errors = errors or policy_errors(self.config, self.definitions().values())
         if not errors and self.role != "worker":  # a worker runs the tasks of any schedule
-            errors = schedule_errors(self.config, self.definitions())
+            with self.sends_suppressed():
+                errors = schedule_errors(Known(self.config, self.definitions(), self))
         return errors or (live_errors(self.config.broker) if live else [])
 
     def close(self) -> BrokerResult[None]:

@@ -1,7 +1,7 @@
 """`horsies schedules`: what is due when, and a hand on it.
 
 Listing, pausing, resuming and telling the next slots need a database and nothing else; running one now
-needs the application, whose task it is to encode. Exit codes are those of the other operator commands.
+needs the application, whose task or workflow it is. Exit codes are those of the other operator commands.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from horsies.broker import PostgresBroker
 from horsies.db.query import Script
 from horsies.db.schedules import ScheduleRun, ScheduleState, pause_schedule, resume_schedule
 from horsies.errors import ValidationReport
+from horsies.handle import TaskHandle
 from horsies.logs import LogFormat, LogLevel, attach_handler
 from horsies.modules import failure_at
 from horsies.operate import EXIT_FAILED, JsonOption, answer, open_target
@@ -32,8 +33,9 @@ from horsies.schedule.records import (
     switch_script,
     told,
 )
-from horsies.schedule.schedules import Schedules
+from horsies.schedule.schedules import RunHandle, Schedules
 from horsies.send import Producer
+from horsies.workflow.handle import WorkflowHandle
 
 T = TypeVar("T")
 
@@ -73,7 +75,7 @@ def schedules(
     """List the schedules, tell the next slots or the newest runs of one, run, pause or resume it.
 
     A paused schedule lets its slots pass, on all schedulers, until it is resumed. Running one sends its
-    task now and leaves the timetable alone; this needs the application (-m).
+    task or starts its workflow now and leaves the timetable alone; this needs the application (-m).
 
     Exit codes: 0 done, 1 failure, 4 no such schedule.
     """
@@ -103,7 +105,7 @@ def _list(module: str | None, database_url: str | None, as_json: bool) -> None:
 
 
 def _run(module: str | None, database_url: str | None, name: str, as_json: bool) -> None:
-    """Send the task of a schedule through the application, on its database."""
+    """Send the task of a schedule, or start its workflow, through the application."""
     attach_handler(LogLevel.WARNING, LogFormat.TEXT)
     refuse_both("--module", module, "--database-url", database_url)
     if module is None:
@@ -119,13 +121,26 @@ def _run(module: str | None, database_url: str | None, name: str, as_json: bool)
     broker = PostgresBroker(app.config.broker, role="operator", migrates=False)
     producer = Producer(app.config, lambda: broker, app.are_sends_suppressed)
     try:
-        handle = answer(Schedules(producer, app.definitions).run(name))
+        handle = answer(Schedules(producer, app.definitions, app).run(name))
     finally:
         broker.close()
+    _show_handle(name, handle, as_json)
+
+
+def _show_handle(name: str, handle: RunHandle, as_json: bool) -> None:
+    match handle:
+        case TaskHandle():
+            document = {"name": name, "task_id": handle.task_id}
+            line = f"Schedule {name} was sent as task {handle.task_id}."
+        case WorkflowHandle():
+            document = {"name": name, "workflow_id": handle.workflow_id}
+            line = f"Schedule {name} was started as workflow {handle.workflow_id}."
+        case _:
+            assert_never(handle)
     if as_json:
-        present.print_json({"name": name, "task_id": handle.task_id})
+        present.print_json(document)
     else:
-        typer.echo(f"Schedule {name} was sent as task {handle.task_id}.")
+        typer.echo(line)
 
 
 def _act(

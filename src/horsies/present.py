@@ -248,7 +248,8 @@ def print_schedules(states: Sequence[ScheduleState]) -> None:
         "SCHEDULE", "NEXT (UTC)", "LAST (UTC)", "STATUS", "RUNS", flexible="SCHEDULE"
     )
     for state in states:
-        name = safe_text(state.name).append_text(safe_text(f"\n{state.task_name}", "dim"))
+        target = state.task_name or state.definition_key
+        name = safe_text(state.name).append_text(safe_text(f"\n{target}", "dim"))
         if state.is_paused:
             name.append("\npaused", "yellow")
         status = state.last_status or "-"

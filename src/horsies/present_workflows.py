@@ -129,6 +129,8 @@ def _facts(report: RunReport) -> Iterable[tuple[str, str | None]]:
         yield "error", ": ".join(part for part in (code, error.message) if part)
     yield "success case", None if run.matched_case is None else str(run.matched_case)
     yield "nodes", _node_counts(report)
+    yield "schedule", run.schedule_name
+    yield "slot", moment(run.scheduled_for)
     yield "sent", moment(run.sent_at)
     yield "started", moment(run.started_at)
     yield "paused", moment(run.paused_at)

@@ -45,7 +45,7 @@ def scheduler(
     loglevel: LogLevelOption = LogLevel.INFO,
     log_format: LogFormatOption = LogFormat.TEXT,
 ) -> None:
-    """Send the tasks of schedules when they are due.
+    """Send the tasks and start the workflows of schedules when they are due.
 
     One scheduler is enough. Several on one database share the work, and no slot is sent twice.
 
@@ -64,7 +64,8 @@ def scheduler(
 def run_scheduler(app: Horsies, owner: str) -> int:
     """Serve the schedules of an application until a signal asks for the end; returns the exit code."""
     database = Database(app.config.broker, "scheduler")
-    service = Scheduler(app.config, app.definitions(), owner, migrating_connector(database))
+    connect = migrating_connector(database)
+    service = Scheduler(app.config, app.definitions(), owner, connect, app)
     listener = Listener(lambda: database.connect("listener", session=True), [SCHEDULES_CHANNEL])
     try:
         with _signals() as wakened:

@@ -23,6 +23,7 @@ class FindDue:
     names: str
     hashes: str
     task_names: Sequence[str]
+    definition_keys: Sequence[str]
     limit: int
 
 
@@ -41,7 +42,10 @@ class DueSchedule:
 
 @dataclass(frozen=True, slots=True)
 class FireSlots:
-    """Decisions, a column for each fact about a schedule; and their tasks, in columns as well."""
+    """Decisions, a column for each fact about a schedule; and their tasks and runs, in columns as well.
+
+    ``plans`` are the JSON texts of runs, the ``run_...`` columns what the database notes about them.
+    """
 
     names: Sequence[str]
     due_at: Sequence[datetime]
@@ -64,6 +68,11 @@ class FireSlots:
     task_options: Sequence[str]
     timeouts_ms: Sequence[int | None]
     enqueue_shas: Sequence[str]
+    run_ids: Sequence[str]
+    plans: Sequence[str]
+    run_schedule_names: Sequence[str]
+    run_slots: Sequence[datetime]
+    run_delay_seconds: Sequence[float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +89,7 @@ class LookAhead:
     names: str
     hashes: str
     task_names: Sequence[str]
+    definition_keys: Sequence[str]
     looked_at: datetime | None
 
 
@@ -106,6 +116,7 @@ class ScheduleStanding:
     hash: str | None
     next_run_at: datetime | None
     task_name: str | None
+    definition_key: str | None
     owner: str | None
     definition: str | None
     looked_at: datetime
@@ -119,7 +130,8 @@ class StoreSchedules:
     next_run_at: Sequence[datetime | None]
     hashes: Sequence[str]
     timings: Sequence[str]
-    task_names: Sequence[str]
+    task_names: Sequence[str | None]
+    definition_keys: Sequence[str | None]
     owners: Sequence[str]
 
 
@@ -139,7 +151,8 @@ class AddSchedule:
     next_run_at: datetime | None
     hash: str
     timing: str
-    task_name: str
+    task_name: str | None
+    definition_key: str | None
     definition: str
     replace: bool
 
@@ -163,8 +176,17 @@ class RunSchedule:
 
 
 @dataclass(frozen=True, slots=True)
+class StartSchedule:
+    """The workflow of one run by order: its id and the JSON text of its plan."""
+
+    id: str
+    plan: str
+    schedule_name: str
+
+
+@dataclass(frozen=True, slots=True)
 class SentRun:
-    """The task of a run by order."""
+    """The task or workflow of a run by order."""
 
     id: str
 
@@ -178,14 +200,17 @@ class ScheduleFilter:
 
 @dataclass(frozen=True, slots=True)
 class ScheduleState:
-    """Where a schedule stands: its next slot, its newest task, and whether it is paused.
+    """Where a schedule stands: its next slot, its newest run, and whether it is paused.
 
+    One that sends a task has a ``task_name``, one that starts a workflow a ``definition_key``.
+    ``last_task_id`` is the id of the newest task, or of the newest run of the workflow.
     ``next_run_at`` is None when no slot will come any more. ``skipped_at`` is where the last slots that
     did not fire ended, ``skip_reason`` why they did not.
     """
 
     name: str
     task_name: str | None
+    definition_key: str | None
     is_dynamic: bool
     owner: str | None
     timing: str | None
@@ -221,9 +246,13 @@ class ListRuns:
 
 @dataclass(frozen=True, slots=True)
 class ScheduleRun:
-    """One run of a schedule; ``scheduled_for`` is None when it was ordered by hand."""
+    """One run of a schedule; ``scheduled_for`` is None when it was ordered by hand.
+
+    ``task_id`` is the id of its task, or with ``is_workflow`` that of the workflow's run.
+    """
 
     task_id: str
+    is_workflow: bool
     scheduled_for: datetime | None
     status: str
     enqueued_at: datetime
@@ -243,6 +272,7 @@ remove_schedule = SCHEDULES.declare("remove_schedule", ScheduleName, ScheduleNam
 pause_schedule = SCHEDULES.declare("pause_schedule", ScheduleName, ScheduleName)
 resume_schedule = SCHEDULES.declare("resume_schedule", ScheduleName, ScheduleName)
 run_schedule = SCHEDULES.declare("run_schedule", RunSchedule, SentRun)
+start_schedule = SCHEDULES.declare("start_schedule", StartSchedule, SentRun)
 list_schedules = SCHEDULES.declare("list_schedules", ScheduleFilter, ScheduleState)
 read_schedule_definition = SCHEDULES.declare(
     "read_schedule_definition", ScheduleName, ScheduleDefinition

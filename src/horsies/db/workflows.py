@@ -236,6 +236,8 @@ class RunRow:
     total_nodes: int
     open_nodes: int
     failed_nodes: int
+    schedule_name: str | None
+    scheduled_for: datetime | None
     sent_at: datetime | None
     created_at: datetime
     started_at: datetime

@@ -29,7 +29,8 @@ from horsies.db.schedules import (
 )
 from horsies.errors import ErrorCode, HorsiesError
 from horsies.modules import failure_at
-from horsies.schedule.entry import Definitions, Entry, read_definition
+from horsies.schedule.entry import Definitions, Entry, Known, read_definition
+from horsies.workflow.definition import BuildsSpecs, definition_keys
 
 logger = logging.getLogger("horsies.scheduler")
 
@@ -40,23 +41,32 @@ DUE_MAX = 5_000
 class Book:
     """What a scheduler serves, by name, and what it takes to read schedules that live elsewhere."""
 
-    config: AppConfig
-    definitions: Definitions
+    known: Known
     owner: str
     entries: Mapping[str, Entry]
     _stored: dict[str, Entry | None] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, config: AppConfig, definitions: Definitions, owner: str) -> Book:
-        """Read the enabled schedules of a configuration; raises the first mistake in them."""
+    def of(
+        cls,
+        config: AppConfig,
+        definitions: Definitions,
+        owner: str,
+        app: BuildsSpecs | None = None,
+    ) -> Book:
+        """Read the enabled schedules of a configuration; raises the first mistake in them.
+
+        ``app`` builds the workflows of schedules that start any.
+        """
         if config.schedule is None or not config.schedule.enabled:
             raise _no_schedules(is_off=config.schedule is not None)
+        known = Known(config, definitions, app)
         entries = {
-            schedule.name: Entry.of(config, definitions, schedule)
+            schedule.name: Entry.of(known, schedule)
             for schedule in config.schedule.schedules
             if schedule.enabled
         }
-        return cls(config, definitions, owner[:255], entries)
+        return cls(known, owner[:255], entries)
 
     @property
     def names(self) -> list[str]:
@@ -65,15 +75,18 @@ class Book:
 
     def find_due(self) -> FindDue:
         """Return whose slots to look for."""
-        return FindDue(*self._served(), list(self.definitions), DUE_MAX)
+        return FindDue(*self._served(), list(self.known.tasks), self._workflows(), DUE_MAX)
 
     def look_ahead(self, looked_at: datetime | None) -> LookAhead:
         """Return whose next slot to wait for."""
-        return LookAhead(*self._served(), list(self.definitions), looked_at)
+        return LookAhead(*self._served(), list(self.known.tasks), self._workflows(), looked_at)
 
     def _served(self) -> tuple[str, str]:
         hashes = (entry.hash for entry in self.entries.values())
         return "\n".join(self.entries), "\n".join(hashes)
+
+    def _workflows(self) -> list[str]:
+        return [] if self.known.app is None else definition_keys()
 
     def entry_of(self, due: DueSchedule) -> Entry | None:
         """Return the entry of a due schedule; None for one stored by a program that cannot be read."""
@@ -87,7 +100,7 @@ class Book:
 
     def _read(self, name: str, definition: str) -> Entry | None:
         try:
-            return read_definition(self.config, self.definitions, definition)
+            return read_definition(self.known, definition)
         except (HorsiesError, ValueError, LookupError, TypeError) as error:
             reason = error.message if isinstance(error, HorsiesError) else type(error).__name__
             logger.error("schedule %r cannot be served and stays due: %s", name, reason)
@@ -128,8 +141,8 @@ def _needs_entering(book: Book, standing: ScheduleStanding, at_start: bool) -> b
         if at_start:
             logger.warning("schedule %r has another timing now", standing.name)
         return at_start
-    was = (standing.task_name, standing.owner, standing.definition)
-    has_changed = was != (entry.schedule.task_name, book.owner, None)
+    was = (standing.task_name, standing.definition_key, standing.owner, standing.definition)
+    has_changed = was != (entry.task_name, entry.definition_key, book.owner, None)
     return standing.next_run_at is None or (at_start and has_changed)
 
 
@@ -161,6 +174,7 @@ def _columns(rows: Sequence[_FreshRow]) -> StoreSchedules:
         next_run_at=[row.next_run_at for row in rows],
         hashes=[row.entry.hash for row in rows],
         timings=[row.entry.timing_text for row in rows],
-        task_names=[row.entry.schedule.task_name for row in rows],
+        task_names=[row.entry.task_name for row in rows],
+        definition_keys=[row.entry.definition_key for row in rows],
         owners=[row.owner for row in rows],
     )

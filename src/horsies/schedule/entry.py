@@ -1,68 +1,109 @@
 """An entry: one schedule, read and checked, with all that firing it takes.
 
 Made from the configuration when a scheduler starts, or from the JSON of a schedule that was added at
-run time. The checks are those of `horsies check`: zone, task, queue, arguments, in this order.
+run time. The checks are those of `horsies check`: zone, task or workflow, queue, arguments, in this
+order. There a workflow is also built once, to see whether it can be.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, assert_never
 
+from horsies.codec import CallSignature
 from horsies.config import AppConfig
 from horsies.definition import TaskDefinition, choose_queue
 from horsies.errors import ErrorCode, HorsiesError
 from horsies.modules import failure_at
 from horsies.result import Err
+from horsies.schedule.runs import AnyDefinition, WorkflowTarget, as_definition
 from horsies.schedule.target import ArgumentProblem, Target, TaskTarget
-from horsies.timetable.settings import TaskSchedule
+from horsies.timetable.settings import AnySchedule, Schedule, TaskSchedule, WorkflowSchedule
 from horsies.timetable.timing import Timing, config_hash, timing_json
+from horsies.workflow.builders import reported, spec_errors
+from horsies.workflow.definition import BuildsSpecs, definition_by_key
 
 Definitions = Mapping[str, TaskDefinition]
 
 _SOME_SLOT = datetime(2026, 1, 1, tzinfo=UTC)
-_ARGUMENTS = {"args", "kwargs"}
+_STORED_APART = {"args", "kwargs", "definition"}
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What schedules are read against: a configuration, tasks, and who builds workflows, if anybody."""
+
+    config: AppConfig
+    tasks: Definitions
+    app: BuildsSpecs | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
     """A schedule that can be served: its timing, the text and hash of that, and its target."""
 
-    schedule: TaskSchedule
+    schedule: AnySchedule
     timing: Timing
     timing_text: str
     hash: str
     target: Target
 
     @classmethod
-    def of(cls, config: AppConfig, definitions: Definitions, schedule: TaskSchedule) -> Entry:
+    def of(cls, known: Known, schedule: AnySchedule) -> Entry:
         """Check a schedule against the application, or raise the first thing that is wrong."""
         timing = read_timing(schedule)
-        definition = _find_task(definitions, schedule)
-        _refuse_unknown_queue(config, schedule)
-        target = _read_target(config, definition, schedule)
+        target = _read_target(known, schedule)
         text = timing_json(schedule)
         return cls(schedule, timing, text, config_hash(text), target)
 
+    @property
+    def task_name(self) -> str | None:
+        """The task it sends, if it sends one."""
+        return self.schedule.task_name if isinstance(self.schedule, TaskSchedule) else None
 
-def schedule_errors(config: AppConfig, definitions: Definitions) -> list[HorsiesError]:
-    """Return what is wrong with the enabled schedules of a configuration, one error each."""
-    if config.schedule is None:
+    @property
+    def definition_key(self) -> str | None:
+        """The key of the workflow it starts, if it starts one."""
+        schedule = self.schedule
+        return schedule.definition.own_key() if isinstance(schedule, WorkflowSchedule) else None
+
+
+def schedule_errors(known: Known) -> list[HorsiesError]:
+    """Return what is wrong with the enabled schedules of a configuration."""
+    if known.config.schedule is None:
         return []
-    errors = []
-    for schedule in config.schedule.schedules:
+    errors: list[HorsiesError] = []
+    for schedule in known.config.schedule.schedules:
         try:
             if schedule.enabled:
-                Entry.of(config, definitions, schedule)
+                errors.extend(build_errors(Entry.of(known, schedule)))
         except HorsiesError as error:
             errors.append(error)
     return errors
 
 
-def read_timing(schedule: TaskSchedule) -> Timing:
+def build_errors(entry: Entry) -> Iterator[HorsiesError]:
+    """Build the workflow of a schedule for its next slot, and tell why that is not possible."""
+    target = entry.target
+    if not isinstance(target, WorkflowTarget):
+        return
+    now = datetime.now(UTC)
+    where = f"in schedule {entry.schedule.name!r}"
+    try:
+        spec = target.build(entry.timing.first_after(now) or now)
+    except Exception as error:
+        found = list(reported(error, target.definition.__name__, None))
+    else:
+        found = list(spec_errors(target.app, spec, None))
+    for problem in found:
+        problem.notes = (*problem.notes, where)
+        yield problem
+
+
+def read_timing(schedule: Schedule) -> Timing:
     """Return a schedule's timing, or raise HRS-205 for a zone that does not exist."""
     try:
         return Timing.of(schedule)
@@ -71,10 +112,22 @@ def read_timing(schedule: TaskSchedule) -> Timing:
 
 
 def schedule_error(
-    schedule: TaskSchedule, problem: str, code: ErrorCode = ErrorCode.CONFIG_INVALID_SCHEDULE
+    schedule: Schedule, problem: str, code: ErrorCode = ErrorCode.CONFIG_INVALID_SCHEDULE
 ) -> HorsiesError:
     """Return a mistake in a schedule as an error that names it."""
     return failure_at(None, f"In schedule {schedule.name!r}, {problem}.", code=code)
+
+
+def _read_target(known: Known, schedule: AnySchedule) -> Target:
+    match schedule:
+        case TaskSchedule():
+            definition = _find_task(known.tasks, schedule)
+            _refuse_unknown_queue(known.config, schedule)
+            return _task_target(known.config, definition, schedule)
+        case WorkflowSchedule():
+            return _workflow_target(known, _find_workflow(schedule), schedule)
+        case _:
+            assert_never(schedule)
 
 
 def _find_task(definitions: Definitions, schedule: TaskSchedule) -> TaskDefinition:
@@ -82,6 +135,16 @@ def _find_task(definitions: Definitions, schedule: TaskSchedule) -> TaskDefiniti
     if definition is None:
         problem = f"there is no task {schedule.task_name!r}"
         raise schedule_error(schedule, problem, ErrorCode.TASK_NOT_REGISTERED)
+    return definition
+
+
+def _find_workflow(schedule: WorkflowSchedule) -> AnyDefinition:
+    definition = as_definition(schedule.definition)
+    if definition is None:
+        raise schedule_error(schedule, "definition is no class derived from WorkflowDefinition")
+    if definition.own_key() is None:
+        problem = f"the workflow {definition.__name__} has no definition_key of its own"
+        raise schedule_error(schedule, problem, ErrorCode.WORKFLOW_NO_DEFINITION_KEY)
     return definition
 
 
@@ -94,34 +157,70 @@ def _refuse_unknown_queue(config: AppConfig, schedule: TaskSchedule) -> None:
         raise schedule_error(schedule, error.message.rstrip(".")) from error
 
 
-def _read_target(
+def _task_target(
     config: AppConfig, definition: TaskDefinition, schedule: TaskSchedule
 ) -> TaskTarget:
     try:
         target = TaskTarget.of(config, definition, schedule)
     except ArgumentProblem as problem:
         raise schedule_error(schedule, str(problem)) from problem
-    if isinstance(refused := target.row_for(_SOME_SLOT), Err):
-        raise schedule_error(schedule, refused.err_value.message.rstrip("."))
+    if isinstance(refused := target.for_slot(_SOME_SLOT), Err):
+        raise schedule_error(schedule, refused.err_value.rstrip("."))
     return target
 
 
-def definition_json(definition: TaskDefinition, entry: Entry) -> str:
+def _workflow_target(
+    known: Known, definition: AnyDefinition, schedule: WorkflowSchedule
+) -> WorkflowTarget:
+    if known.app is None:
+        problem = f"the workflow {definition.__name__} cannot be built without an application"
+        raise schedule_error(schedule, problem, ErrorCode.WORKFLOW_SUBWORKFLOW_APP_MISSING)
+    try:
+        return WorkflowTarget.of(known.app, definition, schedule, _SOME_SLOT)
+    except ArgumentProblem as problem:
+        raise schedule_error(schedule, str(problem)) from problem
+
+
+def definition_json(entry: Entry) -> str:
     """Return a whole schedule as the JSON text under which it is stored when added at run time."""
     schedule, target = entry.schedule, entry.target
-    assert isinstance(target, TaskTarget)
-    kwargs_json = definition.signature.encode_keywords(target.kwargs).unwrap()
-    fields = schedule.model_dump(mode="json", exclude=_ARGUMENTS, exclude_defaults=True)
+    fields = schedule.model_dump(mode="json", exclude=_STORED_APART, exclude_defaults=True)
     fields["pattern"] = schedule.pattern.model_dump(mode="json")
-    return json.dumps({"schedule": fields, "kwargs": kwargs_json}, sort_keys=True)
+    stored: dict[str, Any] = {"schedule": fields}
+    if isinstance(target, TaskTarget):
+        signature = target.definition.signature
+        stored["kwargs"] = signature.encode_keywords(target.kwargs).unwrap()
+    if isinstance(target, WorkflowTarget):
+        stored |= {"kwargs": target.kwargs_json, "definition_key": entry.definition_key}
+    return json.dumps(stored, sort_keys=True)
 
 
-def read_definition(config: AppConfig, definitions: Definitions, text: str) -> Entry:
+def read_definition(known: Known, text: str) -> Entry:
     """Return the entry of a stored schedule; HorsiesError or ValueError when it does not fit any more."""
     stored: dict[str, Any] = json.loads(text)
+    if "definition_key" in stored:
+        return _read_workflow(known, stored)
     schedule = TaskSchedule(**stored["schedule"])
-    definition = _find_task(definitions, schedule)
-    kwargs = definition.signature.decode_keywords(stored["kwargs"])
+    signature = _find_task(known.tasks, schedule).signature
+    return _with_kwargs(known, schedule, signature, stored["kwargs"])
+
+
+def _read_workflow(known: Known, stored: dict[str, Any]) -> Entry:
+    key = stored["definition_key"]
+    definition = definition_by_key(key)
+    if definition is None:
+        raise LookupError(f"no workflow with the definition key {key!r} is known here")
+    schedule = WorkflowSchedule(**stored["schedule"], definition=definition)
+    signature = definition.build_signature()
+    if signature is None:
+        return Entry.of(known, schedule)
+    return _with_kwargs(known, schedule, signature, stored["kwargs"])
+
+
+def _with_kwargs(
+    known: Known, schedule: AnySchedule, signature: CallSignature, kwargs_json: str
+) -> Entry:
+    kwargs = signature.decode_keywords(kwargs_json)
     if isinstance(kwargs, Err):
         raise schedule_error(schedule, kwargs.err_value.message.rstrip("."))
-    return Entry.of(config, definitions, schedule.model_copy(update={"kwargs": kwargs.value}))
+    return Entry.of(known, schedule.model_copy(update={"kwargs": kwargs.value}))

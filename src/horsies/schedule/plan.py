@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from itertools import islice, takewhile
 
-from horsies.timetable.settings import TaskSchedule
+from horsies.timetable.settings import Schedule
 from horsies.timetable.timing import Timing
 
 _MOMENT = timedelta(microseconds=1)
@@ -55,9 +55,9 @@ class Decision:
 
 
 def decide(
-    schedule: TaskSchedule, timing: Timing, standing: Standing, runs_max: int
+    schedule: Schedule, timing: Timing, standing: Standing, runs_max: int
 ) -> Decision | None:
-    """Return what to do with a due schedule; None leaves it due, for a task that must end first.
+    """Return what to do with a due schedule; None leaves it due, for a run that must end first.
 
     At most ``runs_max`` slots fire at once, and never more than the schedule allows.
     """
@@ -82,7 +82,7 @@ def _skip_all(timing: Timing, standing: Standing) -> Decision:
     return Decision((), timing.after(latest), dropped)
 
 
-def _cutoff(schedule: TaskSchedule, standing: Standing) -> tuple[datetime, SkipReason]:
+def _cutoff(schedule: Schedule, standing: Standing) -> tuple[datetime, SkipReason]:
     """Return the moment before which slots are too old to fire, and why."""
     cutoff, reason = standing.due_at, SkipReason.MISSED
     if schedule.misfire_grace_seconds is not None:
@@ -98,14 +98,14 @@ def _cutoff(schedule: TaskSchedule, standing: Standing) -> tuple[datetime, SkipR
 
 
 def _catch_up(
-    schedule: TaskSchedule,
+    schedule: Schedule,
     timing: Timing,
     now: datetime,
     first: datetime,
     runs_max: int,
     dropped: Dropped | None,
 ) -> Decision:
-    # A queueing schedule has one unfinished task at most: the others wait their turn.
+    # A queueing schedule has one unfinished task or run at most: the others wait their turn.
     allowed = 1 if schedule.overlap == "queue" else min(schedule.max_catch_up_runs, runs_max)
     due = takewhile(lambda slot: slot <= now, timing.slots_from(first))
     fire = tuple(islice(due, allowed))

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from typing import Any, TypeAlias, TypeVar
 
 from horsies.broker import BrokerErrorCode, BrokerOperationError, BrokerResult
-from horsies.db.query import Script
+from horsies.db.query import Script, Step
 from horsies.db.schedules import (
     AddSchedule,
     RunSchedule,
@@ -21,20 +21,24 @@ from horsies.db.schedules import (
     ScheduleNames,
     ScheduleRun,
     ScheduleState,
+    StartSchedule,
     add_schedule,
     pause_schedule,
     read_schedule_definition,
     read_schedule_standings,
     resume_schedule,
     run_schedule,
+    start_schedule,
 )
 from horsies.db.tasks import InsertTask
-from horsies.errors import HorsiesError
+from horsies.errors import HorsiesError, ValidationReport, raise_collected
 from horsies.handle import TaskHandle
 from horsies.result import Err, Ok
 from horsies.schedule.entry import (
     Definitions,
     Entry,
+    Known,
+    build_errors,
     definition_json,
     read_definition,
     schedule_error,
@@ -51,8 +55,12 @@ from horsies.schedule.records import (
     told,
     unknown,
 )
+from horsies.schedule.target import RunPlan, Work
 from horsies.send import Producer
-from horsies.timetable.settings import TaskSchedule
+from horsies.timetable.settings import AnySchedule
+from horsies.workflow.definition import BuildsSpecs
+from horsies.workflow.handle import WorkflowHandle
+from horsies.workflow.reading import DeclaredTypes
 
 T = TypeVar("T")
 
@@ -60,6 +68,7 @@ T = TypeVar("T")
 States: TypeAlias = list[ScheduleState]
 Moments: TypeAlias = list[datetime]
 Runs: TypeAlias = list[ScheduleRun]
+RunHandle: TypeAlias = TaskHandle[Any] | WorkflowHandle[Any]
 _Stored: TypeAlias = list[ScheduleDefinition]
 
 _SUPPRESSED = BrokerOperationError(
@@ -80,8 +89,9 @@ class Schedules:
 
     producer: Producer
     definitions: Callable[[], Definitions]
+    app: BuildsSpecs
 
-    def add(self, schedule: TaskSchedule, *, replace: bool = False) -> BrokerResult[ScheduleState]:
+    def add(self, schedule: AnySchedule, *, replace: bool = False) -> BrokerResult[ScheduleState]:
         """Store a schedule next to those of the configuration; schedulers serve it at once.
 
         Adding the very same again changes nothing. Another one of that name is Err(SCHEDULE_EXISTS)
@@ -91,13 +101,13 @@ class Schedules:
         return self._change(self._add_script(schedule, replace))
 
     async def add_async(
-        self, schedule: TaskSchedule, *, replace: bool = False
+        self, schedule: AnySchedule, *, replace: bool = False
     ) -> BrokerResult[ScheduleState]:
         """``add`` without blocking the event loop."""
         return await self._change_async(self._add_script(schedule, replace))
 
     def remove(self, name: str) -> BrokerResult[None]:
-        """Forget a schedule that was added; its tasks stay."""
+        """Forget a schedule that was added; its tasks and runs stay."""
         return self._change(remove_script(name))
 
     async def remove_async(self, name: str) -> BrokerResult[None]:
@@ -115,7 +125,7 @@ class Schedules:
         return await self._ask_async(list_script())
 
     def pause(self, name: str) -> BrokerResult[ScheduleState]:
-        """Let the slots of a schedule pass without a task, from now on and for all schedulers."""
+        """Let the slots of a schedule pass, from now on and for all schedulers."""
         return self._change(switch_script(name, pause_schedule))
 
     async def pause_async(self, name: str) -> BrokerResult[ScheduleState]:
@@ -130,13 +140,17 @@ class Schedules:
         """``resume`` without blocking the event loop."""
         return await self._change_async(switch_script(name, resume_schedule))
 
-    def run(self, name: str) -> BrokerResult[TaskHandle[Any]]:
-        """Send the task of a schedule now, once; its timetable goes on as it was."""
-        return self._change(self._run_script(name)).map(self._handle)
+    def run(self, name: str) -> BrokerResult[RunHandle]:
+        """Send the task of a schedule now, or start its workflow, once; its timetable goes on as it
+        was. The handle is that of the task or of the run.
+        """
+        ordered: BrokerResult[Work] = self._change(self._run_script(name))
+        return ordered.map(self._handle)
 
-    async def run_async(self, name: str) -> BrokerResult[TaskHandle[Any]]:
+    async def run_async(self, name: str) -> BrokerResult[RunHandle]:
         """``run`` without blocking the event loop."""
-        return (await self._change_async(self._run_script(name))).map(self._handle)
+        ordered: BrokerResult[Work] = await self._change_async(self._run_script(name))
+        return ordered.map(self._handle)
 
     def next_runs(self, name: str, count: int = 10) -> BrokerResult[Moments]:
         """Return the next slots of a schedule on record, in UTC."""
@@ -147,7 +161,7 @@ class Schedules:
         return await self._ask_async(next_script(name, count))
 
     def runs(self, name: str, limit: int = 20) -> BrokerResult[Runs]:
-        """Return the newest runs of a schedule, as long as their tasks are kept."""
+        """Return the newest tasks or runs of a schedule, as long as they are kept."""
         return self._ask(runs_script(name, limit))
 
     async def runs_async(self, name: str, limit: int = 20) -> BrokerResult[Runs]:
@@ -168,20 +182,23 @@ class Schedules:
             return Err(_SUPPRESSED)
         return await self._ask_async(script)
 
-    def _add_script(self, schedule: TaskSchedule, replace: bool) -> Script[Told[ScheduleState]]:
+    def _add_script(self, schedule: AnySchedule, replace: bool) -> Script[Told[ScheduleState]]:
         """Check the schedule now, where mistakes are raised, and return what stores it."""
         if not schedule.enabled:
             raise schedule_error(schedule, "enabled is off; add it and pause it instead")
-        definitions = self.definitions()
-        entry = Entry.of(self.producer.config, definitions, schedule)
-        text = definition_json(definitions[schedule.task_name], entry)
-        return _add_script(entry, text, replace, schedule.name in self._configured())
+        entry = Entry.of(self._known(), schedule)
+        raise_collected(ValidationReport("schedule", list(build_errors(entry))))
+        is_configured = schedule.name in self._configured()
+        return _add_script(entry, definition_json(entry), replace, is_configured)
 
-    def _configured(self) -> dict[str, TaskSchedule]:
+    def _known(self) -> Known:
+        return Known(self.producer.config, self.definitions(), self.app)
+
+    def _configured(self) -> dict[str, AnySchedule]:
         config = self.producer.config.schedule
         return {} if config is None else {one.name: one for one in config.schedules}
 
-    def _run_script(self, name: str) -> Script[Told[InsertTask]]:
+    def _run_script(self, name: str) -> Script[Told[Work]]:
         stored: _Stored = yield read_schedule_definition, ScheduleName(name)
         try:
             entry = self._entry(name, stored[0].definition if stored else None)
@@ -191,23 +208,24 @@ class Schedules:
         if entry is None:
             return unknown(name)
         (standing,) = yield read_schedule_standings, ScheduleNames([name])
-        match entry.target.row_by_order(standing.looked_at.astimezone(UTC)):
-            case Err(error):
-                return BrokerOperationError(WORKING, error.message)
-            case Ok(row):
-                yield run_schedule, _run_params(name, row)
-                return row
+        match entry.target.by_order(standing.looked_at.astimezone(UTC)):
+            case Err(reason):
+                return BrokerOperationError(WORKING, reason)
+            case Ok(work):
+                yield _order(name, work)
+                return work
 
     def _entry(self, name: str, definition: str | None) -> Entry | None:
-        config, definitions = self.producer.config, self.definitions()
         if definition is not None:
-            return read_definition(config, definitions, definition)
+            return read_definition(self._known(), definition)
         schedule = self._configured().get(name)
-        return None if schedule is None else Entry.of(config, definitions, schedule)
+        return None if schedule is None else Entry.of(self._known(), schedule)
 
-    def _handle(self, row: InsertTask) -> TaskHandle[Any]:
-        results = self.definitions()[row.task_name].results
-        return TaskHandle(row.id, self.producer.get_broker(), results)
+    def _handle(self, work: Work) -> RunHandle:
+        broker = self.producer.get_broker()
+        if isinstance(work, RunPlan):
+            return WorkflowHandle(work.id, broker, types=DeclaredTypes(work.nodes))
+        return TaskHandle(work.id, broker, self.definitions()[work.task_name].results)
 
 
 def _add_script(
@@ -222,7 +240,8 @@ def _add_script(
         next_run_at=entry.timing.first_after(standing.looked_at.astimezone(UTC)),
         hash=entry.hash,
         timing=entry.timing_text,
-        task_name=schedule.task_name,
+        task_name=entry.task_name,
+        definition_key=entry.definition_key,
         definition=text,
         replace=replace,
     )
@@ -233,6 +252,12 @@ def _add_script(
 def _taken(name: str) -> BrokerOperationError:
     message = f"There is another schedule {name!r} already; choose a new name, or replace=True."
     return BrokerOperationError(BrokerErrorCode.SCHEDULE_EXISTS, message)
+
+
+def _order(name: str, work: Work) -> Step:
+    if isinstance(work, RunPlan):
+        return start_schedule, StartSchedule(work.id, work.text, name)
+    return run_schedule, _run_params(name, work)
 
 
 def _run_params(name: str, row: InsertTask) -> RunSchedule:

@@ -21,6 +21,7 @@ from horsies.retry import Backoff
 from horsies.schedule.book import Book, enter_schedules
 from horsies.schedule.entry import Definitions
 from horsies.schedule.tick import tick
+from horsies.workflow.definition import BuildsSpecs
 
 logger = logging.getLogger("horsies.scheduler")
 
@@ -37,7 +38,8 @@ class SchedulerGaveUpError(Exception):
 class Scheduler:
     """Serves the schedules of one application on a connection of its own.
 
-    ``owner`` names the application in the records; ``connect`` opens the connection.
+    ``owner`` names the application in the records; ``connect`` opens the connection; ``app`` builds
+    the workflows of schedules that start any.
     """
 
     def __init__(
@@ -46,8 +48,9 @@ class Scheduler:
         definitions: Definitions,
         owner: str,
         connect: Callable[[], Connection[Any]],
+        app: BuildsSpecs | None = None,
     ) -> None:
-        self._book = Book.of(config, definitions, owner)
+        self._book = Book.of(config, definitions, owner, app)
         assert config.schedule is not None
         self._interval_seconds = float(config.schedule.check_interval_seconds)
         limits = config.resilience

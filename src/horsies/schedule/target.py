@@ -1,51 +1,68 @@
-"""The target of a schedule: what to insert for a slot, through the same path as a send.
+"""The target of a schedule: what a slot sends, a task here, a run of a workflow in ``runs.py``.
 
-A row made here has the task's retry policy, queue, priority, time limit and expiry, and an id that is
-always the same for the same schedule and slot. First station of the line producer -> SQL -> turn ->
-child -> report -> result, with the scheduler as the producer; nothing here talks to the database.
+Through the same path as a send: a row made here has the task's retry policy, queue, priority, time
+limit and expiry, and an id that is always the same for the same schedule and slot. First station of the
+line producer -> SQL -> turn -> child -> report -> result, with the scheduler as the producer; nothing
+here talks to the database.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 from uuid import UUID
 
 from horsies.config import AppConfig, PayloadConfig
 from horsies.db.tasks import InsertTask
 from horsies.definition import TaskDefinition, choose_queue
 from horsies.ids import fixed_id, new_id
-from horsies.request import UNSET, SendOptions, Stamp, TaskSendResult, prepare
+from horsies.request import UNSET, SendOptions, Stamp, prepare
+from horsies.result import Result
 from horsies.timetable.settings import TaskSchedule
+from horsies.workflow.nodes import AnyNode
 
 SCHEDULED_FOR = "scheduled_for"
 
 _JITTER_STEPS = 1_000_003
 
 
+@dataclass(frozen=True, slots=True)
+class RunPlan:
+    """A run of a workflow to start: its plan as JSON text, and for how long its first tasks wait."""
+
+    id: str
+    sent_at: datetime
+    delay_seconds: float
+    text: str = field(repr=False)
+    nodes: tuple[AnyNode, ...] = field(repr=False)
+
+
+Work: TypeAlias = InsertTask | RunPlan
+
+
 class Target(Protocol):
-    """What a schedule stands for: asked for a slot, it says what to insert."""
+    """What a schedule stands for: asked for a slot, it says what to put into the database."""
 
-    def row_for(self, slot: datetime) -> TaskSendResult[InsertTask]:
-        """Return the row of this slot, always the same one, or why there can be none."""
+    def for_slot(self, slot: datetime) -> Result[Work, str]:
+        """Return the task or run of this slot, always the same one, or why there can be none."""
 
-    def row_by_order(self, moment: datetime) -> TaskSendResult[InsertTask]:
-        """Return the row of a run that somebody ordered at this moment."""
+    def by_order(self, moment: datetime) -> Result[Work, str]:
+        """Return the task or run that somebody ordered at this moment."""
 
 
 def run_id(schedule_name: str, slot: datetime) -> str:
-    """Return the id of a schedule's task for a slot; whoever computes it gets the same.
+    """Return the id of a schedule's task or run for a slot; whoever computes it gets the same.
 
-    In the order of slots, as other ids are in the order of sending: a digest alone would put the task
-    of a schedule anywhere among the others, in lists and in the index.
+    In the order of slots, as other ids are in the order of sending: a digest alone would put what
+    a schedule sends anywhere among the others, in lists and in the index.
     """
     return fixed_id(slot, f"{schedule_name}\0{slot.astimezone(UTC).isoformat()}")
 
 
 class ArgumentProblem(ValueError):
-    """Why the arguments of a schedule cannot be passed to its task."""
+    """Why the arguments of a schedule cannot be passed to its task or workflow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,16 +85,16 @@ class TaskTarget:
             definition = replace(definition, queue_name=queue.name, priority=queue.priority)
         return cls(schedule, definition, kwargs, config.payload)
 
-    def row_for(self, slot: datetime) -> TaskSendResult[InsertTask]:
+    def for_slot(self, slot: datetime) -> Result[Work, str]:
         """Return the row of this slot; its delay is the slot's share of the jitter."""
         stamp = Stamp(run_id(self.schedule.name, slot), slot)
         return self._row(stamp, self.schedule.jitter_seconds * jitter_share(stamp.task_id))
 
-    def row_by_order(self, moment: datetime) -> TaskSendResult[InsertTask]:
+    def by_order(self, moment: datetime) -> Result[Work, str]:
         """Return the row of a run that somebody ordered at this moment, under an id of its own."""
         return self._row(Stamp(new_id(), moment), 0)
 
-    def _row(self, stamp: Stamp, delay_seconds: float) -> TaskSendResult[InsertTask]:
+    def _row(self, stamp: Stamp, delay_seconds: float) -> Result[Work, str]:
         kwargs = dict(self.kwargs)
         if takes_slot(self.definition):
             kwargs[SCHEDULED_FOR] = stamp.sent_at
@@ -85,7 +102,7 @@ class TaskTarget:
         prepared = prepare(
             self.limits, self.definition, options, (), kwargs, delay_seconds or UNSET, stamp
         )
-        return prepared.map(lambda request: request.row)
+        return prepared.map(lambda request: request.row).map_err(lambda error: error.message)
 
     def _good_until(self, moment: datetime) -> datetime | None:
         seconds = self.schedule.good_for_seconds

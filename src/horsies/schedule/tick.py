@@ -1,8 +1,8 @@
-"""The tick: read what is due, decide, and write tasks and standings down in one statement.
+"""The tick: read what is due, decide, and write tasks, runs and standings down in one statement.
 
 Between reading and writing nothing is locked and no transaction is open, so a scheduler that is frozen
 or killed at any moment holds nobody up: the statement takes a schedule only as it was read, and puts
-in all of its tasks or none. Two schedulers that decide the same leave one set of tasks behind.
+in all of its tasks and runs or none. Two schedulers that decide the same leave one set behind.
 """
 
 from __future__ import annotations
@@ -32,20 +32,22 @@ from horsies.result import Err, Ok
 from horsies.schedule.book import DUE_MAX, Book
 from horsies.schedule.entry import Entry
 from horsies.schedule.plan import Decision, Dropped, SkipReason, Standing, decide
+from horsies.schedule.target import RunPlan, Work
 
 logger = logging.getLogger("horsies.scheduler")
 
-# Catching up after a long time goes on in the next tick, so that no statement becomes huge.
+# Catching up after a long time goes on in the next tick, so that no statement becomes huge: at most so
+# many tasks and nodes of workflows, if one schedule alone does not have more.
 RUNS_MAX = 10_000
 
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A due schedule, what was decided, and the tasks to insert for it."""
+    """A due schedule, what was decided, and the tasks or runs that come of it."""
 
     due: DueSchedule
     decision: Decision
-    rows: Sequence[InsertTask]
+    work: Sequence[Work]
 
     @property
     def is_behind(self) -> bool:
@@ -63,7 +65,7 @@ class Ticked:
 
 
 def tick(connection: Connection[Any], book: Book) -> Ticked:
-    """Send the tasks of everything that is due; psycopg.Error when the database is not up to it."""
+    """Send and start everything that is due; psycopg.Error when the database is not up to it."""
     try:
         ticked = run_script(connection, _tick_script(book))
     except psycopg.Error as error:
@@ -108,8 +110,12 @@ def plan_all(book: Book, due: Iterable[DueSchedule]) -> list[Planned]:
             continue
         if planned is not None:
             batch.append(planned)
-            runs_left -= len(planned.rows)
+            runs_left -= sum(map(_size, planned.work))
     return batch
+
+
+def _size(work: Work) -> int:
+    return len(work.nodes) if isinstance(work, RunPlan) else 1
 
 
 def _plan(entry: Entry | None, due: DueSchedule, runs_max: int) -> Planned | None:
@@ -119,15 +125,15 @@ def _plan(entry: Entry | None, due: DueSchedule, runs_max: int) -> Planned | Non
     decision = decide(entry.schedule, entry.timing, standing, runs_max)
     if decision is None:
         return None
-    rows: list[InsertTask] = []
+    work: list[Work] = []
     for slot in decision.fire:
-        match entry.target.row_for(slot):
-            case Ok(row):
-                rows.append(row)
-            case Err(error):
-                logger.error("schedule %r, slot %s: %s", due.name, slot, error.message)
+        match entry.target.for_slot(slot):
+            case Ok(one):
+                work.append(one)
+            case Err(reason):
+                logger.error("schedule %r, slot %s: %s", due.name, slot, reason)
                 decision = _refused(decision, slot)
-    return Planned(due, decision, rows)
+    return Planned(due, decision, work)
 
 
 def _in_utc(due: DueSchedule) -> Standing:
@@ -138,37 +144,44 @@ def _in_utc(due: DueSchedule) -> Standing:
 
 
 def _refused(decision: Decision, slot: datetime) -> Decision:
-    """A slot whose task cannot be sent is over all the same, or it would be in the way for ever."""
+    """A slot whose task or run cannot be is over all the same, or it would be in the way for ever."""
     dropped = Dropped(SkipReason.REFUSED, slot, slot)
     return Decision(decision.fire, decision.next_run_at, dropped)
 
 
 def columns(batch: Sequence[Planned]) -> FireSlots:
-    """Write decisions and tasks as columns, one value per schedule and one per task."""
-    runs = [(planned.due.name, row) for planned in batch for row in planned.rows]
+    """Write decisions, tasks and runs as columns, one value for each of them."""
+    work = [(planned.due.name, one) for planned in batch for one in planned.work]
+    tasks = [(name, one) for name, one in work if isinstance(one, InsertTask)]
+    runs = [(name, one) for name, one in work if isinstance(one, RunPlan)]
     dropped = [planned.decision.dropped for planned in batch]
     return FireSlots(
         names=[planned.due.name for planned in batch],
         due_at=[planned.due.due_at for planned in batch],
         hashes=[planned.due.hash for planned in batch],
         next_run_at=[planned.decision.next_run_at for planned in batch],
-        last_task_ids=[planned.rows[-1].id if planned.rows else None for planned in batch],
-        run_counts=[len(planned.rows) for planned in batch],
+        last_task_ids=[planned.work[-1].id if planned.work else None for planned in batch],
+        run_counts=[len(planned.work) for planned in batch],
         skipped_at=[None if one is None else one.before for one in dropped],
         skip_reasons=[None if one is None else one.reason.value for one in dropped],
-        ids=[row.id for _, row in runs],
-        schedule_names=[name for name, _ in runs],
-        slots=[row.sent_at for _, row in runs],
-        task_names=[row.task_name for _, row in runs],
-        queue_names=[row.queue_name for _, row in runs],
-        priorities=[row.priority for _, row in runs],
-        kwargs=[row.kwargs for _, row in runs],
-        delay_seconds=[row.delay_seconds for _, row in runs],
-        good_until=[row.good_until for _, row in runs],
-        max_retries=[row.max_retries for _, row in runs],
-        task_options=[row.task_options for _, row in runs],
-        timeouts_ms=[row.timeout_ms for _, row in runs],
-        enqueue_shas=[row.enqueue_sha for _, row in runs],
+        ids=[row.id for _, row in tasks],
+        schedule_names=[name for name, _ in tasks],
+        slots=[row.sent_at for _, row in tasks],
+        task_names=[row.task_name for _, row in tasks],
+        queue_names=[row.queue_name for _, row in tasks],
+        priorities=[row.priority for _, row in tasks],
+        kwargs=[row.kwargs for _, row in tasks],
+        delay_seconds=[row.delay_seconds for _, row in tasks],
+        good_until=[row.good_until for _, row in tasks],
+        max_retries=[row.max_retries for _, row in tasks],
+        task_options=[row.task_options for _, row in tasks],
+        timeouts_ms=[row.timeout_ms for _, row in tasks],
+        enqueue_shas=[row.enqueue_sha for _, row in tasks],
+        run_ids=[run.id for _, run in runs],
+        plans=[run.text for _, run in runs],
+        run_schedule_names=[name for name, _ in runs],
+        run_slots=[run.sent_at for _, run in runs],
+        run_delay_seconds=[run.delay_seconds for _, run in runs],
     )
 
 
@@ -183,23 +196,23 @@ def _tick_one_by_one(connection: Connection[Any], book: Book) -> Ticked:
             if is_transient(error):
                 raise
             logger.error("schedule %r cannot be stored: %s", planned.due.name, describe(error))
-            taken = fire_slots.run(connection, columns([_without_tasks(planned)]))
+            taken = fire_slots.run(connection, columns([_without_work(planned)]))
             continue
         fired += [planned] if taken else []
     return Ticked(fired, None)
 
 
-def _without_tasks(planned: Planned) -> Planned:
+def _without_work(planned: Planned) -> Planned:
     slot = planned.decision.fire[-1] if planned.decision.fire else planned.due.due_at
     return Planned(planned.due, _refused(planned.decision, slot), ())
 
 
 def _log(planned: Planned) -> None:
     name, decision = planned.due.name, planned.decision
-    if planned.rows:
-        logger.info(
-            "schedule %r: %d task(s) sent, slot %s", name, len(planned.rows), decision.fire[-1]
-        )
+    if planned.work:
+        what = "run(s) started" if isinstance(planned.work[-1], RunPlan) else "task(s) sent"
+        slot = decision.fire[-1]
+        logger.info("schedule %r: %d %s, slot %s", name, len(planned.work), what, slot)
     if decision.dropped is not None:
         lost = decision.dropped
         logger.warning(

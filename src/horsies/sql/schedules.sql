@@ -1,30 +1,35 @@
 -- Schedules: what is due, what becomes of it, and how operators and programs change them.
 --
 -- A scheduler serves the schedules of its configuration under the timing it knows ("names" and "hashes", one per line:
--- the driver needs far longer to write an array), and those stored here whose task it knows ("task_names"). Any number
--- of schedulers may serve the same ones.
+-- the driver needs far longer to write an array), and those stored here whose task it knows ("task_names"), or whose
+-- workflow ("definition_keys"). Any number of schedulers may serve the same ones.
 
 -- name: find_due_schedules
--- What is due, oldest first; nothing is locked yet. What waits for a task of its own to end comes last, so that it does
--- not keep others from their turn. One index probe for each that is due: an EXISTS might be answered by reading all tasks.
+-- What is due, oldest first; nothing is locked yet. What waits for a task or run of its own to end comes last, so that
+-- it does not keep others from their turn. Index probes for each that is due: an EXISTS might be answered by reading all
+-- tasks.
 SELECT state.schedule_name AS name, state.next_run_at AS due_at, state.config_hash AS hash, state.definition,
     state.resumed_at, now() AS looked_at,
     coalesce((
         SELECT true FROM horsies_tasks AS task
         WHERE task.schedule_name = state.schedule_name AND task.status IN ('PENDING', 'CLAIMED', 'RUNNING')
+        LIMIT 1), (
+        SELECT true FROM horsies_workflows AS run
+        WHERE run.schedule_name = state.schedule_name AND run.status IN ('PENDING', 'RUNNING', 'PAUSED')
         LIMIT 1), false) AS is_unfinished
 FROM horsies_schedule_state AS state
 LEFT JOIN unnest(string_to_array(%(names)s, E'\n'), string_to_array(%(hashes)s, E'\n')) AS known (name, hash)
     ON known.name = state.schedule_name AND known.hash = state.config_hash
 WHERE state.next_run_at <= now() AND state.paused_at IS NULL
-  AND (known.name IS NOT NULL OR (state.definition IS NOT NULL AND state.task_name = ANY(%(task_names)s::text[])))
+  AND (known.name IS NOT NULL OR (state.definition IS NOT NULL AND (
+      state.task_name = ANY(%(task_names)s::text[]) OR state.definition_key = ANY(%(definition_keys)s::text[]))))
 ORDER BY is_unfinished, state.next_run_at, state.schedule_name
 LIMIT %(limit)s
 
 -- name: fire_slots
--- Tasks for due slots, and where their schedules stand afterwards: all of it or nothing, in one statement. A schedule
--- is taken only as it was read: one that another scheduler has taken, that was paused or changed meanwhile, is left
--- alone. A task that is there already, by its id made of name and slot, stays as it is.
+-- Tasks and runs for due slots, and where their schedules stand afterwards: all of it or nothing, in one statement. A
+-- schedule is taken only as it was read: one that another scheduler has taken, that was paused or changed meanwhile, is
+-- left alone. A task or run that is there already, by its id made of name and slot, stays as it is.
 WITH decided AS MATERIALIZED (
     SELECT * FROM unnest(
         %(names)s::text[], %(due_at)s::timestamptz[], %(hashes)s::text[], %(next_run_at)s::timestamptz[],
@@ -50,7 +55,17 @@ sent AS (
     ) AS run (id, schedule_name, slot, task_name, queue_name, priority, kwargs, delay_seconds, good_until, max_retries,
               task_options, timeout_ms, enqueue_sha)
     JOIN taken ON taken.name = run.schedule_name
-    ON CONFLICT DO NOTHING)
+    ON CONFLICT DO NOTHING),
+started AS MATERIALIZED (
+    SELECT horsies_start_scheduled_v1(
+        array_agg(run.id), array_agg(run.plan), array_agg(run.schedule_name), array_agg(run.slot),
+        array_agg(run.delay_seconds))
+    FROM unnest(
+        %(run_ids)s::uuid[], %(plans)s::text[], %(run_schedule_names)s::text[], %(run_slots)s::timestamptz[],
+        %(run_delay_seconds)s::float8[]
+    ) AS run (id, plan, schedule_name, slot, delay_seconds)
+    JOIN taken ON taken.name = run.schedule_name
+    HAVING count(*) > 0)
 UPDATE horsies_schedule_state AS state SET
     next_run_at = decided.next_run_at,
     last_run_at = CASE WHEN decided.run_count > 0 THEN now() ELSE state.last_run_at END,
@@ -60,7 +75,8 @@ UPDATE horsies_schedule_state AS state SET
     skip_reason = coalesce(decided.skip_reason, state.skip_reason),
     updated_at = now()
 FROM decided JOIN taken ON taken.name = decided.name
-WHERE state.schedule_name = decided.name
+-- Always true: what nobody asks for is not done.
+WHERE state.schedule_name = decided.name AND (SELECT count(*) FROM started) >= 0
 RETURNING state.schedule_name AS name
 
 -- name: seconds_until_next_slot
@@ -70,29 +86,31 @@ FROM horsies_schedule_state AS state
 LEFT JOIN unnest(string_to_array(%(names)s, E'\n'), string_to_array(%(hashes)s, E'\n')) AS known (name, hash)
     ON known.name = state.schedule_name AND known.hash = state.config_hash
 WHERE state.next_run_at > coalesce(%(looked_at)s::timestamptz, '-infinity') AND state.paused_at IS NULL
-  AND (known.name IS NOT NULL OR (state.definition IS NOT NULL AND state.task_name = ANY(%(task_names)s::text[])))
+  AND (known.name IS NOT NULL OR (state.definition IS NOT NULL AND (
+      state.task_name = ANY(%(task_names)s::text[]) OR state.definition_key = ANY(%(definition_keys)s::text[]))))
 
 -- name: read_schedule_standings
 -- What is known of these schedules, a row each whether it is there or not, and the time on the database's clock.
 SELECT wanted.name, state.schedule_name IS NOT NULL AS is_stored, state.config_hash AS hash, state.next_run_at,
-    state.task_name, state.owner, state.definition, now() AS looked_at
+    state.task_name, state.definition_key, state.owner, state.definition, now() AS looked_at
 FROM unnest(%(names)s::text[]) AS wanted (name)
 LEFT JOIN horsies_schedule_state AS state ON state.schedule_name = wanted.name
 
 -- name: store_schedules
 -- Schedules of the configuration: new ones come in, known ones get a new next slot when their timing is another one or
 -- they had none. Counters and pauses stay. In the order of their names, for schedulers that start together.
-INSERT INTO horsies_schedule_state AS state (schedule_name, next_run_at, config_hash, timing, task_name, owner)
+INSERT INTO horsies_schedule_state AS state (
+    schedule_name, next_run_at, config_hash, timing, task_name, definition_key, owner)
 SELECT fresh.* FROM unnest(
     %(names)s::text[], %(next_run_at)s::timestamptz[], %(hashes)s::text[], %(timings)s::text[], %(task_names)s::text[],
-    %(owners)s::text[]
-) AS fresh (name, next_run_at, hash, timing, task_name, owner)
+    %(definition_keys)s::text[], %(owners)s::text[]
+) AS fresh (name, next_run_at, hash, timing, task_name, definition_key, owner)
 ORDER BY fresh.name
 ON CONFLICT (schedule_name) DO UPDATE SET
     next_run_at = CASE WHEN state.config_hash = EXCLUDED.config_hash
         THEN coalesce(state.next_run_at, EXCLUDED.next_run_at) ELSE EXCLUDED.next_run_at END,
     config_hash = EXCLUDED.config_hash, timing = EXCLUDED.timing, task_name = EXCLUDED.task_name,
-    owner = EXCLUDED.owner, definition = NULL, updated_at = now()
+    definition_key = EXCLUDED.definition_key, owner = EXCLUDED.owner, definition = NULL, updated_at = now()
 RETURNING state.schedule_name AS name
 
 -- name: list_orphaned_schedules
@@ -106,20 +124,21 @@ ORDER BY schedule_name
 -- is the very same; the next slot stays while the timing does. No row comes back when the name is taken otherwise.
 WITH added AS (
     INSERT INTO horsies_schedule_state AS state (
-        schedule_name, next_run_at, config_hash, timing, task_name, owner, definition)
-    VALUES (%(name)s, %(next_run_at)s, %(hash)s, %(timing)s, %(task_name)s, 'program', %(definition)s)
+        schedule_name, next_run_at, config_hash, timing, task_name, definition_key, owner, definition)
+    VALUES (
+        %(name)s, %(next_run_at)s, %(hash)s, %(timing)s, %(task_name)s, %(definition_key)s, 'program', %(definition)s)
     ON CONFLICT (schedule_name) DO UPDATE SET
         next_run_at = CASE WHEN state.config_hash = EXCLUDED.config_hash
             THEN coalesce(state.next_run_at, EXCLUDED.next_run_at) ELSE EXCLUDED.next_run_at END,
         config_hash = EXCLUDED.config_hash, timing = EXCLUDED.timing, task_name = EXCLUDED.task_name,
-        definition = EXCLUDED.definition, updated_at = now()
+        definition_key = EXCLUDED.definition_key, definition = EXCLUDED.definition, updated_at = now()
     WHERE state.definition IS NOT NULL AND (%(replace)s OR state.definition = EXCLUDED.definition)
     RETURNING state.schedule_name)
 SELECT added.schedule_name AS name
 FROM added CROSS JOIN LATERAL pg_notify('horsies_schedules', added.schedule_name) AS woken
 
 -- name: remove_schedule
--- Forget a schedule that was added at run time; its tasks stay. Those of a configuration are not removed here.
+-- Forget a schedule that was added at run time; its tasks and runs stay. Those of a configuration are not removed here.
 WITH removed AS (
     DELETE FROM horsies_schedule_state
     WHERE schedule_name = %(name)s AND definition IS NOT NULL
@@ -161,13 +180,27 @@ noted AS (
     FROM sent WHERE state.schedule_name = sent.schedule_name)
 SELECT sent.id::text AS id FROM sent
 
+-- name: start_schedule
+-- The same for a workflow: a run by order.
+WITH started AS MATERIALIZED (
+    SELECT horsies_start_scheduled_v1(
+        ARRAY[%(id)s::uuid], ARRAY[%(plan)s::text], ARRAY[%(schedule_name)s::text], ARRAY[NULL::timestamptz],
+        ARRAY[0::float8]) AS created),
+noted AS (
+    UPDATE horsies_schedule_state AS state SET
+        last_run_at = now(), last_task_id = %(id)s::uuid, run_count = state.run_count + 1, updated_at = now()
+    FROM started WHERE state.schedule_name = %(schedule_name)s AND started.created > 0)
+SELECT %(id)s::text AS id FROM started WHERE started.created > 0
+
 -- name: list_schedules
--- Every schedule on record, or one, and how its newest task is doing.
-SELECT state.schedule_name AS name, state.task_name, state.definition IS NOT NULL AS is_dynamic, state.owner,
-    state.timing, state.next_run_at, state.last_run_at, state.last_task_id::text, task.status AS last_status,
-    state.run_count, state.paused_at, state.skipped_at, state.skip_reason
+-- Every schedule on record, or one, and how its newest task or run is doing.
+SELECT state.schedule_name AS name, state.task_name, state.definition_key, state.definition IS NOT NULL AS is_dynamic,
+    state.owner, state.timing, state.next_run_at, state.last_run_at, state.last_task_id::text,
+    coalesce(task.status::text, run.status::text) AS last_status, state.run_count, state.paused_at, state.skipped_at,
+    state.skip_reason
 FROM horsies_schedule_state AS state
 LEFT JOIN horsies_tasks AS task ON task.id = state.last_task_id
+LEFT JOIN horsies_workflows AS run ON run.id = state.last_task_id
 WHERE %(name)s::text IS NULL OR state.schedule_name = %(name)s
 ORDER BY state.schedule_name
 
@@ -176,7 +209,17 @@ ORDER BY state.schedule_name
 SELECT definition FROM horsies_schedule_state WHERE schedule_name = %(name)s
 
 -- name: list_schedule_runs
--- The newest runs of a schedule, by the index on (schedule_name, sent_at).
-SELECT id::text AS task_id, scheduled_for, status, enqueued_at, error_code
-FROM horsies_tasks WHERE schedule_name = %(name)s
-ORDER BY sent_at DESC LIMIT %(limit)s
+-- The newest tasks and runs of a schedule, from their indexes on (schedule_name, sent_at). It has both when it once had
+-- the other.
+SELECT newest.id::text AS task_id, newest.is_workflow, newest.scheduled_for, newest.status::text, newest.enqueued_at,
+    newest.error_code
+FROM (
+    (SELECT task.id, false AS is_workflow, task.scheduled_for, task.status::text, task.enqueued_at, task.error_code::text,
+        task.sent_at
+    FROM horsies_tasks AS task WHERE task.schedule_name = %(name)s ORDER BY task.sent_at DESC LIMIT %(limit)s)
+    UNION ALL
+    (SELECT run.id, true, run.scheduled_for, run.status::text, run.started_at,
+        coalesce(run.error::json #>> '{error_code,__builtin_task_code__}', run.error::json ->> 'error_code'), run.sent_at
+    FROM horsies_workflows AS run WHERE run.schedule_name = %(name)s ORDER BY run.sent_at DESC LIMIT %(limit)s)
+) AS newest
+ORDER BY newest.sent_at DESC LIMIT %(limit)s

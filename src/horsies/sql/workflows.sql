@@ -102,8 +102,9 @@ SELECT id::text, root_workflow_id::text, depth FROM horsies_workflows WHERE id =
 WITH family AS MATERIALIZED (SELECT horsies_tree_v1(%(id)s::uuid) AS id LIMIT %(limit)s::integer)
 SELECT run.id::text, run.name, run.status, run.definition_key, run.workflow_key, run.on_error,
     run.error, run.matched_case, run.parent_workflow_id::text, run.parent_task_index, run.root_workflow_id::text, run.depth,
-    run.total_nodes, run.open_nodes, run.failed_nodes, run.sent_at, run.created_at, run.started_at, run.paused_at,
-    run.completed_at, extract(epoch FROM coalesce(run.completed_at, now()) - run.started_at)::float8 AS duration_seconds
+    run.total_nodes, run.open_nodes, run.failed_nodes, run.schedule_name, run.scheduled_for, run.sent_at,
+    run.created_at, run.started_at, run.paused_at, run.completed_at,
+    extract(epoch FROM coalesce(run.completed_at, now()) - run.started_at)::float8 AS duration_seconds
 FROM horsies_workflows AS run WHERE run.id IN (SELECT family.id FROM family)
 ORDER BY run.depth, run.created_at, run.id
 

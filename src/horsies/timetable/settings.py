@@ -1,17 +1,17 @@
-"""What a user writes down about schedules: `TaskSchedule`, and `ScheduleConfig` around them.
+"""What a user writes down about schedules: tasks, workflows, and `ScheduleConfig` around them.
 
 Part of the configuration; `horsies.config` holds a ScheduleConfig. A schedule that contradicts itself
-is refused here (HRS-205); whether its zone, task, queue and arguments exist is known only once the
-tasks are, and checked before a scheduler starts.
+is refused here (HRS-205); whether its zone, task, workflow, queue and arguments exist is known only
+once the tasks are, and checked before a scheduler starts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import datetime
-from typing import Any, Literal, Self, TypeAlias
+from typing import Annotated, Any, Literal, Protocol, Self, TypeAlias
 
-from pydantic import BaseModel, Field, model_validator
+from pydantic import BaseModel, Field, PlainSerializer, PlainValidator, model_validator
 
 from horsies.postgres_config import FROZEN_MODEL
 from horsies.timetable.patterns import SchedulePattern, refuse
@@ -22,17 +22,23 @@ NAME_LENGTH_MAX = 255
 Overlap: TypeAlias = Literal["allow", "skip", "queue"]
 
 
-class TaskSchedule(BaseModel):
-    """A task to be sent again and again.
+class KeyedWorkflow(Protocol):
+    """The class of a workflow definition, of which a configuration knows only that it has a key."""
 
-    Example:
-        TaskSchedule(
-            name="nightly-report",
-            task_name="make_report",
-            pattern=DailySchedule(time=time(3, 0)),
-            timezone="Europe/Berlin",
-        )
-    """
+    def own_key(self) -> str | None:
+        """Return the key the class declares, if any."""
+
+
+# Workflows stand above the configuration: it holds the class and asks nothing else of it.
+_AsItIs: TypeAlias = Annotated[
+    KeyedWorkflow,
+    PlainValidator(lambda definition: definition),
+    PlainSerializer(lambda definition: definition.own_key(), return_type=str | None),
+]
+
+
+class Schedule(BaseModel):
+    """What all schedules have in common: a name, a timetable, and rules for slots that cannot fire."""
 
     model_config = FROZEN_MODEL
 
@@ -40,29 +46,9 @@ class TaskSchedule(BaseModel):
     """What the schedule is called, 1 to 255 printable characters, unique in the database.
     Required."""
 
-    task_name: str
-    """The registered task to send. Required."""
-
     pattern: SchedulePattern
     """When: an IntervalSchedule, HourlySchedule, DailySchedule, WeeklySchedule, MonthlySchedule or
     CronSchedule. Required."""
-
-    args: tuple[Any, ...] = Field(default=(), repr=False)
-    """Positional arguments of the task; they are stored by name. Defaults to ()."""
-
-    kwargs: dict[str, Any] = Field(default_factory=dict, repr=False)
-    """Keyword arguments of the task. Defaults to {}."""
-
-    queue_name: str | None = None
-    """The queue to send to. None takes the task's own. Defaults to None."""
-
-    priority: int | None = Field(default=None, ge=1, le=100)
-    """The priority of the tasks, from 1 (first) to 100 (last). None takes the queue's. Defaults to
-    None."""
-
-    good_for_seconds: float | None = Field(default=None, gt=0)
-    """Seconds after its slot until which a task may still start, above 0; later it expires. None
-    sets no limit. Defaults to None."""
 
     enabled: bool = True
     """Whether schedulers serve it. Defaults to True."""
@@ -82,11 +68,11 @@ class TaskSchedule(BaseModel):
     """No slot is later than this. Needs a time zone. Defaults to None."""
 
     jitter_seconds: float = Field(default=0, ge=0, le=86_400)
-    """Let the task of each slot wait for up to this long, from 0 to 86,400, always the same for the
+    """Let what each slot sends wait for up to this long, from 0 to 86,400, always the same for the
     same slot. Spreads schedules that are due together. Defaults to 0."""
 
     catch_up_missed: bool = False
-    """Send the tasks of all slots that passed while no scheduler ran, in order; otherwise only the
+    """Make up for all slots that passed while no scheduler ran, in order; otherwise only for the
     latest. Defaults to False."""
 
     max_catch_up_runs: int = Field(default=100, ge=1, le=10_000)
@@ -98,12 +84,12 @@ class TaskSchedule(BaseModel):
     for its age. Defaults to None."""
 
     overlap: Overlap = "allow"
-    """What to do while a task of this schedule is unfinished: `allow` sends the next anyway, `skip`
-    drops the slot, `queue` keeps it until the task has ended. Defaults to allow."""
+    """What to do while the task or run of an earlier slot is unfinished: `allow` sends the next
+    anyway, `skip` drops the slot, `queue` keeps it until the other has ended. Defaults to allow."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        refuse(f"TaskSchedule {self.name[:100]!r}", self._problems())
+        refuse(f"{type(self).__name__} {self.name[:100]!r}", self._problems())
         return self
 
     def _problems(self) -> Iterator[str]:
@@ -124,11 +110,72 @@ class TaskSchedule(BaseModel):
             yield "end_at is before start_at"
 
 
+class TaskSchedule(Schedule):
+    """A task to be sent again and again.
+
+    Example:
+        TaskSchedule(
+            name="nightly-report",
+            task_name="make_report",
+            pattern=DailySchedule(time=time(3, 0)),
+            timezone="Europe/Berlin",
+        )
+    """
+
+    task_name: str
+    """The registered task to send. Required."""
+
+    args: tuple[Any, ...] = Field(default=(), repr=False)
+    """Positional arguments of the task; they are stored by name. Defaults to ()."""
+
+    kwargs: dict[str, Any] = Field(default_factory=dict, repr=False)
+    """Keyword arguments of the task. Defaults to {}."""
+
+    queue_name: str | None = None
+    """The queue to send to. None takes the task's own. Defaults to None."""
+
+    priority: int | None = Field(default=None, ge=1, le=100)
+    """The priority of the tasks, from 1 (first) to 100 (last). None takes the queue's. Defaults to
+    None."""
+
+    good_for_seconds: float | None = Field(default=None, gt=0)
+    """Seconds after its slot until which a task may still start, above 0; later it expires. None
+    sets no limit. Defaults to None."""
+
+
+class WorkflowSchedule(Schedule):
+    """A workflow to be started again and again.
+
+    Example:
+        WorkflowSchedule(
+            name="nightly-books",
+            definition=CloseTheBooks,
+            kwargs={"branch": 7},
+            pattern=DailySchedule(time=time(3, 0)),
+            timezone="Europe/Berlin",
+        )
+    """
+
+    definition: _AsItIs
+    """The WorkflowDefinition to build and start, the class itself. Required."""
+
+    kwargs: dict[str, Any] = Field(default_factory=dict, repr=False)
+    """The parameters of its `build_with`. Defaults to {}."""
+
+    def _problems(self) -> Iterator[str]:
+        yield from super()._problems()
+        if not (isinstance(self.definition, type) and hasattr(self.definition, "own_key")):
+            yield "definition must be a class that derives from WorkflowDefinition"
+
+
+AnySchedule: TypeAlias = TaskSchedule | WorkflowSchedule
+
+
 class ScheduleConfig(BaseModel):
     """The schedules of an application, and how its scheduler looks after them.
 
     Example:
-        ScheduleConfig(schedules=[TaskSchedule(...)])
+        ScheduleConfig(schedules=[TaskSchedule(...), WorkflowSchedule(...)])
     """
 
     model_config = FROZEN_MODEL
@@ -136,7 +183,7 @@ class ScheduleConfig(BaseModel):
     enabled: bool = True
     """Whether `horsies scheduler` may run. Defaults to True."""
 
-    schedules: list[TaskSchedule] = Field(default_factory=list)
+    schedules: Sequence[AnySchedule] = Field(default_factory=list)
     """The schedules, with unique names. More can be added at run time with `app.schedules`. Defaults
     to []."""
 

@@ -17,7 +17,7 @@ from pydantic import BaseModel
 
 from horsies.postgres_config import FROZEN_MODEL
 from horsies.timetable.patterns import SchedulePattern
-from horsies.timetable.settings import TaskSchedule
+from horsies.timetable.settings import Schedule
 from horsies.timetable.times import GapRule, Timetable, load_zone, next_run, timetable_of
 
 _MOMENT = timedelta(microseconds=1)
@@ -36,7 +36,7 @@ class TimingFields(BaseModel):
     end_at: datetime | None = None
 
 
-def timing_json(schedule: TaskSchedule) -> str:
+def timing_json(schedule: Schedule) -> str:
     """Return the timing of a schedule as JSON text: pattern, zone, and what is not left to default."""
     fields = TimingFields(**{name: getattr(schedule, name) for name in TimingFields.model_fields})
     changed = fields.model_dump(mode="json", exclude_defaults=True)
@@ -60,7 +60,7 @@ class Timing:
     end_at: datetime | None = None
 
     @classmethod
-    def of(cls, fields: TaskSchedule | TimingFields) -> Timing:
+    def of(cls, fields: Schedule | TimingFields) -> Timing:
         """Read the timing of a schedule; ValueError for an unknown zone."""
         return cls(
             timetable_of(fields.pattern),

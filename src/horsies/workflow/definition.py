@@ -145,6 +145,11 @@ def definition_by_key(definition_key: str) -> type[WorkflowDefinition[Any]] | No
     return _registry.get(definition_key)
 
 
+def definition_keys() -> list[str]:
+    """Return the keys registered in this process."""
+    return list(_registry)
+
+
 def build_child(
     app: BuildsSpecs | None,
     definition: type[WorkflowDefinition[Any]],
