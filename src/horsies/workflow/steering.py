@@ -209,6 +209,8 @@ def retry_answer(workflow_id: str, answer: str | None) -> HandleResult[None]:
                 f"Workflow {workflow_id} is part of another, which has gone on without it; retry "
                 "that one."
             )
+        case "KEY_TAKEN":
+            message = f"Another run has the key of workflow {workflow_id}; wait for its end."
         case status:
             message = f"Workflow {workflow_id} is {status}; its nodes cannot be tried again."
     return refused(workflow_id, HandleErrorCode.WORKFLOW_NOT_RETRYABLE, message)
