@@ -67,6 +67,7 @@ class WorkerStateSnapshot:
     """How a worker was at one moment, in its own words.
 
     ``memory_usage_mb`` is the parent process alone, ``children_memory_mb`` all its children together.
+    Without ``hears`` no notifications reached the worker: it lived on polling.
     """
 
     id: int
@@ -88,6 +89,7 @@ class WorkerStateSnapshot:
     queue_priorities: dict[str, Any] | None
     queue_max_concurrency: dict[str, Any] | None
     recovery_config: dict[str, Any] | None
+    hears: bool
     worker_started_at: datetime
 
 

@@ -127,6 +127,8 @@ def print_worker_summary(workers: Sequence[WorkerOverview]) -> None:
     line = f"{len(alive)} worker(s) alive, {busy} of {total} children busy"
     known = [one.memory_mb for one in alive if one.memory_mb is not None]
     line += f", {memory(sum(known))} of memory" if known else ""
+    deaf = sum(one.is_deaf for one in alive)
+    line += f", {deaf} without notifications" if deaf else ""
     for standing in (WorkerStanding.SILENT, WorkerStanding.LOST):
         count = sum(one.standing is standing for one in workers)
         line += f", {count} {standing.value}" if count else ""
@@ -146,6 +148,8 @@ def print_workers(
         worker = one.worker
         where = f"{worker.hostname}, pid {worker.pid}, queues {', '.join(worker.queues)}"
         name = safe_text(worker.worker_id).append_text(safe_text(f"\n{where}", "dim"))
+        if one.is_deaf:
+            name.append("\nhears no notifications, finds work by polling", "yellow")
         cells: list[Text | str] = [
             name,
             Text(one.standing.value, _STANDING_STYLES[one.standing.value]),

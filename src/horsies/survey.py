@@ -92,6 +92,11 @@ class WorkerOverview:
     worker: WorkerRow
 
     @property
+    def is_deaf(self) -> bool:
+        """Whether it lives, but no notification reaches it: it finds work by polling."""
+        return self.standing is WorkerStanding.ALIVE and not self.worker.hears
+
+    @property
     def memory_mb(self) -> float | None:
         """The memory of the parent and its children together, None before the first snapshot."""
         parts = (self.worker.memory_usage_mb, self.worker.children_memory_mb)

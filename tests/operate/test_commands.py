@@ -108,6 +108,19 @@ def test_workers_are_listed_with_their_place(horsies: Run, database: Database) -
     assert "stopped" in everyone
 
 
+def test_a_worker_without_notifications_is_shown_as_such(horsies: Run, database: Database) -> None:
+    add_worker(database)
+    deaf = "hears no notifications"
+    assert deaf not in horsies("workers").out
+    assert read(horsies("workers", "--json"))["workers"][0]["hears"] is True
+    database.execute("UPDATE horsies_workers SET hears = false")
+    assert deaf in horsies("workers").out
+    assert read(horsies("workers", "--json"))["workers"][0]["hears"] is False
+    summary = "1 worker(s) alive, 0 of 4 children busy, 1 without notifications."
+    assert summary in horsies("status").out
+    assert read(horsies("status", "--json"))["workers"][0]["hears"] is False
+
+
 def test_workers_that_do_not_answer_a_ping_are_shown_as_such(
     horsies: Run, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:

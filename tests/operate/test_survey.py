@@ -118,6 +118,7 @@ WORKER = WorkerRow(
     seen_at=datetime.now(UTC),
     stopped_at=None,
     was_lost=False,
+    hears=True,
     seen_seconds_ago=0.0,
     holds_lock=True,
     tasks_running=0,
@@ -143,6 +144,20 @@ WORKER = WorkerRow(
 )
 def test_how_a_worker_stands(changes: dict[str, Any], standing: WorkerStanding) -> None:
     assert survey.standing_of(replace(WORKER, **changes)) is standing
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_deaf"),
+    [
+        ({}, False),
+        ({"hears": False}, True),
+        ({"hears": False, "seen_seconds_ago": 600.0}, False),
+        ({"hears": False, "stopped_at": datetime.now(UTC)}, False),
+    ],
+)
+def test_only_a_living_worker_is_called_deaf(changes: dict[str, Any], is_deaf: bool) -> None:
+    row = replace(WORKER, **changes)
+    assert survey.WorkerOverview(survey.standing_of(row), row).is_deaf is is_deaf
 
 
 def test_a_worker_is_shown_with_its_work_its_lock_and_its_newest_snapshot(

@@ -30,7 +30,8 @@ from horsies.ids import new_id
 from horsies.worker import duties as duties_module
 from horsies.worker.desk import Desk
 from horsies.worker.duties import LONG_SECONDS, SEEN_SECONDS, Duties, Every
-from horsies.worker.liveness import Identity
+from horsies.worker.ear import Ear
+from horsies.worker.liveness import Identity, echo_channel
 from horsies.worker.pool import ChildPool
 from horsies.worker.settings import WorkerConfig
 from tests.worker.test_desk import RecordingPool, claimed
@@ -43,6 +44,7 @@ class RecordingDatabase:
     """Takes note of the statements and answers as an empty database would."""
 
     was_stopped: bool = False
+    is_known: bool = True
     leads: bool = True
     lost: Sequence[str] = ()
     steps: list[Step] = field(default_factory=list)
@@ -50,7 +52,7 @@ class RecordingDatabase:
     def run(self, steps: Sequence[Step]) -> list[list[Any]]:
         self.steps += steps
         answers: dict[Any, list[Any]] = {
-            see_worker: [Presence("id", self.was_stopped)],
+            see_worker: [Presence("id", self.was_stopped)] if self.is_known else [],
             try_lead: [Leads(self.leads)],
             find_lost_workers: [SeenWorker(worker_id) for worker_id in self.lost],
         }
@@ -70,18 +72,33 @@ class QuietPool(RecordingPool):
         return 1.0
 
 
+@dataclass(slots=True)
+class QuietEar:
+    """Says what the test wants, and takes note of calls."""
+
+    hears: bool = True
+    calls: list[float] = field(default_factory=list)
+
+    def check(self, now: float) -> bool:
+        return self.hears
+
+    def note_call(self, now: float) -> None:
+        self.calls.append(now)
+
+
 @pytest.fixture
 def desk() -> Desk:
     return Desk(cast(ChildPool, QuietPool({1, 2})))
 
 
-def make_duties(desk: Desk, config: AppConfig | None = None) -> Duties:
+def make_duties(desk: Desk, config: AppConfig | None = None, ear: QuietEar | None = None) -> Duties:
     return Duties(
         config or AppConfig(broker=BROKER),
         WorkerConfig("app:app", 2, ["default"]),
         Identity(new_id(), "host", 7),
         desk._pool,
         desk,
+        cast(Ear, ear or QuietEar()),
     )
 
 
@@ -141,6 +158,38 @@ def test_a_worker_that_others_declared_lost_rescues_nobody(desk: Desk) -> None:
     database = RecordingDatabase()
     perform(duties, database, 1.1)
     assert database.asked(register_worker)
+
+
+def test_every_sign_of_life_says_whether_we_hear_and_calls_ourselves(desk: Desk) -> None:
+    ear = QuietEar()
+    duties, database = make_duties(desk, ear=ear), RecordingDatabase()
+    perform(duties, database, 100.0)
+    ear.hears = False
+    perform(duties, database, 105.0)
+    first, second = database.asked(see_worker)
+    assert (first.hears, second.hears) == (True, False)
+    assert first.echo_channel == echo_channel(first.worker_id)
+    assert ear.calls == [100.0, 105.0]
+
+
+def test_a_call_of_which_nothing_was_stored_expects_no_echo(desk: Desk) -> None:
+    ear = QuietEar()
+    perform(make_duties(desk, ear=ear), RecordingDatabase(is_known=False), 100.0)
+    assert ear.calls == []
+
+
+def test_a_change_of_hearing_is_shown_by_a_snapshot_at_once(desk: Desk) -> None:
+    ear = QuietEar()
+    duties, database = make_duties(desk, ear=ear), RecordingDatabase()
+    for now, hears, snapshots in (
+        (100.0, True, 1),
+        (105.0, False, 2),
+        (110.0, False, 2),
+        (115.0, True, 3),
+    ):
+        ear.hears = hears
+        perform(duties, database, now)
+        assert len(database.asked(store_worker_state)) == snapshots
 
 
 def connected_seconds(duties: Duties, now: float) -> float:

@@ -42,6 +42,15 @@ class Nothing:
 
 
 @dataclass(frozen=True, slots=True)
+class SeeWorker:
+    """A worker, whether it hears notifications, and the channel to call it on."""
+
+    worker_id: str
+    hears: bool
+    echo_channel: str
+
+
+@dataclass(frozen=True, slots=True)
 class SeenWorker:
     """A worker by its id."""
 
@@ -204,7 +213,7 @@ class Deleted:
 
 register_worker = FLEET.declare("register_worker", RegisterWorker, Nothing)
 take_worker_lock = FLEET.declare("take_worker_lock", LockKey, Held)
-see_worker = FLEET.declare("see_worker", SeenWorker, Presence)
+see_worker = FLEET.declare("see_worker", SeeWorker, Presence)
 sign_off_worker = FLEET.declare("sign_off_worker", SignOff, SeenWorker)
 find_lost_workers = FLEET.declare("find_lost_workers", FindLostWorkers, SeenWorker)
 find_orphans = FLEET.declare("find_orphans", FindOrphans, Orphan)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,7 +38,7 @@ class Listener:
 
     ``connect`` opens a session connection; ``channels`` are subscribed to after every connect.
     ``failure`` holds the last connection error while the listener is down. What the server process
-    ``deaf_to`` sent is no news to the owner and is left out.
+    ``deaf_to`` sent is no news to the owner and is left out; ``delivered`` counts it nevertheless.
     """
 
     connect: Callable[[], Connection[Any]]
@@ -45,6 +46,7 @@ class Listener:
     connection: Connection[Any] | None = None
     failure: Exception | None = None
     deaf_to: int | None = None
+    delivered: int = 0
     _retry_at: float = 0.0
     _retry_seconds: float = FIRST_RETRY_SECONDS
     _queue: list[tuple[int, str, str]] = field(default_factory=list)
@@ -52,9 +54,7 @@ class Listener:
     def open(self) -> None:
         """Connect and subscribe, raising whatever goes wrong."""
         connection = self.connect()
-        connection.add_notify_handler(
-            lambda note: self._queue.append((note.pid, note.channel, note.payload))
-        )
+        connection.add_notify_handler(lambda note: self._keep(note.pid, note.channel, note.payload))
         try:
             for channel in self.channels:
                 connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel)))
@@ -85,6 +85,12 @@ class Listener:
         """
         return bool(self._queue)
 
+    def look(self) -> None:
+        """Read what has arrived and keep it for ``receive``, which also meets whatever is wrong."""
+        if self.connection is not None:
+            with suppress(psycopg.Error):
+                self._drain(self.connection)
+
     def receive(self) -> Heard:
         """Take what has arrived without waiting; reconnect when it is time to."""
         if self.connection is None:
@@ -99,7 +105,11 @@ class Listener:
         pgconn = connection.pgconn
         pgconn.consume_input()
         while note := pgconn.notifies():
-            self._queue.append((note.be_pid, note.relname.decode(), note.extra.decode()))
+            self._keep(note.be_pid, note.relname.decode(), note.extra.decode())
+
+    def _keep(self, pid: int, channel: str, payload: str) -> None:
+        self._queue.append((pid, channel, payload))
+        self.delivered += 1
 
     def _take(self) -> Sequence[tuple[str, str]]:
         taken, self._queue = self._queue, []
@@ -126,7 +136,7 @@ class Listener:
         self._retry_seconds = min(self._retry_seconds * 2, LAST_RETRY_SECONDS)
 
     def close(self) -> None:
-        """Close the connection for good."""
+        """Close the connection; only ``receive`` would open another."""
         if self.connection is not None:
             self.connection.close()
             self.connection = None

@@ -97,6 +97,7 @@ class WorkerRow:
     seen_at: datetime
     stopped_at: datetime | None
     was_lost: bool
+    hears: bool
     seen_seconds_ago: float
     holds_lock: bool
     tasks_running: int
@@ -241,6 +242,7 @@ class WorkerStateRow:
     queue_priorities: str | None
     queue_max_concurrency: str | None
     recovery_config: str | None
+    hears: bool
     worker_started_at: datetime
 
 

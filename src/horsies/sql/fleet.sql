@@ -13,10 +13,13 @@ ON CONFLICT (worker_id) DO UPDATE SET seen_at = clock_timestamp(), stopped_at = 
 SELECT pg_try_advisory_lock(%(lock_key)s) AS held
 
 -- name: see_worker
--- This worker lives. No row comes back if somebody deleted it; a stopped one if others declared the worker lost.
-UPDATE horsies_workers SET seen_at = clock_timestamp()
-WHERE worker_id = %(worker_id)s
-RETURNING worker_id::text, stopped_at IS NOT NULL AS was_stopped
+-- This worker lives. No row comes back if somebody deleted it; a stopped one if others declared the worker lost. The
+-- notification is for the worker itself: hearing it proves that it hears.
+WITH seen AS (
+    UPDATE horsies_workers SET seen_at = clock_timestamp(), hears = %(hears)s
+    WHERE worker_id = %(worker_id)s
+    RETURNING worker_id::text, stopped_at IS NOT NULL AS was_stopped)
+SELECT seen.worker_id, seen.was_stopped FROM seen CROSS JOIN LATERAL pg_notify(%(echo_channel)s, '') AS called
 
 -- name: sign_off_worker
 -- An orderly end.
@@ -106,11 +109,11 @@ SELECT pg_try_advisory_xact_lock(1751348596, %(duty)s) AS leads
 INSERT INTO horsies_worker_states (
     worker_id, hostname, pid, processes, queues, tasks_running, tasks_claimed, memory_usage_mb, cpu_percent,
     memory_percent, children_memory_mb, max_claim_batch, max_claim_per_worker, cluster_wide_cap, queue_priorities,
-    queue_max_concurrency, recovery_config, worker_started_at)
+    queue_max_concurrency, recovery_config, hears, worker_started_at)
 SELECT worker_id, hostname, pid, processes, queues, %(tasks_running)s, %(tasks_claimed)s, %(memory_usage_mb)s,
     %(cpu_percent)s, %(memory_percent)s, %(children_memory_mb)s, %(max_claim_batch)s, %(max_claim_per_worker)s,
     %(cluster_wide_cap)s, %(queue_priorities)s::text::jsonb, %(queue_max_concurrency)s::text::jsonb,
-    %(recovery_config)s::text::jsonb, started_at
+    %(recovery_config)s::text::jsonb, hears, started_at
 FROM horsies_workers WHERE worker_id = %(worker_id)s
 
 -- name: answer_ping

@@ -52,7 +52,7 @@ ORDER BY name
 -- Every worker that has not said goodbye, or all that are still on record; with its newest snapshot and what it has
 -- in flight. A two-part advisory lock key is how pg_locks shows the one 64-bit key of the worker.
 SELECT worker.worker_id, worker.hostname, worker.pid, worker.processes, worker.queues::text[] AS queues,
-    worker.started_at, worker.seen_at, worker.stopped_at, worker.was_lost,
+    worker.started_at, worker.seen_at, worker.stopped_at, worker.was_lost, worker.hears,
     extract(epoch FROM now() - worker.seen_at)::float8 AS seen_seconds_ago,
     EXISTS (
         SELECT 1 FROM pg_locks AS held
@@ -161,7 +161,7 @@ SELECT state.id, state.worker_id, state.snapshot_at, state.hostname, state.pid, 
     state.cpu_percent, state.memory_percent, state.children_memory_mb, state.max_claim_batch,
     state.max_claim_per_worker, state.cluster_wide_cap, state.queue_priorities::text AS queue_priorities,
     state.queue_max_concurrency::text AS queue_max_concurrency, state.recovery_config::text AS recovery_config,
-    state.worker_started_at
+    state.hears, state.worker_started_at
 FROM known CROSS JOIN LATERAL (
     SELECT * FROM horsies_worker_states AS snapshot
     WHERE snapshot.worker_id = known.worker_id ORDER BY snapshot.snapshot_at DESC LIMIT 1) AS state
@@ -172,7 +172,7 @@ ORDER BY state.snapshot_at DESC, state.worker_id
 SELECT id, worker_id, snapshot_at, hostname, pid, processes, queues::text[] AS queues, tasks_running, tasks_claimed,
     memory_usage_mb, cpu_percent, memory_percent, children_memory_mb, max_claim_batch, max_claim_per_worker,
     cluster_wide_cap, queue_priorities::text AS queue_priorities,
-    queue_max_concurrency::text AS queue_max_concurrency, recovery_config::text AS recovery_config,
+    queue_max_concurrency::text AS queue_max_concurrency, recovery_config::text AS recovery_config, hears,
     worker_started_at
 FROM horsies_worker_states WHERE worker_id = %(worker_id)s ORDER BY snapshot_at DESC LIMIT %(limit)s::bigint
 

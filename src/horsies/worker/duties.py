@@ -1,5 +1,5 @@
-"""What a worker does besides tasks, each at its own interval: say that it lives, renew leases, look for
-dead colleagues, describe itself, delete what is too old.
+"""What a worker does besides tasks, each at its own interval: say that it lives and whether it hears,
+renew leases, look for dead colleagues, describe itself, delete what is too old.
 
 The loop calls ``perform`` whenever ``next_at`` has come. A duty that fails for a passing reason is done
 again after the reconnect; none is ever switched off.
@@ -28,6 +28,7 @@ from horsies.db.turn import (
 from horsies.record import locking_steps
 from horsies.worker.agenda import NEVER
 from horsies.worker.desk import Desk
+from horsies.worker.ear import Ear
 from horsies.worker.liveness import Identity, Liveness
 from horsies.worker.pool import ChildPool
 from horsies.worker.reaper import (
@@ -80,12 +81,16 @@ class Duties:
         identity: Identity,
         pool: ChildPool,
         desk: Desk,
+        ear: Ear,
     ) -> None:
         recovery = app_config.recovery
         self._app_config = app_config
         self._identity = identity
         self._pool = pool
         self._desk = desk
+        self._ear = ear
+        # Whether notifications arrive: as we say it next, and as it was stored last.
+        self._hears = self._stored_hears = True
         self._liveness = Liveness(app_config, config, identity)
         # Well before silence alone would mean that we are dead, however rarely we poll.
         most_seconds = stale_seconds(recovery) / 3
@@ -159,7 +164,8 @@ class Duties:
         if now < self._seen_due_at() - EARLY_SECONDS:
             return []
         worker_id = self._identity.worker_id
-        return self._liveness.steps() + looking_steps(
+        self._hears = self._ear.check(now)
+        return self._liveness.steps(self._hears) + looking_steps(
             worker_id, self._app_config, self._connected(now)
         )
 
@@ -167,10 +173,18 @@ class Duties:
         """Take the answers to ``signs_of_life``: are we alive to others, and who is not?"""
         *_, seen, led, lost = answers
         self._seen_at = now
+        if seen:
+            self._note_call(now)
         self.is_lost = not self._liveness.note_seen(seen)
         if not self.is_lost:
             self._liveness.lock_if_missing()
             rescue(together, led, lost, self._app_config.recovery)
+
+    def _note_call(self, now: float) -> None:
+        self._ear.note_call(now)
+        if self._hears != self._stored_hears:
+            self._stored_hears = self._hears
+            self._snapshot.at = 0.0  # snapshots should not show otherwise for half a minute
 
     def _connected(self, now: float) -> float:
         """Seconds since our own connection last broke; as good as ever if it never did."""

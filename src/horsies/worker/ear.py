@@ -1,4 +1,6 @@
-"""The worker's ear: its LISTEN connection, kept in the loop's selector through every reconnect."""
+"""The worker's ear: its LISTEN connection, kept in the loop's selector through every reconnect, and
+replaced when it delivers nothing.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,8 @@ from dataclasses import dataclass
 
 from horsies.db.connect import describe
 from horsies.db.listen import Heard, Listener
-from horsies.worker.liveness import PING_CHANNEL
+from horsies.worker.hearing import Hearing
+from horsies.worker.liveness import ECHO_CHANNEL_PREFIX, PING_CHANNEL
 
 logger = logging.getLogger("horsies.worker")
 
@@ -34,10 +37,15 @@ SILENCE = News(False, frozenset())
 class Ear:
     """Hears notifications in the worker's own loop; nothing waits here."""
 
-    def __init__(self, listener: Listener, selector: selectors.BaseSelector) -> None:
+    def __init__(
+        self, listener: Listener, selector: selectors.BaseSelector, poll_seconds: float
+    ) -> None:
         self._listener = listener
         self._selector = selector
+        self._poll_seconds = poll_seconds
         self._registered = -1
+        self._hearing = Hearing()
+        self._delivered = 0
 
     def open(self) -> None:
         """Connect and subscribe, raising what goes wrong: a worker does not start deaf."""
@@ -63,12 +71,44 @@ class Ear:
         if self._listener.connection is None and not was_deaf:
             logger.error("notifications lost, polling meanwhile: %s", self._reason())
         if heard.gap:
-            logger.info("notifications are back")
+            self._hearing.note_connected()
+            if self._hearing.hears:
+                logger.info("notifications are back")
+        self._note_deliveries()
         if was_deaf or self._listener.connection is None:
             self._follow_socket()
         if not heard.notifications and not heard.gap:
             return SILENCE
         return _sorted_out(heard)
+
+    def check(self, now: float) -> bool:
+        """Tell whether notifications arrive, with the next call in mind: the echo of the last one should
+        be here.
+        """
+        self._listener.look()
+        self._note_deliveries()
+        was_hearing = self._hearing.hears
+        self._hearing.judge(now)
+        if was_hearing and not self._hearing.hears:
+            logger.error("notifications are silent; polling every %g s", self._poll_seconds)
+        return self._hearing.hears and self._listener.fileno() >= 0
+
+    def note_call(self, now: float) -> None:
+        """A call went out. A connection that was given up is closed only now: its lock will be free for
+        a moment, and we have just shown that we live.
+        """
+        self._hearing.note_call(now)
+        if self._hearing.gives_up:
+            self._listener.close()
+            self._follow_socket()
+
+    def _note_deliveries(self) -> None:
+        if self._listener.delivered == self._delivered:
+            return
+        self._delivered = self._listener.delivered
+        if not self._hearing.hears:
+            logger.info("notifications are heard again")
+        self._hearing.note_delivery()
 
     def close(self) -> None:
         """Stop listening for good."""
@@ -98,6 +138,6 @@ def _sorted_out(heard: Heard) -> News:
             cancelled.add(payload)
         elif channel == PING_CHANNEL:
             pings.append(payload)
-        else:
+        elif not channel.startswith(ECHO_CHANNEL_PREFIX):
             work = True
     return News(work, frozenset(cancelled), tuple(pings), heard.gap)

@@ -27,7 +27,7 @@ from horsies.db.fleet import (
     Pong,
     Presence,
     RegisterWorker,
-    SeenWorker,
+    SeeWorker,
     SignOff,
     WorkerState,
     answer_ping,
@@ -45,12 +45,18 @@ logger = logging.getLogger("horsies.worker")
 
 PING_CHANNEL = "horsies_worker_ping"
 PONG_CHANNEL_PREFIX = "horsies_worker_pong_"
+ECHO_CHANNEL_PREFIX = "horsies_echo_"
 _MEGABYTE = 1024 * 1024
 
 
 def lock_key(worker_id: str) -> int:
     """The advisory lock of a worker: 63 bits of its random id."""
     return UUID(worker_id).int & (1 << 63) - 1
+
+
+def echo_channel(worker_id: str) -> str:
+    """The channel on which a worker, and nobody else, hears its own signs of life."""
+    return f"{ECHO_CHANNEL_PREFIX}{worker_id}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,11 +100,14 @@ class Liveness:
             with suppress(psycopg.Error):  # whoever listens on it notices by itself
                 self.lock(connection)
 
-    def steps(self) -> list[Step]:
-        """The statements that keep this worker's row fresh."""
+    def steps(self, hears: bool) -> list[Step]:
+        """The statements that keep this worker's row fresh, say whether it hears notifications, and
+        call it by one.
+        """
         identity = self._identity
+        seen = SeeWorker(identity.worker_id, hears, echo_channel(identity.worker_id))
         if self._is_registered:
-            return [(see_worker, SeenWorker(identity.worker_id))]
+            return [(see_worker, seen)]
         row = RegisterWorker(
             identity.worker_id,
             lock_key(identity.worker_id),
@@ -107,7 +116,7 @@ class Liveness:
             self._config.processes,
             self._config.queues,
         )
-        return [(register_worker, row), (see_worker, SeenWorker(identity.worker_id))]
+        return [(register_worker, row), (see_worker, seen)]
 
     def note_seen(self, rows: Sequence[Presence]) -> bool:
         """The row was renewed; False when others have declared this worker lost."""

@@ -45,7 +45,7 @@ from horsies.worker.duties import Duties
 from horsies.worker.ear import CANCEL_CHANNEL, Ear
 from horsies.worker.inputs import Inputs, asking_tasks
 from horsies.worker.link import Link, turn_connector
-from horsies.worker.liveness import PING_CHANNEL, Identity
+from horsies.worker.liveness import PING_CHANNEL, Identity, echo_channel
 from horsies.worker.pace import LINGER_SECONDS
 from horsies.worker.pool import ChildPool
 from horsies.worker.settings import WorkerConfig
@@ -93,12 +93,14 @@ class Worker:
         self._database = Database(app.config.broker, "worker")
         self._link = Link(turn_connector(self._database), app.config.resilience)
         self._desk = Desk(pool, Inputs(asking_tasks(app)))
-        self._duties = Duties(app.config, config, identity, pool, self._desk)
-        self._ear = Ear(Listener(self._connect_listener, self._channels()), selector)
+        poll_seconds = app.config.resilience.notify_poll_interval_ms / 1000
+        channels = [*self._channels(), echo_channel(identity.worker_id)]
+        self._ear = Ear(Listener(self._connect_listener, channels), selector, poll_seconds)
+        self._duties = Duties(app.config, config, identity, pool, self._desk, self._ear)
         self._claimer = make_claimer(app.config, config, identity)
         self._scheduler = scheduler
         self._bookmarks = Bookmarks(config.queues)
-        self._agenda = Agenda(app.config.resilience.notify_poll_interval_ms / 1000)
+        self._agenda = Agenda(poll_seconds)
         self._last_look: datetime | None = None
         # Whether a claim of ours came after everything our own transactions may have notified of.
         self._claimed_last = False
@@ -341,6 +343,8 @@ class Worker:
         ended = time.monotonic()
         self._agenda.note_look_ahead(ended, due.seconds, ended - now)
         if signs:
+            # A rescue may follow, and what it frees is news to us as well.
+            self._claimed_last = False
             self._duties.note_signs(together, answers, now)
             self._fence_if_lost()
 

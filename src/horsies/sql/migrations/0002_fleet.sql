@@ -32,6 +32,7 @@ CREATE TABLE horsies_worker_states (
     queue_priorities       jsonb,
     queue_max_concurrency  jsonb,
     recovery_config        jsonb,
+    hears                  boolean          NOT NULL DEFAULT true,
     worker_started_at      timestamptz      NOT NULL
 );
 

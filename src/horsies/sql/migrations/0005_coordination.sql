@@ -12,6 +12,8 @@ CREATE TABLE horsies_workers (
     queues       varchar[]     NOT NULL,
     started_at   timestamptz   NOT NULL DEFAULT clock_timestamp(),
     seen_at      timestamptz   NOT NULL DEFAULT clock_timestamp(),
+    -- False while notifications do not reach the worker, which then lives on polling.
+    hears        boolean       NOT NULL DEFAULT true,
     -- Set when the worker said goodbye, or when others found it dead and took over its tasks.
     stopped_at   timestamptz,
     was_lost     boolean       NOT NULL DEFAULT false
