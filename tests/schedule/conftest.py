@@ -16,7 +16,10 @@ from horsies.outcome import TaskError, TaskResult
 from horsies.retry import RetryPolicy
 from horsies.schedule.book import Book, enter_schedules
 from horsies.timetable.patterns import IntervalSchedule
-from horsies.timetable.settings import ScheduleConfig, TaskSchedule
+from horsies.timetable.settings import AnySchedule, ScheduleConfig, TaskSchedule, WorkflowSchedule
+from horsies.workflow.definition import WorkflowDefinition
+from horsies.workflow.nodes import SignalNode, SleepNode
+from horsies.workflow.spec import WorkflowSpec
 from tests.operate.conftest import call, horsies
 
 __all__ = ["call", "horsies"]
@@ -38,12 +41,21 @@ def schedule(name: str = "report", **fields: Any) -> TaskSchedule:
     return TaskSchedule(**(defaults | fields))
 
 
+def workflow_schedule(name: str = "books", **fields: Any) -> WorkflowSchedule:
+    defaults: dict[str, Any] = {
+        "name": name,
+        "definition": "scheduled.books",
+        "pattern": IntervalSchedule(hours=1),
+    }
+    return WorkflowSchedule(**(defaults | fields))
+
+
 @pytest.fixture
 def make_app(process_url: str, connection: Database) -> Iterator[MakeApp]:
     """Make an application with these schedules and a few tasks, closed after the test."""
     made: list[Horsies] = []
 
-    def make(*schedules: TaskSchedule, **config: Any) -> Horsies:
+    def make(*schedules: AnySchedule, **config: Any) -> Horsies:
         app = Horsies(
             AppConfig(
                 broker=PostgresConfig(database_url=process_url, pool_size=1, max_overflow=4),
@@ -57,6 +69,7 @@ def make_app(process_url: str, connection: Database) -> Iterator[MakeApp]:
             )
         )
         define_tasks(app)
+        define_workflows(app)
         made.append(app)
         return app
 
@@ -88,8 +101,54 @@ def define_tasks(app: Horsies) -> None:
         return TaskResult(ok=first + second)
 
 
+def define_workflows(app: Horsies) -> None:
+    note = app.tasks()["note"]
+
+    class Books(WorkflowDefinition[str]):
+        name = "books"
+        definition_key = "scheduled.books"
+        count = note.node()(text="count")
+        close = note.node(waits_for=[count])(text="close")
+
+        class Meta:
+            output = "close"
+
+    class Dated(WorkflowDefinition[str]):
+        name = "dated"
+        definition_key = "scheduled.dated"
+
+        @classmethod
+        def build_with(
+            cls, app: Horsies, *, label: str, days: list[int], scheduled_for: datetime
+        ) -> WorkflowSpec[str]:
+            if label == "broken":
+                raise RuntimeError("no data of that day")
+            days.append(1)
+            text = f"{label} {len(days)} {scheduled_for.astimezone(UTC).isoformat()}"
+            only = note.node(node_id="only")(text=text)
+            return app.workflow(cls.name, [only], output=only, definition_key=cls.definition_key)
+
+    class Waiting(WorkflowDefinition[Any]):
+        name = "waiting"
+        definition_key = "scheduled.waiting"
+
+        @classmethod
+        def build_with(cls, app: Horsies) -> WorkflowSpec[Any]:
+            return app.workflow(
+                cls.name,
+                [
+                    note.node(node_id="plain")(text="plain"),
+                    note.node(node_id="urgent", expires_in=timedelta(minutes=1))(text="urgent"),
+                    SleepNode(100, node_id="sleep"),
+                    SleepNode(until=datetime(2090, 1, 1, tzinfo=UTC), node_id="until"),
+                    SignalNode("go", node_id="signal"),
+                ],
+                definition_key=cls.definition_key,
+            )
+
+
 def book_of(app: Horsies, owner: str = OWNER) -> Book:
-    return Book.of(app.config, app.definitions(), owner)
+    return Book.of(app.config, app.definitions(), owner, app)
 
 
 def enter(connection: Database, app: Horsies, *, at_start: bool = True) -> Book:
@@ -142,6 +201,22 @@ def tasks(connection: Database, name: str | None = "report") -> list[dict[str, A
             {"name": name},
         ).fetchall()
     return [{key: in_utc(value) for key, value in row.items()} for row in rows]
+
+
+def runs(connection: Database, name: str | None = "books") -> list[dict[str, Any]]:
+    """The runs of a schedule, or of all, by slot."""
+    with connection.cursor(row_factory=psycopg.rows.dict_row) as cursor:
+        rows = cursor.execute(
+            "SELECT *, id::text AS id FROM horsies_workflows "
+            "WHERE %(name)s::text IS NULL OR schedule_name = %(name)s "
+            "ORDER BY scheduled_for, schedule_name",
+            {"name": name},
+        ).fetchall()
+    return [{key: in_utc(value) for key, value in row.items()} for row in rows]
+
+
+def run_slots(connection: Database, name: str | None = "books") -> list[datetime]:
+    return [row["scheduled_for"] for row in runs(connection, name)]
 
 
 def slots(connection: Database, name: str | None = "report") -> list[datetime]:

@@ -13,6 +13,7 @@ from typing import Any
 import psycopg
 import pytest
 
+from horsies.handle import TaskHandle
 from horsies.schedule.tick import tick
 from horsies.timetable.patterns import DailySchedule
 from tests.operate.conftest import Run
@@ -144,6 +145,7 @@ def test_the_runs_of_a_schedule_are_printed(
     enter(connection, app)
     assert horsies("schedules", "runs", "report").out == "No run is on record.\n"
     handle = app.schedules.run("report").unwrap()
+    assert isinstance(handle, TaskHandle)
     lines = horsies("schedules", "runs", "report").out.splitlines()
     assert lines[0].split() == ["ID", "STATUS", "SLOT", "(UTC)", "ERROR"]
     assert lines[1].split() == [handle.task_id, "PENDING", "by", "order"]

@@ -13,6 +13,7 @@ from horsies.broker import BrokerErrorCode
 from horsies.config import AppConfig, PostgresConfig
 from horsies.db.schedules import find_due_schedules
 from horsies.errors import ErrorCode, HorsiesError
+from horsies.handle import TaskHandle
 from horsies.schedule.tick import tick
 from horsies.timetable.patterns import CronSchedule, DailySchedule, IntervalSchedule
 from tests.operate.conftest import Call
@@ -263,7 +264,9 @@ def test_a_run_by_order_is_one_more_task_and_leaves_the_timetable_alone(
     after = state(connection)
     assert after["next_run_at"] == before["next_run_at"]
     assert (after["run_count"], str(after["last_task_id"])) == (1, handle.task_id)
-    assert app.schedules.run("report").unwrap().task_id != handle.task_id
+    again = app.schedules.run("report").unwrap()
+    assert isinstance(again, TaskHandle)
+    assert again.task_id != handle.task_id
 
 
 def test_a_schedule_can_be_run_before_any_scheduler_has_started(
@@ -271,6 +274,7 @@ def test_a_schedule_can_be_run_before_any_scheduler_has_started(
 ) -> None:
     app = make_app(schedule(enabled=False))
     handle = app.schedules.run("report").unwrap()
+    assert isinstance(handle, TaskHandle)
     assert [task["id"] for task in tasks(connection)] == [handle.task_id]
     assert code_of(app.schedules.run("nothing")) is BrokerErrorCode.UNKNOWN_SCHEDULE
 

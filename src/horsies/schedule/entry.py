@@ -67,8 +67,8 @@ class Entry:
     @property
     def definition_key(self) -> str | None:
         """The key of the workflow it starts, if it starts one."""
-        schedule = self.schedule
-        return schedule.definition.own_key() if isinstance(schedule, WorkflowSchedule) else None
+        target = self.target
+        return target.definition.own_key() if isinstance(target, WorkflowTarget) else None
 
 
 def schedule_errors(known: Known) -> list[HorsiesError]:
@@ -139,9 +139,12 @@ def _find_task(definitions: Definitions, schedule: TaskSchedule) -> TaskDefiniti
 
 
 def _find_workflow(schedule: WorkflowSchedule) -> AnyDefinition:
-    definition = as_definition(schedule.definition)
+    named = schedule.definition
+    definition = definition_by_key(named) if isinstance(named, str) else as_definition(named)
     if definition is None:
-        raise schedule_error(schedule, "definition is no class derived from WorkflowDefinition")
+        is_key = isinstance(named, str)
+        problem = f"there is no workflow with the definition_key {named!r}"
+        raise schedule_error(schedule, problem if is_key else "definition is no WorkflowDefinition")
     if definition.own_key() is None:
         problem = f"the workflow {definition.__name__} has no definition_key of its own"
         raise schedule_error(schedule, problem, ErrorCode.WORKFLOW_NO_DEFINITION_KEY)
@@ -206,12 +209,8 @@ def read_definition(known: Known, text: str) -> Entry:
 
 
 def _read_workflow(known: Known, stored: dict[str, Any]) -> Entry:
-    key = stored["definition_key"]
-    definition = definition_by_key(key)
-    if definition is None:
-        raise LookupError(f"no workflow with the definition key {key!r} is known here")
-    schedule = WorkflowSchedule(**stored["schedule"], definition=definition)
-    signature = definition.build_signature()
+    schedule = WorkflowSchedule(**stored["schedule"], definition=stored["definition_key"])
+    signature = _find_workflow(schedule).build_signature()
     if signature is None:
         return Entry.of(known, schedule)
     return _with_kwargs(known, schedule, signature, stored["kwargs"])

@@ -29,11 +29,15 @@ class KeyedWorkflow(Protocol):
         """Return the key the class declares, if any."""
 
 
+def _key(definition: KeyedWorkflow | str) -> str | None:
+    return definition if isinstance(definition, str) else definition.own_key()
+
+
 # Workflows stand above the configuration: it holds the class and asks nothing else of it.
 _AsItIs: TypeAlias = Annotated[
-    KeyedWorkflow,
+    KeyedWorkflow | str,
     PlainValidator(lambda definition: definition),
-    PlainSerializer(lambda definition: definition.own_key(), return_type=str | None),
+    PlainSerializer(_key, return_type=str | None),
 ]
 
 
@@ -146,10 +150,13 @@ class TaskSchedule(Schedule):
 class WorkflowSchedule(Schedule):
     """A workflow to be started again and again.
 
+    A definition whose nodes are tasks of the application cannot exist before the application does;
+    the configuration then names it by its ``definition_key``.
+
     Example:
         WorkflowSchedule(
             name="nightly-books",
-            definition=CloseTheBooks,
+            definition="close-the-books.v1",
             kwargs={"branch": 7},
             pattern=DailySchedule(time=time(3, 0)),
             timezone="Europe/Berlin",
@@ -157,15 +164,16 @@ class WorkflowSchedule(Schedule):
     """
 
     definition: _AsItIs
-    """The WorkflowDefinition to build and start, the class itself. Required."""
+    """The WorkflowDefinition to build and start, the class or its `definition_key`. Required."""
 
     kwargs: dict[str, Any] = Field(default_factory=dict, repr=False)
     """The parameters of its `build_with`. Defaults to {}."""
 
     def _problems(self) -> Iterator[str]:
         yield from super()._problems()
-        if not (isinstance(self.definition, type) and hasattr(self.definition, "own_key")):
-            yield "definition must be a class that derives from WorkflowDefinition"
+        is_class = isinstance(self.definition, type) and hasattr(self.definition, "own_key")
+        if not (is_class or isinstance(self.definition, str)):
+            yield "definition must be a WorkflowDefinition, or the definition_key of one"
 
 
 AnySchedule: TypeAlias = TaskSchedule | WorkflowSchedule
