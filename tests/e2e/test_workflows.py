@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from types import ModuleType
 from typing import Any
@@ -157,6 +159,72 @@ def test_a_large_result_is_stored_once_however_many_take_it(
     large = growth(connection, flows, 1_000_000, STEPS)
     assert large - small < 4_000_000
     assert worker.stop() == 0
+
+
+# Inputs that cannot be read
+
+
+@contextmanager
+def failing_reads(connection: Database, times: int, code: str) -> Iterator[None]:
+    """Make the database refuse to hand out results of nodes that often, with that SQLSTATE."""
+    (definition,) = connection.execute(
+        "SELECT pg_get_functiondef('horsies_node_result_v1'::regproc)"
+    ).fetchone() or ("",)
+    connection.execute("CREATE SEQUENCE e2e_reads")
+    connection.execute(
+        f"""
+        CREATE OR REPLACE FUNCTION horsies_node_result_v1(node horsies_workflow_tasks)
+        RETURNS text LANGUAGE plpgsql STABLE AS $$
+        BEGIN
+            IF current_query() LIKE '%AS wanted%' AND nextval('e2e_reads') <= {times} THEN
+                RAISE EXCEPTION 'not now' USING ERRCODE = '{code}';
+            END IF;
+            RETURN (SELECT task.result FROM horsies_tasks AS task WHERE task.id = node.result_task_id);
+        END $$
+        """.encode()
+    )
+    try:
+        yield
+    finally:
+        connection.execute(definition.encode())
+        connection.execute("DROP SEQUENCE e2e_reads")
+
+
+def start_with_first_step_done(connection: Database, flows: ModuleType) -> str:
+    """A chain of two whose first step somebody else has done: its result has to be read."""
+    (run_id,) = runs.start(connection, flows.chain(2))
+    connection.execute(
+        "UPDATE horsies_tasks SET status = 'COMPLETED', result = '{\"ok\":1}', completed_at = now()"
+    )
+    return run_id
+
+
+def test_a_node_whose_inputs_cannot_be_read_at_the_moment_is_given_back_and_runs_later(
+    fleet: Fleet, connection: Database, flows: ModuleType
+) -> None:
+    run_id = start_with_first_step_done(connection, flows)
+    with failing_reads(connection, 2, "57P03"):
+        worker = fleet.start(application=APPLICATION)
+        runs.wait_for(connection, run_id, "COMPLETED")
+        assert worker.stop() == 0
+    assert runs.result(connection, run_id) == {"ok": 2}
+    (second,) = [row for row in tasks(connection) if row.generation > 0]
+    # Claimed three times, started once.
+    assert second.generation == 3
+    assert [(one.attempt, one.outcome) for one in attempts(connection)] == [(1, "COMPLETED")]
+
+
+def test_a_node_whose_inputs_can_never_be_read_fails_and_the_worker_lives_on(
+    fleet: Fleet, connection: Database, flows: ModuleType
+) -> None:
+    run_id = start_with_first_step_done(connection, flows)
+    with failing_reads(connection, 100, "XX001"):
+        worker = fleet.start(application=APPLICATION)
+        runs.wait_for(connection, run_id, "FAILED")
+        assert flows.one.send().unwrap().get(timeout_ms=10_000).ok == 1
+        assert worker.stop() == 0
+    (row,) = runs.all_runs(connection)
+    assert "WORKER_SERIALIZATION_ERROR" in (row.error or "")
 
 
 # Shapes
