@@ -168,10 +168,19 @@ def test_a_look_up_of_a_node_without_an_id_has_a_code_of_its_own() -> None:
     assert run("look_up_nothing", node).error_code == "WORKFLOW_CTX_MISSING_ID"
 
 
-def test_the_summary_of_a_sub_workflow_is_in_the_context() -> None:
-    summary = '{"status":"COMPLETED","total_tasks":2,"completed_tasks":2}'
-    source = upstream('{"ok":1}', sub_definition_key="x", sub_workflow_summary=summary)
-    assert value(run("summarise", part(source, context={"child": 0}))) == ["COMPLETED", 2]
+@pytest.mark.parametrize(
+    ("status", "output"), [("COMPLETED", "Money(amount=9, currency='EUR')"), ("FAILED", "None")]
+)
+def test_the_summary_of_a_sub_workflow_is_in_the_context_with_its_output(
+    status: str, output: str
+) -> None:
+    summary = json.dumps({"status": status, "total_tasks": 2, "completed_tasks": 2})
+    source = upstream(
+        '{"ok":{"amount":9,"currency":"EUR"}}',
+        sub_definition_key="tests.worker.plain",
+        sub_workflow_summary=summary,
+    )
+    assert value(run("summarise", part(source, context={"child": 0}))) == [status, 2, output]
 
 
 def test_a_sleep_that_is_over_has_no_value() -> None:

@@ -97,7 +97,7 @@ def look_up_nothing(workflow_ctx: WorkflowContext) -> TaskResult[int, TaskError]
 @app.task("summarise")
 def summarise(workflow_ctx: WorkflowContext) -> TaskResult[list[Any], TaskError]:
     summary = workflow_ctx.summary_for(NodeKey[Any]("child"))
-    return TaskResult(ok=[summary.status.value, summary.completed_tasks])
+    return TaskResult(ok=[summary.status.value, summary.completed_tasks, repr(summary.output)])
 
 
 class Doubling(WorkflowDefinition[int]):

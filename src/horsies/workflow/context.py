@@ -21,6 +21,7 @@ from horsies.outcome import (
     TaskResult,
 )
 from horsies.result import Err, Ok
+from horsies.states import WorkflowStatus
 from horsies.workflow.nodes import NODE_KINDS, NodeKey, SubWorkflowNode, ValueNode, result_codec
 
 __all__ = [
@@ -92,7 +93,11 @@ class WorkflowContext:
         node_id = self._listed(node)
         if node_id in self.summaries:
             return self.summaries[node_id]
-        return _read_summary(self.results[node_id], node_id)
+        summary = _read_summary(self.results[node_id], node_id)
+        if summary.status is not WorkflowStatus.COMPLETED:
+            return summary
+        # The output is stored once, as the result of the node.
+        return summary.model_copy(update={"output": self.result_for(node).ok})
 
     def has_summary(self, node: SubWorkflowNode[Any] | NodeKey[Any]) -> bool:
         """Tell whether the node is listed and had a child run that ended."""
