@@ -1,4 +1,5 @@
-"""A proxy in front of PostgreSQL that can lose an answer, cut its connections, or vanish for a while.
+"""A proxy in front of PostgreSQL that can lose an answer, keep notifications back, cut its connections,
+or vanish for a while.
 
 Understands just enough of the protocol to know when the server is done with a request: an answer
 that is swallowed belongs to a statement that has been committed.
@@ -16,6 +17,7 @@ from urllib.parse import quote
 from psycopg.conninfo import conninfo_to_dict
 
 READY_FOR_QUERY = b"Z\x00\x00\x00\x05"
+NOTIFICATION = b"A"
 WRONG_PASSWORD = 'password authentication failed for user "app"'
 
 
@@ -30,6 +32,8 @@ class Proxy:
         self._listener: socket.socket | None = None
         self._port = 0
         self._doomed: bytes | None = None
+        # While set, every notification is lost; everything else passes.
+        self.is_silent = False
         self.swallowed = threading.Event()
 
     @property
@@ -109,9 +113,10 @@ class Proxy:
 
     def _forward_answers(self, server: socket.socket, client: socket.socket) -> None:
         with suppress(OSError), server:
-            answer = b""
+            answer = rest = b""
             while data := server.recv(65536):
-                answer += data
+                messages, rest = whole_messages(rest + data)
+                answer += b"".join(message for message in messages if self._lets_pass(message))
                 if self._doomed is not None and answer[-6:-1] != READY_FOR_QUERY:
                     continue
                 if self._doomed is not None and self._doomed in answer:
@@ -123,10 +128,22 @@ class Proxy:
         with suppress(OSError):
             client.shutdown(socket.SHUT_RDWR)
 
+    def _lets_pass(self, message: bytes) -> bool:
+        return not (self.is_silent and message.startswith(NOTIFICATION))
+
     def _spawn(self, target: object, *args: object) -> None:
         thread = threading.Thread(target=target, args=args, daemon=True)  # type: ignore[arg-type]
         self._threads.append(thread)
         thread.start()
+
+
+def whole_messages(data: bytes) -> tuple[list[bytes], bytes]:
+    """Cut what a server sent into its messages; the last may be incomplete and is the rest."""
+    messages = []
+    while len(data) >= 5 and len(data) > (size := int.from_bytes(data[1:5], "big")):
+        messages.append(data[: size + 1])
+        data = data[size + 1 :]
+    return messages, data
 
 
 class RefusingServer:

@@ -7,6 +7,7 @@ process. The number of the slot, written down, is how many others there were.
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import time
 from collections.abc import Iterator
@@ -26,10 +27,17 @@ from horsies import (
     TaskResult,
     WorkerResilienceConfig,
 )
-from tests.e2e.fleet import JOURNAL_VARIABLE, broker_settings
+from tests.e2e.fleet import CONFIG_VARIABLE, JOURNAL_VARIABLE, broker_settings
 
 CLUSTER_CAP = 5
 QUEUE_CAPS = {"wide": 3, "narrow": 1, "open": None}
+
+
+def read_resilience() -> WorkerResilienceConfig:
+    config = json.loads(os.environ.get(CONFIG_VARIABLE) or "{}")
+    # A server that has only just been started must not keep the dead waiting.
+    return WorkerResilienceConfig(db_retry_max_ms=500, **config.get("resilience", {}))
+
 
 app = Horsies(
     AppConfig(
@@ -40,8 +48,7 @@ app = Horsies(
             for number, (name, cap) in enumerate(QUEUE_CAPS.items(), start=1)
         ],
         cluster_wide_cap=CLUSTER_CAP,
-        # A server that has only just been started must not keep the dead waiting.
-        resilience=WorkerResilienceConfig(db_retry_max_ms=500),
+        resilience=read_resilience(),
         recovery=RecoveryConfig(check_interval_ms=1_000),
     )
 )
@@ -84,6 +91,11 @@ def occupy_wide(seconds: float) -> TaskResult[int, TaskError]:
 
 @app.task("occupy_narrow", queue_name="narrow", retry_policy=AGAIN)
 def occupy_narrow(seconds: float) -> TaskResult[int, TaskError]:
+    return occupy("narrow", seconds)
+
+
+@app.task("occupy_narrow_once", queue_name="narrow")
+def occupy_narrow_once(seconds: float) -> TaskResult[int, TaskError]:
     return occupy("narrow", seconds)
 
 

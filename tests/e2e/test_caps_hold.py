@@ -14,7 +14,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from tests.e2e.fleet import Fleet, RunningWorker, eventually
+from tests.e2e.fleet import HARDLY_POLLS, Fleet, RunningWorker, eventually
 from tests.e2e.tables import assert_each_ended_once, attempts, count, wait_until_empty, witnessed
 
 Database = psycopg.Connection[Any]
@@ -107,3 +107,20 @@ def test_a_place_freed_by_one_worker_wakes_another_at_once(
     assert blocked.get(10_000).is_ok()
     assert time.monotonic() - began < 1.5
     assert first.wait() == 0
+
+
+def test_a_place_freed_by_the_death_of_a_worker_wakes_another_at_once(
+    fleet: Fleet, capped: ModuleType, connection: Database
+) -> None:
+    """The one that notices the death is busy; the one that could go on lives on notifications."""
+    victim = fleet.start(processes=1, application=APPLICATION)
+    blocker = capped.occupy_narrow_once.send(600).unwrap()
+    eventually(lambda: count(connection, "RUNNING") == 1, 10)
+    fleet.start(processes=1, application=APPLICATION)
+    capped.occupy_open.send(600).unwrap()
+    eventually(lambda: count(connection, "RUNNING") == 2, 10)
+    fleet.start(processes=1, application=APPLICATION, config=HARDLY_POLLS)
+    blocked = capped.occupy_narrow.send(0.0).unwrap()
+    victim.signal(signal.SIGKILL)
+    assert blocker.get(20_000).err_value.error_code == "WORKER_CRASHED"
+    assert blocked.get(10_000).is_ok()
