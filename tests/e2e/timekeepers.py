@@ -107,7 +107,7 @@ def enter(
 ) -> dict[str, datetime]:
     """Bring the schedules on record, as the first scheduler would; the first slot of each."""
     settings = AppConfig(broker=app.config.broker, schedule=config["schedule"])
-    book = Book.of(settings, app.definitions(), APPLICATION)
+    book = Book.of(settings, app.definitions(), APPLICATION, app)
     run_script(connection, enter_schedules(book, at_start=True))
     return next_slots(connection)
 

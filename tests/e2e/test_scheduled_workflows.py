@@ -1,0 +1,69 @@
+"""Schedules of workflows with real schedulers and workers: every slot one run, and every run ends."""
+
+from __future__ import annotations
+
+import importlib
+import signal
+from datetime import UTC, datetime, timedelta
+from types import ModuleType
+from typing import Any
+
+import psycopg
+
+from tests.e2e.fleet import Fleet, Journal, eventually
+from tests.e2e.timekeepers import APPLICATION, config_of, enter, start_scheduler
+
+Database = psycopg.Connection[Any]
+
+
+def flow(name: str, **fields: Any) -> dict[str, Any]:
+    """A schedule as JSON: a workflow every second, none of its slots missed."""
+    defaults = {
+        "definition": "e2e.slot-flow",
+        "kwargs": {"label": name},
+        "catch_up_missed": True,
+    }
+    return defaults | {"name": name, "pattern": {"type": "interval", "seconds": 1}} | fields
+
+
+def run_slots(connection: Database, name: str) -> dict[datetime, str]:
+    """The slots that became runs, in their order, and how the runs stand."""
+    rows = connection.execute(
+        "SELECT scheduled_for, status FROM horsies_workflows WHERE schedule_name = %s "
+        "ORDER BY scheduled_for",
+        (name,),
+    ).fetchall()
+    found = {moment.astimezone(UTC): status for moment, status in rows}
+    assert len(found) == len(rows), rows
+    return found
+
+
+def test_schedulers_that_die_start_every_slot_once_and_workers_bring_every_run_to_its_end(
+    fleet: Fleet, programs: ModuleType, journal: Journal, connection: Database
+) -> None:
+    importlib.import_module("tests.e2e.scheduled")  # its workflow has a key from now on
+    config = config_of(flow("flow"), flow("turns", overlap="queue"))
+    first = enter(connection, programs.app, config)
+    fleet.start(application=APPLICATION)
+    doomed = start_scheduler(fleet, config)
+    eventually(lambda: len(run_slots(connection, "flow")) >= 3, 20, doomed.log)
+    doomed.signal(signal.SIGKILL)
+    doomed.wait()
+    both = [start_scheduler(fleet, config) for _ in range(2)]
+    at_death = len(run_slots(connection, "flow"))
+    eventually(lambda: len(run_slots(connection, "flow")) >= at_death + 4, 20, both[0].log)
+    assert [one.stop() for one in both] == [0, 0]
+    names = ("flow", "turns")
+    eventually(
+        lambda: (
+            {status for name in names for status in run_slots(connection, name).values()}
+            == {"COMPLETED"}
+        ),
+        20,
+    )
+    for name in names:
+        slots = list(run_slots(connection, name))
+        assert slots == [first[name] + timedelta(seconds=number) for number in range(len(slots))]
+        labels = [line.label for line in journal.lines("end") if line.label.startswith(name)]
+        assert sorted(labels) == [f"{name} {slot.isoformat()}" for slot in slots]
+    assert "Traceback" not in "".join(one.log() for one in both)
