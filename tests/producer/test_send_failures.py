@@ -115,7 +115,7 @@ def test_a_broker_that_cannot_be_built_is_an_error_value(
     add = add_task(app)
     for method, args in (("send", (1,)), ("send_many", ([add.bind(1)],))):
         with monkeypatch.context() as patch:
-            patch.setattr("horsies.app.PostgresBroker", broken)
+            patch.setattr("horsies.broker.PostgresBroker", broken)
             patch.setattr(app, "close_async", working.close_async)
             error = enqueue_failure(call(app, add, method, *args), retryable=False)
             assert "disk full" in error.message
@@ -128,12 +128,12 @@ def test_all_threads_share_one_broker(monkeypatch: pytest.MonkeyPatch) -> None:
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
             with monkeypatch.context() as patch:
-                patch.setattr("horsies.app.PostgresBroker", PostgresBroker)
+                patch.setattr("horsies.broker.PostgresBroker", PostgresBroker)
                 overtaker.append(app.get_broker())
 
     overtaker: list[PostgresBroker] = []
     with monkeypatch.context() as patch:
-        patch.setattr("horsies.app.PostgresBroker", Overtaken)
+        patch.setattr("horsies.broker.PostgresBroker", Overtaken)
         assert app.get_broker() is overtaker[0]
 
 
