@@ -178,23 +178,24 @@ DECLARE
     has_maps boolean;
     has_signals boolean;
 BEGIN
-    WITH node AS MATERIALIZED (
-        SELECT node.* FROM horsies_each_v1(ready) JOIN horsies_workflow_tasks AS node USING (workflow_id, task_index)),
-    inserted AS (
+    WITH inserted AS (
         INSERT INTO horsies_tasks (
             id, task_name, queue_name, priority, args, kwargs, sent_at, enqueued_at, good_until, max_retries,
             task_options, timeout_ms, enqueue_sha, workflow_id, workflow_node_index, workflow_inputs)
-        SELECT task_id, task_name, queue_name, priority, '[]', task_kwargs, moment,
-            CASE kind
-                WHEN 'sleep' THEN coalesce(not_before, moment + delay_ms * interval '1 millisecond')
-                WHEN 'signal' THEN coalesce(moment + signal_timeout_ms * interval '1 millisecond', horsies_parked_v1())
+        SELECT node.task_id, node.task_name, node.queue_name, node.priority, '[]', node.task_kwargs, moment,
+            CASE node.kind
+                WHEN 'sleep' THEN coalesce(node.not_before, moment + node.delay_ms * interval '1 millisecond')
+                WHEN 'signal' THEN coalesce(moment + node.signal_timeout_ms * interval '1 millisecond', horsies_parked_v1())
                 ELSE moment - (cardinality(ready.indexes) - row_number() OVER (ORDER BY workflow_id, task_index))
                     * interval '1 microsecond'
             END,
-            least(good_until, moment + expires_in_ms * interval '1 millisecond'), max_retries,
-            task_options, timeout_ms, '', workflow_id, task_index, inputs
-        FROM node WHERE kind <> 'map')
-    SELECT bool_or(kind = 'map'), bool_or(kind = 'signal') INTO has_maps, has_signals FROM node;
+            least(node.good_until, moment + node.expires_in_ms * interval '1 millisecond'), node.max_retries,
+            node.task_options, node.timeout_ms, '', workflow_id, task_index, node.inputs
+        FROM horsies_each_v1(ready) JOIN horsies_workflow_tasks AS node USING (workflow_id, task_index)
+        WHERE node.kind <> 'map'
+        RETURNING task_name)
+    SELECT count(*) < cardinality(ready.indexes), bool_or(task_name = 'horsies.signal') INTO has_maps, has_signals
+    FROM inserted;
     IF has_signals THEN
         PERFORM horsies_deliver_signals_v1(ready);
     END IF;
