@@ -32,7 +32,7 @@ from horsies.config import (
 from horsies.jsonshape import type_text
 from horsies.retry import RetryPolicy
 from horsies.states import TASK_TRANSITIONS, TaskStatus
-from horsies.timetable.settings import ScheduleConfig, TaskSchedule
+from horsies.timetable.settings import ScheduleConfig, TaskSchedule, WorkflowSchedule
 
 REPOSITORY = Path(__file__).parents[1]
 CONFIGURATION = REPOSITORY / "docs" / "configuration.md"
@@ -52,6 +52,7 @@ MODELS: tuple[type[BaseModel], ...] = (
     RetryPolicy,
     ScheduleConfig,
     TaskSchedule,
+    WorkflowSchedule,
 )
 COMMANDS = (
     *("worker", "scheduler", "check", "migrate", "version"),
@@ -76,19 +77,26 @@ MINIMUMS: dict[tuple[type[BaseModel], str], int] = {
     (AppConfig, "claim_lease_ms"): 2_000,
     (AppConfig, "max_claim_renew_age_ms"): 60_000,
 }
-TYPE_NAMES = {
+TYPE_NAMES: dict[tuple[type[BaseModel], str], str] = {
     (AppConfig, "exception_mapper"): "exception class to code",
     (AppConfig, "default_unhandled_error_code"): "upper case name",
     (RecoveryConfig, "paused_workflow_auto_cancel_after"): "timedelta above 0, or `None`",
     (RetryPolicy, "auto_retry_for"): "list of codes, at least 1",
     (RetryPolicy, "intervals"): "1 to 20 ints, each 1 to 86_400",
     (RetryPolicy, "backoff_strategy"): '`"fixed"` or `"exponential"`',
-    (ScheduleConfig, "schedules"): "list of TaskSchedule",
-    (TaskSchedule, "pattern"): "a pattern",
+    (ScheduleConfig, "schedules"): "list of TaskSchedule and WorkflowSchedule",
+    **{
+        (model, name): text
+        for model in (TaskSchedule, WorkflowSchedule)
+        for name, text in {
+            "pattern": "a pattern",
+            "kwargs": "dict",
+            "on_dst_gap": '`"skip"` or `"shift"`',
+            "overlap": '`"allow"`, `"skip"` or `"queue"`',
+        }.items()
+    },
+    (WorkflowSchedule, "definition"): "a definition, or its key",
     (TaskSchedule, "args"): "tuple",
-    (TaskSchedule, "kwargs"): "dict",
-    (TaskSchedule, "on_dst_gap"): '`"skip"` or `"shift"`',
-    (TaskSchedule, "overlap"): '`"allow"`, `"skip"` or `"queue"`',
 }
 
 _PART = re.compile(r"(<!-- begin: (.+?) -->\n).*?(<!-- end: \2 -->)", re.DOTALL)
@@ -121,7 +129,8 @@ def table(heads: list[str], rows: list[list[str]]) -> str:
 
 def config_table(model: type[BaseModel]) -> str:
     """Return one row per field of a configuration model."""
-    meanings = dict(_field_docstrings(model))
+    models = [one for one in model.__mro__ if issubclass(one, BaseModel) and one is not BaseModel]
+    meanings = {name: text for one in reversed(models) for name, text in _field_docstrings(one)}
     rows = [
         [f"`{name}`", _default(field), _allowed(model, name, field), _meaning(meanings[name])]
         for name, field in model.model_fields.items()

@@ -1,4 +1,4 @@
-"""Plans on a full table: neither ticks nor looks at schedules read the history of tasks."""
+"""Plans on full tables: neither ticks nor looks at schedules read the history of tasks and runs."""
 
 from __future__ import annotations
 
@@ -19,13 +19,20 @@ from tests.operate.test_operator_plans import nodes
 
 STATEMENTS = [pytest.param(statement, id=name) for name, statement in SCHEDULES.statements.items()]
 
-# 40,000 finished tasks, half of them runs of one schedule, one of which is unfinished; and 1,000 schedules.
+# 40,000 finished tasks, half of them runs of one schedule, one of which is unfinished; as many runs of
+# workflows in the same way; and 1,000 schedules.
 FILL = """
 ALTER TABLE horsies_tasks DISABLE TRIGGER USER;
 INSERT INTO horsies_tasks (id, task_name, queue_name, status, enqueue_sha, sent_at, schedule_name)
 SELECT gen_random_uuid(), 'work', 'mail', CASE WHEN n = 40000 THEN 'RUNNING' ELSE 'COMPLETED' END, 'sha',
        now() - n * interval '1 minute', CASE WHEN n % 2 = 0 THEN 'schedule 1' END
 FROM generate_series(1, 40000) AS n;
+INSERT INTO horsies_workflows (
+    id, name, status, on_error, definition_key, fingerprint, root_workflow_id, total_nodes, open_nodes,
+    sent_at, schedule_name)
+SELECT id, 'flow', CASE WHEN n = 40000 THEN 'RUNNING' ELSE 'COMPLETED' END, 'fail', 'key', 'print', id, 1, 0,
+       now() - n * interval '1 minute', CASE WHEN n % 2 = 0 THEN 'schedule 2' END
+FROM (SELECT n, gen_random_uuid() AS id FROM generate_series(1, 40000) AS n) AS made;
 INSERT INTO horsies_schedule_state (schedule_name, next_run_at, config_hash, task_name, definition)
 SELECT 'schedule ' || n, now() - interval '1 minute', 'hash', 'work', CASE WHEN n % 2 = 0 THEN '{}' END
 FROM generate_series(1, 1000) AS n;
@@ -49,7 +56,7 @@ def full_url(server_url: str) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("statement", STATEMENTS)
-def test_no_statement_of_a_scheduler_reads_all_tasks(
+def test_no_statement_of_a_scheduler_reads_all_tasks_or_all_runs(
     full_url: str, statement: Statement[Any, Any]
 ) -> None:
     with psycopg.connect(full_url, autocommit=True) as full:
@@ -58,7 +65,8 @@ def test_no_statement_of_a_scheduler_reads_all_tasks(
     scanned = [
         node["Relation Name"]
         for node in nodes(plan)
-        if node["Node Type"] == "Seq Scan" and node["Relation Name"] == "horsies_tasks"
+        if node["Node Type"] == "Seq Scan"
+        and node["Relation Name"] in ("horsies_tasks", "horsies_workflows")
     ]
     assert scanned == [], json.dumps(plan, indent=1)
 
@@ -74,11 +82,15 @@ def plan_of(connection: Connection[Any], statement: Statement[Any, Any]) -> Any:
 
 
 def test_the_look_for_unfinished_runs_uses_the_index_of_open_ones(full_url: str) -> None:
-    assert "horsies_tasks_schedule_open" in used_indexes(full_url, "find_due_schedules")
+    used = used_indexes(full_url, "find_due_schedules")
+    assert {"horsies_tasks_schedule_open", "horsies_workflows_schedule_open"} <= used
 
 
 def test_the_newest_runs_are_found_by_their_own_index(full_url: str) -> None:
-    assert used_indexes(full_url, "list_schedule_runs") == {"horsies_tasks_schedule_runs"}
+    assert used_indexes(full_url, "list_schedule_runs") == {
+        "horsies_tasks_schedule_runs",
+        "horsies_workflows_schedule_runs",
+    }
 
 
 def used_indexes(url: str, name: str) -> set[str]:
