@@ -28,6 +28,7 @@ unix_socket_dir =
 auth_type = any
 pool_mode = {pool_mode}
 default_pool_size = 4
+server_login_retry = 0.2
 ignore_startup_parameters = extra_float_digits
 """
 

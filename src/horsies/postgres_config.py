@@ -114,7 +114,8 @@ class PostgresConfig(BaseModel):
 
     tcp_user_timeout_ms: int = 30_000
     """Milliseconds sent data may stay unacknowledged before the connection counts as dead, at
-    least 0. 0 leaves it to the operating system. Defaults to 30,000."""
+    least 0. 0 leaves it to the operating system. Behind PgBouncer, which acknowledges whatever the
+    server does, also how long a worker or scheduler waits for an answer. Defaults to 30,000."""
 
     @classmethod
     def from_env(cls, **overrides: Any) -> Self:

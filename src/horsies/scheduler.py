@@ -18,7 +18,6 @@ from types import FrameType
 from typing import Any
 
 import typer
-from psycopg import Connection
 
 from horsies.app import Horsies
 from horsies.arguments import (
@@ -32,6 +31,7 @@ from horsies.db.connect import Database
 from horsies.db.listen import Listener
 from horsies.db.migrate import SchemaTooNewError, apply_migrations
 from horsies.db.schedules import SCHEDULES_CHANNEL
+from horsies.db.together import Together
 from horsies.errors import ValidationReport
 from horsies.logs import LogFormat, LogLevel, attach_handler
 from horsies.schedule.service import Scheduler, SchedulerGaveUpError
@@ -80,19 +80,19 @@ def run_scheduler(app: Horsies, owner: str) -> int:
     return 0
 
 
-def migrating_connector(database: Database) -> Callable[[], Connection[Any]]:
+def migrating_connector(database: Database) -> Callable[[], Together]:
     """Return what opens the scheduler's connection, and before the first one brings the schema up to
     date.
     """
     is_current = False
 
-    def connect() -> Connection[Any]:
+    def connect() -> Together:
         nonlocal is_current
         if not is_current:
             with database.connect("schema", session=True) as connection:
                 apply_migrations(connection)
             is_current = True
-        return database.connect("scheduler")
+        return Together.open(database, "scheduler")
 
     return connect
 

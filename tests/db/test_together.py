@@ -106,7 +106,7 @@ def test_a_connection_that_is_already_gone_is_a_transient_error(
     connection.execute("SELECT pg_terminate_backend(%s, 5000)", (pid,))
     with pytest.raises(psycopg.OperationalError) as caught:
         together.run([(ECHO, Text("x"))])
-    assert is_transient(caught.value)
+    assert (caught.value.sqlstate, is_transient(caught.value)) == ("57P01", True)
     assert together.connection.closed
 
 
@@ -114,7 +114,7 @@ def test_a_connection_cut_under_way_is_a_transient_error(
     connection: Connection[Any], process_url: str, together: Together
 ) -> None:
     task_id = add_task(connection)
-    failures: list[BaseException] = []
+    failures: list[psycopg.Error] = []
 
     def finish() -> None:
         try:
@@ -130,7 +130,7 @@ def test_a_connection_cut_under_way_is_a_transient_error(
         wait_until(lambda: _is_waiting(connection, pid))
         connection.execute("SELECT pg_terminate_backend(%s, 5000)", (pid,))
         thread.join()
-    assert [is_transient(error) for error in failures] == [True]
+    assert [(error.sqlstate, is_transient(error)) for error in failures] == [("57P01", True)]
     assert together.connection.closed
     assert row_of(connection, task_id)["status"] == "PENDING"
 

@@ -10,6 +10,9 @@ import pytest
 
 from tests.pgbouncer import find_pgbouncer, running_pgbouncer
 
+# How long workers wait for an answer; PgBouncer itself would wait two minutes for a server.
+PATIENCE_MS = 3_000
+
 
 @contextmanager
 def pooled(database_url: str) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -19,5 +22,9 @@ def pooled(database_url: str) -> Iterator[tuple[str, dict[str, Any]]]:
     with running_pgbouncer(database_url) as pooled_url:
         yield (
             pooled_url,
-            {"pgbouncer_transaction_mode": True, "session_database_url": database_url},
+            {
+                "pgbouncer_transaction_mode": True,
+                "session_database_url": database_url,
+                "tcp_user_timeout_ms": PATIENCE_MS,
+            },
         )

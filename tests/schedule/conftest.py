@@ -12,9 +12,12 @@ import pytest
 from horsies.app import Horsies
 from horsies.config import AppConfig, CustomQueueConfig, PostgresConfig, QueueMode
 from horsies.db.query import run_script
+from horsies.db.together import Together
 from horsies.outcome import TaskError, TaskResult
 from horsies.retry import RetryPolicy
+from horsies.schedule import tick as tick_module
 from horsies.schedule.book import Book, enter_schedules
+from horsies.schedule.tick import Ticked
 from horsies.timetable.patterns import IntervalSchedule
 from horsies.timetable.settings import AnySchedule, ScheduleConfig, TaskSchedule, WorkflowSchedule
 from horsies.workflow.definition import WorkflowDefinition
@@ -156,6 +159,11 @@ def enter(connection: Database, app: Horsies, *, at_start: bool = True) -> Book:
     book = book_of(app)
     run_script(connection, enter_schedules(book, at_start=at_start))
     return book
+
+
+def tick(connection: Database, book: Book) -> Ticked:
+    """Do what a scheduler does when it looks at the clock, on a connection of the test."""
+    return tick_module.tick(Together(connection, prepared=False), book)
 
 
 def state(connection: Database, name: str = "report") -> dict[str, Any]:

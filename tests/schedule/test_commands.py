@@ -14,7 +14,6 @@ import psycopg
 import pytest
 
 from horsies.handle import TaskHandle
-from horsies.schedule.tick import tick
 from horsies.timetable.patterns import DailySchedule
 from tests.operate.conftest import Run
 from tests.schedule.conftest import (
@@ -26,6 +25,7 @@ from tests.schedule.conftest import (
     schedule,
     state,
     tasks,
+    tick,
 )
 
 APP = """

@@ -7,7 +7,6 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from horsies.schedule.tick import tick
 from horsies.timetable.patterns import CronSchedule, HourlySchedule, IntervalSchedule
 from tests.schedule.conftest import (
     LONG_AGO,
@@ -21,6 +20,7 @@ from tests.schedule.conftest import (
     slots,
     state,
     tasks,
+    tick,
 )
 
 

@@ -14,7 +14,6 @@ from horsies.config import AppConfig, PostgresConfig
 from horsies.db.schedules import find_due_schedules
 from horsies.errors import ErrorCode, HorsiesError
 from horsies.handle import TaskHandle
-from horsies.schedule.tick import tick
 from horsies.timetable.patterns import CronSchedule, DailySchedule, IntervalSchedule
 from tests.operate.conftest import Call
 from tests.schedule.conftest import (
@@ -30,6 +29,7 @@ from tests.schedule.conftest import (
     slots,
     state,
     tasks,
+    tick,
 )
 
 

@@ -13,6 +13,7 @@ import pytest
 
 from horsies.app import Horsies
 from horsies.config import WorkerResilienceConfig
+from horsies.db.together import Together
 from horsies.schedule import service as service_module
 from horsies.schedule.service import Scheduler, SchedulerGaveUpError
 from horsies.timetable.patterns import IntervalSchedule
@@ -37,11 +38,11 @@ class Line:
         self.refuses = False
         self.opened: list[psycopg.Connection[Any]] = []
 
-    def connect(self) -> psycopg.Connection[Any]:
+    def connect(self) -> Together:
         if self.refuses:
             raise psycopg.OperationalError("connection refused")
         self.opened.append(psycopg.connect(self.url, autocommit=True))
-        return self.opened[-1]
+        return Together(self.opened[-1])
 
 
 @pytest.fixture

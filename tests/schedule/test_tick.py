@@ -17,7 +17,7 @@ from horsies.db.schedules import find_due_schedules, fire_slots, pause_schedule,
 from horsies.schedule import tick as tick_module
 from horsies.schedule.records import switch_script
 from horsies.schedule.target import jitter_share, run_id
-from horsies.schedule.tick import columns, plan_all, tick
+from horsies.schedule.tick import columns, plan_all
 from horsies.timetable.patterns import DailySchedule, HourlySchedule, IntervalSchedule
 from tests.schedule.conftest import (
     LONG_AGO,
@@ -31,6 +31,7 @@ from tests.schedule.conftest import (
     slots,
     state,
     tasks,
+    tick,
 )
 
 SECOND, HOUR = timedelta(seconds=1), timedelta(hours=1)

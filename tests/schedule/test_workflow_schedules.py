@@ -13,7 +13,6 @@ from horsies.broker import BrokerErrorCode
 from horsies.db.schedules import find_due_schedules
 from horsies.errors import ErrorCode, HorsiesError
 from horsies.schedule.book import Book
-from horsies.schedule.tick import tick
 from horsies.workflow.definition import definition_by_key
 from horsies.workflow.handle import WorkflowHandle
 from tests.operate.conftest import Call, Run
@@ -29,6 +28,7 @@ from tests.schedule.conftest import (
     runs,
     schedule,
     state,
+    tick,
     workflow_schedule,
 )
 from tests.schedule.test_workflow_tick import end_runs

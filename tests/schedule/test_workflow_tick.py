@@ -13,7 +13,7 @@ import pytest
 from horsies.db.schedules import find_due_schedules, fire_slots
 from horsies.schedule import tick as tick_module
 from horsies.schedule.target import jitter_share, run_id
-from horsies.schedule.tick import columns, plan_all, tick
+from horsies.schedule.tick import columns, plan_all
 from horsies.timetable.patterns import IntervalSchedule
 from tests.schedule.conftest import (
     LONG_AGO,
@@ -28,6 +28,7 @@ from tests.schedule.conftest import (
     schedule,
     slots,
     state,
+    tick,
     workflow_schedule,
 )
 from tests.schedule.test_tick import count_statements

@@ -158,7 +158,7 @@ def one_or_none(rows: list[Row]) -> Row | None:
     return rows[0] if rows else None
 
 
-# A script decides which statements to run and never waits; the two functions below do the waiting.
+# A script decides which statements to run and never waits; the functions below do the waiting.
 # That is how the synchronous and the asynchronous face share one body of logic.
 Step = tuple[Statement[Any, Any], Any]
 Script = Generator[Step, list[Any], Answer]
@@ -166,14 +166,19 @@ Script = Generator[Step, list[Any], Answer]
 
 def run_script(connection: Connection[Any], script: Script[Answer]) -> Answer:
     """Run a script's statements on a synchronous connection and return its answer."""
+    return follow(script, lambda step: step[0].run(connection, step[1]))
+
+
+def follow(script: Script[Answer], run: Callable[[Step], list[Any]]) -> Answer:
+    """Give a script the rows of one statement after the other and return its answer."""
     rows: list[Any] | None = None
     while True:
         try:
-            statement, params = next(script) if rows is None else script.send(rows)
+            step = next(script) if rows is None else script.send(rows)
         except StopIteration as finished:
             answer: Answer = finished.value
             return answer
-        rows = statement.run(connection, params)
+        rows = run(step)
 
 
 async def run_script_async(connection: AsyncConnection[Any], script: Script[Answer]) -> Answer:

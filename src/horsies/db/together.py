@@ -2,45 +2,77 @@
 
 The same as psycopg's pipeline without a BEGIN, one level lower: prepared statements over libpq's
 pipeline mode, parameters as text, rows through psycopg's own loaders. A turn spends 0.45 ms of Python
-in psycopg's cursors and generators, 0.1 ms here, out of about one millisecond in all.
+in psycopg's cursors and generators, 0.1 ms here, out of about one millisecond in all. Schedulers use it
+as well, one statement at a time.
 """
 
 from __future__ import annotations
 
 import select
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from typing import Any, TypeVar
 
-from psycopg import Connection
+from psycopg import Connection, Error
 from psycopg.adapt import Transformer
 from psycopg.errors import OperationalError, error_from_result
-from psycopg.pq import ConnStatus, ExecStatus
+from psycopg.pq import ConnStatus, DiagnosticField, ExecStatus
 from psycopg.pq.abc import PGconn, PGresult
 
+from horsies.db.connect import Database, is_transient
 from horsies.db.echo import echo
-from horsies.db.query import Statement, Step
+from horsies.db.query import Script, Statement, Step, follow
+
+Answer = TypeVar("Answer")
 
 _FAILED = (ExecStatus.FATAL_ERROR, ExecStatus.BAD_RESPONSE, ExecStatus.PIPELINE_ABORTED)
+# How long to wait for somebody to take a cancel request.
+CANCEL_SECONDS = 2.0
 
 
 class Together:
     """Runs groups of statements on one connection, each group as one transaction.
 
     Without ``prepared`` (behind a pooler that hands out another session each time) every statement is
-    parsed anew. With ``echoes`` their names and durations are logged.
+    parsed anew. A group that gets no answer for ``patience_seconds`` is cancelled and raises; None
+    waits for ever, as long as the connection lives. With ``echoes`` the statements' names and durations
+    are logged.
     """
 
     def __init__(
-        self, connection: Connection[Any], *, prepared: bool = True, echoes: bool = False
+        self,
+        connection: Connection[Any],
+        *,
+        prepared: bool = True,
+        patience_seconds: float | None = None,
+        echoes: bool = False,
     ) -> None:
         self.connection = connection
+        self.patience_seconds = patience_seconds
         self._echoes = echoes
         self._prepared: set[bytes] | None = set() if prepared else None
         self._poller = select.poll()
         self._transformer = Transformer(connection)
         self.round_trips = 0
         self.statements = 0
+
+    @classmethod
+    def open(cls, database: Database, role: str, session_settings: str | None = None) -> Together:
+        """Connect, with settings for the session where nobody else will ever use it.
+
+        A pooler takes every statement at once and keeps it while the database is away, two minutes by
+        default. So what tells of a dead server elsewhere, unacknowledged data, is a limit here.
+        """
+        config, options = database.config, database.options(role)
+        if not config.pgbouncer_transaction_mode:
+            connection = Connection.connect(database.urls()[0], **options, options=session_settings)
+            return cls(connection, echoes=config.echo)
+        connection = Connection.connect(database.urls()[0], **options)
+        patience_seconds = config.tcp_user_timeout_ms / 1000 or None
+        return cls(
+            connection, prepared=False, patience_seconds=patience_seconds, echoes=config.echo
+        )
 
     @property
     def sender_pid(self) -> int | None:
@@ -60,10 +92,15 @@ class Together:
             for (statement, _), values in zip(steps, texts, strict=True)
         ]
         pgconn.pipeline_sync()
-        self._send_everything(pgconn)
-        results = [self._take_result(pgconn, count) for count in expected]
-        self._take_result(pgconn, 1)
-        pgconn.exit_pipeline_mode()
+        results: list[PGresult] = []
+        try:
+            self._send_everything(pgconn)
+            for count in expected:
+                results.append(self._take_result(pgconn, count))
+            self._take_result(pgconn, 1)
+            pgconn.exit_pipeline_mode()
+        except OperationalError as error:
+            raise _last_words(results) or error from None
         if self._echoes:
             echo(steps, started)
         self._raise_first_failure(results)
@@ -71,6 +108,10 @@ class Together:
             self._rows(statement, result)
             for (statement, _), result in zip(steps, results, strict=True)
         ]
+
+    def follow(self, script: Script[Answer]) -> Answer:
+        """Run a script, every statement of it as a group of its own, and return its answer."""
+        return follow(script, lambda step: self.run([step])[0])
 
     def _send(
         self, pgconn: PGconn, statement: Statement[Any, Any], values: list[bytes | None]
@@ -93,7 +134,8 @@ class Together:
         read and we that wait for it would wait for ever.
         """
         while pgconn.flush():
-            self._wait(pgconn, select.POLLIN | select.POLLOUT)
+            if not self._wait(pgconn, select.POLLIN | select.POLLOUT):
+                return
 
     def _take_result(self, pgconn: PGconn, count: int) -> PGresult:
         """Take the answers to one statement; the first failure among them counts."""
@@ -101,7 +143,7 @@ class Together:
         for _ in range(count):
             found = self._next_result(pgconn)
             if found is None or pgconn.status != ConnStatus.OK:
-                raise OperationalError(pgconn.get_error_message() or "the connection was lost")
+                raise _loss(pgconn, found)
             if result is None or result.status not in _FAILED:
                 result = found
             if found.status != ExecStatus.PIPELINE_SYNC:
@@ -112,13 +154,29 @@ class Together:
     def _next_result(self, pgconn: PGconn) -> PGresult | None:
         # libpq would wait by itself, but deaf to signals and with the interpreter locked.
         while pgconn.is_busy():
-            self._wait(pgconn, select.POLLIN)
+            if not self._wait(pgconn, select.POLLIN):
+                break
         return pgconn.get_result()
 
-    def _wait(self, pgconn: PGconn, events: int) -> None:
+    def _wait(self, pgconn: PGconn, events: int) -> bool:
+        """Wait for the socket; False when it has been closed, and only what was read is left."""
         self._poller.register(pgconn.socket, events)
-        if any(ready & ~select.POLLOUT for _, ready in self._poller.poll()):
-            pgconn.consume_input()
+        patience = self.patience_seconds
+        ready = self._poller.poll(None if patience is None else patience * 1000)
+        if not ready:
+            self._cancel()
+            raise OperationalError(f"no answer for {patience:g} s")
+        if any(event & ~select.POLLOUT for _, event in ready):
+            try:
+                pgconn.consume_input()
+            except OperationalError:
+                return False
+        return True
+
+    def _cancel(self) -> None:
+        """Keep a group that nobody waits for from being applied much later."""
+        with suppress(Error):
+            self.connection.cancel_safe(timeout=CANCEL_SECONDS)
 
     def _rows(self, statement: Statement[Any, Any], result: PGresult) -> list[Any]:
         if result.status != ExecStatus.TUPLES_OK:
@@ -139,3 +197,16 @@ class Together:
     def _forget_prepared(self) -> None:
         self.connection.execute("DEALLOCATE ALL")
         self._prepared = set()
+
+
+def _loss(pgconn: PGconn, result: PGresult | None) -> Error:
+    """The reason why the connection is gone, in the server's words if it said any."""
+    if result is not None and result.error_field(DiagnosticField.SQLSTATE):
+        return error_from_result(result)
+    return OperationalError(pgconn.get_error_message() or "the connection was lost")
+
+
+def _last_words(results: Iterable[PGresult]) -> Error | None:
+    """What the server said before the connection broke: that it shuts down, a pooler that it is away."""
+    failures = (error_from_result(result) for result in results if result.status in _FAILED)
+    return next((error for error in failures if is_transient(error)), None)

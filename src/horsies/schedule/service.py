@@ -9,14 +9,12 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from typing import Any
 
 import psycopg
-from psycopg import Connection
 
 from horsies.config import AppConfig
 from horsies.db.connect import describe
-from horsies.db.query import run_script
+from horsies.db.together import Together
 from horsies.retry import Backoff
 from horsies.schedule.book import Book, enter_schedules
 from horsies.schedule.entry import Definitions
@@ -47,7 +45,7 @@ class Scheduler:
         config: AppConfig,
         definitions: Definitions,
         owner: str,
-        connect: Callable[[], Connection[Any]],
+        connect: Callable[[], Together],
         app: BuildsSpecs | None = None,
     ) -> None:
         self._book = Book.of(config, definitions, owner, app)
@@ -58,7 +56,7 @@ class Scheduler:
             limits.db_retry_initial_ms, limits.db_retry_max_ms, limits.db_retry_max_attempts
         )
         self._connect = connect
-        self._connection: Connection[Any] | None = None
+        self._together: Together | None = None
         self._has_entered = False
         self._refresh_at = 0.0
         self._next_at = 0.0
@@ -69,7 +67,7 @@ class Scheduler:
 
     def wake(self) -> None:
         """Make the next step look: somebody changed a schedule. A lost connection keeps its patience."""
-        if self._connection is not None:
+        if self._together is not None:
             self._next_at = 0.0
 
     def step(self) -> None:
@@ -77,34 +75,34 @@ class Scheduler:
         if time.monotonic() < self._next_at:
             return
         try:
-            if self._connection is None:
-                self._connection = self._connect()
-            seconds = self._guarded_tick(self._connection)
+            if self._together is None:
+                self._together = self._connect()
+            seconds = self._guarded_tick(self._together)
         except psycopg.Error as error:
             self._lose(error)
         else:
             self._backoff.reset()
             self._next_at = time.monotonic() + seconds
 
-    def _guarded_tick(self, connection: Connection[Any]) -> float:
+    def _guarded_tick(self, together: Together) -> float:
         try:
-            return self._tick(connection)
+            return self._tick(together)
         except psycopg.Error:
             raise
         except Exception:
             logger.exception("this tick failed; the next one comes in its time")
             return self._interval_seconds
 
-    def _tick(self, connection: Connection[Any]) -> float:
+    def _tick(self, together: Together) -> float:
         """Do what is due and return how long to sleep."""
         now = time.monotonic()
         if now >= self._refresh_at:
-            run_script(connection, enter_schedules(self._book, at_start=not self._has_entered))
+            together.follow(enter_schedules(self._book, at_start=not self._has_entered))
             if not self._has_entered:
                 logger.info("serving %d schedule(s)", len(self._book.entries))
             self._has_entered = True
             self._refresh_at = now + REFRESH_SECONDS
-        ticked = tick(connection, self._book)
+        ticked = tick(together, self._book)
         if ticked.seconds_until_next is None:
             return self._interval_seconds
         return min(self._interval_seconds, max(0.0, ticked.seconds_until_next) + MARGIN_SECONDS)
@@ -122,6 +120,6 @@ class Scheduler:
 
     def close(self) -> None:
         """Close the connection; a later step opens a new one."""
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
+        if self._together is not None:
+            self._together.connection.close()
+            self._together = None

@@ -11,13 +11,11 @@ import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
 
 import psycopg
-from psycopg import Connection
 
 from horsies.db.connect import describe, is_transient
-from horsies.db.query import Script, run_script
+from horsies.db.query import Script
 from horsies.db.schedules import (
     DueSchedule,
     FireSlots,
@@ -28,6 +26,7 @@ from horsies.db.schedules import (
     seconds_until_next_slot,
 )
 from horsies.db.tasks import InsertTask
+from horsies.db.together import Together
 from horsies.result import Err, Ok
 from horsies.schedule.book import DUE_MAX, Book
 from horsies.schedule.entry import Entry
@@ -64,15 +63,15 @@ class Ticked:
     seconds_until_next: float | None
 
 
-def tick(connection: Connection[Any], book: Book) -> Ticked:
+def tick(together: Together, book: Book) -> Ticked:
     """Send and start everything that is due; psycopg.Error when the database is not up to it."""
     try:
-        ticked = run_script(connection, _tick_script(book))
+        ticked = together.follow(_tick_script(book))
     except psycopg.Error as error:
         if is_transient(error):
             raise
         logger.error("the due schedules are tried one by one: %s", describe(error))
-        ticked = _tick_one_by_one(connection, book)
+        ticked = _tick_one_by_one(together, book)
     for planned in ticked.fired:
         _log(planned)
     return ticked
@@ -185,18 +184,18 @@ def columns(batch: Sequence[Planned]) -> FireSlots:
     )
 
 
-def _tick_one_by_one(connection: Connection[Any], book: Book) -> Ticked:
+def _tick_one_by_one(together: Together, book: Book) -> Ticked:
     """Find out which schedule the database will not take, and serve the others."""
-    due = find_due_schedules.run(connection, book.find_due())
+    (due,) = together.run([(find_due_schedules, book.find_due())])
     fired = []
     for planned in plan_all(book, due):
         try:
-            taken = fire_slots.run(connection, columns([planned]))
+            (taken,) = together.run([(fire_slots, columns([planned]))])
         except psycopg.Error as error:
             if is_transient(error):
                 raise
             logger.error("schedule %r cannot be stored: %s", planned.due.name, describe(error))
-            taken = fire_slots.run(connection, columns([_without_work(planned)]))
+            together.run([(fire_slots, columns([_without_work(planned)]))])
             continue
         fired += [planned] if taken else []
     return Ticked(fired, None)

@@ -30,6 +30,7 @@ from horsies.arguments import (
 )
 from horsies.db.connect import Database, describe
 from horsies.db.migrate import SchemaTooNewError
+from horsies.db.together import Together
 from horsies.dsn import mask_url
 from horsies.errors import ValidationReport
 from horsies.logs import LogFormat, LogLevel, attach_handler
@@ -122,7 +123,9 @@ def _checked_run(app: Horsies, config: WorkerConfig, *, with_scheduler: bool) ->
 
 def _scheduler(app: Horsies, owner: str) -> Scheduler:
     database = Database(app.config.broker, "scheduler")
-    return Scheduler(app.config, app.definitions(), owner, lambda: database.connect("scheduler"))
+    return Scheduler(
+        app.config, app.definitions(), owner, lambda: Together.open(database, "scheduler")
+    )
 
 
 def run_worker(app: Horsies, config: WorkerConfig, scheduler: Scheduler | None = None) -> ExitCode:

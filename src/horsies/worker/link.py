@@ -11,10 +11,8 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 import psycopg
-from psycopg import Connection
 
 from horsies.config import WorkerResilienceConfig
 from horsies.db.connect import Database, describe, is_transient
@@ -119,14 +117,4 @@ class Link:
 
 def turn_connector(database: Database) -> Callable[[], Together]:
     """Return what opens a connection tuned for turns: every statement prepared, generic plans."""
-    is_pooled = database.config.pgbouncer_transaction_mode
-    echoes = database.config.echo
-
-    def connect() -> Together:
-        settings: dict[str, Any] = database.options(TURN_ROLE)
-        if not is_pooled:
-            settings["options"] = TURN_SETTINGS
-        connection = Connection.connect(database.urls()[0], **settings)
-        return Together(connection, prepared=not is_pooled, echoes=echoes)
-
-    return connect
+    return lambda: Together.open(database, TURN_ROLE, TURN_SETTINGS)
