@@ -55,6 +55,8 @@ logger = logging.getLogger("horsies.worker")
 
 # How long a stopping worker waits for a lost database to take back a claim that was in doubt.
 RELEASE_PATIENCE_SECONDS = 5.0
+# A pooler would keep the goodbye, and the worker with it, for as long as the database is away.
+GOODBYE_SECONDS = 1.0
 
 
 class ExitCode(IntEnum):
@@ -172,9 +174,10 @@ class Worker:
     def _close(self) -> None:
         self._pool.shutdown()
         self._ear.close()
-        if self._link.together is not None:
+        if (together := self._link.together) is not None:
+            together.patience_seconds = GOODBYE_SECONDS
             with suppress(psycopg.Error):  # others find out by themselves
-                self._duties.sign_off(self._link.together)
+                self._duties.sign_off(together)
         self._link.close()
         if self._scheduler is not None:
             self._scheduler.close()
