@@ -40,7 +40,8 @@ def routed(database_url: str) -> AbstractContextManager[Route]:
 def pooled_route(database_url: str) -> Iterator[Route]:
     """Through a PgBouncer of our own; notifications come straight from the server."""
     with pooled(database_url) as (pooled_url, broker):
-        yield Route(pooled_url, broker)
+        # A pooler may hand a send to a server connection that has just died.
+        yield Route(pooled_url, broker, {"resend_on_transient_err": True})
 
 
 @pytest.fixture(scope="session")
@@ -54,7 +55,7 @@ def route(process_url: str) -> Iterator[Route]:
 def programs(route: Route) -> Iterator[ModuleType]:
     """The application of the workers, for sending: imported once the database is known."""
     os.environ[DATABASE_VARIABLE] = route.url
-    os.environ[CONFIG_VARIABLE] = json.dumps({"broker": route.broker})
+    os.environ[CONFIG_VARIABLE] = json.dumps({"broker": route.broker, **route.producer})
     module = importlib.import_module("tests.e2e.programs")
     yield module
     module.app.close()

@@ -182,10 +182,11 @@ def _kill_ours(pid: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """A way to the database, and the broker settings that go with it."""
+    """A way to the database, and the settings that go with it: of the broker, and of producers."""
 
     url: str
     broker: Mapping[str, Any] = field(default_factory=dict)
+    producer: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -231,7 +232,7 @@ class Fleet:
             process = subprocess.Popen(
                 command,
                 cwd=REPOSITORY,
-                env=self._environment(database_url, config) | dict(environment or {}),
+                env=self.environment(database_url, config) | dict(environment or {}),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -244,9 +245,10 @@ class Fleet:
             worker.family()
         return worker
 
-    def _environment(
-        self, database_url: str | None, config: Mapping[str, Any] | None
+    def environment(
+        self, database_url: str | None = None, config: Mapping[str, Any] | None = None
     ) -> dict[str, str]:
+        """What a process of the tests' application needs to know, to take the same route."""
         route = Route(database_url) if database_url else self.route or Route(self.database_url)
         config = dict(config or {})
         config["broker"] = {**route.broker, **config.get("broker", {})}

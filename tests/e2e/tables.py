@@ -150,6 +150,14 @@ def terminate(connection: Connection[Any], name: str) -> list[int]:
     return pids
 
 
+def terminate_others(connection: Connection[Any]) -> None:
+    """Cut every connection to the database but this one, those a pooler keeps in reserve included."""
+    connection.execute(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() "
+        "AND backend_type = 'client backend' AND pid <> pg_backend_pid()"
+    )
+
+
 # What the recovery of a dead worker's tasks does, by the policy each task was sent with: listed
 # crashes run again, others have failed.
 RECOVER = """

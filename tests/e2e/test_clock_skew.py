@@ -15,8 +15,6 @@ import psycopg
 import pytest
 
 from tests.e2e.fleet import (
-    CONFIG_VARIABLE,
-    DATABASE_VARIABLE,
     REPOSITORY,
     Fleet,
     Journal,
@@ -49,22 +47,18 @@ def skew(fleet: Fleet, offset: str) -> dict[str, str]:
         "FAKETIME": offset,
         # A wrong clock goes on at the right pace: what measures spans is not touched.
         "DONT_FAKE_MONOTONIC": "1",
-        "PYTHONPATH": str(fleet.directory),
+        "PYTHONPATH": os.pathsep.join([str(fleet.directory), os.environ.get("PYTHONPATH", "")]),
     }
 
 
 def send_from(fleet: Fleet, offset: str, good_until: datetime) -> dict[str, str]:
     """Send with a wrong clock; the ids by what they are about."""
-    environment = {
-        DATABASE_VARIABLE: fleet.database_url,
-        CONFIG_VARIABLE: "{}",
-        **skew(fleet, offset),
-    }
+    environment = fleet.environment() | skew(fleet, offset)
     command = [sys.executable, "-m", "tests.e2e.skewed_producer", good_until.isoformat()]
     done = subprocess.run(
         command,
         cwd=REPOSITORY,
-        env=dict(os.environ) | environment,
+        env=environment,
         capture_output=True,
         text=True,
         check=True,

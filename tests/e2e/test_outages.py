@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
@@ -144,6 +146,25 @@ def test_an_outcome_whose_answer_got_lost_is_recorded_once(
         assert worker.stop() == 0
 
 
+@contextmanager
+def claim_cut_under_way(fleet: Fleet, connection: Database) -> Iterator[None]:
+    """Cut the connection of a worker's claim while it waits for the table; a pooler would hide it else."""
+    with connection.transaction(), psycopg.connect(fleet.database_url, autocommit=True) as other:
+        connection.execute("LOCK TABLE horsies_tasks")
+        yield
+        other.execute("NOTIFY task_queue_default")
+        eventually(lambda: waiting_turns(other), 5)
+        terminate(other, "horsies:turn")
+
+
+def waiting_turns(connection: Database) -> list[int]:
+    rows = connection.execute(
+        "SELECT pid FROM pg_stat_activity WHERE datname = current_database() "
+        "AND application_name = 'horsies:turn' AND wait_event_type = 'Lock'"
+    )
+    return [row[0] for row in rows]
+
+
 def test_a_claim_nobody_remembers_is_released_when_the_connection_comes_back(
     fleet: Fleet, programs: ModuleType, connection: Database
 ) -> None:
@@ -153,14 +174,13 @@ def test_a_claim_nobody_remembers_is_released_when_the_connection_comes_back(
     worker_id = task(connection, first.task_id).claimed_by_worker_id
     kept = programs.noop.schedule(600).unwrap()
     stopped = programs.noop.schedule(600).unwrap()
-    connection.execute(
-        "UPDATE horsies_tasks SET status = 'RUNNING', generation = 1, claimed_by_worker_id = %s, "
-        "enqueued_at = now(), cancel_requested_at = CASE WHEN id = %s THEN now() END "
-        "WHERE id = ANY(%s::uuid[])",
-        (worker_id, stopped.task_id, [kept.task_id, stopped.task_id]),
-    )
-    terminate(connection, "horsies:turn")
-    assert programs.noop.send().unwrap().get(5_000).is_ok()
+    with claim_cut_under_way(fleet, connection):
+        connection.execute(
+            "UPDATE horsies_tasks SET status = 'RUNNING', generation = 1, claimed_by_worker_id = %s, "
+            "enqueued_at = now(), cancel_requested_at = CASE WHEN id = %s THEN now() END "
+            "WHERE id = ANY(%s::uuid[])",
+            (worker_id, stopped.task_id, [kept.task_id, stopped.task_id]),
+        )
     assert kept.get(5_000).is_ok()
     assert task(connection, kept.task_id).generation == 2
     assert stopped.get(5_000).err_value.error_code == "TASK_CANCELLED"

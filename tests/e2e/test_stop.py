@@ -22,7 +22,7 @@ from tests.e2e.fleet import (
     eventually,
     is_gone,
 )
-from tests.e2e.tables import attempts, count, task, terminate, wait_for_status
+from tests.e2e.tables import attempts, count, task, terminate_others, wait_for_status
 from tests.proxy import Proxy
 
 Database = psycopg.Connection[Any]
@@ -34,14 +34,13 @@ QUICK_POLLS = {"resilience": {"notify_poll_interval_ms": 1_000}}
 
 @contextmanager
 def outage(server_url: str, connection: Database) -> Iterator[None]:
-    """The database lets no worker in, and those who were are thrown out."""
+    """The database lets nobody in but the test, and those who were are thrown out."""
     name = sql.Identifier(connection.info.dbname)
     allow = sql.SQL("ALTER DATABASE {} ALLOW_CONNECTIONS {}")
     with psycopg.connect(server_url, autocommit=True) as server:
         server.execute(allow.format(name, sql.SQL("false")))
         try:
-            terminate(connection, "horsies:turn")
-            terminate(connection, "horsies:listener")
+            terminate_others(connection)
             yield
         finally:
             server.execute(allow.format(name, sql.SQL("true")))

@@ -53,7 +53,7 @@ def start_scheduler(
         process = subprocess.Popen(
             command,
             cwd=REPOSITORY,
-            env=fleet._environment(None, config) | dict(environment or {}),
+            env=fleet.environment(config=config) | dict(environment or {}),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
