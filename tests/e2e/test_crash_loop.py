@@ -15,7 +15,7 @@ import psycopg
 from horsies import AppConfig, Horsies, PostgresConfig, TaskError, TaskResult
 from horsies.result import is_err, is_ok
 from tests.db.private_server import PrivateServer
-from tests.e2e.fleet import Fleet, eventually
+from tests.e2e.fleet import Fleet, Route, eventually
 from tests.e2e.tables import (
     WITNESS,
     assert_each_ended_once,
@@ -33,13 +33,14 @@ QUICK = {"resilience": {"db_retry_initial_ms": 100, "db_retry_max_ms": 1_000}}
 class Producer:
     """Sends without pause until told to stop; what is in doubt is sent again until it is not."""
 
-    database_url: str
+    route: Route
     accepted: list[str] = field(default_factory=list)
     in_doubt: int = 0
     stopped: threading.Event = field(default_factory=threading.Event)
 
     def run(self) -> None:
-        app = Horsies(AppConfig(broker=PostgresConfig(database_url=self.database_url)))
+        broker = PostgresConfig(database_url=self.route.url, **self.route.broker)
+        app = Horsies(AppConfig(broker=broker))
 
         @app.task("sleep")
         def sleep(seconds: float, label: str = "") -> TaskResult[str, TaskError]:
@@ -58,9 +59,9 @@ class Producer:
 
 
 @contextmanager
-def sending(database_url: str) -> Iterator[Producer]:
+def sending(route: Route) -> Iterator[Producer]:
     """A producer in a thread of its own; at the end everything it began is decided."""
-    producer = Producer(database_url)
+    producer = Producer(route)
     thread = threading.Thread(target=producer.run)
     thread.start()
     try:
@@ -82,7 +83,7 @@ def test_crashes_of_the_database_under_load_lose_nothing_and_repeat_nothing(
     workers = [own_fleet.start(config=QUICK, ready=False) for _ in range(2)]
     for worker in workers:
         worker.wait_until_ready()
-    with sending(own_server.url) as producer:
+    with sending(own_fleet.route or Route(own_server.url)) as producer:
         for _ in range(CYCLES):
             wanted = len(own_fleet.journal.lines()) + dice.randint(1, 60)
             eventually(lambda wanted=wanted: len(own_fleet.journal.lines()) >= wanted, 20)  # type: ignore[misc]
