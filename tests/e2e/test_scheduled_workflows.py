@@ -67,3 +67,20 @@ def test_schedulers_that_die_start_every_slot_once_and_workers_bring_every_run_t
         labels = [line.label for line in journal.lines("end") if line.label.startswith(name)]
         assert sorted(labels) == [f"{name} {slot.isoformat()}" for slot in slots]
     assert "Traceback" not in "".join(one.log() for one in both)
+
+
+def test_a_worker_with_a_scheduler_starts_the_runs_it_then_works_on(
+    fleet: Fleet, programs: ModuleType, connection: Database
+) -> None:
+    importlib.import_module("tests.e2e.scheduled")
+    config = config_of(flow("flow"))
+    first = enter(connection, programs.app, config)
+    worker = fleet.start("--with-scheduler", application=APPLICATION, config=config)
+    eventually(
+        lambda: list(run_slots(connection, "flow").values())[:2] == ["COMPLETED"] * 2,
+        20,
+        worker.log,
+    )
+    slots = list(run_slots(connection, "flow"))
+    assert slots == [first["flow"] + timedelta(seconds=number) for number in range(len(slots))]
+    assert worker.stop() == 0

@@ -124,7 +124,7 @@ def _checked_run(app: Horsies, config: WorkerConfig, *, with_scheduler: bool) ->
 def _scheduler(app: Horsies, owner: str) -> Scheduler:
     database = Database(app.config.broker, "scheduler")
     return Scheduler(
-        app.config, app.definitions(), owner, lambda: Together.open(database, "scheduler")
+        app.config, app.definitions(), owner, lambda: Together.open(database, "scheduler"), app
     )
 
 
