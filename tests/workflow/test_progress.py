@@ -124,6 +124,18 @@ def test_a_retried_map_runs_only_its_failed_items_again(
     assert again == (2, True)
 
 
+def test_items_that_were_cancelled_or_expired_are_tried_again_too(duet: Duet) -> None:
+    run = duet.start_one(listed())
+    duet.succeed((run, 0, None), value=[1, 2, 3])
+    duet.succeed((run, 1, 0))
+    duet.cancel_task((run, 1, 1))
+    duet.finish(End((run, 1, 2), "EXPIRED"))
+    assert status_of(duet, run) == "FAILED"
+    assert duet.retry(run) == "retried"
+    duet.check()
+    assert duet.claimable() == [(run, 1, 1), (run, 1, 2)]
+
+
 @pytest.mark.parametrize("low", ["0" * 15 + "1", "8" + "f" * 15, "b" + "f" * 14 + "e"])
 def test_an_item_that_runs_again_has_a_later_id_whatever_the_clock_says(
     connection: Connection[Any], low: str
@@ -219,6 +231,59 @@ def test_a_retried_run_retries_its_failed_child_from_its_failures(duet: Duet) ->
     duet.succeed((child, 2, None))
     duet.succeed((run, 1, None))
     assert status_of(duet, run) == "COMPLETED"
+
+
+def test_a_run_that_took_the_place_of_a_cancelled_one_is_the_one_its_node_ends_with(
+    duet: Duet,
+) -> None:
+    run = duet.start_one(nested(chain(2)))
+    duet.succeed((run, 0, None))
+    first = list(duet.oracle.runs)[-1]
+    duet.cancel(first)
+    assert duet.retry(run) == "retried"
+    duet.succeed((run, 0, None))
+    second = list(duet.oracle.runs)[-1]
+    duet.cancel(run)
+    duet.check()
+    result = duet.oracle.runs[run].nodes[0].result
+    assert result is not None
+    assert result["err"]["sub_workflow_id"] == second
+
+
+# Retries
+
+
+def test_a_node_behind_a_failure_that_is_not_retried_is_skipped_once_more(duet: Duet) -> None:
+    run = duet.start_one(RunShape((NodeShape(), NodeShape(), NodeShape(after=(0, 1)))))
+    duet.fail((run, 0, None), (run, 1, None))
+    assert statuses(duet, run) == ["FAILED", "FAILED", "SKIPPED"]
+    assert duet.retry(run, [0]) == "retried"
+    assert statuses(duet, run) == ["ENQUEUED", "FAILED", "PENDING"]
+    duet.succeed((run, 0, None))
+    assert statuses(duet, run) == ["COMPLETED", "FAILED", "SKIPPED"]
+    assert duet.retry(run) == "retried"
+    duet.succeed((run, 1, None))
+    duet.succeed((run, 2, None))
+    assert status_of(duet, run) == "COMPLETED"
+
+
+def test_a_child_retried_under_a_run_that_was_paused_again_waits_with_it(duet: Duet) -> None:
+    child = NodeShape(kind="workflow", child=chain(1))
+    run = duet.start_one(RunShape((child, child), on_error="pause"))
+    duet.succeed((run, 0, None), (run, 1, None))
+    failing, late = list(duet.oracle.runs)[1:]
+    duet.claim([(late, 0, None)])
+    duet.fail((failing, 0, None))
+    duet.fail((late, 0, None))
+    assert statuses(duet, run) == ["FAILED", "RUNNING"]
+    assert duet.retry(run, [0]) == "retried"
+    assert statuses(duet, run) == ["RUNNING", "FAILED"]
+    assert status_of(duet, run) == "PAUSED"
+    assert status_of(duet, failing) == "PAUSED"
+    assert duet.claimable() == []
+    duet.resume(run)
+    duet.succeed((failing, 0, None))
+    assert status_of(duet, run) == "FAILED"
 
 
 # Pauses

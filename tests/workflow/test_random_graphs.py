@@ -90,8 +90,9 @@ class Player:
             case "retry":
                 duet.retry(run_id)
             case "retry some":
-                nodes = range(len(duet.oracle.runs[run_id].nodes))
-                duet.retry(run_id, self.data.draw(st.lists(st.sampled_from(nodes), max_size=3)))
+                nodes = duet.oracle.runs[run_id].nodes
+                failed = [node.index for node in nodes if node.status == "FAILED"] or [0]
+                duet.retry(run_id, self.data.draw(st.lists(st.sampled_from(failed), max_size=2)))
             case "signal":
                 value = self.data.draw(st.integers(0, 9))
                 duet.signal(run_id, self.data.draw(st.sampled_from(SIGNALS)), value)
