@@ -54,7 +54,7 @@ SELECT EXISTS ({OPEN_RUNS}) OR EXISTS (
 
 CANCELLED = failure("WORKFLOW_CANCELLED")["err"]
 concurrent = settings(
-    max_examples=12,
+    max_examples=20,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )

@@ -19,7 +19,7 @@ STEERING += ["cancel task", "expire task"]
 ENDING = ["cancel", "expire"]
 
 random_graphs = settings(
-    max_examples=30,
+    max_examples=50,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
@@ -34,7 +34,7 @@ class Player:
 
     def play(self, moves: list[str], count: int) -> None:
         """Let things happen, then let everything come to its end."""
-        for _ in range(self.data.draw(st.integers(0, count), label="moves")):
+        for _ in range(self.data.draw(st.integers(5, count), label="moves")):
             self.move(self.data.draw(st.sampled_from(moves)))
             self.duet.check()
         self.drain()
@@ -145,7 +145,7 @@ def test_pauses_retries_and_cancels_in_between_change_nothing_about_that(
     Player(duet, data).play(ORDINARY + STEERING * 2 + ENDING, 40)
 
 
-@settings(random_graphs, max_examples=6)
+@settings(random_graphs, max_examples=10)
 @given(shape=run_shapes(most=60, least=30, depth=3), data=st.data())
 def test_large_graphs_with_nested_runs_end_as_the_oracle_says(
     connection: Connection[Any], shape: RunShape, data: st.DataObject

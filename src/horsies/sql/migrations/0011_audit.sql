@@ -79,7 +79,8 @@ CREATE FUNCTION horsies_part_problems_v1(run horsies_workflows) RETURNS SETOF te
     WHERE node.workflow_id = run.id AND node.kind = 'workflow' AND node.status = 'RUNNING'
       AND (child.id IS NULL OR child.status NOT IN ('PENDING', 'RUNNING', 'PAUSED'))
     UNION ALL
-    SELECT 'node ' || node.node_id || ' is ' || node.status || ' although sub-workflow ' || child.id || ' is ' || child.status
+    SELECT 'node ' || node.node_id || ' is ' || node.status || ' although sub-workflow ' || child.id || ' is '
+        || child.status
     FROM horsies_workflow_tasks AS node JOIN horsies_workflows AS child ON child.id = node.sub_workflow_id
     WHERE node.workflow_id = run.id AND node.kind = 'workflow' AND node.status <> 'RUNNING'
       AND child.status IN ('PENDING', 'RUNNING', 'PAUSED')
@@ -147,7 +148,8 @@ CREATE FUNCTION horsies_task_problems_v1(run horsies_workflows) RETURNS SETOF te
     WHERE task.workflow_id = run.id AND task.status IN ('PENDING', 'CLAIMED', 'RUNNING')
       AND task.held <> (run.status = 'PAUSED')
     UNION ALL
-    SELECT 'task ' || stray.id || ' belongs to a node that does not wait for it' FROM horsies_stray_tasks_v1(run.id) AS stray (id)
+    SELECT 'task ' || stray.id || ' belongs to a node that does not wait for it'
+    FROM horsies_stray_tasks_v1(run.id) AS stray (id)
 $$;
 
 -- What does not add up in an open run, one sentence each.
