@@ -166,7 +166,7 @@ class Engine:
             ids = [task_id for task_id, _ in self.tasks([end.place for end in ends])]
             columns = (
                 [end.state for end in ends],
-                [self._result_text(end) for end in ends],
+                [self.result_text(end) for end in ends],
                 [ERROR_CODES.get(end.state) for end in ends],
             )
             changed = self.connection.execute(FINISH, (ids, *columns))
@@ -185,7 +185,7 @@ class Engine:
 
     def _complete(self, ends: Sequence[End]) -> None:
         ids, generations = zip(*self.tasks([end.place for end in ends]), strict=True)
-        results = [self._result_text(end) or "" for end in ends]
+        results = [self.result_text(end) or "" for end in ends]
         done = complete_tasks.run(
             self.connection, CompleteTasks(WORKER, list(ids), list(generations), results)
         )
@@ -201,7 +201,7 @@ class Engine:
                 list(ids),
                 list(generations),
                 [end.state for end in ends],
-                [self._result_text(end) for end in ends],
+                [self.result_text(end) for end in ends],
                 ["FAILED"] * len(ends),
                 codes,
                 [None] * len(ends),
@@ -236,7 +236,8 @@ class Engine:
         (row,) = cancel_task.run(self.connection, CancelTask(task_id, False))
         return row.applied
 
-    def _result_text(self, end: End) -> str | None:
+    def result_text(self, end: End) -> str | None:
+        """Return what the task stores as its result."""
         if end.child_id is not None:
             return json.dumps({"ok": self._child_plan(end)})
         return None if end.result is None else json.dumps(end.result)

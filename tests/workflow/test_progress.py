@@ -19,7 +19,7 @@ from tests.workflow.duet import Duet
 from tests.workflow.engine import Engine
 from tests.workflow.plans import plan
 from tests.workflow.shapes import NodeShape, RunShape, chain, fan
-from tests.workflow.tree import End
+from tests.workflow.tree import End, Place
 
 
 @pytest.fixture
@@ -479,55 +479,91 @@ def test_two_starts_of_many_runs_with_the_same_keys_never_wait_for_each_other(
 
 # Counted by this session and not yet handed to the server's statistics.
 TOUCHED = """
-SELECT coalesce(sum(seq_tup_read + idx_tup_fetch), 0)::integer, coalesce(sum(seq_scan), 0)::integer,
-    coalesce(sum(n_tup_upd), 0)::integer, coalesce(sum(n_tup_hot_upd), 0)::integer
-FROM pg_stat_xact_user_tables WHERE relname IN ('horsies_workflows', 'horsies_workflow_tasks')
+SELECT relname, seq_scan, coalesce(seq_tup_read, 0) + coalesce(idx_tup_fetch, 0), n_tup_upd, n_tup_hot_upd
+FROM pg_stat_xact_user_tables
+WHERE relname IN ('horsies_tasks', 'horsies_workflows', 'horsies_workflow_tasks') ORDER BY relname
 """
+END_BY_ID = """
+UPDATE horsies_tasks AS task SET status = ended.status, result = ended.result
+FROM unnest(%(ids)s::uuid[], %(statuses)s::text[], %(results)s::text[]) AS ended (id, status, result)
+WHERE task.id = ANY(%(ids)s::uuid[]) AND task.id = ended.id
+"""
+Counts = dict[str, tuple[int, ...]]
 
 
-def touched(engine: Engine, ends: list[End]) -> list[int]:
-    """End tasks; return rows read, sequential scans, updates and those that touched no index."""
+def touched(engine: Engine, *ends: End) -> Counts:
+    """End tasks; return sequential scans, rows read, updates, and updates that touched no index."""
     with engine.connection.transaction():
-        tasks = [task_id for task_id, _ in engine.tasks([end.place for end in ends])]
         engine.lock(end.place[0] for end in ends)
-        before = engine.connection.execute(TOUCHED).fetchone()
-        engine.connection.execute(
-            "UPDATE horsies_tasks SET status = 'COMPLETED', result = '{\"ok\":1}' "
-            "WHERE id = ANY(%s::uuid[])",
-            (tasks,),
-        )
-        after = engine.connection.execute(TOUCHED).fetchone()
-    assert before is not None
-    assert after is not None
-    return [now - then for now, then in zip(after, before, strict=True)]
+        ids = [task_id for task_id, _ in engine.tasks([end.place for end in ends])]
+        values = {
+            "ids": ids,
+            "statuses": [end.state for end in ends],
+            "results": [engine.result_text(end) for end in ends],
+        }
+        before = _counts(engine.connection)
+        engine.connection.execute(END_BY_ID, values)
+        after = _counts(engine.connection)
+    return {
+        table: tuple(now - then for now, then in zip(numbers, before[table], strict=True))
+        for table, numbers in after.items()
+    }
 
 
-def test_an_end_reads_a_handful_of_rows_however_many_there_are_and_whenever_it_was_planned(
+def _counts(connection: Connection[Any]) -> Counts:
+    return {row[0]: row[1:] for row in connection.execute(TOUCHED).fetchall()}
+
+
+def good(place: Place, value: Any = 1) -> End:
+    return End(place, "COMPLETED", {"ok": value})
+
+
+def bad(place: Place) -> End:
+    error = {"error_code": "BOOM", "message": "", "data": None, "exception": None}
+    return End(place, "FAILED", {"err": error})
+
+
+def ends_of_every_sort(engine: Engine) -> dict[str, Counts]:
+    plain, failing = engine.start(chain(3)), engine.start(chain(3))
+    pausing = engine.start(chain(3, on_error="pause"))
+    mapped, above, below = engine.start(listed(max_parallel=4)), new_id(), new_id()
+    engine.start(nested(chain(2)), above)
+    return {
+        "a success": touched(engine, good((plain, 0, None))),
+        "a failure": touched(engine, bad((failing, 0, None))),
+        "a pause": touched(engine, bad((pausing, 0, None))),
+        "a map": touched(engine, good((mapped, 0, None), list(range(20)))),
+        "two items": touched(engine, good((mapped, 1, 0)), bad((mapped, 1, 1))),
+        "a plan": touched(engine, End((above, 0, None), "COMPLETED", None, below, chain(2))),
+        "a child's node": touched(engine, good((below, 0, None))),
+        "a child's end": touched(engine, good((below, 1, None))),
+        "a run's end": touched(engine, good((above, 1, None))),
+    }
+
+
+def test_an_end_reads_the_same_rows_however_many_there_are_and_whenever_it_was_planned(
     process_url: str, connection: Connection[Any]
 ) -> None:
     with psycopg.connect(process_url, autocommit=True, options=TURN_SETTINGS) as worker:
-        early = Engine(worker)
-        for _ in range(3):
-            run = early.start(chain(3))
-            touched(early, [End((run, 0, None), "COMPLETED")])
-        Engine(connection).start_many([plan(new_id(), fan(8)) for _ in range(300)])
-        run = early.start(fan(8))
-        touched(early, [End((run, 0, None), "COMPLETED")])
-        ends = [End((run, 1, None), "COMPLETED"), End((run, 2, None), "COMPLETED")]
-        rows, scans, _, _ = touched(early, ends)
-    assert scans == 0
-    assert rows <= 10, "the run, its two nodes, and the one that waits for them"
+        engine = Engine(worker)
+        first = ends_of_every_sort(engine)
+        Engine(connection).start_many([plan(new_id(), fan(8)) for _ in range(200)])
+        assert ends_of_every_sort(engine) == first
+    for counts in first.values():
+        assert all(scans == 0 and rows <= 25 for scans, rows, _, _ in counts.values())
 
 
 def test_progress_writes_no_index(connection: Connection[Any]) -> None:
     engine = Engine(connection)
     run = engine.start(fan(40))
-    counts = [touched(engine, [End((run, 0, None), "COMPLETED")])]
+    counts = [touched(engine, good((run, 0, None)))]
     for start in range(1, 41, 8):
-        places = [(run, index, None) for index in range(start, start + 8)]
-        counts.append(touched(engine, [End(place, "COMPLETED") for place in places]))
-    assert sum(updates for _, _, updates, _ in counts) > 80
-    assert all(updates == hot for _, _, updates, hot in counts)
+        ends = [good((run, index, None)) for index in range(start, start + 8)]
+        counts.append(touched(engine, *ends))
+    nodes = [count["horsies_workflow_tasks"] for count in counts]
+    runs = [count["horsies_workflows"] for count in counts]
+    assert sum(updates for _, _, updates, _ in nodes) > 80
+    assert all(updates == hot for _, _, updates, hot in nodes + runs)
 
 
 def test_a_finished_run_says_when(connection: Connection[Any]) -> None:
