@@ -227,3 +227,17 @@ def test_a_node_whose_inputs_cannot_be_read_fails_without_a_child(
     assert pool.dispatched == []
     desk.close_settled(desk.settlements, {"a"})
     assert desk.is_empty
+
+
+def test_a_task_tried_again_at_once_may_go_out_before_its_outcome_is_closed(
+    desk: Desk, pool: RecordingPool
+) -> None:
+    desk.hand_out([claimed("a", 1)])
+    desk.absorb([report("a")])
+    settled = desk.settlements
+    desk.hand_out([claimed("a", 2, generation=2)])
+    desk.close_settled(settled, {"a"})
+    assert pool.dispatched == [("a", 1, 1), ("a", 2, 2)]
+    assert (desk.running_count, desk.settlements) == (1, [])
+    desk.absorb([report("a", generation=2)])
+    assert [one.generation for one in desk.settlements] == [2]

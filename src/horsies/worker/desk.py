@@ -153,14 +153,18 @@ class Desk:
                 self.inputs.note_completed(self._running[one.task_id], one.result)
 
     def close_settled(self, settlements: Iterable[Settlement], recorded: set[str]) -> None:
-        """These outcomes are recorded, or belong to somebody else now."""
+        """These outcomes are recorded, or belong to somebody else now.
+
+        A task that is tried again at once may be out with a child by now, as another generation.
+        """
         self.settlements = []
         for settlement in settlements:
-            del self._running[settlement.task_id]
-            if settlement.task_id not in recorded:
+            task_id = settlement.task_id
+            if self._running[task_id].generation == settlement.generation:
+                del self._running[task_id]
+            if task_id not in recorded:
                 logger.warning(
-                    "task %s belongs to somebody else now; its outcome is dropped",
-                    settlement.task_id,
+                    "task %s belongs to somebody else now; its outcome is dropped", task_id
                 )
 
     def take_started(

@@ -294,10 +294,15 @@ class Worker:
         self._desk.needs_release = False
         if turned.as_settled:
             self._desk.keep_results(settlements, turned.recorded)
+        asked = (task for task, _ in wanted.starting)
+        tasks = [*self._desk.take_started(asked, turned.started), *turned.claimed]
+        nodes = self._nodes_with_parts(tasks)
+        if not nodes:  # children first: they work while the books are closed
+            self._desk.hand_out(tasks)
         self._desk.close_settled(settlements, turned.recorded)
         self._claimed_last = wanted.claims > 0 and self._note_claim(wanted, turned.claimed, started)
-        asked = (task for task, _ in wanted.starting)
-        self._hand_out(together, [*self._desk.take_started(asked, turned.started), *turned.claimed])
+        if nodes:
+            self._hand_out_nodes(together, nodes, tasks)
 
     def _note_claim(self, wanted: Wanted, claimed: Sequence[ClaimedTask], started: float) -> bool:
         """Remember how far the claim came; tell whether it saw everything there was."""
@@ -309,16 +314,14 @@ class Worker:
         span = (started, time.monotonic())
         return self._bookmarks.note_claim(wanted.marks, claimed, was_short=was_short, span=span)
 
-    def _hand_out(self, together: Together, tasks: Sequence[ClaimedTask]) -> None:
-        """Give tasks to children, nodes of workflows with what they take from others."""
-        nodes = [
-            task
-            for task in tasks
-            if task.workflow_id is not None and task.worker_pid and self._desk.inputs.has_part(task)
-        ]
-        if not nodes:
-            self._desk.hand_out(tasks)
-            return
+    def _nodes_with_parts(self, tasks: Sequence[ClaimedTask]) -> list[ClaimedTask]:
+        started = (task for task in tasks if task.workflow_id is not None and task.worker_pid)
+        return [task for task in started if self._desk.inputs.has_part(task)]
+
+    def _hand_out_nodes(
+        self, together: Together, nodes: Sequence[ClaimedTask], tasks: Sequence[ClaimedTask]
+    ) -> None:
+        """Give tasks to children, these nodes of workflows with what they take from others."""
         # If the database goes away now, no child has seen any of these: they go back.
         self._desk.needs_release = True
         parts, unreadable = self._desk.inputs.read(together, nodes)
