@@ -110,6 +110,19 @@ def test_notifications_that_came_before_the_cut_are_not_lost(
     assert heard == [Heard((("first_channel", "last words"),)), Heard(gap=True)]
 
 
+def test_a_cut_is_known_before_anything_is_received(
+    connection: Connection[Any], listener: Listener
+) -> None:
+    notify(connection, "first_channel", "kept")
+    assert select.select([listener], [], [], 10.0)[0], "it is on its way"
+    assert listener.is_connected()
+    terminate(connection, listener)
+    assert not listener.is_connected()
+    assert wait_for_news(listener) == Heard((("first_channel", "kept"),))
+    listener.close()
+    assert not listener.is_connected()
+
+
 def test_a_cut_noticed_by_a_statement_leaves_no_dead_socket_to_wait_on(
     connection: Connection[Any], listener: Listener
 ) -> None:

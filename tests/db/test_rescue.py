@@ -23,6 +23,7 @@ from horsies.worker.reaper import (
     Rescue,
     looking_steps,
     rescue_strays,
+    return_seconds,
     sweep,
 )
 from tests.db.rows import add_task, attempts_of, picture, row_of
@@ -175,6 +176,23 @@ def test_looking_for_the_dead_keeps_no_lock(connection: Connection[Any], process
     with psycopg.connect(process_url, autocommit=True) as session:
         row = session.execute("SELECT pg_try_advisory_lock(%s)", (lock_key(worker_id),)).fetchone()
         assert row == (True,)
+
+
+@pytest.mark.parametrize(
+    ("timeout_ms", "seconds"), [(30_000, 45.0 + 30.0), (1_000, 45.0 + 1.0), (0, 45.0 + 120.0)]
+)
+def test_behind_a_pooler_the_living_have_more_time_to_come_back(
+    timeout_ms: int, seconds: float
+) -> None:
+    direct = PostgresConfig(database_url="postgresql://db/shop", tcp_user_timeout_ms=timeout_ms)
+    pooled = PostgresConfig(
+        database_url="postgresql://pooler/shop",
+        session_database_url="postgresql://db/shop",
+        pgbouncer_transaction_mode=True,
+        tcp_user_timeout_ms=timeout_ms,
+    )
+    assert return_seconds(AppConfig(broker=direct)) == 45.0
+    assert return_seconds(AppConfig(broker=pooled)) == seconds
 
 
 # What becomes of their tasks

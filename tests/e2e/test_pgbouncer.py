@@ -15,11 +15,16 @@ from tests.e2e.tables import (
     attempts,
     backends,
     count,
+    task,
     wait_until_empty,
     witnessed,
 )
+from tests.e2e.test_recovery import wait_until_locks_count
+from tests.e2e.test_stop import outage
 
 Database = psycopg.Connection[Any]
+
+SILENCE = "interval '5 seconds'"
 
 
 def test_a_worker_that_cannot_listen_is_refused_and_told_what_to_set(fleet: Fleet) -> None:
@@ -60,6 +65,38 @@ def test_pooled_workers_share_the_load_wake_up_and_cancel(
         assert_each_ended_once(connection)
         assert len(backends(connection, "horsies:listener")) == 2
         assert [worker.stop() for worker in workers] == [0, 0]
+        fleet.destroy()
+
+
+def test_an_outage_that_the_pooler_hides_makes_nobody_look_dead(
+    fleet: Fleet,
+    journal: Journal,
+    programs: ModuleType,
+    connection: Database,
+    server_url: str,
+) -> None:
+    wait_until_locks_count(connection)
+    with pooled(fleet.database_url) as (pooled_url, broker):
+        config = {
+            "broker": broker | {"tcp_user_timeout_ms": 30_000},
+            "resilience": {"db_retry_max_ms": 500},
+        }
+        workers = [
+            fleet.start(processes=1, database_url=pooled_url, config=config) for _ in range(2)
+        ]
+        sent = [programs.sleep.send(10).unwrap() for _ in workers]
+        eventually(lambda: len(journal.lines("start")) == 2, 10)
+        with outage(server_url, connection):
+            # The locks of both are free, and both are silent for longer than the living may be.
+            silence = (
+                f"SELECT 1 WHERE (SELECT max(seen_at) FROM horsies_workers) < now() - {SILENCE}"
+            )
+            eventually(lambda: connection.execute(silence).fetchone(), 20)
+        for one in sent:
+            assert one.get(30_000).ok_value == "done"
+            assert task(connection, one.task_id).generation == 1
+        assert len(journal.lines("start")) == 2
+        assert not any("lost worker" in one.log() for one in workers)
         fleet.destroy()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -77,10 +78,14 @@ class QuietEar:
     """Says what the test wants, and takes note of calls."""
 
     hears: bool = True
+    connected: bool = True
     calls: list[float] = field(default_factory=list)
 
     def check(self, now: float) -> bool:
         return self.hears
+
+    def is_connected(self) -> bool:
+        return self.connected
 
     def note_call(self, now: float) -> None:
         self.calls.append(now)
@@ -208,6 +213,31 @@ def test_a_reaper_says_how_long_its_own_connection_has_held(
     monkeypatch.setattr("horsies.worker.duties.time.monotonic", lambda: 1_010.0)
     duties.note_break()
     assert connected_seconds(duties, 1_013.0) == 3.0
+
+
+def test_a_worker_without_its_own_lock_calls_only_those_dead_that_it_sees_leave(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    duties = make_duties(desk, ear=QuietEar(connected=False))
+    monkeypatch.setattr("horsies.worker.duties.time.monotonic", lambda: 1_000.0)
+    assert connected_seconds(duties, 1_000.0) == 0.0
+
+
+def test_what_was_found_is_worth_nothing_when_our_own_lock_went_meanwhile(desk: Desk) -> None:
+    ear = QuietEar()
+    duties, database = make_duties(desk, ear=ear), RecordingDatabase(lost=["other"])
+
+    def lose_the_lock(steps: Sequence[Step]) -> list[list[Any]]:
+        ear.connected = False
+        return database.run(steps)
+
+    cut_meanwhile = cast(Together, SimpleNamespace(run=lose_the_lock))
+    duties.perform(cut_meanwhile, 100.0)
+    assert database.asked(find_lost_workers)
+    assert database.asked(find_orphans) == []
+    ear.connected = True
+    perform(duties, database, 200.0)
+    assert database.asked(find_orphans)
 
 
 def test_leases_are_renewed_for_what_waits_and_nothing_else(desk: Desk) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 import psycopg
 from psycopg import Connection, sql
 
+from horsies.db.pools import is_readable
 from horsies.ids import new_id
 
 FIRST_RETRY_SECONDS = 0.2
@@ -90,6 +91,14 @@ class Listener:
         if self.connection is not None:
             with suppress(psycopg.Error):
                 self._drain(self.connection)
+
+    def is_connected(self) -> bool:
+        """Tell whether the connection still stands, with all read that the server may have said last."""
+        while (connection := self.connection) and not connection.closed:
+            if not is_readable(connection.pgconn):
+                return True
+            self.look()
+        return False
 
     def receive(self) -> Heard:
         """Take what has arrived without waiting; reconnect when it is time to."""

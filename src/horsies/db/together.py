@@ -53,6 +53,8 @@ class Together:
         self._echoes = echoes
         self._prepared: set[bytes] | None = set() if prepared else None
         self._poller = select.poll()
+        # What reading from the socket ran into.
+        self._break: OperationalError | None = None
         self._transformer = Transformer(connection)
         self.round_trips = 0
         self.statements = 0
@@ -143,7 +145,7 @@ class Together:
         for _ in range(count):
             found = self._next_result(pgconn)
             if found is None or pgconn.status != ConnStatus.OK:
-                raise _loss(pgconn, found)
+                raise self._loss(pgconn, found)
             if result is None or result.status not in _FAILED:
                 result = found
             if found.status != ExecStatus.PIPELINE_SYNC:
@@ -169,9 +171,16 @@ class Together:
         if any(event & ~select.POLLOUT for _, event in ready):
             try:
                 pgconn.consume_input()
-            except OperationalError:
+            except OperationalError as error:
+                self._break = error
                 return False
         return True
+
+    def _loss(self, pgconn: PGconn, result: PGresult | None) -> Error:
+        """The reason why the connection is gone, in the server's words if it said any."""
+        if result is not None and result.error_field(DiagnosticField.SQLSTATE):
+            return error_from_result(result)
+        return self._break or OperationalError(pgconn.get_error_message())
 
     def _cancel(self) -> None:
         """Keep a group that nobody waits for from being applied much later."""
@@ -197,13 +206,6 @@ class Together:
     def _forget_prepared(self) -> None:
         self.connection.execute("DEALLOCATE ALL")
         self._prepared = set()
-
-
-def _loss(pgconn: PGconn, result: PGresult | None) -> Error:
-    """The reason why the connection is gone, in the server's words if it said any."""
-    if result is not None and result.error_field(DiagnosticField.SQLSTATE):
-        return error_from_result(result)
-    return OperationalError(pgconn.get_error_message() or "the connection was lost")
 
 
 def _last_words(results: Iterable[PGresult]) -> Error | None:

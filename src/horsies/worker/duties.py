@@ -165,6 +165,8 @@ class Duties:
             return []
         worker_id = self._identity.worker_id
         self._hears = self._ear.check(now)
+        if not self._ear.is_connected():
+            self.note_break()
         return self._liveness.steps(self._hears) + looking_steps(
             worker_id, self._app_config, self._connected(now)
         )
@@ -178,7 +180,9 @@ class Duties:
         self.is_lost = not self._liveness.note_seen(seen)
         if not self.is_lost:
             self._liveness.lock_if_missing()
-            rescue(together, led, lost, self._app_config.recovery)
+            # A pooler may have kept our question through an outage that freed the locks of the living.
+            if self._ear.is_connected():
+                rescue(together, led, lost, self._app_config.recovery)
 
     def _note_call(self, now: float) -> None:
         self._ear.note_call(now)

@@ -93,6 +93,10 @@ class Ear:
             logger.error("notifications are silent; polling every %g s", self._poll_seconds)
         return self._hearing.hears and self._listener.fileno() >= 0
 
+    def is_connected(self) -> bool:
+        """Tell whether the connection that listens, and holds our lock, is there at this moment."""
+        return self._listener.is_connected()
+
     def note_call(self, now: float) -> None:
         """A call went out. A connection that was given up is closed only now: its lock will be free for
         a moment, and we have just shown that we live.

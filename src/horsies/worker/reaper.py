@@ -59,6 +59,8 @@ EXPIRE_BATCH = 50
 SILENT_SECONDS = 4.0
 # After its own start the server's free locks prove nothing until everyone has had time to come back.
 RETURN_FACTOR = 1.5
+# How long PgBouncer, if it has not been told otherwise, keeps a statement for a server that is away.
+POOLER_WAIT_MS = 120_000
 RESCUE_DUTY = 1
 RETENTION_DUTY = 2
 
@@ -82,11 +84,25 @@ def looking_steps(worker_id: str, config: AppConfig, connected_seconds: float) -
 
     ``connected_seconds`` is how long our own connection has held without a break.
     """
-    return_seconds = RETURN_FACTOR * config.resilience.db_retry_max_ms / 1000
     looked = FindLostWorkers(
-        worker_id, connected_seconds, SILENT_SECONDS, return_seconds, stale_seconds(config.recovery)
+        worker_id,
+        connected_seconds,
+        SILENT_SECONDS,
+        return_seconds(config),
+        stale_seconds(config.recovery),
     )
     return [(try_lead, Duty(RESCUE_DUTY)), (find_lost_workers, looked)]
+
+
+def return_seconds(config: AppConfig) -> float:
+    """How long a living worker may take to show itself again after an outage.
+
+    Behind a pooler it may first wait for the answer to what it asked before.
+    """
+    return_ms = RETURN_FACTOR * config.resilience.db_retry_max_ms
+    if config.broker.pgbouncer_transaction_mode:
+        return_ms += config.broker.tcp_user_timeout_ms or POOLER_WAIT_MS
+    return return_ms / 1000
 
 
 def rescue(
