@@ -11,7 +11,8 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from urllib.parse import quote
+from typing import Any, LiteralString
+from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
@@ -61,6 +62,23 @@ def running_pgbouncer(database_url: str, pool_mode: str = "transaction") -> Iter
         finally:
             process.terminate()
             process.wait()
+
+
+def client_names(pooled_url: str) -> list[str]:
+    """The application names of everybody who is connected to this PgBouncer's database."""
+    database = urlsplit(pooled_url).path.lstrip("/")
+    return [row[-1] for row in _show(pooled_url, "CLIENTS") if row[2] == unquote(database)]
+
+
+def server_pids(pooled_url: str) -> set[int]:
+    """The server processes of the connections PgBouncer itself holds."""
+    return {row[-3] for row in _show(pooled_url, "SERVERS")}
+
+
+def _show(pooled_url: str, what: LiteralString) -> list[tuple[Any, ...]]:
+    console = urlunsplit(urlsplit(pooled_url)._replace(path="/pgbouncer"))
+    with psycopg.connect(console, autocommit=True) as connection:
+        return connection.execute("SHOW " + what).fetchall()
 
 
 def _start(command: list[str], server: Mapping[str, object]) -> subprocess.Popen[bytes]:

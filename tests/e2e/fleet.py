@@ -258,6 +258,11 @@ class Fleet:
             CONFIG_VARIABLE: json.dumps(config),
         }
 
+    @property
+    def is_pooled(self) -> bool:
+        """Whether workers go through a pooler, which keeps server connections of its own."""
+        return self.route is not None and bool(self.route.broker)
+
     def logs(self) -> Iterable[tuple[str, str]]:
         """A title and the text of every worker's log, for a failed test."""
         return [(f"log of worker {one.pid}", one.log()) for one in self.workers]

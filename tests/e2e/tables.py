@@ -12,7 +12,8 @@ from psycopg import Connection
 from psycopg.rows import class_row
 
 from horsies.ids import new_id
-from tests.e2e.fleet import eventually
+from tests.e2e.fleet import Fleet, eventually
+from tests.pgbouncer import client_names, server_pids
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +140,17 @@ def backends(connection: Connection[Any], name: str) -> list[int]:
         (name,),
     )
     return [row[0] for row in rows]
+
+
+def held_connections(fleet: Fleet, connection: Connection[Any], name: str) -> int:
+    """How many connections whose application name begins like this our processes hold: to the server,
+    or to the pooler before it, whose own connections are not theirs.
+    """
+    pids = set(backends(connection, f"{name}%"))
+    if fleet.route is None or not fleet.is_pooled:
+        return len(pids)
+    clients = [one for one in client_names(fleet.route.url) if one.startswith(name)]
+    return len(clients) + len(pids - server_pids(fleet.route.url))
 
 
 def terminate(connection: Connection[Any], name: str) -> list[int]:

@@ -8,7 +8,7 @@ from typing import Any
 import psycopg
 
 from tests.e2e.fleet import FORKSERVER, Fleet
-from tests.e2e.tables import backends, count, insert_raw
+from tests.e2e.tables import count, held_connections, insert_raw
 
 OPEN = ("PENDING", "RUNNING")
 
@@ -17,19 +17,19 @@ def test_sixteen_children_share_at_most_four_connections(
     fleet: Fleet, programs: ModuleType, connection: psycopg.Connection[Any]
 ) -> None:
     programs.app.close()  # this test sends by SQL, so that every connection is the worker's
-    assert backends(connection, "horsies:%") == []
+    assert held_connections(fleet, connection, "horsies:") == 0
     worker = fleet.start(*FORKSERVER, processes=16)
     assert len(worker.family()) >= 16
     for _ in range(200):
         insert_raw(connection, "sleep", "[0.02]")
     most = 0
     while count(connection, *OPEN):
-        most = max(most, len(backends(connection, "horsies:%")))
+        most = max(most, held_connections(fleet, connection, "horsies:"))
     print(f"at most {most} connections with 16 children")
     assert 1 <= most <= 4
-    assert len(backends(connection, "horsies:%")) <= 4
+    assert held_connections(fleet, connection, "horsies:") <= 4
     assert worker.stop() == 0
-    assert backends(connection, "horsies:%") == []
+    assert held_connections(fleet, connection, "horsies:") == 0
 
 
 def test_a_child_that_sends_gives_its_connections_back_when_it_leaves(
@@ -40,7 +40,7 @@ def test_a_child_that_sends_gives_its_connections_back_when_it_leaves(
     for _ in range(10):
         insert_raw(connection, "send_another", "[1, 2]")
     while count(connection, *OPEN):
-        assert len(backends(connection, "horsies:%")) <= 2 + 2 * 2
+        assert held_connections(fleet, connection, "horsies:") <= 2 + 2 * 2
     assert count(connection, "COMPLETED") == 20
     assert worker.stop() == 0
-    assert backends(connection, "horsies:%") == []
+    assert held_connections(fleet, connection, "horsies:") == 0

@@ -23,7 +23,7 @@ def test_a_fast_worker_takes_what_a_slow_one_cannot(
     fleet: Fleet, journal: Journal, programs: ModuleType, connection: Database
 ) -> None:
     fleet.start(processes=1)
-    slow = programs.sleep.send(4).unwrap()
+    slow = programs.sleep.send(60).unwrap()
     eventually(lambda: journal.lines("start"), 10)
     fleet.start(processes=1)
     short = programs.noop.send_many(programs.noop.bind() for _ in range(100)).unwrap()

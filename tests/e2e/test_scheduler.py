@@ -18,7 +18,7 @@ import pytest
 
 from horsies import IntervalSchedule, TaskSchedule
 from tests.e2e.fleet import Fleet, Journal, RunningWorker, eventually
-from tests.e2e.tables import attempts, backends, terminate
+from tests.e2e.tables import attempts, backends, held_connections, terminate
 from tests.e2e.test_clock_skew import AHEAD, BEHIND, skew
 from tests.e2e.timekeepers import (
     APPLICATION,
@@ -219,7 +219,8 @@ def test_a_lone_scheduler_paused_across_slots_explains_what_it_drops(
     steps = [(slot - first).total_seconds() for slot in found]
     assert all(step == round(step) for step in steps)
     assert len(set(steps)) == len(steps)
-    gaps = [later - earlier for earlier, later in pairwise(steps)]
+    # On a busy machine slots may have passed before the scheduler was there.
+    gaps = [later - earlier for earlier, later in pairwise([-1.0, *steps])]
     assert sum(gap > 1 for gap in gaps) == scheduler.log().count("dropped (missed)")
     row = connection.execute(
         "SELECT skip_reason, skipped_at FROM horsies_schedule_state"
@@ -253,7 +254,6 @@ def _wrong_by(scheduler: RunningWorker) -> float:
     return (written - datetime.now(UTC)).total_seconds()
 
 
-@pytest.mark.direct("a pooler keeps and gives away connections as it likes")
 def test_a_scheduler_that_loses_its_connections_goes_on_and_leaves_none_behind(
     fleet: Fleet, programs: ModuleType, connection: Database
 ) -> None:
@@ -265,9 +265,10 @@ def test_a_scheduler_that_loses_its_connections_goes_on_and_leaves_none_behind(
         assert terminate(connection, "horsies:scheduler")
         terminate(connection, "horsies:listener")
         wait_for_slots(connection, "often", len(slots(connection, "often")) + 2)
-    assert "nothing can be scheduled" in scheduler.log()
+    # A pooler mends its server connections without a word.
+    assert fleet.is_pooled or "nothing can be scheduled" in scheduler.log()
     assert scheduler.stop() == 0
-    eventually(lambda: backends(connection, "horsies:scheduler") == [], 5)
+    eventually(lambda: held_connections(fleet, connection, "horsies:scheduler") == 0, 5)
     check_books(connection, first, {"often": 1})
 
 
