@@ -249,7 +249,7 @@ class Fleet:
         self, database_url: str | None = None, config: Mapping[str, Any] | None = None
     ) -> dict[str, str]:
         """What a process of the tests' application needs to know, to take the same route."""
-        route = Route(database_url) if database_url else self.route or Route(self.database_url)
+        route = Route(database_url) if database_url else self.way
         config = dict(config or {})
         config["broker"] = {**route.broker, **config.get("broker", {})}
         return dict(os.environ) | {
@@ -259,9 +259,14 @@ class Fleet:
         }
 
     @property
+    def way(self) -> Route:
+        """The way workers take to the database."""
+        return self.route or Route(self.database_url)
+
+    @property
     def is_pooled(self) -> bool:
         """Whether workers go through a pooler, which keeps server connections of its own."""
-        return self.route is not None and bool(self.route.broker)
+        return bool(self.way.broker)
 
     def logs(self) -> Iterable[tuple[str, str]]:
         """A title and the text of every worker's log, for a failed test."""

@@ -147,10 +147,10 @@ def held_connections(fleet: Fleet, connection: Connection[Any], name: str) -> in
     or to the pooler before it, whose own connections are not theirs.
     """
     pids = set(backends(connection, f"{name}%"))
-    if fleet.route is None or not fleet.is_pooled:
+    if not fleet.is_pooled:
         return len(pids)
-    clients = [one for one in client_names(fleet.route.url) if one.startswith(name)]
-    return len(clients) + len(pids - server_pids(fleet.route.url))
+    clients = [one for one in client_names(fleet.way.url) if one.startswith(name)]
+    return len(clients) + len(pids - server_pids(fleet.way.url))
 
 
 def terminate(connection: Connection[Any], name: str) -> list[int]:

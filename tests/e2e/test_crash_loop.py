@@ -83,7 +83,7 @@ def test_crashes_of_the_database_under_load_lose_nothing_and_repeat_nothing(
     workers = [own_fleet.start(config=QUICK, ready=False) for _ in range(2)]
     for worker in workers:
         worker.wait_until_ready()
-    with sending(own_fleet.route or Route(own_server.url)) as producer:
+    with sending(own_fleet.way) as producer:
         for _ in range(CYCLES):
             wanted = len(own_fleet.journal.lines()) + dice.randint(1, 60)
             eventually(lambda wanted=wanted: len(own_fleet.journal.lines()) >= wanted, 20)  # type: ignore[misc]

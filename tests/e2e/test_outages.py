@@ -115,8 +115,9 @@ def test_a_worker_told_to_give_up_gives_up(
 def test_a_claim_whose_answer_got_lost_goes_back_and_is_claimed_again(
     fleet: Fleet, journal: Journal, programs: ModuleType, connection: Database
 ) -> None:
-    with Proxy(fleet.database_url) as proxy:
-        worker = fleet.start(config=QUICK_POLLS, database_url=proxy.url)
+    with Proxy(fleet.way.url) as proxy:
+        config = QUICK_POLLS | {"broker": fleet.way.broker}
+        worker = fleet.start(config=config, database_url=proxy.url)
         proxy.swallow_answer_with(b"marked")
         with witnessed(connection):
             sent = programs.sleep.send(0.05, "marked").unwrap()
@@ -132,8 +133,9 @@ def test_a_claim_whose_answer_got_lost_goes_back_and_is_claimed_again(
 def test_an_outcome_whose_answer_got_lost_is_recorded_once(
     fleet: Fleet, journal: Journal, programs: ModuleType, connection: Database
 ) -> None:
-    with Proxy(fleet.database_url) as proxy:
-        worker = fleet.start(config=QUICK_POLLS, database_url=proxy.url)
+    with Proxy(fleet.way.url) as proxy:
+        config = QUICK_POLLS | {"broker": fleet.way.broker}
+        worker = fleet.start(config=config, database_url=proxy.url)
         with witnessed(connection):
             sent = programs.sleep.send(0.3).unwrap()
             eventually(lambda: journal.lines("start"), 5)

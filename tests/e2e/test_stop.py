@@ -212,8 +212,9 @@ def lose_the_answer_to_a_claim(proxy: Proxy, programs: ModuleType) -> str:
 def test_a_claim_in_doubt_is_given_back_before_the_worker_leaves(
     fleet: Fleet, connection: Database, programs: ModuleType
 ) -> None:
-    with Proxy(fleet.database_url) as proxy:
-        worker = fleet.start(config=QUICK_POLLS, database_url=proxy.url)
+    with Proxy(fleet.way.url) as proxy:
+        config = QUICK_POLLS | {"broker": fleet.way.broker}
+        worker = fleet.start(config=config, database_url=proxy.url)
         task_id = lose_the_answer_to_a_claim(proxy, programs)
         begin_stop(worker)
         assert task(connection, task_id).status == "RUNNING"
@@ -227,8 +228,9 @@ def test_a_claim_in_doubt_is_given_back_before_the_worker_leaves(
 def test_a_claim_in_doubt_is_not_waited_for_for_ever(
     fleet: Fleet, connection: Database, programs: ModuleType
 ) -> None:
-    with Proxy(fleet.database_url) as proxy:
-        worker = fleet.start(config=QUICK_POLLS, database_url=proxy.url)
+    with Proxy(fleet.way.url) as proxy:
+        config = QUICK_POLLS | {"broker": fleet.way.broker}
+        worker = fleet.start(config=config, database_url=proxy.url)
         task_id = lose_the_answer_to_a_claim(proxy, programs)
         worker.signal(signal.SIGTERM)
         assert worker.wait(8) == FORCED
