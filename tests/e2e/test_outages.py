@@ -47,7 +47,8 @@ def test_broken_connections_under_load_lose_nothing_and_repeat_nothing(
         assert count(connection, "COMPLETED") == 400
     starts = [line.task_id for line in journal.lines("start")]
     assert len(starts) == len(set(starts)) == 400
-    assert worker.log().count("database is back") >= 3
+    # A pooler mends a server connection that is cut while it rests without a word.
+    assert fleet.is_pooled or worker.log().count("database is back") >= 3
     assert worker.stop() == 0
 
 
