@@ -60,8 +60,9 @@ CREATE INDEX horsies_workflows_ended ON horsies_workflows (completed_at)
     WHERE completed_at IS NOT NULL;
 
 -- No index mentions a column that progress changes, and more than half of every page is free for new versions of its
--- rows, which grow a little when they begin: progress is HOT updates alone. The second index begins with the node, so
--- that a look for the nodes of a run can only take the first, however empty the table was when it was planned.
+-- rows, which grow a little when they begin: progress is HOT updates alone. There is one index and no other to choose,
+-- so every plan looks nodes up by their key, however empty the table was when it was made; the ids of nodes, which are
+-- checked when a workflow is built, are looked for within their run.
 CREATE TABLE horsies_workflow_tasks (
     workflow_id           uuid          NOT NULL REFERENCES horsies_workflows (id) ON DELETE CASCADE,
     task_index            integer       NOT NULL,
@@ -120,8 +121,7 @@ CREATE TABLE horsies_workflow_tasks (
     enqueued_at           timestamptz,
     started_at            timestamptz,
     completed_at          timestamptz,
-    PRIMARY KEY (workflow_id, task_index),
-    UNIQUE (node_id, workflow_id)
+    PRIMARY KEY (workflow_id, task_index)
 ) WITH (fillfactor = 45, autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_cost_delay = 0);
 
 -- The edges of a wide node lie beside the row: progress writes the row often and reads them once.

@@ -95,11 +95,15 @@ CREATE FUNCTION horsies_parked_v1() RETURNS timestamptz LANGUAGE sql IMMUTABLE A
     SELECT timestamptz '9999-01-01 00:00:00+00'
 $$;
 
--- The keys of some nodes, one row each. The limit tells the planner that they are few: without it, a plan made while
--- there are hardly any nodes reads all of them instead of looking these up.
-CREATE FUNCTION horsies_each_v1(nodes horsies_nodes_v1) RETURNS TABLE (workflow_id uuid, task_index integer)
-LANGUAGE sql IMMUTABLE AS $$
-    SELECT * FROM unnest(nodes.runs, nodes.indexes) LIMIT cardinality(nodes.runs)
+-- These nodes, each looked up by its key. A plan lives as long as its connection, and one that was made while there were
+-- hardly any nodes must not read them all when there are many: the limit tells the planner that the keys are few, and
+-- OFFSET 0 that each of them is looked up on its own.
+CREATE FUNCTION horsies_each_v1(nodes horsies_nodes_v1) RETURNS SETOF horsies_workflow_tasks LANGUAGE sql STABLE AS $$
+    SELECT found.*
+    FROM (SELECT * FROM unnest(nodes.runs, nodes.indexes) LIMIT cardinality(nodes.runs)) AS key (workflow_id, task_index)
+    CROSS JOIN LATERAL (
+        SELECT node.* FROM horsies_workflow_tasks AS node
+        WHERE node.workflow_id = key.workflow_id AND node.task_index = key.task_index OFFSET 0) AS found
 $$;
 
 -- What its counters mean for a node that waits: it goes on waiting, may begin, or never will.
@@ -156,9 +160,8 @@ DECLARE
 BEGIN
     FOR failure IN
         SELECT DISTINCT ON (node.workflow_id) node.workflow_id, horsies_node_error_v1(node) AS reason
-        FROM horsies_each_v1(ended) AS chosen
-        JOIN horsies_workflow_tasks AS node USING (workflow_id, task_index)
-        JOIN horsies_workflows AS run ON run.id = chosen.workflow_id
+        FROM horsies_each_v1(ended) AS node
+        JOIN horsies_workflows AS run ON run.id = node.workflow_id AND run.id = ANY(ended.runs)
         WHERE node.pauses AND node.status = 'FAILED' AND coalesce(run.status, '') = 'RUNNING'
         ORDER BY node.workflow_id, node.task_index
     LOOP
@@ -186,13 +189,12 @@ BEGIN
             CASE node.kind
                 WHEN 'sleep' THEN coalesce(node.not_before, moment + node.delay_ms * interval '1 millisecond')
                 WHEN 'signal' THEN coalesce(moment + node.signal_timeout_ms * interval '1 millisecond', horsies_parked_v1())
-                ELSE moment - (cardinality(ready.indexes) - row_number() OVER (ORDER BY workflow_id, task_index))
+                ELSE moment - (cardinality(ready.indexes) - row_number() OVER (ORDER BY node.workflow_id, node.task_index))
                     * interval '1 microsecond'
             END,
             least(node.good_until, moment + node.expires_in_ms * interval '1 millisecond'), node.max_retries,
-            node.task_options, node.timeout_ms, '', workflow_id, task_index, node.inputs
-        FROM horsies_each_v1(ready) JOIN horsies_workflow_tasks AS node USING (workflow_id, task_index)
-        WHERE node.kind <> 'map'
+            node.task_options, node.timeout_ms, '', node.workflow_id, node.task_index, node.inputs
+        FROM horsies_each_v1(ready) AS node WHERE node.kind <> 'map'
         RETURNING task_name)
     SELECT count(*) < cardinality(ready.indexes), bool_or(task_name = 'horsies.signal') INTO has_maps, has_signals
     FROM inserted;
@@ -269,13 +271,18 @@ BEGIN
             PERFORM horsies_pause_on_failure_v1(ended);
         END IF;
         -- One statement for all of it, or each of its parts would cost a start of its own. No row is updated twice:
-        -- what ends is not PENDING, and only what is PENDING still counts.
-        WITH chosen AS MATERIALIZED (
-            SELECT each.*, each.workflow_id = ANY(ARRAY(
+        -- what ends is not PENDING, and only what is PENDING still counts. Rows are looked up as horsies_each_v1 does
+        -- and then updated where they lie, which nobody can change who does not hold the root.
+        WITH chosen AS (
+            SELECT key.*, found.*, key.workflow_id = ANY(ARRAY(
                 SELECT run.id FROM horsies_workflows AS run
                 WHERE run.id = ANY(ended.runs) AND coalesce(run.status, '') = 'RUNNING')) AS counts
-            FROM unnest(ended.runs, ended.indexes, tasks, started) AS each (workflow_id, task_index, task_id, started_at)
-            LIMIT cardinality(ended.runs)),
+            FROM (SELECT * FROM unnest(ended.runs, ended.indexes, tasks, started) LIMIT cardinality(ended.runs))
+                AS key (workflow_id, task_index, task_id, started_at)
+            CROSS JOIN LATERAL (
+                SELECT node.ctid AS place, node.status, node.task_id AS current_task_id
+                FROM horsies_workflow_tasks AS node
+                WHERE node.workflow_id = key.workflow_id AND node.task_index = key.task_index OFFSET 0) AS found),
         over AS (
             UPDATE horsies_workflow_tasks AS node SET
                 propagated = chosen.counts,
@@ -284,9 +291,8 @@ BEGIN
                 started_at = coalesce(chosen.started_at, node.started_at),
                 result_task_id = coalesce(chosen.task_id, node.result_task_id)
             FROM chosen
-            WHERE node.workflow_id = chosen.workflow_id AND node.task_index = chosen.task_index
-              AND (CASE WHEN chosen.task_id IS NULL THEN chosen.counts
-                        ELSE node.task_id = chosen.task_id AND node.status = 'ENQUEUED' END)
+            WHERE node.ctid = chosen.place AND (CASE WHEN chosen.task_id IS NULL THEN chosen.counts
+                ELSE chosen.current_task_id = chosen.task_id AND chosen.status = 'ENQUEUED' END)
             RETURNING node.workflow_id, node.status, node.propagated, node.dependents, node.context_dependents),
         counted AS (
             UPDATE horsies_workflows AS run SET
@@ -296,7 +302,7 @@ BEGIN
                 updated_at = clock_timestamp()
             FROM (SELECT workflow_id, count(*) AS total, count(*) FILTER (WHERE status = 'FAILED') AS failed
                   FROM over WHERE propagated GROUP BY workflow_id) AS ends
-            WHERE run.id = ends.workflow_id
+            WHERE run.id = ends.workflow_id AND run.id = ANY(ended.runs)
             RETURNING run.id, run.open_nodes),
         dependent AS (
             SELECT workflow_id, task_index, sum(ok) AS ok, sum(bad) AS bad, sum(seen) AS seen
@@ -305,13 +311,18 @@ BEGIN
                   UNION ALL
                   SELECT workflow_id, unnest(context_dependents), 0, 0, 1 FROM over WHERE propagated) AS edge
             GROUP BY workflow_id, task_index LIMIT plenty),
-        weighed AS MATERIALIZED (
-            SELECT workflow_id, task_index, node.kind, node.deps_open - ok - bad AS deps_open, node.deps_ok + ok AS deps_ok,
-                node.deps_bad + bad AS deps_bad, node.context_open - seen AS context_open,
-                horsies_join_v1(node.join_type, node.min_success, node.allow_failed_deps, node.deps_open - ok - bad,
-                    node.deps_ok + ok, node.deps_bad + bad, node.context_open - seen) AS decision
-            FROM dependent JOIN horsies_workflow_tasks AS node USING (workflow_id, task_index)
-            WHERE node.status = 'PENDING'),
+        weighed AS (
+            SELECT found.place, found.kind, deps_open - ok - bad AS deps_open, deps_ok + ok AS deps_ok,
+                deps_bad + bad AS deps_bad, context_open - seen AS context_open,
+                horsies_join_v1(join_type, min_success, allow_failed_deps, deps_open - ok - bad, deps_ok + ok,
+                    deps_bad + bad, context_open - seen) AS decision
+            FROM dependent CROSS JOIN LATERAL (
+                SELECT node.ctid AS place, node.kind, node.join_type, node.min_success, node.allow_failed_deps,
+                    node.deps_open, node.deps_ok, node.deps_bad, node.context_open
+                FROM horsies_workflow_tasks AS node
+                WHERE node.workflow_id = dependent.workflow_id AND node.task_index = dependent.task_index
+                  AND node.status = 'PENDING' OFFSET 0) AS found
+            OFFSET 0),
         decided AS (
             UPDATE horsies_workflow_tasks AS node SET
                 deps_open = weighed.deps_open, deps_ok = weighed.deps_ok, deps_bad = weighed.deps_bad,
@@ -319,8 +330,7 @@ BEGIN
                 task_id = CASE WHEN weighed.decision = 'READY' AND weighed.kind <> 'map' THEN horsies_new_id_v1() END,
                 enqueued_at = CASE weighed.decision WHEN 'READY' THEN clock_timestamp() END,
                 completed_at = CASE weighed.decision WHEN 'SKIPPED' THEN clock_timestamp() END
-            FROM weighed
-            WHERE node.workflow_id = weighed.workflow_id AND node.task_index = weighed.task_index
+            FROM weighed WHERE node.ctid = weighed.place
             RETURNING node.workflow_id, node.task_index, weighed.decision)
         SELECT array_agg(workflow_id) FILTER (WHERE decision = 'READY'),
             array_agg(task_index) FILTER (WHERE decision = 'READY'),
@@ -357,17 +367,19 @@ BEGIN
     IF are_plain THEN
         RETURN horsies_propagate_v1(ended, false, tasks, started);
     END IF;
-    WITH finished AS MATERIALIZED (
-        SELECT task.id, task.workflow_id, task.workflow_node_index AS task_index, task.status, task.started_at
-        FROM horsies_tasks AS task WHERE task.id = ANY(tasks) LIMIT cardinality(tasks)),
+    WITH finished AS (
+        SELECT task.id, task.status, task.started_at, found.place
+        FROM (SELECT * FROM horsies_tasks WHERE id = ANY(tasks) LIMIT cardinality(tasks)) AS task
+        CROSS JOIN LATERAL (
+            SELECT node.ctid AS place FROM horsies_workflow_tasks AS node
+            WHERE node.workflow_id = task.workflow_id AND node.task_index = task.workflow_node_index
+              AND node.task_id = task.id AND node.status = 'ENQUEUED'
+              AND NOT (node.kind = 'workflow' AND task.status = 'COMPLETED') OFFSET 0) AS found),
     over AS (
         UPDATE horsies_workflow_tasks AS node SET
             status = CASE finished.status WHEN 'COMPLETED' THEN 'COMPLETED' ELSE 'FAILED' END,
             completed_at = clock_timestamp(), started_at = finished.started_at, result_task_id = finished.id
-        FROM finished
-        WHERE node.workflow_id = finished.workflow_id AND node.task_index = finished.task_index
-          AND node.task_id = finished.id AND node.status = 'ENQUEUED'
-          AND NOT (node.kind = 'workflow' AND finished.status = 'COMPLETED')
+        FROM finished WHERE node.ctid = finished.place
         RETURNING node.workflow_id, node.task_index)
     SELECT array_agg(workflow_id), array_agg(task_index) INTO ended.runs, ended.indexes FROM over;
     parts := horsies_end_parts_v1(tasks);

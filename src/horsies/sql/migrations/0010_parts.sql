@@ -19,7 +19,7 @@ DECLARE
     ended horsies_nodes_v1;
 BEGIN
     FOR map IN
-        SELECT node.* FROM horsies_each_v1(ready) JOIN horsies_workflow_tasks AS node USING (workflow_id, task_index)
+        SELECT node.* FROM horsies_each_v1(ready) AS node
         WHERE node.kind = 'map' AND node.status = 'READY' ORDER BY node.workflow_id, node.task_index
     LOOP
         IF NOT horsies_expand_map_v1(map) THEN
@@ -111,18 +111,22 @@ DECLARE
     through horsies_nodes_v1;
 BEGIN
     FOR map IN
-        WITH ended AS MATERIALIZED (
+        WITH ended AS (
             SELECT task.workflow_id, task.workflow_node_index AS task_index, count(*) AS total,
                 count(*) FILTER (WHERE task.status <> 'COMPLETED') AS bad,
                 -- One that ended while it was parked leaves no place to another.
                 count(*) FILTER (WHERE task.enqueued_at <> horsies_parked_v1()) AS places
             FROM horsies_tasks AS task WHERE task.id = ANY(task_ids) AND task.workflow_item_index IS NOT NULL
-            GROUP BY task.workflow_id, task.workflow_node_index LIMIT cardinality(task_ids))
+            GROUP BY task.workflow_id, task.workflow_node_index LIMIT cardinality(task_ids)),
+        counted AS (
+            SELECT ended.*, map.place FROM ended CROSS JOIN LATERAL (
+                SELECT node.ctid AS place FROM horsies_workflow_tasks AS node
+                WHERE node.workflow_id = ended.workflow_id AND node.task_index = ended.task_index
+                  AND node.status = 'RUNNING' OFFSET 0) AS map)
         UPDATE horsies_workflow_tasks AS node SET
-            items_open = node.items_open - ended.total, items_bad = node.items_bad + ended.bad
-        FROM ended
-        WHERE node.workflow_id = ended.workflow_id AND node.task_index = ended.task_index AND node.status = 'RUNNING'
-        RETURNING node.workflow_id, node.task_index, node.items_open, node.max_parallel, ended.places
+            items_open = node.items_open - counted.total, items_bad = node.items_bad + counted.bad
+        FROM counted WHERE node.ctid = counted.place
+        RETURNING node.workflow_id, node.task_index, node.items_open, node.max_parallel, counted.places
     LOOP
         IF map.items_open = 0 AND horsies_end_map_v1(map.workflow_id, map.task_index) THEN
             through.runs := through.runs || map.workflow_id;
@@ -217,26 +221,28 @@ DECLARE
     not_started horsies_nodes_v1;
 BEGIN
     FOR expansion IN
-        SELECT node.workflow_id, node.task_index, task.id AS task_id, task.result, task.started_at, run.status
-        FROM horsies_tasks AS task
-        JOIN horsies_workflow_tasks AS node
-            ON node.workflow_id = task.workflow_id AND node.task_index = task.workflow_node_index
-        JOIN horsies_workflows AS run ON run.id = node.workflow_id
-        WHERE task.id = ANY(task_ids) AND task.status = 'COMPLETED' AND node.kind = 'workflow'
-          AND node.status = 'ENQUEUED' AND node.task_id = task.id
+        SELECT node.workflow_id, node.task_index, task.id AS task_id, task.result, task.started_at, node.run_status
+        FROM (SELECT * FROM horsies_tasks WHERE id = ANY(task_ids) AND status = 'COMPLETED' LIMIT cardinality(task_ids))
+            AS task
+        CROSS JOIN LATERAL (
+            SELECT node.workflow_id, node.task_index, run.status AS run_status
+            FROM horsies_workflow_tasks AS node JOIN horsies_workflows AS run ON run.id = node.workflow_id
+            WHERE node.workflow_id = task.workflow_id AND node.task_index = task.workflow_node_index
+              AND run.id = task.workflow_id AND node.kind = 'workflow' AND node.status = 'ENQUEUED'
+              AND node.task_id = task.id OFFSET 0) AS node
         ORDER BY node.workflow_id, node.task_index
     LOOP
         child_id := NULL;
-        IF expansion.status IN ('RUNNING', 'PAUSED') THEN
-            child_id := horsies_start_child_v1(expansion.result, expansion.status = 'PAUSED');
+        IF expansion.run_status IN ('RUNNING', 'PAUSED') THEN
+            child_id := horsies_start_child_v1(expansion.result, expansion.run_status = 'PAUSED');
         END IF;
         UPDATE horsies_workflow_tasks AS node SET
             status = CASE WHEN child_id IS NOT NULL THEN 'RUNNING'
-                WHEN expansion.status IN ('RUNNING', 'PAUSED') THEN 'FAILED' ELSE 'SKIPPED' END,
+                WHEN expansion.run_status IN ('RUNNING', 'PAUSED') THEN 'FAILED' ELSE 'SKIPPED' END,
             started_at = expansion.started_at,
             sub_workflow_id = child_id,
             completed_at = CASE WHEN child_id IS NULL THEN clock_timestamp() END,
-            result = CASE WHEN child_id IS NULL AND expansion.status IN ('RUNNING', 'PAUSED') THEN '{"err":'
+            result = CASE WHEN child_id IS NULL AND expansion.run_status IN ('RUNNING', 'PAUSED') THEN '{"err":'
                 || horsies_task_error_v1('WORKFLOW_ENQUEUE_FAILED', 'The plan of sub-workflow '
                     || coalesce(node.sub_workflow_name, node.node_id) || ' is no run that can be started.') || '}' END
         WHERE workflow_id = expansion.workflow_id AND task_index = expansion.task_index;
@@ -314,7 +320,7 @@ DECLARE
 BEGIN
     FOR listener IN
         SELECT node.workflow_id, node.signal_name, node.task_id
-        FROM horsies_each_v1(waiting) JOIN horsies_workflow_tasks AS node USING (workflow_id, task_index)
+        FROM horsies_each_v1(waiting) AS node
         WHERE node.kind = 'signal' AND node.status = 'ENQUEUED' ORDER BY node.workflow_id, node.task_index
     LOOP
         DELETE FROM horsies_workflow_signals WHERE id = (
