@@ -20,6 +20,7 @@ from horsies import IntervalSchedule, TaskSchedule
 from tests.e2e.fleet import Fleet, Journal, RunningWorker, eventually
 from tests.e2e.tables import attempts, backends, held_connections, terminate
 from tests.e2e.test_clock_skew import AHEAD, BEHIND, skew
+from tests.e2e.test_stop import outage
 from tests.e2e.timekeepers import (
     APPLICATION,
     check_books,
@@ -269,6 +270,22 @@ def test_a_scheduler_that_loses_its_connections_goes_on_and_leaves_none_behind(
     assert fleet.is_pooled or "nothing can be scheduled" in scheduler.log()
     assert scheduler.stop() == 0
     eventually(lambda: held_connections(fleet, connection, "horsies:scheduler") == 0, 5)
+    check_books(connection, first, {"often": 1})
+
+
+def test_a_scheduler_outlasts_an_outage_and_stops_during_one(
+    fleet: Fleet, programs: ModuleType, connection: Database, server_url: str
+) -> None:
+    config = config_of(every(1, "often"))
+    first = enter(connection, programs.app, config)
+    scheduler = start_scheduler(fleet, config)
+    with outage(server_url, connection):
+        eventually(lambda: "nothing can be scheduled" in scheduler.log(), 15, scheduler.log)
+        before = len(slots(connection, "often"))
+    wait_for_slots(connection, "often", before + 3)
+    wait_until_nothing_is_due(connection)
+    with outage(server_url, connection):
+        assert scheduler.stop(15) == 0
     check_books(connection, first, {"often": 1})
 
 
