@@ -250,11 +250,12 @@ def test_a_sub_workflow_nobody_knows_fails_its_node(
     spec = flows.app.workflow(
         "top", [SubWorkflowNode(flows.Outer, kwargs={"steps": 3})], definition_key="e2e.lost"
     )
-    (run_id,) = runs.start(connection, spec)
-    connection.execute(
-        "UPDATE horsies_tasks SET kwargs = replace(kwargs, 'e2e.outer', 'e2e.gone') "
-        "WHERE task_name = 'horsies.expand' AND status = 'PENDING'"
-    )
+    with connection.transaction():  # no worker sees the run before it is spoiled
+        (run_id,) = runs.start(connection, spec)
+        connection.execute(
+            "UPDATE horsies_tasks SET kwargs = replace(kwargs, 'e2e.outer', 'e2e.gone') "
+            "WHERE task_name = 'horsies.expand' AND status = 'PENDING'"
+        )
     runs.wait_for(connection, run_id, "FAILED")
     (row,) = runs.all_runs(connection)
     assert "SUBWORKFLOW_LOAD_FAILED" in (row.error or "")
