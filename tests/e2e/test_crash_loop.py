@@ -25,7 +25,7 @@ from tests.e2e.tables import (
     wait_until_empty,
 )
 
-CYCLES = int(os.environ.get("HORSIES_CRASH_CYCLES", "10"))
+CYCLES = int(os.environ.get("HORSIES_CRASH_CYCLES", "6"))
 QUICK = {"resilience": {"db_retry_initial_ms": 100, "db_retry_max_ms": 1_000}}
 
 

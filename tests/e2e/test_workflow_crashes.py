@@ -25,7 +25,7 @@ Database = psycopg.Connection[Any]
 
 __all__ = ["flows"]
 
-RUNS = int(os.environ.get("HORSIES_CRASH_RUNS", "30"))
+RUNS = int(os.environ.get("HORSIES_CRASH_RUNS", "15"))
 KILLS = max(3, RUNS // 10)
 WORKERS = 2
 
