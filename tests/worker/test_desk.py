@@ -61,7 +61,7 @@ def claimed(
 
 
 def report(task_id: str, generation: int = 1) -> Reported:
-    return Reported(ChildReport(task_id, generation, True, "1", None, None), 1)
+    return Reported(ChildReport(task_id, generation, True, "1", None, None), 1, 0.0)
 
 
 def assignment(task_id: str, generation: int = 1) -> Assignment:

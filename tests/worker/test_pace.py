@@ -10,14 +10,14 @@ from horsies.worker.pace import BRISK_SECONDS, PATIENCE_SECONDS, Pace
 def test_the_rest_of_a_batch_of_short_tasks_is_waited_for() -> None:
     pace = Pace()
     pace.note_hand_out(["a", "b"], now=10.0)
-    pace.note_end("a", now=10.0002)
+    pace.note_end("a", 0.0002)
     assert pace.linger_seconds(10.0005) == pytest.approx(PATIENCE_SECONDS - 0.0005)
 
 
 def test_a_batch_that_is_complete_is_not_waited_for() -> None:
     pace = Pace()
     pace.note_hand_out(["a"], now=10.0)
-    pace.note_end("a", now=10.0002)
+    pace.note_end("a", 0.0002)
     assert pace.linger_seconds(10.0003) == 0.0
 
 
@@ -31,19 +31,24 @@ def test_long_tasks_end_the_waiting_and_short_ones_bring_it_back() -> None:
     pace = Pace()
     for number in range(20):
         pace.note_hand_out([f"long {number}"], now=float(number))
-        pace.note_end(f"long {number}", now=number + 10 * BRISK_SECONDS)
+        pace.note_end(f"long {number}", 10 * BRISK_SECONDS)
     pace.note_hand_out(["a", "b"], now=100.0)
     assert pace.linger_seconds(100.0001) == 0.0
     for number in range(60):
         pace.note_hand_out([f"short {number}"], now=float(number))
-        pace.note_end(f"short {number}", now=number + 0.0003)
+        pace.note_end(f"short {number}", 0.0003)
     pace.note_hand_out(["a", "b"], now=200.0)
     assert pace.linger_seconds(200.0001) > 0.0
 
 
-def test_a_task_of_an_earlier_batch_says_nothing_about_this_one() -> None:
+def test_children_out_of_step_are_brought_together_again() -> None:
+    """One long task, then two children of which each gets its next task while the other one reports."""
     pace = Pace()
-    before = pace.typical_seconds
-    pace.note_hand_out(["a"], now=10.0)
-    pace.note_end("somebody else", now=99.0)
-    assert pace.typical_seconds == before
+    pace.note_end("the first one", 60.0)
+    now = 100.0
+    pace.note_hand_out(["0"], now)
+    for number in range(1, 50):
+        now += 0.001
+        pace.note_hand_out([str(number)], now)
+        pace.note_end(str(number - 1), 0.0018)
+    assert pace.linger_seconds(now + 0.0001) > 0.0

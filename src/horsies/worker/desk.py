@@ -101,8 +101,8 @@ class Desk:
         now = time.monotonic()
         for event in events:
             match event:
-                case Reported(report=report):
-                    self.pace.note_end(report.task_id, now)
+                case Reported(report=report, since=since):
+                    self.pace.note_end(report.task_id, now - since)
                     if task := self._owned(report.task_id, report.generation):
                         self.settlements.append(settle_report(task, report))
                 case Died():

@@ -9,10 +9,11 @@ from horsies.worker.wire import Assignment, ChildReport
 
 @dataclass(frozen=True, slots=True)
 class Reported:
-    """A child finished its assignment."""
+    """A child finished its assignment, which it had `since` then on the monotonic clock."""
 
     report: ChildReport
     pid: int
+    since: float
 
 
 @dataclass(frozen=True, slots=True)

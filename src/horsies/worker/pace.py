@@ -16,8 +16,10 @@ BRISK_SECONDS = 0.005
 # How long after its hand-out a batch is waited for.
 PATIENCE_SECONDS = 0.002
 LINGER_SECONDS = 0.001
-# Weight of the newest observation; a change of load is noticed within a few dozen tasks.
+# Weight of the newest observation; a change of load is noticed within a few dozen tasks, also when the last
+# of the old ones took an hour.
 _WEIGHT = 0.1
+_LONG_SECONDS = 10 * BRISK_SECONDS
 
 
 @dataclass(slots=True)
@@ -33,12 +35,15 @@ class Pace:
         self.outstanding = set(task_ids)
         self.handed_out_at = now
 
-    def note_end(self, task_id: str, now: float) -> None:
-        """A task of any batch has ended."""
-        if task_id in self.outstanding:
-            self.outstanding.discard(task_id)
-            taken = now - self.handed_out_at
-            self.typical_seconds += _WEIGHT * (taken - self.typical_seconds)
+    def note_end(self, task_id: str, taken_seconds: float) -> None:
+        """A task of any batch has ended.
+
+        Of any: children that have come out of step end up in a batch each, and only waiting for one
+        another brings them together again.
+        """
+        self.outstanding.discard(task_id)
+        taken_seconds = min(taken_seconds, _LONG_SECONDS)
+        self.typical_seconds += _WEIGHT * (taken_seconds - self.typical_seconds)
 
     def linger_seconds(self, now: float) -> float:
         """How long to wait for more reports of the last batch before taking a turn."""

@@ -296,7 +296,7 @@ class ChildPool:
         if report.generation != assignment.generation:
             raise WireError("a report about another claim of its task")
         roster = self._roster
-        roster.events.append(Reported(report, slot.known_pid))
+        roster.events.append(Reported(report, slot.known_pid, slot.assigned_at))
         roster.release(slot)
         roster.delay.reset()
         slot.tasks_done += 1
