@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -33,7 +32,7 @@ REFUSAL = ChildReport("id-1", 3, False, '{"err": 1}', "OUT_OF_STOCK", "nothing l
 def retrying(*codes: str, retry_count: int = 0, jitter: bool = False) -> ClaimedTask:
     policy = RetryPolicy.fixed([10, 20], auto_retry_for=list(codes), jitter=jitter)
     options = json.dumps({"retry_policy": policy.to_json()})
-    return replace(TASK, retry_count=retry_count, max_retries=2, task_options=options)
+    return TASK._replace(retry_count=retry_count, max_retries=2, task_options=options)
 
 
 def failed(settlement: Completed | Failed) -> Failed:
@@ -72,7 +71,7 @@ def test_an_error_the_task_returned_is_final_without_a_policy() -> None:
         (retrying("OUT_OF_STOCK", retry_count=1), 20.0),
         (retrying("OUT_OF_STOCK", retry_count=2), None),
         (retrying("ANOTHER_CODE"), None),
-        (replace(TASK, max_retries=2, task_options="{not json"), None),
+        (TASK._replace(max_retries=2, task_options="{not json"), None),
     ],
 )
 def test_an_error_is_tried_again_as_the_stored_policy_says(

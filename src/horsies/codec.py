@@ -11,7 +11,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, get_type_hints
+from typing import Any, Final, NamedTuple, get_type_hints
 
 from pydantic_core import from_json, to_json
 
@@ -47,8 +47,7 @@ class EncodedCall:
     kwargs_json: str
 
 
-@dataclass(frozen=True, slots=True)
-class BoundCall:
+class BoundCall(NamedTuple):
     """The arguments of a call as the function takes them."""
 
     args: tuple[Any, ...]

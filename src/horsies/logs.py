@@ -11,10 +11,9 @@ import json
 import logging
 import os
 import sys
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Any, TextIO
+from typing import Any, NamedTuple, TextIO
 
 from horsies.dsn import mask_url
 
@@ -47,8 +46,7 @@ class LogFormat(StrEnum):
     JSON = "json"
 
 
-@dataclass(frozen=True, slots=True)
-class TaskLabel:
+class TaskLabel(NamedTuple):
     """The attempt that log lines belong to."""
 
     task_id: str

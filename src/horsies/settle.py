@@ -11,7 +11,7 @@ import random as random_module
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from horsies.codec import encode_task_error
 from horsies.db.turn import ClaimedTask
@@ -25,8 +25,7 @@ STOPPED_BY_SHUTDOWN = "shutdown"
 STOPPED_BY_LOSS = "loss"
 
 
-@dataclass(frozen=True, slots=True)
-class Completed:
+class Completed(NamedTuple):
     """A success to record."""
 
     task_id: str

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import pytest
@@ -186,7 +186,7 @@ def test_a_failed_hook_is_remembered(desk: Desk) -> None:
 
 
 def node(task_id: str, pid: int | None = None, index: int = 0) -> ClaimedTask:
-    return replace(claimed(task_id, pid), workflow_id="run", workflow_node_index=index)
+    return claimed(task_id, pid)._replace(workflow_id="run", workflow_node_index=index)
 
 
 def test_nodes_go_out_with_their_part_and_others_without_one(
@@ -210,7 +210,7 @@ def test_what_nodes_returned_is_kept_once_it_is_recorded(desk: Desk) -> None:
     desk.hand_out([claimed("a", 1), node("b", 2), node("c", 3, index=1)])
     desk.absorb([report("a"), report("b"), report("c")])
     desk.keep_results(desk.settlements, {"a", "b"})
-    taker = replace(node("d", 1, 2), workflow_inputs='{"args":{"x":0},"context":{}}')
+    taker = node("d", 1, 2)._replace(workflow_inputs='{"args":{"x":0},"context":{}}')
     parts, unreadable = desk.inputs.read(cast(Together, None), [taker])
     assert [source.result for source in parts["d"].sources] == ["1"]
     assert unreadable == []

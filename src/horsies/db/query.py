@@ -2,8 +2,8 @@
 
 Every statement lives in a ``.sql`` file under ``horsies/sql`` behind a ``-- name:`` heading and is
 declared once, in the catalogue module of the same name, with a dataclass for its parameters and one
-for its rows. Loading fails when a statement and its declaration do not pair up, so a search for the
-name finds SQL, declaration and caller.
+for its rows, or named tuples where turns make many of them. Loading fails when a statement and its
+declaration do not pair up, so a search for the name finds SQL, declaration and caller.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ class Statement(Generic[Params, Row]):
         self.prepared_name = f"horsies_{name}".encode()
         self.numbered = _numbered(text, field_names(params_type))
         self._names = field_names(params_type)
-        self._read = _reader(self._names)
+        self._read = _reader(params_type)
+        self.make_row = _maker(row_type)
         self._row_factory = args_row(row_type)
 
     def mapping(self, params: Params) -> dict[str, Any]:
@@ -93,7 +94,10 @@ class StatementFile:
 
 
 def field_names(value_type: type[Any]) -> tuple[str, ...]:
-    """Return the field names of a dataclass in declaration order."""
+    """Return the field names of a dataclass or a named tuple in declaration order."""
+    if issubclass(value_type, tuple):
+        names: tuple[str, ...] = value_type._fields  # type: ignore[attr-defined]
+        return names
     return tuple(field.name for field in fields(value_type))
 
 
@@ -104,11 +108,22 @@ def _numbered(text: str, names: tuple[str, ...]) -> bytes:
     return text.replace("%%", "%").encode()
 
 
-def _reader(names: tuple[str, ...]) -> Callable[[Any], tuple[Any, ...]]:
+def _reader(params_type: type[Any]) -> Callable[[Any], tuple[Any, ...]]:
     """Return what reads all fields of a value at once."""
+    if issubclass(params_type, tuple):
+        return tuple
+    names = field_names(params_type)
     if len(names) > 1:
         return attrgetter(*names)
     return lambda params: tuple(getattr(params, name) for name in names)
+
+
+def _maker(row_type: type[Row]) -> Callable[[Sequence[Any]], Row]:
+    """Return what makes a row of its values."""
+    if issubclass(row_type, tuple):
+        make: Callable[[Sequence[Any]], Row] = row_type._make  # type: ignore[attr-defined]
+        return make
+    return lambda values: row_type(*values)
 
 
 def _text(value: Any) -> bytes | None:

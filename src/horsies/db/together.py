@@ -192,8 +192,7 @@ class Together:
             return []
         transformer = self._transformer
         transformer.set_pgresult(result)
-        row_type = statement.row_type
-        return transformer.load_rows(0, result.ntuples, lambda row: row_type(*row))
+        return transformer.load_rows(0, result.ntuples, statement.make_row)
 
     def _raise_first_failure(self, results: Sequence[PGresult]) -> None:
         for result in results:

@@ -7,17 +7,20 @@ cross a border.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
+from typing import Any, NamedTuple
 
 from horsies.db.query import StatementFile
 from horsies.db.tasks import TaskId
 
 TURN = StatementFile("turn.sql")
 
+# An empty array; psycopg takes a tuple for a row.
+NOTHING: Sequence[Any] = []
 
-@dataclass(frozen=True, slots=True)
-class ClaimTasks:
+
+class ClaimTasks(NamedTuple):
     """Who claims, for which idle children, from which queues in which order."""
 
     worker_id: str
@@ -28,21 +31,20 @@ class ClaimTasks:
     prefetch: int = 0
     lease_ms: int = 60_000
     # Per queue, None for no cap; an empty list caps nothing.
-    queue_caps: Sequence[int | None] = field(default_factory=list)
+    queue_caps: Sequence[int | None] = NOTHING
     cluster_cap: int | None = None
     counts_claimed: bool = True
     # Per queue, how many places this transaction has given back.
-    freed: Sequence[int] = field(default_factory=list)
+    freed: Sequence[int] = NOTHING
     # Per queue, behind which task to look first, None for none; an empty list marks nothing.
-    marked_priorities: Sequence[int | None] = field(default_factory=list)
-    marked_moments: Sequence[str | None] = field(default_factory=list)
-    marked_ids: Sequence[str | None] = field(default_factory=list)
+    marked_priorities: Sequence[int | None] = NOTHING
+    marked_moments: Sequence[str | None] = NOTHING
+    marked_ids: Sequence[str | None] = NOTHING
     # Whether to look everywhere for what is still wanted then.
     looks_everywhere: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class ClaimedTask:
+class ClaimedTask(NamedTuple):
     """A task this worker owns now, with everything a child and a retry decision need."""
 
     id: str
@@ -112,8 +114,7 @@ class Limit:
     limit: int
 
 
-@dataclass(frozen=True, slots=True)
-class CompleteTasks:
+class CompleteTasks(NamedTuple):
     """Successes, as columns."""
 
     worker_id: str
@@ -151,8 +152,7 @@ class FailTasks:
     failed_reasons: Sequence[str | None]
 
 
-@dataclass(frozen=True, slots=True)
-class FinishedTask:
+class FinishedTask(NamedTuple):
     """A task whose outcome this statement recorded."""
 
     task_id: str

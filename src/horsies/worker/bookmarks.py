@@ -9,7 +9,7 @@ all of them, one that starts behind the last task it got over none. Nothing is l
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from horsies.db.turn import ClaimedTask
 
@@ -21,8 +21,7 @@ COSTLY_SECONDS = 0.01
 REST_FACTOR = 10
 
 
-@dataclass(frozen=True, slots=True)
-class Marks:
+class Marks(NamedTuple):
     """Per queue, behind which task to look first, and whether to look everywhere for the rest."""
 
     priorities: Sequence[int | None] = ()

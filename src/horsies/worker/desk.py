@@ -10,7 +10,6 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import assert_never
 
 from horsies.db.turn import ClaimedTask
@@ -175,7 +174,7 @@ class Desk:
         for task in asked:
             del self._waiting[task.id]
             if task.id in pids:
-                started.append(replace(task, worker_pid=pids[task.id]))
+                started.append(task._replace(worker_pid=pids[task.id]))
             else:
                 logger.info("task %s, claimed ahead, was lost before it started", task.id)
         return started

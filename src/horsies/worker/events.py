@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from horsies.worker.wire import Assignment, ChildReport
 
 
-@dataclass(frozen=True, slots=True)
-class Reported:
+class Reported(NamedTuple):
     """A child finished its assignment, which it had `since` then on the monotonic clock."""
 
     report: ChildReport

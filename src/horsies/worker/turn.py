@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import NamedTuple
 
 import psycopg
 
@@ -72,8 +74,7 @@ class Claimer:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
+class Wanted(NamedTuple):
     """What a turn should do besides recording.
 
     ``starting`` are prefetched tasks with the idle children that take them, ``pids`` the idle children
@@ -84,7 +85,7 @@ class Wanted:
     starting: Sequence[tuple[ClaimedTask, int]] = ()
     pids: Sequence[int] = ()
     prefetch: int = 0
-    freed: Mapping[str, int] = field(default_factory=dict)
+    freed: Mapping[str, int] = MappingProxyType({})
     marks: Marks = EVERYWHERE
 
     @property
@@ -93,8 +94,7 @@ class Wanted:
         return len(self.pids) + self.prefetch
 
 
-@dataclass(frozen=True, slots=True)
-class Turned:
+class Turned(NamedTuple):
     """What a turn did: outcomes recorded, prefetched tasks started, tasks claimed.
 
     An outcome the database refused was recorded otherwise; then not all are ``as_settled``.

@@ -15,6 +15,7 @@ import struct
 from dataclasses import asdict, dataclass
 from enum import IntEnum
 from struct import Struct
+from typing import NamedTuple
 
 from pydantic_core import from_json, to_json
 
@@ -39,8 +40,7 @@ class WireError(Exception):
     """The bytes on a child's socket are not a frame this side may receive."""
 
 
-@dataclass(frozen=True, slots=True)
-class NodeInput:
+class NodeInput(NamedTuple):
     """What another node left behind, as stored: its result, and what is needed to read it."""
 
     task_index: int
@@ -51,8 +51,7 @@ class NodeInput:
     sub_workflow_summary: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class NodePart:
+class NodePart(NamedTuple):
     """The part an assignment plays in a workflow: which node of which run, and what it takes.
 
     `inputs_json` says which parameters and which members of the context come from which node. The
@@ -67,8 +66,7 @@ class NodePart:
     depth: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Assignment:
+class Assignment(NamedTuple):
     """One attempt of one task, handed to one child; `node` when it belongs to a workflow."""
 
     task_id: str
@@ -81,8 +79,7 @@ class Assignment:
     node: NodePart | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ChildReport:
+class ChildReport(NamedTuple):
     """What came of an assignment: the encoded result, and an error's code and message."""
 
     task_id: str
