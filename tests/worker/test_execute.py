@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from horsies.worker.execute import execute
+from horsies.worker.execute import AppProgram, execute
 from horsies.worker.pool import Assignment, ChildReport, Reported, StartMethod, Stopped
 from tests.worker.pool_app import app
 from tests.worker.pool_support import BOOT, MakePool, assignment, collect_until, next_event
@@ -30,6 +30,12 @@ def test_a_result_is_reported_as_stored_text() -> None:
     report = run("add", 1, 2)
     assert report == ChildReport("task-1", 3, True, '{"ok":3}', None, None)
     assert run("add", 4, kwargs_json='{"b": 5}').result_json == '{"ok":9}'
+
+
+def test_a_rehearsal_takes_the_way_of_all_tasks_and_meets_none_of_them() -> None:
+    given = Assignment("task-1", 3, "add", 1, "[]", "{}", None)
+    report = AppProgram(app).rehearse(given)
+    assert report == ChildReport("task-1", 3, True, '{"ok":null}', None, None)
 
 
 def test_an_async_task_runs_like_any_other() -> None:

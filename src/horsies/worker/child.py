@@ -37,6 +37,8 @@ EXIT_BROKEN = 174
 _RECEIVE_BYTES = 1 << 16
 _KIND_ASSIGN = int(FrameKind.ASSIGN)
 _KIND_STOP = int(FrameKind.STOP)
+_REHEARSALS = 2
+_REHEARSED = Assignment("0" * 36, 1, "rehearsal", 1, "[]", "{}", None)
 
 # What the public module wraps in enum members; the wrapping would cost every task 12 µs.
 _plain_signal: Any = importlib.import_module("_signal")
@@ -52,6 +54,9 @@ class Program(Protocol):
 
     def execute(self, assignment: Assignment) -> ChildReport:
         """Run one assignment; everything user code does wrong becomes part of the report."""
+
+    def rehearse(self, assignment: Assignment) -> ChildReport:
+        """Do as if it ran an assignment, without user code."""
 
     def close(self) -> None:
         """Let go of what the application holds; the process is about to leave."""
@@ -238,11 +243,26 @@ def _boot_and_serve(connection: Connection, boot: ChildBoot, program: Program | 
     run_start_hooks(loaded.start_hooks(), boot.hook_budget_seconds, connection)
     gc.collect()
     gc.freeze()
+    for _ in range(_REHEARSALS):
+        _rehearse(loaded, switch, surroundings)
     ready = wire.encode_numbers(FrameKind.READY, connection.owner_pid, process.own_rss_bytes())
     connection.send(ready)
     _serve(connection, loaded, switch, surroundings, boot.samples_memory)
     loaded.close()
     return EXIT_CLEAN
+
+
+def _rehearse(program: Program, switch: StopSwitch, surroundings: Surroundings) -> None:
+    """Do everything a task needs before anybody waits for one.
+
+    A forked process copies each page of memory the first time it writes there, and Python writes to all it
+    uses: the first task took 0.8 ms, after a rehearsal 0.3, of all others 0.15.
+    """
+    assignment = wire.decode_assignment(wire.encode_assignment(_REHEARSED))
+    report = _run(program.rehearse, assignment, switch)
+    if report is not None:
+        wire.encode_report(report)
+    surroundings.restore()
 
 
 def _prepare_process(connection: Connection) -> None:
@@ -344,7 +364,7 @@ def _serve(
         if frame is None or frame[4] != _KIND_ASSIGN:
             return
         assignment = wire.decode_assignment(frame)
-        report = _run(program, assignment, switch)
+        report = _run(program.execute, assignment, switch)
         if report is None:
             connection.send(wire.encode_numbers(FrameKind.STOPPED, assignment.generation))
             return
@@ -353,12 +373,14 @@ def _serve(
         surroundings.restore()
 
 
-def _run(program: Program, assignment: Assignment, switch: StopSwitch) -> ChildReport | None:
+def _run(
+    execute: Callable[[Assignment], ChildReport], assignment: Assignment, switch: StopSwitch
+) -> ChildReport | None:
     """The report of one assignment, or None when it was stopped from outside."""
     label_records(assignment)
     try:
         switch.arm()
-        report = program.execute(assignment)
+        report = execute(assignment)
         switch.disarm()
     except TaskStopped:
         return None

@@ -13,9 +13,15 @@ from contextlib import contextmanager
 from typing import Any
 
 from horsies.app import SUPPRESSION_VARIABLES, Horsies, set_current_app
-from horsies.codec import BoundCall, encode_task_error, payload_bytes
+from horsies.codec import (
+    BoundCall,
+    CallSignature,
+    ResultCodec,
+    encode_task_error,
+    payload_bytes,
+)
 from horsies.config import PayloadConfig
-from horsies.definition import TaskDefinition
+from horsies.definition import RESERVED_PREFIX, TaskDefinition
 from horsies.invoke import invoke
 from horsies.locate import load_app
 from horsies.outcome import (
@@ -35,6 +41,26 @@ _MESSAGE_CHARACTERS_MAX = 2_000
 logger = logging.getLogger("horsies.child")
 
 
+def _nothing() -> TaskResult[None, TaskError]:
+    return TaskResult(ok=None)
+
+
+_REHEARSAL = TaskDefinition(
+    name=f"{RESERVED_PREFIX}rehearsal",
+    function=_nothing,
+    is_async=False,
+    queue_name="",
+    priority=0,
+    retry_policy=None,
+    exception_mapper={},
+    default_unhandled_error_code=None,
+    timeout_ms=None,
+    signature=CallSignature.of(_nothing),
+    results=ResultCodec.of(None, TaskError),
+    location=None,
+)
+
+
 class AppProgram:
     """An application that can execute assignments."""
 
@@ -48,6 +74,10 @@ class AppProgram:
     def execute(self, assignment: Assignment) -> ChildReport:
         """Run one assignment."""
         return execute(self._app, assignment)
+
+    def rehearse(self, assignment: Assignment) -> ChildReport:
+        """Run a task that does nothing and that nobody sent, the way of all others."""
+        return _execute(self._app, _REHEARSAL, assignment)
 
     def close(self) -> None:
         """Close what task code may have opened by sending."""
@@ -85,7 +115,11 @@ def execute(app: Horsies, assignment: Assignment) -> ChildReport:
     task = app.get_task(assignment.task_name)
     if task is None:
         return _execute_internal(app, assignment)
-    definition, signature = task.definition, task.definition.signature
+    return _execute(app, task.definition, assignment)
+
+
+def _execute(app: Horsies, definition: TaskDefinition, assignment: Assignment) -> ChildReport:
+    signature = definition.signature
     if assignment.node is None:
         call = signature.decode_call(assignment.args_json, assignment.kwargs_json)
     else:

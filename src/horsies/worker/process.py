@@ -10,7 +10,6 @@ import ctypes
 import os
 import signal
 import sys
-import time
 from collections.abc import Collection
 from contextlib import suppress
 
@@ -53,19 +52,6 @@ def adopt_orphans() -> None:
     """Make this process the parent of its descendants' orphans: it learns how they ended."""
     if IS_LINUX:
         _prctl(_PR_SET_CHILD_SUBREAPER, 1)
-
-
-def wait_for_parent(parent_pid: int, timeout_seconds: float = 5.0) -> None:
-    """Wait until this process has become a child of `parent_pid`; leave when it never will."""
-    deadline = time.monotonic() + timeout_seconds
-    first_parent = os.getppid()
-    while (current := os.getppid()) != parent_pid:
-        # Somebody else adopted it, or the one that should is gone.
-        if current != first_parent or not psutil.pid_exists(parent_pid):
-            os._exit(0)
-        if time.monotonic() > deadline:
-            os._exit(0)
-        time.sleep(0.0002)
 
 
 def start_interpreter(entry_module: str, socket_fd: int) -> int:

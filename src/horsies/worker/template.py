@@ -158,7 +158,7 @@ class Reserve:
     ) -> NoReturn:
         for other in (one for pair in pairs for one in pair if one is not own_end):
             other.close()
-        process.wait_for_parent(self._worker_pid)
+        # By the time it comes the process in between has ended, and this one is the worker's.
         child_fd = _next_request(own_end)
         own_end.close()
         if child_fd is None:
