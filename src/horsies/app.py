@@ -37,7 +37,7 @@ from horsies.modules import (
     refuse_single_module,
 )
 from horsies.outcome import TaskError, TaskResult
-from horsies.result import Result
+from horsies.result import Ok, Result
 from horsies.retry import RetryPolicy
 from horsies.schedule.entry import Known, schedule_errors
 from horsies.schedule.schedules import Schedules
@@ -432,11 +432,11 @@ class Horsies:
 
     def close(self) -> BrokerResult[None]:
         """Close the connections of this process; the next use opens new ones."""
-        return self.get_broker().close()
+        return Ok(None) if self._broker is None else self._broker.close()
 
     async def close_async(self) -> BrokerResult[None]:
         """Close the connections of this process, the running event loop's included."""
-        return await self.get_broker().close_async()
+        return Ok(None) if self._broker is None else await self._broker.close_async()
 
 
 def set_current_app(app: Horsies) -> None:

@@ -68,7 +68,14 @@ def main(socket_fd: int) -> NoReturn:
         received = wire.receive_boot(connected)
     if received is None:
         os._exit(EXIT_CLEAN)
+    enter_service()
     run_child(socket_fd, *received)
+
+
+def enter_service() -> None:
+    """Make this process one that runs tasks, or forks those that do: they inherit it."""
+    os.environ["HORSIES_CHILD_PROCESS"] = "1"
+    process.work_in_the_background()
 
 
 def run_child(
@@ -80,11 +87,9 @@ def run_child(
     """
     exit_code = EXIT_BROKEN
     try:
-        os.environ["HORSIES_CHILD_PROCESS"] = "1"
         with suppress(PermissionError):
             os.setsid()
         process.die_with_parent(worker_pid)
-        process.work_in_the_background()
         connection = Connection(_move_out_of_the_way(socket_fd))
         connection.send(wire.encode_numbers(FrameKind.HELLO, connection.owner_pid))
         exit_code = _boot_and_serve(connection, boot, program)

@@ -24,6 +24,7 @@ from horsies.worker.child import (
     EXIT_BROKEN,
     EXIT_CLEAN,
     Program,
+    enter_service,
     leave,
     load_program,
     run_child,
@@ -55,7 +56,7 @@ def run_template(control: socket.socket, boot: ChildBoot, worker_pid: int) -> No
     """Load the application, then fork a child for every socket received; never returns."""
     exit_code = EXIT_BROKEN
     try:
-        os.environ["HORSIES_CHILD_PROCESS"] = "1"
+        enter_service()
         with suppress(PermissionError):
             os.setsid()
         process.die_with_parent(worker_pid)
