@@ -9,7 +9,15 @@ from psycopg import Connection, sql
 from horsies.ids import new_id
 from tests.db.rows import add_task
 
-__all__ = ["add_attempt", "add_heartbeat", "add_snapshot", "add_task", "add_worker", "ago"]
+__all__ = [
+    "add_attempt",
+    "add_heartbeat",
+    "add_run",
+    "add_snapshot",
+    "add_task",
+    "add_worker",
+    "ago",
+]
 
 
 def ago(seconds: float) -> sql.SQL:
@@ -46,6 +54,23 @@ def add_snapshot(connection: Connection[Any], worker_id: str, **columns: Any) ->
         **columns,
     }
     _insert(connection, "horsies_worker_states", values)
+
+
+def add_run(connection: Connection[Any], **columns: Any) -> str:
+    run_id = new_id()
+    values = {
+        "id": run_id,
+        "root_workflow_id": run_id,
+        "name": "orders",
+        "on_error": "fail",
+        "definition_key": "orders",
+        "fingerprint": "f",
+        "total_nodes": 1,
+        "open_nodes": 1,
+        **columns,
+    }
+    _insert(connection, "horsies_workflows", values)
+    return run_id
 
 
 def add_attempt(connection: Connection[Any], task_id: str, **columns: Any) -> None:

@@ -13,7 +13,7 @@ from horsies import Horsies, TaskStatus, survey
 from horsies.db.monitor import InFlightCount, QueueState, RecentAttempts, WaitingCount, WorkerRow
 from horsies.ids import first_id_at, new_id
 from horsies.survey import Overview, TaskFilters, TaskPage, WorkerStanding
-from tests.operate.rows import add_attempt, add_snapshot, add_task, add_worker, ago
+from tests.operate.rows import add_attempt, add_run, add_snapshot, add_task, add_worker, ago
 from tests.producer.rows import Database
 
 # The same in every test process, or they would not agree on the names of the tests.
@@ -249,6 +249,19 @@ def test_filters_are_alternatives_within_and_conditions_between_dimensions(
     assert ids(page(app, error_codes=["BROKE"])) == [failed]
     assert ids(page(app, error_codes=["BROKE"], statuses=[TaskStatus.EXPIRED])) == []
     assert ids(page(app, statuses=[TaskStatus.RUNNING], names=["nothing"])) == []
+
+
+def test_tasks_held_back_by_their_workflow_are_waiting_tasks(
+    app: Horsies, connection: Database
+) -> None:
+    run, paused_run = add_run(connection), add_run(connection, status="PAUSED")
+    parked = add_task(connection, held=True, workflow_id=run, queue_name="mail")
+    paused = add_task(connection, held=True, workflow_id=paused_run)
+    add_task(connection, status="COMPLETED", workflow_id=run)
+    plain = add_task(connection)
+    assert set(ids(page(app, statuses=[TaskStatus.PENDING]))) == {parked, paused, plain}
+    assert ids(page(app, statuses=[TaskStatus.PENDING], queues=["mail"])) == [parked]
+    assert ids(page(app, statuses=[TaskStatus.RUNNING])) == []
 
 
 def test_since_is_when_a_task_was_sent(app: Horsies, connection: Database) -> None:

@@ -96,14 +96,24 @@ SELECT task.id::text FROM horsies_tasks AS task WHERE task.id < %(before)s::uuid
 ORDER BY task.id DESC OFFSET %(window)s::integer - 1 LIMIT 2
 
 -- name: list_live_tasks
--- All tasks that wait or run, however old, from the two partial indexes. Their ids are collected first and bounded
--- and sorted afterwards: given the choice, the planner might walk the primary key through history to find them.
+-- All tasks that wait or run, however old, from the two partial indexes; those held back by their workflow through
+-- the runs that are open. Their ids are collected first and bounded and sorted afterwards: given the choice, the planner
+-- might walk the primary key through history to find them.
 WITH live AS MATERIALIZED (
     SELECT id FROM horsies_tasks
     WHERE status = 'PENDING' AND NOT held AND 'PENDING' = ANY(%(statuses)s::text[])
       AND (cardinality(%(queues)s::text[]) = 0 OR queue_name = ANY(%(queues)s::text[]))
       AND (cardinality(%(names)s::text[]) = 0 OR task_name = ANY(%(names)s::text[]))
       AND (cardinality(%(error_codes)s::text[]) = 0 OR error_code = ANY(%(error_codes)s::text[]))
+    UNION ALL
+    SELECT kept.id FROM horsies_workflows AS run CROSS JOIN LATERAL (
+        SELECT id FROM horsies_tasks
+        WHERE workflow_id = run.id AND status = 'PENDING' AND held
+          AND (cardinality(%(queues)s::text[]) = 0 OR queue_name = ANY(%(queues)s::text[]))
+          AND (cardinality(%(names)s::text[]) = 0 OR task_name = ANY(%(names)s::text[]))
+          AND (cardinality(%(error_codes)s::text[]) = 0 OR error_code = ANY(%(error_codes)s::text[]))
+        OFFSET 0) AS kept
+    WHERE run.status IN ('PENDING', 'RUNNING', 'PAUSED') AND 'PENDING' = ANY(%(statuses)s::text[])
     UNION ALL
     SELECT id FROM horsies_tasks
     WHERE status IN ('CLAIMED', 'RUNNING') AND status = ANY(%(statuses)s::text[])
