@@ -1,18 +1,15 @@
-"""``horsies scheduler``: a loop that sleeps until the next slot, and its way to an exit code.
+"""``horsies scheduler``: the loop of a scheduler, and its way to an exit code.
 
 A producer of its own on the line producer -> SQL -> turn -> child -> report -> result. One is enough;
-several serve the same schedules without sending anything twice. The work is done in
-``schedule/service.py``.
+several serve the same schedules without sending anything twice. The loop is in ``schedule/loop.py``.
 """
 
 from __future__ import annotations
 
 import logging
-import select
 import signal
 import socket
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
@@ -29,11 +26,11 @@ from horsies.arguments import (
 )
 from horsies.db.connect import Database
 from horsies.db.listen import Listener
-from horsies.db.migrate import SchemaTooNewError, apply_migrations
+from horsies.db.migrate import SchemaTooNewError
 from horsies.db.schedules import SCHEDULES_CHANNEL
-from horsies.db.together import Together
 from horsies.errors import ValidationReport
 from horsies.logs import LogFormat, LogLevel, attach_handler
+from horsies.schedule.loop import migrating_connector, serve
 from horsies.schedule.service import Scheduler, SchedulerGaveUpError
 
 logger = logging.getLogger("horsies.scheduler")
@@ -69,7 +66,7 @@ def run_scheduler(app: Horsies, owner: str) -> int:
     listener = Listener(lambda: database.connect("listener", session=True), [SCHEDULES_CHANNEL])
     try:
         with _signals() as wakened:
-            _serve(service, listener, wakened)
+            serve(service, wakened, listener)
     except (SchemaTooNewError, SchedulerGaveUpError) as error:
         logger.critical("%s", error)
         return 1
@@ -78,46 +75,6 @@ def run_scheduler(app: Horsies, owner: str) -> int:
         service.close()
     logger.info("scheduler stopped")
     return 0
-
-
-def migrating_connector(database: Database) -> Callable[[], Together]:
-    """Return what opens the scheduler's connection, and before the first one brings the schema up to
-    date.
-    """
-    is_current = False
-
-    def connect() -> Together:
-        nonlocal is_current
-        if not is_current:
-            with database.connect("schema", session=True) as connection:
-                apply_migrations(connection)
-            is_current = True
-        return Together.open(database, "scheduler")
-
-    return connect
-
-
-def _serve(service: Scheduler, listener: Listener, wakened: socket.socket) -> None:
-    while True:
-        service.step()
-        heard = listener.receive()
-        if heard.gap or heard.notifications:
-            service.wake()
-        if _is_signalled(wakened, listener, _seconds_to_sleep(service, listener)):
-            return
-
-
-def _seconds_to_sleep(service: Scheduler, listener: Listener) -> float:
-    seconds = service.next_at() - time.monotonic()
-    retry_seconds = listener.seconds_until_retry()
-    return max(0.0, seconds if retry_seconds is None else min(seconds, retry_seconds))
-
-
-def _is_signalled(wakened: socket.socket, listener: Listener, timeout_seconds: float) -> bool:
-    """Sleep until the time is over or somebody calls; tell whether it was a signal."""
-    sockets = [wakened.fileno(), *([listener.fileno()] if listener.fileno() >= 0 else [])]
-    ready, _, _ = select.select(sockets, [], [], timeout_seconds)
-    return wakened.fileno() in ready
 
 
 @contextmanager

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import logging
+import os
+import time
 from datetime import datetime
+from pathlib import Path
 
 from horsies import Horsies, TaskError, TaskResult, WorkflowDefinition, WorkflowSpec, from_node
 from tests.e2e.programs import app, write_down
+from tests.e2e.timekeepers import GATE_VARIABLE
 
 __all__ = ["app"]
+
+logger = logging.getLogger("programs")
 
 
 @app.task("note_slot")
@@ -36,3 +43,18 @@ class SlotFlow(WorkflowDefinition[str]):
             before=from_node(begin), label=f"{label} {scheduled_for.isoformat()}"
         )
         return app.workflow(cls.name, [begin, end], output=end, definition_key=cls.definition_key)
+
+
+class SlowFlow(WorkflowDefinition[None]):
+    """Takes its time to be built."""
+
+    name = "slow flow"
+    definition_key = "e2e.slow-flow"
+
+    @classmethod
+    def build_with(cls, app: Horsies) -> WorkflowSpec[None]:
+        logger.warning("building")
+        while Path(os.environ.get(GATE_VARIABLE, os.devnull + "/none")).exists():
+            time.sleep(0.01)
+        only = note_slot.node(node_id="only")(label="slow")
+        return app.workflow(cls.name, [only], output=only, definition_key=cls.definition_key)

@@ -5,13 +5,20 @@ from __future__ import annotations
 import importlib
 import signal
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import psycopg
 
 from tests.e2e.fleet import Fleet, Journal, eventually
-from tests.e2e.timekeepers import APPLICATION, config_of, enter, start_scheduler
+from tests.e2e.timekeepers import (
+    APPLICATION,
+    GATE_VARIABLE,
+    config_of,
+    enter,
+    start_scheduler,
+)
 
 Database = psycopg.Connection[Any]
 
@@ -84,3 +91,32 @@ def test_a_worker_with_a_scheduler_starts_the_runs_it_then_works_on(
     slots = list(run_slots(connection, "flow"))
     assert slots == [first["flow"] + timedelta(seconds=number) for number in range(len(slots))]
     assert worker.stop() == 0
+
+
+def test_a_workflow_that_takes_its_time_to_be_built_does_not_hold_up_the_worker(
+    fleet: Fleet, programs: ModuleType, connection: Database, tmp_path: Path
+) -> None:
+    gate = tmp_path / "gate"
+    slow = flow("slow", definition="e2e.slow-flow", kwargs={})
+    worker = fleet.start(
+        "--with-scheduler",
+        application=APPLICATION,
+        config=config_of(slow),
+        environment={GATE_VARIABLE: str(gate)},
+    )
+
+    def wait_for_a_build() -> None:
+        known = worker.log().count("building")
+        eventually(lambda: worker.log().count("building") > known, 10, worker.log)
+
+    eventually(lambda: run_slots(connection, "slow"), 20, worker.log)
+    gate.touch()
+    wait_for_a_build()
+    assert programs.add.send(1, 2).unwrap().get(timeout_ms=10_000).unwrap() == 3
+    known = len(run_slots(connection, "slow"))
+    gate.unlink()
+    eventually(lambda: len(run_slots(connection, "slow")) >= known + 2, 20, worker.log)
+    gate.touch()
+    wait_for_a_build()
+    assert worker.stop() == 0
+    assert "a workflow is still being built" in worker.log()

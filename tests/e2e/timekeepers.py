@@ -23,6 +23,8 @@ from tests.e2e.fleet import REPOSITORY, Fleet, RunningWorker, eventually
 
 APPLICATION = "tests.e2e.scheduled:app"
 SERVING = "serving "
+# Names a file; while it is there, the slow workflow is not built.
+GATE_VARIABLE = "HORSIES_TEST_BUILD_GATE"
 
 
 def every(seconds: int, name: str, **fields: Any) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """The scheduler as a service: ticks in time, waits out a database that is away, never dies of a tick.
 
-It waits for nobody itself: a loop asks ``next_at`` how long it may sleep and calls ``step``. The loop is
-that of `horsies scheduler`, or a worker's own.
+It waits for nobody itself: the loop in ``loop.py`` asks ``next_at`` how long it may sleep and calls
+``step``.
 """
 
 from __future__ import annotations

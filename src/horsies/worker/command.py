@@ -12,8 +12,8 @@ import selectors
 import signal
 import socket
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Annotated
 
 import psycopg
@@ -30,11 +30,11 @@ from horsies.arguments import (
 )
 from horsies.db.connect import Database, describe
 from horsies.db.migrate import SchemaTooNewError
-from horsies.db.together import Together
 from horsies.dsn import mask_url
 from horsies.errors import ValidationReport
 from horsies.logs import LogFormat, LogLevel, attach_handler
-from horsies.schedule.service import Scheduler, SchedulerGaveUpError
+from horsies.schedule.loop import SchedulerThread, migrating_connector
+from horsies.schedule.service import Scheduler
 from horsies.worker.launch import StartMethod, default_start_method
 from horsies.worker.link import DatabaseGivenUpError
 from horsies.worker.main import DeafError, ExitCode, Worker
@@ -118,35 +118,50 @@ def worker(
 def _checked_run(app: Horsies, config: WorkerConfig, *, with_scheduler: bool) -> ExitCode:
     refuse_bad_limits(config)
     _refuse_broken_app(app)
-    return run_worker(app, config, _scheduler(app, config.app_locator) if with_scheduler else None)
+    return run_worker(app, config, with_scheduler=with_scheduler)
 
 
-def _scheduler(app: Horsies, owner: str) -> Scheduler:
-    database = Database(app.config.broker, "scheduler")
-    return Scheduler(
-        app.config, app.definitions(), owner, lambda: Together.open(database, "scheduler"), app
-    )
-
-
-def run_worker(app: Horsies, config: WorkerConfig, scheduler: Scheduler | None = None) -> ExitCode:
+def run_worker(app: Horsies, config: WorkerConfig, *, with_scheduler: bool = False) -> ExitCode:
     """Start the children, then the loop; what cannot be mended ends in one line and FAILED."""
     _announce(app, config)
     with selectors.DefaultSelector() as selector:
         pool = ChildPool(_pool_settings(config), _boot(config), selector)
-        worker = Worker(app, config, pool, selector, scheduler)
+        worker = Worker(app, config, pool, selector)
         try:
-            with _signals_to(worker, selector):
+            with _signals_to(worker, selector) as wake:
                 pool.start()
                 logger.info("%d children ready (%s)", config.processes, config.start_method.value)
-                code = worker.run()
+                with _schedules(app, config, worker, wake) if with_scheduler else nullcontext():
+                    code = worker.run()
         except (ChildBootError, DeafError, SchemaTooNewError) as error:
             logger.critical("%s", error)
             return ExitCode.FAILED
-        except (DatabaseGivenUpError, SchedulerGaveUpError, psycopg.Error) as error:
+        except (DatabaseGivenUpError, psycopg.Error) as error:
             logger.critical("the database cannot be used: %s", describe(error))
             return ExitCode.FAILED
     logger.info("worker stopped (%s)", code.name.lower())
     return code
+
+
+@contextmanager
+def _schedules(
+    app: Horsies, config: WorkerConfig, worker: Worker, wake: Callable[[], None]
+) -> Iterator[None]:
+    """Serve schedules meanwhile, until the worker is asked to stop; if that fails, so does the worker."""
+
+    def fail(error: Exception) -> None:
+        worker.fail(f"Nothing can be scheduled: {describe(error)}.")
+        wake()
+
+    connect = migrating_connector(Database(app.config.broker, "scheduler"))
+    service = Scheduler(app.config, app.definitions(), config.app_locator, connect, app)
+    thread = SchedulerThread(service, fail)
+    worker.on_stop = thread.ask_to_stop
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.stop()
 
 
 def _announce(app: Horsies, config: WorkerConfig) -> None:
@@ -198,8 +213,8 @@ def _boot(config: WorkerConfig) -> ChildBoot:
 
 
 @contextmanager
-def _signals_to(worker: Worker, selector: selectors.BaseSelector) -> Iterator[None]:
-    """Count SIGTERM and SIGINT as stop requests and wake the loop for them."""
+def _signals_to(worker: Worker, selector: selectors.BaseSelector) -> Iterator[Callable[[], None]]:
+    """Count SIGTERM and SIGINT as stop requests and wake the loop for them; lend what wakes it."""
     waker, wakened = socket.socketpair()
     waker.setblocking(False)
     wakened.setblocking(False)
@@ -210,7 +225,7 @@ def _signals_to(worker: Worker, selector: selectors.BaseSelector) -> Iterator[No
     }
     previous_wakeup = signal.set_wakeup_fd(waker.fileno(), warn_on_full_buffer=False)
     try:
-        yield
+        yield lambda: _call(waker)
     finally:
         signal.set_wakeup_fd(previous_wakeup)
         for number, handler in before.items():
@@ -218,3 +233,8 @@ def _signals_to(worker: Worker, selector: selectors.BaseSelector) -> Iterator[No
         selector.unregister(wakened)
         waker.close()
         wakened.close()
+
+
+def _call(waker: socket.socket) -> None:
+    with suppress(OSError):  # a full buffer wakes just as well
+        waker.send(b"!")

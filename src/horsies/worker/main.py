@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import selectors
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import datetime
 from enum import IntEnum
@@ -36,13 +36,13 @@ from horsies.db.turn import (
 )
 from horsies.ids import new_id
 from horsies.recover import EXPIRED_RESULT, EXPIRY_BATCH
-from horsies.schedule.service import Scheduler
 from horsies.settle import STOPPED_BY_SHUTDOWN
-from horsies.worker.agenda import NEVER, Agenda
+from horsies.worker.agenda import Agenda
 from horsies.worker.bookmarks import Bookmarks
 from horsies.worker.desk import Desk
 from horsies.worker.duties import Duties
 from horsies.worker.ear import CANCEL_CHANNEL, Ear
+from horsies.worker.farewell import Farewell
 from horsies.worker.inputs import Inputs, asking_tasks
 from horsies.worker.link import Link, turn_connector
 from horsies.worker.liveness import PING_CHANNEL, Identity, echo_channel
@@ -53,8 +53,6 @@ from horsies.worker.turn import Claimer, Wanted, give_back, take_turn
 
 logger = logging.getLogger("horsies.worker")
 
-# How long a stopping worker waits for a lost database to take back a claim that was in doubt.
-RELEASE_PATIENCE_SECONDS = 5.0
 # A pooler would keep the goodbye, and the worker with it, for as long as the database is away.
 GOODBYE_SECONDS = 1.0
 
@@ -75,8 +73,7 @@ class Worker:
     """One worker process; ``run`` returns its exit code.
 
     ``request_stop`` may be called from a signal handler: once for an orderly stop, again to interrupt
-    the running tasks, a third time to leave at once. With a ``scheduler`` the loop also serves
-    schedules, until it is asked to stop.
+    the running tasks, a third time to leave at once.
     """
 
     def __init__(
@@ -85,7 +82,6 @@ class Worker:
         config: WorkerConfig,
         pool: ChildPool,
         selector: selectors.BaseSelector,
-        scheduler: Scheduler | None = None,
     ) -> None:
         identity = Identity.of(new_id())
         self.worker_id = identity.worker_id
@@ -100,7 +96,6 @@ class Worker:
         self._ear = Ear(Listener(self._connect_listener, channels), selector, poll_seconds)
         self._duties = Duties(app.config, config, identity, pool, self._desk, self._ear)
         self._claimer = make_claimer(app.config, config, identity)
-        self._scheduler = scheduler
         self._bookmarks = Bookmarks(config.queues)
         self._agenda = Agenda(poll_seconds)
         self._last_look: datetime | None = None
@@ -108,11 +103,10 @@ class Worker:
         self._claimed_last = False
         self._pings: list[str] = []
         self._awake_at = _lifetime_seconds()
-        self._stop_requests = 0
-        self._stopping_since: float | None = None
-        self._grace_ends_at = NEVER
-        self._interrupted = False
+        self._farewell = Farewell(config.shutdown_grace_seconds)
         self._failure: str | None = None
+        # Called with every request to stop, in a signal handler too.
+        self.on_stop: Callable[[], None] | None = None
 
     def _connect_listener(self) -> Connection[Any]:
         connection = self._database.connect("listener", session=True)
@@ -127,7 +121,16 @@ class Worker:
 
     def request_stop(self) -> None:
         """Ask for an orderly stop; the second time, interrupt running tasks; the third, leave."""
-        self._stop_requests += 1
+        self._farewell.ask()
+        if self.on_stop is not None:
+            self.on_stop()
+
+    def fail(self, reason: str) -> None:
+        """Ask for an orderly stop that ends in failure; the first reason is the one that is told."""
+        if self._failure is None:
+            self._failure = reason
+            logger.critical("%s The worker stops.", reason)
+            self.request_stop()
 
     def run(self) -> ExitCode:
         """Serve until asked to stop and everything that runs has been recorded."""
@@ -139,12 +142,12 @@ class Worker:
             self._close()
         if self._failure is not None:
             return ExitCode.FAILED
-        is_clean = self._desk.is_empty and not (self._interrupted or self._desk.needs_release)
-        return ExitCode.CLEAN if is_clean else ExitCode.FORCED
+        is_forced = self._farewell.has_interrupted or self._desk.needs_release
+        return ExitCode.CLEAN if self._desk.is_empty and not is_forced else ExitCode.FORCED
 
     def _open(self) -> None:
         """Wait for the database, bring its schema up to date, prove that LISTEN works."""
-        while self._stop_requests == 0:
+        while not self._farewell.is_asked:
             try:
                 self._prepare_database()
                 return
@@ -165,11 +168,12 @@ class Worker:
         logger.info("listening on %s", ", ".join(self._channels()))
 
     def _is_done(self) -> bool:
-        if self._stop_requests == 0 or self._stop_requests >= 3:
-            return self._stop_requests >= 3
+        farewell = self._farewell
+        if not farewell.is_asked or farewell.is_immediate:
+            return farewell.is_immediate
         if not self._desk.is_empty:
             return False
-        return not self._desk.needs_release or time.monotonic() >= self._release_ends_at()
+        return not self._desk.needs_release or time.monotonic() >= farewell.release_ends_at()
 
     def _close(self) -> None:
         self._pool.shutdown()
@@ -179,8 +183,6 @@ class Worker:
             with suppress(psycopg.Error):  # others find out by themselves
                 self._duties.sign_off(together)
         self._link.close()
-        if self._scheduler is not None:
-            self._scheduler.close()
 
     # The loop
 
@@ -204,8 +206,6 @@ class Worker:
             self._duties.note_break()
         else:
             self._link.confirm()
-            if self._scheduler is not None and self._stop_requests == 0:
-                self._scheduler.step()
 
     def _take_wake_up_calls(self) -> None:
         """Signals call through a socket in the selector; one left unanswered would never let us sleep."""
@@ -226,11 +226,10 @@ class Worker:
         if self._link.is_up and self._has_work():
             return 0.0
         planned = min(self._agenda.next_at(), self._duties.next_at())
-        if self._scheduler is not None and self._stop_requests == 0:
-            planned = min(planned, self._scheduler.next_at())
-        wake_at = min(planned if self._link.is_up else self._link.retry_at, self._grace_ends_at)
+        wake_at = planned if self._link.is_up else self._link.retry_at
+        wake_at = min(wake_at, self._farewell.next_at())
         if self._desk.needs_release:
-            wake_at = min(wake_at, self._release_ends_at())
+            wake_at = min(wake_at, self._farewell.release_ends_at())
         retry_seconds = self._ear.seconds_until_retry()
         if retry_seconds is not None:
             wake_at = min(wake_at, now + retry_seconds)
@@ -240,7 +239,7 @@ class Worker:
         desk = self._desk
         if desk.settlements or desk.needs_release or self._pings:
             return True
-        if self._stop_requests or not self._pool.idle_count + self._prefetch_room():
+        if self._farewell.is_asked or not self._pool.idle_count + self._prefetch_room():
             return False
         return bool(desk.waiting_count and self._pool.idle_count) or (
             self._agenda.may_have_work and desk.held_count < self._config.effective_claims
@@ -271,7 +270,7 @@ class Worker:
     def _wanted(self) -> Wanted:
         """What the next turn should start and claim: idle children first, then ahead of them."""
         freed = self._desk.freed_by_queue() if self._claimer.is_capped else {}
-        if self._stop_requests:
+        if self._farewell.is_asked:
             return Wanted(freed=freed)
         pids = self._pool.next_idle_pids(self._pool.idle_count)
         waiting = self._desk.waiting(len(pids))
@@ -374,36 +373,23 @@ class Worker:
 
     def _obey_stop(self) -> None:
         if self._desk.failed_hook is not None and self._failure is None:
-            self._failure = self._desk.failed_hook
-            logger.critical("%s The worker stops.", self._failure)
-            self.request_stop()
-        if self._stop_requests == 0:
+            self.fail(self._desk.failed_hook)
+        if not self._farewell.is_asked:
             return
         now = time.monotonic()
-        if self._stopping_since is None:
-            self._stopping_since = now
-            grace_seconds = self._config.shutdown_grace_seconds
-            self._grace_ends_at = NEVER if grace_seconds is None else now + grace_seconds
+        if self._farewell.begin(now):
             self._desk.put_back()
             logger.info("stopping: %d task(s) still running", self._desk.running_count)
-        if self._stop_requests >= 2 or now >= self._grace_ends_at:
+        if self._farewell.wants_interruption(now):
             self._interrupt_everything()
 
     def _interrupt_everything(self) -> None:
-        self._grace_ends_at = NEVER
         running = list(self._pool.busy())
-        if self._interrupted or not running:
-            return
-        self._interrupted = True
-        logger.warning("the grace period is over: %d task(s) are interrupted", len(running))
+        self._farewell.note_interruption(len(running))
+        if running:
+            logger.warning("the grace period is over: %d task(s) are interrupted", len(running))
         for task_id in running:
             self._pool.stop_task(task_id, STOPPED_BY_SHUTDOWN)
-
-    def _release_ends_at(self) -> float:
-        if self._stopping_since is None:
-            return NEVER
-        is_pressed = self._stop_requests >= 2
-        return self._stopping_since + (0.0 if is_pressed else RELEASE_PATIENCE_SECONDS)
 
     def _fence_if_late(self) -> None:
         """Kill the children of a worker that was frozen for so long that its tasks may have been given away.
