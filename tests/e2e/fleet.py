@@ -93,7 +93,9 @@ class Journal:
         """What has been written so far, in order."""
         if not self.path.exists():
             return []
-        lines = [Line(**json.loads(text)) for text in self.path.read_text().splitlines()]
+        # What comes after the last line's end is being written at this moment.
+        written, _, _ = self.path.read_text().rpartition("\n")
+        lines = [Line(**json.loads(text)) for text in written.splitlines()]
         return [
             line
             for line in lines
