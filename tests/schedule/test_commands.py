@@ -221,6 +221,7 @@ def test_a_scheduler_refuses_an_application_it_cannot_serve(
         assert finished.code == 1
         assert message in finished.err
         assert "hunter2" not in finished.err
+        assert "children ready" not in finished.err
 
 
 def test_check_reports_schedules(

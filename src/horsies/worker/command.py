@@ -13,7 +13,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from typing import Annotated
 
 import psycopg
@@ -118,10 +118,15 @@ def worker(
 def _checked_run(app: Horsies, config: WorkerConfig, *, with_scheduler: bool) -> ExitCode:
     refuse_bad_limits(config)
     _refuse_broken_app(app)
-    return run_worker(app, config, with_scheduler=with_scheduler)
+    return run_worker(app, config, _scheduler(app, config.app_locator) if with_scheduler else None)
 
 
-def run_worker(app: Horsies, config: WorkerConfig, *, with_scheduler: bool = False) -> ExitCode:
+def _scheduler(app: Horsies, owner: str) -> Scheduler:
+    connect = migrating_connector(Database(app.config.broker, "scheduler"))
+    return Scheduler(app.config, app.definitions(), owner, connect, app)
+
+
+def run_worker(app: Horsies, config: WorkerConfig, scheduler: Scheduler | None = None) -> ExitCode:
     """Start the children, then the loop; what cannot be mended ends in one line and FAILED."""
     _announce(app, config)
     with selectors.DefaultSelector() as selector:
@@ -131,7 +136,7 @@ def run_worker(app: Horsies, config: WorkerConfig, *, with_scheduler: bool = Fal
             with _signals_to(worker, selector) as wake:
                 pool.start()
                 logger.info("%d children ready (%s)", config.processes, config.start_method.value)
-                with _schedules(app, config, worker, wake) if with_scheduler else nullcontext():
+                with _beside(worker, wake, scheduler):
                     code = worker.run()
         except (ChildBootError, DeafError, SchemaTooNewError) as error:
             logger.critical("%s", error)
@@ -144,18 +149,19 @@ def run_worker(app: Horsies, config: WorkerConfig, *, with_scheduler: bool = Fal
 
 
 @contextmanager
-def _schedules(
-    app: Horsies, config: WorkerConfig, worker: Worker, wake: Callable[[], None]
+def _beside(
+    worker: Worker, wake: Callable[[], None], scheduler: Scheduler | None
 ) -> Iterator[None]:
     """Serve schedules meanwhile, until the worker is asked to stop; if that fails, so does the worker."""
+    if scheduler is None:
+        yield
+        return
 
     def fail(error: Exception) -> None:
         worker.fail(f"Nothing can be scheduled: {describe(error)}.")
         wake()
 
-    connect = migrating_connector(Database(app.config.broker, "scheduler"))
-    service = Scheduler(app.config, app.definitions(), config.app_locator, connect, app)
-    thread = SchedulerThread(service, fail)
+    thread = SchedulerThread(scheduler, fail)
     worker.on_stop = thread.ask_to_stop
     thread.start()
     try:
