@@ -158,7 +158,7 @@ def _beside(
         return
 
     def fail(error: Exception) -> None:
-        worker.fail(f"Nothing can be scheduled: {describe(error)}.")
+        worker.fail(f"Nothing can be scheduled: {describe(error).rstrip('.')}.")
         wake()
 
     thread = SchedulerThread(scheduler, fail)
