@@ -50,5 +50,5 @@ def test_children_out_of_step_are_brought_together_again() -> None:
     for number in range(1, 50):
         now += 0.001
         pace.note_hand_out([str(number)], now)
-        pace.note_end(str(number - 1), 0.0018)
+        pace.note_end(str(number - 1), 0.0001)
     assert pace.linger_seconds(now + 0.0001) > 0.0

@@ -83,13 +83,13 @@ def test_a_part_in_a_workflow_with_wrong_lengths_is_refused() -> None:
 @given(reports, st.integers(0, 2**62))
 @settings(max_examples=100)
 def test_a_report_arrives_as_it_was_sent(report: ChildReport, rss_bytes: int) -> None:
-    frame = wire.encode_report(report, rss_bytes)
-    assert wire.decode_report(frame) == (report, rss_bytes)
+    frame = wire.encode_report(report, rss_bytes, 1_234)
+    assert wire.decode_report(frame) == (report, rss_bytes, 1_234)
 
 
 def test_half_characters_in_a_report_are_escaped() -> None:
     report = ChildReport("x", 1, False, "{}", "CODE", "file \udc80.txt")
-    arrived, _ = wire.decode_report(wire.encode_report(report))
+    arrived, _, _ = wire.decode_report(wire.encode_report(report))
     assert arrived.error_message == "file \\udc80.txt"
 
 

@@ -19,6 +19,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from types import FrameType
@@ -369,12 +370,14 @@ def _serve(
         if frame is None or frame[4] != _KIND_ASSIGN:
             return
         assignment = wire.decode_assignment(frame)
+        started = time.perf_counter_ns()
         report = _run(program.execute, assignment, switch)
         if report is None:
             connection.send(wire.encode_numbers(FrameKind.STOPPED, assignment.generation))
             return
         rss_bytes = process.own_rss_bytes() if samples_memory else 0
-        connection.send(wire.encode_report(report, rss_bytes))
+        run_microseconds = (time.perf_counter_ns() - started) // 1_000
+        connection.send(wire.encode_report(report, rss_bytes, run_microseconds))
         surroundings.restore()
 
 

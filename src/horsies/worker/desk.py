@@ -97,11 +97,10 @@ class Desk:
 
     def absorb(self, events: Iterable[PoolEvent]) -> None:
         """Take in what children did."""
-        now = time.monotonic()
         for event in events:
             match event:
-                case Reported(report=report, since=since):
-                    self.pace.note_end(report.task_id, now - since)
+                case Reported(report=report, run_seconds=run_seconds):
+                    self.pace.note_end(report.task_id, run_seconds)
                     if task := self._owned(report.task_id, report.generation):
                         self.settlements.append(settle_report(task, report))
                 case Died():

@@ -9,11 +9,11 @@ from horsies.worker.wire import Assignment, ChildReport
 
 
 class Reported(NamedTuple):
-    """A child finished its assignment, which it had `since` then on the monotonic clock."""
+    """A child finished its assignment, which took it `run_seconds`."""
 
     report: ChildReport
     pid: int
-    since: float
+    run_seconds: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -289,14 +289,14 @@ class ChildPool:
         return True
 
     def _take_report(self, slot: Slot, frame: bytes) -> None:
-        report, rss_bytes = wire.decode_report(frame)
+        report, rss_bytes, run_microseconds = wire.decode_report(frame)
         assignment = slot.assignment
         if assignment is None or report.task_id != assignment.task_id:
             raise WireError("a report about a task it does not have")
         if report.generation != assignment.generation:
             raise WireError("a report about another claim of its task")
         roster = self._roster
-        roster.events.append(Reported(report, slot.known_pid, slot.assigned_at))
+        roster.events.append(Reported(report, slot.known_pid, run_microseconds / 1e6))
         roster.release(slot)
         roster.delay.reset()
         slot.tasks_done += 1

@@ -111,7 +111,7 @@ class ChildBoot:
 
 _HEADER = Struct("!IB")
 _ASSIGN = Struct("!IBqiqIIIII")
-_REPORT = Struct("!IBqBqIIII")
+_REPORT = Struct("!IBqBqqIIII")
 _NUMBERS = Struct("!IBqq")
 _NO_TEXT = 0xFFFFFFFF
 _NO_TIMEOUT = -1
@@ -206,20 +206,21 @@ def _node_part(texts: str, start: int, head_size: int) -> NodePart:
     return NodePart(workflow_id, task_index, inputs_json, tuple(sources), root_workflow_id, depth)
 
 
-def encode_report(report: ChildReport, rss_bytes: int = 0) -> bytes:
-    """The frame that carries `report`, with the child's memory when it was sampled."""
+def encode_report(report: ChildReport, rss_bytes: int = 0, run_microseconds: int = 0) -> bytes:
+    """The frame that carries `report`, with how long it took and the child's memory if sampled."""
     task_id, result = report.task_id, report.result_json
     code, message = report.error_code, report.error_message
     try:
         body = f"{task_id}{result}{code or ''}{message or ''}".encode()
     except UnicodeEncodeError:
-        return encode_report(_without_surrogates(report), rss_bytes)
+        return encode_report(_without_surrogates(report), rss_bytes, run_microseconds)
     header = _REPORT.pack(
         _REPORT.size - 4 + len(body),
         _KIND_REPORT,
         report.generation,
         report.ok,
         rss_bytes,
+        run_microseconds,
         len(task_id),
         len(result),
         _NO_TEXT if code is None else len(code),
@@ -228,15 +229,17 @@ def encode_report(report: ChildReport, rss_bytes: int = 0) -> bytes:
     return header + body
 
 
-def decode_report(frame: bytes) -> tuple[ChildReport, int]:
-    """The report in `frame` and the sampled memory in bytes (0 when it was not sampled)."""
+def decode_report(frame: bytes) -> tuple[ChildReport, int, int]:
+    """The report in `frame`, the sampled memory in bytes (0 when it was not sampled), and how many
+    microseconds the attempt took.
+    """
     try:
-        _, _, generation, ok, rss_bytes, id_end, result_end, code_size, message_size = (
-            _REPORT.unpack_from(frame)
-        )
+        numbers = _REPORT.unpack_from(frame)
         texts = frame[_REPORT.size :].decode()
     except (struct.error, UnicodeDecodeError) as error:
         raise WireError(f"malformed report: {error}") from error
+    generation, ok, rss_bytes, run_microseconds, id_end, result_end = numbers[2:8]
+    code_size, message_size = numbers[8:]
     result_end += id_end
     code_end = result_end if code_size == _NO_TEXT else result_end + code_size
     message_end = code_end if message_size == _NO_TEXT else code_end + message_size
@@ -250,7 +253,7 @@ def decode_report(frame: bytes) -> tuple[ChildReport, int]:
         None if code_size == _NO_TEXT else texts[result_end:code_end],
         None if message_size == _NO_TEXT else texts[code_end:],
     )
-    return report, rss_bytes
+    return report, rss_bytes, run_microseconds
 
 
 def _without_surrogates(report: ChildReport) -> ChildReport:
