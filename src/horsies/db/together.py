@@ -168,7 +168,8 @@ class Together:
         if not ready:
             self._cancel()
             raise OperationalError(f"no answer for {patience:g} s")
-        if any(event & ~select.POLLOUT for _, event in ready):
+        ((_, event),) = ready
+        if event & ~select.POLLOUT:
             try:
                 pgconn.consume_input()
             except OperationalError as error:

@@ -55,6 +55,7 @@ logger = logging.getLogger("horsies.worker")
 
 # A pooler would keep the goodbye, and the worker with it, for as long as the database is away.
 GOODBYE_SECONDS = 1.0
+_LIFETIME_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 class ExitCode(IntEnum):
@@ -432,5 +433,4 @@ def make_claimer(app_config: AppConfig, config: WorkerConfig, identity: Identity
 
 def _lifetime_seconds() -> float:
     """A clock that also runs while the machine is suspended, where there is one."""
-    clock = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
-    return time.clock_gettime(clock)
+    return time.clock_gettime(_LIFETIME_CLOCK)
