@@ -262,7 +262,7 @@ def _rehearse(program: Program, switch: StopSwitch, surroundings: Surroundings) 
     """Do everything a task needs before anybody waits for one.
 
     A forked process copies each page of memory the first time it writes there, and Python writes to all it
-    uses: the first task took 0.8 ms, after a rehearsal 0.3, of all others 0.15.
+    uses: the first task took 0.8 ms, after a rehearsal it takes 0.3, and those that follow 0.15.
     """
     assignment = wire.decode_assignment(wire.encode_assignment(_REHEARSED))
     report = _run(program.rehearse, assignment, switch)

@@ -2,7 +2,7 @@
 
 Where the line turns around: claimed tasks go down to children, reports come up and are recorded. The
 loop decides when a turn is worth taking; ``turn.py`` takes it, ``pool.py`` runs the children,
-``settle.py`` says what an end means, ``agenda.py`` how long to sleep.
+``settle.py`` says what an end means, ``agenda.py`` how long to sleep, ``farewell.py`` how to stop.
 """
 
 from __future__ import annotations
