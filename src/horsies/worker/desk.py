@@ -100,7 +100,7 @@ class Desk:
         for event in events:
             match event:
                 case Reported(report=report, run_seconds=run_seconds):
-                    self.pace.note_end(report.task_id, run_seconds)
+                    self.pace.note_end(report.task_id, run_seconds, time.monotonic())
                     if task := self._owned(report.task_id, report.generation):
                         self.settlements.append(settle_report(task, report))
                 case Died():

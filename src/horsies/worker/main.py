@@ -46,7 +46,6 @@ from horsies.worker.farewell import Farewell
 from horsies.worker.inputs import Inputs, asking_tasks
 from horsies.worker.link import Link, turn_connector
 from horsies.worker.liveness import PING_CHANNEL, Identity, echo_channel
-from horsies.worker.pace import LINGER_SECONDS
 from horsies.worker.pool import ChildPool
 from horsies.worker.settings import WorkerConfig
 from horsies.worker.turn import Claimer, Wanted, give_back, take_turn
@@ -216,11 +215,12 @@ class Worker:
 
     def _linger(self) -> None:
         """Wait a moment for the rest of a batch of very short tasks, so that one turn carries them all."""
-        while self._desk.settlements and self._desk.pace.linger_seconds(time.monotonic()):
-            events = self._pool.collect(LINGER_SECONDS)
-            self._desk.absorb(events)
-            if not events:
-                break
+        while self._desk.settlements:
+            seconds = self._desk.pace.linger_seconds(time.monotonic())
+            if not seconds:
+                return
+            # Empty-handed is no reason to stop: a child that was ready or left woke us.
+            self._desk.absorb(self._pool.collect(seconds))
 
     def _seconds_to_sleep(self) -> float:
         now = time.monotonic()

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 
 # What counts as short, measured by the child: what a turn costs.
 BRISK_SECONDS = 0.0007
-# How long after its hand-out a batch is waited for.
+# How long a batch is waited for: after its hand-out, and after the last report of any child.
 PATIENCE_SECONDS = 0.002
-LINGER_SECONDS = 0.001
+SILENCE_SECONDS = 0.001
 # Weight of the newest observation; a change of load is noticed within a few dozen tasks, also when the last
 # of the old ones took an hour.
 _WEIGHT = 0.1
@@ -29,6 +29,7 @@ class Pace:
 
     typical_seconds: float = BRISK_SECONDS
     handed_out_at: float = 0.0
+    heard_at: float = 0.0
     outstanding: set[str] = field(default_factory=set)
 
     def note_hand_out(self, task_ids: Iterable[str], now: float) -> None:
@@ -36,13 +37,14 @@ class Pace:
         self.outstanding = set(task_ids)
         self.handed_out_at = now
 
-    def note_end(self, task_id: str, run_seconds: float) -> None:
+    def note_end(self, task_id: str, run_seconds: float, now: float) -> None:
         """A task of any batch has ended.
 
         Of any: children that have come out of step end up in a batch each, and only waiting for one
         another brings them together again.
         """
         self.outstanding.discard(task_id)
+        self.heard_at = now
         run_seconds = min(run_seconds, _LONG_SECONDS)
         self.typical_seconds += _WEIGHT * (run_seconds - self.typical_seconds)
 
@@ -50,4 +52,5 @@ class Pace:
         """How long to wait for more reports of the last batch before taking a turn."""
         if not self.outstanding or self.typical_seconds > BRISK_SECONDS:
             return 0.0
-        return max(0.0, self.handed_out_at + PATIENCE_SECONDS - now)
+        until = min(self.handed_out_at + PATIENCE_SECONDS, self.heard_at + SILENCE_SECONDS)
+        return max(0.0, until - now)
