@@ -15,7 +15,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from horsies.worker import process, wire
-from horsies.worker.template import Line, make_line, run_forked_template
+from horsies.worker.template import run_forked_template
 from horsies.worker.wire import ChildBoot, FrameKind, WireError
 
 logger = logging.getLogger("horsies.pool")
@@ -130,7 +130,7 @@ class TemplateLauncher:
         self._boot = boot
         self._selector = selector
         self._forks_worker = forks_worker
-        self._line: Line | None = None
+        self._control: socket.socket | None = None
         self._exit_fd: int | None = None
         self._frames = wire.FrameBuffer()
         self._delay = RestartDelay()
@@ -138,30 +138,29 @@ class TemplateLauncher:
     def start(self) -> None:
         """Start the template. It imports the application while requests already queue up."""
         process.adopt_orphans()
-        line, template_line = make_line()
-        try:
-            self.pid = self._start_process(line, template_line)
-        except OSError:
-            line.close()
-            raise
-        finally:
-            template_line.close()
-        self._watch(line, self.pid)
+        control, template_end = socket.socketpair()
+        with template_end:
+            try:
+                self.pid = self._start_process(control, template_end)
+            except OSError:
+                control.close()
+                raise
+        self._watch(control, self.pid)
 
     def launch(self, own_end: socket.socket, child_end: socket.socket) -> int | None:
         """Ask the template for a child; its pid arrives with its first frame."""
-        if self._line is None:
+        if self._control is None:
             if self.pid is not None or time.monotonic() < self._delay.not_before:
                 raise BlockingIOError("the fork server is waiting to be started again")
             self.start()
-        assert self._line is not None
-        socket.send_fds(self._line.queue, [b"F"], [child_end.fileno()])
+        assert self._control is not None
+        socket.send_fds(self._control, [b"F"], [child_end.fileno()])
         return None
 
     def attend(self) -> None:
         """Read what the template says, and notice its end."""
-        if self._line is not None:
-            self._read(self._line)
+        if self._control is not None:
+            self._read(self._control)
         if self.pid is not None and (exit_code := process.reap(self.pid)) is not None:
             self._forget()
             self._delay.note_early_death()
@@ -193,35 +192,37 @@ class TemplateLauncher:
             process.wait_for_exit(pid)
             process.reap_session(pid)
 
-    def _start_process(self, line: Line, template_line: Line) -> int:
-        if not self._forks_worker:
-            line.control.sendall(wire.encode_boot(self._boot, os.getpid()))
-            return process.start_interpreter("horsies.worker.template", *template_line.filenos())
-        # Only the first template may come from the worker: later the worker holds sockets.
-        self._forks_worker = False
+    def _start_process(self, control: socket.socket, template_end: socket.socket) -> int:
+        if self._forks_worker:
+            # Only the first template may come from the worker: later the worker holds sockets.
+            self._forks_worker = False
+            return self._fork_template(control, template_end)
+        control.sendall(wire.encode_boot(self._boot, os.getpid()))
+        return process.start_interpreter("horsies.worker.template", template_end.fileno())
+
+    def _fork_template(self, control: socket.socket, template_end: socket.socket) -> int:
         worker_pid = os.getpid()
         pid = os.fork()
         if pid == 0:
             try:
-                line.close()
-                run_forked_template(template_line, self._boot, worker_pid)
+                control.close()
+                run_forked_template(template_end, self._boot, worker_pid)
             finally:
                 os._exit(1)
         return pid
 
-    def _watch(self, line: Line, pid: int) -> None:
-        line.control.setblocking(False)
-        line.queue.setblocking(False)
-        self._line = line
+    def _watch(self, control: socket.socket, pid: int) -> None:
+        control.setblocking(False)
+        self._control = control
         self._frames = wire.FrameBuffer()
-        self._selector.register(line.control, selectors.EVENT_READ, self)
+        self._selector.register(control, selectors.EVENT_READ, self)
         self._exit_fd = process.open_process(pid)
         if self._exit_fd is not None:
             self._selector.register(self._exit_fd, selectors.EVENT_READ, self)
 
-    def _read(self, line: Line) -> None:
+    def _read(self, control: socket.socket) -> None:
         try:
-            data = line.control.recv(1 << 16)
+            data = control.recv(1 << 16)
             for frame in self._frames.feed(data):
                 self._hear(frame)
         except BlockingIOError:
@@ -231,7 +232,9 @@ class TemplateLauncher:
             return
         if not data:
             # Ready for ever once closed: from here on only the process itself is of interest.
-            self._hang_up()
+            self._selector.unregister(control)
+            control.close()
+            self._control = None
             self.kill()
 
     def _hear(self, frame: bytes) -> None:
@@ -242,14 +245,10 @@ class TemplateLauncher:
             self.failure = wire.decode_texts(frame, 1)[0]
 
     def _forget(self) -> None:
-        self._hang_up()
+        if self._control is not None:
+            self._selector.unregister(self._control)
+            self._control.close()
         if self._exit_fd is not None:
             self._selector.unregister(self._exit_fd)
             os.close(self._exit_fd)
-        self._exit_fd = self.pid = None
-
-    def _hang_up(self) -> None:
-        if self._line is not None:
-            self._selector.unregister(self._line.control)
-            self._line.close()
-            self._line = None
+        self._control = self._exit_fd = self.pid = None

@@ -54,14 +54,13 @@ def adopt_orphans() -> None:
         _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
-def start_interpreter(entry_module: str, *socket_fds: int) -> int:
-    """Start a fresh interpreter that runs ``main(*socket_fds)`` of `entry_module`; returns its pid.
+def start_interpreter(entry_module: str, socket_fd: int) -> int:
+    """Start a fresh interpreter that runs ``main(socket_fd)`` of `entry_module`; returns its pid.
 
-    It inherits standard output, standard error and those sockets.
+    It inherits standard output, standard error and that one socket.
     """
-    for fd in socket_fds:
-        os.set_inheritable(fd, True)
-    statement = f"from {entry_module} import main; main(*{socket_fds})"
+    os.set_inheritable(socket_fd, True)
+    statement = f"from {entry_module} import main; main({socket_fd})"
     return os.posix_spawn(
         sys.executable,
         [sys.executable, "-c", statement],

@@ -1,10 +1,10 @@
 """The warm fork server: a process that has imported the application once and forks children from
 it.
 
-It stands between the supervisor and the children. The supervisor puts one socket per wanted child
-into a queue; forked processes wait there, and whoever takes a socket becomes the child on it. They
-are handed over to the worker by a double fork: the worker is their parent, hears at once how they
-end, and loses nobody when the template dies. It holds no network connections and no threads.
+It stands between the supervisor, which sends it one socket per wanted child, and the children,
+which are handed over to the worker by a double fork: the worker is their parent, hears at once how
+they end, and loses nobody when the template dies. It holds no sockets, no threads and no database
+connections.
 """
 
 from __future__ import annotations
@@ -12,14 +12,11 @@ from __future__ import annotations
 import gc
 import logging
 import os
-import select
 import signal
 import socket
 import threading
-import time
-from collections.abc import Collection
 from contextlib import suppress
-from typing import NamedTuple, NoReturn
+from typing import NoReturn
 
 from horsies.worker import process, wire
 from horsies.worker.child import (
@@ -37,53 +34,27 @@ from horsies.worker.wire import ChildBoot, FrameKind
 
 logger = logging.getLogger("horsies.template")
 
-_HANDOVER_SECONDS = 0.0005
 
-
-class Line(NamedTuple):
-    """One end of what connects the worker with its template: frames for it, and sockets for children."""
-
-    control: socket.socket
-    queue: socket.socket
-
-    def filenos(self) -> tuple[int, int]:
-        """The descriptors of both sockets."""
-        return self.control.fileno(), self.queue.fileno()
-
-    def close(self) -> None:
-        """Close both sockets."""
-        self.control.close()
-        self.queue.close()
-
-
-def make_line() -> tuple[Line, Line]:
-    """The worker's end and the template's."""
-    control = socket.socketpair()
-    # In packets: a stream would wake all that wait there for each socket.
-    queue = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    return Line(control[0], queue[0]), Line(control[1], queue[1])
-
-
-def main(control_fd: int, queue_fd: int) -> NoReturn:
+def main(control_fd: int) -> NoReturn:
     """Entry of a freshly started interpreter: the first frame says what to load."""
-    line = Line(socket.socket(fileno=control_fd), socket.socket(fileno=queue_fd))
-    received = wire.receive_boot(line.control)
+    control = socket.socket(fileno=control_fd)
+    received = wire.receive_boot(control)
     if received is None:
         os._exit(EXIT_CLEAN)
-    run_template(line, *received)
+    run_template(control, *received)
 
 
-def run_forked_template(line: Line, boot: ChildBoot, worker_pid: int) -> NoReturn:
+def run_forked_template(control: socket.socket, boot: ChildBoot, worker_pid: int) -> NoReturn:
     """Entry after a plain fork of the worker, which has the application loaded already."""
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)
-    _blank_inherited_descriptors(line.filenos())
-    run_template(line, boot, worker_pid)
+    _blank_inherited_descriptors(control.fileno())
+    run_template(control, boot, worker_pid)
 
 
-def run_template(line: Line, boot: ChildBoot, worker_pid: int) -> NoReturn:
-    """Load the application, then fork a child for every socket in the queue; never returns."""
+def run_template(control: socket.socket, boot: ChildBoot, worker_pid: int) -> NoReturn:
+    """Load the application, then fork a child for every socket received; never returns."""
     exit_code = EXIT_BROKEN
     try:
         enter_service()
@@ -91,7 +62,7 @@ def run_template(line: Line, boot: ChildBoot, worker_pid: int) -> NoReturn:
             os.setsid()
         process.die_with_parent(worker_pid)
         _ignore_signals()
-        exit_code = _load_and_serve(line, boot, worker_pid)
+        exit_code = _load_and_serve(control, boot, worker_pid)
     except BaseException:
         logger.exception("The fork server broke down.")
     finally:
@@ -104,103 +75,105 @@ def _ignore_signals() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
-def _load_and_serve(line: Line, boot: ChildBoot, worker_pid: int) -> int:
+def _load_and_serve(control: socket.socket, boot: ChildBoot, worker_pid: int) -> int:
     try:
         program = load_program(boot)
     except BaseException as error:
         logger.error("The fork server could not load the application.", exc_info=error)
         text = f"{type(error).__name__}: {error}"
-        line.control.sendall(wire.encode_texts(FrameKind.BOOT_FAILED, text))
+        control.sendall(wire.encode_texts(FrameKind.BOOT_FAILED, text))
         return EXIT_BOOT_FAILED
-    _warn_about_unforkable_state(line.filenos())
+    _warn_about_unforkable_state(control)
     rehearse_life(program)
     _ignore_signals()
     gc.collect()
     gc.freeze()
-    ready = wire.encode_numbers(FrameKind.READY, os.getpid(), process.own_rss_bytes())
-    line.control.sendall(ready)
-    Reserve(line, boot, worker_pid, program).serve()
+    control.sendall(wire.encode_numbers(FrameKind.READY, os.getpid(), process.own_rss_bytes()))
+    reserve = Reserve(control, boot, worker_pid, program)
+    while (child_fd := _next_request(control)) is not None:
+        reserve.hand_out(child_fd)
     return EXIT_CLEAN
 
 
+def _next_request(control: socket.socket) -> int | None:
+    """The socket of the next wanted child; None when the worker has closed its end."""
+    _, descriptors, _, _ = socket.recv_fds(control, 1, 1)
+    return descriptors[0] if descriptors else None
+
+
 class Reserve:
-    """Forked processes that wait in the queue for the socket which makes a child of one of them.
+    """Forked processes that wait for the socket which makes children of them.
 
     To become the worker's, a child needs a process in between that forks it and ends, which costs
     as much as the child itself. One such process therefore forks several.
     """
 
-    def __init__(self, line: Line, boot: ChildBoot, worker_pid: int, program: Program) -> None:
-        self._control, self._queue = line
+    def __init__(
+        self, control: socket.socket, boot: ChildBoot, worker_pid: int, program: Program
+    ) -> None:
+        self._control = control
         self._boot = boot
         self._worker_pid = worker_pid
         self._program = program
+        self._waiting: list[socket.socket] = []
 
-    def serve(self) -> None:
-        """Fork whenever nobody waits any more, until the worker closes its end of the queue."""
-        poll = select.poll()
-        poll.register(self._queue, select.POLLIN)
-        goes_ahead = False
-        while not any(mask & select.POLLHUP for _, mask in poll.poll(0 if goes_ahead else None)):
-            try:
-                self._fork_some()
-                goes_ahead = self._boot.forks_ahead > 1
-            except OSError:
-                logger.exception("No child could be forked.")
-                self._refuse_one()
-                goes_ahead = False
+    def hand_out(self, child_fd: int) -> None:
+        """Make a child on `child_fd`, then see to it that the next one waits already."""
+        try:
+            while not self._give_to_waiting(child_fd):
+                self._fork_some(child_fd)
+        except OSError:
+            logger.exception("No child could be forked.")
+        finally:
+            # Without a child this closes the last copy: the supervisor sees the socket end.
+            os.close(child_fd)
+        if not self._waiting and self._boot.forks_ahead > 1:
+            self._fork_some(None)
 
-    def _fork_some(self) -> None:
-        """Fork processes into the queue, and come back when each of them has taken a socket."""
-        ours, theirs = socket.socketpair()
-        with ours:
-            with theirs:
-                between_pid = os.fork()
-                if between_pid == 0:
-                    ours.close()
-                    self._fork_in_between(theirs)
-            _, status = os.waitpid(between_pid, 0)
-            if status != 0:
-                raise OSError(f"the process in between ended with status {status}")
-            ours.recv(1)
+    def _give_to_waiting(self, child_fd: int) -> bool:
+        while self._waiting:
+            with self._waiting.pop() as waiting, suppress(OSError):
+                socket.send_fds(waiting, [b"F"], [child_fd])
+                return True
+        return False
 
-    def _refuse_one(self) -> None:
-        """Take a socket out of the queue, if there is one: the supervisor sees its end and waits a while."""
-        with suppress(BlockingIOError):
-            if (child_fd := _next_socket(self._queue, socket.MSG_DONTWAIT)) is not None:
-                os.close(child_fd)
+    def _fork_some(self, foreign_fd: int | None) -> None:
+        pairs = [socket.socketpair() for _ in range(max(1, self._boot.forks_ahead))]
+        between_pid = os.fork()
+        if between_pid == 0:
+            self._fork_in_between(pairs, foreign_fd)
+        os.waitpid(between_pid, 0)
+        for own_end, their_end in pairs:
+            their_end.close()
+            self._waiting.append(own_end)
 
-    def _fork_in_between(self, mark: socket.socket) -> NoReturn:
-        exit_code = EXIT_BROKEN
+    def _fork_in_between(
+        self, pairs: list[tuple[socket.socket, socket.socket]], foreign_fd: int | None
+    ) -> NoReturn:
         try:
             self._control.close()
-            between_pid = os.getpid()
-            for _ in range(max(1, self._boot.forks_ahead)):
+            if foreign_fd is not None:
+                os.close(foreign_fd)
+            for _, their_end in pairs:
                 if os.fork() == 0:
-                    self._wait_in_queue(mark, between_pid)
-                exit_code = EXIT_CLEAN
+                    self._wait_for_socket(their_end, pairs)
         finally:
-            os._exit(exit_code)
+            os._exit(EXIT_CLEAN)
 
-    def _wait_in_queue(self, mark: socket.socket, between_pid: int) -> NoReturn:
-        child_fd = _next_socket(self._queue)
-        mark.close()
-        self._queue.close()
+    def _wait_for_socket(
+        self, own_end: socket.socket, pairs: list[tuple[socket.socket, socket.socket]]
+    ) -> NoReturn:
+        for other in (one for pair in pairs for one in pair if one is not own_end):
+            other.close()
+        # By the time it comes the process in between has ended, and this one is the worker's.
+        child_fd = _next_request(own_end)
+        own_end.close()
         if child_fd is None:
             os._exit(EXIT_CLEAN)
-        # Only in the rush of a start: later the process in between ended long ago.
-        while os.getppid() == between_pid:
-            time.sleep(_HANDOVER_SECONDS)
         run_child(child_fd, self._boot, self._worker_pid, self._program)
 
 
-def _next_socket(queue: socket.socket, flags: int = 0) -> int | None:
-    """Wait for the socket of a wanted child; None when the worker has closed its end."""
-    _, descriptors, _, _ = socket.recv_fds(queue, 1, 1, flags)
-    return descriptors[0] if descriptors else None
-
-
-def _warn_about_unforkable_state(own_fds: Collection[int]) -> None:
+def _warn_about_unforkable_state(control: socket.socket) -> None:
     threads = [thread.name for thread in threading.enumerate()]
     if len(threads) > 1:
         logger.warning(
@@ -208,23 +181,23 @@ def _warn_about_unforkable_state(own_fds: Collection[int]) -> None:
             "Start them in an on_child_process_start hook, or use --start-method spawn.",
             ", ".join(threads[1:]),
         )
-    if _count_open_sockets(own_fds) > 0:
+    if _count_open_sockets(control.fileno()) > 0:
         logger.warning(
             "Importing the app opened network connections, which child processes would share. "
             "Open them in an on_child_process_start hook, or use --start-method spawn."
         )
 
 
-def _count_open_sockets(own_fds: Collection[int]) -> int:
+def _count_open_sockets(own_fd: int) -> int:
     count = 0
     for fd in _open_descriptors():
         with suppress(OSError):
             is_socket = os.readlink(f"/proc/self/fd/{fd}").startswith("socket:")
-            count += is_socket and fd > 2 and fd not in own_fds
+            count += is_socket and fd > 2 and fd != own_fd
     return count
 
 
-def _blank_inherited_descriptors(kept_fds: Collection[int]) -> None:
+def _blank_inherited_descriptors(kept_fd: int) -> None:
     """Point every inherited descriptor at /dev/null.
 
     Closing them would free their numbers while objects of the worker, copied by the fork, still
@@ -232,7 +205,7 @@ def _blank_inherited_descriptors(kept_fds: Collection[int]) -> None:
     """
     null_fd = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     for fd in _open_descriptors():
-        if fd in (1, 2, *kept_fds, null_fd):
+        if fd in (1, 2, kept_fd, null_fd):
             continue
         with suppress(OSError):
             os.dup2(null_fd, fd, inheritable=False)
