@@ -16,8 +16,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-import psutil
-
 from horsies.errors import ConfigurationError, ErrorCode
 
 SCHEME = "embedded"
@@ -67,8 +65,20 @@ def _forget_dead_users(server: Any) -> None:
     with server._lock:
         users = server.global_process_id_list
         for pid in users.get_and_remove(_NO_PID):
-            if not psutil.pid_exists(pid):
+            if not _is_running(pid):
                 users.get_and_remove(pid)
+
+
+def _is_running(pid: int) -> bool:
+    if sys.platform == "win32":
+        return True  # no worker runs there, and signal 0 would not be harmless
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
 
 
 def _home() -> Path:

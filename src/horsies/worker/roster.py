@@ -110,13 +110,9 @@ class Roster:
         return assignment
 
     def recycle(self, slot: Slot) -> None:
-        """A child near one of its limits has finished a task.
-
-        It leaves if it must, or if it may and the spare is ready; else it goes on meanwhile.
-        """
+        """A child near one of its limits has finished a task: it leaves, or goes on a little."""
         self.needs_children = True
-        spare_is_ready = self._spare is not None and self._spare.state is SlotState.SPARE
-        if slot.must_leave() or (slot.may_leave() and spare_is_ready):
+        if self._leaves_now(slot):
             self.retire(slot)
         else:
             self.make_idle(slot)
@@ -276,9 +272,18 @@ class Roster:
         if spare.state is SlotState.SPARE:
             self.make_idle(spare)
 
+    def _leaves_now(self, slot: Slot) -> bool:
+        """Whether a child leaves: it must, or it may and others near their limits need a spare as well."""
+        if slot.must_leave():
+            return True
+        if self._spare is None or self._spare.state is not SlotState.SPARE:
+            return False
+        near = sum(1 for one in self.slots if one.holds_a_place() and one.is_near_limit())
+        return slot.may_leave() and near > 1
+
     def _relieve_an_idle_child(self) -> None:
         for slot in self.idle:
-            if slot.may_leave():
+            if self._leaves_now(slot):
                 self.retire(slot)
                 return
 
