@@ -47,22 +47,42 @@ def test_no_child_runs_more_than_its_number_of_tasks(
     assert len(by_pid) >= 6
 
 
-def test_a_retired_child_leaves_only_when_its_successor_is_ready(make_pool: MakePool) -> None:
+def is_settled(pool: ChildPool) -> bool:
+    """Whether no child is starting or leaving."""
+    return pool.next_deadline() is None
+
+
+def test_a_child_leaves_after_its_last_task_and_its_successor_is_ready(make_pool: MakePool) -> None:
     pool = make_pool(1, max_tasks_per_child=3)
     (first,) = pool.pids()
-    for _ in range(2):
+    for _ in range(3):
+        assert collect_until(pool, lambda: is_settled(pool)) == []
         assert run(pool, "own_pid") == first
-    events = collect_until(pool, lambda: is_gone(first))
-    assert events == []
     assert pool.idle_count == 1
     assert run(pool, "own_pid") != first
+    assert collect_until(pool, lambda: is_gone(first)) == []
+
+
+def test_of_two_children_near_their_limits_one_leaves_early(make_pool: MakePool) -> None:
+    pool = make_pool(2, max_tasks_per_child=3)
+    both = set(pool.pids())
+    for number in range(4):
+        pool.dispatch(assignment("echo", number), pool.pids()[number % 2])
+        collect_until(pool, lambda: not pool.busy())
+    collect_until(pool, lambda: len(both & set(pool.pids())) == 1 and is_settled(pool))
+    (other,) = both & set(pool.pids())
+    assert pool.idle_count == 2
+    pool.dispatch(assignment("echo", 4), other)
+    collect_until(pool, lambda: other not in pool.pids())
+    assert pool.idle_count == 2
 
 
 def test_usable_children_never_run_short_when_the_successor_has_time(make_pool: MakePool) -> None:
     pool = make_pool(2, max_tasks_per_child=5)
     for _ in range(30):
         run(pool, "echo", 1)
-        collect_until(pool, lambda: pool.idle_count == 2 and len(pool.pids()) == 2)
+        assert pool.idle_count == 2
+        collect_until(pool, lambda: is_settled(pool))
 
 
 def test_a_pool_without_a_limit_keeps_its_children(make_pool: MakePool) -> None:

@@ -38,8 +38,7 @@ EXIT_BROKEN = 174
 _RECEIVE_BYTES = 1 << 16
 _KIND_ASSIGN = int(FrameKind.ASSIGN)
 _KIND_STOP = int(FrameKind.STOP)
-_REHEARSALS = 2
-_REHEARSALS_BEFORE_FORKS = 64
+_REHEARSALS = 32
 _REHEARSED = Assignment("0" * 36, 1, "rehearsal", 1, "[]", "{}", None)
 
 # What the public module wraps in enum members; the wrapping would cost every task 12 µs.
@@ -252,8 +251,7 @@ def _boot_and_serve(connection: Connection, boot: ChildBoot, program: Program | 
     if hooks or program is None:
         gc.collect()
         gc.freeze()
-    for _ in range(_REHEARSALS):
-        _rehearse(loaded, switch, surroundings)
+    _rehearse(loaded, switch, surroundings)
     rss_bytes = process.own_rss_bytes() if boot.samples_memory else 0
     connection.send(wire.encode_numbers(FrameKind.READY, connection.owner_pid, rss_bytes))
     _serve(connection, loaded.execute, switch, surroundings, boot.samples_memory)
@@ -282,7 +280,7 @@ def rehearse_life(program: Program) -> None:
     """
     ours, theirs = socket.socketpair()
     with ours:
-        ours.sendall(wire.encode_assignment(_REHEARSED) * _REHEARSALS_BEFORE_FORKS)
+        ours.sendall(wire.encode_assignment(_REHEARSED) * _REHEARSALS)
         ours.shutdown(socket.SHUT_WR)
         connection = Connection(_move_out_of_the_way(theirs.detach()))
         switch = StopSwitch(connection)
