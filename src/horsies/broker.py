@@ -37,7 +37,7 @@ from horsies.db.monitor import (
     find_expired_tasks,
     find_stale_tasks,
 )
-from horsies.db.query import Script, Statement, run_script, run_script_async
+from horsies.db.query import Params, Row, Script, Statement, run_script, run_script_async
 from horsies.db.tasks import OutcomeRow
 from horsies.db.together import Together
 from horsies.db.workflows import RunOutcome
@@ -48,7 +48,6 @@ from horsies.states import WorkflowStatus
 from horsies.waiters import Waiters
 
 T = TypeVar("T")
-Params = TypeVar("Params")
 
 
 class BrokerErrorCode(StrEnum):
@@ -289,8 +288,8 @@ class PostgresBroker:
         return self.database.connect("waiters", session=True)
 
 
-def _rows(statement: Statement[Params, T], params: Params) -> Script[list[T]]:
-    rows: list[T] = yield statement, params
+def _rows(statement: Statement[Params, Row], params: Params) -> Script[list[Row]]:
+    rows: list[Row] = yield statement, params
     return rows
 
 

@@ -167,8 +167,8 @@ def _batch(
 def _script(batch: _Batch) -> Script[Sequence[str]]:
     if not batch.ids:
         return []
-    (inserted,) = yield insert_tasks, batch.rows
-    if inserted.count < len(batch.ids):
+    (answer,) = yield insert_tasks, batch.rows
+    if answer.inserted < len(batch.ids):
         present = yield find_sent_tasks, TaskIds(batch.ids)
         shas = {row.id: row.enqueue_sha for row in present}
         for task_id, sha in zip(batch.ids, batch.shas, strict=True):

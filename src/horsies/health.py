@@ -12,7 +12,7 @@ import functools
 import json
 import selectors
 import time
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
@@ -297,7 +297,7 @@ def _state_history(worker_id: str, limit: int | None) -> Script[list[WorkerState
 
 def snapshot_of(row: WorkerStateRow) -> WorkerStateSnapshot:
     """Turn a stored snapshot into the one programs get: JSON columns read, arrays as lists."""
-    values = {column.name: getattr(row, column.name) for column in fields(row)}
+    values = row._asdict()
     for name in ("queue_priorities", "queue_max_concurrency", "recovery_config"):
         values[name] = None if values[name] is None else json.loads(values[name])
     return WorkerStateSnapshot(**{**values, "queues": list(row.queues)})

@@ -178,7 +178,7 @@ def _switch_queue(target: Target, action: QueueAction, name: str, as_json: bool)
     order = QueueOrder(name, action is QueueAction.PAUSE, target.queue_names)
     state = answer(switch_queue(target.broker, order))
     if as_json:
-        present.print_json({"paused": state.is_paused, **asdict(state)})
+        present.print_json({"paused": state.is_paused, **state._asdict()})
     elif state.is_paused:
         typer.echo(f"Queue {state.name} is paused since {present.moment(state.paused_at)}.")
     else:

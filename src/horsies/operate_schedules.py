@@ -7,7 +7,6 @@ needs the application, whose task or workflow it is. Exit codes are those of the
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from datetime import datetime
 from enum import StrEnum
 from typing import Annotated, TypeVar, assert_never
@@ -178,7 +177,7 @@ def _show_slots(name: str, slots: Sequence[datetime], as_json: bool) -> None:
 
 def _show_runs(name: str, runs: Sequence[ScheduleRun], as_json: bool) -> None:
     if as_json:
-        present.print_json({"name": name, "runs": [asdict(run) for run in runs]})
+        present.print_json({"name": name, "runs": [run._asdict() for run in runs]})
     else:
         present.print_schedule_runs(runs)
 

@@ -60,13 +60,13 @@ def queue_document(queue: QueueOverview) -> dict[str, Any]:
 def worker_document(overview: WorkerOverview, pong: WorkerPong | None = None) -> dict[str, Any]:
     """Return a worker as a JSON object; ``ping_ms`` is None unless it answered a ping."""
     document = {"state": overview.standing, "memory_mb": overview.memory_mb}
-    document |= asdict(overview.worker)
+    document |= overview.worker._asdict()
     return document | {"ping_ms": pong.latency_ms if pong else None}
 
 
 def page_document(page: TaskPage) -> dict[str, Any]:
     """Return a list of tasks as a JSON object; the age is left out, it differs with every look."""
-    tasks = [asdict(task) for task in page.tasks]
+    tasks = [task._asdict() for task in page.tasks]
     for task in tasks:
         del task["age_seconds"]
     return {
@@ -78,13 +78,13 @@ def page_document(page: TaskPage) -> dict[str, Any]:
 
 def task_document(task: TaskDetail, attempts: Iterable[AttemptRow], payload: bool) -> Any:
     """Return a task and its attempts as a JSON object; without payload it has no such keys."""
-    document = asdict(task)
+    document = task._asdict()
     document["options"] = stored_json(document.pop("task_options"))
     for name in _PAYLOAD_FIELDS:
         stored = stored_json(document.pop(name))
         if payload:
             document[name] = stored
-    return document | {"attempts": [asdict(attempt) for attempt in attempts]}
+    return document | {"attempts": [attempt._asdict() for attempt in attempts]}
 
 
 def stored_json(text: str | None) -> Any:
@@ -239,7 +239,7 @@ def _attempt_line(attempt: AttemptRow) -> Text:
 
 def schedule_document(state: ScheduleState) -> dict[str, Any]:
     """Return a schedule as a JSON object, its timing as JSON as well."""
-    document = {"name": state.name, "paused": state.is_paused, **asdict(state)}
+    document = {"name": state.name, "paused": state.is_paused, **state._asdict()}
     return document | {"timing": stored_json(state.timing)}
 
 

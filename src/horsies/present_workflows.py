@@ -8,7 +8,6 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
 from typing import Any
 
 from rich.table import Table
@@ -45,7 +44,7 @@ _STYLES = {
 
 def page_document(page: RunPage) -> dict[str, Any]:
     """Return a list of runs as a JSON object; the age is left out, it differs with every look."""
-    runs = [asdict(run) for run in page.runs]
+    runs = [run._asdict() for run in page.runs]
     for run in runs:
         del run["age_seconds"]
     return {
@@ -65,11 +64,11 @@ def report_document(report: RunReport) -> dict[str, Any]:
 
 
 def _run_document(run: RunRow, report: RunReport) -> dict[str, Any]:
-    document = asdict(run)
+    document = run._asdict()
     error = read_error(document.pop("error"))
     document["error_code"] = None if error is None else error_code_text(error.error_code)
     document["error_message"] = None if error is None else error.message
-    return document | {"nodes": [asdict(node) for node in report.nodes[run.id]]}
+    return document | {"nodes": [node._asdict() for node in report.nodes[run.id]]}
 
 
 def problems_document(problems: Iterable[BrokenRun]) -> list[dict[str, Any]]:

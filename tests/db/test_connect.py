@@ -7,7 +7,6 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -151,7 +150,7 @@ def test_an_address_that_cannot_be_read_does_not_give_its_password_away(password
 
 def test_a_refused_row_is_described_without_the_task_arguments(connection: Connection[Any]) -> None:
     with pytest.raises(psycopg.errors.NotNullViolation) as caught:
-        insert_task.run(connection, replace(new_task(), enqueue_sha=None))  # type: ignore[arg-type]
+        insert_task.run(connection, new_task()._replace(enqueue_sha=None))  # type: ignore[arg-type]
     assert "secret argument" in str(caught.value), "PostgreSQL quotes the whole row"
     assert "secret argument" not in describe(caught.value)
     assert "enqueue_sha" in describe(caught.value)

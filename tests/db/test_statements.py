@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib import import_module
 from importlib.resources import files
 from types import NoneType
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 
 import psycopg
 import pytest
@@ -129,8 +128,7 @@ def test_a_file_that_is_missing_does_not_load() -> None:
         StatementFile("nothing.sql")
 
 
-@dataclass(frozen=True, slots=True)
-class Anything:
+class Anything(NamedTuple):
     """One parameter of each type the statements use."""
 
     text: str | None
@@ -183,7 +181,7 @@ def test_parameters_written_as_text_arrive_as_they_were(
 
 def test_tuples_are_written_as_lists_are(connection: Connection[Any]) -> None:
     as_lists = Anything("", 1, 1.0, True, datetime.now(UTC), ["a", None, '"\\'], [1, 2], [1.0])
-    as_tuples = replace(as_lists, texts=("a", None, '"\\'), numbers=(1, 2), reals=(1.0,))
+    as_tuples = as_lists._replace(texts=("a", None, '"\\'), numbers=(1, 2), reals=(1.0,))
     assert ECHO.texts(as_tuples) == ECHO.texts(as_lists)
     assert Together(connection, prepared=False).run([(ECHO, as_tuples)]) == [[as_lists]]
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import psycopg
 import pytest
@@ -19,13 +18,11 @@ from tests.db.rows import add_task, row_of
 from tests.waiting import wait_until
 
 
-@dataclass(frozen=True, slots=True)
-class Text:
+class Text(NamedTuple):
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class Number:
+class Number(NamedTuple):
     number: int
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -143,7 +142,7 @@ WORKER = WorkerRow(
     ],
 )
 def test_how_a_worker_stands(changes: dict[str, Any], standing: WorkerStanding) -> None:
-    assert survey.standing_of(replace(WORKER, **changes)) is standing
+    assert survey.standing_of(WORKER._replace(**changes)) is standing
 
 
 @pytest.mark.parametrize(
@@ -156,7 +155,7 @@ def test_how_a_worker_stands(changes: dict[str, Any], standing: WorkerStanding) 
     ],
 )
 def test_only_a_living_worker_is_called_deaf(changes: dict[str, Any], is_deaf: bool) -> None:
-    row = replace(WORKER, **changes)
+    row = WORKER._replace(**changes)
     assert survey.WorkerOverview(survey.standing_of(row), row).is_deaf is is_deaf
 
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from horsies.db.query import StatementFile
 
 FLEET = StatementFile("fleet.sql")
 
 
-@dataclass(frozen=True, slots=True)
-class RegisterWorker:
+class RegisterWorker(NamedTuple):
     """Who this worker is."""
 
     worker_id: str
@@ -22,27 +21,23 @@ class RegisterWorker:
     queues: Sequence[str]
 
 
-@dataclass(frozen=True, slots=True)
-class LockKey:
+class LockKey(NamedTuple):
     """The advisory lock of one worker."""
 
     lock_key: int
 
 
-@dataclass(frozen=True, slots=True)
-class Held:
+class Held(NamedTuple):
     """Whether we hold the lock now."""
 
     held: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Nothing:
+class Nothing(NamedTuple):
     """A statement without rows, or without parameters."""
 
 
-@dataclass(frozen=True, slots=True)
-class SeeWorker:
+class SeeWorker(NamedTuple):
     """A worker, whether it hears notifications, and the channel to call it on."""
 
     worker_id: str
@@ -50,31 +45,27 @@ class SeeWorker:
     echo_channel: str
 
 
-@dataclass(frozen=True, slots=True)
-class SeenWorker:
+class SeenWorker(NamedTuple):
     """A worker by its id."""
 
     worker_id: str
 
 
-@dataclass(frozen=True, slots=True)
-class Presence:
+class Presence(NamedTuple):
     """A worker's row, just renewed; stopped when others have declared it lost."""
 
     worker_id: str
     was_stopped: bool
 
 
-@dataclass(frozen=True, slots=True)
-class SignOff:
+class SignOff(NamedTuple):
     """Workers that have ended, in order or not."""
 
     worker_ids: Sequence[str]
     was_lost: bool
 
 
-@dataclass(frozen=True, slots=True)
-class FindLostWorkers:
+class FindLostWorkers(NamedTuple):
     """Who asks and for how long it has been connected, how long a silence must last, how long free locks
     prove nothing after a break, and when silence alone is enough.
     """
@@ -86,8 +77,7 @@ class FindLostWorkers:
     stale_seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class FindOrphans:
+class FindOrphans(NamedTuple):
     """Whose tasks to look for, in which states, and how many at most."""
 
     worker_ids: Sequence[str]
@@ -95,8 +85,7 @@ class FindOrphans:
     limit: int
 
 
-@dataclass(frozen=True, slots=True)
-class FindStrays:
+class FindStrays(NamedTuple):
     """How long without a sign of life, by state, which states, and how many at most."""
 
     claimed_seconds: float
@@ -105,8 +94,7 @@ class FindStrays:
     limit: int
 
 
-@dataclass(frozen=True, slots=True)
-class FindStale:
+class FindStale(NamedTuple):
     """How long without any sign of life, which states, and how many at most."""
 
     stale_seconds: float
@@ -114,22 +102,19 @@ class FindStale:
     limit: int
 
 
-@dataclass(frozen=True, slots=True)
-class WakeQueues:
+class WakeQueues(NamedTuple):
     """Queues whose workers should look again."""
 
     queues: Sequence[str]
 
 
-@dataclass(frozen=True, slots=True)
-class Woken:
+class Woken(NamedTuple):
     """A queue whose workers were told."""
 
     name: str
 
 
-@dataclass(frozen=True, slots=True)
-class Orphan:
+class Orphan(NamedTuple):
     """A task in dead hands, with everything a retry decision needs."""
 
     id: str
@@ -148,22 +133,19 @@ class Orphan:
     workflow_id: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Duty:
+class Duty(NamedTuple):
     """Which of the reaper's duties to lead."""
 
     duty: int
 
 
-@dataclass(frozen=True, slots=True)
-class Leads:
+class Leads(NamedTuple):
     """Whether this worker leads the duty in this transaction."""
 
     leads: bool
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerState:
+class WorkerState(NamedTuple):
     """One snapshot of a worker."""
 
     worker_id: str
@@ -181,31 +163,27 @@ class WorkerState:
     recovery_config: str
 
 
-@dataclass(frozen=True, slots=True)
-class Pong:
+class Pong(NamedTuple):
     """An answer and the channel it goes to."""
 
     channel: str
     payload: str
 
 
-@dataclass(frozen=True, slots=True)
-class Sent:
+class Sent(NamedTuple):
     """Whether a notification was sent."""
 
     sent: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Retention:
+class Retention(NamedTuple):
     """How old is too old, and how many rows to delete at most."""
 
     hours: float
     limit: int
 
 
-@dataclass(frozen=True, slots=True)
-class Deleted:
+class Deleted(NamedTuple):
     """A row that is gone."""
 
     id: str

@@ -7,21 +7,19 @@ rows are what ``survey.py`` and ``health.py`` put together for people and progra
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime
+from typing import NamedTuple
 
 from horsies.db.query import StatementFile
 
 MONITOR = StatementFile("monitor.sql")
 
 
-@dataclass(frozen=True, slots=True)
-class Nothing:
+class Nothing(NamedTuple):
     """The parameters of a statement that takes none."""
 
 
-@dataclass(frozen=True, slots=True)
-class WaitingCount:
+class WaitingCount(NamedTuple):
     """What waits on one queue."""
 
     queue_name: str
@@ -30,8 +28,7 @@ class WaitingCount:
     oldest_waiting_seconds: float | None
 
 
-@dataclass(frozen=True, slots=True)
-class InFlightCount:
+class InFlightCount(NamedTuple):
     """What workers hold of one queue."""
 
     queue_name: str
@@ -39,15 +36,13 @@ class InFlightCount:
     running: int
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
+class Sample(NamedTuple):
     """How many of the newest attempts to look at."""
 
     sample: int
 
 
-@dataclass(frozen=True, slots=True)
-class RecentAttempts:
+class RecentAttempts(NamedTuple):
     """What ended on one queue during the seconds that were looked at."""
 
     queue_name: str
@@ -57,8 +52,7 @@ class RecentAttempts:
     retried: int
 
 
-@dataclass(frozen=True, slots=True)
-class QueueState:
+class QueueState(NamedTuple):
     """A queue, and since when it is paused; ``paused_at`` is None while workers serve it."""
 
     name: str
@@ -70,22 +64,19 @@ class QueueState:
         return self.paused_at is not None
 
 
-@dataclass(frozen=True, slots=True)
-class QueueName:
+class QueueName(NamedTuple):
     """A queue by its name."""
 
     name: str
 
 
-@dataclass(frozen=True, slots=True)
-class ListWorkers:
+class ListWorkers(NamedTuple):
     """Whether to list workers that have stopped, too."""
 
     include_stopped: bool
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerRow:
+class WorkerRow(NamedTuple):
     """One worker, its newest snapshot, and what it has in flight."""
 
     worker_id: str
@@ -107,8 +98,7 @@ class WorkerRow:
     cpu_percent: float | None
 
 
-@dataclass(frozen=True, slots=True)
-class ListNewestTasks:
+class ListNewestTasks(NamedTuple):
     """Which tasks to list: ids from ``since`` to below ``before``, at most ``window`` looked at."""
 
     before: str
@@ -121,8 +111,7 @@ class ListNewestTasks:
     window: int
 
 
-@dataclass(frozen=True, slots=True)
-class ListTasks:
+class ListTasks(NamedTuple):
     """The same without a bound on how many are looked at."""
 
     before: str
@@ -134,8 +123,7 @@ class ListTasks:
     limit: int
 
 
-@dataclass(frozen=True, slots=True)
-class Window:
+class Window(NamedTuple):
     """The part of the primary key that ``list_newest_tasks`` looked at."""
 
     before: str
@@ -143,15 +131,13 @@ class Window:
     window: int
 
 
-@dataclass(frozen=True, slots=True)
-class WindowEdge:
+class WindowEdge(NamedTuple):
     """An id at the end of the window."""
 
     id: str
 
 
-@dataclass(frozen=True, slots=True)
-class TaskSummary:
+class TaskSummary(NamedTuple):
     """One task in a list."""
 
     id: str
@@ -170,16 +156,14 @@ class TaskSummary:
     age_seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class ReadTaskDetail:
+class ReadTaskDetail(NamedTuple):
     """Which task to show, and whether with its arguments and result."""
 
     id: str
     payload: bool
 
 
-@dataclass(frozen=True, slots=True)
-class TaskDetail:
+class TaskDetail(NamedTuple):
     """Everything stored about one task; ``args``, ``kwargs`` and ``result`` only on request."""
 
     id: str
@@ -219,8 +203,7 @@ class TaskDetail:
     result: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerStateRow:
+class WorkerStateRow(NamedTuple):
     """One snapshot of a worker, its JSON columns as text."""
 
     id: int
@@ -246,23 +229,20 @@ class WorkerStateRow:
     worker_started_at: datetime
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerStateHistory:
+class WorkerStateHistory(NamedTuple):
     """Whose snapshots, and how many of them; None is all."""
 
     worker_id: str
     limit: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class StaleThreshold:
+class StaleThreshold(NamedTuple):
     """How long a running task may be silent."""
 
     threshold_seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class StaleTask:
+class StaleTask(NamedTuple):
     """A RUNNING task without a recent heartbeat."""
 
     id: str
@@ -274,8 +254,7 @@ class StaleTask:
     task_name: str
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerStats:
+class WorkerStats(NamedTuple):
     """What one child process runs."""
 
     worker_hostname: str | None
@@ -286,8 +265,7 @@ class WorkerStats:
     latest_heartbeat: datetime | None
 
 
-@dataclass(frozen=True, slots=True)
-class ExpiredTask:
+class ExpiredTask(NamedTuple):
     """A PENDING task past its ``good_until``."""
 
     id: str
@@ -300,8 +278,7 @@ class ExpiredTask:
     expired_for_seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class ServerVersion:
+class ServerVersion(NamedTuple):
     """What the server calls itself."""
 
     server_version: str

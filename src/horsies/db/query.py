@@ -1,26 +1,25 @@
 """Named SQL statements with typed parameters and rows.
 
 Every statement lives in a ``.sql`` file under ``horsies/sql`` behind a ``-- name:`` heading and is
-declared once, in the catalogue module of the same name, with a dataclass for its parameters and one
-for its rows, or named tuples where turns make many of them. Loading fails when a statement and its
-declaration do not pair up, so a search for the name finds SQL, declaration and caller.
+declared once, in the catalogue module of the same name, with a named tuple for its parameters and
+one for its rows. Loading fails when a statement and its declaration do not pair up, so a search for
+the name finds SQL, declaration and caller.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import fields
 from functools import lru_cache
 from importlib.resources import files
-from operator import attrgetter
 from typing import Any, Generic, TypeVar
 
 from psycopg import AsyncConnection, AsyncCursor, Connection, Cursor, DataError
 from psycopg.pq.abc import PGresult
 from psycopg.rows import args_row
 
-Params = TypeVar("Params")
-Row = TypeVar("Row")
+# Both are named tuples, for which Python has no type.
+Params = TypeVar("Params", bound=tuple[Any, ...])
+Row = TypeVar("Row", bound=tuple[Any, ...])
 Answer = TypeVar("Answer")
 
 
@@ -36,19 +35,18 @@ class Statement(Generic[Params, Row]):
         self.params_type = params_type
         self.row_type = row_type
         self.prepared_name = f"horsies_{name}".encode()
-        self.numbered = _numbered(text, field_names(params_type))
         self._names = field_names(params_type)
-        self._read = _reader(params_type)
-        self.make_row = _maker(row_type)
+        self.numbered = _numbered(text, self._names)
+        self.make_row: Callable[[Sequence[Any]], Row] = row_type._make  # type: ignore[attr-defined]
         self._row_factory = args_row(row_type)
 
     def mapping(self, params: Params) -> dict[str, Any]:
         """Return the parameters under the names the SQL text uses."""
-        return {name: getattr(params, name) for name in self._names}
+        return dict(zip(self._names, params, strict=True))
 
     def texts(self, params: Params) -> list[bytes | None]:
         """Return the parameters as PostgreSQL's text input, in the order of ``numbered``."""
-        return [_text(value) for value in self._read(params)]
+        return [_text(value) for value in params]
 
     def run(self, connection: Connection[Any], params: Params) -> list[Row]:
         """Execute on a synchronous connection and return the rows, if the statement returns any."""
@@ -93,37 +91,17 @@ class StatementFile:
             raise LookupError(f"{self.file_name}: no declaration for {', '.join(undeclared)}")
 
 
-def field_names(value_type: type[Any]) -> tuple[str, ...]:
-    """Return the field names of a dataclass or a named tuple in declaration order."""
-    if issubclass(value_type, tuple):
-        names: tuple[str, ...] = value_type._fields  # type: ignore[attr-defined]
-        return names
-    return tuple(field.name for field in fields(value_type))
+def field_names(value_type: type[tuple[Any, ...]]) -> tuple[str, ...]:
+    """Return the field names of a named tuple in declaration order."""
+    names: tuple[str, ...] = value_type._fields  # type: ignore[attr-defined]
+    return names
 
 
 def _numbered(text: str, names: tuple[str, ...]) -> bytes:
-    """Rewrite ``%(name)s`` as ``$n``, in the order of the parameter dataclass."""
+    """Rewrite ``%(name)s`` as ``$n``, in the order of the parameters."""
     for number, name in enumerate(names, start=1):
         text = text.replace(f"%({name})s", f"${number}")
     return text.replace("%%", "%").encode()
-
-
-def _reader(params_type: type[Any]) -> Callable[[Any], tuple[Any, ...]]:
-    """Return what reads all fields of a value at once."""
-    if issubclass(params_type, tuple):
-        return tuple
-    names = field_names(params_type)
-    if len(names) > 1:
-        return attrgetter(*names)
-    return lambda params: tuple(getattr(params, name) for name in names)
-
-
-def _maker(row_type: type[Row]) -> Callable[[Sequence[Any]], Row]:
-    """Return what makes a row of its values."""
-    if issubclass(row_type, tuple):
-        make: Callable[[Sequence[Any]], Row] = row_type._make  # type: ignore[attr-defined]
-        return make
-    return lambda values: row_type(*values)
 
 
 def _text(value: Any) -> bytes | None:

@@ -7,8 +7,8 @@ producer. What is decided between reading and writing is in ``schedule/plan.py``
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime
+from typing import NamedTuple
 
 from horsies.db.query import StatementFile
 
@@ -16,8 +16,7 @@ SCHEDULES = StatementFile("schedules.sql")
 SCHEDULES_CHANNEL = "horsies_schedules"
 
 
-@dataclass(frozen=True, slots=True)
-class FindDue:
+class FindDue(NamedTuple):
     """What a scheduler serves, one per line, and how much it takes on at once."""
 
     names: str
@@ -27,8 +26,7 @@ class FindDue:
     limit: int
 
 
-@dataclass(frozen=True, slots=True)
-class DueSchedule:
+class DueSchedule(NamedTuple):
     """A schedule whose next slot has come, as it was read."""
 
     name: str
@@ -40,8 +38,7 @@ class DueSchedule:
     is_unfinished: bool
 
 
-@dataclass(frozen=True, slots=True)
-class FireSlots:
+class FireSlots(NamedTuple):
     """Decisions, a column for each fact about a schedule; and their tasks and runs, in columns as well.
 
     ``plans`` are the JSON texts of runs, the ``run_...`` columns what the database notes about them.
@@ -75,15 +72,13 @@ class FireSlots:
     run_delay_seconds: Sequence[float]
 
 
-@dataclass(frozen=True, slots=True)
-class ScheduleName:
+class ScheduleName(NamedTuple):
     """A schedule by its name."""
 
     name: str
 
 
-@dataclass(frozen=True, slots=True)
-class LookAhead:
+class LookAhead(NamedTuple):
     """What a scheduler serves, one per line, and when it looked; None when nothing at all was due."""
 
     names: str
@@ -93,22 +88,19 @@ class LookAhead:
     looked_at: datetime | None
 
 
-@dataclass(frozen=True, slots=True)
-class NextSlot:
+class NextSlot(NamedTuple):
     """Seconds until the next slot; None when none is planned."""
 
     seconds: float | None
 
 
-@dataclass(frozen=True, slots=True)
-class ScheduleNames:
+class ScheduleNames(NamedTuple):
     """Schedules by their names."""
 
     names: Sequence[str]
 
 
-@dataclass(frozen=True, slots=True)
-class ScheduleStanding:
+class ScheduleStanding(NamedTuple):
     """What is on record about a schedule, if anything is."""
 
     name: str
@@ -122,8 +114,7 @@ class ScheduleStanding:
     looked_at: datetime
 
 
-@dataclass(frozen=True, slots=True)
-class StoreSchedules:
+class StoreSchedules(NamedTuple):
     """Schedules of a configuration to put on record, in columns."""
 
     names: Sequence[str]
@@ -135,16 +126,14 @@ class StoreSchedules:
     owners: Sequence[str]
 
 
-@dataclass(frozen=True, slots=True)
-class OwnedSchedules:
+class OwnedSchedules(NamedTuple):
     """An owner, and the schedules it still has."""
 
     owner: str
     names: Sequence[str]
 
 
-@dataclass(frozen=True, slots=True)
-class AddSchedule:
+class AddSchedule(NamedTuple):
     """A schedule that lives in the database only."""
 
     name: str
@@ -157,8 +146,7 @@ class AddSchedule:
     replace: bool
 
 
-@dataclass(frozen=True, slots=True)
-class RunSchedule:
+class RunSchedule(NamedTuple):
     """The row of one run by order."""
 
     id: str
@@ -175,8 +163,7 @@ class RunSchedule:
     schedule_name: str
 
 
-@dataclass(frozen=True, slots=True)
-class StartSchedule:
+class StartSchedule(NamedTuple):
     """The workflow of one run by order: its id and the JSON text of its plan."""
 
     id: str
@@ -184,22 +171,19 @@ class StartSchedule:
     schedule_name: str
 
 
-@dataclass(frozen=True, slots=True)
-class SentRun:
+class SentRun(NamedTuple):
     """The task or workflow of a run by order."""
 
     id: str
 
 
-@dataclass(frozen=True, slots=True)
-class ScheduleFilter:
+class ScheduleFilter(NamedTuple):
     """One schedule, or None for all."""
 
     name: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class ScheduleState:
+class ScheduleState(NamedTuple):
     """Where a schedule stands: its next slot, its newest run, and whether it is paused.
 
     One that sends a task has a ``task_name``, one that starts a workflow a ``definition_key``.
@@ -229,23 +213,20 @@ class ScheduleState:
         return self.paused_at is not None
 
 
-@dataclass(frozen=True, slots=True)
-class ScheduleDefinition:
+class ScheduleDefinition(NamedTuple):
     """The JSON of a schedule added at run time, None for one of a configuration."""
 
     definition: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class ListRuns:
+class ListRuns(NamedTuple):
     """A schedule, and how many of its newest runs."""
 
     name: str
     limit: int
 
 
-@dataclass(frozen=True, slots=True)
-class ScheduleRun:
+class ScheduleRun(NamedTuple):
     """One run of a schedule; ``scheduled_for`` is None when it was ordered by hand.
 
     ``task_id`` is the id of its task, or with ``is_workflow`` that of the workflow's run.

@@ -6,7 +6,7 @@ request in at the start of the line again, and call the workers.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from horsies.db.monitor import QueueName, QueueState
 from horsies.db.query import StatementFile
@@ -14,16 +14,14 @@ from horsies.db.query import StatementFile
 STEER = StatementFile("steer.sql")
 
 
-@dataclass(frozen=True, slots=True)
-class ResendTask:
+class ResendTask(NamedTuple):
     """Which request to send again, and under which id."""
 
     id: str
     new_id: str
 
 
-@dataclass(frozen=True, slots=True)
-class ResentTask:
+class ResentTask(NamedTuple):
     """The row a resend met; ``new_id`` is None when nothing was sent."""
 
     was_status: str
@@ -31,16 +29,14 @@ class ResentTask:
     new_id: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class Notification:
+class Notification(NamedTuple):
     """A channel and what to say on it."""
 
     channel: str
     payload: str
 
 
-@dataclass(frozen=True, slots=True)
-class Notified:
+class Notified(NamedTuple):
     """That a notification was sent."""
 
     sent: bool

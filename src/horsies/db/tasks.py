@@ -7,16 +7,15 @@ is the table in ``states.py``.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime
+from typing import NamedTuple
 
 from horsies.db.query import StatementFile
 
 TASKS = StatementFile("tasks.sql")
 
 
-@dataclass(frozen=True, slots=True)
-class InsertTask:
+class InsertTask(NamedTuple):
     """The row a send inserts: the first of the four values that cross a border."""
 
     id: str
@@ -36,8 +35,7 @@ class InsertTask:
     idempotency_sha: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class InsertTasks:
+class InsertTasks(NamedTuple):
     """Many rows of one task: shared values once, the rest as columns with one value per line."""
 
     task_name: str
@@ -55,53 +53,46 @@ class InsertTasks:
     enqueue_shas: str
 
 
-@dataclass(frozen=True, slots=True)
-class InsertedTasks:
+class InsertedTasks(NamedTuple):
     """How many of the rows were not there yet."""
 
-    count: int
+    inserted: int
 
 
-@dataclass(frozen=True, slots=True)
-class TaskId:
+class TaskId(NamedTuple):
     """A task by its id."""
 
     id: str
 
 
-@dataclass(frozen=True, slots=True)
-class TaskIds:
+class TaskIds(NamedTuple):
     """Tasks by their ids."""
 
     ids: Sequence[str]
 
 
-@dataclass(frozen=True, slots=True)
-class SentTask:
+class SentTask(NamedTuple):
     """The fingerprint of a task that is already stored."""
 
     id: str
     enqueue_sha: str
 
 
-@dataclass(frozen=True, slots=True)
-class IdempotencyKey:
+class IdempotencyKey(NamedTuple):
     """A caller's key, unique per task name."""
 
     task_name: str
     idempotency_key: str
 
 
-@dataclass(frozen=True, slots=True)
-class IdempotentTask:
+class IdempotentTask(NamedTuple):
     """The task that holds an idempotency key."""
 
     id: str
     idempotency_sha: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class OutcomeRow:
+class OutcomeRow(NamedTuple):
     """What a waiter needs to know of a task."""
 
     id: str
@@ -112,8 +103,7 @@ class OutcomeRow:
     error_code: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class ReadTask:
+class ReadTask(NamedTuple):
     """Which task to describe, and how much of it."""
 
     id: str
@@ -121,8 +111,7 @@ class ReadTask:
     include_failed_reason: bool
 
 
-@dataclass(frozen=True, slots=True)
-class TaskRow:
+class TaskRow(NamedTuple):
     """One task as handle.info shows it."""
 
     id: str
@@ -147,8 +136,7 @@ class TaskRow:
     failed_reason: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class AttemptRow:
+class AttemptRow(NamedTuple):
     """One finished attempt."""
 
     task_id: str
@@ -166,16 +154,14 @@ class AttemptRow:
     worker_process_name: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class CancelTask:
+class CancelTask(NamedTuple):
     """Which task to cancel; ``running`` also asks a RUNNING one to stop."""
 
     id: str
     running: bool
 
 
-@dataclass(frozen=True, slots=True)
-class CancelledTask:
+class CancelledTask(NamedTuple):
     """The row a cancel met, and whether it did anything to it."""
 
     id: str

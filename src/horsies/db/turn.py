@@ -7,7 +7,6 @@ cross a border.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NamedTuple
 
@@ -69,8 +68,7 @@ class ClaimedTask(NamedTuple):
     enqueued_at: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class StartTasks:
+class StartTasks(NamedTuple):
     """Prefetched tasks and the idle children that take them, as columns."""
 
     worker_id: str
@@ -79,16 +77,14 @@ class StartTasks:
     pids: Sequence[int]
 
 
-@dataclass(frozen=True, slots=True)
-class StartedTask:
+class StartedTask(NamedTuple):
     """A prefetched task that runs now."""
 
     id: str
     worker_pid: int
 
 
-@dataclass(frozen=True, slots=True)
-class RenewClaims:
+class RenewClaims(NamedTuple):
     """Which prefetched tasks to keep, for how long, unless they are too old."""
 
     worker_id: str
@@ -98,8 +94,7 @@ class RenewClaims:
     max_age_ms: int
 
 
-@dataclass(frozen=True, slots=True)
-class ReleaseClaimed:
+class ReleaseClaimed(NamedTuple):
     """Tasks claimed but never started, by a worker that is gone."""
 
     worker_id: str
@@ -107,8 +102,7 @@ class ReleaseClaimed:
     generations: Sequence[int]
 
 
-@dataclass(frozen=True, slots=True)
-class Limit:
+class Limit(NamedTuple):
     """How many rows to touch at most."""
 
     limit: int
@@ -123,8 +117,7 @@ class CompleteTasks(NamedTuple):
     results: Sequence[str]
 
 
-@dataclass(frozen=True, slots=True)
-class RetryTasks:
+class RetryTasks(NamedTuple):
     """Failures that run again, as columns."""
 
     worker_id: str
@@ -137,8 +130,7 @@ class RetryTasks:
     failed_reasons: Sequence[str | None]
 
 
-@dataclass(frozen=True, slots=True)
-class FailTasks:
+class FailTasks(NamedTuple):
     """Final failures and cancellations, as columns."""
 
     worker_id: str
@@ -158,47 +150,41 @@ class FinishedTask(NamedTuple):
     task_id: str
 
 
-@dataclass(frozen=True, slots=True)
-class ReleaseUnstarted:
+class ReleaseUnstarted(NamedTuple):
     """Which worker, and what it really holds."""
 
     worker_id: str
     held_ids: Sequence[str]
 
 
-@dataclass(frozen=True, slots=True)
-class ExpireTasks:
+class ExpireTasks(NamedTuple):
     """The stored result of an expired task, and how many to expire at most."""
 
     result: str
     limit: int
 
 
-@dataclass(frozen=True, slots=True)
-class LookAhead:
+class LookAhead(NamedTuple):
     """Which queues, and when they were looked at last, on the database's clock."""
 
     queues: Sequence[str]
     last_look: datetime | None
 
 
-@dataclass(frozen=True, slots=True)
-class SecondsUntilDue:
+class SecondsUntilDue(NamedTuple):
     """Seconds until the next task is due or expires, None when none will; and when that was true."""
 
     seconds: float | None
     looked_at: datetime
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerId:
+class WorkerId(NamedTuple):
     """A worker by its id."""
 
     worker_id: str
 
 
-@dataclass(frozen=True, slots=True)
-class SendHeartbeats:
+class SendHeartbeats(NamedTuple):
     """Which running attempts are alive."""
 
     worker_id: str

@@ -7,23 +7,21 @@ Parameters and rows for ``sql/workflows.sql``. How a run moves on is in the data
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime
+from typing import NamedTuple
 
 from horsies.db.query import StatementFile
 
 WORKFLOWS = StatementFile("workflows.sql")
 
 
-@dataclass(frozen=True, slots=True)
-class StartRuns:
+class StartRuns(NamedTuple):
     """The plans of the runs to start: a JSON array."""
 
     runs: str
 
 
-@dataclass(frozen=True, slots=True)
-class StartedRun:
+class StartedRun(NamedTuple):
     """A run that was created, or the one that stands in its way; nameless when it has just gone."""
 
     id: str
@@ -32,36 +30,31 @@ class StartedRun:
     fingerprint: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class WorkflowIds:
+class WorkflowIds(NamedTuple):
     """The runs whose tasks are about to end."""
 
     workflow_ids: Sequence[str]
 
 
-@dataclass(frozen=True, slots=True)
-class RunId:
+class RunId(NamedTuple):
     """A run by its id."""
 
     id: str
 
 
-@dataclass(frozen=True, slots=True)
-class RunIds:
+class RunIds(NamedTuple):
     """Runs by their ids."""
 
     ids: Sequence[str]
 
 
-@dataclass(frozen=True, slots=True)
-class Steered:
+class Steered(NamedTuple):
     """What a steering function answered: the status it met or a word of its own, None for no run."""
 
     answer: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class CancelRun:
+class CancelRun(NamedTuple):
     """Which run to cancel, why (JSON of a TaskError), and whether to stop what runs."""
 
     id: str
@@ -69,16 +62,14 @@ class CancelRun:
     interrupt: bool
 
 
-@dataclass(frozen=True, slots=True)
-class RetryRun:
+class RetryRun(NamedTuple):
     """Which run to try again; None for all of its failed nodes."""
 
     id: str
     node_ids: Sequence[str] | None
 
 
-@dataclass(frozen=True, slots=True)
-class SignalRun:
+class SignalRun(NamedTuple):
     """A signal for a run; ``value`` is JSON text."""
 
     id: str
@@ -86,15 +77,13 @@ class SignalRun:
     value: str
 
 
-@dataclass(frozen=True, slots=True)
-class RunStatus:
+class RunStatus(NamedTuple):
     """Where a run stands."""
 
     status: str
 
 
-@dataclass(frozen=True, slots=True)
-class RunOutcome:
+class RunOutcome(NamedTuple):
     """What a waiter needs to know of a run."""
 
     id: str
@@ -106,16 +95,14 @@ class RunOutcome:
     output_node_id: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class ReadNodes:
+class ReadNodes(NamedTuple):
     """Which run's nodes, and whether with their results."""
 
     id: str
     include_results: bool
 
 
-@dataclass(frozen=True, slots=True)
-class NodeRow:
+class NodeRow(NamedTuple):
     """One node as a handle shows it."""
 
     definition_key: str
@@ -141,8 +128,7 @@ class NodeRow:
     result: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class ItemRow:
+class ItemRow(NamedTuple):
     """One item of a map node: the task it runs as."""
 
     task_index: int
@@ -158,16 +144,14 @@ class ItemRow:
     result: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class ReadNode:
+class ReadNode(NamedTuple):
     """One node of one run."""
 
     id: str
     node_id: str
 
 
-@dataclass(frozen=True, slots=True)
-class NodeOutcome:
+class NodeOutcome(NamedTuple):
     """A node's result with what is needed to read it; no status when there is no such node."""
 
     run_status: str
@@ -178,16 +162,14 @@ class NodeOutcome:
     result: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class ReadInputs:
+class ReadInputs(NamedTuple):
     """Which nodes' results are taken, as columns."""
 
     workflow_ids: Sequence[str]
     indexes: Sequence[int]
 
 
-@dataclass(frozen=True, slots=True)
-class InputRow:
+class InputRow(NamedTuple):
     """The result of a node that has ended, for those who take it."""
 
     workflow_id: str
@@ -200,8 +182,7 @@ class InputRow:
     result: str
 
 
-@dataclass(frozen=True, slots=True)
-class RunPlace:
+class RunPlace(NamedTuple):
     """Where a run stands in its tree."""
 
     id: str
@@ -209,16 +190,14 @@ class RunPlace:
     depth: int
 
 
-@dataclass(frozen=True, slots=True)
-class ReadTree:
+class ReadTree(NamedTuple):
     """Whose family, and how many of it at most."""
 
     id: str
     limit: int
 
 
-@dataclass(frozen=True, slots=True)
-class RunRow:
+class RunRow(NamedTuple):
     """A run as it is shown; ``duration_seconds`` goes on until it ends."""
 
     id: str
@@ -246,8 +225,7 @@ class RunRow:
     duration_seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class TreeNode:
+class TreeNode(NamedTuple):
     """A node as it is shown; ``due_at`` is when what waits for its time may begin."""
 
     workflow_id: str
@@ -274,8 +252,7 @@ class TreeNode:
     duration_seconds: float | None
 
 
-@dataclass(frozen=True, slots=True)
-class ListRuns:
+class ListRuns(NamedTuple):
     """Which runs, started before and since when, and how many; empty lists ask for anything."""
 
     before_at: datetime
@@ -288,8 +265,7 @@ class ListRuns:
     limit: int
 
 
-@dataclass(frozen=True, slots=True)
-class ListNewestRuns:
+class ListNewestRuns(NamedTuple):
     """The same among the newest ``window`` runs."""
 
     before_at: datetime
@@ -303,8 +279,7 @@ class ListNewestRuns:
     window: int
 
 
-@dataclass(frozen=True, slots=True)
-class RunSummary:
+class RunSummary(NamedTuple):
     """A run in a list."""
 
     id: str
@@ -322,8 +297,7 @@ class RunSummary:
     age_seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class RunWindow:
+class RunWindow(NamedTuple):
     """The window of a look at the newest runs."""
 
     before_at: datetime
@@ -332,54 +306,47 @@ class RunWindow:
     window: int
 
 
-@dataclass(frozen=True, slots=True)
-class RunMoment:
+class RunMoment(NamedTuple):
     """A run and when it was started: a place in the list."""
 
     id: str
     created_at: datetime
 
 
-@dataclass(frozen=True, slots=True)
-class RunLimit:
+class RunLimit(NamedTuple):
     """How many rows at most."""
 
     limit: int
 
 
-@dataclass(frozen=True, slots=True)
-class BrokenRun:
+class BrokenRun(NamedTuple):
     """One thing that is wrong with an open run."""
 
     id: str
     problem: str
 
 
-@dataclass(frozen=True, slots=True)
-class Mended:
+class Mended(NamedTuple):
     """That the mending function came to its end."""
 
     mended: bool
 
 
-@dataclass(frozen=True, slots=True)
-class FindPausedRuns:
+class FindPausedRuns(NamedTuple):
     """How long a run may be paused, and how many to find."""
 
     max_paused_seconds: float
     limit: int
 
 
-@dataclass(frozen=True, slots=True)
-class PausedRun:
+class PausedRun(NamedTuple):
     """A run that has been paused for too long."""
 
     id: str
     paused_seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class ExpireRun:
+class ExpireRun(NamedTuple):
     """Which run, how long it may be paused, and the JSON of the error."""
 
     id: str
@@ -387,15 +354,13 @@ class ExpireRun:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class ExpiredRun:
+class ExpiredRun(NamedTuple):
     """Whether the run was still paused and too old."""
 
     expired: bool
 
 
-@dataclass(frozen=True, slots=True)
-class DeleteOldRuns:
+class DeleteOldRuns(NamedTuple):
     """Older than how many hours, and how many trees at most."""
 
     hours: float

@@ -29,7 +29,7 @@ WITH inserted AS (
         AS sent (id, args, kwargs, enqueue_sha)
     ON CONFLICT DO NOTHING
     RETURNING 1)
-SELECT count(*) AS count FROM inserted
+SELECT count(*) AS inserted FROM inserted
 
 -- name: find_sent_tasks
 -- Who is in the way of an insert: fingerprints by primary key.
