@@ -180,7 +180,7 @@ def test_a_lost_answer_leaves_all_or_none_and_says_that_it_may_have_been_stored(
 ) -> None:
     add = add_task(distant_app)
     add.send(0).unwrap()
-    proxy.swallow_answer_with(b"count\0")
+    proxy.swallow_answer_with(b"inserted\0")
     error = call(distant_app, add, "send_many", [add.bind(n) for n in range(3)]).unwrap_err()
     assert error.retryable
     assert len(stored_ids(connection)) == 4
@@ -191,7 +191,7 @@ def test_a_lost_answer_is_resent_without_a_second_set_of_tasks_when_asked_for(
 ) -> None:
     app = app_at(proxy.url, resend_on_transient_err=True)
     add = add_task(app)
-    proxy.swallow_answer_with(b"count\0")
+    proxy.swallow_answer_with(b"inserted\0")
     handles = call(app, add, "send_many", [add.bind(n) for n in range(3)]).unwrap()
     assert proxy.swallowed.is_set()
     assert sorted(handle.task_id for handle in handles) == stored_ids(connection)
