@@ -194,7 +194,7 @@ class Slot:
             process.kill_group(self.pid)
 
     def may_leave(self) -> bool:
-        """Whether the child has done nearly all of its tasks: it leaves when a spare is ready."""
+        """Whether the child has done nearly all of its tasks, and may make room for others."""
         return self.limits.max_tasks > 0 and self.tasks_done >= self.soft_task_limit
 
     def must_leave(self) -> bool:
