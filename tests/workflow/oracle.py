@@ -73,9 +73,10 @@ class Oracle:
         failed = self._set_back(run, indexes)
         if not failed:
             return "NO_FAILED_NODE"
+        in_part = [node for node in failed if node.status == "RUNNING"]
         if met == "PAUSED":
             self._let_go(run)
-        self._retry_parts(failed)
+        self._retry_parts(in_part)
         self._catch_up([run])
         return "retried"
 

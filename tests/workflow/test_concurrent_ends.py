@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import psycopg
-import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from psycopg import Connection
@@ -291,30 +290,6 @@ def test_two_workers_and_a_person_act_as_if_in_turns_and_runs_end_once(
 def test_retries_in_between_agree_as_well(
     connection: Connection[Any], process_url: str, shapes: list[RunShape], seed: int
 ) -> None:
-    play(connection, process_url, shapes, seed, ["pause", "resume", "retry", "retry", "signal"])
-
-
-# A map over a map, which fails before it has items when that one fails.
-MAP_OVER_A_MAP = RunShape(
-    (
-        NodeShape("task"),
-        NodeShape("task", (0,), "any"),
-        NodeShape("map", (1,), "quorum", 1, context=(1,), over=1),
-        NodeShape("map", (0, 1, 2), "quorum", 2, over=2, allow_failed_items=True),
-        NodeShape("task", (0, 1, 2, 3), allow_failed_deps=True, context=(2,)),
-        NodeShape("task"),
-        NodeShape("task", (5,), allow_failed_deps=True, context=(5,)),
-        NodeShape("sleep", (6,), "quorum", 1),
-    ),
-    on_error="pause",
-)
-
-
-@pytest.mark.parametrize("seed", range(700, 712))
-def test_a_map_that_had_no_items_yet_runs_them_once_when_retried(
-    connection: Connection[Any], process_url: str, seed: int
-) -> None:
-    shapes = [MAP_OVER_A_MAP] * 3
     play(connection, process_url, shapes, seed, ["pause", "resume", "retry", "retry", "signal"])
 
 

@@ -101,6 +101,24 @@ def test_a_map_that_fails_at_once_when_retried_pauses_its_run_again(duet: Duet) 
     assert status_of(duet, run) == "PAUSED"
 
 
+def test_a_map_that_failed_before_it_had_items_runs_each_once_when_its_run_is_retried(
+    duet: Duet, connection: Connection[Any]
+) -> None:
+    too_early = NodeShape(kind="map", after=(0, 1), join="any", over=1)
+    run = duet.start_one(RunShape((NodeShape(), NodeShape(), too_early), on_error="pause"))
+    duet.claim([(run, 1, None)])
+    duet.succeed((run, 0, None))
+    assert statuses(duet, run) == ["COMPLETED", "ENQUEUED", "FAILED"]
+    duet.succeed((run, 1, None), value=[1, 2])
+    assert status_of(duet, run) == "PAUSED"
+    assert duet.retry(run) == "retried"
+    duet.check()
+    items = connection.execute(
+        "SELECT workflow_item_index FROM horsies_tasks WHERE workflow_node_index = 2 ORDER BY 1"
+    ).fetchall()
+    assert items == [(0,), (1,)]
+
+
 def test_a_retried_map_runs_only_its_failed_items_again(
     duet: Duet, connection: Connection[Any]
 ) -> None:
