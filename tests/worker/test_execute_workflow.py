@@ -113,8 +113,13 @@ def test_a_source_that_has_not_ended_is_left_out() -> None:
     assert value(run("describe", node))[1] == "None"
 
 
-def test_a_missing_parameter_is_said_and_not_guessed() -> None:
+def test_a_source_that_the_function_needs_and_that_is_tried_again_now_is_an_error_result() -> None:
     report = run("double", part(args={"of": 0}))
+    assert report.error_code == "RESULT_NOT_READY"
+
+
+def test_a_missing_parameter_is_said_and_not_guessed() -> None:
+    report = run("double", part(args={"plus": 0}))
     assert report.error_code == "WORKER_SERIALIZATION_ERROR"
     assert "'of' is missing" in (report.error_message or "")
 

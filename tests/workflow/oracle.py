@@ -46,14 +46,14 @@ class Oracle:
         run = self.runs[run_id]
         met = run.status
         if met == "PAUSED":
-            self._let_go(run)
+            self._let_go(run.tree())
         return met
 
     def cancel(self, run_id: str, reason: dict[str, Any]) -> str:
         run = self.runs[run_id]
         met = run.status
         if run.is_open:
-            self._stop(run.tree(), "CANCELLED", reason)
+            self._stop(run.family(), "CANCELLED", reason)
         return met
 
     def expire(self, run_id: str, reason: dict[str, Any]) -> bool:
@@ -75,8 +75,8 @@ class Oracle:
             return "NO_FAILED_NODE"
         in_part = [node for node in failed if node.status == "RUNNING"]
         if met == "PAUSED":
-            self._let_go(run)
-        self._retry_parts(in_part)
+            self._let_go(run.unfailed_tree())
+        self._retry_children(in_part)
         self._catch_up([run])
         return "retried"
 
@@ -160,8 +160,8 @@ class Oracle:
                     if work.state == "CLAIMED":
                         work.state = "PENDING"
 
-    def _let_go(self, run: Run) -> None:
-        resumed = [one for one in run.tree() if one.status == "PAUSED"]
+    def _let_go(self, runs: Sequence[Run]) -> None:
+        resumed = [one for one in runs if one.status == "PAUSED"]
         for one in resumed:
             one.status = "RUNNING"
         self._catch_up(resumed)
@@ -238,6 +238,10 @@ class Oracle:
 
     def _expand_map(self, node: Node) -> bool:
         assert node.shape.over is not None
+        if node.items:
+            node.status = "RUNNING"
+            self._retry_items(node)
+            return False
         source = node.run.nodes[node.shape.over].shown_result()
         elements = None if source is None else source.get("ok")
         if not isinstance(elements, list):
@@ -246,8 +250,8 @@ class Oracle:
         if not elements:
             node.end("COMPLETED", {"ok": []})
             return True
-        limit = node.shape.max_parallel or len(elements)
         node.status = "RUNNING"
+        limit = node.shape.max_parallel or len(elements)
         node.items = [Work(parked=place >= limit) for place in range(len(elements))]
         self.enqueued.append([(node.run.id, node.index, item) for item in range(len(elements))])
         return False
@@ -339,24 +343,36 @@ class Oracle:
         if run.status == "FAILED":
             run.status = "RUNNING"
         run.error = run.matched_case = None
-        for node in _skipped_below(run, failed):
+        skipped = _skipped_below(run, failed)
+        for node in skipped:
             node.status, node.counted, node.result, node.work = "PENDING", False, None, None
         for node in failed:
+            waits = any(run.nodes[index] in (*failed, *skipped) for index in node.shape.after)
             has_failed_child = node.child is not None and node.child.status == "FAILED"
-            node.status = "RUNNING" if node.items or has_failed_child else "READY"
+            if has_failed_child and not waits:
+                node.status = "RUNNING"
+            else:
+                node.status = "PENDING" if node.shape.after else "READY"
             node.counted, node.result, node.summary, node.work = False, None, None, None
+        self._take_back(run, [*failed, *skipped])
         return failed
 
-    def _retry_parts(self, nodes: Sequence[Node]) -> None:
-        """Of nodes that are more than one task, try only what failed again."""
+    def _take_back(self, run: Run, nodes: Sequence[Node]) -> None:
+        """What a failure let into the queue waits again for the node that is tried again."""
+        for node in run.nodes:
+            follows = any(run.nodes[index] in nodes for index in node.shape.after)
+            in_queue = node.work is not None and node.work.state in UNSTARTED
+            is_plain = node.shape.kind in {"task", "workflow"} and node.shape.join == "all"
+            if node.status == "ENQUEUED" and follows and in_queue and is_plain:
+                node.status, node.work = "PENDING", None
+
+    def _retry_children(self, nodes: Sequence[Node]) -> None:
+        """Of nodes that stand for a failed run, try only what failed in it again."""
         for node in nodes:
-            if node.items:
-                self._retry_items(node)
-            elif node.status == "RUNNING":
-                assert node.child is not None
-                self._retry_child(node.child)
-                if node.run.status == "PAUSED":
-                    self._hold(node.child)
+            assert node.child is not None
+            self._retry_child(node.child)
+            if node.run.status == "PAUSED":
+                self._hold(node.child)
 
     def _retry_items(self, node: Node) -> None:
         failed = [place for place, work in enumerate(node.items) if work.state != "COMPLETED"]
@@ -366,7 +382,8 @@ class Oracle:
         self.enqueued.append([(node.run.id, node.index, place) for place in failed])
 
     def _retry_child(self, child: Run) -> None:
-        self._retry_parts(self._set_back(child, None))
+        failed = self._set_back(child, None)
+        self._retry_children([node for node in failed if node.status == "RUNNING"])
         self._catch_up([child])
 
 

@@ -273,7 +273,7 @@ def test_a_map_whose_items_all_ended_unnoticed_ends(patient: Patient) -> None:
 
 def test_a_map_that_was_set_back_finds_its_items_again(patient: Patient) -> None:
     patient.set_node(4, "status = 'PENDING'")
-    assert "map node n4 is PENDING although it has items" in patient.problems()
+    assert "map node n4 is PENDING although it has open items" in patient.problems()
     patient.mend()
     patient.duet.check()
     patient.finish()

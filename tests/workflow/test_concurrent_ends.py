@@ -43,7 +43,7 @@ RETURNING workflow_id::text, workflow_node_index, workflow_item_index, kwargs
 
 RUNNING_PLACES = """
 SELECT workflow_id::text, workflow_node_index, workflow_item_index FROM horsies_tasks
-WHERE status = 'RUNNING' AND workflow_id IN (SELECT horsies_tree_v1(%s))
+WHERE status = 'RUNNING' AND workflow_id IN (SELECT horsies_family_v1(%s))
 """
 
 OPEN_RUNS = "SELECT id::text FROM horsies_workflows WHERE status IN ('RUNNING', 'PAUSED')"

@@ -331,8 +331,7 @@ def test_a_task_that_is_tried_again_during_a_pause_waits_for_its_end(duet: Duet)
 
 
 def test_a_run_paused_again_while_it_is_retried_holds_what_was_retried(duet: Duet) -> None:
-    child = RunShape((NodeShape(),), on_error="pause")
-    shape = RunShape((NodeShape(), NodeShape(kind="workflow", child=child)), on_error="pause")
+    shape = RunShape((NodeShape(), NodeShape(kind="workflow", child=chain(1))), on_error="pause")
     run = duet.start_one(shape)
     duet.succeed((run, 1, None))
     child_id = list(duet.oracle.runs)[1]

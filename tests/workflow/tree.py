@@ -89,9 +89,23 @@ class Run:
     def is_open(self) -> bool:
         return self.status in OPEN_RUN
 
-    def tree(self) -> list[Run]:
+    def family(self) -> list[Run]:
         """Return this run and everything below it."""
-        return [self, *(run for child in self.children for run in child.tree())]
+        return [self, *(run for child in self.children for run in child.family())]
+
+    def tree(self) -> list[Run]:
+        """Return this run and what is open below it, but not below a run that has ended."""
+        going_on = (child for child in self.children if child.is_open)
+        return [self, *(run for child in going_on for run in child.tree())]
+
+    def unfailed_tree(self) -> list[Run]:
+        """Return the same without runs that wait for somebody to decide about a failure of theirs."""
+        going_on = (child for child in self.children if child.is_open and not child.is_stuck)
+        return [self, *(run for child in going_on for run in child.unfailed_tree())]
+
+    @property
+    def is_stuck(self) -> bool:
+        return any(n.status == "FAILED" and self.shape.pauses(n.index) for n in self.uncounted())
 
     def works(self) -> Iterable[Work]:
         """Return the tasks of its nodes."""

@@ -99,7 +99,7 @@ SELECT id::text, root_workflow_id::text, depth FROM horsies_workflows WHERE id =
 
 -- name: read_tree
 -- A run and those below it, parents first; of a very large family not everybody.
-WITH family AS MATERIALIZED (SELECT horsies_tree_v1(%(id)s::uuid) AS id LIMIT %(limit)s::integer)
+WITH family AS MATERIALIZED (SELECT horsies_family_v1(%(id)s::uuid) AS id LIMIT %(limit)s::integer)
 SELECT run.id::text, run.name, run.status, run.definition_key, run.workflow_key, run.on_error,
     run.error, run.matched_case, run.parent_workflow_id::text, run.parent_task_index, run.root_workflow_id::text, run.depth,
     run.total_nodes, run.open_nodes, run.failed_nodes, run.schedule_name, run.scheduled_for, run.sent_at,

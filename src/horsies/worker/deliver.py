@@ -16,7 +16,7 @@ from pydantic_core import from_json
 
 from horsies.app import Horsies
 from horsies.codec import BoundCall, CallSignature, CodecError, ResultCodec, decode_untyped
-from horsies.outcome import OperationalErrorCode, TaskError, TaskResult
+from horsies.outcome import OperationalErrorCode, RetrievalCode, TaskError, TaskResult
 from horsies.result import Err, Ok, Result
 from horsies.worker.wire import Assignment, NodeInput, NodePart
 from horsies.workflow.context import UpstreamResult, WorkflowContext, WorkflowMeta
@@ -29,10 +29,14 @@ _CORRUPT_INPUTS = CodecError("What this node takes from others is stored as no J
 
 @dataclass(frozen=True, slots=True)
 class _Taken:
-    """What a node takes from others: by parameter, and by node id for its context."""
+    """What a node takes from others: by parameter, and by node id for its context.
+
+    ``missing`` are the nodes that have not ended, by the parameters they are for.
+    """
 
     args: Mapping[str, NodeInput]
     context: Mapping[str, NodeInput]
+    missing: Mapping[str, int]
 
 
 def deliver(
@@ -40,7 +44,8 @@ def deliver(
 ) -> Result[BoundCall, CodecError]:
     """Return the call of a node: its own arguments, results of other nodes, context and meta.
 
-    The parameter of a source that has not ended (its join did not wait for it) is left out.
+    The parameter of a source that has not ended (its join did not wait for it) is left out. One that the
+    function needs is an error result: the source had ended, and is tried again now.
     """
     node = assignment.node
     assert node is not None
@@ -51,13 +56,15 @@ def deliver(
     if taken is None:
         return Err(_CORRUPT_INPUTS)
     results = {name: _result(signature, name, source) for name, source in taken.args.items()}
+    needed = (name for name in taken.missing if name in signature.names.required)
+    results |= {name: _not_ready(taken.missing[name]) for name in needed}
     injected = _injected(app, assignment, node, signature, taken.context)
     return signature.complete_call({**given.value, **results}, injected)
 
 
 def _taken(node: NodePart) -> _Taken | None:
     if node.inputs_json is None:
-        return _Taken({}, {})
+        return _Taken({}, {}, {})
     ended = {source.task_index: source for source in node.sources}
     try:
         stored = from_json(node.inputs_json)
@@ -65,9 +72,10 @@ def _taken(node: NodePart) -> _Taken | None:
             {name: ended[index] for name, index in stored[kind].items() if index in ended}
             for kind in ("args", "context")
         )
+        missing = {name: index for name, index in stored["args"].items() if index not in ended}
     except (ValueError, TypeError, KeyError, AttributeError):
         return None
-    return _Taken(args, context)
+    return _Taken(args, context, missing)
 
 
 def _result(signature: CallSignature, name: str, source: NodeInput) -> TaskResult[Any, Any]:
@@ -82,6 +90,16 @@ def _result(signature: CallSignature, name: str, source: NodeInput) -> TaskResul
             return untyped
         case Err(problem):
             return _unreadable(source, problem)
+
+
+def _not_ready(index: int) -> TaskResult[Any, TaskError]:
+    return TaskResult(
+        err=TaskError(
+            error_code=RetrievalCode.RESULT_NOT_READY,
+            message="Another node whose result this one takes is being tried again.",
+            data={"dependency_index": index},
+        )
+    )
 
 
 def _unreadable(source: NodeInput, problem: CodecError) -> TaskResult[Any, TaskError]:
