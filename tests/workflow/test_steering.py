@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from datetime import timedelta
-from typing import Any
+from typing import Annotated, Any
 
 import psycopg
 import pytest
@@ -351,6 +351,24 @@ def test_a_signal_nobody_can_take_is_refused(
     assert late.code is HandleErrorCode.WORKFLOW_ENDED
     assert "CANCELLED" in late.message
     assert hands.count("horsies_workflow_signals") == 0
+
+
+@pytest.mark.parametrize("name", ["g\0o", "\ud800", 5, None, b"go", ["go"]])
+def test_a_signal_by_what_is_no_name_is_refused(
+    app: Horsies, tasks: Tasks, hands: Hands, call: Call, name: Any
+) -> None:
+    handle = signalled(app, tasks)
+    refused = call(app, handle, "signal", name, True).unwrap_err()
+    assert refused.code is HandleErrorCode.VALIDATION_FAILED
+    assert refused.message.startswith(f"The signal {name!r} was not sent: its name ")
+    assert hands.count("horsies_workflow_signals") == 0
+
+
+def test_a_signal_s_type_may_hold_what_has_no_hash(app: Horsies, hands: Hands, call: Call) -> None:
+    described: Any = Annotated[int, {"unit": "seconds"}]
+    nodes = [SignalNode("go", value_type=described)]
+    handle = app.workflow("w", nodes, definition_key="steering.unhashed").start().unwrap()
+    assert call(app, handle, "signal", "go", 7).unwrap() is SignalDelivery.DELIVERED
 
 
 # Trees of runs

@@ -222,17 +222,41 @@ def signal_script(
     """Hand a value of the declared type to the first node that waits, or will wait, for the name."""
     if (stored := stored_form(workflow_id)) is None:
         return no_such_run(workflow_id)
+    if problem := _signal_name_problem(name):
+        return _not_sent(workflow_id, name, problem)
     text = _signal_form(declared).encode(value)
     if isinstance(text, CodecError):
-        message = f"The signal {name!r} was not sent: {text.message}"
-        return refused(workflow_id, HandleErrorCode.VALIDATION_FAILED, message)
+        return _not_sent(workflow_id, name, text.message)
     (row,) = yield signal_run, SignalRun(stored, name, text)
     return signal_answer(workflow_id, name, row.answer)
 
 
-@lru_cache(maxsize=128)
+def _signal_name_problem(name: object) -> str | None:
+    if not isinstance(name, str):
+        return f"its name is of type {type(name).__name__}, not text."
+    # No node can be built with such a name, and the database does not take all of them.
+    return None if name.isprintable() else "its name holds characters that cannot be printed."
+
+
+def _not_sent(workflow_id: str, name: object, problem: str) -> Err[HandleOperationError]:
+    message = f"The signal {name!r} was not sent: {problem}"
+    return refused(workflow_id, HandleErrorCode.VALIDATION_FAILED, message)
+
+
 def _signal_form(declared: Any) -> JsonForm:
+    try:
+        return _kept_form(declared)
+    except TypeError:
+        # An annotation may hold what has no hash.
+        return _form_of(declared)
+
+
+def _form_of(declared: Any) -> JsonForm:
     return JsonForm(ValueShape(Part("value", declared)))
+
+
+# Building one takes milliseconds.
+_kept_form = lru_cache(maxsize=128)(_form_of)
 
 
 def signal_answer(workflow_id: str, name: str, answer: str | None) -> HandleResult[SignalDelivery]:
