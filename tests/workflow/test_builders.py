@@ -280,6 +280,21 @@ def test_definitions_that_take_no_parameters_are_built(module: Callable[[str], H
     assert error.location.function == "Broken"
 
 
+def test_a_definition_whose_node_runs_no_task_is_told(module: Callable[[str], Horsies]) -> None:
+    found = module(
+        """
+        from horsies import TaskNode
+
+        class Broken(WorkflowDefinition[None]):
+            name = "broken"
+            definition_key = "builders.no_task"
+            only = TaskNode(len)
+        """
+    )
+    (error,) = found.check()
+    assert error.code is ErrorCode.TASK_NOT_REGISTERED
+
+
 def test_definitions_of_another_application_are_left_to_it(
     module: Callable[[str], Horsies],
 ) -> None:

@@ -91,6 +91,21 @@ class Keyless(WorkflowDefinition[int]):
     only = number.node()(n=1)
 
 
+class LongNamed(Plain):
+    name = "x" * 300
+    definition_key = "validation.long"
+
+
+class TornNamed(Plain):
+    name = "to\0rn"
+    definition_key = "validation.torn"
+
+
+class NumberNamed(Plain):
+    name = cast(Any, 7)
+    definition_key = "validation.number"
+
+
 class Untyped(WorkflowDefinition):  # type: ignore[type-arg]
     name = "untyped"
     definition_key = "validation.untyped"
@@ -341,6 +356,22 @@ OPTIONS: dict[str, Callable[[], object]] = {
         [one := numbers.node()(), MapNode(square, over=one, max_parallel=0)]
     ),
     "on_error": lambda: workflow([number.node()()], on_error=cast(OnError, "panic")),
+    "dependencies that may fail": lambda: workflow(
+        [number.node(allow_failed_deps=cast(Any, "no"))()]
+    ),
+    "dependencies of a child": lambda: workflow(
+        [SubWorkflowNode(Plain, allow_failed_deps=cast(Any, 1))]
+    ),
+    "dependencies of a sleep": lambda: workflow([SleepNode(1, allow_failed_deps=cast(Any, None))]),
+    "dependencies of a signal": lambda: workflow(
+        [SignalNode("go", allow_failed_deps=cast(Any, []))]
+    ),
+    "dependencies of a map": lambda: workflow(
+        [one := numbers.node()(), MapNode(square, over=one, allow_failed_deps=cast(Any, 0))]
+    ),
+    "items that may fail": lambda: workflow(
+        [one := numbers.node()(), MapNode(square, over=one, allow_failed_items=cast(Any, "no"))]
+    ),
 }
 
 
@@ -550,6 +581,224 @@ JUNK: dict[str, tuple[Callable[[], object], str]] = {
 def test_what_is_no_node_at_all_is_a_mistake_like_others(place: str) -> None:
     build, code = JUNK[place]
     assert codes_of(build) == [code]
+
+
+def node_of(**options: Any) -> TaskNode[Any]:
+    return TaskNode(number, node_id="n", **options)
+
+
+def second(**options: Any) -> list[Any]:
+    """Two nodes; the options of the second may name the first by calling for it."""
+    first = number.node(node_id="first")()
+    return [first, node_of(**{name: make(first) for name, make in options.items()})]
+
+
+def reported(**options: Any) -> list[Any]:
+    first = number.node(node_id="first")()
+    kwargs = {"title": ""}
+    made = {name: make(first) for name, make in options.items()}
+    return [first, TaskNode(report, kwargs=kwargs, waits_for=[first], node_id="n", **made)]
+
+
+# What is given, the code of the mistake, and words of the sentence and of its help.
+MISFITS: dict[str, tuple[Callable[[], object], str, tuple[str, ...]]] = {
+    "a node as dependencies": (
+        lambda: workflow(second(waits_for=lambda first: first)),
+        "HRS-006",
+        ("Node 'n' of workflow 'shop'", "waits_for of type TaskNode", "waits_for=[...]"),
+    ),
+    "text as dependencies": (
+        lambda: workflow(second(waits_for=lambda _: "first")),
+        "HRS-006",
+        ("Node 'n'", "waits_for of type str"),
+    ),
+    "dependencies that run dry": (
+        lambda: workflow(second(waits_for=lambda first: (one for one in [first]))),
+        "HRS-006",
+        ("Node 'n'", "waits_for of type generator"),
+    ),
+    "no dependencies of a map": (
+        lambda: workflow(
+            [one := numbers.node()(), MapNode(square, over=one, waits_for=cast(Any, None))]
+        ),
+        "HRS-006",
+        ("Node 'shop:1'", "waits_for of type NoneType"),
+    ),
+    "sources in a list": (
+        lambda: workflow([node_of(args_from=[1])]),
+        "HRS-008",
+        ("Node 'n'", "args_from of type list", 'args_from={"parameter": node}'),
+    ),
+    "no sources": (
+        lambda: workflow([node_of(args_from=None)]),
+        "HRS-008",
+        ("Node 'n'", "args_from of type NoneType"),
+    ),
+    "a node as the context": (
+        lambda: workflow(reported(workflow_ctx_from=lambda first: first)),
+        "HRS-009",
+        ("Node 'n'", "workflow_ctx_from of type TaskNode"),
+    ),
+    "a context that runs dry": (
+        lambda: workflow(reported(workflow_ctx_from=lambda first: iter([first]))),
+        "HRS-009",
+        ("Node 'n'", "workflow_ctx_from of type list_iterator"),
+    ),
+    "no arguments": (
+        lambda: workflow([node_of(kwargs=None)]),
+        "HRS-019",
+        ("Node 'n'", "kwargs of type NoneType", 'kwargs={"parameter": value}'),
+    ),
+    "arguments in a list": (
+        lambda: workflow([SubWorkflowNode(Parametric, kwargs=cast(Any, [1]))]),
+        "HRS-019",
+        ("Node 'shop:0'", "kwargs of type list"),
+    ),
+    "an element of no name": (
+        lambda: workflow([one := numbers.node()(), MapNode(square, over=one, each=cast(Any, []))]),
+        "HRS-019",
+        ("Node 'shop:1'", "each of type list", 'each="item"'),
+    ),
+    "text as a child": (
+        lambda: workflow([SubWorkflowNode(cast(Any, "x"), node_id="n")]),
+        "HRS-016",
+        ("Node 'n'", "runs a str", "SubWorkflowNode(Report)"),
+    ),
+    "another class as a child": (
+        lambda: workflow([SubWorkflowNode(cast(Any, int), node_id="n")]),
+        "HRS-016",
+        ("Node 'n'", "runs int", "no WorkflowDefinition"),
+    ),
+    "no class as a child": (
+        lambda: workflow([SubWorkflowNode(cast(Any, Plain()), node_id="n")]),
+        "HRS-016",
+        ("Node 'n'", "runs a Plain", "the class itself"),
+    ),
+    "a child of too long a name": (
+        lambda: workflow([SubWorkflowNode(LongNamed, node_id="n")]),
+        "HRS-001",
+        ("Node 'n'", "LongNamed", "1 to 255 characters"),
+    ),
+    "a child of a torn name": (
+        lambda: workflow([SubWorkflowNode(TornNamed, node_id="n")]),
+        "HRS-001",
+        ("Node 'n'", "TornNamed"),
+    ),
+    "a child named by a number": (
+        lambda: workflow([SubWorkflowNode(NumberNamed, node_id="n")]),
+        "HRS-001",
+        ("Node 'n'", "NumberNamed"),
+    ),
+    "a node as all nodes": (
+        lambda: workflow(cast(Any, node_of())),
+        "HRS-006",
+        ("Workflow 'shop'", "of type TaskNode", "[...]"),
+    ),
+    "no nodes at all": (
+        lambda: workflow(cast(Any, None)),
+        "HRS-006",
+        ("Workflow 'shop'", "of type NoneType"),
+    ),
+    "text as the policy": (
+        lambda: workflow([node_of()], success_policy="x"),
+        "HRS-012",
+        ("The success policy of workflow 'shop'", "of type str", "SuccessPolicy(cases="),
+    ),
+    "a case as all cases": (
+        lambda: workflow(
+            [node_of()], success_policy=SuccessPolicy(cases=cast(Any, SuccessCase(["n"])))
+        ),
+        "HRS-012",
+        ("cases of type SuccessCase", "cases=[SuccessCase(...)]"),
+    ),
+    "a list as a case": (
+        lambda: workflow([node_of()], success_policy=SuccessPolicy([cast(Any, ["n"])])),
+        "HRS-012",
+        ("a case (number 0) of type list", "SuccessCase(required=[...])"),
+    ),
+    "a node as all that is required": (
+        lambda: workflow(
+            [one := node_of()], success_policy=SuccessPolicy([SuccessCase(cast(Any, one))])
+        ),
+        "HRS-012",
+        ("a case (number 0)", "required of type TaskNode", "required=[...]"),
+    ),
+    "an id as all that is required": (
+        lambda: workflow([node_of()], success_policy=SuccessPolicy([SuccessCase("n")])),
+        "HRS-012",
+        ("a case (number 0)", "required of type str"),
+    ),
+    "a node as all that is optional": (
+        lambda: workflow(
+            [one := node_of()],
+            success_policy=SuccessPolicy([SuccessCase([one])], optional=cast(Any, one)),
+        ),
+        "HRS-012",
+        ("optional of type TaskNode", "optional=[...]"),
+    ),
+    "any of nothing": (
+        lambda: workflow([node_of(join="any")]),
+        "HRS-013",
+        ("Node 'n'", "join='any'", "nothing to count", "leave join out"),
+    ),
+    "a quorum of nothing": (
+        lambda: workflow([SleepNode(1, join="quorum", min_success=1, node_id="n")]),
+        "HRS-013",
+        ("Node 'n'", "join='quorum'", "nothing to count"),
+    ),
+    "a signal of two types": (
+        lambda: workflow(
+            [
+                SignalNode("go", value_type=int, node_id="early"),
+                SignalNode("stop", value_type=str),
+                SignalNode("go", value_type=str, node_id="late"),
+            ]
+        ),
+        "HRS-102",
+        ("'early' and 'late'", "'go'", "int and str", "same value_type"),
+    ),
+    "a signal of a type here and any there": (
+        lambda: workflow([SignalNode("go"), SignalNode("go", value_type=int)]),
+        "HRS-102",
+        ("'shop:0' and 'shop:1'", "'go'"),
+    ),
+}
+
+
+@pytest.mark.parametrize("misfit", MISFITS)
+def test_what_is_of_another_kind_is_refused_with_its_place_and_fix(misfit: str) -> None:
+    build, code, words = MISFITS[misfit]
+    (error,) = errors_of(build)
+    said = f"{error.message} {error.help_text}"
+    assert (error.code, [word for word in words if word not in said]) == (code, []), said
+
+
+def test_all_that_is_of_another_kind_is_told_together() -> None:
+    nodes: list[Any] = [node_of(kwargs=None, waits_for=5), SubWorkflowNode(cast(Any, int))]
+    found = codes_of(lambda: workflow(nodes, success_policy=7))
+    assert found == ["HRS-006", "HRS-019", "HRS-016", "HRS-012"]
+
+
+def test_lists_of_any_kind_and_nodes_from_a_generator_are_taken() -> None:
+    first = number.node(node_id="first")()
+    last = TaskNode(number, waits_for={first}, node_id="last")  # type: ignore[arg-type]
+    policy = SuccessPolicy((SuccessCase(dict.fromkeys(["last"]).keys()),))  # type: ignore[arg-type]
+    spec = workflow((node for node in (first, last)), success_policy=policy)
+    assert spec.blueprint.dependencies == ((), (0,))
+
+
+def test_nodes_may_share_a_signal_of_one_type() -> None:
+    nodes = [SignalNode("go", value_type=list[int]), SignalNode("go", value_type=list[int])]
+    assert len(workflow(nodes).tasks) == 2
+
+
+def test_a_foreign_dependency_that_runs_nothing_is_named() -> None:
+    strangers = (TaskNode(cast(Any, len)), SubWorkflowNode(cast(Any, "x")))
+    for stranger, name in zip(strangers, ("len", "str"), strict=True):
+        (error,) = errors_of(lambda: workflow([number.node()(), after(number, stranger)()]))  # noqa: B023
+        assert error.code is ErrorCode.WORKFLOW_INVALID_DEPENDENCY
+        assert name in error.message
+        assert name in repr(stranger)
 
 
 def test_names_of_the_library_s_own_tasks_cannot_be_taken() -> None:

@@ -101,7 +101,10 @@ def _is_ours(app: KnowsTasks, definition: AnyDefinition) -> bool:
         return False
     nodes = [node for _, node in definition.get_workflow_nodes()]
     tasks = [node.fn for node in nodes if isinstance(node, TaskNode | MapNode)]
-    return all(app.get_task(task.definition.name) is task for task in tasks)
+    # What is no task belongs to nobody; building says so.
+    return all(
+        app.get_task(one.definition.name) is one for one in tasks if hasattr(one, "definition")
+    )
 
 
 def _has_own_build_with(definition: AnyDefinition) -> bool:

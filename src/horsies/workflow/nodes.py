@@ -8,10 +8,20 @@ before the line producer -> SQL -> turn -> child -> report -> result.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from datetime import datetime, timedelta
-from typing import Any, ClassVar, Generic, Literal, Protocol, TypeAlias, assert_never, cast
+from typing import (
+    Any,
+    ClassVar,
+    Generic,
+    Literal,
+    Protocol,
+    TypeAlias,
+    assert_never,
+    cast,
+    get_origin,
+)
 
 from typing_extensions import TypeVar
 
@@ -28,6 +38,7 @@ T_co = TypeVar("T_co", covariant=True)
 V_co = TypeVar("V_co", covariant=True, default=Any)
 
 _ANYTHING: Any = Any
+_DEFINITION_METHODS = ("own_key", "output_type", "build_signature", "build_with")
 
 Join: TypeAlias = Literal["all", "any", "quorum"]
 
@@ -114,6 +125,17 @@ def _shown(node: Any) -> str:
     return f"{type(node).__name__}({node.name!r}, node_id={node.node_id!r})"
 
 
+def own_name(thing: object) -> str:
+    """Name a function or class, or the type of anything else."""
+    return getattr(thing, "__name__", None) or type(thing).__name__
+
+
+def _task_name(task: object) -> str:
+    # A node may hold what is no task until a workflow refuses it, and is shown all the same.
+    definition: TaskDefinition | None = getattr(task, "definition", None)
+    return own_name(task) if definition is None else definition.name
+
+
 def _key_of(node: Any) -> NodeKey[Any]:
     if node.node_id is None:
         raise WorkflowValidationError(
@@ -164,7 +186,7 @@ class TaskNode(Generic[T_co]):
     @property
     def name(self) -> str:
         """The name of the task."""
-        return self.fn.definition.name
+        return _task_name(self.fn)
 
     def key(self) -> NodeKey[T_co]:
         """Return the name its result is found under; HRS-003 while it has none."""
@@ -202,7 +224,7 @@ class SubWorkflowNode(Generic[T_co]):
     @property
     def name(self) -> str:
         """The name of the child workflow."""
-        return getattr(self.workflow_def, "name", None) or self.workflow_def.__name__
+        return getattr(self.workflow_def, "name", None) or own_name(self.workflow_def)
 
     def key(self) -> NodeKey[T_co]:
         """Return the name its result is found under; HRS-003 while it has none."""
@@ -252,7 +274,7 @@ class MapNode(Generic[T_co]):
     @property
     def name(self) -> str:
         """The name of the task."""
-        return self.fn.definition.name
+        return _task_name(self.fn)
 
     def key(self) -> NodeKey[list[TaskResult[T_co, TaskError]]]:
         """Return the name its result is found under; HRS-003 while it has none."""
@@ -330,6 +352,19 @@ CallingNode: TypeAlias = TaskNode[Any] | SubWorkflowNode[Any] | MapNode[Any]
 AnyNode: TypeAlias = CallingNode | SleepNode | SignalNode[Any]
 CALLING_KINDS = (TaskNode, SubWorkflowNode, MapNode)
 NODE_KINDS = (*CALLING_KINDS, SleepNode, SignalNode)
+
+
+def is_list(value: object) -> bool:
+    """Tell what holds any number of nodes, as often as it is read: no node, text or generator."""
+    return isinstance(value, Collection) and not isinstance(value, str | bytes | Mapping)
+
+
+def is_definition(candidate: object) -> bool:
+    """Tell a class that builds workflows, with or without its type parameters, from all else."""
+    owner = get_origin(candidate) or candidate
+    return isinstance(owner, type) and all(
+        callable(getattr(owner, method, None)) for method in _DEFINITION_METHODS
+    )
 
 
 def value_type(node: AnyNode) -> Any:

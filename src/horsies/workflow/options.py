@@ -1,43 +1,163 @@
-"""The options of nodes: deadlines, time limits, priorities, sleeps and signals in their ranges.
+"""The options of nodes: all of the right kind; deadlines, limits, sleeps and signals in their ranges.
 
-Nodes may be changed until a workflow takes them, so what they hold is looked at then. Stands before
-the line producer -> SQL -> turn -> child -> report -> result.
+Nodes may be changed until a workflow takes them, so what they hold is looked at then: first whether
+it can be read at all, its values once the nodes have their ids. Stands before the line producer ->
+SQL -> turn -> child -> report -> result.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any, assert_never
+from typing import Any, NamedTuple, assert_never
 
-from horsies.definition import TIMEOUT_MS_MIN
+from horsies.definition import NAME_LENGTH_MAX, TIMEOUT_MS_MIN, is_storable_name
 from horsies.errors import ErrorCode, WorkflowValidationError
+from horsies.jsonshape import type_text
 from horsies.request import DELAY_SECONDS_MAX
 from horsies.retry import RetryPolicy
-from horsies.workflow.draft import Draft
+from horsies.workflow.draft import Draft, slugify
 from horsies.workflow.nodes import (
+    CALLING_KINDS,
+    NODE_KINDS,
     AnyNode,
+    CallingNode,
     MapNode,
     SignalNode,
     SleepNode,
     SubWorkflowNode,
     TaskNode,
     codec_for,
+    is_definition,
+    is_list,
+    own_name,
 )
 
 SIGNAL_NAME_LENGTH_MAX = 128
 SPAN_MAX = timedelta(seconds=DELAY_SECONDS_MAX)
 
 
-def option_problems(plan: Draft, index: int) -> Iterator[WorkflowValidationError]:
-    """Find options of a node that are out of range or contradict each other."""
-    for problem in _problems(plan.nodes[index]):
-        yield WorkflowValidationError(
-            f"{plan.says(index)} {problem}.", code=ErrorCode.TASK_INVALID_OPTIONS
+class _Misfit(NamedTuple):
+    """What of a node is of another kind than it should be, and how to write it."""
+
+    code: ErrorCode
+    problem: str
+    help_text: str
+
+
+def node_misfits(name: str, nodes: Sequence[object]) -> Iterator[WorkflowValidationError]:
+    """Find what keeps nodes from being read as a graph; what is no node at all is left aside."""
+    for index, node in enumerate(nodes):
+        if isinstance(node, NODE_KINDS):
+            for code, problem, help_text in _misfits(node):
+                says = f"Node {_id(name, index, node)!r} of workflow {name!r}"
+                yield WorkflowValidationError(f"{says} {problem}.", code=code, help_text=help_text)
+    yield from _signals_at_odds(name, nodes)
+
+
+def _id(name: str, index: int, node: AnyNode) -> str:
+    """Return the id that a draft will give the node."""
+    given = None if node.id_derived else node.node_id
+    return f"{slugify(str(name))}:{index}" if given is None else given
+
+
+def _misfits(node: AnyNode) -> Iterator[_Misfit]:
+    if not is_list(node.waits_for):
+        yield _Misfit(
+            ErrorCode.WORKFLOW_INVALID_DEPENDENCY,
+            f"has a waits_for of type {type(node.waits_for).__name__}, not a list of nodes",
+            "write waits_for=[...]",
+        )
+    elif node.join in ("any", "quorum") and not node.waits_for and not isinstance(node, MapNode):
+        yield _Misfit(
+            ErrorCode.WORKFLOW_INVALID_JOIN,
+            f"has join={node.join!r} but waits for no node, so it has nothing to count",
+            "list its dependencies in waits_for, or leave join out",
+        )
+    if isinstance(node, CALLING_KINDS):
+        yield from _call_misfits(node)
+    if isinstance(node, SubWorkflowNode) and not is_definition(node.workflow_def):
+        yield _no_definition(node.workflow_def)
+
+
+def _call_misfits(node: CallingNode) -> Iterator[_Misfit]:
+    if not isinstance(node.kwargs, Mapping):
+        yield _Misfit(
+            ErrorCode.WORKFLOW_INVALID_KWARG_KEY,
+            f"has kwargs of type {type(node.kwargs).__name__}, not a dict of arguments by name",
+            'write kwargs={"parameter": value}, or leave it out',
+        )
+    if not isinstance(node.args_from, Mapping):
+        yield _Misfit(
+            ErrorCode.WORKFLOW_INVALID_ARGS_FROM,
+            f"has an args_from of type {type(node.args_from).__name__}, not a dict of nodes by name",
+            'write args_from={"parameter": node}, or leave it out',
+        )
+    if node.workflow_ctx_from is not None and not is_list(node.workflow_ctx_from):
+        kind = type(node.workflow_ctx_from).__name__
+        yield _Misfit(
+            ErrorCode.WORKFLOW_INVALID_CTX_FROM,
+            f"has a workflow_ctx_from of type {kind}, not a list of nodes",
+            "write workflow_ctx_from=[...]",
+        )
+    if isinstance(node, MapNode) and node.each is not None and not isinstance(node.each, str):
+        yield _Misfit(
+            ErrorCode.WORKFLOW_INVALID_KWARG_KEY,
+            f"has an each of type {type(node.each).__name__}, not the name of a parameter",
+            'write each="item"',
         )
 
 
+def _no_definition(given: object) -> _Misfit:
+    shown = own_name(given) if isinstance(given, type) else f"a {type(given).__name__}"
+    return _Misfit(
+        ErrorCode.WORKFLOW_NO_DEFINITION_KEY,
+        f"runs {shown}, which is no WorkflowDefinition",
+        "give the class itself: SubWorkflowNode(Report)",
+    )
+
+
+def _signals_at_odds(name: str, nodes: Sequence[object]) -> Iterator[WorkflowValidationError]:
+    """Find signals whose nodes take values of different types: a value goes to any of them."""
+    first_use: dict[str, tuple[str, Any]] = {}
+    for index, node in enumerate(nodes):
+        if not isinstance(node, SignalNode) or not isinstance(node.name, str):
+            continue
+        node_id = _id(name, index, node)
+        first_id, declared = first_use.setdefault(node.name, (node_id, node.value_type))
+        if declared != node.value_type:
+            yield WorkflowValidationError(
+                f"Nodes {first_id!r} and {node_id!r} of workflow {name!r} wait for the same signal "
+                f"{node.name!r} with values of different types, {type_text(declared)} and "
+                f"{type_text(node.value_type)}.",
+                code=ErrorCode.TASK_INVALID_OPTIONS,
+                help_text="give both the same value_type, or one of them another signal name",
+            )
+
+
+def option_problems(plan: Draft, index: int) -> Iterator[WorkflowValidationError]:
+    """Find options of a node that are out of range or contradict each other."""
+    node = plan.nodes[index]
+    for problem in _problems(node):
+        yield WorkflowValidationError(
+            f"{plan.says(index)} {problem}.", code=ErrorCode.TASK_INVALID_OPTIONS
+        )
+    if isinstance(node, SubWorkflowNode) and not _is_name(node.name):
+        yield WorkflowValidationError(
+            f"{plan.says(index)} runs {own_name(node.workflow_def)}, whose name is no plain text of "
+            f"1 to {NAME_LENGTH_MAX} characters.",
+            code=ErrorCode.WORKFLOW_NO_NAME,
+            help_text='name = "nightly_report" in that class',
+        )
+
+
+def _is_name(name: object) -> bool:
+    return isinstance(name, str) and is_storable_name(name)
+
+
 def _problems(node: AnyNode) -> Iterator[str]:
+    if type(node.allow_failed_deps) is not bool:
+        yield "has an allow_failed_deps that is neither True nor False"
     match node:
         case TaskNode():
             yield from _task_problems(node)
@@ -45,6 +165,8 @@ def _problems(node: AnyNode) -> Iterator[str]:
             yield from _task_problems(node)
             if node.max_parallel is not None and not _is_whole(node.max_parallel, 1, 1_000_000):
                 yield "has a max_parallel that is not a whole number of at least 1"
+            if type(node.allow_failed_items) is not bool:
+                yield "has an allow_failed_items that is neither True nor False"
         case SleepNode():
             yield from _sleep_problems(node)
         case SignalNode():

@@ -7,19 +7,26 @@ result.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Generic, NoReturn, TypeAlias, TypeVar, overload
 
 from horsies.broker import PostgresBroker
+from horsies.errors import (
+    ErrorCode,
+    ValidationReport,
+    WorkflowValidationError,
+    raise_collected,
+)
 from horsies.outcome import TaskError, TaskResult
 from horsies.send import Producer
 from horsies.workflow.answers import WorkflowStartError, WorkflowStartResult
 from horsies.workflow.blueprint import Blueprint, Outline, assemble, key_problem, no_key
 from horsies.workflow.handle import WorkflowHandle
 from horsies.workflow.nodes import AnyNode, NodeKey, ValueNode
-from horsies.workflow.policy import OnError, SuccessPolicy
+from horsies.workflow.options import node_misfits
+from horsies.workflow.policy import OnError, SuccessPolicy, policy_misfits
 from horsies.workflow.start import (
     StartOptions,
     start,
@@ -58,7 +65,8 @@ class WorkflowSpec(Generic[T]):
         definition_key: str | None = None,
         producer: Producer | None = None,
     ) -> None:
-        outline = Outline(name, tasks, on_error, output, success_policy, definition_key, producer)
+        nodes = _readable(name, tasks, success_policy)
+        outline = Outline(name, nodes, on_error, output, success_policy, definition_key, producer)
         _hold(self, assemble(outline))
 
     @classmethod
@@ -258,6 +266,22 @@ def specs_made() -> Iterator[list[WorkflowSpec[Any]]]:
         _made.reset(token)
         if outer is not None:
             outer.extend(inner)
+
+
+def _readable(name: str, tasks: Iterable[AnyNode], policy: object) -> list[AnyNode]:
+    """Return the nodes, or raise what keeps them and the policy from being read and checked."""
+    if not isinstance(tasks, Iterable) or isinstance(tasks, str | bytes | Mapping):
+        raise WorkflowValidationError(
+            f"Workflow {name!r} has tasks of type {type(tasks).__name__}, not a list of nodes.",
+            code=ErrorCode.WORKFLOW_INVALID_DEPENDENCY,
+            help_text="write app.workflow(name, [...])",
+        )
+    nodes = list(tasks)
+    report = ValidationReport(f"workflow {name!r}")
+    report.errors.extend(node_misfits(name, nodes))
+    report.errors.extend(policy_misfits(name, policy))
+    raise_collected(report)
+    return nodes
 
 
 def _hold(spec: WorkflowSpec[Any], blueprint: Blueprint) -> None:
