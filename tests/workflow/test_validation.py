@@ -607,6 +607,16 @@ MISFITS: dict[str, tuple[Callable[[], object], str, tuple[str, ...]]] = {
         "HRS-006",
         ("Node 'n' of workflow 'shop'", "waits_for of type TaskNode", "waits_for=[...]"),
     ),
+    "a node as dependencies, by the task": (
+        lambda: workflow([one := number.node()(), number.node(waits_for=cast(Any, one))()]),
+        "HRS-006",
+        ("Node 'shop:1'", "waits_for of type TaskNode"),
+    ),
+    "sources in a list, by the task": (
+        lambda: workflow([number.node(args_from=cast(Any, [1]))()]),
+        "HRS-008",
+        ("Node 'shop:0'", "args_from of type list"),
+    ),
     "text as dependencies": (
         lambda: workflow(second(waits_for=lambda _: "first")),
         "HRS-006",

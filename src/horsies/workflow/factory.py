@@ -12,7 +12,7 @@ from typing import Any, Generic, ParamSpec, TypedDict, TypeVar
 
 from horsies.errors import ErrorCode, WorkflowValidationError
 from horsies.retry import RetryPolicy
-from horsies.workflow.nodes import AnyNode, FromNode, Join, RunnableTask, TaskNode
+from horsies.workflow.nodes import AnyNode, FromNode, Join, RunnableTask, TaskNode, is_list
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -60,6 +60,8 @@ class NodeFactory(Generic[P, T]):
     def _with_sources(self, sources: dict[str, AnyNode]) -> NodeOptions:
         options = self._options
         args_from: Mapping[str, Any] = options.get("args_from") or {}
+        if not is_list(options.get("waits_for", ())) or not isinstance(args_from, Mapping):
+            return options  # the workflow that takes the node says what is wrong with them
         twice = [name for name in sources if name in args_from]
         if twice:
             raise WorkflowValidationError(

@@ -271,7 +271,7 @@ class WorkflowHandle(Generic[T]):
         that will; each signal is taken once.
 
         SIGNAL_NOT_FOUND when no node of the run has this name, WORKFLOW_ENDED when none will take it
-        any more, VALIDATION_FAILED when the value is not of the declared type.
+        any more, VALIDATION_FAILED when the value is not of the declared type or the name no text.
         """
         return self._perform(self._signal_script(name, value))
 
