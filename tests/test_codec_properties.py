@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from decimal import Decimal
 from enum import Enum, IntEnum, StrEnum
+from random import Random
 from typing import Any, Literal, NamedTuple, NoReturn, NotRequired
 
 from hypothesis import HealthCheck, given, settings
@@ -21,8 +22,10 @@ from horsies.codec import (
     decode_untyped,
     encode_task_error,
 )
+from horsies.jsonwalk import canonical
 from horsies.outcome import OperationalErrorCode, TaskError, TaskResult
 from horsies.result import Err, Ok
+from tests.orders import reordered
 
 SETTINGS = settings(
     max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow], database=None
@@ -213,6 +216,39 @@ def test_every_supported_value_comes_back_from_a_result(case: tuple[Any, Any]) -
     annotation, value = case
     codec = ResultCodec.of(annotation, TaskError)
     assert codec.decode(codec.encode(TaskResult(ok=value)).unwrap()) == Ok(TaskResult(ok=value))
+
+
+@settings(SETTINGS, max_examples=200)
+@given(
+    typed_values.flatmap(lambda typed: st.tuples(st.just(typed[0]), typed[1])),
+    st.randoms(use_true_random=False),
+)
+def test_equal_values_filled_in_another_order_have_the_same_canonical_text(
+    case: tuple[Any, Any], random: Random
+) -> None:
+    annotation, value = case
+    signature = signature_of(annotation)
+    one, two = stored(signature, value)[0], stored(signature, reordered(value, random))[0]
+    assert canonical(one) == canonical(two)
+    assert json.loads(canonical(one)) == json.loads(one)
+
+
+@SETTINGS
+@given(plain)
+def test_canonical_text_keeps_every_value_and_sorts_every_object(value: Any) -> None:
+    (text, _) = stored(ANYTHING, value)
+    assert repr(with_sorted_keys(json.loads(text))) == repr(json.loads(canonical(text)))
+    assert canonical(canonical(text)) == canonical(text)
+
+
+def with_sorted_keys(value: Any) -> Any:
+    match value:
+        case list():
+            return [with_sorted_keys(one) for one in value]
+        case dict():
+            return {key: with_sorted_keys(value[key]) for key in sorted(value)}
+        case _:
+            return value
 
 
 @SETTINGS

@@ -16,7 +16,7 @@ from typing import Any, TypeVar, get_args
 from pydantic import ValidationError
 from pydantic_core import core_schema, from_json
 
-from horsies.jsonshape import Shape, adapter_of, type_text
+from horsies.jsonshape import Shape, adapter_of, speaks_of_sets, type_text
 from horsies.jsonwalk import (
     INTEGER_DIGITS_MAX,
     Finding,
@@ -28,6 +28,7 @@ from horsies.jsonwalk import (
     find_first_member,
     find_undumpable,
     find_unstorable,
+    with_ordered_sets,
 )
 from horsies.result import Err, Ok, Result
 
@@ -86,9 +87,11 @@ class JsonForm:
         self._check = functools.partial(adapter.validator.validate_python, strict=True)
         # By field name on both sides: aliases need not agree between writing and reading. Warnings
         # are off because reading back catches what they warn of, and asking for them costs 2 µs.
-        self._dump = functools.partial(
+        self._dump: Callable[[Any], bytes] = functools.partial(
             adapter.serializer.to_json, by_alias=False, round_trip=True, warnings=False
         )
+        if speaks_of_sets(adapter.core_schema):
+            self._dump = functools.partial(_dump_in_order, self._dump)
         self._read = functools.partial(
             adapter.validator.validate_json, strict=True, by_alias=False, by_name=True
         )
@@ -210,6 +213,11 @@ class JsonForm:
     def _error(self, steps: tuple[Step, ...], clause: str) -> CodecError:
         path = self._shape.place(steps)[0]
         return CodecError(f"{path or 'The value'} {clause}.", path)
+
+
+def _dump_in_order(dump: Callable[[Any], bytes], value: Any) -> bytes:
+    written = dump(value)
+    return _quietly(with_ordered_sets, value, written) or written
 
 
 def _is_suspect(text: str) -> bool:

@@ -28,6 +28,8 @@ _PROBLEM_CHARACTERS_MAX = 300
 _CLOSED_SCALARS = frozenset({"int", "str", "float", "bool", "none", "bytes", "uuid"})
 _CLOSED_KEYS = frozenset({"int", "str", "uuid"})
 _CLOSED_CONTAINERS = frozenset({"list", "set", "frozenset", "tuple"})
+_SETS = ("set", "frozenset")
+_NESTED = (dict, list, tuple)
 _MODULE_PREFIX = re.compile(r"(?:[A-Za-z_]\w*\.|<locals>\.)+")
 
 
@@ -163,6 +165,22 @@ def adapter_of(shape: Shape) -> TypeAdapter[Any]:
         raise AnnotationProblem(
             f"pydantic cannot build its schema: {_first_line(error)}"
         ) from error
+
+
+def speaks_of_sets(schema: CoreSchema) -> bool:
+    """Tell whether values of a schema may hold sets, which are written in no particular order."""
+    waiting: list[Any] = [schema]
+    seen = set()
+    while waiting:
+        part = waiting.pop()
+        if id(part) in seen:
+            continue  # a default may be anything, even something that holds itself
+        seen.add(id(part))
+        inner = part.values() if type(part) is dict else part
+        if type(part) is dict and part.get("type") in _SETS:
+            return True
+        waiting += [one for one in inner if type(one) in _NESTED]
+    return False
 
 
 def type_text(annotation: Any) -> str:

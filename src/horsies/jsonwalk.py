@@ -1,8 +1,9 @@
-"""Walks over values that cannot be stored: where the fault is and what to do about it.
+"""Walks over values: where one that cannot be stored is at fault, and the order of what has none.
 
 The codec at both ends of the line producer -> SQL -> turn -> child -> report -> result lets
-pydantic do the work and comes here only after something went wrong, so these walks may be slow.
-They never show a value: a finding names the place, the fault and types.
+pydantic do the work. It looks for a fault only after something went wrong, so those walks may be
+slow; they never show a value: a finding names the place, the fault and types. It orders elements
+only where an annotation speaks of sets, and keys are sorted only for digests.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any, TypeAlias
 
-from pydantic import BaseModel
-from pydantic_core import to_json
+from pydantic import BaseModel, RootModel
+from pydantic_core import from_json, to_json
 
 Step: TypeAlias = int | str
 
@@ -111,6 +112,27 @@ def find_change(sent: object, back: object, steps: tuple[Step, ...] = ()) -> Fin
     return None
 
 
+def with_ordered_sets(value: object, text: bytes) -> bytes:
+    """Return the JSON text of a value with its sets in an order that depends on elements alone.
+
+    Sets iterate in another order in every process, and the text must not tell.
+    """
+    return to_json(_in_order(value, from_json(text)))
+
+
+def canonical(text: str) -> str:
+    """Return JSON text that this library wrote with the keys of all objects sorted.
+
+    Equal values have equal canonical text, in whatever order their dicts were filled.
+    """
+    if text.count('":') < 2:
+        return text  # there is at most one key
+    try:
+        return to_json(_with_sorted_keys(from_json(text))).decode()
+    except ValueError:
+        return text  # nested too deeply to be read
+
+
 def equal(left: object, right: object) -> bool:
     """Compare; a comparison that fails or answers with something strange counts as unequal."""
     try:
@@ -131,6 +153,8 @@ _KEY_CLAUSE = (
     "has a key that is not text and would come back as text; use text keys or annotate the key type"
 )
 _UNNAMED = "<nameless>"
+_NESTING = (list, dict)
+_LISTED = (list, tuple, set, frozenset, deque)
 
 
 def _step_text(step: Step) -> str:
@@ -152,7 +176,7 @@ def _members(value: object) -> Iterator[tuple[Step, object]] | None:
     """Yield the parts of a container with their steps; None for anything that has no parts."""
     if isinstance(value, dict):
         return ((_key_step(key), member) for key, member in value.items())
-    if isinstance(value, list | tuple | set | frozenset | deque):
+    if isinstance(value, _LISTED):
         return iter(enumerate(value))
     if isinstance(value, BaseModel):
         return _model_members(value)
@@ -169,6 +193,59 @@ def _model_members(model: BaseModel) -> Iterator[tuple[Step, object]]:
         # A field its author excluded is not meant to be stored.
         if name not in fields or not fields[name].exclude:
             yield name, member
+
+
+def _in_order(value: object, written: Any) -> Any:
+    """Return what was written for a value with the elements of its sets in order.
+
+    Where a serializer of the user's own wrote something of another form, it stays.
+    """
+    while isinstance(value, RootModel):
+        value = value.root
+    if type(written) is list:
+        return _list_in_order(value, written)
+    if type(written) is dict:
+        for name, member in _written_members(value, written):
+            written[name] = _in_order(member, written[name])
+    return written
+
+
+def _list_in_order(value: object, written: list[Any]) -> list[Any]:
+    if not isinstance(value, _LISTED) or len(value) != len(written):
+        return written
+    elements = [
+        _in_order(member, one) if type(one) in _NESTING else one
+        for member, one in zip(value, written, strict=True)
+    ]
+    return _sorted_elements(elements) if isinstance(value, set | frozenset) else elements
+
+
+def _written_members(value: object, written: dict[str, Any]) -> Iterable[tuple[str, object]]:
+    named = [(str(name), member) for name, member in _members(value) or () if name in written]
+    # The keys of a dict may be written in another form, but then they keep their places.
+    if isinstance(value, dict) and len(named) < len(value) == len(written):
+        return zip(written, value.values(), strict=True)
+    return named
+
+
+def _sorted_elements(elements: list[Any]) -> list[Any]:
+    kinds = {type(one) for one in elements}
+    if kinds in ({str}, {int}):
+        return sorted(elements)
+    # 1 and true are equal to Python, but not as text.
+    return sorted(elements, key=lambda one: to_json(_with_sorted_keys(one)))
+
+
+def _with_sorted_keys(value: Any) -> Any:
+    # No call for a leaf: it would cost more than all the rest.
+    if type(value) is dict:
+        return {
+            name: _with_sorted_keys(value[name]) if type(value[name]) in _NESTING else value[name]
+            for name in sorted(value)
+        }
+    if type(value) is list:
+        return [_with_sorted_keys(one) if type(one) in _NESTING else one for one in value]
+    return value
 
 
 def _unstorable(value: object, steps: tuple[Step, ...], seen: set[int]) -> Finding | None:
