@@ -20,6 +20,7 @@ from horsies.config import PayloadConfig
 from horsies.db.tasks import InsertTask
 from horsies.definition import TaskDefinition
 from horsies.ids import new_id
+from horsies.jsonwalk import canonical
 from horsies.result import Err, Ok, Result
 
 logger = logging.getLogger("horsies.send")
@@ -247,14 +248,14 @@ def max_retries(definition: TaskDefinition) -> int:
 
 def _idempotency_sha(payload: TaskSendPayload) -> str:
     """Fingerprint what was asked for, leaving out when: the same key and request may come at any
-    time.
+    time, with dicts that were filled in another order.
     """
     parts = (
         payload.task_name,
         payload.queue_name,
         str(payload.priority),
-        payload.args_json,
-        payload.kwargs_json,
+        canonical(payload.args_json),
+        canonical(payload.kwargs_json),
     )
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 

@@ -6,14 +6,18 @@ import asyncio
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from random import Random
 from typing import Any
 
 import psycopg
 import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 
 from horsies.app import Horsies
-from horsies.config import PayloadConfig
+from horsies.config import AppConfig, PayloadConfig, PostgresConfig
 from horsies.db.tasks import (
     IdempotentTask,
     SentTask,
@@ -25,6 +29,7 @@ from horsies.db.tasks import (
 from horsies.outcome import TaskError, TaskResult
 from horsies.request import UNSET, SendOptions, TaskSendErrorCode, TaskSendResult, prepare
 from horsies.send import insert_script
+from tests.orders import printed_under_hash_seeds, reordered
 from tests.producer.conftest import Call, Task, run_closing
 from tests.producer.rows import Database, finish, stored
 from tests.waiting import wait_until
@@ -217,3 +222,133 @@ def test_a_replay_is_recognised_by_its_id_as_well(add: Task) -> None:
     row = keyed_row(add)
     _, answer = answers(insert_script(row), [], [], [SentTask(row.id, row.enqueue_sha)])
     assert answer == row.id
+
+
+# The same request, written in another order
+
+
+@dataclass(frozen=True)
+class Label:
+    tags: frozenset[str]
+
+
+def keep(
+    value: Any, numbers: frozenset[int] = frozenset(), **named: Label | Any
+) -> TaskResult[None, TaskError]:
+    return TaskResult(ok=None)
+
+
+KEEP = Horsies(
+    AppConfig(broker=PostgresConfig(database_url="postgresql://nobody@127.0.0.1:1/none"))
+).task("keep")(keep)
+
+
+def digest(*args: Any, **kwargs: Any) -> str:
+    options = SendOptions(idempotency_key=KEY)
+    request = prepare(PayloadConfig(), KEEP.definition, options, args, kwargs, UNSET).unwrap()
+    assert request.row.idempotency_sha is not None
+    return request.row.idempotency_sha
+
+
+words = st.text('abc"\\:{}[],é', max_size=3)
+leaves = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | words
+    | st.floats(allow_nan=False, allow_infinity=False)
+)
+values = st.recursive(
+    leaves,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(words, inner, max_size=4),
+    max_leaves=12,
+)
+# Multiples of eight meet in a small table, so that the order in which they come shows.
+crowded = st.frozensets(st.integers(0, 50).map(lambda one: 8 * one), max_size=6)
+
+
+@given(values, crowded, st.dictionaries(st.sampled_from("abcdef"), values), st.randoms())
+@settings(deadline=None, database=None)
+def test_a_request_written_in_another_order_has_the_same_digest(
+    value: Any, numbers: frozenset[int], named: dict[str, Any], random: Random
+) -> None:
+    again = reordered({"numbers": numbers, **named}, random)
+    assert digest(value, numbers=numbers, **named) == digest(reordered(value, random), **again)
+
+
+def places(value: Any) -> list[tuple[Any, Any]]:
+    """Return every container with the step to each leaf in it."""
+    steps = value.items() if isinstance(value, dict) else enumerate(value)
+    found = []
+    for step, member in list(steps):
+        is_leaf = not isinstance(member, dict | list) or not member
+        found += [(value, step)] if is_leaf else places(member)
+    return found
+
+
+@given(values.filter(lambda value: value not in ([], {})), leaves, st.data())
+@settings(deadline=None, database=None)
+def test_a_request_with_another_leaf_has_another_digest(value: Any, leaf: Any, data: Any) -> None:
+    sent = [value]
+    before = digest(sent)
+    container, step = data.draw(st.sampled_from(places(sent)))
+    assume(repr(container[step]) != repr(leaf))
+    container[step] = leaf
+    assert digest(sent) != before
+
+
+@pytest.mark.parametrize(
+    ("one", "two"),
+    [
+        (1, 1.0),
+        (1, True),
+        (0, False),
+        (1, "1"),
+        ([1, 2], [2, 1]),
+        ([[1], [2]], [[2], [1]]),
+        ([{"a": 1}, {"b": 1}], [{"b": 1}, {"a": 1}]),
+        ({"a": 1, "b": 2}, {"a": 2, "b": 1}),
+        ({"a": {"b": 1, "c": 2}}, {"a": {"b": 1}, "c": 2}),
+        ({}, []),
+        (None, {}),
+    ],
+)
+def test_differences_that_matter_make_another_digest(one: Any, two: Any) -> None:
+    assert digest(one) != digest(two)
+    assert digest({"z": one, "a": 0}) != digest({"z": two, "a": 0})
+
+
+def test_another_set_makes_another_digest() -> None:
+    assert digest(1, numbers=frozenset({1, 2})) != digest(1, numbers=frozenset({1, 3}))
+    assert digest(1, numbers=frozenset({1, 2})) != digest(1, numbers=frozenset({1}))
+
+
+def test_only_a_request_with_a_key_is_digested_twice() -> None:
+    request = prepare(PayloadConfig(), KEEP.definition, SendOptions(), (1,), {}, UNSET).unwrap()
+    assert request.row.idempotency_sha is None
+
+
+def test_a_repetition_written_in_another_order_gives_the_first_task(
+    app: Horsies, connection: Database, call: Call
+) -> None:
+    sender = app.task("keep")(keep).with_options(idempotency_key=KEY)
+    value, label = {"x": 1, "y": [{"a": 1, "b": 2}]}, Label(frozenset({"a", "b"}))
+    first = sender.send(value, one=label, two=2).unwrap()
+    value = {"y": [{"b": 2, "a": 1}], "x": 1}
+    assert call(app, sender, "send", value, two=2, one=label).unwrap().task_id == first.task_id
+    value = {"y": [{"b": 1, "a": 2}], "x": 1}
+    mismatch(call(app, sender, "send", value, two=2, one=label))
+    assert len(stored(connection)) == 1
+
+
+DIGEST_SCRIPT = """
+from tests.producer.test_idempotency import Label, digest
+
+words = {"alpha", "beta", "gamma", "delta", "epsilon"}
+print(digest({name: 1 for name in words}, label=Label(frozenset(words)), **dict.fromkeys(words)))
+"""
+
+
+def test_a_repetition_from_another_interpreter_has_the_same_digest() -> None:
+    (printed,) = printed_under_hash_seeds(DIGEST_SCRIPT)
+    assert len(printed.strip()) == 64

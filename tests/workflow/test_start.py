@@ -14,6 +14,8 @@ import pytest
 from horsies import (
     Horsies,
     OnError,
+    TaskError,
+    TaskResult,
     WorkflowHandle,
     WorkflowSpec,
     WorkflowStartError,
@@ -110,6 +112,30 @@ def test_the_same_id_and_workflow_is_the_same_run(
     assert first.workflow_id == again.workflow_id == workflow_id
     assert len(runs(connection)) == 1
     assert hands.statuses(workflow_id)["root"] == "COMPLETED"
+
+
+def test_the_same_workflow_written_in_another_order_is_the_same_run(
+    app: Horsies, tasks: Tasks, connection: Database, call: Call
+) -> None:
+    @app.task("label")
+    def label(words: set[str], value: dict[str, Any]) -> TaskResult[int, TaskError]:
+        return TaskResult(ok=1)
+
+    def build(order: int, last: int = 2) -> WorkflowSpec[Any]:
+        first, second = tasks.number.node(node_id="first")(), tasks.number.node(node_id="second")()
+        words, value = ["a", "b", "c"][::order], [("x", 1), ("y", last)][::order]
+        third = label.node(node_id="third", waits_for=[first, second][::order])(
+            words=set(words), value=dict(value)
+        )
+        return app.workflow("order", [first, second, third], definition_key="start.order")
+
+    workflow_id = build(1).start(workflow_key="order-7").unwrap().workflow_id
+    assert call(app, build(-1), "start", workflow_id).unwrap().workflow_id == workflow_id
+    again = call(app, build(-1), "start", workflow_key="order-7").unwrap()
+    assert again.workflow_id == workflow_id
+    other = call(app, build(-1, last=3), "start", workflow_id)
+    refusal(other, WorkflowStartErrorCode.PAYLOAD_MISMATCH)
+    assert len(runs(connection)) == 1
 
 
 def test_an_id_taken_by_another_workflow_is_refused(

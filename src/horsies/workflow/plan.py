@@ -19,6 +19,7 @@ from pydantic_core import to_json
 from horsies.definition import TaskDefinition
 from horsies.errors import ErrorCode, ValidationReport, WorkflowValidationError, raise_collected
 from horsies.ids import stored_form
+from horsies.jsonwalk import canonical
 from horsies.outcome import OperationalErrorCode
 from horsies.request import encode_options, max_retries
 from horsies.retry import RetryPolicy
@@ -112,7 +113,7 @@ def plan(
 
 def fingerprint(spec: HasBlueprint) -> str:
     """Return a digest of what is asked for: key, nodes, edges, arguments, policies; not when or as
-    which run.
+    which run, nor in which order edges and the keys of dicts were written.
     """
     _refuse_unready(spec.blueprint)
     return _digest(spec.blueprint, list(_node_plans(spec.blueprint)))
@@ -131,8 +132,17 @@ def read_workflow_id(workflow_id: object) -> str:
 
 
 def _digest(blueprint: Blueprint, nodes: list[dict[str, Any]]) -> str:
-    parts = [[node[name] for name in _FINGERPRINT_FIELDS] for node in nodes]
+    parts = [_fingerprint_values(node) for node in nodes]
     return hashlib.sha256(to_json([_whole(blueprint), parts])).hexdigest()
+
+
+def _fingerprint_values(node: dict[str, Any]) -> list[Any]:
+    ordered = {
+        **node,
+        "task_kwargs": canonical(node["task_kwargs"]),
+        "dependencies": sorted(node["dependencies"]),
+    }
+    return [ordered[name] for name in _FINGERPRINT_FIELDS]
 
 
 def _whole(blueprint: Blueprint) -> dict[str, Any]:
@@ -386,10 +396,12 @@ def _options_text(policy: RetryPolicy) -> str:
 def _inputs(node: TaskNode[Any] | MapNode[Any] | SubWorkflowNode[Any]) -> str | None:
     if not node.args_from and not node.workflow_ctx_from:
         return None
+    context = sorted(node.workflow_ctx_from or (), key=_index)
+    # Sorted here and not for the fingerprint alone, because reading the text again costs more.
     return to_json(
         {
-            "args": {name: source.index for name, source in node.args_from.items()},
-            "context": {one.node_id: one.index for one in node.workflow_ctx_from or ()},
+            "args": {name: node.args_from[name].index for name in sorted(node.args_from)},
+            "context": {one.node_id: one.index for one in context},
         }
     ).decode()
 
