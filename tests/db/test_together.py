@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import threading
+import uuid
 from collections.abc import Iterator
 from typing import Any, NamedTuple
+from urllib.parse import quote
 
 import psycopg
 import pytest
-from psycopg import Connection
+from psycopg import Connection, sql
 
-from horsies.db.connect import is_transient
+from horsies.config import PostgresConfig
+from horsies.db.connect import Database, is_transient
 from horsies.db.query import Statement
 from horsies.db.tasks import TaskId, TaskIds, read_outcomes
 from horsies.db.together import Together
+from tests.conftest import database_on
 from tests.db.rows import add_task, row_of
 from tests.waiting import wait_until
 
@@ -27,6 +31,7 @@ class Number(NamedTuple):
 
 
 ECHO = Statement("echo", "SELECT %(text)s::text AS text", Text, Text)
+MEASURE = Statement("measure", "SELECT length(%(text)s::text) AS number", Text, Number)
 DIVIDE = Statement("divide", "SELECT 1 / %(number)s::integer AS number", Number, Number)
 UNKNOWN = Statement("unknown", "SELECT text FROM nowhere WHERE text = %(text)s", Text, Text)
 FINISH = Statement(
@@ -147,3 +152,62 @@ def test_statements_parsed_anew_work_through_a_transaction_pooler(pgbouncer_url:
         for connection in [first, second] * 5:
             answers = Together(connection, prepared=False).run([(ECHO, Text("x"))] * 2)
             assert answers == [[Text("x")]] * 2
+
+
+@pytest.fixture
+def latin1_url(server_url: str) -> Iterator[str]:
+    """A fresh database that stores its texts as LATIN1."""
+    name = f"horsies_latin1_{uuid.uuid4().hex}"
+    with psycopg.connect(server_url, autocommit=True) as connection:
+        make = "CREATE DATABASE {} ENCODING 'LATIN1' TEMPLATE template0 LC_COLLATE 'C' LC_CTYPE 'C'"
+        connection.execute(sql.SQL(make).format(sql.Identifier(name)))
+        yield database_on(server_url, name)
+        connection.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
+
+
+def test_a_database_with_an_encoding_of_its_own_gets_the_same_text(latin1_url: str) -> None:
+    assert_text_survives(latin1_url)
+
+
+def test_an_encoding_in_the_environment_does_not_matter(
+    process_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PGCLIENTENCODING", "LATIN1")
+    assert_text_survives(process_url)
+
+
+def assert_text_survives(url: str) -> None:
+    """Send a text, and have the server say how many characters it read."""
+    with opened(url).connection as connection:
+        together = Together(connection)
+        assert together.run([(ECHO, Text("Grüße"))]) == [[Text("Grüße")]]
+        assert together.run([(MEASURE, Text("Grüße"))]) == [[Number(5)]]
+
+
+def opened(url: str, session_settings: str | None = None) -> Together:
+    return Together.open(Database(PostgresConfig(database_url=url)), "turn", session_settings)
+
+
+@pytest.mark.parametrize("given_by", ["address", "environment", "both"])
+@pytest.mark.parametrize("session_settings", [None, "-c enable_seqscan=off"])
+def test_options_of_the_address_or_the_environment_stay_beside_our_own(
+    process_url: str,
+    monkeypatch: pytest.MonkeyPatch,
+    given_by: str,
+    session_settings: str | None,
+) -> None:
+    options, url = "-c search_path=horsy -c work_mem=5MB", process_url
+    if given_by != "address":
+        wins = given_by == "environment"
+        monkeypatch.setenv("PGOPTIONS", options if wins else "-c work_mem=9MB")
+    if given_by != "environment":
+        url = f"{url}{'&' if '?' in url else '?'}options={quote(options)}"
+    with psycopg.connect(url) as plain, opened(url, session_settings).connection as ours:
+        for name in ("search_path", "work_mem"):
+            assert shown(ours, name) == shown(plain, name)
+        assert shown(ours, "enable_seqscan") == ("on" if session_settings is None else "off")
+
+
+def shown(connection: Connection[Any], setting: str) -> str:
+    (value,) = connection.execute("SELECT current_setting(%s)", (setting,)).fetchone() or ("",)
+    return str(value)

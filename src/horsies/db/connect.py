@@ -69,6 +69,8 @@ class Database:
         config = self.config
         options: dict[str, Any] = {
             "application_name": f"horsies:{role}",
+            # Whatever the database or PGCLIENTENCODING prefer: ``Together`` writes UTF-8.
+            "client_encoding": "UTF8",
             "connect_timeout": 10,
             "autocommit": True,
             "prepare_threshold": None if config.pgbouncer_transaction_mode else 5,

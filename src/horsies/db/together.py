@@ -8,6 +8,7 @@ as well, one statement at a time.
 
 from __future__ import annotations
 
+import os
 import select
 import time
 from collections.abc import Iterable, Sequence
@@ -16,6 +17,7 @@ from typing import Any, TypeVar
 
 from psycopg import Connection, Error
 from psycopg.adapt import Transformer
+from psycopg.conninfo import conninfo_to_dict
 from psycopg.errors import OperationalError, error_from_result
 from psycopg.pq import ConnStatus, DiagnosticField, ExecStatus
 from psycopg.pq.abc import PGconn, PGresult
@@ -66,11 +68,13 @@ class Together:
         A pooler takes every statement at once and keeps it while the database is away, two minutes by
         default. So what tells of a dead server elsewhere, unacknowledged data, is a limit here.
         """
-        config, options = database.config, database.options(role)
+        config, parameters = database.config, database.options(role)
+        url, _ = database.urls()
         if not config.pgbouncer_transaction_mode:
-            connection = Connection.connect(database.urls()[0], **options, options=session_settings)
-            return cls(connection, echoes=config.echo)
-        connection = Connection.connect(database.urls()[0], **options)
+            if session_settings is not None:
+                parameters["options"] = f"{_given_options(url)} {session_settings}"
+            return cls(Connection.connect(url, **parameters), echoes=config.echo)
+        connection = Connection.connect(url, **parameters)
         patience_seconds = config.tcp_user_timeout_ms / 1000 or None
         return cls(
             connection, prepared=False, patience_seconds=patience_seconds, echoes=config.echo
@@ -206,6 +210,12 @@ class Together:
     def _forget_prepared(self) -> None:
         self.connection.execute("DEALLOCATE ALL")
         self._prepared = set()
+
+
+def _given_options(url: str) -> str:
+    """The options a connection to this address has anyway; one that brings its own has only those."""
+    in_address = conninfo_to_dict(url).get("options")
+    return str(os.environ.get("PGOPTIONS", "") if in_address is None else in_address)
 
 
 def _last_words(results: Iterable[PGresult]) -> Error | None:
