@@ -24,6 +24,7 @@ from tests.db.private_server import LOCKED_ROLE, PASSWORD, PrivateServer
 TRANSIENT_STATES = (
     *("08000", "08001", "08003", "08006", "53000", "53100", "53200", "53300"),
     *("57P01", "57P02", "57P03", "57P05", "57014", "40001", "40P01", "55P03", "25P03", "25P04"),
+    "25006",
 )
 LASTING_STATES = (
     *("23505", "23502", "22001", "22021", "42P01", "42501", "42601", "3D000", "28P01", "28000"),
@@ -172,6 +173,14 @@ def test_the_timeouts_of_an_administrator_pass_and_are_not_called_an_outage(
     assert is_transient(caught.value)
     assert setting.replace("_", " ") in describe(caught.value)
     assert "network" not in describe(caught.value)
+
+
+def test_a_server_that_is_read_only_after_a_failover_passes(connection: Connection[Any]) -> None:
+    connection.execute("SET default_transaction_read_only = on")
+    with pytest.raises(psycopg.Error) as caught:
+        insert_task.run(connection, new_task())
+    assert is_transient(caught.value)
+    assert_one_sentence(describe(caught.value), "PostgreSQL takes only reads here, as a standby")
 
 
 def test_an_error_without_words_still_has_a_description() -> None:

@@ -8,6 +8,7 @@ from types import ModuleType
 from typing import Any
 
 import psycopg
+from psycopg import sql
 
 from tests.e2e.fleet import Fleet, Journal, eventually, is_gone
 from tests.e2e.tables import (
@@ -17,6 +18,7 @@ from tests.e2e.tables import (
     task,
     tasks,
     terminate,
+    terminate_others,
     wait_until_empty,
     witnessed,
 )
@@ -74,6 +76,32 @@ def test_a_task_sent_while_the_worker_was_deaf_is_found_without_the_poll(
     terminate(connection, "horsies:listener")
     sent = programs.noop.send().unwrap()
     assert sent.get(5_000).is_ok()
+
+
+def test_a_worker_waits_for_a_server_that_is_read_only(
+    fleet: Fleet, programs: ModuleType, connection: Database
+) -> None:
+    worker = fleet.start(config=QUICK_RETRIES)
+    assert programs.noop.send().unwrap().get(5_000).is_ok()
+    with read_only_sessions(connection):
+        terminate_others(connection)
+        eventually(lambda: "takes only reads" in worker.log(), 20, worker.log)
+    terminate_others(connection)  # a pooler would go on with sessions that may only read
+    eventually(lambda: "database is back" in worker.log(), 20, worker.log)
+    assert programs.noop.send().unwrap().get(5_000).is_ok()
+    assert worker.stop() == 0
+
+
+@contextmanager
+def read_only_sessions(connection: Database) -> Iterator[None]:
+    """Make every new session one that may only read, as those of a standby."""
+    name = sql.Identifier(connection.info.dbname)
+    alter = sql.SQL("ALTER DATABASE {} SET default_transaction_read_only = {}")
+    connection.execute(alter.format(name, sql.SQL("on")))
+    try:
+        yield
+    finally:
+        connection.execute(alter.format(name, sql.SQL("off")))
 
 
 def test_results_wait_for_a_database_that_is_away(

@@ -29,6 +29,7 @@ _TRANSIENT_CLASSES = ("08", "53")
 _TRANSIENT_STATES = {
     *("57P01", "57P02", "57P03"),  # shutting down, crashed, starting up
     *("40001", "40P01"),  # serialization failure, deadlock
+    "25006",  # read-only, as a server is that was or will be the primary
     *("57014", "55P03", "57P05", "25P03", "25P04"),  # the timeouts an administrator may set
 }
 
@@ -190,6 +191,9 @@ _NO_ROLE = re.compile(r'role ".*" does not exist')
 _REFUSALS = ("password authentication failed", "no password supplied", "no pg_hba.conf entry")
 
 _NO_FREE_SLOT = "PostgreSQL has no free connection slot; lower the pool sizes or raise its limit"
+_READS_ONLY = (
+    "PostgreSQL takes only reads here, as a standby does; wait for its failover or correct the host"
+)
 _REMEDIES = (
     (
         "password authentication failed",
@@ -200,6 +204,8 @@ _REMEDIES = (
         "no pg_hba.conf entry",
         "PostgreSQL does not let this user in from this host; see its pg_hba.conf",
     ),
+    ("in a read-only transaction", _READS_ONLY),
+    ("during recovery", _READS_ONLY),
     ("too many clients", _NO_FREE_SLOT),
     ("too many connections", _NO_FREE_SLOT),
     ("remaining connection slots are reserved", _NO_FREE_SLOT),
