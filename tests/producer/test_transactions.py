@@ -307,6 +307,42 @@ def test_a_synchronous_transaction_needs_a_synchronous_send(
     assert stored(connection) == []
 
 
+def test_a_connection_in_pipeline_mode_is_refused(
+    app: Horsies, add: Task, connection: Database, process_url: str
+) -> None:
+    engine = create_engine(alchemy_url(process_url), poolclass=NullPool)
+    with psycopg.connect(process_url) as plain, plain.pipeline(), engine.connect() as alchemy:
+        driver = alchemy.connection.driver_connection
+        assert driver is not None
+        with driver.pipeline():
+            for transaction in (plain, alchemy):
+                for key in (None, "order-1"):
+                    sender = add.with_options(transaction=transaction, idempotency_key=key)
+                    assert "leave the pipeline" in unusable(sender.send(1).unwrap_err())
+    with psycopg.connect(process_url) as left:
+        with left.pipeline():
+            left.execute("SELECT 1")
+        add.with_options(transaction=left).send(2).unwrap()
+    assert [row["args"] for row in stored(connection)] == ["[2]"]
+
+
+def test_an_asynchronous_connection_in_pipeline_mode_is_refused(
+    app: Horsies, add: Task, connection: Database, process_url: str
+) -> None:
+    async def main() -> None:
+        async with (
+            await psycopg.AsyncConnection.connect(process_url) as transaction,
+            transaction.pipeline(),
+        ):
+            for key in (None, "order-1"):
+                sender = add.with_options(transaction=transaction, idempotency_key=key)
+                sent = await sender.send_async(1)
+                assert "leave the pipeline" in unusable(sent.unwrap_err())
+
+    run_closing(app, main())
+    assert stored(connection) == []
+
+
 def test_a_closed_connection_is_an_error_value(
     app: Horsies, add: Task, connection: Database, process_url: str
 ) -> None:

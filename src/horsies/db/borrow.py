@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 from psycopg import AsyncConnection, AsyncCursor, Connection, Cursor
-from psycopg.pq import TransactionStatus
+from psycopg.pq import PipelineStatus, TransactionStatus
 
 _SAVEPOINT = "SAVEPOINT horsies_send"
 _RELEASE = "RELEASE SAVEPOINT horsies_send"
@@ -26,8 +26,6 @@ class UnusableTransactionError(Exception):
 
 def find_connection(transaction: object) -> Connection[Any]:
     """Return the synchronous psycopg connection behind a psycopg, SQLAlchemy or Django connection."""
-    if isinstance(transaction, Connection):
-        return transaction
     if isinstance(transaction, AsyncConnection) or _is_async_sqlalchemy(transaction):
         raise UnusableTransactionError("This transaction is asynchronous; use send_async with it.")
     found: Any = None if isinstance(transaction, type) else transaction
@@ -42,6 +40,7 @@ def find_connection(transaction: object) -> Connection[Any]:
         found = found.connection.driver_connection
     if not isinstance(found, Connection):
         raise UnusableTransactionError(_refusal(transaction))
+    _refuse_pipeline(found)
     return found
 
 
@@ -51,8 +50,6 @@ def _is_async_sqlalchemy(transaction: object) -> bool:
 
 async def find_connection_async(transaction: object) -> AsyncConnection[Any]:
     """Return the asynchronous psycopg connection behind a psycopg or SQLAlchemy connection."""
-    if isinstance(transaction, AsyncConnection):
-        return transaction
     found: Any = None if isinstance(transaction, type) else transaction
     if hasattr(found, "sync_session"):  # a SQLAlchemy AsyncSession
         found = await found.connection()
@@ -62,7 +59,17 @@ async def find_connection_async(transaction: object) -> AsyncConnection[Any]:
         found = (await found.get_raw_connection()).driver_connection
     if not isinstance(found, AsyncConnection):
         raise UnusableTransactionError(_refusal(transaction))
+    _refuse_pipeline(found)
     return found
+
+
+def _refuse_pipeline(connection: Connection[Any] | AsyncConnection[Any]) -> None:
+    # There answers come later, and one failure takes what follows with it, the end of a savepoint
+    # included.
+    if connection.pgconn.pipeline_status != PipelineStatus.OFF:
+        raise UnusableTransactionError(
+            "This connection is in pipeline mode; leave the pipeline before sending with it."
+        )
 
 
 def _refusal(transaction: object) -> str:
