@@ -63,24 +63,27 @@ COMMANDS = (
 
 # Limits that the models check themselves, where pydantic's annotations do not show them. The tests
 # try every one of them.
-MINIMUMS: dict[tuple[type[BaseModel], str], int] = {
-    (PostgresConfig, "worker_pool_size"): 1,
-    (PostgresConfig, "worker_max_overflow"): 0,
-    (PostgresConfig, "worker_child_pool_min_size"): 0,
-    (PostgresConfig, "worker_child_pool_max_size"): 1,
-    (PostgresConfig, "tcp_keepalives_idle"): 1,
-    (PostgresConfig, "tcp_keepalives_interval"): 1,
-    (PostgresConfig, "tcp_keepalives_count"): 1,
-    (PostgresConfig, "tcp_user_timeout_ms"): 0,
-    (AppConfig, "cluster_wide_cap"): 1,
-    (AppConfig, "prefetch_buffer"): 0,
-    (AppConfig, "claim_lease_ms"): 2_000,
-    (AppConfig, "max_claim_renew_age_ms"): 60_000,
+LIMITS: dict[tuple[type[BaseModel], str], tuple[int, int | None]] = {
+    (PostgresConfig, "worker_pool_size"): (1, None),
+    (PostgresConfig, "worker_max_overflow"): (0, None),
+    (PostgresConfig, "worker_child_pool_min_size"): (0, None),
+    (PostgresConfig, "worker_child_pool_max_size"): (1, None),
+    (PostgresConfig, "tcp_keepalives_idle"): (1, 32_767),
+    (PostgresConfig, "tcp_keepalives_interval"): (1, 32_767),
+    (PostgresConfig, "tcp_keepalives_count"): (1, 127),
+    (PostgresConfig, "tcp_user_timeout_ms"): (0, 2_147_483_647),
+    (AppConfig, "cluster_wide_cap"): (1, None),
+    (AppConfig, "prefetch_buffer"): (0, None),
+    (AppConfig, "claim_lease_ms"): (2_000, None),
+    (AppConfig, "max_claim_renew_age_ms"): (60_000, None),
 }
 TYPE_NAMES: dict[tuple[type[BaseModel], str], str] = {
     (AppConfig, "exception_mapper"): "exception class to code",
     (AppConfig, "default_unhandled_error_code"): "upper case name",
-    (RecoveryConfig, "paused_workflow_auto_cancel_after"): "timedelta above 0, or `None`",
+    (
+        RecoveryConfig,
+        "paused_workflow_auto_cancel_after",
+    ): "timedelta above 0, at most 100 years, or `None`",
     (RetryPolicy, "auto_retry_for"): "list of codes, at least 1",
     (RetryPolicy, "intervals"): "1 to 20 ints, each 1 to 86_400",
     (RetryPolicy, "backoff_strategy"): '`"fixed"` or `"exponential"`',
@@ -179,9 +182,12 @@ def _allowed(model: type[BaseModel], name: str, field: FieldInfo) -> str:
     if (model, name) in TYPE_NAMES:
         return TYPE_NAMES[model, name]
     kind = type_text(field.annotation).replace(" | None", " or `None`")
-    minimum = MINIMUMS.get((model, name))
-    limits = _limits(field) if minimum is None else f"at least {minimum:_}"
+    limits = _limits(field) if (model, name) not in LIMITS else _range(*LIMITS[model, name])
     return f"{kind}, {limits}" if limits else kind
+
+
+def _range(smallest: Any, largest: Any) -> str:
+    return f"at least {smallest:_}" if largest is None else f"{smallest:_} to {largest:_}"
 
 
 def _limits(field: FieldInfo) -> str:
@@ -190,9 +196,11 @@ def _limits(field: FieldInfo) -> str:
     above = [limit.gt for limit in field.metadata if isinstance(limit, Gt)]
     match low, high, above:
         case [smallest], [largest], _:
-            return f"{smallest:_} to {largest:_}"
+            return _range(smallest, largest)
         case [smallest], _, _:
-            return f"at least {smallest:_}"
+            return _range(smallest, None)
+        case _, [largest], [bound]:
+            return f"above {bound:_}, at most {largest:_}"
         case _, _, [bound]:
             return f"above {bound:_}"
         case _:

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import logging
+import math
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -142,6 +144,13 @@ def test_pool_times_must_be_above_zero(field: str) -> None:
     with pytest.raises(ValidationError, match=field):
         broker(**{field: 0})
     assert getattr(broker(**{field: 0.5}), field) == 0.5
+
+
+@pytest.mark.parametrize("seconds", [math.inf, math.nan, 3_162_240_001, 1e11])
+def test_a_wait_for_a_connection_that_no_clock_can_count_is_refused(seconds: float) -> None:
+    with pytest.raises(ValidationError, match="pool_timeout"):
+        broker(pool_timeout=seconds)
+    assert broker(pool_timeout=3_162_240_000).pool_timeout == 3_162_240_000
 
 
 def test_the_defaults_are_the_documented_ones() -> None:
@@ -420,6 +429,29 @@ def test_keepalive_values_count_only_while_keepalives_are_on(field: str) -> None
     broker(**{field: 0}, tcp_keepalives=False)
 
 
+@pytest.mark.parametrize(
+    ("field", "largest"),
+    [
+        ("tcp_keepalives_idle", 32_767),
+        ("tcp_keepalives_interval", 32_767),
+        ("tcp_keepalives_count", 127),
+    ],
+)
+def test_keepalive_values_the_operating_system_would_refuse_are_refused(
+    field: str, largest: int
+) -> None:
+    (error,) = mistakes(broker, **{field: largest + 1})
+    assert error.code is ErrorCode.CONFIG_INVALID_KEEPALIVE
+    assert f"PostgresConfig.{field} must be from 1 to {largest:,}" in error.message
+    broker(**{field: largest})
+    broker(**{field: largest + 1}, tcp_keepalives=False)
+
+
+def test_a_user_timeout_that_is_no_32_bit_number_is_refused() -> None:
+    assert codes(broker, tcp_user_timeout_ms=2**31) == ["HRS-215"]
+    broker(tcp_user_timeout_ms=2**31 - 1)
+
+
 def test_a_negative_user_timeout_is_refused() -> None:
     assert codes(broker, tcp_user_timeout_ms=-1, tcp_keepalives=False) == ["HRS-215"]
     broker(tcp_user_timeout_ms=0)
@@ -432,6 +464,12 @@ def test_stale_thresholds_need_two_heartbeats_and_are_reported_together() -> Non
     }
     assert codes(RecoveryConfig, **changes) == ["HRS-204", "HRS-204"]
     RecoveryConfig(running_stale_threshold_ms=60_000, claimed_stale_threshold_ms=60_000)
+
+
+@pytest.mark.parametrize("allowed", [timedelta(0), timedelta(days=36_601), timedelta.max])
+def test_a_pause_that_no_clock_can_end_is_refused(allowed: timedelta) -> None:
+    assert codes(RecoveryConfig, paused_workflow_auto_cancel_after=allowed) == ["HRS-204"]
+    RecoveryConfig(paused_workflow_auto_cancel_after=timedelta(days=36_600))
 
 
 def test_the_largest_wait_must_not_be_below_the_first() -> None:

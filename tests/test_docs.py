@@ -43,17 +43,19 @@ def test_every_generated_part_is_on_a_page() -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "name", "minimum"),
-    [(model, name, least) for (model, name), least in generated_docs.MINIMUMS.items()],
+    ("model", "name", "smallest", "largest"),
+    [(*field, *limits) for field, limits in generated_docs.LIMITS.items()],
 )
 def test_the_limits_written_by_hand_are_the_real_ones(
-    model: type[BaseModel], name: str, minimum: int
+    model: type[BaseModel], name: str, smallest: int, largest: int | None
 ) -> None:
     broker = PostgresConfig(database_url=URL)
     others: dict[str, object] = {"broker": broker} if model is AppConfig else {"database_url": URL}
-    assert getattr(model(**others, **{name: minimum}), name) == minimum
-    with pytest.raises(HorsiesError):
-        model(**others, **{name: minimum - 1})
+    outside = {smallest: smallest - 1} | ({} if largest is None else {largest: largest + 1})
+    for inside, beyond in outside.items():
+        assert getattr(model(**others, **{name: inside}), name) == inside
+        with pytest.raises(HorsiesError):
+            model(**others, **{name: beyond})
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,13 @@ from pydantic import BaseModel, Field, PlainValidator, model_validator
 
 from horsies.dsn import mask_url
 from horsies.errors import ErrorCode
-from horsies.postgres_config import FROZEN_MODEL, PostgresConfig, Problem, raise_problems
+from horsies.postgres_config import (
+    FROZEN_MODEL,
+    SECONDS_MAX,
+    PostgresConfig,
+    Problem,
+    raise_problems,
+)
 from horsies.retry import ExceptionMapper, validate_error_code_name, validate_exception_mapper
 from horsies.timetable.settings import ScheduleConfig
 
@@ -152,16 +158,19 @@ class RecoveryConfig(BaseModel):
     for ever. Defaults to 720 (thirty days)."""
 
     paused_workflow_auto_cancel_after: timedelta | None = None
-    """How long a workflow may stay paused before it ends as EXPIRED, above 0. None lets it wait for
-    ever. Defaults to None."""
+    """How long a workflow may stay paused before it ends as EXPIRED, above 0 and at most 100 years.
+    None lets it wait for ever. Defaults to None."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         problems = [*self._threshold_problems("running", "runner")]
         problems += self._threshold_problems("claimed", "claimer")
         allowed = self.paused_workflow_auto_cancel_after
-        if allowed is not None and allowed <= timedelta(0):
-            message = "RecoveryConfig.paused_workflow_auto_cancel_after must be above 0, or None"
+        if allowed is not None and not timedelta(0) < allowed <= timedelta(seconds=SECONDS_MAX):
+            message = (
+                "RecoveryConfig.paused_workflow_auto_cancel_after must be above 0 and at most 100 "
+                "years, or None"
+            )
             problems.append((ErrorCode.CONFIG_INVALID_RECOVERY, message))
         raise_problems("RecoveryConfig", problems)
         return self

@@ -21,6 +21,17 @@ URL_VARIABLES = ("HORSIES_DATABASE_URL", "DATABASE_URL")
 # Pydantic quotes the offending input by default, and the input may be an address with a password.
 FROZEN_MODEL = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
+# A hundred years: more seconds than that, infinitely many above all, break clocks and calendars.
+SECONDS_MAX = 100 * 366 * 86_400
+
+# What Linux and libpq take; beyond it every connection would fail.
+_KEEPALIVE_MAXIMUMS = {
+    "tcp_keepalives_idle": 32_767,
+    "tcp_keepalives_interval": 32_767,
+    "tcp_keepalives_count": 127,
+}
+_USER_TIMEOUT_MS_MAX = 2**31 - 1
+
 Problem: TypeAlias = tuple[ErrorCode, str]
 
 
@@ -62,9 +73,9 @@ class PostgresConfig(BaseModel):
     """Connections a producer's pool may open beyond pool_size when all are in use, at least 0.
     Together they must allow one connection. Defaults to 10."""
 
-    pool_timeout: float = Field(default=30, gt=0)
-    """Seconds a caller waits for a free connection before the call fails, above 0. Defaults to
-    30."""
+    pool_timeout: float = Field(default=30, gt=0, le=SECONDS_MAX)
+    """Seconds a caller waits for a free connection before the call fails, above 0 and at most 100
+    years. Defaults to 30."""
 
     pool_recycle: float = Field(default=1800, gt=0)
     """Seconds after which a pooled connection is replaced by a fresh one, above 0. Defaults to
@@ -104,18 +115,19 @@ class PostgresConfig(BaseModel):
     firewall is noticed. The three settings below only count when this is on. Defaults to True."""
 
     tcp_keepalives_idle: int = 30
-    """Seconds a connection is idle before the first probe, at least 1. Defaults to 30."""
+    """Seconds a connection is idle before the first probe, from 1 to 32,767. Defaults to 30."""
 
     tcp_keepalives_interval: int = 10
-    """Seconds between probes, at least 1. Defaults to 10."""
+    """Seconds between probes, from 1 to 32,767. Defaults to 10."""
 
     tcp_keepalives_count: int = 3
-    """Unanswered probes after which the connection counts as dead, at least 1. Defaults to 3."""
+    """Unanswered probes after which the connection counts as dead, from 1 to 127. Defaults to 3."""
 
     tcp_user_timeout_ms: int = 30_000
-    """Milliseconds sent data may stay unacknowledged before the connection counts as dead, at
-    least 0. 0 leaves it to the operating system. Behind PgBouncer, which acknowledges whatever the
-    server does, also how long a worker or scheduler waits for an answer. Defaults to 30,000."""
+    """Milliseconds sent data may stay unacknowledged before the connection counts as dead, from 0
+    to 2,147,483,647. 0 leaves it to the operating system. Behind PgBouncer, which acknowledges
+    whatever the server does, also how long a worker or scheduler waits for an answer. Defaults to
+    30,000."""
 
     @classmethod
     def from_env(cls, **overrides: Any) -> Self:
@@ -206,12 +218,14 @@ class PostgresConfig(BaseModel):
             )
 
     def _keepalive_problems(self) -> Iterator[str]:
-        names = ("tcp_keepalives_idle", "tcp_keepalives_interval", "tcp_keepalives_count")
-        for name in names if self.tcp_keepalives else ():
-            if getattr(self, name) < 1:
-                yield f"PostgresConfig.{name} must be at least 1 while tcp_keepalives is on"
-        if self.tcp_user_timeout_ms < 0:
+        for name, largest in _KEEPALIVE_MAXIMUMS.items() if self.tcp_keepalives else ():
+            if not 1 <= getattr(self, name) <= largest:
+                yield (
+                    f"PostgresConfig.{name} must be from 1 to {largest:,} while tcp_keepalives is "
+                    "on"
+                )
+        if not 0 <= self.tcp_user_timeout_ms <= _USER_TIMEOUT_MS_MAX:
             yield (
-                "PostgresConfig.tcp_user_timeout_ms must be at least 0; 0 leaves it to the "
-                "operating system"
+                f"PostgresConfig.tcp_user_timeout_ms must be from 0 to {_USER_TIMEOUT_MS_MAX:,}; 0 "
+                "leaves it to the operating system"
             )

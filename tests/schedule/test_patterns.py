@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from datetime import UTC, datetime, time, timedelta
+from datetime import UTC, datetime, time, timedelta, timezone
 from typing import Any
 
 import pytest
@@ -41,6 +42,7 @@ from horsies.timetable.terms import (
     Weekday,
     values_of,
 )
+from horsies.timetable.timing import Timing
 
 EVERY = [CronEvery()]
 
@@ -324,6 +326,58 @@ def test_a_schedule_that_contradicts_itself_is_refused_with_all_its_mistakes() -
     start = datetime(2026, 1, 2, tzinfo=UTC)
     ends_early = {"start_at": start, "end_at": start - timedelta(days=1)}
     assert problems(lambda: schedule(**ends_early)) == ["end_at is before start_at"]
+
+
+@pytest.mark.parametrize("field", ["misfire_grace_seconds", "good_for_seconds"])
+@pytest.mark.parametrize("seconds", [math.inf, math.nan, 3_162_240_001, 1e12])
+def test_times_no_calendar_can_count_are_refused(field: str, seconds: float) -> None:
+    with pytest.raises(ValidationError, match=field):
+        schedule(**{field: seconds})
+    assert getattr(schedule(**{field: 3_162_240_000}), field) == 3_162_240_000
+
+
+WEST, EAST = timezone(timedelta(hours=-5)), timezone(timedelta(hours=5))
+
+
+@pytest.mark.parametrize(
+    ("fields", "problem"),
+    [
+        ({"start_at": datetime.min.replace(tzinfo=UTC)}, "start_at must be in the years 2 to 9000"),
+        (
+            {"start_at": datetime.min.replace(tzinfo=EAST)},
+            "start_at must be in the years 2 to 9000",
+        ),
+        ({"start_at": datetime.max.replace(tzinfo=UTC)}, "start_at must be in the years 2 to 9000"),
+        ({"end_at": datetime.max.replace(tzinfo=WEST)}, "end_at must be in the years 2 to 9999"),
+        ({"end_at": datetime.min.replace(tzinfo=EAST)}, "end_at must be in the years 2 to 9999"),
+    ],
+)
+def test_moments_at_the_ends_of_the_calendar_are_refused(
+    fields: dict[str, datetime], problem: str
+) -> None:
+    assert problems(lambda: schedule(**fields)) == [f"{problem}, counted in UTC"]
+
+
+def test_moments_near_the_ends_of_the_calendar_can_be_used() -> None:
+    early, late = datetime(2, 1, 1, tzinfo=UTC), datetime(9000, 12, 31, 23, 59, tzinfo=UTC)
+    never = datetime.max.replace(tzinfo=UTC)
+    now = datetime(2026, 1, 1, tzinfo=UTC)
+    for pattern in (HourlySchedule(minute=0), IntervalSchedule(days=365)):
+        for zone in ("Pacific/Kiritimati", "Pacific/Midway"):
+            one = {"pattern": pattern, "timezone": zone, "end_at": never}
+            first = Timing.of(schedule(**one, start_at=early)).first_after(now)
+            assert first is not None
+            assert now < first <= now + timedelta(days=366)
+            last = Timing.of(schedule(**one, start_at=late)).first_after(now)
+            assert last is not None
+            assert last + timedelta(seconds=3_162_240_000) < never
+
+
+def test_a_task_may_start_before_it_expires() -> None:
+    assert problems(lambda: schedule(jitter_seconds=60, good_for_seconds=60)) == [
+        "jitter_seconds must be below good_for_seconds, or tasks expire before they may start"
+    ]
+    schedule(jitter_seconds=59, good_for_seconds=60)
 
 
 def test_the_names_of_schedules_are_unique() -> None:

@@ -83,6 +83,8 @@ def test_slots_older_than_the_grace_are_dropped() -> None:
     # Nothing but old slots: none fires, the schedule goes on.
     assert seconds(decided(17, misfire_grace_seconds=1)) == ([], 20)
     assert seconds(decided(17, misfire_grace_seconds=2)) == ([15], 20)
+    # A hundred years are the most, and nothing is older.
+    assert seconds(decided(17, misfire_grace_seconds=3_162_240_000)) == ([15], 20)
 
 
 @pytest.mark.parametrize("late", [0, 17])

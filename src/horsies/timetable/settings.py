@@ -8,16 +8,23 @@ once the tasks are, and checked before a scheduler starts.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Annotated, Any, Literal, Protocol, Self, TypeAlias
 
 from pydantic import BaseModel, Field, PlainSerializer, PlainValidator, model_validator
 
-from horsies.postgres_config import FROZEN_MODEL
+from horsies.postgres_config import FROZEN_MODEL, SECONDS_MAX
 from horsies.timetable.patterns import SchedulePattern, refuse
 from horsies.timetable.times import GapRule
 
 NAME_LENGTH_MAX = 255
+
+# A slot and what is counted from it, up to a hundred years, must have a place in Python's calendar.
+_EARLIEST = datetime(2, 1, 1, tzinfo=UTC)
+_LATEST = {
+    "start_at": datetime.max.replace(year=9000, tzinfo=UTC),
+    "end_at": datetime.max.replace(tzinfo=UTC),
+}
 
 Overlap: TypeAlias = Literal["allow", "skip", "queue"]
 
@@ -66,7 +73,8 @@ class Schedule(BaseModel):
     instant after the gap. Defaults to skip."""
 
     start_at: datetime | None = None
-    """The earliest slot; intervals count from it. Needs a time zone. Defaults to None."""
+    """The earliest slot, in the years 2 to 9000; intervals count from it. Needs a time zone.
+    Defaults to None."""
 
     end_at: datetime | None = None
     """No slot is later than this. Needs a time zone. Defaults to None."""
@@ -83,9 +91,9 @@ class Schedule(BaseModel):
     """How many missed slots are made up for at once, from 1 to 10,000; the rest follows. Defaults to
     100."""
 
-    misfire_grace_seconds: float | None = Field(default=None, gt=0)
-    """Drop slots that are older than this when a scheduler comes to them, above 0. None drops none
-    for its age. Defaults to None."""
+    misfire_grace_seconds: float | None = Field(default=None, gt=0, le=SECONDS_MAX)
+    """Drop slots that are older than this when a scheduler comes to them, above 0 and at most 100
+    years. None drops none for its age. Defaults to None."""
 
     overlap: Overlap = "allow"
     """What to do while the task or run of an earlier slot is unfinished: `allow` sends the next
@@ -107,11 +115,19 @@ class Schedule(BaseModel):
 
     def _bound_problems(self) -> Iterator[str]:
         bounds = {"start_at": self.start_at, "end_at": self.end_at}
-        naive = [name for name, at in bounds.items() if at and at.utcoffset() is None]
-        for name in naive:
-            yield f"{name} has no time zone; write datetime(..., tzinfo=UTC)"
-        if not naive and self.start_at and self.end_at and self.end_at < self.start_at:
+        problems = [_bound_problem(name, at) for name, at in bounds.items() if at]
+        yield from filter(None, problems)
+        if not any(problems) and self.start_at and self.end_at and self.end_at < self.start_at:
             yield "end_at is before start_at"
+
+
+def _bound_problem(name: str, at: datetime) -> str | None:
+    if at.utcoffset() is None:
+        return f"{name} has no time zone; write datetime(..., tzinfo=UTC)"
+    # Compared as they are: to be written in UTC, a time may lie too near to the end of the calendar.
+    if not _EARLIEST <= at <= _LATEST[name]:
+        return f"{name} must be in the years 2 to {_LATEST[name].year}, counted in UTC"
+    return None
 
 
 class TaskSchedule(Schedule):
@@ -142,9 +158,17 @@ class TaskSchedule(Schedule):
     """The priority of the tasks, from 1 (first) to 100 (last). None takes the queue's. Defaults to
     None."""
 
-    good_for_seconds: float | None = Field(default=None, gt=0)
-    """Seconds after its slot until which a task may still start, above 0; later it expires. None
-    sets no limit. Defaults to None."""
+    good_for_seconds: float | None = Field(default=None, gt=0, le=SECONDS_MAX)
+    """Seconds after its slot until which a task may still start, above jitter_seconds and at most
+    100 years; later it expires. None sets no limit. Defaults to None."""
+
+    def _problems(self) -> Iterator[str]:
+        yield from super()._problems()
+        if self.good_for_seconds is not None and self.jitter_seconds >= self.good_for_seconds:
+            yield (
+                "jitter_seconds must be below good_for_seconds, or tasks expire before they may "
+                "start"
+            )
 
 
 class WorkflowSchedule(Schedule):
