@@ -17,6 +17,7 @@ import psycopg
 import pytest
 
 from horsies import IntervalSchedule, TaskSchedule
+from tests.conftest import database_on
 from tests.e2e.fleet import Fleet, Journal, RunningWorker, eventually
 from tests.e2e.tables import attempts, backends, held_connections, terminate
 from tests.e2e.test_clock_skew import AHEAD, BEHIND, skew
@@ -287,6 +288,15 @@ def test_a_scheduler_outlasts_an_outage_and_stops_during_one(
     with outage(server_url, connection):
         assert scheduler.stop(15) == 0
     check_books(connection, first, {"often": 1})
+
+
+def test_a_scheduler_ends_at_once_when_its_database_will_never_let_it_in(fleet: Fleet) -> None:
+    missing = database_on(fleet.database_url, "horsies_nowhere")
+    config = config_of(every(1, "often"))
+    scheduler = start_scheduler(fleet, config, fleet.environment(missing, config), ready=False)
+    assert scheduler.wait() == 1
+    assert "The database does not exist; create it or correct database_url" in scheduler.log()
+    assert "Traceback" not in scheduler.log()
 
 
 def test_a_sleeping_scheduler_is_woken_by_changes(

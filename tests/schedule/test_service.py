@@ -36,11 +36,12 @@ class Line:
     def __init__(self, url: str) -> None:
         self.url = url
         self.refuses = False
+        self.refusal: psycopg.Error = psycopg.OperationalError("connection refused")
         self.opened: list[psycopg.Connection[Any]] = []
 
     def connect(self) -> Together:
         if self.refuses:
-            raise psycopg.OperationalError("connection refused")
+            raise self.refusal
         self.opened.append(psycopg.connect(self.url, autocommit=True))
         return Together(self.opened[-1])
 
@@ -137,6 +138,36 @@ def test_a_scheduler_gives_up_when_it_is_told_to(make_app: MakeApp, line: Line) 
     line.refuses = True
     scheduler.step()
     with pytest.raises(SchedulerGaveUpError, match="connection refused"):
+        _step_when_due(scheduler)
+
+
+@pytest.mark.parametrize(
+    ("refusal", "reason"),
+    [
+        (psycopg.ProgrammingError("invalid percent-encoded token"), "database_url cannot be read"),
+        (psycopg.OperationalError("password authentication failed"), "PostgreSQL refused the user"),
+        (psycopg.OperationalError('database "shop" does not exist'), "The database does not exist"),
+        (psycopg.errors.InsufficientPrivilege("permission denied for schema"), "permission denied"),
+    ],
+)
+@pytest.mark.parametrize("was_connected", [False, True])
+def test_a_database_that_will_never_let_it_in_is_not_waited_for(
+    connection: Database,
+    make_app: MakeApp,
+    line: Line,
+    refusal: psycopg.Error,
+    reason: str,
+    was_connected: bool,
+) -> None:
+    resilience = WorkerResilienceConfig(db_retry_initial_ms=100)
+    scheduler = serving(make_app(schedule(), resilience=resilience), line)
+    if was_connected:
+        scheduler.step()
+        line.opened[-1].close()
+        scheduler.wake()
+        scheduler.step()
+    line.refuses, line.refusal = True, refusal
+    with pytest.raises(SchedulerGaveUpError, match=reason):
         _step_when_due(scheduler)
 
 

@@ -1,4 +1,5 @@
 """The scheduler as a service: ticks in time, waits out a database that is away, never dies of a tick.
+Only a database that will not let it in, now or later, ends it.
 
 It waits for nobody itself: the loop in ``loop.py`` asks ``next_at`` how long it may sleep and calls
 ``step``.
@@ -13,7 +14,7 @@ from collections.abc import Callable
 import psycopg
 
 from horsies.config import AppConfig
-from horsies.db.connect import describe
+from horsies.db.connect import describe, is_transient
 from horsies.db.together import Together
 from horsies.retry import Backoff
 from horsies.schedule.book import Book, enter_schedules
@@ -30,7 +31,7 @@ MARGIN_SECONDS = 0.001
 
 
 class SchedulerGaveUpError(Exception):
-    """The database stayed away for longer than the resilience settings allow."""
+    """The database stayed away for longer than the resilience settings allow, or will not let us in."""
 
 
 class Scheduler:
@@ -75,14 +76,23 @@ class Scheduler:
         if time.monotonic() < self._next_at:
             return
         try:
-            if self._together is None:
-                self._together = self._connect()
-            seconds = self._guarded_tick(self._together)
+            seconds = self._guarded_tick(self._open())
         except psycopg.Error as error:
             self._lose(error)
         else:
             self._backoff.reset()
             self._next_at = time.monotonic() + seconds
+
+    def _open(self) -> Together:
+        """Return the connection, opening it if there is none; give up where that can never work."""
+        if self._together is None:
+            try:
+                self._together = self._connect()
+            except psycopg.Error as error:
+                if is_transient(error):
+                    raise
+                raise SchedulerGaveUpError(describe(error)) from error
+        return self._together
 
     def _guarded_tick(self, together: Together) -> float:
         try:
