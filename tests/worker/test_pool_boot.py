@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import itertools
 import os
 import signal
+import socket
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,6 +16,8 @@ import psutil
 import pytest
 
 from horsies.worker.pool import ChildBoot, ChildBootError, Died, HookFailed, StartMethod
+from horsies.worker.template import Reserve
+from tests.worker.pool_programs import FunctionProgram
 from tests.worker.pool_support import (
     BOOT,
     REPOSITORY,
@@ -140,6 +145,29 @@ def test_children_that_keep_dying_while_booting_are_started_ever_more_slowly(
     assert died_at[3] - died_at[2] >= 0.2
     (tmp_path / "now").unlink()
     collect_until(pool, lambda: pool.idle_count == 1)
+
+
+@pytest.mark.parametrize("template_may_fork", [True, False])
+def test_a_template_that_may_not_fork_fails_the_request_and_lives_on(
+    monkeypatch: pytest.MonkeyPatch, template_may_fork: bool
+) -> None:
+    own_pid, fork, forks = os.getpid(), os.fork, itertools.count(1)
+
+    def limited_fork() -> int:
+        if os.getpid() == own_pid:
+            assert next(forks) < 5, "it does not give up"
+            if template_may_fork:
+                return fork()
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    monkeypatch.setattr(os, "fork", limited_fork)
+    ours, theirs = socket.socketpair()
+    with ours, socket.socket() as control:
+        reserve = Reserve(control, replace(BOOT, forks_ahead=3), own_pid, FunctionProgram())
+        reserve.hand_out(theirs.detach())
+        ours.settimeout(5)
+        assert ours.recv(1) == b""
+    assert next(forks) == 2
 
 
 def wait_until(condition: Callable[[], bool], seconds: float) -> bool:

@@ -10,6 +10,7 @@ connections.
 from __future__ import annotations
 
 import gc
+import itertools
 import logging
 import os
 import signal
@@ -120,15 +121,17 @@ class Reserve:
     def hand_out(self, child_fd: int) -> None:
         """Make a child on `child_fd`, then see to it that the next one waits already."""
         try:
-            while not self._give_to_waiting(child_fd):
-                self._fork_some(child_fd)
-        except OSError:
-            logger.exception("No child could be forked.")
+            is_given = self._give_to_waiting(child_fd) or self._give_to_forked(child_fd)
         finally:
-            # Without a child this closes the last copy: the supervisor sees the socket end.
+            # Without a child this closes the last copy: the supervisor sees the socket end, and
+            # asks again after a while. Trying on here would only make a full system fuller.
             os.close(child_fd)
-        if not self._waiting and self._boot.forks_ahead > 1:
+        if is_given and not self._waiting and self._boot.forks_ahead > 1:
             self._fork_some(None)
+
+    def _give_to_forked(self, child_fd: int) -> bool:
+        self._fork_some(child_fd)
+        return self._give_to_waiting(child_fd)
 
     def _give_to_waiting(self, child_fd: int) -> bool:
         while self._waiting:
@@ -138,8 +141,17 @@ class Reserve:
         return False
 
     def _fork_some(self, foreign_fd: int | None) -> None:
-        pairs = [socket.socketpair() for _ in range(max(1, self._boot.forks_ahead))]
-        between_pid = os.fork()
+        """Have processes forked that wait, or fewer or none of them if the system refuses."""
+        pairs: list[tuple[socket.socket, socket.socket]] = []
+        try:
+            for _ in range(max(1, self._boot.forks_ahead)):
+                pairs.append(socket.socketpair())
+            between_pid = os.fork()
+        except OSError as error:
+            _tell_refusal(error)
+            for one in itertools.chain(*pairs):
+                one.close()
+            return
         if between_pid == 0:
             self._fork_in_between(pairs, foreign_fd)
         os.waitpid(between_pid, 0)
@@ -155,7 +167,7 @@ class Reserve:
             if foreign_fd is not None:
                 os.close(foreign_fd)
             for _, their_end in pairs:
-                if os.fork() == 0:
+                if _fork_or_tell() == 0:
                     self._wait_for_socket(their_end, pairs)
         finally:
             os._exit(EXIT_CLEAN)
@@ -171,6 +183,22 @@ class Reserve:
         if child_fd is None:
             os._exit(EXIT_CLEAN)
         run_child(child_fd, self._boot, self._worker_pid, self._program)
+
+
+def _fork_or_tell() -> int:
+    try:
+        return os.fork()
+    except OSError as error:
+        _tell_refusal(error)
+        raise
+
+
+def _tell_refusal(error: OSError) -> None:
+    logger.error(
+        "The fork server could not fork a child process (%s); "
+        "raise the limits on processes and open files if this goes on.",
+        error,
+    )
 
 
 def _warn_about_unforkable_state(control: socket.socket) -> None:
