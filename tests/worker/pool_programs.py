@@ -76,6 +76,13 @@ def load_for_ever(boot: ChildBoot) -> FunctionProgram:
         time.sleep(60)
 
 
+def load_with_helper(boot: ChildBoot) -> FunctionProgram:
+    helper = subprocess.Popen(["sleep", "60"], process_group=0)
+    with open(os.environ["POOL_TEST_HELPER_PID"], "w") as file:
+        file.write(str(helper.pid))
+    return FunctionProgram()
+
+
 def first_hook() -> None:
     HOOKS_THAT_RAN.append("first_hook")
 

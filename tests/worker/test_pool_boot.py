@@ -101,6 +101,20 @@ def test_a_failed_start_leaves_no_process_behind(make_pool: MakePool) -> None:
     assert {one.pid for one in psutil.Process().children(recursive=True)} <= before
 
 
+@pytest.mark.parametrize("method", [StartMethod.FORK, StartMethod.FORKSERVER])
+def test_what_the_import_started_in_a_group_of_its_own_does_not_hold_up_the_end(
+    make_pool: MakePool, method: StartMethod, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("POOL_TEST_HELPER_PID", str(tmp_path / "pid"))
+    pool = make_pool(1, boot=boot("load_with_helper"), start_method=method)
+    helper_pid = int((tmp_path / "pid").read_text())
+    assert not is_gone(helper_pid)
+    began_at = time.monotonic()
+    pool.shutdown()
+    assert time.monotonic() - began_at < 10
+    assert is_gone(helper_pid)
+
+
 def template_pid(pool_pids: list[int]) -> int:
     # Whatever other tests orphaned is a child of this process, too: servers, and zombies.
     ours = psutil.Process().exe()

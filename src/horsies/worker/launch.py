@@ -184,13 +184,13 @@ class TemplateLauncher:
             process.kill_group(self.pid)
 
     def close(self) -> None:
-        """End the template and wait for it."""
+        """End the template and what importing the application started; wait for them."""
         pid = self.pid
         self.kill()
         self._forget()
         if pid is not None:
             process.wait_for_exit(pid)
-            process.reap_session(pid)
+            process.end_session(pid)
 
     def _start_process(self, control: socket.socket, template_end: socket.socket) -> int:
         if self._forks_worker:

@@ -156,9 +156,14 @@ def reap_orphans(known_pids: Collection[int]) -> int:
     return reaped
 
 
-def reap_session(session_id: int) -> None:
-    """Wait for the killed members of a session whose leader has ended and left them to us."""
-    while pids := [pid for pid in _direct_children() if _session_of(pid) == session_id]:
+def end_session(session_id: int) -> None:
+    """Kill the members of a session whose leader has ended and left them to us; wait for them.
+
+    Killing the leader's group misses those that went to groups of their own.
+    """
+    while pids := [
+        pid for pid in _direct_children() if _session_of(pid) == session_id and _kill(pid)
+    ]:
         for pid in pids:
             wait_for_exit(pid)
 
@@ -187,6 +192,15 @@ def _prctl(option: int, value: int) -> None:
     if _library_prctl is None or _library_prctl(option, value, 0, 0, 0) != 0:
         error_number = ctypes.get_errno()
         raise OSError(error_number, os.strerror(error_number))
+
+
+def _kill(pid: int) -> bool:
+    """Kill a process; False when it is another user's, which nobody should wait for."""
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except OSError:
+        return False
+    return True
 
 
 def _session_of(pid: int) -> int | None:
