@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import ModuleType
 from typing import Any
 
@@ -28,6 +28,7 @@ from tests.proxy import Proxy
 Database = psycopg.Connection[Any]
 
 CLEAN, FAILED, USAGE, FORCED = 0, 1, 2, 3
+AWKWARD = "tests.e2e.awkward:app"
 # A proxy that waits for an answer to swallow holds notifications back as well.
 QUICK_POLLS = {"resilience": {"notify_poll_interval_ms": 1_000}}
 
@@ -101,6 +102,41 @@ def test_a_signal_during_the_start_stops_the_worker(fleet: Fleet) -> None:
     worker.signal(signal.SIGTERM)
     assert worker.wait(10) == CLEAN
     assert all(map(is_gone, family))
+
+
+@pytest.mark.parametrize("method", ["forkserver", "spawn", "fork"])
+def test_a_signal_while_children_are_slow_to_start_stops_the_worker(
+    fleet: Fleet, method: str
+) -> None:
+    worker = fleet.start(
+        *("--start-method", method),
+        application=AWKWARD,
+        environment={"HORSIES_E2E_LINGERS": "1"},
+        ready=False,
+    )
+    eventually((fleet.directory / "lingers").exists, 20)
+    family = worker.family()
+    assert worker.stop(6) == CLEAN
+    assert family
+    assert all(map(is_gone, family))
+    assert "worker stopped (clean)" in worker.log()
+
+
+def test_a_service_manager_that_signals_every_process_stops_a_worker_whose_children_start(
+    fleet: Fleet,
+) -> None:
+    worker = fleet.start("--start-method", "spawn", ready=False)
+    family = eventually(worker.family, 10)
+    for pid in (worker.pid, *family):
+        with suppress(ProcessLookupError):  # the worker may be quicker
+            os.kill(pid, signal.SIGTERM)
+    assert worker.wait(6) == CLEAN
+    assert all(map(is_gone, family))
+
+
+def test_a_signal_after_the_worker_has_stopped_does_not_change_its_exit_code(fleet: Fleet) -> None:
+    worker = fleet.start(application=AWKWARD, environment={"HORSIES_E2E_LATE_SIGNAL": "1"})
+    assert worker.stop() == CLEAN
 
 
 def test_the_end_of_the_grace_interrupts_running_tasks(

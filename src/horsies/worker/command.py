@@ -14,6 +14,7 @@ import socket
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from types import FrameType
 from typing import Annotated
 
 import psycopg
@@ -132,12 +133,16 @@ def run_worker(app: Horsies, config: WorkerConfig, scheduler: Scheduler | None =
     with selectors.DefaultSelector() as selector:
         pool = ChildPool(_pool_settings(config), _boot(config), selector)
         worker = Worker(app, config, pool, selector)
+        stops: list[None] = []
+        worker.on_stop = lambda: stops.append(None)
         try:
             with _signals_to(worker, selector) as wake:
-                pool.start()
-                logger.info("%d children ready (%s)", config.processes, config.start_method.value)
-                with _beside(worker, wake, scheduler):
-                    code = worker.run()
+                code = ExitCode.CLEAN  # stopped before it could have claimed anything
+                if pool.start(should_stop=lambda: bool(stops)):
+                    method = config.start_method.value
+                    logger.info("%d children ready (%s)", config.processes, method)
+                    with _beside(worker, wake, scheduler):
+                        code = worker.run()
         except (ChildBootError, DeafError, SchemaTooNewError) as error:
             logger.critical("%s", error)
             return ExitCode.FAILED
@@ -220,25 +225,31 @@ def _boot(config: WorkerConfig) -> ChildBoot:
 
 @contextmanager
 def _signals_to(worker: Worker, selector: selectors.BaseSelector) -> Iterator[Callable[[], None]]:
-    """Count SIGTERM and SIGINT as stop requests and wake the loop for them; lend what wakes it."""
+    """Count SIGTERM and SIGINT as stop requests and wake the loop for them; lend what wakes it.
+
+    Afterwards they are ignored: one more of them must not replace the exit code by a signal.
+    """
     waker, wakened = socket.socketpair()
     waker.setblocking(False)
     wakened.setblocking(False)
     selector.register(wakened, selectors.EVENT_READ, lambda: wakened.recv(4096))
-    before = {
-        number: signal.signal(number, lambda *_: worker.request_stop())
-        for number in (signal.SIGTERM, signal.SIGINT)
-    }
+    _handle_stop_signals(lambda *_: worker.request_stop())
     previous_wakeup = signal.set_wakeup_fd(waker.fileno(), warn_on_full_buffer=False)
     try:
         yield lambda: _call(waker)
     finally:
         signal.set_wakeup_fd(previous_wakeup)
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        _handle_stop_signals(signal.SIG_IGN)
         selector.unregister(wakened)
         waker.close()
         wakened.close()
+
+
+def _handle_stop_signals(
+    handler: Callable[[int, FrameType | None], None] | signal.Handlers,
+) -> None:
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, handler)
 
 
 def _call(waker: socket.socket) -> None:

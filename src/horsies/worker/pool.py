@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import selectors
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from horsies.worker import process, wire
@@ -110,21 +110,28 @@ class ChildPool:
         self._orphans_checked_at = 0.0
         self.foreign_keys: list[tuple[selectors.SelectorKey, int]] = []
 
-    def start(self) -> None:
+    def start(self, should_stop: Callable[[], bool] = lambda: False) -> bool:
         """Start all children and wait until every one of them is ready.
 
-        Raises ``ChildBootError`` when the application does not load, a hook fails, or a fresh child
-        is already larger than the memory limit; no process is left behind then.
+        False when `should_stop`, asked whenever something happened, said yes before. Raises
+        ``ChildBootError`` when the application does not load, a hook fails, or a fresh child is
+        already larger than the memory limit. No process is left behind in either case.
         """
         try:
             self._launcher.start()
             self._roster.refill()
             while len(self._roster.idle) < self._settings.processes:
-                self._raise_boot_failure(self.collect(1.0))
+                events = self.collect(1.0)
+                # First: whoever signalled all processes may have ended children that were starting.
+                if should_stop():
+                    self.shutdown()
+                    return False
+                self._raise_boot_failure(events)
             self._check_baseline()
         except BaseException:
             self.shutdown()
             raise
+        return True
 
     @property
     def idle_count(self) -> int:
