@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from types import ModuleType
+from typing import Any
 
+import psycopg
 import pytest
 
 from tests.e2e.fleet import Fleet, Journal, eventually, is_gone
+from tests.e2e.tables import insert_raw
+
+AWKWARD = "tests.e2e.awkward:app"
 
 
 @pytest.mark.parametrize("method", ["forkserver", "fork", "spawn"])
@@ -27,3 +32,27 @@ def test_a_worker_works_and_stops_with_every_start_method(
     assert worker.stop() == 0
     assert sent.get(0).ok_value == "done"
     assert all(map(is_gone, family))
+
+
+@pytest.mark.parametrize("method", ["forkserver", "fork", "spawn"])
+def test_files_opened_by_the_import_stay_open_in_children(
+    fleet: Fleet, programs: ModuleType, connection: psycopg.Connection[Any], method: str
+) -> None:
+    fleet.start("--start-method", method, application=AWKWARD, processes=1)
+    task_id = insert_raw(connection, "read_and_log", '["hello"]')
+    read = programs.app.get_result(task_id, 10_000).ok_value
+    assert read.startswith('"""An application whose import prints')
+    assert (fleet.directory / "awkward.log").read_text() == "hello\n"
+
+
+@pytest.mark.parametrize(("method", "imports"), [("forkserver", 2), ("fork", 1), ("spawn", 3)])
+def test_what_the_import_prints_is_written_once_per_import(
+    fleet: Fleet, method: str, imports: int
+) -> None:
+    worker = fleet.start(
+        *("--start-method", method),
+        application=AWKWARD,
+        environment={"PYTHONUNBUFFERED": ""},
+    )
+    assert worker.stop() == 0
+    assert worker.log().count("the awkward application is imported") == imports

@@ -202,7 +202,7 @@ class TemplateLauncher:
 
     def _fork_template(self, control: socket.socket, template_end: socket.socket) -> int:
         worker_pid = os.getpid()
-        pid = os.fork()
+        pid = process.fork()
         if pid == 0:
             try:
                 control.close()

@@ -56,6 +56,14 @@ def adopt_orphans() -> None:
         _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
+def fork() -> int:
+    """Fork when what was printed has been written: both processes would write it otherwise."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(Exception):
+            stream.flush()
+    return os.fork()
+
+
 def start_interpreter(entry_module: str, socket_fd: int) -> int:
     """Start a fresh interpreter that runs ``main(socket_fd)`` of `entry_module`; returns its pid.
 

@@ -35,6 +35,9 @@ from horsies.worker.wire import ChildBoot, FrameKind
 
 logger = logging.getLogger("horsies.template")
 
+# How /proc names descriptors with somebody at the other end, and selectors, timers and their like.
+_NOT_TO_BE_SHARED = ("socket:", "pipe:", "anon_inode:")
+
 
 def main(control_fd: int) -> NoReturn:
     """Entry of a freshly started interpreter: the first frame says what to load."""
@@ -146,7 +149,7 @@ class Reserve:
         try:
             for _ in range(max(1, self._boot.forks_ahead)):
                 pairs.append(socket.socketpair())
-            between_pid = os.fork()
+            between_pid = process.fork()
         except OSError as error:
             _tell_refusal(error)
             for one in itertools.chain(*pairs):
@@ -226,7 +229,7 @@ def _count_open_sockets(own_fd: int) -> int:
 
 
 def _blank_inherited_descriptors(kept_fd: int) -> None:
-    """Point every inherited descriptor at /dev/null.
+    """Point inherited sockets, pipes and the like at /dev/null; files and devices stay open.
 
     Closing them would free their numbers while objects of the worker, copied by the fork, still
     mean to close them one day.
@@ -236,7 +239,8 @@ def _blank_inherited_descriptors(kept_fd: int) -> None:
         if fd in (1, 2, kept_fd, null_fd):
             continue
         with suppress(OSError):
-            os.dup2(null_fd, fd, inheritable=False)
+            if os.readlink(f"/proc/self/fd/{fd}").startswith(_NOT_TO_BE_SHARED):
+                os.dup2(null_fd, fd, inheritable=False)
     os.dup2(null_fd, 0)
     os.close(null_fd)
 
