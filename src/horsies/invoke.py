@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 from horsies.codec import CodecError
@@ -32,11 +32,19 @@ from horsies.stop import TaskStopped
 _runners: dict[int, asyncio.Runner] = {}
 
 
+def _do_nothing() -> None:
+    return None
+
+
 def invoke(
-    config: AppConfig, definition: TaskDefinition, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    config: AppConfig,
+    definition: TaskDefinition,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    clean_up: Callable[[], None] = _do_nothing,
 ) -> TaskResult[Any, TaskError]:
-    """Call the task function and return its outcome; never raises but for TaskStopped and
-    KeyboardInterrupt.
+    """Call the task function, then `clean_up`, and return the outcome of the task; never raises but
+    for TaskStopped and KeyboardInterrupt.
     """
     try:
         value = definition.function(*args, **kwargs)
@@ -46,6 +54,8 @@ def invoke(
         raise
     except BaseException as error:  # sys.exit() in a task is that task's failure, not the process's
         return TaskResult(err=_exception_error(config, definition, error))
+    finally:
+        clean_up()
     return _checked(definition, value)
 
 

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import sys
+import time
+from types import FrameType
 from typing import Any
+
+from pydantic import BaseModel, field_serializer
 
 from horsies.app import Horsies, get_current_app
 from horsies.config import AppConfig, PayloadConfig, PostgresConfig
@@ -97,6 +102,25 @@ async def wait_async(marker: str) -> TaskResult[int, TaskError]:
     os.mkdir(marker)
     await asyncio.Event().wait()
     return TaskResult(ok=1)
+
+
+class SlowToStore(BaseModel):
+    number: int
+
+    @field_serializer("number")
+    def store(self, number: int) -> int:
+        time.sleep(0.3)
+        return number
+
+
+@app.task("leave_alarm")
+def leave_alarm() -> TaskResult[SlowToStore, TaskError]:
+    def ring(_number: int, _frame: FrameType | None) -> None:
+        raise TimeoutError("a bell nobody took down")
+
+    signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, 0.1)
+    return TaskResult(ok=SlowToStore(number=1))
 
 
 @app.task("describe_child")

@@ -67,6 +67,10 @@ def load_with_dying_hook(boot: ChildBoot) -> FunctionProgram:
     return FunctionProgram([dying_hook])
 
 
+def load_with_moving_hook(boot: ChildBoot) -> FunctionProgram:
+    return FunctionProgram([moving_hook])
+
+
 def load_nothing(boot: ChildBoot) -> FunctionProgram:
     raise ImportError("no such thing")
 
@@ -111,6 +115,27 @@ def hook_failing_later() -> None:
 def dying_hook() -> None:
     if os.path.exists(os.environ["POOL_TEST_BOOT_DIES_IF"]):
         os._exit(9)
+
+
+def moving_hook() -> None:
+    os.chdir("/")
+    os.umask(0o027)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    signal.signal(signal.SIGPROF, signal.SIG_IGN)
+    signal.setitimer(signal.ITIMER_PROF, 60, 60)
+
+
+def describe_after_hooks() -> list[Any]:
+    mask = os.umask(0)
+    os.umask(mask)
+    return [
+        os.getcwd(),
+        mask,
+        callable(signal.getsignal(signal.SIGTERM)),
+        signal.getsignal(signal.SIGUSR1) == signal.SIG_IGN,
+        signal.getitimer(signal.ITIMER_PROF)[1],
+    ]
 
 
 def hooks_that_ran() -> list[Any]:
@@ -227,6 +252,17 @@ def terminate_forked_process() -> int:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
+def interrupt_started_process() -> int:
+    started = subprocess.Popen(["sleep", "600"])
+    started.send_signal(signal.SIGINT)
+    return started.wait(10)
+
+
+def interrupt_itself() -> str:
+    os.kill(os.getpid(), signal.SIGINT)
+    return "still here"
+
+
 def own_rss_mb() -> float:
     return psutil.Process().memory_info().rss / 1024 / 1024
 
@@ -236,8 +272,11 @@ def change_surroundings(directory: str) -> None:
     os.umask(0o777)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    for number in COMMON_SIGNALS:
+        signal.signal(number, lambda *_: None)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-    signal.setitimer(signal.ITIMER_REAL, 0.3)
+    for timer in TIMERS:
+        signal.setitimer(timer, 0.3)
 
 
 def describe_surroundings() -> list[Any]:
@@ -247,9 +286,10 @@ def describe_surroundings() -> list[Any]:
         os.getcwd(),
         mask,
         callable(signal.getsignal(signal.SIGTERM)),
-        signal.getsignal(signal.SIGINT) == signal.SIG_IGN,
+        callable(signal.getsignal(signal.SIGINT)),
+        [str(signal.getsignal(number)) for number in COMMON_SIGNALS],
         sorted(signal.pthread_sigmask(signal.SIG_BLOCK, ())),
-        list(signal.getitimer(signal.ITIMER_REAL)),
+        [signal.getitimer(timer) for timer in TIMERS],
     ]
 
 
@@ -285,6 +325,15 @@ def environment(name: str) -> str | None:
     return os.environ.get(name)
 
 
+TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
+COMMON_SIGNALS = (
+    signal.SIGALRM,
+    signal.SIGCHLD,
+    signal.SIGHUP,
+    signal.SIGPIPE,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+)
 HOARD: list[bytearray] = []
 HOOKS_THAT_RAN: list[str] = []
 FORGERIES = {
@@ -315,6 +364,9 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
         write_garbage,
         change_surroundings,
         describe_surroundings,
+        describe_after_hooks,
+        interrupt_started_process,
+        interrupt_itself,
         allocate,
         text_of,
         length_of,

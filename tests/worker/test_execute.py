@@ -111,6 +111,14 @@ def test_a_report_with_half_a_character_arrives(make_pool: MakePool) -> None:
     assert "half a character" in (event.report.error_message or "")
 
 
+def test_an_alarm_left_behind_does_not_ring_while_the_result_is_stored(make_pool: MakePool) -> None:
+    pool = make_pool(1, boot=APP_BOOT)
+    pool.dispatch(assignment("leave_alarm"))
+    event = next_event(pool)
+    assert isinstance(event, Reported)
+    assert json.loads(event.report.result_json) == {"ok": {"number": 1}}
+
+
 @pytest.mark.parametrize("name", ["wait", "wait_async"])
 def test_a_running_task_of_an_application_can_be_stopped(
     make_pool: MakePool, tmp_path: Path, name: str

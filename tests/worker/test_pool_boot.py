@@ -61,6 +61,15 @@ def test_a_failing_hook_fails_the_start_by_name(
     assert (caught.value.hook_name, caught.value.exit_code) == (hook, 173)
 
 
+@pytest.mark.parametrize("method", METHODS)
+def test_every_task_finds_what_hooks_set_up_but_no_hook_takes_the_stop_signal(
+    make_pool: MakePool, method: StartMethod
+) -> None:
+    pool = make_pool(1, boot=boot("load_with_moving_hook"), start_method=method)
+    for _ in range(2):
+        assert run(pool, "describe_after_hooks") == ["/", 0o027, True, True, 60.0]
+
+
 def test_a_hook_that_fails_in_a_replacement_is_told(
     make_pool: MakePool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -124,6 +124,14 @@ def test_what_a_task_changed_is_put_back_before_the_next_one(
     assert run(pool, "describe_surroundings") == before
 
 
+def test_a_process_started_by_a_task_can_be_interrupted_by_it(make_pool: MakePool) -> None:
+    assert run(make_pool(1), "interrupt_started_process") == -signal.SIGINT
+
+
+def test_a_child_is_not_interrupted_itself(make_pool: MakePool) -> None:
+    assert run(make_pool(1), "interrupt_itself") == "still here"
+
+
 def test_a_child_holds_no_socket_but_its_own(make_pool: MakePool) -> None:
     with socket.create_server(("127.0.0.1", 0)):
         pool = make_pool(2)

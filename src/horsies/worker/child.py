@@ -23,11 +23,12 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from types import FrameType
-from typing import Any, NoReturn, Protocol
+from typing import NoReturn, Protocol
 
 from horsies.stop import TaskStopped
 from horsies.worker import process, wire
 from horsies.worker.childlog import configure_logging, label_handlers, label_records
+from horsies.worker.surroundings import Surroundings
 from horsies.worker.wire import Assignment, ChildBoot, ChildReport, FrameKind
 
 EXIT_CLEAN = 0
@@ -40,9 +41,6 @@ _KIND_ASSIGN = int(FrameKind.ASSIGN)
 _KIND_STOP = int(FrameKind.STOP)
 _REHEARSALS = 32
 _REHEARSED = Assignment("0" * 36, 1, "rehearsal", 1, "[]", "{}", None)
-
-# What the public module wraps in enum members; the wrapping would cost every task 12 µs.
-_plain_signal: Any = importlib.import_module("_signal")
 
 logger = logging.getLogger("horsies.child")
 
@@ -210,34 +208,6 @@ class StopSwitch:
         self._is_armed = False
 
 
-class Surroundings:
-    """What user code may change in its process, remembered to put it back for the next task."""
-
-    __slots__ = ("_directory", "_handlers", "_umask")
-
-    def __init__(self, stop: Callable[[int, FrameType | None], None]) -> None:
-        self._handlers: tuple[tuple[int, Any], ...] = (
-            (int(signal.SIGTERM), stop),
-            (int(signal.SIGINT), int(signal.SIG_IGN)),
-            (int(signal.SIGALRM), int(signal.SIG_DFL)),
-        )
-        self._directory = os.getcwd()
-        self._umask = os.umask(0o022)
-        os.umask(self._umask)
-        self.restore()
-
-    def restore(self) -> None:
-        """Put signals, working directory and file mode mask back."""
-        signal.alarm(0)
-        for number, handler in self._handlers:
-            if _plain_signal.getsignal(number) != handler:
-                _plain_signal.signal(number, handler)
-        _plain_signal.pthread_sigmask(signal.SIG_SETMASK, ())
-        os.umask(self._umask)
-        with suppress(OSError):
-            os.chdir(self._directory)
-
-
 def _boot_and_serve(connection: Connection, boot: ChildBoot, program: Program | None) -> int:
     switch = StopSwitch(connection)
     surroundings = Surroundings(switch.handle)
@@ -248,6 +218,7 @@ def _boot_and_serve(connection: Connection, boot: ChildBoot, program: Program | 
         return _report_boot_failure(connection, error)
     hooks = loaded.start_hooks()
     run_start_hooks(hooks, boot.hook_budget_seconds, connection)
+    surroundings.adopt()
     if hooks or program is None:
         gc.collect()
         gc.freeze()

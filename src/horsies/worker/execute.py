@@ -34,6 +34,7 @@ from horsies.outcome import (
 from horsies.result import Err
 from horsies.worker.deliver import deliver
 from horsies.worker.internal import is_internal, run_internal
+from horsies.worker.surroundings import clear_timers
 from horsies.worker.wire import Assignment, ChildBoot, ChildReport
 
 _MESSAGE_CHARACTERS_MAX = 2_000
@@ -157,9 +158,9 @@ def _execute_internal(app: Horsies, assignment: Assignment) -> ChildReport:
 
 def _invoke(app: Horsies, definition: TaskDefinition, call: BoundCall) -> TaskResult[Any, Any]:
     try:
-        return invoke(app.config, definition, call.args, call.kwargs)
+        return invoke(app.config, definition, call.args, call.kwargs, clear_timers)
     except KeyboardInterrupt:
-        # Children ignore Ctrl-C: the task itself raised this.
+        # Children disregard Ctrl-C: the task itself raised this.
         return TaskResult(
             err=TaskError(
                 error_code=OperationalErrorCode.UNHANDLED_EXCEPTION,
