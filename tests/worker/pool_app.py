@@ -10,7 +10,7 @@ import time
 from types import FrameType
 from typing import Any
 
-from pydantic import BaseModel, field_serializer
+from pydantic import BaseModel, field_serializer, field_validator
 
 from horsies.app import Horsies, get_current_app
 from horsies.config import AppConfig, PayloadConfig, PostgresConfig
@@ -102,6 +102,26 @@ async def wait_async(marker: str) -> TaskResult[int, TaskError]:
     os.mkdir(marker)
     await asyncio.Event().wait()
     return TaskResult(ok=1)
+
+
+class Exiting(BaseModel):
+    number: int
+
+    @field_validator("number")
+    @classmethod
+    def leave(cls, number: int) -> int:
+        sys.exit(4)
+
+
+@app.task("take_exiting")
+def take_exiting(value: Exiting) -> TaskResult[int, TaskError]:
+    return TaskResult(ok=value.number)
+
+
+@app.task("close_stderr", exception_mapper={ValueError: "MINE"})
+def close_stderr() -> TaskResult[int, TaskError]:
+    sys.stderr.close()
+    raise ValueError("mine")
 
 
 class SlowToStore(BaseModel):

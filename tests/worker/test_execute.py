@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import logging
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,24 @@ def run(name: str, *args: Any, kwargs_json: str = "{}") -> ChildReport:
     report = execute(app, given)
     assert (report.task_id, report.generation) == ("task-1", 3)
     return report
+
+
+class BrokenHandler(logging.Handler):
+    def __init__(self, error: BaseException) -> None:
+        super().__init__()
+        self.error = error
+
+    def emit(self, record: logging.LogRecord) -> None:
+        raise self.error
+
+
+@pytest.fixture(params=[RuntimeError("the log is full"), SystemExit(5)], ids=["raises", "exits"])
+def _broken_log(request: pytest.FixtureRequest) -> Iterator[None]:
+    handler = BrokenHandler(request.param)
+    logger = logging.getLogger("horsies")
+    logger.addHandler(handler)
+    yield
+    logger.removeHandler(handler)
 
 
 def test_a_result_is_reported_as_stored_text() -> None:
@@ -89,6 +109,21 @@ def test_a_result_that_cannot_be_stored_is_an_error() -> None:
     assert not run("return_strange_value").ok
 
 
+@pytest.mark.usefixtures("_broken_log")
+def test_a_log_that_cannot_be_written_changes_no_outcome() -> None:
+    assert run("fail").error_code == "UNHANDLED_EXCEPTION"
+    assert run("add", "one").error_code == "WORKER_SERIALIZATION_ERROR"
+    assert run("return_text", 900).ok
+
+
+def test_what_fails_around_the_task_is_reported_with_the_place() -> None:
+    report = run("take_exiting", {"number": 1})
+    assert not report.ok
+    assert report.error_code == "TASK_EXCEPTION"
+    assert "'take_exiting'" in (report.error_message or "")
+    assert "SystemExit: 4" in (report.error_message or "")
+
+
 @pytest.mark.parametrize("method", list(StartMethod))
 def test_a_child_loads_the_application_and_executes_its_tasks(
     make_pool: MakePool, method: StartMethod
@@ -109,6 +144,18 @@ def test_a_report_with_half_a_character_arrives(make_pool: MakePool) -> None:
     assert isinstance(event, Reported)
     assert event.report.error_code == "UNHANDLED_EXCEPTION"
     assert "half a character" in (event.report.error_message or "")
+
+
+def test_a_child_without_standard_error_tells_the_outcome_and_lives_on(make_pool: MakePool) -> None:
+    pool = make_pool(1, boot=APP_BOOT, start_method=StartMethod.SPAWN)
+    pid = pool.dispatch(assignment("close_stderr"))
+    first = next_event(pool)
+    assert isinstance(first, Reported)
+    assert (first.pid, first.report.error_code) == (pid, "MINE")
+    assert pool.dispatch(assignment("add", 1, 2)) == pid
+    second = next_event(pool)
+    assert isinstance(second, Reported)
+    assert second.report.ok
 
 
 def test_an_alarm_left_behind_does_not_ring_while_the_result_is_stored(make_pool: MakePool) -> None:

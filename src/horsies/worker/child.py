@@ -27,7 +27,7 @@ from typing import NoReturn, Protocol
 
 from horsies.stop import TaskStopped
 from horsies.worker import process, wire
-from horsies.worker.childlog import configure_logging, label_handlers, label_records
+from horsies.worker.childlog import configure_logging, label_handlers, label_records, log_or_not
 from horsies.worker.surroundings import Surroundings
 from horsies.worker.wire import Assignment, ChildBoot, ChildReport, FrameKind
 
@@ -314,7 +314,9 @@ def watch_parent(connected: socket.socket) -> None:
 
 
 def _report_boot_failure(connection: Connection, error: BaseException) -> int:
-    logger.error("The child process could not load the application.", exc_info=error)
+    log_or_not(
+        logger, logging.ERROR, "The child process could not load the application.", error=error
+    )
     text = f"{type(error).__name__}: {error}"
     connection.send(wire.encode_texts(FrameKind.BOOT_FAILED, text))
     return EXIT_BOOT_FAILED
@@ -333,7 +335,7 @@ def run_start_hooks(
         try:
             hook()
         except BaseException as error:
-            logger.debug("The hook's traceback:", exc_info=error)
+            log_or_not(logger, logging.DEBUG, "The hook's traceback:", error=error)
             _fail_hook(connection, name, f"raised {type(error).__name__}: {error}")
         finally:
             timer.cancel()
@@ -341,7 +343,8 @@ def run_start_hooks(
 
 
 def _fail_hook(connection: Connection, name: str, what: str) -> NoReturn:
-    logger.critical("Child process start hook %s %s; the worker stops.", name, what)
+    message = "Child process start hook %s %s; the worker stops."
+    log_or_not(logger, logging.CRITICAL, message, name, what)
     with suppress(OSError):
         connection.send(wire.encode_texts(FrameKind.HOOK_FAILED, name, what))
     leave(EXIT_HOOK_FAILED)

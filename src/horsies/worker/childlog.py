@@ -1,7 +1,7 @@
 """Logging in a child process: the worker's own format, for the application's loggers as well.
 
 A child writes what its tasks log to the standard error it inherited; every line written while a task
-runs names the task.
+runs names the task. What cannot be written is lost and changes nothing else.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from horsies.logs import (
     make_handler,
     set_current_task,
 )
+from horsies.stop import TaskStopped
 from horsies.worker.wire import Assignment
 
 
@@ -47,3 +48,19 @@ def label_records(assignment: Assignment | None) -> None:
     else:
         label = TaskLabel(assignment.task_id, assignment.task_name, assignment.attempt)
         set_current_task(label)
+
+
+def log_or_not(
+    logger: logging.Logger,
+    level: int,
+    message: str,
+    *args: object,
+    error: BaseException | None = None,
+) -> None:
+    """Log, with the traceback of `error`; whatever handlers raise is no reason to lose an outcome."""
+    try:
+        logger.log(level, message, *args, exc_info=error, stacklevel=2)
+    except TaskStopped:
+        raise
+    except BaseException:
+        return

@@ -31,7 +31,10 @@ from horsies.outcome import (
     TaskResult,
     error_code_text,
 )
+from horsies.raised import exception_text
 from horsies.result import Err
+from horsies.stop import TaskStopped
+from horsies.worker.childlog import log_or_not
 from horsies.worker.deliver import deliver
 from horsies.worker.internal import is_internal, run_internal
 from horsies.worker.surroundings import clear_timers
@@ -84,7 +87,8 @@ class AppProgram:
         """Close what task code may have opened by sending."""
         closed = self._app.close()
         if isinstance(closed, Err):
-            logger.debug("Closing the child's connections failed: %s", closed.value.message)
+            message = "Closing the child's connections failed: %s"
+            log_or_not(logger, logging.DEBUG, message, closed.value.message)
 
 
 def load_program(boot: ChildBoot) -> AppProgram:
@@ -112,11 +116,16 @@ def _sends_suppressed() -> Iterator[None]:
 
 
 def execute(app: Horsies, assignment: Assignment) -> ChildReport:
-    """Run one assignment of `app` and say what came of it."""
-    task = app.get_task(assignment.task_name)
-    if task is None:
-        return _execute_internal(app, assignment)
-    return _execute(app, task.definition, assignment)
+    """Run one assignment of `app` and say what came of it; never raises but for TaskStopped."""
+    try:
+        task = app.get_task(assignment.task_name)
+        if task is None:
+            return _execute_internal(app, assignment)
+        return _execute(app, task.definition, assignment)
+    except TaskStopped:
+        raise
+    except BaseException as error:  # user code also reads arguments and writes results
+        return _failure(assignment, _failed_around(assignment, error))
 
 
 def _execute(app: Horsies, definition: TaskDefinition, assignment: Assignment) -> ChildReport:
@@ -188,9 +197,9 @@ def _error_report(assignment: Assignment, result_json: str, error: TaskError) ->
 def _log(error: TaskError) -> None:
     """Show what was raised, and what the library found wrong; an error returned is no news."""
     if isinstance(error.exception, BaseException):
-        logger.error("%s", error.message, exc_info=error.exception)
+        log_or_not(logger, logging.ERROR, "%s", error.message, error=error.exception)
     elif isinstance(error.error_code, OperationalErrorCode | ContractCode):
-        logger.error("%s", error.message)
+        log_or_not(logger, logging.ERROR, "%s", error.message)
 
 
 def _unknown_task(assignment: Assignment) -> TaskError:
@@ -198,6 +207,15 @@ def _unknown_task(assignment: Assignment) -> TaskError:
         error_code=OperationalErrorCode.WORKER_RESOLUTION_ERROR,
         message=f"This worker knows no task {assignment.task_name!r}; "
         "add its module to discover_tasks, or route it to a queue of workers that know it.",
+    )
+
+
+def _failed_around(assignment: Assignment, error: BaseException) -> TaskError:
+    return TaskError(
+        error_code=OperationalErrorCode.TASK_EXCEPTION,
+        message=f"Reading the arguments of task {assignment.task_name!r} or storing its result "
+        f"raised {type(error).__name__}: {exception_text(error)}",
+        exception=error,
     )
 
 
@@ -224,7 +242,9 @@ def _size_problem(
             f"payload.reject_bytes={payload.reject_bytes}; return a reference to the data instead."
         )
     if size > payload.warn_bytes:
-        logger.warning(
+        log_or_not(
+            logger,
+            logging.WARNING,
             "The result of task %r has %d bytes of JSON, more than payload.warn_bytes=%d.",
             definition.name,
             size,
