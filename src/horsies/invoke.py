@@ -2,7 +2,7 @@
 
 Used by the child for every task and by a direct call ``task(...)``; between the decoded call and
 the report on the line. Exceptions become error results through the exception mappers; only a stop
-request and Ctrl-C pass.
+request and Ctrl-C pass. Coroutines run on an event loop that is kept between tasks.
 """
 
 from __future__ import annotations
@@ -27,9 +27,6 @@ from horsies.raised import exception_text
 from horsies.result import Err
 from horsies.retry import resolve_exception_code
 from horsies.stop import TaskStopped
-
-# One loop per process, kept between tasks so that clients cached by async tasks stay usable.
-_runners: dict[int, asyncio.Runner] = {}
 
 
 def _do_nothing() -> None:
@@ -63,20 +60,70 @@ def _run(coroutine: Coroutine[Any, Any, Any]) -> Any:
     # A loop serves one thread; only the main one runs tasks often enough to keep its own.
     if threading.current_thread() is not threading.main_thread():
         return asyncio.run(coroutine)
-    try:
-        return _runner().run(coroutine)
-    except TaskStopped:
-        # The signal met the loop rather than the coroutine, which is cancelled now to clean up.
-        _runners.pop(os.getpid()).close()
-        raise
+    return _kept_loop().run(coroutine)
 
 
-def _runner() -> asyncio.Runner:
+def stop_coroutine() -> None:
+    """Cancel the coroutine of the running task, if it has one; for the handler of a signal."""
+    for loop in _kept_loops.values():
+        loop.stop_coroutine()
+
+
+def _kept_loop() -> _KeptLoop:
     pid = os.getpid()
-    if pid not in _runners:
-        _runners.clear()
-        _runners[pid] = asyncio.Runner()
-    return _runners[pid]
+    if pid not in _kept_loops:
+        _kept_loops.clear()
+        _kept_loops[pid] = _KeptLoop()
+    return _kept_loops[pid]
+
+
+class _KeptLoop:
+    """An event loop for one coroutine after the other, and the end of it when one does not end."""
+
+    __slots__ = ("_is_stopped", "_main", "_runner")
+
+    def __init__(self) -> None:
+        self._runner = asyncio.Runner()
+        self._main: asyncio.Task[Any] | None = None
+        self._is_stopped = False
+
+    def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        """Return what the coroutine returns; raise what it raises, or TaskStopped."""
+        try:
+            return self._runner.run(self._as_main(coroutine))
+        except TaskStopped:
+            self._is_stopped = True
+            raise
+        except (asyncio.CancelledError, BaseExceptionGroup) as error:
+            if not self._is_stopped:
+                raise
+            raise TaskStopped from error
+        finally:
+            main, self._main = self._main, None
+            if self._is_stopped or main is None or not main.done():
+                # What still waits on this loop is cancelled now to clean up, and goes on in no other.
+                _kept_loops.clear()
+                self._runner.close()
+
+    async def _as_main(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        self._main = asyncio.current_task()
+        return await coroutine
+
+    def stop_coroutine(self) -> None:
+        """Cancel the coroutine, unless it is the one that the signal interrupts.
+
+        What a handler raises in another task or in a callback stays there.
+        """
+        main = self._main
+        if main is None:
+            return
+        self._is_stopped = True
+        if asyncio.current_task(main.get_loop()) is not main:
+            main.cancel()
+
+
+# One per process, kept between tasks so that clients cached by async tasks stay usable.
+_kept_loops: dict[int, _KeptLoop] = {}
 
 
 def _checked(definition: TaskDefinition, value: object) -> TaskResult[Any, TaskError]:

@@ -317,6 +317,25 @@ def limited(seconds: float) -> TaskResult[str, TaskError]:
     return rest(seconds, "")
 
 
+@app.task("limited_and_wrapping", timeout_ms=300)
+def limited_and_wrapping() -> TaskResult[str, TaskError]:
+    try:
+        return rest(600, "")
+    except BaseException as error:
+        raise RuntimeError("rolled back") from error
+
+
+@app.task("limited_in_group", timeout_ms=300)
+async def limited_in_group() -> TaskResult[str, TaskError]:
+    async with asyncio.TaskGroup() as group:
+        group.create_task(block())
+    return done()
+
+
+async def block() -> None:
+    rest(600, "")
+
+
 @app.task("limited_and_deaf", timeout_ms=300)
 def limited_and_deaf() -> TaskResult[str, TaskError]:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)

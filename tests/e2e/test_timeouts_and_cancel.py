@@ -8,6 +8,7 @@ from types import ModuleType
 from typing import Any
 
 import psycopg
+import pytest
 
 from horsies import Err, Ok, TaskStatus
 from tests.e2e.fleet import QUICK_RECOVERY, Fleet, Journal, eventually, is_gone
@@ -53,6 +54,16 @@ def test_a_task_within_its_time_limit_is_left_alone(fleet: Fleet, programs: Modu
     fleet.start(processes=1)
     for _ in range(3):
         assert programs.limited.send(0.15).unwrap().get(10_000).ok_value == "done"
+
+
+@pytest.mark.parametrize("name", ["limited_and_wrapping", "limited_in_group"])
+def test_a_time_limit_is_told_apart_from_the_exception_it_came_out_as(
+    fleet: Fleet, programs: ModuleType, connection: Database, name: str
+) -> None:
+    fleet.start(processes=1)
+    sent = getattr(programs, name).send().unwrap()
+    assert sent.get(10_000).err_value.error_code == "TASK_TIMEOUT"
+    assert seconds_taken(connection, sent.task_id) < 3
 
 
 def test_a_task_deaf_to_its_time_limit_is_killed(

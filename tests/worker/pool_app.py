@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import time
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -15,6 +16,7 @@ from pydantic import BaseModel, field_serializer, field_validator
 from horsies.app import Horsies, get_current_app
 from horsies.config import AppConfig, PayloadConfig, PostgresConfig
 from horsies.outcome import TaskError, TaskResult
+from horsies.stop import TaskStopped
 
 app = Horsies(
     AppConfig(
@@ -101,6 +103,90 @@ def wait(marker: str) -> TaskResult[int, TaskError]:
 async def wait_async(marker: str) -> TaskResult[int, TaskError]:
     os.mkdir(marker)
     await asyncio.Event().wait()
+    return TaskResult(ok=1)
+
+
+def mark(marker: str) -> None:
+    Path(marker).touch()
+
+
+def mark_and_block(marker: str, seconds: float) -> None:
+    mark(marker)
+    time.sleep(seconds)
+
+
+@app.task("wait_and_wrap")
+def wait_and_wrap(marker: str) -> TaskResult[int, TaskError]:
+    try:
+        mark_and_block(marker, 600)
+    except BaseException as error:
+        raise RuntimeError("rolled back") from error
+    return TaskResult(ok=1)
+
+
+async def keep_busy(marker: str) -> None:
+    while True:
+        mark_and_block(marker, 0.01)
+        await asyncio.sleep(0)
+
+
+@app.task("wait_for_group")
+async def wait_for_group(marker: str) -> TaskResult[int, TaskError]:
+    async with asyncio.TaskGroup() as group:
+        group.create_task(keep_busy(marker))
+    return TaskResult(ok=1)
+
+
+@app.task("wait_beside_background")
+async def wait_beside_background(marker: str) -> TaskResult[int, TaskError]:
+    background = asyncio.create_task(keep_busy(marker))
+    try:
+        await asyncio.sleep(600)
+    finally:
+        await asyncio.sleep(0)
+        mark(marker + ".cleaned")
+    return TaskResult(ok=len(background.get_name()))
+
+
+@app.task("wait_beside_callbacks")
+async def wait_beside_callbacks(marker: str) -> TaskResult[int, TaskError]:
+    def call_again() -> None:
+        mark_and_block(marker, 0.01)
+        asyncio.get_running_loop().call_soon(call_again)
+
+    asyncio.get_running_loop().call_soon(call_again)
+    try:
+        await asyncio.sleep(600)
+    finally:
+        mark(marker + ".cleaned")
+    return TaskResult(ok=1)
+
+
+@app.task("block_in_coroutine")
+async def block_in_coroutine(marker: str) -> TaskResult[int, TaskError]:
+    try:
+        mark_and_block(marker, 600)
+    finally:
+        await asyncio.sleep(0)
+        mark(marker + ".cleaned")
+    return TaskResult(ok=1)
+
+
+@app.task("finish_when_stopped")
+def finish_when_stopped(marker: str) -> TaskResult[str, TaskError]:
+    try:
+        mark_and_block(marker, 600)
+    except TaskStopped:
+        return TaskResult(ok="as far as it came")
+    return TaskResult(ok="all of it")
+
+
+@app.task("stop_loop")
+async def stop_loop(marker: str) -> TaskResult[int, TaskError]:
+    asyncio.get_running_loop().stop()
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    mark(marker)
     return TaskResult(ok=1)
 
 

@@ -124,6 +124,13 @@ def test_what_fails_around_the_task_is_reported_with_the_place() -> None:
     assert "SystemExit: 4" in (report.error_message or "")
 
 
+def test_a_coroutine_that_stopped_its_loop_does_not_go_on_in_the_next(tmp_path: Path) -> None:
+    report = run("stop_loop", str(tmp_path / "went on"))
+    assert report.error_code == "UNHANDLED_EXCEPTION"
+    assert run("add_later", 1, 2).ok
+    assert not (tmp_path / "went on").exists()
+
+
 @pytest.mark.parametrize("method", list(StartMethod))
 def test_a_child_loads_the_application_and_executes_its_tasks(
     make_pool: MakePool, method: StartMethod
@@ -166,7 +173,18 @@ def test_an_alarm_left_behind_does_not_ring_while_the_result_is_stored(make_pool
     assert json.loads(event.report.result_json) == {"ok": {"number": 1}}
 
 
-@pytest.mark.parametrize("name", ["wait", "wait_async"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "wait",
+        "wait_async",
+        "wait_and_wrap",
+        "wait_for_group",
+        "wait_beside_background",
+        "wait_beside_callbacks",
+        "block_in_coroutine",
+    ],
+)
 def test_a_running_task_of_an_application_can_be_stopped(
     make_pool: MakePool, tmp_path: Path, name: str
 ) -> None:
@@ -176,3 +194,31 @@ def test_a_running_task_of_an_application_can_be_stopped(
     collect_until(pool, (tmp_path / "started").exists)
     pool.stop_task(given.task_id, "cancelled")
     assert next_event(pool) == Stopped(given, pid, forced=False, reason="cancelled")
+
+
+@pytest.mark.parametrize(
+    "name", ["wait_beside_background", "wait_beside_callbacks", "block_in_coroutine"]
+)
+def test_a_stopped_coroutine_cleans_up_whatever_the_loop_was_doing(
+    make_pool: MakePool, tmp_path: Path, name: str
+) -> None:
+    pool = make_pool(1, boot=APP_BOOT)
+    given = assignment(name, str(tmp_path / "started"))
+    pool.dispatch(given)
+    collect_until(pool, (tmp_path / "started").exists)
+    pool.stop_task(given.task_id, "cancelled")
+    assert isinstance(next_event(pool), Stopped)
+    assert (tmp_path / "started.cleaned").exists()
+
+
+def test_a_task_that_still_returns_a_result_when_it_is_stopped_has_finished(
+    make_pool: MakePool, tmp_path: Path
+) -> None:
+    pool = make_pool(1, boot=APP_BOOT)
+    given = assignment("finish_when_stopped", str(tmp_path / "started"))
+    pool.dispatch(given)
+    collect_until(pool, (tmp_path / "started").exists)
+    pool.stop_task(given.task_id, "cancelled")
+    event = next_event(pool)
+    assert isinstance(event, Reported)
+    assert json.loads(event.report.result_json) == {"ok": "as far as it came"}

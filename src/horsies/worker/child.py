@@ -25,6 +25,7 @@ from contextlib import suppress
 from types import FrameType
 from typing import NoReturn, Protocol
 
+from horsies.invoke import stop_coroutine
 from horsies.stop import TaskStopped
 from horsies.worker import process, wire
 from horsies.worker.childlog import configure_logging, label_handlers, label_records, log_or_not
@@ -181,12 +182,13 @@ class StopSwitch:
     signals the whole group: the parent got it as well and decides what happens to running tasks.
     """
 
-    __slots__ = ("_came_early", "_connection", "_is_armed")
+    __slots__ = ("_came_early", "_connection", "_is_armed", "has_stopped")
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._is_armed = False
         self._came_early = False
+        self.has_stopped = False
 
     def handle(self, _signal_number: int, _frame: FrameType | None) -> None:
         """The signal handler."""
@@ -194,6 +196,8 @@ class StopSwitch:
             self._came_early = True
         elif self._connection.stop_was_asked():
             self._is_armed = False
+            self.has_stopped = True
+            stop_coroutine()
             raise TaskStopped
 
     def arm(self) -> None:
@@ -387,7 +391,8 @@ def _run(
     finally:
         switch.disarm()
         label_records(None)
-    return report
+    # The exception may have come out as another: in a group, or as the cause of one raised from it.
+    return None if switch.has_stopped and not report.ok else report
 
 
 def _move_out_of_the_way(socket_fd: int) -> socket.socket:
