@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any, cast
 
+import psycopg
 import pytest
 
 from horsies import AppConfig, PostgresConfig, RecoveryConfig, WorkerResilienceConfig
@@ -16,6 +18,7 @@ from horsies.db.fleet import (
     Leads,
     Presence,
     SeenWorker,
+    answer_ping,
     find_lost_workers,
     find_orphans,
     register_worker,
@@ -32,7 +35,7 @@ from horsies.worker import duties as duties_module
 from horsies.worker.desk import Desk
 from horsies.worker.duties import LONG_SECONDS, SEEN_SECONDS, Duties, Every
 from horsies.worker.ear import Ear
-from horsies.worker.liveness import Identity, echo_channel
+from horsies.worker.liveness import PONG_CHANNEL_PREFIX, Identity, echo_channel
 from horsies.worker.pool import ChildPool
 from horsies.worker.settings import WorkerConfig
 from tests.worker.test_desk import RecordingPool, claimed
@@ -47,11 +50,15 @@ class RecordingDatabase:
     was_stopped: bool = False
     is_known: bool = True
     leads: bool = True
+    failure: Exception | None = None
+    cancelled: Sequence[str] = ()
     lost: Sequence[str] = ()
     steps: list[Step] = field(default_factory=list)
 
     def run(self, steps: Sequence[Step]) -> list[list[Any]]:
         self.steps += steps
+        if self.failure is not None:
+            raise self.failure
         answers: dict[Any, list[Any]] = {
             see_worker: [Presence("id", self.was_stopped)] if self.is_known else [],
             try_lead: [Leads(self.leads)],
@@ -282,3 +289,24 @@ def test_paused_runs_are_looked_at_as_often_as_abandoned_tasks(desk: Desk) -> No
     silent = RecordingDatabase()
     perform(make_duties(desk), silent, 100.0)
     assert silent.asked(find_paused_runs) == []
+
+
+PING = json.dumps(
+    {"reply_channel": PONG_CHANNEL_PREFIX + "0123456789abcdef" * 2, "correlation_id": "1"}
+)
+
+
+@pytest.mark.parametrize("error", [psycopg.DataError("too long"), UnicodeError("no such letter")])
+def test_a_ping_that_cannot_be_answered_harms_nobody(
+    desk: Desk, caplog: pytest.LogCaptureFixture, error: Exception
+) -> None:
+    database = RecordingDatabase(failure=error)
+    make_duties(desk).pong(cast(Together, database), [PING])
+    assert database.asked(answer_ping)
+    assert caplog.messages == [f"a ping could not be answered: {error}"]
+
+
+def test_a_ping_in_an_outage_is_left_to_the_reconnect(desk: Desk) -> None:
+    database = RecordingDatabase(failure=psycopg.OperationalError("connection lost"))
+    with pytest.raises(psycopg.OperationalError):
+        make_duties(desk).pong(cast(Together, database), [PING])

@@ -18,7 +18,7 @@ from horsies.worker.liveness import PONG_CHANNEL_PREFIX, Identity, Liveness, loc
 from horsies.worker.settings import WorkerConfig
 from tests.waiting import wait_until
 
-CHANNEL = f"{PONG_CHANNEL_PREFIX}1"
+CHANNEL = PONG_CHANNEL_PREFIX + "0123456789abcdef" * 2
 
 
 def make_liveness(worker_id: str = "") -> Liveness:
@@ -50,6 +50,17 @@ def test_the_key_of_a_lock_is_a_positive_bigint_of_the_workers_own() -> None:
         '{"correlation_id": "1"}',
         json.dumps({"reply_channel": "task_queue_default", "correlation_id": "1"}),
         json.dumps({"reply_channel": None, "correlation_id": None}),
+        "[" * 7_000,
+        '{"reply_channel": ' + "[" * 3_000 + "]" * 3_000 + ', "correlation_id": "1"}',
+        json.dumps({"reply_channel": PONG_CHANNEL_PREFIX, "correlation_id": "1"}),
+        json.dumps({"reply_channel": CHANNEL + "\n", "correlation_id": "1"}),
+        json.dumps({"reply_channel": CHANNEL + "f", "correlation_id": "1"}),
+        json.dumps({"reply_channel": CHANNEL[:-1] + "\0", "correlation_id": "1"}),
+        json.dumps({"reply_channel": CHANNEL[:-1] + "\ud800", "correlation_id": "1"}),
+        json.dumps({"reply_channel": CHANNEL[:-1] + "٣", "correlation_id": "1"}),
+        json.dumps(
+            {"reply_channel": PONG_CHANNEL_PREFIX + "\U0001f40e" * 43, "correlation_id": "1"}
+        ),
         json.dumps({"reply_channel": CHANNEL, "correlation_id": "1", "target_worker_id": "other"}),
     ],
 )
@@ -86,11 +97,18 @@ def test_a_ping_is_answered_with_who_we_are() -> None:
         }
 
 
-def test_an_endless_ping_gets_a_short_answer() -> None:
-    ping = {"reply_channel": CHANNEL + "x" * 999, "correlation_id": "y" * 9_999}
+@pytest.mark.parametrize("letter", ["y", "\0", "\ud800", "\U0001f40e", '"'])
+def test_whatever_a_ping_is_called_its_answer_is_short_and_can_be_sent(
+    connection: Connection[Any], letter: str
+) -> None:
+    ping = {"reply_channel": CHANNEL, "correlation_id": letter * 9_999}
     ((_, pong),) = make_liveness().pongs([json.dumps(ping)])
-    assert len(pong.channel) <= 63
-    assert len(pong.payload) < 1_000
+    assert len(pong.payload) < 2_000
+    connection.execute("LISTEN " + CHANNEL)
+    answer_ping.run(connection, pong)
+    (heard,) = connection.notifies(timeout=10, stop_after=1)
+    assert (heard.channel, heard.payload) == (CHANNEL, pong.payload)
+    connection.execute("UNLISTEN " + CHANNEL)
 
 
 def statements(liveness: Liveness) -> list[Any]:

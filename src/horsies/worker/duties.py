@@ -15,6 +15,7 @@ from typing import Any
 from psycopg import Connection
 
 from horsies.config import AppConfig
+from horsies.db.connect import describe, is_transient
 from horsies.db.query import Step
 from horsies.db.together import Together
 from horsies.db.turn import (
@@ -236,9 +237,15 @@ class Duties:
         )
 
     def pong(self, together: Together, pings: Iterable[str]) -> None:
-        """Answer whoever asks which workers are there."""
-        if steps := self._liveness.pongs(pings):
+        """Answer whoever asks which workers are there; no question is worth a worker."""
+        if not (steps := self._liveness.pongs(pings)):
+            return
+        try:
             together.run(steps)
+        except Exception as error:
+            if is_transient(error):
+                raise
+            logger.warning("a ping could not be answered: %s", describe(error))
 
     def sign_off(self, together: Together) -> None:
         """Say goodbye with a last snapshot."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import socket
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -45,6 +46,8 @@ logger = logging.getLogger("horsies.worker")
 
 PING_CHANNEL = "horsies_worker_ping"
 PONG_CHANNEL_PREFIX = "horsies_worker_pong_"
+# The channels on which horsies.health waits for answers, and no other name, however it is spelled.
+_PONG_CHANNEL = re.compile(PONG_CHANNEL_PREFIX + "[0-9a-f]{32}")
 ECHO_CHANNEL_PREFIX = "horsies_echo_"
 _MEGABYTE = 1024 * 1024
 
@@ -165,18 +168,19 @@ class Liveness:
             ping = json.loads(payload)
             channel, correlation = str(ping["reply_channel"]), str(ping["correlation_id"])
             target = ping.get("target_worker_id")
-        except (ValueError, TypeError, KeyError, AttributeError):
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             return None
         identity = self._identity
-        if target not in (None, identity.worker_id) or not channel.startswith(PONG_CHANNEL_PREFIX):
+        if target not in (None, identity.worker_id) or not _PONG_CHANNEL.fullmatch(channel):
             return None
+        # JSON escapes whatever the asker calls its question by; cut, it fits into a notification.
         answer = {
             "correlation_id": correlation[:100],
             "worker_id": identity.worker_id,
             "hostname": identity.hostname,
             "pid": identity.pid,
         }
-        return Pong(channel[:63], json.dumps(answer))
+        return Pong(channel, json.dumps(answer))
 
     def sign_off(self, together: Together) -> None:
         """Say goodbye, so that nobody looks for tasks of ours."""

@@ -1,0 +1,41 @@
+"""Anybody who may connect may notify: what a worker hears is a hint, never an order."""
+
+from __future__ import annotations
+
+import json
+from types import ModuleType
+from typing import Any
+
+import psycopg
+import pytest
+
+from horsies.health import PING_CHANNEL, PONG_CHANNEL_PREFIX
+from tests.e2e.fleet import Fleet
+
+Database = psycopg.Connection[Any]
+
+
+def notify(connection: Database, channel: str, payload: str) -> None:
+    connection.execute("SELECT pg_notify(%s, %s)", (channel, payload))
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        "[" * 7_000,
+        json.dumps({"reply_channel": PONG_CHANNEL_PREFIX + "\0", "correlation_id": "1"}),
+        json.dumps({"reply_channel": PONG_CHANNEL_PREFIX + "\ud800", "correlation_id": "1"}),
+        json.dumps(
+            {"reply_channel": PONG_CHANNEL_PREFIX + "\U0001f40e" * 43, "correlation_id": "1"}
+        ),
+    ],
+)
+def test_a_malformed_ping_harms_no_worker(
+    fleet: Fleet, programs: ModuleType, connection: Database, payload: str
+) -> None:
+    worker = fleet.start(processes=1)
+    notify(connection, PING_CHANNEL, payload)
+    (pong,) = programs.app.ping_workers(timeout_seconds=10, min_responses=1).unwrap()
+    assert pong.pid == worker.pid
+    assert programs.add.send(1, 2).unwrap().get(5_000).ok_value == 3
+    assert worker.stop() == 0
