@@ -200,7 +200,7 @@ def test_locked_tasks_are_skipped_and_replaced_by_the_next_ones(
 def test_every_claim_counts_the_generation_up(connection: Connection[Any]) -> None:
     add_task(connection)
     (first,) = claim(connection)
-    release_unstarted.run(connection, ReleaseUnstarted("worker-1", []))
+    release_unstarted.run(connection, ReleaseUnstarted("worker-1", [], []))
     (second,) = claim(connection)
     retry_tasks.run(
         connection,

@@ -177,7 +177,7 @@ def test_a_release_wakes_the_queues_of_what_it_gave_back(
     connection: Connection[Any], ears: Ears
 ) -> None:
     add_many(connection, 20, "RUNNING")
-    release_unstarted.run(connection, ReleaseUnstarted(OWNER, []))
+    release_unstarted.run(connection, ReleaseUnstarted(OWNER, [], []))
     assert Counter(ears.heard()) == {("task_queue_a", ""): 1, ("task_queue_b", ""): 1}
 
 
@@ -236,7 +236,7 @@ def test_the_longest_queue_name_wakes_its_listener(
     assert ears.heard() == [(f"task_queue_{LONGEST_QUEUE}", task_id)]
     wanted = ClaimTasks(OWNER, "host", [1], [queue.name], [1])
     assert [task.id for task in claim_tasks.run(connection, wanted)] == [task_id]
-    release_unstarted.run(connection, ReleaseUnstarted(OWNER, []))
+    release_unstarted.run(connection, ReleaseUnstarted(OWNER, [], []))
     assert ears.heard() == [(f"task_queue_{LONGEST_QUEUE}", "")]
     ears.close()
 

@@ -162,7 +162,7 @@ def release_when_lapsed(connection: Connection[Any], task_id: str) -> Any:
 
 
 def release(connection: Connection[Any], task_id: str) -> Any:
-    return release_unstarted.run(connection, ReleaseUnstarted(OWNER, []))
+    return release_unstarted.run(connection, ReleaseUnstarted(OWNER, [], []))
 
 
 def expire(connection: Connection[Any], task_id: str) -> Any:
@@ -340,9 +340,17 @@ def test_a_worker_releases_only_its_own_rows_that_it_does_not_hold(
     lost, held = row_in(connection, "RUNNING"), row_in(connection, "RUNNING")
     foreign = add_task(connection, status="RUNNING", claimed_by_worker_id="worker-2")
     before = picture(connection, held), picture(connection, foreign)
-    released = release_unstarted.run(connection, ReleaseUnstarted(OWNER, [held]))
+    released = release_unstarted.run(connection, ReleaseUnstarted(OWNER, [held], [GENERATION]))
     assert [row.id for row in released] == [lost]
     assert (picture(connection, held), picture(connection, foreign)) == before
+
+
+def test_an_attempt_in_hand_does_not_keep_a_later_claim_of_the_same_task(
+    connection: Connection[Any],
+) -> None:
+    claimed_again, held = row_in(connection, "RUNNING"), row_in(connection, "RUNNING")
+    in_hand = ReleaseUnstarted(OWNER, [claimed_again, held], [GENERATION - 1, GENERATION])
+    assert [row.id for row in release_unstarted.run(connection, in_hand)] == [claimed_again]
 
 
 def test_a_stale_report_does_not_keep_its_neighbours_from_being_recorded(

@@ -105,7 +105,7 @@ def expire_all(connection: Connection[Any], _task_ids: list[str]) -> object:
 
 
 def release_all(connection: Connection[Any], _task_ids: list[str]) -> object:
-    return release_unstarted.run(connection, ReleaseUnstarted("worker-1", []))
+    return release_unstarted.run(connection, ReleaseUnstarted("worker-1", [], []))
 
 
 def statuses(connection: Connection[Any], run_id: str) -> tuple[str, set[str], set[str]]:

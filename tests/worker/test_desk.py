@@ -60,6 +60,10 @@ def claimed(
     return ClaimedTask(task_id, generation, "work", queue, "[]", "{}", 0, 0, None, None, pid)
 
 
+def held_ids(desk: Desk) -> list[str]:
+    return [task.id for task in desk.held()]
+
+
 def report(task_id: str, generation: int = 1) -> Reported:
     return Reported(ChildReport(task_id, generation, True, "1", None, None), 1, 0.0)
 
@@ -73,7 +77,7 @@ def test_started_tasks_go_out_and_prefetched_ones_wait(desk: Desk, pool: Recordi
     assert pool.dispatched == [("a", 1, 1)]
     assert (desk.running_count, desk.waiting_count) == (1, 2)
     assert [task.id for task in desk.waiting(1)] == ["b"]
-    assert desk.held_ids() == ["a", "b", "c"]
+    assert held_ids(desk) == ["a", "b", "c"]
     assert not desk.is_empty
     assert not desk.needs_release
 
@@ -81,7 +85,7 @@ def test_started_tasks_go_out_and_prefetched_ones_wait(desk: Desk, pool: Recordi
 def test_a_task_no_child_can_take_is_released(desk: Desk) -> None:
     desk.hand_out([claimed("a", 99)])
     assert desk.needs_release
-    assert desk.held_ids() == []
+    assert held_ids(desk) == []
 
 
 def test_waiting_tasks_start_in_order_and_lost_ones_are_forgotten(
@@ -90,10 +94,10 @@ def test_waiting_tasks_start_in_order_and_lost_ones_are_forgotten(
     desk.hand_out([claimed("a"), claimed("b"), claimed("c")])
     started = desk.take_started(desk.waiting(2), {"b": 2})
     assert [(task.id, task.worker_pid) for task in started] == [("b", 2)]
-    assert desk.held_ids() == ["c"]
+    assert held_ids(desk) == ["c"]
     desk.hand_out(started)
     assert pool.dispatched == [("b", 1, 2)]
-    assert desk.held_ids() == ["b", "c"]
+    assert held_ids(desk) == ["b", "c"]
     assert not desk.needs_release
 
 
@@ -103,14 +107,14 @@ def test_what_waits_is_put_back_as_a_whole(desk: Desk) -> None:
     desk.hand_out([claimed("a", 1), claimed("b")])
     desk.put_back()
     assert desk.needs_release
-    assert desk.held_ids() == ["a"]
+    assert held_ids(desk) == ["a"]
 
 
 def test_a_report_becomes_a_settlement_and_leaves_with_it(desk: Desk) -> None:
     desk.hand_out([claimed("a", 1)])
     desk.absorb([report("a")])
     assert desk.settlements == [Completed("a", 1, "1")]
-    assert (desk.running_count, desk.is_empty, desk.held_ids()) == (0, False, ["a"])
+    assert (desk.running_count, desk.is_empty, held_ids(desk)) == (0, False, ["a"])
     desk.close_settled(desk.settlements, {"a"})
     assert desk.is_empty
 
@@ -146,7 +150,7 @@ def test_a_death_before_the_start_gives_the_task_back(desk: Desk) -> None:
     desk.absorb([Died(assignment("a"), 1, "exit code 3", started=False)])
     assert desk.needs_release
     assert desk.settlements == []
-    assert desk.held_ids() == []
+    assert held_ids(desk) == []
 
 
 def test_a_death_while_running_is_a_failure(desk: Desk) -> None:
@@ -161,7 +165,7 @@ def test_the_death_of_an_idle_child_costs_no_task(desk: Desk) -> None:
     desk.hand_out([claimed("a", 1)])
     desk.absorb([Died(None, 2, "exit code 3"), Died(assignment("other"), 3, "exit code 3")])
     assert desk.settlements == []
-    assert desk.held_ids() == ["a"]
+    assert held_ids(desk) == ["a"]
 
 
 def test_freed_places_are_counted_by_queue(desk: Desk) -> None:
@@ -177,7 +181,7 @@ def test_a_cancelled_task_is_stopped_and_one_that_waits_is_forgotten(
     desk.hand_out([claimed("a", 1), claimed("b")])
     desk.cancel(["a", "b"])
     assert ("a", STOPPED_BY_CANCEL) in pool.stopped
-    assert desk.held_ids() == ["a"]
+    assert held_ids(desk) == ["a"]
 
 
 def test_a_failed_hook_is_remembered(desk: Desk) -> None:

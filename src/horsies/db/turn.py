@@ -151,10 +151,11 @@ class FinishedTask(NamedTuple):
 
 
 class ReleaseUnstarted(NamedTuple):
-    """Which worker, and what it really holds."""
+    """Which worker, and the attempts it really holds."""
 
     worker_id: str
     held_ids: Sequence[str]
+    held_generations: Sequence[int]
 
 
 class ExpireTasks(NamedTuple):

@@ -106,14 +106,18 @@ FROM horsies_claim_v1(
 
 -- name: release_unstarted
 -- RUNNING -> PENDING for rows this worker claimed but never handed to a child: the COMMIT of a claim was in doubt, or
--- no child could take them. User code has not started, so no attempt is counted; one whose cancel was accepted
--- meanwhile is cancelled, so the roots of their workflows are locked before any of them.
-WITH roots AS MATERIALIZED (
+-- no child could take them. What it holds is held by the generation: an earlier attempt in hand does not keep a later
+-- claim. User code has not started, so no attempt is counted; one whose cancel was accepted meanwhile is cancelled, so
+-- the roots of their workflows are locked before any of them.
+WITH held AS MATERIALIZED (
+    SELECT * FROM unnest(%(held_ids)s::uuid[], %(held_generations)s::integer[]) AS held (id, generation)),
+roots AS MATERIALIZED (
     SELECT root.id FROM horsies_workflows AS root
     WHERE root.id = ANY(ARRAY(
         SELECT run.root_workflow_id FROM horsies_tasks AS mine JOIN horsies_workflows AS run ON run.id = mine.workflow_id
         WHERE mine.claimed_by_worker_id = %(worker_id)s AND mine.status IN ('CLAIMED', 'RUNNING')
-          AND NOT mine.id = ANY(%(held_ids)s::uuid[])))
+          AND NOT EXISTS (
+              SELECT FROM held WHERE held.id = mine.id AND held.generation = mine.generation)))
     ORDER BY root.id FOR NO KEY UPDATE)
 UPDATE horsies_tasks AS task SET
     status = CASE WHEN task.cancel_requested_at IS NULL THEN 'PENDING' ELSE 'CANCELLED' END,
@@ -122,7 +126,8 @@ UPDATE horsies_tasks AS task SET
     claimed = false, claim_expires_at = NULL, claimed_by_worker_id = NULL, claimed_at = NULL, started_at = NULL, worker_pid = NULL,
     worker_hostname = NULL, worker_process_name = NULL, updated_at = clock_timestamp()
 WHERE task.claimed_by_worker_id = %(worker_id)s AND task.status IN ('CLAIMED', 'RUNNING')
-  AND NOT task.id = ANY(%(held_ids)s::uuid[]) AND (SELECT count(*) FROM roots) >= 0
+  AND NOT EXISTS (SELECT FROM held WHERE held.id = task.id AND held.generation = task.generation)
+  AND (SELECT count(*) FROM roots) >= 0
 RETURNING task.id::text
 
 -- name: expire_tasks

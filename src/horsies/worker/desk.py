@@ -77,9 +77,9 @@ class Desk:
         """How many tasks are out with children or wait for one."""
         return self.running_count + len(self._waiting)
 
-    def held_ids(self) -> list[str]:
-        """Everything the database may believe to be ours."""
-        return [*self._running, *self._waiting]
+    def held(self) -> list[ClaimedTask]:
+        """Every attempt that the database may believe to be ours."""
+        return [*self._running.values(), *self._waiting.values()]
 
     def waiting(self, count: int) -> Sequence[ClaimedTask]:
         """The next tasks to start, oldest first."""

@@ -252,7 +252,7 @@ class Worker:
     def _work(self, together: Together) -> None:
         if self._desk.needs_release:
             self._claimed_last = False
-            give_back(together, self.worker_id, self._desk.held_ids())
+            give_back(together, self.worker_id, self._desk.held())
             self._desk.needs_release = False
         wanted = self._wanted()
         if self._desk.settlements or wanted.starting or wanted.claims:

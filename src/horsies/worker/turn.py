@@ -164,9 +164,14 @@ def _record_apart(
     return recorded
 
 
-def give_back(together: Together, worker_id: str, held_ids: Sequence[str]) -> int:
-    """Release what the database says is ours and no child has: user code never saw it."""
-    (released,) = together.run([(release_unstarted, ReleaseUnstarted(worker_id, held_ids))])
+def give_back(together: Together, worker_id: str, held: Sequence[ClaimedTask]) -> int:
+    """Release what the database says is ours and no child has: user code never saw it.
+
+    A retry of something held may be among it: only the generation tells them apart.
+    """
+    ids, generations = [task.id for task in held], [task.generation for task in held]
+    in_hand = ReleaseUnstarted(worker_id, ids, generations)
+    (released,) = together.run([(release_unstarted, in_hand)])
     return len(released)
 
 

@@ -1,0 +1,69 @@
+"""Turns whose answers get lost, without children: what the database calls ours and nobody has goes back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, cast
+
+import psycopg
+import pytest
+from psycopg import Connection
+
+from horsies.db.together import Together
+from horsies.settle import Failed
+from horsies.states import TaskAttemptOutcome, TaskStatus
+from horsies.worker.desk import Desk
+from horsies.worker.link import TURN_SETTINGS
+from horsies.worker.pool import ChildPool
+from horsies.worker.turn import Claimer, Wanted, give_back, take_turn
+from tests.db.rows import add_task
+from tests.worker.test_desk import RecordingPool
+
+CLAIMER = Claimer("me", "host", ["default"], [None])
+
+
+@pytest.fixture
+def together(process_url: str, connection: Connection[Any]) -> Iterator[Together]:
+    with psycopg.connect(process_url, autocommit=True, options=TURN_SETTINGS) as own:
+        yield Together(own)
+
+
+@pytest.fixture
+def desk() -> Desk:
+    return Desk(cast(ChildPool, RecordingPool({1, 2, 3})))
+
+
+def owner(connection: Connection[Any], task_id: str) -> tuple[str, str | None]:
+    (row,) = connection.execute(
+        "SELECT status, claimed_by_worker_id FROM horsies_tasks WHERE id = %s", (task_id,)
+    )
+    return row
+
+
+def retried(task_id: str) -> Failed:
+    """The end of a first attempt that is tried again at once."""
+    return Failed(
+        task_id,
+        1,
+        TaskStatus.FAILED,
+        None,
+        TaskAttemptOutcome.FAILED,
+        "FLAKY",
+        None,
+        None,
+        delay_seconds=0.0,
+    )
+
+
+def test_a_retry_claimed_in_doubt_goes_back_though_the_attempt_before_it_is_still_on_the_desk(
+    connection: Connection[Any], together: Together, desk: Desk
+) -> None:
+    task_id = add_task(connection, max_retries=1)
+    desk.hand_out(take_turn(together, CLAIMER, [], Wanted(pids=[1])).claimed)
+    outcome = retried(task_id)
+    desk.settlements = [outcome]
+    # Both are committed, and both answers are lost: the desk learns of neither.
+    assert take_turn(together, CLAIMER, [outcome], Wanted()).recorded
+    assert take_turn(together, CLAIMER, [outcome], Wanted(pids=[2])).claimed
+    assert give_back(together, "me", desk.held()) == 1
+    assert owner(connection, task_id) == ("PENDING", None)
