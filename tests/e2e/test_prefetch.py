@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections import Counter
+from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
@@ -16,6 +17,7 @@ from tests.e2e.tables import (
     count,
     task,
     tasks,
+    wait_for_status,
     wait_until_empty,
     witnessed,
 )
@@ -24,13 +26,20 @@ Database = psycopg.Connection[Any]
 
 AHEAD = 3
 PREFETCH = {"prefetch_buffer": AHEAD, "claim_lease_ms": 2_000}
+# Nothing that is forgotten would come back by itself within a test.
+LONG_LEASE = {"prefetch_buffer": AHEAD, "claim_lease_ms": 120_000}
 
 
 def start_holder(
-    fleet: Fleet, journal: Journal, programs: ModuleType, connection: Database, seconds: float
+    fleet: Fleet,
+    journal: Journal,
+    programs: ModuleType,
+    connection: Database,
+    seconds: float,
+    settings: Mapping[str, Any] = PREFETCH,
 ) -> tuple[RunningWorker, list[str]]:
     """A worker with one child that is busy for so long, and the tasks it holds for later."""
-    worker = fleet.start(processes=1, config=PREFETCH | HARDLY_POLLS)
+    worker = fleet.start(processes=1, config={**settings, **HARDLY_POLLS})
     programs.sleep.send(seconds, "first").unwrap()
     eventually(lambda: journal.lines("start"), 10)
     held = [programs.sleep.send(0.01, str(n)).unwrap().task_id for n in range(AHEAD)]
@@ -86,3 +95,36 @@ def test_leases_of_a_frozen_worker_lapse_and_others_take_over(
     assert len(attempts(connection)) == AHEAD + 1
     eventually(lambda: "was lost before it started" in frozen.log(), 5, frozen.log)
     assert [frozen.stop(), other.stop()] == [0, 0]
+
+
+def change_first(connection: Database, held: list[str], change: str) -> str:
+    """Change the row of the first task that a worker holds; its id."""
+    changed = connection.execute(
+        f"UPDATE horsies_tasks SET {change} WHERE id = %s AND status = 'CLAIMED'", (held[0],)
+    )
+    assert changed.rowcount == 1
+    return held[0]
+
+
+def test_a_held_task_whose_deadline_passes_expires_when_it_cannot_start(
+    fleet: Fleet, journal: Journal, programs: ModuleType, connection: Database
+) -> None:
+    worker, held = start_holder(fleet, journal, programs, connection, 2.0, LONG_LEASE)
+    late = change_first(connection, held, "good_until = clock_timestamp()")
+    row = wait_for_status(connection, late, "EXPIRED", 10)
+    assert row.generation == 1, "nobody claims it again"
+    eventually(lambda: count(connection, "COMPLETED") == AHEAD, 10)
+    assert attempts(connection, late) == []
+    assert worker.stop() == 0
+
+
+def test_a_held_task_that_cannot_start_goes_back_and_is_nobodys_after_the_stop(
+    fleet: Fleet, journal: Journal, programs: ModuleType, connection: Database
+) -> None:
+    worker, held = start_holder(fleet, journal, programs, connection, 2.0, LONG_LEASE)
+    paused = change_first(connection, held, "held = true")
+    row = wait_for_status(connection, paused, "PENDING", 10)
+    assert (row.claimed_by_worker_id, row.generation) == (None, 1)
+    eventually(lambda: count(connection, "COMPLETED") == AHEAD, 10)
+    assert worker.stop() == 0
+    assert count(connection, "CLAIMED", "RUNNING") == 0

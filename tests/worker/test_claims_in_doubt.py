@@ -67,3 +67,18 @@ def test_a_retry_claimed_in_doubt_goes_back_though_the_attempt_before_it_is_stil
     assert take_turn(together, CLAIMER, [outcome], Wanted(pids=[2])).claimed
     assert give_back(together, "me", desk.held()) == 1
     assert owner(connection, task_id) == ("PENDING", None)
+
+
+def test_a_start_in_doubt_goes_back(
+    connection: Connection[Any], together: Together, desk: Desk
+) -> None:
+    task_id = add_task(connection)
+    desk.hand_out(take_turn(together, CLAIMER, [], Wanted(prefetch=1)).claimed)
+    (task,) = desk.waiting(1)
+    starting = Wanted(starting=[(task, 1)])
+    assert take_turn(together, CLAIMER, [], starting).started, "committed, and the answer is lost"
+    again = take_turn(together, CLAIMER, [], starting)
+    assert desk.take_started([task], again.started) == []
+    assert desk.needs_release
+    assert give_back(together, "me", desk.held()) == 1
+    assert owner(connection, task_id) == ("PENDING", None)

@@ -88,7 +88,7 @@ def test_a_task_no_child_can_take_is_released(desk: Desk) -> None:
     assert held_ids(desk) == []
 
 
-def test_waiting_tasks_start_in_order_and_lost_ones_are_forgotten(
+def test_waiting_tasks_start_in_order_and_lost_ones_go_back(
     desk: Desk, pool: RecordingPool
 ) -> None:
     desk.hand_out([claimed("a"), claimed("b"), claimed("c")])
@@ -98,6 +98,12 @@ def test_waiting_tasks_start_in_order_and_lost_ones_are_forgotten(
     desk.hand_out(started)
     assert pool.dispatched == [("b", 1, 2)]
     assert held_ids(desk) == ["b", "c"]
+    assert desk.needs_release, "the database may still say that the lost one is ours"
+
+
+def test_nothing_is_released_when_all_that_waited_has_started(desk: Desk) -> None:
+    desk.hand_out([claimed("a"), claimed("b")])
+    desk.take_started(desk.waiting(2), {"a": 1, "b": 2})
     assert not desk.needs_release
 
 

@@ -81,7 +81,7 @@ RETURNING task_id::text
 
 -- name: start_tasks
 -- CLAIMED -> RUNNING for tasks claimed ahead, each by the child that is free now, while the lease holds and no pause
--- came in between. What does not match was lost: user code has not started, so nothing is recorded.
+-- came in between. What does not match was lost or goes back: user code has not started, so nothing is recorded.
 UPDATE horsies_tasks AS task SET
     status = 'RUNNING', claimed = false, claim_expires_at = NULL, started_at = clock_timestamp(),
     worker_pid = held.pid, worker_process_name = 'worker-' || held.pid, updated_at = clock_timestamp()

@@ -168,13 +168,18 @@ class Desk:
     def take_started(
         self, asked: Iterable[ClaimedTask], pids: Mapping[str, int]
     ) -> list[ClaimedTask]:
-        """Return the prefetched tasks that run now; one without a pid was lost meanwhile."""
+        """Return the prefetched tasks that run now; one without a pid was lost meanwhile.
+
+        Or it only cannot start: on hold, past its deadline, or its start was in doubt. Then it is still
+        ours to give back.
+        """
         started = []
         for task in asked:
             del self._waiting[task.id]
             if task.id in pids:
                 started.append(task._replace(worker_pid=pids[task.id]))
             else:
+                self.needs_release = True
                 logger.info("task %s, claimed ahead, was lost before it started", task.id)
         return started
 

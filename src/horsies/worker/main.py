@@ -323,9 +323,9 @@ class Worker:
     ) -> None:
         """Give tasks to children, these nodes of workflows with what they take from others."""
         # If the database goes away now, no child has seen any of these: they go back.
-        self._desk.needs_release = True
+        needs_release, self._desk.needs_release = self._desk.needs_release, True
         parts, unreadable = self._desk.inputs.read(together, nodes)
-        self._desk.needs_release = False
+        self._desk.needs_release = needs_release
         self._desk.refuse(unreadable)
         self._desk.hand_out([task for task in tasks if task not in unreadable], parts)
 
