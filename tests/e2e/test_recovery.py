@@ -60,6 +60,23 @@ def test_tasks_of_a_killed_worker_are_retried_or_failed_within_ten_seconds(
     assert [line.attempt for line in journal.lines("start", retried.task_id)] == [1, 2]
 
 
+def test_tasks_of_a_worker_that_left_at_once_are_taken_over_as_quickly(
+    fleet: Fleet, journal: Journal, programs: ModuleType, connection: Database
+) -> None:
+    wait_until_locks_count(connection)
+    leaver = fleet.start(processes=1)
+    left = programs.never_stop.send().unwrap()
+    eventually(lambda: journal.lines("start"), 10)
+    fleet.start(processes=1)
+    for answer in ("stopping: 1 task(s)", "1 task(s) are interrupted"):
+        leaver.signal(signal.SIGTERM)
+        eventually(lambda answer=answer: answer in leaver.log(), 5)  # type: ignore[misc]
+    leaver.signal(signal.SIGTERM)
+    assert leaver.wait(5) == 3
+    assert left.get(10_000).err_value.error_code == "WORKER_CRASHED"
+    assert task(connection, left.task_id).status == "FAILED"
+
+
 def test_a_worker_that_starts_later_finds_what_the_dead_one_left(
     fleet: Fleet, journal: Journal, programs: ModuleType, connection: Database
 ) -> None:

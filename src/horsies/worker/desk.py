@@ -63,6 +63,11 @@ class Desk:
         return not (self._running or self._waiting or self.settlements)
 
     @property
+    def is_cleared(self) -> bool:
+        """Whether the database, too, calls nothing ours any more."""
+        return self.is_empty and not self.needs_release
+
+    @property
     def running_count(self) -> int:
         """How many tasks are out with children."""
         return len(self._running) - len(self.settlements)

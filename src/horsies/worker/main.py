@@ -138,12 +138,15 @@ class Worker:
             self._open()
             while not self._is_done():
                 self._step()
+        except BaseException:
+            self._desk.needs_release = True  # a claim may not have come as far as the desk
+            raise
         finally:
             self._close()
         if self._failure is not None:
             return ExitCode.FAILED
-        is_forced = self._farewell.has_interrupted or self._desk.needs_release
-        return ExitCode.CLEAN if self._desk.is_empty and not is_forced else ExitCode.FORCED
+        is_clean = self._desk.is_cleared and not self._farewell.has_interrupted
+        return ExitCode.CLEAN if is_clean else ExitCode.FORCED
 
     def _open(self) -> None:
         """Wait for the database, bring its schema up to date, prove that LISTEN works."""
@@ -178,7 +181,8 @@ class Worker:
     def _close(self) -> None:
         self._pool.shutdown()
         self._ear.close()
-        if (together := self._link.together) is not None:
+        # Without a goodbye the others take over what is left as quickly as after a sudden death.
+        if (together := self._link.together) is not None and self._desk.is_cleared:
             together.patience_seconds = GOODBYE_SECONDS
             with suppress(psycopg.Error):  # others find out by themselves
                 self._duties.sign_off(together)
