@@ -10,7 +10,9 @@ import psycopg
 import pytest
 
 from horsies.health import PING_CHANNEL, PONG_CHANNEL_PREFIX
-from tests.e2e.fleet import Fleet
+from horsies.worker.ear import CANCEL_CHANNEL
+from tests.e2e.fleet import HARDLY_POLLS, Fleet, Journal, eventually
+from tests.e2e.tables import task
 
 Database = psycopg.Connection[Any]
 
@@ -38,4 +40,19 @@ def test_a_malformed_ping_harms_no_worker(
     (pong,) = programs.app.ping_workers(timeout_seconds=10, min_responses=1).unwrap()
     assert pong.pid == worker.pid
     assert programs.add.send(1, 2).unwrap().get(5_000).ok_value == 3
+    assert worker.stop() == 0
+
+
+def test_nobody_cancels_a_task_by_notification_alone(
+    fleet: Fleet, journal: Journal, programs: ModuleType, connection: Database
+) -> None:
+    worker = fleet.start(processes=2, config=HARDLY_POLLS)
+    forged = programs.sleep.send(2.0).unwrap()
+    meant = programs.sleep_and_clean_up.send(600).unwrap()
+    eventually(lambda: len(journal.lines("start")) == 2, 5)
+    notify(connection, CANCEL_CHANNEL, forged.task_id)
+    meant.cancel().unwrap()
+    assert meant.get(2_000).err_value.error_code == "TASK_CANCELLED"
+    assert task(connection, forged.task_id).status == "RUNNING"
+    assert forged.get(10_000).ok_value == "done"
     assert worker.stop() == 0

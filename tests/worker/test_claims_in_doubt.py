@@ -37,7 +37,8 @@ def owner(connection: Connection[Any], task_id: str) -> tuple[str, str | None]:
     (row,) = connection.execute(
         "SELECT status, claimed_by_worker_id FROM horsies_tasks WHERE id = %s", (task_id,)
     )
-    return row
+    status, worker_id = row
+    return status, worker_id
 
 
 def retried(task_id: str) -> Failed:

@@ -27,10 +27,12 @@ from horsies.db.fleet import (
     try_lead,
 )
 from horsies.db.query import Step
+from horsies.db.tasks import TaskId
 from horsies.db.together import Together
-from horsies.db.turn import renew_claims
+from horsies.db.turn import find_cancel_requests, renew_claims, send_heartbeats
 from horsies.db.workflows import FindPausedRuns, find_paused_runs
 from horsies.ids import new_id
+from horsies.settle import STOPPED_BY_CANCEL
 from horsies.worker import duties as duties_module
 from horsies.worker.desk import Desk
 from horsies.worker.duties import LONG_SECONDS, SEEN_SECONDS, Duties, Every
@@ -38,7 +40,7 @@ from horsies.worker.ear import Ear
 from horsies.worker.liveness import PONG_CHANNEL_PREFIX, Identity, echo_channel
 from horsies.worker.pool import ChildPool
 from horsies.worker.settings import WorkerConfig
-from tests.worker.test_desk import RecordingPool, claimed
+from tests.worker.test_desk import RecordingPool, assignment, claimed
 
 BROKER = PostgresConfig(database_url="postgresql://localhost/unused")
 
@@ -62,6 +64,7 @@ class RecordingDatabase:
         answers: dict[Any, list[Any]] = {
             see_worker: [Presence("id", self.was_stopped)] if self.is_known else [],
             try_lead: [Leads(self.leads)],
+            find_cancel_requests: [TaskId(task_id) for task_id in self.cancelled],
             find_lost_workers: [SeenWorker(worker_id) for worker_id in self.lost],
         }
         return [answers.get(statement, []) for statement, _ in steps]
@@ -74,7 +77,10 @@ class QuietPool(RecordingPool):
     """Children that do nothing and weigh little."""
 
     def busy(self) -> dict[str, Any]:
-        return {}
+        return {
+            task_id: SimpleNamespace(assignment=assignment(task_id, generation), since=0.0)
+            for task_id, generation, _ in self.dispatched
+        }
 
     def children_memory_mb(self) -> float:
         return 1.0
@@ -112,6 +118,10 @@ def make_duties(desk: Desk, config: AppConfig | None = None, ear: QuietEar | Non
         desk,
         cast(Ear, ear or QuietEar()),
     )
+
+
+def stopped(desk: Desk) -> list[tuple[str, str]]:
+    return cast(QuietPool, desk._pool).stopped
 
 
 def perform(duties: Duties, database: RecordingDatabase, now: float) -> None:
@@ -310,3 +320,41 @@ def test_a_ping_in_an_outage_is_left_to_the_reconnect(desk: Desk) -> None:
     database = RecordingDatabase(failure=psycopg.OperationalError("connection lost"))
     with pytest.raises(psycopg.OperationalError):
         make_duties(desk).pong(cast(Together, database), [PING])
+
+
+def test_a_hint_is_looked_into_at_once_and_only_what_the_table_says_is_stopped(desk: Desk) -> None:
+    duties, database = make_duties(desk), RecordingDatabase()
+    perform(duties, database, 100.0)
+    desk.hand_out([claimed("a", 1), claimed("b", 2)])
+    perform(duties, database, 100.1)
+    assert database.asked(find_cancel_requests) == []
+    duties.note_cancels({"a", "b"})
+    assert duties.next_at() <= 100.1
+    database.cancelled = ["a"]
+    perform(duties, database, 100.1)
+    assert stopped(desk) == [("a", STOPPED_BY_CANCEL)]
+    assert duties.next_at() > 100.1
+    assert database.asked(send_heartbeats) == [], "a hint makes nobody write"
+
+
+def test_cancels_of_other_workers_tasks_cost_nothing(desk: Desk) -> None:
+    duties, database = make_duties(desk), RecordingDatabase()
+    perform(duties, database, 100.0)
+    desk.hand_out([claimed("a", 1)])
+    duties.note_cancels({"other"})
+    assert duties.next_at() > 100.1
+    perform(duties, database, 100.1)
+    assert database.asked(find_cancel_requests) == []
+
+
+def test_a_look_for_cancels_that_failed_is_done_again(desk: Desk) -> None:
+    duties, database = make_duties(desk), RecordingDatabase()
+    perform(duties, database, 100.0)
+    desk.hand_out([claimed("a", 1)])
+    duties.note_cancels({"a"})
+    database.failure = psycopg.OperationalError("connection lost")
+    with pytest.raises(psycopg.OperationalError):
+        perform(duties, database, 100.1)
+    database.failure, database.cancelled = None, ["a"]
+    perform(duties, database, 100.2)
+    assert stopped(desk) == [("a", STOPPED_BY_CANCEL)]

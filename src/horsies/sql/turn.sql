@@ -156,7 +156,7 @@ RETURNING task.id::text
 SELECT seconds, looked_at FROM horsies_seconds_until_due_v1(%(queues)s::text[], %(last_look)s::timestamptz)
 
 -- name: find_cancel_requests
--- Running tasks of this worker whose cancel notification may have been missed, by the in-flight index.
+-- Running tasks of this worker that should be cancelled, by the in-flight index: the notification is only a hint.
 SELECT id::text FROM horsies_tasks
 WHERE claimed_by_worker_id = %(worker_id)s AND status IN ('CLAIMED', 'RUNNING') AND cancel_requested_at IS NOT NULL
 

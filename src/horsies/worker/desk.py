@@ -86,6 +86,10 @@ class Desk:
         """Every attempt that the database may believe to be ours."""
         return [*self._running.values(), *self._waiting.values()]
 
+    def holds_any(self, task_ids: Iterable[str]) -> bool:
+        """Tell whether one of these tasks is here."""
+        return any(task_id in self._running or task_id in self._waiting for task_id in task_ids)
+
     def waiting(self, count: int) -> Sequence[ClaimedTask]:
         """The next tasks to start, oldest first."""
         return list(self._waiting.values())[:count]

@@ -102,6 +102,7 @@ class Duties:
         self._is_open = False
         # When we last were without a connection.
         self._connected_at = -NEVER
+        self._hurries = False
         self._heartbeat = Every(recovery.runner_heartbeat_interval_ms / 1000)
         self._renewal = Every(app_config.effective_claimer_heartbeat_interval_ms / 1000)
         self._strays = Every(recovery.check_interval_ms / 1000)
@@ -122,10 +123,17 @@ class Duties:
 
     def hurry(self) -> None:
         """Notifications may have been missed: look for cancels at once."""
-        self._heartbeat.at = 0.0
+        self._hurries = True
+
+    def note_cancels(self, task_ids: Iterable[str]) -> None:
+        """Somebody says that these tasks should be cancelled. Anybody may: the table is asked first."""
+        if self._desk.holds_any(task_ids):
+            self.hurry()
 
     def next_at(self) -> float:
         """When the next duty is due."""
+        if self._hurries:
+            return 0.0
         return min(
             self._seen_due_at(),
             self._heartbeat.at,
@@ -142,7 +150,7 @@ class Duties:
         """Do what is due. The sign of life comes first: everything else may take its time."""
         if now >= self._seen_due_at():
             self.note_signs(together, together.run(self.signs_of_life(now)), now)
-        if self._heartbeat.is_due(now):
+        if self._hurries or self._heartbeat.is_due(now):
             self._beat(together, now)
         if self._renewal.is_due(now):
             self._renew(together, now)
@@ -196,24 +204,26 @@ class Duties:
         return min(now - self._connected_at, LONG_SECONDS)
 
     def _beat(self, together: Together, now: float) -> None:
-        """Say which long-running tasks are alive, and ask which tasks should not be."""
-        self._heartbeat.done(now)
-        busy = self._pool.busy().values()
-        if not busy:
-            return
-        worker_id = self._identity.worker_id
-        long = [one.assignment for one in busy if now - one.since >= self._heartbeat.seconds]
-        steps: list[Step] = [(find_cancel_requests, WorkerId(worker_id))]
-        if long:
-            ids = [assignment.task_id for assignment in long]
-            generations = [assignment.generation for assignment in long]
-            heartbeat = SendHeartbeats(worker_id, self._identity.hostname, ids, generations)
-            steps.append((send_heartbeats, heartbeat))
-        self.cancel(row.id for row in together.run(steps)[0])
+        """Ask which tasks should not be alive, and say at its time which long-running ones are."""
+        if self._pool.busy():
+            steps: list[Step] = [(find_cancel_requests, WorkerId(self._identity.worker_id))]
+            if self._heartbeat.is_due(now):
+                steps += self._heartbeats(now)
+            self._desk.cancel(row.id for row in together.run(steps)[0])
+        self._hurries = False
+        if self._heartbeat.is_due(now):
+            self._heartbeat.done(now)
 
-    def cancel(self, task_ids: Iterable[str]) -> None:
-        """Stop these tasks if they are ours."""
-        self._desk.cancel(task_ids)
+    def _heartbeats(self, now: float) -> list[Step]:
+        busy = self._pool.busy().values()
+        long = [one.assignment for one in busy if now - one.since >= self._heartbeat.seconds]
+        if not long:
+            return []
+        ids = [assignment.task_id for assignment in long]
+        generations = [assignment.generation for assignment in long]
+        identity = self._identity
+        beats = SendHeartbeats(identity.worker_id, identity.hostname, ids, generations)
+        return [(send_heartbeats, beats)]
 
     def _renew(self, together: Together, now: float) -> None:
         self._renewal.done(now)

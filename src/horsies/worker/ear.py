@@ -21,8 +21,8 @@ EAR = "ear"
 
 @dataclass(frozen=True, slots=True)
 class News:
-    """What was heard: that queues may have work, which tasks should be cancelled, and whether
-    anything at all may have been missed.
+    """What was heard: that queues may have work, which tasks somebody wants cancelled, and whether
+    anything at all may have been missed. Hints all of them: anybody may notify.
     """
 
     work: bool

@@ -371,7 +371,7 @@ class Worker:
         if news.work or news.gap:
             self._agenda.wake()
             self._bookmarks.note_news()
-        self._duties.cancel(news.cancelled)
+        self._duties.note_cancels(news.cancelled)
         self._pings += news.pings
 
     # Stopping, and waking up too late
