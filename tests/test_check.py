@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -146,6 +147,23 @@ def test_sends_are_possible_again_after_a_failed_import(
     app.discover_tasks([str(module)])
     assert codes(app.check()) == [ErrorCode.MODULE_EXEC_ERROR]
     assert not app.are_sends_suppressed()
+
+
+def test_sends_are_possible_again_when_checks_that_overlapped_are_over() -> None:
+    app = app_with_task()
+    with ExitStack() as first, ExitStack() as second:
+        first.enter_context(app.sends_suppressed())
+        second.enter_context(app.sends_suppressed())
+        first.close()
+        assert app.are_sends_suppressed(), "the second is not over"
+    assert not app.are_sends_suppressed()
+
+
+def test_suppressing_sends_during_a_check_outlasts_it() -> None:
+    app = app_with_task()
+    with app.sends_suppressed():
+        app.suppress_sends()
+    assert app.are_sends_suppressed()
 
 
 def test_a_phase_with_errors_ends_the_check(tmp_path: Path) -> None:

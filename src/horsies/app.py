@@ -80,6 +80,7 @@ class Horsies:
         self._broker: PostgresBroker | None = None
         self._broker_lock = threading.Lock()
         self._suppressed = False
+        self._imports_under_way: list[object] = []
         self._producer = Producer(self.config, self.get_broker, self.are_sends_suppressed)
         self.workflow = WorkflowMaker(self._producer)
         self.workflow_handle = WorkflowHandles(self.get_broker, self.get_task)
@@ -213,18 +214,18 @@ class Horsies:
 
     def are_sends_suppressed(self) -> bool:
         """Tell whether sends are suppressed, by the application or by the environment."""
-        return self._suppressed or any(
-            os.environ.get(name) == "1" for name in SUPPRESSION_VARIABLES
-        )
+        named = any(os.environ.get(name) == "1" for name in SUPPRESSION_VARIABLES)
+        return named or self._suppressed or bool(self._imports_under_way)
 
     @contextmanager
     def sends_suppressed(self) -> Iterator[None]:
-        """Suppress sends while task modules are imported."""
-        before, self._suppressed = self._suppressed, True
+        """Suppress the sends of this process while task modules are imported."""
+        mine = object()  # each import ends only its own suppression; a list needs no lock for that
+        self._imports_under_way.append(mine)
         try:
             yield
         finally:
-            self._suppressed = before
+            self._imports_under_way.remove(mine)
 
     # Child process hooks
 
@@ -413,8 +414,7 @@ class Horsies:
         logger.info("running as %s", role)
 
     def check(self, *, live: bool = False) -> list[HorsiesError]:
-        """Validate everything that can be validated before running; an empty list means all is
-        well.
+        """Validate all that can be validated before running; an empty list means all is well.
 
         Imports the discovered modules and builds their workflows with sends suppressed, checks
         error codes and policies, and with ``live`` connects to the database and proves that LISTEN
