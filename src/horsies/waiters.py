@@ -3,7 +3,8 @@
 Between the notification that a finished task or a workflow run sends and the handle that asked for
 it. The thread routes each id to the futures waiting for that id, and reads all rows it needs in one
 statement of each kind. Notifications only shorten the wait: a poll over everything watched covers
-the lost ones, and a reconnect looks at everything again.
+the lost ones, and a reconnect looks at everything again. A thread that nobody needed for a while ends
+with its connection; the next who waits starts another.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ from horsies.db.workflows import RunIds, RunOutcome, read_runs
 from horsies.states import TaskStatus, WorkflowStatus
 
 POLL_SECONDS = 1.0
+# How long the thread and its connection outlast the last who waited.
+SPARE_SECONDS = 60.0
 
 
 class Subject(StrEnum):
@@ -44,11 +47,15 @@ _Key: TypeAlias = tuple[Subject, str]
 
 @dataclass(frozen=True, slots=True)
 class _Waiter:
-    """One who waits: until a row is good enough, or for a single look."""
+    """One who waits: until a row is good enough, or for a single look.
+
+    ``came_in_round`` is the last round that had begun before: its answers were read too early.
+    """
 
     future: Future[Any]
     is_enough: Callable[[Any], bool]
     is_patient: bool
+    came_in_round: int
 
 
 @dataclass(slots=True)
@@ -63,17 +70,27 @@ class Waiters:
     """Turns ids of tasks and runs into futures that complete when they do."""
 
     def __init__(
-        self, connect: Callable[[], Connection[Any]], poll_seconds: float = POLL_SECONDS
+        self,
+        connect: Callable[[], Connection[Any]],
+        poll_seconds: float = POLL_SECONDS,
+        spare_seconds: float = SPARE_SECONDS,
     ) -> None:
         self._connect = connect
         self._poll_seconds = poll_seconds
+        self._spare_seconds = spare_seconds
         self._reset()
+
+    def _leave_parent_behind(self) -> None:
+        # The thread stayed in the parent process, where another may have held the lock.
+        if self._pid != os.getpid():
+            self._reset()
 
     def _reset(self) -> None:
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._watches: dict[_Key, _Watch] = {}
         self._fresh: set[_Key] = set()
+        self._round = 0
         self._thread: threading.Thread | None = None
         self._waker: socket.socket | None = None
 
@@ -96,10 +113,9 @@ class Waiters:
         )
 
     def _watch(self, key: _Key, is_enough: Callable[[Any], bool], once: bool) -> Future[Any]:
-        if self._pid != os.getpid():
-            self._reset()  # the thread stayed in the parent process
-        waiter = _Waiter(Future(), is_enough, is_patient=not once)
+        self._leave_parent_behind()
         with self._lock:
+            waiter = _Waiter(Future(), is_enough, not once, self._round)
             self._watches.setdefault(key, _Watch()).waiters.append(waiter)
             self._fresh.add(key)
             self._ensure_thread()
@@ -108,6 +124,7 @@ class Waiters:
 
     def forget(self, watched_id: str, future: Future[Any]) -> None:
         """Stop waiting: the caller ran out of time."""
+        self._leave_parent_behind()
         with self._lock:
             for key in ((subject, watched_id) for subject in Subject):
                 watch = self._watches.get(key, _Watch())
@@ -117,11 +134,14 @@ class Waiters:
 
     def close(self) -> None:
         """End the thread and its connection; whoever still waits gets an error."""
+        self._leave_parent_behind()
         with self._lock:
             thread, self._thread = self._thread, None
+            watches, self._watches = self._watches, {}
             self._wake()
-        if thread is not None and self._pid == os.getpid():
+        if thread is not None:
             thread.join()
+        _fail_all(watches, RuntimeError("The broker was closed while waiting for a result."))
 
     def _ensure_thread(self) -> None:
         if self._thread is None or not self._thread.is_alive():
@@ -148,14 +168,24 @@ class Waiters:
             listener.close()
             waker.close()
             wakened.close()
-            self._fail_everyone(RuntimeError("The broker was closed while waiting for a result."))
+            self._leave_nobody_waiting()
+
+    def _leave_nobody_waiting(self) -> None:
+        """Tell those who waited for a thread that died; after any other end they have another one."""
+        with self._lock:
+            if self._thread is not threading.current_thread():
+                return
+            self._thread = None
+            watches, self._watches = self._watches, {}
+        _fail_all(watches, RuntimeError("The thread that waits for results died."))
 
     def _serve(
         self, listener: Listener, selector: selectors.BaseSelector, wakened: socket.socket
     ) -> None:
         me = threading.current_thread()
         next_poll = 0.0
-        while self._thread is me:
+        spare_at = time.monotonic() + self._spare_seconds
+        while self._thread is me and not self._has_ended_idle(spare_at):
             heard = listener.receive()
             if listener.seconds_until_retry() == 0.0:  # just cut: try once before anyone is told
                 heard = listener.receive()
@@ -163,35 +193,40 @@ class Waiters:
             everything = heard.gap or now >= next_poll
             if everything:
                 next_poll = now + self._poll_seconds
-            self._look(listener, self._wanted(_named(heard.notifications), everything))
-            self._sleep(listener, selector, wakened, next_poll)
+            wanted = self._wanted(_named(heard.notifications), everything)
+            self._look(listener, wanted)
+            if wanted or self._watches:
+                spare_at = time.monotonic() + self._spare_seconds
+            self._sleep(listener, selector, wakened, next_poll if self._watches else spare_at)
+
+    def _has_ended_idle(self, spare_at: float) -> bool:
+        """Decide together with those who come whether they still meet this thread."""
+        with self._lock:
+            if self._watches or time.monotonic() < spare_at:
+                return False
+            if self._thread is threading.current_thread():  # or else closed, and replaced perhaps
+                self._thread = None
+            return True
 
     def _sleep(
         self,
         listener: Listener,
         selector: selectors.BaseSelector,
         wakened: socket.socket,
-        next_poll: float,
+        wake_at: float,
     ) -> None:
         socket_number = listener.fileno()
         if socket_number >= 0:
             selector.register(socket_number, selectors.EVENT_READ)
-        ready = selector.select(self._seconds_to_sleep(listener, next_poll))
+        ready = selector.select(_seconds_to_sleep(listener, wake_at))
         if socket_number >= 0:
             selector.unregister(socket_number)
         if any(key.fileobj is wakened for key, _ in ready):
             wakened.recv(65536)
 
-    def _seconds_to_sleep(self, listener: Listener, next_poll: float) -> float | None:
-        if listener.has_heard():
-            return 0.0
-        retry_seconds = listener.seconds_until_retry()
-        if retry_seconds is not None:
-            return retry_seconds
-        return max(0.0, next_poll - time.monotonic()) if self._watches else None
-
     def _wanted(self, named: set[_Key], everything: bool) -> list[_Key]:
         with self._lock:
+            self._round += 1
             fresh, self._fresh = self._fresh, set()
             if everything:
                 return list(self._watches)
@@ -221,11 +256,21 @@ class Waiters:
             if watch is None:
                 return
             watch.seen = True
-            ready, watch.waiters = _parted(watch.waiters, lambda waiter: _is_served(waiter, row))
+            ready, watch.waiters = _parted(
+                watch.waiters,
+                lambda waiter: self._was_there(waiter) and _is_served(waiter, row),
+            )
             if not watch.waiters:
                 del self._watches[key]
         for waiter in ready:
             _complete(waiter.future, row)
+
+    def _was_there(self, waiter: _Waiter) -> bool:
+        """Tell whether the read answers this one: it began after the call, and saw what was so then."""
+        return waiter.came_in_round < self._round
+
+    def _was_there_for_a_look(self, waiter: _Waiter) -> bool:
+        return self._was_there(waiter) and not waiter.is_patient
 
     def _fail_unseen(self, keys: Iterable[_Key], error: Exception) -> None:
         """Tell those whose first or only look failed; those already waiting outlast the outage."""
@@ -233,20 +278,14 @@ class Waiters:
         with self._lock:
             for key in keys:
                 watch = self._watches.get(key, _Watch())
-                told, left = _parted(watch.waiters, _is_hasty if watch.seen else _is_anyone)
+                told, watch.waiters = _parted(
+                    watch.waiters, self._was_there_for_a_look if watch.seen else self._was_there
+                )
                 failed += told
-                watch.waiters = left
                 if not watch.waiters:
                     self._watches.pop(key, None)
         for waiter in failed:
             _fail(waiter.future, error)
-
-    def _fail_everyone(self, error: Exception) -> None:
-        with self._lock:
-            watches, self._watches = list(self._watches.values()), {}
-        for watch in watches:
-            for waiter in watch.waiters:
-                _fail(waiter.future, error)
 
 
 def _has_ended(row: OutcomeRow) -> bool:
@@ -255,14 +294,6 @@ def _has_ended(row: OutcomeRow) -> bool:
 
 def _is_served(waiter: _Waiter, row: Any) -> bool:
     return row is None or not waiter.is_patient or waiter.is_enough(row)
-
-
-def _is_hasty(waiter: _Waiter) -> bool:
-    return not waiter.is_patient
-
-
-def _is_anyone(waiter: _Waiter) -> bool:
-    return True
 
 
 def _parted(
@@ -284,6 +315,13 @@ def _read(connection: Connection[Any], subject: Subject, ids: Sequence[str]) -> 
             assert_never(subject)
 
 
+def _seconds_to_sleep(listener: Listener, wake_at: float) -> float:
+    if listener.has_heard():
+        return 0.0
+    retry_seconds = listener.seconds_until_retry()
+    return max(0.0, wake_at - time.monotonic()) if retry_seconds is None else retry_seconds
+
+
 def _named(notifications: Iterable[tuple[str, str]]) -> set[_Key]:
     return {
         (Subject(channel), watched_id)
@@ -300,3 +338,9 @@ def _complete(future: Future[Any], row: Any) -> None:
 def _fail(future: Future[Any], error: Exception) -> None:
     if future.set_running_or_notify_cancel():
         future.set_exception(error)
+
+
+def _fail_all(watches: dict[_Key, _Watch], error: Exception) -> None:
+    for watch in watches.values():
+        for waiter in watch.waiters:
+            _fail(waiter.future, error)

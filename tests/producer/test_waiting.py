@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import subprocess
 import sys
 import threading
 import time
+import weakref
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -313,3 +315,33 @@ def test_a_forked_child_can_send_and_wait_without_harm_to_its_parent(process_url
         check=False,
     )
     assert done.stdout.split() == ["child:2", "parent:1", "again:3"], done.stderr
+
+
+def test_a_forked_child_can_close_whatever_its_parent_was_doing(process_url: str) -> None:
+    program = Path(__file__).with_name("fork_close_program.py")
+    done = subprocess.run(
+        [sys.executable, str(program), process_url],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.stdout.split() == ["child:0"], done.stderr
+
+
+def test_an_application_nobody_holds_any_more_goes_and_its_connection_with_it(
+    process_url: str, connection: Database
+) -> None:
+    others = set(backends(connection, "waiters"))
+    app = app_at(process_url)
+    app.get_broker().waiters._spare_seconds = 0.1
+    add_task(app).send(1).unwrap().get(timeout_ms=0)
+    dropped = weakref.ref(app)
+    del app
+
+    def is_gone() -> bool:
+        gc.collect()
+        return dropped() is None
+
+    wait_until(is_gone)
+    wait_until(lambda: not set(backends(connection, "waiters")) - others)
