@@ -127,6 +127,26 @@ def test_the_traceback_of_a_failed_import_is_shown_on_request(project: Path) -> 
     assert_report(horsies(project, "check", "shop:app"), "HRS-210")
 
 
+@pytest.mark.parametrize("password", ["hunter2%zz", "hunter2 secret", "secret@hunter2"])
+def test_a_traceback_shows_no_password(project: Path, password: str) -> None:
+    url = f"postgresql://app:{password}@127.0.0.1:1/shop"
+    (project / "shop.py").write_text(
+        "import psycopg\n"
+        "try:\n"
+        f"    psycopg.connect({url!r})\n"
+        "except psycopg.Error as error:\n"
+        "    raise RuntimeError('no database') from error\n"
+    )
+    commands = [
+        horsies(project, "check", "shop:app", HORSIES_DEBUG_IMPORTS="1"),
+        horsies(project, "migrate", "--database-url", url, HORSIES_DEBUG_IMPORTS="1"),
+    ]
+    for finished in commands:
+        assert "Traceback" in finished.stderr
+        shown = [word for word in password.replace("@", " ").split() if word in finished.stderr]
+        assert not shown
+
+
 def test_sends_made_while_the_application_is_imported_are_suppressed(project: Path) -> None:
     sending = APP + "\nprint(add.send(1, 2).unwrap_err().code.value)\n"
     (project / "shop.py").write_text(sending)

@@ -12,9 +12,11 @@ import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, TypeAlias, TypeVar
+
+import psycopg
 
 from horsies.config import PostgresConfig
 from horsies.db.borrow import (
@@ -41,6 +43,7 @@ from horsies.db.query import Params, Row, Script, Statement, run_script, run_scr
 from horsies.db.tasks import OutcomeRow
 from horsies.db.together import Together
 from horsies.db.workflows import RunOutcome
+from horsies.dsn import mask_url
 from horsies.errors import ConfigurationError, ErrorCode, HorsiesError
 from horsies.recover import expire_pending, fail_stale, requeue_stale
 from horsies.result import Err, Ok, Result
@@ -82,7 +85,7 @@ class BrokerOperationError:
     code: BrokerErrorCode
     message: str
     retryable: bool = False
-    exception: BaseException | None = None
+    exception: BaseException | None = field(default=None, repr=False)
 
 
 BrokerResult: TypeAlias = Result[T, BrokerOperationError]
@@ -303,7 +306,32 @@ def failure(code: BrokerErrorCode, error: BaseException) -> BrokerOperationError
         return BrokerOperationError(BrokerErrorCode.PAYLOAD_MISMATCH, str(error))
     if isinstance(error, UnusableTransactionError):
         return BrokerOperationError(code, str(error))
-    return BrokerOperationError(code, describe(error), is_transient(error), error)
+    return BrokerOperationError(code, describe(error), is_transient(error), presentable(error))
+
+
+def presentable(error: BaseException) -> BaseException:
+    """Return the error; or one like it where its own text, or that of a cause, shows a password."""
+    if isinstance(error, HorsiesError) or not revealing(error):
+        return error
+    kind = type(error) if isinstance(error, psycopg.Error) else RuntimeError
+    return kind(describe(error))
+
+
+def revealing(error: BaseException) -> list[BaseException]:
+    """Return those of the error and its causes that say more than ``describe`` would tell of them."""
+    chain: list[BaseException] = []
+    cause: BaseException | None = error
+    while cause is not None and cause not in chain:
+        chain.append(cause)
+        cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
+    return [one for one in chain if _says_too_much(one)]
+
+
+def _says_too_much(error: BaseException) -> bool:
+    text = str(error)
+    primary = error.diag.message_primary if isinstance(error, psycopg.Error) else None
+    said = " ".join((primary or text).split())
+    return said not in describe(error) or mask_url(text) != text
 
 
 def _attempt(close: Any) -> BrokerResult[None]:
@@ -328,4 +356,4 @@ def build_broker(config: PostgresConfig, role: str) -> PostgresBroker:
         raise ConfigurationError(
             f"The broker could not be built: {describe(error)}",
             code=ErrorCode.BROKER_INIT_FAILED,
-        ) from error
+        ) from presentable(error)

@@ -28,6 +28,7 @@ from horsies.arguments import (
     open_app,
     refuse_both,
 )
+from horsies.broker import revealing
 from horsies.config import PostgresConfig
 from horsies.db.connect import Database, describe
 from horsies.db.migrate import (
@@ -38,6 +39,7 @@ from horsies.db.migrate import (
     migration_script,
     pending_migrations,
 )
+from horsies.dsn import mask_url
 from horsies.errors import ErrorCode, HorsiesError, ValidationReport
 from horsies.logs import LogFormat, LogLevel, attach_handler
 from horsies.modules import failure_at
@@ -95,7 +97,15 @@ def _show_causes(errors: Sequence[HorsiesError]) -> None:
         return
     for error in errors:
         if error.__cause__ is not None:
-            typer.echo("".join(traceback.format_exception(error.__cause__)), err=True)
+            typer.echo(_traceback(error.__cause__), err=True)
+
+
+def _traceback(cause: BaseException) -> str:
+    """The traceback, without what the messages and source lines in it tell of a password."""
+    text = "".join(traceback.format_exception(cause))
+    for error in revealing(cause):
+        text = text.replace(str(error), describe(error))
+    return mask_url(text)
 
 
 def migrate(

@@ -7,13 +7,19 @@
 from __future__ import annotations
 
 import asyncio
-from concurrent.futures import TimeoutError as FutureTimeoutError
+from concurrent.futures import wait
 from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum
 from typing import Any, Generic, TypeVar
 
-from horsies.broker import BrokerErrorCode, BrokerOperationError, BrokerResult, PostgresBroker
+from horsies.broker import (
+    BrokerErrorCode,
+    BrokerOperationError,
+    BrokerResult,
+    PostgresBroker,
+    presentable,
+)
 from horsies.codec import ResultCodec, decode_untyped
 from horsies.db.connect import describe
 from horsies.db.query import Script, one_or_none
@@ -41,6 +47,7 @@ from horsies.outcome import (
 )
 from horsies.result import Err, Ok, Result
 from horsies.states import TaskAttemptOutcome, TaskStatus
+from horsies.waiters import seconds_to_wait, timeout_problem
 
 T = TypeVar("T")
 
@@ -158,9 +165,7 @@ class TaskHandle(Generic[T]):
         if self._cached is not None:
             return self._cached
         if self._broker is None:
-            return _error(
-                RetrievalCode.RESULT_NOT_AVAILABLE, "This handle is not connected to a broker."
-            )
+            return _error(RetrievalCode.RESULT_NOT_AVAILABLE, _no_broker().message)
         if _loop_is_running() and timeout_ms != 0:
             return _error(
                 OperationalErrorCode.BROKER_ERROR,
@@ -168,15 +173,19 @@ class TaskHandle(Generic[T]):
             )
         if (task_id := stored_form(self.task_id)) is None:
             return _not_found(self.task_id)
+        if problem := timeout_problem(timeout_ms):
+            return _error(OperationalErrorCode.BROKER_ERROR, problem)
         future = self._broker.watch(task_id, once=timeout_ms == 0)
         try:
-            row = future.result(None if not timeout_ms else timeout_ms / 1000)
-        except FutureTimeoutError:
+            # It raises nothing but what a signal handler does, and that is the caller's own.
+            wait([future], seconds_to_wait(timeout_ms))
+        finally:
             self._broker.waiters.forget(task_id, future)
+        if not future.done():
             return _timed_out(task_id, timeout_ms)
-        except Exception as error:
+        if error := future.exception():
             return _broker_error(error)
-        return self._keep(self._read(row))
+        return self._keep(self._read(future.result()))
 
     async def get_async(self, timeout_ms: int | None = None) -> TaskResult[T, TaskError]:
         """The same without blocking the event loop."""
@@ -185,18 +194,18 @@ class TaskHandle(Generic[T]):
         task_id = stored_form(self.task_id)
         if self._broker is None or task_id is None:
             return self.get(timeout_ms=0)
+        if problem := timeout_problem(timeout_ms):
+            return _error(OperationalErrorCode.BROKER_ERROR, problem)
         future = self._broker.watch(task_id, once=timeout_ms == 0)
         try:
             waiting = asyncio.wrap_future(future)
-            row = await asyncio.wait_for(waiting, None if not timeout_ms else timeout_ms / 1000)
+            row = await asyncio.wait_for(waiting, seconds_to_wait(timeout_ms))
         except TimeoutError:
-            self._broker.waiters.forget(task_id, future)
             return _timed_out(task_id, timeout_ms)
-        except asyncio.CancelledError:
-            self._broker.waiters.forget(task_id, future)
-            raise
         except Exception as error:
             return _broker_error(error)
+        finally:
+            self._broker.waiters.forget(task_id, future)
         return self._keep(self._read(row))
 
     def info(
@@ -414,11 +423,13 @@ def _timed_out(task_id: str, timeout_ms: int | None) -> TaskResult[Any, TaskErro
     )
 
 
-def _broker_error(error: Exception) -> TaskResult[Any, TaskError]:
+def _broker_error(error: BaseException) -> TaskResult[Any, TaskError]:
     message = f"The result could not be read: {describe(error)}"
     return TaskResult(
         err=TaskError(
-            error_code=OperationalErrorCode.BROKER_ERROR, message=message, exception=error
+            error_code=OperationalErrorCode.BROKER_ERROR,
+            message=message,
+            exception=presentable(error),
         )
     )
 

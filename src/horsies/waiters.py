@@ -32,6 +32,8 @@ from horsies.states import TaskStatus, WorkflowStatus
 POLL_SECONDS = 1.0
 # How long the thread and its connection outlast the last who waited.
 SPARE_SECONDS = 60.0
+# What a lock can be waited for; some hundred years.
+_LONGEST_WAIT_MS = int(threading.TIMEOUT_MAX) * 1000
 
 
 class Subject(StrEnum):
@@ -123,7 +125,9 @@ class Waiters:
         return waiter.future
 
     def forget(self, watched_id: str, future: Future[Any]) -> None:
-        """Stop waiting: the caller ran out of time."""
+        """Stop waiting, however the caller's wait ended."""
+        if future.done() and not future.cancelled():
+            return
         self._leave_parent_behind()
         with self._lock:
             for key in ((subject, watched_id) for subject in Subject):
@@ -286,6 +290,18 @@ class Waiters:
                     self._watches.pop(key, None)
         for waiter in failed:
             _fail(waiter.future, error)
+
+
+def timeout_problem(timeout_ms: object) -> str | None:
+    """Return one sentence saying why nobody can wait that long, or None."""
+    if timeout_ms is None or isinstance(timeout_ms, int):
+        return None
+    return f"timeout_ms must be a whole number of milliseconds or None, not {timeout_ms!r}."
+
+
+def seconds_to_wait(timeout_ms: int | None) -> float | None:
+    """Return how long to wait for a future; a single look ends by itself, with or without an answer."""
+    return min(timeout_ms, _LONGEST_WAIT_MS) / 1000 if timeout_ms else None
 
 
 def _has_ended(row: OutcomeRow) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 from typing import Any
 
 import pytest
@@ -21,6 +23,7 @@ from horsies.outcome import (
 )
 from tests.producer.conftest import Call, Task, app_at, run_closing
 from tests.producer.rows import Database, finish
+from tests.waiting import wait_until
 
 BAD_IDS = ["x", "", None, 7, "0" * 31, "not-a-uuid-at-all", "01900000-0000-7000-8000-00000000000g"]
 
@@ -261,3 +264,53 @@ def test_a_result_never_shows_arguments_or_values(
     handle = add.send(1).unwrap()
     finish(connection, handle.task_id, '{"ok":987123}')
     assert "987123" not in repr(handle.get(timeout_ms=5_000))
+
+
+@pytest.mark.parametrize("timeout_ms", ["5", 2.5, float("nan")])
+def test_a_timeout_that_is_no_number_of_milliseconds_is_refused(
+    app: Horsies, add: Task, call: Call, timeout_ms: Any
+) -> None:
+    error = call(app, add.send(1).unwrap(), "get", timeout_ms=timeout_ms).err_value
+    assert error.error_code is OperationalErrorCode.BROKER_ERROR
+    assert "timeout_ms must be a whole number of milliseconds or None" in error.message
+    assert app.get_broker().waiters._watches == {}
+
+
+@pytest.mark.parametrize("timeout_ms", [10**13, 10**400], ids=["long", "endless"])
+def test_a_timeout_may_be_longer_than_anybody_can_wait(
+    app: Horsies, add: Task, connection: Database, call: Call, timeout_ms: int
+) -> None:
+    handle = add.send(1).unwrap()
+    finish(connection, handle.task_id)
+    assert call(app, handle, "get", timeout_ms=timeout_ms).ok_value == 1
+
+
+class SoftLimit(Exception):
+    """What a program raises in a signal handler of its own."""
+
+
+@pytest.mark.parametrize("raised", [KeyboardInterrupt, SoftLimit, TimeoutError])
+def test_what_a_signal_handler_raises_ends_the_wait_and_leaves_nothing_behind(
+    app: Horsies, add: Task, raised: type[BaseException]
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise raised
+
+    handle = add.send(1).unwrap()
+    watches = app.get_broker().waiters._watches
+    me = threading.get_ident()
+
+    def send_signal() -> None:
+        wait_until(lambda: any(watch.seen for watch in list(watches.values())))
+        signal.pthread_kill(me, signal.SIGUSR1)
+
+    before = signal.signal(signal.SIGUSR1, interrupt)
+    sender = threading.Thread(target=send_signal)
+    try:
+        sender.start()
+        with pytest.raises(raised):
+            handle.get(timeout_ms=20_000)
+    finally:
+        sender.join()
+        signal.signal(signal.SIGUSR1, before)
+    assert watches == {}

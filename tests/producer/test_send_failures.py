@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
+import traceback
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -12,11 +13,13 @@ from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
 
+import psycopg
 import pytest
 
 from horsies.app import Horsies
 from horsies.broker import BrokerErrorCode, BrokerOperationError, PostgresBroker
 from horsies.config import AppConfig, PostgresConfig
+from horsies.ids import new_id
 from horsies.outcome import TaskError, TaskResult
 from horsies.request import TaskSendError, TaskSendErrorCode
 from horsies.result import Err, Ok
@@ -89,6 +92,27 @@ def test_a_wrong_password(call: Call) -> None:
         error = enqueue_failure(sent, retryable=sent.unwrap_err().retryable)
         assert "refused the user name or password; correct database_url" in error.message
         app.close()
+
+
+UNREADABLE_URLS = {
+    "percent": "postgresql://app:S3cr%zzet@localhost:1/shop",
+    "space": "postgresql://app:S3cr ETzzet@localhost:1/shop",
+    "at": "postgresql://app:S3cr@zzet@localhost:1/shop",
+}
+
+
+@pytest.mark.parametrize("url", UNREADABLE_URLS.values(), ids=UNREADABLE_URLS)
+def test_a_password_that_is_not_encoded_is_shown_nowhere(call: Call, url: str) -> None:
+    app = app_at(url)
+    sent = call(app, add_task(app), "send", 1).unwrap_err()
+    pinged = call(app, app, "ping_database").unwrap_err()
+    got = call(app, app.handle(new_id()), "get", timeout_ms=5_000).err_value
+    shown = [repr(sent), repr(pinged), repr(got), got.model_dump_json()]
+    for error in (sent.exception, pinged.exception, got.exception):
+        assert isinstance(error, psycopg.Error)
+        shown += traceback.format_exception(error)
+    assert not [text for text in shown if "S3cr" in text or "zzet" in text]
+    app.close()
 
 
 def test_a_schema_that_is_newer_than_the_code(call: Call, database_url: str) -> None:
