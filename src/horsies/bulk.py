@@ -114,6 +114,9 @@ def _prepare_all(
         return Err(
             refused(definition, "an idempotency_key names one request; send_many takes none")
         )
+    if not isinstance(calls, Iterable):
+        wrong = f"send_many takes a list of calls made by bind(...), not {type(calls).__name__}"
+        return Err(refused(definition, wrong))
     encoded: list[EncodedCall] = []
     for position, call in enumerate(calls):
         match _encode(producer, definition, call):

@@ -121,6 +121,16 @@ def test_a_call_of_another_task_is_refused(app: Horsies, add: Task, connection: 
     assert stored(connection) == []
 
 
+@pytest.mark.parametrize("calls", [None, 5])
+def test_what_holds_no_calls_is_refused(
+    app: Horsies, add: Task, connection: Database, call: Call, calls: Any
+) -> None:
+    error = call(app, add, "send_many", calls).unwrap_err()
+    assert error.code is FAULTY
+    assert "send_many takes a list of calls made by bind(...)" in error.message
+    assert stored(connection) == []
+
+
 def test_a_call_that_is_too_large_is_refused(process_url: str, connection: Database) -> None:
     broker = PostgresConfig(database_url=process_url, pool_size=1)
     app = Horsies(AppConfig(broker=broker, payload=PayloadConfig(warn_bytes=50, reject_bytes=50)))
