@@ -198,6 +198,30 @@ def test_migrate_without_a_database_says_how_to_name_it(tmp_path: Path) -> None:
     assert "--database-url" in finished.stderr
 
 
+@pytest.mark.parametrize("command", [["migrate"], ["migrate", "--sql"], ["status"]])
+def test_an_empty_address_is_refused_whatever_the_environment_says(
+    tmp_path: Path, process_url: str, command: list[str]
+) -> None:
+    finished = horsies(tmp_path, *command, "--database-url", "", DATABASE_URL=process_url)
+    assert_report(finished, "HRS-203")
+    assert "--database-url names no database" in finished.stderr
+
+
+@pytest.mark.parametrize("command", ["migrate", "status"])
+def test_a_wrong_embedded_address_is_no_mistake_of_a_line(tmp_path: Path, command: str) -> None:
+    finished = horsies(tmp_path, command, "--database-url", "embedded://foo")
+    assert_report(finished, "HRS-203")
+    assert "embedded:///foo" in finished.stderr
+    assert "-->" not in finished.stderr
+
+
+@pytest.mark.parametrize("flag", ["--processes=0", "--max-claim-batch=-1"])
+def test_a_flag_that_cannot_work_is_no_mistake_of_a_line(project: Path, flag: str) -> None:
+    finished = horsies(project, "worker", "shop:app", flag)
+    assert_report(finished, "HRS-206")
+    assert "-->" not in finished.stderr
+
+
 def test_migrate_refuses_contradicting_arguments(project: Path) -> None:
     both = horsies(project, "migrate", "shop:app", "--database-url", UNREACHABLE)
     assert_report(both, "HRS-206")

@@ -116,6 +116,14 @@ def test_a_missing_module_is_refused() -> None:
         assert error.location is None
 
 
+@pytest.mark.parametrize("locator", [".", "..", ".jobs:app"])
+def test_a_relative_module_is_refused(locator: str) -> None:
+    error = refusal(locator)
+    assert error.code is ErrorCode.CLI_INVALID_ARGS
+    assert "is a relative module name" in error.message
+    assert error.location is None
+
+
 def test_a_module_that_raises_is_reported_at_its_line() -> None:
     write("jobs_raise.py", "\n1 / 0\n")
     error = refusal("jobs_raise:app")

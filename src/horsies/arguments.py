@@ -15,7 +15,7 @@ import typer
 
 from horsies.app import SUPPRESSION_VARIABLES, Horsies
 from horsies.config import PostgresConfig
-from horsies.errors import HorsiesError
+from horsies.errors import ErrorCode, HorsiesError
 from horsies.locate import load_app
 from horsies.logs import LogFormat, LogLevel
 from horsies.modules import add_project_root, failure_at
@@ -81,8 +81,16 @@ def refuse_both(name: str, value: object, other_name: str, other_value: object) 
 
 def named_database(database_url: str | None) -> PostgresConfig:
     """Return the database of ``--database-url``, or else of the environment."""
+    if database_url is not None and not database_url.strip():
+        raise failure_at(
+            None,
+            "--database-url names no database.",
+            code=ErrorCode.BROKER_INVALID_URL,
+            help_text="pass --database-url postgresql://..., or leave it out to use the environment",
+        )
     try:
-        return PostgresConfig.from_env(**({"database_url": database_url} if database_url else {}))
+        named = {} if database_url is None else {"database_url": database_url}
+        return PostgresConfig.from_env(**named)
     except HorsiesError as error:
         error.location = None  # it was the command line or the environment, not a line of code
         error.help_text = "name the application, or pass --database-url postgresql://..."

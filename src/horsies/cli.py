@@ -6,6 +6,7 @@ traceback; only arguments that typer itself refuses end in 2.
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 import traceback
@@ -55,6 +56,8 @@ cli = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 def main() -> None:
     """Run the command line; the entry point of `horsies` and of `python -m horsies`."""
+    if isinstance(sys.stdout, io.TextIOWrapper):  # which may not know every character stored
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         cli(prog_name="horsies")
     except HorsiesError as error:
@@ -141,7 +144,7 @@ def _database(
 ) -> PostgresConfig | None:
     if locator:
         return open_app("migrate", locator).config.broker
-    if not (required or database_url or any(map(os.environ.get, URL_VARIABLES))):
+    if not (required or database_url is not None or any(map(os.environ.get, URL_VARIABLES))):
         return None
     return named_database(database_url)
 
@@ -187,7 +190,8 @@ def _missing_or_all(config: PostgresConfig) -> Sequence[Migration]:
 def _schema_connection(config: PostgresConfig) -> Iterator[Connection[Any]]:
     try:
         opened = Database(config, "migrate").connect("migrate", session=True)
-    except HorsiesError:
+    except HorsiesError as error:
+        error.location = None  # the address is wrong, not the line that led here
         raise
     except Exception as error:
         message = f"The database does not answer. {describe(error)}"

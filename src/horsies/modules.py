@@ -241,6 +241,12 @@ def _describe_failure(entry: str, error: BaseException) -> HorsiesError:
             f"There is no file {entry!r}.",
             help_text=f"correct the path, or run from another directory than {os.getcwd()}",
         )
+    if entry.startswith(".") and not names_file(entry):
+        return failure_at(
+            None,
+            f"{entry!r} is a relative module name, and there is no package it could belong to.",
+            help_text="write package.module, or path/to/file.py",
+        )
     if isinstance(error, ModuleNotFoundError) and _is_the_entry(entry, error.name):
         within = "" if error.name == entry else f", so {entry!r} cannot be imported"
         return failure_at(

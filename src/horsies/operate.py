@@ -354,6 +354,7 @@ def answer(done: BrokerResult[T]) -> T:
 
 def _report(error: BrokerOperationError) -> HorsiesError:
     if isinstance(error.exception, HorsiesError):
+        error.exception.location = None  # the address is wrong, not the line that led here
         return error.exception
     unreachable = isinstance(error.exception, psycopg.OperationalError)
     code = ErrorCode.BROKER_INVALID_URL if unreachable else ErrorCode.BROKER_INIT_FAILED

@@ -33,7 +33,9 @@ _STANDING_STYLES = {"alive": "green", "silent": "yellow", "lost": "red", "stoppe
 
 def print_json(value: dict[str, Any]) -> None:
     """Print one JSON document: stable keys, times in UTC, numbers rounded to thousandths."""
-    sys.stdout.write(json.dumps(_json_value(value), indent=2, ensure_ascii=False) + "\n")
+    # What replaces a character that standard output cannot write would not be JSON.
+    is_plain = (sys.stdout.encoding or "utf-8").lower().replace("-", "") != "utf8"
+    sys.stdout.write(json.dumps(_json_value(value), indent=2, ensure_ascii=is_plain) + "\n")
 
 
 def _json_value(value: Any) -> Any:

@@ -261,6 +261,27 @@ def test_a_task_is_shown_without_arguments_and_result_unless_asked(
     }
 
 
+@pytest.mark.parametrize("as_json", [False, True], ids=["text", "json"])
+def test_a_terminal_that_knows_few_characters_gets_the_others_escaped(
+    database: Database, process_url: str, as_json: bool
+) -> None:
+    task_id = add_task(database, args='["caf\u00e9 \u2713"]')
+    arguments = ["show", task_id, "--payload", *(["--json"] if as_json else [])]
+    shown = subprocess.run(
+        [sys.executable, "-m", "horsies", *arguments],
+        env={**os.environ, "DATABASE_URL": process_url, "PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert shown.returncode == 0, shown.stderr
+    if as_json:
+        assert "caf\u00e9 \u2713" in json.loads(shown.stdout)["args"][0]
+    else:
+        assert "caf\\xe9 \\u2713" in shown.stdout
+
+
 def test_stored_text_cannot_control_the_terminal(horsies: Run, database: Database) -> None:
     evil = "\x1b[2Jnothing here\r\x07[bold]x[/bold]"
     task_id = add_task(database, task_name=evil, queue_name="q", status="FAILED", error_code=evil)

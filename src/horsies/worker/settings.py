@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from horsies.app import Horsies
-from horsies.errors import ConfigurationError, ErrorCode
+from horsies.modules import failure_at
 from horsies.worker.launch import StartMethod, default_start_method
 
 DEFAULT_MAX_TASKS_PER_CHILD = 100
@@ -53,7 +53,7 @@ def refuse_bad_limits(config: WorkerConfig) -> None:
     }
     for problem, is_present in problems.items():
         if is_present:
-            raise ConfigurationError(f"{problem}.", code=ErrorCode.CLI_INVALID_ARGS)
+            raise failure_at(None, f"{problem}.")
 
 
 def served_queues(app: Horsies) -> list[str]:
