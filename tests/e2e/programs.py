@@ -317,6 +317,17 @@ def limited(seconds: float) -> TaskResult[str, TaskError]:
     return rest(seconds, "")
 
 
+@app.task("limited_and_telling", timeout_ms=2_000)
+def limited_and_telling(seconds: float) -> TaskResult[str, TaskError]:
+    try:
+        write_down("start")
+        time.sleep(seconds)
+    except TaskStopped:
+        write_down("stopped")
+        raise
+    return done()
+
+
 @app.task("limited_and_wrapping", timeout_ms=300)
 def limited_and_wrapping() -> TaskResult[str, TaskError]:
     try:

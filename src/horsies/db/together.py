@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import select
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -31,6 +31,8 @@ Answer = TypeVar("Answer")
 _FAILED = (ExecStatus.FATAL_ERROR, ExecStatus.BAD_RESPONSE, ExecStatus.PIPELINE_ABORTED)
 # How long to wait for somebody to take a cancel request.
 CANCEL_SECONDS = 2.0
+# How long to wait for an answer at a time.
+WAIT_SECONDS = 0.1
 
 
 class Together:
@@ -55,6 +57,8 @@ class Together:
         self._echoes = echoes
         self._prepared: set[bytes] | None = set() if prepared else None
         self._poller = select.poll()
+        # Called again and again while an answer is waited for; if it raises, the connection is lost.
+        self.meanwhile: Callable[[], None] | None = None
         # What reading from the socket ran into.
         self._break: OperationalError | None = None
         self._transformer = Transformer(connection)
@@ -168,7 +172,7 @@ class Together:
         """Wait for the socket; False when it has been closed, and only what was read is left."""
         self._poller.register(pgconn.socket, events)
         patience = self.patience_seconds
-        ready = self._poller.poll(None if patience is None else patience * 1000)
+        ready = self._first_event(patience)
         if not ready:
             self._cancel()
             raise OperationalError(f"no answer for {patience:g} s")
@@ -180,6 +184,20 @@ class Together:
                 self._break = error
                 return False
         return True
+
+    def _first_event(self, patience: float | None) -> list[tuple[int, int]]:
+        """What happens on the socket, nothing when patience is at its end; others have their turn
+        while we wait.
+        """
+        while True:
+            slice_seconds = WAIT_SECONDS if patience is None else min(WAIT_SECONDS, patience)
+            ready = self._poller.poll(slice_seconds * 1000)
+            if patience is not None:
+                patience -= slice_seconds
+            if ready or (patience is not None and patience <= 0):
+                return ready
+            if self.meanwhile is not None:
+                self.meanwhile()
 
     def _loss(self, pgconn: PGconn, result: PGresult | None) -> Error:
         """The reason why the connection is gone, in the server's words if it said any."""

@@ -20,7 +20,7 @@ import psycopg
 from psycopg import Connection
 
 from horsies.app import Horsies
-from horsies.config import QUEUE_CHANNEL_PREFIX, AppConfig
+from horsies.config import QUEUE_CHANNEL_PREFIX
 from horsies.db.connect import Database
 from horsies.db.listen import Listener, hears_itself
 from horsies.db.migrate import apply_migrations
@@ -46,9 +46,9 @@ from horsies.worker.farewell import Farewell
 from horsies.worker.inputs import Inputs, asking_tasks
 from horsies.worker.link import Link, turn_connector
 from horsies.worker.liveness import PING_CHANNEL, Identity, echo_channel
-from horsies.worker.pool import ChildPool
+from horsies.worker.pool import ChildPool, PoolEvent
 from horsies.worker.settings import WorkerConfig
-from horsies.worker.turn import Claimer, Wanted, give_back, take_turn
+from horsies.worker.turn import Wanted, give_back, make_claimer, take_turn
 
 logger = logging.getLogger("horsies.worker")
 
@@ -67,6 +67,10 @@ class ExitCode(IntEnum):
 
 class DeafError(Exception):
     """LISTEN is accepted but delivers nothing, as behind a pooler in transaction mode."""
+
+
+class LeftWaiting(BaseException):
+    """The last request to stop came while the database kept us waiting; nothing may catch it on the way."""
 
 
 class Worker:
@@ -95,13 +99,15 @@ class Worker:
         channels = [*self._channels(), echo_channel(identity.worker_id)]
         self._ear = Ear(Listener(self._connect_listener, channels), selector, poll_seconds)
         self._duties = Duties(app.config, config, identity, pool, self._desk, self._ear)
-        self._claimer = make_claimer(app.config, config, identity)
+        self._claimer = make_claimer(app.config, config, identity.worker_id, identity.hostname)
         self._bookmarks = Bookmarks(config.queues)
         self._agenda = Agenda(poll_seconds)
         self._last_look: datetime | None = None
         # Whether a claim of ours came after everything our own transactions may have notified of.
         self._claimed_last = False
         self._pings: list[str] = []
+        # What children did while the database kept us waiting.
+        self._met_waiting: list[PoolEvent] = []
         self._awake_at = _lifetime_seconds()
         self._farewell = Farewell(config.shutdown_grace_seconds)
         self._failure: str | None = None
@@ -138,6 +144,9 @@ class Worker:
             self._open()
             while not self._is_done():
                 self._step()
+        except LeftWaiting:
+            self._desk.needs_release = True
+            self._link.close()
         except BaseException:
             self._desk.needs_release = True  # a claim may not have come as far as the desk
             raise
@@ -194,7 +203,8 @@ class Worker:
         events = self._pool.collect(self._seconds_to_sleep())
         self._take_wake_up_calls()
         self._fence_if_late()
-        self._desk.absorb(events)
+        self._desk.absorb([*self._met_waiting, *events])
+        self._met_waiting = []
         self._listen()
         self._linger()
         self._agenda.tick(time.monotonic())
@@ -203,6 +213,7 @@ class Worker:
         if together is None:
             self._duties.note_break()
             return
+        together.meanwhile = self._serve_waiting
         try:
             self._work(together)
         except psycopg.Error as error:
@@ -210,6 +221,13 @@ class Worker:
             self._duties.note_break()
         else:
             self._link.confirm()
+
+    def _serve_waiting(self) -> None:
+        """While the database keeps us waiting: time limits are kept, and the last request to stop obeyed."""
+        self._awake_at = _lifetime_seconds()
+        self._met_waiting += self._pool.collect(0.0)
+        if self._farewell.is_immediate:
+            raise LeftWaiting
 
     def _take_wake_up_calls(self) -> None:
         """Signals call through a socket in the selector; one left unanswered would never let us sleep."""
@@ -228,7 +246,7 @@ class Worker:
 
     def _seconds_to_sleep(self) -> float:
         now = time.monotonic()
-        if self._link.is_up and self._has_work():
+        if self._met_waiting or (self._link.is_up and self._has_work()):
             return 0.0
         planned = min(self._agenda.next_at(), self._duties.next_at())
         wake_at = planned if self._link.is_up else self._link.retry_at
@@ -418,21 +436,6 @@ class Worker:
             logger.critical("others declared this worker lost: its children are killed")
             self._pool.kill_all()
             self._duties.forget_registration()
-
-
-def make_claimer(app_config: AppConfig, config: WorkerConfig, identity: Identity) -> Claimer:
-    """Return who claims, with the caps of the application's configuration."""
-    caps = {queue.name: queue.max_concurrency for queue in app_config.queues()}
-    return Claimer(
-        identity.worker_id,
-        identity.hostname,
-        tuple(config.queues),
-        tuple(caps.get(queue) for queue in config.queues),
-        app_config.cluster_wide_cap,
-        config.max_claim_batch,
-        app_config.hard_cap_mode,
-        app_config.effective_claim_lease_ms,
-    )
 
 
 def _lifetime_seconds() -> float:

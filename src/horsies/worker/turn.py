@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import psycopg
 
+from horsies.config import AppConfig
 from horsies.db.connect import is_transient
 from horsies.db.together import Together
 from horsies.db.turn import (
@@ -29,6 +30,7 @@ from horsies.db.turn import (
 from horsies.record import locking_steps, recording_steps
 from horsies.settle import Settlement, without_result
 from horsies.worker.bookmarks import EVERYWHERE, Marks
+from horsies.worker.settings import WorkerConfig
 
 logger = logging.getLogger("horsies.turn")
 
@@ -72,6 +74,23 @@ class Claimer:
             marks.ids,
             marks.looks_everywhere,
         )
+
+
+def make_claimer(
+    app_config: AppConfig, config: WorkerConfig, worker_id: str, hostname: str
+) -> Claimer:
+    """Return who claims, with the caps of the application's configuration."""
+    caps = {queue.name: queue.max_concurrency for queue in app_config.queues()}
+    return Claimer(
+        worker_id,
+        hostname,
+        tuple(config.queues),
+        tuple(caps.get(queue) for queue in config.queues),
+        app_config.cluster_wide_cap,
+        config.max_claim_batch,
+        app_config.hard_cap_mode,
+        app_config.effective_claim_lease_ms,
+    )
 
 
 class Wanted(NamedTuple):
