@@ -99,6 +99,22 @@ def test_an_end_reads_a_handful_of_rows_however_many_there_are_and_whenever_it_w
         assert all(scans == 0 and rows <= 20 for scans, rows, _, _ in counts.values()), read
 
 
+def test_a_pause_reads_a_handful_of_rows_however_many_families_there_are(
+    process_url: str, connection: Connection[Any]
+) -> None:
+    helper = Engine(connection)
+    for _ in range(60):
+        above, below = new_id(), new_id()
+        helper.start(NESTED, above)
+        helper.finish([End((above, 0, None), "COMPLETED", None, below, chain(2))])
+    connection.execute("VACUUM (ANALYZE) horsies_workflows")
+    with psycopg.connect(process_url, autocommit=True, options=TURN_SETTINGS) as worker:
+        engine = Engine(worker)
+        pausing = engine.start(chain(3, on_error="pause"))
+        read = touched(engine, bad((pausing, 0, None)))
+    assert all(scans == 0 and rows <= 20 for scans, rows, _, _ in read.values()), read
+
+
 def test_progress_writes_no_index(connection: Connection[Any]) -> None:
     engine = Engine(connection)
     run = engine.start(fan(40))

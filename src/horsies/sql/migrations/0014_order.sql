@@ -1,12 +1,17 @@
 -- What is tried again keeps its place in the graph: it waits for what is tried again before it. And steering keeps to
 -- runs that somebody still waits for.
 
+-- The runs right below one, looked up by their key whatever the planner believes (see horsies_each_v1).
+CREATE FUNCTION horsies_children_v1(run_id uuid) RETURNS SETOF horsies_workflows LANGUAGE sql STABLE AS $$
+    SELECT child.* FROM horsies_workflows AS child WHERE child.parent_workflow_id = run_id OFFSET 0
+$$;
+
 -- A run and everything below it.
 CREATE FUNCTION horsies_family_v1(run_id uuid) RETURNS SETOF uuid LANGUAGE sql STABLE AS $$
     WITH RECURSIVE family AS (
         SELECT run_id AS id
         UNION ALL
-        SELECT child.id FROM horsies_workflows AS child JOIN family ON child.parent_workflow_id = family.id)
+        SELECT child.id FROM family CROSS JOIN LATERAL horsies_children_v1(family.id) AS child)
     SELECT id FROM family
 $$;
 
@@ -16,8 +21,8 @@ CREATE OR REPLACE FUNCTION horsies_tree_v1(run_id uuid) RETURNS SETOF uuid LANGU
     WITH RECURSIVE tree AS (
         SELECT run_id AS id
         UNION ALL
-        SELECT child.id FROM horsies_workflows AS child JOIN tree ON child.parent_workflow_id = tree.id
-        WHERE coalesce(child.status, '') IN ('PENDING', 'RUNNING', 'PAUSED'))
+        SELECT child.id FROM tree CROSS JOIN LATERAL horsies_children_v1(tree.id) AS child
+        WHERE child.status IN ('PENDING', 'RUNNING', 'PAUSED'))
     SELECT id FROM tree
 $$;
 
@@ -27,8 +32,8 @@ CREATE FUNCTION horsies_unfailed_tree_v1(run_id uuid) RETURNS SETOF uuid LANGUAG
     WITH RECURSIVE tree AS (
         SELECT run_id AS id
         UNION ALL
-        SELECT child.id FROM horsies_workflows AS child JOIN tree ON child.parent_workflow_id = tree.id
-        WHERE coalesce(child.status, '') IN ('PENDING', 'RUNNING', 'PAUSED') AND NOT EXISTS (
+        SELECT child.id FROM tree CROSS JOIN LATERAL horsies_children_v1(tree.id) AS child
+        WHERE child.status IN ('PENDING', 'RUNNING', 'PAUSED') AND NOT EXISTS (
             SELECT FROM horsies_workflow_tasks AS node
             WHERE node.workflow_id = child.id AND node.status = 'FAILED' AND node.pauses AND NOT node.propagated))
     SELECT id FROM tree
