@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import signal
+import sys
 import threading
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -281,6 +283,44 @@ def test_the_end_of_a_run_wakes_the_coroutine(app: Horsies, tasks: Tasks, hands:
         return await waiting
 
     assert run_closing(app, main()) == TaskResult(ok=3)
+
+
+def test_what_a_signal_handler_raises_ends_the_wait_and_leaves_nothing_behind(
+    app: Horsies, tasks: Tasks
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise TimeoutError
+
+    handle = chain(app, tasks).start().unwrap()
+    me = threading.get_ident()
+
+    def send_signal() -> None:
+        wait_until(lambda: is_seen(handle))
+        signal.pthread_kill(me, signal.SIGUSR1)
+
+    before = signal.signal(signal.SIGUSR1, interrupt)
+    sender = threading.Thread(target=send_signal)
+    try:
+        sender.start()
+        with pytest.raises(TimeoutError):
+            handle.wait(timeout_ms=20_000)
+    finally:
+        sender.join()
+        signal.signal(signal.SIGUSR1, before)
+    assert app.get_broker().waiters._watches == {}
+
+
+def test_a_wait_may_be_of_any_length_but_must_have_one(
+    app: Horsies, tasks: Tasks, hands: Hands, call: Call
+) -> None:
+    handle = chain(app, tasks).start().unwrap()
+    wrong: Any = "soon"
+    refused = call(app, handle, "wait", timeout_ms=wrong).unwrap_err()
+    assert refused.code is HandleErrorCode.VALIDATION_FAILED
+    assert code_of(call(app, handle, "get", timeout_ms=wrong)) is OperationalErrorCode.BROKER_ERROR
+    hands.complete(handle.workflow_id, "first")
+    hands.complete(handle.workflow_id, "last", 3)
+    assert call(app, handle, "get", timeout_ms=sys.maxsize).ok_value == 3
 
 
 def test_a_lost_notification_only_delays(app: Horsies, tasks: Tasks, hands: Hands) -> None:

@@ -8,14 +8,14 @@ SQL -> turn -> child -> report -> result.
 from __future__ import annotations
 
 import asyncio
-from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeoutError
+from concurrent.futures import wait
 
 from horsies.broker import PostgresBroker, failure
 from horsies.db.workflows import RunOutcome
 from horsies.ids import stored_form
 from horsies.result import Err, Ok
 from horsies.states import WORKFLOW_TERMINAL_STATES, WorkflowStatus
+from horsies.waiters import seconds_to_wait, timeout_problem
 from horsies.workflow.answers import HandleErrorCode, HandleOperationError, HandleResult
 from horsies.workflow.steering import (
     STEERING,
@@ -43,15 +43,19 @@ def meet(
         return no_broker(workflow_id)
     if (stored := stored_form(workflow_id)) is None:
         return no_such_run(workflow_id)
+    if problem := timeout_problem(timeout_ms):
+        return refused(workflow_id, HandleErrorCode.VALIDATION_FAILED, problem)
     future = broker.watch_run(stored, until | WORKFLOW_TERMINAL_STATES, once=timeout_ms == 0)
     try:
-        return _met(workflow_id, until, future.result(_seconds(timeout_ms)))
-    except FutureTimeoutError:
-        return Err(_timed_out(workflow_id, timeout_ms))
-    except Exception as error:
-        return Err(operation_failed(workflow_id, failure(STEERING, error)))
+        # It raises nothing but what a signal handler does, and that is the caller's own.
+        wait([future], seconds_to_wait(timeout_ms))
     finally:
-        _leave(broker, stored, future)
+        broker.waiters.forget(stored, future)
+    if not future.done():
+        return Err(_timed_out(workflow_id, timeout_ms))
+    if error := future.exception():
+        return Err(operation_failed(workflow_id, failure(STEERING, error)))
+    return _met(workflow_id, until, future.result())
 
 
 async def meet_async(
@@ -65,21 +69,19 @@ async def meet_async(
         return no_broker(workflow_id)
     if (stored := stored_form(workflow_id)) is None:
         return no_such_run(workflow_id)
+    if problem := timeout_problem(timeout_ms):
+        return refused(workflow_id, HandleErrorCode.VALIDATION_FAILED, problem)
     future = broker.watch_run(stored, until | WORKFLOW_TERMINAL_STATES, once=timeout_ms == 0)
     try:
         waiting = asyncio.wrap_future(future)
-        return _met(workflow_id, until, await asyncio.wait_for(waiting, _seconds(timeout_ms)))
+        row = await asyncio.wait_for(waiting, seconds_to_wait(timeout_ms))
+        return _met(workflow_id, until, row)
     except TimeoutError:
         return Err(_timed_out(workflow_id, timeout_ms))
     except Exception as error:
         return Err(operation_failed(workflow_id, failure(STEERING, error)))
     finally:
-        _leave(broker, stored, future)
-
-
-def _seconds(timeout_ms: int | None) -> float | None:
-    # A single look ends by itself, with an answer or with what kept it from one.
-    return timeout_ms / 1000 if timeout_ms else None
+        broker.waiters.forget(stored, future)
 
 
 def _met(
@@ -91,11 +93,6 @@ def _met(
     if status in until or status.is_terminal:
         return Ok(row)
     return Err(_timed_out(workflow_id, 0, status))
-
-
-def _leave(broker: PostgresBroker, workflow_id: str, future: Future[RunOutcome | None]) -> None:
-    if not future.done() or future.cancelled():
-        broker.waiters.forget(workflow_id, future)
 
 
 def _timed_out(
