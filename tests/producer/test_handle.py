@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-import threading
 from typing import Any
 
 import pytest
@@ -23,7 +21,7 @@ from horsies.outcome import (
 )
 from tests.producer.conftest import Call, Task, app_at, run_closing
 from tests.producer.rows import Database, finish
-from tests.waiting import wait_until
+from tests.waiting import interrupted_when
 
 BAD_IDS = ["x", "", None, 7, "0" * 31, "not-a-uuid-at-all", "01900000-0000-7000-8000-00000000000g"]
 
@@ -293,24 +291,9 @@ class SoftLimit(Exception):
 def test_what_a_signal_handler_raises_ends_the_wait_and_leaves_nothing_behind(
     app: Horsies, add: Task, raised: type[BaseException]
 ) -> None:
-    def interrupt(*_: object) -> None:
-        raise raised
-
     handle = add.send(1).unwrap()
     watches = app.get_broker().waiters._watches
-    me = threading.get_ident()
-
-    def send_signal() -> None:
-        wait_until(lambda: any(watch.seen for watch in list(watches.values())))
-        signal.pthread_kill(me, signal.SIGUSR1)
-
-    before = signal.signal(signal.SIGUSR1, interrupt)
-    sender = threading.Thread(target=send_signal)
-    try:
-        sender.start()
-        with pytest.raises(raised):
-            handle.get(timeout_ms=20_000)
-    finally:
-        sender.join()
-        signal.signal(signal.SIGUSR1, before)
+    is_seen = lambda: any(watch.seen for watch in list(watches.values()))  # noqa: E731
+    with pytest.raises(raised), interrupted_when(is_seen, raised):
+        handle.get(timeout_ms=20_000)
     assert watches == {}

@@ -74,3 +74,20 @@ def test_a_worker_that_breaks_down_does_not_say_goodbye(
     with pytest.raises(ArithmeticError):
         worker.run()
     assert said_goodbye(connection) == [False]
+
+
+def test_a_goodbye_that_nobody_takes_does_not_hold_up_the_end_nor_break_it(
+    worker: Worker, connection: Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def leave_at_once_while_nobody_gets_in() -> None:
+        connection.execute("BEGIN")
+        connection.execute("LOCK TABLE horsies_workers IN ACCESS EXCLUSIVE MODE")
+        for _ in range(3):
+            worker.request_stop()
+
+    once_registered(worker, connection, monkeypatch, leave_at_once_while_nobody_gets_in)
+    try:
+        assert worker.run() is ExitCode.CLEAN
+        assert said_goodbye(connection) == [False]
+    finally:
+        connection.execute("ROLLBACK")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 import sys
 import threading
 from concurrent.futures import Future
@@ -44,7 +43,7 @@ from horsies.waiters import Subject
 from tests.producer.conftest import run_closing
 from tests.producer.rows import Database, terminate
 from tests.proxy import Proxy
-from tests.waiting import wait_until
+from tests.waiting import interrupted_when, wait_until
 from tests.workflow.conftest import Call
 from tests.workflow.hands import Hands, Tasks, define_tasks
 
@@ -288,25 +287,12 @@ def test_the_end_of_a_run_wakes_the_coroutine(app: Horsies, tasks: Tasks, hands:
 def test_what_a_signal_handler_raises_ends_the_wait_and_leaves_nothing_behind(
     app: Horsies, tasks: Tasks
 ) -> None:
-    def interrupt(*_: object) -> None:
-        raise TimeoutError
-
     handle = chain(app, tasks).start().unwrap()
-    me = threading.get_ident()
-
-    def send_signal() -> None:
-        wait_until(lambda: is_seen(handle))
-        signal.pthread_kill(me, signal.SIGUSR1)
-
-    before = signal.signal(signal.SIGUSR1, interrupt)
-    sender = threading.Thread(target=send_signal)
-    try:
-        sender.start()
-        with pytest.raises(TimeoutError):
-            handle.wait(timeout_ms=20_000)
-    finally:
-        sender.join()
-        signal.signal(signal.SIGUSR1, before)
+    with (
+        pytest.raises(TimeoutError),
+        interrupted_when(lambda: is_seen(handle), TimeoutError),
+    ):
+        handle.wait(timeout_ms=20_000)
     assert app.get_broker().waiters._watches == {}
 
 

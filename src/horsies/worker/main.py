@@ -192,6 +192,7 @@ class Worker:
         self._ear.close()
         # Without a goodbye the others take over what is left as quickly as after a sudden death.
         if (together := self._link.together) is not None and self._desk.is_cleared:
+            together.meanwhile = None  # nobody is left to serve, and the wait is short
             together.patience_seconds = GOODBYE_SECONDS
             with suppress(psycopg.Error):  # others find out by themselves
                 self._duties.sign_off(together)
