@@ -270,6 +270,14 @@ class Fleet:
         """Whether workers go through a pooler, which keeps server connections of its own."""
         return bool(self.way.broker)
 
+    def sessions(self, count: int) -> dict[str, Any]:
+        """The configuration of a worker with one session or two; behind a pooler there are always two."""
+        return {} if count == 1 else {"broker": {"session_database_url": self.database_url}}
+
+    def listening(self, count: int = 1) -> str:
+        """The name of the session that listens, of a worker with so many."""
+        return "horsies:turn" if count == 1 and not self.is_pooled else "horsies:listener"
+
     def logs(self) -> Iterable[tuple[str, str]]:
         """A title and the text of every worker's log, for a failed test."""
         return [(f"log of worker {one.pid}", one.log()) for one in self.workers]

@@ -8,12 +8,14 @@ from types import ModuleType
 from typing import Any
 
 import psycopg
+import pytest
 from psycopg import sql
 
 from tests.e2e.fleet import Fleet, Journal, eventually, is_gone
 from tests.e2e.tables import (
     assert_each_ended_once,
     attempts,
+    backends,
     count,
     task,
     tasks,
@@ -32,10 +34,11 @@ QUICK_RETRIES = {"resilience": {"db_retry_initial_ms": 100, "notify_poll_interva
 QUICK_POLLS = {"resilience": {"db_retry_initial_ms": 100, "notify_poll_interval_ms": 1_000}}
 
 
+@pytest.mark.parametrize("sessions", [1, 2])
 def test_broken_connections_under_load_lose_nothing_and_repeat_nothing(
-    fleet: Fleet, journal: Journal, programs: ModuleType, connection: Database
+    fleet: Fleet, journal: Journal, programs: ModuleType, connection: Database, sessions: int
 ) -> None:
-    worker = fleet.start(processes=4, config=QUICK_RETRIES)
+    worker = fleet.start(processes=4, config=QUICK_RETRIES | fleet.sessions(sessions))
     with witnessed(connection):
         programs.sleep.send_many(programs.sleep.bind(0.01) for _ in range(400)).unwrap()
         for number in range(1, 8):
@@ -54,14 +57,17 @@ def test_broken_connections_under_load_lose_nothing_and_repeat_nothing(
     assert worker.stop() == 0
 
 
-def test_wake_ups_work_again_after_the_listener_was_cut(
-    fleet: Fleet, programs: ModuleType, connection: Database
+@pytest.mark.parametrize("sessions", [1, 2])
+def test_wake_ups_work_again_after_the_session_that_listens_was_cut(
+    fleet: Fleet, programs: ModuleType, connection: Database, sessions: int
 ) -> None:
-    worker = fleet.start(config=QUICK_RETRIES)
+    worker = fleet.start(config=QUICK_RETRIES | fleet.sessions(sessions))
+    name = fleet.listening(sessions)
+    back = "database is back" if name == "horsies:turn" else "notifications are back"
     assert programs.noop.send().unwrap().get(5_000).is_ok()
     for times in (1, 2):
-        terminate(connection, "horsies:listener")
-        eventually(lambda times=times: worker.log().count("notifications are back") == times, 5)  # type: ignore[misc]
+        assert len(terminate(connection, name)) == 1
+        eventually(lambda times=times: worker.log().count(back) == times, 5)  # type: ignore[misc]
         sent = programs.noop.send().unwrap()
         assert sent.get(5_000).is_ok()
         row = task(connection, sent.task_id)
@@ -69,13 +75,33 @@ def test_wake_ups_work_again_after_the_listener_was_cut(
         assert (row.started_at - row.enqueued_at).total_seconds() < 0.5
 
 
+@pytest.mark.parametrize("sessions", [1, 2])
 def test_a_task_sent_while_the_worker_was_deaf_is_found_without_the_poll(
-    fleet: Fleet, programs: ModuleType, connection: Database
+    fleet: Fleet, programs: ModuleType, connection: Database, sessions: int
 ) -> None:
-    fleet.start(config=QUICK_RETRIES)
-    terminate(connection, "horsies:listener")
+    fleet.start(config=QUICK_RETRIES | fleet.sessions(sessions))
+    assert len(terminate(connection, fleet.listening(sessions))) == 1
     sent = programs.noop.send().unwrap()
     assert sent.get(5_000).is_ok()
+
+
+@pytest.mark.parametrize("sessions", [1, 2])
+def test_a_transaction_that_fails_costs_no_session_and_no_running_task(
+    fleet: Fleet, journal: Journal, programs: ModuleType, connection: Database, sessions: int
+) -> None:
+    terminate_others(connection)  # a pooler keeps sessions from before
+    with new_sessions_with(connection, "lock_timeout", "100ms"):
+        worker = fleet.start(config=QUICK_RETRIES | fleet.sessions(sessions))
+    sent = programs.sleep.send(1.5).unwrap()
+    eventually(lambda: journal.lines("start"), 5)
+    before = backends(connection, fleet.listening(sessions))
+    with connection.transaction():
+        connection.execute("LOCK TABLE horsies_tasks")
+        eventually(lambda: worker.log().count("lock timeout") >= 3, 20, worker.log)
+    assert sent.get(10_000).is_ok()
+    assert backends(connection, fleet.listening(sessions)) == before
+    assert len(attempts(connection, sent.task_id)) == 1
+    assert worker.stop() == 0
 
 
 def test_a_worker_waits_for_a_server_that_is_read_only(
@@ -83,7 +109,7 @@ def test_a_worker_waits_for_a_server_that_is_read_only(
 ) -> None:
     worker = fleet.start(config=QUICK_RETRIES)
     assert programs.noop.send().unwrap().get(5_000).is_ok()
-    with read_only_sessions(connection):
+    with new_sessions_with(connection, "default_transaction_read_only", "on"):
         terminate_others(connection)
         eventually(lambda: "takes only reads" in worker.log(), 20, worker.log)
     terminate_others(connection)  # a pooler would go on with sessions that may only read
@@ -93,15 +119,14 @@ def test_a_worker_waits_for_a_server_that_is_read_only(
 
 
 @contextmanager
-def read_only_sessions(connection: Database) -> Iterator[None]:
-    """Make every new session one that may only read, as those of a standby."""
-    name = sql.Identifier(connection.info.dbname)
-    alter = sql.SQL("ALTER DATABASE {} SET default_transaction_read_only = {}")
-    connection.execute(alter.format(name, sql.SQL("on")))
+def new_sessions_with(connection: Database, setting: str, value: str) -> Iterator[None]:
+    """Give every new session of the database a setting."""
+    names = sql.Identifier(connection.info.dbname), sql.Identifier(setting)
+    connection.execute(sql.SQL("ALTER DATABASE {} SET {} = {}").format(*names, sql.Literal(value)))
     try:
         yield
     finally:
-        connection.execute(alter.format(name, sql.SQL("off")))
+        connection.execute(sql.SQL("ALTER DATABASE {} RESET {}").format(*names))
 
 
 def test_results_wait_for_a_database_that_is_away(

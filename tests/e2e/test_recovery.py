@@ -152,6 +152,4 @@ def has_come_back(worker: RunningWorker, fleet: Fleet, times: int) -> bool:
     log = worker.log()
     if log.rfind("database is back") < log.rfind("database away"):
         return False
-    breaks = [log.count("notifications are back")]
-    breaks += [] if fleet.is_pooled else [log.count("database is back")]
-    return min(breaks) >= times
+    return log.count("notifications are back" if fleet.is_pooled else "database is back") >= times

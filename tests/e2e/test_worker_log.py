@@ -29,7 +29,7 @@ def test_a_password_never_reaches_the_log(
     url = fleet.database_url.replace("postgres:@", "postgres:hunter2@")
     assert "hunter2" in url
     worker = fleet.start("--loglevel", "debug", "--start-method", method, database_url=url)
-    terminate(connection, "horsies:listener")
+    terminate(connection, fleet.listening())
     programs.log_lines.send(f"at {url}").unwrap().get(10_000)
     programs.explode.send(f"cannot reach {url}").unwrap().get(10_000)
     assert worker.stop() == 0

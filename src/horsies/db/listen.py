@@ -16,6 +16,7 @@ from typing import Any
 
 import psycopg
 from psycopg import Connection, sql
+from psycopg.pq.abc import PGconn
 
 from horsies.db.pools import is_readable
 from horsies.ids import new_id
@@ -34,31 +35,68 @@ class Heard:
 
 
 @dataclass(slots=True)
+class Inbox:
+    """Notifications that have come in and that nobody has taken yet.
+
+    What the server process ``deaf_to`` sent is no news to the owner and is left out; ``delivered``
+    counts it nevertheless.
+    """
+
+    deaf_to: int | None = None
+    delivered: int = 0
+    _queue: list[tuple[int, str, str]] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        """How many there are."""
+        return len(self._queue)
+
+    def subscribe(self, connection: Connection[Any], channels: Sequence[str]) -> None:
+        """Hear these channels on a connection from now on, also beside the answers to statements."""
+        connection.add_notify_handler(lambda note: self._keep(note.pid, note.channel, note.payload))
+        for channel in channels:
+            connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel)))
+
+    def collect(self, pgconn: PGconn) -> None:
+        """Take over what libpq has already read off the socket."""
+        while note := pgconn.notifies():
+            self._keep(note.be_pid, note.relname.decode(), note.extra.decode())
+
+    def drain(self, pgconn: PGconn) -> None:
+        """Take over what has arrived, without waiting."""
+        pgconn.consume_input()
+        self.collect(pgconn)
+
+    def take(self) -> Sequence[tuple[str, str]]:
+        """Empty it: channels and payloads, in the order in which they came."""
+        taken, self._queue = self._queue, []
+        return tuple((channel, text) for pid, channel, text in taken if pid != self.deaf_to)
+
+    def _keep(self, pid: int, channel: str, payload: str) -> None:
+        self._queue.append((pid, channel, payload))
+        self.delivered += 1
+
+
+@dataclass(slots=True)
 class Listener:
     """A LISTEN connection owned by one loop.
 
     ``connect`` opens a session connection; ``channels`` are subscribed to after every connect.
-    ``failure`` holds the last connection error while the listener is down. What the server process
-    ``deaf_to`` sent is no news to the owner and is left out; ``delivered`` counts it nevertheless.
+    ``failure`` holds the last connection error while the listener is down.
     """
 
     connect: Callable[[], Connection[Any]]
     channels: Sequence[str]
+    inbox: Inbox = field(default_factory=Inbox)
     connection: Connection[Any] | None = None
     failure: Exception | None = None
-    deaf_to: int | None = None
-    delivered: int = 0
     _retry_at: float = 0.0
     _retry_seconds: float = FIRST_RETRY_SECONDS
-    _queue: list[tuple[int, str, str]] = field(default_factory=list)
 
     def open(self) -> None:
         """Connect and subscribe, raising whatever goes wrong."""
         connection = self.connect()
-        connection.add_notify_handler(lambda note: self._keep(note.pid, note.channel, note.payload))
         try:
-            for channel in self.channels:
-                connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel)))
+            self.inbox.subscribe(connection, self.channels)
         except BaseException:
             connection.close()
             raise
@@ -84,45 +122,27 @@ class Listener:
         """Tell whether notifications came in with the answer to a statement run on the connection:
         they are off the socket, which will not become readable for them.
         """
-        return bool(self._queue)
+        return len(self.inbox) > 0
 
     def look(self) -> None:
         """Read what has arrived and keep it for ``receive``, which also meets whatever is wrong."""
         if self.connection is not None:
             with suppress(psycopg.Error):
-                self._drain(self.connection)
+                self.inbox.drain(self.connection.pgconn)
 
     def is_connected(self) -> bool:
         """Tell whether the connection still stands, with all read that the server may have said last."""
-        while (connection := self.connection) and not connection.closed:
-            if not is_readable(connection.pgconn):
-                return True
-            self.look()
-        return False
+        return self.connection is not None and stands(self.connection, self.inbox)
 
     def receive(self) -> Heard:
         """Take what has arrived without waiting; reconnect when it is time to."""
         if self.connection is None:
             return self._reconnect()
         try:
-            self._drain(self.connection)
+            self.inbox.drain(self.connection.pgconn)
         except psycopg.Error as error:
             self._lose(error)
-        return Heard(self._take())
-
-    def _drain(self, connection: Connection[Any]) -> None:
-        pgconn = connection.pgconn
-        pgconn.consume_input()
-        while note := pgconn.notifies():
-            self._keep(note.be_pid, note.relname.decode(), note.extra.decode())
-
-    def _keep(self, pid: int, channel: str, payload: str) -> None:
-        self._queue.append((pid, channel, payload))
-        self.delivered += 1
-
-    def _take(self) -> Sequence[tuple[str, str]]:
-        taken, self._queue = self._queue, []
-        return tuple((channel, text) for pid, channel, text in taken if pid != self.deaf_to)
+        return Heard(self.inbox.take())
 
     def _reconnect(self) -> Heard:
         if time.monotonic() < self._retry_at:
@@ -132,7 +152,7 @@ class Listener:
         except Exception as error:  # a server that is away, or a schema newer than the code
             self._lose(error)
             return Heard()
-        return Heard(self._take(), gap=True)
+        return Heard(self.inbox.take(), gap=True)
 
     def _lose(self, error: Exception) -> None:
         self.failure = error
@@ -149,6 +169,16 @@ class Listener:
         if self.connection is not None:
             self.connection.close()
             self.connection = None
+
+
+def stands(connection: Connection[Any], inbox: Inbox) -> bool:
+    """Tell whether a connection is there, with all read that the server may have said last."""
+    while not connection.closed:
+        if not is_readable(connection.pgconn):
+            return True
+        with suppress(psycopg.Error):
+            inbox.drain(connection.pgconn)
+    return False
 
 
 def hears_itself(connect: Callable[[], Connection[Any]], timeout_seconds: float = 5.0) -> bool:

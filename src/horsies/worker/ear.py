@@ -1,5 +1,5 @@
-"""The worker's ear: its LISTEN connection, kept in the loop's selector through every reconnect, and
-replaced when it delivers nothing.
+"""The worker's ear: the connection that listens, kept in the loop's selector through every reconnect,
+and replaced when it delivers nothing.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from horsies.db.connect import describe
 from horsies.db.listen import Heard, Listener
 from horsies.worker.hearing import Hearing
 from horsies.worker.liveness import ECHO_CHANNEL_PREFIX, PING_CHANNEL
+from horsies.worker.sessions import TurnListener
 
 logger = logging.getLogger("horsies.worker")
 
@@ -38,9 +39,13 @@ class Ear:
     """Hears notifications in the worker's own loop; nothing waits here."""
 
     def __init__(
-        self, listener: Listener, selector: selectors.BaseSelector, poll_seconds: float
+        self,
+        listener: Listener | TurnListener,
+        selector: selectors.BaseSelector,
+        poll_seconds: float,
     ) -> None:
         self._listener = listener
+        self._inbox = listener.inbox
         self._selector = selector
         self._poll_seconds = poll_seconds
         self._registered = -1
@@ -50,7 +55,7 @@ class Ear:
     def open(self) -> None:
         """Connect and subscribe, raising what goes wrong: a worker does not start deaf."""
         self._listener.open()
-        self._follow_socket()
+        self.follow_socket()
 
     def seconds_until_retry(self) -> float | None:
         """Return how long until a lost connection should be tried again, None while it lives.
@@ -65,18 +70,18 @@ class Ear:
 
         After a reconnect everything may have been missed.
         """
-        self._listener.deaf_to = deaf_to
-        was_deaf = self._listener.connection is None
+        self._inbox.deaf_to = deaf_to
+        was_down = self._listener.failure is not None
         heard = self._listener.receive()
-        if self._listener.connection is None and not was_deaf:
-            logger.error("notifications lost, polling meanwhile: %s", self._reason())
+        if self._listener.failure is not None and not was_down:
+            reason = describe(self._listener.failure)
+            logger.error("notifications lost, polling meanwhile: %s", reason)
         if heard.gap:
             self._hearing.note_connected()
-            if self._hearing.hears:
+            if was_down and self._hearing.hears:
                 logger.info("notifications are back")
         self._note_deliveries()
-        if was_deaf or self._listener.connection is None:
-            self._follow_socket()
+        self.follow_socket()
         if not heard.notifications and not heard.gap:
             return SILENCE
         return _sorted_out(heard)
@@ -104,12 +109,12 @@ class Ear:
         self._hearing.note_call(now)
         if self._hearing.gives_up:
             self._listener.close()
-            self._follow_socket()
+            self.follow_socket()
 
     def _note_deliveries(self) -> None:
-        if self._listener.delivered == self._delivered:
+        if self._inbox.delivered == self._delivered:
             return
-        self._delivered = self._listener.delivered
+        self._delivered = self._inbox.delivered
         if not self._hearing.hears:
             logger.info("notifications are heard again")
         self._hearing.note_delivery()
@@ -117,12 +122,10 @@ class Ear:
     def close(self) -> None:
         """Stop listening for good."""
         self._listener.close()
-        self._follow_socket()
+        self.follow_socket()
 
-    def _reason(self) -> str:
-        return describe(self._listener.failure) if self._listener.failure else "connection closed"
-
-    def _follow_socket(self) -> None:
+    def follow_socket(self) -> None:
+        """Wait for the socket that there is now, if there is one."""
         current = self._listener.fileno()
         if current == self._registered:
             return

@@ -1,8 +1,7 @@
-"""The worker's two connections: one for turns, one that listens; and patience when they break.
+"""The worker's connection for its turns, and patience when it breaks.
 
-The parent loop asks for the turn connection and gets it or None. While the database is away the
-loop goes on serving children; ``Link`` says when to try again and what to repair first: claims
-whose COMMIT was in doubt.
+The parent loop asks for the connection and gets it or None. While the database is away the loop goes
+on serving children; ``Link`` says when to try again.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import psycopg
+from psycopg.pq import PipelineStatus, TransactionStatus
 
 from horsies.config import WorkerResilienceConfig
 from horsies.db.connect import Database, describe, is_transient
@@ -37,6 +37,12 @@ TURN_SETTINGS = " ".join(
     )
 )
 
+# A connection that broke after this long is opened again at once: others see its lock free meanwhile.
+STEADY_SECONDS = 0.2
+# Errors of one transaction, by the beginning of their SQLSTATE: conflicts, resources, locks, a cancel.
+# A standby's refusal to write is none: another connection may find the new primary.
+_SURVIVED = ("40", "53", "55", "57014")
+
 
 class DatabaseGivenUpError(Exception):
     """The database stayed away for longer than the resilience settings allow."""
@@ -51,6 +57,9 @@ class Link:
     together: Together | None = None
     retry_at: float = 0.0
     is_broken: bool = False
+    # Called before the connection is closed: whoever waits for its socket must let go of it.
+    on_close: Callable[[], None] = lambda: None
+    _opened_at: float = 0.0
     _backoff: Backoff = field(init=False)
 
     def __post_init__(self) -> None:
@@ -62,27 +71,44 @@ class Link:
 
     @property
     def is_up(self) -> bool:
-        """Whether there is a connection."""
-        return self.together is not None
+        """Whether there is a connection and no reason to spare it."""
+        return self.together is not None and time.monotonic() >= self.retry_at
 
     def open(self) -> Together | None:
         """Return the connection, opening it if it is time to; None while the database is away."""
-        if self.together is not None:
-            return self.together
         if time.monotonic() < self.retry_at:
             return None
         try:
-            self.together = self.connect()
+            return self.open_now()
         except psycopg.Error as error:
             self.lose(error)
+        return None
+
+    def open_now(self) -> Together:
+        """Return the connection, opening it and raising whatever goes wrong."""
+        if self.together is None:
+            self.together = self.connect()
+            self._opened_at = time.monotonic()
         return self.together
 
     def lose(self, error: psycopg.Error) -> None:
-        """Forget the connection after an error that may pass; raise one that will not."""
-        self.close()
+        """Wait after an error that may pass, raise one that will not; the connection is given up unless
+        it was only a transaction that failed.
+        """
+        was_open = self.together is not None
         if not is_transient(error):
+            self.close()
             raise error
         self.is_broken = True
+        if self.together is not None and not _survives(self.together, error):
+            self.close()
+        is_cut = was_open and self.together is None
+        if is_cut and time.monotonic() >= self._opened_at + STEADY_SECONDS:
+            logger.error("connection to the database lost, opened anew: %s", describe(error))
+        else:
+            self._wait(error)
+
+    def _wait(self, error: psycopg.Error) -> None:
         delay_seconds = self._backoff.next_delay_seconds()
         if delay_seconds is None:
             raise DatabaseGivenUpError(describe(error)) from error
@@ -105,14 +131,24 @@ class Link:
 
     def close(self) -> None:
         """Close the connection."""
-        if self.together is not None:
-            logger.debug(
-                "turns: %d statements in %d round trips",
-                self.together.statements,
-                self.together.round_trips,
-            )
-            self.together.connection.close()
-            self.together = None
+        together, self.together = self.together, None
+        if together is None:
+            return
+        logger.debug(
+            "turns: %d statements in %d round trips", together.statements, together.round_trips
+        )
+        self.on_close()
+        together.connection.close()
+
+
+def _survives(together: Together, error: psycopg.Error) -> bool:
+    """Whether only a transaction failed, and the session is ready for the next."""
+    pgconn = together.connection.pgconn
+    return (
+        (error.sqlstate or "").startswith(_SURVIVED)
+        and pgconn.pipeline_status == PipelineStatus.OFF
+        and pgconn.transaction_status == TransactionStatus.IDLE
+    )
 
 
 def turn_connector(database: Database) -> Callable[[], Together]:

@@ -14,15 +14,13 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import datetime
 from enum import IntEnum
-from typing import Any
 
 import psycopg
-from psycopg import Connection
 
 from horsies.app import Horsies
 from horsies.config import QUEUE_CHANNEL_PREFIX
 from horsies.db.connect import Database
-from horsies.db.listen import Listener, hears_itself
+from horsies.db.listen import hears_itself
 from horsies.db.migrate import apply_migrations
 from horsies.db.together import Together
 from horsies.db.turn import (
@@ -44,9 +42,9 @@ from horsies.worker.duties import Duties
 from horsies.worker.ear import CANCEL_CHANNEL, Ear
 from horsies.worker.farewell import Farewell
 from horsies.worker.inputs import Inputs, asking_tasks
-from horsies.worker.link import Link, turn_connector
 from horsies.worker.liveness import PING_CHANNEL, Identity, echo_channel
 from horsies.worker.pool import ChildPool, PoolEvent
+from horsies.worker.sessions import make_sessions
 from horsies.worker.settings import WorkerConfig
 from horsies.worker.turn import Wanted, give_back, make_claimer, take_turn
 
@@ -93,11 +91,17 @@ class Worker:
         self._pool = pool
         self._app_config = app.config
         self._database = Database(app.config.broker, "worker")
-        self._link = Link(turn_connector(self._database), app.config.resilience)
         self._desk = Desk(pool, Inputs(asking_tasks(app)))
         poll_seconds = app.config.resilience.notify_poll_interval_ms / 1000
         channels = [*self._channels(), echo_channel(identity.worker_id)]
-        self._ear = Ear(Listener(self._connect_listener, channels), selector, poll_seconds)
+        self._link, listener = make_sessions(
+            self._database,
+            app.config.resilience,
+            channels,
+            lambda session: self._duties.lock(session),
+        )
+        self._ear = Ear(listener, selector, poll_seconds)
+        self._link.on_close = self._ear.follow_socket
         self._duties = Duties(app.config, config, identity, pool, self._desk, self._ear)
         self._claimer = make_claimer(app.config, config, identity.worker_id, identity.hostname)
         self._bookmarks = Bookmarks(config.queues)
@@ -113,11 +117,6 @@ class Worker:
         self._failure: str | None = None
         # Called with every request to stop, in a signal handler too.
         self.on_stop: Callable[[], None] | None = None
-
-    def _connect_listener(self) -> Connection[Any]:
-        connection = self._database.connect("listener", session=True)
-        self._duties.lock(connection)
-        return connection
 
     def _channels(self) -> list[str]:
         queues = (f"{QUEUE_CHANNEL_PREFIX}{queue}" for queue in self._config.queues)
@@ -189,13 +188,13 @@ class Worker:
 
     def _close(self) -> None:
         self._pool.shutdown()
-        self._ear.close()
         # Without a goodbye the others take over what is left as quickly as after a sudden death.
         if (together := self._link.together) is not None and self._desk.is_cleared:
             together.meanwhile = None  # nobody is left to serve, and the wait is short
             together.patience_seconds = GOODBYE_SECONDS
             with suppress(psycopg.Error):  # others find out by themselves
                 self._duties.sign_off(together)
+        self._ear.close()
         self._link.close()
 
     # The loop
