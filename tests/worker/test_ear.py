@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import selectors
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import psycopg
@@ -153,3 +153,20 @@ def test_a_cut_connection_is_not_heard_on_and_no_silence(
         "notifications lost",
         "notifications are back",
     ]
+
+
+@pytest.mark.parametrize("look", [lambda ear: ear.check(time.monotonic()), Ear.is_connected])
+def test_whoever_finds_the_connection_cut_lets_go_of_its_socket(
+    connection: Connection[Any],
+    ear: Ear,
+    listener: Listener,
+    selector: selectors.BaseSelector,
+    look: Callable[[Ear], bool],
+) -> None:
+    assert listener.connection is not None
+    pid = listener.connection.info.backend_pid
+    connection.execute("SELECT pg_terminate_backend(%s, 5000)", (pid,))
+    wait_until(lambda: not look(ear))
+    assert not selector.get_map()
+    wait_until(lambda: ear.hear().gap)
+    assert len(selector.get_map()) == 1

@@ -91,6 +91,7 @@ class Ear:
         be here.
         """
         self._listener.look()
+        self.follow_socket()
         self._note_deliveries()
         was_hearing = self._hearing.hears
         self._hearing.judge(now)
@@ -100,7 +101,9 @@ class Ear:
 
     def is_connected(self) -> bool:
         """Tell whether the connection that listens, and holds our lock, is there at this moment."""
-        return self._listener.is_connected()
+        is_connected = self._listener.is_connected()
+        self.follow_socket()
+        return is_connected
 
     def note_call(self, now: float) -> None:
         """A call went out. A connection that was given up is closed only now: its lock will be free for
@@ -125,7 +128,10 @@ class Ear:
         self.follow_socket()
 
     def follow_socket(self) -> None:
-        """Wait for the socket that there is now, if there is one."""
+        """Wait for the socket that there is now, if there is one.
+
+        At once: the number of one that libpq has closed may soon be that of a child's socket.
+        """
         current = self._listener.fileno()
         if current == self._registered:
             return
