@@ -26,7 +26,8 @@ def test_calls_are_checked_and_results_are_typed(
     assert trouble == ""
     errors = found.splitlines()
     # Nothing in the right files, where each type: ignore stands for an error that was found too.
-    assert [line.split(": error: ")[0] for line in errors] == [
-        f"{wrong}:{number}" for number in range(2, 2 + len(WRONG))
+    # By their names: what mypy remembers from a run before, it tells with the path of then.
+    assert [Path(line.split(": error: ")[0]).name for line in errors] == [
+        f"{wrong.name}:{number}" for number in range(2, 2 + len(WRONG))
     ]
     assert [line.split()[-1] for line in errors] == list(WRONG.values())
