@@ -45,6 +45,8 @@ def outcomes_fleet(
             yield fleet
             fleet.destroy()
     fleet.destroy()
+    # Its connection for results would be in the way of tests that count connections.
+    programs.app.close()
 
 
 @pytest.fixture
