@@ -211,3 +211,13 @@ def test_options_of_the_address_or_the_environment_stay_beside_our_own(
 def shown(connection: Connection[Any], setting: str) -> str:
     (value,) = connection.execute("SELECT current_setting(%s)", (setting,)).fetchone() or ("",)
     return str(value)
+
+
+def test_a_session_whose_prepared_statements_are_in_doubt_is_lost(process_url: str) -> None:
+    with psycopg.connect(process_url, autocommit=True) as mine:
+        together = Together(mine)
+        mine.execute("BEGIN")
+        with pytest.raises(psycopg.OperationalError, match="in doubt") as caught:
+            together.run([(DIVIDE, Number(0))])
+    assert caught.value.sqlstate is None
+    assert is_transient(caught.value)

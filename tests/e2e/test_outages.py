@@ -89,16 +89,16 @@ def test_a_task_sent_while_the_worker_was_deaf_is_found_without_the_poll(
 def test_a_transaction_that_fails_costs_no_session_and_no_running_task(
     fleet: Fleet, journal: Journal, programs: ModuleType, connection: Database, sessions: int
 ) -> None:
-    terminate_others(connection)  # a pooler keeps sessions from before
     with new_sessions_with(connection, "lock_timeout", "100ms"):
+        terminate_others(connection)  # a pooler keeps sessions from before
         worker = fleet.start(config=QUICK_RETRIES | fleet.sessions(sessions))
-    sent = programs.sleep.send(1.5).unwrap()
-    eventually(lambda: journal.lines("start"), 5)
-    before = backends(connection, fleet.listening(sessions))
-    with connection.transaction():
-        connection.execute("LOCK TABLE horsies_tasks")
-        eventually(lambda: worker.log().count("lock timeout") >= 3, 20, worker.log)
-    assert sent.get(10_000).is_ok()
+        sent = programs.sleep.send(1.5).unwrap()
+        eventually(lambda: journal.lines("start"), 5)
+        before = backends(connection, fleet.listening(sessions))
+        with connection.transaction():
+            connection.execute("LOCK TABLE horsies_tasks")
+            eventually(lambda: worker.log().count("lock timeout") >= 3, 20, worker.log)
+        assert sent.get(10_000).is_ok()
     assert backends(connection, fleet.listening(sessions)) == before
     assert len(attempts(connection, sent.task_id)) == 1
     assert worker.stop() == 0

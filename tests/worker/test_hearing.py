@@ -49,14 +49,14 @@ def test_an_echo_has_a_moment_to_come_back_however_often_we_call() -> None:
 
 def test_echoes_to_a_connection_that_is_gone_are_not_waited_for() -> None:
     hearing = called()
-    hearing.note_connected()
+    hearing.note_lost()
     assert verdict(hearing, 102.0) == (True, False)
 
 
 def test_a_new_connection_alone_does_not_prove_that_we_hear_again() -> None:
     hearing = called()
     hearing.judge(102.0)
-    hearing.note_connected()
+    hearing.note_lost()
     assert verdict(hearing, 103.0) == (False, False)
     hearing.note_delivery()
     assert verdict(hearing, 104.0) == (True, False)
@@ -76,7 +76,7 @@ def replacements(hearing: Hearing, seconds: int) -> list[int]:
         hearing.judge(float(now))
         if hearing.gives_up:
             given_up.append(now)
-            hearing.note_connected()
+            hearing.note_lost()
         hearing.note_call(float(now))
     return given_up
 
@@ -97,7 +97,7 @@ def test_after_a_time_of_hearing_the_next_silence_is_answered_at_once() -> None:
     assert verdict(hearing, 603.0) == (False, True)
 
 
-@given(st.lists(st.sampled_from(["call", "delivery", "connected", "judge"]), max_size=50))
+@given(st.lists(st.sampled_from(["call", "delivery", "lost", "judge"]), max_size=50))
 def test_whatever_happened_a_delivery_ends_the_silence(events: list[str]) -> None:
     hearing = Hearing()
     for now, event in enumerate(events):
@@ -106,8 +106,8 @@ def test_whatever_happened_a_delivery_ends_the_silence(events: list[str]) -> Non
                 hearing.note_call(float(now))
             case "delivery":
                 hearing.note_delivery()
-            case "connected":
-                hearing.note_connected()
+            case "lost":
+                hearing.note_lost()
             case _:
                 hearing.judge(float(now))
         assert hearing.hears or event != "delivery"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import selectors
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -134,19 +135,23 @@ def test_what_psycopg_reads_beside_a_statement_of_its_own_is_heard(
     assert sessions.ear.hear().work
 
 
-@pytest.mark.usefixtures("steady")
-def test_a_session_that_is_cut_while_it_rests_is_opened_anew_at_once(
-    sessions: Sessions, connection: Connection[Any], caplog: pytest.LogCaptureFixture
-) -> None:
-    first = sessions.pid
-    cut(connection, sessions)
-    sessions.wait_for_socket()
-
+def wait_until_lost(sessions: Sessions) -> None:
     def is_lost() -> bool:
         sessions.ear.hear()
         return sessions.link.together is None
 
     wait_until(is_lost)
+
+
+@pytest.mark.usefixtures("steady")
+def test_a_session_that_is_cut_while_it_rests_is_opened_anew_at_once(
+    sessions: Sessions, connection: Connection[Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    first = sessions.pid
+    sessions.link.confirm()
+    cut(connection, sessions)
+    sessions.wait_for_socket()
+    wait_until_lost(sessions)
     assert not sessions.selector.get_map()
     assert not sessions.ear.is_connected()
     assert sessions.ear.seconds_until_retry() is None, "the link says when"
@@ -173,6 +178,7 @@ def test_a_session_that_is_cut_as_soon_as_it_is_open_waits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(link_module, "STEADY_SECONDS", 3600.0)
+    sessions.link.confirm()
     cut(connection, sessions)
     with pytest.raises(psycopg.OperationalError) as caught:
         sessions.together.connection.execute("SELECT 1")
@@ -180,6 +186,22 @@ def test_a_session_that_is_cut_as_soon_as_it_is_open_waits(
     assert sessions.link.together is None
     assert sessions.link.open() is None
     assert caplog.messages[0].startswith("database away, next try in 0.1 s (1/3)")
+
+
+@pytest.mark.usefixtures("steady")
+def test_a_session_that_is_cut_again_before_anything_went_through_waits(
+    sessions: Sessions, caplog: pytest.LogCaptureFixture
+) -> None:
+    error = psycopg.OperationalError("no answer for 3 s")
+    sessions.link.confirm()
+    sessions.link.lose(error)
+    for number in (1, 2, 3):
+        wait_until(lambda: sessions.link.open() is not None)
+        sessions.link.lose(error)
+        assert f"({number}/3)" in caplog.messages[-1]
+    wait_until(lambda: sessions.link.open() is not None)
+    with pytest.raises(DatabaseGivenUpError):
+        sessions.link.lose(error)
 
 
 @pytest.mark.usefixtures("steady")
@@ -204,11 +226,43 @@ def test_a_transaction_that_fails_costs_a_pause_but_not_the_session(
 
 
 @pytest.mark.usefixtures("steady")
+def test_a_session_that_is_cut_in_that_pause_is_opened_anew_at_once(
+    sessions: Sessions, connection: Connection[Any]
+) -> None:
+    sessions.link.confirm()
+    first = sessions.pid
+    with pytest.raises(psycopg.errors.DeadlockDetected) as caught:
+        sessions.together.connection.execute(raising("40P01"))
+    sessions.link.lose(caught.value)
+    assert sessions.link.open() is None
+    cut(connection, sessions)
+    wait_until_lost(sessions)
+    assert sessions.link.open() is not None
+    assert sessions.pid != first
+
+
+@pytest.mark.usefixtures("steady")
+def test_an_echo_that_was_lost_with_its_session_is_not_missed(
+    sessions: Sessions, connection: Connection[Any]
+) -> None:
+    now = time.monotonic()
+    sessions.link.confirm()
+    sessions.ear.note_call(now)
+    cut(connection, sessions)
+    wait_until_lost(sessions)
+    second = sessions.link.open()
+    assert sessions.ear.check(now + 60)
+    sessions.ear.note_call(now + 60)
+    assert sessions.link.together is second
+
+
+@pytest.mark.usefixtures("steady")
 @pytest.mark.parametrize("sqlstate", ["57P01", "25006"])
 def test_a_server_that_goes_or_does_not_write_costs_the_session(
     sessions: Sessions, sqlstate: str
 ) -> None:
     first = sessions.pid
+    sessions.link.confirm()
     with pytest.raises(psycopg.Error) as caught:
         sessions.together.connection.execute(raising(sqlstate))
     sessions.link.lose(caught.value)

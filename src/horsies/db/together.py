@@ -226,7 +226,10 @@ class Together:
                 raise error_from_result(result)
 
     def _forget_prepared(self) -> None:
-        self.connection.execute("DEALLOCATE ALL")
+        try:
+            self.connection.execute("DEALLOCATE ALL")
+        except Error as error:  # nobody knows what is prepared: only another session helps
+            raise OperationalError(f"the session is in doubt: {error}") from error
         self._prepared = set()
 
 

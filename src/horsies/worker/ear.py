@@ -76,10 +76,8 @@ class Ear:
         if self._listener.failure is not None and not was_down:
             reason = describe(self._listener.failure)
             logger.error("notifications lost, polling meanwhile: %s", reason)
-        if heard.gap:
-            self._hearing.note_connected()
-            if was_down and self._hearing.hears:
-                logger.info("notifications are back")
+        if heard.gap and was_down and self._hearing.hears:
+            logger.info("notifications are back")
         self._note_deliveries()
         self.follow_socket()
         if not heard.notifications and not heard.gap:
@@ -137,6 +135,7 @@ class Ear:
             return
         if self._registered >= 0:
             self._selector.unregister(self._registered)
+            self._hearing.note_lost()
         if current >= 0:
             self._selector.register(current, selectors.EVENT_READ, EAR)
         self._registered = current

@@ -41,8 +41,8 @@ class Hearing:
         self._rests_until = 0.0
         self._rest_seconds = FIRST_REST_SECONDS
 
-    def note_connected(self) -> None:
-        """The connection is a new one: echoes on their way to the old one never come."""
+    def note_lost(self) -> None:
+        """The connection is gone: echoes on their way to it never come."""
         self.gives_up = False
         self._called_at = None
 

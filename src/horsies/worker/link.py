@@ -37,7 +37,7 @@ TURN_SETTINGS = " ".join(
     )
 )
 
-# A connection that broke after this long is opened again at once: others see its lock free meanwhile.
+# A connection that breaks after this long is opened again at once: others see its lock free meanwhile.
 STEADY_SECONDS = 0.2
 # Errors of one transaction, by the beginning of their SQLSTATE: conflicts, resources, locks, a cancel.
 # A standby's refusal to write is none: another connection may find the new primary.
@@ -60,6 +60,8 @@ class Link:
     # Called before the connection is closed: whoever waits for its socket must let go of it.
     on_close: Callable[[], None] = lambda: None
     _opened_at: float = 0.0
+    # Whether anything has gone through on this connection.
+    _is_proved: bool = False
     _backoff: Backoff = field(init=False)
 
     def __post_init__(self) -> None:
@@ -88,25 +90,30 @@ class Link:
         """Return the connection, opening it and raising whatever goes wrong."""
         if self.together is None:
             self.together = self.connect()
-            self._opened_at = time.monotonic()
+            self._opened_at, self._is_proved = time.monotonic(), False
         return self.together
 
     def lose(self, error: psycopg.Error) -> None:
         """Wait after an error that may pass, raise one that will not; the connection is given up unless
         it was only a transaction that failed.
         """
-        was_open = self.together is not None
         if not is_transient(error):
             self.close()
             raise error
         self.is_broken = True
+        was_steady = self._is_steady()
         if self.together is not None and not _survives(self.together, error):
             self.close()
-        is_cut = was_open and self.together is None
-        if is_cut and time.monotonic() >= self._opened_at + STEADY_SECONDS:
+        if was_steady and self.together is None:
+            self.retry_at = 0.0
             logger.error("connection to the database lost, opened anew: %s", describe(error))
         else:
             self._wait(error)
+
+    def _is_steady(self) -> bool:
+        """Whether the connection has stood for a while, and something went through on it."""
+        has_stood = time.monotonic() >= self._opened_at + STEADY_SECONDS
+        return self.together is not None and self._is_proved and has_stood
 
     def _wait(self, error: psycopg.Error) -> None:
         delay_seconds = self._backoff.next_delay_seconds()
@@ -127,6 +134,7 @@ class Link:
         if self.is_broken:
             logger.info("database is back")
             self.is_broken = False
+        self._is_proved = True
         self._backoff.reset()
 
     def close(self) -> None:

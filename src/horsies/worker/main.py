@@ -221,6 +221,7 @@ class Worker:
             self._duties.note_break()
         else:
             self._link.confirm()
+            self._ear.follow_socket()  # what nobody minds may have cost the session
 
     def _serve_waiting(self) -> None:
         """While the database keeps us waiting: time limits are kept, and the last request to stop obeyed."""
