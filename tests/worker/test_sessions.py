@@ -166,7 +166,7 @@ def test_a_session_that_is_cut_while_it_rests_is_opened_anew_at_once(
     assert sessions.ear.hear().work
     sessions.link.confirm()
     assert [message.partition(":")[0] for message in caplog.messages] == [
-        "connection to the database lost, opened anew",
+        "connection to the database lost, opening another",
         "database is back",
     ]
 
@@ -280,15 +280,17 @@ def test_a_mistake_is_raised_and_costs_the_session(sessions: Sessions) -> None:
     assert sessions.link.together is None
 
 
-def test_a_session_that_cannot_listen_is_closed(process_url: str) -> None:
+@pytest.mark.parametrize("has_two", [False, True])
+def test_a_session_that_cannot_listen_is_closed(process_url: str, has_two: bool) -> None:
     opened: list[Connection[Any]] = []
 
     def refuse(connection: Connection[Any]) -> None:
         opened.append(connection)
         connection.execute("SELECT * FROM nothing")
 
-    database = Database(PostgresConfig(database_url=process_url), "worker")
-    link, listener = make_sessions(database, RESILIENCE, (QUEUE,), refuse)
+    session_url = process_url if has_two else None
+    config = PostgresConfig(database_url=process_url, session_database_url=session_url)
+    link, listener = make_sessions(Database(config, "worker"), RESILIENCE, (QUEUE,), refuse)
     with pytest.raises(psycopg.errors.UndefinedTable):
         listener.open()
     assert link.together is None

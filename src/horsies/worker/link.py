@@ -106,7 +106,7 @@ class Link:
             self.close()
         if was_steady and self.together is None:
             self.retry_at = 0.0
-            logger.error("connection to the database lost, opened anew: %s", describe(error))
+            logger.error("connection to the database lost, opening another: %s", describe(error))
         else:
             self._wait(error)
 
