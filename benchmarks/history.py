@@ -72,7 +72,7 @@ def _finished(connection: Connection[Any]) -> None:
 
 
 def _backlog(connection: Connection[Any]) -> None:
-    connection.execute(lifecycle.LOAD, ([new_id() for _ in range(PENDING)],))
+    lifecycle.insert(connection, [new_id() for _ in range(PENDING)])
     connection.execute("VACUUM (ANALYZE) horsies_tasks")
     connection.execute("CHECKPOINT")
 

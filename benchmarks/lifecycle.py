@@ -9,6 +9,7 @@ its own work and its children cost nothing.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from psycopg import Connection
@@ -24,19 +25,24 @@ from horsies.worker.turn import Claimer, Wanted, take_turn
 RESULT = '{"ok":null}'
 WORKER = "bare-sql"
 
-LOAD = """
+INSERT = """
 INSERT INTO horsies_tasks (
     id, task_name, queue_name, priority, args, kwargs, sent_at, task_options, enqueue_sha)
-SELECT id, 'noop', 'default', 100, '[]', '{}', now(), '{"retry_policy":null,"good_until":null}',
+SELECT id, %s, 'default', 100, '[]', '{}', now(), '{"retry_policy":null,"good_until":null}',
     repeat('a', 64)
 FROM unnest(%s::uuid[]) AS id
 """
 
 
+def insert(connection: Connection[Any], ids: Sequence[str], task_name: str = "noop") -> None:
+    """Insert tasks with these ids."""
+    connection.execute(INSERT, (task_name, ids))
+
+
 def load(connection: Connection[Any], count: int) -> None:
     """Empty the tables and fill in that many no-op tasks."""
     connection.execute("TRUNCATE horsies_tasks CASCADE")
-    connection.execute(LOAD, ([new_id() for _ in range(count)],))
+    insert(connection, [new_id() for _ in range(count)])
     connection.execute("VACUUM (ANALYZE) horsies_tasks")
     connection.execute("CHECKPOINT")
 

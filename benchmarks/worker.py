@@ -52,7 +52,9 @@ def running_worker(url: str, children: int, *flags: str) -> Iterator[subprocess.
         process.wait(30)
 
 
-def drain(url: str, children: int, count: int, *flags: str) -> dict[str, float]:
+def drain(
+    url: str, children: int, count: int, *flags: str, task_name: str = "noop"
+) -> dict[str, float]:
     """Let a warm worker drain preloaded tasks; return tasks/s and what each task cost the server."""
     with connect(url) as connection:
         lifecycle.load(connection, 1)
@@ -60,7 +62,7 @@ def drain(url: str, children: int, count: int, *flags: str) -> dict[str, float]:
             _wait_for(connection, 1, worker)
             hold = "ALTER TABLE horsies_tasks DISABLE TRIGGER horsies_task_inserted"
             connection.execute(hold)
-            connection.execute(lifecycle.LOAD, ([new_id() for _ in range(count)],))
+            lifecycle.insert(connection, [new_id() for _ in range(count)], task_name)
             connection.execute("VACUUM (ANALYZE) horsies_tasks")
             connection.execute("ALTER TABLE horsies_tasks ENABLE TRIGGER horsies_task_inserted")
             before = _counters(connection) | _processor_seconds(connection, worker.pid)
@@ -184,20 +186,27 @@ def _bare(
 
 def recycling(url: str) -> bool:
     """Drain with children replaced every 100 tasks against never; and with spawn, for comparison."""
-    children, count = 4, 12_000
-    rates: dict[str, list[float]] = {"never": [], "every 100": [], "every 100, spawn": []}
+    children, never = 4, ("--max-tasks-per-child", "0")
+    always = ("--max-tasks-per-child", "100")
+    rates: dict[str, list[float]] = {}
     for _ in range(ROUNDS):
-        rates["never"].append(drain(url, children, count, "--max-tasks-per-child", "0")["rate"])
-        rates["every 100"].append(
-            drain(url, children, count, "--max-tasks-per-child", "100")["rate"]
-        )
-    spawn = ("--max-tasks-per-child", "100", "--start-method", "spawn")
-    rates["every 100, spawn"].append(drain(url, children, 3_000, *spawn)["rate"])
-    ratio = statistics.median(rates["every 100"]) / statistics.median(rates["never"])
+        for name, flags in (("never", never), ("every 100", always)):
+            rate = drain(url, children, 12_000, *flags)["rate"]
+            rates.setdefault(name, []).append(rate)
+            rate = drain(url, children, 3_000, *flags, task_name="nap")["rate"]
+            rates.setdefault(f"{name}, tasks of 5 ms", []).append(rate)
+    rate = drain(url, children, 3_000, *always, "--start-method", "spawn")["rate"]
+    rates["every 100, spawn"] = [rate]
     print(f"\nrecycling, {children} children, tasks/s")
     for name, values in rates.items():
-        print(f"  {name:20}{spread(values):>26}")
-    print(f"  ratio every 100 / never: {ratio:.2f} (target {RECYCLING_TARGET})")
+        print(f"  {name:28}{spread(values):>26}")
+    ratio, with_naps = (
+        statistics.median(rates[f"every 100{what}"]) / statistics.median(rates[f"never{what}"])
+        for what in ("", ", tasks of 5 ms")
+    )
+    print(
+        f"  ratio every 100 / never: {ratio:.2f} (target {RECYCLING_TARGET}), 5 ms: {with_naps:.2f}"
+    )
     return ratio >= RECYCLING_TARGET
 
 
@@ -259,7 +268,7 @@ def _bare_latency(url: str) -> list[float]:
 
 
 def _bare_sequence(connection: Connection[Any]) -> None:
-    connection.execute(lifecycle.LOAD, ([new_id()],))
+    lifecycle.insert(connection, [new_id()])
     (task,) = claim_tasks.run(connection, ClaimTasks("bare", "host", [1], ["default"], [1]))
     complete_tasks.run(
         connection, CompleteTasks("bare", [task.id], [task.generation], [lifecycle.RESULT])

@@ -87,7 +87,7 @@ def _number(connection: Connection[Any], question: Any, *values: Any) -> float:
 
 def _plain_rate(connection: Connection[Any]) -> float:
     ids = [new_id() for _ in range(WIDTH)]
-    connection.execute(lifecycle.LOAD, (ids,))
+    lifecycle.insert(connection, ids)
     _wait(connection, OPEN_TASKS)
     return WIDTH / _number(connection, PLAIN_SECONDS, ids)
 
