@@ -214,13 +214,15 @@ class Worker:
             self._duties.note_break()
             return
         together.meanwhile = self._serve_waiting
+        round_trips = together.round_trips
         try:
             self._work(together)
         except psycopg.Error as error:
             self._link.lose(error)
             self._duties.note_break()
         else:
-            self._link.confirm()
+            if together.round_trips > round_trips:
+                self._link.confirm()
             self._ear.follow_socket()  # what nobody minds may have cost the session
 
     def _serve_waiting(self) -> None:
