@@ -14,11 +14,17 @@ from typing import Any
 
 from psycopg import Connection
 
-from horsies.db.query import Step
-from horsies.db.together import Together
-from horsies.db.turn import ClaimedTask, ClaimTasks, CompleteTasks, claim_tasks, complete_tasks
+from horsies.db.pipeline import Together
+from horsies.db.statement import Step
+from horsies.db.statements.turn import (
+    ClaimedTask,
+    ClaimTasks,
+    CompleteTasks,
+    claim_tasks,
+    complete_tasks,
+)
 from horsies.ids import new_id
-from horsies.settle import Completed
+from horsies.tasks.outcome import Completed
 from horsies.worker.bookmarks import Bookmarks
 from horsies.worker.turn import Claimer, Wanted, take_turn
 

@@ -19,9 +19,9 @@ from psycopg import Connection
 
 from benchmarks import lifecycle
 from benchmarks.spread import spread
-from horsies.db.turn import ClaimTasks, CompleteTasks, claim_tasks, complete_tasks
+from horsies.db.statements.turn import ClaimTasks, CompleteTasks, claim_tasks, complete_tasks
 from horsies.ids import new_id
-from horsies.worker.link import TURN_SETTINGS
+from horsies.worker.connection import TURN_SETTINGS
 
 CHILDREN = (2, 4, 8)
 TASKS = 10_000

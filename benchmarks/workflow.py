@@ -12,10 +12,10 @@ from psycopg import Connection
 from benchmarks import lifecycle
 from benchmarks.spread import spread
 from benchmarks.worker import connect, running_worker
-from horsies.db.workflows import StartRuns, start_runs
+from horsies.db.statements.workflows import StartRuns, start_runs
 from horsies.ids import new_id
-from horsies.workflow.nodes import AnyNode, TaskNode
-from horsies.workflow.plan import plan
+from horsies.workflow.build.plan import plan
+from horsies.workflow.nodes.nodes import AnyNode, TaskNode
 from horsies.workflow.spec import WorkflowSpec
 
 WIDTH = 1_000

@@ -22,14 +22,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from horsies import (
-    Horsies,
-    TaskError,
-    TaskInfo,
-    TaskResult,
-    WorkflowHandle,
-    WorkflowTaskStatus,
-)
+from horsies import Horsies, TaskError, TaskInfo, TaskResult, WorkflowHandle, WorkflowTaskStatus
 from horsies.db.embedded import start_or_join
 
 EXAMPLES = Path(__file__).parent

@@ -18,7 +18,8 @@ import pytest
 from psycopg import sql
 
 from horsies.app import Horsies
-from horsies.config import AppConfig, PostgresConfig
+from horsies.config.app import AppConfig
+from horsies.config.postgres import PostgresConfig
 from horsies.db.embedded import start_or_join
 from horsies.db.migrate import apply_migrations, known_migrations
 

@@ -20,19 +20,19 @@ from annotated_types import Ge, Gt, Le
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from horsies.cli import cli
-from horsies.config import (
+from horsies.cli.main import cli
+from horsies.codec.shape import type_text
+from horsies.config.app import (
     AppConfig,
     CustomQueueConfig,
     PayloadConfig,
-    PostgresConfig,
     RecoveryConfig,
     WorkerResilienceConfig,
 )
-from horsies.jsonshape import type_text
+from horsies.config.postgres import PostgresConfig
+from horsies.config.schedules import ScheduleConfig, TaskSchedule, WorkflowSchedule
 from horsies.retry import RetryPolicy
 from horsies.states import TASK_TRANSITIONS, TaskStatus
-from horsies.timetable.settings import ScheduleConfig, TaskSchedule, WorkflowSchedule
 
 REPOSITORY = Path(__file__).parents[1]
 CONFIGURATION = REPOSITORY / "docs" / "configuration.md"

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from horsies.app import Horsies
-from horsies.config import AppConfig, PostgresConfig
+from horsies.config.app import AppConfig
+from horsies.config.postgres import PostgresConfig
 from horsies.errors import ConfigurationError, ErrorCode
 
 BROKER = PostgresConfig(database_url="postgresql://app:hunter2@127.0.0.1:1/shop")
@@ -100,7 +101,7 @@ def test_a_broker_that_cannot_be_built_is_a_configuration_error(
     def broken(*_: Any, **__: Any) -> None:
         raise OSError("cannot read postgresql://app:hunter2@host/shop")
 
-    monkeypatch.setattr("horsies.broker.PostgresBroker", broken)
+    monkeypatch.setattr("horsies.tasks.broker.PostgresBroker", broken)
     with pytest.raises(ConfigurationError) as caught:
         bare_app.get_broker()
     assert caught.value.code is ErrorCode.BROKER_INIT_FAILED

@@ -12,7 +12,8 @@ import pytest
 from horsies import check
 from horsies.app import Horsies
 from horsies.check import import_errors, live_errors, policy_errors
-from horsies.config import AppConfig, PostgresConfig
+from horsies.config.app import AppConfig
+from horsies.config.postgres import PostgresConfig
 from horsies.errors import (
     ConfigurationError,
     ErrorCode,
@@ -21,8 +22,8 @@ from horsies.errors import (
     ValidationReport,
 )
 from horsies.modules import MissingModuleFile
-from horsies.outcome import TaskError, TaskResult
 from horsies.retry import RetryPolicy
+from horsies.task_result import TaskError, TaskResult
 
 BROKER = PostgresConfig(database_url="postgresql://app:hunter2@127.0.0.1:1/shop")
 

@@ -16,8 +16,8 @@ LATEST = f"the schema is at version {known_migrations()[-1].version}"
 APP = """
 import os
 from horsies.app import Horsies
-from horsies.config import AppConfig, PostgresConfig
-from horsies.outcome import TaskError, TaskResult
+from horsies.config.app import AppConfig; from horsies.config.postgres import PostgresConfig
+from horsies.task_result import TaskError, TaskResult
 
 app = Horsies(AppConfig(broker=PostgresConfig(database_url=os.environ["SHOP_URL"])))
 

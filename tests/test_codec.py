@@ -24,25 +24,12 @@ from pydantic import (
 )
 from typing_extensions import TypedDict
 
-from horsies.codec import (
-    BoundCall,
-    CallSignature,
-    CodecError,
-    EncodedCall,
-    ResultCodec,
-    decode_untyped,
-    encode_task_error,
-    payload_bytes,
-)
-from horsies.outcome import (
-    ContractCode,
-    OperationalErrorCode,
-    OutcomeCode,
-    SubWorkflowError,
-    TaskError,
-    TaskResult,
-)
+from horsies.codec.calls import BoundCall, CallSignature, EncodedCall, payload_bytes
+from horsies.codec.form import CodecError
+from horsies.codec.results import ResultCodec, decode_untyped, encode_task_error
+from horsies.error_codes import ContractCode, OperationalErrorCode, OutcomeCode
 from horsies.result import Err, Ok
+from horsies.task_result import SubWorkflowError, TaskError, TaskResult
 
 NAN = float("nan")
 INFINITY = float("inf")

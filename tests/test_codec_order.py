@@ -8,9 +8,10 @@ import pytest
 from pydantic import BaseModel, Field, RootModel, field_serializer
 from typing_extensions import TypedDict
 
-from horsies.codec import CallSignature, ResultCodec
-from horsies.jsonwalk import canonical
-from horsies.outcome import TaskError, TaskResult
+from horsies.codec.calls import CallSignature
+from horsies.codec.canonical import canonical
+from horsies.codec.results import ResultCodec
+from horsies.task_result import TaskError, TaskResult
 from tests.orders import printed_under_hash_seeds
 
 
@@ -158,7 +159,7 @@ def test_lists_and_dicts_are_written_in_their_own_order() -> None:
 
 
 SET_SCRIPT = """
-from horsies.codec import CallSignature
+from horsies.codec.calls import CallSignature
 
 def task(words: set[str], groups: dict[str, frozenset[str]]) -> None: ...
 

@@ -15,16 +15,13 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict
 from typing_extensions import TypedDict
 
-from horsies.codec import (
-    CallSignature,
-    CodecError,
-    ResultCodec,
-    decode_untyped,
-    encode_task_error,
-)
-from horsies.jsonwalk import canonical
-from horsies.outcome import OperationalErrorCode, TaskError, TaskResult
+from horsies.codec.calls import CallSignature
+from horsies.codec.canonical import canonical
+from horsies.codec.form import CodecError
+from horsies.codec.results import ResultCodec, decode_untyped, encode_task_error
+from horsies.error_codes import OperationalErrorCode
 from horsies.result import Err, Ok
+from horsies.task_result import TaskError, TaskResult
 from tests.orders import reordered
 
 SETTINGS = settings(

@@ -9,23 +9,18 @@ import pytest
 from pydantic import BaseModel, SecretStr, ValidationError
 
 import horsies.core.models.queues as documented_path
-from horsies.config import (
+from horsies.config.app import (
     AppConfig,
     CustomQueueConfig,
     PayloadConfig,
-    PostgresConfig,
     QueueMode,
     RecoveryConfig,
     WorkerResilienceConfig,
     queue_name_problem,
 )
-from horsies.errors import (
-    ConfigurationError,
-    ErrorCode,
-    HorsiesError,
-    MultipleValidationErrors,
-)
-from horsies.outcome import OperationalErrorCode
+from horsies.config.postgres import PostgresConfig
+from horsies.error_codes import OperationalErrorCode
+from horsies.errors import ConfigurationError, ErrorCode, HorsiesError, MultipleValidationErrors
 
 SECRET = "hunter2"
 URL = f"postgresql://app:{SECRET}@db.example:5432/shop"

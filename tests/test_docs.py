@@ -12,15 +12,16 @@ import pytest
 from pydantic import BaseModel
 
 import horsies
-from horsies.broker import PostgresBroker
-from horsies.config import AppConfig, PostgresConfig
+from horsies.config.app import AppConfig
+from horsies.config.postgres import PostgresConfig
+from horsies.error_codes import ContractCode, OperationalErrorCode, OutcomeCode, RetrievalCode
 from horsies.errors import ErrorCode, HorsiesError
-from horsies.handle import TaskActionErrorCode
-from horsies.outcome import ContractCode, OperationalErrorCode, OutcomeCode, RetrievalCode
-from horsies.request import TaskSendErrorCode
 from horsies.states import TaskVerb
-from horsies.worker.main import ExitCode
-from horsies.workflow.answers import HandleErrorCode, WorkflowStartErrorCode
+from horsies.tasks.broker import PostgresBroker
+from horsies.tasks.info import TaskActionErrorCode
+from horsies.tasks.request import TaskSendErrorCode
+from horsies.worker.loop import ExitCode
+from horsies.workflow.run.info import HandleErrorCode, WorkflowStartErrorCode
 from tests import doc_pages, generated_docs
 from tests.doc_pages import PAGES, code_of, page, rows, section
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from horsies.dsn import is_embedded, libpq_url, mask_url, url_problem
+from horsies.database_url import is_embedded, libpq_url, mask_url, url_problem
 
 SECRET = "hunter2"
 

@@ -10,7 +10,7 @@ import pytest
 SOURCE = Path(__file__).parent.parent / "src" / "horsies"
 MODULES = sorted(SOURCE.rglob("*.py"))
 FUNCTION_LINES_MAX = 60
-MODULE_LINES_MAX = 450
+MODULE_LINES_MAX = 500
 EMPTY_NAMES = {"utils", "helpers", "common", "base", "manager", "misc", "types"}
 
 
@@ -32,11 +32,11 @@ def test_a_module_is_short_documented_and_made_of_small_functions(path: Path) ->
 
 
 def test_sql_is_written_in_sql_files_only() -> None:
-    allowed = {"migrate.py", "listen.py", "borrow.py", "check.py"}
+    allowed = {"migrate.py", "listen.py", "caller_transaction.py", "check.py"}
     words = ("INSERT INTO horsies", "UPDATE horsies", "DELETE FROM horsies", "FROM horsies_")
     offenders = [
         path.name
         for path in MODULES
         if path.name not in allowed and any(word in path.read_text("utf-8") for word in words)
     ]
-    assert offenders == [], "statements live in horsies/sql"
+    assert offenders == [], "statements live in db/statements"

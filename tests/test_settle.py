@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from horsies import RetryPolicy
-from horsies.db.turn import ClaimedTask
-from horsies.settle import (
+from horsies.db.statements.turn import ClaimedTask
+from horsies.states import TaskAttemptOutcome, TaskStatus
+from horsies.tasks.outcome import (
     STOPPED_BY_CANCEL,
     STOPPED_BY_SHUTDOWN,
     STOPPED_BY_TIMEOUT,
@@ -21,8 +22,7 @@ from horsies.settle import (
     storable,
     without_result,
 )
-from horsies.states import TaskAttemptOutcome, TaskStatus
-from horsies.worker.wire import ChildReport
+from horsies.worker.protocol import ChildReport
 
 TASK = ClaimedTask("id-1", 3, "charge", "default", "[]", "{}", 0, 0, None, 500, 4711)
 SUCCESS = ChildReport("id-1", 3, True, '{"ok": 1}', None, None)

@@ -17,19 +17,26 @@ Example:
 
 from horsies._version import __version__
 from horsies.app import ChildProcessStartHook, Horsies, get_current_app
-from horsies.broker import BrokerErrorCode, BrokerOperationError, BrokerResult, PostgresBroker
-from horsies.bulk import TaskCall
-from horsies.config import (
+from horsies.config.app import (
     AppConfig,
     CustomQueueConfig,
     PayloadConfig,
-    PostgresConfig,
     QueueMode,
     RecoveryConfig,
     WorkerResilienceConfig,
 )
-from horsies.db.monitor import ExpiredTask, QueueState, StaleTask, WorkerStats
-from horsies.db.schedules import ScheduleRun, ScheduleState
+from horsies.config.postgres import PostgresConfig
+from horsies.config.schedules import ScheduleConfig, TaskSchedule, WorkflowSchedule
+from horsies.db.statements.monitor import ExpiredTask, QueueState, StaleTask, WorkerStats
+from horsies.db.statements.schedules import ScheduleRun, ScheduleState
+from horsies.error_codes import (
+    BUILTIN_CODE_REGISTRY,
+    BuiltInTaskCode,
+    ContractCode,
+    OperationalErrorCode,
+    OutcomeCode,
+    RetrievalCode,
+)
 from horsies.errors import (
     ConfigurationError,
     ErrorCode,
@@ -38,32 +45,13 @@ from horsies.errors import (
     RegistryError,
     SourceLocation,
     TaskDefinitionError,
+    TaskStopped,
     ValidationReport,
     WorkflowContextMissingIdError,
     WorkflowValidationError,
 )
-from horsies.handle import (
-    TaskActionError,
-    TaskActionErrorCode,
-    TaskAttemptInfo,
-    TaskCancelled,
-    TaskHandle,
-    TaskInfo,
-)
-from horsies.health import DatabasePing, WorkerPong, WorkerStateSnapshot
-from horsies.outcome import (
-    BUILTIN_CODE_REGISTRY,
-    BuiltInTaskCode,
-    ContractCode,
-    OperationalErrorCode,
-    OutcomeCode,
-    RetrievalCode,
-    SubWorkflowError,
-    SubWorkflowSummary,
-    TaskError,
-    TaskResult,
-)
-from horsies.request import TaskSendError, TaskSendErrorCode, TaskSendPayload, TaskSendResult
+from horsies.monitor.actions import TaskRetried
+from horsies.monitor.health import DatabasePing, WorkerPong, WorkerStateSnapshot
 from horsies.result import Err, Ok, Result, UnwrapError, is_err, is_ok
 from horsies.retry import ExceptionMapper, RetryPolicy
 from horsies.states import (
@@ -75,9 +63,20 @@ from horsies.states import (
     WorkflowStatus,
     WorkflowTaskStatus,
 )
-from horsies.steer import TaskRetried
-from horsies.stop import TaskStopped
 from horsies.task import TaskFunction, TaskSendOptions
+from horsies.task_result import SubWorkflowError, SubWorkflowSummary, TaskError, TaskResult
+from horsies.tasks.broker import BrokerErrorCode, BrokerOperationError, BrokerResult, PostgresBroker
+from horsies.tasks.handle import TaskHandle
+from horsies.tasks.info import (
+    TaskActionError,
+    TaskActionErrorCode,
+    TaskAttemptInfo,
+    TaskCancelled,
+    TaskInfo,
+)
+from horsies.tasks.request import TaskSendError, TaskSendErrorCode, TaskSendPayload, TaskSendResult
+from horsies.tasks.send import TaskCall
+from horsies.timetable.next_run import calculate_next_run
 from horsies.timetable.patterns import (
     BothDays,
     ByMonthDay,
@@ -93,7 +92,6 @@ from horsies.timetable.patterns import (
     SchedulePattern,
     WeeklySchedule,
 )
-from horsies.timetable.settings import ScheduleConfig, TaskSchedule, WorkflowSchedule
 from horsies.timetable.terms import (
     CronEnumRange,
     CronEnumStep,
@@ -105,8 +103,29 @@ from horsies.timetable.terms import (
     Month,
     Weekday,
 )
-from horsies.timetable.times import calculate_next_run
-from horsies.workflow.answers import (
+from horsies.workflow.build.draft import slugify
+from horsies.workflow.definition import WorkflowDefinition
+from horsies.workflow.nodes.context import WorkflowContext, WorkflowMeta
+from horsies.workflow.nodes.nodes import (
+    AnyNode,
+    MapNode,
+    NodeKey,
+    SignalNode,
+    SleepNode,
+    SubWorkflowNode,
+    TaskNode,
+    from_node,
+)
+from horsies.workflow.nodes.policy import OnError, SuccessCase, SuccessPolicy
+from horsies.workflow.nodes.task_node import NodeFactory
+from horsies.workflow.run.control import (
+    pause_workflow,
+    pause_workflow_sync,
+    resume_workflow,
+    resume_workflow_sync,
+)
+from horsies.workflow.run.handle import WorkflowHandle
+from horsies.workflow.run.info import (
     HandleErrorCode,
     HandleOperationError,
     HandleResult,
@@ -117,35 +136,13 @@ from horsies.workflow.answers import (
     WorkflowStartResult,
     WorkflowTaskInfo,
 )
-from horsies.workflow.context import WorkflowContext, WorkflowMeta
-from horsies.workflow.definition import WorkflowDefinition
-from horsies.workflow.draft import slugify
-from horsies.workflow.factory import NodeFactory
-from horsies.workflow.handle import WorkflowHandle
-from horsies.workflow.nodes import (
-    AnyNode,
-    MapNode,
-    NodeKey,
-    SignalNode,
-    SleepNode,
-    SubWorkflowNode,
-    TaskNode,
-    from_node,
-)
-from horsies.workflow.policy import OnError, SuccessCase, SuccessPolicy
-from horsies.workflow.spec import WorkflowSpec, WorkflowTerminalResults
-from horsies.workflow.start import (
+from horsies.workflow.run.start import (
     start_many,
     start_many_async,
     start_workflow,
     start_workflow_async,
 )
-from horsies.workflow.steering import (
-    pause_workflow,
-    pause_workflow_sync,
-    resume_workflow,
-    resume_workflow_sync,
-)
+from horsies.workflow.spec import WorkflowSpec, WorkflowTerminalResults
 
 __all__ = [
     # the application and its tasks

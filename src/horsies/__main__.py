@@ -1,6 +1,6 @@
 """`python -m horsies` is the `horsies` command."""
 
-from horsies.cli import main
+from horsies.cli.main import main
 
 if __name__ == "__main__":
     main()

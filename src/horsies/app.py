@@ -14,12 +14,23 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any, Never, TypeVar
 
-from horsies import health, steer
-from horsies.broker import BrokerResult, PostgresBroker, build_broker
 from horsies.check import import_errors, live_errors, policy_errors
-from horsies.config import AppConfig, PostgresConfig
-from horsies.db.monitor import QueueState
-from horsies.definition import (
+from horsies.config.app import AppConfig
+from horsies.config.postgres import PostgresConfig
+from horsies.db.statements.monitor import QueueState
+from horsies.errors import HorsiesError
+from horsies.modules import expand_module_globs, import_entries, import_entry, refuse_single_module
+from horsies.monitor import actions, health
+from horsies.monitor.actions import QueueOrder, TaskRetried
+from horsies.monitor.health import DatabasePing, WorkerPong, WorkerStateSnapshot
+from horsies.result import Ok, Result
+from horsies.retry import RetryPolicy
+from horsies.scheduler.api import Schedules
+from horsies.scheduler.entry import Known, schedule_errors
+from horsies.task import AnyTask, TaskDecorator, TaskFunction
+from horsies.task_result import TaskError, TaskResult
+from horsies.tasks.broker import BrokerResult, PostgresBroker, build_broker
+from horsies.tasks.definition import (
     DecoratorOptions,
     TaskDefinition,
     choose_queue,
@@ -27,26 +38,11 @@ from horsies.definition import (
     name_used_twice,
     refuse_bad_hook,
 )
-from horsies.errors import HorsiesError
-from horsies.handle import TaskActionError, TaskCancelled, TaskHandle, TaskInfo
-from horsies.health import DatabasePing, WorkerPong, WorkerStateSnapshot
-from horsies.modules import (
-    expand_module_globs,
-    import_entries,
-    import_entry,
-    refuse_single_module,
-)
-from horsies.outcome import TaskError, TaskResult
-from horsies.result import Ok, Result
-from horsies.retry import RetryPolicy
-from horsies.schedule.entry import Known, schedule_errors
-from horsies.schedule.schedules import Schedules
-from horsies.send import Producer
-from horsies.steer import QueueOrder, TaskRetried
-from horsies.task import AnyTask, TaskDecorator, TaskFunction
-from horsies.workflow.builders import Builder, Case, RegisteredBuilder
-from horsies.workflow.checks import workflow_errors
-from horsies.workflow.recall import WorkflowHandles
+from horsies.tasks.handle import TaskHandle
+from horsies.tasks.info import TaskActionError, TaskCancelled, TaskInfo
+from horsies.tasks.send import Producer
+from horsies.workflow.checks import Builder, Case, RegisteredBuilder, workflow_errors
+from horsies.workflow.handles import WorkflowHandles
 from horsies.workflow.spec import WorkflowMaker
 
 ChildProcessStartHook = Callable[[], None]
@@ -307,11 +303,13 @@ class Horsies:
 
     def retry_task(self, task_id: str) -> Result[TaskRetried, TaskActionError]:
         """Send the request of a finished task again, as a new task that names the old one."""
-        return steer.retry_task(self.get_broker(), task_id, suppressed=self.are_sends_suppressed())
+        return actions.retry_task(
+            self.get_broker(), task_id, suppressed=self.are_sends_suppressed()
+        )
 
     async def retry_task_async(self, task_id: str) -> Result[TaskRetried, TaskActionError]:
         """``retry_task`` without blocking the event loop."""
-        return await steer.retry_task_async(
+        return await actions.retry_task_async(
             self.get_broker(), task_id, suppressed=self.are_sends_suppressed()
         )
 
@@ -319,21 +317,21 @@ class Horsies:
 
     def pause_queue(self, queue_name: str) -> BrokerResult[QueueState]:
         """Make all workers leave a queue alone, from now on; what runs goes on."""
-        return steer.switch_queue(self.get_broker(), self._order(queue_name, paused=True))
+        return actions.switch_queue(self.get_broker(), self._order(queue_name, paused=True))
 
     async def pause_queue_async(self, queue_name: str) -> BrokerResult[QueueState]:
         """``pause_queue`` without blocking the event loop."""
         order = self._order(queue_name, paused=True)
-        return await steer.switch_queue_async(self.get_broker(), order)
+        return await actions.switch_queue_async(self.get_broker(), order)
 
     def resume_queue(self, queue_name: str) -> BrokerResult[QueueState]:
         """Let workers serve a queue again; they begin at once."""
-        return steer.switch_queue(self.get_broker(), self._order(queue_name, paused=False))
+        return actions.switch_queue(self.get_broker(), self._order(queue_name, paused=False))
 
     async def resume_queue_async(self, queue_name: str) -> BrokerResult[QueueState]:
         """``resume_queue`` without blocking the event loop."""
         order = self._order(queue_name, paused=False)
-        return await steer.switch_queue_async(self.get_broker(), order)
+        return await actions.switch_queue_async(self.get_broker(), order)
 
     def _order(self, queue_name: str, *, paused: bool) -> QueueOrder:
         return QueueOrder(queue_name, paused, self.get_valid_queue_names())

@@ -12,10 +12,11 @@ from dataclasses import dataclass
 
 from pydantic import ValidationError
 
-from horsies.config import AppConfig, PostgresConfig
-from horsies.db.connect import Database, describe
+from horsies.config.app import AppConfig
+from horsies.config.postgres import PostgresConfig
+from horsies.db.database import Database
+from horsies.db.errors import describe
 from horsies.db.listen import hears_itself
-from horsies.definition import TaskDefinition
 from horsies.errors import ErrorCode, HorsiesError, MultipleValidationErrors, SourceLocation
 from horsies.modules import failure_at, import_problem
 from horsies.retry import (
@@ -25,6 +26,7 @@ from horsies.retry import (
     validate_error_code_name,
     validate_exception_mapper,
 )
+from horsies.tasks.definition import TaskDefinition
 
 
 def import_errors(

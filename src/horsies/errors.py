@@ -312,3 +312,7 @@ def _count_line(report: ValidationReport) -> str:
     count = len(report.errors)
     found = f"{count} error" if count == 1 else f"{count} errors"
     return f"{report.phase}: {found} found"
+
+
+class TaskStopped(BaseException):
+    """Raised inside a task that must stop now; let it pass, or clean up and re-raise it."""

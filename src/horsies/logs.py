@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any, NamedTuple, TextIO
 
-from horsies.dsn import mask_url
+from horsies.database_url import mask_url
 
 _TEXT_FORMAT = "%(asctime)s %(levelname)-8s %(name)s [%(process)d]%(task_label)s %(message)s"
 _TASK_FIELDS = ("task_id", "task_name", "attempt")

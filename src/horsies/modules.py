@@ -22,7 +22,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from types import ModuleType
 
-from horsies.dsn import mask_url
+from horsies.database_url import mask_url
 from horsies.errors import ConfigurationError, ErrorCode, HorsiesError, SourceLocation
 
 logger = logging.getLogger("horsies.modules")

@@ -26,7 +26,7 @@ from pydantic import (
     model_validator,
 )
 
-from horsies.outcome import (
+from horsies.error_codes import (
     BUILTIN_CODE_REGISTRY,
     BuiltInTaskCode,
     OperationalErrorCode,

@@ -12,14 +12,22 @@ from collections.abc import Awaitable, Callable, Iterable
 from datetime import datetime
 from typing import Any, Generic, ParamSpec, Protocol, TypeVar, Unpack, overload
 
-from horsies.bulk import TaskCall, send_all, send_all_async
-from horsies.definition import TaskDefinition
-from horsies.handle import TaskHandle
-from horsies.invoke import invoke
-from horsies.outcome import TaskError, TaskResult
-from horsies.request import UNSET, SendOptions, TaskSendError, TaskSendResult, Unset
-from horsies.send import Producer, send_again, send_again_async, send_one, send_one_async
-from horsies.workflow.factory import NodeFactory, NodeOptions
+from horsies.task_result import TaskError, TaskResult
+from horsies.tasks.definition import TaskDefinition
+from horsies.tasks.handle import TaskHandle
+from horsies.tasks.invoke import invoke
+from horsies.tasks.request import UNSET, SendOptions, TaskSendError, TaskSendResult, Unset
+from horsies.tasks.send import (
+    Producer,
+    TaskCall,
+    send_again,
+    send_again_async,
+    send_all,
+    send_all_async,
+    send_one,
+    send_one_async,
+)
+from horsies.workflow.nodes.task_node import NodeFactory, NodeOptions
 
 P = ParamSpec("P")
 T = TypeVar("T")

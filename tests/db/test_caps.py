@@ -11,7 +11,7 @@ import psycopg
 import pytest
 from psycopg import Connection, sql
 
-from horsies.db.turn import (
+from horsies.db.statements.turn import (
     ClaimedTask,
     ClaimTasks,
     CompleteTasks,

@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from psycopg import Connection, sql
 
-from horsies.db.together import Together
-from horsies.db.turn import ClaimedTask, ClaimTasks, claim_tasks
+from horsies.db.pipeline import Together
+from horsies.db.statements.turn import ClaimedTask, ClaimTasks, claim_tasks
 from horsies.worker.bookmarks import EVERYWHERE, EVERYWHERE_SECONDS, Bookmarks, Marks
 from horsies.worker.turn import Claimer, Wanted
 from tests.db.rows import add_task

@@ -14,10 +14,11 @@ import psycopg
 import pytest
 from psycopg import Connection, errors
 
-from horsies.config import PostgresConfig
-from horsies.db.connect import Database, describe, is_transient
-from horsies.db.pools import PoolTimeout
-from horsies.db.tasks import InsertTask, ReadTask, insert_task, read_task
+from horsies.config.postgres import PostgresConfig
+from horsies.db.database import Database
+from horsies.db.errors import describe, is_transient
+from horsies.db.pool import PoolTimeout
+from horsies.db.statements.tasks import InsertTask, ReadTask, insert_task, read_task
 from horsies.ids import new_id
 from tests.db.private_server import LOCKED_ROLE, PASSWORD, PrivateServer
 
@@ -279,8 +280,8 @@ def test_statements_work_again_and_again_through_a_transaction_pooler(
 
 FORK = """
 import os, sys
-from horsies.config import PostgresConfig
-from horsies.db.connect import Database
+from horsies.config.postgres import PostgresConfig
+from horsies.db.database import Database
 
 def backend(database):
     with database.connection() as connection:

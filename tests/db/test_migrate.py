@@ -15,8 +15,7 @@ import psycopg
 import pytest
 from psycopg import Connection, sql
 
-from horsies.broker import BrokerErrorCode, PostgresBroker
-from horsies.config import PostgresConfig
+from horsies.config.postgres import PostgresConfig
 from horsies.db import migrate
 from horsies.db.migrate import (
     Migration,
@@ -26,14 +25,15 @@ from horsies.db.migrate import (
     migration_script,
     pending_migrations,
 )
+from horsies.tasks.broker import BrokerErrorCode, PostgresBroker
 from tests.waiting import wait_until
 
 # Twenty processes that have imported everything and stand before the same gate: a pipe that opens
 # for all of them when its last writer lets go.
 STARTERS = """
 import os, sys
-from horsies.broker import PostgresBroker
-from horsies.config import PostgresConfig
+from horsies.tasks.broker import PostgresBroker
+from horsies.config.postgres import PostgresConfig
 
 gate, opener = os.pipe()
 for _ in range(20):

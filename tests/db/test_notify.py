@@ -14,10 +14,11 @@ import psycopg
 import pytest
 from psycopg import Connection, sql
 
-from horsies.config import AppConfig, CustomQueueConfig, PostgresConfig, QueueMode
+from horsies.config.app import AppConfig, CustomQueueConfig, QueueMode
+from horsies.config.postgres import PostgresConfig
 from horsies.db.listen import Listener
-from horsies.db.tasks import CancelTask, cancel_task
-from horsies.db.turn import (
+from horsies.db.statements.tasks import CancelTask, cancel_task
+from horsies.db.statements.turn import (
     ClaimTasks,
     CompleteTasks,
     ExpireTasks,

@@ -17,11 +17,10 @@ import psycopg
 import pytest
 from psycopg import Connection, sql
 
-from horsies.db.fleet import FLEET
 from horsies.db.migrate import apply_migrations
-from horsies.db.query import Statement, field_names
-from horsies.db.tasks import TASKS
-from horsies.db.turn import (
+from horsies.db.statement import Statement, field_names
+from horsies.db.statements.tasks import TASKS
+from horsies.db.statements.turn import (
     TURN,
     ClaimTasks,
     ExpireTasks,
@@ -30,6 +29,7 @@ from horsies.db.turn import (
     expire_tasks,
     seconds_until_due,
 )
+from horsies.db.statements.workers import FLEET
 from tests.conftest import database_on
 
 HOT = [

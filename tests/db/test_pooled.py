@@ -12,10 +12,11 @@ import pytest
 from psycopg import Connection
 
 from horsies import AppConfig, Horsies, PostgresConfig, TaskError, TaskResult
-from horsies.db.connect import Database, describe, is_transient
+from horsies.db.database import Database
+from horsies.db.errors import describe, is_transient
 from horsies.db.migrate import apply_migrations
-from horsies.db.tasks import TaskId
-from horsies.db.together import Together
+from horsies.db.pipeline import Together
+from horsies.db.statements.tasks import TaskId
 from tests.db.private_server import PrivateServer
 from tests.db.rows import add_task, row_of
 from tests.db.test_together import ECHO, FINISH, Text

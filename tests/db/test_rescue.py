@@ -13,19 +13,18 @@ import pytest
 from psycopg import Connection, sql
 
 from horsies import AppConfig, PostgresConfig, RecoveryConfig, RetryPolicy
-from horsies.db.fleet import FindLostWorkers, FindOrphans, find_lost_workers, find_orphans
-from horsies.db.together import Together
+from horsies.db.pipeline import Together
+from horsies.db.statements.workers import (
+    FindLostWorkers,
+    FindOrphans,
+    find_lost_workers,
+    find_orphans,
+)
 from horsies.ids import new_id
-from horsies.recover import settle_orphans
+from horsies.tasks.recovery import settle_orphans
 from horsies.worker import reaper
 from horsies.worker.liveness import lock_key
-from horsies.worker.reaper import (
-    Rescue,
-    looking_steps,
-    rescue_strays,
-    return_seconds,
-    sweep,
-)
+from horsies.worker.reaper import Rescue, looking_steps, rescue_strays, return_seconds, sweep
 from tests.db.rows import add_task, attempts_of, picture, row_of
 from tests.waiting import wait_until
 

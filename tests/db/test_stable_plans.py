@@ -9,9 +9,9 @@ import psycopg
 import pytest
 from psycopg import Connection
 
-from horsies.db.together import Together
-from horsies.db.turn import ClaimTasks, CompleteTasks, claim_tasks, complete_tasks
-from horsies.worker.link import TURN_SETTINGS
+from horsies.db.pipeline import Together
+from horsies.db.statements.turn import ClaimTasks, CompleteTasks, claim_tasks, complete_tasks
+from horsies.worker.connection import TURN_SETTINGS
 
 FILL = """
 INSERT INTO horsies_tasks (id, task_name, queue_name, enqueue_sha)

@@ -17,18 +17,18 @@ from hypothesis import strategies as st
 from psycopg import Connection
 from psycopg.pq import ExecStatus
 
-from horsies.db.query import Statement, StatementFile, field_names
-from horsies.db.tasks import TaskId
-from horsies.db.together import Together
+from horsies.db.pipeline import Together
+from horsies.db.statement import Statement, StatementFile, field_names
+from horsies.db.statements.tasks import TaskId
 
 SQL_FILES = sorted(
-    entry.name for entry in files("horsies.sql").iterdir() if entry.name.endswith(".sql")
+    entry.name for entry in files("horsies.db.statements").iterdir() if entry.name.endswith(".sql")
 )
 
 
 def catalogue_of(file_name: str) -> StatementFile:
     """Return the declarations for a file: horsies.db has a module of the same name."""
-    module = import_module(f"horsies.db.{file_name.removesuffix('.sql')}")
+    module = import_module(f"horsies.db.statements.{file_name.removesuffix('.sql')}")
     (catalogue,) = (
         value
         for value in vars(module).values()

@@ -12,11 +12,12 @@ import psycopg
 import pytest
 from psycopg import Connection, sql
 
-from horsies.config import PostgresConfig
-from horsies.db.connect import Database, is_transient
-from horsies.db.query import Statement
-from horsies.db.tasks import TaskId, TaskIds, read_outcomes
-from horsies.db.together import Together
+from horsies.config.postgres import PostgresConfig
+from horsies.db.database import Database
+from horsies.db.errors import is_transient
+from horsies.db.pipeline import Together
+from horsies.db.statement import Statement
+from horsies.db.statements.tasks import TaskId, TaskIds, read_outcomes
 from tests.conftest import database_on
 from tests.db.rows import add_task, row_of
 from tests.waiting import wait_until

@@ -13,8 +13,8 @@ import psycopg
 import pytest
 from psycopg import Connection, sql
 
-from horsies.db.tasks import CancelledTask, CancelTask, cancel_task
-from horsies.db.turn import (
+from horsies.db.statements.tasks import CancelledTask, CancelTask, cancel_task
+from horsies.db.statements.turn import (
     ClaimTasks,
     CompleteTasks,
     ExpireTasks,

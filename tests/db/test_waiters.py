@@ -11,10 +11,10 @@ import psycopg
 import pytest
 from psycopg import Connection
 
-from horsies import waiters as waiters_module
-from horsies.db.tasks import OutcomeRow
+from horsies.db.statements.tasks import OutcomeRow
 from horsies.ids import new_id
-from horsies.waiters import Subject, Waiters
+from horsies.tasks import waiters as waiters_module
+from horsies.tasks.waiters import Subject, Waiters
 from tests.db.rows import add_task
 from tests.waiting import wait_until
 

@@ -14,10 +14,10 @@ import pytest
 from psycopg import Connection
 
 from horsies.app import Horsies
-from horsies.db.query import Statement
-from horsies.db.tasks import CancelTask, cancel_task
-from horsies.db.together import Together
-from horsies.db.turn import (
+from horsies.db.pipeline import Together
+from horsies.db.statement import Statement
+from horsies.db.statements.tasks import CancelTask, cancel_task
+from horsies.db.statements.turn import (
     ClaimTasks,
     CompleteTasks,
     ExpireTasks,
@@ -27,7 +27,7 @@ from horsies.db.turn import (
     expire_tasks,
     release_unstarted,
 )
-from horsies.db.workflows import (
+from horsies.db.statements.workflows import (
     CancelRun,
     RunId,
     StartRuns,
@@ -39,10 +39,10 @@ from horsies.db.workflows import (
     start_runs,
 )
 from horsies.ids import new_id
-from horsies.outcome import TaskError, TaskResult
-from horsies.worker.link import TURN_SETTINGS
-from horsies.workflow.nodes import TaskNode
-from horsies.workflow.plan import plan
+from horsies.task_result import TaskError, TaskResult
+from horsies.worker.connection import TURN_SETTINGS
+from horsies.workflow.build.plan import plan
+from horsies.workflow.nodes.nodes import TaskNode
 from tests.waiting import wait_until
 
 REASON = '{"error_code":"STOPPED","message":"enough","data":null,"exception":null}'

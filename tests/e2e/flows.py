@@ -10,9 +10,9 @@ from typing import Any
 from horsies import RetryPolicy, TaskError, TaskResult
 from horsies.app import Horsies
 from horsies.logs import get_current_task
-from horsies.workflow.context import WorkflowContext, WorkflowMeta
 from horsies.workflow.definition import WorkflowDefinition
-from horsies.workflow.nodes import MapNode, NodeKey, SubWorkflowNode, TaskNode
+from horsies.workflow.nodes.context import WorkflowContext, WorkflowMeta
+from horsies.workflow.nodes.nodes import MapNode, NodeKey, SubWorkflowNode, TaskNode
 from horsies.workflow.spec import WorkflowSpec
 from tests.e2e.programs import app, rest, write_down
 

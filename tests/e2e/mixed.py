@@ -7,7 +7,7 @@ from random import Random
 from types import ModuleType
 from typing import Any
 
-from horsies.workflow.nodes import (
+from horsies.workflow.nodes.nodes import (
     AnyNode,
     MapNode,
     SignalNode,

@@ -18,15 +18,9 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from horsies import (
-    AppConfig,
-    Horsies,
-    RetryPolicy,
-    TaskError,
-    TaskResult,
-)
+from horsies import AppConfig, Horsies, RetryPolicy, TaskError, TaskResult
+from horsies.errors import TaskStopped
 from horsies.logs import get_current_task
-from horsies.stop import TaskStopped
 from tests.e2e.fleet import CONFIG_VARIABLE, JOURNAL_VARIABLE, broker_settings
 
 logger = logging.getLogger("programs")

@@ -9,7 +9,7 @@ from typing import Any
 from psycopg import Connection
 from psycopg.rows import class_row
 
-from horsies.db.workflows import (
+from horsies.db.statements.workflows import (
     ReadNodes,
     RunIds,
     RunLimit,
@@ -20,7 +20,7 @@ from horsies.db.workflows import (
     start_runs,
 )
 from horsies.ids import new_id
-from horsies.workflow.plan import plan
+from horsies.workflow.build.plan import plan
 from horsies.workflow.spec import WorkflowSpec
 from tests.e2e.fleet import eventually
 

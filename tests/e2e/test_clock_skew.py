@@ -14,13 +14,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from tests.e2e.fleet import (
-    REPOSITORY,
-    Fleet,
-    Journal,
-    RunningWorker,
-    eventually,
-)
+from tests.e2e.fleet import REPOSITORY, Fleet, Journal, RunningWorker, eventually
 from tests.e2e.tables import TaskRow, attempts, count, task, wait_for_status
 
 Database = psycopg.Connection[Any]

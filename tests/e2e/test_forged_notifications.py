@@ -9,8 +9,8 @@ from typing import Any
 import psycopg
 import pytest
 
-from horsies.health import PING_CHANNEL, PONG_CHANNEL_PREFIX
-from horsies.worker.ear import CANCEL_CHANNEL
+from horsies.monitor.health import PING_CHANNEL, PONG_CHANNEL_PREFIX
+from horsies.worker.notifications import CANCEL_CHANNEL
 from tests.e2e.fleet import HARDLY_POLLS, Fleet, Journal, eventually
 from tests.e2e.tables import task
 

@@ -12,14 +12,7 @@ import psycopg
 from tests.db.private_server import PrivateServer
 from tests.e2e.fleet import Fleet, Journal, RunningWorker, eventually
 from tests.e2e.pooling import PATIENCE_MS
-from tests.e2e.tables import (
-    attempts,
-    backends,
-    insert_raw,
-    task,
-    wait_until_empty,
-    witnessed,
-)
+from tests.e2e.tables import attempts, backends, insert_raw, task, wait_until_empty, witnessed
 
 Database = psycopg.Connection[Any]
 

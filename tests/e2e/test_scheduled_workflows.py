@@ -12,13 +12,7 @@ from typing import Any
 import psycopg
 
 from tests.e2e.fleet import Fleet, Journal, eventually
-from tests.e2e.timekeepers import (
-    APPLICATION,
-    GATE_VARIABLE,
-    config_of,
-    enter,
-    start_scheduler,
-)
+from tests.e2e.timekeepers import APPLICATION, GATE_VARIABLE, config_of, enter, start_scheduler
 
 Database = psycopg.Connection[Any]
 

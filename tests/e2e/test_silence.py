@@ -7,7 +7,7 @@ from typing import Any
 
 import psycopg
 
-from horsies.survey import WorkerOverview, read_workers
+from horsies.monitor.overview import WorkerOverview, read_workers
 from tests.e2e.fleet import Fleet, eventually
 from tests.e2e.tables import backends
 from tests.proxy import Proxy

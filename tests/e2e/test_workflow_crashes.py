@@ -12,7 +12,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from horsies.db.workflows import SignalRun, signal_run
+from horsies.db.statements.workflows import SignalRun, signal_run
 from tests.e2e import runs
 from tests.e2e.fleet import Fleet
 from tests.e2e.mixed import SIGNAL, Mixed, mixed

@@ -14,7 +14,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from horsies.db.workflows import (
+from horsies.db.statements.workflows import (
     CancelRun,
     RunId,
     SignalRun,
@@ -23,7 +23,7 @@ from horsies.db.workflows import (
     resume_run,
     signal_run,
 )
-from horsies.workflow.nodes import SignalNode, SleepNode, SubWorkflowNode, TaskNode
+from horsies.workflow.nodes.nodes import SignalNode, SleepNode, SubWorkflowNode, TaskNode
 from tests.e2e import runs
 from tests.e2e.fleet import HARDLY_POLLS, Fleet, Journal, Line, RunningWorker, eventually
 from tests.e2e.tables import attempts, backends, count, tasks, wait_until_empty

@@ -16,9 +16,9 @@ from typing import Any
 from psycopg import Connection
 
 from horsies.app import Horsies
-from horsies.config import AppConfig
-from horsies.db.query import run_script
-from horsies.schedule.book import Book, enter_schedules
+from horsies.config.app import AppConfig
+from horsies.db.statement import run_script
+from horsies.scheduler.registry import Book, enter_schedules
 from tests.e2e.fleet import REPOSITORY, Fleet, RunningWorker, eventually
 
 APPLICATION = "tests.e2e.scheduled:app"

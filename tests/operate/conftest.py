@@ -12,8 +12,8 @@ from typing import Any, TypeAlias
 
 import pytest
 
-from horsies import cli
 from horsies.app import Horsies
+from horsies.cli import main
 from horsies.logs import detach_handler
 from tests.producer.rows import Database
 
@@ -69,7 +69,7 @@ def horsies(
         monkeypatch.setattr(sys, "argv", ["horsies", *arguments])
         capsys.readouterr()
         with pytest.raises(SystemExit) as left:
-            cli.main()
+            main.main()
         written = capsys.readouterr()
         assert isinstance(left.value.code, int)
         return Finished(left.value.code, written.out, written.err)

@@ -13,9 +13,9 @@ import psycopg
 import pytest
 
 from horsies.ids import new_id
-from tests.db.rows import picture, row_of
+from tests.db.rows import add_task, picture, row_of
 from tests.operate.conftest import Finished, Run
-from tests.operate.rows import add_attempt, add_snapshot, add_task, add_worker, ago
+from tests.operate.rows import add_attempt, add_snapshot, add_worker, ago
 from tests.producer.rows import Database
 
 # The same in every test process, or they would not agree on the names of the tests.
@@ -124,7 +124,7 @@ def test_a_worker_without_notifications_is_shown_as_such(horsies: Run, database:
 def test_workers_that_do_not_answer_a_ping_are_shown_as_such(
     horsies: Run, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("horsies.operate.PING_TIMEOUT_SECONDS", 0.05)
+    monkeypatch.setattr("horsies.cli.tasks_queues_workers.PING_TIMEOUT_SECONDS", 0.05)
     add_worker(database)
     assert horsies("workers", "--ping").out.splitlines()[1].split()[-1] == "none"
     assert read(horsies("workers", "--ping", "--json"))["workers"][0]["ping_ms"] is None

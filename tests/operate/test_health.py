@@ -12,10 +12,12 @@ import psycopg
 import pytest
 
 from horsies import BrokerErrorCode, Horsies
-from horsies.config import AppConfig, PostgresConfig
-from horsies.health import read_pong
+from horsies.config.app import AppConfig
+from horsies.config.postgres import PostgresConfig
+from horsies.monitor.health import read_pong
+from tests.db.rows import add_task
 from tests.operate.conftest import Call
-from tests.operate.rows import add_heartbeat, add_snapshot, add_task, ago
+from tests.operate.rows import add_heartbeat, add_snapshot, ago
 from tests.producer.rows import Database
 
 UNREACHABLE = "postgresql://app:hunter2@127.0.0.1:1/shop"

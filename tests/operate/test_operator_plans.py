@@ -15,7 +15,8 @@ import pytest
 from psycopg import Connection, sql
 
 from horsies.db.migrate import apply_migrations
-from horsies.db.monitor import (
+from horsies.db.statement import Statement, field_names
+from horsies.db.statements.monitor import (
     MONITOR,
     ListNewestTasks,
     ListTasks,
@@ -36,8 +37,7 @@ from horsies.db.monitor import (
     list_workers,
     newest_worker_states,
 )
-from horsies.db.query import Statement, field_names
-from horsies.db.steer import STEER
+from horsies.db.statements.queues import STEER
 from tests.conftest import database_on
 
 FIRST, LAST = f"{uuid.UUID(int=0)}", f"{uuid.UUID(int=2**128 - 1)}"

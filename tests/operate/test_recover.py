@@ -12,11 +12,12 @@ import pytest
 from psycopg import sql
 
 from horsies import BrokerErrorCode, Horsies, RetryPolicy
-from horsies.config import AppConfig, PostgresConfig
+from horsies.config.app import AppConfig
+from horsies.config.postgres import PostgresConfig
 from horsies.ids import new_id
-from tests.db.rows import attempts_of, picture, row_of
+from tests.db.rows import add_task, attempts_of, picture, row_of
 from tests.operate.conftest import Call
-from tests.operate.rows import add_heartbeat, add_task, add_worker, ago
+from tests.operate.rows import add_heartbeat, add_worker, ago
 from tests.producer.rows import Database
 from tests.waiting import wait_until
 
@@ -186,8 +187,8 @@ def test_the_start_of_the_server_is_a_sign_of_life_of_the_workers_it_knows(
 def test_more_tasks_than_one_bite_are_all_handled(
     app: Horsies, connection: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("horsies.recover.RESCUE_BATCH", 2)
-    monkeypatch.setattr("horsies.recover.EXPIRY_BATCH", 2)
+    monkeypatch.setattr("horsies.tasks.recovery.RESCUE_BATCH", 2)
+    monkeypatch.setattr("horsies.tasks.recovery.EXPIRY_BATCH", 2)
     for _ in range(5):
         add_running(connection, new_id(), 400)
         add_claimed(connection, new_id(), 400)

@@ -8,11 +8,12 @@ import psycopg
 import pytest
 
 from horsies import BrokerErrorCode, Horsies, TaskActionErrorCode, TaskStatus
-from horsies.config import AppConfig, CustomQueueConfig, PostgresConfig, QueueMode
+from horsies.config.app import AppConfig, CustomQueueConfig, QueueMode
+from horsies.config.postgres import PostgresConfig
 from horsies.ids import new_id
-from tests.db.rows import picture, row_of
+from tests.db.rows import add_task, picture, row_of
 from tests.operate.conftest import Call
-from tests.operate.rows import add_task, ago
+from tests.operate.rows import ago
 from tests.producer.rows import Database
 
 # The same in every test process, or they would not agree on the names of the tests.

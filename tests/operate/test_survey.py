@@ -8,23 +8,31 @@ from typing import Any
 
 import pytest
 
-from horsies import Horsies, TaskStatus, survey
-from horsies.db.monitor import InFlightCount, QueueState, RecentAttempts, WaitingCount, WorkerRow
+from horsies import Horsies, TaskStatus
+from horsies.db.statements.monitor import (
+    InFlightCount,
+    QueueState,
+    RecentAttempts,
+    WaitingCount,
+    WorkerRow,
+)
 from horsies.ids import first_id_at, new_id
-from horsies.survey import Overview, TaskFilters, TaskPage, WorkerStanding
-from tests.operate.rows import add_attempt, add_run, add_snapshot, add_task, add_worker, ago
+from horsies.monitor import overview
+from horsies.monitor.overview import Overview, TaskFilters, TaskPage, WorkerStanding
+from tests.db.rows import add_task
+from tests.operate.rows import add_attempt, add_run, add_snapshot, add_worker, ago
 from tests.producer.rows import Database
 
 # The same in every test process, or they would not agree on the names of the tests.
 UNKNOWN_ID = "01a1dd00-0000-7000-8000-000000000000"
 
 
-def overview(app: Horsies, configured: Sequence[str] = ()) -> Overview:
-    return survey.read_overview(app.get_broker(), configured).unwrap()
+def read_overview(app: Horsies, configured: Sequence[str] = ()) -> Overview:
+    return overview.read_overview(app.get_broker(), configured).unwrap()
 
 
 def test_an_empty_database_has_only_the_configured_queues(app: Horsies) -> None:
-    found = overview(app, ["default"])
+    found = read_overview(app, ["default"])
     assert [(queue.name, queue.due, queue.paused_at) for queue in found.queues] == [
         ("default", 0, None)
     ]
@@ -39,7 +47,7 @@ def test_a_queue_counts_what_waits_and_what_runs(app: Horsies, connection: Datab
     add_task(connection, queue_name="mail", status="CLAIMED")
     for status in ("RUNNING", "RUNNING", "COMPLETED", "FAILED", "CANCELLED", "EXPIRED"):
         add_task(connection, queue_name="mail", status=status)
-    (mail,) = overview(app).queues
+    (mail,) = read_overview(app).queues
     assert (mail.due, mail.delayed, mail.claimed, mail.running) == (3, 1, 1, 2)
     assert mail.oldest_waiting_seconds is not None
     assert 100 <= mail.oldest_waiting_seconds < 160
@@ -57,7 +65,7 @@ def test_rates_are_what_ended_within_the_last_minute(app: Horsies, connection: D
     ended("mail", outcome="FAILED", will_retry=True)
     ended("mail", outcome="FAILED", error_code="TASK_CANCELLED")
     ended("reports")
-    mail, reports = overview(app).queues
+    mail, reports = read_overview(app).queues
     rates = (mail.done_per_minute, mail.failed_per_minute, mail.retried_per_minute)
     assert rates == (2.0, 2.0, 1.0)
     assert (reports.done_per_minute, reports.failed_per_minute) == (1.0, 0.0)
@@ -70,8 +78,8 @@ def test_a_sample_that_covers_less_than_a_minute_is_scaled_up(
         add_attempt(
             connection, add_task(connection, status="COMPLETED"), finished_at=ago(20 - number)
         )
-    monkeypatch.setattr(survey, "RATE_SAMPLE", 10)
-    (queue,) = overview(app).queues
+    monkeypatch.setattr(overview, "RATE_SAMPLE", 10)
+    (queue,) = read_overview(app).queues
     assert 50 < queue.done_per_minute < 61
 
 
@@ -83,7 +91,7 @@ def test_queues_are_known_from_work_workers_switches_and_configuration(
     add_worker(connection, queues=["served"])
     add_worker(connection, queues=["gone"], stopped_at=ago(1))
     connection.execute("INSERT INTO horsies_queues VALUES ('paused', now()), ('resumed', NULL)")
-    found = overview(app, ["configured"]).queues
+    found = read_overview(app, ["configured"]).queues
     assert [queue.name for queue in found] == [
         "configured",
         "paused",
@@ -97,14 +105,14 @@ def test_queues_are_known_from_work_workers_switches_and_configuration(
 
 def test_merging_puts_every_answer_at_its_queue() -> None:
     moment = datetime.now(UTC)
-    (merged,) = survey.merge_queues(
+    (merged,) = overview.merge_queues(
         ["mail"],
         [WaitingCount("mail", 1, 2, 3.0)],
         [InFlightCount("mail", 4, 5)],
         [RecentAttempts("mail", 30.0, 6, 7, 8)],
         [QueueState("mail", moment)],
     )
-    assert merged == survey.QueueOverview("mail", moment, 1, 2, 4, 5, 3.0, 12.0, 14.0, 16.0)
+    assert merged == overview.QueueOverview("mail", moment, 1, 2, 4, 5, 3.0, 12.0, 14.0, 16.0)
 
 
 WORKER = WorkerRow(
@@ -142,7 +150,7 @@ WORKER = WorkerRow(
     ],
 )
 def test_how_a_worker_stands(changes: dict[str, Any], standing: WorkerStanding) -> None:
-    assert survey.standing_of(WORKER._replace(**changes)) is standing
+    assert overview.standing_of(WORKER._replace(**changes)) is standing
 
 
 @pytest.mark.parametrize(
@@ -156,7 +164,7 @@ def test_how_a_worker_stands(changes: dict[str, Any], standing: WorkerStanding) 
 )
 def test_only_a_living_worker_is_called_deaf(changes: dict[str, Any], is_deaf: bool) -> None:
     row = WORKER._replace(**changes)
-    assert survey.WorkerOverview(survey.standing_of(row), row).is_deaf is is_deaf
+    assert overview.WorkerOverview(overview.standing_of(row), row).is_deaf is is_deaf
 
 
 def test_a_worker_is_shown_with_its_work_its_lock_and_its_newest_snapshot(
@@ -170,10 +178,10 @@ def test_a_worker_is_shown_with_its_work_its_lock_and_its_newest_snapshot(
     )
     for status in ("RUNNING", "RUNNING", "CLAIMED", "COMPLETED"):
         add_task(connection, status=status, claimed_by_worker_id=worker_id)
-    (before,) = survey.read_workers(app.get_broker()).unwrap()
+    (before,) = overview.read_workers(app.get_broker()).unwrap()
     assert before.standing is WorkerStanding.LOST
     connection.execute("SELECT pg_advisory_lock(%s)", (key,))
-    (worker,) = survey.read_workers(app.get_broker()).unwrap()
+    (worker,) = overview.read_workers(app.get_broker()).unwrap()
     connection.execute("SELECT pg_advisory_unlock(%s)", (key,))
     assert worker.standing is WorkerStanding.SILENT
     assert worker.memory_mb == 400.0
@@ -185,7 +193,7 @@ def test_a_worker_is_shown_with_its_work_its_lock_and_its_newest_snapshot(
 def test_any_lock_key_is_recognised(app: Horsies, connection: Database, key: int) -> None:
     add_worker(connection, lock_key=key)
     connection.execute("SELECT pg_advisory_lock(%s)", (key,))
-    (worker,) = survey.read_workers(app.get_broker()).unwrap()
+    (worker,) = overview.read_workers(app.get_broker()).unwrap()
     connection.execute("SELECT pg_advisory_unlock(%s)", (key,))
     assert worker.worker.holds_lock
 
@@ -196,13 +204,13 @@ def test_workers_that_stopped_are_listed_on_request_and_last(
     gone = add_worker(connection, stopped_at=ago(1))
     here = add_worker(connection, seen_at=ago(10))
     broker = app.get_broker()
-    assert [one.worker.worker_id for one in survey.read_workers(broker).unwrap()] == [here]
-    everyone = survey.read_workers(broker, include_stopped=True).unwrap()
+    assert [one.worker.worker_id for one in overview.read_workers(broker).unwrap()] == [here]
+    everyone = overview.read_workers(broker, include_stopped=True).unwrap()
     assert [one.worker.worker_id for one in everyone] == [here, gone]
 
 
 def page(app: Horsies, **filters: Any) -> TaskPage:
-    return survey.list_tasks(app.get_broker(), TaskFilters(**filters)).unwrap()
+    return overview.list_tasks(app.get_broker(), TaskFilters(**filters)).unwrap()
 
 
 def ids(page: TaskPage) -> list[str]:
@@ -277,7 +285,7 @@ def test_since_is_when_a_task_was_sent(app: Horsies, connection: Database) -> No
 def test_what_waits_or_runs_is_found_behind_any_amount_of_history(
     app: Horsies, connection: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(survey, "LIST_WINDOW", 3)
+    monkeypatch.setattr(overview, "LIST_WINDOW", 3)
     stuck = add_task(connection, id=numbered(0), status="RUNNING")
     for number in range(1, 8):
         add_task(connection, id=numbered(number), status="COMPLETED")
@@ -287,7 +295,7 @@ def test_what_waits_or_runs_is_found_behind_any_amount_of_history(
 def test_an_error_code_is_found_behind_any_amount_of_history(
     app: Horsies, connection: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(survey, "LIST_WINDOW", 3)
+    monkeypatch.setattr(overview, "LIST_WINDOW", 3)
     old = add_task(connection, id=numbered(0), status="FAILED", error_code="RARE")
     for number in range(1, 8):
         add_task(connection, id=numbered(number), status="COMPLETED")
@@ -300,7 +308,7 @@ def test_an_error_code_is_found_behind_any_amount_of_history(
 def test_another_filter_looks_at_the_newest_tasks_and_says_where_it_stopped(
     app: Horsies, connection: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(survey, "LIST_WINDOW", 3)
+    monkeypatch.setattr(overview, "LIST_WINDOW", 3)
     wanted = add_task(connection, id=numbered(0), task_name="rare", status="COMPLETED")
     for number in range(1, 8):
         add_task(connection, id=numbered(number), status="COMPLETED")
@@ -317,7 +325,7 @@ def test_another_filter_looks_at_the_newest_tasks_and_says_where_it_stopped(
 def test_pages_of_live_and_finished_tasks_together_skip_nothing(
     app: Horsies, connection: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(survey, "LIST_WINDOW", 3)
+    monkeypatch.setattr(overview, "LIST_WINDOW", 3)
     wanted = []
     for number in range(20):
         status = ("RUNNING", "COMPLETED", "FAILED")[number % 3]
@@ -341,15 +349,15 @@ def test_a_task_is_read_with_its_attempts_and_without_its_payload(
     task_id = add_task(connection, args="[1]", kwargs="{}", result='{"ok":1}', status="COMPLETED")
     add_attempt(connection, task_id, outcome="FAILED", will_retry=True)
     add_attempt(connection, task_id, attempt=2)
-    report = survey.read_task(app.get_broker(), task_id.upper()).unwrap()
+    report = overview.read_task(app.get_broker(), task_id.upper()).unwrap()
     assert report is not None
     assert [attempt.attempt for attempt in report.attempts] == [2, 1]
     assert (report.task.args, report.task.kwargs, report.task.result) == (None, None, None)
-    opened = survey.read_task(app.get_broker(), task_id, payload=True).unwrap()
+    opened = overview.read_task(app.get_broker(), task_id, payload=True).unwrap()
     assert opened is not None
     assert (opened.task.args, opened.task.kwargs, opened.task.result) == ("[1]", "{}", '{"ok":1}')
 
 
 @pytest.mark.parametrize("task_id", [UNKNOWN_ID, "nonsense", ""])
 def test_a_task_that_does_not_exist_is_none(app: Horsies, task_id: str) -> None:
-    assert survey.read_task(app.get_broker(), task_id).unwrap() is None
+    assert overview.read_task(app.get_broker(), task_id).unwrap() is None

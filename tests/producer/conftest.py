@@ -9,10 +9,11 @@ from typing import Any, TypeAlias
 import pytest
 
 from horsies.app import Horsies
-from horsies.config import AppConfig, PostgresConfig
-from horsies.outcome import TaskError, TaskResult
-from horsies.request import TaskSendResult
+from horsies.config.app import AppConfig
+from horsies.config.postgres import PostgresConfig
 from horsies.task import TaskFunction
+from horsies.task_result import TaskError, TaskResult
+from horsies.tasks.request import TaskSendResult
 from tests.producer.rows import Database
 from tests.proxy import Proxy
 

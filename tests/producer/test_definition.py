@@ -16,18 +16,20 @@ from typing import Any
 import pytest
 
 from horsies.app import Horsies
-from horsies.config import AppConfig, CustomQueueConfig, PostgresConfig, QueueMode
+from horsies.config.app import AppConfig, CustomQueueConfig, QueueMode
+from horsies.config.postgres import PostgresConfig
+from horsies.error_codes import ContractCode, OperationalErrorCode
 from horsies.errors import (
     ConfigurationError,
     ErrorCode,
     HorsiesError,
     RegistryError,
     TaskDefinitionError,
+    TaskStopped,
 )
-from horsies.outcome import ContractCode, OperationalErrorCode, TaskError, TaskResult
 from horsies.result import Err
 from horsies.retry import RetryPolicy
-from horsies.stop import TaskStopped
+from horsies.task_result import TaskError, TaskResult
 
 BROKER = PostgresConfig(database_url="postgresql://app:hunter2@127.0.0.1:1/shop")
 IntResult = TaskResult[int, TaskError]

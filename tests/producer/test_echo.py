@@ -12,11 +12,12 @@ import pytest
 from psycopg import Connection
 
 from horsies.app import Horsies
-from horsies.config import AppConfig, PostgresConfig
-from horsies.db.connect import Database
-from horsies.db.tasks import TaskIds, read_outcomes
+from horsies.config.app import AppConfig
+from horsies.config.postgres import PostgresConfig
+from horsies.db.database import Database
+from horsies.db.statements.tasks import TaskIds, read_outcomes
 from horsies.ids import new_id
-from horsies.worker.link import turn_connector
+from horsies.worker.connection import turn_connector
 from tests.producer.conftest import add_task, run_closing, store_task
 
 LINE = re.compile(r"^[a-z_, ]+ (took|failed after) \d+\.\d ms$")

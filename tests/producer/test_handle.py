@@ -8,17 +8,11 @@ import pytest
 from pydantic import BaseModel
 
 from horsies.app import Horsies
-from horsies.codec import encode_task_error
-from horsies.handle import TaskHandle
+from horsies.codec.results import encode_task_error
+from horsies.error_codes import ContractCode, OperationalErrorCode, OutcomeCode, RetrievalCode
 from horsies.ids import new_id
-from horsies.outcome import (
-    ContractCode,
-    OperationalErrorCode,
-    OutcomeCode,
-    RetrievalCode,
-    TaskError,
-    TaskResult,
-)
+from horsies.task_result import TaskError, TaskResult
+from horsies.tasks.handle import TaskHandle
 from tests.producer.conftest import Call, Task, app_at, run_closing
 from tests.producer.rows import Database, finish
 from tests.waiting import interrupted_when

@@ -17,8 +17,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from horsies.app import Horsies
-from horsies.config import AppConfig, PayloadConfig, PostgresConfig
-from horsies.db.tasks import (
+from horsies.config.app import AppConfig, PayloadConfig
+from horsies.config.postgres import PostgresConfig
+from horsies.db.statements.tasks import (
     IdempotentTask,
     SentTask,
     TaskId,
@@ -26,9 +27,9 @@ from horsies.db.tasks import (
     find_sent_tasks,
     insert_task,
 )
-from horsies.outcome import TaskError, TaskResult
-from horsies.request import UNSET, SendOptions, TaskSendErrorCode, TaskSendResult, prepare
-from horsies.send import insert_script
+from horsies.task_result import TaskError, TaskResult
+from horsies.tasks.request import UNSET, SendOptions, TaskSendErrorCode, TaskSendResult, prepare
+from horsies.tasks.send import insert_script
 from tests.orders import printed_under_hash_seeds, reordered
 from tests.producer.conftest import Call, Task, run_closing
 from tests.producer.rows import Database, finish, stored

@@ -10,11 +10,12 @@ import psycopg
 import pytest
 
 from horsies.app import Horsies
-from horsies.broker import BrokerErrorCode
-from horsies.handle import TaskActionErrorCode, TaskCancelled, TaskHandle, TaskInfo
+from horsies.error_codes import OutcomeCode, RetrievalCode
 from horsies.ids import new_id
-from horsies.outcome import OutcomeCode, RetrievalCode
 from horsies.states import TASK_TERMINAL_STATES, TaskAttemptOutcome, TaskStatus
+from horsies.tasks.broker import BrokerErrorCode
+from horsies.tasks.handle import TaskHandle
+from horsies.tasks.info import TaskActionErrorCode, TaskCancelled, TaskInfo
 from tests.producer.conftest import Call, Task, app_at
 from tests.producer.rows import Database, finish, stored
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from horsies.app import Horsies
-from horsies.handle import TaskHandle
+from horsies.tasks.handle import TaskHandle
 from tests.producer.conftest import Task, run_closing
 from tests.producer.rows import Database, backends, finish
 from tests.waiting import wait_until

@@ -14,11 +14,12 @@ from typing import Any
 import pytest
 
 from horsies.app import SUPPRESSION_VARIABLES, Horsies
-from horsies.config import AppConfig, CustomQueueConfig, PayloadConfig, PostgresConfig, QueueMode
-from horsies.handle import TaskHandle
-from horsies.outcome import TaskError, TaskResult
-from horsies.request import TaskSendError, TaskSendErrorCode, TaskSendResult
+from horsies.config.app import AppConfig, CustomQueueConfig, PayloadConfig, QueueMode
+from horsies.config.postgres import PostgresConfig
 from horsies.retry import RetryPolicy
+from horsies.task_result import TaskError, TaskResult
+from horsies.tasks.handle import TaskHandle
+from horsies.tasks.request import TaskSendError, TaskSendErrorCode, TaskSendResult
 from tests.producer.conftest import Call, Task, add_task, run_closing, store_task
 from tests.producer.rows import Database, backends, stored, stored_ids
 from tests.waiting import wait_until

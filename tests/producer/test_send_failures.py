@@ -17,12 +17,13 @@ import psycopg
 import pytest
 
 from horsies.app import Horsies
-from horsies.broker import BrokerErrorCode, BrokerOperationError, PostgresBroker
-from horsies.config import AppConfig, PostgresConfig
+from horsies.config.app import AppConfig
+from horsies.config.postgres import PostgresConfig
 from horsies.ids import new_id
-from horsies.outcome import TaskError, TaskResult
-from horsies.request import TaskSendError, TaskSendErrorCode
 from horsies.result import Err, Ok
+from horsies.task_result import TaskError, TaskResult
+from horsies.tasks.broker import BrokerErrorCode, BrokerOperationError, PostgresBroker
+from horsies.tasks.request import TaskSendError, TaskSendErrorCode
 from tests.conftest import database_on
 from tests.producer.conftest import Call, Task, add_task, app_at, run_closing
 from tests.producer.rows import Database, backends, stored, stored_ids, terminate
@@ -140,7 +141,7 @@ def test_a_broker_that_cannot_be_built_is_an_error_value(
     add = add_task(app)
     for method, args in (("send", (1,)), ("send_many", ([add.bind(1)],))):
         with monkeypatch.context() as patch:
-            patch.setattr("horsies.broker.PostgresBroker", broken)
+            patch.setattr("horsies.tasks.broker.PostgresBroker", broken)
             patch.setattr(app, "close_async", working.close_async)
             error = enqueue_failure(call(app, add, method, *args), retryable=False)
             assert "disk full" in error.message
@@ -153,12 +154,12 @@ def test_all_threads_share_one_broker(monkeypatch: pytest.MonkeyPatch) -> None:
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
             with monkeypatch.context() as patch:
-                patch.setattr("horsies.broker.PostgresBroker", PostgresBroker)
+                patch.setattr("horsies.tasks.broker.PostgresBroker", PostgresBroker)
                 overtaker.append(app.get_broker())
 
     overtaker: list[PostgresBroker] = []
     with monkeypatch.context() as patch:
-        patch.setattr("horsies.broker.PostgresBroker", Overtaken)
+        patch.setattr("horsies.tasks.broker.PostgresBroker", Overtaken)
         assert app.get_broker() is overtaker[0]
 
 
@@ -420,8 +421,8 @@ class Unreliable:
         self.rows: list[Any] = []
         monkeypatch.setattr(app.get_broker(), "perform", self.perform)
         monkeypatch.setattr(app.get_broker(), "perform_async", self.perform_async)
-        monkeypatch.setattr("horsies.send.time", SimpleNamespace(sleep=self.sleeps.append))
-        monkeypatch.setattr("horsies.send.asyncio", SimpleNamespace(sleep=self.sleep_async))
+        monkeypatch.setattr("horsies.tasks.send.time", SimpleNamespace(sleep=self.sleeps.append))
+        monkeypatch.setattr("horsies.tasks.send.asyncio", SimpleNamespace(sleep=self.sleep_async))
 
     def perform(self, _code: object, script: Any, _transaction: object = None) -> Any:
         _, row = next(script)

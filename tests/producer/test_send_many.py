@@ -11,10 +11,11 @@ import psycopg
 import pytest
 
 from horsies.app import Horsies
-from horsies.bulk import TaskCall
-from horsies.config import AppConfig, PayloadConfig, PostgresConfig
-from horsies.outcome import TaskError, TaskResult
-from horsies.request import TaskSendErrorCode
+from horsies.config.app import AppConfig, PayloadConfig
+from horsies.config.postgres import PostgresConfig
+from horsies.task_result import TaskError, TaskResult
+from horsies.tasks.request import TaskSendErrorCode
+from horsies.tasks.send import TaskCall
 from tests.producer.conftest import Call, Task, add_task, app_at, store_task
 from tests.producer.rows import Database, finish, stored, stored_ids
 from tests.proxy import Proxy

@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session
 from sqlalchemy.pool import NullPool
 
 from horsies.app import Horsies
-from horsies.request import TaskSendError, TaskSendErrorCode
+from horsies.tasks.request import TaskSendError, TaskSendErrorCode
 from tests.producer.callers import CALLERS, Caller, alchemy_url, configure_django
 from tests.producer.conftest import Task, run_closing
 from tests.producer.rows import Database, finish, stored

@@ -17,10 +17,11 @@ import psycopg
 import pytest
 
 from horsies.app import Horsies
-from horsies.db.tasks import OutcomeRow
-from horsies.handle import TaskHandle
-from horsies.outcome import OperationalErrorCode, RetrievalCode, TaskError, TaskResult
-from horsies.waiters import Subject, Waiters
+from horsies.db.statements.tasks import OutcomeRow
+from horsies.error_codes import OperationalErrorCode, RetrievalCode
+from horsies.task_result import TaskError, TaskResult
+from horsies.tasks.handle import TaskHandle
+from horsies.tasks.waiters import Subject, Waiters
 from tests.producer.conftest import Call, Task, add_task, app_at, run_closing
 from tests.producer.rows import Database, backends, finish, terminate
 from tests.proxy import Proxy

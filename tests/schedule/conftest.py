@@ -10,18 +10,19 @@ import psycopg
 import pytest
 
 from horsies.app import Horsies
-from horsies.config import AppConfig, CustomQueueConfig, PostgresConfig, QueueMode
-from horsies.db.query import run_script
-from horsies.db.together import Together
-from horsies.outcome import TaskError, TaskResult
+from horsies.config.app import AppConfig, CustomQueueConfig, QueueMode
+from horsies.config.postgres import PostgresConfig
+from horsies.config.schedules import AnySchedule, ScheduleConfig, TaskSchedule, WorkflowSchedule
+from horsies.db.pipeline import Together
+from horsies.db.statement import run_script
 from horsies.retry import RetryPolicy
-from horsies.schedule import tick as tick_module
-from horsies.schedule.book import Book, enter_schedules
-from horsies.schedule.tick import Ticked
+from horsies.scheduler import tick as tick_module
+from horsies.scheduler.registry import Book, enter_schedules
+from horsies.scheduler.tick import Ticked
+from horsies.task_result import TaskError, TaskResult
 from horsies.timetable.patterns import IntervalSchedule
-from horsies.timetable.settings import AnySchedule, ScheduleConfig, TaskSchedule, WorkflowSchedule
 from horsies.workflow.definition import WorkflowDefinition
-from horsies.workflow.nodes import SignalNode, SleepNode
+from horsies.workflow.nodes.nodes import SignalNode, SleepNode
 from horsies.workflow.spec import WorkflowSpec
 from tests.operate.conftest import call, horsies
 

@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 
 from horsies.app import Horsies
-from horsies.config import AppConfig, PostgresConfig
+from horsies.config.app import AppConfig
+from horsies.config.postgres import PostgresConfig
+from horsies.config.schedules import ScheduleConfig, TaskSchedule
 from horsies.errors import ErrorCode, HorsiesError
-from horsies.schedule.book import Book
-from horsies.timetable.settings import ScheduleConfig, TaskSchedule
+from horsies.scheduler.registry import Book
 from tests.schedule.conftest import MakeApp, schedule
 
 INVALID = ErrorCode.CONFIG_INVALID_SCHEDULE

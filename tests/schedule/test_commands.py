@@ -13,7 +13,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from horsies.handle import TaskHandle
+from horsies.tasks.handle import TaskHandle
 from horsies.timetable.patterns import DailySchedule
 from tests.operate.conftest import Run
 from tests.schedule.conftest import (
@@ -31,10 +31,10 @@ from tests.schedule.conftest import (
 APP = """
 import os
 from horsies.app import Horsies
-from horsies.config import AppConfig, PostgresConfig
-from horsies.outcome import TaskError, TaskResult
+from horsies.config.app import AppConfig; from horsies.config.postgres import PostgresConfig
+from horsies.task_result import TaskError, TaskResult
 from horsies.timetable.patterns import IntervalSchedule
-from horsies.timetable.settings import ScheduleConfig, TaskSchedule
+from horsies.config.schedules import ScheduleConfig, TaskSchedule
 
 app = Horsies(AppConfig(
     broker=PostgresConfig(database_url=os.environ["SHOP_URL"]),

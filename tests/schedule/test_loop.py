@@ -8,11 +8,15 @@ from contextlib import contextmanager
 
 import psycopg
 
-from horsies.config import WorkerResilienceConfig
-from horsies.db.connect import Database as Server
-from horsies.postgres_config import PostgresConfig
-from horsies.schedule.loop import SchedulerThread, migrating_connector
-from horsies.schedule.service import Scheduler, SchedulerGaveUpError
+from horsies.config.app import WorkerResilienceConfig
+from horsies.config.postgres import PostgresConfig
+from horsies.db.database import Database as Server
+from horsies.scheduler.service import (
+    Scheduler,
+    SchedulerGaveUpError,
+    SchedulerThread,
+    migrating_connector,
+)
 from tests.schedule.conftest import OWNER, Database, MakeApp, ago, make_due, schedule, tasks
 from tests.waiting import wait_until
 

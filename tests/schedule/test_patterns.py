@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
+from horsies.config.schedules import ScheduleConfig, TaskSchedule
 from horsies.errors import ErrorCode, HorsiesError, MultipleValidationErrors
+from horsies.scheduler.timing import Timing
 from horsies.timetable.patterns import (
     BothDays,
     ByMonthDay,
@@ -25,7 +27,6 @@ from horsies.timetable.patterns import (
     SchedulePattern,
     WeeklySchedule,
 )
-from horsies.timetable.settings import ScheduleConfig, TaskSchedule
 from horsies.timetable.terms import (
     HOURS,
     MINUTES,
@@ -42,7 +43,6 @@ from horsies.timetable.terms import (
     Weekday,
     values_of,
 )
-from horsies.timetable.timing import Timing
 
 EVERY = [CronEvery()]
 

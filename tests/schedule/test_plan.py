@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from horsies.schedule.plan import Decision, SkipReason, Standing, decide
+from horsies.config.schedules import TaskSchedule
+from horsies.scheduler.decide import Decision, SkipReason, Standing, decide
+from horsies.scheduler.timing import Timing, TimingFields, config_hash, timing_json
 from horsies.timetable.patterns import (
     CronSchedule,
     DailySchedule,
@@ -17,8 +19,6 @@ from horsies.timetable.patterns import (
     IntervalSchedule,
     MonthlySchedule,
 )
-from horsies.timetable.settings import TaskSchedule
-from horsies.timetable.timing import Timing, TimingFields, config_hash, timing_json
 
 NOON = datetime(2026, 6, 1, 12, tzinfo=UTC)
 SECOND = timedelta(seconds=1)

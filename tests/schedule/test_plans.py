@@ -12,8 +12,8 @@ import pytest
 from psycopg import Connection, sql
 
 from horsies.db.migrate import apply_migrations
-from horsies.db.query import Statement, field_names
-from horsies.db.schedules import SCHEDULES
+from horsies.db.statement import Statement, field_names
+from horsies.db.statements.schedules import SCHEDULES
 from tests.conftest import database_on
 from tests.operate.test_operator_plans import nodes
 

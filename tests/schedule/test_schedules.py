@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 
 from horsies.app import Horsies
-from horsies.broker import BrokerErrorCode
-from horsies.config import AppConfig, PostgresConfig
-from horsies.db.schedules import find_due_schedules
+from horsies.config.app import AppConfig
+from horsies.config.postgres import PostgresConfig
+from horsies.db.statements.schedules import find_due_schedules
 from horsies.errors import ErrorCode, HorsiesError
-from horsies.handle import TaskHandle
+from horsies.tasks.broker import BrokerErrorCode
+from horsies.tasks.handle import TaskHandle
 from horsies.timetable.patterns import CronSchedule, DailySchedule, IntervalSchedule
 from tests.operate.conftest import Call
 from tests.schedule.conftest import (

@@ -12,10 +12,10 @@ import psycopg
 import pytest
 
 from horsies.app import Horsies
-from horsies.config import WorkerResilienceConfig
-from horsies.db.together import Together
-from horsies.schedule import service as service_module
-from horsies.schedule.service import Scheduler, SchedulerGaveUpError
+from horsies.config.app import WorkerResilienceConfig
+from horsies.db.pipeline import Together
+from horsies.scheduler import service as service_module
+from horsies.scheduler.service import Scheduler, SchedulerGaveUpError
 from horsies.timetable.patterns import IntervalSchedule
 from tests.schedule.conftest import (
     OWNER,

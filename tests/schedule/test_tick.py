@@ -12,12 +12,17 @@ from typing import Any
 import psycopg
 import pytest
 
-from horsies.db.query import run_script
-from horsies.db.schedules import find_due_schedules, fire_slots, pause_schedule, resume_schedule
-from horsies.schedule import tick as tick_module
-from horsies.schedule.records import switch_script
-from horsies.schedule.target import jitter_share, run_id
-from horsies.schedule.tick import columns, plan_all
+from horsies.db.statement import run_script
+from horsies.db.statements.schedules import (
+    find_due_schedules,
+    fire_slots,
+    pause_schedule,
+    resume_schedule,
+)
+from horsies.scheduler import tick as tick_module
+from horsies.scheduler.api import switch_script
+from horsies.scheduler.targets import jitter_share, run_id
+from horsies.scheduler.tick import columns, plan_all
 from horsies.timetable.patterns import DailySchedule, HourlySchedule, IntervalSchedule
 from tests.schedule.conftest import (
     LONG_AGO,

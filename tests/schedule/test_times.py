@@ -9,6 +9,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from horsies.timetable.next_run import GapRule, calculate_next_run
 from horsies.timetable.patterns import (
     BothDays,
     ByMonthDay,
@@ -33,7 +34,6 @@ from horsies.timetable.terms import (
     Month,
     Weekday,
 )
-from horsies.timetable.times import GapRule, calculate_next_run
 from tests.schedule import oracle
 
 BERLIN, NEW_YORK = "Europe/Berlin", "America/New_York"

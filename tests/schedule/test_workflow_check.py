@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from horsies.config.schedules import ScheduleConfig, WorkflowSchedule
 from horsies.errors import ErrorCode, HorsiesError
-from horsies.schedule.book import Book
-from horsies.timetable.settings import ScheduleConfig, WorkflowSchedule
+from horsies.scheduler.registry import Book
 from horsies.workflow.definition import WorkflowDefinition
 from tests.schedule.conftest import MakeApp, schedule, workflow_schedule
 

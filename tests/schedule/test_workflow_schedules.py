@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from horsies.broker import BrokerErrorCode
-from horsies.db.schedules import find_due_schedules
+from horsies.db.statements.schedules import find_due_schedules
 from horsies.errors import ErrorCode, HorsiesError
-from horsies.schedule.book import Book
+from horsies.scheduler.registry import Book
+from horsies.tasks.broker import BrokerErrorCode
 from horsies.workflow.definition import definition_by_key
-from horsies.workflow.handle import WorkflowHandle
+from horsies.workflow.run.handle import WorkflowHandle
 from tests.operate.conftest import Call, Run
 from tests.schedule.conftest import (
     LONG_AGO,

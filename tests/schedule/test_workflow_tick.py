@@ -10,10 +10,10 @@ from typing import Any
 import psycopg
 import pytest
 
-from horsies.db.schedules import find_due_schedules, fire_slots
-from horsies.schedule import tick as tick_module
-from horsies.schedule.target import jitter_share, run_id
-from horsies.schedule.tick import columns, plan_all
+from horsies.db.statements.schedules import find_due_schedules, fire_slots
+from horsies.scheduler import tick as tick_module
+from horsies.scheduler.targets import jitter_share, run_id
+from horsies.scheduler.tick import columns, plan_all
 from horsies.timetable.patterns import IntervalSchedule
 from tests.schedule.conftest import (
     LONG_AGO,

@@ -9,15 +9,7 @@ from collections.abc import AsyncIterator, Iterator
 from datetime import datetime
 from typing import assert_type
 
-from horsies import (
-    Horsies,
-    QueueMode,
-    RetryPolicy,
-    TaskError,
-    TaskFunction,
-    TaskHandle,
-    TaskResult,
-)
+from horsies import Horsies, QueueMode, RetryPolicy, TaskError, TaskFunction, TaskHandle, TaskResult
 
 
 class PaymentError(TaskError):

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
-from horsies.worker.pool import ChildBoot, ChildPool, PoolSettings, StartMethod
+from horsies.worker.pool.launcher import StartMethod
+from horsies.worker.pool.pool import ChildPool, PoolSettings
+from horsies.worker.protocol import ChildBoot
 from tests.worker.pool_support import BOOT, MakePool
 
 

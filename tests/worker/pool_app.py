@@ -14,9 +14,10 @@ from typing import Any
 from pydantic import BaseModel, field_serializer, field_validator
 
 from horsies.app import Horsies, get_current_app
-from horsies.config import AppConfig, PayloadConfig, PostgresConfig
-from horsies.outcome import TaskError, TaskResult
-from horsies.stop import TaskStopped
+from horsies.config.app import AppConfig, PayloadConfig
+from horsies.config.postgres import PostgresConfig
+from horsies.errors import TaskStopped
+from horsies.task_result import TaskError, TaskResult
 
 app = Horsies(
     AppConfig(

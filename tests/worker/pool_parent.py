@@ -8,7 +8,8 @@ from pathlib import Path
 
 import psutil
 
-from horsies.worker.pool import ChildPool, PoolSettings, StartMethod
+from horsies.worker.pool.launcher import StartMethod
+from horsies.worker.pool.pool import ChildPool, PoolSettings
 from tests.worker.pool_support import BOOT, assignment, collect_until
 
 

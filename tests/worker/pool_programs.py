@@ -15,8 +15,8 @@ from typing import Any
 
 import psutil
 
-from horsies.worker import wire
-from horsies.worker.wire import Assignment, ChildBoot, ChildReport, FrameKind
+from horsies.worker import protocol
+from horsies.worker.protocol import Assignment, ChildBoot, ChildReport, FrameKind
 
 
 class FunctionProgram:
@@ -337,11 +337,11 @@ COMMON_SIGNALS = (
 HOARD: list[bytearray] = []
 HOOKS_THAT_RAN: list[str] = []
 FORGERIES = {
-    "other task": wire.encode_report(ChildReport("another", 7, True, "1", None, None)),
-    "other claim": wire.encode_report(ChildReport("another", 8, True, "1", None, None)),
-    "ready": wire.encode_numbers(FrameKind.READY, 1, 1),
-    "hello": wire.encode_numbers(FrameKind.HELLO, 1, 1),
-    "assign": wire.encode_assignment(Assignment("x", 1, "x", 1, "[]", "{}", None)),
+    "other task": protocol.encode_report(ChildReport("another", 7, True, "1", None, None)),
+    "other claim": protocol.encode_report(ChildReport("another", 8, True, "1", None, None)),
+    "ready": protocol.encode_numbers(FrameKind.READY, 1, 1),
+    "hello": protocol.encode_numbers(FrameKind.HELLO, 1, 1),
+    "assign": protocol.encode_assignment(Assignment("x", 1, "x", 1, "[]", "{}", None)),
 }
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     function.__name__: function

@@ -11,7 +11,9 @@ from typing import Any
 
 import psutil
 
-from horsies.worker.pool import Assignment, ChildBoot, ChildPool, PoolEvent, Reported
+from horsies.worker.pool.events import PoolEvent, Reported
+from horsies.worker.pool.pool import ChildPool
+from horsies.worker.protocol import Assignment, ChildBoot
 
 DEADLINE_SECONDS = 20.0
 REPOSITORY = str(Path(__file__).parents[2])

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from horsies.db.turn import ClaimedTask
+from horsies.db.statements.turn import ClaimedTask
 from horsies.worker.bookmarks import (
     COSTLY_SECONDS,
     EVERYWHERE,

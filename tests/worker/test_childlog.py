@@ -10,12 +10,13 @@ from collections.abc import Iterator
 import pytest
 
 from horsies.app import Horsies
-from horsies.config import AppConfig, PostgresConfig
+from horsies.config.app import AppConfig
+from horsies.config.postgres import PostgresConfig
 from horsies.logs import LogFormat, LogLevel, attach_handler
-from horsies.outcome import TaskError, TaskResult
-from horsies.worker.childlog import configure_logging, label_records
-from horsies.worker.execute import execute
-from horsies.worker.wire import Assignment
+from horsies.task_result import TaskError, TaskResult
+from horsies.worker.child.execute import execute
+from horsies.worker.child.logs import configure_logging, label_records
+from horsies.worker.protocol import Assignment
 
 RUNNING = Assignment("id-1", 1, "add", 2, "[]", "{}", None)
 

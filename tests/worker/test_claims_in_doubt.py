@@ -9,12 +9,12 @@ import psycopg
 import pytest
 from psycopg import Connection
 
-from horsies.db.together import Together
-from horsies.settle import Failed
+from horsies.db.pipeline import Together
 from horsies.states import TaskAttemptOutcome, TaskStatus
-from horsies.worker.desk import Desk
-from horsies.worker.link import TURN_SETTINGS
-from horsies.worker.pool import ChildPool
+from horsies.tasks.outcome import Failed
+from horsies.worker.connection import TURN_SETTINGS
+from horsies.worker.in_flight import Desk
+from horsies.worker.pool.pool import ChildPool
 from horsies.worker.turn import Claimer, Wanted, give_back, take_turn
 from tests.db.rows import add_task
 from tests.worker.test_desk import RecordingPool

@@ -7,20 +7,13 @@ from typing import Any, cast
 
 import pytest
 
-from horsies.db.together import Together
-from horsies.db.turn import ClaimedTask
-from horsies.settle import STOPPED_BY_CANCEL, STOPPED_BY_LOSS, Completed, Failed
-from horsies.worker.desk import Desk
-from horsies.worker.pool import (
-    Assignment,
-    ChildPool,
-    Died,
-    HookFailed,
-    NoIdleChildError,
-    Reported,
-    Stopped,
-)
-from horsies.worker.wire import ChildReport, NodePart
+from horsies.db.pipeline import Together
+from horsies.db.statements.turn import ClaimedTask
+from horsies.tasks.outcome import STOPPED_BY_CANCEL, STOPPED_BY_LOSS, Completed, Failed
+from horsies.worker.in_flight import Desk
+from horsies.worker.pool.events import Died, HookFailed, Reported, Stopped
+from horsies.worker.pool.pool import ChildPool, NoIdleChildError
+from horsies.worker.protocol import Assignment, ChildReport, NodePart
 
 
 @dataclass(slots=True)

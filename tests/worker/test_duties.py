@@ -13,7 +13,11 @@ import psycopg
 import pytest
 
 from horsies import AppConfig, PostgresConfig, RecoveryConfig, WorkerResilienceConfig
-from horsies.db.fleet import (
+from horsies.db.pipeline import Together
+from horsies.db.statement import Step
+from horsies.db.statements.tasks import TaskId
+from horsies.db.statements.turn import find_cancel_requests, renew_claims, send_heartbeats
+from horsies.db.statements.workers import (
     FindLostWorkers,
     Leads,
     Presence,
@@ -26,20 +30,16 @@ from horsies.db.fleet import (
     store_worker_state,
     try_lead,
 )
-from horsies.db.query import Step
-from horsies.db.tasks import TaskId
-from horsies.db.together import Together
-from horsies.db.turn import find_cancel_requests, renew_claims, send_heartbeats
-from horsies.db.workflows import FindPausedRuns, find_paused_runs
+from horsies.db.statements.workflows import FindPausedRuns, find_paused_runs
 from horsies.ids import new_id
-from horsies.settle import STOPPED_BY_CANCEL
-from horsies.worker import duties as duties_module
-from horsies.worker.desk import Desk
-from horsies.worker.duties import LONG_SECONDS, SEEN_SECONDS, Duties, Every
-from horsies.worker.ear import Ear
+from horsies.tasks.outcome import STOPPED_BY_CANCEL
+from horsies.worker import maintenance as duties_module
+from horsies.worker.config import WorkerConfig
+from horsies.worker.in_flight import Desk
 from horsies.worker.liveness import PONG_CHANNEL_PREFIX, Identity, echo_channel
-from horsies.worker.pool import ChildPool
-from horsies.worker.settings import WorkerConfig
+from horsies.worker.maintenance import LONG_SECONDS, SEEN_SECONDS, Duties, Every
+from horsies.worker.notifications import Ear
+from horsies.worker.pool.pool import ChildPool
 from tests.worker.test_desk import RecordingPool, assignment, claimed
 
 BROKER = PostgresConfig(database_url="postgresql://localhost/unused")
@@ -227,7 +227,7 @@ def test_a_reaper_says_how_long_its_own_connection_has_held(
 ) -> None:
     duties = make_duties(desk)
     assert connected_seconds(duties, 1_000.0) == LONG_SECONDS
-    monkeypatch.setattr("horsies.worker.duties.time.monotonic", lambda: 1_010.0)
+    monkeypatch.setattr("horsies.worker.maintenance.time.monotonic", lambda: 1_010.0)
     duties.note_break()
     assert connected_seconds(duties, 1_013.0) == 3.0
 
@@ -236,7 +236,7 @@ def test_a_worker_without_its_own_lock_calls_only_those_dead_that_it_sees_leave(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     duties = make_duties(desk, ear=QuietEar(connected=False))
-    monkeypatch.setattr("horsies.worker.duties.time.monotonic", lambda: 1_000.0)
+    monkeypatch.setattr("horsies.worker.maintenance.time.monotonic", lambda: 1_000.0)
     assert connected_seconds(duties, 1_000.0) == 0.0
 
 

@@ -14,9 +14,8 @@ from psycopg import Connection
 
 from horsies.db.listen import Listener
 from horsies.ids import new_id
-from horsies.worker.ear import CANCEL_CHANNEL, EAR, SILENCE, Ear, News
-from horsies.worker.hearing import PATIENCE_SECONDS
 from horsies.worker.liveness import PING_CHANNEL, echo_channel
+from horsies.worker.notifications import CANCEL_CHANNEL, EAR, PATIENCE_SECONDS, SILENCE, Ear, News
 from tests.waiting import wait_until
 
 ECHO = echo_channel(new_id())

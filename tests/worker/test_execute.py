@@ -11,13 +11,17 @@ from typing import Any
 
 import pytest
 
-from horsies.worker.execute import AppProgram, execute
-from horsies.worker.pool import Assignment, ChildReport, Reported, StartMethod, Stopped
+from horsies.worker.child.execute import AppProgram, execute
+from horsies.worker.pool.events import Reported, Stopped
+from horsies.worker.pool.launcher import StartMethod
+from horsies.worker.protocol import Assignment, ChildReport
 from tests.worker.pool_app import app
 from tests.worker.pool_support import BOOT, MakePool, assignment, collect_until, next_event
 
 APP_BOOT = replace(
-    BOOT, app_locator="tests.worker.pool_app:app", program="horsies.worker.execute:load_program"
+    BOOT,
+    app_locator="tests.worker.pool_app:app",
+    program="horsies.worker.child.execute:load_program",
 )
 
 

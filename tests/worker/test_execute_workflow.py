@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from horsies.worker.execute import execute
-from horsies.worker.pool import Reported
-from horsies.worker.wire import Assignment, ChildReport, NodeInput, NodePart
-from horsies.workflow.graph import NESTING_DEPTH_MAX
+from horsies.worker.child.execute import execute
+from horsies.worker.pool.events import Reported
+from horsies.worker.protocol import Assignment, ChildReport, NodeInput, NodePart
+from horsies.workflow.build.graph import NESTING_DEPTH_MAX
 from tests.worker.pool_support import BOOT, MakePool, next_event
 from tests.worker.workflow_app import app
 
@@ -268,7 +268,7 @@ def test_inputs_of_many_megabytes_reach_a_child(make_pool: MakePool) -> None:
     boot = replace(
         BOOT,
         app_locator="tests.worker.workflow_app:app",
-        program="horsies.worker.execute:load_program",
+        program="horsies.worker.child.execute:load_program",
     )
     pool = make_pool(1, boot=boot)
     text = "é" * 5_000_000

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from horsies.worker.agenda import NEVER
-from horsies.worker.farewell import RELEASE_PATIENCE_SECONDS, Farewell
+from horsies.worker.shutdown import RELEASE_PATIENCE_SECONDS, Farewell
 
 
 def begun(grace_seconds: float | None, requests: int = 1) -> Farewell:

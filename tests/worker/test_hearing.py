@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from horsies.worker.hearing import (
+from horsies.worker.notifications import (
     FIRST_REST_SECONDS,
     LAST_REST_SECONDS,
     PATIENCE_SECONDS,

@@ -11,9 +11,9 @@ import pytest
 from psycopg import Connection
 
 from horsies.app import Horsies
-from horsies.db.query import Step
-from horsies.db.together import Together
-from horsies.db.turn import (
+from horsies.db.pipeline import Together
+from horsies.db.statement import Step
+from horsies.db.statements.turn import (
     ClaimedTask,
     ClaimTasks,
     CompleteTasks,
@@ -22,14 +22,14 @@ from horsies.db.turn import (
     complete_tasks,
     fail_tasks,
 )
-from horsies.db.workflows import StartRuns, start_runs
+from horsies.db.statements.workflows import StartRuns, start_runs
 from horsies.ids import new_id
-from horsies.outcome import TaskError, TaskResult
-from horsies.worker.inputs import Inputs, KeptInputs, asking_tasks
-from horsies.worker.wire import NodeInput, NodePart
+from horsies.task_result import TaskError, TaskResult
+from horsies.worker.node_inputs import Inputs, KeptInputs, asking_tasks
+from horsies.worker.protocol import NodeInput, NodePart
+from horsies.workflow.build.plan import plan
 from horsies.workflow.definition import WorkflowDefinition
-from horsies.workflow.nodes import AnyNode, MapNode, SubWorkflowNode, TaskNode
-from horsies.workflow.plan import plan
+from horsies.workflow.nodes.nodes import AnyNode, MapNode, SubWorkflowNode, TaskNode
 
 RUN = "0190f3a1-0000-7000-8000-000000000001"
 

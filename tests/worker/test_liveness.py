@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from psycopg import Connection
 
 from horsies import AppConfig, PostgresConfig
-from horsies.db.fleet import Pong, Presence, answer_ping, register_worker, see_worker
+from horsies.db.statements.workers import Pong, Presence, answer_ping, register_worker, see_worker
 from horsies.ids import new_id
+from horsies.worker.config import WorkerConfig
 from horsies.worker.liveness import PONG_CHANNEL_PREFIX, Identity, Liveness, lock_key
-from horsies.worker.settings import WorkerConfig
 from tests.waiting import wait_until
 
 CHANNEL = PONG_CHANNEL_PREFIX + "0123456789abcdef" * 2

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from horsies.worker.pace import BRISK_SECONDS, PATIENCE_SECONDS, SILENCE_SECONDS, Pace
+from horsies.worker.batching import BRISK_SECONDS, PATIENCE_SECONDS, SILENCE_SECONDS, Pace
 
 
 def test_the_rest_of_a_batch_of_short_tasks_is_waited_for() -> None:

@@ -11,8 +11,10 @@ from typing import Any
 
 import pytest
 
-from horsies.worker import process
-from horsies.worker.pool import Died, NoIdleChildError, PoolEvent, StartMethod, Stopped
+from horsies.worker import os_process
+from horsies.worker.pool.events import Died, PoolEvent, Stopped
+from horsies.worker.pool.launcher import StartMethod
+from horsies.worker.pool.pool import NoIdleChildError
 from tests.worker.pool_support import (
     DEADLINE_SECONDS,
     MakePool,
@@ -45,7 +47,7 @@ def test_children_of_every_start_method_take_assignments_and_report(
 def test_children_are_looked_after_where_pids_have_no_descriptors(
     make_pool: MakePool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(process, "HAS_PIDFD", False)
+    monkeypatch.setattr(os_process, "HAS_PIDFD", False)
     pool = make_pool(1, start_method=StartMethod.SPAWN, max_tasks_per_child=3)
     (pid,) = pool.pids()
     assert run(pool, "own_pid") == pid

@@ -15,8 +15,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from horsies.worker.pool import ChildBoot, ChildBootError, Died, HookFailed, StartMethod
-from horsies.worker.template import Reserve
+from horsies.worker.child.fork_server import Reserve
+from horsies.worker.pool.events import Died, HookFailed
+from horsies.worker.pool.launcher import StartMethod
+from horsies.worker.pool.pool import ChildBootError
+from horsies.worker.protocol import ChildBoot
 from tests.worker.pool_programs import FunctionProgram
 from tests.worker.pool_support import (
     BOOT,

@@ -11,8 +11,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from horsies.worker import child, wire
-from horsies.worker.pool import Died, StartMethod, Stopped
+from horsies.worker import protocol
+from horsies.worker.child import main
+from horsies.worker.pool.events import Died, Stopped
+from horsies.worker.pool.launcher import StartMethod
 from tests.worker.pool_support import (
     MakePool,
     assignment,
@@ -149,7 +151,7 @@ def test_the_portable_watch_kills_a_process_whose_parent_hung_up() -> None:
     if pid == 0:
         os.setsid()
         own_end.close()
-        threading.Thread(target=child.watch_parent, args=(child_end,), daemon=True).start()
+        threading.Thread(target=main.watch_parent, args=(child_end,), daemon=True).start()
         os.write(child_end.fileno(), b"1")
         while True:
             signal.pause()
@@ -174,4 +176,4 @@ def test_a_task_id_with_any_text_survives_the_trip(make_pool: MakePool) -> None:
     pool = make_pool(1)
     text = 'Grüße, 世界 \U0001f40e " \\ \n'
     assert run(pool, "echo", text) == text
-    assert wire.MAX_FRAME_BYTES > 16_777_216
+    assert protocol.MAX_FRAME_BYTES > 16_777_216

@@ -10,14 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from horsies.worker.pool import (
-    ChildBootError,
-    ChildPool,
-    Died,
-    PoolSettings,
-    Reported,
-    StartMethod,
-)
+from horsies.worker.pool.events import Died, Reported
+from horsies.worker.pool.launcher import StartMethod
+from horsies.worker.pool.pool import ChildBootError, ChildPool, PoolSettings
 from tests.worker.pool_support import BOOT, MakePool, assignment, collect_until, is_gone, run
 
 

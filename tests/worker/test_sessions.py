@@ -13,14 +13,14 @@ import psycopg
 import pytest
 from psycopg import Connection, sql
 
-from horsies.config import PostgresConfig, WorkerResilienceConfig
-from horsies.db.connect import Database
+from horsies.config.app import WorkerResilienceConfig
+from horsies.config.postgres import PostgresConfig
+from horsies.db.database import Database
 from horsies.db.listen import Listener
-from horsies.db.together import Together
-from horsies.worker import link as link_module
-from horsies.worker.ear import CANCEL_CHANNEL, EAR, SILENCE, Ear, News
-from horsies.worker.link import DatabaseGivenUpError, Link
-from horsies.worker.sessions import TurnListener, make_sessions
+from horsies.db.pipeline import Together
+from horsies.worker import connection as link_module
+from horsies.worker.connection import DatabaseGivenUpError, Link, TurnListener, make_sessions
+from horsies.worker.notifications import CANCEL_CHANNEL, EAR, SILENCE, Ear, News
 from tests.waiting import wait_until
 
 QUEUE = "task_queue_default"

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from horsies import AppConfig, ConfigurationError, ErrorCode, Horsies, PostgresConfig, QueueMode
-from horsies.config import CustomQueueConfig
-from horsies.worker.settings import (
+from horsies.config.app import CustomQueueConfig
+from horsies.worker.config import (
     WorkerConfig,
     describe_concurrency,
     refuse_bad_limits,

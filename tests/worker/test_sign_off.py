@@ -10,8 +10,8 @@ import pytest
 from psycopg import Connection
 
 from horsies.app import Horsies
-from horsies.worker.main import ExitCode, Worker
-from horsies.worker.settings import WorkerConfig
+from horsies.worker.config import WorkerConfig
+from horsies.worker.loop import ExitCode, Worker
 from tests.worker.pool_support import MakePool
 
 

@@ -10,17 +10,17 @@ import pytest
 from psycopg import Connection
 
 from horsies.app import Horsies
-from horsies.db.together import Together
-from horsies.db.turn import ClaimedTask
-from horsies.db.workflows import StartRuns, start_runs
+from horsies.db.pipeline import Together
+from horsies.db.statements.turn import ClaimedTask
+from horsies.db.statements.workflows import StartRuns, start_runs
 from horsies.ids import new_id
-from horsies.outcome import TaskError, TaskResult
-from horsies.settle import Completed
-from horsies.worker.inputs import Inputs
-from horsies.worker.link import TURN_SETTINGS
+from horsies.task_result import TaskError, TaskResult
+from horsies.tasks.outcome import Completed
+from horsies.worker.connection import TURN_SETTINGS
+from horsies.worker.node_inputs import Inputs
 from horsies.worker.turn import Claimer, Turned, Wanted, take_turn
-from horsies.workflow.nodes import AnyNode, TaskNode
-from horsies.workflow.plan import plan
+from horsies.workflow.build.plan import plan
+from horsies.workflow.nodes.nodes import AnyNode, TaskNode
 
 STEPS = 1_000
 CHILDREN = 8

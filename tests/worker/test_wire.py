@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from horsies.worker import wire
-from horsies.worker.wire import (
+from horsies.worker import protocol
+from horsies.worker.protocol import (
     Assignment,
     ChildBoot,
     ChildReport,
@@ -67,29 +67,29 @@ reports = st.builds(
 @given(assignments)
 @settings(max_examples=100)
 def test_an_assignment_arrives_as_it_was_sent(assignment: Assignment) -> None:
-    assert wire.decode_assignment(wire.encode_assignment(assignment)) == assignment
+    assert protocol.decode_assignment(protocol.encode_assignment(assignment)) == assignment
 
 
 def test_a_part_in_a_workflow_with_wrong_lengths_is_refused() -> None:
     source = NodeInput(0, "task", "load", '{"ok":1}')
     node = NodePart("run", 1, '{"args":{"a":0},"context":{}}', (source,))
-    frame = wire.encode_assignment(Assignment("task", 1, "add", 1, "[]", "{}", None, node))
+    frame = protocol.encode_assignment(Assignment("task", 1, "add", 1, "[]", "{}", None, node))
     with pytest.raises(WireError, match="do not add up"):
-        wire.decode_assignment(frame[:-1])
+        protocol.decode_assignment(frame[:-1])
     with pytest.raises(WireError, match="cannot be read"):
-        wire.decode_assignment(frame.replace(b'[["run"', b'[[{run"'))
+        protocol.decode_assignment(frame.replace(b'[["run"', b'[[{run"'))
 
 
 @given(reports, st.integers(0, 2**62))
 @settings(max_examples=100)
 def test_a_report_arrives_as_it_was_sent(report: ChildReport, rss_bytes: int) -> None:
-    frame = wire.encode_report(report, rss_bytes, 1_234)
-    assert wire.decode_report(frame) == (report, rss_bytes, 1_234)
+    frame = protocol.encode_report(report, rss_bytes, 1_234)
+    assert protocol.decode_report(frame) == (report, rss_bytes, 1_234)
 
 
 def test_half_characters_in_a_report_are_escaped() -> None:
     report = ChildReport("x", 1, False, "{}", "CODE", "file \udc80.txt")
-    arrived, _, _ = wire.decode_report(wire.encode_report(report))
+    arrived, _, _ = protocol.decode_report(protocol.encode_report(report))
     assert arrived.error_message == "file \\udc80.txt"
 
 
@@ -98,14 +98,14 @@ def test_half_characters_in_a_report_are_escaped() -> None:
 def test_frames_survive_any_chopping_of_the_stream(
     sent: list[ChildReport], data: st.DataObject
 ) -> None:
-    stream = b"".join(wire.encode_report(report) for report in sent)
+    stream = b"".join(protocol.encode_report(report) for report in sent)
     frames = FrameBuffer()
     arrived: list[bytes] = []
     while stream:
         size = data.draw(st.integers(1, len(stream)))
         arrived += frames.feed(stream[:size])
         stream = stream[size:]
-    assert [wire.decode_report(frame)[0] for frame in arrived] == sent
+    assert [protocol.decode_report(frame)[0] for frame in arrived] == sent
     assert frames.wanted_bytes() == 0
 
 
@@ -113,10 +113,10 @@ def test_frames_survive_any_chopping_of_the_stream(
 @settings(max_examples=300)
 def test_garbage_is_waited_for_or_refused_but_never_believed(garbage: bytes) -> None:
     decoders = (
-        wire.decode_report,
-        wire.decode_assignment,
-        wire.decode_numbers,
-        lambda frame: wire.decode_texts(frame, 1),
+        protocol.decode_report,
+        protocol.decode_assignment,
+        protocol.decode_numbers,
+        lambda frame: protocol.decode_texts(frame, 1),
     )
     try:
         frames = FrameBuffer().feed(garbage)
@@ -137,22 +137,22 @@ def test_an_impossible_length_is_refused_before_anything_is_kept(size: int) -> N
 
 
 def test_a_report_with_wrong_lengths_is_refused() -> None:
-    frame = bytearray(wire.encode_report(ChildReport("task", 1, True, "{}", None, None)))
+    frame = bytearray(protocol.encode_report(ChildReport("task", 1, True, "{}", None, None)))
     frame[-1:] = b""
     with pytest.raises(WireError, match="do not add up"):
-        wire.decode_report(bytes(frame))
+        protocol.decode_report(bytes(frame))
     with pytest.raises(WireError, match="malformed report"):
-        wire.decode_report(b"\x00\x00\x00\x01\x06")
+        protocol.decode_report(b"\x00\x00\x00\x01\x06")
 
 
 @pytest.mark.parametrize("body", [b"{", b"{}", b"[1]", b'["a", "b"]', b"[" * 100_000])
 def test_texts_that_are_none_are_refused(body: bytes) -> None:
     frame = (len(body) + 1).to_bytes(4, "big") + bytes([FrameKind.BOOT_FAILED]) + body
     with pytest.raises(WireError):
-        wire.decode_texts(frame, 1)
+        protocol.decode_texts(frame, 1)
 
 
 def test_boot_values_cross_into_a_fresh_interpreter() -> None:
     boot = ChildBoot("shop:app", ("shop.tasks",), ("/srv",), "DEBUG", "json", hook_budget_seconds=2)
-    assert wire.decode_boot(wire.encode_boot(boot, 42)) == (boot, 42)
+    assert protocol.decode_boot(protocol.encode_boot(boot, 42)) == (boot, 42)
     assert json.dumps(boot.app_locator) == '"shop:app"'

@@ -9,11 +9,12 @@ from typing import Any
 from pydantic import BaseModel
 
 from horsies.app import Horsies
-from horsies.config import AppConfig, PostgresConfig
-from horsies.outcome import TaskError, TaskResult
-from horsies.workflow.context import WorkflowContext, WorkflowMeta
+from horsies.config.app import AppConfig
+from horsies.config.postgres import PostgresConfig
+from horsies.task_result import TaskError, TaskResult
 from horsies.workflow.definition import WorkflowDefinition
-from horsies.workflow.nodes import NodeKey, SubWorkflowNode, TaskNode
+from horsies.workflow.nodes.context import WorkflowContext, WorkflowMeta
+from horsies.workflow.nodes.nodes import NodeKey, SubWorkflowNode, TaskNode
 from horsies.workflow.spec import WorkflowSpec
 
 app = Horsies(

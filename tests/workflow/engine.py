@@ -12,9 +12,9 @@ from typing import Any
 
 from psycopg import Connection
 
-from horsies.db.query import Statement
-from horsies.db.tasks import CancelTask, cancel_task
-from horsies.db.turn import (
+from horsies.db.statement import Statement
+from horsies.db.statements.tasks import CancelTask, cancel_task
+from horsies.db.statements.turn import (
     CompleteTasks,
     FailTasks,
     RetryTasks,
@@ -22,7 +22,7 @@ from horsies.db.turn import (
     fail_tasks,
     retry_tasks,
 )
-from horsies.db.workflows import (
+from horsies.db.statements.workflows import (
     CancelRun,
     ExpireRun,
     RetryRun,

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from horsies.app import Horsies
-from horsies.db.query import Statement
-from horsies.db.turn import CompleteTasks, FailTasks, complete_tasks, fail_tasks
-from horsies.db.workflows import WorkflowIds, lock_runs
-from horsies.outcome import TaskError, TaskResult
+from horsies.db.statement import Statement
+from horsies.db.statements.turn import CompleteTasks, FailTasks, complete_tasks, fail_tasks
+from horsies.db.statements.workflows import WorkflowIds, lock_runs
 from horsies.task import TaskFunction
-from horsies.workflow.plan import Parent, plan
+from horsies.task_result import TaskError, TaskResult
+from horsies.workflow.build.plan import Parent, plan
 from horsies.workflow.spec import WorkflowSpec
 from tests.producer.rows import Database
 

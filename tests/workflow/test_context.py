@@ -23,8 +23,9 @@ from horsies import (
     WorkflowMeta,
     WorkflowStatus,
 )
-from horsies.codec import CallSignature, ResultCodec, decode_untyped, encode_task_error
-from horsies.workflow.context import UpstreamResult, skipped_result
+from horsies.codec.calls import CallSignature
+from horsies.codec.results import ResultCodec, decode_untyped, encode_task_error
+from horsies.workflow.nodes.context import UpstreamResult, skipped_result
 from tests.workflow.shop import app, number, square
 
 SUMMARY = SubWorkflowSummary[Any](

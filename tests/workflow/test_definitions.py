@@ -20,7 +20,7 @@ from horsies import (
     from_node,
 )
 from horsies.workflow.definition import build_child, definition_by_key
-from horsies.workflow.typefit import UNKNOWN_TYPE
+from horsies.workflow.nodes.type_compat import UNKNOWN_TYPE
 from tests.workflow.shop import app, codes_of, double, number, numbers, square, total, word
 
 T = TypeVar("T")

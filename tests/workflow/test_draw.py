@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from horsies.workflow.draw import (
+from horsies.workflow.run.draw import (
     FOLD_ABOVE,
     INDENT_MAX,
     MARKS,

@@ -24,7 +24,7 @@ from horsies import (
     WorkflowSpec,
     from_node,
 )
-from horsies.workflow.plan import fingerprint
+from horsies.workflow.build.plan import fingerprint
 from tests.orders import printed_under_hash_seeds, reordered
 from tests.workflow.shop import BROKER
 
@@ -183,7 +183,7 @@ def test_arguments_nested_as_deeply_as_possible_have_a_fingerprint() -> None:
 
 
 SCRIPT = """
-from horsies.workflow.plan import fingerprint
+from horsies.workflow.build.plan import fingerprint
 from tests.workflow.test_fingerprint import Author
 
 words = {"alpha", "beta", "gamma", "delta", "epsilon"}

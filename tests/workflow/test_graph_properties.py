@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from horsies import ErrorCode, TaskNode
 from horsies.ids import new_id
-from horsies.workflow.plan import plan
+from horsies.workflow.build.plan import plan
 from tests.workflow.shop import app, codes_of, number
 
 Edges = list[list[int]]

@@ -39,7 +39,7 @@ from horsies import (
     from_node,
 )
 from horsies.ids import new_id
-from horsies.waiters import Subject
+from horsies.tasks.waiters import Subject
 from tests.producer.conftest import run_closing
 from tests.producer.rows import Database, terminate
 from tests.proxy import Proxy

@@ -18,7 +18,7 @@ from horsies import (
     from_node,
     slugify,
 )
-from horsies.workflow.nodes import FromNode
+from horsies.workflow.nodes.nodes import FromNode
 from tests.workflow.shop import double, number, report, square, workflow
 
 

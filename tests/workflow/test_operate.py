@@ -23,8 +23,8 @@ from horsies import (
 )
 from horsies.ids import new_id
 from horsies.result import Ok
-from horsies.workflow import survey
-from horsies.workflow.survey import RunFilters
+from horsies.workflow.run import listing
+from horsies.workflow.run.listing import RunFilters
 from tests.operate.conftest import Finished, Run
 from tests.producer.rows import Database
 from tests.workflow.hands import Hands, Tasks
@@ -163,12 +163,12 @@ def test_a_look_that_ended_early_says_where(
     start_many([chain(app, tasks)] * 4).unwrap()
     rare = chain(app, tasks, "rare").start().unwrap().workflow_id
     start_many([chain(app, tasks)] * 4).unwrap()
-    monkeypatch.setattr(survey, "LIST_WINDOW", 3)
+    monkeypatch.setattr(listing, "LIST_WINDOW", 3)
     filters = RunFilters(names=["rare"])
     found: list[str] = []
     before = None
     for _ in range(4):
-        page = survey.list_runs(
+        page = listing.list_runs(
             app.get_broker(), RunFilters(names=["rare"], before=before)
         ).unwrap()
         found += [run.id for run in page.runs]
@@ -177,7 +177,7 @@ def test_a_look_that_ended_early_says_where(
             break
     assert found == [rare]
     assert before is None
-    assert not survey.list_runs(app.get_broker(), filters).unwrap().looked_at_all
+    assert not listing.list_runs(app.get_broker(), filters).unwrap().looked_at_all
 
 
 # Pictures
@@ -295,7 +295,7 @@ def test_a_thousand_nodes_are_folded_unless_asked_for(
 def test_a_terminal_without_unicode_gets_plain_marks(
     horsies: Run, handle: WorkflowHandle[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("horsies.present_workflows.output_encoding", lambda: "ascii")
+    monkeypatch.setattr("horsies.cli.output_workflows.output_encoding", lambda: "ascii")
     out = horsies("workflow", "show", handle.workflow_id).out
     assert out.isascii()
     assert picture_of(out) == ["o first  number", ". last  add"]
@@ -335,7 +335,7 @@ def test_a_large_family_is_cut_and_says_so(
     horsies: Run, app: Horsies, tasks: Tasks, hands: Hands, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parent, _ = family(app, hands)
-    monkeypatch.setattr(survey, "FAMILY_MAX", 1)
+    monkeypatch.setattr(listing, "FAMILY_MAX", 1)
     shown = read(horsies("workflow", "show", parent.workflow_id, "--json"))
     assert (shown["below"], shown["is_whole"]) == ([], False)
     assert "Only the first 0 runs" in horsies("workflow", "show", parent.workflow_id).out
@@ -489,7 +489,7 @@ def test_help_explains_the_exit_codes(horsies: Run, command: list[str]) -> None:
 
 
 def test_the_survey_reads_what_it_is_asked_for(app: Horsies, handle: WorkflowHandle[int]) -> None:
-    assert survey.read_run(app.get_broker(), "nonsense") == Ok(None)
-    report = survey.read_run(app.get_broker(), handle.workflow_id.upper()).unwrap()
+    assert listing.read_run(app.get_broker(), "nonsense") == Ok(None)
+    report = listing.read_run(app.get_broker(), handle.workflow_id.upper()).unwrap()
     assert report is not None
     assert report.run.id == handle.workflow_id

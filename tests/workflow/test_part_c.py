@@ -20,7 +20,7 @@ from horsies import (
     WorkflowStartErrorCode,
     WorkflowStatus,
 )
-from horsies.db.workflows import ReadInputs, read_inputs
+from horsies.db.statements.workflows import ReadInputs, read_inputs
 from horsies.ids import new_id
 from tests.waiting import wait_until
 from tests.workflow.duet import Duet

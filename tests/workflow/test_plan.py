@@ -26,17 +26,8 @@ from horsies import (
 )
 from horsies.ids import new_id
 from horsies.retry import policy_from_options
-from horsies.workflow.plan import Parent, fingerprint, plan
-from tests.workflow.shop import (
-    codes_of,
-    double,
-    number,
-    numbers,
-    report,
-    square,
-    total,
-    workflow,
-)
+from horsies.workflow.build.plan import Parent, fingerprint, plan
+from tests.workflow.shop import codes_of, double, number, numbers, report, square, total, workflow
 
 ID = "01900000-0000-7000-8000-000000000001"
 MOMENT = datetime(2026, 5, 4, 3, 2, 1, tzinfo=timezone(timedelta(hours=2)))

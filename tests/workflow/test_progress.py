@@ -11,7 +11,7 @@ import psycopg
 import pytest
 from psycopg import Connection
 
-from horsies.db.workflows import StartRuns, start_runs
+from horsies.db.statements.workflows import StartRuns, start_runs
 from horsies.ids import new_id
 from tests.waiting import wait_until
 from tests.workflow.duet import Duet

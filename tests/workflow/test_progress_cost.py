@@ -9,7 +9,7 @@ import pytest
 from psycopg import Connection
 
 from horsies.ids import new_id
-from horsies.worker.link import TURN_SETTINGS
+from horsies.worker.connection import TURN_SETTINGS
 from tests.workflow.engine import Engine
 from tests.workflow.plans import plan
 from tests.workflow.shapes import NodeShape, RunShape, chain, fan

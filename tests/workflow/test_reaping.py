@@ -25,7 +25,7 @@ from horsies import (
     from_node,
     start_many,
 )
-from horsies.db.together import Together
+from horsies.db.pipeline import Together
 from horsies.ids import new_id
 from horsies.worker.reaper import EXPIRE_BATCH, RETENTION_RUNS, expire_paused, sweep
 from tests.producer.rows import Database

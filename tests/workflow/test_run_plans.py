@@ -12,8 +12,8 @@ import pytest
 from psycopg import Connection, sql
 
 from horsies.db.migrate import apply_migrations
-from horsies.db.query import Statement
-from horsies.db.workflows import (
+from horsies.db.statement import Statement
+from horsies.db.statements.workflows import (
     FindPausedRuns,
     ListNewestRuns,
     ListRuns,

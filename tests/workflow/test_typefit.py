@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, NewType, Optional, Protocol, TypeVar
 import pytest
 
 from horsies import TaskError, TaskResult
-from horsies.workflow.typefit import UNKNOWN_TYPE, element_type, fits, result_targets
+from horsies.workflow.nodes.type_compat import UNKNOWN_TYPE, element_type, fits, result_targets
 
 T = TypeVar("T")
 Id = NewType("Id", int)

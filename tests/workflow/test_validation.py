@@ -35,7 +35,7 @@ from horsies import (
     from_node,
 )
 from horsies.ids import new_id
-from horsies.workflow.plan import plan
+from horsies.workflow.build.plan import plan
 from tests.workflow.shop import (
     BROKER,
     anything,

@@ -52,7 +52,7 @@ def known_migrations() -> Sequence[Migration]:
 
 
 def _read_migrations() -> Sequence[Migration]:
-    directory = files("horsies.sql").joinpath("migrations")
+    directory = files("horsies.db").joinpath("migrations")
     names = sorted(entry.name for entry in directory.iterdir() if entry.name.endswith(".sql"))
     return tuple(
         Migration(int(name[:4]), name[5:-4], directory.joinpath(name).read_text("utf-8"))

@@ -13,22 +13,24 @@ from typing import Annotated, Literal, Self, TypeAlias
 from pydantic import BaseModel, Field, model_validator
 
 from horsies.errors import ErrorCode
-from horsies.postgres_config import FROZEN_MODEL, raise_problems
-from horsies.timetable.expression import Choice, ExpressionProblem, read_expression
 from horsies.timetable.terms import (
     HOURS,
     MINUTES,
     MONTH_DAYS,
     MONTHS,
     WEEKDAYS,
+    Choice,
     CronEvery,
+    ExpressionProblem,
     MonthTerm,
     NumericTerm,
     Weekday,
     WeekdayTerm,
+    read_expression,
     term_problems,
     values_of,
 )
+from horsies.validation import FROZEN_MODEL, raise_problems
 
 LAST_DAY = -1
 

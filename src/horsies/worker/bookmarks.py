@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from horsies.db.turn import ClaimedTask
+from horsies.db.statements.turn import ClaimedTask
 
 # How long claims may rely on bookmarks alone.
 EVERYWHERE_SECONDS = 0.1

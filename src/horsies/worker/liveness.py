@@ -22,8 +22,10 @@ import psutil
 import psycopg
 from psycopg import Connection
 
-from horsies.config import AppConfig
-from horsies.db.fleet import (
+from horsies.config.app import AppConfig
+from horsies.db.pipeline import Together
+from horsies.db.statement import Step
+from horsies.db.statements.workers import (
     LockKey,
     Pong,
     Presence,
@@ -38,9 +40,7 @@ from horsies.db.fleet import (
     store_worker_state,
     take_worker_lock,
 )
-from horsies.db.query import Step
-from horsies.db.together import Together
-from horsies.worker.settings import WorkerConfig
+from horsies.worker.config import WorkerConfig
 
 logger = logging.getLogger("horsies.worker")
 

@@ -12,8 +12,10 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from horsies.config import AppConfig, RecoveryConfig
-from horsies.db.fleet import (
+from horsies.config.app import AppConfig, RecoveryConfig
+from horsies.db.pipeline import Together
+from horsies.db.statement import Statement, Step
+from horsies.db.statements.workers import (
     Deleted,
     Duty,
     FindLostWorkers,
@@ -33,9 +35,7 @@ from horsies.db.fleet import (
     sign_off_worker,
     try_lead,
 )
-from horsies.db.query import Statement, Step
-from horsies.db.together import Together
-from horsies.db.workflows import (
+from horsies.db.statements.workflows import (
     DeleteOldRuns,
     ExpireRun,
     FindPausedRuns,
@@ -44,9 +44,10 @@ from horsies.db.workflows import (
     expire_run,
     find_paused_runs,
 )
-from horsies.outcome import OutcomeCode, TaskError
-from horsies.recover import RESCUE_BATCH, settle_found, settle_orphans
-from horsies.workflow.reading import write_error
+from horsies.error_codes import OutcomeCode
+from horsies.task_result import TaskError
+from horsies.tasks.recovery import RESCUE_BATCH, settle_found, settle_orphans
+from horsies.workflow.run.results import write_error
 
 logger = logging.getLogger("horsies.reaper")
 

@@ -15,10 +15,10 @@ from typing import NamedTuple
 
 import psycopg
 
-from horsies.config import AppConfig
-from horsies.db.connect import is_transient
-from horsies.db.together import Together
-from horsies.db.turn import (
+from horsies.config.app import AppConfig
+from horsies.db.errors import is_transient
+from horsies.db.pipeline import Together
+from horsies.db.statements.turn import (
     ClaimedTask,
     ClaimTasks,
     ReleaseUnstarted,
@@ -27,10 +27,9 @@ from horsies.db.turn import (
     release_unstarted,
     start_tasks,
 )
-from horsies.record import locking_steps, recording_steps
-from horsies.settle import Settlement, without_result
+from horsies.tasks.outcome import Settlement, locking_steps, recording_steps, without_result
 from horsies.worker.bookmarks import EVERYWHERE, Marks
-from horsies.worker.settings import WorkerConfig
+from horsies.worker.config import WorkerConfig
 
 logger = logging.getLogger("horsies.turn")
 

@@ -12,14 +12,14 @@ import inspect
 from collections.abc import Callable
 from typing import Any, ClassVar, Generic, Protocol, TypeVar, get_args, get_origin
 
-from horsies.codec import CallSignature
+from horsies.codec.calls import CallSignature
+from horsies.codec.shape import type_text
 from horsies.errors import ErrorCode, WorkflowValidationError
-from horsies.jsonshape import type_text
-from horsies.workflow.blueprint import key_problem, keyed, no_key
-from horsies.workflow.nodes import NODE_KINDS, AnyNode, NodeKey, value_type
-from horsies.workflow.policy import OnError, SuccessPolicy
+from horsies.workflow.build.blueprint import key_problem, keyed, no_key
+from horsies.workflow.nodes.nodes import NODE_KINDS, AnyNode, NodeKey, value_type
+from horsies.workflow.nodes.policy import OnError, SuccessPolicy
+from horsies.workflow.nodes.type_compat import UNKNOWN_TYPE, fits
 from horsies.workflow.spec import WorkflowMaker, WorkflowSpec, specs_made
-from horsies.workflow.typefit import UNKNOWN_TYPE, fits
 
 T = TypeVar("T")
 

@@ -10,19 +10,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from horsies.codec import CodecError
+from horsies.codec.form import CodecError
+from horsies.error_codes import OperationalErrorCode
+from horsies.errors import TaskStopped
 from horsies.ids import new_id
-from horsies.outcome import OperationalErrorCode, TaskError
-from horsies.raised import exception_text
 from horsies.result import Err, Ok, Result
-from horsies.stop import TaskStopped
+from horsies.task_result import TaskError, exception_text
+from horsies.workflow.build.plan import Parent, plan
 from horsies.workflow.definition import (
     BuildsSpecs,
     WorkflowDefinition,
     build_child,
     definition_by_key,
 )
-from horsies.workflow.plan import Parent, plan
 
 AnyDefinition = type[WorkflowDefinition[Any]]
 

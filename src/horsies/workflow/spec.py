@@ -12,22 +12,17 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Generic, NoReturn, TypeAlias, TypeVar, overload
 
-from horsies.broker import PostgresBroker
-from horsies.errors import (
-    ErrorCode,
-    ValidationReport,
-    WorkflowValidationError,
-    raise_collected,
-)
-from horsies.outcome import TaskError, TaskResult
-from horsies.send import Producer
-from horsies.workflow.answers import WorkflowStartError, WorkflowStartResult
-from horsies.workflow.blueprint import Blueprint, Outline, assemble, key_problem, no_key
-from horsies.workflow.handle import WorkflowHandle
-from horsies.workflow.nodes import AnyNode, NodeKey, ValueNode
-from horsies.workflow.options import node_misfits
-from horsies.workflow.policy import OnError, SuccessPolicy, policy_misfits
-from horsies.workflow.start import (
+from horsies.errors import ErrorCode, ValidationReport, WorkflowValidationError, raise_collected
+from horsies.task_result import TaskError, TaskResult
+from horsies.tasks.broker import PostgresBroker
+from horsies.tasks.send import Producer
+from horsies.workflow.build.blueprint import Blueprint, Outline, assemble, key_problem, no_key
+from horsies.workflow.build.options import node_misfits
+from horsies.workflow.nodes.nodes import AnyNode, NodeKey, ValueNode
+from horsies.workflow.nodes.policy import OnError, SuccessPolicy, policy_misfits
+from horsies.workflow.run.handle import WorkflowHandle
+from horsies.workflow.run.info import WorkflowStartError, WorkflowStartResult
+from horsies.workflow.run.start import (
     StartOptions,
     start,
     start_again,

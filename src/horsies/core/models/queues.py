@@ -1,5 +1,5 @@
 """The queue settings, also importable from this documented path."""
 
-from horsies.config import CustomQueueConfig, QueueMode
+from horsies.config.app import CustomQueueConfig, QueueMode
 
 __all__ = ["CustomQueueConfig", "QueueMode"]

@@ -1,0 +1,176 @@
+"""How the operator's commands show runs of workflows: lists and pictures for people, JSON for programs.
+
+Only formatting; it asks nobody. No stored text can control the terminal.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from horsies.cli.output import STATUS_STYLES, duration, moment, plain_table, print_parts, safe_text
+from horsies.db.statements.workflows import BrokenRun, RunRow, RunSummary
+from horsies.error_codes import error_code_text
+from horsies.states import WorkflowStatus, WorkflowTaskStatus
+from horsies.workflow.run.draw import MARKS, PLAIN_MARKS, Line, Marks, draw, elapsed, portrait
+from horsies.workflow.run.listing import RunPage, RunReport
+from horsies.workflow.run.results import read_error
+
+_STYLES = {
+    **STATUS_STYLES,
+    "COMPLETED": "green",
+    "PAUSED": "yellow",
+    "SKIPPED": "dim",
+    "RUNNING": "bold green",
+    "name": "bold",
+    "note": "dim",
+    "frame": "dim",
+    "error": "red",
+}
+
+
+def page_document(page: RunPage) -> dict[str, Any]:
+    """Return a list of runs as a JSON object; the age is left out, it differs with every look."""
+    runs = [run._asdict() for run in page.runs]
+    for run in runs:
+        del run["age_seconds"]
+    return {
+        "workflows": runs,
+        "next_before": page.next_before,
+        "looked_at_all": page.looked_at_all,
+    }
+
+
+def report_document(report: RunReport) -> dict[str, Any]:
+    """Return a run, its nodes and the runs below it as a JSON object."""
+    return {
+        **_run_document(report.run, report),
+        "below": [_run_document(run, report) for run in report.below],
+        "is_whole": report.is_whole,
+    }
+
+
+def _run_document(run: RunRow, report: RunReport) -> dict[str, Any]:
+    document = run._asdict()
+    error = read_error(document.pop("error"))
+    document["error_code"] = None if error is None else error_code_text(error.error_code)
+    document["error_message"] = None if error is None else error.message
+    return document | {"nodes": [node._asdict() for node in report.nodes[run.id]]}
+
+
+def problems_document(problems: Iterable[BrokenRun]) -> list[dict[str, Any]]:
+    """Return what an audit found as JSON objects."""
+    return [{"workflow_id": one.id, "problem": one.problem} for one in problems]
+
+
+def print_runs(runs: Sequence[RunSummary]) -> None:
+    """Print one line per run, and more for what it is called by and what went wrong."""
+    if not runs:
+        print_parts("No workflow matches.")
+        return
+    table = plain_table("ID", "STATUS", "NODES", "AGE", "WORKFLOW", flexible="WORKFLOW")
+    for run in runs:
+        name = safe_text(run.name)
+        if run.workflow_key is not None:
+            name.append_text(safe_text(f"\n{run.workflow_key}", "dim"))
+        if run.parent_workflow_id is not None:
+            name.append("\npart of another", "dim")
+        if run.error_code is not None:
+            name.append_text(safe_text(f"\n{run.error_code}", "red"))
+        done = f"{run.total_nodes - run.open_nodes:,}/{run.total_nodes:,}"
+        status = Text(run.status, _STYLES.get(run.status, ""))
+        table.add_row(run.id, status, done, duration(run.age_seconds), name)
+    print_parts(table)
+
+
+def print_run(report: RunReport, *, fold: bool = True) -> None:
+    """Print one run: a line per fact, then the picture of its graph."""
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True, style="bold")
+    table.add_column(overflow="fold")
+    for name, value in _facts(report):
+        if value is not None:
+            table.add_row(name, safe_text(value))
+    print_parts(table)
+    print_picture(report, fold=fold)
+    if not report.is_whole:
+        print_parts(f"Only the first {len(report.below):,} runs below it are shown.")
+
+
+def print_picture(report: RunReport, *, fold: bool = True) -> None:
+    """Print the graph of a run, with the runs below it inside their nodes."""
+    _, *lines = draw(portrait(report), marks=_marks(), fold=fold)
+    print_parts(*(_line(line) for line in lines))
+
+
+def _facts(report: RunReport) -> Iterable[tuple[str, str | None]]:
+    run, error = report.run, read_error(report.run.error)
+    paused = [one.id for one in report.below if one.status == WorkflowStatus.PAUSED]
+    yield "workflow", f"{run.name} ({run.definition_key})"
+    yield "id", run.id
+    yield "key", run.workflow_key
+    yield "status", run.status
+    if error is not None:
+        code = error_code_text(error.error_code)
+        yield "error", ": ".join(part for part in (code, error.message) if part)
+    yield "success case", None if run.matched_case is None else str(run.matched_case)
+    yield "nodes", _node_counts(report)
+    yield "schedule", run.schedule_name
+    yield "slot", moment(run.scheduled_for)
+    yield "sent", moment(run.sent_at)
+    yield "started", moment(run.started_at)
+    yield "paused", moment(run.paused_at)
+    yield "ended", moment(run.completed_at)
+    yield "took" if run.completed_at else "running for", elapsed(run.duration_seconds)
+    yield "below", run.parent_workflow_id
+    yield "paused below", "\n".join(paused) or None
+
+
+def _node_counts(report: RunReport) -> str:
+    """Say how many nodes there are in which status: 6: 4 completed, 1 failed, 1 pending."""
+    counts = Counter(node.status for node in report.nodes[report.run.id])
+    ended_first = sorted(WorkflowTaskStatus, key=lambda status: not status.is_terminal)
+    parts = [
+        f"{counts[status]:,} {status.value.lower()}" for status in ended_first if counts[status]
+    ]
+    return f"{report.run.total_nodes:,}: {', '.join(parts)}"
+
+
+def print_problems(problems: Sequence[BrokenRun]) -> None:
+    """Print what an audit found: the runs, and what is wrong with each."""
+    by_run: dict[str, list[str]] = {}
+    for one in problems:
+        by_run.setdefault(one.id, []).append(one.problem)
+    if not by_run:
+        return
+    table = plain_table("ID", "PROBLEM", flexible="PROBLEM")
+    for workflow_id, found in by_run.items():
+        table.add_row(workflow_id, safe_text("\n".join(found)))
+    print_parts(table)
+
+
+def _line(line: Line) -> Text:
+    text = Text(no_wrap=True, overflow="ignore")
+    for piece in line:
+        text.append_text(safe_text(piece.text, _STYLES.get(piece.style, "")))
+    return text
+
+
+def _marks() -> Marks:
+    """Return characters that standard output can write."""
+    drawn = "".join([*MARKS.statuses.values(), MARKS.branch, MARKS.arrow, MARKS.gap])
+    try:
+        drawn.encode(output_encoding())
+    except (LookupError, UnicodeEncodeError):
+        return PLAIN_MARKS
+    return MARKS
+
+
+def output_encoding() -> str:
+    """Return how standard output is encoded."""
+    return getattr(sys.stdout, "encoding", None) or "ascii"

@@ -1,0 +1,328 @@
+"""The operator's commands for workflows: which runs there are, one of them as a picture, and a hand on it.
+
+`horsies workflows` and `horsies workflow show|pause|resume|cancel|retry|signal|audit`. They need a
+database, not an application; exit codes are those of the other operator commands.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Annotated, Any, TypeVar
+
+import typer
+
+from horsies.cli import output, output_workflows
+from horsies.cli.options import DatabaseUrlOption, LocatorArgument, ModuleOption
+from horsies.cli.tasks_queues_workers import (
+    EXIT_FAILED,
+    EXIT_NOT_FOUND,
+    LIST_LIMIT_MAX,
+    JsonOption,
+    answer,
+    leave,
+    moment_of,
+    open_target,
+)
+from horsies.db.statements.workflows import BrokenRun
+from horsies.result import Err
+from horsies.states import WorkflowStatus
+from horsies.tasks.broker import PostgresBroker
+from horsies.workflow.run import listing
+from horsies.workflow.run.handle import WorkflowHandle
+from horsies.workflow.run.info import HandleErrorCode, HandleResult
+from horsies.workflow.run.listing import RunFilters, RunPage
+
+T = TypeVar("T")
+
+AUDIT_LIMIT = 1_000
+
+workflow = typer.Typer(
+    help="Show, pause, resume, cancel, retry, signal or audit runs of workflows.",
+    no_args_is_help=True,
+)
+
+RunIdArgument = Annotated[str, typer.Argument(metavar="ID", help="The id of a run.")]
+
+_NOT_FOUND = (
+    HandleErrorCode.WORKFLOW_NOT_FOUND,
+    HandleErrorCode.NODE_NOT_FOUND,
+    HandleErrorCode.SIGNAL_NOT_FOUND,
+)
+
+
+def workflows(
+    locator: LocatorArgument = None,
+    module: ModuleOption = None,
+    database_url: DatabaseUrlOption = None,
+    status: Annotated[
+        list[WorkflowStatus] | None,
+        typer.Option(case_sensitive=False, help="Only in this status; may be repeated."),
+    ] = None,
+    name: Annotated[
+        list[str] | None, typer.Option(help="Only of this workflow; may be repeated.")
+    ] = None,
+    key: Annotated[
+        list[str] | None, typer.Option(help="Only with this workflow_key; may be repeated.")
+    ] = None,
+    include_children: Annotated[
+        bool, typer.Option("--all", help="Also runs that are part of others.")
+    ] = False,
+    since: Annotated[
+        str | None,
+        typer.Option(help="Only started since: 90s, 15m, 2h, 1d, or a time like 2026-01-31T12:00."),
+    ] = None,
+    before: Annotated[
+        str | None, typer.Option(metavar="ID", help="Only started before this run.")
+    ] = None,
+    limit: Annotated[
+        int, typer.Option(min=1, max=LIST_LIMIT_MAX, help="Show at most this many.")
+    ] = 20,
+    as_json: JsonOption = False,
+) -> None:
+    """List runs of workflows, newest first.
+
+    Exit codes: 0 done (also when nothing matches), 1 failure, 4 no such run to go on behind.
+    """
+    filters = RunFilters(
+        statuses=status or (),
+        names=name or (),
+        workflow_keys=key or (),
+        since=None if since is None else moment_of(since),
+        before=before,
+        include_children=include_children,
+        limit=limit,
+    )
+    with open_target("workflows", module or locator, database_url) as target:
+        page = answer(listing.list_runs(target.broker, filters))
+    if page.unknown_before:
+        leave(f"There is no workflow {before}.", EXIT_NOT_FOUND)
+    if as_json:
+        output.print_json(output_workflows.page_document(page))
+        return
+    output_workflows.print_runs(page.runs)
+    if note := _page_note(page):
+        typer.echo(note, err=True)
+
+
+def _page_note(page: RunPage) -> str | None:
+    if page.next_before is None:
+        return None
+    if page.looked_at_all:
+        return f"There may be more: --before {page.next_before}"
+    return (
+        f"Only the newest {listing.LIST_WINDOW:,} runs were looked at; "
+        f"further back: --before {page.next_before}"
+    )
+
+
+@workflow.command()
+def show(
+    workflow_id: RunIdArgument,
+    locator: LocatorArgument = None,
+    module: ModuleOption = None,
+    database_url: DatabaseUrlOption = None,
+    every_node: Annotated[
+        bool, typer.Option("--all", help="Every node, also where hundreds look alike.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Show one run and draw its graph.
+
+    Exit codes: 0 done, 1 failure, 4 no such run.
+    """
+    with open_target("workflow show", module or locator, database_url) as target:
+        report = answer(listing.read_run(target.broker, workflow_id))
+    if report is None:
+        leave(f"There is no workflow {workflow_id}.", EXIT_NOT_FOUND)
+    if as_json:
+        output.print_json(output_workflows.report_document(report))
+    else:
+        output_workflows.print_run(report, fold=not every_node)
+
+
+@workflow.command()
+def pause(
+    workflow_id: RunIdArgument,
+    locator: LocatorArgument = None,
+    module: ModuleOption = None,
+    database_url: DatabaseUrlOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Hold a run and what runs below it: tasks that run end, nothing new starts.
+
+    Exit codes: 0 paused, 1 failure or not running, 4 no such run.
+    """
+    with open_target("workflow pause", module or locator, database_url) as target:
+        handle = _handle(workflow_id, target.broker)
+        changed = _done(handle.pause())
+        status = _done(handle.status())
+    _tell(workflow_id, status, changed, as_json, f"Workflow {workflow_id} is paused.")
+
+
+@workflow.command()
+def resume(
+    workflow_id: RunIdArgument,
+    locator: LocatorArgument = None,
+    module: ModuleOption = None,
+    database_url: DatabaseUrlOption = None,
+    retry_failed: Annotated[
+        bool,
+        typer.Option("--retry-failed", help="Try failed nodes again; also restarts a failed run."),
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Let a paused run and what is paused below it go on.
+
+    Exit codes: 0 resumed, 1 failure or not paused, 4 no such run.
+    """
+    with open_target("workflow resume", module or locator, database_url) as target:
+        handle = _handle(workflow_id, target.broker)
+        changed = _done(handle.resume(retry_failed=retry_failed))
+        status = _done(handle.status())
+    _tell(workflow_id, status, changed, as_json, f"Workflow {workflow_id} goes on.")
+
+
+@workflow.command()
+def cancel(
+    workflow_id: RunIdArgument,
+    locator: LocatorArgument = None,
+    module: ModuleOption = None,
+    database_url: DatabaseUrlOption = None,
+    interrupt: Annotated[
+        bool, typer.Option("--interrupt", help="Also stop the tasks that are running.")
+    ] = False,
+    reason: Annotated[str | None, typer.Option(help="Why; stored with the run.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """End a run and everything below it; what runs ends by itself, or is stopped with --interrupt.
+
+    Exit codes: 0 cancelled, 1 failure or already ended, 4 no such run.
+    """
+    with open_target("workflow cancel", module or locator, database_url) as target:
+        handle = _handle(workflow_id, target.broker)
+        before = _done(handle.status())
+        _done(handle.cancel(interrupt=interrupt, reason=reason))
+        status = _done(handle.status())
+    changed = not before.is_terminal and status is WorkflowStatus.CANCELLED
+    _tell(workflow_id, status, changed, as_json, f"Workflow {workflow_id} is cancelled.")
+
+
+@workflow.command()
+def retry(
+    workflow_id: RunIdArgument,
+    locator: LocatorArgument = None,
+    module: ModuleOption = None,
+    database_url: DatabaseUrlOption = None,
+    node: Annotated[
+        str | None, typer.Option(help="Only this node; without it, all that failed.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Try failed nodes again; what succeeded stays, what was skipped because of them waits again.
+
+    Exit codes: 0 done, 1 failure or nothing to try again, 4 no such run or node.
+    """
+    with open_target("workflow retry", module or locator, database_url) as target:
+        handle = _handle(workflow_id, target.broker)
+        _done(handle.retry(node))
+        status = _done(handle.status())
+    what = "its failed nodes" if node is None else f"node {node}"
+    _tell(workflow_id, status, True, as_json, f"Workflow {workflow_id} tries {what} again.")
+
+
+@workflow.command()
+def signal(
+    workflow_id: RunIdArgument,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The name of the signal.")],
+    value: Annotated[
+        str, typer.Argument(metavar="[VALUE]", help="JSON; null without it.", show_default=False)
+    ] = "null",
+    module: ModuleOption = None,
+    database_url: DatabaseUrlOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Hand a value to the node that waits for a signal, or keep it for the one that will.
+
+    Exit codes: 0 delivered or stored, 1 failure or already ended, 4 no such run or signal.
+    """
+    with open_target("workflow signal", module, database_url) as target:
+        handle = _handle(workflow_id, target.broker)
+        delivery = _done(handle.signal(name, _json(value)))
+    if as_json:
+        output.print_json({"workflow_id": workflow_id, "signal": name, "delivery": delivery})
+    else:
+        typer.echo(f"Signal {name} is {delivery.value}.")
+
+
+@workflow.command()
+def audit(
+    locator: LocatorArgument = None,
+    module: ModuleOption = None,
+    database_url: DatabaseUrlOption = None,
+    mend: Annotated[bool, typer.Option("--mend", help="Put right what can be put right.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Hold every open run against its nodes and tasks; what does not add up, somebody changed by hand.
+
+    Exit codes: 0 all is well, or was mended; 1 failure, or something is left.
+    """
+    with open_target("workflow audit", module or locator, database_url) as target:
+        found = answer(listing.audit(target.broker, AUDIT_LIMIT))
+        left = _mended(target.broker, found) if mend else found
+    if as_json:
+        documents = output_workflows.problems_document
+        output.print_json({"found": documents(found), "left": documents(left)})
+    else:
+        output_workflows.print_problems(found)
+        typer.echo(_audit_sentence(found, left))
+    if left:
+        raise typer.Exit(EXIT_FAILED)
+
+
+def _mended(broker: PostgresBroker, found: Sequence[BrokenRun]) -> list[BrokenRun]:
+    for workflow_id in dict.fromkeys(one.id for one in found):
+        answer(listing.mend(broker, workflow_id))
+    return answer(listing.audit(broker, AUDIT_LIMIT))
+
+
+def _audit_sentence(found: Sequence[BrokenRun], left: Sequence[BrokenRun]) -> str:
+    runs = len({one.id for one in found})
+    if not found:
+        return "All open runs add up."
+    if not left:
+        return f"{runs:,} run(s) mended."
+    return f"{len({one.id for one in left}):,} run(s) do not add up."
+
+
+def _handle(workflow_id: str, broker: PostgresBroker) -> WorkflowHandle[Any]:
+    return WorkflowHandle(workflow_id, broker)
+
+
+def _done(result: HandleResult[T]) -> T:
+    if isinstance(result, Err):
+        code = EXIT_NOT_FOUND if result.value.code in _NOT_FOUND else EXIT_FAILED
+        leave(result.value.message, code)
+    return result.value
+
+
+def _tell(
+    workflow_id: str, status: WorkflowStatus, changed: bool, as_json: bool, sentence: str
+) -> None:
+    if as_json:
+        output.print_json({"workflow_id": workflow_id, "status": status, "changed": changed})
+    elif changed:
+        typer.echo(sentence)
+    else:
+        leave(f"Workflow {workflow_id} is {status.value}; nothing was changed.", EXIT_FAILED)
+    if not changed:
+        raise typer.Exit(EXIT_FAILED)
+
+
+def _json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        raise typer.BadParameter(
+            f"{text!r} is no JSON; text needs quotes of its own: '\"yes\"'", param_hint="VALUE"
+        ) from None

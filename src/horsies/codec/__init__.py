@@ -1,0 +1,1 @@
+"""Task calls and results as JSON text, written and read by annotations."""

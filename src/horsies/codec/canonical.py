@@ -1,0 +1,85 @@
+"""JSON values in one canonical order, so that equal calls have equal text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from pydantic import RootModel
+from pydantic_core import from_json, to_json
+
+from horsies.codec.faults import _LISTED, _NESTING, _members
+
+
+def with_ordered_sets(value: object, text: bytes) -> bytes:
+    """Return the JSON text of a value with its sets in an order that depends on elements alone.
+
+    Sets iterate in another order in every process, and the text must not tell.
+    """
+    return to_json(_in_order(value, from_json(text)))
+
+
+def canonical(text: str) -> str:
+    """Return JSON text that this library wrote with the keys of all objects sorted.
+
+    Equal values have equal canonical text, in whatever order their dicts were filled.
+    """
+    if text.count('":') < 2:
+        return text  # there is at most one key
+    try:
+        return to_json(_with_sorted_keys(from_json(text))).decode()
+    except ValueError:
+        return text  # nested too deeply to be read
+
+
+def _in_order(value: object, written: Any) -> Any:
+    """Return what was written for a value with the elements of its sets in order.
+
+    Where a serializer of the user's own wrote something of another form, it stays.
+    """
+    while isinstance(value, RootModel):
+        value = value.root
+    if type(written) is list:
+        return _list_in_order(value, written)
+    if type(written) is dict:
+        for name, member in _written_members(value, written):
+            written[name] = _in_order(member, written[name])
+    return written
+
+
+def _list_in_order(value: object, written: list[Any]) -> list[Any]:
+    if not isinstance(value, _LISTED) or len(value) != len(written):
+        return written
+    elements = [
+        _in_order(member, one) if type(one) in _NESTING else one
+        for member, one in zip(value, written, strict=True)
+    ]
+    return _sorted_elements(elements) if isinstance(value, set | frozenset) else elements
+
+
+def _written_members(value: object, written: dict[str, Any]) -> Iterable[tuple[str, object]]:
+    named = [(str(name), member) for name, member in _members(value) or () if name in written]
+    # The keys of a dict may be written in another form, but then they keep their places.
+    if isinstance(value, dict) and len(named) < len(value) == len(written):
+        return zip(written, value.values(), strict=True)
+    return named
+
+
+def _sorted_elements(elements: list[Any]) -> list[Any]:
+    kinds = {type(one) for one in elements}
+    if kinds in ({str}, {int}):
+        return sorted(elements)
+    # 1 and true are equal to Python, but not as text.
+    return sorted(elements, key=lambda one: to_json(_with_sorted_keys(one)))
+
+
+def _with_sorted_keys(value: Any) -> Any:
+    # No call for a leaf: it would cost more than all the rest.
+    if type(value) is dict:
+        return {
+            name: _with_sorted_keys(value[name]) if type(value[name]) in _NESTING else value[name]
+            for name in sorted(value)
+        }
+    if type(value) is list:
+        return [_with_sorted_keys(one) if type(one) in _NESTING else one for one in value]
+    return value

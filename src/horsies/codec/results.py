@@ -1,0 +1,210 @@
+"""Task results as JSON text, and back, by the annotation of the task function."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from pydantic_core import from_json, to_json
+
+from horsies.codec.form import CodecError, JsonForm
+from horsies.codec.shape import (
+    AnnotationProblem,
+    Part,
+    ValueShape,
+    type_text,
+)
+from horsies.error_codes import OperationalErrorCode
+from horsies.result import Err, Ok, Result
+from horsies.task_result import SubWorkflowError, TaskError, TaskResult, adopted_error
+
+
+class ResultCodec:
+    """The two sides of a task's result, ready to check, encode and decode.
+
+    Stored as `{"ok": …}` or `{"err": …}`. The path of an error starts with the side at fault; it
+    is empty when the text is no result at all. `ok_text` and `err_text` name the declared types,
+    `ok_type` is the type of the value.
+
+    Example:
+        codec = ResultCodec.of(int, TaskError)
+        text = codec.encode(TaskResult(ok=3)).unwrap()
+        assert codec.decode(text).unwrap() == TaskResult(ok=3)
+    """
+
+    __slots__ = ("_err", "_foreign_errors", "_ok", "err_text", "ok_text", "ok_type")
+
+    def __init__(self, ok_type: Any, err_type: Any) -> None:
+        self.ok_type: Final = ok_type
+        self.ok_text: Final = type_text(ok_type)
+        self.err_text: Final = type_text(err_type)
+        self._foreign_errors = not _is_task_error_type(err_type)
+        self._ok = JsonForm(ValueShape(Part("ok", ok_type)))
+        self._err = (
+            _TASK_ERROR if err_type is TaskError else JsonForm(ValueShape(Part("err", err_type)))
+        )
+
+    @classmethod
+    def of(cls, ok_type: Any, err_type: Any) -> ResultCodec:
+        """Build the codec for TaskResult[ok_type, err_type]; ValueError when a type is unusable."""
+        try:
+            return cls(ok_type, err_type)
+        except AnnotationProblem as error:
+            raise ValueError(f"In the result type, {error}") from error
+
+    def validate(self, result: TaskResult[Any, Any]) -> Result[TaskResult[Any, Any], CodecError]:
+        """Return the result when its value fits the declared type as it is."""
+        if result.is_err():
+            return self._err_form(result.err_value).check(result.err_value).map(_err_result)
+        checked = self._ok.check(result.ok_value)
+        if isinstance(checked, Err):
+            return checked
+        return Ok(result if checked.value is result.ok_value else TaskResult(ok=checked.value))
+
+    def encode(self, result: TaskResult[Any, Any]) -> Result[str, CodecError]:
+        """Return the JSON text of a result that fits the declared types."""
+        if result.is_ok():
+            text = self._ok.encode(result.ok_value)
+            return Err(text) if isinstance(text, CodecError) else Ok(f'{{"ok":{text}}}')
+        text = self._err_form(result.err_value).encode(result.err_value)
+        return Err(text) if isinstance(text, CodecError) else Ok(f'{{"err":{text}}}')
+
+    def decode(self, text: str) -> Result[TaskResult[Any, Any], CodecError]:
+        """Return a stored result; an error that only the library can have made is a TaskError."""
+        match _split(text):
+            case ("ok", value_text):
+                return self._ok.decode(value_text).map(_ok_result)
+            case ("err", value_text):
+                return self._decode_err(value_text).map(_err_result)
+            case _:
+                return Err(_NO_RESULT)
+
+    def _err_form(self, error: Any) -> JsonForm:
+        # A failed sub-workflow's error may be handed on wherever a plain TaskError is declared.
+        if type(error) is SubWorkflowError and self._err is _TASK_ERROR:
+            return _SUB_WORKFLOW_ERROR
+        return self._err
+
+    def _decode_err(self, text: str) -> Result[Any, CodecError]:
+        # Almost any object fits a lenient model; the library's own error must not be lost in one.
+        if self._foreign_errors and _holds_task_error(text):
+            return _decode_task_error(text)
+        decoded = self._err.decode(text)
+        return (
+            decoded
+            if isinstance(decoded, Ok)
+            else _decode_task_error(text).or_else(lambda _: decoded)
+        )
+
+
+def encode_task_error(error: TaskError) -> str:
+    """Return the JSON text of a result holding an error the library made; cannot fail.
+
+    What cannot be stored is left out of the error rather than losing the error.
+    """
+    form = _SUB_WORKFLOW_ERROR if type(error) is SubWorkflowError else _TASK_ERROR
+    text = form.encode(error)
+    if isinstance(text, CodecError):
+        text = _TASK_ERROR.encode(_bare_error(error, text))
+    return f'{{"err":{_LAST_RESORT if isinstance(text, CodecError) else text}}}'
+
+
+def decode_untyped(text: str) -> Result[TaskResult[Any, TaskError], CodecError]:
+    """Return a stored result without knowing the task's types: plain JSON, or a TaskError.
+
+    An error of a type of the user's own comes as the `data` of a TaskError, with its code and
+    message where it has such fields.
+    """
+    match _split(text):
+        case ("ok", value_text):
+            return _UNTYPED_OK.decode(value_text).map(_ok_result)
+        case ("err", value_text):
+            return (
+                _decode_task_error(value_text)
+                .or_else(lambda _: _adopted(value_text))
+                .map(_err_result)
+            )
+        case _:
+            return Err(_NO_RESULT)
+
+
+_HEADS = (("ok", '{"ok":'), ("err", '{"err":'))
+
+
+_TASK_ERROR = JsonForm(ValueShape(Part("err", TaskError)))
+
+
+_SUB_WORKFLOW_ERROR = JsonForm(ValueShape(Part("err", SubWorkflowError)))
+
+
+_UNTYPED_OK = JsonForm(ValueShape(Part("ok", Any)))
+
+
+_UNTYPED_ERR = JsonForm(ValueShape(Part("err", Any)))
+
+
+_NO_RESULT = CodecError(
+    'The stored text is not a result, an object with either "ok" or "err"; '
+    "store only what this library wrote.",
+    "",
+)
+
+
+_LAST_RESORT = (
+    '{"error_code":{"__builtin_task_code__":"WORKER_SERIALIZATION_ERROR"},'
+    '"message":"The error of this task could not be stored.","data":null,"exception":null}'
+)
+
+
+def _is_task_error_type(annotation: Any) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, TaskError)
+
+
+def _ok_result(value: Any) -> TaskResult[Any, Any]:
+    return TaskResult(ok=value)
+
+
+def _err_result(error: Any) -> TaskResult[Any, Any]:
+    return TaskResult(err=error)
+
+
+def _split(text: str) -> tuple[str, str] | None:
+    """Return the side of a stored result and the JSON text of its value."""
+    for side, head in _HEADS:
+        if text.startswith(head) and text.endswith("}"):
+            return side, text[len(head) : -1]
+    # Someone may have reformatted the text.
+    try:
+        stored = from_json(text)
+        ((side, value),) = stored.items()
+        return side, to_json(value).decode()
+    except Exception:
+        return None
+
+
+def _holds_task_error(text: str) -> bool:
+    stored = _UNTYPED_ERR.decode(text).ok() if '"error_code"' in text else None
+    return isinstance(stored, dict) and stored.keys() >= TaskError.model_fields.keys()
+
+
+def _decode_task_error(text: str) -> Result[Any, CodecError]:
+    decoded = _TASK_ERROR.decode(text)
+    return decoded if isinstance(decoded, Ok) else _SUB_WORKFLOW_ERROR.decode(text)
+
+
+def _adopted(text: str) -> Result[TaskError, CodecError]:
+    return _UNTYPED_ERR.decode(text).map(adopted_error)
+
+
+def _bare_error(error: TaskError, problem: CodecError) -> TaskError:
+    """Return what is left of an error without the parts that cannot be stored."""
+    try:
+        message = None if error.message is None else _storable(error.message)
+        data = {"left_out": problem.message}
+        return TaskError(error_code=error.error_code, message=message, data=data)
+    except Exception:
+        return TaskError(error_code=OperationalErrorCode.WORKER_SERIALIZATION_ERROR)
+
+
+def _storable(text: str) -> str:
+    escaped = text.encode("utf-8", "backslashreplace").decode()
+    return escaped.replace("\x00", "\\x00")

@@ -1,0 +1,251 @@
+"""The shapes of stored JSON: a value, a list or an object with annotations, told to pydantic.
+
+A JSON form is built from a shape before anything moves on the line producer -> SQL -> turn ->
+child -> report -> result. Building also settles which shapes are closed: strict validation alone
+guarantees that their values come back unchanged, so nothing has to be read back on writing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Annotated, Any, Protocol, get_args
+
+from pydantic import ConfigDict, GetCoreSchemaHandler, TypeAdapter
+from pydantic_core import CoreSchema, core_schema
+
+from horsies.codec.faults import Step, path_text
+
+_CONFIG = ConfigDict(allow_inf_nan=False, ser_json_bytes="base64", val_json_bytes="base64")
+# An object schema takes nothing over from the configuration around it.
+_OBJECT_CONFIG = core_schema.CoreConfig(
+    allow_inf_nan=False, ser_json_bytes="base64", val_json_bytes="base64"
+)
+_TYPE_CHARACTERS_MAX = 100
+_PROBLEM_CHARACTERS_MAX = 300
+_CLOSED_SCALARS = frozenset({"int", "str", "float", "bool", "none", "bytes", "uuid"})
+_CLOSED_KEYS = frozenset({"int", "str", "uuid"})
+_CLOSED_CONTAINERS = frozenset({"list", "set", "frozenset", "tuple"})
+_SETS = ("set", "frozenset")
+_NESTED = (dict, list, tuple)
+_MODULE_PREFIX = re.compile(r"(?:[A-Za-z_]\w*\.|<locals>\.)+")
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A named, annotated member of a form."""
+
+    name: str
+    annotation: Any
+
+
+class Shape(Protocol):
+    """What a form is made of; pydantic asks it for its schema."""
+
+    closed: bool
+    kind: str
+
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> CoreSchema: ...
+
+    def place(self, steps: tuple[Step, ...]) -> tuple[str, Part | None]:
+        """Return the path of a place and the part it belongs to."""
+
+
+class ValueShape:
+    """One JSON value."""
+
+    kind = "value"
+
+    def __init__(self, part: Part) -> None:
+        self._part = part
+        self.closed = False
+
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        schema = _part_schema(self._part, handler)
+        self.closed = _is_closed(schema)
+        return schema
+
+    def place(self, steps: tuple[Step, ...]) -> tuple[str, Part | None]:
+        """Return the path of a place and the part it belongs to."""
+        return path_text(self._part.name, steps), self._part
+
+
+class ListShape:
+    """A JSON list whose members have their own annotations; members at the end may be left out."""
+
+    kind = "list"
+
+    def __init__(self, parts: Sequence[Part], rest: Part | None) -> None:
+        self._parts = tuple(parts)
+        self._rest = rest
+        self.closed = False
+
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        schemas = [_part_schema(part, handler) for part in self._parts]
+        rest = core_schema.any_schema() if self._rest is None else _part_schema(self._rest, handler)
+        self.closed = _all_closed(schemas) and (self._rest is None or _is_closed(rest))
+        members = [core_schema.with_default_schema(one, default=_Absent.ABSENT) for one in schemas]
+        # Only a tuple with a variadic member may be shorter than its schema when it is written.
+        items = core_schema.tuple_schema([*members, rest], variadic_item_index=len(schemas))
+        return core_schema.no_info_after_validator_function(_present, items)
+
+    def place(self, steps: tuple[Step, ...]) -> tuple[str, Part | None]:
+        """Return the path of a place and the part it belongs to."""
+        match steps:
+            case (int(index), *inner) if index < len(self._parts):
+                return path_text(self._parts[index].name, inner), self._parts[index]
+            case (int(index), *inner) if self._rest is not None:
+                outer = index - len(self._parts)
+                return path_text(self._rest.name, (outer, *inner)), self._rest
+            case _:
+                return "", None
+
+
+class ObjectShape:
+    """A JSON object whose members have their own annotations; any member may be left out.
+
+    Names outside the parts belong to `rest`; without one they are passed through untyped, so the
+    caller has to look at the names.
+    """
+
+    kind = "object"
+
+    def __init__(self, parts: Sequence[Part], rest: Part | None) -> None:
+        self._parts: Mapping[str, Part] = {part.name: part for part in parts}
+        self._rest = rest
+        self.closed = False
+
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        schemas = {name: _part_schema(part, handler) for name, part in self._parts.items()}
+        rest = None if self._rest is None else _part_schema(self._rest, handler)
+        self.closed = _all_closed(schemas.values()) and (rest is None or _is_closed(rest))
+        return core_schema.typed_dict_schema(
+            {
+                name: core_schema.typed_dict_field(schema, required=False)
+                for name, schema in schemas.items()
+            },
+            extra_behavior="allow",
+            extras_schema=rest,
+            config=_OBJECT_CONFIG,
+        )
+
+    def place(self, steps: tuple[Step, ...]) -> tuple[str, Part | None]:
+        """Return the path of a place and the part it belongs to."""
+        match steps:
+            case (str(name), *inner) if name in self._parts:
+                return path_text(name, inner), self._parts[name]
+            case (_, *_) if self._rest is not None:
+                return path_text(self._rest.name, steps), self._rest
+            case _:
+                return "", None
+
+
+class AnnotationProblem(ValueError):
+    """An annotation has no JSON form."""
+
+
+def adapter_of(shape: Shape) -> TypeAdapter[Any]:
+    """Return what validates and writes the shape; raises AnnotationProblem when it cannot."""
+    try:
+        # The wrapping annotation lets the configuration reach types that accept none themselves.
+        return TypeAdapter(Annotated[Any, shape], config=_CONFIG)
+    except AnnotationProblem:
+        raise
+    except Exception as error:
+        raise AnnotationProblem(
+            f"pydantic cannot build its schema: {_first_line(error)}"
+        ) from error
+
+
+def speaks_of_sets(schema: CoreSchema) -> bool:
+    """Tell whether values of a schema may hold sets, which are written in no particular order."""
+    waiting: list[Any] = [schema]
+    seen = set()
+    while waiting:
+        part = waiting.pop()
+        if id(part) in seen:
+            continue  # a default may be anything, even something that holds itself
+        seen.add(id(part))
+        inner = part.values() if type(part) is dict else part
+        if type(part) is dict and part.get("type") in _SETS:
+            return True
+        waiting += [one for one in inner if type(one) in _NESTED]
+    return False
+
+
+def type_text(annotation: Any) -> str:
+    """Return an annotation as short text: class names without their modules."""
+    if isinstance(annotation, type) and not get_args(annotation):
+        return annotation.__name__
+    text = _MODULE_PREFIX.sub("", str(annotation))
+    return text if len(text) <= _TYPE_CHARACTERS_MAX else f"{text[:_TYPE_CHARACTERS_MAX]}..."
+
+
+class _Absent(Enum):
+    """Marks the members of a list that were left out."""
+
+    ABSENT = "absent"
+
+
+def _present(members: tuple[Any, ...]) -> tuple[Any, ...]:
+    if not members or members[-1] is not _Absent.ABSENT:
+        return members
+    return tuple(member for member in members if member is not _Absent.ABSENT)
+
+
+def _part_schema(part: Part, handler: GetCoreSchemaHandler) -> CoreSchema:
+    shown = f"{part.name!r} is annotated with {type_text(part.annotation)}"
+    try:
+        schema = handler.generate_schema(part.annotation)
+    except Exception as error:
+        raise AnnotationProblem(
+            f"{shown}, which pydantic cannot describe; use a type it supports: {_first_line(error)}"
+        ) from error
+    while schema["type"] == "default":
+        schema = schema["schema"]
+    if schema["type"] in ("generator", "callable"):
+        raise AnnotationProblem(
+            f"{shown}, which cannot be stored; use a list or another plain type"
+        )
+    return schema
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return lines[0][:_PROBLEM_CHARACTERS_MAX]
+
+
+def _all_closed(schemas: Iterable[CoreSchema]) -> bool:
+    return all(_is_closed(schema) for schema in schemas)
+
+
+def _is_closed(schema: Mapping[str, Any]) -> bool:
+    """Tell whether strict validation alone guarantees that a value comes back unchanged."""
+    if "serialization" in schema:
+        return False
+    kind = schema["type"]
+    if kind in _CLOSED_SCALARS:
+        return True
+    if kind == "nullable":
+        return _is_closed(schema["schema"])
+    if kind == "dict":
+        return _has_closed_keys(schema) and _is_closed(schema["values_schema"])
+    if kind not in _CLOSED_CONTAINERS or "items_schema" not in schema:
+        return False
+    items = schema["items_schema"]
+    return _all_closed(items) if kind == "tuple" else _is_closed(items)
+
+
+def _has_closed_keys(schema: Mapping[str, Any]) -> bool:
+    keys = schema.get("keys_schema", {})
+    return keys.get("type") in _CLOSED_KEYS and "serialization" not in keys

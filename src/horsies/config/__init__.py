@@ -1,0 +1,1 @@
+"""Everything configurable: the application, its database, its schedules."""

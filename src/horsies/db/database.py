@@ -1,0 +1,157 @@
+"""Connections: the two pools of a producer, dedicated connections, and what a database error means.
+
+``Database`` owns every socket of a process. Nothing is opened before it is needed, nothing survives
+a fork, and the classification of errors into passing and lasting ones lives here and nowhere else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from typing import Any
+
+from psycopg import AsyncConnection, Connection
+
+from horsies.config.postgres import PostgresConfig
+from horsies.database_url import libpq_url
+from horsies.db import embedded
+from horsies.db.pool import AsyncPool, Pool, PoolLimits
+
+# Pools inherited through a fork are parked here for ever: letting the garbage collector finish
+# their connections would send a goodbye over sockets the parent process still uses.
+_inherited: list[object] = []
+
+
+class Database:
+    """All connections of one process to one database."""
+
+    def __init__(self, config: PostgresConfig, role: str = "producer") -> None:
+        self.config = config
+        self.role = role
+        self._lock = threading.Lock()
+        self._forget()
+
+    def _forget(self) -> None:
+        self._pid = os.getpid()
+        self._urls: tuple[str, str] | None = None
+        self._pool: Pool | None = None
+        self._async_pools: dict[asyncio.AbstractEventLoop, AsyncPool] = {}
+
+    def _leave_parent_behind(self) -> None:
+        if self._pid != os.getpid():
+            _inherited.append((self._pool, self._async_pools))
+            self._lock = threading.Lock()
+            self._forget()
+
+    def urls(self) -> tuple[str, str]:
+        """Return the URL for ordinary work and the one for LISTEN and schema work."""
+        self._leave_parent_behind()
+        with self._lock:
+            if self._urls is None:
+                url = _resolve(self.config.database_url)
+                session = self.config.session_database_url
+                self._urls = url, _resolve(session) if session else url
+        return self._urls
+
+    def options(self, role: str) -> dict[str, Any]:
+        """Return the connection parameters every connection of ours shares."""
+        config = self.config
+        options: dict[str, Any] = {
+            "application_name": f"horsies:{role}",
+            # Whatever the database or PGCLIENTENCODING prefer: ``Together`` writes UTF-8.
+            "client_encoding": "UTF8",
+            "connect_timeout": 10,
+            "autocommit": True,
+            "prepare_threshold": None if config.pgbouncer_transaction_mode else 5,
+            "tcp_user_timeout": config.tcp_user_timeout_ms,
+        }
+        if config.tcp_keepalives:
+            options |= {
+                "keepalives": 1,
+                "keepalives_idle": config.tcp_keepalives_idle,
+                "keepalives_interval": config.tcp_keepalives_interval,
+                "keepalives_count": config.tcp_keepalives_count,
+            }
+        return options
+
+    def connect(self, role: str, *, session: bool = False) -> Connection[Any]:
+        """Open a dedicated autocommit connection; ``session`` asks for one that is not pooled on
+        the way.
+        """
+        url, session_url = self.urls()
+        return Connection.connect(session_url if session else url, **self.options(role))
+
+    def connection(self) -> AbstractContextManager[Connection[Any]]:
+        """Borrow a pooled synchronous connection."""
+        return self.pool().connection()
+
+    def connection_async(self) -> AbstractAsyncContextManager[AsyncConnection[Any]]:
+        """Borrow a pooled connection of the running event loop."""
+        return self.pool_async().connection()
+
+    def pool(self) -> Pool:
+        """Return the pool of this process's threads."""
+        self._leave_parent_behind()
+        with self._lock:
+            if self._pool is None:
+                self._pool = Pool(lambda: self.connect(self.role), self._limits())
+        return self._pool
+
+    def pool_async(self) -> AsyncPool:
+        """Return the running event loop's pool."""
+        self._leave_parent_behind()
+        loop = asyncio.get_running_loop()
+        if (pool := self._async_pools.get(loop)) is None:
+            self._drop_closed_loops()
+            pool = self._async_pools[loop] = AsyncPool(self._connect_async, self._limits())
+        return pool
+
+    async def _connect_async(self) -> AsyncConnection[Any]:
+        url, _ = self.urls()
+        return await AsyncConnection.connect(url, **self.options(self.role))
+
+    def _drop_closed_loops(self) -> None:
+        for loop in list(self._async_pools):
+            if loop.is_closed() and (pool := self._async_pools.pop(loop, None)) is not None:
+                pool.close()
+
+    def _limits(self) -> PoolLimits:
+        config = self.config
+        kept, most = pool_sizes(config, self.role)
+        check = config.worker_child_pool_check if self.role == "child" else config.pool_pre_ping
+        return PoolLimits(kept, most, config.pool_timeout, config.pool_recycle, check)
+
+    def close(self) -> None:
+        """Close the synchronous pool; the next use opens a new one."""
+        self._leave_parent_behind()
+        with self._lock:
+            pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.close()
+        self._drop_closed_loops()
+
+    def close_async(self) -> None:
+        """Close the pool of the running event loop."""
+        pool = self._async_pools.pop(asyncio.get_running_loop(), None)
+        if pool is not None:
+            pool.close()
+
+
+def pool_sizes(config: PostgresConfig, role: str) -> tuple[int, int]:
+    """Return how many connections a pool keeps and how many it may have, by the process's role.
+
+    A child has a pool only once its task code sends something, and many children share a server.
+    """
+    if role == "child":
+        return config.worker_child_pool_min_size, config.worker_child_pool_max_size
+    kept, more = config.pool_size, config.max_overflow
+    if role == "worker":
+        kept = kept if config.worker_pool_size is None else config.worker_pool_size
+        more = more if config.worker_max_overflow is None else config.worker_max_overflow
+    return kept, kept + more
+
+
+def _resolve(url: str) -> str:
+    return embedded.start_or_join(url) if embedded.is_embedded(url) else libpq_url(url)

@@ -1,0 +1,118 @@
+"""Which database errors are transient, and how each is described to a user."""
+
+from __future__ import annotations
+
+import re
+
+import psycopg
+
+from horsies.database_url import mask_url
+
+_TRANSIENT_CLASSES = ("08", "53")
+
+
+_TRANSIENT_STATES = {
+    *("57P01", "57P02", "57P03"),  # shutting down, crashed, starting up
+    *("40001", "40P01"),  # serialization failure, deadlock
+    "25006",  # read-only, as a server is that was or will be the primary
+    *("57014", "55P03", "57P05", "25P03", "25P04"),  # the timeouts an administrator may set
+}
+
+
+def is_transient(error: BaseException) -> bool:
+    """Tell whether trying again later can help.
+
+    Connection failures carry no SQLSTATE at all ("too many clients" included), so an
+    OperationalError or InterfaceError without one counts as passing.
+    """
+    state = getattr(error, "sqlstate", None)
+    if state is None:
+        is_connection_error = isinstance(error, psycopg.OperationalError | psycopg.InterfaceError)
+        return is_connection_error and not _is_refusal(str(error).lower())
+    return state[:2] in _TRANSIENT_CLASSES or state in _TRANSIENT_STATES
+
+
+def _is_refusal(lowered: str) -> bool:
+    """The server answered, and will answer the same again: wrong password, no such database or role."""
+    unknown = _NO_DATABASE.search(lowered) or _NO_ROLE.search(lowered)
+    return bool(unknown) or any(mark in lowered for mark in _REFUSALS)
+
+
+_NO_DATABASE = re.compile(r'database ".*" does not exist')
+
+
+_NO_ROLE = re.compile(r'role ".*" does not exist')
+
+
+_REFUSALS = ("password authentication failed", "no password supplied", "no pg_hba.conf entry")
+
+
+_NO_FREE_SLOT = "PostgreSQL has no free connection slot; lower the pool sizes or raise its limit"
+
+
+_READS_ONLY = (
+    "PostgreSQL takes only reads here, as a standby does; wait for its failover or correct the host"
+)
+
+
+_REMEDIES = (
+    (
+        "password authentication failed",
+        "PostgreSQL refused the user name or password; correct database_url",
+    ),
+    ("no password supplied", "PostgreSQL wants a password; add it to database_url"),
+    (
+        "no pg_hba.conf entry",
+        "PostgreSQL does not let this user in from this host; see its pg_hba.conf",
+    ),
+    ("in a read-only transaction", _READS_ONLY),
+    ("during recovery", _READS_ONLY),
+    ("too many clients", _NO_FREE_SLOT),
+    ("too many connections", _NO_FREE_SLOT),
+    ("remaining connection slots are reserved", _NO_FREE_SLOT),
+    (
+        "connection refused",
+        "Nothing answers at this address; start PostgreSQL or correct host and port",
+    ),
+    (
+        "no such file or directory",
+        "No server owns this socket; start PostgreSQL or correct the host",
+    ),
+    ("could not translate host", "The host name is unknown; correct the host in database_url"),
+    ("failed to resolve host", "The host name is unknown; correct the host in database_url"),
+    ("timeout expired", "The server did not answer in time; check host, port and the network"),
+    ("timed out", "The server did not answer in time; check host, port and the network"),
+)
+
+
+# What libpq says of an address it cannot read quotes the very part that may be the password.
+_UNREADABLE_URL = re.compile(
+    r"percent-encoded|unexpected spaces|\bURI\b|connection info string|in connection string"
+)
+
+
+# An unencoded "@" in the password makes its second half a part of the host.
+_HALF_PASSWORD = re.compile(r"host '[^']*@")
+
+
+def describe(error: BaseException) -> str:
+    """Say in one sentence what a database error means and what to do, without any password."""
+    text = _text(error)
+    lowered = text.lower()
+    if isinstance(error, psycopg.ProgrammingError) and _UNREADABLE_URL.search(text):
+        return "database_url cannot be read; percent-encode the special characters of its password."
+    if _NO_DATABASE.search(lowered):
+        return f"The database does not exist; create it or correct database_url ({text})."
+    if _NO_ROLE.search(lowered):
+        return f"The database user does not exist; create it or correct database_url ({text})."
+    for mark, remedy in _REMEDIES:
+        if mark in lowered:
+            return f"{remedy} ({text})."
+    return text or type(error).__name__
+
+
+def _text(error: BaseException) -> str:
+    """The server's first sentence: its DETAIL may quote a whole row, task arguments included."""
+    primary = error.diag.message_primary if isinstance(error, psycopg.Error) else None
+    text = mask_url(" ".join((primary or str(error)).split()))
+    return _HALF_PASSWORD.sub("host '***@", text)

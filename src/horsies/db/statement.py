@@ -1,0 +1,220 @@
+"""Named SQL statements with typed parameters and rows.
+
+Every statement lives in a ``.sql`` file under ``db/statements`` behind a ``-- name:`` heading and is
+declared once, in the catalogue module of the same name, with a named tuple for its parameters and
+one for its rows. Loading fails when a statement and its declaration do not pair up, so a search for
+the name finds SQL, declaration and caller.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from functools import lru_cache
+from importlib.resources import files
+from typing import Any, Generic, TypeVar
+
+from psycopg import AsyncConnection, AsyncCursor, Connection, Cursor, DataError
+from psycopg.pq.abc import PGresult
+from psycopg.rows import args_row
+
+# Both are named tuples, for which Python has no type.
+Params = TypeVar("Params", bound=tuple[Any, ...])
+Row = TypeVar("Row", bound=tuple[Any, ...])
+Answer = TypeVar("Answer")
+
+
+class Statement(Generic[Params, Row]):
+    """One SQL statement: call ``run`` or ``run_async`` with a connection and its parameters."""
+
+    def __init__(
+        self, name: str, text: str, params_type: type[Params], row_type: type[Row]
+    ) -> None:
+        self.name = name
+        self.text = text
+        self._encoded = text.encode()
+        self.params_type = params_type
+        self.row_type = row_type
+        self.prepared_name = f"horsies_{name}".encode()
+        self._names = field_names(params_type)
+        self.numbered = _numbered(text, self._names)
+        self.make_row: Callable[[Sequence[Any]], Row] = row_type._make  # type: ignore[attr-defined]
+        self._row_factory = args_row(row_type)
+
+    def mapping(self, params: Params) -> dict[str, Any]:
+        """Return the parameters under the names the SQL text uses."""
+        return dict(zip(self._names, params, strict=True))
+
+    def texts(self, params: Params) -> list[bytes | None]:
+        """Return the parameters as PostgreSQL's text input, in the order of ``numbered``."""
+        return [_text(value) for value in params]
+
+    def run(self, connection: Connection[Any], params: Params) -> list[Row]:
+        """Execute on a synchronous connection and return the rows, if the statement returns any."""
+        with Cursor(connection, row_factory=self._row_factory) as cursor:
+            cursor.execute(self._encoded, self.mapping(params))
+            return cursor.fetchall() if _has_rows(cursor.pgresult) else []
+
+    async def run_async(self, connection: AsyncConnection[Any], params: Params) -> list[Row]:
+        """Execute on an asynchronous connection and return the rows, if the statement returns any."""
+        async with AsyncCursor(connection, row_factory=self._row_factory) as cursor:
+            await cursor.execute(self._encoded, self.mapping(params))
+            return await cursor.fetchall() if _has_rows(cursor.pgresult) else []
+
+
+def _has_rows(result: PGresult | None) -> bool:
+    # The cursor's description would tell as well, at twenty times the price.
+    return result is not None and result.nfields > 0
+
+
+class StatementFile:
+    """One ``.sql`` file and the declarations made for it."""
+
+    def __init__(self, file_name: str) -> None:
+        self.file_name = file_name
+        self.texts = dict(
+            _split(files("horsies.db.statements").joinpath(file_name).read_text("utf-8"))
+        )
+        self.statements: dict[str, Statement[Any, Any]] = {}
+
+    def declare(
+        self, name: str, params_type: type[Params], row_type: type[Row]
+    ) -> Statement[Params, Row]:
+        """Pair the statement of that name with its parameter and row types."""
+        if name not in self.texts:
+            raise LookupError(f"{self.file_name} has no statement named {name!r}")
+        statement = Statement(name, self.texts[name], params_type, row_type)
+        self.statements[name] = statement
+        return statement
+
+    def complete(self) -> None:
+        """Refuse a file in which a statement was never declared."""
+        undeclared = sorted(set(self.texts) - set(self.statements))
+        if undeclared:
+            raise LookupError(f"{self.file_name}: no declaration for {', '.join(undeclared)}")
+
+
+def field_names(value_type: type[tuple[Any, ...]]) -> tuple[str, ...]:
+    """Return the field names of a named tuple in declaration order."""
+    names: tuple[str, ...] = value_type._fields  # type: ignore[attr-defined]
+    return names
+
+
+def _numbered(text: str, names: tuple[str, ...]) -> bytes:
+    """Rewrite ``%(name)s`` as ``$n``, in the order of the parameters."""
+    for number, name in enumerate(names, start=1):
+        text = text.replace(f"%({name})s", f"${number}")
+    return text.replace("%%", "%").encode()
+
+
+def _text(value: Any) -> bytes | None:
+    if value is None:
+        return None
+    if isinstance(value, tuple):
+        return _constant_array(*value)
+    return _encoded(_array(value) if isinstance(value, list) else str(value))
+
+
+@lru_cache(maxsize=256, typed=True)  # typed: True equals 1, but is written otherwise
+def _constant_array(*values: Any) -> bytes:
+    """Write an array that comes again and again, such as the queues of a worker."""
+    return _encoded(_array(values))
+
+
+def _array(values: Sequence[Any]) -> str:
+    return f"{{{','.join(map(_element, values))}}}"
+
+
+def _element(value: Any) -> str:
+    """Write one element of an array literal."""
+    if value is None:
+        return "NULL"
+    if isinstance(value, str):
+        if '"' in value or "\\" in value:
+            value = value.replace("\\", "\\\\").replace('"', '\\"')
+        return f'"{value}"'
+    return str(value)
+
+
+def _encoded(text: str) -> bytes:
+    encoded = text.encode()
+    if b"\0" in encoded:  # libpq would cut the text there and store the rest of nothing
+        raise DataError("a text parameter contains a NUL character")
+    return encoded
+
+
+def _split(text: str) -> Iterator[tuple[str, str]]:
+    for part in text.split("-- name: ")[1:]:
+        name, _, body = part.partition("\n")
+        yield name.strip(), body.strip()
+
+
+def one_or_none(rows: list[Row]) -> Row | None:
+    """Return the only row of a statement that changes or finds at most one."""
+    return rows[0] if rows else None
+
+
+# A script decides which statements to run and never waits; the functions below do the waiting.
+# That is how the synchronous and the asynchronous face share one body of logic.
+Step = tuple[Statement[Any, Any], Any]
+Script = Generator[Step, list[Any], Answer]
+
+
+def run_script(connection: Connection[Any], script: Script[Answer]) -> Answer:
+    """Run a script's statements on a synchronous connection and return its answer."""
+    return follow(script, lambda step: step[0].run(connection, step[1]))
+
+
+def follow(script: Script[Answer], run: Callable[[Step], list[Any]]) -> Answer:
+    """Give a script the rows of one statement after the other and return its answer."""
+    rows: list[Any] | None = None
+    while True:
+        try:
+            step = next(script) if rows is None else script.send(rows)
+        except StopIteration as finished:
+            answer: Answer = finished.value
+            return answer
+        rows = run(step)
+
+
+async def run_script_async(connection: AsyncConnection[Any], script: Script[Answer]) -> Answer:
+    """Run a script's statements on an asynchronous connection and return its answer."""
+    rows: list[Any] | None = None
+    while True:
+        try:
+            statement, params = next(script) if rows is None else script.send(rows)
+        except StopIteration as finished:
+            answer: Answer = finished.value
+            return answer
+        rows = await statement.run_async(connection, params)
+
+
+logger = logging.getLogger("horsies.sql")
+
+
+def echoed(script: Script[Answer]) -> Script[Answer]:
+    """Return the same script; each of its statements is logged when its answer is here.
+
+    One that failed is logged when the script is closed.
+    """
+    rows = None
+    while True:
+        try:
+            step = next(script) if rows is None else script.send(rows)
+        except StopIteration as finished:
+            answer: Answer = finished.value
+            return answer
+        started = time.perf_counter()
+        try:
+            rows = yield step
+        except GeneratorExit:
+            echo([step], started, "failed after")
+            raise
+        echo([step], started)
+
+
+def echo(steps: Iterable[Step], started: float, verb: str = "took") -> None:
+    """Log what was sent together, and how long it has taken since ``started``."""
+    names = ", ".join(statement.name for statement, _ in steps)
+    logger.info("%s %s %.1f ms", names, verb, (time.perf_counter() - started) * 1000)

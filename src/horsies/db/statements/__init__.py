@@ -1,0 +1,1 @@
+"""SQL statements: each catalogue module declares the statements of the .sql file beside it."""

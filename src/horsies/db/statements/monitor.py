@@ -1,0 +1,305 @@
+"""Catalogue of what operators look at: parameters, rows, and one object per statement.
+
+Beside the line producer -> SQL -> turn -> child -> report -> result: everything here only reads. The
+rows are what ``survey.py`` and ``health.py`` put together for people and programs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import NamedTuple
+
+from horsies.db.statement import StatementFile
+
+MONITOR = StatementFile("monitor.sql")
+
+
+class Nothing(NamedTuple):
+    """The parameters of a statement that takes none."""
+
+
+class WaitingCount(NamedTuple):
+    """What waits on one queue."""
+
+    queue_name: str
+    due: int
+    delayed: int
+    oldest_waiting_seconds: float | None
+
+
+class InFlightCount(NamedTuple):
+    """What workers hold of one queue."""
+
+    queue_name: str
+    claimed: int
+    running: int
+
+
+class Sample(NamedTuple):
+    """How many of the newest attempts to look at."""
+
+    sample: int
+
+
+class RecentAttempts(NamedTuple):
+    """What ended on one queue during the seconds that were looked at."""
+
+    queue_name: str
+    covered_seconds: float
+    done: int
+    failed: int
+    retried: int
+
+
+class QueueState(NamedTuple):
+    """A queue, and since when it is paused; ``paused_at`` is None while workers serve it."""
+
+    name: str
+    paused_at: datetime | None
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether workers leave the queue alone."""
+        return self.paused_at is not None
+
+
+class QueueName(NamedTuple):
+    """A queue by its name."""
+
+    name: str
+
+
+class ListWorkers(NamedTuple):
+    """Whether to list workers that have stopped, too."""
+
+    include_stopped: bool
+
+
+class WorkerRow(NamedTuple):
+    """One worker, its newest snapshot, and what it has in flight."""
+
+    worker_id: str
+    hostname: str
+    pid: int
+    processes: int
+    queues: Sequence[str]
+    started_at: datetime
+    seen_at: datetime
+    stopped_at: datetime | None
+    was_lost: bool
+    hears: bool
+    seen_seconds_ago: float
+    holds_lock: bool
+    tasks_running: int
+    tasks_claimed: int
+    memory_usage_mb: float | None
+    children_memory_mb: float | None
+    cpu_percent: float | None
+
+
+class ListNewestTasks(NamedTuple):
+    """Which tasks to list: ids from ``since`` to below ``before``, at most ``window`` looked at."""
+
+    before: str
+    since: str
+    statuses: Sequence[str]
+    queues: Sequence[str]
+    names: Sequence[str]
+    error_codes: Sequence[str]
+    limit: int
+    window: int
+
+
+class ListTasks(NamedTuple):
+    """The same without a bound on how many are looked at."""
+
+    before: str
+    since: str
+    statuses: Sequence[str]
+    queues: Sequence[str]
+    names: Sequence[str]
+    error_codes: Sequence[str]
+    limit: int
+
+
+class Window(NamedTuple):
+    """The part of the primary key that ``list_newest_tasks`` looked at."""
+
+    before: str
+    since: str
+    window: int
+
+
+class WindowEdge(NamedTuple):
+    """An id at the end of the window."""
+
+    id: str
+
+
+class TaskSummary(NamedTuple):
+    """One task in a list."""
+
+    id: str
+    task_name: str
+    queue_name: str
+    status: str
+    retry_count: int
+    max_retries: int
+    error_code: str | None
+    created_at: datetime
+    enqueued_at: datetime
+    started_at: datetime | None
+    finished_at: datetime | None
+    worker_hostname: str | None
+    worker_pid: int | None
+    age_seconds: float
+
+
+class ReadTaskDetail(NamedTuple):
+    """Which task to show, and whether with its arguments and result."""
+
+    id: str
+    payload: bool
+
+
+class TaskDetail(NamedTuple):
+    """Everything stored about one task; ``args``, ``kwargs`` and ``result`` only on request."""
+
+    id: str
+    task_name: str
+    queue_name: str
+    status: str
+    priority: int
+    retry_count: int
+    max_retries: int
+    next_retry_at: datetime | None
+    timeout_ms: int | None
+    good_until: datetime | None
+    held: bool
+    sent_at: datetime | None
+    created_at: datetime
+    enqueued_at: datetime
+    claimed_at: datetime | None
+    started_at: datetime | None
+    completed_at: datetime | None
+    failed_at: datetime | None
+    cancel_requested_at: datetime | None
+    error_code: str | None
+    failed_reason: str | None
+    generation: int
+    claimed_by_worker_id: str | None
+    worker_hostname: str | None
+    worker_pid: int | None
+    worker_process_name: str | None
+    idempotency_key: str | None
+    retried_from_task_id: str | None
+    workflow_id: str | None
+    schedule_name: str | None
+    scheduled_for: datetime | None
+    task_options: str | None
+    args: str | None
+    kwargs: str | None
+    result: str | None
+
+
+class WorkerStateRow(NamedTuple):
+    """One snapshot of a worker, its JSON columns as text."""
+
+    id: int
+    worker_id: str
+    snapshot_at: datetime
+    hostname: str
+    pid: int
+    processes: int
+    queues: Sequence[str]
+    tasks_running: int
+    tasks_claimed: int
+    memory_usage_mb: float | None
+    cpu_percent: float | None
+    memory_percent: float | None
+    children_memory_mb: float | None
+    max_claim_batch: int
+    max_claim_per_worker: int
+    cluster_wide_cap: int | None
+    queue_priorities: str | None
+    queue_max_concurrency: str | None
+    recovery_config: str | None
+    hears: bool
+    worker_started_at: datetime
+
+
+class WorkerStateHistory(NamedTuple):
+    """Whose snapshots, and how many of them; None is all."""
+
+    worker_id: str
+    limit: int | None
+
+
+class StaleThreshold(NamedTuple):
+    """How long a running task may be silent."""
+
+    threshold_seconds: float
+
+
+class StaleTask(NamedTuple):
+    """A RUNNING task without a recent heartbeat."""
+
+    id: str
+    worker_hostname: str | None
+    worker_pid: int | None
+    worker_process_name: str | None
+    last_heartbeat: datetime | None
+    started_at: datetime | None
+    task_name: str
+
+
+class WorkerStats(NamedTuple):
+    """What one child process runs."""
+
+    worker_hostname: str | None
+    worker_pid: int | None
+    worker_process_name: str | None
+    active_tasks: int
+    oldest_task_start: datetime | None
+    latest_heartbeat: datetime | None
+
+
+class ExpiredTask(NamedTuple):
+    """A PENDING task past its ``good_until``."""
+
+    id: str
+    task_name: str
+    queue_name: str
+    priority: int
+    sent_at: datetime | None
+    enqueued_at: datetime
+    good_until: datetime
+    expired_for_seconds: float
+
+
+class ServerVersion(NamedTuple):
+    """What the server calls itself."""
+
+    server_version: str
+
+
+count_waiting = MONITOR.declare("count_waiting", Nothing, WaitingCount)
+count_in_flight = MONITOR.declare("count_in_flight", Nothing, InFlightCount)
+count_recent_attempts = MONITOR.declare("count_recent_attempts", Sample, RecentAttempts)
+list_queue_states = MONITOR.declare("list_queue_states", Nothing, QueueState)
+list_known_queues = MONITOR.declare("list_known_queues", Nothing, QueueName)
+list_workers = MONITOR.declare("list_workers", ListWorkers, WorkerRow)
+list_newest_tasks = MONITOR.declare("list_newest_tasks", ListNewestTasks, TaskSummary)
+end_of_window = MONITOR.declare("end_of_window", Window, WindowEdge)
+list_live_tasks = MONITOR.declare("list_live_tasks", ListTasks, TaskSummary)
+list_tasks_by_error = MONITOR.declare("list_tasks_by_error", ListTasks, TaskSummary)
+read_task_detail = MONITOR.declare("read_task_detail", ReadTaskDetail, TaskDetail)
+newest_worker_states = MONITOR.declare("newest_worker_states", Nothing, WorkerStateRow)
+worker_state_history = MONITOR.declare("worker_state_history", WorkerStateHistory, WorkerStateRow)
+find_stale_tasks = MONITOR.declare("find_stale_tasks", StaleThreshold, StaleTask)
+count_worker_tasks = MONITOR.declare("count_worker_tasks", Nothing, WorkerStats)
+find_expired_tasks = MONITOR.declare("find_expired_tasks", Nothing, ExpiredTask)
+read_server = MONITOR.declare("read_server", Nothing, ServerVersion)
+
+MONITOR.complete()

@@ -1,0 +1,397 @@
+"""Catalogue of the statements on workflows: start, steer, read, audit.
+
+Parameters and rows for ``sql/workflows.sql``. How a run moves on is in the database's own functions
+(migrations 0008 to 0013): the end of a task moves its run in the same transaction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import NamedTuple
+
+from horsies.db.statement import StatementFile
+
+WORKFLOWS = StatementFile("workflows.sql")
+
+
+class StartRuns(NamedTuple):
+    """The plans of the runs to start: a JSON array."""
+
+    runs: str
+
+
+class StartedRun(NamedTuple):
+    """A run that was created, or the one that stands in its way; nameless when it has just gone."""
+
+    id: str
+    created: bool
+    name: str | None
+    fingerprint: str | None
+
+
+class WorkflowIds(NamedTuple):
+    """The runs whose tasks are about to end."""
+
+    workflow_ids: Sequence[str]
+
+
+class RunId(NamedTuple):
+    """A run by its id."""
+
+    id: str
+
+
+class RunIds(NamedTuple):
+    """Runs by their ids."""
+
+    ids: Sequence[str]
+
+
+class Steered(NamedTuple):
+    """What a steering function answered: the status it met or a word of its own, None for no run."""
+
+    answer: str | None
+
+
+class CancelRun(NamedTuple):
+    """Which run to cancel, why (JSON of a TaskError), and whether to stop what runs."""
+
+    id: str
+    reason: str
+    interrupt: bool
+
+
+class RetryRun(NamedTuple):
+    """Which run to try again; None for all of its failed nodes."""
+
+    id: str
+    node_ids: Sequence[str] | None
+
+
+class SignalRun(NamedTuple):
+    """A signal for a run; ``value`` is JSON text."""
+
+    id: str
+    name: str
+    value: str
+
+
+class RunStatus(NamedTuple):
+    """Where a run stands."""
+
+    status: str
+
+
+class RunOutcome(NamedTuple):
+    """What a waiter needs to know of a run."""
+
+    id: str
+    name: str
+    definition_key: str
+    status: str
+    error: str | None
+    result: str | None
+    output_node_id: str | None
+
+
+class ReadNodes(NamedTuple):
+    """Which run's nodes, and whether with their results."""
+
+    id: str
+    include_results: bool
+
+
+class NodeRow(NamedTuple):
+    """One node as a handle shows it."""
+
+    definition_key: str
+    task_index: int
+    node_id: str
+    kind: str
+    task_name: str
+    dependencies: Sequence[int]
+    status: str
+    task_id: str | None
+    retry_count: int | None
+    items_total: int | None
+    items_open: int | None
+    items_bad: int | None
+    sub_workflow_id: str | None
+    sub_workflow_name: str | None
+    sub_definition_key: str | None
+    sub_workflow_summary: str | None
+    sub_workflow_status: str | None
+    enqueued_at: datetime | None
+    started_at: datetime | None
+    completed_at: datetime | None
+    result: str | None
+
+
+class ItemRow(NamedTuple):
+    """One item of a map node: the task it runs as."""
+
+    task_index: int
+    item_index: int
+    id: str
+    status: str
+    retry_count: int
+    enqueued_at: datetime
+    started_at: datetime | None
+    completed_at: datetime | None
+    failed_reason: str | None
+    error_code: str | None
+    result: str | None
+
+
+class ReadNode(NamedTuple):
+    """One node of one run."""
+
+    id: str
+    node_id: str
+
+
+class NodeOutcome(NamedTuple):
+    """A node's result with what is needed to read it; no status when there is no such node."""
+
+    run_status: str
+    definition_key: str
+    status: str | None
+    task_name: str | None
+    kind: str | None
+    result: str | None
+
+
+class ReadInputs(NamedTuple):
+    """Which nodes' results are taken, as columns."""
+
+    workflow_ids: Sequence[str]
+    indexes: Sequence[int]
+
+
+class InputRow(NamedTuple):
+    """The result of a node that has ended, for those who take it."""
+
+    workflow_id: str
+    task_index: int
+    status: str
+    kind: str
+    task_name: str
+    sub_definition_key: str | None
+    sub_workflow_summary: str | None
+    result: str
+
+
+class RunPlace(NamedTuple):
+    """Where a run stands in its tree."""
+
+    id: str
+    root_workflow_id: str
+    depth: int
+
+
+class ReadTree(NamedTuple):
+    """Whose family, and how many of it at most."""
+
+    id: str
+    limit: int
+
+
+class RunRow(NamedTuple):
+    """A run as it is shown; ``duration_seconds`` goes on until it ends."""
+
+    id: str
+    name: str
+    status: str
+    definition_key: str
+    workflow_key: str | None
+    on_error: str
+    error: str | None
+    matched_case: int | None
+    parent_workflow_id: str | None
+    parent_task_index: int | None
+    root_workflow_id: str
+    depth: int
+    total_nodes: int
+    open_nodes: int
+    failed_nodes: int
+    schedule_name: str | None
+    scheduled_for: datetime | None
+    sent_at: datetime | None
+    created_at: datetime
+    started_at: datetime
+    paused_at: datetime | None
+    completed_at: datetime | None
+    duration_seconds: float
+
+
+class TreeNode(NamedTuple):
+    """A node as it is shown; ``due_at`` is when what waits for its time may begin."""
+
+    workflow_id: str
+    task_index: int
+    node_id: str
+    kind: str
+    task_name: str
+    dependencies: Sequence[int]
+    join_type: str
+    min_success: int | None
+    status: str
+    task_id: str | None
+    retry_count: int | None
+    items_total: int | None
+    items_open: int | None
+    items_bad: int | None
+    signal_name: str | None
+    sub_workflow_id: str | None
+    sub_workflow_name: str | None
+    error_code: str | None
+    due_at: datetime | None
+    started_at: datetime | None
+    completed_at: datetime | None
+    duration_seconds: float | None
+
+
+class ListRuns(NamedTuple):
+    """Which runs, started before and since when, and how many; empty lists ask for anything."""
+
+    before_at: datetime
+    before_id: str
+    since: datetime
+    statuses: Sequence[str]
+    names: Sequence[str]
+    workflow_keys: Sequence[str]
+    include_children: bool
+    limit: int
+
+
+class ListNewestRuns(NamedTuple):
+    """The same among the newest ``window`` runs."""
+
+    before_at: datetime
+    before_id: str
+    since: datetime
+    statuses: Sequence[str]
+    names: Sequence[str]
+    workflow_keys: Sequence[str]
+    include_children: bool
+    limit: int
+    window: int
+
+
+class RunSummary(NamedTuple):
+    """A run in a list."""
+
+    id: str
+    name: str
+    status: str
+    definition_key: str
+    workflow_key: str | None
+    parent_workflow_id: str | None
+    total_nodes: int
+    open_nodes: int
+    failed_nodes: int
+    error_code: str | None
+    created_at: datetime
+    completed_at: datetime | None
+    age_seconds: float
+
+
+class RunWindow(NamedTuple):
+    """The window of a look at the newest runs."""
+
+    before_at: datetime
+    before_id: str
+    since: datetime
+    window: int
+
+
+class RunMoment(NamedTuple):
+    """A run and when it was started: a place in the list."""
+
+    id: str
+    created_at: datetime
+
+
+class RunLimit(NamedTuple):
+    """How many rows at most."""
+
+    limit: int
+
+
+class BrokenRun(NamedTuple):
+    """One thing that is wrong with an open run."""
+
+    id: str
+    problem: str
+
+
+class Mended(NamedTuple):
+    """That the mending function came to its end."""
+
+    mended: bool
+
+
+class FindPausedRuns(NamedTuple):
+    """How long a run may be paused, and how many to find."""
+
+    max_paused_seconds: float
+    limit: int
+
+
+class PausedRun(NamedTuple):
+    """A run that has been paused for too long."""
+
+    id: str
+    paused_seconds: float
+
+
+class ExpireRun(NamedTuple):
+    """Which run, how long it may be paused, and the JSON of the error."""
+
+    id: str
+    max_paused_seconds: float
+    reason: str
+
+
+class ExpiredRun(NamedTuple):
+    """Whether the run was still paused and too old."""
+
+    expired: bool
+
+
+class DeleteOldRuns(NamedTuple):
+    """Older than how many hours, and how many trees at most."""
+
+    hours: float
+    limit: int
+
+
+start_runs = WORKFLOWS.declare("start_runs", StartRuns, StartedRun)
+lock_runs = WORKFLOWS.declare("lock_runs", WorkflowIds, RunId)
+pause_run = WORKFLOWS.declare("pause_run", RunId, Steered)
+resume_run = WORKFLOWS.declare("resume_run", RunId, Steered)
+resume_retrying_run = WORKFLOWS.declare("resume_retrying_run", RunId, Steered)
+cancel_run = WORKFLOWS.declare("cancel_run", CancelRun, Steered)
+retry_run = WORKFLOWS.declare("retry_run", RetryRun, Steered)
+signal_run = WORKFLOWS.declare("signal_run", SignalRun, Steered)
+read_run_status = WORKFLOWS.declare("read_run_status", RunId, RunStatus)
+read_runs = WORKFLOWS.declare("read_runs", RunIds, RunOutcome)
+read_nodes = WORKFLOWS.declare("read_nodes", ReadNodes, NodeRow)
+read_items = WORKFLOWS.declare("read_items", ReadNodes, ItemRow)
+read_node = WORKFLOWS.declare("read_node", ReadNode, NodeOutcome)
+read_inputs = WORKFLOWS.declare("read_inputs", ReadInputs, InputRow)
+read_places = WORKFLOWS.declare("read_places", RunIds, RunPlace)
+read_tree = WORKFLOWS.declare("read_tree", ReadTree, RunRow)
+read_tree_nodes = WORKFLOWS.declare("read_tree_nodes", RunIds, TreeNode)
+list_newest_runs = WORKFLOWS.declare("list_newest_runs", ListNewestRuns, RunSummary)
+list_open_runs = WORKFLOWS.declare("list_open_runs", ListRuns, RunSummary)
+end_of_run_window = WORKFLOWS.declare("end_of_run_window", RunWindow, RunMoment)
+read_run_moment = WORKFLOWS.declare("read_run_moment", RunId, RunMoment)
+find_broken_runs = WORKFLOWS.declare("find_broken_runs", RunLimit, BrokenRun)
+mend_run = WORKFLOWS.declare("mend_run", RunId, Mended)
+find_paused_runs = WORKFLOWS.declare("find_paused_runs", FindPausedRuns, PausedRun)
+expire_run = WORKFLOWS.declare("expire_run", ExpireRun, ExpiredRun)
+delete_old_workflows = WORKFLOWS.declare("delete_old_workflows", DeleteOldRuns, RunId)
+
+WORKFLOWS.complete()

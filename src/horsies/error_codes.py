@@ -1,0 +1,90 @@
+"""The error codes that Horsies itself puts into a TaskError, in four families."""
+
+from __future__ import annotations
+
+from enum import Enum, StrEnum
+from typing import TypeAlias, TypeVar
+
+
+class OperationalErrorCode(StrEnum):
+    """The attempt failed in user code or in the machinery around it."""
+
+    UNHANDLED_EXCEPTION = "UNHANDLED_EXCEPTION"
+    TASK_EXCEPTION = "TASK_EXCEPTION"
+    WORKER_CRASHED = "WORKER_CRASHED"
+    BROKER_ERROR = "BROKER_ERROR"
+    WORKER_RESOLUTION_ERROR = "WORKER_RESOLUTION_ERROR"
+    WORKER_SERIALIZATION_ERROR = "WORKER_SERIALIZATION_ERROR"
+    PAYLOAD_TOO_LARGE = "PAYLOAD_TOO_LARGE"
+    RESULT_DESERIALIZATION_ERROR = "RESULT_DESERIALIZATION_ERROR"
+    WORKFLOW_ENQUEUE_FAILED = "WORKFLOW_ENQUEUE_FAILED"
+    SUBWORKFLOW_LOAD_FAILED = "SUBWORKFLOW_LOAD_FAILED"
+
+
+class ContractCode(StrEnum):
+    """A value does not fit the type its task declares."""
+
+    RETURN_TYPE_MISMATCH = "RETURN_TYPE_MISMATCH"
+    PYDANTIC_HYDRATION_ERROR = "PYDANTIC_HYDRATION_ERROR"
+    WORKFLOW_CTX_MISSING_ID = "WORKFLOW_CTX_MISSING_ID"
+
+
+class RetrievalCode(StrEnum):
+    """The result could not be read; says nothing about the task itself."""
+
+    WAIT_TIMEOUT = "WAIT_TIMEOUT"
+    TASK_NOT_FOUND = "TASK_NOT_FOUND"
+    WORKFLOW_NOT_FOUND = "WORKFLOW_NOT_FOUND"
+    NODE_NOT_FOUND = "NODE_NOT_FOUND"
+    RESULT_NOT_AVAILABLE = "RESULT_NOT_AVAILABLE"
+    RESULT_NOT_READY = "RESULT_NOT_READY"
+
+
+class OutcomeCode(StrEnum):
+    """The task or workflow ended otherwise than by its own return."""
+
+    TASK_CANCELLED = "TASK_CANCELLED"
+    TASK_EXPIRED = "TASK_EXPIRED"
+    TASK_TIMEOUT = "TASK_TIMEOUT"
+    WORKFLOW_PAUSED = "WORKFLOW_PAUSED"
+    WORKFLOW_FAILED = "WORKFLOW_FAILED"
+    WORKFLOW_CANCELLED = "WORKFLOW_CANCELLED"
+    WORKFLOW_EXPIRED = "WORKFLOW_EXPIRED"
+    SIGNAL_TIMEOUT = "SIGNAL_TIMEOUT"
+    MAP_ITEMS_FAILED = "MAP_ITEMS_FAILED"
+    UPSTREAM_SKIPPED = "UPSTREAM_SKIPPED"
+    SUBWORKFLOW_FAILED = "SUBWORKFLOW_FAILED"
+    WORKFLOW_SUCCESS_CASE_NOT_MET = "WORKFLOW_SUCCESS_CASE_NOT_MET"
+
+
+BuiltInTaskCode: TypeAlias = OperationalErrorCode | ContractCode | RetrievalCode | OutcomeCode
+
+
+_Code = TypeVar("_Code", bound=StrEnum)
+
+
+def build_code_registry(*families: type[_Code]) -> dict[str, _Code]:
+    """Map every value to its member; a value used twice or unlike its name raises ValueError."""
+    registry: dict[str, _Code] = {}
+    for member in (member for family in families for member in family.__members__.values()):
+        if member.value != member.name:
+            raise ValueError(f"{member!r} must have its own name as its value")
+        if member.value in registry:
+            raise ValueError(f"{member!r} reuses the value of {registry[member.value]!r}")
+        registry[member.value] = member
+    return registry
+
+
+BUILTIN_CODE_REGISTRY: dict[str, BuiltInTaskCode] = build_code_registry(
+    OperationalErrorCode, ContractCode, RetrievalCode, OutcomeCode
+)
+
+
+def resolve_code(text: str) -> BuiltInTaskCode | str:
+    """Return the built-in member of that name, or the text itself when it is a user's own code."""
+    return BUILTIN_CODE_REGISTRY.get(text, text)
+
+
+def error_code_text(code: BuiltInTaskCode | str | None) -> str | None:
+    """Return the plain text of a code, as columns and retry policies hold it."""
+    return code.value if isinstance(code, Enum) else code

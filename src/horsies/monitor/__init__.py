@@ -1,0 +1,1 @@
+"""Operator functions: read queues, tasks and workers, and act on them."""

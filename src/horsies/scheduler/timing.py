@@ -1,0 +1,135 @@
+"""Timing: everything about a schedule that decides its slots, and nothing else.
+
+Stored beside a schedule's state as JSON, whose hash tells whether the timetable has changed. Stands
+between the configuration and the scheduler's plan, still pure.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from zoneinfo import ZoneInfo
+
+from pydantic import BaseModel
+
+from horsies.config.schedules import Schedule
+from horsies.timetable.next_run import GapRule, Timetable, load_zone, next_run, timetable_of
+from horsies.timetable.patterns import SchedulePattern
+from horsies.validation import FROZEN_MODEL
+
+_MOMENT = timedelta(microseconds=1)
+_FIRST_WINDOW = timedelta(minutes=1)
+
+
+class TimingFields(BaseModel):
+    """The fields of a schedule that decide its slots, as they are stored."""
+
+    model_config = FROZEN_MODEL
+
+    pattern: SchedulePattern
+    timezone: str = "UTC"
+    on_dst_gap: GapRule = "skip"
+    start_at: datetime | None = None
+    end_at: datetime | None = None
+
+
+def timing_json(schedule: Schedule) -> str:
+    """Return the timing of a schedule as JSON text: pattern, zone, and what is not left to default."""
+    fields = TimingFields(**{name: getattr(schedule, name) for name in TimingFields.model_fields})
+    changed = fields.model_dump(mode="json", exclude_defaults=True)
+    whole = changed | fields.model_dump(mode="json", include={"pattern", "timezone"})
+    return json.dumps(whole, sort_keys=True, separators=(",", ":"))
+
+
+def config_hash(timing: str) -> str:
+    """Return the SHA-256 of a timing's JSON text."""
+    return hashlib.sha256(timing.encode()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """When a schedule is due. All instants, given and returned, are in UTC; None means never again."""
+
+    timetable: Timetable | timedelta
+    zone: ZoneInfo
+    on_dst_gap: GapRule = "skip"
+    start_at: datetime | None = None
+    end_at: datetime | None = None
+
+    @classmethod
+    def of(cls, fields: Schedule | TimingFields) -> Timing:
+        """Read the timing of a schedule; ValueError for an unknown zone."""
+        return cls(
+            timetable_of(fields.pattern),
+            load_zone(fields.timezone),
+            fields.on_dst_gap,
+            fields.start_at.astimezone(UTC) if fields.start_at else None,
+            fields.end_at.astimezone(UTC) if fields.end_at else None,
+        )
+
+    @classmethod
+    def read(cls, text: str) -> Timing:
+        """Read a stored timing; ValueError when it cannot be understood."""
+        return cls.of(TimingFields.model_validate_json(text))
+
+    def first_after(self, moment: datetime) -> datetime | None:
+        """Return where a schedule that begins at this moment has its first slot."""
+        if not isinstance(self.timetable, timedelta):
+            return self.after(moment)
+        if self.start_at is None:
+            return self._bounded(moment + self.timetable)
+        if moment < self.start_at:
+            return self._bounded(self.start_at)
+        passed = (moment - self.start_at) // self.timetable
+        return self._bounded(self.start_at + (passed + 1) * self.timetable)
+
+    def after(self, slot: datetime) -> datetime | None:
+        """Return the slot that follows this one."""
+        is_interval = isinstance(self.timetable, timedelta)
+        if self.start_at is not None and not is_interval:
+            slot = max(slot, self.start_at - _MOMENT)
+        found = next_run(self.timetable, slot, self.zone, self.on_dst_gap)
+        assert found is None or found > slot, "time stood still"
+        return self._bounded(found)
+
+    def since(self, due: datetime, cutoff: datetime) -> datetime | None:
+        """Return the first slot that is not before the cutoff; ``due`` is a slot."""
+        if due >= cutoff:
+            return due
+        if isinstance(self.timetable, timedelta):
+            left_out = -((due - cutoff) // self.timetable)
+            return self._bounded(due + left_out * self.timetable)
+        return self.after(cutoff - _MOMENT)
+
+    def latest(self, due: datetime, until: datetime) -> datetime:
+        """Return the last slot that is not after ``until``; ``due`` is a slot that is not."""
+        until = min(until, self.end_at or until)
+        if isinstance(self.timetable, timedelta):
+            return due + ((until - due) // self.timetable) * self.timetable
+        found = self._some_late_slot(due, until)
+        while (following := self.after(found)) is not None and following <= until:
+            found = following
+        return found
+
+    def _some_late_slot(self, due: datetime, until: datetime) -> datetime:
+        """Find a slot near the end without walking through all of them, by windows that double."""
+        window = _FIRST_WINDOW
+        while until - window > due:
+            found = self.after(until - window)
+            if found is not None and found <= until:
+                return found
+            window *= 2
+        return due
+
+    def slots_from(self, slot: datetime | None) -> Iterator[datetime]:
+        """Yield this slot and all that follow."""
+        while slot is not None:
+            yield slot
+            slot = self.after(slot)
+
+    def _bounded(self, slot: datetime | None) -> datetime | None:
+        is_over = slot is not None and self.end_at is not None and slot > self.end_at
+        return None if is_over else slot

@@ -1,0 +1,375 @@
+"""What became of a task: a TaskResult holding a value or a TaskError.
+
+This is the last station of the line producer -> SQL -> turn -> child -> report -> result: a child
+makes the outcome, the turn stores it, a handle gives it back. The codes of the library live here in
+four families whose names are reserved, so that a code in a row says by itself who set it.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Iterator
+from enum import Enum
+from typing import Annotated, Any, Generic, NoReturn, TypeVar, get_args, overload
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    GetCoreSchemaHandler,
+    PlainSerializer,
+    WithJsonSchema,
+)
+from pydantic_core import CoreSchema, core_schema
+
+from horsies.error_codes import (
+    BUILTIN_CODE_REGISTRY,
+    BuiltInTaskCode,
+    ContractCode,
+    OperationalErrorCode,
+    OutcomeCode,
+    RetrievalCode,
+    error_code_text,
+)
+from horsies.states import WorkflowStatus
+
+_MESSAGE_CHARACTERS_MAX = 4_000
+_TRACEBACK_CHARACTERS_MAX = 16_000
+
+
+def exception_text(exception: BaseException) -> str:
+    """Return what an exception says as storable text of bounded size; never raises."""
+    return _text_or(lambda: str(exception), "<unprintable>")
+
+
+def describe_exception(exception: BaseException) -> dict[str, str]:
+    """Return an exception as JSON-ready text of bounded size; never raises."""
+    return {
+        "type": _text_or(lambda: type(exception).__name__, "<unknown type>"),
+        "message": exception_text(exception),
+        "traceback": _text_or(
+            lambda: "".join(traceback.format_exception(exception)),
+            "<traceback unavailable>",
+            _TRACEBACK_CHARACTERS_MAX,
+        ),
+    }
+
+
+def _text_or(make: Callable[[], str], fallback: str, limit: int = _MESSAGE_CHARACTERS_MAX) -> str:
+    # User code runs here (__str__ and friends) and may raise anything at all; the report of a
+    # failure must survive it.
+    try:
+        return _clipped(_storable(make()), limit)
+    except BaseException:
+        return fallback
+
+
+def _storable(text: str) -> str:
+    """Escape what JSON in UTF-8 or a PostgreSQL text column cannot hold."""
+    escaped = text.encode("utf-8", "backslashreplace").decode("utf-8")
+    return escaped.replace("\x00", "\\x00")
+
+
+def _clipped(text: str, limit: int) -> str:
+    if len(text) <= limit:
+        return text
+    half = limit // 2
+    left_out = len(text) - 2 * half
+    return f"{text[:half]}\n... {left_out} characters left out ...\n{text[-half:]}"
+
+
+_BUILTIN_TAG = "__builtin_task_code__"
+_SHOWN_CHARACTERS_MAX = 200
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+E_co = TypeVar("E_co", covariant=True)
+
+
+def _checked_code(code: object) -> BuiltInTaskCode | str | None:
+    match code:
+        case None | OperationalErrorCode() | ContractCode() | RetrievalCode() | OutcomeCode():
+            return code
+        case Enum():
+            raise ValueError(
+                f"error_code must be a plain string or a built-in code, not a member of "
+                f"{type(code).__name__}; pass its value as str"
+            )
+        case str():
+            return _checked_user_code(code)
+        case dict():
+            return _untagged_code(code)
+        case _:
+            raise ValueError(f"error_code must be a string, not {type(code).__name__}")
+
+
+def _checked_user_code(code: str) -> str:
+    if code in BUILTIN_CODE_REGISTRY:
+        family = type(BUILTIN_CODE_REGISTRY[code]).__name__
+        raise ValueError(f"error_code {code!r} is reserved; use {family}.{code} or another name")
+    return str(code)
+
+
+def _untagged_code(tagged: dict[Any, Any]) -> BuiltInTaskCode:
+    value = tagged.get(_BUILTIN_TAG)
+    if len(tagged) != 1 or not isinstance(value, str) or value not in BUILTIN_CODE_REGISTRY:
+        raise ValueError(f'error_code as an object must be {{"{_BUILTIN_TAG}": "<built-in code>"}}')
+    return BUILTIN_CODE_REGISTRY[value]
+
+
+def _dumped_code(code: BuiltInTaskCode | str | None) -> dict[str, str] | str | None:
+    return {_BUILTIN_TAG: code.value} if isinstance(code, Enum) else code
+
+
+def _dumped_exception(
+    exception: dict[str, Any] | BaseException | None,
+) -> dict[str, Any] | None:
+    return describe_exception(exception) if isinstance(exception, BaseException) else exception
+
+
+_CodeField = Annotated[
+    BuiltInTaskCode | str | None,
+    BeforeValidator(_checked_code),
+    PlainSerializer(_dumped_code),
+]
+_ExceptionField = Annotated[
+    dict[str, Any] | BaseException | None,
+    PlainSerializer(_dumped_exception),
+    WithJsonSchema({"anyOf": [{"type": "object"}, {"type": "null"}]}),
+]
+
+
+class TaskError(BaseModel):
+    """Why a task has no value.
+
+    `error_code` is a built-in member or a name of your own. A live exception is kept as it is in
+    this process and becomes type name, message and traceback text when stored.
+
+    Example:
+        return TaskResult(err=TaskError(error_code="CARD_DECLINED", message="the bank said no"))
+    """
+
+    model_config = ConfigDict(
+        arbitrary_types_allowed=True, extra="forbid", frozen=True, hide_input_in_errors=True
+    )
+
+    error_code: _CodeField = None
+    message: str | None = None
+    data: Any = None
+    exception: _ExceptionField = None
+
+    def __repr_args__(self) -> Iterator[tuple[str, str | None]]:
+        # Everything pydantic prints goes through here. Data may hold task arguments, so its type
+        # has to do.
+        yield "error_code", error_code_text(self.error_code)
+        yield "message", None if self.message is None else _clipped_line(self.message)
+        for name in ("data", "exception"):
+            value = getattr(self, name)
+            if value is not None:
+                yield f"{name}_type", type(value).__name__
+
+
+class SubWorkflowSummary(BaseModel, Generic[T]):
+    """How a child run ended: its status, its output, and the counts of its nodes."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+
+    status: WorkflowStatus
+    output: T | None = None
+    total_tasks: int = 0
+    completed_tasks: int = 0
+    failed_tasks: int = 0
+    skipped_tasks: int = 0
+    error_summary: str | None = None
+
+    def __repr_args__(self) -> Iterator[tuple[str, object]]:
+        # The output may hold anything a task returned.
+        for name in type(self).model_fields:
+            if name != "output":
+                yield name, getattr(self, name)
+
+
+class SubWorkflowError(TaskError):
+    """A sub-workflow ended without success."""
+
+    sub_workflow_id: str | None = None
+    sub_workflow_summary: SubWorkflowSummary[Any] | None = None
+
+
+class _Missing(Enum):
+    """Marks the side not given, because None is a value on both."""
+
+    MISSING = "missing"
+
+
+_MISSING = _Missing.MISSING
+
+
+class TaskResult(Generic[T_co, E_co]):
+    """The outcome of a task: exactly one of `ok=` and `err=`; immutable.
+
+    Example:
+        @app.task("add")
+        def add(a: int, b: int) -> TaskResult[int, TaskError]:
+            return TaskResult(ok=a + b)
+    """
+
+    __slots__ = ("_err", "_ok")
+
+    _ok: T_co | _Missing
+    _err: E_co | _Missing
+
+    @overload
+    def __init__(self, *, ok: T_co) -> None: ...
+    @overload
+    def __init__(self, *, err: E_co) -> None: ...
+    def __init__(self, *, ok: T_co | _Missing = _MISSING, err: E_co | _Missing = _MISSING) -> None:
+        if (ok is _MISSING) == (err is _MISSING):
+            given = "neither" if ok is _MISSING else "both"
+            raise ValueError(f"TaskResult takes exactly one of ok= and err=, {given} was given")
+        object.__setattr__(self, "_ok", ok)
+        object.__setattr__(self, "_err", err)
+
+    def is_ok(self) -> bool:
+        """Tell whether the task succeeded."""
+        return self._err is _MISSING
+
+    def is_err(self) -> bool:
+        """Tell whether the task failed."""
+        return self._ok is _MISSING
+
+    @property
+    def ok(self) -> T_co | None:
+        """The value, or None when the task failed."""
+        return None if self._ok is _MISSING else self._ok
+
+    @property
+    def err(self) -> E_co | None:
+        """The error, or None when the task succeeded."""
+        return None if self._err is _MISSING else self._err
+
+    @property
+    def ok_value(self) -> T_co:
+        """The value; ValueError when the task failed."""
+        if self._ok is _MISSING:
+            raise ValueError(f"a failed task has no value: {self!r}")
+        return self._ok
+
+    @property
+    def err_value(self) -> E_co:
+        """The error; ValueError when the task succeeded."""
+        if self._err is _MISSING:
+            raise ValueError(f"a successful task has no error: {self!r}")
+        return self._err
+
+    def unwrap(self) -> T_co:
+        """Return the value; ValueError when the task failed."""
+        return self.ok_value
+
+    def unwrap_err(self) -> E_co:
+        """Return the error; ValueError when the task succeeded."""
+        return self.err_value
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, TaskResult):
+            return NotImplemented
+        return bool(self._ok == other._ok and self._err == other._err)
+
+    def __hash__(self) -> int:
+        return hash((self._ok, self._err))
+
+    def __repr__(self) -> str:
+        if self._err is _MISSING:
+            return f"TaskResult(ok=<{type(self._ok).__name__}>)"
+        shown = repr(self._err) if isinstance(self._err, TaskError) else None
+        return f"TaskResult(err={shown or f'<{type(self._err).__name__}>'})"
+
+    def __setattr__(self, name: str, _value: object) -> NoReturn:
+        raise AttributeError(f"a TaskResult is immutable; {name!r} cannot be set")
+
+    def __delattr__(self, name: str) -> NoReturn:
+        raise AttributeError(f"a TaskResult is immutable; {name!r} cannot be deleted")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # The default restores slots by assignment, which an immutable object refuses.
+        return (_rebuilt, ("ok", self._ok) if self.is_ok() else ("err", self._err))
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """Let results stand inside other values: as parameters, and as members of lists."""
+        ok_type, err_type = get_args(source) or (Any, TaskError)
+        ok, err = handler.generate_schema(ok_type), handler.generate_schema(err_type)
+        if err_type is not TaskError:
+            return _result_schema(_sides_schema(ok, err), _sides_schema(ok, err))
+        # A failed sub-workflow's error may be handed on wherever a plain TaskError is declared. Its
+        # object is a TaskError too, so it is asked first; its text is no TaskError, so it is second.
+        child = handler.generate_schema(SubWorkflowError)
+        adopted = core_schema.no_info_after_validator_function(
+            adopted_error, core_schema.any_schema()
+        )
+        return _result_schema(
+            _sides_schema(ok, _first_of(child, err)),
+            _sides_schema(ok, _first_of(err, child, adopted)),
+        )
+
+
+def _rebuilt(side: str, value: Any) -> TaskResult[Any, Any]:
+    return TaskResult(ok=value) if side == "ok" else TaskResult(err=value)
+
+
+def adopted_error(stored: Any) -> TaskError:
+    """Return the stored error of a type unknown here as the data of a TaskError.
+
+    Its code and message are taken over where it has such fields.
+    """
+    fields = stored if isinstance(stored, dict) else {}
+    try:
+        code, message = fields.get("error_code"), fields.get("message")
+        return TaskError(error_code=code, message=message, data=stored)
+    except ValueError:
+        return TaskError(data=stored)
+
+
+def _first_of(*choices: CoreSchema) -> CoreSchema:
+    return core_schema.union_schema(list(choices), mode="left_to_right")
+
+
+def _sides_schema(ok: CoreSchema, err: CoreSchema) -> CoreSchema:
+    return core_schema.typed_dict_schema(
+        {
+            "ok": core_schema.typed_dict_field(ok, required=False),
+            "err": core_schema.typed_dict_field(err, required=False),
+        },
+        extra_behavior="forbid",
+    )
+
+
+def _result_schema(live_sides: CoreSchema, stored_sides: CoreSchema) -> CoreSchema:
+    """Describe a result as it is stored on its own: an object with either "ok" or "err"."""
+    live = core_schema.chain_schema(
+        [
+            core_schema.is_instance_schema(TaskResult),
+            core_schema.no_info_plain_validator_function(_sides),
+            live_sides,
+        ]
+    )
+    return core_schema.no_info_after_validator_function(
+        _from_sides,
+        core_schema.json_or_python_schema(stored_sides, live),
+        serialization=core_schema.plain_serializer_function_ser_schema(
+            _sides, return_schema=live_sides
+        ),
+    )
+
+
+def _sides(result: TaskResult[Any, Any]) -> dict[str, Any]:
+    return {"ok": result.ok_value} if result.is_ok() else {"err": result.err_value}
+
+
+def _from_sides(sides: dict[str, Any]) -> TaskResult[Any, Any]:
+    return TaskResult(**sides)
+
+
+def _clipped_line(text: str) -> str:
+    limit = _SHOWN_CHARACTERS_MAX
+    return text if len(text) <= limit else f"{text[:limit]}..."

@@ -1,0 +1,1 @@
+"""Tasks: definitions, requests, sending, results, outcomes and recovery."""

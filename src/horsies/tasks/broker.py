@@ -1,0 +1,367 @@
+"""The broker: runs scripts of statements on the right connection and turns failures into values.
+
+Everything a producer does with the database goes through ``perform``. It never raises for
+operational failures; the classification comes from ``db/connect.py``. The schema is brought up to
+date before the first statement.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, TypeAlias, TypeVar
+
+import psycopg
+
+from horsies.config.postgres import PostgresConfig
+from horsies.database_url import mask_url
+from horsies.db.caller_transaction import (
+    UnusableTransactionError,
+    find_connection,
+    find_connection_async,
+    savepoint,
+    savepoint_async,
+)
+from horsies.db.database import Database
+from horsies.db.errors import describe, is_transient
+from horsies.db.migrate import apply_migrations, require_current_schema
+from horsies.db.pipeline import Together
+from horsies.db.statement import (
+    Params,
+    Row,
+    Script,
+    Statement,
+    echoed,
+    run_script,
+    run_script_async,
+)
+from horsies.db.statements.monitor import (
+    ExpiredTask,
+    Nothing,
+    StaleTask,
+    StaleThreshold,
+    WorkerStats,
+    count_worker_tasks,
+    find_expired_tasks,
+    find_stale_tasks,
+)
+from horsies.db.statements.tasks import OutcomeRow
+from horsies.db.statements.workflows import RunOutcome
+from horsies.errors import ConfigurationError, ErrorCode, HorsiesError
+from horsies.result import Err, Ok, Result
+from horsies.states import WorkflowStatus
+from horsies.tasks.recovery import expire_pending, fail_stale, requeue_stale
+from horsies.tasks.waiters import Waiters
+
+T = TypeVar("T")
+
+
+class BrokerErrorCode(StrEnum):
+    """What the broker was doing when it failed."""
+
+    SCHEMA_INIT_FAILED = "SCHEMA_INIT_FAILED"
+    ENQUEUE_FAILED = "ENQUEUE_FAILED"
+    PAYLOAD_MISMATCH = "PAYLOAD_MISMATCH"
+    TASK_INFO_QUERY_FAILED = "TASK_INFO_QUERY_FAILED"
+    MONITORING_QUERY_FAILED = "MONITORING_QUERY_FAILED"
+    CLEANUP_FAILED = "CLEANUP_FAILED"
+    CLOSE_FAILED = "CLOSE_FAILED"
+    LISTENER_START_FAILED = "LISTENER_START_FAILED"
+    LISTENER_SUBSCRIBE_FAILED = "LISTENER_SUBSCRIBE_FAILED"
+    NO_BROKER = "NO_BROKER"
+    DB_PING_FAILED = "DB_PING_FAILED"
+    WORKER_PING_FAILED = "WORKER_PING_FAILED"
+    UNKNOWN_QUEUE = "UNKNOWN_QUEUE"
+    QUEUE_SWITCH_FAILED = "QUEUE_SWITCH_FAILED"
+    UNKNOWN_SCHEDULE = "UNKNOWN_SCHEDULE"
+    SCHEDULE_EXISTS = "SCHEDULE_EXISTS"
+    SCHEDULE_OPERATION_FAILED = "SCHEDULE_OPERATION_FAILED"
+    NO_TYPE_AVAILABLE = "NO_TYPE_AVAILABLE"
+    INVALID_JSON_PAYLOAD = "INVALID_JSON_PAYLOAD"
+    INVALID_TASK_OPTIONS = "INVALID_TASK_OPTIONS"
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerOperationError:
+    """Why a broker operation failed; ``retryable`` when trying again later can help."""
+
+    code: BrokerErrorCode
+    message: str
+    retryable: bool = False
+    exception: BaseException | None = field(default=None, repr=False)
+
+
+BrokerResult: TypeAlias = Result[T, BrokerOperationError]
+
+
+STALE_THRESHOLD_MS_MIN = 1_000
+
+_READING = BrokerErrorCode.MONITORING_QUERY_FAILED
+_CLEANING = BrokerErrorCode.CLEANUP_FAILED
+
+
+class PayloadMismatchError(Exception):
+    """The id or idempotency key is taken by a different request."""
+
+
+class PostgresBroker:
+    """One process's access to the database: pools, schema, and result waiters.
+
+    Without ``migrates`` it creates and changes no table: a schema that is not current is a failure.
+    """
+
+    def __init__(
+        self, config: PostgresConfig, *, role: str = "producer", migrates: bool = True
+    ) -> None:
+        self.config = config
+        self.migrates = migrates
+        self.database = Database(config, role)
+        self.waiters = Waiters(self._connect_waiters)
+        # One per process: a thread of the parent may have held it at the moment of a fork.
+        self._schema_locks: dict[int, threading.Lock] = {}
+        self._schema_ready_in_pid: int | None = None
+
+    def ensure_schema_initialized(self) -> BrokerResult[None]:
+        """Create or update the tables if they are not current yet; safe from many processes at
+        once.
+        """
+        try:
+            self._ensure_schema()
+        except Exception as error:
+            return Err(failure(BrokerErrorCode.SCHEMA_INIT_FAILED, error))
+        return Ok(None)
+
+    async def ensure_schema_initialized_async(self) -> BrokerResult[None]:
+        """The same without blocking the event loop."""
+        return await asyncio.to_thread(self.ensure_schema_initialized)
+
+    def perform(
+        self, code: BrokerErrorCode, script: Script[T], transaction: object = None
+    ) -> BrokerResult[T]:
+        """Run the script on a pooled connection, or inside the caller's transaction."""
+        script = echoed(script) if self.config.echo else script
+        try:
+            self._ensure_schema()
+            if transaction is None:
+                with self.database.connection() as connection:
+                    return Ok(run_script(connection, script))
+            borrowed = find_connection(transaction)
+            with savepoint(borrowed):
+                return Ok(run_script(borrowed, script))
+        except Exception as error:
+            script.close()
+            return Err(failure(code, error))
+
+    async def perform_async(
+        self, code: BrokerErrorCode, script: Script[T], transaction: object = None
+    ) -> BrokerResult[T]:
+        """The same on the running event loop's connections."""
+        script = echoed(script) if self.config.echo else script
+        try:
+            if self._schema_ready_in_pid != os.getpid():
+                await asyncio.to_thread(self._ensure_schema)
+            if transaction is None:
+                async with self.database.connection_async() as connection:
+                    return Ok(await run_script_async(connection, script))
+            borrowed = await find_connection_async(transaction)
+            async with savepoint_async(borrowed):
+                return Ok(await run_script_async(borrowed, script))
+        except Exception as error:
+            script.close()
+            return Err(failure(code, error))
+
+    def watch(self, task_id: str, *, once: bool) -> Future[OutcomeRow | None]:
+        """Return a future for the task's outcome; see ``Waiters.watch``."""
+        return self.waiters.watch(task_id, once=once)
+
+    def watch_run(
+        self, workflow_id: str, until: frozenset[WorkflowStatus], *, once: bool
+    ) -> Future[RunOutcome | None]:
+        """Return a future for the run in one of these statuses; see ``Waiters.watch_run``."""
+        return self.waiters.watch_run(workflow_id, until, once=once)
+
+    def get_stale_tasks(self, stale_threshold_minutes: float = 2) -> BrokerResult[list[StaleTask]]:
+        """List RUNNING tasks of which nothing was heard for longer than the threshold."""
+        return self.perform(_READING, _stale_tasks(stale_threshold_minutes))
+
+    async def get_stale_tasks_async(
+        self, stale_threshold_minutes: float = 2
+    ) -> BrokerResult[list[StaleTask]]:
+        """The same without blocking the event loop."""
+        return await self.perform_async(_READING, _stale_tasks(stale_threshold_minutes))
+
+    def get_worker_stats(self) -> BrokerResult[list[WorkerStats]]:
+        """Count the running tasks of every child process that has any."""
+        return self.perform(_READING, _rows(count_worker_tasks, Nothing()))
+
+    async def get_worker_stats_async(self) -> BrokerResult[list[WorkerStats]]:
+        """The same without blocking the event loop."""
+        return await self.perform_async(_READING, _rows(count_worker_tasks, Nothing()))
+
+    def get_expired_tasks(self) -> BrokerResult[list[ExpiredTask]]:
+        """List PENDING tasks past their ``good_until`` that no worker has swept yet."""
+        return self.perform(_READING, _rows(find_expired_tasks, Nothing()))
+
+    async def get_expired_tasks_async(self) -> BrokerResult[list[ExpiredTask]]:
+        """The same without blocking the event loop."""
+        return await self.perform_async(_READING, _rows(find_expired_tasks, Nothing()))
+
+    def mark_stale_tasks_as_failed(self, stale_threshold_ms: int = 300_000) -> BrokerResult[int]:
+        """End RUNNING tasks that show no life, as the death of their worker would; return how many.
+
+        Each is retried or failed by its policy, and its attempt is recorded. A task shows life while its
+        start, a heartbeat of this attempt, or the last sign of its worker is younger than the
+        threshold, and as long as its worker holds its session lock. At least 1,000 ms.
+
+        Example:
+            handled = app.get_broker().mark_stale_tasks_as_failed(600_000).unwrap()
+        """
+        return self._settle_stale(fail_stale, stale_threshold_ms)
+
+    async def mark_stale_tasks_as_failed_async(
+        self, stale_threshold_ms: int = 300_000
+    ) -> BrokerResult[int]:
+        """The same without blocking the event loop."""
+        return await asyncio.to_thread(self.mark_stale_tasks_as_failed, stale_threshold_ms)
+
+    def requeue_stale_claimed(self, stale_threshold_ms: int = 120_000) -> BrokerResult[int]:
+        """Give CLAIMED tasks that show no life back to their queues; return how many.
+
+        They had not started: no attempt is counted. Life is shown as for running tasks.
+        """
+        return self._settle_stale(requeue_stale, stale_threshold_ms)
+
+    async def requeue_stale_claimed_async(
+        self, stale_threshold_ms: int = 120_000
+    ) -> BrokerResult[int]:
+        """The same without blocking the event loop."""
+        return await asyncio.to_thread(self.requeue_stale_claimed, stale_threshold_ms)
+
+    def expire_pending_tasks(self) -> BrokerResult[int]:
+        """End PENDING tasks past their ``good_until`` as EXPIRED; return how many."""
+        return self._recover(expire_pending)
+
+    async def expire_pending_tasks_async(self) -> BrokerResult[int]:
+        """The same without blocking the event loop."""
+        return await asyncio.to_thread(self.expire_pending_tasks)
+
+    def _settle_stale(
+        self, settle: Callable[[Together, float], int], threshold_ms: int
+    ) -> BrokerResult[int]:
+        if not threshold_ms >= STALE_THRESHOLD_MS_MIN:
+            least = f"{STALE_THRESHOLD_MS_MIN:,}"
+            message = f"stale_threshold_ms must be at least {least}, not {threshold_ms!r}."
+            return Err(BrokerOperationError(_CLEANING, message))
+        return self._recover(lambda together: settle(together, threshold_ms / 1000))
+
+    def _recover(self, recover: Callable[[Together], int]) -> BrokerResult[int]:
+        try:
+            self._ensure_schema()
+            with self.database.connection() as connection:
+                together = Together(connection, prepared=False, echoes=self.config.echo)
+                return Ok(recover(together))
+        except Exception as error:
+            return Err(failure(_CLEANING, error))
+
+    def close(self) -> BrokerResult[None]:
+        """Close the synchronous side; every part is tried, the first failure is reported."""
+        return _first_failure(_attempt(self.waiters.close), _attempt(self.database.close))
+
+    async def close_async(self) -> BrokerResult[None]:
+        """Close the synchronous side and the running event loop's connections."""
+        closed = await asyncio.to_thread(self.close)
+        try:
+            self.database.close_async()
+        except Exception as error:
+            return _first_failure(closed, Err(failure(BrokerErrorCode.CLOSE_FAILED, error)))
+        return closed
+
+    def _ensure_schema(self) -> None:
+        if self._schema_ready_in_pid == os.getpid():
+            return
+        with self._schema_locks.setdefault(os.getpid(), threading.Lock()):
+            if self._schema_ready_in_pid == os.getpid():
+                return
+            with self.database.connect("schema", session=True) as connection:
+                if self.migrates:
+                    apply_migrations(connection)
+                else:
+                    require_current_schema(connection)
+            self._schema_ready_in_pid = os.getpid()
+
+    def _connect_waiters(self) -> Any:
+        self._ensure_schema()
+        return self.database.connect("waiters", session=True)
+
+
+def _rows(statement: Statement[Params, Row], params: Params) -> Script[list[Row]]:
+    rows: list[Row] = yield statement, params
+    return rows
+
+
+def _stale_tasks(stale_threshold_minutes: float) -> Script[list[StaleTask]]:
+    return _rows(find_stale_tasks, StaleThreshold(stale_threshold_minutes * 60))
+
+
+def failure(code: BrokerErrorCode, error: BaseException) -> BrokerOperationError:
+    """Describe an exception as a value, without any password in it."""
+    if isinstance(error, PayloadMismatchError):
+        return BrokerOperationError(BrokerErrorCode.PAYLOAD_MISMATCH, str(error))
+    if isinstance(error, UnusableTransactionError):
+        return BrokerOperationError(code, str(error))
+    return BrokerOperationError(code, describe(error), is_transient(error), presentable(error))
+
+
+def presentable(error: BaseException) -> BaseException:
+    """Return the error; or one like it where its own text, or that of a cause, shows a password."""
+    if isinstance(error, HorsiesError) or not revealing(error):
+        return error
+    kind = type(error) if isinstance(error, psycopg.Error) else RuntimeError
+    return kind(describe(error))
+
+
+def revealing(error: BaseException) -> list[BaseException]:
+    """Return those of the error and its causes that say more than ``describe`` would tell of them."""
+    chain: list[BaseException] = []
+    cause: BaseException | None = error
+    while cause is not None and cause not in chain:
+        chain.append(cause)
+        cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
+    return [one for one in chain if _says_too_much(one)]
+
+
+def _says_too_much(error: BaseException) -> bool:
+    text = str(error)
+    primary = error.diag.message_primary if isinstance(error, psycopg.Error) else None
+    said = " ".join((primary or text).split())
+    return said not in describe(error) or mask_url(text) != text
+
+
+def _attempt(close: Any) -> BrokerResult[None]:
+    try:
+        close()
+    except Exception as error:
+        return Err(failure(BrokerErrorCode.CLOSE_FAILED, error))
+    return Ok(None)
+
+
+def _first_failure(*results: BrokerResult[None]) -> BrokerResult[None]:
+    return next((result for result in results if result.is_err()), Ok(None))
+
+
+def build_broker(config: PostgresConfig, role: str) -> PostgresBroker:
+    """Return a broker that connects on first use; HRS-211 when it cannot even be built."""
+    try:
+        return PostgresBroker(config, role=role)
+    except HorsiesError:
+        raise
+    except Exception as error:
+        raise ConfigurationError(
+            f"The broker could not be built: {describe(error)}",
+            code=ErrorCode.BROKER_INIT_FAILED,
+        ) from presentable(error)

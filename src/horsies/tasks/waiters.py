@@ -1,0 +1,362 @@
+"""Waiting for results: one thread and one LISTEN connection per process, however many wait.
+
+Between the notification that a finished task or a workflow run sends and the handle that asked for
+it. The thread routes each id to the futures waiting for that id, and reads all rows it needs in one
+statement of each kind. Notifications only shorten the wait: a poll over everything watched covers
+the lost ones, and a reconnect looks at everything again. A thread that nobody needed for a while ends
+with its connection; the next who waits starts another.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, TypeAlias, assert_never
+
+import psycopg
+from psycopg import Connection
+
+from horsies.db.listen import Listener
+from horsies.db.statements.tasks import OutcomeRow, TaskIds, read_outcomes
+from horsies.db.statements.workflows import RunIds, RunOutcome, read_runs
+from horsies.states import TaskStatus, WorkflowStatus
+
+POLL_SECONDS = 1.0
+# How long the thread and its connection outlast the last who waited.
+SPARE_SECONDS = 60.0
+# What a lock can be waited for; some hundred years.
+_LONGEST_WAIT_MS = int(threading.TIMEOUT_MAX) * 1000
+
+
+class Subject(StrEnum):
+    """What can be waited for; the value is the channel on which its end is announced."""
+
+    TASK = "task_done"
+    RUN = "workflow_done"
+
+
+# An id alone is not enough: a run may have been given the id of a task.
+_Key: TypeAlias = tuple[Subject, str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiter:
+    """One who waits: until a row is good enough, or for a single look.
+
+    ``came_in_round`` is the last round that had begun before: its answers were read too early.
+    """
+
+    future: Future[Any]
+    is_enough: Callable[[Any], bool]
+    is_patient: bool
+    came_in_round: int
+
+
+@dataclass(slots=True)
+class _Watch:
+    """Everyone waiting for one task or run, and whether anybody has looked yet."""
+
+    waiters: list[_Waiter] = field(default_factory=list)
+    seen: bool = False
+
+
+class Waiters:
+    """Turns ids of tasks and runs into futures that complete when they do."""
+
+    def __init__(
+        self,
+        connect: Callable[[], Connection[Any]],
+        poll_seconds: float = POLL_SECONDS,
+        spare_seconds: float = SPARE_SECONDS,
+    ) -> None:
+        self._connect = connect
+        self._poll_seconds = poll_seconds
+        self._spare_seconds = spare_seconds
+        self._reset()
+
+    def _leave_parent_behind(self) -> None:
+        # The thread stayed in the parent process, where another may have held the lock.
+        if self._pid != os.getpid():
+            self._reset()
+
+    def _reset(self) -> None:
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._watches: dict[_Key, _Watch] = {}
+        self._fresh: set[_Key] = set()
+        self._round = 0
+        self._thread: threading.Thread | None = None
+        self._waker: socket.socket | None = None
+
+    def watch(self, task_id: str, *, once: bool = False) -> Future[OutcomeRow | None]:
+        """Return a future for the task's row: when it is terminal, or after one look with ``once``.
+
+        The future holds None when there is no such task, and raises what kept us from looking.
+        """
+        return self._watch((Subject.TASK, task_id), _has_ended, once)
+
+    def watch_run(
+        self, workflow_id: str, until: frozenset[WorkflowStatus], *, once: bool = False
+    ) -> Future[RunOutcome | None]:
+        """Return a future for the run's row: when its status is one of these, or after one look.
+
+        None and exceptions as for tasks.
+        """
+        return self._watch(
+            (Subject.RUN, workflow_id), lambda row: WorkflowStatus(row.status) in until, once
+        )
+
+    def _watch(self, key: _Key, is_enough: Callable[[Any], bool], once: bool) -> Future[Any]:
+        self._leave_parent_behind()
+        with self._lock:
+            waiter = _Waiter(Future(), is_enough, not once, self._round)
+            self._watches.setdefault(key, _Watch()).waiters.append(waiter)
+            self._fresh.add(key)
+            self._ensure_thread()
+            self._wake()
+        return waiter.future
+
+    def forget(self, watched_id: str, future: Future[Any]) -> None:
+        """Stop waiting, however the caller's wait ended."""
+        if future.done() and not future.cancelled():
+            return
+        self._leave_parent_behind()
+        with self._lock:
+            for key in ((subject, watched_id) for subject in Subject):
+                watch = self._watches.get(key, _Watch())
+                watch.waiters = [waiter for waiter in watch.waiters if waiter.future is not future]
+                if not watch.waiters:
+                    self._watches.pop(key, None)
+
+    def close(self) -> None:
+        """End the thread and its connection; whoever still waits gets an error."""
+        self._leave_parent_behind()
+        with self._lock:
+            thread, self._thread = self._thread, None
+            watches, self._watches = self._watches, {}
+            self._wake()
+        if thread is not None:
+            thread.join()
+        _fail_all(watches, RuntimeError("The broker was closed while waiting for a result."))
+
+    def _ensure_thread(self) -> None:
+        if self._thread is None or not self._thread.is_alive():
+            self._waker, wakened = socket.socketpair()
+            self._waker.setblocking(False)
+            wakened.setblocking(False)
+            self._thread = threading.Thread(
+                target=self._run, args=(self._waker, wakened), name="horsies-waiters", daemon=True
+            )
+            self._thread.start()
+
+    def _wake(self) -> None:
+        if self._waker is not None:
+            with suppress(OSError):  # a full buffer wakes just as well, an ended thread needs none
+                self._waker.send(b"!")
+
+    def _run(self, waker: socket.socket, wakened: socket.socket) -> None:
+        listener = Listener(self._connect, tuple(Subject))
+        try:
+            with selectors.DefaultSelector() as selector:
+                selector.register(wakened, selectors.EVENT_READ)
+                self._serve(listener, selector, wakened)
+        finally:
+            listener.close()
+            waker.close()
+            wakened.close()
+            self._leave_nobody_waiting()
+
+    def _leave_nobody_waiting(self) -> None:
+        """Tell those who waited for a thread that died; after any other end they have another one."""
+        with self._lock:
+            if self._thread is not threading.current_thread():
+                return
+            self._thread = None
+            watches, self._watches = self._watches, {}
+        _fail_all(watches, RuntimeError("The thread that waits for results died."))
+
+    def _serve(
+        self, listener: Listener, selector: selectors.BaseSelector, wakened: socket.socket
+    ) -> None:
+        me = threading.current_thread()
+        next_poll = 0.0
+        spare_at = time.monotonic() + self._spare_seconds
+        while self._thread is me and not self._has_ended_idle(spare_at):
+            heard = listener.receive()
+            if listener.seconds_until_retry() == 0.0:  # just cut: try once before anyone is told
+                heard = listener.receive()
+            now = time.monotonic()
+            everything = heard.gap or now >= next_poll
+            if everything:
+                next_poll = now + self._poll_seconds
+            wanted = self._wanted(_named(heard.notifications), everything)
+            self._look(listener, wanted)
+            if wanted or self._watches:
+                spare_at = time.monotonic() + self._spare_seconds
+            self._sleep(listener, selector, wakened, next_poll if self._watches else spare_at)
+
+    def _has_ended_idle(self, spare_at: float) -> bool:
+        """Decide together with those who come whether they still meet this thread."""
+        with self._lock:
+            if self._watches or time.monotonic() < spare_at:
+                return False
+            if self._thread is threading.current_thread():  # or else closed, and replaced perhaps
+                self._thread = None
+            return True
+
+    def _sleep(
+        self,
+        listener: Listener,
+        selector: selectors.BaseSelector,
+        wakened: socket.socket,
+        wake_at: float,
+    ) -> None:
+        socket_number = listener.fileno()
+        if socket_number >= 0:
+            selector.register(socket_number, selectors.EVENT_READ)
+        ready = selector.select(_seconds_to_sleep(listener, wake_at))
+        if socket_number >= 0:
+            selector.unregister(socket_number)
+        if any(key.fileobj is wakened for key, _ in ready):
+            wakened.recv(65536)
+
+    def _wanted(self, named: set[_Key], everything: bool) -> list[_Key]:
+        with self._lock:
+            self._round += 1
+            fresh, self._fresh = self._fresh, set()
+            if everything:
+                return list(self._watches)
+            return [key for key in fresh | named if key in self._watches]
+
+    def _look(self, listener: Listener, wanted: list[_Key]) -> None:
+        if not wanted:
+            return
+        if listener.connection is None:
+            self._fail_unseen(wanted, listener.failure or ConnectionError("no connection"))
+            return
+        for subject in Subject:
+            keys = [key for key in wanted if key[0] is subject]
+            if not keys:
+                continue
+            try:
+                found = _read(listener.connection, subject, [watched_id for _, watched_id in keys])
+            except psycopg.Error as error:
+                self._fail_unseen(keys, error)
+                continue
+            for key in keys:
+                self._deliver(key, found.get(key[1]))
+
+    def _deliver(self, key: _Key, row: Any) -> None:
+        with self._lock:
+            watch = self._watches.get(key)
+            if watch is None:
+                return
+            watch.seen = True
+            ready, watch.waiters = _parted(
+                watch.waiters,
+                lambda waiter: self._was_there(waiter) and _is_served(waiter, row),
+            )
+            if not watch.waiters:
+                del self._watches[key]
+        for waiter in ready:
+            _complete(waiter.future, row)
+
+    def _was_there(self, waiter: _Waiter) -> bool:
+        """Tell whether the read answers this one: it began after the call, and saw what was so then."""
+        return waiter.came_in_round < self._round
+
+    def _was_there_for_a_look(self, waiter: _Waiter) -> bool:
+        return self._was_there(waiter) and not waiter.is_patient
+
+    def _fail_unseen(self, keys: Iterable[_Key], error: Exception) -> None:
+        """Tell those whose first or only look failed; those already waiting outlast the outage."""
+        failed: list[_Waiter] = []
+        with self._lock:
+            for key in keys:
+                watch = self._watches.get(key, _Watch())
+                told, watch.waiters = _parted(
+                    watch.waiters, self._was_there_for_a_look if watch.seen else self._was_there
+                )
+                failed += told
+                if not watch.waiters:
+                    self._watches.pop(key, None)
+        for waiter in failed:
+            _fail(waiter.future, error)
+
+
+def timeout_problem(timeout_ms: object) -> str | None:
+    """Return one sentence saying why nobody can wait that long, or None."""
+    if timeout_ms is None or isinstance(timeout_ms, int):
+        return None
+    return f"timeout_ms must be a whole number of milliseconds or None, not {timeout_ms!r}."
+
+
+def seconds_to_wait(timeout_ms: int | None) -> float | None:
+    """Return how long to wait for a future; a single look ends by itself, with or without an answer."""
+    return min(timeout_ms, _LONGEST_WAIT_MS) / 1000 if timeout_ms else None
+
+
+def _has_ended(row: OutcomeRow) -> bool:
+    return TaskStatus(row.status).is_terminal
+
+
+def _is_served(waiter: _Waiter, row: Any) -> bool:
+    return row is None or not waiter.is_patient or waiter.is_enough(row)
+
+
+def _parted(
+    waiters: Iterable[_Waiter], is_first: Callable[[_Waiter], bool]
+) -> tuple[list[_Waiter], list[_Waiter]]:
+    parts: tuple[list[_Waiter], list[_Waiter]] = ([], [])
+    for waiter in waiters:
+        parts[not is_first(waiter)].append(waiter)
+    return parts
+
+
+def _read(connection: Connection[Any], subject: Subject, ids: Sequence[str]) -> dict[str, Any]:
+    match subject:
+        case Subject.TASK:
+            return {row.id: row for row in read_outcomes.run(connection, TaskIds(ids))}
+        case Subject.RUN:
+            return {row.id: row for row in read_runs.run(connection, RunIds(ids))}
+        case _:
+            assert_never(subject)
+
+
+def _seconds_to_sleep(listener: Listener, wake_at: float) -> float:
+    if listener.has_heard():
+        return 0.0
+    retry_seconds = listener.seconds_until_retry()
+    return max(0.0, wake_at - time.monotonic()) if retry_seconds is None else retry_seconds
+
+
+def _named(notifications: Iterable[tuple[str, str]]) -> set[_Key]:
+    return {
+        (Subject(channel), watched_id)
+        for channel, payload in notifications
+        for watched_id in payload.split(",")
+    }
+
+
+def _complete(future: Future[Any], row: Any) -> None:
+    if future.set_running_or_notify_cancel():
+        future.set_result(row)
+
+
+def _fail(future: Future[Any], error: Exception) -> None:
+    if future.set_running_or_notify_cancel():
+        future.set_exception(error)
+
+
+def _fail_all(watches: dict[_Key, _Watch], error: Exception) -> None:
+    for watch in watches.values():
+        for waiter in watch.waiters:
+            _fail(waiter.future, error)

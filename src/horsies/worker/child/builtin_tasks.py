@@ -1,0 +1,110 @@
+"""The library's own tasks, which workflows are made of beside those of their users.
+
+They run in children like all others, at the end of a wait that held no child: a sleep that is over,
+a signal that came or did not come in time, and the expansion of a sub-workflow into a plan. Stands
+in the child on the line producer -> SQL -> turn -> child -> report -> result.
+"""
+
+from __future__ import annotations
+
+from json import JSONDecodeError, JSONDecoder
+
+from horsies.app import Horsies
+from horsies.codec.calls import BoundCall
+from horsies.codec.form import CodecError
+from horsies.error_codes import OperationalErrorCode, OutcomeCode
+from horsies.result import Err, Ok, Result
+from horsies.task_result import TaskError
+from horsies.tasks.definition import RESERVED_PREFIX
+from horsies.worker.child.node_arguments import deliver
+from horsies.worker.protocol import Assignment
+from horsies.workflow.build.plan import EXPAND_TASK, SIGNAL_TASK, SLEEP_TASK, Parent
+from horsies.workflow.expand import AnyDefinition, expand, find_child, unreadable_parameters
+
+_NOTHING = "{}"
+_SIGNAL_HEAD = '{"value":'
+_KEY_HEAD, _KWARGS_HEAD = '{"definition_key":', ',"kwargs":'
+
+
+def is_internal(assignment: Assignment) -> bool:
+    """Tell whether an assignment is one of the library's own tasks."""
+    return assignment.node is not None and assignment.task_name.startswith(RESERVED_PREFIX)
+
+
+def run_internal(app: Horsies, assignment: Assignment) -> Result[str, TaskError]:
+    """Run one of the library's own tasks; the JSON text of its value, or its error."""
+    match assignment.task_name:
+        case name if name == SLEEP_TASK:
+            return Ok("null")
+        case name if name == SIGNAL_TASK:
+            return _signal_value(assignment.kwargs_json)
+        case name if name == EXPAND_TASK:
+            return _expansion(app, assignment)
+        case name:
+            return Err(
+                TaskError(
+                    error_code=OperationalErrorCode.WORKER_RESOLUTION_ERROR,
+                    message=f"This worker knows no task {name!r}; it is older than what enqueued it.",
+                )
+            )
+
+
+def _signal_value(kwargs_json: str) -> Result[str, TaskError]:
+    """The value that was sent, as it was written; without one the wait is over."""
+    if kwargs_json == _NOTHING:
+        return Err(
+            TaskError(
+                error_code=OutcomeCode.SIGNAL_TIMEOUT,
+                message="The signal did not come within the timeout of its node.",
+            )
+        )
+    if not kwargs_json.startswith(_SIGNAL_HEAD):
+        return Err(_unreadable("The signal"))
+    return Ok(kwargs_json[len(_SIGNAL_HEAD) : -1])
+
+
+def _expansion(app: Horsies, assignment: Assignment) -> Result[str, TaskError]:
+    node, request = assignment.node, _expansion_request(assignment.kwargs_json)
+    assert node is not None
+    if request is None or node.root_workflow_id is None:
+        return Err(_unreadable("The sub-workflow"))
+    key, kwargs_json = request
+    found = find_child(key)
+    if isinstance(found, Err):
+        return found
+    call = _build_call(app, assignment, found.value, kwargs_json)
+    if isinstance(call, Err):
+        return Err(unreadable_parameters(found.value, call.value))
+    parent = Parent(
+        workflow_id=node.workflow_id,
+        task_index=node.task_index,
+        root_workflow_id=node.root_workflow_id,
+        depth=node.depth,
+    )
+    return expand(app, found.value, call.value.kwargs, parent)
+
+
+def _expansion_request(kwargs_json: str) -> tuple[str, str] | None:
+    """The definition key and the parameters' own text, which is read by annotation later."""
+    try:
+        key, end = JSONDecoder().raw_decode(kwargs_json, len(_KEY_HEAD))
+    except JSONDecodeError:
+        return None
+    is_ours = kwargs_json.startswith(_KEY_HEAD) and kwargs_json.startswith(_KWARGS_HEAD, end)
+    return (key, kwargs_json[end + len(_KWARGS_HEAD) : -1]) if is_ours else None
+
+
+def _build_call(
+    app: Horsies, assignment: Assignment, definition: AnyDefinition, kwargs_json: str
+) -> Result[BoundCall, CodecError]:
+    signature = definition.build_signature()
+    if signature is None:
+        return Ok(BoundCall((), {}))
+    return deliver(app, assignment, signature, kwargs_json)
+
+
+def _unreadable(what: str) -> TaskError:
+    return TaskError(
+        error_code=OperationalErrorCode.WORKER_SERIALIZATION_ERROR,
+        message=f"{what} is stored in a form this worker does not know.",
+    )

@@ -1,0 +1,152 @@
+"""Delivery: the arguments of a node's task, with what it takes from other nodes.
+
+Between the assignment and the task function in a child, for tasks of workflows: results of other
+nodes become parameters by the annotations of those who take them, or members of the context. A
+result that cannot be read arrives as an error result; nothing here is ever in the task's way.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic_core import from_json
+
+from horsies.app import Horsies
+from horsies.codec.calls import BoundCall, CallSignature
+from horsies.codec.form import CodecError
+from horsies.codec.results import ResultCodec, decode_untyped
+from horsies.error_codes import OperationalErrorCode, RetrievalCode
+from horsies.result import Err, Ok, Result
+from horsies.task_result import TaskError, TaskResult
+from horsies.worker.protocol import Assignment, NodeInput, NodePart
+from horsies.workflow.definition import definition_by_key
+from horsies.workflow.nodes.context import UpstreamResult, WorkflowContext, WorkflowMeta
+from horsies.workflow.nodes.nodes import codec_for
+from horsies.workflow.nodes.type_compat import UNKNOWN_TYPE
+
+_CORRUPT_INPUTS = CodecError("What this node takes from others is stored as no JSON object.", "")
+
+
+@dataclass(frozen=True, slots=True)
+class _Taken:
+    """What a node takes from others: by parameter, and by node id for its context.
+
+    ``missing`` are the nodes that have not ended, by the parameters they are for.
+    """
+
+    args: Mapping[str, NodeInput]
+    context: Mapping[str, NodeInput]
+    missing: Mapping[str, int]
+
+
+def deliver(
+    app: Horsies, assignment: Assignment, signature: CallSignature, kwargs_json: str
+) -> Result[BoundCall, CodecError]:
+    """Return the call of a node: its own arguments, results of other nodes, context and meta.
+
+    The parameter of a source that has not ended (its join did not wait for it) is left out. One that the
+    function needs is an error result: the source had ended, and is tried again now.
+    """
+    node = assignment.node
+    assert node is not None
+    given = signature.decode_keywords(kwargs_json)
+    if isinstance(given, Err):
+        return given
+    taken = _taken(node)
+    if taken is None:
+        return Err(_CORRUPT_INPUTS)
+    results = {name: _result(signature, name, source) for name, source in taken.args.items()}
+    needed = (name for name in taken.missing if name in signature.names.required)
+    results |= {name: _not_ready(taken.missing[name]) for name in needed}
+    injected = _injected(app, assignment, node, signature, taken.context)
+    return signature.complete_call({**given.value, **results}, injected)
+
+
+def _taken(node: NodePart) -> _Taken | None:
+    if node.inputs_json is None:
+        return _Taken({}, {}, {})
+    ended = {source.task_index: source for source in node.sources}
+    try:
+        stored = from_json(node.inputs_json)
+        args, context = (
+            {name: ended[index] for name, index in stored[kind].items() if index in ended}
+            for kind in ("args", "context")
+        )
+        missing = {name: index for name, index in stored["args"].items() if index not in ended}
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return None
+    return _Taken(args, context, missing)
+
+
+def _result(signature: CallSignature, name: str, source: NodeInput) -> TaskResult[Any, Any]:
+    decoded = signature.decode_keywords(f"{{{json.dumps(name)}:{source.result}}}")
+    if isinstance(decoded, Err):
+        return _unreadable(source, decoded.value)
+    result = decoded.value.get(name)
+    if isinstance(result, TaskResult):
+        return result
+    match decode_untyped(source.result):  # the parameter takes anything
+        case Ok(untyped):
+            return untyped
+        case Err(problem):
+            return _unreadable(source, problem)
+
+
+def _not_ready(index: int) -> TaskResult[Any, TaskError]:
+    return TaskResult(
+        err=TaskError(
+            error_code=RetrievalCode.RESULT_NOT_READY,
+            message="Another node whose result this one takes is being tried again.",
+            data={"dependency_index": index},
+        )
+    )
+
+
+def _unreadable(source: NodeInput, problem: CodecError) -> TaskResult[Any, TaskError]:
+    return TaskResult(
+        err=TaskError(
+            error_code=OperationalErrorCode.RESULT_DESERIALIZATION_ERROR,
+            message=f"The result of another node cannot be read: {problem.message}",
+            data={"dependency_index": source.task_index},
+        )
+    )
+
+
+def _injected(
+    app: Horsies,
+    assignment: Assignment,
+    node: NodePart,
+    signature: CallSignature,
+    context: Mapping[str, NodeInput],
+) -> dict[str, Any]:
+    place = (node.workflow_id, node.task_index, assignment.task_name)
+    injected: dict[str, Any] = {}
+    if "workflow_meta" in signature.injected:
+        injected["workflow_meta"] = WorkflowMeta(*place)
+    if context and "workflow_ctx" in signature.injected:
+        results = {node_id: _upstream(app, source) for node_id, source in context.items()}
+        injected["workflow_ctx"] = WorkflowContext(*place, results)
+    return injected
+
+
+def _upstream(app: Horsies, source: NodeInput) -> UpstreamResult:
+    return UpstreamResult(source.result, source.sub_workflow_summary, _codec(app, source))
+
+
+def _codec(app: Horsies, source: NodeInput) -> ResultCodec | None:
+    """How to read a result when it is asked for by key alone; None for plain JSON."""
+    if source.sub_definition_key is not None:
+        child = definition_by_key(source.sub_definition_key)
+        declared = UNKNOWN_TYPE if child is None else child.output_type()
+        return None if declared is UNKNOWN_TYPE else codec_for(declared)
+    task = app.get_task(source.task_name)
+    if task is None:
+        return None
+    results = task.definition.results
+    if source.kind != "map":
+        return results
+    item = results.ok_type
+    return codec_for(list[TaskResult[item, TaskError]])  # type: ignore[valid-type]

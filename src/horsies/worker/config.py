@@ -1,0 +1,72 @@
+"""WorkerConfig: how one worker runs, from the command line's flags and the application's configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from horsies.app import Horsies
+from horsies.modules import failure_at
+from horsies.worker.pool.launcher import StartMethod, default_start_method
+
+DEFAULT_MAX_TASKS_PER_CHILD = 100
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerConfig:
+    """One worker's settings; zero means "as much as fits" for the two claim limits."""
+
+    app_locator: str
+    processes: int
+    queues: Sequence[str]
+    imports: Sequence[str] = ()
+    max_claim_batch: int = 0
+    max_claim_per_worker: int = 0
+    max_tasks_per_child: int = DEFAULT_MAX_TASKS_PER_CHILD
+    max_memory_per_child_mb: int | None = None
+    start_method: StartMethod = field(default_factory=default_start_method)
+    shutdown_grace_seconds: float | None = None
+    loglevel: str = "INFO"
+    log_format: str = "text"
+
+    prefetch_buffer: int = 0
+
+    @property
+    def effective_claims(self) -> int:
+        """How many tasks this worker may hold at once: running and claimed ahead."""
+        most = self.processes + self.prefetch_buffer
+        return min(self.max_claim_per_worker or most, most)
+
+
+def refuse_bad_limits(config: WorkerConfig) -> None:
+    """Raise HRS-206 for flags that cannot work."""
+    problems = {
+        "--processes must be at least 1": config.processes < 1,
+        "--max-claim-batch must be 0 (fill all children) or more": config.max_claim_batch < 0,
+        "--max-claim-per-worker must be 0 (all children) or more": config.max_claim_per_worker < 0,
+        "--max-tasks-per-child must be 0 (never) or at least 2": config.max_tasks_per_child < 0
+        or config.max_tasks_per_child == 1,
+        "--max-memory-per-child-mb must be above 0": config.max_memory_per_child_mb is not None
+        and config.max_memory_per_child_mb <= 0,
+        "--shutdown-grace must be 0 or more seconds": config.shutdown_grace_seconds is not None
+        and config.shutdown_grace_seconds < 0,
+    }
+    for problem, is_present in problems.items():
+        if is_present:
+            raise failure_at(None, f"{problem}.")
+
+
+def served_queues(app: Horsies) -> list[str]:
+    """Return the queues in the order they are served: by priority, then as configured."""
+    return [queue.name for queue in app.config.queues()]
+
+
+def describe_concurrency(app: Horsies, config: WorkerConfig) -> str:
+    """Return the line that tells an operator which limits are in force."""
+    cap = app.config.cluster_wide_cap
+    return (
+        f"Concurrency config: processes={config.processes}, "
+        f"cluster_wide_cap={'unlimited' if cap is None else cap}, "
+        f"max_claim_per_worker={config.effective_claims}, "
+        f"max_claim_batch={config.max_claim_batch}"
+    )

@@ -1,0 +1,402 @@
+"""The supervisor of child processes: gives assignments to named idle children and tells what became
+of them.
+
+It stands between the turn, which claims tasks for idle children, and the children themselves. One
+child's death costs one assignment; its slot is filled again. It knows no database, and everything
+happens inside ``collect``: there are no threads and no timers besides.
+"""
+
+from __future__ import annotations
+
+import logging
+import selectors
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+from horsies.worker import os_process, protocol
+from horsies.worker.child.main import EXIT_BOOT_FAILED, EXIT_HOOK_FAILED
+from horsies.worker.pool.child_process import ExitWatch, RecycleLimits, Slot, SlotState
+from horsies.worker.pool.children import Roster, RosterSettings
+from horsies.worker.pool.events import Died, HookFailed, PoolEvent, Reported, Stopped
+from horsies.worker.pool.launcher import StartMethod, default_start_method, make_launcher
+from horsies.worker.protocol import Assignment, ChildBoot, ChildReport, FrameKind, WireError
+
+__all__ = [
+    "Assignment",
+    "ChildBoot",
+    "ChildBootError",
+    "ChildPool",
+    "ChildReport",
+    "Died",
+    "HookFailed",
+    "NoIdleChildError",
+    "PoolEvent",
+    "PoolSettings",
+    "Reported",
+    "Running",
+    "StartMethod",
+    "Stopped",
+]
+
+logger = logging.getLogger("horsies.pool")
+
+_MEGABYTE = 1024 * 1024
+_ORPHAN_CHECK_SECONDS = 1.0
+_EXIT_POLL_SECONDS = 0.05
+_SHUTDOWN_SECONDS = 15.0
+_BASELINE_WARNING = 0.8
+_FORKS_AHEAD = 8
+_KIND_REPORT = int(FrameKind.REPORT)
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSettings:
+    """How many children, where they come from and how long they may live."""
+
+    processes: int
+    start_method: StartMethod = field(default_factory=default_start_method)
+    max_tasks_per_child: int = 0
+    max_memory_per_child_mb: int | None = None
+    stop_grace_seconds: float = 5.0
+    boot_timeout_seconds: float = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """An assignment in a child's hands; `since` is on the monotonic clock."""
+
+    assignment: Assignment
+    pid: int
+    since: float
+
+
+class ChildBootError(Exception):
+    """The children cannot start; `hook_name` names the start hook if one was the cause."""
+
+    def __init__(
+        self, message: str, *, exit_code: int | None = None, hook_name: str | None = None
+    ) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+        self.hook_name = hook_name
+
+
+class NoIdleChildError(Exception):
+    """An assignment was given out although no child, or not the named one, was idle."""
+
+
+class ChildPool:
+    """A fixed number of child processes, each with its own socket.
+
+    `selector` may hold descriptors of others as well: when those are ready, ``foreign_keys`` names
+    them after each ``collect``.
+    """
+
+    def __init__(
+        self, settings: PoolSettings, boot: ChildBoot, selector: selectors.BaseSelector
+    ) -> None:
+        memory_mb = settings.max_memory_per_child_mb
+        recycles = memory_mb is not None or settings.max_tasks_per_child > 0
+        boot = replace(
+            boot,
+            samples_memory=memory_mb is not None,
+            forks_ahead=_FORKS_AHEAD if recycles else 1,
+        )
+        self._settings = settings
+        self._selector = selector
+        self._launcher = make_launcher(settings.start_method, boot, selector)
+        self._roster = Roster(_roster_settings(settings), self._launcher, selector)
+        self._orphans_checked_at = 0.0
+        self.foreign_keys: list[tuple[selectors.SelectorKey, int]] = []
+
+    def start(self, should_stop: Callable[[], bool] = lambda: False) -> bool:
+        """Start all children and wait until every one of them is ready.
+
+        False when `should_stop`, asked whenever something happened, said yes before. Raises
+        ``ChildBootError`` when the application does not load, a hook fails, or a fresh child is
+        already larger than the memory limit. No process is left behind in either case.
+        """
+        try:
+            self._launcher.start()
+            self._roster.refill()
+            while len(self._roster.idle) < self._settings.processes:
+                events = self.collect(1.0)
+                # First: whoever signalled all processes may have ended children that were starting.
+                if should_stop():
+                    self.shutdown()
+                    return False
+                self._raise_boot_failure(events)
+            self._check_baseline()
+        except BaseException:
+            self.shutdown()
+            raise
+        return True
+
+    @property
+    def idle_count(self) -> int:
+        """How many children wait for an assignment."""
+        return len(self._roster.idle)
+
+    def pids(self) -> list[int]:
+        """The pids of all living children."""
+        return [slot.pid for slot in self._roster.slots if slot.pid is not None]
+
+    def next_idle_pids(self, count: int) -> list[int]:
+        """The children that get the next `count` assignments, in that order."""
+        if count <= 0:
+            return []
+        return [slot.known_pid for slot in self._roster.idle[: -count - 1 : -1]]
+
+    def busy(self) -> Mapping[str, Running]:
+        """What runs where, by task id."""
+        return {
+            task_id: Running(slot.assignment, slot.known_pid, slot.assigned_at)
+            for task_id, slot in self._roster.busy.items()
+            if slot.assignment is not None
+        }
+
+    def children_memory_mb(self) -> float:
+        """Resident memory of all children together; pages they share count once for each."""
+        return os_process.rss_megabytes(self.pids())
+
+    def dispatch(self, assignment: Assignment, pid: int | None = None) -> int:
+        """Give `assignment` to the next idle child, or to the idle child `pid`; returns its pid.
+
+        A child that has died unnoticed takes the assignment too: ``Died`` follows, with ``started``
+        False when the assignment cannot have been read.
+        """
+        slot = self._take_idle(pid)
+        slot.assignment = assignment
+        slot.assigned_at = now = time.monotonic()
+        slot.state = SlotState.BUSY
+        self._roster.busy[assignment.task_id] = slot
+        if assignment.timeout_ms is not None:
+            self._roster.deadlines[slot] = now + assignment.timeout_ms / 1000
+        slot.send(protocol.encode_assignment(assignment), self._selector)
+        return slot.known_pid
+
+    def stop_task(self, task_id: str, reason: str) -> bool:
+        """Ask the child that runs `task_id` to stop, and kill it when the grace period is over.
+
+        ``Stopped`` follows, or ``Reported`` when the task was faster. False when no child runs it.
+        """
+        slot = self._roster.busy.get(task_id)
+        if slot is None:
+            return False
+        if slot.state is SlotState.BUSY:
+            self._roster.ask_to_stop(slot, reason)
+        return True
+
+    def next_deadline(self) -> float | None:
+        """When ``collect`` has something to do even if nothing happens, on the monotonic clock."""
+        roster = self._roster
+        deadline = min(roster.deadlines.values()) if roster.deadlines else None
+        if not roster.needs_children or roster.is_closing:
+            return deadline
+        launch_at = roster.delay.not_before
+        return launch_at if deadline is None else min(deadline, launch_at)
+
+    def collect(self, timeout_seconds: float | None) -> list[PoolEvent]:
+        """Wait until something happens, at most `timeout_seconds`, and tell what it was."""
+        ended: list[Slot] = []
+        foreign: list[tuple[selectors.SelectorKey, int]] = []
+        for key, mask in self._selector.select(self._bounded(timeout_seconds)):
+            data = key.data
+            if type(data) is Slot:
+                self._serve_socket(data, mask)
+            elif type(data) is ExitWatch:
+                ended.append(data.slot)
+            elif data is self._launcher:
+                self._launcher.attend()
+            else:
+                foreign.append((key, mask))
+        self.foreign_keys = foreign
+        for slot in ended:
+            self._bury(slot)
+        self._look_after_children()
+        events = self._roster.events
+        self._roster.events = []
+        return events
+
+    def kill_all(self) -> None:
+        """Kill every child and all they started, at once; ``collect`` tells what that cost."""
+        for slot in list(self._roster.slots):
+            self._roster.kill(slot)
+
+    def shutdown(self) -> list[PoolEvent]:
+        """Let idle children leave, kill the others, and wait until no process is left.
+
+        Returns what happened meanwhile, the assignments of killed children included.
+        """
+        self._roster.is_closing = True
+        self._launcher.close()
+        for slot in list(self._roster.slots):
+            if slot.state in (SlotState.IDLE, SlotState.SPARE):
+                self._roster.retire(slot)
+            elif slot.state is not SlotState.LEAVING:
+                self._roster.kill(slot)
+        events: list[PoolEvent] = []
+        deadline = time.monotonic() + _SHUTDOWN_SECONDS
+        while self._roster.slots and time.monotonic() < deadline:
+            events += self.collect(_EXIT_POLL_SECONDS)
+        self._roster.abandon_all()
+        os_process.reap_orphans(())
+        return events
+
+    def _take_idle(self, pid: int | None) -> Slot:
+        idle = self._roster.idle
+        if pid is None:
+            if not idle:
+                raise NoIdleChildError("No child is idle; look at idle_count before dispatching.")
+            return idle.pop()
+        for slot in idle:
+            if slot.pid == pid:
+                idle.remove(slot)
+                return slot
+        raise NoIdleChildError(f"Child {pid} is not idle; it has ended or is busy.")
+
+    def _bounded(self, timeout_seconds: float | None) -> float | None:
+        deadline = self.next_deadline()
+        now = time.monotonic()
+        if self._roster.unwatched:
+            deadline = min(deadline or now + 1.0, now + _EXIT_POLL_SECONDS)
+        if deadline is None:
+            return timeout_seconds
+        left = max(0.0, deadline - now)
+        return left if timeout_seconds is None else min(left, timeout_seconds)
+
+    def _serve_socket(self, slot: Slot, mask: int) -> None:
+        if not slot.socket_is_open:
+            return
+        if mask & selectors.EVENT_WRITE:
+            slot.flush(self._selector)
+        if mask & selectors.EVENT_READ:
+            self._receive(slot)
+
+    def _receive(self, slot: Slot) -> bool:
+        """Handle one read's worth of frames; False when there was nothing to read."""
+        data = slot.receive()
+        if data is None:
+            return False
+        if not data:
+            self._roster.note_closed(slot)
+            return False
+        try:
+            for frame in slot.frames.feed(data):
+                if frame[4] == _KIND_REPORT:
+                    self._take_report(slot, frame)
+                else:
+                    self._take_notice(slot, frame)
+        except WireError as error:
+            slot.verdict = f"killed because it sent a malformed frame ({error})"
+            slot.close_socket(self._selector)
+            self._roster.kill(slot)
+            return False
+        return True
+
+    def _take_report(self, slot: Slot, frame: bytes) -> None:
+        report, rss_bytes, run_microseconds = protocol.decode_report(frame)
+        assignment = slot.assignment
+        if assignment is None or report.task_id != assignment.task_id:
+            raise WireError("a report about a task it does not have")
+        if report.generation != assignment.generation:
+            raise WireError("a report about another claim of its task")
+        roster = self._roster
+        roster.events.append(Reported(report, slot.known_pid, run_microseconds / 1e6))
+        roster.release(slot)
+        roster.delay.reset()
+        slot.tasks_done += 1
+        slot.rss_bytes = rss_bytes
+        if slot.state is SlotState.BUSY:
+            if slot.is_near_limit():
+                roster.recycle(slot)
+            else:
+                roster.make_idle(slot)
+        elif slot.state is SlotState.ASKED:
+            # It finished before the order to stop reached it; the order is still on its way.
+            roster.retire(slot)
+
+    def _take_notice(self, slot: Slot, frame: bytes) -> None:
+        kind = frame[4]
+        if kind == FrameKind.HELLO:
+            self._roster.welcome(slot, protocol.decode_numbers(frame)[0])
+        elif kind == FrameKind.READY:
+            self._roster.note_ready(slot, protocol.decode_numbers(frame)[1])
+        elif kind == FrameKind.STOPPED:
+            self._roster.note_stopped(slot)
+        elif kind == FrameKind.HOOK_FAILED:
+            name, what = protocol.decode_texts(frame, 2)
+            slot.failed_hook = (name, what)
+        elif kind == FrameKind.BOOT_FAILED:
+            slot.verdict = f"could not load the application: {protocol.decode_texts(frame, 1)[0]}"
+        else:
+            raise WireError(f"kind {kind} does not come from a child")
+
+    def _bury(self, slot: Slot) -> None:
+        """A child has ended. What it wrote before counts."""
+        while slot.socket_is_open and self._receive(slot):
+            pass
+        self._roster.bury(slot)
+
+    def _look_after_children(self) -> None:
+        roster = self._roster
+        now = time.monotonic()
+        if roster.unwatched:
+            self._poll_exits()
+        if roster.deadlines:
+            roster.meet_deadlines(now)
+        if roster.needs_children:
+            roster.refill()
+        if now - self._orphans_checked_at > _ORPHAN_CHECK_SECONDS:
+            self._orphans_checked_at = now
+            os_process.reap_orphans(self.pids())
+
+    def _poll_exits(self) -> None:
+        for slot in list(self._roster.unwatched):
+            if os_process.has_ended(slot.known_pid):
+                self._bury(slot)
+
+    def _raise_boot_failure(self, events: list[PoolEvent]) -> None:
+        if self._launcher.failure is not None:
+            raise ChildBootError(
+                f"The application could not be loaded: {self._launcher.failure}",
+                exit_code=EXIT_BOOT_FAILED,
+            )
+        for event in events:
+            if isinstance(event, HookFailed):
+                raise ChildBootError(
+                    f"Child process start hook {event.name} {event.description}.",
+                    exit_code=EXIT_HOOK_FAILED,
+                    hook_name=event.name,
+                )
+            if isinstance(event, Died):
+                raise ChildBootError(f"A child process did not start: {event.description}.")
+
+    def _check_baseline(self) -> None:
+        limit_mb = self._settings.max_memory_per_child_mb
+        if limit_mb is None:
+            return
+        baseline_mb = max(slot.rss_bytes for slot in self._roster.slots) / _MEGABYTE
+        if limit_mb <= baseline_mb:
+            raise ChildBootError(
+                f"A fresh child process already uses {baseline_mb:.0f} MB, which is not below "
+                f"max_memory_per_child_mb={limit_mb}; raise the limit."
+            )
+        if baseline_mb >= limit_mb * _BASELINE_WARNING:
+            logger.warning(
+                "A fresh child process uses %.0f MB of max_memory_per_child_mb=%d; "
+                "children will be replaced often.",
+                baseline_mb,
+                limit_mb,
+            )
+
+
+def _roster_settings(settings: PoolSettings) -> RosterSettings:
+    memory_bytes = (settings.max_memory_per_child_mb or 0) * _MEGABYTE
+    return RosterSettings(
+        processes=settings.processes,
+        limits=RecycleLimits(settings.max_tasks_per_child, memory_bytes),
+        stop_grace_seconds=settings.stop_grace_seconds,
+        boot_timeout_seconds=settings.boot_timeout_seconds,
+    )

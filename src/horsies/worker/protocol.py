@@ -1,0 +1,365 @@
+"""Frames between the worker's parent process and its children: how a claimed task reaches a child
+and how the child's report comes back.
+
+A frame is a four-byte length, a kind byte, fixed numbers (the lengths of the texts in characters
+among them) and the texts in UTF-8, one behind the other. Nothing here builds objects from names:
+whatever a child writes, the parent either reads one of the values below or raises ``WireError``,
+and then only that child is lost.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import struct
+from dataclasses import asdict, dataclass
+from enum import IntEnum
+from struct import Struct
+from typing import NamedTuple
+
+from pydantic_core import from_json, to_json
+
+MAX_FRAME_BYTES = 1 << 30
+
+
+class FrameKind(IntEnum):
+    """What a frame means; the first three travel to the child, the rest come back."""
+
+    BOOT = 1
+    ASSIGN = 2
+    STOP = 3
+    HELLO = 4
+    READY = 5
+    REPORT = 6
+    STOPPED = 7
+    HOOK_FAILED = 8
+    BOOT_FAILED = 9
+
+
+class WireError(Exception):
+    """The bytes on a child's socket are not a frame this side may receive."""
+
+
+class NodeInput(NamedTuple):
+    """What another node left behind, as stored: its result, and what is needed to read it."""
+
+    task_index: int
+    kind: str
+    task_name: str
+    result: str
+    sub_definition_key: str | None = None
+    sub_workflow_summary: str | None = None
+
+
+class NodePart(NamedTuple):
+    """The part an assignment plays in a workflow: which node of which run, and what it takes.
+
+    `inputs_json` says which parameters and which members of the context come from which node. The
+    root of the run and its depth matter to an expansion only.
+    """
+
+    workflow_id: str
+    task_index: int
+    inputs_json: str | None = None
+    sources: tuple[NodeInput, ...] = ()
+    root_workflow_id: str | None = None
+    depth: int = 0
+
+
+class Assignment(NamedTuple):
+    """One attempt of one task, handed to one child; `node` when it belongs to a workflow."""
+
+    task_id: str
+    generation: int
+    task_name: str
+    attempt: int
+    args_json: str
+    kwargs_json: str
+    timeout_ms: int | None
+    node: NodePart | None = None
+
+
+class ChildReport(NamedTuple):
+    """What came of an assignment: the encoded result, and an error's code and message."""
+
+    task_id: str
+    generation: int
+    ok: bool
+    result_json: str
+    error_code: str | None
+    error_message: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class ChildBoot:
+    """Everything a child or the template needs to start; it crosses ``exec`` as JSON.
+
+    ``program`` names the function that loads the application and gives the child something to
+    execute assignments with. ``forks_ahead`` is how many children the fork server forks at a time.
+    """
+
+    app_locator: str
+    modules: tuple[str, ...] = ()
+    sys_path_roots: tuple[str, ...] = ()
+    log_level: str = "INFO"
+    log_format: str = "text"
+    samples_memory: bool = False
+    forks_ahead: int = 1
+    hook_budget_seconds: float = 10.0
+    program: str = "horsies.worker.child.execute:load_program"
+
+
+_HEADER = Struct("!IB")
+_ASSIGN = Struct("!IBqiqIIIII")
+_REPORT = Struct("!IBqBqqIIII")
+_NUMBERS = Struct("!IBqq")
+_NO_TEXT = 0xFFFFFFFF
+_NO_TIMEOUT = -1
+
+_KIND_ASSIGN = int(FrameKind.ASSIGN)
+_KIND_REPORT = int(FrameKind.REPORT)
+
+
+def encode_assignment(assignment: Assignment) -> bytes:
+    """The frame that hands `assignment` to a child."""
+    task_id, name = assignment.task_id, assignment.task_name
+    args, kwargs = assignment.args_json, assignment.kwargs_json
+    timeout_ms, node = assignment.timeout_ms, assignment.node
+    head, texts = ("", "") if node is None else _node_texts(node)
+    body = f"{task_id}{name}{args}{kwargs}{head}{texts}".encode()
+    header = _ASSIGN.pack(
+        _ASSIGN.size - 4 + len(body),
+        _KIND_ASSIGN,
+        assignment.generation,
+        assignment.attempt,
+        _NO_TIMEOUT if timeout_ms is None else timeout_ms,
+        len(task_id),
+        len(name),
+        len(args),
+        len(kwargs),
+        len(head),
+    )
+    return header + body
+
+
+def decode_assignment(frame: bytes) -> Assignment:
+    """The assignment in `frame`."""
+    try:
+        _, _, generation, attempt, timeout_ms, id_end, name_end, args_end, kwargs_end, head_end = (
+            _ASSIGN.unpack_from(frame)
+        )
+        texts = frame[_ASSIGN.size :].decode()
+    except (struct.error, UnicodeDecodeError) as error:
+        raise WireError(f"malformed assignment: {error}") from error
+    name_end += id_end
+    args_end += name_end
+    kwargs_end += args_end
+    if kwargs_end + head_end > len(texts) or (not head_end and kwargs_end != len(texts)):
+        raise WireError("malformed assignment: its texts do not add up to its length")
+    return Assignment(
+        texts[:id_end],
+        generation,
+        texts[id_end:name_end],
+        attempt,
+        texts[name_end:args_end],
+        texts[args_end:kwargs_end],
+        None if timeout_ms == _NO_TIMEOUT else timeout_ms,
+        _node_part(texts, kwargs_end, head_end) if head_end else None,
+    )
+
+
+def _node_texts(node: NodePart) -> tuple[str, str]:
+    """The head that describes the part in a workflow, and behind it the results, as they are.
+
+    Results may be large and are no business of the parent's: it neither reads nor rewrites them.
+    """
+    sources = [
+        (
+            source.task_index,
+            source.kind,
+            source.task_name,
+            source.sub_definition_key,
+            source.sub_workflow_summary,
+            len(source.result),
+        )
+        for source in node.sources
+    ]
+    place = (node.workflow_id, node.task_index, node.root_workflow_id, node.depth)
+    # Not the standard library's json: a fifth of the time, on both sides.
+    head = to_json((place, node.inputs_json, sources)).decode()
+    return head, "".join(source.result for source in node.sources)
+
+
+def _node_part(texts: str, start: int, head_size: int) -> NodePart:
+    end = start + head_size
+    try:
+        place, inputs_json, described = from_json(texts[start:end])
+        workflow_id, task_index, root_workflow_id, depth = place
+        sources = []
+        for index, kind, task_name, key, summary, size in described:
+            begin, end = end, end + size
+            sources.append(NodeInput(index, kind, task_name, texts[begin:end], key, summary))
+    except (ValueError, TypeError, RecursionError) as error:
+        raise WireError("malformed assignment: its part in a workflow cannot be read") from error
+    if end != len(texts):
+        raise WireError("malformed assignment: its texts do not add up to its length")
+    return NodePart(workflow_id, task_index, inputs_json, tuple(sources), root_workflow_id, depth)
+
+
+def encode_report(report: ChildReport, rss_bytes: int = 0, run_microseconds: int = 0) -> bytes:
+    """The frame that carries `report`, with how long it took and the child's memory if sampled."""
+    task_id, result = report.task_id, report.result_json
+    code, message = report.error_code, report.error_message
+    try:
+        body = f"{task_id}{result}{code or ''}{message or ''}".encode()
+    except UnicodeEncodeError:
+        return encode_report(_without_surrogates(report), rss_bytes, run_microseconds)
+    header = _REPORT.pack(
+        _REPORT.size - 4 + len(body),
+        _KIND_REPORT,
+        report.generation,
+        report.ok,
+        rss_bytes,
+        run_microseconds,
+        len(task_id),
+        len(result),
+        _NO_TEXT if code is None else len(code),
+        _NO_TEXT if message is None else len(message),
+    )
+    return header + body
+
+
+def decode_report(frame: bytes) -> tuple[ChildReport, int, int]:
+    """The report in `frame`, the sampled memory in bytes (0 when it was not sampled), and how many
+    microseconds the attempt took.
+    """
+    try:
+        numbers = _REPORT.unpack_from(frame)
+        texts = frame[_REPORT.size :].decode()
+    except (struct.error, UnicodeDecodeError) as error:
+        raise WireError(f"malformed report: {error}") from error
+    generation, ok, rss_bytes, run_microseconds, id_end, result_end = numbers[2:8]
+    code_size, message_size = numbers[8:]
+    result_end += id_end
+    code_end = result_end if code_size == _NO_TEXT else result_end + code_size
+    message_end = code_end if message_size == _NO_TEXT else code_end + message_size
+    if message_end != len(texts):
+        raise WireError("malformed report: its texts do not add up to its length")
+    report = ChildReport(
+        texts[:id_end],
+        generation,
+        bool(ok),
+        texts[id_end:result_end],
+        None if code_size == _NO_TEXT else texts[result_end:code_end],
+        None if message_size == _NO_TEXT else texts[code_end:],
+    )
+    return report, rss_bytes, run_microseconds
+
+
+def _without_surrogates(report: ChildReport) -> ChildReport:
+    """Half characters, as they come out of undecodable file names, written out as escapes."""
+    return ChildReport(
+        _escaped(report.task_id),
+        report.generation,
+        report.ok,
+        _escaped(report.result_json),
+        None if report.error_code is None else _escaped(report.error_code),
+        None if report.error_message is None else _escaped(report.error_message),
+    )
+
+
+def _escaped(text: str) -> str:
+    return text.encode(errors="backslashreplace").decode()
+
+
+def encode_numbers(kind: FrameKind, first: int = 0, second: int = 0) -> bytes:
+    """A frame of two numbers: hello and ready carry (pid, memory in bytes), a stop carries none."""
+    return _NUMBERS.pack(_NUMBERS.size - 4, kind, first, second)
+
+
+def decode_numbers(frame: bytes) -> tuple[int, int]:
+    """The two numbers in `frame`."""
+    if len(frame) != _NUMBERS.size:
+        raise WireError(f"malformed frame: {len(frame)} bytes where {_NUMBERS.size} were expected")
+    _, _, first, second = _NUMBERS.unpack(frame)
+    return int(first), int(second)
+
+
+def encode_texts(kind: FrameKind, *texts: str) -> bytes:
+    """A frame of a few texts; used where speed does not matter."""
+    body = json.dumps(texts).encode()
+    return _HEADER.pack(1 + len(body), kind) + body
+
+
+def decode_texts(frame: bytes, count: int) -> list[str]:
+    """Exactly `count` texts out of `frame`."""
+    try:
+        texts = json.loads(frame[_HEADER.size :])
+    except (ValueError, RecursionError) as error:
+        raise WireError("malformed frame: its texts cannot be read") from error
+    if not isinstance(texts, list) or len(texts) != count:
+        raise WireError(f"malformed frame: {count} texts were expected")
+    if not all(isinstance(text, str) for text in texts):
+        raise WireError("malformed frame: something that is not a text")
+    return texts
+
+
+def encode_boot(boot: ChildBoot, worker_pid: int) -> bytes:
+    """The first frame a fresh interpreter reads: what to load, and whose child it is."""
+    return encode_texts(FrameKind.BOOT, json.dumps(asdict(boot)), str(worker_pid))
+
+
+def decode_boot(frame: bytes) -> tuple[ChildBoot, int]:
+    """The boot values and the worker's pid in `frame`."""
+    boot_json, worker_pid = decode_texts(frame, 2)
+    fields = json.loads(boot_json)
+    fields["modules"] = tuple(fields["modules"])
+    fields["sys_path_roots"] = tuple(fields["sys_path_roots"])
+    return ChildBoot(**fields), int(worker_pid)
+
+
+def receive_boot(connected: socket.socket) -> tuple[ChildBoot, int] | None:
+    """Wait for the boot frame and take not one byte more; None when the worker is gone."""
+    length = connected.recv(4, socket.MSG_WAITALL)
+    body = connected.recv(int.from_bytes(length, "big"), socket.MSG_WAITALL)
+    return decode_boot(length + body) if body else None
+
+
+class FrameBuffer:
+    """Cuts a stream of bytes into frames, however the socket happened to chop it."""
+
+    __slots__ = ("_pending",)
+
+    def __init__(self) -> None:
+        self._pending = bytearray()
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """The frames that `data` completes, in order; the rest waits for more."""
+        is_alone = not self._pending and len(data) >= 5
+        if is_alone and int.from_bytes(data[:4], "big") + 4 == len(data):
+            # Nearly every frame arrives alone and whole: it needs no copy.
+            return [data]
+        self._pending += data
+        return self._cut()
+
+    def wanted_bytes(self) -> int:
+        """How many bytes the frame in progress still needs; 0 when its length is unknown."""
+        if len(self._pending) < 4:
+            return 0
+        return int.from_bytes(self._pending[:4], "big") + 4 - len(self._pending)
+
+    def _cut(self) -> list[bytes]:
+        frames = []
+        pending = self._pending
+        start = 0
+        while len(pending) - start >= 4:
+            size = int.from_bytes(pending[start : start + 4], "big")
+            if not 1 <= size <= MAX_FRAME_BYTES:
+                raise WireError(f"a frame claims a length of {size} bytes")
+            end = start + 4 + size
+            if end > len(pending):
+                break
+            frames.append(bytes(pending[start:end]))
+            start = end
+        del pending[:start]
+        return frames

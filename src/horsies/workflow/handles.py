@@ -1,0 +1,101 @@
+"""Handles for runs that were started elsewhere: their types are found by what this process knows.
+
+The stored nodes name their tasks and sub-workflows; the registered tasks and definitions of those
+names know the types. At the producer's end of the line producer -> SQL -> turn -> child -> report ->
+result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from horsies.codec.results import ResultCodec
+from horsies.db.statements.workflows import NodeRow
+from horsies.task_result import TaskError, TaskResult
+from horsies.tasks.broker import PostgresBroker
+from horsies.tasks.definition import TaskDefinition
+from horsies.workflow.definition import definition_by_key
+from horsies.workflow.nodes.nodes import codec_for
+from horsies.workflow.nodes.type_compat import UNKNOWN_TYPE
+from horsies.workflow.run.handle import WorkflowHandle
+from horsies.workflow.run.results import NO_TYPES, DeclaredTypes, ResultTypes
+
+
+class DefinedTask(Protocol):
+    """What a registered task tells about its results."""
+
+    @property
+    def definition(self) -> TaskDefinition:
+        """The task as it was defined."""
+
+
+FindTask = Callable[[str], DefinedTask | None]
+
+
+class WorkflowHandles:
+    """``app.workflow_handle``: makes handles for runs by their ids, typed by what is registered.
+
+    Example:
+        handle = app.workflow_handle(workflow_id)
+        print(handle.get(timeout_ms=0))
+    """
+
+    __slots__ = ("_find_task", "_get_broker")
+
+    def __init__(self, get_broker: Callable[[], PostgresBroker], find_task: FindTask) -> None:
+        self._get_broker = get_broker
+        self._find_task = find_task
+
+    def __call__(self, workflow_id: str) -> WorkflowHandle[Any]:
+        """Return a handle for a run; nothing is asked of the database yet."""
+        return WorkflowHandle(workflow_id, self._get_broker(), learn=self._learn)
+
+    def _learn(self, rows: Sequence[NodeRow]) -> ResultTypes:
+        return LearnedTypes(rows, self._find_task)
+
+
+class LearnedTypes:
+    """The types of a run's results, as far as its stored nodes lead to something registered."""
+
+    __slots__ = ("_declared", "_find_task", "_rows")
+
+    def __init__(self, rows: Sequence[NodeRow], find_task: FindTask) -> None:
+        self._rows: Mapping[str, NodeRow] = {row.node_id: row for row in rows}
+        self._find_task = find_task
+        definition = definition_by_key(rows[0].definition_key) if rows else None
+        nodes = [] if definition is None else definition.get_workflow_nodes()
+        self._declared = DeclaredTypes([node for _, node in nodes]) if nodes else NO_TYPES
+
+    def codec(self, node_id: str) -> ResultCodec | None:
+        """Return what reads the result of a node, or None when its type is not known."""
+        row = self._rows.get(node_id)
+        match None if row is None else row.kind:
+            case "task" | "map":
+                return self._task_codec(self._rows[node_id])
+            case "workflow":
+                return _child_codec(self._rows[node_id])
+            case "sleep":
+                return codec_for(None)
+            case _:
+                return self._declared.codec(node_id)
+
+    def signal_type(self, name: str) -> Any:
+        """Return the type of the values of a signal, Any when it is not known."""
+        return self._declared.signal_type(name)
+
+    def _task_codec(self, row: NodeRow) -> ResultCodec | None:
+        task = self._find_task(row.task_name)
+        if task is None:
+            return None
+        results = task.definition.results
+        if row.kind == "task":
+            return results
+        item: Any = results.ok_type
+        return codec_for(list[TaskResult[item, TaskError]])
+
+
+def _child_codec(row: NodeRow) -> ResultCodec | None:
+    definition = definition_by_key(row.sub_definition_key or "")
+    declared = UNKNOWN_TYPE if definition is None else definition.output_type()
+    return None if declared is UNKNOWN_TYPE else codec_for(declared)

@@ -1,0 +1,1 @@
+"""The nodes, policies and contexts that users write."""

@@ -1,0 +1,163 @@
+"""What a workflow tells a task that asks: which node it is, and the results of other nodes.
+
+A child fills in ``workflow_ctx`` and ``workflow_meta`` of a task function that declares them, between
+the decoded call and the task on the line producer -> SQL -> turn -> child -> report -> result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from horsies.codec.results import ResultCodec, decode_untyped
+from horsies.error_codes import OperationalErrorCode, OutcomeCode
+from horsies.errors import WorkflowContextMissingIdError
+from horsies.result import Err, Ok
+from horsies.states import WorkflowStatus
+from horsies.task_result import SubWorkflowError, SubWorkflowSummary, TaskError, TaskResult
+from horsies.workflow.nodes.nodes import (
+    NODE_KINDS,
+    NodeKey,
+    SubWorkflowNode,
+    ValueNode,
+    result_codec,
+)
+
+__all__ = [
+    "SubWorkflowError",
+    "SubWorkflowSummary",
+    "UpstreamResult",
+    "WorkflowContext",
+    "WorkflowContextMissingIdError",
+    "WorkflowMeta",
+    "skipped_result",
+]
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class WorkflowMeta:
+    """Which node of which run a task is; declare ``workflow_meta: WorkflowMeta | None = None``."""
+
+    workflow_id: str
+    task_index: int
+    task_name: str
+
+
+@dataclass(frozen=True, slots=True)
+class UpstreamResult:
+    """The stored result of a node, read when somebody asks for it.
+
+    `codec` is that of the node's task where it is known; the node itself, if asked with, knows better.
+    """
+
+    result_json: str = field(repr=False)
+    summary_json: str | None = field(default=None, repr=False)
+    codec: ResultCodec | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkflowContext:
+    """The results of the nodes listed in ``workflow_ctx_from``.
+
+    Example:
+        @app.task("report")
+        def report(workflow_ctx: WorkflowContext | None = None) -> TaskResult[str, TaskError]:
+            total = workflow_ctx.result_for(total_node)
+    """
+
+    workflow_id: str
+    task_index: int
+    task_name: str
+    results: Mapping[str, UpstreamResult | TaskResult[Any, TaskError]] = field(
+        default_factory=dict, repr=False
+    )
+    summaries: Mapping[str, SubWorkflowSummary[Any]] = field(default_factory=dict, repr=False)
+
+    def result_for(self, node: ValueNode[T] | NodeKey[T]) -> TaskResult[T, TaskError]:
+        """Return the result of a listed node; KeyError when it is not listed.
+
+        A skipped node gives an error with UPSTREAM_SKIPPED, a failed one its own error.
+        """
+        found = self.results[self._listed(node)]
+        return found if isinstance(found, TaskResult) else _read(found, node)
+
+    def has_result(self, node: ValueNode[Any] | NodeKey[Any]) -> bool:
+        """Tell whether the node is listed."""
+        return _node_id(node) in self.results
+
+    def summary_for(self, node: SubWorkflowNode[T] | NodeKey[T]) -> SubWorkflowSummary[T]:
+        """Return how the child run of a listed sub-workflow node ended; KeyError without one."""
+        node_id = self._listed(node)
+        if node_id in self.summaries:
+            return self.summaries[node_id]
+        summary = _read_summary(self.results[node_id], node_id)
+        if summary.status is not WorkflowStatus.COMPLETED:
+            return summary
+        # The output is stored once, as the result of the node.
+        return summary.model_copy(update={"output": self.result_for(node).ok})
+
+    def has_summary(self, node: SubWorkflowNode[Any] | NodeKey[Any]) -> bool:
+        """Tell whether the node is listed and had a child run that ended."""
+        node_id = _node_id(node)
+        if node_id is None:
+            return False
+        found = self.results.get(node_id)
+        return node_id in self.summaries or (
+            isinstance(found, UpstreamResult) and found.summary_json is not None
+        )
+
+    def _listed(self, node: object) -> str:
+        node_id = _node_id(node)
+        if node_id is None:
+            raise WorkflowContextMissingIdError(
+                "A node without an id was looked up: build the workflow that holds it first, or "
+                "look it up with NodeKey('its id')."
+            )
+        if node_id not in self.results and node_id not in self.summaries:
+            raise KeyError(f"node {node_id!r} is not in workflow_ctx_from of this node")
+        return node_id
+
+
+def skipped_result(task_index: int) -> TaskResult[Any, TaskError]:
+    """Return what stands for the result of a node that was skipped."""
+    return TaskResult(
+        err=TaskError(
+            error_code=OutcomeCode.UPSTREAM_SKIPPED,
+            message="The node this result should come from was skipped.",
+            data={"dependency_index": task_index},
+        )
+    )
+
+
+def _node_id(node: object) -> str | None:
+    if isinstance(node, (NodeKey, *NODE_KINDS)):
+        return node.node_id
+    raise TypeError(f"a node or a NodeKey is looked up, not {type(node).__name__}")
+
+
+def _read(found: UpstreamResult, node: object) -> TaskResult[Any, TaskError]:
+    codec = _codec_of(node) or found.codec
+    read = decode_untyped(found.result_json) if codec is None else codec.decode(found.result_json)
+    match read:
+        case Ok(result):
+            return result
+        case Err(problem):
+            return TaskResult(
+                err=TaskError(
+                    error_code=OperationalErrorCode.RESULT_DESERIALIZATION_ERROR,
+                    message=problem.message,
+                )
+            )
+
+
+def _codec_of(node: object) -> ResultCodec | None:
+    return result_codec(node) if isinstance(node, NODE_KINDS) else None
+
+
+def _read_summary(found: object, node_id: str) -> SubWorkflowSummary[Any]:
+    if not isinstance(found, UpstreamResult) or found.summary_json is None:
+        raise KeyError(f"node {node_id!r} has no child run that ended")
+    return SubWorkflowSummary[Any].model_validate_json(found.summary_json)

@@ -1,0 +1,454 @@
+"""Drawing: the graph of a run as lines that a person can read in a terminal.
+
+Pure: from nodes to pieces of text with the name of a style each; whoever prints them decides on
+colours. A node stands below the last node that all ways to it lead through: what branches is
+indented, what joins the branches again goes on at the left, and names what it waits for. Beside the
+line producer -> SQL -> turn -> child -> report -> result.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC
+from heapq import heappop, heappush
+from typing import TypeVar
+
+from horsies.db.statements.workflows import RunRow, TreeNode
+from horsies.states import WORKFLOW_TASK_TERMINAL_STATES, WorkflowStatus
+from horsies.workflow.run.listing import RunReport
+
+# More branches of one node, or more steps in a row, than this are folded to those that matter.
+FOLD_ABOVE = 12
+INDENT_MAX = 12
+_NOTABLE_MAX = 5
+_NAMED_MAX = 3
+_NOTABLE = {"FAILED", "RUNNING", "PAUSED"}
+_ORDER = {
+    status: place
+    for place, status in enumerate(
+        ("COMPLETED", "FAILED", "SKIPPED", "RUNNING", "PAUSED", "ENQUEUED", "READY", "PENDING")
+    )
+}
+_RUN = -1
+
+Part = TypeVar("Part", bound=object)
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A part of a line and what it is: a status, "name", "note", "error" or "frame"."""
+
+    text: str
+    style: str = ""
+
+
+Line = tuple[Piece, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnNode:
+    """A node as it is drawn; ``child`` is the run below it, if there is one to show.
+
+    ``dependencies`` are positions in the list of nodes; ``join`` and ``min_success`` say how many of
+    them must succeed.
+    """
+
+    node_id: str
+    status: str
+    dependencies: Sequence[int] = ()
+    label: str = ""
+    notes: Sequence[str] = ()
+    error: str | None = None
+    child: DrawnRun | None = None
+    join: str = "all"
+    min_success: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnRun:
+    """A run as it is drawn: its title and its nodes in the order of their indexes."""
+
+    title: Line
+    nodes: Sequence[DrawnNode] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """The characters a drawing is made of."""
+
+    statuses: Mapping[str, str]
+    branch: str = "├─ "
+    last_branch: str = "└─ "
+    rail: str = "│  "
+    nest: str = "┊  "
+    gap: str = "⋮"
+    arrow: str = "←"
+
+
+MARKS = Marks(
+    {
+        "COMPLETED": "✓",
+        "FAILED": "✗",
+        "SKIPPED": "-",
+        "RUNNING": "▶",
+        "PAUSED": "‖",
+        "ENQUEUED": "◦",
+        "READY": "◦",
+        "PENDING": "·",
+    }
+)
+PLAIN_MARKS = Marks(
+    {
+        "COMPLETED": "+",
+        "FAILED": "x",
+        "SKIPPED": "-",
+        "RUNNING": ">",
+        "PAUSED": "=",
+        "ENQUEUED": "o",
+        "READY": "o",
+        "PENDING": ".",
+    },
+    branch="|- ",
+    last_branch="`- ",
+    rail="|  ",
+    nest=":  ",
+    gap=":",
+    arrow="<-",
+)
+
+
+def draw(run: DrawnRun, *, marks: Marks = MARKS, fold: bool = True) -> list[Line]:
+    """Return the title of a run and the lines of its graph; long repetitions are folded.
+
+    Example:
+        for line in draw(run):
+            print("".join(piece.text for piece in line))
+    """
+    return [run.title, *_Drawing(marks, fold).lines(run)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Gap:
+    """Branches or steps that are not shown one by one."""
+
+    count: int
+    statuses: Counter[str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Drawing:
+    """How everything of one picture is drawn."""
+
+    marks: Marks
+    fold: bool
+
+    def lines(self, run: DrawnRun, depth: int = 0) -> list[Line]:
+        """Return the lines of a run's graph."""
+        tree = _Tree(run.nodes)
+        return list(self._trunk(tree, tree.below[_RUN], depth))
+
+    def _trunk(self, tree: _Tree, starts: Sequence[int], depth: int) -> Iterator[Line]:
+        """Draw what stands below one node: its branches, what joins them, what is below that."""
+        steps = list(tree.steps(starts, widest=depth >= INDENT_MAX))
+        for step in self._folded(steps, lambda step: step.statuses(tree)):
+            if isinstance(step, _Gap):
+                yield self._gap_line(step, "steps")
+                continue
+            yield from self._branches(tree, step.branches, depth, goes_on=step.then is not None)
+            if step.then is not None:
+                yield from self._node_lines(tree, step, depth)
+
+    def _branches(
+        self, tree: _Tree, branches: Sequence[int], depth: int, *, goes_on: bool
+    ) -> Iterator[Line]:
+        shown = self._folded(branches, tree.statuses)
+        for place, branch in enumerate(shown):
+            is_last = place == len(shown) - 1 and not goes_on
+            head, rail = self.marks.branch, self.marks.rail
+            if is_last:
+                head, rail = self.marks.last_branch, " " * len(rail)
+            if isinstance(branch, _Gap):
+                yield (Piece(head, "frame"), *self._gap_line(branch, "branches"))
+                continue
+            inside = self._trunk(tree, [branch], depth + 1)
+            for number, line in enumerate(inside):
+                yield (Piece(rail if number else head, "frame"), *line)
+
+    def _node_lines(self, tree: _Tree, step: _Step, depth: int) -> Iterator[Line]:
+        assert step.then is not None
+        node = tree.nodes[step.then]
+        yield tuple(self._pieces(tree, node, step))
+        if node.child is not None:
+            for line in self.lines(node.child, depth + 1):
+                yield (Piece(self.marks.nest, "frame"), *line)
+
+    def _pieces(self, tree: _Tree, node: DrawnNode, step: _Step) -> Iterator[Piece]:
+        yield Piece(f"{self.marks.statuses.get(node.status, '?')} ", node.status)
+        yield Piece(node.node_id, "name")
+        if node.label and node.label != node.node_id:
+            yield Piece(f"  {node.label}", "note")
+        for note in node.notes:
+            yield Piece(f"  {note}", "note")
+        if node.error is not None:
+            yield Piece(f"  {node.error}", "error")
+        if step.branches or list(node.dependencies) not in ([], [step.after]):
+            yield Piece(f"  {self.marks.arrow} {_sources(tree, node)}", "note")
+
+    def _gap_line(self, gap: _Gap, what: str) -> Line:
+        counts = " ".join(
+            f"{count:,} {self.marks.statuses.get(status, '?')}"
+            for status, count in sorted(gap.statuses.items(), key=lambda item: _ORDER[item[0]])
+        )
+        return (Piece(f"{self.marks.gap} {gap.count:,} more {what}: {counts}", "note"),)
+
+    def _folded(
+        self, parts: Sequence[Part], statuses: Callable[[Part], Counter[str]]
+    ) -> list[Part | _Gap]:
+        """Leave out most of a long row, with a count in its place: not the ends, and not what is
+        worth a look.
+        """
+        if not self.fold or len(parts) <= FOLD_ABOVE:
+            return list(parts)
+        found = [statuses(part) for part in parts]
+        notable = [place for place, counts in enumerate(found) if counts.keys() & _NOTABLE]
+        kept = {0, 1, len(parts) - 1, *notable[:_NOTABLE_MAX]}
+        shown: list[Part | _Gap] = []
+        for place, part in enumerate(parts):
+            if place in kept:
+                shown.append(part)
+            elif shown and isinstance(shown[-1], _Gap):
+                shown[-1] = _Gap(shown[-1].count + 1, shown[-1].statuses + found[place])
+            else:
+                shown.append(_Gap(1, found[place]))
+        return shown
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """One step down a trunk: the branches that leave it, then the node that it goes on with.
+
+    ``after`` is the node before it.
+    """
+
+    after: int
+    branches: Sequence[int]
+    then: int | None
+
+    def statuses(self, tree: _Tree) -> Counter[str]:
+        """Count the statuses of everything drawn for this step."""
+        counts: Counter[str] = Counter()
+        for branch in self.branches:
+            counts += tree.statuses(branch)
+        if self.then is not None:
+            counts[tree.nodes[self.then].status] += 1
+        return counts
+
+
+class _Tree:
+    """A graph as a tree: every node below the last one that all ways to it lead through.
+
+    Nodes are named by their positions, the run itself is the root.
+    """
+
+    def __init__(self, nodes: Sequence[DrawnNode]) -> None:
+        self.nodes = nodes
+        self.above: dict[int, int] = {}
+        self.below: dict[int, list[int]] = {place: [] for place in range(_RUN, len(nodes))}
+        self._depth = {_RUN: 0}
+        self._order = _topological(nodes)
+        for place in self._order:
+            above = self._last_common(nodes[place].dependencies)
+            self.above[place] = above
+            self.below[above].append(place)
+            self._depth[place] = self._depth[above] + 1
+        self._counts: dict[int, Counter[str]] = {}
+
+    def _last_common(self, places: Sequence[int]) -> int:
+        """Return the lowest node that stands above all of these, or is the only one of them."""
+        found = places[0] if places else _RUN
+        for other in places[1:]:
+            while found != other:
+                deeper = self._depth[found] >= self._depth[other]
+                found, other = (self.above[found], other) if deeper else (found, self.above[other])
+        return found
+
+    def statuses(self, place: int) -> Counter[str]:
+        """Count the statuses of a node and all below it."""
+        if not self._counts:
+            for one in reversed(self._order):
+                counts = Counter({self.nodes[one].status: 1})
+                for lower in self.below[one]:
+                    counts += self._counts[lower]
+                self._counts[one] = counts
+        return self._counts[place]
+
+    def steps(self, starts: Sequence[int], *, widest: bool) -> Iterator[_Step]:
+        """Walk down from these as long as one node continues where all others meet."""
+        after = self.above[starts[0]] if starts else _RUN
+        lower: Sequence[int] = starts
+        while lower:
+            then = self._continuation(lower, widest=widest)
+            yield _Step(after, [place for place in lower if place != then], then)
+            if then is None:
+                return
+            after, lower = then, self.below[then]
+
+    def _continuation(self, brothers: Sequence[int], *, widest: bool) -> int | None:
+        if len(brothers) == 1:
+            return brothers[0]
+        last = brothers[-1]
+        if self._met(last, set(brothers)) == set(brothers) - {last}:
+            return last
+        if widest:  # any more indentation would push the picture out of the window
+            return max(brothers, key=lambda place: self.statuses(place).total())
+        return None
+
+    def _met(self, place: int, brothers: set[int]) -> set[int]:
+        """Return the brothers whose branches lead to this one, directly or through others."""
+        met: set[int] = set()
+        waiting = [place]
+        while waiting:
+            for source in self.nodes[waiting.pop()].dependencies:
+                branch = self._branch_of(source, brothers)
+                if branch is not None and branch not in met:
+                    met.add(branch)
+                    waiting.append(branch)
+        return met
+
+    def _branch_of(self, place: int, brothers: set[int]) -> int | None:
+        while place != _RUN and place not in brothers:
+            place = self.above[place]
+        return None if place == _RUN else place
+
+
+def _topological(nodes: Sequence[DrawnNode]) -> list[int]:
+    """Order nodes after their dependencies, otherwise by position."""
+    open_counts = [len(node.dependencies) for node in nodes]
+    dependents: list[list[int]] = [[] for _ in nodes]
+    for place, node in enumerate(nodes):
+        for source in node.dependencies:
+            dependents[source].append(place)
+    ready = [place for place, count in enumerate(open_counts) if count == 0]
+    order: list[int] = []
+    while ready:
+        place = heappop(ready)
+        order.append(place)
+        for dependent in dependents[place]:
+            open_counts[dependent] -= 1
+            if open_counts[dependent] == 0:
+                heappush(ready, dependent)
+    return order
+
+
+def _sources(tree: _Tree, node: DrawnNode) -> str:
+    names = [tree.nodes[place].node_id for place in node.dependencies]
+    text = ", ".join(names) if len(names) <= _NAMED_MAX else f"{len(names):,} nodes"
+    match node.join:
+        case "any":
+            return f"any of {text}"
+        case "quorum":
+            return f"{node.min_success} of {text}"
+        case _:
+            return text
+
+
+_WAITING = ("ENQUEUED", "READY")
+
+
+def portrait(report: RunReport) -> DrawnRun:
+    """Return the run and everything below it, ready to be drawn.
+
+    Example:
+        for line in draw(portrait(report)):
+            print("".join(piece.text for piece in line))
+    """
+    runs = {run.id: run for run in (report.run, *report.below)}
+    return _drawn(report.run, runs, report.nodes)
+
+
+def _drawn(run: RunRow, runs: dict[str, RunRow], nodes: dict[str, list[TreeNode]]) -> DrawnRun:
+    rows = nodes.get(run.id, [])
+    return DrawnRun(_title(run, rows), [_node(row, run, runs, nodes) for row in rows])
+
+
+def _title(run: RunRow, rows: Sequence[TreeNode]) -> Line:
+    ended = sum(row.status in WORKFLOW_TASK_TERMINAL_STATES for row in rows)
+    return (
+        Piece(run.name, "name"),
+        Piece(f"  {run.id}  ", "note"),
+        Piece(run.status, run.status),
+        Piece(f"  {ended:,} of {run.total_nodes:,} nodes ended", "note"),
+        Piece(f"  {elapsed(run.duration_seconds)}", "note"),
+    )
+
+
+def _node(
+    row: TreeNode, run: RunRow, runs: dict[str, RunRow], nodes: dict[str, list[TreeNode]]
+) -> DrawnNode:
+    child = runs.get(row.sub_workflow_id or "")
+    return DrawnNode(
+        node_id=row.node_id,
+        status=_status(row, run, child),
+        dependencies=row.dependencies,
+        label=_label(row),
+        notes=list(_notes(row, child)),
+        error=row.error_code,
+        child=None if child is None else _drawn(child, runs, nodes),
+        join=row.join_type,
+        min_success=row.min_success,
+    )
+
+
+def _status(row: TreeNode, run: RunRow, child: RunRow | None) -> str:
+    """Return the status to show: what is held back by a pause is shown as paused."""
+    holder = child if row.status == "RUNNING" else run
+    is_held = holder is not None and holder.status == WorkflowStatus.PAUSED
+    return "PAUSED" if is_held and row.status in (*_WAITING, "RUNNING") else row.status
+
+
+def _label(row: TreeNode) -> str:
+    match row.kind:
+        case "workflow":
+            return f"workflow {row.sub_workflow_name}"
+        case "map":
+            return f"map of {row.task_name}"
+        case "signal":
+            return f"signal {row.signal_name}"
+        case "sleep":
+            return "sleep"
+        case _:
+            return row.task_name
+
+
+def _notes(row: TreeNode, child: RunRow | None) -> Iterator[str]:
+    if row.items_total is not None and row.items_open is not None:
+        yield f"{row.items_total - row.items_open:,}/{row.items_total:,}"
+        if row.items_bad:
+            yield f"{row.items_bad:,} failed"
+    if child is not None and child.status == WorkflowStatus.PAUSED:
+        yield "paused"
+    if row.kind in ("sleep", "signal") and row.due_at is not None:
+        yield f"until {row.due_at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
+    if row.retry_count:
+        yield f"retry {row.retry_count}"
+    if row.duration_seconds is not None:
+        yield elapsed(row.duration_seconds)
+
+
+def elapsed(seconds: float) -> str:
+    """Write a length of time as exactly as it deserves: 12ms, 1.4s, 42s, 4m12s, 3h05m, 5d04h."""
+    seconds = max(seconds, 0.0)
+    if seconds < 1:
+        return f"{seconds * 1000:.0f}ms"
+    if seconds < 10:
+        return f"{seconds:.1f}s"
+    whole = int(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m{whole % 60:02d}s"
+    if whole < 86_400:
+        return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
+    return f"{whole // 86_400}d{whole % 86_400 // 3600:02d}h"

@@ -1,0 +1,391 @@
+"""WorkflowHandle: a run as its owner holds it, to wait for, to look into and to steer.
+
+The producer's end of the line producer -> SQL -> turn -> child -> report -> result. Nothing here
+raises for operational reasons: results are ``TaskResult``s, everything else is a ``HandleResult``.
+Both faces of every method run the same script.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any, Generic, TypeVar
+
+from horsies.codec.results import ResultCodec
+from horsies.db.statement import Script, one_or_none
+from horsies.db.statements.workflows import (
+    NodeRow,
+    ReadNode,
+    ReadNodes,
+    RunOutcome,
+    read_node,
+    read_nodes,
+)
+from horsies.ids import stored_form
+from horsies.result import Err, Ok
+from horsies.states import WORKFLOW_TERMINAL_STATES, WorkflowStatus
+from horsies.task_result import TaskError, TaskResult
+from horsies.tasks.broker import PostgresBroker
+from horsies.workflow.nodes.nodes import (
+    NODE_KINDS,
+    AnyNode,
+    NodeKey,
+    ValueNode,
+    codec_for,
+    result_codec,
+)
+from horsies.workflow.nodes.type_compat import UNKNOWN_TYPE
+from horsies.workflow.run import control
+from horsies.workflow.run.draw import draw, portrait
+from horsies.workflow.run.info import HandleResult, SignalDelivery, WorkflowInfo, WorkflowTaskInfo
+from horsies.workflow.run.listing import report_script
+from horsies.workflow.run.results import (
+    NO_TYPES,
+    Learn,
+    ResultTypes,
+    folded,
+    item_info,
+    node_info,
+    node_result,
+    run_result,
+    stored_results,
+    without_id,
+)
+from horsies.workflow.run.waiting import meet, meet_async
+
+T = TypeVar("T")
+V = TypeVar("V")
+
+# Where a reader of the result learns something: the run has ended, or does not go on by itself.
+_SETTLED = WORKFLOW_TERMINAL_STATES | {WorkflowStatus.PAUSED}
+
+
+class WorkflowHandle(Generic[T]):
+    """A run of a workflow; every method has a twin for event loops, named ``..._async``.
+
+    Example:
+        handle = spec.start().unwrap()
+        result = handle.get(timeout_ms=60_000)
+        if result.is_ok():
+            print(result.ok_value)
+
+    One made by hand from an id reads values as plain JSON, and the result by ``output_type`` if
+    given; ``app.workflow_handle(workflow_id)`` finds the types by itself.
+    """
+
+    __slots__ = ("_cached", "_learn", "_output", "_types", "broker", "workflow_id")
+
+    def __init__(
+        self,
+        workflow_id: str,
+        broker: PostgresBroker | None,
+        output_type: Any = UNKNOWN_TYPE,
+        *,
+        types: ResultTypes | None = None,
+        learn: Learn | None = None,
+    ) -> None:
+        self.workflow_id = workflow_id
+        self.broker = broker
+        self._output = None if output_type is UNKNOWN_TYPE else codec_for(output_type)
+        self._types = types
+        self._learn = learn
+        self._cached: TaskResult[T, TaskError] | None = None
+
+    def __repr__(self) -> str:
+        return f"WorkflowHandle({self.workflow_id!r})"
+
+    # Waiting
+
+    def get(self, timeout_ms: int | None = None) -> TaskResult[T, TaskError]:
+        """Wait for the result and return it; 0 looks once without waiting, None waits for ever.
+
+        Never raises. A failed, cancelled or expired run gives its error, a paused one at once
+        WORKFLOW_PAUSED. Otherwise: WAIT_TIMEOUT, RESULT_NOT_READY (after a look with 0),
+        WORKFLOW_NOT_FOUND, BROKER_ERROR.
+        """
+        if self._cached is not None:
+            return self._cached
+        match meet(self.broker, self.workflow_id, _until(timeout_ms), timeout_ms):
+            case Err(error):
+                return folded(error)
+            case Ok(run):
+                known = self._perform(self._types_script()) if self._must_learn(run) else None
+                return self._outcome(run, known)
+
+    async def get_async(self, timeout_ms: int | None = None) -> TaskResult[T, TaskError]:
+        """``get`` without blocking the event loop."""
+        if self._cached is not None:
+            return self._cached
+        match await meet_async(self.broker, self.workflow_id, _until(timeout_ms), timeout_ms):
+            case Err(error):
+                return folded(error)
+            case Ok(run):
+                script = self._types_script()
+                known = await self._perform_async(script) if self._must_learn(run) else None
+                return self._outcome(run, known)
+
+    def wait(
+        self,
+        until: Collection[WorkflowStatus] = WORKFLOW_TERMINAL_STATES,
+        timeout_ms: int | None = None,
+    ) -> HandleResult[WorkflowStatus]:
+        """Wait for one of these statuses and return it; a pause is outlasted unless asked for.
+
+        A run that has ended is returned as it is: nothing else will come of it. WAIT_TIMEOUT when the
+        time is up; 0 looks once.
+
+        Example:
+            handle.wait(until={WorkflowStatus.PAUSED}, timeout_ms=60_000)
+        """
+        met = meet(self.broker, self.workflow_id, frozenset(until), timeout_ms)
+        return met.map(_status_of)
+
+    async def wait_async(
+        self,
+        until: Collection[WorkflowStatus] = WORKFLOW_TERMINAL_STATES,
+        timeout_ms: int | None = None,
+    ) -> HandleResult[WorkflowStatus]:
+        """``wait`` without blocking the event loop."""
+        met = await meet_async(self.broker, self.workflow_id, frozenset(until), timeout_ms)
+        return met.map(_status_of)
+
+    # Looking
+
+    def status(self) -> HandleResult[WorkflowStatus]:
+        """Return where the run stands."""
+        return self._perform(control.status_script(self.workflow_id))
+
+    async def status_async(self) -> HandleResult[WorkflowStatus]:
+        """``status`` without blocking the event loop."""
+        return await self._perform_async(control.status_script(self.workflow_id))
+
+    def info(self) -> HandleResult[WorkflowInfo]:
+        """Return what the database knows about the run, and which runs below it are paused."""
+        return self._perform(control.info_script(self.workflow_id))
+
+    async def info_async(self) -> HandleResult[WorkflowInfo]:
+        """``info`` without blocking the event loop."""
+        return await self._perform_async(control.info_script(self.workflow_id))
+
+    def result_for(self, node: ValueNode[V] | NodeKey[V]) -> TaskResult[V, TaskError]:
+        """Return the result of one node; one query, never waits.
+
+        RESULT_NOT_READY while it has none, UPSTREAM_SKIPPED for a skipped node; NODE_NOT_FOUND,
+        WORKFLOW_NOT_FOUND, WORKFLOW_CTX_MISSING_ID for a node that belongs to no workflow.
+        """
+        return _folded(self._perform(self._result_script(node, control.node_id_of(node))))
+
+    async def result_for_async(self, node: ValueNode[V] | NodeKey[V]) -> TaskResult[V, TaskError]:
+        """``result_for`` without blocking the event loop."""
+        script = self._result_script(node, control.node_id_of(node))
+        return _folded(await self._perform_async(script))
+
+    def results(self) -> HandleResult[dict[str, TaskResult[Any, TaskError]]]:
+        """Return the results of all nodes that have one, by node id."""
+        return self._perform(self._results_script())
+
+    async def results_async(self) -> HandleResult[dict[str, TaskResult[Any, TaskError]]]:
+        """``results`` without blocking the event loop."""
+        return await self._perform_async(self._results_script())
+
+    def tasks(self, *, include_results: bool = True) -> HandleResult[list[WorkflowTaskInfo]]:
+        """Describe the nodes in the order of their indexes, each map node followed by its items."""
+        return self._perform(self._tasks_script(include_results))
+
+    async def tasks_async(
+        self, *, include_results: bool = True
+    ) -> HandleResult[list[WorkflowTaskInfo]]:
+        """``tasks`` without blocking the event loop."""
+        return await self._perform_async(self._tasks_script(include_results))
+
+    def draw(self) -> HandleResult[str]:
+        """Return the graph of the run as text for a terminal, with the runs below it.
+
+        Example:
+            print(handle.draw().unwrap())
+        """
+        return self._perform(_picture_script(self.workflow_id))
+
+    async def draw_async(self) -> HandleResult[str]:
+        """``draw`` without blocking the event loop."""
+        return await self._perform_async(_picture_script(self.workflow_id))
+
+    # Steering
+
+    def pause(self) -> HandleResult[bool]:
+        """Hold the run and what runs below it; True when it was RUNNING.
+
+        Tasks that run go on and their results are kept; nothing new starts, no retry either.
+        """
+        return self._perform(control.pause_script(self.workflow_id))
+
+    async def pause_async(self) -> HandleResult[bool]:
+        """``pause`` without blocking the event loop."""
+        return await self._perform_async(control.pause_script(self.workflow_id))
+
+    def resume(self, *, retry_failed: bool = False) -> HandleResult[bool]:
+        """Let a paused run and what is paused below it go on; True when it did.
+
+        What has failed stays failed. With ``retry_failed`` it is tried again, and a FAILED run is
+        restarted from its failures.
+        """
+        script = control.resume_script(self.workflow_id, retry_failed=retry_failed)
+        return self._perform(script)
+
+    async def resume_async(self, *, retry_failed: bool = False) -> HandleResult[bool]:
+        """``resume`` without blocking the event loop."""
+        script = control.resume_script(self.workflow_id, retry_failed=retry_failed)
+        return await self._perform_async(script)
+
+    def retry(self, node: AnyNode | NodeKey[Any] | str | None = None) -> HandleResult[None]:
+        """Try a failed node again, or all of them; what was skipped because of it waits again.
+
+        A FAILED or PAUSED run goes on. What succeeded stays as it is. Refused with NODE_NOT_FOUND,
+        NOTHING_TO_RETRY, or WORKFLOW_NOT_RETRYABLE.
+        """
+        return self._perform(control.retry_script(self.workflow_id, _nodes_named(node)))
+
+    async def retry_async(
+        self, node: AnyNode | NodeKey[Any] | str | None = None
+    ) -> HandleResult[None]:
+        """``retry`` without blocking the event loop."""
+        script = control.retry_script(self.workflow_id, _nodes_named(node))
+        return await self._perform_async(script)
+
+    def cancel(self, *, interrupt: bool = False, reason: str | None = None) -> HandleResult[None]:
+        """End the run and everything below it: what has not started never will.
+
+        Tasks that run are left to end, or stopped with ``interrupt``. Ending an ended run again
+        changes nothing and is no error.
+        """
+        script = control.cancel_script(self.workflow_id, interrupt=interrupt, reason=reason)
+        return self._perform(script).map(_nothing)
+
+    async def cancel_async(
+        self, *, interrupt: bool = False, reason: str | None = None
+    ) -> HandleResult[None]:
+        """``cancel`` without blocking the event loop."""
+        script = control.cancel_script(self.workflow_id, interrupt=interrupt, reason=reason)
+        return (await self._perform_async(script)).map(_nothing)
+
+    def signal(self, name: str, value: object = None) -> HandleResult[SignalDelivery]:
+        """Hand a value to the ``SignalNode`` that waits for this name, or keep it for the first
+        that will; each signal is taken once.
+
+        SIGNAL_NOT_FOUND when no node of the run has this name, WORKFLOW_ENDED when none will take it
+        any more, VALIDATION_FAILED when the value is not of the declared type or the name no text.
+        """
+        return self._perform(self._signal_script(name, value))
+
+    async def signal_async(self, name: str, value: object = None) -> HandleResult[SignalDelivery]:
+        """``signal`` without blocking the event loop."""
+        return await self._perform_async(self._signal_script(name, value))
+
+    # Scripts
+
+    def _perform(self, script: Script[HandleResult[V]]) -> HandleResult[V]:
+        if self.broker is None:
+            return control.no_broker(self.workflow_id)
+        done = self.broker.perform(control.STEERING, script)
+        return control.settled(self.workflow_id, done)
+
+    async def _perform_async(self, script: Script[HandleResult[V]]) -> HandleResult[V]:
+        if self.broker is None:
+            return control.no_broker(self.workflow_id)
+        done = await self.broker.perform_async(control.STEERING, script)
+        return control.settled(self.workflow_id, done)
+
+    def _must_learn(self, run: RunOutcome) -> bool:
+        unknown = self._types is None and self._learn is not None
+        return unknown and run.status == WorkflowStatus.COMPLETED
+
+    def _types_script(self) -> Script[HandleResult[ResultTypes]]:
+        stored = stored_form(self.workflow_id)
+        if self._types is None and self._learn is not None and stored is not None:
+            self._types = self._learn((yield read_nodes, ReadNodes(stored, False)))
+        return Ok(self._types or NO_TYPES)
+
+    def _types_from(self, rows: list[NodeRow]) -> ResultTypes:
+        if self._types is None and self._learn is not None:
+            self._types = self._learn(rows)
+        return self._types or NO_TYPES
+
+    def _outcome(
+        self, run: RunOutcome, known: HandleResult[ResultTypes] | None
+    ) -> TaskResult[T, TaskError]:
+        if isinstance(known, Err):
+            return folded(known.value)
+        result = run_result(run, self._types or NO_TYPES, self._output)
+        if run.status == WorkflowStatus.COMPLETED:  # any other end can be undone by a retry
+            self._cached = result
+        return result
+
+    def _result_script(
+        self, node: object, node_id: str | None
+    ) -> Script[HandleResult[TaskResult[Any, TaskError]]]:
+        if node_id is None:
+            return Ok(without_id())
+        if (stored := stored_form(self.workflow_id)) is None:
+            return control.no_such_run(self.workflow_id)
+        row = one_or_none((yield read_node, ReadNode(stored, node_id)))
+        codec = yield from self._codec_script(node, node_id)
+        return Ok(node_result(self.workflow_id, node_id, row, codec))
+
+    def _codec_script(self, node: object, node_id: str) -> Script[ResultCodec | None]:
+        if isinstance(node, NODE_KINDS):
+            return result_codec(node)
+        types = yield from self._types_script()
+        return types.unwrap().codec(node_id)
+
+    def _results_script(self) -> Script[HandleResult[dict[str, TaskResult[Any, TaskError]]]]:
+        rows = yield from control.nodes_script(self.workflow_id, results=True)
+        return rows.map(lambda found: stored_results(found, self._types_from(found)))
+
+    def _tasks_script(self, results: bool) -> Script[HandleResult[list[WorkflowTaskInfo]]]:
+        found = yield from control.nodes_script(self.workflow_id, results=results)
+        if isinstance(found, Err):
+            return found
+        types = self._types_from(found.value)
+        infos = {row.task_index: [node_info(row, types)] for row in found.value}
+        maps = {row.task_index: row for row in found.value if row.kind == "map"}
+        if maps:
+            for item in (yield from control.items_script(self.workflow_id, results=results)):
+                node = maps[item.task_index]
+                infos[item.task_index].append(item_info(item, node, types, with_result=results))
+        return Ok([info for group in infos.values() for info in group])
+
+    def _signal_script(self, name: str, value: object) -> Script[HandleResult[SignalDelivery]]:
+        types = (yield from self._types_script()).unwrap()
+        declared = types.signal_type(name)
+        return (yield from control.signal_script(self.workflow_id, name, value, declared))
+
+
+def _picture_script(workflow_id: str) -> Script[HandleResult[str]]:
+    report = yield from report_script(workflow_id)
+    if report is None:
+        return control.no_such_run(workflow_id)
+    lines = draw(portrait(report))
+    return Ok("\n".join("".join(piece.text for piece in line) for line in lines))
+
+
+def _nodes_named(node: object) -> list[str] | None:
+    """Return the ids of the nodes to try again: the one given, or None for all that failed."""
+    return None if node is None else [control.node_id_of(node) or ""]
+
+
+def _until(timeout_ms: int | None) -> frozenset[WorkflowStatus]:
+    # One look takes the run as it is.
+    return frozenset(WorkflowStatus) if timeout_ms == 0 else _SETTLED
+
+
+def _status_of(run: RunOutcome) -> WorkflowStatus:
+    return WorkflowStatus(run.status)
+
+
+def _nothing(_answer: object) -> None:
+    return None
+
+
+def _folded(
+    done: HandleResult[TaskResult[Any, TaskError]],
+) -> TaskResult[Any, TaskError]:
+    return folded(done.value) if isinstance(done, Err) else done.value

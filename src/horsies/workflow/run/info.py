@@ -1,0 +1,144 @@
+"""What starting, reading and steering a run answer: values, never exceptions.
+
+Shared by the functions that start runs, by handles and by the operator's commands; the producer's
+two ends of the line producer -> SQL -> turn -> child -> report -> result.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+from typing import Any, TypeAlias, TypeVar
+
+from horsies.result import Result
+from horsies.states import WorkflowStatus, WorkflowTaskStatus
+from horsies.task_result import SubWorkflowSummary, TaskError, TaskResult
+
+T = TypeVar("T")
+
+
+class WorkflowStartErrorCode(StrEnum):
+    """Why a run was not started."""
+
+    BROKER_NOT_CONFIGURED = "BROKER_NOT_CONFIGURED"
+    VALIDATION_FAILED = "VALIDATION_FAILED"
+    ENQUEUE_FAILED = "ENQUEUE_FAILED"
+    INTERNAL_FAILED = "INTERNAL_FAILED"
+    PAYLOAD_MISMATCH = "PAYLOAD_MISMATCH"
+    SEND_SUPPRESSED = "SEND_SUPPRESSED"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkflowStartError:
+    """A start that stored nothing, or whose COMMIT is in doubt (``retryable``: use ``retry_start``).
+
+    ``in_transaction`` says that it belonged to a transaction of the caller, and must be repeated
+    with one.
+    """
+
+    code: WorkflowStartErrorCode
+    message: str
+    retryable: bool
+    workflow_name: str
+    workflow_id: str
+    exception: BaseException | None = field(default=None, repr=False)
+    workflow_key: str | None = None
+    in_transaction: bool = False
+
+
+WorkflowStartResult: TypeAlias = Result[T, WorkflowStartError]
+
+
+class HandleErrorCode(StrEnum):
+    """Why a run could not be read or steered."""
+
+    WORKFLOW_NOT_FOUND = "WORKFLOW_NOT_FOUND"
+    NODE_NOT_FOUND = "NODE_NOT_FOUND"
+    SIGNAL_NOT_FOUND = "SIGNAL_NOT_FOUND"
+    NOTHING_TO_RETRY = "NOTHING_TO_RETRY"
+    WORKFLOW_NOT_RETRYABLE = "WORKFLOW_NOT_RETRYABLE"
+    WORKFLOW_ENDED = "WORKFLOW_ENDED"
+    VALIDATION_FAILED = "VALIDATION_FAILED"
+    WAIT_TIMEOUT = "WAIT_TIMEOUT"
+    BROKER_NOT_CONFIGURED = "BROKER_NOT_CONFIGURED"
+    DB_OPERATION_FAILED = "DB_OPERATION_FAILED"
+    LOOP_RUNNER_FAILED = "LOOP_RUNNER_FAILED"
+    INTERNAL_FAILED = "INTERNAL_FAILED"
+
+
+@dataclass(frozen=True, slots=True)
+class HandleOperationError:
+    """Why an operation on a run did nothing; ``retryable`` when trying again later can help."""
+
+    code: HandleErrorCode
+    message: str
+    retryable: bool
+    workflow_id: str
+    exception: BaseException | None = field(default=None, repr=False)
+
+
+HandleResult: TypeAlias = Result[T, HandleOperationError]
+
+
+class SignalDelivery(StrEnum):
+    """What became of a signal: a node that waits took it, or it is kept for the one that will."""
+
+    DELIVERED = "delivered"
+    STORED = "stored"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkflowTaskInfo:
+    """A node of a run, or with ``item_index`` one item of a map node.
+
+    ``name`` is that of the task or of the sub-workflow. ``sub_workflow_status`` tells that a run
+    below is paused while this one goes on.
+    """
+
+    node_id: str
+    index: int
+    name: str
+    status: WorkflowTaskStatus
+    result: TaskResult[Any, TaskError] | None = None
+    started_at: datetime | None = None
+    completed_at: datetime | None = None
+    sub_workflow_id: str | None = None
+    sub_workflow_summary: SubWorkflowSummary[Any] | None = None
+    kind: str = "task"
+    item_index: int | None = None
+    task_id: str | None = None
+    retry_count: int = 0
+    enqueued_at: datetime | None = None
+    sub_workflow_status: WorkflowStatus | None = None
+    items_total: int | None = None
+    items_open: int | None = None
+    items_failed: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WorkflowInfo:
+    """What the database knows about a run.
+
+    ``paused_descendants`` are the runs below it that are paused; a run whose own status is RUNNING
+    waits for them. ``matched_case`` is the position of the success case that was met.
+    """
+
+    workflow_id: str
+    name: str
+    status: WorkflowStatus
+    definition_key: str
+    workflow_key: str | None
+    error: TaskError | None
+    matched_case: int | None
+    parent_workflow_id: str | None
+    root_workflow_id: str
+    depth: int
+    total_nodes: int
+    open_nodes: int
+    failed_nodes: int
+    sent_at: datetime | None
+    started_at: datetime
+    paused_at: datetime | None
+    completed_at: datetime | None
+    paused_descendants: list[str] = field(default_factory=list)
