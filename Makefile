@@ -43,7 +43,7 @@ format: $(READY) ## rewrite the code the way check wants it
 	$(BIN)/ruff format .
 
 docs: $(READY) ## rewrite the tables of the documentation that come from the code
-	$(BIN)/python -m tests.generated_docs
+	$(BIN)/python -m tests.support.generated_docs
 
 bench: $(READY) ## measure, as ratios inside one run
 	$(BIN)/python -m benchmarks

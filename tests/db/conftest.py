@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.db.private_server import PrivateServer
-from tests.pgbouncer import find_pgbouncer, running_pgbouncer
+from tests.support.pgbouncer import find_pgbouncer, running_pgbouncer
+from tests.support.private_server import PrivateServer
 
 
 @pytest.fixture(scope="session")

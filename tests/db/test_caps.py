@@ -26,7 +26,7 @@ from horsies.db.statements.turn import (
     renew_claims,
     start_tasks,
 )
-from tests.db.rows import add_task, attempts_of, picture, row_of
+from tests.support.rows import add_task, attempts_of, picture, row_of
 
 CAP_LOCKS = 1751348595
 LAPSED = sql.SQL("now() - interval '1 second'")

@@ -22,7 +22,7 @@ from horsies.db.statements.turn import (
     retry_tasks,
     seconds_until_due,
 )
-from tests.db.rows import add_task, picture, row_of
+from tests.support.rows import add_task, picture, row_of
 
 FUTURE = sql.SQL("now() + interval '1 hour'")
 PAST = sql.SQL("now() - interval '1 hour'")

@@ -16,7 +16,7 @@ from horsies.db.pipeline import Together
 from horsies.db.statements.turn import ClaimedTask, ClaimTasks, claim_tasks
 from horsies.worker.bookmarks import EVERYWHERE, EVERYWHERE_SECONDS, Bookmarks, Marks
 from horsies.worker.turn import Claimer, Wanted
-from tests.db.rows import add_task
+from tests.support.rows import add_task
 
 QUEUES = ("first", "second")
 

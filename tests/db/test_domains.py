@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from psycopg import Connection, errors
 
-from tests.db.rows import add_task
+from tests.support.rows import add_task
 
 
 @pytest.mark.parametrize("status", ["DONE", "pending", ""])

@@ -14,8 +14,8 @@ from psycopg import Connection
 from horsies.db import listen
 from horsies.db.listen import FIRST_RETRY_SECONDS, LAST_RETRY_SECONDS, Heard, Listener, hears_itself
 from horsies.db.migrate import SchemaTooNewError
-from tests.db.private_server import PrivateServer
-from tests.waiting import wait_until
+from tests.support.private_server import PrivateServer
+from tests.support.wait import wait_until
 
 CHANNELS = ("first_channel", "Second Channel")
 

@@ -26,7 +26,7 @@ from horsies.db.migrate import (
     pending_migrations,
 )
 from horsies.tasks.broker import BrokerErrorCode, PostgresBroker
-from tests.waiting import wait_until
+from tests.support.wait import wait_until
 
 # Twenty processes that have imported everything and stand before the same gate: a pipe that opens
 # for all of them when its last writer lets go.

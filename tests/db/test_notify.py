@@ -33,8 +33,8 @@ from horsies.db.statements.turn import (
     retry_tasks,
 )
 from horsies.errors import HorsiesError
-from tests.db.rows import add_task
-from tests.waiting import wait_until
+from tests.support.rows import add_task
+from tests.support.wait import wait_until
 
 SENTINEL = "test_sentinel"
 LONGEST_QUEUE = "q" * 52

@@ -17,11 +17,11 @@ from horsies.db.errors import describe, is_transient
 from horsies.db.migrate import apply_migrations
 from horsies.db.pipeline import Together
 from horsies.db.statements.tasks import TaskId
-from tests.db.private_server import PrivateServer
-from tests.db.rows import add_task, row_of
-from tests.db.test_together import ECHO, FINISH, Text
-from tests.pgbouncer import find_pgbouncer, running_pgbouncer
-from tests.waiting import wait_until
+from tests.support.pgbouncer import find_pgbouncer, running_pgbouncer
+from tests.support.private_server import PrivateServer
+from tests.support.rows import add_task, row_of
+from tests.support.statements import ECHO, FINISH, Text
+from tests.support.wait import wait_until
 
 
 def through(pooled_url: str, direct_url: str, patience_ms: int = 300) -> Database:

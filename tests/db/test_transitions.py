@@ -40,8 +40,8 @@ from horsies.db.statements.turn import (
     start_tasks,
 )
 from horsies.states import TaskStatus, TaskVerb, allowed
-from tests.db.rows import add_task, attempts_of, picture, row_of
-from tests.waiting import wait_until
+from tests.support.rows import add_task, attempts_of, picture, row_of
+from tests.support.wait import wait_until
 
 OWNER = "worker-1"
 GENERATION = 3

@@ -43,7 +43,7 @@ from horsies.task_result import TaskError, TaskResult
 from horsies.worker.connection import TURN_SETTINGS
 from horsies.workflow.build.plan import plan
 from horsies.workflow.nodes.nodes import TaskNode
-from tests.waiting import wait_until
+from tests.support.wait import wait_until
 
 REASON = '{"error_code":"STOPPED","message":"enough","data":null,"exception":null}'
 EXPIRED = '{"err":{"error_code":{"__builtin_task_code__":"TASK_EXPIRED"}}}'

@@ -15,9 +15,9 @@ import psycopg
 import pytest
 
 from horsies.db.migrate import apply_migrations
-from tests.db.private_server import PrivateServer
-from tests.e2e.fleet import CONFIG_VARIABLE, DATABASE_VARIABLE, Fleet, Journal, Route
-from tests.e2e.pooling import pooled
+from tests.support.pooled_workers import pooled
+from tests.support.private_server import PrivateServer
+from tests.support.workers import CONFIG_VARIABLE, DATABASE_VARIABLE, Fleet, Journal, Route
 
 FLEETS = pytest.StashKey[list[Fleet]]()
 THROUGH_PGBOUNCER = os.environ.get("HORSIES_TEST_POOLER") == "1"
@@ -56,7 +56,7 @@ def programs(route: Route) -> Iterator[ModuleType]:
     """The application of the workers, for sending: imported once the database is known."""
     os.environ[DATABASE_VARIABLE] = route.url
     os.environ[CONFIG_VARIABLE] = json.dumps({"broker": route.broker, **route.producer})
-    module = importlib.import_module("tests.e2e.programs")
+    module = importlib.import_module("tests.support.apps.programs")
     yield module
     module.app.close()
 

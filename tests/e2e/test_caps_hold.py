@@ -14,12 +14,18 @@ from typing import Any
 import psycopg
 import pytest
 
-from tests.e2e.fleet import HARDLY_POLLS, Fleet, RunningWorker, eventually
-from tests.e2e.tables import assert_each_ended_once, attempts, count, wait_until_empty, witnessed
+from tests.support.tables import (
+    assert_each_ended_once,
+    attempts,
+    count,
+    wait_until_empty,
+    witnessed,
+)
+from tests.support.workers import HARDLY_POLLS, Fleet, RunningWorker, eventually
 
 Database = psycopg.Connection[Any]
 
-APPLICATION = "tests.e2e.capped:app"
+APPLICATION = "tests.support.apps.capped:app"
 WORKERS = 4
 TASKS = 2_000
 BUSY_WORKER = """
@@ -32,7 +38,7 @@ WHERE task.status = 'RUNNING' AND worker.pid = ANY(%s)
 @pytest.fixture
 def capped(programs: ModuleType) -> Iterator[ModuleType]:
     """The capped application, for sending on the same way as the others."""
-    module = importlib.import_module("tests.e2e.capped")
+    module = importlib.import_module("tests.support.apps.capped")
     yield module
     module.app.close()
 

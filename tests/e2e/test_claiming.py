@@ -8,8 +8,15 @@ from typing import Any
 import psycopg
 
 from horsies.db.migrate import apply_migrations
-from tests.e2e.fleet import HARDLY_POLLS, Fleet, Journal, eventually
-from tests.e2e.tables import attempts, count, insert_raw, tasks, wait_for_status, wait_until_empty
+from tests.support.tables import (
+    attempts,
+    count,
+    insert_raw,
+    tasks,
+    wait_for_status,
+    wait_until_empty,
+)
+from tests.support.workers import HARDLY_POLLS, Fleet, Journal, eventually
 
 Database = psycopg.Connection[Any]
 

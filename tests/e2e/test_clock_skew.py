@@ -3,52 +3,36 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import psycopg
 import pytest
 
-from tests.e2e.fleet import REPOSITORY, Fleet, Journal, RunningWorker, eventually
-from tests.e2e.tables import TaskRow, attempts, count, task, wait_for_status
+from tests.support.tables import TaskRow, attempts, count, task, wait_for_status
+from tests.support.workers import (
+    AHEAD,
+    BEHIND,
+    REPOSITORY,
+    Fleet,
+    Journal,
+    RunningWorker,
+    eventually,
+    skew,
+)
 
 Database = psycopg.Connection[Any]
 
-AHEAD, BEHIND = "+600s", "-600s"
 LEASES = {"prefetch_buffer": 2, "claim_lease_ms": 2_000}
-
-
-# libfaketime refuses the call that time.sleep makes since Python 3.11.
-SLEEP_OTHERWISE = """
-import select, time
-time.sleep = lambda seconds: select.select([], [], [], seconds) and None
-"""
-
-
-def skew(fleet: Fleet, offset: str) -> dict[str, str]:
-    """The environment of a process whose clock is off by that much."""
-    found = sorted(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"))
-    if not found:
-        pytest.skip("faketime is not installed: apt-get install faketime")
-    (fleet.directory / "sitecustomize.py").write_text(SLEEP_OTHERWISE)
-    return {
-        "LD_PRELOAD": str(found[0]),
-        "FAKETIME": offset,
-        # A wrong clock goes on at the right pace: what measures spans is not touched.
-        "DONT_FAKE_MONOTONIC": "1",
-        "PYTHONPATH": os.pathsep.join([str(fleet.directory), os.environ.get("PYTHONPATH", "")]),
-    }
 
 
 def send_from(fleet: Fleet, offset: str, good_until: datetime) -> dict[str, str]:
     """Send with a wrong clock; the ids by what they are about."""
     environment = fleet.environment() | skew(fleet, offset)
-    command = [sys.executable, "-m", "tests.e2e.skewed_producer", good_until.isoformat()]
+    command = [sys.executable, "-m", "tests.support.apps.skewed_producer", good_until.isoformat()]
     done = subprocess.run(
         command,
         cwd=REPOSITORY,

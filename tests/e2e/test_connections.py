@@ -7,8 +7,8 @@ from typing import Any
 
 import psycopg
 
-from tests.e2e.fleet import FORKSERVER, Fleet
-from tests.e2e.tables import count, held_connections, insert_raw
+from tests.support.tables import count, held_connections, insert_raw
+from tests.support.workers import FORKSERVER, Fleet
 
 OPEN = ("PENDING", "RUNNING")
 

@@ -14,9 +14,8 @@ import psycopg
 
 from horsies import AppConfig, Horsies, PostgresConfig, TaskError, TaskResult
 from horsies.result import is_err, is_ok
-from tests.db.private_server import PrivateServer
-from tests.e2e.fleet import Fleet, Route, eventually
-from tests.e2e.tables import (
+from tests.support.private_server import PrivateServer
+from tests.support.tables import (
     WITNESS,
     assert_each_ended_once,
     attempts,
@@ -24,6 +23,7 @@ from tests.e2e.tables import (
     tasks,
     wait_until_empty,
 )
+from tests.support.workers import Fleet, Route, eventually
 
 CYCLES = int(os.environ.get("HORSIES_CRASH_CYCLES", "6"))
 QUICK = {"resilience": {"db_retry_initial_ms": 100, "db_retry_max_ms": 1_000}}

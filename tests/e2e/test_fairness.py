@@ -8,8 +8,8 @@ from typing import Any
 
 import psycopg
 
-from tests.e2e.fleet import Fleet, Journal, eventually
-from tests.e2e.tables import count, task, tasks
+from tests.support.tables import count, task, tasks
+from tests.support.workers import Fleet, Journal, eventually
 
 Database = psycopg.Connection[Any]
 

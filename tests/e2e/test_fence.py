@@ -10,16 +10,7 @@ from typing import Any
 import psutil
 import psycopg
 
-from tests.e2e.fleet import (
-    FORKSERVER,
-    QUICK_RECOVERY,
-    Fleet,
-    Journal,
-    RunningWorker,
-    eventually,
-    is_gone,
-)
-from tests.e2e.tables import (
+from tests.support.tables import (
     assert_each_ended_once,
     attempts,
     recover_dead_workers,
@@ -28,6 +19,15 @@ from tests.e2e.tables import (
     wait_for_status,
     wait_until_empty,
     witnessed,
+)
+from tests.support.workers import (
+    FORKSERVER,
+    QUICK_RECOVERY,
+    Fleet,
+    Journal,
+    RunningWorker,
+    eventually,
+    is_gone,
 )
 
 Database = psycopg.Connection[Any]

@@ -11,8 +11,8 @@ import pytest
 
 from horsies.monitor.health import PING_CHANNEL, PONG_CHANNEL_PREFIX
 from horsies.worker.notifications import CANCEL_CHANNEL
-from tests.e2e.fleet import HARDLY_POLLS, Fleet, Journal, eventually
-from tests.e2e.tables import task
+from tests.support.tables import task
+from tests.support.workers import HARDLY_POLLS, Fleet, Journal, eventually
 
 Database = psycopg.Connection[Any]
 

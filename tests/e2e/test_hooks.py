@@ -11,10 +11,10 @@ from typing import Any
 import psycopg
 import pytest
 
-from tests.e2e.fleet import Fleet, eventually, is_gone
-from tests.e2e.tables import insert_raw, task, wait_for_status
+from tests.support.tables import insert_raw, task, wait_for_status
+from tests.support.workers import Fleet, eventually, is_gone
 
-APPLICATION = "tests.e2e.hooks:app"
+APPLICATION = "tests.support.apps.hooks:app"
 FAILING_VARIABLE = "HORSIES_E2E_FAILING_HOOK"
 FILE_VARIABLE = "HORSIES_E2E_HOOK_FAILS_IF"
 

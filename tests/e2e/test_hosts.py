@@ -15,9 +15,16 @@ import psycopg
 import pytest
 
 from horsies import AppConfig, Horsies, PostgresConfig, RetryPolicy, TaskError, TaskResult
-from tests.db.private_server import PrivateServer
-from tests.e2e.fleet import Fleet, eventually, is_gone
-from tests.e2e.tables import attempts, count, insert_raw, task, wait_for_status, wait_until_empty
+from tests.support.private_server import PrivateServer
+from tests.support.tables import (
+    attempts,
+    count,
+    insert_raw,
+    task,
+    wait_for_status,
+    wait_until_empty,
+)
+from tests.support.workers import Fleet, eventually, is_gone
 
 Database = psycopg.Connection[Any]
 

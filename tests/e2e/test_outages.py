@@ -11,8 +11,8 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from tests.e2e.fleet import Fleet, Journal, eventually, is_gone
-from tests.e2e.tables import (
+from tests.support.proxy import Proxy, outage
+from tests.support.tables import (
     assert_each_ended_once,
     attempts,
     backends,
@@ -24,8 +24,7 @@ from tests.e2e.tables import (
     wait_until_empty,
     witnessed,
 )
-from tests.e2e.test_stop import outage
-from tests.proxy import Proxy
+from tests.support.workers import Fleet, Journal, eventually, is_gone
 
 Database = psycopg.Connection[Any]
 

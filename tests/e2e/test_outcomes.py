@@ -15,9 +15,9 @@ from horsies import TaskError, TaskHandle, TaskResult
 from horsies.ids import new_id
 from tests.conftest import TABLES
 from tests.e2e.conftest import FLEETS
-from tests.e2e.fleet import Fleet, RunningWorker, eventually
-from tests.e2e.pooling import pooled
-from tests.e2e.tables import attempts, insert_raw, task
+from tests.support.pooled_workers import pooled
+from tests.support.tables import attempts, insert_raw, task
+from tests.support.workers import Fleet, RunningWorker, eventually
 
 Database = psycopg.Connection[Any]
 

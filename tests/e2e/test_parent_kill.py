@@ -12,8 +12,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from tests.e2e.fleet import Fleet, Journal, RunningWorker, eventually, is_gone
-from tests.e2e.tables import (
+from tests.support.tables import (
     assert_each_ended_once,
     attempts,
     count,
@@ -22,6 +21,7 @@ from tests.e2e.tables import (
     wait_until_empty,
     witnessed,
 )
+from tests.support.workers import Fleet, Journal, RunningWorker, eventually, is_gone
 
 Database = psycopg.Connection[Any]
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import psycopg
 
-from tests.e2e.fleet import HARDLY_POLLS, Fleet, Journal, eventually
-from tests.e2e.pooling import pooled
-from tests.e2e.tables import (
+from tests.support.pooled_workers import pooled
+from tests.support.proxy import outage
+from tests.support.tables import (
     assert_each_ended_once,
     attempts,
     backends,
@@ -19,8 +19,7 @@ from tests.e2e.tables import (
     wait_until_empty,
     witnessed,
 )
-from tests.e2e.test_recovery import wait_until_locks_count
-from tests.e2e.test_stop import outage
+from tests.support.workers import HARDLY_POLLS, Fleet, Journal, eventually, wait_until_locks_count
 
 Database = psycopg.Connection[Any]
 

@@ -10,8 +10,7 @@ from typing import Any
 
 import psycopg
 
-from tests.e2e.fleet import HARDLY_POLLS, Fleet, Journal, RunningWorker, eventually
-from tests.e2e.tables import (
+from tests.support.tables import (
     assert_each_ended_once,
     attempts,
     count,
@@ -21,6 +20,7 @@ from tests.e2e.tables import (
     wait_until_empty,
     witnessed,
 )
+from tests.support.workers import HARDLY_POLLS, Fleet, Journal, RunningWorker, eventually
 
 Database = psycopg.Connection[Any]
 

@@ -9,22 +9,11 @@ from typing import Any
 
 import psycopg
 
-from tests.db.private_server import PrivateServer
-from tests.e2e.fleet import Fleet, Journal, RunningWorker, eventually
-from tests.e2e.pooling import PATIENCE_MS
-from tests.e2e.tables import attempts, backends, insert_raw, task, wait_until_empty, witnessed
+from tests.support.private_server import PrivateServer
+from tests.support.tables import attempts, backends, insert_raw, task, wait_until_empty, witnessed
+from tests.support.workers import Fleet, Journal, RunningWorker, eventually, wait_until_locks_count
 
 Database = psycopg.Connection[Any]
-
-# After its own start a server's free locks prove nothing for that long, at default settings; behind a
-# pooler a little longer.
-RETURN_SECONDS = 45 + PATIENCE_MS / 1000
-
-
-def wait_until_locks_count(connection: Database) -> None:
-    """Wait until the server has been up for long enough; in a whole run it has."""
-    ripe = f"SELECT 1 WHERE pg_postmaster_start_time() < now() - interval '{RETURN_SECONDS} s'"
-    eventually(lambda: connection.execute(ripe).fetchone(), RETURN_SECONDS + 5)
 
 
 def test_tasks_of_a_killed_worker_are_retried_or_failed_within_ten_seconds(

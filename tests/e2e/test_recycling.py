@@ -10,8 +10,8 @@ from typing import Any
 import psycopg
 import pytest
 
-from tests.e2e.fleet import Fleet, eventually
-from tests.e2e.tables import attempts, count, wait_until_empty
+from tests.support.tables import attempts, count, wait_until_empty
+from tests.support.workers import Fleet, eventually
 
 Database = psycopg.Connection[Any]
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import psycopg
 
-from tests.e2e.fleet import FORKSERVER, HARDLY_POLLS, Fleet, Journal, eventually
-from tests.e2e.tables import attempts, task, wait_for_status
+from tests.support.tables import attempts, task, wait_for_status
+from tests.support.workers import FORKSERVER, HARDLY_POLLS, Fleet, Journal, eventually
 
 Database = psycopg.Connection[Any]
 

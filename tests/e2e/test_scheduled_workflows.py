@@ -11,8 +11,8 @@ from typing import Any
 
 import psycopg
 
-from tests.e2e.fleet import Fleet, Journal, eventually
-from tests.e2e.timekeepers import APPLICATION, GATE_VARIABLE, config_of, enter, start_scheduler
+from tests.support.schedulers import APPLICATION, GATE_VARIABLE, config_of, enter, start_scheduler
+from tests.support.workers import Fleet, Journal, eventually
 
 Database = psycopg.Connection[Any]
 
@@ -42,7 +42,7 @@ def run_slots(connection: Database, name: str) -> dict[datetime, str]:
 def test_schedulers_that_die_start_every_slot_once_and_workers_bring_every_run_to_its_end(
     fleet: Fleet, programs: ModuleType, journal: Journal, connection: Database
 ) -> None:
-    importlib.import_module("tests.e2e.scheduled")  # its workflow has a key from now on
+    importlib.import_module("tests.support.apps.scheduled")  # its workflow has a key from now on
     config = config_of(flow("flow"), flow("turns", overlap="queue"))
     first = enter(connection, programs.app, config)
     fleet.start(application=APPLICATION)
@@ -73,7 +73,7 @@ def test_schedulers_that_die_start_every_slot_once_and_workers_bring_every_run_t
 def test_a_worker_with_a_scheduler_starts_the_runs_it_then_works_on(
     fleet: Fleet, programs: ModuleType, connection: Database
 ) -> None:
-    importlib.import_module("tests.e2e.scheduled")
+    importlib.import_module("tests.support.apps.scheduled")
     config = config_of(flow("flow"))
     first = enter(connection, programs.app, config)
     worker = fleet.start("--with-scheduler", application=APPLICATION, config=config)

@@ -18,11 +18,8 @@ import pytest
 
 from horsies import IntervalSchedule, TaskSchedule
 from tests.conftest import database_on
-from tests.e2e.fleet import Fleet, Journal, RunningWorker, eventually
-from tests.e2e.tables import attempts, backends, held_connections, terminate
-from tests.e2e.test_clock_skew import AHEAD, BEHIND, skew
-from tests.e2e.test_stop import outage
-from tests.e2e.timekeepers import (
+from tests.support.proxy import outage
+from tests.support.schedulers import (
     APPLICATION,
     check_books,
     config_of,
@@ -34,6 +31,8 @@ from tests.e2e.timekeepers import (
     start_scheduler,
     wait_until_serving,
 )
+from tests.support.tables import attempts, backends, held_connections, terminate
+from tests.support.workers import AHEAD, BEHIND, Fleet, Journal, RunningWorker, eventually, skew
 
 Database = psycopg.Connection[Any]
 

@@ -8,9 +8,9 @@ from typing import Any
 import psycopg
 
 from horsies.monitor.overview import WorkerOverview, read_workers
-from tests.e2e.fleet import Fleet, eventually
-from tests.e2e.tables import backends
-from tests.proxy import Proxy
+from tests.support.proxy import Proxy
+from tests.support.tables import backends
+from tests.support.workers import Fleet, eventually
 
 Database = psycopg.Connection[Any]
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import psycopg
 
-from tests.e2e.fleet import Fleet, Journal, RunningWorker, eventually, is_gone
-from tests.e2e.tables import attempts, task
+from tests.support.tables import attempts, task
+from tests.support.workers import Fleet, Journal, RunningWorker, eventually, is_gone
 
 Database = psycopg.Connection[Any]
 

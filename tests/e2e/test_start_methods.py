@@ -8,10 +8,10 @@ from typing import Any
 import psycopg
 import pytest
 
-from tests.e2e.fleet import Fleet, Journal, eventually, is_gone
-from tests.e2e.tables import insert_raw
+from tests.support.tables import insert_raw
+from tests.support.workers import Fleet, Journal, eventually, is_gone
 
-AWKWARD = "tests.e2e.awkward:app"
+AWKWARD = "tests.support.apps.noisy_import:app"
 
 
 @pytest.mark.parametrize("method", ["forkserver", "fork", "spawn"])

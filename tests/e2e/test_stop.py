@@ -5,16 +5,16 @@ from __future__ import annotations
 import os
 import re
 import signal
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from types import ModuleType
 from typing import Any
 
 import psycopg
 import pytest
-from psycopg import sql
 
-from tests.e2e.fleet import (
+from tests.support.proxy import Proxy, outage
+from tests.support.tables import attempts, count, task, wait_for_status
+from tests.support.workers import (
     FORKSERVER,
     HARDLY_POLLS,
     Fleet,
@@ -23,29 +23,13 @@ from tests.e2e.fleet import (
     eventually,
     is_gone,
 )
-from tests.e2e.tables import attempts, count, task, terminate_others, wait_for_status
-from tests.proxy import Proxy
 
 Database = psycopg.Connection[Any]
 
 CLEAN, FAILED, USAGE, FORCED = 0, 1, 2, 3
-AWKWARD = "tests.e2e.awkward:app"
+AWKWARD = "tests.support.apps.noisy_import:app"
 # A proxy that waits for an answer to swallow holds notifications back as well.
 QUICK_POLLS = {"resilience": {"notify_poll_interval_ms": 1_000}}
-
-
-@contextmanager
-def outage(server_url: str, connection: Database) -> Iterator[None]:
-    """The database lets nobody in but the test, and those who were are thrown out."""
-    name = sql.Identifier(connection.info.dbname)
-    allow = sql.SQL("ALTER DATABASE {} ALLOW_CONNECTIONS {}")
-    with psycopg.connect(server_url, autocommit=True) as server:
-        server.execute(allow.format(name, sql.SQL("false")))
-        try:
-            terminate_others(connection)
-            yield
-        finally:
-            server.execute(allow.format(name, sql.SQL("true")))
 
 
 def start_and_wait(
@@ -326,8 +310,8 @@ def test_options_that_cannot_work_end_before_anything_starts(
     ("application", "text"),
     [
         ("tests.e2e.no_such_module:app", "no_such_module"),
-        ("tests.e2e.programs:no_such_app", "no_such_app"),
-        ("tests.e2e.broken_tasks:app", "the shop is closed"),
+        ("tests.support.apps.programs:no_such_app", "no_such_app"),
+        ("tests.support.apps.broken_tasks:app", "the shop is closed"),
     ],
 )
 def test_an_application_that_does_not_load_is_named(

@@ -12,8 +12,7 @@ import psycopg
 import pytest
 
 from horsies import Err, Ok, TaskStatus
-from tests.e2e.fleet import QUICK_RECOVERY, Fleet, Journal, eventually, is_gone
-from tests.e2e.tables import (
+from tests.support.tables import (
     attempts,
     task,
     tasks,
@@ -23,6 +22,7 @@ from tests.e2e.tables import (
     wait_until_empty,
     witnessed,
 )
+from tests.support.workers import QUICK_RECOVERY, Fleet, Journal, eventually, is_gone
 
 Database = psycopg.Connection[Any]
 

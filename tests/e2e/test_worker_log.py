@@ -9,8 +9,8 @@ from typing import Any
 import psycopg
 import pytest
 
-from tests.e2e.fleet import FORKSERVER, Fleet
-from tests.e2e.tables import terminate
+from tests.support.tables import terminate
+from tests.support.workers import FORKSERVER, Fleet
 
 
 def test_a_json_log_holds_nothing_else(fleet: Fleet, programs: ModuleType) -> None:

@@ -13,13 +13,13 @@ import psycopg
 import pytest
 
 from horsies.db.statements.workflows import SignalRun, signal_run
-from tests.e2e import runs
-from tests.e2e.fleet import Fleet
-from tests.e2e.mixed import SIGNAL, Mixed, mixed
-from tests.e2e.tables import wait_until_empty
 from tests.e2e.test_workflows import APPLICATION, flows
-from tests.workflow.oracle import Oracle
-from tests.workflow.tree import End
+from tests.support import runs
+from tests.support.oracle.random_runs import SIGNAL, Mixed, mixed
+from tests.support.oracle.rules import Oracle
+from tests.support.oracle.tree import End
+from tests.support.tables import wait_until_empty
+from tests.support.workers import Fleet
 
 Database = psycopg.Connection[Any]
 

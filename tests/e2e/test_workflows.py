@@ -24,13 +24,13 @@ from horsies.db.statements.workflows import (
     signal_run,
 )
 from horsies.workflow.nodes.nodes import SignalNode, SleepNode, SubWorkflowNode, TaskNode
-from tests.e2e import runs
-from tests.e2e.fleet import HARDLY_POLLS, Fleet, Journal, Line, RunningWorker, eventually
-from tests.e2e.tables import attempts, backends, count, tasks, wait_until_empty
+from tests.support import runs
+from tests.support.tables import attempts, backends, count, tasks, wait_until_empty
+from tests.support.workers import HARDLY_POLLS, Fleet, Journal, Line, RunningWorker, eventually
 
 Database = psycopg.Connection[Any]
 
-APPLICATION = "tests.e2e.flows:app"
+APPLICATION = "tests.support.apps.flows:app"
 ENOUGH = '{"error_code":"STOPPED","message":"enough","data":null,"exception":null}'
 STEPS = 1_000
 # The worker's session and ours: the server counts each notification it wakes them for as a transaction.
@@ -40,9 +40,9 @@ LISTENERS = 2
 @pytest.fixture(scope="session")
 def flows(programs: ModuleType) -> ModuleType:
     """The workflows, once the database of their tasks is known."""
-    import tests.e2e.flows
+    import tests.support.apps.flows
 
-    return tests.e2e.flows
+    return tests.support.apps.flows
 
 
 @pytest.fixture

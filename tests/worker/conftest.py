@@ -11,7 +11,7 @@ import pytest
 from horsies.worker.pool.launcher import StartMethod
 from horsies.worker.pool.pool import ChildPool, PoolSettings
 from horsies.worker.protocol import ChildBoot
-from tests.worker.pool_support import BOOT, MakePool
+from tests.support.pool import BOOT, MakePool
 
 
 @pytest.fixture

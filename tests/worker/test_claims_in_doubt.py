@@ -16,8 +16,8 @@ from horsies.worker.connection import TURN_SETTINGS
 from horsies.worker.in_flight import Desk
 from horsies.worker.pool.pool import ChildPool
 from horsies.worker.turn import Claimer, Wanted, give_back, take_turn
-from tests.db.rows import add_task
-from tests.worker.test_desk import RecordingPool
+from tests.support.pool import RecordingPool
+from tests.support.rows import add_task
 
 CLAIMER = Claimer("me", "host", ["default"], [None])
 

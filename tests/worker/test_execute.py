@@ -15,12 +15,12 @@ from horsies.worker.child.execute import AppProgram, execute
 from horsies.worker.pool.events import Reported, Stopped
 from horsies.worker.pool.launcher import StartMethod
 from horsies.worker.protocol import Assignment, ChildReport
-from tests.worker.pool_app import app
-from tests.worker.pool_support import BOOT, MakePool, assignment, collect_until, next_event
+from tests.support.apps.pool_app import app
+from tests.support.pool import BOOT, MakePool, assignment, collect_until, next_event
 
 APP_BOOT = replace(
     BOOT,
-    app_locator="tests.worker.pool_app:app",
+    app_locator="tests.support.apps.pool_app:app",
     program="horsies.worker.child.execute:load_program",
 )
 

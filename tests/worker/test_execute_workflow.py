@@ -12,8 +12,8 @@ from horsies.worker.child.execute import execute
 from horsies.worker.pool.events import Reported
 from horsies.worker.protocol import Assignment, ChildReport, NodeInput, NodePart
 from horsies.workflow.build.graph import NESTING_DEPTH_MAX
-from tests.worker.pool_support import BOOT, MakePool, next_event
-from tests.worker.workflow_app import app
+from tests.support.apps.workflow_app import app
+from tests.support.pool import BOOT, MakePool, next_event
 
 RUN = "0190f3a1-0000-7000-8000-000000000001"
 ROOT = "0190f3a1-0000-7000-8000-000000000002"
@@ -267,7 +267,7 @@ def test_a_task_of_the_library_that_this_worker_does_not_know_is_a_resolution_er
 def test_inputs_of_many_megabytes_reach_a_child(make_pool: MakePool) -> None:
     boot = replace(
         BOOT,
-        app_locator="tests.worker.workflow_app:app",
+        app_locator="tests.support.apps.workflow_app:app",
         program="horsies.worker.child.execute:load_program",
     )
     pool = make_pool(1, boot=boot)

@@ -16,7 +16,7 @@ from horsies.db.statements.workers import Pong, Presence, answer_ping, register_
 from horsies.ids import new_id
 from horsies.worker.config import WorkerConfig
 from horsies.worker.liveness import PONG_CHANNEL_PREFIX, Identity, Liveness, lock_key
-from tests.waiting import wait_until
+from tests.support.wait import wait_until
 
 CHANNEL = PONG_CHANNEL_PREFIX + "0123456789abcdef" * 2
 

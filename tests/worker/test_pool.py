@@ -15,7 +15,7 @@ from horsies.worker import os_process
 from horsies.worker.pool.events import Died, PoolEvent, Stopped
 from horsies.worker.pool.launcher import StartMethod
 from horsies.worker.pool.pool import NoIdleChildError
-from tests.worker.pool_support import (
+from tests.support.pool import (
     DEADLINE_SECONDS,
     MakePool,
     assignment,

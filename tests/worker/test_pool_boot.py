@@ -20,8 +20,8 @@ from horsies.worker.pool.events import Died, HookFailed
 from horsies.worker.pool.launcher import StartMethod
 from horsies.worker.pool.pool import ChildBootError
 from horsies.worker.protocol import ChildBoot
-from tests.worker.pool_programs import FunctionProgram
-from tests.worker.pool_support import (
+from tests.support.apps.pool_programs import FunctionProgram
+from tests.support.pool import (
     BOOT,
     REPOSITORY,
     MakePool,
@@ -35,7 +35,7 @@ METHODS = list(StartMethod)
 
 
 def boot(program: str, **changes: object) -> ChildBoot:
-    return replace(BOOT, program=f"tests.worker.pool_programs:{program}", **changes)  # type: ignore[arg-type]
+    return replace(BOOT, program=f"tests.support.apps.pool_programs:{program}", **changes)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -15,7 +15,7 @@ from horsies.worker import protocol
 from horsies.worker.child import main
 from horsies.worker.pool.events import Died, Stopped
 from horsies.worker.pool.launcher import StartMethod
-from tests.worker.pool_support import (
+from tests.support.pool import (
     MakePool,
     assignment,
     collect_until,

@@ -13,7 +13,7 @@ import pytest
 from horsies.worker.pool.events import Died, Reported
 from horsies.worker.pool.launcher import StartMethod
 from horsies.worker.pool.pool import ChildBootError, ChildPool, PoolSettings
-from tests.worker.pool_support import BOOT, MakePool, assignment, collect_until, is_gone, run
+from tests.support.pool import BOOT, MakePool, assignment, collect_until, is_gone, run
 
 
 def drain(pool: ChildPool, count: int) -> tuple[Counter[int], int]:

@@ -2,4 +2,4 @@
 
 import pytest
 
-pytest.register_assert_rewrite("tests.workflow.duet", "tests.workflow.pictures")
+pytest.register_assert_rewrite("tests.support.oracle.compare", "tests.support.oracle.pictures")

@@ -8,11 +8,11 @@ from typing import Any, TypeAlias
 import pytest
 
 from horsies.app import Horsies
-from tests.operate.conftest import horsies as horsies
-from tests.producer.conftest import app_at, run_closing
-from tests.producer.rows import Database
-from tests.proxy import Proxy
-from tests.workflow.hands import Hands, Tasks, define_tasks
+from tests.monitor.conftest import horsies as horsies
+from tests.support.applications import app_at, run_closing
+from tests.support.producer_rows import Database
+from tests.support.proxy import Proxy
+from tests.support.turns import Hands, Tasks, define_tasks
 
 Call: TypeAlias = Callable[..., Any]
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from psycopg import Connection
 
-from tests.workflow.duet import Duet
-from tests.workflow.shapes import NodeShape, RunShape, chain, fan
-from tests.workflow.tree import End, Place
+from tests.support.oracle.compare import Duet
+from tests.support.oracle.shapes import NodeShape, RunShape, chain, fan
+from tests.support.oracle.tree import End, Place
 
 # One of everything: 0 has ended, 1 and 2 are under way, 3 waits for both, 4 is a map with three
 # items of which two may run, 5 a sub-workflow, 6 waits for those.

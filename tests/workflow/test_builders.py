@@ -21,7 +21,7 @@ from horsies import (
     WorkflowSpec,
     from_node,
 )
-from tests.workflow.shop import BROKER, double, number
+from tests.support.apps.shop import BROKER, double, number
 
 _numbers = itertools.count()
 

@@ -21,14 +21,14 @@ from hypothesis import strategies as st
 from psycopg import Connection
 
 from horsies.ids import new_id
-from tests.waiting import wait_until
-from tests.workflow.engine import WORKER, Engine
-from tests.workflow.graphs import SIGNALS, run_shapes
-from tests.workflow.oracle import Oracle
-from tests.workflow.pictures import assert_agree
-from tests.workflow.plans import plan
-from tests.workflow.shapes import NodeShape, RunShape, fan
-from tests.workflow.tree import End, Place, failure
+from tests.support.oracle.engine import WORKER, Engine
+from tests.support.oracle.graphs import SIGNALS, run_shapes
+from tests.support.oracle.pictures import assert_agree
+from tests.support.oracle.plans import plan
+from tests.support.oracle.rules import Oracle
+from tests.support.oracle.shapes import NodeShape, RunShape, fan
+from tests.support.oracle.tree import End, Place, failure
+from tests.support.wait import wait_until
 
 TAKE = """
 UPDATE horsies_tasks AS task SET status = 'RUNNING', generation = task.generation + 1,

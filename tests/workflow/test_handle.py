@@ -40,12 +40,12 @@ from horsies import (
 )
 from horsies.ids import new_id
 from horsies.tasks.waiters import Subject
-from tests.producer.conftest import run_closing
-from tests.producer.rows import Database, terminate
-from tests.proxy import Proxy
-from tests.waiting import interrupted_when, wait_until
+from tests.support.applications import run_closing
+from tests.support.producer_rows import Database, terminate
+from tests.support.proxy import Proxy
+from tests.support.turns import Hands, Tasks, define_tasks
+from tests.support.wait import interrupted_when, wait_until
 from tests.workflow.conftest import Call
-from tests.workflow.hands import Hands, Tasks, define_tasks
 
 # The same in every test process, or they would not agree on the names of the tests.
 UNKNOWN_ID = "01a1dd00-0000-7000-8000-000000000000"

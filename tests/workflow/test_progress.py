@@ -13,12 +13,12 @@ from psycopg import Connection
 
 from horsies.db.statements.workflows import StartRuns, start_runs
 from horsies.ids import new_id
-from tests.waiting import wait_until
-from tests.workflow.duet import Duet
-from tests.workflow.engine import Engine
-from tests.workflow.plans import plan
-from tests.workflow.shapes import NodeShape, RunShape, chain, fan
-from tests.workflow.tree import End
+from tests.support.oracle.compare import Duet
+from tests.support.oracle.engine import Engine
+from tests.support.oracle.plans import plan
+from tests.support.oracle.shapes import NodeShape, RunShape, chain, fan
+from tests.support.oracle.tree import End
+from tests.support.wait import wait_until
 
 
 @pytest.fixture

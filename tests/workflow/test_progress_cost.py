@@ -10,10 +10,10 @@ from psycopg import Connection
 
 from horsies.ids import new_id
 from horsies.worker.connection import TURN_SETTINGS
-from tests.workflow.engine import Engine
-from tests.workflow.plans import plan
-from tests.workflow.shapes import NodeShape, RunShape, chain, fan
-from tests.workflow.tree import End, Place
+from tests.support.oracle.engine import Engine
+from tests.support.oracle.plans import plan
+from tests.support.oracle.shapes import NodeShape, RunShape, chain, fan
+from tests.support.oracle.tree import End, Place
 
 MAP = RunShape((NodeShape(), NodeShape(kind="map", after=(0,), over=0, max_parallel=4)))
 NESTED = RunShape((NodeShape(kind="workflow", child=chain(2)), NodeShape(after=(0,))))

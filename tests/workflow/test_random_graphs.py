@@ -8,10 +8,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from psycopg import Connection
 
-from tests.workflow.duet import Duet
-from tests.workflow.graphs import SIGNALS, run_shapes
-from tests.workflow.shapes import RunShape
-from tests.workflow.tree import End, Place
+from tests.support.oracle.compare import Duet
+from tests.support.oracle.graphs import SIGNALS, run_shapes
+from tests.support.oracle.shapes import RunShape
+from tests.support.oracle.tree import End, Place
 
 ORDINARY = ["finish"] * 6 + ["turn"] * 4 + ["claim"] * 3 + ["claim ahead", "give back", "signal"]
 STEERING = ["pause", "pause", "resume", "resume", "resume retrying", "retry", "retry some"]

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from psycopg import Connection
 
-from tests.workflow.duet import Duet
-from tests.workflow.shapes import NodeShape, RunShape, chain
+from tests.support.oracle.compare import Duet
+from tests.support.oracle.shapes import NodeShape, RunShape, chain
 
 AFTER_FAILURE = NodeShape(after=(0,), allow_failed_deps=True)
 PAUSING = RunShape((NodeShape(),), on_error="pause")

@@ -28,13 +28,13 @@ from horsies import (
     start_workflow_async,
 )
 from horsies.ids import new_id
-from tests.producer.callers import CALLERS, Caller
-from tests.producer.conftest import app_at, run_closing
-from tests.producer.rows import Database
-from tests.proxy import Proxy
+from tests.support.applications import app_at, run_closing
+from tests.support.callers import CALLERS, Caller
+from tests.support.producer_rows import Database
+from tests.support.proxy import Proxy
+from tests.support.statements import counted
+from tests.support.turns import Hands, Tasks, define_tasks
 from tests.workflow.conftest import Call
-from tests.workflow.counting import counted
-from tests.workflow.hands import Hands, Tasks, define_tasks
 
 MOMENT = datetime(2026, 5, 4, 3, 2, 1, tzinfo=UTC)
 

@@ -16,12 +16,7 @@ from inspect import Parameter
 from typing import Any, Final, NamedTuple, get_type_hints
 
 from horsies.codec.form import CodecError, JsonForm
-from horsies.codec.shape import (
-    AnnotationProblem,
-    ListShape,
-    ObjectShape,
-    Part,
-)
+from horsies.codec.shape import AnnotationProblem, ListShape, ObjectShape, Part
 from horsies.result import Err, Ok, Result
 
 _POSITIONAL_KINDS = frozenset({Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD})

@@ -7,12 +7,7 @@ from typing import Any, Final
 from pydantic_core import from_json, to_json
 
 from horsies.codec.form import CodecError, JsonForm
-from horsies.codec.shape import (
-    AnnotationProblem,
-    Part,
-    ValueShape,
-    type_text,
-)
+from horsies.codec.shape import AnnotationProblem, Part, ValueShape, type_text
 from horsies.error_codes import OperationalErrorCode
 from horsies.result import Err, Ok, Result
 from horsies.task_result import SubWorkflowError, TaskError, TaskResult, adopted_error

@@ -24,10 +24,7 @@ from horsies.db.statements.tasks import (
     read_attempts,
     read_task,
 )
-from horsies.error_codes import (
-    OperationalErrorCode,
-    RetrievalCode,
-)
+from horsies.error_codes import OperationalErrorCode, RetrievalCode
 from horsies.ids import stored_form
 from horsies.result import Err, Ok, Result
 from horsies.states import TaskStatus

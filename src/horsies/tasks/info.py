@@ -8,11 +8,7 @@ from enum import StrEnum
 from typing import Any
 
 from horsies.codec.results import ResultCodec
-from horsies.db.statements.tasks import (
-    AttemptRow,
-    OutcomeRow,
-    TaskRow,
-)
+from horsies.db.statements.tasks import AttemptRow, OutcomeRow, TaskRow
 from horsies.states import TaskAttemptOutcome, TaskStatus
 from horsies.task_result import TaskError, TaskResult
 from horsies.tasks.stored_result import _stored_result

@@ -5,9 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from horsies.codec.results import ResultCodec, decode_untyped
-from horsies.db.statements.tasks import (
-    OutcomeRow,
-)
+from horsies.db.statements.tasks import OutcomeRow
 from horsies.error_codes import (
     BuiltInTaskCode,
     ContractCode,

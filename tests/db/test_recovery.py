@@ -1,0 +1,550 @@
+"""The reaper: who counts as dead, what becomes of a dead worker's tasks, and what is too old to keep."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from typing import Any
+from uuid import UUID
+
+import psycopg
+import pytest
+from psycopg import Connection, sql
+
+from horsies import AppConfig, PostgresConfig, RecoveryConfig, RetryPolicy
+from horsies.db.pipeline import Together
+from horsies.db.statements.workers import (
+    FindLostWorkers,
+    FindOrphans,
+    find_lost_workers,
+    find_orphans,
+)
+from horsies.ids import new_id
+from horsies.tasks.recovery import settle_orphans
+from horsies.worker import reaper
+from horsies.worker.liveness import lock_key
+from horsies.worker.reaper import Rescue, looking_steps, rescue_strays, return_seconds, sweep
+from tests.support.rows import add_task, attempts_of, picture, row_of
+from tests.support.wait import wait_until
+
+LONG = 1e6
+BOTH = ["CLAIMED", "RUNNING"]
+
+
+def ago(seconds: float) -> sql.SQL:
+    return sql.SQL(f"now() - interval '{seconds} seconds'")
+
+
+def application(**recovery: Any) -> AppConfig:
+    broker = PostgresConfig(database_url="postgresql://localhost/unused")
+    return AppConfig(broker=broker, recovery=RecoveryConfig(**recovery))
+
+
+@pytest.fixture
+def together(
+    connection: Connection[Any], process_url: str, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Together]:
+    """A reaper's connection, to a server that counts as having been up for long."""
+    monkeypatch.setattr(reaper, "RETURN_FACTOR", 0.0)
+    with psycopg.connect(process_url, autocommit=True) as mine:
+        yield Together(mine)
+
+
+def add_worker(connection: Connection[Any], seen: sql.SQL, stopped: sql.SQL | None = None) -> str:
+    worker_id = new_id()
+    connection.execute(
+        sql.SQL(
+            "INSERT INTO horsies_workers (worker_id, lock_key, hostname, pid, processes, queues, "
+            "seen_at, stopped_at) VALUES ({}, {}, 'host', 1, 1, '{{default}}', {}, {})"
+        ).format(worker_id, lock_key(worker_id), seen, stopped)
+    )
+    return worker_id
+
+
+def add_running(connection: Connection[Any], worker_id: str, **columns: Any) -> str:
+    values = {
+        "status": "RUNNING",
+        "generation": 1,
+        "claimed_by_worker_id": worker_id,
+        "claimed_at": ago(60),
+        "started_at": ago(60),
+        "worker_pid": 77,
+        "worker_process_name": "worker-77",
+        "worker_hostname": "host",
+        **columns,
+    }
+    return add_task(connection, **values)
+
+
+def add_claimed(connection: Connection[Any], worker_id: str, **columns: Any) -> str:
+    values = {
+        "status": "CLAIMED",
+        "claimed": True,
+        "generation": 1,
+        "claimed_by_worker_id": worker_id,
+        "claimed_at": ago(60),
+        "claim_expires_at": sql.SQL("now() + interval '1 minute'"),
+        **columns,
+    }
+    return add_task(connection, **values)
+
+
+def retried(*codes: str) -> dict[str, Any]:
+    policy = RetryPolicy.fixed([5], auto_retry_for=list(codes), jitter=False)
+    return {"max_retries": 1, "task_options": json.dumps({"retry_policy": policy.to_json()})}
+
+
+def lost(
+    connection: Connection[Any],
+    *,
+    connected: float = LONG,
+    silent: float = 4.0,
+    restart: float = 0.0,
+    stale: float = 300.0,
+    asker: str = "asker",
+) -> list[str]:
+    looked = FindLostWorkers(asker, connected, silent, restart, stale)
+    return [row.worker_id for row in find_lost_workers.run(connection, looked)]
+
+
+def rescue(
+    together: Together, worker_id: str, config: AppConfig, connected_seconds: float
+) -> Rescue:
+    """Look for the dead and rescue what they left."""
+    led, found = together.run(looking_steps(worker_id, config, connected_seconds))
+    return reaper.rescue(together, led, found, config.recovery)
+
+
+# Who is dead
+
+
+def test_a_worker_whose_lock_is_held_is_never_lost_before_the_threshold(
+    connection: Connection[Any], process_url: str
+) -> None:
+    worker_id = add_worker(connection, ago(200))
+    with psycopg.connect(process_url, autocommit=True) as session:
+        session.execute("SELECT pg_advisory_lock(%s)", (lock_key(worker_id),))
+        assert lost(connection) == []
+    wait_until(lambda: lost(connection) == [worker_id])
+
+
+def test_a_silent_worker_is_lost_at_the_threshold_though_its_lock_is_held(
+    connection: Connection[Any], process_url: str
+) -> None:
+    worker_id = add_worker(connection, ago(301))
+    with psycopg.connect(process_url, autocommit=True) as session:
+        session.execute("SELECT pg_advisory_lock(%s)", (lock_key(worker_id),))
+        assert lost(connection) == [worker_id]
+
+
+def test_a_worker_seen_just_now_is_not_lost_though_its_lock_is_free(
+    connection: Connection[Any],
+) -> None:
+    add_worker(connection, ago(2))
+    add_worker(connection, ago(60), stopped=ago(50))
+    assert lost(connection) == []
+
+
+def test_nobody_declares_itself_lost(connection: Connection[Any]) -> None:
+    worker_id = add_worker(connection, ago(60))
+    assert lost(connection, asker=worker_id) == []
+
+
+def test_free_locks_prove_nothing_right_after_the_server_started(
+    connection: Connection[Any],
+) -> None:
+    worker_id = add_worker(connection, ago(60))
+    assert lost(connection, restart=LONG * 1000) == []
+    assert lost(connection, restart=LONG * 1000, stale=59) == [worker_id]
+
+
+def test_free_locks_prove_nothing_when_our_own_connection_broke_since(
+    connection: Connection[Any],
+) -> None:
+    up_for_a_second = "SELECT 1 WHERE pg_postmaster_start_time() < now() - interval '1.1 seconds'"
+    wait_until(lambda: connection.execute(up_for_a_second).fetchone())
+    before, since = add_worker(connection, ago(60)), add_worker(connection, ago(0.1))
+    assert lost(connection, connected=1, restart=1, silent=0.1) == [since]
+    assert lost(connection, connected=1.1, restart=1, silent=0.1) == [before, since]
+
+
+def test_looking_for_the_dead_keeps_no_lock(connection: Connection[Any], process_url: str) -> None:
+    worker_id = add_worker(connection, ago(60))
+    assert lost(connection) == [worker_id]
+    with psycopg.connect(process_url, autocommit=True) as session:
+        row = session.execute("SELECT pg_try_advisory_lock(%s)", (lock_key(worker_id),)).fetchone()
+        assert row == (True,)
+
+
+@pytest.mark.parametrize(
+    ("timeout_ms", "seconds"), [(30_000, 45.0 + 30.0), (1_000, 45.0 + 1.0), (0, 45.0 + 120.0)]
+)
+def test_behind_a_pooler_the_living_have_more_time_to_come_back(
+    timeout_ms: int, seconds: float
+) -> None:
+    direct = PostgresConfig(database_url="postgresql://db/shop", tcp_user_timeout_ms=timeout_ms)
+    pooled = PostgresConfig(
+        database_url="postgresql://pooler/shop",
+        session_database_url="postgresql://db/shop",
+        pgbouncer_transaction_mode=True,
+        tcp_user_timeout_ms=timeout_ms,
+    )
+    assert return_seconds(AppConfig(broker=direct)) == 45.0
+    assert return_seconds(AppConfig(broker=pooled)) == seconds
+
+
+# What becomes of their tasks
+
+
+def test_tasks_of_a_living_worker_are_left_alone(
+    together: Together, connection: Connection[Any], process_url: str
+) -> None:
+    worker_id = add_worker(connection, ago(60))
+    task_ids = [add_running(connection, worker_id), add_claimed(connection, worker_id)]
+    before = [picture(connection, task_id) for task_id in task_ids]
+    with psycopg.connect(process_url, autocommit=True) as session:
+        session.execute("SELECT pg_advisory_lock(%s)", (lock_key(worker_id),))
+        assert rescue(together, "me", application(), LONG) == Rescue()
+        assert rescue_strays(together, RecoveryConfig()) == 0
+    assert [picture(connection, task_id) for task_id in task_ids] == before
+
+
+def test_a_dead_workers_tasks_end_by_their_policy(
+    together: Together, connection: Connection[Any]
+) -> None:
+    worker_id = add_worker(connection, ago(60))
+    failed = add_running(connection, worker_id)
+    other_policy = add_running(connection, worker_id, **retried("FLAKY"))
+    again = add_running(connection, worker_id, **retried("WORKER_CRASHED"))
+    spent = add_running(connection, worker_id, **retried("WORKER_CRASHED") | {"retry_count": 1})
+    claimed = add_claimed(connection, worker_id)
+    assert rescue(together, "me", application(), LONG) == Rescue(1, 5)
+    for task_id, attempt in ((failed, 1), (other_policy, 1), (spent, 2)):
+        row = row_of(connection, task_id)
+        assert (row["status"], row["error_code"]) == ("FAILED", "WORKER_CRASHED")
+        assert worker_id in row["failed_reason"]
+        (made,) = attempts_of(connection, task_id)
+        assert (made["attempt"], made["outcome"]) == (attempt, "WORKER_FAILURE")
+        assert (made["will_retry"], made["worker_id"], made["worker_pid"]) == (False, worker_id, 77)
+    row = row_of(connection, again)
+    assert (row["status"], row["retry_count"], row["claimed_by_worker_id"]) == ("PENDING", 1, None)
+    (made,) = attempts_of(connection, again)
+    assert (made["outcome"], made["will_retry"]) == ("WORKER_FAILURE", True)
+    row = row_of(connection, claimed)
+    assert (row["status"], row["retry_count"], row["claim_expires_at"]) == ("PENDING", 0, None)
+    assert attempts_of(connection, claimed) == []
+
+
+def test_a_dead_worker_is_signed_off_as_lost_and_found_once(
+    together: Together, connection: Connection[Any]
+) -> None:
+    worker_id = add_worker(connection, ago(60))
+    assert rescue(together, "me", application(), LONG) == Rescue(1, 0)
+    found = connection.execute(
+        "SELECT stopped_at IS NOT NULL, was_lost FROM horsies_workers WHERE worker_id = %s",
+        (worker_id,),
+    ).fetchone()
+    assert found == (True, True)
+    assert rescue(together, "me", application(), LONG) == Rescue()
+
+
+def test_a_retry_of_a_cancelled_task_of_the_dead_does_not_happen(
+    together: Together, connection: Connection[Any]
+) -> None:
+    worker_id = add_worker(connection, ago(60))
+    task_id = add_running(
+        connection, worker_id, cancel_requested_at=ago(1), **retried("WORKER_CRASHED")
+    )
+    rescue(together, "me", application(), LONG)
+    assert row_of(connection, task_id)["status"] == "FAILED"
+
+
+@pytest.mark.parametrize(
+    ("switch", "changed", "kept"),
+    [
+        ("auto_requeue_stale_claimed", "RUNNING", "CLAIMED"),
+        ("auto_fail_stale_running", "CLAIMED", "RUNNING"),
+    ],
+)
+def test_a_switch_that_is_off_leaves_its_tasks_alone(
+    together: Together,
+    connection: Connection[Any],
+    switch: str,
+    changed: str,
+    kept: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(reaper, "RESCUE_BATCH", 2)
+    worker_id = add_worker(connection, ago(60))
+    tasks = {
+        "CLAIMED": [add_claimed(connection, worker_id) for _ in range(3)],
+        "RUNNING": [add_running(connection, worker_id) for _ in range(3)],
+    }
+    before = [picture(connection, task_id) for task_id in tasks[kept]]
+    assert rescue(together, "me", application(**{switch: False}), LONG) == Rescue(1, 3)
+    assert rescue_strays(together, RecoveryConfig.model_validate({switch: False})) == 0
+    assert [picture(connection, task_id) for task_id in tasks[kept]] == before
+    assert all(row_of(connection, task_id)["status"] != changed for task_id in tasks[changed])
+
+
+def test_with_both_switches_off_a_dead_workers_tasks_stay_as_they_are(
+    together: Together, connection: Connection[Any]
+) -> None:
+    worker_id = add_worker(connection, ago(60))
+    task_ids = [add_claimed(connection, worker_id), add_running(connection, worker_id)]
+    before = [picture(connection, task_id) for task_id in task_ids]
+    off = {"auto_requeue_stale_claimed": False, "auto_fail_stale_running": False}
+    assert rescue(together, "me", application(**off), LONG) == Rescue(1, 0)
+    assert [picture(connection, task_id) for task_id in task_ids] == before
+
+
+def test_more_tasks_than_one_bite_are_all_rescued(
+    together: Together, connection: Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reaper, "RESCUE_BATCH", 2)
+    worker_ids = [add_worker(connection, ago(60)) for _ in range(2)]
+    for worker_id in worker_ids * 3:
+        add_running(connection, worker_id)
+    assert rescue(together, "me", application(), LONG) == Rescue(2, 6)
+
+
+def test_a_task_that_was_claimed_anew_is_not_touched_by_a_late_reaper(
+    together: Together, connection: Connection[Any]
+) -> None:
+    worker_id = add_worker(connection, ago(60))
+    task_id = add_running(connection, worker_id)
+    found = find_orphans.run(connection, FindOrphans([worker_id], BOTH, 10))
+    connection.execute(
+        "UPDATE horsies_tasks SET generation = 2, claimed_by_worker_id = 'new' WHERE id = %s",
+        (task_id,),
+    )
+    before = picture(connection, task_id)
+    assert settle_orphans(together, found) == 0
+    assert picture(connection, task_id) == before
+    assert attempts_of(connection, task_id) == []
+
+
+def test_many_reapers_at_once_have_the_effect_of_one(
+    together: Together, connection: Connection[Any], process_url: str
+) -> None:
+    worker_id = add_worker(connection, ago(60))
+    task_ids = [add_running(connection, worker_id, **retried("WORKER_CRASHED")) for _ in range(20)]
+    claimed = add_claimed(connection, worker_id)
+    found = find_orphans.run(connection, FindOrphans([worker_id], BOTH, 100))
+    changed: list[int] = []
+    start = threading.Barrier(4)
+
+    def reap() -> None:
+        with psycopg.connect(process_url, autocommit=True) as mine:
+            start.wait()
+            changed.append(settle_orphans(Together(mine), found))
+
+    threads = [threading.Thread(target=reap) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sum(changed) == 21
+    for task_id in task_ids:
+        assert row_of(connection, task_id)["retry_count"] == 1
+        assert len(attempts_of(connection, task_id)) == 1
+    assert row_of(connection, claimed)["status"] == "PENDING"
+
+
+@pytest.mark.parametrize("status", ["CLAIMED", "RUNNING"])
+def test_a_rescue_wakes_the_queues_of_its_tasks(
+    together: Together, connection: Connection[Any], process_url: str, status: str
+) -> None:
+    worker_id = add_worker(connection, ago(60))
+    add = add_claimed if status == "CLAIMED" else add_running
+    for queue in ("narrow", "wide", "wide"):
+        add(connection, worker_id, queue_name=queue)
+    with psycopg.connect(process_url, autocommit=True) as blocked:
+        for queue in ("narrow", "wide", "other"):
+            blocked.execute(sql.SQL("LISTEN {}").format(sql.Identifier(f"task_queue_{queue}")))
+        assert rescue(together, "me", application(), LONG) == Rescue(1, 3)
+        connection.execute("NOTIFY task_queue_other")
+        heard: list[str] = []
+        for note in blocked.notifies(timeout=10):
+            heard.append(note.channel)
+            if note.channel == "task_queue_other":
+                break
+    assert heard[:-1] == ["task_queue_narrow", "task_queue_wide"]
+
+
+def test_a_reaper_leaves_the_work_to_the_one_that_leads(
+    together: Together, connection: Connection[Any], process_url: str
+) -> None:
+    worker_id = add_worker(connection, ago(60))
+    add_running(connection, worker_id)
+    with psycopg.connect(process_url) as leader:
+        leader.execute("SELECT pg_advisory_xact_lock(1751348596, %s)", (reaper.RESCUE_DUTY,))
+        assert rescue(together, "me", application(), LONG) == Rescue()
+    assert rescue(together, "me", application(), LONG) == Rescue(1, 1)
+
+
+# Tasks whose worker nobody knows
+
+
+def test_strays_are_settled_after_the_threshold_of_their_state(
+    together: Together, connection: Connection[Any]
+) -> None:
+    gone = new_id()
+    stopped = add_worker(connection, ago(9_000), stopped=ago(9_000))
+    old = {"claimed_at": ago(400), "started_at": ago(400)}
+    fresh = {"claimed_at": ago(200), "started_at": ago(200)}
+    settled = [
+        add_running(connection, gone, **old),
+        add_running(connection, stopped, **old),
+        add_claimed(connection, gone, claimed_at=ago(200)),
+    ]
+    kept = [
+        add_running(connection, gone, **fresh),
+        add_claimed(connection, gone, claimed_at=ago(100)),
+        add_running(connection, add_worker(connection, ago(1)), **old),
+    ]
+    before = [picture(connection, task_id) for task_id in kept]
+    assert rescue_strays(together, RecoveryConfig()) == 3
+    assert [row_of(connection, task_id)["status"] for task_id in settled] == [
+        "FAILED",
+        "FAILED",
+        "PENDING",
+    ]
+    assert [picture(connection, task_id) for task_id in kept] == before
+
+
+@pytest.mark.parametrize(
+    ("sent", "expected"),
+    [
+        pytest.param(ago(100), 0, id="alive"),
+        pytest.param(ago(350), 1, id="silent since"),
+        pytest.param(ago(5_000), 1, id="of an earlier attempt"),
+    ],
+)
+def test_a_heartbeat_of_this_attempt_keeps_a_stray_alive(
+    together: Together, connection: Connection[Any], sent: sql.SQL, expected: int
+) -> None:
+    task_id = add_running(connection, new_id(), claimed_at=ago(400), started_at=ago(400))
+    connection.execute(
+        sql.SQL(
+            "INSERT INTO horsies_heartbeats (task_id, sender_id, role, sent_at) "
+            "VALUES ({}, 'gone', 'runner', {})"
+        ).format(task_id, sent)
+    )
+    assert rescue_strays(together, RecoveryConfig()) == expected
+
+
+# What is too old to keep
+
+
+def old_id(hours: float) -> str:
+    """An id as it was made that long ago."""
+    moment = int(new_id().replace("-", "")[:12], 16) - int(hours * 3_600_000)
+    return str(UUID(f"{moment:012x}" + new_id().replace("-", "")[12:]))
+
+
+def add_finished(connection: Connection[Any], hours: float, **columns: Any) -> str:
+    moment = sql.SQL(f"now() - interval '{hours} hours'")
+    values = {"id": old_id(hours), "status": "COMPLETED", "completed_at": moment, **columns}
+    return add_task(connection, **values)
+
+
+def exists(connection: Connection[Any], task_id: str) -> bool:
+    found = connection.execute("SELECT 1 FROM horsies_tasks WHERE id = %s", (task_id,)).fetchone()
+    return found is not None
+
+
+def test_retention_keeps_what_is_young_unfinished_or_part_of_a_workflow(
+    together: Together, connection: Connection[Any]
+) -> None:
+    old = sql.SQL("now() - interval '50 hours'")
+    kept = [
+        add_finished(connection, 23),
+        add_finished(connection, 50, completed_at=sql.SQL("now()")),
+        add_finished(connection, 50, workflow_id=new_id()),
+        add_finished(connection, 50, status="PENDING", completed_at=None, updated_at=old),
+        add_finished(connection, 50, status="RUNNING", completed_at=None, updated_at=old),
+        add_finished(connection, 50, status="CLAIMED", completed_at=None, updated_at=old),
+    ]
+    gone = [
+        add_finished(connection, 25),
+        add_finished(connection, 50, status="FAILED", completed_at=None, failed_at=old),
+        add_finished(connection, 50, status="CANCELLED", completed_at=None, failed_at=old),
+        add_finished(connection, 50, status="EXPIRED", completed_at=None, updated_at=old),
+    ]
+    connection.execute(
+        "INSERT INTO horsies_task_attempts (task_id, attempt, outcome, started_at, finished_at, "
+        "worker_id) SELECT id, 1, 'COMPLETED', now(), now(), 'gone' FROM horsies_tasks"
+    )
+    sweep(together, RecoveryConfig(terminal_record_retention_hours=24))
+    assert [exists(connection, task_id) for task_id in kept] == [True] * len(kept)
+    assert [exists(connection, task_id) for task_id in gone] == [False] * len(gone)
+    left = connection.execute("SELECT count(*) FROM horsies_task_attempts").fetchone()
+    assert left == (len(kept),)
+
+
+def test_retention_goes_in_bounded_bites_and_says_when_there_is_more(
+    together: Together, connection: Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reaper, "RETENTION_BATCH", 2)
+    for _ in range(5):
+        add_finished(connection, 50)
+    recovery = RecoveryConfig(terminal_record_retention_hours=24)
+    left = []
+    for _ in range(3):
+        more = sweep(together, recovery)
+        row = connection.execute("SELECT count(*) FROM horsies_tasks").fetchone()
+        assert row is not None
+        left.append((more, row[0]))
+    assert left == [(True, 3), (True, 1), (False, 0)]
+
+
+def test_heartbeats_snapshots_and_closed_workers_go_after_their_time(
+    together: Together, connection: Connection[Any]
+) -> None:
+    for age, hours in (("old", 200), ("young", 1)):
+        moment = sql.SQL(f"now() - interval '{hours} hours'")
+        connection.execute(
+            sql.SQL(
+                "INSERT INTO horsies_heartbeats (task_id, sender_id, role, sent_at) "
+                "VALUES ({}, {}, 'runner', {})"
+            ).format(new_id(), age, moment)
+        )
+        connection.execute(
+            sql.SQL(
+                "INSERT INTO horsies_worker_states (worker_id, snapshot_at, hostname, pid, "
+                "processes, queues, tasks_running, tasks_claimed, max_claim_batch, "
+                "max_claim_per_worker, worker_started_at) "
+                "VALUES ({}, {}, 'host', 1, 1, '{{default}}', 0, 0, 0, 1, now())"
+            ).format(age, moment)
+        )
+        add_worker(connection, moment, stopped=moment)
+    living = add_worker(connection, ago(3_600 * 300))
+    sweep(together, RecoveryConfig())
+    for table, column in (
+        ("horsies_heartbeats", "sender_id"),
+        ("horsies_worker_states", "worker_id"),
+    ):
+        rows = connection.execute(
+            sql.SQL("SELECT {} FROM {}").format(*map(sql.Identifier, (column, table)))
+        )
+        assert [row[0] for row in rows] == ["young"]
+    rows = connection.execute("SELECT worker_id FROM horsies_workers ORDER BY stopped_at")
+    assert len(rows.fetchall()) == 2
+    assert connection.execute(
+        "SELECT 1 FROM horsies_workers WHERE worker_id = %s", (living,)
+    ).fetchone()
+
+
+def test_without_retention_nothing_is_ever_deleted(
+    together: Together, connection: Connection[Any]
+) -> None:
+    task_id = add_finished(connection, 50_000)
+    for_ever = RecoveryConfig(
+        heartbeat_retention_hours=None,
+        worker_state_retention_hours=None,
+        terminal_record_retention_hours=None,
+    )
+    assert sweep(together, for_ever) is False
+    assert exists(connection, task_id)

@@ -1,9 +1,0 @@
-"""An application one of whose task modules does not import."""
-
-from __future__ import annotations
-
-from horsies import Horsies
-from tests.e2e.programs import read_config
-
-app = Horsies(read_config())
-app.discover_tasks(["tests.e2e.closed_shop"])

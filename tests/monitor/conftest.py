@@ -1,0 +1,86 @@
+"""Fixtures: both faces of every method, and the command line inside this process."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import pytest
+
+from horsies.app import Horsies
+from horsies.cli import main
+from horsies.logs import detach_handler
+from tests.support.producer_rows import Database
+
+Call: TypeAlias = Callable[..., Any]
+
+
+@pytest.fixture(params=["sync", "async"])
+def call(request: pytest.FixtureRequest) -> Call:
+    """Call a method of an application or a broker, or its _async twin; both must behave the same."""
+
+    def through(app: Horsies, target: Any, method: str, *args: Any, **kwargs: Any) -> Any:
+        if request.param == "sync":
+            return getattr(target, method)(*args, **kwargs)
+        return _run_closing(app, getattr(target, f"{method}_async")(*args, **kwargs))
+
+    return through
+
+
+def _run_closing(app: Horsies, work: Coroutine[Any, Any, Any]) -> Any:
+    async def main() -> Any:
+        try:
+            return await work
+        finally:
+            await app.close_async()
+
+    return asyncio.run(main())
+
+
+@dataclass(frozen=True)
+class Finished:
+    """What a command left behind."""
+
+    code: int
+    out: str
+    err: str
+
+
+Run: TypeAlias = Callable[..., Finished]
+
+
+@pytest.fixture
+def horsies(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], process_url: str
+) -> Iterator[Run]:
+    """Run a command on this process's database, as wide as a terminal of old, without colours."""
+    for name in [name for name in os.environ if name.startswith(("HORSIES_", "FORCE_COLOR"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("DATABASE_URL", process_url)
+
+    def run(*arguments: str) -> Finished:
+        monkeypatch.setattr(sys, "argv", ["horsies", *arguments])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as left:
+            main.main()
+        written = capsys.readouterr()
+        assert isinstance(left.value.code, int)
+        return Finished(left.value.code, written.out, written.err)
+
+    level = logging.getLogger("horsies").level
+    yield run
+    detach_handler()
+    logging.getLogger("horsies").setLevel(level)
+
+
+@pytest.fixture
+def database(connection: Database) -> Database:
+    """The database behind the commands, its tables empty."""
+    return connection

@@ -1,0 +1,201 @@
+"""The documentation says what the code does: generated tables, codes, links, examples."""
+
+from __future__ import annotations
+
+import ast
+import re
+from enum import Enum
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+from pydantic import BaseModel
+
+import horsies
+from horsies.config.app import AppConfig
+from horsies.config.postgres import PostgresConfig
+from horsies.error_codes import ContractCode, OperationalErrorCode, OutcomeCode, RetrievalCode
+from horsies.errors import ErrorCode, HorsiesError
+from horsies.states import TaskVerb
+from horsies.tasks.broker import PostgresBroker
+from horsies.tasks.info import TaskActionErrorCode
+from horsies.tasks.request import TaskSendErrorCode
+from horsies.worker.loop import ExitCode
+from horsies.workflow.run.info import HandleErrorCode, WorkflowStartErrorCode
+from tests.support import doc_pages, generated_docs
+from tests.support.doc_pages import PAGES, code_of, page, rows, section
+
+URL = "postgresql://localhost/unused"
+
+
+@pytest.mark.parametrize("path", generated_docs.PAGES, ids=doc_pages.title)
+def test_generated_parts_are_up_to_date(path: Path) -> None:
+    text = path.read_text("utf-8")
+    assert generated_docs.rewritten(text) == text, "run `make docs`"
+
+
+def test_every_generated_part_is_on_a_page() -> None:
+    shown = [
+        name
+        for path in generated_docs.PAGES
+        for name in generated_docs.names_of_parts(path.read_text("utf-8"))
+    ]
+    assert sorted(shown) == sorted(generated_docs.PARTS)
+
+
+@pytest.mark.parametrize(
+    ("model", "name", "smallest", "largest"),
+    [(*field, *limits) for field, limits in generated_docs.LIMITS.items()],
+)
+def test_the_limits_written_by_hand_are_the_real_ones(
+    model: type[BaseModel], name: str, smallest: int, largest: int | None
+) -> None:
+    broker = PostgresConfig(database_url=URL)
+    others: dict[str, object] = {"broker": broker} if model is AppConfig else {"database_url": URL}
+    outside = {smallest: smallest - 1} | ({} if largest is None else {largest: largest + 1})
+    for inside, beyond in outside.items():
+        assert getattr(model(**others, **{name: inside}), name) == inside
+        with pytest.raises(HorsiesError):
+            model(**others, **{name: beyond})
+
+
+@pytest.mark.parametrize(
+    ("name", "heading", "codes"),
+    [
+        ("results.md", "OperationalErrorCode", OperationalErrorCode),
+        ("results.md", "ContractCode", ContractCode),
+        ("results.md", "RetrievalCode", RetrievalCode),
+        ("results.md", "OutcomeCode", OutcomeCode),
+        ("results.md", "Cancelling", TaskActionErrorCode),
+        ("sending.md", "Errors are values", TaskSendErrorCode),
+        ("workflows-steering.md", "Starting", WorkflowStartErrorCode),
+        ("workflows-steering.md", "What cannot be done", HandleErrorCode),
+    ],
+)
+def test_every_code_is_explained(name: str, heading: str, codes: type[Enum]) -> None:
+    explained = [code_of(cells[0]) for cells in rows(section(page(name), heading))]
+    assert explained == [code.value for code in codes]
+
+
+def test_every_start_up_error_is_explained() -> None:
+    table = section(page("configuration.md"), "Start-up errors")
+    explained = [(cells[0], code_of(cells[1])) for cells in rows(table)]
+    assert explained == [(code.value, code.name) for code in ErrorCode]
+
+
+def test_every_exit_code_of_a_worker_is_explained() -> None:
+    numbers = [
+        int(cells[0])
+        for cells in rows(section(page("workers.md"), "Stopping"))
+        if cells[0].isdigit()
+    ]
+    assert set(numbers) == {code.value for code in ExitCode} | {2}
+
+
+def test_every_verb_has_its_statement_and_its_doer() -> None:
+    verbs = [
+        code_of(cells[0])
+        for cells in rows(section(page("internals/state-machine.md"), "Who does it"))
+    ]
+    assert verbs == list(get_args(TaskVerb))
+
+
+@pytest.mark.parametrize("path", PAGES, ids=doc_pages.title)
+def test_links_lead_somewhere(path: Path) -> None:
+    broken = [
+        link.target
+        for link in doc_pages.links(path.read_text("utf-8"))
+        if not link.target.startswith("https://") and not _resolves(path, link.target)
+    ]
+    assert broken == []
+
+
+def _resolves(path: Path, target: str) -> bool:
+    file_name, _, anchor = target.partition("#")
+    found = path.parent / file_name if file_name else path
+    return found.exists() and (not anchor or anchor in doc_pages.anchors(found.read_text("utf-8")))
+
+
+@pytest.mark.parametrize("path", PAGES, ids=doc_pages.title)
+def test_a_name_that_links_into_the_code_is_found_there(path: Path) -> None:
+    missing = [
+        link.text
+        for link in doc_pages.links(path.read_text("utf-8"))
+        if link.is_code
+        and link.text.isidentifier()
+        and not _names(path.parent / link.target, link.text)
+    ]
+    assert missing == []
+
+
+def _names(path: Path, word: str) -> bool:
+    definition = (
+        rf"(?:def|class|FUNCTION|name:) {word}\b"
+        if path.suffix in (".py", ".sql")
+        else rf"\b{word}\b"
+    )
+    return re.search(definition, path.read_text("utf-8")) is not None
+
+
+@pytest.mark.parametrize("path", PAGES, ids=doc_pages.title)
+def test_python_blocks_compile_and_use_public_names(path: Path) -> None:
+    for block in doc_pages.blocks(path.read_text("utf-8")):
+        if block.is_python:
+            text = _in_a_coroutine(block.text) if "no-run" in block.language else block.text
+            tree = ast.parse(text, doc_pages.title(path))
+            assert _imported_from_horsies(tree) <= set(horsies.__all__)
+
+
+def _imported_from_horsies(tree: ast.Module) -> set[str]:
+    return {
+        alias.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and node.module == "horsies"
+        for alias in node.names
+    }
+
+
+def _in_a_coroutine(text: str) -> str:
+    indented = "".join(f"    {line}\n" for line in text.splitlines())
+    return f"async def example():\n{indented}"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("sending.md", "results.md", "configuration.md", "workers.md", "scheduling.md"),
+        *("workflows.md", "workflows-steering.md"),
+    ],
+)
+def test_the_examples_of_a_page_run_in_order(
+    name: str, process_url: str, connection: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HORSIES_DATABASE_URL", process_url)
+    _run_page(name)["app"].close()
+
+
+def test_the_table_of_bad_input_quotes_what_is_really_said(
+    process_url: str, connection: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HORSIES_DATABASE_URL", process_url)
+    namespace = _run_page("sending.md")
+    table = list(rows(section(page("sending.md"), "What can be sent")))
+    assert len(table) > 10
+    for call, message in table:
+        refused = eval(code_of(call), namespace)
+        assert refused.unwrap_err().message == message
+    namespace["app"].close()
+
+
+def _run_page(name: str) -> dict[str, Any]:
+    namespace: dict[str, Any] = {"__name__": name.removesuffix(".md")}
+    for block in doc_pages.blocks(page(name)):
+        if block.is_run:
+            exec(compile(block.text, name, "exec"), namespace)
+    assert isinstance(namespace["app"].get_broker(), PostgresBroker)
+    return namespace
+
+
+def test_the_project_does_not_talk_about_how_it_was_made() -> None:
+    words = re.compile(r"\b(issue \d|R-[A-Z]+-\d|DESIGN\.md|/work/|session \d)")
+    assert [doc_pages.title(one) for one in PAGES if words.search(one.read_text("utf-8"))] == []

@@ -1,0 +1,149 @@
+"""The examples run as they are shown: the demonstration, the README's first example, the tutorial."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.support.doc_pages import REPOSITORY, blocks, files, page
+from tests.support.wait import wait_until
+
+BINARIES = Path(sys.executable).parent
+COMMANDS = ("python ", "horsies check")
+
+
+def environment(**more: str) -> dict[str, str]:
+    """The environment of somebody who has just installed the package."""
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("HORSIES_", "PYTEST_"))
+        and name not in ("DATABASE_URL", "FORCE_COLOR")
+    }
+    return {**kept, "PATH": f"{BINARIES}{os.pathsep}{os.environ['PATH']}", "NO_COLOR": "1", **more}
+
+
+@pytest.fixture
+def empty_directory() -> Iterator[Path]:
+    """A directory with a short path that the embedded server's own user may enter."""
+    directory = Path(tempfile.mkdtemp(prefix="horsies-examples-"))
+    directory.chmod(0o755)
+    yield directory
+    shutil.rmtree(directory)
+
+
+@contextmanager
+def running_worker(directory: Path, database_url: str) -> Iterator[Path]:
+    """Run `horsies worker tasks.py` as the pages say; yields its log, expects a clean stop."""
+    log = directory / "worker.log"
+    with log.open("w") as output:
+        worker = subprocess.Popen(
+            ["horsies", "worker", "tasks.py"],
+            cwd=directory,
+            env=environment(HORSIES_DATABASE_URL=database_url),
+            stderr=output,
+        )
+        try:
+            wait_until(lambda: "listening on" in log.read_text() or worker.poll() is not None, 30)
+            yield log
+            worker.send_signal(signal.SIGINT)
+            assert worker.wait(20) == 0, log.read_text()
+        finally:
+            worker.kill()
+            worker.wait()
+
+
+def sessions(text: str) -> Iterator[tuple[str, str]]:
+    """Yield the commands a page shows, each with the output it shows below it."""
+    for block in blocks(text):
+        if block.language == "console":
+            for part in block.text.split("$ ")[1:]:
+                command, _, output = part.partition("\n")
+                yield command, output
+
+
+def follow(text: str, directory: Path, database_url: str) -> list[str]:
+    """Make the page's files, run its commands, compare what they print; return the commands run."""
+    for name, content in files(text).items():
+        (directory / name).write_text(content)
+    wanted = [(command, shown) for command, shown in sessions(text) if command.startswith(COMMANDS)]
+    for command, shown in wanted:
+        finished = subprocess.run(
+            command.split(),
+            cwd=directory,
+            env=environment(HORSIES_DATABASE_URL=database_url),
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+        assert (finished.stdout, finished.returncode) == (shown, 0), finished.stderr
+    return [command for command, _ in wanted]
+
+
+def follow_with_worker(name: str, directory: Path, database_url: str) -> tuple[list[str], str]:
+    """Follow a page while a worker runs; return the commands and what the worker logged."""
+    text = page(name)
+    (directory / "tasks.py").write_text(files(text)["tasks.py"])
+    with running_worker(directory, database_url) as log:
+        commands = follow(text, directory, database_url)
+    return commands, log.read_text()
+
+
+def test_the_first_example_of_the_readme_works_as_it_is_shown(
+    tmp_path: Path, database_url: str
+) -> None:
+    commands, log = follow_with_worker("README.md", tmp_path, database_url)
+    assert commands == ["python send.py"]
+    assert "WARNING" not in log
+    assert "ERROR" not in log
+
+
+def test_the_readme_shows_the_quickstart() -> None:
+    quickstart = REPOSITORY / "examples" / "quickstart"
+    shown = files(page("README.md"))
+    assert shown == {path.name: path.read_text() for path in quickstart.glob("*.py")}
+
+
+def test_the_tutorial_can_be_followed(tmp_path: Path, database_url: str) -> None:
+    commands, _ = follow_with_worker("tutorial.md", tmp_path, database_url)
+    scripts = {f"python {name}" for name in files(page("tutorial.md")) if name != "tasks.py"}
+    assert set(commands) == scripts | {"horsies check tasks.py"}
+
+
+def test_the_demonstration_succeeds_and_leaves_nothing_behind(empty_directory: Path) -> None:
+    finished = subprocess.run(
+        [sys.executable, REPOSITORY / "examples" / "demo.py"],
+        env=environment(TMPDIR=str(empty_directory), COLUMNS="100"),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
+    )
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    assert finished.stderr == ""
+    assert "WORKER_CRASHED" in finished.stdout
+    assert "its result: fragile, insured" in finished.stdout
+    # The lock file belongs to the embedded server's package, which keeps one per host.
+    assert {path.name for path in empty_directory.iterdir()} <= {".lockfile"}
+    assert _processes_of(empty_directory) == []
+
+
+def _processes_of(directory: Path) -> list[int]:
+    """Whoever has this temporary directory in its environment, as all of the demonstration do."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if process.environ().get("TMPDIR") == str(directory):
+                found.append(process.pid)
+    return found

@@ -1,0 +1,232 @@
+"""Fixtures: an application with schedules on the test database, and its scheduler's parts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any, TypeAlias
+
+import psycopg
+import pytest
+
+from horsies.app import Horsies
+from horsies.config.app import AppConfig, CustomQueueConfig, QueueMode
+from horsies.config.postgres import PostgresConfig
+from horsies.config.schedules import AnySchedule, ScheduleConfig, TaskSchedule, WorkflowSchedule
+from horsies.db.pipeline import Together
+from horsies.db.statement import run_script
+from horsies.retry import RetryPolicy
+from horsies.scheduler import tick as tick_module
+from horsies.scheduler.registry import Book, enter_schedules
+from horsies.scheduler.tick import Ticked
+from horsies.task_result import TaskError, TaskResult
+from horsies.timetable.patterns import IntervalSchedule
+from horsies.workflow.definition import WorkflowDefinition
+from horsies.workflow.nodes.nodes import SignalNode, SleepNode
+from horsies.workflow.spec import WorkflowSpec
+from tests.monitor.conftest import call, horsies
+
+__all__ = ["call", "horsies"]
+
+Database: TypeAlias = psycopg.Connection[Any]
+MakeApp: TypeAlias = Callable[..., Horsies]
+
+OWNER = "tests:app"
+# A minute long enough ago that nothing in a test is due twice by accident.
+LONG_AGO = datetime(2026, 6, 1, 12, tzinfo=UTC)
+
+
+def schedule(name: str = "report", **fields: Any) -> TaskSchedule:
+    defaults: dict[str, Any] = {
+        "name": name,
+        "task_name": "note",
+        "pattern": IntervalSchedule(hours=1),
+    }
+    return TaskSchedule(**(defaults | fields))
+
+
+def workflow_schedule(name: str = "books", **fields: Any) -> WorkflowSchedule:
+    defaults: dict[str, Any] = {
+        "name": name,
+        "definition": "scheduled.books",
+        "pattern": IntervalSchedule(hours=1),
+    }
+    return WorkflowSchedule(**(defaults | fields))
+
+
+@pytest.fixture
+def make_app(process_url: str, connection: Database) -> Iterator[MakeApp]:
+    """Make an application with these schedules and a few tasks, closed after the test."""
+    made: list[Horsies] = []
+
+    def make(*schedules: AnySchedule, **config: Any) -> Horsies:
+        app = Horsies(
+            AppConfig(
+                broker=PostgresConfig(database_url=process_url, pool_size=1, max_overflow=4),
+                schedule=ScheduleConfig(schedules=list(schedules)),
+                queue_mode=QueueMode.CUSTOM,
+                custom_queues=[
+                    CustomQueueConfig(name="plain", priority=50),
+                    CustomQueueConfig(name="fast", priority=3),
+                ],
+                **config,
+            )
+        )
+        define_tasks(app)
+        define_workflows(app)
+        made.append(app)
+        return app
+
+    yield make
+    for app in made:
+        app.close()
+
+
+def define_tasks(app: Horsies) -> None:
+    @app.task("note", queue_name="plain")
+    def note(text: str = "") -> TaskResult[str, TaskError]:
+        return TaskResult(ok=text)
+
+    @app.task("dated", queue_name="plain")
+    def dated(text: str, scheduled_for: datetime | None = None) -> TaskResult[str, TaskError]:
+        return TaskResult(ok=f"{text} {scheduled_for}")
+
+    @app.task(
+        "careful",
+        queue_name="plain",
+        retry_policy=RetryPolicy.fixed([7, 8], auto_retry_for=["WORKER_CRASHED"]),
+        timeout_ms=5_000,
+    )
+    def careful(a: int, b: int = 2) -> TaskResult[int, TaskError]:
+        return TaskResult(ok=a + b)
+
+    @app.task("picky", queue_name="plain")
+    def picky(first: int, /, second: int = 0) -> TaskResult[int, TaskError]:
+        return TaskResult(ok=first + second)
+
+
+def define_workflows(app: Horsies) -> None:
+    note = app.tasks()["note"]
+
+    class Books(WorkflowDefinition[str]):
+        name = "books"
+        definition_key = "scheduled.books"
+        count = note.node()(text="count")
+        close = note.node(waits_for=[count])(text="close")
+
+        class Meta:
+            output = "close"
+
+    class Dated(WorkflowDefinition[str]):
+        name = "dated"
+        definition_key = "scheduled.dated"
+
+        @classmethod
+        def build_with(
+            cls, app: Horsies, *, label: str, days: list[int], scheduled_for: datetime
+        ) -> WorkflowSpec[str]:
+            if label == "broken":
+                raise RuntimeError("no data of that day")
+            days.append(1)
+            text = f"{label} {len(days)} {scheduled_for.astimezone(UTC).isoformat()}"
+            only = note.node(node_id="only")(text=text)
+            return app.workflow(cls.name, [only], output=only, definition_key=cls.definition_key)
+
+    class Waiting(WorkflowDefinition[Any]):
+        name = "waiting"
+        definition_key = "scheduled.waiting"
+
+        @classmethod
+        def build_with(cls, app: Horsies) -> WorkflowSpec[Any]:
+            return app.workflow(
+                cls.name,
+                [
+                    note.node(node_id="plain")(text="plain"),
+                    note.node(node_id="urgent", expires_in=timedelta(minutes=1))(text="urgent"),
+                    SleepNode(100, node_id="sleep"),
+                    SleepNode(until=datetime(2090, 1, 1, tzinfo=UTC), node_id="until"),
+                    SignalNode("go", node_id="signal"),
+                ],
+                definition_key=cls.definition_key,
+            )
+
+
+def book_of(app: Horsies, owner: str = OWNER) -> Book:
+    return Book.of(app.config, app.definitions(), owner, app)
+
+
+def enter(connection: Database, app: Horsies, *, at_start: bool = True) -> Book:
+    """Bring the schedules of an application on record, as its scheduler does when it starts."""
+    book = book_of(app)
+    run_script(connection, enter_schedules(book, at_start=at_start))
+    return book
+
+
+def tick(connection: Database, book: Book) -> Ticked:
+    """Do what a scheduler does when it looks at the clock, on a connection of the test."""
+    return tick_module.tick(Together(connection, prepared=False), book)
+
+
+def state(connection: Database, name: str = "report") -> dict[str, Any]:
+    """The record of a schedule, its instants in UTC."""
+    with connection.cursor(row_factory=psycopg.rows.dict_row) as cursor:
+        row = cursor.execute(
+            "SELECT * FROM horsies_schedule_state WHERE schedule_name = %s", (name,)
+        ).fetchone()
+    assert row is not None
+    return {key: in_utc(value) for key, value in row.items()}
+
+
+def in_utc(value: Any) -> Any:
+    return value.astimezone(UTC) if isinstance(value, datetime) else value
+
+
+def make_due(connection: Database, due_at: datetime, *names: str) -> None:
+    """Pretend that the next slot of these schedules, or of all, is this one."""
+    connection.execute(
+        "UPDATE horsies_schedule_state SET next_run_at = %s "
+        "WHERE %s::text[] = '{}' OR schedule_name = ANY(%s)",
+        (due_at, list(names), list(names)),
+    )
+
+
+def database_now(connection: Database) -> datetime:
+    row = connection.execute("SELECT clock_timestamp()").fetchone()
+    assert row is not None
+    return row[0].astimezone(UTC)  # type: ignore[no-any-return]
+
+
+def ago(connection: Database, seconds: float) -> datetime:
+    return database_now(connection) - timedelta(seconds=seconds)
+
+
+def tasks(connection: Database, name: str | None = "report") -> list[dict[str, Any]]:
+    """The tasks of a schedule, or of all, by slot."""
+    with connection.cursor(row_factory=psycopg.rows.dict_row) as cursor:
+        rows = cursor.execute(
+            "SELECT *, id::text AS id FROM horsies_tasks "
+            "WHERE %(name)s::text IS NULL OR schedule_name = %(name)s "
+            "ORDER BY scheduled_for, schedule_name",
+            {"name": name},
+        ).fetchall()
+    return [{key: in_utc(value) for key, value in row.items()} for row in rows]
+
+
+def runs(connection: Database, name: str | None = "books") -> list[dict[str, Any]]:
+    """The runs of a schedule, or of all, by slot."""
+    with connection.cursor(row_factory=psycopg.rows.dict_row) as cursor:
+        rows = cursor.execute(
+            "SELECT *, id::text AS id FROM horsies_workflows "
+            "WHERE %(name)s::text IS NULL OR schedule_name = %(name)s "
+            "ORDER BY scheduled_for, schedule_name",
+            {"name": name},
+        ).fetchall()
+    return [{key: in_utc(value) for key, value in row.items()} for row in rows]
+
+
+def run_slots(connection: Database, name: str | None = "books") -> list[datetime]:
+    return [row["scheduled_for"] for row in runs(connection, name)]
+
+
+def slots(connection: Database, name: str | None = "report") -> list[datetime]:
+    return [row["scheduled_for"] for row in tasks(connection, name)]

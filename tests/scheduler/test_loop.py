@@ -1,0 +1,67 @@
+"""A scheduler in a thread: it serves, ends when asked to, and tells why when it ends by itself."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import psycopg
+
+from horsies.config.app import WorkerResilienceConfig
+from horsies.config.postgres import PostgresConfig
+from horsies.db.database import Database as Server
+from horsies.scheduler.service import (
+    Scheduler,
+    SchedulerGaveUpError,
+    SchedulerThread,
+    migrating_connector,
+)
+from tests.scheduler.conftest import OWNER, Database, MakeApp, ago, make_due, schedule, tasks
+from tests.support.wait import wait_until
+
+
+@contextmanager
+def threaded(service: Scheduler) -> Iterator[tuple[SchedulerThread, list[Exception]]]:
+    failures: list[Exception] = []
+    thread = SchedulerThread(service, failures.append)
+    thread.start()
+    try:
+        yield thread, failures
+    finally:
+        thread.stop()
+        assert "horsies-scheduler" not in {one.name for one in threading.enumerate()}
+
+
+def test_a_thread_serves_schedules_until_it_is_asked_to_stop(
+    connection: Database, make_app: MakeApp, process_url: str
+) -> None:
+    app = make_app(schedule("report"))
+    connect = migrating_connector(Server(PostgresConfig(database_url=process_url), "scheduler"))
+    service = Scheduler(app.config, app.definitions(), OWNER, connect)
+    with threaded(service) as (thread, failures):
+        wait_until(lambda: service.next_at() > 0, 10)
+        make_due(connection, ago(connection, 1))
+        wait_until(lambda: tasks(connection), 10)
+        thread.ask_to_stop()
+    assert failures == []
+
+
+def test_a_thread_that_gives_up_says_why(make_app: MakeApp) -> None:
+    def refuse() -> None:
+        raise psycopg.OperationalError("connection refused")
+
+    resilience = WorkerResilienceConfig(db_retry_initial_ms=100, db_retry_max_attempts=1)
+    app = make_app(schedule("report"), resilience=resilience)
+    service = Scheduler(app.config, app.definitions(), OWNER, refuse)  # type: ignore[arg-type]
+    with threaded(service) as (_, failures):
+        wait_until(lambda: failures, 10)
+    (failure,) = failures
+    assert isinstance(failure, SchedulerGaveUpError)
+    assert "connection refused" in str(failure)
+
+
+def test_a_thread_that_never_began_can_be_stopped(make_app: MakeApp) -> None:
+    app = make_app(schedule("report"))
+    service = Scheduler(app.config, app.definitions(), OWNER, lambda: None)  # type: ignore[arg-type,return-value]
+    SchedulerThread(service, lambda _: None).stop()

@@ -1,0 +1,201 @@
+"""The scheduler as a service: how long it sleeps, and what it does when the database fails it."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import psycopg
+import pytest
+
+from horsies.app import Horsies
+from horsies.config.app import WorkerResilienceConfig
+from horsies.db.pipeline import Together
+from horsies.scheduler import service as service_module
+from horsies.scheduler.service import Scheduler, SchedulerGaveUpError
+from horsies.timetable.patterns import IntervalSchedule
+from tests.scheduler.conftest import (
+    OWNER,
+    Database,
+    MakeApp,
+    ago,
+    database_now,
+    make_due,
+    schedule,
+    state,
+    tasks,
+)
+
+
+class Line:
+    """Connections for a scheduler, which can be cut and refused."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.refuses = False
+        self.refusal: psycopg.Error = psycopg.OperationalError("connection refused")
+        self.opened: list[psycopg.Connection[Any]] = []
+
+    def connect(self) -> Together:
+        if self.refuses:
+            raise self.refusal
+        self.opened.append(psycopg.connect(self.url, autocommit=True))
+        return Together(self.opened[-1])
+
+
+@pytest.fixture
+def line(process_url: str) -> Iterator[Line]:
+    line = Line(process_url)
+    yield line
+    for connection in line.opened:
+        connection.close()
+
+
+def serving(app: Horsies, line: Line) -> Scheduler:
+    return Scheduler(app.config, app.definitions(), OWNER, line.connect)
+
+
+def seconds_left(scheduler: Scheduler) -> float:
+    return scheduler.next_at() - time.monotonic()
+
+
+def test_a_scheduler_sleeps_until_the_next_slot_or_for_its_interval(
+    connection: Database, make_app: MakeApp, line: Line
+) -> None:
+    app = make_app(schedule())
+    scheduler = serving(app, line)
+    scheduler.step()
+    assert 0.9 < seconds_left(scheduler) <= 1
+    make_due(connection, database_now(connection) + timedelta(seconds=0.5))
+    scheduler.wake()
+    scheduler.step()
+    assert 0 < seconds_left(scheduler) <= 0.51
+    assert tasks(connection) == []
+
+
+def test_a_longer_interval_makes_longer_sleeps_and_slots_stay_exact(
+    connection: Database, make_app: MakeApp, line: Line
+) -> None:
+    app = make_app(schedule(pattern=IntervalSchedule(seconds=20)))
+    patient = app.config.model_copy(
+        update={"schedule": app.config.schedule.model_copy(update={"check_interval_seconds": 60})}  # type: ignore[union-attr]
+    )
+    scheduler = Scheduler(patient, app.definitions(), OWNER, line.connect)
+    scheduler.step()
+    assert 18 < seconds_left(scheduler) < 20.1
+
+
+def test_a_step_before_its_time_does_nothing(
+    connection: Database, make_app: MakeApp, line: Line
+) -> None:
+    scheduler = serving(make_app(schedule()), line)
+    scheduler.step()
+    make_due(connection, ago(connection, 1))
+    scheduler.step()
+    assert tasks(connection) == []
+    scheduler.wake()
+    scheduler.step()
+    assert len(tasks(connection)) == 1
+
+
+def test_a_database_that_is_away_is_waited_for(
+    connection: Database, make_app: MakeApp, line: Line, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = make_app(schedule(), resilience=WorkerResilienceConfig(db_retry_initial_ms=100))
+    scheduler = serving(app, line)
+    line.refuses = True
+    scheduler.step()
+    assert "nothing can be scheduled" in caplog.text
+    assert 0 < seconds_left(scheduler) < 0.2
+    # Being called does not make it knock at a closed door.
+    scheduler.wake()
+    assert seconds_left(scheduler) > 0
+    line.refuses = False
+    _step_when_due(scheduler)
+    assert state(connection)["run_count"] == 0
+    make_due(connection, ago(connection, 1))
+    line.opened[-1].close()
+    scheduler.wake()
+    scheduler.step()
+    assert tasks(connection) == []
+    _step_when_due(scheduler)
+    assert len(tasks(connection)) == 1
+
+
+def _step_when_due(scheduler: Scheduler) -> None:
+    """Wait for the moment the scheduler asked for, and be there."""
+    while (left := seconds_left(scheduler)) > 0:
+        time.sleep(left)
+    scheduler.step()
+
+
+def test_a_scheduler_gives_up_when_it_is_told_to(make_app: MakeApp, line: Line) -> None:
+    resilience = WorkerResilienceConfig(db_retry_initial_ms=100, db_retry_max_attempts=1)
+    scheduler = serving(make_app(schedule(), resilience=resilience), line)
+    line.refuses = True
+    scheduler.step()
+    with pytest.raises(SchedulerGaveUpError, match="connection refused"):
+        _step_when_due(scheduler)
+
+
+@pytest.mark.parametrize(
+    ("refusal", "reason"),
+    [
+        (psycopg.ProgrammingError("invalid percent-encoded token"), "database_url cannot be read"),
+        (psycopg.OperationalError("password authentication failed"), "PostgreSQL refused the user"),
+        (psycopg.OperationalError('database "shop" does not exist'), "The database does not exist"),
+        (psycopg.errors.InsufficientPrivilege("permission denied for schema"), "permission denied"),
+    ],
+)
+@pytest.mark.parametrize("was_connected", [False, True])
+def test_a_database_that_will_never_let_it_in_is_not_waited_for(
+    connection: Database,
+    make_app: MakeApp,
+    line: Line,
+    refusal: psycopg.Error,
+    reason: str,
+    was_connected: bool,
+) -> None:
+    resilience = WorkerResilienceConfig(db_retry_initial_ms=100)
+    scheduler = serving(make_app(schedule(), resilience=resilience), line)
+    if was_connected:
+        scheduler.step()
+        line.opened[-1].close()
+        scheduler.wake()
+        scheduler.step()
+    line.refuses, line.refusal = True, refusal
+    with pytest.raises(SchedulerGaveUpError, match=reason):
+        _step_when_due(scheduler)
+
+
+def test_a_tick_that_fails_for_reasons_of_its_own_does_not_end_the_loop(
+    connection: Database,
+    make_app: MakeApp,
+    line: Line,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    scheduler = serving(make_app(schedule()), line)
+    with monkeypatch.context() as patched, caplog.at_level(logging.ERROR):
+        patched.setattr(service_module, "tick", lambda *_: 1 / 0)
+        scheduler.step()
+    assert "this tick failed" in caplog.text
+    assert 0.5 < seconds_left(scheduler) <= 1
+    make_due(connection, ago(connection, 1))
+    _step_when_due(scheduler)
+    assert len(tasks(connection)) == 1
+
+
+def test_a_record_that_is_missing_comes_back_at_the_next_refresh(
+    connection: Database, make_app: MakeApp, line: Line, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service_module, "REFRESH_SECONDS", 0.0)
+    scheduler = serving(make_app(schedule()), line)
+    scheduler.step()
+    connection.execute("DELETE FROM horsies_schedule_state")
+    scheduler.wake()
+    scheduler.step()
+    assert state(connection)["run_count"] == 0

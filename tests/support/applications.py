@@ -1,0 +1,29 @@
+"""Applications on a test database, closed after use."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+from horsies.app import Horsies
+from horsies.config.app import AppConfig
+from horsies.config.postgres import PostgresConfig
+
+
+def run_closing(app: Horsies, work: Coroutine[Any, Any, Any]) -> Any:
+    """Run the work on an event loop of its own and leave no connection behind."""
+
+    async def main() -> Any:
+        try:
+            return await work
+        finally:
+            await app.close_async()
+
+    return asyncio.run(main())
+
+
+def app_at(url: str, **settings: Any) -> Horsies:
+    """Return an application on this URL that does not wait long for connections."""
+    broker = PostgresConfig(database_url=url, pool_size=1, max_overflow=4, pool_timeout=0.5)
+    return Horsies(AppConfig(broker=broker, **settings))

@@ -1,0 +1,9 @@
+"""An application one of whose task modules does not import."""
+
+from __future__ import annotations
+
+from horsies import Horsies
+from tests.support.apps.programs import read_config
+
+app = Horsies(read_config())
+app.discover_tasks(["tests.support.apps.failing_module"])

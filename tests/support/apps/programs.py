@@ -1,0 +1,358 @@
+"""The application the workers of these tests run: a task for everything a task can do.
+
+Where it finds its database and its journal, and how it is configured, comes from the environment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import json
+import logging
+import os
+import signal
+import subprocess
+import threading
+import time
+from typing import Any
+
+from pydantic import BaseModel
+
+from horsies import AppConfig, Horsies, RetryPolicy, TaskError, TaskResult
+from horsies.errors import TaskStopped
+from horsies.logs import get_current_task
+from tests.support.workers import CONFIG_VARIABLE, JOURNAL_VARIABLE, broker_settings
+
+logger = logging.getLogger("programs")
+
+
+def read_config() -> AppConfig:
+    changes = json.loads(os.environ.get(CONFIG_VARIABLE) or "{}") | {"broker": broker_settings()}
+    return AppConfig(**changes)
+
+
+app = Horsies(read_config())
+
+
+def write_down(what: str, label: str = "") -> None:
+    """Add a line to the journal; it is on disk when this returns."""
+    task = get_current_task()
+    assert task is not None
+    line = {
+        "what": what,
+        "task_id": task.task_id,
+        "attempt": task.attempt,
+        "pid": os.getpid(),
+        "at": time.time(),
+        "label": label,
+    }
+    journal = os.open(
+        os.environ[JOURNAL_VARIABLE], os.O_WRONLY | os.O_APPEND | os.O_CREAT, mode=0o644
+    )
+    try:
+        os.write(journal, (json.dumps(line) + "\n").encode())
+        os.fsync(journal)
+    finally:
+        os.close(journal)
+
+
+def done() -> TaskResult[str, TaskError]:
+    return TaskResult(ok="done")
+
+
+# Tasks that end by themselves
+
+
+@app.task("add")
+def add(a: int, b: int) -> TaskResult[int, TaskError]:
+    return TaskResult(ok=a + b)
+
+
+@app.task("add_async")
+async def add_async(a: int, b: int) -> TaskResult[int, TaskError]:
+    await asyncio.sleep(0)
+    return TaskResult(ok=a + b)
+
+
+@app.task("noop")
+def noop() -> TaskResult[None, TaskError]:
+    return TaskResult(ok=None)
+
+
+@app.task("own_pid")
+def own_pid() -> TaskResult[int, TaskError]:
+    return TaskResult(ok=os.getpid())
+
+
+@app.task("refuse")
+def refuse(code: str = "OUT_OF_STOCK") -> TaskResult[int, TaskError]:
+    return TaskResult(err=TaskError(error_code=code, message="nothing left", data={"left": 0}))
+
+
+@app.task("explode")
+def explode(message: str = "boom") -> TaskResult[int, TaskError]:
+    raise ValueError(message)
+
+
+@app.task("exit_politely")
+def exit_politely() -> TaskResult[int, TaskError]:
+    raise SystemExit(5)
+
+
+@app.task("recurse")
+def recurse() -> TaskResult[int, TaskError]:
+    def deeper() -> None:
+        deeper()
+
+    deeper()
+    return TaskResult(ok=0)
+
+
+@app.task(
+    "lose_connection",
+    exception_mapper={ConnectionError: "GATEWAY_DOWN"},
+    default_unhandled_error_code="SOMETHING_ELSE",
+)
+def lose_connection(kind: str = "exact") -> TaskResult[int, TaskError]:
+    raise {"exact": ConnectionError, "subclass": ConnectionResetError}[kind]("gone")
+
+
+@app.task("return_nothing")
+def return_nothing() -> TaskResult[int, TaskError]:
+    return None  # type: ignore[return-value]
+
+
+@app.task("return_wrong_type")
+def return_wrong_type() -> TaskResult[int, TaskError]:
+    return TaskResult(ok="not a number")  # type: ignore[arg-type]
+
+
+class Order(BaseModel):
+    """Something with a shape."""
+
+    number: int
+    items: list[str]
+
+
+@app.task("pack")
+def pack(order: Order) -> TaskResult[Order, TaskError]:
+    return TaskResult(ok=Order(number=order.number + 1, items=[*order.items, "receipt"]))
+
+
+@app.task("return_unstorable")
+def return_unstorable() -> TaskResult[Any, TaskError]:
+    return TaskResult(ok={"lock": threading.Lock()})
+
+
+@app.task("make_text")
+def make_text(length: int) -> TaskResult[str, TaskError]:
+    return TaskResult(ok="x" * length)
+
+
+@app.task("repeat_text")
+def repeat_text(text: str, times: int) -> TaskResult[str, TaskError]:
+    return TaskResult(ok=text * times)
+
+
+@app.task("send_another")
+def send_another(a: int, b: int) -> TaskResult[str, TaskError]:
+    return TaskResult(ok=add.send(a, b).unwrap().task_id)
+
+
+@app.task("grow")
+def grow(megabytes: int) -> TaskResult[int, TaskError]:
+    HOARD.append(os.urandom(1024 * 1024) * megabytes)
+    return TaskResult(ok=os.getpid())
+
+
+HOARD: list[bytes] = []
+
+
+# Tasks that log
+
+
+@app.task("log_lines")
+def log_lines(text: str) -> TaskResult[None, TaskError]:
+    logger.warning("plain %s", text)
+    logger.warning("own fields %s", text, extra={"task_id": "my own"})
+    thread = threading.Thread(target=logger.warning, args=(f"thread {text}",))
+    thread.start()
+    thread.join()
+    return TaskResult(ok=None)
+
+
+@app.task("log_line_async")
+async def log_line_async(text: str) -> TaskResult[None, TaskError]:
+    await asyncio.sleep(0)
+    logger.warning("coroutine %s", text)
+    return TaskResult(ok=None)
+
+
+# Tasks that are tried again
+
+
+@app.task("fail_then_work", retry_policy=RetryPolicy.fixed([1], auto_retry_for=["FLAKY"]))
+def fail_then_work() -> TaskResult[str, TaskError]:
+    task = get_current_task()
+    assert task is not None
+    if task.attempt == 1:
+        return TaskResult(err=TaskError(error_code="FLAKY", message="not yet"))
+    return done()
+
+
+@app.task(
+    "fail_on_schedule",
+    retry_policy=RetryPolicy.fixed([1, 1, 2], auto_retry_for=["FLAKY"], jitter=False),
+)
+def fail_on_schedule() -> TaskResult[str, TaskError]:
+    write_down("start")
+    return TaskResult(err=TaskError(error_code="FLAKY", message="never"))
+
+
+@app.task(
+    "crash_then_work",
+    retry_policy=RetryPolicy.fixed([1], auto_retry_for=["WORKER_CRASHED"], jitter=False),
+)
+def crash_then_work() -> TaskResult[str, TaskError]:
+    task = get_current_task()
+    assert task is not None
+    if task.attempt == 1:
+        os._exit(7)
+    return done()
+
+
+# Tasks that end their process
+
+
+@app.task("exit_at_once")
+def exit_at_once(code: int = 3) -> TaskResult[int, TaskError]:
+    os._exit(code)
+
+
+@app.task("segfault")
+def segfault() -> TaskResult[int, TaskError]:
+    ctypes.string_at(0)
+    return TaskResult(ok=0)
+
+
+@app.task("kill_itself")
+def kill_itself(number: int) -> TaskResult[int, TaskError]:
+    os.kill(os.getpid(), number)
+    return TaskResult(ok=0)
+
+
+# Tasks that take their time
+
+
+def rest(seconds: float, label: str) -> TaskResult[str, TaskError]:
+    write_down("start", label)
+    time.sleep(seconds)
+    write_down("end", label)
+    return done()
+
+
+@app.task("sleep")
+def sleep(seconds: float, label: str = "") -> TaskResult[str, TaskError]:
+    return rest(seconds, label)
+
+
+@app.task(
+    "sleep_again",
+    retry_policy=RetryPolicy.fixed([1] * 20, auto_retry_for=["WORKER_CRASHED"], jitter=False),
+)
+def sleep_again(seconds: float, label: str = "") -> TaskResult[str, TaskError]:
+    return rest(seconds, label)
+
+
+@app.task("sleep_async")
+async def sleep_async(seconds: float) -> TaskResult[str, TaskError]:
+    try:
+        write_down("start")
+        await asyncio.sleep(seconds)
+    finally:
+        write_down("clean-up")
+    return done()
+
+
+@app.task("sleep_and_clean_up")
+def sleep_and_clean_up(seconds: float) -> TaskResult[str, TaskError]:
+    try:
+        write_down("start")
+        time.sleep(seconds)
+    except TaskStopped:
+        write_down("stopped")
+        raise
+    finally:
+        write_down("clean-up")
+    return done()
+
+
+@app.task("never_stop")
+def never_stop() -> TaskResult[str, TaskError]:
+    while True:
+        try:
+            write_down("start")
+            while True:
+                pass
+        except TaskStopped:
+            write_down("ignored")
+
+
+@app.task("start_grandchild")
+def start_grandchild() -> TaskResult[str, TaskError]:
+    grandchild = subprocess.Popen(["sleep", "600"])
+    write_down("start", str(grandchild.pid))
+    signal.pause()
+    return done()
+
+
+@app.task("limited", timeout_ms=300)
+def limited(seconds: float) -> TaskResult[str, TaskError]:
+    return rest(seconds, "")
+
+
+@app.task("limited_and_telling", timeout_ms=2_000)
+def limited_and_telling(seconds: float) -> TaskResult[str, TaskError]:
+    try:
+        write_down("start")
+        time.sleep(seconds)
+    except TaskStopped:
+        write_down("stopped")
+        raise
+    return done()
+
+
+@app.task("limited_and_wrapping", timeout_ms=300)
+def limited_and_wrapping() -> TaskResult[str, TaskError]:
+    try:
+        return rest(600, "")
+    except BaseException as error:
+        raise RuntimeError("rolled back") from error
+
+
+@app.task("limited_in_group", timeout_ms=300)
+async def limited_in_group() -> TaskResult[str, TaskError]:
+    async with asyncio.TaskGroup() as group:
+        group.create_task(block())
+    return done()
+
+
+async def block() -> None:
+    rest(600, "")
+
+
+@app.task("limited_and_deaf", timeout_ms=300)
+def limited_and_deaf() -> TaskResult[str, TaskError]:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    return rest(600, "")
+
+
+@app.task(
+    "limited_and_retried",
+    timeout_ms=300,
+    retry_policy=RetryPolicy.fixed([1], auto_retry_for=["TASK_TIMEOUT"], jitter=False),
+)
+def limited_and_retried() -> TaskResult[str, TaskError]:
+    task = get_current_task()
+    assert task is not None
+    return rest(600 if task.attempt == 1 else 0, "")

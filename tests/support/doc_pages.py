@@ -1,0 +1,101 @@
+"""Reading the documentation: its pages, code blocks, tables, links and headings."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+REPOSITORY = Path(__file__).parents[2]
+PAGES = sorted(
+    [
+        *(REPOSITORY / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")),
+        *(REPOSITORY / "docs").rglob("*.md"),
+    ]
+)
+
+_BLOCK = re.compile(r"(?:<!-- file: (\S+) -->\n)?^```(.*)\n((?:.*\n)*?)^```$", re.MULTILINE)
+_LINK = re.compile(r"\[(`?)([^\]]+?)\1\]\(([^)\s]+)\)")
+_HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Block:
+    """One fenced block: the file it is meant to be, what follows the fence, and its text."""
+
+    file_name: str | None
+    language: str
+    text: str
+
+    @property
+    def is_python(self) -> bool:
+        """Whether it is Python at all."""
+        return self.language.split()[:1] == ["python"]
+
+    @property
+    def is_run(self) -> bool:
+        """Whether it can be executed in the order of its page."""
+        return self.language == "python"
+
+
+@dataclass(frozen=True)
+class Link:
+    """A link: whether its text is code, its text, and where it leads."""
+
+    is_code: bool
+    text: str
+    target: str
+
+
+def page(name: str) -> str:
+    """Return the text of a page below docs, or of the README."""
+    path = REPOSITORY / name if name == "README.md" else REPOSITORY / "docs" / name
+    return path.read_text("utf-8")
+
+
+def title(path: Path) -> str:
+    """Return how a page is called in test names."""
+    return str(path.relative_to(REPOSITORY))
+
+
+def blocks(text: str) -> list[Block]:
+    """Return the fenced blocks of a page in order."""
+    return [Block(name or None, language, body) for name, language, body in _BLOCK.findall(text)]
+
+
+def files(text: str) -> dict[str, str]:
+    """Return the files a page tells its reader to make."""
+    return {block.file_name: block.text for block in blocks(text) if block.file_name}
+
+
+def links(text: str) -> list[Link]:
+    """Return the links of a page, those in code blocks left out."""
+    return [Link(bool(mark), shown, to) for mark, shown, to in _LINK.findall(_BLOCK.sub("", text))]
+
+
+def anchors(text: str) -> set[str]:
+    """Return what a link may name after the # sign."""
+    headings = _HEADING.findall(_BLOCK.sub("", text))
+    return {
+        re.sub(r"[^\w -]", "", heading).strip().lower().replace(" ", "-") for heading in headings
+    }
+
+
+def section(text: str, heading: str) -> str:
+    """Return what stands below a heading, up to the next heading of any level."""
+    return re.split(r"^#+ ", text.split(f" {heading}\n", 1)[1], maxsplit=1, flags=re.MULTILINE)[0]
+
+
+def rows(text: str) -> Iterator[list[str]]:
+    """Yield the cells of every table row, without headings and rules."""
+    lines = [line for line in text.splitlines() if line.startswith("|")]
+    for line, after in zip(lines, [*lines[1:], ""], strict=True):
+        if set(line) <= set("|- ") or (set(after) <= set("|- ") and after):
+            continue
+        yield [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
+
+
+def code_of(cell: str) -> str:
+    """Return what stands between the back quotes of a cell."""
+    return cell.strip("`")

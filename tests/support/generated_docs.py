@@ -1,0 +1,271 @@
+"""The parts of the documentation that are written by the code itself: tables and one diagram.
+
+A page holds such a part between ``<!-- begin: NAME -->`` and ``<!-- end: NAME -->``. Running this
+module (``make docs``) rewrites them; a test fails while one is out of date.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import textwrap
+from collections.abc import Callable, Iterator
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import typer.main
+from annotated_types import Ge, Gt, Le
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from horsies.cli.main import cli
+from horsies.codec.shape import type_text
+from horsies.config.app import (
+    AppConfig,
+    CustomQueueConfig,
+    PayloadConfig,
+    RecoveryConfig,
+    WorkerResilienceConfig,
+)
+from horsies.config.postgres import PostgresConfig
+from horsies.config.schedules import ScheduleConfig, TaskSchedule, WorkflowSchedule
+from horsies.retry import RetryPolicy
+from horsies.states import TASK_TRANSITIONS, TaskStatus
+
+REPOSITORY = Path(__file__).parents[2]
+CONFIGURATION = REPOSITORY / "docs" / "configuration.md"
+WORKERS = REPOSITORY / "docs" / "workers.md"
+STATE_MACHINE = REPOSITORY / "docs" / "internals" / "state-machine.md"
+OPERATING = REPOSITORY / "docs" / "operating.md"
+SCHEDULING = REPOSITORY / "docs" / "scheduling.md"
+PAGES = (CONFIGURATION, WORKERS, OPERATING, SCHEDULING, STATE_MACHINE)
+
+MODELS: tuple[type[BaseModel], ...] = (
+    AppConfig,
+    PostgresConfig,
+    CustomQueueConfig,
+    RecoveryConfig,
+    WorkerResilienceConfig,
+    PayloadConfig,
+    RetryPolicy,
+    ScheduleConfig,
+    TaskSchedule,
+    WorkflowSchedule,
+)
+COMMANDS = (
+    *("worker", "scheduler", "check", "migrate", "version"),
+    *("status", "workers", "queues", "tasks", "show", "cancel", "retry", "schedules"),
+    *("workflows", "workflow show", "workflow pause", "workflow resume", "workflow cancel"),
+    *("workflow retry", "workflow signal", "workflow audit"),
+)
+
+# Limits that the models check themselves, where pydantic's annotations do not show them. The tests
+# try every one of them.
+LIMITS: dict[tuple[type[BaseModel], str], tuple[int, int | None]] = {
+    (PostgresConfig, "worker_pool_size"): (1, None),
+    (PostgresConfig, "worker_max_overflow"): (0, None),
+    (PostgresConfig, "worker_child_pool_min_size"): (0, None),
+    (PostgresConfig, "worker_child_pool_max_size"): (1, None),
+    (PostgresConfig, "tcp_keepalives_idle"): (1, 32_767),
+    (PostgresConfig, "tcp_keepalives_interval"): (1, 32_767),
+    (PostgresConfig, "tcp_keepalives_count"): (1, 127),
+    (PostgresConfig, "tcp_user_timeout_ms"): (0, 2_147_483_647),
+    (AppConfig, "cluster_wide_cap"): (1, None),
+    (AppConfig, "prefetch_buffer"): (0, None),
+    (AppConfig, "claim_lease_ms"): (2_000, None),
+    (AppConfig, "max_claim_renew_age_ms"): (60_000, None),
+}
+TYPE_NAMES: dict[tuple[type[BaseModel], str], str] = {
+    (AppConfig, "exception_mapper"): "exception class to code",
+    (AppConfig, "default_unhandled_error_code"): "upper case name",
+    (
+        RecoveryConfig,
+        "paused_workflow_auto_cancel_after",
+    ): "timedelta above 0, at most 100 years, or `None`",
+    (RetryPolicy, "auto_retry_for"): "list of codes, at least 1",
+    (RetryPolicy, "intervals"): "1 to 20 ints, each 1 to 86_400",
+    (RetryPolicy, "backoff_strategy"): '`"fixed"` or `"exponential"`',
+    (ScheduleConfig, "schedules"): "list of TaskSchedule and WorkflowSchedule",
+    **{
+        (model, name): text
+        for model in (TaskSchedule, WorkflowSchedule)
+        for name, text in {
+            "pattern": "a pattern",
+            "kwargs": "dict",
+            "on_dst_gap": '`"skip"` or `"shift"`',
+            "overlap": '`"allow"`, `"skip"` or `"queue"`',
+        }.items()
+    },
+    (WorkflowSchedule, "definition"): "a definition, or its key",
+    (TaskSchedule, "args"): "tuple",
+}
+
+_PART = re.compile(r"(<!-- begin: (.+?) -->\n).*?(<!-- end: \2 -->)", re.DOTALL)
+_DEFAULT_SENTENCE = re.compile(r"\s*(?:Defaults to [^:]*|Required)\.?$")
+
+
+def main() -> None:
+    """Rewrite the generated parts of every page."""
+    for page in PAGES:
+        page.write_text(rewritten(page.read_text("utf-8")), "utf-8")
+
+
+def rewritten(text: str) -> str:
+    """Return a page with its generated parts up to date."""
+    return _PART.sub(lambda part: f"{part[1]}{PARTS[part[2]]()}\n{part[3]}", text)
+
+
+def names_of_parts(text: str) -> list[str]:
+    """Return which generated parts a page holds."""
+    return [part[1] for part in _PART.findall(text)]
+
+
+def table(heads: list[str], rows: list[list[str]]) -> str:
+    """Return a Markdown table."""
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "\n".join(
+        f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines
+    )
+
+
+def config_table(model: type[BaseModel]) -> str:
+    """Return one row per field of a configuration model."""
+    models = [one for one in model.__mro__ if issubclass(one, BaseModel) and one is not BaseModel]
+    meanings = {name: text for one in reversed(models) for name, text in _field_docstrings(one)}
+    rows = [
+        [f"`{name}`", _default(field), _allowed(model, name, field), _meaning(meanings[name])]
+        for name, field in model.model_fields.items()
+    ]
+    return table(["Field", "Default", "Allowed", "Meaning"], rows)
+
+
+def _field_docstrings(model: type[BaseModel]) -> Iterator[tuple[str, str]]:
+    (definition,) = ast.parse(textwrap.dedent(inspect.getsource(model))).body
+    assert isinstance(definition, ast.ClassDef)
+    for field, after in zip(definition.body, definition.body[1:], strict=False):
+        if isinstance(field, ast.AnnAssign) and isinstance(after, ast.Expr):
+            assert isinstance(field.target, ast.Name)
+            assert isinstance(after.value, ast.Constant)
+            yield field.target.id, " ".join(str(after.value.value).split())
+
+
+def _meaning(docstring: str) -> str:
+    return _DEFAULT_SENTENCE.sub("", docstring).replace("Defaults to None: ", "None: ")
+
+
+def _default(field: FieldInfo) -> str:
+    if field.is_required():
+        return "required"
+    value = field.get_default(call_default_factory=True)
+    return f"`{_literal(value)}`"
+
+
+def _literal(value: object) -> str:
+    match value:
+        case Enum():
+            return str(f"{type(value).__name__}.{value.name}")
+        case bool() | None | list() | dict():
+            return repr(value)
+        case int():
+            return f"{value:_}"
+        case BaseModel():
+            return f"{type(value).__name__}()"
+        case str():
+            return f'"{value}"'
+        case _:
+            return repr(value)
+
+
+def _allowed(model: type[BaseModel], name: str, field: FieldInfo) -> str:
+    if (model, name) in TYPE_NAMES:
+        return TYPE_NAMES[model, name]
+    kind = type_text(field.annotation).replace(" | None", " or `None`")
+    limits = _limits(field) if (model, name) not in LIMITS else _range(*LIMITS[model, name])
+    return f"{kind}, {limits}" if limits else kind
+
+
+def _range(smallest: Any, largest: Any) -> str:
+    return f"at least {smallest:_}" if largest is None else f"{smallest:_} to {largest:_}"
+
+
+def _limits(field: FieldInfo) -> str:
+    low = [limit.ge for limit in field.metadata if isinstance(limit, Ge)]
+    high = [limit.le for limit in field.metadata if isinstance(limit, Le)]
+    above = [limit.gt for limit in field.metadata if isinstance(limit, Gt)]
+    match low, high, above:
+        case [smallest], [largest], _:
+            return _range(smallest, largest)
+        case [smallest], _, _:
+            return _range(smallest, None)
+        case _, [largest], [bound]:
+            return f"above {bound:_}, at most {largest:_}"
+        case _, _, [bound]:
+            return f"above {bound:_}"
+        case _:
+            return ""
+
+
+def flags_table(command_name: str) -> str:
+    """Return one row per argument and flag of a command."""
+    command: Any = typer.main.get_command(cli)
+    for word in command_name.split():
+        command = command.commands[word]
+    shown = [parameter for parameter in command.params if not getattr(parameter, "hidden", False)]
+    rows = [[_flag(one), _flag_default(one), one.help or ""] for one in shown]
+    return table(["Flag", "Default", "Meaning"], rows) if rows else "No flags."
+
+
+def _flag(parameter: Any) -> str:
+    if parameter.param_type_name == "argument":
+        return f"`{parameter.metavar or parameter.name.upper()}`"
+    return ", ".join(f"`{name}`" for name in parameter.opts)
+
+
+def _flag_default(parameter: Any) -> str:
+    value = parameter.default
+    if value is None or value is False:
+        return ""
+    return f"`{value.value if isinstance(value, Enum) else value}`"
+
+
+def transitions_table() -> str:
+    """Return one row per verb of the task's life cycle."""
+    rows = [
+        [f"`{one.verb}`", ", ".join(_ordered(one.from_statuses)), one.to_status.value]
+        for one in TASK_TRANSITIONS
+    ]
+    return table(["Verb", "From", "To"], rows)
+
+
+def transitions_diagram() -> str:
+    """Return the life cycle as a Mermaid diagram."""
+    arrows = [
+        f"    {status} --> {one.to_status.value}: {one.verb}"
+        for one in TASK_TRANSITIONS
+        for status in _ordered(one.from_statuses)
+    ]
+    ends = [f"    {status.value} --> [*]" for status in TaskStatus if status.is_terminal]
+    lines = ["stateDiagram-v2", "    [*] --> PENDING: send", *arrows, *ends]
+    return "\n".join(["```mermaid", *lines, "```"])
+
+
+def _ordered(statuses: frozenset[TaskStatus]) -> list[str]:
+    return [status.value for status in TaskStatus if status in statuses]
+
+
+def _parts() -> Iterator[tuple[str, Callable[[], str]]]:
+    for model in MODELS:
+        yield model.__name__, lambda model=model: config_table(model)  # type: ignore[misc]
+    for name in COMMANDS:
+        yield f"horsies {name}", lambda name=name: flags_table(name)  # type: ignore[misc]
+    yield "transitions", transitions_table
+    yield "diagram", transitions_diagram
+
+
+PARTS: dict[str, Callable[[], str]] = dict(_parts())
+
+
+if __name__ == "__main__":
+    main()

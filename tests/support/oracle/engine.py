@@ -1,0 +1,255 @@
+"""The database's side of a workflow, driven as workers and people drive it.
+
+Statements of the catalogues, and plain updates of task rows where a test needs what no worker does
+in one statement. Plans are built by hand, so nothing here depends on how users write workflows.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from psycopg import Connection
+
+from horsies.db.statement import Statement
+from horsies.db.statements.tasks import CancelTask, cancel_task
+from horsies.db.statements.turn import (
+    CompleteTasks,
+    FailTasks,
+    RetryTasks,
+    complete_tasks,
+    fail_tasks,
+    retry_tasks,
+)
+from horsies.db.statements.workflows import (
+    CancelRun,
+    ExpireRun,
+    RetryRun,
+    RunId,
+    RunLimit,
+    SignalRun,
+    StartRuns,
+    WorkflowIds,
+    cancel_run,
+    expire_run,
+    find_broken_runs,
+    lock_runs,
+    mend_run,
+    pause_run,
+    resume_retrying_run,
+    resume_run,
+    retry_run,
+    signal_run,
+    start_runs,
+)
+from horsies.ids import new_id
+from tests.support.oracle.plans import Above, plan
+from tests.support.oracle.shapes import RunShape, node_id
+from tests.support.oracle.tree import End, Place
+
+WORKER = "tester"
+ERROR_CODES = {"CANCELLED": "TASK_CANCELLED", "EXPIRED": "TASK_EXPIRED"}
+
+# The task a place means now: the node's own, or the last one made for the item.
+FIND_TASKS = """
+SELECT wanted.place, coalesce(node.task_id, item.id)::text AS id, coalesce(task.generation, item.generation)
+FROM unnest(%s::uuid[], %s::integer[], %s::integer[])
+    WITH ORDINALITY AS wanted (workflow_id, task_index, item_index, place)
+JOIN horsies_workflow_tasks AS node
+    ON node.workflow_id = wanted.workflow_id AND node.task_index = wanted.task_index
+LEFT JOIN horsies_tasks AS task ON task.id = node.task_id
+LEFT JOIN LATERAL horsies_items_v1(node) AS item
+    ON item.workflow_item_index = wanted.item_index
+ORDER BY wanted.place
+"""
+
+CLAIM = """
+UPDATE horsies_tasks SET status = %s, generation = generation + 1, claimed_by_worker_id = %s,
+    claimed_at = clock_timestamp(), claimed = %s = 'CLAIMED',
+    claim_expires_at = CASE %s WHEN 'CLAIMED' THEN clock_timestamp() + interval '1 hour' END,
+    started_at = CASE %s WHEN 'RUNNING' THEN clock_timestamp() END
+WHERE id = ANY(%s::uuid[]) AND status IN ('PENDING', 'CLAIMED') AND NOT held
+"""
+
+FINISH = """
+UPDATE horsies_tasks AS task SET
+    status = ended.status, result = ended.result, error_code = ended.error_code,
+    completed_at = CASE ended.status WHEN 'COMPLETED' THEN clock_timestamp() END,
+    failed_at = CASE ended.status WHEN 'COMPLETED' THEN NULL ELSE clock_timestamp() END
+FROM unnest(%s::uuid[], %s::text[], %s::text[], %s::text[]) AS ended (id, status, result, error_code)
+WHERE task.id = ended.id AND task.status IN ('PENDING', 'CLAIMED', 'RUNNING')
+"""
+
+
+class Engine:
+    """One connection that starts, works on and steers runs."""
+
+    def __init__(self, connection: Connection[Any]) -> None:
+        self.connection = connection
+
+    def start(self, shape: RunShape, run_id: str | None = None, **settings: Any) -> str:
+        """Start one run and return its id."""
+        run_id = run_id or new_id()
+        self.start_many([plan(run_id, shape, **settings)])
+        return run_id
+
+    def start_many(self, plans: Sequence[dict[str, Any]]) -> list[Any]:
+        """Start runs with one statement."""
+        return start_runs.run(self.connection, StartRuns(json.dumps(plans)))
+
+    def pause(self, run_id: str) -> str | None:
+        return self._steer(pause_run, RunId(run_id))
+
+    def resume(self, run_id: str) -> str | None:
+        return self._steer(resume_run, RunId(run_id))
+
+    def resume_retrying(self, run_id: str) -> str | None:
+        return self._steer(resume_retrying_run, RunId(run_id))
+
+    def cancel(self, run_id: str, reason: dict[str, Any], interrupt: bool = False) -> str | None:
+        return self._steer(cancel_run, CancelRun(run_id, json.dumps(reason), interrupt))
+
+    def retry(self, run_id: str, indexes: Sequence[int] | None = None) -> str | None:
+        names = None if indexes is None else [node_id(index) for index in indexes]
+        return self._steer(retry_run, RetryRun(run_id, names))
+
+    def signal(self, run_id: str, name: str, value: Any) -> str | None:
+        return self._steer(signal_run, SignalRun(run_id, name, json.dumps(value)))
+
+    def expire(self, run_id: str, reason: dict[str, Any]) -> bool:
+        (row,) = expire_run.run(self.connection, ExpireRun(run_id, 0, json.dumps(reason)))
+        return row.expired
+
+    def problems(self) -> list[str]:
+        """Return what does not add up, in any open run."""
+        return [row.problem for row in find_broken_runs.run(self.connection, RunLimit(50))]
+
+    def problems_of(self, run_ids: Sequence[str]) -> list[str]:
+        """Return what does not add up in these runs."""
+        found = self.connection.execute(
+            "SELECT problem FROM unnest(%s::uuid[]) AS run (id) "
+            "CROSS JOIN LATERAL horsies_problems_v1(run.id) AS problem",
+            (run_ids,),
+        )
+        return [problem for (problem,) in found]
+
+    def mend(self, run_id: str) -> None:
+        mend_run.run(self.connection, RunId(run_id))
+
+    def _steer(self, statement: Statement[Any, Any], params: Any) -> str | None:
+        (row,) = statement.run(self.connection, params)
+        answer: str | None = row.answer
+        return answer
+
+    def lock(self, run_ids: Iterable[str]) -> None:
+        """Lock the roots of these runs, as a turn does before it ends their tasks."""
+        lock_runs.run(self.connection, WorkflowIds(sorted(set(run_ids))))
+
+    def tasks(self, places: Sequence[Place]) -> list[tuple[str, int]]:
+        """Return the task of each place and its generation."""
+        runs, indexes, items = (list(column) for column in zip(*places, strict=True))
+        found = self.connection.execute(FIND_TASKS, (runs, indexes, items)).fetchall()
+        assert len(found) == len(places)
+        return [(task_id, generation) for _, task_id, generation in found]
+
+    def claim(self, places: Sequence[Place], state: str = "RUNNING") -> int:
+        """Take these tasks, to run them now or (CLAIMED) soon; return how many were to be had."""
+        ids = [task_id for task_id, _ in self.tasks(places)]
+        taken = self.connection.execute(CLAIM, (state, WORKER, state, state, state, ids))
+        return taken.rowcount
+
+    def finish(self, ends: Sequence[End]) -> None:
+        """End all of these tasks with one update, whatever each of them came to."""
+        with self.connection.transaction():
+            self.lock(end.place[0] for end in ends)
+            ids = [task_id for task_id, _ in self.tasks([end.place for end in ends])]
+            columns = (
+                [end.state for end in ends],
+                [self.result_text(end) for end in ends],
+                [ERROR_CODES.get(end.state) for end in ends],
+            )
+            changed = self.connection.execute(FINISH, (ids, *columns))
+            assert changed.rowcount == len(ends)
+
+    def finish_turn(self, ends: Sequence[End]) -> None:
+        """End running tasks as a worker's turn does: first the successes, then the failures."""
+        good = [end for end in ends if end.state == "COMPLETED"]
+        bad = [end for end in ends if end.state != "COMPLETED"]
+        with self.connection.transaction():
+            self.lock(end.place[0] for end in ends)
+            if good:
+                self._complete(good)
+            if bad:
+                self._fail(bad)
+
+    def _complete(self, ends: Sequence[End]) -> None:
+        ids, generations = zip(*self.tasks([end.place for end in ends]), strict=True)
+        results = [self.result_text(end) or "" for end in ends]
+        done = complete_tasks.run(
+            self.connection, CompleteTasks(WORKER, list(ids), list(generations), results)
+        )
+        assert len(done) == len(ends)
+
+    def _fail(self, ends: Sequence[End]) -> None:
+        ids, generations = zip(*self.tasks([end.place for end in ends]), strict=True)
+        codes = [ERROR_CODES.get(end.state, "BOOM") for end in ends]
+        done = fail_tasks.run(
+            self.connection,
+            FailTasks(
+                WORKER,
+                list(ids),
+                list(generations),
+                [end.state for end in ends],
+                [self.result_text(end) for end in ends],
+                ["FAILED"] * len(ends),
+                codes,
+                [None] * len(ends),
+                [None] * len(ends),
+            ),
+        )
+        assert len(done) == len(ends)
+
+    def give_back(self, places: Sequence[Place]) -> int:
+        """Try running tasks again later, where that is still allowed; return how many will be."""
+        ids, generations = zip(*self.tasks(places), strict=True)
+        count = len(places)
+        nothing: list[str | None] = [None] * count
+        retried = retry_tasks.run(
+            self.connection,
+            RetryTasks(
+                WORKER,
+                list(ids),
+                list(generations),
+                [0.0] * count,
+                ["FAILED"] * count,
+                nothing,
+                nothing,
+                nothing,
+            ),
+        )
+        return len(retried)
+
+    def cancel_task(self, place: Place) -> bool:
+        """Cancel one task that has not started; return whether it had not."""
+        ((task_id, _),) = self.tasks([place])
+        (row,) = cancel_task.run(self.connection, CancelTask(task_id, False))
+        return row.applied
+
+    def result_text(self, end: End) -> str | None:
+        """Return what the task stores as its result."""
+        if end.child_id is not None:
+            return json.dumps({"ok": self._child_plan(end)})
+        return None if end.result is None else json.dumps(end.result)
+
+    def _child_plan(self, end: End) -> dict[str, Any]:
+        """Return what an expansion task answers."""
+        assert end.child_id is not None
+        assert end.child is not None
+        found = self.connection.execute(
+            "SELECT root_workflow_id::text, depth FROM horsies_workflows WHERE id = %s",
+            (end.place[0],),
+        ).fetchone()
+        assert found is not None
+        above = Above(end.place[0], end.place[1], found[0], found[1])
+        return plan(end.child_id, end.child, above, name="child")

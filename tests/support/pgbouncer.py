@@ -1,0 +1,110 @@
+"""A real PgBouncer in transaction mode in front of the test server."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import socket
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, LiteralString
+from urllib.parse import quote, unquote, urlsplit, urlunsplit
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict
+
+from tests.support.wait import wait_until
+
+SETTINGS = """
+[databases]
+{database} = {server}
+[pgbouncer]
+listen_addr = 127.0.0.1
+listen_port = {port}
+unix_socket_dir =
+auth_type = any
+pool_mode = {pool_mode}
+default_pool_size = 4
+server_login_retry = 0.2
+ignore_startup_parameters = extra_float_digits
+"""
+
+
+def find_pgbouncer() -> str | None:
+    """Return the program's path, None where it is not installed."""
+    return shutil.which("pgbouncer") or shutil.which("pgbouncer", path="/usr/sbin:/usr/local/sbin")
+
+
+@contextmanager
+def running_pgbouncer(database_url: str, pool_mode: str = "transaction") -> Iterator[str]:
+    """Start PgBouncer before this database and yield the URL that leads through it."""
+    program = find_pgbouncer()
+    assert program is not None, "pgbouncer is not installed"
+    server = conninfo_to_dict(database_url)
+    database, port = str(server["dbname"]), _free_port()
+    with tempfile.TemporaryDirectory(prefix="horsies-pgbouncer-") as directory:
+        Path(directory).chmod(0o755)  # the program reads its settings as another user than root
+        settings = Path(directory) / "pgbouncer.ini"
+        settings.write_text(
+            SETTINGS.format(
+                database=database, server=_server(server), port=port, pool_mode=pool_mode
+            )
+        )
+        url = f"postgresql://{quote(str(server['user']))}@127.0.0.1:{port}/{quote(database)}"
+        process = _start([program, str(settings)], server)
+        try:
+            wait_until(lambda: _answers(url, process))
+            yield url
+        finally:
+            process.terminate()
+            process.wait()
+
+
+def client_names(pooled_url: str) -> list[str]:
+    """The application names of everybody who is connected to this PgBouncer's database."""
+    database = urlsplit(pooled_url).path.lstrip("/")
+    return [row[-1] for row in _show(pooled_url, "CLIENTS") if row[2] == unquote(database)]
+
+
+def server_pids(pooled_url: str) -> set[int]:
+    """The server processes of the connections PgBouncer itself holds."""
+    return {row[-3] for row in _show(pooled_url, "SERVERS")}
+
+
+def _show(pooled_url: str, what: LiteralString) -> list[tuple[Any, ...]]:
+    console = urlunsplit(urlsplit(pooled_url)._replace(path="/pgbouncer"))
+    with psycopg.connect(console, autocommit=True) as connection:
+        return connection.execute("SHOW " + what).fetchall()
+
+
+def _start(command: list[str], server: Mapping[str, object]) -> subprocess.Popen[bytes]:
+    # PgBouncer refuses to run as root. Whoever owns the directory of the server's socket can enter
+    # it; over TCP anybody will do.
+    user = None
+    if os.geteuid() == 0:
+        host = str(server.get("host") or "")
+        user = Path(host).stat().st_uid if host.startswith("/") else 0
+        user = user or pwd.getpwnam("nobody").pw_uid
+    return subprocess.Popen(command, user=user, stderr=subprocess.DEVNULL)
+
+
+def _server(server: Mapping[str, object]) -> str:
+    names = ("host", "port", "dbname", "user", "password")
+    found = {name: str(server[name]).replace("'", "''") for name in names if server.get(name)}
+    return " ".join(f"{name}='{value}'" for name, value in found.items())
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+def _answers(url: str, process: subprocess.Popen[bytes]) -> bool:
+    assert process.poll() is None, "pgbouncer ended at once"
+    with suppress(psycopg.OperationalError), psycopg.connect(url, connect_timeout=2):
+        return True
+    return False

@@ -1,0 +1,110 @@
+"""What the tests of the supervisor share: assignments, and waiting for what the pool tells."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from horsies.db.statements.turn import ClaimedTask
+from horsies.worker.pool.events import PoolEvent, Reported
+from horsies.worker.pool.pool import ChildPool, NoIdleChildError
+from horsies.worker.protocol import Assignment, ChildBoot, NodePart
+
+DEADLINE_SECONDS = 20.0
+REPOSITORY = str(Path(__file__).parents[2])
+BOOT = ChildBoot(
+    "unused", sys_path_roots=(REPOSITORY,), program="tests.support.apps.pool_programs:load"
+)
+
+MakePool = Callable[..., ChildPool]
+numbers = itertools.count(1)
+
+
+def assignment(name: str, *args: Any, timeout_ms: int | None = None) -> Assignment:
+    return Assignment(f"task-{next(numbers)}", 7, name, 1, json.dumps(args), "{}", timeout_ms)
+
+
+def collect_until(pool: ChildPool, wanted: Callable[[], bool]) -> list[PoolEvent]:
+    """Everything the pool tells until the condition holds."""
+    events: list[PoolEvent] = []
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while not wanted():
+        assert time.monotonic() < deadline, f"it did not happen; events so far: {events}"
+        events += pool.collect(0.02)
+    return events
+
+
+def collect_events(pool: ChildPool, count: int, kind: type[PoolEvent]) -> list[PoolEvent]:
+    """Everything the pool tells until it has told `count` events of `kind`."""
+    events: list[PoolEvent] = []
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while sum(isinstance(event, kind) for event in events) < count:
+        assert time.monotonic() < deadline, f"it did not happen; events so far: {events}"
+        events += pool.collect(0.1)
+    return events
+
+
+def next_event(pool: ChildPool) -> PoolEvent:
+    """The next thing the pool tells."""
+    events: list[PoolEvent] = []
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while not events:
+        assert time.monotonic() < deadline, "the pool told nothing"
+        events += pool.collect(0.1)
+    assert len(events) == 1, events
+    return events[0]
+
+
+def value_of(event: PoolEvent) -> Any:
+    assert isinstance(event, Reported), event
+    return json.loads(event.report.result_json)
+
+
+def run(pool: ChildPool, name: str, *args: Any) -> Any:
+    pool.dispatch(assignment(name, *args))
+    return value_of(next_event(pool))
+
+
+def is_gone(pid: int) -> bool:
+    try:
+        return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return True
+
+
+@dataclass(slots=True)
+class RecordingPool:
+    """Takes note of what a pool of children would be told."""
+
+    idle: set[int]
+    dispatched: list[tuple[str, int, int]] = field(default_factory=list)
+    nodes: list[NodePart | None] = field(default_factory=list)
+    stopped: list[tuple[str, str]] = field(default_factory=list)
+
+    def dispatch(self, assignment: Assignment, pid: int) -> None:
+        if pid not in self.idle:
+            raise NoIdleChildError
+        self.idle.remove(pid)
+        self.nodes.append(assignment.node)
+        self.dispatched.append((assignment.task_id, assignment.generation, pid))
+
+    def stop_task(self, task_id: str, reason: str) -> None:
+        self.stopped.append((task_id, reason))
+
+
+def claimed(
+    task_id: str, pid: int | None = None, queue: str = "default", **more: Any
+) -> ClaimedTask:
+    generation = more.get("generation", 1)
+    return ClaimedTask(task_id, generation, "work", queue, "[]", "{}", 0, 0, None, None, pid)
+
+
+def attempt(task_id: str, generation: int = 1) -> Assignment:
+    return Assignment(task_id, generation, "work", 1, "[]", "{}", None)

@@ -1,0 +1,30 @@
+"""Workers behind a real PgBouncer in transaction mode."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from tests.support.pgbouncer import find_pgbouncer, running_pgbouncer
+
+# How long workers wait for an answer; PgBouncer itself would wait two minutes for a server.
+PATIENCE_MS = 3_000
+
+
+@contextmanager
+def pooled(database_url: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The URL through the pooler, and the broker settings that go with it."""
+    if find_pgbouncer() is None:
+        pytest.skip("pgbouncer is not installed: apt-get install pgbouncer")
+    with running_pgbouncer(database_url) as pooled_url:
+        yield (
+            pooled_url,
+            {
+                "pgbouncer_transaction_mode": True,
+                "session_database_url": database_url,
+                "tcp_user_timeout_ms": PATIENCE_MS,
+            },
+        )

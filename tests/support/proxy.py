@@ -1,0 +1,198 @@
+"""A proxy in front of PostgreSQL that can lose an answer, keep notifications back, cut its connections,
+or vanish for a while.
+
+Understands just enough of the protocol to know when the server is done with a request: an answer
+that is swallowed belongs to a statement that has been committed.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, Self
+from urllib.parse import quote
+
+import psycopg
+from psycopg import sql
+from psycopg.conninfo import conninfo_to_dict
+
+from tests.support.tables import terminate_others
+
+READY_FOR_QUERY = b"Z\x00\x00\x00\x05"
+NOTIFICATION = b"A"
+WRONG_PASSWORD = 'password authentication failed for user "app"'
+
+
+class Proxy:
+    """Forwards connections to one server; use as a context manager."""
+
+    def __init__(self, server_url: str) -> None:
+        self._server = conninfo_to_dict(server_url)
+        self._lock = threading.Lock()
+        self._sockets: set[socket.socket] = set()
+        self._threads: list[threading.Thread] = []
+        self._listener: socket.socket | None = None
+        self._port = 0
+        self._doomed: bytes | None = None
+        # While set, every notification is lost; everything else passes.
+        self.is_silent = False
+        self.swallowed = threading.Event()
+
+    @property
+    def url(self) -> str:
+        user = quote(str(self._server.get("user") or ""))
+        password = quote(str(self._server.get("password") or ""))
+        database = quote(str(self._server.get("dbname") or ""))
+        return (
+            f"postgresql://{user}:{password}@127.0.0.1:{self._port}/{database}"
+            "?sslmode=disable&gssencmode=disable"
+        )
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Accept connections, on the same port as before."""
+        self._listener = socket.create_server(("127.0.0.1", self._port))
+        self._port = self._listener.getsockname()[1]
+        self._spawn(self._accept, self._listener)
+
+    def stop(self) -> None:
+        """Refuse new connections and cut the open ones."""
+        listener, self._listener = self._listener, None
+        if listener is not None:
+            with suppress(OSError):
+                listener.shutdown(socket.SHUT_RDWR)
+            listener.close()
+        self.cut()
+        while self._threads:
+            self._threads.pop().join()
+
+    def cut(self) -> None:
+        """Cut every open connection."""
+        with self._lock:
+            doomed, self._sockets = self._sockets, set()
+        for one in doomed:
+            with suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+
+    def swallow_answer_with(self, marker: bytes) -> None:
+        """Cut the connection in place of the next answer that holds these bytes."""
+        self.swallowed.clear()
+        self._doomed = marker
+
+    def _accept(self, listener: socket.socket) -> None:
+        while True:
+            try:
+                client, _ = listener.accept()
+            except OSError:
+                return
+            server = self._connect()
+            with self._lock:
+                self._sockets |= {client, server}
+            self._spawn(self._forward_questions, client, server)
+            self._spawn(self._forward_answers, server, client)
+
+    def _connect(self) -> socket.socket:
+        host = str(self._server.get("host") or "127.0.0.1")
+        port = int(self._server.get("port") or 5432)
+        if not host.startswith("/"):
+            return socket.create_connection((host, port))
+        server = socket.socket(socket.AF_UNIX)
+        server.connect(f"{host}/.s.PGSQL.{port}")
+        return server
+
+    def _forward_questions(self, client: socket.socket, server: socket.socket) -> None:
+        with suppress(OSError), client:
+            while data := client.recv(65536):
+                server.sendall(data)
+        with suppress(OSError):
+            server.shutdown(socket.SHUT_RDWR)
+
+    def _forward_answers(self, server: socket.socket, client: socket.socket) -> None:
+        with suppress(OSError), server:
+            answer = rest = b""
+            while data := server.recv(65536):
+                messages, rest = whole_messages(rest + data)
+                answer += b"".join(message for message in messages if self._lets_pass(message))
+                if self._doomed is not None and answer[-6:-1] != READY_FOR_QUERY:
+                    continue
+                if self._doomed is not None and self._doomed in answer:
+                    self._doomed = None
+                    self.swallowed.set()
+                    break
+                client.sendall(answer)
+                answer = b""
+        with suppress(OSError):
+            client.shutdown(socket.SHUT_RDWR)
+
+    def _lets_pass(self, message: bytes) -> bool:
+        return not (self.is_silent and message.startswith(NOTIFICATION))
+
+    def _spawn(self, target: object, *args: object) -> None:
+        thread = threading.Thread(target=target, args=args, daemon=True)  # type: ignore[arg-type]
+        self._threads.append(thread)
+        thread.start()
+
+
+def whole_messages(data: bytes) -> tuple[list[bytes], bytes]:
+    """Cut what a server sent into its messages; the last may be incomplete and is the rest."""
+    messages = []
+    while len(data) >= 5 and len(data) > (size := int.from_bytes(data[1:5], "big")):
+        messages.append(data[: size + 1])
+        data = data[size + 1 :]
+    return messages, data
+
+
+class RefusingServer:
+    """A server that lets nobody in: it answers every start-up with a wrong-password error."""
+
+    def __init__(self) -> None:
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self._thread.join()
+
+    def _serve(self) -> None:
+        with suppress(OSError):
+            while True:
+                client, _ = self._listener.accept()
+                with client:
+                    self._refuse(client)
+
+    def _refuse(self, client: socket.socket) -> None:
+        fields = f"SFATAL\0VFATAL\0C28P01\0M{WRONG_PASSWORD}\0\0".encode()
+        while (size := client.recv(4)) and struct.unpack("!i", size)[0] == 8:
+            client.recv(4)  # a request for encryption
+            client.sendall(b"N")
+        client.recv(65536)
+        client.sendall(b"E" + struct.pack("!i", len(fields) + 4) + fields)
+
+
+@contextmanager
+def outage(server_url: str, connection: psycopg.Connection[Any]) -> Iterator[None]:
+    """The database lets nobody in but the test, and those who were are thrown out."""
+    name = sql.Identifier(connection.info.dbname)
+    allow = sql.SQL("ALTER DATABASE {} ALLOW_CONNECTIONS {}")
+    with psycopg.connect(server_url, autocommit=True) as server:
+        server.execute(allow.format(name, sql.SQL("false")))
+        try:
+            terminate_others(connection)
+            yield
+        finally:
+            server.execute(allow.format(name, sql.SQL("true")))

@@ -1,0 +1,39 @@
+"""Query plans: their nodes, and how many rows a statement reads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from psycopg import Connection
+
+from horsies.db.statement import Statement
+
+COUNTERS = """
+SELECT sum(pg_stat_get_xact_tuples_fetched(oid)) +
+       sum(CASE WHEN relkind = 'r' THEN pg_stat_get_xact_tuples_returned(oid) END) +
+       sum(CASE WHEN relkind = 'i' THEN pg_stat_get_xact_tuples_returned(oid) END)
+FROM pg_class WHERE relname LIKE 'horsies%'
+"""
+
+
+def nodes(plan: Any) -> Iterator[dict[str, Any]]:
+    if isinstance(plan, dict):
+        if "Node Type" in plan:
+            yield plan
+        plan = list(plan.values())
+    if isinstance(plan, list):
+        for part in plan:
+            yield from nodes(part)
+
+
+def reads(
+    connection: Connection[Any], statement: Statement[Any, Any], params: Any
+) -> tuple[Sequence[Any], int]:
+    """Run the statement and return its rows, and how many rows and index entries it read."""
+    before = connection.execute(COUNTERS).fetchone()
+    rows = statement.run(connection, params)
+    after = connection.execute(COUNTERS).fetchone()
+    assert before is not None
+    assert after is not None
+    return rows, int(after[0] - before[0])

@@ -1,0 +1,115 @@
+"""Runs of workflows, started and looked at by plain statements, for the tests."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from psycopg import Connection
+from psycopg.rows import class_row
+
+from horsies.db.statements.workflows import (
+    ReadNodes,
+    RunIds,
+    RunLimit,
+    StartRuns,
+    find_broken_runs,
+    read_nodes,
+    read_runs,
+    start_runs,
+)
+from horsies.ids import new_id
+from horsies.workflow.build.plan import plan
+from horsies.workflow.spec import WorkflowSpec
+from tests.support.workers import eventually
+
+ENDED = ("COMPLETED", "FAILED", "CANCELLED", "EXPIRED")
+
+
+@dataclass(frozen=True, slots=True)
+class RunRow:
+    """One run."""
+
+    id: str
+    status: str
+    parent_workflow_id: str | None
+    depth: int
+    error: str | None
+
+
+def start(connection: Connection[Any], *specs: WorkflowSpec[Any]) -> list[str]:
+    """Start runs in one statement; their ids."""
+    run_ids = [new_id() for _ in specs]
+    plans = [plan(spec, run_id) for spec, run_id in zip(specs, run_ids, strict=True)]
+    rows = start_runs.run(connection, StartRuns(f"[{','.join(plans)}]"))
+    assert all(row.created for row in rows)
+    return run_ids
+
+
+def status(connection: Connection[Any], run_id: str) -> str:
+    """How the run is."""
+    (row,) = connection.execute("SELECT status FROM horsies_workflows WHERE id = %s", (run_id,))
+    return str(row[0])
+
+
+def wait_for(connection: Connection[Any], run_id: str, wanted: str, seconds: float = 30.0) -> None:
+    """Wait until the run has that status."""
+    eventually(
+        lambda: status(connection, run_id) == wanted,
+        seconds,
+        lambda: (status(connection, run_id), nodes(connection, run_id)),
+    )
+
+
+def wait_for_ends(connection: Connection[Any], seconds: float = 60.0) -> None:
+    """Wait until no run is open."""
+    eventually(
+        lambda: not [row for row in all_runs(connection) if row.status not in ENDED],
+        seconds,
+        lambda: [row for row in all_runs(connection) if row.status not in ENDED],
+    )
+
+
+def all_runs(connection: Connection[Any]) -> list[RunRow]:
+    """Every run, in the order of ids."""
+    with connection.cursor(row_factory=class_row(RunRow)) as cursor:
+        cursor.execute(
+            "SELECT id::text, status, parent_workflow_id::text, depth, error "
+            "FROM horsies_workflows ORDER BY id"
+        )
+        return cursor.fetchall()
+
+
+def result(connection: Connection[Any], run_id: str) -> Any:
+    """The stored result of the run, as plain JSON."""
+    (row,) = read_runs.run(connection, RunIds([run_id]))
+    return None if row.result is None else json.loads(row.result)
+
+
+def nodes(connection: Connection[Any], run_id: str) -> dict[str, str]:
+    """The status of every node by its id."""
+    rows = read_nodes.run(connection, ReadNodes(run_id, False))
+    return {row.node_id: row.status for row in rows}
+
+
+def problems(connection: Connection[Any]) -> list[str]:
+    """What does not add up in open runs."""
+    return [row.problem for row in find_broken_runs.run(connection, RunLimit(100))]
+
+
+def deadlocks(connection: Connection[Any]) -> int:
+    """How often the server had to break a circle of waiting transactions."""
+    (row,) = connection.execute(
+        "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()"
+    )
+    return int(row[0])
+
+
+def end_runs(connection: Connection[Any]) -> None:
+    """Let every task of every run succeed until no run is open."""
+    while connection.execute(
+        "UPDATE horsies_tasks SET status = 'COMPLETED', result = '{\"ok\":\"done\"}' "
+        "WHERE status = 'PENDING' AND workflow_id IS NOT NULL"
+    ).rowcount:
+        pass

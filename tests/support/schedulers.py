@@ -1,0 +1,140 @@
+"""Schedulers as processes, and the books they must have kept.
+
+A schedule's slots are counted from the one on record before any scheduler starts, so that every one of
+them is known beforehand: each must be there once.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from psycopg import Connection
+
+from horsies.app import Horsies
+from horsies.config.app import AppConfig
+from horsies.db.statement import run_script
+from horsies.scheduler.registry import Book, enter_schedules
+from tests.support.workers import REPOSITORY, Fleet, RunningWorker, eventually
+
+APPLICATION = "tests.support.apps.scheduled:app"
+SERVING = "serving "
+# Names a file; while it is there, the slow workflow is not built.
+GATE_VARIABLE = "HORSIES_TEST_BUILD_GATE"
+
+
+def every(seconds: int, name: str, **fields: Any) -> dict[str, Any]:
+    """A schedule as JSON: a task that does nothing, every so many seconds, none of them missed."""
+    defaults = {"name": name, "task_name": "noop", "catch_up_missed": True}
+    return defaults | {"pattern": {"type": "interval", "seconds": seconds}} | fields
+
+
+def config_of(*schedules: Mapping[str, Any], interval: int = 1) -> dict[str, Any]:
+    """The configuration of an application with these schedules."""
+    return {
+        "schedule": {"schedules": list(schedules), "check_interval_seconds": interval},
+        "resilience": {"db_retry_initial_ms": 100, "db_retry_max_ms": 500},
+    }
+
+
+def start_scheduler(
+    fleet: Fleet,
+    config: Mapping[str, Any],
+    environment: Mapping[str, str] | None = None,
+    *,
+    ready: bool = True,
+) -> RunningWorker:
+    """Start a scheduler; it is among the fleet's processes for logs and for the end."""
+    log_path = fleet.directory / f"scheduler-{len(fleet.workers)}.log"
+    command = [sys.executable, "-m", "horsies", "scheduler", APPLICATION]
+    with log_path.open("wb") as log:
+        process = subprocess.Popen(
+            command,
+            cwd=REPOSITORY,
+            env=fleet.environment(config=config) | dict(environment or {}),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+    scheduler = RunningWorker(process, log_path)
+    fleet.workers.append(scheduler)
+    if ready:
+        wait_until_serving(scheduler)
+    return scheduler
+
+
+def wait_until_serving(scheduler: RunningWorker, seconds: float = 30.0) -> None:
+    """Wait until it says that it serves its schedules."""
+    eventually(
+        lambda: SERVING in scheduler.log() or scheduler.process.poll() is not None,
+        seconds,
+        scheduler.log,
+    )
+    assert scheduler.process.poll() is None, scheduler.log()
+
+
+@dataclass(frozen=True)
+class Sent:
+    """A task of a schedule."""
+
+    schedule_name: str
+    slot: datetime
+    created_at: datetime
+    status: str
+
+
+def sent(connection: Connection[Any], name: str | None = None) -> list[Sent]:
+    """The tasks that schedules have sent for slots, by schedule and slot."""
+    rows = connection.execute(
+        "SELECT schedule_name, scheduled_for, created_at, status FROM horsies_tasks "
+        "WHERE scheduled_for IS NOT NULL AND (%(name)s::text IS NULL OR schedule_name = %(name)s) "
+        "ORDER BY schedule_name, scheduled_for, id",
+        {"name": name},
+    )
+    return [Sent(row[0], row[1].astimezone(UTC), row[2], row[3]) for row in rows]
+
+
+def slots(connection: Connection[Any], name: str) -> list[datetime]:
+    """The slots of one schedule that became tasks."""
+    return [one.slot for one in sent(connection, name)]
+
+
+def enter(
+    connection: Connection[Any], app: Horsies, config: Mapping[str, Any]
+) -> dict[str, datetime]:
+    """Bring the schedules on record, as the first scheduler would; the first slot of each."""
+    settings = AppConfig(broker=app.config.broker, schedule=config["schedule"])
+    book = Book.of(settings, app.definitions(), APPLICATION, app)
+    run_script(connection, enter_schedules(book, at_start=True))
+    return next_slots(connection)
+
+
+def next_slots(connection: Connection[Any]) -> dict[str, datetime]:
+    """The next slot of every schedule on record."""
+    rows = connection.execute("SELECT schedule_name, next_run_at FROM horsies_schedule_state")
+    return {name: moment.astimezone(UTC) for name, moment in rows}
+
+
+def check_books(
+    connection: Connection[Any], first: Mapping[str, datetime], seconds: Mapping[str, int]
+) -> int:
+    """Every slot from the first to the next one on record has become one task; how many they are."""
+    following = next_slots(connection)
+    counts = dict(
+        connection.execute("SELECT schedule_name, run_count FROM horsies_schedule_state").fetchall()
+    )
+    total = 0
+    for name, start in first.items():
+        step = timedelta(seconds=seconds[name])
+        number = round((following[name] - start) / step)
+        assert slots(connection, name) == [start + place * step for place in range(number)], name
+        assert counts[name] == number, name
+        total += number
+    for one in sent(connection):
+        assert one.created_at >= one.slot, "sent before its time"
+    return total

@@ -1,0 +1,326 @@
+"""Real workers for the tests: processes started from the command line, watched through their log.
+
+A worker is `python -m horsies worker ...` in a session of its own. Whatever it started is found
+through the process table and is gone after the test.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import psutil
+import pytest
+from psycopg import Connection
+
+T = TypeVar("T")
+
+REPOSITORY = Path(__file__).parents[2]
+APPLICATION = "tests.support.apps.programs:app"
+READY = "listening on"
+DATABASE_VARIABLE = "HORSIES_E2E_DATABASE_URL"
+JOURNAL_VARIABLE = "HORSIES_E2E_JOURNAL"
+CONFIG_VARIABLE = "HORSIES_E2E_CONFIG"
+
+# The product's default on Linux.
+FORKSERVER = ("--start-method", "forkserver")
+# Only notifications and due times can explain what such a worker does on time.
+HARDLY_POLLS = {"resilience": {"notify_poll_interval_ms": 300_000}}
+# Quick signs of life, so that tests about silence take seconds.
+QUICK_RECOVERY = {
+    "recovery": {"runner_heartbeat_interval_ms": 1_000, "running_stale_threshold_ms": 2_000}
+}
+
+
+def broker_settings() -> dict[str, Any]:
+    """Where the application of a test process finds its database, from the environment."""
+    config = json.loads(os.environ.get(CONFIG_VARIABLE) or "{}")
+    return {"database_url": os.environ[DATABASE_VARIABLE], **config.get("broker", {})}
+
+
+def eventually(
+    probe: Callable[[], T], seconds: float, what: Callable[[], object] | str = "it"
+) -> T:
+    """What `probe` gives once that is true; an AssertionError when it never is in time."""
+    deadline = time.monotonic() + seconds
+    while True:
+        if value := probe():
+            return value
+        if time.monotonic() > deadline:
+            shown = what if isinstance(what, str) else what()
+            raise AssertionError(f"did not happen within {seconds} s: {shown}")
+        time.sleep(0.005)
+
+
+def is_gone(pid: int) -> bool:
+    """Whether the process has ended, its zombie included."""
+    try:
+        return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line of the journal: a task's own account of what it did."""
+
+    what: str
+    task_id: str
+    attempt: int
+    pid: int
+    at: float
+    label: str
+
+
+@dataclass(frozen=True, slots=True)
+class Journal:
+    """The file in which tasks write down that they started and ended, synced line by line."""
+
+    path: Path
+
+    def length(self) -> int:
+        """How many lines have been written so far."""
+        return self.path.read_bytes().count(b"\n") if self.path.exists() else 0
+
+    def lines(self, what: str | None = None, task_id: str | None = None) -> list[Line]:
+        """What has been written so far, in order."""
+        if not self.path.exists():
+            return []
+        # What comes after the last line's end is being written at this moment.
+        written, _, _ = self.path.read_text().rpartition("\n")
+        lines = [Line(**json.loads(text)) for text in written.splitlines()]
+        return [
+            line
+            for line in lines
+            if (what is None or line.what == what) and (task_id is None or line.task_id == task_id)
+        ]
+
+
+@dataclass(slots=True)
+class RunningWorker:
+    """A worker process and everything known about it from outside."""
+
+    process: subprocess.Popen[bytes]
+    log_path: Path
+    seen_pids: set[int] = field(default_factory=set)
+
+    @property
+    def pid(self) -> int:
+        """The parent process."""
+        return self.process.pid
+
+    def log(self) -> str:
+        """Everything the worker and its children have written."""
+        return self.log_path.read_text(errors="replace")
+
+    def wait_until_ready(self, seconds: float = 20.0) -> None:
+        """Wait until it says that it hears the database."""
+        eventually(lambda: READY in self.log() or self._has_ended(), seconds, self.log)
+        assert self.process.poll() is None, self.log()
+
+    def family(self) -> list[int]:
+        """The pids of everything it started and that still lives."""
+        try:
+            found = psutil.Process(self.pid).children(recursive=True)
+        except psutil.NoSuchProcess:
+            return []
+        pids = [one.pid for one in found if not is_gone(one.pid)]
+        self.seen_pids.update(pids)
+        return pids
+
+    def signal(self, number: int) -> None:
+        """Send a signal to the parent process alone."""
+        os.kill(self.pid, number)
+
+    def signal_group(self, number: int) -> None:
+        """Send a signal to its process group, as a terminal does."""
+        os.killpg(self.pid, number)
+
+    def stop(self, seconds: float = 20.0) -> int:
+        """Ask for an orderly stop and return the exit code."""
+        self.signal(signal.SIGTERM)
+        return self.wait(seconds)
+
+    def wait(self, seconds: float = 20.0) -> int:
+        """Wait for its end and return the exit code."""
+        try:
+            return self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"the worker did not end within {seconds} s") from None
+
+    def cpu_seconds(self) -> float:
+        """Processor time the parent has used."""
+        times = psutil.Process(self.pid).cpu_times()
+        return float(times.user + times.system)
+
+    def destroy(self) -> None:
+        """Leave nothing of it behind, however it is doing."""
+        family = set(self.family()) | self.seen_pids
+        with suppress(ProcessLookupError):
+            self.process.send_signal(signal.SIGCONT)
+            self.process.kill()
+        self.process.wait()
+        for pid in family:
+            _kill_ours(pid)
+
+    def _has_ended(self) -> bool:
+        return self.process.poll() is not None
+
+
+def _kill_ours(pid: int) -> None:
+    """Kill a process a worker of ours had started, unless the number belongs to another by now."""
+    with suppress(psutil.Error):
+        process = psutil.Process(pid)
+        if process.environ().get(DATABASE_VARIABLE):
+            process.kill()
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """A way to the database, and the settings that go with it: of the broker, and of producers."""
+
+    url: str
+    broker: Mapping[str, Any] = field(default_factory=dict)
+    producer: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Fleet:
+    """Starts workers on one database and one journal, and remembers them.
+
+    `database_url` leads straight to the database; workers take `route` where there is another.
+    """
+
+    database_url: str
+    directory: Path
+    workers: list[RunningWorker] = field(default_factory=list)
+    route: Route | None = None
+
+    @property
+    def journal(self) -> Journal:
+        """Where the tasks of these workers write."""
+        return Journal(self.directory / "journal")
+
+    def start(
+        self,
+        *options: str,
+        processes: int = 2,
+        application: str = APPLICATION,
+        config: Mapping[str, Any] | None = None,
+        database_url: str | None = None,
+        environment: Mapping[str, str] | None = None,
+        through: Sequence[str] = (),
+        ready: bool = True,
+    ) -> RunningWorker:
+        """Start a worker with these command line options and wait until it is ready.
+
+        `through` is a program that becomes the worker, as `ip netns exec` does.
+
+        Children come from a plain fork where the test does not care: that starts twice as fast.
+        """
+        if "--start-method" not in options:
+            options = ("--start-method", "fork", *options)
+        log_path = self.directory / f"worker-{len(self.workers)}.log"
+        command = [*through, sys.executable, "-m", "horsies", "worker", application]
+        command += ["--processes", str(processes), *options]
+        with log_path.open("wb") as log:
+            process = subprocess.Popen(
+                command,
+                cwd=REPOSITORY,
+                env=self.environment(database_url, config) | dict(environment or {}),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        worker = RunningWorker(process, log_path)
+        self.workers.append(worker)
+        if ready:
+            worker.wait_until_ready()
+            worker.family()
+        return worker
+
+    def environment(
+        self, database_url: str | None = None, config: Mapping[str, Any] | None = None
+    ) -> dict[str, str]:
+        """What a process of the tests' application needs to know, to take the same route."""
+        route = Route(database_url) if database_url else self.way
+        config = dict(config or {})
+        config["broker"] = {**route.broker, **config.get("broker", {})}
+        return dict(os.environ) | {
+            DATABASE_VARIABLE: route.url,
+            JOURNAL_VARIABLE: str(self.directory / "journal"),
+            CONFIG_VARIABLE: json.dumps(config),
+        }
+
+    @property
+    def way(self) -> Route:
+        """The way workers take to the database."""
+        return self.route or Route(self.database_url)
+
+    @property
+    def is_pooled(self) -> bool:
+        """Whether workers go through a pooler, which keeps server connections of its own."""
+        return bool(self.way.broker)
+
+    def sessions(self, count: int) -> dict[str, Any]:
+        """The configuration of a worker with one session or two; behind a pooler there are always two."""
+        return {} if count == 1 else {"broker": {"session_database_url": self.database_url}}
+
+    def listening(self, count: int = 1) -> str:
+        """The name of the session that listens, of a worker with so many."""
+        return "horsies:turn" if count == 1 and not self.is_pooled else "horsies:listener"
+
+    def logs(self) -> Iterable[tuple[str, str]]:
+        """A title and the text of every worker's log, for a failed test."""
+        return [(f"log of worker {one.pid}", one.log()) for one in self.workers]
+
+    def destroy(self) -> None:
+        """End every worker that still runs, and all they started."""
+        for worker in self.workers:
+            worker.destroy()
+
+
+AHEAD, BEHIND = "+600s", "-600s"
+
+
+# libfaketime refuses the call that time.sleep makes since Python 3.11.
+SLEEP_OTHERWISE = """
+import select, time
+time.sleep = lambda seconds: select.select([], [], [], seconds) and None
+"""
+
+
+def skew(fleet: Fleet, offset: str) -> dict[str, str]:
+    """The environment of a process whose clock is off by that much."""
+    found = sorted(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"))
+    if not found:
+        pytest.skip("faketime is not installed: apt-get install faketime")
+    (fleet.directory / "sitecustomize.py").write_text(SLEEP_OTHERWISE)
+    return {
+        "LD_PRELOAD": str(found[0]),
+        "FAKETIME": offset,
+        # A wrong clock goes on at the right pace: what measures spans is not touched.
+        "DONT_FAKE_MONOTONIC": "1",
+        "PYTHONPATH": os.pathsep.join([str(fleet.directory), os.environ.get("PYTHONPATH", "")]),
+    }
+
+
+# After its own start a server's free locks prove nothing for 45 s at default settings; behind a pooler
+# for 3 s longer (pooled_workers.PATIENCE_MS).
+RETURN_SECONDS = 48
+
+
+def wait_until_locks_count(connection: Connection[Any]) -> None:
+    """Wait until the server has been up for long enough; in a whole run it has."""
+    ripe = f"SELECT 1 WHERE pg_postmaster_start_time() < now() - interval '{RETURN_SECONDS} s'"
+    eventually(lambda: connection.execute(ripe).fetchone(), RETURN_SECONDS + 5)

@@ -1,0 +1,354 @@
+"""Sending inside the caller's transaction: the task lives and dies with it, workers hear after it."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import psycopg
+import pytest
+from django.db import connection as django_connection
+from sqlalchemy import create_engine
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy.orm import Session
+from sqlalchemy.pool import NullPool
+
+from horsies.app import Horsies
+from horsies.tasks.request import TaskSendError, TaskSendErrorCode
+from tests.support.applications import run_closing
+from tests.support.callers import CALLERS, Caller, alchemy_url, configure_django
+from tests.support.producer_rows import Database, finish, stored
+from tests.tasks.conftest import Task
+
+NOTE = "INSERT INTO caller_notes VALUES (1)"
+
+
+@pytest.fixture(params=CALLERS, ids=str)
+def caller(request: pytest.FixtureRequest) -> Caller:
+    caller: Caller = request.param
+    return caller
+
+
+@pytest.fixture
+def notes(connection: Database) -> Iterator[Callable[[], int]]:
+    """A table of the caller's own; gives the number of its rows."""
+    connection.execute("CREATE TABLE caller_notes (number integer)")
+
+    def count() -> int:
+        return len(connection.execute("SELECT * FROM caller_notes").fetchall())
+
+    yield count
+    connection.execute("DROP TABLE caller_notes")
+
+
+@pytest.fixture
+def no_priority_42(connection: Database) -> Iterator[None]:
+    """Make the insert of some tasks fail."""
+    connection.execute("ALTER TABLE horsies_tasks ADD CONSTRAINT refuse CHECK (priority <> 42)")
+    yield
+    connection.execute("ALTER TABLE horsies_tasks DROP CONSTRAINT refuse")
+
+
+@pytest.fixture
+def listener(process_url: str) -> Iterator[psycopg.Connection[Any]]:
+    with psycopg.connect(process_url, autocommit=True) as listener:
+        listener.execute("LISTEN task_queue_default")
+        yield listener
+
+
+def heard(listener: psycopg.Connection[Any], seconds: float) -> int:
+    return len(list(listener.notifies(timeout=seconds, stop_after=1)))
+
+
+@pytest.mark.parametrize("end", ["commit", "rollback"])
+def test_a_task_lives_and_dies_with_the_transaction(
+    app: Horsies,
+    add: Task,
+    connection: Database,
+    process_url: str,
+    caller: Caller,
+    listener: psycopg.Connection[Any],
+    notes: Callable[[], int],
+    end: str,
+) -> None:
+    async def work() -> Any:
+        async with caller.open(process_url, end) as (transaction, execute):
+            await execute(NOTE)
+            sender = add.with_options(transaction=transaction)
+            sent = await caller.call(sender, "send", 1, 2)
+            assert stored(connection) == []
+            assert heard(listener, 0.05) == 0
+            return sent.unwrap()
+
+    handle = caller.run(app, work())
+    kept = end == "commit"
+    assert notes() == kept
+    assert [str(row["id"]) for row in stored(connection)] == [handle.task_id] * kept
+    assert heard(listener, 5 if kept else 0.05) == kept
+
+
+@pytest.mark.parametrize("end", ["commit", "rollback"])
+def test_a_transaction_that_begins_with_the_send(
+    app: Horsies, add: Task, connection: Database, process_url: str, caller: Caller, end: str
+) -> None:
+    async def work() -> None:
+        async with caller.open(process_url, end) as (transaction, _):
+            sender = add.with_options(transaction=transaction)
+            (await caller.call(sender, "send", 1)).unwrap()
+
+    caller.run(app, work())
+    assert len(stored(connection)) == (end == "commit")
+
+
+@pytest.mark.parametrize("end", ["commit", "rollback"])
+def test_every_way_of_sending_takes_part(
+    app: Horsies, add: Task, connection: Database, process_url: str, caller: Caller, end: str
+) -> None:
+    async def work() -> None:
+        async with caller.open(process_url, end) as (transaction, _):
+            sender = add.with_options(transaction=transaction)
+            (await caller.call(sender, "send", 1)).unwrap()
+            (await caller.call(sender, "schedule", 60, 2)).unwrap()
+            (await caller.call(sender, "send_many", [add.bind(3), add.bind(4)])).unwrap()
+            keyed = add.with_options(transaction=transaction, idempotency_key="order-1")
+            first = (await caller.call(keyed, "send", 5)).unwrap()
+            second = (await caller.call(keyed, "send", 5)).unwrap()
+            assert first.task_id == second.task_id
+
+    caller.run(app, work())
+    assert len(stored(connection)) == (5 if end == "commit" else 0)
+
+
+def test_a_failing_insert_leaves_the_transaction_usable(
+    app: Horsies,
+    add: Task,
+    connection: Database,
+    process_url: str,
+    caller: Caller,
+    notes: Callable[[], int],
+    no_priority_42: None,
+) -> None:
+    async def work() -> TaskSendError:
+        async with caller.open(process_url, "commit") as (transaction, execute):
+            await execute(NOTE)
+            bad = add.with_options(transaction=transaction, priority=42)
+            sent = await caller.call(bad, "send", 1)
+            await execute(NOTE)
+            good = add.with_options(transaction=transaction)
+            (await caller.call(good, "send", 2)).unwrap()
+            error: TaskSendError = sent.unwrap_err()
+            return error
+
+    error = caller.run(app, work())
+    assert error.code is TaskSendErrorCode.ENQUEUE_FAILED
+    assert not error.retryable
+    assert error.payload is None
+    assert notes() == 2
+    assert [row["args"] for row in stored(connection)] == ["[2]"]
+
+
+def test_a_refused_request_leaves_the_transaction_usable(
+    app: Horsies,
+    add: Task,
+    connection: Database,
+    process_url: str,
+    caller: Caller,
+    notes: Callable[[], int],
+) -> None:
+    add.with_options(idempotency_key="order-1").send(1).unwrap()
+
+    async def work() -> Any:
+        async with caller.open(process_url, "commit") as (transaction, execute):
+            keyed = add.with_options(transaction=transaction, idempotency_key="order-1")
+            mismatch = await caller.call(keyed, "send", 2)
+            invalid = await caller.call(keyed, "send", "one")
+            await execute(NOTE)
+            return mismatch.unwrap_err().code, invalid.unwrap_err().code
+
+    assert caller.run(app, work()) == (
+        TaskSendErrorCode.PAYLOAD_MISMATCH,
+        TaskSendErrorCode.VALIDATION_FAILED,
+    )
+    assert notes() == 1
+
+
+def test_a_handle_made_in_a_transaction_gives_the_result_after_it(
+    app: Horsies, add: Task, connection: Database, process_url: str
+) -> None:
+    with psycopg.connect(process_url) as transaction:
+        handle = add.with_options(transaction=transaction).send(1).unwrap()
+    finish(connection, handle.task_id)
+    assert handle.get(timeout_ms=5_000).ok_value == 1
+
+
+def test_a_connection_that_commits_by_itself_stores_at_once(
+    app: Horsies, add: Task, connection: Database, process_url: str
+) -> None:
+    with psycopg.connect(process_url, autocommit=True) as caller:
+        add.with_options(transaction=caller).send(1).unwrap()
+        assert len(stored(connection)) == 1
+
+
+def test_a_savepoint_of_the_caller_takes_the_task_with_it(
+    app: Horsies, add: Task, connection: Database, process_url: str
+) -> None:
+    with psycopg.connect(process_url) as caller:
+        add.with_options(transaction=caller).send(1).unwrap()
+        with caller.transaction(force_rollback=True):
+            add.with_options(transaction=caller).send(2).unwrap()
+    assert [row["args"] for row in stored(connection)] == ["[1]"]
+
+
+def test_the_caller_sees_its_own_task(
+    app: Horsies, add: Task, connection: Database, process_url: str
+) -> None:
+    with psycopg.connect(process_url) as caller:
+        add.with_options(transaction=caller).send(1).unwrap()
+        assert len(stored(caller)) == 1
+
+
+def test_row_factories_and_cursors_of_the_caller_do_not_matter(
+    app: Horsies, add: Task, connection: Database, process_url: str
+) -> None:
+    row_factory = psycopg.rows.scalar_row
+    cursor_factory = psycopg.ClientCursor
+    with psycopg.connect(
+        process_url, row_factory=row_factory, cursor_factory=cursor_factory
+    ) as caller:
+        add.with_options(transaction=caller).send(1).unwrap()
+    assert len(stored(connection)) == 1
+
+
+def test_an_aborted_transaction_stays_the_callers_to_end(
+    app: Horsies, add: Task, connection: Database, process_url: str
+) -> None:
+    with psycopg.connect(process_url) as caller:
+        with pytest.raises(psycopg.errors.DivisionByZero):
+            caller.execute("SELECT 1 / 0")
+        error = add.with_options(transaction=caller).send(1).unwrap_err()
+        caller.rollback()
+    assert error.code is TaskSendErrorCode.ENQUEUE_FAILED
+    assert "aborted" in error.message
+
+
+def test_a_connection_lost_in_the_middle_is_an_error_value_and_cannot_be_replayed(
+    app: Horsies, add: Task, connection: Database, process_url: str
+) -> None:
+    with psycopg.connect(process_url) as caller:
+        caller.execute("SELECT 1")
+        connection.execute("SELECT pg_terminate_backend(%s, 5000)", (caller.info.backend_pid,))
+        error = add.with_options(transaction=caller).send(1).unwrap_err()
+    assert error.code is TaskSendErrorCode.ENQUEUE_FAILED
+    assert error.retryable
+    refused = add.retry_send(error).unwrap_err()
+    assert refused.code is TaskSendErrorCode.VALIDATION_FAILED
+    assert "repeated with that transaction" in refused.message
+    assert stored(connection) == []
+
+
+# Objects that are no transaction
+
+
+def unusable(error: TaskSendError) -> str:
+    assert error.code is TaskSendErrorCode.ENQUEUE_FAILED
+    assert not error.retryable
+    assert "\n" not in error.message
+    return error.message
+
+
+def test_what_is_no_connection_is_refused(
+    app: Horsies, add: Task, connection: Database, process_url: str
+) -> None:
+    engine = create_engine(alchemy_url(process_url), poolclass=NullPool)
+    file = sqlite3.connect(":memory:")
+    for strange in (object(), 5, process_url, engine, file, connection.cursor(), Session):
+        message = unusable(add.with_options(transaction=strange).send(1).unwrap_err())
+        assert message.startswith("transaction= takes an open psycopg, SQLAlchemy")
+        assert type(strange).__name__ in message
+        sent = run_closing(app, add.with_options(transaction=strange).send_async(1))
+        assert "transaction= takes" in unusable(sent.unwrap_err())
+    file.close()
+    assert stored(connection) == []
+
+
+def test_an_asynchronous_transaction_needs_an_asynchronous_send(
+    app: Horsies, add: Task, connection: Database, process_url: str
+) -> None:
+    engine = create_async_engine(alchemy_url(process_url), poolclass=NullPool)
+
+    async def main() -> None:
+        async with (
+            await psycopg.AsyncConnection.connect(process_url) as plain,
+            engine.connect() as alchemy,
+            AsyncSession(engine) as session,
+        ):
+            for transaction in (plain, alchemy, session):
+                sent = add.with_options(transaction=transaction).send(1)
+                assert "use send_async" in unusable(sent.unwrap_err())
+
+    asyncio.run(main())
+    assert stored(connection) == []
+
+
+def test_a_synchronous_transaction_needs_a_synchronous_send(
+    app: Horsies, add: Task, connection: Database, process_url: str
+) -> None:
+    configure_django(process_url)
+    engine = create_engine(alchemy_url(process_url), poolclass=NullPool)
+    with (
+        psycopg.connect(process_url) as plain,
+        engine.connect() as alchemy,
+        Session(engine) as session,
+    ):
+        for transaction in (plain, alchemy, session, django_connection):
+            sent = run_closing(app, add.with_options(transaction=transaction).send_async(1))
+            assert "send_async takes the asynchronous ones" in unusable(sent.unwrap_err())
+    assert stored(connection) == []
+
+
+def test_a_connection_in_pipeline_mode_is_refused(
+    app: Horsies, add: Task, connection: Database, process_url: str
+) -> None:
+    engine = create_engine(alchemy_url(process_url), poolclass=NullPool)
+    with psycopg.connect(process_url) as plain, plain.pipeline(), engine.connect() as alchemy:
+        driver = alchemy.connection.driver_connection
+        assert driver is not None
+        with driver.pipeline():
+            for transaction in (plain, alchemy):
+                for key in (None, "order-1"):
+                    sender = add.with_options(transaction=transaction, idempotency_key=key)
+                    assert "leave the pipeline" in unusable(sender.send(1).unwrap_err())
+    with psycopg.connect(process_url) as left:
+        with left.pipeline():
+            left.execute("SELECT 1")
+        add.with_options(transaction=left).send(2).unwrap()
+    assert [row["args"] for row in stored(connection)] == ["[2]"]
+
+
+def test_an_asynchronous_connection_in_pipeline_mode_is_refused(
+    app: Horsies, add: Task, connection: Database, process_url: str
+) -> None:
+    async def main() -> None:
+        async with (
+            await psycopg.AsyncConnection.connect(process_url) as transaction,
+            transaction.pipeline(),
+        ):
+            for key in (None, "order-1"):
+                sender = add.with_options(transaction=transaction, idempotency_key=key)
+                sent = await sender.send_async(1)
+                assert "leave the pipeline" in unusable(sent.unwrap_err())
+
+    run_closing(app, main())
+    assert stored(connection) == []
+
+
+def test_a_closed_connection_is_an_error_value(
+    app: Horsies, add: Task, connection: Database, process_url: str
+) -> None:
+    with psycopg.connect(process_url) as closed:
+        pass
+    error = add.with_options(transaction=closed).send(1).unwrap_err()
+    assert error.code is TaskSendErrorCode.ENQUEUE_FAILED
+    assert "closed" in error.message

@@ -1,0 +1,158 @@
+"""Result waiters: answers read too early, a connection cut in the middle of a look, idle threads."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg import Connection
+
+from horsies.db.statements.tasks import OutcomeRow
+from horsies.ids import new_id
+from horsies.tasks import waiters as waiters_module
+from horsies.tasks.waiters import Subject, Waiters
+from tests.support.rows import add_task
+from tests.support.wait import wait_until
+
+POLL_NEVER = 600.0
+
+
+@pytest.fixture
+def waiters(process_url: str, connection: Connection[Any]) -> Iterator[Waiters]:
+    """Waiters that live on notifications alone."""
+    waiters = Waiters(lambda: connect(process_url), poll_seconds=POLL_NEVER)
+    yield waiters
+    waiters.close()
+
+
+@pytest.fixture
+def restless(process_url: str, connection: Connection[Any]) -> Iterator[Waiters]:
+    """Waiters whose thread ends as soon as nobody waits."""
+    waiters = Waiters(lambda: connect(process_url), spare_seconds=0.0)
+    yield waiters
+    waiters.close()
+
+
+def connect(process_url: str) -> Connection[Any]:
+    return psycopg.connect(process_url, autocommit=True, application_name="test:waiters")
+
+
+class SlowRead:
+    """The first read brings what it found only when it may."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.has_read, self.may_answer = threading.Event(), threading.Event()
+        self._read = waiters_module._read
+        monkeypatch.setattr(waiters_module, "_read", self)
+
+    def __call__(
+        self, connection: Connection[Any], subject: Subject, ids: Sequence[str]
+    ) -> dict[str, Any]:
+        found = self._read(connection, subject, ids)
+        self.has_read.set()
+        assert self.may_answer.wait(10)
+        return found
+
+
+def backends(connection: Connection[Any]) -> int:
+    found = connection.execute(
+        "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'test:waiters' "
+        "AND datname = current_database()"
+    ).fetchone()
+    assert found is not None
+    return int(found[0])
+
+
+def is_waiting_for_a_lock(connection: Connection[Any]) -> bool:
+    found = connection.execute(
+        "SELECT 1 FROM pg_stat_activity WHERE application_name = 'test:waiters' "
+        "AND wait_event_type = 'Lock' AND datname = current_database()"
+    )
+    return found.fetchone() is not None
+
+
+def status(future: Future[OutcomeRow | None]) -> str:
+    row = future.result(10)
+    assert row is not None
+    return row.status
+
+
+def test_a_connection_cut_in_the_middle_of_a_look_costs_that_look_only(
+    connection: Connection[Any], process_url: str, waiters: Waiters
+) -> None:
+    known, fresh = add_task(connection), add_task(connection)
+    waiters.watch(known, once=True).result(10)
+    patient = waiters.watch(known)
+    waiters.watch(known, once=True).result(10)  # now the patient one has been looked at too
+    with psycopg.connect(process_url) as locker:
+        locker.execute("LOCK TABLE horsies_tasks")
+        unlucky = waiters.watch(fresh)
+        wait_until(lambda: is_waiting_for_a_lock(connection))
+        connection.execute(
+            "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity "
+            "WHERE application_name = 'test:waiters' AND datname = current_database()"
+        )
+        with pytest.raises(psycopg.OperationalError):
+            unlucky.result(10)
+    connection.execute("UPDATE horsies_tasks SET status = 'COMPLETED'")
+    assert status(patient) == "COMPLETED", "it outlasts the cut"
+    assert status(waiters.watch(fresh)) == "COMPLETED", "and the next look works"
+
+
+@pytest.mark.parametrize("once", [True, False], ids=["look", "wait"])
+def test_who_comes_after_a_read_began_is_not_told_that_nothing_was_there(
+    connection: Connection[Any], waiters: Waiters, monkeypatch: pytest.MonkeyPatch, once: bool
+) -> None:
+    task_id = new_id()
+    read = SlowRead(monkeypatch)
+    early = waiters.watch(task_id, once=True)
+    assert read.has_read.wait(10)
+    add_task(connection, id=task_id, status="COMPLETED")
+    late = waiters.watch(task_id, once=once)
+    read.may_answer.set()
+    assert early.result(10) is None
+    assert status(late) == "COMPLETED"
+
+
+def test_a_look_after_a_read_began_is_not_answered_with_what_it_found(
+    connection: Connection[Any], waiters: Waiters, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task_id = add_task(connection)
+    read = SlowRead(monkeypatch)
+    early = waiters.watch(task_id, once=True)
+    assert read.has_read.wait(10)
+    connection.execute("UPDATE horsies_tasks SET status = 'CANCELLED'")
+    late = waiters.watch(task_id, once=True)
+    read.may_answer.set()
+    assert [status(early), status(late)] == ["PENDING", "CANCELLED"]
+
+
+def test_a_thread_nobody_needs_ends_with_its_connection_and_another_serves_who_comes_then(
+    connection: Connection[Any], restless: Waiters
+) -> None:
+    task_id = add_task(connection)
+    for _ in range(2):
+        assert status(restless.watch(task_id, once=True)) == "PENDING"
+        wait_until(lambda: backends(connection) == 0)
+    assert restless._thread is None
+
+
+def test_nobody_falls_between_two_threads(connection: Connection[Any], restless: Waiters) -> None:
+    task_id = add_task(connection)
+    for _ in range(100):
+        assert status(restless.watch(task_id, once=True)) == "PENDING"
+
+
+def test_the_thread_stays_for_one_who_waits(connection: Connection[Any], restless: Waiters) -> None:
+    task_id = add_task(connection)
+    patient = restless.watch(task_id)
+    assert status(restless.watch(task_id, once=True)) == "PENDING"
+    serving = restless._thread
+    assert status(restless.watch(task_id, once=True)) == "PENDING"
+    assert restless._thread is serving
+    connection.execute("UPDATE horsies_tasks SET status = 'COMPLETED'")
+    assert status(patient) == "COMPLETED"

@@ -1,0 +1,360 @@
+"""A worker's services: when each is due, and what none of them may forget."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any, cast
+
+import psycopg
+import pytest
+
+from horsies import AppConfig, PostgresConfig, RecoveryConfig, WorkerResilienceConfig
+from horsies.db.pipeline import Together
+from horsies.db.statement import Step
+from horsies.db.statements.tasks import TaskId
+from horsies.db.statements.turn import find_cancel_requests, renew_claims, send_heartbeats
+from horsies.db.statements.workers import (
+    FindLostWorkers,
+    Leads,
+    Presence,
+    SeenWorker,
+    answer_ping,
+    find_lost_workers,
+    find_orphans,
+    register_worker,
+    see_worker,
+    store_worker_state,
+    try_lead,
+)
+from horsies.db.statements.workflows import FindPausedRuns, find_paused_runs
+from horsies.ids import new_id
+from horsies.tasks.outcome import STOPPED_BY_CANCEL
+from horsies.worker import maintenance as duties_module
+from horsies.worker.config import WorkerConfig
+from horsies.worker.in_flight import Desk
+from horsies.worker.liveness import PONG_CHANNEL_PREFIX, Identity, echo_channel
+from horsies.worker.maintenance import LONG_SECONDS, SEEN_SECONDS, Duties, Every
+from horsies.worker.notifications import Ear
+from horsies.worker.pool.pool import ChildPool
+from tests.support.pool import RecordingPool, attempt, claimed
+
+BROKER = PostgresConfig(database_url="postgresql://localhost/unused")
+
+
+@dataclass(slots=True)
+class RecordingDatabase:
+    """Takes note of the statements and answers as an empty database would."""
+
+    was_stopped: bool = False
+    is_known: bool = True
+    leads: bool = True
+    failure: Exception | None = None
+    cancelled: Sequence[str] = ()
+    lost: Sequence[str] = ()
+    steps: list[Step] = field(default_factory=list)
+
+    def run(self, steps: Sequence[Step]) -> list[list[Any]]:
+        self.steps += steps
+        if self.failure is not None:
+            raise self.failure
+        answers: dict[Any, list[Any]] = {
+            see_worker: [Presence("id", self.was_stopped)] if self.is_known else [],
+            try_lead: [Leads(self.leads)],
+            find_cancel_requests: [TaskId(task_id) for task_id in self.cancelled],
+            find_lost_workers: [SeenWorker(worker_id) for worker_id in self.lost],
+        }
+        return [answers.get(statement, []) for statement, _ in steps]
+
+    def asked(self, statement: Any) -> list[Any]:
+        return [params for asked, params in self.steps if asked is statement]
+
+
+class QuietPool(RecordingPool):
+    """Children that do nothing and weigh little."""
+
+    def busy(self) -> dict[str, Any]:
+        return {
+            task_id: SimpleNamespace(assignment=attempt(task_id, generation), since=0.0)
+            for task_id, generation, _ in self.dispatched
+        }
+
+    def children_memory_mb(self) -> float:
+        return 1.0
+
+
+@dataclass(slots=True)
+class QuietEar:
+    """Says what the test wants, and takes note of calls."""
+
+    hears: bool = True
+    connected: bool = True
+    calls: list[float] = field(default_factory=list)
+
+    def check(self, now: float) -> bool:
+        return self.hears
+
+    def is_connected(self) -> bool:
+        return self.connected
+
+    def note_call(self, now: float) -> None:
+        self.calls.append(now)
+
+
+@pytest.fixture
+def desk() -> Desk:
+    return Desk(cast(ChildPool, QuietPool({1, 2})))
+
+
+def make_duties(desk: Desk, config: AppConfig | None = None, ear: QuietEar | None = None) -> Duties:
+    return Duties(
+        config or AppConfig(broker=BROKER),
+        WorkerConfig("app:app", 2, ["default"]),
+        Identity(new_id(), "host", 7),
+        desk._pool,
+        desk,
+        cast(Ear, ear or QuietEar()),
+    )
+
+
+def stopped(desk: Desk) -> list[tuple[str, str]]:
+    return cast(QuietPool, desk._pool).stopped
+
+
+def perform(duties: Duties, database: RecordingDatabase, now: float) -> None:
+    duties.perform(cast(Together, database), now)
+
+
+def test_something_regular_is_due_at_once_and_then_after_its_time() -> None:
+    every = Every(5.0)
+    assert every.is_due(0.0)
+    every.done(10.0)
+    assert not every.is_due(14.9)
+    assert every.is_due(15.0)
+
+
+def test_the_sign_of_life_comes_first(desk: Desk) -> None:
+    database = RecordingDatabase()
+    perform(make_duties(desk), database, 1.0)
+    order = [statement for statement, _ in database.steps]
+    assert order[:2] == [register_worker, see_worker]
+    assert store_worker_state in order
+
+
+def test_an_idle_worker_shows_itself_at_its_poll_and_a_busy_one_more_often(desk: Desk) -> None:
+    duties = make_duties(desk)
+    perform(duties, RecordingDatabase(), 100.0)
+    assert duties.next_at() == 105.0
+    desk.hand_out([claimed("a", 1)])
+    assert duties.next_at() == 100.0 + SEEN_SECONDS
+
+
+def test_a_worker_that_hardly_polls_is_seen_often_enough_to_count_as_alive(desk: Desk) -> None:
+    config = AppConfig(
+        broker=BROKER,
+        resilience=WorkerResilienceConfig(notify_poll_interval_ms=300_000),
+        recovery=RecoveryConfig(
+            runner_heartbeat_interval_ms=1_000,
+            claimer_heartbeat_interval_ms=1_000,
+            running_stale_threshold_ms=3_000,
+            claimed_stale_threshold_ms=3_000,
+        ),
+    )
+    duties = make_duties(desk, config)
+    perform(duties, RecordingDatabase(), 100.0)
+    assert duties.next_at() == 101.0
+    desk.hand_out([claimed("a", 1)])
+    assert duties.next_at() == 101.0
+
+
+def test_a_worker_that_others_declared_lost_rescues_nobody(desk: Desk) -> None:
+    duties, database = make_duties(desk), RecordingDatabase(was_stopped=True, lost=["other"])
+    perform(duties, database, 1.0)
+    assert duties.is_lost
+    assert database.asked(find_orphans) == []
+    duties.forget_registration()
+    assert not duties.is_lost
+    database = RecordingDatabase()
+    perform(duties, database, 1.1)
+    assert database.asked(register_worker)
+
+
+def test_every_sign_of_life_says_whether_we_hear_and_calls_ourselves(desk: Desk) -> None:
+    ear = QuietEar()
+    duties, database = make_duties(desk, ear=ear), RecordingDatabase()
+    perform(duties, database, 100.0)
+    ear.hears = False
+    perform(duties, database, 105.0)
+    first, second = database.asked(see_worker)
+    assert (first.hears, second.hears) == (True, False)
+    assert first.echo_channel == echo_channel(first.worker_id)
+    assert ear.calls == [100.0, 105.0]
+
+
+def test_a_call_of_which_nothing_was_stored_expects_no_echo(desk: Desk) -> None:
+    ear = QuietEar()
+    perform(make_duties(desk, ear=ear), RecordingDatabase(is_known=False), 100.0)
+    assert ear.calls == []
+
+
+def test_a_change_of_hearing_is_shown_by_a_snapshot_at_once(desk: Desk) -> None:
+    ear = QuietEar()
+    duties, database = make_duties(desk, ear=ear), RecordingDatabase()
+    for now, hears, snapshots in (
+        (100.0, True, 1),
+        (105.0, False, 2),
+        (110.0, False, 2),
+        (115.0, True, 3),
+    ):
+        ear.hears = hears
+        perform(duties, database, now)
+        assert len(database.asked(store_worker_state)) == snapshots
+
+
+def connected_seconds(duties: Duties, now: float) -> float:
+    database = RecordingDatabase()
+    perform(duties, database, now)
+    (asked,) = database.asked(find_lost_workers)
+    assert isinstance(asked, FindLostWorkers)
+    return asked.connected_seconds
+
+
+def test_a_reaper_says_how_long_its_own_connection_has_held(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    duties = make_duties(desk)
+    assert connected_seconds(duties, 1_000.0) == LONG_SECONDS
+    monkeypatch.setattr("horsies.worker.maintenance.time.monotonic", lambda: 1_010.0)
+    duties.note_break()
+    assert connected_seconds(duties, 1_013.0) == 3.0
+
+
+def test_a_worker_without_its_own_lock_calls_only_those_dead_that_it_sees_leave(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    duties = make_duties(desk, ear=QuietEar(connected=False))
+    monkeypatch.setattr("horsies.worker.maintenance.time.monotonic", lambda: 1_000.0)
+    assert connected_seconds(duties, 1_000.0) == 0.0
+
+
+def test_what_was_found_is_worth_nothing_when_our_own_lock_went_meanwhile(desk: Desk) -> None:
+    ear = QuietEar()
+    duties, database = make_duties(desk, ear=ear), RecordingDatabase(lost=["other"])
+
+    def lose_the_lock(steps: Sequence[Step]) -> list[list[Any]]:
+        ear.connected = False
+        return database.run(steps)
+
+    cut_meanwhile = cast(Together, SimpleNamespace(run=lose_the_lock))
+    duties.perform(cut_meanwhile, 100.0)
+    assert database.asked(find_lost_workers)
+    assert database.asked(find_orphans) == []
+    ear.connected = True
+    perform(duties, database, 200.0)
+    assert database.asked(find_orphans)
+
+
+def test_leases_are_renewed_for_what_waits_and_nothing_else(desk: Desk) -> None:
+    duties = make_duties(desk, AppConfig(broker=BROKER, prefetch_buffer=2, claim_lease_ms=10_000))
+    database = RecordingDatabase()
+    perform(duties, database, 0.0)
+    assert database.asked(renew_claims) == []
+    desk.hand_out([claimed("a", 1), claimed("b")])
+    perform(duties, database, 4.9)
+    assert database.asked(renew_claims) == []
+    perform(duties, database, 5.0)
+    (lease,) = database.asked(renew_claims)
+    assert (lease.ids, lease.generations, lease.lease_ms) == (["b"], [1], 10_000)
+
+
+def test_retention_goes_on_soon_when_there_is_more(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    more = [True, False]
+    asked: list[float] = []
+
+    def sweep(*_: object) -> bool:
+        asked.append(1)
+        return more.pop(0)
+
+    monkeypatch.setattr(duties_module, "sweep", sweep)
+    duties = make_duties(desk)
+    for now in (0.0, 0.9, 1.0, 5.0, 3_600.0):
+        perform(duties, RecordingDatabase(), now)
+    assert len(asked) == 2
+
+
+def test_paused_runs_are_looked_at_as_often_as_abandoned_tasks(desk: Desk) -> None:
+    recovery = RecoveryConfig(
+        check_interval_ms=1_000, paused_workflow_auto_cancel_after=timedelta(hours=1)
+    )
+    duties = make_duties(desk, AppConfig(broker=BROKER, recovery=recovery))
+    database = RecordingDatabase()
+    for now, looks in ((100.0, 1), (100.5, 1), (101.5, 2)):
+        perform(duties, database, now)
+        assert database.asked(find_paused_runs) == [FindPausedRuns(3600.0, 50)] * looks
+    silent = RecordingDatabase()
+    perform(make_duties(desk), silent, 100.0)
+    assert silent.asked(find_paused_runs) == []
+
+
+PING = json.dumps(
+    {"reply_channel": PONG_CHANNEL_PREFIX + "0123456789abcdef" * 2, "correlation_id": "1"}
+)
+
+
+@pytest.mark.parametrize("error", [psycopg.DataError("too long"), UnicodeError("no such letter")])
+def test_a_ping_that_cannot_be_answered_harms_nobody(
+    desk: Desk, caplog: pytest.LogCaptureFixture, error: Exception
+) -> None:
+    database = RecordingDatabase(failure=error)
+    make_duties(desk).pong(cast(Together, database), [PING])
+    assert database.asked(answer_ping)
+    assert caplog.messages == [f"a ping could not be answered: {error}"]
+
+
+def test_a_ping_in_an_outage_is_left_to_the_reconnect(desk: Desk) -> None:
+    database = RecordingDatabase(failure=psycopg.OperationalError("connection lost"))
+    with pytest.raises(psycopg.OperationalError):
+        make_duties(desk).pong(cast(Together, database), [PING])
+
+
+def test_a_hint_is_looked_into_at_once_and_only_what_the_table_says_is_stopped(desk: Desk) -> None:
+    duties, database = make_duties(desk), RecordingDatabase()
+    perform(duties, database, 100.0)
+    desk.hand_out([claimed("a", 1), claimed("b", 2)])
+    perform(duties, database, 100.1)
+    assert database.asked(find_cancel_requests) == []
+    duties.note_cancels({"a", "b"})
+    assert duties.next_at() <= 100.1
+    database.cancelled = ["a"]
+    perform(duties, database, 100.1)
+    assert stopped(desk) == [("a", STOPPED_BY_CANCEL)]
+    assert duties.next_at() > 100.1
+    assert database.asked(send_heartbeats) == [], "a hint makes nobody write"
+
+
+def test_cancels_of_other_workers_tasks_cost_nothing(desk: Desk) -> None:
+    duties, database = make_duties(desk), RecordingDatabase()
+    perform(duties, database, 100.0)
+    desk.hand_out([claimed("a", 1)])
+    duties.note_cancels({"other"})
+    assert duties.next_at() > 100.1
+    perform(duties, database, 100.1)
+    assert database.asked(find_cancel_requests) == []
+
+
+def test_a_look_for_cancels_that_failed_is_done_again(desk: Desk) -> None:
+    duties, database = make_duties(desk), RecordingDatabase()
+    perform(duties, database, 100.0)
+    desk.hand_out([claimed("a", 1)])
+    duties.note_cancels({"a"})
+    database.failure = psycopg.OperationalError("connection lost")
+    with pytest.raises(psycopg.OperationalError):
+        perform(duties, database, 100.1)
+    database.failure, database.cancelled = None, ["a"]
+    perform(duties, database, 100.2)
+    assert stopped(desk) == [("a", STOPPED_BY_CANCEL)]

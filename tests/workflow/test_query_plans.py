@@ -1,0 +1,199 @@
+"""Plans on a database full of ended runs: a look costs what it shows, not what lies behind."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg import Connection, sql
+
+from horsies.db.migrate import apply_migrations
+from horsies.db.statement import Statement
+from horsies.db.statements.workflows import (
+    FindPausedRuns,
+    ListNewestRuns,
+    ListRuns,
+    ReadNode,
+    ReadNodes,
+    ReadTree,
+    RunId,
+    RunIds,
+    RunLimit,
+    RunWindow,
+    end_of_run_window,
+    find_broken_runs,
+    find_paused_runs,
+    list_newest_runs,
+    list_open_runs,
+    read_items,
+    read_node,
+    read_nodes,
+    read_run_moment,
+    read_run_status,
+    read_runs,
+    read_tree,
+    read_tree_nodes,
+)
+from tests.conftest import database_on
+from tests.support.query_plans import reads
+
+FIRST, LAST = datetime(1, 1, 2, tzinfo=UTC), datetime(9999, 12, 30, tzinfo=UTC)
+LAST_ID = f"{uuid.UUID(int=2**128 - 1)}"
+
+# 40,000 ended runs under random ids, 200 running, 20 paused; every third is the child of the one before
+# it. Three nodes each, and a task for every node.
+FILL = """
+ALTER TABLE horsies_workflows DISABLE TRIGGER USER;
+ALTER TABLE horsies_tasks DISABLE TRIGGER USER;
+CREATE FUNCTION numbered(number integer) RETURNS uuid LANGUAGE sql IMMUTABLE AS
+    $$ SELECT md5('run ' || number)::uuid $$;
+CREATE FUNCTION tasked(number integer, node integer) RETURNS uuid LANGUAGE sql IMMUTABLE AS
+    $$ SELECT md5('task ' || number || ' ' || node)::uuid $$;
+INSERT INTO horsies_workflows (id, name, status, on_error, definition_key, fingerprint,
+    root_workflow_id, parent_workflow_id, parent_task_index, depth, total_nodes, open_nodes,
+    created_at, completed_at, paused_at)
+SELECT numbered(n), 'work',
+    CASE WHEN n > 40200 THEN 'PAUSED' WHEN n > 40000 THEN 'RUNNING' WHEN n % 20 = 0 THEN 'FAILED'
+         ELSE 'COMPLETED' END,
+    'fail', 'work', 'same', numbered(CASE WHEN n % 3 = 0 THEN n - 1 ELSE n END),
+    CASE WHEN n % 3 = 0 THEN numbered(n - 1) END, CASE WHEN n % 3 = 0 THEN 0 END,
+    (n % 3 = 0)::integer, 3, CASE WHEN n > 40000 THEN 3 ELSE 0 END,
+    now() - (50000 - n) * interval '1 second', CASE WHEN n <= 40000 THEN now() END,
+    CASE WHEN n > 40200 THEN now() - interval '1 day' END
+FROM generate_series(1, 40220) AS n;
+INSERT INTO horsies_workflow_tasks (workflow_id, task_index, node_id, kind, status, propagated,
+    task_id, result_task_id, dependencies, dependents, context_dependents, join_type,
+    allow_failed_deps, pauses, deps_open, task_name, task_kwargs, queue_name, priority,
+    task_options, max_retries)
+SELECT numbered(n), i, 'node-' || i, 'task', CASE WHEN n > 40000 THEN 'ENQUEUED' ELSE 'COMPLETED' END,
+    n <= 40000, tasked(n, i), tasked(n, i), '{}', '{}', '{}', 'all',
+    false, false, 0, 'work', '{}', 'default', 100, '{}', 0
+FROM generate_series(1, 40220) AS n, generate_series(0, 2) AS i;
+INSERT INTO horsies_tasks (id, task_name, queue_name, status, enqueue_sha, result, held,
+    workflow_id, workflow_node_index)
+SELECT tasked(n, i), 'work', 'default', CASE WHEN n > 40000 THEN 'PENDING' ELSE 'COMPLETED' END, '',
+    '{"ok":1}', n > 40200, numbered(n), i
+FROM generate_series(1, 40220) AS n, generate_series(0, 2) AS i;
+ALTER TABLE horsies_workflows ENABLE TRIGGER USER;
+ALTER TABLE horsies_tasks ENABLE TRIGGER USER;
+"""
+
+
+@pytest.fixture(scope="module")
+def full_url(server_url: str) -> Iterator[str]:
+    """A database with many runs behind it, known to the planner."""
+    name = f"horsies_ran_{uuid.uuid4().hex}"
+    with psycopg.connect(server_url, autocommit=True) as server:
+        server.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
+        url = database_on(server_url, name)
+        with psycopg.connect(url, autocommit=True) as connection:
+            apply_migrations(connection)
+            connection.execute(FILL.encode())
+            connection.execute("VACUUM ANALYZE")
+        yield url
+        server.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
+
+
+@pytest.fixture(params=["force_generic_plan", "force_custom_plan"])
+def full(full_url: str, request: pytest.FixtureRequest) -> Iterator[Connection[Any]]:
+    """A transaction on the full database, rolled back in the end."""
+    with psycopg.connect(full_url, prepare_threshold=0) as connection:
+        connection.execute("SELECT set_config('plan_cache_mode', %s, false)", (request.param,))
+        yield connection
+        connection.rollback()
+
+
+def numbered(connection: Connection[Any], number: int) -> str:
+    found = connection.execute("SELECT numbered(%s)::text", (number,)).fetchone()
+    assert found is not None
+    return str(found[0])
+
+
+def asked(**filters: Any) -> ListRuns:
+    return ListRuns(**{**everything(), **filters})
+
+
+def bounded(window: int, **filters: Any) -> ListNewestRuns:
+    return ListNewestRuns(**{**everything(), **filters}, window=window)
+
+
+def everything() -> dict[str, Any]:
+    return {
+        "before_at": LAST,
+        "before_id": LAST_ID,
+        "since": FIRST,
+        "statuses": [],
+        "names": [],
+        "workflow_keys": [],
+        "include_children": True,
+        "limit": 20,
+    }
+
+
+def test_the_newest_runs_cost_what_is_shown(full: Connection[Any]) -> None:
+    rows, cost = reads(full, list_newest_runs, bounded(50_000))
+    assert len(rows) == 20
+    assert cost < 100
+    rows, cost = reads(full, list_newest_runs, bounded(50_000, include_children=False))
+    assert len(rows) == 20
+    assert cost < 200
+
+
+def test_a_filter_that_matches_often_ends_early(full: Connection[Any]) -> None:
+    rows, cost = reads(full, list_newest_runs, bounded(50_000, statuses=["FAILED"]))
+    assert len(rows) == 20
+    assert cost < 5_000
+
+
+def test_a_filter_that_matches_nothing_costs_the_window_and_no_more(full: Connection[Any]) -> None:
+    rows, cost = reads(full, list_newest_runs, bounded(1_000, names=["nothing"]))
+    assert rows == []
+    assert cost < 2_100
+    edge, cost = reads(full, end_of_run_window, RunWindow(LAST, LAST_ID, FIRST, 1_000))
+    assert len(edge) == 2
+    assert cost < 2_100
+
+
+def test_runs_that_have_not_ended_are_found_without_history(full: Connection[Any]) -> None:
+    rows, cost = reads(full, list_open_runs, asked(statuses=["RUNNING", "PAUSED"]))
+    assert [row.status for row in rows] == ["PAUSED"] * 20
+    assert cost < 200
+    rows, cost = reads(full, list_open_runs, asked(statuses=["RUNNING"], names=["nothing"]))
+    assert rows == []
+    assert cost < 1_000
+
+
+@pytest.mark.parametrize(
+    ("statement", "params"),
+    [
+        pytest.param(read_run_status, RunId, id="status"),
+        pytest.param(read_run_moment, RunId, id="moment"),
+        pytest.param(read_runs, lambda run_id: RunIds([run_id]), id="outcome"),
+        pytest.param(read_nodes, lambda run_id: ReadNodes(run_id, True), id="nodes"),
+        pytest.param(read_items, lambda run_id: ReadNodes(run_id, True), id="items"),
+        pytest.param(read_node, lambda run_id: ReadNode(run_id, "node-1"), id="node"),
+        pytest.param(read_tree, lambda run_id: ReadTree(run_id, 100), id="tree"),
+        pytest.param(read_tree_nodes, lambda run_id: RunIds([run_id]), id="tree nodes"),
+    ],
+)
+def test_one_run_costs_its_own_rows(
+    full: Connection[Any], statement: Statement[Any, Any], params: Any
+) -> None:
+    _, cost = reads(full, statement, params(numbered(full, 20_000)))
+    assert cost < 60
+
+
+def test_runs_paused_for_too_long_are_found_among_the_paused(full: Connection[Any]) -> None:
+    rows, cost = reads(full, find_paused_runs, FindPausedRuns(3600, 50))
+    assert len(rows) == 20
+    assert cost < 200
+
+
+def test_an_audit_reads_the_open_runs_only(full: Connection[Any]) -> None:
+    rows, cost = reads(full, find_broken_runs, RunLimit(1_000))
+    assert rows == []
+    assert cost < 40_000
