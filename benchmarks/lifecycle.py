@@ -14,7 +14,7 @@ from typing import Any
 
 from psycopg import Connection
 
-from horsies.db.pipeline import Together
+from horsies.db.pipeline import Pipeline
 from horsies.db.statement import Step
 from horsies.db.statements.turn import (
     ClaimedTask,
@@ -57,9 +57,9 @@ def two_commits(connection: Connection[Any], batch: int, count: int) -> float:
     """Drain that many loaded tasks, committing claim and finish apart; tasks per second."""
     started = time.perf_counter()
     done = 0
-    together = Together(connection)
-    while claimed := together.run([(claim_tasks, _claim(batch))])[0]:
-        together.run([(complete_tasks, _completion(claimed))])
+    pipeline = Pipeline(connection)
+    while claimed := pipeline.run([(claim_tasks, _claim(batch))])[0]:
+        pipeline.run([(complete_tasks, _completion(claimed))])
         done += len(claimed)
     assert done == count
     return count / (time.perf_counter() - started)
@@ -70,10 +70,10 @@ def one_turn(connection: Connection[Any], batch: int, count: int) -> float:
     started = time.perf_counter()
     done = 0
     claimed: list[ClaimedTask] = []
-    together = Together(connection)
+    pipeline = Pipeline(connection)
     while True:
         steps: list[Step] = [(complete_tasks, _completion(claimed))] if claimed else []
-        answers = together.run([*steps, (claim_tasks, _claim(batch))])
+        answers = pipeline.run([*steps, (claim_tasks, _claim(batch))])
         done += len(claimed)
         claimed = answers[-1]
         if not claimed:
@@ -86,20 +86,20 @@ def worker_turns(connection: Connection[Any], batch: int, count: int) -> float:
     """Take turns as a worker does until that many tasks have ended, without any children."""
     claimer = Claimer(WORKER, "host", ("default",), (None,))
     bookmarks = Bookmarks(claimer.queues)
-    together = Together(connection)
-    settlements: list[Completed] = []
+    pipeline = Pipeline(connection)
+    outcomes: list[Completed] = []
     done = 0
     started = time.perf_counter()
     while done < count:
         now = time.monotonic()
         wanted = Wanted(pids=list(range(batch)), marks=bookmarks.marks(now))
-        turned = take_turn(together, claimer, settlements, wanted)
+        turned = take_turn(pipeline, claimer, outcomes, wanted)
         was_short = len(turned.claimed) < batch
         span = (now, time.monotonic())
         bookmarks.note_claim(wanted.marks, turned.claimed, was_short=was_short, span=span)
-        assert len(turned.recorded) == len(settlements)
-        done += len(settlements)
-        settlements = [Completed(task.id, task.generation, RESULT) for task in turned.claimed]
+        assert len(turned.recorded) == len(outcomes)
+        done += len(outcomes)
+        outcomes = [Completed(task.id, task.generation, RESULT) for task in turned.claimed]
     return done / (time.perf_counter() - started)
 
 

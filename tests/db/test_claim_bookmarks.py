@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from psycopg import Connection, sql
 
-from horsies.db.pipeline import Together
+from horsies.db.pipeline import Pipeline
 from horsies.db.statements.turn import ClaimedTask, ClaimTasks, claim_tasks
 from horsies.worker.bookmarks import EVERYWHERE, EVERYWHERE_SECONDS, Bookmarks, Marks
 from horsies.worker.turn import Claimer, Wanted
@@ -34,12 +34,12 @@ class Taker:
         self.claimer = Claimer(name, "host", queues, [None] * len(queues))
         self.bookmarks = Bookmarks(queues)
         self.now = 1_000.0
-        self._together = Together(connection, prepared=False)
+        self._pipeline = Pipeline(connection, prepared=False)
 
     def take(self, children: int = 1, marks: Marks | None = None) -> list[ClaimedTask]:
         marks = self.bookmarks.marks(self.now) if marks is None else marks
         wanted = Wanted(pids=list(range(1, children + 1)), marks=marks)
-        claimed = self._together.run([(claim_tasks, self.claimer.claim(wanted))])[0]
+        claimed = self._pipeline.run([(claim_tasks, self.claimer.claim(wanted))])[0]
         was_short = len(claimed) < children
         self.bookmarks.note_claim(marks, claimed, was_short=was_short, span=(self.now, self.now))
         return sorted(claimed, key=lambda task: task.worker_pid or 0)

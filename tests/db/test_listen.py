@@ -51,12 +51,12 @@ def wait_for_news(listener: Listener) -> Heard:
 def test_what_one_server_process_sends_can_be_left_out(
     connection: Connection[Any], listener: Listener
 ) -> None:
-    listener.inbox.deaf_to = connection.info.backend_pid
+    listener.inbox.ignore_pid = connection.info.backend_pid
     notify(connection, "first_channel", "ours")
     with psycopg.connect(connection.info.dsn, autocommit=True) as other:
         notify(other, "first_channel", "theirs")
     assert wait_for_news(listener) == Heard((("first_channel", "theirs"),))
-    listener.inbox.deaf_to = None
+    listener.inbox.ignore_pid = None
     notify(connection, "first_channel", "ours")
     assert wait_for_news(listener) == Heard((("first_channel", "ours"),))
 

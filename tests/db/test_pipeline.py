@@ -15,7 +15,7 @@ from psycopg import Connection, sql
 from horsies.config.postgres import PostgresConfig
 from horsies.db.database import Database
 from horsies.db.errors import is_transient
-from horsies.db.pipeline import Together
+from horsies.db.pipeline import Pipeline
 from horsies.db.statement import Statement
 from horsies.db.statements.tasks import TaskId, TaskIds, read_outcomes
 from tests.conftest import database_on
@@ -34,17 +34,17 @@ UNKNOWN = Statement("unknown", "SELECT text FROM nowhere WHERE text = %(text)s",
 
 
 @pytest.fixture(params=[True, False], ids=["prepared", "parsed anew"])
-def together(
+def pipeline(
     connection: Connection[Any], process_url: str, request: pytest.FixtureRequest
-) -> Iterator[Together]:
+) -> Iterator[Pipeline]:
     with psycopg.connect(process_url, autocommit=True) as mine:
-        yield Together(mine, prepared=request.param)
+        yield Pipeline(mine, prepared=request.param)
 
 
-def test_each_statement_gets_its_rows(connection: Connection[Any], together: Together) -> None:
+def test_each_statement_gets_its_rows(connection: Connection[Any], pipeline: Pipeline) -> None:
     task_id = add_task(connection)
     for _ in range(2):
-        echoed, outcomes, nothing = together.run(
+        echoed, outcomes, nothing = pipeline.run(
             [
                 (ECHO, Text("x")),
                 (read_outcomes, TaskIds([task_id])),
@@ -59,63 +59,63 @@ def test_each_statement_gets_its_rows(connection: Connection[Any], together: Tog
 @pytest.mark.parametrize("failing", [(DIVIDE, Number(0)), (UNKNOWN, Text("x"))])
 @pytest.mark.parametrize("warm", [True, False])
 def test_one_failure_undoes_the_whole_group_and_nothing_else(
-    connection: Connection[Any], together: Together, failing: Any, warm: bool
+    connection: Connection[Any], pipeline: Pipeline, failing: Any, warm: bool
 ) -> None:
     first, second, third = (add_task(connection) for _ in range(3))
     if warm:
-        together.run([(FINISH, TaskId(first)), (ECHO, Text("x"))])
+        pipeline.run([(FINISH, TaskId(first)), (ECHO, Text("x"))])
     with pytest.raises(psycopg.ProgrammingError if failing[0] is UNKNOWN else psycopg.DataError):
-        together.run([(FINISH, TaskId(second)), failing, (FINISH, TaskId(third))])
+        pipeline.run([(FINISH, TaskId(second)), failing, (FINISH, TaskId(third))])
     assert row_of(connection, second)["status"] == "PENDING"
-    assert together.run([(FINISH, TaskId(second)), (ECHO, Text("y"))]) == [
+    assert pipeline.run([(FINISH, TaskId(second)), (ECHO, Text("y"))]) == [
         [TaskId(second)],
         [Text("y")],
     ]
     assert row_of(connection, second)["status"] == "COMPLETED"
     assert row_of(connection, third)["status"] == "PENDING"
-    assert together.connection.execute("SELECT 1").fetchone() == (1,)
+    assert pipeline.connection.execute("SELECT 1").fetchone() == (1,)
 
 
 def test_a_parameter_that_cannot_be_sent_is_refused_before_anything_is(
-    connection: Connection[Any], together: Together
+    connection: Connection[Any], pipeline: Pipeline
 ) -> None:
     task_id = add_task(connection)
     with pytest.raises(psycopg.DataError, match="NUL"):
-        together.run([(FINISH, TaskId(task_id)), (ECHO, Text("a\0b"))])
+        pipeline.run([(FINISH, TaskId(task_id)), (ECHO, Text("a\0b"))])
     assert row_of(connection, task_id)["status"] == "PENDING"
-    assert together.run([(ECHO, Text("fine"))]) == [[Text("fine")]]
+    assert pipeline.run([(ECHO, Text("fine"))]) == [[Text("fine")]]
 
 
-def test_much_data_both_ways_does_not_jam(together: Together) -> None:
+def test_much_data_both_ways_does_not_jam(pipeline: Pipeline) -> None:
     texts = [str(number) * 2_000_000 for number in range(5)]
-    answers = together.run([(ECHO, Text(text)) for text in texts])
+    answers = pipeline.run([(ECHO, Text(text)) for text in texts])
     assert [rows[0].text for rows in answers] == texts
 
 
 def test_a_connection_that_is_already_gone_is_a_transient_error(
-    connection: Connection[Any], together: Together
+    connection: Connection[Any], pipeline: Pipeline
 ) -> None:
-    pid = together.connection.info.backend_pid
+    pid = pipeline.connection.info.backend_pid
     connection.execute("SELECT pg_terminate_backend(%s, 5000)", (pid,))
     with pytest.raises(psycopg.OperationalError) as caught:
-        together.run([(ECHO, Text("x"))])
+        pipeline.run([(ECHO, Text("x"))])
     assert (caught.value.sqlstate, is_transient(caught.value)) == ("57P01", True)
-    assert together.connection.closed
+    assert pipeline.connection.closed
 
 
 def test_a_connection_cut_under_way_is_a_transient_error(
-    connection: Connection[Any], process_url: str, together: Together
+    connection: Connection[Any], process_url: str, pipeline: Pipeline
 ) -> None:
     task_id = add_task(connection)
     failures: list[psycopg.Error] = []
 
     def finish() -> None:
         try:
-            together.run([(ECHO, Text("x")), (FINISH, TaskId(task_id))])
+            pipeline.run([(ECHO, Text("x")), (FINISH, TaskId(task_id))])
         except psycopg.Error as error:
             failures.append(error)
 
-    pid = together.connection.info.backend_pid
+    pid = pipeline.connection.info.backend_pid
     with psycopg.connect(process_url) as locker:
         locker.execute("SELECT 1 FROM horsies_tasks FOR UPDATE")
         thread = threading.Thread(target=finish)
@@ -124,7 +124,7 @@ def test_a_connection_cut_under_way_is_a_transient_error(
         connection.execute("SELECT pg_terminate_backend(%s, 5000)", (pid,))
         thread.join()
     assert [(error.sqlstate, is_transient(error)) for error in failures] == [("57P01", True)]
-    assert together.connection.closed
+    assert pipeline.connection.closed
     assert row_of(connection, task_id)["status"] == "PENDING"
 
 
@@ -141,7 +141,7 @@ def test_statements_parsed_anew_work_through_a_transaction_pooler(pgbouncer_url:
         psycopg.connect(pgbouncer_url, autocommit=True) as second,
     ):
         for connection in [first, second] * 5:
-            answers = Together(connection, prepared=False).run([(ECHO, Text("x"))] * 2)
+            answers = Pipeline(connection, prepared=False).run([(ECHO, Text("x"))] * 2)
             assert answers == [[Text("x")]] * 2
 
 
@@ -170,13 +170,13 @@ def test_an_encoding_in_the_environment_does_not_matter(
 def assert_text_survives(url: str) -> None:
     """Send a text, and have the server say how many characters it read."""
     with opened(url).connection as connection:
-        together = Together(connection)
-        assert together.run([(ECHO, Text("Grüße"))]) == [[Text("Grüße")]]
-        assert together.run([(MEASURE, Text("Grüße"))]) == [[Number(5)]]
+        pipeline = Pipeline(connection)
+        assert pipeline.run([(ECHO, Text("Grüße"))]) == [[Text("Grüße")]]
+        assert pipeline.run([(MEASURE, Text("Grüße"))]) == [[Number(5)]]
 
 
-def opened(url: str, session_settings: str | None = None) -> Together:
-    return Together.open(Database(PostgresConfig(database_url=url)), "turn", session_settings)
+def opened(url: str, session_settings: str | None = None) -> Pipeline:
+    return Pipeline.open(Database(PostgresConfig(database_url=url)), "turn", session_settings)
 
 
 @pytest.mark.parametrize("given_by", ["address", "environment", "both"])
@@ -206,9 +206,9 @@ def shown(connection: Connection[Any], setting: str) -> str:
 
 def test_a_session_whose_prepared_statements_are_in_doubt_is_lost(process_url: str) -> None:
     with psycopg.connect(process_url, autocommit=True) as mine:
-        together = Together(mine)
+        pipeline = Pipeline(mine)
         mine.execute("BEGIN")
         with pytest.raises(psycopg.OperationalError, match="in doubt") as caught:
-            together.run([(DIVIDE, Number(0))])
+            pipeline.run([(DIVIDE, Number(0))])
     assert caught.value.sqlstate is None
     assert is_transient(caught.value)

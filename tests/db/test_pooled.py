@@ -15,7 +15,7 @@ from horsies import AppConfig, Horsies, PostgresConfig, TaskError, TaskResult
 from horsies.db.database import Database
 from horsies.db.errors import describe, is_transient
 from horsies.db.migrate import apply_migrations
-from horsies.db.pipeline import Together
+from horsies.db.pipeline import Pipeline
 from horsies.db.statements.tasks import TaskId
 from tests.support.pgbouncer import find_pgbouncer, running_pgbouncer
 from tests.support.private_server import PrivateServer
@@ -36,12 +36,12 @@ def through(pooled_url: str, direct_url: str, patience_ms: int = 300) -> Databas
 
 
 @contextmanager
-def opened(database: Database) -> Iterator[Together]:
-    together = Together.open(database, "turn")
+def opened(database: Database) -> Iterator[Pipeline]:
+    pipeline = Pipeline.open(database, "turn")
     try:
-        yield together
+        yield pipeline
     finally:
-        together.connection.close()
+        pipeline.connection.close()
 
 
 @pytest.fixture
@@ -72,8 +72,8 @@ def waiting_pids(connection: Connection[Any]) -> list[int]:
 
 def failure_of(database: Database, task_id: str) -> psycopg.Error:
     """What comes of finishing the task, beside another statement before and after."""
-    with opened(database) as together, pytest.raises(psycopg.Error) as caught:
-        together.run([(ECHO, Text("x")), (FINISH, TaskId(task_id)), (ECHO, Text("y"))])
+    with opened(database) as pipeline, pytest.raises(psycopg.Error) as caught:
+        pipeline.run([(ECHO, Text("x")), (FINISH, TaskId(task_id)), (ECHO, Text("y"))])
     return caught.value
 
 
@@ -94,9 +94,9 @@ def test_without_a_limit_a_group_is_waited_for(
 ) -> None:
     task_id = add_task(connection)
     answers: list[Any] = []
-    with opened(through(pgbouncer_url, process_url, patience_ms=0)) as together:
+    with opened(through(pgbouncer_url, process_url, patience_ms=0)) as pipeline:
         thread = threading.Thread(
-            target=lambda: answers.extend(together.run([(FINISH, TaskId(task_id))]))
+            target=lambda: answers.extend(pipeline.run([(FINISH, TaskId(task_id))]))
         )
         with locked(process_url, task_id):
             thread.start()
@@ -128,11 +128,11 @@ def test_a_server_that_is_away_is_noticed_and_one_that_is_back_is_used(
     pooled_server: tuple[PrivateServer, Database],
 ) -> None:
     server, database = pooled_server
-    with opened(database) as together:
-        together.run([(ECHO, Text("x"))])
+    with opened(database) as pipeline:
+        pipeline.run([(ECHO, Text("x"))])
         server.stop()
         with pytest.raises(psycopg.OperationalError, match=r"no answer for 0\.3 s") as caught:
-            together.run([(ECHO, Text("x"))])
+            pipeline.run([(ECHO, Text("x"))])
     assert is_transient(caught.value)
     # PgBouncer knows by now, and says so to whoever comes.
     with pytest.raises(psycopg.Error, match="server_login_retry") as told:
@@ -143,8 +143,8 @@ def test_a_server_that_is_away_is_noticed_and_one_that_is_back_is_used(
 
 
 def run_once(database: Database) -> None:
-    with opened(database) as together:
-        together.run([(ECHO, Text("x"))])
+    with opened(database) as pipeline:
+        pipeline.run([(ECHO, Text("x"))])
 
 
 def comes_through(database: Database) -> bool:

@@ -29,12 +29,12 @@ from horsies.db.statements.turn import (
     expire_tasks,
     seconds_until_due,
 )
-from horsies.db.statements.workers import FLEET
+from horsies.db.statements.workers import WORKERS
 from tests.conftest import database_on
 
 HOT = [
     pytest.param(statement, id=name)
-    for catalogue in (TASKS, TURN, FLEET)
+    for catalogue in (TASKS, TURN, WORKERS)
     for name, statement in catalogue.statements.items()
 ]
 BIG_TABLES = ("horsies_tasks", "horsies_task_attempts")

@@ -13,18 +13,18 @@ import pytest
 from psycopg import Connection, sql
 
 from horsies import AppConfig, PostgresConfig, RecoveryConfig, RetryPolicy
-from horsies.db.pipeline import Together
+from horsies.db.pipeline import Pipeline
 from horsies.db.statements.workers import (
+    FindAbandoned,
     FindLostWorkers,
-    FindOrphans,
+    find_abandoned,
     find_lost_workers,
-    find_orphans,
 )
 from horsies.ids import new_id
-from horsies.tasks.recovery import settle_orphans
+from horsies.tasks.recovery import recover_tasks
 from horsies.worker import reaper
 from horsies.worker.liveness import lock_key
-from horsies.worker.reaper import Rescue, looking_steps, rescue_strays, return_seconds, sweep
+from horsies.worker.reaper import Rescue, looking_steps, recover_ownerless, return_seconds, sweep
 from tests.support.rows import add_task, attempts_of, picture, row_of
 from tests.support.wait import wait_until
 
@@ -42,13 +42,13 @@ def application(**recovery: Any) -> AppConfig:
 
 
 @pytest.fixture
-def together(
+def pipeline(
     connection: Connection[Any], process_url: str, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Together]:
+) -> Iterator[Pipeline]:
     """A reaper's connection, to a server that counts as having been up for long."""
     monkeypatch.setattr(reaper, "RETURN_FACTOR", 0.0)
     with psycopg.connect(process_url, autocommit=True) as mine:
-        yield Together(mine)
+        yield Pipeline(mine)
 
 
 def add_worker(connection: Connection[Any], seen: sql.SQL, stopped: sql.SQL | None = None) -> str:
@@ -109,11 +109,11 @@ def lost(
 
 
 def rescue(
-    together: Together, worker_id: str, config: AppConfig, connected_seconds: float
+    pipeline: Pipeline, worker_id: str, config: AppConfig, connected_seconds: float
 ) -> Rescue:
     """Look for the dead and rescue what they left."""
-    led, found = together.run(looking_steps(worker_id, config, connected_seconds))
-    return reaper.rescue(together, led, found, config.recovery)
+    led, found = pipeline.run(looking_steps(worker_id, config, connected_seconds))
+    return reaper.rescue(pipeline, led, found, config.recovery)
 
 
 # Who is dead
@@ -198,20 +198,20 @@ def test_behind_a_pooler_the_living_have_more_time_to_come_back(
 
 
 def test_tasks_of_a_living_worker_are_left_alone(
-    together: Together, connection: Connection[Any], process_url: str
+    pipeline: Pipeline, connection: Connection[Any], process_url: str
 ) -> None:
     worker_id = add_worker(connection, ago(60))
     task_ids = [add_running(connection, worker_id), add_claimed(connection, worker_id)]
     before = [picture(connection, task_id) for task_id in task_ids]
     with psycopg.connect(process_url, autocommit=True) as session:
         session.execute("SELECT pg_advisory_lock(%s)", (lock_key(worker_id),))
-        assert rescue(together, "me", application(), LONG) == Rescue()
-        assert rescue_strays(together, RecoveryConfig()) == 0
+        assert rescue(pipeline, "me", application(), LONG) == Rescue()
+        assert recover_ownerless(pipeline, RecoveryConfig()) == 0
     assert [picture(connection, task_id) for task_id in task_ids] == before
 
 
 def test_a_dead_workers_tasks_end_by_their_policy(
-    together: Together, connection: Connection[Any]
+    pipeline: Pipeline, connection: Connection[Any]
 ) -> None:
     worker_id = add_worker(connection, ago(60))
     failed = add_running(connection, worker_id)
@@ -219,7 +219,7 @@ def test_a_dead_workers_tasks_end_by_their_policy(
     again = add_running(connection, worker_id, **retried("WORKER_CRASHED"))
     spent = add_running(connection, worker_id, **retried("WORKER_CRASHED") | {"retry_count": 1})
     claimed = add_claimed(connection, worker_id)
-    assert rescue(together, "me", application(), LONG) == Rescue(1, 5)
+    assert rescue(pipeline, "me", application(), LONG) == Rescue(1, 5)
     for task_id, attempt in ((failed, 1), (other_policy, 1), (spent, 2)):
         row = row_of(connection, task_id)
         assert (row["status"], row["error_code"]) == ("FAILED", "WORKER_CRASHED")
@@ -237,26 +237,26 @@ def test_a_dead_workers_tasks_end_by_their_policy(
 
 
 def test_a_dead_worker_is_signed_off_as_lost_and_found_once(
-    together: Together, connection: Connection[Any]
+    pipeline: Pipeline, connection: Connection[Any]
 ) -> None:
     worker_id = add_worker(connection, ago(60))
-    assert rescue(together, "me", application(), LONG) == Rescue(1, 0)
+    assert rescue(pipeline, "me", application(), LONG) == Rescue(1, 0)
     found = connection.execute(
         "SELECT stopped_at IS NOT NULL, was_lost FROM horsies_workers WHERE worker_id = %s",
         (worker_id,),
     ).fetchone()
     assert found == (True, True)
-    assert rescue(together, "me", application(), LONG) == Rescue()
+    assert rescue(pipeline, "me", application(), LONG) == Rescue()
 
 
 def test_a_retry_of_a_cancelled_task_of_the_dead_does_not_happen(
-    together: Together, connection: Connection[Any]
+    pipeline: Pipeline, connection: Connection[Any]
 ) -> None:
     worker_id = add_worker(connection, ago(60))
     task_id = add_running(
         connection, worker_id, cancel_requested_at=ago(1), **retried("WORKER_CRASHED")
     )
-    rescue(together, "me", application(), LONG)
+    rescue(pipeline, "me", application(), LONG)
     assert row_of(connection, task_id)["status"] == "FAILED"
 
 
@@ -268,77 +268,77 @@ def test_a_retry_of_a_cancelled_task_of_the_dead_does_not_happen(
     ],
 )
 def test_a_switch_that_is_off_leaves_its_tasks_alone(
-    together: Together,
+    pipeline: Pipeline,
     connection: Connection[Any],
     switch: str,
     changed: str,
     kept: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(reaper, "RESCUE_BATCH", 2)
+    monkeypatch.setattr(reaper, "RECOVERY_BATCH", 2)
     worker_id = add_worker(connection, ago(60))
     tasks = {
         "CLAIMED": [add_claimed(connection, worker_id) for _ in range(3)],
         "RUNNING": [add_running(connection, worker_id) for _ in range(3)],
     }
     before = [picture(connection, task_id) for task_id in tasks[kept]]
-    assert rescue(together, "me", application(**{switch: False}), LONG) == Rescue(1, 3)
-    assert rescue_strays(together, RecoveryConfig.model_validate({switch: False})) == 0
+    assert rescue(pipeline, "me", application(**{switch: False}), LONG) == Rescue(1, 3)
+    assert recover_ownerless(pipeline, RecoveryConfig.model_validate({switch: False})) == 0
     assert [picture(connection, task_id) for task_id in tasks[kept]] == before
     assert all(row_of(connection, task_id)["status"] != changed for task_id in tasks[changed])
 
 
 def test_with_both_switches_off_a_dead_workers_tasks_stay_as_they_are(
-    together: Together, connection: Connection[Any]
+    pipeline: Pipeline, connection: Connection[Any]
 ) -> None:
     worker_id = add_worker(connection, ago(60))
     task_ids = [add_claimed(connection, worker_id), add_running(connection, worker_id)]
     before = [picture(connection, task_id) for task_id in task_ids]
     off = {"auto_requeue_stale_claimed": False, "auto_fail_stale_running": False}
-    assert rescue(together, "me", application(**off), LONG) == Rescue(1, 0)
+    assert rescue(pipeline, "me", application(**off), LONG) == Rescue(1, 0)
     assert [picture(connection, task_id) for task_id in task_ids] == before
 
 
 def test_more_tasks_than_one_bite_are_all_rescued(
-    together: Together, connection: Connection[Any], monkeypatch: pytest.MonkeyPatch
+    pipeline: Pipeline, connection: Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reaper, "RESCUE_BATCH", 2)
+    monkeypatch.setattr(reaper, "RECOVERY_BATCH", 2)
     worker_ids = [add_worker(connection, ago(60)) for _ in range(2)]
     for worker_id in worker_ids * 3:
         add_running(connection, worker_id)
-    assert rescue(together, "me", application(), LONG) == Rescue(2, 6)
+    assert rescue(pipeline, "me", application(), LONG) == Rescue(2, 6)
 
 
 def test_a_task_that_was_claimed_anew_is_not_touched_by_a_late_reaper(
-    together: Together, connection: Connection[Any]
+    pipeline: Pipeline, connection: Connection[Any]
 ) -> None:
     worker_id = add_worker(connection, ago(60))
     task_id = add_running(connection, worker_id)
-    found = find_orphans.run(connection, FindOrphans([worker_id], BOTH, 10))
+    found = find_abandoned.run(connection, FindAbandoned([worker_id], BOTH, 10))
     connection.execute(
         "UPDATE horsies_tasks SET generation = 2, claimed_by_worker_id = 'new' WHERE id = %s",
         (task_id,),
     )
     before = picture(connection, task_id)
-    assert settle_orphans(together, found) == 0
+    assert recover_tasks(pipeline, found) == 0
     assert picture(connection, task_id) == before
     assert attempts_of(connection, task_id) == []
 
 
 def test_many_reapers_at_once_have_the_effect_of_one(
-    together: Together, connection: Connection[Any], process_url: str
+    pipeline: Pipeline, connection: Connection[Any], process_url: str
 ) -> None:
     worker_id = add_worker(connection, ago(60))
     task_ids = [add_running(connection, worker_id, **retried("WORKER_CRASHED")) for _ in range(20)]
     claimed = add_claimed(connection, worker_id)
-    found = find_orphans.run(connection, FindOrphans([worker_id], BOTH, 100))
+    found = find_abandoned.run(connection, FindAbandoned([worker_id], BOTH, 100))
     changed: list[int] = []
     start = threading.Barrier(4)
 
     def reap() -> None:
         with psycopg.connect(process_url, autocommit=True) as mine:
             start.wait()
-            changed.append(settle_orphans(Together(mine), found))
+            changed.append(recover_tasks(Pipeline(mine), found))
 
     threads = [threading.Thread(target=reap) for _ in range(4)]
     for thread in threads:
@@ -354,7 +354,7 @@ def test_many_reapers_at_once_have_the_effect_of_one(
 
 @pytest.mark.parametrize("status", ["CLAIMED", "RUNNING"])
 def test_a_rescue_wakes_the_queues_of_its_tasks(
-    together: Together, connection: Connection[Any], process_url: str, status: str
+    pipeline: Pipeline, connection: Connection[Any], process_url: str, status: str
 ) -> None:
     worker_id = add_worker(connection, ago(60))
     add = add_claimed if status == "CLAIMED" else add_running
@@ -363,7 +363,7 @@ def test_a_rescue_wakes_the_queues_of_its_tasks(
     with psycopg.connect(process_url, autocommit=True) as blocked:
         for queue in ("narrow", "wide", "other"):
             blocked.execute(sql.SQL("LISTEN {}").format(sql.Identifier(f"task_queue_{queue}")))
-        assert rescue(together, "me", application(), LONG) == Rescue(1, 3)
+        assert rescue(pipeline, "me", application(), LONG) == Rescue(1, 3)
         connection.execute("NOTIFY task_queue_other")
         heard: list[str] = []
         for note in blocked.notifies(timeout=10):
@@ -374,21 +374,21 @@ def test_a_rescue_wakes_the_queues_of_its_tasks(
 
 
 def test_a_reaper_leaves_the_work_to_the_one_that_leads(
-    together: Together, connection: Connection[Any], process_url: str
+    pipeline: Pipeline, connection: Connection[Any], process_url: str
 ) -> None:
     worker_id = add_worker(connection, ago(60))
     add_running(connection, worker_id)
     with psycopg.connect(process_url) as leader:
         leader.execute("SELECT pg_advisory_xact_lock(1751348596, %s)", (reaper.RESCUE_DUTY,))
-        assert rescue(together, "me", application(), LONG) == Rescue()
-    assert rescue(together, "me", application(), LONG) == Rescue(1, 1)
+        assert rescue(pipeline, "me", application(), LONG) == Rescue()
+    assert rescue(pipeline, "me", application(), LONG) == Rescue(1, 1)
 
 
 # Tasks whose worker nobody knows
 
 
 def test_strays_are_settled_after_the_threshold_of_their_state(
-    together: Together, connection: Connection[Any]
+    pipeline: Pipeline, connection: Connection[Any]
 ) -> None:
     gone = new_id()
     stopped = add_worker(connection, ago(9_000), stopped=ago(9_000))
@@ -405,7 +405,7 @@ def test_strays_are_settled_after_the_threshold_of_their_state(
         add_running(connection, add_worker(connection, ago(1)), **old),
     ]
     before = [picture(connection, task_id) for task_id in kept]
-    assert rescue_strays(together, RecoveryConfig()) == 3
+    assert recover_ownerless(pipeline, RecoveryConfig()) == 3
     assert [row_of(connection, task_id)["status"] for task_id in settled] == [
         "FAILED",
         "FAILED",
@@ -423,7 +423,7 @@ def test_strays_are_settled_after_the_threshold_of_their_state(
     ],
 )
 def test_a_heartbeat_of_this_attempt_keeps_a_stray_alive(
-    together: Together, connection: Connection[Any], sent: sql.SQL, expected: int
+    pipeline: Pipeline, connection: Connection[Any], sent: sql.SQL, expected: int
 ) -> None:
     task_id = add_running(connection, new_id(), claimed_at=ago(400), started_at=ago(400))
     connection.execute(
@@ -432,7 +432,7 @@ def test_a_heartbeat_of_this_attempt_keeps_a_stray_alive(
             "VALUES ({}, 'gone', 'runner', {})"
         ).format(task_id, sent)
     )
-    assert rescue_strays(together, RecoveryConfig()) == expected
+    assert recover_ownerless(pipeline, RecoveryConfig()) == expected
 
 
 # What is too old to keep
@@ -456,7 +456,7 @@ def exists(connection: Connection[Any], task_id: str) -> bool:
 
 
 def test_retention_keeps_what_is_young_unfinished_or_part_of_a_workflow(
-    together: Together, connection: Connection[Any]
+    pipeline: Pipeline, connection: Connection[Any]
 ) -> None:
     old = sql.SQL("now() - interval '50 hours'")
     kept = [
@@ -477,7 +477,7 @@ def test_retention_keeps_what_is_young_unfinished_or_part_of_a_workflow(
         "INSERT INTO horsies_task_attempts (task_id, attempt, outcome, started_at, finished_at, "
         "worker_id) SELECT id, 1, 'COMPLETED', now(), now(), 'gone' FROM horsies_tasks"
     )
-    sweep(together, RecoveryConfig(terminal_record_retention_hours=24))
+    sweep(pipeline, RecoveryConfig(terminal_record_retention_hours=24))
     assert [exists(connection, task_id) for task_id in kept] == [True] * len(kept)
     assert [exists(connection, task_id) for task_id in gone] == [False] * len(gone)
     left = connection.execute("SELECT count(*) FROM horsies_task_attempts").fetchone()
@@ -485,7 +485,7 @@ def test_retention_keeps_what_is_young_unfinished_or_part_of_a_workflow(
 
 
 def test_retention_goes_in_bounded_bites_and_says_when_there_is_more(
-    together: Together, connection: Connection[Any], monkeypatch: pytest.MonkeyPatch
+    pipeline: Pipeline, connection: Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reaper, "RETENTION_BATCH", 2)
     for _ in range(5):
@@ -493,7 +493,7 @@ def test_retention_goes_in_bounded_bites_and_says_when_there_is_more(
     recovery = RecoveryConfig(terminal_record_retention_hours=24)
     left = []
     for _ in range(3):
-        more = sweep(together, recovery)
+        more = sweep(pipeline, recovery)
         row = connection.execute("SELECT count(*) FROM horsies_tasks").fetchone()
         assert row is not None
         left.append((more, row[0]))
@@ -501,7 +501,7 @@ def test_retention_goes_in_bounded_bites_and_says_when_there_is_more(
 
 
 def test_heartbeats_snapshots_and_closed_workers_go_after_their_time(
-    together: Together, connection: Connection[Any]
+    pipeline: Pipeline, connection: Connection[Any]
 ) -> None:
     for age, hours in (("old", 200), ("young", 1)):
         moment = sql.SQL(f"now() - interval '{hours} hours'")
@@ -521,7 +521,7 @@ def test_heartbeats_snapshots_and_closed_workers_go_after_their_time(
         )
         add_worker(connection, moment, stopped=moment)
     living = add_worker(connection, ago(3_600 * 300))
-    sweep(together, RecoveryConfig())
+    sweep(pipeline, RecoveryConfig())
     for table, column in (
         ("horsies_heartbeats", "sender_id"),
         ("horsies_worker_states", "worker_id"),
@@ -538,7 +538,7 @@ def test_heartbeats_snapshots_and_closed_workers_go_after_their_time(
 
 
 def test_without_retention_nothing_is_ever_deleted(
-    together: Together, connection: Connection[Any]
+    pipeline: Pipeline, connection: Connection[Any]
 ) -> None:
     task_id = add_finished(connection, 50_000)
     for_ever = RecoveryConfig(
@@ -546,5 +546,5 @@ def test_without_retention_nothing_is_ever_deleted(
         worker_state_retention_hours=None,
         terminal_record_retention_hours=None,
     )
-    assert sweep(together, for_ever) is False
+    assert sweep(pipeline, for_ever) is False
     assert exists(connection, task_id)

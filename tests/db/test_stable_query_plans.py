@@ -9,7 +9,7 @@ import psycopg
 import pytest
 from psycopg import Connection
 
-from horsies.db.pipeline import Together
+from horsies.db.pipeline import Pipeline
 from horsies.db.statements.turn import ClaimTasks, CompleteTasks, claim_tasks, complete_tasks
 from horsies.worker.connection import TURN_SETTINGS
 
@@ -20,17 +20,17 @@ SELECT gen_random_uuid(), 'work', 'default', 'sha' FROM generate_series(1, %s)
 
 
 @pytest.fixture
-def together(process_url: str, connection: Connection[Any]) -> Iterator[Together]:
+def pipeline(process_url: str, connection: Connection[Any]) -> Iterator[Pipeline]:
     with psycopg.connect(process_url, autocommit=True, options=TURN_SETTINGS) as tuned:
-        yield Together(tuned)
+        yield Pipeline(tuned)
 
 
-def turn(together: Together) -> None:
+def turn(pipeline: Pipeline) -> None:
     wanted = ClaimTasks("worker-1", "host", [1, 2], ["default"], [2])
-    (claimed,) = together.run([(claim_tasks, wanted)])
+    (claimed,) = pipeline.run([(claim_tasks, wanted)])
     ids, generations = [task.id for task in claimed], [task.generation for task in claimed]
     done = CompleteTasks("worker-1", ids, generations, ['{"ok":1}'] * len(ids))
-    assert len(together.run([(complete_tasks, done)])[0]) == 2
+    assert len(pipeline.run([(complete_tasks, done)])[0]) == 2
 
 
 def rows_read(connection: Connection[Any]) -> int:
@@ -46,14 +46,14 @@ def rows_read(connection: Connection[Any]) -> int:
 
 @pytest.mark.parametrize("count", [2, 4, 40])
 def test_a_plan_made_on_an_almost_empty_table_serves_a_full_one(
-    connection: Connection[Any], together: Together, count: int
+    connection: Connection[Any], pipeline: Pipeline, count: int
 ) -> None:
     connection.execute(FILL, (count,))
     connection.execute("VACUUM (ANALYZE) horsies_tasks")
-    turn(together)
+    turn(pipeline)
     connection.execute(FILL, (20_000,))
-    together.connection.execute("SELECT pg_stat_force_next_flush()")
+    pipeline.connection.execute("SELECT pg_stat_force_next_flush()")
     before = rows_read(connection)
-    turn(together)
-    together.connection.execute("SELECT pg_stat_force_next_flush()")
+    turn(pipeline)
+    pipeline.connection.execute("SELECT pg_stat_force_next_flush()")
     assert rows_read(connection) - before < 200

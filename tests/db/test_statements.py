@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from psycopg import Connection
 from psycopg.pq import ExecStatus
 
-from horsies.db.pipeline import Together
+from horsies.db.pipeline import Pipeline
 from horsies.db.statement import Statement, StatementFile, field_names
 from horsies.db.statements.tasks import TaskId
 
@@ -176,14 +176,14 @@ def test_parameters_written_as_text_arrive_as_they_were(
     connection: Connection[Any], value: Anything
 ) -> None:
     assert ECHO.run(connection, value) == [value]
-    assert Together(connection, prepared=False).run([(ECHO, value)]) == [[value]]
+    assert Pipeline(connection, prepared=False).run([(ECHO, value)]) == [[value]]
 
 
 def test_tuples_are_written_as_lists_are(connection: Connection[Any]) -> None:
     as_lists = Anything("", 1, 1.0, True, datetime.now(UTC), ["a", None, '"\\'], [1, 2], [1.0])
     as_tuples = as_lists._replace(texts=("a", None, '"\\'), numbers=(1, 2), reals=(1.0,))
     assert ECHO.texts(as_tuples) == ECHO.texts(as_lists)
-    assert Together(connection, prepared=False).run([(ECHO, as_tuples)]) == [[as_lists]]
+    assert Pipeline(connection, prepared=False).run([(ECHO, as_tuples)]) == [[as_lists]]
 
 
 def test_equal_tuples_of_different_types_are_told_apart() -> None:

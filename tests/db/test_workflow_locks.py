@@ -14,7 +14,7 @@ import pytest
 from psycopg import Connection
 
 from horsies.app import Horsies
-from horsies.db.pipeline import Together
+from horsies.db.pipeline import Pipeline
 from horsies.db.statement import Statement
 from horsies.db.statements.tasks import CancelTask, cancel_task
 from horsies.db.statements.turn import (
@@ -214,14 +214,14 @@ def deadlocks(connection: Connection[Any]) -> int:
 
 def settle(own: Connection[Any]) -> None:
     """A worker that claims what it finds and completes it, locking the runs first."""
-    together = Together(own)
+    pipeline = Pipeline(own)
     for _ in range(10):
-        (claimed,) = together.run(
+        (claimed,) = pipeline.run(
             [(claim_tasks, ClaimTasks("worker-2", "host", [1, 2], ["default"], [2]))]
         )
         runs = sorted({task.workflow_id for task in claimed if task.workflow_id})
         if claimed:
-            together.run([(lock_runs, WorkflowIds(runs)), _completion(claimed)])
+            pipeline.run([(lock_runs, WorkflowIds(runs)), _completion(claimed)])
 
 
 def _completion(claimed: list[Any]) -> tuple[Statement[Any, Any], Any]:

@@ -37,7 +37,7 @@ from horsies.db.statements.monitor import (
     list_workers,
     newest_worker_states,
 )
-from horsies.db.statements.queues import STEER
+from horsies.db.statements.queues import QUEUES
 from tests.conftest import database_on
 from tests.support.query_plans import nodes, reads
 
@@ -50,7 +50,7 @@ BIG_TABLES = (
 )
 STATEMENTS = [
     pytest.param(statement, id=name)
-    for catalogue in (MONITOR, STEER)
+    for catalogue in (MONITOR, QUEUES)
     for name, statement in catalogue.statements.items()
 ]
 

@@ -187,7 +187,7 @@ def test_the_start_of_the_server_is_a_sign_of_life_of_the_workers_it_knows(
 def test_more_tasks_than_one_bite_are_all_handled(
     app: Horsies, connection: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("horsies.tasks.recovery.RESCUE_BATCH", 2)
+    monkeypatch.setattr("horsies.tasks.recovery.RECOVERY_BATCH", 2)
     monkeypatch.setattr("horsies.tasks.recovery.EXPIRY_BATCH", 2)
     for _ in range(5):
         add_running(connection, new_id(), 400)

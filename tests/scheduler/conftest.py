@@ -13,7 +13,7 @@ from horsies.app import Horsies
 from horsies.config.app import AppConfig, CustomQueueConfig, QueueMode
 from horsies.config.postgres import PostgresConfig
 from horsies.config.schedules import AnySchedule, ScheduleConfig, TaskSchedule, WorkflowSchedule
-from horsies.db.pipeline import Together
+from horsies.db.pipeline import Pipeline
 from horsies.db.statement import run_script
 from horsies.retry import RetryPolicy
 from horsies.scheduler import tick as tick_module
@@ -164,7 +164,7 @@ def enter(connection: Database, app: Horsies, *, at_start: bool = True) -> Book:
 
 def tick(connection: Database, book: Book) -> Ticked:
     """Do what a scheduler does when it looks at the clock, on a connection of the test."""
-    return tick_module.tick(Together(connection, prepared=False), book)
+    return tick_module.tick(Pipeline(connection, prepared=False), book)
 
 
 def state(connection: Database, name: str = "report") -> dict[str, Any]:

@@ -13,7 +13,7 @@ import pytest
 
 from horsies.app import Horsies
 from horsies.config.app import WorkerResilienceConfig
-from horsies.db.pipeline import Together
+from horsies.db.pipeline import Pipeline
 from horsies.scheduler import service as service_module
 from horsies.scheduler.service import Scheduler, SchedulerGaveUpError
 from horsies.timetable.patterns import IntervalSchedule
@@ -39,11 +39,11 @@ class Line:
         self.refusal: psycopg.Error = psycopg.OperationalError("connection refused")
         self.opened: list[psycopg.Connection[Any]] = []
 
-    def connect(self) -> Together:
+    def connect(self) -> Pipeline:
         if self.refuses:
             raise self.refusal
         self.opened.append(psycopg.connect(self.url, autocommit=True))
-        return Together(self.opened[-1])
+        return Pipeline(self.opened[-1])
 
 
 @pytest.fixture

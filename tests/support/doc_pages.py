@@ -40,7 +40,7 @@ class Block:
 
 
 @dataclass(frozen=True)
-class Link:
+class TurnConnection:
     """A link: whether its text is code, its text, and where it leads."""
 
     is_code: bool
@@ -69,9 +69,12 @@ def files(text: str) -> dict[str, str]:
     return {block.file_name: block.text for block in blocks(text) if block.file_name}
 
 
-def links(text: str) -> list[Link]:
+def links(text: str) -> list[TurnConnection]:
     """Return the links of a page, those in code blocks left out."""
-    return [Link(bool(mark), shown, to) for mark, shown, to in _LINK.findall(_BLOCK.sub("", text))]
+    return [
+        TurnConnection(bool(mark), shown, to)
+        for mark, shown, to in _LINK.findall(_BLOCK.sub("", text))
+    ]
 
 
 def anchors(text: str) -> set[str]:

@@ -79,15 +79,15 @@ def test_a_turn_is_logged_as_one_line(
     process_url: str, connection: Connection[Any], lines: pytest.LogCaptureFixture
 ) -> None:
     database = Database(PostgresConfig(database_url=process_url, echo=True))
-    together = turn_connector(database)()
-    with together.connection:
-        together.run([(read_outcomes, TaskIds([new_id()])), (read_outcomes, TaskIds([]))])
+    pipeline = turn_connector(database)()
+    with pipeline.connection:
+        pipeline.run([(read_outcomes, TaskIds([new_id()])), (read_outcomes, TaskIds([]))])
         assert [record.getMessage().partition(" took")[0] for record in lines.records] == [
             "read_outcomes, read_outcomes"
         ]
         lines.clear()
         with pytest.raises(psycopg.DataError):
-            together.run([(read_outcomes, TaskIds(["4111-secret"]))])
+            pipeline.run([(read_outcomes, TaskIds(["4111-secret"]))])
         assert messages(lines) == ["read_outcomes"]
     assert "secret" not in lines.text
 

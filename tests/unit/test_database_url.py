@@ -15,7 +15,7 @@ any_word = st.text(alphabet="aZ09:@/?#&=%'\"\\[]{}()*+,;.~!$-_|é", max_size=8)
 schemes = st.sampled_from(["postgresql", "postgresql+psycopg", "postgres"])
 users = st.text(alphabet="abcXYZ019_-.%", max_size=6)
 tails = st.sampled_from(["db", "db:5432/shop", "[::1]:5432/shop?sslmode=require", "/shop", ""])
-surroundings = st.sampled_from(
+process_state = st.sampled_from(
     [
         ("", ""),
         ("connection to ", " failed: timeout"),
@@ -31,7 +31,7 @@ def quoted(value: str) -> str:
 
 
 @settings(max_examples=150, deadline=None)
-@given(schemes, users, any_text, any_text, tails, surroundings)
+@given(schemes, users, any_text, any_text, tails, process_state)
 def test_an_encoded_password_never_survives(
     scheme: str, user: str, before: str, after: str, tail: str, around: tuple[str, str]
 ) -> None:
@@ -42,7 +42,7 @@ def test_an_encoded_password_never_survives(
 
 
 @settings(max_examples=150, deadline=None)
-@given(schemes, users, any_word, any_word, tails, surroundings)
+@given(schemes, users, any_word, any_word, tails, process_state)
 def test_a_badly_encoded_password_never_survives(
     scheme: str, user: str, before: str, after: str, tail: str, around: tuple[str, str]
 ) -> None:
@@ -51,7 +51,7 @@ def test_a_badly_encoded_password_never_survives(
 
 
 @settings(max_examples=150, deadline=None)
-@given(any_text, any_text, surroundings)
+@given(any_text, any_text, process_state)
 def test_a_quoted_password_parameter_never_survives(
     before: str, after: str, around: tuple[str, str]
 ) -> None:
@@ -61,7 +61,7 @@ def test_a_quoted_password_parameter_never_survives(
 
 
 @settings(max_examples=100, deadline=None)
-@given(any_word.filter(lambda text: text[:1] not in {"'", '"', "\\"}), any_word, surroundings)
+@given(any_word.filter(lambda text: text[:1] not in {"'", '"', "\\"}), any_word, process_state)
 def test_a_bare_password_parameter_never_survives(
     before: str, after: str, around: tuple[str, str]
 ) -> None:
@@ -70,7 +70,7 @@ def test_a_bare_password_parameter_never_survives(
 
 
 @settings(max_examples=100, deadline=None)
-@given(any_text, any_text, surroundings)
+@given(any_text, any_text, process_state)
 def test_a_password_in_the_query_string_never_survives(
     before: str, after: str, around: tuple[str, str]
 ) -> None:

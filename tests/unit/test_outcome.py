@@ -16,9 +16,9 @@ from horsies.tasks.outcome import (
     STOPPED_BY_TIMEOUT,
     Completed,
     Failed,
-    settle_death,
-    settle_report,
-    settle_stop,
+    outcome_of_crash,
+    outcome_of_report,
+    outcome_of_stop,
     storable,
     without_result,
 )
@@ -35,23 +35,23 @@ def retrying(*codes: str, retry_count: int = 0, jitter: bool = False) -> Claimed
     return TASK._replace(retry_count=retry_count, max_retries=2, task_options=options)
 
 
-def failed(settlement: Completed | Failed) -> Failed:
-    assert isinstance(settlement, Failed)
-    return settlement
+def failed(outcome: Completed | Failed) -> Failed:
+    assert isinstance(outcome, Failed)
+    return outcome
 
 
-def error_in(settlement: Failed) -> dict[str, Any]:
-    assert settlement.result is not None
-    error: dict[str, Any] = json.loads(settlement.result)["err"]
+def error_in(outcome: Failed) -> dict[str, Any]:
+    assert outcome.result is not None
+    error: dict[str, Any] = json.loads(outcome.result)["err"]
     return error
 
 
 def test_a_success_keeps_its_result_and_the_generation_of_its_claim() -> None:
-    assert settle_report(TASK, SUCCESS) == Completed("id-1", 3, '{"ok": 1}')
+    assert outcome_of_report(TASK, SUCCESS) == Completed("id-1", 3, '{"ok": 1}')
 
 
 def test_an_error_the_task_returned_is_final_without_a_policy() -> None:
-    assert settle_report(TASK, REFUSAL) == Failed(
+    assert outcome_of_report(TASK, REFUSAL) == Failed(
         task_id="id-1",
         generation=3,
         status=TaskStatus.FAILED,
@@ -77,17 +77,17 @@ def test_an_error_the_task_returned_is_final_without_a_policy() -> None:
 def test_an_error_is_tried_again_as_the_stored_policy_says(
     task: ClaimedTask, delay_seconds: float | None
 ) -> None:
-    assert failed(settle_report(task, REFUSAL)).delay_seconds == delay_seconds
+    assert failed(outcome_of_report(task, REFUSAL)).delay_seconds == delay_seconds
 
 
 def test_jitter_only_lengthens_a_delay() -> None:
     task = retrying("OUT_OF_STOCK", jitter=True)
-    assert failed(settle_report(task, REFUSAL, lambda: 0.0)).delay_seconds == 10.0
-    assert failed(settle_report(task, REFUSAL, lambda: 1.0)).delay_seconds == 12.5
+    assert failed(outcome_of_report(task, REFUSAL, lambda: 0.0)).delay_seconds == 10.0
+    assert failed(outcome_of_report(task, REFUSAL, lambda: 1.0)).delay_seconds == 12.5
 
 
 def test_a_death_is_a_crash_that_says_how_the_process_ended() -> None:
-    settled = settle_death(TASK, "signal 9 (SIGKILL)")
+    settled = outcome_of_crash(TASK, "signal 9 (SIGKILL)")
     assert settled.status is TaskStatus.FAILED
     assert settled.outcome is TaskAttemptOutcome.WORKER_FAILURE
     assert settled.error_code == "WORKER_CRASHED"
@@ -97,12 +97,12 @@ def test_a_death_is_a_crash_that_says_how_the_process_ended() -> None:
 
 
 def test_a_death_is_tried_again_only_when_the_policy_lists_crashes() -> None:
-    assert settle_death(retrying("WORKER_CRASHED"), "exit code 3").delay_seconds == 10.0
-    assert settle_death(retrying("OUT_OF_STOCK"), "exit code 3").delay_seconds is None
+    assert outcome_of_crash(retrying("WORKER_CRASHED"), "exit code 3").delay_seconds == 10.0
+    assert outcome_of_crash(retrying("OUT_OF_STOCK"), "exit code 3").delay_seconds is None
 
 
 def test_a_cancelled_task_is_never_tried_again() -> None:
-    settled = settle_stop(retrying("TASK_CANCELLED", "WORKER_CRASHED"), STOPPED_BY_CANCEL)
+    settled = outcome_of_stop(retrying("TASK_CANCELLED", "WORKER_CRASHED"), STOPPED_BY_CANCEL)
     assert settled.status is TaskStatus.CANCELLED
     assert settled.outcome is TaskAttemptOutcome.FAILED
     assert settled.error_code == "TASK_CANCELLED"
@@ -110,7 +110,7 @@ def test_a_cancelled_task_is_never_tried_again() -> None:
 
 
 def test_a_task_over_its_time_limit_fails_with_the_limit_in_its_reason() -> None:
-    settled = settle_stop(TASK, STOPPED_BY_TIMEOUT)
+    settled = outcome_of_stop(TASK, STOPPED_BY_TIMEOUT)
     assert settled.status is TaskStatus.FAILED
     assert settled.error_code == "TASK_TIMEOUT"
     assert settled.failed_reason is not None
@@ -119,19 +119,19 @@ def test_a_task_over_its_time_limit_fails_with_the_limit_in_its_reason() -> None
 
 
 def test_a_time_limit_is_tried_again_when_the_policy_lists_it() -> None:
-    assert settle_stop(retrying("TASK_TIMEOUT"), STOPPED_BY_TIMEOUT).delay_seconds == 10.0
+    assert outcome_of_stop(retrying("TASK_TIMEOUT"), STOPPED_BY_TIMEOUT).delay_seconds == 10.0
 
 
 def test_a_task_the_leaving_worker_interrupted_counts_as_crashed() -> None:
-    settled = settle_stop(TASK, STOPPED_BY_SHUTDOWN)
+    settled = outcome_of_stop(TASK, STOPPED_BY_SHUTDOWN)
     assert settled.outcome is TaskAttemptOutcome.WORKER_FAILURE
     assert settled.error_code == "WORKER_CRASHED"
-    assert settle_stop(retrying("WORKER_CRASHED"), STOPPED_BY_SHUTDOWN).delay_seconds == 10.0
+    assert outcome_of_stop(retrying("WORKER_CRASHED"), STOPPED_BY_SHUTDOWN).delay_seconds == 10.0
 
 
 def test_an_outcome_the_database_refuses_keeps_its_claim_and_loses_its_texts() -> None:
-    for settlement in (settle_report(TASK, SUCCESS), settle_report(retrying("X"), REFUSAL)):
-        plain = without_result(settlement)
+    for outcome in (outcome_of_report(TASK, SUCCESS), outcome_of_report(retrying("X"), REFUSAL)):
+        plain = without_result(outcome)
         assert (plain.task_id, plain.generation) == ("id-1", 3)
         assert plain.error_code == "WORKER_SERIALIZATION_ERROR"
         assert error_in(plain)["message"] == "The outcome of the task could not be stored."

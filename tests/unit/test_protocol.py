@@ -17,7 +17,7 @@ from horsies.worker.protocol import (
     FrameKind,
     NodeInput,
     NodePart,
-    WireError,
+    ProtocolError,
 )
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=50)
@@ -74,9 +74,9 @@ def test_a_part_in_a_workflow_with_wrong_lengths_is_refused() -> None:
     source = NodeInput(0, "task", "load", '{"ok":1}')
     node = NodePart("run", 1, '{"args":{"a":0},"context":{}}', (source,))
     frame = protocol.encode_assignment(Assignment("task", 1, "add", 1, "[]", "{}", None, node))
-    with pytest.raises(WireError, match="do not add up"):
+    with pytest.raises(ProtocolError, match="do not add up"):
         protocol.decode_assignment(frame[:-1])
-    with pytest.raises(WireError, match="cannot be read"):
+    with pytest.raises(ProtocolError, match="cannot be read"):
         protocol.decode_assignment(frame.replace(b'[["run"', b'[[{run"'))
 
 
@@ -120,35 +120,35 @@ def test_garbage_is_waited_for_or_refused_but_never_believed(garbage: bytes) -> 
     )
     try:
         frames = FrameBuffer().feed(garbage)
-    except WireError:
+    except ProtocolError:
         return
     for frame in frames:
         for decode in decoders:
             try:
                 decode(frame)
-            except WireError:
+            except ProtocolError:
                 continue
 
 
 @pytest.mark.parametrize("size", [0, 2**30 + 1, 2**32 - 1])
 def test_an_impossible_length_is_refused_before_anything_is_kept(size: int) -> None:
-    with pytest.raises(WireError, match=str(size)):
+    with pytest.raises(ProtocolError, match=str(size)):
         FrameBuffer().feed(size.to_bytes(4, "big") + b"\x06rest")
 
 
 def test_a_report_with_wrong_lengths_is_refused() -> None:
     frame = bytearray(protocol.encode_report(ChildReport("task", 1, True, "{}", None, None)))
     frame[-1:] = b""
-    with pytest.raises(WireError, match="do not add up"):
+    with pytest.raises(ProtocolError, match="do not add up"):
         protocol.decode_report(bytes(frame))
-    with pytest.raises(WireError, match="malformed report"):
+    with pytest.raises(ProtocolError, match="malformed report"):
         protocol.decode_report(b"\x00\x00\x00\x01\x06")
 
 
 @pytest.mark.parametrize("body", [b"{", b"{}", b"[1]", b'["a", "b"]', b"[" * 100_000])
 def test_texts_that_are_none_are_refused(body: bytes) -> None:
     frame = (len(body) + 1).to_bytes(4, "big") + bytes([FrameKind.BOOT_FAILED]) + body
-    with pytest.raises(WireError):
+    with pytest.raises(ProtocolError):
         protocol.decode_texts(frame, 1)
 
 

@@ -3,60 +3,60 @@
 from __future__ import annotations
 
 from horsies.worker.agenda import NEVER
-from horsies.worker.shutdown import RELEASE_PATIENCE_SECONDS, Farewell
+from horsies.worker.shutdown import RELEASE_PATIENCE_SECONDS, Shutdown
 
 
-def begun(grace_seconds: float | None, requests: int = 1) -> Farewell:
-    farewell = Farewell(grace_seconds)
+def begun(grace_seconds: float | None, requests: int = 1) -> Shutdown:
+    shutdown = Shutdown(grace_seconds)
     for _ in range(requests):
-        farewell.ask()
-    assert farewell.begin(100.0)
-    return farewell
+        shutdown.ask()
+    assert shutdown.begin(100.0)
+    return shutdown
 
 
 def test_nobody_asked() -> None:
-    farewell = Farewell(5.0)
-    assert not farewell.is_asked
-    assert not farewell.wants_interruption(1e9)
-    assert farewell.next_at() == farewell.release_ends_at() == NEVER
+    shutdown = Shutdown(5.0)
+    assert not shutdown.is_asked
+    assert not shutdown.wants_interruption(1e9)
+    assert shutdown.next_at() == shutdown.release_ends_at() == NEVER
 
 
 def test_a_stop_begins_once() -> None:
-    farewell = begun(None)
-    assert farewell.is_asked
-    assert not farewell.begin(101.0)
+    shutdown = begun(None)
+    assert shutdown.is_asked
+    assert not shutdown.begin(101.0)
 
 
 def test_without_a_grace_period_what_runs_may_take_its_time() -> None:
-    farewell = begun(None)
-    assert farewell.next_at() == NEVER
-    assert not farewell.wants_interruption(1e9)
+    shutdown = begun(None)
+    assert shutdown.next_at() == NEVER
+    assert not shutdown.wants_interruption(1e9)
 
 
 def test_the_end_of_the_grace_period_interrupts_once() -> None:
-    farewell = begun(5.0)
-    assert farewell.next_at() == 105.0
-    assert not farewell.wants_interruption(104.9)
-    assert farewell.wants_interruption(105.0)
-    farewell.note_interruption(2)
-    assert farewell.has_interrupted
-    assert farewell.next_at() == NEVER
-    assert not farewell.wants_interruption(200.0)
+    shutdown = begun(5.0)
+    assert shutdown.next_at() == 105.0
+    assert not shutdown.wants_interruption(104.9)
+    assert shutdown.wants_interruption(105.0)
+    shutdown.note_interruption(2)
+    assert shutdown.has_interrupted
+    assert shutdown.next_at() == NEVER
+    assert not shutdown.wants_interruption(200.0)
 
 
 def test_a_grace_period_that_met_nothing_interrupted_nothing() -> None:
-    farewell = begun(5.0)
-    farewell.note_interruption(0)
-    assert not farewell.has_interrupted
-    assert not farewell.wants_interruption(200.0)
+    shutdown = begun(5.0)
+    shutdown.note_interruption(0)
+    assert not shutdown.has_interrupted
+    assert not shutdown.wants_interruption(200.0)
 
 
 def test_a_second_request_interrupts_at_once_and_a_third_leaves() -> None:
-    farewell = begun(None, requests=2)
-    assert farewell.wants_interruption(100.0)
-    assert not farewell.is_immediate
-    farewell.ask()
-    assert farewell.is_immediate
+    shutdown = begun(None, requests=2)
+    assert shutdown.wants_interruption(100.0)
+    assert not shutdown.is_immediate
+    shutdown.ask()
+    assert shutdown.is_immediate
 
 
 def test_a_lost_database_is_waited_for_a_while_unless_somebody_presses() -> None:

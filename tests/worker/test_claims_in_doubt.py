@@ -9,11 +9,11 @@ import psycopg
 import pytest
 from psycopg import Connection
 
-from horsies.db.pipeline import Together
+from horsies.db.pipeline import Pipeline
 from horsies.states import TaskAttemptOutcome, TaskStatus
 from horsies.tasks.outcome import Failed
 from horsies.worker.connection import TURN_SETTINGS
-from horsies.worker.in_flight import Desk
+from horsies.worker.in_flight import InFlight
 from horsies.worker.pool.pool import ChildPool
 from horsies.worker.turn import Claimer, Wanted, give_back, take_turn
 from tests.support.pool import RecordingPool
@@ -23,14 +23,14 @@ CLAIMER = Claimer("me", "host", ["default"], [None])
 
 
 @pytest.fixture
-def together(process_url: str, connection: Connection[Any]) -> Iterator[Together]:
+def pipeline(process_url: str, connection: Connection[Any]) -> Iterator[Pipeline]:
     with psycopg.connect(process_url, autocommit=True, options=TURN_SETTINGS) as own:
-        yield Together(own)
+        yield Pipeline(own)
 
 
 @pytest.fixture
-def desk() -> Desk:
-    return Desk(cast(ChildPool, RecordingPool({1, 2, 3})))
+def in_flight() -> InFlight:
+    return InFlight(cast(ChildPool, RecordingPool({1, 2, 3})))
 
 
 def owner(connection: Connection[Any], task_id: str) -> tuple[str, str | None]:
@@ -57,29 +57,29 @@ def retried(task_id: str) -> Failed:
 
 
 def test_a_retry_claimed_in_doubt_goes_back_though_the_attempt_before_it_is_still_on_the_desk(
-    connection: Connection[Any], together: Together, desk: Desk
+    connection: Connection[Any], pipeline: Pipeline, in_flight: InFlight
 ) -> None:
     task_id = add_task(connection, max_retries=1)
-    desk.hand_out(take_turn(together, CLAIMER, [], Wanted(pids=[1])).claimed)
+    in_flight.hand_out(take_turn(pipeline, CLAIMER, [], Wanted(pids=[1])).claimed)
     outcome = retried(task_id)
-    desk.settlements = [outcome]
+    in_flight.outcomes = [outcome]
     # Both are committed, and both answers are lost: the desk learns of neither.
-    assert take_turn(together, CLAIMER, [outcome], Wanted()).recorded
-    assert take_turn(together, CLAIMER, [outcome], Wanted(pids=[2])).claimed
-    assert give_back(together, "me", desk.held()) == 1
+    assert take_turn(pipeline, CLAIMER, [outcome], Wanted()).recorded
+    assert take_turn(pipeline, CLAIMER, [outcome], Wanted(pids=[2])).claimed
+    assert give_back(pipeline, "me", in_flight.held()) == 1
     assert owner(connection, task_id) == ("PENDING", None)
 
 
 def test_a_start_in_doubt_goes_back(
-    connection: Connection[Any], together: Together, desk: Desk
+    connection: Connection[Any], pipeline: Pipeline, in_flight: InFlight
 ) -> None:
     task_id = add_task(connection)
-    desk.hand_out(take_turn(together, CLAIMER, [], Wanted(prefetch=1)).claimed)
-    (task,) = desk.waiting(1)
+    in_flight.hand_out(take_turn(pipeline, CLAIMER, [], Wanted(prefetch=1)).claimed)
+    (task,) = in_flight.waiting(1)
     starting = Wanted(starting=[(task, 1)])
-    assert take_turn(together, CLAIMER, [], starting).started, "committed, and the answer is lost"
-    again = take_turn(together, CLAIMER, [], starting)
-    assert desk.take_started([task], again.started) == []
-    assert desk.needs_release
-    assert give_back(together, "me", desk.held()) == 1
+    assert take_turn(pipeline, CLAIMER, [], starting).started, "committed, and the answer is lost"
+    again = take_turn(pipeline, CLAIMER, [], starting)
+    assert in_flight.take_started([task], again.started) == []
+    assert in_flight.needs_release
+    assert give_back(pipeline, "me", in_flight.held()) == 1
     assert owner(connection, task_id) == ("PENDING", None)

@@ -17,10 +17,15 @@ from horsies.config.app import WorkerResilienceConfig
 from horsies.config.postgres import PostgresConfig
 from horsies.db.database import Database
 from horsies.db.listen import Listener
-from horsies.db.pipeline import Together
+from horsies.db.pipeline import Pipeline
 from horsies.worker import connection as link_module
-from horsies.worker.connection import DatabaseGivenUpError, Link, TurnListener, make_sessions
-from horsies.worker.notifications import CANCEL_CHANNEL, EAR, SILENCE, Ear, News
+from horsies.worker.connection import (
+    DatabaseGivenUpError,
+    TurnConnection,
+    TurnListener,
+    make_sessions,
+)
+from horsies.worker.notifications import CANCEL_CHANNEL, EAR, SILENCE, News, Notifications
 from tests.support.wait import wait_until
 
 QUEUE = "task_queue_default"
@@ -31,26 +36,26 @@ RESILIENCE = WorkerResilienceConfig(db_retry_initial_ms=100, db_retry_max_attemp
 class Sessions:
     """What a worker's loop has in hand."""
 
-    link: Link
-    ear: Ear
+    link: TurnConnection
+    notifications: Notifications
     selector: selectors.BaseSelector
     locked: list[Connection[Any]] = field(default_factory=list)
 
     @property
-    def together(self) -> Together:
-        assert self.link.together is not None
-        return self.link.together
+    def pipeline(self) -> Pipeline:
+        assert self.link.pipeline is not None
+        return self.link.pipeline
 
     @property
     def pid(self) -> int:
-        return self.together.connection.info.backend_pid
+        return self.pipeline.connection.info.backend_pid
 
     def wait_for_socket(self) -> None:
         assert [key.data for key, _ in self.selector.select(10)] == [EAR]
 
     def turn(self, statement: str) -> None:
         """Run something as turns do: no notification handler of psycopg's is asked."""
-        pgconn = self.together.connection.pgconn
+        pgconn = self.pipeline.connection.pgconn
         assert pgconn.exec_(statement.encode()).status == psycopg.pq.ExecStatus.TUPLES_OK
 
 
@@ -70,14 +75,14 @@ def make(process_url: str) -> Iterator[Callable[[], Sessions]]:
         link, listener = make_sessions(database, RESILIENCE, (QUEUE, CANCEL_CHANNEL), locked.append)
         assert isinstance(listener, TurnListener)
         selector = selectors.DefaultSelector()
-        made.append(Sessions(link, Ear(listener, selector, 5.0), selector, locked))
-        link.on_close = made[-1].ear.follow_socket
-        made[-1].ear.open()
+        made.append(Sessions(link, Notifications(listener, selector, 5.0), selector, locked))
+        link.on_close = made[-1].notifications.follow_socket
+        made[-1].notifications.open()
         return made[-1]
 
     yield open_sessions
     for one in made:
-        one.ear.close()
+        one.notifications.close()
         assert not one.selector.get_map()
         one.selector.close()
 
@@ -99,11 +104,11 @@ def cut(connection: Connection[Any], sessions: Sessions) -> None:
 def test_what_others_say_is_heard_while_turns_rest(
     sessions: Sessions, connection: Connection[Any]
 ) -> None:
-    assert sessions.locked == [sessions.together.connection]
+    assert sessions.locked == [sessions.pipeline.connection]
     notify(connection, CANCEL_CHANNEL, "id")
     sessions.wait_for_socket()
-    assert sessions.ear.hear() == News(False, frozenset({"id"}))
-    assert sessions.ear.seconds_until_retry() is None
+    assert sessions.notifications.receive() == News(False, frozenset({"id"}))
+    assert sessions.notifications.seconds_until_retry() is None
 
 
 def test_what_comes_with_the_answer_to_a_turn_is_heard_without_the_socket(
@@ -113,16 +118,16 @@ def test_what_comes_with_the_answer_to_a_turn_is_heard_without_the_socket(
     sessions.wait_for_socket()
     sessions.turn("SELECT 1")
     assert sessions.selector.select(0) == []
-    assert sessions.ear.seconds_until_retry() == 0.0
-    assert sessions.ear.hear().work
-    assert sessions.ear.seconds_until_retry() is None
+    assert sessions.notifications.seconds_until_retry() == 0.0
+    assert sessions.notifications.receive().work
+    assert sessions.notifications.seconds_until_retry() is None
 
 
 @pytest.mark.parametrize("is_deaf", [True, False])
 def test_our_own_notifications_can_be_left_out(sessions: Sessions, is_deaf: bool) -> None:
     sessions.turn(f"SELECT pg_notify('{QUEUE}', '')")
-    assert sessions.ear.seconds_until_retry() == 0.0
-    heard = sessions.ear.hear(sessions.together.sender_pid if is_deaf else None)
+    assert sessions.notifications.seconds_until_retry() == 0.0
+    heard = sessions.notifications.receive(sessions.pipeline.sender_pid if is_deaf else None)
     assert heard == (SILENCE if is_deaf else News(True, frozenset()))
 
 
@@ -131,14 +136,14 @@ def test_what_psycopg_reads_beside_a_statement_of_its_own_is_heard(
 ) -> None:
     notify(connection, QUEUE)
     sessions.wait_for_socket()
-    sessions.together.connection.execute("SELECT 1")
-    assert sessions.ear.hear().work
+    sessions.pipeline.connection.execute("SELECT 1")
+    assert sessions.notifications.receive().work
 
 
 def wait_until_lost(sessions: Sessions) -> None:
     def is_lost() -> bool:
-        sessions.ear.hear()
-        return sessions.link.together is None
+        sessions.notifications.receive()
+        return sessions.link.pipeline is None
 
     wait_until(is_lost)
 
@@ -153,17 +158,17 @@ def test_a_session_that_is_cut_while_it_rests_is_opened_anew_at_once(
     sessions.wait_for_socket()
     wait_until_lost(sessions)
     assert not sessions.selector.get_map()
-    assert not sessions.ear.is_connected()
-    assert sessions.ear.seconds_until_retry() is None, "the link says when"
-    assert sessions.link.open() is sessions.together
+    assert not sessions.notifications.is_connected()
+    assert sessions.notifications.seconds_until_retry() is None, "the link says when"
+    assert sessions.link.open() is sessions.pipeline
     assert sessions.pid != first
     assert len(sessions.locked) == 2
-    assert sessions.ear.seconds_until_retry() == 0.0
-    assert sessions.ear.hear().gap
-    assert sessions.ear.hear() == SILENCE
+    assert sessions.notifications.seconds_until_retry() == 0.0
+    assert sessions.notifications.receive().gap
+    assert sessions.notifications.receive() == SILENCE
     notify(connection, QUEUE)
     sessions.wait_for_socket()
-    assert sessions.ear.hear().work
+    assert sessions.notifications.receive().work
     sessions.link.confirm()
     assert [message.partition(":")[0] for message in caplog.messages] == [
         "connection to the database lost, opening another",
@@ -181,9 +186,9 @@ def test_a_session_that_is_cut_as_soon_as_it_is_open_waits(
     sessions.link.confirm()
     cut(connection, sessions)
     with pytest.raises(psycopg.OperationalError) as caught:
-        sessions.together.connection.execute("SELECT 1")
+        sessions.pipeline.connection.execute("SELECT 1")
     sessions.link.lose(caught.value)
-    assert sessions.link.together is None
+    assert sessions.link.pipeline is None
     assert sessions.link.open() is None
     assert caplog.messages[0].startswith("database away, next try in 0.1 s (1/3)")
 
@@ -211,14 +216,14 @@ def test_a_transaction_that_fails_costs_a_pause_but_not_the_session(
     first = sessions.pid
     for _ in range(3):
         with pytest.raises(psycopg.errors.DeadlockDetected) as caught:
-            sessions.together.connection.execute(raising("40P01"))
+            sessions.pipeline.connection.execute(raising("40P01"))
         sessions.link.lose(caught.value)
         assert not sessions.link.is_up
         assert sessions.link.open() is None
-        assert sessions.ear.is_connected()
+        assert sessions.notifications.is_connected()
         notify(connection, QUEUE)
         sessions.wait_for_socket()
-        assert sessions.ear.hear().work, "it hears meanwhile"
+        assert sessions.notifications.receive().work, "it hears meanwhile"
         wait_until(lambda: sessions.link.open() is not None)
     assert sessions.pid == first
     with pytest.raises(DatabaseGivenUpError):
@@ -232,7 +237,7 @@ def test_a_session_that_is_cut_in_that_pause_is_opened_anew_at_once(
     sessions.link.confirm()
     first = sessions.pid
     with pytest.raises(psycopg.errors.DeadlockDetected) as caught:
-        sessions.together.connection.execute(raising("40P01"))
+        sessions.pipeline.connection.execute(raising("40P01"))
     sessions.link.lose(caught.value)
     assert sessions.link.open() is None
     cut(connection, sessions)
@@ -247,13 +252,13 @@ def test_an_echo_that_was_lost_with_its_session_is_not_missed(
 ) -> None:
     now = time.monotonic()
     sessions.link.confirm()
-    sessions.ear.note_call(now)
+    sessions.notifications.note_call(now)
     cut(connection, sessions)
     wait_until_lost(sessions)
     second = sessions.link.open()
-    assert sessions.ear.check(now + 60)
-    sessions.ear.note_call(now + 60)
-    assert sessions.link.together is second
+    assert sessions.notifications.check(now + 60)
+    sessions.notifications.note_call(now + 60)
+    assert sessions.link.pipeline is second
 
 
 @pytest.mark.usefixtures("steady")
@@ -264,9 +269,9 @@ def test_a_server_that_goes_or_does_not_write_costs_the_session(
     first = sessions.pid
     sessions.link.confirm()
     with pytest.raises(psycopg.Error) as caught:
-        sessions.together.connection.execute(raising(sqlstate))
+        sessions.pipeline.connection.execute(raising(sqlstate))
     sessions.link.lose(caught.value)
-    assert sessions.link.together is None
+    assert sessions.link.pipeline is None
     assert not sessions.selector.get_map()
     assert sessions.link.open() is not None
     assert sessions.pid != first
@@ -274,10 +279,10 @@ def test_a_server_that_goes_or_does_not_write_costs_the_session(
 
 def test_a_mistake_is_raised_and_costs_the_session(sessions: Sessions) -> None:
     with pytest.raises(psycopg.errors.UndefinedTable) as caught:
-        sessions.together.connection.execute("SELECT * FROM nothing")
+        sessions.pipeline.connection.execute("SELECT * FROM nothing")
     with pytest.raises(psycopg.errors.UndefinedTable):
         sessions.link.lose(caught.value)
-    assert sessions.link.together is None
+    assert sessions.link.pipeline is None
 
 
 @pytest.mark.parametrize("has_two", [False, True])
@@ -293,7 +298,7 @@ def test_a_session_that_cannot_listen_is_closed(process_url: str, has_two: bool)
     link, listener = make_sessions(Database(config, "worker"), RESILIENCE, (QUEUE,), refuse)
     with pytest.raises(psycopg.errors.UndefinedTable):
         listener.open()
-    assert link.together is None
+    assert link.pipeline is None
     assert [connection.closed for connection in opened] == [True]
 
 

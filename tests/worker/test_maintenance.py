@@ -13,7 +13,7 @@ import psycopg
 import pytest
 
 from horsies import AppConfig, PostgresConfig, RecoveryConfig, WorkerResilienceConfig
-from horsies.db.pipeline import Together
+from horsies.db.pipeline import Pipeline
 from horsies.db.statement import Step
 from horsies.db.statements.tasks import TaskId
 from horsies.db.statements.turn import find_cancel_requests, renew_claims, send_heartbeats
@@ -23,8 +23,8 @@ from horsies.db.statements.workers import (
     Presence,
     SeenWorker,
     answer_ping,
+    find_abandoned,
     find_lost_workers,
-    find_orphans,
     register_worker,
     see_worker,
     store_worker_state,
@@ -35,10 +35,10 @@ from horsies.ids import new_id
 from horsies.tasks.outcome import STOPPED_BY_CANCEL
 from horsies.worker import maintenance as duties_module
 from horsies.worker.config import WorkerConfig
-from horsies.worker.in_flight import Desk
+from horsies.worker.in_flight import InFlight
 from horsies.worker.liveness import PONG_CHANNEL_PREFIX, Identity, echo_channel
-from horsies.worker.maintenance import LONG_SECONDS, SEEN_SECONDS, Duties, Every
-from horsies.worker.notifications import Ear
+from horsies.worker.maintenance import LONG_SECONDS, SEEN_SECONDS, Maintenance, Timer
+from horsies.worker.notifications import Notifications
 from horsies.worker.pool.pool import ChildPool
 from tests.support.pool import RecordingPool, attempt, claimed
 
@@ -87,7 +87,7 @@ class QuietPool(RecordingPool):
 
 
 @dataclass(slots=True)
-class QuietEar:
+class QuietNotifications:
     """Says what the test wants, and takes note of calls."""
 
     hears: bool = True
@@ -105,54 +105,62 @@ class QuietEar:
 
 
 @pytest.fixture
-def desk() -> Desk:
-    return Desk(cast(ChildPool, QuietPool({1, 2})))
+def in_flight() -> InFlight:
+    return InFlight(cast(ChildPool, QuietPool({1, 2})))
 
 
-def make_duties(desk: Desk, config: AppConfig | None = None, ear: QuietEar | None = None) -> Duties:
-    return Duties(
+def make_maintenance(
+    in_flight: InFlight,
+    config: AppConfig | None = None,
+    notifications: QuietNotifications | None = None,
+) -> Maintenance:
+    return Maintenance(
         config or AppConfig(broker=BROKER),
         WorkerConfig("app:app", 2, ["default"]),
         Identity(new_id(), "host", 7),
-        desk._pool,
-        desk,
-        cast(Ear, ear or QuietEar()),
+        in_flight._pool,
+        in_flight,
+        cast(Notifications, notifications or QuietNotifications()),
     )
 
 
-def stopped(desk: Desk) -> list[tuple[str, str]]:
-    return cast(QuietPool, desk._pool).stopped
+def stopped(in_flight: InFlight) -> list[tuple[str, str]]:
+    return cast(QuietPool, in_flight._pool).stopped
 
 
-def perform(duties: Duties, database: RecordingDatabase, now: float) -> None:
-    duties.perform(cast(Together, database), now)
+def perform(maintenance: Maintenance, database: RecordingDatabase, now: float) -> None:
+    maintenance.perform(cast(Pipeline, database), now)
 
 
 def test_something_regular_is_due_at_once_and_then_after_its_time() -> None:
-    every = Every(5.0)
+    every = Timer(5.0)
     assert every.is_due(0.0)
     every.done(10.0)
     assert not every.is_due(14.9)
     assert every.is_due(15.0)
 
 
-def test_the_sign_of_life_comes_first(desk: Desk) -> None:
+def test_the_sign_of_life_comes_first(in_flight: InFlight) -> None:
     database = RecordingDatabase()
-    perform(make_duties(desk), database, 1.0)
+    perform(make_maintenance(in_flight), database, 1.0)
     order = [statement for statement, _ in database.steps]
     assert order[:2] == [register_worker, see_worker]
     assert store_worker_state in order
 
 
-def test_an_idle_worker_shows_itself_at_its_poll_and_a_busy_one_more_often(desk: Desk) -> None:
-    duties = make_duties(desk)
-    perform(duties, RecordingDatabase(), 100.0)
-    assert duties.next_at() == 105.0
-    desk.hand_out([claimed("a", 1)])
-    assert duties.next_at() == 100.0 + SEEN_SECONDS
+def test_an_idle_worker_shows_itself_at_its_poll_and_a_busy_one_more_often(
+    in_flight: InFlight,
+) -> None:
+    maintenance = make_maintenance(in_flight)
+    perform(maintenance, RecordingDatabase(), 100.0)
+    assert maintenance.next_at() == 105.0
+    in_flight.hand_out([claimed("a", 1)])
+    assert maintenance.next_at() == 100.0 + SEEN_SECONDS
 
 
-def test_a_worker_that_hardly_polls_is_seen_often_enough_to_count_as_alive(desk: Desk) -> None:
+def test_a_worker_that_hardly_polls_is_seen_often_enough_to_count_as_alive(
+    in_flight: InFlight,
+) -> None:
     config = AppConfig(
         broker=BROKER,
         resilience=WorkerResilienceConfig(notify_poll_interval_ms=300_000),
@@ -163,115 +171,135 @@ def test_a_worker_that_hardly_polls_is_seen_often_enough_to_count_as_alive(desk:
             claimed_stale_threshold_ms=3_000,
         ),
     )
-    duties = make_duties(desk, config)
-    perform(duties, RecordingDatabase(), 100.0)
-    assert duties.next_at() == 101.0
-    desk.hand_out([claimed("a", 1)])
-    assert duties.next_at() == 101.0
+    maintenance = make_maintenance(in_flight, config)
+    perform(maintenance, RecordingDatabase(), 100.0)
+    assert maintenance.next_at() == 101.0
+    in_flight.hand_out([claimed("a", 1)])
+    assert maintenance.next_at() == 101.0
 
 
-def test_a_worker_that_others_declared_lost_rescues_nobody(desk: Desk) -> None:
-    duties, database = make_duties(desk), RecordingDatabase(was_stopped=True, lost=["other"])
-    perform(duties, database, 1.0)
-    assert duties.is_lost
-    assert database.asked(find_orphans) == []
-    duties.forget_registration()
-    assert not duties.is_lost
+def test_a_worker_that_others_declared_lost_rescues_nobody(in_flight: InFlight) -> None:
+    maintenance, database = (
+        make_maintenance(in_flight),
+        RecordingDatabase(was_stopped=True, lost=["other"]),
+    )
+    perform(maintenance, database, 1.0)
+    assert maintenance.is_lost
+    assert database.asked(find_abandoned) == []
+    maintenance.forget_registration()
+    assert not maintenance.is_lost
     database = RecordingDatabase()
-    perform(duties, database, 1.1)
+    perform(maintenance, database, 1.1)
     assert database.asked(register_worker)
 
 
-def test_every_sign_of_life_says_whether_we_hear_and_calls_ourselves(desk: Desk) -> None:
-    ear = QuietEar()
-    duties, database = make_duties(desk, ear=ear), RecordingDatabase()
-    perform(duties, database, 100.0)
-    ear.hears = False
-    perform(duties, database, 105.0)
+def test_every_sign_of_life_says_whether_we_hear_and_calls_ourselves(in_flight: InFlight) -> None:
+    notifications = QuietNotifications()
+    maintenance, database = (
+        make_maintenance(in_flight, notifications=notifications),
+        RecordingDatabase(),
+    )
+    perform(maintenance, database, 100.0)
+    notifications.hears = False
+    perform(maintenance, database, 105.0)
     first, second = database.asked(see_worker)
     assert (first.hears, second.hears) == (True, False)
     assert first.echo_channel == echo_channel(first.worker_id)
-    assert ear.calls == [100.0, 105.0]
+    assert notifications.calls == [100.0, 105.0]
 
 
-def test_a_call_of_which_nothing_was_stored_expects_no_echo(desk: Desk) -> None:
-    ear = QuietEar()
-    perform(make_duties(desk, ear=ear), RecordingDatabase(is_known=False), 100.0)
-    assert ear.calls == []
+def test_a_call_of_which_nothing_was_stored_expects_no_echo(in_flight: InFlight) -> None:
+    notifications = QuietNotifications()
+    perform(
+        make_maintenance(in_flight, notifications=notifications),
+        RecordingDatabase(is_known=False),
+        100.0,
+    )
+    assert notifications.calls == []
 
 
-def test_a_change_of_hearing_is_shown_by_a_snapshot_at_once(desk: Desk) -> None:
-    ear = QuietEar()
-    duties, database = make_duties(desk, ear=ear), RecordingDatabase()
+def test_a_change_of_hearing_is_shown_by_a_snapshot_at_once(in_flight: InFlight) -> None:
+    notifications = QuietNotifications()
+    maintenance, database = (
+        make_maintenance(in_flight, notifications=notifications),
+        RecordingDatabase(),
+    )
     for now, hears, snapshots in (
         (100.0, True, 1),
         (105.0, False, 2),
         (110.0, False, 2),
         (115.0, True, 3),
     ):
-        ear.hears = hears
-        perform(duties, database, now)
+        notifications.hears = hears
+        perform(maintenance, database, now)
         assert len(database.asked(store_worker_state)) == snapshots
 
 
-def connected_seconds(duties: Duties, now: float) -> float:
+def connected_seconds(maintenance: Maintenance, now: float) -> float:
     database = RecordingDatabase()
-    perform(duties, database, now)
+    perform(maintenance, database, now)
     (asked,) = database.asked(find_lost_workers)
     assert isinstance(asked, FindLostWorkers)
     return asked.connected_seconds
 
 
 def test_a_reaper_says_how_long_its_own_connection_has_held(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
+    in_flight: InFlight, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    duties = make_duties(desk)
-    assert connected_seconds(duties, 1_000.0) == LONG_SECONDS
+    maintenance = make_maintenance(in_flight)
+    assert connected_seconds(maintenance, 1_000.0) == LONG_SECONDS
     monkeypatch.setattr("horsies.worker.maintenance.time.monotonic", lambda: 1_010.0)
-    duties.note_break()
-    assert connected_seconds(duties, 1_013.0) == 3.0
+    maintenance.note_break()
+    assert connected_seconds(maintenance, 1_013.0) == 3.0
 
 
 def test_a_worker_without_its_own_lock_calls_only_those_dead_that_it_sees_leave(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
+    in_flight: InFlight, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    duties = make_duties(desk, ear=QuietEar(connected=False))
+    maintenance = make_maintenance(in_flight, notifications=QuietNotifications(connected=False))
     monkeypatch.setattr("horsies.worker.maintenance.time.monotonic", lambda: 1_000.0)
-    assert connected_seconds(duties, 1_000.0) == 0.0
+    assert connected_seconds(maintenance, 1_000.0) == 0.0
 
 
-def test_what_was_found_is_worth_nothing_when_our_own_lock_went_meanwhile(desk: Desk) -> None:
-    ear = QuietEar()
-    duties, database = make_duties(desk, ear=ear), RecordingDatabase(lost=["other"])
+def test_what_was_found_is_worth_nothing_when_our_own_lock_went_meanwhile(
+    in_flight: InFlight,
+) -> None:
+    notifications = QuietNotifications()
+    maintenance, database = (
+        make_maintenance(in_flight, notifications=notifications),
+        RecordingDatabase(lost=["other"]),
+    )
 
     def lose_the_lock(steps: Sequence[Step]) -> list[list[Any]]:
-        ear.connected = False
+        notifications.connected = False
         return database.run(steps)
 
-    cut_meanwhile = cast(Together, SimpleNamespace(run=lose_the_lock))
-    duties.perform(cut_meanwhile, 100.0)
+    cut_meanwhile = cast(Pipeline, SimpleNamespace(run=lose_the_lock))
+    maintenance.perform(cut_meanwhile, 100.0)
     assert database.asked(find_lost_workers)
-    assert database.asked(find_orphans) == []
-    ear.connected = True
-    perform(duties, database, 200.0)
-    assert database.asked(find_orphans)
+    assert database.asked(find_abandoned) == []
+    notifications.connected = True
+    perform(maintenance, database, 200.0)
+    assert database.asked(find_abandoned)
 
 
-def test_leases_are_renewed_for_what_waits_and_nothing_else(desk: Desk) -> None:
-    duties = make_duties(desk, AppConfig(broker=BROKER, prefetch_buffer=2, claim_lease_ms=10_000))
+def test_leases_are_renewed_for_what_waits_and_nothing_else(in_flight: InFlight) -> None:
+    maintenance = make_maintenance(
+        in_flight, AppConfig(broker=BROKER, prefetch_buffer=2, claim_lease_ms=10_000)
+    )
     database = RecordingDatabase()
-    perform(duties, database, 0.0)
+    perform(maintenance, database, 0.0)
     assert database.asked(renew_claims) == []
-    desk.hand_out([claimed("a", 1), claimed("b")])
-    perform(duties, database, 4.9)
+    in_flight.hand_out([claimed("a", 1), claimed("b")])
+    perform(maintenance, database, 4.9)
     assert database.asked(renew_claims) == []
-    perform(duties, database, 5.0)
+    perform(maintenance, database, 5.0)
     (lease,) = database.asked(renew_claims)
     assert (lease.ids, lease.generations, lease.lease_ms) == (["b"], [1], 10_000)
 
 
 def test_retention_goes_on_soon_when_there_is_more(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
+    in_flight: InFlight, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     more = [True, False]
     asked: list[float] = []
@@ -281,23 +309,23 @@ def test_retention_goes_on_soon_when_there_is_more(
         return more.pop(0)
 
     monkeypatch.setattr(duties_module, "sweep", sweep)
-    duties = make_duties(desk)
+    maintenance = make_maintenance(in_flight)
     for now in (0.0, 0.9, 1.0, 5.0, 3_600.0):
-        perform(duties, RecordingDatabase(), now)
+        perform(maintenance, RecordingDatabase(), now)
     assert len(asked) == 2
 
 
-def test_paused_runs_are_looked_at_as_often_as_abandoned_tasks(desk: Desk) -> None:
+def test_paused_runs_are_looked_at_as_often_as_abandoned_tasks(in_flight: InFlight) -> None:
     recovery = RecoveryConfig(
         check_interval_ms=1_000, paused_workflow_auto_cancel_after=timedelta(hours=1)
     )
-    duties = make_duties(desk, AppConfig(broker=BROKER, recovery=recovery))
+    maintenance = make_maintenance(in_flight, AppConfig(broker=BROKER, recovery=recovery))
     database = RecordingDatabase()
     for now, looks in ((100.0, 1), (100.5, 1), (101.5, 2)):
-        perform(duties, database, now)
+        perform(maintenance, database, now)
         assert database.asked(find_paused_runs) == [FindPausedRuns(3600.0, 50)] * looks
     silent = RecordingDatabase()
-    perform(make_duties(desk), silent, 100.0)
+    perform(make_maintenance(in_flight), silent, 100.0)
     assert silent.asked(find_paused_runs) == []
 
 
@@ -308,53 +336,55 @@ PING = json.dumps(
 
 @pytest.mark.parametrize("error", [psycopg.DataError("too long"), UnicodeError("no such letter")])
 def test_a_ping_that_cannot_be_answered_harms_nobody(
-    desk: Desk, caplog: pytest.LogCaptureFixture, error: Exception
+    in_flight: InFlight, caplog: pytest.LogCaptureFixture, error: Exception
 ) -> None:
     database = RecordingDatabase(failure=error)
-    make_duties(desk).pong(cast(Together, database), [PING])
+    make_maintenance(in_flight).pong(cast(Pipeline, database), [PING])
     assert database.asked(answer_ping)
     assert caplog.messages == [f"a ping could not be answered: {error}"]
 
 
-def test_a_ping_in_an_outage_is_left_to_the_reconnect(desk: Desk) -> None:
+def test_a_ping_in_an_outage_is_left_to_the_reconnect(in_flight: InFlight) -> None:
     database = RecordingDatabase(failure=psycopg.OperationalError("connection lost"))
     with pytest.raises(psycopg.OperationalError):
-        make_duties(desk).pong(cast(Together, database), [PING])
+        make_maintenance(in_flight).pong(cast(Pipeline, database), [PING])
 
 
-def test_a_hint_is_looked_into_at_once_and_only_what_the_table_says_is_stopped(desk: Desk) -> None:
-    duties, database = make_duties(desk), RecordingDatabase()
-    perform(duties, database, 100.0)
-    desk.hand_out([claimed("a", 1), claimed("b", 2)])
-    perform(duties, database, 100.1)
+def test_a_hint_is_looked_into_at_once_and_only_what_the_table_says_is_stopped(
+    in_flight: InFlight,
+) -> None:
+    maintenance, database = make_maintenance(in_flight), RecordingDatabase()
+    perform(maintenance, database, 100.0)
+    in_flight.hand_out([claimed("a", 1), claimed("b", 2)])
+    perform(maintenance, database, 100.1)
     assert database.asked(find_cancel_requests) == []
-    duties.note_cancels({"a", "b"})
-    assert duties.next_at() <= 100.1
+    maintenance.note_cancels({"a", "b"})
+    assert maintenance.next_at() <= 100.1
     database.cancelled = ["a"]
-    perform(duties, database, 100.1)
-    assert stopped(desk) == [("a", STOPPED_BY_CANCEL)]
-    assert duties.next_at() > 100.1
+    perform(maintenance, database, 100.1)
+    assert stopped(in_flight) == [("a", STOPPED_BY_CANCEL)]
+    assert maintenance.next_at() > 100.1
     assert database.asked(send_heartbeats) == [], "a hint makes nobody write"
 
 
-def test_cancels_of_other_workers_tasks_cost_nothing(desk: Desk) -> None:
-    duties, database = make_duties(desk), RecordingDatabase()
-    perform(duties, database, 100.0)
-    desk.hand_out([claimed("a", 1)])
-    duties.note_cancels({"other"})
-    assert duties.next_at() > 100.1
-    perform(duties, database, 100.1)
+def test_cancels_of_other_workers_tasks_cost_nothing(in_flight: InFlight) -> None:
+    maintenance, database = make_maintenance(in_flight), RecordingDatabase()
+    perform(maintenance, database, 100.0)
+    in_flight.hand_out([claimed("a", 1)])
+    maintenance.note_cancels({"other"})
+    assert maintenance.next_at() > 100.1
+    perform(maintenance, database, 100.1)
     assert database.asked(find_cancel_requests) == []
 
 
-def test_a_look_for_cancels_that_failed_is_done_again(desk: Desk) -> None:
-    duties, database = make_duties(desk), RecordingDatabase()
-    perform(duties, database, 100.0)
-    desk.hand_out([claimed("a", 1)])
-    duties.note_cancels({"a"})
+def test_a_look_for_cancels_that_failed_is_done_again(in_flight: InFlight) -> None:
+    maintenance, database = make_maintenance(in_flight), RecordingDatabase()
+    perform(maintenance, database, 100.0)
+    in_flight.hand_out([claimed("a", 1)])
+    maintenance.note_cancels({"a"})
     database.failure = psycopg.OperationalError("connection lost")
     with pytest.raises(psycopg.OperationalError):
-        perform(duties, database, 100.1)
+        perform(maintenance, database, 100.1)
     database.failure, database.cancelled = None, ["a"]
-    perform(duties, database, 100.2)
-    assert stopped(desk) == [("a", STOPPED_BY_CANCEL)]
+    perform(maintenance, database, 100.2)
+    assert stopped(in_flight) == [("a", STOPPED_BY_CANCEL)]

@@ -11,7 +11,7 @@ import pytest
 from psycopg import Connection
 
 from horsies.app import Horsies
-from horsies.db.pipeline import Together
+from horsies.db.pipeline import Pipeline
 from horsies.db.statement import Step
 from horsies.db.statements.turn import (
     ClaimedTask,
@@ -37,19 +37,19 @@ RUN = "0190f3a1-0000-7000-8000-000000000001"
 class Counted:
     """A connection for turns that counts its round trips and statements."""
 
-    def __init__(self, together: Together) -> None:
-        self._together = together
+    def __init__(self, pipeline: Pipeline) -> None:
+        self._pipeline = pipeline
         self.groups: list[list[str]] = []
 
     def run(self, steps: Sequence[Step]) -> list[list[Any]]:
         self.groups.append([statement.name for statement, _ in steps])
-        return self._together.run(steps)
+        return self._pipeline.run(steps)
 
 
 @pytest.fixture
 def counted(process_url: str, connection: Connection[Any]) -> Iterator[Counted]:
     with psycopg.connect(process_url, autocommit=True) as own:
-        yield Counted(Together(own))
+        yield Counted(Pipeline(own))
 
 
 @pytest.fixture
@@ -91,7 +91,7 @@ def fail(connection: Connection[Any], task: ClaimedTask, code: str) -> None:
 
 
 def read(inputs: Inputs, counted: Counted, tasks: Sequence[ClaimedTask]) -> dict[str, NodePart]:
-    parts, unreadable = inputs.read(cast(Together, counted), tasks)
+    parts, unreadable = inputs.read(cast(Pipeline, counted), tasks)
     assert unreadable == []
     return parts
 
@@ -296,10 +296,10 @@ def test_a_passing_error_is_raised_and_a_lasting_one_costs_only_its_own_node() -
         return ClaimedTask(*values, RUN, 3, None, taken)
 
     tasks = [taking("good", 0), taking("bad", 1)]
-    away = cast(Together, Refusing(psycopg.OperationalError("gone"), 1))
+    away = cast(Pipeline, Refusing(psycopg.OperationalError("gone"), 1))
     with pytest.raises(psycopg.OperationalError):
         Inputs().read(away, tasks)
-    broken = cast(Together, Refusing(psycopg.errors.InternalError_("corrupt"), 1))
+    broken = cast(Pipeline, Refusing(psycopg.errors.InternalError_("corrupt"), 1))
     parts, unreadable = Inputs().read(broken, tasks)
     assert set(parts) == {"good"}
     assert unreadable == [tasks[1]]

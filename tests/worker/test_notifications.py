@@ -15,7 +15,14 @@ from psycopg import Connection
 from horsies.db.listen import Listener
 from horsies.ids import new_id
 from horsies.worker.liveness import PING_CHANNEL, echo_channel
-from horsies.worker.notifications import CANCEL_CHANNEL, EAR, PATIENCE_SECONDS, SILENCE, Ear, News
+from horsies.worker.notifications import (
+    CANCEL_CHANNEL,
+    EAR,
+    PATIENCE_SECONDS,
+    SILENCE,
+    News,
+    Notifications,
+)
 from tests.support.wait import wait_until
 
 ECHO = echo_channel(new_id())
@@ -35,14 +42,14 @@ def listener(process_url: str) -> Listener:
 
 
 @pytest.fixture
-def ear(
+def notifications(
     listener: Listener, selector: selectors.BaseSelector, caplog: pytest.LogCaptureFixture
-) -> Iterator[Ear]:
+) -> Iterator[Notifications]:
     caplog.set_level(logging.INFO, "horsies.worker")
-    ear = Ear(listener, selector, 5.0)
-    ear.open()
-    yield ear
-    ear.close()
+    notifications = Notifications(listener, selector, 5.0)
+    notifications.open()
+    yield notifications
+    notifications.close()
 
 
 def notify(connection: Connection[Any], channel: str, payload: str = "") -> None:
@@ -54,76 +61,76 @@ def wait_for_socket(selector: selectors.BaseSelector) -> None:
 
 
 def test_an_echo_is_no_news(
-    connection: Connection[Any], ear: Ear, selector: selectors.BaseSelector
+    connection: Connection[Any], notifications: Notifications, selector: selectors.BaseSelector
 ) -> None:
     notify(connection, ECHO)
     wait_for_socket(selector)
-    assert ear.hear() == News(False, frozenset())
+    assert notifications.receive() == News(False, frozenset())
     with connection.transaction():
         notify(connection, ECHO)
         notify(connection, QUEUE)
         notify(connection, CANCEL_CHANNEL, "id")
         notify(connection, PING_CHANNEL, "ping")
     wait_for_socket(selector)
-    assert ear.hear() == News(True, frozenset({"id"}), ("ping",))
+    assert notifications.receive() == News(True, frozenset({"id"}), ("ping",))
 
 
 @pytest.mark.parametrize("is_ours", [True, False])
 def test_an_echo_proves_hearing_though_we_are_deaf_to_its_sender(
     connection: Connection[Any],
-    ear: Ear,
+    notifications: Notifications,
     selector: selectors.BaseSelector,
     caplog: pytest.LogCaptureFixture,
     is_ours: bool,
 ) -> None:
     now = time.monotonic()
-    ear.note_call(now)
+    notifications.note_call(now)
     notify(connection, ECHO)
     wait_for_socket(selector)
-    assert ear.hear(connection.info.backend_pid if is_ours else None) == SILENCE
-    assert ear.check(now + 60)
+    assert notifications.receive(connection.info.backend_pid if is_ours else None) == SILENCE
+    assert notifications.check(now + 60)
     assert caplog.messages == []
 
 
 def test_an_echo_that_lies_in_the_socket_counts_and_is_not_lost(
-    connection: Connection[Any], ear: Ear, selector: selectors.BaseSelector
+    connection: Connection[Any], notifications: Notifications, selector: selectors.BaseSelector
 ) -> None:
     now = time.monotonic()
-    ear.note_call(now)
+    notifications.note_call(now)
     with connection.transaction():
         notify(connection, ECHO)
         notify(connection, QUEUE)
     wait_for_socket(selector)
-    assert ear.check(now + 60)
-    assert ear.seconds_until_retry() == 0.0
-    assert ear.hear().work
+    assert notifications.check(now + 60)
+    assert notifications.seconds_until_retry() == 0.0
+    assert notifications.receive().work
 
 
 def test_silence_is_told_once_and_the_connection_replaced_after_the_next_sign_of_life(
     connection: Connection[Any],
-    ear: Ear,
+    notifications: Notifications,
     listener: Listener,
     selector: selectors.BaseSelector,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     now = time.monotonic()
     first = listener.connection
-    ear.note_call(now)
-    assert not ear.check(now + PATIENCE_SECONDS)
+    notifications.note_call(now)
+    assert not notifications.check(now + PATIENCE_SECONDS)
     assert listener.connection is first, "nobody has seen us live yet"
-    ear.note_call(now + PATIENCE_SECONDS)
+    notifications.note_call(now + PATIENCE_SECONDS)
     assert listener.connection is None
     assert not selector.get_map()
-    assert ear.seconds_until_retry() is not None
-    wait_until(lambda: ear.hear().gap)
+    assert notifications.seconds_until_retry() is not None
+    wait_until(lambda: notifications.receive().gap)
     assert listener.connection is not None
     assert len(selector.get_map()) == 1
-    assert not ear.check(now + 60), "a new connection alone proves nothing"
-    ear.note_call(now + 60)
+    assert not notifications.check(now + 60), "a new connection alone proves nothing"
+    notifications.note_call(now + 60)
     notify(connection, ECHO)
     wait_for_socket(selector)
-    ear.hear()
-    assert ear.check(now + 62)
+    notifications.receive()
+    assert notifications.check(now + 62)
     assert caplog.messages == [
         "notifications are silent; polling every 5 s",
         "notifications are heard again",
@@ -131,41 +138,47 @@ def test_silence_is_told_once_and_the_connection_replaced_after_the_next_sign_of
 
 
 def test_a_cut_connection_is_not_heard_on_and_no_silence(
-    connection: Connection[Any], ear: Ear, listener: Listener, caplog: pytest.LogCaptureFixture
+    connection: Connection[Any],
+    notifications: Notifications,
+    listener: Listener,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     now = time.monotonic()
-    assert ear.check(now)
-    ear.note_call(now)
+    assert notifications.check(now)
+    notifications.note_call(now)
     assert listener.connection is not None
     pid = listener.connection.info.backend_pid
     connection.execute("SELECT pg_terminate_backend(%s, 5000)", (pid,))
 
     def is_down() -> bool:
-        ear.hear()
+        notifications.receive()
         return listener.connection is None
 
     wait_until(is_down)
-    assert not ear.check(now)
-    wait_until(lambda: ear.hear().gap)
-    assert ear.check(now + 60)
+    assert not notifications.check(now)
+    wait_until(lambda: notifications.receive().gap)
+    assert notifications.check(now + 60)
     assert [message.partition(",")[0] for message in caplog.messages] == [
         "notifications lost",
         "notifications are back",
     ]
 
 
-@pytest.mark.parametrize("look", [lambda ear: ear.check(time.monotonic()), Ear.is_connected])
+@pytest.mark.parametrize(
+    "look",
+    [lambda notifications: notifications.check(time.monotonic()), Notifications.is_connected],
+)
 def test_whoever_finds_the_connection_cut_lets_go_of_its_socket(
     connection: Connection[Any],
-    ear: Ear,
+    notifications: Notifications,
     listener: Listener,
     selector: selectors.BaseSelector,
-    look: Callable[[Ear], bool],
+    look: Callable[[Notifications], bool],
 ) -> None:
     assert listener.connection is not None
     pid = listener.connection.info.backend_pid
     connection.execute("SELECT pg_terminate_backend(%s, 5000)", (pid,))
-    wait_until(lambda: not look(ear))
+    wait_until(lambda: not look(notifications))
     assert not selector.get_map()
-    wait_until(lambda: ear.hear().gap)
+    wait_until(lambda: notifications.receive().gap)
     assert len(selector.get_map()) == 1

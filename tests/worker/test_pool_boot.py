@@ -210,7 +210,7 @@ def test_children_are_gone_within_a_second_of_the_parents_death(
 ) -> None:
     reports = tmp_path / "pids"
     script = (
-        f"import sys; sys.path.insert(0, {REPOSITORY!r}); from tests.worker import pool_parent; "
+        f"import sys; sys.path.insert(0, {REPOSITORY!r}); from tests.support.apps import pool_parent; "
         f"pool_parent.main({method.value!r}, {str(reports)!r})"
     )
     parent = psutil.Popen([os.sys.executable, "-c", script])  # type: ignore[attr-defined]

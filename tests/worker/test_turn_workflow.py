@@ -10,7 +10,7 @@ import pytest
 from psycopg import Connection
 
 from horsies.app import Horsies
-from horsies.db.pipeline import Together
+from horsies.db.pipeline import Pipeline
 from horsies.db.statements.turn import ClaimedTask
 from horsies.db.statements.workflows import StartRuns, start_runs
 from horsies.ids import new_id
@@ -27,9 +27,9 @@ CHILDREN = 8
 
 
 @pytest.fixture
-def together(process_url: str, connection: Connection[Any]) -> Iterator[Together]:
+def pipeline(process_url: str, connection: Connection[Any]) -> Iterator[Pipeline]:
     with psycopg.connect(process_url, autocommit=True, options=TURN_SETTINGS) as own:
-        yield Together(own)
+        yield Pipeline(own)
 
 
 @pytest.fixture
@@ -48,13 +48,11 @@ def start(app: Horsies, connection: Connection[Any], nodes: Sequence[AnyNode]) -
     return run_id
 
 
-def turn(together: Together, ended: Sequence[ClaimedTask], children: int) -> Turned:
+def turn(pipeline: Pipeline, ended: Sequence[ClaimedTask], children: int) -> Turned:
     claimer = Claimer("me", "host", ["default"], [None])
-    settlements = [
-        Completed(task.id, task.generation, '{"ok":1}', task.workflow_id) for task in ended
-    ]
+    outcomes = [Completed(task.id, task.generation, '{"ok":1}', task.workflow_id) for task in ended]
     wanted = Wanted(pids=list(range(1, children + 1)))
-    turned = take_turn(together, claimer, settlements, wanted)
+    turned = take_turn(pipeline, claimer, outcomes, wanted)
     assert turned.recorded == {task.id for task in ended}
     return turned
 
@@ -65,50 +63,50 @@ def status(connection: Connection[Any], run_id: str) -> str:
 
 
 def test_a_step_of_a_chain_is_one_round_trip_and_one_commit(
-    app: Horsies, connection: Connection[Any], together: Together, step: Any
+    app: Horsies, connection: Connection[Any], pipeline: Pipeline, step: Any
 ) -> None:
     nodes = [TaskNode(step)]
     for _ in range(STEPS - 1):
         nodes.append(TaskNode(step, args_from={"before": nodes[-1]}, waits_for=[nodes[-1]]))
     run_id = start(app, connection, nodes)
-    inputs, ended = Inputs(), turn(together, (), 1).claimed
+    inputs, ended = Inputs(), turn(pipeline, (), 1).claimed
     while ended:
         (task,) = ended
-        parts, _ = inputs.read(together, ended)
+        parts, _ = inputs.read(pipeline, ended)
         assert len(parts[task.id].sources) == (0 if task.workflow_node_index == 0 else 1)
         inputs.note_completed(task, '{"ok":1}')
-        ended = turn(together, ended, 1).claimed
+        ended = turn(pipeline, ended, 1).claimed
     assert status(connection, run_id) == "COMPLETED"
-    assert together.round_trips == STEPS + 1
+    assert pipeline.round_trips == STEPS + 1
     # The run's lock, the end, the claim.
-    assert together.statements == 3 * STEPS + 1
+    assert pipeline.statements == 3 * STEPS + 1
 
 
 def test_a_wide_fan_takes_less_than_a_statement_per_node(
-    app: Horsies, connection: Connection[Any], together: Together, step: Any
+    app: Horsies, connection: Connection[Any], pipeline: Pipeline, step: Any
 ) -> None:
     first = TaskNode(step)
     middle = [TaskNode(step, args_from={"before": first}, waits_for=[first]) for _ in range(STEPS)]
     last = TaskNode(step, waits_for=middle)
     run_id = start(app, connection, [first, *middle, last])
-    inputs, ended = Inputs(), turn(together, (), CHILDREN).claimed
+    inputs, ended = Inputs(), turn(pipeline, (), CHILDREN).claimed
     while ended:
-        assert len(inputs.read(together, ended)[0]) == len(ended)
+        assert len(inputs.read(pipeline, ended)[0]) == len(ended)
         for task in ended:
             inputs.note_completed(task, '{"ok":1}')
-        ended = turn(together, ended, CHILDREN).claimed
+        ended = turn(pipeline, ended, CHILDREN).claimed
     assert status(connection, run_id) == "COMPLETED"
-    assert together.statements < STEPS
+    assert pipeline.statements < STEPS
 
 
 def test_an_outcome_the_database_refuses_is_recorded_otherwise_and_not_handed_on(
-    app: Horsies, connection: Connection[Any], together: Together, step: Any
+    app: Horsies, connection: Connection[Any], pipeline: Pipeline, step: Any
 ) -> None:
     run_id = start(app, connection, [TaskNode(step)])
-    (task,) = turn(together, (), 1).claimed
+    (task,) = turn(pipeline, (), 1).claimed
     refused = Completed(task.id, task.generation, '{"ok":"\0"}', task.workflow_id)
     claimer = Claimer("me", "host", ["default"], [None])
-    turned = take_turn(together, claimer, [refused], Wanted())
+    turned = take_turn(pipeline, claimer, [refused], Wanted())
     assert turned.recorded == {task.id}
-    assert not turned.as_settled
+    assert not turned.as_decided
     assert status(connection, run_id) == "FAILED"

@@ -55,7 +55,7 @@ def test_a_worker_that_may_still_own_something_does_not_say_goodbye(
     worker: Worker, connection: Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def leave_a_claim_in_doubt() -> None:
-        worker._desk.needs_release = True
+        worker._in_flight.needs_release = True
         for _ in range(3):
             worker.request_stop()
 

@@ -25,7 +25,7 @@ from horsies import (
     from_node,
     start_many,
 )
-from horsies.db.pipeline import Together
+from horsies.db.pipeline import Pipeline
 from horsies.ids import new_id
 from horsies.worker.reaper import EXPIRE_BATCH, RETENTION_RUNS, expire_paused, sweep
 from tests.support.producer_rows import Database
@@ -42,10 +42,10 @@ TABLES = (
 
 
 @pytest.fixture
-def together(process_url: str, connection: Database) -> Iterator[Together]:
+def pipeline(process_url: str, connection: Database) -> Iterator[Pipeline]:
     """The connection of a reaping worker."""
     with psycopg.connect(process_url, autocommit=True) as mine:
-        yield Together(mine)
+        yield Pipeline(mine)
 
 
 class Inner(WorkflowDefinition[int]):
@@ -86,14 +86,14 @@ def make_older(connection: Database, column: str, hours: float, *run_ids: str) -
 
 
 def test_a_run_paused_for_too_long_expires(
-    app: Horsies, tasks: Tasks, hands: Hands, connection: Database, together: Together
+    app: Horsies, tasks: Tasks, hands: Hands, connection: Database, pipeline: Pipeline
 ) -> None:
     old, young, running = (chain(app, tasks).start().unwrap() for _ in range(3))
     for handle in (old, young):
         handle.pause().unwrap()
     make_older(connection, "paused_at", 2, old.workflow_id)
     make_older(connection, "started_at", 2, running.workflow_id)
-    assert expire_paused(together, HOUR) == 1
+    assert expire_paused(pipeline, HOUR) == 1
     error = old.get(timeout_ms=5_000).err_value
     assert error.error_code is OutcomeCode.WORKFLOW_EXPIRED
     assert error.data["policy"] == "paused_workflow_auto_cancel_after"
@@ -103,16 +103,16 @@ def test_a_run_paused_for_too_long_expires(
     assert hands.statuses(old.workflow_id) == {"first": "SKIPPED", "last": "SKIPPED"}
     assert young.status().unwrap() is WorkflowStatus.PAUSED
     assert running.status().unwrap() is WorkflowStatus.RUNNING
-    assert expire_paused(together, HOUR) == 0
+    assert expire_paused(pipeline, HOUR) == 0
 
 
 def test_without_the_setting_a_run_may_be_paused_for_ever(
-    app: Horsies, tasks: Tasks, connection: Database, together: Together
+    app: Horsies, tasks: Tasks, connection: Database, pipeline: Pipeline
 ) -> None:
     handle = chain(app, tasks).start().unwrap()
     handle.pause().unwrap()
     make_older(connection, "paused_at", 100_000, handle.workflow_id)
-    assert expire_paused(together, RecoveryConfig()) == 0
+    assert expire_paused(pipeline, RecoveryConfig()) == 0
     assert handle.status().unwrap() is WorkflowStatus.PAUSED
 
 
@@ -124,23 +124,23 @@ def test_the_time_allowed_is_above_nothing(allowed: timedelta) -> None:
 
 
 def test_one_pass_ends_a_bounded_number_of_runs(
-    app: Horsies, tasks: Tasks, connection: Database, together: Together
+    app: Horsies, tasks: Tasks, connection: Database, pipeline: Pipeline
 ) -> None:
     handles = start_many([chain(app, tasks)] * (EXPIRE_BATCH + 1)).unwrap()
     for handle in handles:
         handle.pause().unwrap()
     make_older(connection, "paused_at", 2, *(handle.workflow_id for handle in handles))
-    assert expire_paused(together, HOUR) == EXPIRE_BATCH
-    assert expire_paused(together, HOUR) == 1
+    assert expire_paused(pipeline, HOUR) == EXPIRE_BATCH
+    assert expire_paused(pipeline, HOUR) == 1
 
 
 def test_a_resume_that_comes_first_wins(
-    app: Horsies, tasks: Tasks, connection: Database, together: Together, process_url: str
+    app: Horsies, tasks: Tasks, connection: Database, pipeline: Pipeline, process_url: str
 ) -> None:
     handle = chain(app, tasks).start().unwrap()
     handle.pause().unwrap()
     make_older(connection, "paused_at", 2, handle.workflow_id)
-    found = together.run
+    found = pipeline.run
 
     def resumed_in_between(steps: Any) -> Any:
         answers = found(steps)
@@ -148,30 +148,30 @@ def test_a_resume_that_comes_first_wins(
             assert handle.resume().unwrap() is True
         return answers
 
-    together.run = resumed_in_between  # type: ignore[method-assign]
-    assert expire_paused(together, HOUR) == 0
+    pipeline.run = resumed_in_between  # type: ignore[method-assign]
+    assert expire_paused(pipeline, HOUR) == 0
     assert handle.status().unwrap() is WorkflowStatus.RUNNING
 
 
 def test_an_expired_run_is_a_failure_to_the_one_above(
-    app: Horsies, tasks: Tasks, hands: Hands, connection: Database, together: Together
+    app: Horsies, tasks: Tasks, hands: Hands, connection: Database, pipeline: Pipeline
 ) -> None:
     outer, inner = family(app, hands)
     hands.fail(inner.workflow_id, "only")
     assert inner.status().unwrap() is WorkflowStatus.PAUSED
     make_older(connection, "paused_at", 2, inner.workflow_id)
-    assert expire_paused(together, HOUR) == 1
+    assert expire_paused(pipeline, HOUR) == 1
     error = outer.get(timeout_ms=5_000).err_value
     assert error.error_code is OutcomeCode.SUBWORKFLOW_FAILED
 
 
 def test_each_run_of_a_family_has_an_age_of_its_own(
-    app: Horsies, tasks: Tasks, hands: Hands, connection: Database, together: Together
+    app: Horsies, tasks: Tasks, hands: Hands, connection: Database, pipeline: Pipeline
 ) -> None:
     outer, inner = family(app, hands)
     outer.pause().unwrap()
     make_older(connection, "paused_at", 2, outer.workflow_id)
-    assert expire_paused(together, HOUR) == 1
+    assert expire_paused(pipeline, HOUR) == 1
     assert outer.status().unwrap() is WorkflowStatus.EXPIRED
     assert inner.status().unwrap() is WorkflowStatus.PAUSED
 
@@ -187,7 +187,7 @@ def ended(app: Horsies, tasks: Tasks, hands: Hands) -> WorkflowHandle[int]:
 
 
 def test_runs_past_their_retention_go_with_everything_that_is_theirs(
-    app: Horsies, tasks: Tasks, hands: Hands, connection: Database, together: Together
+    app: Horsies, tasks: Tasks, hands: Hands, connection: Database, pipeline: Pipeline
 ) -> None:
     old, young = ended(app, tasks, hands), ended(app, tasks, hands)
     make_older(connection, "completed_at", 25, old.workflow_id)
@@ -195,25 +195,25 @@ def test_runs_past_their_retention_go_with_everything_that_is_theirs(
         "INSERT INTO horsies_workflow_signals (workflow_id, name, value) VALUES (%s, 'go', '1')",
         (old.workflow_id,),
     )
-    assert sweep(together, RecoveryConfig(terminal_record_retention_hours=24)) is False
+    assert sweep(pipeline, RecoveryConfig(terminal_record_retention_hours=24)) is False
     assert [hands.count(table) for table in TABLES] == [1, 2, 0, 2, 2]
     assert old.status().is_err()
     assert young.get(timeout_ms=5_000) == TaskResult(ok=2)
 
 
 def test_a_long_run_counts_from_its_end(
-    app: Horsies, tasks: Tasks, hands: Hands, connection: Database, together: Together
+    app: Horsies, tasks: Tasks, hands: Hands, connection: Database, pipeline: Pipeline
 ) -> None:
     handle = ended(app, tasks, hands)
     make_older(connection, "created_at", 10_000, handle.workflow_id)
     make_older(connection, "started_at", 10_000, handle.workflow_id)
     connection.execute("UPDATE horsies_tasks SET completed_at = now() - interval '1 year'")
-    sweep(together, RecoveryConfig(terminal_record_retention_hours=24))
+    sweep(pipeline, RecoveryConfig(terminal_record_retention_hours=24))
     assert handle.get(timeout_ms=5_000) == TaskResult(ok=2), "its tasks stay as long as the run"
 
 
 def test_runs_that_have_not_ended_stay_and_so_do_those_with_a_task_that_runs(
-    app: Horsies, tasks: Tasks, hands: Hands, connection: Database, together: Together
+    app: Horsies, tasks: Tasks, hands: Hands, connection: Database, pipeline: Pipeline
 ) -> None:
     running = chain(app, tasks).start().unwrap()
     make_older(connection, "created_at", 10_000, running.workflow_id)
@@ -221,37 +221,37 @@ def test_runs_that_have_not_ended_stay_and_so_do_those_with_a_task_that_runs(
     taken = hands.take(cancelled.workflow_id, "first")
     cancelled.cancel().unwrap()
     make_older(connection, "completed_at", 10_000, cancelled.workflow_id)
-    sweep(together, RecoveryConfig())
+    sweep(pipeline, RecoveryConfig())
     assert hands.count("horsies_workflows") == 2
     hands.end(cancelled.workflow_id, taken, {"ok": 1})
-    sweep(together, RecoveryConfig())
+    sweep(pipeline, RecoveryConfig())
     assert hands.count("horsies_workflows") == 1
     assert running.status().unwrap() is WorkflowStatus.RUNNING
 
 
 def test_families_are_deleted_as_a_whole(
-    app: Horsies, tasks: Tasks, hands: Hands, connection: Database, together: Together
+    app: Horsies, tasks: Tasks, hands: Hands, connection: Database, pipeline: Pipeline
 ) -> None:
     outer, inner = family(app, hands)
     hands.complete(inner.workflow_id, "only", 6)
     make_older(connection, "completed_at", 10_000, inner.workflow_id)
-    sweep(together, RecoveryConfig())
+    sweep(pipeline, RecoveryConfig())
     assert outer.get(timeout_ms=5_000) == TaskResult(ok=6), "the result lies in the run below"
     make_older(connection, "completed_at", 10_000, outer.workflow_id)
-    sweep(together, RecoveryConfig())
+    sweep(pipeline, RecoveryConfig())
     assert [hands.count(table) for table in TABLES] == [0] * len(TABLES)
 
 
 def test_retention_goes_in_bounded_batches_and_can_be_switched_off(
-    app: Horsies, tasks: Tasks, hands: Hands, connection: Database, together: Together
+    app: Horsies, tasks: Tasks, hands: Hands, connection: Database, pipeline: Pipeline
 ) -> None:
     handles = start_many([chain(app, tasks)] * (RETENTION_RUNS + 1)).unwrap()
     for handle in handles:
         handle.cancel().unwrap()
     make_older(connection, "completed_at", 10_000, *(handle.workflow_id for handle in handles))
-    sweep(together, RecoveryConfig(terminal_record_retention_hours=None))
+    sweep(pipeline, RecoveryConfig(terminal_record_retention_hours=None))
     assert hands.count("horsies_workflows") == RETENTION_RUNS + 1
-    assert sweep(together, RecoveryConfig()) is True
+    assert sweep(pipeline, RecoveryConfig()) is True
     assert hands.count("horsies_workflows") == 1
-    assert sweep(together, RecoveryConfig()) is False
+    assert sweep(pipeline, RecoveryConfig()) is False
     assert hands.count("horsies_workflows") == 0

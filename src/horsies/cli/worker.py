@@ -44,7 +44,7 @@ from horsies.worker.config import (
     served_queues,
 )
 from horsies.worker.connection import DatabaseGivenUpError
-from horsies.worker.loop import DeafError, ExitCode, Worker
+from horsies.worker.loop import ExitCode, NotificationsLostError, Worker
 from horsies.worker.pool.launcher import StartMethod, default_start_method
 from horsies.worker.pool.pool import ChildBootError, ChildPool, PoolSettings
 from horsies.worker.protocol import ChildBoot
@@ -144,7 +144,7 @@ def run_worker(app: Horsies, config: WorkerConfig, scheduler: Scheduler | None =
                     logger.info("%d children ready (%s)", config.processes, method)
                     with _beside(worker, wake, scheduler):
                         code = worker.run()
-        except (ChildBootError, DeafError, SchemaTooNewError) as error:
+        except (ChildBootError, NotificationsLostError, SchemaTooNewError) as error:
             logger.critical("%s", error)
             return ExitCode.FAILED
         except (DatabaseGivenUpError, psycopg.Error) as error:

@@ -42,7 +42,7 @@ class Inbox:
     counts it nevertheless.
     """
 
-    deaf_to: int | None = None
+    ignore_pid: int | None = None
     delivered: int = 0
     _queue: list[tuple[int, str, str]] = field(default_factory=list)
 
@@ -69,7 +69,7 @@ class Inbox:
     def take(self) -> Sequence[tuple[str, str]]:
         """Empty it: channels and payloads, in the order in which they came."""
         taken, self._queue = self._queue, []
-        return tuple((channel, text) for pid, channel, text in taken if pid != self.deaf_to)
+        return tuple((channel, text) for pid, channel, text in taken if pid != self.ignore_pid)
 
     def _keep(self, pid: int, channel: str, payload: str) -> None:
         self._queue.append((pid, channel, payload))

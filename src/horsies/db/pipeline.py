@@ -35,7 +35,7 @@ CANCEL_SECONDS = 2.0
 WAIT_SECONDS = 0.1
 
 
-class Together:
+class Pipeline:
     """Runs groups of statements on one connection, each group as one transaction.
 
     Without ``prepared`` (behind a pooler that hands out another session each time) every statement is
@@ -66,7 +66,7 @@ class Together:
         self.statements = 0
 
     @classmethod
-    def open(cls, database: Database, role: str, session_settings: str | None = None) -> Together:
+    def open(cls, database: Database, role: str, session_settings: str | None = None) -> Pipeline:
         """Connect, with settings for the session where nobody else will ever use it.
 
         A pooler takes every statement at once and keeps it while the database is away, two minutes by

@@ -22,7 +22,7 @@ from horsies.db.database import Database
 from horsies.db.errors import describe, is_transient
 from horsies.db.listen import Listener
 from horsies.db.migrate import apply_migrations
-from horsies.db.pipeline import Together
+from horsies.db.pipeline import Pipeline
 from horsies.retry import Backoff
 from horsies.scheduler.entry import Definitions
 from horsies.scheduler.registry import Book, enter_schedules
@@ -53,7 +53,7 @@ class Scheduler:
         config: AppConfig,
         definitions: Definitions,
         owner: str,
-        connect: Callable[[], Together],
+        connect: Callable[[], Pipeline],
         app: BuildsSpecs | None = None,
     ) -> None:
         self._book = Book.of(config, definitions, owner, app)
@@ -64,7 +64,7 @@ class Scheduler:
             limits.db_retry_initial_ms, limits.db_retry_max_ms, limits.db_retry_max_attempts
         )
         self._connect = connect
-        self._together: Together | None = None
+        self._pipeline: Pipeline | None = None
         self._has_entered = False
         self._refresh_at = 0.0
         self._next_at = 0.0
@@ -75,7 +75,7 @@ class Scheduler:
 
     def wake(self) -> None:
         """Make the next step look: somebody changed a schedule. A lost connection keeps its patience."""
-        if self._together is not None:
+        if self._pipeline is not None:
             self._next_at = 0.0
 
     def step(self) -> None:
@@ -90,36 +90,36 @@ class Scheduler:
             self._backoff.reset()
             self._next_at = time.monotonic() + seconds
 
-    def _open(self) -> Together:
+    def _open(self) -> Pipeline:
         """Return the connection, opening it if there is none; give up where that can never work."""
-        if self._together is None:
+        if self._pipeline is None:
             try:
-                self._together = self._connect()
+                self._pipeline = self._connect()
             except psycopg.Error as error:
                 if is_transient(error):
                     raise
                 raise SchedulerGaveUpError(describe(error)) from error
-        return self._together
+        return self._pipeline
 
-    def _guarded_tick(self, together: Together) -> float:
+    def _guarded_tick(self, pipeline: Pipeline) -> float:
         try:
-            return self._tick(together)
+            return self._tick(pipeline)
         except psycopg.Error:
             raise
         except Exception:
             logger.exception("this tick failed; the next one comes in its time")
             return self._interval_seconds
 
-    def _tick(self, together: Together) -> float:
+    def _tick(self, pipeline: Pipeline) -> float:
         """Do what is due and return how long to sleep."""
         now = time.monotonic()
         if now >= self._refresh_at:
-            together.follow(enter_schedules(self._book, at_start=not self._has_entered))
+            pipeline.follow(enter_schedules(self._book, at_start=not self._has_entered))
             if not self._has_entered:
                 logger.info("serving %d schedule(s)", len(self._book.entries))
             self._has_entered = True
             self._refresh_at = now + REFRESH_SECONDS
-        ticked = tick(together, self._book)
+        ticked = tick(pipeline, self._book)
         if ticked.seconds_until_next is None:
             return self._interval_seconds
         return min(self._interval_seconds, max(0.0, ticked.seconds_until_next) + MARGIN_SECONDS)
@@ -137,9 +137,9 @@ class Scheduler:
 
     def close(self) -> None:
         """Close the connection; a later step opens a new one."""
-        if self._together is not None:
-            self._together.connection.close()
-            self._together = None
+        if self._pipeline is not None:
+            self._pipeline.connection.close()
+            self._pipeline = None
 
 
 # How long the end of a thread is waited for; what it builds then is left unbuilt.
@@ -175,19 +175,19 @@ def _is_called(called: socket.socket, listener: Listener | None, timeout_seconds
     return called.fileno() in ready
 
 
-def migrating_connector(database: Database) -> Callable[[], Together]:
+def migrating_connector(database: Database) -> Callable[[], Pipeline]:
     """Return what opens the scheduler's connection, and before the first one brings the schema up to
     date.
     """
     is_current = False
 
-    def connect() -> Together:
+    def connect() -> Pipeline:
         nonlocal is_current
         if not is_current:
             with database.connect("schema", session=True) as connection:
                 apply_migrations(connection)
             is_current = True
-        return Together.open(database, "scheduler")
+        return Pipeline.open(database, "scheduler")
 
     return connect
 

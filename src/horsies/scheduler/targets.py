@@ -141,12 +141,12 @@ def bound_by_name(
             raise ArgumentProblem(f"parameter {name!r} cannot be passed by name, as schedules do")
         if name in kwargs:
             raise ArgumentProblem(f"argument {name!r} is given twice")
-    together = by_position | dict(kwargs)
-    if SCHEDULED_FOR in together and takes_slot(definition):
+    pipeline = by_position | dict(kwargs)
+    if SCHEDULED_FOR in pipeline and takes_slot(definition):
         raise ArgumentProblem(f"{SCHEDULED_FOR!r} is filled in by the scheduler; leave it out")
-    for name in together.keys() & definition.signature.injected:
+    for name in pipeline.keys() & definition.signature.injected:
         raise ArgumentProblem(f"{name!r} is filled in by workflows; leave it out")
-    return together
+    return pipeline
 
 
 AnyDefinition = type[WorkflowDefinition[Any]]

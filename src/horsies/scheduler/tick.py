@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 import psycopg
 
 from horsies.db.errors import describe, is_transient
-from horsies.db.pipeline import Together
+from horsies.db.pipeline import Pipeline
 from horsies.db.statement import Script
 from horsies.db.statements.schedules import (
     DueSchedule,
@@ -63,15 +63,15 @@ class Ticked:
     seconds_until_next: float | None
 
 
-def tick(together: Together, book: Book) -> Ticked:
+def tick(pipeline: Pipeline, book: Book) -> Ticked:
     """Send and start everything that is due; psycopg.Error when the database is not up to it."""
     try:
-        ticked = together.follow(_tick_script(book))
+        ticked = pipeline.follow(_tick_script(book))
     except psycopg.Error as error:
         if is_transient(error):
             raise
         logger.error("the due schedules are tried one by one: %s", describe(error))
-        ticked = _tick_one_by_one(together, book)
+        ticked = _tick_one_by_one(pipeline, book)
     for planned in ticked.fired:
         _log(planned)
     return ticked
@@ -184,18 +184,18 @@ def columns(batch: Sequence[Planned]) -> FireSlots:
     )
 
 
-def _tick_one_by_one(together: Together, book: Book) -> Ticked:
+def _tick_one_by_one(pipeline: Pipeline, book: Book) -> Ticked:
     """Find out which schedule the database will not take, and serve the others."""
-    (due,) = together.run([(find_due_schedules, book.find_due())])
+    (due,) = pipeline.run([(find_due_schedules, book.find_due())])
     fired = []
     for planned in plan_all(book, due):
         try:
-            (taken,) = together.run([(fire_slots, columns([planned]))])
+            (taken,) = pipeline.run([(fire_slots, columns([planned]))])
         except psycopg.Error as error:
             if is_transient(error):
                 raise
             logger.error("schedule %r cannot be stored: %s", planned.due.name, describe(error))
-            together.run([(fire_slots, columns([_without_work(planned)]))])
+            pipeline.run([(fire_slots, columns([_without_work(planned)]))])
             continue
         fired += [planned] if taken else []
     return Ticked(fired, None)

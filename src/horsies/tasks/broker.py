@@ -30,7 +30,7 @@ from horsies.db.caller_transaction import (
 from horsies.db.database import Database
 from horsies.db.errors import describe, is_transient
 from horsies.db.migrate import apply_migrations, require_current_schema
-from horsies.db.pipeline import Together
+from horsies.db.pipeline import Pipeline
 from horsies.db.statement import (
     Params,
     Row,
@@ -221,7 +221,7 @@ class PostgresBroker:
         Example:
             handled = app.get_broker().mark_stale_tasks_as_failed(600_000).unwrap()
         """
-        return self._settle_stale(fail_stale, stale_threshold_ms)
+        return self._recover_stale(fail_stale, stale_threshold_ms)
 
     async def mark_stale_tasks_as_failed_async(
         self, stale_threshold_ms: int = 300_000
@@ -234,7 +234,7 @@ class PostgresBroker:
 
         They had not started: no attempt is counted. Life is shown as for running tasks.
         """
-        return self._settle_stale(requeue_stale, stale_threshold_ms)
+        return self._recover_stale(requeue_stale, stale_threshold_ms)
 
     async def requeue_stale_claimed_async(
         self, stale_threshold_ms: int = 120_000
@@ -250,21 +250,21 @@ class PostgresBroker:
         """The same without blocking the event loop."""
         return await asyncio.to_thread(self.expire_pending_tasks)
 
-    def _settle_stale(
-        self, settle: Callable[[Together, float], int], threshold_ms: int
+    def _recover_stale(
+        self, settle: Callable[[Pipeline, float], int], threshold_ms: int
     ) -> BrokerResult[int]:
         if not threshold_ms >= STALE_THRESHOLD_MS_MIN:
             least = f"{STALE_THRESHOLD_MS_MIN:,}"
             message = f"stale_threshold_ms must be at least {least}, not {threshold_ms!r}."
             return Err(BrokerOperationError(_CLEANING, message))
-        return self._recover(lambda together: settle(together, threshold_ms / 1000))
+        return self._recover(lambda pipeline: settle(pipeline, threshold_ms / 1000))
 
-    def _recover(self, recover: Callable[[Together], int]) -> BrokerResult[int]:
+    def _recover(self, recover: Callable[[Pipeline], int]) -> BrokerResult[int]:
         try:
             self._ensure_schema()
             with self.database.connection() as connection:
-                together = Together(connection, prepared=False, echoes=self.config.echo)
-                return Ok(recover(together))
+                pipeline = Pipeline(connection, prepared=False, echoes=self.config.echo)
+                return Ok(recover(pipeline))
         except Exception as error:
             return Err(failure(_CLEANING, error))
 

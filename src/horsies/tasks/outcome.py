@@ -61,7 +61,7 @@ class Failed:
     workflow_id: str | None = None
 
 
-Settlement = Completed | Failed
+Outcome = Completed | Failed
 
 
 class Report(Protocol):
@@ -84,9 +84,9 @@ class Report(Protocol):
         """The text of its error."""
 
 
-def settle_report(
+def outcome_of_report(
     task: ClaimedTask, report: Report, random: Callable[[], float] = random_module.random
-) -> Settlement:
+) -> Outcome:
     """A child reported: success, or an error that may be retried."""
     if report.ok:
         return Completed(task.id, task.generation, report.result_json, task.workflow_id)
@@ -104,7 +104,7 @@ def settle_report(
     )
 
 
-def settle_death(
+def outcome_of_crash(
     task: ClaimedTask, description: str, random: Callable[[], float] = random_module.random
 ) -> Failed:
     """The child died without a report: what user code did is unknown."""
@@ -112,7 +112,7 @@ def settle_death(
     return _vanished(task, OperationalErrorCode.WORKER_CRASHED, reason, random)
 
 
-def settle_loss(
+def outcome_of_loss(
     task: ClaimedTask, worker_id: str, random: Callable[[], float] = random_module.random
 ) -> Failed:
     """The worker that ran the task is gone: what user code did is unknown."""
@@ -120,7 +120,7 @@ def settle_loss(
     return _vanished(task, OperationalErrorCode.WORKER_CRASHED, reason, random)
 
 
-def settle_stop(
+def outcome_of_stop(
     task: ClaimedTask, reason: str, random: Callable[[], float] = random_module.random
 ) -> Failed:
     """We stopped the task: over its time limit, cancelled, or because the worker had to leave."""
@@ -135,7 +135,7 @@ def settle_stop(
     return _vanished(task, OperationalErrorCode.WORKER_CRASHED, text, random)
 
 
-def settle_unread(task: ClaimedTask) -> Failed:
+def outcome_of_unread_inputs(task: ClaimedTask) -> Failed:
     """What the task takes from other nodes cannot be read: it never gets to a child."""
     text = "The results of other nodes that the task takes could not be read."
     code = OperationalErrorCode.WORKER_SERIALIZATION_ERROR
@@ -153,7 +153,7 @@ def settle_unread(task: ClaimedTask) -> Failed:
     )
 
 
-def without_result(failed: Settlement) -> Failed:
+def without_result(failed: Outcome) -> Failed:
     """The same attempt without its texts, for the rare case that the database refuses to store
     them.
     """
@@ -240,15 +240,15 @@ def locking_steps(workflow_ids: Iterable[str | None]) -> list[Step]:
     return [(lock_runs, WorkflowIds(sorted(runs)))] if runs else []
 
 
-def recording_steps(worker_id: str, settlements: Sequence[Settlement]) -> list[Step]:
+def recording_steps(worker_id: str, outcomes: Sequence[Outcome]) -> list[Step]:
     """Return the statements that record these settlements; one per kind, whatever their number."""
-    completed = [one for one in settlements if isinstance(one, Completed)]
+    completed = [one for one in outcomes if isinstance(one, Completed)]
     steps: list[Step] = []
     if completed:
         steps.append((complete_tasks, _completions(worker_id, completed)))
-    if len(completed) == len(settlements):
+    if len(completed) == len(outcomes):
         return steps
-    failed = [one for one in settlements if isinstance(one, Failed)]
+    failed = [one for one in outcomes if isinstance(one, Failed)]
     retried = [one for one in failed if one.delay_seconds is not None]
     if retried:
         steps.append((retry_tasks, _retries(worker_id, retried)))

@@ -14,7 +14,7 @@ from itertools import groupby
 from operator import attrgetter
 
 from horsies.codec.results import encode_task_error
-from horsies.db.pipeline import Together
+from horsies.db.pipeline import Pipeline
 from horsies.db.statement import Step
 from horsies.db.statements.turn import (
     ClaimedTask,
@@ -23,14 +23,20 @@ from horsies.db.statements.turn import (
     expire_tasks,
     release_claimed,
 )
-from horsies.db.statements.workers import FindStale, Orphan, WakeQueues, find_stale, wake_queues
+from horsies.db.statements.workers import (
+    AbandonedTask,
+    FindStale,
+    WakeQueues,
+    find_stale,
+    wake_queues,
+)
 from horsies.error_codes import OutcomeCode
 from horsies.task_result import TaskError
-from horsies.tasks.outcome import locking_steps, recording_steps, settle_loss
+from horsies.tasks.outcome import locking_steps, outcome_of_loss, recording_steps
 
 logger = logging.getLogger("horsies.recover")
 
-RESCUE_BATCH = 200
+RECOVERY_BATCH = 200
 EXPIRY_BATCH = 500
 EXPIRED_RESULT = encode_task_error(
     TaskError(
@@ -39,36 +45,40 @@ EXPIRED_RESULT = encode_task_error(
 )
 
 
-def fail_stale(together: Together, stale_seconds: float) -> int:
+def fail_stale(pipeline: Pipeline, stale_seconds: float) -> int:
     """End running tasks that show no life: retried or failed by their policy. Return how many."""
-    return settle_found(together, (find_stale, FindStale(stale_seconds, ["RUNNING"], RESCUE_BATCH)))
+    return recover_found(
+        pipeline, (find_stale, FindStale(stale_seconds, ["RUNNING"], RECOVERY_BATCH))
+    )
 
 
-def requeue_stale(together: Together, stale_seconds: float) -> int:
+def requeue_stale(pipeline: Pipeline, stale_seconds: float) -> int:
     """Give back claimed tasks that show no life. Return how many."""
-    return settle_found(together, (find_stale, FindStale(stale_seconds, ["CLAIMED"], RESCUE_BATCH)))
+    return recover_found(
+        pipeline, (find_stale, FindStale(stale_seconds, ["CLAIMED"], RECOVERY_BATCH))
+    )
 
 
-def expire_pending(together: Together) -> int:
+def expire_pending(pipeline: Pipeline) -> int:
     """End the tasks that wait past their ``good_until``. Return how many."""
     expired = 0
-    while rows := together.run([(expire_tasks, ExpireTasks(EXPIRED_RESULT, EXPIRY_BATCH))])[0]:
+    while rows := pipeline.run([(expire_tasks, ExpireTasks(EXPIRED_RESULT, EXPIRY_BATCH))])[0]:
         expired += len(rows)
     return expired
 
 
-def settle_found(together: Together, look: Step) -> int:
+def recover_found(pipeline: Pipeline, look: Step) -> int:
     """Settle all orphans that a look finds, bite by bite. Return how many."""
     settled = 0
-    while orphans := together.run([look])[0]:
-        changed = settle_orphans(together, orphans)
+    while abandoned := pipeline.run([look])[0]:
+        changed = recover_tasks(pipeline, abandoned)
         if not changed:  # whoever was faster has them; what is left will be found another time
             break
         settled += changed
     return settled
 
 
-def settle_orphans(together: Together, orphans: Sequence[Orphan]) -> int:
+def recover_tasks(pipeline: Pipeline, abandoned: Sequence[AbandonedTask]) -> int:
     """Give back what had not started, and end what had as a crash. Return how many were still ours
     to settle.
 
@@ -76,43 +86,43 @@ def settle_orphans(together: Together, orphans: Sequence[Orphan]) -> int:
     others from.
     """
     steps: list[Step] = []
-    by_worker = sorted(orphans, key=attrgetter("worker_id"))
+    by_worker = sorted(abandoned, key=attrgetter("worker_id"))
     for worker_id, group in groupby(by_worker, key=attrgetter("worker_id")):
-        steps += _settling(worker_id, list(group))
+        steps += _recovering_steps(worker_id, list(group))
     if not steps:
         return 0
-    locking = locking_steps(orphan.workflow_id for orphan in orphans)
-    queues = sorted({orphan.queue_name for orphan in orphans})
-    answers = together.run([*locking, *steps, (wake_queues, WakeQueues(queues))])
-    for orphan in orphans:
-        logger.warning("task %s %s was in dead hands", orphan.task_name, orphan.id)
+    locking = locking_steps(task.workflow_id for task in abandoned)
+    queues = sorted({task.queue_name for task in abandoned})
+    answers = pipeline.run([*locking, *steps, (wake_queues, WakeQueues(queues))])
+    for task in abandoned:
+        logger.warning("task %s %s was in dead hands", task.task_name, task.id)
     return sum(len(rows) for rows in answers[len(locking) : -1])
 
 
-def _settling(worker_id: str, orphans: Sequence[Orphan]) -> list[Step]:
-    claimed = [orphan for orphan in orphans if orphan.status == "CLAIMED"]
-    running = [orphan for orphan in orphans if orphan.status == "RUNNING"]
-    settlements = [settle_loss(_as_claimed(orphan), worker_id) for orphan in running]
-    steps = recording_steps(worker_id, settlements)
+def _recovering_steps(worker_id: str, abandoned: Sequence[AbandonedTask]) -> list[Step]:
+    claimed = [task for task in abandoned if task.status == "CLAIMED"]
+    running = [task for task in abandoned if task.status == "RUNNING"]
+    outcomes = [outcome_of_loss(_as_claimed(task), worker_id) for task in running]
+    steps = recording_steps(worker_id, outcomes)
     if claimed:
-        ids = [orphan.id for orphan in claimed]
-        generations = [orphan.generation for orphan in claimed]
+        ids = [task.id for task in claimed]
+        generations = [task.generation for task in claimed]
         steps.append((release_claimed, ReleaseClaimed(worker_id, ids, generations)))
     return steps
 
 
-def _as_claimed(orphan: Orphan) -> ClaimedTask:
+def _as_claimed(task: AbandonedTask) -> ClaimedTask:
     return ClaimedTask(
-        orphan.id,
-        orphan.generation,
-        orphan.task_name,
-        orphan.queue_name,
-        orphan.args,
-        orphan.kwargs,
-        orphan.retry_count,
-        orphan.max_retries,
-        orphan.task_options,
-        orphan.timeout_ms,
-        orphan.worker_pid,
-        orphan.workflow_id,
+        task.id,
+        task.generation,
+        task.task_name,
+        task.queue_name,
+        task.args,
+        task.kwargs,
+        task.retry_count,
+        task.max_retries,
+        task.task_options,
+        task.timeout_ms,
+        task.worker_pid,
+        task.workflow_id,
     )

@@ -21,7 +21,7 @@ from horsies.config.app import WorkerResilienceConfig
 from horsies.db.database import Database
 from horsies.db.errors import describe, is_transient
 from horsies.db.listen import Heard, Inbox, Listener, stands
-from horsies.db.pipeline import Together
+from horsies.db.pipeline import Pipeline
 from horsies.retry import Backoff
 
 logger = logging.getLogger("horsies.worker")
@@ -54,12 +54,12 @@ class DatabaseGivenUpError(Exception):
 
 
 @dataclass(slots=True)
-class Link:
+class TurnConnection:
     """The turn connection, opened again after every loss, with backoff."""
 
-    connect: Callable[[], Together]
+    connect: Callable[[], Pipeline]
     resilience: WorkerResilienceConfig
-    together: Together | None = None
+    pipeline: Pipeline | None = None
     retry_at: float = 0.0
     is_broken: bool = False
     # Called before the connection is closed: whoever waits for its socket must let go of it.
@@ -79,9 +79,9 @@ class Link:
     @property
     def is_up(self) -> bool:
         """Whether there is a connection and no reason to spare it."""
-        return self.together is not None and time.monotonic() >= self.retry_at
+        return self.pipeline is not None and time.monotonic() >= self.retry_at
 
-    def open(self) -> Together | None:
+    def open(self) -> Pipeline | None:
         """Return the connection, opening it if it is time to; None while the database is away."""
         if time.monotonic() < self.retry_at:
             return None
@@ -91,12 +91,12 @@ class Link:
             self.lose(error)
         return None
 
-    def open_now(self) -> Together:
+    def open_now(self) -> Pipeline:
         """Return the connection, opening it and raising whatever goes wrong."""
-        if self.together is None:
-            self.together = self.connect()
+        if self.pipeline is None:
+            self.pipeline = self.connect()
             self._opened_at, self._is_proved = time.monotonic(), False
-        return self.together
+        return self.pipeline
 
     def lose(self, error: psycopg.Error) -> None:
         """Wait after an error that may pass, raise one that will not; the connection is given up unless
@@ -107,9 +107,9 @@ class Link:
             raise error
         self.is_broken = True
         was_steady = self._is_steady()
-        if self.together is not None and not _survives(self.together, error):
+        if self.pipeline is not None and not _survives(self.pipeline, error):
             self.close()
-        if was_steady and self.together is None:
+        if was_steady and self.pipeline is None:
             self.retry_at = 0.0
             logger.error("connection to the database lost, opening another: %s", describe(error))
         else:
@@ -118,7 +118,7 @@ class Link:
     def _is_steady(self) -> bool:
         """Whether the connection has stood for a while, and something went through on it."""
         has_stood = time.monotonic() >= self._opened_at + STEADY_SECONDS
-        return self.together is not None and self._is_proved and has_stood
+        return self.pipeline is not None and self._is_proved and has_stood
 
     def _wait(self, error: psycopg.Error) -> None:
         delay_seconds = self._backoff.next_delay_seconds()
@@ -144,19 +144,19 @@ class Link:
 
     def close(self) -> None:
         """Close the connection."""
-        together, self.together = self.together, None
-        if together is None:
+        pipeline, self.pipeline = self.pipeline, None
+        if pipeline is None:
             return
         logger.debug(
-            "turns: %d statements in %d round trips", together.statements, together.round_trips
+            "turns: %d statements in %d round trips", pipeline.statements, pipeline.round_trips
         )
         self.on_close()
-        together.connection.close()
+        pipeline.connection.close()
 
 
-def _survives(together: Together, error: psycopg.Error) -> bool:
+def _survives(pipeline: Pipeline, error: psycopg.Error) -> bool:
     """Whether only a transaction failed, and the session is ready for the next."""
-    pgconn = together.connection.pgconn
+    pgconn = pipeline.connection.pgconn
     return (
         (error.sqlstate or "").startswith(_SURVIVED)
         and pgconn.pipeline_status == PipelineStatus.OFF
@@ -164,9 +164,9 @@ def _survives(together: Together, error: psycopg.Error) -> bool:
     )
 
 
-def turn_connector(database: Database) -> Callable[[], Together]:
+def turn_connector(database: Database) -> Callable[[], Pipeline]:
     """Return what opens a connection tuned for turns: every statement prepared, generic plans."""
-    return lambda: Together.open(database, TURN_ROLE, TURN_SETTINGS)
+    return lambda: Pipeline.open(database, TURN_ROLE, TURN_SETTINGS)
 
 
 class TurnListener:
@@ -174,16 +174,16 @@ class TurnListener:
 
     failure = None
 
-    def __init__(self, link: Link, inbox: Inbox) -> None:
+    def __init__(self, link: TurnConnection, inbox: Inbox) -> None:
         self.inbox = inbox
         self._link = link
         # The connection last heard on: another one means that something may have been missed.
-        self._known: Together | None = None
+        self._known: Pipeline | None = None
 
     @property
     def connection(self) -> Connection[Any] | None:
         """The connection, None while there is none."""
-        return None if (together := self._link.together) is None else together.connection
+        return None if (pipeline := self._link.pipeline) is None else pipeline.connection
 
     def open(self) -> None:
         """Connect and subscribe, raising whatever goes wrong."""
@@ -196,9 +196,9 @@ class TurnListener:
 
     def seconds_until_retry(self) -> float | None:
         """Return 0 when ``receive`` should look at once, None otherwise: the link says when to connect."""
-        if (together := self._link.together) is None:
+        if (pipeline := self._link.pipeline) is None:
             return None
-        return 0.0 if together is not self._known or together.connection.closed else None
+        return 0.0 if pipeline is not self._known or pipeline.connection.closed else None
 
     def has_heard(self) -> bool:
         """Tell whether notifications came in with the answer to a turn."""
@@ -218,12 +218,12 @@ class TurnListener:
 
     def receive(self) -> Heard:
         """Take what has arrived, without waiting; a connection that broke is the link's to mend."""
-        together = self._link.together
-        if together is None:
+        pipeline = self._link.pipeline
+        if pipeline is None:
             return Heard(self.inbox.take())
-        is_new, self._known = together is not self._known, together
+        is_new, self._known = pipeline is not self._known, pipeline
         try:
-            self.inbox.drain(together.connection.pgconn)
+            self.inbox.drain(pipeline.connection.pgconn)
         except psycopg.Error as error:
             self._link.lose(error)
         return Heard(self.inbox.take(), gap=is_new)
@@ -238,15 +238,15 @@ def make_sessions(
     resilience: WorkerResilienceConfig,
     channels: Sequence[str],
     lock: Callable[[Connection[Any]], None],
-) -> tuple[Link, Listener | TurnListener]:
+) -> tuple[TurnConnection, Listener | TurnListener]:
     """Return what takes turns and what listens to these channels, with ``lock`` taken on the latter."""
     if database.config.session_database_url is None:
         inbox = Inbox()
-        link = Link(lambda: _open_both(database, inbox, channels, lock), resilience)
+        link = TurnConnection(lambda: _open_both(database, inbox, channels, lock), resilience)
         return link, TurnListener(link, inbox)
 
     listener = Listener(lambda: _open_listener(database, lock), channels)
-    return Link(turn_connector(database), resilience), listener
+    return TurnConnection(turn_connector(database), resilience), listener
 
 
 def _open_both(
@@ -254,12 +254,12 @@ def _open_both(
     inbox: Inbox,
     channels: Sequence[str],
     lock: Callable[[Connection[Any]], None],
-) -> Together:
-    together = turn_connector(database)()
-    with _closed_on_error(together.connection) as connection:
+) -> Pipeline:
+    pipeline = turn_connector(database)()
+    with _closed_on_error(pipeline.connection) as connection:
         lock(connection)
         inbox.subscribe(connection, channels)
-    return together
+    return pipeline
 
 
 def _open_listener(database: Database, lock: Callable[[Connection[Any]], None]) -> Connection[Any]:

@@ -17,11 +17,11 @@ from horsies.tasks.outcome import (
     STOPPED_BY_CANCEL,
     STOPPED_BY_LOSS,
     Completed,
-    Settlement,
-    settle_death,
-    settle_report,
-    settle_stop,
-    settle_unread,
+    Outcome,
+    outcome_of_crash,
+    outcome_of_report,
+    outcome_of_stop,
+    outcome_of_unread_inputs,
 )
 from horsies.worker.batching import Pace
 from horsies.worker.node_inputs import Inputs
@@ -34,7 +34,7 @@ logger = logging.getLogger("horsies.worker")
 NO_PARTS: Mapping[str, NodePart] = {}
 
 
-class Desk:
+class InFlight:
     """What is out with children, what waits, and what has ended."""
 
     def __init__(self, pool: ChildPool, inputs: Inputs | None = None) -> None:
@@ -42,7 +42,7 @@ class Desk:
         self._running: dict[str, ClaimedTask] = {}
         # Claimed ahead, oldest first; no child has seen these.
         self._waiting: dict[str, ClaimedTask] = {}
-        self.settlements: list[Settlement] = []
+        self.outcomes: list[Outcome] = []
         self.inputs = inputs or Inputs()
         self.pace = Pace()
         # The database may say that something is ours which is not on this desk.
@@ -52,7 +52,7 @@ class Desk:
     @property
     def is_empty(self) -> bool:
         """Whether nothing is owned any more."""
-        return not (self._running or self._waiting or self.settlements)
+        return not (self._running or self._waiting or self.outcomes)
 
     @property
     def is_cleared(self) -> bool:
@@ -62,7 +62,7 @@ class Desk:
     @property
     def running_count(self) -> int:
         """How many tasks are out with children."""
-        return len(self._running) - len(self.settlements)
+        return len(self._running) - len(self.outcomes)
 
     @property
     def waiting_count(self) -> int:
@@ -88,13 +88,13 @@ class Desk:
 
     def freed_by_queue(self) -> Mapping[str, int]:
         """How many places of each queue the settlements give back."""
-        ended = (self._running.get(one.task_id) for one in self.settlements)
+        ended = (self._running.get(one.task_id) for one in self.outcomes)
         return Counter(task.queue_name for task in ended if task is not None)
 
     @property
-    def settles_nodes(self) -> bool:
+    def ends_nodes(self) -> bool:
         """Whether the settlements may move workflows on, and so make work."""
-        return any(one.workflow_id is not None for one in self.settlements)
+        return any(one.workflow_id is not None for one in self.outcomes)
 
     def absorb(self, events: Iterable[PoolEvent]) -> None:
         """Take in what children did."""
@@ -103,12 +103,12 @@ class Desk:
                 case Reported(report=report, run_seconds=run_seconds):
                     self.pace.note_end(report.task_id, run_seconds, time.monotonic())
                     if task := self._owned(report.task_id, report.generation):
-                        self.settlements.append(settle_report(task, report))
+                        self.outcomes.append(outcome_of_report(task, report))
                 case Died():
                     self._absorb_death(event)
                 case Stopped(assignment=assignment, reason=reason):
                     if task := self._owned(assignment.task_id, assignment.generation):
-                        self.settlements.append(settle_stop(task, reason))
+                        self.outcomes.append(outcome_of_stop(task, reason))
                 case HookFailed(name=name, description=description):
                     self.failed_hook = f"Child process start hook {name} {description}."
                 case _:
@@ -139,11 +139,11 @@ class Desk:
             task.task_name,
             task.id,
         )
-        self.settlements.append(settle_death(task, event.description))
+        self.outcomes.append(outcome_of_crash(task, event.description))
 
-    def keep_results(self, settlements: Iterable[Settlement], recorded: set[str]) -> None:
+    def keep_results(self, outcomes: Iterable[Outcome], recorded: set[str]) -> None:
         """Keep at hand what nodes returned, for those that come after them."""
-        for one in settlements:
+        for one in outcomes:
             if (
                 one.workflow_id is not None
                 and isinstance(one, Completed)
@@ -151,15 +151,15 @@ class Desk:
             ):
                 self.inputs.note_completed(self._running[one.task_id], one.result)
 
-    def close_settled(self, settlements: Iterable[Settlement], recorded: set[str]) -> None:
+    def close_recorded(self, outcomes: Iterable[Outcome], recorded: set[str]) -> None:
         """These outcomes are recorded, or belong to somebody else now.
 
         A task that is tried again at once may be out with a child by now, as another generation.
         """
-        self.settlements = []
-        for settlement in settlements:
-            task_id = settlement.task_id
-            if self._running[task_id].generation == settlement.generation:
+        self.outcomes = []
+        for outcome in outcomes:
+            task_id = outcome.task_id
+            if self._running[task_id].generation == outcome.generation:
                 del self._running[task_id]
             if task_id not in recorded:
                 logger.warning(
@@ -188,7 +188,7 @@ class Desk:
         """Settle nodes whose inputs nobody can read, without a child."""
         for task in tasks:
             self._running[task.id] = task
-            self.settlements.append(settle_unread(task))
+            self.outcomes.append(outcome_of_unread_inputs(task))
 
     def hand_out(
         self, tasks: Iterable[ClaimedTask], parts: Mapping[str, NodePart] = NO_PARTS

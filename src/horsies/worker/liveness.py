@@ -23,7 +23,7 @@ import psycopg
 from psycopg import Connection
 
 from horsies.config.app import AppConfig
-from horsies.db.pipeline import Together
+from horsies.db.pipeline import Pipeline
 from horsies.db.statement import Step
 from horsies.db.statements.workers import (
     LockKey,
@@ -182,6 +182,6 @@ class Liveness:
         }
         return Pong(channel, json.dumps(answer))
 
-    def sign_off(self, together: Together) -> None:
+    def sign_off(self, pipeline: Pipeline) -> None:
         """Say goodbye, so that nobody looks for tasks of ours."""
-        together.run([(sign_off_worker, SignOff([self._identity.worker_id], False))])
+        pipeline.run([(sign_off_worker, SignOff([self._identity.worker_id], False))])

@@ -16,7 +16,7 @@ from psycopg import Connection
 
 from horsies.config.app import AppConfig
 from horsies.db.errors import describe, is_transient
-from horsies.db.pipeline import Together
+from horsies.db.pipeline import Pipeline
 from horsies.db.statement import Step
 from horsies.db.statements.turn import (
     RenewClaims,
@@ -29,15 +29,15 @@ from horsies.db.statements.turn import (
 from horsies.tasks.outcome import locking_steps
 from horsies.worker.agenda import NEVER
 from horsies.worker.config import WorkerConfig
-from horsies.worker.in_flight import Desk
+from horsies.worker.in_flight import InFlight
 from horsies.worker.liveness import Identity, Liveness
-from horsies.worker.notifications import Ear
+from horsies.worker.notifications import Notifications
 from horsies.worker.pool.pool import ChildPool
 from horsies.worker.reaper import (
     expire_paused,
     looking_steps,
+    recover_ownerless,
     rescue,
-    rescue_strays,
     stale_seconds,
     sweep,
 )
@@ -54,7 +54,7 @@ NEXT_SWEEP_SECONDS = 1.0
 LONG_SECONDS = 1e6
 
 
-class Every:
+class Timer:
     """Something to do again after so many seconds; the first time at once."""
 
     __slots__ = ("at", "seconds")
@@ -72,7 +72,7 @@ class Every:
         self.at = now + self.seconds
 
 
-class Duties:
+class Maintenance:
     """The worker's services, run inside its loop."""
 
     def __init__(
@@ -81,15 +81,15 @@ class Duties:
         config: WorkerConfig,
         identity: Identity,
         pool: ChildPool,
-        desk: Desk,
-        ear: Ear,
+        in_flight: InFlight,
+        notifications: Notifications,
     ) -> None:
         recovery = app_config.recovery
         self._app_config = app_config
         self._identity = identity
         self._pool = pool
-        self._desk = desk
-        self._ear = ear
+        self._in_flight = in_flight
+        self._notifications = notifications
         # Whether notifications arrive: as we say it next, and as it was stored last.
         self._hears = self._stored_hears = True
         self._liveness = Liveness(app_config, config, identity)
@@ -103,11 +103,11 @@ class Duties:
         # When we last were without a connection.
         self._connected_at = -NEVER
         self._hurries = False
-        self._heartbeat = Every(recovery.runner_heartbeat_interval_ms / 1000)
-        self._renewal = Every(app_config.effective_claimer_heartbeat_interval_ms / 1000)
-        self._strays = Every(recovery.check_interval_ms / 1000)
-        self._snapshot = Every(recovery.worker_state_snapshot_interval_ms / 1000)
-        self._sweep = Every(SWEEP_SECONDS)
+        self._heartbeat = Timer(recovery.runner_heartbeat_interval_ms / 1000)
+        self._renewal = Timer(app_config.effective_claimer_heartbeat_interval_ms / 1000)
+        self._ownerless = Timer(recovery.check_interval_ms / 1000)
+        self._snapshot = Timer(recovery.worker_state_snapshot_interval_ms / 1000)
+        self._sweep = Timer(SWEEP_SECONDS)
         self.is_lost = False
 
     def lock(self, connection: Connection[Any]) -> None:
@@ -127,7 +127,7 @@ class Duties:
 
     def note_cancels(self, task_ids: Iterable[str]) -> None:
         """Somebody says that these tasks should be cancelled. Anybody may: the table is asked first."""
-        if self._desk.holds_any(task_ids):
+        if self._in_flight.holds_any(task_ids):
             self.hurry()
 
     def next_at(self) -> float:
@@ -138,31 +138,33 @@ class Duties:
             self._seen_due_at(),
             self._heartbeat.at,
             self._renewal.at,
-            self._strays.at,
+            self._ownerless.at,
             self._snapshot.at,
             self._sweep.at,
         )
 
     def _seen_due_at(self) -> float:
-        return self._seen_at + (self._idle_seconds if self._desk.is_empty else self._busy_seconds)
+        return self._seen_at + (
+            self._idle_seconds if self._in_flight.is_empty else self._busy_seconds
+        )
 
-    def perform(self, together: Together, now: float) -> None:
+    def perform(self, pipeline: Pipeline, now: float) -> None:
         """Do what is due. The sign of life comes first: everything else may take its time."""
         if now >= self._seen_due_at():
-            self.note_signs(together, together.run(self.signs_of_life(now)), now)
+            self.note_signs(pipeline, pipeline.run(self.signs_of_life(now)), now)
         if self._hurries or self._heartbeat.is_due(now):
-            self._beat(together, now)
+            self._beat(pipeline, now)
         if self._renewal.is_due(now):
-            self._renew(together, now)
+            self._renew(pipeline, now)
         if self._snapshot.is_due(now):
             self._snapshot.done(now)
-            together.run([self._state()])
-        if self._strays.is_due(now):
-            self._strays.done(now)
-            rescue_strays(together, self._app_config.recovery)
-            expire_paused(together, self._app_config.recovery)
+            pipeline.run([self._state()])
+        if self._ownerless.is_due(now):
+            self._ownerless.done(now)
+            recover_ownerless(pipeline, self._app_config.recovery)
+            expire_paused(pipeline, self._app_config.recovery)
         if self._sweep.is_due(now):
-            more = sweep(together, self._app_config.recovery)
+            more = sweep(pipeline, self._app_config.recovery)
             self._sweep.at = now + (NEXT_SWEEP_SECONDS if more else SWEEP_SECONDS)
 
     def signs_of_life(self, now: float) -> list[Step]:
@@ -173,14 +175,14 @@ class Duties:
         if now < self._seen_due_at() - EARLY_SECONDS:
             return []
         worker_id = self._identity.worker_id
-        self._hears = self._ear.check(now)
-        if not self._ear.is_connected():
+        self._hears = self._notifications.check(now)
+        if not self._notifications.is_connected():
             self.note_break()
         return self._liveness.steps(self._hears) + looking_steps(
             worker_id, self._app_config, self._connected(now)
         )
 
-    def note_signs(self, together: Together, answers: Sequence[list[Any]], now: float) -> None:
+    def note_signs(self, pipeline: Pipeline, answers: Sequence[list[Any]], now: float) -> None:
         """Take the answers to ``signs_of_life``: are we alive to others, and who is not?"""
         *_, seen, led, lost = answers
         self._seen_at = now
@@ -190,11 +192,11 @@ class Duties:
         if not self.is_lost:
             self._liveness.lock_if_missing()
             # A pooler may have kept our question through an outage that freed the locks of the living.
-            if self._ear.is_connected():
-                rescue(together, led, lost, self._app_config.recovery)
+            if self._notifications.is_connected():
+                rescue(pipeline, led, lost, self._app_config.recovery)
 
     def _note_call(self, now: float) -> None:
-        self._ear.note_call(now)
+        self._notifications.note_call(now)
         if self._hears != self._stored_hears:
             self._stored_hears = self._hears
             self._snapshot.at = 0.0  # snapshots should not show otherwise for half a minute
@@ -203,13 +205,13 @@ class Duties:
         """Seconds since our own connection last broke; as good as ever if it never did."""
         return min(now - self._connected_at, LONG_SECONDS)
 
-    def _beat(self, together: Together, now: float) -> None:
+    def _beat(self, pipeline: Pipeline, now: float) -> None:
         """Ask which tasks should not be alive, and say at its time which long-running ones are."""
         if self._pool.busy():
             steps: list[Step] = [(find_cancel_requests, WorkerId(self._identity.worker_id))]
             if self._heartbeat.is_due(now):
                 steps += self._heartbeats(now)
-            self._desk.cancel(row.id for row in together.run(steps)[0])
+            self._in_flight.cancel(row.id for row in pipeline.run(steps)[0])
         self._hurries = False
         if self._heartbeat.is_due(now):
             self._heartbeat.done(now)
@@ -225,9 +227,9 @@ class Duties:
         beats = SendHeartbeats(identity.worker_id, identity.hostname, ids, generations)
         return [(send_heartbeats, beats)]
 
-    def _renew(self, together: Together, now: float) -> None:
+    def _renew(self, pipeline: Pipeline, now: float) -> None:
         self._renewal.done(now)
-        waiting = self._desk.waiting(self._desk.waiting_count)
+        waiting = self._in_flight.waiting(self._in_flight.waiting_count)
         if not waiting:
             return
         lease = RenewClaims(
@@ -238,29 +240,29 @@ class Duties:
             self._app_config.max_claim_renew_age_ms,
         )
         locking = locking_steps(task.workflow_id for task in waiting)
-        together.run([*locking, (renew_claims, lease)])
+        pipeline.run([*locking, (renew_claims, lease)])
 
     def _state(self) -> Step:
         memory_mb = self._pool.children_memory_mb()
         return self._liveness.snapshot(
-            self._desk.running_count, self._desk.waiting_count, memory_mb
+            self._in_flight.running_count, self._in_flight.waiting_count, memory_mb
         )
 
-    def pong(self, together: Together, pings: Iterable[str]) -> None:
+    def pong(self, pipeline: Pipeline, pings: Iterable[str]) -> None:
         """Answer whoever asks which workers are there; no question is worth a worker."""
         if not (steps := self._liveness.pongs(pings)):
             return
         try:
-            together.run(steps)
+            pipeline.run(steps)
         except Exception as error:
             if is_transient(error):
                 raise
             logger.warning("a ping could not be answered: %s", describe(error))
 
-    def sign_off(self, together: Together) -> None:
+    def sign_off(self, pipeline: Pipeline) -> None:
         """Say goodbye with a last snapshot."""
-        together.run([self._state()])
-        self._liveness.sign_off(together)
+        pipeline.run([self._state()])
+        self._liveness.sign_off(pipeline)
 
     def forget_registration(self) -> None:
         """Others declared this worker lost: it comes back as if it had just started."""

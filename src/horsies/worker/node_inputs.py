@@ -20,7 +20,7 @@ from pydantic_core import from_json
 
 from horsies.app import Horsies
 from horsies.db.errors import is_transient
-from horsies.db.pipeline import Together
+from horsies.db.pipeline import Pipeline
 from horsies.db.statement import Step
 from horsies.db.statements.turn import ClaimedTask
 from horsies.db.statements.workflows import (
@@ -107,7 +107,7 @@ class Inputs:
             self._kept.keep(source, kept)
 
     def read(
-        self, together: Together, tasks: Sequence[ClaimedTask]
+        self, pipeline: Pipeline, tasks: Sequence[ClaimedTask]
     ) -> tuple[dict[str, NodePart], list[ClaimedTask]]:
         """Return the parts of these tasks of workflows by task id, and the tasks that cannot have one.
 
@@ -115,23 +115,23 @@ class Inputs:
         the way of the others, so then each is read for alone.
         """
         try:
-            return self._parts(together, tasks), []
+            return self._parts(pipeline, tasks), []
         except psycopg.Error as error:
             if is_transient(error):
                 raise
             logger.exception("the inputs of %d node(s) cannot be read at once", len(tasks))
         if len(tasks) == 1:
             return {}, list(tasks)
-        found = [self.read(together, [task]) for task in tasks]
+        found = [self.read(pipeline, [task]) for task in tasks]
         parts = {task_id: part for parts, _ in found for task_id, part in parts.items()}
         return parts, [task for _, unreadable in found for task in unreadable]
 
-    def _parts(self, together: Together, tasks: Sequence[ClaimedTask]) -> dict[str, NodePart]:
+    def _parts(self, pipeline: Pipeline, tasks: Sequence[ClaimedTask]) -> dict[str, NodePart]:
         wanted = {task.id: _sources(task) for task in tasks}
         found = self._at_hand(source for sources in wanted.values() for source in sources)
         missing = {source for sources in wanted.values() for source in sources} - found.keys()
         expansions = {task.workflow_id for task in tasks if task.task_name == EXPAND_TASK}
-        places = self._read(together, missing, expansions - {None}, found)
+        places = self._read(pipeline, missing, expansions - {None}, found)
         return {task.id: _part(task, wanted[task.id], found, places) for task in tasks}
 
     def _at_hand(self, sources: Iterable[Source]) -> dict[Source, NodeInput]:
@@ -140,7 +140,7 @@ class Inputs:
 
     def _read(
         self,
-        together: Together,
+        pipeline: Pipeline,
         missing: set[Source],
         expansions: set[str | None],
         found: dict[Source, NodeInput],
@@ -154,7 +154,7 @@ class Inputs:
             steps.append((read_places, RunIds(sorted(filter(None, expansions)))))
         if not steps:
             return {}
-        answers = together.run(steps)
+        answers = pipeline.run(steps)
         for row in answers[0] if missing else ():
             found[row.workflow_id, row.task_index] = self._take(row)
         return {place.id: place for place in answers[-1]} if expansions else {}

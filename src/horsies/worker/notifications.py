@@ -21,7 +21,7 @@ LAST_REST_SECONDS = 60.0
 
 
 @dataclass(slots=True)
-class Hearing:
+class EchoCheck:
     """What is known of the listening connection."""
 
     hears: bool = True
@@ -64,7 +64,7 @@ class Hearing:
 logger = logging.getLogger("horsies.worker")
 
 CANCEL_CHANNEL = "horsies_cancel"
-EAR = "ear"
+EAR = "notifications"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class News:
 SILENCE = News(False, frozenset())
 
 
-class Ear:
+class Notifications:
     """Hears notifications in the worker's own loop; nothing waits here."""
 
     def __init__(
@@ -96,7 +96,7 @@ class Ear:
         self._selector = selector
         self._poll_seconds = poll_seconds
         self._registered = -1
-        self._hearing = Hearing()
+        self._echo_check = EchoCheck()
         self._delivered = 0
 
     def open(self) -> None:
@@ -112,18 +112,18 @@ class Ear:
         """
         return 0.0 if self._listener.has_heard() else self._listener.seconds_until_retry()
 
-    def hear(self, deaf_to: int | None = None) -> News:
+    def receive(self, ignore_pid: int | None = None) -> News:
         """Take what has arrived, but for what the server process ``deaf_to`` sent.
 
         After a reconnect everything may have been missed.
         """
-        self._inbox.deaf_to = deaf_to
+        self._inbox.ignore_pid = ignore_pid
         was_down = self._listener.failure is not None
         heard = self._listener.receive()
         if self._listener.failure is not None and not was_down:
             reason = describe(self._listener.failure)
             logger.error("notifications lost, polling meanwhile: %s", reason)
-        if heard.gap and was_down and self._hearing.hears:
+        if heard.gap and was_down and self._echo_check.hears:
             logger.info("notifications are back")
         self._note_deliveries()
         self.follow_socket()
@@ -138,11 +138,11 @@ class Ear:
         self._listener.look()
         self.follow_socket()
         self._note_deliveries()
-        was_hearing = self._hearing.hears
-        self._hearing.judge(now)
-        if was_hearing and not self._hearing.hears:
+        was_hearing = self._echo_check.hears
+        self._echo_check.judge(now)
+        if was_hearing and not self._echo_check.hears:
             logger.error("notifications are silent; polling every %g s", self._poll_seconds)
-        return self._hearing.hears and self._listener.fileno() >= 0
+        return self._echo_check.hears and self._listener.fileno() >= 0
 
     def is_connected(self) -> bool:
         """Tell whether the connection that listens, and holds our lock, is there at this moment."""
@@ -154,8 +154,8 @@ class Ear:
         """A call went out. A connection that was given up is closed only now: its lock will be free for
         a moment, and we have just shown that we live.
         """
-        self._hearing.note_call(now)
-        if self._hearing.gives_up:
+        self._echo_check.note_call(now)
+        if self._echo_check.gives_up:
             self._listener.close()
             self.follow_socket()
 
@@ -163,9 +163,9 @@ class Ear:
         if self._inbox.delivered == self._delivered:
             return
         self._delivered = self._inbox.delivered
-        if not self._hearing.hears:
+        if not self._echo_check.hears:
             logger.info("notifications are heard again")
-        self._hearing.note_delivery()
+        self._echo_check.note_delivery()
 
     def close(self) -> None:
         """Stop listening for good."""
@@ -182,7 +182,7 @@ class Ear:
             return
         if self._registered >= 0:
             self._selector.unregister(self._registered)
-            self._hearing.note_lost()
+            self._echo_check.note_lost()
         if current >= 0:
             self._selector.register(current, selectors.EVENT_READ, EAR)
         self._registered = current

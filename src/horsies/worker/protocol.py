@@ -36,7 +36,7 @@ class FrameKind(IntEnum):
     BOOT_FAILED = 9
 
 
-class WireError(Exception):
+class ProtocolError(Exception):
     """The bytes on a child's socket are not a frame this side may receive."""
 
 
@@ -150,12 +150,12 @@ def decode_assignment(frame: bytes) -> Assignment:
         )
         texts = frame[_ASSIGN.size :].decode()
     except (struct.error, UnicodeDecodeError) as error:
-        raise WireError(f"malformed assignment: {error}") from error
+        raise ProtocolError(f"malformed assignment: {error}") from error
     name_end += id_end
     args_end += name_end
     kwargs_end += args_end
     if kwargs_end + head_end > len(texts) or (not head_end and kwargs_end != len(texts)):
-        raise WireError("malformed assignment: its texts do not add up to its length")
+        raise ProtocolError("malformed assignment: its texts do not add up to its length")
     return Assignment(
         texts[:id_end],
         generation,
@@ -200,9 +200,11 @@ def _node_part(texts: str, start: int, head_size: int) -> NodePart:
             begin, end = end, end + size
             sources.append(NodeInput(index, kind, task_name, texts[begin:end], key, summary))
     except (ValueError, TypeError, RecursionError) as error:
-        raise WireError("malformed assignment: its part in a workflow cannot be read") from error
+        raise ProtocolError(
+            "malformed assignment: its part in a workflow cannot be read"
+        ) from error
     if end != len(texts):
-        raise WireError("malformed assignment: its texts do not add up to its length")
+        raise ProtocolError("malformed assignment: its texts do not add up to its length")
     return NodePart(workflow_id, task_index, inputs_json, tuple(sources), root_workflow_id, depth)
 
 
@@ -237,14 +239,14 @@ def decode_report(frame: bytes) -> tuple[ChildReport, int, int]:
         numbers = _REPORT.unpack_from(frame)
         texts = frame[_REPORT.size :].decode()
     except (struct.error, UnicodeDecodeError) as error:
-        raise WireError(f"malformed report: {error}") from error
+        raise ProtocolError(f"malformed report: {error}") from error
     generation, ok, rss_bytes, run_microseconds, id_end, result_end = numbers[2:8]
     code_size, message_size = numbers[8:]
     result_end += id_end
     code_end = result_end if code_size == _NO_TEXT else result_end + code_size
     message_end = code_end if message_size == _NO_TEXT else code_end + message_size
     if message_end != len(texts):
-        raise WireError("malformed report: its texts do not add up to its length")
+        raise ProtocolError("malformed report: its texts do not add up to its length")
     report = ChildReport(
         texts[:id_end],
         generation,
@@ -280,7 +282,9 @@ def encode_numbers(kind: FrameKind, first: int = 0, second: int = 0) -> bytes:
 def decode_numbers(frame: bytes) -> tuple[int, int]:
     """The two numbers in `frame`."""
     if len(frame) != _NUMBERS.size:
-        raise WireError(f"malformed frame: {len(frame)} bytes where {_NUMBERS.size} were expected")
+        raise ProtocolError(
+            f"malformed frame: {len(frame)} bytes where {_NUMBERS.size} were expected"
+        )
     _, _, first, second = _NUMBERS.unpack(frame)
     return int(first), int(second)
 
@@ -296,11 +300,11 @@ def decode_texts(frame: bytes, count: int) -> list[str]:
     try:
         texts = json.loads(frame[_HEADER.size :])
     except (ValueError, RecursionError) as error:
-        raise WireError("malformed frame: its texts cannot be read") from error
+        raise ProtocolError("malformed frame: its texts cannot be read") from error
     if not isinstance(texts, list) or len(texts) != count:
-        raise WireError(f"malformed frame: {count} texts were expected")
+        raise ProtocolError(f"malformed frame: {count} texts were expected")
     if not all(isinstance(text, str) for text in texts):
-        raise WireError("malformed frame: something that is not a text")
+        raise ProtocolError("malformed frame: something that is not a text")
     return texts
 
 
@@ -355,7 +359,7 @@ class FrameBuffer:
         while len(pending) - start >= 4:
             size = int.from_bytes(pending[start : start + 4], "big")
             if not 1 <= size <= MAX_FRAME_BYTES:
-                raise WireError(f"a frame claims a length of {size} bytes")
+                raise ProtocolError(f"a frame claims a length of {size} bytes")
             end = start + 4 + size
             if end > len(pending):
                 break

@@ -13,14 +13,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from horsies.config.app import AppConfig, RecoveryConfig
-from horsies.db.pipeline import Together
+from horsies.db.pipeline import Pipeline
 from horsies.db.statement import Statement, Step
 from horsies.db.statements.workers import (
     Deleted,
     Duty,
+    FindAbandoned,
     FindLostWorkers,
-    FindOrphans,
-    FindStrays,
+    FindOwnerless,
     Leads,
     Retention,
     SeenWorker,
@@ -29,9 +29,9 @@ from horsies.db.statements.workers import (
     delete_old_tasks,
     delete_old_worker_states,
     delete_old_workers,
+    find_abandoned,
     find_lost_workers,
-    find_orphans,
-    find_strays,
+    find_ownerless,
     sign_off_worker,
     try_lead,
 )
@@ -46,7 +46,7 @@ from horsies.db.statements.workflows import (
 )
 from horsies.error_codes import OutcomeCode
 from horsies.task_result import TaskError
-from horsies.tasks.recovery import RESCUE_BATCH, settle_found, settle_orphans
+from horsies.tasks.recovery import RECOVERY_BATCH, recover_found, recover_tasks
 from horsies.workflow.run.results import write_error
 
 logger = logging.getLogger("horsies.reaper")
@@ -107,40 +107,40 @@ def return_seconds(config: AppConfig) -> float:
 
 
 def rescue(
-    together: Together, led: Sequence[Leads], lost: Sequence[SeenWorker], recovery: RecoveryConfig
+    pipeline: Pipeline, led: Sequence[Leads], lost: Sequence[SeenWorker], recovery: RecoveryConfig
 ) -> Rescue:
     """Settle the tasks of the dead, found by ``looking_steps``; nothing to do if another leads."""
     if not led[0].leads or not lost:
         return Rescue()
     worker_ids = [row.worker_id for row in lost]
     logger.warning("lost worker(s): %s", ", ".join(worker_ids))
-    looked = FindOrphans(worker_ids, _settled_statuses(recovery), RESCUE_BATCH)
-    rescued = settle_found(together, (find_orphans, looked))
-    together.run([(sign_off_worker, SignOff(worker_ids, True))])
+    looked = FindAbandoned(worker_ids, _recoverable_statuses(recovery), RECOVERY_BATCH)
+    rescued = recover_found(pipeline, (find_abandoned, looked))
+    pipeline.run([(sign_off_worker, SignOff(worker_ids, True))])
     return Rescue(len(worker_ids), rescued)
 
 
-def _settled_statuses(recovery: RecoveryConfig) -> list[str]:
+def _recoverable_statuses(recovery: RecoveryConfig) -> list[str]:
     """The states of abandoned tasks that the configuration lets a reaper end."""
     claimed = ["CLAIMED"] if recovery.auto_requeue_stale_claimed else []
     return claimed + (["RUNNING"] if recovery.auto_fail_stale_running else [])
 
 
-def rescue_strays(together: Together, recovery: RecoveryConfig) -> int:
+def recover_ownerless(pipeline: Pipeline, recovery: RecoveryConfig) -> int:
     """Settle tasks whose worker is not even known and that have been silent for their threshold."""
-    looked = FindStrays(
+    looked = FindOwnerless(
         recovery.claimed_stale_threshold_ms / 1000,
         recovery.running_stale_threshold_ms / 1000,
-        _settled_statuses(recovery),
-        RESCUE_BATCH,
+        _recoverable_statuses(recovery),
+        RECOVERY_BATCH,
     )
-    led, strays = together.run([(try_lead, Duty(RESCUE_DUTY)), (find_strays, looked)])
-    if not led[0].leads or not strays:
+    led, ownerless = pipeline.run([(try_lead, Duty(RESCUE_DUTY)), (find_ownerless, looked)])
+    if not led[0].leads or not ownerless:
         return 0
-    return settle_orphans(together, strays)
+    return recover_tasks(pipeline, ownerless)
 
 
-def expire_paused(together: Together, recovery: RecoveryConfig) -> int:
+def expire_paused(pipeline: Pipeline, recovery: RecoveryConfig) -> int:
     """End runs that have been paused for longer than allowed, each in a transaction of its own; one
     that is resumed meanwhile goes on. Return how many ended.
     """
@@ -148,11 +148,11 @@ def expire_paused(together: Together, recovery: RecoveryConfig) -> int:
     if allowed is None:
         return 0
     looked = FindPausedRuns(allowed.total_seconds(), EXPIRE_BATCH)
-    led, found = together.run([(try_lead, Duty(RESCUE_DUTY)), (find_paused_runs, looked)])
+    led, found = pipeline.run([(try_lead, Duty(RESCUE_DUTY)), (find_paused_runs, looked)])
     expired = 0
     for run in found if led[0].leads else ():
         order = ExpireRun(run.id, looked.max_paused_seconds, _expiry(run, looked))
-        ((answer,),) = together.run([(expire_run, order)])
+        ((answer,),) = pipeline.run([(expire_run, order)])
         expired += answer.expired
     if expired:
         logger.warning("%d workflow(s) had been paused for too long", expired)
@@ -174,7 +174,7 @@ def _expiry(run: PausedRun, looked: FindPausedRuns) -> str:
     )
 
 
-def sweep(together: Together, recovery: RecoveryConfig) -> bool:
+def sweep(pipeline: Pipeline, recovery: RecoveryConfig) -> bool:
     """Delete one bounded batch of everything past its retention; True when there may be more."""
     statements: tuple[tuple[Statement[Retention, Deleted], int | None], ...] = (
         (delete_old_heartbeats, recovery.heartbeat_retention_hours),
@@ -187,16 +187,16 @@ def sweep(together: Together, recovery: RecoveryConfig) -> bool:
         for statement, hours in statements
         if hours is not None
     ]
-    if not steps or not together.run([(try_lead, Duty(RETENTION_DUTY))])[0][0].leads:
+    if not steps or not pipeline.run([(try_lead, Duty(RETENTION_DUTY))])[0][0].leads:
         return False
-    counts = [len(rows) for rows in together.run(steps)]
-    runs = _delete_runs(together, recovery.terminal_record_retention_hours)
+    counts = [len(rows) for rows in pipeline.run(steps)]
+    runs = _delete_runs(pipeline, recovery.terminal_record_retention_hours)
     if total := sum(counts) + runs:
         logger.info("retention: %d old row(s) deleted", total)
     return max(counts) >= RETENTION_BATCH or runs >= RETENTION_RUNS
 
 
-def _delete_runs(together: Together, hours: int | None) -> int:
+def _delete_runs(pipeline: Pipeline, hours: int | None) -> int:
     if hours is None:
         return 0
-    return len(together.run([(delete_old_workflows, DeleteOldRuns(hours, RETENTION_RUNS))])[0])
+    return len(pipeline.run([(delete_old_workflows, DeleteOldRuns(hours, RETENTION_RUNS))])[0])

@@ -12,7 +12,7 @@ from horsies.worker.agenda import NEVER
 RELEASE_PATIENCE_SECONDS = 5.0
 
 
-class Farewell:
+class Shutdown:
     """What was asked for, and until when there is time; without a grace period, for ever."""
 
     def __init__(self, grace_seconds: float | None) -> None:

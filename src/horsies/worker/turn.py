@@ -17,7 +17,7 @@ import psycopg
 
 from horsies.config.app import AppConfig
 from horsies.db.errors import is_transient
-from horsies.db.pipeline import Together
+from horsies.db.pipeline import Pipeline
 from horsies.db.statements.turn import (
     ClaimedTask,
     ClaimTasks,
@@ -27,7 +27,7 @@ from horsies.db.statements.turn import (
     release_unstarted,
     start_tasks,
 )
-from horsies.tasks.outcome import Settlement, locking_steps, recording_steps, without_result
+from horsies.tasks.outcome import Outcome, locking_steps, recording_steps, without_result
 from horsies.worker.bookmarks import EVERYWHERE, Marks
 from horsies.worker.config import WorkerConfig
 
@@ -121,11 +121,11 @@ class Turned(NamedTuple):
     recorded: set[str]
     started: Mapping[str, int]
     claimed: Sequence[ClaimedTask]
-    as_settled: bool = True
+    as_decided: bool = True
 
 
 def take_turn(
-    together: Together, claimer: Claimer, settlements: Sequence[Settlement], wanted: Wanted
+    pipeline: Pipeline, claimer: Claimer, outcomes: Sequence[Outcome], wanted: Wanted
 ) -> Turned:
     """Record the settlements, start what waits and claim what fits, in one transaction.
 
@@ -134,62 +134,60 @@ def take_turn(
     its own.
     """
     try:
-        return _one_transaction(together, claimer, settlements, wanted)
+        return _one_transaction(pipeline, claimer, outcomes, wanted)
     except psycopg.Error as error:
         if is_transient(error):
             raise
         logger.exception("a turn failed; recording and claiming are tried apart")
-    recorded = _record_apart(together, claimer, settlements)
-    turned = _one_transaction(together, claimer, (), wanted)
-    return Turned(recorded, turned.started, turned.claimed, as_settled=False)
+    recorded = _record_apart(pipeline, claimer, outcomes)
+    turned = _one_transaction(pipeline, claimer, (), wanted)
+    return Turned(recorded, turned.started, turned.claimed, as_decided=False)
 
 
 def _one_transaction(
-    together: Together, claimer: Claimer, settlements: Sequence[Settlement], wanted: Wanted
+    pipeline: Pipeline, claimer: Claimer, outcomes: Sequence[Outcome], wanted: Wanted
 ) -> Turned:
-    runs = {one.workflow_id for one in settlements}
+    runs = {one.workflow_id for one in outcomes}
     runs.update(task.workflow_id for task, _ in wanted.starting)
     steps = locking_steps(runs)
     locking = len(steps)
-    steps += recording_steps(claimer.worker_id, settlements)
+    steps += recording_steps(claimer.worker_id, outcomes)
     recording = len(steps)
     if wanted.starting:
         steps.append((start_tasks, _starts(claimer.worker_id, wanted.starting)))
     claims = wanted.claims > 0 or (claimer.is_capped and bool(wanted.freed))
     if claims:
         steps.append((claim_tasks, claimer.claim(wanted)))
-    answers = together.run(steps)
+    answers = pipeline.run(steps)
     claimed = answers.pop() if claims else ()
     started = {row.id: row.worker_pid for row in answers.pop()} if wanted.starting else {}
     recorded = {row.task_id for rows in answers[locking:recording] for row in rows}
     return Turned(recorded, started, claimed)
 
 
-def _record_apart(
-    together: Together, claimer: Claimer, settlements: Iterable[Settlement]
-) -> set[str]:
+def _record_apart(pipeline: Pipeline, claimer: Claimer, outcomes: Iterable[Outcome]) -> set[str]:
     """Record one by one, so that an outcome the database refuses costs only its own text."""
     recorded: set[str] = set()
-    for settlement in settlements:
+    for outcome in outcomes:
         try:
-            recorded |= _one_transaction(together, claimer, [settlement], Wanted()).recorded
+            recorded |= _one_transaction(pipeline, claimer, [outcome], Wanted()).recorded
         except psycopg.Error as error:
             if is_transient(error):
                 raise
-            logger.exception("the outcome of task %s cannot be stored", settlement.task_id)
-            plain = without_result(settlement)
-            recorded |= _one_transaction(together, claimer, [plain], Wanted()).recorded
+            logger.exception("the outcome of task %s cannot be stored", outcome.task_id)
+            plain = without_result(outcome)
+            recorded |= _one_transaction(pipeline, claimer, [plain], Wanted()).recorded
     return recorded
 
 
-def give_back(together: Together, worker_id: str, held: Sequence[ClaimedTask]) -> int:
+def give_back(pipeline: Pipeline, worker_id: str, held: Sequence[ClaimedTask]) -> int:
     """Release what the database says is ours and no child has: user code never saw it.
 
     A retry of something held may be among it: only the generation tells them apart.
     """
     ids, generations = [task.id for task in held], [task.generation for task in held]
     in_hand = ReleaseUnstarted(worker_id, ids, generations)
-    (released,) = together.run([(release_unstarted, in_hand)])
+    (released,) = pipeline.run([(release_unstarted, in_hand)])
     return len(released)
 
 

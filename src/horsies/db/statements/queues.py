@@ -11,7 +11,7 @@ from typing import NamedTuple
 from horsies.db.statement import StatementFile
 from horsies.db.statements.monitor import QueueName, QueueState
 
-STEER = StatementFile("queues.sql")
+QUEUES = StatementFile("queues.sql")
 
 
 class ResendTask(NamedTuple):
@@ -42,9 +42,9 @@ class Notified(NamedTuple):
     sent: bool
 
 
-pause_queue = STEER.declare("pause_queue", QueueName, QueueState)
-resume_queue = STEER.declare("resume_queue", QueueName, QueueState)
-resend_task = STEER.declare("resend_task", ResendTask, ResentTask)
-send_notification = STEER.declare("send_notification", Notification, Notified)
+pause_queue = QUEUES.declare("pause_queue", QueueName, QueueState)
+resume_queue = QUEUES.declare("resume_queue", QueueName, QueueState)
+resend_task = QUEUES.declare("resend_task", ResendTask, ResentTask)
+send_notification = QUEUES.declare("send_notification", Notification, Notified)
 
-STEER.complete()
+QUEUES.complete()

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from horsies.db.statement import StatementFile
 
-FLEET = StatementFile("workers.sql")
+WORKERS = StatementFile("workers.sql")
 
 
 class RegisterWorker(NamedTuple):
@@ -77,7 +77,7 @@ class FindLostWorkers(NamedTuple):
     stale_seconds: float
 
 
-class FindOrphans(NamedTuple):
+class FindAbandoned(NamedTuple):
     """Whose tasks to look for, in which states, and how many at most."""
 
     worker_ids: Sequence[str]
@@ -85,7 +85,7 @@ class FindOrphans(NamedTuple):
     limit: int
 
 
-class FindStrays(NamedTuple):
+class FindOwnerless(NamedTuple):
     """How long without a sign of life, by state, which states, and how many at most."""
 
     claimed_seconds: float
@@ -114,7 +114,7 @@ class Woken(NamedTuple):
     name: str
 
 
-class Orphan(NamedTuple):
+class AbandonedTask(NamedTuple):
     """A task in dead hands, with everything a retry decision needs."""
 
     id: str
@@ -189,21 +189,21 @@ class Deleted(NamedTuple):
     id: str
 
 
-register_worker = FLEET.declare("register_worker", RegisterWorker, Nothing)
-take_worker_lock = FLEET.declare("take_worker_lock", LockKey, Held)
-see_worker = FLEET.declare("see_worker", SeeWorker, Presence)
-sign_off_worker = FLEET.declare("sign_off_worker", SignOff, SeenWorker)
-find_lost_workers = FLEET.declare("find_lost_workers", FindLostWorkers, SeenWorker)
-find_orphans = FLEET.declare("find_orphans", FindOrphans, Orphan)
-find_strays = FLEET.declare("find_strays", FindStrays, Orphan)
-find_stale = FLEET.declare("find_stale", FindStale, Orphan)
-wake_queues = FLEET.declare("wake_queues", WakeQueues, Woken)
-try_lead = FLEET.declare("try_lead", Duty, Leads)
-store_worker_state = FLEET.declare("store_worker_state", WorkerState, Nothing)
-answer_ping = FLEET.declare("answer_ping", Pong, Sent)
-delete_old_heartbeats = FLEET.declare("delete_old_heartbeats", Retention, Deleted)
-delete_old_worker_states = FLEET.declare("delete_old_worker_states", Retention, Deleted)
-delete_old_workers = FLEET.declare("delete_old_workers", Retention, Deleted)
-delete_old_tasks = FLEET.declare("delete_old_tasks", Retention, Deleted)
+register_worker = WORKERS.declare("register_worker", RegisterWorker, Nothing)
+take_worker_lock = WORKERS.declare("take_worker_lock", LockKey, Held)
+see_worker = WORKERS.declare("see_worker", SeeWorker, Presence)
+sign_off_worker = WORKERS.declare("sign_off_worker", SignOff, SeenWorker)
+find_lost_workers = WORKERS.declare("find_lost_workers", FindLostWorkers, SeenWorker)
+find_abandoned = WORKERS.declare("find_abandoned", FindAbandoned, AbandonedTask)
+find_ownerless = WORKERS.declare("find_ownerless", FindOwnerless, AbandonedTask)
+find_stale = WORKERS.declare("find_stale", FindStale, AbandonedTask)
+wake_queues = WORKERS.declare("wake_queues", WakeQueues, Woken)
+try_lead = WORKERS.declare("try_lead", Duty, Leads)
+store_worker_state = WORKERS.declare("store_worker_state", WorkerState, Nothing)
+answer_ping = WORKERS.declare("answer_ping", Pong, Sent)
+delete_old_heartbeats = WORKERS.declare("delete_old_heartbeats", Retention, Deleted)
+delete_old_worker_states = WORKERS.declare("delete_old_worker_states", Retention, Deleted)
+delete_old_workers = WORKERS.declare("delete_old_workers", Retention, Deleted)
+delete_old_tasks = WORKERS.declare("delete_old_tasks", Retention, Deleted)
 
-FLEET.complete()
+WORKERS.complete()

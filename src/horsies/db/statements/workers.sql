@@ -44,7 +44,7 @@ WHERE (pg_postmaster_start_time() < now() - %(restart_seconds)s * interval '1 se
        AND pg_try_advisory_xact_lock(lock_key))
    OR seen_at < now() - %(stale_seconds)s * interval '1 second'
 
--- name: find_orphans
+-- name: find_abandoned
 -- Tasks in the hands of these workers, by the in-flight index.
 SELECT id::text, generation, task_name, queue_name, args, kwargs, retry_count, max_retries, task_options,
     timeout_ms, worker_pid, status, claimed_by_worker_id::text AS worker_id, workflow_id::text
@@ -53,7 +53,7 @@ WHERE status IN ('CLAIMED', 'RUNNING') AND claimed_by_worker_id = ANY(%(worker_i
   AND status = ANY(%(statuses)s::text[])
 ORDER BY id LIMIT %(limit)s
 
--- name: find_strays
+-- name: find_ownerless
 -- Tasks whose worker has no living row at all (it was never registered, or its row is gone) and that have shown no
 -- sign of life for the threshold of their state.
 SELECT task.id::text, task.generation, task.task_name, task.queue_name, task.args, task.kwargs, task.retry_count,

@@ -45,19 +45,19 @@ def main(control_fd: int) -> NoReturn:
     received = protocol.receive_boot(control)
     if received is None:
         os._exit(EXIT_CLEAN)
-    run_template(control, *received)
+    run_fork_server(control, *received)
 
 
-def run_forked_template(control: socket.socket, boot: ChildBoot, worker_pid: int) -> NoReturn:
+def run_forked_fork_server(control: socket.socket, boot: ChildBoot, worker_pid: int) -> NoReturn:
     """Entry after a plain fork of the worker, which has the application loaded already."""
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)
     _blank_inherited_descriptors(control.fileno())
-    run_template(control, boot, worker_pid)
+    run_fork_server(control, boot, worker_pid)
 
 
-def run_template(control: socket.socket, boot: ChildBoot, worker_pid: int) -> NoReturn:
+def run_fork_server(control: socket.socket, boot: ChildBoot, worker_pid: int) -> NoReturn:
     """Load the application, then fork a child for every socket received; never returns."""
     exit_code = EXIT_BROKEN
     try:

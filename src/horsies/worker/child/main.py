@@ -29,7 +29,7 @@ from horsies.errors import TaskStopped
 from horsies.tasks.invoke import stop_coroutine
 from horsies.worker import os_process, protocol
 from horsies.worker.child.logs import configure_logging, label_handlers, label_records, log_or_not
-from horsies.worker.child.process_state import Surroundings
+from horsies.worker.child.process_state import ProcessState
 from horsies.worker.protocol import Assignment, ChildBoot, ChildReport, FrameKind
 
 EXIT_CLEAN = 0
@@ -214,7 +214,7 @@ class StopSwitch:
 
 def _boot_and_serve(connection: Connection, boot: ChildBoot, program: Program | None) -> int:
     switch = StopSwitch(connection)
-    surroundings = Surroundings(switch.handle)
+    process_state = ProcessState(switch.handle)
     _prepare_process(connection)
     try:
         loaded = program or load_program(boot)
@@ -222,19 +222,19 @@ def _boot_and_serve(connection: Connection, boot: ChildBoot, program: Program | 
         return _report_boot_failure(connection, error)
     hooks = loaded.start_hooks()
     run_start_hooks(hooks, boot.hook_budget_seconds, connection)
-    surroundings.adopt()
+    process_state.adopt()
     if hooks or program is None:
         gc.collect()
         gc.freeze()
-    _rehearse(loaded, switch, surroundings)
+    _rehearse(loaded, switch, process_state)
     rss_bytes = os_process.own_rss_bytes() if boot.samples_memory else 0
     connection.send(protocol.encode_numbers(FrameKind.READY, connection.owner_pid, rss_bytes))
-    _serve(connection, loaded.execute, switch, surroundings, boot.samples_memory)
+    _serve(connection, loaded.execute, switch, process_state, boot.samples_memory)
     loaded.close()
     return EXIT_CLEAN
 
 
-def _rehearse(program: Program, switch: StopSwitch, surroundings: Surroundings) -> None:
+def _rehearse(program: Program, switch: StopSwitch, process_state: ProcessState) -> None:
     """Do everything a task needs before anybody waits for one.
 
     A forked process copies each page of memory the first time it writes there, and Python writes to all it
@@ -244,7 +244,7 @@ def _rehearse(program: Program, switch: StopSwitch, surroundings: Surroundings) 
     report = _run(program.rehearse, assignment, switch)
     if report is not None:
         protocol.encode_report(report)
-    surroundings.restore()
+    process_state.restore()
 
 
 def rehearse_life(program: Program) -> None:
@@ -259,9 +259,9 @@ def rehearse_life(program: Program) -> None:
         ours.shutdown(socket.SHUT_WR)
         connection = Connection(_move_out_of_the_way(theirs.detach()))
         switch = StopSwitch(connection)
-        surroundings = Surroundings(switch.handle)
+        process_state = ProcessState(switch.handle)
         with connection.socket:
-            _serve(connection, program.rehearse, switch, surroundings, samples_memory=False)
+            _serve(connection, program.rehearse, switch, process_state, samples_memory=False)
 
 
 def _prepare_process(connection: Connection) -> None:
@@ -358,7 +358,7 @@ def _serve(
     connection: Connection,
     execute: Callable[[Assignment], ChildReport],
     switch: StopSwitch,
-    surroundings: Surroundings,
+    process_state: ProcessState,
     samples_memory: bool,
 ) -> None:
     while True:
@@ -374,7 +374,7 @@ def _serve(
         rss_bytes = os_process.own_rss_bytes() if samples_memory else 0
         run_microseconds = (time.perf_counter_ns() - started) // 1_000
         connection.send(protocol.encode_report(report, rss_bytes, run_microseconds))
-        surroundings.restore()
+        process_state.restore()
 
 
 def _run(

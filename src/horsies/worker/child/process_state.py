@@ -46,7 +46,7 @@ def disregard(_signal_number: int, _frame: FrameType | None) -> None:
     """Handle a signal by doing nothing; unlike one that is ignored, programs we start get it."""
 
 
-class Surroundings:
+class ProcessState:
     """What user code may change in its process, remembered to put it back for the next task."""
 
     __slots__ = ("_directory", "_guards", "_handlers", "_umask")

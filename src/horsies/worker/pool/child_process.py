@@ -22,7 +22,7 @@ _LARGE_RECEIVE_BYTES = 1 << 20
 _NEARLY = 0.9
 
 
-class SlotState(Enum):
+class ChildState(Enum):
     """The life of a child process."""
 
     BOOTING = auto()
@@ -53,13 +53,13 @@ class RecycleLimits:
 class ExitWatch:
     """What the selector holds for the descriptor that tells of a child's end."""
 
-    __slots__ = ("slot",)
+    __slots__ = ("child",)
 
-    def __init__(self, slot: Slot) -> None:
-        self.slot = slot
+    def __init__(self, child: ChildProcess) -> None:
+        self.child = child
 
 
-class Slot:
+class ChildProcess:
     """The parent's side of one child."""
 
     __slots__ = (
@@ -96,7 +96,7 @@ class Slot:
         self.has_limits = limits.max_tasks > 0 or limits.max_rss_bytes > 0
         self.soft_task_limit = limits.early_task_limit()
         self.is_spare = is_spare
-        self.state = SlotState.BOOTING
+        self.state = ChildState.BOOTING
         self.pid: int | None = None
         self.exit_fd: int | None = None
         self.outgoing = memoryview(b"")
@@ -120,7 +120,7 @@ class Slot:
 
     def holds_a_place(self) -> bool:
         """Whether the child is one of the ordered ones: not the spare, not on its way out."""
-        return not self.is_spare and self.state is not SlotState.LEAVING
+        return not self.is_spare and self.state is not ChildState.LEAVING
 
     def receive(self) -> bytes | None:
         """What the child wrote, one read; None when nothing waits, empty when it closed its end."""

@@ -15,8 +15,8 @@ from enum import StrEnum
 from typing import Protocol
 
 from horsies.worker import os_process, protocol
-from horsies.worker.child.fork_server import run_forked_template
-from horsies.worker.protocol import ChildBoot, FrameKind, WireError
+from horsies.worker.child.fork_server import run_forked_fork_server
+from horsies.worker.protocol import ChildBoot, FrameKind, ProtocolError
 
 logger = logging.getLogger("horsies.pool")
 
@@ -91,7 +91,7 @@ def make_launcher(
         return SpawnLauncher(boot)
     if not os_process.IS_LINUX:
         raise ValueError(f"start method {method.value!r} needs Linux; use 'spawn'")
-    return TemplateLauncher(boot, selector, forks_worker=method is StartMethod.FORK)
+    return ForkServerLauncher(boot, selector, forks_worker=method is StartMethod.FORK)
 
 
 class SpawnLauncher:
@@ -119,7 +119,7 @@ class SpawnLauncher:
         """Nothing to let go of."""
 
 
-class TemplateLauncher:
+class ForkServerLauncher:
     """Children are forked by a template process, which is started again when it dies."""
 
     def __init__(
@@ -138,10 +138,10 @@ class TemplateLauncher:
     def start(self) -> None:
         """Start the template. It imports the application while requests already queue up."""
         os_process.adopt_orphans()
-        control, template_end = socket.socketpair()
-        with template_end:
+        control, server_end = socket.socketpair()
+        with server_end:
             try:
-                self.pid = self._start_process(control, template_end)
+                self.pid = self._start_process(control, server_end)
             except OSError:
                 control.close()
                 raise
@@ -192,23 +192,21 @@ class TemplateLauncher:
             os_process.wait_for_exit(pid)
             os_process.end_session(pid)
 
-    def _start_process(self, control: socket.socket, template_end: socket.socket) -> int:
+    def _start_process(self, control: socket.socket, server_end: socket.socket) -> int:
         if self._forks_worker:
             # Only the first template may come from the worker: later the worker holds sockets.
             self._forks_worker = False
-            return self._fork_template(control, template_end)
+            return self._fork_fork_server(control, server_end)
         control.sendall(protocol.encode_boot(self._boot, os.getpid()))
-        return os_process.start_interpreter(
-            "horsies.worker.child.fork_server", template_end.fileno()
-        )
+        return os_process.start_interpreter("horsies.worker.child.fork_server", server_end.fileno())
 
-    def _fork_template(self, control: socket.socket, template_end: socket.socket) -> int:
+    def _fork_fork_server(self, control: socket.socket, server_end: socket.socket) -> int:
         worker_pid = os.getpid()
         pid = os_process.fork()
         if pid == 0:
             try:
                 control.close()
-                run_forked_template(template_end, self._boot, worker_pid)
+                run_forked_fork_server(server_end, self._boot, worker_pid)
             finally:
                 os._exit(1)
         return pid
@@ -229,7 +227,7 @@ class TemplateLauncher:
                 self._hear(frame)
         except BlockingIOError:
             return
-        except (OSError, WireError):
+        except (OSError, ProtocolError):
             self.kill()
             return
         if not data:

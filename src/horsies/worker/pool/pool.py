@@ -16,11 +16,11 @@ from dataclasses import dataclass, field, replace
 
 from horsies.worker import os_process, protocol
 from horsies.worker.child.main import EXIT_BOOT_FAILED, EXIT_HOOK_FAILED
-from horsies.worker.pool.child_process import ExitWatch, RecycleLimits, Slot, SlotState
-from horsies.worker.pool.children import Roster, RosterSettings
+from horsies.worker.pool.child_process import ChildProcess, ChildState, ExitWatch, RecycleLimits
+from horsies.worker.pool.children import Children, ChildrenSettings
 from horsies.worker.pool.events import Died, HookFailed, PoolEvent, Reported, Stopped
 from horsies.worker.pool.launcher import StartMethod, default_start_method, make_launcher
-from horsies.worker.protocol import Assignment, ChildBoot, ChildReport, FrameKind, WireError
+from horsies.worker.protocol import Assignment, ChildBoot, ChildReport, FrameKind, ProtocolError
 
 __all__ = [
     "Assignment",
@@ -106,7 +106,7 @@ class ChildPool:
         self._settings = settings
         self._selector = selector
         self._launcher = make_launcher(settings.start_method, boot, selector)
-        self._roster = Roster(_roster_settings(settings), self._launcher, selector)
+        self._children = Children(_children_settings(settings), self._launcher, selector)
         self._orphans_checked_at = 0.0
         self.foreign_keys: list[tuple[selectors.SelectorKey, int]] = []
 
@@ -119,8 +119,8 @@ class ChildPool:
         """
         try:
             self._launcher.start()
-            self._roster.refill()
-            while len(self._roster.idle) < self._settings.processes:
+            self._children.refill()
+            while len(self._children.idle) < self._settings.processes:
                 events = self.collect(1.0)
                 # First: whoever signalled all processes may have ended children that were starting.
                 if should_stop():
@@ -136,24 +136,24 @@ class ChildPool:
     @property
     def idle_count(self) -> int:
         """How many children wait for an assignment."""
-        return len(self._roster.idle)
+        return len(self._children.idle)
 
     def pids(self) -> list[int]:
         """The pids of all living children."""
-        return [slot.pid for slot in self._roster.slots if slot.pid is not None]
+        return [child.pid for child in self._children.children if child.pid is not None]
 
     def next_idle_pids(self, count: int) -> list[int]:
         """The children that get the next `count` assignments, in that order."""
         if count <= 0:
             return []
-        return [slot.known_pid for slot in self._roster.idle[: -count - 1 : -1]]
+        return [child.known_pid for child in self._children.idle[: -count - 1 : -1]]
 
     def busy(self) -> Mapping[str, Running]:
         """What runs where, by task id."""
         return {
-            task_id: Running(slot.assignment, slot.known_pid, slot.assigned_at)
-            for task_id, slot in self._roster.busy.items()
-            if slot.assignment is not None
+            task_id: Running(child.assignment, child.known_pid, child.assigned_at)
+            for task_id, child in self._children.busy.items()
+            if child.assignment is not None
         }
 
     def children_memory_mb(self) -> float:
@@ -166,196 +166,196 @@ class ChildPool:
         A child that has died unnoticed takes the assignment too: ``Died`` follows, with ``started``
         False when the assignment cannot have been read.
         """
-        slot = self._take_idle(pid)
-        slot.assignment = assignment
-        slot.assigned_at = now = time.monotonic()
-        slot.state = SlotState.BUSY
-        self._roster.busy[assignment.task_id] = slot
+        child = self._take_idle(pid)
+        child.assignment = assignment
+        child.assigned_at = now = time.monotonic()
+        child.state = ChildState.BUSY
+        self._children.busy[assignment.task_id] = child
         if assignment.timeout_ms is not None:
-            self._roster.deadlines[slot] = now + assignment.timeout_ms / 1000
-        slot.send(protocol.encode_assignment(assignment), self._selector)
-        return slot.known_pid
+            self._children.deadlines[child] = now + assignment.timeout_ms / 1000
+        child.send(protocol.encode_assignment(assignment), self._selector)
+        return child.known_pid
 
     def stop_task(self, task_id: str, reason: str) -> bool:
         """Ask the child that runs `task_id` to stop, and kill it when the grace period is over.
 
         ``Stopped`` follows, or ``Reported`` when the task was faster. False when no child runs it.
         """
-        slot = self._roster.busy.get(task_id)
-        if slot is None:
+        child = self._children.busy.get(task_id)
+        if child is None:
             return False
-        if slot.state is SlotState.BUSY:
-            self._roster.ask_to_stop(slot, reason)
+        if child.state is ChildState.BUSY:
+            self._children.ask_to_stop(child, reason)
         return True
 
     def next_deadline(self) -> float | None:
         """When ``collect`` has something to do even if nothing happens, on the monotonic clock."""
-        roster = self._roster
-        deadline = min(roster.deadlines.values()) if roster.deadlines else None
-        if not roster.needs_children or roster.is_closing:
+        children = self._children
+        deadline = min(children.deadlines.values()) if children.deadlines else None
+        if not children.needs_children or children.is_closing:
             return deadline
-        launch_at = roster.delay.not_before
+        launch_at = children.delay.not_before
         return launch_at if deadline is None else min(deadline, launch_at)
 
     def collect(self, timeout_seconds: float | None) -> list[PoolEvent]:
         """Wait until something happens, at most `timeout_seconds`, and tell what it was."""
-        ended: list[Slot] = []
+        ended: list[ChildProcess] = []
         foreign: list[tuple[selectors.SelectorKey, int]] = []
         for key, mask in self._selector.select(self._bounded(timeout_seconds)):
             data = key.data
-            if type(data) is Slot:
+            if type(data) is ChildProcess:
                 self._serve_socket(data, mask)
             elif type(data) is ExitWatch:
-                ended.append(data.slot)
+                ended.append(data.child)
             elif data is self._launcher:
                 self._launcher.attend()
             else:
                 foreign.append((key, mask))
         self.foreign_keys = foreign
-        for slot in ended:
-            self._bury(slot)
+        for child in ended:
+            self._reap(child)
         self._look_after_children()
-        events = self._roster.events
-        self._roster.events = []
+        events = self._children.events
+        self._children.events = []
         return events
 
     def kill_all(self) -> None:
         """Kill every child and all they started, at once; ``collect`` tells what that cost."""
-        for slot in list(self._roster.slots):
-            self._roster.kill(slot)
+        for child in list(self._children.children):
+            self._children.kill(child)
 
     def shutdown(self) -> list[PoolEvent]:
         """Let idle children leave, kill the others, and wait until no process is left.
 
         Returns what happened meanwhile, the assignments of killed children included.
         """
-        self._roster.is_closing = True
+        self._children.is_closing = True
         self._launcher.close()
-        for slot in list(self._roster.slots):
-            if slot.state in (SlotState.IDLE, SlotState.SPARE):
-                self._roster.retire(slot)
-            elif slot.state is not SlotState.LEAVING:
-                self._roster.kill(slot)
+        for child in list(self._children.children):
+            if child.state in (ChildState.IDLE, ChildState.SPARE):
+                self._children.retire(child)
+            elif child.state is not ChildState.LEAVING:
+                self._children.kill(child)
         events: list[PoolEvent] = []
         deadline = time.monotonic() + _SHUTDOWN_SECONDS
-        while self._roster.slots and time.monotonic() < deadline:
+        while self._children.children and time.monotonic() < deadline:
             events += self.collect(_EXIT_POLL_SECONDS)
-        self._roster.abandon_all()
+        self._children.abandon_all()
         os_process.reap_orphans(())
         return events
 
-    def _take_idle(self, pid: int | None) -> Slot:
-        idle = self._roster.idle
+    def _take_idle(self, pid: int | None) -> ChildProcess:
+        idle = self._children.idle
         if pid is None:
             if not idle:
                 raise NoIdleChildError("No child is idle; look at idle_count before dispatching.")
             return idle.pop()
-        for slot in idle:
-            if slot.pid == pid:
-                idle.remove(slot)
-                return slot
+        for child in idle:
+            if child.pid == pid:
+                idle.remove(child)
+                return child
         raise NoIdleChildError(f"Child {pid} is not idle; it has ended or is busy.")
 
     def _bounded(self, timeout_seconds: float | None) -> float | None:
         deadline = self.next_deadline()
         now = time.monotonic()
-        if self._roster.unwatched:
+        if self._children.unwatched:
             deadline = min(deadline or now + 1.0, now + _EXIT_POLL_SECONDS)
         if deadline is None:
             return timeout_seconds
         left = max(0.0, deadline - now)
         return left if timeout_seconds is None else min(left, timeout_seconds)
 
-    def _serve_socket(self, slot: Slot, mask: int) -> None:
-        if not slot.socket_is_open:
+    def _serve_socket(self, child: ChildProcess, mask: int) -> None:
+        if not child.socket_is_open:
             return
         if mask & selectors.EVENT_WRITE:
-            slot.flush(self._selector)
+            child.flush(self._selector)
         if mask & selectors.EVENT_READ:
-            self._receive(slot)
+            self._receive(child)
 
-    def _receive(self, slot: Slot) -> bool:
+    def _receive(self, child: ChildProcess) -> bool:
         """Handle one read's worth of frames; False when there was nothing to read."""
-        data = slot.receive()
+        data = child.receive()
         if data is None:
             return False
         if not data:
-            self._roster.note_closed(slot)
+            self._children.note_closed(child)
             return False
         try:
-            for frame in slot.frames.feed(data):
+            for frame in child.frames.feed(data):
                 if frame[4] == _KIND_REPORT:
-                    self._take_report(slot, frame)
+                    self._take_report(child, frame)
                 else:
-                    self._take_notice(slot, frame)
-        except WireError as error:
-            slot.verdict = f"killed because it sent a malformed frame ({error})"
-            slot.close_socket(self._selector)
-            self._roster.kill(slot)
+                    self._take_notice(child, frame)
+        except ProtocolError as error:
+            child.verdict = f"killed because it sent a malformed frame ({error})"
+            child.close_socket(self._selector)
+            self._children.kill(child)
             return False
         return True
 
-    def _take_report(self, slot: Slot, frame: bytes) -> None:
+    def _take_report(self, child: ChildProcess, frame: bytes) -> None:
         report, rss_bytes, run_microseconds = protocol.decode_report(frame)
-        assignment = slot.assignment
+        assignment = child.assignment
         if assignment is None or report.task_id != assignment.task_id:
-            raise WireError("a report about a task it does not have")
+            raise ProtocolError("a report about a task it does not have")
         if report.generation != assignment.generation:
-            raise WireError("a report about another claim of its task")
-        roster = self._roster
-        roster.events.append(Reported(report, slot.known_pid, run_microseconds / 1e6))
-        roster.release(slot)
-        roster.delay.reset()
-        slot.tasks_done += 1
-        slot.rss_bytes = rss_bytes
-        if slot.state is SlotState.BUSY:
-            if slot.is_near_limit():
-                roster.recycle(slot)
+            raise ProtocolError("a report about another claim of its task")
+        children = self._children
+        children.events.append(Reported(report, child.known_pid, run_microseconds / 1e6))
+        children.release(child)
+        children.delay.reset()
+        child.tasks_done += 1
+        child.rss_bytes = rss_bytes
+        if child.state is ChildState.BUSY:
+            if child.is_near_limit():
+                children.recycle(child)
             else:
-                roster.make_idle(slot)
-        elif slot.state is SlotState.ASKED:
+                children.make_idle(child)
+        elif child.state is ChildState.ASKED:
             # It finished before the order to stop reached it; the order is still on its way.
-            roster.retire(slot)
+            children.retire(child)
 
-    def _take_notice(self, slot: Slot, frame: bytes) -> None:
+    def _take_notice(self, child: ChildProcess, frame: bytes) -> None:
         kind = frame[4]
         if kind == FrameKind.HELLO:
-            self._roster.welcome(slot, protocol.decode_numbers(frame)[0])
+            self._children.welcome(child, protocol.decode_numbers(frame)[0])
         elif kind == FrameKind.READY:
-            self._roster.note_ready(slot, protocol.decode_numbers(frame)[1])
+            self._children.note_ready(child, protocol.decode_numbers(frame)[1])
         elif kind == FrameKind.STOPPED:
-            self._roster.note_stopped(slot)
+            self._children.note_stopped(child)
         elif kind == FrameKind.HOOK_FAILED:
             name, what = protocol.decode_texts(frame, 2)
-            slot.failed_hook = (name, what)
+            child.failed_hook = (name, what)
         elif kind == FrameKind.BOOT_FAILED:
-            slot.verdict = f"could not load the application: {protocol.decode_texts(frame, 1)[0]}"
+            child.verdict = f"could not load the application: {protocol.decode_texts(frame, 1)[0]}"
         else:
-            raise WireError(f"kind {kind} does not come from a child")
+            raise ProtocolError(f"kind {kind} does not come from a child")
 
-    def _bury(self, slot: Slot) -> None:
+    def _reap(self, child: ChildProcess) -> None:
         """A child has ended. What it wrote before counts."""
-        while slot.socket_is_open and self._receive(slot):
+        while child.socket_is_open and self._receive(child):
             pass
-        self._roster.bury(slot)
+        self._children.reap(child)
 
     def _look_after_children(self) -> None:
-        roster = self._roster
+        children = self._children
         now = time.monotonic()
-        if roster.unwatched:
+        if children.unwatched:
             self._poll_exits()
-        if roster.deadlines:
-            roster.meet_deadlines(now)
-        if roster.needs_children:
-            roster.refill()
+        if children.deadlines:
+            children.meet_deadlines(now)
+        if children.needs_children:
+            children.refill()
         if now - self._orphans_checked_at > _ORPHAN_CHECK_SECONDS:
             self._orphans_checked_at = now
             os_process.reap_orphans(self.pids())
 
     def _poll_exits(self) -> None:
-        for slot in list(self._roster.unwatched):
-            if os_process.has_ended(slot.known_pid):
-                self._bury(slot)
+        for child in list(self._children.unwatched):
+            if os_process.has_ended(child.known_pid):
+                self._reap(child)
 
     def _raise_boot_failure(self, events: list[PoolEvent]) -> None:
         if self._launcher.failure is not None:
@@ -377,7 +377,7 @@ class ChildPool:
         limit_mb = self._settings.max_memory_per_child_mb
         if limit_mb is None:
             return
-        baseline_mb = max(slot.rss_bytes for slot in self._roster.slots) / _MEGABYTE
+        baseline_mb = max(child.rss_bytes for child in self._children.children) / _MEGABYTE
         if limit_mb <= baseline_mb:
             raise ChildBootError(
                 f"A fresh child process already uses {baseline_mb:.0f} MB, which is not below "
@@ -392,9 +392,9 @@ class ChildPool:
             )
 
 
-def _roster_settings(settings: PoolSettings) -> RosterSettings:
+def _children_settings(settings: PoolSettings) -> ChildrenSettings:
     memory_bytes = (settings.max_memory_per_child_mb or 0) * _MEGABYTE
-    return RosterSettings(
+    return ChildrenSettings(
         processes=settings.processes,
         limits=RecycleLimits(settings.max_tasks_per_child, memory_bytes),
         stop_grace_seconds=settings.stop_grace_seconds,
