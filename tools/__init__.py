@@ -1,0 +1,1 @@
+"""Checks of this repository that `make check` runs and that are not tests: structure and prose."""
