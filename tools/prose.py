@@ -60,7 +60,7 @@ def python_prose(path: Path) -> Iterator[Text]:
     for node in ast.walk(ast.parse(source)):
         constant = node.value if isinstance(node, ast.Expr) else None
         if isinstance(constant, ast.Constant) and isinstance(constant.value, str):
-            yield Text(f"{name}:{node.lineno}", constant.value)
+            yield Text(f"{name}:{constant.lineno}", constant.value)
     yield from _comments(name, source)
 
 
