@@ -1,0 +1,65 @@
+"""The files that one task enters between `send` and its result, found by tracing a real one.
+
+A producer, a worker and its child run with the tracer of `tools/trace`. A few tasks warm them up;
+then several are recorded one at a time. A file counts when every recording entered it, so that a
+heartbeat or another timer that happened to fire does not. The traced files are those with a function
+that was called; the SQL behind the statements is added by name.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from functools import lru_cache
+from pathlib import Path
+
+REPOSITORY = Path(__file__).parents[1]
+PACKAGE = REPOSITORY / "src" / "horsies"
+TRACER = REPOSITORY / "tools" / "trace"
+STATIONS = REPOSITORY / "docs" / "internals" / "one-task.md"
+RECORDINGS = 5
+# Catalogues hold no functions, so the tracer cannot see them.
+SQL = (
+    *("db/statements/tasks.py", "db/statements/tasks.sql"),
+    *("db/statements/turn.py", "db/statements/turn.sql"),
+    *("db/migrations/0003_notify.sql", "db/migrations/0004_claim.sql"),
+)
+
+
+@lru_cache
+def main_line() -> frozenset[str]:
+    """The files in the first column of the stations table in docs/internals/one-task.md."""
+    rows = re.findall(r"^\| *\d+ *\|([^|]*)\|", STATIONS.read_text("utf-8"), re.MULTILINE)
+    found = frozenset(re.findall(r"src/horsies/([\w/.]+)", " ".join(rows)))
+    strangers = found - files_on_the_way()
+    if not found or strangers:
+        raise SystemExit(f"{STATIONS.name} lists files that no task enters: {sorted(strangers)}")
+    return found
+
+
+@lru_cache
+def files_on_the_way() -> frozenset[str]:
+    """Every file of the package that a task's way leads through, relative to the package."""
+    with tempfile.TemporaryDirectory(prefix="horsies-way-") as directory:
+        switch, files = Path(directory, "switch"), Path(directory, "files")
+        switch.write_bytes(b"\0")
+        files.touch()
+        environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([str(TRACER), str(REPOSITORY)]),
+            "HORSIES_TRACE_SWITCH": str(switch),
+            "HORSIES_TRACE_FILES": str(files),
+            "HORSIES_TRACE_PACKAGE": f"{PACKAGE}{os.sep}",
+            "HORSIES_TRACE_DATABASE": f"embedded://{directory}/data",
+        }
+        command = [sys.executable, "-m", "tools.trace.drive"]
+        subprocess.run(command, env=environment, check=True, cwd=REPOSITORY, timeout=120)
+        recorded: dict[int, set[str]] = {}
+        for line in files.read_text("utf-8").splitlines():
+            number, _, name = line.partition(" ")
+            recorded.setdefault(int(number), set()).add(str(Path(name).relative_to(PACKAGE)))
+    assert len(recorded) == RECORDINGS, f"only {len(recorded)} of {RECORDINGS} tasks were recorded"
+    return frozenset.intersection(*map(frozenset, recorded.values())) | set(SQL)
