@@ -10,6 +10,7 @@ import ast
 import inspect
 import re
 import textwrap
+import tomllib
 from collections.abc import Callable, Iterator
 from enum import Enum
 from pathlib import Path
@@ -40,7 +41,8 @@ WORKERS = REPOSITORY / "docs" / "workers.md"
 STATE_MACHINE = REPOSITORY / "docs" / "internals" / "state-machine.md"
 OPERATING = REPOSITORY / "docs" / "operating.md"
 SCHEDULING = REPOSITORY / "docs" / "scheduling.md"
-PAGES = (CONFIGURATION, WORKERS, OPERATING, SCHEDULING, STATE_MACHINE)
+CONTRIBUTING = REPOSITORY / "CONTRIBUTING.md"
+PAGES = (CONFIGURATION, WORKERS, OPERATING, SCHEDULING, STATE_MACHINE, CONTRIBUTING)
 
 MODELS: tuple[type[BaseModel], ...] = (
     AppConfig,
@@ -255,6 +257,22 @@ def _ordered(statuses: frozenset[TaskStatus]) -> list[str]:
     return [status.value for status in TaskStatus if status in statuses]
 
 
+def layers_picture() -> str:
+    """Return the layers of the package, topmost first, then those inside each folder."""
+    settings = tomllib.loads((REPOSITORY / "pyproject.toml").read_text("utf-8"))
+    contracts = [
+        contract
+        for contract in settings["tool"]["importlinter"]["contracts"]
+        if contract["type"] == "layers"
+    ]
+    package, *folders = contracts
+    lines = [*package["layers"], ""]
+    for folder in folders:
+        name = folder["containers"][0].removeprefix("horsies.")
+        lines.append(f"{name}: {' > '.join(folder['layers'])}")
+    return "\n".join(["```text", *lines, "```"])
+
+
 def _parts() -> Iterator[tuple[str, Callable[[], str]]]:
     for model in MODELS:
         yield model.__name__, lambda model=model: config_table(model)  # type: ignore[misc]
@@ -262,6 +280,7 @@ def _parts() -> Iterator[tuple[str, Callable[[], str]]]:
         yield f"horsies {name}", lambda name=name: flags_table(name)  # type: ignore[misc]
     yield "transitions", transitions_table
     yield "diagram", transitions_diagram
+    yield "layers", layers_picture
 
 
 PARTS: dict[str, Callable[[], str]] = dict(_parts())

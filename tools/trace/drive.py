@@ -18,7 +18,7 @@ def main() -> None:
     os.environ["HORSIES_TRACE_DATABASE"] = start_or_join(
         os.environ["HORSIES_TRACE_DATABASE"], keep_data=False
     )
-    from tools.trace.app import add, app  # noqa: PLC0415 - reads the variable set above
+    from tools.trace.app import add, app
 
     command = [sys.executable, "-m", "horsies", "worker", "tools.trace.app:app", "--processes", "1"]
     worker = subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
