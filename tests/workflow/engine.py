@@ -59,7 +59,7 @@ FROM unnest(%s::uuid[], %s::integer[], %s::integer[])
 JOIN horsies_workflow_tasks AS node
     ON node.workflow_id = wanted.workflow_id AND node.task_index = wanted.task_index
 LEFT JOIN horsies_tasks AS task ON task.id = node.task_id
-LEFT JOIN LATERAL horsies_items_v1(node) AS item
+LEFT JOIN LATERAL horsies_items(node) AS item
     ON item.workflow_item_index = wanted.item_index
 ORDER BY wanted.place
 """

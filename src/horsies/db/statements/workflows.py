@@ -1,7 +1,7 @@
 """Catalogue of the statements on workflows: start, steer, read, audit.
 
 Parameters and rows for ``sql/workflows.sql``. How a run moves on is in the database's own functions
-(migrations 0008 to 0013): the end of a task moves its run in the same transaction.
+(db/functions): the end of a task moves its run in the same transaction.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
--- Statements on workflows. What moves a run lives in the functions of the migrations, under the lock of its root;
+-- Statements on workflows. What moves a run lives in the files of db/functions, under the lock of its root;
 -- here they are called, and rows are read.
 
 -- name: start_runs
@@ -118,7 +118,7 @@ SELECT node.workflow_id::text, node.task_index, node.node_id, node.kind, node.ta
     node.sub_workflow_id::text, node.sub_workflow_name,
     CASE WHEN node.status = 'FAILED' THEN coalesce(node.result::json #>> '{err,error_code,__builtin_task_code__}',
         task.error_code) END AS error_code,
-    CASE WHEN node.status = 'ENQUEUED' AND task.enqueued_at < horsies_parked_v1()
+    CASE WHEN node.status = 'ENQUEUED' AND task.enqueued_at < horsies_never_v1()
          THEN task.enqueued_at END AS due_at,
     coalesce(node.started_at, task.started_at) AS started_at, node.completed_at,
     extract(epoch FROM coalesce(node.completed_at, now()) - coalesce(node.started_at, task.started_at))::float8

@@ -1,42 +1,8 @@
 -- The audit of workflows. Progress shares the transaction of the end it follows from, so there is no gap between the
 -- two to repair; what does not add up was done by somebody with a prompt. It is found, named and put right.
 
--- What the counters of waiting nodes should be, from the nodes they depend on. One that is no longer stored will
--- never succeed.
-CREATE FUNCTION horsies_true_counts_v1(runs uuid[])
-RETURNS TABLE (workflow_id uuid, task_index integer, node_id text, still_open bigint, ok bigint, bad bigint, unseen bigint)
-LANGUAGE sql STABLE AS $$
-    SELECT node.workflow_id, node.task_index, node.node_id, counts.still_open, counts.ok,
-        cardinality(node.dependencies) - counts.still_open - counts.ok, counts.unseen
-    FROM horsies_workflow_tasks AS node CROSS JOIN LATERAL (
-        SELECT count(*) FILTER (WHERE NOT other.propagated) AS still_open,
-            count(*) FILTER (WHERE other.propagated AND other.status = 'COMPLETED') AS ok,
-            count(*) FILTER (WHERE NOT other.propagated AND node.task_index = ANY(other.context_dependents)) AS unseen
-        FROM horsies_workflow_tasks AS other
-        WHERE other.workflow_id = node.workflow_id AND other.task_index = ANY(node.dependencies)) AS counts
-    WHERE node.workflow_id = ANY(runs) AND node.status = 'PENDING'
-$$;
-
--- All counters of these runs from the statuses of their nodes: the one definition of what they mean.
-CREATE FUNCTION horsies_recount_v1(runs uuid[]) RETURNS void LANGUAGE plpgsql AS $$
-#variable_conflict use_column
-BEGIN
-    UPDATE horsies_workflows AS run SET open_nodes = nodes.open, failed_nodes = nodes.failed
-    FROM (SELECT workflow_id, count(*) FILTER (WHERE NOT propagated) AS open,
-              count(*) FILTER (WHERE status = 'FAILED' AND propagated) AS failed
-          FROM horsies_workflow_tasks WHERE workflow_id = ANY(runs) GROUP BY workflow_id) AS nodes
-    WHERE run.id = nodes.workflow_id AND (run.open_nodes, run.failed_nodes) IS DISTINCT FROM (nodes.open, nodes.failed);
-    UPDATE horsies_workflow_tasks AS node SET
-        deps_open = counts.still_open, deps_ok = counts.ok, deps_bad = counts.bad, context_open = counts.unseen
-    FROM horsies_true_counts_v1(runs) AS counts
-    WHERE node.workflow_id = counts.workflow_id AND node.task_index = counts.task_index
-      AND (node.deps_open, node.deps_ok, node.deps_bad, node.context_open)
-          IS DISTINCT FROM (counts.still_open, counts.ok, counts.bad, counts.unseen);
-END
-$$;
-
 -- Nodes that are not where their tasks are.
-CREATE FUNCTION horsies_node_problems_v1(run horsies_workflows) RETURNS SETOF text LANGUAGE sql STABLE AS $$
+CREATE OR REPLACE FUNCTION horsies_node_problems(run horsies_workflows) RETURNS SETOF text LANGUAGE sql STABLE AS $$
     SELECT 'the run has ' || run.total_nodes || ' nodes, ' || count(*) || ' are stored'
     FROM horsies_workflow_tasks AS node WHERE node.workflow_id = run.id HAVING count(*) <> run.total_nodes
     UNION ALL
@@ -62,17 +28,17 @@ CREATE FUNCTION horsies_node_problems_v1(run horsies_workflows) RETURNS SETOF te
 $$;
 
 -- How the items of a map stand.
-CREATE FUNCTION horsies_count_items_v1(
+CREATE OR REPLACE FUNCTION horsies_count_items(
     node horsies_workflow_tasks, OUT total bigint, OUT still_open bigint, OUT bad bigint, OUT parked bigint)
 LANGUAGE sql STABLE AS $$
     SELECT count(*), count(*) FILTER (WHERE status IN ('PENDING', 'CLAIMED', 'RUNNING')),
         count(*) FILTER (WHERE status IN ('FAILED', 'CANCELLED', 'EXPIRED')),
-        count(*) FILTER (WHERE status = 'PENDING' AND enqueued_at = horsies_parked_v1())
-    FROM horsies_items_v1(node)
+        count(*) FILTER (WHERE status = 'PENDING' AND enqueued_at = horsies_never_v1())
+    FROM horsies_items(node)
 $$;
 
--- Sub-workflows and maps that are not where their parts are.
-CREATE FUNCTION horsies_part_problems_v1(run horsies_workflows) RETURNS SETOF text LANGUAGE sql STABLE AS $$
+-- Sub-workflows and maps that are not where their parts are. A map that waits to run failed items again has none open.
+CREATE OR REPLACE FUNCTION horsies_part_problems(run horsies_workflows) RETURNS SETOF text LANGUAGE sql STABLE AS $$
     SELECT 'node ' || node.node_id || ' runs a sub-workflow that '
         || CASE WHEN child.id IS NULL THEN 'is no longer stored' ELSE 'ended as ' || child.status END
     FROM horsies_workflow_tasks AS node LEFT JOIN horsies_workflows AS child ON child.id = node.sub_workflow_id
@@ -88,24 +54,24 @@ CREATE FUNCTION horsies_part_problems_v1(run horsies_workflows) RETURNS SETOF te
     SELECT 'map node ' || node.node_id || ' has ' || node.items_total || ' items (' || node.items_open || ' open, '
         || node.items_bad || ' failed), ' || items.total || ' are stored (' || items.still_open || ' open, '
         || items.bad || ' failed)'
-    FROM horsies_workflow_tasks AS node CROSS JOIN LATERAL horsies_count_items_v1(node) AS items
+    FROM horsies_workflow_tasks AS node CROSS JOIN LATERAL horsies_count_items(node) AS items
     WHERE node.workflow_id = run.id AND node.kind = 'map' AND node.status = 'RUNNING'
       AND (node.items_total, node.items_open, node.items_bad)
           IS DISTINCT FROM (items.total::integer, items.still_open::integer, items.bad::integer)
     UNION ALL
-    SELECT 'map node ' || node.node_id || ' is ' || node.status || ' although it has items'
+    SELECT 'map node ' || node.node_id || ' is ' || node.status || ' although it has open items'
     FROM horsies_workflow_tasks AS node
     WHERE node.workflow_id = run.id AND node.kind = 'map' AND node.status IN ('PENDING', 'READY')
-      AND EXISTS (SELECT FROM horsies_items_v1(node))
+      AND (SELECT items.still_open > 0 FROM horsies_count_items(node) AS items)
     UNION ALL
     SELECT 'map node ' || node.node_id || ' keeps items waiting for no reason'
-    FROM horsies_workflow_tasks AS node CROSS JOIN LATERAL horsies_count_items_v1(node) AS items
+    FROM horsies_workflow_tasks AS node CROSS JOIN LATERAL horsies_count_items(node) AS items
     WHERE node.workflow_id = run.id AND node.kind = 'map' AND node.status = 'RUNNING'
       AND items.parked > 0 AND items.still_open - items.parked < coalesce(node.max_parallel, items.still_open)
 $$;
 
 -- Counters that do not say what the nodes say, and nodes that wait although their dependencies have decided.
-CREATE FUNCTION horsies_count_problems_v1(run horsies_workflows) RETURNS SETOF text LANGUAGE sql STABLE AS $$
+CREATE OR REPLACE FUNCTION horsies_count_problems(run horsies_workflows) RETURNS SETOF text LANGUAGE sql STABLE AS $$
     SELECT 'the run counts ' || run.open_nodes || ' open and ' || run.failed_nodes || ' failed nodes, there are '
         || nodes.still_open || ' and ' || nodes.failed
     FROM (SELECT count(*) FILTER (WHERE NOT propagated) AS still_open,
@@ -118,20 +84,20 @@ CREATE FUNCTION horsies_count_problems_v1(run horsies_workflows) RETURNS SETOF t
     SELECT 'node ' || node.node_id || ' counts ' || node.deps_open || ' open, ' || node.deps_ok || ' good, '
         || node.deps_bad || ' failed dependencies and waits for ' || node.context_open || ' results, there are '
         || counts.still_open || ', ' || counts.ok || ', ' || counts.bad || ' and ' || counts.unseen
-    FROM horsies_true_counts_v1(ARRAY[run.id]) AS counts
+    FROM horsies_true_counts(ARRAY[run.id]) AS counts
     JOIN horsies_workflow_tasks AS node ON node.workflow_id = counts.workflow_id AND node.task_index = counts.task_index
     WHERE (node.deps_open, node.deps_ok, node.deps_bad, node.context_open)
         IS DISTINCT FROM (counts.still_open, counts.ok, counts.bad, counts.unseen)
     UNION ALL
     SELECT 'node ' || node.node_id || ' waits although its dependencies are decided'
-    FROM horsies_true_counts_v1(ARRAY[run.id]) AS counts
+    FROM horsies_true_counts(ARRAY[run.id]) AS counts
     JOIN horsies_workflow_tasks AS node ON node.workflow_id = counts.workflow_id AND node.task_index = counts.task_index
-    WHERE run.status = 'RUNNING' AND horsies_join_v1(node.join_type, node.min_success,
+    WHERE run.status = 'RUNNING' AND horsies_join(node.join_type, node.min_success,
         node.allow_failed_deps, counts.still_open, counts.ok, counts.bad, counts.unseen) <> 'PENDING'
 $$;
 
 -- Tasks of a run that have not begun and that no node waits for.
-CREATE FUNCTION horsies_stray_tasks_v1(run_id uuid) RETURNS SETOF uuid LANGUAGE sql STABLE AS $$
+CREATE OR REPLACE FUNCTION horsies_stray_tasks(run_id uuid) RETURNS SETOF uuid LANGUAGE sql STABLE AS $$
     SELECT task.id FROM horsies_tasks AS task
     WHERE task.workflow_id = run_id AND task.status IN ('PENDING', 'CLAIMED') AND NOT EXISTS (
         SELECT FROM horsies_workflow_tasks AS node
@@ -141,7 +107,7 @@ CREATE FUNCTION horsies_stray_tasks_v1(run_id uuid) RETURNS SETOF uuid LANGUAGE 
 $$;
 
 -- Tasks on hold that should not be and the other way round, and tasks that no node waits for.
-CREATE FUNCTION horsies_task_problems_v1(run horsies_workflows) RETURNS SETOF text LANGUAGE sql STABLE AS $$
+CREATE OR REPLACE FUNCTION horsies_task_problems(run horsies_workflows) RETURNS SETOF text LANGUAGE sql STABLE AS $$
     SELECT 'task ' || task.id || CASE WHEN task.held THEN ' is on hold' ELSE ' is not on hold' END
         || ' although the run is ' || run.status
     FROM horsies_tasks AS task
@@ -149,56 +115,56 @@ CREATE FUNCTION horsies_task_problems_v1(run horsies_workflows) RETURNS SETOF te
       AND task.held <> (run.status = 'PAUSED')
     UNION ALL
     SELECT 'task ' || stray.id || ' belongs to a node that does not wait for it'
-    FROM horsies_stray_tasks_v1(run.id) AS stray (id)
+    FROM horsies_stray_tasks(run.id) AS stray (id)
 $$;
 
 -- What does not add up in an open run, one sentence each.
-CREATE FUNCTION horsies_problems_v1(run_id uuid) RETURNS SETOF text LANGUAGE sql STABLE AS $$
+CREATE OR REPLACE FUNCTION horsies_problems_v1(run_id uuid) RETURNS SETOF text LANGUAGE sql STABLE AS $$
     SELECT problem FROM horsies_workflows AS run CROSS JOIN LATERAL (
-        SELECT horsies_node_problems_v1(run) UNION ALL SELECT horsies_part_problems_v1(run)
-        UNION ALL SELECT horsies_count_problems_v1(run) UNION ALL SELECT horsies_task_problems_v1(run)) AS found (problem)
+        SELECT horsies_node_problems(run) UNION ALL SELECT horsies_part_problems(run)
+        UNION ALL SELECT horsies_count_problems(run) UNION ALL SELECT horsies_task_problems(run)) AS found (problem)
     WHERE run.id = run_id AND run.status IN ('RUNNING', 'PAUSED')
 $$;
 
 -- Put an open run right again, as far as its rows tell what is right. Harmless on one that is.
-CREATE FUNCTION horsies_mend_v1(run_id uuid) RETURNS void LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION horsies_mend_v1(run_id uuid) RETURNS void LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
     run horsies_workflows;
 BEGIN
-    PERFORM horsies_lock_tree_v1(run_id);
+    PERFORM horsies_lock_tree(run_id);
     SELECT * INTO run FROM horsies_workflows WHERE id = run_id AND status IN ('RUNNING', 'PAUSED');
     IF NOT FOUND THEN
         RETURN;
     END IF;
     IF run.total_nodes <> (SELECT count(*) FROM horsies_workflow_tasks WHERE workflow_id = run_id) THEN
-        PERFORM horsies_give_up_v1(run_id);
+        PERFORM horsies_give_up(run_id);
         RETURN;
     END IF;
-    PERFORM horsies_mend_nodes_v1(run_id);
-    PERFORM horsies_mend_maps_v1(run_id);
-    PERFORM horsies_mend_tasks_v1(run_id);
-    PERFORM horsies_recount_v1(ARRAY[run_id]);
-    PERFORM horsies_record_ends_v1(run_id);
-    PERFORM horsies_catch_up_v1(ARRAY[run_id]);
+    PERFORM horsies_mend_nodes(run_id);
+    PERFORM horsies_mend_maps(run_id);
+    PERFORM horsies_mend_tasks(run_id);
+    PERFORM horsies_recount(ARRAY[run_id]);
+    PERFORM horsies_record_ends(run_id);
+    PERFORM horsies_catch_up(ARRAY[run_id]);
 END
 $$;
 
 -- A run that lost nodes cannot tell what they came to: it fails, and what runs below it is cancelled.
-CREATE FUNCTION horsies_give_up_v1(run_id uuid) RETURNS void LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION horsies_give_up(run_id uuid) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
-    tree uuid[] := ARRAY(SELECT horsies_tree_v1(run_id));
-    reason text := horsies_task_error_v1('WORKFLOW_FAILED', 'Nodes of the workflow are no longer stored.');
+    tree uuid[] := ARRAY(SELECT horsies_tree(run_id));
+    reason text := horsies_task_error('WORKFLOW_FAILED', 'Nodes of the workflow are no longer stored.');
 BEGIN
-    PERFORM horsies_end_runs_v1(ARRAY[run_id], 'FAILED', reason, false);
-    PERFORM horsies_end_runs_v1(array_remove(tree, run_id), 'CANCELLED', reason, false);
-    PERFORM horsies_tell_parents_v1(tree);
+    PERFORM horsies_end_runs(ARRAY[run_id], 'FAILED', reason, false);
+    PERFORM horsies_end_runs(array_remove(tree, run_id), 'CANCELLED', reason, false);
+    PERFORM horsies_finish_parent_nodes(tree);
 END
 $$;
 
 -- Open nodes go where their tasks and runs are; without any they are READY for new ones, which a RUNNING run gets when
 -- it catches up.
-CREATE FUNCTION horsies_mend_nodes_v1(run_id uuid) RETURNS void LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION horsies_mend_nodes(run_id uuid) RETURNS void LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 BEGIN
     UPDATE horsies_workflow_tasks AS node SET status = 'RUNNING'
@@ -207,7 +173,7 @@ BEGIN
       AND node.status <> 'RUNNING' AND child.status IN ('PENDING', 'RUNNING', 'PAUSED');
     UPDATE horsies_workflow_tasks AS node SET status = 'RUNNING'
     WHERE node.workflow_id = run_id AND node.kind = 'map' AND node.status IN ('PENDING', 'READY')
-      AND EXISTS (SELECT FROM horsies_items_v1(node));
+      AND (SELECT items.still_open > 0 FROM horsies_count_items(node) AS items);
     UPDATE horsies_workflow_tasks AS node SET status = 'ENQUEUED'
     FROM horsies_tasks AS task
     WHERE node.workflow_id = run_id AND node.status IN ('PENDING', 'READY') AND task.id = node.task_id;
@@ -223,7 +189,7 @@ END
 $$;
 
 -- Maps get the items they lost, count anew, and have as many items under way as they may.
-CREATE FUNCTION horsies_mend_maps_v1(run_id uuid) RETURNS void LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION horsies_mend_maps(run_id uuid) RETURNS void LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
     node horsies_workflow_tasks;
@@ -233,26 +199,26 @@ BEGIN
     FOR node IN
         SELECT * FROM horsies_workflow_tasks WHERE workflow_id = run_id AND kind = 'map' AND status = 'RUNNING'
     LOOP
-        elements := horsies_map_elements_v1(node);
+        elements := horsies_map_elements(node);
         IF elements IS NOT NULL THEN
-            PERFORM horsies_add_items_v1(node, elements, ARRAY(
+            PERFORM horsies_add_items(node, elements, ARRAY(
                 SELECT place FROM generate_series(0, json_array_length(elements) - 1) AS place
-                EXCEPT SELECT workflow_item_index FROM horsies_items_v1(node)));
+                EXCEPT SELECT workflow_item_index FROM horsies_items(node)));
         END IF;
-        SELECT * INTO items FROM horsies_count_items_v1(node);
+        SELECT * INTO items FROM horsies_count_items(node);
         UPDATE horsies_workflow_tasks AS map SET
             items_total = items.total, items_open = items.still_open, items_bad = items.bad
         WHERE map.workflow_id = run_id AND map.task_index = node.task_index
           AND (map.items_total, map.items_open, map.items_bad)
               IS DISTINCT FROM (items.total::integer, items.still_open::integer, items.bad::integer);
-        PERFORM horsies_unpark_items_v1(run_id, node.task_index, greatest(0,
+        PERFORM horsies_unpark_items(run_id, node.task_index, greatest(0,
             coalesce(node.max_parallel, items.still_open) - (items.still_open - items.parked))::integer);
     END LOOP;
 END
 $$;
 
 -- Tasks are on hold exactly while the run is; those that no node waits for are cancelled.
-CREATE FUNCTION horsies_mend_tasks_v1(run_id uuid) RETURNS void LANGUAGE sql AS $$
+CREATE OR REPLACE FUNCTION horsies_mend_tasks(run_id uuid) RETURNS void LANGUAGE sql AS $$
     UPDATE horsies_tasks AS task SET held = run.status = 'PAUSED', updated_at = clock_timestamp()
     FROM horsies_workflows AS run
     WHERE run.id = run_id AND task.workflow_id = run_id AND task.status IN ('PENDING', 'CLAIMED', 'RUNNING')
@@ -260,29 +226,29 @@ CREATE FUNCTION horsies_mend_tasks_v1(run_id uuid) RETURNS void LANGUAGE sql AS 
     UPDATE horsies_tasks SET
         status = 'CANCELLED', cancel_requested_at = clock_timestamp(), failed_at = clock_timestamp(),
         error_code = 'TASK_CANCELLED', claimed = false, claim_expires_at = NULL, updated_at = clock_timestamp()
-    WHERE id = ANY(ARRAY(SELECT horsies_stray_tasks_v1(run_id))) AND status IN ('PENDING', 'CLAIMED')
+    WHERE id = ANY(ARRAY(SELECT horsies_stray_tasks(run_id))) AND status IN ('PENDING', 'CLAIMED')
 $$;
 
 -- Ends of tasks, maps and runs below that the nodes have not taken notice of.
-CREATE FUNCTION horsies_record_ends_v1(run_id uuid) RETURNS void LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION horsies_record_ends(run_id uuid) RETURNS void LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
-    ended horsies_nodes_v1;
+    ended horsies_nodes;
     tasks uuid[];
     started timestamptz[];
-    through horsies_nodes_v1;
+    through horsies_nodes;
 BEGIN
     SELECT array_agg(node.workflow_id), array_agg(node.task_index), array_agg(task.id), array_agg(task.started_at)
     INTO ended.runs, ended.indexes, tasks, started
     FROM horsies_workflow_tasks AS node JOIN horsies_tasks AS task ON task.id = node.task_id
     WHERE node.workflow_id = run_id AND node.status = 'ENQUEUED'
       AND task.status IN ('COMPLETED', 'FAILED', 'CANCELLED', 'EXPIRED');
-    PERFORM horsies_advance_v1(ended.runs, ended.indexes, tasks, started, false);
+    PERFORM horsies_advance(ended.runs, ended.indexes, tasks, started, false);
     SELECT array_agg(workflow_id), array_agg(task_index) INTO through.runs, through.indexes
     FROM horsies_workflow_tasks
-    WHERE workflow_id = run_id AND kind = 'map' AND horsies_end_map_v1(workflow_id, task_index);
-    PERFORM horsies_propagate_v1(through, true);
-    PERFORM horsies_tell_parents_v1(ARRAY(
+    WHERE workflow_id = run_id AND kind = 'map' AND horsies_end_map(workflow_id, task_index);
+    PERFORM horsies_propagate(through, true);
+    PERFORM horsies_finish_parent_nodes(ARRAY(
         SELECT id FROM horsies_workflows
         WHERE parent_workflow_id = run_id AND status IN ('COMPLETED', 'FAILED', 'CANCELLED', 'EXPIRED')));
 END
