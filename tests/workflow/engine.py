@@ -35,7 +35,6 @@ from horsies.db.statements.workflows import (
     expire_run,
     find_broken_runs,
     lock_runs,
-    mend_run,
     pause_run,
     resume_retrying_run,
     resume_run,
@@ -133,9 +132,6 @@ class Engine:
             (run_ids,),
         )
         return [problem for (problem,) in found]
-
-    def mend(self, run_id: str) -> None:
-        mend_run.run(self.connection, RunId(run_id))
 
     def _steer(self, statement: Statement[Any, Any], params: Any) -> str | None:
         (row,) = statement.run(self.connection, params)

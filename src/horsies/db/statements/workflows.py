@@ -326,12 +326,6 @@ class BrokenRun(NamedTuple):
     problem: str
 
 
-class Mended(NamedTuple):
-    """That the mending function came to its end."""
-
-    mended: bool
-
-
 class FindPausedRuns(NamedTuple):
     """How long a run may be paused, and how many to find."""
 
@@ -389,7 +383,6 @@ list_open_runs = WORKFLOWS.declare("list_open_runs", ListRuns, RunSummary)
 end_of_run_window = WORKFLOWS.declare("end_of_run_window", RunWindow, RunMoment)
 read_run_moment = WORKFLOWS.declare("read_run_moment", RunId, RunMoment)
 find_broken_runs = WORKFLOWS.declare("find_broken_runs", RunLimit, BrokenRun)
-mend_run = WORKFLOWS.declare("mend_run", RunId, Mended)
 find_paused_runs = WORKFLOWS.declare("find_paused_runs", FindPausedRuns, PausedRun)
 expire_run = WORKFLOWS.declare("expire_run", ExpireRun, ExpiredRun)
 delete_old_workflows = WORKFLOWS.declare("delete_old_workflows", DeleteOldRuns, RunId)

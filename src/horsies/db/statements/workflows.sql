@@ -182,10 +182,6 @@ WITH open AS MATERIALIZED (SELECT id FROM horsies_workflows WHERE status IN ('RU
 SELECT open.id::text, problem FROM open CROSS JOIN LATERAL horsies_problems_v1(open.id) AS problem
 ORDER BY open.id LIMIT %(limit)s
 
--- name: mend_run
--- Put one open run right again; see horsies_mend_v1.
-SELECT horsies_mend_v1(%(id)s::uuid) IS NULL AS mended
-
 -- name: find_paused_runs
 -- Runs that have been paused for longer than allowed, oldest first, and for how long.
 SELECT id::text, extract(epoch FROM now() - paused_at)::float8 AS paused_seconds FROM horsies_workflows
