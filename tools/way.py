@@ -25,7 +25,7 @@ RECORDINGS = 5
 SQL = (
     *("db/statements/tasks.py", "db/statements/tasks.sql"),
     *("db/statements/turn.py", "db/statements/turn.sql"),
-    *("db/migrations/0003_notify.sql", "db/migrations/0004_claim.sql"),
+    *("db/functions/10_notify.sql", "db/functions/20_claim.sql"),
 )
 
 

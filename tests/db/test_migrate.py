@@ -1,13 +1,18 @@
-"""Migrations: many starters, one schema; a newer one is refused; nothing is touched when current."""
+"""Migrations: many starters, one schema; a newer one is refused; nothing is touched when current.
+
+Function files are replaced when they change, and never by an older release.
+"""
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from hashlib import sha256
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
@@ -19,11 +24,14 @@ from horsies.config.postgres import PostgresConfig
 from horsies.db import migrate
 from horsies.db.migrate import (
     Migration,
+    SchemaMissingError,
     SchemaTooNewError,
     apply_migrations,
     known_migrations,
     migration_script,
     pending_migrations,
+    require_current_schema,
+    schema_version,
 )
 from horsies.tasks.broker import BrokerErrorCode, PostgresBroker
 from tests.support.wait import wait_until
@@ -70,14 +78,57 @@ def catalogue(connection: Connection[Any]) -> list[tuple[str, str, str]]:
     return connection.execute(CATALOGUE).fetchall()
 
 
-def recorded(connection: Connection[Any]) -> list[tuple[int, str]]:
+def recorded(connection: Connection[Any]) -> list[tuple[str, int, str, str]]:
     return connection.execute(
-        "SELECT version, name FROM horsies_migrations ORDER BY version"
+        "SELECT kind, version, name, sha FROM horsies_migrations ORDER BY kind DESC, version"
     ).fetchall()
 
 
-def expected_record() -> list[tuple[int, str]]:
-    return [(migration.version, migration.name) for migration in known_migrations()]
+def expected_record() -> list[tuple[str, int, str, str]]:
+    return [(file.kind, file.version, file.name, file.sha) for file in known_migrations()]
+
+
+# Schema version of every release, and the digest of its function files. Add a line with each
+# release; a function file that changes afterwards needs a new migration, if only with a comment.
+RELEASED: dict[int, str] = {}
+
+FUNCTION = (
+    "CREATE OR REPLACE FUNCTION horsies_answer() RETURNS integer LANGUAGE sql AS 'SELECT {}';"
+)
+
+
+def functions_digest() -> str:
+    return sha256("".join(file.sha for file in functions()).encode()).hexdigest()
+
+
+def functions() -> list[Migration]:
+    return [file for file in known_migrations() if file.kind == "function"]
+
+
+def answer_file(number: int) -> Migration:
+    return Migration(99, "answer", FUNCTION.format(number), "function")
+
+
+def answer(connection: Connection[Any]) -> int:
+    row = connection.execute("SELECT horsies_answer()").fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+@contextmanager
+def release(
+    monkeypatch: pytest.MonkeyPatch, *, number: int | None = None, more: Sequence[Migration] = ()
+) -> Iterator[None]:
+    """Another release: with a function of its own, with more migrations."""
+    with monkeypatch.context() as patched:
+        if number is not None:
+            patched.setattr(migrate, "_FUNCTIONS", (*functions(), answer_file(number)))
+        patched.setattr(migrate, "_MIGRATIONS", (*migrate._MIGRATIONS, *more))
+        yield
+
+
+def later(sql: str = "SELECT 1;") -> Migration:
+    return Migration(schema_version() + 1, "later", sql)
 
 
 @pytest.fixture
@@ -107,8 +158,32 @@ def as_role(url: str, name: str) -> str:
 
 
 def test_the_migrations_are_numbered_without_gaps() -> None:
-    versions = [migration.version for migration in known_migrations()]
+    versions = [file.version for file in known_migrations() if file.kind == "migration"]
     assert versions == list(range(1, len(versions) + 1))
+    assert schema_version() == len(versions)
+
+
+def test_function_files_have_numbers_of_their_own_and_only_replace() -> None:
+    numbers = [file.version for file in functions()]
+    assert numbers == sorted(set(numbers))
+    for file in functions():
+        statements = re.findall(r"^[A-Z][A-Z ]+(?=\s)", file.sql, re.MULTILINE)
+        openings = [words for words in statements if words.startswith(("CREATE", "ALTER", "DROP"))]
+        assert set(openings) <= {"CREATE OR REPLACE FUNCTION", "CREATE OR REPLACE TRIGGER"}
+
+
+def test_every_function_is_defined_once() -> None:
+    names = [
+        name
+        for file in known_migrations()
+        for name in re.findall(r"FUNCTION (horsies_\w+)\s*\(", file.sql)
+        if f"EXECUTE FUNCTION {name}" not in file.sql
+    ]
+    assert sorted(names) == sorted(set(names))
+
+
+def test_functions_do_not_change_under_a_released_schema_version() -> None:
+    assert RELEASED.get(schema_version(), functions_digest()) == functions_digest()
 
 
 def test_a_fresh_database_gets_every_migration_once(empty: Connection[Any]) -> None:
@@ -168,25 +243,68 @@ def _somebody_waits(connection: Connection[Any]) -> bool:
     return found.fetchone() is not None
 
 
-def test_a_database_that_lags_behind_gets_only_what_it_lacks(
+def test_a_database_that_lags_behind_gets_the_new_migration_and_all_functions(
     empty: Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    everything = tuple(known_migrations())
-    with monkeypatch.context() as old_release:
-        old_release.setattr(migrate, "_MIGRATIONS", everything[:2])
+    apply_migrations(empty)
+    new = later("CREATE TABLE horsies_later (id integer);")
+    with release(monkeypatch, more=[new]):
+        assert list(apply_migrations(empty)) == [new, *functions()]
+        assert recorded(empty) == expected_record()
+        assert list(apply_migrations(empty)) == []
+
+
+def test_a_changed_function_file_is_applied_alone_and_once(
+    empty: Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    apply_migrations(empty)
+    for number in (1, 2):
+        with release(monkeypatch, number=number):
+            assert list(apply_migrations(empty)) == [answer_file(number)]
+            assert list(apply_migrations(empty)) == []
+            assert recorded(empty) == expected_record()
+        assert answer(empty) == number
+
+
+def test_a_database_with_outdated_functions_is_not_current(
+    empty: Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    apply_migrations(empty)
+    require_current_schema(empty)
+    with release(monkeypatch, number=1):
+        with pytest.raises(SchemaMissingError, match="older than this release"):
+            require_current_schema(empty)
         apply_migrations(empty)
-    assert list(apply_migrations(empty)) == list(everything[2:])
-    assert recorded(empty) == expected_record()
+        require_current_schema(empty)
+
+
+def test_an_older_release_is_refused_and_leaves_the_newer_functions_alone(
+    empty: Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with release(monkeypatch, number=2, more=[later()]):
+        apply_migrations(empty)
+    with release(monkeypatch, number=1), pytest.raises(SchemaTooNewError):
+        apply_migrations(empty)
+    assert answer(empty) == 2
+
+
+def test_a_migration_may_drop_a_function_whose_parameters_change(
+    empty: Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with release(monkeypatch, number=1):
+        apply_migrations(empty)
+    drop = later("DROP FUNCTION horsies_answer();")
+    with release(monkeypatch, number=1, more=[drop]):
+        assert answer_file(1) in apply_migrations(empty)  # unchanged, but applied again
+    assert answer(empty) == 1
 
 
 def test_a_migration_that_fails_leaves_nothing_behind(
     empty: Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    broken = Migration(len(known_migrations()) + 1, "broken", "CREATE TABLE a (b nonsense)")
-    with monkeypatch.context() as faulty_release:
-        faulty_release.setattr(migrate, "_MIGRATIONS", (*known_migrations(), broken))
-        with pytest.raises(psycopg.errors.UndefinedObject):
-            apply_migrations(empty)
+    broken = later("CREATE TABLE a (b nonsense)")
+    with release(monkeypatch, more=[broken]), pytest.raises(psycopg.errors.UndefinedObject):
+        apply_migrations(empty)
     assert catalogue(empty) == []
     assert list(apply_migrations(empty)) == list(known_migrations())
 
@@ -196,12 +314,11 @@ def test_a_newer_schema_is_refused_with_both_versions_and_the_remedy(
 ) -> None:
     apply_migrations(empty)
     empty.execute("INSERT INTO horsies_migrations (version, name) VALUES (999, 'tomorrow')")
-    latest = known_migrations()[-1].version
     with pytest.raises(SchemaTooNewError) as caught:
         apply_migrations(empty)
     assert str(caught.value) == (
-        f"The database schema is version 999, but this release of horsies knows only version {latest}; "
-        "upgrade horsies on this machine."
+        f"The database schema is version 999, but this release of horsies knows only version "
+        f"{schema_version()}; upgrade horsies on this machine."
     )
 
 
@@ -217,17 +334,14 @@ def test_the_broker_reports_a_newer_schema_as_a_lasting_error(
     assert "upgrade horsies" in error.message
 
 
-@pytest.mark.parametrize("applied", [0, 2])
+@pytest.mark.parametrize("lags_behind", [False, True])
 def test_the_printed_script_makes_the_same_schema(
-    empty: Connection[Any],
-    process_url: str,
-    monkeypatch: pytest.MonkeyPatch,
-    applied: int,
+    empty: Connection[Any], process_url: str, lags_behind: bool
 ) -> None:
-    if applied:
-        with monkeypatch.context() as old_release:
-            old_release.setattr(migrate, "_MIGRATIONS", tuple(known_migrations())[:applied])
-            apply_migrations(empty)
+    if lags_behind:
+        apply_migrations(empty)
+        empty.execute("UPDATE horsies_migrations SET sha = 'old' WHERE name = 'claim'")
+        empty.execute("DROP FUNCTION horsies_claim_v1")
     script = migration_script(pending_migrations(empty))
     result = empty.pgconn.exec_(script.encode())  # all of it in one message, as psql -c does
     assert result.error_message == b""

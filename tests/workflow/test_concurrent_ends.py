@@ -36,7 +36,7 @@ UPDATE horsies_tasks AS task SET status = 'RUNNING', generation = task.generatio
 WHERE task.id = ANY(ARRAY(
     SELECT due.id FROM horsies_tasks AS due
     WHERE due.status = 'PENDING' AND NOT due.held
-      AND (due.enqueued_at < horsies_parked_v1() OR due.workflow_item_index IS NULL)
+      AND (due.enqueued_at < horsies_never_v1() OR due.workflow_item_index IS NULL)
     ORDER BY random() LIMIT %s FOR UPDATE SKIP LOCKED))
 RETURNING workflow_id::text, workflow_node_index, workflow_item_index, kwargs
 """

@@ -45,6 +45,7 @@ from horsies.db.migrate import (
     known_migrations,
     migration_script,
     pending_migrations,
+    schema_version,
 )
 from horsies.errors import ErrorCode, HorsiesError, ValidationReport
 from horsies.logs import LogFormat, LogLevel, attach_handler
@@ -153,18 +154,18 @@ def _update_schema(config: PostgresConfig) -> None:
     with _schema_connection(config) as connection:
         applied = apply_migrations(connection)
     for migration in applied:
-        typer.echo(f"applied {_title(migration)}")
-    typer.echo(f"the schema is at version {known_migrations()[-1].version}")
+        typer.echo(f"applied {migration.title}")
+    typer.echo(f"the schema is at version {schema_version()}")
 
 
 def _compare_schema(config: PostgresConfig) -> None:
     with _schema_connection(config) as connection:
         missing = pending_migrations(connection)
     for migration in missing:
-        typer.echo(f"missing {_title(migration)}", err=True)
+        typer.echo(f"missing {migration.title}", err=True)
     if missing:
         raise typer.Exit(1)
-    typer.echo(f"the schema is at version {known_migrations()[-1].version}")
+    typer.echo(f"the schema is at version {schema_version()}")
 
 
 def _print_script(config: PostgresConfig | None) -> None:
@@ -204,10 +205,6 @@ def _schema_connection(config: PostgresConfig) -> Iterator[Connection[Any]]:
     except psycopg.Error as error:
         message = f"The schema cannot be read or changed. {describe(error)}"
         raise failure_at(None, message, code=ErrorCode.BROKER_INIT_FAILED) from error
-
-
-def _title(migration: Migration) -> str:
-    return f"{migration.version:04d} {migration.name}"
 
 
 def version() -> None:

@@ -7,7 +7,6 @@ database, not an application; exit codes are those of the other operator command
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from typing import Annotated, Any, TypeVar
 
 import typer
@@ -24,7 +23,6 @@ from horsies.cli.tasks_queues_workers import (
     moment_of,
     open_target,
 )
-from horsies.db.statements.workflows import BrokenRun
 from horsies.result import Err
 from horsies.states import WorkflowStatus
 from horsies.tasks.broker import PostgresBroker
@@ -260,39 +258,22 @@ def audit(
     locator: LocatorArgument = None,
     module: ModuleOption = None,
     database_url: DatabaseUrlOption = None,
-    mend: Annotated[bool, typer.Option("--mend", help="Put right what can be put right.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Hold every open run against its nodes and tasks; what does not add up, somebody changed by hand.
+    """Compare every open run with its nodes and tasks; rows that contradict each other were edited by hand.
 
-    Exit codes: 0 all is well, or was mended; 1 failure, or something is left.
+    Exit codes: 0 no problems; 1 failure, or problems found.
     """
     with open_target("workflow audit", module or locator, database_url) as target:
         found = answer(listing.audit(target.broker, AUDIT_LIMIT))
-        left = _mended(target.broker, found) if mend else found
     if as_json:
-        documents = output_workflows.problems_document
-        output.print_json({"found": documents(found), "left": documents(left)})
+        output.print_json({"found": output_workflows.problems_document(found)})
     else:
         output_workflows.print_problems(found)
-        typer.echo(_audit_sentence(found, left))
-    if left:
+        runs = len({one.id for one in found})
+        typer.echo(f"{runs:,} run(s) do not add up." if found else "All open runs add up.")
+    if found:
         raise typer.Exit(EXIT_FAILED)
-
-
-def _mended(broker: PostgresBroker, found: Sequence[BrokenRun]) -> list[BrokenRun]:
-    for workflow_id in dict.fromkeys(one.id for one in found):
-        answer(listing.mend(broker, workflow_id))
-    return answer(listing.audit(broker, AUDIT_LIMIT))
-
-
-def _audit_sentence(found: Sequence[BrokenRun], left: Sequence[BrokenRun]) -> str:
-    runs = len({one.id for one in found})
-    if not found:
-        return "All open runs add up."
-    if not left:
-        return f"{runs:,} run(s) mended."
-    return f"{len({one.id for one in left}):,} run(s) do not add up."
 
 
 def _handle(workflow_id: str, broker: PostgresBroker) -> WorkflowHandle[Any]:

@@ -35,7 +35,6 @@ from horsies.db.statements.workflows import (
     expire_run,
     find_broken_runs,
     lock_runs,
-    mend_run,
     pause_run,
     resume_retrying_run,
     resume_run,
@@ -59,7 +58,7 @@ FROM unnest(%s::uuid[], %s::integer[], %s::integer[])
 JOIN horsies_workflow_tasks AS node
     ON node.workflow_id = wanted.workflow_id AND node.task_index = wanted.task_index
 LEFT JOIN horsies_tasks AS task ON task.id = node.task_id
-LEFT JOIN LATERAL horsies_items_v1(node) AS item
+LEFT JOIN LATERAL horsies_items(node) AS item
     ON item.workflow_item_index = wanted.item_index
 ORDER BY wanted.place
 """
@@ -133,9 +132,6 @@ class Engine:
             (run_ids,),
         )
         return [problem for (problem,) in found]
-
-    def mend(self, run_id: str) -> None:
-        mend_run.run(self.connection, RunId(run_id))
 
     def _steer(self, statement: Statement[Any, Any], params: Any) -> str | None:
         (row,) = statement.run(self.connection, params)

@@ -32,8 +32,8 @@ WHERE node.workflow_id = ANY(%s::uuid[]) ORDER BY node.workflow_id, node.task_in
 
 READ_ITEMS = """
 SELECT node.workflow_id::text, node.task_index, item.status, item.held,
-    item.enqueued_at = horsies_parked_v1(), item.kwargs
-FROM horsies_workflow_tasks AS node CROSS JOIN LATERAL horsies_items_v1(node) AS item
+    item.enqueued_at = horsies_never_v1(), item.kwargs
+FROM horsies_workflow_tasks AS node CROSS JOIN LATERAL horsies_items(node) AS item
 WHERE node.workflow_id = ANY(%s::uuid[]) AND node.kind = 'map'
 ORDER BY node.workflow_id, node.task_index, item.workflow_item_index
 """

@@ -1,7 +1,7 @@
 """Catalogue of the statements on workflows: start, steer, read, audit.
 
 Parameters and rows for ``sql/workflows.sql``. How a run moves on is in the database's own functions
-(migrations 0008 to 0013): the end of a task moves its run in the same transaction.
+(db/functions): the end of a task moves its run in the same transaction.
 """
 
 from __future__ import annotations
@@ -326,12 +326,6 @@ class BrokenRun(NamedTuple):
     problem: str
 
 
-class Mended(NamedTuple):
-    """That the mending function came to its end."""
-
-    mended: bool
-
-
 class FindPausedRuns(NamedTuple):
     """How long a run may be paused, and how many to find."""
 
@@ -389,7 +383,6 @@ list_open_runs = WORKFLOWS.declare("list_open_runs", ListRuns, RunSummary)
 end_of_run_window = WORKFLOWS.declare("end_of_run_window", RunWindow, RunMoment)
 read_run_moment = WORKFLOWS.declare("read_run_moment", RunId, RunMoment)
 find_broken_runs = WORKFLOWS.declare("find_broken_runs", RunLimit, BrokenRun)
-mend_run = WORKFLOWS.declare("mend_run", RunId, Mended)
 find_paused_runs = WORKFLOWS.declare("find_paused_runs", FindPausedRuns, PausedRun)
 expire_run = WORKFLOWS.declare("expire_run", ExpireRun, ExpiredRun)
 delete_old_workflows = WORKFLOWS.declare("delete_old_workflows", DeleteOldRuns, RunId)

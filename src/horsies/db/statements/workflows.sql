@@ -1,4 +1,4 @@
--- Statements on workflows. What moves a run lives in the functions of the migrations, under the lock of its root;
+-- Statements on workflows. What moves a run lives in the files of db/functions, under the lock of its root;
 -- here they are called, and rows are read.
 
 -- name: start_runs
@@ -118,7 +118,7 @@ SELECT node.workflow_id::text, node.task_index, node.node_id, node.kind, node.ta
     node.sub_workflow_id::text, node.sub_workflow_name,
     CASE WHEN node.status = 'FAILED' THEN coalesce(node.result::json #>> '{err,error_code,__builtin_task_code__}',
         task.error_code) END AS error_code,
-    CASE WHEN node.status = 'ENQUEUED' AND task.enqueued_at < horsies_parked_v1()
+    CASE WHEN node.status = 'ENQUEUED' AND task.enqueued_at < horsies_never_v1()
          THEN task.enqueued_at END AS due_at,
     coalesce(node.started_at, task.started_at) AS started_at, node.completed_at,
     extract(epoch FROM coalesce(node.completed_at, now()) - coalesce(node.started_at, task.started_at))::float8
@@ -181,10 +181,6 @@ SELECT id::text, created_at FROM horsies_workflows WHERE id = %(id)s::uuid
 WITH open AS MATERIALIZED (SELECT id FROM horsies_workflows WHERE status IN ('RUNNING', 'PAUSED'))
 SELECT open.id::text, problem FROM open CROSS JOIN LATERAL horsies_problems_v1(open.id) AS problem
 ORDER BY open.id LIMIT %(limit)s
-
--- name: mend_run
--- Put one open run right again; see horsies_mend_v1.
-SELECT horsies_mend_v1(%(id)s::uuid) IS NULL AS mended
 
 -- name: find_paused_runs
 -- Runs that have been paused for longer than allowed, oldest first, and for how long.

@@ -28,7 +28,6 @@ from horsies.db.statements.workflows import (
     find_broken_runs,
     list_newest_runs,
     list_open_runs,
-    mend_run,
     read_run_moment,
     read_tree,
     read_tree_nodes,
@@ -201,12 +200,3 @@ def audit(broker: PostgresBroker, limit: int) -> BrokerResult[list[BrokenRun]]:
 def _audit_script(limit: int) -> Script[list[BrokenRun]]:
     rows: list[BrokenRun] = yield find_broken_runs, RunLimit(limit)
     return rows
-
-
-def mend(broker: PostgresBroker, workflow_id: str) -> BrokerResult[None]:
-    """Put an open run right again, as far as its rows tell what is right."""
-    return broker.perform(_READING, _mend_script(workflow_id))
-
-
-def _mend_script(workflow_id: str) -> Script[None]:
-    yield mend_run, RunId(workflow_id)

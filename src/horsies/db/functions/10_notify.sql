@@ -4,7 +4,7 @@
 -- The payload is a hint and never trusted. A statement that inserts one row names it; a bulk statement
 -- sends an empty payload. Finished tasks are named 200 to a payload (a payload ends at 8000 bytes).
 
-CREATE FUNCTION horsies_notify_inserted_tasks_v1() RETURNS trigger LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION horsies_notify_inserted_tasks() RETURNS trigger LANGUAGE plpgsql AS $$
 DECLARE
     queue record;
 BEGIN
@@ -21,7 +21,7 @@ $$;
 -- A terminal row never changes again, so a terminal row in "changed" has just become terminal; one that belongs to
 -- a workflow moves it on, here and therefore always. A PENDING one was released or will be retried: its queue wakes
 -- up to look at the new due time.
-CREATE FUNCTION horsies_notify_changed_tasks_v1() RETURNS trigger LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION horsies_notify_changed_tasks() RETURNS trigger LANGUAGE plpgsql AS $$
 DECLARE
     finished text[];
     released text[];
@@ -47,16 +47,43 @@ BEGIN
                bool_and(status = 'COMPLETED' AND workflow_item_index IS NULL AND task_name <> 'horsies.expand')
         INTO runs, indexes, tasks, started, are_plain FROM changed
         WHERE workflow_id IS NOT NULL AND status IN ('COMPLETED', 'FAILED', 'CANCELLED', 'EXPIRED');
-        PERFORM horsies_advance_v1(runs, indexes, tasks, started, are_plain);
+        PERFORM horsies_advance(runs, indexes, tasks, started, are_plain);
     END IF;
     RETURN NULL;
 END
 $$;
 
-CREATE TRIGGER horsies_task_inserted AFTER INSERT ON horsies_tasks
-    REFERENCING NEW TABLE AS inserted
-    FOR EACH STATEMENT EXECUTE FUNCTION horsies_notify_inserted_tasks_v1();
+-- Waiters hear of every end and pause, monitors of every change of status. Progress without a change of status
+-- notifies nobody.
+CREATE OR REPLACE FUNCTION horsies_notify_workflow() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM pg_notify('horsies_workflow_status', NEW.id::text || ' ' || NEW.status);
+    IF NEW.status IN ('COMPLETED', 'FAILED', 'CANCELLED', 'PAUSED', 'EXPIRED') THEN
+        PERFORM pg_notify('workflow_done', NEW.id::text);
+    END IF;
+    RETURN NULL;
+END
+$$;
 
-CREATE TRIGGER horsies_task_changed AFTER UPDATE ON horsies_tasks
+CREATE OR REPLACE FUNCTION horsies_notify_workflows_started() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM pg_notify('horsies_workflow_status', CASE WHEN count(*) = 1 THEN min(id::text) || ' RUNNING' ELSE '' END)
+    FROM started HAVING count(*) > 0;
+    RETURN NULL;
+END
+$$;
+
+CREATE OR REPLACE TRIGGER horsies_task_inserted AFTER INSERT ON horsies_tasks
+    REFERENCING NEW TABLE AS inserted
+    FOR EACH STATEMENT EXECUTE FUNCTION horsies_notify_inserted_tasks();
+
+CREATE OR REPLACE TRIGGER horsies_task_changed AFTER UPDATE ON horsies_tasks
     REFERENCING NEW TABLE AS changed
-    FOR EACH STATEMENT EXECUTE FUNCTION horsies_notify_changed_tasks_v1();
+    FOR EACH STATEMENT EXECUTE FUNCTION horsies_notify_changed_tasks();
+
+CREATE OR REPLACE TRIGGER horsies_workflow_changed AFTER UPDATE OF status ON horsies_workflows
+    FOR EACH ROW WHEN (OLD.status IS DISTINCT FROM NEW.status) EXECUTE FUNCTION horsies_notify_workflow();
+
+CREATE OR REPLACE TRIGGER horsies_workflow_started AFTER INSERT ON horsies_workflows
+    REFERENCING NEW TABLE AS started
+    FOR EACH STATEMENT EXECUTE FUNCTION horsies_notify_workflows_started();

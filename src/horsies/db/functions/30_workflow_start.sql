@@ -2,19 +2,19 @@
 
 -- New runs with all their nodes and the tasks of their roots, in a handful of statements for any number of them. A run
 -- whose id or key is taken is not touched; what stands in its way is returned instead.
-CREATE FUNCTION horsies_start_v1(sent json) RETURNS TABLE (id text, created boolean, name text, fingerprint text)
+CREATE OR REPLACE FUNCTION horsies_start_v1(sent json) RETURNS TABLE (id text, created boolean, name text, fingerprint text)
 LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
     plans jsonb := sent;  -- read once; as plain JSON every look at it would read the whole text again
     created_ids uuid[] := '{}';
-    ready horsies_nodes_v1;
+    ready horsies_nodes;
 BEGIN
     LOOP
-        created_ids := created_ids || horsies_insert_runs_v1(plans);
+        created_ids := created_ids || horsies_insert_runs(plans);
         EXIT WHEN cardinality(created_ids) = jsonb_array_length(plans);
         -- A run that held the key may have ended between our attempt and this look: then the key is free.
-        EXIT WHEN NOT EXISTS (SELECT FROM horsies_find_runs_v1(plans) AS run WHERE run.found_id IS NULL);
+        EXIT WHEN NOT EXISTS (SELECT FROM horsies_find_runs(plans) AS run WHERE run.found_id IS NULL);
     END LOOP;
     WITH inserted AS (
         INSERT INTO horsies_workflow_tasks (
@@ -23,8 +23,8 @@ BEGIN
             task_kwargs, queue_name, priority, task_options, max_retries, timeout_ms, good_until, expires_in_ms, inputs,
             delay_ms, not_before, signal_name, signal_timeout_ms, map_over, map_parameter, max_parallel,
             allow_failed_items, sub_definition_key, sub_workflow_name)
-        SELECT run.id, node.task_index, node.node_id, node.kind, horsies_next_status_v1(node.decision, node.kind),
-            CASE WHEN node.decision = 'READY' AND node.kind <> 'map' THEN horsies_new_id_v1() END,
+        SELECT run.id, node.task_index, node.node_id, node.kind, horsies_next_status(node.decision, node.kind),
+            CASE WHEN node.decision = 'READY' AND node.kind <> 'map' THEN horsies_new_id() END,
             CASE node.decision WHEN 'READY' THEN clock_timestamp() END,
             node.dependencies, node.dependents, node.context_dependents, node.join_type, node.min_success,
             node.allow_failed_deps, node.pauses, cardinality(node.dependencies),
@@ -48,16 +48,16 @@ BEGIN
         RETURNING workflow_id, task_index, status)
     SELECT array_agg(workflow_id ORDER BY workflow_id, task_index), array_agg(task_index ORDER BY workflow_id, task_index)
     INTO ready.runs, ready.indexes FROM inserted WHERE status <> 'PENDING';
-    PERFORM horsies_enqueue_nodes_v1(ready);
+    PERFORM horsies_enqueue_nodes(ready);
     RETURN QUERY
     SELECT coalesce(run.found_id, run.id)::text, run.id = ANY(created_ids), run.found_name, run.found_fingerprint
-    FROM horsies_find_runs_v1(plans) AS run ORDER BY run.place;
+    FROM horsies_find_runs(plans) AS run ORDER BY run.place;
 END
 $$;
 
 -- The rows of these runs, where neither id nor key is taken. In the order of their keys, so that two such statements
 -- never wait for each other.
-CREATE FUNCTION horsies_insert_runs_v1(plans jsonb) RETURNS uuid[] LANGUAGE sql AS $$
+CREATE OR REPLACE FUNCTION horsies_insert_runs(plans jsonb) RETURNS uuid[] LANGUAGE sql AS $$
     WITH created AS (
         INSERT INTO horsies_workflows (
             id, name, on_error, output_task_index, success_policy, definition_key, fingerprint, workflow_key,
@@ -76,7 +76,7 @@ CREATE FUNCTION horsies_insert_runs_v1(plans jsonb) RETURNS uuid[] LANGUAGE sql 
 $$;
 
 -- For each of these runs, in their order, the stored one that has its id or, being open, its key.
-CREATE FUNCTION horsies_find_runs_v1(plans jsonb)
+CREATE OR REPLACE FUNCTION horsies_find_runs(plans jsonb)
 RETURNS TABLE (place bigint, id uuid, found_id uuid, found_name text, found_fingerprint text) LANGUAGE sql STABLE AS $$
     SELECT run.place, run.id, existing.id, existing.name, existing.fingerprint
     FROM ROWS FROM (jsonb_to_recordset(plans) AS (id uuid, workflow_key text)) WITH ORDINALITY
@@ -88,4 +88,34 @@ RETURNS TABLE (place bigint, id uuid, found_id uuid, found_name text, found_fing
         SELECT other.id, other.name, other.fingerprint, 2 FROM horsies_workflows AS other
         WHERE other.workflow_key = run.workflow_key AND other.status IN ('PENDING', 'RUNNING', 'PAUSED')
         ORDER BY rank LIMIT 1) AS existing ON true
+$$;
+
+-- Runs of schedules, a column for each fact: started as any others, then marked with where they come from. Their first
+-- tasks wait for the rest of the delay, counted from the slot, and so do deadlines that are counted from the start; a
+-- moment somebody named, and what waits for a signal without end, stay. A run that is there already is left alone.
+CREATE OR REPLACE FUNCTION horsies_start_scheduled_v1(
+    ids uuid[], plans text[], names text[], slots timestamptz[], delay_seconds float8[]) RETURNS bigint
+LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE
+    created uuid[];
+BEGIN
+    SELECT coalesce(array_agg(run.id::uuid), '{}') INTO created
+    FROM horsies_start_v1(('[' || array_to_string(plans, ',') || ']')::json) AS run WHERE run.created;
+    UPDATE horsies_workflows AS run SET schedule_name = sent.name, scheduled_for = sent.slot
+    FROM unnest(ids, names, slots) AS sent (id, name, slot)
+    WHERE run.id = sent.id AND run.id = ANY(created);
+    IF 0 < ANY(delay_seconds) THEN
+        UPDATE horsies_tasks AS task SET
+            enqueued_at = task.enqueued_at + sent.wait,
+            good_until = least(node.good_until, task.good_until + sent.wait)
+        FROM (
+            SELECT id, slot + delay * interval '1 second' - now() AS wait
+            FROM unnest(ids, slots, delay_seconds) AS sent (id, slot, delay)) AS sent
+        JOIN horsies_workflow_tasks AS node ON node.workflow_id = sent.id
+        WHERE sent.wait > interval '0' AND sent.id = ANY(created) AND task.id = node.task_id
+          AND node.not_before IS NULL AND task.enqueued_at < horsies_never_v1();
+    END IF;
+    RETURN cardinality(created);
+END
 $$;

@@ -24,7 +24,7 @@
 --   almost empty would otherwise read it from end to end for ever. That loses their order, so it is restored.
 -- * The pause of a queue is asked in the statement that chooses the rows: as a statement of its own it cost 0.02 ms.
 
-CREATE FUNCTION horsies_claim_v1(
+CREATE OR REPLACE FUNCTION horsies_claim_v1(
     worker_id text, hostname text, pids integer[], prefetch integer, lease_ms integer, queues text[],
     queue_limits integer[], queue_caps integer[], cluster_cap integer, counts_claimed boolean, freed integer[],
     marked_priorities integer[] DEFAULT '{}', marked_moments timestamptz[] DEFAULT '{}',
@@ -149,7 +149,7 @@ $$;
 -- Seconds until something on these queues becomes due or expires, NULL when nothing will, and the moment of this
 -- look. What became due since the last look counts as due now: it may have done so after the claim that did not see
 -- it. One index probe per queue and priority in use.
-CREATE FUNCTION horsies_seconds_until_due_v1(
+CREATE OR REPLACE FUNCTION horsies_seconds_until_due_v1(
     queues text[], last_look timestamptz, OUT seconds double precision, OUT looked_at timestamptz)
 LANGUAGE plpgsql AS $$
 DECLARE

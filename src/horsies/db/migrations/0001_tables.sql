@@ -1,0 +1,376 @@
+-- Every table, domain, type and index: tasks, attempts, workers, queues, workflows, schedules.
+--
+-- Numbered files are applied once, in order, and never change after a release. Functions and triggers live in
+-- ../functions and are replaced as a whole whenever they change.
+
+-- Tasks ----------------------------------------------------------------------------------------------------------
+
+-- Status columns use domains. PostgreSQL reads the text of a table's CHECK constraints again for every statement
+-- that writes to the table (18 us each), that of a domain once per session.
+CREATE DOMAIN horsies_task_status AS varchar(16)
+    CHECK (VALUE IN ('PENDING', 'CLAIMED', 'RUNNING', 'COMPLETED', 'FAILED', 'CANCELLED', 'EXPIRED'));
+CREATE DOMAIN horsies_attempt_outcome AS varchar(32)
+    CHECK (VALUE IN ('COMPLETED', 'FAILED', 'WORKER_FAILURE'));
+
+CREATE TABLE horsies_tasks (
+    id                    uuid          PRIMARY KEY,
+    task_name             varchar(255)  NOT NULL,
+    queue_name            varchar(100)  NOT NULL,
+    priority              integer       NOT NULL DEFAULT 100,
+    args                  text,
+    kwargs                text,
+    status                horsies_task_status NOT NULL DEFAULT 'PENDING',
+    sent_at               timestamptz,
+    enqueued_at           timestamptz   NOT NULL DEFAULT now(),
+    claimed_at            timestamptz,
+    started_at            timestamptz,
+    completed_at          timestamptz,
+    failed_at             timestamptz,
+    result                text,
+    failed_reason         text,
+    error_code            text,
+    claimed               boolean       NOT NULL DEFAULT false,
+    claimed_by_worker_id  varchar(255),
+    claim_expires_at      timestamptz,
+    good_until            timestamptz,
+    retry_count           integer       NOT NULL DEFAULT 0,
+    max_retries           integer       NOT NULL DEFAULT 0,
+    next_retry_at         timestamptz,
+    task_options          text,
+    worker_pid            integer,
+    worker_hostname       varchar(255),
+    worker_process_name   varchar(255),
+    enqueue_sha           varchar(64)   NOT NULL,
+    created_at            timestamptz   NOT NULL DEFAULT now(),
+    updated_at            timestamptz   NOT NULL DEFAULT now(),
+    -- The fencing token: every claim increments it, every later transition requires it.
+    generation            integer       NOT NULL DEFAULT 0,
+    -- A held task is PENDING but never claimed. A paused workflow holds its tasks.
+    held                  boolean       NOT NULL DEFAULT false,
+    timeout_ms            integer,
+    cancel_requested_at   timestamptz,
+    idempotency_key       text,
+    idempotency_sha       varchar(64),
+    retried_from_task_id  uuid,
+    workflow_id           uuid,
+    workflow_node_index   integer,
+    -- The position of this item in the list of its map node.
+    workflow_item_index   integer,
+    -- References to the results this node takes: {"args": {name: index}, "context": {node: index}}.
+    workflow_inputs       text,
+    -- The schedule that sent the task, and its slot (NULL for a run ordered by hand). These rows are the log of a
+    -- schedule's runs and are deleted with the tasks.
+    schedule_name         varchar(255),
+    scheduled_for         timestamptz
+) WITH (
+    fillfactor = 80,
+    -- Every task leaves two dead row versions. Vacuum runs early and without pauses, because the claim index
+    -- otherwise fills with dead entries.
+    autovacuum_vacuum_scale_factor = 0.02,
+    autovacuum_vacuum_threshold = 2000,
+    autovacuum_vacuum_cost_delay = 0,
+    autovacuum_analyze_scale_factor = 0.05
+);
+
+-- Few indexes: the primary key, and partial indexes that match the hot predicates exactly. A status update writes
+-- only the indexes whose predicate the new version satisfies, so a task costs primary key + claim index at insert,
+-- primary key + in-flight index at start, and the primary key alone when it ends.
+CREATE INDEX horsies_tasks_claim ON horsies_tasks (queue_name, priority, enqueued_at, id)
+    WHERE status = 'PENDING' AND NOT held;
+CREATE INDEX horsies_tasks_in_flight ON horsies_tasks (claimed_by_worker_id)
+    WHERE status IN ('CLAIMED', 'RUNNING');
+CREATE INDEX horsies_tasks_lease ON horsies_tasks (claim_expires_at)
+    WHERE status = 'CLAIMED';
+CREATE INDEX horsies_tasks_deadline ON horsies_tasks (good_until)
+    WHERE status = 'PENDING' AND good_until IS NOT NULL;
+CREATE INDEX horsies_tasks_error_code ON horsies_tasks (error_code)
+    WHERE error_code IS NOT NULL;
+CREATE INDEX horsies_tasks_workflow ON horsies_tasks (workflow_id, workflow_node_index, workflow_item_index)
+    WHERE workflow_id IS NOT NULL;
+-- Finds the next parked item of a map without passing the items that have ended.
+CREATE INDEX horsies_tasks_items ON horsies_tasks (workflow_id, workflow_node_index, workflow_item_index)
+    WHERE status = 'PENDING' AND workflow_item_index IS NOT NULL;
+CREATE UNIQUE INDEX horsies_tasks_idempotency ON horsies_tasks (task_name, idempotency_key)
+    WHERE idempotency_key IS NOT NULL;
+CREATE INDEX horsies_tasks_schedule_runs ON horsies_tasks (schedule_name, sent_at)
+    WHERE schedule_name IS NOT NULL;
+CREATE INDEX horsies_tasks_schedule_open ON horsies_tasks (schedule_name)
+    WHERE schedule_name IS NOT NULL AND status IN ('PENDING', 'CLAIMED', 'RUNNING');
+
+-- Attempts -------------------------------------------------------------------------------------------------------
+
+CREATE TABLE horsies_task_attempts (
+    id                   bigint        GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    task_id              uuid          NOT NULL REFERENCES horsies_tasks (id) ON DELETE CASCADE,
+    attempt              integer       NOT NULL,
+    outcome              horsies_attempt_outcome NOT NULL,
+    will_retry           boolean       NOT NULL DEFAULT false,
+    started_at           timestamptz,
+    finished_at          timestamptz   NOT NULL,
+    error_code           text,
+    error_message        text,
+    failed_reason        text,
+    worker_id            varchar(255),
+    worker_hostname      varchar(255),
+    worker_pid           integer,
+    worker_process_name  varchar(255),
+    created_at           timestamptz   NOT NULL DEFAULT now(),
+    UNIQUE (task_id, attempt)
+);
+
+CREATE INDEX horsies_task_attempts_error_code ON horsies_task_attempts (error_code)
+    WHERE error_code IS NOT NULL;
+-- Attempts arrive in the order they finish, so a block-range index answers "newest" and "older than" for a
+-- thousandth of the write cost of a B-tree.
+CREATE INDEX horsies_task_attempts_finished_at ON horsies_task_attempts USING brin (finished_at);
+
+-- Workers --------------------------------------------------------------------------------------------------------
+
+-- One current row per worker. A living worker holds the session advisory lock "lock_key" on its listening
+-- connection. The server frees the lock as soon as the connection is gone, so a free lock and a few seconds without
+-- a sign of life prove a worker dead long before any threshold.
+CREATE TABLE horsies_workers (
+    worker_id    varchar(255)  PRIMARY KEY,
+    lock_key     bigint        NOT NULL,
+    hostname     varchar(255)  NOT NULL,
+    pid          integer       NOT NULL,
+    processes    integer       NOT NULL,
+    queues       varchar[]     NOT NULL,
+    started_at   timestamptz   NOT NULL DEFAULT clock_timestamp(),
+    seen_at      timestamptz   NOT NULL DEFAULT clock_timestamp(),
+    -- False while notifications do not reach the worker and it relies on polling.
+    hears        boolean       NOT NULL DEFAULT true,
+    -- Set by an orderly shutdown, or by the worker that found this one dead and recovered its tasks.
+    stopped_at   timestamptz,
+    was_lost     boolean       NOT NULL DEFAULT false
+) WITH (fillfactor = 50);
+
+CREATE INDEX horsies_workers_living ON horsies_workers (seen_at) WHERE stopped_at IS NULL;
+
+CREATE TABLE horsies_heartbeats (
+    id         bigint        GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    task_id    uuid          NOT NULL,
+    sender_id  varchar(255)  NOT NULL,
+    role       varchar(20)   NOT NULL CHECK (role IN ('claimer', 'runner')),
+    sent_at    timestamptz   NOT NULL DEFAULT now(),
+    hostname   varchar(255),
+    pid        integer
+);
+
+CREATE INDEX horsies_heartbeats_latest ON horsies_heartbeats (task_id, role, sent_at DESC);
+
+-- Snapshots: the timeline of each worker.
+CREATE TABLE horsies_worker_states (
+    id                     bigint           GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    worker_id              varchar(255)     NOT NULL,
+    snapshot_at            timestamptz      NOT NULL DEFAULT now(),
+    hostname               varchar(255)     NOT NULL,
+    pid                    integer          NOT NULL,
+    processes              integer          NOT NULL,
+    queues                 varchar[]        NOT NULL,
+    tasks_running          integer          NOT NULL,
+    tasks_claimed          integer          NOT NULL,
+    memory_usage_mb        double precision,
+    cpu_percent            double precision,
+    memory_percent         double precision,
+    children_memory_mb     double precision,
+    max_claim_batch        integer          NOT NULL,
+    max_claim_per_worker   integer          NOT NULL,
+    cluster_wide_cap       integer,
+    queue_priorities       jsonb,
+    queue_max_concurrency  jsonb,
+    recovery_config        jsonb,
+    hears                  boolean          NOT NULL DEFAULT true,
+    worker_started_at      timestamptz      NOT NULL
+);
+
+CREATE INDEX horsies_worker_states_latest ON horsies_worker_states (worker_id, snapshot_at DESC);
+CREATE INDEX horsies_worker_states_age ON horsies_worker_states USING brin (snapshot_at);
+
+-- Queues ---------------------------------------------------------------------------------------------------------
+
+-- A queue has a row once an operator has paused or resumed it.
+CREATE TABLE horsies_queues (
+    queue_name  varchar(100)  PRIMARY KEY,
+    paused_at   timestamptz,
+    updated_at  timestamptz   NOT NULL DEFAULT clock_timestamp()
+);
+
+-- Workflows ------------------------------------------------------------------------------------------------------
+--
+-- A node that may run is an ordinary task. Its row in horsies_workflow_tasks holds the task to insert, counts the
+-- dependencies that are still open, and afterwards points at the task with the result. Results are never copied
+-- into the nodes that take them.
+
+CREATE DOMAIN horsies_run_status AS varchar(16)
+    CHECK (VALUE IN ('PENDING', 'RUNNING', 'PAUSED', 'COMPLETED', 'FAILED', 'CANCELLED', 'EXPIRED'));
+CREATE DOMAIN horsies_node_status AS varchar(16)
+    CHECK (VALUE IN ('PENDING', 'READY', 'ENQUEUED', 'RUNNING', 'COMPLETED', 'FAILED', 'SKIPPED'));
+CREATE DOMAIN horsies_node_kind AS varchar(8) CHECK (VALUE IN ('task', 'workflow', 'map', 'sleep', 'signal'));
+CREATE DOMAIN horsies_join_type AS varchar(8) CHECK (VALUE IN ('all', 'any', 'quorum'));
+CREATE DOMAIN horsies_on_error AS varchar(8) CHECK (VALUE IN ('fail', 'pause'));
+
+CREATE TABLE horsies_workflows (
+    id                  uuid          PRIMARY KEY,
+    name                varchar(255)  NOT NULL,
+    status              horsies_run_status NOT NULL DEFAULT 'RUNNING',
+    on_error            horsies_on_error NOT NULL,
+    output_task_index   integer,
+    success_policy      jsonb,
+    -- The JSON of a TaskError: the reason of a failure, pause, cancellation or expiry.
+    error               text,
+    definition_key      varchar(255)  NOT NULL,
+    -- Digest of the submitted plan: a second start with the same id must submit the same run.
+    fingerprint         varchar(64)   NOT NULL,
+    -- The caller's name for the run, unique among open runs.
+    workflow_key        text,
+    parent_workflow_id  uuid          REFERENCES horsies_workflows (id) ON DELETE CASCADE,
+    parent_task_index   integer,
+    depth               integer       NOT NULL DEFAULT 0,
+    root_workflow_id    uuid          NOT NULL,
+    total_nodes         integer       NOT NULL,
+    open_nodes          integer       NOT NULL,
+    failed_nodes        integer       NOT NULL DEFAULT 0,
+    -- The case of the success policy that was met.
+    matched_case        integer,
+    -- The schedule that started the run, and its slot (NULL for a run ordered by hand).
+    schedule_name       varchar(255),
+    scheduled_for       timestamptz,
+    sent_at             timestamptz,
+    created_at          timestamptz   NOT NULL DEFAULT clock_timestamp(),
+    started_at          timestamptz   NOT NULL DEFAULT clock_timestamp(),
+    paused_at           timestamptz,
+    completed_at        timestamptz,
+    updated_at          timestamptz   NOT NULL DEFAULT clock_timestamp()
+) WITH (fillfactor = 70);
+
+CREATE UNIQUE INDEX horsies_workflows_key ON horsies_workflows (workflow_key)
+    WHERE workflow_key IS NOT NULL AND status IN ('PENDING', 'RUNNING', 'PAUSED');
+CREATE INDEX horsies_workflows_open ON horsies_workflows (status, created_at)
+    WHERE status IN ('PENDING', 'RUNNING', 'PAUSED');
+CREATE INDEX horsies_workflows_parent ON horsies_workflows (parent_workflow_id)
+    WHERE parent_workflow_id IS NOT NULL;
+CREATE INDEX horsies_workflows_root ON horsies_workflows (root_workflow_id)
+    WHERE parent_workflow_id IS NOT NULL;
+-- Newest first, for operators. A caller may choose any id for a run, so ids are not in the order of time.
+CREATE INDEX horsies_workflows_created ON horsies_workflows (created_at, id);
+CREATE INDEX horsies_workflows_ended ON horsies_workflows (completed_at)
+    WHERE completed_at IS NOT NULL;
+CREATE INDEX horsies_workflows_schedule_runs ON horsies_workflows (schedule_name, sent_at)
+    WHERE schedule_name IS NOT NULL;
+CREATE INDEX horsies_workflows_schedule_open ON horsies_workflows (schedule_name)
+    WHERE schedule_name IS NOT NULL AND status IN ('PENDING', 'RUNNING', 'PAUSED');
+
+-- No index mentions a column that progress changes, and more than half of every page stays free for new versions of
+-- its rows, which grow a little when a node begins: progress consists of HOT updates alone. With a single index
+-- every plan looks nodes up by their key, even one made on an empty table. Node ids, which are checked when a
+-- workflow is built, are searched within their run.
+CREATE TABLE horsies_workflow_tasks (
+    workflow_id           uuid          NOT NULL REFERENCES horsies_workflows (id) ON DELETE CASCADE,
+    task_index            integer       NOT NULL,
+    node_id               varchar(128)  NOT NULL,
+    kind                  horsies_node_kind NOT NULL,
+    -- RUNNING is stored only for nodes of several tasks (sub-workflows, maps); any other node runs while its task does.
+    status                horsies_node_status NOT NULL,
+    -- Whether the dependents and the run have counted the end of this node.
+    propagated            boolean       NOT NULL DEFAULT false,
+    task_id               uuid,
+    -- The task that holds the result, or the result itself when it belongs to no single task.
+    result_task_id        uuid,
+    result                text,
+    -- The graph around the node.
+    dependencies          integer[]     NOT NULL,
+    dependents            integer[]     NOT NULL,
+    context_dependents    integer[]     NOT NULL,
+    join_type             horsies_join_type NOT NULL,
+    min_success           integer,
+    allow_failed_deps     boolean       NOT NULL,
+    pauses                boolean       NOT NULL,
+    -- Counters of the dependencies, kept while the node is PENDING.
+    deps_open             integer       NOT NULL,
+    deps_ok               integer       NOT NULL DEFAULT 0,
+    deps_bad              integer       NOT NULL DEFAULT 0,
+    context_open          integer       NOT NULL DEFAULT 0,
+    -- The task to insert.
+    task_name             varchar(255)  NOT NULL,
+    task_kwargs           text          NOT NULL,
+    queue_name            varchar(100)  NOT NULL,
+    priority              integer       NOT NULL,
+    task_options          text          NOT NULL,
+    max_retries           integer       NOT NULL,
+    timeout_ms            integer,
+    good_until            timestamptz,
+    expires_in_ms         bigint,
+    inputs                text,
+    -- Sleep, signal, map, sub-workflow.
+    delay_ms              bigint,
+    not_before            timestamptz,
+    signal_name           varchar(255),
+    signal_timeout_ms     bigint,
+    map_over              integer,
+    map_parameter         varchar(255),
+    max_parallel          integer,
+    allow_failed_items    boolean       NOT NULL DEFAULT false,
+    items_total           integer,
+    items_open            integer,
+    items_bad             integer,
+    sub_definition_key    varchar(255),
+    sub_workflow_name     varchar(255),
+    sub_workflow_id       uuid,
+    sub_workflow_summary  text,
+    created_at            timestamptz   NOT NULL DEFAULT clock_timestamp(),
+    enqueued_at           timestamptz,
+    started_at            timestamptz,
+    completed_at          timestamptz,
+    PRIMARY KEY (workflow_id, task_index)
+) WITH (fillfactor = 45, autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_cost_delay = 0);
+
+-- The edges of a wide node are stored out of line: progress writes the row often and reads the edges once.
+ALTER TABLE horsies_workflow_tasks
+    ALTER COLUMN dependencies SET STORAGE EXTERNAL,
+    ALTER COLUMN dependents SET STORAGE EXTERNAL,
+    ALTER COLUMN context_dependents SET STORAGE EXTERNAL;
+
+-- A set of nodes, by their keys, as the workflow functions pass it to each other.
+CREATE TYPE horsies_nodes AS (runs uuid[], indexes integer[]);
+
+-- Signals that arrived before a node waited for them.
+CREATE TABLE horsies_workflow_signals (
+    id           bigint        GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    workflow_id  uuid          NOT NULL REFERENCES horsies_workflows (id) ON DELETE CASCADE,
+    name         varchar(255)  NOT NULL,
+    value        text          NOT NULL,
+    created_at   timestamptz   NOT NULL DEFAULT clock_timestamp()
+);
+
+CREATE INDEX horsies_workflow_signals_waiting ON horsies_workflow_signals (workflow_id, name, id);
+
+-- Schedules ------------------------------------------------------------------------------------------------------
+
+CREATE TABLE horsies_schedule_state (
+    schedule_name   varchar(255)  PRIMARY KEY,
+    last_run_at     timestamptz,
+    -- NULL once the schedule has ended.
+    next_run_at     timestamptz,
+    last_task_id    uuid,
+    run_count       integer       NOT NULL DEFAULT 0,
+    config_hash     varchar(64),
+    updated_at      timestamptz   NOT NULL DEFAULT now(),
+    -- The task it sends, or the workflow by the key of its definition, and the scheduler or program that stored it.
+    task_name       varchar(255),
+    definition_key  varchar(255),
+    owner           varchar(255),
+    -- The JSON that config_hash is the digest of (pattern, time zone, bounds): enough to compute the next slots.
+    timing          text,
+    -- The whole schedule as JSON, arguments included, when it was added at run time and exists only here.
+    definition      text,
+    paused_at       timestamptz,
+    resumed_at      timestamptz,
+    -- The end of the last slots that did not fire, and the reason.
+    skipped_at      timestamptz,
+    skip_reason     varchar(16),
+    created_at      timestamptz   NOT NULL DEFAULT now()
+);
+
+CREATE INDEX horsies_schedule_state_due ON horsies_schedule_state (next_run_at)
+    WHERE next_run_at IS NOT NULL AND paused_at IS NULL;
