@@ -821,7 +821,7 @@ def test_a_value_comes_back_from_a_result(ok_type: Any, value: Any) -> None:
 def test_a_result_that_does_not_fit_its_type_is_refused_with_side_and_type() -> None:
     error = INT_RESULT.validate(TaskResult(ok="3")).unwrap_err()
     assert error.path == "ok"
-    assert "annotation int" in error.message
+    assert error.message.startswith("ok must be int (")
     assert INT_RESULT.ok_text == "int"
     assert INT_RESULT.err_text == "TaskError"
     assert INT_RESULT.validate(TaskResult(err="text")).unwrap_err().path == "err"
