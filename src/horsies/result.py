@@ -1,31 +1,28 @@
-"""Ok and Err: how calls that may fail for operational reasons give their answer.
+"""Ok and Err: the return values of calls that may fail for operational reasons.
 
-Producers meet these types at every send and read, the two ends of the line producer -> SQL ->
-turn -> child -> report -> result. A task's own outcome is a TaskResult, which lives in `outcome`.
+Sending, reading and operator calls return them instead of raising. The outcome of a task itself is
+a TaskResult, defined in `task_result`.
 """
 
 from __future__ import annotations
 
-import functools
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Generic, Literal, NoReturn, ParamSpec, TypeAlias, TypeVar
+from typing import Any, Generic, Literal, NoReturn, TypeAlias, TypeVar
 
 from typing_extensions import TypeIs
 
-P = ParamSpec("P")
 T = TypeVar("T")
 E = TypeVar("E")
 U = TypeVar("U")
 F = TypeVar("F")
-X = TypeVar("X", bound=BaseException)
 T_co = TypeVar("T_co", covariant=True)
 E_co = TypeVar("E_co", covariant=True)
 
 
 @dataclass(frozen=True, slots=True)
 class Ok(Generic[T_co]):
-    """The answer of a call that succeeded.
+    """The result of a call that succeeded.
 
     Example:
         match task.send(1):
@@ -40,15 +37,12 @@ class Ok(Generic[T_co]):
     def __repr__(self) -> str:
         return f"Ok({self.value!r})"
 
-    def __iter__(self) -> Iterator[T_co]:
-        yield self.value
-
     def is_ok(self) -> Literal[True]:
-        """Tell that this is the success."""
+        """Return True."""
         return True
 
     def is_err(self) -> Literal[False]:
-        """Tell that this is not the failure."""
+        """Return False."""
         return False
 
     def ok(self) -> T_co:
@@ -56,7 +50,7 @@ class Ok(Generic[T_co]):
         return self.value
 
     def err(self) -> None:
-        """Return None, there is no error."""
+        """Return None: there is no error."""
 
     @property
     def ok_value(self) -> T_co:
@@ -65,104 +59,53 @@ class Ok(Generic[T_co]):
 
     @property
     def err_value(self) -> NoReturn:
-        """Raise UnwrapError, there is no error."""
-        raise _wrong_side(self, "err_value")
+        """Raise UnwrapError: there is no error."""
+        raise _unwrap_error(self, "err_value")
 
     def unwrap(self) -> T_co:
         """Return the value."""
         return self.value
 
     def unwrap_err(self) -> NoReturn:
-        """Raise UnwrapError, there is no error."""
-        raise _wrong_side(self, "unwrap_err()")
+        """Raise UnwrapError: there is no error."""
+        raise _unwrap_error(self, "unwrap_err()")
 
     def unwrap_or(self, default: object) -> T_co:
-        """Return the value; the default is for an Err."""
+        """Return the value; only an Err returns the default."""
         return self.value
-
-    def unwrap_or_else(self, function: object) -> T_co:
-        """Return the value; the function is for an Err."""
-        return self.value
-
-    def unwrap_or_raise(self, exception_type: object) -> T_co:
-        """Return the value; the exception is for an Err."""
-        return self.value
-
-    def expect(self, message: str) -> T_co:
-        """Return the value; the message is for an Err."""
-        return self.value
-
-    def expect_err(self, message: str) -> NoReturn:
-        """Raise UnwrapError with the message, there is no error."""
-        raise _unwrap_error(self, message)
 
     def map(self, function: Callable[[T_co], U]) -> Ok[U]:
-        """Return Ok of the function's answer for the value."""
+        """Return Ok with the function applied to the value."""
         return Ok(function(self.value))
-
-    async def map_async(self, function: Callable[[T_co], Awaitable[U]]) -> Ok[U]:
-        """Return Ok of the awaited answer for the value."""
-        return Ok(await function(self.value))
-
-    def map_or(self, default: object, function: Callable[[T_co], U]) -> U:
-        """Return the function's answer for the value; the default is for an Err."""
-        return function(self.value)
-
-    def map_or_else(self, default: object, function: Callable[[T_co], U]) -> U:
-        """Return the function's answer for the value; the default function is for an Err."""
-        return function(self.value)
 
     def map_err(self, function: object) -> Ok[T_co]:
         """Return this result unchanged."""
         return self
 
-    def and_then(self, function: Callable[[T_co], Result[U, E]]) -> Result[U, E]:
-        """Go on with the function, which returns a result itself."""
-        return function(self.value)
-
-    async def and_then_async(
-        self, function: Callable[[T_co], Awaitable[Result[U, E]]]
-    ) -> Result[U, E]:
-        """Go on with the async function, which returns a result itself."""
-        return await function(self.value)
-
     def or_else(self, function: object) -> Ok[T_co]:
-        """Return this result unchanged."""
-        return self
-
-    def inspect(self, function: Callable[[T_co], object]) -> Ok[T_co]:
-        """Call the function with the value for its side effect and return this result."""
-        function(self.value)
-        return self
-
-    def inspect_err(self, function: object) -> Ok[T_co]:
         """Return this result unchanged."""
         return self
 
 
 @dataclass(frozen=True, slots=True)
 class Err(Generic[E_co]):
-    """The answer of a call that failed."""
+    """The result of a call that failed."""
 
     value: E_co
 
     def __repr__(self) -> str:
         return f"Err({self.value!r})"
 
-    def __iter__(self) -> Iterator[NoReturn]:
-        # Lazy, so that the error is raised inside do() and not while its argument is built.
-        return map(_halt, (self,))
-
     def is_ok(self) -> Literal[False]:
-        """Tell that this is not the success."""
+        """Return False."""
         return False
 
     def is_err(self) -> Literal[True]:
-        """Tell that this is the failure."""
+        """Return True."""
         return True
 
     def ok(self) -> None:
-        """Return None, there is no value."""
+        """Return None: there is no value."""
 
     def err(self) -> E_co:
         """Return the error."""
@@ -170,8 +113,8 @@ class Err(Generic[E_co]):
 
     @property
     def ok_value(self) -> NoReturn:
-        """Raise UnwrapError, there is no value."""
-        raise _wrong_side(self, "ok_value")
+        """Raise UnwrapError: there is no value."""
+        raise _unwrap_error(self, "ok_value")
 
     @property
     def err_value(self) -> E_co:
@@ -179,8 +122,8 @@ class Err(Generic[E_co]):
         return self.value
 
     def unwrap(self) -> NoReturn:
-        """Raise UnwrapError, caused by the error when that is an exception."""
-        raise _wrong_side(self, "unwrap()")
+        """Raise UnwrapError; an error that is an exception becomes its cause."""
+        raise _unwrap_error(self, "unwrap()")
 
     def unwrap_err(self) -> E_co:
         """Return the error."""
@@ -190,69 +133,24 @@ class Err(Generic[E_co]):
         """Return the default."""
         return default
 
-    def unwrap_or_else(self, function: Callable[[E_co], U]) -> U:
-        """Return the function's answer for the error."""
-        return function(self.value)
-
-    def unwrap_or_raise(self, exception_type: Callable[[E_co], BaseException]) -> NoReturn:
-        """Raise the exception made from the error."""
-        raise exception_type(self.value)
-
-    def expect(self, message: str) -> NoReturn:
-        """Raise UnwrapError with the message, caused by the error when that is an exception."""
-        raise _unwrap_error(self, message)
-
-    def expect_err(self, message: str) -> E_co:
-        """Return the error; the message is for an Ok."""
-        return self.value
-
     def map(self, function: object) -> Err[E_co]:
         """Return this result unchanged."""
         return self
 
-    async def map_async(self, function: object) -> Err[E_co]:
-        """Return this result unchanged."""
-        return self
-
-    def map_or(self, default: U, function: object) -> U:
-        """Return the default."""
-        return default
-
-    def map_or_else(self, default: Callable[[], U], function: object) -> U:
-        """Return the answer of the default function."""
-        return default()
-
     def map_err(self, function: Callable[[E_co], F]) -> Err[F]:
-        """Return Err of the function's answer for the error."""
+        """Return Err with the function applied to the error."""
         return Err(function(self.value))
 
-    def and_then(self, function: object) -> Err[E_co]:
-        """Return this result unchanged."""
-        return self
-
-    async def and_then_async(self, function: object) -> Err[E_co]:
-        """Return this result unchanged."""
-        return self
-
     def or_else(self, function: Callable[[E_co], Result[T, F]]) -> Result[T, F]:
-        """Go on with the function, which returns a result itself."""
+        """Return the result of the function, called with the error."""
         return function(self.value)
-
-    def inspect(self, function: object) -> Err[E_co]:
-        """Return this result unchanged."""
-        return self
-
-    def inspect_err(self, function: Callable[[E_co], object]) -> Err[E_co]:
-        """Call the function with the error for its side effect and return this result."""
-        function(self.value)
-        return self
 
 
 Result: TypeAlias = Ok[T] | Err[E]
 
 
 class UnwrapError(Exception):
-    """The wrong side of a result was asked for; `result` is that result."""
+    """The value of an Err or the error of an Ok was asked for; `result` is that result."""
 
     def __init__(self, result: Result[Any, Any], message: str) -> None:
         super().__init__(result, message)
@@ -261,10 +159,6 @@ class UnwrapError(Exception):
 
     def __str__(self) -> str:
         return self.message
-
-
-class _Halted(UnwrapError):
-    """An Err was iterated: the signal by which it ends the do() around it."""
 
 
 def is_ok(result: Result[T, E]) -> TypeIs[Ok[T]]:
@@ -277,113 +171,11 @@ def is_err(result: Result[T, E]) -> TypeIs[Err[E]]:
     return isinstance(result, Err)
 
 
-def as_result(
-    *exceptions: type[X],
-) -> Callable[[Callable[P, T]], Callable[P, Result[T, X]]]:
-    """Make a function return Ok(value), or Err(exception) for the exceptions named.
-
-    Example:
-        @as_result(ValueError)
-        def parse(text: str) -> int:
-            return int(text)
-
-        parse("x")  # Err(ValueError(...))
-    """
-    _check_exception_types("as_result", exceptions)
-
-    def decorate(function: Callable[P, T]) -> Callable[P, Result[T, X]]:
-        @functools.wraps(function)
-        def call(*args: P.args, **kwargs: P.kwargs) -> Result[T, X]:
-            try:
-                return Ok(function(*args, **kwargs))
-            except exceptions as error:
-                return Err(error)
-
-        return call
-
-    return decorate
-
-
-def as_async_result(
-    *exceptions: type[X],
-) -> Callable[[Callable[P, Awaitable[T]]], Callable[P, Awaitable[Result[T, X]]]]:
-    """Do for an async function what as_result does for a plain one."""
-    _check_exception_types("as_async_result", exceptions)
-
-    def decorate(function: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[Result[T, X]]]:
-        @functools.wraps(function)
-        async def call(*args: P.args, **kwargs: P.kwargs) -> Result[T, X]:
-            try:
-                return Ok(await function(*args, **kwargs))
-            except exceptions as error:
-                return Err(error)
-
-        return call
-
-    return decorate
-
-
-def do(steps: Generator[Result[T, E], None, None]) -> Result[T, E]:
-    """Run a generator expression over results: its Ok, or the first Err met on the way.
-
-    Example:
-        total: Result[int, str] = do(Ok(a + b) for a in first for b in second)
-    """
-    if isinstance(steps, AsyncGenerator):
-        raise TypeError("do() was given an async generator; use `await do_async(...)`")
-    try:
-        return next(steps)
-    except _Halted as halted:
-        return halted.result
-    except StopIteration:
-        raise _no_result("do") from None
-    finally:
-        steps.close()
-
-
-async def do_async(
-    steps: AsyncGenerator[Result[T, E], None] | Generator[Result[T, E], None, None],
-) -> Result[T, E]:
-    """Do what do() does for a generator expression that awaits.
-
-    Example:
-        total: Result[int, str] = await do_async(Ok(a + await later(a)) for a in first)
-    """
-    if not isinstance(steps, AsyncGenerator):
-        return do(steps)
-    try:
-        return await anext(steps)
-    except _Halted as halted:
-        return halted.result
-    except StopAsyncIteration:
-        raise _no_result("do_async") from None
-    finally:
-        await steps.aclose()
-
-
-def _halt(result: Err[Any]) -> NoReturn:
-    raise _Halted(result, "an Err has no value to iterate over; iterate inside do()")
-
-
-def _wrong_side(result: Result[Any, Any], member: str) -> UnwrapError:
-    return _unwrap_error(result, f"called {member} on {type(result).__name__}")
-
-
-def _unwrap_error(result: Result[Any, Any], message: str) -> UnwrapError:
+def _unwrap_error(result: Result[Any, Any], member: str) -> UnwrapError:
     # A success may be the user's data, so only its type is named; an error is made to be read.
     inner = result.value
     shown = repr(inner) if isinstance(result, Err) else type(inner).__name__
-    error = UnwrapError(result, f"{message}: {shown}")
+    error = UnwrapError(result, f"called {member} on {type(result).__name__}: {shown}")
     if isinstance(inner, BaseException):
         error.__cause__ = inner
     return error
-
-
-def _no_result(name: str) -> ValueError:
-    return ValueError(f"{name}() ran a generator that yields no result; remove its `if` clause")
-
-
-def _check_exception_types(name: str, exceptions: tuple[object, ...]) -> None:
-    valid = all(isinstance(kind, type) and issubclass(kind, BaseException) for kind in exceptions)
-    if not exceptions or not valid:
-        raise TypeError(f"{name}() needs one or more exception types, e.g. {name}(ValueError)")

@@ -1,8 +1,7 @@
-"""What became of a task: a TaskResult holding a value or a TaskError.
+"""TaskResult, the outcome of a task: a value or a TaskError.
 
-This is the last station of the line producer -> SQL -> turn -> child -> report -> result: a child
-makes the outcome, the turn stores it, a handle gives it back. The codes of the library live here in
-four families whose names are reserved, so that a code in a row says by itself who set it.
+Error codes come from the four built-in families of `error_codes` or from the user. The built-in
+names are reserved, so that a stored code shows whether the library or the task set it.
 """
 
 from __future__ import annotations
@@ -35,10 +34,21 @@ from horsies.states import WorkflowStatus
 
 _MESSAGE_CHARACTERS_MAX = 4_000
 _TRACEBACK_CHARACTERS_MAX = 16_000
+_SHOWN_CHARACTERS_MAX = 200
+_BUILTIN_TAG = "__builtin_task_code__"
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+E_co = TypeVar("E_co", covariant=True)
+
+
+def storable_text(text: str) -> str:
+    """Escape NUL and lone surrogates, which PostgreSQL cannot store."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8").replace("\x00", "\\x00")
 
 
 def exception_text(exception: BaseException) -> str:
-    """Return what an exception says as storable text of bounded size; never raises."""
+    """Return the message of an exception as storable text of bounded size; never raises."""
     return _text_or(lambda: str(exception), "<unprintable>")
 
 
@@ -56,34 +66,17 @@ def describe_exception(exception: BaseException) -> dict[str, str]:
 
 
 def _text_or(make: Callable[[], str], fallback: str, limit: int = _MESSAGE_CHARACTERS_MAX) -> str:
-    # User code runs here (__str__ and friends) and may raise anything at all; the report of a
-    # failure must survive it.
+    # User code such as __str__ runs here and may raise anything; the report of a failure must
+    # survive it.
     try:
-        return _clipped(_storable(make()), limit)
+        text = storable_text(make())
+        half = limit // 2
+        if len(text) <= limit:
+            return text
+        left_out = len(text) - 2 * half
+        return f"{text[:half]}\n... {left_out} characters left out ...\n{text[-half:]}"
     except BaseException:
         return fallback
-
-
-def _storable(text: str) -> str:
-    """Escape what JSON in UTF-8 or a PostgreSQL text column cannot hold."""
-    escaped = text.encode("utf-8", "backslashreplace").decode("utf-8")
-    return escaped.replace("\x00", "\\x00")
-
-
-def _clipped(text: str, limit: int) -> str:
-    if len(text) <= limit:
-        return text
-    half = limit // 2
-    left_out = len(text) - 2 * half
-    return f"{text[:half]}\n... {left_out} characters left out ...\n{text[-half:]}"
-
-
-_BUILTIN_TAG = "__builtin_task_code__"
-_SHOWN_CHARACTERS_MAX = 200
-
-T = TypeVar("T")
-T_co = TypeVar("T_co", covariant=True)
-E_co = TypeVar("E_co", covariant=True)
 
 
 def _checked_code(code: object) -> BuiltInTaskCode | str | None:
@@ -95,19 +88,17 @@ def _checked_code(code: object) -> BuiltInTaskCode | str | None:
                 f"error_code must be a plain string or a built-in code, not a member of "
                 f"{type(code).__name__}; pass its value as str"
             )
+        case str() if code in BUILTIN_CODE_REGISTRY:
+            family = type(BUILTIN_CODE_REGISTRY[code]).__name__
+            raise ValueError(
+                f"error_code {code!r} is reserved; use {family}.{code} or another name"
+            )
         case str():
-            return _checked_user_code(code)
+            return str(code)
         case dict():
             return _untagged_code(code)
         case _:
             raise ValueError(f"error_code must be a string, not {type(code).__name__}")
-
-
-def _checked_user_code(code: str) -> str:
-    if code in BUILTIN_CODE_REGISTRY:
-        family = type(BUILTIN_CODE_REGISTRY[code]).__name__
-        raise ValueError(f"error_code {code!r} is reserved; use {family}.{code} or another name")
-    return str(code)
 
 
 def _untagged_code(tagged: dict[Any, Any]) -> BuiltInTaskCode:
@@ -140,10 +131,10 @@ _ExceptionField = Annotated[
 
 
 class TaskError(BaseModel):
-    """Why a task has no value.
+    """The reason why a task failed.
 
-    `error_code` is a built-in member or a name of your own. A live exception is kept as it is in
-    this process and becomes type name, message and traceback text when stored.
+    `error_code` is a built-in member or a name of your own. A live exception stays live in this
+    process; stored, it becomes type name, message and traceback text.
 
     Example:
         return TaskResult(err=TaskError(error_code="CARD_DECLINED", message="the bank said no"))
@@ -159,10 +150,12 @@ class TaskError(BaseModel):
     exception: _ExceptionField = None
 
     def __repr_args__(self) -> Iterator[tuple[str, str | None]]:
-        # Everything pydantic prints goes through here. Data may hold task arguments, so its type
-        # has to do.
+        # pydantic prints through here. Data may hold task arguments, so only its type is shown.
+        message, limit = self.message, _SHOWN_CHARACTERS_MAX
+        if message is not None and len(message) > limit:
+            message = f"{message[:limit]}..."
         yield "error_code", error_code_text(self.error_code)
-        yield "message", None if self.message is None else _clipped_line(self.message)
+        yield "message", message
         for name in ("data", "exception"):
             value = getattr(self, name)
             if value is not None:
@@ -170,7 +163,7 @@ class TaskError(BaseModel):
 
 
 class SubWorkflowSummary(BaseModel, Generic[T]):
-    """How a child run ended: its status, its output, and the counts of its nodes."""
+    """The end of a child run: its status, its output, and the counts of its nodes."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
@@ -197,7 +190,7 @@ class SubWorkflowError(TaskError):
 
 
 class _Missing(Enum):
-    """Marks the side not given, because None is a value on both."""
+    """Marks the absent side, because None is a value on both."""
 
     MISSING = "missing"
 
@@ -281,8 +274,9 @@ class TaskResult(Generic[T_co, E_co]):
     def __repr__(self) -> str:
         if self._err is _MISSING:
             return f"TaskResult(ok=<{type(self._ok).__name__}>)"
-        shown = repr(self._err) if isinstance(self._err, TaskError) else None
-        return f"TaskResult(err={shown or f'<{type(self._err).__name__}>'})"
+        if isinstance(self._err, TaskError):
+            return f"TaskResult(err={self._err!r})"
+        return f"TaskResult(err=<{type(self._err).__name__}>)"
 
     def __setattr__(self, name: str, _value: object) -> NoReturn:
         raise AttributeError(f"a TaskResult is immutable; {name!r} cannot be set")
@@ -292,17 +286,17 @@ class TaskResult(Generic[T_co, E_co]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         # The default restores slots by assignment, which an immutable object refuses.
-        return (_rebuilt, ("ok", self._ok) if self.is_ok() else ("err", self._err))
+        return (_from_sides, (_sides(self),))
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        """Let results stand inside other values: as parameters, and as members of lists."""
+        """Allow results inside other values: as parameters, and as members of lists."""
         ok_type, err_type = get_args(source) or (Any, TaskError)
         ok, err = handler.generate_schema(ok_type), handler.generate_schema(err_type)
         if err_type is not TaskError:
             return _result_schema(_sides_schema(ok, err), _sides_schema(ok, err))
-        # A failed sub-workflow's error may be handed on wherever a plain TaskError is declared. Its
-        # object is a TaskError too, so it is asked first; its text is no TaskError, so it is second.
+        # The error of a failed sub-workflow may be passed wherever a plain TaskError is declared. As
+        # an object it is a TaskError too, so it comes first; its text is not, so there it is second.
         child = handler.generate_schema(SubWorkflowError)
         adopted = core_schema.no_info_after_validator_function(
             adopted_error, core_schema.any_schema()
@@ -313,14 +307,18 @@ class TaskResult(Generic[T_co, E_co]):
         )
 
 
-def _rebuilt(side: str, value: Any) -> TaskResult[Any, Any]:
-    return TaskResult(ok=value) if side == "ok" else TaskResult(err=value)
+def _sides(result: TaskResult[Any, Any]) -> dict[str, Any]:
+    return {"ok": result.ok_value} if result.is_ok() else {"err": result.err_value}
+
+
+def _from_sides(sides: dict[str, Any]) -> TaskResult[Any, Any]:
+    return TaskResult(**sides)
 
 
 def adopted_error(stored: Any) -> TaskError:
-    """Return the stored error of a type unknown here as the data of a TaskError.
+    """Return a stored error of an unknown type as the data of a TaskError.
 
-    Its code and message are taken over where it has such fields.
+    Its code and message are copied where it has such fields.
     """
     fields = stored if isinstance(stored, dict) else {}
     try:
@@ -360,16 +358,3 @@ def _result_schema(live_sides: CoreSchema, stored_sides: CoreSchema) -> CoreSche
             _sides, return_schema=live_sides
         ),
     )
-
-
-def _sides(result: TaskResult[Any, Any]) -> dict[str, Any]:
-    return {"ok": result.ok_value} if result.is_ok() else {"err": result.err_value}
-
-
-def _from_sides(sides: dict[str, Any]) -> TaskResult[Any, Any]:
-    return TaskResult(**sides)
-
-
-def _clipped_line(text: str) -> str:
-    limit = _SHOWN_CHARACTERS_MAX
-    return text if len(text) <= limit else f"{text[:limit]}..."

@@ -19,7 +19,6 @@ from horsies.tasks.outcome import (
     outcome_of_crash,
     outcome_of_report,
     outcome_of_stop,
-    storable,
     without_result,
 )
 from horsies.worker.protocol import ChildReport
@@ -140,7 +139,8 @@ def test_an_outcome_the_database_refuses_keeps_its_claim_and_loses_its_texts() -
 
 @pytest.mark.parametrize(
     ("text", "stored"),
-    [(None, None), ("grüße", "grüße"), ("a\0b", "a\\0b"), ("\ud800", "\\ud800")],
+    [(None, None), ("grüße", "grüße"), ("a\0b", "a\\x00b"), ("\ud800", "\\ud800")],
 )
 def test_messages_are_made_storable(text: str | None, stored: str | None) -> None:
-    assert storable(text) == stored
+    report = ChildReport("id-1", 3, False, '{"err": 1}', "X", text)
+    assert failed(outcome_of_report(TASK, report)).error_message == stored

@@ -8,34 +8,36 @@ from typing import Any
 from pydantic import RootModel
 from pydantic_core import from_json, to_json
 
-from horsies.codec.faults import _LISTED, _NESTING, _members
+from horsies.codec.faults import LISTED, members
+
+_NESTING = (list, dict)
 
 
 def with_ordered_sets(value: object, text: bytes) -> bytes:
-    """Return the JSON text of a value with its sets in an order that depends on elements alone.
+    """Return the JSON text of a value with the elements of its sets sorted.
 
-    Sets iterate in another order in every process, and the text must not tell.
+    Sets iterate in another order in every process; the text must not depend on it.
     """
     return to_json(_in_order(value, from_json(text)))
 
 
 def canonical(text: str) -> str:
-    """Return JSON text that this library wrote with the keys of all objects sorted.
+    """Return JSON text that this library wrote, with the keys of all objects sorted.
 
-    Equal values have equal canonical text, in whatever order their dicts were filled.
+    Equal values have equal canonical text, independent of the order in which dicts were filled.
     """
     if text.count('":') < 2:
         return text  # there is at most one key
     try:
         return to_json(_with_sorted_keys(from_json(text))).decode()
     except ValueError:
-        return text  # nested too deeply to be read
+        return text  # nested too deeply to read
 
 
 def _in_order(value: object, written: Any) -> Any:
-    """Return what was written for a value with the elements of its sets in order.
+    """Return the written form of a value with the elements of its sets in order.
 
-    Where a serializer of the user's own wrote something of another form, it stays.
+    The output of a user's own serializer, which may have another structure, stays as it is.
     """
     while isinstance(value, RootModel):
         value = value.root
@@ -48,7 +50,7 @@ def _in_order(value: object, written: Any) -> Any:
 
 
 def _list_in_order(value: object, written: list[Any]) -> list[Any]:
-    if not isinstance(value, _LISTED) or len(value) != len(written):
+    if not isinstance(value, LISTED) or len(value) != len(written):
         return written
     elements = [
         _in_order(member, one) if type(one) in _NESTING else one
@@ -58,8 +60,8 @@ def _list_in_order(value: object, written: list[Any]) -> list[Any]:
 
 
 def _written_members(value: object, written: dict[str, Any]) -> Iterable[tuple[str, object]]:
-    named = [(str(name), member) for name, member in _members(value) or () if name in written]
-    # The keys of a dict may be written in another form, but then they keep their places.
+    named = [(str(name), member) for name, member in members(value) or () if name in written]
+    # The keys of a dict may be written in another form, but they keep their order.
     if isinstance(value, dict) and len(named) < len(value) == len(written):
         return zip(written, value.values(), strict=True)
     return named
@@ -74,7 +76,7 @@ def _sorted_elements(elements: list[Any]) -> list[Any]:
 
 
 def _with_sorted_keys(value: Any) -> Any:
-    # No call for a leaf: it would cost more than all the rest.
+    # No call for a leaf: it would cost more than the rest of the work.
     if type(value) is dict:
         return {
             name: _with_sorted_keys(value[name]) if type(value[name]) in _NESTING else value[name]

@@ -1,4 +1,7 @@
-"""Task results as JSON text, and back, by the annotation of the task function."""
+"""Task results as JSON text, and back, by the annotation of the task function.
+
+A result is stored as `{"ok": …}` or `{"err": …}`.
+"""
 
 from __future__ import annotations
 
@@ -10,15 +13,35 @@ from horsies.codec.form import CodecError, JsonForm
 from horsies.codec.shape import AnnotationProblem, Part, ValueShape, type_text
 from horsies.error_codes import OperationalErrorCode
 from horsies.result import Err, Ok, Result
-from horsies.task_result import SubWorkflowError, TaskError, TaskResult, adopted_error
+from horsies.task_result import (
+    SubWorkflowError,
+    TaskError,
+    TaskResult,
+    adopted_error,
+    storable_text,
+)
+
+_TASK_ERROR = JsonForm(ValueShape(Part("err", TaskError)))
+_SUB_WORKFLOW_ERROR = JsonForm(ValueShape(Part("err", SubWorkflowError)))
+_UNTYPED_OK = JsonForm(ValueShape(Part("ok", Any)))
+_UNTYPED_ERR = JsonForm(ValueShape(Part("err", Any)))
+_HEADS = (("ok", '{"ok":'), ("err", '{"err":'))
+_NOT_A_RESULT = CodecError(
+    'The stored text is not a result, an object with either "ok" or "err"; '
+    "store only text that this library wrote.",
+    "",
+)
+_LAST_RESORT = (
+    '{"error_code":{"__builtin_task_code__":"WORKER_SERIALIZATION_ERROR"},'
+    '"message":"The error of this task could not be stored.","data":null,"exception":null}'
+)
 
 
 class ResultCodec:
     """The two sides of a task's result, ready to check, encode and decode.
 
-    Stored as `{"ok": …}` or `{"err": …}`. The path of an error starts with the side at fault; it
-    is empty when the text is no result at all. `ok_text` and `err_text` name the declared types,
-    `ok_type` is the type of the value.
+    The path of an error starts with the side at fault; it is empty when the text is not a result.
+    `ok_text` and `err_text` name the declared types, `ok_type` is the type of the value.
 
     Example:
         codec = ResultCodec.of(int, TaskError)
@@ -32,7 +55,7 @@ class ResultCodec:
         self.ok_type: Final = ok_type
         self.ok_text: Final = type_text(ok_type)
         self.err_text: Final = type_text(err_type)
-        self._foreign_errors = not _is_task_error_type(err_type)
+        self._foreign_errors = not (isinstance(err_type, type) and issubclass(err_type, TaskError))
         self._ok = JsonForm(ValueShape(Part("ok", ok_type)))
         self._err = (
             _TASK_ERROR if err_type is TaskError else JsonForm(ValueShape(Part("err", err_type)))
@@ -47,7 +70,7 @@ class ResultCodec:
             raise ValueError(f"In the result type, {error}") from error
 
     def validate(self, result: TaskResult[Any, Any]) -> Result[TaskResult[Any, Any], CodecError]:
-        """Return the result when its value fits the declared type as it is."""
+        """Return the result when its value fits the declared type without conversion."""
         if result.is_err():
             return self._err_form(result.err_value).check(result.err_value).map(_err_result)
         checked = self._ok.check(result.ok_value)
@@ -56,7 +79,11 @@ class ResultCodec:
         return Ok(result if checked.value is result.ok_value else TaskResult(ok=checked.value))
 
     def encode(self, result: TaskResult[Any, Any]) -> Result[str, CodecError]:
-        """Return the JSON text of a result that fits the declared types."""
+        """Return the JSON text of a result; checking the value first is not needed.
+
+        The error is a TypeMismatch when the value does not fit the declared type, as `validate`
+        would find; any other CodecError means that the value fits but cannot be stored.
+        """
         if result.is_ok():
             text = self._ok.encode(result.ok_value)
             return Err(text) if isinstance(text, CodecError) else Ok(f'{{"ok":{text}}}')
@@ -71,10 +98,10 @@ class ResultCodec:
             case ("err", value_text):
                 return self._decode_err(value_text).map(_err_result)
             case _:
-                return Err(_NO_RESULT)
+                return Err(_NOT_A_RESULT)
 
     def _err_form(self, error: Any) -> JsonForm:
-        # A failed sub-workflow's error may be handed on wherever a plain TaskError is declared.
+        # The error of a failed sub-workflow may be returned where a plain TaskError is declared.
         if type(error) is SubWorkflowError and self._err is _TASK_ERROR:
             return _SUB_WORKFLOW_ERROR
         return self._err
@@ -84,17 +111,15 @@ class ResultCodec:
         if self._foreign_errors and _holds_task_error(text):
             return _decode_task_error(text)
         decoded = self._err.decode(text)
-        return (
-            decoded
-            if isinstance(decoded, Ok)
-            else _decode_task_error(text).or_else(lambda _: decoded)
-        )
+        if isinstance(decoded, Ok):
+            return decoded
+        return _decode_task_error(text).or_else(lambda _: decoded)
 
 
 def encode_task_error(error: TaskError) -> str:
     """Return the JSON text of a result holding an error the library made; cannot fail.
 
-    What cannot be stored is left out of the error rather than losing the error.
+    Parts that cannot be stored are left out, so that the error itself is never lost.
     """
     form = _SUB_WORKFLOW_ERROR if type(error) is SubWorkflowError else _TASK_ERROR
     text = form.encode(error)
@@ -106,52 +131,19 @@ def encode_task_error(error: TaskError) -> str:
 def decode_untyped(text: str) -> Result[TaskResult[Any, TaskError], CodecError]:
     """Return a stored result without knowing the task's types: plain JSON, or a TaskError.
 
-    An error of a type of the user's own comes as the `data` of a TaskError, with its code and
-    message where it has such fields.
+    An error of a user's type becomes the `data` of a TaskError, with its code and message where it
+    has such fields.
     """
     match _split(text):
         case ("ok", value_text):
             return _UNTYPED_OK.decode(value_text).map(_ok_result)
         case ("err", value_text):
-            return (
-                _decode_task_error(value_text)
-                .or_else(lambda _: _adopted(value_text))
-                .map(_err_result)
-            )
+            error = _decode_task_error(value_text)
+            if isinstance(error, Err):
+                error = _UNTYPED_ERR.decode(value_text).map(adopted_error)
+            return error.map(_err_result)
         case _:
-            return Err(_NO_RESULT)
-
-
-_HEADS = (("ok", '{"ok":'), ("err", '{"err":'))
-
-
-_TASK_ERROR = JsonForm(ValueShape(Part("err", TaskError)))
-
-
-_SUB_WORKFLOW_ERROR = JsonForm(ValueShape(Part("err", SubWorkflowError)))
-
-
-_UNTYPED_OK = JsonForm(ValueShape(Part("ok", Any)))
-
-
-_UNTYPED_ERR = JsonForm(ValueShape(Part("err", Any)))
-
-
-_NO_RESULT = CodecError(
-    'The stored text is not a result, an object with either "ok" or "err"; '
-    "store only what this library wrote.",
-    "",
-)
-
-
-_LAST_RESORT = (
-    '{"error_code":{"__builtin_task_code__":"WORKER_SERIALIZATION_ERROR"},'
-    '"message":"The error of this task could not be stored.","data":null,"exception":null}'
-)
-
-
-def _is_task_error_type(annotation: Any) -> bool:
-    return isinstance(annotation, type) and issubclass(annotation, TaskError)
+            return Err(_NOT_A_RESULT)
 
 
 def _ok_result(value: Any) -> TaskResult[Any, Any]:
@@ -167,10 +159,9 @@ def _split(text: str) -> tuple[str, str] | None:
     for side, head in _HEADS:
         if text.startswith(head) and text.endswith("}"):
             return side, text[len(head) : -1]
-    # Someone may have reformatted the text.
+    # The text may have been reformatted in the database.
     try:
-        stored = from_json(text)
-        ((side, value),) = stored.items()
+        ((side, value),) = from_json(text).items()
         return side, to_json(value).decode()
     except Exception:
         return None
@@ -186,20 +177,11 @@ def _decode_task_error(text: str) -> Result[Any, CodecError]:
     return decoded if isinstance(decoded, Ok) else _SUB_WORKFLOW_ERROR.decode(text)
 
 
-def _adopted(text: str) -> Result[TaskError, CodecError]:
-    return _UNTYPED_ERR.decode(text).map(adopted_error)
-
-
 def _bare_error(error: TaskError, problem: CodecError) -> TaskError:
-    """Return what is left of an error without the parts that cannot be stored."""
+    """Return the error without the parts that cannot be stored."""
     try:
-        message = None if error.message is None else _storable(error.message)
+        message = None if error.message is None else storable_text(error.message)
         data = {"left_out": problem.message}
         return TaskError(error_code=error.error_code, message=message, data=data)
     except Exception:
         return TaskError(error_code=OperationalErrorCode.WORKER_SERIALIZATION_ERROR)
-
-
-def _storable(text: str) -> str:
-    escaped = text.encode("utf-8", "backslashreplace").decode()
-    return escaped.replace("\x00", "\\x00")

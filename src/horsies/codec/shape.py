@@ -1,8 +1,7 @@
-"""The shapes of stored JSON: a value, a list or an object with annotations, told to pydantic.
+"""The shapes of stored JSON: a value, a list or an object with annotated parts, as pydantic schemas.
 
-A JSON form is built from a shape before anything moves on the line producer -> SQL -> turn ->
-child -> report -> result. Building also settles which shapes are closed: strict validation alone
-guarantees that their values come back unchanged, so nothing has to be read back on writing.
+Building a schema also decides whether the shape is closed: strict validation alone guarantees that
+values of a closed shape come back unchanged, so writing them needs no reading back.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Annotated, Any, Protocol, get_args
+from typing import Annotated, Any, NamedTuple, TypeAlias, get_args
 
 from pydantic import ConfigDict, GetCoreSchemaHandler, TypeAdapter
 from pydantic_core import CoreSchema, core_schema
@@ -19,7 +18,7 @@ from pydantic_core import CoreSchema, core_schema
 from horsies.codec.faults import Step, path_text
 
 _CONFIG = ConfigDict(allow_inf_nan=False, ser_json_bytes="base64", val_json_bytes="base64")
-# An object schema takes nothing over from the configuration around it.
+# An object schema does not inherit the configuration around it.
 _OBJECT_CONFIG = core_schema.CoreConfig(
     allow_inf_nan=False, ser_json_bytes="base64", val_json_bytes="base64"
 )
@@ -41,18 +40,19 @@ class Part:
     annotation: Any
 
 
-class Shape(Protocol):
-    """What a form is made of; pydantic asks it for its schema."""
+class Place(NamedTuple):
+    """A place inside a shape: its path, the path of the annotated part around it, and its type."""
 
-    closed: bool
-    kind: str
+    path: str
+    owner: str
+    type: str
 
-    def __get_pydantic_core_schema__(
-        self, source: Any, handler: GetCoreSchemaHandler
-    ) -> CoreSchema: ...
 
-    def place(self, steps: tuple[Step, ...]) -> tuple[str, Part | None]:
-        """Return the path of a place and the part it belongs to."""
+_NOWHERE = Place("", "", "the annotated type")
+
+
+def _place(owner: str, part: Part, steps: Iterable[Step]) -> Place:
+    return Place(path_text(owner, steps), owner, type_text(part.annotation))
 
 
 class ValueShape:
@@ -71,9 +71,8 @@ class ValueShape:
         self.closed = _is_closed(schema)
         return schema
 
-    def place(self, steps: tuple[Step, ...]) -> tuple[str, Part | None]:
-        """Return the path of a place and the part it belongs to."""
-        return path_text(self._part.name, steps), self._part
+    def place(self, steps: tuple[Step, ...]) -> Place:
+        return _place(self._part.name, self._part, steps)
 
 
 class ListShape:
@@ -97,23 +96,22 @@ class ListShape:
         items = core_schema.tuple_schema([*members, rest], variadic_item_index=len(schemas))
         return core_schema.no_info_after_validator_function(_present, items)
 
-    def place(self, steps: tuple[Step, ...]) -> tuple[str, Part | None]:
-        """Return the path of a place and the part it belongs to."""
+    def place(self, steps: tuple[Step, ...]) -> Place:
         match steps:
             case (int(index), *inner) if index < len(self._parts):
-                return path_text(self._parts[index].name, inner), self._parts[index]
+                return _place(self._parts[index].name, self._parts[index], inner)
             case (int(index), *inner) if self._rest is not None:
-                outer = index - len(self._parts)
-                return path_text(self._rest.name, (outer, *inner)), self._rest
+                owner = path_text(self._rest.name, [index - len(self._parts)])
+                return _place(owner, self._rest, inner)
             case _:
-                return "", None
+                return _NOWHERE
 
 
 class ObjectShape:
     """A JSON object whose members have their own annotations; any member may be left out.
 
-    Names outside the parts belong to `rest`; without one they are passed through untyped, so the
-    caller has to look at the names.
+    Names outside the parts belong to `rest`; without one their values pass untyped, so the caller
+    has to check the names.
     """
 
     kind = "object"
@@ -139,15 +137,17 @@ class ObjectShape:
             config=_OBJECT_CONFIG,
         )
 
-    def place(self, steps: tuple[Step, ...]) -> tuple[str, Part | None]:
-        """Return the path of a place and the part it belongs to."""
+    def place(self, steps: tuple[Step, ...]) -> Place:
         match steps:
             case (str(name), *inner) if name in self._parts:
-                return path_text(name, inner), self._parts[name]
-            case (_, *_) if self._rest is not None:
-                return path_text(self._rest.name, steps), self._rest
+                return _place(name, self._parts[name], inner)
+            case (name, *inner) if self._rest is not None:
+                return _place(path_text(self._rest.name, [name]), self._rest, inner)
             case _:
-                return "", None
+                return _NOWHERE
+
+
+Shape: TypeAlias = ValueShape | ListShape | ObjectShape
 
 
 class AnnotationProblem(ValueError):
@@ -155,9 +155,9 @@ class AnnotationProblem(ValueError):
 
 
 def adapter_of(shape: Shape) -> TypeAdapter[Any]:
-    """Return what validates and writes the shape; raises AnnotationProblem when it cannot."""
+    """Return the pydantic adapter of a shape; AnnotationProblem when pydantic cannot build it."""
     try:
-        # The wrapping annotation lets the configuration reach types that accept none themselves.
+        # The wrapping annotation lets the configuration reach types that do not accept one.
         return TypeAdapter(Annotated[Any, shape], config=_CONFIG)
     except AnnotationProblem:
         raise
@@ -167,19 +167,19 @@ def adapter_of(shape: Shape) -> TypeAdapter[Any]:
         ) from error
 
 
-def speaks_of_sets(schema: CoreSchema) -> bool:
-    """Tell whether values of a schema may hold sets, which are written in no particular order."""
-    waiting: list[Any] = [schema]
+def may_hold_sets(schema: CoreSchema) -> bool:
+    """Tell whether values of a schema may hold sets, whose elements are written in any order."""
+    pending: list[Any] = [schema]
     seen = set()
-    while waiting:
-        part = waiting.pop()
+    while pending:
+        part = pending.pop()
         if id(part) in seen:
-            continue  # a default may be anything, even something that holds itself
+            continue  # a default may be any object, even one that holds itself
         seen.add(id(part))
-        inner = part.values() if type(part) is dict else part
         if type(part) is dict and part.get("type") in _SETS:
             return True
-        waiting += [one for one in inner if type(one) in _NESTED]
+        inner = part.values() if type(part) is dict else part
+        pending += [one for one in inner if type(one) in _NESTED]
     return False
 
 

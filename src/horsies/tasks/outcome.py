@@ -28,7 +28,7 @@ from horsies.db.statements.workflows import WorkflowIds, lock_runs
 from horsies.error_codes import OperationalErrorCode, OutcomeCode
 from horsies.retry import decide, policy_from_options
 from horsies.states import TaskAttemptOutcome, TaskStatus
-from horsies.task_result import TaskError
+from horsies.task_result import TaskError, storable_text
 
 STOPPED_BY_TIMEOUT = "timeout"
 STOPPED_BY_CANCEL = "cancel"
@@ -97,7 +97,7 @@ def outcome_of_report(
         report.result_json,
         TaskAttemptOutcome.FAILED,
         report.error_code,
-        storable(report.error_message),
+        None if report.error_message is None else storable_text(report.error_message),
         None,
         _retry_delay(task, report.error_code, random),
         task.workflow_id,
@@ -171,13 +171,6 @@ def without_result(failed: Outcome) -> Failed:
         None,
         failed.workflow_id,
     )
-
-
-def storable(text: str | None) -> str | None:
-    """Replace what PostgreSQL's text cannot hold: NUL and lone surrogates."""
-    if text is None:
-        return None
-    return text.replace("\0", "\\0").encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def _ended(
