@@ -103,7 +103,7 @@ from horsies.timetable.terms import (
     Month,
     Weekday,
 )
-from horsies.workflow.build.draft import slugify
+from horsies.workflow.build.shape import slugify
 from horsies.workflow.definition import WorkflowDefinition
 from horsies.workflow.nodes.context import WorkflowContext, WorkflowMeta
 from horsies.workflow.nodes.nodes import (

@@ -132,7 +132,7 @@ def test_the_containers_of_a_specification_cannot_be_changed() -> None:
         spec.success_policy.cases.append(None)  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("name", ["name", "tasks", "blueprint", "nonsense"])
+@pytest.mark.parametrize("name", ["name", "tasks", "graph", "nonsense"])
 def test_a_specification_cannot_be_changed(name: str) -> None:
     spec = workflow([number.node()()])
     with pytest.raises(AttributeError):
@@ -206,11 +206,11 @@ def test_the_library_s_own_work_goes_where_workers_look_first() -> None:
     route = (
         queued_app(last, best, next_best)
         .workflow("sleeps", [SleepNode(1)], definition_key="sleeps")
-        .blueprint.internal_route
+        .graph.internal_route
     )
     assert route is not None
     assert (route.queue_name, route.priority) == ("next", 3)
-    default = workflow([SleepNode(1)]).blueprint.internal_route
+    default = workflow([SleepNode(1)]).graph.internal_route
     assert default is not None
     assert (default.queue_name, default.priority) == ("default", 100)
 
@@ -229,4 +229,4 @@ def test_a_thousand_nodes_are_one_specification() -> None:
     last = number.node(waits_for=leaves)()
     spec = workflow([root, *leaves, last])
     assert len(spec.tasks[-1].waits_for) == 1_000
-    assert spec.blueprint.dependencies[500] == (0,)
+    assert spec.graph.dependencies[500] == (0,)

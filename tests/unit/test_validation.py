@@ -677,7 +677,7 @@ MISFITS: dict[str, tuple[Callable[[], object], str, tuple[str, ...]]] = {
     "another class as a child": (
         lambda: workflow([SubWorkflowNode(cast(Any, int), node_id="n")]),
         "HRS-016",
-        ("Node 'n'", "runs int", "no WorkflowDefinition"),
+        ("Node 'n'", "runs int", "not a WorkflowDefinition"),
     ),
     "no class as a child": (
         lambda: workflow([SubWorkflowNode(cast(Any, Plain()), node_id="n")]),
@@ -789,12 +789,20 @@ def test_all_that_is_of_another_kind_is_told_together() -> None:
     assert found == ["HRS-006", "HRS-019", "HRS-016", "HRS-012"]
 
 
+def test_other_nodes_are_checked_beside_one_of_another_kind() -> None:
+    broken = node_of(kwargs=None)
+    taking = TaskNode(double, args_from={"value": broken}, waits_for=[broken])
+    nodes: list[Any] = [broken, taking, TaskNode(square), number.node(priority=0)()]
+    found = codes_of(lambda: workflow(nodes, output="nowhere"))
+    assert found == ["HRS-019", "HRS-102", "HRS-011", "HRS-020"]
+
+
 def test_lists_of_any_kind_and_nodes_from_a_generator_are_taken() -> None:
     first = number.node(node_id="first")()
     last = TaskNode(number, waits_for={first}, node_id="last")  # type: ignore[arg-type]
     policy = SuccessPolicy((SuccessCase(dict.fromkeys(["last"]).keys()),))  # type: ignore[arg-type]
     spec = workflow((node for node in (first, last)), success_policy=policy)
-    assert spec.blueprint.dependencies == ((), (0,))
+    assert spec.graph.dependencies == ((), (0,))
 
 
 def test_nodes_may_share_a_signal_of_one_type() -> None:

@@ -11,7 +11,7 @@ import pytest
 from horsies.worker.child.execute import execute
 from horsies.worker.pool.events import Reported
 from horsies.worker.protocol import Assignment, ChildReport, NodeInput, NodePart
-from horsies.workflow.build.graph import NESTING_DEPTH_MAX
+from horsies.workflow.build.shape import NESTING_DEPTH_MAX
 from tests.support.apps.workflow_app import app
 from tests.support.pool import BOOT, MakePool, next_event
 

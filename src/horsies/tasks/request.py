@@ -263,28 +263,27 @@ def _idempotency_sha(payload: TaskSendPayload) -> str:
 def option_problem(options: SendOptions, delay_seconds: float | Unset = UNSET) -> str | None:
     """Return what is wrong with the options in one sentence, or None."""
     good_until, key, priority = options.good_until, options.idempotency_key, options.priority
-    if not isinstance(good_until, Unset | None) and (problem := _deadline_problem(good_until)):
-        return problem
+    if not isinstance(good_until, Unset | None) and (problem := timestamp_problem(good_until)):
+        return f"good_until {problem}"
     if priority is not None and (type(priority) is not int or not 1 <= priority <= 100):
         return "priority must be a whole number from 1 (first) to 100 (last)"
     if key is not None and not is_key(key):
         return f"idempotency_key must be a text of 1 to {KEY_LENGTH_MAX} characters"
-    if not isinstance(delay_seconds, Unset) and not _is_delay(delay_seconds):
+    if not isinstance(delay_seconds, Unset) and not is_delay(delay_seconds):
         return "delay_seconds must be a number of seconds from 0 to 100 years"
     return None
 
 
-def _deadline_problem(good_until: object) -> str | None:
-    if not isinstance(good_until, datetime):
-        return "good_until must be a datetime or None"
+def timestamp_problem(timestamp: object) -> str | None:
+    """Return why a value cannot be stored as a point in time, or None."""
+    if not isinstance(timestamp, datetime):
+        return "is not a datetime"
     try:
-        if good_until.utcoffset() is None:
-            return (
-                "good_until has no time zone; write datetime(..., tzinfo=UTC) or call .astimezone()"
-            )
-        good_until.astimezone(UTC)
+        if timestamp.utcoffset() is None:
+            return "has no time zone; write datetime(..., tzinfo=UTC) or call .astimezone()"
+        timestamp.astimezone(UTC)
     except (OverflowError, ValueError):
-        return "good_until cannot be written in UTC; give a date between the years 1 and 9999"
+        return "cannot be written in UTC; give a date between the years 1 and 9999"
     return None
 
 
@@ -295,7 +294,7 @@ def is_key(key: object) -> bool:
     return key.isprintable() or not any(0xD800 <= ord(character) <= 0xDFFF for character in key)
 
 
-def _is_delay(delay_seconds: object) -> bool:
+def is_delay(delay_seconds: object) -> bool:
     if isinstance(delay_seconds, bool) or not isinstance(delay_seconds, int | float):
         return False
     return 0 <= delay_seconds <= DELAY_SECONDS_MAX

@@ -23,8 +23,8 @@ from horsies.errors import (
     WorkflowValidationError,
 )
 from horsies.task_result import exception_text
-from horsies.workflow.build.blueprint import key_problem, no_key
-from horsies.workflow.build.graph import NESTING_DEPTH_MAX
+from horsies.workflow.build.graph import key_problem, no_key
+from horsies.workflow.build.shape import NESTING_DEPTH_MAX
 from horsies.workflow.definition import BuildsSpecs, WorkflowDefinition
 from horsies.workflow.nodes.nodes import MapNode, RunnableTask, SubWorkflowNode, TaskNode
 from horsies.workflow.spec import WorkflowSpec
@@ -139,7 +139,7 @@ def _build_children(
     for index, node in enumerate(spec.tasks):
         if not isinstance(node, SubWorkflowNode) or node.args_from:
             continue
-        call = (node.workflow_def, spec.blueprint.kwargs_json[index])
+        call = (node.workflow_def, spec.graph.kwargs_json[index])
         if call in seen:
             continue
         seen.add(call)

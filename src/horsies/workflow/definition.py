@@ -10,12 +10,13 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, ClassVar, Generic, Protocol, TypeVar, get_args, get_origin
 
 from horsies.codec.calls import CallSignature
 from horsies.codec.shape import type_text
 from horsies.errors import ErrorCode, WorkflowValidationError
-from horsies.workflow.build.blueprint import key_problem, keyed, no_key
+from horsies.workflow.build.graph import key_problem, no_key
 from horsies.workflow.nodes.nodes import NODE_KINDS, AnyNode, NodeKey, value_type
 from horsies.workflow.nodes.policy import OnError, SuccessPolicy
 from horsies.workflow.nodes.type_compat import UNKNOWN_TYPE, fits
@@ -220,11 +221,11 @@ def _accepted(
     if not any(spec is one for one in made):
         raise _bad_build(cls, "returned a specification that was not made in this call")
     if spec.definition_key is None:
-        spec = WorkflowSpec.of(keyed(spec.blueprint, key))
+        spec = WorkflowSpec.of(replace(spec.graph, definition_key=key))
     if spec.definition_key != key:
         raise _bad_build(cls, f"returned a specification with the key {spec.definition_key!r}")
     _refuse_other_output(cls, spec)
-    return spec if spec.blueprint.producer is not None else app.workflow.adopt(spec)
+    return spec if spec.graph.producer is not None else app.workflow.adopt(spec)
 
 
 def _bad_build(cls: type[WorkflowDefinition[Any]], problem: str) -> WorkflowValidationError:

@@ -1,25 +1,21 @@
-"""WorkflowSpec: a workflow as its user holds it, checked and immutable.
+"""WorkflowSpec: the public face of a workflow, checked and immutable.
 
-``app.workflow(...)`` makes it; starting it makes a run. The data stand in its blueprint; this is
-the typed face. Stands at the beginning of the line producer -> SQL -> turn -> child -> report ->
-result.
+``app.workflow(...)`` makes it; starting it makes a run. Its data are in its graph.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Generic, NoReturn, TypeAlias, TypeVar, overload
 
-from horsies.errors import ErrorCode, ValidationReport, WorkflowValidationError, raise_collected
 from horsies.task_result import TaskError, TaskResult
 from horsies.tasks.broker import PostgresBroker
 from horsies.tasks.send import Producer
-from horsies.workflow.build.blueprint import Blueprint, Outline, assemble, key_problem, no_key
-from horsies.workflow.build.options import node_misfits
+from horsies.workflow.build.graph import Graph, build_graph, key_problem, no_key
 from horsies.workflow.nodes.nodes import AnyNode, NodeKey, ValueNode
-from horsies.workflow.nodes.policy import OnError, SuccessPolicy, policy_misfits
+from horsies.workflow.nodes.policy import OnError, SuccessPolicy
 from horsies.workflow.run.handle import WorkflowHandle
 from horsies.workflow.run.info import WorkflowStartError, WorkflowStartResult
 from horsies.workflow.run.start import (
@@ -41,13 +37,13 @@ _made: ContextVar[list[WorkflowSpec[Any]] | None] = ContextVar("made", default=N
 class WorkflowSpec(Generic[T]):
     """A checked workflow, made by ``app.workflow(...)`` or by a ``WorkflowDefinition``.
 
-    ``T`` is the type of its result. It works on copies of the nodes it was given and never changes.
-    One made without an application has no queues yet and cannot be started.
+    ``T`` is the type of its result. It holds copies of the nodes it was given and never changes.
+    A specification made without an application has no queues and cannot be started.
     """
 
-    __slots__ = ("blueprint",)
+    __slots__ = ("graph",)
 
-    blueprint: Blueprint
+    graph: Graph
 
     def __init__(
         self,
@@ -60,40 +56,53 @@ class WorkflowSpec(Generic[T]):
         definition_key: str | None = None,
         producer: Producer | None = None,
     ) -> None:
-        nodes = _readable(name, tasks, success_policy)
-        outline = Outline(name, nodes, on_error, output, success_policy, definition_key, producer)
-        _hold(self, assemble(outline))
+        graph = build_graph(
+            name,
+            tasks,
+            on_error=on_error,
+            output=output,
+            success_policy=success_policy,
+            definition_key=definition_key,
+            producer=producer,
+        )
+        self._hold(graph)
 
     @classmethod
-    def of(cls, blueprint: Blueprint) -> WorkflowSpec[T]:
-        """Return the face of a blueprint."""
+    def of(cls, graph: Graph) -> WorkflowSpec[T]:
+        """Return the specification of a graph."""
         spec = object.__new__(cls)
-        _hold(spec, blueprint)
+        spec._hold(graph)
         return spec
+
+    def _hold(self, graph: Graph) -> None:
+        object.__setattr__(self, "graph", graph)
+        made = _made.get()
+        if made is not None:
+            made.append(self)
 
     @property
     def name(self) -> str:
         """The name of the workflow."""
-        return self.blueprint.name
+        return self.graph.name
 
     @property
     def tasks(self) -> tuple[AnyNode, ...]:
         """The nodes, in index order."""
-        return self.blueprint.nodes
+        return self.graph.nodes
 
     @property
     def on_error(self) -> OnError:
-        """What a failed node does to a run."""
-        return self.blueprint.on_error
+        """The effect of a failed node on a run."""
+        return self.graph.on_error
 
     @property
     def output(self) -> AnyNode | None:
         """The node whose result is the result of the workflow."""
-        index = self.blueprint.output_index
-        return None if index is None else self.blueprint.nodes[index]
+        index = self.graph.output_index
+        return None if index is None else self.graph.nodes[index]
 
     def output_key(self) -> NodeKey[T] | None:
-        """Return the key of the output node, or None when the results of all ends count."""
+        """Return the key of the output node, or None if the result is that of all ends."""
         output: Any = self.output
         key: NodeKey[T] | None = None if output is None else output.key()
         return key
@@ -101,23 +110,23 @@ class WorkflowSpec(Generic[T]):
     @property
     def success_policy(self) -> SuccessPolicy | None:
         """When a run counts as a success; None when every node has to succeed."""
-        return self.blueprint.success_policy
+        return self.graph.success_policy
 
     @property
     def definition_key(self) -> str | None:
         """The stable identity of this workflow, the same in every run and deployment."""
-        return self.blueprint.definition_key
+        return self.graph.definition_key
 
     @property
     def broker(self) -> PostgresBroker | None:
         """The broker of the application that built the workflow, or None."""
-        producer = self.blueprint.producer
+        producer = self.graph.producer
         return None if producer is None else producer.get_broker()
 
     @property
     def resend_on_transient_err(self) -> bool:
-        """Whether a start that met a passing database failure is tried again."""
-        producer = self.blueprint.producer
+        """Whether a start is retried after a transient database failure."""
+        producer = self.graph.producer
         return producer is not None and producer.config.resend_on_transient_err
 
     def start(
@@ -129,8 +138,8 @@ class WorkflowSpec(Generic[T]):
     ) -> WorkflowStartResult[WorkflowHandle[T]]:
         """Start a run and return its handle.
 
-        ``workflow_id``: a UUID of your own; a second start with it returns the run that is there.
-        ``workflow_key``: any text; while a run with it has not ended, a second start returns that one.
+        ``workflow_id``: a UUID of your own; a second start with it returns the existing run.
+        ``workflow_key``: any text; while a run with it has not ended, a second start returns that run.
         ``transaction``: your open psycopg, SQLAlchemy or Django connection; the run commits or
         vanishes with it. Never raises for operational reasons.
 
@@ -172,9 +181,9 @@ class WorkflowSpec(Generic[T]):
 
 
 class WorkflowMaker:
-    """``app.workflow``: makes specifications that know the queues and the broker of an application.
+    """``app.workflow``: makes specifications with the queues and the broker of an application.
 
-    ``tasks`` are the nodes, ``output`` the one whose result is the result of the workflow; without
+    ``tasks`` are the nodes. ``output`` is the node whose result is the result of the workflow; without
     it the result is that of every end of the graph, by node id. ``definition_key`` is the stable
     identity of the workflow across deployments.
 
@@ -234,24 +243,24 @@ class WorkflowMaker:
 
     def adopt(self, spec: WorkflowSpec[T]) -> WorkflowSpec[T]:
         """Return the specification with the queues and the broker of this application."""
-        found = spec.blueprint
+        found = spec.graph
         if found.producer is not None:
             return spec
-        outline = Outline(
+        graph = build_graph(
             found.name,
             found.nodes,
-            found.on_error,
-            spec.output,
-            found.success_policy,
-            found.definition_key,
-            self._producer,
+            on_error=found.on_error,
+            output=spec.output,
+            success_policy=found.success_policy,
+            definition_key=found.definition_key,
+            producer=self._producer,
         )
-        return WorkflowSpec.of(assemble(outline))
+        return WorkflowSpec.of(graph)
 
 
 @contextmanager
 def specs_made() -> Iterator[list[WorkflowSpec[Any]]]:
-    """Collect the specifications made meanwhile."""
+    """Collect the specifications made inside the block."""
     outer = _made.get()
     inner: list[WorkflowSpec[Any]] = []
     token = _made.set(inner)
@@ -261,26 +270,3 @@ def specs_made() -> Iterator[list[WorkflowSpec[Any]]]:
         _made.reset(token)
         if outer is not None:
             outer.extend(inner)
-
-
-def _readable(name: str, tasks: Iterable[AnyNode], policy: object) -> list[AnyNode]:
-    """Return the nodes, or raise what keeps them and the policy from being read and checked."""
-    if not isinstance(tasks, Iterable) or isinstance(tasks, str | bytes | Mapping):
-        raise WorkflowValidationError(
-            f"Workflow {name!r} has tasks of type {type(tasks).__name__}, not a list of nodes.",
-            code=ErrorCode.WORKFLOW_INVALID_DEPENDENCY,
-            help_text="write app.workflow(name, [...])",
-        )
-    nodes = list(tasks)
-    report = ValidationReport(f"workflow {name!r}")
-    report.errors.extend(node_misfits(name, nodes))
-    report.errors.extend(policy_misfits(name, policy))
-    raise_collected(report)
-    return nodes
-
-
-def _hold(spec: WorkflowSpec[Any], blueprint: Blueprint) -> None:
-    object.__setattr__(spec, "blueprint", blueprint)
-    made = _made.get()
-    if made is not None:
-        made.append(spec)

@@ -1,252 +1,298 @@
-"""The shape of a workflow: edges, cycles, joins, outputs and success cases.
+"""A graph: a workflow that was checked as a whole and never changes again.
 
-Pure questions to a draft, answered with every mistake they find. Stands before the line producer ->
-SQL -> turn -> child -> report -> result.
+It is made of copies: references lead from copy to copy, arguments are JSON text. The user's own
+nodes receive their index and id and nothing else. Plans and runs are made from graphs alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import get_args
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
-from horsies.errors import ErrorCode, WorkflowValidationError
-from horsies.workflow.build.draft import Draft, distinct
+from horsies.codec.calls import EncodedCall
+from horsies.codec.shape import type_text
+from horsies.config.app import AppConfig, QueueMode
+from horsies.errors import (
+    ConfigurationError,
+    ErrorCode,
+    HorsiesError,
+    ValidationReport,
+    WorkflowValidationError,
+    raise_collected,
+)
+from horsies.tasks.definition import NAME_LENGTH_MAX, choose_queue, is_storable_name
+from horsies.tasks.request import size_problem
+from horsies.tasks.send import Producer
+from horsies.workflow.build.calls import EncodedArguments, check_call
+from horsies.workflow.build.options import option_problems, type_problems
+from horsies.workflow.build.shape import (
+    NodeIndex,
+    index_nodes,
+    output_problems,
+    policy_problems,
+    shape_problems,
+)
 from horsies.workflow.nodes.nodes import (
-    CALLING_KINDS,
-    NODE_KINDS,
     AnyNode,
     CallingNode,
-    Join,
     MapNode,
-    NodeKey,
-    SubWorkflowNode,
+    SignalNode,
+    TaskCallingNode,
+    unique_by_identity,
 )
-from horsies.workflow.nodes.policy import NodeReference, SuccessPolicy
-
-NESTING_DEPTH_MAX = 32
-
-_JOINS = get_args(Join)
-_CYCLE_NODES_SHOWN = 8
+from horsies.workflow.nodes.policy import NodeReference, OnError, SuccessCase, SuccessPolicy
 
 
-def graph_problems(plan: Draft) -> Iterator[WorkflowValidationError]:
-    """Find foreign dependencies, missing roots, cycles, bad joins and sources outside waits_for."""
-    for index, node in enumerate(plan.nodes):
-        yield from _dependency_problems(plan, index)
-        yield from _join_problems(plan, index)
-        if isinstance(node, CALLING_KINDS):
-            yield from _source_problems(plan, index, node)
-    if all(plan.waits_for):
-        yield WorkflowValidationError(
-            f"Every node of workflow {plan.name!r} waits for another; none can start.",
-            code=ErrorCode.WORKFLOW_NO_ROOT_TASKS,
-            help_text="leave waits_for out of at least one node",
+class Route(NamedTuple):
+    """A queue and the priority in it."""
+
+    queue_name: str
+    priority: int
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """A whole workflow: frozen nodes in index order, edges as indexes, arguments as JSON text.
+
+    ``internal_route`` is the route of nodes without a task of their own. It is None, and nodes
+    without an explicit queue have none, until an application builds the workflow.
+    """
+
+    name: str
+    definition_key: str | None
+    nodes: tuple[AnyNode, ...]
+    dependencies: tuple[tuple[int, ...], ...]
+    kwargs_json: tuple[str, ...]
+    on_error: OnError
+    output_index: int | None
+    success_policy: SuccessPolicy | None
+    producer: Producer | None = None
+    internal_route: Route | None = None
+
+
+def build_graph(
+    name: str,
+    tasks: Iterable[object],
+    *,
+    on_error: OnError = OnError.FAIL,
+    output: object = None,
+    success_policy: SuccessPolicy | None = None,
+    definition_key: str | None = None,
+    producer: Producer | None = None,
+) -> Graph:
+    """Check everything, then copy; raises all mistakes at once and then changes no node."""
+    if not isinstance(tasks, Iterable) or isinstance(tasks, str | bytes | Mapping):
+        raise WorkflowValidationError(
+            f"Workflow {name!r} has tasks of type {type(tasks).__name__}, not a list of nodes.",
+            code=ErrorCode.WORKFLOW_INVALID_DEPENDENCY,
+            help_text="write app.workflow(name, [...])",
         )
-    yield from _cycle_problems(plan)
-    yield from _nesting_problems(plan)
+    nodes = index_nodes(name, list(tasks))
+    report = ValidationReport(f"workflow {name!r}")
+    report.errors.extend(_node_problems(nodes))
+    report.errors.extend(shape_problems(nodes))
+    report.errors.extend(output_problems(nodes, output))
+    report.errors.extend(policy_problems(nodes, success_policy))
+    report.errors.extend(_option_problems(name, on_error, definition_key))
+    arguments = [
+        check_call(nodes, index, report.errors) if index in nodes.readable else EncodedArguments()
+        for index in range(len(nodes.members))
+    ]
+    router = _Router(producer.config) if producer else None
+    routes = router.routes(nodes, report.errors) if router else {}
+    if producer:
+        report.errors.extend(_size_problems(producer, nodes, arguments))
+    raise_collected(report)
+    copies = _copies(nodes, arguments, routes)
+    _stamp(nodes)
+    return Graph(
+        name=name,
+        definition_key=definition_key,
+        nodes=copies,
+        dependencies=tuple(
+            tuple(nodes.positions[id(other)] for other in others) for others in nodes.waits_for
+        ),
+        kwargs_json=tuple(one.kwargs_json for one in arguments),
+        on_error=OnError(on_error),
+        output_index=None if output is None else nodes.find(output),
+        success_policy=_policy_of_copies(nodes, success_policy, copies),
+        producer=producer,
+        internal_route=router.internal if router else None,
+    )
 
 
-def _dependency_problems(plan: Draft, index: int) -> Iterator[WorkflowValidationError]:
-    for other in plan.waits_for[index]:
-        if plan.position(other) is None:
-            yield WorkflowValidationError(
-                f"{plan.says(index)} waits for {_shown(other)}, which is not in the workflow.",
-                code=ErrorCode.WORKFLOW_INVALID_DEPENDENCY,
-                help_text="add that node to the workflow, or remove it from waits_for",
-            )
-
-
-def _source_problems(
-    plan: Draft, index: int, node: CallingNode
-) -> Iterator[WorkflowValidationError]:
-    if not node.args_from and not node.workflow_ctx_from:
-        return
-    awaited = {id(other) for other in plan.waits_for[index]}
-    for name, source in node.args_from.items():
-        if id(source) not in awaited:
-            yield WorkflowValidationError(
-                f"{plan.says(index)} takes its parameter {name!r} from {_shown(source)}, "
-                "which is not in its waits_for.",
-                code=ErrorCode.WORKFLOW_INVALID_ARGS_FROM,
-                help_text="add that node to waits_for, or write from_node(...) in the call",
-            )
-    for source in distinct(node.workflow_ctx_from):
-        if id(source) not in awaited:
-            yield WorkflowValidationError(
-                f"{plan.says(index)} lists {_shown(source)} in workflow_ctx_from, "
-                "which is not in its waits_for.",
-                code=ErrorCode.WORKFLOW_INVALID_CTX_FROM,
-                help_text="add that node to waits_for",
-            )
-
-
-def _join_problems(plan: Draft, index: int) -> Iterator[WorkflowValidationError]:
-    node = plan.nodes[index]
-    problem = _join_problem(node, len(plan.waits_for[index]))
-    if problem is not None:
-        yield WorkflowValidationError(
-            f"{plan.says(index)} {problem}.", code=ErrorCode.WORKFLOW_INVALID_JOIN
-        )
-
-
-def _join_problem(node: AnyNode, dependencies: int) -> str | None:
-    if node.join == "all" and node.min_success is None:
-        return None
-    if node.join not in _JOINS:
-        return f"has join={node.join!r}; it is 'all', 'any' or 'quorum'"
-    if isinstance(node, MapNode) and node.join != "all":
-        return "needs the list it runs over, so it waits for all its dependencies: leave join out"
-    if node.join != "quorum":
-        return (
-            None if node.min_success is None else "has min_success, which only join='quorum' takes"
-        )
-    if node.min_success is None:
-        return "has join='quorum' and needs min_success"
-    if type(node.min_success) is not int or not 1 <= node.min_success <= dependencies:
-        return (
-            f"has min_success={node.min_success!r}; "
-            f"it is a whole number from 1 to its {dependencies} dependencies"
-        )
+def key_problem(definition_key: object) -> str | None:
+    """Return why a value cannot be a definition key, or None."""
+    if not isinstance(definition_key, str) or not definition_key.strip():
+        return "has no definition_key"
+    if not is_storable_name(definition_key):
+        return f"has a definition_key that is not plain text of 1 to {NAME_LENGTH_MAX} characters"
     return None
 
 
-def _cycle_problems(plan: Draft) -> Iterator[WorkflowValidationError]:
-    waiting = _unreachable(plan)
-    if not waiting:
-        return
-    cycle = _some_cycle(plan, waiting)
-    shown = [plan.ids[index] for index in cycle[:_CYCLE_NODES_SHOWN]]
-    more = [f"{len(cycle) - len(shown)} more"] if len(cycle) > len(shown) else []
-    yield WorkflowValidationError(
-        f"The nodes of workflow {plan.name!r} wait for each other in a circle.",
-        code=ErrorCode.WORKFLOW_CYCLE_DETECTED,
-        notes=[" waits for ".join([*shown, *more, shown[0]])],
-        help_text="remove one of these dependencies",
-    )
-
-
-def _unreachable(plan: Draft) -> set[int]:
-    """Return the nodes that can never start: all that lie on a cycle or behind one."""
-    open_count = [0] * len(plan.nodes)
-    dependents: list[list[int]] = [[] for _ in plan.nodes]
-    for index, others in enumerate(plan.waits_for):
-        for position in map(plan.position, others):
-            if position is not None:
-                open_count[index] += 1
-                dependents[position].append(index)
-    ready = [index for index, count in enumerate(open_count) if count == 0]
-    for done in ready:
-        for index in dependents[done]:
-            open_count[index] -= 1
-            if open_count[index] == 0:
-                ready.append(index)
-    return set(range(len(plan.nodes))) - set(ready)
-
-
-def _some_cycle(plan: Draft, waiting: set[int]) -> list[int]:
-    """Walk from dependency to dependency; among nodes that never start this leads into a circle."""
-    path: dict[int, int] = {}
-    index = min(waiting)
-    while index not in path:
-        path[index] = len(path)
-        positions = (plan.position(other) for other in plan.waits_for[index])
-        index = next(one for one in positions if one is not None and one in waiting)
-    return list(path)[path[index] :]
-
-
-def _nesting_problems(plan: Draft) -> Iterator[WorkflowValidationError]:
-    sound: set[type] = set()
-    for index, node in enumerate(plan.nodes):
-        if isinstance(node, SubWorkflowNode):
-            chain = _endless_chain(node.workflow_def, (), sound)
-            if chain:
-                yield _nested_too_deep(plan, index, chain)
-
-
-def _endless_chain(definition: type, above: tuple[type, ...], sound: set[type]) -> tuple[type, ...]:
-    """Return a path of definitions that contains itself or is too long; empty when all is well."""
-    path = (*above, definition)
-    if definition in above or len(path) > NESTING_DEPTH_MAX:
-        return path
-    if definition in sound:
-        return ()
-    collect = getattr(definition, "get_workflow_nodes", list)
-    for _, node in collect():
-        if isinstance(node, SubWorkflowNode):
-            chain = _endless_chain(node.workflow_def, path, sound)
-            if chain:
-                return chain
-    sound.add(definition)
-    return ()
-
-
-def _nested_too_deep(plan: Draft, index: int, chain: tuple[type, ...]) -> WorkflowValidationError:
-    circle = chain[-1] in chain[:-1]
-    problem = "contain each other in a circle" if circle else "are nested too deeply"
+def no_key(owner: str, problem: str) -> WorkflowValidationError:
+    """Return the error of a workflow without a usable definition key."""
     return WorkflowValidationError(
-        f"{plan.says(index)} runs definitions that {problem}.",
-        code=ErrorCode.WORKFLOW_CYCLE_DETECTED,
-        notes=[" contains ".join(one.__name__ for one in chain[-_CYCLE_NODES_SHOWN:])],
-        help_text=f"nest at most {NESTING_DEPTH_MAX} definitions, none within itself",
+        f"{owner} {problem}.",
+        code=ErrorCode.WORKFLOW_NO_DEFINITION_KEY,
+        help_text='a stable name of this workflow: definition_key="orders.fulfil.v1"',
     )
 
 
-def output_problems(plan: Draft, output: object) -> Iterator[WorkflowValidationError]:
-    """Find an output that is not one of the nodes."""
-    if output is not None and find(plan, output) is None:
+def _node_problems(nodes: NodeIndex) -> Iterator[HorsiesError]:
+    for index, node in enumerate(nodes.members):
+        for problem in chain(type_problems(node), option_problems(node)):
+            yield nodes.error(index, *problem)
+    yield from _conflicting_signals(nodes)
+
+
+def _conflicting_signals(nodes: NodeIndex) -> Iterator[HorsiesError]:
+    """Find signals whose nodes take values of different types: any of them may receive a value."""
+    first_use: dict[str, tuple[str, Any]] = {}
+    for node_id, node in zip(nodes.ids, nodes.members, strict=True):
+        if not isinstance(node, SignalNode) or not isinstance(node.name, str):
+            continue
+        first_id, declared = first_use.setdefault(node.name, (node_id, node.value_type))
+        if declared != node.value_type:
+            yield WorkflowValidationError(
+                f"Nodes {first_id!r} and {node_id!r} of workflow {nodes.workflow_name!r} wait for "
+                f"the same signal {node.name!r} with values of different types, "
+                f"{type_text(declared)} and {type_text(node.value_type)}.",
+                code=ErrorCode.TASK_INVALID_OPTIONS,
+                help_text="give both the same value_type, or one of them another signal name",
+            )
+
+
+def _option_problems(
+    name: str, on_error: OnError, definition_key: str | None
+) -> Iterator[HorsiesError]:
+    if on_error not in list(OnError):
         yield WorkflowValidationError(
-            f"The output of workflow {plan.name!r} is {_shown(output)}, "
-            "which is not one of its nodes.",
-            code=ErrorCode.WORKFLOW_INVALID_OUTPUT,
-            help_text="name one of the nodes of this workflow",
+            f"Workflow {name!r} has an on_error that is neither OnError.FAIL nor OnError.PAUSE.",
+            code=ErrorCode.TASK_INVALID_OPTIONS,
+        )
+    if definition_key is not None and (problem := key_problem(definition_key)):
+        yield no_key(f"Workflow {name!r}", problem)
+
+
+def _size_problems(
+    producer: Producer, nodes: NodeIndex, arguments: Sequence[EncodedArguments]
+) -> Iterator[HorsiesError]:
+    for index, one in enumerate(arguments):
+        stored = EncodedCall("[]", one.kwargs_json)
+        if problem := size_problem(producer.config.payload, nodes.members[index].name, stored):
+            text = f"cannot be stored: {problem.rstrip('.')}"
+            yield nodes.error(index, ErrorCode.WORKFLOW_KWARGS_NOT_SERIALIZABLE, text)
+
+
+class _Router:
+    """The queues of one application, looked up once for every node."""
+
+    __slots__ = ("_config", "_queues", "internal")
+
+    def __init__(self, config: AppConfig) -> None:
+        queues = config.queues()
+        self._config = config
+        self._queues = {queue.name: Route(queue.name, queue.priority) for queue in queues}
+        # Sub-workflows, sleeps and signals run in the queue that workers look at first. A queue with
+        # a cap of 0 is paused and would hold them up.
+        served = [queue for queue in queues if queue.max_concurrency != 0] or queues
+        self.internal = self._queues[served[0].name]
+
+    def routes(self, nodes: NodeIndex, problems: list[HorsiesError]) -> dict[int, Route]:
+        """Return the routes of the nodes with tasks; adds the mistakes to the problems."""
+        routes: dict[int, Route] = {}
+        for index, node in enumerate(nodes.members):
+            if not isinstance(node, TaskCallingNode):
+                continue
+            route = self._route(node)
+            if isinstance(route, Route):
+                priority = route.priority if node.priority is None else node.priority
+                routes[index] = Route(route.queue_name, priority)
+            else:
+                where = f"at node {nodes.ids[index]!r} of workflow {nodes.workflow_name!r}"
+                route.notes = (where,)
+                problems.append(route)
+        return routes
+
+    def _route(self, node: TaskCallingNode[Any, Any]) -> Route | ConfigurationError:
+        name = node.queue or node.fn.definition.queue_name
+        known = self._queues.get(name)
+        if known is not None:
+            return known
+        if node.queue is not None:
+            try:
+                return self._queues[choose_queue(self._config, node.queue, None).name]
+            except ConfigurationError as error:
+                return error
+        custom = self._config.queue_mode is QueueMode.CUSTOM
+        return ConfigurationError(
+            f"Task {node.name!r} belongs to queue {name!r}, which this application does not have.",
+            code=ErrorCode.TASK_INVALID_QUEUE if custom else ErrorCode.CONFIG_INVALID_QUEUE_MODE,
+            help_text=f"give the node one of: {', '.join(self._queues)}",
         )
 
 
-def policy_problems(plan: Draft, policy: SuccessPolicy | None) -> Iterator[WorkflowValidationError]:
-    """Find success cases that can never be asked: empty ones, and ones with foreign nodes."""
+def _copies(
+    nodes: NodeIndex, arguments: Sequence[EncodedArguments], routes: Mapping[int, Route]
+) -> tuple[AnyNode, ...]:
+    """Copy the nodes; references lead to the copies."""
+    copies = tuple(object.__new__(type(node)) for node in nodes.members)
+    by_original = {id(node): copy for node, copy in zip(nodes.members, copies, strict=True)}
+    for index, (node, copy) in enumerate(zip(nodes.members, copies, strict=True)):
+        # Straight into the dictionary: the guard of every attribute would cost a node 4 µs.
+        values = vars(copy)
+        values.update(vars(node))
+        values["waits_for"] = tuple(by_original[id(one)] for one in nodes.waits_for[index])
+        values["node_id"], values["index"] = nodes.ids[index], index
+        if isinstance(node, CallingNode):
+            values.update(_call_values(node, arguments[index], by_original))
+        if index in routes:
+            values["queue"], values["priority"] = routes[index]
+        values["id_derived"] = node.node_id is None or node.id_derived
+        values["frozen"] = True
+    return copies
+
+
+def _call_values(
+    node: CallingNode[Any], arguments: EncodedArguments, by_original: Mapping[int, AnyNode]
+) -> dict[str, object]:
+    context = tuple(by_original[id(one)] for one in unique_by_identity(node.workflow_ctx_from))
+    values: dict[str, object] = {
+        "kwargs": MappingProxyType(dict(arguments.kwargs)),
+        "args_from": MappingProxyType(
+            {name: by_original[id(one)] for name, one in node.args_from.items()}
+        ),
+        "workflow_ctx_from": context or None,
+    }
+    if isinstance(node, MapNode):
+        values["over"] = by_original[id(node.over)]
+        values["each"] = arguments.each
+    return values
+
+
+def _stamp(nodes: NodeIndex) -> None:
+    """Set index and id on the user's nodes, so that task code can look results up by them."""
+    for index, node in enumerate(nodes.members):
+        if not node.frozen:
+            derived = node.node_id is None or node.id_derived
+            vars(node).update(node_id=nodes.ids[index], index=index, id_derived=derived)
+
+
+def _policy_of_copies(
+    nodes: NodeIndex, policy: SuccessPolicy | None, copies: Sequence[AnyNode]
+) -> SuccessPolicy | None:
     if policy is None:
-        return
-    if not policy.cases:
-        yield _policy_problem(plan, "has no cases", "give at least one SuccessCase")
-    for number, case in enumerate(policy.cases):
-        where = f"has a case (number {number})"
-        if not case.required:
-            yield _policy_problem(plan, f"{where} that requires no node", "remove it, or fill it")
-        yield from _foreign_nodes(plan, case.required, f"{where} that requires")
-    yield from _foreign_nodes(plan, policy.optional or (), "calls optional")
+        return None
 
+    def copied(references: Collection[NodeReference] | None) -> tuple[AnyNode, ...]:
+        found = (nodes.find(one) for one in references or ())
+        return unique_by_identity([copies[index] for index in found if index is not None])
 
-def _foreign_nodes(
-    plan: Draft, references: Sequence[NodeReference], clause: str
-) -> Iterator[WorkflowValidationError]:
-    for one in references:
-        if find(plan, one) is None:
-            problem = f"{clause} {_shown(one)}, which is not one of its nodes"
-            yield _policy_problem(plan, problem, "name nodes of this workflow only")
-
-
-def _policy_problem(plan: Draft, problem: str, help_text: str) -> WorkflowValidationError:
-    return WorkflowValidationError(
-        f"The success policy of workflow {plan.name!r} {problem}.",
-        code=ErrorCode.WORKFLOW_INVALID_SUCCESS_POLICY,
-        help_text=help_text,
+    return SuccessPolicy(
+        cases=tuple(SuccessCase(copied(case.required)) for case in policy.cases),
+        optional=copied(policy.optional),
     )
-
-
-def find(plan: Draft, reference: object) -> int | None:
-    """Return the index of a node named by itself, by its key or by its id."""
-    match reference:
-        case NodeKey(node_id) | str(node_id):
-            return plan.ids.index(node_id) if node_id in plan.ids else None
-        case _:
-            return plan.position(reference)
-
-
-def _shown(reference: object) -> str:
-    match reference:
-        case NodeKey(node_id) | str(node_id):
-            return f"node {node_id!r}"
-        case _ if isinstance(reference, NODE_KINDS):
-            return f"node {reference.node_id or reference.name!r}"
-        case _:
-            return f"a {type(reference).__name__}"

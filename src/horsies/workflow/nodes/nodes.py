@@ -1,8 +1,7 @@
-"""Nodes: what a workflow is made of, before it has a shape.
+"""Nodes: the parts a workflow is made of.
 
-A node says what to run, with which arguments, and after which other nodes. The user builds nodes and
-may change them until a specification takes copies of them; the copies never change again. Stands
-before the line producer -> SQL -> turn -> child -> report -> result.
+A node names a task or definition to run, its arguments and its dependencies. Users may change nodes
+until a specification copies them; the copies are immutable.
 """
 
 from __future__ import annotations
@@ -35,7 +34,8 @@ from horsies.workflow.nodes.type_compat import UNKNOWN_TYPE
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
-# A signal whose values nobody described may carry anything; a key made of text may name any node.
+R_co = TypeVar("R_co", covariant=True)
+# A signal without a declared type may carry any value; a key made of text may name any node.
 V_co = TypeVar("V_co", covariant=True, default=Any)
 
 _ANYTHING: Any = Any
@@ -45,47 +45,39 @@ Join: TypeAlias = Literal["all", "any", "quorum"]
 
 
 class RunnableTask(Protocol[T_co]):
-    """What a node needs of a task: its definition, and the type of its value."""
+    """The part of a task that a node uses: its definition, and the type of its value."""
 
     @property
-    def definition(self) -> TaskDefinition:
-        """The task as it was defined."""
+    def definition(self) -> TaskDefinition: ...
 
-    def __call__(self, /, *args: Any, **kwargs: Any) -> TaskResult[T_co, TaskError]:
-        """Run the task here and now."""
+    def __call__(self, /, *args: Any, **kwargs: Any) -> TaskResult[T_co, TaskError]: ...
 
 
 class YieldsValue(Protocol[T_co]):
-    """What a specification tells the type checker: the type of its result."""
+    """A specification as the type checker sees it: it has a result of this type."""
 
-    def output_key(self) -> NodeKey[T_co] | None:
-        """The key of the output node."""
+    def output_key(self) -> NodeKey[T_co] | None: ...
 
 
 class BuildsWorkflow(Protocol[T_co]):
-    """What a node needs of a workflow definition."""
+    """The part of a workflow definition that a node uses."""
 
     name: ClassVar[str]
 
     @classmethod
-    def build(cls, app: Any) -> YieldsValue[T_co]:
-        """Return the specification made of the class's nodes."""
+    def build(cls, app: Any) -> YieldsValue[T_co]: ...
 
     @classmethod
-    def own_key(cls) -> str | None:
-        """Return the definition key of this very class."""
+    def own_key(cls) -> str | None: ...
 
     @classmethod
-    def output_type(cls) -> Any:
-        """Return the type of the result, or UNKNOWN_TYPE."""
+    def output_type(cls) -> Any: ...
 
     @classmethod
-    def build_signature(cls) -> CallSignature | None:
-        """Return what the author's own ``build_with`` takes, or None when there is none."""
+    def build_signature(cls) -> CallSignature | None: ...
 
     @classmethod
-    def get_workflow_nodes(cls) -> list[tuple[str, Any]]:
-        """Return the nodes declared by the class, with their attribute names."""
+    def get_workflow_nodes(cls) -> list[tuple[str, Any]]: ...
 
 
 # Without slots: a frozen class with slots cannot be called as NodeKey[int]("fetch") before Python 3.12.
@@ -101,101 +93,125 @@ class NodeKey(Generic[V_co]):
 
 
 class ValueNode(Protocol[T_co]):
-    """Any node, as far as the type checker is concerned: what has a value of this type."""
+    """Any node as the type checker sees it: it has a value of this type."""
 
     def key(self) -> NodeKey[T_co]:
-        """Return the name its result is found under."""
+        """Return the name under which its result is found."""
 
 
-def _guarded_set(node: Any, name: str, value: Any) -> None:
-    if node.frozen:
-        raise AttributeError(f"a node of a specification is immutable; {name!r} cannot be set")
-    if name == "node_id":
-        object.__setattr__(node, "id_derived", False)
-    object.__setattr__(node, name, value)
+@dataclass(eq=False, repr=False, kw_only=True)
+class Node(Generic[R_co]):
+    """The attributes of every kind of node; ``R_co`` is the type of its value.
 
-
-def _guarded_delete(node: Any, name: str) -> None:
-    if node.frozen:
-        raise AttributeError(f"a node of a specification is immutable; {name!r} cannot be deleted")
-    object.__delattr__(node, name)
-
-
-def _shown(node: Any) -> str:
-    """Show which node it is; arguments stay out of sight."""
-    return f"{type(node).__name__}({node.name!r}, node_id={node.node_id!r})"
-
-
-def own_name(thing: object) -> str:
-    """Name a function or class, or the type of anything else."""
-    return getattr(thing, "__name__", None) or type(thing).__name__
-
-
-def _task_name(task: object) -> str:
-    # A node may hold what is no task until a workflow refuses it, and is shown all the same.
-    definition: TaskDefinition | None = getattr(task, "definition", None)
-    return own_name(task) if definition is None else definition.name
-
-
-def _key_of(node: Any) -> NodeKey[Any]:
-    if node.node_id is None:
-        raise WorkflowValidationError(
-            f"The node {node.name!r} has no id yet.",
-            code=ErrorCode.WORKFLOW_INVALID_NODE_ID,
-            help_text="give it a node_id, or ask after the workflow was built",
-        )
-    return NodeKey(node.node_id)
-
-
-@dataclass(eq=False, repr=False)
-class TaskNode(Generic[T_co]):
-    """One task of a workflow; usually made by ``task.node(...)(...)``.
-
-    ``waits_for`` are the nodes it depends on. ``args_from`` hands the ``TaskResult`` of a node over
-    as the parameter of that name; ``workflow_ctx_from`` offers results through ``workflow_ctx``.
-    ``join`` says how many dependencies must succeed: all, any, or ``min_success`` of them (quorum).
-    ``expires_in`` counts from the moment the node is enqueued, ``good_until`` is a fixed time.
-
-    Example:
-        total = TaskNode(add, kwargs={"b": 1}, args_from={"a": first}, waits_for=[first])
+    ``waits_for`` lists the dependencies. ``join`` sets how many of them must succeed: all, any, or
+    ``min_success`` of them (quorum). With ``allow_failed_deps`` the node runs even if they fail.
     """
 
-    fn: RunnableTask[T_co]
-    _: KW_ONLY
-    kwargs: Mapping[str, Any] = field(default_factory=dict)
     waits_for: Sequence[AnyNode] = field(default_factory=list)
-    args_from: Mapping[str, AnyNode] = field(default_factory=dict)
-    workflow_ctx_from: Sequence[AnyNode] | None = None
-    queue: str | None = None
-    priority: int | None = None
     allow_failed_deps: bool = False
     join: Join = "all"
     min_success: int | None = None
-    good_until: datetime | None = None
-    expires_in: timedelta | None = None
-    timeout_ms: int | None = None
-    retry_policy: RetryPolicy | None = None
     node_id: str | None = None
     index: int | None = None
     frozen: bool = field(default=False, init=False)
     id_derived: bool = field(default=False, init=False)
 
-    __setattr__ = _guarded_set
-    __delattr__ = _guarded_delete
-    __repr__ = _shown
+    def __setattr__(self, name: str, value: Any) -> None:
+        if self.frozen:
+            raise AttributeError(f"a node of a specification is immutable; {name!r} cannot be set")
+        if name == "node_id":
+            object.__setattr__(self, "id_derived", False)
+        object.__setattr__(self, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        if self.frozen:
+            raise AttributeError(
+                f"a node of a specification is immutable; {name!r} cannot be deleted"
+            )
+        object.__delattr__(self, name)
+
+    def __repr__(self: Any) -> str:
+        # Arguments may be secret and are not shown.
+        return f"{type(self).__name__}({self.name!r}, node_id={self.node_id!r})"
+
+    def key(self: Any) -> NodeKey[R_co]:
+        """Return the name under which its result is found; HRS-003 while the node has no id."""
+        if self.node_id is None:
+            raise WorkflowValidationError(
+                f"The node {self.name!r} has no id yet.",
+                code=ErrorCode.WORKFLOW_INVALID_NODE_ID,
+                help_text="give it a node_id, or ask after the workflow was built",
+            )
+        return NodeKey(self.node_id)
+
+
+@dataclass(eq=False, repr=False, kw_only=True)
+class CallingNode(Node[R_co]):
+    """The attributes of nodes that call a task or a definition.
+
+    ``args_from`` passes the ``TaskResult`` of a node as the parameter of that name;
+    ``workflow_ctx_from`` offers results through ``workflow_ctx``.
+    """
+
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    args_from: Mapping[str, AnyNode] = field(default_factory=dict)
+    workflow_ctx_from: Sequence[AnyNode] | None = None
+
+
+@dataclass(eq=False, repr=False)
+class TaskCallingNode(CallingNode[R_co], Generic[T_co, R_co]):
+    """The attributes of nodes that call a task, once or for each element of a list.
+
+    ``expires_in`` counts from the time the node is enqueued, ``good_until`` is a fixed time.
+    """
+
+    fn: RunnableTask[T_co]
+    _: KW_ONLY
+    queue: str | None = None
+    priority: int | None = None
+    good_until: datetime | None = None
+    expires_in: timedelta | None = None
+    timeout_ms: int | None = None
+    retry_policy: RetryPolicy | None = None
 
     @property
     def name(self) -> str:
         """The name of the task."""
-        return _task_name(self.fn)
-
-    def key(self) -> NodeKey[T_co]:
-        """Return the name its result is found under; HRS-003 while it has none."""
-        return _key_of(self)
+        # Until a workflow refuses it, a node may hold something other than a task; it has a repr too.
+        definition: TaskDefinition | None = getattr(self.fn, "definition", None)
+        return own_name(self.fn) if definition is None else definition.name
 
 
 @dataclass(eq=False, repr=False)
-class SubWorkflowNode(Generic[T_co]):
+class TaskNode(TaskCallingNode[T_co, T_co]):
+    """One task of a workflow; usually made by ``task.node(...)(...)``.
+
+    Example:
+        total = TaskNode(add, kwargs={"b": 1}, args_from={"a": first}, waits_for=[first])
+    """
+
+
+@dataclass(eq=False, repr=False)
+class MapNode(TaskCallingNode[T_co, list[TaskResult[T_co, TaskError]]]):
+    """One task per element of the list that another node returns; the results keep its order.
+
+    ``each`` names the parameter that takes the element; by default, the only required parameter
+    without another source. At most ``max_parallel`` tasks run at once. One failed task fails the
+    node, unless ``allow_failed_items`` is set.
+
+    Example:
+        pages = MapNode(fetch, over=urls, each="url", max_parallel=10)
+    """
+
+    _: KW_ONLY
+    over: AnyNode
+    each: str | None = None
+    max_parallel: int | None = None
+    allow_failed_items: bool = False
+
+
+@dataclass(eq=False, repr=False)
+class SubWorkflowNode(CallingNode[T_co]):
     """A whole workflow as one node; its value is the output of the child run.
 
     Parameters in ``kwargs`` and ``args_from`` go to the definition's own ``build_with``.
@@ -205,86 +221,16 @@ class SubWorkflowNode(Generic[T_co]):
     """
 
     workflow_def: type[BuildsWorkflow[T_co]]
-    _: KW_ONLY
-    kwargs: Mapping[str, Any] = field(default_factory=dict)
-    waits_for: Sequence[AnyNode] = field(default_factory=list)
-    args_from: Mapping[str, AnyNode] = field(default_factory=dict)
-    workflow_ctx_from: Sequence[AnyNode] | None = None
-    allow_failed_deps: bool = False
-    join: Join = "all"
-    min_success: int | None = None
-    node_id: str | None = None
-    index: int | None = None
-    frozen: bool = field(default=False, init=False)
-    id_derived: bool = field(default=False, init=False)
-
-    __setattr__ = _guarded_set
-    __delattr__ = _guarded_delete
-    __repr__ = _shown
 
     @property
     def name(self) -> str:
         """The name of the child workflow."""
         return getattr(self.workflow_def, "name", None) or own_name(self.workflow_def)
 
-    def key(self) -> NodeKey[T_co]:
-        """Return the name its result is found under; HRS-003 while it has none."""
-        return _key_of(self)
-
 
 @dataclass(eq=False, repr=False)
-class MapNode(Generic[T_co]):
-    """One task per element of the list that another node returns; the results come in its order.
-
-    ``each`` names the parameter that takes the element; without it, the only required parameter not
-    supplied otherwise. At most ``max_parallel`` run at once. With ``allow_failed_items`` the node
-    succeeds whatever its tasks return; otherwise one failed task makes it fail.
-
-    Example:
-        pages = MapNode(fetch, over=urls, each="url", max_parallel=10)
-    """
-
-    fn: RunnableTask[T_co]
-    _: KW_ONLY
-    over: AnyNode
-    each: str | None = None
-    max_parallel: int | None = None
-    allow_failed_items: bool = False
-    kwargs: Mapping[str, Any] = field(default_factory=dict)
-    waits_for: Sequence[AnyNode] = field(default_factory=list)
-    args_from: Mapping[str, AnyNode] = field(default_factory=dict)
-    workflow_ctx_from: Sequence[AnyNode] | None = None
-    queue: str | None = None
-    priority: int | None = None
-    allow_failed_deps: bool = False
-    join: Join = "all"
-    min_success: int | None = None
-    good_until: datetime | None = None
-    expires_in: timedelta | None = None
-    timeout_ms: int | None = None
-    retry_policy: RetryPolicy | None = None
-    node_id: str | None = None
-    index: int | None = None
-    frozen: bool = field(default=False, init=False)
-    id_derived: bool = field(default=False, init=False)
-
-    __setattr__ = _guarded_set
-    __delattr__ = _guarded_delete
-    __repr__ = _shown
-
-    @property
-    def name(self) -> str:
-        """The name of the task."""
-        return _task_name(self.fn)
-
-    def key(self) -> NodeKey[list[TaskResult[T_co, TaskError]]]:
-        """Return the name its result is found under; HRS-003 while it has none."""
-        return _key_of(self)
-
-
-@dataclass(eq=False, repr=False)
-class SleepNode:
-    """A pause in the graph: a number of seconds, or until a moment; no worker waits meanwhile.
+class SleepNode(Node[None]):
+    """A pause in the graph, for some seconds or until a given time; it occupies no worker.
 
     Example:
         pause = SleepNode(3600, waits_for=[reminder])
@@ -293,34 +239,18 @@ class SleepNode:
     seconds: float | None = None
     _: KW_ONLY
     until: datetime | None = None
-    waits_for: Sequence[AnyNode] = field(default_factory=list)
-    allow_failed_deps: bool = False
-    join: Join = "all"
-    min_success: int | None = None
-    node_id: str | None = None
-    index: int | None = None
-    frozen: bool = field(default=False, init=False)
-    id_derived: bool = field(default=False, init=False)
-
-    __setattr__ = _guarded_set
-    __delattr__ = _guarded_delete
-    __repr__ = _shown
 
     @property
     def name(self) -> str:
         """The word sleep."""
         return "sleep"
 
-    def key(self) -> NodeKey[None]:
-        """Return the name its result is found under; HRS-003 while it has none."""
-        return _key_of(self)
-
 
 @dataclass(eq=False, repr=False)
-class SignalNode(Generic[V_co]):
+class SignalNode(Node[V_co]):
     """A wait for ``handle.signal(name, value)``; the value sent is the node's value.
 
-    A signal that comes early is kept. ``timeout`` counts from the moment the node's dependencies are
+    A signal that arrives early is kept. ``timeout`` counts from the time the node's dependencies are
     met; after it the node fails with SIGNAL_TIMEOUT.
 
     Example:
@@ -331,37 +261,31 @@ class SignalNode(Generic[V_co]):
     _: KW_ONLY
     timeout: timedelta | None = None
     value_type: type[V_co] = _ANYTHING
-    waits_for: Sequence[AnyNode] = field(default_factory=list)
-    allow_failed_deps: bool = False
-    join: Join = "all"
-    min_success: int | None = None
-    node_id: str | None = None
-    index: int | None = None
-    frozen: bool = field(default=False, init=False)
-    id_derived: bool = field(default=False, init=False)
-
-    __setattr__ = _guarded_set
-    __delattr__ = _guarded_delete
-    __repr__ = _shown
-
-    def key(self) -> NodeKey[V_co]:
-        """Return the name its result is found under; HRS-003 while it has none."""
-        return _key_of(self)
 
 
-CallingNode: TypeAlias = TaskNode[Any] | SubWorkflowNode[Any] | MapNode[Any]
-AnyNode: TypeAlias = CallingNode | SleepNode | SignalNode[Any]
-CALLING_KINDS = (TaskNode, SubWorkflowNode, MapNode)
-NODE_KINDS = (*CALLING_KINDS, SleepNode, SignalNode)
+AnyNode: TypeAlias = (
+    TaskNode[Any] | SubWorkflowNode[Any] | MapNode[Any] | SleepNode | SignalNode[Any]
+)
+NODE_KINDS = (TaskNode, SubWorkflowNode, MapNode, SleepNode, SignalNode)
+
+
+def own_name(thing: object) -> str:
+    """Name a function or class, or the type of anything else."""
+    return getattr(thing, "__name__", None) or type(thing).__name__
+
+
+def unique_by_identity(nodes: Collection[AnyNode] | None) -> tuple[AnyNode, ...]:
+    """Return the nodes in order, each once; equal-looking nodes are different nodes."""
+    return tuple({id(node): node for node in nodes or ()}.values())
 
 
 def is_list(value: object) -> bool:
-    """Tell what holds any number of nodes, as often as it is read: no node, text or generator."""
+    """Accept any container that can be read repeatedly; refuse a node, text or generator."""
     return isinstance(value, Collection) and not isinstance(value, str | bytes | Mapping)
 
 
 def is_definition(candidate: object) -> bool:
-    """Tell a class that builds workflows, with or without its type parameters, from all else."""
+    """Recognize a class that builds workflows, with or without its type parameters."""
     owner = get_origin(candidate) or candidate
     return isinstance(owner, type) and all(
         callable(getattr(owner, method, None)) for method in _DEFINITION_METHODS
@@ -369,7 +293,7 @@ def is_definition(candidate: object) -> bool:
 
 
 def value_type(node: AnyNode) -> Any:
-    """Return the type of a node's value as declared; UNKNOWN_TYPE where nobody declared it."""
+    """Return the type of a node's value as declared; UNKNOWN_TYPE without a declaration."""
     match node:
         case TaskNode():
             return node.fn.definition.results.ok_type
@@ -387,7 +311,7 @@ def value_type(node: AnyNode) -> Any:
 
 
 def result_codec(node: AnyNode) -> ResultCodec | None:
-    """Return what reads a node's stored result; None where nobody declared its type."""
+    """Return the codec of a node's result; None when its type is not declared."""
     if isinstance(node, TaskNode):
         return node.fn.definition.results
     declared = value_type(node)
@@ -395,11 +319,11 @@ def result_codec(node: AnyNode) -> ResultCodec | None:
 
 
 def codec_for(declared: Any) -> ResultCodec:
-    """Return what reads results with values of this type; ValueError when no JSON can hold it."""
+    """Return the codec of results with values of this type; ValueError if JSON cannot hold them."""
     try:
         return _kept_codec(declared)
     except TypeError:
-        # An annotation may hold what has no hash.
+        # An annotation may contain an unhashable value.
         return ResultCodec.of(declared, TaskError)
 
 
@@ -411,7 +335,7 @@ def _kept_codec(declared: Any) -> ResultCodec:
 
 @dataclass(frozen=True, slots=True)
 class FromNode:
-    """Stands for the result of a node until the call it is written in becomes a node."""
+    """A placeholder for the result of a node in the call of ``task.node(...)``."""
 
     node: AnyNode
 

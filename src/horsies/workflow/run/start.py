@@ -21,8 +21,8 @@ from horsies.result import Err, Ok
 from horsies.tasks.broker import BrokerOperationError, BrokerResult, PostgresBroker
 from horsies.tasks.request import KEY_LENGTH_MAX, is_key
 from horsies.tasks.send import broker_of, store, store_async
-from horsies.workflow.build.blueprint import Blueprint
-from horsies.workflow.build.plan import HasBlueprint, fingerprint, plan
+from horsies.workflow.build.graph import Graph
+from horsies.workflow.build.plan import HasGraph, fingerprint, plan
 from horsies.workflow.nodes.nodes import NodeKey
 from horsies.workflow.run.control import operation_failed
 from horsies.workflow.run.handle import WorkflowHandle
@@ -38,7 +38,7 @@ T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
 
-class Startable(HasBlueprint, Protocol[T_co]):
+class Startable(HasGraph, Protocol[T_co]):
     """A specification, as far as starting it is concerned; ``T_co`` is the type of its result."""
 
     def output_key(self) -> NodeKey[T_co] | None:
@@ -104,7 +104,7 @@ def start_again(
     spec: Startable[T], error: WorkflowStartError
 ) -> WorkflowStartResult[WorkflowHandle[T]]:
     """Repeat a start that failed with ENQUEUE_FAILED: the run is stored at most once."""
-    match _replayed(spec.blueprint, error):
+    match _replayed(spec.graph, error):
         case Err() as refused:
             return refused
         case Ok(options):
@@ -115,7 +115,7 @@ async def start_again_async(
     spec: Startable[T], error: WorkflowStartError
 ) -> WorkflowStartResult[WorkflowHandle[T]]:
     """The same without blocking the event loop."""
-    match _replayed(spec.blueprint, error):
+    match _replayed(spec.graph, error):
         case Err() as refused:
             return refused
         case Ok(options):
@@ -160,7 +160,7 @@ class _Means:
 class _Prepared:
     """A run ready to be stored."""
 
-    spec: HasBlueprint
+    spec: HasGraph
     options: StartOptions
     workflow_id: str
     text: str = field(repr=False)
@@ -196,34 +196,34 @@ async def _launch_async(
     return _handles(order, done)
 
 
-def _means_of(spec: HasBlueprint, options: StartOptions) -> WorkflowStartResult[_Means]:
-    blueprint = spec.blueprint
-    producer = blueprint.producer
+def _means_of(spec: HasGraph, options: StartOptions) -> WorkflowStartResult[_Means]:
+    graph = spec.graph
+    producer = graph.producer
     if producer is None:
         message = (
-            f"Workflow {blueprint.name!r} was built without an application; build it with "
+            f"Workflow {graph.name!r} was built without an application; build it with "
             "app.workflow(...)."
         )
         code = WorkflowStartErrorCode.BROKER_NOT_CONFIGURED
-        return Err(_error(blueprint, options, code, message))
+        return Err(_error(graph, options, code, message))
     match broker_of(producer):
         case Err(error):
-            return Err(_not_stored(blueprint, options, error))
+            return Err(_not_stored(graph, options, error))
         case Ok(broker):
             return Ok(_Means(broker, producer.config.resend_on_transient_err))
 
 
 def _planned(
-    specs: Sequence[HasBlueprint], options: StartOptions, means: WorkflowStartResult[_Means]
+    specs: Sequence[HasGraph], options: StartOptions, means: WorkflowStartResult[_Means]
 ) -> WorkflowStartResult[_Planned]:
     if isinstance(means, Err):
         return means
-    first, runs = specs[0].blueprint, []
+    first, runs = specs[0].graph, []
     for position, spec in enumerate(specs):
-        if spec.blueprint.producer is not first.producer:
+        if spec.graph.producer is not first.producer:
             message = "start_many takes workflows of one application at a time."
             code = WorkflowStartErrorCode.VALIDATION_FAILED
-            return Err(_error(spec.blueprint, options, code, message))
+            return Err(_error(spec.graph, options, code, message))
         match _prepared(spec, options):
             case Err(error) if len(specs) > 1:
                 message = f"Workflow {position} of start_many: {error.message}"
@@ -235,27 +235,27 @@ def _planned(
     return Ok(_Planned(means.value, runs, options.transaction))
 
 
-def _prepared(spec: HasBlueprint, options: StartOptions) -> WorkflowStartResult[_Prepared]:
+def _prepared(spec: HasGraph, options: StartOptions) -> WorkflowStartResult[_Prepared]:
     """Write the plan of a run, or say in one sentence why there can be none."""
-    blueprint = spec.blueprint
+    graph = spec.graph
     workflow_id = new_id() if options.workflow_id is None else options.workflow_id
     options = replace(options, workflow_id=workflow_id)
-    producer = blueprint.producer
+    producer = graph.producer
     if producer is not None and producer.are_sends_suppressed():
-        return Err(_suppressed(blueprint, options))
+        return Err(_suppressed(graph, options))
     if options.workflow_key is not None and not is_key(options.workflow_key):
         code = WorkflowStartErrorCode.VALIDATION_FAILED
         message = f"workflow_key must be a text of 1 to {KEY_LENGTH_MAX} characters."
-        return Err(_error(blueprint, options, code, message))
+        return Err(_error(graph, options, code, message))
     try:
         text = plan(spec, workflow_id, workflow_key=options.workflow_key, sent_at=options.sent_at)
     except HorsiesError as error:
         code = WorkflowStartErrorCode.VALIDATION_FAILED
-        return Err(replace(_error(blueprint, options, code, error.message), exception=error))
+        return Err(replace(_error(graph, options, code, error.message), exception=error))
     except Exception as error:
         code = WorkflowStartErrorCode.INTERNAL_FAILED
-        message = f"The plan of workflow {blueprint.name!r} could not be written: {error}"
-        return Err(replace(_error(blueprint, options, code, message), exception=error))
+        message = f"The plan of workflow {graph.name!r} could not be written: {error}"
+        return Err(replace(_error(graph, options, code, message), exception=error))
     return Ok(_Prepared(spec, options, workflow_id, text))
 
 
@@ -274,79 +274,79 @@ def _handles(
 ) -> WorkflowStartResult[list[WorkflowHandle[Any]]]:
     if isinstance(done, Err):
         first = order.runs[0]
-        return Err(_not_stored(first.spec.blueprint, first.options, done.value))
+        return Err(_not_stored(first.spec.graph, first.options, done.value))
     handles = []
     for prepared, row in zip(order.runs, done.value, strict=True):
         if problem := _conflict(prepared, row):
             return Err(problem)
-        types = DeclaredTypes(prepared.spec.blueprint.nodes)
+        types = DeclaredTypes(prepared.spec.graph.nodes)
         handles.append(WorkflowHandle[Any](row.id, order.means.broker, types=types))
     return Ok(handles)
 
 
 def _conflict(prepared: _Prepared, row: StartedRun) -> WorkflowStartError | None:
     """Say why a run that was there before is not the one asked for, or None."""
-    blueprint, options = prepared.spec.blueprint, prepared.options
+    graph, options = prepared.spec.graph, prepared.options
     if row.created:
         return None
-    if row.name != blueprint.name:
+    if row.name != graph.name:
         code = WorkflowStartErrorCode.VALIDATION_FAILED
-        message = f"Workflow {row.id} is a run of {row.name!r}, not of {blueprint.name!r}."
-        return _error(blueprint, options, code, message)
+        message = f"Workflow {row.id} is a run of {row.name!r}, not of {graph.name!r}."
+        return _error(graph, options, code, message)
     if row.fingerprint != fingerprint(prepared.spec):
         code = WorkflowStartErrorCode.PAYLOAD_MISMATCH
         message = (
             f"Workflow {row.id} was started with other nodes or arguments; start it under a new "
             "id or key."
         )
-        return _error(blueprint, options, code, message)
+        return _error(graph, options, code, message)
     return None
 
 
-def _replayed(blueprint: Blueprint, error: WorkflowStartError) -> WorkflowStartResult[StartOptions]:
+def _replayed(graph: Graph, error: WorkflowStartError) -> WorkflowStartResult[StartOptions]:
     """Return the options of the start that failed, or why it cannot be repeated."""
     options = StartOptions()
     if not isinstance(error, WorkflowStartError):
         problem = "only the WorkflowStartError of a failed start can be retried"
     elif error.code is not WorkflowStartErrorCode.ENQUEUE_FAILED:
         problem = f"only ENQUEUE_FAILED can be retried, not {error.code.value}"
-    elif error.workflow_name != blueprint.name:
+    elif error.workflow_name != graph.name:
         problem = f"the error belongs to workflow {error.workflow_name!r}"
     elif error.in_transaction:
         problem = "a failed start inside a transaction is repeated with that transaction"
     else:
         return Ok(StartOptions(error.workflow_id, error.workflow_key))
     code = WorkflowStartErrorCode.VALIDATION_FAILED
-    message = f"Workflow {blueprint.name!r} was not started: {problem}."
-    return Err(_error(blueprint, options, code, message))
+    message = f"Workflow {graph.name!r} was not started: {problem}."
+    return Err(_error(graph, options, code, message))
 
 
 def _not_stored(
-    blueprint: Blueprint, options: StartOptions, error: BrokerOperationError
+    graph: Graph, options: StartOptions, error: BrokerOperationError
 ) -> WorkflowStartError:
     ours = operation_failed("", error).code is HandleErrorCode.INTERNAL_FAILED
     codes = WorkflowStartErrorCode
     code = codes.INTERNAL_FAILED if ours else codes.ENQUEUE_FAILED
-    failed = _error(blueprint, options, code, error.message)
+    failed = _error(graph, options, code, error.message)
     return replace(failed, retryable=error.retryable, exception=error.exception)
 
 
-def _suppressed(blueprint: Blueprint, options: StartOptions) -> WorkflowStartError:
+def _suppressed(graph: Graph, options: StartOptions) -> WorkflowStartError:
     message = (
         "Sends are suppressed while task modules are imported; start workflows from a function, "
         "not at import time."
     )
-    return _error(blueprint, options, WorkflowStartErrorCode.SEND_SUPPRESSED, message)
+    return _error(graph, options, WorkflowStartErrorCode.SEND_SUPPRESSED, message)
 
 
 def _error(
-    blueprint: Blueprint, options: StartOptions, code: WorkflowStartErrorCode, message: str
+    graph: Graph, options: StartOptions, code: WorkflowStartErrorCode, message: str
 ) -> WorkflowStartError:
     return WorkflowStartError(
         code,
         message,
         retryable=False,
-        workflow_name=blueprint.name,
+        workflow_name=graph.name,
         workflow_id=str(new_id() if options.workflow_id is None else options.workflow_id),
         workflow_key=options.workflow_key,
         in_transaction=options.transaction is not None,
