@@ -25,6 +25,12 @@ test-pgbouncer: $(READY) ## run the end-to-end tests with producers and workers 
 test-pgbouncer-sample: $(READY) ## run the tests marked `pooled` behind a real PgBouncer
 	HORSIES_TEST_POOLER=1 $(PYTEST) -m pooled tests/e2e
 
+test-matrix: $(READY) ## run tests on Python 3.11 to 3.13 with PostgreSQL 15 to 18; takes hours
+	$(BIN)/python -m tools.matrix
+
+test-matrix-sample: $(READY) ## run a few tests on the oldest and the newest of both
+	$(BIN)/python -m tools.matrix --sample
+
 lint: $(READY) ## check formatting, lint, types, layers and prose
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -53,4 +59,4 @@ $(READY): pyproject.toml constraints.txt
 	@touch $(READY)
 
 clean: ## remove everything the other targets created
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis dist
+	rm -rf $(VENV) .matrix .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis dist
