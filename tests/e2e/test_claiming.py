@@ -6,6 +6,7 @@ from types import ModuleType
 from typing import Any
 
 import psycopg
+import pytest
 
 from horsies.db.migrate import apply_migrations
 from tests.support.tables import (
@@ -51,6 +52,7 @@ def test_tasks_start_by_priority_and_then_in_the_order_they_were_sent(
     assert [line.label for line in journal.lines("start")] == ["a", "b", "c", "d", "e"]
 
 
+@pytest.mark.pooled
 def test_two_workers_share_the_queue_and_run_everything_once(
     fleet: Fleet, journal: Journal, programs: ModuleType, connection: Database
 ) -> None:
@@ -76,6 +78,7 @@ def test_a_worker_with_a_backlog_and_no_idle_child_sleeps(
     wait_until_empty(connection)
 
 
+@pytest.mark.pooled
 def test_large_arguments_and_results_pass(fleet: Fleet, programs: ModuleType) -> None:
     fleet.start()
     size = 4_000_000

@@ -6,6 +6,7 @@ from types import ModuleType
 from typing import Any
 
 import psycopg
+import pytest
 
 from tests.support.tables import count, held_connections, insert_raw
 from tests.support.workers import FORKSERVER, Fleet
@@ -32,6 +33,7 @@ def test_sixteen_children_share_at_most_four_connections(
     assert held_connections(fleet, connection, "horsies:") == 0
 
 
+@pytest.mark.pooled
 def test_a_child_that_sends_gives_its_connections_back_when_it_leaves(
     fleet: Fleet, programs: ModuleType, connection: psycopg.Connection[Any]
 ) -> None:

@@ -33,6 +33,7 @@ QUICK_RETRIES = {"resilience": {"db_retry_initial_ms": 100, "notify_poll_interva
 QUICK_POLLS = {"resilience": {"db_retry_initial_ms": 100, "notify_poll_interval_ms": 1_000}}
 
 
+@pytest.mark.pooled
 @pytest.mark.parametrize("sessions", [1, 2])
 def test_broken_connections_under_load_lose_nothing_and_repeat_nothing(
     fleet: Fleet, journal: Journal, programs: ModuleType, connection: Database, sessions: int
@@ -130,6 +131,7 @@ def new_sessions_with(connection: Database, setting: str, value: str) -> Iterato
         connection.execute(sql.SQL("ALTER DATABASE {} RESET {}").format(*names))
 
 
+@pytest.mark.pooled
 def test_results_wait_for_a_database_that_is_away(
     fleet: Fleet, journal: Journal, programs: ModuleType, connection: Database, server_url: str
 ) -> None:
@@ -167,6 +169,7 @@ def test_a_worker_told_to_give_up_gives_up(
     assert all(map(is_gone, worker.seen_pids))
 
 
+@pytest.mark.pooled
 def test_a_claim_whose_answer_got_lost_goes_back_and_is_claimed_again(
     fleet: Fleet, journal: Journal, programs: ModuleType, connection: Database
 ) -> None:

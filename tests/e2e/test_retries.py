@@ -8,6 +8,7 @@ from types import ModuleType
 from typing import Any
 
 import psycopg
+import pytest
 
 from tests.support.tables import attempts, task, wait_for_status
 from tests.support.workers import FORKSERVER, HARDLY_POLLS, Fleet, Journal, eventually
@@ -75,6 +76,7 @@ def sent_deadline(connection: Database, task_id: str) -> datetime:
     return row[0]  # type: ignore[no-any-return]
 
 
+@pytest.mark.pooled
 def test_delayed_tasks_start_on_time(
     fleet: Fleet, programs: ModuleType, connection: Database
 ) -> None:

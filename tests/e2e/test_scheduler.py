@@ -255,6 +255,7 @@ def _wrong_by(scheduler: RunningWorker) -> float:
     return (written - datetime.now(UTC)).total_seconds()
 
 
+@pytest.mark.pooled
 def test_a_scheduler_that_loses_its_connections_goes_on_and_leaves_none_behind(
     fleet: Fleet, programs: ModuleType, connection: Database
 ) -> None:
@@ -298,6 +299,7 @@ def test_a_scheduler_ends_at_once_when_its_database_will_never_let_it_in(fleet: 
     assert "Traceback" not in scheduler.log()
 
 
+@pytest.mark.pooled
 def test_a_sleeping_scheduler_is_woken_by_changes(
     fleet: Fleet, programs: ModuleType, connection: Database
 ) -> None:

@@ -272,6 +272,7 @@ def test_a_result_waits_for_the_database_before_the_worker_leaves(
     assert task(connection, sent.task_id).status == "COMPLETED"
 
 
+@pytest.mark.pooled
 def test_three_signals_leave_even_while_a_result_waits_for_the_database(
     fleet: Fleet, journal: Journal, server_url: str, connection: Database, programs: ModuleType
 ) -> None:

@@ -100,6 +100,7 @@ def test_a_waiting_task_is_cancelled_at_once_without_an_attempt(
     assert attempts(connection, sent.task_id) == []
 
 
+@pytest.mark.pooled
 def test_a_running_task_is_asked_to_stop_and_may_clean_up(
     fleet: Fleet, journal: Journal, programs: ModuleType, connection: Database
 ) -> None:

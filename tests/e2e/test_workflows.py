@@ -270,6 +270,7 @@ def overlapping(lines: list[Line]) -> int:
     return most
 
 
+@pytest.mark.pooled
 def test_a_map_runs_at_most_so_many_at_once_and_keeps_the_order(
     fleet: Fleet, journal: Journal, connection: Database, flows: ModuleType
 ) -> None:
@@ -317,6 +318,7 @@ def signalled(flows: ModuleType, timeout: timedelta | None = None) -> Any:
     return flows.app.workflow("wait", [first, signal, last], output=last, definition_key="e2e.wait")
 
 
+@pytest.mark.pooled
 def test_a_signal_is_taken_when_it_comes_late_and_kept_when_it_comes_early(
     fleet: Fleet, connection: Database, flows: ModuleType
 ) -> None:
