@@ -6,16 +6,18 @@ a TaskResult, defined in `task_result`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any, Generic, Literal, NoReturn, TypeAlias, TypeVar
+from typing import Any, Generic, Literal, NoReturn, ParamSpec, TypeAlias, TypeVar
 
 from typing_extensions import TypeIs
 
+P = ParamSpec("P")
 T = TypeVar("T")
 E = TypeVar("E")
 U = TypeVar("U")
 F = TypeVar("F")
+X = TypeVar("X", bound=BaseException)
 T_co = TypeVar("T_co", covariant=True)
 E_co = TypeVar("E_co", covariant=True)
 
@@ -38,11 +40,11 @@ class Ok(Generic[T_co]):
         return f"Ok({self.value!r})"
 
     def is_ok(self) -> Literal[True]:
-        """Return True."""
+        """Tell that this is the success."""
         return True
 
     def is_err(self) -> Literal[False]:
-        """Return False."""
+        """Tell that this is not the failure."""
         return False
 
     def ok(self) -> T_co:
@@ -50,7 +52,7 @@ class Ok(Generic[T_co]):
         return self.value
 
     def err(self) -> None:
-        """Return None: there is no error."""
+        """Return None, there is no error."""
 
     @property
     def ok_value(self) -> T_co:
@@ -59,30 +61,77 @@ class Ok(Generic[T_co]):
 
     @property
     def err_value(self) -> NoReturn:
-        """Raise UnwrapError: there is no error."""
-        raise _unwrap_error(self, "err_value")
+        """Raise UnwrapError, there is no error."""
+        raise _not_this_side(self, "err_value")
 
     def unwrap(self) -> T_co:
         """Return the value."""
         return self.value
 
     def unwrap_err(self) -> NoReturn:
-        """Raise UnwrapError: there is no error."""
-        raise _unwrap_error(self, "unwrap_err()")
+        """Raise UnwrapError, there is no error."""
+        raise _not_this_side(self, "unwrap_err()")
 
     def unwrap_or(self, default: object) -> T_co:
-        """Return the value; only an Err returns the default."""
+        """Return the value; the default is for an Err."""
         return self.value
 
+    def unwrap_or_else(self, function: object) -> T_co:
+        """Return the value; the function is for an Err."""
+        return self.value
+
+    def unwrap_or_raise(self, exception_type: object) -> T_co:
+        """Return the value; the exception is for an Err."""
+        return self.value
+
+    def expect(self, message: str) -> T_co:
+        """Return the value; the message is for an Err."""
+        return self.value
+
+    def expect_err(self, message: str) -> NoReturn:
+        """Raise UnwrapError with the message, there is no error."""
+        raise _unwrap_error(self, message)
+
     def map(self, function: Callable[[T_co], U]) -> Ok[U]:
-        """Return Ok with the function applied to the value."""
+        """Return Ok of the function applied to the value."""
         return Ok(function(self.value))
+
+    async def map_async(self, function: Callable[[T_co], Awaitable[U]]) -> Ok[U]:
+        """Return Ok of the awaited function applied to the value."""
+        return Ok(await function(self.value))
+
+    def map_or(self, default: object, function: Callable[[T_co], U]) -> U:
+        """Return the function applied to the value; the default is for an Err."""
+        return function(self.value)
+
+    def map_or_else(self, default: object, function: Callable[[T_co], U]) -> U:
+        """Return the function applied to the value; the default function is for an Err."""
+        return function(self.value)
 
     def map_err(self, function: object) -> Ok[T_co]:
         """Return this result unchanged."""
         return self
 
+    def and_then(self, function: Callable[[T_co], Result[U, E]]) -> Result[U, E]:
+        """Go on with the function, which returns a result itself."""
+        return function(self.value)
+
+    async def and_then_async(
+        self, function: Callable[[T_co], Awaitable[Result[U, E]]]
+    ) -> Result[U, E]:
+        """Go on with the async function, which returns a result itself."""
+        return await function(self.value)
+
     def or_else(self, function: object) -> Ok[T_co]:
+        """Return this result unchanged."""
+        return self
+
+    def inspect(self, function: Callable[[T_co], object]) -> Ok[T_co]:
+        """Call the function with the value for its side effect and return this result."""
+        function(self.value)
+        return self
+
+    def inspect_err(self, function: object) -> Ok[T_co]:
         """Return this result unchanged."""
         return self
 
@@ -97,15 +146,15 @@ class Err(Generic[E_co]):
         return f"Err({self.value!r})"
 
     def is_ok(self) -> Literal[False]:
-        """Return False."""
+        """Tell that this is not the success."""
         return False
 
     def is_err(self) -> Literal[True]:
-        """Return True."""
+        """Tell that this is the failure."""
         return True
 
     def ok(self) -> None:
-        """Return None: there is no value."""
+        """Return None, there is no value."""
 
     def err(self) -> E_co:
         """Return the error."""
@@ -113,8 +162,8 @@ class Err(Generic[E_co]):
 
     @property
     def ok_value(self) -> NoReturn:
-        """Raise UnwrapError: there is no value."""
-        raise _unwrap_error(self, "ok_value")
+        """Raise UnwrapError, there is no value."""
+        raise _not_this_side(self, "ok_value")
 
     @property
     def err_value(self) -> E_co:
@@ -122,8 +171,8 @@ class Err(Generic[E_co]):
         return self.value
 
     def unwrap(self) -> NoReturn:
-        """Raise UnwrapError; an error that is an exception becomes its cause."""
-        raise _unwrap_error(self, "unwrap()")
+        """Raise UnwrapError, caused by the error when that is an exception."""
+        raise _not_this_side(self, "unwrap()")
 
     def unwrap_err(self) -> E_co:
         """Return the error."""
@@ -133,17 +182,62 @@ class Err(Generic[E_co]):
         """Return the default."""
         return default
 
+    def unwrap_or_else(self, function: Callable[[E_co], U]) -> U:
+        """Return the function applied to the error."""
+        return function(self.value)
+
+    def unwrap_or_raise(self, exception_type: Callable[[E_co], BaseException]) -> NoReturn:
+        """Raise the exception made from the error."""
+        raise exception_type(self.value)
+
+    def expect(self, message: str) -> NoReturn:
+        """Raise UnwrapError with the message, caused by the error when that is an exception."""
+        raise _unwrap_error(self, message)
+
+    def expect_err(self, message: str) -> E_co:
+        """Return the error; the message is for an Ok."""
+        return self.value
+
     def map(self, function: object) -> Err[E_co]:
         """Return this result unchanged."""
         return self
 
+    async def map_async(self, function: object) -> Err[E_co]:
+        """Return this result unchanged."""
+        return self
+
+    def map_or(self, default: U, function: object) -> U:
+        """Return the default."""
+        return default
+
+    def map_or_else(self, default: Callable[[], U], function: object) -> U:
+        """Call the default function and return its value."""
+        return default()
+
     def map_err(self, function: Callable[[E_co], F]) -> Err[F]:
-        """Return Err with the function applied to the error."""
+        """Return Err of the function applied to the error."""
         return Err(function(self.value))
 
+    def and_then(self, function: object) -> Err[E_co]:
+        """Return this result unchanged."""
+        return self
+
+    async def and_then_async(self, function: object) -> Err[E_co]:
+        """Return this result unchanged."""
+        return self
+
     def or_else(self, function: Callable[[E_co], Result[T, F]]) -> Result[T, F]:
-        """Return the result of the function, called with the error."""
+        """Go on with the function, which returns a result itself."""
         return function(self.value)
+
+    def inspect(self, function: object) -> Err[E_co]:
+        """Return this result unchanged."""
+        return self
+
+    def inspect_err(self, function: Callable[[E_co], object]) -> Err[E_co]:
+        """Call the function with the error for its side effect and return this result."""
+        function(self.value)
+        return self
 
 
 Result: TypeAlias = Ok[T] | Err[E]
@@ -171,11 +265,15 @@ def is_err(result: Result[T, E]) -> TypeIs[Err[E]]:
     return isinstance(result, Err)
 
 
-def _unwrap_error(result: Result[Any, Any], member: str) -> UnwrapError:
+def _not_this_side(result: Result[Any, Any], member: str) -> UnwrapError:
+    return _unwrap_error(result, f"called {member} on {type(result).__name__}")
+
+
+def _unwrap_error(result: Result[Any, Any], message: str) -> UnwrapError:
     # A success may be the user's data, so only its type is named; an error is made to be read.
     inner = result.value
     shown = repr(inner) if isinstance(result, Err) else type(inner).__name__
-    error = UnwrapError(result, f"called {member} on {type(result).__name__}: {shown}")
+    error = UnwrapError(result, f"{message}: {shown}")
     if isinstance(inner, BaseException):
         error.__cause__ = inner
     return error

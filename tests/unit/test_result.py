@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import pickle
 from collections.abc import Callable
@@ -19,12 +20,13 @@ def parsed(text: str) -> Result[int, str]:
 GOOD: Result[int, str] = parsed("2")
 BAD: Result[int, str] = parsed("x")
 
-
 WRONG_SIDE: list[Callable[[], object]] = [
     lambda: BAD.unwrap(),
     lambda: BAD.ok_value,
+    lambda: BAD.expect("a number"),
     lambda: GOOD.unwrap_err(),
     lambda: GOOD.err_value,
+    lambda: GOOD.expect_err("a failure"),
 ]
 
 
@@ -36,12 +38,23 @@ def test_the_wrong_side_raises_and_the_error_keeps_the_result(ask: Callable[[], 
     assert caught.value.__cause__ is None
 
 
+def test_the_message_of_expect_comes_first() -> None:
+    with pytest.raises(UnwrapError, match=r"^a number: 'not a number: x'$"):
+        BAD.expect("a number")
+
+
 def test_an_unwrapped_exception_is_the_cause() -> None:
     reason = OSError("disk full")
     result: Result[int, OSError] = Err(reason)
-    with pytest.raises(UnwrapError, match=r"^called unwrap\(\) on Err: OSError") as caught:
-        result.unwrap()
-    assert caught.value.__cause__ is reason
+    asks: list[Callable[[], object]] = [
+        lambda: result.unwrap(),
+        lambda: result.ok_value,
+        lambda: result.expect("m"),
+    ]
+    for ask in asks:
+        with pytest.raises(UnwrapError) as caught:
+            ask()
+        assert caught.value.__cause__ is reason
 
 
 def test_an_unwrapped_success_is_named_by_type_only() -> None:
@@ -110,19 +123,31 @@ def test_the_guards_narrow_on_both_branches() -> None:
 
 def test_the_good_side_of_every_reader() -> None:
     assert (GOOD.ok(), GOOD.err(), GOOD.ok_value) == (2, None, 2)
-    assert (GOOD.unwrap(), GOOD.unwrap_or(9)) == (2, 2)
+    assert (GOOD.unwrap(), GOOD.unwrap_or(9), GOOD.expect("m")) == (2, 2, 2)
+    assert GOOD.unwrap_or_else(len) == 2
+    assert GOOD.unwrap_or_raise(RuntimeError) == 2
 
 
 def test_the_bad_side_of_every_reader() -> None:
     message = "not a number: x"
     assert (BAD.ok(), BAD.err(), BAD.err_value) == (None, message, message)
-    assert (BAD.unwrap_err(), BAD.unwrap_or(9)) == (message, 9)
+    assert (BAD.unwrap_err(), BAD.expect_err("m")) == (message, message)
+    assert BAD.unwrap_or(9) == 9
+    assert BAD.unwrap_or_else(len) == len(message)
 
 
 def test_both_sides_take_the_same_keywords() -> None:
     for result in (GOOD, BAD):
         assert result.unwrap_or(default=2) == 2
+        assert result.unwrap_or_else(function=lambda error: 2) == 2
+        assert result.map_or(default=3, function=lambda value: value + 1) == 3
+        assert result.map_or_else(default=lambda: 3, function=lambda value: value + 1) == 3
         assert result.map(function=str).map_err(function=str).is_ok() == result.is_ok()
+
+
+def test_unwrap_or_raise_raises_the_exception_made_from_the_error() -> None:
+    with pytest.raises(RuntimeError, match=r"^not a number: x$"):
+        BAD.unwrap_or_raise(RuntimeError)
 
 
 def test_mapping_touches_only_its_own_side() -> None:
@@ -132,6 +157,39 @@ def test_mapping_touches_only_its_own_side() -> None:
     assert BAD.map_err(len) == Err(15)
 
 
-def test_or_else_goes_on_only_from_an_err() -> None:
+def test_map_or_takes_the_default_only_for_an_err() -> None:
+    assert GOOD.map_or(0, lambda value: value + 1) == 3
+    assert BAD.map_or(0, lambda value: value + 1) == 0
+    assert GOOD.map_or_else(lambda: 0, lambda value: value + 1) == 3
+    assert BAD.map_or_else(lambda: 0, lambda value: value + 1) == 0
+
+
+def test_chaining_goes_on_only_from_its_own_side() -> None:
+    assert GOOD.and_then(lambda value: parsed(str(value * 10))) == Ok(20)
+    assert BAD.and_then(lambda value: parsed(str(value))) is BAD
     assert GOOD.or_else(lambda error: parsed("7")) is GOOD
     assert BAD.or_else(lambda error: parsed("7")) == Ok(7)
+
+
+def test_async_members_await_only_for_an_ok() -> None:
+    async def tripled(value: int) -> int:
+        return value * 3
+
+    async def tripled_result(value: int) -> Result[int, str]:
+        return Ok(value * 3)
+
+    async def scenario() -> None:
+        assert await GOOD.map_async(tripled) == Ok(6)
+        assert await BAD.map_async(tripled) is BAD
+        assert await GOOD.and_then_async(tripled_result) == Ok(6)
+        assert await BAD.and_then_async(tripled_result) is BAD
+
+    asyncio.run(scenario())
+
+
+def test_inspecting_sees_its_own_side_and_returns_the_result() -> None:
+    seen: list[object] = []
+    for result in (GOOD, BAD):
+        assert result.inspect(seen.append) is result
+        assert result.inspect_err(seen.append) is result
+    assert seen == [2, "not a number: x"]
