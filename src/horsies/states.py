@@ -32,6 +32,9 @@ class TaskStatus(StrEnum):
 TASK_TERMINAL_STATES: frozenset[TaskStatus] = frozenset(
     {TaskStatus.COMPLETED, TaskStatus.FAILED, TaskStatus.CANCELLED, TaskStatus.EXPIRED}
 )
+TASK_OPEN_STATES: frozenset[TaskStatus] = frozenset(TaskStatus) - TASK_TERMINAL_STATES
+TASK_IN_FLIGHT_STATES: frozenset[TaskStatus] = frozenset({TaskStatus.CLAIMED, TaskStatus.RUNNING})
+TASK_UNSTARTED_STATES: frozenset[TaskStatus] = frozenset({TaskStatus.PENDING, TaskStatus.CLAIMED})
 
 
 class TaskAttemptOutcome(StrEnum):
@@ -67,6 +70,9 @@ WORKFLOW_TERMINAL_STATES: frozenset[WorkflowStatus] = frozenset(
         WorkflowStatus.EXPIRED,
     }
 )
+WORKFLOW_OPEN_STATES: frozenset[WorkflowStatus] = (
+    frozenset(WorkflowStatus) - WORKFLOW_TERMINAL_STATES
+)
 
 
 class WorkflowTaskStatus(StrEnum):
@@ -88,6 +94,9 @@ class WorkflowTaskStatus(StrEnum):
 
 WORKFLOW_TASK_TERMINAL_STATES: frozenset[WorkflowTaskStatus] = frozenset(
     {WorkflowTaskStatus.COMPLETED, WorkflowTaskStatus.FAILED, WorkflowTaskStatus.SKIPPED}
+)
+WORKFLOW_TASK_WAITING_STATES: frozenset[WorkflowTaskStatus] = frozenset(
+    {WorkflowTaskStatus.PENDING, WorkflowTaskStatus.READY}
 )
 
 

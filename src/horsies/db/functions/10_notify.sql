@@ -1,8 +1,8 @@
--- Wake-ups. Statement-level triggers: one notification per queue and statement, however many rows, because
--- a notifying commit takes a lock that all notifying commits of the database share.
+-- Notifications. The triggers on tasks fire once per statement and notify once per queue, however many rows
+-- changed, because a notifying commit takes a lock that all notifying commits of the database share.
 --
--- The payload is a hint and never trusted. A statement that inserts one row names it; a bulk statement
--- sends an empty payload. Finished tasks are named 200 to a payload (a payload ends at 8000 bytes).
+-- A payload is a hint and never trusted. A statement that inserts one row names it; a bulk insert sends an
+-- empty payload. Ended tasks are named 200 to a payload, since a payload is limited to 8000 bytes.
 
 CREATE OR REPLACE FUNCTION horsies_notify_inserted_tasks() RETURNS trigger LANGUAGE plpgsql AS $$
 DECLARE
@@ -18,14 +18,14 @@ BEGIN
 END
 $$;
 
--- A terminal row never changes again, so a terminal row in "changed" has just become terminal; one that belongs to
--- a workflow moves it on, here and therefore always. A PENDING one was released or will be retried: its queue wakes
--- up to look at the new due time.
+-- A terminal row never changes again, so a terminal row in "changed" has just become terminal. If it belongs
+-- to a workflow, the trigger moves the run on, whichever statement ended the task. A PENDING row was released
+-- or will be retried: its queue is notified, because the due time has changed.
 CREATE OR REPLACE FUNCTION horsies_notify_changed_tasks() RETURNS trigger LANGUAGE plpgsql AS $$
 DECLARE
     finished text[];
     released text[];
-    ended_nodes boolean;
+    has_ended_nodes boolean;
     runs uuid[];
     indexes integer[];
     tasks uuid[];
@@ -33,18 +33,18 @@ DECLARE
     are_plain boolean;
 BEGIN
     SELECT array_agg(id::text) FILTER (WHERE status IN ('COMPLETED', 'FAILED', 'CANCELLED', 'EXPIRED')),
-           array_agg(DISTINCT queue_name::text) FILTER (WHERE status = 'PENDING'),
-           bool_or(workflow_id IS NOT NULL AND status IN ('COMPLETED', 'FAILED', 'CANCELLED', 'EXPIRED'))
-    INTO finished, released, ended_nodes FROM changed;
+        array_agg(DISTINCT queue_name::text) FILTER (WHERE status = 'PENDING'),
+        bool_or(workflow_id IS NOT NULL AND status IN ('COMPLETED', 'FAILED', 'CANCELLED', 'EXPIRED'))
+    INTO finished, released, has_ended_nodes FROM changed;
     FOR position IN 1 .. coalesce(array_length(finished, 1), 0) BY 200 LOOP
         PERFORM pg_notify('task_done', array_to_string(finished[position : position + 199], ','));
     END LOOP;
     FOR position IN 1 .. coalesce(array_length(released, 1), 0) LOOP
         PERFORM pg_notify('task_queue_' || released[position], '');
     END LOOP;
-    IF ended_nodes THEN
+    IF has_ended_nodes THEN
         SELECT array_agg(workflow_id), array_agg(workflow_node_index), array_agg(id), array_agg(started_at),
-               bool_and(status = 'COMPLETED' AND workflow_item_index IS NULL AND task_name <> 'horsies.expand')
+            bool_and(status = 'COMPLETED' AND workflow_item_index IS NULL AND task_name <> 'horsies.expand')
         INTO runs, indexes, tasks, started, are_plain FROM changed
         WHERE workflow_id IS NOT NULL AND status IN ('COMPLETED', 'FAILED', 'CANCELLED', 'EXPIRED');
         PERFORM horsies_advance(runs, indexes, tasks, started, are_plain);
@@ -53,8 +53,8 @@ BEGIN
 END
 $$;
 
--- Waiters hear of every end and pause, monitors of every change of status. Progress without a change of status
--- notifies nobody.
+-- Waiters are notified of every end and pause of a run, monitors of every change of its status. Progress
+-- without a change of status sends no notification.
 CREATE OR REPLACE FUNCTION horsies_notify_workflow() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM pg_notify('horsies_workflow_status', NEW.id::text || ' ' || NEW.status);
@@ -67,7 +67,8 @@ $$;
 
 CREATE OR REPLACE FUNCTION horsies_notify_workflows_started() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
-    PERFORM pg_notify('horsies_workflow_status', CASE WHEN count(*) = 1 THEN min(id::text) || ' RUNNING' ELSE '' END)
+    PERFORM pg_notify('horsies_workflow_status',
+        CASE WHEN count(*) = 1 THEN min(id::text) || ' RUNNING' ELSE '' END)
     FROM started HAVING count(*) > 0;
     RETURN NULL;
 END

@@ -1,59 +1,63 @@
--- Signals: a node that is one task and takes a value from outside.
+-- Signals: a signal node is one parked task that takes its value from outside the run.
 
--- A value for a signal node: to the first that waits for this name, else kept for the first that will. Returns
--- 'delivered', 'stored', 'UNKNOWN_SIGNAL' when the run has no node of this name, or the terminal status of a run that
--- listens no more; NULL when there is no such run.
-CREATE OR REPLACE FUNCTION horsies_signal_v1(run_id uuid, signal text, signal_value text) RETURNS text LANGUAGE plpgsql AS $$
-#variable_conflict use_column
+-- A value for a signal node: delivered to the first that waits for this name, else stored for the first that
+-- will. Returns 'delivered', 'stored', 'UNKNOWN_SIGNAL' when the run has no node of this name, or the status
+-- of a run that has ended; NULL when there is no such run.
+CREATE OR REPLACE FUNCTION horsies_signal_v1(p_run_id uuid, p_name text, p_value text) RETURNS text
+LANGUAGE plpgsql AS $$
 DECLARE
     was_status text;
 BEGIN
-    PERFORM horsies_lock_tree(run_id);
-    SELECT status INTO was_status FROM horsies_workflows WHERE id = run_id;
+    PERFORM horsies_lock_tree(p_run_id);
+    SELECT status INTO was_status FROM horsies_workflows WHERE id = p_run_id;
     IF was_status IS NULL OR was_status NOT IN ('PENDING', 'RUNNING', 'PAUSED') THEN
         RETURN was_status;
     END IF;
     IF NOT EXISTS (
-        SELECT FROM horsies_workflow_tasks AS node
-        WHERE node.workflow_id = run_id AND node.kind = 'signal' AND node.signal_name = signal)
+        SELECT FROM horsies_workflow_tasks
+        WHERE workflow_id = p_run_id AND kind = 'signal' AND signal_name = p_name)
     THEN
         RETURN 'UNKNOWN_SIGNAL';
     END IF;
-    -- Locked as it is chosen: one that a worker takes at this moment, because its time is up, is passed over.
+    -- Locked as it is chosen: a task that a worker claims at this moment, because its time is up, is passed
+    -- over.
     UPDATE horsies_tasks SET
-        kwargs = '{"value":' || signal_value || '}', enqueued_at = clock_timestamp(), updated_at = clock_timestamp()
+        kwargs = '{"value":' || p_value || '}',
+        enqueued_at = clock_timestamp(), updated_at = clock_timestamp()
     WHERE id = (
-        SELECT task.id FROM horsies_workflow_tasks AS node JOIN horsies_tasks AS task ON task.id = node.task_id
-        WHERE node.workflow_id = run_id AND node.kind = 'signal' AND node.signal_name = signal
+        SELECT task.id
+        FROM horsies_workflow_tasks AS node JOIN horsies_tasks AS task ON task.id = node.task_id
+        WHERE node.workflow_id = p_run_id AND node.kind = 'signal' AND node.signal_name = p_name
           AND node.status = 'ENQUEUED' AND task.status = 'PENDING' AND task.kwargs = '{}'
         ORDER BY node.task_index LIMIT 1 FOR UPDATE OF task);
     IF FOUND THEN
         RETURN 'delivered';
     END IF;
-    INSERT INTO horsies_workflow_signals (workflow_id, name, value) VALUES (run_id, signal, signal_value);
+    INSERT INTO horsies_workflow_signals (workflow_id, name, value) VALUES (p_run_id, p_name, p_value);
     RETURN 'stored';
 END
 $$;
 
--- Signals that came early, to the nodes among these that wait for them; the oldest first, each to one node only.
-CREATE OR REPLACE FUNCTION horsies_deliver_signals(waiting horsies_nodes) RETURNS void LANGUAGE plpgsql AS $$
-#variable_conflict use_column
+-- Stored signals, delivered to the nodes among these that wait for them; the oldest first, each to one node
+-- only.
+CREATE OR REPLACE FUNCTION horsies_deliver_signals(p_nodes horsies_nodes) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     listener record;
-    signal_value text;
+    delivered text;
 BEGIN
     FOR listener IN
         SELECT node.workflow_id, node.signal_name, node.task_id
-        FROM horsies_nodes_by_key(waiting) AS node
+        FROM horsies_nodes_by_key(p_nodes) AS node
         WHERE node.kind = 'signal' AND node.status = 'ENQUEUED' ORDER BY node.workflow_id, node.task_index
     LOOP
         DELETE FROM horsies_workflow_signals WHERE id = (
             SELECT early.id FROM horsies_workflow_signals AS early
-            WHERE early.workflow_id = listener.workflow_id AND early.name = listener.signal_name ORDER BY early.id LIMIT 1)
-        RETURNING value INTO signal_value;
+            WHERE early.workflow_id = listener.workflow_id AND early.name = listener.signal_name
+            ORDER BY early.id LIMIT 1)
+        RETURNING value INTO delivered;
         CONTINUE WHEN NOT FOUND;
-        UPDATE horsies_tasks SET
-            kwargs = '{"value":' || signal_value || '}', enqueued_at = clock_timestamp(), updated_at = clock_timestamp()
+        UPDATE horsies_tasks SET kwargs = '{"value":' || delivered || '}',
+            enqueued_at = clock_timestamp(), updated_at = clock_timestamp()
         WHERE id = listener.task_id;
     END LOOP;
 END

@@ -1,70 +1,68 @@
--- Control of runs: pause, resume, cancel, expire. Every one locks the root of the tree first and then needs a fixed
--- number of statements, whatever the number of nodes.
+-- Control of runs: pause, resume, cancel, expire. Each locks the root of the tree first and then needs a
+-- fixed number of statements, whatever the number of nodes.
 
--- RUNNING -> PAUSED for a run and what runs below it. Returns the status it met, NULL when there is no such run.
-CREATE OR REPLACE FUNCTION horsies_pause_v1(run_id uuid) RETURNS text LANGUAGE plpgsql AS $$
-#variable_conflict use_column
+-- RUNNING -> PAUSED for a run and the running ones below it. Returns the status it found, NULL for no such
+-- run.
+CREATE OR REPLACE FUNCTION horsies_pause_v1(p_run_id uuid) RETURNS text LANGUAGE plpgsql AS $$
 DECLARE
     was_status text;
 BEGIN
-    PERFORM horsies_lock_tree(run_id);
-    SELECT status INTO was_status FROM horsies_workflows WHERE id = run_id;
+    PERFORM horsies_lock_tree(p_run_id);
+    SELECT status INTO was_status FROM horsies_workflows WHERE id = p_run_id;
     IF was_status = 'RUNNING' THEN
-        PERFORM horsies_pause_runs(ARRAY(SELECT horsies_tree(run_id)));
+        PERFORM horsies_pause_runs(ARRAY(SELECT horsies_tree(p_run_id)));
     END IF;
     RETURN was_status;
 END
 $$;
 
--- RUNNING -> PAUSED for these runs, and their tasks on hold: the claim does not see a held task, and one that runs
--- keeps the mark in case it is retried. What was claimed ahead goes back to the queue, still on hold.
-CREATE OR REPLACE FUNCTION horsies_pause_runs(runs uuid[]) RETURNS void LANGUAGE plpgsql AS $$
-#variable_conflict use_column
+-- RUNNING -> PAUSED for these runs, and their tasks are held: the claim does not find a held task, and a
+-- running one keeps the mark in case it is retried. Tasks claimed ahead go back to the queue, held.
+CREATE OR REPLACE FUNCTION horsies_pause_runs(p_runs uuid[]) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     paused uuid[];
 BEGIN
     WITH changed AS (
-        UPDATE horsies_workflows SET status = 'PAUSED', paused_at = clock_timestamp(), updated_at = clock_timestamp()
-        WHERE id = ANY(runs) AND coalesce(status, '') = 'RUNNING'
+        UPDATE horsies_workflows SET
+            status = 'PAUSED', paused_at = clock_timestamp(), updated_at = clock_timestamp()
+        WHERE id = ANY(p_runs) AND coalesce(status, '') = 'RUNNING'
         RETURNING id)
     SELECT array_agg(id) INTO paused FROM changed;
-    UPDATE horsies_tasks AS task SET
+    UPDATE horsies_tasks SET
         held = true,
-        status = CASE task.status WHEN 'CLAIMED' THEN 'PENDING' ELSE task.status END,
+        status = CASE status WHEN 'CLAIMED' THEN 'PENDING' ELSE status END,
         claimed = false,
         claim_expires_at = NULL,
-        claimed_by_worker_id = CASE task.status WHEN 'CLAIMED' THEN NULL ELSE task.claimed_by_worker_id END,
-        claimed_at = CASE task.status WHEN 'CLAIMED' THEN NULL ELSE task.claimed_at END,
+        claimed_by_worker_id = CASE status WHEN 'CLAIMED' THEN NULL ELSE claimed_by_worker_id END,
+        claimed_at = CASE status WHEN 'CLAIMED' THEN NULL ELSE claimed_at END,
         updated_at = clock_timestamp()
-    WHERE task.workflow_id = ANY(paused) AND task.status IN ('PENDING', 'CLAIMED', 'RUNNING');
+    WHERE workflow_id = ANY(paused) AND status IN ('PENDING', 'CLAIMED', 'RUNNING');
 END
 $$;
 
--- PAUSED -> RUNNING for a run and what is paused below it. Returns the status it met.
-CREATE OR REPLACE FUNCTION horsies_resume_v1(run_id uuid) RETURNS text LANGUAGE plpgsql AS $$
-#variable_conflict use_column
+-- PAUSED -> RUNNING for a run and the paused ones below it. Returns the status it found.
+CREATE OR REPLACE FUNCTION horsies_resume_v1(p_run_id uuid) RETURNS text LANGUAGE plpgsql AS $$
 DECLARE
     was_status text;
 BEGIN
-    PERFORM horsies_lock_tree(run_id);
-    SELECT status INTO was_status FROM horsies_workflows WHERE id = run_id;
+    PERFORM horsies_lock_tree(p_run_id);
+    SELECT status INTO was_status FROM horsies_workflows WHERE id = p_run_id;
     IF was_status = 'PAUSED' THEN
-        PERFORM horsies_resume_runs(ARRAY(SELECT horsies_tree(run_id)));
+        PERFORM horsies_resume_runs(ARRAY(SELECT horsies_tree(p_run_id)));
     END IF;
     RETURN was_status;
 END
 $$;
 
--- PAUSED -> RUNNING for those of these runs: tasks are let go, what ended meanwhile counts now, and a run in which
--- nothing is left to do ends here.
-CREATE OR REPLACE FUNCTION horsies_resume_runs(runs uuid[]) RETURNS void LANGUAGE plpgsql AS $$
-#variable_conflict use_column
+-- PAUSED -> RUNNING for these runs: their tasks are released, nodes that ended meanwhile count now, and a run
+-- without open nodes ends here.
+CREATE OR REPLACE FUNCTION horsies_resume_runs(p_runs uuid[]) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     resumed uuid[];
 BEGIN
     WITH changed AS (
         UPDATE horsies_workflows SET status = 'RUNNING', paused_at = NULL, updated_at = clock_timestamp()
-        WHERE id = ANY(runs) AND coalesce(status, '') = 'PAUSED'
+        WHERE id = ANY(p_runs) AND coalesce(status, '') = 'PAUSED'
         RETURNING id)
     SELECT array_agg(id) INTO resumed FROM changed;
     UPDATE horsies_tasks SET held = false, updated_at = clock_timestamp()
@@ -73,82 +71,82 @@ BEGIN
 END
 $$;
 
--- Any open status -> CANCELLED, for a run and everything below it. Returns the status it met.
-CREATE OR REPLACE FUNCTION horsies_cancel_v1(run_id uuid, reason text, interrupt boolean) RETURNS text
+-- Any open status -> CANCELLED, for a run and all its descendants. Returns the status it found.
+CREATE OR REPLACE FUNCTION horsies_cancel_v1(p_run_id uuid, p_reason text, p_interrupt boolean) RETURNS text
 LANGUAGE plpgsql AS $$
-#variable_conflict use_column
 DECLARE
     was_status text;
     family uuid[];
 BEGIN
-    PERFORM horsies_lock_tree(run_id);
-    SELECT status INTO was_status FROM horsies_workflows WHERE id = run_id;
+    PERFORM horsies_lock_tree(p_run_id);
+    SELECT status INTO was_status FROM horsies_workflows WHERE id = p_run_id;
     IF was_status IN ('PENDING', 'RUNNING', 'PAUSED') THEN
-        family := ARRAY(SELECT horsies_family_v1(run_id));
-        PERFORM horsies_end_runs(family, 'CANCELLED', reason, interrupt);
+        family := ARRAY(SELECT horsies_family_v1(p_run_id));
+        PERFORM horsies_end_runs(family, 'CANCELLED', p_reason, p_interrupt);
         PERFORM horsies_finish_parent_nodes(family);
     END IF;
     RETURN was_status;
 END
 $$;
 
--- PAUSED -> EXPIRED when a run has been paused for longer than allowed. Each run below has an age of its own.
-CREATE OR REPLACE FUNCTION horsies_expire_v1(run_id uuid, max_paused_seconds double precision, reason text) RETURNS boolean
+-- PAUSED -> EXPIRED when a run has been paused for longer than allowed. Each run below has a pause of its
+-- own.
+CREATE OR REPLACE FUNCTION horsies_expire_v1(
+    p_run_id uuid, p_max_paused_seconds double precision, p_reason text) RETURNS boolean
 LANGUAGE plpgsql AS $$
-#variable_conflict use_column
 DECLARE
-    expired boolean;
+    is_late boolean;
 BEGIN
-    PERFORM horsies_lock_tree(run_id);
-    SELECT status = 'PAUSED' AND paused_at < clock_timestamp() - max_paused_seconds * interval '1 second'
-    INTO expired FROM horsies_workflows WHERE id = run_id;
-    IF expired THEN
-        PERFORM horsies_end_runs(ARRAY[run_id], 'EXPIRED', reason, false);
-        PERFORM horsies_finish_parent_nodes(ARRAY[run_id]);
+    PERFORM horsies_lock_tree(p_run_id);
+    SELECT status = 'PAUSED' AND paused_at < clock_timestamp() - p_max_paused_seconds * interval '1 second'
+    INTO is_late FROM horsies_workflows WHERE id = p_run_id;
+    IF is_late THEN
+        PERFORM horsies_end_runs(ARRAY[p_run_id], 'EXPIRED', p_reason, false);
+        PERFORM horsies_finish_parent_nodes(ARRAY[p_run_id]);
     END IF;
-    RETURN coalesce(expired, false);
+    RETURN coalesce(is_late, false);
 END
 $$;
 
--- Open -> CANCELLED or EXPIRED for these runs. Nodes that have not begun are skipped and their tasks cancelled; tasks
--- that run are left to end, or asked to stop with "interrupt". Their good_until passes now: what ends in a failure is
--- not tried again, what comes back unstarted expires. Returns how many runs it ended.
-CREATE OR REPLACE FUNCTION horsies_end_runs(runs uuid[], new_status text, reason text, interrupt boolean) RETURNS integer
-LANGUAGE plpgsql AS $$
-#variable_conflict use_column
+-- Open -> CANCELLED or EXPIRED for these runs. Nodes that have not begun are skipped and their tasks
+-- cancelled. Running tasks are left to end, or asked to stop with "p_interrupt"; their good_until passes now,
+-- so that a failure is not retried and a task released unstarted expires.
+CREATE OR REPLACE FUNCTION horsies_end_runs(
+    p_runs uuid[], p_status text, p_reason text, p_interrupt boolean) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     ended uuid[];
 BEGIN
     WITH changed AS (
         UPDATE horsies_workflows SET
-            status = new_status, error = reason, completed_at = clock_timestamp(), updated_at = clock_timestamp()
-        WHERE id = ANY(runs) AND coalesce(status, '') IN ('PENDING', 'RUNNING', 'PAUSED')
+            status = p_status, error = p_reason, completed_at = clock_timestamp(),
+            updated_at = clock_timestamp()
+        WHERE id = ANY(p_runs) AND coalesce(status, '') IN ('PENDING', 'RUNNING', 'PAUSED')
         RETURNING id)
     SELECT array_agg(id) INTO ended FROM changed;
     IF ended IS NULL THEN
-        RETURN 0;
+        RETURN;
     END IF;
-    -- A task that is being started right now is locked by its worker: we wait, and meet it RUNNING.
+    -- A task that is being started right now is locked by its worker: after the wait it is RUNNING.
     WITH waiting AS (
-        SELECT task.id FROM horsies_tasks AS task
-        WHERE task.workflow_id = ANY(ended) AND task.status IN ('PENDING', 'CLAIMED') FOR UPDATE),
+        SELECT id FROM horsies_tasks
+        WHERE workflow_id = ANY(ended) AND status IN ('PENDING', 'CLAIMED') FOR UPDATE),
     skipped AS (
-        UPDATE horsies_workflow_tasks AS node SET status = 'SKIPPED', completed_at = clock_timestamp()
-        WHERE node.workflow_id = ANY(ended) AND (node.status IN ('PENDING', 'READY')
-            OR (node.status = 'ENQUEUED' AND node.task_id IN (SELECT waiting.id FROM waiting))))
+        UPDATE horsies_workflow_tasks SET status = 'SKIPPED', completed_at = clock_timestamp()
+        WHERE workflow_id = ANY(ended) AND (status IN ('PENDING', 'READY')
+            OR (status = 'ENQUEUED' AND task_id IN (SELECT id FROM waiting))))
     UPDATE horsies_tasks AS task SET
         status = 'CANCELLED', cancel_requested_at = clock_timestamp(), failed_at = clock_timestamp(),
-        error_code = 'TASK_CANCELLED', claimed = false, claim_expires_at = NULL, updated_at = clock_timestamp()
-    FROM waiting WHERE task.id = waiting.id;
-    UPDATE horsies_tasks AS task SET
-        good_until = least(task.good_until, clock_timestamp()), held = false,
-        cancel_requested_at = CASE WHEN interrupt THEN clock_timestamp() ELSE task.cancel_requested_at END,
+        error_code = 'TASK_CANCELLED', claimed = false, claim_expires_at = NULL,
         updated_at = clock_timestamp()
-    WHERE task.workflow_id = ANY(ended) AND coalesce(task.status, '') = 'RUNNING';
-    IF interrupt THEN
+    FROM waiting WHERE task.id = waiting.id;
+    UPDATE horsies_tasks SET
+        good_until = least(good_until, clock_timestamp()), held = false,
+        cancel_requested_at = CASE WHEN p_interrupt THEN clock_timestamp() ELSE cancel_requested_at END,
+        updated_at = clock_timestamp()
+    WHERE workflow_id = ANY(ended) AND coalesce(status, '') = 'RUNNING';
+    IF p_interrupt THEN
         PERFORM pg_notify('horsies_cancel', id::text) FROM horsies_tasks
         WHERE workflow_id = ANY(ended) AND coalesce(status, '') = 'RUNNING';
     END IF;
-    RETURN cardinality(ended);
 END
 $$;

@@ -46,7 +46,8 @@ CREATE OR REPLACE FUNCTION horsies_part_problems(p_run horsies_workflows) RETURN
 LANGUAGE sql STABLE AS $$
     SELECT 'node ' || node.node_id || ' runs a sub-workflow that '
         || CASE WHEN child.id IS NULL THEN 'is no longer stored' ELSE 'ended as ' || child.status END
-    FROM horsies_workflow_tasks AS node LEFT JOIN horsies_workflows AS child ON child.id = node.sub_workflow_id
+    FROM horsies_workflow_tasks AS node
+    LEFT JOIN horsies_workflows AS child ON child.id = node.sub_workflow_id
     WHERE node.workflow_id = p_run.id AND node.kind = 'workflow' AND node.status = 'RUNNING'
       AND (child.id IS NULL OR child.status NOT IN ('PENDING', 'RUNNING', 'PAUSED'))
     UNION ALL
@@ -89,8 +90,9 @@ LANGUAGE sql STABLE AS $$
     WHERE p_run.status = 'RUNNING' AND p_run.open_nodes = 0
     UNION ALL
     SELECT 'node ' || node.node_id || ' counts ' || node.deps_open || ' open, ' || node.deps_ok || ' good, '
-        || node.deps_bad || ' failed dependencies and waits for ' || node.context_open || ' results, there are '
-        || counts.still_open || ', ' || counts.ok || ', ' || counts.bad || ' and ' || counts.unseen
+        || node.deps_bad || ' failed dependencies and waits for ' || node.context_open
+        || ' results, there are ' || counts.still_open || ', ' || counts.ok || ', ' || counts.bad || ' and '
+        || counts.unseen
     FROM horsies_true_counts(ARRAY[p_run.id]) AS counts
     JOIN horsies_workflow_tasks AS node
         ON node.workflow_id = counts.workflow_id AND node.task_index = counts.task_index

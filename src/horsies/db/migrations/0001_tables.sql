@@ -3,10 +3,10 @@
 -- Numbered files are applied once, in order, and never change after a release. Functions and triggers live in
 -- ../functions and are replaced as a whole whenever they change.
 
--- Tasks ----------------------------------------------------------------------------------------------------------
+-- Tasks -------------------------------------------------------------------------------------------
 
--- Status columns use domains. PostgreSQL reads the text of a table's CHECK constraints again for every statement
--- that writes to the table (18 us each), that of a domain once per session.
+-- Status columns use domains. PostgreSQL reads the text of a table's CHECK constraints again for every
+-- statement that writes to the table (18 us each), that of a domain once per session.
 CREATE DOMAIN horsies_task_status AS varchar(16)
     CHECK (VALUE IN ('PENDING', 'CLAIMED', 'RUNNING', 'COMPLETED', 'FAILED', 'CANCELLED', 'EXPIRED'));
 CREATE DOMAIN horsies_attempt_outcome AS varchar(32)
@@ -58,8 +58,8 @@ CREATE TABLE horsies_tasks (
     workflow_item_index   integer,
     -- References to the results this node takes: {"args": {name: index}, "context": {node: index}}.
     workflow_inputs       text,
-    -- The schedule that sent the task, and its slot (NULL for a run ordered by hand). These rows are the log of a
-    -- schedule's runs and are deleted with the tasks.
+    -- The schedule that sent the task, and its slot (NULL for a run ordered by hand). These rows are the log
+    -- of a schedule's runs and are deleted with the tasks.
     schedule_name         varchar(255),
     scheduled_for         timestamptz
 ) WITH (
@@ -72,9 +72,9 @@ CREATE TABLE horsies_tasks (
     autovacuum_analyze_scale_factor = 0.05
 );
 
--- Few indexes: the primary key, and partial indexes that match the hot predicates exactly. A status update writes
--- only the indexes whose predicate the new version satisfies, so a task costs primary key + claim index at insert,
--- primary key + in-flight index at start, and the primary key alone when it ends.
+-- Few indexes: the primary key, and partial indexes that match the hot predicates exactly. A status update
+-- writes only the indexes whose predicate the new version satisfies, so a task costs primary key + claim
+-- index at insert, primary key + in-flight index at start, and the primary key alone when it ends.
 CREATE INDEX horsies_tasks_claim ON horsies_tasks (queue_name, priority, enqueued_at, id)
     WHERE status = 'PENDING' AND NOT held;
 CREATE INDEX horsies_tasks_in_flight ON horsies_tasks (claimed_by_worker_id)
@@ -97,7 +97,7 @@ CREATE INDEX horsies_tasks_schedule_runs ON horsies_tasks (schedule_name, sent_a
 CREATE INDEX horsies_tasks_schedule_open ON horsies_tasks (schedule_name)
     WHERE schedule_name IS NOT NULL AND status IN ('PENDING', 'CLAIMED', 'RUNNING');
 
--- Attempts -------------------------------------------------------------------------------------------------------
+-- Attempts ----------------------------------------------------------------------------------------
 
 CREATE TABLE horsies_task_attempts (
     id                   bigint        GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
@@ -124,11 +124,11 @@ CREATE INDEX horsies_task_attempts_error_code ON horsies_task_attempts (error_co
 -- thousandth of the write cost of a B-tree.
 CREATE INDEX horsies_task_attempts_finished_at ON horsies_task_attempts USING brin (finished_at);
 
--- Workers --------------------------------------------------------------------------------------------------------
+-- Workers -----------------------------------------------------------------------------------------
 
 -- One current row per worker. A living worker holds the session advisory lock "lock_key" on its listening
--- connection. The server frees the lock as soon as the connection is gone, so a free lock and a few seconds without
--- a sign of life prove a worker dead long before any threshold.
+-- connection. The server frees the lock as soon as the connection is gone, so a free lock and a few seconds
+-- without a sign of life prove a worker dead long before any threshold.
 CREATE TABLE horsies_workers (
     worker_id    varchar(255)  PRIMARY KEY,
     lock_key     bigint        NOT NULL,
@@ -187,7 +187,7 @@ CREATE TABLE horsies_worker_states (
 CREATE INDEX horsies_worker_states_latest ON horsies_worker_states (worker_id, snapshot_at DESC);
 CREATE INDEX horsies_worker_states_age ON horsies_worker_states USING brin (snapshot_at);
 
--- Queues ---------------------------------------------------------------------------------------------------------
+-- Queues ------------------------------------------------------------------------------------------
 
 -- A queue has a row once an operator has paused or resumed it.
 CREATE TABLE horsies_queues (
@@ -196,11 +196,11 @@ CREATE TABLE horsies_queues (
     updated_at  timestamptz   NOT NULL DEFAULT clock_timestamp()
 );
 
--- Workflows ------------------------------------------------------------------------------------------------------
+-- Workflows ---------------------------------------------------------------------------------------
 --
--- A node that may run is an ordinary task. Its row in horsies_workflow_tasks holds the task to insert, counts the
--- dependencies that are still open, and afterwards points at the task with the result. Results are never copied
--- into the nodes that take them.
+-- A node that may run is an ordinary task. Its row in horsies_workflow_tasks holds the task to insert, counts
+-- the dependencies that are still open, and afterwards points at the task with the result. Results are never
+-- copied into the nodes that take them.
 
 CREATE DOMAIN horsies_run_status AS varchar(16)
     CHECK (VALUE IN ('PENDING', 'RUNNING', 'PAUSED', 'COMPLETED', 'FAILED', 'CANCELLED', 'EXPIRED'));
@@ -261,16 +261,17 @@ CREATE INDEX horsies_workflows_schedule_runs ON horsies_workflows (schedule_name
 CREATE INDEX horsies_workflows_schedule_open ON horsies_workflows (schedule_name)
     WHERE schedule_name IS NOT NULL AND status IN ('PENDING', 'RUNNING', 'PAUSED');
 
--- No index mentions a column that progress changes, and more than half of every page stays free for new versions of
--- its rows, which grow a little when a node begins: progress consists of HOT updates alone. With a single index
--- every plan looks nodes up by their key, even one made on an empty table. Node ids, which are checked when a
--- workflow is built, are searched within their run.
+-- No index mentions a column that progress changes, and more than half of every page stays free for new
+-- versions of its rows, which grow a little when a node begins: progress consists of HOT updates alone. With
+-- a single index every plan looks nodes up by their key, even one made on an empty table. Node ids, which are
+-- checked when a workflow is built, are searched within their run.
 CREATE TABLE horsies_workflow_tasks (
     workflow_id           uuid          NOT NULL REFERENCES horsies_workflows (id) ON DELETE CASCADE,
     task_index            integer       NOT NULL,
     node_id               varchar(128)  NOT NULL,
     kind                  horsies_node_kind NOT NULL,
-    -- RUNNING is stored only for nodes of several tasks (sub-workflows, maps); any other node runs while its task does.
+    -- RUNNING is stored only for nodes of several tasks (sub-workflows, maps); any other node runs while its
+    -- task does.
     status                horsies_node_status NOT NULL,
     -- Whether the dependents and the run have counted the end of this node.
     propagated            boolean       NOT NULL DEFAULT false,
@@ -345,7 +346,7 @@ CREATE TABLE horsies_workflow_signals (
 
 CREATE INDEX horsies_workflow_signals_waiting ON horsies_workflow_signals (workflow_id, name, id);
 
--- Schedules ------------------------------------------------------------------------------------------------------
+-- Schedules ---------------------------------------------------------------------------------------
 
 CREATE TABLE horsies_schedule_state (
     schedule_name   varchar(255)  PRIMARY KEY,
@@ -356,11 +357,13 @@ CREATE TABLE horsies_schedule_state (
     run_count       integer       NOT NULL DEFAULT 0,
     config_hash     varchar(64),
     updated_at      timestamptz   NOT NULL DEFAULT now(),
-    -- The task it sends, or the workflow by the key of its definition, and the scheduler or program that stored it.
+    -- The task it sends, or the workflow by the key of its definition, and the scheduler or program that
+    -- stored it.
     task_name       varchar(255),
     definition_key  varchar(255),
     owner           varchar(255),
-    -- The JSON that config_hash is the digest of (pattern, time zone, bounds): enough to compute the next slots.
+    -- The JSON that config_hash is the digest of (pattern, time zone, bounds): enough to compute the next
+    -- slots.
     timing          text,
     -- The whole schedule as JSON, arguments included, when it was added at run time and exists only here.
     definition      text,

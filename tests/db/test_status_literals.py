@@ -1,0 +1,111 @@
+"""Status words in SQL files: each one exists in states.py, and each list of them is a known group."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Set as AbstractSet
+from importlib.resources import files
+
+import pytest
+
+from horsies.error_codes import (
+    ContractCode,
+    OperationalErrorCode,
+    OutcomeCode,
+    RetrievalCode,
+)
+from horsies.states import (
+    TASK_IN_FLIGHT_STATES,
+    TASK_OPEN_STATES,
+    TASK_TERMINAL_STATES,
+    TASK_UNSTARTED_STATES,
+    WORKFLOW_OPEN_STATES,
+    WORKFLOW_TASK_TERMINAL_STATES,
+    WORKFLOW_TASK_WAITING_STATES,
+    WORKFLOW_TERMINAL_STATES,
+    TaskAttemptOutcome,
+    TaskStatus,
+    WorkflowStatus,
+    WorkflowTaskStatus,
+)
+
+FOLDERS = ("migrations", "functions", "statements")
+SQL = {
+    f"{folder}/{file.name}": file.read_text("utf-8")
+    for folder in FOLDERS
+    for file in sorted(files("horsies.db").joinpath(folder).iterdir(), key=lambda file: file.name)
+    if file.name.endswith(".sql")
+}
+
+STATUSES = {*TaskStatus, *WorkflowStatus, *WorkflowTaskStatus, *TaskAttemptOutcome}
+ERROR_CODES = {*OperationalErrorCode, *ContractCode, *RetrievalCode, *OutcomeCode}
+# What a control function answers instead of a status.
+ANSWERS = {"NO_FAILED_NODE", "PARENT_ENDED", "KEY_TAKEN", "UNKNOWN_SIGNAL"}
+
+GROUPS: dict[str, AbstractSet[str]] = {
+    "all of a task": set(TaskStatus),
+    "all of a run": set(WorkflowStatus),
+    "all of a node": set(WorkflowTaskStatus),
+    "all of an attempt": set(TaskAttemptOutcome),
+    "tasks in flight": TASK_IN_FLIGHT_STATES,
+    "open tasks": TASK_OPEN_STATES,
+    "unstarted tasks": TASK_UNSTARTED_STATES,
+    "terminal tasks and runs": TASK_TERMINAL_STATES,
+    "tasks without success": TASK_TERMINAL_STATES - {TaskStatus.COMPLETED},
+    "held tasks, none of them claimed": TASK_OPEN_STATES - {TaskStatus.CLAIMED},
+    "open runs": WORKFLOW_OPEN_STATES,
+    "runs that have begun": WORKFLOW_OPEN_STATES - {WorkflowStatus.PENDING},
+    "runs of which waiters are notified": WORKFLOW_TERMINAL_STATES | {WorkflowStatus.PAUSED},
+    "runs that can be retried": {
+        WorkflowStatus.FAILED,
+        WorkflowStatus.PAUSED,
+        WorkflowStatus.RUNNING,
+    },
+    "runs that resume from failures": {WorkflowStatus.FAILED, WorkflowStatus.PAUSED},
+    "terminal nodes": WORKFLOW_TASK_TERMINAL_STATES,
+    "waiting nodes": WORKFLOW_TASK_WAITING_STATES,
+    "nodes with a task's result": WORKFLOW_TASK_TERMINAL_STATES - {WorkflowTaskStatus.SKIPPED},
+}
+
+
+def lists_of_words(text: str) -> list[frozenset[str]]:
+    found = re.findall(r"\bIN \(((?:'[A-Z_]+'(?:,\s*)?)+)\)", text)
+    return [frozenset(re.findall(r"[A-Z_]+", words)) for words in found]
+
+
+def test_terminal_tasks_and_runs_are_the_same_words() -> None:
+    assert {str(one) for one in TASK_TERMINAL_STATES} == {
+        str(one) for one in WORKFLOW_TERMINAL_STATES
+    }
+
+
+@pytest.mark.parametrize("name", SQL)
+def test_every_upper_case_literal_is_a_status_an_error_code_or_an_answer(name: str) -> None:
+    words = set(re.findall(r"'([A-Z][A-Z_]+)'", SQL[name]))
+    assert words - {str(word) for word in STATUSES | ERROR_CODES} - ANSWERS == set()
+
+
+@pytest.mark.parametrize("name", SQL)
+def test_every_list_of_statuses_is_a_group_of_states(name: str) -> None:
+    known = {frozenset(map(str, group)) for group in GROUPS.values()}
+    assert [words for words in lists_of_words(SQL[name]) if words not in known] == []
+
+
+def test_every_group_is_used() -> None:
+    used = {words for text in SQL.values() for words in lists_of_words(text)}
+    assert [name for name, group in GROUPS.items() if frozenset(map(str, group)) not in used] == []
+
+
+@pytest.mark.parametrize(
+    ("domain", "words"),
+    [
+        ("horsies_task_status", set(TaskStatus)),
+        ("horsies_attempt_outcome", set(TaskAttemptOutcome)),
+        ("horsies_run_status", set(WorkflowStatus)),
+        ("horsies_node_status", set(WorkflowTaskStatus)),
+    ],
+)
+def test_a_domain_allows_exactly_the_words_of_its_enumeration(domain: str, words: set[str]) -> None:
+    match = re.search(rf"CREATE DOMAIN {domain} .*?;", SQL["migrations/0001_tables.sql"], re.DOTALL)
+    assert match is not None
+    assert lists_of_words(match[0]) == [frozenset(map(str, words))]
