@@ -1,7 +1,7 @@
-"""Database addresses: which ones are accepted, how libpq wants them, how people may see them.
+"""Database URLs: which are accepted, the form libpq takes, and masking of passwords.
 
-Stands below everything that connects or logs. `mask_url` is the one function between a password
-and a log line, so in doubt it hides too much: a host lost from a message is only a nuisance.
+Every text that may quote an address passes `mask_url` before it is logged or printed. In doubt it
+hides too much: a host missing from a message is only a nuisance.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ _RENAMED_SCHEMES = ("postgresql+psycopg://", "postgres://")
 _USERINFO = re.compile(r"(://[^\s:]*:)\S*@")
 
 # A password with a raw space leaves its word without an "@". Only PostgreSQL addresses are followed
-# across words, and not when what follows the colon reads like a port.
+# across words, and not when the text after the colon reads like a port.
 _USERINFO_WITH_SPACES = re.compile(
     r"(postgres(?:ql)?(?:\+\w+)?://[^\s:@/]*:)(?!\d{1,5}(?:\W|$)|\*\*\*@)[^@\n]*@"
 )
 
 # `password=` in a query string, in libpq's key=value form (quoted or not), as a keyword argument,
-# as an environment variable, and `'password': …` of a printed dictionary. An unclosed quote hides
-# the rest, and whatever is glued to a closed one belongs to the password as well.
+# as an environment variable, as an annotated assignment, and `'password': …` of a printed
+# dictionary. An unclosed quote hides the rest, and text right after a closed quote is hidden too.
 _PARAMETER = re.compile(
     r"""
     (?P<query> [?&] \w*passw(?:or)?d= ) [^&\s]*
-    | (?P<key> passw(?:or)?d (?: \s*=\s* | \\?["']\s*:\s* ) )
+    | (?P<key> passw(?:or)?d (?: (?: \s*:\s*\w+ )? \s*=\s* | \\?["']\s*:\s* ) )
       (?: (?: \\'.*?(?:\\'|\Z) | \\".*?(?:\\"|\Z)
             | '(?:\\.|[^'\\])*(?:'|\Z) | "(?:\\.|[^"\\])*(?:"|\Z) ) [^\s,)}\]]*
         | (?:\\.|[^\s\\])+ )
@@ -47,17 +47,13 @@ def mask_url(text: str) -> str:
         >>> mask_url("postgresql://app:s3cret@db:5432/shop")
         'postgresql://app:***@db:5432/shop'
     """
-    text = _PARAMETER.sub(_masked_parameter, text)
+    text = _PARAMETER.sub(lambda match: f"{match['query'] or match['key']}{MASK}", text)
     text = _USERINFO.sub(rf"\1{MASK}@", text)
     return _USERINFO_WITH_SPACES.sub(rf"\1{MASK}@", text)
 
 
-def _masked_parameter(match: re.Match[str]) -> str:
-    return f"{match['query'] or match['key']}{MASK}"
-
-
 def libpq_url(url: str) -> str:
-    """Return the URL the way libpq reads it: `postgresql+psycopg://` becomes `postgresql://`."""
+    """Return the URL in the form libpq reads: `postgresql+psycopg://` becomes `postgresql://`."""
     for scheme in _RENAMED_SCHEMES:
         if url.startswith(scheme):
             return "postgresql://" + url.removeprefix(scheme)
@@ -65,14 +61,14 @@ def libpq_url(url: str) -> str:
 
 
 def is_embedded(url: str) -> bool:
-    """Tell whether the URL asks for a private development server instead of naming one."""
+    """Tell whether the URL asks for a private development server."""
     return url.startswith(EMBEDDED_SCHEME)
 
 
 def url_problem(url: str) -> str | None:
-    """Return one sentence saying why the URL is refused, or None when its scheme is accepted.
+    """Return one sentence why the URL is refused, or None when its scheme is accepted.
 
-    The sentence never repeats the URL: the password may stand where the scheme should be.
+    The sentence never repeats the URL: the password may be in place of the scheme.
     """
     if url.startswith(_ACCEPTED_SCHEMES):
         return None

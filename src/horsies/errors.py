@@ -1,8 +1,7 @@
-"""Mistakes of the programmer, reported the way a compiler reports them.
+"""Programmer errors, reported in the style of a compiler.
 
-These are raised before any task runs: while decorating, configuring, checking, starting. What
-happens to a task afterwards is never raised but returned as a value. This module stands before the
-line producer -> SQL -> turn -> child -> report -> result and knows nothing of it.
+They are raised before any task runs: while decorating, configuring, checking and starting. Failures
+of a task are never raised; they are returned as values.
 """
 
 from __future__ import annotations
@@ -10,27 +9,26 @@ from __future__ import annotations
 import inspect
 import linecache
 import os
-import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import CodeType, FrameType
-from typing import Any
+from typing import Any, TextIO
+
+from horsies.database_url import mask_url
 
 _PACKAGE_DIRECTORY = os.path.dirname(os.path.abspath(__file__)) + os.sep
-_FORCE_COLOR_VALUES = frozenset({"1", "true", "yes"})
+_FORCING_VARIABLES = ("HORSIES_FORCE_COLOR", "FORCE_COLOR")
+_NOT_FORCING = ("", "0", "false", "no")
 _DECORATOR_LINES_MAX = 200
 _GUTTER_WIDTH_MIN = 2
-
-# A quoted source line may hold a literal database URL; such a line is named but not shown.
-_SECRET = re.compile(r"://[^\s\"']*@|passw(?:or)?d[\"']?\s*[=:]", re.IGNORECASE)
 
 _RED, _BLUE, _CYAN, _BOLD, _RESET = "\x1b[1;31m", "\x1b[1;34m", "\x1b[1;36m", "\x1b[1m", "\x1b[0m"
 
 
 class ErrorCode(StrEnum):
-    """The stable code of every start-up mistake."""
+    """The stable codes of start-up errors."""
 
     WORKFLOW_NO_NAME = "HRS-001"
     WORKFLOW_NO_NODES = "HRS-002"
@@ -101,7 +99,7 @@ class SourceLocation:
     def from_caller(cls) -> SourceLocation | None:
         """Return the innermost frame outside this package, or None when there is none."""
         frame = inspect.currentframe()
-        while frame is not None and _is_foreign_to_user(frame):
+        while frame is not None and _is_outside_user_code(frame):
             frame = frame.f_back
         if frame is None:
             return None
@@ -120,9 +118,9 @@ class SourceLocation:
 
 
 class HorsiesError(Exception):
-    """A mistake in how horsies is used, with its place and its fix.
+    """A mistake in the use of horsies, with its location and its fix.
 
-    Without a location the first frame outside the package is taken: the line that made the call.
+    Without a location the error points at the line that called into the package.
 
     Example:
         raise ConfigurationError(
@@ -149,7 +147,7 @@ class HorsiesError(Exception):
         self.help_text = help_text
 
     def format_rust_style(self, use_colors: bool | None = None) -> str:
-        """Return the full report; None lets environment and terminal decide on colours."""
+        """Return the full report; None chooses colours by environment and terminal."""
         return "\n".join(_report_lines(self, _paint_for(use_colors)))
 
     def __str__(self) -> str:
@@ -177,18 +175,18 @@ class WorkflowValidationError(HorsiesError):
 
 
 class WorkflowContextMissingIdError(RuntimeError):
-    """A workflow context was asked for a node that has no id, because no workflow holds it."""
+    """A workflow context was asked for a node that has no id, because it is not part of a workflow."""
 
 
 @dataclass(slots=True)
 class ValidationReport:
-    """The mistakes one phase of validation found, so that they are shown together."""
+    """The errors that one phase of validation found, shown as one report."""
 
     phase: str
     errors: list[HorsiesError] = field(default_factory=list)
 
     def add(self, error: HorsiesError) -> None:
-        """Append one mistake."""
+        """Append one error."""
         self.errors.append(error)
 
     def format(self, use_colors: bool | None = None) -> str:
@@ -202,7 +200,7 @@ class ValidationReport:
 
 
 class MultipleValidationErrors(HorsiesError):
-    """More than one mistake of the same phase; `report` holds them all."""
+    """More than one error of the same phase; `report` holds them all."""
 
     def __init__(self, report: ValidationReport) -> None:
         first = report.errors[0]
@@ -215,7 +213,7 @@ class MultipleValidationErrors(HorsiesError):
 
 
 def raise_collected(report: ValidationReport) -> None:
-    """Raise nothing for no error, the error itself for one, all of them together for more."""
+    """Raise the error of a report, or all of them as one; do nothing when there is none."""
     if not report.errors:
         return
     if len(report.errors) == 1:
@@ -227,7 +225,7 @@ def _bare_error(kind: type[HorsiesError], *args: object) -> HorsiesError:
     return kind.__new__(kind, *args)
 
 
-def _is_foreign_to_user(frame: FrameType) -> bool:
+def _is_outside_user_code(frame: FrameType) -> bool:
     file = frame.f_code.co_filename
     module = str(frame.f_globals.get("__name__", ""))
     return (
@@ -238,7 +236,7 @@ def _is_foreign_to_user(frame: FrameType) -> bool:
 
 
 def _definition_line(code: CodeType) -> int:
-    """Skip the decorators, where a code object begins, to the line a reader calls the function."""
+    """Return the line of the `def`; a code object begins at the first decorator."""
     starts = (f"def {code.co_name}", f"async def {code.co_name}")
     first = code.co_firstlineno
     lines = linecache.getlines(code.co_filename)[first - 1 : first - 1 + _DECORATOR_LINES_MAX]
@@ -248,32 +246,22 @@ def _definition_line(code: CodeType) -> int:
     return first
 
 
+def colors_wanted(stream: TextIO | None) -> bool:
+    """Tell whether to write colours: FORCE_COLOR, then NO_COLOR, then whether it is a terminal."""
+    if any(os.environ.get(name, "").lower() not in _NOT_FORCING for name in _FORCING_VARIABLES):
+        return True
+    try:
+        return "NO_COLOR" not in os.environ and stream is not None and stream.isatty()
+    except ValueError:
+        return False  # a daemon may have closed its standard error
+
+
 Paint = Callable[[str, str], str]
 
 
 def _paint_for(use_colors: bool | None) -> Paint:
-    wanted = _colors_wanted() if use_colors is None else use_colors
-    return _painted if wanted else _plain
-
-
-def _colors_wanted() -> bool:
-    if os.environ.get("HORSIES_FORCE_COLOR", "").strip().lower() in _FORCE_COLOR_VALUES:
-        return True
-    if "NO_COLOR" in os.environ:
-        return False
-    try:
-        return sys.stderr.isatty()
-    except (AttributeError, ValueError):
-        # A daemon may have no stderr at all, or a closed one.
-        return False
-
-
-def _painted(color: str, text: str) -> str:
-    return f"{color}{text}{_RESET}"
-
-
-def _plain(_color: str, text: str) -> str:
-    return text
+    wanted = colors_wanted(sys.stderr) if use_colors is None else use_colors
+    return (lambda color, text: f"{color}{text}{_RESET}") if wanted else (lambda _, text: text)
 
 
 def _report_lines(error: HorsiesError, paint: Paint) -> list[str]:
@@ -292,8 +280,8 @@ def _report_lines(error: HorsiesError, paint: Paint) -> list[str]:
 def _place_lines(location: SourceLocation, gutter: str, paint: Paint) -> list[str]:
     lines = [f"{gutter}{paint(_BLUE, '-->')} {location}"]
     source = linecache.getline(location.file, location.line).rstrip().expandtabs(4)
-    if not source or _SECRET.search(source):
-        return lines
+    if mask_url(source) != source or not source:
+        return lines  # a line that holds a password is named but not shown
     bar = f"{gutter} {paint(_BLUE, '|')}"
     indent = len(source) - len(source.lstrip())
     underline = " " * indent + paint(_RED, "^" * (len(source) - indent))

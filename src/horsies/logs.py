@@ -1,25 +1,23 @@
-"""Log lines on standard error, for processes whose output is ours: the command line and workers.
+"""Log lines on standard error, for the processes of the command line and of workers.
 
 The library itself only writes to loggers below `horsies`. The command line attaches the one handler
-made here, as text for people or JSON for machines; whatever runs for a task says which one, and no
-line shows a password.
+made here, as text or JSON. Lines logged while a task runs name that task, and passwords are masked.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-import os
 import sys
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any, NamedTuple, TextIO
 
 from horsies.database_url import mask_url
+from horsies.errors import colors_wanted
 
 _TEXT_FORMAT = "%(asctime)s %(levelname)-8s %(name)s [%(process)d]%(task_label)s %(message)s"
 _TASK_FIELDS = ("task_id", "task_name", "attempt")
-_FORCING_VARIABLES = ("HORSIES_FORCE_COLOR", "FORCE_COLOR")
 _RESET = "\x1b[0m"
 _COLORS = {
     logging.DEBUG: "\x1b[2m",
@@ -30,7 +28,7 @@ _COLORS = {
 
 
 class LogLevel(StrEnum):
-    """How much is logged."""
+    """The lowest level that is logged."""
 
     DEBUG = "DEBUG"
     INFO = "INFO"
@@ -40,7 +38,7 @@ class LogLevel(StrEnum):
 
 
 class LogFormat(StrEnum):
-    """What a log line looks like."""
+    """The format of log lines."""
 
     TEXT = "text"
     JSON = "json"
@@ -57,24 +55,24 @@ class TaskLabel(NamedTuple):
         return f" [{self.task_name} {self.task_id} #{self.attempt}]"
 
 
-# One value for the process, not a context variable: a child runs one task at a time, and threads and
-# event loops of that task must find it too.
+# One value for the process, not a context variable: a child runs one task at a time, and the threads
+# and event loops of that task must find it too.
 _current_task: TaskLabel | None = None
 
 
 def set_current_task(label: TaskLabel | None) -> None:
-    """From now on log lines name this attempt; None ends it."""
+    """Make log lines name this attempt from now on; None ends it."""
     global _current_task
     _current_task = label
 
 
 def get_current_task() -> TaskLabel | None:
-    """Return the attempt this process is running, None between tasks and outside of workers."""
+    """Return the attempt that this process runs, or None."""
     return _current_task
 
 
 def attach_handler(level: LogLevel, log_format: LogFormat = LogFormat.TEXT) -> logging.Handler:
-    """Send what `horsies` logs from this level on to standard error; a second call replaces it."""
+    """Log `horsies` to standard error from this level on; a second call replaces the handler."""
     detach_handler()
     handler = make_handler(log_format)
     logger = logging.getLogger("horsies")
@@ -84,7 +82,7 @@ def attach_handler(level: LogLevel, log_format: LogFormat = LogFormat.TEXT) -> l
 
 
 def detach_handler() -> None:
-    """Take back what `attach_handler` attached."""
+    """Remove the handler that `attach_handler` added."""
     logger = logging.getLogger("horsies")
     for handler in [known for known in logger.handlers if isinstance(known, StderrHandler)]:
         logger.removeHandler(handler)
@@ -93,29 +91,17 @@ def detach_handler() -> None:
 def make_handler(log_format: LogFormat) -> logging.Handler:
     """Return a handler that writes labelled lines of this format to standard error."""
     handler = StderrHandler(sys.stderr)
-    handler.setFormatter(formatter_for(log_format, sys.stderr))
+    handler.setFormatter(
+        JsonFormatter()
+        if log_format is LogFormat.JSON
+        else TextFormatter(colors=colors_wanted(sys.stderr))
+    )
     handler.addFilter(TaskFilter())
     return handler
 
 
 class StderrHandler(logging.StreamHandler[TextIO]):
-    """The handler of the command line, told apart from handlers the application attached."""
-
-
-def formatter_for(log_format: LogFormat, stream: TextIO) -> logging.Formatter:
-    """Return the formatter for this format, coloured where the stream's readers are people."""
-    if log_format is LogFormat.JSON:
-        return JsonFormatter()
-    return TextFormatter(colors=colors_wanted(stream))
-
-
-def colors_wanted(stream: TextIO) -> bool:
-    """Tell whether to write colours: FORCE_COLOR, then NO_COLOR, then whether it is a terminal."""
-    if any(
-        os.environ.get(name, "").lower() not in ("", "0", "false") for name in _FORCING_VARIABLES
-    ):
-        return True
-    return "NO_COLOR" not in os.environ and stream.isatty()
+    """The handler of the command line, as a class so that it differs from the application's own."""
 
 
 class TaskFilter(logging.Filter):
@@ -136,7 +122,7 @@ class TaskFilter(logging.Filter):
 
 
 class TextFormatter(logging.Formatter):
-    """One line per record, the level in colour if wanted."""
+    """One line per record, coloured by level if wanted."""
 
     def __init__(self, *, colors: bool = False) -> None:
         super().__init__(_TEXT_FORMAT, defaults={"task_label": ""})

@@ -1,9 +1,8 @@
-"""Retrying: which outcomes are tried again, how long to wait, and what an exception is called.
+"""Retries: which failures run again, how long to wait, and which code an exception stands for.
 
-Everything here is pure. The producer stores a policy with the task; the worker that records a
-failed report, and the reaper that finds a crashed attempt, ask `decide` with nothing but that
-snapshot, so a new deployment never changes tasks already queued. `Backoff` spaces the worker's own
-retries against a database that is away.
+Everything here is pure. The producer stores the policy with the task, and `retry_delay` decides from
+that snapshot alone, so a new deployment never changes tasks already queued. `Backoff` spaces the
+retries of workers and schedulers while the database is unavailable.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ import random as random_module
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
 from typing import Annotated, Any, Literal, Self, TypeAlias
 
 from pydantic import (
@@ -25,6 +23,7 @@ from pydantic import (
     field_validator,
     model_validator,
 )
+from typing_extensions import TypeIs
 
 from horsies.error_codes import (
     BUILTIN_CODE_REGISTRY,
@@ -43,7 +42,7 @@ DEFAULT_INTERVALS = (60, 300, 900)
 _JITTER = 0.25
 _CODE_NAME = re.compile(r"[A-Z][A-Z0-9_]*")
 
-# Any sequence is taken and a list is kept, so that equal policies compare equal.
+# Any sequence is accepted and kept as a list, so that equal policies compare equal.
 Codes: TypeAlias = Annotated[Sequence[BuiltInTaskCode | str], AfterValidator(list)]
 Intervals: TypeAlias = Annotated[
     Sequence[Annotated[int, Field(ge=1, le=MAX_INTERVAL_SECONDS)]], AfterValidator(list)
@@ -51,7 +50,7 @@ Intervals: TypeAlias = Annotated[
 
 
 class RetryPolicy(BaseModel):
-    """When a task that ended in an error runs again.
+    """When a failed task runs again.
 
     Example:
         RetryPolicy.exponential(5, max_retries=4, auto_retry_for=["GATEWAY_DOWN"])
@@ -62,9 +61,9 @@ class RetryPolicy(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     auto_retry_for: Codes = Field(min_length=1)
-    """The error codes that lead to a retry; any other outcome is final. At least one. Codes are
-    upper case names such as GATEWAY_DOWN; exception classes become codes through an exception
-    mapper first. Required."""
+    """The error codes that lead to a retry, at least one; any other failure is final. Codes are upper
+    case names such as GATEWAY_DOWN; an exception mapper turns exception classes into codes.
+    Required."""
 
     max_retries: int = Field(default=3, ge=1, le=MAX_RETRIES_LIMIT)
     """How many times the task runs again after its first attempt, from 1 to 20. Defaults to 3."""
@@ -74,16 +73,16 @@ class RetryPolicy(BaseModel):
         min_length=1,
         max_length=MAX_RETRIES_LIMIT,
     )
-    """Seconds to wait, each from 1 to 86,400 (a day). The fixed strategy takes one entry per
-    retry, the exponential strategy exactly one, the base. Defaults to 60, 300, 900."""
+    """Seconds to wait, each from 1 to 86,400 (a day). The fixed strategy needs one entry per retry,
+    the exponential strategy exactly one, the base. Defaults to 60, 300, 900."""
 
     backoff_strategy: Literal["fixed", "exponential"] = "fixed"
-    """`fixed` waits the intervals in turn; `exponential` doubles the base before every further
-    retry. Defaults to `fixed`."""
+    """`fixed` waits the intervals in turn; `exponential` doubles the base with every further retry.
+    Defaults to `fixed`."""
 
     jitter: bool = True
-    """Lengthen every wait by a random 0 to 25 % so that tasks which failed together do not come
-    back together. Waits are never shortened. Defaults to True."""
+    """Lengthen every wait by a random 0 to 25 %, so that tasks that failed at the same time do not
+    run again at the same time. Waits are never shortened. Defaults to True."""
 
     @classmethod
     def fixed(
@@ -132,10 +131,10 @@ class RetryPolicy(BaseModel):
 
     @classmethod
     def from_json(cls, data: object) -> Self | None:
-        """Read a stored snapshot, never raising.
+        """Read a stored snapshot; never raises.
 
-        A damaged part falls back to its default; without a readable list of codes there is
-        nothing to retry for, and the answer is None.
+        A damaged part falls back to its default. Without a readable list of codes nothing can be
+        retried, and the result is None.
         """
         try:
             return cls.model_validate(data)
@@ -147,13 +146,16 @@ class RetryPolicy(BaseModel):
         codes = [code for code in _entries(data.get("auto_retry_for")) if isinstance(code, str)]
         if not codes:
             return None
-        intervals = [entry for entry in _entries(data.get("intervals")) if _is_interval(entry)]
-        exponential = data.get("backoff_strategy") == "exponential"
+        intervals = _entries(data.get("intervals"))
+        max_retries = data.get("max_retries")
         return cls.model_construct(
             auto_retry_for=codes,
-            max_retries=_salvaged_max_retries(data.get("max_retries")),
-            intervals=intervals or list(DEFAULT_INTERVALS),
-            backoff_strategy="exponential" if exponential else "fixed",
+            max_retries=max_retries if _is_whole(max_retries, MAX_RETRIES_LIMIT) else 3,
+            intervals=[entry for entry in intervals if _is_whole(entry, MAX_INTERVAL_SECONDS)]
+            or list(DEFAULT_INTERVALS),
+            backoff_strategy="exponential"
+            if data.get("backoff_strategy") == "exponential"
+            else "fixed",
             jitter=data.get("jitter") is not False,
         )
 
@@ -188,32 +190,18 @@ def _entries(value: object) -> list[object]:
     return value if isinstance(value, list) else []
 
 
-def _is_interval(value: object) -> bool:
-    # bool is an int in Python, and `true` is no number of seconds.
-    return (
-        isinstance(value, int)
-        and not isinstance(value, bool)
-        and 1 <= value <= MAX_INTERVAL_SECONDS
-    )
-
-
-def _salvaged_max_retries(value: object) -> int:
-    if isinstance(value, int) and 1 <= value <= MAX_RETRIES_LIMIT:
-        return int(value)
-    return 3
+def _is_whole(value: object, largest: int) -> TypeIs[int]:
+    # bool is an int in Python, but `true` is not a number.
+    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= largest
 
 
 def policy_from_options(text: str | None) -> RetryPolicy | None:
     """Return the policy in a stored `task_options` text; None when there is no readable one."""
-    if text is None:
-        return None
     try:
-        options = json.loads(text)
+        options = json.loads(text or "null")
     except (ValueError, RecursionError):
         return None
-    if not isinstance(options, dict):
-        return None
-    return RetryPolicy.from_json(options.get("retry_policy"))
+    return RetryPolicy.from_json(options.get("retry_policy")) if isinstance(options, dict) else None
 
 
 def delay_seconds(
@@ -221,9 +209,9 @@ def delay_seconds(
     retry_number: int,
     random: Callable[[], float] = random_module.random,
 ) -> float:
-    """Return how long to wait before the given retry, 1 being the first.
+    """Return the seconds to wait before the given retry, 1 being the first.
 
-    Jitter only lengthens, by less than doubling adds, so exponential waits always grow.
+    Jitter only lengthens, and by less than doubling adds, so exponential waits always grow.
     """
     number = min(max(retry_number, 1), MAX_RETRIES_LIMIT)
     if policy.backoff_strategy == "exponential":
@@ -235,62 +223,31 @@ def delay_seconds(
     return max(delay, 1.0)
 
 
-@dataclass(frozen=True, slots=True)
-class RetryDecision:
-    """What happens to a failed attempt; `reason` says why not when there is no retry."""
-
-    retry: bool
-    delay_seconds: float | None = None
-    reason: str = ""
-
-
-def decide(
+def retry_delay(
     *,
-    policy: RetryPolicy | None,
+    task_options: str | None,
     error_code: str | None,
     retry_count: int,
     max_retries: int,
-    now: datetime,
-    good_until: datetime | None,
     random: Callable[[], float] = random_module.random,
-) -> RetryDecision:
-    """Decide whether a failed attempt is tried again, from the stored row alone.
+) -> float | None:
+    """Return the seconds until a failed attempt is retried, or None when the failure is final.
 
-    `retry_count` is the number of retries already made, `max_retries` the limit on the row.
+    `retry_count` is the number of retries already made, `max_retries` the limit of the row.
     """
-    obstacle = _obstacle(policy, error_code, retry_count, max_retries)
-    if policy is None or obstacle is not None:
-        return RetryDecision(False, reason=obstacle or "")
-    if good_until is not None and now >= good_until:
-        return RetryDecision(False, reason="good_until has passed")
-    delay = delay_seconds(policy, retry_count + 1, random)
-    if good_until is not None and now + timedelta(seconds=delay) >= good_until:
-        return RetryDecision(False, reason="the next attempt would not start before good_until")
-    return RetryDecision(True, delay_seconds=delay)
-
-
-def _obstacle(
-    policy: RetryPolicy | None, error_code: str | None, retry_count: int, max_retries: int
-) -> str | None:
-    if max_retries <= 0:
-        return "the task has no retries"
-    if retry_count >= max_retries:
-        return f"all {max_retries} retries are used"
-    if policy is None:
-        return "the stored retry policy is missing or unreadable"
-    if error_code is None:
-        return "the error carries no code"
-    code = error_code_text(error_code)
-    if code not in {error_code_text(listed) for listed in policy.auto_retry_for}:
-        return f"{code} is not listed in auto_retry_for"
-    return None
+    if retry_count >= max_retries or error_code is None:
+        return None  # the common case needs no parsing
+    policy = policy_from_options(task_options)
+    if policy is None or error_code not in map(error_code_text, policy.auto_retry_for):
+        return None
+    return delay_seconds(policy, retry_count + 1, random)
 
 
 @dataclass(slots=True)
 class Backoff:
-    """Waits between tries against a database that is away: initial x 2^k, capped, +-25 % jitter.
+    """The waits between attempts to reach the database: initial x 2^k, capped, +-25 % jitter.
 
-    `max_attempts` is the number of retries after the first failure, 0 for no end.
+    `max_attempts` is the number of retries after the first failure; 0 means no limit.
     """
 
     initial_ms: int
@@ -303,13 +260,13 @@ class Backoff:
         """Count one failure; return the seconds to wait, or None when the retries are used up."""
         if self.max_attempts and self.attempts >= self.max_attempts:
             return None
-        # Beyond 2^32 any initial value has met its cap, and the number must not grow for days.
+        # From 2^32 on every initial value has reached its cap, and the number must not grow for days.
         delay_ms = min(self.initial_ms << min(self.attempts, 32), self.max_ms)
         self.attempts += 1
         return max(delay_ms / 1000 * (1 + _JITTER * (2 * self.random() - 1)), 0.1)
 
     def reset(self) -> None:
-        """Start over after something succeeded."""
+        """Start over after a success."""
         self.attempts = 0
 
 
@@ -320,10 +277,10 @@ def resolve_exception_code(
     task_default: str | None,
     app_default: str | None,
 ) -> BuiltInTaskCode | str:
-    """Name the error an exception stands for; the task's word counts before the app's.
+    """Return the code that an exception stands for; the task's settings win over the app's.
 
-    Mappers match the exact class, never a subclass: what a library raises tomorrow below an
-    exception mapped today must not be retried by accident.
+    Mappers match the exact class, never a subclass: an exception that a library derives tomorrow
+    from one mapped today must not be retried by accident.
     """
     kind = type(exception)
     for mapper in (task_mapper, app_mapper):
@@ -333,7 +290,7 @@ def resolve_exception_code(
 
 
 def validate_error_code_name(code: object, *, where: str = "the error code") -> list[str]:
-    """Return the problems of one error code as sentences, none when it is well formed."""
+    """Return the problems of an error code as sentences; an empty list when it is well formed."""
     if not isinstance(code, str):
         return [f"{where} must be a string such as GATEWAY_DOWN, not {type(code).__name__}"]
     text = error_code_text(code) or ""
@@ -351,7 +308,7 @@ def validate_error_code_name(code: object, *, where: str = "the error code") -> 
 
 
 def validate_exception_mapper(mapper: object, *, where: str = "exception_mapper") -> list[str]:
-    """Return the problems of an exception mapper as sentences, none when it is well formed."""
+    """Return the problems of an exception mapper as sentences; an empty list when it is valid."""
     if not isinstance(mapper, Mapping):
         return [
             f"{where} must be a dictionary from exception classes to codes, "
@@ -359,20 +316,17 @@ def validate_exception_mapper(mapper: object, *, where: str = "exception_mapper"
         ]
     problems: list[str] = []
     for key, code in mapper.items():
-        problems += _mapper_entry_problems(key, code, where)
+        if isinstance(key, type) and issubclass(key, BaseException):
+            problems += validate_error_code_name(code, where=f"{where}[{key.__name__}]")
+        else:
+            problems.append(f"{where} maps {key!r}, which is not an exception class")
     return problems
-
-
-def _mapper_entry_problems(key: object, code: object, where: str) -> list[str]:
-    if not (isinstance(key, type) and issubclass(key, BaseException)):
-        return [f"{where} maps {key!r}, which is not an exception class"]
-    return validate_error_code_name(code, where=f"{where}[{key.__name__}]")
 
 
 def reserved_code_collisions(
     mapper: Mapping[type[BaseException], str], default_code: str | None
 ) -> list[str]:
-    """Return, as sentences, the places where user configuration takes a built-in code's name."""
+    """Return, as sentences, the places where user configuration uses the name of a built-in code."""
     problems = [
         f"exception_mapper[{kind.__name__}] uses the built-in code {error_code_text(code)}"
         for kind, code in mapper.items()

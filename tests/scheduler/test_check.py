@@ -24,7 +24,7 @@ MISSING = ErrorCode.TASK_NOT_REGISTERED
         (
             {"timezone": "Mars/Olympus", "task_name": "nothing"},
             INVALID,
-            "In schedule 'report', there is no time zone 'Mars/Olympus'; use an IANA name such as "
+            "In schedule 'report', unknown time zone 'Mars/Olympus'; use an IANA name such as "
             "Europe/Berlin, and install the tzdata package if this machine has no time zones.",
         ),
         (

@@ -39,7 +39,7 @@ def dated(**fields: Any) -> WorkflowSchedule:
         (
             dated(timezone="Mars/Olympus", definition="nothing"),
             INVALID,
-            "In schedule 'books', there is no time zone 'Mars/Olympus'; use an IANA name such as "
+            "In schedule 'books', unknown time zone 'Mars/Olympus'; use an IANA name such as "
             "Europe/Berlin, and install the tzdata package if this machine has no time zones.",
         ),
         (

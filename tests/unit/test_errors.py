@@ -41,8 +41,8 @@ class Terminal(io.StringIO):
 
 @pytest.fixture(autouse=True)
 def _no_color_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("HORSIES_FORCE_COLOR", raising=False)
-    monkeypatch.delenv("NO_COLOR", raising=False)
+    for name in ("HORSIES_FORCE_COLOR", "FORCE_COLOR", "NO_COLOR"):
+        monkeypatch.delenv(name, raising=False)
 
 
 def an_error(message: str = "something is wrong", **options: Any) -> HorsiesError:
@@ -88,6 +88,7 @@ def test_a_line_past_the_end_of_the_file_still_gives_a_report(tmp_path: Path) ->
         'connect("host=db password=hunter2")',
         'connect(password="hunter2")',
         'settings = {"password": "hunter2"}',
+        'password: str = "hunter2"',
     ],
 )
 def test_a_source_line_with_a_password_is_named_but_not_quoted(tmp_path: Path, line: str) -> None:
@@ -219,7 +220,7 @@ def test_forced_colors_win_over_no_color(monkeypatch: pytest.MonkeyPatch, value:
     assert "\x1b[" in str(an_error())
 
 
-@pytest.mark.parametrize("value", ["", "0", "no", "on"])
+@pytest.mark.parametrize("value", ["", "0", "no", "False"])
 def test_other_values_do_not_force_colors(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
     monkeypatch.setenv("HORSIES_FORCE_COLOR", value)
     monkeypatch.setattr(sys, "stderr", io.StringIO())

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from horsies.errors import colors_wanted
 from horsies.logs import (
     JsonFormatter,
     LogFormat,
@@ -16,7 +17,6 @@ from horsies.logs import (
     TaskLabel,
     TextFormatter,
     attach_handler,
-    colors_wanted,
     set_current_task,
 )
 

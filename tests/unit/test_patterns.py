@@ -146,12 +146,12 @@ def test_all_mistakes_of_a_cron_pattern_come_together() -> None:
         )
 
     assert problems(build) == [
-        "minute step 60 is larger than 59, so it never takes one",
+        "minute step 60 is larger than 59, so only the first value matches",
         "minute 60 is not between 0 and 59",
         "minute -1 is not between 0 and 59",
         "hour range 22 to 2 ends before it starts; write two ranges to wrap around",
-        "month step 12 is larger than 11, so it never takes one",
-        "day of month step 31 is larger than 30, so it never takes one",
+        "month step 12 is larger than 11, so only the first value matches",
+        "day of month step 31 is larger than 30, so only the first value matches",
         "day of month 0 is not between 1 and 31",
         "day of month 40 is not between 1 and 31",
         "day of week range saturday to monday ends before it starts; write two ranges to wrap around",
@@ -259,7 +259,7 @@ def test_two_restricted_day_fields_need_a_choice() -> None:
     both = CronSchedule.parse("0 9 13 * 5", days="both")
     assert both.day == BothDays(day_of_month=month_days, day_of_week=weekdays)
     assert problems(lambda: CronSchedule.parse("0 9 13 * fri")) == [
-        'both day fields are restricted: add days="either", as cron has it, or days="both"'
+        'both day fields are restricted: add days="either", as in cron, or days="both"'
     ]
     assert isinstance(CronSchedule.parse("0 9 * * *", days="both").day, EveryDay)
 
@@ -277,7 +277,7 @@ def test_two_restricted_day_fields_need_a_choice() -> None:
         ("1,,2 * * * *", "bad minute ''"),
         ("* * L * *", "'L' is an extension of cron that has no typed form"),
         ("* * * * mon#2", "'mon#2' is an extension of cron that has no typed form"),
-        ("*/60 * * * *", "minute step 60 is larger than 59, so it never takes one"),
+        ("*/60 * * * *", "minute step 60 is larger than 59, so only the first value matches"),
         ("0 0 31 2 *", "none of its months has such a day, so it would never fire"),
     ],
 )

@@ -1,8 +1,7 @@
-"""How to reach PostgreSQL: addresses, pool sizes, and how fast a dead connection is noticed.
+"""Connections to PostgreSQL: URLs, pool sizes, and detection of dead connections.
 
-Part of the configuration a user writes down once; `horsies.config` re-exports it. Nothing here
-connects. A value that cannot work is refused when the object is built, with every mistake of the
-object in one report and no password in any of them.
+Nothing here connects. An invalid value is refused when the object is built, with all mistakes in one
+report and no password in it.
 """
 
 from __future__ import annotations
@@ -11,16 +10,15 @@ import os
 from collections.abc import Iterator
 from typing import Any, Self
 
-from pydantic import BaseModel, Field, SecretStr, field_validator, model_validator
+from pydantic import Field, SecretStr, field_validator, model_validator
 
 from horsies.database_url import is_embedded, libpq_url, url_problem
 from horsies.errors import ConfigurationError, ErrorCode
-from horsies.validation import FROZEN_MODEL, SECONDS_MAX, Problem, raise_problems
+from horsies.validation import SECONDS_MAX, Check, FrozenModel, raise_failed
 
 URL_VARIABLES = ("HORSIES_DATABASE_URL", "DATABASE_URL")
 
-
-# What Linux and libpq take; beyond it every connection would fail.
+# The limits of Linux and libpq; beyond them every connection would fail.
 _KEEPALIVE_MAXIMUMS = {
     "tcp_keepalives_idle": 32_767,
     "tcp_keepalives_interval": 32_767,
@@ -29,28 +27,26 @@ _KEEPALIVE_MAXIMUMS = {
 _USER_TIMEOUT_MS_MAX = 2**31 - 1
 
 
-class PostgresConfig(BaseModel):
+class PostgresConfig(FrozenModel):
     """The database and the connections to it.
 
     Example:
         PostgresConfig(database_url="postgresql://app:secret@db.example/shop")
     """
 
-    model_config = FROZEN_MODEL
-
     database_url: str = Field(repr=False)
-    """The address of the database, as postgresql:// or postgresql+psycopg:// URL; both reach it
-    through psycopg 3. Special characters in the password must be percent-encoded. The value
+    """The address of the database, a postgresql:// or postgresql+psycopg:// URL; both use psycopg 3.
+    Special characters in the password must be percent-encoded. The value
     embedded:// starts a private server for development. Never shown in repr or logs. Required."""
 
     session_database_url: str | None = Field(default=None, repr=False)
-    """A direct or session-pooled address of the same database, used for LISTEN and schema work
-    when database_url leads through a transaction pooler. Defaults to None: database_url serves for
+    """A direct or session-pooled address of the same database, used for LISTEN and migrations when
+    database_url leads through a transaction pooler. Defaults to None: database_url is used for
     everything."""
 
     pgbouncer_transaction_mode: bool = False
-    """Set when database_url leads to PgBouncer in transaction mode: prepared statements are turned
-    off, and session_database_url becomes required. Defaults to False."""
+    """Set it when database_url leads to PgBouncer in transaction mode: it turns prepared statements
+    off and makes session_database_url required. Defaults to False."""
 
     pool_size: int = Field(default=5, ge=0)
     """Connections a producer's pool keeps open, at least 0. Defaults to 5."""
@@ -68,17 +64,17 @@ class PostgresConfig(BaseModel):
     1800 (half an hour)."""
 
     pool_pre_ping: bool = True
-    """Test a pooled connection before handing it out, so that one which died while idle is
-    replaced instead of failing the call. Costs no round trip unless the connection has something
-    to say. Defaults to True."""
+    """Test a pooled connection before it is used, so that a connection that died while idle is
+    replaced instead of failing the call. Costs a round trip only when the socket has unread data.
+    Defaults to True."""
 
     echo: bool = False
-    """Log what senders, steering and workers' turns ask the database for: the name and the
-    duration of every statement, never its parameters, at INFO on the logger horsies.sql. For
-    debugging only: expect many lines. Defaults to False."""
+    """Log the statements of senders, operator actions and workers' turns: the name and the duration
+    of each, never its parameters, at INFO on the logger horsies.sql. For debugging only: expect many
+    lines. Defaults to False."""
 
     worker_pool_size: int | None = 3
-    """Connections the pool of a worker's parent process keeps open, at least 1. None takes
+    """Connections that the pool of a worker's parent process keeps open, at least 1. None takes
     pool_size. Defaults to 3."""
 
     worker_max_overflow: int | None = 2
@@ -87,21 +83,21 @@ class PostgresConfig(BaseModel):
 
     worker_child_pool_min_size: int = 0
     """Connections a child process keeps open once its task code has sent a task, at least 0.
-    Children that send nothing never connect. Defaults to 0."""
+    Children that do not send never connect. Defaults to 0."""
 
     worker_child_pool_max_size: int = 2
     """Connections a child process may have open for sending, at least 1 and not below
     worker_child_pool_min_size. Defaults to 2."""
 
     worker_child_pool_check: bool = True
-    """Test a child's connection before handing it out. Defaults to True."""
+    """Test a child's connection before it is used. Defaults to True."""
 
     tcp_keepalives: bool = True
-    """Let the operating system probe idle connections, so that a vanished server or a silent
-    firewall is noticed. The three settings below only count when this is on. Defaults to True."""
+    """Let the operating system probe idle connections, to detect a vanished server or a silent
+    firewall. The three settings below only apply when this is on. Defaults to True."""
 
     tcp_keepalives_idle: int = 30
-    """Seconds a connection is idle before the first probe, from 1 to 32,767. Defaults to 30."""
+    """Idle seconds before the first probe, from 1 to 32,767. Defaults to 30."""
 
     tcp_keepalives_interval: int = 10
     """Seconds between probes, from 1 to 32,767. Defaults to 10."""
@@ -111,15 +107,15 @@ class PostgresConfig(BaseModel):
 
     tcp_user_timeout_ms: int = 30_000
     """Milliseconds sent data may stay unacknowledged before the connection counts as dead, from 0
-    to 2,147,483,647. 0 leaves it to the operating system. Behind PgBouncer, which acknowledges
-    whatever the server does, also how long a worker or scheduler waits for an answer. Defaults to
-    30,000."""
+    to 2,147,483,647. 0 leaves it to the operating system. Behind PgBouncer, which acknowledges data
+    even when the server is down, also the time a worker or scheduler waits for a response. Defaults
+    to 30,000."""
 
     @classmethod
     def from_env(cls, **overrides: Any) -> Self:
         """Take the address from HORSIES_DATABASE_URL, else from DATABASE_URL.
 
-        Keyword arguments set every other field, and win over the environment.
+        Keyword arguments set the other fields; a `database_url` among them wins.
 
         Example:
             config = AppConfig(broker=PostgresConfig.from_env(pool_size=2))
@@ -146,72 +142,64 @@ class PostgresConfig(BaseModel):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        raise_problems("PostgresConfig", self._problems())
+        checks = [*self._url_checks(), *self._pool_checks(), *self._keepalive_checks()]
+        raise_failed("PostgresConfig", checks)
         return self
 
-    def _problems(self) -> Iterator[Problem]:
-        for message in self._url_problems():
-            yield ErrorCode.BROKER_INVALID_URL, message
-        for message in self._pool_problems():
-            yield ErrorCode.CONFIG_INVALID_BROKER_POOL, message
-        for message in self._keepalive_problems():
-            yield ErrorCode.CONFIG_INVALID_KEEPALIVE, message
+    def _url_checks(self) -> Iterator[Check]:
+        code, url, session = (
+            ErrorCode.BROKER_INVALID_URL,
+            self.database_url,
+            self.session_database_url,
+        )
+        for name, given in {"database_url": url, "session_database_url": session}.items():
+            problem = None if given is None else url_problem(given)
+            yield problem is not None, code, f"{name} is not usable: {problem}"
+        yield (
+            session is not None and is_embedded(session) != is_embedded(url),
+            code,
+            "session_database_url must lead to the same server as database_url: use embedded:// "
+            "for both or for neither",
+        )
+        is_separate = session is not None and libpq_url(session) != libpq_url(url)
+        yield (
+            self.pgbouncer_transaction_mode and not is_separate,
+            code,
+            "pgbouncer_transaction_mode needs a session_database_url that differs from database_url, "
+            "because LISTEN does not work through a transaction pooler",
+        )
 
-    def _url_problems(self) -> Iterator[str]:
-        for name in ("database_url", "session_database_url"):
-            url = getattr(self, name)
-            if url is not None and (problem := url_problem(url)) is not None:
-                yield f"PostgresConfig.{name} is not usable: {problem}"
-        session = self.session_database_url
-        if session is not None and is_embedded(session) != is_embedded(self.database_url):
-            yield (
-                "PostgresConfig.session_database_url must lead to the same server as "
-                "database_url: use embedded:// for both or for neither"
-            )
-        if self.pgbouncer_transaction_mode and not self._has_separate_session_url():
-            yield (
-                "PostgresConfig.pgbouncer_transaction_mode needs a session_database_url that "
-                "differs from database_url, because LISTEN does not work through a transaction "
-                "pooler"
-            )
-
-    def _has_separate_session_url(self) -> bool:
-        session = self.session_database_url
-        return session is not None and libpq_url(session) != libpq_url(self.database_url)
-
-    def _pool_problems(self) -> Iterator[str]:
-        if self.pool_size + self.max_overflow < 1:
-            yield "PostgresConfig.pool_size and max_overflow must allow at least one connection"
-        if self.worker_pool_size is not None and self.worker_pool_size < 1:
-            yield "PostgresConfig.worker_pool_size must be at least 1, or None to take pool_size"
-        if self.worker_max_overflow is not None and self.worker_max_overflow < 0:
-            yield (
-                "PostgresConfig.worker_max_overflow must be at least 0, or None to take "
-                "max_overflow"
-            )
-        yield from self._child_pool_problems()
-
-    def _child_pool_problems(self) -> Iterator[str]:
+    def _pool_checks(self) -> Iterator[Check]:
+        code = ErrorCode.CONFIG_INVALID_BROKER_POOL
+        size, overflow = self.worker_pool_size, self.worker_max_overflow
         smallest, largest = self.worker_child_pool_min_size, self.worker_child_pool_max_size
-        if smallest < 0:
-            yield "PostgresConfig.worker_child_pool_min_size must be at least 0"
-        if largest < 1:
-            yield "PostgresConfig.worker_child_pool_max_size must be at least 1"
-        elif smallest > largest:
-            yield (
-                f"PostgresConfig.worker_child_pool_min_size ({smallest}) must not exceed "
-                f"worker_child_pool_max_size ({largest})"
-            )
+        total = self.pool_size + self.max_overflow
+        yield total < 1, code, "pool_size and max_overflow must allow at least one connection"
+        is_small = size is not None and size < 1
+        yield is_small, code, "worker_pool_size must be at least 1, or None to take pool_size"
+        is_negative = overflow is not None and overflow < 0
+        yield (
+            is_negative,
+            code,
+            "worker_max_overflow must be at least 0, or None to take max_overflow",
+        )
+        yield smallest < 0, code, "worker_child_pool_min_size must be at least 0"
+        yield largest < 1, code, "worker_child_pool_max_size must be at least 1"
+        yield (
+            largest >= 1 and smallest > largest,
+            code,
+            f"worker_child_pool_min_size ({smallest}) must not exceed worker_child_pool_max_size "
+            f"({largest})",
+        )
 
-    def _keepalive_problems(self) -> Iterator[str]:
+    def _keepalive_checks(self) -> Iterator[Check]:
+        code = ErrorCode.CONFIG_INVALID_KEEPALIVE
         for name, largest in _KEEPALIVE_MAXIMUMS.items() if self.tcp_keepalives else ():
-            if not 1 <= getattr(self, name) <= largest:
-                yield (
-                    f"PostgresConfig.{name} must be from 1 to {largest:,} while tcp_keepalives is "
-                    "on"
-                )
-        if not 0 <= self.tcp_user_timeout_ms <= _USER_TIMEOUT_MS_MAX:
-            yield (
-                f"PostgresConfig.tcp_user_timeout_ms must be from 0 to {_USER_TIMEOUT_MS_MAX:,}; 0 "
-                "leaves it to the operating system"
-            )
+            is_wrong = not 1 <= getattr(self, name) <= largest
+            yield is_wrong, code, f"{name} must be from 1 to {largest:,} while tcp_keepalives is on"
+        yield (
+            not 0 <= self.tcp_user_timeout_ms <= _USER_TIMEOUT_MS_MAX,
+            code,
+            f"tcp_user_timeout_ms must be from 0 to {_USER_TIMEOUT_MS_MAX:,}; 0 leaves it to the "
+            "operating system",
+        )

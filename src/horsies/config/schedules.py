@@ -1,8 +1,7 @@
-"""What a user writes down about schedules: tasks, workflows, and `ScheduleConfig` around them.
+"""The configuration of schedules: tasks, workflows, and the `ScheduleConfig` around them.
 
-Part of the configuration; `horsies.config` holds a ScheduleConfig. A schedule that contradicts itself
-is refused here (HRS-205); whether its zone, task, workflow, queue and arguments exist is known only
-once the tasks are, and checked before a scheduler starts.
+A schedule that contradicts itself is refused here (HRS-205). Its zone, task, workflow, queue and
+arguments are checked before a scheduler starts, when the tasks are known.
 """
 
 from __future__ import annotations
@@ -11,15 +10,15 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal, Protocol, Self, TypeAlias
 
-from pydantic import BaseModel, Field, PlainSerializer, PlainValidator, model_validator
+from pydantic import Field, PlainSerializer, PlainValidator, model_validator
 
 from horsies.timetable.next_run import GapRule
 from horsies.timetable.patterns import SchedulePattern, refuse
-from horsies.validation import FROZEN_MODEL, SECONDS_MAX
+from horsies.validation import SECONDS_MAX, FrozenModel
 
 NAME_LENGTH_MAX = 255
 
-# A slot and what is counted from it, up to a hundred years, must have a place in Python's calendar.
+# Python's calendar must hold a slot and the times counted from it, up to a hundred years later.
 _EARLIEST = datetime(2, 1, 1, tzinfo=UTC)
 _LATEST = {
     "start_at": datetime.max.replace(year=9000, tzinfo=UTC),
@@ -30,47 +29,43 @@ Overlap: TypeAlias = Literal["allow", "skip", "queue"]
 
 
 class KeyedWorkflow(Protocol):
-    """The class of a workflow definition, of which a configuration knows only that it has a key."""
+    """The class of a workflow definition, of which a configuration only needs the key."""
 
     def own_key(self) -> str | None:
         """Return the key the class declares, if any."""
 
 
-def _key(definition: KeyedWorkflow | str) -> str | None:
-    return definition if isinstance(definition, str) else definition.own_key()
-
-
-# Workflows stand above the configuration: it holds the class and asks nothing else of it.
+# Workflows are a layer above the configuration: it holds the class and only asks for its key.
 _AsItIs: TypeAlias = Annotated[
     KeyedWorkflow | str,
     PlainValidator(lambda definition: definition),
-    PlainSerializer(_key, return_type=str | None),
+    PlainSerializer(
+        lambda definition: definition if isinstance(definition, str) else definition.own_key(),
+        return_type=str | None,
+    ),
 ]
 
 
-class Schedule(BaseModel):
-    """What all schedules have in common: a name, a timetable, and rules for slots that cannot fire."""
-
-    model_config = FROZEN_MODEL
+class Schedule(FrozenModel):
+    """The common part of all schedules: a name, a pattern, and rules for missed and late slots."""
 
     name: str
-    """What the schedule is called, 1 to 255 printable characters, unique in the database.
-    Required."""
+    """The name of the schedule, 1 to 255 printable characters, unique in the database. Required."""
 
     pattern: SchedulePattern
-    """When: an IntervalSchedule, HourlySchedule, DailySchedule, WeeklySchedule, MonthlySchedule or
+    """When it fires: an IntervalSchedule, HourlySchedule, DailySchedule, WeeklySchedule, MonthlySchedule or
     CronSchedule. Required."""
 
     enabled: bool = True
-    """Whether schedulers serve it. Defaults to True."""
+    """Whether schedulers fire it. Defaults to True."""
 
     timezone: str = "UTC"
-    """The IANA name of the zone whose clock counts, such as Europe/Berlin. Intervals ignore it.
+    """The IANA name of the time zone of the pattern, such as Europe/Berlin. Intervals ignore it.
     Defaults to UTC."""
 
     on_dst_gap: GapRule = "skip"
-    """What becomes of a time that the clock leaps over: `skip` drops it, `shift` takes the first
-    instant after the gap. Defaults to skip."""
+    """The rule for a time that the clock skips: `skip` drops the slot, `shift` takes the first instant
+    after the gap. Defaults to skip."""
 
     start_at: datetime | None = None
     """The earliest slot, in the years 2 to 9000; intervals count from it. Needs a time zone.
@@ -80,24 +75,24 @@ class Schedule(BaseModel):
     """No slot is later than this. Needs a time zone. Defaults to None."""
 
     jitter_seconds: float = Field(default=0, ge=0, le=86_400)
-    """Let what each slot sends wait for up to this long, from 0 to 86,400, always the same for the
-    same slot. Spreads schedules that are due together. Defaults to 0."""
+    """The longest delay of the task or run of a slot in seconds, from 0 to 86,400; each slot has its
+    own fixed delay. Spreads schedules that are due at the same time. Defaults to 0."""
 
     catch_up_missed: bool = False
-    """Make up for all slots that passed while no scheduler ran, in order; otherwise only for the
-    latest. Defaults to False."""
+    """Fire all slots that passed while no scheduler ran, in order; otherwise only the latest.
+    Defaults to False."""
 
     max_catch_up_runs: int = Field(default=100, ge=1, le=10_000)
-    """How many missed slots are made up for at once, from 1 to 10,000; the rest follows. Defaults to
+    """The number of missed slots that fire at once, from 1 to 10,000; the rest follows. Defaults to
     100."""
 
     misfire_grace_seconds: float | None = Field(default=None, gt=0, le=SECONDS_MAX)
-    """Drop slots that are older than this when a scheduler comes to them, above 0 and at most 100
-    years. None drops none for its age. Defaults to None."""
+    """Drop slots that are more seconds late than this, above 0 and at most 100 years. None never
+    drops a slot for its age. Defaults to None."""
 
     overlap: Overlap = "allow"
-    """What to do while the task or run of an earlier slot is unfinished: `allow` sends the next
-    anyway, `skip` drops the slot, `queue` keeps it until the other has ended. Defaults to allow."""
+    """The rule for a slot while the task or run of an earlier slot is unfinished: `allow` fires it
+    anyway, `skip` drops it, `queue` keeps it until the earlier one has ended. Defaults to allow."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -105,9 +100,8 @@ class Schedule(BaseModel):
         return self
 
     def _problems(self) -> Iterator[str]:
-        if not (
-            self.name.strip() and self.name.isprintable() and len(self.name) <= NAME_LENGTH_MAX
-        ):
+        name = self.name
+        if not (name.strip() and name.isprintable() and len(name) <= NAME_LENGTH_MAX):
             yield f"name must be a text of 1 to {NAME_LENGTH_MAX} printable characters"
         if self.catch_up_missed and self.overlap == "skip":
             yield 'catch_up_missed contradicts overlap="skip"; use overlap="queue"'
@@ -124,14 +118,14 @@ class Schedule(BaseModel):
 def _bound_problem(name: str, at: datetime) -> str | None:
     if at.utcoffset() is None:
         return f"{name} has no time zone; write datetime(..., tzinfo=UTC)"
-    # Compared as they are: to be written in UTC, a time may lie too near to the end of the calendar.
+    # Compared as given: near the ends of the calendar a time cannot be converted to UTC.
     if not _EARLIEST <= at <= _LATEST[name]:
         return f"{name} must be in the years 2 to {_LATEST[name].year}, counted in UTC"
     return None
 
 
 class TaskSchedule(Schedule):
-    """A task to be sent again and again.
+    """A task that is sent at every slot.
 
     Example:
         TaskSchedule(
@@ -146,7 +140,7 @@ class TaskSchedule(Schedule):
     """The registered task to send. Required."""
 
     args: tuple[Any, ...] = Field(default=(), repr=False)
-    """Positional arguments of the task; they are stored by name. Defaults to ()."""
+    """Positional arguments of the task, stored by name. Defaults to ()."""
 
     kwargs: dict[str, Any] = Field(default_factory=dict, repr=False)
     """Keyword arguments of the task. Defaults to {}."""
@@ -159,8 +153,8 @@ class TaskSchedule(Schedule):
     None."""
 
     good_for_seconds: float | None = Field(default=None, gt=0, le=SECONDS_MAX)
-    """Seconds after its slot until which a task may still start, above jitter_seconds and at most
-    100 years; later it expires. None sets no limit. Defaults to None."""
+    """Seconds after its slot after which a task that has not started expires, above jitter_seconds and
+    at most 100 years. None sets no limit. Defaults to None."""
 
     def _problems(self) -> Iterator[str]:
         yield from super()._problems()
@@ -172,7 +166,7 @@ class TaskSchedule(Schedule):
 
 
 class WorkflowSchedule(Schedule):
-    """A workflow to be started again and again.
+    """A workflow that is started at every slot.
 
     A definition whose nodes are tasks of the application cannot exist before the application does;
     the configuration then names it by its ``definition_key``.
@@ -203,25 +197,22 @@ class WorkflowSchedule(Schedule):
 AnySchedule: TypeAlias = TaskSchedule | WorkflowSchedule
 
 
-class ScheduleConfig(BaseModel):
-    """The schedules of an application, and how its scheduler looks after them.
+class ScheduleConfig(FrozenModel):
+    """The schedules of an application, and the settings of its scheduler.
 
     Example:
         ScheduleConfig(schedules=[TaskSchedule(...), WorkflowSchedule(...)])
     """
 
-    model_config = FROZEN_MODEL
-
     enabled: bool = True
     """Whether `horsies scheduler` may run. Defaults to True."""
 
     schedules: Sequence[AnySchedule] = Field(default_factory=list)
-    """The schedules, with unique names. More can be added at run time with `app.schedules`. Defaults
-    to []."""
+    """The schedules, with unique names. `app.schedules` adds more at run time. Defaults to []."""
 
     check_interval_seconds: int = Field(default=1, ge=1, le=60)
-    """The longest a scheduler sleeps, from 1 to 60; it wakes up in time for every slot. Defaults to
-    1."""
+    """The longest sleep of a scheduler in seconds, from 1 to 60; it wakes up in time for every slot.
+    Defaults to 1."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:

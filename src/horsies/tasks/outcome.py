@@ -10,7 +10,6 @@ from __future__ import annotations
 import random as random_module
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import NamedTuple, Protocol
 
 from horsies.codec.results import encode_task_error
@@ -26,7 +25,7 @@ from horsies.db.statements.turn import (
 )
 from horsies.db.statements.workflows import WorkflowIds, lock_runs
 from horsies.error_codes import OperationalErrorCode, OutcomeCode
-from horsies.retry import decide, policy_from_options
+from horsies.retry import retry_delay
 from horsies.states import TaskAttemptOutcome, TaskStatus
 from horsies.task_result import TaskError, storable_text
 
@@ -211,17 +210,13 @@ def _vanished(
 def _retry_delay(
     task: ClaimedTask, error_code: str | None, random: Callable[[], float]
 ) -> float | None:
-    if task.retry_count >= task.max_retries:
-        return None  # the common case needs no parsing
-    return decide(
-        policy=policy_from_options(task.task_options),
+    return retry_delay(
+        task_options=task.task_options,
         error_code=error_code,
         retry_count=task.retry_count,
         max_retries=task.max_retries,
-        now=datetime.now(UTC),
-        good_until=None,
         random=random,
-    ).delay_seconds
+    )
 
 
 def locking_steps(workflow_ids: Iterable[str | None]) -> list[Step]:

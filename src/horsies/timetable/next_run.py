@@ -1,8 +1,8 @@
-"""From a pattern and an instant to the next slot: exact, pure, and the same on every machine.
+"""The next slot of a pattern after an instant: exact, pure, and the same on every machine.
 
-Intervals are elapsed time. All other patterns are wall-clock times of a zone, and twice a year such
-a time happens never or twice: a missing one is skipped or moved to the end of the gap, a repeated one
-counts once unless the pattern goes through the hours of the day.
+Intervals are elapsed time. All other patterns are wall-clock times of a zone. When clocks change,
+such a time may not exist or exist twice: a missing time is skipped or moved to the end of the gap, a
+repeated one counts once unless the pattern goes through the hours of the day.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from horsies.timetable.terms import (
 
 GapRule: TypeAlias = Literal["skip", "shift"]
 
-# After 400 years the calendar, weekdays included, begins anew: what has not come by then never does.
+# After 400 years the calendar, weekdays included, repeats: a slot that has not come by then never does.
 _MONTHS_AHEAD = 400 * 12
 _ONE_SECOND = timedelta(seconds=1)
 _ANY = (CronEvery(),)
@@ -50,10 +50,10 @@ def calculate_next_run(
 ) -> datetime:
     """Return the first slot strictly after ``from_time``, in UTC.
 
-    An interval counts from ``from_time``, which therefore is the slot before. ``on_dst_gap`` says what
-    becomes of a time that the clock leaps over: ``"skip"`` drops it, ``"shift"`` takes the first
-    instant after the gap; patterns that fire in every hour lose nothing and are not shifted. Raises
-    ValueError for a naive ``from_time``, an unknown zone, and a time that never comes.
+    An interval counts from ``from_time``, which therefore is the previous slot. ``on_dst_gap`` applies
+    to a time that the clock skips: ``"skip"`` drops it, ``"shift"`` takes the first instant after the
+    gap; patterns that fire in every hour lose nothing and are not shifted. Raises ValueError for a
+    naive ``from_time``, an unknown zone, and a pattern that never fires again.
 
     Example:
         calculate_next_run(DailySchedule(time=time(2, 30)), now, "Europe/Berlin")
@@ -73,7 +73,7 @@ def load_zone(name: str) -> ZoneInfo:
         return ZoneInfo(name)
     except (ZoneInfoNotFoundError, ValueError, OSError) as error:
         raise ValueError(
-            f"there is no time zone {name!r}; use an IANA name such as Europe/Berlin, and install "
+            f"unknown time zone {name!r}; use an IANA name such as Europe/Berlin, and install "
             "the tzdata package if this machine has no time zones"
         ) from error
 
@@ -81,19 +81,19 @@ def load_zone(name: str) -> ZoneInfo:
 def next_run(
     timetable: Timetable | timedelta, after: datetime, zone: ZoneInfo, on_dst_gap: GapRule
 ) -> datetime | None:
-    """The same with everything read and checked: ``after`` is in UTC, and None means never again."""
+    """Return the first slot after an instant in UTC; None means never again."""
     if isinstance(timetable, timedelta):
         return after + timetable
     wall_before = after.astimezone(zone).replace(tzinfo=None)
-    start = (
-        wall_before - _repeat_ahead(wall_before, after, zone)
-        if timetable.is_periodic
-        else wall_before
-    )
+    start = wall_before
+    if timetable.is_periodic:
+        early, late = _instants(wall_before, zone)
+        if early == after:  # the first pass of a repeated time: start where the second pass begins
+            start -= late - early
     second_pass: datetime | None = None
     for wall in timetable.walls_from(start.replace(microsecond=0)):
         early, late = _instants(wall, zone)
-        if early > late:  # the clock leaps over this time
+        if early > late:  # the clock skips this time
             if on_dst_gap == "skip" or timetable.fires_every_hour:
                 continue
             early = _end_of_gap(late, early, zone)
@@ -105,26 +105,20 @@ def next_run(
 
 
 def _instants(wall: datetime, zone: ZoneInfo) -> tuple[datetime, datetime]:
-    """Return when a wall-clock time happens: twice the same, first and second pass, or for one that is
-    leapt over, what the clocks after and before the leap would make of it.
+    """Return the first and second instant of a wall-clock time; they differ only at a clock change.
+
+    A skipped time has them in reverse order: by the offset after the gap, then by the one before.
     """
     early = wall.replace(tzinfo=zone, fold=0).astimezone(UTC)
     late = wall.replace(tzinfo=zone, fold=1).astimezone(UTC)
     return early, late
 
 
-def _repeat_ahead(wall: datetime, instant: datetime, zone: ZoneInfo) -> timedelta:
-    """Return how far the clock will be turned back when this is the first pass of a repeated time."""
-    early, late = _instants(wall, zone)
-    return late - early if early == instant else timedelta()
-
-
 def _end_of_gap(before: datetime, after: datetime, zone: ZoneInfo) -> datetime:
-    """Return the first instant after the leap of the clock that lies between these two."""
+    """Return the first instant after the clock change between these two."""
     offset = before.astimezone(zone).utcoffset()
     while after - before > _ONE_SECOND:
-        middle = before + (after - before) // 2
-        middle = middle.replace(microsecond=0)
+        middle = (before + (after - before) // 2).replace(microsecond=0)
         if middle.astimezone(zone).utcoffset() == offset:
             before = middle
         else:
@@ -134,7 +128,7 @@ def _end_of_gap(before: datetime, after: datetime, zone: ZoneInfo) -> datetime:
 
 @dataclass(frozen=True, slots=True)
 class Timetable:
-    """A wall-clock pattern as plain numbers: at these times, on these days of these months.
+    """A wall-clock pattern as plain numbers: these times on these days of these months.
 
     Days match by month day and weekday, or by one of them. ``is_periodic`` patterns go through the
     hours of the day and fire in both passes of a repeated hour.
@@ -151,7 +145,7 @@ class Timetable:
 
     @property
     def fires_every_hour(self) -> bool:
-        """Whether no hour of a matching day passes without a slot."""
+        """Whether every hour of a matching day has a slot."""
         return len(self.hours) == 24
 
     def walls_from(self, start: datetime) -> Iterator[datetime]:
@@ -197,8 +191,7 @@ def timetable_of(pattern: SchedulePattern) -> Timetable | timedelta:
         case DailySchedule(time=at):
             return _at(at)
         case WeeklySchedule(days=days, time=at):
-            numbers = frozenset(WEEKDAYS.number(day) for day in days)
-            return replace(_at(at), weekdays=numbers)
+            return replace(_at(at), weekdays=frozenset(map(WEEKDAYS.number, days)))
         case MonthlySchedule(day=day, time=at):
             return replace(_at(at), month_days=frozenset([day]))
         case CronSchedule():
@@ -207,8 +200,8 @@ def timetable_of(pattern: SchedulePattern) -> Timetable | timedelta:
             assert_never(pattern)
 
 
-def _at(moment: time) -> Timetable:
-    return Timetable((moment.hour,), (moment.minute,), moment.second)
+def _at(at: time) -> Timetable:
+    return Timetable((at.hour,), (at.minute,), at.second)
 
 
 def _cron_timetable(pattern: CronSchedule) -> Timetable:

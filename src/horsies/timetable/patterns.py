@@ -1,7 +1,7 @@
-"""The patterns a schedule may follow, from "every 30 seconds" to typed cron.
+"""The patterns of schedules, from "every 30 seconds" to typed cron.
 
-Frozen pydantic models, checked when they are built: what contradicts itself or can never happen is
-HRS-205, all mistakes of one pattern together. `times.py` turns them into instants.
+A pattern that contradicts itself or can never fire is refused with HRS-205 when it is built, with
+all its mistakes in one report. `next_run.py` turns patterns into instants.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from datetime import time, timedelta
 from typing import Annotated, Literal, Self, TypeAlias
 
-from pydantic import BaseModel, Field, model_validator
+from pydantic import Field, model_validator
 
 from horsies.errors import ErrorCode
 from horsies.timetable.terms import (
@@ -30,7 +30,7 @@ from horsies.timetable.terms import (
     term_problems,
     values_of,
 )
-from horsies.validation import FROZEN_MODEL, raise_problems
+from horsies.validation import FrozenModel, raise_problems
 
 LAST_DAY = -1
 
@@ -39,19 +39,30 @@ _LONGEST_MONTHS = (31, 29, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
 
 
 def refuse(where: str, problems: Iterable[str]) -> None:
-    """Raise HRS-205 with all problems of one object; nothing when there are none."""
+    """Raise HRS-205 with all problems of one object; do nothing when there are none."""
     code = ErrorCode.CONFIG_INVALID_SCHEDULE
     raise_problems(where, ((code, f"{where}: {problem}") for problem in problems))
 
 
-class IntervalSchedule(BaseModel):
-    """Fires whenever the sum of its fields has passed since the previous slot; ignores time zones.
+class _Pattern(FrozenModel):
+    """A pattern that is checked when it is built."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        refuse(type(self).__name__, self._problems())
+        return self
+
+    def _problems(self) -> Iterator[str]:
+        yield from ()
+
+
+class IntervalSchedule(_Pattern):
+    """Fires when the sum of its fields has passed since the previous slot; ignores time zones.
 
     Example:
         IntervalSchedule(minutes=1, seconds=30)
     """
 
-    model_config = FROZEN_MODEL
     type: Literal["interval"] = "interval"
     seconds: int | None = Field(default=None, ge=1, le=86_400)
     minutes: int | None = Field(default=None, ge=1, le=1_440)
@@ -68,121 +79,100 @@ class IntervalSchedule(BaseModel):
             seconds=self.seconds or 0,
         )
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _problems(self) -> Iterator[str]:
         if not self.total:
-            refuse("IntervalSchedule", ["give at least one of seconds, minutes, hours and days"])
-        return self
+            yield "give at least one of seconds, minutes, hours and days"
 
 
-class HourlySchedule(BaseModel):
+class HourlySchedule(_Pattern):
     """Fires once in every hour: `HourlySchedule(minute=15)`."""
 
-    model_config = FROZEN_MODEL
     type: Literal["hourly"] = "hourly"
     minute: int = Field(ge=0, le=59)
     second: int = Field(default=0, ge=0, le=59)
 
 
-class DailySchedule(BaseModel):
+class DailySchedule(_Pattern):
     """Fires every day at a wall-clock time: `DailySchedule(time=time(3, 30))`."""
 
-    model_config = FROZEN_MODEL
     type: Literal["daily"] = "daily"
     time: time
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        refuse("DailySchedule", _time_problems(self.time))
-        return self
+    def _problems(self) -> Iterator[str]:
+        return _time_problems(self.time)
 
 
-class WeeklySchedule(BaseModel):
+class WeeklySchedule(_Pattern):
     """Fires on some days of the week: `WeeklySchedule(days=[Weekday.MONDAY], time=time(17))`."""
 
-    model_config = FROZEN_MODEL
     type: Literal["weekly"] = "weekly"
     days: list[Weekday]
     time: time
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        refuse("WeeklySchedule", [*self._day_problems(), *_time_problems(self.time)])
-        return self
-
-    def _day_problems(self) -> Iterator[str]:
+    def _problems(self) -> Iterator[str]:
         if not self.days:
             yield "days needs at least one weekday"
         for day in Weekday:
             if self.days.count(day) > 1:
                 yield f"days names {day.value} more than once"
+        yield from _time_problems(self.time)
 
 
-class MonthlySchedule(BaseModel):
+class MonthlySchedule(_Pattern):
     """Fires on one day of the month; months without that day are skipped, -1 is always the last.
 
     Example:
         MonthlySchedule(day=-1, time=time(23, 0))
     """
 
-    model_config = FROZEN_MODEL
     type: Literal["monthly"] = "monthly"
     day: int
     time: time
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        refuse("MonthlySchedule", [*self._day_problems(), *_time_problems(self.time)])
-        return self
-
-    def _day_problems(self) -> Iterator[str]:
+    def _problems(self) -> Iterator[str]:
         if self.day != LAST_DAY and not 1 <= self.day <= 31:
             yield f"day {self.day} is neither between 1 and 31 nor -1, the last day of the month"
+        yield from _time_problems(self.time)
 
 
-def _time_problems(moment: time) -> Iterator[str]:
-    if moment.tzinfo is not None:
+def _time_problems(at: time) -> Iterator[str]:
+    if at.tzinfo is not None:
         yield "time carries a time zone; name the zone in the schedule's timezone instead"
-    if moment.microsecond:
+    if at.microsecond:
         yield "time has microseconds; slots are on whole seconds"
 
 
-class EveryDay(BaseModel):
+class EveryDay(FrozenModel):
     """All days."""
 
-    model_config = FROZEN_MODEL
     kind: Literal["every_day"] = "every_day"
 
 
-class ByMonthDay(BaseModel):
+class ByMonthDay(FrozenModel):
     """Days chosen by their number in the month."""
 
-    model_config = FROZEN_MODEL
     kind: Literal["by_month_day"] = "by_month_day"
     day_of_month: list[NumericTerm]
 
 
-class ByWeekday(BaseModel):
+class ByWeekday(FrozenModel):
     """Days chosen by their name."""
 
-    model_config = FROZEN_MODEL
     kind: Literal["by_weekday"] = "by_weekday"
     day_of_week: list[WeekdayTerm]
 
 
-class EitherDay(BaseModel):
+class EitherDay(FrozenModel):
     """Days that match the month day or the weekday, as classic cron reads two restricted fields."""
 
-    model_config = FROZEN_MODEL
     kind: Literal["either_day"] = "either_day"
     day_of_month: list[NumericTerm]
     day_of_week: list[WeekdayTerm]
 
 
-class BothDays(BaseModel):
+class BothDays(FrozenModel):
     """Days that match the month day and the weekday, such as every Friday the 13th."""
 
-    model_config = FROZEN_MODEL
     kind: Literal["both_days"] = "both_days"
     day_of_month: list[NumericTerm]
     day_of_week: list[WeekdayTerm]
@@ -193,7 +183,7 @@ DaySelector: TypeAlias = Annotated[
 ]
 
 
-class CronSchedule(BaseModel):
+class CronSchedule(_Pattern):
     """Fires at second 0 of every minute whose minute, hour, month and day all match.
 
     Several terms in one field are united. A range does not wrap around.
@@ -206,7 +196,6 @@ class CronSchedule(BaseModel):
         )
     """
 
-    model_config = FROZEN_MODEL
     type: Literal["cron"] = "cron"
     minute: list[NumericTerm]
     hour: list[NumericTerm]
@@ -217,8 +206,8 @@ class CronSchedule(BaseModel):
     def parse(cls, expression: str, *, days: Choice | None = None) -> CronSchedule:
         """Read a classic expression of five fields: minute, hour, day of month, month, day of week.
 
-        When both day fields are restricted, ``days`` must say whether a day has to match ``"either"``
-        of them, as cron has it, or ``"both"``. Raises HRS-205 for what is no such expression.
+        When both day fields are restricted, ``days`` decides whether a day has to match ``"either"``
+        of them, as in cron, or ``"both"``. Raises HRS-205 for an invalid expression.
 
         Example:
             CronSchedule.parse("15 */4 * * *")
@@ -232,24 +221,17 @@ class CronSchedule(BaseModel):
             raise
         return cls(minute=fields.minute, hour=fields.hour, day=day, month=fields.month)
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        refuse("CronSchedule", self._problems())
-        return self
-
     def _problems(self) -> Iterator[str]:
         problems = [*term_problems(self.minute, MINUTES), *term_problems(self.hour, HOURS)]
-        problems += [*term_problems(self.month, MONTHS), *self._day_problems()]
+        problems += term_problems(self.month, MONTHS)
+        if isinstance(self.day, ByMonthDay | EitherDay | BothDays):
+            problems += term_problems(self.day.day_of_month, MONTH_DAYS)
+        if isinstance(self.day, ByWeekday | EitherDay | BothDays):
+            problems += term_problems(self.day.day_of_week, WEEKDAYS)
         yield from problems
-        # Fields that are wrong themselves would only repeat their mistake as "never".
+        # A field that is wrong itself would only repeat its mistake as "never".
         if not problems and not self._can_happen():
             yield "none of its months has such a day, so it would never fire"
-
-    def _day_problems(self) -> Iterator[str]:
-        if isinstance(self.day, ByMonthDay | EitherDay | BothDays):
-            yield from term_problems(self.day.day_of_month, MONTH_DAYS)
-        if isinstance(self.day, ByWeekday | EitherDay | BothDays):
-            yield from term_problems(self.day.day_of_week, WEEKDAYS)
 
     def _can_happen(self) -> bool:
         if not isinstance(self.day, ByMonthDay | BothDays):
@@ -266,11 +248,10 @@ def _selector(
     every = [CronEvery()]
     if every not in (month_days, weekdays):
         if days is None:
-            raise ExpressionProblem(
-                [
-                    'both day fields are restricted: add days="either", as cron has it, or days="both"'
-                ]
+            problem = (
+                'both day fields are restricted: add days="either", as in cron, or days="both"'
             )
+            raise ExpressionProblem([problem])
         chosen = EitherDay if days == "either" else BothDays
         return chosen(day_of_month=month_days, day_of_week=weekdays)
     if month_days != every:

@@ -1,8 +1,7 @@
-"""What a cron field is made of: terms, and the values they stand for.
+"""Cron terms: the values of a cron field, as typed terms or read from a classic expression.
 
-A term says how values are chosen (all, listed, a range, every n-th); the field it stands in says of
-what. Stands before the line producer -> SQL -> turn -> child -> report -> result: a scheduler reads
-it to know when to be a producer.
+A term chooses values (all, listed, a range, every n-th); the field around it is the domain they are
+chosen from.
 """
 
 from __future__ import annotations
@@ -14,9 +13,9 @@ from enum import StrEnum
 from typing import Annotated, Any, Generic, Literal, TypeAlias, TypeVar, assert_never
 
 from cronsim import CronSim, CronSimError
-from pydantic import BaseModel, Field
+from pydantic import Field
 
-from horsies.validation import FROZEN_MODEL
+from horsies.validation import FrozenModel
 
 
 class Weekday(StrEnum):
@@ -51,61 +50,54 @@ class Month(StrEnum):
 E = TypeVar("E", Weekday, Month)
 
 
-class CronEvery(BaseModel):
+class CronEvery(FrozenModel):
     """Every value of the field."""
 
-    model_config = FROZEN_MODEL
     kind: Literal["every"] = "every"
 
 
-class CronStep(BaseModel):
+class CronStep(FrozenModel):
     """Every n-th value, from the first of the field: `CronStep(step=15)` is minute 0, 15, 30, 45."""
 
-    model_config = FROZEN_MODEL
     kind: Literal["step"] = "step"
     step: int = Field(ge=1)
 
 
-class CronValues(BaseModel):
+class CronValues(FrozenModel):
     """The listed values: `CronValues(values=[0, 30])`."""
 
-    model_config = FROZEN_MODEL
     kind: Literal["values"] = "values"
     values: list[int] = Field(min_length=1)
 
 
-class CronRange(BaseModel):
+class CronRange(FrozenModel):
     """From start to end, both included: `CronRange(start=9, end=17)`."""
 
-    model_config = FROZEN_MODEL
     kind: Literal["range"] = "range"
     start: int
     end: int
     step: int = Field(default=1, ge=1)
 
 
-class CronEnumValues(BaseModel, Generic[E]):
+class CronEnumValues(FrozenModel, Generic[E]):
     """The listed weekdays or months: `CronEnumValues(values=[Weekday.MONDAY])`."""
 
-    model_config = FROZEN_MODEL
     kind: Literal["enum_values"] = "enum_values"
     values: list[E] = Field(min_length=1)
 
 
-class CronEnumRange(BaseModel, Generic[E]):
+class CronEnumRange(FrozenModel, Generic[E]):
     """From start to end, both included: `CronEnumRange(start=Month.MARCH, end=Month.MAY)`."""
 
-    model_config = FROZEN_MODEL
     kind: Literal["enum_range"] = "enum_range"
     start: E
     end: E
     step: int = Field(default=1, ge=1)
 
 
-class CronEnumStep(BaseModel, Generic[E]):
+class CronEnumStep(FrozenModel, Generic[E]):
     """Every n-th weekday from Monday, or month from January: `CronEnumStep[Month](step=3)`."""
 
-    model_config = FROZEN_MODEL
     kind: Literal["enum_step"] = "enum_step"
     step: int = Field(ge=1)
 
@@ -134,7 +126,7 @@ AnyTerm: TypeAlias = (
 
 @dataclass(frozen=True, slots=True)
 class Domain:
-    """The values a field can have, from low to high; weekdays and months count from 1 by name."""
+    """The values of a field, from low to high; weekdays and months are numbered from 1."""
 
     name: str
     low: int
@@ -143,15 +135,14 @@ class Domain:
 
     @property
     def span(self) -> int:
-        """The largest step that still reaches a second value."""
+        """The largest step that reaches a second value."""
         return self.high - self.low
 
     def number(self, value: Any) -> int:
-        """Return the place of a weekday or month in its order; numbers are their own."""
+        """Return the number of a weekday or month; numbers stay as they are."""
         return self.names.index(value) + 1 if isinstance(value, Weekday | Month) else int(value)
 
     def shown(self, number: int) -> str:
-        """Return the value as its user wrote it."""
         return self.names[number - 1].value if self.names else str(number)
 
 
@@ -163,9 +154,8 @@ MONTHS = Domain("month", 1, 12, tuple(Month))
 
 
 def values_of(terms: Sequence[AnyTerm], domain: Domain) -> tuple[int, ...]:
-    """Return the united values of all terms in ascending order, as numbers of the domain."""
-    united = {value for term in terms for value in _values(term, domain)}
-    return tuple(sorted(united))
+    """Return the values of all terms in ascending order, as numbers of the domain."""
+    return tuple(sorted({value for term in terms for value in _values(term, domain)}))
 
 
 def _values(term: AnyTerm, domain: Domain) -> Sequence[int]:
@@ -176,50 +166,32 @@ def _values(term: AnyTerm, domain: Domain) -> Sequence[int]:
             return range(domain.low, domain.high + 1, step)
         case CronValues(values=values) | CronEnumValues(values=values):
             return [domain.number(value) for value in values]
-        case CronRange(start=start, end=end, step=step):
-            return range(start, end + 1, step)
-        case CronEnumRange(start=start, end=end, step=step):
+        case (
+            CronRange(start=start, end=end, step=step)
+            | CronEnumRange(start=start, end=end, step=step)
+        ):
             return range(domain.number(start), domain.number(end) + 1, step)
         case _:
             assert_never(term)
 
 
 def term_problems(terms: Sequence[AnyTerm], domain: Domain) -> Iterator[str]:
-    """Say what is wrong with the terms of one field, a sentence each."""
+    """Yield the problems of the terms of one field, a sentence each."""
     if not terms:
         yield f"{domain.name} needs at least one term"
     for term in terms:
-        yield from _step_problems(term, domain)
-        yield from _bound_problems(term, domain)
+        step = getattr(term, "step", 1)
+        if step > domain.span:
+            yield f"{domain.name} step {step} is larger than {domain.span}, so only the first value matches"
+        for value in term.values if isinstance(term, CronValues) else ():
+            yield from _outside(value, domain)
+        if isinstance(term, CronRange | CronEnumRange):
+            yield from _range_problems(domain.number(term.start), domain.number(term.end), domain)
 
 
-def _step_problems(term: AnyTerm, domain: Domain) -> Iterator[str]:
-    step = getattr(term, "step", 1)
-    if step > domain.span:
-        yield f"{domain.name} step {step} is larger than {domain.span}, so it never takes one"
-
-
-def _bound_problems(term: AnyTerm, domain: Domain) -> Iterator[str]:
-    match term:
-        case CronValues(values=values):
-            for value in values:
-                yield from _outside(value, domain)
-        case CronRange(start=start, end=end):
-            yield from _outside(start, domain)
-            yield from _outside(end, domain)
-            yield from _backwards(start, end, domain)
-        case CronEnumRange(start=start, end=end):
-            yield from _backwards(domain.number(start), domain.number(end), domain)
-        case _:
-            return
-
-
-def _outside(value: int, domain: Domain) -> Iterator[str]:
-    if not domain.low <= value <= domain.high:
-        yield f"{domain.name} {value} is not between {domain.low} and {domain.high}"
-
-
-def _backwards(start: int, end: int, domain: Domain) -> Iterator[str]:
+def _range_problems(start: int, end: int, domain: Domain) -> Iterator[str]:
+    yield from _outside(start, domain)
+    yield from _outside(end, domain)
     if start > end:
         yield (
             f"{domain.name} range {domain.shown(start)} to {domain.shown(end)} ends before it "
@@ -227,14 +199,19 @@ def _backwards(start: int, end: int, domain: Domain) -> Iterator[str]:
         )
 
 
+def _outside(value: int, domain: Domain) -> Iterator[str]:
+    if not domain.low <= value <= domain.high:
+        yield f"{domain.name} {value} is not between {domain.low} and {domain.high}"
+
+
 Choice: TypeAlias = Literal["either", "both"]
 
 _FIELDS = ("minutes", "hours", "days", "months", "weekdays")
-_SOME_MOMENT = datetime(2000, 1, 1, tzinfo=UTC)
+_ANY_TIME = datetime(2000, 1, 1, tzinfo=UTC)
 
 
 class ExpressionProblem(Exception):
-    """Why a text is no cron expression; ``problems`` has a sentence each."""
+    """A text is not a valid cron expression; ``problems`` has a sentence for each mistake."""
 
     def __init__(self, problems: Sequence[str]) -> None:
         super().__init__("; ".join(problems))
@@ -253,7 +230,7 @@ class ExpressionFields:
 
 
 def read_expression(expression: str) -> ExpressionFields:
-    """Return the fields of a classic expression, or raise an ExpressionProblem with all mistakes."""
+    """Return the fields of a classic expression; ExpressionProblem names all mistakes."""
     texts = expression.split()
     if len(texts) != len(_FIELDS):
         raise ExpressionProblem(
@@ -268,14 +245,14 @@ def read_expression(expression: str) -> ExpressionFields:
         _numeric_terms(minute),
         _numeric_terms(hour),
         _numeric_terms(day_of_month),
-        _month_terms(month),
+        [_month_term(term) for term in _numeric_terms(month)],
         _weekday_terms(day_of_week),
     )
 
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """What stands between two commas, and the values cronsim reads in it."""
+    """The text between two commas, and the values that cronsim reads in it."""
 
     text: str
     values: tuple[int, ...]
@@ -286,14 +263,14 @@ def _read_field(position: int, text: str, problems: list[str]) -> Iterable[_Part
         fields = ["*"] * len(_FIELDS)
         fields[position] = part or "?"
         try:
-            found: set[Any] = getattr(CronSim(" ".join(fields), _SOME_MOMENT), _FIELDS[position])
+            found: set[Any] = getattr(CronSim(" ".join(fields), _ANY_TIME), _FIELDS[position])
         except CronSimError as error:
             problems.append(f"{str(error).lower()} {part!r}")
             continue
         if not all(isinstance(value, int) and value >= 0 for value in found):
             problems.append(f"{part!r} is an extension of cron that has no typed form")
-            continue
-        yield _Part(part, tuple(sorted(found)))
+        else:
+            yield _Part(part, tuple(sorted(found)))
 
 
 def _numeric_terms(parts: Sequence[_Part]) -> list[NumericTerm]:
@@ -303,7 +280,7 @@ def _numeric_terms(parts: Sequence[_Part]) -> list[NumericTerm]:
         if part.text == "*":
             return [CronEvery()]
         if part.text.startswith("*"):
-            terms.append(CronStep(step=_step(part)))
+            terms.append(CronStep(step=int(part.text.partition("/")[2])))
         elif len(part.values) == 1:
             listed += part.values
         else:
@@ -312,30 +289,21 @@ def _numeric_terms(parts: Sequence[_Part]) -> list[NumericTerm]:
     return [*terms, CronValues(values=sorted(set(listed)))] if listed else terms
 
 
-def _step(part: _Part) -> int:
-    return int(part.text.partition("/")[2])
-
-
-def _month_terms(parts: Sequence[_Part]) -> list[MonthTerm]:
-    months = tuple(Month)
-    terms: list[MonthTerm] = []
-    listed: list[Month] = []
-    for part in parts:
-        if part.text == "*":
-            return [CronEvery()]
-        names = [months[number - 1] for number in part.values]
-        if part.text.startswith("*"):
-            terms.append(CronEnumStep[Month](step=_step(part)))
-        elif len(names) == 1:
-            listed += names
-        else:
-            step = part.values[1] - part.values[0]
-            terms.append(CronEnumRange[Month](start=names[0], end=names[-1], step=step))
-    return [*terms, CronEnumValues[Month](values=listed)] if listed else terms
+def _month_term(term: NumericTerm) -> MonthTerm:
+    months = dict(enumerate(Month, start=1))
+    match term:
+        case CronEvery():
+            return term
+        case CronStep(step=step):
+            return CronEnumStep[Month](step=step)
+        case CronRange(start=start, end=end, step=step):
+            return CronEnumRange[Month](start=months[start], end=months[end], step=step)
+        case CronValues(values=values):
+            return CronEnumValues[Month](values=[months[number] for number in values])
 
 
 def _weekday_terms(parts: Sequence[_Part]) -> list[WeekdayTerm]:
-    """Cron counts from Sunday, 0 or 7, and we from Monday: a range or step may not be one any more."""
+    # Cron counts from Sunday, 0 or 7, and Weekday from Monday: a range or step may become a list.
     if any(part.text == "*" for part in parts):
         return [CronEvery()]
     days = tuple(Weekday)
