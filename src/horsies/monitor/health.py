@@ -17,9 +17,8 @@ from datetime import datetime
 from typing import Any
 
 from horsies.db.listen import Listener
-from horsies.db.statement import Script, one_or_none
+from horsies.db.statement import Nothing, Script, one_or_none
 from horsies.db.statements.monitor import (
-    Nothing,
     WorkerStateHistory,
     WorkerStateRow,
     newest_worker_states,

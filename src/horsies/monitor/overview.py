@@ -12,13 +12,12 @@ from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 
-from horsies.db.statement import Script, one_or_none
+from horsies.db.statement import Nothing, Script, one_or_none
 from horsies.db.statements.monitor import (
     InFlightCount,
     ListNewestTasks,
     ListTasks,
     ListWorkers,
-    Nothing,
     QueueState,
     ReadTaskDetail,
     RecentAttempts,

@@ -84,7 +84,7 @@ class TaskHandle(Generic[T]):
             return self._cached
         if self._broker is None:
             return _error(RetrievalCode.RESULT_NOT_AVAILABLE, _no_broker().message)
-        if _loop_is_running() and timeout_ms != 0:
+        if is_loop_running() and timeout_ms != 0:
             return _error(
                 OperationalErrorCode.BROKER_ERROR,
                 "get() would block the running event loop; write `await handle.get_async()`.",
@@ -257,7 +257,7 @@ def _broker_error(error: BaseException) -> TaskResult[Any, TaskError]:
     )
 
 
-def _loop_is_running() -> bool:
+def is_loop_running() -> bool:
     try:
         asyncio.get_running_loop()
     except RuntimeError:

@@ -10,13 +10,9 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import NamedTuple
 
-from horsies.db.statement import StatementFile
+from horsies.db.statement import Nothing, StatementFile
 
 MONITOR = StatementFile("monitor.sql")
-
-
-class Nothing(NamedTuple):
-    """The parameters of a statement that takes none."""
 
 
 class WaitingCount(NamedTuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from horsies.db.statement import StatementFile
+from horsies.db.statement import Nothing, StatementFile
 
 WORKERS = StatementFile("workers.sql")
 
@@ -31,10 +31,6 @@ class Held(NamedTuple):
     """Whether we hold the lock now."""
 
     held: bool
-
-
-class Nothing(NamedTuple):
-    """A statement without rows, or without parameters."""
 
 
 class SeeWorker(NamedTuple):
