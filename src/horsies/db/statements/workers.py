@@ -111,18 +111,15 @@ class Woken(NamedTuple):
 
 
 class AbandonedTask(NamedTuple):
-    """A task in dead hands, with everything a retry decision needs."""
+    """A task whose worker is gone, with everything a retry decision needs."""
 
     id: str
     generation: int
     task_name: str
     queue_name: str
-    args: str | None
-    kwargs: str | None
     retry_count: int
     max_retries: int
     task_options: str | None
-    timeout_ms: int | None
     worker_pid: int | None
     status: str
     worker_id: str
