@@ -189,7 +189,7 @@ class _Call:
             remaining = deadline - time.monotonic()
             if remaining <= 0:
                 return
-            if not listener.has_heard():
+            if not listener.has_notifications():
                 _wait_for_input(listener.fileno(), remaining)
             for _, payload in listener.receive().notifications:
                 self._take(payload)

@@ -366,7 +366,7 @@ def presentable(error: BaseException) -> BaseException:
 
 
 def revealing(error: BaseException) -> list[BaseException]:
-    """Return the exceptions in the chain whose text could leak what ``describe`` masks."""
+    """Return the exceptions in the chain whose text may show a password that ``describe`` masks."""
     chain: list[BaseException] = []
     cause: BaseException | None = error
     while cause is not None and cause not in chain:

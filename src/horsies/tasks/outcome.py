@@ -214,7 +214,7 @@ def locking_steps(workflow_ids: Iterable[str | None]) -> list[Step]:
 
 
 def recording_steps(worker_id: str, outcomes: Sequence[Outcome]) -> list[Step]:
-    """Return the statements that record these outcomes: one per kind, whatever their number."""
+    """Return the statements that record these outcomes, one per kind."""
     completed = [one for one in outcomes if one.status is TaskStatus.COMPLETED]
     steps: list[Step] = []
     if completed:

@@ -224,9 +224,7 @@ def shared_values(
 
 
 def encode_options(definition: TaskDefinition, good_until: datetime | None) -> str:
-    """Return the options stored with the row: they alone drive its retries, whatever is deployed
-    later.
-    """
+    """Return the options stored with the row: they alone drive its retries, even after a deploy."""
     policy = definition.retry_policy
     if policy is None and good_until is None:
         return _NO_OPTIONS

@@ -116,10 +116,6 @@ SELECT worker_id, hostname, pid, processes, queues, %(tasks_running)s, %(tasks_c
     %(recovery_config)s::text::jsonb, hears, started_at
 FROM horsies_workers WHERE worker_id = %(worker_id)s
 
--- name: answer_ping
--- The pong goes to the channel the asker listens on.
-SELECT pg_notify(%(channel)s, %(payload)s) IS NOT NULL AS sent
-
 -- name: delete_old_heartbeats
 DELETE FROM horsies_heartbeats WHERE id = ANY(ARRAY(
     SELECT id FROM horsies_heartbeats WHERE sent_at < now() - %(hours)s * interval '1 hour'
