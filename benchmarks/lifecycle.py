@@ -24,7 +24,7 @@ from horsies.db.statements.turn import (
     complete_tasks,
 )
 from horsies.ids import new_id
-from horsies.tasks.outcome import Completed
+from horsies.tasks.outcome import Outcome
 from horsies.worker.bookmarks import Bookmarks
 from horsies.worker.turn import Claimer, Wanted, take_turn
 
@@ -87,7 +87,7 @@ def worker_turns(connection: Connection[Any], batch: int, count: int) -> float:
     claimer = Claimer(WORKER, "host", ("default",), (None,))
     bookmarks = Bookmarks(claimer.queues)
     pipeline = Pipeline(connection)
-    outcomes: list[Completed] = []
+    outcomes: list[Outcome] = []
     done = 0
     started = time.perf_counter()
     while done < count:
@@ -99,7 +99,7 @@ def worker_turns(connection: Connection[Any], batch: int, count: int) -> float:
         bookmarks.note_claim(wanted.marks, turned.claimed, was_short=was_short, span=span)
         assert len(turned.recorded) == len(outcomes)
         done += len(outcomes)
-        outcomes = [Completed(task.id, task.generation, RESULT) for task in turned.claimed]
+        outcomes = [Outcome.completed(task, RESULT) for task in turned.claimed]
     return done / (time.perf_counter() - started)
 
 

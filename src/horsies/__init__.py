@@ -29,6 +29,7 @@ from horsies.config.postgres import PostgresConfig
 from horsies.config.schedules import ScheduleConfig, TaskSchedule, WorkflowSchedule
 from horsies.db.statements.monitor import ExpiredTask, QueueState, StaleTask, WorkerStats
 from horsies.db.statements.schedules import ScheduleRun, ScheduleState
+from horsies.db.statements.tasks import TaskAttemptInfo
 from horsies.error_codes import (
     BUILTIN_CODE_REGISTRY,
     BuiltInTaskCode,
@@ -70,7 +71,6 @@ from horsies.tasks.handle import TaskHandle
 from horsies.tasks.info import (
     TaskActionError,
     TaskActionErrorCode,
-    TaskAttemptInfo,
     TaskCancelled,
     TaskInfo,
 )

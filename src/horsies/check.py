@@ -16,7 +16,7 @@ from horsies.config.app import AppConfig
 from horsies.config.postgres import PostgresConfig
 from horsies.db.database import Database
 from horsies.db.errors import describe
-from horsies.db.listen import hears_itself
+from horsies.db.listen import receives_own_notification
 from horsies.errors import ErrorCode, HorsiesError, MultipleValidationErrors, SourceLocation
 from horsies.modules import failure_at, import_problem
 from horsies.retry import (
@@ -150,7 +150,7 @@ def _query_error(database: Database) -> HorsiesError | None:
 
 def _listen_error(database: Database) -> HorsiesError | None:
     try:
-        heard = hears_itself(lambda: database.connect("check", session=True))
+        heard = receives_own_notification(lambda: database.connect("check", session=True))
     except HorsiesError as error:
         return error
     except Exception as error:

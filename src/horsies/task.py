@@ -1,31 +1,29 @@
-"""TaskFunction: what ``@app.task`` makes of a function; where user code meets the line.
+"""TaskFunction: the public object that ``@app.task`` makes of a function.
 
-Thin and fully typed: arguments are checked by the type checker against the decorated function's
-signature, and again at run time before anything is stored. The work is done in ``request.py``,
-``send.py`` and ``bulk.py``.
+Thin and fully typed: the type checker checks arguments against the decorated function's signature,
+and ``tasks/request.py`` checks them again at run time before anything is stored.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from datetime import datetime
 from typing import Any, Generic, ParamSpec, Protocol, TypeVar, Unpack, overload
 
 from horsies.task_result import TaskError, TaskResult
 from horsies.tasks.definition import TaskDefinition
-from horsies.tasks.handle import TaskHandle
+from horsies.tasks.handle import TaskHandle, is_loop_running
 from horsies.tasks.invoke import invoke
 from horsies.tasks.request import UNSET, SendOptions, TaskSendError, TaskSendResult, Unset
 from horsies.tasks.send import (
+    Delivery,
     Producer,
     TaskCall,
-    send_again,
-    send_again_async,
-    send_all,
-    send_all_async,
-    send_one,
-    send_one_async,
+    deliver,
+    deliver_async,
+    prepare_many,
+    prepare_retry,
+    prepare_send,
 )
 from horsies.workflow.nodes.task_node import NodeFactory, NodeOptions
 
@@ -34,7 +32,7 @@ T = TypeVar("T")
 
 
 class TaskDecorator(Protocol):
-    """What ``@app.task(...)`` does to a function: the same parameters, a typed send."""
+    """The type of ``@app.task(...)``: it keeps the parameters and adds a typed send."""
 
     @overload
     def __call__(
@@ -52,49 +50,66 @@ class TaskSendOptions(Generic[P, T]):
     def __init__(
         self, producer: Producer, definition: TaskDefinition, options: SendOptions
     ) -> None:
+        self.definition = definition
         self._producer = producer
-        self._definition = definition
         self._options = options
 
     def send(self, /, *args: P.args, **kwargs: P.kwargs) -> TaskSendResult[TaskHandle[T]]:
-        """Store one task and return its handle; see ``TaskFunction.send``."""
-        return send_one(self._producer, self._definition, self._options, args, kwargs)
+        """Store one task for a worker to run and return its handle.
+
+        Never raises for operational reasons: a call that does not fit the signature, a value that
+        cannot be stored exactly, or an unreachable database is an Err with the reason, and nothing
+        is stored.
+        """
+        return deliver(prepare_send(self._producer, self.definition, self._options, args, kwargs))
 
     async def send_async(
         self, /, *args: P.args, **kwargs: P.kwargs
     ) -> TaskSendResult[TaskHandle[T]]:
         """``send`` without blocking the event loop."""
-        return await send_one_async(self._producer, self._definition, self._options, args, kwargs)
+        return await deliver_async(
+            prepare_send(self._producer, self.definition, self._options, args, kwargs)
+        )
 
     def schedule(
         self, /, delay_seconds: float, *args: P.args, **kwargs: P.kwargs
     ) -> TaskSendResult[TaskHandle[T]]:
-        """Store one task that becomes claimable after the delay."""
-        return send_one(
-            self._producer, self._definition, self._options, args, kwargs, delay_seconds
+        """Store one task that becomes claimable after the delay, counted on the database's clock."""
+        return deliver(
+            prepare_send(
+                self._producer, self.definition, self._options, args, kwargs, delay_seconds
+            )
         )
 
     async def schedule_async(
         self, /, delay_seconds: float, *args: P.args, **kwargs: P.kwargs
     ) -> TaskSendResult[TaskHandle[T]]:
         """``schedule`` without blocking the event loop."""
-        return await send_one_async(
-            self._producer, self._definition, self._options, args, kwargs, delay_seconds
+        return await deliver_async(
+            prepare_send(
+                self._producer, self.definition, self._options, args, kwargs, delay_seconds
+            )
         )
 
     def send_many(self, calls: Iterable[TaskCall[T]]) -> TaskSendResult[list[TaskHandle[T]]]:
-        """Store many tasks in one statement; see ``TaskFunction.send_many``."""
-        return send_all(self._producer, self._definition, self._options, calls)
+        """Store many tasks in one statement: all of them, or none.
+
+        Example:
+            handles = add.send_many(add.bind(n, n) for n in range(1000)).unwrap()
+        """
+        return deliver(prepare_many(self._producer, self.definition, self._options, calls))
 
     async def send_many_async(
         self, calls: Iterable[TaskCall[T]]
     ) -> TaskSendResult[list[TaskHandle[T]]]:
         """``send_many`` without blocking the event loop."""
-        return await send_all_async(self._producer, self._definition, self._options, calls)
+        return await deliver_async(
+            prepare_many(self._producer, self.definition, self._options, calls)
+        )
 
 
-class TaskFunction(Generic[P, T]):
-    """A registered task.
+class TaskFunction(TaskSendOptions[P, T]):
+    """A registered task: its own send options are empty.
 
     Example:
         @app.task("add")
@@ -106,9 +121,7 @@ class TaskFunction(Generic[P, T]):
     """
 
     def __init__(self, producer: Producer, definition: TaskDefinition) -> None:
-        self._producer = producer
-        self._plain: TaskSendOptions[P, T] = TaskSendOptions(producer, definition, SendOptions())
-        self.definition = definition
+        super().__init__(producer, definition, SendOptions())
         self.__name__ = definition.function.__name__
         self.__doc__ = definition.function.__doc__
 
@@ -121,60 +134,19 @@ class TaskFunction(Generic[P, T]):
         return self.definition.name
 
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> TaskResult[T, TaskError]:
-        """Run the function here and now, with the same checks a worker makes: no queue, no retry,
-        no row.
+        """Run the function here and now, with the checks a worker makes: no queue, no retry, no
+        row.
         """
-        if self.definition.is_async and _loop_is_running():
+        if self.definition.is_async and is_loop_running():
             raise RuntimeError(
                 f"Task {self.definition.name!r} is async and an event loop is running; "
                 "await its function, or send it."
             )
         return invoke(self._producer.config, self.definition, args, kwargs)
 
-    def send(self, /, *args: P.args, **kwargs: P.kwargs) -> TaskSendResult[TaskHandle[T]]:
-        """Store one task for a worker to run and return its handle.
-
-        Never raises for operational reasons: a call that does not fit the signature, a value that
-        cannot be stored exactly, or a database that is away gives an Err that says so, and nothing
-        is stored.
-        """
-        return self._plain.send(*args, **kwargs)
-
-    async def send_async(
-        self, /, *args: P.args, **kwargs: P.kwargs
-    ) -> TaskSendResult[TaskHandle[T]]:
-        """``send`` without blocking the event loop."""
-        return await self._plain.send_async(*args, **kwargs)
-
-    def schedule(
-        self, /, delay_seconds: float, *args: P.args, **kwargs: P.kwargs
-    ) -> TaskSendResult[TaskHandle[T]]:
-        """Store one task that becomes claimable after the delay, counted on the database's clock."""
-        return self._plain.schedule(delay_seconds, *args, **kwargs)
-
-    async def schedule_async(
-        self, /, delay_seconds: float, *args: P.args, **kwargs: P.kwargs
-    ) -> TaskSendResult[TaskHandle[T]]:
-        """``schedule`` without blocking the event loop."""
-        return await self._plain.schedule_async(delay_seconds, *args, **kwargs)
-
     def bind(self, /, *args: P.args, **kwargs: P.kwargs) -> TaskCall[T]:
-        """Put arguments aside for ``send_many``."""
+        """Bind arguments for ``send_many``."""
         return TaskCall(self.definition.name, args, kwargs)
-
-    def send_many(self, calls: Iterable[TaskCall[T]]) -> TaskSendResult[list[TaskHandle[T]]]:
-        """Store many tasks in one statement: all of them, or none.
-
-        Example:
-            handles = add.send_many(add.bind(n, n) for n in range(1000)).unwrap()
-        """
-        return self._plain.send_many(calls)
-
-    async def send_many_async(
-        self, calls: Iterable[TaskCall[T]]
-    ) -> TaskSendResult[list[TaskHandle[T]]]:
-        """``send_many`` without blocking the event loop."""
-        return await self._plain.send_many_async(calls)
 
     def with_options(
         self,
@@ -189,7 +161,7 @@ class TaskFunction(Generic[P, T]):
         ``good_until``: the task expires if it has not started by then. ``idempotency_key``: a
         second send with the same key and request returns the first one's handle. ``priority``: 1
         (first) to 100. ``transaction``: your open psycopg, SQLAlchemy or Django connection; the
-        task commits or vanishes with it.
+        task commits or rolls back with it.
 
         Example:
             with psycopg.connect(url) as connection:
@@ -200,10 +172,10 @@ class TaskFunction(Generic[P, T]):
         return TaskSendOptions(self._producer, self.definition, options)
 
     def node(self, **options: Unpack[NodeOptions]) -> NodeFactory[P, T]:
-        """Make a node of a workflow; a second call takes the parameters of the task, by name.
+        """Make a workflow node; call the returned factory with the task's parameters, by name.
 
-        The options are those of ``TaskNode``. ``from_node(other)`` stands for the result of another
-        node and makes it a dependency.
+        The options are those of ``TaskNode``. ``from_node(other)`` passes the result of another
+        node and makes that node a dependency.
 
         Example:
             first = fetch.node()(url="https://example.org")
@@ -213,27 +185,24 @@ class TaskFunction(Generic[P, T]):
 
     def retry_send(self, error: TaskSendError) -> TaskSendResult[TaskHandle[T]]:
         """Repeat a send that failed with ENQUEUE_FAILED; the task is stored at most once."""
-        return send_again(self._producer, self.definition, error, scheduled=False)
+        return deliver(self._retry(error, scheduled=False))
 
     async def retry_send_async(self, error: TaskSendError) -> TaskSendResult[TaskHandle[T]]:
         """``retry_send`` without blocking the event loop."""
-        return await send_again_async(self._producer, self.definition, error, scheduled=False)
+        return await deliver_async(self._retry(error, scheduled=False))
 
     def retry_schedule(self, error: TaskSendError) -> TaskSendResult[TaskHandle[T]]:
-        """Repeat a schedule that failed with ENQUEUE_FAILED; the delay counts anew from now."""
-        return send_again(self._producer, self.definition, error, scheduled=True)
+        """Repeat a schedule that failed with ENQUEUE_FAILED; the delay starts again from now."""
+        return deliver(self._retry(error, scheduled=True))
 
     async def retry_schedule_async(self, error: TaskSendError) -> TaskSendResult[TaskHandle[T]]:
         """``retry_schedule`` without blocking the event loop."""
-        return await send_again_async(self._producer, self.definition, error, scheduled=True)
+        return await deliver_async(self._retry(error, scheduled=True))
 
-
-def _loop_is_running() -> bool:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True
+    def _retry(
+        self, error: TaskSendError, *, scheduled: bool
+    ) -> TaskSendResult[Delivery[TaskHandle[T]]]:
+        return prepare_retry(self._producer, self.definition, error, scheduled=scheduled)
 
 
 AnyTask = TaskFunction[Any, Any]

@@ -209,7 +209,7 @@ def test_a_session_url_that_does_not_answer_is_named(
 def test_a_pooler_that_swallows_notifications_is_found_out(
     broker_config: PostgresConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(check, "hears_itself", lambda _connect: False)
+    monkeypatch.setattr(check, "receives_own_notification", lambda _connect: False)
     (error,) = live_errors(broker_config)
     assert error.code is ErrorCode.BROKER_INVALID_URL
     assert "session_database_url" in (error.help_text or "")

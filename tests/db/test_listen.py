@@ -12,7 +12,13 @@ import pytest
 from psycopg import Connection
 
 from horsies.db import listen
-from horsies.db.listen import FIRST_RETRY_SECONDS, LAST_RETRY_SECONDS, Heard, Listener, hears_itself
+from horsies.db.listen import (
+    FIRST_RETRY_SECONDS,
+    LAST_RETRY_SECONDS,
+    Listener,
+    Received,
+    receives_own_notification,
+)
 from horsies.db.migrate import SchemaTooNewError
 from tests.support.private_server import PrivateServer
 from tests.support.wait import wait_until
@@ -24,7 +30,7 @@ CHANNELS = ("first_channel", "Second Channel")
 def listener(process_url: str) -> Iterator[Listener]:
     """A listener that is connected."""
     listener = Listener(lambda: psycopg.connect(process_url, autocommit=True), CHANNELS)
-    assert listener.receive() == Heard(gap=True)
+    assert listener.receive() == Received(gap=True)
     yield listener
     listener.close()
 
@@ -33,16 +39,16 @@ def notify(connection: Connection[Any], channel: str, payload: str = "") -> None
     connection.execute("SELECT pg_notify(%s, %s)", (channel, payload))
 
 
-def wait_for_news(listener: Listener) -> Heard:
+def wait_for_news(listener: Listener) -> Received:
     """Sleep as an owner does, on the socket and the retry time, until there is something to tell."""
-    news: list[Heard] = []
+    news: list[Received] = []
 
     def has_news() -> bool:
         sockets = [listener] if listener.fileno() >= 0 else []
         seconds = listener.seconds_until_retry()
         select.select(sockets, [], [], 0.05 if seconds is None else min(seconds, 0.05))
         news.append(listener.receive())
-        return news[-1] != Heard()
+        return news[-1] != Received()
 
     wait_until(has_news)
     return news[-1]
@@ -55,10 +61,10 @@ def test_what_one_server_process_sends_can_be_left_out(
     notify(connection, "first_channel", "ours")
     with psycopg.connect(connection.info.dsn, autocommit=True) as other:
         notify(other, "first_channel", "theirs")
-    assert wait_for_news(listener) == Heard((("first_channel", "theirs"),))
+    assert wait_for_news(listener) == Received((("first_channel", "theirs"),))
     listener.inbox.ignore_pid = None
     notify(connection, "first_channel", "ours")
-    assert wait_for_news(listener) == Heard((("first_channel", "ours"),))
+    assert wait_for_news(listener) == Received((("first_channel", "ours"),))
 
 
 def terminate(connection: Connection[Any], listener: Listener) -> None:
@@ -75,7 +81,7 @@ def test_every_channel_is_heard_with_its_payload(
         notify(connection, "first_channel", "a")
         notify(connection, "Second Channel", "b,c")
         notify(connection, "another", "d")
-    assert wait_for_news(listener) == Heard(
+    assert wait_for_news(listener) == Received(
         (
             ("first_channel", "a"),
             ("Second Channel", "b,c"),
@@ -84,7 +90,7 @@ def test_every_channel_is_heard_with_its_payload(
 
 
 def test_a_look_without_news_returns_at_once(listener: Listener) -> None:
-    assert listener.receive() == Heard()
+    assert listener.receive() == Received()
     assert listener.seconds_until_retry() is None
 
 
@@ -93,11 +99,11 @@ def test_a_cut_listener_comes_back_subscribes_again_and_reports_a_gap(
 ) -> None:
     terminate(connection, listener)
     notify(connection, "first_channel", "nobody hears this")
-    assert wait_for_news(listener) == Heard(gap=True)
+    assert wait_for_news(listener) == Received(gap=True)
     assert listener.failure is None
     for channel in CHANNELS:
         notify(connection, channel, "again")
-        assert wait_for_news(listener) == Heard(((channel, "again"),))
+        assert wait_for_news(listener) == Received(((channel, "again"),))
 
 
 def test_notifications_that_came_before_the_cut_are_not_lost(
@@ -107,7 +113,7 @@ def test_notifications_that_came_before_the_cut_are_not_lost(
     assert select.select([listener], [], [], 10.0)[0], "they are on their way"
     terminate(connection, listener)
     heard = [wait_for_news(listener), wait_for_news(listener)]
-    assert heard == [Heard((("first_channel", "last words"),)), Heard(gap=True)]
+    assert heard == [Received((("first_channel", "last words"),)), Received(gap=True)]
 
 
 def test_a_cut_is_known_before_anything_is_received(
@@ -118,7 +124,7 @@ def test_a_cut_is_known_before_anything_is_received(
     assert listener.is_connected()
     terminate(connection, listener)
     assert not listener.is_connected()
-    assert wait_for_news(listener) == Heard((("first_channel", "kept"),))
+    assert wait_for_news(listener) == Received((("first_channel", "kept"),))
     listener.close()
     assert not listener.is_connected()
 
@@ -132,7 +138,7 @@ def test_a_cut_noticed_by_a_statement_leaves_no_dead_socket_to_wait_on(
         listener.connection.execute("SELECT 1")
     assert listener.fileno() == -1
     assert listener.seconds_until_retry() == 0
-    assert wait_for_news(listener) == Heard(gap=True)
+    assert wait_for_news(listener) == Received(gap=True)
 
 
 def test_a_notification_that_came_with_an_answer_is_kept_for_the_next_look(
@@ -141,9 +147,9 @@ def test_a_notification_that_came_with_an_answer_is_kept_for_the_next_look(
     assert listener.connection is not None
     notify(connection, "first_channel", "x")
     listener.connection.execute("SELECT 1")
-    assert listener.has_heard()
-    assert listener.receive() == Heard((("first_channel", "x"),))
-    assert not listener.has_heard()
+    assert listener.has_notifications()
+    assert listener.receive() == Received((("first_channel", "x"),))
+    assert not listener.has_notifications()
 
 
 def test_the_failure_is_kept_while_the_server_refuses(private_server: PrivateServer) -> None:
@@ -157,7 +163,7 @@ def test_the_failure_is_kept_while_the_server_refuses(private_server: PrivateSer
         assert listener.seconds_until_retry() is not None
     finally:
         private_server.start()
-    assert wait_for_news(listener) == Heard(gap=True)
+    assert wait_for_news(listener) == Received(gap=True)
     assert listener.failure is None
     listener.close()
 
@@ -182,7 +188,7 @@ def test_the_pauses_between_attempts_grow_to_a_bound(clock: SimpleNamespace) -> 
     listener = Listener(always(psycopg.OperationalError("refused")), CHANNELS)
     pauses: list[float] = []
     for _ in range(10):
-        assert listener.receive() == Heard()
+        assert listener.receive() == Received()
         pauses.append(round(listener.seconds_until_retry() or 0.0, 6))
         clock.now += pauses[-1]
     assert pauses[:4] == [FIRST_RETRY_SECONDS * factor for factor in (1, 2, 4, 8)]
@@ -214,7 +220,7 @@ def test_a_successful_connect_starts_the_pauses_over(
         listener.receive()
         clock.now += LAST_RETRY_SECONDS
     listener.connect = lambda: psycopg.connect(process_url, autocommit=True)
-    assert listener.receive() == Heard(gap=True)
+    assert listener.receive() == Received(gap=True)
     listener.connect = always(psycopg.OperationalError("refused again"))
     listener.close()
     clock.now += LAST_RETRY_SECONDS
@@ -227,7 +233,7 @@ def test_a_successful_connect_starts_the_pauses_over(
 )
 def test_whatever_connecting_runs_into_is_kept_and_not_raised(error: Exception) -> None:
     listener = Listener(always(error), CHANNELS)
-    assert listener.receive() == Heard()
+    assert listener.receive() == Received()
     assert listener.failure is error
 
 
@@ -239,7 +245,7 @@ def test_opening_directly_raises_what_goes_wrong() -> None:
 
 
 def test_a_direct_connection_hears_itself(process_url: str) -> None:
-    assert hears_itself(lambda: psycopg.connect(process_url, autocommit=True))
+    assert receives_own_notification(lambda: psycopg.connect(process_url, autocommit=True))
 
 
 def test_a_connection_through_a_transaction_pooler_is_deaf_and_found_out(
@@ -248,7 +254,7 @@ def test_a_connection_through_a_transaction_pooler_is_deaf_and_found_out(
     def connect() -> Connection[Any]:
         return psycopg.connect(pgbouncer_url, autocommit=True)
 
-    assert not hears_itself(connect, timeout_seconds=0.3)
+    assert not receives_own_notification(connect, timeout_seconds=0.3)
     with connect() as connection:
         row = connection.execute("SELECT current_setting('application_name')").fetchone()
     assert row is not None, "it works for everything but LISTEN"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from enum import StrEnum
 from importlib import import_module
 from importlib.resources import files
 from types import NoneType
@@ -65,7 +66,9 @@ def expected_types(hint: Any, names: dict[type, set[str]]) -> set[str]:
     if get_origin(hint) is Sequence:
         return {f"{name}[]" for name in expected_types(get_args(hint)[0], names)}
     (python_type,) = (part for part in get_args(hint) or (hint,) if part is not NoneType)
-    return expected_types(python_type, names) if get_args(python_type) else names[python_type]
+    if get_args(python_type):
+        return expected_types(python_type, names)
+    return names[str if issubclass(python_type, StrEnum) else python_type]
 
 
 @pytest.fixture

@@ -15,13 +15,12 @@ import pytest
 from psycopg import Connection, sql
 
 from horsies.db.migrate import apply_migrations
-from horsies.db.statement import Statement, field_names
+from horsies.db.statement import Nothing, Statement, field_names
 from horsies.db.statements.monitor import (
     MONITOR,
     ListNewestTasks,
     ListTasks,
     ListWorkers,
-    Nothing,
     Sample,
     StaleThreshold,
     Window,

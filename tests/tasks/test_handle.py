@@ -288,7 +288,7 @@ def test_what_a_signal_handler_raises_ends_the_wait_and_leaves_nothing_behind(
 ) -> None:
     handle = add.send(1).unwrap()
     watches = app.get_broker().waiters._watches
-    is_seen = lambda: any(watch.seen for watch in list(watches.values()))  # noqa: E731
+    is_seen = lambda: any(watch.was_read for watch in list(watches.values()))  # noqa: E731
     with pytest.raises(raised), interrupted_when(is_seen, raised):
         handle.get(timeout_ms=20_000)
     assert watches == {}

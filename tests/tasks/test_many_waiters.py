@@ -31,7 +31,7 @@ def small_stacks() -> Iterator[None]:
 
 def all_seen(app: Horsies) -> bool:
     watches = list(app.get_broker().waiters._watches.values())
-    return len(watches) == WAITERS and all(watch.seen for watch in watches)
+    return len(watches) == WAITERS and all(watch.was_read for watch in watches)
 
 
 def complete_all(connection: Database, handles: Sequence[TaskHandle[Any]]) -> float:

@@ -359,7 +359,7 @@ def test_retrying_a_task_that_ran_and_was_deleted_is_no_error_but_warns(
         assert add.retry_send(error).unwrap().task_id == error.task_id
     finally:
         connection.execute("DROP FUNCTION vanish CASCADE")
-    assert "gone since" in caplog.text
+    assert "deleted since" in caplog.text
 
 
 def test_another_request_under_the_same_id_is_a_mismatch(
@@ -422,8 +422,8 @@ class Unreliable:
         self.rows: list[Any] = []
         monkeypatch.setattr(app.get_broker(), "perform", self.perform)
         monkeypatch.setattr(app.get_broker(), "perform_async", self.perform_async)
-        monkeypatch.setattr("horsies.tasks.send.time", SimpleNamespace(sleep=self.sleeps.append))
-        monkeypatch.setattr("horsies.tasks.send.asyncio", SimpleNamespace(sleep=self.sleep_async))
+        monkeypatch.setattr("horsies.tasks.broker.time", SimpleNamespace(sleep=self.sleeps.append))
+        monkeypatch.setattr("horsies.tasks.broker.asyncio.sleep", self.sleep_async)
 
     def perform(self, _code: object, script: Any, _transaction: object = None) -> Any:
         _, row = next(script)

@@ -50,7 +50,7 @@ class Waiting:
 
 def is_seen(app: Horsies, task_id: str) -> bool:
     watch = app.get_broker().waiters._watches.get((Subject.TASK, task_id))
-    return watch is not None and watch.seen
+    return watch is not None and watch.was_read
 
 
 def watched(app: Horsies) -> list[str]:

@@ -14,8 +14,7 @@ from horsies.tasks.outcome import (
     STOPPED_BY_CANCEL,
     STOPPED_BY_SHUTDOWN,
     STOPPED_BY_TIMEOUT,
-    Completed,
-    Failed,
+    Outcome,
     outcome_of_crash,
     outcome_of_report,
     outcome_of_stop,
@@ -34,28 +33,41 @@ def retrying(*codes: str, retry_count: int = 0, jitter: bool = False) -> Claimed
     return TASK._replace(retry_count=retry_count, max_retries=2, task_options=options)
 
 
-def failed(outcome: Completed | Failed) -> Failed:
-    assert isinstance(outcome, Failed)
-    return outcome
+def reported(task: ClaimedTask, report: ChildReport, **options: Any) -> Outcome:
+    return outcome_of_report(
+        task,
+        ok=report.ok,
+        result_json=report.result_json,
+        error_code=report.error_code,
+        error_message=report.error_message,
+        **options,
+    )
 
 
-def error_in(outcome: Failed) -> dict[str, Any]:
-    assert outcome.result is not None
+def error_in(outcome: Outcome) -> dict[str, Any]:
     error: dict[str, Any] = json.loads(outcome.result)["err"]
     return error
 
 
 def test_a_success_keeps_its_result_and_the_generation_of_its_claim() -> None:
-    assert outcome_of_report(TASK, SUCCESS) == Completed("id-1", 3, '{"ok": 1}')
+    assert reported(TASK, SUCCESS) == Outcome(
+        task_id="id-1",
+        generation=3,
+        workflow_id=None,
+        status=TaskStatus.COMPLETED,
+        result='{"ok": 1}',
+        attempt_outcome=TaskAttemptOutcome.COMPLETED,
+    )
 
 
 def test_an_error_the_task_returned_is_final_without_a_policy() -> None:
-    assert outcome_of_report(TASK, REFUSAL) == Failed(
+    assert reported(TASK, REFUSAL) == Outcome(
         task_id="id-1",
         generation=3,
+        workflow_id=None,
         status=TaskStatus.FAILED,
         result='{"err": 1}',
-        outcome=TaskAttemptOutcome.FAILED,
+        attempt_outcome=TaskAttemptOutcome.FAILED,
         error_code="OUT_OF_STOCK",
         error_message="nothing left",
         failed_reason=None,
@@ -76,23 +88,23 @@ def test_an_error_the_task_returned_is_final_without_a_policy() -> None:
 def test_an_error_is_tried_again_as_the_stored_policy_says(
     task: ClaimedTask, delay_seconds: float | None
 ) -> None:
-    assert failed(outcome_of_report(task, REFUSAL)).delay_seconds == delay_seconds
+    assert reported(task, REFUSAL).delay_seconds == delay_seconds
 
 
 def test_jitter_only_lengthens_a_delay() -> None:
     task = retrying("OUT_OF_STOCK", jitter=True)
-    assert failed(outcome_of_report(task, REFUSAL, lambda: 0.0)).delay_seconds == 10.0
-    assert failed(outcome_of_report(task, REFUSAL, lambda: 1.0)).delay_seconds == 12.5
+    assert reported(task, REFUSAL, random=lambda: 0.0).delay_seconds == 10.0
+    assert reported(task, REFUSAL, random=lambda: 1.0).delay_seconds == 12.5
 
 
 def test_a_death_is_a_crash_that_says_how_the_process_ended() -> None:
-    settled = outcome_of_crash(TASK, "signal 9 (SIGKILL)")
-    assert settled.status is TaskStatus.FAILED
-    assert settled.outcome is TaskAttemptOutcome.WORKER_FAILURE
-    assert settled.error_code == "WORKER_CRASHED"
-    assert settled.failed_reason == "The process running the task died: signal 9 (SIGKILL)."
-    assert settled.delay_seconds is None
-    assert error_in(settled)["message"] == settled.failed_reason
+    outcome = outcome_of_crash(TASK, "signal 9 (SIGKILL)")
+    assert outcome.status is TaskStatus.FAILED
+    assert outcome.attempt_outcome is TaskAttemptOutcome.WORKER_FAILURE
+    assert outcome.error_code == "WORKER_CRASHED"
+    assert outcome.failed_reason == "The process running the task died: signal 9 (SIGKILL)."
+    assert outcome.delay_seconds is None
+    assert error_in(outcome)["message"] == outcome.failed_reason
 
 
 def test_a_death_is_tried_again_only_when_the_policy_lists_crashes() -> None:
@@ -101,20 +113,20 @@ def test_a_death_is_tried_again_only_when_the_policy_lists_crashes() -> None:
 
 
 def test_a_cancelled_task_is_never_tried_again() -> None:
-    settled = outcome_of_stop(retrying("TASK_CANCELLED", "WORKER_CRASHED"), STOPPED_BY_CANCEL)
-    assert settled.status is TaskStatus.CANCELLED
-    assert settled.outcome is TaskAttemptOutcome.FAILED
-    assert settled.error_code == "TASK_CANCELLED"
-    assert settled.delay_seconds is None
+    outcome = outcome_of_stop(retrying("TASK_CANCELLED", "WORKER_CRASHED"), STOPPED_BY_CANCEL)
+    assert outcome.status is TaskStatus.CANCELLED
+    assert outcome.attempt_outcome is TaskAttemptOutcome.FAILED
+    assert outcome.error_code == "TASK_CANCELLED"
+    assert outcome.delay_seconds is None
 
 
 def test_a_task_over_its_time_limit_fails_with_the_limit_in_its_reason() -> None:
-    settled = outcome_of_stop(TASK, STOPPED_BY_TIMEOUT)
-    assert settled.status is TaskStatus.FAILED
-    assert settled.error_code == "TASK_TIMEOUT"
-    assert settled.failed_reason is not None
-    assert "timeout_ms=500" in settled.failed_reason
-    assert settled.delay_seconds is None
+    outcome = outcome_of_stop(TASK, STOPPED_BY_TIMEOUT)
+    assert outcome.status is TaskStatus.FAILED
+    assert outcome.error_code == "TASK_TIMEOUT"
+    assert outcome.failed_reason is not None
+    assert "timeout_ms=500" in outcome.failed_reason
+    assert outcome.delay_seconds is None
 
 
 def test_a_time_limit_is_tried_again_when_the_policy_lists_it() -> None:
@@ -122,14 +134,14 @@ def test_a_time_limit_is_tried_again_when_the_policy_lists_it() -> None:
 
 
 def test_a_task_the_leaving_worker_interrupted_counts_as_crashed() -> None:
-    settled = outcome_of_stop(TASK, STOPPED_BY_SHUTDOWN)
-    assert settled.outcome is TaskAttemptOutcome.WORKER_FAILURE
-    assert settled.error_code == "WORKER_CRASHED"
+    outcome = outcome_of_stop(TASK, STOPPED_BY_SHUTDOWN)
+    assert outcome.attempt_outcome is TaskAttemptOutcome.WORKER_FAILURE
+    assert outcome.error_code == "WORKER_CRASHED"
     assert outcome_of_stop(retrying("WORKER_CRASHED"), STOPPED_BY_SHUTDOWN).delay_seconds == 10.0
 
 
 def test_an_outcome_the_database_refuses_keeps_its_claim_and_loses_its_texts() -> None:
-    for outcome in (outcome_of_report(TASK, SUCCESS), outcome_of_report(retrying("X"), REFUSAL)):
+    for outcome in (reported(TASK, SUCCESS), reported(retrying("X"), REFUSAL)):
         plain = without_result(outcome)
         assert (plain.task_id, plain.generation) == ("id-1", 3)
         assert plain.error_code == "WORKER_SERIALIZATION_ERROR"
@@ -142,5 +154,7 @@ def test_an_outcome_the_database_refuses_keeps_its_claim_and_loses_its_texts() -
     [(None, None), ("grüße", "grüße"), ("a\0b", "a\\x00b"), ("\ud800", "\\ud800")],
 )
 def test_messages_are_made_storable(text: str | None, stored: str | None) -> None:
-    report = ChildReport("id-1", 3, False, '{"err": 1}', "X", text)
-    assert failed(outcome_of_report(TASK, report)).error_message == stored
+    outcome = outcome_of_report(
+        TASK, ok=False, result_json='{"err": 1}', error_code="X", error_message=text
+    )
+    assert outcome.error_message == stored

@@ -11,7 +11,7 @@ from psycopg import Connection
 
 from horsies.db.pipeline import Pipeline
 from horsies.states import TaskAttemptOutcome, TaskStatus
-from horsies.tasks.outcome import Failed
+from horsies.tasks.outcome import Outcome
 from horsies.worker.connection import TURN_SETTINGS
 from horsies.worker.in_flight import InFlight
 from horsies.worker.pool.pool import ChildPool
@@ -41,17 +41,16 @@ def owner(connection: Connection[Any], task_id: str) -> tuple[str, str | None]:
     return status, worker_id
 
 
-def retried(task_id: str) -> Failed:
+def retried(task_id: str) -> Outcome:
     """The end of a first attempt that is tried again at once."""
-    return Failed(
-        task_id,
-        1,
-        TaskStatus.FAILED,
-        None,
-        TaskAttemptOutcome.FAILED,
-        "FLAKY",
-        None,
-        None,
+    return Outcome(
+        task_id=task_id,
+        generation=1,
+        workflow_id=None,
+        status=TaskStatus.FAILED,
+        result='{"err":{"error_code":"FLAKY"}}',
+        attempt_outcome=TaskAttemptOutcome.FAILED,
+        error_code="FLAKY",
         delay_seconds=0.0,
     )
 

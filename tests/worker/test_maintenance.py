@@ -15,6 +15,7 @@ import pytest
 from horsies import AppConfig, PostgresConfig, RecoveryConfig, WorkerResilienceConfig
 from horsies.db.pipeline import Pipeline
 from horsies.db.statement import Step
+from horsies.db.statements.queues import send_notification
 from horsies.db.statements.tasks import TaskId
 from horsies.db.statements.turn import find_cancel_requests, renew_claims, send_heartbeats
 from horsies.db.statements.workers import (
@@ -22,7 +23,6 @@ from horsies.db.statements.workers import (
     Leads,
     Presence,
     SeenWorker,
-    answer_ping,
     find_abandoned,
     find_lost_workers,
     register_worker,
@@ -340,7 +340,7 @@ def test_a_ping_that_cannot_be_answered_harms_nobody(
 ) -> None:
     database = RecordingDatabase(failure=error)
     make_maintenance(in_flight).pong(cast(Pipeline, database), [PING])
-    assert database.asked(answer_ping)
+    assert database.asked(send_notification)
     assert caplog.messages == [f"a ping could not be answered: {error}"]
 
 

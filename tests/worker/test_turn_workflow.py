@@ -15,7 +15,7 @@ from horsies.db.statements.turn import ClaimedTask
 from horsies.db.statements.workflows import StartRuns, start_runs
 from horsies.ids import new_id
 from horsies.task_result import TaskError, TaskResult
-from horsies.tasks.outcome import Completed
+from horsies.tasks.outcome import Outcome
 from horsies.worker.connection import TURN_SETTINGS
 from horsies.worker.node_inputs import Inputs
 from horsies.worker.turn import Claimer, Turned, Wanted, take_turn
@@ -50,7 +50,7 @@ def start(app: Horsies, connection: Connection[Any], nodes: Sequence[AnyNode]) -
 
 def turn(pipeline: Pipeline, ended: Sequence[ClaimedTask], children: int) -> Turned:
     claimer = Claimer("me", "host", ["default"], [None])
-    outcomes = [Completed(task.id, task.generation, '{"ok":1}', task.workflow_id) for task in ended]
+    outcomes = [Outcome.completed(task, '{"ok":1}') for task in ended]
     wanted = Wanted(pids=list(range(1, children + 1)))
     turned = take_turn(pipeline, claimer, outcomes, wanted)
     assert turned.recorded == {task.id for task in ended}
@@ -104,7 +104,7 @@ def test_an_outcome_the_database_refuses_is_recorded_otherwise_and_not_handed_on
 ) -> None:
     run_id = start(app, connection, [TaskNode(step)])
     (task,) = turn(pipeline, (), 1).claimed
-    refused = Completed(task.id, task.generation, '{"ok":"\0"}', task.workflow_id)
+    refused = Outcome.completed(task, '{"ok":"\0"}')
     claimer = Claimer("me", "host", ["default"], [None])
     turned = take_turn(pipeline, claimer, [refused], Wanted())
     assert turned.recorded == {task.id}

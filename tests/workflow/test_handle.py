@@ -107,7 +107,7 @@ class Waiting:
 def is_seen(handle: WorkflowHandle[Any]) -> bool:
     assert handle.broker is not None
     watch = handle.broker.waiters._watches.get((Subject.RUN, handle.workflow_id))
-    return watch is not None and watch.seen
+    return watch is not None and watch.was_read
 
 
 def never_poll(app: Horsies) -> None:

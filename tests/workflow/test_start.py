@@ -358,8 +358,8 @@ def test_a_passing_failure_is_outlasted_when_the_application_asks_for_it(
     try:
         spec = diamond(application, define_tasks(application))
         proxy.stop()
-        monkeypatch.setattr("horsies.tasks.send.time.sleep", mend_after_two)
-        monkeypatch.setattr("horsies.tasks.send.asyncio.sleep", mend_after_two_async)
+        monkeypatch.setattr("horsies.tasks.broker.time.sleep", mend_after_two)
+        monkeypatch.setattr("horsies.tasks.broker.asyncio.sleep", mend_after_two_async)
         handle = call(application, spec, "start").unwrap()
     finally:
         monkeypatch.undo()
@@ -374,7 +374,7 @@ def test_a_start_without_resending_fails_at_once_and_one_with_it_gives_up_after_
     waits: list[float] = []
     spec, broker = diamond(distant_app, define_tasks(distant_app)), distant_app.get_broker()
     proxy.stop()
-    monkeypatch.setattr("horsies.tasks.send.time.sleep", waits.append)
+    monkeypatch.setattr("horsies.tasks.broker.time.sleep", waits.append)
     refusal(start_workflow(spec, broker), WorkflowStartErrorCode.ENQUEUE_FAILED)
     assert waits == []
     started = start_workflow(spec, broker, resend_on_transient_err=True)

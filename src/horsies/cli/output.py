@@ -20,7 +20,7 @@ from rich.text import Text
 
 from horsies.db.statements.monitor import TaskDetail, TaskSummary
 from horsies.db.statements.schedules import ScheduleRun, ScheduleState
-from horsies.db.statements.tasks import AttemptRow
+from horsies.db.statements.tasks import TaskAttemptInfo
 from horsies.monitor.health import WorkerPong
 from horsies.monitor.overview import QueueOverview, TaskPage, WorkerOverview, WorkerStanding
 
@@ -78,7 +78,7 @@ def page_document(page: TaskPage) -> dict[str, Any]:
     }
 
 
-def task_document(task: TaskDetail, attempts: Iterable[AttemptRow], payload: bool) -> Any:
+def task_document(task: TaskDetail, attempts: Iterable[TaskAttemptInfo], payload: bool) -> Any:
     """Return a task and its attempts as a JSON object; without payload it has no such keys."""
     document = task._asdict()
     document["options"] = stored_json(document.pop("task_options"))
@@ -181,7 +181,7 @@ def print_tasks(tasks: Sequence[TaskSummary]) -> None:
     print_parts(table)
 
 
-def print_task(task: TaskDetail, attempts: Sequence[AttemptRow], payload: bool) -> None:
+def print_task(task: TaskDetail, attempts: Sequence[TaskAttemptInfo], payload: bool) -> None:
     """Print one task: a line per fact, then its attempts."""
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True, style="bold")
@@ -217,11 +217,11 @@ def _facts(task: TaskDetail, payload: bool) -> Iterable[tuple[str, str | None]]:
         yield name, getattr(task, name)
 
 
-def _process(row: TaskDetail | AttemptRow) -> str | None:
+def _process(row: TaskDetail | TaskAttemptInfo) -> str | None:
     return None if row.worker_hostname is None else f"{row.worker_hostname}, pid {row.worker_pid}"
 
 
-def _attempt_line(attempt: AttemptRow) -> Text:
+def _attempt_line(attempt: TaskAttemptInfo) -> Text:
     ran = None
     if attempt.started_at is not None:
         ran = (attempt.finished_at - attempt.started_at).total_seconds()

@@ -1,1 +1,1 @@
-"""The database floor: the only place that talks SQL."""
+"""Database access: the only package that contains SQL."""

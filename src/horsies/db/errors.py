@@ -9,50 +9,39 @@ import psycopg
 from horsies.database_url import mask_url
 
 _TRANSIENT_CLASSES = ("08", "53")
-
-
 _TRANSIENT_STATES = {
     *("57P01", "57P02", "57P03"),  # shutting down, crashed, starting up
     *("40001", "40P01"),  # serialization failure, deadlock
-    "25006",  # read-only, as a server is that was or will be the primary
+    "25006",  # read-only: a server before or after its time as the primary
     *("57014", "55P03", "57P05", "25P03", "25P04"),  # the timeouts an administrator may set
 }
 
+_NO_DATABASE = re.compile(r'database ".*" does not exist')
+_NO_ROLE = re.compile(r'role ".*" does not exist')
+_REFUSALS = ("password authentication failed", "no password supplied", "no pg_hba.conf entry")
+_NO_FREE_SLOT = "PostgreSQL has no free connection slot; lower the pool sizes or raise its limit"
+_READS_ONLY = (
+    "PostgreSQL takes only reads here, as a standby does; wait for its failover or correct the host"
+)
+
 
 def is_transient(error: BaseException) -> bool:
-    """Tell whether trying again later can help.
+    """Check whether a retry can succeed later.
 
     Connection failures carry no SQLSTATE at all ("too many clients" included), so an
-    OperationalError or InterfaceError without one counts as passing.
+    OperationalError or InterfaceError without one counts as transient.
     """
     state = getattr(error, "sqlstate", None)
     if state is None:
         is_connection_error = isinstance(error, psycopg.OperationalError | psycopg.InterfaceError)
-        return is_connection_error and not _is_refusal(str(error).lower())
+        return is_connection_error and not _is_permanent(str(error).lower())
     return state[:2] in _TRANSIENT_CLASSES or state in _TRANSIENT_STATES
 
 
-def _is_refusal(lowered: str) -> bool:
-    """The server answered, and will answer the same again: wrong password, no such database or role."""
+def _is_permanent(lowered: str) -> bool:
+    """Recognise answers that a retry cannot change: wrong password, unknown database or role."""
     unknown = _NO_DATABASE.search(lowered) or _NO_ROLE.search(lowered)
     return bool(unknown) or any(mark in lowered for mark in _REFUSALS)
-
-
-_NO_DATABASE = re.compile(r'database ".*" does not exist')
-
-
-_NO_ROLE = re.compile(r'role ".*" does not exist')
-
-
-_REFUSALS = ("password authentication failed", "no password supplied", "no pg_hba.conf entry")
-
-
-_NO_FREE_SLOT = "PostgreSQL has no free connection slot; lower the pool sizes or raise its limit"
-
-
-_READS_ONLY = (
-    "PostgreSQL takes only reads here, as a standby does; wait for its failover or correct the host"
-)
 
 
 _REMEDIES = (
@@ -83,20 +72,16 @@ _REMEDIES = (
     ("timeout expired", "The server did not answer in time; check host, port and the network"),
     ("timed out", "The server did not answer in time; check host, port and the network"),
 )
-
-
-# What libpq says of an address it cannot read quotes the very part that may be the password.
+# libpq's message about a malformed URL quotes the part that may be the password.
 _UNREADABLE_URL = re.compile(
     r"percent-encoded|unexpected spaces|\bURI\b|connection info string|in connection string"
 )
-
-
-# An unencoded "@" in the password makes its second half a part of the host.
+# With an unencoded "@" in the password, its second half becomes part of the host.
 _HALF_PASSWORD = re.compile(r"host '[^']*@")
 
 
 def describe(error: BaseException) -> str:
-    """Say in one sentence what a database error means and what to do, without any password."""
+    """Explain a database error and its remedy in one sentence, without any password."""
     text = _text(error)
     lowered = text.lower()
     if isinstance(error, psycopg.ProgrammingError) and _UNREADABLE_URL.search(text):
@@ -112,7 +97,7 @@ def describe(error: BaseException) -> str:
 
 
 def _text(error: BaseException) -> str:
-    """The server's first sentence: its DETAIL may quote a whole row, task arguments included."""
+    """Return the server's primary message: its DETAIL may quote a whole row with task arguments."""
     primary = error.diag.message_primary if isinstance(error, psycopg.Error) else None
     text = mask_url(" ".join((primary or str(error)).split()))
     return _HALF_PASSWORD.sub("host '***@", text)

@@ -1,8 +1,7 @@
-"""LISTEN: one connection that hears notifications, reconnects by itself, and says when it may have
-missed some.
+"""LISTEN: one connection that receives notifications, reconnects by itself, and reports gaps.
 
-A notification is a hint. What is sent while the connection is down is gone, so every reconnect is
-reported as a gap and the owner looks at the tables again. The owner is one thread or one selector
+A notification is a hint. Those sent while the connection is down are lost, so every reconnect is
+reported as a gap and the owner reads the tables again. The owner is one thread or one selector
 loop; nothing here is shared.
 """
 
@@ -26,20 +25,19 @@ LAST_RETRY_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
-    """What one look at the listener brought."""
+class Received:
+    """The (channel, payload) pairs received since the last call."""
 
     notifications: Sequence[tuple[str, str]] = ()
-    # True after a (re)connect: notifications may have been lost, look at the tables.
+    # True after a (re)connect: notifications may have been lost, so read the tables.
     gap: bool = False
 
 
 @dataclass(slots=True)
 class Inbox:
-    """Notifications that have come in and that nobody has taken yet.
+    """Received notifications that the owner has not taken yet.
 
-    What the server process ``deaf_to`` sent is no news to the owner and is left out; ``delivered``
-    counts it nevertheless.
+    Those sent by the server process ``ignore_pid`` are dropped; ``delivered`` counts them as well.
     """
 
     ignore_pid: int | None = None
@@ -47,27 +45,26 @@ class Inbox:
     _queue: list[tuple[int, str, str]] = field(default_factory=list)
 
     def __len__(self) -> int:
-        """How many there are."""
         return len(self._queue)
 
     def subscribe(self, connection: Connection[Any], channels: Sequence[str]) -> None:
-        """Hear these channels on a connection from now on, also beside the answers to statements."""
+        """LISTEN on these channels; notifications that come with a statement's answer count too."""
         connection.add_notify_handler(lambda note: self._keep(note.pid, note.channel, note.payload))
         for channel in channels:
             connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel)))
 
     def collect(self, pgconn: PGconn) -> None:
-        """Take over what libpq has already read off the socket."""
+        """Take the notifications that libpq has already read off the socket."""
         while note := pgconn.notifies():
             self._keep(note.be_pid, note.relname.decode(), note.extra.decode())
 
     def drain(self, pgconn: PGconn) -> None:
-        """Take over what has arrived, without waiting."""
+        """Read the socket without waiting and take its notifications."""
         pgconn.consume_input()
         self.collect(pgconn)
 
     def take(self) -> Sequence[tuple[str, str]]:
-        """Empty it: channels and payloads, in the order in which they came."""
+        """Empty the inbox and return channels and payloads in order of arrival."""
         taken, self._queue = self._queue, []
         return tuple((channel, text) for pid, channel, text in taken if pid != self.ignore_pid)
 
@@ -93,7 +90,7 @@ class Listener:
     _retry_seconds: float = FIRST_RETRY_SECONDS
 
     def open(self) -> None:
-        """Connect and subscribe, raising whatever goes wrong."""
+        """Connect and subscribe; errors are raised."""
         connection = self.connect()
         try:
             self.inbox.subscribe(connection, self.channels)
@@ -111,53 +108,51 @@ class Listener:
         return self.connection.pgconn.socket
 
     def seconds_until_retry(self) -> float | None:
-        """Return how long to wait before ``receive`` should be called to reconnect, None while
-        connected.
-        """
+        """Return the time until ``receive`` can reconnect, None while connected."""
         if self.connection is None:
             return max(0.0, self._retry_at - time.monotonic())
-        return 0.0 if self.connection.closed else None  # a statement run on it met its end
+        return 0.0 if self.connection.closed else None  # a statement found it closed
 
-    def has_heard(self) -> bool:
-        """Tell whether notifications came in with the answer to a statement run on the connection:
-        they are off the socket, which will not become readable for them.
+    def has_notifications(self) -> bool:
+        """Check for notifications that came with the answer to a statement on this connection: the
+        socket will not become readable for them.
         """
         return len(self.inbox) > 0
 
     def look(self) -> None:
-        """Read what has arrived and keep it for ``receive``, which also meets whatever is wrong."""
+        """Read the socket and keep notifications for ``receive``, which also handles errors."""
         if self.connection is not None:
             with suppress(psycopg.Error):
                 self.inbox.drain(self.connection.pgconn)
 
     def is_connected(self) -> bool:
-        """Tell whether the connection still stands, with all read that the server may have said last."""
-        return self.connection is not None and stands(self.connection, self.inbox)
+        """Check the connection after reading all input, which may end with the server's closing."""
+        return self.connection is not None and is_connection_alive(self.connection, self.inbox)
 
-    def receive(self) -> Heard:
-        """Take what has arrived without waiting; reconnect when it is time to."""
+    def receive(self) -> Received:
+        """Take the received notifications without waiting; reconnect when the retry time has come."""
         if self.connection is None:
             return self._reconnect()
         try:
             self.inbox.drain(self.connection.pgconn)
         except psycopg.Error as error:
             self._lose(error)
-        return Heard(self.inbox.take())
+        return Received(self.inbox.take())
 
-    def _reconnect(self) -> Heard:
+    def _reconnect(self) -> Received:
         if time.monotonic() < self._retry_at:
-            return Heard()
+            return Received()
         try:
             self.open()
-        except Exception as error:  # a server that is away, or a schema newer than the code
+        except Exception as error:  # the server is down, or the schema is newer than the code
             self._lose(error)
-            return Heard()
-        return Heard(self.inbox.take(), gap=True)
+            return Received()
+        return Received(self.inbox.take(), gap=True)
 
     def _lose(self, error: Exception) -> None:
         self.failure = error
         if self.connection is not None:
-            # The next call may open it anew, unless it has only just been opened.
+            # The next call may reconnect at once, unless the connection was opened just now.
             self.connection.close()
             self.connection = None
             return
@@ -171,8 +166,8 @@ class Listener:
             self.connection = None
 
 
-def stands(connection: Connection[Any], inbox: Inbox) -> bool:
-    """Tell whether a connection is there, with all read that the server may have said last."""
+def is_connection_alive(connection: Connection[Any], inbox: Inbox) -> bool:
+    """Read all input, then check that the server has not closed the connection."""
     while not connection.closed:
         if not is_readable(connection.pgconn):
             return True
@@ -181,17 +176,19 @@ def stands(connection: Connection[Any], inbox: Inbox) -> bool:
     return False
 
 
-def hears_itself(connect: Callable[[], Connection[Any]], timeout_seconds: float = 5.0) -> bool:
-    """Prove that LISTEN works: send a notification to ourselves and wait for it.
+def receives_own_notification(
+    connect: Callable[[], Connection[Any]], timeout_seconds: float = 5.0
+) -> bool:
+    """Prove that LISTEN works: notify ourselves and wait for the notification.
 
-    Behind a pooler in transaction mode LISTEN is accepted and nothing is ever delivered; only an
-    echo tells. It is sent over a second connection: one that notifies itself hears the echo in the
-    answer to its own statement, pooler or not.
+    A pooler in transaction mode accepts LISTEN and never delivers anything, so only a received
+    notification is proof. A second connection sends it: a connection that notifies itself receives
+    the notification in the answer to its own statement, even behind a pooler.
     """
     channel = f"horsies_echo_{new_id().replace('-', '')}"
     with connect() as connection, connect() as sender:
         connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel)))
         sender.execute("SELECT pg_notify(%s, 'echo')", (channel,))
-        heard = any(connection.notifies(timeout=timeout_seconds, stop_after=1))
+        received = any(connection.notifies(timeout=timeout_seconds, stop_after=1))
         connection.execute(sql.SQL("UNLISTEN {}").format(sql.Identifier(channel)))
-    return heard
+    return received

@@ -1,8 +1,8 @@
 """Named SQL statements with typed parameters and rows.
 
-Every statement lives in a ``.sql`` file under ``db/statements`` behind a ``-- name:`` heading and is
+Every statement lives in a ``.sql`` file under ``db/statements`` below a ``-- name:`` heading and is
 declared once, in the catalogue module of the same name, with a named tuple for its parameters and
-one for its rows. Loading fails when a statement and its declaration do not pair up, so a search for
+one for its rows. Loading fails when a statement and its declaration do not match, so a search for
 the name finds SQL, declaration and caller.
 """
 
@@ -11,9 +11,10 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import lru_cache
 from importlib.resources import files
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from psycopg import AsyncConnection, AsyncCursor, Connection, Cursor, DataError
 from psycopg.pq.abc import PGresult
@@ -23,6 +24,12 @@ from psycopg.rows import args_row
 Params = TypeVar("Params", bound=tuple[Any, ...])
 Row = TypeVar("Row", bound=tuple[Any, ...])
 Answer = TypeVar("Answer")
+
+logger = logging.getLogger("horsies.sql")
+
+
+class Nothing(NamedTuple):
+    """The parameters or rows of a statement without any."""
 
 
 class Statement(Generic[Params, Row]):
@@ -64,7 +71,7 @@ class Statement(Generic[Params, Row]):
 
 
 def _has_rows(result: PGresult | None) -> bool:
-    # The cursor's description would tell as well, at twenty times the price.
+    # The cursor's description gives the same answer at twenty times the cost.
     return result is not None and result.nfields > 0
 
 
@@ -89,14 +96,13 @@ class StatementFile:
         return statement
 
     def complete(self) -> None:
-        """Refuse a file in which a statement was never declared."""
+        """Raise if a statement of the file was never declared."""
         undeclared = sorted(set(self.texts) - set(self.statements))
         if undeclared:
             raise LookupError(f"{self.file_name}: no declaration for {', '.join(undeclared)}")
 
 
 def field_names(value_type: type[tuple[Any, ...]]) -> tuple[str, ...]:
-    """Return the field names of a named tuple in declaration order."""
     names: tuple[str, ...] = value_type._fields  # type: ignore[attr-defined]
     return names
 
@@ -116,9 +122,9 @@ def _text(value: Any) -> bytes | None:
     return _encoded(_array(value) if isinstance(value, list) else str(value))
 
 
-@lru_cache(maxsize=256, typed=True)  # typed: True equals 1, but is written otherwise
+# Arrays that recur, such as the queues of a worker. Typed: True equals 1 but has another text.
+@lru_cache(maxsize=256, typed=True)
 def _constant_array(*values: Any) -> bytes:
-    """Write an array that comes again and again, such as the queues of a worker."""
     return _encoded(_array(values))
 
 
@@ -127,7 +133,6 @@ def _array(values: Sequence[Any]) -> str:
 
 
 def _element(value: Any) -> str:
-    """Write one element of an array literal."""
     if value is None:
         return "NULL"
     if isinstance(value, str):
@@ -139,7 +144,7 @@ def _element(value: Any) -> str:
 
 def _encoded(text: str) -> bytes:
     encoded = text.encode()
-    if b"\0" in encoded:  # libpq would cut the text there and store the rest of nothing
+    if b"\0" in encoded:  # libpq would truncate the text there
         raise DataError("a text parameter contains a NUL character")
     return encoded
 
@@ -156,65 +161,48 @@ def one_or_none(rows: list[Row]) -> Row | None:
 
 
 # A script decides which statements to run and never waits; the functions below do the waiting.
-# That is how the synchronous and the asynchronous face share one body of logic.
+# So the synchronous and the asynchronous methods share one body of logic.
 Step = tuple[Statement[Any, Any], Any]
 Script = Generator[Step, list[Any], Answer]
 
 
-def run_script(connection: Connection[Any], script: Script[Answer]) -> Answer:
+def run_script(
+    connection: Connection[Any], script: Script[Answer], *, logged: bool = False
+) -> Answer:
     """Run a script's statements on a synchronous connection and return its answer."""
-    return follow(script, lambda step: step[0].run(connection, step[1]))
+    rows: Any = None
+    try:
+        while True:
+            step = script.send(rows)
+            with log_statements([step]) if logged else nullcontext():
+                rows = step[0].run(connection, step[1])
+    except StopIteration as finished:
+        answer: Answer = finished.value
+        return answer
 
 
-def follow(script: Script[Answer], run: Callable[[Step], list[Any]]) -> Answer:
-    """Give a script the rows of one statement after the other and return its answer."""
-    rows: list[Any] | None = None
-    while True:
-        try:
-            step = next(script) if rows is None else script.send(rows)
-        except StopIteration as finished:
-            answer: Answer = finished.value
-            return answer
-        rows = run(step)
-
-
-async def run_script_async(connection: AsyncConnection[Any], script: Script[Answer]) -> Answer:
+async def run_script_async(
+    connection: AsyncConnection[Any], script: Script[Answer], *, logged: bool = False
+) -> Answer:
     """Run a script's statements on an asynchronous connection and return its answer."""
-    rows: list[Any] | None = None
-    while True:
-        try:
-            statement, params = next(script) if rows is None else script.send(rows)
-        except StopIteration as finished:
-            answer: Answer = finished.value
-            return answer
-        rows = await statement.run_async(connection, params)
+    rows: Any = None
+    try:
+        while True:
+            step = script.send(rows)
+            with log_statements([step]) if logged else nullcontext():
+                rows = await step[0].run_async(connection, step[1])
+    except StopIteration as finished:
+        answer: Answer = finished.value
+        return answer
 
 
-logger = logging.getLogger("horsies.sql")
-
-
-def echoed(script: Script[Answer]) -> Script[Answer]:
-    """Return the same script; each of its statements is logged when its answer is here.
-
-    One that failed is logged when the script is closed.
-    """
-    rows = None
-    while True:
-        try:
-            step = next(script) if rows is None else script.send(rows)
-        except StopIteration as finished:
-            answer: Answer = finished.value
-            return answer
-        started = time.perf_counter()
-        try:
-            rows = yield step
-        except GeneratorExit:
-            echo([step], started, "failed after")
-            raise
-        echo([step], started)
-
-
-def echo(steps: Iterable[Step], started: float, verb: str = "took") -> None:
-    """Log what was sent together, and how long it has taken since ``started``."""
-    names = ", ".join(statement.name for statement, _ in steps)
-    logger.info("%s %s %.1f ms", names, verb, (time.perf_counter() - started) * 1000)
+@contextmanager
+def log_statements(steps: Iterable[Step]) -> Iterator[None]:
+    """Log the names and the duration of statements sent in one round trip, never their values."""
+    started, verb = time.perf_counter(), "failed after"
+    try:
+        yield
+        verb = "took"
+    finally:
+        names = ", ".join(statement.name for statement, _ in steps)
+        logger.info("%s %s %.1f ms", names, verb, (time.perf_counter() - started) * 1000)

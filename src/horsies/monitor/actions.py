@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from horsies.db.statement import Script, one_or_none
-from horsies.db.statements.monitor import Nothing, QueueName, QueueState, list_known_queues
+from horsies.db.statement import Nothing, Script, one_or_none
+from horsies.db.statements.monitor import QueueName, QueueState, list_known_queues
 from horsies.db.statements.queues import (
     ResendTask,
     ResentTask,

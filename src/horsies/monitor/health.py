@@ -17,9 +17,8 @@ from datetime import datetime
 from typing import Any
 
 from horsies.db.listen import Listener
-from horsies.db.statement import Script, one_or_none
+from horsies.db.statement import Nothing, Script, one_or_none
 from horsies.db.statements.monitor import (
-    Nothing,
     WorkerStateHistory,
     WorkerStateRow,
     newest_worker_states,
@@ -190,7 +189,7 @@ class _Call:
             remaining = deadline - time.monotonic()
             if remaining <= 0:
                 return
-            if not listener.has_heard():
+            if not listener.has_notifications():
                 _wait_for_input(listener.fileno(), remaining)
             for _, payload in listener.receive().notifications:
                 self._take(payload)

@@ -12,13 +12,12 @@ from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 
-from horsies.db.statement import Script, one_or_none
+from horsies.db.statement import Nothing, Script, one_or_none
 from horsies.db.statements.monitor import (
     InFlightCount,
     ListNewestTasks,
     ListTasks,
     ListWorkers,
-    Nothing,
     QueueState,
     ReadTaskDetail,
     RecentAttempts,
@@ -40,10 +39,11 @@ from horsies.db.statements.monitor import (
     list_workers,
     read_task_detail,
 )
-from horsies.db.statements.tasks import AttemptRow, TaskId, read_attempts
+from horsies.db.statements.tasks import TaskAttemptInfo
 from horsies.ids import first_id_at, stored_form
 from horsies.states import TaskStatus
 from horsies.tasks.broker import BrokerErrorCode, BrokerResult, PostgresBroker
+from horsies.tasks.info import attempts_script
 
 # A worker with tasks shows itself every two seconds, an idle one every notify_poll_interval_ms, five
 # seconds unless configured otherwise and never more than 300.
@@ -143,7 +143,7 @@ class TaskReport:
     """One task and its finished attempts, newest first."""
 
     task: TaskDetail
-    attempts: list[AttemptRow]
+    attempts: list[TaskAttemptInfo]
 
 
 def read_overview(broker: PostgresBroker, configured: Iterable[str] = ()) -> BrokerResult[Overview]:
@@ -316,5 +316,4 @@ def _task_script(task_id: str, payload: bool) -> Script[TaskReport | None]:
     task = one_or_none((yield read_task_detail, ReadTaskDetail(stored, payload)))
     if task is None:
         return None
-    attempts = yield read_attempts, TaskId(stored)
-    return TaskReport(task, attempts)
+    return TaskReport(task, (yield from attempts_script(stored)))

@@ -114,7 +114,7 @@ class Scheduler:
         """Do what is due and return how long to sleep."""
         now = time.monotonic()
         if now >= self._refresh_at:
-            pipeline.follow(enter_schedules(self._book, at_start=not self._has_entered))
+            pipeline.run_script(enter_schedules(self._book, at_start=not self._has_entered))
             if not self._has_entered:
                 logger.info("serving %d schedule(s)", len(self._book.entries))
             self._has_entered = True

@@ -66,7 +66,7 @@ class Ticked:
 def tick(pipeline: Pipeline, book: Book) -> Ticked:
     """Send and start everything that is due; psycopg.Error when the database is not up to it."""
     try:
-        ticked = pipeline.follow(_tick_script(book))
+        ticked = pipeline.run_script(_tick_script(book))
     except psycopg.Error as error:
         if is_transient(error):
             raise

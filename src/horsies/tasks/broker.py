@@ -1,8 +1,8 @@
-"""The broker: runs scripts of statements on the right connection and turns failures into values.
+"""The broker: run scripts of statements on the right connection and turn failures into values.
 
-Everything a producer does with the database goes through ``perform``. It never raises for
-operational failures; the classification comes from ``db/connect.py``. The schema is brought up to
-date before the first statement.
+Every database operation of a producer goes through ``perform``. It never raises for operational
+failures; ``db/errors.py`` classifies them. The schema is brought up to date before the first
+statement.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -32,17 +33,16 @@ from horsies.db.errors import describe, is_transient
 from horsies.db.migrate import apply_migrations, require_current_schema
 from horsies.db.pipeline import Pipeline
 from horsies.db.statement import (
+    Nothing,
     Params,
     Row,
     Script,
     Statement,
-    echoed,
     run_script,
     run_script_async,
 )
 from horsies.db.statements.monitor import (
     ExpiredTask,
-    Nothing,
     StaleTask,
     StaleThreshold,
     WorkerStats,
@@ -62,7 +62,7 @@ T = TypeVar("T")
 
 
 class BrokerErrorCode(StrEnum):
-    """What the broker was doing when it failed."""
+    """The operation that failed."""
 
     SCHEMA_INIT_FAILED = "SCHEMA_INIT_FAILED"
     ENQUEUE_FAILED = "ENQUEUE_FAILED"
@@ -100,6 +100,7 @@ BrokerResult: TypeAlias = Result[T, BrokerOperationError]
 
 
 STALE_THRESHOLD_MS_MIN = 1_000
+RESEND_DELAYS_SECONDS = (0.2, 0.4, 0.8)
 
 _READING = BrokerErrorCode.MONITORING_QUERY_FAILED
 _CLEANING = BrokerErrorCode.CLEANUP_FAILED
@@ -112,7 +113,7 @@ class PayloadMismatchError(Exception):
 class PostgresBroker:
     """One process's access to the database: pools, schema, and result waiters.
 
-    Without ``migrates`` it creates and changes no table: a schema that is not current is a failure.
+    Without ``migrates`` it never changes a table: an outdated schema is a failure.
     """
 
     def __init__(
@@ -122,14 +123,12 @@ class PostgresBroker:
         self.migrates = migrates
         self.database = Database(config, role)
         self.waiters = Waiters(self._connect_waiters)
-        # One per process: a thread of the parent may have held it at the moment of a fork.
+        # One per process: a thread of the parent may have held it during a fork.
         self._schema_locks: dict[int, threading.Lock] = {}
         self._schema_ready_in_pid: int | None = None
 
     def ensure_schema_initialized(self) -> BrokerResult[None]:
-        """Create or update the tables if they are not current yet; safe from many processes at
-        once.
-        """
+        """Create or update the tables if they are outdated; safe in many processes at once."""
         try:
             self._ensure_schema()
         except Exception as error:
@@ -137,43 +136,77 @@ class PostgresBroker:
         return Ok(None)
 
     async def ensure_schema_initialized_async(self) -> BrokerResult[None]:
-        """The same without blocking the event loop."""
+        """``ensure_schema_initialized`` without blocking the event loop."""
         return await asyncio.to_thread(self.ensure_schema_initialized)
 
     def perform(
         self, code: BrokerErrorCode, script: Script[T], transaction: object = None
     ) -> BrokerResult[T]:
         """Run the script on a pooled connection, or inside the caller's transaction."""
-        script = echoed(script) if self.config.echo else script
+        logged = self.config.echo
         try:
             self._ensure_schema()
             if transaction is None:
                 with self.database.connection() as connection:
-                    return Ok(run_script(connection, script))
+                    return Ok(run_script(connection, script, logged=logged))
             borrowed = find_connection(transaction)
             with savepoint(borrowed):
-                return Ok(run_script(borrowed, script))
+                return Ok(run_script(borrowed, script, logged=logged))
         except Exception as error:
-            script.close()
             return Err(failure(code, error))
 
     async def perform_async(
         self, code: BrokerErrorCode, script: Script[T], transaction: object = None
     ) -> BrokerResult[T]:
-        """The same on the running event loop's connections."""
-        script = echoed(script) if self.config.echo else script
+        """``perform`` on the running event loop's connections."""
+        logged = self.config.echo
         try:
             if self._schema_ready_in_pid != os.getpid():
                 await asyncio.to_thread(self._ensure_schema)
             if transaction is None:
                 async with self.database.connection_async() as connection:
-                    return Ok(await run_script_async(connection, script))
+                    return Ok(await run_script_async(connection, script, logged=logged))
             borrowed = await find_connection_async(transaction)
             async with savepoint_async(borrowed):
-                return Ok(await run_script_async(borrowed, script))
+                return Ok(await run_script_async(borrowed, script, logged=logged))
         except Exception as error:
-            script.close()
             return Err(failure(code, error))
+
+    def store(
+        self,
+        make_script: Callable[[], Script[T]],
+        transaction: object = None,
+        *,
+        resend: bool = False,
+    ) -> BrokerResult[T]:
+        """Run a script that stores tasks or runs; ``resend`` repeats it up to three times after
+        transient failures.
+
+        Every script must have the same ids and fingerprints, so that a lost answer stores nothing
+        twice.
+        """
+        for delay_seconds in _resend_delays(resend, transaction):
+            stored = self.perform(BrokerErrorCode.ENQUEUE_FAILED, make_script(), transaction)
+            if not _is_transient(stored):
+                return stored
+            time.sleep(delay_seconds)
+        return self.perform(BrokerErrorCode.ENQUEUE_FAILED, make_script(), transaction)
+
+    async def store_async(
+        self,
+        make_script: Callable[[], Script[T]],
+        transaction: object = None,
+        *,
+        resend: bool = False,
+    ) -> BrokerResult[T]:
+        """``store`` without blocking the event loop."""
+        code = BrokerErrorCode.ENQUEUE_FAILED
+        for delay_seconds in _resend_delays(resend, transaction):
+            stored = await self.perform_async(code, make_script(), transaction)
+            if not _is_transient(stored):
+                return stored
+            await asyncio.sleep(delay_seconds)
+        return await self.perform_async(code, make_script(), transaction)
 
     def watch(self, task_id: str, *, once: bool) -> Future[OutcomeRow | None]:
         """Return a future for the task's outcome; see ``Waiters.watch``."""
@@ -186,37 +219,37 @@ class PostgresBroker:
         return self.waiters.watch_run(workflow_id, until, once=once)
 
     def get_stale_tasks(self, stale_threshold_minutes: float = 2) -> BrokerResult[list[StaleTask]]:
-        """List RUNNING tasks of which nothing was heard for longer than the threshold."""
+        """List RUNNING tasks without a heartbeat for longer than the threshold."""
         return self.perform(_READING, _stale_tasks(stale_threshold_minutes))
 
     async def get_stale_tasks_async(
         self, stale_threshold_minutes: float = 2
     ) -> BrokerResult[list[StaleTask]]:
-        """The same without blocking the event loop."""
+        """``get_stale_tasks`` without blocking the event loop."""
         return await self.perform_async(_READING, _stale_tasks(stale_threshold_minutes))
 
     def get_worker_stats(self) -> BrokerResult[list[WorkerStats]]:
-        """Count the running tasks of every child process that has any."""
+        """Count the running tasks of each child process."""
         return self.perform(_READING, _rows(count_worker_tasks, Nothing()))
 
     async def get_worker_stats_async(self) -> BrokerResult[list[WorkerStats]]:
-        """The same without blocking the event loop."""
+        """``get_worker_stats`` without blocking the event loop."""
         return await self.perform_async(_READING, _rows(count_worker_tasks, Nothing()))
 
     def get_expired_tasks(self) -> BrokerResult[list[ExpiredTask]]:
-        """List PENDING tasks past their ``good_until`` that no worker has swept yet."""
+        """List PENDING tasks past their ``good_until`` that no worker has expired yet."""
         return self.perform(_READING, _rows(find_expired_tasks, Nothing()))
 
     async def get_expired_tasks_async(self) -> BrokerResult[list[ExpiredTask]]:
-        """The same without blocking the event loop."""
+        """``get_expired_tasks`` without blocking the event loop."""
         return await self.perform_async(_READING, _rows(find_expired_tasks, Nothing()))
 
     def mark_stale_tasks_as_failed(self, stale_threshold_ms: int = 300_000) -> BrokerResult[int]:
-        """End RUNNING tasks that show no life, as the death of their worker would; return how many.
+        """Fail stale RUNNING tasks as a crash of their worker would; return their number.
 
-        Each is retried or failed by its policy, and its attempt is recorded. A task shows life while its
-        start, a heartbeat of this attempt, or the last sign of its worker is younger than the
-        threshold, and as long as its worker holds its session lock. At least 1,000 ms.
+        Each is retried or failed by its policy, and its attempt is recorded. A task is stale when its
+        start, the heartbeats of this attempt and the last heartbeat of its worker are all older than
+        the threshold (at least 1,000 ms), and its worker does not hold its session lock.
 
         Example:
             handled = app.get_broker().mark_stale_tasks_as_failed(600_000).unwrap()
@@ -226,60 +259,58 @@ class PostgresBroker:
     async def mark_stale_tasks_as_failed_async(
         self, stale_threshold_ms: int = 300_000
     ) -> BrokerResult[int]:
-        """The same without blocking the event loop."""
+        """``mark_stale_tasks_as_failed`` without blocking the event loop."""
         return await asyncio.to_thread(self.mark_stale_tasks_as_failed, stale_threshold_ms)
 
     def requeue_stale_claimed(self, stale_threshold_ms: int = 120_000) -> BrokerResult[int]:
-        """Give CLAIMED tasks that show no life back to their queues; return how many.
+        """Return stale CLAIMED tasks to their queues; return their number.
 
-        They had not started: no attempt is counted. Life is shown as for running tasks.
+        They had not started: no attempt is counted. Stale means the same as for running tasks.
         """
         return self._recover_stale(requeue_stale, stale_threshold_ms)
 
     async def requeue_stale_claimed_async(
         self, stale_threshold_ms: int = 120_000
     ) -> BrokerResult[int]:
-        """The same without blocking the event loop."""
+        """``requeue_stale_claimed`` without blocking the event loop."""
         return await asyncio.to_thread(self.requeue_stale_claimed, stale_threshold_ms)
 
     def expire_pending_tasks(self) -> BrokerResult[int]:
-        """End PENDING tasks past their ``good_until`` as EXPIRED; return how many."""
+        """Mark PENDING tasks past their ``good_until`` as EXPIRED; return their number."""
         return self._recover(expire_pending)
 
     async def expire_pending_tasks_async(self) -> BrokerResult[int]:
-        """The same without blocking the event loop."""
+        """``expire_pending_tasks`` without blocking the event loop."""
         return await asyncio.to_thread(self.expire_pending_tasks)
 
     def _recover_stale(
-        self, settle: Callable[[Pipeline, float], int], threshold_ms: int
+        self, recover: Callable[[Pipeline, float], int], threshold_ms: int
     ) -> BrokerResult[int]:
         if not threshold_ms >= STALE_THRESHOLD_MS_MIN:
             least = f"{STALE_THRESHOLD_MS_MIN:,}"
             message = f"stale_threshold_ms must be at least {least}, not {threshold_ms!r}."
             return Err(BrokerOperationError(_CLEANING, message))
-        return self._recover(lambda pipeline: settle(pipeline, threshold_ms / 1000))
+        return self._recover(lambda pipeline: recover(pipeline, threshold_ms / 1000))
 
     def _recover(self, recover: Callable[[Pipeline], int]) -> BrokerResult[int]:
         try:
             self._ensure_schema()
             with self.database.connection() as connection:
-                pipeline = Pipeline(connection, prepared=False, echoes=self.config.echo)
+                pipeline = Pipeline(connection, prepared=False, logged=self.config.echo)
                 return Ok(recover(pipeline))
         except Exception as error:
             return Err(failure(_CLEANING, error))
 
     def close(self) -> BrokerResult[None]:
-        """Close the synchronous side; every part is tried, the first failure is reported."""
-        return _first_failure(_attempt(self.waiters.close), _attempt(self.database.close))
+        """Close the waiters and the synchronous pool; report the first failure."""
+        waiters, database = _attempt(self.waiters.close), _attempt(self.database.close)
+        return waiters if waiters.is_err() else database
 
     async def close_async(self) -> BrokerResult[None]:
-        """Close the synchronous side and the running event loop's connections."""
+        """``close``, and close the running event loop's connections."""
         closed = await asyncio.to_thread(self.close)
-        try:
-            self.database.close_async()
-        except Exception as error:
-            return _first_failure(closed, Err(failure(BrokerErrorCode.CLOSE_FAILED, error)))
-        return closed
+        closed_async = _attempt(self.database.close_async)
+        return closed if closed.is_err() else closed_async
 
     def _ensure_schema(self) -> None:
         if self._schema_ready_in_pid == os.getpid():
@@ -299,6 +330,15 @@ class PostgresBroker:
         return self.database.connect("waiters", session=True)
 
 
+def _resend_delays(resend: bool, transaction: object) -> Sequence[float]:
+    # The caller's transaction has failed as a whole: only the caller can repeat it.
+    return RESEND_DELAYS_SECONDS if resend and transaction is None else ()
+
+
+def _is_transient(stored: BrokerResult[Any]) -> bool:
+    return isinstance(stored, Err) and stored.err_value.retryable
+
+
 def _rows(statement: Statement[Params, Row], params: Params) -> Script[list[Row]]:
     rows: list[Row] = yield statement, params
     return rows
@@ -309,7 +349,7 @@ def _stale_tasks(stale_threshold_minutes: float) -> Script[list[StaleTask]]:
 
 
 def failure(code: BrokerErrorCode, error: BaseException) -> BrokerOperationError:
-    """Describe an exception as a value, without any password in it."""
+    """Turn an exception into a value without any password in it."""
     if isinstance(error, PayloadMismatchError):
         return BrokerOperationError(BrokerErrorCode.PAYLOAD_MISMATCH, str(error))
     if isinstance(error, UnusableTransactionError):
@@ -318,7 +358,7 @@ def failure(code: BrokerErrorCode, error: BaseException) -> BrokerOperationError
 
 
 def presentable(error: BaseException) -> BaseException:
-    """Return the error; or one like it where its own text, or that of a cause, shows a password."""
+    """Return the error, or a copy without its chain if a text in the chain may show a password."""
     if isinstance(error, HorsiesError) or not revealing(error):
         return error
     kind = type(error) if isinstance(error, psycopg.Error) else RuntimeError
@@ -326,20 +366,20 @@ def presentable(error: BaseException) -> BaseException:
 
 
 def revealing(error: BaseException) -> list[BaseException]:
-    """Return those of the error and its causes that say more than ``describe`` would tell of them."""
+    """Return the exceptions in the chain whose text may show a password that ``describe`` masks."""
     chain: list[BaseException] = []
     cause: BaseException | None = error
     while cause is not None and cause not in chain:
         chain.append(cause)
         cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
-    return [one for one in chain if _says_too_much(one)]
+    return [one for one in chain if _is_revealing(one)]
 
 
-def _says_too_much(error: BaseException) -> bool:
+def _is_revealing(error: BaseException) -> bool:
     text = str(error)
     primary = error.diag.message_primary if isinstance(error, psycopg.Error) else None
-    said = " ".join((primary or text).split())
-    return said not in describe(error) or mask_url(text) != text
+    sentence = " ".join((primary or text).split())
+    return sentence not in describe(error) or mask_url(text) != text
 
 
 def _attempt(close: Any) -> BrokerResult[None]:
@@ -348,10 +388,6 @@ def _attempt(close: Any) -> BrokerResult[None]:
     except Exception as error:
         return Err(failure(BrokerErrorCode.CLOSE_FAILED, error))
     return Ok(None)
-
-
-def _first_failure(*results: BrokerResult[None]) -> BrokerResult[None]:
-    return next((result for result in results if result.is_err()), Ok(None))
 
 
 def build_broker(config: PostgresConfig, role: str) -> PostgresBroker:

@@ -1,29 +1,19 @@
-"""TaskHandle: the producer's end of the line, where a result is waited for and decoded.
+"""TaskHandle: wait for the result of a task, read its state, cancel it.
 
-``get`` never raises; what it cannot tell it says with a retrieval code. Also here: ``info`` and
-``cancel``, which work for any task id.
+Nothing here raises: ``get`` reports a missing result with a retrieval code. ``info`` and ``cancel``
+work for any task id.
 """
 
 from __future__ import annotations
 
 import asyncio
 from concurrent.futures import wait
-from dataclasses import replace
 from typing import Any, Generic, TypeVar
 
 from horsies.codec.results import ResultCodec
 from horsies.db.errors import describe
 from horsies.db.statement import Script, one_or_none
-from horsies.db.statements.tasks import (
-    CancelledTask,
-    CancelTask,
-    OutcomeRow,
-    ReadTask,
-    TaskId,
-    cancel_task,
-    read_attempts,
-    read_task,
-)
+from horsies.db.statements.tasks import CancelledTask, CancelTask, OutcomeRow, cancel_task
 from horsies.error_codes import OperationalErrorCode, RetrievalCode
 from horsies.ids import stored_form
 from horsies.result import Err, Ok, Result
@@ -41,10 +31,10 @@ from horsies.tasks.info import (
     TaskActionErrorCode,
     TaskCancelled,
     TaskInfo,
-    _attempt_info,
-    _info,
+    error_result,
+    info_script,
+    result_of,
 )
-from horsies.tasks.stored_result import _error, result_of
 from horsies.tasks.waiters import seconds_to_wait, timeout_problem
 
 T = TypeVar("T")
@@ -74,28 +64,27 @@ class TaskHandle(Generic[T]):
         return f"TaskHandle({self.task_id!r})"
 
     def get(self, timeout_ms: int | None = None) -> TaskResult[T, TaskError]:
-        """Wait for the result and return it; 0 looks once without waiting, None waits for ever.
+        """Wait for the result and return it; 0 reads once without waiting, None waits for ever.
 
-        Never raises. What stands in the way of a result is an error result: WAIT_TIMEOUT,
-        RESULT_NOT_READY (after a look with 0), TASK_NOT_FOUND, TASK_CANCELLED, TASK_EXPIRED,
-        BROKER_ERROR.
+        Never raises. Without a result it returns an error result: WAIT_TIMEOUT, RESULT_NOT_READY
+        (with 0), TASK_NOT_FOUND, TASK_CANCELLED, TASK_EXPIRED, BROKER_ERROR.
         """
         if self._cached is not None:
             return self._cached
         if self._broker is None:
-            return _error(RetrievalCode.RESULT_NOT_AVAILABLE, _no_broker().message)
-        if _loop_is_running() and timeout_ms != 0:
-            return _error(
+            return error_result(RetrievalCode.RESULT_NOT_AVAILABLE, _no_broker().message)
+        if timeout_ms != 0 and is_loop_running():
+            return error_result(
                 OperationalErrorCode.BROKER_ERROR,
                 "get() would block the running event loop; write `await handle.get_async()`.",
             )
         if (task_id := stored_form(self.task_id)) is None:
             return _not_found(self.task_id)
         if problem := timeout_problem(timeout_ms):
-            return _error(OperationalErrorCode.BROKER_ERROR, problem)
+            return error_result(OperationalErrorCode.BROKER_ERROR, problem)
         future = self._broker.watch(task_id, once=timeout_ms == 0)
         try:
-            # It raises nothing but what a signal handler does, and that is the caller's own.
+            # Only a signal handler can raise here, and its exception is the caller's own.
             wait([future], seconds_to_wait(timeout_ms))
         finally:
             self._broker.waiters.forget(task_id, future)
@@ -106,14 +95,14 @@ class TaskHandle(Generic[T]):
         return self._keep(self._read(future.result()))
 
     async def get_async(self, timeout_ms: int | None = None) -> TaskResult[T, TaskError]:
-        """The same without blocking the event loop."""
+        """``get`` without blocking the event loop."""
         if self._cached is not None:
             return self._cached
         task_id = stored_form(self.task_id)
         if self._broker is None or task_id is None:
             return self.get(timeout_ms=0)
         if problem := timeout_problem(timeout_ms):
-            return _error(OperationalErrorCode.BROKER_ERROR, problem)
+            return error_result(OperationalErrorCode.BROKER_ERROR, problem)
         future = self._broker.watch(task_id, once=timeout_ms == 0)
         try:
             waiting = asyncio.wrap_future(future)
@@ -133,10 +122,11 @@ class TaskHandle(Generic[T]):
         include_failed_reason: bool = False,
         include_attempts: bool = False,
     ) -> BrokerResult[TaskInfo | None]:
-        """Return what the database knows about the task; Ok(None) when there is no such task."""
+        """Return the stored state of the task; Ok(None) when there is no such task."""
         if self._broker is None:
             return Err(_no_broker())
-        script = self._info_script(include_result, include_failed_reason, include_attempts)
+        flags = (include_result, include_failed_reason, include_attempts)
+        script = info_script(self.task_id, self._results, *flags)
         return self._broker.perform(BrokerErrorCode.TASK_INFO_QUERY_FAILED, script)
 
     async def info_async(
@@ -146,14 +136,15 @@ class TaskHandle(Generic[T]):
         include_failed_reason: bool = False,
         include_attempts: bool = False,
     ) -> BrokerResult[TaskInfo | None]:
-        """The same without blocking the event loop."""
+        """``info`` without blocking the event loop."""
         if self._broker is None:
             return Err(_no_broker())
-        script = self._info_script(include_result, include_failed_reason, include_attempts)
+        flags = (include_result, include_failed_reason, include_attempts)
+        script = info_script(self.task_id, self._results, *flags)
         return await self._broker.perform_async(BrokerErrorCode.TASK_INFO_QUERY_FAILED, script)
 
     def cancel(self, *, include_running: bool = True) -> Result[TaskCancelled, TaskActionError]:
-        """Cancel the task: at once while it waits, by asking its worker to stop it while it runs."""
+        """Cancel a waiting task at once; ask the worker of a running one to stop it."""
         if self._broker is None:
             return Err(_action_failed(self.task_id, _no_broker()))
         script = _cancel_script(self.task_id, include_running)
@@ -163,7 +154,7 @@ class TaskHandle(Generic[T]):
     async def cancel_async(
         self, *, include_running: bool = True
     ) -> Result[TaskCancelled, TaskActionError]:
-        """The same without blocking the event loop."""
+        """``cancel`` without blocking the event loop."""
         if self._broker is None:
             return Err(_action_failed(self.task_id, _no_broker()))
         script = _cancel_script(self.task_id, include_running)
@@ -174,28 +165,11 @@ class TaskHandle(Generic[T]):
         return _not_found(self.task_id) if row is None else result_of(row, self._results)
 
     def _keep(self, result: TaskResult[T, TaskError]) -> TaskResult[T, TaskError]:
-        # What was not found may still be committed, and what could not be read may be readable next
-        # time.
+        # A missing task may still be committed, and an unreadable result may be readable next time.
         code = result.err.error_code if result.err is not None else None
         if not isinstance(code, RetrievalCode) and code != OperationalErrorCode.BROKER_ERROR:
             self._cached = result
         return result
-
-    def _info_script(
-        self, include_result: bool, include_failed_reason: bool, include_attempts: bool
-    ) -> Script[TaskInfo | None]:
-        if (task_id := stored_form(self.task_id)) is None:
-            return None
-        row = one_or_none(
-            (yield read_task, ReadTask(task_id, include_result, include_failed_reason))
-        )
-        if row is None:
-            return None
-        info = _info(row, self._results)
-        if not include_attempts:
-            return info
-        attempts = yield read_attempts, TaskId(task_id)
-        return replace(info, attempts=[_attempt_info(attempt) for attempt in attempts])
 
 
 def _cancel_script(task_id: str, include_running: bool) -> Script[CancelledTask | None]:
@@ -209,12 +183,12 @@ def _cancel_outcome(
 ) -> Result[TaskCancelled, TaskActionError]:
     if isinstance(done, Err):
         return Err(_action_failed(task_id, done.value))
-    met = done.value
-    if met is None:
+    found = done.value
+    if found is None:
         message = f"There is no task {task_id}."
         return Err(TaskActionError(TaskActionErrorCode.TASK_NOT_FOUND, message, task_id))
-    status = TaskStatus(met.was_status)
-    if met.applied:
+    status = TaskStatus(found.was_status)
+    if found.applied:
         return Ok(TaskCancelled(task_id, status))
     message = f"Task {task_id} is {status.value} and can no longer be cancelled."
     return Err(TaskActionError(TaskActionErrorCode.TASK_NOT_CANCELLABLE, message, task_id, status))
@@ -233,13 +207,13 @@ def _no_broker() -> BrokerOperationError:
 
 
 def _not_found(task_id: str) -> TaskResult[Any, TaskError]:
-    return _error(
+    return error_result(
         RetrievalCode.TASK_NOT_FOUND, f"There is no task {task_id}.", {"task_id": task_id}
     )
 
 
 def _timed_out(task_id: str, timeout_ms: int | None) -> TaskResult[Any, TaskError]:
-    return _error(
+    return error_result(
         RetrievalCode.WAIT_TIMEOUT,
         f"Task {task_id} did not finish within {timeout_ms} ms.",
         {"task_id": task_id, "timeout_ms": timeout_ms},
@@ -257,7 +231,8 @@ def _broker_error(error: BaseException) -> TaskResult[Any, TaskError]:
     )
 
 
-def _loop_is_running() -> bool:
+def is_loop_running() -> bool:
+    """Check for a running event loop, which a blocking call would stop."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:

@@ -1,16 +1,15 @@
-"""Settling: what the end of an attempt means for its task, decided without touching the database.
+"""Outcomes: the meaning of a finished attempt for its task, and the statements that record it.
 
-Between the child's report (or its death, or its worker's) and the statements that record it, which
-``record.py`` chooses. The retry rules live in ``retry.py``; here they meet what happened. Whether a
-retry would miss ``good_until`` is decided by the statement, on the database's clock.
+An attempt ends with the child's report, the death of the child, or the loss of its worker. The
+decisions are pure; the retry rules are in ``retry.py``. The statement that records a retry checks
+``good_until``, on the database's clock.
 """
 
 from __future__ import annotations
 
 import random as random_module
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from horsies.codec.results import encode_task_error
 from horsies.db.statement import Step
@@ -23,6 +22,7 @@ from horsies.db.statements.turn import (
     fail_tasks,
     retry_tasks,
 )
+from horsies.db.statements.workers import AbandonedTask
 from horsies.db.statements.workflows import WorkflowIds, lock_runs
 from horsies.error_codes import OperationalErrorCode, OutcomeCode
 from horsies.retry import retry_delay
@@ -35,180 +35,152 @@ STOPPED_BY_SHUTDOWN = "shutdown"
 STOPPED_BY_LOSS = "loss"
 
 
-class Completed(NamedTuple):
-    """A success to record."""
+class Outcome(NamedTuple):
+    """A finished attempt to record. With ``delay_seconds`` the task is retried, unless its
+    ``good_until`` comes first.
+    """
 
     task_id: str
     generation: int
-    result: str
-    workflow_id: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Failed:
-    """A failure to record; with a delay it is tried again unless its deadline forbids it."""
-
-    task_id: str
-    generation: int
+    workflow_id: str | None
     status: TaskStatus
-    result: str | None
-    outcome: TaskAttemptOutcome
-    error_code: str | None
-    error_message: str | None
-    failed_reason: str | None
-    delay_seconds: float | None
-    workflow_id: str | None = None
+    result: str
+    attempt_outcome: TaskAttemptOutcome
+    error_code: str | None = None
+    error_message: str | None = None
+    failed_reason: str | None = None
+    delay_seconds: float | None = None
 
+    @classmethod
+    def completed(cls, task: ClaimedTask, result: str) -> Outcome:
+        """The function returned a success."""
+        return cls(
+            task_id=task.id,
+            generation=task.generation,
+            workflow_id=task.workflow_id,
+            status=TaskStatus.COMPLETED,
+            result=result,
+            attempt_outcome=TaskAttemptOutcome.COMPLETED,
+        )
 
-Outcome = Completed | Failed
-
-
-class Report(Protocol):
-    """What a child says of the attempt it has run."""
-
-    @property
-    def ok(self) -> bool:
-        """Whether it succeeded."""
-
-    @property
-    def result_json(self) -> str:
-        """The result to store."""
-
-    @property
-    def error_code(self) -> str | None:
-        """The code of its error."""
-
-    @property
-    def error_message(self) -> str | None:
-        """The text of its error."""
+    @classmethod
+    def failed(
+        cls,
+        task: ClaimedTask | AbandonedTask,
+        code: OperationalErrorCode | OutcomeCode,
+        reason: str,
+        *,
+        status: TaskStatus = TaskStatus.FAILED,
+        attempt_outcome: TaskAttemptOutcome = TaskAttemptOutcome.FAILED,
+        delay_seconds: float | None = None,
+    ) -> Outcome:
+        """The task ended without a result of its own; the error result is made here."""
+        return cls(
+            task_id=task.id,
+            generation=task.generation,
+            workflow_id=task.workflow_id,
+            status=status,
+            result=encode_task_error(TaskError(error_code=code, message=reason)),
+            attempt_outcome=attempt_outcome,
+            error_code=code.value,
+            error_message=reason,
+            failed_reason=reason,
+            delay_seconds=delay_seconds,
+        )
 
 
 def outcome_of_report(
-    task: ClaimedTask, report: Report, random: Callable[[], float] = random_module.random
+    task: ClaimedTask,
+    *,
+    ok: bool,
+    result_json: str,
+    error_code: str | None,
+    error_message: str | None,
+    random: Callable[[], float] = random_module.random,
 ) -> Outcome:
-    """A child reported: success, or an error that may be retried."""
-    if report.ok:
-        return Completed(task.id, task.generation, report.result_json, task.workflow_id)
-    return Failed(
-        task.id,
-        task.generation,
-        TaskStatus.FAILED,
-        report.result_json,
-        TaskAttemptOutcome.FAILED,
-        report.error_code,
-        None if report.error_message is None else storable_text(report.error_message),
-        None,
-        _retry_delay(task, report.error_code, random),
-        task.workflow_id,
+    """A child reported a success, or an error that may be retried."""
+    if ok:
+        return Outcome.completed(task, result_json)
+    return Outcome(
+        task_id=task.id,
+        generation=task.generation,
+        workflow_id=task.workflow_id,
+        status=TaskStatus.FAILED,
+        result=result_json,
+        attempt_outcome=TaskAttemptOutcome.FAILED,
+        error_code=error_code,
+        error_message=None if error_message is None else storable_text(error_message),
+        delay_seconds=_retry_delay(task, error_code, random),
     )
 
 
 def outcome_of_crash(
     task: ClaimedTask, description: str, random: Callable[[], float] = random_module.random
-) -> Failed:
-    """The child died without a report: what user code did is unknown."""
-    reason = f"The process running the task died: {description}."
-    return _vanished(task, OperationalErrorCode.WORKER_CRASHED, reason, random)
+) -> Outcome:
+    """The child died without a report: the effects of user code are unknown."""
+    return _crashed(task, f"The process running the task died: {description}.", random)
 
 
 def outcome_of_loss(
-    task: ClaimedTask, worker_id: str, random: Callable[[], float] = random_module.random
-) -> Failed:
-    """The worker that ran the task is gone: what user code did is unknown."""
-    reason = f"The worker running the task is gone (worker {worker_id}, process {task.worker_pid})."
-    return _vanished(task, OperationalErrorCode.WORKER_CRASHED, reason, random)
+    task: AbandonedTask, random: Callable[[], float] = random_module.random
+) -> Outcome:
+    """The worker that ran the task is gone: the effects of user code are unknown."""
+    reason = (
+        f"The worker running the task is gone (worker {task.worker_id}, process {task.worker_pid})."
+    )
+    return _crashed(task, reason, random)
 
 
 def outcome_of_stop(
     task: ClaimedTask, reason: str, random: Callable[[], float] = random_module.random
-) -> Failed:
-    """We stopped the task: over its time limit, cancelled, or because the worker had to leave."""
+) -> Outcome:
+    """The worker stopped the task: over its time limit, cancelled, or during shutdown."""
     if reason == STOPPED_BY_CANCEL:
         text = "The task was cancelled while it was running."
-        return _ended(task, TaskStatus.CANCELLED, OutcomeCode.TASK_CANCELLED, text, None)
+        return Outcome.failed(task, OutcomeCode.TASK_CANCELLED, text, status=TaskStatus.CANCELLED)
     if reason == STOPPED_BY_TIMEOUT:
         text = f"The task ran longer than its timeout_ms={task.timeout_ms}."
         delay = _retry_delay(task, OutcomeCode.TASK_TIMEOUT.value, random)
-        return _ended(task, TaskStatus.FAILED, OutcomeCode.TASK_TIMEOUT, text, delay)
-    text = "The worker was stopped before the task ended."
-    return _vanished(task, OperationalErrorCode.WORKER_CRASHED, text, random)
+        return Outcome.failed(task, OutcomeCode.TASK_TIMEOUT, text, delay_seconds=delay)
+    return _crashed(task, "The worker was stopped before the task ended.", random)
 
 
-def outcome_of_unread_inputs(task: ClaimedTask) -> Failed:
-    """What the task takes from other nodes cannot be read: it never gets to a child."""
+def outcome_of_unread_inputs(task: ClaimedTask) -> Outcome:
+    """The results of other nodes cannot be read, so the task never reaches a child."""
     text = "The results of other nodes that the task takes could not be read."
-    code = OperationalErrorCode.WORKER_SERIALIZATION_ERROR
-    return Failed(
-        task.id,
-        task.generation,
-        TaskStatus.FAILED,
-        encode_task_error(TaskError(error_code=code, message=text)),
-        TaskAttemptOutcome.FAILED,
-        code.value,
-        text,
-        text,
-        None,
-        task.workflow_id,
-    )
+    return Outcome.failed(task, OperationalErrorCode.WORKER_SERIALIZATION_ERROR, text)
 
 
-def without_result(failed: Outcome) -> Failed:
-    """The same attempt without its texts, for the rare case that the database refuses to store
-    them.
-    """
+def without_result(outcome: Outcome) -> Outcome:
+    """The same attempt as a failure without its texts, for a database that refuses to store them."""
     text = "The outcome of the task could not be stored."
     code = OperationalErrorCode.WORKER_SERIALIZATION_ERROR
-    return Failed(
-        failed.task_id,
-        failed.generation,
-        TaskStatus.FAILED,
-        encode_task_error(TaskError(error_code=code, message=text)),
-        TaskAttemptOutcome.FAILED,
-        code.value,
-        text,
-        None,
-        None,
-        failed.workflow_id,
+    return outcome._replace(
+        status=TaskStatus.FAILED,
+        result=encode_task_error(TaskError(error_code=code, message=text)),
+        attempt_outcome=TaskAttemptOutcome.FAILED,
+        error_code=code.value,
+        error_message=text,
+        failed_reason=None,
+        delay_seconds=None,
     )
 
 
-def _ended(
-    task: ClaimedTask, status: TaskStatus, code: OutcomeCode, text: str, delay_seconds: float | None
-) -> Failed:
-    result = encode_task_error(TaskError(error_code=code, message=text))
-    return Failed(
-        task.id,
-        task.generation,
-        status,
-        result,
-        TaskAttemptOutcome.FAILED,
-        code.value,
-        text,
-        text,
-        delay_seconds,
-        task.workflow_id,
-    )
-
-
-def _vanished(
-    task: ClaimedTask, code: OperationalErrorCode, reason: str, random: Callable[[], float]
-) -> Failed:
-    return Failed(
-        task.id,
-        task.generation,
-        TaskStatus.FAILED,
-        encode_task_error(TaskError(error_code=code, message=reason)),
-        TaskAttemptOutcome.WORKER_FAILURE,
-        code.value,
+def _crashed(
+    task: ClaimedTask | AbandonedTask, reason: str, random: Callable[[], float]
+) -> Outcome:
+    code = OperationalErrorCode.WORKER_CRASHED
+    return Outcome.failed(
+        task,
+        code,
         reason,
-        reason,
-        _retry_delay(task, code.value, random),
-        task.workflow_id,
+        attempt_outcome=TaskAttemptOutcome.WORKER_FAILURE,
+        delay_seconds=_retry_delay(task, code.value, random),
     )
 
 
 def _retry_delay(
-    task: ClaimedTask, error_code: str | None, random: Callable[[], float]
+    task: ClaimedTask | AbandonedTask, error_code: str | None, random: Callable[[], float]
 ) -> float | None:
     return retry_delay(
         task_options=task.task_options,
@@ -222,30 +194,30 @@ def _retry_delay(
 def locking_steps(workflow_ids: Iterable[str | None]) -> list[Step]:
     """Return the statement that locks the trees of these runs, if there are any.
 
-    It comes before every statement on their tasks: nobody who holds a task's row ever waits for a run.
+    Lock order: run rows, then task rows. This rules out deadlocks, so the statement comes before
+    every statement on their tasks.
     """
     runs = {workflow_id for workflow_id in workflow_ids if workflow_id is not None}
     return [(lock_runs, WorkflowIds(sorted(runs)))] if runs else []
 
 
 def recording_steps(worker_id: str, outcomes: Sequence[Outcome]) -> list[Step]:
-    """Return the statements that record these settlements; one per kind, whatever their number."""
-    completed = [one for one in outcomes if isinstance(one, Completed)]
+    """Return the statements that record these outcomes, one per kind."""
+    completed = [one for one in outcomes if one.status is TaskStatus.COMPLETED]
     steps: list[Step] = []
     if completed:
         steps.append((complete_tasks, _completions(worker_id, completed)))
     if len(completed) == len(outcomes):
         return steps
-    failed = [one for one in outcomes if isinstance(one, Failed)]
+    failed = [one for one in outcomes if one.status is not TaskStatus.COMPLETED]
     retried = [one for one in failed if one.delay_seconds is not None]
     if retried:
         steps.append((retry_tasks, _retries(worker_id, retried)))
-    if failed:
-        steps.append((fail_tasks, _failures(worker_id, failed)))
+    steps.append((fail_tasks, _failures(worker_id, failed)))
     return steps
 
 
-def _completions(worker_id: str, rows: Sequence[Completed]) -> CompleteTasks:
+def _completions(worker_id: str, rows: Sequence[Outcome]) -> CompleteTasks:
     return CompleteTasks(
         worker_id,
         [row.task_id for row in rows],
@@ -254,27 +226,27 @@ def _completions(worker_id: str, rows: Sequence[Completed]) -> CompleteTasks:
     )
 
 
-def _retries(worker_id: str, rows: Sequence[Failed]) -> RetryTasks:
+def _retries(worker_id: str, rows: Sequence[Outcome]) -> RetryTasks:
     return RetryTasks(
         worker_id,
         [row.task_id for row in rows],
         [row.generation for row in rows],
         [row.delay_seconds or 0.0 for row in rows],
-        [row.outcome.value for row in rows],
+        [row.attempt_outcome.value for row in rows],
         [row.error_code for row in rows],
         [row.error_message for row in rows],
         [row.failed_reason for row in rows],
     )
 
 
-def _failures(worker_id: str, rows: Sequence[Failed]) -> FailTasks:
+def _failures(worker_id: str, rows: Sequence[Outcome]) -> FailTasks:
     return FailTasks(
         worker_id,
         [row.task_id for row in rows],
         [row.generation for row in rows],
         [row.status.value for row in rows],
         [row.result for row in rows],
-        [row.outcome.value for row in rows],
+        [row.attempt_outcome.value for row in rows],
         [row.error_code for row in rows],
         [row.error_message for row in rows],
         [row.failed_reason for row in rows],

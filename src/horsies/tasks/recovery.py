@@ -1,9 +1,8 @@
-"""Recovery: what becomes of tasks in dead hands, and of tasks past their deadline.
+"""Recovery: end or release tasks whose worker is gone, and expire tasks past their deadline.
 
-Beside the line producer -> SQL -> turn -> child -> report -> result. The reaper in every worker does it
-unasked, an operator by hand through the broker. There are no verbs of its own here: a task in dead
-hands ends as a crash of its process would, through the same settlement and the same statements, in
-the name of the worker that died. Every bite is one transaction, and doing it twice changes nothing.
+The reaper in every worker calls this, and an operator can through the broker. A recovered task ends
+as a crash of its process would, through the same outcome and the same statements, in the name of
+the lost worker. Every batch is one transaction, and repeating one changes nothing.
 """
 
 from __future__ import annotations
@@ -16,13 +15,7 @@ from operator import attrgetter
 from horsies.codec.results import encode_task_error
 from horsies.db.pipeline import Pipeline
 from horsies.db.statement import Step
-from horsies.db.statements.turn import (
-    ClaimedTask,
-    ExpireTasks,
-    ReleaseClaimed,
-    expire_tasks,
-    release_claimed,
-)
+from horsies.db.statements.turn import ExpireTasks, ReleaseClaimed, expire_tasks, release_claimed
 from horsies.db.statements.workers import (
     AbandonedTask,
     FindStale,
@@ -46,44 +39,44 @@ EXPIRED_RESULT = encode_task_error(
 
 
 def fail_stale(pipeline: Pipeline, stale_seconds: float) -> int:
-    """End running tasks that show no life: retried or failed by their policy. Return how many."""
+    """End stale RUNNING tasks, retried or failed by their policy. Return their number."""
     return recover_found(
         pipeline, (find_stale, FindStale(stale_seconds, ["RUNNING"], RECOVERY_BATCH))
     )
 
 
 def requeue_stale(pipeline: Pipeline, stale_seconds: float) -> int:
-    """Give back claimed tasks that show no life. Return how many."""
+    """Return stale CLAIMED tasks to their queues. Return their number."""
     return recover_found(
         pipeline, (find_stale, FindStale(stale_seconds, ["CLAIMED"], RECOVERY_BATCH))
     )
 
 
 def expire_pending(pipeline: Pipeline) -> int:
-    """End the tasks that wait past their ``good_until``. Return how many."""
+    """Expire PENDING tasks past their ``good_until``. Return their number."""
     expired = 0
     while rows := pipeline.run([(expire_tasks, ExpireTasks(EXPIRED_RESULT, EXPIRY_BATCH))])[0]:
         expired += len(rows)
     return expired
 
 
-def recover_found(pipeline: Pipeline, look: Step) -> int:
-    """Settle all orphans that a look finds, bite by bite. Return how many."""
-    settled = 0
-    while abandoned := pipeline.run([look])[0]:
+def recover_found(pipeline: Pipeline, find: Step) -> int:
+    """Recover all abandoned tasks that a statement finds, batch by batch. Return their number."""
+    recovered = 0
+    while abandoned := pipeline.run([find])[0]:
         changed = recover_tasks(pipeline, abandoned)
-        if not changed:  # whoever was faster has them; what is left will be found another time
+        if not changed:  # another process recovered them first; the next round finds the rest
             break
-        settled += changed
-    return settled
+        recovered += changed
+    return recovered
 
 
 def recover_tasks(pipeline: Pipeline, abandoned: Sequence[AbandonedTask]) -> int:
-    """Give back what had not started, and end what had as a crash. Return how many were still ours
-    to settle.
+    """Release the tasks that had not started and end the others as crashed. Return how many rows
+    changed.
 
-    The queues are woken in the same transaction: each task held a place that a cap may have kept
-    others from.
+    The same transaction wakes the queues: each task held a place that a cap may have denied to
+    others.
     """
     steps: list[Step] = []
     by_worker = sorted(abandoned, key=attrgetter("worker_id"))
@@ -95,34 +88,16 @@ def recover_tasks(pipeline: Pipeline, abandoned: Sequence[AbandonedTask]) -> int
     queues = sorted({task.queue_name for task in abandoned})
     answers = pipeline.run([*locking, *steps, (wake_queues, WakeQueues(queues))])
     for task in abandoned:
-        logger.warning("task %s %s was in dead hands", task.task_name, task.id)
+        logger.warning("recovered task %s %s: its worker is gone", task.task_name, task.id)
     return sum(len(rows) for rows in answers[len(locking) : -1])
 
 
 def _recovering_steps(worker_id: str, abandoned: Sequence[AbandonedTask]) -> list[Step]:
     claimed = [task for task in abandoned if task.status == "CLAIMED"]
     running = [task for task in abandoned if task.status == "RUNNING"]
-    outcomes = [outcome_of_loss(_as_claimed(task), worker_id) for task in running]
-    steps = recording_steps(worker_id, outcomes)
+    steps = recording_steps(worker_id, [outcome_of_loss(task) for task in running])
     if claimed:
         ids = [task.id for task in claimed]
         generations = [task.generation for task in claimed]
         steps.append((release_claimed, ReleaseClaimed(worker_id, ids, generations)))
     return steps
-
-
-def _as_claimed(task: AbandonedTask) -> ClaimedTask:
-    return ClaimedTask(
-        task.id,
-        task.generation,
-        task.task_name,
-        task.queue_name,
-        task.args,
-        task.kwargs,
-        task.retry_count,
-        task.max_retries,
-        task.task_options,
-        task.timeout_ms,
-        task.worker_pid,
-        task.workflow_id,
-    )

@@ -1,7 +1,7 @@
-"""Requests: a call becomes the row to insert, or one sentence saying why it cannot.
+"""Requests: turn a call into the row to insert, or refuse it with one sentence.
 
-The first, pure half of a send: options and arguments are checked, the call is encoded, the
-fingerprint taken. No I/O, so both faces of ``send.py`` share all of it.
+This is the pure half of a send: check the options and arguments, encode the call, compute the
+fingerprint. Without I/O, ``send`` and ``send_async`` share all of it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import Enum, StrEnum
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 from horsies.codec.calls import EncodedCall, payload_bytes
 from horsies.codec.canonical import canonical
@@ -34,7 +34,7 @@ _NO_OPTIONS = '{"retry_policy":null,"good_until":null}'
 
 
 class Unset(Enum):
-    """Marks an option that was not given, where None means something."""
+    """Marks an omitted option where None is a value."""
 
     UNSET = "UNSET"
 
@@ -96,19 +96,17 @@ class SendOptions:
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """The id and the moment of a request: the same stamp makes the same row and fingerprint."""
+    """The id and the time of a request: an equal stamp makes an equal row and fingerprint."""
 
     task_id: str
     sent_at: datetime
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
-    """A valid request to store one task, ready for the INSERT."""
+class Request(NamedTuple):
+    """A valid request to store one task: the row to insert, and the payload for a retry."""
 
-    task_id: str
-    payload: TaskSendPayload
     row: InsertTask
+    payload: TaskSendPayload
 
 
 def prepare(
@@ -120,32 +118,16 @@ def prepare(
     delay_seconds: float | Unset,
     stamp: Stamp | None = None,
 ) -> TaskSendResult[Request]:
-    """Turn a call into the row to insert, or say in one sentence why it cannot be.
-
-    The id is new and the moment now, unless a stamp says otherwise.
-    """
+    """Check and encode one call; a missing stamp means a new id and the current time."""
     if problem := option_problem(options, delay_seconds):
         return Err(refused(definition, problem))
-    match definition.signature.encode_call(args, kwargs):
-        case Err(error):
-            return Err(refused(definition, error.message))
-        case Ok(call):
-            if problem := size_problem(limits, definition.name, call):
-                return Err(TaskSendError(TaskSendErrorCode.PAYLOAD_TOO_LARGE, problem))
-            delay = None if isinstance(delay_seconds, Unset) else delay_seconds
-            stamp = stamp or Stamp(new_id(), datetime.now(UTC))
-            return Ok(_request(definition, options, call, delay, stamp))
-
-
-def _request(
-    definition: TaskDefinition,
-    options: SendOptions,
-    call: EncodedCall,
-    delay_seconds: float | None,
-    stamp: Stamp,
-) -> Request:
-    shared = shared_values(definition, options, delay_seconds, stamp.sent_at)
-    key = options.idempotency_key
+    encoded = encode(limits, definition, args, kwargs)
+    if isinstance(encoded, Err):
+        return encoded
+    call = encoded.value
+    delay = None if isinstance(delay_seconds, Unset) else delay_seconds
+    stamp = stamp or Stamp(new_id(), datetime.now(UTC))
+    shared = shared_values(definition, options, delay, stamp.sent_at)
     payload = TaskSendPayload(
         definition.name,
         definition.queue_name,
@@ -154,16 +136,30 @@ def _request(
         call.kwargs_json,
         shared.sent_at,
         shared.good_until,
-        delay_seconds,
+        delay,
         shared.task_options,
         shared.fingerprint(call),
-        key,
+        options.idempotency_key,
     )
-    return request_for(definition, stamp.task_id, payload)
+    return Ok(_request(definition, stamp.task_id, payload))
 
 
-def request_for(definition: TaskDefinition, task_id: str, payload: TaskSendPayload) -> Request:
-    """Build the row of a payload; a replay builds exactly the same one."""
+def encode(
+    limits: PayloadConfig,
+    definition: TaskDefinition,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+) -> TaskSendResult[EncodedCall]:
+    """Encode the arguments of one call and check their size."""
+    encoded = definition.signature.encode_call(args, kwargs)
+    if isinstance(encoded, Err):
+        return Err(refused(definition, encoded.value.message))
+    if problem := size_problem(limits, definition.name, encoded.value):
+        return Err(TaskSendError(TaskSendErrorCode.PAYLOAD_TOO_LARGE, problem))
+    return encoded
+
+
+def _request(definition: TaskDefinition, task_id: str, payload: TaskSendPayload) -> Request:
     key = payload.idempotency_key
     row = InsertTask(
         id=task_id,
@@ -182,12 +178,12 @@ def request_for(definition: TaskDefinition, task_id: str, payload: TaskSendPaylo
         idempotency_key=key,
         idempotency_sha=_idempotency_sha(payload) if key is not None else None,
     )
-    return Request(task_id, payload, row)
+    return Request(row, payload)
 
 
 @dataclass(frozen=True, slots=True)
 class SharedValues:
-    """What all rows of one call to send or send_many have in common."""
+    """The values shared by all rows of one send or send_many."""
 
     priority: int
     sent_at: datetime
@@ -196,7 +192,7 @@ class SharedValues:
     hasher: Any
 
     def fingerprint(self, call: EncodedCall) -> str:
-        """Return the digest of one row: what all share, then its arguments."""
+        """Return the digest of one row: the shared values, then its arguments."""
         hasher = self.hasher.copy()
         hasher.update(f"{call.args_json}\0{call.kwargs_json}".encode())
         digest: str = hasher.hexdigest()
@@ -228,7 +224,7 @@ def shared_values(
 
 
 def encode_options(definition: TaskDefinition, good_until: datetime | None) -> str:
-    """Return the snapshot that alone drives retries later, whatever is deployed meanwhile."""
+    """Return the options stored with the row: they alone drive its retries, even after a deploy."""
     policy = definition.retry_policy
     if policy is None and good_until is None:
         return _NO_OPTIONS
@@ -242,13 +238,12 @@ def encode_options(definition: TaskDefinition, good_until: datetime | None) -> s
 
 
 def max_retries(definition: TaskDefinition) -> int:
-    """Return how often the task's policy allows it to run again."""
     return definition.retry_policy.max_retries if definition.retry_policy else 0
 
 
 def _idempotency_sha(payload: TaskSendPayload) -> str:
-    """Fingerprint what was asked for, leaving out when: the same key and request may come at any
-    time, with dicts that were filled in another order.
+    """Fingerprint the request without its time: a repeat may come later, and with dicts in
+    another order.
     """
     parts = (
         payload.task_name,
@@ -261,7 +256,7 @@ def _idempotency_sha(payload: TaskSendPayload) -> str:
 
 
 def option_problem(options: SendOptions, delay_seconds: float | Unset = UNSET) -> str | None:
-    """Return what is wrong with the options in one sentence, or None."""
+    """Describe an invalid option in one sentence, or return None."""
     good_until, key, priority = options.good_until, options.idempotency_key, options.priority
     if not isinstance(good_until, Unset | None) and (problem := timestamp_problem(good_until)):
         return f"good_until {problem}"
@@ -288,7 +283,7 @@ def timestamp_problem(timestamp: object) -> str | None:
 
 
 def is_key(key: object) -> bool:
-    """Tell whether this can be stored as a key of the caller's choice."""
+    """Check that PostgreSQL can store the value as a caller's key."""
     if not isinstance(key, str) or not 1 <= len(key) <= KEY_LENGTH_MAX or "\0" in key:
         return False
     return key.isprintable() or not any(0xD800 <= ord(character) <= 0xDFFF for character in key)
@@ -301,7 +296,7 @@ def is_delay(delay_seconds: object) -> bool:
 
 
 def size_problem(limits: PayloadConfig, task_name: str, call: EncodedCall) -> str | None:
-    """Return why the arguments are too large, or None; warn when they are merely large."""
+    """Describe arguments that are too large, or return None; log a warning for large ones."""
     if 4 * (len(call.args_json) + len(call.kwargs_json)) <= limits.warn_bytes:
         return None  # UTF-8 has at most four bytes for a character
     size = payload_bytes(call.args_json) + payload_bytes(call.kwargs_json)
@@ -316,7 +311,6 @@ def size_problem(limits: PayloadConfig, task_name: str, call: EncodedCall) -> st
 
 
 def suppressed() -> TaskSendError:
-    """Return the error of a send made while sends are suppressed."""
     return TaskSendError(
         TaskSendErrorCode.SEND_SUPPRESSED,
         "Sends are suppressed while task modules are imported; send from a function, not at import time.",
@@ -324,41 +318,29 @@ def suppressed() -> TaskSendError:
 
 
 def refused(definition: TaskDefinition, problem: str) -> TaskSendError:
-    """Return the error of a request that is not valid."""
     message = f"Task {definition.name!r} was not sent: {problem.rstrip('.')}."
     return TaskSendError(TaskSendErrorCode.VALIDATION_FAILED, message)
-
-
-def replay_problem(
-    definition: TaskDefinition, error: TaskSendError, *, scheduled: bool
-) -> TaskSendError | None:
-    """Say why this error cannot be replayed by this method, or None."""
-    if not isinstance(error, TaskSendError):
-        return refused(definition, "only the TaskSendError of a failed send can be retried")
-    payload = error.payload
-    if error.code is not TaskSendErrorCode.ENQUEUE_FAILED:
-        return refused(definition, f"only ENQUEUE_FAILED can be retried, not {error.code.value}")
-    if payload is None or error.task_id is None:
-        return refused(
-            definition,
-            "the error carries no payload to send again; a failed send inside a transaction is "
-            "repeated with that transaction",
-        )
-    if payload.task_name != definition.name:
-        return refused(definition, f"the error belongs to task {payload.task_name!r}")
-    if scheduled and payload.enqueue_delay_seconds is None:
-        return refused(definition, "the failed send had no delay; use retry_send")
-    if not scheduled and payload.enqueue_delay_seconds is not None:
-        return refused(definition, "the failed send was delayed; use retry_schedule")
-    return None
 
 
 def replay(
     definition: TaskDefinition, error: TaskSendError, *, scheduled: bool
 ) -> TaskSendResult[Request]:
-    """Rebuild the request of a failed send: same id, same fingerprint."""
-    if problem := replay_problem(definition, error, scheduled=scheduled):
-        return Err(problem)
-    assert error.task_id is not None
-    assert error.payload is not None
-    return Ok(request_for(definition, error.task_id, error.payload))
+    """Rebuild the request of a failed send with the same id and fingerprint."""
+    if not isinstance(error, TaskSendError):
+        problem = "only the TaskSendError of a failed send can be retried"
+    elif error.code is not TaskSendErrorCode.ENQUEUE_FAILED:
+        problem = f"only ENQUEUE_FAILED can be retried, not {error.code.value}"
+    elif (payload := error.payload) is None or error.task_id is None:
+        problem = (
+            "the error carries no payload to send again; a failed send inside a transaction is "
+            "repeated with that transaction"
+        )
+    elif payload.task_name != definition.name:
+        problem = f"the error belongs to task {payload.task_name!r}"
+    elif scheduled and payload.enqueue_delay_seconds is None:
+        problem = "the failed send had no delay; use retry_send"
+    elif not scheduled and payload.enqueue_delay_seconds is not None:
+        problem = "the failed send was delayed; use retry_schedule"
+    else:
+        return Ok(_request(definition, error.task_id, payload))
+    return Err(refused(definition, problem))

@@ -1,10 +1,9 @@
-"""Waiting for results: one thread and one LISTEN connection per process, however many wait.
+"""Waiting for results: one thread and one LISTEN connection per process for any number of waiters.
 
-Between the notification that a finished task or a workflow run sends and the handle that asked for
-it. The thread routes each id to the futures waiting for that id, and reads all rows it needs in one
-statement of each kind. Notifications only shorten the wait: a poll over everything watched covers
-the lost ones, and a reconnect looks at everything again. A thread that nobody needed for a while ends
-with its connection; the next who waits starts another.
+A finished task or workflow run sends a notification with its id. The thread routes each id to the
+futures waiting for it and reads all rows it needs in one statement per kind. Notifications only
+shorten the wait: a poll of everything watched covers lost ones, and a reconnect reads everything
+again. An idle thread ends with its connection; the next waiter starts another.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import partial
 from typing import Any, TypeAlias, assert_never
 
 import psycopg
@@ -30,46 +30,54 @@ from horsies.db.statements.workflows import RunIds, RunOutcome, read_runs
 from horsies.states import TaskStatus, WorkflowStatus
 
 POLL_SECONDS = 1.0
-# How long the thread and its connection outlast the last who waited.
+# How long the thread and its connection outlast the last waiter.
 SPARE_SECONDS = 60.0
-# What a lock can be waited for; some hundred years.
+# The longest timeout that threading accepts.
 _LONGEST_WAIT_MS = int(threading.TIMEOUT_MAX) * 1000
 
 
 class Subject(StrEnum):
-    """What can be waited for; the value is the channel on which its end is announced."""
+    """The kinds of rows to wait for; the value is the channel that announces their end."""
 
     TASK = "task_done"
     RUN = "workflow_done"
 
 
-# An id alone is not enough: a run may have been given the id of a task.
+# An id alone is not unique: a run may have been started under the id of a task.
 _Key: TypeAlias = tuple[Subject, str]
 
 
 @dataclass(frozen=True, slots=True)
 class _Waiter:
-    """One who waits: until a row is good enough, or for a single look.
+    """One future, completed by the first row with ``is_enough``, or with ``once`` by the next row.
 
-    ``came_in_round`` is the last round that had begun before: its answers were read too early.
+    ``added_in_round`` is the round under way when it was added: its rows were read too early.
     """
 
     future: Future[Any]
     is_enough: Callable[[Any], bool]
-    is_patient: bool
-    came_in_round: int
+    once: bool
+    added_in_round: int
 
 
 @dataclass(slots=True)
 class _Watch:
-    """Everyone waiting for one task or run, and whether anybody has looked yet."""
+    """All waiters for one task or run; ``was_read`` after the first successful read."""
 
     waiters: list[_Waiter] = field(default_factory=list)
-    seen: bool = False
+    was_read: bool = False
+
+    def take(self, is_due: Callable[[_Waiter], bool]) -> list[_Waiter]:
+        """Remove and return the waiters that are due."""
+        due, kept = list[_Waiter](), list[_Waiter]()
+        for waiter in self.waiters:
+            (due if is_due(waiter) else kept).append(waiter)
+        self.waiters = kept
+        return due
 
 
 class Waiters:
-    """Turns ids of tasks and runs into futures that complete when they do."""
+    """Return futures for task and run ids and complete them when the tasks and runs end."""
 
     def __init__(
         self,
@@ -82,8 +90,8 @@ class Waiters:
         self._spare_seconds = spare_seconds
         self._reset()
 
-    def _leave_parent_behind(self) -> None:
-        # The thread stayed in the parent process, where another may have held the lock.
+    def _reset_after_fork(self) -> None:
+        # The thread stayed in the parent process, and another one there may have held the lock.
         if self._pid != os.getpid():
             self._reset()
 
@@ -97,27 +105,26 @@ class Waiters:
         self._waker: socket.socket | None = None
 
     def watch(self, task_id: str, *, once: bool = False) -> Future[OutcomeRow | None]:
-        """Return a future for the task's row: when it is terminal, or after one look with ``once``.
+        """Return a future for the task's row: when it is terminal, or with ``once`` as it is now.
 
-        The future holds None when there is no such task, and raises what kept us from looking.
+        The future holds None for an unknown task, and the exception of a failed read.
         """
         return self._watch((Subject.TASK, task_id), _has_ended, once)
 
     def watch_run(
         self, workflow_id: str, until: frozenset[WorkflowStatus], *, once: bool = False
     ) -> Future[RunOutcome | None]:
-        """Return a future for the run's row: when its status is one of these, or after one look.
-
-        None and exceptions as for tasks.
+        """Return a future for the run's row: when its status is one of these, or with ``once`` as
+        it is now. None and exceptions as for tasks.
         """
         return self._watch(
             (Subject.RUN, workflow_id), lambda row: WorkflowStatus(row.status) in until, once
         )
 
     def _watch(self, key: _Key, is_enough: Callable[[Any], bool], once: bool) -> Future[Any]:
-        self._leave_parent_behind()
+        self._reset_after_fork()
         with self._lock:
-            waiter = _Waiter(Future(), is_enough, not once, self._round)
+            waiter = _Waiter(Future(), is_enough, once, self._round)
             self._watches.setdefault(key, _Watch()).waiters.append(waiter)
             self._fresh.add(key)
             self._ensure_thread()
@@ -125,20 +132,20 @@ class Waiters:
         return waiter.future
 
     def forget(self, watched_id: str, future: Future[Any]) -> None:
-        """Stop waiting, however the caller's wait ended."""
+        """Drop a future whose caller no longer waits."""
         if future.done() and not future.cancelled():
             return
-        self._leave_parent_behind()
+        self._reset_after_fork()
         with self._lock:
             for key in ((subject, watched_id) for subject in Subject):
                 watch = self._watches.get(key, _Watch())
-                watch.waiters = [waiter for waiter in watch.waiters if waiter.future is not future]
+                watch.take(lambda waiter: waiter.future is future)
                 if not watch.waiters:
                     self._watches.pop(key, None)
 
     def close(self) -> None:
-        """End the thread and its connection; whoever still waits gets an error."""
-        self._leave_parent_behind()
+        """End the thread and its connection; remaining futures get an error."""
+        self._reset_after_fork()
         with self._lock:
             thread, self._thread = self._thread, None
             watches, self._watches = self._watches, {}
@@ -159,7 +166,7 @@ class Waiters:
 
     def _wake(self) -> None:
         if self._waker is not None:
-            with suppress(OSError):  # a full buffer wakes just as well, an ended thread needs none
+            with suppress(OSError):  # a full buffer wakes as well; an ended thread needs no waking
                 self._waker.send(b"!")
 
     def _run(self, waker: socket.socket, wakened: socket.socket) -> None:
@@ -172,10 +179,10 @@ class Waiters:
             listener.close()
             waker.close()
             wakened.close()
-            self._leave_nobody_waiting()
+            self._fail_if_thread_died()
 
-    def _leave_nobody_waiting(self) -> None:
-        """Tell those who waited for a thread that died; after any other end they have another one."""
+    def _fail_if_thread_died(self) -> None:
+        """Fail all futures if the thread died; after any other end another thread serves them."""
         with self._lock:
             if self._thread is not threading.current_thread():
                 return
@@ -190,25 +197,25 @@ class Waiters:
         next_poll = 0.0
         spare_at = time.monotonic() + self._spare_seconds
         while self._thread is me and not self._has_ended_idle(spare_at):
-            heard = listener.receive()
-            if listener.seconds_until_retry() == 0.0:  # just cut: try once before anyone is told
-                heard = listener.receive()
+            received = listener.receive()
+            if listener.seconds_until_retry() == 0.0:  # just cut: reconnect once before failing
+                received = listener.receive()
             now = time.monotonic()
-            everything = heard.gap or now >= next_poll
+            everything = received.gap or now >= next_poll
             if everything:
                 next_poll = now + self._poll_seconds
-            wanted = self._wanted(_named(heard.notifications), everything)
-            self._look(listener, wanted)
+            wanted = self._wanted(_named(received.notifications), everything)
+            self._read_rows(listener, wanted)
             if wanted or self._watches:
                 spare_at = time.monotonic() + self._spare_seconds
             self._sleep(listener, selector, wakened, next_poll if self._watches else spare_at)
 
     def _has_ended_idle(self, spare_at: float) -> bool:
-        """Decide together with those who come whether they still meet this thread."""
+        """Decide under the lock, so that a new waiter finds either this thread or none."""
         with self._lock:
             if self._watches or time.monotonic() < spare_at:
                 return False
-            if self._thread is threading.current_thread():  # or else closed, and replaced perhaps
+            if self._thread is threading.current_thread():  # otherwise closed, perhaps replaced
                 self._thread = None
             return True
 
@@ -236,11 +243,11 @@ class Waiters:
                 return list(self._watches)
             return [key for key in fresh | named if key in self._watches]
 
-    def _look(self, listener: Listener, wanted: list[_Key]) -> None:
+    def _read_rows(self, listener: Listener, wanted: list[_Key]) -> None:
         if not wanted:
             return
         if listener.connection is None:
-            self._fail_unseen(wanted, listener.failure or ConnectionError("no connection"))
+            self._fail_unread(wanted, listener.failure or ConnectionError("no connection"))
             return
         for subject in Subject:
             keys = [key for key in wanted if key[0] is subject]
@@ -249,7 +256,7 @@ class Waiters:
             try:
                 found = _read(listener.connection, subject, [watched_id for _, watched_id in keys])
             except psycopg.Error as error:
-                self._fail_unseen(keys, error)
+                self._fail_unread(keys, error)
                 continue
             for key in keys:
                 self._deliver(key, found.get(key[1]))
@@ -259,33 +266,33 @@ class Waiters:
             watch = self._watches.get(key)
             if watch is None:
                 return
-            watch.seen = True
-            ready, watch.waiters = _parted(
-                watch.waiters,
-                lambda waiter: self._was_there(waiter) and _is_served(waiter, row),
+            watch.was_read = True
+            ready = watch.take(
+                lambda waiter: (
+                    self._is_current(waiter)
+                    and (row is None or waiter.once or waiter.is_enough(row))
+                )
             )
             if not watch.waiters:
                 del self._watches[key]
         for waiter in ready:
-            _complete(waiter.future, row)
+            if waiter.future.set_running_or_notify_cancel():
+                waiter.future.set_result(row)
 
-    def _was_there(self, waiter: _Waiter) -> bool:
-        """Tell whether the read answers this one: it began after the call, and saw what was so then."""
-        return waiter.came_in_round < self._round
+    def _is_current(self, waiter: _Waiter) -> bool:
+        """Check that this round's read began after the waiter's call and saw the state of then."""
+        return waiter.added_in_round < self._round
 
-    def _was_there_for_a_look(self, waiter: _Waiter) -> bool:
-        return self._was_there(waiter) and not waiter.is_patient
+    def _has_no_row(self, was_read: bool, waiter: _Waiter) -> bool:
+        return self._is_current(waiter) and (waiter.once or not was_read)
 
-    def _fail_unseen(self, keys: Iterable[_Key], error: Exception) -> None:
-        """Tell those whose first or only look failed; those already waiting outlast the outage."""
+    def _fail_unread(self, keys: Iterable[_Key], error: Exception) -> None:
+        """Fail the waiters whose first or only read failed; the others outlast the outage."""
         failed: list[_Waiter] = []
         with self._lock:
             for key in keys:
                 watch = self._watches.get(key, _Watch())
-                told, watch.waiters = _parted(
-                    watch.waiters, self._was_there_for_a_look if watch.seen else self._was_there
-                )
-                failed += told
+                failed += watch.take(partial(self._has_no_row, watch.was_read))
                 if not watch.waiters:
                     self._watches.pop(key, None)
         for waiter in failed:
@@ -293,32 +300,19 @@ class Waiters:
 
 
 def timeout_problem(timeout_ms: object) -> str | None:
-    """Return one sentence saying why nobody can wait that long, or None."""
+    """Describe an invalid timeout in one sentence, or return None."""
     if timeout_ms is None or isinstance(timeout_ms, int):
         return None
     return f"timeout_ms must be a whole number of milliseconds or None, not {timeout_ms!r}."
 
 
 def seconds_to_wait(timeout_ms: int | None) -> float | None:
-    """Return how long to wait for a future; a single look ends by itself, with or without an answer."""
+    """Return how long to wait for a future; with 0 the read ends by itself."""
     return min(timeout_ms, _LONGEST_WAIT_MS) / 1000 if timeout_ms else None
 
 
 def _has_ended(row: OutcomeRow) -> bool:
     return TaskStatus(row.status).is_terminal
-
-
-def _is_served(waiter: _Waiter, row: Any) -> bool:
-    return row is None or not waiter.is_patient or waiter.is_enough(row)
-
-
-def _parted(
-    waiters: Iterable[_Waiter], is_first: Callable[[_Waiter], bool]
-) -> tuple[list[_Waiter], list[_Waiter]]:
-    parts: tuple[list[_Waiter], list[_Waiter]] = ([], [])
-    for waiter in waiters:
-        parts[not is_first(waiter)].append(waiter)
-    return parts
 
 
 def _read(connection: Connection[Any], subject: Subject, ids: Sequence[str]) -> dict[str, Any]:
@@ -332,7 +326,7 @@ def _read(connection: Connection[Any], subject: Subject, ids: Sequence[str]) -> 
 
 
 def _seconds_to_sleep(listener: Listener, wake_at: float) -> float:
-    if listener.has_heard():
+    if listener.has_notifications():
         return 0.0
     retry_seconds = listener.seconds_until_retry()
     return max(0.0, wake_at - time.monotonic()) if retry_seconds is None else retry_seconds
@@ -344,11 +338,6 @@ def _named(notifications: Iterable[tuple[str, str]]) -> set[_Key]:
         for channel, payload in notifications
         for watched_id in payload.split(",")
     }
-
-
-def _complete(future: Future[Any], row: Any) -> None:
-    if future.set_running_or_notify_cancel():
-        future.set_result(row)
 
 
 def _fail(future: Future[Any], error: Exception) -> None:

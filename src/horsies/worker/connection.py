@@ -20,7 +20,7 @@ from psycopg.pq import PipelineStatus, TransactionStatus
 from horsies.config.app import WorkerResilienceConfig
 from horsies.db.database import Database
 from horsies.db.errors import describe, is_transient
-from horsies.db.listen import Heard, Inbox, Listener, stands
+from horsies.db.listen import Inbox, Listener, Received, is_connection_alive
 from horsies.db.pipeline import Pipeline
 from horsies.retry import Backoff
 
@@ -200,7 +200,7 @@ class TurnListener:
             return None
         return 0.0 if pipeline is not self._known or pipeline.connection.closed else None
 
-    def has_heard(self) -> bool:
+    def has_notifications(self) -> bool:
         """Tell whether notifications came in with the answer to a turn."""
         if (connection := self.connection) is not None:
             self.inbox.collect(connection.pgconn)
@@ -214,19 +214,21 @@ class TurnListener:
 
     def is_connected(self) -> bool:
         """Tell whether the connection still stands, with all read that the server may have said last."""
-        return (connection := self.connection) is not None and stands(connection, self.inbox)
+        return (connection := self.connection) is not None and is_connection_alive(
+            connection, self.inbox
+        )
 
-    def receive(self) -> Heard:
+    def receive(self) -> Received:
         """Take what has arrived, without waiting; a connection that broke is the link's to mend."""
         pipeline = self._link.pipeline
         if pipeline is None:
-            return Heard(self.inbox.take())
+            return Received(self.inbox.take())
         is_new, self._known = pipeline is not self._known, pipeline
         try:
             self.inbox.drain(pipeline.connection.pgconn)
         except psycopg.Error as error:
             self._link.lose(error)
-        return Heard(self.inbox.take(), gap=is_new)
+        return Received(self.inbox.take(), gap=is_new)
 
     def close(self) -> None:
         """Close the connection, which takes no more turns either."""

@@ -13,10 +13,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import assert_never
 
 from horsies.db.statements.turn import ClaimedTask
+from horsies.states import TaskStatus
 from horsies.tasks.outcome import (
     STOPPED_BY_CANCEL,
     STOPPED_BY_LOSS,
-    Completed,
     Outcome,
     outcome_of_crash,
     outcome_of_report,
@@ -103,7 +103,15 @@ class InFlight:
                 case Reported(report=report, run_seconds=run_seconds):
                     self.pace.note_end(report.task_id, run_seconds, time.monotonic())
                     if task := self._owned(report.task_id, report.generation):
-                        self.outcomes.append(outcome_of_report(task, report))
+                        self.outcomes.append(
+                            outcome_of_report(
+                                task,
+                                ok=report.ok,
+                                result_json=report.result_json,
+                                error_code=report.error_code,
+                                error_message=report.error_message,
+                            )
+                        )
                 case Died():
                     self._absorb_death(event)
                 case Stopped(assignment=assignment, reason=reason):
@@ -146,7 +154,7 @@ class InFlight:
         for one in outcomes:
             if (
                 one.workflow_id is not None
-                and isinstance(one, Completed)
+                and one.status is TaskStatus.COMPLETED
                 and one.task_id in recorded
             ):
                 self.inputs.note_completed(self._running[one.task_id], one.result)

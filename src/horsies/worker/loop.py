@@ -20,7 +20,7 @@ import psycopg
 from horsies.app import Horsies
 from horsies.config.app import QUEUE_CHANNEL_PREFIX
 from horsies.db.database import Database
-from horsies.db.listen import hears_itself
+from horsies.db.listen import receives_own_notification
 from horsies.db.migrate import apply_migrations
 from horsies.db.pipeline import Pipeline
 from horsies.db.statements.turn import (
@@ -173,7 +173,7 @@ class Worker:
     def _prepare_database(self) -> None:
         with self._database.connect("schema", session=True) as connection:
             apply_migrations(connection)
-        if not hears_itself(lambda: self._database.connect("listener", session=True)):
+        if not receives_own_notification(lambda: self._database.connect("listener", session=True)):
             raise NotificationsLostError(
                 "LISTEN is accepted but nothing is delivered: a pooler in transaction mode stands in "
                 "between; set session_database_url to a direct connection."

@@ -9,7 +9,7 @@ import selectors
 from dataclasses import dataclass
 
 from horsies.db.errors import describe
-from horsies.db.listen import Heard, Listener
+from horsies.db.listen import Listener, Received
 from horsies.worker.connection import TurnListener
 from horsies.worker.liveness import ECHO_CHANNEL_PREFIX, PING_CHANNEL
 
@@ -110,7 +110,7 @@ class Notifications:
         0 as well when notifications came in beside the answer to another statement: the socket will
         not become readable for them.
         """
-        return 0.0 if self._listener.has_heard() else self._listener.seconds_until_retry()
+        return 0.0 if self._listener.has_notifications() else self._listener.seconds_until_retry()
 
     def receive(self, ignore_pid: int | None = None) -> News:
         """Take what has arrived, but for what the server process ``deaf_to`` sent.
@@ -188,7 +188,7 @@ class Notifications:
         self._registered = current
 
 
-def _sorted_out(heard: Heard) -> News:
+def _sorted_out(heard: Received) -> News:
     cancelled: set[str] = set()
     pings: list[str] = []
     work = False

@@ -1,8 +1,4 @@
-"""Catalogue of what operators look at: parameters, rows, and one object per statement.
-
-Beside the line producer -> SQL -> turn -> child -> report -> result: everything here only reads. The
-rows are what ``survey.py`` and ``health.py`` put together for people and programs.
-"""
+"""Catalogue of the statements for operators, all of them read-only."""
 
 from __future__ import annotations
 
@@ -10,18 +6,12 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import NamedTuple
 
-from horsies.db.statement import StatementFile
+from horsies.db.statement import Nothing, StatementFile
 
 MONITOR = StatementFile("monitor.sql")
 
 
-class Nothing(NamedTuple):
-    """The parameters of a statement that takes none."""
-
-
 class WaitingCount(NamedTuple):
-    """What waits on one queue."""
-
     queue_name: str
     due: int
     delayed: int
@@ -29,21 +19,19 @@ class WaitingCount(NamedTuple):
 
 
 class InFlightCount(NamedTuple):
-    """What workers hold of one queue."""
-
     queue_name: str
     claimed: int
     running: int
 
 
 class Sample(NamedTuple):
-    """How many of the newest attempts to look at."""
+    """How many of the newest attempts to count."""
 
     sample: int
 
 
 class RecentAttempts(NamedTuple):
-    """What ended on one queue during the seconds that were looked at."""
+    """Attempts finished on one queue during the covered seconds."""
 
     queue_name: str
     covered_seconds: float
@@ -53,7 +41,7 @@ class RecentAttempts(NamedTuple):
 
 
 class QueueState(NamedTuple):
-    """A queue, and since when it is paused; ``paused_at`` is None while workers serve it."""
+    """A queue and the time it was paused; ``paused_at`` is None while workers serve it."""
 
     name: str
     paused_at: datetime | None
@@ -65,19 +53,15 @@ class QueueState(NamedTuple):
 
 
 class QueueName(NamedTuple):
-    """A queue by its name."""
-
     name: str
 
 
 class ListWorkers(NamedTuple):
-    """Whether to list workers that have stopped, too."""
-
     include_stopped: bool
 
 
 class WorkerRow(NamedTuple):
-    """One worker, its newest snapshot, and what it has in flight."""
+    """One worker, its newest snapshot, and its number of tasks in flight."""
 
     worker_id: str
     hostname: str
@@ -99,7 +83,7 @@ class WorkerRow(NamedTuple):
 
 
 class ListNewestTasks(NamedTuple):
-    """Which tasks to list: ids from ``since`` to below ``before``, at most ``window`` looked at."""
+    """Filters for tasks with ids from ``since`` to below ``before``, reading at most ``window``."""
 
     before: str
     since: str
@@ -112,7 +96,7 @@ class ListNewestTasks(NamedTuple):
 
 
 class ListTasks(NamedTuple):
-    """The same without a bound on how many are looked at."""
+    """The same filters without a limit on the rows read."""
 
     before: str
     since: str
@@ -124,7 +108,7 @@ class ListTasks(NamedTuple):
 
 
 class Window(NamedTuple):
-    """The part of the primary key that ``list_newest_tasks`` looked at."""
+    """The part of the primary key that ``list_newest_tasks`` read."""
 
     before: str
     since: str
@@ -132,14 +116,10 @@ class Window(NamedTuple):
 
 
 class WindowEdge(NamedTuple):
-    """An id at the end of the window."""
-
     id: str
 
 
 class TaskSummary(NamedTuple):
-    """One task in a list."""
-
     id: str
     task_name: str
     queue_name: str
@@ -157,8 +137,6 @@ class TaskSummary(NamedTuple):
 
 
 class ReadTaskDetail(NamedTuple):
-    """Which task to show, and whether with its arguments and result."""
-
     id: str
     payload: bool
 
@@ -230,15 +208,13 @@ class WorkerStateRow(NamedTuple):
 
 
 class WorkerStateHistory(NamedTuple):
-    """Whose snapshots, and how many of them; None is all."""
+    """``limit`` is None for all snapshots."""
 
     worker_id: str
     limit: int | None
 
 
 class StaleThreshold(NamedTuple):
-    """How long a running task may be silent."""
-
     threshold_seconds: float
 
 
@@ -255,7 +231,7 @@ class StaleTask(NamedTuple):
 
 
 class WorkerStats(NamedTuple):
-    """What one child process runs."""
+    """The running tasks of one child process."""
 
     worker_hostname: str | None
     worker_pid: int | None
@@ -279,8 +255,6 @@ class ExpiredTask(NamedTuple):
 
 
 class ServerVersion(NamedTuple):
-    """What the server calls itself."""
-
     server_version: str
 
 

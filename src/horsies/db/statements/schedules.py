@@ -1,8 +1,4 @@
-"""Catalogue of the scheduler's statements: parameters, rows, and one object per statement.
-
-At the start of the line producer -> SQL -> turn -> child -> report -> result, where a scheduler is the
-producer. What is decided between reading and writing is in ``schedule/plan.py``.
-"""
+"""Catalogue of the scheduler's statements; ``scheduler/decide.py`` decides between reads and writes."""
 
 from __future__ import annotations
 
@@ -17,7 +13,7 @@ SCHEDULES_CHANNEL = "horsies_schedules"
 
 
 class FindDue(NamedTuple):
-    """What a scheduler serves, one per line, and how much it takes on at once."""
+    """The schedules a scheduler serves, one per line, and the size of a batch."""
 
     names: str
     hashes: str
@@ -27,7 +23,7 @@ class FindDue(NamedTuple):
 
 
 class DueSchedule(NamedTuple):
-    """A schedule whose next slot has come, as it was read."""
+    """A schedule whose next slot has come."""
 
     name: str
     due_at: datetime
@@ -39,9 +35,9 @@ class DueSchedule(NamedTuple):
 
 
 class FireSlots(NamedTuple):
-    """Decisions, a column for each fact about a schedule; and their tasks and runs, in columns as well.
+    """Decisions, one column per fact about a schedule, and their tasks and runs, also in columns.
 
-    ``plans`` are the JSON texts of runs, the ``run_...`` columns what the database notes about them.
+    ``plans`` are the JSON texts of runs; the ``run_...`` columns are stored beside them.
     """
 
     names: Sequence[str]
@@ -73,13 +69,13 @@ class FireSlots(NamedTuple):
 
 
 class ScheduleName(NamedTuple):
-    """A schedule by its name."""
-
     name: str
 
 
 class LookAhead(NamedTuple):
-    """What a scheduler serves, one per line, and when it looked; None when nothing at all was due."""
+    """The schedules a scheduler serves, one per line, and the time of its last check, None when
+    nothing at all was due.
+    """
 
     names: str
     hashes: str
@@ -89,19 +85,17 @@ class LookAhead(NamedTuple):
 
 
 class NextSlot(NamedTuple):
-    """Seconds until the next slot; None when none is planned."""
+    """Seconds until the next slot; None without one."""
 
     seconds: float | None
 
 
 class ScheduleNames(NamedTuple):
-    """Schedules by their names."""
-
     names: Sequence[str]
 
 
 class ScheduleStanding(NamedTuple):
-    """What is on record about a schedule, if anything is."""
+    """The stored state of a schedule, if there is any."""
 
     name: str
     is_stored: bool
@@ -115,7 +109,7 @@ class ScheduleStanding(NamedTuple):
 
 
 class StoreSchedules(NamedTuple):
-    """Schedules of a configuration to put on record, in columns."""
+    """Schedules of a configuration to store, in columns."""
 
     names: Sequence[str]
     next_run_at: Sequence[datetime | None]
@@ -127,14 +121,14 @@ class StoreSchedules(NamedTuple):
 
 
 class OwnedSchedules(NamedTuple):
-    """An owner, and the schedules it still has."""
+    """An owner, and its current schedules."""
 
     owner: str
     names: Sequence[str]
 
 
 class AddSchedule(NamedTuple):
-    """A schedule that lives in the database only."""
+    """A schedule that exists in the database only."""
 
     name: str
     next_run_at: datetime | None
@@ -147,7 +141,7 @@ class AddSchedule(NamedTuple):
 
 
 class RunSchedule(NamedTuple):
-    """The row of one run by order."""
+    """The row of one manual run."""
 
     id: str
     task_name: str
@@ -164,7 +158,7 @@ class RunSchedule(NamedTuple):
 
 
 class StartSchedule(NamedTuple):
-    """The workflow of one run by order: its id and the JSON text of its plan."""
+    """The workflow of one manual run: its id and the JSON text of its plan."""
 
     id: str
     plan: str
@@ -172,8 +166,6 @@ class StartSchedule(NamedTuple):
 
 
 class SentRun(NamedTuple):
-    """The task or workflow of a run by order."""
-
     id: str
 
 
@@ -184,12 +176,12 @@ class ScheduleFilter(NamedTuple):
 
 
 class ScheduleState(NamedTuple):
-    """Where a schedule stands: its next slot, its newest run, and whether it is paused.
+    """The state of a schedule: its next slot, its newest run, and whether it is paused.
 
-    One that sends a task has a ``task_name``, one that starts a workflow a ``definition_key``.
-    ``last_task_id`` is the id of the newest task, or of the newest run of the workflow.
-    ``next_run_at`` is None when no slot will come any more. ``skipped_at`` is where the last slots that
-    did not fire ended, ``skip_reason`` why they did not.
+    A schedule that sends a task has a ``task_name``, one that starts a workflow a ``definition_key``.
+    ``last_task_id`` is the id of the newest task, or of the newest workflow run. ``next_run_at`` is
+    None after the last slot. ``skipped_at`` is the end of the last skipped slots, ``skip_reason`` the
+    reason.
     """
 
     name: str
@@ -220,16 +212,14 @@ class ScheduleDefinition(NamedTuple):
 
 
 class ListRuns(NamedTuple):
-    """A schedule, and how many of its newest runs."""
-
     name: str
     limit: int
 
 
 class ScheduleRun(NamedTuple):
-    """One run of a schedule; ``scheduled_for`` is None when it was ordered by hand.
+    """One run of a schedule; ``scheduled_for`` is None for a manual run.
 
-    ``task_id`` is the id of its task, or with ``is_workflow`` that of the workflow's run.
+    ``task_id`` is the id of its task, or with ``is_workflow`` that of the workflow run.
     """
 
     task_id: str

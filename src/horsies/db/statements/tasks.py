@@ -1,7 +1,6 @@
-"""Catalogue of the producer's statements on tasks: parameters, rows, and one object per statement.
+"""Catalogue of the producer's statements on tasks.
 
-The worker's half of the same file is declared in ``db/turn.py``; the state machine they implement
-is the table in ``states.py``.
+The worker's statements are in ``turn.py``; ``states.py`` has the state machine they implement.
 """
 
 from __future__ import annotations
@@ -11,12 +10,13 @@ from datetime import datetime
 from typing import NamedTuple
 
 from horsies.db.statement import StatementFile
+from horsies.states import TaskAttemptOutcome
 
 TASKS = StatementFile("tasks.sql")
 
 
 class InsertTask(NamedTuple):
-    """The row a send inserts: the first of the four values that cross a border."""
+    """The row a send inserts."""
 
     id: str
     task_name: str
@@ -36,7 +36,7 @@ class InsertTask(NamedTuple):
 
 
 class InsertTasks(NamedTuple):
-    """Many rows of one task: shared values once, the rest as columns with one value per line."""
+    """Many rows of one task: shared values once, the others as columns, one value per line."""
 
     task_name: str
     queue_name: str
@@ -54,46 +54,34 @@ class InsertTasks(NamedTuple):
 
 
 class InsertedTasks(NamedTuple):
-    """How many of the rows were not there yet."""
-
     inserted: int
 
 
 class TaskId(NamedTuple):
-    """A task by its id."""
-
     id: str
 
 
 class TaskIds(NamedTuple):
-    """Tasks by their ids."""
-
     ids: Sequence[str]
 
 
 class SentTask(NamedTuple):
-    """The fingerprint of a task that is already stored."""
-
     id: str
     enqueue_sha: str
 
 
 class IdempotencyKey(NamedTuple):
-    """A caller's key, unique per task name."""
-
     task_name: str
     idempotency_key: str
 
 
 class IdempotentTask(NamedTuple):
-    """The task that holds an idempotency key."""
-
     id: str
     idempotency_sha: str | None
 
 
 class OutcomeRow(NamedTuple):
-    """What a waiter needs to know of a task."""
+    """The columns that waiters read."""
 
     id: str
     task_name: str
@@ -104,17 +92,15 @@ class OutcomeRow(NamedTuple):
 
 
 class ReadTask(NamedTuple):
-    """Which task to describe, and how much of it."""
-
     id: str
     include_result: bool
     include_failed_reason: bool
 
 
 class TaskRow(NamedTuple):
-    """One task as handle.info shows it."""
+    """The columns of ``TaskInfo``, its result still encoded."""
 
-    id: str
+    task_id: str
     task_name: str
     status: str
     queue_name: str
@@ -136,12 +122,12 @@ class TaskRow(NamedTuple):
     failed_reason: str | None
 
 
-class AttemptRow(NamedTuple):
-    """One finished attempt."""
+class TaskAttemptInfo(NamedTuple):
+    """One finished execution of a task."""
 
     task_id: str
     attempt: int
-    outcome: str
+    outcome: TaskAttemptOutcome
     will_retry: bool
     started_at: datetime | None
     finished_at: datetime
@@ -155,14 +141,14 @@ class AttemptRow(NamedTuple):
 
 
 class CancelTask(NamedTuple):
-    """Which task to cancel; ``running`` also asks a RUNNING one to stop."""
+    """``running`` also asks a RUNNING task to stop."""
 
     id: str
     running: bool
 
 
 class CancelledTask(NamedTuple):
-    """The row a cancel met, and whether it did anything to it."""
+    """The row found by a cancel, and whether the cancel changed it."""
 
     id: str
     was_status: str
@@ -176,7 +162,7 @@ find_sent_tasks = TASKS.declare("find_sent_tasks", TaskIds, SentTask)
 find_idempotent_task = TASKS.declare("find_idempotent_task", IdempotencyKey, IdempotentTask)
 read_outcomes = TASKS.declare("read_outcomes", TaskIds, OutcomeRow)
 read_task = TASKS.declare("read_task", ReadTask, TaskRow)
-read_attempts = TASKS.declare("read_attempts", TaskId, AttemptRow)
+read_attempts = TASKS.declare("read_attempts", TaskId, TaskAttemptInfo)
 cancel_task = TASKS.declare("cancel_task", CancelTask, CancelledTask)
 
 TASKS.complete()

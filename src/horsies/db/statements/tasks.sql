@@ -47,8 +47,8 @@ FROM horsies_tasks WHERE id = ANY(%(ids)s::uuid[])
 
 -- name: read_task
 -- One task for handle.info, by primary key; the two large columns only when asked for.
-SELECT id::text, task_name, status, queue_name, priority, retry_count, max_retries, next_retry_at, sent_at,
-    enqueued_at, claimed_at, started_at, completed_at, failed_at, worker_hostname, worker_pid,
+SELECT id::text AS task_id, task_name, status, queue_name, priority, retry_count, max_retries, next_retry_at,
+    sent_at, enqueued_at, claimed_at, started_at, completed_at, failed_at, worker_hostname, worker_pid,
     worker_process_name, error_code,
     CASE WHEN %(include_result)s THEN result END AS result,
     CASE WHEN %(include_failed_reason)s THEN failed_reason END AS failed_reason

@@ -1,8 +1,4 @@
-"""Catalogue of the worker's statements: what one turn finishes, claims and looks at.
-
-Parameters and rows for ``sql/turn.sql``. ``ClaimedTask`` is the second of the four values that
-cross a border.
-"""
+"""Catalogue of the worker's statements: everything one turn records, claims and reads."""
 
 from __future__ import annotations
 
@@ -20,7 +16,7 @@ NOTHING: Sequence[Any] = []
 
 
 class ClaimTasks(NamedTuple):
-    """Who claims, for which idle children, from which queues in which order."""
+    """The claiming worker and its idle children, and the queues in order of preference."""
 
     worker_id: str
     hostname: str
@@ -35,11 +31,11 @@ class ClaimTasks(NamedTuple):
     counts_claimed: bool = True
     # Per queue, how many places this transaction has given back.
     freed: Sequence[int] = NOTHING
-    # Per queue, behind which task to look first, None for none; an empty list marks nothing.
+    # Per queue, the task to start the search behind, or None; an empty list marks nothing.
     marked_priorities: Sequence[int | None] = NOTHING
     marked_moments: Sequence[str | None] = NOTHING
     marked_ids: Sequence[str | None] = NOTHING
-    # Whether to look everywhere for what is still wanted then.
+    # Whether to search from the start of the queue for the tasks still missing.
     looks_everywhere: bool = True
 
 
@@ -56,14 +52,14 @@ class ClaimedTask(NamedTuple):
     max_retries: int
     task_options: str | None
     timeout_ms: int | None
-    # The child it was started for; None while it rests as CLAIMED.
+    # The child it was started for; None while it is CLAIMED.
     worker_pid: int | None
-    # Which node of which workflow, which element of a map's list, and what it takes from other nodes.
+    # The workflow and its node, the item of a map node, and the results it takes from other nodes.
     workflow_id: str | None = None
     workflow_node_index: int | None = None
     workflow_item_index: int | None = None
     workflow_inputs: str | None = None
-    # Its place in the queue; the moment as PostgreSQL writes it, because it must come back unchanged.
+    # Its place in the queue; the time as PostgreSQL writes it, because it must come back unchanged.
     priority: int = 0
     enqueued_at: str = ""
 
@@ -78,14 +74,12 @@ class StartTasks(NamedTuple):
 
 
 class StartedTask(NamedTuple):
-    """A prefetched task that runs now."""
-
     id: str
     worker_pid: int
 
 
 class RenewClaims(NamedTuple):
-    """Which prefetched tasks to keep, for how long, unless they are too old."""
+    """Prefetched tasks whose lease to extend, unless they are too old."""
 
     worker_id: str
     ids: Sequence[str]
@@ -103,14 +97,10 @@ class ReleaseClaimed(NamedTuple):
 
 
 class Limit(NamedTuple):
-    """How many rows to touch at most."""
-
     limit: int
 
 
 class CompleteTasks(NamedTuple):
-    """Successes, as columns."""
-
     worker_id: str
     ids: Sequence[str]
     generations: Sequence[int]
@@ -118,8 +108,6 @@ class CompleteTasks(NamedTuple):
 
 
 class RetryTasks(NamedTuple):
-    """Failures that run again, as columns."""
-
     worker_id: str
     ids: Sequence[str]
     generations: Sequence[int]
@@ -145,13 +133,11 @@ class FailTasks(NamedTuple):
 
 
 class FinishedTask(NamedTuple):
-    """A task whose outcome this statement recorded."""
-
     task_id: str
 
 
 class ReleaseUnstarted(NamedTuple):
-    """Which worker, and the attempts it really holds."""
+    """A worker, and the attempts it really holds."""
 
     worker_id: str
     held_ids: Sequence[str]
@@ -159,35 +145,29 @@ class ReleaseUnstarted(NamedTuple):
 
 
 class ExpireTasks(NamedTuple):
-    """The stored result of an expired task, and how many to expire at most."""
-
     result: str
     limit: int
 
 
 class LookAhead(NamedTuple):
-    """Which queues, and when they were looked at last, on the database's clock."""
+    """Queues, and when they were last checked, on the database's clock."""
 
     queues: Sequence[str]
     last_look: datetime | None
 
 
 class SecondsUntilDue(NamedTuple):
-    """Seconds until the next task is due or expires, None when none will; and when that was true."""
+    """Seconds until the next task is due or expires, None without one; and the time of the check."""
 
     seconds: float | None
     looked_at: datetime
 
 
 class WorkerId(NamedTuple):
-    """A worker by its id."""
-
     worker_id: str
 
 
 class SendHeartbeats(NamedTuple):
-    """Which running attempts are alive."""
-
     worker_id: str
     hostname: str
     ids: Sequence[str]

@@ -1,18 +1,16 @@
-"""Catalogue of the statements on the workers' own records and on what dead workers left behind."""
+"""Catalogue of the statements on worker rows and on the tasks of lost workers."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from horsies.db.statement import StatementFile
+from horsies.db.statement import Nothing, StatementFile
 
 WORKERS = StatementFile("workers.sql")
 
 
 class RegisterWorker(NamedTuple):
-    """Who this worker is."""
-
     worker_id: str
     lock_key: int
     hostname: str
@@ -22,23 +20,15 @@ class RegisterWorker(NamedTuple):
 
 
 class LockKey(NamedTuple):
-    """The advisory lock of one worker."""
-
     lock_key: int
 
 
 class Held(NamedTuple):
-    """Whether we hold the lock now."""
-
     held: bool
 
 
-class Nothing(NamedTuple):
-    """A statement without rows, or without parameters."""
-
-
 class SeeWorker(NamedTuple):
-    """A worker, whether it hears notifications, and the channel to call it on."""
+    """A heartbeat: whether the worker receives notifications, and the channel to test that on."""
 
     worker_id: str
     hears: bool
@@ -46,28 +36,26 @@ class SeeWorker(NamedTuple):
 
 
 class SeenWorker(NamedTuple):
-    """A worker by its id."""
-
     worker_id: str
 
 
 class Presence(NamedTuple):
-    """A worker's row, just renewed; stopped when others have declared it lost."""
+    """A worker's row after its heartbeat; stopped when others have declared it lost."""
 
     worker_id: str
     was_stopped: bool
 
 
 class SignOff(NamedTuple):
-    """Workers that have ended, in order or not."""
+    """Workers that have stopped, gracefully or lost."""
 
     worker_ids: Sequence[str]
     was_lost: bool
 
 
 class FindLostWorkers(NamedTuple):
-    """Who asks and for how long it has been connected, how long a silence must last, how long free locks
-    prove nothing after a break, and when silence alone is enough.
+    """The asking worker and the age of its connection, the minimum silence, the time after a
+    restart or reconnect in which free locks prove nothing, and the silence that is proof by itself.
     """
 
     worker_id: str
@@ -78,15 +66,13 @@ class FindLostWorkers(NamedTuple):
 
 
 class FindAbandoned(NamedTuple):
-    """Whose tasks to look for, in which states, and how many at most."""
-
     worker_ids: Sequence[str]
     statuses: Sequence[str]
     limit: int
 
 
 class FindOwnerless(NamedTuple):
-    """How long without a sign of life, by state, which states, and how many at most."""
+    """The maximum age of the last heartbeat, by state."""
 
     claimed_seconds: float
     running_seconds: float
@@ -95,38 +81,29 @@ class FindOwnerless(NamedTuple):
 
 
 class FindStale(NamedTuple):
-    """How long without any sign of life, which states, and how many at most."""
-
     stale_seconds: float
     statuses: Sequence[str]
     limit: int
 
 
 class WakeQueues(NamedTuple):
-    """Queues whose workers should look again."""
-
     queues: Sequence[str]
 
 
 class Woken(NamedTuple):
-    """A queue whose workers were told."""
-
     name: str
 
 
 class AbandonedTask(NamedTuple):
-    """A task in dead hands, with everything a retry decision needs."""
+    """A task whose worker is gone, with everything a retry decision needs."""
 
     id: str
     generation: int
     task_name: str
     queue_name: str
-    args: str | None
-    kwargs: str | None
     retry_count: int
     max_retries: int
     task_options: str | None
-    timeout_ms: int | None
     worker_pid: int | None
     status: str
     worker_id: str
@@ -134,20 +111,18 @@ class AbandonedTask(NamedTuple):
 
 
 class Duty(NamedTuple):
-    """Which of the reaper's duties to lead."""
+    """The reaper's job to lead."""
 
     duty: int
 
 
 class Leads(NamedTuple):
-    """Whether this worker leads the duty in this transaction."""
+    """Whether this worker leads the job in this transaction."""
 
     leads: bool
 
 
 class WorkerState(NamedTuple):
-    """One snapshot of a worker."""
-
     worker_id: str
     tasks_running: int
     tasks_claimed: int
@@ -163,29 +138,14 @@ class WorkerState(NamedTuple):
     recovery_config: str
 
 
-class Pong(NamedTuple):
-    """An answer and the channel it goes to."""
-
-    channel: str
-    payload: str
-
-
-class Sent(NamedTuple):
-    """Whether a notification was sent."""
-
-    sent: bool
-
-
 class Retention(NamedTuple):
-    """How old is too old, and how many rows to delete at most."""
+    """The maximum age, and how many rows to delete at most."""
 
     hours: float
     limit: int
 
 
 class Deleted(NamedTuple):
-    """A row that is gone."""
-
     id: str
 
 
@@ -200,7 +160,6 @@ find_stale = WORKERS.declare("find_stale", FindStale, AbandonedTask)
 wake_queues = WORKERS.declare("wake_queues", WakeQueues, Woken)
 try_lead = WORKERS.declare("try_lead", Duty, Leads)
 store_worker_state = WORKERS.declare("store_worker_state", WorkerState, Nothing)
-answer_ping = WORKERS.declare("answer_ping", Pong, Sent)
 delete_old_heartbeats = WORKERS.declare("delete_old_heartbeats", Retention, Deleted)
 delete_old_worker_states = WORKERS.declare("delete_old_worker_states", Retention, Deleted)
 delete_old_workers = WORKERS.declare("delete_old_workers", Retention, Deleted)

@@ -46,8 +46,8 @@ WHERE (pg_postmaster_start_time() < now() - %(restart_seconds)s * interval '1 se
 
 -- name: find_abandoned
 -- Tasks in the hands of these workers, by the in-flight index.
-SELECT id::text, generation, task_name, queue_name, args, kwargs, retry_count, max_retries, task_options,
-    timeout_ms, worker_pid, status, claimed_by_worker_id::text AS worker_id, workflow_id::text
+SELECT id::text, generation, task_name, queue_name, retry_count, max_retries, task_options, worker_pid, status,
+    claimed_by_worker_id::text AS worker_id, workflow_id::text
 FROM horsies_tasks
 WHERE status IN ('CLAIMED', 'RUNNING') AND claimed_by_worker_id = ANY(%(worker_ids)s::text[])
   AND status = ANY(%(statuses)s::text[])
@@ -56,8 +56,8 @@ ORDER BY id LIMIT %(limit)s
 -- name: find_ownerless
 -- Tasks whose worker has no living row at all (it was never registered, or its row is gone) and that have shown no
 -- sign of life for the threshold of their state.
-SELECT task.id::text, task.generation, task.task_name, task.queue_name, task.args, task.kwargs, task.retry_count,
-    task.max_retries, task.task_options, task.timeout_ms, task.worker_pid, task.status,
+SELECT task.id::text, task.generation, task.task_name, task.queue_name, task.retry_count, task.max_retries,
+    task.task_options, task.worker_pid, task.status,
     task.claimed_by_worker_id::text AS worker_id, task.workflow_id::text
 FROM horsies_tasks AS task
 LEFT JOIN horsies_workers AS worker
@@ -79,8 +79,8 @@ WITH locked AS MATERIALIZED (
     SELECT held.classid::bigint << 32 | held.objid::bigint AS lock_key FROM pg_locks AS held
     WHERE held.locktype = 'advisory' AND held.granted AND held.objsubid = 1
       AND held.database = (SELECT oid FROM pg_database WHERE datname = current_database()))
-SELECT task.id::text, task.generation, task.task_name, task.queue_name, task.args, task.kwargs, task.retry_count,
-    task.max_retries, task.task_options, task.timeout_ms, task.worker_pid, task.status,
+SELECT task.id::text, task.generation, task.task_name, task.queue_name, task.retry_count, task.max_retries,
+    task.task_options, task.worker_pid, task.status,
     task.claimed_by_worker_id::text AS worker_id, task.workflow_id::text
 FROM horsies_tasks AS task
 LEFT JOIN horsies_workers AS worker
@@ -115,10 +115,6 @@ SELECT worker_id, hostname, pid, processes, queues, %(tasks_running)s, %(tasks_c
     %(cluster_wide_cap)s, %(queue_priorities)s::text::jsonb, %(queue_max_concurrency)s::text::jsonb,
     %(recovery_config)s::text::jsonb, hears, started_at
 FROM horsies_workers WHERE worker_id = %(worker_id)s
-
--- name: answer_ping
--- The pong goes to the channel the asker listens on.
-SELECT pg_notify(%(channel)s, %(payload)s) IS NOT NULL AS sent
 
 -- name: delete_old_heartbeats
 DELETE FROM horsies_heartbeats WHERE id = ANY(ARRAY(

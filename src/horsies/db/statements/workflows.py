@@ -1,7 +1,6 @@
-"""Catalogue of the statements on workflows: start, steer, read, audit.
+"""Catalogue of the statements on workflow runs: start, control, read, audit.
 
-Parameters and rows for ``sql/workflows.sql``. How a run moves on is in the database's own functions
-(db/functions): the end of a task moves its run in the same transaction.
+The functions in the database advance a run in the transaction that ends one of its tasks.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ class StartRuns(NamedTuple):
 
 
 class StartedRun(NamedTuple):
-    """A run that was created, or the one that stands in its way; nameless when it has just gone."""
+    """A run that was created, or the existing one; without a name if that was just deleted."""
 
     id: str
     created: bool
@@ -37,25 +36,21 @@ class WorkflowIds(NamedTuple):
 
 
 class RunId(NamedTuple):
-    """A run by its id."""
-
     id: str
 
 
 class RunIds(NamedTuple):
-    """Runs by their ids."""
-
     ids: Sequence[str]
 
 
 class Steered(NamedTuple):
-    """What a steering function answered: the status it met or a word of its own, None for no run."""
+    """The answer of a control function: the status it found or a code of its own, None without a run."""
 
     answer: str | None
 
 
 class CancelRun(NamedTuple):
-    """Which run to cancel, why (JSON of a TaskError), and whether to stop what runs."""
+    """``reason`` is the JSON of a TaskError; ``interrupt`` also stops running tasks."""
 
     id: str
     reason: str
@@ -63,7 +58,7 @@ class CancelRun(NamedTuple):
 
 
 class RetryRun(NamedTuple):
-    """Which run to try again; None for all of its failed nodes."""
+    """``node_ids`` is None for all failed nodes."""
 
     id: str
     node_ids: Sequence[str] | None
@@ -78,13 +73,11 @@ class SignalRun(NamedTuple):
 
 
 class RunStatus(NamedTuple):
-    """Where a run stands."""
-
     status: str
 
 
 class RunOutcome(NamedTuple):
-    """What a waiter needs to know of a run."""
+    """The columns that waiters read."""
 
     id: str
     name: str
@@ -96,8 +89,6 @@ class RunOutcome(NamedTuple):
 
 
 class ReadNodes(NamedTuple):
-    """Which run's nodes, and whether with their results."""
-
     id: str
     include_results: bool
 
@@ -145,14 +136,12 @@ class ItemRow(NamedTuple):
 
 
 class ReadNode(NamedTuple):
-    """One node of one run."""
-
     id: str
     node_id: str
 
 
 class NodeOutcome(NamedTuple):
-    """A node's result with what is needed to read it; no status when there is no such node."""
+    """A node's encoded result; without a status when there is no such node."""
 
     run_status: str
     definition_key: str
@@ -163,14 +152,14 @@ class NodeOutcome(NamedTuple):
 
 
 class ReadInputs(NamedTuple):
-    """Which nodes' results are taken, as columns."""
+    """The nodes whose results are taken, as columns."""
 
     workflow_ids: Sequence[str]
     indexes: Sequence[int]
 
 
 class InputRow(NamedTuple):
-    """The result of a node that has ended, for those who take it."""
+    """The result of a finished node, for the nodes that take it."""
 
     workflow_id: str
     task_index: int
@@ -183,7 +172,7 @@ class InputRow(NamedTuple):
 
 
 class RunPlace(NamedTuple):
-    """Where a run stands in its tree."""
+    """The position of a run in its tree."""
 
     id: str
     root_workflow_id: str
@@ -191,14 +180,12 @@ class RunPlace(NamedTuple):
 
 
 class ReadTree(NamedTuple):
-    """Whose family, and how many of it at most."""
-
     id: str
     limit: int
 
 
 class RunRow(NamedTuple):
-    """A run as it is shown; ``duration_seconds`` goes on until it ends."""
+    """A run as it is shown; ``duration_seconds`` grows until it ends."""
 
     id: str
     name: str
@@ -226,7 +213,7 @@ class RunRow(NamedTuple):
 
 
 class TreeNode(NamedTuple):
-    """A node as it is shown; ``due_at`` is when what waits for its time may begin."""
+    """A node as it is shown; ``due_at`` is the time a delayed node may begin."""
 
     workflow_id: str
     task_index: int
@@ -253,7 +240,7 @@ class TreeNode(NamedTuple):
 
 
 class ListRuns(NamedTuple):
-    """Which runs, started before and since when, and how many; empty lists ask for anything."""
+    """Filters for runs started since and before a time; empty lists match anything."""
 
     before_at: datetime
     before_id: str
@@ -280,8 +267,6 @@ class ListNewestRuns(NamedTuple):
 
 
 class RunSummary(NamedTuple):
-    """A run in a list."""
-
     id: str
     name: str
     status: str
@@ -298,8 +283,6 @@ class RunSummary(NamedTuple):
 
 
 class RunWindow(NamedTuple):
-    """The window of a look at the newest runs."""
-
     before_at: datetime
     before_id: str
     since: datetime
@@ -307,41 +290,35 @@ class RunWindow(NamedTuple):
 
 
 class RunMoment(NamedTuple):
-    """A run and when it was started: a place in the list."""
+    """A run and its start time: a position in the list."""
 
     id: str
     created_at: datetime
 
 
 class RunLimit(NamedTuple):
-    """How many rows at most."""
-
     limit: int
 
 
 class BrokenRun(NamedTuple):
-    """One thing that is wrong with an open run."""
+    """One inconsistency of an open run."""
 
     id: str
     problem: str
 
 
 class FindPausedRuns(NamedTuple):
-    """How long a run may be paused, and how many to find."""
-
     max_paused_seconds: float
     limit: int
 
 
 class PausedRun(NamedTuple):
-    """A run that has been paused for too long."""
-
     id: str
     paused_seconds: float
 
 
 class ExpireRun(NamedTuple):
-    """Which run, how long it may be paused, and the JSON of the error."""
+    """``reason`` is the JSON of the error."""
 
     id: str
     max_paused_seconds: float
@@ -349,13 +326,13 @@ class ExpireRun(NamedTuple):
 
 
 class ExpiredRun(NamedTuple):
-    """Whether the run was still paused and too old."""
+    """Whether the run was still paused, and for too long."""
 
     expired: bool
 
 
 class DeleteOldRuns(NamedTuple):
-    """Older than how many hours, and how many trees at most."""
+    """The maximum age, and how many trees to delete at most."""
 
     hours: float
     limit: int

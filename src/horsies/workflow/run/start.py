@@ -20,7 +20,6 @@ from horsies.ids import new_id
 from horsies.result import Err, Ok
 from horsies.tasks.broker import BrokerOperationError, BrokerResult, PostgresBroker
 from horsies.tasks.request import KEY_LENGTH_MAX, is_key
-from horsies.tasks.send import broker_of, store, store_async
 from horsies.workflow.build.graph import Graph
 from horsies.workflow.build.plan import HasGraph, fingerprint, plan
 from horsies.workflow.nodes.nodes import NodeKey
@@ -182,7 +181,7 @@ def _launch(
         return planned
     order = planned.value
     broker, resend = order.means.broker, order.means.resend
-    return _handles(order, store(broker, lambda: _script(order), order.transaction, resend))
+    return _handles(order, broker.store(lambda: _script(order), order.transaction, resend=resend))
 
 
 async def _launch_async(
@@ -192,7 +191,7 @@ async def _launch_async(
         return planned
     order = planned.value
     broker, resend = order.means.broker, order.means.resend
-    done = await store_async(broker, lambda: _script(order), order.transaction, resend)
+    done = await broker.store_async(lambda: _script(order), order.transaction, resend=resend)
     return _handles(order, done)
 
 
@@ -206,7 +205,7 @@ def _means_of(spec: HasGraph, options: StartOptions) -> WorkflowStartResult[_Mea
         )
         code = WorkflowStartErrorCode.BROKER_NOT_CONFIGURED
         return Err(_error(graph, options, code, message))
-    match broker_of(producer):
+    match producer.broker():
         case Err(error):
             return Err(_not_stored(graph, options, error))
         case Ok(broker):
