@@ -1,7 +1,7 @@
-"""Catalogue of the statements on workflows: start, steer, read, audit.
+"""Statements on workflows: start, control, read, audit.
 
-Parameters and rows for ``sql/workflows.sql``. How a run moves on is in the database's own functions
-(migrations 0008 to 0013): the end of a task moves its run in the same transaction.
+Parameters and rows for ``workflows.sql``. The database's own functions move a run forward, in the
+transaction that ends a task.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class StartRuns(NamedTuple):
 
 
 class StartedRun(NamedTuple):
-    """A run that was created, or the one that stands in its way; nameless when it has just gone."""
+    """A created run, or the existing run with its id or key; without a name if that has just ended."""
 
     id: str
     created: bool
@@ -31,31 +31,25 @@ class StartedRun(NamedTuple):
 
 
 class WorkflowIds(NamedTuple):
-    """The runs whose tasks are about to end."""
-
     workflow_ids: Sequence[str]
 
 
 class RunId(NamedTuple):
-    """A run by its id."""
-
     id: str
 
 
 class RunIds(NamedTuple):
-    """Runs by their ids."""
-
     ids: Sequence[str]
 
 
-class Steered(NamedTuple):
-    """What a steering function answered: the status it met or a word of its own, None for no run."""
+class ControlAnswer(NamedTuple):
+    """The answer of a control function: the status it found or a word of its own, None for no run."""
 
     answer: str | None
 
 
 class CancelRun(NamedTuple):
-    """Which run to cancel, why (JSON of a TaskError), and whether to stop what runs."""
+    """``reason`` is the JSON of a TaskError; ``interrupt`` also stops running tasks."""
 
     id: str
     reason: str
@@ -63,14 +57,14 @@ class CancelRun(NamedTuple):
 
 
 class RetryRun(NamedTuple):
-    """Which run to try again; None for all of its failed nodes."""
+    """``node_ids`` is None for all failed nodes."""
 
     id: str
     node_ids: Sequence[str] | None
 
 
 class SignalRun(NamedTuple):
-    """A signal for a run; ``value`` is JSON text."""
+    """``value`` is JSON text."""
 
     id: str
     name: str
@@ -78,14 +72,10 @@ class SignalRun(NamedTuple):
 
 
 class RunStatus(NamedTuple):
-    """Where a run stands."""
-
     status: str
 
 
 class RunOutcome(NamedTuple):
-    """What a waiter needs to know of a run."""
-
     id: str
     name: str
     definition_key: str
@@ -96,15 +86,11 @@ class RunOutcome(NamedTuple):
 
 
 class ReadNodes(NamedTuple):
-    """Which run's nodes, and whether with their results."""
-
     id: str
     include_results: bool
 
 
 class NodeRow(NamedTuple):
-    """One node as a handle shows it."""
-
     definition_key: str
     task_index: int
     node_id: str
@@ -145,14 +131,12 @@ class ItemRow(NamedTuple):
 
 
 class ReadNode(NamedTuple):
-    """One node of one run."""
-
     id: str
     node_id: str
 
 
 class NodeOutcome(NamedTuple):
-    """A node's result with what is needed to read it; no status when there is no such node."""
+    """A node's result; without a status when there is no such node."""
 
     run_status: str
     definition_key: str
@@ -163,14 +147,14 @@ class NodeOutcome(NamedTuple):
 
 
 class ReadInputs(NamedTuple):
-    """Which nodes' results are taken, as columns."""
+    """The nodes whose results are read, as columns."""
 
     workflow_ids: Sequence[str]
     indexes: Sequence[int]
 
 
 class InputRow(NamedTuple):
-    """The result of a node that has ended, for those who take it."""
+    """The result of an ended node, as an input of other nodes."""
 
     workflow_id: str
     task_index: int
@@ -183,7 +167,7 @@ class InputRow(NamedTuple):
 
 
 class RunPlace(NamedTuple):
-    """Where a run stands in its tree."""
+    """The position of a run in its tree."""
 
     id: str
     root_workflow_id: str
@@ -191,14 +175,12 @@ class RunPlace(NamedTuple):
 
 
 class ReadTree(NamedTuple):
-    """Whose family, and how many of it at most."""
-
     id: str
     limit: int
 
 
 class RunRow(NamedTuple):
-    """A run as it is shown; ``duration_seconds`` goes on until it ends."""
+    """A run as it is shown; ``duration_seconds`` grows until it ends."""
 
     id: str
     name: str
@@ -226,7 +208,7 @@ class RunRow(NamedTuple):
 
 
 class TreeNode(NamedTuple):
-    """A node as it is shown; ``due_at`` is when what waits for its time may begin."""
+    """A node as it is shown; ``due_at`` is the time at which a sleep or a signal ends."""
 
     workflow_id: str
     task_index: int
@@ -253,7 +235,7 @@ class TreeNode(NamedTuple):
 
 
 class ListRuns(NamedTuple):
-    """Which runs, started before and since when, and how many; empty lists ask for anything."""
+    """Filters of a list; an empty list accepts any value."""
 
     before_at: datetime
     before_id: str
@@ -266,7 +248,7 @@ class ListRuns(NamedTuple):
 
 
 class ListNewestRuns(NamedTuple):
-    """The same among the newest ``window`` runs."""
+    """The same filters among the newest ``window`` runs."""
 
     before_at: datetime
     before_id: str
@@ -280,8 +262,6 @@ class ListNewestRuns(NamedTuple):
 
 
 class RunSummary(NamedTuple):
-    """A run in a list."""
-
     id: str
     name: str
     status: str
@@ -298,16 +278,14 @@ class RunSummary(NamedTuple):
 
 
 class RunWindow(NamedTuple):
-    """The window of a look at the newest runs."""
-
     before_at: datetime
     before_id: str
     since: datetime
     window: int
 
 
-class RunMoment(NamedTuple):
-    """A run and when it was started: a place in the list."""
+class RunPosition(NamedTuple):
+    """A run and its position in the list."""
 
     id: str
     created_at: datetime
@@ -320,7 +298,7 @@ class RunLimit(NamedTuple):
 
 
 class BrokenRun(NamedTuple):
-    """One thing that is wrong with an open run."""
+    """One inconsistency of an open run."""
 
     id: str
     problem: str
@@ -333,8 +311,6 @@ class Mended(NamedTuple):
 
 
 class FindPausedRuns(NamedTuple):
-    """How long a run may be paused, and how many to find."""
-
     max_paused_seconds: float
     limit: int
 
@@ -347,7 +323,7 @@ class PausedRun(NamedTuple):
 
 
 class ExpireRun(NamedTuple):
-    """Which run, how long it may be paused, and the JSON of the error."""
+    """``reason`` is the JSON of a TaskError."""
 
     id: str
     max_paused_seconds: float
@@ -355,13 +331,13 @@ class ExpireRun(NamedTuple):
 
 
 class ExpiredRun(NamedTuple):
-    """Whether the run was still paused and too old."""
+    """``expired`` is False if the run was resumed in the meantime."""
 
     expired: bool
 
 
 class DeleteOldRuns(NamedTuple):
-    """Older than how many hours, and how many trees at most."""
+    """``limit`` counts trees of runs."""
 
     hours: float
     limit: int
@@ -369,12 +345,12 @@ class DeleteOldRuns(NamedTuple):
 
 start_runs = WORKFLOWS.declare("start_runs", StartRuns, StartedRun)
 lock_runs = WORKFLOWS.declare("lock_runs", WorkflowIds, RunId)
-pause_run = WORKFLOWS.declare("pause_run", RunId, Steered)
-resume_run = WORKFLOWS.declare("resume_run", RunId, Steered)
-resume_retrying_run = WORKFLOWS.declare("resume_retrying_run", RunId, Steered)
-cancel_run = WORKFLOWS.declare("cancel_run", CancelRun, Steered)
-retry_run = WORKFLOWS.declare("retry_run", RetryRun, Steered)
-signal_run = WORKFLOWS.declare("signal_run", SignalRun, Steered)
+pause_run = WORKFLOWS.declare("pause_run", RunId, ControlAnswer)
+resume_run = WORKFLOWS.declare("resume_run", RunId, ControlAnswer)
+resume_retrying_run = WORKFLOWS.declare("resume_retrying_run", RunId, ControlAnswer)
+cancel_run = WORKFLOWS.declare("cancel_run", CancelRun, ControlAnswer)
+retry_run = WORKFLOWS.declare("retry_run", RetryRun, ControlAnswer)
+signal_run = WORKFLOWS.declare("signal_run", SignalRun, ControlAnswer)
 read_run_status = WORKFLOWS.declare("read_run_status", RunId, RunStatus)
 read_runs = WORKFLOWS.declare("read_runs", RunIds, RunOutcome)
 read_nodes = WORKFLOWS.declare("read_nodes", ReadNodes, NodeRow)
@@ -386,8 +362,8 @@ read_tree = WORKFLOWS.declare("read_tree", ReadTree, RunRow)
 read_tree_nodes = WORKFLOWS.declare("read_tree_nodes", RunIds, TreeNode)
 list_newest_runs = WORKFLOWS.declare("list_newest_runs", ListNewestRuns, RunSummary)
 list_open_runs = WORKFLOWS.declare("list_open_runs", ListRuns, RunSummary)
-end_of_run_window = WORKFLOWS.declare("end_of_run_window", RunWindow, RunMoment)
-read_run_moment = WORKFLOWS.declare("read_run_moment", RunId, RunMoment)
+end_of_run_window = WORKFLOWS.declare("end_of_run_window", RunWindow, RunPosition)
+read_run_position = WORKFLOWS.declare("read_run_position", RunId, RunPosition)
 find_broken_runs = WORKFLOWS.declare("find_broken_runs", RunLimit, BrokenRun)
 mend_run = WORKFLOWS.declare("mend_run", RunId, Mended)
 find_paused_runs = WORKFLOWS.declare("find_paused_runs", FindPausedRuns, PausedRun)
