@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from horsies.workflow.run.draw import (
+    ASCII_SYMBOLS,
     FOLD_ABOVE,
     INDENT_MAX,
-    MARKS,
-    PLAIN_MARKS,
+    SYMBOLS,
     DrawnNode,
     DrawnRun,
     Line,
@@ -20,7 +20,7 @@ from horsies.workflow.run.draw import (
     draw,
 )
 
-STATUSES = tuple(MARKS.statuses)
+STATUSES = tuple(SYMBOLS.statuses)
 TITLE = (Piece("orders RUNNING"),)
 
 
@@ -163,10 +163,10 @@ def test_a_folded_branch_counts_all_of_its_nodes() -> None:
 
 def test_plain_marks_serve_terminals_without_unicode() -> None:
     nodes = [node("a"), node("b", 0), node("c", 0, status="RUNNING"), node("d", 1, 2)]
-    lines = picture(nodes, marks=PLAIN_MARKS)
+    lines = picture(nodes, symbols=ASCII_SYMBOLS)
     assert lines == ["+ a", "|- + b", "|- > c", "+ d  <- b, c"]
-    assert PLAIN_MARKS.statuses.keys() == MARKS.statuses.keys()
-    assert all(mark.isascii() for mark in PLAIN_MARKS.statuses.values())
+    assert ASCII_SYMBOLS.statuses.keys() == SYMBOLS.statuses.keys()
+    assert all(mark.isascii() for mark in ASCII_SYMBOLS.statuses.values())
 
 
 def test_a_very_deep_graph_stays_inside_the_window() -> None:

@@ -17,7 +17,15 @@ from horsies.cli.output import STATUS_STYLES, duration, moment, plain_table, pri
 from horsies.db.statements.workflows import BrokenRun, RunRow, RunSummary
 from horsies.error_codes import error_code_text
 from horsies.states import WorkflowStatus, WorkflowTaskStatus
-from horsies.workflow.run.draw import MARKS, PLAIN_MARKS, Line, Marks, draw, elapsed, portrait
+from horsies.workflow.run.draw import (
+    ASCII_SYMBOLS,
+    SYMBOLS,
+    Line,
+    Symbols,
+    draw,
+    drawn_run,
+    elapsed,
+)
 from horsies.workflow.run.listing import RunPage, RunReport
 from horsies.workflow.run.results import read_error
 
@@ -104,7 +112,7 @@ def print_run(report: RunReport, *, fold: bool = True) -> None:
 
 def print_picture(report: RunReport, *, fold: bool = True) -> None:
     """Print the graph of a run, with the runs below it inside their nodes."""
-    _, *lines = draw(portrait(report), marks=_marks(), fold=fold)
+    _, *lines = draw(drawn_run(report), symbols=_symbols(), fold=fold)
     print_parts(*(_line(line) for line in lines))
 
 
@@ -161,14 +169,14 @@ def _line(line: Line) -> Text:
     return text
 
 
-def _marks() -> Marks:
+def _symbols() -> Symbols:
     """Return characters that standard output can write."""
-    drawn = "".join([*MARKS.statuses.values(), MARKS.branch, MARKS.arrow, MARKS.gap])
+    drawn = "".join([*SYMBOLS.statuses.values(), SYMBOLS.branch, SYMBOLS.arrow, SYMBOLS.gap])
     try:
         drawn.encode(output_encoding())
     except (LookupError, UnicodeEncodeError):
-        return PLAIN_MARKS
-    return MARKS
+        return ASCII_SYMBOLS
+    return SYMBOLS
 
 
 def output_encoding() -> str:

@@ -29,7 +29,7 @@ from horsies.scheduler.targets import (
 )
 from horsies.scheduler.timing import Timing, config_hash, timing_json
 from horsies.tasks.definition import TaskDefinition, choose_queue
-from horsies.workflow.checks import reported, spec_errors
+from horsies.workflow.checks import as_errors, spec_errors
 from horsies.workflow.definition import BuildsSpecs, definition_by_key
 
 Definitions = Mapping[str, TaskDefinition]
@@ -101,7 +101,7 @@ def build_errors(entry: Entry) -> Iterator[HorsiesError]:
     try:
         spec = target.build(entry.timing.first_after(now) or now)
     except Exception as error:
-        found = list(reported(error, target.definition.__name__, None))
+        found = list(as_errors(error, target.definition.__name__, None))
     else:
         found = list(spec_errors(target.app, spec, None))
     for problem in found:

@@ -1,8 +1,7 @@
-"""Checks: what ``app.check()`` asks about workflows, in phases.
+"""Checks: the part of ``app.check()`` that concerns workflows, in phases.
 
-Definitions have keys and can be built, builders make what they promise, and nothing that makes
-specifications is left unregistered. Stands before the line producer -> SQL -> turn -> child ->
-report -> result.
+Definitions have keys and can be built, builders return valid specifications, and every function that
+returns a specification is a registered builder.
 """
 
 from __future__ import annotations
@@ -26,51 +25,132 @@ from horsies.task_result import exception_text
 from horsies.workflow.build.graph import key_problem, no_key
 from horsies.workflow.build.shape import NESTING_DEPTH_MAX
 from horsies.workflow.definition import BuildsSpecs, WorkflowDefinition
-from horsies.workflow.nodes.nodes import MapNode, RunnableTask, SubWorkflowNode, TaskNode
+from horsies.workflow.nodes.nodes import RunnableTask, SubWorkflowNode, TaskCallingNode, own_name
 from horsies.workflow.spec import WorkflowSpec
 
 Builder = TypeVar("Builder", bound=Callable[..., WorkflowSpec[Any]])
 Case: TypeAlias = Mapping[str, Any]
+AnyDefinition = type[WorkflowDefinition[Any]]
+
+NO_CHECK = "__horsies_no_check__"
 
 _NAMED_KINDS = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
 
 
 @dataclass(frozen=True, slots=True)
 class RegisteredBuilder:
-    """A function decorated with ``@app.workflow_builder`` and the cases it is tried with."""
+    """A function decorated with ``@app.workflow_builder`` and its test cases."""
 
     function: Callable[..., Any]
     cases: Sequence[Case] | None
 
-
-def builder_errors(app: BuildsSpecs, builders: Iterable[RegisteredBuilder]) -> list[HorsiesError]:
-    """Run every builder, with each of its cases, and return what is wrong with what it makes."""
-    return [error for builder in builders for error in _errors_of(app, builder)]
+    def __str__(self) -> str:
+        return f"workflow builder {own_name(self.function)!r}"
 
 
-def _errors_of(app: BuildsSpecs, builder: RegisteredBuilder) -> Iterator[HorsiesError]:
+class KnowsTasks(BuildsSpecs, Protocol):
+    """The part of an application that the checks use."""
+
+    def get_task(self, task_name: str) -> RunnableTask[Any] | None: ...
+
+
+def workflow_errors(
+    app: KnowsTasks, modules: Iterable[ModuleType], builders: Sequence[RegisteredBuilder]
+) -> list[HorsiesError]:
+    """Return the errors of the first phase that finds any."""
+    found = list(_with_submodules(modules))
+    definitions = list(_definitions(found))
+    phases: tuple[Callable[[], Iterable[HorsiesError]], ...] = (
+        lambda: map(_keyless, filter(_lacks_key, definitions)),
+        lambda: _definition_errors(app, definitions),
+        lambda: (error for builder in builders for error in _builder_errors(app, builder)),
+        lambda: _undecorated(found, builders),
+    )
+    return next((errors for phase in phases if (errors := list(phase()))), [])
+
+
+def spec_errors(
+    app: BuildsSpecs, spec: WorkflowSpec[Any], location: SourceLocation | None
+) -> Iterator[HorsiesError]:
+    """Find mistakes that a specification alone does not show: its key, its queues, its children."""
+    if problem := key_problem(spec.definition_key):
+        error = no_key(f"Workflow {spec.name!r}", problem)
+        error.location = location
+        yield error
+    try:
+        _build_children(app, app.workflow.adopt(spec), 1, set())
+    except Exception as error:
+        yield from as_errors(error, f"A sub-workflow of {spec.name!r}", location)
+
+
+def _build_children(
+    app: BuildsSpecs, spec: WorkflowSpec[Any], depth: int, seen: set[tuple[type, str]]
+) -> None:
+    """Build the sub-workflows whose parameters are all known, and theirs in turn."""
+    for index, node in enumerate(spec.tasks):
+        if not isinstance(node, SubWorkflowNode) or node.args_from:
+            continue
+        call = (node.workflow_def, spec.graph.kwargs_json[index])
+        if call in seen:
+            continue
+        seen.add(call)
+        if depth > NESTING_DEPTH_MAX:
+            raise WorkflowValidationError(
+                f"The sub-workflow {node.name!r} is nested more than {NESTING_DEPTH_MAX} levels "
+                "deep.",
+                code=ErrorCode.WORKFLOW_CYCLE_DETECTED,
+                help_text="does a definition contain itself with ever new parameters?",
+            )
+        definition: Any = node.workflow_def
+        _build_children(app, definition.build_with(app, **node.kwargs), depth + 1, seen)
+
+
+def as_errors(
+    error: Exception, source: str, location: SourceLocation | None
+) -> Iterator[HorsiesError]:
+    """Return an exception as errors: those of the library unchanged, any other as HRS-029."""
+    match error:
+        case MultipleValidationErrors():
+            yield from error.report.errors
+        case HorsiesError():
+            yield error
+        case _:
+            problem = _located(
+                f"{source} raised {type(error).__name__}: {exception_text(error)}",
+                ErrorCode.WORKFLOW_CHECK_BUILDER_EXCEPTION,
+                location,
+            )
+            problem.__cause__ = error
+            yield problem
+
+
+def _builder_errors(app: BuildsSpecs, builder: RegisteredBuilder) -> Iterator[HorsiesError]:
+    """Run a builder with each of its cases and check the specifications it returns."""
     location = SourceLocation.from_function(builder.function)
     try:
         parameters = list(inspect.signature(builder.function).parameters.values())
     except (TypeError, ValueError) as error:
-        yield from reported(error, f"The workflow builder {_name(builder)}", location)
+        yield from as_errors(error, f"The {builder}", location)
         return
     required = [p.name for p in parameters if p.default is p.empty and p.kind in _NAMED_KINDS]
     if required and not builder.cases:
         yield _located(
-            f"The workflow builder {_name(builder)} needs {', '.join(map(repr, required))}, "
-            "so it needs cases to be tried with.",
+            f"The {builder} needs {', '.join(map(repr, required))}, so it needs test cases.",
             ErrorCode.WORKFLOW_CHECK_CASES_REQUIRED,
             location,
             f'@app.workflow_builder(cases=[{{"{required[0]}": ...}}])',
         )
         return
     for case in builder.cases or [{}]:
-        problem = _case_problem(case, parameters, required)
-        if problem is not None:
-            yield _bad_case(builder, location, problem)
+        if problem := _case_problem(case, parameters, required):
+            yield _located(
+                f"A case of the {builder} {problem}.",
+                ErrorCode.WORKFLOW_CHECK_CASE_INVALID,
+                location,
+                "a case is a dict of the builder's parameters",
+            )
         else:
-            yield from _try(app, builder, location, case)
+            yield from _case_errors(app, builder, location, case)
 
 
 def _case_problem(
@@ -87,137 +167,38 @@ def _case_problem(
     return f"lacks {', '.join(map(repr, missing))}" if missing else None
 
 
-def _bad_case(
-    builder: RegisteredBuilder, location: SourceLocation | None, problem: str
-) -> WorkflowValidationError:
-    return _located(
-        f"A case of the workflow builder {_name(builder)} {problem}.",
-        ErrorCode.WORKFLOW_CHECK_CASE_INVALID,
-        location,
-        "a case is a dict of the builder's parameters",
-    )
-
-
-def _try(
+def _case_errors(
     app: BuildsSpecs, builder: RegisteredBuilder, location: SourceLocation | None, case: Case
 ) -> Iterator[HorsiesError]:
     try:
         spec = builder.function(**case)
     except Exception as error:
-        yield from reported(error, f"The workflow builder {_name(builder)}", location)
+        yield from as_errors(error, f"The {builder}", location)
         return
-    if not isinstance(spec, WorkflowSpec):
-        yield _located(
-            f"The workflow builder {_name(builder)} returned {type(spec).__name__}, "
-            "not a WorkflowSpec.",
-            ErrorCode.WORKFLOW_CHECK_BUILDER_EXCEPTION,
-            location,
-            "return app.workflow(...)",
-        )
+    if isinstance(spec, WorkflowSpec):
+        yield from spec_errors(app, spec, location)
         return
-    yield from spec_errors(app, spec, location)
-
-
-def spec_errors(
-    app: BuildsSpecs, spec: WorkflowSpec[Any], location: SourceLocation | None
-) -> Iterator[HorsiesError]:
-    """Find what is wrong with a specification beyond itself: its key, its queues, its children."""
-    if problem := key_problem(spec.definition_key):
-        error = no_key(f"Workflow {spec.name!r}", problem)
-        error.location = location
-        yield error
-    try:
-        _build_children(app, app.workflow.adopt(spec), 1, set())
-    except Exception as error:
-        yield from reported(error, f"A sub-workflow of {spec.name!r}", location)
-
-
-def _build_children(
-    app: BuildsSpecs, spec: WorkflowSpec[Any], depth: int, seen: set[tuple[type, str]]
-) -> None:
-    """Build the sub-workflows whose parameters are all known, and theirs in turn."""
-    for index, node in enumerate(spec.tasks):
-        if not isinstance(node, SubWorkflowNode) or node.args_from:
-            continue
-        call = (node.workflow_def, spec.graph.kwargs_json[index])
-        if call in seen:
-            continue
-        seen.add(call)
-        if depth > NESTING_DEPTH_MAX:
-            raise _too_deep(node)
-        definition: Any = node.workflow_def
-        child = definition.build_with(app, **node.kwargs)
-        _build_children(app, child, depth + 1, seen)
-
-
-def _too_deep(node: SubWorkflowNode[Any]) -> WorkflowValidationError:
-    return WorkflowValidationError(
-        f"The sub-workflow {node.name!r} is nested more than {NESTING_DEPTH_MAX} levels deep.",
-        code=ErrorCode.WORKFLOW_CYCLE_DETECTED,
-        help_text="does a definition contain itself with ever new parameters?",
+    yield _located(
+        f"The {builder} returned {type(spec).__name__}, not a WorkflowSpec.",
+        ErrorCode.WORKFLOW_CHECK_BUILDER_EXCEPTION,
+        location,
+        "return app.workflow(...)",
     )
 
 
-def reported(error: Exception, who: str, location: SourceLocation | None) -> Iterator[HorsiesError]:
-    """Return an exception as errors: our own as they are, anything else as HRS-029."""
-    match error:
-        case MultipleValidationErrors():
-            yield from error.report.errors
-        case HorsiesError():
-            yield error
-        case _:
-            kind = type(error).__name__
-            problem = _located(
-                f"{who} raised {kind}: {exception_text(error)}",
-                ErrorCode.WORKFLOW_CHECK_BUILDER_EXCEPTION,
-                location,
-                None,
-            )
-            problem.__cause__ = error
-            yield problem
-
-
-def _name(builder: RegisteredBuilder) -> str:
-    return repr(getattr(builder.function, "__name__", type(builder.function).__name__))
-
-
 def _located(
-    message: str, code: ErrorCode, location: SourceLocation | None, help_text: str | None
+    message: str,
+    code: ErrorCode,
+    location: SourceLocation | None,
+    help_text: str | None = None,
 ) -> WorkflowValidationError:
     error = WorkflowValidationError(message, code=code, help_text=help_text)
     error.location = location
     return error
 
 
-NO_CHECK = "__horsies_no_check__"
-
-AnyDefinition = type[WorkflowDefinition[Any]]
-
-
-class KnowsTasks(BuildsSpecs, Protocol):
-    """What checking needs of an application."""
-
-    def get_task(self, task_name: str) -> RunnableTask[Any] | None:
-        """Return a registered task, or None."""
-
-
-def workflow_errors(
-    app: KnowsTasks, modules: Iterable[ModuleType], builders: Sequence[RegisteredBuilder]
-) -> list[HorsiesError]:
-    """Return the errors of the first phase that finds any."""
-    found = list(_with_submodules(modules))
-    definitions = list(_definitions(found))
-    phases: tuple[Callable[[], Iterable[HorsiesError]], ...] = (
-        lambda: map(_keyless, filter(_lacks_key, definitions)),
-        lambda: _build_errors(app, definitions),
-        lambda: builder_errors(app, builders),
-        lambda: _undecorated(found, builders),
-    )
-    return next((errors for phase in phases if (errors := list(phase()))), [])
-
-
 def _with_submodules(modules: Iterable[ModuleType]) -> Iterator[ModuleType]:
-    """Yield the modules and what is loaded of the packages among them, each once."""
+    """Yield the modules and the loaded submodules of packages, each once."""
     found: dict[str, ModuleType] = {}
     for module in modules:
         found[module.__name__] = module
@@ -240,7 +221,7 @@ def _definitions(modules: Iterable[ModuleType]) -> Iterator[AnyDefinition]:
 
 
 def _lacks_key(definition: AnyDefinition) -> bool:
-    """Tell a definition that forgot its key from one that others are made of."""
+    """Recognize a definition that forgot its key; a base of other definitions needs none."""
     if "definition_key" in vars(definition):
         return definition.own_key() is None
     buildable = definition.get_workflow_nodes() or _has_own_build_with(definition)
@@ -255,22 +236,30 @@ def _keyless(definition: AnyDefinition) -> WorkflowValidationError:
     return error
 
 
-def _build_errors(app: KnowsTasks, definitions: Iterable[AnyDefinition]) -> Iterator[HorsiesError]:
-    """Build the definitions that take no parameters and whose tasks are this application's."""
+def _definition_errors(
+    app: KnowsTasks, definitions: Iterable[AnyDefinition]
+) -> Iterator[HorsiesError]:
+    """Build the definitions without parameters whose tasks belong to this application."""
     for definition in definitions:
         if definition.own_key() is None or not _is_ours(app, definition):
             continue
-        for error in _one_build(app, definition):
-            error.location = _class_location(definition) or error.location
-            yield error
+        location = _class_location(definition)
+        errors: Iterable[HorsiesError]
+        try:
+            errors = spec_errors(app, definition.build(app), location)
+        except Exception as error:
+            errors = as_errors(error, f"{definition.__qualname__}.build", location)
+        for one in errors:
+            one.location = location or one.location
+            yield one
 
 
 def _is_ours(app: KnowsTasks, definition: AnyDefinition) -> bool:
     if _has_own_build_with(definition):
         return False
     nodes = [node for _, node in definition.get_workflow_nodes()]
-    tasks = [node.fn for node in nodes if isinstance(node, TaskNode | MapNode)]
-    # What is no task belongs to nobody; building says so.
+    tasks = [node.fn for node in nodes if isinstance(node, TaskCallingNode)]
+    # Building the definition reports a function that is not a task.
     return all(
         app.get_task(one.definition.name) is one for one in tasks if hasattr(one, "definition")
     )
@@ -281,16 +270,6 @@ def _has_own_build_with(definition: AnyDefinition) -> bool:
         return definition.build_signature() is not None
     except ValueError:
         return True
-
-
-def _one_build(app: KnowsTasks, definition: AnyDefinition) -> Iterator[HorsiesError]:
-    location = _class_location(definition)
-    try:
-        spec = definition.build(app)
-    except Exception as error:
-        yield from reported(error, f"{definition.__qualname__}.build", location)
-        return
-    yield from spec_errors(app, spec, location)
 
 
 def _undecorated(
@@ -306,7 +285,13 @@ def _undecorated(
                 and not getattr(function, NO_CHECK, False)
                 and _returns_spec(function)
             ):
-                yield _unregistered(function)
+                name = function.__name__
+                yield _located(
+                    f"The function {name!r} returns a WorkflowSpec but is not checked.",
+                    ErrorCode.WORKFLOW_CHECK_UNDECORATED_BUILDER,
+                    SourceLocation.from_function(function),
+                    f"decorate it with @app.workflow_builder(), or set {name}.{NO_CHECK} = True",
+                )
 
 
 def _returns_spec(function: FunctionType) -> bool:
@@ -314,20 +299,9 @@ def _returns_spec(function: FunctionType) -> bool:
     try:
         returned = get_type_hints(function).get("return")
     except Exception:
-        # An annotation beside the point may be unresolvable; the text still says it.
+        # Another annotation may be unresolvable; the text of this one is enough.
         return isinstance(stated, str) and "WorkflowSpec" in stated
     return returned is WorkflowSpec or get_origin(returned) is WorkflowSpec
-
-
-def _unregistered(function: FunctionType) -> WorkflowValidationError:
-    error = WorkflowValidationError(
-        f"The function {function.__name__!r} returns a WorkflowSpec but is not checked.",
-        code=ErrorCode.WORKFLOW_CHECK_UNDECORATED_BUILDER,
-        help_text="decorate it with @app.workflow_builder(), or set "
-        f"{function.__name__}.{NO_CHECK} = True",
-    )
-    error.location = SourceLocation.from_function(function)
-    return error
 
 
 def _class_location(definition: type) -> SourceLocation | None:

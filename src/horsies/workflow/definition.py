@@ -1,16 +1,16 @@
 """WorkflowDefinition: a workflow written as a class, found again by its key.
 
-A class names its nodes and may take parameters in ``build_with``; a worker that expands a
-sub-workflow finds the class by the key stored with the node. Stands at both ends of the line
-producer -> SQL -> turn -> child -> report -> result: where a run begins and where it grows.
+A class names its nodes and may take parameters in ``build_with``. A worker that expands a
+sub-workflow finds the class by the key stored with the node.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any, ClassVar, Generic, Protocol, TypeVar, get_args, get_origin
 
 from horsies.codec.calls import CallSignature
@@ -28,20 +28,19 @@ _registry: dict[str, type[WorkflowDefinition[Any]]] = {}
 
 
 class BuildsSpecs(Protocol):
-    """What a definition needs of an application."""
+    """The part of an application that a definition uses."""
 
     @property
-    def workflow(self) -> WorkflowMaker:
-        """Makes specifications."""
+    def workflow(self) -> WorkflowMaker: ...
 
 
 class WorkflowDefinition(Generic[T]):
     """A workflow as a class: a name, a key, nodes, and optionally parameters.
 
-    ``T`` is the type of the output node's value, None when there is no output. ``definition_key`` is
-    the identity of the workflow across deployments; a class that declares none of its own is
-    abstract, something for other definitions to share. ``Meta`` may name the ``output`` node (by its
-    attribute name, as text), ``on_error`` and ``success_policy``.
+    ``T`` is the type of the output node's value, None without an output. ``definition_key`` is the
+    identity of the workflow across deployments; a class without its own is an abstract base for other
+    definitions. ``Meta`` may name the ``output`` node (by its attribute name, as text), ``on_error``
+    and ``success_policy``.
 
     Example:
         class Report(WorkflowDefinition[str]):
@@ -74,7 +73,7 @@ class WorkflowDefinition(Generic[T]):
 
     @classmethod
     def get_workflow_nodes(cls) -> list[tuple[str, AnyNode]]:
-        """Return the nodes with their attribute names: those of base classes first, then in order."""
+        """Return the nodes with their attribute names, in order; those of base classes come first."""
         found: dict[str, Any] = {}
         for owner in reversed(cls.__mro__):
             found.update(vars(owner))
@@ -82,7 +81,7 @@ class WorkflowDefinition(Generic[T]):
 
     @classmethod
     def own_key(cls) -> str | None:
-        """Return the key this very class declares, or None when it is abstract."""
+        """Return the key that this class itself declares, or None if it is abstract."""
         key = vars(cls).get("definition_key")
         return None if key_problem(key) else key
 
@@ -90,14 +89,12 @@ class WorkflowDefinition(Generic[T]):
     def output_type(cls) -> Any:
         """Return the type of the result as declared, or UNKNOWN_TYPE."""
         declared = _declared_type(cls)
-        if declared is not UNKNOWN_TYPE:
-            return declared
-        output = _output_of(cls)
-        return UNKNOWN_TYPE if output is None else value_type(output)
+        output = _output_of(cls) if declared is UNKNOWN_TYPE else None
+        return declared if output is None else value_type(output)
 
     @classmethod
     def build_signature(cls) -> CallSignature | None:
-        """Return what the author's own ``build_with`` takes beside the application, if there is one."""
+        """Return the parameters of the author's own ``build_with``, if there is one."""
         function = inspect.unwrap(cls.build_with.__func__)  # type: ignore[attr-defined]
         if function is inspect.unwrap(WorkflowDefinition.build_with.__func__):  # type: ignore[attr-defined]
             return None
@@ -108,11 +105,15 @@ class WorkflowDefinition(Generic[T]):
         """Make the specification of the class's nodes.
 
         HRS-001 without a name, HRS-002 without nodes, HRS-016 without a key, HRS-025 when the output
-        is not what ``T`` says.
+        is not of type ``T``.
         """
         key = _key_of(cls)
         if not cls.name:
-            raise _no_name(cls)
+            raise WorkflowValidationError(
+                f"{cls.__qualname__} has no name.",
+                code=ErrorCode.WORKFLOW_NO_NAME,
+                help_text=f'name = "{cls.__name__.lower()}" in the class',
+            )
         _stamp_ids(cls)
         meta = cls.Meta
         spec: WorkflowSpec[Any] = app.workflow(
@@ -158,8 +159,7 @@ def build_child(
 ) -> WorkflowSpec[Any]:
     """Build a definition with parameters, as the expansion of a sub-workflow does.
 
-    HRS-018 without an application; mistakes of the definition and whatever its ``build_with`` raises
-    pass through.
+    HRS-018 without an application; any exception of the definition or its ``build_with`` propagates.
     """
     if app is None:
         raise WorkflowValidationError(
@@ -178,9 +178,10 @@ def _stamp_ids(cls: type[WorkflowDefinition[Any]]) -> None:
 def _register(cls: type[WorkflowDefinition[Any]]) -> None:
     key = cls.own_key()
     if key is None:
-        return  # said when it is built or checked
-    known = _registry.get(key)
-    if known is not None and not _is_same_class(known, cls):
+        return  # reported when it is built or checked
+    known = _registry.get(key, cls)
+    # A module imported again makes its classes again.
+    if (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
         raise WorkflowValidationError(
             f"The definition_key {key!r} of {cls.__qualname__} belongs to another workflow.",
             code=ErrorCode.WORKFLOW_DUPLICATE_DEFINITION_KEY,
@@ -190,13 +191,8 @@ def _register(cls: type[WorkflowDefinition[Any]]) -> None:
     _registry[key] = cls
 
 
-def _is_same_class(one: type, other: type) -> bool:
-    # A module imported again makes its classes again.
-    return (one.__module__, one.__qualname__) == (other.__module__, other.__qualname__)
-
-
 def _guarded(method: Any) -> Any:
-    """Hold every call of an overridden build_with to its contract."""
+    """Check the result of every call of an overridden build_with."""
     if not isinstance(method, classmethod):
         raise TypeError(
             "build_with must be a classmethod: @classmethod def build_with(cls, app, ...)"
@@ -245,14 +241,6 @@ def _key_of(cls: type[WorkflowDefinition[Any]]) -> str:
     return key
 
 
-def _no_name(cls: type[WorkflowDefinition[Any]]) -> WorkflowValidationError:
-    return WorkflowValidationError(
-        f"{cls.__qualname__} has no name.",
-        code=ErrorCode.WORKFLOW_NO_NAME,
-        help_text=f'name = "{cls.__name__.lower()}" in the class',
-    )
-
-
 def _refuse_other_output(cls: type[WorkflowDefinition[Any]], spec: WorkflowSpec[Any]) -> None:
     declared = _declared_type(cls)
     if declared is UNKNOWN_TYPE or declared is Any:
@@ -278,31 +266,24 @@ def _output_of(cls: type[WorkflowDefinition[Any]]) -> AnyNode | None:
     return next((node for _, node in cls.get_workflow_nodes() if node.node_id == name), None)
 
 
-def _declared_type(cls: type) -> Any:
+def _declared_type(cls: type, known: Mapping[Any, Any] = MappingProxyType({})) -> Any:
     """Return the T of WorkflowDefinition[T] as the class or a base of it declares it."""
-    return _argument_of(cls, {})
-
-
-def _argument_of(cls: type, known: dict[Any, Any]) -> Any:
     for base in vars(cls).get("__orig_bases__", cls.__bases__):
         origin = get_origin(base) or base
         if not (isinstance(origin, type) and issubclass(origin, WorkflowDefinition)):
             continue
         arguments = [known.get(one, one) for one in get_args(base)]
         if origin is WorkflowDefinition:
-            return _resolved(arguments[0]) if arguments else UNKNOWN_TYPE
+            is_declared = arguments and not isinstance(arguments[0], TypeVar)
+            return arguments[0] if is_declared else UNKNOWN_TYPE
         parameters = getattr(origin, "__parameters__", ())
-        return _argument_of(origin, dict(zip(parameters, arguments, strict=False)))
+        return _declared_type(origin, dict(zip(parameters, arguments, strict=False)))
     return UNKNOWN_TYPE
-
-
-def _resolved(argument: Any) -> Any:
-    return UNKNOWN_TYPE if isinstance(argument, TypeVar) else argument
 
 
 @functools.lru_cache(maxsize=1_024)
 def _signature_of(function: Callable[..., Any]) -> CallSignature:
-    """Read the parameters behind ``cls`` and ``app``."""
+    """Read the parameters after ``cls`` and ``app``."""
 
     @functools.wraps(function)
     def build(*args: Any, **params: Any) -> Any:
@@ -311,7 +292,7 @@ def _signature_of(function: Callable[..., Any]) -> CallSignature:
     signature = inspect.signature(function)
     parameters = list(signature.parameters.values())[2:]
     build.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
-    # Only theirs: the application's own type is often imported for type checkers alone.
+    # Without that of app: its type is often imported for type checkers alone.
     kept = {one.name for one in parameters}
     annotations = function.__annotations__
     build.__annotations__ = {name: annotations[name] for name in annotations if name in kept}

@@ -1,9 +1,7 @@
 """Expansion: the plan of a sub-workflow, made when its node may run.
 
-The definition is found by the key stored with the node, its ``build_with`` runs here, in a child and
-under no lock, and the plan of what it returned is the result of the expansion's task. The database
-starts it as a run below the other. Stands in the child on the line producer -> SQL -> turn -> child
--> report -> result.
+A worker's child finds the definition by the key stored with the node and runs its ``build_with``,
+without any lock. The plan is the result of the expansion task; the database starts it as a child run.
 """
 
 from __future__ import annotations
@@ -28,13 +26,13 @@ AnyDefinition = type[WorkflowDefinition[Any]]
 
 
 def find_child(definition_key: str) -> Result[AnyDefinition, TaskError]:
-    """Return the definition of a sub-workflow, or why the node has to fail."""
+    """Return the definition of a sub-workflow, or the error of its node."""
     definition = definition_by_key(definition_key)
     if definition is None:
         return Err(
             TaskError(
                 error_code=OperationalErrorCode.SUBWORKFLOW_LOAD_FAILED,
-                message=f"This worker knows no workflow with the definition key {definition_key!r}; "
+                message=f"This worker has no workflow with the definition key {definition_key!r}; "
                 "import the module that defines it in the modules of discover_tasks.",
             )
         )
@@ -44,7 +42,7 @@ def find_child(definition_key: str) -> Result[AnyDefinition, TaskError]:
 def expand(
     app: BuildsSpecs, definition: AnyDefinition, kwargs: dict[str, Any], parent: Parent
 ) -> Result[str, TaskError]:
-    """Return the plan of the child run below ``parent``, or why the node has to fail."""
+    """Return the plan of the child run below ``parent``, or the error of its node."""
     try:
         return Ok(plan(build_child(app, definition, kwargs), new_id(), parent=parent))
     except TaskStopped:

@@ -1,8 +1,7 @@
-"""Handles for runs that were started elsewhere: their types are found by what this process knows.
+"""Handles for runs that were started elsewhere.
 
-The stored nodes name their tasks and sub-workflows; the registered tasks and definitions of those
-names know the types. At the producer's end of the line producer -> SQL -> turn -> child -> report ->
-result.
+The stored nodes name their tasks and sub-workflows; the types of their results are those of the tasks
+and definitions registered in this process.
 """
 
 from __future__ import annotations
@@ -23,18 +22,15 @@ from horsies.workflow.run.results import NO_TYPES, DeclaredTypes, ResultTypes
 
 
 class DefinedTask(Protocol):
-    """What a registered task tells about its results."""
-
     @property
-    def definition(self) -> TaskDefinition:
-        """The task as it was defined."""
+    def definition(self) -> TaskDefinition: ...
 
 
 FindTask = Callable[[str], DefinedTask | None]
 
 
 class WorkflowHandles:
-    """``app.workflow_handle``: makes handles for runs by their ids, typed by what is registered.
+    """``app.workflow_handle``: makes a handle for a run by its id; finds the types of its results.
 
     Example:
         handle = app.workflow_handle(workflow_id)
@@ -48,15 +44,16 @@ class WorkflowHandles:
         self._find_task = find_task
 
     def __call__(self, workflow_id: str) -> WorkflowHandle[Any]:
-        """Return a handle for a run; nothing is asked of the database yet."""
-        return WorkflowHandle(workflow_id, self._get_broker(), learn=self._learn)
+        """Return a handle for a run; it does not query the database yet."""
+        broker = self._get_broker()
+        return WorkflowHandle(workflow_id, broker, find_types=self._find_types)
 
-    def _learn(self, rows: Sequence[NodeRow]) -> ResultTypes:
-        return LearnedTypes(rows, self._find_task)
+    def _find_types(self, rows: Sequence[NodeRow]) -> ResultTypes:
+        return RegisteredTypes(rows, self._find_task)
 
 
-class LearnedTypes:
-    """The types of a run's results, as far as its stored nodes lead to something registered."""
+class RegisteredTypes:
+    """The types of a run's results, as far as its tasks and definitions are registered here."""
 
     __slots__ = ("_declared", "_find_task", "_rows")
 
@@ -68,20 +65,22 @@ class LearnedTypes:
         self._declared = DeclaredTypes([node for _, node in nodes]) if nodes else NO_TYPES
 
     def codec(self, node_id: str) -> ResultCodec | None:
-        """Return what reads the result of a node, or None when its type is not known."""
         row = self._rows.get(node_id)
-        match None if row is None else row.kind:
+        if row is None:
+            return self._declared.codec(node_id)
+        match row.kind:
             case "task" | "map":
-                return self._task_codec(self._rows[node_id])
+                return self._task_codec(row)
             case "workflow":
-                return _child_codec(self._rows[node_id])
+                definition = definition_by_key(row.sub_definition_key or "")
+                declared = UNKNOWN_TYPE if definition is None else definition.output_type()
+                return None if declared is UNKNOWN_TYPE else codec_for(declared)
             case "sleep":
                 return codec_for(None)
             case _:
                 return self._declared.codec(node_id)
 
     def signal_type(self, name: str) -> Any:
-        """Return the type of the values of a signal, Any when it is not known."""
         return self._declared.signal_type(name)
 
     def _task_codec(self, row: NodeRow) -> ResultCodec | None:
@@ -93,9 +92,3 @@ class LearnedTypes:
             return results
         item: Any = results.ok_type
         return codec_for(list[TaskResult[item, TaskError]])
-
-
-def _child_codec(row: NodeRow) -> ResultCodec | None:
-    definition = definition_by_key(row.sub_definition_key or "")
-    declared = UNKNOWN_TYPE if definition is None else definition.output_type()
-    return None if declared is UNKNOWN_TYPE else codec_for(declared)

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Generic, NoReturn, TypeAlias, TypeVar, overload
 
+from horsies.result import Err
 from horsies.task_result import TaskError, TaskResult
 from horsies.tasks.broker import PostgresBroker
 from horsies.tasks.send import Producer
@@ -18,13 +19,7 @@ from horsies.workflow.nodes.nodes import AnyNode, NodeKey, ValueNode
 from horsies.workflow.nodes.policy import OnError, SuccessPolicy
 from horsies.workflow.run.handle import WorkflowHandle
 from horsies.workflow.run.info import WorkflowStartError, WorkflowStartResult
-from horsies.workflow.run.start import (
-    StartOptions,
-    start,
-    start_again,
-    start_again_async,
-    start_async,
-)
+from horsies.workflow.run.start import StartOptions, replay_options, start, start_async
 
 T = TypeVar("T")
 
@@ -146,8 +141,7 @@ class WorkflowSpec(Generic[T]):
         Example:
             handle = spec.start(workflow_key=f"order-{order_id}").unwrap()
         """
-        options = StartOptions(workflow_id, workflow_key, transaction=transaction)
-        return start(self, options)
+        return start(self, StartOptions(workflow_id, workflow_key, transaction=transaction))
 
     async def start_async(
         self,
@@ -162,13 +156,15 @@ class WorkflowSpec(Generic[T]):
 
     def retry_start(self, error: WorkflowStartError) -> WorkflowStartResult[WorkflowHandle[T]]:
         """Repeat a start that failed with ENQUEUE_FAILED; the run is stored at most once."""
-        return start_again(self, error)
+        options = replay_options(self, error)
+        return options if isinstance(options, Err) else start(self, options.value)
 
     async def retry_start_async(
         self, error: WorkflowStartError
     ) -> WorkflowStartResult[WorkflowHandle[T]]:
         """``retry_start`` without blocking the event loop."""
-        return await start_again_async(self, error)
+        options = replay_options(self, error)
+        return options if isinstance(options, Err) else await start_async(self, options.value)
 
     def __repr__(self) -> str:
         return f"WorkflowSpec({self.name!r}, nodes={len(self.tasks)})"

@@ -1,6 +1,7 @@
-"""Catalogue of the statements on workflow runs: start, control, read, audit.
+"""Statements on workflows: start, control, read, audit.
 
-The functions in the database advance a run in the transaction that ends one of its tasks.
+Parameters and rows for ``workflows.sql``. The database's own functions move a run forward, in the
+transaction that ends a task.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ class StartRuns(NamedTuple):
 
 
 class StartedRun(NamedTuple):
-    """A run that was created, or the existing one; without a name if that was just deleted."""
+    """A created run, or the existing run with its id or key; without a name if that has just ended."""
 
     id: str
     created: bool
@@ -30,8 +31,6 @@ class StartedRun(NamedTuple):
 
 
 class WorkflowIds(NamedTuple):
-    """The runs whose tasks are about to end."""
-
     workflow_ids: Sequence[str]
 
 
@@ -43,8 +42,8 @@ class RunIds(NamedTuple):
     ids: Sequence[str]
 
 
-class Steered(NamedTuple):
-    """The answer of a control function: the status it found or a code of its own, None without a run."""
+class ControlAnswer(NamedTuple):
+    """The answer of a control function: the status it found or a word of its own, None for no run."""
 
     answer: str | None
 
@@ -65,7 +64,7 @@ class RetryRun(NamedTuple):
 
 
 class SignalRun(NamedTuple):
-    """A signal for a run; ``value`` is JSON text."""
+    """``value`` is JSON text."""
 
     id: str
     name: str
@@ -77,8 +76,6 @@ class RunStatus(NamedTuple):
 
 
 class RunOutcome(NamedTuple):
-    """The columns that waiters read."""
-
     id: str
     name: str
     definition_key: str
@@ -94,8 +91,6 @@ class ReadNodes(NamedTuple):
 
 
 class NodeRow(NamedTuple):
-    """One node as a handle shows it."""
-
     definition_key: str
     task_index: int
     node_id: str
@@ -141,7 +136,7 @@ class ReadNode(NamedTuple):
 
 
 class NodeOutcome(NamedTuple):
-    """A node's encoded result; without a status when there is no such node."""
+    """A node's result; without a status when there is no such node."""
 
     run_status: str
     definition_key: str
@@ -152,14 +147,14 @@ class NodeOutcome(NamedTuple):
 
 
 class ReadInputs(NamedTuple):
-    """The nodes whose results are taken, as columns."""
+    """The nodes whose results are read, as columns."""
 
     workflow_ids: Sequence[str]
     indexes: Sequence[int]
 
 
 class InputRow(NamedTuple):
-    """The result of a finished node, for the nodes that take it."""
+    """The result of an ended node, as an input of other nodes."""
 
     workflow_id: str
     task_index: int
@@ -213,7 +208,7 @@ class RunRow(NamedTuple):
 
 
 class TreeNode(NamedTuple):
-    """A node as it is shown; ``due_at`` is the time a delayed node may begin."""
+    """A node as it is shown; ``due_at`` is the time at which a sleep or a signal ends."""
 
     workflow_id: str
     task_index: int
@@ -240,7 +235,7 @@ class TreeNode(NamedTuple):
 
 
 class ListRuns(NamedTuple):
-    """Filters for runs started since and before a time; empty lists match anything."""
+    """Filters of a list; an empty list accepts any value."""
 
     before_at: datetime
     before_id: str
@@ -253,7 +248,7 @@ class ListRuns(NamedTuple):
 
 
 class ListNewestRuns(NamedTuple):
-    """The same among the newest ``window`` runs."""
+    """The same filters among the newest ``window`` runs."""
 
     before_at: datetime
     before_id: str
@@ -289,8 +284,8 @@ class RunWindow(NamedTuple):
     window: int
 
 
-class RunMoment(NamedTuple):
-    """A run and its start time: a position in the list."""
+class RunPosition(NamedTuple):
+    """A run and its position in the list."""
 
     id: str
     created_at: datetime
@@ -318,7 +313,7 @@ class PausedRun(NamedTuple):
 
 
 class ExpireRun(NamedTuple):
-    """``reason`` is the JSON of the error."""
+    """``reason`` is the JSON of a TaskError."""
 
     id: str
     max_paused_seconds: float
@@ -326,13 +321,13 @@ class ExpireRun(NamedTuple):
 
 
 class ExpiredRun(NamedTuple):
-    """Whether the run was still paused, and for too long."""
+    """``expired`` is False if the run was resumed in the meantime."""
 
     expired: bool
 
 
 class DeleteOldRuns(NamedTuple):
-    """The maximum age, and how many trees to delete at most."""
+    """``limit`` counts trees of runs."""
 
     hours: float
     limit: int
@@ -340,12 +335,12 @@ class DeleteOldRuns(NamedTuple):
 
 start_runs = WORKFLOWS.declare("start_runs", StartRuns, StartedRun)
 lock_runs = WORKFLOWS.declare("lock_runs", WorkflowIds, RunId)
-pause_run = WORKFLOWS.declare("pause_run", RunId, Steered)
-resume_run = WORKFLOWS.declare("resume_run", RunId, Steered)
-resume_retrying_run = WORKFLOWS.declare("resume_retrying_run", RunId, Steered)
-cancel_run = WORKFLOWS.declare("cancel_run", CancelRun, Steered)
-retry_run = WORKFLOWS.declare("retry_run", RetryRun, Steered)
-signal_run = WORKFLOWS.declare("signal_run", SignalRun, Steered)
+pause_run = WORKFLOWS.declare("pause_run", RunId, ControlAnswer)
+resume_run = WORKFLOWS.declare("resume_run", RunId, ControlAnswer)
+resume_retrying_run = WORKFLOWS.declare("resume_retrying_run", RunId, ControlAnswer)
+cancel_run = WORKFLOWS.declare("cancel_run", CancelRun, ControlAnswer)
+retry_run = WORKFLOWS.declare("retry_run", RetryRun, ControlAnswer)
+signal_run = WORKFLOWS.declare("signal_run", SignalRun, ControlAnswer)
 read_run_status = WORKFLOWS.declare("read_run_status", RunId, RunStatus)
 read_runs = WORKFLOWS.declare("read_runs", RunIds, RunOutcome)
 read_nodes = WORKFLOWS.declare("read_nodes", ReadNodes, NodeRow)
@@ -357,8 +352,8 @@ read_tree = WORKFLOWS.declare("read_tree", ReadTree, RunRow)
 read_tree_nodes = WORKFLOWS.declare("read_tree_nodes", RunIds, TreeNode)
 list_newest_runs = WORKFLOWS.declare("list_newest_runs", ListNewestRuns, RunSummary)
 list_open_runs = WORKFLOWS.declare("list_open_runs", ListRuns, RunSummary)
-end_of_run_window = WORKFLOWS.declare("end_of_run_window", RunWindow, RunMoment)
-read_run_moment = WORKFLOWS.declare("read_run_moment", RunId, RunMoment)
+end_of_run_window = WORKFLOWS.declare("end_of_run_window", RunWindow, RunPosition)
+read_run_position = WORKFLOWS.declare("read_run_position", RunId, RunPosition)
 find_broken_runs = WORKFLOWS.declare("find_broken_runs", RunLimit, BrokenRun)
 find_paused_runs = WORKFLOWS.declare("find_paused_runs", FindPausedRuns, PausedRun)
 expire_run = WORKFLOWS.declare("expire_run", ExpireRun, ExpiredRun)

@@ -1,7 +1,6 @@
-"""What a workflow tells a task that asks: which node it is, and the results of other nodes.
+"""The context of a task in a workflow: its node, and the results of other nodes.
 
-A child fills in ``workflow_ctx`` and ``workflow_meta`` of a task function that declares them, between
-the decoded call and the task on the line producer -> SQL -> turn -> child -> report -> result.
+A worker's child fills in ``workflow_ctx`` and ``workflow_meta`` of a task function that declares them.
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ from horsies.workflow.nodes.nodes import (
     NodeKey,
     SubWorkflowNode,
     ValueNode,
+    node_id_of,
     result_codec,
 )
 
@@ -39,7 +39,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class WorkflowMeta:
-    """Which node of which run a task is; declare ``workflow_meta: WorkflowMeta | None = None``."""
+    """The run and node of a task; declare ``workflow_meta: WorkflowMeta | None = None``."""
 
     workflow_id: str
     task_index: int
@@ -48,9 +48,10 @@ class WorkflowMeta:
 
 @dataclass(frozen=True, slots=True)
 class UpstreamResult:
-    """The stored result of a node, read when somebody asks for it.
+    """The stored result of a node, decoded on access.
 
-    `codec` is that of the node's task where it is known; the node itself, if asked with, knows better.
+    ``codec`` is that of the node's task where it is known; the codec of a node passed by the user has
+    precedence.
     """
 
     result_json: str = field(repr=False)
@@ -85,11 +86,11 @@ class WorkflowContext:
         return found if isinstance(found, TaskResult) else _read(found, node)
 
     def has_result(self, node: ValueNode[Any] | NodeKey[Any]) -> bool:
-        """Tell whether the node is listed."""
-        return _node_id(node) in self.results
+        """Return whether the node is listed."""
+        return node_id_of(node) in self.results
 
     def summary_for(self, node: SubWorkflowNode[T] | NodeKey[T]) -> SubWorkflowSummary[T]:
-        """Return how the child run of a listed sub-workflow node ended; KeyError without one."""
+        """Return the outcome of the child run of a listed sub-workflow node; KeyError without one."""
         node_id = self._listed(node)
         if node_id in self.summaries:
             return self.summaries[node_id]
@@ -100,8 +101,8 @@ class WorkflowContext:
         return summary.model_copy(update={"output": self.result_for(node).ok})
 
     def has_summary(self, node: SubWorkflowNode[Any] | NodeKey[Any]) -> bool:
-        """Tell whether the node is listed and had a child run that ended."""
-        node_id = _node_id(node)
+        """Return whether the node is listed and had a child run that ended."""
+        node_id = node_id_of(node)
         if node_id is None:
             return False
         found = self.results.get(node_id)
@@ -110,7 +111,7 @@ class WorkflowContext:
         )
 
     def _listed(self, node: object) -> str:
-        node_id = _node_id(node)
+        node_id = node_id_of(node)
         if node_id is None:
             raise WorkflowContextMissingIdError(
                 "A node without an id was looked up: build the workflow that holds it first, or "
@@ -122,7 +123,7 @@ class WorkflowContext:
 
 
 def skipped_result(task_index: int) -> TaskResult[Any, TaskError]:
-    """Return what stands for the result of a node that was skipped."""
+    """Return the result of a skipped node."""
     return TaskResult(
         err=TaskError(
             error_code=OutcomeCode.UPSTREAM_SKIPPED,
@@ -132,14 +133,8 @@ def skipped_result(task_index: int) -> TaskResult[Any, TaskError]:
     )
 
 
-def _node_id(node: object) -> str | None:
-    if isinstance(node, (NodeKey, *NODE_KINDS)):
-        return node.node_id
-    raise TypeError(f"a node or a NodeKey is looked up, not {type(node).__name__}")
-
-
 def _read(found: UpstreamResult, node: object) -> TaskResult[Any, TaskError]:
-    codec = _codec_of(node) or found.codec
+    codec = (result_codec(node) if isinstance(node, NODE_KINDS) else None) or found.codec
     read = decode_untyped(found.result_json) if codec is None else codec.decode(found.result_json)
     match read:
         case Ok(result):
@@ -151,10 +146,6 @@ def _read(found: UpstreamResult, node: object) -> TaskResult[Any, TaskError]:
                     message=problem.message,
                 )
             )
-
-
-def _codec_of(node: object) -> ResultCodec | None:
-    return result_codec(node) if isinstance(node, NODE_KINDS) else None
 
 
 def _read_summary(found: object, node_id: str) -> SubWorkflowSummary[Any]:

@@ -274,6 +274,13 @@ def own_name(thing: object) -> str:
     return getattr(thing, "__name__", None) or type(thing).__name__
 
 
+def node_id_of(node: object) -> str | None:
+    """Return the id of a node or key, None if it has none; TypeError for anything else."""
+    if isinstance(node, (NodeKey, *NODE_KINDS)):
+        return node.node_id
+    raise TypeError(f"expected a node or a NodeKey, not {type(node).__name__}")
+
+
 def unique_by_identity(nodes: Collection[AnyNode] | None) -> tuple[AnyNode, ...]:
     """Return the nodes in order, each once; equal-looking nodes are different nodes."""
     return tuple({id(node): node for node in nodes or ()}.values())

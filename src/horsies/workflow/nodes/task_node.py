@@ -1,7 +1,6 @@
 """NodeFactory: ``task.node(**options)(**parameters)``, a node whose parameters are type-checked.
 
-The first call takes what the workflow wants of the node, the second what the task wants of its
-caller. Stands before the line producer -> SQL -> turn -> child -> report -> result.
+The first call takes the options of the node in the workflow, the second the parameters of the task.
 """
 
 from __future__ import annotations
@@ -12,14 +11,22 @@ from typing import Any, Generic, ParamSpec, TypedDict, TypeVar
 
 from horsies.errors import ErrorCode, WorkflowValidationError
 from horsies.retry import RetryPolicy
-from horsies.workflow.nodes.nodes import AnyNode, FromNode, Join, RunnableTask, TaskNode, is_list
+from horsies.workflow.nodes.nodes import (
+    AnyNode,
+    FromNode,
+    Join,
+    RunnableTask,
+    TaskNode,
+    is_list,
+    unique_by_identity,
+)
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
 class NodeOptions(TypedDict, total=False):
-    """What a node takes beside the parameters of its task; see ``TaskNode``."""
+    """The options of a node beside the parameters of its task; see ``TaskNode``."""
 
     waits_for: Sequence[AnyNode]
     args_from: Mapping[str, AnyNode]
@@ -61,7 +68,7 @@ class NodeFactory(Generic[P, T]):
         options = self._options
         args_from: Mapping[str, Any] = options.get("args_from") or {}
         if not is_list(options.get("waits_for", ())) or not isinstance(args_from, Mapping):
-            return options  # the workflow that takes the node says what is wrong with them
+            return options  # the workflow that takes the node reports the mistake
         twice = [name for name in sources if name in args_from]
         if twice:
             raise WorkflowValidationError(
@@ -70,10 +77,9 @@ class NodeFactory(Generic[P, T]):
                 code=ErrorCode.WORKFLOW_KWARGS_ARGS_FROM_OVERLAP,
                 help_text="keep one of the two",
             )
-        # By identity: equal-looking nodes are different nodes.
-        awaited = {id(node): node for node in (*options.get("waits_for", ()), *sources.values())}
+        awaited = unique_by_identity((*options.get("waits_for", ()), *sources.values()))
         return {
             **options,
-            "waits_for": list(awaited.values()),
+            "waits_for": list(awaited),
             "args_from": {**args_from, **sources},
         }

@@ -1,8 +1,8 @@
-"""Whether a value of one annotation may stand where another is declared.
+"""Compatibility of annotations: may a value of one type be used where another is declared?
 
 Annotations are compared as declared, before anything runs, so that a graph whose parts do not fit is
-refused when it is built. What cannot be decided is let through: the value itself is checked again
-when it is read. Stands before the line producer -> SQL -> turn -> child -> report -> result.
+refused when it is built. Undecidable cases are accepted: the value itself is checked again when it
+is read.
 """
 
 from __future__ import annotations
@@ -16,8 +16,6 @@ from horsies.task_result import TaskError, TaskResult
 
 
 class UnknownType(Enum):
-    """Marks a type that nobody declared."""
-
     UNKNOWN_TYPE = "unknown"
 
 
@@ -25,7 +23,7 @@ UNKNOWN_TYPE: Final = UnknownType.UNKNOWN_TYPE
 
 
 def fits(source: Any, target: Any) -> bool:
-    """Tell whether every value of the source annotation is one of the target annotation.
+    """Return whether every value of the source annotation is one of the target annotation.
 
     Equal types fit, and so does ``Any`` on either side, a subclass, a union of which every member
     fits, and any type into a union with a member it fits. Parameters of generic types are compared
@@ -34,7 +32,7 @@ def fits(source: Any, target: Any) -> bool:
     try:
         return _known_fits(source, target)
     except TypeError:
-        # An annotation may hold what has no hash.
+        # An annotation may contain an unhashable value.
         return _fits(source, target)
 
 
@@ -52,7 +50,7 @@ def _fits(source: Any, target: Any) -> bool:
 
 
 def result_targets(annotation: Any) -> list[Any]:
-    """Return the value types of the results an annotation accepts; none when it accepts none.
+    """Return the value types of the results an annotation accepts, if any.
 
     ``TaskResult[int, TaskError] | None`` gives ``[int]``. A result whose errors are narrower than
     TaskError does not count: any library error may arrive.
@@ -70,7 +68,7 @@ def _targets(annotation: Any) -> list[Any]:
 
 
 def element_type(annotation: Any) -> Any:
-    """Return the type of the elements of a list annotation; UNKNOWN_TYPE when it is no list."""
+    """Return the type of the elements of a list annotation; UNKNOWN_TYPE for any other."""
     plain = _plain(annotation)
     if plain is Any or plain is list:
         return Any
@@ -89,7 +87,7 @@ def _result_values(branch: Any) -> list[Any]:
 
 
 def _plain(annotation: Any) -> Any:
-    """Return an annotation without what does not matter here: metadata, new names, variables."""
+    """Return an annotation without metadata, new type names and type variables."""
     if annotation is None:
         return types.NoneType
     if get_origin(annotation) is Annotated:
@@ -124,7 +122,7 @@ def _is_subclass(source: type, target: type) -> bool:
     try:
         return issubclass(source, target)
     except TypeError:
-        # Protocols and typed dictionaries do not answer.
+        # Protocols and typed dictionaries do not support issubclass.
         return True
 
 
@@ -143,6 +141,6 @@ def _members_fit(given: tuple[Any, ...], wanted: tuple[Any, ...], *, fixed: bool
     return ... not in given and len(given) == len(wanted) and all(map(fits, given, wanted))
 
 
-# A thousand nodes ask the same few questions; taking annotations apart costs 10 µs each time.
+# A thousand nodes compare the same few annotations; taking them apart costs 10 µs each time.
 _known_fits = functools.lru_cache(maxsize=2_048)(_fits)
 _known_targets = functools.lru_cache(maxsize=2_048)(_targets)

@@ -1,9 +1,8 @@
-"""Drawing: the graph of a run as lines that a person can read in a terminal.
+"""Drawing: the graph of a run as lines of text for a terminal.
 
-Pure: from nodes to pieces of text with the name of a style each; whoever prints them decides on
-colours. A node stands below the last node that all ways to it lead through: what branches is
-indented, what joins the branches again goes on at the left, and names what it waits for. Beside the
-line producer -> SQL -> turn -> child -> report -> result.
+Pure: nodes become pieces of text with the name of a style each; the caller chooses the colours. A
+node is drawn below the last node that every path to it passes through: branches are indented, the
+node that joins them continues at the left and names its dependencies.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from horsies.db.statements.workflows import RunRow, TreeNode
 from horsies.states import WORKFLOW_TASK_TERMINAL_STATES, WorkflowStatus
 from horsies.workflow.run.listing import RunReport
 
-# More branches of one node, or more steps in a row, than this are folded to those that matter.
+# More branches of one node, or more steps in a row, than this are folded to the notable ones.
 FOLD_ABOVE = 12
 INDENT_MAX = 12
 _NOTABLE_MAX = 5
@@ -38,7 +37,7 @@ Part = TypeVar("Part", bound=object)
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A part of a line and what it is: a status, "name", "note", "error" or "frame"."""
+    """A part of a line and its style: a status, "name", "note", "error" or "frame"."""
 
     text: str
     style: str = ""
@@ -49,9 +48,9 @@ Line = tuple[Piece, ...]
 
 @dataclass(frozen=True, slots=True)
 class DrawnNode:
-    """A node as it is drawn; ``child`` is the run below it, if there is one to show.
+    """A node to draw; ``child`` is the run below it, if there is one to show.
 
-    ``dependencies`` are positions in the list of nodes; ``join`` and ``min_success`` say how many of
+    ``dependencies`` are positions in the list of nodes; ``join`` and ``min_success`` set how many of
     them must succeed.
     """
 
@@ -68,15 +67,15 @@ class DrawnNode:
 
 @dataclass(frozen=True, slots=True)
 class DrawnRun:
-    """A run as it is drawn: its title and its nodes in the order of their indexes."""
+    """A run to draw: its title and its nodes in the order of their indexes."""
 
     title: Line
     nodes: Sequence[DrawnNode] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Marks:
-    """The characters a drawing is made of."""
+class Symbols:
+    """The characters of a drawing."""
 
     statuses: Mapping[str, str]
     branch: str = "├─ "
@@ -87,7 +86,7 @@ class Marks:
     arrow: str = "←"
 
 
-MARKS = Marks(
+SYMBOLS = Symbols(
     {
         "COMPLETED": "✓",
         "FAILED": "✗",
@@ -99,7 +98,7 @@ MARKS = Marks(
         "PENDING": "·",
     }
 )
-PLAIN_MARKS = Marks(
+ASCII_SYMBOLS = Symbols(
     {
         "COMPLETED": "+",
         "FAILED": "x",
@@ -119,14 +118,14 @@ PLAIN_MARKS = Marks(
 )
 
 
-def draw(run: DrawnRun, *, marks: Marks = MARKS, fold: bool = True) -> list[Line]:
+def draw(run: DrawnRun, *, symbols: Symbols = SYMBOLS, fold: bool = True) -> list[Line]:
     """Return the title of a run and the lines of its graph; long repetitions are folded.
 
     Example:
         for line in draw(run):
             print("".join(piece.text for piece in line))
     """
-    return [run.title, *_Drawing(marks, fold).lines(run)]
+    return [run.title, *_Drawing(symbols, fold).lines(run)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,20 +138,19 @@ class _Gap:
 
 @dataclass(frozen=True, slots=True)
 class _Drawing:
-    """How everything of one picture is drawn."""
+    """The settings of one drawing."""
 
-    marks: Marks
+    symbols: Symbols
     fold: bool
 
     def lines(self, run: DrawnRun, depth: int = 0) -> list[Line]:
-        """Return the lines of a run's graph."""
         tree = _Tree(run.nodes)
         return list(self._trunk(tree, tree.below[_RUN], depth))
 
     def _trunk(self, tree: _Tree, starts: Sequence[int], depth: int) -> Iterator[Line]:
-        """Draw what stands below one node: its branches, what joins them, what is below that."""
+        """Draw the part below one node: its branches, the node that joins them, and so on."""
         steps = list(tree.steps(starts, widest=depth >= INDENT_MAX))
-        for step in self._folded(steps, lambda step: step.statuses(tree)):
+        for step in self._fold(steps, lambda step: step.statuses(tree)):
             if isinstance(step, _Gap):
                 yield self._gap_line(step, "steps")
                 continue
@@ -163,12 +161,12 @@ class _Drawing:
     def _branches(
         self, tree: _Tree, branches: Sequence[int], depth: int, *, goes_on: bool
     ) -> Iterator[Line]:
-        shown = self._folded(branches, tree.statuses)
+        shown = self._fold(branches, tree.statuses)
         for place, branch in enumerate(shown):
             is_last = place == len(shown) - 1 and not goes_on
-            head, rail = self.marks.branch, self.marks.rail
+            head, rail = self.symbols.branch, self.symbols.rail
             if is_last:
-                head, rail = self.marks.last_branch, " " * len(rail)
+                head, rail = self.symbols.last_branch, " " * len(rail)
             if isinstance(branch, _Gap):
                 yield (Piece(head, "frame"), *self._gap_line(branch, "branches"))
                 continue
@@ -182,10 +180,10 @@ class _Drawing:
         yield tuple(self._pieces(tree, node, step))
         if node.child is not None:
             for line in self.lines(node.child, depth + 1):
-                yield (Piece(self.marks.nest, "frame"), *line)
+                yield (Piece(self.symbols.nest, "frame"), *line)
 
     def _pieces(self, tree: _Tree, node: DrawnNode, step: _Step) -> Iterator[Piece]:
-        yield Piece(f"{self.marks.statuses.get(node.status, '?')} ", node.status)
+        yield Piece(f"{self.symbols.statuses.get(node.status, '?')} ", node.status)
         yield Piece(node.node_id, "name")
         if node.label and node.label != node.node_id:
             yield Piece(f"  {node.label}", "note")
@@ -194,21 +192,19 @@ class _Drawing:
         if node.error is not None:
             yield Piece(f"  {node.error}", "error")
         if step.branches or list(node.dependencies) not in ([], [step.after]):
-            yield Piece(f"  {self.marks.arrow} {_sources(tree, node)}", "note")
+            yield Piece(f"  {self.symbols.arrow} {_sources(tree, node)}", "note")
 
     def _gap_line(self, gap: _Gap, what: str) -> Line:
         counts = " ".join(
-            f"{count:,} {self.marks.statuses.get(status, '?')}"
+            f"{count:,} {self.symbols.statuses.get(status, '?')}"
             for status, count in sorted(gap.statuses.items(), key=lambda item: _ORDER[item[0]])
         )
-        return (Piece(f"{self.marks.gap} {gap.count:,} more {what}: {counts}", "note"),)
+        return (Piece(f"{self.symbols.gap} {gap.count:,} more {what}: {counts}", "note"),)
 
-    def _folded(
+    def _fold(
         self, parts: Sequence[Part], statuses: Callable[[Part], Counter[str]]
     ) -> list[Part | _Gap]:
-        """Leave out most of a long row, with a count in its place: not the ends, and not what is
-        worth a look.
-        """
+        """Replace most of a long row by a count; its ends and notable parts stay."""
         if not self.fold or len(parts) <= FOLD_ABOVE:
             return list(parts)
         found = [statuses(part) for part in parts]
@@ -227,7 +223,7 @@ class _Drawing:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """One step down a trunk: the branches that leave it, then the node that it goes on with.
+    """One step down a trunk: the branches that leave it, then the node that continues it.
 
     ``after`` is the node before it.
     """
@@ -237,7 +233,6 @@ class _Step:
     then: int | None
 
     def statuses(self, tree: _Tree) -> Counter[str]:
-        """Count the statuses of everything drawn for this step."""
         counts: Counter[str] = Counter()
         for branch in self.branches:
             counts += tree.statuses(branch)
@@ -247,9 +242,9 @@ class _Step:
 
 
 class _Tree:
-    """A graph as a tree: every node below the last one that all ways to it lead through.
+    """A graph as a tree: every node below the last node that every path to it passes through.
 
-    Nodes are named by their positions, the run itself is the root.
+    Nodes are given by their positions; the run itself is the root.
     """
 
     def __init__(self, nodes: Sequence[DrawnNode]) -> None:
@@ -266,7 +261,7 @@ class _Tree:
         self._counts: dict[int, Counter[str]] = {}
 
     def _last_common(self, places: Sequence[int]) -> int:
-        """Return the lowest node that stands above all of these, or is the only one of them."""
+        """Return the lowest node above all of these, or the only one of them."""
         found = places[0] if places else _RUN
         for other in places[1:]:
             while found != other:
@@ -275,7 +270,7 @@ class _Tree:
         return found
 
     def statuses(self, place: int) -> Counter[str]:
-        """Count the statuses of a node and all below it."""
+        """Count the statuses of a node and all nodes below it."""
         if not self._counts:
             for one in reversed(self._order):
                 counts = Counter({self.nodes[one].status: 1})
@@ -285,7 +280,7 @@ class _Tree:
         return self._counts[place]
 
     def steps(self, starts: Sequence[int], *, widest: bool) -> Iterator[_Step]:
-        """Walk down from these as long as one node continues where all others meet."""
+        """Walk down as long as one node continues the trunk and joins all its siblings."""
         after = self.above[starts[0]] if starts else _RUN
         lower: Sequence[int] = starts
         while lower:
@@ -295,30 +290,30 @@ class _Tree:
                 return
             after, lower = then, self.below[then]
 
-    def _continuation(self, brothers: Sequence[int], *, widest: bool) -> int | None:
-        if len(brothers) == 1:
-            return brothers[0]
-        last = brothers[-1]
-        if self._met(last, set(brothers)) == set(brothers) - {last}:
+    def _continuation(self, siblings: Sequence[int], *, widest: bool) -> int | None:
+        if len(siblings) == 1:
+            return siblings[0]
+        last = siblings[-1]
+        if self._joined_by(last, set(siblings)) == set(siblings) - {last}:
             return last
-        if widest:  # any more indentation would push the picture out of the window
-            return max(brothers, key=lambda place: self.statuses(place).total())
+        if widest:  # more indentation would push the drawing out of the window
+            return max(siblings, key=lambda place: self.statuses(place).total())
         return None
 
-    def _met(self, place: int, brothers: set[int]) -> set[int]:
-        """Return the brothers whose branches lead to this one, directly or through others."""
-        met: set[int] = set()
+    def _joined_by(self, place: int, siblings: set[int]) -> set[int]:
+        """Return the siblings whose branches lead to this node, directly or through others."""
+        joined: set[int] = set()
         waiting = [place]
         while waiting:
             for source in self.nodes[waiting.pop()].dependencies:
-                branch = self._branch_of(source, brothers)
-                if branch is not None and branch not in met:
-                    met.add(branch)
+                branch = self._branch_of(source, siblings)
+                if branch is not None and branch not in joined:
+                    joined.add(branch)
                     waiting.append(branch)
-        return met
+        return joined
 
-    def _branch_of(self, place: int, brothers: set[int]) -> int | None:
-        while place != _RUN and place not in brothers:
+    def _branch_of(self, place: int, siblings: set[int]) -> int | None:
+        while place != _RUN and place not in siblings:
             place = self.above[place]
         return None if place == _RUN else place
 
@@ -357,11 +352,11 @@ def _sources(tree: _Tree, node: DrawnNode) -> str:
 _WAITING = ("ENQUEUED", "READY")
 
 
-def portrait(report: RunReport) -> DrawnRun:
-    """Return the run and everything below it, ready to be drawn.
+def drawn_run(report: RunReport) -> DrawnRun:
+    """Return a run and the runs below it, ready to be drawn.
 
     Example:
-        for line in draw(portrait(report)):
+        for line in draw(drawn_run(report)):
             print("".join(piece.text for piece in line))
     """
     runs = {run.id: run for run in (report.run, *report.below)}
@@ -402,10 +397,10 @@ def _node(
 
 
 def _status(row: TreeNode, run: RunRow, child: RunRow | None) -> str:
-    """Return the status to show: what is held back by a pause is shown as paused."""
-    holder = child if row.status == "RUNNING" else run
-    is_held = holder is not None and holder.status == WorkflowStatus.PAUSED
-    return "PAUSED" if is_held and row.status in (*_WAITING, "RUNNING") else row.status
+    """Return the status to show: PAUSED for a node that a paused run holds back."""
+    run_of_task = child if row.status == "RUNNING" else run
+    is_paused = run_of_task is not None and run_of_task.status == WorkflowStatus.PAUSED
+    return "PAUSED" if is_paused and row.status in (*_WAITING, "RUNNING") else row.status
 
 
 def _label(row: TreeNode) -> str:
@@ -438,7 +433,7 @@ def _notes(row: TreeNode, child: RunRow | None) -> Iterator[str]:
 
 
 def elapsed(seconds: float) -> str:
-    """Write a length of time as exactly as it deserves: 12ms, 1.4s, 42s, 4m12s, 3h05m, 5d04h."""
+    """Format a duration with two or three digits: 12ms, 1.4s, 42s, 4m12s, 3h05m, 5d04h."""
     seconds = max(seconds, 0.0)
     if seconds < 1:
         return f"{seconds * 1000:.0f}ms"

@@ -1,8 +1,7 @@
-"""WorkflowHandle: a run as its owner holds it, to wait for, to look into and to steer.
+"""WorkflowHandle: wait for a run, read its results and control it.
 
-The producer's end of the line producer -> SQL -> turn -> child -> report -> result. Nothing here
-raises for operational reasons: results are ``TaskResult``s, everything else is a ``HandleResult``.
-Both faces of every method run the same script.
+Nothing here raises for operational reasons: results are ``TaskResult``s, everything else is a
+``HandleResult``. The sync and async forms of a method run the same script.
 """
 
 from __future__ import annotations
@@ -13,10 +12,12 @@ from typing import Any, Generic, TypeVar
 from horsies.codec.results import ResultCodec
 from horsies.db.statement import Script, one_or_none
 from horsies.db.statements.workflows import (
+    ItemRow,
     NodeRow,
     ReadNode,
     ReadNodes,
     RunOutcome,
+    read_items,
     read_node,
     read_nodes,
 )
@@ -31,18 +32,19 @@ from horsies.workflow.nodes.nodes import (
     NodeKey,
     ValueNode,
     codec_for,
+    node_id_of,
     result_codec,
 )
 from horsies.workflow.nodes.type_compat import UNKNOWN_TYPE
 from horsies.workflow.run import control
-from horsies.workflow.run.draw import draw, portrait
+from horsies.workflow.run.draw import draw, drawn_run
 from horsies.workflow.run.info import HandleResult, SignalDelivery, WorkflowInfo, WorkflowTaskInfo
 from horsies.workflow.run.listing import report_script
 from horsies.workflow.run.results import (
     NO_TYPES,
-    Learn,
+    FindTypes,
     ResultTypes,
-    folded,
+    as_error_result,
     item_info,
     node_info,
     node_result,
@@ -50,17 +52,17 @@ from horsies.workflow.run.results import (
     stored_results,
     without_id,
 )
-from horsies.workflow.run.waiting import meet, meet_async
+from horsies.workflow.run.waiting import wait_for_run, wait_for_run_async
 
 T = TypeVar("T")
 V = TypeVar("V")
 
-# Where a reader of the result learns something: the run has ended, or does not go on by itself.
-_SETTLED = WORKFLOW_TERMINAL_STATES | {WorkflowStatus.PAUSED}
+# The statuses in which get returns: the run has ended, or does not continue by itself.
+_READABLE = WORKFLOW_TERMINAL_STATES | {WorkflowStatus.PAUSED}
 
 
 class WorkflowHandle(Generic[T]):
-    """A run of a workflow; every method has a twin for event loops, named ``..._async``.
+    """A run of a workflow; every method has an async form, named ``..._async``.
 
     Example:
         handle = spec.start().unwrap()
@@ -68,11 +70,11 @@ class WorkflowHandle(Generic[T]):
         if result.is_ok():
             print(result.ok_value)
 
-    One made by hand from an id reads values as plain JSON, and the result by ``output_type`` if
+    A handle made by hand from an id reads values as plain JSON, and the result by ``output_type`` if
     given; ``app.workflow_handle(workflow_id)`` finds the types by itself.
     """
 
-    __slots__ = ("_cached", "_learn", "_output", "_types", "broker", "workflow_id")
+    __slots__ = ("_cached", "_find_types", "_output", "_types", "broker", "workflow_id")
 
     def __init__(
         self,
@@ -81,13 +83,13 @@ class WorkflowHandle(Generic[T]):
         output_type: Any = UNKNOWN_TYPE,
         *,
         types: ResultTypes | None = None,
-        learn: Learn | None = None,
+        find_types: FindTypes | None = None,
     ) -> None:
         self.workflow_id = workflow_id
         self.broker = broker
         self._output = None if output_type is UNKNOWN_TYPE else codec_for(output_type)
         self._types = types
-        self._learn = learn
+        self._find_types = find_types
         self._cached: TaskResult[T, TaskError] | None = None
 
     def __repr__(self) -> str:
@@ -98,46 +100,47 @@ class WorkflowHandle(Generic[T]):
     def get(self, timeout_ms: int | None = None) -> TaskResult[T, TaskError]:
         """Wait for the result and return it; 0 looks once without waiting, None waits for ever.
 
-        Never raises. A failed, cancelled or expired run gives its error, a paused one at once
-        WORKFLOW_PAUSED. Otherwise: WAIT_TIMEOUT, RESULT_NOT_READY (after a look with 0),
+        Never raises. A failed, cancelled or expired run returns its error, a paused run returns
+        WORKFLOW_PAUSED at once. Other errors: WAIT_TIMEOUT, RESULT_NOT_READY (with 0),
         WORKFLOW_NOT_FOUND, BROKER_ERROR.
         """
         if self._cached is not None:
             return self._cached
-        match meet(self.broker, self.workflow_id, _until(timeout_ms), timeout_ms):
+        match wait_for_run(self.broker, self.workflow_id, _until(timeout_ms), timeout_ms):
             case Err(error):
-                return folded(error)
+                return as_error_result(error)
             case Ok(run):
-                known = self._perform(self._types_script()) if self._must_learn(run) else None
-                return self._outcome(run, known)
+                found = self._perform(self._types_script()) if self._needs_types(run) else None
+                return self._outcome(run, found)
 
     async def get_async(self, timeout_ms: int | None = None) -> TaskResult[T, TaskError]:
         """``get`` without blocking the event loop."""
         if self._cached is not None:
             return self._cached
-        match await meet_async(self.broker, self.workflow_id, _until(timeout_ms), timeout_ms):
+        until = _until(timeout_ms)
+        match await wait_for_run_async(self.broker, self.workflow_id, until, timeout_ms):
             case Err(error):
-                return folded(error)
+                return as_error_result(error)
             case Ok(run):
                 script = self._types_script()
-                known = await self._perform_async(script) if self._must_learn(run) else None
-                return self._outcome(run, known)
+                found = await self._perform_async(script) if self._needs_types(run) else None
+                return self._outcome(run, found)
 
     def wait(
         self,
         until: Collection[WorkflowStatus] = WORKFLOW_TERMINAL_STATES,
         timeout_ms: int | None = None,
     ) -> HandleResult[WorkflowStatus]:
-        """Wait for one of these statuses and return it; a pause is outlasted unless asked for.
+        """Wait for one of these statuses and return it; PAUSED ends the wait only if listed.
 
-        A run that has ended is returned as it is: nothing else will come of it. WAIT_TIMEOUT when the
-        time is up; 0 looks once.
+        A terminal status ends the wait even if it is not listed. WAIT_TIMEOUT when the time is up; 0
+        looks once.
 
         Example:
             handle.wait(until={WorkflowStatus.PAUSED}, timeout_ms=60_000)
         """
-        met = meet(self.broker, self.workflow_id, frozenset(until), timeout_ms)
-        return met.map(_status_of)
+        found = wait_for_run(self.broker, self.workflow_id, frozenset(until), timeout_ms)
+        return found.map(lambda run: WorkflowStatus(run.status))
 
     async def wait_async(
         self,
@@ -145,13 +148,14 @@ class WorkflowHandle(Generic[T]):
         timeout_ms: int | None = None,
     ) -> HandleResult[WorkflowStatus]:
         """``wait`` without blocking the event loop."""
-        met = await meet_async(self.broker, self.workflow_id, frozenset(until), timeout_ms)
-        return met.map(_status_of)
+        statuses = frozenset(until)
+        found = await wait_for_run_async(self.broker, self.workflow_id, statuses, timeout_ms)
+        return found.map(lambda run: WorkflowStatus(run.status))
 
-    # Looking
+    # Reading
 
     def status(self) -> HandleResult[WorkflowStatus]:
-        """Return where the run stands."""
+        """Return the status of the run."""
         return self._perform(control.status_script(self.workflow_id))
 
     async def status_async(self) -> HandleResult[WorkflowStatus]:
@@ -159,7 +163,7 @@ class WorkflowHandle(Generic[T]):
         return await self._perform_async(control.status_script(self.workflow_id))
 
     def info(self) -> HandleResult[WorkflowInfo]:
-        """Return what the database knows about the run, and which runs below it are paused."""
+        """Describe the run, and list the paused runs below it."""
         return self._perform(control.info_script(self.workflow_id))
 
     async def info_async(self) -> HandleResult[WorkflowInfo]:
@@ -170,17 +174,18 @@ class WorkflowHandle(Generic[T]):
         """Return the result of one node; one query, never waits.
 
         RESULT_NOT_READY while it has none, UPSTREAM_SKIPPED for a skipped node; NODE_NOT_FOUND,
-        WORKFLOW_NOT_FOUND, WORKFLOW_CTX_MISSING_ID for a node that belongs to no workflow.
+        WORKFLOW_NOT_FOUND, WORKFLOW_CTX_MISSING_ID for a node that was not built into a workflow.
         """
-        return _folded(self._perform(self._result_script(node, control.node_id_of(node))))
+        done = self._perform(self._result_script(node, _id_of(node)))
+        return as_error_result(done.value) if isinstance(done, Err) else done.value
 
     async def result_for_async(self, node: ValueNode[V] | NodeKey[V]) -> TaskResult[V, TaskError]:
         """``result_for`` without blocking the event loop."""
-        script = self._result_script(node, control.node_id_of(node))
-        return _folded(await self._perform_async(script))
+        done = await self._perform_async(self._result_script(node, _id_of(node)))
+        return as_error_result(done.value) if isinstance(done, Err) else done.value
 
     def results(self) -> HandleResult[dict[str, TaskResult[Any, TaskError]]]:
-        """Return the results of all nodes that have one, by node id."""
+        """Return the available results of all nodes, by node id."""
         return self._perform(self._results_script())
 
     async def results_async(self) -> HandleResult[dict[str, TaskResult[Any, TaskError]]]:
@@ -203,18 +208,18 @@ class WorkflowHandle(Generic[T]):
         Example:
             print(handle.draw().unwrap())
         """
-        return self._perform(_picture_script(self.workflow_id))
+        return self._perform(_drawing_script(self.workflow_id))
 
     async def draw_async(self) -> HandleResult[str]:
         """``draw`` without blocking the event loop."""
-        return await self._perform_async(_picture_script(self.workflow_id))
+        return await self._perform_async(_drawing_script(self.workflow_id))
 
-    # Steering
+    # Control
 
     def pause(self) -> HandleResult[bool]:
-        """Hold the run and what runs below it; True when it was RUNNING.
+        """Pause the run and the runs below it; True if it was RUNNING.
 
-        Tasks that run go on and their results are kept; nothing new starts, no retry either.
+        Running tasks continue and their results are kept; no other task starts, nor a retry.
         """
         return self._perform(control.pause_script(self.workflow_id))
 
@@ -223,9 +228,9 @@ class WorkflowHandle(Generic[T]):
         return await self._perform_async(control.pause_script(self.workflow_id))
 
     def resume(self, *, retry_failed: bool = False) -> HandleResult[bool]:
-        """Let a paused run and what is paused below it go on; True when it did.
+        """Resume a paused run and the paused runs below it; True if it was paused.
 
-        What has failed stays failed. With ``retry_failed`` it is tried again, and a FAILED run is
+        Failed nodes stay failed. With ``retry_failed`` they are retried, and a FAILED run is
         restarted from its failures.
         """
         script = control.resume_script(self.workflow_id, retry_failed=retry_failed)
@@ -237,10 +242,10 @@ class WorkflowHandle(Generic[T]):
         return await self._perform_async(script)
 
     def retry(self, node: AnyNode | NodeKey[Any] | str | None = None) -> HandleResult[None]:
-        """Try a failed node again, or all of them; what was skipped because of it waits again.
+        """Retry a failed node, or all of them; nodes skipped because of the failure wait again.
 
-        A FAILED or PAUSED run goes on. What succeeded stays as it is. Refused with NODE_NOT_FOUND,
-        NOTHING_TO_RETRY, or WORKFLOW_NOT_RETRYABLE.
+        A FAILED or PAUSED run continues. Successful nodes keep their results. Refused with
+        NODE_NOT_FOUND, NOTHING_TO_RETRY, or WORKFLOW_NOT_RETRYABLE.
         """
         return self._perform(control.retry_script(self.workflow_id, _nodes_named(node)))
 
@@ -252,27 +257,27 @@ class WorkflowHandle(Generic[T]):
         return await self._perform_async(script)
 
     def cancel(self, *, interrupt: bool = False, reason: str | None = None) -> HandleResult[None]:
-        """End the run and everything below it: what has not started never will.
+        """Cancel the run and the runs below it; tasks that have not started never will.
 
-        Tasks that run are left to end, or stopped with ``interrupt``. Ending an ended run again
-        changes nothing and is no error.
+        Running tasks are left to end, or stopped with ``interrupt``. Cancelling an ended run has no
+        effect and is not an error.
         """
         script = control.cancel_script(self.workflow_id, interrupt=interrupt, reason=reason)
-        return self._perform(script).map(_nothing)
+        return self._perform(script).map(lambda _: None)
 
     async def cancel_async(
         self, *, interrupt: bool = False, reason: str | None = None
     ) -> HandleResult[None]:
         """``cancel`` without blocking the event loop."""
         script = control.cancel_script(self.workflow_id, interrupt=interrupt, reason=reason)
-        return (await self._perform_async(script)).map(_nothing)
+        return (await self._perform_async(script)).map(lambda _: None)
 
     def signal(self, name: str, value: object = None) -> HandleResult[SignalDelivery]:
-        """Hand a value to the ``SignalNode`` that waits for this name, or keep it for the first
-        that will; each signal is taken once.
+        """Send a value to the ``SignalNode`` that waits for this name, or store it for the first
+        that will; each signal is delivered once.
 
-        SIGNAL_NOT_FOUND when no node of the run has this name, WORKFLOW_ENDED when none will take it
-        any more, VALIDATION_FAILED when the value is not of the declared type or the name no text.
+        SIGNAL_NOT_FOUND if no node of the run has this name, WORKFLOW_ENDED if the run has ended,
+        VALIDATION_FAILED if the value is not of the declared type or the name is not text.
         """
         return self._perform(self._signal_script(name, value))
 
@@ -285,37 +290,37 @@ class WorkflowHandle(Generic[T]):
     def _perform(self, script: Script[HandleResult[V]]) -> HandleResult[V]:
         if self.broker is None:
             return control.no_broker(self.workflow_id)
-        done = self.broker.perform(control.STEERING, script)
-        return control.settled(self.workflow_id, done)
+        done = self.broker.perform(control.CONTROL, script)
+        return control.unwrap_handle_result(self.workflow_id, done)
 
     async def _perform_async(self, script: Script[HandleResult[V]]) -> HandleResult[V]:
         if self.broker is None:
             return control.no_broker(self.workflow_id)
-        done = await self.broker.perform_async(control.STEERING, script)
-        return control.settled(self.workflow_id, done)
+        done = await self.broker.perform_async(control.CONTROL, script)
+        return control.unwrap_handle_result(self.workflow_id, done)
 
-    def _must_learn(self, run: RunOutcome) -> bool:
-        unknown = self._types is None and self._learn is not None
+    def _needs_types(self, run: RunOutcome) -> bool:
+        unknown = self._types is None and self._find_types is not None
         return unknown and run.status == WorkflowStatus.COMPLETED
 
     def _types_script(self) -> Script[HandleResult[ResultTypes]]:
         stored = stored_form(self.workflow_id)
-        if self._types is None and self._learn is not None and stored is not None:
-            self._types = self._learn((yield read_nodes, ReadNodes(stored, False)))
+        if self._types is None and self._find_types is not None and stored is not None:
+            self._types = self._find_types((yield read_nodes, ReadNodes(stored, False)))
         return Ok(self._types or NO_TYPES)
 
     def _types_from(self, rows: list[NodeRow]) -> ResultTypes:
-        if self._types is None and self._learn is not None:
-            self._types = self._learn(rows)
+        if self._types is None and self._find_types is not None:
+            self._types = self._find_types(rows)
         return self._types or NO_TYPES
 
     def _outcome(
-        self, run: RunOutcome, known: HandleResult[ResultTypes] | None
+        self, run: RunOutcome, found: HandleResult[ResultTypes] | None
     ) -> TaskResult[T, TaskError]:
-        if isinstance(known, Err):
-            return folded(known.value)
+        if isinstance(found, Err):
+            return as_error_result(found.value)
         result = run_result(run, self._types or NO_TYPES, self._output)
-        if run.status == WorkflowStatus.COMPLETED:  # any other end can be undone by a retry
+        if run.status == WorkflowStatus.COMPLETED:  # a retry can undo any other end
             self._cached = result
         return result
 
@@ -348,7 +353,8 @@ class WorkflowHandle(Generic[T]):
         infos = {row.task_index: [node_info(row, types)] for row in found.value}
         maps = {row.task_index: row for row in found.value if row.kind == "map"}
         if maps:
-            for item in (yield from control.items_script(self.workflow_id, results=results)):
+            items: list[ItemRow] = yield read_items, ReadNodes(self.workflow_id, results)
+            for item in items:
                 node = maps[item.task_index]
                 infos[item.task_index].append(item_info(item, node, types, with_result=results))
         return Ok([info for group in infos.values() for info in group])
@@ -359,33 +365,23 @@ class WorkflowHandle(Generic[T]):
         return (yield from control.signal_script(self.workflow_id, name, value, declared))
 
 
-def _picture_script(workflow_id: str) -> Script[HandleResult[str]]:
+def _drawing_script(workflow_id: str) -> Script[HandleResult[str]]:
     report = yield from report_script(workflow_id)
     if report is None:
         return control.no_such_run(workflow_id)
-    lines = draw(portrait(report))
+    lines = draw(drawn_run(report))
     return Ok("\n".join("".join(piece.text for piece in line) for line in lines))
 
 
+def _id_of(node: object) -> str | None:
+    return node if isinstance(node, str) else node_id_of(node)
+
+
 def _nodes_named(node: object) -> list[str] | None:
-    """Return the ids of the nodes to try again: the one given, or None for all that failed."""
-    return None if node is None else [control.node_id_of(node) or ""]
+    """Return the ids of the nodes to retry: that of the given node, or None for all failed ones."""
+    return None if node is None else [_id_of(node) or ""]
 
 
 def _until(timeout_ms: int | None) -> frozenset[WorkflowStatus]:
-    # One look takes the run as it is.
-    return frozenset(WorkflowStatus) if timeout_ms == 0 else _SETTLED
-
-
-def _status_of(run: RunOutcome) -> WorkflowStatus:
-    return WorkflowStatus(run.status)
-
-
-def _nothing(_answer: object) -> None:
-    return None
-
-
-def _folded(
-    done: HandleResult[TaskResult[Any, TaskError]],
-) -> TaskResult[Any, TaskError]:
-    return folded(done.value) if isinstance(done, Err) else done.value
+    # A single look accepts any status.
+    return frozenset(WorkflowStatus) if timeout_ms == 0 else _READABLE

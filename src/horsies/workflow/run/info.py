@@ -1,8 +1,4 @@
-"""What starting, reading and steering a run answer: values, never exceptions.
-
-Shared by the functions that start runs, by handles and by the operator's commands; the producer's
-two ends of the line producer -> SQL -> turn -> child -> report -> result.
-"""
+"""The answers to starting, reading and controlling a run: values, never exceptions."""
 
 from __future__ import annotations
 
@@ -33,8 +29,8 @@ class WorkflowStartErrorCode(StrEnum):
 class WorkflowStartError:
     """A start that stored nothing, or whose COMMIT is in doubt (``retryable``: use ``retry_start``).
 
-    ``in_transaction`` says that it belonged to a transaction of the caller, and must be repeated
-    with one.
+    ``in_transaction`` is set if it belonged to a transaction of the caller; it must be repeated with
+    one.
     """
 
     code: WorkflowStartErrorCode
@@ -51,7 +47,7 @@ WorkflowStartResult: TypeAlias = Result[T, WorkflowStartError]
 
 
 class HandleErrorCode(StrEnum):
-    """Why a run could not be read or steered."""
+    """Why a run could not be read or controlled."""
 
     WORKFLOW_NOT_FOUND = "WORKFLOW_NOT_FOUND"
     NODE_NOT_FOUND = "NODE_NOT_FOUND"
@@ -69,7 +65,7 @@ class HandleErrorCode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class HandleOperationError:
-    """Why an operation on a run did nothing; ``retryable`` when trying again later can help."""
+    """Why an operation on a run had no effect; ``retryable`` if a later attempt may succeed."""
 
     code: HandleErrorCode
     message: str
@@ -82,7 +78,7 @@ HandleResult: TypeAlias = Result[T, HandleOperationError]
 
 
 class SignalDelivery(StrEnum):
-    """What became of a signal: a node that waits took it, or it is kept for the one that will."""
+    """The fate of a signal: a waiting node received it, or it is stored for a later one."""
 
     DELIVERED = "delivered"
     STORED = "stored"
@@ -92,8 +88,8 @@ class SignalDelivery(StrEnum):
 class WorkflowTaskInfo:
     """A node of a run, or with ``item_index`` one item of a map node.
 
-    ``name`` is that of the task or of the sub-workflow. ``sub_workflow_status`` tells that a run
-    below is paused while this one goes on.
+    ``name`` is that of the task or of the sub-workflow. ``sub_workflow_status`` is that of the child
+    run, which may be paused while this run continues.
     """
 
     node_id: str
@@ -118,10 +114,10 @@ class WorkflowTaskInfo:
 
 @dataclass(frozen=True, slots=True)
 class WorkflowInfo:
-    """What the database knows about a run.
+    """A run as stored in the database.
 
-    ``paused_descendants`` are the runs below it that are paused; a run whose own status is RUNNING
-    waits for them. ``matched_case`` is the position of the success case that was met.
+    ``paused_descendants`` are the paused runs below it; a run whose own status is RUNNING waits for
+    them. ``matched_case`` is the position of the success case that was met.
     """
 
     workflow_id: str

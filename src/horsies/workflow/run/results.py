@@ -1,13 +1,13 @@
 """Reading a run: stored rows become results, errors and descriptions, decoded by declared types.
 
-Pure; at the producer's end of the line producer -> SQL -> turn -> child -> report -> result. The
-types come from the nodes of the specification that was started, or are learnt from the rows of a run
-that was started elsewhere; without either, values are plain JSON.
+The types come from the nodes of the specification that was started, or are looked up by the rows of
+a run that was started elsewhere; without either, values are plain JSON.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import fields
 from typing import Any, Protocol, TypeAlias, assert_never, get_args
 
 from pydantic_core import from_json, to_json
@@ -36,20 +36,20 @@ from horsies.workflow.run.info import (
 
 
 class ResultTypes(Protocol):
-    """What knows the types of a run's results by node id."""
+    """The types of a run's results."""
 
     def codec(self, node_id: str) -> ResultCodec | None:
-        """Return what reads the result of a node, or None when its type is not known."""
+        """Return the codec of a node's result, or None when its type is not known."""
 
     def signal_type(self, name: str) -> Any:
         """Return the type of the values of a signal, Any when it is not known."""
 
 
-Learn: TypeAlias = Callable[[Sequence[NodeRow]], ResultTypes]
+FindTypes: TypeAlias = Callable[[Sequence[NodeRow]], ResultTypes]
 
 
 class DeclaredTypes:
-    """The types that nodes declare; nothing is looked at before somebody asks."""
+    """The types that nodes declare; they are looked up on demand."""
 
     __slots__ = ("_by_id", "_nodes")
 
@@ -58,14 +58,12 @@ class DeclaredTypes:
         self._by_id: dict[str | None, AnyNode] | None = None
 
     def codec(self, node_id: str) -> ResultCodec | None:
-        """Return what reads the result of a node, or None when its type is not known."""
         if self._by_id is None:
             self._by_id = {node.node_id: node for node in self._nodes}
         node = self._by_id.get(node_id)
         return None if node is None else result_codec(node)
 
     def signal_type(self, name: str) -> Any:
-        """Return the type of the values of a signal, Any when it is not known."""
         waiting = (node for node in self._nodes if isinstance(node, SignalNode))
         return next((node.value_type for node in waiting if node.name == name), Any)
 
@@ -76,7 +74,7 @@ NO_TYPES = DeclaredTypes(())
 def run_result(
     run: RunOutcome, types: ResultTypes, output: ResultCodec | None = None
 ) -> TaskResult[Any, TaskError]:
-    """Turn a run's row into the result its reader sees; ``output`` reads that of the output node."""
+    """Return the result of a run; ``output`` is the codec of its output node, if known."""
     status = WorkflowStatus(run.status)
     match status:
         case WorkflowStatus.COMPLETED:
@@ -88,7 +86,10 @@ def run_result(
         case WorkflowStatus.EXPIRED:
             return _ended(run, OutcomeCode.WORKFLOW_EXPIRED, "was paused for too long")
         case WorkflowStatus.PAUSED:
-            return _paused(run)
+            reason = read_error(run.error)
+            suffix = f": {reason.message}" if reason and reason.message else "."
+            message = f"Workflow {run.id} is paused{suffix}"
+            return error_result(OutcomeCode.WORKFLOW_PAUSED, message, {"workflow_id": run.id})
         case WorkflowStatus.PENDING | WorkflowStatus.RUNNING:
             return error_result(
                 RetrievalCode.RESULT_NOT_READY,
@@ -137,28 +138,20 @@ def _ended(run: RunOutcome, code: OutcomeCode, verb: str) -> TaskResult[Any, Tas
     return error_result(code, f"Workflow {run.id} {verb}.", {"workflow_id": run.id})
 
 
-def _paused(run: RunOutcome) -> TaskResult[Any, TaskError]:
-    reason = read_error(run.error)
-    message = f"Workflow {run.id} is paused"
-    message += f": {reason.message}" if reason and reason.message else "."
-    return error_result(OutcomeCode.WORKFLOW_PAUSED, message, {"workflow_id": run.id})
-
-
 def read_error(text: str | None) -> TaskError | None:
-    """Return the stored error of a run, or None when there is none to be read."""
+    """Return the stored error of a run, or None without a readable one."""
     read = None if text is None else decode_untyped(f'{{"err":{text}}}')
     return read.value.err_value if isinstance(read, Ok) else None
 
 
 def write_error(error: TaskError) -> str:
-    """Return an error the way a run holds it."""
+    """Return an error in the form that a run stores."""
     return encode_task_error(error).removeprefix('{"err":')[:-1]
 
 
 def node_result(
     workflow_id: str, node_id: str, row: NodeOutcome | None, codec: ResultCodec | None
 ) -> TaskResult[Any, TaskError]:
-    """Turn the row of one node into the result its reader sees."""
     if row is None:
         return not_found(workflow_id)
     if row.status is None:
@@ -175,7 +168,6 @@ def node_result(
 
 
 def not_found(workflow_id: str) -> TaskResult[Any, TaskError]:
-    """Return the error of a run that is not there."""
     return error_result(
         RetrievalCode.WORKFLOW_NOT_FOUND,
         f"There is no workflow {workflow_id}.",
@@ -183,8 +175,8 @@ def not_found(workflow_id: str) -> TaskResult[Any, TaskError]:
     )
 
 
-def folded(error: HandleOperationError) -> TaskResult[Any, TaskError]:
-    """Return the failure of an operation as the result that could not be read."""
+def as_error_result(error: HandleOperationError) -> TaskResult[Any, TaskError]:
+    """Return the failure of an operation on a run as a task result."""
     match error.code:
         case HandleErrorCode.WORKFLOW_NOT_FOUND:
             return not_found(error.workflow_id)
@@ -201,7 +193,7 @@ def folded(error: HandleOperationError) -> TaskResult[Any, TaskError]:
 
 
 def without_id() -> TaskResult[Any, TaskError]:
-    """Return the error of a question about a node that belongs to no workflow."""
+    """Return the error of a lookup by a node that was not built into a workflow."""
     return error_result(
         ContractCode.WORKFLOW_CTX_MISSING_ID,
         "A node without an id was looked up: build the workflow that holds it first, or look it up "
@@ -212,14 +204,13 @@ def without_id() -> TaskResult[Any, TaskError]:
 def error_result(
     code: BuiltInTaskCode, message: str, data: Mapping[str, Any] | None = None
 ) -> TaskResult[Any, TaskError]:
-    """Return a result that holds an error of the library."""
     return TaskResult(err=TaskError(error_code=code, message=message, data=data))
 
 
 def stored_results(
     rows: Iterable[NodeRow], types: ResultTypes
 ) -> dict[str, TaskResult[Any, TaskError]]:
-    """Return the results of the nodes that have one of their own; a skipped node has none."""
+    """Return the results of the nodes that ran, by node id."""
     return {
         row.node_id: read_result(row.result, types.codec(row.node_id), f"node {row.node_id}")
         for row in rows
@@ -229,30 +220,20 @@ def stored_results(
 
 def node_info(row: NodeRow, types: ResultTypes) -> WorkflowTaskInfo:
     """Describe a node; ValueError when the summary of its sub-workflow cannot be read."""
-    result = None
-    if row.result is not None:
-        result = read_result(row.result, types.codec(row.node_id), f"node {row.node_id}")
-    summary = None
-    if row.sub_workflow_summary is not None:
-        summary = SubWorkflowSummary[Any].model_validate_json(row.sub_workflow_summary)
-    child_status = row.sub_workflow_status
+    result, summary, child_status = row.result, row.sub_workflow_summary, row.sub_workflow_status
     return WorkflowTaskInfo(
-        node_id=row.node_id,
+        **_shared_fields(WorkflowTaskInfo, row),
         index=row.task_index,
         name=row.sub_workflow_name or row.task_name,
         status=WorkflowTaskStatus(row.status),
-        result=result,
-        started_at=row.started_at,
-        completed_at=row.completed_at,
-        sub_workflow_id=row.sub_workflow_id,
-        sub_workflow_summary=summary,
-        kind=row.kind,
-        task_id=row.task_id,
+        result=None
+        if result is None
+        else read_result(result, types.codec(row.node_id), f"node {row.node_id}"),
+        sub_workflow_summary=None
+        if summary is None
+        else SubWorkflowSummary[Any].model_validate_json(summary),
         retry_count=row.retry_count or 0,
-        enqueued_at=row.enqueued_at,
         sub_workflow_status=None if child_status is None else WorkflowStatus(child_status),
-        items_total=row.items_total,
-        items_open=row.items_open,
         items_failed=row.items_bad,
     )
 
@@ -269,23 +250,44 @@ def item_info(
         )
         result = result_of(outcome, _item_codec(types.codec(node.node_id)))
     return WorkflowTaskInfo(
+        **_shared_fields(WorkflowTaskInfo, row),
         node_id=node.node_id,
         index=node.task_index,
         name=node.task_name,
         status=_item_status(status, row.retry_count),
         result=result,
-        started_at=row.started_at,
-        completed_at=row.completed_at,
         kind=node.kind,
-        item_index=row.item_index,
         task_id=row.id,
         retry_count=row.retry_count,
-        enqueued_at=row.enqueued_at,
     )
 
 
+def run_info(run: RunRow, below: Iterable[RunRow]) -> WorkflowInfo:
+    """Describe a run, with the paused runs below it."""
+    return WorkflowInfo(
+        **_shared_fields(WorkflowInfo, run),
+        workflow_id=run.id,
+        status=WorkflowStatus(run.status),
+        error=read_error(run.error),
+        paused_descendants=[one.id for one in below if one.status == WorkflowStatus.PAUSED],
+    )
+
+
+# Fields that a description holds in another form than the row: enums, decoded results, no None.
+_CONVERTED = {
+    *("status", "error", "result", "retry_count"),
+    *("sub_workflow_summary", "sub_workflow_status"),
+}
+
+
+def _shared_fields(kind: type, row: Any) -> dict[str, Any]:
+    """Return the columns of a row that its description has under the same name."""
+    names = [one.name for one in fields(kind) if one.name not in _CONVERTED]
+    return {name: getattr(row, name) for name in names if name in row._fields}
+
+
 def _item_codec(of_map: ResultCodec | None) -> ResultCodec | None:
-    """Return what reads one member of the list that a map node gives."""
+    """Return the codec of one member of the list that a map node returns."""
     if of_map is None:
         return None
     (member,) = get_args(of_map.ok_type)
@@ -304,27 +306,3 @@ def _item_status(status: TaskStatus, retry_count: int) -> WorkflowTaskStatus:
             return WorkflowTaskStatus.FAILED
         case _:
             assert_never(status)
-
-
-def run_info(run: RunRow, below: Iterable[RunRow]) -> WorkflowInfo:
-    """Describe a run, with those below it that are paused."""
-    return WorkflowInfo(
-        workflow_id=run.id,
-        name=run.name,
-        status=WorkflowStatus(run.status),
-        definition_key=run.definition_key,
-        workflow_key=run.workflow_key,
-        error=read_error(run.error),
-        matched_case=run.matched_case,
-        parent_workflow_id=run.parent_workflow_id,
-        root_workflow_id=run.root_workflow_id,
-        depth=run.depth,
-        total_nodes=run.total_nodes,
-        open_nodes=run.open_nodes,
-        failed_nodes=run.failed_nodes,
-        sent_at=run.sent_at,
-        started_at=run.started_at,
-        paused_at=run.paused_at,
-        completed_at=run.completed_at,
-        paused_descendants=[one.id for one in below if one.status == WorkflowStatus.PAUSED],
-    )

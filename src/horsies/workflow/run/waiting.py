@@ -1,8 +1,6 @@
-"""Waiting for a run: until its status is one of those wanted, or the time is up.
+"""Waiting for a run: until it has one of the wanted statuses, or the time is up.
 
-Between the broker's waiters, who hear of every end and every pause, and the handle of the run. A wait
-that ends early leaves nothing behind, however it ends. At the producer's end of the line producer ->
-SQL -> turn -> child -> report -> result.
+A wait that ends early, however it ends, leaves nothing behind in the broker's waiters.
 """
 
 from __future__ import annotations
@@ -16,17 +14,17 @@ from horsies.result import Err, Ok
 from horsies.states import WORKFLOW_TERMINAL_STATES, WorkflowStatus
 from horsies.tasks.broker import PostgresBroker, failure
 from horsies.tasks.waiters import seconds_to_wait, timeout_problem
-from horsies.workflow.run.control import STEERING, no_broker, no_such_run, operation_failed, refused
+from horsies.workflow.run.control import CONTROL, no_broker, no_such_run, operation_failed, refused
 from horsies.workflow.run.info import HandleErrorCode, HandleOperationError, HandleResult
 
 
-def meet(
+def wait_for_run(
     broker: PostgresBroker | None,
     workflow_id: str,
     until: frozenset[WorkflowStatus],
     timeout_ms: int | None,
 ) -> HandleResult[RunOutcome]:
-    """Wait for a run in one of these statuses, or in one that it will not leave by itself.
+    """Wait for a run in one of these statuses, or in a terminal one.
 
     0 looks once, None waits for ever.
     """
@@ -41,24 +39,23 @@ def meet(
         return refused(workflow_id, HandleErrorCode.VALIDATION_FAILED, problem)
     future = broker.watch_run(stored, until | WORKFLOW_TERMINAL_STATES, once=timeout_ms == 0)
     try:
-        # It raises nothing but what a signal handler does, and that is the caller's own.
+        # It raises only the exceptions of the caller's own signal handlers.
         wait([future], seconds_to_wait(timeout_ms))
     finally:
         broker.waiters.forget(stored, future)
     if not future.done():
         return Err(_timed_out(workflow_id, timeout_ms))
     if error := future.exception():
-        return Err(operation_failed(workflow_id, failure(STEERING, error)))
-    return _met(workflow_id, until, future.result())
+        return Err(operation_failed(workflow_id, failure(CONTROL, error)))
+    return _outcome(workflow_id, until, future.result())
 
 
-async def meet_async(
+async def wait_for_run_async(
     broker: PostgresBroker | None,
     workflow_id: str,
     until: frozenset[WorkflowStatus],
     timeout_ms: int | None,
 ) -> HandleResult[RunOutcome]:
-    """The same without blocking the event loop."""
     if broker is None:
         return no_broker(workflow_id)
     if (stored := stored_form(workflow_id)) is None:
@@ -69,16 +66,16 @@ async def meet_async(
     try:
         waiting = asyncio.wrap_future(future)
         row = await asyncio.wait_for(waiting, seconds_to_wait(timeout_ms))
-        return _met(workflow_id, until, row)
+        return _outcome(workflow_id, until, row)
     except TimeoutError:
         return Err(_timed_out(workflow_id, timeout_ms))
     except Exception as error:
-        return Err(operation_failed(workflow_id, failure(STEERING, error)))
+        return Err(operation_failed(workflow_id, failure(CONTROL, error)))
     finally:
         broker.waiters.forget(stored, future)
 
 
-def _met(
+def _outcome(
     workflow_id: str, until: frozenset[WorkflowStatus], row: RunOutcome | None
 ) -> HandleResult[RunOutcome]:
     if row is None:
