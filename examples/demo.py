@@ -1,8 +1,8 @@
-"""A demonstration in one command: a private PostgreSQL, a worker, six tasks, a workflow, and what
-became of them.
+"""A demonstration in one command: a private PostgreSQL, a worker, six tasks, a workflow, and
+their outcomes.
 
-Run it with ``make demo``. It leaves no process and no file behind, and exits with 1 when anything
-is not as expected.
+Run it with ``make demo``. It leaves no process and no file behind, and exits with 1 if an outcome
+is unexpected.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ LABEL = "fragile, insured"
 
 @dataclass(frozen=True)
 class Case:
-    """One task of the demonstration and what must become of it."""
+    """One task of the demonstration and its expected outcome."""
 
     task_name: str
     arguments: tuple[Any, ...]
@@ -44,7 +44,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Ending:
-    """What became of it."""
+    """The actual outcome of a case."""
 
     case: Case
     outcome: str
@@ -58,7 +58,7 @@ class Ending:
 
 
 def cases(directory: Path) -> Sequence[Case]:
-    """Return the tasks to run; the directory is for what one attempt remembers for the next."""
+    """Return the tasks to run; one of them leaves a marker in the directory for its next attempt."""
     marker = directory / "first-attempt-was-here"
     return [
         Case("add", (2, 3), "succeeds", "5"),
@@ -75,7 +75,7 @@ def main() -> int:
     console = Console()
     console.print("starting a private PostgreSQL and a worker ...")
     data = Path(tempfile.gettempdir()) / f"horsies-demo-{os.getpid()}"
-    # The server stops, and its data are deleted, when this process ends.
+    # The server stops, and its data is deleted, when this process ends.
     os.environ["HORSIES_DATABASE_URL"] = start_or_join(f"embedded://{data}", keep_data=False)
     # Imported only now, because the application reads its address when it is created.
     app: Horsies = importlib.import_module("demo_tasks").app
@@ -94,7 +94,7 @@ def main() -> int:
 
 @contextmanager
 def running_worker(log_fd: int) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a worker with two children; stop it in order, or by force when that takes too long."""
+    """Run a worker with two children; shut it down gracefully, or kill it after a timeout."""
     command = [sys.executable, "-m", "horsies", "worker", "demo_tasks:app", "--processes", "2"]
     worker = subprocess.Popen(command, cwd=EXAMPLES, stderr=log_fd, stdout=log_fd)
     try:
@@ -136,8 +136,8 @@ def seconds_taken(info: TaskInfo | None) -> float:
 
 
 def show(console: Console, endings: Sequence[Ending]) -> None:
-    """Print a table of what became of the tasks."""
-    table = Table("task", "what it does", "outcome", "attempts", "seconds")
+    """Print a table of the outcomes."""
+    table = Table("task", "behaviour", "outcome", "attempts", "seconds")
     for ending in endings:
         color = "green" if ending.is_expected else "red"
         shown = f"[{color}]{ending.outcome}[/]"
@@ -149,11 +149,11 @@ def show(console: Console, endings: Sequence[Ending]) -> None:
 
 
 def run_workflow(console: Console, app: Horsies) -> str:
-    """Run a workflow to its end, approving it when it asks; return what came of it."""
+    """Run a workflow to its end, with an approval on the way; return its result."""
     definition = importlib.import_module("demo_workflow").Fulfilment
     run: WorkflowHandle[str] = definition.build(app).start().unwrap()
-    wait_for_question(run)
-    console.print("\na workflow: a map over three orders, then it waits for somebody's approval")
+    wait_for_signal_node(run)
+    console.print("\na workflow: a map over three orders, then it waits for an approval")
     console.print(run.draw().unwrap(), markup=False, highlight=False)
     run.signal("approval", "Ada").unwrap()
     result = run.get(RESULT_TIMEOUT_MS)
@@ -163,8 +163,8 @@ def run_workflow(console: Console, app: Horsies) -> str:
     return describe(result)
 
 
-def wait_for_question(run: WorkflowHandle[str]) -> None:
-    """Wait until the workflow has come to the node that waits for a signal."""
+def wait_for_signal_node(run: WorkflowHandle[str]) -> None:
+    """Wait until the workflow has reached the node that waits for a signal."""
     deadline = time.monotonic() + RESULT_TIMEOUT_MS / 1000
     while time.monotonic() < deadline:
         statuses = {node.node_id: node.status for node in run.tasks().unwrap()}
@@ -174,11 +174,12 @@ def wait_for_question(run: WorkflowHandle[str]) -> None:
 
 
 def conclude(console: Console, is_expected: bool, log: str) -> int:
-    """Say whether everything went as it should; return 0 when it did."""
+    """Print whether all outcomes are as expected; return 0 if they are."""
     if is_expected:
-        console.print("everything ended as it should; the worker stopped in order")
+        console.print("all outcomes are as expected; the worker shut down gracefully")
+        console.print("now read examples/demo_tasks.py and examples/demo_workflow.py")
         return 0
-    console.print("[red]not as expected[/]; the worker wrote:")
+    console.print("[red]not as expected[/]; the log of the worker:")
     console.print(log, markup=False)
     return 1
 

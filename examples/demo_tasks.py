@@ -1,4 +1,4 @@
-"""The application of the demonstration: six tasks, each of which ends in another way."""
+"""The application of the demonstration: six tasks with six different outcomes."""
 
 import os
 import time
@@ -18,7 +18,7 @@ def add(a: int, b: int) -> TaskResult[int, TaskError]:
 
 @app.task("withdraw")
 def withdraw(balance: int, amount: int) -> TaskResult[int, TaskError]:
-    """Refuse: an error of the business, returned as a value."""
+    """Return a business error as a value."""
     if amount > balance:
         return TaskResult(err=TaskError(error_code="INSUFFICIENT_FUNDS", message="too little"))
     return TaskResult(ok=balance - amount)
@@ -26,7 +26,7 @@ def withdraw(balance: int, amount: int) -> TaskResult[int, TaskError]:
 
 @app.task("divide", exception_mapper={ZeroDivisionError: "NOT_A_NUMBER"})
 def divide(a: int, b: int) -> TaskResult[float, TaskError]:
-    """Raise: the exception becomes an error with the code the mapper gives it."""
+    """Raise: the mapper turns the exception into an error code."""
     return TaskResult(ok=a / b)
 
 
@@ -35,7 +35,7 @@ def divide(a: int, b: int) -> TaskResult[float, TaskError]:
     retry_policy=RetryPolicy.fixed([1], auto_retry_for=["GATEWAY_DOWN"], jitter=False),
 )
 def fetch_rate(marker: Path) -> TaskResult[float, TaskError]:
-    """Fail the first time, which the marker remembers, and succeed a second later."""
+    """Fail and leave the marker; the retry a second later finds it and succeeds."""
     if not marker.exists():
         marker.touch()
         return TaskResult(err=TaskError(error_code="GATEWAY_DOWN", message="try again"))
@@ -44,7 +44,7 @@ def fetch_rate(marker: Path) -> TaskResult[float, TaskError]:
 
 @app.task("crash")
 def crash() -> TaskResult[None, TaskError]:
-    """Take the whole process down."""
+    """Crash the process."""
     os._exit(3)
 
 

@@ -24,13 +24,13 @@ PRICES = {"oats": 5, "saddle": 90, "brush": 7}
 
 @app.task("list_orders")
 def list_orders() -> TaskResult[list[str], TaskError]:
-    """What has to be priced."""
+    """List the orders to price."""
     return TaskResult(ok=list(PRICES))
 
 
 @app.task("price_order")
 def price_order(order: str) -> TaskResult[int, TaskError]:
-    """The price of one order."""
+    """Price one order."""
     return TaskResult(ok=PRICES[order])
 
 
@@ -38,19 +38,19 @@ def price_order(order: str) -> TaskResult[int, TaskError]:
 def add_up(
     prices: TaskResult[list[TaskResult[int, TaskError]], TaskError],
 ) -> TaskResult[int, TaskError]:
-    """The sum of what the map returned, in the order of its list."""
+    """Add up the results of the map, which are in the order of its list."""
     return TaskResult(ok=sum(price.ok_value for price in prices.ok_value))
 
 
 @app.task("book_carrier")
 def book_carrier(total: int) -> TaskResult[str, TaskError]:
-    """A carrier that suits the value of the goods."""
+    """Choose a carrier by the value of the goods."""
     return TaskResult(ok="insured" if total > 100 else "by mail")
 
 
 @app.task("print_label")
 def print_label(carrier: TaskResult[str, TaskError]) -> TaskResult[str, TaskError]:
-    """The label on the parcel."""
+    """Print the label of the parcel."""
     return TaskResult(ok=f"fragile, {carrier.ok_value}")
 
 
@@ -83,6 +83,6 @@ class Fulfilment(WorkflowDefinition[str]):
     shipping = SubWorkflowNode(Shipping, args_from={"total": total}, waits_for=[total, approval])
 
     class Meta:
-        """What the whole is worth."""
+        """Options of the workflow."""
 
         output = "shipping"
