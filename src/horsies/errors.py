@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import linecache
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -16,12 +17,11 @@ from enum import StrEnum
 from types import CodeType, FrameType
 from typing import Any, TextIO
 
-from horsies.database_url import mask_url
-
 _PACKAGE_DIRECTORY = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _FORCING_VARIABLES = ("HORSIES_FORCE_COLOR", "FORCE_COLOR")
 _NOT_FORCING = ("", "0", "false", "no")
 _DECORATOR_LINES_MAX = 200
+_SECRET = re.compile(r"://[^\s\"']*@|passw(?:or)?d[\"']?\s*[=:]", re.IGNORECASE)
 _GUTTER_WIDTH_MIN = 2
 
 _RED, _BLUE, _CYAN, _BOLD, _RESET = "\x1b[1;31m", "\x1b[1;34m", "\x1b[1;36m", "\x1b[1m", "\x1b[0m"
@@ -280,8 +280,8 @@ def _report_lines(error: HorsiesError, paint: Paint) -> list[str]:
 def _place_lines(location: SourceLocation, gutter: str, paint: Paint) -> list[str]:
     lines = [f"{gutter}{paint(_BLUE, '-->')} {location}"]
     source = linecache.getline(location.file, location.line).rstrip().expandtabs(4)
-    if mask_url(source) != source or not source:
-        return lines  # a line that holds a password is named but not shown
+    if not source or _SECRET.search(source):
+        return lines  # a line that may hold a password is named but not shown
     bar = f"{gutter} {paint(_BLUE, '|')}"
     indent = len(source) - len(source.lstrip())
     underline = " " * indent + paint(_RED, "^" * (len(source) - indent))
