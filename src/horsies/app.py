@@ -1,7 +1,7 @@
-"""Horsies: the application object, where configuration, tasks and the broker meet.
+"""Horsies: the application object, which joins configuration, tasks and the broker.
 
-The composition root of a process. It registers tasks, remembers where they are defined, and lends
-the broker to whatever sends or reads. Producers, workers and commands all start from one of these.
+It is the composition root of a process: producers, workers and commands all start from one. It
+registers tasks and creates the broker on first use.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _current: list[Horsies] = []
 
 
 class Horsies:
-    """An application: its configuration, its tasks, its broker.
+    """An application: configuration, tasks and broker.
 
     Example:
         app = Horsies(AppConfig(broker=PostgresConfig(database_url="postgresql://localhost/shop")))
@@ -76,7 +76,7 @@ class Horsies:
         self._broker: PostgresBroker | None = None
         self._broker_lock = threading.Lock()
         self._suppressed = False
-        self._imports_under_way: list[object] = []
+        self._running_imports: list[object] = []
         self._producer = Producer(self.config, self.get_broker, self.are_sends_suppressed)
         self.workflow = WorkflowMaker(self._producer)
         self.workflow_handle = WorkflowHandles(self.get_broker, self.get_task)
@@ -96,14 +96,13 @@ class Horsies:
     ) -> TaskDecorator:
         """Register a function as a task.
 
-        ``queue_name`` is required in CUSTOM mode and refused in DEFAULT mode. ``retry_policy`` says
-        which error codes run again and when. ``exception_mapper`` names exceptions that escape the
-        function. ``timeout_ms`` (at least 100) stops a run that takes longer.
+        ``queue_name`` is required in CUSTOM mode and refused in DEFAULT mode. ``retry_policy`` lists
+        the error codes to retry and the waits. ``exception_mapper`` gives codes to exceptions that
+        leave the function. ``timeout_ms`` (at least 100) stops an attempt that takes longer.
 
         Example:
-            @app.task("charge", retry_policy=RetryPolicy.fixed([1, 5],
-            auto_retry_for=["GATEWAY_DOWN"])) def charge(order_id: int) -> TaskResult[str,
-            TaskError]: ...
+            @app.task("charge", retry_policy=RetryPolicy.fixed([1, 5], auto_retry_for=["DOWN"]))
+            def charge(order_id: int) -> TaskResult[str, TaskError]: ...
         """
 
         options = DecoratorOptions(
@@ -145,7 +144,7 @@ class Horsies:
     # Defining workflows: ``app.workflow(name, nodes, ...)`` is set above
 
     def workflow_builder(self, cases: Sequence[Case] | None = None) -> Callable[[Builder], Builder]:
-        """Have ``check`` try a function that returns a WorkflowSpec, once per case of parameters.
+        """Let ``check`` call a function that builds a WorkflowSpec, once per case of parameters.
 
         Example:
             @app.workflow_builder(cases=[{"order_id": 7}])
@@ -159,12 +158,12 @@ class Horsies:
         return register
 
     def definitions(self) -> dict[str, TaskDefinition]:
-        """Return what is known about the registered tasks, by name."""
+        """Return the definitions of the registered tasks by name."""
         return {name: task.definition for name, task in self._tasks.items()}
 
     @property
     def schedules(self) -> Schedules:
-        """The schedules in the database: ``add``, ``remove``, ``list``, ``pause``, ``run`` and more."""
+        """The schedules in the database, with ``add``, ``remove``, ``list``, ``pause``, ``run`` and more."""
         return Schedules(self._producer, self.definitions, self)
 
     # Queues
@@ -174,13 +173,13 @@ class Horsies:
         return [queue.name for queue in self.config.queues()]
 
     def validate_queue_name(self, queue_name: str | None) -> str:
-        """Return the queue a task with this ``queue_name`` goes to, or raise HRS-200 or HRS-103."""
+        """Return the queue of a task with this ``queue_name``, or raise HRS-200 or HRS-103."""
         return choose_queue(self.config, queue_name, None).name
 
     # Where tasks are defined
 
     def discover_tasks(self, modules: Sequence[str]) -> None:
-        """Remember which modules define tasks; workers import them. A second call replaces it."""
+        """Set the modules that define tasks; workers import them. A second call replaces the list."""
         refuse_single_module(modules)
         if self._modules:
             logger.warning(
@@ -195,33 +194,33 @@ class Horsies:
         return expand_module_globs(patterns, exclude)
 
     def get_discovered_task_modules(self) -> list[str]:
-        """Return the remembered modules."""
+        """Return the modules set by ``discover_tasks``."""
         return list(self._modules)
 
     def import_task_modules(self, modules: Sequence[str] | None = None) -> list[str]:
-        """Import the modules now, return those imported; a missing file is skipped with a warning."""
+        """Import the modules and return the imported ones; a missing file is skipped with a warning."""
         return import_entries(self._modules if modules is None else modules)
 
     # Suppressing sends
 
     def suppress_sends(self, value: bool = True) -> None:
-        """Make every send of this process return SEND_SUPPRESSED, or stop doing so."""
+        """Make every send of this process return SEND_SUPPRESSED; False ends that."""
         self._suppressed = value
 
     def are_sends_suppressed(self) -> bool:
         """Tell whether sends are suppressed, by the application or by the environment."""
         named = any(os.environ.get(name) == "1" for name in SUPPRESSION_VARIABLES)
-        return named or self._suppressed or bool(self._imports_under_way)
+        return named or self._suppressed or bool(self._running_imports)
 
     @contextmanager
     def sends_suppressed(self) -> Iterator[None]:
         """Suppress the sends of this process while task modules are imported."""
-        mine = object()  # each import ends only its own suppression; a list needs no lock for that
-        self._imports_under_way.append(mine)
+        own = object()  # each import ends only its own suppression; a list needs no lock for that
+        self._running_imports.append(own)
         try:
             yield
         finally:
-            self._imports_under_way.remove(mine)
+            self._running_imports.remove(own)
 
     # Child process hooks
 
@@ -245,7 +244,7 @@ class Horsies:
     # Reading results by id
 
     def handle(self, task_id: str, task_name: str | None = None) -> TaskHandle[Any]:
-        """Return a handle for a task sent elsewhere; its result is typed by ``task_name`` if given."""
+        """Return a handle for a task sent elsewhere; ``task_name``, if given, types its result."""
         task = self._tasks.get(task_name) if task_name else None
         return TaskHandle(task_id, self.get_broker(), task.definition.results if task else None)
 
@@ -302,7 +301,7 @@ class Horsies:
         return await self.handle(task_id).cancel_async(include_running=include_running)
 
     def retry_task(self, task_id: str) -> Result[TaskRetried, TaskActionError]:
-        """Send the request of a finished task again, as a new task that names the old one."""
+        """Send the request of a finished task again, as a new task that refers to the old one."""
         return actions.retry_task(
             self.get_broker(), task_id, suppressed=self.are_sends_suppressed()
         )
@@ -313,10 +312,10 @@ class Horsies:
             self.get_broker(), task_id, suppressed=self.are_sends_suppressed()
         )
 
-    # Queues and workers, wherever they run
+    # Queues and workers of the whole cluster
 
     def pause_queue(self, queue_name: str) -> BrokerResult[QueueState]:
-        """Make all workers leave a queue alone, from now on; what runs goes on."""
+        """Stop all workers from claiming tasks of a queue; running tasks continue."""
         return actions.switch_queue(self.get_broker(), self._order(queue_name, paused=True))
 
     async def pause_queue_async(self, queue_name: str) -> BrokerResult[QueueState]:
@@ -325,7 +324,7 @@ class Horsies:
         return await actions.switch_queue_async(self.get_broker(), order)
 
     def resume_queue(self, queue_name: str) -> BrokerResult[QueueState]:
-        """Let workers serve a queue again; they begin at once."""
+        """Let workers claim tasks of a queue again; they start at once."""
         return actions.switch_queue(self.get_broker(), self._order(queue_name, paused=False))
 
     async def resume_queue_async(self, queue_name: str) -> BrokerResult[QueueState]:
@@ -337,7 +336,7 @@ class Horsies:
         return QueueOrder(queue_name, paused, self.get_valid_queue_names())
 
     def ping_database(self) -> BrokerResult[DatabasePing]:
-        """Measure the way to the database and back."""
+        """Measure the round trip to the database."""
         return health.ping_database(self.get_broker())
 
     async def ping_database_async(self) -> BrokerResult[DatabasePing]:
@@ -350,7 +349,7 @@ class Horsies:
         timeout_seconds: float = health.PING_TIMEOUT_SECONDS,
         min_responses: int | None = None,
     ) -> BrokerResult[list[WorkerPong]]:
-        """Call all workers, or one; ends at the target's answer, at ``min_responses`` or in time."""
+        """Ping all workers or one; ends with the target's response, ``min_responses`` or the timeout."""
         return health.ping_workers(
             self.get_broker(), target_worker_id, timeout_seconds, min_responses
         )
@@ -396,27 +395,26 @@ class Horsies:
         """``get_worker_state_history`` without blocking the event loop."""
         return await health.get_worker_state_history_async(self.get_broker(), worker_id, limit)
 
-    # The broker and the life of the application
+    # The broker, checking and closing
 
     def get_broker(self) -> PostgresBroker:
-        """Return the broker, built on first use; nothing is connected yet."""
+        """Return the broker, built on first use without connecting."""
         if self._broker is None:
             built = build_broker(self.config.broker, self.role)
-            with self._broker_lock:  # of two threads that come first, both get the same one
+            with self._broker_lock:  # two first threads at once get the same broker
                 self._broker = self._broker or built
         return self._broker
 
     def set_role(self, role: str) -> None:
-        """Say what this process is: 'producer', 'worker' or 'scheduler'."""
+        """Set the role of this process: 'producer', 'worker' or 'scheduler'."""
         self.role = role
         logger.info("running as %s", role)
 
     def check(self, *, live: bool = False) -> list[HorsiesError]:
-        """Validate all that can be validated before running; an empty list means all is well.
+        """Validate the application before it runs, and return the errors of the first failing phase.
 
-        Imports the discovered modules and builds their workflows with sends suppressed, checks
-        error codes and policies, and with ``live`` connects to the database and proves that LISTEN
-        works. A phase with errors ends the run.
+        Imports the discovered modules and builds their workflows with sends suppressed, checks error
+        codes, policies and schedules, and with ``live`` connects to the database and tests LISTEN.
         """
         modules: list[ModuleType] = []
         with self.sends_suppressed():
@@ -429,16 +427,16 @@ class Horsies:
         return errors or (live_errors(self.config.broker) if live else [])
 
     def close(self) -> BrokerResult[None]:
-        """Close the connections of this process; the next use opens new ones."""
+        """Close the connections of this process; the next use reconnects."""
         return Ok(None) if self._broker is None else self._broker.close()
 
     async def close_async(self) -> BrokerResult[None]:
-        """Close the connections of this process, the running event loop's included."""
+        """Close the connections of this process, including those of the running event loop."""
         return Ok(None) if self._broker is None else await self._broker.close_async()
 
 
 def set_current_app(app: Horsies) -> None:
-    """Make this the application of the process, as a worker child does."""
+    """Set the application of this process; called by worker children."""
     _current[:] = [app]
 
 

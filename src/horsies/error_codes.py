@@ -1,13 +1,13 @@
-"""The error codes that Horsies itself puts into a TaskError, in four families."""
+"""The built-in error codes of TaskError, in four families."""
 
 from __future__ import annotations
 
 from enum import Enum, StrEnum
-from typing import TypeAlias, TypeVar
+from typing import TypeAlias
 
 
 class OperationalErrorCode(StrEnum):
-    """The attempt failed in user code or in the machinery around it."""
+    """The attempt failed in user code or in the library around it."""
 
     UNHANDLED_EXCEPTION = "UNHANDLED_EXCEPTION"
     TASK_EXCEPTION = "TASK_EXCEPTION"
@@ -30,7 +30,7 @@ class ContractCode(StrEnum):
 
 
 class RetrievalCode(StrEnum):
-    """The result could not be read; says nothing about the task itself."""
+    """The result could not be read; the task itself may be fine."""
 
     WAIT_TIMEOUT = "WAIT_TIMEOUT"
     TASK_NOT_FOUND = "TASK_NOT_FOUND"
@@ -41,7 +41,7 @@ class RetrievalCode(StrEnum):
 
 
 class OutcomeCode(StrEnum):
-    """The task or workflow ended otherwise than by its own return."""
+    """The task or workflow ended without returning by itself."""
 
     TASK_CANCELLED = "TASK_CANCELLED"
     TASK_EXPIRED = "TASK_EXPIRED"
@@ -59,29 +59,15 @@ class OutcomeCode(StrEnum):
 
 BuiltInTaskCode: TypeAlias = OperationalErrorCode | ContractCode | RetrievalCode | OutcomeCode
 
-
-_Code = TypeVar("_Code", bound=StrEnum)
-
-
-def build_code_registry(*families: type[_Code]) -> dict[str, _Code]:
-    """Map every value to its member; a value used twice or unlike its name raises ValueError."""
-    registry: dict[str, _Code] = {}
-    for member in (member for family in families for member in family.__members__.values()):
-        if member.value != member.name:
-            raise ValueError(f"{member!r} must have its own name as its value")
-        if member.value in registry:
-            raise ValueError(f"{member!r} reuses the value of {registry[member.value]!r}")
-        registry[member.value] = member
-    return registry
-
-
-BUILTIN_CODE_REGISTRY: dict[str, BuiltInTaskCode] = build_code_registry(
-    OperationalErrorCode, ContractCode, RetrievalCode, OutcomeCode
-)
+BUILTIN_CODE_REGISTRY: dict[str, BuiltInTaskCode] = {
+    code.value: code
+    for family in (OperationalErrorCode, ContractCode, RetrievalCode, OutcomeCode)
+    for code in family
+}
 
 
 def resolve_code(text: str) -> BuiltInTaskCode | str:
-    """Return the built-in member of that name, or the text itself when it is a user's own code."""
+    """Return the built-in member of that name, or the text itself for a user's code."""
     return BUILTIN_CODE_REGISTRY.get(text, text)
 
 

@@ -1,8 +1,7 @@
 """Importing the user's modules by dotted name or by file, so that each file runs once.
 
-Producers, workers, children and `check` all find tasks through `import_entry`; a module reached by
-its path here and by `from tasks import add` elsewhere must be one module, or its tasks would exist
-twice. Stands before the line producer -> SQL -> turn -> child -> report -> result.
+Producers, workers, children and `check` all find tasks through `import_entry`. A module imported by
+path here and by `from tasks import add` elsewhere must be one module, or its tasks would exist twice.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ def expand_module_globs(patterns: Sequence[str], exclude: Sequence[str] | None =
     """Return the absolute paths of the Python files the patterns match, each once.
 
     `**` matches directories at any depth. Dotted module names pass through. Directories, files that
-    do not end in .py and files that do not exist are dropped, and so is whatever `exclude` matches;
+    do not end in .py and files that do not exist are dropped, and so are files that `exclude` matches;
     without it, test files (`test_*.py`, `*_test.py`, `conftest.py`).
 
     Example:
@@ -53,27 +52,24 @@ def expand_module_globs(patterns: Sequence[str], exclude: Sequence[str] | None =
     excluded = tuple(exclude or DEFAULT_EXCLUDES)
     entries: dict[str, None] = {}
     for pattern in patterns:
-        if names_file(pattern) or glob.has_magic(pattern):
-            entries |= dict.fromkeys(_matching_files(pattern, excluded))
-        else:
-            entries[pattern] = None
+        is_pattern = names_file(pattern) or glob.has_magic(pattern)
+        found = _matching_files(pattern, excluded) if is_pattern else [pattern]
+        entries |= dict.fromkeys(found)
     return list(entries)
 
 
 def _matching_files(pattern: str, excluded: Sequence[str]) -> Iterator[str]:
-    # A literal path may hold characters that mean something in a pattern.
+    # A literal path may hold characters with a meaning in patterns.
     found = [pattern] if os.path.isfile(pattern) else sorted(glob.glob(pattern, recursive=True))
     for path in map(os.path.abspath, found):
-        if path.endswith(".py") and os.path.isfile(path) and not _is_excluded(path, excluded):
+        is_excluded = any(
+            fnmatch(path, os.path.abspath(one))
+            if "/" in one
+            else fnmatch(os.path.basename(path), one)
+            for one in excluded
+        )
+        if path.endswith(".py") and os.path.isfile(path) and not is_excluded:
             yield path
-
-
-def _is_excluded(path: str, excluded: Sequence[str]) -> bool:
-    name = os.path.basename(path)
-    return any(
-        fnmatch(path, os.path.abspath(pattern)) if "/" in pattern else fnmatch(name, pattern)
-        for pattern in excluded
-    )
 
 
 def names_file(entry: str) -> bool:
@@ -82,12 +78,12 @@ def names_file(entry: str) -> bool:
 
 
 def import_entry(entry: str) -> ModuleType:
-    """Import one module, named the dotted way or by its file, and return it.
+    """Import one module by its dotted name or its file, and return it.
 
-    A file is imported under the name the rest of the code would use for it: its directory, or the
-    one above its outermost package, joins `sys.path`. Only when that name belongs to another module
-    does the file get a name of its own. A file that is imported already is not run again. Raises
-    MissingModuleFile when there is no such file; whatever the import raises passes through.
+    A file is imported under the name that the rest of the code would use for it: its directory, or
+    the one above its outermost package, joins `sys.path`. The file gets a name of its own only when
+    that name belongs to another module. A file that is imported already is not run again. Raises
+    MissingModuleFile when there is no such file; exceptions of the import pass through.
     """
     if not names_file(entry):
         return importlib.import_module(entry)
@@ -112,7 +108,7 @@ def import_entries(entries: Sequence[str]) -> list[str]:
 
 
 def refuse_single_module(modules: Sequence[str]) -> None:
-    """Refuse a text where a list of texts is meant: its letters would count as modules."""
+    """Refuse a text in place of a list of texts: its letters would count as modules."""
     if isinstance(modules, str):
         raise ConfigurationError(
             f"discover_tasks takes a list of modules, not the text {modules!r}.",
@@ -122,7 +118,7 @@ def refuse_single_module(modules: Sequence[str]) -> None:
 
 
 def _natural_name(path: str) -> tuple[str, str]:
-    """Return the directory that has to be on `sys.path`, and the dotted name below it."""
+    """Return the directory that must be on `sys.path`, and the dotted name below it."""
     file = Path(path)
     parts = [] if file.name == "__init__.py" else [file.stem]
     root = file.parent
@@ -135,7 +131,7 @@ def _natural_name(path: str) -> tuple[str, str]:
 def _already_imported(path: str, natural_name: str) -> ModuleType | None:
     names = [natural_name, *list(sys.modules)]
     if os.environ.get("HORSIES_CHILD_PROCESS") == "1":
-        # The main module of a child is the machinery that started it, whatever file it claims.
+        # The main module of a child is the code that started it, even if it claims another file.
         names = [name for name in names if name not in ("__main__", "__mp_main__")]
     return next((sys.modules[name] for name in names if _is_module_of(name, path)), None)
 
@@ -144,13 +140,13 @@ def _is_module_of(name: str, path: str) -> bool:
     module = sys.modules.get(name)
     if not isinstance(module, ModuleType):
         return False
-    # Not an attribute access: that would run the import of a lazily loaded module.
+    # Attribute access would run the import of a lazily loaded module.
     file = ModuleType.__getattribute__(module, "__dict__").get("__file__")
     return isinstance(file, str) and _is_same_file(file, path)
 
 
 def _is_same_file(one: str, other: str) -> bool:
-    # Comparing names first spares hundreds of modules the look at the disk.
+    # Comparing names first saves a disk access for hundreds of modules.
     if os.path.basename(one) != os.path.basename(other):
         return False
     return os.path.realpath(one) == os.path.realpath(other)
@@ -159,9 +155,11 @@ def _is_same_file(one: str, other: str) -> bool:
 def _import_file(path: str, root: str, name: str) -> ModuleType:
     top = name.partition(".")[0]
     # In front, as Python does for a script; but a file named like a module of the standard library
-    # must not take that module's place.
+    # must not replace that module.
     _add_to_path(root, first=top not in sys.stdlib_module_names)
-    if _leads_to(name, path, root):
+    # The outermost package first: looking further imports it, and it may belong to another project.
+    is_ours = name == top or _has_origin(top, os.path.join(root, top, "__init__.py"))
+    if is_ours and _has_origin(name, path):
         return importlib.import_module(name)
     return _load_under_own_name(path)
 
@@ -171,26 +169,19 @@ def _add_to_path(directory: str, *, first: bool) -> None:
         sys.path.insert(0 if first else len(sys.path), directory)
 
 
-def _leads_to(name: str, path: str, root: str) -> bool:
-    """Tell whether importing this name would load this very file."""
-    top = name.partition(".")[0]
-    if name == top:
-        return _has_origin(name, path)
-    # The outermost package first: looking further imports it, and it may be a stranger's.
-    return _has_origin(top, os.path.join(root, top, "__init__.py")) and _has_origin(name, path)
-
-
 def _has_origin(name: str, path: str) -> bool:
     try:
         spec = importlib.util.find_spec(name)
     except ValueError:
-        # A module made by hand, without a spec, holds the name.
-        return False
+        return False  # a module made by hand, without a spec, has the name
     return spec is not None and spec.origin is not None and _is_same_file(spec.origin, path)
 
 
 def _load_under_own_name(path: str) -> ModuleType:
-    name = _synthetic_name(path)
+    file = Path(path)
+    stem = file.parent.name if file.name == "__init__.py" else file.stem
+    digest = hashlib.sha256(path.encode()).hexdigest()[:8]
+    name = f"horsies_file_{digest}_{re.sub(r'[^A-Za-z0-9_]', '_', stem)}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise ImportError(f"{path} is not a Python file", path=path)
@@ -204,17 +195,10 @@ def _load_under_own_name(path: str) -> ModuleType:
     return module
 
 
-def _synthetic_name(path: str) -> str:
-    file = Path(path)
-    stem = file.parent.name if file.name == "__init__.py" else file.stem
-    digest = hashlib.sha256(path.encode()).hexdigest()[:8]
-    return f"horsies_file_{digest}_{re.sub(r'[^A-Za-z0-9_]', '_', stem)}"
-
-
 def add_project_root() -> None:
     """Make the working directory importable, as `python -m` does.
 
-    When Python runs in safe-path mode only a directory that holds a project file is added.
+    In Python's safe-path mode it is added only when it holds a project file.
     """
     directory = os.getcwd()
     holds_project = any(os.path.isfile(os.path.join(directory, name)) for name in PROJECT_FILES)
@@ -223,9 +207,9 @@ def add_project_root() -> None:
 
 
 def import_problem(entry: str, error: BaseException) -> HorsiesError:
-    """Describe why a module could not be imported: HRS-206, or HRS-210 when its code raised.
+    """Return the error of a failed import: HRS-206, or HRS-210 when the module's code raised.
 
-    A HorsiesError passes through as it is. The cause stays attached for the sake of its traceback.
+    A HorsiesError is returned as it is. The cause stays attached for its traceback.
     """
     if isinstance(error, HorsiesError):
         return error
@@ -244,25 +228,22 @@ def _describe_failure(entry: str, error: BaseException) -> HorsiesError:
     if entry.startswith(".") and not names_file(entry):
         return failure_at(
             None,
-            f"{entry!r} is a relative module name, and there is no package it could belong to.",
+            f"{entry!r} is a relative module name, but there is no package around it.",
             help_text="write package.module, or path/to/file.py",
         )
-    if isinstance(error, ModuleNotFoundError) and _is_the_entry(entry, error.name):
-        within = "" if error.name == entry else f", so {entry!r} cannot be imported"
+    missing = error.name if isinstance(error, ModuleNotFoundError) else None
+    if missing is not None and f"{entry}.".startswith(f"{missing}."):
+        within = "" if missing == entry else f", so {entry!r} cannot be imported"
         return failure_at(
             None,
-            f"There is no module {error.name!r}{within}.",
+            f"There is no module {missing!r}{within}.",
             help_text="correct the name, run from the directory above it, or install the project",
         )
     return _describe_raised(entry, error)
 
 
-def _is_the_entry(entry: str, missing: str | None) -> bool:
-    return missing is not None and f"{entry}.".startswith(f"{missing}.")
-
-
 def _describe_raised(entry: str, error: BaseException) -> HorsiesError:
-    # The text of a syntax error repeats file and line, which are shown anyway.
+    # The text of a syntax error repeats file and line, which the report shows.
     text = error.msg if isinstance(error, SyntaxError) else str(error)
     first, *rest = mask_url(text).strip().splitlines() or [""]
     what = f"{type(error).__name__}: {first}" if first else type(error).__name__
@@ -284,25 +265,25 @@ def failure_at(
     notes: Sequence[str] = (),
     help_text: str | None = None,
 ) -> ConfigurationError:
-    """Build an error that points at this line, or at none: the caller's line is not at fault."""
+    """Build an error with this location or none, instead of the line of the caller."""
     error = ConfigurationError(message, code=code, notes=notes, help_text=help_text)
     error.location = location
     return error
 
 
 def _user_location(error: BaseException) -> SourceLocation | None:
-    """Return the innermost line of the project itself that led to the error."""
+    """Return the innermost line of the user's project that led to the error."""
     if isinstance(error, SyntaxError) and os.path.isfile(error.filename or ""):
         return SourceLocation(str(error.filename), error.lineno or 1)
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_foreign(frame)]
+    ours = ("<", _PACKAGE_DIRECTORY)
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith(ours) and frame.filename != importlib.__file__
+    ]
     if not frames:
         return None
     own = [frame for frame in frames if not frame.filename.startswith(_LIBRARY_DIRECTORIES)]
-    # A project that is installed lies among the libraries; its outermost line is the module's own.
+    # An installed project is among the libraries; its outermost line is that of the module.
     frame = own[-1] if own else frames[0]
     return SourceLocation(frame.filename, frame.lineno or 1, frame.name)
-
-
-def _is_foreign(frame: traceback.FrameSummary) -> bool:
-    file = frame.filename
-    return not file.startswith(("<", _PACKAGE_DIRECTORY)) and file != importlib.__file__

@@ -1,8 +1,7 @@
-"""The life of a task row as data: which verb leads from which status to which.
+"""The state machine of task rows as data, and the statuses of workflows and their nodes.
 
-Every verb is one guarded SQL statement; the table here is what those guards, the tests and the
-documentation agree on. It concerns the middle of the line producer -> SQL -> turn -> child ->
-report -> result. The statuses of workflows and of their nodes stand beside those of tasks.
+Every verb is one guarded SQL statement; the guards, the tests and the documentation agree on the
+table here.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from typing import Literal, TypeAlias
 
 
 class TaskStatus(StrEnum):
-    """Where a task stands."""
+    """The status of a task."""
 
     PENDING = "PENDING"
     CLAIMED = "CLAIMED"
@@ -38,7 +37,7 @@ TASK_UNSTARTED_STATES: frozenset[TaskStatus] = frozenset({TaskStatus.PENDING, Ta
 
 
 class TaskAttemptOutcome(StrEnum):
-    """How one attempt ended: with a value, with an error, or with its process gone."""
+    """The outcome of one attempt: a value, an error, or the loss of its process."""
 
     COMPLETED = "COMPLETED"
     FAILED = "FAILED"
@@ -46,7 +45,7 @@ class TaskAttemptOutcome(StrEnum):
 
 
 class WorkflowStatus(StrEnum):
-    """Where a run of a workflow stands."""
+    """The status of a workflow run."""
 
     PENDING = "PENDING"
     RUNNING = "RUNNING"
@@ -76,7 +75,7 @@ WORKFLOW_OPEN_STATES: frozenset[WorkflowStatus] = (
 
 
 class WorkflowTaskStatus(StrEnum):
-    """Where a node of a run stands."""
+    """The status of a node of a run."""
 
     PENDING = "PENDING"
     READY = "READY"
@@ -115,7 +114,7 @@ TaskVerb: TypeAlias = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Transition:
-    """One verb: the statuses it may find and the status it leaves."""
+    """One verb: the statuses it applies to and the status it leads to."""
 
     verb: TaskVerb
     from_statuses: frozenset[TaskStatus]
@@ -126,11 +125,11 @@ _PENDING = frozenset({TaskStatus.PENDING})
 _CLAIMED = frozenset({TaskStatus.CLAIMED})
 _RUNNING = frozenset({TaskStatus.RUNNING})
 
-# A claimed task goes straight to an idle child, so claim and start are one verb; CLAIMED is where
-# tasks rest that were fetched ahead of a free child. Release takes back what no child was given: such
-# a row may say RUNNING although user code never saw it. Cancelling a RUNNING task takes two steps,
-# the request and the end its worker records. A crash is no verb of its own: it ends in fail or retry
-# like any other failed attempt.
+# A claimed task goes straight to an idle child, so claim and start are one verb; CLAIMED is the status
+# of tasks prefetched ahead of a free child. Release takes back tasks that no child received: such a
+# row may be RUNNING although user code never saw it. Cancelling a RUNNING task takes two steps, the
+# request and the end that its worker records. A crash is not a verb of its own: it ends in fail or
+# retry like any other failed attempt.
 TASK_TRANSITIONS: tuple[Transition, ...] = (
     Transition("claim_and_start", _PENDING, TaskStatus.RUNNING),
     Transition("claim", _PENDING, TaskStatus.CLAIMED),
@@ -147,6 +146,6 @@ _BY_VERB: dict[TaskVerb, Transition] = {item.verb: item for item in TASK_TRANSIT
 
 
 def allowed(verb: TaskVerb, status: TaskStatus) -> TaskStatus | None:
-    """Return the status the verb leads to from here, or None when it does not apply."""
+    """Return the status that the verb leads to, or None when it does not apply."""
     transition = _BY_VERB[verb]
     return transition.to_status if status in transition.from_statuses else None

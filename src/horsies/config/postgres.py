@@ -65,8 +65,8 @@ class PostgresConfig(FrozenModel):
 
     pool_pre_ping: bool = True
     """Test a pooled connection before it is used, so that a connection that died while idle is
-    replaced instead of failing the call. Costs a round trip only when the socket has unread data.
-    Defaults to True."""
+    replaced instead of failing the call. Costs no round trip: the test looks at the socket. Defaults
+    to True."""
 
     echo: bool = False
     """Log the statements of senders, operator actions and workers' turns: the name and the duration
