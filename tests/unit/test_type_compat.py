@@ -97,7 +97,7 @@ def test_a_value_does_not_fit_elsewhere(source: Any, target: Any) -> None:
     ids=str,
 )
 def test_the_results_an_annotation_takes_are_known(annotation: Any, targets: list[Any]) -> None:
-    assert result_targets(annotation) == targets
+    assert list(result_targets(annotation)) == targets
 
 
 def test_the_elements_of_a_list_have_a_type() -> None:

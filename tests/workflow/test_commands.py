@@ -357,7 +357,7 @@ def test_runs_are_paused_and_resumed(
         "status": "PAUSED",
         "changed": False,
     }
-    assert horsies("workflow", "resume", run_id).out == f"Workflow {run_id} goes on.\n"
+    assert horsies("workflow", "resume", run_id).out == f"Workflow {run_id} is resumed.\n"
     assert read(horsies("workflow", "pause", run_id, "--json"))["status"] == "PAUSED"
     assert read(horsies("workflow", "resume", run_id, "--json"))["changed"] is True
     assert horsies("workflow", "resume", run_id).code == 1
@@ -375,7 +375,7 @@ def test_a_failed_run_is_restarted_from_its_failures(
     assert horsies("workflow", "resume", run_id, "--retry-failed").code == 0
     hands.fail(run_id, "first")
     done = horsies("workflow", "retry", run_id)
-    assert done.out == f"Workflow {run_id} tries its failed nodes again.\n"
+    assert done.out == f"Workflow {run_id} retries its failed nodes.\n"
     hands.fail(run_id, "first")
     one = read(horsies("workflow", "retry", run_id, "--node", "first", "--json"))
     assert one == {"workflow_id": run_id, "status": "RUNNING", "changed": True}

@@ -1,6 +1,6 @@
-"""How the operator's commands show runs of workflows: lists and pictures for people, JSON for programs.
+"""Output of runs of workflows: lists and drawings for people, JSON for programs.
 
-Only formatting; it asks nobody. No stored text can control the terminal.
+This module only formats. Stored text cannot control the terminal.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _STYLES = {
 
 
 def page_document(page: RunPage) -> dict[str, Any]:
-    """Return a list of runs as a JSON object; the age is left out, it differs with every look."""
+    """Return a list of runs as a JSON object, without their ages, which change all the time."""
     runs = [run._asdict() for run in page.runs]
     for run in runs:
         del run["age_seconds"]
@@ -72,12 +72,12 @@ def _run_document(run: RunRow, report: RunReport) -> dict[str, Any]:
 
 
 def problems_document(problems: Iterable[BrokenRun]) -> list[dict[str, Any]]:
-    """Return what an audit found as JSON objects."""
+    """Return the findings of an audit as JSON objects."""
     return [{"workflow_id": one.id, "problem": one.problem} for one in problems]
 
 
 def print_runs(runs: Sequence[RunSummary]) -> None:
-    """Print one line per run, and more for what it is called by and what went wrong."""
+    """Print one line per run, and further lines for its key, parent and error."""
     if not runs:
         print_parts("No workflow matches.")
         return
@@ -97,7 +97,7 @@ def print_runs(runs: Sequence[RunSummary]) -> None:
 
 
 def print_run(report: RunReport, *, fold: bool = True) -> None:
-    """Print one run: a line per fact, then the picture of its graph."""
+    """Print one run: a line per fact, then the drawing of its graph."""
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True, style="bold")
     table.add_column(overflow="fold")
@@ -105,15 +105,10 @@ def print_run(report: RunReport, *, fold: bool = True) -> None:
         if value is not None:
             table.add_row(name, safe_text(value))
     print_parts(table)
-    print_picture(report, fold=fold)
-    if not report.is_whole:
-        print_parts(f"Only the first {len(report.below):,} runs below it are shown.")
-
-
-def print_picture(report: RunReport, *, fold: bool = True) -> None:
-    """Print the graph of a run, with the runs below it inside their nodes."""
     _, *lines = draw(drawn_run(report), symbols=_symbols(), fold=fold)
     print_parts(*(_line(line) for line in lines))
+    if not report.is_whole:
+        print_parts(f"Only the first {len(report.below):,} runs below it are shown.")
 
 
 def _facts(report: RunReport) -> Iterable[tuple[str, str | None]]:
@@ -140,7 +135,7 @@ def _facts(report: RunReport) -> Iterable[tuple[str, str | None]]:
 
 
 def _node_counts(report: RunReport) -> str:
-    """Say how many nodes there are in which status: 6: 4 completed, 1 failed, 1 pending."""
+    """Count the nodes by status: 6: 4 completed, 1 failed, 1 pending."""
     counts = Counter(node.status for node in report.nodes[report.run.id])
     ended_first = sorted(WorkflowTaskStatus, key=lambda status: not status.is_terminal)
     parts = [
@@ -150,7 +145,7 @@ def _node_counts(report: RunReport) -> str:
 
 
 def print_problems(problems: Sequence[BrokenRun]) -> None:
-    """Print what an audit found: the runs, and what is wrong with each."""
+    """Print the findings of an audit by run."""
     by_run: dict[str, list[str]] = {}
     for one in problems:
         by_run.setdefault(one.id, []).append(one.problem)
@@ -170,7 +165,7 @@ def _line(line: Line) -> Text:
 
 
 def _symbols() -> Symbols:
-    """Return characters that standard output can write."""
+    """Return symbols that the encoding of standard output has."""
     drawn = "".join([*SYMBOLS.statuses.values(), SYMBOLS.branch, SYMBOLS.arrow, SYMBOLS.gap])
     try:
         drawn.encode(output_encoding())

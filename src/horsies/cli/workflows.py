@@ -1,4 +1,4 @@
-"""The operator's commands for workflows: which runs there are, one of them as a picture, and a hand on it.
+"""Operator commands for workflows: list runs, draw one, and control it.
 
 `horsies workflows` and `horsies workflow show|pause|resume|cancel|retry|signal|audit`. They need a
 database, not an application; exit codes are those of the other operator commands.
@@ -25,7 +25,6 @@ from horsies.cli.tasks_queues_workers import (
 )
 from horsies.result import Err
 from horsies.states import WorkflowStatus
-from horsies.tasks.broker import PostgresBroker
 from horsies.workflow.run import listing
 from horsies.workflow.run.handle import WorkflowHandle
 from horsies.workflow.run.info import HandleErrorCode, HandleResult
@@ -64,7 +63,7 @@ def workflows(
         list[str] | None, typer.Option(help="Only with this workflow_key; may be repeated.")
     ] = None,
     include_children: Annotated[
-        bool, typer.Option("--all", help="Also runs that are part of others.")
+        bool, typer.Option("--all", help="Also child runs of other runs.")
     ] = False,
     since: Annotated[
         str | None,
@@ -80,7 +79,7 @@ def workflows(
 ) -> None:
     """List runs of workflows, newest first.
 
-    Exit codes: 0 done (also when nothing matches), 1 failure, 4 no such run to go on behind.
+    Exit codes: 0 done (also when nothing matches), 1 failure, 4 the run of --before does not exist.
     """
     filters = RunFilters(
         statuses=status or (),
@@ -121,7 +120,7 @@ def show(
     module: ModuleOption = None,
     database_url: DatabaseUrlOption = None,
     every_node: Annotated[
-        bool, typer.Option("--all", help="Every node, also where hundreds look alike.")
+        bool, typer.Option("--all", help="Show every node; do not fold long rows.")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -147,15 +146,15 @@ def pause(
     database_url: DatabaseUrlOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Hold a run and what runs below it: tasks that run end, nothing new starts.
+    """Pause a run and its child runs: running tasks end, no new task starts.
 
     Exit codes: 0 paused, 1 failure or not running, 4 no such run.
     """
     with open_target("workflow pause", module or locator, database_url) as target:
-        handle = _handle(workflow_id, target.broker)
-        changed = _done(handle.pause())
-        status = _done(handle.status())
-    _tell(workflow_id, status, changed, as_json, f"Workflow {workflow_id} is paused.")
+        handle = WorkflowHandle[Any](workflow_id, target.broker)
+        changed = _unwrap_or_exit(handle.pause())
+        status = _unwrap_or_exit(handle.status())
+    _print_change(workflow_id, status, changed, as_json, f"Workflow {workflow_id} is paused.")
 
 
 @workflow.command()
@@ -166,19 +165,19 @@ def resume(
     database_url: DatabaseUrlOption = None,
     retry_failed: Annotated[
         bool,
-        typer.Option("--retry-failed", help="Try failed nodes again; also restarts a failed run."),
+        typer.Option("--retry-failed", help="Retry failed nodes; also restarts a failed run."),
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Let a paused run and what is paused below it go on.
+    """Resume a paused run and its paused child runs.
 
     Exit codes: 0 resumed, 1 failure or not paused, 4 no such run.
     """
     with open_target("workflow resume", module or locator, database_url) as target:
-        handle = _handle(workflow_id, target.broker)
-        changed = _done(handle.resume(retry_failed=retry_failed))
-        status = _done(handle.status())
-    _tell(workflow_id, status, changed, as_json, f"Workflow {workflow_id} goes on.")
+        handle = WorkflowHandle[Any](workflow_id, target.broker)
+        changed = _unwrap_or_exit(handle.resume(retry_failed=retry_failed))
+        status = _unwrap_or_exit(handle.status())
+    _print_change(workflow_id, status, changed, as_json, f"Workflow {workflow_id} is resumed.")
 
 
 @workflow.command()
@@ -193,17 +192,17 @@ def cancel(
     reason: Annotated[str | None, typer.Option(help="Why; stored with the run.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """End a run and everything below it; what runs ends by itself, or is stopped with --interrupt.
+    """Cancel a run and its child runs; running tasks end by themselves, or at once with --interrupt.
 
     Exit codes: 0 cancelled, 1 failure or already ended, 4 no such run.
     """
     with open_target("workflow cancel", module or locator, database_url) as target:
-        handle = _handle(workflow_id, target.broker)
-        before = _done(handle.status())
-        _done(handle.cancel(interrupt=interrupt, reason=reason))
-        status = _done(handle.status())
+        handle = WorkflowHandle[Any](workflow_id, target.broker)
+        before = _unwrap_or_exit(handle.status())
+        _unwrap_or_exit(handle.cancel(interrupt=interrupt, reason=reason))
+        status = _unwrap_or_exit(handle.status())
     changed = not before.is_terminal and status is WorkflowStatus.CANCELLED
-    _tell(workflow_id, status, changed, as_json, f"Workflow {workflow_id} is cancelled.")
+    _print_change(workflow_id, status, changed, as_json, f"Workflow {workflow_id} is cancelled.")
 
 
 @workflow.command()
@@ -213,20 +212,20 @@ def retry(
     module: ModuleOption = None,
     database_url: DatabaseUrlOption = None,
     node: Annotated[
-        str | None, typer.Option(help="Only this node; without it, all that failed.")
+        str | None, typer.Option(help="Only this node; by default, all failed nodes.")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Try failed nodes again; what succeeded stays, what was skipped because of them waits again.
+    """Retry failed nodes; successful ones keep their results, skipped dependents wait again.
 
-    Exit codes: 0 done, 1 failure or nothing to try again, 4 no such run or node.
+    Exit codes: 0 done, 1 failure or nothing to retry, 4 no such run or node.
     """
     with open_target("workflow retry", module or locator, database_url) as target:
-        handle = _handle(workflow_id, target.broker)
-        _done(handle.retry(node))
-        status = _done(handle.status())
+        handle = WorkflowHandle[Any](workflow_id, target.broker)
+        _unwrap_or_exit(handle.retry(node))
+        status = _unwrap_or_exit(handle.status())
     what = "its failed nodes" if node is None else f"node {node}"
-    _tell(workflow_id, status, True, as_json, f"Workflow {workflow_id} tries {what} again.")
+    _print_change(workflow_id, status, True, as_json, f"Workflow {workflow_id} retries {what}.")
 
 
 @workflow.command()
@@ -240,13 +239,13 @@ def signal(
     database_url: DatabaseUrlOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Hand a value to the node that waits for a signal, or keep it for the one that will.
+    """Send a value to the node that waits for a signal, or store it until one does.
 
     Exit codes: 0 delivered or stored, 1 failure or already ended, 4 no such run or signal.
     """
     with open_target("workflow signal", module, database_url) as target:
-        handle = _handle(workflow_id, target.broker)
-        delivery = _done(handle.signal(name, _json(value)))
+        handle = WorkflowHandle[Any](workflow_id, target.broker)
+        delivery = _unwrap_or_exit(handle.signal(name, _json(value)))
     if as_json:
         output.print_json({"workflow_id": workflow_id, "signal": name, "delivery": delivery})
     else:
@@ -276,18 +275,14 @@ def audit(
         raise typer.Exit(EXIT_FAILED)
 
 
-def _handle(workflow_id: str, broker: PostgresBroker) -> WorkflowHandle[Any]:
-    return WorkflowHandle(workflow_id, broker)
-
-
-def _done(result: HandleResult[T]) -> T:
+def _unwrap_or_exit(result: HandleResult[T]) -> T:
     if isinstance(result, Err):
         code = EXIT_NOT_FOUND if result.value.code in _NOT_FOUND else EXIT_FAILED
         leave(result.value.message, code)
     return result.value
 
 
-def _tell(
+def _print_change(
     workflow_id: str, status: WorkflowStatus, changed: bool, as_json: bool, sentence: str
 ) -> None:
     if as_json:
@@ -305,5 +300,5 @@ def _json(text: str) -> Any:
         return json.loads(text)
     except ValueError:
         raise typer.BadParameter(
-            f"{text!r} is no JSON; text needs quotes of its own: '\"yes\"'", param_hint="VALUE"
+            f"{text!r} is not JSON; text needs quotes of its own: '\"yes\"'", param_hint="VALUE"
         ) from None

@@ -6,7 +6,6 @@ until a specification copies them; the copies are immutable.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from datetime import datetime, timedelta
@@ -30,7 +29,7 @@ from horsies.errors import ErrorCode, WorkflowValidationError
 from horsies.retry import RetryPolicy
 from horsies.task_result import TaskError, TaskResult
 from horsies.tasks.definition import TaskDefinition
-from horsies.workflow.nodes.type_compat import UNKNOWN_TYPE
+from horsies.workflow.nodes.type_compat import UNKNOWN_TYPE, cached_by_annotation
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -325,18 +324,9 @@ def result_codec(node: AnyNode) -> ResultCodec | None:
     return None if declared is UNKNOWN_TYPE else codec_for(declared)
 
 
+@cached_by_annotation(512)  # building a codec takes milliseconds
 def codec_for(declared: Any) -> ResultCodec:
     """Return the codec of results with values of this type; ValueError if JSON cannot hold them."""
-    try:
-        return _kept_codec(declared)
-    except TypeError:
-        # An annotation may contain an unhashable value.
-        return ResultCodec.of(declared, TaskError)
-
-
-@functools.lru_cache(maxsize=512)
-def _kept_codec(declared: Any) -> ResultCodec:
-    # Building one takes milliseconds.
     return ResultCodec.of(declared, TaskError)
 
 

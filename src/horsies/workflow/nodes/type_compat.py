@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import functools
 import types
+from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import Annotated, Any, Final, Literal, NewType, TypeVar, Union, get_args, get_origin
 
 from horsies.task_result import TaskError, TaskResult
+
+T = TypeVar("T")
 
 
 class UnknownType(Enum):
@@ -22,6 +25,26 @@ class UnknownType(Enum):
 UNKNOWN_TYPE: Final = UnknownType.UNKNOWN_TYPE
 
 
+def cached_by_annotation(size: int) -> Callable[[Callable[..., T]], Callable[..., T]]:
+    """Cache a function of annotations; one with an unhashable member is computed each time."""
+
+    def decorate(function: Callable[..., T]) -> Callable[..., T]:
+        cached = functools.lru_cache(size)(function)
+
+        @functools.wraps(function)
+        def call(*annotations: Any) -> T:
+            try:
+                return cached(*annotations)
+            except TypeError:
+                return function(*annotations)
+
+        return call
+
+    return decorate
+
+
+# A thousand nodes compare the same few annotations; taking them apart costs 10 µs each time.
+@cached_by_annotation(2_048)
 def fits(source: Any, target: Any) -> bool:
     """Return whether every value of the source annotation is one of the target annotation.
 
@@ -29,14 +52,6 @@ def fits(source: Any, target: Any) -> bool:
     fits, and any type into a union with a member it fits. Parameters of generic types are compared
     one by one.
     """
-    try:
-        return _known_fits(source, target)
-    except TypeError:
-        # An annotation may contain an unhashable value.
-        return _fits(source, target)
-
-
-def _fits(source: Any, target: Any) -> bool:
     source, target = _plain(source), _plain(target)
     if source is Any or target is Any or target is object or source == target:
         return True
@@ -49,22 +64,16 @@ def _fits(source: Any, target: Any) -> bool:
     return _class_fits(source, target)
 
 
-def result_targets(annotation: Any) -> list[Any]:
+@cached_by_annotation(2_048)
+def result_targets(annotation: Any) -> Sequence[Any]:
     """Return the value types of the results an annotation accepts, if any.
 
     ``TaskResult[int, TaskError] | None`` gives ``[int]``. A result whose errors are narrower than
     TaskError does not count: any library error may arrive.
     """
-    try:
-        return list(_known_targets(annotation))
-    except TypeError:
-        return _targets(annotation)
-
-
-def _targets(annotation: Any) -> list[Any]:
     plain = _plain(annotation)
     branches = get_args(plain) if _is_union(plain) else (plain,)
-    return [value for branch in map(_plain, branches) for value in _result_values(branch)]
+    return tuple(value for branch in map(_plain, branches) for value in _result_values(branch))
 
 
 def element_type(annotation: Any) -> Any:
@@ -139,8 +148,3 @@ def _members_fit(given: tuple[Any, ...], wanted: tuple[Any, ...], *, fixed: bool
     if not fixed:
         return all(fits(member, wanted[0]) for member in given if member is not ...)
     return ... not in given and len(given) == len(wanted) and all(map(fits, given, wanted))
-
-
-# A thousand nodes compare the same few annotations; taking them apart costs 10 µs each time.
-_known_fits = functools.lru_cache(maxsize=2_048)(_fits)
-_known_targets = functools.lru_cache(maxsize=2_048)(_targets)

@@ -7,9 +7,9 @@ its tree. Answers are values.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import lru_cache
-from typing import Any, TypeVar
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, TypeAlias, TypeVar
 
 from horsies.codec.form import CodecError, JsonForm
 from horsies.codec.shape import Part, ValueShape
@@ -42,6 +42,7 @@ from horsies.result import Err, Ok
 from horsies.states import WorkflowStatus
 from horsies.task_result import TaskError
 from horsies.tasks.broker import BrokerErrorCode, BrokerOperationError, BrokerResult, PostgresBroker
+from horsies.workflow.nodes.type_compat import cached_by_annotation
 from horsies.workflow.run.info import (
     HandleErrorCode,
     HandleOperationError,
@@ -68,13 +69,33 @@ _INTERNAL_ERRORS = (
 )
 
 
-def unwrap_handle_result(workflow_id: str, done: BrokerResult[HandleResult[T]]) -> HandleResult[T]:
+RunScript: TypeAlias = Callable[[str], Script[HandleResult[T]]]
+
+
+def perform(
+    broker: PostgresBroker | None, workflow_id: str, make_script: RunScript[T]
+) -> HandleResult[T]:
+    """Run a script; it is made for the id in the form the database writes it."""
+    if broker is None:
+        return no_broker(workflow_id)
+    if (run_id := stored_form(workflow_id)) is None:
+        return no_such_run(workflow_id)
+    return _unwrap(workflow_id, broker.perform(CONTROL, make_script(run_id)))
+
+
+async def perform_async(
+    broker: PostgresBroker | None, workflow_id: str, make_script: RunScript[T]
+) -> HandleResult[T]:
+    if broker is None:
+        return no_broker(workflow_id)
+    if (run_id := stored_form(workflow_id)) is None:
+        return no_such_run(workflow_id)
+    return _unwrap(workflow_id, await broker.perform_async(CONTROL, make_script(run_id)))
+
+
+def _unwrap(workflow_id: str, done: BrokerResult[HandleResult[T]]) -> HandleResult[T]:
     """Return the answer of a script, or the failure of the broker that ran it."""
-    match done:
-        case Ok(answer):
-            return answer
-        case Err(error):
-            return Err(operation_failed(workflow_id, error))
+    return Err(operation_failed(workflow_id, done.value)) if isinstance(done, Err) else done.value
 
 
 def operation_failed(workflow_id: str, error: BrokerOperationError) -> HandleOperationError:
@@ -98,78 +119,60 @@ def no_broker(workflow_id: str) -> Err[HandleOperationError]:
     return refused(workflow_id, HandleErrorCode.BROKER_NOT_CONFIGURED, message)
 
 
-def status_script(workflow_id: str) -> Script[HandleResult[WorkflowStatus]]:
-    if (stored := stored_form(workflow_id)) is None:
-        return no_such_run(workflow_id)
-    row = one_or_none((yield read_run_status, RunId(stored)))
-    return no_such_run(workflow_id) if row is None else Ok(WorkflowStatus(row.status))
+def status_script(run_id: str) -> Script[HandleResult[WorkflowStatus]]:
+    row = one_or_none((yield read_run_status, RunId(run_id)))
+    return no_such_run(run_id) if row is None else Ok(WorkflowStatus(row.status))
 
 
-def info_script(workflow_id: str) -> Script[HandleResult[WorkflowInfo]]:
+def info_script(run_id: str) -> Script[HandleResult[WorkflowInfo]]:
     """Read a run, and the paused runs below it."""
-    if (stored := stored_form(workflow_id)) is None:
-        return no_such_run(workflow_id)
-    family: list[RunRow] = yield read_tree, ReadTree(stored, FAMILY_MAX)
+    family: list[RunRow] = yield read_tree, ReadTree(run_id, FAMILY_MAX)
     for run in family:
-        if run.id == stored:
+        if run.id == run_id:
             return Ok(run_info(run, (one for one in family if one is not run)))
-    return no_such_run(workflow_id)
+    return no_such_run(run_id)
 
 
-def nodes_script(workflow_id: str, *, results: bool) -> Script[HandleResult[list[NodeRow]]]:
+def nodes_script(run_id: str, *, results: bool) -> Script[HandleResult[list[NodeRow]]]:
     """Read the nodes of a run; every run has some."""
-    if (stored := stored_form(workflow_id)) is None:
-        return no_such_run(workflow_id)
-    rows: list[NodeRow] = yield read_nodes, ReadNodes(stored, results)
-    return Ok(rows) if rows else no_such_run(workflow_id)
+    rows: list[NodeRow] = yield read_nodes, ReadNodes(run_id, results)
+    return Ok(rows) if rows else no_such_run(run_id)
 
 
-def pause_script(workflow_id: str) -> Script[HandleResult[bool]]:
+def pause_script(run_id: str) -> Script[HandleResult[bool]]:
     """RUNNING -> PAUSED; False in any other status."""
-    if (stored := stored_form(workflow_id)) is None:
-        return no_such_run(workflow_id)
-    (row,) = yield pause_run, RunId(stored)
-    if row.answer is None:
-        return no_such_run(workflow_id)
-    return Ok(row.answer == WorkflowStatus.RUNNING)
+    (row,) = yield pause_run, RunId(run_id)
+    return no_such_run(run_id) if row.answer is None else Ok(row.answer == WorkflowStatus.RUNNING)
 
 
-def resume_script(workflow_id: str, *, retry_failed: bool) -> Script[HandleResult[bool]]:
+def resume_script(run_id: str, *, retry_failed: bool) -> Script[HandleResult[bool]]:
     """PAUSED -> RUNNING; with ``retry_failed`` also FAILED -> RUNNING, and failed nodes are retried."""
-    if (stored := stored_form(workflow_id)) is None:
-        return no_such_run(workflow_id)
-    (row,) = yield resume_retrying_run if retry_failed else resume_run, RunId(stored)
+    (row,) = yield resume_retrying_run if retry_failed else resume_run, RunId(run_id)
     if row.answer is None:
-        return no_such_run(workflow_id)
+        return no_such_run(run_id)
     return Ok(row.answer in ("resumed", WorkflowStatus.PAUSED))
 
 
 def cancel_script(
-    workflow_id: str, *, interrupt: bool, reason: str | None
-) -> Script[HandleResult[bool]]:
-    """Any open status -> CANCELLED; False for a run that had ended."""
-    if (stored := stored_form(workflow_id)) is None:
-        return no_such_run(workflow_id)
+    run_id: str, *, interrupt: bool, reason: str | None
+) -> Script[HandleResult[None]]:
+    """Any open status -> CANCELLED; a run that has ended stays as it is."""
     error = TaskError(
         error_code=OutcomeCode.WORKFLOW_CANCELLED,
-        message=f"Workflow {stored} was cancelled{f': {reason}' if reason else '.'}",
-        data={"workflow_id": stored, "reason": reason},
+        message=f"Workflow {run_id} was cancelled{f': {reason}' if reason else '.'}",
+        data={"workflow_id": run_id, "reason": reason},
     )
-    (row,) = yield cancel_run, CancelRun(stored, write_error(error), interrupt)
-    if row.answer is None:
-        return no_such_run(workflow_id)
-    return Ok(not WorkflowStatus(row.answer).is_terminal)
+    (row,) = yield cancel_run, CancelRun(run_id, write_error(error), interrupt)
+    return no_such_run(run_id) if row.answer is None else Ok(None)
 
 
-def retry_script(workflow_id: str, node_ids: Sequence[str] | None) -> Script[HandleResult[None]]:
+def retry_script(run_id: str, node_ids: Sequence[str] | None) -> Script[HandleResult[None]]:
     """Retry failed nodes, these or all of them; see ``horsies_retry_v1``."""
-    if (stored := stored_form(workflow_id)) is None:
-        return no_such_run(workflow_id)
-    (row,) = yield retry_run, RetryRun(stored, node_ids)
+    (row,) = yield retry_run, RetryRun(run_id, node_ids)
     if row.answer == "NO_FAILED_NODE" and node_ids:
-        node = one_or_none((yield read_node, ReadNode(stored, node_ids[0])))
-        return _not_failed(stored, node_ids[0], node)
-    return _retry_result(workflow_id, row.answer)
+        node = one_or_none((yield read_node, ReadNode(run_id, node_ids[0])))
+        return _not_failed(run_id, node_ids[0], node)
+    return _retry_result(run_id, row.answer)
 
 
 def _not_failed(workflow_id: str, node_id: str, node: NodeOutcome | None) -> HandleResult[None]:
@@ -202,17 +205,15 @@ def _retry_result(workflow_id: str, answer: str | None) -> HandleResult[None]:
 
 
 def signal_script(
-    workflow_id: str, name: str, value: object, declared: Any
+    run_id: str, name: str, value: object, declared: Any
 ) -> Script[HandleResult[SignalDelivery]]:
     """Send a value of the declared type to the first node that waits, or will wait, for the name."""
-    if (stored := stored_form(workflow_id)) is None:
-        return no_such_run(workflow_id)
     text = _encode_signal(name, value, declared)
     if isinstance(text, CodecError):
         message = f"The signal {name!r} was not sent: {text.message}"
-        return refused(workflow_id, HandleErrorCode.VALIDATION_FAILED, message)
-    (row,) = yield signal_run, SignalRun(stored, name, text)
-    return _signal_result(workflow_id, name, row.answer)
+        return refused(run_id, HandleErrorCode.VALIDATION_FAILED, message)
+    (row,) = yield signal_run, SignalRun(run_id, name, text)
+    return _signal_result(run_id, name, row.answer)
 
 
 def _encode_signal(name: object, value: object, declared: Any) -> str | CodecError:
@@ -224,20 +225,9 @@ def _encode_signal(name: object, value: object, declared: Any) -> str | CodecErr
     return _signal_form(declared).encode(value)
 
 
+@cached_by_annotation(128)  # building a form takes milliseconds
 def _signal_form(declared: Any) -> JsonForm:
-    try:
-        return _kept_form(declared)
-    except TypeError:
-        # An annotation may contain an unhashable value.
-        return _form_of(declared)
-
-
-def _form_of(declared: Any) -> JsonForm:
     return JsonForm(ValueShape(Part("value", declared)))
-
-
-# Building one takes milliseconds.
-_kept_form = lru_cache(maxsize=128)(_form_of)
 
 
 def _signal_result(workflow_id: str, name: str, answer: str | None) -> HandleResult[SignalDelivery]:
@@ -256,27 +246,24 @@ def _signal_result(workflow_id: str, name: str, answer: str | None) -> HandleRes
 
 async def pause_workflow(broker: PostgresBroker, workflow_id: str) -> HandleResult[bool]:
     """Pause a run by its id; see ``WorkflowHandle.pause``."""
-    return unwrap_handle_result(
-        workflow_id, await broker.perform_async(CONTROL, pause_script(workflow_id))
-    )
+    return await perform_async(broker, workflow_id, pause_script)
 
 
 def pause_workflow_sync(broker: PostgresBroker, workflow_id: str) -> HandleResult[bool]:
     """``pause_workflow`` without an event loop."""
-    return unwrap_handle_result(workflow_id, broker.perform(CONTROL, pause_script(workflow_id)))
+    return perform(broker, workflow_id, pause_script)
 
 
 async def resume_workflow(
     broker: PostgresBroker, workflow_id: str, *, retry_failed: bool = False
 ) -> HandleResult[bool]:
     """Resume a run by its id; see ``WorkflowHandle.resume``."""
-    script = resume_script(workflow_id, retry_failed=retry_failed)
-    return unwrap_handle_result(workflow_id, await broker.perform_async(CONTROL, script))
+    script = partial(resume_script, retry_failed=retry_failed)
+    return await perform_async(broker, workflow_id, script)
 
 
 def resume_workflow_sync(
     broker: PostgresBroker, workflow_id: str, *, retry_failed: bool = False
 ) -> HandleResult[bool]:
     """``resume_workflow`` without an event loop."""
-    script = resume_script(workflow_id, retry_failed=retry_failed)
-    return unwrap_handle_result(workflow_id, broker.perform(CONTROL, script))
+    return perform(broker, workflow_id, partial(resume_script, retry_failed=retry_failed))

@@ -24,12 +24,10 @@ INDENT_MAX = 12
 _NOTABLE_MAX = 5
 _NAMED_MAX = 3
 _NOTABLE = {"FAILED", "RUNNING", "PAUSED"}
-_ORDER = {
-    status: place
-    for place, status in enumerate(
-        ("COMPLETED", "FAILED", "SKIPPED", "RUNNING", "PAUSED", "ENQUEUED", "READY", "PENDING")
-    )
-}
+_STATUSES = (
+    *("COMPLETED", "FAILED", "SKIPPED", "RUNNING"),
+    *("PAUSED", "ENQUEUED", "READY", "PENDING"),
+)
 _RUN = -1
 
 Part = TypeVar("Part", bound=object)
@@ -86,29 +84,9 @@ class Symbols:
     arrow: str = "←"
 
 
-SYMBOLS = Symbols(
-    {
-        "COMPLETED": "✓",
-        "FAILED": "✗",
-        "SKIPPED": "-",
-        "RUNNING": "▶",
-        "PAUSED": "‖",
-        "ENQUEUED": "◦",
-        "READY": "◦",
-        "PENDING": "·",
-    }
-)
+SYMBOLS = Symbols(dict(zip(_STATUSES, "✓✗-▶‖◦◦·", strict=True)))
 ASCII_SYMBOLS = Symbols(
-    {
-        "COMPLETED": "+",
-        "FAILED": "x",
-        "SKIPPED": "-",
-        "RUNNING": ">",
-        "PAUSED": "=",
-        "ENQUEUED": "o",
-        "READY": "o",
-        "PENDING": ".",
-    },
+    dict(zip(_STATUSES, "+x->=oo.", strict=True)),
     branch="|- ",
     last_branch="`- ",
     rail="|  ",
@@ -197,7 +175,9 @@ class _Drawing:
     def _gap_line(self, gap: _Gap, what: str) -> Line:
         counts = " ".join(
             f"{count:,} {self.symbols.statuses.get(status, '?')}"
-            for status, count in sorted(gap.statuses.items(), key=lambda item: _ORDER[item[0]])
+            for status, count in sorted(
+                gap.statuses.items(), key=lambda item: _STATUSES.index(item[0])
+            )
         )
         return (Piece(f"{self.symbols.gap} {gap.count:,} more {what}: {counts}", "note"),)
 

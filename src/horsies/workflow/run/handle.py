@@ -7,9 +7,9 @@ Nothing here raises for operational reasons: results are ``TaskResult``s, everyt
 from __future__ import annotations
 
 from collections.abc import Collection
+from functools import partial
 from typing import Any, Generic, TypeVar
 
-from horsies.codec.results import ResultCodec
 from horsies.db.statement import Script, one_or_none
 from horsies.db.statements.workflows import (
     ItemRow,
@@ -21,7 +21,6 @@ from horsies.db.statements.workflows import (
     read_node,
     read_nodes,
 )
-from horsies.ids import stored_form
 from horsies.result import Err, Ok
 from horsies.states import WORKFLOW_TERMINAL_STATES, WorkflowStatus
 from horsies.task_result import TaskError, TaskResult
@@ -37,6 +36,7 @@ from horsies.workflow.nodes.nodes import (
 )
 from horsies.workflow.nodes.type_compat import UNKNOWN_TYPE
 from horsies.workflow.run import control
+from horsies.workflow.run.control import RunScript
 from horsies.workflow.run.draw import draw, drawn_run
 from horsies.workflow.run.info import HandleResult, SignalDelivery, WorkflowInfo, WorkflowTaskInfo
 from horsies.workflow.run.listing import report_script
@@ -110,7 +110,7 @@ class WorkflowHandle(Generic[T]):
             case Err(error):
                 return as_error_result(error)
             case Ok(run):
-                found = self._perform(self._types_script()) if self._needs_types(run) else None
+                found = self._perform(self._types_script) if self._needs_types(run) else None
                 return self._outcome(run, found)
 
     async def get_async(self, timeout_ms: int | None = None) -> TaskResult[T, TaskError]:
@@ -122,8 +122,8 @@ class WorkflowHandle(Generic[T]):
             case Err(error):
                 return as_error_result(error)
             case Ok(run):
-                script = self._types_script()
-                found = await self._perform_async(script) if self._needs_types(run) else None
+                known = not self._needs_types(run)
+                found = None if known else await self._perform_async(self._types_script)
                 return self._outcome(run, found)
 
     def wait(
@@ -156,19 +156,19 @@ class WorkflowHandle(Generic[T]):
 
     def status(self) -> HandleResult[WorkflowStatus]:
         """Return the status of the run."""
-        return self._perform(control.status_script(self.workflow_id))
+        return self._perform(control.status_script)
 
     async def status_async(self) -> HandleResult[WorkflowStatus]:
         """``status`` without blocking the event loop."""
-        return await self._perform_async(control.status_script(self.workflow_id))
+        return await self._perform_async(control.status_script)
 
     def info(self) -> HandleResult[WorkflowInfo]:
         """Describe the run, and list the paused runs below it."""
-        return self._perform(control.info_script(self.workflow_id))
+        return self._perform(control.info_script)
 
     async def info_async(self) -> HandleResult[WorkflowInfo]:
         """``info`` without blocking the event loop."""
-        return await self._perform_async(control.info_script(self.workflow_id))
+        return await self._perform_async(control.info_script)
 
     def result_for(self, node: ValueNode[V] | NodeKey[V]) -> TaskResult[V, TaskError]:
         """Return the result of one node; one query, never waits.
@@ -176,31 +176,32 @@ class WorkflowHandle(Generic[T]):
         RESULT_NOT_READY while it has none, UPSTREAM_SKIPPED for a skipped node; NODE_NOT_FOUND,
         WORKFLOW_NOT_FOUND, WORKFLOW_CTX_MISSING_ID for a node that was not built into a workflow.
         """
-        done = self._perform(self._result_script(node, _id_of(node)))
+        done = self._perform(partial(self._result_script, node=node, node_id=_id_of(node)))
         return as_error_result(done.value) if isinstance(done, Err) else done.value
 
     async def result_for_async(self, node: ValueNode[V] | NodeKey[V]) -> TaskResult[V, TaskError]:
         """``result_for`` without blocking the event loop."""
-        done = await self._perform_async(self._result_script(node, _id_of(node)))
+        script = partial(self._result_script, node=node, node_id=_id_of(node))
+        done = await self._perform_async(script)
         return as_error_result(done.value) if isinstance(done, Err) else done.value
 
     def results(self) -> HandleResult[dict[str, TaskResult[Any, TaskError]]]:
         """Return the available results of all nodes, by node id."""
-        return self._perform(self._results_script())
+        return self._perform(self._results_script)
 
     async def results_async(self) -> HandleResult[dict[str, TaskResult[Any, TaskError]]]:
         """``results`` without blocking the event loop."""
-        return await self._perform_async(self._results_script())
+        return await self._perform_async(self._results_script)
 
     def tasks(self, *, include_results: bool = True) -> HandleResult[list[WorkflowTaskInfo]]:
         """Describe the nodes in the order of their indexes, each map node followed by its items."""
-        return self._perform(self._tasks_script(include_results))
+        return self._perform(partial(self._tasks_script, results=include_results))
 
     async def tasks_async(
         self, *, include_results: bool = True
     ) -> HandleResult[list[WorkflowTaskInfo]]:
         """``tasks`` without blocking the event loop."""
-        return await self._perform_async(self._tasks_script(include_results))
+        return await self._perform_async(partial(self._tasks_script, results=include_results))
 
     def draw(self) -> HandleResult[str]:
         """Return the graph of the run as text for a terminal, with the runs below it.
@@ -208,11 +209,11 @@ class WorkflowHandle(Generic[T]):
         Example:
             print(handle.draw().unwrap())
         """
-        return self._perform(_drawing_script(self.workflow_id))
+        return self._perform(_drawing_script)
 
     async def draw_async(self) -> HandleResult[str]:
         """``draw`` without blocking the event loop."""
-        return await self._perform_async(_drawing_script(self.workflow_id))
+        return await self._perform_async(_drawing_script)
 
     # Control
 
@@ -221,11 +222,11 @@ class WorkflowHandle(Generic[T]):
 
         Running tasks continue and their results are kept; no other task starts, nor a retry.
         """
-        return self._perform(control.pause_script(self.workflow_id))
+        return self._perform(control.pause_script)
 
     async def pause_async(self) -> HandleResult[bool]:
         """``pause`` without blocking the event loop."""
-        return await self._perform_async(control.pause_script(self.workflow_id))
+        return await self._perform_async(control.pause_script)
 
     def resume(self, *, retry_failed: bool = False) -> HandleResult[bool]:
         """Resume a paused run and the paused runs below it; True if it was paused.
@@ -233,13 +234,11 @@ class WorkflowHandle(Generic[T]):
         Failed nodes stay failed. With ``retry_failed`` they are retried, and a FAILED run is
         restarted from its failures.
         """
-        script = control.resume_script(self.workflow_id, retry_failed=retry_failed)
-        return self._perform(script)
+        return self._perform(partial(control.resume_script, retry_failed=retry_failed))
 
     async def resume_async(self, *, retry_failed: bool = False) -> HandleResult[bool]:
         """``resume`` without blocking the event loop."""
-        script = control.resume_script(self.workflow_id, retry_failed=retry_failed)
-        return await self._perform_async(script)
+        return await self._perform_async(partial(control.resume_script, retry_failed=retry_failed))
 
     def retry(self, node: AnyNode | NodeKey[Any] | str | None = None) -> HandleResult[None]:
         """Retry a failed node, or all of them; nodes skipped because of the failure wait again.
@@ -247,14 +246,13 @@ class WorkflowHandle(Generic[T]):
         A FAILED or PAUSED run continues. Successful nodes keep their results. Refused with
         NODE_NOT_FOUND, NOTHING_TO_RETRY, or WORKFLOW_NOT_RETRYABLE.
         """
-        return self._perform(control.retry_script(self.workflow_id, _nodes_named(node)))
+        return self._perform(partial(control.retry_script, node_ids=_nodes_named(node)))
 
     async def retry_async(
         self, node: AnyNode | NodeKey[Any] | str | None = None
     ) -> HandleResult[None]:
         """``retry`` without blocking the event loop."""
-        script = control.retry_script(self.workflow_id, _nodes_named(node))
-        return await self._perform_async(script)
+        return await self._perform_async(partial(control.retry_script, node_ids=_nodes_named(node)))
 
     def cancel(self, *, interrupt: bool = False, reason: str | None = None) -> HandleResult[None]:
         """Cancel the run and the runs below it; tasks that have not started never will.
@@ -262,15 +260,15 @@ class WorkflowHandle(Generic[T]):
         Running tasks are left to end, or stopped with ``interrupt``. Cancelling an ended run has no
         effect and is not an error.
         """
-        script = control.cancel_script(self.workflow_id, interrupt=interrupt, reason=reason)
-        return self._perform(script).map(lambda _: None)
+        script = partial(control.cancel_script, interrupt=interrupt, reason=reason)
+        return self._perform(script)
 
     async def cancel_async(
         self, *, interrupt: bool = False, reason: str | None = None
     ) -> HandleResult[None]:
         """``cancel`` without blocking the event loop."""
-        script = control.cancel_script(self.workflow_id, interrupt=interrupt, reason=reason)
-        return (await self._perform_async(script)).map(lambda _: None)
+        script = partial(control.cancel_script, interrupt=interrupt, reason=reason)
+        return await self._perform_async(script)
 
     def signal(self, name: str, value: object = None) -> HandleResult[SignalDelivery]:
         """Send a value to the ``SignalNode`` that waits for this name, or store it for the first
@@ -279,34 +277,27 @@ class WorkflowHandle(Generic[T]):
         SIGNAL_NOT_FOUND if no node of the run has this name, WORKFLOW_ENDED if the run has ended,
         VALIDATION_FAILED if the value is not of the declared type or the name is not text.
         """
-        return self._perform(self._signal_script(name, value))
+        return self._perform(partial(self._signal_script, name=name, value=value))
 
     async def signal_async(self, name: str, value: object = None) -> HandleResult[SignalDelivery]:
         """``signal`` without blocking the event loop."""
-        return await self._perform_async(self._signal_script(name, value))
+        return await self._perform_async(partial(self._signal_script, name=name, value=value))
 
     # Scripts
 
-    def _perform(self, script: Script[HandleResult[V]]) -> HandleResult[V]:
-        if self.broker is None:
-            return control.no_broker(self.workflow_id)
-        done = self.broker.perform(control.CONTROL, script)
-        return control.unwrap_handle_result(self.workflow_id, done)
+    def _perform(self, make_script: RunScript[V]) -> HandleResult[V]:
+        return control.perform(self.broker, self.workflow_id, make_script)
 
-    async def _perform_async(self, script: Script[HandleResult[V]]) -> HandleResult[V]:
-        if self.broker is None:
-            return control.no_broker(self.workflow_id)
-        done = await self.broker.perform_async(control.CONTROL, script)
-        return control.unwrap_handle_result(self.workflow_id, done)
+    async def _perform_async(self, make_script: RunScript[V]) -> HandleResult[V]:
+        return await control.perform_async(self.broker, self.workflow_id, make_script)
 
     def _needs_types(self, run: RunOutcome) -> bool:
         unknown = self._types is None and self._find_types is not None
         return unknown and run.status == WorkflowStatus.COMPLETED
 
-    def _types_script(self) -> Script[HandleResult[ResultTypes]]:
-        stored = stored_form(self.workflow_id)
-        if self._types is None and self._find_types is not None and stored is not None:
-            self._types = self._find_types((yield read_nodes, ReadNodes(stored, False)))
+    def _types_script(self, run_id: str) -> Script[HandleResult[ResultTypes]]:
+        if self._types is None and self._find_types is not None:
+            self._types = self._find_types((yield read_nodes, ReadNodes(run_id, False)))
         return Ok(self._types or NO_TYPES)
 
     def _types_from(self, rows: list[NodeRow]) -> ResultTypes:
@@ -325,50 +316,51 @@ class WorkflowHandle(Generic[T]):
         return result
 
     def _result_script(
-        self, node: object, node_id: str | None
+        self, run_id: str, *, node: object, node_id: str | None
     ) -> Script[HandleResult[TaskResult[Any, TaskError]]]:
         if node_id is None:
             return Ok(without_id())
-        if (stored := stored_form(self.workflow_id)) is None:
-            return control.no_such_run(self.workflow_id)
-        row = one_or_none((yield read_node, ReadNode(stored, node_id)))
-        codec = yield from self._codec_script(node, node_id)
-        return Ok(node_result(self.workflow_id, node_id, row, codec))
-
-    def _codec_script(self, node: object, node_id: str) -> Script[ResultCodec | None]:
+        row = one_or_none((yield read_node, ReadNode(run_id, node_id)))
         if isinstance(node, NODE_KINDS):
-            return result_codec(node)
-        types = yield from self._types_script()
-        return types.unwrap().codec(node_id)
+            codec = result_codec(node)
+        else:
+            codec = (yield from self._types_script(run_id)).unwrap().codec(node_id)
+        return Ok(node_result(run_id, node_id, row, codec))
 
-    def _results_script(self) -> Script[HandleResult[dict[str, TaskResult[Any, TaskError]]]]:
-        rows = yield from control.nodes_script(self.workflow_id, results=True)
+    def _results_script(
+        self, run_id: str
+    ) -> Script[HandleResult[dict[str, TaskResult[Any, TaskError]]]]:
+        rows = yield from control.nodes_script(run_id, results=True)
         return rows.map(lambda found: stored_results(found, self._types_from(found)))
 
-    def _tasks_script(self, results: bool) -> Script[HandleResult[list[WorkflowTaskInfo]]]:
-        found = yield from control.nodes_script(self.workflow_id, results=results)
+    def _tasks_script(
+        self, run_id: str, *, results: bool
+    ) -> Script[HandleResult[list[WorkflowTaskInfo]]]:
+        found = yield from control.nodes_script(run_id, results=results)
         if isinstance(found, Err):
             return found
         types = self._types_from(found.value)
         infos = {row.task_index: [node_info(row, types)] for row in found.value}
         maps = {row.task_index: row for row in found.value if row.kind == "map"}
         if maps:
-            items: list[ItemRow] = yield read_items, ReadNodes(self.workflow_id, results)
+            items: list[ItemRow] = yield read_items, ReadNodes(run_id, results)
             for item in items:
                 node = maps[item.task_index]
                 infos[item.task_index].append(item_info(item, node, types, with_result=results))
         return Ok([info for group in infos.values() for info in group])
 
-    def _signal_script(self, name: str, value: object) -> Script[HandleResult[SignalDelivery]]:
-        types = (yield from self._types_script()).unwrap()
+    def _signal_script(
+        self, run_id: str, *, name: str, value: object
+    ) -> Script[HandleResult[SignalDelivery]]:
+        types = (yield from self._types_script(run_id)).unwrap()
         declared = types.signal_type(name)
-        return (yield from control.signal_script(self.workflow_id, name, value, declared))
+        return (yield from control.signal_script(run_id, name, value, declared))
 
 
-def _drawing_script(workflow_id: str) -> Script[HandleResult[str]]:
-    report = yield from report_script(workflow_id)
+def _drawing_script(run_id: str) -> Script[HandleResult[str]]:
+    report = yield from report_script(run_id)
     if report is None:
-        return control.no_such_run(workflow_id)
+        return control.no_such_run(run_id)
     lines = draw(drawn_run(report))
     return Ok("\n".join("".join(piece.text for piece in line) for line in lines))
 
