@@ -22,11 +22,11 @@ from horsies.db.statements.workers import (
     Leads,
     Presence,
     SeenWorker,
-    answer_ping,
     find_lost_workers,
     find_orphans,
     register_worker,
     see_worker,
+    send_notification,
     store_worker_state,
     try_lead,
 )
@@ -312,7 +312,7 @@ def test_a_ping_that_cannot_be_answered_harms_nobody(
 ) -> None:
     database = RecordingDatabase(failure=error)
     make_duties(desk).pong(cast(Together, database), [PING])
-    assert database.asked(answer_ping)
+    assert database.asked(send_notification)
     assert caplog.messages == [f"a ping could not be answered: {error}"]
 
 

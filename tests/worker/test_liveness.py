@@ -12,7 +12,13 @@ from hypothesis import strategies as st
 from psycopg import Connection
 
 from horsies import AppConfig, PostgresConfig
-from horsies.db.statements.workers import Pong, Presence, answer_ping, register_worker, see_worker
+from horsies.db.statements.workers import (
+    Notification,
+    Presence,
+    register_worker,
+    see_worker,
+    send_notification,
+)
 from horsies.ids import new_id
 from horsies.worker.config import WorkerConfig
 from horsies.worker.liveness import PONG_CHANNEL_PREFIX, Identity, Liveness, lock_key
@@ -86,8 +92,8 @@ def test_a_ping_is_answered_with_who_we_are() -> None:
     for target in (None, worker_id):
         ping = {"reply_channel": CHANNEL, "correlation_id": "42", "target_worker_id": target}
         ((statement, pong),) = liveness.pongs([json.dumps(ping), "garbage"])
-        assert statement is answer_ping
-        assert isinstance(pong, Pong)
+        assert statement is send_notification
+        assert isinstance(pong, Notification)
         assert pong.channel == CHANNEL
         assert json.loads(pong.payload) == {
             "correlation_id": "42",
@@ -105,7 +111,7 @@ def test_whatever_a_ping_is_called_its_answer_is_short_and_can_be_sent(
     ((_, pong),) = make_liveness().pongs([json.dumps(ping)])
     assert len(pong.payload) < 2_000
     connection.execute("LISTEN " + CHANNEL)
-    answer_ping.run(connection, pong)
+    send_notification.run(connection, pong)
     (heard,) = connection.notifies(timeout=10, stop_after=1)
     assert (heard.channel, heard.payload) == (CHANNEL, pong.payload)
     connection.execute("UNLISTEN " + CHANNEL)

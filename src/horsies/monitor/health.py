@@ -26,7 +26,7 @@ from horsies.db.statements.monitor import (
     read_server,
     worker_state_history,
 )
-from horsies.db.statements.queues import Notification, send_notification
+from horsies.db.statements.workers import Notification, send_notification
 from horsies.ids import new_id
 from horsies.result import Err, Ok
 from horsies.tasks.broker import (

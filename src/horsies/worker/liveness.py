@@ -27,15 +27,15 @@ from horsies.db.pipeline import Together
 from horsies.db.statement import Step
 from horsies.db.statements.workers import (
     LockKey,
-    Pong,
+    Notification,
     Presence,
     RegisterWorker,
     SeeWorker,
     SignOff,
     WorkerState,
-    answer_ping,
     register_worker,
     see_worker,
+    send_notification,
     sign_off_worker,
     store_worker_state,
     take_worker_lock,
@@ -161,9 +161,9 @@ class Liveness:
 
     def pongs(self, payloads: Iterable[str]) -> list[Step]:
         """The answers to these pings; a payload that is none of ours is ignored."""
-        return [(answer_ping, pong) for payload in payloads if (pong := self._pong(payload))]
+        return [(send_notification, pong) for payload in payloads if (pong := self._pong(payload))]
 
-    def _pong(self, payload: str) -> Pong | None:
+    def _pong(self, payload: str) -> Notification | None:
         try:
             ping = json.loads(payload)
             channel, correlation = str(ping["reply_channel"]), str(ping["correlation_id"])
@@ -180,7 +180,7 @@ class Liveness:
             "hostname": identity.hostname,
             "pid": identity.pid,
         }
-        return Pong(channel, json.dumps(answer))
+        return Notification(channel, json.dumps(answer))
 
     def sign_off(self, together: Together) -> None:
         """Say goodbye, so that nobody looks for tasks of ours."""

@@ -1,7 +1,7 @@
 """Catalogue of how operators intervene: parameters, rows, and one object per statement.
 
-Beside the line producer -> SQL -> turn -> child -> report -> result: these switch queues, put a
-request in at the start of the line again, and call the workers.
+Beside the line producer -> SQL -> turn -> child -> report -> result: these switch queues and put a
+request in at the start of the line again.
 """
 
 from __future__ import annotations
@@ -29,22 +29,8 @@ class ResentTask(NamedTuple):
     new_id: str | None
 
 
-class Notification(NamedTuple):
-    """A channel and what to say on it."""
-
-    channel: str
-    payload: str
-
-
-class Notified(NamedTuple):
-    """That a notification was sent."""
-
-    sent: bool
-
-
 pause_queue = STEER.declare("pause_queue", QueueName, QueueState)
 resume_queue = STEER.declare("resume_queue", QueueName, QueueState)
 resend_task = STEER.declare("resend_task", ResendTask, ResentTask)
-send_notification = STEER.declare("send_notification", Notification, Notified)
 
 STEER.complete()

@@ -163,8 +163,8 @@ class WorkerState(NamedTuple):
     recovery_config: str
 
 
-class Pong(NamedTuple):
-    """An answer and the channel it goes to."""
+class Notification(NamedTuple):
+    """A payload and the channel it goes to."""
 
     channel: str
     payload: str
@@ -200,7 +200,7 @@ find_stale = FLEET.declare("find_stale", FindStale, Orphan)
 wake_queues = FLEET.declare("wake_queues", WakeQueues, Woken)
 try_lead = FLEET.declare("try_lead", Duty, Leads)
 store_worker_state = FLEET.declare("store_worker_state", WorkerState, Nothing)
-answer_ping = FLEET.declare("answer_ping", Pong, Sent)
+send_notification = FLEET.declare("send_notification", Notification, Sent)
 delete_old_heartbeats = FLEET.declare("delete_old_heartbeats", Retention, Deleted)
 delete_old_worker_states = FLEET.declare("delete_old_worker_states", Retention, Deleted)
 delete_old_workers = FLEET.declare("delete_old_workers", Retention, Deleted)
