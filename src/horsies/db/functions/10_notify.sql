@@ -5,15 +5,10 @@
 -- empty payload. Ended tasks are named 200 to a payload, since a payload is limited to 8000 bytes.
 
 CREATE OR REPLACE FUNCTION horsies_notify_inserted_tasks() RETURNS trigger LANGUAGE plpgsql AS $$
-DECLARE
-    queue record;
 BEGIN
-    FOR queue IN
-        SELECT queue_name, CASE WHEN count(*) = 1 THEN min(id::text) ELSE '' END AS hint
-        FROM inserted WHERE status = 'PENDING' GROUP BY queue_name
-    LOOP
-        PERFORM pg_notify('task_new', queue.hint), pg_notify('task_queue_' || queue.queue_name, queue.hint);
-    END LOOP;
+    PERFORM pg_notify('task_new', hint), pg_notify('task_queue_' || queue_name, hint)
+    FROM (SELECT queue_name, CASE WHEN count(*) = 1 THEN min(id::text) ELSE '' END AS hint
+          FROM inserted WHERE status = 'PENDING' GROUP BY queue_name) AS queues;
     RETURN NULL;
 END
 $$;

@@ -13,12 +13,10 @@
 --   is looked up on its own. Both columns of a node's key come from one source: with the run from one and the
 --   index from another, a plan made while there were few nodes would use the run alone.
 -- * Few rows: a LIMIT by a value that the planner does not know makes it expect few rows.
--- * Forced step: (SELECT count(*) FROM step) >= 0 is always true, and makes sure that "step" runs first, or
---   at all.
+-- * Forced step: (SELECT count(*) FROM step) >= 0 is always true and makes "step" run, and run first.
 
 -- Locks that the caps are read and acted under: one for the whole cluster if it has a cap, else one per
--- capped queue in the order of their keys. They are held until the turn commits, so no two turns count the
--- same free place.
+-- capped queue in the order of their keys. Held until the commit, so no two turns count the same place.
 CREATE OR REPLACE FUNCTION horsies_lock_caps(p_queues text[], p_queue_caps integer[], p_cluster_cap integer)
 RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
@@ -33,9 +31,10 @@ BEGIN
 END
 $$;
 
--- Places under a cap that are taken, on one queue or all of them. A lapsed lease takes no place.
+-- Places under a cap that are taken, on one queue or all of them. A lapsed lease takes no place. Volatile, so
+-- that it counts what other turns committed while this one waited for the locks.
 CREATE OR REPLACE FUNCTION horsies_in_flight(p_queue text, p_counts_claimed boolean, p_now timestamptz)
-RETURNS bigint LANGUAGE plpgsql STABLE AS $$
+RETURNS bigint LANGUAGE plpgsql AS $$
 BEGIN
     RETURN (
         SELECT count(*) FROM horsies_tasks AS task
@@ -150,10 +149,8 @@ BEGIN
                         claim_expires_at = CASE WHEN due.pid IS NULL
                             THEN clock_timestamp() + p_lease_ms * interval '1 millisecond' END,
                         started_at = CASE WHEN due.pid IS NOT NULL THEN clock_timestamp() END,
-                        worker_hostname = p_hostname,
-                        worker_pid = due.pid,
-                        worker_process_name = 'worker-' || due.pid,
-                        updated_at = clock_timestamp()
+                        worker_hostname = p_hostname, worker_pid = due.pid,
+                        worker_process_name = 'worker-' || due.pid, updated_at = clock_timestamp()
                     FROM due
                     WHERE task.id = due.id AND task.id = ANY(ARRAY(SELECT due.id FROM due))
                     RETURNING task.*, due.place)

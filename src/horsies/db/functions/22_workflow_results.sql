@@ -50,8 +50,7 @@ LANGUAGE sql STABLE AS $$
     ORDER BY node.task_index LIMIT 1
 $$;
 
--- The result of a completed run: that of its output node, or those of all nodes without dependents, by node
--- id.
+-- The result of a completed run: that of its output node, or those of nodes without dependents, by id.
 CREATE OR REPLACE FUNCTION horsies_run_result_v1(p_run horsies_workflows) RETURNS text
 LANGUAGE sql STABLE AS $$
     SELECT CASE

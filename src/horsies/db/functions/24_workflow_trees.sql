@@ -64,12 +64,12 @@ LANGUAGE sql STABLE AS $$
     SELECT id FROM tree
 $$;
 
--- The root's lock, under which a tree changes. Returns whether there is such a run.
-CREATE OR REPLACE FUNCTION horsies_lock_tree(p_run_id uuid) RETURNS boolean LANGUAGE plpgsql AS $$
+-- Take the root's lock, under which a tree changes. Returns the status of the run, NULL for no such run.
+CREATE OR REPLACE FUNCTION horsies_lock_tree(p_run_id uuid) RETURNS text LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM root.id FROM horsies_workflows AS root
     WHERE root.id = (SELECT run.root_workflow_id FROM horsies_workflows AS run WHERE run.id = p_run_id)
     FOR NO KEY UPDATE;
-    RETURN FOUND;
+    RETURN (SELECT status FROM horsies_workflows WHERE id = p_run_id);
 END
 $$;

@@ -1,8 +1,7 @@
 -- Starts: a plan, the complete description of a graph, becomes rows.
 
 -- New runs with all their nodes and the tasks of the nodes without dependencies, in a handful of statements
--- for any number of runs. A run whose id or key is taken is not changed; the stored run that has it is
--- returned instead.
+-- for any number of runs. Where an id or key is taken, the stored run that has it is returned.
 CREATE OR REPLACE FUNCTION horsies_start_v1(p_plans json)
 RETURNS TABLE (id text, created boolean, name text, fingerprint text) LANGUAGE plpgsql AS $$
 DECLARE
@@ -98,8 +97,8 @@ $$;
 
 -- Runs of schedules, one array per column: started like any others, then marked with their schedule and slot.
 -- Their first tasks wait for the rest of the delay, counted from the slot, and deadlines counted from the
--- start move with it; a sleep until a given time and a signal without a time limit do not. A run that exists
--- is left alone.
+-- start move with it; sleeps until a given time and signals without a time limit do not. An existing run
+-- stays as it is.
 CREATE OR REPLACE FUNCTION horsies_start_scheduled_v1(
     p_ids uuid[], p_plans text[], p_names text[], p_slots timestamptz[], p_delay_seconds float8[])
 RETURNS bigint LANGUAGE plpgsql AS $$

@@ -7,8 +7,7 @@
 --   ids (lock_runs), so two of them cannot deadlock.
 -- * Everything is set-based: the number of statements depends on how deep skips cascade, not on how many
 --   nodes end or become ready. A node's join is decided by counters in its own row, kept while it is PENDING.
--- * Only a RUNNING run moves. A node that ends in a paused run is stored with "propagated" false, and counts
---   on resume.
+-- * Only a RUNNING run moves. A node that ends in a paused run stays "propagated" = false until the resume.
 -- * Ends recorded together count together, level by level: first failures pause runs, then all ends in
 --   running runs are counted, then their consequences are.
 -- * For opaque status, keys twice, one by one and few rows see 20_claim.sql.
@@ -43,7 +42,8 @@ CREATE OR REPLACE FUNCTION horsies_advance(
 RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE
     nodes horsies_nodes := (p_runs, p_indexes);
-    parts horsies_nodes;
+    not_started horsies_nodes;
+    maps horsies_nodes;
 BEGIN
     PERFORM root.id FROM horsies_workflows AS root
     WHERE root.id = ANY(ARRAY(
@@ -67,20 +67,12 @@ BEGIN
         FROM finished WHERE node.ctid = finished.place
         RETURNING node.workflow_id, node.task_index)
     SELECT array_agg(workflow_id), array_agg(task_index) INTO nodes.runs, nodes.indexes FROM ended;
-    parts := horsies_end_parts(p_tasks);
-    nodes.runs := nodes.runs || parts.runs;
-    nodes.indexes := nodes.indexes || parts.indexes;
+    -- Tasks that are only a part of their node's work.
+    not_started := horsies_start_children(p_tasks);
+    maps := horsies_end_items(p_tasks);
+    nodes.runs := nodes.runs || not_started.runs || maps.runs;
+    nodes.indexes := nodes.indexes || not_started.indexes || maps.indexes;
     RETURN horsies_propagate(nodes, true);
-END
-$$;
-
--- Tasks that ended and are only a part of a node's work. Returns the nodes that ended with them.
-CREATE OR REPLACE FUNCTION horsies_end_parts(p_tasks uuid[]) RETURNS horsies_nodes LANGUAGE plpgsql AS $$
-DECLARE
-    not_started horsies_nodes := horsies_start_children(p_tasks);
-    maps horsies_nodes := horsies_end_items(p_tasks);
-BEGIN
-    RETURN (not_started.runs || maps.runs, not_started.indexes || maps.indexes);
 END
 $$;
 
@@ -213,8 +205,7 @@ END
 $$;
 
 -- Insert the tasks of nodes that have just become ENQUEUED, and begin maps that have become READY. Siblings
--- are due in the order of their indexes, a microsecond apart and none in the future. Returns the nodes that
--- ended at once.
+-- are due in the order of their indexes, a microsecond apart, none in the future. Returns nodes that ended.
 CREATE OR REPLACE FUNCTION horsies_enqueue_nodes(p_ready horsies_nodes) RETURNS horsies_nodes
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -249,8 +240,7 @@ BEGIN
 END
 $$;
 
--- RUNNING -> COMPLETED or FAILED for those of these runs that have no open node. Returns the nodes of their
--- parents that ended with them.
+-- RUNNING -> COMPLETED or FAILED for those of these runs without open nodes. Returns their parents' nodes.
 CREATE OR REPLACE FUNCTION horsies_finish_runs(p_runs uuid[]) RETURNS horsies_nodes LANGUAGE plpgsql AS $$
 DECLARE
     run horsies_workflows;

@@ -38,8 +38,8 @@ BEGIN
 END
 $$;
 
--- READY -> RUNNING with one task per element, or per failed item of a map that has run before. Returns false
--- when the node ended right here.
+-- READY -> RUNNING, one task per element, or per failed item of a retried map. Returns false if it ended
+-- here.
 CREATE OR REPLACE FUNCTION horsies_expand_map(p_node horsies_workflow_tasks) RETURNS boolean
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -78,12 +78,10 @@ LANGUAGE plpgsql AS $$
 DECLARE
     begun_at timestamptz := clock_timestamp();
     total integer := json_array_length(p_elements);
-    is_paused boolean;
 BEGIN
-    SELECT status = 'PAUSED' INTO is_paused FROM horsies_workflows WHERE id = p_node.workflow_id;
     INSERT INTO horsies_tasks (
         id, task_name, queue_name, priority, args, kwargs, sent_at, enqueued_at, good_until, max_retries,
-        task_options, timeout_ms, enqueue_sha, held, workflow_id, workflow_node_index, workflow_item_index,
+        task_options, timeout_ms, enqueue_sha, workflow_id, workflow_node_index, workflow_item_index,
         workflow_inputs)
     SELECT horsies_new_id(), p_node.task_name, p_node.queue_name, p_node.priority, '[]',
         CASE p_node.task_kwargs WHEN '{}' THEN '{' ELSE left(p_node.task_kwargs, -1) || ',' END
@@ -92,8 +90,8 @@ BEGIN
         CASE WHEN element.place <= coalesce(p_node.max_parallel, total)
             THEN begun_at - (total - element.place) * interval '1 microsecond' ELSE horsies_never_v1() END,
         least(p_node.good_until, begun_at + p_node.expires_in_ms * interval '1 millisecond'),
-        p_node.max_retries, p_node.task_options, p_node.timeout_ms, '', is_paused, p_node.workflow_id,
-        p_node.task_index, element.place - 1, p_node.inputs
+        p_node.max_retries, p_node.task_options, p_node.timeout_ms, '', p_node.workflow_id, p_node.task_index,
+        element.place - 1, p_node.inputs
     FROM json_array_elements(p_elements) WITH ORDINALITY AS element (value, place);
 END
 $$;
@@ -190,7 +188,7 @@ DECLARE
 BEGIN
     INSERT INTO horsies_tasks (
         id, task_name, queue_name, priority, args, kwargs, sent_at, enqueued_at, good_until, max_retries,
-        task_options, timeout_ms, enqueue_sha, held, workflow_id, workflow_node_index, workflow_item_index,
+        task_options, timeout_ms, enqueue_sha, workflow_id, workflow_node_index, workflow_item_index,
         workflow_inputs, retried_from_task_id)
     SELECT greatest(horsies_new_id(), horsies_next_id(item.id)), item.task_name, item.queue_name,
         item.priority, item.args, item.kwargs, begun_at,
@@ -199,10 +197,9 @@ BEGIN
             THEN begun_at - (p_node.items_total - item.workflow_item_index) * interval '1 microsecond'
             ELSE horsies_never_v1() END,
         least(p_node.good_until, begun_at + p_node.expires_in_ms * interval '1 millisecond'),
-        item.max_retries, item.task_options, item.timeout_ms, '', run.status = 'PAUSED', item.workflow_id,
+        item.max_retries, item.task_options, item.timeout_ms, '', item.workflow_id,
         item.workflow_node_index, item.workflow_item_index, item.workflow_inputs, item.id
-    FROM horsies_items(p_node) AS item JOIN horsies_workflows AS run ON run.id = item.workflow_id
-    WHERE item.status <> 'COMPLETED';
+    FROM horsies_items(p_node) AS item WHERE item.status <> 'COMPLETED';
     GET DIAGNOSTICS retried = ROW_COUNT;
     UPDATE horsies_workflow_tasks SET items_open = retried, items_bad = 0
     WHERE workflow_id = p_node.workflow_id AND task_index = p_node.task_index;

@@ -1,8 +1,7 @@
 -- Sub-workflows: a node starts a run of its own and ends with it.
 
--- Start the runs of nodes whose expansion task succeeded: its result is the plan. Under a run that was paused
--- meanwhile the child starts paused, under one that has ended it does not start. Returns the nodes without a
--- run.
+-- Start the runs of nodes whose expansion task succeeded: its result is the plan. Under a run paused
+-- meanwhile the child starts paused, under an ended one not at all. Returns nodes without a run.
 CREATE OR REPLACE FUNCTION horsies_start_children(p_tasks uuid[]) RETURNS horsies_nodes LANGUAGE plpgsql AS $$
 DECLARE
     expansion record;
@@ -52,8 +51,7 @@ END
 $$;
 
 -- Start the run that an expansion planned, paused if its parent is. Returns NULL when the result is not a
--- plan, or not that of a new run: an error of one node must not undo the ends of the others in the same
--- transaction.
+-- plan, or not that of a new run: an error of one node must not undo the ends of the others.
 CREATE OR REPLACE FUNCTION horsies_start_child(p_expanded text, p_is_paused boolean) RETURNS uuid
 LANGUAGE plpgsql AS $$
 DECLARE

@@ -6,10 +6,8 @@
 CREATE OR REPLACE FUNCTION horsies_signal_v1(p_run_id uuid, p_name text, p_value text) RETURNS text
 LANGUAGE plpgsql AS $$
 DECLARE
-    was_status text;
+    was_status text := horsies_lock_tree(p_run_id);
 BEGIN
-    PERFORM horsies_lock_tree(p_run_id);
-    SELECT status INTO was_status FROM horsies_workflows WHERE id = p_run_id;
     IF was_status IS NULL OR was_status NOT IN ('PENDING', 'RUNNING', 'PAUSED') THEN
         RETURN was_status;
     END IF;
@@ -19,8 +17,7 @@ BEGIN
     THEN
         RETURN 'UNKNOWN_SIGNAL';
     END IF;
-    -- Locked as it is chosen: a task that a worker claims at this moment, because its time is up, is passed
-    -- over.
+    -- Locked as it is chosen: a task that a worker is claiming, as its time is up, is passed over.
     UPDATE horsies_tasks SET
         kwargs = '{"value":' || p_value || '}',
         enqueued_at = clock_timestamp(), updated_at = clock_timestamp()
@@ -38,8 +35,7 @@ BEGIN
 END
 $$;
 
--- Stored signals, delivered to the nodes among these that wait for them; the oldest first, each to one node
--- only.
+-- Stored signals, delivered to the waiting nodes among these, the oldest first, each to one node.
 CREATE OR REPLACE FUNCTION horsies_deliver_signals(p_nodes horsies_nodes) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     listener record;

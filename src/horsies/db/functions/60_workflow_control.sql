@@ -1,14 +1,11 @@
 -- Control of runs: pause, resume, cancel, expire. Each locks the root of the tree first and then needs a
 -- fixed number of statements, whatever the number of nodes.
 
--- RUNNING -> PAUSED for a run and the running ones below it. Returns the status it found, NULL for no such
--- run.
+-- RUNNING -> PAUSED for a run and those below it. Returns the status it found, NULL for no such run.
 CREATE OR REPLACE FUNCTION horsies_pause_v1(p_run_id uuid) RETURNS text LANGUAGE plpgsql AS $$
 DECLARE
-    was_status text;
+    was_status text := horsies_lock_tree(p_run_id);
 BEGIN
-    PERFORM horsies_lock_tree(p_run_id);
-    SELECT status INTO was_status FROM horsies_workflows WHERE id = p_run_id;
     IF was_status = 'RUNNING' THEN
         PERFORM horsies_pause_runs(ARRAY(SELECT horsies_tree(p_run_id)));
     END IF;
@@ -43,10 +40,8 @@ $$;
 -- PAUSED -> RUNNING for a run and the paused ones below it. Returns the status it found.
 CREATE OR REPLACE FUNCTION horsies_resume_v1(p_run_id uuid) RETURNS text LANGUAGE plpgsql AS $$
 DECLARE
-    was_status text;
+    was_status text := horsies_lock_tree(p_run_id);
 BEGIN
-    PERFORM horsies_lock_tree(p_run_id);
-    SELECT status INTO was_status FROM horsies_workflows WHERE id = p_run_id;
     IF was_status = 'PAUSED' THEN
         PERFORM horsies_resume_runs(ARRAY(SELECT horsies_tree(p_run_id)));
     END IF;
@@ -54,8 +49,8 @@ BEGIN
 END
 $$;
 
--- PAUSED -> RUNNING for these runs: their tasks are released, nodes that ended meanwhile count now, and a run
--- without open nodes ends here.
+-- PAUSED -> RUNNING for these runs: tasks are released, nodes that ended meanwhile count, and a run without
+-- open nodes ends.
 CREATE OR REPLACE FUNCTION horsies_resume_runs(p_runs uuid[]) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     resumed uuid[];
@@ -75,11 +70,9 @@ $$;
 CREATE OR REPLACE FUNCTION horsies_cancel_v1(p_run_id uuid, p_reason text, p_interrupt boolean) RETURNS text
 LANGUAGE plpgsql AS $$
 DECLARE
-    was_status text;
+    was_status text := horsies_lock_tree(p_run_id);
     family uuid[];
 BEGIN
-    PERFORM horsies_lock_tree(p_run_id);
-    SELECT status INTO was_status FROM horsies_workflows WHERE id = p_run_id;
     IF was_status IN ('PENDING', 'RUNNING', 'PAUSED') THEN
         family := ARRAY(SELECT horsies_family_v1(p_run_id));
         PERFORM horsies_end_runs(family, 'CANCELLED', p_reason, p_interrupt);
@@ -89,8 +82,7 @@ BEGIN
 END
 $$;
 
--- PAUSED -> EXPIRED when a run has been paused for longer than allowed. Each run below has a pause of its
--- own.
+-- PAUSED -> EXPIRED when a run has been paused for too long. Each run below has a pause of its own.
 CREATE OR REPLACE FUNCTION horsies_expire_v1(
     p_run_id uuid, p_max_paused_seconds double precision, p_reason text) RETURNS boolean
 LANGUAGE plpgsql AS $$

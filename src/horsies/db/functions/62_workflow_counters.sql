@@ -35,8 +35,8 @@ CREATE OR REPLACE FUNCTION horsies_recount(p_runs uuid[]) RETURNS void LANGUAGE 
 $$;
 
 -- Bring these runs, where they are RUNNING, up to the state of their rows: ends that were not counted count,
--- without pausing again; nodes whose counters allow a decision are decided, ready ones become tasks, and runs
--- without open nodes end.
+-- without pausing again; nodes are decided where their counters allow it, ready ones become tasks, drained
+-- runs end.
 CREATE OR REPLACE FUNCTION horsies_catch_up(p_runs uuid[]) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     ended horsies_nodes;

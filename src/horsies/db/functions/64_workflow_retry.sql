@@ -53,11 +53,9 @@ $$;
 -- Returns 'resumed', or the status of a run that this does not move; NULL when there is no such run.
 CREATE OR REPLACE FUNCTION horsies_resume_retrying_v1(p_run_id uuid) RETURNS text LANGUAGE plpgsql AS $$
 DECLARE
-    was_status text;
+    was_status text := horsies_lock_tree(p_run_id);
     below uuid;
 BEGIN
-    PERFORM horsies_lock_tree(p_run_id);
-    SELECT status INTO was_status FROM horsies_workflows WHERE id = p_run_id;
     IF was_status IS NULL OR was_status NOT IN ('PAUSED', 'FAILED') THEN
         RETURN was_status;
     END IF;
@@ -152,8 +150,7 @@ LANGUAGE sql AS $$
     FROM waiting WHERE task.id = waiting.id
 $$;
 
--- The failed runs of these sub-workflow nodes are retried, and paused if their parent was paused again
--- meanwhile.
+-- The failed runs of these sub-workflow nodes are retried, and paused if their parent was paused again.
 CREATE OR REPLACE FUNCTION horsies_retry_children(p_run_id uuid, p_indexes integer[]) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE

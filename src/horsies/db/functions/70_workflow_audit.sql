@@ -40,8 +40,7 @@ LANGUAGE sql STABLE AS $$
     FROM horsies_items(p_node)
 $$;
 
--- Sub-workflows and maps that contradict their runs and items. A map that waits to try failed items again has
--- no open item.
+-- Sub-workflows and maps that contradict their runs and items. A map that waits for its retry has none open.
 CREATE OR REPLACE FUNCTION horsies_part_problems(p_run horsies_workflows) RETURNS SETOF text
 LANGUAGE sql STABLE AS $$
     SELECT 'node ' || node.node_id || ' runs a sub-workflow that '
@@ -107,8 +106,7 @@ LANGUAGE sql STABLE AS $$
         node.allow_failed_deps, counts.still_open, counts.ok, counts.bad, counts.unseen) <> 'PENDING'
 $$;
 
--- Tasks that are held in a running run or not held in a paused one, and unstarted tasks that no node waits
--- for.
+-- Tasks held in a running run or not held in a paused one, and unstarted tasks that no node waits for.
 CREATE OR REPLACE FUNCTION horsies_task_problems(p_run horsies_workflows) RETURNS SETOF text
 LANGUAGE sql STABLE AS $$
     SELECT 'task ' || task.id || CASE WHEN task.held THEN ' is on hold' ELSE ' is not on hold' END

@@ -4,7 +4,6 @@
 -- ../functions and are replaced as a whole whenever they change.
 
 -- Tasks -------------------------------------------------------------------------------------------
-
 -- Status columns use domains. PostgreSQL reads the text of a table's CHECK constraints again for every
 -- statement that writes to the table (18 us each), that of a domain once per session.
 CREATE DOMAIN horsies_task_status AS varchar(16)
@@ -79,12 +78,10 @@ CREATE INDEX horsies_tasks_claim ON horsies_tasks (queue_name, priority, enqueue
     WHERE status = 'PENDING' AND NOT held;
 CREATE INDEX horsies_tasks_in_flight ON horsies_tasks (claimed_by_worker_id)
     WHERE status IN ('CLAIMED', 'RUNNING');
-CREATE INDEX horsies_tasks_lease ON horsies_tasks (claim_expires_at)
-    WHERE status = 'CLAIMED';
+CREATE INDEX horsies_tasks_lease ON horsies_tasks (claim_expires_at) WHERE status = 'CLAIMED';
 CREATE INDEX horsies_tasks_deadline ON horsies_tasks (good_until)
     WHERE status = 'PENDING' AND good_until IS NOT NULL;
-CREATE INDEX horsies_tasks_error_code ON horsies_tasks (error_code)
-    WHERE error_code IS NOT NULL;
+CREATE INDEX horsies_tasks_error_code ON horsies_tasks (error_code) WHERE error_code IS NOT NULL;
 CREATE INDEX horsies_tasks_workflow ON horsies_tasks (workflow_id, workflow_node_index, workflow_item_index)
     WHERE workflow_id IS NOT NULL;
 -- Finds the next parked item of a map without passing the items that have ended.
@@ -98,7 +95,6 @@ CREATE INDEX horsies_tasks_schedule_open ON horsies_tasks (schedule_name)
     WHERE schedule_name IS NOT NULL AND status IN ('PENDING', 'CLAIMED', 'RUNNING');
 
 -- Attempts ----------------------------------------------------------------------------------------
-
 CREATE TABLE horsies_task_attempts (
     id                   bigint        GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     task_id              uuid          NOT NULL REFERENCES horsies_tasks (id) ON DELETE CASCADE,
@@ -125,7 +121,6 @@ CREATE INDEX horsies_task_attempts_error_code ON horsies_task_attempts (error_co
 CREATE INDEX horsies_task_attempts_finished_at ON horsies_task_attempts USING brin (finished_at);
 
 -- Workers -----------------------------------------------------------------------------------------
-
 -- One current row per worker. A living worker holds the session advisory lock "lock_key" on its listening
 -- connection. The server frees the lock as soon as the connection is gone, so a free lock and a few seconds
 -- without a sign of life prove a worker dead long before any threshold.
@@ -188,7 +183,6 @@ CREATE INDEX horsies_worker_states_latest ON horsies_worker_states (worker_id, s
 CREATE INDEX horsies_worker_states_age ON horsies_worker_states USING brin (snapshot_at);
 
 -- Queues ------------------------------------------------------------------------------------------
-
 -- A queue has a row once an operator has paused or resumed it.
 CREATE TABLE horsies_queues (
     queue_name  varchar(100)  PRIMARY KEY,
@@ -254,8 +248,7 @@ CREATE INDEX horsies_workflows_root ON horsies_workflows (root_workflow_id)
     WHERE parent_workflow_id IS NOT NULL;
 -- Newest first, for operators. A caller may choose any id for a run, so ids are not in the order of time.
 CREATE INDEX horsies_workflows_created ON horsies_workflows (created_at, id);
-CREATE INDEX horsies_workflows_ended ON horsies_workflows (completed_at)
-    WHERE completed_at IS NOT NULL;
+CREATE INDEX horsies_workflows_ended ON horsies_workflows (completed_at) WHERE completed_at IS NOT NULL;
 CREATE INDEX horsies_workflows_schedule_runs ON horsies_workflows (schedule_name, sent_at)
     WHERE schedule_name IS NOT NULL;
 CREATE INDEX horsies_workflows_schedule_open ON horsies_workflows (schedule_name)
@@ -270,8 +263,7 @@ CREATE TABLE horsies_workflow_tasks (
     task_index            integer       NOT NULL,
     node_id               varchar(128)  NOT NULL,
     kind                  horsies_node_kind NOT NULL,
-    -- RUNNING is stored only for nodes of several tasks (sub-workflows, maps); any other node runs while its
-    -- task does.
+    -- RUNNING is stored only for sub-workflows and maps; any other node runs while its task does.
     status                horsies_node_status NOT NULL,
     -- Whether the dependents and the run have counted the end of this node.
     propagated            boolean       NOT NULL DEFAULT false,
@@ -347,7 +339,6 @@ CREATE TABLE horsies_workflow_signals (
 CREATE INDEX horsies_workflow_signals_waiting ON horsies_workflow_signals (workflow_id, name, id);
 
 -- Schedules ---------------------------------------------------------------------------------------
-
 CREATE TABLE horsies_schedule_state (
     schedule_name   varchar(255)  PRIMARY KEY,
     last_run_at     timestamptz,
@@ -357,13 +348,11 @@ CREATE TABLE horsies_schedule_state (
     run_count       integer       NOT NULL DEFAULT 0,
     config_hash     varchar(64),
     updated_at      timestamptz   NOT NULL DEFAULT now(),
-    -- The task it sends, or the workflow by the key of its definition, and the scheduler or program that
-    -- stored it.
+    -- The task it sends, or the key of the workflow, and the scheduler or program that stored it.
     task_name       varchar(255),
     definition_key  varchar(255),
     owner           varchar(255),
-    -- The JSON that config_hash is the digest of (pattern, time zone, bounds): enough to compute the next
-    -- slots.
+    -- The JSON that config_hash is the digest of (pattern, time zone, bounds).
     timing          text,
     -- The whole schedule as JSON, arguments included, when it was added at run time and exists only here.
     definition      text,

@@ -1,5 +1,5 @@
--- What operators look at. None of these reads history: live states come from their partial indexes, rates from the
--- newest attempts, lists from the end of the primary key, whose ids begin with the time they were made.
+-- Statements for operators. None of them reads history: live states come from partial indexes, rates from the
+-- newest attempts, lists from the end of the primary key, whose ids begin with their time.
 
 -- name: count_waiting
 -- PENDING by queue, from the claim index.
@@ -16,9 +16,9 @@ SELECT queue_name, count(*) FILTER (WHERE status = 'CLAIMED') AS claimed,
 FROM horsies_tasks WHERE status IN ('CLAIMED', 'RUNNING') GROUP BY queue_name
 
 -- name: count_recent_attempts
--- What ended during the last minute, by queue. At most the newest "sample" attempts are looked at; on a busy system
--- they cover less than a minute, and "covered_seconds" says how much. An attempt's queue is a scalar subquery, because a
--- join might be planned as a hash over the whole history.
+-- Attempts that ended during the last minute, by queue. At most the newest "sample" attempts are read; on a
+-- busy system they cover less than a minute, and "covered_seconds" tells how much. An attempt's queue is a
+-- scalar subquery, because a join might be planned as a hash over the whole history.
 WITH newest AS MATERIALIZED (
     SELECT task_id, outcome, will_retry, error_code, finished_at
     FROM horsies_task_attempts ORDER BY id DESC LIMIT %(sample)s::integer),
@@ -32,7 +32,8 @@ covered AS MATERIALIZED (
     FROM recent)
 SELECT recent.queue_name, covered.seconds AS covered_seconds,
     count(*) FILTER (WHERE outcome = 'COMPLETED') AS done,
-    count(*) FILTER (WHERE outcome <> 'COMPLETED' AND NOT will_retry AND error_code <> 'TASK_CANCELLED') AS failed,
+    count(*) FILTER (WHERE outcome <> 'COMPLETED' AND NOT will_retry AND error_code <> 'TASK_CANCELLED')
+        AS failed,
     count(*) FILTER (WHERE will_retry) AS retried
 FROM recent CROSS JOIN covered WHERE recent.queue_name IS NOT NULL GROUP BY recent.queue_name, covered.seconds
 
@@ -41,7 +42,7 @@ FROM recent CROSS JOIN covered WHERE recent.queue_name IS NOT NULL GROUP BY rece
 SELECT queue_name AS name, paused_at FROM horsies_queues
 
 -- name: list_known_queues
--- The names that mean something here: switched before, served by a worker, or with work on them.
+-- The known queue names: paused or resumed before, served by a worker, or with tasks in them.
 SELECT queue_name::text AS name FROM horsies_queues
 UNION SELECT unnest(queues)::text FROM horsies_workers WHERE stopped_at IS NULL
 UNION SELECT queue_name::text FROM horsies_tasks WHERE status = 'PENDING' AND NOT held
@@ -49,8 +50,8 @@ UNION SELECT queue_name::text FROM horsies_tasks WHERE status IN ('CLAIMED', 'RU
 ORDER BY name
 
 -- name: list_workers
--- Every worker that has not said goodbye, or all that are still on record; with its newest snapshot and what it has
--- in flight. A two-part advisory lock key is how pg_locks shows the one 64-bit key of the worker.
+-- Every worker without a shutdown, or all that are on record, with its newest snapshot and its tasks in
+-- flight. pg_locks shows the one 64-bit lock key of a worker as two parts.
 SELECT worker.worker_id, worker.hostname, worker.pid, worker.processes, worker.queues::text[] AS queues,
     worker.started_at, worker.seen_at, worker.stopped_at, worker.was_lost, worker.hears,
     extract(epoch FROM now() - worker.seen_at)::float8 AS seen_seconds_ago,
@@ -67,14 +68,15 @@ SELECT worker.worker_id, worker.hostname, worker.pid, worker.processes, worker.q
        AND task.status = 'CLAIMED') AS tasks_claimed,
     newest.memory_usage_mb, newest.children_memory_mb, newest.cpu_percent
 FROM horsies_workers AS worker LEFT JOIN LATERAL (
-    SELECT state.memory_usage_mb, state.children_memory_mb, state.cpu_percent FROM horsies_worker_states AS state
+    SELECT state.memory_usage_mb, state.children_memory_mb, state.cpu_percent
+    FROM horsies_worker_states AS state
     WHERE state.worker_id = worker.worker_id ORDER BY state.snapshot_at DESC LIMIT 1) AS newest ON true
 WHERE worker.stopped_at IS NULL OR %(include_stopped)s::boolean
 ORDER BY worker.stopped_at IS NOT NULL, worker.seen_at DESC, worker.worker_id LIMIT 1000
 
 -- name: list_newest_tasks
--- Newest first, by the end of the primary key. The inner LIMIT bounds what a filter that matches nothing may cost;
--- the outer one ends the scan as soon as there are enough. "ORDER BY id" would mean the text in the first column.
+-- Newest first, by the end of the primary key. The inner LIMIT bounds the cost of a filter that matches
+-- nothing; the outer one ends the scan as soon as there are enough. "ORDER BY id" would sort by text.
 SELECT id::text, task_name, queue_name, status, retry_count, max_retries, error_code, created_at, enqueued_at,
     started_at, finished_at, worker_hostname, worker_pid,
     extract(epoch FROM now() - created_at)::float8 AS age_seconds
@@ -90,15 +92,15 @@ WHERE (cardinality(%(statuses)s::text[]) = 0 OR status = ANY(%(statuses)s::text[
 ORDER BY newest.id DESC LIMIT %(limit)s::integer
 
 -- name: end_of_window
--- Where list_newest_tasks stopped looking: the last id inside its window and the first one beyond, or fewer rows
--- when the window reached the end.
-SELECT task.id::text FROM horsies_tasks AS task WHERE task.id < %(before)s::uuid AND task.id >= %(since)s::uuid
+-- The edge of list_newest_tasks: the last id inside its window and the first one beyond, or fewer at the end.
+SELECT task.id::text FROM horsies_tasks AS task
+WHERE task.id < %(before)s::uuid AND task.id >= %(since)s::uuid
 ORDER BY task.id DESC OFFSET %(window)s::integer - 1 LIMIT 2
 
 -- name: list_live_tasks
--- All tasks that wait or run, however old, from the two partial indexes; those held back by their workflow through
--- the runs that are open. Their ids are collected first and bounded and sorted afterwards: given the choice, the planner
--- might walk the primary key through history to find them.
+-- All waiting and running tasks, however old, from the two partial indexes; tasks held by a workflow through
+-- the open runs. Their ids are collected first, then bounded and sorted: given the choice, the planner might
+-- walk the primary key through history to find them.
 WITH live AS MATERIALIZED (
     SELECT id FROM horsies_tasks
     WHERE status = 'PENDING' AND NOT held AND 'PENDING' = ANY(%(statuses)s::text[])
@@ -120,8 +122,8 @@ WITH live AS MATERIALIZED (
       AND (cardinality(%(queues)s::text[]) = 0 OR queue_name = ANY(%(queues)s::text[]))
       AND (cardinality(%(names)s::text[]) = 0 OR task_name = ANY(%(names)s::text[]))
       AND (cardinality(%(error_codes)s::text[]) = 0 OR error_code = ANY(%(error_codes)s::text[])))
-SELECT task.id::text, task_name, queue_name, status, retry_count, max_retries, error_code, created_at, enqueued_at,
-    started_at, coalesce(completed_at, failed_at) AS finished_at, worker_hostname, worker_pid,
+SELECT task.id::text, task_name, queue_name, status, retry_count, max_retries, error_code, created_at,
+    enqueued_at, started_at, coalesce(completed_at, failed_at) AS finished_at, worker_hostname, worker_pid,
     extract(epoch FROM now() - created_at)::float8 AS age_seconds
 FROM horsies_tasks AS task
 WHERE task.id = ANY(ARRAY(
@@ -137,8 +139,8 @@ WITH failed AS MATERIALIZED (
       AND (cardinality(%(statuses)s::text[]) = 0 OR status = ANY(%(statuses)s::text[]))
       AND (cardinality(%(queues)s::text[]) = 0 OR queue_name = ANY(%(queues)s::text[]))
       AND (cardinality(%(names)s::text[]) = 0 OR task_name = ANY(%(names)s::text[])))
-SELECT task.id::text, task_name, queue_name, status, retry_count, max_retries, error_code, created_at, enqueued_at,
-    started_at, coalesce(completed_at, failed_at) AS finished_at, worker_hostname, worker_pid,
+SELECT task.id::text, task_name, queue_name, status, retry_count, max_retries, error_code, created_at,
+    enqueued_at, started_at, coalesce(completed_at, failed_at) AS finished_at, worker_hostname, worker_pid,
     extract(epoch FROM now() - created_at)::float8 AS age_seconds
 FROM horsies_tasks AS task
 WHERE task.id = ANY(ARRAY(
@@ -147,12 +149,12 @@ WHERE task.id = ANY(ARRAY(
 ORDER BY task.id DESC
 
 -- name: read_task_detail
--- Everything about one task, by primary key; what it carries in and out only when asked for.
+-- Everything about one task, by primary key; arguments and result only on request.
 SELECT id::text, task_name, queue_name, status, priority, retry_count, max_retries, next_retry_at, timeout_ms,
     good_until, held, sent_at, created_at, enqueued_at, claimed_at, started_at, completed_at, failed_at,
-    cancel_requested_at, error_code, failed_reason, generation, claimed_by_worker_id, worker_hostname, worker_pid,
-    worker_process_name, idempotency_key, retried_from_task_id::text, workflow_id::text, schedule_name, scheduled_for,
-    task_options,
+    cancel_requested_at, error_code, failed_reason, generation, claimed_by_worker_id, worker_hostname,
+    worker_pid, worker_process_name, idempotency_key, retried_from_task_id::text, workflow_id::text,
+    schedule_name, scheduled_for, task_options,
     CASE WHEN %(payload)s::boolean THEN args END AS args,
     CASE WHEN %(payload)s::boolean THEN kwargs END AS kwargs,
     CASE WHEN %(payload)s::boolean THEN result END AS result
@@ -170,8 +172,8 @@ SELECT state.id, state.worker_id, state.snapshot_at, state.hostname, state.pid, 
     state.queues::text[] AS queues, state.tasks_running, state.tasks_claimed, state.memory_usage_mb,
     state.cpu_percent, state.memory_percent, state.children_memory_mb, state.max_claim_batch,
     state.max_claim_per_worker, state.cluster_wide_cap, state.queue_priorities::text AS queue_priorities,
-    state.queue_max_concurrency::text AS queue_max_concurrency, state.recovery_config::text AS recovery_config,
-    state.hears, state.worker_started_at
+    state.queue_max_concurrency::text AS queue_max_concurrency,
+    state.recovery_config::text AS recovery_config, state.hears, state.worker_started_at
 FROM known CROSS JOIN LATERAL (
     SELECT * FROM horsies_worker_states AS snapshot
     WHERE snapshot.worker_id = known.worker_id ORDER BY snapshot.snapshot_at DESC LIMIT 1) AS state
@@ -179,42 +181,44 @@ ORDER BY state.snapshot_at DESC, state.worker_id
 
 -- name: worker_state_history
 -- The snapshots of one worker, newest first, by the index on (worker_id, snapshot_at).
-SELECT id, worker_id, snapshot_at, hostname, pid, processes, queues::text[] AS queues, tasks_running, tasks_claimed,
-    memory_usage_mb, cpu_percent, memory_percent, children_memory_mb, max_claim_batch, max_claim_per_worker,
-    cluster_wide_cap, queue_priorities::text AS queue_priorities,
+SELECT id, worker_id, snapshot_at, hostname, pid, processes, queues::text[] AS queues, tasks_running,
+    tasks_claimed, memory_usage_mb, cpu_percent, memory_percent, children_memory_mb, max_claim_batch,
+    max_claim_per_worker, cluster_wide_cap, queue_priorities::text AS queue_priorities,
     queue_max_concurrency::text AS queue_max_concurrency, recovery_config::text AS recovery_config, hears,
     worker_started_at
 FROM horsies_worker_states WHERE worker_id = %(worker_id)s ORDER BY snapshot_at DESC LIMIT %(limit)s::bigint
 
 -- name: find_stale_tasks
--- RUNNING, and nothing heard of it for longer than the threshold. The start counts as the first heartbeat.
-SELECT task.id::text, task.worker_hostname, task.worker_pid, task.worker_process_name, beat.sent_at AS last_heartbeat,
-    task.started_at, task.task_name
+-- RUNNING, and without a heartbeat for longer than the threshold. The start counts as the first heartbeat.
+SELECT task.id::text, task.worker_hostname, task.worker_pid, task.worker_process_name,
+    beat.sent_at AS last_heartbeat, task.started_at, task.task_name
 FROM horsies_tasks AS task LEFT JOIN LATERAL (
     SELECT heard.sent_at FROM horsies_heartbeats AS heard
-    WHERE heard.task_id = task.id AND heard.role = 'runner' ORDER BY heard.sent_at DESC LIMIT 1) AS beat ON true
+    WHERE heard.task_id = task.id AND heard.role = 'runner'
+    ORDER BY heard.sent_at DESC LIMIT 1) AS beat ON true
 WHERE task.status IN ('CLAIMED', 'RUNNING') AND task.status = 'RUNNING'
   AND greatest(beat.sent_at, task.started_at) < now() - %(threshold_seconds)s::float8 * interval '1 second'
 ORDER BY task.started_at, task.id
 
 -- name: count_worker_tasks
--- Who runs how much, by child process, from the in-flight index.
+-- Running tasks by child process, from the in-flight index.
 SELECT task.worker_hostname, task.worker_pid, task.worker_process_name, count(*) AS active_tasks,
     min(task.started_at) AS oldest_task_start, max(beat.sent_at) AS latest_heartbeat
 FROM horsies_tasks AS task LEFT JOIN LATERAL (
     SELECT heard.sent_at FROM horsies_heartbeats AS heard
-    WHERE heard.task_id = task.id AND heard.role = 'runner' ORDER BY heard.sent_at DESC LIMIT 1) AS beat ON true
+    WHERE heard.task_id = task.id AND heard.role = 'runner'
+    ORDER BY heard.sent_at DESC LIMIT 1) AS beat ON true
 WHERE task.status IN ('CLAIMED', 'RUNNING') AND task.status = 'RUNNING'
 GROUP BY task.worker_hostname, task.worker_pid, task.worker_process_name
 ORDER BY active_tasks DESC, task.worker_hostname, task.worker_pid
 
 -- name: find_expired_tasks
--- PENDING past its deadline and not yet swept, by the deadline index.
+-- PENDING past the deadline and not yet expired, by the deadline index.
 SELECT id::text, task_name, queue_name, priority, sent_at, enqueued_at, good_until,
     extract(epoch FROM now() - good_until)::float8 AS expired_for_seconds
 FROM horsies_tasks WHERE status = 'PENDING' AND good_until IS NOT NULL AND good_until <= now()
 ORDER BY good_until, horsies_tasks.id
 
 -- name: read_server
--- The shortest question: which server is this?
+-- The cheapest query: the version of the server.
 SELECT current_setting('server_version') AS server_version

@@ -1,13 +1,13 @@
 -- Schedules: what is due, what becomes of it, and how operators and programs change them.
 --
--- A scheduler serves the schedules of its configuration under the timing it knows ("names" and "hashes", one per line:
--- the driver needs far longer to write an array), and those stored here whose task it knows ("task_names"), or whose
--- workflow ("definition_keys"). Any number of schedulers may serve the same ones.
+-- A scheduler serves the schedules of its configuration under the timing it knows ("names" and "hashes", one
+-- per line: the driver needs far longer to write an array), and those stored here whose task it knows
+-- ("task_names"), or whose workflow ("definition_keys"). Any number of schedulers may serve the same ones.
 
 -- name: find_due_schedules
--- What is due, oldest first; nothing is locked yet. What waits for a task or run of its own to end comes last, so that
--- it does not keep others from their turn. Index probes for each that is due: an EXISTS might be answered by reading all
--- tasks.
+-- Due schedules, oldest first; nothing is locked yet. A schedule whose last task or run is unfinished comes
+-- last, so that it does not keep others from their turn. Index probes for each that is due: an EXISTS might
+-- be answered by reading all tasks.
 SELECT state.schedule_name AS name, state.next_run_at AS due_at, state.config_hash AS hash, state.definition,
     state.resumed_at, now() AS looked_at,
     coalesce((
@@ -22,18 +22,20 @@ LEFT JOIN unnest(string_to_array(%(names)s, E'\n'), string_to_array(%(hashes)s, 
     ON known.name = state.schedule_name AND known.hash = state.config_hash
 WHERE state.next_run_at <= now() AND state.paused_at IS NULL
   AND (known.name IS NOT NULL OR (state.definition IS NOT NULL AND (
-      state.task_name = ANY(%(task_names)s::text[]) OR state.definition_key = ANY(%(definition_keys)s::text[]))))
+      state.task_name = ANY(%(task_names)s::text[])
+      OR state.definition_key = ANY(%(definition_keys)s::text[]))))
 ORDER BY is_unfinished, state.next_run_at, state.schedule_name
 LIMIT %(limit)s
 
 -- name: fire_slots
--- Tasks and runs for due slots, and where their schedules stand afterwards: all of it or nothing, in one statement. A
--- schedule is taken only as it was read: one that another scheduler has taken, that was paused or changed meanwhile, is
--- left alone. A task or run that is there already, by its id made of name and slot, stays as it is.
+-- Tasks and runs for due slots, and the new state of their schedules: all or nothing, in one statement. A
+-- schedule is taken only as it was read: one that another scheduler has taken, or that was paused or changed
+-- meanwhile, is left alone. An existing task or run, by its id made of name and slot, stays.
 WITH decided AS MATERIALIZED (
     SELECT * FROM unnest(
         %(names)s::text[], %(due_at)s::timestamptz[], %(hashes)s::text[], %(next_run_at)s::timestamptz[],
-        %(last_task_ids)s::uuid[], %(run_counts)s::integer[], %(skipped_at)s::timestamptz[], %(skip_reasons)s::text[]
+        %(last_task_ids)s::uuid[], %(run_counts)s::integer[], %(skipped_at)s::timestamptz[],
+        %(skip_reasons)s::text[]
     ) AS decision (name, due_at, hash, next_run_at, last_task_id, run_count, skipped_at, skip_reason)),
 taken AS MATERIALIZED (
     SELECT state.schedule_name AS name
@@ -52,8 +54,8 @@ sent AS (
         %(queue_names)s::text[], %(priorities)s::integer[], %(kwargs)s::text[], %(delay_seconds)s::float8[],
         %(good_until)s::timestamptz[], %(max_retries)s::integer[], %(task_options)s::text[],
         %(timeouts_ms)s::integer[], %(enqueue_shas)s::text[]
-    ) AS run (id, schedule_name, slot, task_name, queue_name, priority, kwargs, delay_seconds, good_until, max_retries,
-              task_options, timeout_ms, enqueue_sha)
+    ) AS run (id, schedule_name, slot, task_name, queue_name, priority, kwargs, delay_seconds, good_until,
+              max_retries, task_options, timeout_ms, enqueue_sha)
     JOIN taken ON taken.name = run.schedule_name
     ON CONFLICT DO NOTHING),
 started AS MATERIALIZED (
@@ -72,38 +74,38 @@ UPDATE horsies_schedule_state AS state SET
     last_task_id = coalesce(decided.last_task_id, state.last_task_id),
     run_count = state.run_count + decided.run_count,
     skipped_at = coalesce(decided.skipped_at, state.skipped_at),
-    skip_reason = coalesce(decided.skip_reason, state.skip_reason),
-    updated_at = now()
+    skip_reason = coalesce(decided.skip_reason, state.skip_reason), updated_at = now()
 FROM decided JOIN taken ON taken.name = decided.name
--- Always true: what nobody asks for is not done.
 WHERE state.schedule_name = decided.name AND (SELECT count(*) FROM started) >= 0
 RETURNING state.schedule_name AS name
 
 -- name: seconds_until_next_slot
--- How long a scheduler may sleep: NULL when nothing is planned, 0 or less when something has become due since it looked.
+-- How long a scheduler may sleep: NULL without a next slot, 0 or less when one is due.
 SELECT extract(epoch FROM min(state.next_run_at) - clock_timestamp())::float8 AS seconds
 FROM horsies_schedule_state AS state
 LEFT JOIN unnest(string_to_array(%(names)s, E'\n'), string_to_array(%(hashes)s, E'\n')) AS known (name, hash)
     ON known.name = state.schedule_name AND known.hash = state.config_hash
 WHERE state.next_run_at > coalesce(%(looked_at)s::timestamptz, '-infinity') AND state.paused_at IS NULL
   AND (known.name IS NOT NULL OR (state.definition IS NOT NULL AND (
-      state.task_name = ANY(%(task_names)s::text[]) OR state.definition_key = ANY(%(definition_keys)s::text[]))))
+      state.task_name = ANY(%(task_names)s::text[])
+      OR state.definition_key = ANY(%(definition_keys)s::text[]))))
 
 -- name: read_schedule_standings
--- What is known of these schedules, a row each whether it is there or not, and the time on the database's clock.
-SELECT wanted.name, state.schedule_name IS NOT NULL AS is_stored, state.config_hash AS hash, state.next_run_at,
-    state.task_name, state.definition_key, state.owner, state.definition, now() AS looked_at
+-- The stored state of these schedules, one row each in any case, and the database's time.
+SELECT wanted.name, state.schedule_name IS NOT NULL AS is_stored, state.config_hash AS hash,
+    state.next_run_at, state.task_name, state.definition_key, state.owner, state.definition,
+    now() AS looked_at
 FROM unnest(%(names)s::text[]) AS wanted (name)
 LEFT JOIN horsies_schedule_state AS state ON state.schedule_name = wanted.name
 
 -- name: store_schedules
--- Schedules of the configuration: new ones come in, known ones get a new next slot when their timing is another one or
--- they had none. Counters and pauses stay. In the order of their names, for schedulers that start together.
+-- Schedules of the configuration: new ones are inserted, stored ones get a new next slot when their timing
+-- has changed or they had none. Counters and pauses stay. In the order of names, against deadlocks.
 INSERT INTO horsies_schedule_state AS state (
     schedule_name, next_run_at, config_hash, timing, task_name, definition_key, owner)
 SELECT fresh.* FROM unnest(
-    %(names)s::text[], %(next_run_at)s::timestamptz[], %(hashes)s::text[], %(timings)s::text[], %(task_names)s::text[],
-    %(definition_keys)s::text[], %(owners)s::text[]
+    %(names)s::text[], %(next_run_at)s::timestamptz[], %(hashes)s::text[], %(timings)s::text[],
+    %(task_names)s::text[], %(definition_keys)s::text[], %(owners)s::text[]
 ) AS fresh (name, next_run_at, hash, timing, task_name, definition_key, owner)
 ORDER BY fresh.name
 ON CONFLICT (schedule_name) DO UPDATE SET
@@ -114,19 +116,21 @@ ON CONFLICT (schedule_name) DO UPDATE SET
 RETURNING state.schedule_name AS name
 
 -- name: list_orphaned_schedules
--- Schedules that this owner once brought here and that its configuration no longer has.
+-- Schedules that this owner stored and that its configuration no longer has.
 SELECT schedule_name AS name FROM horsies_schedule_state
 WHERE owner = %(owner)s AND definition IS NULL AND schedule_name <> ALL(%(names)s::text[])
 ORDER BY schedule_name
 
 -- name: add_schedule
--- A schedule that lives here only. One of that name gives way if it is of the same kind and "replace" says so, or if it
--- is the very same; the next slot stays while the timing does. No row comes back when the name is taken otherwise.
+-- A schedule that exists only here. One of that name is replaced if it was added at run time too and
+-- "replace" is set, or if it is identical; the next slot stays while the timing does. Otherwise no row comes
+-- back.
 WITH added AS (
     INSERT INTO horsies_schedule_state AS state (
         schedule_name, next_run_at, config_hash, timing, task_name, definition_key, owner, definition)
     VALUES (
-        %(name)s, %(next_run_at)s, %(hash)s, %(timing)s, %(task_name)s, %(definition_key)s, 'program', %(definition)s)
+        %(name)s, %(next_run_at)s, %(hash)s, %(timing)s, %(task_name)s, %(definition_key)s, 'program',
+        %(definition)s)
     ON CONFLICT (schedule_name) DO UPDATE SET
         next_run_at = CASE WHEN state.config_hash = EXCLUDED.config_hash
             THEN coalesce(state.next_run_at, EXCLUDED.next_run_at) ELSE EXCLUDED.next_run_at END,
@@ -138,7 +142,7 @@ SELECT added.schedule_name AS name
 FROM added CROSS JOIN LATERAL pg_notify('horsies_schedules', added.schedule_name) AS woken
 
 -- name: remove_schedule
--- Forget a schedule that was added at run time; its tasks and runs stay. Those of a configuration are not removed here.
+-- Delete a schedule that was added at run time; its tasks and runs stay.
 WITH removed AS (
     DELETE FROM horsies_schedule_state
     WHERE schedule_name = %(name)s AND definition IS NOT NULL
@@ -147,7 +151,7 @@ SELECT removed.schedule_name AS name
 FROM removed CROSS JOIN LATERAL pg_notify('horsies_schedules', removed.schedule_name) AS woken
 
 -- name: pause_schedule
--- No slot fires any more; pausing again keeps the first moment.
+-- No slot fires any more; pausing again keeps the first time.
 WITH paused AS (
     UPDATE horsies_schedule_state SET paused_at = coalesce(paused_at, now()), updated_at = now()
     WHERE schedule_name = %(name)s RETURNING schedule_name)
@@ -155,16 +159,17 @@ SELECT paused.schedule_name AS name
 FROM paused CROSS JOIN LATERAL pg_notify('horsies_schedules', paused.schedule_name) AS woken
 
 -- name: resume_schedule
--- Slots fire again. When it was resumed tells the scheduler which slots fell into the pause.
+-- Slots fire again. The time of the resume tells the scheduler which slots fell into the pause.
 WITH resumed AS (
     UPDATE horsies_schedule_state SET
-        resumed_at = CASE WHEN paused_at IS NULL THEN resumed_at ELSE now() END, paused_at = NULL, updated_at = now()
+        resumed_at = CASE WHEN paused_at IS NULL THEN resumed_at ELSE now() END, paused_at = NULL,
+        updated_at = now()
     WHERE schedule_name = %(name)s RETURNING schedule_name)
 SELECT resumed.schedule_name AS name
 FROM resumed CROSS JOIN LATERAL pg_notify('horsies_schedules', resumed.schedule_name) AS woken
 
 -- name: run_schedule
--- One run by order, beside the slots: the timetable goes on as it was.
+-- One run ordered by hand, beside the slots: the timetable goes on as it was.
 WITH sent AS (
     INSERT INTO horsies_tasks (
         id, task_name, queue_name, priority, args, kwargs, sent_at, enqueued_at, good_until, max_retries,
@@ -181,7 +186,7 @@ noted AS (
 SELECT sent.id::text AS id FROM sent
 
 -- name: start_schedule
--- The same for a workflow: a run by order.
+-- The same for a workflow.
 WITH started AS MATERIALIZED (
     SELECT horsies_start_scheduled_v1(
         ARRAY[%(id)s::uuid], ARRAY[%(plan)s::text], ARRAY[%(schedule_name)s::text], ARRAY[NULL::timestamptz],
@@ -193,11 +198,11 @@ noted AS (
 SELECT %(id)s::text AS id FROM started WHERE started.created > 0
 
 -- name: list_schedules
--- Every schedule on record, or one, and how its newest task or run is doing.
-SELECT state.schedule_name AS name, state.task_name, state.definition_key, state.definition IS NOT NULL AS is_dynamic,
-    state.owner, state.timing, state.next_run_at, state.last_run_at, state.last_task_id::text,
-    coalesce(task.status::text, run.status::text) AS last_status, state.run_count, state.paused_at, state.skipped_at,
-    state.skip_reason
+-- Every stored schedule, or one, and the status of its newest task or run.
+SELECT state.schedule_name AS name, state.task_name, state.definition_key,
+    state.definition IS NOT NULL AS is_dynamic, state.owner, state.timing, state.next_run_at,
+    state.last_run_at, state.last_task_id::text, coalesce(task.status::text, run.status::text) AS last_status,
+    state.run_count, state.paused_at, state.skipped_at, state.skip_reason
 FROM horsies_schedule_state AS state
 LEFT JOIN horsies_tasks AS task ON task.id = state.last_task_id
 LEFT JOIN horsies_workflows AS run ON run.id = state.last_task_id
@@ -205,21 +210,23 @@ WHERE %(name)s::text IS NULL OR state.schedule_name = %(name)s
 ORDER BY state.schedule_name
 
 -- name: read_schedule_definition
--- What a program stored, and whether there is such a schedule at all.
+-- The definition that a program stored, and whether there is such a schedule at all.
 SELECT definition FROM horsies_schedule_state WHERE schedule_name = %(name)s
 
 -- name: list_schedule_runs
--- The newest tasks and runs of a schedule, from their indexes on (schedule_name, sent_at). It has both when it once had
--- the other.
-SELECT newest.id::text AS task_id, newest.is_workflow, newest.scheduled_for, newest.status::text, newest.enqueued_at,
-    newest.error_code
+-- The newest tasks and runs of a schedule, from their indexes on (schedule_name, sent_at). It has both if its
+-- target changed.
+SELECT newest.id::text AS task_id, newest.is_workflow, newest.scheduled_for, newest.status::text,
+    newest.enqueued_at, newest.error_code
 FROM (
-    (SELECT task.id, false AS is_workflow, task.scheduled_for, task.status::text, task.enqueued_at, task.error_code::text,
-        task.sent_at
+    (SELECT task.id, false AS is_workflow, task.scheduled_for, task.status::text, task.enqueued_at,
+        task.error_code::text, task.sent_at
     FROM horsies_tasks AS task WHERE task.schedule_name = %(name)s ORDER BY task.sent_at DESC LIMIT %(limit)s)
     UNION ALL
     (SELECT run.id, true, run.scheduled_for, run.status::text, run.started_at,
-        coalesce(run.error::json #>> '{error_code,__builtin_task_code__}', run.error::json ->> 'error_code'), run.sent_at
-    FROM horsies_workflows AS run WHERE run.schedule_name = %(name)s ORDER BY run.sent_at DESC LIMIT %(limit)s)
+        coalesce(run.error::json #>> '{error_code,__builtin_task_code__}', run.error::json ->> 'error_code'),
+        run.sent_at
+    FROM horsies_workflows AS run WHERE run.schedule_name = %(name)s
+    ORDER BY run.sent_at DESC LIMIT %(limit)s)
 ) AS newest
 ORDER BY newest.sent_at DESC LIMIT %(limit)s

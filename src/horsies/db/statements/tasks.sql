@@ -1,8 +1,8 @@
 -- Statements on horsies_tasks and horsies_task_attempts, in the order a task meets them.
 
 -- name: insert_task
--- Nothing -> PENDING. No row comes back when the id or the idempotency key is already there; the caller then
--- compares fingerprints. enqueued_at is on the database's clock.
+-- Nothing -> PENDING. No row comes back when the id or the idempotency key exists; the caller then compares
+-- fingerprints. enqueued_at is on the database's clock.
 INSERT INTO horsies_tasks (
     id, task_name, queue_name, priority, args, kwargs, sent_at, enqueued_at, good_until, max_retries,
     task_options, timeout_ms, enqueue_sha, idempotency_key, idempotency_sha)
@@ -14,9 +14,9 @@ ON CONFLICT DO NOTHING
 RETURNING id::text
 
 -- name: insert_tasks
--- The same for many rows of one task: what they share is sent once, the rest as columns with one value per line
--- (JSON text has no line feeds, and the driver needs ten times as long to write an array). One statement, one
--- notification. Says how many were not there yet.
+-- The same for many rows of one task: shared values are sent once, the others as columns with one value per
+-- line (JSON text has no line feeds, and the driver needs ten times as long to write an array). One
+-- statement, one notification. Returns the number of new rows.
 WITH inserted AS (
     INSERT INTO horsies_tasks (
         id, task_name, queue_name, priority, args, kwargs, sent_at, enqueued_at, good_until, max_retries,
@@ -32,16 +32,16 @@ WITH inserted AS (
 SELECT count(*) AS inserted FROM inserted
 
 -- name: find_sent_tasks
--- Who is in the way of an insert: fingerprints by primary key.
+-- The tasks in the way of an insert: fingerprints by primary key.
 SELECT id::text, enqueue_sha FROM horsies_tasks WHERE id = ANY(%(ids)s::uuid[])
 
 -- name: find_idempotent_task
--- Who holds this idempotency key: by the unique index on (task_name, idempotency_key).
+-- The holder of this idempotency key, by the unique index on (task_name, idempotency_key).
 SELECT id::text, idempotency_sha FROM horsies_tasks
 WHERE task_name = %(task_name)s AND idempotency_key = %(idempotency_key)s
 
 -- name: read_outcomes
--- What result waiters need, for any number of them at once, by primary key.
+-- The outcome for any number of waiters at once, by primary key.
 SELECT id::text, task_name, status, result, failed_reason, error_code
 FROM horsies_tasks WHERE id = ANY(%(ids)s::uuid[])
 
@@ -61,13 +61,14 @@ SELECT task_id::text, attempt, outcome, will_retry, started_at, finished_at, err
 FROM horsies_task_attempts WHERE task_id = %(id)s::uuid ORDER BY attempt DESC
 
 -- name: cancel_task
--- PENDING or CLAIMED -> CANCELLED, at once: user code has not started. A RUNNING task is asked to stop: its worker
--- hears of it on the channel and records the outcome. Always returns the row it met, if there is one. The root of its
--- workflow is locked before it: nobody who holds a task's row ever waits for a run.
+-- PENDING or CLAIMED -> CANCELLED at once: user code has not started. A RUNNING task is asked to stop: its
+-- worker is notified and records the outcome. Returns the row it found, if there is one. The root of its
+-- workflow is locked first (forced step), so the holder of a task's row never waits for a run.
 WITH root AS MATERIALIZED (
     SELECT root.id FROM horsies_workflows AS root
     WHERE root.id = (
-        SELECT run.root_workflow_id FROM horsies_tasks AS node JOIN horsies_workflows AS run ON run.id = node.workflow_id
+        SELECT run.root_workflow_id
+        FROM horsies_tasks AS node JOIN horsies_workflows AS run ON run.id = node.workflow_id
         WHERE node.id = %(id)s::uuid)
     FOR NO KEY UPDATE),
 met AS MATERIALIZED (
@@ -81,7 +82,8 @@ changed AS (
         error_code = CASE WHEN met.status = 'RUNNING' THEN task.error_code ELSE 'TASK_CANCELLED' END,
         claimed = false, claim_expires_at = NULL, updated_at = clock_timestamp()
     FROM met
-    WHERE task.id = met.id AND (met.status IN ('PENDING', 'CLAIMED') OR (met.status = 'RUNNING' AND %(running)s))
+    WHERE task.id = met.id
+      AND (met.status IN ('PENDING', 'CLAIMED') OR (met.status = 'RUNNING' AND %(running)s))
     RETURNING task.id)
 SELECT met.id::text, met.status AS was_status, changed.id IS NOT NULL AS applied,
     CASE WHEN met.status <> 'PENDING' AND changed.id IS NOT NULL

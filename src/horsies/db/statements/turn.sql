@@ -1,10 +1,7 @@
--- The worker's statements: what one turn finishes, claims and looks at. Every one that changes a task requires the
--- status it comes from, the owner and the generation; a row that does not match belongs to somebody else now.
---
--- "coalesce(task.status, '') = 'RUNNING'" is the status guard in a form the planner cannot match to the partial
--- index of in-flight rows: the primary key is the right way to eight known rows. "task.id = ANY(ids)", beside the join
--- that says the same, makes it the only way: a plan made while the table was almost empty would otherwise read it from
--- end to end for ever.
+-- Statements of a worker's turn. Each one that changes a task requires the status it comes from, the owner
+-- and the generation; a row that does not match belongs to another worker now. The guards are opaque
+-- statuses, and known rows are named by their keys twice: see "Plans made on an empty table" in
+-- functions/20_claim.sql.
 
 -- name: complete_tasks
 -- RUNNING -> COMPLETED with the result, and the attempt row, in one statement.
@@ -28,35 +25,38 @@ ON CONFLICT (task_id, attempt) DO NOTHING
 RETURNING task_id::text
 
 -- name: retry_tasks
--- RUNNING -> PENDING, due after the delay, and the attempt row. A retry that would start at or after good_until
--- does not match; fail_tasks, run after this on the same rows, takes it.
+-- RUNNING -> PENDING, due after the delay, and the attempt row. A retry that would start at or after
+-- good_until does not match; fail_tasks, run after this on the same rows, takes it.
 WITH report AS MATERIALIZED (
     SELECT *, clock_timestamp() + delay_seconds * interval '1 second' AS due_at
-    FROM unnest(%(ids)s::uuid[], %(generations)s::integer[], %(delays_seconds)s::float8[], %(outcomes)s::text[],
-                %(error_codes)s::text[], %(error_messages)s::text[], %(failed_reasons)s::text[])
+    FROM unnest(%(ids)s::uuid[], %(generations)s::integer[], %(delays_seconds)s::float8[],
+                %(outcomes)s::text[], %(error_codes)s::text[], %(error_messages)s::text[],
+                %(failed_reasons)s::text[])
         AS sent (id, generation, delay_seconds, outcome, error_code, error_message, failed_reason)),
 finished AS (
     UPDATE horsies_tasks AS task SET
-        status = 'PENDING', retry_count = task.retry_count + 1, claimed_by_worker_id = NULL, claimed_at = NULL,
-        next_retry_at = report.due_at, enqueued_at = report.due_at, updated_at = clock_timestamp()
+        status = 'PENDING', retry_count = task.retry_count + 1, claimed_by_worker_id = NULL,
+        claimed_at = NULL, next_retry_at = report.due_at, enqueued_at = report.due_at,
+        updated_at = clock_timestamp()
     FROM report
     WHERE task.id = report.id AND task.generation = report.generation AND task.id = ANY(%(ids)s::uuid[])
       AND task.claimed_by_worker_id = %(worker_id)s AND coalesce(task.status, '') = 'RUNNING'
       AND task.cancel_requested_at IS NULL
       AND (task.good_until IS NULL OR report.due_at < task.good_until)
     RETURNING task.id, task.retry_count, task.started_at, task.worker_hostname, task.worker_pid,
-        task.worker_process_name, report.outcome, report.error_code, report.error_message, report.failed_reason)
+        task.worker_process_name, report.outcome, report.error_code, report.error_message,
+        report.failed_reason)
 INSERT INTO horsies_task_attempts (
     task_id, attempt, outcome, will_retry, started_at, finished_at, error_code, error_message, failed_reason,
     worker_id, worker_hostname, worker_pid, worker_process_name)
-SELECT id, retry_count, outcome, true, started_at, clock_timestamp(), error_code, error_message, failed_reason,
-    %(worker_id)s, worker_hostname, worker_pid, worker_process_name
+SELECT id, retry_count, outcome, true, started_at, clock_timestamp(), error_code, error_message,
+    failed_reason, %(worker_id)s, worker_hostname, worker_pid, worker_process_name
 FROM finished
 ON CONFLICT (task_id, attempt) DO NOTHING
 RETURNING task_id::text
 
 -- name: fail_tasks
--- RUNNING -> FAILED, or CANCELLED where that is why it was stopped, and the attempt row.
+-- RUNNING -> FAILED, or CANCELLED for a task stopped by a cancel, and the attempt row.
 WITH finished AS (
     UPDATE horsies_tasks AS task SET
         status = report.status, failed_at = clock_timestamp(), updated_at = clock_timestamp(),
@@ -69,7 +69,8 @@ WITH finished AS (
     WHERE task.id = report.id AND task.generation = report.generation AND task.id = ANY(%(ids)s::uuid[])
       AND task.claimed_by_worker_id = %(worker_id)s AND coalesce(task.status, '') = 'RUNNING'
     RETURNING task.id, task.retry_count, task.started_at, task.worker_hostname, task.worker_pid,
-        task.worker_process_name, report.outcome, report.error_code, report.error_message, report.failed_reason)
+        task.worker_process_name, report.outcome, report.error_code, report.error_message,
+        report.failed_reason)
 INSERT INTO horsies_task_attempts (
     task_id, attempt, outcome, started_at, finished_at, error_code, error_message, failed_reason,
     worker_id, worker_hostname, worker_pid, worker_process_name)
@@ -80,8 +81,9 @@ ON CONFLICT (task_id, attempt) DO NOTHING
 RETURNING task_id::text
 
 -- name: start_tasks
--- CLAIMED -> RUNNING for tasks claimed ahead, each by the child that is free now, while the lease holds and no pause
--- came in between. What does not match was lost or goes back: user code has not started, so nothing is recorded.
+-- CLAIMED -> RUNNING for tasks claimed ahead, each by a child that is idle now, while the lease holds and no
+-- pause came in between. Others were lost or are released: user code has not started, so no attempt is
+-- recorded.
 UPDATE horsies_tasks AS task SET
     status = 'RUNNING', claimed = false, claim_expires_at = NULL, started_at = clock_timestamp(),
     worker_pid = held.pid, worker_process_name = 'worker-' || held.pid, updated_at = clock_timestamp()
@@ -93,10 +95,9 @@ WHERE task.id = held.id AND task.generation = held.generation AND task.id = ANY(
 RETURNING task.id::text, task.worker_pid
 
 -- name: claim_tasks
--- PENDING -> RUNNING for as many tasks as there are idle children, PENDING -> CLAIMED for what is prefetched; see
--- horsies_claim_v1.
-SELECT id, generation, task_name, queue_name, args, kwargs, retry_count, max_retries, task_options, timeout_ms,
-    worker_pid, workflow_id, workflow_node_index, workflow_item_index, workflow_inputs, priority,
+-- PENDING -> RUNNING for idle children, PENDING -> CLAIMED for prefetched tasks; see horsies_claim_v1.
+SELECT id, generation, task_name, queue_name, args, kwargs, retry_count, max_retries, task_options,
+    timeout_ms, worker_pid, workflow_id, workflow_node_index, workflow_item_index, workflow_inputs, priority,
     enqueued_at::text AS enqueued_at
 FROM horsies_claim_v1(
     %(worker_id)s, %(hostname)s, %(pids)s::integer[], %(prefetch)s, %(lease_ms)s, %(queues)s::text[],
@@ -105,16 +106,17 @@ FROM horsies_claim_v1(
     %(marked_ids)s::uuid[], %(looks_everywhere)s)
 
 -- name: release_unstarted
--- RUNNING -> PENDING for rows this worker claimed but never handed to a child: the COMMIT of a claim was in doubt, or
--- no child could take them. What it holds is held by the generation: an earlier attempt in hand does not keep a later
--- claim. User code has not started, so no attempt is counted; one whose cancel was accepted meanwhile is cancelled, so
--- the roots of their workflows are locked before any of them.
+-- RUNNING -> PENDING for rows this worker claimed but never handed to a child: the COMMIT of a claim was in
+-- doubt, or no child could take them. Tasks in hand are known by their generation: an earlier attempt in hand
+-- does not keep a later claim. User code has not started, so no attempt is counted. A task whose cancel was
+-- accepted meanwhile is cancelled, so the roots of their workflows are locked first (forced step).
 WITH held AS MATERIALIZED (
     SELECT * FROM unnest(%(held_ids)s::uuid[], %(held_generations)s::integer[]) AS held (id, generation)),
 roots AS MATERIALIZED (
     SELECT root.id FROM horsies_workflows AS root
     WHERE root.id = ANY(ARRAY(
-        SELECT run.root_workflow_id FROM horsies_tasks AS mine JOIN horsies_workflows AS run ON run.id = mine.workflow_id
+        SELECT run.root_workflow_id
+        FROM horsies_tasks AS mine JOIN horsies_workflows AS run ON run.id = mine.workflow_id
         WHERE mine.claimed_by_worker_id = %(worker_id)s AND mine.status IN ('CLAIMED', 'RUNNING')
           AND NOT EXISTS (
               SELECT FROM held WHERE held.id = mine.id AND held.generation = mine.generation)))
@@ -123,16 +125,17 @@ UPDATE horsies_tasks AS task SET
     status = CASE WHEN task.cancel_requested_at IS NULL THEN 'PENDING' ELSE 'CANCELLED' END,
     failed_at = CASE WHEN task.cancel_requested_at IS NULL THEN task.failed_at ELSE clock_timestamp() END,
     error_code = CASE WHEN task.cancel_requested_at IS NULL THEN task.error_code ELSE 'TASK_CANCELLED' END,
-    claimed = false, claim_expires_at = NULL, claimed_by_worker_id = NULL, claimed_at = NULL, started_at = NULL, worker_pid = NULL,
-    worker_hostname = NULL, worker_process_name = NULL, updated_at = clock_timestamp()
+    claimed = false, claim_expires_at = NULL, claimed_by_worker_id = NULL, claimed_at = NULL,
+    started_at = NULL, worker_pid = NULL, worker_hostname = NULL, worker_process_name = NULL,
+    updated_at = clock_timestamp()
 WHERE task.claimed_by_worker_id = %(worker_id)s AND task.status IN ('CLAIMED', 'RUNNING')
   AND NOT EXISTS (SELECT FROM held WHERE held.id = task.id AND held.generation = task.generation)
   AND (SELECT count(*) FROM roots) >= 0
 RETURNING task.id::text
 
 -- name: expire_tasks
--- PENDING -> EXPIRED past good_until, by the deadline index, in bounded bites; the roots of their workflows are locked
--- before any of them.
+-- PENDING -> EXPIRED past good_until, by the deadline index, in batches; the roots of workflows are locked
+-- first (forced step).
 WITH late AS MATERIALIZED (
     SELECT task.id, task.workflow_id FROM horsies_tasks AS task
     WHERE task.status = 'PENDING' AND task.good_until IS NOT NULL AND task.good_until <= now()
@@ -156,9 +159,10 @@ RETURNING task.id::text
 SELECT seconds, looked_at FROM horsies_seconds_until_due_v1(%(queues)s::text[], %(last_look)s::timestamptz)
 
 -- name: find_cancel_requests
--- Running tasks of this worker that should be cancelled, by the in-flight index: the notification is only a hint.
+-- Tasks of this worker with a cancel request, by the in-flight index: the notification is only a hint.
 SELECT id::text FROM horsies_tasks
-WHERE claimed_by_worker_id = %(worker_id)s AND status IN ('CLAIMED', 'RUNNING') AND cancel_requested_at IS NOT NULL
+WHERE claimed_by_worker_id = %(worker_id)s AND status IN ('CLAIMED', 'RUNNING')
+  AND cancel_requested_at IS NOT NULL
 
 -- name: send_heartbeats
 -- One row per task that has been running for longer than one interval, in one statement.
@@ -170,9 +174,10 @@ WHERE task.claimed_by_worker_id = %(worker_id)s AND coalesce(task.status, '') = 
 RETURNING task_id::text
 
 -- name: renew_claims
--- Longer leases for the prefetched tasks this worker really has in hand; ones it forgot lapse by themselves.
+-- Longer leases for the prefetched tasks this worker has in hand; others lapse.
 UPDATE horsies_tasks AS task SET
-    claim_expires_at = clock_timestamp() + %(lease_ms)s::integer * interval '1 millisecond', updated_at = clock_timestamp()
+    claim_expires_at = clock_timestamp() + %(lease_ms)s::integer * interval '1 millisecond',
+    updated_at = clock_timestamp()
 FROM unnest(%(ids)s::uuid[], %(generations)s::integer[]) AS held (id, generation)
 WHERE task.id = held.id AND task.generation = held.generation AND task.id = ANY(%(ids)s::uuid[])
   AND task.claimed_by_worker_id = %(worker_id)s AND coalesce(task.status, '') = 'CLAIMED'
@@ -180,10 +185,10 @@ WHERE task.id = held.id AND task.generation = held.generation AND task.id = ANY(
 RETURNING task.id::text
 
 -- name: release_lapsed
--- CLAIMED -> PENDING when the lease is over: whoever held it has not started it.
+-- CLAIMED -> PENDING when the lease has lapsed: the worker has not started the task.
 UPDATE horsies_tasks AS task SET
-    status = 'PENDING', claimed = false, claim_expires_at = NULL, claimed_by_worker_id = NULL, claimed_at = NULL,
-    worker_hostname = NULL, updated_at = clock_timestamp()
+    status = 'PENDING', claimed = false, claim_expires_at = NULL, claimed_by_worker_id = NULL,
+    claimed_at = NULL, worker_hostname = NULL, updated_at = clock_timestamp()
 WHERE task.id = ANY(ARRAY(
     SELECT lapsed.id FROM horsies_tasks AS lapsed
     WHERE lapsed.status = 'CLAIMED' AND lapsed.claim_expires_at <= now()
@@ -193,8 +198,8 @@ RETURNING task.id::text
 -- name: release_claimed
 -- CLAIMED -> PENDING for tasks of a worker that died before it started them.
 UPDATE horsies_tasks AS task SET
-    status = 'PENDING', claimed = false, claim_expires_at = NULL, claimed_by_worker_id = NULL, claimed_at = NULL,
-    worker_hostname = NULL, updated_at = clock_timestamp()
+    status = 'PENDING', claimed = false, claim_expires_at = NULL, claimed_by_worker_id = NULL,
+    claimed_at = NULL, worker_hostname = NULL, updated_at = clock_timestamp()
 FROM unnest(%(ids)s::uuid[], %(generations)s::integer[]) AS held (id, generation)
 WHERE task.id = held.id AND task.generation = held.generation AND task.id = ANY(%(ids)s::uuid[])
   AND task.claimed_by_worker_id = %(worker_id)s AND coalesce(task.status, '') = 'CLAIMED'

@@ -1,20 +1,19 @@
--- Statements on the workers' own records, and the reaper's look at what dead workers left behind. The reaper has
--- no verbs of its own: it reads here and records through the same statements as a living worker, in the name of the
--- one that died.
+-- Statements on the workers' own records, and the reaper's search for tasks of dead workers. The reaper has
+-- no verbs of its own: it reads here and records through a worker's statements, in the name of the dead one.
 
 -- name: register_worker
--- One current row per worker; one that others declared lost comes back under its own id.
+-- One current row per worker; a worker that was declared lost returns under its own id.
 INSERT INTO horsies_workers (worker_id, lock_key, hostname, pid, processes, queues)
 VALUES (%(worker_id)s, %(lock_key)s, %(hostname)s, %(pid)s, %(processes)s, %(queues)s::varchar[])
 ON CONFLICT (worker_id) DO UPDATE SET seen_at = clock_timestamp(), stopped_at = NULL, was_lost = false
 
 -- name: take_worker_lock
--- The session lock that tells others we live; free the moment this connection is gone.
+-- The session lock that proves this worker alive; the server frees it when this connection is gone.
 SELECT pg_try_advisory_lock(%(lock_key)s) AS held
 
 -- name: see_worker
--- This worker lives. No row comes back if somebody deleted it; a stopped one if others declared the worker lost. The
--- notification is for the worker itself: hearing it proves that it hears.
+-- A sign of life of this worker. No row comes back if its row was deleted; a stopped one if it was declared
+-- lost. The worker notifies itself: the notification's arrival proves that notifications reach it.
 WITH seen AS (
     UPDATE horsies_workers SET seen_at = clock_timestamp(), hears = %(hears)s
     WHERE worker_id = %(worker_id)s
@@ -22,16 +21,16 @@ WITH seen AS (
 SELECT seen.worker_id, seen.was_stopped FROM seen CROSS JOIN LATERAL pg_notify(%(echo_channel)s, '') AS called
 
 -- name: sign_off_worker
--- An orderly end.
+-- An orderly shutdown, or a worker declared lost.
 UPDATE horsies_workers SET stopped_at = clock_timestamp(), was_lost = %(was_lost)s
 WHERE worker_id = ANY(%(worker_ids)s::text[]) AND stopped_at IS NULL
 RETURNING worker_id::text
 
 -- name: find_lost_workers
--- Workers whose lock is free although they have not said goodbye, and that nobody has seen for a moment. Right after
--- the server itself started, every lock is free and proves nothing; nor does one when our own connection broke and
--- the other has not been seen since: the same fault may have cut us both. With the thresholds' age the lock no
--- longer counts: a worker cut off by the network keeps it until TCP gives up.
+-- Workers whose lock is free without a shutdown and whose last sign of life is some time ago. Right after the
+-- server itself started, every lock is free and proves nothing. Nor does a free lock when our own connection
+-- broke and the other worker has given no sign of life since: the same fault may have cut off both. Past the
+-- threshold of staleness the lock no longer counts: a worker cut off by the network keeps it.
 WITH silent AS MATERIALIZED (
     SELECT worker_id, lock_key, seen_at FROM horsies_workers
     WHERE stopped_at IS NULL AND seen_at < now() - %(silent_seconds)s * interval '1 second'
@@ -45,16 +44,16 @@ WHERE (pg_postmaster_start_time() < now() - %(restart_seconds)s * interval '1 se
    OR seen_at < now() - %(stale_seconds)s * interval '1 second'
 
 -- name: find_abandoned
--- Tasks in the hands of these workers, by the in-flight index.
-SELECT id::text, generation, task_name, queue_name, retry_count, max_retries, task_options, worker_pid, status,
-    claimed_by_worker_id::text AS worker_id, workflow_id::text
+-- Tasks in flight at these workers, by the in-flight index.
+SELECT id::text, generation, task_name, queue_name, retry_count, max_retries, task_options, worker_pid,
+    status, claimed_by_worker_id::text AS worker_id, workflow_id::text
 FROM horsies_tasks
 WHERE status IN ('CLAIMED', 'RUNNING') AND claimed_by_worker_id = ANY(%(worker_ids)s::text[])
   AND status = ANY(%(statuses)s::text[])
 ORDER BY id LIMIT %(limit)s
 
 -- name: find_ownerless
--- Tasks whose worker has no living row at all (it was never registered, or its row is gone) and that have shown no
+-- Tasks whose worker has no living row (it was never registered, or its row is gone) and that have given no
 -- sign of life for the threshold of their state.
 SELECT task.id::text, task.generation, task.task_name, task.queue_name, task.retry_count, task.max_retries,
     task.task_options, task.worker_pid, task.status,
@@ -72,9 +71,9 @@ WHERE task.status IN ('CLAIMED', 'RUNNING') AND worker.worker_id IS NULL
 ORDER BY task.id LIMIT %(limit)s
 
 -- name: find_stale
--- Tasks in these states of which nothing was heard for so long: their claim, their start, the heartbeats of this
--- attempt and the signs of life of their worker all count. So does the start of the server, as a sign of life of every
--- worker it knows: it may need time to come back. A worker that holds its session lock lives, however silent.
+-- Tasks in these states without a sign of life for so long: their claim, their start, the heartbeats of this
+-- attempt and the signs of life of their worker all count. So does the start of the server, for every
+-- registered worker: it may need time to return. A worker that holds its session lock is alive.
 WITH locked AS MATERIALIZED (
     SELECT held.classid::bigint << 32 | held.objid::bigint AS lock_key FROM pg_locks AS held
     WHERE held.locktype = 'advisory' AND held.granted AND held.objsubid = 1
@@ -101,19 +100,19 @@ SELECT queue.name FROM unnest(%(queues)s::text[]) AS queue (name)
 CROSS JOIN LATERAL pg_notify('task_queue_' || queue.name, '') AS woken
 
 -- name: try_lead
--- One reaper at a time; whoever does not get the lock leaves it to the other.
+-- One reaper at a time; a worker that does not get the lock leaves the duty to the other.
 SELECT pg_try_advisory_xact_lock(1751348596, %(duty)s) AS leads
 
 -- name: store_worker_state
 -- A snapshot for the timeline of this worker.
 INSERT INTO horsies_worker_states (
     worker_id, hostname, pid, processes, queues, tasks_running, tasks_claimed, memory_usage_mb, cpu_percent,
-    memory_percent, children_memory_mb, max_claim_batch, max_claim_per_worker, cluster_wide_cap, queue_priorities,
-    queue_max_concurrency, recovery_config, hears, worker_started_at)
+    memory_percent, children_memory_mb, max_claim_batch, max_claim_per_worker, cluster_wide_cap,
+    queue_priorities, queue_max_concurrency, recovery_config, hears, worker_started_at)
 SELECT worker_id, hostname, pid, processes, queues, %(tasks_running)s, %(tasks_claimed)s, %(memory_usage_mb)s,
-    %(cpu_percent)s, %(memory_percent)s, %(children_memory_mb)s, %(max_claim_batch)s, %(max_claim_per_worker)s,
-    %(cluster_wide_cap)s, %(queue_priorities)s::text::jsonb, %(queue_max_concurrency)s::text::jsonb,
-    %(recovery_config)s::text::jsonb, hears, started_at
+    %(cpu_percent)s, %(memory_percent)s, %(children_memory_mb)s, %(max_claim_batch)s,
+    %(max_claim_per_worker)s, %(cluster_wide_cap)s, %(queue_priorities)s::text::jsonb,
+    %(queue_max_concurrency)s::text::jsonb, %(recovery_config)s::text::jsonb, hears, started_at
 FROM horsies_workers WHERE worker_id = %(worker_id)s
 
 -- name: delete_old_heartbeats
@@ -139,8 +138,8 @@ RETURNING worker_id::text AS id
 -- tasks only, and the time in the row decides. Attempts go with them.
 DELETE FROM horsies_tasks WHERE id = ANY(ARRAY(
     SELECT id FROM horsies_tasks
-    WHERE id < (lpad(to_hex((extract(epoch FROM now() - %(hours)s * interval '1 hour') * 1000)::bigint), 12, '0')
-                || repeat('0', 20))::uuid
+    WHERE id < (lpad(to_hex((extract(epoch FROM now() - %(hours)s * interval '1 hour') * 1000)::bigint),
+                12, '0') || repeat('0', 20))::uuid
       AND status IN ('COMPLETED', 'FAILED', 'CANCELLED', 'EXPIRED')
       AND workflow_id IS NULL
       AND coalesce(completed_at, failed_at, updated_at) < now() - %(hours)s * interval '1 hour'

@@ -1,32 +1,32 @@
--- Statements on workflows. What moves a run lives in the files of db/functions, under the lock of its root;
--- here they are called, and rows are read.
+-- Statements on workflows. The functions in db/functions move a run, under the lock of its root; the
+-- statements here call them and read rows.
 
 -- name: start_runs
 -- Nothing -> RUNNING for any number of runs; see horsies_start_v1.
 SELECT id, created, name, fingerprint FROM horsies_start_v1(%(runs)s::text::json)
 
 -- name: lock_runs
--- The roots of the runs whose tasks this transaction is about to end, before the tasks and in the order of their ids:
--- nobody who holds a task's row ever waits for a run.
+-- The roots of the runs whose tasks this transaction will end, locked before the tasks and in the order of
+-- their ids: the holder of a task's row never waits for a run.
 SELECT root.id::text FROM horsies_workflows AS root
 WHERE root.id = ANY(ARRAY(
     SELECT run.root_workflow_id FROM horsies_workflows AS run WHERE run.id = ANY(%(workflow_ids)s::uuid[])))
 ORDER BY root.id FOR NO KEY UPDATE
 
 -- name: pause_run
--- RUNNING -> PAUSED, with what runs below; says which status it met, NULL for no such run.
+-- RUNNING -> PAUSED, with the running ones below; returns the status it found, NULL for no such run.
 SELECT horsies_pause_v1(%(id)s::uuid) AS answer
 
 -- name: resume_run
--- PAUSED -> RUNNING, with what is paused below.
+-- PAUSED -> RUNNING, with the paused ones below.
 SELECT horsies_resume_v1(%(id)s::uuid) AS answer
 
 -- name: resume_retrying_run
--- PAUSED or FAILED -> RUNNING with what failed tried again; see horsies_resume_retrying_v1.
+-- PAUSED or FAILED -> RUNNING with failures tried again; see horsies_resume_retrying_v1.
 SELECT horsies_resume_retrying_v1(%(id)s::uuid) AS answer
 
 -- name: cancel_run
--- Any open status -> CANCELLED, with everything below.
+-- Any open status -> CANCELLED, with all descendants.
 SELECT horsies_cancel_v1(%(id)s::uuid, %(reason)s, %(interrupt)s) AS answer
 
 -- name: retry_run
@@ -34,7 +34,7 @@ SELECT horsies_cancel_v1(%(id)s::uuid, %(reason)s, %(interrupt)s) AS answer
 SELECT horsies_retry_v1(%(id)s::uuid, %(node_ids)s::text[]) AS answer
 
 -- name: signal_run
--- A value for a signal node that waits, or will wait; see horsies_signal_v1.
+-- A value for a signal node that waits or will wait; see horsies_signal_v1.
 SELECT horsies_signal_v1(%(id)s::uuid, %(name)s, %(value)s) AS answer
 
 -- name: read_run_status
@@ -42,16 +42,17 @@ SELECT horsies_signal_v1(%(id)s::uuid, %(name)s, %(value)s) AS answer
 SELECT status FROM horsies_workflows WHERE id = %(id)s::uuid
 
 -- name: read_runs
--- What waiters need, for any number of them at once, by primary key.
-SELECT run.id::text, run.name, run.definition_key, run.status, run.error, horsies_run_result_v1(run) AS result, output.node_id AS output_node_id
+-- Runs for any number of waiters at once, by primary key.
+SELECT run.id::text, run.name, run.definition_key, run.status, run.error,
+    horsies_run_result_v1(run) AS result, output.node_id AS output_node_id
 FROM horsies_workflows AS run
 LEFT JOIN horsies_workflow_tasks AS output
     ON output.workflow_id = run.id AND output.task_index = run.output_task_index
 WHERE run.id = ANY(%(ids)s::uuid[])
 
 -- name: read_nodes
--- The nodes of one run in their order, by the primary key's prefix. Whether a node runs is what its task says; after
--- the first attempt it runs until it ends. Results only when asked for.
+-- The nodes of one run in their order, by the primary key's prefix. A node runs when its task does, and from
+-- its first attempt until it ends. Results only on request.
 SELECT run.definition_key, node.task_index, node.node_id, node.kind, node.task_name, node.dependencies,
     CASE WHEN node.status = 'ENQUEUED' AND (task.status = 'RUNNING' OR task.retry_count > 0) THEN 'RUNNING'
          ELSE node.status END AS status,
@@ -68,17 +69,18 @@ WHERE run.id = %(id)s::uuid
 ORDER BY node.task_index
 
 -- name: read_items
--- The items of a run's maps in their order, of one that was run again its last run only; by the index on the run.
+-- The items of a run's maps in their order, by the index on the run; of a retried item the last task.
 SELECT DISTINCT ON (task.workflow_node_index, task.workflow_item_index)
-    task.workflow_node_index AS task_index, task.workflow_item_index AS item_index, task.id::text, task.status,
-    task.retry_count, task.enqueued_at, task.started_at, coalesce(task.completed_at, task.failed_at) AS completed_at,
+    task.workflow_node_index AS task_index, task.workflow_item_index AS item_index, task.id::text,
+    task.status, task.retry_count, task.enqueued_at, task.started_at,
+    coalesce(task.completed_at, task.failed_at) AS completed_at,
     task.failed_reason, task.error_code, CASE WHEN %(include_results)s THEN task.result END AS result
 FROM horsies_tasks AS task
 WHERE task.workflow_id = %(id)s::uuid AND task.workflow_item_index IS NOT NULL
 ORDER BY task.workflow_node_index, task.workflow_item_index, task.id DESC
 
 -- name: read_node
--- One node of a run by its id; the run exists when a row comes back, the node when its status is there.
+-- One node of a run by its id. The run exists when a row comes back, the node when its status is not NULL.
 SELECT run.status AS run_status, run.definition_key, node.status, node.task_name, node.kind,
     horsies_node_result_v1(node) AS result
 FROM horsies_workflows AS run
@@ -86,55 +88,56 @@ LEFT JOIN horsies_workflow_tasks AS node ON node.workflow_id = run.id AND node.n
 WHERE run.id = %(id)s::uuid
 
 -- name: read_inputs
--- The results other nodes take, each once however many take it. A node that has not ended has none yet.
-SELECT node.workflow_id::text, node.task_index, node.status, node.kind, node.task_name, node.sub_definition_key,
-    node.sub_workflow_summary, horsies_node_result_v1(node) AS result
+-- The results that other nodes take, each once, however many take it. A node that has not ended has none.
+SELECT node.workflow_id::text, node.task_index, node.status, node.kind, node.task_name,
+    node.sub_definition_key, node.sub_workflow_summary, horsies_node_result_v1(node) AS result
 FROM unnest(%(workflow_ids)s::uuid[], %(indexes)s::integer[]) AS wanted (workflow_id, task_index)
 JOIN horsies_workflow_tasks AS node USING (workflow_id, task_index)
 WHERE node.status IN ('COMPLETED', 'FAILED', 'SKIPPED')
 
 -- name: read_places
--- Where runs stand in their trees: what an expansion hands on to the run it plans.
+-- The places of runs in their trees: an expansion passes them on to the run it plans.
 SELECT id::text, root_workflow_id::text, depth FROM horsies_workflows WHERE id = ANY(%(ids)s::uuid[])
 
 -- name: read_tree
--- A run and those below it, parents first; of a very large family not everybody.
+-- A run and its descendants, parents first; a very large family is cut off.
 WITH family AS MATERIALIZED (SELECT horsies_family_v1(%(id)s::uuid) AS id LIMIT %(limit)s::integer)
-SELECT run.id::text, run.name, run.status, run.definition_key, run.workflow_key, run.on_error,
-    run.error, run.matched_case, run.parent_workflow_id::text, run.parent_task_index, run.root_workflow_id::text, run.depth,
-    run.total_nodes, run.open_nodes, run.failed_nodes, run.schedule_name, run.scheduled_for, run.sent_at,
-    run.created_at, run.started_at, run.paused_at, run.completed_at,
+SELECT run.id::text, run.name, run.status, run.definition_key, run.workflow_key, run.on_error, run.error,
+    run.matched_case, run.parent_workflow_id::text, run.parent_task_index, run.root_workflow_id::text,
+    run.depth, run.total_nodes, run.open_nodes, run.failed_nodes, run.schedule_name, run.scheduled_for,
+    run.sent_at, run.created_at, run.started_at, run.paused_at, run.completed_at,
     extract(epoch FROM coalesce(run.completed_at, now()) - run.started_at)::float8 AS duration_seconds
 FROM horsies_workflows AS run WHERE run.id IN (SELECT family.id FROM family)
 ORDER BY run.depth, run.created_at, run.id
 
 -- name: read_tree_nodes
--- The nodes of these runs in their order, with what a picture of them shows; no results.
+-- The nodes of these runs in their order, with the columns a picture shows; no results.
 SELECT node.workflow_id::text, node.task_index, node.node_id, node.kind, node.task_name, node.dependencies,
     node.join_type, node.min_success,
     CASE WHEN node.status = 'ENQUEUED' AND (task.status = 'RUNNING' OR task.retry_count > 0) THEN 'RUNNING'
          ELSE node.status END AS status,
     node.task_id::text, task.retry_count, node.items_total, node.items_open, node.items_bad, node.signal_name,
     node.sub_workflow_id::text, node.sub_workflow_name,
-    CASE WHEN node.status = 'FAILED' THEN coalesce(node.result::json #>> '{err,error_code,__builtin_task_code__}',
-        task.error_code) END AS error_code,
+    CASE WHEN node.status = 'FAILED' THEN coalesce(
+        node.result::json #>> '{err,error_code,__builtin_task_code__}', task.error_code) END AS error_code,
     CASE WHEN node.status = 'ENQUEUED' AND task.enqueued_at < horsies_never_v1()
          THEN task.enqueued_at END AS due_at,
     coalesce(node.started_at, task.started_at) AS started_at, node.completed_at,
-    extract(epoch FROM coalesce(node.completed_at, now()) - coalesce(node.started_at, task.started_at))::float8
-        AS duration_seconds
+    extract(epoch FROM coalesce(node.completed_at, now())
+        - coalesce(node.started_at, task.started_at))::float8 AS duration_seconds
 FROM horsies_workflow_tasks AS node
 LEFT JOIN horsies_tasks AS task ON task.id = node.task_id
 WHERE node.workflow_id = ANY(%(ids)s::uuid[])
 ORDER BY node.workflow_id, node.task_index
 
 -- name: list_newest_runs
--- Newest first, by the index on the time of their start. The inner LIMIT bounds what a filter that matches nothing may
--- cost; the outer one ends the scan as soon as there are enough.
+-- Newest first, by the index on the start. The inner LIMIT bounds the cost of a filter that matches nothing;
+-- the outer one ends the scan as soon as there are enough.
 SELECT newest.id::text, newest.name, newest.status, newest.definition_key, newest.workflow_key,
     newest.parent_workflow_id::text, newest.total_nodes, newest.open_nodes, newest.failed_nodes,
-    coalesce(newest.error::json #>> '{error_code,__builtin_task_code__}', newest.error::json ->> 'error_code') AS error_code,
-    newest.created_at, newest.completed_at, extract(epoch FROM now() - newest.created_at)::float8 AS age_seconds
+    coalesce(newest.error::json #>> '{error_code,__builtin_task_code__}', newest.error::json ->> 'error_code')
+        AS error_code, newest.created_at, newest.completed_at,
+    extract(epoch FROM now() - newest.created_at)::float8 AS age_seconds
 FROM (
     SELECT run.* FROM horsies_workflows AS run
     WHERE (run.created_at, run.id) < (%(before_at)s::timestamptz, %(before_id)s::uuid)
@@ -147,19 +150,19 @@ WHERE (cardinality(%(statuses)s::text[]) = 0 OR newest.status = ANY(%(statuses)s
 ORDER BY newest.created_at DESC, newest.id DESC LIMIT %(limit)s::integer
 
 -- name: end_of_run_window
--- Where list_newest_runs stopped looking: the last run inside its window and the first one beyond, or fewer rows when the
--- window reached the end.
+-- The edge of list_newest_runs: the last run inside its window and the first one beyond, or fewer at the end.
 SELECT run.id::text, run.created_at FROM horsies_workflows AS run
 WHERE (run.created_at, run.id) < (%(before_at)s::timestamptz, %(before_id)s::uuid)
   AND run.created_at >= %(since)s::timestamptz
 ORDER BY run.created_at DESC, run.id DESC OFFSET %(window)s::integer - 1 LIMIT 2
 
 -- name: list_open_runs
--- The newest of those that have not ended, however old, from their own index: for each status as many as are wanted.
+-- The newest open runs, however old, from their own index: for each status as many as are wanted.
 SELECT run.id::text, run.name, run.status, run.definition_key, run.workflow_key, run.parent_workflow_id::text,
     run.total_nodes, run.open_nodes, run.failed_nodes,
-    coalesce(run.error::json #>> '{error_code,__builtin_task_code__}', run.error::json ->> 'error_code') AS error_code,
-    run.created_at, run.completed_at, extract(epoch FROM now() - run.created_at)::float8 AS age_seconds
+    coalesce(run.error::json #>> '{error_code,__builtin_task_code__}', run.error::json ->> 'error_code')
+        AS error_code, run.created_at, run.completed_at,
+    extract(epoch FROM now() - run.created_at)::float8 AS age_seconds
 FROM unnest(%(statuses)s::text[]) AS wanted (status) CROSS JOIN LATERAL (
     SELECT open.* FROM horsies_workflows AS open
     WHERE open.status = wanted.status AND open.status IN ('PENDING', 'RUNNING', 'PAUSED')
@@ -176,8 +179,8 @@ ORDER BY run.created_at DESC, run.id DESC LIMIT %(limit)s::integer
 SELECT id::text, created_at FROM horsies_workflows WHERE id = %(id)s::uuid
 
 -- name: find_broken_runs
--- Open runs whose rows do not add up, with what is wrong; none of it happens by itself. The open runs are collected
--- first, from their own index: sorted by the primary key they would be sought among all that ever ran.
+-- Open runs whose rows contradict each other, with the problems; only edits by hand cause them. The open runs
+-- are collected first, from their own index: sorted by primary key they would be sought in all history.
 WITH open AS MATERIALIZED (SELECT id FROM horsies_workflows WHERE status IN ('RUNNING', 'PAUSED'))
 SELECT open.id::text, problem FROM open CROSS JOIN LATERAL horsies_problems_v1(open.id) AS problem
 ORDER BY open.id LIMIT %(limit)s
@@ -189,12 +192,12 @@ WHERE status = 'PAUSED' AND paused_at < now() - %(max_paused_seconds)s * interva
 ORDER BY paused_at LIMIT %(limit)s
 
 -- name: expire_run
--- PAUSED -> EXPIRED unless it was resumed meanwhile; see horsies_expire_v1.
+-- PAUSED -> EXPIRED unless the run was resumed meanwhile; see horsies_expire_v1.
 SELECT horsies_expire_v1(%(id)s::uuid, %(max_paused_seconds)s, %(reason)s) AS expired
 
 -- name: delete_old_workflows
--- Whole trees past their retention, once the root and every task in the tree have ended; nodes, signals and children
--- go with the root, tasks with this statement.
+-- Whole trees past their retention, once the root and every task in the tree have ended. Nodes, signals and
+-- children are deleted with the root, tasks by this statement.
 WITH old AS MATERIALIZED (
     SELECT root.id FROM horsies_workflows AS root
     WHERE root.completed_at < now() - %(hours)s * interval '1 hour' AND root.parent_workflow_id IS NULL
