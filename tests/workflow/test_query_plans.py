@@ -32,7 +32,7 @@ from horsies.db.statements.workflows import (
     read_items,
     read_node,
     read_nodes,
-    read_run_moment,
+    read_run_position,
     read_run_status,
     read_runs,
     read_tree,
@@ -171,7 +171,7 @@ def test_runs_that_have_not_ended_are_found_without_history(full: Connection[Any
     ("statement", "params"),
     [
         pytest.param(read_run_status, RunId, id="status"),
-        pytest.param(read_run_moment, RunId, id="moment"),
+        pytest.param(read_run_position, RunId, id="position"),
         pytest.param(read_runs, lambda run_id: RunIds([run_id]), id="outcome"),
         pytest.param(read_nodes, lambda run_id: ReadNodes(run_id, True), id="nodes"),
         pytest.param(read_items, lambda run_id: ReadNodes(run_id, True), id="items"),

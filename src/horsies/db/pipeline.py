@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import select
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from psycopg import Connection, Error
@@ -23,7 +23,7 @@ from psycopg.pq.abc import PGconn, PGresult
 
 from horsies.db.database import Database
 from horsies.db.errors import is_transient
-from horsies.db.statement import Script, Statement, Step, log_statements
+from horsies.db.statement import UNLOGGED, Script, Statement, Step, log_statements
 
 Answer = TypeVar("Answer")
 
@@ -91,7 +91,7 @@ class Pipeline:
         """Execute the statements in order and return the rows of each; all of them or none apply."""
         self.round_trips += 1
         self.statements += len(steps)
-        with log_statements(steps) if self._logged else nullcontext():
+        with log_statements(steps) if self._logged else UNLOGGED:
             results = self._exchange(self.connection.pgconn, steps)
             self._raise_first_failure(results)
         return [
@@ -222,15 +222,12 @@ class Pipeline:
             if result.status in _FAILED:
                 # Nothing of this group was applied; its PREPAREs may be undone as well.
                 if self._prepared is not None:
-                    self._forget_prepared()
+                    try:
+                        self.connection.execute("DEALLOCATE ALL")
+                    except Error as error:  # unknown PREPAREs: only a new session helps
+                        raise OperationalError(f"the session is in doubt: {error}") from error
+                    self._prepared = set()
                 raise error_from_result(result)
-
-    def _forget_prepared(self) -> None:
-        try:
-            self.connection.execute("DEALLOCATE ALL")
-        except Error as error:  # the prepared statements are unknown: only a new session helps
-            raise OperationalError(f"the session is in doubt: {error}") from error
-        self._prepared = set()
 
 
 def _given_options(url: str) -> str:

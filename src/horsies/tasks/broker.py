@@ -136,7 +136,6 @@ class PostgresBroker:
         return Ok(None)
 
     async def ensure_schema_initialized_async(self) -> BrokerResult[None]:
-        """``ensure_schema_initialized`` without blocking the event loop."""
         return await asyncio.to_thread(self.ensure_schema_initialized)
 
     def perform(
@@ -199,7 +198,6 @@ class PostgresBroker:
         *,
         resend: bool = False,
     ) -> BrokerResult[T]:
-        """``store`` without blocking the event loop."""
         code = BrokerErrorCode.ENQUEUE_FAILED
         for delay_seconds in _resend_delays(resend, transaction):
             stored = await self.perform_async(code, make_script(), transaction)
@@ -225,7 +223,6 @@ class PostgresBroker:
     async def get_stale_tasks_async(
         self, stale_threshold_minutes: float = 2
     ) -> BrokerResult[list[StaleTask]]:
-        """``get_stale_tasks`` without blocking the event loop."""
         return await self.perform_async(_READING, _stale_tasks(stale_threshold_minutes))
 
     def get_worker_stats(self) -> BrokerResult[list[WorkerStats]]:
@@ -233,7 +230,6 @@ class PostgresBroker:
         return self.perform(_READING, _rows(count_worker_tasks, Nothing()))
 
     async def get_worker_stats_async(self) -> BrokerResult[list[WorkerStats]]:
-        """``get_worker_stats`` without blocking the event loop."""
         return await self.perform_async(_READING, _rows(count_worker_tasks, Nothing()))
 
     def get_expired_tasks(self) -> BrokerResult[list[ExpiredTask]]:
@@ -241,7 +237,6 @@ class PostgresBroker:
         return self.perform(_READING, _rows(find_expired_tasks, Nothing()))
 
     async def get_expired_tasks_async(self) -> BrokerResult[list[ExpiredTask]]:
-        """``get_expired_tasks`` without blocking the event loop."""
         return await self.perform_async(_READING, _rows(find_expired_tasks, Nothing()))
 
     def mark_stale_tasks_as_failed(self, stale_threshold_ms: int = 300_000) -> BrokerResult[int]:
@@ -259,7 +254,6 @@ class PostgresBroker:
     async def mark_stale_tasks_as_failed_async(
         self, stale_threshold_ms: int = 300_000
     ) -> BrokerResult[int]:
-        """``mark_stale_tasks_as_failed`` without blocking the event loop."""
         return await asyncio.to_thread(self.mark_stale_tasks_as_failed, stale_threshold_ms)
 
     def requeue_stale_claimed(self, stale_threshold_ms: int = 120_000) -> BrokerResult[int]:
@@ -272,7 +266,6 @@ class PostgresBroker:
     async def requeue_stale_claimed_async(
         self, stale_threshold_ms: int = 120_000
     ) -> BrokerResult[int]:
-        """``requeue_stale_claimed`` without blocking the event loop."""
         return await asyncio.to_thread(self.requeue_stale_claimed, stale_threshold_ms)
 
     def expire_pending_tasks(self) -> BrokerResult[int]:
@@ -280,7 +273,6 @@ class PostgresBroker:
         return self._recover(expire_pending)
 
     async def expire_pending_tasks_async(self) -> BrokerResult[int]:
-        """``expire_pending_tasks`` without blocking the event loop."""
         return await asyncio.to_thread(self.expire_pending_tasks)
 
     def _recover_stale(

@@ -92,7 +92,7 @@ class TaskHandle(Generic[T]):
             return _timed_out(task_id, timeout_ms)
         if error := future.exception():
             return _broker_error(error)
-        return self._keep(self._read(future.result()))
+        return self._read(future.result())
 
     async def get_async(self, timeout_ms: int | None = None) -> TaskResult[T, TaskError]:
         """``get`` without blocking the event loop."""
@@ -113,7 +113,7 @@ class TaskHandle(Generic[T]):
             return _broker_error(error)
         finally:
             self._broker.waiters.forget(task_id, future)
-        return self._keep(self._read(row))
+        return self._read(row)
 
     def info(
         self,
@@ -162,9 +162,7 @@ class TaskHandle(Generic[T]):
         return _cancel_outcome(self.task_id, done)
 
     def _read(self, row: OutcomeRow | None) -> TaskResult[T, TaskError]:
-        return _not_found(self.task_id) if row is None else result_of(row, self._results)
-
-    def _keep(self, result: TaskResult[T, TaskError]) -> TaskResult[T, TaskError]:
+        result = _not_found(self.task_id) if row is None else result_of(row, self._results)
         # A missing task may still be committed, and an unreadable result may be readable next time.
         code = result.err.error_code if result.err is not None else None
         if not isinstance(code, RetrievalCode) and code != OperationalErrorCode.BROKER_ERROR:

@@ -264,7 +264,10 @@ def option_problem(options: SendOptions, delay_seconds: float | Unset = UNSET) -
         return "priority must be a whole number from 1 (first) to 100 (last)"
     if key is not None and not is_key(key):
         return f"idempotency_key must be a text of 1 to {KEY_LENGTH_MAX} characters"
-    if not isinstance(delay_seconds, Unset) and not _is_delay(delay_seconds):
+    if isinstance(delay_seconds, Unset):
+        return None
+    is_number = isinstance(delay_seconds, int | float) and not isinstance(delay_seconds, bool)
+    if not is_number or not 0 <= delay_seconds <= DELAY_SECONDS_MAX:
         return "delay_seconds must be a number of seconds from 0 to 100 years"
     return None
 
@@ -288,12 +291,6 @@ def is_key(key: object) -> bool:
     if not isinstance(key, str) or not 1 <= len(key) <= KEY_LENGTH_MAX or "\0" in key:
         return False
     return key.isprintable() or not any(0xD800 <= ord(character) <= 0xDFFF for character in key)
-
-
-def _is_delay(delay_seconds: object) -> bool:
-    if isinstance(delay_seconds, bool) or not isinstance(delay_seconds, int | float):
-        return False
-    return 0 <= delay_seconds <= DELAY_SECONDS_MAX
 
 
 def size_problem(limits: PayloadConfig, task_name: str, call: EncodedCall) -> str | None:

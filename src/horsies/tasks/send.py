@@ -108,18 +108,22 @@ def deliver(ready: TaskSendResult[Delivery[T]]) -> TaskSendResult[T]:
     """Store the tasks and return their handles, or the error that ``retry_send`` takes."""
     if isinstance(ready, Err):
         return ready
-    broker, resend, transaction, *_ = delivery = ready.value
-    stored = broker.store(delivery.make_script, transaction, resend=resend)
-    return _handles(delivery, stored)
+    delivery = ready.value
+    store = delivery.broker.store
+    return _handles(
+        delivery, store(delivery.make_script, delivery.transaction, resend=delivery.resend)
+    )
 
 
 async def deliver_async(ready: TaskSendResult[Delivery[T]]) -> TaskSendResult[T]:
     """``deliver`` without blocking the event loop."""
     if isinstance(ready, Err):
         return ready
-    broker, resend, transaction, *_ = delivery = ready.value
-    stored = await broker.store_async(delivery.make_script, transaction, resend=resend)
-    return _handles(delivery, stored)
+    delivery = ready.value
+    store = delivery.broker.store_async
+    return _handles(
+        delivery, await store(delivery.make_script, delivery.transaction, resend=delivery.resend)
+    )
 
 
 def _handles(delivery: Delivery[T], stored: BrokerResult[Any]) -> TaskSendResult[T]:

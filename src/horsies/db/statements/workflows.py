@@ -43,7 +43,7 @@ class RunIds(NamedTuple):
     ids: Sequence[str]
 
 
-class Steered(NamedTuple):
+class ControlAnswer(NamedTuple):
     """The answer of a control function: the status it found or a code of its own, None without a run."""
 
     answer: str | None
@@ -289,7 +289,7 @@ class RunWindow(NamedTuple):
     window: int
 
 
-class RunMoment(NamedTuple):
+class RunPosition(NamedTuple):
     """A run and its start time: a position in the list."""
 
     id: str
@@ -344,12 +344,12 @@ class DeleteOldRuns(NamedTuple):
 
 start_runs = WORKFLOWS.declare("start_runs", StartRuns, StartedRun)
 lock_runs = WORKFLOWS.declare("lock_runs", WorkflowIds, RunId)
-pause_run = WORKFLOWS.declare("pause_run", RunId, Steered)
-resume_run = WORKFLOWS.declare("resume_run", RunId, Steered)
-resume_retrying_run = WORKFLOWS.declare("resume_retrying_run", RunId, Steered)
-cancel_run = WORKFLOWS.declare("cancel_run", CancelRun, Steered)
-retry_run = WORKFLOWS.declare("retry_run", RetryRun, Steered)
-signal_run = WORKFLOWS.declare("signal_run", SignalRun, Steered)
+pause_run = WORKFLOWS.declare("pause_run", RunId, ControlAnswer)
+resume_run = WORKFLOWS.declare("resume_run", RunId, ControlAnswer)
+resume_retrying_run = WORKFLOWS.declare("resume_retrying_run", RunId, ControlAnswer)
+cancel_run = WORKFLOWS.declare("cancel_run", CancelRun, ControlAnswer)
+retry_run = WORKFLOWS.declare("retry_run", RetryRun, ControlAnswer)
+signal_run = WORKFLOWS.declare("signal_run", SignalRun, ControlAnswer)
 read_run_status = WORKFLOWS.declare("read_run_status", RunId, RunStatus)
 read_runs = WORKFLOWS.declare("read_runs", RunIds, RunOutcome)
 read_nodes = WORKFLOWS.declare("read_nodes", ReadNodes, NodeRow)
@@ -361,8 +361,8 @@ read_tree = WORKFLOWS.declare("read_tree", ReadTree, RunRow)
 read_tree_nodes = WORKFLOWS.declare("read_tree_nodes", RunIds, TreeNode)
 list_newest_runs = WORKFLOWS.declare("list_newest_runs", ListNewestRuns, RunSummary)
 list_open_runs = WORKFLOWS.declare("list_open_runs", ListRuns, RunSummary)
-end_of_run_window = WORKFLOWS.declare("end_of_run_window", RunWindow, RunMoment)
-read_run_moment = WORKFLOWS.declare("read_run_moment", RunId, RunMoment)
+end_of_run_window = WORKFLOWS.declare("end_of_run_window", RunWindow, RunPosition)
+read_run_position = WORKFLOWS.declare("read_run_position", RunId, RunPosition)
 find_broken_runs = WORKFLOWS.declare("find_broken_runs", RunLimit, BrokenRun)
 mend_run = WORKFLOWS.declare("mend_run", RunId, Mended)
 find_paused_runs = WORKFLOWS.declare("find_paused_runs", FindPausedRuns, PausedRun)

@@ -171,7 +171,7 @@ FROM unnest(%(statuses)s::text[]) AS wanted (status) CROSS JOIN LATERAL (
     ORDER BY open.created_at DESC, open.id DESC LIMIT %(limit)s::integer) AS run
 ORDER BY run.created_at DESC, run.id DESC LIMIT %(limit)s::integer
 
--- name: read_run_moment
+-- name: read_run_position
 -- When a run was started: where a list goes on behind it.
 SELECT id::text, created_at FROM horsies_workflows WHERE id = %(id)s::uuid
 

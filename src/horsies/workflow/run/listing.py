@@ -19,7 +19,7 @@ from horsies.db.statements.workflows import (
     RunId,
     RunIds,
     RunLimit,
-    RunMoment,
+    RunPosition,
     RunRow,
     RunSummary,
     RunWindow,
@@ -29,7 +29,7 @@ from horsies.db.statements.workflows import (
     list_newest_runs,
     list_open_runs,
     mend_run,
-    read_run_moment,
+    read_run_position,
     read_tree,
     read_tree_nodes,
 )
@@ -42,7 +42,7 @@ LIST_WINDOW = 50_000
 FAMILY_MAX = 200
 
 _FIRST_MOMENT = datetime(1, 1, 2, tzinfo=UTC)
-_LAST = RunMoment("ffffffff-ffff-ffff-ffff-ffffffffffff", datetime(9999, 12, 30, tzinfo=UTC))
+_LAST = RunPosition("ffffffff-ffff-ffff-ffff-ffffffffffff", datetime(9999, 12, 30, tzinfo=UTC))
 _READING = BrokerErrorCode.MONITORING_QUERY_FAILED
 
 
@@ -103,7 +103,7 @@ def _list_script(filters: RunFilters) -> Script[RunPage]:
     opened = [status.value for status in filters.statuses if not status.is_terminal]
     ended = [status.value for status in filters.statuses if status.is_terminal]
     found: list[RunSummary] = []
-    edge: RunMoment | None = None
+    edge: RunPosition | None = None
     if opened:
         found += yield list_open_runs, _asked(filters, before, opened)
     if ended or not opened:
@@ -112,18 +112,18 @@ def _list_script(filters: RunFilters) -> Script[RunPage]:
     return _page(found, filters.limit, edge)
 
 
-def _place_script(before: str | None) -> Script[RunMoment | None]:
+def _place_script(before: str | None) -> Script[RunPosition | None]:
     """Find the place in the list that a page begins behind."""
     if before is None:
         return _LAST
     if (stored := stored_form(before)) is None:
         return None
-    return one_or_none((yield read_run_moment, RunId(stored)))
+    return one_or_none((yield read_run_position, RunId(stored)))
 
 
 def _newest_script(
-    filters: RunFilters, before: RunMoment, statuses: Sequence[str]
-) -> Script[tuple[list[RunSummary], RunMoment | None]]:
+    filters: RunFilters, before: RunPosition, statuses: Sequence[str]
+) -> Script[tuple[list[RunSummary], RunPosition | None]]:
     """Look through the newest runs; return what was found and where the look ended too early."""
     asked = _asked(filters, before, statuses)
     bounded = ListNewestRuns(
@@ -141,11 +141,11 @@ def _newest_script(
     if len(newest) == filters.limit:
         return newest, None
     window = RunWindow(asked.before_at, asked.before_id, asked.since, LIST_WINDOW)
-    edge: list[RunMoment] = yield end_of_run_window, window
+    edge: list[RunPosition] = yield end_of_run_window, window
     return newest, edge[0] if len(edge) == 2 else None
 
 
-def _asked(filters: RunFilters, before: RunMoment, statuses: Sequence[str]) -> ListRuns:
+def _asked(filters: RunFilters, before: RunPosition, statuses: Sequence[str]) -> ListRuns:
     return ListRuns(
         before_at=before.created_at,
         before_id=before.id,
@@ -158,7 +158,7 @@ def _asked(filters: RunFilters, before: RunMoment, statuses: Sequence[str]) -> L
     )
 
 
-def _page(found: list[RunSummary], limit: int, edge: RunMoment | None) -> RunPage:
+def _page(found: list[RunSummary], limit: int, edge: RunPosition | None) -> RunPage:
     # What lies beyond the end of the look belongs to a later page, or that page would repeat it.
     within = [
         run
