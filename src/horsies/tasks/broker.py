@@ -12,7 +12,6 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, TypeAlias, TypeVar
@@ -50,11 +49,8 @@ from horsies.db.statements.monitor import (
     find_expired_tasks,
     find_stale_tasks,
 )
-from horsies.db.statements.tasks import OutcomeRow
-from horsies.db.statements.workflows import RunOutcome
 from horsies.errors import ConfigurationError, ErrorCode, HorsiesError
 from horsies.result import Err, Ok, Result
-from horsies.states import WorkflowStatus
 from horsies.tasks.recovery import expire_pending, fail_stale, requeue_stale
 from horsies.tasks.waiters import Waiters
 
@@ -206,16 +202,6 @@ class PostgresBroker:
             await asyncio.sleep(delay_seconds)
         return await self.perform_async(code, make_script(), transaction)
 
-    def watch(self, task_id: str, *, once: bool) -> Future[OutcomeRow | None]:
-        """Return a future for the task's outcome; see ``Waiters.watch``."""
-        return self.waiters.watch(task_id, once=once)
-
-    def watch_run(
-        self, workflow_id: str, until: frozenset[WorkflowStatus], *, once: bool
-    ) -> Future[RunOutcome | None]:
-        """Return a future for the run in one of these statuses; see ``Waiters.watch_run``."""
-        return self.waiters.watch_run(workflow_id, until, once=once)
-
     def get_stale_tasks(self, stale_threshold_minutes: float = 2) -> BrokerResult[list[StaleTask]]:
         """List RUNNING tasks without a heartbeat for longer than the threshold."""
         return self.perform(_READING, _stale_tasks(stale_threshold_minutes))
@@ -257,7 +243,7 @@ class PostgresBroker:
         return await asyncio.to_thread(self.mark_stale_tasks_as_failed, stale_threshold_ms)
 
     def requeue_stale_claimed(self, stale_threshold_ms: int = 120_000) -> BrokerResult[int]:
-        """Return stale CLAIMED tasks to their queues; return their number.
+        """Release stale CLAIMED tasks to their queues; return their number.
 
         They had not started: no attempt is counted. Stale means the same as for running tasks.
         """

@@ -82,7 +82,7 @@ class TaskHandle(Generic[T]):
             return _not_found(self.task_id)
         if problem := timeout_problem(timeout_ms):
             return error_result(OperationalErrorCode.BROKER_ERROR, problem)
-        future = self._broker.watch(task_id, once=timeout_ms == 0)
+        future = self._broker.waiters.watch(task_id, once=timeout_ms == 0)
         try:
             # Only a signal handler can raise here, and its exception is the caller's own.
             wait([future], seconds_to_wait(timeout_ms))
@@ -103,7 +103,7 @@ class TaskHandle(Generic[T]):
             return self.get(timeout_ms=0)
         if problem := timeout_problem(timeout_ms):
             return error_result(OperationalErrorCode.BROKER_ERROR, problem)
-        future = self._broker.watch(task_id, once=timeout_ms == 0)
+        future = self._broker.waiters.watch(task_id, once=timeout_ms == 0)
         try:
             waiting = asyncio.wrap_future(future)
             row = await asyncio.wait_for(waiting, seconds_to_wait(timeout_ms))

@@ -39,7 +39,9 @@ def meet(
         return no_such_run(workflow_id)
     if problem := timeout_problem(timeout_ms):
         return refused(workflow_id, HandleErrorCode.VALIDATION_FAILED, problem)
-    future = broker.watch_run(stored, until | WORKFLOW_TERMINAL_STATES, once=timeout_ms == 0)
+    future = broker.waiters.watch_run(
+        stored, until | WORKFLOW_TERMINAL_STATES, once=timeout_ms == 0
+    )
     try:
         # It raises nothing but what a signal handler does, and that is the caller's own.
         wait([future], seconds_to_wait(timeout_ms))
@@ -65,7 +67,9 @@ async def meet_async(
         return no_such_run(workflow_id)
     if problem := timeout_problem(timeout_ms):
         return refused(workflow_id, HandleErrorCode.VALIDATION_FAILED, problem)
-    future = broker.watch_run(stored, until | WORKFLOW_TERMINAL_STATES, once=timeout_ms == 0)
+    future = broker.waiters.watch_run(
+        stored, until | WORKFLOW_TERMINAL_STATES, once=timeout_ms == 0
+    )
     try:
         waiting = asyncio.wrap_future(future)
         row = await asyncio.wait_for(waiting, seconds_to_wait(timeout_ms))
