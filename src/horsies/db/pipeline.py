@@ -38,7 +38,7 @@ class Pipeline:
     """Runs groups of statements on one connection, each group as one transaction.
 
     Without ``prepared`` (behind a pooler in transaction mode) every statement is parsed anew. A group
-    without an answer for ``patience_seconds`` is cancelled and raises; None waits as long as the
+    without an answer for ``timeout_seconds`` is cancelled and raises; None waits as long as the
     connection lives. With ``logged`` the statements' names and durations are logged.
     """
 
@@ -47,11 +47,11 @@ class Pipeline:
         connection: Connection[Any],
         *,
         prepared: bool = True,
-        patience_seconds: float | None = None,
+        timeout_seconds: float | None = None,
         logged: bool = False,
     ) -> None:
         self.connection = connection
-        self.patience_seconds = patience_seconds
+        self.timeout_seconds = timeout_seconds
         self._logged = logged
         self._prepared: set[bytes] | None = set() if prepared else None
         self._poller = select.poll()
@@ -78,7 +78,7 @@ class Pipeline:
         return cls(
             Connection.connect(url, **parameters),
             prepared=not is_pooled,
-            patience_seconds=config.tcp_user_timeout_ms / 1000 or None if is_pooled else None,
+            timeout_seconds=config.tcp_user_timeout_ms / 1000 or None if is_pooled else None,
             logged=config.echo,
         )
 
@@ -176,13 +176,12 @@ class Pipeline:
     def _wait(self, pgconn: PGconn, events: int) -> bool:
         """Wait for the socket; False when it is closed and only buffered input is left."""
         self._poller.register(pgconn.socket, events)
-        patience = self.patience_seconds
-        ready = self._first_event(patience)
+        ready = self._first_event(self.timeout_seconds)
         if not ready:
             # Without a cancel the abandoned group could still be applied much later.
             with suppress(Error):
                 self.connection.cancel_safe(timeout=CANCEL_SECONDS)
-            raise OperationalError(f"no answer for {patience:g} s")
+            raise OperationalError(f"no answer for {self.timeout_seconds:g} s")
         ((_, event),) = ready
         if event & ~select.POLLOUT:
             try:
@@ -192,14 +191,14 @@ class Pipeline:
                 return False
         return True
 
-    def _first_event(self, patience: float | None) -> list[tuple[int, int]]:
-        """Wait for a socket event, empty after ``patience`` seconds, and call ``meanwhile``."""
+    def _first_event(self, remaining: float | None) -> list[tuple[int, int]]:
+        """Wait for a socket event, empty after ``remaining`` seconds, and call ``meanwhile``."""
         while True:
-            slice_seconds = WAIT_SECONDS if patience is None else min(WAIT_SECONDS, patience)
+            slice_seconds = WAIT_SECONDS if remaining is None else min(WAIT_SECONDS, remaining)
             ready = self._poller.poll(slice_seconds * 1000)
-            if patience is not None:
-                patience -= slice_seconds
-            if ready or (patience is not None and patience <= 0):
+            if remaining is not None:
+                remaining -= slice_seconds
+            if ready or (remaining is not None and remaining <= 0):
                 return ready
             if self.meanwhile is not None:
                 self.meanwhile()
