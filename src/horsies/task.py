@@ -16,14 +16,11 @@ from horsies.tasks.handle import TaskHandle, is_loop_running
 from horsies.tasks.invoke import invoke
 from horsies.tasks.request import UNSET, SendOptions, TaskSendError, TaskSendResult, Unset
 from horsies.tasks.send import (
-    Delivery,
     Producer,
+    Sender,
     TaskCall,
     deliver,
     deliver_async,
-    prepare_many,
-    prepare_retry,
-    prepare_send,
 )
 from horsies.workflow.nodes.task_node import NodeFactory, NodeOptions
 
@@ -51,8 +48,7 @@ class TaskSendOptions(Generic[P, T]):
         self, producer: Producer, definition: TaskDefinition, options: SendOptions
     ) -> None:
         self.definition = definition
-        self._producer = producer
-        self._options = options
+        self._sender = Sender(producer, definition, options)
 
     def send(self, /, *args: P.args, **kwargs: P.kwargs) -> TaskSendResult[TaskHandle[T]]:
         """Store one task for a worker to run and return its handle.
@@ -61,35 +57,25 @@ class TaskSendOptions(Generic[P, T]):
         cannot be stored exactly, or an unreachable database is an Err with the reason, and nothing
         is stored.
         """
-        return deliver(prepare_send(self._producer, self.definition, self._options, args, kwargs))
+        return deliver(self._sender.prepare(args, kwargs))
 
     async def send_async(
         self, /, *args: P.args, **kwargs: P.kwargs
     ) -> TaskSendResult[TaskHandle[T]]:
         """``send`` without blocking the event loop."""
-        return await deliver_async(
-            prepare_send(self._producer, self.definition, self._options, args, kwargs)
-        )
+        return await deliver_async(self._sender.prepare(args, kwargs))
 
     def schedule(
         self, /, delay_seconds: float, *args: P.args, **kwargs: P.kwargs
     ) -> TaskSendResult[TaskHandle[T]]:
         """Store one task that becomes claimable after the delay, counted on the database's clock."""
-        return deliver(
-            prepare_send(
-                self._producer, self.definition, self._options, args, kwargs, delay_seconds
-            )
-        )
+        return deliver(self._sender.prepare(args, kwargs, delay_seconds))
 
     async def schedule_async(
         self, /, delay_seconds: float, *args: P.args, **kwargs: P.kwargs
     ) -> TaskSendResult[TaskHandle[T]]:
         """``schedule`` without blocking the event loop."""
-        return await deliver_async(
-            prepare_send(
-                self._producer, self.definition, self._options, args, kwargs, delay_seconds
-            )
-        )
+        return await deliver_async(self._sender.prepare(args, kwargs, delay_seconds))
 
     def send_many(self, calls: Iterable[TaskCall[T]]) -> TaskSendResult[list[TaskHandle[T]]]:
         """Store many tasks in one statement: all of them, or none.
@@ -97,15 +83,13 @@ class TaskSendOptions(Generic[P, T]):
         Example:
             handles = add.send_many(add.bind(n, n) for n in range(1000)).unwrap()
         """
-        return deliver(prepare_many(self._producer, self.definition, self._options, calls))
+        return deliver(self._sender.prepare_many(calls))
 
     async def send_many_async(
         self, calls: Iterable[TaskCall[T]]
     ) -> TaskSendResult[list[TaskHandle[T]]]:
         """``send_many`` without blocking the event loop."""
-        return await deliver_async(
-            prepare_many(self._producer, self.definition, self._options, calls)
-        )
+        return await deliver_async(self._sender.prepare_many(calls))
 
 
 class TaskFunction(TaskSendOptions[P, T]):
@@ -142,7 +126,7 @@ class TaskFunction(TaskSendOptions[P, T]):
                 f"Task {self.definition.name!r} is async and an event loop is running; "
                 "await its function, or send it."
             )
-        return invoke(self._producer.config, self.definition, args, kwargs)
+        return invoke(self._sender.producer.config, self.definition, args, kwargs)
 
     def bind(self, /, *args: P.args, **kwargs: P.kwargs) -> TaskCall[T]:
         """Bind arguments for ``send_many``."""
@@ -169,7 +153,7 @@ class TaskFunction(TaskSendOptions[P, T]):
                 confirm.with_options(transaction=connection).send(order_id)
         """
         options = SendOptions(good_until, idempotency_key, priority, transaction)
-        return TaskSendOptions(self._producer, self.definition, options)
+        return TaskSendOptions(self._sender.producer, self.definition, options)
 
     def node(self, **options: Unpack[NodeOptions]) -> NodeFactory[P, T]:
         """Make a workflow node; call the returned factory with the task's parameters, by name.
@@ -185,24 +169,19 @@ class TaskFunction(TaskSendOptions[P, T]):
 
     def retry_send(self, error: TaskSendError) -> TaskSendResult[TaskHandle[T]]:
         """Repeat a send that failed with ENQUEUE_FAILED; the task is stored at most once."""
-        return deliver(self._retry(error, scheduled=False))
+        return deliver(self._sender.prepare_retry(error, scheduled=False))
 
     async def retry_send_async(self, error: TaskSendError) -> TaskSendResult[TaskHandle[T]]:
         """``retry_send`` without blocking the event loop."""
-        return await deliver_async(self._retry(error, scheduled=False))
+        return await deliver_async(self._sender.prepare_retry(error, scheduled=False))
 
     def retry_schedule(self, error: TaskSendError) -> TaskSendResult[TaskHandle[T]]:
         """Repeat a schedule that failed with ENQUEUE_FAILED; the delay starts again from now."""
-        return deliver(self._retry(error, scheduled=True))
+        return deliver(self._sender.prepare_retry(error, scheduled=True))
 
     async def retry_schedule_async(self, error: TaskSendError) -> TaskSendResult[TaskHandle[T]]:
         """``retry_schedule`` without blocking the event loop."""
-        return await deliver_async(self._retry(error, scheduled=True))
-
-    def _retry(
-        self, error: TaskSendError, *, scheduled: bool
-    ) -> TaskSendResult[Delivery[TaskHandle[T]]]:
-        return prepare_retry(self._producer, self.definition, error, scheduled=scheduled)
+        return await deliver_async(self._sender.prepare_retry(error, scheduled=True))
 
 
 AnyTask = TaskFunction[Any, Any]

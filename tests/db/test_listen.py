@@ -244,7 +244,7 @@ def test_opening_directly_raises_what_goes_wrong() -> None:
     assert listener.fileno() == -1
 
 
-def test_a_direct_connection_hears_itself(process_url: str) -> None:
+def test_a_direct_connection_receives_its_own_notification(process_url: str) -> None:
     assert receives_own_notification(lambda: psycopg.connect(process_url, autocommit=True))
 
 

@@ -14,6 +14,8 @@ from typing import Any
 from psycopg import AsyncConnection, AsyncCursor, Connection, Cursor
 from psycopg.pq import PipelineStatus, TransactionStatus
 
+from horsies.db.pool import AnyConnection
+
 _SAVEPOINT = "SAVEPOINT horsies_send"
 _RELEASE = "RELEASE SAVEPOINT horsies_send"
 _ROLLBACK = "ROLLBACK TO SAVEPOINT horsies_send"
@@ -25,7 +27,10 @@ class UnusableTransactionError(Exception):
 
 def find_connection(transaction: object) -> Connection[Any]:
     """Return the synchronous psycopg connection behind a psycopg, SQLAlchemy or Django connection."""
-    if isinstance(transaction, AsyncConnection) or _is_async_sqlalchemy(transaction):
+    is_async_sqlalchemy = hasattr(transaction, "sync_session") or hasattr(
+        transaction, "get_raw_connection"
+    )
+    if isinstance(transaction, AsyncConnection) or is_async_sqlalchemy:
         raise UnusableTransactionError("This transaction is asynchronous; use send_async with it.")
     found: Any = None if isinstance(transaction, type) else transaction
     if hasattr(found, "ensure_connection"):  # Django
@@ -37,14 +42,7 @@ def find_connection(transaction: object) -> Connection[Any]:
         if not found.in_transaction():
             found.begin()  # as its own execute() does, so that its commit() commits our row
         found = found.connection.driver_connection
-    if not isinstance(found, Connection):
-        raise UnusableTransactionError(_refusal(transaction))
-    _refuse_pipeline(found)
-    return found
-
-
-def _is_async_sqlalchemy(transaction: object) -> bool:
-    return hasattr(transaction, "sync_session") or hasattr(transaction, "get_raw_connection")
+    return _usable(found, Connection, transaction)
 
 
 async def find_connection_async(transaction: object) -> AsyncConnection[Any]:
@@ -56,26 +54,22 @@ async def find_connection_async(transaction: object) -> AsyncConnection[Any]:
         if not found.in_transaction():
             await found.begin()
         found = (await found.get_raw_connection()).driver_connection
-    if not isinstance(found, AsyncConnection):
-        raise UnusableTransactionError(_refusal(transaction))
-    _refuse_pipeline(found)
-    return found
+    return _usable(found, AsyncConnection, transaction)
 
 
-def _refuse_pipeline(connection: Connection[Any] | AsyncConnection[Any]) -> None:
+def _usable(found: Any, kind: type[AnyConnection], transaction: object) -> AnyConnection:
+    if not isinstance(found, kind):
+        raise UnusableTransactionError(
+            f"transaction= takes an open psycopg, SQLAlchemy (psycopg driver) or Django connection, "
+            f"not {type(transaction).__name__}; send_async takes the asynchronous ones."
+        )
     # In a pipeline, results come later and one failure skips all later statements, including the end
     # of a savepoint.
-    if connection.pgconn.pipeline_status != PipelineStatus.OFF:
+    if found.pgconn.pipeline_status != PipelineStatus.OFF:
         raise UnusableTransactionError(
             "This connection is in pipeline mode; leave the pipeline before sending with it."
         )
-
-
-def _refusal(transaction: object) -> str:
-    return (
-        f"transaction= takes an open psycopg, SQLAlchemy (psycopg driver) or Django connection, "
-        f"not {type(transaction).__name__}; send_async takes the asynchronous ones."
-    )
+    return found
 
 
 @contextmanager

@@ -101,12 +101,11 @@ class Database:
         loop = asyncio.get_running_loop()
         if (pool := self._async_pools.get(loop)) is None:
             self._drop_closed_loops()
-            pool = self._async_pools[loop] = AsyncPool(self._connect_async, self._limits())
+            pool = self._async_pools[loop] = AsyncPool(
+                lambda: AsyncConnection.connect(self.urls()[0], **self.options(self.role)),
+                self._limits(),
+            )
         return pool
-
-    async def _connect_async(self) -> AsyncConnection[Any]:
-        url, _ = self.urls()
-        return await AsyncConnection.connect(url, **self.options(self.role))
 
     def _drop_closed_loops(self) -> None:
         for loop in list(self._async_pools):

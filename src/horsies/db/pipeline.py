@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import select
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from psycopg import Connection, Error
@@ -23,7 +23,7 @@ from psycopg.pq.abc import PGconn, PGresult
 
 from horsies.db.database import Database
 from horsies.db.errors import is_transient
-from horsies.db.statement import Script, Statement, Step, log_statements
+from horsies.db.statement import UNLOGGED, Script, Statement, Step, log_statements
 
 Answer = TypeVar("Answer")
 
@@ -38,7 +38,7 @@ class Pipeline:
     """Runs groups of statements on one connection, each group as one transaction.
 
     Without ``prepared`` (behind a pooler in transaction mode) every statement is parsed anew. A group
-    without an answer for ``patience_seconds`` is cancelled and raises; None waits as long as the
+    without an answer for ``timeout_seconds`` is cancelled and raises; None waits as long as the
     connection lives. With ``logged`` the statements' names and durations are logged.
     """
 
@@ -47,11 +47,11 @@ class Pipeline:
         connection: Connection[Any],
         *,
         prepared: bool = True,
-        patience_seconds: float | None = None,
+        timeout_seconds: float | None = None,
         logged: bool = False,
     ) -> None:
         self.connection = connection
-        self.patience_seconds = patience_seconds
+        self.timeout_seconds = timeout_seconds
         self._logged = logged
         self._prepared: set[bytes] | None = set() if prepared else None
         self._poller = select.poll()
@@ -78,7 +78,7 @@ class Pipeline:
         return cls(
             Connection.connect(url, **parameters),
             prepared=not is_pooled,
-            patience_seconds=config.tcp_user_timeout_ms / 1000 or None if is_pooled else None,
+            timeout_seconds=config.tcp_user_timeout_ms / 1000 or None if is_pooled else None,
             logged=config.echo,
         )
 
@@ -91,7 +91,7 @@ class Pipeline:
         """Execute the statements in order and return the rows of each; all of them or none apply."""
         self.round_trips += 1
         self.statements += len(steps)
-        with log_statements(steps) if self._logged else nullcontext():
+        with log_statements(steps) if self._logged else UNLOGGED:
             results = self._exchange(self.connection.pgconn, steps)
             self._raise_first_failure(results)
         return [
@@ -176,13 +176,12 @@ class Pipeline:
     def _wait(self, pgconn: PGconn, events: int) -> bool:
         """Wait for the socket; False when it is closed and only buffered input is left."""
         self._poller.register(pgconn.socket, events)
-        patience = self.patience_seconds
-        ready = self._first_event(patience)
+        ready = self._first_event(self.timeout_seconds)
         if not ready:
             # Without a cancel the abandoned group could still be applied much later.
             with suppress(Error):
                 self.connection.cancel_safe(timeout=CANCEL_SECONDS)
-            raise OperationalError(f"no answer for {patience:g} s")
+            raise OperationalError(f"no answer for {self.timeout_seconds:g} s")
         ((_, event),) = ready
         if event & ~select.POLLOUT:
             try:
@@ -192,14 +191,14 @@ class Pipeline:
                 return False
         return True
 
-    def _first_event(self, patience: float | None) -> list[tuple[int, int]]:
-        """Wait for a socket event, empty after ``patience`` seconds, and call ``meanwhile``."""
+    def _first_event(self, remaining: float | None) -> list[tuple[int, int]]:
+        """Wait for a socket event, empty after ``remaining`` seconds, and call ``meanwhile``."""
         while True:
-            slice_seconds = WAIT_SECONDS if patience is None else min(WAIT_SECONDS, patience)
+            slice_seconds = WAIT_SECONDS if remaining is None else min(WAIT_SECONDS, remaining)
             ready = self._poller.poll(slice_seconds * 1000)
-            if patience is not None:
-                patience -= slice_seconds
-            if ready or (patience is not None and patience <= 0):
+            if remaining is not None:
+                remaining -= slice_seconds
+            if ready or (remaining is not None and remaining <= 0):
                 return ready
             if self.meanwhile is not None:
                 self.meanwhile()
@@ -222,15 +221,12 @@ class Pipeline:
             if result.status in _FAILED:
                 # Nothing of this group was applied; its PREPAREs may be undone as well.
                 if self._prepared is not None:
-                    self._forget_prepared()
+                    try:
+                        self.connection.execute("DEALLOCATE ALL")
+                    except Error as error:  # unknown PREPAREs: only a new session helps
+                        raise OperationalError(f"the session is in doubt: {error}") from error
+                    self._prepared = set()
                 raise error_from_result(result)
-
-    def _forget_prepared(self) -> None:
-        try:
-            self.connection.execute("DEALLOCATE ALL")
-        except Error as error:  # the prepared statements are unknown: only a new session helps
-            raise OperationalError(f"the session is in doubt: {error}") from error
-        self._prepared = set()
 
 
 def _given_options(url: str) -> str:

@@ -60,7 +60,8 @@ class Pool:
     @contextmanager
     def connection(self) -> Iterator[Connection[Any]]:
         """Lend a connection for the duration of a with block."""
-        self._wait_for_slot()
+        if not self._slots.acquire(timeout=self._limits.wait_seconds):
+            raise self._limits.exhausted()
         try:
             lent = self._idle.take() or self._idle.admit(self._connect())
             try:
@@ -69,10 +70,6 @@ class Pool:
                 self._idle.put(lent)
         finally:
             self._slots.release()
-
-    def _wait_for_slot(self) -> None:
-        if not self._slots.acquire(timeout=self._limits.wait_seconds):
-            raise self._limits.exhausted()
 
     def close(self) -> None:
         """Close idle connections now and lent ones when they come back."""
@@ -93,7 +90,11 @@ class AsyncPool:
     @asynccontextmanager
     async def connection(self) -> AsyncIterator[AsyncConnection[Any]]:
         """Lend a connection for the duration of a with block."""
-        await self._wait_for_slot()
+        try:
+            async with asyncio.timeout(self._limits.wait_seconds):
+                await self._slots.acquire()
+        except TimeoutError as error:
+            raise self._limits.exhausted() from error
         try:
             lent = self._idle.take() or self._idle.admit(await self._connect())
             try:
@@ -102,13 +103,6 @@ class AsyncPool:
                 self._idle.put(lent)
         finally:
             self._slots.release()
-
-    async def _wait_for_slot(self) -> None:
-        try:
-            async with asyncio.timeout(self._limits.wait_seconds):
-                await self._slots.acquire()
-        except TimeoutError as error:
-            raise self._limits.exhausted() from error
 
     def close(self) -> None:
         """``Pool.close``; needs no event loop, so it works after the loop has ended."""

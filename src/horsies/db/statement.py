@@ -26,6 +26,7 @@ Row = TypeVar("Row", bound=tuple[Any, ...])
 Answer = TypeVar("Answer")
 
 logger = logging.getLogger("horsies.sql")
+UNLOGGED = nullcontext()
 
 
 class Nothing(NamedTuple):
@@ -80,9 +81,9 @@ class StatementFile:
 
     def __init__(self, file_name: str) -> None:
         self.file_name = file_name
-        self.texts = dict(
-            _split(files("horsies.db.statements").joinpath(file_name).read_text("utf-8"))
-        )
+        text = files("horsies.db.statements").joinpath(file_name).read_text("utf-8")
+        parts = [part.partition("\n") for part in text.split("-- name: ")[1:]]
+        self.texts = {name.strip(): body.strip() for name, _, body in parts}
         self.statements: dict[str, Statement[Any, Any]] = {}
 
     def declare(
@@ -149,12 +150,6 @@ def _encoded(text: str) -> bytes:
     return encoded
 
 
-def _split(text: str) -> Iterator[tuple[str, str]]:
-    for part in text.split("-- name: ")[1:]:
-        name, _, body = part.partition("\n")
-        yield name.strip(), body.strip()
-
-
 def one_or_none(rows: list[Row]) -> Row | None:
     """Return the only row of a statement that changes or finds at most one."""
     return rows[0] if rows else None
@@ -174,7 +169,7 @@ def run_script(
     try:
         while True:
             step = script.send(rows)
-            with log_statements([step]) if logged else nullcontext():
+            with log_statements([step]) if logged else UNLOGGED:
                 rows = step[0].run(connection, step[1])
     except StopIteration as finished:
         answer: Answer = finished.value
@@ -189,7 +184,7 @@ async def run_script_async(
     try:
         while True:
             step = script.send(rows)
-            with log_statements([step]) if logged else nullcontext():
+            with log_statements([step]) if logged else UNLOGGED:
                 rows = await step[0].run_async(connection, step[1])
     except StopIteration as finished:
         answer: Answer = finished.value

@@ -12,7 +12,6 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, TypeAlias, TypeVar
@@ -50,11 +49,8 @@ from horsies.db.statements.monitor import (
     find_expired_tasks,
     find_stale_tasks,
 )
-from horsies.db.statements.tasks import OutcomeRow
-from horsies.db.statements.workflows import RunOutcome
 from horsies.errors import ConfigurationError, ErrorCode, HorsiesError
 from horsies.result import Err, Ok, Result
-from horsies.states import WorkflowStatus
 from horsies.tasks.recovery import expire_pending, fail_stale, requeue_stale
 from horsies.tasks.waiters import Waiters
 
@@ -136,7 +132,6 @@ class PostgresBroker:
         return Ok(None)
 
     async def ensure_schema_initialized_async(self) -> BrokerResult[None]:
-        """``ensure_schema_initialized`` without blocking the event loop."""
         return await asyncio.to_thread(self.ensure_schema_initialized)
 
     def perform(
@@ -199,7 +194,6 @@ class PostgresBroker:
         *,
         resend: bool = False,
     ) -> BrokerResult[T]:
-        """``store`` without blocking the event loop."""
         code = BrokerErrorCode.ENQUEUE_FAILED
         for delay_seconds in _resend_delays(resend, transaction):
             stored = await self.perform_async(code, make_script(), transaction)
@@ -208,16 +202,6 @@ class PostgresBroker:
             await asyncio.sleep(delay_seconds)
         return await self.perform_async(code, make_script(), transaction)
 
-    def watch(self, task_id: str, *, once: bool) -> Future[OutcomeRow | None]:
-        """Return a future for the task's outcome; see ``Waiters.watch``."""
-        return self.waiters.watch(task_id, once=once)
-
-    def watch_run(
-        self, workflow_id: str, until: frozenset[WorkflowStatus], *, once: bool
-    ) -> Future[RunOutcome | None]:
-        """Return a future for the run in one of these statuses; see ``Waiters.watch_run``."""
-        return self.waiters.watch_run(workflow_id, until, once=once)
-
     def get_stale_tasks(self, stale_threshold_minutes: float = 2) -> BrokerResult[list[StaleTask]]:
         """List RUNNING tasks without a heartbeat for longer than the threshold."""
         return self.perform(_READING, _stale_tasks(stale_threshold_minutes))
@@ -225,7 +209,6 @@ class PostgresBroker:
     async def get_stale_tasks_async(
         self, stale_threshold_minutes: float = 2
     ) -> BrokerResult[list[StaleTask]]:
-        """``get_stale_tasks`` without blocking the event loop."""
         return await self.perform_async(_READING, _stale_tasks(stale_threshold_minutes))
 
     def get_worker_stats(self) -> BrokerResult[list[WorkerStats]]:
@@ -233,7 +216,6 @@ class PostgresBroker:
         return self.perform(_READING, _rows(count_worker_tasks, Nothing()))
 
     async def get_worker_stats_async(self) -> BrokerResult[list[WorkerStats]]:
-        """``get_worker_stats`` without blocking the event loop."""
         return await self.perform_async(_READING, _rows(count_worker_tasks, Nothing()))
 
     def get_expired_tasks(self) -> BrokerResult[list[ExpiredTask]]:
@@ -241,7 +223,6 @@ class PostgresBroker:
         return self.perform(_READING, _rows(find_expired_tasks, Nothing()))
 
     async def get_expired_tasks_async(self) -> BrokerResult[list[ExpiredTask]]:
-        """``get_expired_tasks`` without blocking the event loop."""
         return await self.perform_async(_READING, _rows(find_expired_tasks, Nothing()))
 
     def mark_stale_tasks_as_failed(self, stale_threshold_ms: int = 300_000) -> BrokerResult[int]:
@@ -259,11 +240,10 @@ class PostgresBroker:
     async def mark_stale_tasks_as_failed_async(
         self, stale_threshold_ms: int = 300_000
     ) -> BrokerResult[int]:
-        """``mark_stale_tasks_as_failed`` without blocking the event loop."""
         return await asyncio.to_thread(self.mark_stale_tasks_as_failed, stale_threshold_ms)
 
     def requeue_stale_claimed(self, stale_threshold_ms: int = 120_000) -> BrokerResult[int]:
-        """Return stale CLAIMED tasks to their queues; return their number.
+        """Release stale CLAIMED tasks to their queues; return their number.
 
         They had not started: no attempt is counted. Stale means the same as for running tasks.
         """
@@ -272,7 +252,6 @@ class PostgresBroker:
     async def requeue_stale_claimed_async(
         self, stale_threshold_ms: int = 120_000
     ) -> BrokerResult[int]:
-        """``requeue_stale_claimed`` without blocking the event loop."""
         return await asyncio.to_thread(self.requeue_stale_claimed, stale_threshold_ms)
 
     def expire_pending_tasks(self) -> BrokerResult[int]:
@@ -280,7 +259,6 @@ class PostgresBroker:
         return self._recover(expire_pending)
 
     async def expire_pending_tasks_async(self) -> BrokerResult[int]:
-        """``expire_pending_tasks`` without blocking the event loop."""
         return await asyncio.to_thread(self.expire_pending_tasks)
 
     def _recover_stale(

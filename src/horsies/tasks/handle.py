@@ -82,7 +82,7 @@ class TaskHandle(Generic[T]):
             return _not_found(self.task_id)
         if problem := timeout_problem(timeout_ms):
             return error_result(OperationalErrorCode.BROKER_ERROR, problem)
-        future = self._broker.watch(task_id, once=timeout_ms == 0)
+        future = self._broker.waiters.watch(task_id, once=timeout_ms == 0)
         try:
             # Only a signal handler can raise here, and its exception is the caller's own.
             wait([future], seconds_to_wait(timeout_ms))
@@ -92,7 +92,7 @@ class TaskHandle(Generic[T]):
             return _timed_out(task_id, timeout_ms)
         if error := future.exception():
             return _broker_error(error)
-        return self._keep(self._read(future.result()))
+        return self._read(future.result())
 
     async def get_async(self, timeout_ms: int | None = None) -> TaskResult[T, TaskError]:
         """``get`` without blocking the event loop."""
@@ -103,7 +103,7 @@ class TaskHandle(Generic[T]):
             return self.get(timeout_ms=0)
         if problem := timeout_problem(timeout_ms):
             return error_result(OperationalErrorCode.BROKER_ERROR, problem)
-        future = self._broker.watch(task_id, once=timeout_ms == 0)
+        future = self._broker.waiters.watch(task_id, once=timeout_ms == 0)
         try:
             waiting = asyncio.wrap_future(future)
             row = await asyncio.wait_for(waiting, seconds_to_wait(timeout_ms))
@@ -113,7 +113,7 @@ class TaskHandle(Generic[T]):
             return _broker_error(error)
         finally:
             self._broker.waiters.forget(task_id, future)
-        return self._keep(self._read(row))
+        return self._read(row)
 
     def info(
         self,
@@ -162,9 +162,7 @@ class TaskHandle(Generic[T]):
         return _cancel_outcome(self.task_id, done)
 
     def _read(self, row: OutcomeRow | None) -> TaskResult[T, TaskError]:
-        return _not_found(self.task_id) if row is None else result_of(row, self._results)
-
-    def _keep(self, result: TaskResult[T, TaskError]) -> TaskResult[T, TaskError]:
+        result = _not_found(self.task_id) if row is None else result_of(row, self._results)
         # A missing task may still be committed, and an unreadable result may be readable next time.
         code = result.err.error_code if result.err is not None else None
         if not isinstance(code, RetrievalCode) and code != OperationalErrorCode.BROKER_ERROR:

@@ -8,8 +8,9 @@ decisions are pure; the retry rules are in ``retry.py``. The statement that reco
 from __future__ import annotations
 
 import random as random_module
-from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from operator import attrgetter
+from typing import Any, NamedTuple
 
 from horsies.codec.results import encode_task_error
 from horsies.db.statement import Step
@@ -201,53 +202,30 @@ def locking_steps(workflow_ids: Iterable[str | None]) -> list[Step]:
     return [(lock_runs, WorkflowIds(sorted(runs)))] if runs else []
 
 
+_COMPLETED = attrgetter("task_id", "generation", "result")
+_FAILURE = ("attempt_outcome", "error_code", "error_message", "failed_reason")
+_RETRIED = attrgetter("task_id", "generation", "delay_seconds", *_FAILURE)
+_FAILED = attrgetter("task_id", "generation", "status", "result", *_FAILURE)
+
+
 def recording_steps(worker_id: str, outcomes: Sequence[Outcome]) -> list[Step]:
     """Return the statements that record these outcomes, one per kind."""
     completed = [one for one in outcomes if one.status is TaskStatus.COMPLETED]
     steps: list[Step] = []
     if completed:
-        steps.append((complete_tasks, _completions(worker_id, completed)))
+        steps.append((complete_tasks, CompleteTasks(worker_id, *_columns(completed, _COMPLETED))))
     if len(completed) == len(outcomes):
         return steps
     failed = [one for one in outcomes if one.status is not TaskStatus.COMPLETED]
     retried = [one for one in failed if one.delay_seconds is not None]
     if retried:
-        steps.append((retry_tasks, _retries(worker_id, retried)))
-    steps.append((fail_tasks, _failures(worker_id, failed)))
+        steps.append((retry_tasks, RetryTasks(worker_id, *_columns(retried, _RETRIED))))
+    steps.append((fail_tasks, FailTasks(worker_id, *_columns(failed, _FAILED))))
     return steps
 
 
-def _completions(worker_id: str, rows: Sequence[Outcome]) -> CompleteTasks:
-    return CompleteTasks(
-        worker_id,
-        [row.task_id for row in rows],
-        [row.generation for row in rows],
-        [row.result for row in rows],
-    )
-
-
-def _retries(worker_id: str, rows: Sequence[Outcome]) -> RetryTasks:
-    return RetryTasks(
-        worker_id,
-        [row.task_id for row in rows],
-        [row.generation for row in rows],
-        [row.delay_seconds or 0.0 for row in rows],
-        [row.attempt_outcome.value for row in rows],
-        [row.error_code for row in rows],
-        [row.error_message for row in rows],
-        [row.failed_reason for row in rows],
-    )
-
-
-def _failures(worker_id: str, rows: Sequence[Outcome]) -> FailTasks:
-    return FailTasks(
-        worker_id,
-        [row.task_id for row in rows],
-        [row.generation for row in rows],
-        [row.status.value for row in rows],
-        [row.result for row in rows],
-        [row.attempt_outcome.value for row in rows],
-        [row.error_code for row in rows],
-        [row.error_message for row in rows],
-        [row.failed_reason for row in rows],
-    )
+def _columns(
+    outcomes: Iterable[Outcome], fields: Callable[[Outcome], tuple[Any, ...]]
+) -> Iterator[list[Any]]:
+    # Lists: the encoder caches tuples.
+    return map(list, zip(*map(fields, outcomes), strict=True))

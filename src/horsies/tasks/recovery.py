@@ -81,7 +81,13 @@ def recover_tasks(pipeline: Pipeline, abandoned: Sequence[AbandonedTask]) -> int
     steps: list[Step] = []
     by_worker = sorted(abandoned, key=attrgetter("worker_id"))
     for worker_id, group in groupby(by_worker, key=attrgetter("worker_id")):
-        steps += _recovering_steps(worker_id, list(group))
+        found = list(group)
+        running = [task for task in found if task.status == "RUNNING"]
+        steps += recording_steps(worker_id, [outcome_of_loss(task) for task in running])
+        if claimed := [task for task in found if task.status == "CLAIMED"]:
+            ids = [task.id for task in claimed]
+            generations = [task.generation for task in claimed]
+            steps.append((release_claimed, ReleaseClaimed(worker_id, ids, generations)))
     if not steps:
         return 0
     locking = locking_steps(task.workflow_id for task in abandoned)
@@ -90,14 +96,3 @@ def recover_tasks(pipeline: Pipeline, abandoned: Sequence[AbandonedTask]) -> int
     for task in abandoned:
         logger.warning("recovered task %s %s: its worker is gone", task.task_name, task.id)
     return sum(len(rows) for rows in answers[len(locking) : -1])
-
-
-def _recovering_steps(worker_id: str, abandoned: Sequence[AbandonedTask]) -> list[Step]:
-    claimed = [task for task in abandoned if task.status == "CLAIMED"]
-    running = [task for task in abandoned if task.status == "RUNNING"]
-    steps = recording_steps(worker_id, [outcome_of_loss(task) for task in running])
-    if claimed:
-        ids = [task.id for task in claimed]
-        generations = [task.generation for task in claimed]
-        steps.append((release_claimed, ReleaseClaimed(worker_id, ids, generations)))
-    return steps

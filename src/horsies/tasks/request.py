@@ -94,8 +94,7 @@ class SendOptions:
     transaction: object = field(default=None, repr=False)
 
 
-@dataclass(frozen=True, slots=True)
-class Stamp:
+class Stamp(NamedTuple):
     """The id and the time of a request: an equal stamp makes an equal row and fingerprint."""
 
     task_id: str
@@ -129,17 +128,17 @@ def prepare(
     stamp = stamp or Stamp(new_id(), datetime.now(UTC))
     shared = shared_values(definition, options, delay, stamp.sent_at)
     payload = TaskSendPayload(
-        definition.name,
-        definition.queue_name,
-        shared.priority,
-        call.args_json,
-        call.kwargs_json,
-        shared.sent_at,
-        shared.good_until,
-        delay,
-        shared.task_options,
-        shared.fingerprint(call),
-        options.idempotency_key,
+        task_name=definition.name,
+        queue_name=definition.queue_name,
+        priority=shared.priority,
+        args_json=call.args_json,
+        kwargs_json=call.kwargs_json,
+        sent_at=shared.sent_at,
+        good_until=shared.good_until,
+        enqueue_delay_seconds=delay,
+        task_options=shared.task_options,
+        enqueue_sha=shared.fingerprint(call),
+        idempotency_key=options.idempotency_key,
     )
     return Ok(_request(definition, stamp.task_id, payload))
 
@@ -181,8 +180,7 @@ def _request(definition: TaskDefinition, task_id: str, payload: TaskSendPayload)
     return Request(row, payload)
 
 
-@dataclass(frozen=True, slots=True)
-class SharedValues:
+class SharedValues(NamedTuple):
     """The values shared by all rows of one send or send_many."""
 
     priority: int

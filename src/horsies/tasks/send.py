@@ -1,8 +1,8 @@
 """Sending: insert PENDING rows for valid requests and return handles.
 
-A send has two steps. ``prepare_send``, ``prepare_many`` and ``prepare_retry`` check the request and
-return a ``Delivery``; ``deliver`` and ``deliver_async`` run its script through the broker. The
-conflict rules are in the scripts. Nothing here raises for operational reasons.
+A send has two steps. ``Sender`` checks the request and returns a ``Delivery``; ``deliver`` and
+``deliver_async`` run its script through the broker. The conflict rules are in the scripts. Nothing
+here raises for operational reasons.
 """
 
 from __future__ import annotations
@@ -108,18 +108,22 @@ def deliver(ready: TaskSendResult[Delivery[T]]) -> TaskSendResult[T]:
     """Store the tasks and return their handles, or the error that ``retry_send`` takes."""
     if isinstance(ready, Err):
         return ready
-    broker, resend, transaction, *_ = delivery = ready.value
-    stored = broker.store(delivery.make_script, transaction, resend=resend)
-    return _handles(delivery, stored)
+    delivery = ready.value
+    store = delivery.broker.store
+    return _handles(
+        delivery, store(delivery.make_script, delivery.transaction, resend=delivery.resend)
+    )
 
 
 async def deliver_async(ready: TaskSendResult[Delivery[T]]) -> TaskSendResult[T]:
     """``deliver`` without blocking the event loop."""
     if isinstance(ready, Err):
         return ready
-    broker, resend, transaction, *_ = delivery = ready.value
-    stored = await broker.store_async(delivery.make_script, transaction, resend=resend)
-    return _handles(delivery, stored)
+    delivery = ready.value
+    store = delivery.broker.store_async
+    return _handles(
+        delivery, await store(delivery.make_script, delivery.transaction, resend=delivery.resend)
+    )
 
 
 def _handles(delivery: Delivery[T], stored: BrokerResult[Any]) -> TaskSendResult[T]:
@@ -143,63 +147,98 @@ def _not_stored(
     )
 
 
-def prepare_send(
-    producer: Producer,
-    definition: TaskDefinition,
-    options: SendOptions,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-    delay_seconds: float | Unset = UNSET,
-) -> TaskSendResult[Delivery[TaskHandle[Any]]]:
-    """Check one call of ``send`` or ``schedule``."""
-    if producer.are_sends_suppressed():
-        return Err(suppressed())
-    limits = producer.config.payload
-    request = prepare(limits, definition, options, args, kwargs, delay_seconds)
-    return _single(producer, definition, request, options.transaction)
+@dataclass(frozen=True, slots=True)
+class Sender:
+    """One task with its send options: checks calls and prepares their delivery."""
 
+    producer: Producer
+    definition: TaskDefinition
+    options: SendOptions
 
-def prepare_retry(
-    producer: Producer, definition: TaskDefinition, error: TaskSendError, *, scheduled: bool
-) -> TaskSendResult[Delivery[TaskHandle[Any]]]:
-    """Replay a failed send with the same id and fingerprint: it stores the task at most once."""
-    if producer.are_sends_suppressed():
-        return Err(suppressed())
-    request = replay(definition, error, scheduled=scheduled)
-    return _single(producer, definition, request, None)
+    def prepare(
+        self,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        delay_seconds: float | Unset = UNSET,
+    ) -> TaskSendResult[Delivery[TaskHandle[Any]]]:
+        """Check one call of ``send`` or ``schedule``."""
+        if self.producer.are_sends_suppressed():
+            return Err(suppressed())
+        limits = self.producer.config.payload
+        return self._single(
+            prepare(limits, self.definition, self.options, args, kwargs, delay_seconds)
+        )
 
+    def prepare_retry(
+        self, error: TaskSendError, *, scheduled: bool
+    ) -> TaskSendResult[Delivery[TaskHandle[Any]]]:
+        """Replay a failed send with the same id and fingerprint: it stores the task at most once."""
+        if self.producer.are_sends_suppressed():
+            return Err(suppressed())
+        return self._single(replay(self.definition, error, scheduled=scheduled))
 
-def _single(
-    producer: Producer,
-    definition: TaskDefinition,
-    prepared: TaskSendResult[Request],
-    transaction: object,
-) -> TaskSendResult[Delivery[TaskHandle[Any]]]:
-    if isinstance(prepared, Err):
-        return prepared
-    request = prepared.value
-    return _delivery(
-        producer,
-        transaction,
-        request,
-        lambda: insert_script(request.row),
-        lambda broker, task_id: TaskHandle(task_id, broker, definition.results),
-    )
+    def prepare_many(
+        self, calls: Iterable[TaskCall[T]]
+    ) -> TaskSendResult[Delivery[list[TaskHandle[T]]]]:
+        """Check all calls of ``send_many``; one statement stores them all or none."""
+        definition, options = self.definition, self.options
+        if self.producer.are_sends_suppressed():
+            return Err(suppressed())
+        problem = option_problem(options)
+        if problem is None and options.idempotency_key is not None:
+            problem = "an idempotency_key names one request; send_many takes none"
+        if problem is None and not isinstance(calls, Iterable):
+            problem = (
+                f"send_many takes a list of calls made by bind(...), not {type(calls).__name__}"
+            )
+        if problem is not None:
+            return Err(refused(definition, problem))
+        encoded: list[EncodedCall] = []
+        for position, call in enumerate(calls):
+            match self._encode(call):
+                case Err(error):
+                    message = f"Call {position} of send_many: {error.message}"
+                    return Err(TaskSendError(error.code, message))
+                case Ok(one):
+                    encoded.append(one)
+        batch = _batch(definition, options, encoded)
+        return self._delivery(
+            None,
+            lambda: _insert_many_script(batch),
+            lambda broker, ids: [TaskHandle(one, broker, definition.results) for one in ids],
+        )
 
+    def _encode(self, call: TaskCall[Any]) -> TaskSendResult[EncodedCall]:
+        if getattr(call, "task_name", None) != self.definition.name:
+            problem = "send_many takes calls made by this task's bind(...)"
+            return Err(refused(self.definition, problem))
+        return encode(self.producer.config.payload, self.definition, call.args, call.kwargs)
 
-def _delivery(
-    producer: Producer,
-    transaction: object,
-    request: Request | None,
-    make_script: Callable[[], Script[Any]],
-    make_handles: Callable[[PostgresBroker, Any], T],
-) -> TaskSendResult[Delivery[T]]:
-    match producer.broker():
-        case Err(error):
-            return Err(_not_stored(error, request, transaction))
-        case Ok(broker):
-            resend = producer.config.resend_on_transient_err
-            return Ok(Delivery(broker, resend, transaction, request, make_script, make_handles))
+    def _single(
+        self, prepared: TaskSendResult[Request]
+    ) -> TaskSendResult[Delivery[TaskHandle[Any]]]:
+        if isinstance(prepared, Err):
+            return prepared
+        request, results = prepared.value, self.definition.results
+        return self._delivery(
+            request,
+            lambda: insert_script(request.row),
+            lambda broker, task_id: TaskHandle(task_id, broker, results),
+        )
+
+    def _delivery(
+        self,
+        request: Request | None,
+        make_script: Callable[[], Script[Any]],
+        make_handles: Callable[[PostgresBroker, Any], T],
+    ) -> TaskSendResult[Delivery[T]]:
+        transaction = self.options.transaction
+        match self.producer.broker():
+            case Err(error):
+                return Err(_not_stored(error, request, transaction))
+            case Ok(broker):
+                resend = self.producer.config.resend_on_transient_err
+                return Ok(Delivery(broker, resend, transaction, request, make_script, make_handles))
 
 
 def insert_script(row: InsertTask) -> Script[str]:
@@ -236,48 +275,6 @@ class _Batch(NamedTuple):
     ids: Sequence[str]
     shas: Sequence[str]
     rows: InsertTasks
-
-
-def prepare_many(
-    producer: Producer,
-    definition: TaskDefinition,
-    options: SendOptions,
-    calls: Iterable[TaskCall[T]],
-) -> TaskSendResult[Delivery[list[TaskHandle[T]]]]:
-    """Check all calls of ``send_many``; one statement stores them all or none."""
-    if producer.are_sends_suppressed():
-        return Err(suppressed())
-    problem = option_problem(options)
-    if problem is None and options.idempotency_key is not None:
-        problem = "an idempotency_key names one request; send_many takes none"
-    if problem is None and not isinstance(calls, Iterable):
-        problem = f"send_many takes a list of calls made by bind(...), not {type(calls).__name__}"
-    if problem is not None:
-        return Err(refused(definition, problem))
-    encoded: list[EncodedCall] = []
-    for position, call in enumerate(calls):
-        match _encode(producer, definition, call):
-            case Err(error):
-                message = f"Call {position} of send_many: {error.message}"
-                return Err(TaskSendError(error.code, message))
-            case Ok(one):
-                encoded.append(one)
-    batch = _batch(definition, options, encoded)
-    return _delivery(
-        producer,
-        options.transaction,
-        None,
-        lambda: _insert_many_script(batch),
-        lambda broker, ids: [TaskHandle(task_id, broker, definition.results) for task_id in ids],
-    )
-
-
-def _encode(
-    producer: Producer, definition: TaskDefinition, call: TaskCall[Any]
-) -> TaskSendResult[EncodedCall]:
-    if getattr(call, "task_name", None) != definition.name:
-        return Err(refused(definition, "send_many takes calls made by this task's bind(...)"))
-    return encode(producer.config.payload, definition, call.args, call.kwargs)
 
 
 def _batch(

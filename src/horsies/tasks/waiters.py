@@ -109,7 +109,9 @@ class Waiters:
 
         The future holds None for an unknown task, and the exception of a failed read.
         """
-        return self._watch((Subject.TASK, task_id), _has_ended, once)
+        return self._watch(
+            (Subject.TASK, task_id), lambda row: TaskStatus(row.status).is_terminal, once
+        )
 
     def watch_run(
         self, workflow_id: str, until: frozenset[WorkflowStatus], *, once: bool = False
@@ -229,7 +231,12 @@ class Waiters:
         socket_number = listener.fileno()
         if socket_number >= 0:
             selector.register(socket_number, selectors.EVENT_READ)
-        ready = selector.select(_seconds_to_sleep(listener, wake_at))
+        timeout_seconds = listener.seconds_until_retry()
+        if listener.has_notifications():
+            timeout_seconds = 0.0
+        elif timeout_seconds is None:
+            timeout_seconds = max(0.0, wake_at - time.monotonic())
+        ready = selector.select(timeout_seconds)
         if socket_number >= 0:
             selector.unregister(socket_number)
         if any(key.fileobj is wakened for key, _ in ready):
@@ -283,7 +290,7 @@ class Waiters:
         """Check that this round's read began after the waiter's call and saw the state of then."""
         return waiter.added_in_round < self._round
 
-    def _has_no_row(self, was_read: bool, waiter: _Waiter) -> bool:
+    def _is_unread(self, was_read: bool, waiter: _Waiter) -> bool:
         return self._is_current(waiter) and (waiter.once or not was_read)
 
     def _fail_unread(self, keys: Iterable[_Key], error: Exception) -> None:
@@ -292,7 +299,7 @@ class Waiters:
         with self._lock:
             for key in keys:
                 watch = self._watches.get(key, _Watch())
-                failed += watch.take(partial(self._has_no_row, watch.was_read))
+                failed += watch.take(partial(self._is_unread, watch.was_read))
                 if not watch.waiters:
                     self._watches.pop(key, None)
         for waiter in failed:
@@ -311,10 +318,6 @@ def seconds_to_wait(timeout_ms: int | None) -> float | None:
     return min(timeout_ms, _LONGEST_WAIT_MS) / 1000 if timeout_ms else None
 
 
-def _has_ended(row: OutcomeRow) -> bool:
-    return TaskStatus(row.status).is_terminal
-
-
 def _read(connection: Connection[Any], subject: Subject, ids: Sequence[str]) -> dict[str, Any]:
     match subject:
         case Subject.TASK:
@@ -323,13 +326,6 @@ def _read(connection: Connection[Any], subject: Subject, ids: Sequence[str]) -> 
             return {row.id: row for row in read_runs.run(connection, RunIds(ids))}
         case _:
             assert_never(subject)
-
-
-def _seconds_to_sleep(listener: Listener, wake_at: float) -> float:
-    if listener.has_notifications():
-        return 0.0
-    retry_seconds = listener.seconds_until_retry()
-    return max(0.0, wake_at - time.monotonic()) if retry_seconds is None else retry_seconds
 
 
 def _named(notifications: Iterable[tuple[str, str]]) -> set[_Key]:

@@ -197,7 +197,7 @@ class Worker:
         # Without a goodbye the others take over what is left as quickly as after a sudden death.
         if (pipeline := self._link.pipeline) is not None and self._in_flight.is_cleared:
             pipeline.meanwhile = None  # nobody is left to serve, and the wait is short
-            pipeline.patience_seconds = GOODBYE_SECONDS
+            pipeline.timeout_seconds = GOODBYE_SECONDS
             with suppress(psycopg.Error):  # others find out by themselves
                 self._maintenance.sign_off(pipeline)
         self._notifications.close()

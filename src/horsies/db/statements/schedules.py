@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import NamedTuple
 
 from horsies.db.statement import StatementFile
+from horsies.db.statements.tasks import TaskId
 
 SCHEDULES = StatementFile("schedules.sql")
 SCHEDULES_CHANNEL = "horsies_schedules"
@@ -165,10 +166,6 @@ class StartSchedule(NamedTuple):
     schedule_name: str
 
 
-class SentRun(NamedTuple):
-    id: str
-
-
 class ScheduleFilter(NamedTuple):
     """One schedule, or None for all."""
 
@@ -242,8 +239,8 @@ add_schedule = SCHEDULES.declare("add_schedule", AddSchedule, ScheduleName)
 remove_schedule = SCHEDULES.declare("remove_schedule", ScheduleName, ScheduleName)
 pause_schedule = SCHEDULES.declare("pause_schedule", ScheduleName, ScheduleName)
 resume_schedule = SCHEDULES.declare("resume_schedule", ScheduleName, ScheduleName)
-run_schedule = SCHEDULES.declare("run_schedule", RunSchedule, SentRun)
-start_schedule = SCHEDULES.declare("start_schedule", StartSchedule, SentRun)
+run_schedule = SCHEDULES.declare("run_schedule", RunSchedule, TaskId)
+start_schedule = SCHEDULES.declare("start_schedule", StartSchedule, TaskId)
 list_schedules = SCHEDULES.declare("list_schedules", ScheduleFilter, ScheduleState)
 read_schedule_definition = SCHEDULES.declare(
     "read_schedule_definition", ScheduleName, ScheduleDefinition

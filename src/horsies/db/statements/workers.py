@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from horsies.db.statement import Nothing, StatementFile
+from horsies.db.statements.monitor import QueueName
 
 WORKERS = StatementFile("workers.sql")
 
@@ -90,10 +91,6 @@ class WakeQueues(NamedTuple):
     queues: Sequence[str]
 
 
-class Woken(NamedTuple):
-    name: str
-
-
 class AbandonedTask(NamedTuple):
     """A task whose worker is gone, with everything a retry decision needs."""
 
@@ -157,7 +154,7 @@ find_lost_workers = WORKERS.declare("find_lost_workers", FindLostWorkers, SeenWo
 find_abandoned = WORKERS.declare("find_abandoned", FindAbandoned, AbandonedTask)
 find_ownerless = WORKERS.declare("find_ownerless", FindOwnerless, AbandonedTask)
 find_stale = WORKERS.declare("find_stale", FindStale, AbandonedTask)
-wake_queues = WORKERS.declare("wake_queues", WakeQueues, Woken)
+wake_queues = WORKERS.declare("wake_queues", WakeQueues, QueueName)
 try_lead = WORKERS.declare("try_lead", Duty, Leads)
 store_worker_state = WORKERS.declare("store_worker_state", WorkerState, Nothing)
 delete_old_heartbeats = WORKERS.declare("delete_old_heartbeats", Retention, Deleted)

@@ -37,7 +37,9 @@ def wait_for_run(
         return no_such_run(workflow_id)
     if problem := timeout_problem(timeout_ms):
         return refused(workflow_id, HandleErrorCode.VALIDATION_FAILED, problem)
-    future = broker.watch_run(stored, until | WORKFLOW_TERMINAL_STATES, once=timeout_ms == 0)
+    future = broker.waiters.watch_run(
+        stored, until | WORKFLOW_TERMINAL_STATES, once=timeout_ms == 0
+    )
     try:
         # It raises only the exceptions of the caller's own signal handlers.
         wait([future], seconds_to_wait(timeout_ms))
@@ -62,7 +64,9 @@ async def wait_for_run_async(
         return no_such_run(workflow_id)
     if problem := timeout_problem(timeout_ms):
         return refused(workflow_id, HandleErrorCode.VALIDATION_FAILED, problem)
-    future = broker.watch_run(stored, until | WORKFLOW_TERMINAL_STATES, once=timeout_ms == 0)
+    future = broker.waiters.watch_run(
+        stored, until | WORKFLOW_TERMINAL_STATES, once=timeout_ms == 0
+    )
     try:
         waiting = asyncio.wrap_future(future)
         row = await asyncio.wait_for(waiting, seconds_to_wait(timeout_ms))
