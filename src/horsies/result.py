@@ -45,13 +45,6 @@ class Ok(Generic[T_co]):
         """Return False."""
         return False
 
-    def ok(self) -> T_co:
-        """Return the value."""
-        return self.value
-
-    def err(self) -> None:
-        """Return None: there is no error."""
-
     @property
     def ok_value(self) -> T_co:
         """The value."""
@@ -82,10 +75,6 @@ class Ok(Generic[T_co]):
         """Return this result unchanged."""
         return self
 
-    def or_else(self, function: object) -> Ok[T_co]:
-        """Return this result unchanged."""
-        return self
-
 
 @dataclass(frozen=True, slots=True)
 class Err(Generic[E_co]):
@@ -103,13 +92,6 @@ class Err(Generic[E_co]):
     def is_err(self) -> Literal[True]:
         """Return True."""
         return True
-
-    def ok(self) -> None:
-        """Return None: there is no value."""
-
-    def err(self) -> E_co:
-        """Return the error."""
-        return self.value
 
     @property
     def ok_value(self) -> NoReturn:
@@ -140,10 +122,6 @@ class Err(Generic[E_co]):
     def map_err(self, function: Callable[[E_co], F]) -> Err[F]:
         """Return Err with the function applied to the error."""
         return Err(function(self.value))
-
-    def or_else(self, function: Callable[[E_co], Result[T, F]]) -> Result[T, F]:
-        """Return the result of the function, called with the error."""
-        return function(self.value)
 
 
 Result: TypeAlias = Ok[T] | Err[E]
