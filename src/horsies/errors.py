@@ -155,7 +155,7 @@ class HorsiesError(Exception):
 
     def __reduce__(self) -> tuple[Any, ...]:
         # The default would call __init__ without its keyword arguments.
-        return (_bare_error, (type(self), *self.args), self.__dict__)
+        return (type(self).__new__, (type(self), *self.args), self.__dict__)
 
 
 class ConfigurationError(HorsiesError):
@@ -219,10 +219,6 @@ def raise_collected(report: ValidationReport) -> None:
     if len(report.errors) == 1:
         raise report.errors[0]
     raise MultipleValidationErrors(report)
-
-
-def _bare_error(kind: type[HorsiesError], *args: object) -> HorsiesError:
-    return kind.__new__(kind, *args)
 
 
 def _is_outside_user_code(frame: FrameType) -> bool:

@@ -91,11 +91,8 @@ def detach_handler() -> None:
 def make_handler(log_format: LogFormat) -> logging.Handler:
     """Return a handler that writes labelled lines of this format to standard error."""
     handler = StderrHandler(sys.stderr)
-    handler.setFormatter(
-        JsonFormatter()
-        if log_format is LogFormat.JSON
-        else TextFormatter(colors=colors_wanted(sys.stderr))
-    )
+    is_json, colors = log_format is LogFormat.JSON, colors_wanted(sys.stderr)
+    handler.setFormatter(JsonFormatter() if is_json else TextFormatter(colors=colors))
     handler.addFilter(TaskFilter())
     return handler
 

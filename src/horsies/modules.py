@@ -129,20 +129,17 @@ def _natural_name(path: str) -> tuple[str, str]:
 
 
 def _already_imported(path: str, natural_name: str) -> ModuleType | None:
-    names = [natural_name, *list(sys.modules)]
-    if os.environ.get("HORSIES_CHILD_PROCESS") == "1":
-        # The main module of a child is the code that started it, even if it claims another file.
-        names = [name for name in names if name not in ("__main__", "__mp_main__")]
-    return next((sys.modules[name] for name in names if _is_module_of(name, path)), None)
-
-
-def _is_module_of(name: str, path: str) -> bool:
-    module = sys.modules.get(name)
-    if not isinstance(module, ModuleType):
-        return False
-    # Attribute access would run the import of a lazily loaded module.
-    file = ModuleType.__getattribute__(module, "__dict__").get("__file__")
-    return isinstance(file, str) and _is_same_file(file, path)
+    # The main module of a child is the code that started it, even if it claims another file.
+    is_child = os.environ.get("HORSIES_CHILD_PROCESS") == "1"
+    skipped = ("__main__", "__mp_main__") if is_child else ()
+    for name in [natural_name, *sys.modules]:
+        module = None if name in skipped else sys.modules.get(name)
+        if isinstance(module, ModuleType):
+            # Attribute access would run the import of a lazily loaded module.
+            file = ModuleType.__getattribute__(module, "__dict__").get("__file__")
+            if isinstance(file, str) and _is_same_file(file, path):
+                return module
+    return None
 
 
 def _is_same_file(one: str, other: str) -> bool:

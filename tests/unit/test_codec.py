@@ -407,9 +407,9 @@ def test_objects_that_compare_by_identity_are_carried() -> None:
 
 def test_a_time_that_exists_twice_is_carried() -> None:
     for fold in (0, 1):
-        moment = dt.datetime(2024, 10, 27, 2, 30, tzinfo=ZoneInfo("Europe/Berlin"), fold=fold)
-        back = comes_back(dt.datetime, moment)
-        assert back.astimezone(dt.UTC) == moment.astimezone(dt.UTC)
+        timestamp = dt.datetime(2024, 10, 27, 2, 30, tzinfo=ZoneInfo("Europe/Berlin"), fold=fold)
+        back = comes_back(dt.datetime, timestamp)
+        assert back.astimezone(dt.UTC) == timestamp.astimezone(dt.UTC)
 
 
 def test_a_subclass_that_would_lose_fields_is_refused() -> None:
@@ -440,13 +440,13 @@ def test_a_secret_that_would_be_stored_as_stars_is_refused() -> None:
 
 def test_an_offset_with_seconds_is_refused_rather_than_moved() -> None:
     offset = dt.timezone(dt.timedelta(hours=1, seconds=7))
-    moment = dt.datetime(2020, 1, 1, tzinfo=offset)
-    match CallSignature.of(anything).encode_call((moment,), {}):
+    timestamp = dt.datetime(2020, 1, 1, tzinfo=offset)
+    match CallSignature.of(anything).encode_call((timestamp,), {}):
         case Ok(_):
             pytest.fail("a datetime has no untyped form")
         case Err(error):
             assert error.path == "value"
-    assert is_refused(dt.datetime, moment).path == "value"
+    assert is_refused(dt.datetime, timestamp).path == "value"
 
 
 @pytest.mark.parametrize("function", [untyped, anything])

@@ -70,7 +70,7 @@ class Order(BaseModel):
     spot: Spot
     row: Row
     shade: Shade
-    moment: dt.datetime | None
+    timestamp: dt.datetime | None
     prices: dict[str, Decimal]
     anything: Any
 
@@ -78,7 +78,7 @@ class Order(BaseModel):
 stored_text = st.text(st.characters(exclude_characters="\x00", exclude_categories=["Cs"]))
 finite = st.floats(allow_nan=False, allow_infinity=False)
 decimals = st.decimals(allow_nan=False, allow_infinity=False)
-moments = st.datetimes() | st.datetimes(timezones=st.timezones() | st.just(dt.UTC))
+timestamps = st.datetimes() | st.datetimes(timezones=st.timezones() | st.just(dt.UTC))
 plain = st.recursive(
     st.none() | st.booleans() | st.integers() | finite | stored_text,
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(stored_text, inner, max_size=4),
@@ -100,7 +100,7 @@ orders = st.builds(
     spot=spots,
     row=rows,
     shade=st.sampled_from(Shade),
-    moment=st.none() | st.datetimes(),
+    timestamp=st.none() | st.datetimes(),
     prices=st.dictionaries(stored_text, decimals, max_size=3),
     anything=plain,
 )
@@ -249,23 +249,23 @@ def with_sorted_keys(value: Any) -> Any:
 
 
 @SETTINGS
-@given(moments)
-def test_a_moment_stays_the_same_instant_or_is_refused(moment: dt.datetime) -> None:
+@given(timestamps)
+def test_a_timestamp_stays_the_same_instant_or_is_refused(timestamp: dt.datetime) -> None:
     signature = signature_of(dt.datetime)
-    match signature.encode_call((moment,), {}):
+    match signature.encode_call((timestamp,), {}):
         case Ok(call):
             back = signature.decode_call(call.args_json, "{}").unwrap().args[0]
-            assert back.replace(tzinfo=None) == moment.replace(tzinfo=None)
-            assert back.utcoffset() == moment.utcoffset()
+            assert back.replace(tzinfo=None) == timestamp.replace(tzinfo=None)
+            assert back.utcoffset() == timestamp.utcoffset()
         case Err(error):
-            offset = moment.utcoffset()
+            offset = timestamp.utcoffset()
             assert offset is not None, error
             assert offset.seconds % 60 or offset.microseconds, error
 
 
 @SETTINGS
 @given(
-    st.one_of(st.integers(), stored_text, st.uuids(), moments, decimals, st.booleans(), finite),
+    st.one_of(st.integers(), stored_text, st.uuids(), timestamps, decimals, st.booleans(), finite),
     st.permutations([int, str, uuid.UUID, dt.datetime, Decimal, bool, float]),
 )
 def test_a_union_gives_the_same_member_back_or_refuses(value: Any, members: list[Any]) -> None:

@@ -29,8 +29,8 @@ def test_an_id_begins_with_the_milliseconds_of_its_making() -> None:
 
 def test_an_id_of_a_later_millisecond_is_greater(monkeypatch: pytest.MonkeyPatch) -> None:
     made = []
-    for moment in (1, 255, 256, 1_700_000_000_000, 1_700_000_000_001, (1 << 48) - 1):
-        clock = SimpleNamespace(time_ns=lambda moment=moment: moment * 1_000_000)
+    for timestamp in (1, 255, 256, 1_700_000_000_000, 1_700_000_000_001, (1 << 48) - 1):
+        clock = SimpleNamespace(time_ns=lambda timestamp=timestamp: timestamp * 1_000_000)
         monkeypatch.setattr("horsies.ids.time", clock)
         made.append(new_id())
     assert made == sorted(made)
@@ -58,13 +58,13 @@ def test_every_spelling_of_an_id_has_one_stored_form() -> None:
         assert stored_form(spelling) == text
 
 
-def test_a_fixed_id_is_made_of_a_moment_and_a_text_and_nothing_else() -> None:
-    moment = datetime(2026, 3, 29, 1, tzinfo=UTC)
-    made = fixed_id(moment, "report")
-    assert made == fixed_id(moment, "report") == "019d371a-da80-7845-9e91-831319e89c4d"
+def test_a_fixed_id_is_made_of_a_timestamp_and_a_text_and_nothing_else() -> None:
+    timestamp = datetime(2026, 3, 29, 1, tzinfo=UTC)
+    made = fixed_id(timestamp, "report")
+    assert made == fixed_id(timestamp, "report") == "019d371a-da80-7845-9e91-831319e89c4d"
     parsed = uuid.UUID(made)
     assert (parsed.version, parsed.variant) == (7, uuid.RFC_4122)
-    assert parsed.int >> 80 == int(moment.timestamp() * 1000)
-    others = {fixed_id(moment, f"report {number}") for number in range(1_000)}
+    assert parsed.int >> 80 == int(timestamp.timestamp() * 1000)
+    others = {fixed_id(timestamp, f"report {number}") for number in range(1_000)}
     assert len(others | {made}) == 1_001
-    assert fixed_id(moment + timedelta(milliseconds=1), "a") > max(others)
+    assert fixed_id(timestamp + timedelta(milliseconds=1), "a") > max(others)

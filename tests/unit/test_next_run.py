@@ -40,17 +40,17 @@ BERLIN, NEW_YORK = "Europe/Berlin", "America/New_York"
 
 
 def utc(text: str) -> datetime:
-    """A moment of 2026 in UTC, written as month, day and time."""
+    """A timestamp of 2026 in UTC, written as month, day and time."""
     return datetime.strptime(f"2026-{text}", "%Y-%m-%d %H:%M").replace(tzinfo=UTC)
 
 
 def runs(pattern: Any, since: str, count: int, zone: str, gap: GapRule = "skip") -> list[str]:
-    """The next slots after a moment, in UTC."""
-    moment, found = utc(since), []
+    """The next slots after a timestamp, in UTC."""
+    at, found = utc(since), []
     for _ in range(count):
-        moment = calculate_next_run(pattern, moment, zone, gap)
-        assert moment.utcoffset() == timedelta()
-        found.append(moment.strftime("%m-%d %H:%M"))
+        at = calculate_next_run(pattern, at, zone, gap)
+        assert at.utcoffset() == timedelta()
+        found.append(at.strftime("%m-%d %H:%M"))
     return found
 
 
@@ -181,18 +181,18 @@ def test_point_15_a_gap_is_skipped_a_repeat_fires_once_and_hourly_patterns_go_on
     assert skipped == datetime(2025, 3, 10, 6, 30, tzinfo=UTC)
     once = calculate_next_run(AT_0130, datetime(2025, 11, 2, tzinfo=UTC), NEW_YORK)
     assert once == datetime(2025, 11, 2, 5, 30, tzinfo=UTC)
-    # Begun after the only pass that counts: tomorrow, never a moment that is over.
+    # Begun after the only pass that counts: tomorrow, never a slot that has passed.
     late = calculate_next_run(AT_0130, datetime(2025, 11, 2, 6, tzinfo=UTC), NEW_YORK)
     assert late == datetime(2025, 11, 3, 6, 30, tzinfo=UTC)
     half_past = HourlySchedule(minute=30)
     again = calculate_next_run(half_past, datetime(2025, 11, 2, 5, 30, tzinfo=UTC), NEW_YORK)
     assert again == datetime(2025, 11, 2, 6, 30, tzinfo=UTC)
     every_minute = CronSchedule.parse("* * * * *")
-    moment = datetime(2025, 11, 2, 5, 58, tzinfo=UTC)
+    at = datetime(2025, 11, 2, 5, 58, tzinfo=UTC)
     for _ in range(130):
-        following = calculate_next_run(every_minute, moment, NEW_YORK)
-        assert following - moment == timedelta(minutes=1)
-        moment = following
+        following = calculate_next_run(every_minute, at, NEW_YORK)
+        assert following - at == timedelta(minutes=1)
+        at = following
 
 
 def test_ordinary_days() -> None:
@@ -214,10 +214,10 @@ def test_ordinary_days() -> None:
 def test_a_slot_is_not_its_own_successor_and_parts_of_a_second_count() -> None:
     at_noon = DailySchedule(time=time(12, 0, 5))
     noon = datetime(2026, 6, 1, 12, 0, 5, tzinfo=UTC)
-    moment = timedelta(microseconds=1)
-    assert calculate_next_run(at_noon, noon - moment, "UTC") == noon
+    instant = timedelta(microseconds=1)
+    assert calculate_next_run(at_noon, noon - instant, "UTC") == noon
     assert calculate_next_run(at_noon, noon, "UTC") == noon + timedelta(days=1)
-    assert calculate_next_run(at_noon, noon + moment, "UTC") == noon + timedelta(days=1)
+    assert calculate_next_run(at_noon, noon + instant, "UTC") == noon + timedelta(days=1)
 
 
 def test_any_zone_may_be_asked_in_any_zone() -> None:
@@ -373,16 +373,16 @@ MOMENTS = st.builds(
 @settings(max_examples=150, deadline=None)
 @given(WALL_PATTERNS, MOMENTS, st.sampled_from(ZONES), st.sampled_from(["skip", "shift"]))
 def test_the_next_slot_is_the_first_that_a_look_at_every_minute_finds(
-    pattern: Any, moment: datetime, zone: str, gap: GapRule
+    pattern: Any, at: datetime, zone: str, gap: GapRule
 ) -> None:
-    until = moment + timedelta(hours=26)
-    expected = slot_oracle.slots(pattern, moment, until, zone, gap)
+    until = at + timedelta(hours=26)
+    expected = slot_oracle.slots(pattern, at, until, zone, gap)
     try:
-        found = calculate_next_run(pattern, moment, zone, gap)
+        found = calculate_next_run(pattern, at, zone, gap)
     except ValueError:
         assert expected == []
         return
-    assert found > moment
+    assert found > at
     assert found.utcoffset() == timedelta()
     if expected:
         assert found == expected[0]
@@ -396,21 +396,19 @@ def test_walking_from_slot_to_slot_meets_all_of_them(
     pattern: Any, change: datetime, zone: str
 ) -> None:
     since, until = change - timedelta(hours=4), change + timedelta(hours=5)
-    walked, moment = [], since
+    walked, at = [], since
     while True:
         try:
-            moment = calculate_next_run(pattern, moment, zone)
+            at = calculate_next_run(pattern, at, zone)
         except ValueError:
             break
-        if moment > until:
+        if at > until:
             break
-        walked.append(moment)
+        walked.append(at)
     assert walked == slot_oracle.slots(pattern, since, until, zone)
 
 
 @given(st.integers(1, 86_400), MOMENTS, st.sampled_from(ZONES))
-def test_an_interval_is_elapsed_time_in_every_zone(
-    seconds: int, moment: datetime, zone: str
-) -> None:
+def test_an_interval_is_elapsed_time_in_every_zone(seconds: int, at: datetime, zone: str) -> None:
     pattern = IntervalSchedule(seconds=seconds)
-    assert calculate_next_run(pattern, moment, zone) == moment + timedelta(seconds=seconds)
+    assert calculate_next_run(pattern, at, zone) == at + timedelta(seconds=seconds)

@@ -352,13 +352,13 @@ WEST, EAST = timezone(timedelta(hours=-5)), timezone(timedelta(hours=5))
         ({"end_at": datetime.min.replace(tzinfo=EAST)}, "end_at must be in the years 2 to 9999"),
     ],
 )
-def test_moments_at_the_ends_of_the_calendar_are_refused(
+def test_timestamps_at_the_ends_of_the_calendar_are_refused(
     fields: dict[str, datetime], problem: str
 ) -> None:
     assert problems(lambda: schedule(**fields)) == [f"{problem}, counted in UTC"]
 
 
-def test_moments_near_the_ends_of_the_calendar_can_be_used() -> None:
+def test_timestamps_near_the_ends_of_the_calendar_can_be_used() -> None:
     early, late = datetime(2, 1, 1, tzinfo=UTC), datetime(9000, 12, 31, 23, 59, tzinfo=UTC)
     never = datetime.max.replace(tzinfo=UTC)
     now = datetime(2026, 1, 1, tzinfo=UTC)

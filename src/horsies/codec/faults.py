@@ -57,11 +57,8 @@ def find_unstorable(
         clause = _leaf_clause(key)
         if clause is not None:
             return Finding((*steps, _key_step(key)), f"has a key that {clause}")
-    for step, member in inner:
-        finding = find_unstorable(member, (*steps, step), seen)
-        if finding is not None:
-            return finding
-    return None
+    found = (find_unstorable(member, (*steps, step), seen) for step, member in inner)
+    return next(filter(None, found), None)
 
 
 def find_undumpable(value: object) -> tuple[Step, ...]:
@@ -104,11 +101,11 @@ def find_conversion(given: object, checked: object, steps: tuple[Step, ...] = ()
     if isinstance(given, int) and isinstance(checked, float):
         return Finding(steps, "is an integer that a float cannot hold exactly; give a float")
     given_members = dict(members(given) or ())
-    for step, member in members(checked) or ():
-        finding = find_conversion(given_members.get(step, member), member, (*steps, step))
-        if finding is not None:
-            return finding
-    return None
+    found = (
+        find_conversion(given_members.get(step, member), member, (*steps, step))
+        for step, member in members(checked) or ()
+    )
+    return next(filter(None, found), None)
 
 
 def find_change(sent: object, back: object, steps: tuple[Step, ...] = ()) -> Finding | None:

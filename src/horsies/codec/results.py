@@ -113,7 +113,8 @@ class ResultCodec:
         decoded = self._err.decode(text)
         if isinstance(decoded, Ok):
             return decoded
-        return _decode_task_error(text).or_else(lambda _: decoded)
+        made_here = _decode_task_error(text)
+        return made_here if isinstance(made_here, Ok) else decoded
 
 
 def encode_task_error(error: TaskError) -> str:
@@ -168,7 +169,7 @@ def _split(text: str) -> tuple[str, str] | None:
 
 
 def _holds_task_error(text: str) -> bool:
-    stored = _UNTYPED_ERR.decode(text).ok() if '"error_code"' in text else None
+    stored = _UNTYPED_ERR.decode(text).unwrap_or(None) if '"error_code"' in text else None
     return isinstance(stored, dict) and stored.keys() >= TaskError.model_fields.keys()
 
 

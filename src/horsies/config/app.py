@@ -23,21 +23,6 @@ from horsies.errors import ErrorCode
 from horsies.retry import ExceptionMapper, validate_error_code_name, validate_exception_mapper
 from horsies.validation import SECONDS_MAX, Check, FrozenModel, raise_failed, raise_problems
 
-__all__ = [
-    "DEFAULT_CLAIM_LEASE_MS",
-    "DEFAULT_PRIORITY",
-    "DEFAULT_QUEUE_NAME",
-    "QUEUE_CHANNEL_PREFIX",
-    "AppConfig",
-    "CustomQueueConfig",
-    "PayloadConfig",
-    "PostgresConfig",
-    "QueueMode",
-    "RecoveryConfig",
-    "WorkerResilienceConfig",
-    "queue_name_problem",
-]
-
 DEFAULT_QUEUE_NAME = "default"
 DEFAULT_PRIORITY = 100
 QUEUE_CHANNEL_PREFIX = "task_queue_"

@@ -19,7 +19,6 @@ from horsies.timetable.terms import (
     MONTH_DAYS,
     MONTHS,
     WEEKDAYS,
-    Choice,
     CronEvery,
     ExpressionProblem,
     MonthTerm,
@@ -31,6 +30,8 @@ from horsies.timetable.terms import (
     values_of,
 )
 from horsies.validation import FrozenModel, raise_problems
+
+Choice: TypeAlias = Literal["either", "both"]
 
 LAST_DAY = -1
 

@@ -133,11 +133,6 @@ class Domain:
     high: int
     names: tuple[Weekday | Month, ...] = ()
 
-    @property
-    def span(self) -> int:
-        """The largest step that reaches a second value."""
-        return self.high - self.low
-
     def number(self, value: Any) -> int:
         """Return the number of a weekday or month; numbers stay as they are."""
         return self.names.index(value) + 1 if isinstance(value, Weekday | Month) else int(value)
@@ -180,9 +175,9 @@ def term_problems(terms: Sequence[AnyTerm], domain: Domain) -> Iterator[str]:
     if not terms:
         yield f"{domain.name} needs at least one term"
     for term in terms:
-        step = getattr(term, "step", 1)
-        if step > domain.span:
-            yield f"{domain.name} step {step} is larger than {domain.span}, so only the first value matches"
+        step, span = getattr(term, "step", 1), domain.high - domain.low
+        if step > span:
+            yield f"{domain.name} step {step} is larger than {span}, so only the first value matches"
         for value in term.values if isinstance(term, CronValues) else ():
             yield from _outside(value, domain)
         if isinstance(term, CronRange | CronEnumRange):
@@ -203,8 +198,6 @@ def _outside(value: int, domain: Domain) -> Iterator[str]:
     if not domain.low <= value <= domain.high:
         yield f"{domain.name} {value} is not between {domain.low} and {domain.high}"
 
-
-Choice: TypeAlias = Literal["either", "both"]
 
 _FIELDS = ("minutes", "hours", "days", "months", "weekdays")
 _ANY_TIME = datetime(2000, 1, 1, tzinfo=UTC)
