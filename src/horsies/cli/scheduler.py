@@ -29,6 +29,7 @@ from horsies.db.listen import Listener
 from horsies.db.migrate import SchemaTooNewError
 from horsies.db.statements.schedules import SCHEDULES_CHANNEL
 from horsies.errors import ValidationReport
+from horsies.events import as_event, attach_event_handler
 from horsies.logs import LogFormat, LogLevel, attach_handler
 from horsies.scheduler.service import Scheduler, SchedulerGaveUpError, migrating_connector, serve
 
@@ -48,6 +49,7 @@ def scheduler(
     SIGTERM or Ctrl-C stops it after the current look at what is due. Exit codes: 0 clean, 1 error.
     """
     attach_handler(loglevel, log_format)
+    attach_event_handler()
     named = module or locator
     app = open_app("scheduler", named)
     app.set_role("scheduler")
@@ -72,7 +74,7 @@ def run_scheduler(app: Horsies, owner: str) -> int:
     finally:
         listener.close()
         service.close()
-    logger.info("scheduler stopped")
+    logger.info("scheduler stopped", extra=as_event("scheduler_stopped"))
     return 0
 
 

@@ -34,6 +34,7 @@ from horsies.db.database import Database
 from horsies.db.errors import describe
 from horsies.db.migrate import SchemaTooNewError
 from horsies.errors import ValidationReport
+from horsies.events import as_event, attach_event_handler
 from horsies.logs import LogFormat, LogLevel, attach_handler
 from horsies.scheduler.service import Scheduler, SchedulerThread, migrating_connector
 from horsies.worker.config import (
@@ -96,6 +97,7 @@ def worker(
     them, a third leaves at once. Exit codes: 0 clean, 1 error, 3 running tasks were interrupted.
     """
     attach_handler(loglevel, log_format)
+    attach_event_handler()
     named = module or locator
     app = open_app("worker", named)
     app.set_role("worker")
@@ -141,16 +143,29 @@ def run_worker(app: Horsies, config: WorkerConfig, scheduler: Scheduler | None =
                 code = ExitCode.CLEAN  # stopped before it could have claimed anything
                 if pool.start(should_stop=lambda: bool(stops)):
                     method = config.start_method.value
-                    logger.info("%d children ready (%s)", config.processes, method)
+                    logger.info(
+                        "%d children ready (%s)",
+                        config.processes,
+                        method,
+                        extra=as_event("children_ready", count=config.processes),
+                    )
                     with _beside(worker, wake, scheduler):
                         code = worker.run()
         except (ChildBootError, NotificationsLostError, SchemaTooNewError) as error:
-            logger.critical("%s", error)
+            logger.critical("%s", error, extra=as_event("worker_failed", reason=str(error)))
             return ExitCode.FAILED
         except (DatabaseGivenUpError, psycopg.Error) as error:
-            logger.critical("the database cannot be used: %s", describe(error))
+            logger.critical(
+                "the database cannot be used: %s",
+                describe(error),
+                extra=as_event("worker_failed", reason=describe(error)),
+            )
             return ExitCode.FAILED
-    logger.info("worker stopped (%s)", code.name.lower())
+    logger.info(
+        "worker stopped (%s)",
+        code.name.lower(),
+        extra=as_event("worker_stopped", exit_code=int(code)),
+    )
     return code
 
 

@@ -23,6 +23,7 @@ from horsies.db.errors import describe, is_transient
 from horsies.db.listen import Listener
 from horsies.db.migrate import apply_migrations
 from horsies.db.pipeline import Pipeline
+from horsies.events import as_event
 from horsies.retry import Backoff
 from horsies.scheduler.entry import Definitions
 from horsies.scheduler.registry import Book, enter_schedules
@@ -116,7 +117,11 @@ class Scheduler:
         if now >= self._refresh_at:
             pipeline.follow(enter_schedules(self._book, at_start=not self._has_entered))
             if not self._has_entered:
-                logger.info("serving %d schedule(s)", len(self._book.entries))
+                logger.info(
+                    "serving %d schedule(s)",
+                    len(self._book.entries),
+                    extra=as_event("scheduler_ready", schedules=len(self._book.entries)),
+                )
             self._has_entered = True
             self._refresh_at = now + REFRESH_SECONDS
         ticked = tick(pipeline, self._book)
@@ -132,7 +137,10 @@ class Scheduler:
             raise SchedulerGaveUpError(describe(error)) from error
         self._next_at = time.monotonic() + delay_seconds
         logger.error(
-            "nothing can be scheduled, next try in %.1f s: %s", delay_seconds, describe(error)
+            "nothing can be scheduled, next try in %.1f s: %s",
+            delay_seconds,
+            describe(error),
+            extra=as_event("scheduler_database_lost"),
         )
 
     def close(self) -> None:

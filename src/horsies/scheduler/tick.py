@@ -27,6 +27,7 @@ from horsies.db.statements.schedules import (
     seconds_until_next_slot,
 )
 from horsies.db.statements.tasks import InsertTask
+from horsies.events import as_event
 from horsies.result import Err, Ok
 from horsies.scheduler.decide import Decision, Dropped, SkipReason, Standing, decide
 from horsies.scheduler.entry import Entry
@@ -211,7 +212,14 @@ def _log(planned: Planned) -> None:
     if planned.work:
         what = "run(s) started" if isinstance(planned.work[-1], RunPlan) else "task(s) sent"
         slot = decision.fire[-1]
-        logger.info("schedule %r: %d %s, slot %s", name, len(planned.work), what, slot)
+        logger.info(
+            "schedule %r: %d %s, slot %s",
+            name,
+            len(planned.work),
+            what,
+            slot,
+            extra=as_event("slots_sent", schedule=name, count=len(planned.work)),
+        )
     if decision.dropped is not None:
         lost = decision.dropped
         logger.warning(
@@ -220,4 +228,5 @@ def _log(planned: Planned) -> None:
             lost.first,
             lost.before,
             lost.reason.value.lower(),
+            extra=as_event("slots_dropped", schedule=name, reason=lost.reason.value.lower()),
         )

@@ -22,6 +22,7 @@ from horsies.db.database import Database
 from horsies.db.errors import describe, is_transient
 from horsies.db.listen import Heard, Inbox, Listener, stands
 from horsies.db.pipeline import Pipeline
+from horsies.events import as_event
 from horsies.retry import Backoff
 
 logger = logging.getLogger("horsies.worker")
@@ -111,7 +112,11 @@ class TurnConnection:
             self.close()
         if was_steady and self.pipeline is None:
             self.retry_at = 0.0
-            logger.error("connection to the database lost, opening another: %s", describe(error))
+            logger.error(
+                "connection to the database lost, opening another: %s",
+                describe(error),
+                extra=as_event("database_lost", attempt=0),
+            )
         else:
             self._wait(error)
 
@@ -132,12 +137,13 @@ class TurnConnection:
             self._backoff.attempts,
             limit,
             describe(error),
+            extra=as_event("database_lost", attempt=self._backoff.attempts),
         )
 
     def confirm(self) -> None:
         """A statement went through: the next trouble starts from the shortest delay again."""
         if self.is_broken:
-            logger.info("database is back")
+            logger.info("database is back", extra=as_event("database_back"))
             self.is_broken = False
         self._is_proved = True
         self._backoff.reset()

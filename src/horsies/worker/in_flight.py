@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import assert_never
 
 from horsies.db.statements.turn import ClaimedTask
+from horsies.events import as_event
 from horsies.tasks.outcome import (
     STOPPED_BY_CANCEL,
     STOPPED_BY_LOSS,
@@ -122,7 +123,10 @@ class InFlight:
     def _absorb_death(self, event: Died) -> None:
         if event.assignment is None:
             logger.error(
-                "child %s ended while idle (%s); it is replaced", event.pid, event.description
+                "child %s ended while idle (%s); it is replaced",
+                event.pid,
+                event.description,
+                extra=as_event("child_died", child_pid=event.pid, task_id=None),
             )
             return
         task = self._owned(event.assignment.task_id, event.assignment.generation)
@@ -138,6 +142,7 @@ class InFlight:
             event.description,
             task.task_name,
             task.id,
+            extra=as_event("child_died", child_pid=event.pid, task_id=task.id),
         )
         self.outcomes.append(outcome_of_crash(task, event.description))
 
@@ -163,7 +168,9 @@ class InFlight:
                 del self._running[task_id]
             if task_id not in recorded:
                 logger.warning(
-                    "task %s belongs to somebody else now; its outcome is dropped", task_id
+                    "task %s belongs to somebody else now; its outcome is dropped",
+                    task_id,
+                    extra=as_event("outcome_dropped", task_id=task_id),
                 )
 
     def take_started(
@@ -181,7 +188,11 @@ class InFlight:
                 started.append(task._replace(worker_pid=pids[task.id]))
             else:
                 self.needs_release = True
-                logger.info("task %s, claimed ahead, was lost before it started", task.id)
+                logger.info(
+                    "task %s, claimed ahead, was lost before it started",
+                    task.id,
+                    extra=as_event("claim_lost", task_id=task.id),
+                )
         return started
 
     def refuse(self, tasks: Iterable[ClaimedTask]) -> None:

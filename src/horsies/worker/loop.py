@@ -32,6 +32,7 @@ from horsies.db.statements.turn import (
     release_lapsed,
     seconds_until_due,
 )
+from horsies.events import as_event
 from horsies.ids import new_id
 from horsies.tasks.outcome import STOPPED_BY_SHUTDOWN
 from horsies.tasks.recovery import EXPIRED_RESULT, EXPIRY_BATCH
@@ -137,7 +138,9 @@ class Worker:
         """Ask for an orderly stop that ends in failure; the first reason is the one that is told."""
         if self._failure is None:
             self._failure = reason
-            logger.critical("%s The worker stops.", reason)
+            logger.critical(
+                "%s The worker stops.", reason, extra=as_event("worker_failed", reason=reason)
+            )
             self.request_stop()
 
     def run(self) -> ExitCode:
@@ -179,7 +182,7 @@ class Worker:
                 "between; set session_database_url to a direct connection."
             )
         self._notifications.open()
-        logger.info("listening on %s", ", ".join(self._channels()))
+        logger.info("listening on %s", ", ".join(self._channels()), extra=as_event("worker_ready"))
 
     def _is_done(self) -> bool:
         shutdown = self._shutdown
@@ -408,7 +411,11 @@ class Worker:
         now = time.monotonic()
         if self._shutdown.begin(now):
             self._in_flight.put_back()
-            logger.info("stopping: %d task(s) still running", self._in_flight.running_count)
+            logger.info(
+                "stopping: %d task(s) still running",
+                self._in_flight.running_count,
+                extra=as_event("worker_stopping", running=self._in_flight.running_count),
+            )
         if self._shutdown.wants_interruption(now):
             self._interrupt_everything()
 
@@ -416,7 +423,11 @@ class Worker:
         running = list(self._pool.busy())
         self._shutdown.note_interruption(len(running))
         if running:
-            logger.warning("the grace period is over: %d task(s) are interrupted", len(running))
+            logger.warning(
+                "the grace period is over: %d task(s) are interrupted",
+                len(running),
+                extra=as_event("tasks_interrupted", count=len(running)),
+            )
         for task_id in running:
             self._pool.stop_task(task_id, STOPPED_BY_SHUTDOWN)
 
@@ -432,14 +443,19 @@ class Worker:
         allowed_seconds = self._app_config.recovery.running_stale_threshold_ms / 1000
         if late_seconds > allowed_seconds and not self._in_flight.is_empty:
             logger.critical(
-                "this worker was frozen for %.1f s: its children are killed", late_seconds
+                "this worker was frozen for %.1f s: its children are killed",
+                late_seconds,
+                extra=as_event("worker_frozen", seconds=late_seconds),
             )
             self._pool.kill_all()
 
     def _fence_if_lost(self) -> None:
         """Others took this worker for dead and gave its tasks away: what still runs here must end."""
         if self._maintenance.is_lost:
-            logger.critical("others declared this worker lost: its children are killed")
+            logger.critical(
+                "others declared this worker lost: its children are killed",
+                extra=as_event("worker_declared_lost"),
+            )
             self._pool.kill_all()
             self._maintenance.forget_registration()
 

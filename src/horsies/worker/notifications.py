@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from horsies.db.errors import describe
 from horsies.db.listen import Heard, Listener
+from horsies.events import as_event
 from horsies.worker.connection import TurnListener
 from horsies.worker.liveness import ECHO_CHANNEL_PREFIX, PING_CHANNEL
 
@@ -122,9 +123,13 @@ class Notifications:
         heard = self._listener.receive()
         if self._listener.failure is not None and not was_down:
             reason = describe(self._listener.failure)
-            logger.error("notifications lost, polling meanwhile: %s", reason)
+            logger.error(
+                "notifications lost, polling meanwhile: %s",
+                reason,
+                extra=as_event("notifications_lost", silent=False),
+            )
         if heard.gap and was_down and self._echo_check.hears:
-            logger.info("notifications are back")
+            logger.info("notifications are back", extra=as_event("notifications_back"))
         self._note_deliveries()
         self.follow_socket()
         if not heard.notifications and not heard.gap:
@@ -141,7 +146,11 @@ class Notifications:
         was_hearing = self._echo_check.hears
         self._echo_check.judge(now)
         if was_hearing and not self._echo_check.hears:
-            logger.error("notifications are silent; polling every %g s", self._poll_seconds)
+            logger.error(
+                "notifications are silent; polling every %g s",
+                self._poll_seconds,
+                extra=as_event("notifications_lost", silent=True),
+            )
         return self._echo_check.hears and self._listener.fileno() >= 0
 
     def is_connected(self) -> bool:
@@ -164,7 +173,7 @@ class Notifications:
             return
         self._delivered = self._inbox.delivered
         if not self._echo_check.hears:
-            logger.info("notifications are heard again")
+            logger.info("notifications are heard again", extra=as_event("notifications_back"))
         self._echo_check.note_delivery()
 
     def close(self) -> None:

@@ -45,6 +45,7 @@ from horsies.db.statements.workflows import (
     find_paused_runs,
 )
 from horsies.error_codes import OutcomeCode
+from horsies.events import as_event
 from horsies.task_result import TaskError
 from horsies.tasks.recovery import RECOVERY_BATCH, recover_found, recover_tasks
 from horsies.workflow.run.results import write_error
@@ -113,7 +114,11 @@ def rescue(
     if not led[0].leads or not lost:
         return Rescue()
     worker_ids = [row.worker_id for row in lost]
-    logger.warning("lost worker(s): %s", ", ".join(worker_ids))
+    logger.warning(
+        "lost worker(s): %s",
+        ", ".join(worker_ids),
+        extra=as_event("workers_lost", worker_ids=worker_ids),
+    )
     looked = FindAbandoned(worker_ids, _recoverable_statuses(recovery), RECOVERY_BATCH)
     rescued = recover_found(pipeline, (find_abandoned, looked))
     pipeline.run([(sign_off_worker, SignOff(worker_ids, True))])
