@@ -11,7 +11,7 @@ import tempfile
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from urllib.parse import urlsplit, urlunsplit
+from typing import Any
 
 import psycopg
 import pytest
@@ -23,6 +23,15 @@ from horsies.config.postgres import PostgresConfig
 from horsies.db.embedded import start_or_join
 from horsies.db.migrate import apply_migrations, known_migrations
 from tests.support import examples as examples  # registers the profiles of hypothesis
+from tests.support.applications import Call, app_at, run_closing
+from tests.support.database import (
+    Database,
+    database_on,
+    drop_database,
+    empty_database,
+    filled_database,
+)
+from tests.support.proxy import Proxy
 
 TEMPLATE_LOCK_KEY = 7_001
 TABLES = (
@@ -39,18 +48,19 @@ TABLES = (
 )
 
 
-def database_on(server_url: str, name: str) -> str:
-    """Return the URL of another database of the same server."""
-    return urlunsplit(urlsplit(server_url)._replace(path=f"/{name}"))
-
-
 @pytest.fixture(scope="session")
 def server_url(testrun_uid: str) -> str:
     """A PostgreSQL server shared by all test processes of this run."""
     if named := os.environ.get("HORSIES_TEST_DATABASE_URL"):
         return named
     directory = Path(tempfile.gettempdir()) / f"horsies-tests-{testrun_uid}"
-    return start_or_join(f"embedded://{directory}", keep_data=False)
+    url = start_or_join(f"embedded://{directory}", keep_data=False)
+    with psycopg.connect(url, autocommit=True) as connection:
+        # The server is thrown away, and a database is created and dropped for many a test: on a disk
+        # that other processes use, each of those took seconds for its checkpoint.
+        connection.execute("ALTER SYSTEM SET fsync = off")
+        connection.execute("SELECT pg_reload_conf()")
+    return url
 
 
 @pytest.fixture(scope="session")
@@ -65,17 +75,17 @@ def process_url(server_url: str) -> Iterator[str]:
             )
         )
     yield database_on(server_url, name)
-    _drop(server_url, name)
+    drop_database(server_url, name)
 
 
-def _ensure_template(connection: psycopg.Connection[tuple[object, ...]], server_url: str) -> str:
+def _ensure_template(connection: Database, server_url: str) -> str:
     content = "".join(migration.sql for migration in known_migrations())
     name = f"horsies_template_{uuid.uuid5(uuid.NAMESPACE_OID, content).hex}"
     connection.execute("SELECT pg_advisory_lock(%s)", (TEMPLATE_LOCK_KEY,))
     found = connection.execute("SELECT 1 FROM pg_database WHERE datname = %s", (name,)).fetchone()
     if found is None:
         draft = f"{name}_draft"
-        _drop(server_url, draft)
+        drop_database(server_url, draft)
         connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(draft)))
         with psycopg.connect(database_on(server_url, draft), autocommit=True) as fresh:
             apply_migrations(fresh)
@@ -88,21 +98,18 @@ def _ensure_template(connection: psycopg.Connection[tuple[object, ...]], server_
     return name
 
 
-def _drop(server_url: str, name: str) -> None:
-    with psycopg.connect(server_url, autocommit=True) as connection:
-        connection.execute(
-            sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(name))
-        )
-
-
 @pytest.fixture
 def database_url(server_url: str) -> Iterator[str]:
     """A fresh, empty database for one test."""
-    name = f"horsies_empty_{uuid.uuid4().hex}"
-    with psycopg.connect(server_url, autocommit=True) as connection:
-        connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
-    yield database_on(server_url, name)
-    _drop(server_url, name)
+    with empty_database(server_url) as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def full_url(server_url: str, request: pytest.FixtureRequest) -> Iterator[str]:
+    """A database with the many rows that the test module's FILL inserts, known to the planner."""
+    with filled_database(server_url, request.module.FILL) as url:
+        yield url
 
 
 @pytest.fixture
@@ -112,7 +119,7 @@ def broker_config(database_url: str) -> PostgresConfig:
 
 
 @pytest.fixture
-def connection(process_url: str) -> Iterator[psycopg.Connection[tuple[object, ...]]]:
+def connection(process_url: str) -> Iterator[Database]:
     """A connection to this process's database, whose tables are empty."""
     with psycopg.connect(process_url, autocommit=True) as connection:
         connection.execute(f"TRUNCATE {', '.join(TABLES)} RESTART IDENTITY".encode())
@@ -120,10 +127,37 @@ def connection(process_url: str) -> Iterator[psycopg.Connection[tuple[object, ..
 
 
 @pytest.fixture
-def app(process_url: str, connection: psycopg.Connection[tuple[object, ...]]) -> Iterator[Horsies]:
+def app(process_url: str, connection: Database) -> Iterator[Horsies]:
     """An application on this process's database, closed after the test."""
     application = Horsies(
         AppConfig(broker=PostgresConfig(database_url=process_url, pool_size=1, max_overflow=4))
     )
+    yield application
+    application.close()
+
+
+@pytest.fixture(params=["sync", "async"])
+def call(request: pytest.FixtureRequest) -> Call:
+    """Call a method, or its _async twin; both must behave the same."""
+
+    def through(app: Horsies, target: Any, method: str, *args: Any, **kwargs: Any) -> Any:
+        if request.param == "sync":
+            return getattr(target, method)(*args, **kwargs)
+        return run_closing(app, getattr(target, f"{method}_async")(*args, **kwargs))
+
+    return through
+
+
+@pytest.fixture
+def proxy(process_url: str, connection: Database) -> Iterator[Proxy]:
+    """A way to this process's database that can be cut."""
+    with Proxy(process_url) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def distant_app(proxy: Proxy) -> Iterator[Horsies]:
+    """An application that reaches the database through the proxy."""
+    application = app_at(proxy.url)
     yield application
     application.close()

@@ -18,7 +18,7 @@ from horsies.db.errors import is_transient
 from horsies.db.pipeline import Pipeline
 from horsies.db.statement import Statement
 from horsies.db.statements.tasks import TaskId, TaskIds, read_outcomes
-from tests.conftest import database_on
+from tests.support.database import database_on
 from tests.support.rows import add_task, row_of
 from tests.support.statements import ECHO, FINISH, Text
 from tests.support.wait import wait_until

@@ -8,16 +8,14 @@ long-lived connection ends up with.
 from __future__ import annotations
 
 import json
-import uuid
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 
 import psycopg
 import pytest
-from psycopg import Connection, sql
+from psycopg import Connection
 
-from horsies.db.migrate import apply_migrations
 from horsies.db.statement import Statement, field_names
 from horsies.db.statements.tasks import TASKS
 from horsies.db.statements.turn import (
@@ -30,7 +28,6 @@ from horsies.db.statements.turn import (
     seconds_until_due,
 )
 from horsies.db.statements.workers import WORKERS
-from tests.conftest import database_on
 
 HOT = [
     pytest.param(statement, id=name)
@@ -72,21 +69,6 @@ INSERT INTO horsies_task_attempts (task_id, attempt, outcome, finished_at)
 SELECT id, 1, 'COMPLETED', now() FROM horsies_tasks WHERE status = 'COMPLETED';
 ALTER TABLE horsies_tasks ENABLE TRIGGER USER;
 """
-
-
-@pytest.fixture(scope="module")
-def full_url(server_url: str) -> Iterator[str]:
-    """A database with a hundred thousand tasks, known to the planner."""
-    name = f"horsies_full_{uuid.uuid4().hex}"
-    with psycopg.connect(server_url, autocommit=True) as server:
-        server.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
-        url = database_on(server_url, name)
-        with psycopg.connect(url, autocommit=True) as connection:
-            apply_migrations(connection)
-            connection.execute(FILL)
-            connection.execute("VACUUM ANALYZE")
-        yield url
-        server.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
 
 
 @pytest.fixture

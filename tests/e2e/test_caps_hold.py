@@ -9,11 +9,10 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
-import psycopg
 import pytest
 
+from tests.support.database import Database
 from tests.support.tables import (
     assert_each_ended_once,
     attempts,
@@ -21,9 +20,8 @@ from tests.support.tables import (
     wait_until_empty,
     witnessed,
 )
-from tests.support.workers import HARDLY_POLLS, Fleet, RunningWorker, eventually
-
-Database = psycopg.Connection[Any]
+from tests.support.wait import wait_until
+from tests.support.workers import HARDLY_POLLS, Fleet, RunningWorker
 
 APPLICATION = "tests.support.apps.capped:app"
 WORKERS = 4
@@ -60,7 +58,7 @@ def most_at_once(directory: Path) -> dict[str, int]:
 def kill_a_busy_one(fleet: Fleet, connection: Database) -> None:
     """Kill a worker that has just been running a task."""
     living = {worker.pid: worker for worker in fleet.workers if worker.process.poll() is None}
-    busy = eventually(lambda: connection.execute(BUSY_WORKER, (list(living),)).fetchall(), 10)
+    busy = wait_until(lambda: connection.execute(BUSY_WORKER, (list(living),)).fetchall(), 10)
     victim = living[busy[0][0]]
     victim.signal(signal.SIGKILL)
     victim.wait()
@@ -82,7 +80,7 @@ def test_caps_hold_while_workers_are_killed_and_restarted(
         ):
             function.send_many(function.bind(0.005) for _ in range(share)).unwrap()
         for goal in (TASKS // 4, TASKS // 2):
-            eventually(lambda goal=goal: count(connection, "COMPLETED") >= goal, 40)  # type: ignore[misc]
+            wait_until(lambda goal=goal: count(connection, "COMPLETED") >= goal, 40)  # type: ignore[misc]
             kill_a_busy_one(fleet, connection)
             start(fleet, ready=False)
         wait_until_empty(connection, 60)
@@ -104,7 +102,7 @@ def test_a_place_freed_by_one_worker_wakes_another_at_once(
     """A stopping worker frees a place it will not take again; nobody waits for the poll."""
     first = start(fleet)
     blocker = capped.occupy_narrow.send(1.0).unwrap()
-    eventually(lambda: count(connection, "RUNNING") == 1, 10)
+    wait_until(lambda: count(connection, "RUNNING") == 1, 10)
     start(fleet)
     blocked = capped.occupy_narrow.send(0.0).unwrap()
     first.signal(signal.SIGTERM)
@@ -121,10 +119,10 @@ def test_a_place_freed_by_the_death_of_a_worker_wakes_another_at_once(
     """The one that notices the death is busy; the one that could go on lives on notifications."""
     victim = fleet.start(processes=1, application=APPLICATION)
     blocker = capped.occupy_narrow_once.send(600).unwrap()
-    eventually(lambda: count(connection, "RUNNING") == 1, 10)
+    wait_until(lambda: count(connection, "RUNNING") == 1, 10)
     fleet.start(processes=1, application=APPLICATION)
     capped.occupy_open.send(600).unwrap()
-    eventually(lambda: count(connection, "RUNNING") == 2, 10)
+    wait_until(lambda: count(connection, "RUNNING") == 2, 10)
     fleet.start(processes=1, application=APPLICATION, config=HARDLY_POLLS)
     blocked = capped.occupy_narrow.send(0.0).unwrap()
     victim.signal(signal.SIGKILL)

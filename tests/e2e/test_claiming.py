@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 from types import ModuleType
-from typing import Any
 
 import psycopg
 import pytest
 
 from horsies.db.migrate import apply_migrations
-from tests.support.tables import (
-    attempts,
-    count,
-    insert_raw,
-    tasks,
-    wait_for_status,
-    wait_until_empty,
-)
-from tests.support.workers import HARDLY_POLLS, Fleet, Journal, eventually
-
-Database = psycopg.Connection[Any]
+from tests.support.database import Database
+from tests.support.rows import insert_raw
+from tests.support.tables import attempts, count, tasks, wait_for_status, wait_until_empty
+from tests.support.wait import wait_until
+from tests.support.workers import HARDLY_POLLS, Fleet, Journal
 
 
 def test_a_small_claim_batch_does_not_wait_for_the_poll(
@@ -70,10 +63,10 @@ def test_a_worker_with_a_backlog_and_no_idle_child_sleeps(
 ) -> None:
     worker = fleet.start(processes=1)
     programs.sleep.send(1.0).unwrap()
-    eventually(lambda: journal.lines("start"), 5)
+    wait_until(lambda: journal.lines("start"), 5)
     programs.noop.send_many(programs.noop.bind() for _ in range(50)).unwrap()
     before = worker.cpu_seconds()
-    eventually(lambda: journal.lines("end"), 5)
+    wait_until(lambda: journal.lines("end"), 5)
     assert worker.cpu_seconds() - before < 0.2
     wait_until_empty(connection)
 

@@ -8,7 +8,8 @@ from typing import Any
 import psycopg
 import pytest
 
-from tests.support.tables import count, held_connections, insert_raw
+from tests.support.rows import insert_raw
+from tests.support.tables import count, held_connections
 from tests.support.workers import FORKSERVER, Fleet
 
 OPEN = ("PENDING", "RUNNING")

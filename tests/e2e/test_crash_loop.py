@@ -23,7 +23,8 @@ from tests.support.tables import (
     tasks,
     wait_until_empty,
 )
-from tests.support.workers import Fleet, Route, eventually
+from tests.support.wait import wait_until
+from tests.support.workers import Fleet, Route
 
 CYCLES = int(os.environ.get("HORSIES_CRASH_CYCLES", "6"))
 QUICK = {"resilience": {"db_retry_initial_ms": 100, "db_retry_max_ms": 1_000}}
@@ -86,13 +87,13 @@ def test_crashes_of_the_database_under_load_lose_nothing_and_repeat_nothing(
     with sending(own_fleet.way) as producer:
         for _ in range(CYCLES):
             wanted = len(own_fleet.journal.lines()) + dice.randint(1, 60)
-            eventually(lambda wanted=wanted: len(own_fleet.journal.lines()) >= wanted, 20)  # type: ignore[misc]
+            wait_until(lambda wanted=wanted: len(own_fleet.journal.lines()) >= wanted, 20)  # type: ignore[misc]
             own_server.crash()
             own_server.start()
     with psycopg.connect(own_server.url, autocommit=True) as connection:
         wait_until_empty(connection, 30)
         check_books(connection, own_fleet, producer)
-    assert not any("lost worker" in worker.log() for worker in workers)
+    assert not any(worker.events("workers_lost") for worker in workers)
     assert [worker.stop() for worker in workers] == [0, 0]
 
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import time
 from types import ModuleType
-from typing import Any
 
 import psycopg
 
+from tests.support.database import Database
 from tests.support.tables import count, task, tasks
-from tests.support.workers import Fleet, Journal, eventually
-
-Database = psycopg.Connection[Any]
+from tests.support.wait import wait_until
+from tests.support.workers import Fleet, Journal
 
 POLL_SECONDS = 1
 POLLS = 10
@@ -24,11 +23,11 @@ def test_a_fast_worker_takes_what_a_slow_one_cannot(
 ) -> None:
     fleet.start(processes=1)
     slow = programs.sleep.send(60).unwrap()
-    eventually(lambda: journal.lines("start"), 10)
+    wait_until(lambda: journal.lines("start"), 10)
     fleet.start(processes=1)
     short = programs.noop.send_many(programs.noop.bind() for _ in range(100)).unwrap()
     began = time.monotonic()
-    eventually(lambda: count(connection, "COMPLETED") == 100, 10)
+    wait_until(lambda: count(connection, "COMPLETED") == 100, 10)
     print(f"100 tasks in {time.monotonic() - began:.2f} s beside a slow worker")
     assert task(connection, slow.task_id).status == "RUNNING"
     slow_worker = task(connection, slow.task_id).claimed_by_worker_id
@@ -58,7 +57,7 @@ def test_an_idle_worker_costs_next_to_nothing(
     seen: set[tuple[object, ...]] = set()
     with psycopg.connect(server_url, autocommit=True) as server:
         settled = time.monotonic() + 3 * POLL_SECONDS
-        eventually(lambda: time.monotonic() > settled, 10)
+        wait_until(lambda: time.monotonic() > settled, 10)
         known = last_transactions(server, database)
         began = time.monotonic()
         while time.monotonic() < began + POLLS * POLL_SECONDS:

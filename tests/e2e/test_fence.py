@@ -5,11 +5,10 @@ from __future__ import annotations
 import signal
 import time
 from types import ModuleType
-from typing import Any
 
 import psutil
-import psycopg
 
+from tests.support.database import Database
 from tests.support.tables import (
     assert_each_ended_once,
     attempts,
@@ -20,17 +19,8 @@ from tests.support.tables import (
     wait_until_empty,
     witnessed,
 )
-from tests.support.workers import (
-    FORKSERVER,
-    QUICK_RECOVERY,
-    Fleet,
-    Journal,
-    RunningWorker,
-    eventually,
-    is_gone,
-)
-
-Database = psycopg.Connection[Any]
+from tests.support.wait import wait_until
+from tests.support.workers import FORKSERVER, QUICK_RECOVERY, Fleet, Journal, RunningWorker, is_gone
 
 # Recovery gives the task back to its queue, and another worker claims it.
 TAKE_AWAY = "UPDATE horsies_tasks SET status = 'PENDING', claimed_by_worker_id = NULL WHERE id = %s"
@@ -50,7 +40,7 @@ FROZEN_SECONDS = 2.3
 def freeze(worker: RunningWorker) -> float:
     """Stop the parent; return when it has been frozen for too long, on the monotonic clock."""
     worker.signal(signal.SIGSTOP)
-    eventually(lambda: psutil.Process(worker.pid).status() == psutil.STATUS_STOPPED, 2)
+    wait_until(lambda: psutil.Process(worker.pid).status() == psutil.STATUS_STOPPED, 2)
     return time.monotonic() + FROZEN_SECONDS
 
 
@@ -60,7 +50,7 @@ def test_a_frozen_worker_wakes_to_find_its_tasks_gone_and_kills_its_children(
     worker = fleet.start(*FORKSERVER, processes=3, config=NO_REAPER)
     running = programs.sleep.send(600).unwrap()
     ending = programs.sleep.send(0.6).unwrap()
-    eventually(lambda: len(journal.lines("start")) == 2, 5)
+    wait_until(lambda: len(journal.lines("start")) == 2, 5)
     children = [line.pid for line in journal.lines("start")]
     with witnessed(connection):
         over_at = freeze(worker)
@@ -68,13 +58,13 @@ def test_a_frozen_worker_wakes_to_find_its_tasks_gone_and_kills_its_children(
             connection.execute(TAKE_AWAY, (sent.task_id,))
             connection.execute(CLAIM_ELSEWHERE, (sent.task_id,))
         # One of the two ends meanwhile; its report waits in the socket of the frozen parent.
-        eventually(lambda: journal.lines("end", ending.task_id), 5)
-        eventually(lambda: time.monotonic() > over_at, 10)
+        wait_until(lambda: journal.lines("end", ending.task_id), 5)
+        wait_until(lambda: time.monotonic() > over_at, 10)
         worker.signal(signal.SIGCONT)
-        eventually(lambda: all(map(is_gone, children)), 1, "children outlived the freeze")
+        wait_until(lambda: all(map(is_gone, children)), 1, "children outlived the freeze")
         # The worker is well and works on.
         assert programs.add.send(1, 2).unwrap().get(10_000).ok_value == 3
-        eventually(lambda: worker.log().count("belongs to somebody else now") == 2, 5, worker.log)
+        worker.wait_for("outcome_dropped", 5, times=2)
         for sent in (running, ending):
             row = task(connection, sent.task_id)
             assert (row.status, row.claimed_by_worker_id) == ("RUNNING", "another")
@@ -84,7 +74,7 @@ def test_a_frozen_worker_wakes_to_find_its_tasks_gone_and_kills_its_children(
                 ("RUNNING", "PENDING"),
                 ("PENDING", "RUNNING"),
             ]
-    assert "was frozen for" in worker.log()
+    assert worker.events("worker_frozen")
     assert worker.stop() == 0
 
 
@@ -93,9 +83,9 @@ def test_a_short_freeze_costs_nothing(
 ) -> None:
     worker = fleet.start(config=NO_REAPER)
     sent = programs.sleep.send(0.5).unwrap()
-    eventually(lambda: journal.lines("start"), 5)
+    wait_until(lambda: journal.lines("start"), 5)
     freeze(worker)
-    eventually(lambda: journal.lines("end"), 5)
+    wait_until(lambda: journal.lines("end"), 5)
     worker.signal(signal.SIGCONT)
     assert sent.get(5_000).ok_value == "done"
     assert len(attempts(connection, sent.task_id)) == 1
@@ -106,7 +96,7 @@ def test_a_worker_that_claims_its_own_lost_task_again_records_the_new_attempt_on
 ) -> None:
     fleet.start(processes=2)
     sent = programs.sleep.send(1.0, "same").unwrap()
-    eventually(lambda: journal.lines("start"), 5)
+    wait_until(lambda: journal.lines("start"), 5)
     connection.execute(TAKE_AWAY, (sent.task_id,))
     assert sent.get(10_000).ok_value == "done"
     row = task(connection, sent.task_id)
@@ -124,11 +114,11 @@ def test_a_task_that_was_taken_away_ends_without_a_trace(
 ) -> None:
     worker = fleet.start(config=NO_REAPER)
     sent = programs.sleep.send(0.5).unwrap()
-    eventually(lambda: journal.lines("start"), 5)
+    wait_until(lambda: journal.lines("start"), 5)
     with connection.transaction():
         connection.execute(TAKE_AWAY, (sent.task_id,))
         connection.execute(CLAIM_ELSEWHERE, (sent.task_id,))
-    eventually(lambda: "belongs to somebody else now" in worker.log(), 5)
+    worker.wait_for("outcome_dropped", 5)
     wait_for_status(connection, sent.task_id, "RUNNING")
     assert attempts(connection, sent.task_id) == []
     assert worker.stop() == 0
@@ -141,11 +131,11 @@ def test_a_worker_frozen_under_load_records_nothing_for_what_it_lost(
     with witnessed(connection):
         for task_function in (programs.sleep, programs.sleep_again):
             task_function.send_many(task_function.bind(0.02) for _ in range(150)).unwrap()
-        eventually(lambda: len(journal.lines("end")) >= 40, 10)
+        wait_until(lambda: len(journal.lines("end")) >= 40, 10)
         over_at = freeze(frozen)
         lost = recover_dead_workers(connection)
         fleet.start(processes=2, config=NO_REAPER)
-        eventually(lambda: time.monotonic() > over_at, 10)
+        wait_until(lambda: time.monotonic() > over_at, 10)
         frozen.signal(signal.SIGCONT)
         wait_until_empty(connection, 30)
         assert frozen.stop() == 0

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import json
 from types import ModuleType
-from typing import Any
 
-import psycopg
 import pytest
 
 from horsies.monitor.health import PING_CHANNEL, PONG_CHANNEL_PREFIX
 from horsies.worker.notifications import CANCEL_CHANNEL
+from tests.support.database import Database
 from tests.support.tables import task
-from tests.support.workers import HARDLY_POLLS, Fleet, Journal, eventually
-
-Database = psycopg.Connection[Any]
+from tests.support.wait import wait_until
+from tests.support.workers import HARDLY_POLLS, Fleet, Journal
 
 
 def notify(connection: Database, channel: str, payload: str) -> None:
@@ -49,7 +47,7 @@ def test_nobody_cancels_a_task_by_notification_alone(
     worker = fleet.start(processes=2, config=HARDLY_POLLS)
     forged = programs.sleep.send(2.0).unwrap()
     meant = programs.sleep_and_clean_up.send(600).unwrap()
-    eventually(lambda: len(journal.lines("start")) == 2, 5)
+    wait_until(lambda: len(journal.lines("start")) == 2, 5)
     notify(connection, CANCEL_CHANNEL, forged.task_id)
     meant.cancel().unwrap()
     assert meant.get(2_000).err_value.error_code == "TASK_CANCELLED"

@@ -11,8 +11,9 @@ from typing import Any
 import psycopg
 import pytest
 
-from tests.support.tables import insert_raw, task, wait_for_status
-from tests.support.workers import Fleet, eventually, is_gone
+from tests.support.rows import insert_raw
+from tests.support.tables import task, wait_for_status
+from tests.support.workers import Fleet, is_gone
 
 APPLICATION = "tests.support.apps.hooks:app"
 FAILING_VARIABLE = "HORSIES_E2E_FAILING_HOOK"
@@ -41,7 +42,7 @@ def test_a_hook_that_raises_ends_the_worker_and_is_named(fleet: Fleet, method: s
     )
     assert worker.wait() == 1
     assert "hook open_second raised RuntimeError: no licence left" in worker.log()
-    assert "children ready" not in worker.log()
+    assert not worker.events("children_ready")
 
 
 def test_a_hook_that_overruns_its_ten_seconds_ends_the_worker_and_is_named(fleet: Fleet) -> None:
@@ -67,7 +68,7 @@ def test_a_hook_that_fails_in_a_replacement_stops_the_worker_after_its_running_t
     (idle,) = set(worker.family()) - {busy}
     marker.touch()
     os.kill(idle, signal.SIGKILL)
-    eventually(lambda: "The worker stops." in worker.log(), 5)
+    worker.wait_for("worker_failed", 5)
     assert "hook open_second raised RuntimeError: no licence left" in worker.log()
     assert worker.wait(10) == 1
     assert task(connection, task_id).status == "COMPLETED"

@@ -8,25 +8,18 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 from uuid import uuid4
 
 import psycopg
 import pytest
 
 from horsies import AppConfig, Horsies, PostgresConfig, RetryPolicy, TaskError, TaskResult
+from tests.support.database import Database
 from tests.support.private_server import PrivateServer
-from tests.support.tables import (
-    attempts,
-    count,
-    insert_raw,
-    task,
-    wait_for_status,
-    wait_until_empty,
-)
-from tests.support.workers import Fleet, eventually, is_gone
-
-Database = psycopg.Connection[Any]
+from tests.support.rows import insert_raw
+from tests.support.tables import attempts, count, task, wait_for_status, wait_until_empty
+from tests.support.wait import wait_until
+from tests.support.workers import Fleet, is_gone
 
 PORT = 5432
 QUICK_THRESHOLDS = {
@@ -150,18 +143,18 @@ def test_a_host_cut_off_from_the_database_loses_its_task_to_another(
         wait_until_empty(connection)
         assert len({row.worker_id for row in attempts(connection)}) == 2, "both hosts work"
         task_id = send_long(own_server.url)
-        (started,) = eventually(lambda: journal.lines("start", task_id), 10)
+        (started,) = wait_until(lambda: journal.lines("start", task_id), 10)
         number = 1 + [worker.pid for worker in workers].index(pid_of_owner(connection, task_id))
         hosts.cut(number)
-        eventually(lambda: len(attempts(connection, task_id)) == 1, 20)
-        eventually(lambda: len(journal.lines("start", task_id)) == 2, 10)
+        wait_until(lambda: len(attempts(connection, task_id)) == 1, 20)
+        wait_until(lambda: len(journal.lines("start", task_id)) == 2, 10)
         hosts.mend(number)
-        eventually(lambda: is_gone(started.pid), 60, "the attempt that was lost still runs")
+        wait_until(lambda: is_gone(started.pid), 60, "the attempt that was lost still runs")
         wait_for_status(connection, task_id, "COMPLETED", 30)
         crashed, done = attempts(connection, task_id)
         assert (crashed.outcome, done.outcome) == ("WORKER_FAILURE", "COMPLETED")
         assert crashed.worker_id != done.worker_id
         assert task(connection, task_id).retry_count == 1
         assert count(connection, "COMPLETED") == 21
-    assert "lost worker" in workers[2 - number].log()
+    assert workers[2 - number].events("workers_lost")
     assert [worker.stop(60) for worker in workers] == [0, 0]

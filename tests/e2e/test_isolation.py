@@ -7,10 +7,8 @@ import random
 import signal
 from contextlib import suppress
 from types import ModuleType
-from typing import Any
 
-import psycopg
-
+from tests.support.database import Database
 from tests.support.tables import (
     assert_each_ended_once,
     attempts,
@@ -20,9 +18,8 @@ from tests.support.tables import (
     wait_until_empty,
     witnessed,
 )
-from tests.support.workers import FORKSERVER, Fleet, Journal, eventually
-
-Database = psycopg.Connection[Any]
+from tests.support.wait import wait_until
+from tests.support.workers import FORKSERVER, Fleet, Journal
 
 
 def test_three_dying_children_cost_three_tasks_and_no_sibling_notices(
@@ -31,7 +28,7 @@ def test_three_dying_children_cost_three_tasks_and_no_sibling_notices(
     fleet.start(*FORKSERVER, processes=8)
     siblings = [programs.sleep.send(3.0).unwrap() for _ in range(5)]
     victim = programs.sleep.send(600).unwrap()
-    eventually(lambda: len(journal.lines("start")) == 6, 5)
+    wait_until(lambda: len(journal.lines("start")) == 6, 5)
     os.kill(task(connection, victim.task_id).worker_pid or 0, signal.SIGKILL)
     exiting = programs.exit_at_once.send(3).unwrap()
     crashing = programs.segfault.send().unwrap()
@@ -83,7 +80,7 @@ def test_every_killed_child_costs_at_most_one_task(
         programs.sleep.send_many(programs.sleep.bind(0.01) for _ in range(300)).unwrap()
         while count(connection, "PENDING", "RUNNING") > 10:
             goal = journal.length() + random.randint(10, 30)
-            eventually(
+            wait_until(
                 lambda goal=goal: (  # type: ignore[misc]
                     journal.length() >= goal or count(connection, "PENDING") == 0
                 ),
@@ -108,6 +105,6 @@ def test_an_idle_child_killed_from_outside_costs_nothing(
     before = set(worker.family())
     for pid in before:
         os.kill(pid, signal.SIGKILL)
-    eventually(lambda: len(set(worker.family()) - before) == 2, 10)
+    wait_until(lambda: len(set(worker.family()) - before) == 2, 10)
     assert programs.add.send(1, 2).unwrap().get(10_000).ok_value == 3
     assert worker.stop() == 0

@@ -5,28 +5,25 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType
-from typing import Any
 
 import psycopg
 import pytest
 from psycopg import sql
 
+from horsies.events import EventName
+from tests.support.database import Database, backends, terminate, terminate_others
 from tests.support.proxy import Proxy, outage
 from tests.support.tables import (
     assert_each_ended_once,
     attempts,
-    backends,
     count,
     task,
     tasks,
-    terminate,
-    terminate_others,
     wait_until_empty,
     witnessed,
 )
-from tests.support.workers import Fleet, Journal, eventually, is_gone
-
-Database = psycopg.Connection[Any]
+from tests.support.wait import wait_until
+from tests.support.workers import Fleet, Journal, is_gone
 
 QUICK_RETRIES = {"resilience": {"db_retry_initial_ms": 100, "notify_poll_interval_ms": 300_000}}
 # A proxy that waits for an answer to swallow holds notifications back as well.
@@ -43,7 +40,7 @@ def test_broken_connections_under_load_lose_nothing_and_repeat_nothing(
         programs.sleep.send_many(programs.sleep.bind(0.01) for _ in range(400)).unwrap()
         for number in range(1, 8):
             goal = number * 50
-            eventually(lambda goal=goal: count(connection, "COMPLETED") >= goal, 20)  # type: ignore[misc]
+            wait_until(lambda goal=goal: count(connection, "COMPLETED") >= goal, 20)  # type: ignore[misc]
             terminate(connection, "horsies:turn")
             if number % 2:
                 terminate(connection, "horsies:listener")
@@ -53,7 +50,7 @@ def test_broken_connections_under_load_lose_nothing_and_repeat_nothing(
     starts = [line.task_id for line in journal.lines("start")]
     assert len(starts) == len(set(starts)) == 400
     # A pooler mends a server connection that is cut while it rests without a word.
-    assert fleet.is_pooled or worker.log().count("database is back") >= 3
+    assert fleet.is_pooled or len(worker.events("database_back")) >= 3
     assert worker.stop() == 0
 
 
@@ -63,11 +60,11 @@ def test_wake_ups_work_again_after_the_session_that_listens_was_cut(
 ) -> None:
     worker = fleet.start(config=QUICK_RETRIES | fleet.sessions(sessions))
     name = fleet.listening(sessions)
-    back = "database is back" if name == "horsies:turn" else "notifications are back"
+    back: EventName = "database_back" if name == "horsies:turn" else "notifications_back"
     assert programs.noop.send().unwrap().get(5_000).is_ok()
     for times in (1, 2):
         assert len(terminate(connection, name)) == 1
-        eventually(lambda times=times: worker.log().count(back) == times, 5)  # type: ignore[misc]
+        worker.wait_for(back, 5, times=times)
         sent = programs.noop.send().unwrap()
         assert sent.get(5_000).is_ok()
         row = task(connection, sent.task_id)
@@ -93,11 +90,11 @@ def test_a_transaction_that_fails_costs_no_session_and_no_running_task(
         terminate_others(connection)  # a pooler keeps sessions from before
         worker = fleet.start(config=QUICK_RETRIES | fleet.sessions(sessions))
         sent = programs.sleep.send(1.5).unwrap()
-        eventually(lambda: journal.lines("start"), 5)
+        wait_until(lambda: journal.lines("start"), 5)
         before = backends(connection, fleet.listening(sessions))
         with connection.transaction():
             connection.execute("LOCK TABLE horsies_tasks")
-            eventually(lambda: worker.log().count("lock timeout") >= 3, 20, worker.log)
+            wait_until(lambda: worker.log().count("lock timeout") >= 3, 20, worker.log)
         assert sent.get(10_000).is_ok()
     assert backends(connection, fleet.listening(sessions)) == before
     assert len(attempts(connection, sent.task_id)) == 1
@@ -111,10 +108,10 @@ def test_a_worker_waits_for_a_server_that_is_read_only(
     assert programs.noop.send().unwrap().get(5_000).is_ok()
     with new_sessions_with(connection, "default_transaction_read_only", "on"):
         terminate_others(connection)
-        eventually(lambda: "takes only reads" in worker.log(), 20, worker.log)
-    assert "database is back" not in worker.log()
+        wait_until(lambda: "takes only reads" in worker.log(), 20, worker.log)
+    assert not worker.events("database_back")
     terminate_others(connection)  # a pooler would go on with sessions that may only read
-    eventually(lambda: "database is back" in worker.log(), 20, worker.log)
+    worker.wait_for("database_back", 20)
     programs.app.close()  # its own connection was cut twice within a moment, which it tells
     assert programs.noop.send().unwrap().get(5_000).is_ok()
     assert worker.stop() == 0
@@ -137,10 +134,10 @@ def test_results_wait_for_a_database_that_is_away(
 ) -> None:
     worker = fleet.start(config=QUICK_RETRIES)
     sent = [programs.sleep.send(0.3).unwrap() for _ in range(2)]
-    eventually(lambda: len(journal.lines("start")) == 2, 5)
+    wait_until(lambda: len(journal.lines("start")) == 2, 5)
     with outage(server_url, connection):
-        eventually(lambda: len(journal.lines("end")) == 2, 5)
-        eventually(lambda: worker.log().count("database away") >= 3, 10)
+        wait_until(lambda: len(journal.lines("end")) == 2, 5)
+        worker.wait_for("database_lost", times=3)
         assert count(connection, "RUNNING") == 2
     for one in sent:
         assert one.get(10_000).ok_value == "done"
@@ -153,7 +150,7 @@ def test_a_worker_that_starts_before_its_database_waits_for_it(
 ) -> None:
     with outage(server_url, connection):
         worker = fleet.start(config=QUICK_RETRIES, ready=False)
-        eventually(lambda: worker.log().count("database away") >= 2, 10)
+        worker.wait_for("database_lost", times=2)
     worker.wait_until_ready()
     assert programs.add.send(1, 2).unwrap().get(5_000).ok_value == 3
 
@@ -196,10 +193,10 @@ def test_an_outcome_whose_answer_got_lost_is_recorded_once(
         worker = fleet.start(config=config, database_url=proxy.url)
         with witnessed(connection):
             sent = programs.sleep.send(0.3).unwrap()
-            eventually(lambda: journal.lines("start"), 5)
+            wait_until(lambda: journal.lines("start"), 5)
             proxy.swallow_answer_with(sent.task_id.encode())
             assert sent.get(10_000).ok_value == "done"
-            eventually(proxy.swallowed.is_set, 5)
+            wait_until(proxy.swallowed.is_set, 5)
             assert programs.add.send(1, 2).unwrap().get(10_000).ok_value == 3
             assert_each_ended_once(connection)
         assert task(connection, sent.task_id).generation == 1
@@ -212,7 +209,7 @@ def claim_cut_under_way(fleet: Fleet, connection: Database) -> Iterator[None]:
     with connection.transaction(), psycopg.connect(fleet.database_url, autocommit=True) as other:
         connection.execute("LOCK TABLE horsies_tasks")
         yield
-        eventually(lambda: cut_what_waits(other), 10)
+        wait_until(lambda: cut_what_waits(other), 10)
 
 
 def cut_what_waits(connection: Database) -> bool:

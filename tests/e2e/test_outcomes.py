@@ -15,11 +15,12 @@ from horsies import TaskError, TaskHandle, TaskResult
 from horsies.ids import new_id
 from tests.conftest import TABLES
 from tests.e2e.conftest import FLEETS
+from tests.support.database import Database
 from tests.support.pooled_workers import pooled
-from tests.support.tables import attempts, insert_raw, task
-from tests.support.workers import Fleet, RunningWorker, eventually
-
-Database = psycopg.Connection[Any]
+from tests.support.rows import insert_raw
+from tests.support.tables import attempts, task
+from tests.support.wait import wait_until
+from tests.support.workers import Fleet, RunningWorker
 
 CONFIG = {"payload": {"warn_bytes": 500, "reject_bytes": 2_000}}
 
@@ -174,7 +175,7 @@ def test_a_large_result_below_the_limit_is_stored_and_warned_about(
     worker: RunningWorker, programs: ModuleType
 ) -> None:
     assert result_of(programs.make_text.send(1_000).unwrap()).ok_value == "x" * 1_000
-    eventually(lambda: "more than payload.warn_bytes=500" in worker.log(), 5)
+    wait_until(lambda: "more than payload.warn_bytes=500" in worker.log(), 5)
 
 
 def test_a_task_the_worker_does_not_know_fails_with_a_resolution_error(
@@ -258,7 +259,7 @@ def test_a_retried_error_leaves_no_code_on_the_task(
     worker: RunningWorker, programs: ModuleType, connection: Database
 ) -> None:
     sent = programs.fail_then_work.send().unwrap()
-    eventually(lambda: task(connection, sent.task_id).retry_count == 1, 10)
+    wait_until(lambda: task(connection, sent.task_id).retry_count == 1, 10)
     waiting = task(connection, sent.task_id)
     assert (waiting.status, waiting.error_code) == ("PENDING", None)
     assert waiting.claimed_by_worker_id is None
@@ -279,7 +280,7 @@ def test_log_lines_of_a_task_name_it(worker: RunningWorker, programs: ModuleType
     text = new_id()
     sent = programs.log_lines.send(text).unwrap()
     result_of(sent)
-    eventually(lambda: len(entries(worker, text)) == 3, 5, worker.log)
+    wait_until(lambda: len(entries(worker, text)) == 3, 5, worker.log)
     lines = {entry["message"].split()[0]: entry for entry in entries(worker, text)}
     for first_word in ("plain", "thread"):
         entry = lines[first_word]
@@ -295,13 +296,13 @@ def test_log_lines_of_async_tasks_name_each_its_own(
     sent = {text: programs.log_line_async.send(text).unwrap() for text in texts}
     for text, handle in sent.items():
         result_of(handle)
-        (entry,) = eventually(partial(entries, worker, text), 5)
+        (entry,) = wait_until(partial(entries, worker, text), 5)
         assert entry["task_id"] == handle.task_id
 
 
 def test_every_line_of_a_json_log_is_json(worker: RunningWorker, programs: ModuleType) -> None:
     result_of(programs.explode.send("said so").unwrap())
-    eventually(lambda: entries(worker, "said so"), 5)
+    wait_until(lambda: entries(worker, "said so"), 5)
     (entry,) = entries(worker, "said so")
     assert "Traceback" in entry["exception"]
     lines = [line for line in worker.log().splitlines() if line.startswith("{")]

@@ -7,11 +7,10 @@ import random
 import signal
 from collections import Counter
 from types import ModuleType
-from typing import Any
 
-import psycopg
 import pytest
 
+from tests.support.database import Database
 from tests.support.tables import (
     assert_each_ended_once,
     attempts,
@@ -21,9 +20,8 @@ from tests.support.tables import (
     wait_until_empty,
     witnessed,
 )
-from tests.support.workers import Fleet, Journal, RunningWorker, eventually, is_gone
-
-Database = psycopg.Connection[Any]
+from tests.support.wait import wait_until
+from tests.support.workers import Fleet, Journal, RunningWorker, is_gone
 
 KILLS = 30
 
@@ -33,7 +31,7 @@ def kill_at_a_random_moment(
 ) -> list[int]:
     """Kill the parent after a random number of journal lines; the children it had."""
     wanted = journal.length() + dice.randint(0, 12)
-    eventually(lambda: journal.length() >= wanted, 10)
+    wait_until(lambda: journal.length() >= wanted, 10)
     for _ in range(dice.randint(0, 2_000)):
         os.getpid()  # a few hundred microseconds: not always right after a line
     family = worker.family()
@@ -65,7 +63,7 @@ def test_thirty_killed_parents_lose_nothing_and_repeat_nothing(
             worker = fleet.start("--start-method", method, processes=4)
             family = kill_at_a_random_moment(worker, journal, dice)
             assert len(family) >= 4
-            eventually(lambda family=family: all(map(is_gone, family)), 1, "children outlived")  # type: ignore[misc]
+            wait_until(lambda family=family: all(map(is_gone, family)), 1, "children outlived")  # type: ignore[misc]
             recover_dead_workers(connection)
         fleet.start("--start-method", "fork", processes=4)
         wait_until_empty(connection, 60)

@@ -4,24 +4,20 @@ from __future__ import annotations
 
 import signal
 from types import ModuleType
-from typing import Any
 
-import psycopg
-
+from tests.support.database import Database, backends
 from tests.support.pooled_workers import pooled
 from tests.support.proxy import outage
 from tests.support.tables import (
     assert_each_ended_once,
     attempts,
-    backends,
     count,
     task,
     wait_until_empty,
     witnessed,
 )
-from tests.support.workers import HARDLY_POLLS, Fleet, Journal, eventually, wait_until_locks_count
-
-Database = psycopg.Connection[Any]
+from tests.support.wait import wait_until
+from tests.support.workers import HARDLY_POLLS, Fleet, Journal, wait_until_locks_count
 
 SILENCE = "interval '5 seconds'"
 
@@ -58,7 +54,7 @@ def test_pooled_workers_share_the_load_wake_up_and_cancel(
         wait_until_empty(connection)
         assert count(connection, "COMPLETED") == 300
         long = programs.sleep_and_clean_up.send(600).unwrap()
-        eventually(lambda: journal.lines("start", long.task_id), 5)
+        wait_until(lambda: journal.lines("start", long.task_id), 5)
         assert programs.app.cancel_task(long.task_id).unwrap()
         assert long.get(10_000).err_value.error_code == "TASK_CANCELLED"
         assert_each_ended_once(connection)
@@ -84,18 +80,18 @@ def test_an_outage_that_the_pooler_hides_makes_nobody_look_dead(
             fleet.start(processes=1, database_url=pooled_url, config=config) for _ in range(2)
         ]
         sent = [programs.sleep.send(10).unwrap() for _ in workers]
-        eventually(lambda: len(journal.lines("start")) == 2, 10)
+        wait_until(lambda: len(journal.lines("start")) == 2, 10)
         with outage(server_url, connection):
             # The locks of both are free, and both are silent for longer than the living may be.
             silence = (
                 f"SELECT 1 WHERE (SELECT max(seen_at) FROM horsies_workers) < now() - {SILENCE}"
             )
-            eventually(lambda: connection.execute(silence).fetchone(), 20)
+            wait_until(lambda: connection.execute(silence).fetchone(), 20)
         for one in sent:
             assert one.get(30_000).ok_value == "done"
             assert task(connection, one.task_id).generation == 1
         assert len(journal.lines("start")) == 2
-        assert not any("lost worker" in one.log() for one in workers)
+        assert not any(one.events("workers_lost") for one in workers)
         fleet.destroy()
 
 
@@ -107,7 +103,7 @@ def test_a_killed_pooled_worker_is_found_by_its_session_lock(
         config = {"broker": broker, "resilience": {"db_retry_max_ms": 500}}
         victim = fleet.start(database_url=pooled_url, config=config)
         left = programs.sleep.send(600).unwrap()
-        eventually(lambda: journal.lines("start"), 10)
+        wait_until(lambda: journal.lines("start"), 10)
         fleet.start(database_url=pooled_url, config=config)
         victim.signal(signal.SIGKILL)
         assert left.get(15_000).err_value.error_code == "WORKER_CRASHED"

@@ -8,8 +8,7 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
-import psycopg
-
+from tests.support.database import Database
 from tests.support.tables import (
     assert_each_ended_once,
     attempts,
@@ -20,9 +19,8 @@ from tests.support.tables import (
     wait_until_empty,
     witnessed,
 )
-from tests.support.workers import HARDLY_POLLS, Fleet, Journal, RunningWorker, eventually
-
-Database = psycopg.Connection[Any]
+from tests.support.wait import wait_until
+from tests.support.workers import HARDLY_POLLS, Fleet, Journal, RunningWorker
 
 AHEAD = 3
 PREFETCH = {"prefetch_buffer": AHEAD, "claim_lease_ms": 2_000}
@@ -41,9 +39,9 @@ def start_holder(
     """A worker with one child that is busy for so long, and the tasks it holds for later."""
     worker = fleet.start(processes=1, config={**settings, **HARDLY_POLLS})
     programs.sleep.send(seconds, "first").unwrap()
-    eventually(lambda: journal.lines("start"), 10)
+    wait_until(lambda: journal.lines("start"), 10)
     held = [programs.sleep.send(0.01, str(n)).unwrap().task_id for n in range(AHEAD)]
-    eventually(lambda: count(connection, "CLAIMED") == AHEAD, 10)
+    wait_until(lambda: count(connection, "CLAIMED") == AHEAD, 10)
     return worker, held
 
 
@@ -68,10 +66,10 @@ def test_a_stopping_worker_gives_back_at_once_what_it_has_not_started(
 ) -> None:
     worker, held = start_holder(fleet, journal, programs, connection, 4.0)
     worker.signal(signal.SIGTERM)
-    eventually(lambda: count(connection, "PENDING") == AHEAD, 2)
+    wait_until(lambda: count(connection, "PENDING") == AHEAD, 2)
     assert count(connection, "RUNNING") == 1
     other = fleet.start(processes=1)
-    eventually(lambda: count(connection, "COMPLETED") >= AHEAD, 10)
+    wait_until(lambda: count(connection, "COMPLETED") >= AHEAD, 10)
     assert worker.wait() == 0
     assert count(connection, "COMPLETED") == AHEAD + 1
     assert [attempts(connection, one)[0].attempt for one in held] == [1] * AHEAD
@@ -85,15 +83,15 @@ def test_leases_of_a_frozen_worker_lapse_and_others_take_over(
     frozen, held = start_holder(fleet, journal, programs, connection, 1.0)
     frozen.signal(signal.SIGSTOP)
     other = fleet.start(processes=1, config=PREFETCH | HARDLY_POLLS)
-    eventually(lambda: count(connection, "COMPLETED") == AHEAD, 10)
+    wait_until(lambda: count(connection, "COMPLETED") == AHEAD, 10)
     owners = {task(connection, one).claimed_by_worker_id for one in held}
     assert len(owners) == 1
     frozen.signal(signal.SIGCONT)
-    eventually(lambda: count(connection, "COMPLETED") == AHEAD + 1, 10)
+    wait_until(lambda: count(connection, "COMPLETED") == AHEAD + 1, 10)
     assert {row.retry_count for row in tasks(connection)} == {0}
     assert Counter(line.task_id for line in journal.lines("start")).most_common(1)[0][1] == 1
     assert len(attempts(connection)) == AHEAD + 1
-    eventually(lambda: "was lost before it started" in frozen.log(), 5, frozen.log)
+    frozen.wait_for("claim_lost", 5)
     assert [frozen.stop(), other.stop()] == [0, 0]
 
 
@@ -113,7 +111,7 @@ def test_a_held_task_whose_deadline_passes_expires_when_it_cannot_start(
     late = change_first(connection, held, "good_until = clock_timestamp()")
     row = wait_for_status(connection, late, "EXPIRED", 10)
     assert row.generation == 1, "nobody claims it again"
-    eventually(lambda: count(connection, "COMPLETED") == AHEAD, 10)
+    wait_until(lambda: count(connection, "COMPLETED") == AHEAD, 10)
     assert attempts(connection, late) == []
     assert worker.stop() == 0
 
@@ -125,6 +123,6 @@ def test_a_held_task_that_cannot_start_goes_back_and_is_nobodys_after_the_stop(
     paused = change_first(connection, held, "held = true")
     row = wait_for_status(connection, paused, "PENDING", 10)
     assert (row.claimed_by_worker_id, row.generation) == (None, 1)
-    eventually(lambda: count(connection, "COMPLETED") == AHEAD, 10)
+    wait_until(lambda: count(connection, "COMPLETED") == AHEAD, 10)
     assert worker.stop() == 0
     assert count(connection, "CLAIMED", "RUNNING") == 0

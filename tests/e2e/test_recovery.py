@@ -5,15 +5,16 @@ from __future__ import annotations
 import signal
 import time
 from types import ModuleType
-from typing import Any
 
 import psycopg
 
+from horsies.events import EventName
+from tests.support.database import Database, backends
 from tests.support.private_server import PrivateServer
-from tests.support.tables import attempts, backends, insert_raw, task, wait_until_empty, witnessed
-from tests.support.workers import Fleet, Journal, RunningWorker, eventually, wait_until_locks_count
-
-Database = psycopg.Connection[Any]
+from tests.support.rows import insert_raw
+from tests.support.tables import attempts, task, wait_until_empty, witnessed
+from tests.support.wait import wait_until
+from tests.support.workers import Fleet, Journal, RunningWorker, wait_until_locks_count
 
 
 def test_tasks_of_a_killed_worker_are_retried_or_failed_within_ten_seconds(
@@ -23,13 +24,13 @@ def test_tasks_of_a_killed_worker_are_retried_or_failed_within_ten_seconds(
     victim = fleet.start(processes=2)
     failed = programs.sleep.send(600).unwrap()
     retried = programs.sleep_again.send(600).unwrap()
-    eventually(lambda: len(journal.lines("start")) == 2, 10)
+    wait_until(lambda: len(journal.lines("start")) == 2, 10)
     fleet.start(processes=2)
     with witnessed(connection):
         victim.signal(signal.SIGKILL)
         began = time.monotonic()
         error = failed.get(10_000).err_value
-        eventually(lambda: attempts(connection, retried.task_id), 10)
+        wait_until(lambda: attempts(connection, retried.task_id), 10)
         seconds = time.monotonic() - began
     print(f"recovered after {seconds:.1f} s")
     assert seconds < 10
@@ -38,7 +39,7 @@ def test_tasks_of_a_killed_worker_are_retried_or_failed_within_ten_seconds(
     assert (attempt.outcome, attempt.will_retry) == ("WORKER_FAILURE", False)
     (attempt,) = attempts(connection, retried.task_id)
     assert (attempt.outcome, attempt.will_retry) == ("WORKER_FAILURE", True)
-    eventually(lambda: len(journal.lines("start", retried.task_id)) == 2, 10)
+    wait_until(lambda: len(journal.lines("start", retried.task_id)) == 2, 10)
     assert [line.attempt for line in journal.lines("start", retried.task_id)] == [1, 2]
 
 
@@ -48,11 +49,12 @@ def test_tasks_of_a_worker_that_left_at_once_are_taken_over_as_quickly(
     wait_until_locks_count(connection)
     leaver = fleet.start(processes=1)
     left = programs.never_stop.send().unwrap()
-    eventually(lambda: journal.lines("start"), 10)
+    wait_until(lambda: journal.lines("start"), 10)
     fleet.start(processes=1)
-    for answer in ("stopping: 1 task(s)", "1 task(s) are interrupted"):
-        leaver.signal(signal.SIGTERM)
-        eventually(lambda answer=answer: answer in leaver.log(), 5)  # type: ignore[misc]
+    leaver.signal(signal.SIGTERM)
+    assert leaver.wait_for("worker_stopping", 5)["running"] == 1
+    leaver.signal(signal.SIGTERM)
+    assert leaver.wait_for("tasks_interrupted", 5)["count"] == 1
     leaver.signal(signal.SIGTERM)
     assert leaver.wait(5) == 3
     assert left.get(10_000).err_value.error_code == "WORKER_CRASHED"
@@ -65,13 +67,13 @@ def test_a_worker_that_starts_later_finds_what_the_dead_one_left(
     wait_until_locks_count(connection)
     victim = fleet.start()
     left = programs.sleep.send(600).unwrap()
-    eventually(lambda: journal.lines("start"), 10)
+    wait_until(lambda: journal.lines("start"), 10)
     victim.signal(signal.SIGKILL)
     victim.wait()
     fleet.start()
     assert left.get(15_000).err_value.error_code == "WORKER_CRASHED"
     lost = "SELECT 1 FROM horsies_workers WHERE pid = %s AND was_lost AND stopped_at IS NOT NULL"
-    eventually(lambda: connection.execute(lost, (victim.pid,)).fetchone(), 5)
+    wait_until(lambda: connection.execute(lost, (victim.pid,)).fetchone(), 5)
 
 
 def test_a_live_worker_whose_connections_are_all_cut_is_not_declared_dead(
@@ -80,14 +82,14 @@ def test_a_live_worker_whose_connections_are_all_cut_is_not_declared_dead(
     wait_until_locks_count(connection)
     victim = fleet.start()
     sent = programs.sleep.send(11).unwrap()
-    eventually(lambda: journal.lines("start"), 10)
+    wait_until(lambda: journal.lines("start"), 10)
     mine = backends(connection, "horsies:turn") + backends(connection, "horsies:listener")
     watcher = fleet.start()
     for times in (1, 2):
         connection.execute(
             "SELECT pg_terminate_backend(pid) FROM unnest(%s::integer[]) AS pid", (mine,)
         )
-        eventually(lambda times=times: has_come_back(victim, fleet, times), 15)  # type: ignore[misc]
+        wait_until(lambda times=times: has_come_back(victim, fleet, times), 15)  # type: ignore[misc]
         known = set(mine)
         mine = [
             pid
@@ -100,7 +102,7 @@ def test_a_live_worker_whose_connections_are_all_cut_is_not_declared_dead(
         row = task(fresh, sent.task_id)
         assert (row.status, row.generation, row.retry_count) == ("COMPLETED", 1, 0)
         assert len(attempts(fresh, sent.task_id)) == 1
-    assert "lost worker" not in watcher.log() + victim.log()
+    assert not watcher.events("workers_lost") + victim.events("workers_lost")
     assert len(journal.lines("start")) == 1
 
 
@@ -113,12 +115,12 @@ def test_a_restart_of_the_server_costs_no_running_task(
         worker.wait_until_ready()
     with psycopg.connect(server.url, autocommit=True) as connection:
         task_ids = [insert_raw(connection, "sleep", "[8]") for _ in range(4)]
-        eventually(lambda: len(fleet.journal.lines("start")) == 4, 10)
+        wait_until(lambda: len(fleet.journal.lines("start")) == 4, 10)
     for times in (1, 2):
         server.crash()
         server.start()
         for worker in workers:
-            eventually(lambda worker=worker, times=times: has_come_back(worker, fleet, times), 20)  # type: ignore[misc]
+            wait_until(lambda worker=worker, times=times: has_come_back(worker, fleet, times), 20)  # type: ignore[misc]
     with psycopg.connect(server.url, autocommit=True) as connection:
         wait_until_empty(connection, 30)
         for task_id in task_ids:
@@ -126,12 +128,13 @@ def test_a_restart_of_the_server_costs_no_running_task(
             assert (row.status, row.generation, row.retry_count) == ("COMPLETED", 1, 0)
             assert len(attempts(connection, task_id)) == 1
     assert len(fleet.journal.lines("start")) == 4
-    assert not any("lost worker" in worker.log() for worker in workers)
+    assert not any(worker.events("workers_lost") for worker in workers)
 
 
 def has_come_back(worker: RunningWorker, fleet: Fleet, times: int) -> bool:
     """Whether it has met so many breaks and is over the last; a pooler hides those of turns."""
-    log = worker.log()
-    if log.rfind("database is back") < log.rfind("database away"):
+    states = [event for event in worker.events() if event["event"].startswith("database_")]
+    if not states or states[-1]["event"] != "database_back":
         return False
-    return log.count("notifications are back" if fleet.is_pooled else "database is back") >= times
+    back: EventName = "notifications_back" if fleet.is_pooled else "database_back"
+    return len(worker.events(back)) >= times

@@ -5,15 +5,13 @@ from __future__ import annotations
 import re
 from collections import Counter
 from types import ModuleType
-from typing import Any
 
-import psycopg
 import pytest
 
+from tests.support.database import Database
 from tests.support.tables import attempts, count, wait_until_empty
-from tests.support.workers import Fleet, eventually
-
-Database = psycopg.Connection[Any]
+from tests.support.wait import wait_until
+from tests.support.workers import Fleet
 
 
 @pytest.mark.parametrize("method", ["forkserver", "spawn"])
@@ -53,7 +51,7 @@ def test_a_memory_limit_below_a_fresh_child_is_refused_with_both_numbers(fleet: 
     assert worker.wait() == 1
     found = re.search(r"already uses (\d+) MB.*max_memory_per_child_mb=5", worker.log())
     assert found is not None, worker.log()
-    assert "listening on" not in worker.log()
+    assert not worker.events("worker_ready")
 
     close = int(int(found[1]) * 1.1) + 1
     worker = fleet.start("--max-memory-per-child-mb", str(close))
@@ -69,4 +67,4 @@ def test_no_child_is_replaced_without_a_limit(
     programs.noop.send_many(programs.noop.bind() for _ in range(300)).unwrap()
     wait_until_empty(connection)
     assert {one.worker_pid for one in attempts(connection)} <= children
-    eventually(lambda: set(worker.family()) == children, 1)
+    wait_until(lambda: set(worker.family()) == children, 1)

@@ -5,15 +5,13 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from types import ModuleType
-from typing import Any
 
-import psycopg
 import pytest
 
+from tests.support.database import Database
 from tests.support.tables import attempts, task, wait_for_status
-from tests.support.workers import FORKSERVER, HARDLY_POLLS, Fleet, Journal, eventually
-
-Database = psycopg.Connection[Any]
+from tests.support.wait import wait_until
+from tests.support.workers import FORKSERVER, HARDLY_POLLS, Fleet, Journal
 
 
 def in_seconds(seconds: float) -> datetime:
@@ -60,9 +58,9 @@ def test_a_retry_that_waits_can_still_expire(
 ) -> None:
     worker = fleet.start()
     sent = programs.fail_on_schedule.with_options(good_until=in_seconds(2.0)).send().unwrap()
-    eventually(lambda: task(connection, sent.task_id).retry_count == 1, 5)
+    wait_until(lambda: task(connection, sent.task_id).retry_count == 1, 5)
     assert worker.stop() == 0
-    eventually(lambda: in_seconds(0) > sent_deadline(connection, sent.task_id), 5)
+    wait_until(lambda: in_seconds(0) > sent_deadline(connection, sent.task_id), 5)
     fleet.start()
     assert sent.get(5_000).err_value.error_code == "TASK_EXPIRED"
     assert len(attempts(connection, sent.task_id)) == 1
@@ -110,7 +108,7 @@ def test_what_expired_while_no_worker_ran_is_expired_by_the_first_claim(
 ) -> None:
     late = programs.sleep.with_options(good_until=in_seconds(0.2)).send(0).unwrap()
     fine = programs.sleep.send(0).unwrap()
-    eventually(lambda: in_seconds(0) > sent_deadline(connection, late.task_id), 5)
+    wait_until(lambda: in_seconds(0) > sent_deadline(connection, late.task_id), 5)
     fleet.start()
     assert fine.get(10_000).is_ok()
     assert late.get(10_000).err_value.error_code == "TASK_EXPIRED"
@@ -122,7 +120,7 @@ def test_a_worker_without_an_idle_child_still_keeps_deadlines(
 ) -> None:
     fleet.start(processes=1, config={"resilience": {"notify_poll_interval_ms": 1_000}})
     busy = programs.sleep.send(600).unwrap()
-    eventually(lambda: journal.lines("start"), 5)
+    wait_until(lambda: journal.lines("start"), 5)
     late = programs.noop.with_options(good_until=in_seconds(0.5)).send().unwrap()
     assert late.get(5_000).err_value.error_code == "TASK_EXPIRED"
     assert task(connection, busy.task_id).status == "RUNNING"

@@ -9,12 +9,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import psycopg
-
+from tests.support.database import Database
 from tests.support.schedulers import APPLICATION, GATE_VARIABLE, config_of, enter, start_scheduler
-from tests.support.workers import Fleet, Journal, eventually
-
-Database = psycopg.Connection[Any]
+from tests.support.wait import wait_until
+from tests.support.workers import Fleet, Journal
 
 
 def flow(name: str, **fields: Any) -> dict[str, Any]:
@@ -47,15 +45,15 @@ def test_schedulers_that_die_start_every_slot_once_and_workers_bring_every_run_t
     first = enter(connection, programs.app, config)
     fleet.start(application=APPLICATION)
     doomed = start_scheduler(fleet, config)
-    eventually(lambda: len(run_slots(connection, "flow")) >= 3, 20, doomed.log)
+    wait_until(lambda: len(run_slots(connection, "flow")) >= 3, 20, doomed.log)
     doomed.signal(signal.SIGKILL)
     doomed.wait()
     both = [start_scheduler(fleet, config) for _ in range(2)]
     at_death = len(run_slots(connection, "flow"))
-    eventually(lambda: len(run_slots(connection, "flow")) >= at_death + 4, 20, both[0].log)
+    wait_until(lambda: len(run_slots(connection, "flow")) >= at_death + 4, 20, both[0].log)
     assert [one.stop() for one in both] == [0, 0]
     names = ("flow", "turns")
-    eventually(
+    wait_until(
         lambda: (
             {status for name in names for status in run_slots(connection, name).values()}
             == {"COMPLETED"}
@@ -77,7 +75,7 @@ def test_a_worker_with_a_scheduler_starts_the_runs_it_then_works_on(
     config = config_of(flow("flow"))
     first = enter(connection, programs.app, config)
     worker = fleet.start("--with-scheduler", application=APPLICATION, config=config)
-    eventually(
+    wait_until(
         lambda: list(run_slots(connection, "flow").values())[:2] == ["COMPLETED"] * 2,
         20,
         worker.log,
@@ -101,15 +99,15 @@ def test_a_workflow_that_takes_its_time_to_be_built_does_not_hold_up_the_worker(
 
     def wait_for_a_build() -> None:
         known = worker.log().count("building")
-        eventually(lambda: worker.log().count("building") > known, 10, worker.log)
+        wait_until(lambda: worker.log().count("building") > known, 10, worker.log)
 
-    eventually(lambda: run_slots(connection, "slow"), 20, worker.log)
+    wait_until(lambda: run_slots(connection, "slow"), 20, worker.log)
     gate.touch()
     wait_for_a_build()
     assert programs.add.send(1, 2).unwrap().get(timeout_ms=10_000).unwrap() == 3
     known = len(run_slots(connection, "slow"))
     gate.unlink()
-    eventually(lambda: len(run_slots(connection, "slow")) >= known + 2, 20, worker.log)
+    wait_until(lambda: len(run_slots(connection, "slow")) >= known + 2, 20, worker.log)
     gate.touch()
     wait_for_a_build()
     assert worker.stop() == 0

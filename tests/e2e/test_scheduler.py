@@ -17,7 +17,7 @@ import psycopg
 import pytest
 
 from horsies import IntervalSchedule, TaskSchedule
-from tests.conftest import database_on
+from tests.support.database import Database, backends, database_on, terminate
 from tests.support.proxy import outage
 from tests.support.schedulers import (
     APPLICATION,
@@ -31,15 +31,13 @@ from tests.support.schedulers import (
     start_scheduler,
     wait_until_serving,
 )
-from tests.support.tables import attempts, backends, held_connections, terminate
-from tests.support.workers import AHEAD, BEHIND, Fleet, Journal, RunningWorker, eventually, skew
-
-Database = psycopg.Connection[Any]
+from tests.support.tables import attempts, held_connections
+from tests.support.wait import wait_until
+from tests.support.workers import AHEAD, BEHIND, Fleet, Journal, RunningWorker, skew
 
 # The whole hour of truth is a minute; a shorter one will do for every day.
 SOAK_SECONDS = float(os.environ.get("HORSIES_SCHEDULER_SOAK_SECONDS", "20"))
 GATE_KEY = 4_242
-SENT = "task(s) sent"
 
 # Blocks every commit of a scheduled task until the test lets go of the lock.
 GATE = f"""
@@ -56,7 +54,7 @@ NO_GATE = "DROP TRIGGER e2e_gate ON horsies_tasks; DROP FUNCTION e2e_gate;"
 
 def wait_for_slots(connection: Database, name: str, count: int, seconds: float = 20.0) -> None:
     """Wait until that many slots of a schedule have become tasks."""
-    eventually(
+    wait_until(
         lambda: len(slots(connection, name)) >= count,
         seconds,
         lambda: f"{name}: {slots(connection, name)}",
@@ -66,7 +64,7 @@ def wait_for_slots(connection: Database, name: str, count: int, seconds: float =
 def wait_until_nothing_is_due(connection: Database, seconds: float = 20.0) -> None:
     """Wait until every schedule's next slot is ahead."""
     query = "SELECT count(*) FROM horsies_schedule_state WHERE next_run_at <= clock_timestamp()"
-    eventually(lambda: connection.execute(query).fetchone() == (0,), seconds)
+    wait_until(lambda: connection.execute(query).fetchone() == (0,), seconds)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -77,7 +75,7 @@ def test_a_scheduler_sends_what_is_due_and_stops_in_order(
     wait_for_slots(connection, "often", 3)
     scheduler.signal(number)
     assert scheduler.wait() == 0
-    assert "scheduler stopped" in scheduler.log()
+    assert scheduler.events("scheduler_stopped")
     assert "Traceback" not in scheduler.log()
 
 
@@ -101,8 +99,8 @@ def test_three_schedulers_killed_at_random_send_every_slot_exactly_once(
         )
         # Mostly one that is at work, sometimes one that may still be starting.
         if dice.random() < 0.8:
-            eventually(lambda: any(SENT in one.log() for one in alive), 30)
-        working = [one for one in alive if SENT in one.log()]
+            wait_until(lambda: any(one.events("slots_sent") for one in alive), 30)
+        working = [one for one in alive if one.events("slots_sent")]
         victim = dice.choice(working or alive)
         alive.remove(victim)
         victim.signal(signal.SIGKILL)
@@ -156,20 +154,20 @@ def test_point_16_a_crash_between_insert_and_commit_sends_the_slot_once(
     first = enter(connection, programs.app, config)
     with closed_gate(connection, fleet.database_url) as keeper:
         scheduler = start_scheduler(fleet, config, ready=False)
-        (backend,) = eventually(lambda: blocked_backends(connection), 30, scheduler.log)
+        (backend,) = wait_until(lambda: blocked_backends(connection), 30, scheduler.log)
         # All is inserted and noted, nothing committed: now the server ends it.
         connection.execute("SELECT pg_terminate_backend(%s)", (backend,))
-        eventually(lambda: backend not in blocked_backends(connection), 10)
+        wait_until(lambda: backend not in blocked_backends(connection), 10)
         assert sent(connection) == []
         assert next_slots(connection) == first
         # Now the scheduler itself dies there, and the server finishes what it was told.
-        (backend,) = eventually(lambda: blocked_backends(connection), 30, scheduler.log)
+        (backend,) = wait_until(lambda: blocked_backends(connection), 30, scheduler.log)
         scheduler.signal(signal.SIGKILL)
         scheduler.wait()
         second = start_scheduler(fleet, config, ready=False)
-        eventually(lambda: len(backends(connection, "horsies:scheduler")) == 2, 30, second.log)
+        wait_until(lambda: len(backends(connection, "horsies:scheduler")) == 2, 30, second.log)
         keeper.close()
-        eventually(lambda: blocked_backends(connection) == [], 10)
+        wait_until(lambda: blocked_backends(connection) == [], 10)
     wait_for_slots(connection, "seldom", 2)
     wait_until_nothing_is_due(connection)
     assert second.stop() == 0
@@ -194,7 +192,7 @@ def test_a_scheduler_paused_across_slots_neither_repeats_nor_loses_any(
     frozen.signal(signal.SIGSTOP)
     before = len(slots(connection, "often"))
     missed = datetime.now(UTC) + timedelta(seconds=3)
-    eventually(lambda: datetime.now(UTC) > missed, 10)
+    wait_until(lambda: datetime.now(UTC) > missed, 10)
     other.signal(signal.SIGCONT)
     frozen.signal(signal.SIGCONT)
     wait_for_slots(connection, "often", before + 3)
@@ -212,9 +210,9 @@ def test_a_lone_scheduler_paused_across_slots_explains_what_it_drops(
     wait_for_slots(connection, "often", 1)
     scheduler.signal(signal.SIGSTOP)
     missed = datetime.now(UTC) + timedelta(seconds=4)
-    eventually(lambda: datetime.now(UTC) > missed, 10)
+    wait_until(lambda: datetime.now(UTC) > missed, 10)
     scheduler.signal(signal.SIGCONT)
-    eventually(lambda: "dropped (missed)" in scheduler.log(), 10, scheduler.log)
+    scheduler.wait_for("slots_dropped")
     assert scheduler.stop() == 0
     found = slots(connection, "often")
     steps = [(slot - first).total_seconds() for slot in found]
@@ -222,7 +220,7 @@ def test_a_lone_scheduler_paused_across_slots_explains_what_it_drops(
     assert len(set(steps)) == len(steps)
     # On a busy machine slots may have passed before the scheduler was there.
     gaps = [later - earlier for earlier, later in pairwise([-1.0, *steps])]
-    assert sum(gap > 1 for gap in gaps) == scheduler.log().count("dropped (missed)")
+    assert sum(gap > 1 for gap in gaps) == len(scheduler.events("slots_dropped"))
     row = connection.execute(
         "SELECT skip_reason, skipped_at FROM horsies_schedule_state"
     ).fetchone()
@@ -244,15 +242,14 @@ def test_a_clock_ten_minutes_wrong_changes_nothing(
     wait_until_nothing_is_due(connection)
     for scheduler in schedulers:
         assert scheduler.stop() == 0
-        assert "dropped" not in scheduler.log()
+        assert not scheduler.events("slots_dropped")
     assert check_books(connection, first, seconds) >= 12
 
 
 def _wrong_by(scheduler: RunningWorker) -> float:
-    """How many seconds a process is ahead, by the time on its log lines, which is local."""
-    (line,) = (text for text in scheduler.log().splitlines() if "serving " in text)
-    written = datetime.strptime(line[:19], "%Y-%m-%d %H:%M:%S").astimezone()
-    return (written - datetime.now(UTC)).total_seconds()
+    """How many seconds a process is ahead, by the time of its events."""
+    (ready,) = scheduler.events("scheduler_ready")
+    return (datetime.fromisoformat(ready["time"]) - datetime.now(UTC)).total_seconds()
 
 
 @pytest.mark.pooled
@@ -268,9 +265,9 @@ def test_a_scheduler_that_loses_its_connections_goes_on_and_leaves_none_behind(
         terminate(connection, "horsies:listener")
         wait_for_slots(connection, "often", len(slots(connection, "often")) + 2)
     # A pooler mends its server connections without a word.
-    assert fleet.is_pooled or "nothing can be scheduled" in scheduler.log()
+    assert fleet.is_pooled or scheduler.events("scheduler_database_lost")
     assert scheduler.stop() == 0
-    eventually(lambda: held_connections(fleet, connection, "horsies:scheduler") == 0, 5)
+    wait_until(lambda: held_connections(fleet, connection, "horsies:scheduler") == 0, 5)
     check_books(connection, first, {"often": 1})
 
 
@@ -281,7 +278,7 @@ def test_a_scheduler_outlasts_an_outage_and_stops_during_one(
     first = enter(connection, programs.app, config)
     scheduler = start_scheduler(fleet, config)
     with outage(server_url, connection):
-        eventually(lambda: "nothing can be scheduled" in scheduler.log(), 15, scheduler.log)
+        scheduler.wait_for("scheduler_database_lost", 15)
         before = len(slots(connection, "often"))
     wait_for_slots(connection, "often", before + 3)
     wait_until_nothing_is_due(connection)
@@ -304,7 +301,7 @@ def test_a_sleeping_scheduler_is_woken_by_changes(
     fleet: Fleet, programs: ModuleType, connection: Database
 ) -> None:
     scheduler = start_scheduler(fleet, config_of(interval=60))
-    eventually(lambda: backends(connection, "horsies:listener"), 10)
+    wait_until(lambda: backends(connection, "horsies:listener"), 10)
     added = TaskSchedule(name="added", task_name="noop", pattern=IntervalSchedule(seconds=1))
     programs.app.schedules.add(added).unwrap()
     wait_for_slots(connection, "added", 2, 10)
@@ -323,17 +320,17 @@ def test_a_worker_with_a_scheduler_sends_runs_and_retries(
         every(3_600, "flaky", task_name="fail_then_work", start_at="2020-01-01T00:00:00Z"),
     )
     worker = fleet.start("--with-scheduler", application=APPLICATION, config=config)
-    eventually(lambda: "serving 2 schedule(s)" in worker.log(), 10, worker.log)
+    assert worker.wait_for("scheduler_ready")["schedules"] == 2
     connection.execute(
         "UPDATE horsies_schedule_state SET next_run_at = date_trunc('hour', now()) "
         "WHERE schedule_name = 'flaky'"
     )
     wait_for_slots(connection, "slots", 3)
-    eventually(lambda: len(journal.lines("slot")) >= 3, 10, worker.log)
+    wait_until(lambda: len(journal.lines("slot")) >= 3, 10, worker.log)
     labels = [line.label for line in journal.lines("slot")]
     expected = [f"hello {slot.isoformat()}" for slot in slots(connection, "slots")]
     assert sorted(labels) == expected[: len(labels)]
-    eventually(lambda: [one.status for one in sent(connection, "flaky")] == ["COMPLETED"], 15)
+    wait_until(lambda: [one.status for one in sent(connection, "flaky")] == ["COMPLETED"], 15)
     assert sorted(one.attempt for one in attempts(connection) if one.error_code) == [1]
     assert worker.stop() == 0
 

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from types import ModuleType
-from typing import Any
-
-import psycopg
 
 from horsies.monitor.overview import WorkerOverview, read_workers
+from tests.support.database import Database, backends
 from tests.support.proxy import Proxy
-from tests.support.tables import backends
-from tests.support.workers import Fleet, eventually
-
-Database = psycopg.Connection[Any]
+from tests.support.wait import wait_until
+from tests.support.workers import Fleet
 
 POLL_EVERY_SECOND = {"resilience": {"notify_poll_interval_ms": 1_000}}
 
@@ -33,18 +29,18 @@ def test_a_worker_that_hears_nothing_polls_shows_it_and_hears_again(
         first = backends(connection, "horsies:listener")
 
         proxy.is_silent = True
-        eventually(lambda: only_worker(programs).is_deaf, 20)
+        wait_until(lambda: only_worker(programs).is_deaf, 20)
         for _ in range(3):
             assert programs.noop.send().unwrap().get(10_000).is_ok()
-        eventually(lambda: not programs.app.list_worker_states().unwrap()[0].hears, 10)
-        eventually(lambda: backends(connection, "horsies:listener") not in ([], first), 10)
-        eventually(lambda: only_worker(programs).worker.holds_lock, 10)
-        assert "notifications are heard again" not in worker.log()
+        wait_until(lambda: not programs.app.list_worker_states().unwrap()[0].hears, 10)
+        wait_until(lambda: backends(connection, "horsies:listener") not in ([], first), 10)
+        wait_until(lambda: only_worker(programs).worker.holds_lock, 10)
+        assert not worker.events("notifications_back")
 
         proxy.is_silent = False
-        eventually(lambda: not only_worker(programs).is_deaf, 20)
-        eventually(lambda: programs.app.list_worker_states().unwrap()[0].hears, 10)
+        wait_until(lambda: not only_worker(programs).is_deaf, 20)
+        wait_until(lambda: programs.app.list_worker_states().unwrap()[0].hears, 10)
         assert programs.noop.send().unwrap().get(10_000).is_ok()
         assert worker.stop() == 0
-    assert worker.log().count("notifications are silent; polling every 1 s") == 1
-    assert worker.log().count("notifications are heard again") == 1
+    assert [one["silent"] for one in worker.events("notifications_lost")] == [True]
+    assert len(worker.events("notifications_back")) == 1

@@ -6,14 +6,13 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType
-from typing import Any
 
 import psycopg
 
+from tests.support.database import Database
 from tests.support.tables import attempts, task
-from tests.support.workers import Fleet, Journal, RunningWorker, eventually, is_gone
-
-Database = psycopg.Connection[Any]
+from tests.support.wait import wait_until
+from tests.support.workers import Fleet, Journal, RunningWorker, is_gone
 
 FORCED = 3
 SOON_LATE = {
@@ -54,10 +53,10 @@ def test_a_time_limit_is_kept_while_the_database_keeps_the_worker_waiting(
     short = programs.sleep.send(0.5).unwrap()
     limited = programs.limited_and_telling.send(600).unwrap()
     for sent in (short, limited):
-        eventually(lambda sent=sent: journal.lines("start", sent.task_id), 5)  # type: ignore[misc]
+        wait_until(lambda sent=sent: journal.lines("start", sent.task_id), 5)  # type: ignore[misc]
     with locked(fleet.database_url) as holder:
-        eventually(lambda: keeps_somebody_waiting(holder), 5)
-        eventually(lambda: journal.lines("stopped", limited.task_id), 8)
+        wait_until(lambda: keeps_somebody_waiting(holder), 5)
+        wait_until(lambda: journal.lines("stopped", limited.task_id), 8)
     assert limited.get(10_000).err_value.error_code == "TASK_TIMEOUT"
     assert short.get(10_000).ok_value == "done"
     assert len(attempts(connection, limited.task_id)) == 1
@@ -68,13 +67,13 @@ def test_the_last_request_to_stop_is_obeyed_while_the_database_keeps_the_worker_
 ) -> None:
     worker = fleet.start()
     sent = programs.sleep.send(0.5).unwrap()
-    eventually(lambda: journal.lines("start", sent.task_id), 5)
+    wait_until(lambda: journal.lines("start", sent.task_id), 5)
     family = worker.family()
     with locked(fleet.database_url) as holder:
-        eventually(lambda: keeps_somebody_waiting(holder), 5)
-        eventually(lambda: insists_on_the_end(worker), 10)
+        wait_until(lambda: keeps_somebody_waiting(holder), 5)
+        wait_until(lambda: insists_on_the_end(worker), 10)
         assert worker.wait() == FORCED
-        eventually(lambda: all(is_gone(pid) for pid in family), 5)
+        wait_until(lambda: all(is_gone(pid) for pid in family), 5)
 
 
 def test_a_worker_that_was_kept_waiting_was_not_frozen(
@@ -84,11 +83,11 @@ def test_a_worker_that_was_kept_waiting_was_not_frozen(
     short = programs.sleep.send(0.5).unwrap()
     long = programs.sleep.send(6).unwrap()
     for sent in (short, long):
-        eventually(lambda sent=sent: journal.lines("start", sent.task_id), 5)  # type: ignore[misc]
+        wait_until(lambda sent=sent: journal.lines("start", sent.task_id), 5)  # type: ignore[misc]
     with locked(fleet.database_url) as holder:
-        eventually(lambda: keeps_somebody_waiting(holder), 5)
-        eventually(lambda: journal.lines("end", long.task_id), 15)
+        wait_until(lambda: keeps_somebody_waiting(holder), 5)
+        wait_until(lambda: journal.lines("end", long.task_id), 15)
     assert long.get(10_000).ok_value == "done"
     row = task(connection, long.task_id)
     assert (row.status, row.generation) == ("COMPLETED", 1)
-    assert "frozen" not in worker.log()
+    assert not worker.events("worker_frozen")

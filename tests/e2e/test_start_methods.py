@@ -8,8 +8,9 @@ from typing import Any
 import psycopg
 import pytest
 
-from tests.support.tables import insert_raw
-from tests.support.workers import Fleet, Journal, eventually, is_gone
+from tests.support.rows import insert_raw
+from tests.support.wait import wait_until
+from tests.support.workers import Fleet, Journal, is_gone
 
 AWKWARD = "tests.support.apps.noisy_import:app"
 
@@ -27,7 +28,7 @@ def test_a_worker_works_and_stops_with_every_start_method(
     inner_id = programs.send_another.send(20, 22).unwrap().get(10_000).ok_value
     assert programs.app.get_result(inner_id, 10_000).ok_value == 42
     sent = programs.sleep.send(0.4).unwrap()
-    eventually(lambda: journal.lines("start", sent.task_id), 5)
+    wait_until(lambda: journal.lines("start", sent.task_id), 5)
     family = worker.family()
     assert worker.stop() == 0
     assert sent.get(0).ok_value == "done"

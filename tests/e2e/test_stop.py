@@ -3,28 +3,18 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 from contextlib import suppress
 from types import ModuleType
 from typing import Any
 
-import psycopg
 import pytest
 
+from tests.support.database import Database, database_on, with_password
 from tests.support.proxy import Proxy, outage
 from tests.support.tables import attempts, count, task, wait_for_status
-from tests.support.workers import (
-    FORKSERVER,
-    HARDLY_POLLS,
-    Fleet,
-    Journal,
-    RunningWorker,
-    eventually,
-    is_gone,
-)
-
-Database = psycopg.Connection[Any]
+from tests.support.wait import wait_until
+from tests.support.workers import FORKSERVER, HARDLY_POLLS, Fleet, Journal, RunningWorker, is_gone
 
 CLEAN, FAILED, USAGE, FORCED = 0, 1, 2, 3
 AWKWARD = "tests.support.apps.noisy_import:app"
@@ -37,18 +27,18 @@ def start_and_wait(
 ) -> Any:
     """Send a task and wait until it runs."""
     sent = programs.app.get_task(name).send(*args).unwrap()
-    eventually(lambda: journal.lines("start", sent.task_id), 5)
+    wait_until(lambda: journal.lines("start", sent.task_id), 5)
     return sent
 
 
 def begin_stop(worker: RunningWorker) -> None:
     worker.signal(signal.SIGTERM)
-    eventually(lambda: "stopping:" in worker.log(), 5)
+    worker.wait_for("worker_stopping", 5)
 
 
 def processor_seconds_of_ended(worker: RunningWorker) -> float:
     """What the parent used in all; its zombie still knows."""
-    eventually(lambda: is_gone(worker.pid), 20)
+    wait_until(lambda: is_gone(worker.pid), 20)
     return worker.cpu_seconds()
 
 
@@ -69,8 +59,8 @@ def test_a_stop_waits_for_running_tasks_and_records_them(
     assert task(connection, waiting.task_id).status == "PENDING"
     assert count(connection, "RUNNING", "CLAIMED") == 0
     assert all(map(is_gone, family))
-    assert worker.log().count("stopping: 2 task(s) still running") == 1
-    assert "worker stopped (clean)" in worker.log()
+    assert [one["running"] for one in worker.events("worker_stopping")] == [2]
+    assert [one["exit_code"] for one in worker.events("worker_stopped")] == [CLEAN]
     assert used < 0.5
 
 
@@ -83,7 +73,7 @@ def test_an_idle_worker_stops_at_once(fleet: Fleet) -> None:
 
 def test_a_signal_during_the_start_stops_the_worker(fleet: Fleet) -> None:
     worker = fleet.start(ready=False)
-    family = eventually(worker.family, 10)
+    family = wait_until(worker.family, 10)
     worker.signal(signal.SIGTERM)
     assert worker.wait(10) == CLEAN
     assert all(map(is_gone, family))
@@ -99,19 +89,19 @@ def test_a_signal_while_children_are_slow_to_start_stops_the_worker(
         environment={"HORSIES_E2E_LINGERS": "1"},
         ready=False,
     )
-    eventually((fleet.directory / "lingers").exists, 20)
+    wait_until((fleet.directory / "lingers").exists, 20)
     family = worker.family()
     assert worker.stop(6) == CLEAN
     assert family
     assert all(map(is_gone, family))
-    assert "worker stopped (clean)" in worker.log()
+    assert [one["exit_code"] for one in worker.events("worker_stopped")] == [CLEAN]
 
 
 def test_a_service_manager_that_signals_every_process_stops_a_worker_whose_children_start(
     fleet: Fleet,
 ) -> None:
     worker = fleet.start("--start-method", "spawn", ready=False)
-    family = eventually(worker.family, 10)
+    family = wait_until(worker.family, 10)
     for pid in (worker.pid, *family):
         with suppress(ProcessLookupError):  # the worker may be quicker
             os.kill(pid, signal.SIGTERM)
@@ -215,9 +205,9 @@ def test_an_idle_worker_stops_during_an_outage(
     worker = fleet.start(config=HARDLY_POLLS)
     # Its first claim is answered when it describes itself; one in doubt would be waited for.
     states = "SELECT FROM horsies_worker_states"
-    eventually(lambda: connection.execute(states).fetchall(), 5)
+    wait_until(lambda: connection.execute(states).fetchall(), 5)
     with outage(server_url, connection):
-        eventually(lambda: re.search("notifications lost|database away", worker.log()), 5)
+        wait_until(lambda: worker.events("notifications_lost") or worker.events("database_lost"), 5)
         assert worker.stop(3) == CLEAN
 
 
@@ -225,7 +215,7 @@ def lose_the_answer_to_a_claim(proxy: Proxy, programs: ModuleType) -> str:
     """Have a claim committed whose answer never arrives, and the database vanish; the task."""
     proxy.swallow_answer_with(b"marked")
     sent = programs.sleep.send(0, "marked").unwrap()
-    eventually(proxy.swallowed.is_set, 5)
+    wait_until(proxy.swallowed.is_set, 5)
     proxy.stop()
     return str(sent.task_id)
 
@@ -265,8 +255,8 @@ def test_a_result_waits_for_the_database_before_the_worker_leaves(
     sent = start_and_wait(fleet, journal, programs, "sleep", 0.5)
     with outage(server_url, connection):
         begin_stop(worker)
-        eventually(lambda: journal.lines("end", sent.task_id), 5)
-        eventually(lambda: "database away" in worker.log(), 5)
+        wait_until(lambda: journal.lines("end", sent.task_id), 5)
+        worker.wait_for("database_lost", 5)
         assert worker.process.poll() is None
     assert worker.wait(10) == CLEAN
     assert task(connection, sent.task_id).status == "COMPLETED"
@@ -280,8 +270,8 @@ def test_three_signals_leave_even_while_a_result_waits_for_the_database(
     start_and_wait(fleet, journal, programs, "sleep", 0.3)
     with outage(server_url, connection):
         begin_stop(worker)
-        eventually(lambda: journal.lines("end"), 5)
-        eventually(lambda: "database away" in worker.log(), 5)
+        wait_until(lambda: journal.lines("end"), 5)
+        worker.wait_for("database_lost", 5)
         worker.signal(signal.SIGTERM)
         worker.signal(signal.SIGINT)
         assert worker.wait(3) == FORCED
@@ -325,7 +315,7 @@ def test_an_application_that_does_not_load_is_named(
 
 
 def test_a_database_that_does_not_exist_ends_the_worker_with_one_line(fleet: Fleet) -> None:
-    url = fleet.database_url.replace("postgres:@/", "postgres:hunter2@/no_such_")
+    url = with_password(database_on(fleet.database_url, "no_such_database"), "hunter2")
     worker = fleet.start(database_url=url, ready=False)
     assert worker.wait() == FAILED
     assert "The database does not exist" in worker.log()

@@ -9,7 +9,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from tests.support.tables import terminate
+from tests.support.database import terminate, with_password
 from tests.support.workers import FORKSERVER, Fleet
 
 
@@ -26,8 +26,7 @@ def test_a_json_log_holds_nothing_else(fleet: Fleet, programs: ModuleType) -> No
 def test_a_password_never_reaches_the_log(
     fleet: Fleet, programs: ModuleType, connection: psycopg.Connection[Any], method: str
 ) -> None:
-    url = fleet.database_url.replace("postgres:@", "postgres:hunter2@")
-    assert "hunter2" in url
+    url = with_password(fleet.database_url, "hunter2")
     worker = fleet.start("--loglevel", "debug", "--start-method", method, database_url=url)
     terminate(connection, fleet.listening())
     programs.log_lines.send(f"at {url}").unwrap().get(10_000)

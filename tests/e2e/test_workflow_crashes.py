@@ -7,21 +7,18 @@ import os
 import signal
 from random import Random
 from types import ModuleType
-from typing import Any
 
-import psycopg
 import pytest
 
 from horsies.db.statements.workflows import SignalRun, signal_run
 from tests.e2e.test_workflows import APPLICATION, flows
 from tests.support import runs
+from tests.support.database import Database
 from tests.support.oracle.random_runs import SIGNAL, Mixed, mixed
 from tests.support.oracle.rules import Oracle
 from tests.support.oracle.tree import End
 from tests.support.tables import wait_until_empty
 from tests.support.workers import Fleet
-
-Database = psycopg.Connection[Any]
 
 __all__ = ["flows"]
 

@@ -11,7 +11,6 @@ from datetime import timedelta
 from types import ModuleType
 from typing import Any
 
-import psycopg
 import pytest
 
 from horsies.db.statements.workflows import (
@@ -25,10 +24,10 @@ from horsies.db.statements.workflows import (
 )
 from horsies.workflow.nodes.nodes import SignalNode, SleepNode, SubWorkflowNode, TaskNode
 from tests.support import runs
-from tests.support.tables import attempts, backends, count, tasks, wait_until_empty
-from tests.support.workers import HARDLY_POLLS, Fleet, Journal, Line, RunningWorker, eventually
-
-Database = psycopg.Connection[Any]
+from tests.support.database import Database, backends
+from tests.support.tables import attempts, count, tasks, wait_until_empty
+from tests.support.wait import wait_until
+from tests.support.workers import HARDLY_POLLS, Fleet, Journal, Line, RunningWorker
 
 APPLICATION = "tests.support.apps.flows:app"
 ENOUGH = '{"error_code":"STOPPED","message":"enough","data":null,"exception":null}'
@@ -56,7 +55,7 @@ def worker(fleet: Fleet) -> RunningWorker:
 
 def transactions(connection: Database) -> int:
     """How many transactions have ended on this database, once every worker has told."""
-    eventually(lambda: not backends(connection, "horsies%"), 10)
+    wait_until(lambda: not backends(connection, "horsies%"), 10)
     (row,) = connection.execute(
         "SELECT xact_commit + xact_rollback FROM pg_stat_database "
         "WHERE datname = current_database()"
@@ -305,7 +304,7 @@ def test_a_sleep_is_over_in_time_and_holds_no_child(
     last = TaskNode(flows.one, waits_for=[sleep], node_id="last")
     spec = flows.app.workflow("nap", [first, sleep, last], definition_key="e2e.nap")
     (run_id,) = runs.start(connection, spec)
-    eventually(lambda: runs.nodes(connection, run_id)["sleep"] == "ENQUEUED", 10)
+    wait_until(lambda: runs.nodes(connection, run_id)["sleep"] == "ENQUEUED", 10)
     assert flows.one.send().unwrap().get(timeout_ms=1_000).ok == 1
     assert runs.nodes(connection, run_id)["sleep"] == "ENQUEUED"
     runs.wait_for(connection, run_id, "COMPLETED", 10)
@@ -327,7 +326,7 @@ def test_a_signal_is_taken_when_it_comes_late_and_kept_when_it_comes_early(
     fleet.start(application=APPLICATION, config=HARDLY_POLLS)
     runs.wait_for(connection, early, "COMPLETED")
     assert runs.result(connection, early) == {"ok": {"from": "early"}}
-    eventually(lambda: runs.nodes(connection, late)["signal"] == "ENQUEUED", 10)
+    wait_until(lambda: runs.nodes(connection, late)["signal"] == "ENQUEUED", 10)
     assert count(connection, "RUNNING", "CLAIMED") == 0
     signal_run.run(connection, SignalRun(late, "go", "[1]"))
     runs.wait_for(connection, late, "COMPLETED")
@@ -361,9 +360,9 @@ def test_a_paused_run_finishes_what_runs_and_starts_nothing(
     worker: RunningWorker, journal: Journal, connection: Database, flows: ModuleType
 ) -> None:
     (run_id,) = runs.start(connection, lingering(flows))
-    eventually(lambda: journal.lines("start"), 10)
+    wait_until(lambda: journal.lines("start"), 10)
     assert pause_run.run(connection, RunId(run_id))[0].answer == "RUNNING"
-    eventually(lambda: runs.nodes(connection, run_id)["first"] == "COMPLETED", 10)
+    wait_until(lambda: runs.nodes(connection, run_id)["first"] == "COMPLETED", 10)
     # A task outside of the run passes the same queue and the same turns.
     assert flows.one.send().unwrap().get(timeout_ms=10_000).ok == 1
     assert runs.nodes(connection, run_id)["last"] == "PENDING"
@@ -380,7 +379,7 @@ def test_a_retry_that_falls_into_a_pause_waits_for_its_end(
         "flaky", [TaskNode(flows.flaky_step, node_id="flaky")], definition_key="e2e.flaky"
     )
     (run_id,) = runs.start(connection, spec)
-    eventually(lambda: count(connection, "PENDING") and journal.lines("start"), 10)
+    wait_until(lambda: count(connection, "PENDING") and journal.lines("start"), 10)
     pause_run.run(connection, RunId(run_id))
     (row,) = tasks(connection)
     connection.execute("SELECT pg_sleep_until(%s + interval '0.5 seconds')", (row.next_retry_at,))
@@ -406,9 +405,9 @@ def test_what_was_claimed_ahead_is_not_started_in_a_paused_run(
     (run_id,) = runs.start(
         connection, flows.app.workflow("ahead", nodes, definition_key="e2e.ahead")
     )
-    eventually(lambda: count(connection, "CLAIMED") == 3 and journal.lines("start"), 10)
+    wait_until(lambda: count(connection, "CLAIMED") == 3 and journal.lines("start"), 10)
     pause_run.run(connection, RunId(run_id))
-    eventually(lambda: journal.lines("end"), 10)
+    wait_until(lambda: journal.lines("end"), 10)
     assert flows.one.send().unwrap().get(timeout_ms=10_000).ok == 1
     assert len(journal.lines("start")) == 1
     assert count(connection, "PENDING") == 3
@@ -422,7 +421,7 @@ def test_a_cancelled_run_lets_its_running_task_end_or_interrupts_it(
     worker: RunningWorker, journal: Journal, connection: Database, flows: ModuleType
 ) -> None:
     patient, hasty = runs.start(connection, lingering(flows, 0.5), lingering(flows, 60.0))
-    eventually(lambda: len(journal.lines("start")) == 2, 10)
+    wait_until(lambda: len(journal.lines("start")) == 2, 10)
     cancel_run.run(connection, CancelRun(hasty, ENOUGH, True))
     cancel_run.run(connection, CancelRun(patient, ENOUGH, False))
     wait_until_empty(connection, 10)

@@ -2,44 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import sys
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import pytest
 
-from horsies.app import Horsies
 from horsies.cli import main
 from horsies.logs import detach_handler
-from tests.support.producer_rows import Database
-
-Call: TypeAlias = Callable[..., Any]
-
-
-@pytest.fixture(params=["sync", "async"])
-def call(request: pytest.FixtureRequest) -> Call:
-    """Call a method of an application or a broker, or its _async twin; both must behave the same."""
-
-    def through(app: Horsies, target: Any, method: str, *args: Any, **kwargs: Any) -> Any:
-        if request.param == "sync":
-            return getattr(target, method)(*args, **kwargs)
-        return _run_closing(app, getattr(target, f"{method}_async")(*args, **kwargs))
-
-    return through
-
-
-def _run_closing(app: Horsies, work: Coroutine[Any, Any, Any]) -> Any:
-    async def main() -> Any:
-        try:
-            return await work
-        finally:
-            await app.close_async()
-
-    return asyncio.run(main())
+from tests.support.database import Database
 
 
 @dataclass(frozen=True)

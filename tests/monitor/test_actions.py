@@ -11,10 +11,9 @@ from horsies import BrokerErrorCode, Horsies, TaskActionErrorCode, TaskStatus
 from horsies.config.app import AppConfig, CustomQueueConfig, QueueMode
 from horsies.config.postgres import PostgresConfig
 from horsies.ids import new_id
-from tests.monitor.conftest import Call
-from tests.support.producer_rows import Database
-from tests.support.rows import add_task, picture, row_of
-from tests.support.worker_rows import ago
+from tests.support.applications import Call
+from tests.support.database import Database
+from tests.support.rows import add_task, ago, picture, row_of
 
 # The same in every test process, or they would not agree on the names of the tests.
 UNKNOWN_ID = "01a1dd00-0000-7000-8000-000000000000"

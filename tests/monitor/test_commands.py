@@ -14,9 +14,8 @@ import pytest
 
 from horsies.ids import new_id
 from tests.monitor.conftest import Finished, Run
-from tests.support.producer_rows import Database
-from tests.support.rows import add_task, picture, row_of
-from tests.support.worker_rows import add_attempt, add_snapshot, add_worker, ago
+from tests.support.database import Database
+from tests.support.rows import add_attempt, add_snapshot, add_task, add_worker, ago, picture, row_of
 
 # The same in every test process, or they would not agree on the names of the tests.
 UNKNOWN_ID = "01a1dd00-0000-7000-8000-000000000000"

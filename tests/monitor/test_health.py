@@ -15,10 +15,9 @@ from horsies import BrokerErrorCode, Horsies
 from horsies.config.app import AppConfig
 from horsies.config.postgres import PostgresConfig
 from horsies.monitor.health import read_pong
-from tests.monitor.conftest import Call
-from tests.support.producer_rows import Database
-from tests.support.rows import add_task
-from tests.support.worker_rows import add_heartbeat, add_snapshot, ago
+from tests.support.applications import Call
+from tests.support.database import Database
+from tests.support.rows import add_heartbeat, add_snapshot, add_task, ago
 
 UNREACHABLE = "postgresql://app:hunter2@127.0.0.1:1/shop"
 

@@ -19,9 +19,8 @@ from horsies.db.statements.monitor import (
 from horsies.ids import first_id_at, new_id
 from horsies.monitor import overview
 from horsies.monitor.overview import Overview, TaskFilters, TaskPage, WorkerStanding
-from tests.support.producer_rows import Database
-from tests.support.rows import add_task
-from tests.support.worker_rows import add_attempt, add_run, add_snapshot, add_worker, ago
+from tests.support.database import Database
+from tests.support.rows import add_attempt, add_run, add_snapshot, add_task, add_worker, ago
 
 # The same in every test process, or they would not agree on the names of the tests.
 UNKNOWN_ID = "01a1dd00-0000-7000-8000-000000000000"

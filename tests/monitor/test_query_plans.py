@@ -12,9 +12,8 @@ from typing import Any
 
 import psycopg
 import pytest
-from psycopg import Connection, sql
+from psycopg import Connection
 
-from horsies.db.migrate import apply_migrations
 from horsies.db.statement import Statement, field_names
 from horsies.db.statements.monitor import (
     MONITOR,
@@ -38,7 +37,6 @@ from horsies.db.statements.monitor import (
     newest_worker_states,
 )
 from horsies.db.statements.queues import QUEUES
-from tests.conftest import database_on
 from tests.support.query_plans import nodes, reads
 
 FIRST, LAST = f"{uuid.UUID(int=0)}", f"{uuid.UUID(int=2**128 - 1)}"
@@ -88,21 +86,6 @@ SELECT 'worker-' || n % 20, now() - n * interval '1 second', 'host', n, 4, '{mai
 FROM generate_series(1, 20000) AS n;
 ALTER TABLE horsies_tasks ENABLE TRIGGER USER;
 """
-
-
-@pytest.fixture(scope="module")
-def full_url(server_url: str) -> Iterator[str]:
-    """A database with much behind it, known to the planner."""
-    name = f"horsies_operated_{uuid.uuid4().hex}"
-    with psycopg.connect(server_url, autocommit=True) as server:
-        server.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
-        url = database_on(server_url, name)
-        with psycopg.connect(url, autocommit=True) as connection:
-            apply_migrations(connection)
-            connection.execute(FILL.encode())
-            connection.execute("VACUUM ANALYZE")
-        yield url
-        server.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
 
 
 @pytest.fixture(params=["force_generic_plan", "force_custom_plan"])

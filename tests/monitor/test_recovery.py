@@ -15,11 +15,18 @@ from horsies import BrokerErrorCode, Horsies, RetryPolicy
 from horsies.config.app import AppConfig
 from horsies.config.postgres import PostgresConfig
 from horsies.ids import new_id
-from tests.monitor.conftest import Call
-from tests.support.producer_rows import Database
-from tests.support.rows import add_task, attempts_of, picture, row_of
+from tests.support.applications import Call
+from tests.support.database import Database
+from tests.support.rows import (
+    add_heartbeat,
+    add_task,
+    add_worker,
+    ago,
+    attempts_of,
+    picture,
+    row_of,
+)
 from tests.support.wait import wait_until
-from tests.support.worker_rows import add_heartbeat, add_worker, ago
 
 LOCK_KEY = 0x7ABC_DEF0_8765_4321
 UNREACHABLE = "postgresql://app:hunter2@127.0.0.1:1/shop"

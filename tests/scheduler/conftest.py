@@ -24,11 +24,9 @@ from horsies.timetable.patterns import IntervalSchedule
 from horsies.workflow.definition import WorkflowDefinition
 from horsies.workflow.nodes.nodes import SignalNode, SleepNode
 from horsies.workflow.spec import WorkflowSpec
-from tests.monitor.conftest import call, horsies
+from tests.monitor.conftest import horsies as horsies
+from tests.support.database import Database
 
-__all__ = ["call", "horsies"]
-
-Database: TypeAlias = psycopg.Connection[Any]
 MakeApp: TypeAlias = Callable[..., Horsies]
 
 OWNER = "tests:app"

@@ -16,10 +16,8 @@ from horsies.errors import ErrorCode, HorsiesError
 from horsies.tasks.broker import BrokerErrorCode
 from horsies.tasks.handle import TaskHandle
 from horsies.timetable.patterns import CronSchedule, DailySchedule, IntervalSchedule
-from tests.monitor.conftest import Call
 from tests.scheduler.conftest import (
     LONG_AGO,
-    Database,
     MakeApp,
     ago,
     book_of,
@@ -32,6 +30,8 @@ from tests.scheduler.conftest import (
     tasks,
     tick,
 )
+from tests.support.applications import Call
+from tests.support.database import Database
 
 
 def code_of(done: Any) -> BrokerErrorCode:

@@ -18,7 +18,6 @@ from horsies.timetable.patterns import DailySchedule
 from tests.monitor.conftest import Run
 from tests.scheduler.conftest import (
     LONG_AGO,
-    Database,
     MakeApp,
     enter,
     make_due,
@@ -27,6 +26,7 @@ from tests.scheduler.conftest import (
     tasks,
     tick,
 )
+from tests.support.database import Database
 
 APP = """
 import os

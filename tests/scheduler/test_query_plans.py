@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import json
-import uuid
-from collections.abc import Iterator
 from typing import Any
 
 import psycopg
 import pytest
-from psycopg import Connection, sql
+from psycopg import Connection
 
-from horsies.db.migrate import apply_migrations
 from horsies.db.statement import Statement, field_names
 from horsies.db.statements.schedules import SCHEDULES
-from tests.conftest import database_on
 from tests.support.query_plans import nodes
 
 STATEMENTS = [pytest.param(statement, id=name) for name, statement in SCHEDULES.statements.items()]
@@ -38,21 +34,6 @@ SELECT 'schedule ' || n, now() - interval '1 minute', 'hash', 'work', CASE WHEN 
 FROM generate_series(1, 1000) AS n;
 ALTER TABLE horsies_tasks ENABLE TRIGGER USER;
 """
-
-
-@pytest.fixture(scope="module")
-def full_url(server_url: str) -> Iterator[str]:
-    """A database with much behind it, known to the planner."""
-    name = f"horsies_scheduled_{uuid.uuid4().hex}"
-    with psycopg.connect(server_url, autocommit=True) as server:
-        server.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
-        url = database_on(server_url, name)
-        with psycopg.connect(url, autocommit=True) as connection:
-            apply_migrations(connection)
-            connection.execute(FILL.encode())
-            connection.execute("VACUUM ANALYZE")
-        yield url
-        server.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
 
 
 @pytest.mark.parametrize("statement", STATEMENTS)

@@ -19,7 +19,6 @@ from horsies.scheduler.service import Scheduler, SchedulerGaveUpError
 from horsies.timetable.patterns import IntervalSchedule
 from tests.scheduler.conftest import (
     OWNER,
-    Database,
     MakeApp,
     ago,
     database_now,
@@ -28,6 +27,7 @@ from tests.scheduler.conftest import (
     state,
     tasks,
 )
+from tests.support.database import Database
 
 
 class Line:

@@ -11,7 +11,6 @@ from horsies.timetable.patterns import CronSchedule, HourlySchedule, IntervalSch
 from tests.scheduler.conftest import (
     LONG_AGO,
     OWNER,
-    Database,
     MakeApp,
     database_now,
     enter,
@@ -22,6 +21,7 @@ from tests.scheduler.conftest import (
     tasks,
     tick,
 )
+from tests.support.database import Database
 
 
 def test_point_13_the_first_start_of_a_schedule_fires_nothing(

@@ -24,7 +24,6 @@ from horsies.scheduler.tick import columns, plan_all
 from horsies.timetable.patterns import DailySchedule, HourlySchedule, IntervalSchedule
 from tests.scheduler.conftest import (
     LONG_AGO,
-    Database,
     MakeApp,
     ago,
     database_now,
@@ -36,6 +35,7 @@ from tests.scheduler.conftest import (
     tasks,
     tick,
 )
+from tests.support.database import Database
 from tests.support.statements import count_statements
 
 SECOND, HOUR = timedelta(seconds=1), timedelta(hours=1)

@@ -15,10 +15,9 @@ from horsies.scheduler.registry import Book
 from horsies.tasks.broker import BrokerErrorCode
 from horsies.workflow.definition import definition_by_key
 from horsies.workflow.run.handle import WorkflowHandle
-from tests.monitor.conftest import Call, Run
+from tests.monitor.conftest import Run
 from tests.scheduler.conftest import (
     LONG_AGO,
-    Database,
     MakeApp,
     ago,
     book_of,
@@ -31,6 +30,8 @@ from tests.scheduler.conftest import (
     tick,
     workflow_schedule,
 )
+from tests.support.applications import Call
+from tests.support.database import Database
 from tests.support.runs import end_runs
 
 FITTING = {"label": "a", "days": [1, 2]}

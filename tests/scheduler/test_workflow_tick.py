@@ -17,7 +17,6 @@ from horsies.scheduler.tick import columns, plan_all
 from horsies.timetable.patterns import IntervalSchedule
 from tests.scheduler.conftest import (
     LONG_AGO,
-    Database,
     MakeApp,
     ago,
     database_now,
@@ -31,6 +30,7 @@ from tests.scheduler.conftest import (
     tick,
     workflow_schedule,
 )
+from tests.support.database import Database
 from tests.support.runs import end_runs
 from tests.support.statements import count_statements
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
-from typing import Any
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeAlias
 
 from horsies.app import Horsies
 from horsies.config.app import AppConfig
 from horsies.config.postgres import PostgresConfig
+
+Call: TypeAlias = Callable[..., Any]
 
 
 def run_closing(app: Horsies, work: Coroutine[Any, Any, Any]) -> Any:

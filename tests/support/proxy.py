@@ -19,7 +19,7 @@ import psycopg
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 
-from tests.support.tables import terminate_others
+from tests.support.database import terminate_others
 
 READY_FOR_QUERY = b"Z\x00\x00\x00\x05"
 NOTIFICATION = b"A"

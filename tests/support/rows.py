@@ -1,20 +1,23 @@
-"""Task rows in any condition, written by plain SQL, and exact pictures of them."""
+"""Rows in any condition, written by plain SQL without producers or workers, and exact pictures of them.
+
+One builder per table. A column's value given as ``sql.SQL`` is an expression.
+"""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
-from psycopg import Connection, sql
+from psycopg import sql
+from psycopg.rows import dict_row
 
 from horsies.ids import new_id
+from tests.support.database import Database
 
 
-def add_task(connection: Connection[Any], **columns: Any) -> str:
-    """Insert one task, PENDING and due unless the columns say otherwise, and return its id.
-
-    A value given as ``sql.SQL`` is an expression.
-    """
+def add_task(connection: Database, **columns: Any) -> str:
+    """Insert one task, PENDING and due unless the columns say otherwise, and return its id."""
     values = {
         "id": new_id(),
         "task_name": "work",
@@ -22,11 +25,91 @@ def add_task(connection: Connection[Any], **columns: Any) -> str:
         "args": "[1]",
         "kwargs": "{}",
         "enqueue_sha": "sha",
-        "enqueued_at": sql.SQL("now() - interval '1 minute'"),
+        "enqueued_at": ago(60),
         **columns,
     }
+    _insert(connection, "horsies_tasks", values)
+    return str(values["id"])
+
+
+def insert_raw(connection: Database, name: str, args: str, kwargs: str = "{}") -> str:
+    """Insert a task that is enqueued now, whatever its arguments, and return its id."""
+    return add_task(connection, task_name=name, args=args, kwargs=kwargs, enqueued_at=ago(0))
+
+
+def ago(seconds: float) -> sql.SQL:
+    """Return an expression for so many seconds before the database's now, or after it."""
+    return sql.SQL(f"now() - interval '{float(seconds)} seconds'")
+
+
+def add_worker(connection: Database, **columns: Any) -> str:
+    values = {
+        "worker_id": new_id(),
+        "lock_key": 1,
+        "hostname": "host-1",
+        "pid": 100,
+        "processes": 4,
+        "queues": ["default"],
+        **columns,
+    }
+    _insert(connection, "horsies_workers", values)
+    return str(values["worker_id"])
+
+
+def add_snapshot(connection: Database, worker_id: str, **columns: Any) -> None:
+    values = {
+        "worker_id": worker_id,
+        "hostname": "host-1",
+        "pid": 100,
+        "processes": 4,
+        "queues": ["default"],
+        "tasks_running": 2,
+        "tasks_claimed": 1,
+        "max_claim_batch": 0,
+        "max_claim_per_worker": 4,
+        "worker_started_at": ago(3600),
+        **columns,
+    }
+    _insert(connection, "horsies_worker_states", values)
+
+
+def add_run(connection: Database, **columns: Any) -> str:
+    run_id = new_id()
+    values = {
+        "id": run_id,
+        "root_workflow_id": run_id,
+        "name": "orders",
+        "on_error": "fail",
+        "definition_key": "orders",
+        "fingerprint": "f",
+        "total_nodes": 1,
+        "open_nodes": 1,
+        **columns,
+    }
+    _insert(connection, "horsies_workflows", values)
+    return run_id
+
+
+def add_attempt(connection: Database, task_id: str, **columns: Any) -> None:
+    values = {
+        "task_id": task_id,
+        "attempt": 1,
+        "outcome": "COMPLETED",
+        "finished_at": ago(1),
+        **columns,
+    }
+    _insert(connection, "horsies_task_attempts", values)
+
+
+def add_heartbeat(connection: Database, task_id: str, seconds_ago: float) -> None:
+    values = {"task_id": task_id, "sender_id": "w", "role": "runner", "sent_at": ago(seconds_ago)}
+    _insert(connection, "horsies_heartbeats", values)
+
+
+def _insert(connection: Database, table: str, values: dict[str, Any]) -> None:
     connection.execute(
-        sql.SQL("INSERT INTO horsies_tasks ({}) VALUES ({})").format(
+        sql.SQL("INSERT INTO {} ({}) VALUES ({})").format(
+            sql.Identifier(table),
             sql.SQL(", ").join(map(sql.Identifier, values)),
             sql.SQL(", ").join(
                 value if isinstance(value, sql.SQL) else sql.Literal(value)
@@ -34,10 +117,35 @@ def add_task(connection: Connection[Any], **columns: Any) -> str:
             ),
         )
     )
-    return str(values["id"])
 
 
-def row_of(connection: Connection[Any], task_id: str) -> dict[str, Any]:
+def stored(connection: Database) -> list[dict[str, Any]]:
+    """Return all task rows in the order of their ids."""
+    with connection.cursor(row_factory=dict_row) as cursor:
+        return cursor.execute("SELECT * FROM horsies_tasks ORDER BY id").fetchall()
+
+
+def stored_ids(connection: Database) -> list[str]:
+    return [str(row["id"]) for row in stored(connection)]
+
+
+def finish(
+    connection: Database,
+    task_ids: str | Sequence[str],
+    result: str | None = '{"ok":1}',
+    *,
+    status: str = "COMPLETED",
+    failed_reason: str | None = None,
+) -> None:
+    """End tasks from outside, in one statement."""
+    connection.execute(
+        "UPDATE horsies_tasks SET status = %s, result = %s, failed_reason = %s "
+        "WHERE id = ANY(%s::uuid[])",
+        (status, result, failed_reason, [task_ids] if isinstance(task_ids, str) else task_ids),
+    )
+
+
+def row_of(connection: Database, task_id: str) -> dict[str, Any]:
     """Return every column of the task."""
     found = connection.execute(
         "SELECT to_jsonb(task)::text FROM horsies_tasks AS task WHERE id = %s", (task_id,)
@@ -46,7 +154,7 @@ def row_of(connection: Connection[Any], task_id: str) -> dict[str, Any]:
     return dict(json.loads(found[0]))
 
 
-def picture(connection: Connection[Any], task_id: str) -> tuple[Any, ...]:
+def picture(connection: Database, task_id: str) -> tuple[Any, ...]:
     """Return the row as it lies on disk: which version it is, and all of its text."""
     found = connection.execute(
         "SELECT xmin::text, ctid::text, task::text FROM horsies_tasks AS task WHERE id = %s",
@@ -56,7 +164,7 @@ def picture(connection: Connection[Any], task_id: str) -> tuple[Any, ...]:
     return tuple(found)
 
 
-def attempts_of(connection: Connection[Any], task_id: str) -> list[dict[str, Any]]:
+def attempts_of(connection: Database, task_id: str) -> list[dict[str, Any]]:
     """Return the attempts of the task, first one first."""
     found = connection.execute(
         "SELECT to_jsonb(tried)::text FROM horsies_task_attempts AS tried "

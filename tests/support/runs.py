@@ -22,7 +22,7 @@ from horsies.db.statements.workflows import (
 from horsies.ids import new_id
 from horsies.workflow.build.plan import plan
 from horsies.workflow.spec import WorkflowSpec
-from tests.support.workers import eventually
+from tests.support.wait import wait_until
 
 ENDED = ("COMPLETED", "FAILED", "CANCELLED", "EXPIRED")
 
@@ -55,7 +55,7 @@ def status(connection: Connection[Any], run_id: str) -> str:
 
 def wait_for(connection: Connection[Any], run_id: str, wanted: str, seconds: float = 30.0) -> None:
     """Wait until the run has that status."""
-    eventually(
+    wait_until(
         lambda: status(connection, run_id) == wanted,
         seconds,
         lambda: (status(connection, run_id), nodes(connection, run_id)),
@@ -64,7 +64,7 @@ def wait_for(connection: Connection[Any], run_id: str, wanted: str, seconds: flo
 
 def wait_for_ends(connection: Connection[Any], seconds: float = 60.0) -> None:
     """Wait until no run is open."""
-    eventually(
+    wait_until(
         lambda: not [row for row in all_runs(connection) if row.status not in ENDED],
         seconds,
         lambda: [row for row in all_runs(connection) if row.status not in ENDED],

@@ -6,23 +6,20 @@ them is known beforehand: each must be there once.
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from psycopg import Connection
-
 from horsies.app import Horsies
 from horsies.config.app import AppConfig
 from horsies.db.statement import run_script
 from horsies.scheduler.registry import Book, enter_schedules
-from tests.support.workers import REPOSITORY, Fleet, RunningWorker, eventually
+from tests.support.database import Database
+from tests.support.workers import Fleet, RunningWorker
 
 APPLICATION = "tests.support.apps.scheduled:app"
-SERVING = "serving "
 # Names a file; while it is there, the slow workflow is not built.
 GATE_VARIABLE = "HORSIES_TEST_BUILD_GATE"
 
@@ -49,33 +46,18 @@ def start_scheduler(
     ready: bool = True,
 ) -> RunningWorker:
     """Start a scheduler; it is among the fleet's processes for logs and for the end."""
-    log_path = fleet.directory / f"scheduler-{len(fleet.workers)}.log"
     command = [sys.executable, "-m", "horsies", "scheduler", APPLICATION]
-    with log_path.open("wb") as log:
-        process = subprocess.Popen(
-            command,
-            cwd=REPOSITORY,
-            env=fleet.environment(config=config) | dict(environment or {}),
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-        )
-    scheduler = RunningWorker(process, log_path)
-    fleet.workers.append(scheduler)
+    scheduler = fleet.launch(
+        "scheduler", command, fleet.environment(config=config) | dict(environment or {})
+    )
     if ready:
         wait_until_serving(scheduler)
     return scheduler
 
 
 def wait_until_serving(scheduler: RunningWorker, seconds: float = 30.0) -> None:
-    """Wait until it says that it serves its schedules."""
-    eventually(
-        lambda: SERVING in scheduler.log() or scheduler.process.poll() is not None,
-        seconds,
-        scheduler.log,
-    )
-    assert scheduler.process.poll() is None, scheduler.log()
+    """Wait until it serves its schedules."""
+    scheduler.wait_until_ready("scheduler_ready", seconds)
 
 
 @dataclass(frozen=True)
@@ -88,7 +70,7 @@ class Sent:
     status: str
 
 
-def sent(connection: Connection[Any], name: str | None = None) -> list[Sent]:
+def sent(connection: Database, name: str | None = None) -> list[Sent]:
     """The tasks that schedules have sent for slots, by schedule and slot."""
     rows = connection.execute(
         "SELECT schedule_name, scheduled_for, created_at, status FROM horsies_tasks "
@@ -99,14 +81,12 @@ def sent(connection: Connection[Any], name: str | None = None) -> list[Sent]:
     return [Sent(row[0], row[1].astimezone(UTC), row[2], row[3]) for row in rows]
 
 
-def slots(connection: Connection[Any], name: str) -> list[datetime]:
+def slots(connection: Database, name: str) -> list[datetime]:
     """The slots of one schedule that became tasks."""
     return [one.slot for one in sent(connection, name)]
 
 
-def enter(
-    connection: Connection[Any], app: Horsies, config: Mapping[str, Any]
-) -> dict[str, datetime]:
+def enter(connection: Database, app: Horsies, config: Mapping[str, Any]) -> dict[str, datetime]:
     """Bring the schedules on record, as the first scheduler would; the first slot of each."""
     settings = AppConfig(broker=app.config.broker, schedule=config["schedule"])
     book = Book.of(settings, app.definitions(), APPLICATION, app)
@@ -114,14 +94,14 @@ def enter(
     return next_slots(connection)
 
 
-def next_slots(connection: Connection[Any]) -> dict[str, datetime]:
+def next_slots(connection: Database) -> dict[str, datetime]:
     """The next slot of every schedule on record."""
     rows = connection.execute("SELECT schedule_name, next_run_at FROM horsies_schedule_state")
     return {name: moment.astimezone(UTC) for name, moment in rows}
 
 
 def check_books(
-    connection: Connection[Any], first: Mapping[str, datetime], seconds: Mapping[str, int]
+    connection: Database, first: Mapping[str, datetime], seconds: Mapping[str, int]
 ) -> int:
     """Every slot from the first to the next one on record has become one task; how many they are."""
     following = next_slots(connection)

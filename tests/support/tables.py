@@ -1,58 +1,21 @@
-"""What the database says about tasks, for the tests."""
+"""Reading tasks and attempts, waiting for them, and a trigger that witnesses every change of status."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from datetime import datetime
-from typing import Any
+from typing import Any, TypeAlias
 
-from psycopg import Connection
-from psycopg.rows import class_row
+from psycopg.rows import namedtuple_row
 
-from horsies.ids import new_id
+from tests.support.database import Database, backends
 from tests.support.pgbouncer import client_names, server_pids
-from tests.support.workers import Fleet, eventually
+from tests.support.wait import wait_until
+from tests.support.workers import Fleet
 
-
-@dataclass(frozen=True, slots=True)
-class TaskRow:
-    """The columns of a task that say what became of it."""
-
-    id: str
-    status: str
-    retry_count: int
-    generation: int
-    error_code: str | None
-    failed_reason: str | None
-    result: str | None
-    claimed_by_worker_id: str | None
-    worker_pid: int | None
-    enqueued_at: datetime
-    started_at: datetime | None
-    completed_at: datetime | None
-    failed_at: datetime | None
-    next_retry_at: datetime | None
-
-
-@dataclass(frozen=True, slots=True)
-class AttemptRow:
-    """One recorded attempt."""
-
-    task_id: str
-    attempt: int
-    outcome: str
-    will_retry: bool
-    error_code: str | None
-    error_message: str | None
-    failed_reason: str | None
-    started_at: datetime
-    finished_at: datetime
-    worker_id: str
-    worker_pid: int
-    worker_process_name: str
-
+# A task or an attempt as a named tuple of the columns below.
+TaskRow: TypeAlias = Any
+AttemptRow: TypeAlias = Any
 
 TASK_COLUMNS = """id::text, status, retry_count, generation, error_code, failed_reason, result,
     claimed_by_worker_id, worker_pid, enqueued_at, started_at, completed_at, failed_at, next_retry_at"""
@@ -60,9 +23,9 @@ ATTEMPT_COLUMNS = """task_id::text, attempt, outcome, will_retry, error_code, er
     failed_reason, started_at, finished_at, worker_id, worker_pid, worker_process_name"""
 
 
-def tasks(connection: Connection[Any], status: str | None = None) -> list[TaskRow]:
+def tasks(connection: Database, status: str | None = None) -> list[TaskRow]:
     """All tasks, or those of a status, in the order they were sent."""
-    with connection.cursor(row_factory=class_row(TaskRow)) as cursor:
+    with connection.cursor(row_factory=namedtuple_row) as cursor:
         cursor.execute(
             f"SELECT {TASK_COLUMNS} FROM horsies_tasks "
             "WHERE %(status)s::text IS NULL OR status = %(status)s ORDER BY id",
@@ -71,17 +34,17 @@ def tasks(connection: Connection[Any], status: str | None = None) -> list[TaskRo
         return cursor.fetchall()
 
 
-def task(connection: Connection[Any], task_id: str) -> TaskRow:
+def task(connection: Database, task_id: str) -> TaskRow:
     """One task."""
-    with connection.cursor(row_factory=class_row(TaskRow)) as cursor:
+    with connection.cursor(row_factory=namedtuple_row) as cursor:
         cursor.execute(f"SELECT {TASK_COLUMNS} FROM horsies_tasks WHERE id = %s", (task_id,))
         (row,) = cursor.fetchall()
         return row
 
 
-def attempts(connection: Connection[Any], task_id: str | None = None) -> list[AttemptRow]:
+def attempts(connection: Database, task_id: str | None = None) -> list[AttemptRow]:
     """All recorded attempts, or those of one task, first attempt first."""
-    with connection.cursor(row_factory=class_row(AttemptRow)) as cursor:
+    with connection.cursor(row_factory=namedtuple_row) as cursor:
         cursor.execute(
             f"SELECT {ATTEMPT_COLUMNS} FROM horsies_task_attempts "
             "WHERE %(id)s::uuid IS NULL OR task_id = %(id)s ORDER BY task_id, attempt",
@@ -90,7 +53,7 @@ def attempts(connection: Connection[Any], task_id: str | None = None) -> list[At
         return cursor.fetchall()
 
 
-def count(connection: Connection[Any], *statuses: str) -> int:
+def count(connection: Database, *statuses: str) -> int:
     """How many tasks have one of these statuses."""
     row = connection.execute(
         "SELECT count(*) FROM horsies_tasks WHERE status = ANY(%s)", (list(statuses),)
@@ -99,22 +62,11 @@ def count(connection: Connection[Any], *statuses: str) -> int:
     return int(row[0])
 
 
-def insert_raw(connection: Connection[Any], name: str, args: str, kwargs: str = "{}") -> str:
-    """Store a task without the producer, whatever its arguments; its id."""
-    task_id = new_id()
-    connection.execute(
-        "INSERT INTO horsies_tasks (id, task_name, queue_name, args, kwargs, enqueue_sha) "
-        "VALUES (%s, %s, 'default', %s, %s, 'raw')",
-        (task_id, name, args, kwargs),
-    )
-    return task_id
-
-
 def wait_for_status(
-    connection: Connection[Any], task_id: str, status: str, seconds: float = 10.0
+    connection: Database, task_id: str, status: str, seconds: float = 10.0
 ) -> TaskRow:
     """The task, once it has that status."""
-    eventually(
+    wait_until(
         lambda: task(connection, task_id).status == status,
         seconds,
         lambda: task(connection, task_id),
@@ -122,27 +74,17 @@ def wait_for_status(
     return task(connection, task_id)
 
 
-def wait_until_empty(connection: Connection[Any], seconds: float = 30.0) -> None:
+def wait_until_empty(connection: Database, seconds: float = 30.0) -> None:
     """Wait until no task is waiting or running."""
     open_statuses = ("PENDING", "CLAIMED", "RUNNING")
-    eventually(
+    wait_until(
         lambda: count(connection, *open_statuses) == 0,
         seconds,
         lambda: f"{count(connection, *open_statuses)} tasks are still open",
     )
 
 
-def backends(connection: Connection[Any], name: str) -> list[int]:
-    """The server processes of connections whose application name is like this."""
-    rows = connection.execute(
-        "SELECT pid FROM pg_stat_activity "
-        "WHERE datname = current_database() AND application_name LIKE %s ORDER BY pid",
-        (name,),
-    )
-    return [row[0] for row in rows]
-
-
-def held_connections(fleet: Fleet, connection: Connection[Any], name: str) -> int:
+def held_connections(fleet: Fleet, connection: Database, name: str) -> int:
     """How many connections whose application name begins like this our processes hold: to the server,
     or to the pooler before it, whose own connections are not theirs.
     """
@@ -151,23 +93,6 @@ def held_connections(fleet: Fleet, connection: Connection[Any], name: str) -> in
         return len(pids)
     clients = [one for one in client_names(fleet.way.url) if one.startswith(name)]
     return len(clients) + len(pids - server_pids(fleet.way.url))
-
-
-def terminate(connection: Connection[Any], name: str) -> list[int]:
-    """Cut every connection whose application name is like this, as an outage does."""
-    pids = backends(connection, name)
-    connection.execute(
-        "SELECT pg_terminate_backend(pid) FROM unnest(%s::integer[]) AS pid", (pids,)
-    )
-    return pids
-
-
-def terminate_others(connection: Connection[Any]) -> None:
-    """Cut every connection to the database but this one, those a pooler keeps in reserve included."""
-    connection.execute(
-        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() "
-        "AND backend_type = 'client backend' AND pid <> pg_backend_pid()"
-    )
 
 
 # What the recovery of a dead worker's tasks does, by the policy each task was sent with: listed
@@ -194,7 +119,7 @@ RETURNING task_id::text, attempt
 """
 
 
-def recover_dead_workers(connection: Connection[Any]) -> list[tuple[str, int]]:
+def recover_dead_workers(connection: Database) -> list[tuple[str, int]]:
     """Do what the recovery of dead workers does; the attempts that ended by it."""
     return list(connection.execute(RECOVER))
 
@@ -216,7 +141,7 @@ DROP TRIGGER e2e_witness ON horsies_tasks; DROP FUNCTION e2e_witness; DROP TABLE
 
 
 @contextmanager
-def witnessed(connection: Connection[Any]) -> Iterator[None]:
+def witnessed(connection: Database) -> Iterator[None]:
     """Have the database itself write down every change of a task's status."""
     connection.execute(WITNESS)
     try:
@@ -225,7 +150,7 @@ def witnessed(connection: Connection[Any]) -> Iterator[None]:
         connection.execute(NO_WITNESS)
 
 
-def transitions(connection: Connection[Any]) -> dict[str, list[tuple[str, str]]]:
+def transitions(connection: Database) -> dict[str, list[tuple[str, str]]]:
     """The witnessed changes of every task, in order."""
     found: dict[str, list[tuple[str, str]]] = {}
     for task_id, was, became in connection.execute(
@@ -235,7 +160,7 @@ def transitions(connection: Connection[Any]) -> dict[str, list[tuple[str, str]]]
     return found
 
 
-def assert_each_ended_once(connection: Connection[Any]) -> None:
+def assert_each_ended_once(connection: Database) -> None:
     """Every task has reached one terminal status, once, and nothing changed it afterwards."""
     terminal = {"COMPLETED", "FAILED", "CANCELLED", "EXPIRED"}
     changes = transitions(connection)

@@ -14,7 +14,7 @@ from horsies.task import TaskFunction
 from horsies.task_result import TaskError, TaskResult
 from horsies.workflow.build.plan import Parent, plan
 from horsies.workflow.spec import WorkflowSpec
-from tests.support.producer_rows import Database
+from tests.support.database import Database
 
 WORKER = "hands"
 

@@ -7,14 +7,22 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
-def wait_until(condition: Callable[[], object], seconds: float = 10.0) -> None:
-    """Return as soon as the condition holds; fail the test when it never does."""
+def wait_until(
+    probe: Callable[[], T], seconds: float = 10.0, what: Callable[[], object] | str = "it"
+) -> T:
+    """Return what `probe` gives once that is true; fail the test when it never is in time."""
     deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"still not true after {seconds} seconds"
+    while not (value := probe()):
+        if time.monotonic() > deadline:
+            shown = what if isinstance(what, str) else what()
+            raise AssertionError(f"did not happen within {seconds} s: {shown}")
         time.sleep(0.005)
+    return value
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Real workers for the tests: processes started from the command line, watched through their log.
+"""Real workers for the tests: processes started from the command line, watched through their events.
 
 A worker is `python -m horsies worker ...` in a session of its own. Whatever it started is found
 through the process table and is gone after the test.
@@ -11,22 +11,21 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import psutil
 import pytest
-from psycopg import Connection
 
-T = TypeVar("T")
+from horsies.events import DESCRIPTOR_VARIABLE, EventName
+from tests.support.database import Database
+from tests.support.wait import wait_until
 
 REPOSITORY = Path(__file__).parents[2]
 APPLICATION = "tests.support.apps.programs:app"
-READY = "listening on"
 DATABASE_VARIABLE = "HORSIES_E2E_DATABASE_URL"
 JOURNAL_VARIABLE = "HORSIES_E2E_JOURNAL"
 CONFIG_VARIABLE = "HORSIES_E2E_CONFIG"
@@ -45,20 +44,6 @@ def broker_settings() -> dict[str, Any]:
     """Where the application of a test process finds its database, from the environment."""
     config = json.loads(os.environ.get(CONFIG_VARIABLE) or "{}")
     return {"database_url": os.environ[DATABASE_VARIABLE], **config.get("broker", {})}
-
-
-def eventually(
-    probe: Callable[[], T], seconds: float, what: Callable[[], object] | str = "it"
-) -> T:
-    """What `probe` gives once that is true; an AssertionError when it never is in time."""
-    deadline = time.monotonic() + seconds
-    while True:
-        if value := probe():
-            return value
-        if time.monotonic() > deadline:
-            shown = what if isinstance(what, str) else what()
-            raise AssertionError(f"did not happen within {seconds} s: {shown}")
-        time.sleep(0.005)
 
 
 def is_gone(pid: int) -> bool:
@@ -111,6 +96,7 @@ class RunningWorker:
 
     process: subprocess.Popen[bytes]
     log_path: Path
+    events_path: Path
     seen_pids: set[int] = field(default_factory=set)
 
     @property
@@ -122,9 +108,25 @@ class RunningWorker:
         """Everything the worker and its children have written."""
         return self.log_path.read_text(errors="replace")
 
-    def wait_until_ready(self, seconds: float = 20.0) -> None:
-        """Wait until it says that it hears the database."""
-        eventually(lambda: READY in self.log() or self._has_ended(), seconds, self.log)
+    def events(self, name: EventName | None = None) -> list[dict[str, Any]]:
+        """All lifecycle events so far, or those of one name, in order."""
+        # What comes after the last line's end is being written at this moment.
+        written, _, _ = self.events_path.read_text().rpartition("\n")
+        events = [json.loads(line) for line in written.splitlines()]
+        return [event for event in events if name is None or event["event"] == name]
+
+    def wait_for(self, name: EventName, seconds: float = 10.0, *, times: int = 1) -> dict[str, Any]:
+        """Wait until the event happened so many times; the last of them."""
+        events = wait_until(
+            lambda: found if len(found := self.events(name)) >= times else [],
+            seconds,
+            lambda: f"{name}, {times} times; log: {self.log()}",
+        )
+        return events[-1]
+
+    def wait_until_ready(self, name: EventName = "worker_ready", seconds: float = 20.0) -> None:
+        """Wait until it serves; fail when it ends instead."""
+        wait_until(lambda: self.events(name) or self._has_ended(), seconds, self.log)
         assert self.process.poll() is None, self.log()
 
     def family(self) -> list[int]:
@@ -229,24 +231,35 @@ class Fleet:
         """
         if "--start-method" not in options:
             options = ("--start-method", "fork", *options)
-        log_path = self.directory / f"worker-{len(self.workers)}.log"
         command = [*through, sys.executable, "-m", "horsies", "worker", application]
         command += ["--processes", str(processes), *options]
-        with log_path.open("wb") as log:
+        worker = self.launch(
+            "worker", command, self.environment(database_url, config) | dict(environment or {})
+        )
+        if ready:
+            worker.wait_until_ready()
+            worker.family()
+        return worker
+
+    def launch(
+        self, kind: str, command: Sequence[str], environment: Mapping[str, str]
+    ) -> RunningWorker:
+        """Start a process of ours with a log and a file for its events."""
+        name = f"{kind}-{len(self.workers)}"
+        log_path, events_path = self.directory / f"{name}.log", self.directory / f"{name}.events"
+        with log_path.open("wb") as log, events_path.open("ab") as events:
             process = subprocess.Popen(
                 command,
                 cwd=REPOSITORY,
-                env=self.environment(database_url, config) | dict(environment or {}),
+                env=dict(environment) | {DESCRIPTOR_VARIABLE: str(events.fileno())},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
+                pass_fds=[events.fileno()],
             )
-        worker = RunningWorker(process, log_path)
+        worker = RunningWorker(process, log_path, events_path)
         self.workers.append(worker)
-        if ready:
-            worker.wait_until_ready()
-            worker.family()
         return worker
 
     def environment(
@@ -320,7 +333,7 @@ def skew(fleet: Fleet, offset: str) -> dict[str, str]:
 RETURN_SECONDS = 48
 
 
-def wait_until_locks_count(connection: Connection[Any]) -> None:
+def wait_until_locks_count(connection: Database) -> None:
     """Wait until the server has been up for long enough; in a whole run it has."""
     ripe = f"SELECT 1 WHERE pg_postmaster_start_time() < now() - interval '{RETURN_SECONDS} s'"
-    eventually(lambda: connection.execute(ripe).fetchone(), RETURN_SECONDS + 5)
+    wait_until(lambda: connection.execute(ripe).fetchone(), RETURN_SECONDS + 5)

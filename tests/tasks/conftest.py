@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
 
 import pytest
@@ -11,12 +10,8 @@ from horsies.app import Horsies
 from horsies.task import TaskFunction
 from horsies.task_result import TaskError, TaskResult
 from horsies.tasks.request import TaskSendResult
-from tests.support.applications import app_at, run_closing
-from tests.support.producer_rows import Database
-from tests.support.proxy import Proxy
 
 Task: TypeAlias = TaskFunction[..., Any]
-Call: TypeAlias = Callable[..., Any]
 
 
 def add_task(app: Horsies, **options: Any) -> Task:
@@ -42,33 +37,6 @@ def store_task(app: Horsies) -> Task:
 @pytest.fixture
 def add(app: Horsies) -> Task:
     return add_task(app)
-
-
-@pytest.fixture(params=["sync", "async"])
-def call(request: pytest.FixtureRequest) -> Call:
-    """Call a method of a task or handle, or its _async twin; both must behave the same."""
-
-    def through(app: Horsies, target: Any, method: str, *args: Any, **kwargs: Any) -> Any:
-        if request.param == "sync":
-            return getattr(target, method)(*args, **kwargs)
-        return run_closing(app, getattr(target, f"{method}_async")(*args, **kwargs))
-
-    return through
-
-
-@pytest.fixture
-def proxy(process_url: str, connection: Database) -> Iterator[Proxy]:
-    """A way to this process's database that can be cut."""
-    with Proxy(process_url) as proxy:
-        yield proxy
-
-
-@pytest.fixture
-def distant_app(proxy: Proxy) -> Iterator[Horsies]:
-    """An application that reaches the database through the proxy."""
-    application = app_at(proxy.url)
-    yield application
-    application.close()
 
 
 SendResult: TypeAlias = TaskSendResult[Any]

@@ -30,11 +30,12 @@ from horsies.db.statements.tasks import (
 from horsies.task_result import TaskError, TaskResult
 from horsies.tasks.request import UNSET, SendOptions, TaskSendErrorCode, TaskSendResult, prepare
 from horsies.tasks.send import insert_script
-from tests.support.applications import run_closing
+from tests.support.applications import Call, run_closing
+from tests.support.database import Database
 from tests.support.orders import printed_under_hash_seeds, reordered
-from tests.support.producer_rows import Database, finish, stored
+from tests.support.rows import finish, stored
 from tests.support.wait import wait_until
-from tests.tasks.conftest import Call, Task
+from tests.tasks.conftest import Task
 
 KEY = "order-1/é"
 

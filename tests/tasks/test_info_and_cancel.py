@@ -16,9 +16,10 @@ from horsies.states import TASK_TERMINAL_STATES, TaskAttemptOutcome, TaskStatus
 from horsies.tasks.broker import BrokerErrorCode
 from horsies.tasks.handle import TaskHandle
 from horsies.tasks.info import TaskActionErrorCode, TaskCancelled, TaskInfo
-from tests.support.applications import app_at
-from tests.support.producer_rows import Database, finish, stored
-from tests.tasks.conftest import Call, Task
+from tests.support.applications import Call, app_at
+from tests.support.database import Database
+from tests.support.rows import finish, stored
+from tests.tasks.conftest import Task
 
 REASON = "killed by SIGKILL"
 

@@ -13,7 +13,8 @@ import pytest
 from horsies.app import Horsies
 from horsies.tasks.handle import TaskHandle
 from tests.support.applications import run_closing
-from tests.support.producer_rows import Database, backends, finish
+from tests.support.database import Database, backends
+from tests.support.rows import finish
 from tests.support.wait import wait_until
 from tests.tasks.conftest import Task
 
@@ -52,8 +53,8 @@ def complete_all(connection: Database, handles: Sequence[TaskHandle[Any]]) -> fl
 
 def check_connections(app: Horsies, connection: Database) -> None:
     config = app.config.broker
-    assert len(backends(connection, "waiters")) == 1
-    assert len(backends(connection, "producer")) <= config.pool_size + config.max_overflow
+    assert len(backends(connection, "horsies:waiters")) == 1
+    assert len(backends(connection, "horsies:producer")) <= config.pool_size + config.max_overflow
 
 
 def test_a_thousand_threads_wait_on_one_connection(

@@ -20,10 +20,11 @@ from horsies.retry import RetryPolicy
 from horsies.task_result import TaskError, TaskResult
 from horsies.tasks.handle import TaskHandle
 from horsies.tasks.request import TaskSendError, TaskSendErrorCode, TaskSendResult
-from tests.support.applications import run_closing
-from tests.support.producer_rows import Database, backends, stored, stored_ids
+from tests.support.applications import Call, run_closing
+from tests.support.database import Database, backends
+from tests.support.rows import stored, stored_ids
 from tests.support.wait import wait_until
-from tests.tasks.conftest import Call, Task, add_task, store_task
+from tests.tasks.conftest import Task, add_task, store_task
 
 SECRET = "open sesame"
 
@@ -402,7 +403,7 @@ def test_loops_that_come_and_go_leave_no_connections_behind(
         asyncio.run(add.send_async(n)).unwrap()
     run_closing(app, add.send_async(10)).unwrap()
     assert len(stored(connection)) == 11
-    wait_until(lambda: not backends(connection, "producer"))
+    wait_until(lambda: not backends(connection, "horsies:producer"))
 
 
 # Suppression

@@ -24,12 +24,12 @@ from horsies.result import Err, Ok
 from horsies.task_result import TaskError, TaskResult
 from horsies.tasks.broker import BrokerErrorCode, BrokerOperationError, PostgresBroker
 from horsies.tasks.request import TaskSendError, TaskSendErrorCode
-from tests.conftest import database_on
-from tests.support.applications import app_at, run_closing
-from tests.support.producer_rows import Database, backends, stored, stored_ids, terminate
+from tests.support.applications import Call, app_at, run_closing
+from tests.support.database import Database, backends, database_on, terminate
 from tests.support.proxy import Proxy, RefusingServer
+from tests.support.rows import stored, stored_ids
 from tests.support.wait import wait_until
-from tests.tasks.conftest import Call, Task, add_task
+from tests.tasks.conftest import Task, add_task
 
 PASSWORD = "hunter2"
 LOST = BrokerOperationError(BrokerErrorCode.ENQUEUE_FAILED, "The server is away.", retryable=True)
@@ -188,8 +188,8 @@ def test_a_whole_pool_the_server_has_closed_costs_no_send(
         for _ in range(5):
             borrowed.enter_context(app.get_broker().database.connection())
     # Those of earlier tests may take a moment to leave.
-    wait_until(lambda: len(backends(connection, "producer")) == 5)
-    terminate(connection, "producer")
+    wait_until(lambda: len(backends(connection, "horsies:producer")) == 5)
+    terminate(connection, "horsies:producer")
     started = time.monotonic()
     add.send(2).unwrap()
     assert time.monotonic() - started < 5
@@ -201,7 +201,7 @@ def test_connections_of_an_event_loop_that_the_server_closed_cost_no_send(
 ) -> None:
     async def main() -> None:
         await asyncio.gather(*(add.send_async(n) for n in range(5)))
-        terminate(connection, "producer")
+        terminate(connection, "horsies:producer")
         (await add.send_async(6)).unwrap()
 
     run_closing(app, main())

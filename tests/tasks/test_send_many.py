@@ -16,10 +16,11 @@ from horsies.config.postgres import PostgresConfig
 from horsies.task_result import TaskError, TaskResult
 from horsies.tasks.request import TaskSendErrorCode
 from horsies.tasks.send import TaskCall
-from tests.support.applications import app_at
-from tests.support.producer_rows import Database, finish, stored, stored_ids
+from tests.support.applications import Call, app_at
+from tests.support.database import Database
 from tests.support.proxy import Proxy
-from tests.tasks.conftest import Call, Task, add_task, store_task
+from tests.support.rows import finish, stored, stored_ids
+from tests.tasks.conftest import Task, add_task, store_task
 
 FAULTY = TaskSendErrorCode.VALIDATION_FAILED
 

@@ -19,7 +19,8 @@ from horsies.app import Horsies
 from horsies.tasks.request import TaskSendError, TaskSendErrorCode
 from tests.support.applications import run_closing
 from tests.support.callers import CALLERS, Caller, alchemy_url, configure_django
-from tests.support.producer_rows import Database, finish, stored
+from tests.support.database import Database
+from tests.support.rows import finish, stored
 from tests.tasks.conftest import Task
 
 NOTE = "INSERT INTO caller_notes VALUES (1)"

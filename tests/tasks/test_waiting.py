@@ -22,11 +22,12 @@ from horsies.error_codes import OperationalErrorCode, RetrievalCode
 from horsies.task_result import TaskError, TaskResult
 from horsies.tasks.handle import TaskHandle
 from horsies.tasks.waiters import Subject, Waiters
-from tests.support.applications import app_at, run_closing
-from tests.support.producer_rows import Database, backends, finish, terminate
+from tests.support.applications import Call, app_at, run_closing
+from tests.support.database import Database, backends, terminate
 from tests.support.proxy import Proxy
+from tests.support.rows import finish
 from tests.support.wait import wait_until
-from tests.tasks.conftest import Call, Task, add_task
+from tests.tasks.conftest import Task, add_task
 
 GetResult = TaskResult[Any, TaskError]
 
@@ -198,7 +199,7 @@ def test_closing_the_application_ends_every_wait(app: Horsies, add: Task) -> Non
 def test_an_application_can_be_closed_twice_and_used_again(
     app: Horsies, add: Task, connection: Database
 ) -> None:
-    others = set(backends(connection, "waiters"))
+    others = set(backends(connection, "horsies:waiters"))
     handle = add.send(1).unwrap()
     handle.get(timeout_ms=0)
     assert app.close().is_ok()
@@ -207,7 +208,7 @@ def test_an_application_can_be_closed_twice_and_used_again(
     assert handle.get(timeout_ms=5_000).is_ok()
     assert run_closing(app, app.close_async()).is_ok()
     assert app.close().is_ok()
-    wait_until(lambda: not set(backends(connection, "waiters")) - others)
+    wait_until(lambda: not set(backends(connection, "horsies:waiters")) - others)
     assert not [thread for thread in threading.enumerate() if thread.name == "horsies-waiters"]
 
 
@@ -220,7 +221,7 @@ def test_a_waiter_outlasts_the_loss_of_the_listening_connection(
     never_poll(app)
     handle = add.send(1).unwrap()
     waiting = Waiting(app, handle)
-    terminate(connection, "waiters")
+    terminate(connection, "horsies:waiters")
     finish(connection, handle.task_id)
     assert waiting.result().ok_value == 1
 
@@ -235,7 +236,7 @@ def test_a_get_right_after_the_listening_connection_was_lost_works(
         threading.Timer(0.25, opened.set).start()  # a connection may not be reopened more often
         assert handle.get(timeout_ms=5_000).is_ok()
         opened.wait()
-        terminate(connection, "waiters")
+        terminate(connection, "horsies:waiters")
 
 
 def test_a_waiter_outlasts_the_absence_of_the_server(
@@ -335,7 +336,7 @@ def test_an_application_nobody_holds_any_more_goes_and_its_connection_with_it(
     process_url: str, connection: Database
 ) -> None:
     def sessions() -> set[int]:
-        return {*backends(connection, "waiters"), *backends(connection, "producer")}
+        return {*backends(connection, "horsies:waiters"), *backends(connection, "horsies:producer")}
 
     others = sessions()
     app = app_at(process_url)

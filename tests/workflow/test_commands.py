@@ -26,7 +26,7 @@ from horsies.result import Ok
 from horsies.workflow.run import listing
 from horsies.workflow.run.listing import RunFilters
 from tests.monitor.conftest import Finished, Run
-from tests.support.producer_rows import Database
+from tests.support.database import Database
 from tests.support.turns import Hands, Tasks
 
 UNKNOWN_ID = "01a1dd00-0000-7000-8000-000000000000"

@@ -32,12 +32,11 @@ from horsies import (
     resume_workflow_sync,
 )
 from horsies.ids import new_id
-from tests.support.applications import run_closing
-from tests.support.producer_rows import Database
+from tests.support.applications import Call, run_closing
+from tests.support.database import Database
 from tests.support.statements import counted
 from tests.support.turns import Hands, Tasks
 from tests.support.wait import wait_until
-from tests.workflow.conftest import Call
 
 
 def chain(app: Horsies, tasks: Tasks, **options: Any) -> WorkflowSpec[int]:

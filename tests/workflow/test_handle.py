@@ -40,12 +40,11 @@ from horsies import (
 )
 from horsies.ids import new_id
 from horsies.tasks.waiters import Subject
-from tests.support.applications import run_closing
-from tests.support.producer_rows import Database, terminate
+from tests.support.applications import Call, run_closing
+from tests.support.database import Database, terminate
 from tests.support.proxy import Proxy
 from tests.support.turns import Hands, Tasks, define_tasks
 from tests.support.wait import interrupted_when, wait_until
-from tests.workflow.conftest import Call
 
 # The same in every test process, or they would not agree on the names of the tests.
 UNKNOWN_ID = "01a1dd00-0000-7000-8000-000000000000"
@@ -328,7 +327,7 @@ def test_a_waiter_outlasts_a_cut_connection(
     handle = chain(app, tasks).start().unwrap()
     hands.complete(handle.workflow_id, "first")
     waiting = Waiting(handle)
-    terminate(connection, "waiters")
+    terminate(connection, "horsies:waiters")
     hands.complete(handle.workflow_id, "last")
     assert waiting.result().is_ok()
 

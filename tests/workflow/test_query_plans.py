@@ -9,9 +9,8 @@ from typing import Any
 
 import psycopg
 import pytest
-from psycopg import Connection, sql
+from psycopg import Connection
 
-from horsies.db.migrate import apply_migrations
 from horsies.db.statement import Statement
 from horsies.db.statements.workflows import (
     FindPausedRuns,
@@ -38,7 +37,6 @@ from horsies.db.statements.workflows import (
     read_tree,
     read_tree_nodes,
 )
-from tests.conftest import database_on
 from tests.support.query_plans import reads
 
 FIRST, LAST = datetime(1, 1, 2, tzinfo=UTC), datetime(9999, 12, 30, tzinfo=UTC)
@@ -81,21 +79,6 @@ FROM generate_series(1, 40220) AS n, generate_series(0, 2) AS i;
 ALTER TABLE horsies_workflows ENABLE TRIGGER USER;
 ALTER TABLE horsies_tasks ENABLE TRIGGER USER;
 """
-
-
-@pytest.fixture(scope="module")
-def full_url(server_url: str) -> Iterator[str]:
-    """A database with many runs behind it, known to the planner."""
-    name = f"horsies_ran_{uuid.uuid4().hex}"
-    with psycopg.connect(server_url, autocommit=True) as server:
-        server.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
-        url = database_on(server_url, name)
-        with psycopg.connect(url, autocommit=True) as connection:
-            apply_migrations(connection)
-            connection.execute(FILL.encode())
-            connection.execute("VACUUM ANALYZE")
-        yield url
-        server.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
 
 
 @pytest.fixture(params=["force_generic_plan", "force_custom_plan"])
@@ -161,7 +144,9 @@ def test_a_filter_that_matches_nothing_costs_the_window_and_no_more(full: Connec
 def test_runs_that_have_not_ended_are_found_without_history(full: Connection[Any]) -> None:
     rows, cost = reads(full, list_open_runs, asked(statuses=["RUNNING", "PAUSED"]))
     assert [row.status for row in rows] == ["PAUSED"] * 20
-    assert cost < 200
+    # A scan with an array of statuses keeps the order of its index since PostgreSQL 17 only; older servers
+    # read and sort all open runs, and still nothing of the history.
+    assert cost < (200 if full.info.server_version >= 170_000 else 1_000)
     rows, cost = reads(full, list_open_runs, asked(statuses=["RUNNING"], names=["nothing"]))
     assert rows == []
     assert cost < 1_000

@@ -28,7 +28,7 @@ from horsies import (
 from horsies.db.pipeline import Pipeline
 from horsies.ids import new_id
 from horsies.worker.reaper import EXPIRE_BATCH, RETENTION_RUNS, expire_paused, sweep
-from tests.support.producer_rows import Database
+from tests.support.database import Database
 from tests.support.turns import Hands, Tasks
 
 HOUR = RecoveryConfig(paused_workflow_auto_cancel_after=timedelta(hours=1))

@@ -28,13 +28,12 @@ from horsies import (
     start_workflow_async,
 )
 from horsies.ids import new_id
-from tests.support.applications import app_at, run_closing
+from tests.support.applications import Call, app_at, run_closing
 from tests.support.callers import CALLERS, Caller
-from tests.support.producer_rows import Database
+from tests.support.database import Database
 from tests.support.proxy import Proxy
 from tests.support.statements import counted
 from tests.support.turns import Hands, Tasks, define_tasks
-from tests.workflow.conftest import Call
 
 MOMENT = datetime(2026, 5, 4, 3, 2, 1, tzinfo=UTC)
 

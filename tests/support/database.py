@@ -1,0 +1,85 @@
+"""Databases of the test server, and the sessions other processes hold on them."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, TypeAlias
+from urllib.parse import urlsplit, urlunsplit
+
+import psycopg
+from psycopg import sql
+
+from horsies.db.migrate import apply_migrations
+
+Database: TypeAlias = psycopg.Connection[Any]
+
+
+def database_on(server_url: str, name: str) -> str:
+    """Return the URL of another database of the same server."""
+    return urlunsplit(urlsplit(server_url)._replace(path=f"/{name}"))
+
+
+def with_password(url: str, password: str) -> str:
+    """Return the URL with a password, whether or not the server asks for one."""
+    parts = urlsplit(url)
+    place = f"{parts.username}:{password}@{parts.netloc.rpartition('@')[2]}"
+    return urlunsplit(parts._replace(netloc=place))
+
+
+def drop_database(server_url: str, name: str) -> None:
+    with psycopg.connect(server_url, autocommit=True) as connection:
+        connection.execute(
+            sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(name))
+        )
+
+
+@contextmanager
+def empty_database(server_url: str) -> Iterator[str]:
+    """A database without tables, dropped after the block; its URL."""
+    name = f"horsies_empty_{uuid.uuid4().hex}"
+    with psycopg.connect(server_url, autocommit=True) as connection:
+        connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
+    try:
+        yield database_on(server_url, name)
+    finally:
+        drop_database(server_url, name)
+
+
+@contextmanager
+def filled_database(server_url: str, fill: str) -> Iterator[str]:
+    """A migrated database with the rows of this script, analysed for the planner; its URL."""
+    with empty_database(server_url) as url:
+        with psycopg.connect(url, autocommit=True) as connection:
+            apply_migrations(connection)
+            connection.execute(fill.encode())
+            connection.execute("VACUUM ANALYZE")
+        yield url
+
+
+def backends(connection: Database, name: str) -> list[int]:
+    """Return the server processes of connections whose application name is like this."""
+    rows = connection.execute(
+        "SELECT pid FROM pg_stat_activity "
+        "WHERE datname = current_database() AND application_name LIKE %s ORDER BY pid",
+        (name,),
+    )
+    return [row[0] for row in rows]
+
+
+def terminate(connection: Database, name: str) -> list[int]:
+    """Cut every connection whose application name is like this, and wait until they are gone."""
+    pids = backends(connection, name)
+    connection.execute(
+        "SELECT pg_terminate_backend(pid, 5000) FROM unnest(%s::integer[]) AS pid", (pids,)
+    )
+    return pids
+
+
+def terminate_others(connection: Database) -> None:
+    """Cut every connection to the database but this one, those a pooler keeps in reserve included."""
+    connection.execute(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() "
+        "AND backend_type = 'client backend' AND pid <> pg_backend_pid()"
+    )
