@@ -109,7 +109,7 @@ def test_a_worker_waits_for_a_server_that_is_read_only(
     with new_sessions_with(connection, "default_transaction_read_only", "on"):
         terminate_others(connection)
         wait_until(lambda: "takes only reads" in worker.log(), 20, worker.log)
-    assert not worker.events("database_back")
+        assert not worker.events("database_back")
     terminate_others(connection)  # a pooler would go on with sessions that may only read
     worker.wait_for("database_back", 20)
     programs.app.close()  # its own connection was cut twice within a moment, which it tells

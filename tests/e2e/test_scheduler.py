@@ -79,6 +79,7 @@ def test_a_scheduler_sends_what_is_due_and_stops_in_order(
     assert "Traceback" not in scheduler.log()
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_three_schedulers_killed_at_random_send_every_slot_exactly_once(
     fleet: Fleet, programs: ModuleType, connection: Database
