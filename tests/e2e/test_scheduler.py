@@ -147,7 +147,7 @@ def blocked_backends(connection: Database) -> list[int]:
     return [row[0] for row in rows]
 
 
-def test_point_16_a_crash_between_insert_and_commit_sends_the_slot_once(
+def test_a_crash_between_insert_and_commit_sends_the_slot_once(
     fleet: Fleet, programs: ModuleType, connection: Database
 ) -> None:
     seconds = {"often": 1, "seldom": 3}

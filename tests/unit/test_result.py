@@ -24,6 +24,7 @@ from horsies.result import (
     is_err,
     is_ok,
 )
+from tests.support.examples import examples
 
 
 def parsed(text: str) -> Result[int, str]:
@@ -315,7 +316,7 @@ def test_do_async_awaits_on_the_way() -> None:
     asyncio.run(scenario())
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(st.integers(), st.booleans())
 def test_mapping_and_chaining_obey_their_laws(value: int, good: bool) -> None:
     result: Result[int, int] = Ok(value) if good else Err(value)
