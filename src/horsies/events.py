@@ -68,27 +68,31 @@ def attach_event_handler() -> None:
         known.setLevel(max(known.level, level))
     root.addHandler(handler)
     root.setLevel(min(level, logging.INFO))
+    os.register_at_fork(after_in_child=handler.detach)
 
 
 class EventHandler(logging.Handler):
-    """Writes events of this process, not of the children it forks, to a descriptor.
-
-    A full pipe loses events instead of stopping the worker.
-    """
+    """Writes events to a descriptor; a full pipe loses events instead of stopping the worker."""
 
     def __init__(self, descriptor: int) -> None:
         super().__init__()
         os.set_inheritable(descriptor, False)
         os.set_blocking(descriptor, False)
         self._descriptor = descriptor
-        self._pid = os.getpid()
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write the record's event, if it carries one."""
         event = getattr(record, "event", None)
-        if not isinstance(event, dict) or record.process != self._pid:
+        if not isinstance(event, dict):
             return
         time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
-        line = json.dumps({"time": time, "pid": self._pid, **event}, default=str)
+        line = json.dumps({"time": time, "pid": record.process, **event}, default=str)
         with suppress(OSError):
             os.write(self._descriptor, f"{line}\n".encode())
+
+    def detach(self) -> None:
+        """Leave a forked child without the handler and the descriptor, which are its parent's."""
+        root = logging.getLogger("horsies")
+        if self in root.handlers:
+            root.removeHandler(self)
+            os.close(self._descriptor)

@@ -16,6 +16,7 @@ from horsies.db.pipeline import Pipeline
 from horsies.db.statements.turn import ClaimedTask, ClaimTasks, claim_tasks
 from horsies.worker.bookmarks import EVERYWHERE, EVERYWHERE_SECONDS, Bookmarks, Marks
 from horsies.worker.turn import Claimer, Wanted
+from tests.support.examples import examples
 from tests.support.rows import add_task
 
 QUEUES = ("first", "second")
@@ -285,7 +286,7 @@ def pages_read(connection: Connection[Any], marks: Marks) -> int:
 
 
 @settings(
-    max_examples=25,
+    max_examples=examples(25),
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )

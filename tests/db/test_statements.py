@@ -21,6 +21,7 @@ from psycopg.pq import ExecStatus
 from horsies.db.pipeline import Pipeline
 from horsies.db.statement import Statement, StatementFile, field_names
 from horsies.db.statements.tasks import TaskId
+from tests.support.examples import examples
 
 SQL_FILES = sorted(
     entry.name for entry in files("horsies.db.statements").iterdir() if entry.name.endswith(".sql")
@@ -160,7 +161,9 @@ MOMENTS = st.datetimes(datetime(1900, 1, 1), datetime(2200, 1, 1), timezones=st.
 
 
 @settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=examples(60),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(
     st.builds(

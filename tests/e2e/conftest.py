@@ -61,6 +61,12 @@ def programs(route: Route) -> Iterator[ModuleType]:
     module.app.close()
 
 
+@pytest.fixture(scope="session")
+def flows(programs: ModuleType) -> ModuleType:
+    """The workflows, once the database of their tasks is known."""
+    return importlib.import_module("tests.support.apps.flows")
+
+
 @pytest.fixture
 def fleet(
     process_url: str,

@@ -64,6 +64,7 @@ def kill_a_busy_one(fleet: Fleet, connection: Database) -> None:
     victim.wait()
 
 
+@pytest.mark.slow
 def test_caps_hold_while_workers_are_killed_and_restarted(
     fleet: Fleet, capped: ModuleType, connection: Database
 ) -> None:

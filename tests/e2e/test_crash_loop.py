@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import psycopg
+import pytest
 
 from horsies import AppConfig, Horsies, PostgresConfig, TaskError, TaskResult
 from horsies.result import is_err, is_ok
@@ -73,6 +74,7 @@ def sending(route: Route) -> Iterator[Producer]:
     assert not thread.is_alive()
 
 
+@pytest.mark.slow
 def test_crashes_of_the_database_under_load_lose_nothing_and_repeat_nothing(
     own_server: PrivateServer, own_fleet: Fleet
 ) -> None:

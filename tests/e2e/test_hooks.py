@@ -49,7 +49,7 @@ def test_a_hook_that_overruns_its_ten_seconds_ends_the_worker_and_is_named(fleet
     worker = fleet.start(
         application=APPLICATION, environment={FAILING_VARIABLE: "overruns"}, ready=False
     )
-    assert worker.wait(15) == 1
+    assert worker.wait(30) == 1
     assert "hook open_second ran longer than 10 s" in worker.log()
 
 

@@ -108,10 +108,11 @@ def test_a_worker_waits_for_a_server_that_is_read_only(
     assert programs.noop.send().unwrap().get(5_000).is_ok()
     with new_sessions_with(connection, "default_transaction_read_only", "on"):
         terminate_others(connection)
-        wait_until(lambda: "takes only reads" in worker.log(), 20, worker.log)
-    assert not worker.events("database_back")
+        wait_until(lambda: worker.log().count("takes only reads") >= 2, 20, worker.log)
+    # A turn that has nothing to write succeeds now and then, and the database counts as back.
+    known = len(worker.events("database_back"))
     terminate_others(connection)  # a pooler would go on with sessions that may only read
-    worker.wait_for("database_back", 20)
+    worker.wait_for("database_back", 20, times=known + 1)
     programs.app.close()  # its own connection was cut twice within a moment, which it tells
     assert programs.noop.send().unwrap().get(5_000).is_ok()
     assert worker.stop() == 0

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from itertools import pairwise
 from types import ModuleType
 
-import pytest
-
 from tests.support.database import Database
 from tests.support.tables import attempts, task, wait_for_status
-from tests.support.wait import wait_until
-from tests.support.workers import FORKSERVER, HARDLY_POLLS, Fleet, Journal
-
-
-def in_seconds(seconds: float) -> datetime:
-    return datetime.now(UTC) + timedelta(seconds=seconds)
+from tests.support.wait import in_seconds, wait_until
+from tests.support.workers import FORKSERVER, Fleet, Journal
 
 
 def test_retries_start_within_a_quarter_second_of_their_due_times(
@@ -41,18 +35,6 @@ def test_retries_start_within_a_quarter_second_of_their_due_times(
     assert (row.status, row.error_code, row.retry_count) == ("FAILED", "FLAKY", 3)
 
 
-def test_a_retry_that_would_miss_the_deadline_fails_with_the_original_error(
-    fleet: Fleet, programs: ModuleType, connection: Database
-) -> None:
-    fleet.start()
-    sent = programs.fail_on_schedule.with_options(good_until=in_seconds(1.5)).send().unwrap()
-    assert sent.get(10_000).err_value.error_code == "FLAKY"
-    made = attempts(connection, sent.task_id)
-    assert [(one.outcome, one.will_retry) for one in made] == [("FAILED", True), ("FAILED", False)]
-    row = task(connection, sent.task_id)
-    assert (row.status, row.error_code, row.retry_count) == ("FAILED", "FLAKY", 1)
-
-
 def test_a_retry_that_waits_can_still_expire(
     fleet: Fleet, programs: ModuleType, connection: Database
 ) -> None:
@@ -72,35 +54,6 @@ def sent_deadline(connection: Database, task_id: str) -> datetime:
     ).fetchone()
     assert row is not None
     return row[0]  # type: ignore[no-any-return]
-
-
-@pytest.mark.pooled
-def test_delayed_tasks_start_on_time(
-    fleet: Fleet, programs: ModuleType, connection: Database
-) -> None:
-    fleet.start(config=HARDLY_POLLS)
-    delays = [1.1, 0.4, 0.8]
-    sent = [programs.noop.schedule(delay).unwrap() for delay in delays]
-    for one in sent:
-        assert one.get(10_000).is_ok()
-        row = task(connection, one.task_id)
-        assert row.started_at is not None
-        assert 0 <= (row.started_at - row.enqueued_at).total_seconds() < 0.25
-
-
-def test_a_deadline_is_kept_on_time_by_an_idle_worker(
-    fleet: Fleet, programs: ModuleType, connection: Database
-) -> None:
-    fleet.start(config=HARDLY_POLLS)
-    deadline = in_seconds(1.0)
-    sent = programs.noop.with_options(good_until=deadline).schedule(60).unwrap()
-    error = sent.get(10_000).err_value
-    assert error.error_code == "TASK_EXPIRED"
-    row = task(connection, sent.task_id)
-    assert (row.status, row.error_code) == ("EXPIRED", "TASK_EXPIRED")
-    assert row.failed_at is not None
-    assert 0 <= (row.failed_at - deadline).total_seconds() < 0.25
-    assert attempts(connection, sent.task_id) == []
 
 
 def test_what_expired_while_no_worker_ran_is_expired_by_the_first_claim(
@@ -124,19 +77,6 @@ def test_a_worker_without_an_idle_child_still_keeps_deadlines(
     late = programs.noop.with_options(good_until=in_seconds(0.5)).send().unwrap()
     assert late.get(5_000).err_value.error_code == "TASK_EXPIRED"
     assert task(connection, busy.task_id).status == "RUNNING"
-
-
-def test_a_sleeping_worker_wakes_for_a_new_task_without_its_poll(
-    fleet: Fleet, programs: ModuleType, connection: Database
-) -> None:
-    worker = fleet.start(config=HARDLY_POLLS)
-    for _ in range(5):
-        sent = programs.noop.send().unwrap()
-        assert sent.get(5_000).is_ok()
-        row = task(connection, sent.task_id)
-        assert row.started_at is not None
-        assert (row.started_at - row.enqueued_at).total_seconds() < 0.25
-    assert worker.stop() == 0
 
 
 def test_an_idle_worker_sleeps(fleet: Fleet, connection: Database, programs: ModuleType) -> None:

@@ -79,6 +79,7 @@ def test_a_scheduler_sends_what_is_due_and_stops_in_order(
     assert "Traceback" not in scheduler.log()
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_three_schedulers_killed_at_random_send_every_slot_exactly_once(
     fleet: Fleet, programs: ModuleType, connection: Database
@@ -146,7 +147,7 @@ def blocked_backends(connection: Database) -> list[int]:
     return [row[0] for row in rows]
 
 
-def test_point_16_a_crash_between_insert_and_commit_sends_the_slot_once(
+def test_a_crash_between_insert_and_commit_sends_the_slot_once(
     fleet: Fleet, programs: ModuleType, connection: Database
 ) -> None:
     seconds = {"often": 1, "seldom": 3}

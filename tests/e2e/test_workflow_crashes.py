@@ -11,7 +11,6 @@ from types import ModuleType
 import pytest
 
 from horsies.db.statements.workflows import SignalRun, signal_run
-from tests.e2e.test_workflows import APPLICATION, flows
 from tests.support import runs
 from tests.support.database import Database
 from tests.support.oracle.random_runs import SIGNAL, Mixed, mixed
@@ -20,7 +19,7 @@ from tests.support.oracle.tree import End
 from tests.support.tables import wait_until_empty
 from tests.support.workers import Fleet
 
-__all__ = ["flows"]
+APPLICATION = "tests.support.apps.flows:app"
 
 RUNS = int(os.environ.get("HORSIES_CRASH_RUNS", "15"))
 KILLS = max(3, RUNS // 10)
@@ -101,6 +100,7 @@ def stored(connection: Database) -> dict[str, tuple[str, list[str]]]:
     return {run: (status, statuses) for run, status, statuses in rows}
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_killed_workers_leave_no_run_in_another_state_than_its_outcomes_say(
     fleet: Fleet, connection: Database, flows: ModuleType

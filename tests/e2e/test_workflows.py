@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import timedelta
 from types import ModuleType
-from typing import Any
 
 import pytest
 
 from horsies.db.statements.workflows import (
-    CancelRun,
     RunId,
     SignalRun,
-    cancel_run,
     pause_run,
     resume_run,
     signal_run,
 )
-from horsies.workflow.nodes.nodes import SignalNode, SleepNode, SubWorkflowNode, TaskNode
+from horsies.workflow.nodes.nodes import SleepNode, TaskNode
 from tests.support import runs
 from tests.support.database import Database, backends
-from tests.support.tables import attempts, count, tasks, wait_until_empty
+from tests.support.tables import attempts, count, tasks
 from tests.support.wait import wait_until
 from tests.support.workers import HARDLY_POLLS, Fleet, Journal, Line, RunningWorker
 
@@ -34,14 +29,6 @@ ENOUGH = '{"error_code":"STOPPED","message":"enough","data":null,"exception":nul
 STEPS = 1_000
 # The worker's session and ours: the server counts each notification it wakes them for as a transaction.
 LISTENERS = 2
-
-
-@pytest.fixture(scope="session")
-def flows(programs: ModuleType) -> ModuleType:
-    """The workflows, once the database of their tasks is known."""
-    import tests.support.apps.flows
-
-    return tests.support.apps.flows
 
 
 @pytest.fixture
@@ -229,37 +216,6 @@ def test_a_node_whose_inputs_can_never_be_read_fails_and_the_worker_lives_on(
 # Shapes
 
 
-def test_a_sub_workflow_in_a_sub_workflow_hands_its_result_up(
-    worker: RunningWorker, connection: Database, flows: ModuleType
-) -> None:
-    outer = SubWorkflowNode(flows.Outer, kwargs={"steps": 3})
-    last = TaskNode(flows.next_step, args_from={"before": outer}, waits_for=[outer])
-    spec = flows.app.workflow("top", [outer, last], output=last, definition_key="e2e.top")
-    (run_id,) = runs.start(connection, spec)
-    runs.wait_for(connection, run_id, "COMPLETED")
-    assert runs.result(connection, run_id) == {"ok": 6}
-    assert [(row.depth, row.status) for row in runs.all_runs(connection)] == [
-        (depth, "COMPLETED") for depth in range(3)
-    ]
-
-
-def test_a_sub_workflow_nobody_knows_fails_its_node(
-    worker: RunningWorker, connection: Database, flows: ModuleType
-) -> None:
-    spec = flows.app.workflow(
-        "top", [SubWorkflowNode(flows.Outer, kwargs={"steps": 3})], definition_key="e2e.lost"
-    )
-    with connection.transaction():  # no worker sees the run before it is spoiled
-        (run_id,) = runs.start(connection, spec)
-        connection.execute(
-            "UPDATE horsies_tasks SET kwargs = replace(kwargs, 'e2e.outer', 'e2e.gone') "
-            "WHERE task_name = 'horsies.expand' AND status = 'PENDING'"
-        )
-    runs.wait_for(connection, run_id, "FAILED")
-    (row,) = runs.all_runs(connection)
-    assert "SUBWORKFLOW_LOAD_FAILED" in (row.error or "")
-
-
 def overlapping(lines: list[Line]) -> int:
     """How many tasks ran at the same time at most."""
     running = most = 0
@@ -281,17 +237,6 @@ def test_a_map_runs_at_most_so_many_at_once_and_keeps_the_order(
     assert worker.stop() == 0
 
 
-def test_a_task_knows_whether_it_is_part_of_a_workflow(
-    worker: RunningWorker, connection: Database, flows: ModuleType
-) -> None:
-    nodes = [TaskNode(flows.whereabouts) for _ in range(3)]
-    spec = flows.app.workflow("meta", nodes, output=nodes[2], definition_key="e2e.meta")
-    (run_id,) = runs.start(connection, spec)
-    runs.wait_for(connection, run_id, "COMPLETED")
-    assert runs.result(connection, run_id) == {"ok": 2}
-    assert flows.whereabouts.send().unwrap().get(timeout_ms=10_000).ok is None
-
-
 # Waiting without a worker
 
 
@@ -310,18 +255,11 @@ def test_a_sleep_is_over_in_time_and_holds_no_child(
     runs.wait_for(connection, run_id, "COMPLETED", 10)
 
 
-def signalled(flows: ModuleType, timeout: timedelta | None = None) -> Any:
-    first = TaskNode(flows.one)
-    signal = SignalNode("go", timeout=timeout, waits_for=[first], node_id="signal")
-    last = TaskNode(flows.tell, args_from={"value": signal}, waits_for=[signal])
-    return flows.app.workflow("wait", [first, signal, last], output=last, definition_key="e2e.wait")
-
-
 @pytest.mark.pooled
 def test_a_signal_is_taken_when_it_comes_late_and_kept_when_it_comes_early(
     fleet: Fleet, connection: Database, flows: ModuleType
 ) -> None:
-    early, late = runs.start(connection, signalled(flows), signalled(flows))
+    early, late = runs.start(connection, flows.signalled(), flows.signalled())
     signal_run.run(connection, SignalRun(early, "go", '{"from":"early"}'))
     fleet.start(application=APPLICATION, config=HARDLY_POLLS)
     runs.wait_for(connection, early, "COMPLETED")
@@ -333,64 +271,7 @@ def test_a_signal_is_taken_when_it_comes_late_and_kept_when_it_comes_early(
     assert runs.result(connection, late) == {"ok": [1]}
 
 
-def test_a_signal_that_does_not_come_in_time_fails_its_node(
-    worker: RunningWorker, connection: Database, flows: ModuleType
-) -> None:
-    (run_id,) = runs.start(connection, signalled(flows, timedelta(seconds=1)))
-    runs.wait_for(connection, run_id, "FAILED")
-    (row,) = runs.all_runs(connection)
-    assert json.loads(row.error or "")["error_code"] == {"__builtin_task_code__": "SIGNAL_TIMEOUT"}
-
-
 # Steering
-
-
-def lingering(flows: ModuleType, seconds: float = 0.3) -> Any:
-    first = TaskNode(flows.linger, kwargs={"seconds": seconds, "label": "first"}, node_id="first")
-    last = TaskNode(
-        flows.linger,
-        kwargs={"seconds": 0.0, "label": "last"},
-        waits_for=[first],
-        node_id="last",
-    )
-    return flows.app.workflow("linger", [first, last], definition_key="e2e.linger")
-
-
-def test_a_paused_run_finishes_what_runs_and_starts_nothing(
-    worker: RunningWorker, journal: Journal, connection: Database, flows: ModuleType
-) -> None:
-    (run_id,) = runs.start(connection, lingering(flows))
-    wait_until(lambda: journal.lines("start"), 10)
-    assert pause_run.run(connection, RunId(run_id))[0].answer == "RUNNING"
-    wait_until(lambda: runs.nodes(connection, run_id)["first"] == "COMPLETED", 10)
-    # A task outside of the run passes the same queue and the same turns.
-    assert flows.one.send().unwrap().get(timeout_ms=10_000).ok == 1
-    assert runs.nodes(connection, run_id)["last"] == "PENDING"
-    assert runs.status(connection, run_id) == "PAUSED"
-    resume_run.run(connection, RunId(run_id))
-    runs.wait_for(connection, run_id, "COMPLETED")
-    assert [line.label for line in journal.lines("start")] == ["first", "last"]
-
-
-def test_a_retry_that_falls_into_a_pause_waits_for_its_end(
-    worker: RunningWorker, journal: Journal, connection: Database, flows: ModuleType
-) -> None:
-    spec = flows.app.workflow(
-        "flaky", [TaskNode(flows.flaky_step, node_id="flaky")], definition_key="e2e.flaky"
-    )
-    (run_id,) = runs.start(connection, spec)
-    wait_until(lambda: count(connection, "PENDING") and journal.lines("start"), 10)
-    pause_run.run(connection, RunId(run_id))
-    (row,) = tasks(connection)
-    connection.execute("SELECT pg_sleep_until(%s + interval '0.5 seconds')", (row.next_retry_at,))
-    assert len(journal.lines("start")) == 1
-    assert runs.nodes(connection, run_id) == {"flaky": "RUNNING"}
-    resume_run.run(connection, RunId(run_id))
-    runs.wait_for(connection, run_id, "COMPLETED")
-    assert [(one.attempt, one.will_retry) for one in attempts(connection)] == [
-        (1, True),
-        (2, False),
-    ]
 
 
 def test_what_was_claimed_ahead_is_not_started_in_a_paused_run(
@@ -415,36 +296,3 @@ def test_what_was_claimed_ahead_is_not_started_in_a_paused_run(
     runs.wait_for(connection, run_id, "COMPLETED")
     assert Counter(line.label for line in journal.lines("start")) == Counter("0123")
     assert worker.stop() == 0
-
-
-def test_a_cancelled_run_lets_its_running_task_end_or_interrupts_it(
-    worker: RunningWorker, journal: Journal, connection: Database, flows: ModuleType
-) -> None:
-    patient, hasty = runs.start(connection, lingering(flows, 0.5), lingering(flows, 60.0))
-    wait_until(lambda: len(journal.lines("start")) == 2, 10)
-    cancel_run.run(connection, CancelRun(hasty, ENOUGH, True))
-    cancel_run.run(connection, CancelRun(patient, ENOUGH, False))
-    wait_until_empty(connection, 10)
-    assert [runs.status(connection, one) for one in (patient, hasty)] == ["CANCELLED"] * 2
-    assert runs.nodes(connection, patient) == {"first": "COMPLETED", "last": "SKIPPED"}
-    assert runs.nodes(connection, hasty) == {"first": "FAILED", "last": "SKIPPED"}
-    assert sorted(row.status for row in tasks(connection)) == ["CANCELLED", "COMPLETED"]
-
-
-def test_a_worker_that_dies_costs_its_node_an_attempt_and_the_run_goes_on(
-    fleet: Fleet, connection: Database, flows: ModuleType
-) -> None:
-    spec = flows.app.workflow(
-        "crash",
-        [
-            first := TaskNode(flows.one),
-            crash := TaskNode(flows.exit_then_work, waits_for=[first], node_id="crash"),
-            TaskNode(flows.next_step, args_from={"before": crash}, waits_for=[crash]),
-        ],
-        definition_key="e2e.crash",
-    )
-    fleet.start(application=APPLICATION, config=HARDLY_POLLS)
-    (run_id,) = runs.start(connection, spec)
-    runs.wait_for(connection, run_id, "COMPLETED")
-    outcomes = Counter(one.outcome for one in attempts(connection))
-    assert outcomes == {"COMPLETED": 3, "WORKER_FAILURE": 1}

@@ -24,7 +24,7 @@ from tests.scheduler.conftest import (
 from tests.support.database import Database
 
 
-def test_point_13_the_first_start_of_a_schedule_fires_nothing(
+def test_the_first_start_of_a_schedule_fires_nothing(
     connection: Database, make_app: MakeApp
 ) -> None:
     app = make_app(
@@ -44,9 +44,7 @@ def test_point_13_the_first_start_of_a_schedule_fires_nothing(
         assert (one["task_name"], one["owner"], one["definition"]) == ("note", OWNER, None)
 
 
-def test_point_13_an_unchanged_timing_keeps_an_overdue_slot(
-    connection: Database, make_app: MakeApp
-) -> None:
+def test_an_unchanged_timing_keeps_an_overdue_slot(connection: Database, make_app: MakeApp) -> None:
     enter(connection, make_app(schedule()))
     make_due(connection, LONG_AGO)
     connection.execute("UPDATE horsies_schedule_state SET run_count = 5")

@@ -78,7 +78,7 @@ def test_nothing_fires_early_or_twice(connection: Database, make_app: MakeApp) -
     assert len(tasks(connection)) == 1
 
 
-def test_point_16_catch_up_sends_all_missed_slots_in_order_and_counts_each(
+def test_catch_up_sends_all_missed_slots_in_order_and_counts_each(
     connection: Database, make_app: MakeApp
 ) -> None:
     pattern = IntervalSchedule(minutes=5)
@@ -109,7 +109,7 @@ def test_what_exceeds_the_limit_follows_at_once_in_the_next_ticks(
     assert slots(connection) == [first + number * HOUR for number in range(5)]
 
 
-def test_point_14_without_catch_up_the_latest_missed_slot_is_sent_and_the_rest_is_noted(
+def test_without_catch_up_the_latest_missed_slot_is_sent_and_the_rest_is_noted(
     connection: Database, make_app: MakeApp, caplog: pytest.LogCaptureFixture
 ) -> None:
     book = enter(connection, make_app(schedule()))
@@ -394,7 +394,7 @@ def test_schedulers_that_tick_together_send_every_slot_once(
         assert state(connection, name)["run_count"] == 6
 
 
-def test_point_16_a_task_that_is_there_already_is_not_sent_again(
+def test_a_task_that_is_there_already_is_not_sent_again(
     connection: Database, make_app: MakeApp
 ) -> None:
     """As after a crash between a task and the note of it, were they not one statement."""

@@ -71,6 +71,8 @@ class Proxy:
             with suppress(OSError):
                 listener.shutdown(socket.SHUT_RDWR)
             listener.close()
+            # A connection accepted at the last moment would otherwise be opened after the cut.
+            self._threads.pop(0).join()
         self.cut()
         while self._threads:
             self._threads.pop().join()

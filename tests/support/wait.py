@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -23,6 +24,11 @@ def wait_until(
             raise AssertionError(f"did not happen within {seconds} s: {shown}")
         time.sleep(0.005)
     return value
+
+
+def in_seconds(seconds: float) -> datetime:
+    """Return the instant that is so many seconds away."""
+    return datetime.now(UTC) + timedelta(seconds=seconds)
 
 
 @contextmanager

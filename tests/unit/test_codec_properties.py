@@ -22,10 +22,14 @@ from horsies.codec.results import ResultCodec, decode_untyped, encode_task_error
 from horsies.error_codes import OperationalErrorCode
 from horsies.result import Err, Ok
 from horsies.task_result import TaskError, TaskResult
+from tests.support.examples import examples
 from tests.support.orders import reordered
 
 SETTINGS = settings(
-    max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow], database=None
+    max_examples=examples(80),
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    database=None,
 )
 
 
@@ -215,7 +219,7 @@ def test_every_supported_value_comes_back_from_a_result(case: tuple[Any, Any]) -
     assert codec.decode(codec.encode(TaskResult(ok=value)).unwrap()) == Ok(TaskResult(ok=value))
 
 
-@settings(SETTINGS, max_examples=200)
+@settings(SETTINGS, max_examples=examples(200))
 @given(
     typed_values.flatmap(lambda typed: st.tuples(st.just(typed[0]), typed[1])),
     st.randoms(use_true_random=False),
@@ -337,7 +341,7 @@ def with_lists(value: Any) -> Any:
 ANYTHING = signature_of(Any)
 
 
-@settings(SETTINGS, max_examples=300)
+@settings(SETTINGS, max_examples=examples(300))
 @given(wild)
 def test_an_untyped_parameter_stores_plain_json_exactly_and_refuses_all_else(value: Any) -> None:
     match ANYTHING.encode_call((value,), {}):
@@ -418,7 +422,7 @@ CODECS = [ResultCodec.of(pair[0], TaskError) for pair in RECORDS] + [
 ]
 
 
-@settings(SETTINGS, max_examples=200)
+@settings(SETTINGS, max_examples=examples(200))
 @given(hostile_text, hostile_text)
 def test_reading_arbitrary_text_never_raises_and_never_imports(one: str, two: str) -> None:
     before = set(sys.modules)

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from horsies.database_url import is_embedded, libpq_url, mask_url, url_problem
+from tests.support.examples import examples
 
 SECRET = "hunter2"
 
@@ -30,7 +31,7 @@ def quoted(value: str) -> str:
     return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(schemes, users, any_text, any_text, tails, process_state)
 def test_an_encoded_password_never_survives(
     scheme: str, user: str, before: str, after: str, tail: str, around: tuple[str, str]
@@ -41,7 +42,7 @@ def test_an_encoded_password_never_survives(
     assert masked.startswith(f"{around[0]}{scheme}://")
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(schemes, users, any_word, any_word, tails, process_state)
 def test_a_badly_encoded_password_never_survives(
     scheme: str, user: str, before: str, after: str, tail: str, around: tuple[str, str]
@@ -50,7 +51,7 @@ def test_a_badly_encoded_password_never_survives(
     assert SECRET not in mask_url(text)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(any_text, any_text, process_state)
 def test_a_quoted_password_parameter_never_survives(
     before: str, after: str, around: tuple[str, str]
@@ -60,7 +61,7 @@ def test_a_quoted_password_parameter_never_survives(
     assert SECRET not in mask_url(text)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(any_word.filter(lambda text: text[:1] not in {"'", '"', "\\"}), any_word, process_state)
 def test_a_bare_password_parameter_never_survives(
     before: str, after: str, around: tuple[str, str]
@@ -69,7 +70,7 @@ def test_a_bare_password_parameter_never_survives(
     assert SECRET not in mask_url(text)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(any_text, any_text, process_state)
 def test_a_password_in_the_query_string_never_survives(
     before: str, after: str, around: tuple[str, str]
@@ -125,7 +126,7 @@ def test_text_without_a_password_stays_as_it_is(text: str) -> None:
     assert mask_url(text) == text
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(schemes, users, any_word, tails)
 def test_masking_twice_changes_nothing_more(
     scheme: str, user: str, password: str, tail: str

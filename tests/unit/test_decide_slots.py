@@ -19,6 +19,7 @@ from horsies.timetable.patterns import (
     IntervalSchedule,
     MonthlySchedule,
 )
+from tests.support.examples import examples
 
 NOON = datetime(2026, 6, 1, 12, tzinfo=UTC)
 SECOND = timedelta(seconds=1)
@@ -56,7 +57,7 @@ def test_a_slot_met_in_time_fires_alone_and_drops_nothing() -> None:
         assert decision.dropped is None
 
 
-def test_point_14_without_catch_up_the_latest_due_slot_fires_not_none_and_not_the_oldest() -> None:
+def test_without_catch_up_the_latest_due_slot_fires_not_none_and_not_the_oldest() -> None:
     decision = decided(17)
     assert seconds(decision) == ([15], 20)
     assert decision is not None
@@ -65,7 +66,7 @@ def test_point_14_without_catch_up_the_latest_due_slot_fires_not_none_and_not_th
     assert (decision.dropped.first, decision.dropped.before) == (NOON, NOON + 15 * SECOND)
 
 
-def test_point_16_catch_up_begins_with_the_first_due_slot() -> None:
+def test_catch_up_begins_with_the_first_due_slot() -> None:
     assert seconds(decided(17, catch_up_missed=True)) == ([0, 5, 10, 15], 20)
 
 
@@ -144,7 +145,7 @@ WALL = st.sampled_from(
 ZONES = st.sampled_from(["UTC", "Europe/Berlin", "America/New_York"])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     st.one_of(WALL, st.builds(IntervalSchedule, seconds=st.integers(600, 86_400))),
     ZONES,

@@ -19,6 +19,7 @@ from horsies.workflow.run.draw import (
     Piece,
     draw,
 )
+from tests.support.examples import examples
 
 STATUSES = tuple(SYMBOLS.statuses)
 TITLE = (Piece("orders RUNNING"),)
@@ -191,7 +192,7 @@ def graphs(draw_value: st.DrawFn) -> list[DrawnNode]:
     return [one for one in nodes if one is not None]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(nodes=graphs())
 def test_every_node_is_drawn_once_and_below_those_it_waits_for(nodes: list[DrawnNode]) -> None:
     lines = [line.partition("←")[0] for line in picture(nodes, fold=False)]
@@ -203,7 +204,7 @@ def test_every_node_is_drawn_once_and_below_those_it_waits_for(nodes: list[Drawn
             assert where[nodes[source].node_id].index(True) < where[one.node_id].index(True)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(nodes=graphs(), width=st.integers(FOLD_ABOVE + 1, 200))
 def test_folding_leaves_nothing_out_of_the_counts(nodes: list[DrawnNode], width: int) -> None:
     base = len(nodes)

@@ -77,6 +77,21 @@ def test_a_full_pipe_loses_events_and_stops_nothing(logger: logging.Logger, read
     assert os.read(reader, 1 << 20).endswith(b"\n")
 
 
+def test_a_forked_child_has_neither_the_handler_nor_the_descriptor(
+    logger: logging.Logger, reader: int
+) -> None:
+    descriptor = int(os.environ[DESCRIPTOR_VARIABLE])
+    attach_event_handler()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.fstat(descriptor)
+            os._exit(1)
+        except OSError:
+            os._exit(2 if any(isinstance(one, EventHandler) for one in logger.handlers) else 0)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
 def test_a_process_the_worker_starts_finds_no_descriptor_named(
     logger: logging.Logger, reader: int
 ) -> None:

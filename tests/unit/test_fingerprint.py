@@ -26,6 +26,7 @@ from horsies import (
 )
 from horsies.workflow.build.plan import fingerprint
 from tests.support.apps.shop import BROKER
+from tests.support.examples import examples
 from tests.support.orders import printed_under_hash_seeds, reordered
 
 app = Horsies(AppConfig(broker=BROKER))
@@ -127,7 +128,7 @@ values = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(text, inner, max_size=4),
     max_leaves=8,
 )
-SETTINGS = settings(max_examples=40, deadline=None, database=None)
+SETTINGS = settings(max_examples=examples(40), deadline=None, database=None)
 
 
 @SETTINGS

@@ -12,6 +12,7 @@ from horsies import ErrorCode, TaskNode
 from horsies.ids import new_id
 from horsies.workflow.build.plan import plan
 from tests.support.apps.shop import app, codes_of, number
+from tests.support.examples import examples
 
 Edges = list[list[int]]
 
@@ -51,7 +52,7 @@ def has_circle(graph: Edges) -> bool:
     return any(circles(index, frozenset()) for index in range(len(graph)))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(edges(), st.randoms(use_true_random=False))
 def test_dependents_are_the_inverse_of_dependencies(graph: Edges, random: Any) -> None:
     order = list(range(len(graph)))
@@ -70,7 +71,7 @@ def test_dependents_are_the_inverse_of_dependencies(graph: Edges, random: Any) -
     assert all(len(set(node["dependencies"])) == len(node["dependencies"]) for node in nodes)
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=examples(120), deadline=None)
 @given(edges(circular=True))
 def test_a_circle_is_always_found_and_never_invented(graph: Edges) -> None:
     def build() -> object:

@@ -19,6 +19,7 @@ from horsies.worker.protocol import (
     NodePart,
     ProtocolError,
 )
+from tests.support.examples import examples
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=50)
 numbers = st.integers(-(2**63), 2**63 - 1)
@@ -65,7 +66,7 @@ reports = st.builds(
 
 
 @given(assignments)
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 def test_an_assignment_arrives_as_it_was_sent(assignment: Assignment) -> None:
     assert protocol.decode_assignment(protocol.encode_assignment(assignment)) == assignment
 
@@ -81,7 +82,7 @@ def test_a_part_in_a_workflow_with_wrong_lengths_is_refused() -> None:
 
 
 @given(reports, st.integers(0, 2**62))
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 def test_a_report_arrives_as_it_was_sent(report: ChildReport, rss_bytes: int) -> None:
     frame = protocol.encode_report(report, rss_bytes, 1_234)
     assert protocol.decode_report(frame) == (report, rss_bytes, 1_234)
@@ -94,7 +95,7 @@ def test_half_characters_in_a_report_are_escaped() -> None:
 
 
 @given(st.lists(reports, min_size=1, max_size=5), st.data())
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 def test_frames_survive_any_chopping_of_the_stream(
     sent: list[ChildReport], data: st.DataObject
 ) -> None:
@@ -110,7 +111,7 @@ def test_frames_survive_any_chopping_of_the_stream(
 
 
 @given(st.binary(max_size=200))
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 def test_garbage_is_waited_for_or_refused_but_never_believed(garbage: bytes) -> None:
     decoders = (
         protocol.decode_report,

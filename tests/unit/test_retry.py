@@ -22,6 +22,7 @@ from horsies.retry import (
     validate_error_code_name,
     validate_exception_mapper,
 )
+from tests.support.examples import examples
 
 draws = st.floats(min_value=0, max_value=1, exclude_max=True)
 json_values = st.recursive(
@@ -201,7 +202,7 @@ def test_a_damaged_interval_list_keeps_its_good_entries() -> None:
     assert [delay_seconds(salvaged, n, lambda: 0.0) for n in (1, 2, 3)] == [7.0, 7.0, 7.0]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(
     st.fixed_dictionaries(
         {},
@@ -242,7 +243,7 @@ def test_exponential_delays_double() -> None:
     assert [delay_seconds(doubling, n) for n in (1, 2, 3, 4)] == [3.0, 6.0, 12.0, 24.0]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.integers(1, 86_400), st.lists(draws, min_size=20, max_size=20))
 def test_exponential_delays_strictly_grow_even_with_jitter(base: int, drawn: list[float]) -> None:
     jittery = RetryPolicy.exponential(base, max_retries=20, auto_retry_for=["X"])
@@ -252,7 +253,7 @@ def test_exponential_delays_strictly_grow_even_with_jitter(base: int, drawn: lis
     assert timedelta(seconds=delays[-1]) > timedelta()
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.integers(1, 86_400), draws)
 def test_jitter_only_lengthens_and_by_a_quarter_at_most(interval: int, draw: float) -> None:
     fixed = RetryPolicy.fixed([interval], auto_retry_for=["X"])

@@ -25,6 +25,7 @@ from horsies.error_codes import (
     resolve_code,
 )
 from horsies.task_result import SubWorkflowError, TaskError, TaskResult, describe_exception
+from tests.support.examples import examples
 
 ALL_CODES = list(BUILTIN_CODE_REGISTRY.values())
 TAG = "__builtin_task_code__"
@@ -153,7 +154,7 @@ def test_a_nested_error_dumps_the_same_way() -> None:
     assert again.many[0].error_code is OutcomeCode.TASK_CANCELLED
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(st.text(alphabet=st.characters(codec="utf-8")).filter(is_free))
 def test_a_code_of_the_user_stays_a_plain_string(code: str) -> None:
     error = TaskError(error_code=code)
@@ -237,7 +238,7 @@ def test_a_huge_exception_keeps_the_head_and_the_tail() -> None:
     assert "characters left out" in described["traceback"]
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(st.text())
 def test_any_message_becomes_text_that_json_and_postgres_take(message: str) -> None:
     dumped = TaskError(exception=ValueError(message)).model_dump_json()

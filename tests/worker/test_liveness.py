@@ -17,6 +17,7 @@ from horsies.db.statements.workers import Presence, register_worker, see_worker
 from horsies.ids import new_id
 from horsies.worker.config import WorkerConfig
 from horsies.worker.liveness import PONG_CHANNEL_PREFIX, Identity, Liveness, lock_key
+from tests.support.examples import examples
 from tests.support.wait import wait_until
 
 CHANNEL = PONG_CHANNEL_PREFIX + "0123456789abcdef" * 2
@@ -76,7 +77,7 @@ def test_a_ping_that_is_none_of_ours_is_not_answered(payload: str) -> None:
         lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
     ).map(json.dumps)
 )
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 def test_no_payload_harms_a_worker(payload: str) -> None:
     assert make_liveness().pongs([payload]) == []
 

@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from psycopg import Connection
 
 from horsies.ids import new_id
+from tests.support.examples import examples
 from tests.support.oracle.engine import WORKER, Engine
 from tests.support.oracle.graphs import SIGNALS, run_shapes
 from tests.support.oracle.pictures import assert_agree
@@ -54,7 +55,7 @@ SELECT EXISTS ({OPEN_RUNS}) OR EXISTS (
 
 CANCELLED = failure("WORKFLOW_CANCELLED")["err"]
 concurrent = settings(
-    max_examples=20,
+    max_examples=examples(20),
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )

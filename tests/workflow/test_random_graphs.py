@@ -8,6 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from psycopg import Connection
 
+from tests.support.examples import examples
 from tests.support.oracle.compare import Duet
 from tests.support.oracle.graphs import SIGNALS, run_shapes
 from tests.support.oracle.shapes import RunShape
@@ -19,7 +20,7 @@ STEERING += ["cancel task", "expire task"]
 ENDING = ["cancel", "expire"]
 
 random_graphs = settings(
-    max_examples=50,
+    max_examples=examples(50),
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
@@ -145,7 +146,7 @@ def test_pauses_retries_and_cancels_in_between_change_nothing_about_that(
     Player(duet, data).play(ORDINARY + STEERING * 2 + ENDING, 40)
 
 
-@settings(random_graphs, max_examples=10)
+@settings(random_graphs, max_examples=examples(10))
 @given(shape=run_shapes(most=60, least=30, depth=3), data=st.data())
 def test_large_graphs_with_nested_runs_end_as_the_oracle_says(
     connection: Connection[Any], shape: RunShape, data: st.DataObject

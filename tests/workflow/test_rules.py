@@ -1,4 +1,4 @@
-"""The semantics most easily got wrong, one test or more for each of the twelve about workflows."""
+"""The semantics most easily got wrong, one test or more for each."""
 
 from __future__ import annotations
 
@@ -65,10 +65,7 @@ def child_of(duet: Duet) -> str:
     return list(duet.oracle.runs)[-1]
 
 
-# 1
-
-
-def test_point_01_all_with_one_failed_and_one_running_dependency_stays_pending(duet: Duet) -> None:
+def test_all_with_one_failed_and_one_running_dependency_stays_pending(duet: Duet) -> None:
     run = duet.start_one(RunShape((NodeShape(), NodeShape(), NodeShape(after=(0, 1)))))
     duet.claim([(run, 1, None)])
     duet.fail((run, 0, None))
@@ -77,10 +74,7 @@ def test_point_01_all_with_one_failed_and_one_running_dependency_stays_pending(d
     assert node_statuses(duet, run) == ["FAILED", "COMPLETED", "SKIPPED"]
 
 
-# 2
-
-
-def test_point_02_every_dependent_of_a_failed_root_is_skipped(duet: Duet) -> None:
+def test_every_dependent_of_a_failed_root_is_skipped(duet: Duet) -> None:
     run = duet.start_one(
         RunShape((NodeShape(), NodeShape(after=(0,)), NodeShape(after=(1,)), NodeShape(after=(0,))))
     )
@@ -89,12 +83,9 @@ def test_point_02_every_dependent_of_a_failed_root_is_skipped(duet: Duet) -> Non
     assert run_row(duet, run)[0] == "FAILED"
 
 
-# 3
-
-
 @pytest.mark.parametrize(("join", "min_success"), [("any", None), ("quorum", 1)])
 @pytest.mark.parametrize("slow_one_succeeds", [True, False])
-def test_point_03_a_context_node_delays_a_join_that_is_already_satisfied(
+def test_a_context_node_delays_a_join_that_is_already_satisfied(
     duet: Duet, join: str, min_success: int | None, slow_one_succeeds: bool
 ) -> None:
     last = NodeShape(after=(0, 1), join=join, min_success=min_success, context=(1,))
@@ -108,7 +99,7 @@ def test_point_03_a_context_node_delays_a_join_that_is_already_satisfied(
     assert node_statuses(duet, run)[2] == "ENQUEUED"
 
 
-def test_point_03_a_source_that_is_still_open_is_left_out_of_the_inputs(duet: Duet) -> None:
+def test_a_source_that_is_still_open_is_left_out_of_the_inputs(duet: Duet) -> None:
     run = duet.start_one(RunShape((NodeShape(), NodeShape(), NodeShape(after=(0, 1), join="any"))))
     duet.succeed((run, 0, None), value=1)
     assert node_statuses(duet, run)[2] == "ENQUEUED"
@@ -116,10 +107,7 @@ def test_point_03_a_source_that_is_still_open_is_left_out_of_the_inputs(duet: Du
     assert [(row.task_index, row.result) for row in inputs] == [(0, '{"ok": 1}')]
 
 
-# 4
-
-
-def test_point_04_a_recovered_workflow_is_still_failed(duet: Duet) -> None:
+def test_a_recovered_workflow_is_still_failed(duet: Duet) -> None:
     run = duet.start_one(
         RunShape((NodeShape(), NodeShape(after=(0,), allow_failed_deps=True)), output=1)
     )
@@ -129,7 +117,7 @@ def test_point_04_a_recovered_workflow_is_still_failed(duet: Duet) -> None:
     assert run_row(duet, run)[0] == "FAILED"
 
 
-def test_point_04_its_error_is_that_of_the_lowest_index_not_of_the_first_in_time(
+def test_the_error_of_a_run_is_that_of_the_lowest_index_not_of_the_first_in_time(
     duet: Duet,
 ) -> None:
     run = duet.start_one(RunShape((NodeShape(), NodeShape(), NodeShape())))
@@ -141,10 +129,7 @@ def test_point_04_its_error_is_that_of_the_lowest_index_not_of_the_first_in_time
     assert run_row(duet, run) == ("FAILED", error_of(first_by_index))
 
 
-# 5
-
-
-def test_point_05_a_pause_beats_a_success_policy_that_could_still_be_met(duet: Duet) -> None:
+def test_a_pause_beats_a_success_policy_that_could_still_be_met(duet: Duet) -> None:
     run = duet.start_one(RunShape((NodeShape(), NodeShape()), on_error="pause", cases=((1,),)))
     failed = duet.failed((run, 0, None))
     duet.finish(failed)
@@ -152,7 +137,7 @@ def test_point_05_a_pause_beats_a_success_policy_that_could_still_be_met(duet: D
     assert duet.claimable() == []
 
 
-def test_point_05_a_pause_stops_what_other_branches_would_set_off(duet: Duet) -> None:
+def test_a_pause_stops_what_other_branches_would_set_off(duet: Duet) -> None:
     run = duet.start_one(
         RunShape((NodeShape(), NodeShape(), NodeShape(after=(1,))), on_error="pause")
     )
@@ -164,7 +149,7 @@ def test_point_05_a_pause_stops_what_other_branches_would_set_off(duet: Duet) ->
     assert node_statuses(duet, run) == ["FAILED", "COMPLETED", "ENQUEUED"]
 
 
-def test_point_05_also_when_both_end_in_one_transaction(duet: Duet) -> None:
+def test_a_pause_stops_other_branches_that_end_in_the_same_transaction(duet: Duet) -> None:
     run = duet.start_one(
         RunShape((NodeShape(), NodeShape(), NodeShape(after=(1,))), on_error="pause")
     )
@@ -172,7 +157,7 @@ def test_point_05_also_when_both_end_in_one_transaction(duet: Duet) -> None:
     assert node_statuses(duet, run) == ["FAILED", "COMPLETED", "PENDING"]
 
 
-def test_point_05_a_later_failure_does_not_replace_the_error_of_the_pause(duet: Duet) -> None:
+def test_a_later_failure_does_not_replace_the_error_of_the_pause(duet: Duet) -> None:
     run = duet.start_one(RunShape((NodeShape(), NodeShape()), on_error="pause"))
     duet.claim([(run, 0, None), (run, 1, None)])
     first = duet.failed((run, 1, None))
@@ -181,7 +166,7 @@ def test_point_05_a_later_failure_does_not_replace_the_error_of_the_pause(duet: 
     assert run_row(duet, run) == ("PAUSED", error_of(first))
 
 
-def test_point_05_an_optional_node_may_fail_without_a_pause(duet: Duet) -> None:
+def test_an_optional_node_may_fail_without_a_pause(duet: Duet) -> None:
     shape = RunShape((NodeShape(), NodeShape(optional=True)), on_error="pause", cases=((0,),))
     run = duet.start_one(shape)
     duet.fail((run, 1, None))
@@ -190,10 +175,7 @@ def test_point_05_an_optional_node_may_fail_without_a_pause(duet: Duet) -> None:
     assert run_row(duet, run) == ("COMPLETED", None)
 
 
-# 6
-
-
-def test_point_06_a_run_resumed_after_a_failure_ends_failed(duet: Duet) -> None:
+def test_a_run_resumed_after_a_failure_ends_failed(duet: Duet) -> None:
     run = duet.start_one(
         RunShape((NodeShape(), NodeShape(after=(0,)), NodeShape()), on_error="pause")
     )
@@ -206,7 +188,7 @@ def test_point_06_a_run_resumed_after_a_failure_ends_failed(duet: Duet) -> None:
     assert run_row(duet, run) == ("FAILED", error_of(failed))
 
 
-def test_point_06_a_resume_ends_a_run_in_which_nothing_is_left_to_do(duet: Duet) -> None:
+def test_a_resume_ends_a_run_in_which_nothing_is_left_to_do(duet: Duet) -> None:
     run = duet.start_one(chain(2, on_error="pause"))
     duet.fail((run, 0, None))
     assert run_row(duet, run)[0] == "PAUSED"
@@ -215,7 +197,9 @@ def test_point_06_a_resume_ends_a_run_in_which_nothing_is_left_to_do(duet: Duet)
     assert run_row(duet, run)[0] == "FAILED"
 
 
-def test_point_06_so_it_does_for_a_child_and_its_parent_hears_of_it(duet: Duet) -> None:
+def test_a_resume_ends_a_child_in_which_nothing_is_left_to_do_and_its_parent_node(
+    duet: Duet,
+) -> None:
     child = chain(2, on_error="pause")
     run = duet.start_one(RunShape((NodeShape(kind="workflow", child=child), NodeShape(after=(0,)))))
     duet.succeed((run, 0, None))
@@ -230,11 +214,8 @@ def test_point_06_so_it_does_for_a_child_and_its_parent_hears_of_it(duet: Duet) 
     assert run_row(duet, run)[0] == "FAILED"
 
 
-# 7
-
-
 @pytest.mark.parametrize("by_failure", [True, False])
-def test_point_07_get_returns_when_the_run_is_paused(
+def test_get_returns_when_the_run_is_paused(
     app: Horsies, tasks: Tasks, hands: Hands, by_failure: bool
 ) -> None:
     only = tasks.number.node(node_id="only")()
@@ -256,11 +237,8 @@ def test_point_07_get_returns_when_the_run_is_paused(
     assert handle.status().unwrap() is WorkflowStatus.PAUSED
 
 
-# 8
-
-
 @pytest.mark.parametrize("late_one_succeeds", [True, False])
-def test_point_08_a_cancel_leaves_running_tasks_alone_and_they_do_not_undo_it(
+def test_a_cancel_leaves_running_tasks_alone_and_they_do_not_undo_it(
     duet: Duet, late_one_succeeds: bool
 ) -> None:
     run = duet.start_one(fan(2))
@@ -276,7 +254,7 @@ def test_point_08_a_cancel_leaves_running_tasks_alone_and_they_do_not_undo_it(
     assert run_row(duet, run)[0] == "CANCELLED"
 
 
-def test_point_08_nor_does_the_late_end_of_a_child_revive_its_cancelled_parent(duet: Duet) -> None:
+def test_the_late_end_of_a_child_does_not_revive_its_cancelled_parent(duet: Duet) -> None:
     run = duet.start_one(
         RunShape((NodeShape(kind="workflow", child=chain(1)), NodeShape(after=(0,))))
     )
@@ -288,9 +266,6 @@ def test_point_08_nor_does_the_late_end_of_a_child_revive_its_cancelled_parent(d
     assert run_row(duet, below)[0] == "CANCELLED"
     assert run_row(duet, run)[0] == "CANCELLED"
     assert node_statuses(duet, run) == ["FAILED", "SKIPPED"]
-
-
-# 9
 
 
 def finish_at_once(url: str, connection: Connection[Any], first: Place, second: Place) -> None:
@@ -316,7 +291,7 @@ def _waits(connection: Connection[Any], pid: int) -> bool:
     return found.fetchone() is not None
 
 
-def test_point_09_two_last_completions_at_once_finalise_exactly_once(
+def test_two_last_completions_at_once_finalise_exactly_once(
     connection: Connection[Any], process_url: str
 ) -> None:
     run = Engine(connection).start(RunShape((NodeShape(), NodeShape())))
@@ -331,7 +306,7 @@ def test_point_09_two_last_completions_at_once_finalise_exactly_once(
     assert found == ("COMPLETED", 0, 0)
 
 
-def test_point_09_two_sibling_children_that_end_at_once_promote_their_fan_in_exactly_once(
+def test_two_sibling_children_that_end_at_once_promote_their_fan_in_exactly_once(
     connection: Connection[Any], process_url: str
 ) -> None:
     child = NodeShape(kind="workflow", child=chain(1))
@@ -350,10 +325,7 @@ def test_point_09_two_sibling_children_that_end_at_once_promote_their_fan_in_exa
     assert tasks == (1,)
 
 
-# 10
-
-
-def test_point_10_a_child_without_output_yields_none(duet: Duet) -> None:
+def test_a_child_without_output_yields_none(duet: Duet) -> None:
     run = duet.start_one(RunShape((NodeShape(kind="workflow", child=chain(1)),), output=0))
     duet.succeed((run, 0, None))
     duet.succeed((child_of(duet), 0, None), value="not for the parent")
@@ -364,7 +336,7 @@ def test_point_10_a_child_without_output_yields_none(duet: Duet) -> None:
     assert result == ('{"ok":null}',)
 
 
-def test_point_10_a_failed_child_keeps_its_id_and_summary_in_the_error(
+def test_a_failed_child_keeps_its_id_and_summary_in_the_error(
     app: Horsies, tasks: Tasks, hands: Hands
 ) -> None:
     class Below(WorkflowDefinition[int]):
@@ -398,15 +370,10 @@ def test_point_10_a_failed_child_keeps_its_id_and_summary_in_the_error(
         assert summary.error_summary == "first broke"
 
 
-# 11
-
-
 @pytest.mark.parametrize(
     ("state", "code"), [("EXPIRED", "TASK_EXPIRED"), ("CANCELLED", "TASK_CANCELLED")]
 )
-def test_point_11_expired_and_cancelled_tasks_make_failed_nodes(
-    duet: Duet, state: str, code: str
-) -> None:
+def test_expired_and_cancelled_tasks_make_failed_nodes(duet: Duet, state: str, code: str) -> None:
     run = duet.start_one(chain(2))
     duet.finish(End((run, 0, None), state))
     assert node_statuses(duet, run) == ["FAILED", "SKIPPED"]
@@ -414,7 +381,7 @@ def test_point_11_expired_and_cancelled_tasks_make_failed_nodes(
     assert (status, error["error_code"]) == ("FAILED", {"__builtin_task_code__": code})
 
 
-def test_point_11_so_do_tasks_of_a_paused_run_without_moving_it(duet: Duet) -> None:
+def test_a_cancelled_task_of_a_paused_run_makes_a_failed_node_and_moves_nothing(duet: Duet) -> None:
     run = duet.start_one(chain(2))
     duet.pause(run)
     duet.cancel_task((run, 0, None))
@@ -422,10 +389,7 @@ def test_point_11_so_do_tasks_of_a_paused_run_without_moving_it(duet: Duet) -> N
     assert run_row(duet, run)[0] == "PAUSED"
 
 
-# 12
-
-
-def test_point_12_the_same_id_and_name_is_the_existing_run_another_name_an_error(
+def test_the_same_id_and_name_is_the_existing_run_another_name_an_error(
     app: Horsies, tasks: Tasks
 ) -> None:
     def spec(name: str) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+from datetime import timedelta
 from typing import Any
 
 from horsies import RetryPolicy, TaskError, TaskResult
@@ -12,7 +13,7 @@ from horsies.app import Horsies
 from horsies.logs import get_current_task
 from horsies.workflow.definition import WorkflowDefinition
 from horsies.workflow.nodes.context import WorkflowContext, WorkflowMeta
-from horsies.workflow.nodes.nodes import MapNode, NodeKey, SubWorkflowNode, TaskNode
+from horsies.workflow.nodes.nodes import MapNode, NodeKey, SignalNode, SubWorkflowNode, TaskNode
 from horsies.workflow.spec import WorkflowSpec
 from tests.support.apps.programs import app, rest, write_down
 
@@ -220,3 +221,10 @@ def squares(count: int, max_parallel: int | None, seconds: float = 0.0) -> Workf
     return app.workflow(
         "squares", [source, mapped, last], output=last, definition_key="e2e.squares"
     )
+
+
+def signalled(timeout: timedelta | None = None) -> Any:
+    first = TaskNode(one)
+    signal = SignalNode("go", timeout=timeout, waits_for=[first], node_id="signal")
+    last = TaskNode(tell, args_from={"value": signal}, waits_for=[signal])
+    return app.workflow("wait", [first, signal, last], output=last, definition_key="e2e.wait")
