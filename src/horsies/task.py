@@ -27,7 +27,7 @@ from horsies.tasks.send import (
     send_one,
     send_one_async,
 )
-from horsies.workflow.nodes.task_node import NodeFactory, NodeOptions
+from horsies.workflow.nodes.nodes import NodeFactory, NodeOptions
 
 P = ParamSpec("P")
 T = TypeVar("T")

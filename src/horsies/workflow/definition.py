@@ -17,8 +17,14 @@ from horsies.codec.calls import CallSignature
 from horsies.codec.shape import type_text
 from horsies.errors import ErrorCode, WorkflowValidationError
 from horsies.workflow.build.graph import key_problem, no_key
-from horsies.workflow.nodes.nodes import NODE_KINDS, AnyNode, NodeKey, value_type
-from horsies.workflow.nodes.policy import OnError, SuccessPolicy
+from horsies.workflow.nodes.nodes import (
+    NODE_KINDS,
+    AnyNode,
+    NodeKey,
+    OnError,
+    SuccessPolicy,
+    value_type,
+)
 from horsies.workflow.nodes.type_compat import UNKNOWN_TYPE, fits
 from horsies.workflow.spec import WorkflowMaker, WorkflowSpec, specs_made
 

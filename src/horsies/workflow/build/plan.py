@@ -27,13 +27,13 @@ from horsies.workflow.nodes.nodes import (
     AnyNode,
     CallingNode,
     MapNode,
+    OnError,
     SignalNode,
     SleepNode,
     SubWorkflowNode,
     TaskCallingNode,
     TaskNode,
 )
-from horsies.workflow.nodes.policy import OnError
 
 EXPAND_TASK = "horsies.expand"
 SLEEP_TASK = "horsies.sleep"

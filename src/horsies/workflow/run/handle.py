@@ -36,7 +36,7 @@ from horsies.workflow.nodes.nodes import (
 )
 from horsies.workflow.nodes.type_compat import UNKNOWN_TYPE
 from horsies.workflow.run import control
-from horsies.workflow.run.control import RunScript
+from horsies.workflow.run.control import RunScript, wait_for_run, wait_for_run_async
 from horsies.workflow.run.draw import draw, drawn_run
 from horsies.workflow.run.info import HandleResult, SignalDelivery, WorkflowInfo, WorkflowTaskInfo
 from horsies.workflow.run.listing import report_script
@@ -52,7 +52,6 @@ from horsies.workflow.run.results import (
     stored_results,
     without_id,
 )
-from horsies.workflow.run.waiting import wait_for_run, wait_for_run_async
 
 T = TypeVar("T")
 V = TypeVar("V")

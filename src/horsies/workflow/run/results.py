@@ -70,6 +70,12 @@ class DeclaredTypes:
 
 NO_TYPES = DeclaredTypes(())
 
+_ENDS = {
+    WorkflowStatus.FAILED: (OutcomeCode.WORKFLOW_FAILED, "failed"),
+    WorkflowStatus.CANCELLED: (OutcomeCode.WORKFLOW_CANCELLED, "was cancelled"),
+    WorkflowStatus.EXPIRED: (OutcomeCode.WORKFLOW_EXPIRED, "was paused for too long"),
+}
+
 
 def run_result(
     run: RunOutcome, types: ResultTypes, output: ResultCodec | None = None
@@ -79,12 +85,11 @@ def run_result(
     match status:
         case WorkflowStatus.COMPLETED:
             return _completed(run, types, output)
-        case WorkflowStatus.FAILED:
-            return _ended(run, OutcomeCode.WORKFLOW_FAILED, "failed")
-        case WorkflowStatus.CANCELLED:
-            return _ended(run, OutcomeCode.WORKFLOW_CANCELLED, "was cancelled")
-        case WorkflowStatus.EXPIRED:
-            return _ended(run, OutcomeCode.WORKFLOW_EXPIRED, "was paused for too long")
+        case WorkflowStatus.FAILED | WorkflowStatus.CANCELLED | WorkflowStatus.EXPIRED:
+            code, verb = _ENDS[status]
+            message = f"Workflow {run.id} {verb}."
+            unknown = TaskError(error_code=code, message=message, data={"workflow_id": run.id})
+            return TaskResult(err=read_error(run.error) or unknown)
         case WorkflowStatus.PAUSED:
             reason = read_error(run.error)
             suffix = f": {reason.message}" if reason and reason.message else "."
@@ -129,13 +134,6 @@ def _end_results(workflow_id: str, text: str, types: ResultTypes) -> TaskResult[
             for node_id, result in ends.items()
         }
     )
-
-
-def _ended(run: RunOutcome, code: OutcomeCode, verb: str) -> TaskResult[Any, TaskError]:
-    stored = read_error(run.error)
-    if stored is not None:
-        return TaskResult(err=stored)
-    return error_result(code, f"Workflow {run.id} {verb}.", {"workflow_id": run.id})
 
 
 def read_error(text: str | None) -> TaskError | None:
