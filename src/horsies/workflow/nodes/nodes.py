@@ -247,7 +247,6 @@ class SleepNode(Node[None]):
 
     @property
     def name(self) -> str:
-        """The word sleep."""
         return "sleep"
 
 
