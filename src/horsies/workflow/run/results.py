@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
+from functools import cache
 from typing import Any, Protocol, TypeAlias, assert_never, get_args
 
 from pydantic_core import from_json, to_json
@@ -280,8 +281,13 @@ _CONVERTED = {
 
 def _shared_fields(kind: type, row: Any) -> dict[str, Any]:
     """Return the columns of a row that its description has under the same name."""
-    names = [one.name for one in fields(kind) if one.name not in _CONVERTED]
-    return {name: getattr(row, name) for name in names if name in row._fields}
+    return {name: getattr(row, name) for name in _shared_names(kind, row._fields)}
+
+
+@cache
+def _shared_names(kind: type, columns: tuple[str, ...]) -> list[str]:
+    names = (one.name for one in fields(kind) if one.name not in _CONVERTED)
+    return [name for name in names if name in columns]
 
 
 def _item_codec(of_map: ResultCodec | None) -> ResultCodec | None:
