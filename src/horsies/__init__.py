@@ -109,15 +109,17 @@ from horsies.workflow.nodes.context import WorkflowContext, WorkflowMeta
 from horsies.workflow.nodes.nodes import (
     AnyNode,
     MapNode,
+    NodeFactory,
     NodeKey,
+    OnError,
     SignalNode,
     SleepNode,
     SubWorkflowNode,
+    SuccessCase,
+    SuccessPolicy,
     TaskNode,
     from_node,
 )
-from horsies.workflow.nodes.policy import OnError, SuccessCase, SuccessPolicy
-from horsies.workflow.nodes.task_node import NodeFactory
 from horsies.workflow.run.control import (
     pause_workflow,
     pause_workflow_sync,

@@ -22,7 +22,7 @@ from horsies.tasks.send import (
     deliver,
     deliver_async,
 )
-from horsies.workflow.nodes.task_node import NodeFactory, NodeOptions
+from horsies.workflow.nodes.nodes import NodeFactory, NodeOptions
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -8,34 +8,39 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from horsies.db.statements.workflows import RunRow, TreeNode
 from horsies.workflow.run.draw import (
     ASCII_SYMBOLS,
     FOLD_ABOVE,
     INDENT_MAX,
     SYMBOLS,
-    DrawnNode,
-    DrawnRun,
     Line,
-    Piece,
     draw,
 )
+from horsies.workflow.run.listing import RunReport
 from tests.support.examples import examples
 
 STATUSES = tuple(SYMBOLS.statuses)
-TITLE = (Piece("orders RUNNING"),)
+NO_VALUES = dict.fromkeys(TreeNode._fields)
 
 
-def node(node_id: str, *dependencies: int, status: str = "COMPLETED", **options: Any) -> DrawnNode:
-    return DrawnNode(node_id, status, dependencies, **options)
+def node(node_id: str, *dependencies: int, status: str = "COMPLETED", **values: Any) -> TreeNode:
+    given = {"node_id": node_id, "status": status, "dependencies": dependencies, **values}
+    return TreeNode(**{**NO_VALUES, "task_name": node_id, "join_type": "all", **given})
+
+
+def run_row(run_id: str, status: str = "RUNNING") -> RunRow:
+    values: dict[str, Any] = {"id": run_id, "name": "orders", "status": status, "total_nodes": 1}
+    return RunRow(**{**dict.fromkeys(RunRow._fields), **values, "duration_seconds": 2.0})
 
 
 def text_of(line: Line) -> str:
     return "".join(piece.text for piece in line)
 
 
-def picture(nodes: Sequence[DrawnNode], **options: Any) -> list[str]:
-    title, *lines = draw(DrawnRun(TITLE, nodes), **options)
-    assert title == TITLE
+def picture(nodes: Sequence[TreeNode], **options: Any) -> list[str]:
+    title, *lines = draw(RunReport(run_row("1"), [], {"1": list(nodes)}), **options)
+    assert text_of(title).startswith("orders  1  RUNNING")
     return [text_of(line) for line in lines]
 
 
@@ -69,7 +74,11 @@ def test_branches_that_never_meet_end_with_a_corner() -> None:
 
 
 def test_several_roots_are_branches_of_the_run() -> None:
-    nodes = [node("a"), node("b", status="FAILED", error="BOOM"), node("c", 0, 1, status="SKIPPED")]
+    nodes = [
+        node("a"),
+        node("b", status="FAILED", error_code="BOOM"),
+        node("c", 0, 1, status="SKIPPED"),
+    ]
     assert picture(nodes) == ["├─ ✓ a", "├─ ✗ b  BOOM", "- c  ← a, b"]
 
 
@@ -86,9 +95,14 @@ def test_joins_of_joins_are_recognised() -> None:
 
 
 def test_a_join_says_how_many_it_needs() -> None:
-    nodes = [node("a"), node("b"), node("first", 0, 1, join="any")]
+    nodes = [node("a"), node("b"), node("first", 0, 1, join_type="any")]
     assert picture(nodes)[-1] == "✓ first  ← any of a, b"
-    nodes = [node("a"), node("b"), node("c"), node("most", 0, 1, 2, join="quorum", min_success=2)]
+    nodes = [
+        node("a"),
+        node("b"),
+        node("c"),
+        node("most", 0, 1, 2, join_type="quorum", min_success=2),
+    ]
     assert picture(nodes)[-1] == "✓ most  ← 2 of a, b, c"
     many = [*(node(f"n{number}") for number in range(5)), node("all", 0, 1, 2, 3, 4)]
     assert picture(many)[-1] == "✓ all  ← 5 nodes"
@@ -98,25 +112,34 @@ def test_labels_notes_and_errors_follow_the_name() -> None:
     shown = node(
         "pages",
         status="FAILED",
-        label="fetch",
-        notes=["740/1,000", "3.2s"],
-        error="MAP_ITEMS_FAILED",
+        kind="map",
+        task_name="fetch",
+        items_total=1_000,
+        items_open=260,
+        duration_seconds=3.2,
+        error_code="MAP_ITEMS_FAILED",
     )
-    assert picture([shown]) == ["✗ pages  fetch  740/1,000  3.2s  MAP_ITEMS_FAILED"]
-    assert picture([node("fetch", label="fetch")]) == ["✓ fetch"], "said once"
-    (_, line) = draw(DrawnRun(TITLE, [shown]))
+    assert picture([shown]) == ["✗ pages  map of fetch  740/1,000  3.2s  MAP_ITEMS_FAILED"]
+    assert picture([node("fetch", task_name="fetch")]) == ["✓ fetch"], "said once"
+    (_, line) = draw(RunReport(run_row("1"), [], {"1": [shown]}))
     assert [piece.style for piece in line] == ["FAILED", "name", "note", "note", "note", "error"]
 
 
 def test_a_sub_workflow_is_drawn_inside_its_node() -> None:
-    inner = DrawnRun((), [node("deep", status="RUNNING")])
-    child = DrawnRun((), [node("charge"), node("receipt", 0, status="RUNNING", child=inner)])
-    nodes = [node("billing", status="RUNNING", child=child), node("close", 0, status="PENDING")]
-    assert picture(nodes) == [
+    nodes = {
+        "1": [
+            node("billing", status="RUNNING", sub_workflow_id="2"),
+            node("close", 0, status="PENDING"),
+        ],
+        "2": [node("charge"), node("receipt", 0, status="RUNNING", sub_workflow_id="3")],
+        "3": [node("deep", status="ENQUEUED")],
+    }
+    report = RunReport(run_row("1"), [run_row("2"), run_row("3", "PAUSED")], nodes)
+    assert [text_of(line) for line in draw(report)[1:]] == [
         "▶ billing",
         "┊  ✓ charge",
-        "┊  ▶ receipt",
-        "┊  ┊  ▶ deep",
+        "┊  ‖ receipt  paused",
+        "┊  ┊  ‖ deep",
         "· close",
     ]
 
@@ -180,11 +203,11 @@ def test_a_very_deep_graph_stays_inside_the_window() -> None:
 
 
 @st.composite
-def graphs(draw_value: st.DrawFn) -> list[DrawnNode]:
+def graphs(draw_value: st.DrawFn) -> list[TreeNode]:
     """Any graph without cycles; dependencies may point in either direction of the list."""
     size = draw_value(st.integers(1, 40))
     places = draw_value(st.permutations(range(size)))
-    nodes: list[DrawnNode | None] = [None] * size
+    nodes: list[TreeNode | None] = [None] * size
     for rank, place in enumerate(places):
         sources = draw_value(st.sets(st.sampled_from(places[:rank]), max_size=4)) if rank else set()
         status = draw_value(st.sampled_from(STATUSES))
@@ -194,7 +217,7 @@ def graphs(draw_value: st.DrawFn) -> list[DrawnNode]:
 
 @settings(max_examples=examples(150), deadline=None)
 @given(nodes=graphs())
-def test_every_node_is_drawn_once_and_below_those_it_waits_for(nodes: list[DrawnNode]) -> None:
+def test_every_node_is_drawn_once_and_below_those_it_waits_for(nodes: list[TreeNode]) -> None:
     lines = [line.partition("←")[0] for line in picture(nodes, fold=False)]
     where = {one.node_id: [f"{one.node_id}" in line for line in lines] for one in nodes}
     assert len(lines) == len(nodes)
@@ -206,7 +229,7 @@ def test_every_node_is_drawn_once_and_below_those_it_waits_for(nodes: list[Drawn
 
 @settings(max_examples=examples(100), deadline=None)
 @given(nodes=graphs(), width=st.integers(FOLD_ABOVE + 1, 200))
-def test_folding_leaves_nothing_out_of_the_counts(nodes: list[DrawnNode], width: int) -> None:
+def test_folding_leaves_nothing_out_of_the_counts(nodes: list[TreeNode], width: int) -> None:
     base = len(nodes)
     nodes = [*nodes, *(node(f"leaf-{number}.", 0) for number in range(width))]
     counted = 0

@@ -23,7 +23,6 @@ from horsies.workflow.run.draw import (
     Line,
     Symbols,
     draw,
-    drawn_run,
     elapsed,
 )
 from horsies.workflow.run.listing import RunPage, RunReport
@@ -105,7 +104,7 @@ def print_run(report: RunReport, *, fold: bool = True) -> None:
         if value is not None:
             table.add_row(name, safe_text(value))
     print_parts(table)
-    _, *lines = draw(drawn_run(report), symbols=_symbols(), fold=fold)
+    _, *lines = draw(report, symbols=_symbols(), fold=fold)
     print_parts(*(_line(line) for line in lines))
     if not report.is_whole:
         print_parts(f"Only the first {len(report.below):,} runs below it are shown.")

@@ -24,13 +24,12 @@ from horsies.errors import (
 from horsies.task_result import exception_text
 from horsies.workflow.build.graph import key_problem, no_key
 from horsies.workflow.build.shape import NESTING_DEPTH_MAX
-from horsies.workflow.definition import BuildsSpecs, WorkflowDefinition
+from horsies.workflow.definition import AnyDefinition, BuildsSpecs, WorkflowDefinition
 from horsies.workflow.nodes.nodes import RunnableTask, SubWorkflowNode, TaskCallingNode, own_name
 from horsies.workflow.spec import WorkflowSpec
 
 Builder = TypeVar("Builder", bound=Callable[..., WorkflowSpec[Any]])
 Case: TypeAlias = Mapping[str, Any]
-AnyDefinition = type[WorkflowDefinition[Any]]
 
 NO_CHECK = "__horsies_no_check__"
 
@@ -48,14 +47,14 @@ class RegisteredBuilder:
         return f"workflow builder {own_name(self.function)!r}"
 
 
-class KnowsTasks(BuildsSpecs, Protocol):
+class HasTasks(BuildsSpecs, Protocol):
     """The part of an application that the checks use."""
 
     def get_task(self, task_name: str) -> RunnableTask[Any] | None: ...
 
 
 def workflow_errors(
-    app: KnowsTasks, modules: Iterable[ModuleType], builders: Sequence[RegisteredBuilder]
+    app: HasTasks, modules: Iterable[ModuleType], builders: Sequence[RegisteredBuilder]
 ) -> list[HorsiesError]:
     """Return the errors of the first phase that finds any."""
     found = list(_with_submodules(modules))
@@ -237,7 +236,7 @@ def _keyless(definition: AnyDefinition) -> WorkflowValidationError:
 
 
 def _definition_errors(
-    app: KnowsTasks, definitions: Iterable[AnyDefinition]
+    app: HasTasks, definitions: Iterable[AnyDefinition]
 ) -> Iterator[HorsiesError]:
     """Build the definitions without parameters whose tasks belong to this application."""
     for definition in definitions:
@@ -254,7 +253,7 @@ def _definition_errors(
             yield one
 
 
-def _is_ours(app: KnowsTasks, definition: AnyDefinition) -> bool:
+def _is_ours(app: HasTasks, definition: AnyDefinition) -> bool:
     if _has_own_build_with(definition):
         return False
     nodes = [node for _, node in definition.get_workflow_nodes()]

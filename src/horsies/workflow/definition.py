@@ -11,20 +11,24 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Any, ClassVar, Generic, Protocol, TypeVar, get_args, get_origin
+from typing import Any, ClassVar, Generic, Protocol, TypeAlias, TypeVar, get_args, get_origin
 
 from horsies.codec.calls import CallSignature
 from horsies.codec.shape import type_text
 from horsies.errors import ErrorCode, WorkflowValidationError
 from horsies.workflow.build.graph import key_problem, no_key
-from horsies.workflow.nodes.nodes import NODE_KINDS, AnyNode, NodeKey, value_type
-from horsies.workflow.nodes.policy import OnError, SuccessPolicy
+from horsies.workflow.nodes.nodes import (
+    NODE_KINDS,
+    AnyNode,
+    NodeKey,
+    OnError,
+    SuccessPolicy,
+    value_type,
+)
 from horsies.workflow.nodes.type_compat import UNKNOWN_TYPE, fits
 from horsies.workflow.spec import WorkflowMaker, WorkflowSpec, specs_made
 
 T = TypeVar("T")
-
-_registry: dict[str, type[WorkflowDefinition[Any]]] = {}
 
 
 class BuildsSpecs(Protocol):
@@ -142,7 +146,12 @@ class WorkflowDefinition(Generic[T]):
         return cls.build(app)
 
 
-def definition_by_key(definition_key: str) -> type[WorkflowDefinition[Any]] | None:
+AnyDefinition: TypeAlias = type[WorkflowDefinition[Any]]
+
+_registry: dict[str, AnyDefinition] = {}
+
+
+def definition_by_key(definition_key: str) -> AnyDefinition | None:
     """Return the class registered under a key in this process, or None."""
     return _registry.get(definition_key)
 
@@ -154,7 +163,7 @@ def definition_keys() -> list[str]:
 
 def build_child(
     app: BuildsSpecs | None,
-    definition: type[WorkflowDefinition[Any]],
+    definition: AnyDefinition,
     kwargs: dict[str, Any],
 ) -> WorkflowSpec[Any]:
     """Build a definition with parameters, as the expansion of a sub-workflow does.
@@ -169,13 +178,13 @@ def build_child(
     return definition.build_with(app, **kwargs)
 
 
-def _stamp_ids(cls: type[WorkflowDefinition[Any]]) -> None:
+def _stamp_ids(cls: AnyDefinition) -> None:
     for name, node in cls.get_workflow_nodes():
         if (node.node_id is None or node.id_derived) and not node.frozen:
             node.node_id = name
 
 
-def _register(cls: type[WorkflowDefinition[Any]]) -> None:
+def _register(cls: AnyDefinition) -> None:
     key = cls.own_key()
     if key is None:
         return  # reported when it is built or checked
@@ -209,7 +218,7 @@ def _guarded(method: Any) -> Any:
 
 
 def _accepted(
-    cls: type[WorkflowDefinition[Any]], app: BuildsSpecs, spec: object, made: list[Any]
+    cls: AnyDefinition, app: BuildsSpecs, spec: object, made: list[Any]
 ) -> WorkflowSpec[Any]:
     key = _key_of(cls)
     if not isinstance(spec, WorkflowSpec):
@@ -224,7 +233,7 @@ def _accepted(
     return spec if spec.graph.producer is not None else app.workflow.adopt(spec)
 
 
-def _bad_build(cls: type[WorkflowDefinition[Any]], problem: str) -> WorkflowValidationError:
+def _bad_build(cls: AnyDefinition, problem: str) -> WorkflowValidationError:
     return WorkflowValidationError(
         f"{cls.__qualname__}.build_with {problem}.",
         code=ErrorCode.WORKFLOW_SUBWORKFLOW_BUILD_WITH_BINDING,
@@ -233,7 +242,7 @@ def _bad_build(cls: type[WorkflowDefinition[Any]], problem: str) -> WorkflowVali
     )
 
 
-def _key_of(cls: type[WorkflowDefinition[Any]]) -> str:
+def _key_of(cls: AnyDefinition) -> str:
     key = cls.own_key()
     if key is None:
         problem = key_problem(vars(cls).get("definition_key")) or "has no definition_key"
@@ -241,7 +250,7 @@ def _key_of(cls: type[WorkflowDefinition[Any]]) -> str:
     return key
 
 
-def _refuse_other_output(cls: type[WorkflowDefinition[Any]], spec: WorkflowSpec[Any]) -> None:
+def _refuse_other_output(cls: AnyDefinition, spec: WorkflowSpec[Any]) -> None:
     declared = _declared_type(cls)
     if declared is UNKNOWN_TYPE or declared is Any:
         return
@@ -258,7 +267,7 @@ def _refuse_other_output(cls: type[WorkflowDefinition[Any]], spec: WorkflowSpec[
     )
 
 
-def _output_of(cls: type[WorkflowDefinition[Any]]) -> AnyNode | None:
+def _output_of(cls: AnyDefinition) -> AnyNode | None:
     output = getattr(cls.Meta, "output", None)
     if isinstance(output, NODE_KINDS):
         return output

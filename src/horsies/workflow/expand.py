@@ -16,13 +16,11 @@ from horsies.result import Err, Ok, Result
 from horsies.task_result import TaskError, exception_text
 from horsies.workflow.build.plan import Parent, plan
 from horsies.workflow.definition import (
+    AnyDefinition,
     BuildsSpecs,
-    WorkflowDefinition,
     build_child,
     definition_by_key,
 )
-
-AnyDefinition = type[WorkflowDefinition[Any]]
 
 
 def find_child(definition_key: str) -> Result[AnyDefinition, TaskError]:

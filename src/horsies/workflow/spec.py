@@ -15,8 +15,7 @@ from horsies.task_result import TaskError, TaskResult
 from horsies.tasks.broker import PostgresBroker
 from horsies.tasks.send import Producer
 from horsies.workflow.build.graph import Graph, build_graph, key_problem, no_key
-from horsies.workflow.nodes.nodes import AnyNode, NodeKey, ValueNode
-from horsies.workflow.nodes.policy import OnError, SuccessPolicy
+from horsies.workflow.nodes.nodes import AnyNode, NodeKey, OnError, SuccessPolicy, ValueNode
 from horsies.workflow.run.handle import WorkflowHandle
 from horsies.workflow.run.info import WorkflowStartError, WorkflowStartResult
 from horsies.workflow.run.start import StartOptions, replay_options, start, start_async
@@ -51,16 +50,8 @@ class WorkflowSpec(Generic[T]):
         definition_key: str | None = None,
         producer: Producer | None = None,
     ) -> None:
-        graph = build_graph(
-            name,
-            tasks,
-            on_error=on_error,
-            output=output,
-            success_policy=success_policy,
-            definition_key=definition_key,
-            producer=producer,
-        )
-        self._hold(graph)
+        options = (on_error, output, success_policy, definition_key, producer)
+        self._hold(build_graph(name, tasks, *options))
 
     @classmethod
     def of(cls, graph: Graph) -> WorkflowSpec[T]:
@@ -242,16 +233,8 @@ class WorkflowMaker:
         found = spec.graph
         if found.producer is not None:
             return spec
-        graph = build_graph(
-            found.name,
-            found.nodes,
-            on_error=found.on_error,
-            output=spec.output,
-            success_policy=found.success_policy,
-            definition_key=found.definition_key,
-            producer=self._producer,
-        )
-        return WorkflowSpec.of(graph)
+        options = (found.on_error, spec.output, found.success_policy, found.definition_key)
+        return WorkflowSpec.of(build_graph(found.name, found.nodes, *options, self._producer))
 
 
 @contextmanager

@@ -19,7 +19,8 @@ from horsies.tasks.definition import RESERVED_PREFIX
 from horsies.worker.child.node_arguments import deliver
 from horsies.worker.protocol import Assignment
 from horsies.workflow.build.plan import EXPAND_TASK, SIGNAL_TASK, SLEEP_TASK, Parent
-from horsies.workflow.expand import AnyDefinition, expand, find_child, unreadable_parameters
+from horsies.workflow.definition import AnyDefinition
+from horsies.workflow.expand import expand, find_child, unreadable_parameters
 
 _NOTHING = "{}"
 _SIGNAL_HEAD = '{"value":'

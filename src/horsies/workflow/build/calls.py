@@ -60,14 +60,23 @@ class _Call:
 def check_call(nodes: NodeIndex, index: int, problems: list[HorsiesError]) -> EncodedArguments:
     """Check the call of a node, add its mistakes to the problems, and return its arguments."""
     node = nodes.members[index]
-    call = _call_of(nodes, index, node, problems) if isinstance(node, CallingNode) else None
+    if not isinstance(node, CallingNode):
+        return EncodedArguments()
+    call = _call_of(nodes, index, node, problems)
     if call is None:
         return EncodedArguments()
     each = _element_parameter(call, problems)
     problems.extend(_name_problems(call))
     if each is not None or not isinstance(node, MapNode):
         problems.extend(_missing_problems(call, each))
-    problems.extend(_context_problems(call))
+    if node.workflow_ctx_from and "workflow_ctx" not in call.signature.injected:
+        problems.append(
+            call.error(
+                ErrorCode.WORKFLOW_CTX_PARAM_MISSING,
+                f"sets workflow_ctx_from, but {call.callee} has no parameter workflow_ctx",
+                "declare workflow_ctx: WorkflowContext | None = None",
+            )
+        )
     problems.extend(_result_problems(call))
     if isinstance(node, MapNode) and (problem := _element_problem(call, node, each)):
         problems.append(call.error(ErrorCode.WORKFLOW_ARGS_FROM_TYPE_MISMATCH, problem))
@@ -194,15 +203,6 @@ def _missing_problems(call: _Call, each: str | None) -> Iterator[WorkflowValidat
         if hidden
         else "give them in the call, through from_node(...), or give the parameters defaults",
     )
-
-
-def _context_problems(call: _Call) -> Iterator[WorkflowValidationError]:
-    if call.node.workflow_ctx_from and "workflow_ctx" not in call.signature.injected:
-        yield call.error(
-            ErrorCode.WORKFLOW_CTX_PARAM_MISSING,
-            f"sets workflow_ctx_from, but {call.callee} has no parameter workflow_ctx",
-            "declare workflow_ctx: WorkflowContext | None = None",
-        )
 
 
 def _result_problems(call: _Call) -> Iterator[WorkflowValidationError]:

@@ -39,11 +39,14 @@ from horsies.workflow.nodes.nodes import (
     AnyNode,
     CallingNode,
     MapNode,
+    NodeReference,
+    OnError,
     SignalNode,
+    SuccessCase,
+    SuccessPolicy,
     TaskCallingNode,
     unique_by_identity,
 )
-from horsies.workflow.nodes.policy import NodeReference, OnError, SuccessCase, SuccessPolicy
 
 
 class Route(NamedTuple):
@@ -76,7 +79,6 @@ class Graph:
 def build_graph(
     name: str,
     tasks: Iterable[object],
-    *,
     on_error: OnError = OnError.FAIL,
     output: object = None,
     success_policy: SuccessPolicy | None = None,

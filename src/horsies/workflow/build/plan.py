@@ -27,13 +27,13 @@ from horsies.workflow.nodes.nodes import (
     AnyNode,
     CallingNode,
     MapNode,
+    OnError,
     SignalNode,
     SleepNode,
     SubWorkflowNode,
     TaskCallingNode,
     TaskNode,
 )
-from horsies.workflow.nodes.policy import OnError
 
 EXPAND_TASK = "horsies.expand"
 SLEEP_TASK = "horsies.sleep"
@@ -215,21 +215,13 @@ def _node_plans(graph: Graph) -> Iterator[dict[str, Any]]:
         }
 
 
+# The fields that only some kinds of nodes have.
 _NO_KIND_VALUES: dict[str, Any] = {
-    "timeout_ms": None,
-    "good_until": None,
-    "expires_in_ms": None,
-    "inputs": None,
-    "delay_ms": None,
-    "not_before": None,
-    "signal_name": None,
-    "signal_timeout_ms": None,
-    "map_over": None,
-    "map_parameter": None,
-    "max_parallel": None,
+    **dict.fromkeys(("timeout_ms", "good_until", "expires_in_ms", "inputs")),
+    **dict.fromkeys(("delay_ms", "not_before", "signal_name", "signal_timeout_ms")),
+    **dict.fromkeys(("map_over", "map_parameter", "max_parallel")),
+    **dict.fromkeys(("sub_definition_key", "sub_workflow_name")),
     "allow_failed_items": False,
-    "sub_definition_key": None,
-    "sub_workflow_name": None,
 }
 
 

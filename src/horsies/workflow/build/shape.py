@@ -22,12 +22,13 @@ from horsies.workflow.nodes.nodes import (
     MapNode,
     NodeKey,
     SubWorkflowNode,
+    SuccessCase,
+    SuccessPolicy,
     TaskCallingNode,
     is_list,
     own_name,
     unique_by_identity,
 )
-from horsies.workflow.nodes.policy import SuccessCase, SuccessPolicy
 
 NESTING_DEPTH_MAX = 32
 NODE_ID_LENGTH_MAX = 128

@@ -1,7 +1,9 @@
-"""Nodes: the parts a workflow is made of.
+"""Nodes and policies: the parts a workflow is made of.
 
 A node names a task or definition to run, its arguments and its dependencies. Users may change nodes
-until a specification copies them; the copies are immutable.
+until a specification copies them; the copies are immutable. ``task.node(**options)(**parameters)``
+makes a node whose parameters are type-checked: the first call takes the options of the node in the
+workflow, the second the parameters of the task.
 """
 
 from __future__ import annotations
@@ -9,13 +11,16 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from datetime import datetime, timedelta
+from enum import StrEnum
 from typing import (
     Any,
     ClassVar,
     Generic,
     Literal,
+    ParamSpec,
     Protocol,
     TypeAlias,
+    TypedDict,
     assert_never,
     cast,
     get_origin,
@@ -31,6 +36,7 @@ from horsies.task_result import TaskError, TaskResult
 from horsies.tasks.definition import TaskDefinition
 from horsies.workflow.nodes.type_compat import UNKNOWN_TYPE, cached_by_annotation
 
+P = ParamSpec("P")
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 R_co = TypeVar("R_co", covariant=True)
@@ -241,7 +247,6 @@ class SleepNode(Node[None]):
 
     @property
     def name(self) -> str:
-        """The word sleep."""
         return "sleep"
 
 
@@ -266,6 +271,45 @@ AnyNode: TypeAlias = (
     TaskNode[Any] | SubWorkflowNode[Any] | MapNode[Any] | SleepNode | SignalNode[Any]
 )
 NODE_KINDS = (TaskNode, SubWorkflowNode, MapNode, SleepNode, SignalNode)
+
+
+NodeReference: TypeAlias = AnyNode | NodeKey[object] | str
+
+
+class OnError(StrEnum):
+    """The effect of a failed node on its run.
+
+    FAIL lets the graph resolve as far as it can and then fails the run; PAUSE pauses the run at once
+    until it is resumed.
+    """
+
+    FAIL = "fail"
+    PAUSE = "pause"
+
+
+@dataclass(frozen=True, slots=True)
+class SuccessCase:
+    """Nodes that make a run a success if they all complete; given by node, key or node id.
+
+    Example:
+        SuccessCase(required=[charge, ship])
+    """
+
+    required: Sequence[NodeReference]
+
+
+@dataclass(frozen=True, slots=True)
+class SuccessPolicy:
+    """A run succeeds when all required nodes of any case completed.
+
+    ``optional`` nodes may fail without pausing a run whose ``on_error`` is PAUSE.
+
+    Example:
+        SuccessPolicy(cases=[SuccessCase([card]), SuccessCase([invoice])], optional=[newsletter])
+    """
+
+    cases: Sequence[SuccessCase]
+    optional: Sequence[NodeReference] | None = None
 
 
 def own_name(thing: object) -> str:
@@ -352,3 +396,63 @@ def from_node(upstream: ValueNode[T]) -> TaskResult[T, TaskError]:
         code=ErrorCode.WORKFLOW_INVALID_ARGS_FROM,
         help_text="make a node first: first = fetch.node()(url=...), then from_node(first)",
     )
+
+
+class NodeOptions(TypedDict, total=False):
+    """The options of a node beside the parameters of its task; see ``TaskNode``."""
+
+    waits_for: Sequence[AnyNode]
+    args_from: Mapping[str, AnyNode]
+    workflow_ctx_from: Sequence[AnyNode] | None
+    node_id: str | None
+    queue: str | None
+    priority: int | None
+    allow_failed_deps: bool
+    join: Join
+    min_success: int | None
+    good_until: datetime | None
+    expires_in: timedelta | None
+    timeout_ms: int | None
+    retry_policy: RetryPolicy | None
+
+
+class NodeFactory(Generic[P, T]):
+    """Makes nodes of one task with the options given to ``task.node(...)``."""
+
+    __slots__ = ("_options", "_task")
+
+    def __init__(self, task: RunnableTask[T], options: NodeOptions) -> None:
+        self._task = task
+        self._options = options
+
+    def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> TaskNode[T]:
+        """Return the node that calls the task with these parameters, all given by name."""
+        if args:
+            raise WorkflowValidationError(
+                f"The parameters of a node of {self._task.definition.name!r} are given by name.",
+                code=ErrorCode.WORKFLOW_POSITIONAL_ARGS_NOT_SUPPORTED,
+                help_text="write the name of each parameter: task.node()(order_id=7)",
+            )
+        sources = {name: value.node for name, value in kwargs.items() if type(value) is FromNode}
+        fixed = {name: value for name, value in kwargs.items() if name not in sources}
+        return TaskNode(self._task, kwargs=fixed, **self._with_sources(sources))
+
+    def _with_sources(self, sources: dict[str, AnyNode]) -> NodeOptions:
+        options = self._options
+        args_from: Mapping[str, Any] = options.get("args_from") or {}
+        if not is_list(options.get("waits_for", ())) or not isinstance(args_from, Mapping):
+            return options  # the workflow that takes the node reports the mistake
+        twice = [name for name in sources if name in args_from]
+        if twice:
+            raise WorkflowValidationError(
+                f"The parameter {twice[0]!r} of task {self._task.definition.name!r} is taken both "
+                "from from_node and from args_from.",
+                code=ErrorCode.WORKFLOW_KWARGS_ARGS_FROM_OVERLAP,
+                help_text="keep one of the two",
+            )
+        awaited = unique_by_identity((*options.get("waits_for", ()), *sources.values()))
+        return {
+            **options,
+            "waits_for": list(awaited),
+            "args_from": {**args_from, **sources},
+        }

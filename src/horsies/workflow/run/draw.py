@@ -45,33 +45,6 @@ Line = tuple[Piece, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class DrawnNode:
-    """A node to draw; ``child`` is the run below it, if there is one to show.
-
-    ``dependencies`` are positions in the list of nodes; ``join`` and ``min_success`` set how many of
-    them must succeed.
-    """
-
-    node_id: str
-    status: str
-    dependencies: Sequence[int] = ()
-    label: str = ""
-    notes: Sequence[str] = ()
-    error: str | None = None
-    child: DrawnRun | None = None
-    join: str = "all"
-    min_success: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class DrawnRun:
-    """A run to draw: its title and its nodes in the order of their indexes."""
-
-    title: Line
-    nodes: Sequence[DrawnNode] = ()
-
-
-@dataclass(frozen=True, slots=True)
 class Symbols:
     """The characters of a drawing."""
 
@@ -96,14 +69,16 @@ ASCII_SYMBOLS = Symbols(
 )
 
 
-def draw(run: DrawnRun, *, symbols: Symbols = SYMBOLS, fold: bool = True) -> list[Line]:
+def draw(report: RunReport, *, symbols: Symbols = SYMBOLS, fold: bool = True) -> list[Line]:
     """Return the title of a run and the lines of its graph; long repetitions are folded.
 
     Example:
-        for line in draw(run):
+        for line in draw(report):
             print("".join(piece.text for piece in line))
     """
-    return [run.title, *_Drawing(symbols, fold).lines(run)]
+    runs = {run.id: run for run in (report.run, *report.below)}
+    drawing = _Drawing(runs, report.nodes, symbols, fold)
+    return [_title(report.run, report.nodes[report.run.id]), *drawing.lines(report.run)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,14 +91,22 @@ class _Gap:
 
 @dataclass(frozen=True, slots=True)
 class _Drawing:
-    """The settings of one drawing."""
+    """The runs and settings of one drawing."""
 
+    runs: Mapping[str, RunRow]
+    nodes: Mapping[str, Sequence[TreeNode]]
     symbols: Symbols
     fold: bool
 
-    def lines(self, run: DrawnRun, depth: int = 0) -> list[Line]:
-        tree = _Tree(run.nodes)
-        return list(self._trunk(tree, tree.below[_RUN], depth))
+    def lines(self, run: RunRow, depth: int = 0) -> Iterator[Line]:
+        rows = self.nodes.get(run.id, ())
+        tree = _Tree(
+            [row._replace(status=_shown_status(row, run, self._child(row))) for row in rows]
+        )
+        yield from self._trunk(tree, tree.below[_RUN], depth)
+
+    def _child(self, node: TreeNode) -> RunRow | None:
+        return self.runs.get(node.sub_workflow_id or "")
 
     def _trunk(self, tree: _Tree, starts: Sequence[int], depth: int) -> Iterator[Line]:
         """Draw the part below one node: its branches, the node that joins them, and so on."""
@@ -156,19 +139,19 @@ class _Drawing:
         assert step.then is not None
         node = tree.nodes[step.then]
         yield tuple(self._pieces(tree, node, step))
-        if node.child is not None:
-            for line in self.lines(node.child, depth + 1):
+        child = self._child(node)
+        if child is not None:
+            for line in self.lines(child, depth + 1):
                 yield (Piece(self.symbols.nest, "frame"), *line)
 
-    def _pieces(self, tree: _Tree, node: DrawnNode, step: _Step) -> Iterator[Piece]:
+    def _pieces(self, tree: _Tree, node: TreeNode, step: _Step) -> Iterator[Piece]:
         yield Piece(f"{self.symbols.statuses.get(node.status, '?')} ", node.status)
         yield Piece(node.node_id, "name")
-        if node.label and node.label != node.node_id:
-            yield Piece(f"  {node.label}", "note")
-        for note in node.notes:
-            yield Piece(f"  {note}", "note")
-        if node.error is not None:
-            yield Piece(f"  {node.error}", "error")
+        for note in (_label(node), *_notes(node, self._child(node))):
+            if note != node.node_id:
+                yield Piece(f"  {note}", "note")
+        if node.error_code is not None:
+            yield Piece(f"  {node.error_code}", "error")
         if step.branches or list(node.dependencies) not in ([], [step.after]):
             yield Piece(f"  {self.symbols.arrow} {_sources(tree, node)}", "note")
 
@@ -227,7 +210,7 @@ class _Tree:
     Nodes are given by their positions; the run itself is the root.
     """
 
-    def __init__(self, nodes: Sequence[DrawnNode]) -> None:
+    def __init__(self, nodes: Sequence[TreeNode]) -> None:
         self.nodes = nodes
         self.above: dict[int, int] = {}
         self.below: dict[int, list[int]] = {place: [] for place in range(_RUN, len(nodes))}
@@ -298,7 +281,7 @@ class _Tree:
         return None if place == _RUN else place
 
 
-def _topological(nodes: Sequence[DrawnNode]) -> list[int]:
+def _topological(nodes: Sequence[TreeNode]) -> list[int]:
     """Order nodes after their dependencies, otherwise by position."""
     open_counts = [len(node.dependencies) for node in nodes]
     dependents: list[list[int]] = [[] for _ in nodes]
@@ -317,35 +300,16 @@ def _topological(nodes: Sequence[DrawnNode]) -> list[int]:
     return order
 
 
-def _sources(tree: _Tree, node: DrawnNode) -> str:
+def _sources(tree: _Tree, node: TreeNode) -> str:
     names = [tree.nodes[place].node_id for place in node.dependencies]
     text = ", ".join(names) if len(names) <= _NAMED_MAX else f"{len(names):,} nodes"
-    match node.join:
+    match node.join_type:
         case "any":
             return f"any of {text}"
         case "quorum":
             return f"{node.min_success} of {text}"
         case _:
             return text
-
-
-_WAITING = ("ENQUEUED", "READY")
-
-
-def drawn_run(report: RunReport) -> DrawnRun:
-    """Return a run and the runs below it, ready to be drawn.
-
-    Example:
-        for line in draw(drawn_run(report)):
-            print("".join(piece.text for piece in line))
-    """
-    runs = {run.id: run for run in (report.run, *report.below)}
-    return _drawn(report.run, runs, report.nodes)
-
-
-def _drawn(run: RunRow, runs: dict[str, RunRow], nodes: dict[str, list[TreeNode]]) -> DrawnRun:
-    rows = nodes.get(run.id, [])
-    return DrawnRun(_title(run, rows), [_node(row, run, runs, nodes) for row in rows])
 
 
 def _title(run: RunRow, rows: Sequence[TreeNode]) -> Line:
@@ -359,28 +323,11 @@ def _title(run: RunRow, rows: Sequence[TreeNode]) -> Line:
     )
 
 
-def _node(
-    row: TreeNode, run: RunRow, runs: dict[str, RunRow], nodes: dict[str, list[TreeNode]]
-) -> DrawnNode:
-    child = runs.get(row.sub_workflow_id or "")
-    return DrawnNode(
-        node_id=row.node_id,
-        status=_status(row, run, child),
-        dependencies=row.dependencies,
-        label=_label(row),
-        notes=list(_notes(row, child)),
-        error=row.error_code,
-        child=None if child is None else _drawn(child, runs, nodes),
-        join=row.join_type,
-        min_success=row.min_success,
-    )
-
-
-def _status(row: TreeNode, run: RunRow, child: RunRow | None) -> str:
+def _shown_status(row: TreeNode, run: RunRow, child: RunRow | None) -> str:
     """Return the status to show: PAUSED for a node that a paused run holds back."""
     run_of_task = child if row.status == "RUNNING" else run
     is_paused = run_of_task is not None and run_of_task.status == WorkflowStatus.PAUSED
-    return "PAUSED" if is_paused and row.status in (*_WAITING, "RUNNING") else row.status
+    return "PAUSED" if is_paused and row.status in ("ENQUEUED", "READY", "RUNNING") else row.status
 
 
 def _label(row: TreeNode) -> str:

@@ -36,8 +36,8 @@ from horsies.workflow.nodes.nodes import (
 )
 from horsies.workflow.nodes.type_compat import UNKNOWN_TYPE
 from horsies.workflow.run import control
-from horsies.workflow.run.control import RunScript
-from horsies.workflow.run.draw import draw, drawn_run
+from horsies.workflow.run.control import RunScript, wait_for_run, wait_for_run_async
+from horsies.workflow.run.draw import draw
 from horsies.workflow.run.info import HandleResult, SignalDelivery, WorkflowInfo, WorkflowTaskInfo
 from horsies.workflow.run.listing import report_script
 from horsies.workflow.run.results import (
@@ -52,7 +52,6 @@ from horsies.workflow.run.results import (
     stored_results,
     without_id,
 )
-from horsies.workflow.run.waiting import wait_for_run, wait_for_run_async
 
 T = TypeVar("T")
 V = TypeVar("V")
@@ -296,9 +295,9 @@ class WorkflowHandle(Generic[T]):
         return unknown and run.status == WorkflowStatus.COMPLETED
 
     def _types_script(self, run_id: str) -> Script[HandleResult[ResultTypes]]:
-        if self._types is None and self._find_types is not None:
-            self._types = self._find_types((yield read_nodes, ReadNodes(run_id, False)))
-        return Ok(self._types or NO_TYPES)
+        if self._types is not None or self._find_types is None:
+            return Ok(self._types or NO_TYPES)
+        return Ok(self._types_from((yield read_nodes, ReadNodes(run_id, False))))
 
     def _types_from(self, rows: list[NodeRow]) -> ResultTypes:
         if self._types is None and self._find_types is not None:
@@ -361,7 +360,7 @@ def _drawing_script(run_id: str) -> Script[HandleResult[str]]:
     report = yield from report_script(run_id)
     if report is None:
         return control.no_such_run(run_id)
-    lines = draw(drawn_run(report))
+    lines = draw(report)
     return Ok("\n".join("".join(piece.text for piece in line) for line in lines))
 
 

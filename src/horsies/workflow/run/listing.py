@@ -1,7 +1,6 @@
-"""The survey of runs: which there are, and everything that is shown of one and its family.
+"""Lists of runs, and the report of one run with all runs below it.
 
-Beside the line producer -> SQL -> turn -> child -> report -> result, and only reading it, at a price
-that does not grow with the history.
+Reads only, at a price that does not grow with the history.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
+from functools import cache
 from typing import Any, Protocol, TypeAlias, assert_never, get_args
 
 from pydantic_core import from_json, to_json
@@ -70,6 +71,12 @@ class DeclaredTypes:
 
 NO_TYPES = DeclaredTypes(())
 
+_ENDS = {
+    WorkflowStatus.FAILED: (OutcomeCode.WORKFLOW_FAILED, "failed"),
+    WorkflowStatus.CANCELLED: (OutcomeCode.WORKFLOW_CANCELLED, "was cancelled"),
+    WorkflowStatus.EXPIRED: (OutcomeCode.WORKFLOW_EXPIRED, "was paused for too long"),
+}
+
 
 def run_result(
     run: RunOutcome, types: ResultTypes, output: ResultCodec | None = None
@@ -79,12 +86,11 @@ def run_result(
     match status:
         case WorkflowStatus.COMPLETED:
             return _completed(run, types, output)
-        case WorkflowStatus.FAILED:
-            return _ended(run, OutcomeCode.WORKFLOW_FAILED, "failed")
-        case WorkflowStatus.CANCELLED:
-            return _ended(run, OutcomeCode.WORKFLOW_CANCELLED, "was cancelled")
-        case WorkflowStatus.EXPIRED:
-            return _ended(run, OutcomeCode.WORKFLOW_EXPIRED, "was paused for too long")
+        case WorkflowStatus.FAILED | WorkflowStatus.CANCELLED | WorkflowStatus.EXPIRED:
+            code, verb = _ENDS[status]
+            message = f"Workflow {run.id} {verb}."
+            unknown = TaskError(error_code=code, message=message, data={"workflow_id": run.id})
+            return TaskResult(err=read_error(run.error) or unknown)
         case WorkflowStatus.PAUSED:
             reason = read_error(run.error)
             suffix = f": {reason.message}" if reason and reason.message else "."
@@ -129,13 +135,6 @@ def _end_results(workflow_id: str, text: str, types: ResultTypes) -> TaskResult[
             for node_id, result in ends.items()
         }
     )
-
-
-def _ended(run: RunOutcome, code: OutcomeCode, verb: str) -> TaskResult[Any, TaskError]:
-    stored = read_error(run.error)
-    if stored is not None:
-        return TaskResult(err=stored)
-    return error_result(code, f"Workflow {run.id} {verb}.", {"workflow_id": run.id})
 
 
 def read_error(text: str | None) -> TaskError | None:
@@ -282,8 +281,13 @@ _CONVERTED = {
 
 def _shared_fields(kind: type, row: Any) -> dict[str, Any]:
     """Return the columns of a row that its description has under the same name."""
-    names = [one.name for one in fields(kind) if one.name not in _CONVERTED]
-    return {name: getattr(row, name) for name in names if name in row._fields}
+    return {name: getattr(row, name) for name in _shared_names(kind, row._fields)}
+
+
+@cache
+def _shared_names(kind: type, columns: tuple[str, ...]) -> list[str]:
+    names = (one.name for one in fields(kind) if one.name not in _CONVERTED)
+    return [name for name in names if name in columns]
 
 
 def _item_codec(of_map: ResultCodec | None) -> ResultCodec | None:

@@ -20,7 +20,7 @@ from horsies.tasks.broker import BrokerOperationError, BrokerResult, PostgresBro
 from horsies.tasks.request import KEY_LENGTH_MAX, is_key
 from horsies.workflow.build.graph import Graph
 from horsies.workflow.build.plan import HasGraph, fingerprint, plan
-from horsies.workflow.nodes.nodes import NodeKey
+from horsies.workflow.nodes.nodes import YieldsValue
 from horsies.workflow.run.control import operation_failed
 from horsies.workflow.run.handle import WorkflowHandle
 from horsies.workflow.run.info import (
@@ -35,10 +35,8 @@ T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
 
-class Startable(HasGraph, Protocol[T_co]):
+class Startable(HasGraph, YieldsValue[T_co], Protocol[T_co]):
     """A specification, as far as starting it is concerned; ``T_co`` is the type of its result."""
-
-    def output_key(self) -> NodeKey[T_co] | None: ...
 
 
 @dataclass(frozen=True, slots=True)
