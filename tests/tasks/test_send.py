@@ -287,8 +287,8 @@ class BrokenZone(tzinfo):
     ("options", "fault"),
     [
         ({"good_until": datetime(2030, 1, 1)}, "no time zone"),
-        ({"good_until": "2030-01-01"}, "must be a datetime"),
-        ({"good_until": 5}, "must be a datetime"),
+        ({"good_until": "2030-01-01"}, "is not a datetime"),
+        ({"good_until": 5}, "is not a datetime"),
         ({"good_until": datetime.max.replace(tzinfo=timezone(timedelta(hours=-5)))}, "in UTC"),
         ({"good_until": datetime.min.replace(tzinfo=timezone(timedelta(hours=5)))}, "in UTC"),
         ({"good_until": datetime(2030, 1, 1, tzinfo=BrokenZone())}, "in UTC"),
