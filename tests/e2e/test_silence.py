@@ -7,7 +7,8 @@ from typing import Any
 
 import psycopg
 
-from horsies.monitor.overview import WorkerOverview, read_workers
+from horsies.db.statements.monitor import WorkerSummary
+from horsies.monitor.overview import misses_notifications, read_workers
 from tests.support.proxy import Proxy
 from tests.support.tables import backends
 from tests.support.workers import Fleet, eventually
@@ -17,9 +18,9 @@ Database = psycopg.Connection[Any]
 POLL_EVERY_SECOND = {"resilience": {"notify_poll_interval_ms": 1_000}}
 
 
-def only_worker(programs: ModuleType) -> WorkerOverview:
-    (overview,) = read_workers(programs.app.get_broker()).unwrap()
-    return overview
+def only_worker(programs: ModuleType) -> WorkerSummary:
+    (worker,) = read_workers(programs.app.get_broker()).unwrap()
+    return worker
 
 
 def test_a_worker_that_hears_nothing_polls_shows_it_and_hears_again(
@@ -29,20 +30,20 @@ def test_a_worker_that_hears_nothing_polls_shows_it_and_hears_again(
         broker = {"broker": {"session_database_url": proxy.url}}
         worker = fleet.start(config=POLL_EVERY_SECOND | broker)
         assert programs.noop.send().unwrap().get(10_000).is_ok()
-        assert only_worker(programs).worker.hears
+        assert only_worker(programs).hears
         first = backends(connection, "horsies:listener")
 
         proxy.is_silent = True
-        eventually(lambda: only_worker(programs).is_deaf, 20)
+        eventually(lambda: misses_notifications(only_worker(programs)), 20)
         for _ in range(3):
             assert programs.noop.send().unwrap().get(10_000).is_ok()
         eventually(lambda: not programs.app.list_worker_states().unwrap()[0].hears, 10)
         eventually(lambda: backends(connection, "horsies:listener") not in ([], first), 10)
-        eventually(lambda: only_worker(programs).worker.holds_lock, 10)
+        eventually(lambda: only_worker(programs).holds_lock, 10)
         assert "notifications are heard again" not in worker.log()
 
         proxy.is_silent = False
-        eventually(lambda: not only_worker(programs).is_deaf, 20)
+        eventually(lambda: not misses_notifications(only_worker(programs)), 20)
         eventually(lambda: programs.app.list_worker_states().unwrap()[0].hears, 10)
         assert programs.noop.send().unwrap().get(10_000).is_ok()
         assert worker.stop() == 0

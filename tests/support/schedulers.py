@@ -18,7 +18,7 @@ from psycopg import Connection
 from horsies.app import Horsies
 from horsies.config.app import AppConfig
 from horsies.db.statement import run_script
-from horsies.scheduler.registry import Book, enter_schedules
+from horsies.scheduler.registry import Registry, store_configured
 from tests.support.workers import REPOSITORY, Fleet, RunningWorker, eventually
 
 APPLICATION = "tests.support.apps.scheduled:app"
@@ -109,8 +109,8 @@ def enter(
 ) -> dict[str, datetime]:
     """Bring the schedules on record, as the first scheduler would; the first slot of each."""
     settings = AppConfig(broker=app.config.broker, schedule=config["schedule"])
-    book = Book.of(settings, app.definitions(), APPLICATION, app)
-    run_script(connection, enter_schedules(book, at_start=True))
+    registry = Registry.of(settings, app.definitions(), APPLICATION, app)
+    run_script(connection, store_configured(registry, at_start=True))
     return next_slots(connection)
 
 

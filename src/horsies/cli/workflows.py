@@ -14,15 +14,15 @@ import typer
 
 from horsies.cli import output, output_workflows
 from horsies.cli.options import DatabaseUrlOption, LocatorArgument, ModuleOption
-from horsies.cli.tasks_queues_workers import (
+from horsies.cli.session import (
     EXIT_FAILED,
     EXIT_NOT_FOUND,
     LIST_LIMIT_MAX,
     JsonOption,
-    answer,
-    leave,
-    moment_of,
-    open_target,
+    exit_with,
+    open_session,
+    parse_since,
+    unwrap_or_exit,
 )
 from horsies.db.statements.workflows import BrokenRun
 from horsies.result import Err
@@ -31,7 +31,7 @@ from horsies.tasks.broker import PostgresBroker
 from horsies.workflow.run import listing
 from horsies.workflow.run.handle import WorkflowHandle
 from horsies.workflow.run.info import HandleErrorCode, HandleResult
-from horsies.workflow.run.listing import RunFilters, RunPage
+from horsies.workflow.run.listing import RunFilters
 
 T = TypeVar("T")
 
@@ -82,38 +82,26 @@ def workflows(
 ) -> None:
     """List runs of workflows, newest first.
 
-    Exit codes: 0 done (also when nothing matches), 1 failure, 4 no such run to go on behind.
+    Exit codes: 0: done (even if no run matches), 1: failure, 4: the run passed to --before does not exist.
     """
     filters = RunFilters(
         statuses=status or (),
         names=name or (),
         workflow_keys=key or (),
-        since=None if since is None else moment_of(since),
+        since=parse_since(since),
         before=before,
         include_children=include_children,
         limit=limit,
     )
-    with open_target("workflows", module or locator, database_url) as target:
-        page = answer(listing.list_runs(target.broker, filters))
-    if page.unknown_before:
-        leave(f"There is no workflow {before}.", EXIT_NOT_FOUND)
+    with open_session("workflows", module or locator, database_url) as session:
+        page = unwrap_or_exit(listing.list_runs(session.broker, filters))
+    if page is None:
+        exit_with(f"There is no workflow {before}.", EXIT_NOT_FOUND)
     if as_json:
-        output.print_json(output_workflows.page_document(page))
+        output.print_json(output.page_document(page, "workflows"))
         return
-    output_workflows.print_runs(page.runs)
-    if note := _page_note(page):
-        typer.echo(note, err=True)
-
-
-def _page_note(page: RunPage) -> str | None:
-    if page.next_before is None:
-        return None
-    if page.looked_at_all:
-        return f"There may be more: --before {page.next_before}"
-    return (
-        f"Only the newest {listing.LIST_WINDOW:,} runs were looked at; "
-        f"further back: --before {page.next_before}"
-    )
+    output_workflows.print_runs(page.rows)
+    output.print_page_note(page, "runs")
 
 
 @workflow.command()
@@ -131,10 +119,10 @@ def show(
 
     Exit codes: 0 done, 1 failure, 4 no such run.
     """
-    with open_target("workflow show", module or locator, database_url) as target:
-        report = answer(listing.read_run(target.broker, workflow_id))
+    with open_session("workflow show", module or locator, database_url) as session:
+        report = unwrap_or_exit(listing.read_run(session.broker, workflow_id))
     if report is None:
-        leave(f"There is no workflow {workflow_id}.", EXIT_NOT_FOUND)
+        exit_with(f"There is no workflow {workflow_id}.", EXIT_NOT_FOUND)
     if as_json:
         output.print_json(output_workflows.report_document(report))
     else:
@@ -153,8 +141,8 @@ def pause(
 
     Exit codes: 0 paused, 1 failure or not running, 4 no such run.
     """
-    with open_target("workflow pause", module or locator, database_url) as target:
-        handle = _handle(workflow_id, target.broker)
+    with open_session("workflow pause", module or locator, database_url) as session:
+        handle = _handle(workflow_id, session.broker)
         changed = _done(handle.pause())
         status = _done(handle.status())
     _tell(workflow_id, status, changed, as_json, f"Workflow {workflow_id} is paused.")
@@ -176,8 +164,8 @@ def resume(
 
     Exit codes: 0 resumed, 1 failure or not paused, 4 no such run.
     """
-    with open_target("workflow resume", module or locator, database_url) as target:
-        handle = _handle(workflow_id, target.broker)
+    with open_session("workflow resume", module or locator, database_url) as session:
+        handle = _handle(workflow_id, session.broker)
         changed = _done(handle.resume(retry_failed=retry_failed))
         status = _done(handle.status())
     _tell(workflow_id, status, changed, as_json, f"Workflow {workflow_id} goes on.")
@@ -199,8 +187,8 @@ def cancel(
 
     Exit codes: 0 cancelled, 1 failure or already ended, 4 no such run.
     """
-    with open_target("workflow cancel", module or locator, database_url) as target:
-        handle = _handle(workflow_id, target.broker)
+    with open_session("workflow cancel", module or locator, database_url) as session:
+        handle = _handle(workflow_id, session.broker)
         before = _done(handle.status())
         _done(handle.cancel(interrupt=interrupt, reason=reason))
         status = _done(handle.status())
@@ -223,8 +211,8 @@ def retry(
 
     Exit codes: 0 done, 1 failure or nothing to try again, 4 no such run or node.
     """
-    with open_target("workflow retry", module or locator, database_url) as target:
-        handle = _handle(workflow_id, target.broker)
+    with open_session("workflow retry", module or locator, database_url) as session:
+        handle = _handle(workflow_id, session.broker)
         _done(handle.retry(node))
         status = _done(handle.status())
     what = "its failed nodes" if node is None else f"node {node}"
@@ -246,8 +234,8 @@ def signal(
 
     Exit codes: 0 delivered or stored, 1 failure or already ended, 4 no such run or signal.
     """
-    with open_target("workflow signal", module, database_url) as target:
-        handle = _handle(workflow_id, target.broker)
+    with open_session("workflow signal", module, database_url) as session:
+        handle = _handle(workflow_id, session.broker)
         delivery = _done(handle.signal(name, _json(value)))
     if as_json:
         output.print_json({"workflow_id": workflow_id, "signal": name, "delivery": delivery})
@@ -267,9 +255,9 @@ def audit(
 
     Exit codes: 0 all is well, or was mended; 1 failure, or something is left.
     """
-    with open_target("workflow audit", module or locator, database_url) as target:
-        found = answer(listing.audit(target.broker, AUDIT_LIMIT))
-        left = _mended(target.broker, found) if mend else found
+    with open_session("workflow audit", module or locator, database_url) as session:
+        found = unwrap_or_exit(listing.audit(session.broker, AUDIT_LIMIT))
+        left = _mended(session.broker, found) if mend else found
     if as_json:
         documents = output_workflows.problems_document
         output.print_json({"found": documents(found), "left": documents(left)})
@@ -282,8 +270,8 @@ def audit(
 
 def _mended(broker: PostgresBroker, found: Sequence[BrokenRun]) -> list[BrokenRun]:
     for workflow_id in dict.fromkeys(one.id for one in found):
-        answer(listing.mend(broker, workflow_id))
-    return answer(listing.audit(broker, AUDIT_LIMIT))
+        unwrap_or_exit(listing.mend(broker, workflow_id))
+    return unwrap_or_exit(listing.audit(broker, AUDIT_LIMIT))
 
 
 def _audit_sentence(found: Sequence[BrokenRun], left: Sequence[BrokenRun]) -> str:
@@ -302,7 +290,7 @@ def _handle(workflow_id: str, broker: PostgresBroker) -> WorkflowHandle[Any]:
 def _done(result: HandleResult[T]) -> T:
     if isinstance(result, Err):
         code = EXIT_NOT_FOUND if result.value.code in _NOT_FOUND else EXIT_FAILED
-        leave(result.value.message, code)
+        exit_with(result.value.message, code)
     return result.value
 
 
@@ -314,7 +302,7 @@ def _tell(
     elif changed:
         typer.echo(sentence)
     else:
-        leave(f"Workflow {workflow_id} is {status.value}; nothing was changed.", EXIT_FAILED)
+        exit_with(f"Workflow {workflow_id} is {status.value}; nothing was changed.", EXIT_FAILED)
     if not changed:
         raise typer.Exit(EXIT_FAILED)
 

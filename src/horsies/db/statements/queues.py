@@ -1,8 +1,4 @@
-"""Catalogue of how operators intervene: parameters, rows, and one object per statement.
-
-Beside the line producer -> SQL -> turn -> child -> report -> result: these switch queues, put a
-request in at the start of the line again, and call the workers.
-"""
+"""Statements for operator actions: pause and resume queues, resend tasks, ping workers."""
 
 from __future__ import annotations
 
@@ -15,14 +11,12 @@ QUEUES = StatementFile("queues.sql")
 
 
 class ResendTask(NamedTuple):
-    """Which request to send again, and under which id."""
-
     id: str
     new_id: str
 
 
 class ResentTask(NamedTuple):
-    """The row a resend met; ``new_id`` is None when nothing was sent."""
+    """The task to resend; ``new_id`` is None when it was not sent again."""
 
     was_status: str
     in_workflow: bool
@@ -30,15 +24,11 @@ class ResentTask(NamedTuple):
 
 
 class Notification(NamedTuple):
-    """A channel and what to say on it."""
-
     channel: str
     payload: str
 
 
 class Notified(NamedTuple):
-    """That a notification was sent."""
-
     sent: bool
 
 

@@ -1,8 +1,4 @@
-"""Catalogue of the scheduler's statements: parameters, rows, and one object per statement.
-
-At the start of the line producer -> SQL -> turn -> child -> report -> result, where a scheduler is the
-producer. What is decided between reading and writing is in ``schedule/plan.py``.
-"""
+"""Statements of the scheduler and of ``app.schedules``."""
 
 from __future__ import annotations
 
@@ -17,7 +13,7 @@ SCHEDULES_CHANNEL = "horsies_schedules"
 
 
 class FindDue(NamedTuple):
-    """What a scheduler serves, one per line, and how much it takes on at once."""
+    """The schedules that a scheduler serves, one per line, and how many due ones to read at once."""
 
     names: str
     hashes: str
@@ -27,8 +23,6 @@ class FindDue(NamedTuple):
 
 
 class DueSchedule(NamedTuple):
-    """A schedule whose next slot has come, as it was read."""
-
     name: str
     due_at: datetime
     hash: str
@@ -39,9 +33,9 @@ class DueSchedule(NamedTuple):
 
 
 class FireSlots(NamedTuple):
-    """Decisions, a column for each fact about a schedule; and their tasks and runs, in columns as well.
+    """Decisions about schedules, their tasks and their workflow runs, each as a group of columns.
 
-    ``plans`` are the JSON texts of runs, the ``run_...`` columns what the database notes about them.
+    The columns of a run are its id, its plan as JSON text, and its schedule, slot and delay.
     """
 
     names: Sequence[str]
@@ -73,13 +67,11 @@ class FireSlots(NamedTuple):
 
 
 class ScheduleName(NamedTuple):
-    """A schedule by its name."""
-
     name: str
 
 
 class LookAhead(NamedTuple):
-    """What a scheduler serves, one per line, and when it looked; None when nothing at all was due."""
+    """The schedules that a scheduler serves, one per line, and the time of its last read, if any was due."""
 
     names: str
     hashes: str
@@ -89,19 +81,17 @@ class LookAhead(NamedTuple):
 
 
 class NextSlot(NamedTuple):
-    """Seconds until the next slot; None when none is planned."""
+    """Seconds until the next slot; None when there is none."""
 
     seconds: float | None
 
 
 class ScheduleNames(NamedTuple):
-    """Schedules by their names."""
-
     names: Sequence[str]
 
 
-class ScheduleStanding(NamedTuple):
-    """What is on record about a schedule, if anything is."""
+class ScheduleRecord(NamedTuple):
+    """The stored row of a schedule, or nulls when it has none, and the database's clock."""
 
     name: str
     is_stored: bool
@@ -115,7 +105,7 @@ class ScheduleStanding(NamedTuple):
 
 
 class StoreSchedules(NamedTuple):
-    """Schedules of a configuration to put on record, in columns."""
+    """Schedules of a configuration to store, as columns."""
 
     names: Sequence[str]
     next_run_at: Sequence[datetime | None]
@@ -127,14 +117,14 @@ class StoreSchedules(NamedTuple):
 
 
 class OwnedSchedules(NamedTuple):
-    """An owner, and the schedules it still has."""
+    """An owner and the schedules in its configuration."""
 
     owner: str
     names: Sequence[str]
 
 
 class AddSchedule(NamedTuple):
-    """A schedule that lives in the database only."""
+    """A schedule added at run time, stored in the database only."""
 
     name: str
     next_run_at: datetime | None
@@ -147,7 +137,7 @@ class AddSchedule(NamedTuple):
 
 
 class RunSchedule(NamedTuple):
-    """The row of one run by order."""
+    """The task of a schedule that is run by hand."""
 
     id: str
     task_name: str
@@ -164,7 +154,7 @@ class RunSchedule(NamedTuple):
 
 
 class StartSchedule(NamedTuple):
-    """The workflow of one run by order: its id and the JSON text of its plan."""
+    """The workflow of a schedule that is run by hand: its run id and plan as JSON text."""
 
     id: str
     plan: str
@@ -172,24 +162,22 @@ class StartSchedule(NamedTuple):
 
 
 class SentRun(NamedTuple):
-    """The task or workflow of a run by order."""
-
     id: str
 
 
 class ScheduleFilter(NamedTuple):
-    """One schedule, or None for all."""
+    """The name of one schedule, or None for all."""
 
     name: str | None
 
 
 class ScheduleState(NamedTuple):
-    """Where a schedule stands: its next slot, its newest run, and whether it is paused.
+    """The state of a schedule: its next slot, its newest run, and whether it is paused.
 
-    One that sends a task has a ``task_name``, one that starts a workflow a ``definition_key``.
-    ``last_task_id`` is the id of the newest task, or of the newest run of the workflow.
-    ``next_run_at`` is None when no slot will come any more. ``skipped_at`` is where the last slots that
-    did not fire ended, ``skip_reason`` why they did not.
+    A schedule that sends a task has a ``task_name``, one that starts a workflow a ``definition_key``.
+    ``last_task_id`` is the id of the newest task, or of the newest workflow run. ``next_run_at`` is None
+    when the schedule has ended. ``skipped_at`` is the end of the most recently skipped slots,
+    ``skip_reason`` the reason.
     """
 
     name: str
@@ -209,27 +197,24 @@ class ScheduleState(NamedTuple):
 
     @property
     def is_paused(self) -> bool:
-        """Whether its slots pass without a task."""
         return self.paused_at is not None
 
 
 class ScheduleDefinition(NamedTuple):
-    """The JSON of a schedule added at run time, None for one of a configuration."""
+    """The JSON of a schedule added at run time; None for a configured schedule."""
 
     definition: str | None
 
 
 class ListRuns(NamedTuple):
-    """A schedule, and how many of its newest runs."""
-
     name: str
     limit: int
 
 
 class ScheduleRun(NamedTuple):
-    """One run of a schedule; ``scheduled_for`` is None when it was ordered by hand.
+    """One run of a schedule; ``scheduled_for`` is None when it was run by hand.
 
-    ``task_id`` is the id of its task, or with ``is_workflow`` that of the workflow's run.
+    ``task_id`` is the id of its task or, with ``is_workflow``, of its workflow run.
     """
 
     task_id: str
@@ -243,9 +228,7 @@ class ScheduleRun(NamedTuple):
 find_due_schedules = SCHEDULES.declare("find_due_schedules", FindDue, DueSchedule)
 fire_slots = SCHEDULES.declare("fire_slots", FireSlots, ScheduleName)
 seconds_until_next_slot = SCHEDULES.declare("seconds_until_next_slot", LookAhead, NextSlot)
-read_schedule_standings = SCHEDULES.declare(
-    "read_schedule_standings", ScheduleNames, ScheduleStanding
-)
+read_schedule_records = SCHEDULES.declare("read_schedule_records", ScheduleNames, ScheduleRecord)
 store_schedules = SCHEDULES.declare("store_schedules", StoreSchedules, ScheduleName)
 list_orphaned_schedules = SCHEDULES.declare("list_orphaned_schedules", OwnedSchedules, ScheduleName)
 add_schedule = SCHEDULES.declare("add_schedule", AddSchedule, ScheduleName)

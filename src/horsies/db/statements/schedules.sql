@@ -89,7 +89,7 @@ WHERE state.next_run_at > coalesce(%(looked_at)s::timestamptz, '-infinity') AND 
   AND (known.name IS NOT NULL OR (state.definition IS NOT NULL AND (
       state.task_name = ANY(%(task_names)s::text[]) OR state.definition_key = ANY(%(definition_keys)s::text[]))))
 
--- name: read_schedule_standings
+-- name: read_schedule_records
 -- What is known of these schedules, a row each whether it is there or not, and the time on the database's clock.
 SELECT wanted.name, state.schedule_name IS NOT NULL AS is_stored, state.config_hash AS hash, state.next_run_at,
     state.task_name, state.definition_key, state.owner, state.definition, now() AS looked_at
