@@ -6,6 +6,7 @@ typer itself refuses end in exit status 2.
 
 from __future__ import annotations
 
+import inspect
 import io
 import os
 import sys
@@ -210,3 +211,8 @@ for _command in (
 ):
     cli.command()(_command)
 cli.add_typer(workflow, name="workflow")
+
+# Typer keeps the line breaks of a docstring, which look ragged in a terminal of another width.
+for _info in (*cli.registered_commands, *workflow.registered_commands):
+    _paragraphs = inspect.cleandoc(getattr(_info.callback, "__doc__", None) or "").split("\n\n")
+    _info.help = "\n\n".join(" ".join(paragraph.split()) for paragraph in _paragraphs)

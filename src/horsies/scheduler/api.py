@@ -16,7 +16,7 @@ from horsies.config.schedules import AnySchedule
 from horsies.db.statement import Script, Statement, Step
 from horsies.db.statements.schedules import (
     AddSchedule,
-    ListRuns,
+    ListScheduleRuns,
     RunSchedule,
     ScheduleFilter,
     ScheduleName,
@@ -29,7 +29,6 @@ from horsies.db.statements.schedules import (
     list_schedule_runs,
     list_schedules,
     pause_schedule,
-    read_schedule_definition,
     read_schedule_records,
     remove_schedule,
     resume_schedule,
@@ -47,7 +46,7 @@ from horsies.scheduler.entry import (
     read_definition,
     schedule_error,
 )
-from horsies.scheduler.targets import RunPlan, Work
+from horsies.scheduler.targets import RunPlan, Work, work_for_now
 from horsies.scheduler.timing import Timing
 from horsies.tasks.broker import BrokerErrorCode, BrokerOperationError, BrokerResult, PostgresBroker
 from horsies.tasks.handle import TaskHandle
@@ -181,26 +180,25 @@ class Schedules:
         return _add_script(entry, definition_json(entry), replace, is_configured)
 
     def _run_script(self, name: str) -> Script[BrokerResult[Work]]:
-        stored = yield read_schedule_definition, ScheduleName(name)
+        (record,) = yield read_schedule_records, ScheduleNames([name])
         try:
-            entry = self._entry(name, stored[0].definition if stored else None)
+            entry = self._entry(record)
         except (HorsiesError, ValueError, LookupError, TypeError) as problem:
             reason = problem.message if isinstance(problem, HorsiesError) else str(problem)
             return Err(BrokerOperationError(_WORKING, reason, exception=problem))
         if entry is None:
             return _unknown(name)
-        (record,) = yield read_schedule_records, ScheduleNames([name])
-        match entry.target.run_now(record.looked_at.astimezone(UTC)):
+        match work_for_now(entry.target, record.looked_at.astimezone(UTC)):
             case Err(reason):
                 return Err(BrokerOperationError(_WORKING, reason))
             case Ok(work):
                 yield _run_step(name, work)
                 return Ok(work)
 
-    def _entry(self, name: str, definition: str | None) -> Entry | None:
-        if definition is not None:
-            return read_definition(self._application(), definition)
-        schedule = self._configured().get(name)
+    def _entry(self, record: ScheduleRecord) -> Entry | None:
+        if record.definition is not None:
+            return read_definition(self._application(), record.definition)
+        schedule = self._configured().get(record.name)
         return None if schedule is None else Entry.of(self._application(), schedule)
 
     def _application(self) -> Application:
@@ -257,7 +255,7 @@ def _next_slots(state: ScheduleState, count: int) -> BrokerResult[list[datetime]
 
 def runs_script(name: str, limit: int) -> Script[BrokerResult[list[ScheduleRun]]]:
     """Read the newest runs of a schedule."""
-    runs: list[ScheduleRun] = yield list_schedule_runs, ListRuns(name, limit)
+    runs: list[ScheduleRun] = yield list_schedule_runs, ListScheduleRuns(name, limit)
     if runs:
         return Ok(runs)
     return (yield from _state_script(name)).map(lambda _: [])

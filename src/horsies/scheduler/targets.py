@@ -16,7 +16,7 @@ from uuid import UUID
 
 from horsies.codec.calls import CallSignature
 from horsies.config.app import AppConfig, PayloadConfig
-from horsies.config.schedules import TaskSchedule, WorkflowSchedule
+from horsies.config.schedules import AnySchedule, TaskSchedule, WorkflowSchedule
 from horsies.db.statements.tasks import InsertTask
 from horsies.errors import HorsiesError
 from horsies.ids import fixed_id, new_id
@@ -52,13 +52,24 @@ Work: TypeAlias = InsertTask | RunPlan
 
 
 class Target(Protocol):
-    """Makes the task or run of a schedule, or returns the reason why that is impossible."""
+    """Makes the tasks or runs of a schedule."""
 
-    def for_slot(self, slot: datetime) -> Result[Work, str]:
-        """Return the task or run of this slot, with the same id on every call."""
+    @property
+    def schedule(self) -> AnySchedule: ...
 
-    def run_now(self, now: datetime) -> Result[Work, str]:
-        """Return a task or run outside of the timetable, under a new id."""
+    def make(self, stamp: Stamp, delay_seconds: float) -> Result[Work, str]:
+        """Return the task or run with this id and time, or the reason why that is impossible."""
+
+
+def work_for_slot(target: Target, slot: datetime) -> Result[Work, str]:
+    """Return the task or run of this slot, with the same id and share of the jitter on every call."""
+    stamp = Stamp(run_id(target.schedule.name, slot), slot)
+    return target.make(stamp, target.schedule.jitter_seconds * jitter_share(stamp.task_id))
+
+
+def work_for_now(target: Target, now: datetime) -> Result[Work, str]:
+    """Return a task or run outside of the timetable, under a new id."""
+    return target.make(Stamp(new_id(), now), 0)
 
 
 class ArgumentProblem(ValueError):
@@ -112,18 +123,11 @@ class TaskTarget:
             definition = replace(definition, queue_name=queue.name, priority=queue.priority)
         kwargs = bound_by_name(definition.signature, schedule.args, schedule.kwargs)
         target = cls(schedule, definition, kwargs, config.payload)
-        if isinstance(refused := target.for_slot(SAMPLE_SLOT), Err):
+        if isinstance(refused := work_for_slot(target, SAMPLE_SLOT), Err):
             raise ArgumentProblem(refused.err_value.rstrip("."))
         return target
 
-    def for_slot(self, slot: datetime) -> Result[Work, str]:
-        stamp = Stamp(run_id(self.schedule.name, slot), slot)
-        return self._row(stamp, self.schedule.jitter_seconds * jitter_share(stamp.task_id))
-
-    def run_now(self, now: datetime) -> Result[Work, str]:
-        return self._row(Stamp(new_id(), now), 0)
-
-    def _row(self, stamp: Stamp, delay_seconds: float) -> Result[Work, str]:
+    def make(self, stamp: Stamp, delay_seconds: float) -> Result[Work, str]:
         kwargs = dict(self.kwargs)
         if _takes_slot(self.definition.signature):
             kwargs[SCHEDULED_FOR] = stamp.sent_at
@@ -182,14 +186,6 @@ class WorkflowTarget:
         kwargs_json = _encode_kwargs(definition, signature, schedule.kwargs)
         return cls(schedule, definition, signature, kwargs_json, app)
 
-    def for_slot(self, slot: datetime) -> Result[Work, str]:
-        workflow_id = run_id(self.schedule.name, slot)
-        delay_seconds = self.schedule.jitter_seconds * jitter_share(workflow_id)
-        return self._run(workflow_id, slot, delay_seconds)
-
-    def run_now(self, now: datetime) -> Result[Work, str]:
-        return self._run(new_id(), now, 0)
-
     def build(self, scheduled_for: datetime) -> WorkflowSpec[Any]:
         """Build the specification; exceptions of the definition propagate."""
         if self.signature is None:
@@ -199,16 +195,16 @@ class WorkflowTarget:
             kwargs[SCHEDULED_FOR] = scheduled_for
         return build_child(self.app, self.definition, kwargs)
 
-    def _run(self, workflow_id: str, sent_at: datetime, delay_seconds: float) -> Result[Work, str]:
+    def make(self, stamp: Stamp, delay_seconds: float) -> Result[Work, str]:
         try:
-            spec = self.build(sent_at)
-            text = plan(spec, workflow_id, sent_at=sent_at)
+            spec = self.build(stamp.sent_at)
+            text = plan(spec, stamp.task_id, sent_at=stamp.sent_at)
         except HorsiesError as error:
             return Err(f"Workflow {self.definition.__name__} was not started: {error.message}")
         except Exception as error:  # the user's build_with may raise anything
             reason = f"{type(error).__name__}: {exception_text(error)}"
             return Err(f"Workflow {self.definition.__name__} could not be built: {reason}")
-        return Ok(RunPlan(workflow_id, sent_at, delay_seconds, text, spec.tasks))
+        return Ok(RunPlan(stamp.task_id, stamp.sent_at, delay_seconds, text, spec.tasks))
 
 
 def _encode_kwargs(

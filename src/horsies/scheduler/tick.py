@@ -30,7 +30,7 @@ from horsies.result import Err, Ok
 from horsies.scheduler.decide import Decision, Dropped, DueState, SkipReason, decide
 from horsies.scheduler.entry import Entry
 from horsies.scheduler.registry import DUE_MAX, Registry
-from horsies.scheduler.targets import RunPlan, Work
+from horsies.scheduler.targets import RunPlan, Work, work_for_slot
 
 logger = logging.getLogger("horsies.scheduler")
 
@@ -118,7 +118,7 @@ def _decide_one(entry: Entry | None, due: DueSchedule, runs_max: int) -> Decided
         return None
     work: list[Work] = []
     for slot in decision.fire:
-        match entry.target.for_slot(slot):
+        match work_for_slot(entry.target, slot):
             case Ok(one):
                 work.append(one)
             case Err(reason):

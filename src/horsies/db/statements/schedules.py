@@ -91,7 +91,10 @@ class ScheduleNames(NamedTuple):
 
 
 class ScheduleRecord(NamedTuple):
-    """The stored row of a schedule, or nulls when it has none, and the database's clock."""
+    """The stored row of a schedule, or nulls when it has none, and the database's clock.
+
+    ``definition`` is the JSON of a schedule added at run time; it is null for a configured one.
+    """
 
     name: str
     is_stored: bool
@@ -200,13 +203,7 @@ class ScheduleState(NamedTuple):
         return self.paused_at is not None
 
 
-class ScheduleDefinition(NamedTuple):
-    """The JSON of a schedule added at run time; None for a configured schedule."""
-
-    definition: str | None
-
-
-class ListRuns(NamedTuple):
+class ListScheduleRuns(NamedTuple):
     name: str
     limit: int
 
@@ -238,9 +235,6 @@ resume_schedule = SCHEDULES.declare("resume_schedule", ScheduleName, ScheduleNam
 run_schedule = SCHEDULES.declare("run_schedule", RunSchedule, SentRun)
 start_schedule = SCHEDULES.declare("start_schedule", StartSchedule, SentRun)
 list_schedules = SCHEDULES.declare("list_schedules", ScheduleFilter, ScheduleState)
-read_schedule_definition = SCHEDULES.declare(
-    "read_schedule_definition", ScheduleName, ScheduleDefinition
-)
-list_schedule_runs = SCHEDULES.declare("list_schedule_runs", ListRuns, ScheduleRun)
+list_schedule_runs = SCHEDULES.declare("list_schedule_runs", ListScheduleRuns, ScheduleRun)
 
 SCHEDULES.complete()

@@ -204,10 +204,6 @@ LEFT JOIN horsies_workflows AS run ON run.id = state.last_task_id
 WHERE %(name)s::text IS NULL OR state.schedule_name = %(name)s
 ORDER BY state.schedule_name
 
--- name: read_schedule_definition
--- What a program stored, and whether there is such a schedule at all.
-SELECT definition FROM horsies_schedule_state WHERE schedule_name = %(name)s
-
 -- name: list_schedule_runs
 -- The newest tasks and runs of a schedule, from their indexes on (schedule_name, sent_at). It has both when it once had
 -- the other.
