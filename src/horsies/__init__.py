@@ -27,7 +27,13 @@ from horsies.config.app import (
 )
 from horsies.config.postgres import PostgresConfig
 from horsies.config.schedules import ScheduleConfig, TaskSchedule, WorkflowSchedule
-from horsies.db.statements.monitor import ExpiredTask, QueueState, StaleTask, WorkerStats
+from horsies.db.statements.monitor import (
+    ExpiredTask,
+    QueueState,
+    StaleTask,
+    WorkerStateSnapshot,
+    WorkerStats,
+)
 from horsies.db.statements.schedules import ScheduleRun, ScheduleState
 from horsies.db.statements.tasks import TaskAttemptInfo
 from horsies.error_codes import (
@@ -52,7 +58,7 @@ from horsies.errors import (
     WorkflowValidationError,
 )
 from horsies.monitor.actions import TaskRetried
-from horsies.monitor.health import DatabasePing, WorkerPong, WorkerStateSnapshot
+from horsies.monitor.health import DatabasePing, WorkerPong
 from horsies.result import Err, Ok, Result, UnwrapError, is_err, is_ok
 from horsies.retry import ExceptionMapper, RetryPolicy
 from horsies.states import (

@@ -17,16 +17,16 @@ from typing import Any, Never, TypeVar
 from horsies.check import import_errors, live_errors, policy_errors
 from horsies.config.app import AppConfig
 from horsies.config.postgres import PostgresConfig
-from horsies.db.statements.monitor import QueueState
+from horsies.db.statements.monitor import QueueState, WorkerStateSnapshot
 from horsies.errors import HorsiesError
 from horsies.modules import expand_module_globs, import_entries, import_entry, refuse_single_module
 from horsies.monitor import actions, health
 from horsies.monitor.actions import QueueOrder, TaskRetried
-from horsies.monitor.health import DatabasePing, WorkerPong, WorkerStateSnapshot
+from horsies.monitor.health import DatabasePing, WorkerPong
 from horsies.result import Ok, Result
 from horsies.retry import RetryPolicy
 from horsies.scheduler.api import Schedules
-from horsies.scheduler.entry import Known, schedule_errors
+from horsies.scheduler.entry import Application, schedule_errors
 from horsies.task import AnyTask, TaskDecorator, TaskFunction
 from horsies.task_result import TaskError, TaskResult
 from horsies.tasks.broker import BrokerResult, PostgresBroker, build_broker
@@ -423,7 +423,7 @@ class Horsies:
         errors = errors or policy_errors(self.config, self.definitions().values())
         if not errors and self.role != "worker":  # a worker runs the tasks of any schedule
             with self.sends_suppressed():
-                errors = schedule_errors(Known(self.config, self.definitions(), self))
+                errors = schedule_errors(Application(self.config, self.definitions(), self))
         return errors or (live_errors(self.config.broker) if live else [])
 
     def close(self) -> BrokerResult[None]:

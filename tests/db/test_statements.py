@@ -64,7 +64,9 @@ def type_name(connection: Connection[Any], oid: int) -> str:
 
 def expected_types(hint: Any, names: dict[type, set[str]]) -> set[str]:
     """Return the PostgreSQL types that serve for a field of this type."""
-    if get_origin(hint) is Sequence:
+    if get_origin(hint) is dict:
+        return {"json", "jsonb"}
+    if get_origin(hint) in (Sequence, list):
         return {f"{name}[]" for name in expected_types(get_args(hint)[0], names)}
     (python_type,) = (part for part in get_args(hint) or (hint,) if part is not NoneType)
     if get_args(python_type):

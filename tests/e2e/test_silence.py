@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from types import ModuleType
 
-from horsies.monitor.overview import WorkerOverview, read_workers
+from horsies.db.statements.monitor import WorkerSummary
+from horsies.monitor.overview import misses_notifications, read_workers
 from tests.support.database import Database, backends
 from tests.support.proxy import Proxy
 from tests.support.wait import wait_until
@@ -13,9 +14,9 @@ from tests.support.workers import Fleet
 POLL_EVERY_SECOND = {"resilience": {"notify_poll_interval_ms": 1_000}}
 
 
-def only_worker(programs: ModuleType) -> WorkerOverview:
-    (overview,) = read_workers(programs.app.get_broker()).unwrap()
-    return overview
+def only_worker(programs: ModuleType) -> WorkerSummary:
+    (worker,) = read_workers(programs.app.get_broker()).unwrap()
+    return worker
 
 
 def test_a_worker_that_hears_nothing_polls_shows_it_and_hears_again(
@@ -25,20 +26,20 @@ def test_a_worker_that_hears_nothing_polls_shows_it_and_hears_again(
         broker = {"broker": {"session_database_url": proxy.url}}
         worker = fleet.start(config=POLL_EVERY_SECOND | broker)
         assert programs.noop.send().unwrap().get(10_000).is_ok()
-        assert only_worker(programs).worker.hears
+        assert only_worker(programs).hears
         first = backends(connection, "horsies:listener")
 
         proxy.is_silent = True
-        wait_until(lambda: only_worker(programs).is_deaf, 20)
+        wait_until(lambda: misses_notifications(only_worker(programs)), 20)
         for _ in range(3):
             assert programs.noop.send().unwrap().get(10_000).is_ok()
         wait_until(lambda: not programs.app.list_worker_states().unwrap()[0].hears, 10)
         wait_until(lambda: backends(connection, "horsies:listener") not in ([], first), 10)
-        wait_until(lambda: only_worker(programs).worker.holds_lock, 10)
+        wait_until(lambda: only_worker(programs).holds_lock, 10)
         assert not worker.events("notifications_back")
 
         proxy.is_silent = False
-        wait_until(lambda: not only_worker(programs).is_deaf, 20)
+        wait_until(lambda: not misses_notifications(only_worker(programs)), 20)
         wait_until(lambda: programs.app.list_worker_states().unwrap()[0].hears, 10)
         assert programs.noop.send().unwrap().get(10_000).is_ok()
         assert worker.stop() == 0

@@ -196,7 +196,7 @@ def test_a_lost_answer_names_the_task_that_may_have_been_stored(call: Call) -> N
     app = Horsies(AppConfig(broker=PostgresConfig(database_url=UNREACHABLE)))
     error = call(app, app, "retry_task", new_id()).unwrap_err()
     assert error.retryable
-    assert "look before trying again" in error.message
+    assert "check before you try again" in error.message
     assert "hunter2" not in error.message
 
 

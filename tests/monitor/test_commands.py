@@ -109,11 +109,11 @@ def test_workers_are_listed_with_their_place(horsies: Run, database: Database) -
 
 def test_a_worker_without_notifications_is_shown_as_such(horsies: Run, database: Database) -> None:
     add_worker(database)
-    deaf = "hears no notifications"
-    assert deaf not in horsies("workers").out
+    polling = "receives no notifications"
+    assert polling not in horsies("workers").out
     assert read(horsies("workers", "--json"))["workers"][0]["hears"] is True
     database.execute("UPDATE horsies_workers SET hears = false")
-    assert deaf in horsies("workers").out
+    assert polling in horsies("workers").out
     assert read(horsies("workers", "--json"))["workers"][0]["hears"] is False
     summary = "1 worker(s) alive, 0 of 4 children busy, 1 without notifications."
     assert summary in horsies("status").out
@@ -123,7 +123,7 @@ def test_a_worker_without_notifications_is_shown_as_such(horsies: Run, database:
 def test_workers_that_do_not_answer_a_ping_are_shown_as_such(
     horsies: Run, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("horsies.cli.tasks_queues_workers.PING_TIMEOUT_SECONDS", 0.05)
+    monkeypatch.setattr("horsies.cli.queues_workers.PING_TIMEOUT_SECONDS", 0.05)
     add_worker(database)
     assert horsies("workers", "--ping").out.splitlines()[1].split()[-1] == "none"
     assert read(horsies("workers", "--ping", "--json"))["workers"][0]["ping_ms"] is None

@@ -177,7 +177,7 @@ def test_a_snapshot_has_every_column_in_python_types(app: Horsies, connection: D
         "SELECT column_name FROM information_schema.columns "
         "WHERE table_name = 'horsies_worker_states'"
     ).fetchall()
-    assert {str(name) for (name,) in columns} == set(state.__slots__)
+    assert {str(name) for (name,) in columns} == set(state._fields)
     assert state.queues == ["mail", "reports"]
     assert state.queue_priorities == {"mail": 1}
     assert state.queue_max_concurrency == {"mail": None}

@@ -9,16 +9,19 @@ from typing import Any
 import pytest
 
 from horsies import Horsies, TaskStatus
+from horsies.db import paging
+from horsies.db.paging import Page
 from horsies.db.statements.monitor import (
     InFlightCount,
     QueueState,
     RecentAttempts,
+    TaskSummary,
     WaitingCount,
-    WorkerRow,
+    WorkerSummary,
 )
 from horsies.ids import first_id_at, new_id
 from horsies.monitor import overview
-from horsies.monitor.overview import Overview, TaskFilters, TaskPage, WorkerStanding
+from horsies.monitor.overview import Overview, TaskFilters, WorkerHealth
 from tests.support.database import Database
 from tests.support.rows import add_attempt, add_run, add_snapshot, add_task, add_worker, ago
 
@@ -114,7 +117,7 @@ def test_merging_puts_every_answer_at_its_queue() -> None:
     assert merged == overview.QueueOverview("mail", moment, 1, 2, 4, 5, 3.0, 12.0, 14.0, 16.0)
 
 
-WORKER = WorkerRow(
+WORKER = WorkerSummary(
     worker_id="w",
     hostname="h",
     pid=1,
@@ -136,24 +139,24 @@ WORKER = WorkerRow(
 
 
 @pytest.mark.parametrize(
-    ("changes", "standing"),
+    ("changes", "health"),
     [
-        ({}, WorkerStanding.ALIVE),
-        ({"holds_lock": False}, WorkerStanding.ALIVE),
-        ({"seen_seconds_ago": 60.0}, WorkerStanding.ALIVE),
-        ({"seen_seconds_ago": 60.0, "tasks_claimed": 1}, WorkerStanding.SILENT),
-        ({"seen_seconds_ago": 600.0}, WorkerStanding.SILENT),
-        ({"seen_seconds_ago": 60.0, "holds_lock": False}, WorkerStanding.LOST),
-        ({"stopped_at": datetime.now(UTC)}, WorkerStanding.STOPPED),
-        ({"stopped_at": datetime.now(UTC), "was_lost": True}, WorkerStanding.LOST),
+        ({}, WorkerHealth.ALIVE),
+        ({"holds_lock": False}, WorkerHealth.ALIVE),
+        ({"seen_seconds_ago": 60.0}, WorkerHealth.ALIVE),
+        ({"seen_seconds_ago": 60.0, "tasks_claimed": 1}, WorkerHealth.SILENT),
+        ({"seen_seconds_ago": 600.0}, WorkerHealth.SILENT),
+        ({"seen_seconds_ago": 60.0, "holds_lock": False}, WorkerHealth.LOST),
+        ({"stopped_at": datetime.now(UTC)}, WorkerHealth.STOPPED),
+        ({"stopped_at": datetime.now(UTC), "was_lost": True}, WorkerHealth.LOST),
     ],
 )
-def test_how_a_worker_stands(changes: dict[str, Any], standing: WorkerStanding) -> None:
-    assert overview.standing_of(WORKER._replace(**changes)) is standing
+def test_the_health_of_a_worker(changes: dict[str, Any], health: WorkerHealth) -> None:
+    assert overview.health_of(WORKER._replace(**changes)) is health
 
 
 @pytest.mark.parametrize(
-    ("changes", "is_deaf"),
+    ("changes", "misses_notifications"),
     [
         ({}, False),
         ({"hears": False}, True),
@@ -161,9 +164,11 @@ def test_how_a_worker_stands(changes: dict[str, Any], standing: WorkerStanding) 
         ({"hears": False, "stopped_at": datetime.now(UTC)}, False),
     ],
 )
-def test_only_a_living_worker_is_called_deaf(changes: dict[str, Any], is_deaf: bool) -> None:
-    row = WORKER._replace(**changes)
-    assert overview.WorkerOverview(overview.standing_of(row), row).is_deaf is is_deaf
+def test_only_a_live_worker_can_miss_notifications(
+    changes: dict[str, Any], misses_notifications: bool
+) -> None:
+    worker = WORKER._replace(**changes)
+    assert overview.misses_notifications(worker) is misses_notifications
 
 
 def test_a_worker_is_shown_with_its_work_its_lock_and_its_newest_snapshot(
@@ -178,14 +183,14 @@ def test_a_worker_is_shown_with_its_work_its_lock_and_its_newest_snapshot(
     for status in ("RUNNING", "RUNNING", "CLAIMED", "COMPLETED"):
         add_task(connection, status=status, claimed_by_worker_id=worker_id)
     (before,) = overview.read_workers(app.get_broker()).unwrap()
-    assert before.standing is WorkerStanding.LOST
+    assert overview.health_of(before) is WorkerHealth.LOST
     connection.execute("SELECT pg_advisory_lock(%s)", (key,))
     (worker,) = overview.read_workers(app.get_broker()).unwrap()
     connection.execute("SELECT pg_advisory_unlock(%s)", (key,))
-    assert worker.standing is WorkerStanding.SILENT
+    assert overview.health_of(worker) is WorkerHealth.SILENT
     assert worker.memory_mb == 400.0
-    assert (worker.worker.tasks_running, worker.worker.tasks_claimed) == (2, 1)
-    assert worker.worker.queues == ["a", "b"]
+    assert (worker.tasks_running, worker.tasks_claimed) == (2, 1)
+    assert worker.queues == ["a", "b"]
 
 
 @pytest.mark.parametrize("key", [-1, -(2**63), 2**63 - 1, 0])
@@ -194,7 +199,7 @@ def test_any_lock_key_is_recognised(app: Horsies, connection: Database, key: int
     connection.execute("SELECT pg_advisory_lock(%s)", (key,))
     (worker,) = overview.read_workers(app.get_broker()).unwrap()
     connection.execute("SELECT pg_advisory_unlock(%s)", (key,))
-    assert worker.worker.holds_lock
+    assert worker.holds_lock
 
 
 def test_workers_that_stopped_are_listed_on_request_and_last(
@@ -203,17 +208,17 @@ def test_workers_that_stopped_are_listed_on_request_and_last(
     gone = add_worker(connection, stopped_at=ago(1))
     here = add_worker(connection, seen_at=ago(10))
     broker = app.get_broker()
-    assert [one.worker.worker_id for one in overview.read_workers(broker).unwrap()] == [here]
+    assert [one.worker_id for one in overview.read_workers(broker).unwrap()] == [here]
     everyone = overview.read_workers(broker, include_stopped=True).unwrap()
-    assert [one.worker.worker_id for one in everyone] == [here, gone]
+    assert [one.worker_id for one in everyone] == [here, gone]
 
 
-def page(app: Horsies, **filters: Any) -> TaskPage:
+def page(app: Horsies, **filters: Any) -> Page[TaskSummary]:
     return overview.list_tasks(app.get_broker(), TaskFilters(**filters)).unwrap()
 
 
-def ids(page: TaskPage) -> list[str]:
-    return [task.id for task in page.tasks]
+def ids(page: Page[TaskSummary]) -> list[str]:
+    return [task.id for task in page.rows]
 
 
 def test_tasks_are_listed_newest_first_and_page_by_page(app: Horsies, connection: Database) -> None:
@@ -284,7 +289,7 @@ def test_since_is_when_a_task_was_sent(app: Horsies, connection: Database) -> No
 def test_what_waits_or_runs_is_found_behind_any_amount_of_history(
     app: Horsies, connection: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(overview, "LIST_WINDOW", 3)
+    monkeypatch.setattr(paging, "LIST_WINDOW", 3)
     stuck = add_task(connection, id=numbered(0), status="RUNNING")
     for number in range(1, 8):
         add_task(connection, id=numbered(number), status="COMPLETED")
@@ -294,7 +299,7 @@ def test_what_waits_or_runs_is_found_behind_any_amount_of_history(
 def test_an_error_code_is_found_behind_any_amount_of_history(
     app: Horsies, connection: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(overview, "LIST_WINDOW", 3)
+    monkeypatch.setattr(paging, "LIST_WINDOW", 3)
     old = add_task(connection, id=numbered(0), status="FAILED", error_code="RARE")
     for number in range(1, 8):
         add_task(connection, id=numbered(number), status="COMPLETED")
@@ -307,14 +312,14 @@ def test_an_error_code_is_found_behind_any_amount_of_history(
 def test_another_filter_looks_at_the_newest_tasks_and_says_where_it_stopped(
     app: Horsies, connection: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(overview, "LIST_WINDOW", 3)
+    monkeypatch.setattr(paging, "LIST_WINDOW", 3)
     wanted = add_task(connection, id=numbered(0), task_name="rare", status="COMPLETED")
     for number in range(1, 8):
         add_task(connection, id=numbered(number), status="COMPLETED")
     found = page(app, names=["rare"])
     looks = 1
     while found.next_before is not None:
-        assert (found.tasks, found.looked_at_all) == ([], False)
+        assert (found.rows, found.looked_at_all) == ([], False)
         found = page(app, names=["rare"], before=found.next_before)
         looks += 1
     assert ids(found) == [wanted]
@@ -324,7 +329,7 @@ def test_another_filter_looks_at_the_newest_tasks_and_says_where_it_stopped(
 def test_pages_of_live_and_finished_tasks_together_skip_nothing(
     app: Horsies, connection: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(overview, "LIST_WINDOW", 3)
+    monkeypatch.setattr(paging, "LIST_WINDOW", 3)
     wanted = []
     for number in range(20):
         status = ("RUNNING", "COMPLETED", "FAILED")[number % 3]

@@ -17,8 +17,8 @@ from horsies.db.pipeline import Pipeline
 from horsies.db.statement import run_script
 from horsies.retry import RetryPolicy
 from horsies.scheduler import tick as tick_module
-from horsies.scheduler.registry import Book, enter_schedules
-from horsies.scheduler.tick import Ticked
+from horsies.scheduler.registry import Registry, store_configured
+from horsies.scheduler.tick import TickResult
 from horsies.task_result import TaskError, TaskResult
 from horsies.timetable.patterns import IntervalSchedule
 from horsies.workflow.definition import WorkflowDefinition
@@ -149,20 +149,20 @@ def define_workflows(app: Horsies) -> None:
             )
 
 
-def book_of(app: Horsies, owner: str = OWNER) -> Book:
-    return Book.of(app.config, app.definitions(), owner, app)
+def registry_of(app: Horsies, owner: str = OWNER) -> Registry:
+    return Registry.of(app.config, app.definitions(), owner, app)
 
 
-def enter(connection: Database, app: Horsies, *, at_start: bool = True) -> Book:
+def enter(connection: Database, app: Horsies, *, at_start: bool = True) -> Registry:
     """Bring the schedules of an application on record, as its scheduler does when it starts."""
-    book = book_of(app)
-    run_script(connection, enter_schedules(book, at_start=at_start))
-    return book
+    registry = registry_of(app)
+    run_script(connection, store_configured(registry, at_start=at_start))
+    return registry
 
 
-def tick(connection: Database, book: Book) -> Ticked:
+def tick(connection: Database, registry: Registry) -> TickResult:
     """Do what a scheduler does when it looks at the clock, on a connection of the test."""
-    return tick_module.tick(Pipeline(connection, prepared=False), book)
+    return tick_module.tick(Pipeline(connection, prepared=False), registry)
 
 
 def state(connection: Database, name: str = "report") -> dict[str, Any]:

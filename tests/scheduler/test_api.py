@@ -20,10 +20,10 @@ from tests.scheduler.conftest import (
     LONG_AGO,
     MakeApp,
     ago,
-    book_of,
     database_now,
     enter,
     make_due,
+    registry_of,
     schedule,
     slots,
     state,
@@ -50,10 +50,10 @@ def test_an_added_schedule_is_served_by_every_scheduler_that_knows_its_task(
     assert (known.name, known.task_name, known.is_dynamic) == ("digest", "dated", True)
     assert known.next_run_at.astimezone(UTC) >= before + timedelta(hours=1)
     # A scheduler that was running all the time, with no such schedule in its configuration.
-    book = book_of(make_app(schedule("other")))
+    registry = registry_of(make_app(schedule("other")))
     due_at = ago(connection, 1)
     make_due(connection, due_at)
-    tick(connection, book)
+    tick(connection, registry)
     (task,) = tasks(connection, "digest")
     assert (task["queue_name"], task["priority"]) == ("fast", 9)
     passed = json.loads(task["kwargs"])
@@ -69,7 +69,7 @@ def test_a_scheduler_that_does_not_know_the_task_leaves_the_schedule_alone(
     stranger = Horsies(
         AppConfig(broker=PostgresConfig(database_url=process_url), schedule={"schedules": []})  # type: ignore[arg-type]
     )
-    ticked = tick(connection, book_of(stranger))
+    ticked = tick(connection, registry_of(stranger))
     assert (ticked.fired, ticked.seconds_until_next) == ([], None)
     assert state(connection, "digest")["next_run_at"] == LONG_AGO
 
@@ -97,9 +97,9 @@ def test_all_values_of_a_schedule_survive_the_database(
     )
     app.schedules.add(whole).unwrap()
     make_due(connection, LONG_AGO)
-    book = book_of(app)
-    (due,) = find_due_schedules.run(connection, book.find_due())
-    entry = book.entry_of(due)
+    registry = registry_of(app)
+    (due,) = find_due_schedules.run(connection, registry.find_due())
+    entry = registry.entry_of(due)
     assert entry is not None
     assert entry.schedule == whole
 
@@ -149,8 +149,8 @@ def test_a_configuration_takes_over_a_schedule_of_its_name(
 ) -> None:
     make_app().schedules.add(schedule(kwargs={"text": "stored"})).unwrap()
     make_due(connection, LONG_AGO)
-    book = enter(connection, make_app(schedule(kwargs={"text": "configured"})))
-    tick(connection, book)
+    registry = enter(connection, make_app(schedule(kwargs={"text": "configured"})))
+    tick(connection, registry)
     assert [task["kwargs"] for task in tasks(connection)] == ['{"text":"configured"}']
 
 
@@ -187,9 +187,9 @@ def test_a_schedule_whose_task_has_changed_stays_due_and_is_reported_once(
         (json.dumps(changed),),
     )
     make_due(connection, LONG_AGO)
-    book = book_of(app)
-    tick(connection, book)
-    tick(connection, book)
+    registry = registry_of(app)
+    tick(connection, registry)
+    tick(connection, registry)
     assert state(connection, "digest")["next_run_at"] == LONG_AGO
     assert len(tasks(connection, "fine")) == 1
     assert caplog.text.count("schedule 'digest' cannot be served") == 1
@@ -201,7 +201,7 @@ def test_removing_ends_a_schedule_and_keeps_its_tasks(
     app = make_app()
     app.schedules.add(schedule("digest")).unwrap()
     make_due(connection, LONG_AGO)
-    tick(connection, book_of(app))
+    tick(connection, registry_of(app))
     assert call(app, app.schedules, "remove", "digest").unwrap() is None
     assert app.schedules.list().unwrap() == []
     assert len(tasks(connection, "digest")) == 1
@@ -220,10 +220,10 @@ def test_a_list_tells_where_every_schedule_stands(
     connection: Database, make_app: MakeApp, call: Call
 ) -> None:
     app = make_app(schedule())
-    book = enter(connection, app)
+    registry = enter(connection, app)
     app.schedules.add(schedule("digest", pattern=DailySchedule(time=time(8)))).unwrap()
     make_due(connection, ago(connection, 1), "report")
-    tick(connection, book)
+    tick(connection, registry)
     connection.execute("UPDATE horsies_tasks SET status = 'RUNNING'")
     digest, report = call(app, app.schedules, "list").unwrap()
     assert (digest.name, digest.is_dynamic, digest.run_count) == ("digest", True, 0)
@@ -292,10 +292,10 @@ def test_an_ordered_run_counts_as_unfinished_for_the_next_slot(
     connection: Database, make_app: MakeApp
 ) -> None:
     app = make_app(schedule(overlap="skip"))
-    book = enter(connection, app)
+    registry = enter(connection, app)
     app.schedules.run("report").unwrap()
     make_due(connection, ago(connection, 1))
-    tick(connection, book)
+    tick(connection, registry)
     assert slots(connection) == [None]
     assert state(connection)["skip_reason"] == "OVERLAP"
 
@@ -320,9 +320,9 @@ def test_the_runs_of_a_schedule_are_its_tasks_newest_first(
     connection: Database, make_app: MakeApp, call: Call
 ) -> None:
     app = make_app(schedule(catch_up_missed=True))
-    book = enter(connection, app)
+    registry = enter(connection, app)
     make_due(connection, ago(connection, 2 * 3600 + 60))
-    tick(connection, book)
+    tick(connection, registry)
     app.schedules.run("report").unwrap()
     runs = call(app, app.schedules, "runs", "report").unwrap()
     assert [run.scheduled_for is None for run in runs] == [True, False, False, False]

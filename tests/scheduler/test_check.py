@@ -11,7 +11,7 @@ from horsies.config.app import AppConfig
 from horsies.config.postgres import PostgresConfig
 from horsies.config.schedules import ScheduleConfig, TaskSchedule
 from horsies.errors import ErrorCode, HorsiesError
-from horsies.scheduler.registry import Book
+from horsies.scheduler.registry import Registry
 from tests.scheduler.conftest import MakeApp, schedule
 
 INVALID = ErrorCode.CONFIG_INVALID_SCHEDULE
@@ -78,7 +78,7 @@ def test_the_first_thing_that_is_wrong_with_a_schedule_is_reported(
     (error,) = app.check()
     assert (error.code, error.message) == (code, message)
     with pytest.raises(HorsiesError) as raised:
-        Book.of(app.config, app.definitions(), "tests")
+        Registry.of(app.config, app.definitions(), "tests")
     assert raised.value.message == message
 
 
@@ -117,7 +117,7 @@ def test_without_schedules_there_is_no_scheduler(
     broker = PostgresConfig(database_url="postgresql://localhost/unused")
     app = Horsies(AppConfig(broker=broker, schedule=config))
     with pytest.raises(HorsiesError) as raised:
-        Book.of(app.config, {}, "tests")
+        Registry.of(app.config, {}, "tests")
     assert (raised.value.code, raised.value.message) == (INVALID, message)
 
 

@@ -108,7 +108,7 @@ def test_the_next_slots_are_printed(horsies: Run, connection: Database, make_app
     }
     connection.execute("UPDATE horsies_schedule_state SET next_run_at = NULL")
     ended = horsies("schedules", "next", "report")
-    assert ended.out == "Schedule report has ended: no slot will come.\n"
+    assert ended.out == "Schedule report has ended: there are no more slots.\n"
 
 
 def test_pausing_and_resuming_from_the_command_line(
@@ -148,7 +148,7 @@ def test_the_runs_of_a_schedule_are_printed(
     assert isinstance(handle, TaskHandle)
     lines = horsies("schedules", "runs", "report").out.splitlines()
     assert lines[0].split() == ["ID", "STATUS", "SLOT", "(UTC)", "ERROR"]
-    assert lines[1].split() == [handle.task_id, "PENDING", "by", "order"]
+    assert lines[1].split() == [handle.task_id, "PENDING", "by", "hand"]
     (run,) = read(horsies("schedules", "runs", "report", "--json"))["runs"]
     assert (run["task_id"], run["scheduled_for"]) == (handle.task_id, None)
 
@@ -156,9 +156,9 @@ def test_the_runs_of_a_schedule_are_printed(
 def test_a_task_says_which_schedule_and_slot_it_is_for(
     horsies: Run, connection: Database, make_app: MakeApp
 ) -> None:
-    book = enter(connection, make_app(schedule()))
+    registry = enter(connection, make_app(schedule()))
     make_due(connection, LONG_AGO)
-    tick(connection, book)
+    tick(connection, registry)
     (task,) = tasks(connection)
     lines = horsies("show", task["id"]).out.splitlines()
     assert ["schedule", "report"] in [line.split() for line in lines]
@@ -191,7 +191,7 @@ def test_an_action_needs_a_name(horsies: Run, action: str) -> None:
 def test_running_needs_the_application(horsies: Run) -> None:
     finished = horsies("schedules", "run", "report")
     assert finished.code == 1
-    assert "horsies schedules run needs to know the application." in finished.err
+    assert "horsies schedules run needs an application." in finished.err
 
 
 def test_a_database_without_tables_is_told_apart(horsies: Run, database_url: str) -> None:

@@ -32,8 +32,8 @@ def test_the_first_start_of_a_schedule_fires_nothing(
         schedule("often", pattern=IntervalSchedule(seconds=30)),
     )
     before = database_now(connection)
-    book = enter(connection, app)
-    tick(connection, book)
+    registry = enter(connection, app)
+    tick(connection, registry)
     assert tasks(connection, None) == []
     often, hourly = state(connection, "often"), state(connection, "hourly")
     assert often["next_run_at"] >= before + timedelta(seconds=30)
@@ -63,7 +63,7 @@ def test_a_changed_timing_begins_anew_and_keeps_the_counters(
     before = state(connection)
     with caplog.at_level(logging.WARNING, "horsies"):
         enter(connection, make_app(schedule(pattern=IntervalSchedule(hours=2))))
-    assert "schedule 'report' has another timing now" in caplog.text
+    assert "schedule 'report' has a new timing" in caplog.text
     after = state(connection)
     assert after["next_run_at"] > database_now(connection) + timedelta(hours=1, minutes=59)
     assert after["config_hash"] != before["config_hash"]
@@ -81,8 +81,8 @@ def test_a_schedule_that_was_disabled_keeps_its_record_and_does_not_fire(
 ) -> None:
     enter(connection, make_app(schedule()))
     make_due(connection, LONG_AGO)
-    book = enter(connection, make_app(schedule(enabled=False)))
-    tick(connection, book)
+    registry = enter(connection, make_app(schedule(enabled=False)))
+    tick(connection, registry)
     assert state(connection)["next_run_at"] == LONG_AGO
     assert tasks(connection) == []
 
@@ -93,9 +93,9 @@ def test_schedules_that_left_the_configuration_are_kept_and_reported(
     enter(connection, make_app(schedule("old"), schedule("older"), schedule()))
     make_due(connection, LONG_AGO)
     with caplog.at_level(logging.WARNING, "horsies"):
-        book = enter(connection, make_app(schedule()))
-    assert "not configured any more: old, older" in caplog.text
-    tick(connection, book)
+        registry = enter(connection, make_app(schedule()))
+    assert "no longer configured: old, older" in caplog.text
+    tick(connection, registry)
     assert state(connection, "old")["next_run_at"] == LONG_AGO
     assert tasks(connection, "old") == []
 
@@ -106,8 +106,8 @@ def test_a_record_that_somebody_deleted_comes_back_without_firing(
     app = make_app(schedule())
     enter(connection, app)
     connection.execute("DELETE FROM horsies_schedule_state")
-    book = enter(connection, app, at_start=False)
-    tick(connection, book)
+    registry = enter(connection, app, at_start=False)
+    tick(connection, registry)
     assert state(connection)["next_run_at"] > database_now(connection)
     assert tasks(connection) == []
 
@@ -139,14 +139,14 @@ def test_a_slot_that_cannot_be_told_does_not_stop_the_others(
         schedule("ended", end_at=datetime(2020, 1, 1, tzinfo=UTC)),
         schedule(),
     )
-    book = enter(connection, app)
+    registry = enter(connection, app)
     assert state(connection, "never")["next_run_at"] is None
     assert state(connection, "ended")["next_run_at"] is None
     assert state(connection)["next_run_at"] is not None
     # What has ended is neither due nor in the way, and is not written again and again.
     written = state(connection, "ended")["updated_at"]
     enter(connection, app, at_start=False)
-    assert tick(connection, book).fired == []
+    assert tick(connection, registry).fired == []
     assert state(connection, "ended")["updated_at"] == written
 
 

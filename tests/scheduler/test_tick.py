@@ -20,7 +20,7 @@ from horsies.db.statements.schedules import (
 from horsies.scheduler import tick as tick_module
 from horsies.scheduler.api import switch_script
 from horsies.scheduler.targets import jitter_share, run_id
-from horsies.scheduler.tick import columns, plan_all
+from horsies.scheduler.tick import columns, decide_all
 from horsies.timetable.patterns import DailySchedule, HourlySchedule, IntervalSchedule
 from tests.scheduler.conftest import (
     LONG_AGO,
@@ -44,11 +44,11 @@ SECOND, HOUR = timedelta(seconds=1), timedelta(hours=1)
 def test_a_due_slot_becomes_a_task_and_the_next_one_is_noted(
     connection: Database, make_app: MakeApp
 ) -> None:
-    book = enter(connection, make_app(schedule(kwargs={"text": "hello"})))
+    registry = enter(connection, make_app(schedule(kwargs={"text": "hello"})))
     due_at = ago(connection, 0)
     make_due(connection, due_at)
     before = database_now(connection)
-    ticked = tick(connection, book)
+    ticked = tick(connection, registry)
     after = database_now(connection)
     (task,) = tasks(connection)
     assert (task["scheduled_for"], task["sent_at"]) == (due_at, due_at)
@@ -66,15 +66,15 @@ def test_a_due_slot_becomes_a_task_and_the_next_one_is_noted(
 
 
 def test_nothing_fires_early_or_twice(connection: Database, make_app: MakeApp) -> None:
-    book = enter(connection, make_app(schedule()))
+    registry = enter(connection, make_app(schedule()))
     make_due(connection, database_now(connection) + timedelta(minutes=1))
-    ticked = tick(connection, book)
+    ticked = tick(connection, registry)
     assert tasks(connection) == []
     assert ticked.seconds_until_next is not None
     assert 50 < ticked.seconds_until_next <= 60
     make_due(connection, ago(connection, 1))
-    tick(connection, book)
-    tick(connection, book)
+    tick(connection, registry)
+    tick(connection, registry)
     assert len(tasks(connection)) == 1
 
 
@@ -82,10 +82,10 @@ def test_catch_up_sends_all_missed_slots_in_order_and_counts_each(
     connection: Database, make_app: MakeApp
 ) -> None:
     pattern = IntervalSchedule(minutes=5)
-    book = enter(connection, make_app(schedule(pattern=pattern, catch_up_missed=True)))
+    registry = enter(connection, make_app(schedule(pattern=pattern, catch_up_missed=True)))
     first = ago(connection, 17 * 60)
     make_due(connection, first)
-    tick(connection, book)
+    tick(connection, registry)
     expected = [first + number * timedelta(minutes=5) for number in range(4)]
     assert slots(connection) == expected
     ids = [task["id"] for task in tasks(connection)]
@@ -100,23 +100,23 @@ def test_what_exceeds_the_limit_follows_at_once_in_the_next_ticks(
     connection: Database, make_app: MakeApp
 ) -> None:
     one = schedule(catch_up_missed=True, max_catch_up_runs=3)
-    book = enter(connection, make_app(one))
+    registry = enter(connection, make_app(one))
     first = ago(connection, 4 * 3600 + 60)
     make_due(connection, first)
-    assert tick(connection, book).seconds_until_next == 0
+    assert tick(connection, registry).seconds_until_next == 0
     assert len(tasks(connection)) == 3
-    assert tick(connection, book).seconds_until_next != 0
+    assert tick(connection, registry).seconds_until_next != 0
     assert slots(connection) == [first + number * HOUR for number in range(5)]
 
 
 def test_without_catch_up_the_latest_missed_slot_is_sent_and_the_rest_is_noted(
     connection: Database, make_app: MakeApp, caplog: pytest.LogCaptureFixture
 ) -> None:
-    book = enter(connection, make_app(schedule()))
+    registry = enter(connection, make_app(schedule()))
     first = ago(connection, 4 * 3600 + 60)
     make_due(connection, first)
     with caplog.at_level(logging.WARNING, "horsies"):
-        tick(connection, book)
+        tick(connection, registry)
     assert slots(connection) == [first + 4 * HOUR]
     now = state(connection)
     assert now["next_run_at"] == first + 5 * HOUR
@@ -130,10 +130,10 @@ def test_slots_are_exact_whatever_the_time_zone_of_the_session(
     # In the zone of this session an hour was added or taken away between these slots.
     connection.execute("SET TIME ZONE 'Europe/Berlin'")
     one = schedule(pattern=IntervalSchedule(days=30), catch_up_missed=True)
-    book = enter(connection, make_app(one))
+    registry = enter(connection, make_app(one))
     first = datetime(2026, 3, 1, 12, tzinfo=UTC)
     make_due(connection, first)
-    tick(connection, book)
+    tick(connection, registry)
     found = slots(connection)
     assert len(found) > 5
     assert found == [first + number * timedelta(days=30) for number in range(len(found))]
@@ -145,9 +145,9 @@ def test_scheduled_tasks_keep_the_retry_policy_and_the_options_of_their_task(
     app = make_app(schedule(task_name="careful", args=(1,), kwargs={"b": 3}))
     sent = app.tasks()["careful"].send(1, b=3).unwrap()
     (by_hand,) = (row for row in tasks(connection, None) if row["id"] == sent.task_id)
-    book = enter(connection, app)
+    registry = enter(connection, app)
     make_due(connection, ago(connection, 1))
-    tick(connection, book)
+    tick(connection, registry)
     (task,) = tasks(connection)
     same = ("task_name", "queue_name", "priority", "max_retries", "task_options", "timeout_ms")
     assert {name: task[name] for name in same} == {name: by_hand[name] for name in same}
@@ -163,10 +163,10 @@ def test_a_schedule_may_choose_queue_priority_and_expiry(
         schedule("queued", queue_name="fast"),
         schedule("chosen", queue_name="fast", priority=7, good_for_seconds=90),
     )
-    book = enter(connection, app)
+    registry = enter(connection, app)
     due_at = ago(connection, 1)
     make_due(connection, due_at)
-    tick(connection, book)
+    tick(connection, registry)
     (queued,), (chosen,) = tasks(connection, "queued"), tasks(connection, "chosen")
     assert (queued["queue_name"], queued["priority"], queued["good_until"]) == ("fast", 3, None)
     assert (chosen["queue_name"], chosen["priority"]) == ("fast", 7)
@@ -176,10 +176,10 @@ def test_a_schedule_may_choose_queue_priority_and_expiry(
 
 def test_jitter_delays_each_slot_by_its_own_share(connection: Database, make_app: MakeApp) -> None:
     one = schedule(jitter_seconds=1_000, catch_up_missed=True)
-    book = enter(connection, make_app(one))
+    registry = enter(connection, make_app(one))
     first = ago(connection, 3_600.5)
     make_due(connection, first)
-    tick(connection, book)
+    tick(connection, registry)
     old, new = tasks(connection)
     share = jitter_share(new["id"])
     assert 0 < share < 1
@@ -195,10 +195,10 @@ def test_the_slot_is_passed_to_a_task_that_asks_for_it(
     connection: Database, make_app: MakeApp
 ) -> None:
     app = make_app(schedule(task_name="dated", args=("for",), catch_up_missed=True))
-    book = enter(connection, app)
+    registry = enter(connection, app)
     first = ago(connection, 3_601).replace(microsecond=0)
     make_due(connection, first)
-    tick(connection, book)
+    tick(connection, registry)
     passed = [json.loads(task["kwargs"]) for task in tasks(connection)]
     assert [one["text"] for one in passed] == ["for", "for"]
     moments = [datetime.fromisoformat(one["scheduled_for"]) for one in passed]
@@ -214,21 +214,21 @@ def test_overlap_waits_for_or_gives_way_to_an_unfinished_task(
         schedule("skip", overlap="skip"),
         schedule("queue", overlap="queue"),
     )
-    book = enter(connection, app)
+    registry = enter(connection, app)
     first = ago(connection, 3_601)
     make_due(connection, first)
-    tick(connection, book)
+    tick(connection, registry)
     connection.execute("UPDATE horsies_tasks SET status = %s", (status,))
     second = ago(connection, 1)
     make_due(connection, second)
-    tick(connection, book)
+    tick(connection, registry)
     assert slots(connection, "allow") == [first + HOUR, second]
     assert slots(connection, "skip") == slots(connection, "queue") == [first + HOUR]
     skipped, queued = state(connection, "skip"), state(connection, "queue")
     assert (skipped["skip_reason"], skipped["next_run_at"]) == ("OVERLAP", second + HOUR)
     assert (queued["next_run_at"], queued["run_count"]) == (second, 1)
     connection.execute("UPDATE horsies_tasks SET status = 'COMPLETED'")
-    tick(connection, book)
+    tick(connection, registry)
     assert slots(connection, "queue") == [first + HOUR, second]
     assert slots(connection, "skip") == [first + HOUR]
 
@@ -236,11 +236,11 @@ def test_overlap_waits_for_or_gives_way_to_an_unfinished_task(
 def test_a_waiting_schedule_does_not_keep_the_scheduler_busy(
     connection: Database, make_app: MakeApp
 ) -> None:
-    book = enter(connection, make_app(schedule(overlap="queue"), schedule("other")))
+    registry = enter(connection, make_app(schedule(overlap="queue"), schedule("other")))
     make_due(connection, ago(connection, 3_601), "report")
-    tick(connection, book)
+    tick(connection, registry)
     make_due(connection, ago(connection, 1), "report")
-    ticked = tick(connection, book)
+    ticked = tick(connection, registry)
     assert ticked.fired == []
     assert ticked.seconds_until_next is not None
     assert ticked.seconds_until_next > 3_000
@@ -249,12 +249,12 @@ def test_a_waiting_schedule_does_not_keep_the_scheduler_busy(
 def test_a_queueing_schedule_catches_up_one_task_at_a_time(
     connection: Database, make_app: MakeApp
 ) -> None:
-    book = enter(connection, make_app(schedule(overlap="queue", catch_up_missed=True)))
+    registry = enter(connection, make_app(schedule(overlap="queue", catch_up_missed=True)))
     first = ago(connection, 2 * 3600 + 60)
     make_due(connection, first)
     for count in (1, 2, 3, 3):
-        tick(connection, book)
-        tick(connection, book)
+        tick(connection, registry)
+        tick(connection, registry)
         assert slots(connection) == [first + number * HOUR for number in range(count)]
         connection.execute("UPDATE horsies_tasks SET status = 'FAILED'")
 
@@ -263,16 +263,16 @@ def test_a_paused_schedule_does_not_fire_and_goes_on_after_the_pause(
     connection: Database, make_app: MakeApp
 ) -> None:
     app = make_app(schedule(), schedule("thorough", catch_up_missed=True))
-    book = enter(connection, app)
+    registry = enter(connection, app)
     for name in ("report", "thorough"):
         run_script(connection, switch_script(name, pause_schedule))
     first = ago(connection, 2 * 3600 + 60)
     make_due(connection, first)
-    assert tick(connection, book).seconds_until_next is None
+    assert tick(connection, registry).seconds_until_next is None
     assert tasks(connection, None) == []
     for name in ("report", "thorough"):
         run_script(connection, switch_script(name, resume_schedule))
-    tick(connection, book)
+    tick(connection, registry)
     assert slots(connection) == []
     assert state(connection)["next_run_at"] == first + 3 * HOUR
     assert state(connection)["skip_reason"] == "PAUSED"
@@ -290,11 +290,11 @@ def test_a_thousand_due_schedules_are_sent_by_at_most_three_statements(
             for number, name in enumerate(names)
         )
     )
-    book = enter(connection, app)
+    registry = enter(connection, app)
     make_due(connection, ago(connection, 1))
-    assert count_statements(connection, lambda: tick(connection, book)) == 3
+    assert count_statements(connection, lambda: tick(connection, registry)) == 3
     # Reading, sending, looking ahead: without anything due the second is left out.
-    assert count_statements(connection, lambda: tick(connection, book)) == 2
+    assert count_statements(connection, lambda: tick(connection, registry)) == 2
     assert {task["schedule_name"] for task in tasks(connection, None)} == set(names)
     assert len(tasks(connection, None)) == 1_000
     due = connection.execute(
@@ -312,11 +312,11 @@ def test_one_tick_sends_a_bounded_number_of_tasks(
         schedule("b", catch_up_missed=True),
         schedule("c", catch_up_missed=True),
     )
-    book = enter(connection, app)
+    registry = enter(connection, app)
     make_due(connection, ago(connection, 2 * 3600 + 60))
     counts = []
     for _ in range(2):
-        tick(connection, book)
+        tick(connection, registry)
         counts.append(len(tasks(connection, None)))
     assert counts == [5, 9]
 
@@ -324,11 +324,11 @@ def test_one_tick_sends_a_bounded_number_of_tasks(
 def test_a_schedule_another_scheduler_has_taken_is_left_alone(
     connection: Database, make_app: MakeApp
 ) -> None:
-    book = enter(connection, make_app(schedule()))
+    registry = enter(connection, make_app(schedule()))
     make_due(connection, ago(connection, 1))
     # Both have read the same; the second to write finds that it is too late.
-    due = find_due_schedules.run(connection, book.find_due())
-    batch = columns(plan_all(book, due))
+    due = find_due_schedules.run(connection, registry.find_due())
+    batch = columns(decide_all(registry, due))
     assert [one.name for one in fire_slots.run(connection, batch)] == ["report"]
     before = state(connection)
     assert fire_slots.run(connection, batch) == []
@@ -339,27 +339,27 @@ def test_a_schedule_another_scheduler_has_taken_is_left_alone(
 def test_a_schedule_that_is_locked_is_skipped_and_not_waited_for(
     connection: Database, make_app: MakeApp, process_url: str
 ) -> None:
-    book = enter(connection, make_app(schedule(), schedule("other")))
+    registry = enter(connection, make_app(schedule(), schedule("other")))
     make_due(connection, ago(connection, 1))
     with psycopg.connect(process_url) as holder:
         holder.execute(
             "SELECT FROM horsies_schedule_state WHERE schedule_name = 'report' FOR UPDATE"
         )
         connection.execute("SET lock_timeout = '2s'")
-        tick(connection, book)
+        tick(connection, registry)
         assert (len(tasks(connection)), len(tasks(connection, "other"))) == (0, 1)
-    tick(connection, book)
+    tick(connection, registry)
     assert len(tasks(connection)) == 1
 
 
 def test_a_pause_between_reading_and_writing_counts(
     connection: Database, make_app: MakeApp
 ) -> None:
-    book = enter(connection, make_app(schedule()))
+    registry = enter(connection, make_app(schedule()))
     make_due(connection, LONG_AGO)
-    due = find_due_schedules.run(connection, book.find_due())
+    due = find_due_schedules.run(connection, registry.find_due())
     run_script(connection, switch_script("report", pause_schedule))
-    assert fire_slots.run(connection, columns(plan_all(book, due))) == []
+    assert fire_slots.run(connection, columns(decide_all(registry, due))) == []
     assert tasks(connection) == []
 
 
@@ -368,7 +368,7 @@ def test_schedulers_that_tick_together_send_every_slot_once(
 ) -> None:
     names = [f"schedule {number}" for number in range(20)]
     app = make_app(*(schedule(name, catch_up_missed=True) for name in names))
-    book = enter(connection, app)
+    registry = enter(connection, app)
     first = ago(connection, 5 * 3600 + 60)
     make_due(connection, first)
     gate = threading.Barrier(4)
@@ -379,7 +379,7 @@ def test_schedulers_that_tick_together_send_every_slot_once(
             with psycopg.connect(process_url, autocommit=True) as own:
                 gate.wait(10)
                 for _ in range(5):
-                    tick(own, book)
+                    tick(own, registry)
         except BaseException as error:
             failures.append(error)
 
@@ -398,13 +398,13 @@ def test_a_task_that_is_there_already_is_not_sent_again(
     connection: Database, make_app: MakeApp
 ) -> None:
     """As after a crash between a task and the note of it, were they not one statement."""
-    book = enter(connection, make_app(schedule()))
+    registry = enter(connection, make_app(schedule()))
     due_at = ago(connection, 1)
     make_due(connection, due_at)
-    tick(connection, book)
+    tick(connection, registry)
     before = tasks(connection)
     make_due(connection, due_at)
-    tick(connection, book)
+    tick(connection, registry)
     assert tasks(connection) == before
     assert state(connection)["next_run_at"] == due_at + HOUR
 
@@ -412,14 +412,14 @@ def test_a_task_that_is_there_already_is_not_sent_again(
 def test_a_schedule_the_database_refuses_does_not_keep_the_others_back(
     connection: Database, make_app: MakeApp, caplog: pytest.LogCaptureFixture
 ) -> None:
-    book = enter(connection, make_app(schedule("bad"), schedule()))
+    registry = enter(connection, make_app(schedule("bad"), schedule()))
     due_at = ago(connection, 1)
     make_due(connection, due_at)
     connection.execute(
         "ALTER TABLE horsies_tasks ADD CONSTRAINT refusal CHECK (schedule_name <> 'bad') NOT VALID"
     )
     try:
-        tick(connection, book)
+        tick(connection, registry)
     finally:
         connection.execute("ALTER TABLE horsies_tasks DROP CONSTRAINT refusal")
     assert slots(connection) == [due_at]
@@ -432,13 +432,13 @@ def test_a_schedule_the_database_refuses_does_not_keep_the_others_back(
 def test_a_failure_that_may_pass_leaves_the_slot_due(
     connection: Database, make_app: MakeApp, process_url: str
 ) -> None:
-    book = enter(connection, make_app(schedule()))
+    registry = enter(connection, make_app(schedule()))
     make_due(connection, LONG_AGO)
     with psycopg.connect(process_url) as holder:
         holder.execute("LOCK TABLE horsies_tasks IN ACCESS EXCLUSIVE MODE")
         connection.execute("SET lock_timeout = '50ms'")
         with pytest.raises(psycopg.errors.LockNotAvailable):
-            tick(connection, book)
+            tick(connection, registry)
     assert state(connection)["next_run_at"] == LONG_AGO
-    tick(connection, book)
+    tick(connection, registry)
     assert len(tasks(connection)) == 1

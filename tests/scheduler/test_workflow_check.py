@@ -8,7 +8,7 @@ import pytest
 
 from horsies.config.schedules import ScheduleConfig, WorkflowSchedule
 from horsies.errors import ErrorCode, HorsiesError
-from horsies.scheduler.registry import Book
+from horsies.scheduler.registry import Registry
 from horsies.workflow.definition import WorkflowDefinition
 from tests.scheduler.conftest import MakeApp, schedule, workflow_schedule
 
@@ -122,11 +122,11 @@ def test_check_collects_the_errors_of_all_schedules(make_app: MakeApp) -> None:
 def test_a_scheduler_does_not_start_with_a_schedule_it_cannot_serve(make_app: MakeApp) -> None:
     app = make_app(workflow_schedule(definition=Abstract))
     with pytest.raises(HorsiesError) as raised:
-        Book.of(app.config, app.definitions(), "tests", app)
+        Registry.of(app.config, app.definitions(), "tests", app)
     assert raised.value.code is ErrorCode.WORKFLOW_NO_DEFINITION_KEY
     app = make_app(workflow_schedule())
     with pytest.raises(HorsiesError) as raised:
-        Book.of(app.config, app.definitions(), "tests")
+        Registry.of(app.config, app.definitions(), "tests")
     assert raised.value.code is ErrorCode.WORKFLOW_SUBWORKFLOW_APP_MISSING
 
 
@@ -134,7 +134,8 @@ def test_a_workflow_that_fails_to_be_built_today_does_not_keep_a_scheduler_from_
     make_app: MakeApp,
 ) -> None:
     app = make_app(dated(kwargs=FITTING | {"label": "broken"}))
-    assert Book.of(app.config, app.definitions(), "tests", app).names == ["books"]
+    registry = Registry.of(app.config, app.definitions(), "tests", app)
+    assert list(registry.entries) == ["books"]
 
 
 def test_checking_builds_with_sends_suppressed(make_app: MakeApp) -> None:

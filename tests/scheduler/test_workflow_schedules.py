@@ -11,7 +11,7 @@ import pytest
 
 from horsies.db.statements.schedules import find_due_schedules
 from horsies.errors import ErrorCode, HorsiesError
-from horsies.scheduler.registry import Book
+from horsies.scheduler.registry import Registry
 from horsies.tasks.broker import BrokerErrorCode
 from horsies.workflow.definition import definition_by_key
 from horsies.workflow.run.handle import WorkflowHandle
@@ -20,9 +20,9 @@ from tests.scheduler.conftest import (
     LONG_AGO,
     MakeApp,
     ago,
-    book_of,
     enter,
     make_due,
+    registry_of,
     run_slots,
     runs,
     schedule,
@@ -47,10 +47,10 @@ def test_an_added_schedule_is_stored_with_the_key_of_its_workflow_and_served(
     assert (known.definition_key, known.task_name) == ("scheduled.dated", None)
     assert known.is_dynamic
     # A scheduler that was running all the time, with no such schedule in its configuration.
-    book = book_of(make_app(schedule("other")))
+    registry = registry_of(make_app(schedule("other")))
     due_at = ago(connection, 1)
     make_due(connection, due_at, "digest")
-    tick(connection, book)
+    tick(connection, registry)
     (run,) = runs(connection, "digest")
     assert (run["scheduled_for"], run["definition_key"]) == (due_at, "scheduled.dated")
     (text,) = connection.execute("SELECT kwargs FROM horsies_tasks").fetchall()[0]
@@ -77,9 +77,9 @@ def test_all_values_of_a_schedule_survive_the_database(
     )
     app.schedules.add(whole).unwrap()
     make_due(connection, LONG_AGO)
-    book = book_of(app)
-    (due,) = find_due_schedules.run(connection, book.find_due())
-    entry = book.entry_of(due)
+    registry = registry_of(app)
+    (due,) = find_due_schedules.run(connection, registry.find_due())
+    entry = registry.entry_of(due)
     assert entry is not None
     assert entry.schedule == whole
 
@@ -90,7 +90,7 @@ def test_a_scheduler_that_builds_no_workflows_leaves_the_schedule_alone(
     app = make_app()
     app.schedules.add(workflow_schedule("digest")).unwrap()
     make_due(connection, LONG_AGO)
-    ticked = tick(connection, Book.of(app.config, app.definitions(), "tests"))
+    ticked = tick(connection, Registry.of(app.config, app.definitions(), "tests"))
     assert (ticked.fired, ticked.seconds_until_next) == ([], None)
     assert state(connection, "digest")["next_run_at"] == LONG_AGO
 
@@ -108,7 +108,7 @@ def test_a_stored_schedule_whose_workflow_is_broken_today_loses_the_slot_and_goe
         (stored.replace(r"\"a\"", r"\"broken\""),),
     )
     make_due(connection, LONG_AGO)
-    tick(connection, book_of(app))
+    tick(connection, registry_of(app))
     now = state(connection, "digest")
     assert "broken" in now["definition"]
     assert (now["skip_reason"], now["run_count"]) == ("REFUSED", 0)
@@ -121,12 +121,12 @@ def test_a_task_gives_way_to_a_workflow_under_the_same_name(
     app = make_app()
     app.schedules.add(schedule("digest")).unwrap()
     make_due(connection, ago(connection, 5_400))
-    tick(connection, book_of(app))
+    tick(connection, registry_of(app))
     assert app.schedules.add(workflow_schedule("digest"), replace=True).is_ok()
     now = state(connection, "digest")
     assert (now["task_name"], now["definition_key"]) == (None, "scheduled.books")
     make_due(connection, ago(connection, 1))
-    tick(connection, book_of(app))
+    tick(connection, registry_of(app))
     kinds = [run.is_workflow for run in app.schedules.runs("digest").unwrap()]
     assert kinds == [True, False]
 
@@ -190,9 +190,9 @@ def test_failed_runs_are_listed_with_their_errors_newest_first(
     connection: Database, make_app: MakeApp
 ) -> None:
     app = make_app(workflow_schedule(catch_up_missed=True))
-    book = enter(connection, app)
+    registry = enter(connection, app)
     make_due(connection, ago(connection, 3_601))
-    tick(connection, book)
+    tick(connection, registry)
     old, new = runs(connection)
     connection.execute(
         "UPDATE horsies_tasks SET status = 'FAILED', error_code = 'BAD', "
@@ -211,9 +211,9 @@ def test_failed_runs_are_listed_with_their_errors_newest_first(
 def test_operators_see_the_workflow_of_a_schedule_and_the_schedule_of_a_run(
     horsies: Run, connection: Database, make_app: MakeApp
 ) -> None:
-    book = enter(connection, make_app(workflow_schedule()))
+    registry = enter(connection, make_app(workflow_schedule()))
     make_due(connection, LONG_AGO)
-    tick(connection, book)
+    tick(connection, registry)
     (run,) = runs(connection)
     assert "scheduled.books" in horsies("schedules").out
     (line,) = horsies("schedules", "runs", "books").out.splitlines()[1:]

@@ -13,7 +13,7 @@ import pytest
 from horsies.db.statements.schedules import find_due_schedules, fire_slots
 from horsies.scheduler import tick as tick_module
 from horsies.scheduler.targets import jitter_share, run_id
-from horsies.scheduler.tick import columns, plan_all
+from horsies.scheduler.tick import columns, decide_all
 from horsies.timetable.patterns import IntervalSchedule
 from tests.scheduler.conftest import (
     LONG_AGO,
@@ -50,13 +50,13 @@ def test_a_due_slot_becomes_a_run_and_the_next_one_is_noted(
     connection: Database, make_app: MakeApp
 ) -> None:
     app = make_app(workflow_schedule())
-    book = enter(connection, app)
+    registry = enter(connection, app)
     assert state(connection, "books")["definition_key"] == "scheduled.books"
     assert state(connection, "books")["task_name"] is None
     due_at = ago(connection, 0)
     make_due(connection, due_at)
     before = database_now(connection)
-    tick(connection, book)
+    tick(connection, registry)
     (run,) = runs(connection)
     assert run["id"] == run_id("books", due_at)
     assert (run["scheduled_for"], run["sent_at"], run["status"]) == (due_at, due_at, "RUNNING")
@@ -77,12 +77,12 @@ def test_a_due_slot_becomes_a_run_and_the_next_one_is_noted(
 
 
 def test_nothing_starts_early_or_twice(connection: Database, make_app: MakeApp) -> None:
-    book = enter(connection, make_app(workflow_schedule()))
-    tick(connection, book)
+    registry = enter(connection, make_app(workflow_schedule()))
+    tick(connection, registry)
     assert runs(connection) == []
     make_due(connection, ago(connection, 1))
-    tick(connection, book)
-    tick(connection, book)
+    tick(connection, registry)
+    tick(connection, registry)
     assert len(runs(connection)) == 1
 
 
@@ -92,10 +92,10 @@ def test_catch_up_starts_a_run_for_every_missed_slot_and_tells_it_the_slot(
     one = workflow_schedule(
         definition="scheduled.dated", kwargs={"label": "of", "days": [7]}, catch_up_missed=True
     )
-    book = enter(connection, make_app(one))
+    registry = enter(connection, make_app(one))
     first = ago(connection, 2 * 3600 + 60)
     make_due(connection, first)
-    tick(connection, book)
+    tick(connection, registry)
     expected = [first + number * HOUR for number in range(3)]
     assert run_slots(connection) == expected
     ids = [run["id"] for run in runs(connection)]
@@ -111,10 +111,10 @@ def test_catch_up_starts_a_run_for_every_missed_slot_and_tells_it_the_slot(
 def test_without_catch_up_the_latest_missed_slot_is_started(
     connection: Database, make_app: MakeApp
 ) -> None:
-    book = enter(connection, make_app(workflow_schedule()))
+    registry = enter(connection, make_app(workflow_schedule()))
     first = ago(connection, 4 * 3600 + 60)
     make_due(connection, first)
-    tick(connection, book)
+    tick(connection, registry)
     assert run_slots(connection) == [first + 4 * HOUR]
     assert state(connection, "books")["skip_reason"] == "MISSED"
 
@@ -125,21 +125,21 @@ def test_overlap_waits_for_or_gives_way_to_an_unfinished_run(
 ) -> None:
     names = ("allow", "skip", "queue")
     app = make_app(*(workflow_schedule(name, overlap=name) for name in names))
-    book = enter(connection, app)
+    registry = enter(connection, app)
     first = ago(connection, 3_601)
     make_due(connection, first)
-    tick(connection, book)
+    tick(connection, registry)
     connection.execute("UPDATE horsies_workflows SET status = %s", (status,))
     second = ago(connection, 1)
     make_due(connection, second)
-    tick(connection, book)
+    tick(connection, registry)
     assert run_slots(connection, "allow") == [first + HOUR, second]
     assert run_slots(connection, "skip") == run_slots(connection, "queue") == [first + HOUR]
     skipped, queued = state(connection, "skip"), state(connection, "queue")
     assert (skipped["skip_reason"], skipped["next_run_at"]) == ("OVERLAP", second + HOUR)
     assert (queued["next_run_at"], queued["run_count"]) == (second, 1)
     connection.execute("UPDATE horsies_workflows SET status = 'FAILED'")
-    tick(connection, book)
+    tick(connection, registry)
     assert run_slots(connection, "queue") == [first + HOUR, second]
     assert run_slots(connection, "skip") == [first + HOUR]
 
@@ -147,15 +147,15 @@ def test_overlap_waits_for_or_gives_way_to_an_unfinished_run(
 def test_a_run_between_two_of_its_nodes_is_unfinished(
     connection: Database, make_app: MakeApp
 ) -> None:
-    book = enter(connection, make_app(workflow_schedule(overlap="queue", catch_up_missed=True)))
+    registry = enter(connection, make_app(workflow_schedule(overlap="queue", catch_up_missed=True)))
     first = ago(connection, 2 * 3600 + 60)
     make_due(connection, first)
-    tick(connection, book)
+    tick(connection, registry)
     connection.execute("UPDATE horsies_tasks SET status = 'COMPLETED', result = '{\"ok\":\"\"}'")
-    tick(connection, book)
+    tick(connection, registry)
     assert run_slots(connection) == [first]
     end_runs(connection)
-    tick(connection, book)
+    tick(connection, registry)
     assert run_slots(connection) == [first, first + HOUR]
 
 
@@ -165,11 +165,11 @@ def test_a_workflow_that_cannot_be_built_loses_its_slot_and_keeps_nobody_back(
     broken = workflow_schedule(
         "broken", definition="scheduled.dated", kwargs={"label": "broken", "days": []}
     )
-    book = enter(connection, make_app(broken, workflow_schedule(), schedule()))
+    registry = enter(connection, make_app(broken, workflow_schedule(), schedule()))
     due_at = ago(connection, 1)
     make_due(connection, due_at)
     with caplog.at_level(logging.ERROR, "horsies"):
-        tick(connection, book)
+        tick(connection, registry)
     assert (run_slots(connection), slots(connection)) == ([due_at], [due_at])
     assert runs(connection, "broken") == []
     bad = state(connection, "broken")
@@ -187,9 +187,9 @@ def test_runs_add_no_statement_to_those_of_a_thousand_due_tasks(
         *(schedule(f"task {number}") for number in range(950)),
         *(workflow_schedule(f"run {number}") for number in range(50)),
     )
-    book = enter(connection, app)
+    registry = enter(connection, app)
     make_due(connection, ago(connection, 1))
-    assert count_statements(connection, lambda: tick(connection, book)) == 3
+    assert count_statements(connection, lambda: tick(connection, registry)) == 3
     assert len(runs(connection, None)) == 50
     sent = connection.execute(
         "SELECT count(*) FILTER (WHERE schedule_name IS NOT NULL), count(*) FROM horsies_tasks"
@@ -201,11 +201,11 @@ def test_one_tick_starts_a_bounded_number_of_nodes(
     connection: Database, make_app: MakeApp, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tick_module, "RUNS_MAX", 3)
-    book = enter(connection, make_app(*(workflow_schedule(name) for name in "abcde")))
+    registry = enter(connection, make_app(*(workflow_schedule(name) for name in "abcde")))
     make_due(connection, ago(connection, 1))
     counts = []
     for _ in range(3):
-        tick(connection, book)
+        tick(connection, registry)
         counts.append(len(runs(connection, None)))
     # Two nodes each, and whoever comes when there is still room is let in.
     assert counts == [2, 4, 5]
@@ -214,9 +214,9 @@ def test_one_tick_starts_a_bounded_number_of_nodes(
 def test_a_schedule_another_scheduler_has_taken_is_left_alone(
     connection: Database, make_app: MakeApp
 ) -> None:
-    book = enter(connection, make_app(workflow_schedule()))
+    registry = enter(connection, make_app(workflow_schedule()))
     make_due(connection, ago(connection, 1))
-    batch = columns(plan_all(book, find_due_schedules.run(connection, book.find_due())))
+    batch = columns(decide_all(registry, find_due_schedules.run(connection, registry.find_due())))
     assert [one.name for one in fire_slots.run(connection, batch)] == ["books"]
     before = state(connection, "books")
     assert fire_slots.run(connection, batch) == []
@@ -228,14 +228,14 @@ def test_a_run_that_is_there_already_is_not_started_again(
     connection: Database, make_app: MakeApp
 ) -> None:
     """As after a crash between a run and the note of it, were they not one statement."""
-    book = enter(connection, make_app(workflow_schedule()))
+    registry = enter(connection, make_app(workflow_schedule()))
     due_at = ago(connection, 1)
     make_due(connection, due_at)
-    tick(connection, book)
+    tick(connection, registry)
     end_runs(connection)
     before = runs(connection)
     make_due(connection, due_at)
-    tick(connection, book)
+    tick(connection, registry)
     assert runs(connection) == before
     assert state(connection, "books")["next_run_at"] == due_at + HOUR
 
@@ -243,16 +243,16 @@ def test_a_run_that_is_there_already_is_not_started_again(
 def test_a_crash_before_the_commit_leaves_nothing_behind(
     connection: Database, make_app: MakeApp, process_url: str
 ) -> None:
-    book = enter(connection, make_app(workflow_schedule(), schedule()))
+    registry = enter(connection, make_app(workflow_schedule(), schedule()))
     make_due(connection, LONG_AGO)
     before = state(connection, "books")
     with psycopg.connect(process_url) as dying:
-        due = find_due_schedules.run(dying, book.find_due())
-        assert len(fire_slots.run(dying, columns(plan_all(book, due)))) == 2
+        due = find_due_schedules.run(dying, registry.find_due())
+        assert len(fire_slots.run(dying, columns(decide_all(registry, due)))) == 2
         dying.rollback()
     assert state(connection, "books") == before
     assert (runs(connection, None), slots(connection, None)) == ([], [])
-    tick(connection, book)
+    tick(connection, registry)
     assert (len(runs(connection)), len(slots(connection))) == (1, 1)
 
 
@@ -261,7 +261,7 @@ def test_schedulers_that_tick_together_start_every_slot_once(
 ) -> None:
     names = [f"schedule {number}" for number in range(10)]
     app = make_app(*(workflow_schedule(name, catch_up_missed=True) for name in names))
-    book = enter(connection, app)
+    registry = enter(connection, app)
     first = ago(connection, 3 * 3600 + 60)
     make_due(connection, first)
     gate = threading.Barrier(2)
@@ -272,7 +272,7 @@ def test_schedulers_that_tick_together_start_every_slot_once(
             with psycopg.connect(process_url, autocommit=True) as own:
                 gate.wait(10)
                 for _ in range(4):
-                    tick(own, book)
+                    tick(own, registry)
         except BaseException as error:
             failures.append(error)
 
@@ -291,14 +291,14 @@ def test_a_run_the_database_refuses_does_not_keep_the_others_back(
     connection: Database, make_app: MakeApp, caplog: pytest.LogCaptureFixture
 ) -> None:
     bad = workflow_schedule("bad", definition="scheduled.dated", kwargs={"label": "a", "days": []})
-    book = enter(connection, make_app(bad, workflow_schedule(), schedule()))
+    registry = enter(connection, make_app(bad, workflow_schedule(), schedule()))
     due_at = ago(connection, 1)
     make_due(connection, due_at)
     connection.execute(
         "ALTER TABLE horsies_workflows ADD CONSTRAINT refusal CHECK (name <> 'dated') NOT VALID"
     )
     try:
-        tick(connection, book)
+        tick(connection, registry)
     finally:
         connection.execute("ALTER TABLE horsies_workflows DROP CONSTRAINT refusal")
     assert (run_slots(connection), slots(connection)) == ([due_at], [due_at])
@@ -310,16 +310,16 @@ def test_a_run_the_database_refuses_does_not_keep_the_others_back(
 def test_a_failure_that_may_pass_leaves_all_slots_due(
     connection: Database, make_app: MakeApp, process_url: str
 ) -> None:
-    book = enter(connection, make_app(workflow_schedule(), schedule()))
+    registry = enter(connection, make_app(workflow_schedule(), schedule()))
     make_due(connection, LONG_AGO)
     with psycopg.connect(process_url) as holder:
         holder.execute("LOCK TABLE horsies_workflow_tasks IN SHARE MODE")
         connection.execute("SET lock_timeout = '50ms'")
         with pytest.raises(psycopg.errors.LockNotAvailable):
-            tick(connection, book)
+            tick(connection, registry)
     assert state(connection, "books")["next_run_at"] == LONG_AGO
     assert (runs(connection), slots(connection)) == ([], [])
-    tick(connection, book)
+    tick(connection, registry)
     assert (len(runs(connection)), len(slots(connection))) == (1, 1)
 
 
@@ -330,10 +330,10 @@ def test_jitter_lets_the_first_tasks_of_a_run_wait(connection: Database, make_ap
         jitter_seconds=86_400,
         catch_up_missed=True,
     )
-    book = enter(connection, make_app(one))
+    registry = enter(connection, make_app(one))
     latest = ago(connection, 0.5)
     make_due(connection, latest - timedelta(days=2))
-    tick(connection, book)
+    tick(connection, registry)
     old, new = (first_tasks(connection, run["id"]) for run in runs(connection))
     begins_at = latest + timedelta(seconds=86_400 * jitter_share(run_id("books", latest)))
     assert begins_at > database_now(connection)

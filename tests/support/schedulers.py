@@ -15,7 +15,7 @@ from typing import Any
 from horsies.app import Horsies
 from horsies.config.app import AppConfig
 from horsies.db.statement import run_script
-from horsies.scheduler.registry import Book, enter_schedules
+from horsies.scheduler.registry import Registry, store_configured
 from tests.support.database import Database
 from tests.support.workers import Fleet, RunningWorker
 
@@ -89,8 +89,8 @@ def slots(connection: Database, name: str) -> list[datetime]:
 def enter(connection: Database, app: Horsies, config: Mapping[str, Any]) -> dict[str, datetime]:
     """Bring the schedules on record, as the first scheduler would; the first slot of each."""
     settings = AppConfig(broker=app.config.broker, schedule=config["schedule"])
-    book = Book.of(settings, app.definitions(), APPLICATION, app)
-    run_script(connection, enter_schedules(book, at_start=True))
+    registry = Registry.of(settings, app.definitions(), APPLICATION, app)
+    run_script(connection, store_configured(registry, at_start=True))
     return next_slots(connection)
 
 

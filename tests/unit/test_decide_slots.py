@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from horsies.config.schedules import TaskSchedule
-from horsies.scheduler.decide import Decision, SkipReason, Standing, decide
+from horsies.scheduler.decide import Decision, DueState, SkipReason, decide
 from horsies.scheduler.timing import Timing, TimingFields, config_hash, timing_json
 from horsies.timetable.patterns import (
     CronSchedule,
@@ -38,7 +38,7 @@ def decided(late_seconds: float, *, runs_max: int = 1_000, **fields: Any) -> Dec
     }
     one = schedule(**fields)
     now = NOON + timedelta(seconds=late_seconds)
-    return decide(one, Timing.of(one), Standing(NOON, now, **standing), runs_max)
+    return decide(one, Timing.of(one), DueState(NOON, now, **standing), runs_max)
 
 
 def seconds(decision: Decision | None) -> tuple[list[float], float | None]:
@@ -127,7 +127,7 @@ def test_after_its_end_a_schedule_has_no_next_slot() -> None:
 
 def test_a_year_of_missed_minutes_costs_nothing_to_skip() -> None:
     one = schedule(pattern=CronSchedule.parse("* * * * *"), timezone="Europe/Berlin")
-    standing = Standing(NOON, NOON + timedelta(days=365, seconds=30))
+    standing = DueState(NOON, NOON + timedelta(days=365, seconds=30))
     decision = decide(one, Timing.of(one), standing, 1_000)
     assert decision is not None
     assert decision.fire == (NOON + timedelta(days=365),)

@@ -21,6 +21,7 @@ from horsies import (
     from_node,
     start_many,
 )
+from horsies.db import paging
 from horsies.ids import new_id
 from horsies.result import Ok
 from horsies.workflow.run import listing
@@ -163,21 +164,23 @@ def test_a_look_that_ended_early_says_where(
     start_many([chain(app, tasks)] * 4).unwrap()
     rare = chain(app, tasks, "rare").start().unwrap().workflow_id
     start_many([chain(app, tasks)] * 4).unwrap()
-    monkeypatch.setattr(listing, "LIST_WINDOW", 3)
-    filters = RunFilters(names=["rare"])
+    monkeypatch.setattr(paging, "LIST_WINDOW", 3)
     found: list[str] = []
     before = None
     for _ in range(4):
         page = listing.list_runs(
             app.get_broker(), RunFilters(names=["rare"], before=before)
         ).unwrap()
-        found += [run.id for run in page.runs]
+        assert page is not None
+        found += [run.id for run in page.rows]
         before = page.next_before
         if page.looked_at_all:
             break
     assert found == [rare]
     assert before is None
-    assert not listing.list_runs(app.get_broker(), filters).unwrap().looked_at_all
+    first = listing.list_runs(app.get_broker(), RunFilters(names=["rare"])).unwrap()
+    assert first is not None
+    assert not first.looked_at_all
 
 
 # Pictures

@@ -1,16 +1,17 @@
-"""The `horsies` command: check an application, bring its database up to date, run it, watch it.
+"""The `horsies` command: check an application, migrate its database, run workers, and operate them.
 
-The outermost layer. A mistake ends in one report on standard error and exit status 1, never in a
-traceback; only arguments that typer itself refuses end in 2.
+An error ends in one report on standard error and exit status 1, never in a traceback. Arguments that
+typer itself refuses end in exit status 2.
 """
 
 from __future__ import annotations
 
+import inspect
 import io
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Annotated, Any
 
@@ -29,9 +30,10 @@ from horsies.cli.options import (
     open_app,
     refuse_both,
 )
+from horsies.cli.queues_workers import queues, status, workers
 from horsies.cli.scheduler import scheduler
 from horsies.cli.schedules import schedules
-from horsies.cli.tasks_queues_workers import cancel, queues, retry, show, status, tasks, workers
+from horsies.cli.tasks import cancel, retry, show, tasks
 from horsies.cli.worker import worker
 from horsies.cli.workflows import workflow, workflows
 from horsies.config.postgres import URL_VARIABLES, PostgresConfig
@@ -57,7 +59,7 @@ cli = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 def main() -> None:
     """Run the command line; the entry point of `horsies` and of `python -m horsies`."""
-    if isinstance(sys.stdout, io.TextIOWrapper):  # which may not know every character stored
+    if isinstance(sys.stdout, io.TextIOWrapper):  # stored text may not fit its encoding
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         cli(prog_name="horsies")
@@ -79,12 +81,16 @@ def check(
     locator: LocatorArgument = None,
     module: ModuleOption = None,
     live: Annotated[
-        bool, typer.Option("--live", help="Also connect to the database and try LISTEN.")
+        bool, typer.Option("--live", help="Also connect to the database and test LISTEN.")
     ] = False,
     loglevel: LogLevelOption = LogLevel.WARNING,
     log_format: LogFormatOption = LogFormat.TEXT,
 ) -> None:
-    """Validate an application before it runs: imports, tasks, error codes, retry policies."""
+    """Validate an application before it runs: imports, tasks, workflows, error codes, retry policies,
+    schedules.
+
+    Exit codes: 0 valid, 1 errors were found.
+    """
     attach_handler(loglevel, log_format)
     app = open_app("check", module or locator)
     errors = app.check(live=live)
@@ -105,7 +111,7 @@ def _show_causes(errors: Sequence[HorsiesError]) -> None:
 
 
 def _traceback(cause: BaseException) -> str:
-    """The traceback, without what the messages and source lines in it tell of a password."""
+    """Format a traceback, with passwords masked in its messages and source lines."""
     text = "".join(traceback.format_exception(cause))
     for error in revealing(cause):
         text = text.replace(str(error), describe(error))
@@ -117,55 +123,42 @@ def migrate(
     module: ModuleOption = None,
     database_url: DatabaseUrlOption = None,
     sql: Annotated[
-        bool, typer.Option("--sql", help="Print the SQL of what is missing; change nothing.")
+        bool, typer.Option("--sql", help="Print the SQL of the missing migrations; change nothing.")
     ] = False,
     check_only: Annotated[
-        bool, typer.Option("--check", help="Exit with 1 if something is missing; change nothing.")
+        bool, typer.Option("--check", help="Exit with 1 if a migration is missing; change nothing.")
     ] = False,
     loglevel: LogLevelOption = LogLevel.WARNING,
     log_format: LogFormatOption = LogFormat.TEXT,
 ) -> None:
-    """Bring the tables of horsies up to date, or tell what that would take."""
+    """Create or update the tables of horsies, or show the missing migrations.
+
+    Exit codes: 0 up to date, 1 failure, or a migration is missing with --check.
+    """
     attach_handler(loglevel, log_format)
     refuse_both("--sql", sql, "--check", check_only)
     refuse_both("LOCATOR", module or locator, "--database-url", database_url)
+    config = _database(module or locator, database_url, is_optional=sql)
     if sql:
-        _print_script(_database(module or locator, database_url, required=False))
+        _print_script(config)
         return
-    config = _database(module or locator, database_url)
     assert config is not None
-    if check_only:
-        _compare_schema(config)
-    else:
-        _update_schema(config)
+    with _schema_connection(config) as connection:
+        migrations = pending_migrations(connection) if check_only else apply_migrations(connection)
+    for migration in migrations:
+        typer.echo(f"{'missing' if check_only else 'applied'} {migration.title}", err=check_only)
+    if check_only and migrations:
+        raise typer.Exit(1)
+    typer.echo(f"the schema is at version {schema_version()}")
 
 
 def _database(
-    locator: str | None, database_url: str | None, *, required: bool = True
+    locator: str | None, database_url: str | None, *, is_optional: bool
 ) -> PostgresConfig | None:
     if locator:
         return open_app("migrate", locator).config.broker
-    if not (required or database_url is not None or any(map(os.environ.get, URL_VARIABLES))):
-        return None
-    return named_database(database_url)
-
-
-def _update_schema(config: PostgresConfig) -> None:
-    with _schema_connection(config) as connection:
-        applied = apply_migrations(connection)
-    for migration in applied:
-        typer.echo(f"applied {migration.title}")
-    typer.echo(f"the schema is at version {schema_version()}")
-
-
-def _compare_schema(config: PostgresConfig) -> None:
-    with _schema_connection(config) as connection:
-        missing = pending_migrations(connection)
-    for migration in missing:
-        typer.echo(f"missing {migration.title}", err=True)
-    if missing:
-        raise typer.Exit(1)
-    typer.echo(f"the schema is at version {schema_version()}")
+    is_named = database_url is not None or any(map(os.environ.get, URL_VARIABLES))
+    return None if is_optional and not is_named else named_database(database_url)
 
 
 def _print_script(config: PostgresConfig | None) -> None:
@@ -192,7 +185,7 @@ def _schema_connection(config: PostgresConfig) -> Iterator[Connection[Any]]:
     try:
         opened = Database(config, "migrate").connect("migrate", session=True)
     except HorsiesError as error:
-        error.location = None  # the address is wrong, not the line that led here
+        error.location = None  # the database URL is wrong, not a line of code
         raise
     except Exception as error:
         message = f"The database does not answer. {describe(error)}"
@@ -212,23 +205,14 @@ def version() -> None:
     typer.echo(f"horsies {__version__}")
 
 
-COMMANDS: dict[str, Callable[..., None]] = {
-    "check": check,
-    "migrate": migrate,
-    "worker": worker,
-    "scheduler": scheduler,
-    "status": status,
-    "workers": workers,
-    "queues": queues,
-    "tasks": tasks,
-    "show": show,
-    "cancel": cancel,
-    "retry": retry,
-    "workflows": workflows,
-    "schedules": schedules,
-    "version": version,
-}
-
-for _name, _command in COMMANDS.items():
-    cli.command(_name)(_command)
+for _command in (
+    *(check, migrate, worker, scheduler, status, workers, queues),
+    *(tasks, show, cancel, retry, workflows, schedules, version),
+):
+    cli.command()(_command)
 cli.add_typer(workflow, name="workflow")
+
+# Typer keeps the line breaks of a docstring, which look ragged in a terminal of another width.
+for _info in (*cli.registered_commands, *workflow.registered_commands):
+    _paragraphs = inspect.cleandoc(getattr(_info.callback, "__doc__", None) or "").split("\n\n")
+    _info.help = "\n\n".join(" ".join(paragraph.split()) for paragraph in _paragraphs)

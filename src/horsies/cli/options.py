@@ -1,8 +1,4 @@
-"""What the commands have in common: the application or database they name, and how they log.
-
-Each command of `horsies` declares its parameters with the types made here, and opens its
-application through `open_app`. Stands between the command line and `locate`.
-"""
+"""Parameters that many commands share: the application, the database, and the log options."""
 
 from __future__ import annotations
 
@@ -15,7 +11,7 @@ import typer
 
 from horsies.app import SUPPRESSION_VARIABLES, Horsies
 from horsies.config.postgres import PostgresConfig
-from horsies.errors import ErrorCode, HorsiesError
+from horsies.errors import ErrorCode, HorsiesError, ValidationReport
 from horsies.locate import load_app
 from horsies.logs import LogFormat, LogLevel
 from horsies.modules import add_project_root, failure_at
@@ -24,8 +20,8 @@ LocatorArgument = Annotated[
     str | None,
     typer.Argument(
         metavar="LOCATOR",
-        help="The application: package.module:app or path/to/file.py:app; without :app the module "
-        "must hold exactly one.",
+        help="The application: package.module:app or path/to/file.py:app; :app may be left out if "
+        "the module has exactly one.",
         show_default=False,
     ),
 ]
@@ -35,7 +31,7 @@ ModuleOption = Annotated[
         "--module",
         "-m",
         metavar="LOCATOR",
-        help="The same as LOCATOR, and wins over it.",
+        help="The application: package.module:app; takes precedence over LOCATOR.",
         show_default=False,
     ),
 ]
@@ -43,25 +39,25 @@ DatabaseUrlOption = Annotated[
     str | None,
     typer.Option(
         metavar="URL",
-        help="The database, when no application is named; else HORSIES_DATABASE_URL or "
-        "DATABASE_URL counts.",
+        help="The database, instead of an application; default: HORSIES_DATABASE_URL or "
+        "DATABASE_URL.",
         show_default=False,
     ),
 ]
 LogLevelOption = Annotated[
-    LogLevel, typer.Option("--loglevel", case_sensitive=False, help="How much to log.")
+    LogLevel, typer.Option("--loglevel", case_sensitive=False, help="The lowest level to log.")
 ]
 LogFormatOption = Annotated[
-    LogFormat, typer.Option("--log-format", case_sensitive=False, help="What log lines look like.")
+    LogFormat, typer.Option("--log-format", case_sensitive=False, help="The format of log lines.")
 ]
 
 
 def open_app(command: str, locator: str | None) -> Horsies:
-    """Import the application a command was given, without sending what its modules send."""
+    """Import the application of a command; sends at import time are suppressed."""
     if locator is None:
         raise failure_at(
             None,
-            f"horsies {command} needs to know the application.",
+            f"horsies {command} needs an application.",
             help_text=f"horsies {command} package.module:app",
         )
     add_project_root()
@@ -69,8 +65,14 @@ def open_app(command: str, locator: str | None) -> Horsies:
         return load_app(locator)
 
 
+def refuse_broken_app(app: Horsies) -> None:
+    """Report the errors of ``app.check`` and exit with 1, if there are any."""
+    if errors := app.check(live=False):
+        typer.echo(ValidationReport("check", errors).format(), err=True)
+        raise typer.Exit(1)
+
+
 def refuse_both(name: str, value: object, other_name: str, other_value: object) -> None:
-    """Refuse two arguments that contradict each other."""
     if value and other_value:
         raise failure_at(
             None,
@@ -84,7 +86,7 @@ def named_database(database_url: str | None) -> PostgresConfig:
     if database_url is not None and not database_url.strip():
         raise failure_at(
             None,
-            "--database-url names no database.",
+            "--database-url is empty.",
             code=ErrorCode.BROKER_INVALID_URL,
             help_text="pass --database-url postgresql://..., or leave it out to use the environment",
         )
@@ -92,14 +94,14 @@ def named_database(database_url: str | None) -> PostgresConfig:
         named = {} if database_url is None else {"database_url": database_url}
         return PostgresConfig.from_env(**named)
     except HorsiesError as error:
-        error.location = None  # it was the command line or the environment, not a line of code
+        error.location = None  # the command line or the environment is wrong, not a line of code
         error.help_text = "name the application, or pass --database-url postgresql://..."
         raise
 
 
 @contextmanager
 def _sends_suppressed() -> Iterator[None]:
-    # Through the environment, because the application whose sends these are does not exist yet.
+    # Through the environment, because the application object does not exist yet.
     name = SUPPRESSION_VARIABLES[0]
     before = os.environ.get(name)
     os.environ[name] = "1"

@@ -10,22 +10,22 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from rich.table import Table
 from rich.text import Text
 
-from horsies.cli.output import STATUS_STYLES, duration, moment, plain_table, print_parts, safe_text
+from horsies.cli.output import (
+    STATUS_STYLES,
+    duration,
+    fact_table,
+    plain_table,
+    print_parts,
+    safe_text,
+    timestamp,
+)
 from horsies.db.statements.workflows import BrokenRun, RunRow, RunSummary
 from horsies.error_codes import error_code_text
 from horsies.states import WorkflowStatus, WorkflowTaskStatus
-from horsies.workflow.run.draw import (
-    ASCII_SYMBOLS,
-    SYMBOLS,
-    Line,
-    Symbols,
-    draw,
-    elapsed,
-)
-from horsies.workflow.run.listing import RunPage, RunReport
+from horsies.workflow.run.draw import ASCII_SYMBOLS, SYMBOLS, Line, Symbols, draw, elapsed
+from horsies.workflow.run.listing import RunReport
 from horsies.workflow.run.results import read_error
 
 _STYLES = {
@@ -39,18 +39,6 @@ _STYLES = {
     "frame": "dim",
     "error": "red",
 }
-
-
-def page_document(page: RunPage) -> dict[str, Any]:
-    """Return a list of runs as a JSON object, without their ages, which change all the time."""
-    runs = [run._asdict() for run in page.runs]
-    for run in runs:
-        del run["age_seconds"]
-    return {
-        "workflows": runs,
-        "next_before": page.next_before,
-        "looked_at_all": page.looked_at_all,
-    }
 
 
 def report_document(report: RunReport) -> dict[str, Any]:
@@ -97,13 +85,7 @@ def print_runs(runs: Sequence[RunSummary]) -> None:
 
 def print_run(report: RunReport, *, fold: bool = True) -> None:
     """Print one run: a line per fact, then the drawing of its graph."""
-    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column(no_wrap=True, style="bold")
-    table.add_column(overflow="fold")
-    for name, value in _facts(report):
-        if value is not None:
-            table.add_row(name, safe_text(value))
-    print_parts(table)
+    print_parts(fact_table(_facts(report)))
     _, *lines = draw(report, symbols=_symbols(), fold=fold)
     print_parts(*(_line(line) for line in lines))
     if not report.is_whole:
@@ -123,11 +105,11 @@ def _facts(report: RunReport) -> Iterable[tuple[str, str | None]]:
     yield "success case", None if run.matched_case is None else str(run.matched_case)
     yield "nodes", _node_counts(report)
     yield "schedule", run.schedule_name
-    yield "slot", moment(run.scheduled_for)
-    yield "sent", moment(run.sent_at)
-    yield "started", moment(run.started_at)
-    yield "paused", moment(run.paused_at)
-    yield "ended", moment(run.completed_at)
+    yield "slot", timestamp(run.scheduled_for)
+    yield "sent", timestamp(run.sent_at)
+    yield "started", timestamp(run.started_at)
+    yield "paused", timestamp(run.paused_at)
+    yield "ended", timestamp(run.completed_at)
     yield "took" if run.completed_at else "running for", elapsed(run.duration_seconds)
     yield "below", run.parent_workflow_id
     yield "paused below", "\n".join(paused) or None

@@ -1,55 +1,50 @@
-"""`horsies schedules`: what is due when, and a hand on it.
+"""`horsies schedules`: list, pause, resume and run schedules.
 
-Listing, pausing, resuming and telling the next slots need a database and nothing else; running one now
-needs the application, whose task or workflow it is. Exit codes are those of the other operator commands.
+Only running a schedule needs an application, for its task or workflow; the other actions need a database.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Annotated, TypeVar, assert_never
+from typing import Annotated, Any, assert_never
 
 import typer
 
 from horsies.cli import output
-from horsies.cli.options import DatabaseUrlOption, ModuleOption, open_app, refuse_both
-from horsies.cli.tasks_queues_workers import EXIT_FAILED, JsonOption, answer, open_target
-from horsies.db.statement import Script
+from horsies.cli.options import (
+    DatabaseUrlOption,
+    ModuleOption,
+    open_app,
+    refuse_both,
+    refuse_broken_app,
+)
+from horsies.cli.session import JsonOption, open_session, unwrap_or_exit
 from horsies.db.statements.schedules import (
     ScheduleRun,
     ScheduleState,
     pause_schedule,
     resume_schedule,
 )
-from horsies.errors import ValidationReport
 from horsies.logs import LogFormat, LogLevel, attach_handler
 from horsies.modules import failure_at
 from horsies.scheduler.api import (
-    WORKING,
-    RunHandle,
     Schedules,
-    Told,
     list_script,
     next_script,
+    perform,
     runs_script,
     switch_script,
-    told,
 )
 from horsies.tasks.broker import PostgresBroker
 from horsies.tasks.handle import TaskHandle
 from horsies.tasks.send import Producer
-from horsies.workflow.run.handle import WorkflowHandle
-
-T = TypeVar("T")
 
 COUNT_MAX = 1_000
 
 
 class ScheduleAction(StrEnum):
-    """What to do with schedules."""
-
     LIST = "list"
     NEXT = "next"
     RUNS = "runs"
@@ -63,12 +58,13 @@ def schedules(
         ScheduleAction,
         typer.Argument(
             metavar="[list|next|runs|run|pause|resume]",
-            help="Without it, the schedules on record are listed.",
+            help="Without it, the stored schedules are listed.",
             show_default=False,
         ),
     ] = ScheduleAction.LIST,
     name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="The schedule; all actions but list.")
+        str | None,
+        typer.Argument(metavar="[NAME]", help="The schedule, for every action except list."),
     ] = None,
     module: ModuleOption = None,
     database_url: DatabaseUrlOption = None,
@@ -77,36 +73,24 @@ def schedules(
     ] = 10,
     as_json: JsonOption = False,
 ) -> None:
-    """List the schedules, tell the next slots or the newest runs of one, run, pause or resume it.
+    """List the schedules; show the next slots or the newest runs of one; run, pause or resume it.
 
-    A paused schedule lets its slots pass, on all schedulers, until it is resumed. Running one sends its
-    task or starts its workflow now and leaves the timetable alone; this needs the application (-m).
+    While a schedule is paused, its slots do not fire on any scheduler. Running a schedule sends its task
+    or starts its workflow now, without changing the timetable; this needs the application (-m).
 
     Exit codes: 0 done, 1 failure, 4 no such schedule.
     """
-    if action is ScheduleAction.LIST:
-        _list(module, database_url, as_json)
-        return
-    if name is None:
+    if name is None and action is not ScheduleAction.LIST:
         raise failure_at(
             None,
             f"horsies schedules {action.value} needs the name of a schedule.",
             help_text=f"horsies schedules {action.value} NAME",
         )
     if action is ScheduleAction.RUN:
-        _run(module, database_url, name, as_json)
+        _run(module, database_url, name or "", as_json)
         return
-    with open_target("schedules", module, database_url) as target:
-        _act(target.broker, action, name, count, as_json)
-
-
-def _list(module: str | None, database_url: str | None, as_json: bool) -> None:
-    with open_target("schedules", module, database_url) as target:
-        found = _perform(target.broker, list_script())
-    if as_json:
-        output.print_json({"schedules": [output.schedule_document(one) for one in found]})
-    else:
-        output.print_schedules(found)
+    with open_session("schedules", module, database_url) as session:
+        _act(session.broker, action, name or "", count, as_json)
 
 
 def _run(module: str | None, database_url: str | None, name: str, as_json: bool) -> None:
@@ -116,32 +100,23 @@ def _run(module: str | None, database_url: str | None, name: str, as_json: bool)
     if module is None:
         raise failure_at(
             None,
-            "horsies schedules run needs to know the application.",
+            "horsies schedules run needs an application.",
             help_text=f"horsies schedules run {name} -m package.module:app",
         )
     app = open_app("schedules", module)
-    if errors := app.check(live=False):
-        typer.echo(ValidationReport("check", errors).format(), err=True)
-        raise typer.Exit(EXIT_FAILED)
+    refuse_broken_app(app)
     broker = PostgresBroker(app.config.broker, role="operator", migrates=False)
     producer = Producer(app.config, lambda: broker, app.are_sends_suppressed)
     try:
-        handle = answer(Schedules(producer, app.definitions, app).run(name))
+        handle = unwrap_or_exit(Schedules(producer, app.definitions, app).run(name))
     finally:
         broker.close()
-    _show_handle(name, handle, as_json)
-
-
-def _show_handle(name: str, handle: RunHandle, as_json: bool) -> None:
-    match handle:
-        case TaskHandle():
-            document = {"name": name, "task_id": handle.task_id}
-            line = f"Schedule {name} was sent as task {handle.task_id}."
-        case WorkflowHandle():
-            document = {"name": name, "workflow_id": handle.workflow_id}
-            line = f"Schedule {name} was started as workflow {handle.workflow_id}."
-        case _:
-            assert_never(handle)
+    if isinstance(handle, TaskHandle):
+        document = {"name": name, "task_id": handle.task_id}
+        line = f"Schedule {name} was sent as task {handle.task_id}."
+    else:
+        document = {"name": name, "workflow_id": handle.workflow_id}
+        line = f"Schedule {name} was started as workflow {handle.workflow_id}."
     if as_json:
         output.print_json(document)
     else:
@@ -152,47 +127,83 @@ def _act(
     broker: PostgresBroker, action: ScheduleAction, name: str, count: int, as_json: bool
 ) -> None:
     match action:
+        case ScheduleAction.LIST:
+            _show_states(unwrap_or_exit(perform(broker, list_script())), as_json)
         case ScheduleAction.NEXT:
-            slots = _perform(broker, next_script(name, count))
-            _show_slots(name, slots, as_json)
+            _show_slots(name, unwrap_or_exit(perform(broker, next_script(name, count))), as_json)
         case ScheduleAction.RUNS:
-            runs = _perform(broker, runs_script(name, count))
-            _show_runs(name, runs, as_json)
-        case ScheduleAction.PAUSE:
-            _show_state(_perform(broker, switch_script(name, pause_schedule)), as_json)
-        case ScheduleAction.RESUME:
-            _show_state(_perform(broker, switch_script(name, resume_schedule)), as_json)
-        case ScheduleAction.LIST | ScheduleAction.RUN:
+            _show_runs(name, unwrap_or_exit(perform(broker, runs_script(name, count))), as_json)
+        case ScheduleAction.PAUSE | ScheduleAction.RESUME:
+            switch = pause_schedule if action is ScheduleAction.PAUSE else resume_schedule
+            _show_state(unwrap_or_exit(perform(broker, switch_script(name, switch))), as_json)
+        case ScheduleAction.RUN:
             raise AssertionError("handled before")
         case _:
             assert_never(action)
 
 
-def _perform(broker: PostgresBroker, script: Script[Told[T]]) -> T:
-    return answer(told(broker.perform(WORKING, script)))
+def _show_states(states: Sequence[ScheduleState], as_json: bool) -> None:
+    if as_json:
+        output.print_json({"schedules": [_document(state) for state in states]})
+        return
+    if not states:
+        output.print_parts("No schedule is on record.")
+        return
+    columns = ("SCHEDULE", "NEXT (UTC)", "LAST (UTC)", "STATUS", "RUNS")
+    table = output.plain_table(*columns, flexible="SCHEDULE")
+    for state in states:
+        target = state.task_name or state.definition_key
+        name = output.safe_text(state.name).append_text(output.safe_text(f"\n{target}", "dim"))
+        if state.is_paused:
+            name.append("\npaused", "yellow")
+        table.add_row(
+            name,
+            _second(state.next_run_at) or "never",
+            _second(state.last_run_at) or "-",
+            output.status_text(state.last_status or "-"),
+            f"{state.run_count:,}",
+        )
+    output.print_parts(table)
 
 
 def _show_slots(name: str, slots: Sequence[datetime], as_json: bool) -> None:
     if as_json:
         output.print_json({"name": name, "slots": list(slots)})
     elif not slots:
-        typer.echo(f"Schedule {name} has ended: no slot will come.")
-    for slot in () if as_json else slots:
-        typer.echo(output.moment(slot))
+        typer.echo(f"Schedule {name} has ended: there are no more slots.")
+    else:
+        typer.echo("\n".join(output.timestamp(slot) or "" for slot in slots))
 
 
 def _show_runs(name: str, runs: Sequence[ScheduleRun], as_json: bool) -> None:
     if as_json:
         output.print_json({"name": name, "runs": [run._asdict() for run in runs]})
-    else:
-        output.print_schedule_runs(runs)
+        return
+    if not runs:
+        output.print_parts("No run is on record.")
+        return
+    table = output.plain_table("ID", "STATUS", "SLOT (UTC)", "ERROR", flexible="ERROR")
+    for run in runs:
+        slot = _second(run.scheduled_for) or "by hand"
+        error = output.safe_text(run.error_code or "", "red")
+        table.add_row(run.task_id, output.status_text(run.status), slot, error)
+    output.print_parts(table)
 
 
 def _show_state(state: ScheduleState, as_json: bool) -> None:
     if as_json:
-        output.print_json(output.schedule_document(state))
+        output.print_json(_document(state))
     elif state.is_paused:
-        typer.echo(f"Schedule {state.name} is paused since {output.moment(state.paused_at)}.")
+        typer.echo(f"Schedule {state.name} is paused since {output.timestamp(state.paused_at)}.")
     else:
-        following = output.moment(state.next_run_at) or "never"
+        following = output.timestamp(state.next_run_at) or "never"
         typer.echo(f"Schedule {state.name} is not paused; its next slot: {following}.")
+
+
+def _document(state: ScheduleState) -> dict[str, Any]:
+    document = {"name": state.name, "paused": state.is_paused, **state._asdict()}
+    return document | {"timing": output.stored_json(state.timing)}
+
+
+def _second(value: datetime | None) -> str | None:
+    return None if value is None else value.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S")

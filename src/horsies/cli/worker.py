@@ -1,7 +1,7 @@
-"""``horsies worker``: from flags to a running worker and back to an exit code.
+"""`horsies worker`: start the children and run a worker until a signal stops it.
 
-Children are started and warm before the parent opens its first socket. Signals only count up
-requests; the worker's loop obeys them.
+The children are started and warm before the parent opens its first socket. A signal handler only counts
+stop requests; the worker's loop acts on them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import socket
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from types import FrameType
 from typing import Annotated
 
 import psycopg
@@ -28,12 +27,12 @@ from horsies.cli.options import (
     LogLevelOption,
     ModuleOption,
     open_app,
+    refuse_broken_app,
 )
 from horsies.database_url import mask_url
 from horsies.db.database import Database
 from horsies.db.errors import describe
 from horsies.db.migrate import SchemaTooNewError
-from horsies.errors import ValidationReport
 from horsies.events import as_event, attach_event_handler
 from horsies.logs import LogFormat, LogLevel, attach_handler
 from horsies.scheduler.service import Scheduler, SchedulerThread, migrating_connector
@@ -52,49 +51,57 @@ from horsies.worker.protocol import ChildBoot
 
 logger = logging.getLogger("horsies.worker")
 
+ProcessesOption = Annotated[
+    int | None,
+    typer.Option(
+        "--processes", "-c", help="Number of child processes; default: the number of CPUs."
+    ),
+]
+ShutdownGraceOption = Annotated[
+    float | None,
+    typer.Option(
+        metavar="SECONDS",
+        help="Interrupt tasks that still run this long after a stop signal; default: wait.",
+    ),
+]
 WithSchedulerOption = Annotated[
-    bool, typer.Option("--with-scheduler", help="Also send the tasks of schedules.")
+    bool, typer.Option("--with-scheduler", help="Also run a scheduler in this process.")
 ]
 
 
 def worker(
     locator: LocatorArgument = None,
     module: ModuleOption = None,
-    processes: Annotated[
-        int | None,
-        typer.Option("--processes", "-c", help="Child processes; default: the number of CPUs."),
-    ] = None,
+    processes: ProcessesOption = None,
     max_tasks_per_child: Annotated[
-        int, typer.Option(help="Replace a child after this many tasks; 0 never.")
+        int, typer.Option(help="Replace a child after this many tasks; 0: never.")
     ] = DEFAULT_MAX_TASKS_PER_CHILD,
     max_memory_per_child_mb: Annotated[
-        int | None, typer.Option(help="Replace a child that has grown to this size.")
+        int | None, typer.Option(help="Replace a child that uses this much memory.")
     ] = None,
     max_claim_batch: Annotated[
-        int, typer.Option(help="Claim at most this many per queue and turn; 0 fills all children.")
+        int,
+        typer.Option(
+            help="Claim at most this many tasks per queue and turn; 0: one per free child."
+        ),
     ] = 0,
     max_claim_per_worker: Annotated[
-        int, typer.Option(help="Hold at most this many tasks; 0 means one per child.")
+        int, typer.Option(help="Hold at most this many tasks; 0: one per child.")
     ] = 0,
     start_method: Annotated[
         StartMethod | None,
-        typer.Option(help="Where children come from; default: forkserver on Linux, else spawn."),
+        typer.Option(help="How to start children; default: forkserver on Linux, else spawn."),
     ] = None,
-    shutdown_grace: Annotated[
-        float | None,
-        typer.Option(
-            metavar="SECONDS",
-            help="After a stop signal, interrupt running tasks when this is over; default: wait.",
-        ),
-    ] = None,
+    shutdown_grace: ShutdownGraceOption = None,
     with_scheduler: WithSchedulerOption = False,
     loglevel: LogLevelOption = LogLevel.INFO,
     log_format: LogFormatOption = LogFormat.TEXT,
 ) -> None:
-    """Run tasks: claim them, give each to a child process, record what comes of it.
+    """Run a worker: claim tasks, run each in a child process, store its result.
 
-    SIGTERM or Ctrl-C stops in order: no new tasks, running ones finish. A second signal interrupts
-    them, a third leaves at once. Exit codes: 0 clean, 1 error, 3 running tasks were interrupted.
+    SIGTERM or Ctrl-C starts a graceful shutdown: no new tasks are claimed, running tasks finish. A second
+    signal interrupts them, a third exits at once. Exit codes: 0 clean shutdown, 1 error, 3 running tasks
+    were interrupted.
     """
     attach_handler(loglevel, log_format)
     attach_event_handler()
@@ -116,13 +123,11 @@ def worker(
         log_format=log_format.value,
         prefetch_buffer=app.config.prefetch_buffer,
     )
-    raise typer.Exit(int(_checked_run(app, config, with_scheduler=with_scheduler)))
-
-
-def _checked_run(app: Horsies, config: WorkerConfig, *, with_scheduler: bool) -> ExitCode:
     refuse_bad_limits(config)
-    _refuse_broken_app(app)
-    return run_worker(app, config, _scheduler(app, config.app_locator) if with_scheduler else None)
+    refuse_broken_app(app)
+    logger.info("%d task(s) registered", len(app.list_tasks()))
+    scheduler = _scheduler(app, config.app_locator) if with_scheduler else None
+    raise typer.Exit(int(run_worker(app, config, scheduler)))
 
 
 def _scheduler(app: Horsies, owner: str) -> Scheduler:
@@ -131,16 +136,16 @@ def _scheduler(app: Horsies, owner: str) -> Scheduler:
 
 
 def run_worker(app: Horsies, config: WorkerConfig, scheduler: Scheduler | None = None) -> ExitCode:
-    """Start the children, then the loop; what cannot be mended ends in one line and FAILED."""
+    """Start the children, then the loop; a fatal error is logged in one line and ends in FAILED."""
     _announce(app, config)
     with selectors.DefaultSelector() as selector:
-        pool = ChildPool(_pool_settings(config), _boot(config), selector)
+        pool = _child_pool(config, selector)
         worker = Worker(app, config, pool, selector)
         stops: list[None] = []
         worker.on_stop = lambda: stops.append(None)
         try:
             with _signals_to(worker, selector) as wake:
-                code = ExitCode.CLEAN  # stopped before it could have claimed anything
+                code = ExitCode.CLEAN  # for a stop before the first claim
                 if pool.start(should_stop=lambda: bool(stops)):
                     method = config.start_method.value
                     logger.info(
@@ -149,7 +154,7 @@ def run_worker(app: Horsies, config: WorkerConfig, scheduler: Scheduler | None =
                         method,
                         extra=as_event("children_ready", count=config.processes),
                     )
-                    with _beside(worker, wake, scheduler):
+                    with _scheduler_beside(worker, wake, scheduler):
                         code = worker.run()
         except (ChildBootError, NotificationsLostError, SchemaTooNewError) as error:
             logger.critical("%s", error, extra=as_event("worker_failed", reason=str(error)))
@@ -170,10 +175,10 @@ def run_worker(app: Horsies, config: WorkerConfig, scheduler: Scheduler | None =
 
 
 @contextmanager
-def _beside(
+def _scheduler_beside(
     worker: Worker, wake: Callable[[], None], scheduler: Scheduler | None
 ) -> Iterator[None]:
-    """Serve schedules meanwhile, until the worker is asked to stop; if that fails, so does the worker."""
+    """Run the scheduler in a thread until the worker stops; if it fails, the worker fails."""
     if scheduler is None:
         yield
         return
@@ -212,62 +217,47 @@ def _banner(app: Horsies, config: WorkerConfig) -> str:
     )
 
 
-def _refuse_broken_app(app: Horsies) -> None:
-    errors = app.check(live=False)
-    if errors:
-        typer.echo(ValidationReport("check", errors).format(), err=True)
-        raise typer.Exit(int(ExitCode.FAILED))
-    logger.info("%d task(s) registered", len(app.list_tasks()))
-
-
-def _pool_settings(config: WorkerConfig) -> PoolSettings:
-    return PoolSettings(
+def _child_pool(config: WorkerConfig, selector: selectors.BaseSelector) -> ChildPool:
+    settings = PoolSettings(
         processes=config.processes,
         start_method=config.start_method,
         max_tasks_per_child=config.max_tasks_per_child,
         max_memory_per_child_mb=config.max_memory_per_child_mb,
     )
-
-
-def _boot(config: WorkerConfig) -> ChildBoot:
-    return ChildBoot(
+    boot = ChildBoot(
         app_locator=config.app_locator,
         modules=tuple(config.imports),
         sys_path_roots=tuple(sys.path),
         log_level=config.loglevel,
         log_format=config.log_format,
     )
+    return ChildPool(settings, boot, selector)
 
 
 @contextmanager
 def _signals_to(worker: Worker, selector: selectors.BaseSelector) -> Iterator[Callable[[], None]]:
-    """Count SIGTERM and SIGINT as stop requests and wake the loop for them; lend what wakes it.
+    """Count SIGTERM and SIGINT as stop requests; yield a function that wakes the loop.
 
-    Afterwards they are ignored: one more of them must not replace the exit code by a signal.
+    Afterwards both are ignored: a late signal must not replace the exit code.
     """
-    waker, wakened = socket.socketpair()
-    waker.setblocking(False)
-    wakened.setblocking(False)
-    selector.register(wakened, selectors.EVENT_READ, lambda: wakened.recv(4096))
-    _handle_stop_signals(lambda *_: worker.request_stop())
-    previous_wakeup = signal.set_wakeup_fd(waker.fileno(), warn_on_full_buffer=False)
+    sender, receiver = socket.socketpair()
+    sender.setblocking(False)
+    receiver.setblocking(False)
+    selector.register(receiver, selectors.EVENT_READ, lambda: receiver.recv(4096))
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: worker.request_stop())
+    previous_wakeup = signal.set_wakeup_fd(sender.fileno(), warn_on_full_buffer=False)
+
+    def wake() -> None:
+        with suppress(OSError):  # a full buffer wakes the loop as well
+            sender.send(b"!")
+
     try:
-        yield lambda: _call(waker)
+        yield wake
     finally:
         signal.set_wakeup_fd(previous_wakeup)
-        _handle_stop_signals(signal.SIG_IGN)
-        selector.unregister(wakened)
-        waker.close()
-        wakened.close()
-
-
-def _handle_stop_signals(
-    handler: Callable[[int, FrameType | None], None] | signal.Handlers,
-) -> None:
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, handler)
-
-
-def _call(waker: socket.socket) -> None:
-    with suppress(OSError):  # a full buffer wakes just as well
-        waker.send(b"!")
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_IGN)
+        selector.unregister(receiver)
+        sender.close()
+        receiver.close()

@@ -13,22 +13,22 @@ import typer
 
 from horsies.cli import output, output_workflows
 from horsies.cli.options import DatabaseUrlOption, LocatorArgument, ModuleOption
-from horsies.cli.tasks_queues_workers import (
+from horsies.cli.session import (
     EXIT_FAILED,
     EXIT_NOT_FOUND,
     LIST_LIMIT_MAX,
     JsonOption,
-    answer,
-    leave,
-    moment_of,
-    open_target,
+    exit_with,
+    open_session,
+    parse_since,
+    unwrap_or_exit,
 )
 from horsies.result import Err
 from horsies.states import WorkflowStatus
 from horsies.workflow.run import listing
 from horsies.workflow.run.handle import WorkflowHandle
 from horsies.workflow.run.info import HandleErrorCode, HandleResult
-from horsies.workflow.run.listing import RunFilters, RunPage
+from horsies.workflow.run.listing import RunFilters
 
 T = TypeVar("T")
 
@@ -79,38 +79,26 @@ def workflows(
 ) -> None:
     """List runs of workflows, newest first.
 
-    Exit codes: 0 done (also when nothing matches), 1 failure, 4 the run of --before does not exist.
+    Exit codes: 0: done (even if no run matches), 1: failure, 4: the run passed to --before does not exist.
     """
     filters = RunFilters(
         statuses=status or (),
         names=name or (),
         workflow_keys=key or (),
-        since=None if since is None else moment_of(since),
+        since=parse_since(since),
         before=before,
         include_children=include_children,
         limit=limit,
     )
-    with open_target("workflows", module or locator, database_url) as target:
-        page = answer(listing.list_runs(target.broker, filters))
-    if page.unknown_before:
-        leave(f"There is no workflow {before}.", EXIT_NOT_FOUND)
+    with open_session("workflows", module or locator, database_url) as session:
+        page = unwrap_or_exit(listing.list_runs(session.broker, filters))
+    if page is None:
+        exit_with(f"There is no workflow {before}.", EXIT_NOT_FOUND)
     if as_json:
-        output.print_json(output_workflows.page_document(page))
+        output.print_json(output.page_document(page, "workflows"))
         return
-    output_workflows.print_runs(page.runs)
-    if note := _page_note(page):
-        typer.echo(note, err=True)
-
-
-def _page_note(page: RunPage) -> str | None:
-    if page.next_before is None:
-        return None
-    if page.looked_at_all:
-        return f"There may be more: --before {page.next_before}"
-    return (
-        f"Only the newest {listing.LIST_WINDOW:,} runs were looked at; "
-        f"further back: --before {page.next_before}"
-    )
+    output_workflows.print_runs(page.rows)
+    output.print_page_note(page, "runs")
 
 
 @workflow.command()
@@ -128,10 +116,10 @@ def show(
 
     Exit codes: 0 done, 1 failure, 4 no such run.
     """
-    with open_target("workflow show", module or locator, database_url) as target:
-        report = answer(listing.read_run(target.broker, workflow_id))
+    with open_session("workflow show", module or locator, database_url) as session:
+        report = unwrap_or_exit(listing.read_run(session.broker, workflow_id))
     if report is None:
-        leave(f"There is no workflow {workflow_id}.", EXIT_NOT_FOUND)
+        exit_with(f"There is no workflow {workflow_id}.", EXIT_NOT_FOUND)
     if as_json:
         output.print_json(output_workflows.report_document(report))
     else:
@@ -150,8 +138,8 @@ def pause(
 
     Exit codes: 0 paused, 1 failure or not running, 4 no such run.
     """
-    with open_target("workflow pause", module or locator, database_url) as target:
-        handle = WorkflowHandle[Any](workflow_id, target.broker)
+    with open_session("workflow pause", module or locator, database_url) as session:
+        handle = WorkflowHandle[Any](workflow_id, session.broker)
         changed = _unwrap_or_exit(handle.pause())
         status = _unwrap_or_exit(handle.status())
     _print_change(workflow_id, status, changed, as_json, f"Workflow {workflow_id} is paused.")
@@ -173,8 +161,8 @@ def resume(
 
     Exit codes: 0 resumed, 1 failure or not paused, 4 no such run.
     """
-    with open_target("workflow resume", module or locator, database_url) as target:
-        handle = WorkflowHandle[Any](workflow_id, target.broker)
+    with open_session("workflow resume", module or locator, database_url) as session:
+        handle = WorkflowHandle[Any](workflow_id, session.broker)
         changed = _unwrap_or_exit(handle.resume(retry_failed=retry_failed))
         status = _unwrap_or_exit(handle.status())
     _print_change(workflow_id, status, changed, as_json, f"Workflow {workflow_id} is resumed.")
@@ -196,8 +184,8 @@ def cancel(
 
     Exit codes: 0 cancelled, 1 failure or already ended, 4 no such run.
     """
-    with open_target("workflow cancel", module or locator, database_url) as target:
-        handle = WorkflowHandle[Any](workflow_id, target.broker)
+    with open_session("workflow cancel", module or locator, database_url) as session:
+        handle = WorkflowHandle[Any](workflow_id, session.broker)
         before = _unwrap_or_exit(handle.status())
         _unwrap_or_exit(handle.cancel(interrupt=interrupt, reason=reason))
         status = _unwrap_or_exit(handle.status())
@@ -220,8 +208,8 @@ def retry(
 
     Exit codes: 0 done, 1 failure or nothing to retry, 4 no such run or node.
     """
-    with open_target("workflow retry", module or locator, database_url) as target:
-        handle = WorkflowHandle[Any](workflow_id, target.broker)
+    with open_session("workflow retry", module or locator, database_url) as session:
+        handle = WorkflowHandle[Any](workflow_id, session.broker)
         _unwrap_or_exit(handle.retry(node))
         status = _unwrap_or_exit(handle.status())
     what = "its failed nodes" if node is None else f"node {node}"
@@ -243,8 +231,8 @@ def signal(
 
     Exit codes: 0 delivered or stored, 1 failure or already ended, 4 no such run or signal.
     """
-    with open_target("workflow signal", module, database_url) as target:
-        handle = WorkflowHandle[Any](workflow_id, target.broker)
+    with open_session("workflow signal", module, database_url) as session:
+        handle = WorkflowHandle[Any](workflow_id, session.broker)
         delivery = _unwrap_or_exit(handle.signal(name, _json(value)))
     if as_json:
         output.print_json({"workflow_id": workflow_id, "signal": name, "delivery": delivery})
@@ -263,8 +251,8 @@ def audit(
 
     Exit codes: 0 no problems; 1 failure, or problems found.
     """
-    with open_target("workflow audit", module or locator, database_url) as target:
-        found = answer(listing.audit(target.broker, AUDIT_LIMIT))
+    with open_session("workflow audit", module or locator, database_url) as session:
+        found = unwrap_or_exit(listing.audit(session.broker, AUDIT_LIMIT))
     if as_json:
         output.print_json({"found": output_workflows.problems_document(found)})
     else:
@@ -278,7 +266,7 @@ def audit(
 def _unwrap_or_exit(result: HandleResult[T]) -> T:
     if isinstance(result, Err):
         code = EXIT_NOT_FOUND if result.value.code in _NOT_FOUND else EXIT_FAILED
-        leave(result.value.message, code)
+        exit_with(result.value.message, code)
     return result.value
 
 
@@ -290,7 +278,7 @@ def _print_change(
     elif changed:
         typer.echo(sentence)
     else:
-        leave(f"Workflow {workflow_id} is {status.value}; nothing was changed.", EXIT_FAILED)
+        exit_with(f"Workflow {workflow_id} is {status.value}; nothing was changed.", EXIT_FAILED)
     if not changed:
         raise typer.Exit(EXIT_FAILED)
 

@@ -1,8 +1,7 @@
-"""Steering: hold queues back, let them go, and send a finished request again.
+"""Operator actions: pause and resume queues, and retry finished tasks.
 
-An operator's hand on the line producer -> SQL -> turn -> child -> report -> result. What is stored
-takes effect on all workers with their next turn. Finished rows are history and stay as they are: to
-run one again is to send its request again, as a new task.
+A paused queue takes effect on all workers with their next turn. A retry never changes the finished
+task: it sends the same request again, as a new task.
 """
 
 from __future__ import annotations
@@ -26,6 +25,7 @@ from horsies.tasks.broker import BrokerErrorCode, BrokerOperationError, BrokerRe
 from horsies.tasks.info import TaskActionError, TaskActionErrorCode
 
 _SWITCHING = BrokerErrorCode.QUEUE_SWITCH_FAILED
+_SENDING = BrokerErrorCode.ENQUEUE_FAILED
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +39,10 @@ class TaskRetried:
 
 @dataclass(frozen=True, slots=True)
 class QueueOrder:
-    """An order to pause or resume a queue.
+    """A request to pause or resume a queue.
 
-    ``configured`` are the application's queues; None when no application is known, and then the
-    database tells which names mean something.
+    ``configured`` are the queues of the application. It is None without an application; the queues in
+    use in the database are then accepted.
     """
 
     name: str
@@ -51,99 +51,85 @@ class QueueOrder:
 
 
 def switch_queue(broker: PostgresBroker, order: QueueOrder) -> BrokerResult[QueueState]:
-    """Pause or resume a queue on all workers; a name nobody knows is refused."""
-    return _switched(order, broker.perform(_SWITCHING, _switch_script(order)))
+    """Pause or resume a queue on all workers; Err(UNKNOWN_QUEUE) for an unknown name."""
+    return broker.perform(_SWITCHING, _switch_script(order)).and_then(lambda switched: switched)
 
 
 async def switch_queue_async(broker: PostgresBroker, order: QueueOrder) -> BrokerResult[QueueState]:
-    """The same without blocking the event loop."""
-    return _switched(order, await broker.perform_async(_SWITCHING, _switch_script(order)))
+    done = await broker.perform_async(_SWITCHING, _switch_script(order))
+    return done.and_then(lambda switched: switched)
 
 
-def _switch_script(order: QueueOrder) -> Script[QueueState | list[str]]:
-    """Return the new state, or the known names when this one is not among them."""
+def _switch_script(order: QueueOrder) -> Script[BrokerResult[QueueState]]:
     known = order.configured
     if known is None:
         rows: list[QueueName] = yield list_known_queues, Nothing()
         known = [row.name for row in rows]
     if order.name not in known:
-        return list(known)
+        names = ", ".join(known) or "none"
+        message = f"There is no queue {order.name!r}; the known ones are: {names}."
+        return Err(BrokerOperationError(BrokerErrorCode.UNKNOWN_QUEUE, message))
     (state,) = yield (pause_queue if order.paused else resume_queue), QueueName(order.name)
     assert isinstance(state, QueueState)
-    return state
-
-
-def _switched(
-    order: QueueOrder, done: BrokerResult[QueueState | list[str]]
-) -> BrokerResult[QueueState]:
-    if isinstance(done, Err):
-        return Err(done.err_value)
-    found = done.ok_value
-    if isinstance(found, QueueState):
-        return Ok(found)
-    names = ", ".join(found) or "none"
-    message = f"There is no queue {order.name!r}; the known ones are: {names}."
-    return Err(BrokerOperationError(BrokerErrorCode.UNKNOWN_QUEUE, message))
+    return Ok(state)
 
 
 def retry_task(
     broker: PostgresBroker, task_id: str, *, suppressed: bool = False
 ) -> Result[TaskRetried, TaskActionError]:
-    """Send the request of a finished task again, as a new task that names the old one.
+    """Send the request of a finished task again, as a new task that refers to the old one.
 
-    Same arguments, options, queue, priority and time limit; the idempotency key is dropped, and so
-    is a ``good_until`` that has passed. Refused while the task may still run, and for tasks of a
-    workflow.
+    The new task has the same arguments, options, queue, priority and time limit. It drops the
+    idempotency key, and a ``good_until`` that has passed. Unfinished tasks and tasks of a workflow are
+    refused.
     """
     if suppressed:
         return Err(_suppressed(task_id))
-    fresh_id = new_id()
-    done = broker.perform(BrokerErrorCode.ENQUEUE_FAILED, _resend_script(task_id, fresh_id))
-    return _resent(task_id, fresh_id, done)
+    new_task_id = new_id()
+    done = broker.perform(_SENDING, _resend_script(task_id, new_task_id))
+    return _retried(task_id, new_task_id, done)
 
 
 async def retry_task_async(
     broker: PostgresBroker, task_id: str, *, suppressed: bool = False
 ) -> Result[TaskRetried, TaskActionError]:
-    """The same without blocking the event loop."""
     if suppressed:
         return Err(_suppressed(task_id))
-    fresh_id = new_id()
-    script = _resend_script(task_id, fresh_id)
-    done = await broker.perform_async(BrokerErrorCode.ENQUEUE_FAILED, script)
-    return _resent(task_id, fresh_id, done)
+    new_task_id = new_id()
+    done = await broker.perform_async(_SENDING, _resend_script(task_id, new_task_id))
+    return _retried(task_id, new_task_id, done)
 
 
-def _resend_script(task_id: str, fresh_id: str) -> Script[ResentTask | None]:
+def _resend_script(task_id: str, new_task_id: str) -> Script[ResentTask | None]:
     if (stored := stored_form(task_id)) is None:
         return None
-    return one_or_none((yield resend_task, ResendTask(stored, fresh_id)))
+    return one_or_none((yield resend_task, ResendTask(stored, new_task_id)))
 
 
-def _resent(
-    task_id: str, fresh_id: str, done: BrokerResult[ResentTask | None]
+def _retried(
+    task_id: str, new_task_id: str, done: BrokerResult[ResentTask | None]
 ) -> Result[TaskRetried, TaskActionError]:
     if isinstance(done, Err):
-        return Err(_in_doubt(task_id, fresh_id, done.err_value))
-    met = done.ok_value
-    if met is None:
+        return Err(_failed(task_id, new_task_id, done.err_value))
+    resent = done.ok_value
+    if resent is None:
         message = f"There is no task {task_id}."
         return Err(TaskActionError(TaskActionErrorCode.TASK_NOT_FOUND, message, task_id))
-    status = TaskStatus(met.was_status)
-    if met.new_id is not None:
-        return Ok(TaskRetried(met.new_id, task_id, status))
-    if met.in_workflow:
-        message = f"Task {task_id} belongs to a workflow, which decides itself what runs again."
+    status = TaskStatus(resent.was_status)
+    if resent.new_id is not None:
+        return Ok(TaskRetried(resent.new_id, task_id, status))
+    if resent.in_workflow:
+        message = f"Task {task_id} belongs to a workflow; retry the node of the workflow instead."
         code = TaskActionErrorCode.TASK_IS_WORKFLOW_TASK
         return Err(TaskActionError(code, message, task_id, status))
-    message = f"Task {task_id} is {status.value}; only a finished task can be sent again."
+    message = f"Task {task_id} is {status.value}; only a finished task can be retried."
     return Err(TaskActionError(TaskActionErrorCode.TASK_NOT_RETRYABLE, message, task_id, status))
 
 
-def _in_doubt(task_id: str, fresh_id: str, error: BrokerOperationError) -> TaskActionError:
+def _failed(task_id: str, new_task_id: str, error: BrokerOperationError) -> TaskActionError:
     message = error.message
-    if error.retryable:  # the answer may have been lost after the COMMIT
-        message += f" If anything was stored, it is task {fresh_id}: look before trying again."
+    if error.retryable:  # the connection may have been lost after the COMMIT
+        message += f" The new task may exist as {new_task_id}; check before you try again."
     return TaskActionError(
         TaskActionErrorCode.DB_OPERATION_FAILED, message, task_id, retryable=error.retryable
     )

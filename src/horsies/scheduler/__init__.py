@@ -1,1 +1,1 @@
-"""The scheduler: what is due becomes tasks, once for every slot, whoever else is at it."""
+"""The scheduler: turns due slots of schedules into tasks and workflow runs, once per slot."""

@@ -1,6 +1,6 @@
-"""The plan: which slots of a due schedule fire, which are dropped, and when it is due next.
+"""Decide which slots of a due schedule fire, which are dropped, and when it is due next.
 
-Pure. The tick reads where schedules stand, asks here, and writes the answer down in one statement.
+Pure: the tick reads the state of due schedules and writes the decisions in one statement.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from itertools import islice, takewhile
 from horsies.config.schedules import Schedule
 from horsies.scheduler.timing import Timing
 
-_MOMENT = timedelta(microseconds=1)
+_MICROSECOND = timedelta(microseconds=1)
 
 
 class SkipReason(StrEnum):
@@ -27,8 +27,8 @@ class SkipReason(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
-    """Where a due schedule stands, by the database's clock."""
+class DueState:
+    """The state of a due schedule, in UTC by the database's clock."""
 
     due_at: datetime
     now: datetime
@@ -38,7 +38,7 @@ class Standing:
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """Slots that will not fire: the first of them, and the slot or moment before which they end."""
+    """Slots that will not fire: the first of them, and the time before which they end."""
 
     reason: SkipReason
     first: datetime
@@ -47,51 +47,49 @@ class Dropped:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What becomes of a due schedule."""
+    """The slots to fire, the next slot, and the slots that were dropped on the way."""
 
     fire: tuple[datetime, ...]
     next_run_at: datetime | None
     dropped: Dropped | None = None
 
 
-def decide(
-    schedule: Schedule, timing: Timing, standing: Standing, runs_max: int
-) -> Decision | None:
-    """Return what to do with a due schedule; None leaves it due, for a run that must end first.
+def decide(schedule: Schedule, timing: Timing, state: DueState, runs_max: int) -> Decision | None:
+    """Decide about a due schedule; None keeps it due, because a run of it must finish first.
 
     At most ``runs_max`` slots fire at once, and never more than the schedule allows.
     """
-    if standing.is_unfinished and schedule.overlap != "allow":
-        return None if schedule.overlap == "queue" else _skip_all(timing, standing)
-    cutoff, reason = _cutoff(schedule, standing)
-    first = timing.since(standing.due_at, cutoff)
-    if first is None or first > standing.now:
-        return Decision((), first, Dropped(reason, standing.due_at, cutoff))
+    if state.is_unfinished and schedule.overlap != "allow":
+        return None if schedule.overlap == "queue" else _skip_all(timing, state)
+    cutoff, reason = _cutoff(schedule, state)
+    first = timing.since(state.due_at, cutoff)
+    if first is None or first > state.now:
+        return Decision((), first, Dropped(reason, state.due_at, cutoff))
     if schedule.catch_up_missed:
-        dropped = _dropped(reason, standing.due_at, first)
-        return _catch_up(schedule, timing, standing.now, first, runs_max, dropped)
-    latest = timing.latest(first, standing.now)
+        dropped = _dropped(reason, state.due_at, first)
+        return _catch_up(schedule, timing, state.now, first, runs_max, dropped)
+    latest = timing.latest(first, state.now)
     reason = reason if latest == first else SkipReason.MISSED
-    dropped = _dropped(reason, standing.due_at, latest)
+    dropped = _dropped(reason, state.due_at, latest)
     return Decision((latest,), timing.after(latest), dropped)
 
 
-def _skip_all(timing: Timing, standing: Standing) -> Decision:
-    latest = timing.latest(standing.due_at, standing.now)
-    dropped = Dropped(SkipReason.OVERLAP, standing.due_at, latest + _MOMENT)
+def _skip_all(timing: Timing, state: DueState) -> Decision:
+    latest = timing.latest(state.due_at, state.now)
+    dropped = Dropped(SkipReason.OVERLAP, state.due_at, latest + _MICROSECOND)
     return Decision((), timing.after(latest), dropped)
 
 
-def _cutoff(schedule: Schedule, standing: Standing) -> tuple[datetime, SkipReason]:
-    """Return the moment before which slots are too old to fire, and why."""
-    cutoff, reason = standing.due_at, SkipReason.MISSED
+def _cutoff(schedule: Schedule, state: DueState) -> tuple[datetime, SkipReason]:
+    """Return the time before which slots are too old to fire, and the reason."""
+    cutoff, reason = state.due_at, SkipReason.MISSED
     if schedule.misfire_grace_seconds is not None:
-        oldest = standing.now - timedelta(seconds=schedule.misfire_grace_seconds)
+        oldest = state.now - timedelta(seconds=schedule.misfire_grace_seconds)
         if oldest > cutoff:
             cutoff, reason = oldest, SkipReason.MISFIRE
-    # Whoever pauses a schedule wants its slots dropped, unless none may ever be.
-    if standing.resumed_at is not None and not schedule.catch_up_missed:
-        after_pause = standing.resumed_at + _MOMENT
+    # A pause drops its slots, unless the schedule must catch up every missed one.
+    if state.resumed_at is not None and not schedule.catch_up_missed:
+        after_pause = state.resumed_at + _MICROSECOND
         if after_pause > cutoff:
             cutoff, reason = after_pause, SkipReason.PAUSED
     return cutoff, reason
@@ -105,7 +103,7 @@ def _catch_up(
     runs_max: int,
     dropped: Dropped | None,
 ) -> Decision:
-    # A queueing schedule has one unfinished task or run at most: the others wait their turn.
+    # With overlap="queue" at most one task or run is unfinished; the other slots stay due.
     allowed = 1 if schedule.overlap == "queue" else min(schedule.max_catch_up_runs, runs_max)
     due = takewhile(lambda slot: slot <= now, timing.slots_from(first))
     fire = tuple(islice(due, allowed))

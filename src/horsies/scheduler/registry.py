@@ -1,14 +1,13 @@
-"""The book: all schedules a scheduler serves, those of its configuration and those in the database.
+"""The registry: all schedules that a scheduler serves, configured ones and those in the database.
 
-Brings the configuration's schedules on record without firing anything, and finds the entry of whatever
-is due. What is decided about a schedule when a scheduler starts is here; what becomes of a due one is
-in ``plan.py``.
+It stores the configured schedules when a scheduler starts, without firing any, and finds the entry of a
+due schedule.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
@@ -21,15 +20,15 @@ from horsies.db.statements.schedules import (
     OwnedSchedules,
     ScheduleName,
     ScheduleNames,
-    ScheduleStanding,
+    ScheduleRecord,
     StoreSchedules,
     list_orphaned_schedules,
-    read_schedule_standings,
+    read_schedule_records,
     store_schedules,
 )
 from horsies.errors import ErrorCode, HorsiesError
 from horsies.modules import failure_at
-from horsies.scheduler.entry import Definitions, Entry, Known, read_definition
+from horsies.scheduler.entry import Application, Definitions, Entry, read_definition
 from horsies.workflow.definition import BuildsSpecs, definition_keys
 
 logger = logging.getLogger("horsies.scheduler")
@@ -38,10 +37,10 @@ DUE_MAX = 5_000
 
 
 @dataclass(slots=True)
-class Book:
-    """What a scheduler serves, by name, and what it takes to read schedules that live elsewhere."""
+class Registry:
+    """The configured schedules by name, and a cache of entries that were read from the database."""
 
-    known: Known
+    application: Application
     owner: str
     entries: Mapping[str, Entry]
     _stored: dict[str, Entry | None] = field(default_factory=dict)
@@ -53,43 +52,35 @@ class Book:
         definitions: Definitions,
         owner: str,
         app: BuildsSpecs | None = None,
-    ) -> Book:
-        """Read the enabled schedules of a configuration; raises the first mistake in them.
+    ) -> Registry:
+        """Check the enabled schedules of a configuration; raises the first error.
 
         ``app`` builds the workflows of schedules that start any.
         """
         if config.schedule is None or not config.schedule.enabled:
             raise _no_schedules(is_off=config.schedule is not None)
-        known = Known(config, definitions, app)
+        application = Application(config, definitions, app)
         entries = {
-            schedule.name: Entry.of(known, schedule)
+            schedule.name: Entry.of(application, schedule)
             for schedule in config.schedule.schedules
             if schedule.enabled
         }
-        return cls(known, owner[:255], entries)
-
-    @property
-    def names(self) -> list[str]:
-        """The names of the configuration's schedules."""
-        return list(self.entries)
+        return cls(application, owner[:255], entries)
 
     def find_due(self) -> FindDue:
-        """Return whose slots to look for."""
-        return FindDue(*self._served(), list(self.known.tasks), self._workflows(), DUE_MAX)
+        return FindDue(*self._served(), DUE_MAX)
 
     def look_ahead(self, looked_at: datetime | None) -> LookAhead:
-        """Return whose next slot to wait for."""
-        return LookAhead(*self._served(), list(self.known.tasks), self._workflows(), looked_at)
+        return LookAhead(*self._served(), looked_at)
 
-    def _served(self) -> tuple[str, str]:
+    def _served(self) -> tuple[str, str, list[str], list[str]]:
+        """Return names and hashes of configured schedules, and the servable tasks and workflows."""
         hashes = (entry.hash for entry in self.entries.values())
-        return "\n".join(self.entries), "\n".join(hashes)
-
-    def _workflows(self) -> list[str]:
-        return [] if self.known.app is None else definition_keys()
+        workflows = [] if self.application.app is None else definition_keys()
+        return "\n".join(self.entries), "\n".join(hashes), list(self.application.tasks), workflows
 
     def entry_of(self, due: DueSchedule) -> Entry | None:
-        """Return the entry of a due schedule; None for one stored by a program that cannot be read."""
+        """Return the entry of a due schedule; None for a stored one that cannot be read."""
         if due.definition is None:
             return self.entries[due.name]
         if due.definition not in self._stored:
@@ -100,7 +91,7 @@ class Book:
 
     def _read(self, name: str, definition: str) -> Entry | None:
         try:
-            return read_definition(self.known, definition)
+            return read_definition(self.application, definition)
         except (HorsiesError, ValueError, LookupError, TypeError) as error:
             reason = error.message if isinstance(error, HorsiesError) else type(error).__name__
             logger.error("schedule %r cannot be served and stays due: %s", name, reason)
@@ -115,66 +106,64 @@ def _no_schedules(*, is_off: bool) -> HorsiesError:
     return failure_at(None, "This application has no schedules.", code=code, help_text=help_text)
 
 
-def enter_schedules(book: Book, *, at_start: bool) -> Script[None]:
-    """Bring the configuration's schedules on record; nothing fires, and nothing overdue is lost.
+def store_configured(registry: Registry, *, at_start: bool) -> Script[None]:
+    """Store the configured schedules; none fires, and no overdue slot is lost.
 
-    A schedule whose timing has changed gets a new next slot, but only when a scheduler starts: later
-    the change is another release's, and so are its slots.
+    A schedule with a changed timing gets a new next slot, but only when a scheduler starts. Later changes
+    come from a scheduler of another release, which serves its own slots.
     """
-    standings: list[ScheduleStanding] = yield read_schedule_standings, ScheduleNames(book.names)
-    wanted = [one for one in standings if _needs_entering(book, one, at_start)]
-    if fresh := _fresh_rows(book, wanted):
-        yield store_schedules, _columns(fresh)
+    names = list(registry.entries)
+    records: list[ScheduleRecord] = yield read_schedule_records, ScheduleNames(names)
+    rows = list(_rows_to_store(registry, records, at_start))
+    if rows:
+        yield store_schedules, _columns(registry.owner, rows)
     if at_start:
-        owned = OwnedSchedules(book.owner, book.names)
+        owned = OwnedSchedules(registry.owner, names)
         orphans: list[ScheduleName] = yield list_orphaned_schedules, owned
         if orphans:
-            names = ", ".join(orphan.name for orphan in orphans)
-            logger.warning("schedules on record that are not configured any more: %s", names)
+            removed = ", ".join(orphan.name for orphan in orphans)
+            logger.warning("stored schedules that are no longer configured: %s", removed)
 
 
-def _needs_entering(book: Book, standing: ScheduleStanding, at_start: bool) -> bool:
-    entry = book.entries[standing.name]
-    if not standing.is_stored:
-        return True
-    if standing.hash != entry.hash:
-        if at_start:
-            logger.warning("schedule %r has another timing now", standing.name)
-        return at_start
-    was = (standing.task_name, standing.definition_key, standing.owner, standing.definition)
-    has_changed = was != (entry.task_name, entry.definition_key, book.owner, None)
-    return standing.next_run_at is None or (at_start and has_changed)
-
-
-@dataclass(frozen=True, slots=True)
-class _FreshRow:
-    entry: Entry
-    owner: str
-    next_run_at: datetime | None
-
-
-def _fresh_rows(book: Book, standings: Iterable[ScheduleStanding]) -> Sequence[_FreshRow]:
-    fresh = []
-    for standing in standings:
-        entry = book.entries[standing.name]
-        try:
-            next_run_at = entry.timing.first_after(standing.looked_at.astimezone(UTC))
-        except Exception:
-            logger.exception("schedule %r: its next slot cannot be told", standing.name)
+def _rows_to_store(
+    registry: Registry, records: Sequence[ScheduleRecord], at_start: bool
+) -> Iterator[tuple[Entry, datetime | None]]:
+    """Yield the entries to store, each with its next slot."""
+    for record in records:
+        entry = registry.entries[record.name]
+        if not _needs_storing(registry, record, at_start):
             continue
-        # Written every minute, a schedule that has ended would say nothing new.
-        if next_run_at is not None or not standing.is_stored or standing.hash != entry.hash:
-            fresh.append(_FreshRow(entry, book.owner, next_run_at))
-    return fresh
+        try:
+            next_run_at = entry.timing.first_after(record.looked_at.astimezone(UTC))
+        except Exception:
+            logger.exception("schedule %r: the next slot cannot be computed", record.name)
+            continue
+        # A schedule that has ended does not change; do not write it again every minute.
+        if next_run_at is not None or not record.is_stored or record.hash != entry.hash:
+            yield entry, next_run_at
 
 
-def _columns(rows: Sequence[_FreshRow]) -> StoreSchedules:
+def _needs_storing(registry: Registry, record: ScheduleRecord, at_start: bool) -> bool:
+    entry = registry.entries[record.name]
+    if not record.is_stored:
+        return True
+    if record.hash != entry.hash:
+        if at_start:
+            logger.warning("schedule %r has a new timing", record.name)
+        return at_start
+    stored = (record.task_name, record.definition_key, record.owner, record.definition)
+    has_changed = stored != (entry.task_name, entry.definition_key, registry.owner, None)
+    return record.next_run_at is None or (at_start and has_changed)
+
+
+def _columns(owner: str, rows: Sequence[tuple[Entry, datetime | None]]) -> StoreSchedules:
+    entries = [entry for entry, _ in rows]
     return StoreSchedules(
-        names=[row.entry.schedule.name for row in rows],
-        next_run_at=[row.next_run_at for row in rows],
-        hashes=[row.entry.hash for row in rows],
-        timings=[row.entry.timing_text for row in rows],
-        task_names=[row.entry.task_name for row in rows],
-        definition_keys=[row.entry.definition_key for row in rows],
-        owners=[row.owner for row in rows],
+        names=[entry.schedule.name for entry in entries],
+        next_run_at=[next_run_at for _, next_run_at in rows],
+        hashes=[entry.hash for entry in entries],
+        timings=[entry.timing_text for entry in entries],
+        task_names=[entry.task_name for entry in entries],
+        definition_keys=[entry.definition_key for entry in entries],
+        owners=[owner for _ in entries],
     )

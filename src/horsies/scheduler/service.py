@@ -1,8 +1,8 @@
-"""The scheduler as a service: ticks in time, waits out a database that is away, never dies of a tick.
-Only a database that will not let it in, now or later, ends it.
+"""The scheduler as a service: ticks on time and waits out a database that is unavailable.
 
-It waits for nobody itself: the loop in ``loop.py`` asks ``next_at`` how long it may sleep and calls
-``step``.
+``Scheduler`` never blocks on time: ``serve`` sleeps until ``next_at`` and calls ``step``. ``SchedulerThread``
+runs the same loop beside a worker. A failed tick only delays the next one; the service ends when the
+database refuses the connection for good or stays away longer than the resilience settings allow.
 """
 
 from __future__ import annotations
@@ -26,27 +26,29 @@ from horsies.db.pipeline import Pipeline
 from horsies.events import as_event
 from horsies.retry import Backoff
 from horsies.scheduler.entry import Definitions
-from horsies.scheduler.registry import Book, enter_schedules
+from horsies.scheduler.registry import Registry, store_configured
 from horsies.scheduler.tick import tick
 from horsies.workflow.definition import BuildsSpecs
 
 logger = logging.getLogger("horsies.scheduler")
 
-# How often to look whether somebody removed the record of a schedule.
+# How often to check that the configured schedules are still stored.
 REFRESH_SECONDS = 60.0
-# Clocks run at slightly different speeds: awake a moment late is one look, a moment early are two.
+# Clocks drift: waking slightly late costs one tick, waking slightly early costs two.
 MARGIN_SECONDS = 0.001
+# How long a stop waits for the last step; a workflow that is still being built then is abandoned.
+LAST_STEP_SECONDS = 5.0
 
 
 class SchedulerGaveUpError(Exception):
-    """The database stayed away for longer than the resilience settings allow, or will not let us in."""
+    """The database stayed unavailable for too long, or refuses the connection for good."""
 
 
 class Scheduler:
     """Serves the schedules of one application on a connection of its own.
 
-    ``owner`` names the application in the records; ``connect`` opens the connection; ``app`` builds
-    the workflows of schedules that start any.
+    ``owner`` names the application in the database; ``connect`` opens the connection; ``app`` builds the
+    workflows of schedules that start any.
     """
 
     def __init__(
@@ -57,7 +59,7 @@ class Scheduler:
         connect: Callable[[], Pipeline],
         app: BuildsSpecs | None = None,
     ) -> None:
-        self._book = Book.of(config, definitions, owner, app)
+        self._registry = Registry.of(config, definitions, owner, app)
         assert config.schedule is not None
         self._interval_seconds = float(config.schedule.check_interval_seconds)
         limits = config.resilience
@@ -66,7 +68,7 @@ class Scheduler:
         )
         self._connect = connect
         self._pipeline: Pipeline | None = None
-        self._has_entered = False
+        self._has_started = False
         self._refresh_at = 0.0
         self._next_at = 0.0
 
@@ -75,24 +77,23 @@ class Scheduler:
         return self._next_at
 
     def wake(self) -> None:
-        """Make the next step look: somebody changed a schedule. A lost connection keeps its patience."""
+        """Tick with the next step, because a schedule has changed; a reconnect keeps its backoff."""
         if self._pipeline is not None:
             self._next_at = 0.0
 
     def step(self) -> None:
-        """Tick if it is time to; trouble with the database only delays the next one."""
+        """Tick if it is time to; a database error only delays the next tick."""
         if time.monotonic() < self._next_at:
             return
         try:
             seconds = self._guarded_tick(self._open())
         except psycopg.Error as error:
-            self._lose(error)
+            self._back_off(error)
         else:
             self._backoff.reset()
             self._next_at = time.monotonic() + seconds
 
     def _open(self) -> Pipeline:
-        """Return the connection, opening it if there is none; give up where that can never work."""
         if self._pipeline is None:
             try:
                 self._pipeline = self._connect()
@@ -108,28 +109,28 @@ class Scheduler:
         except psycopg.Error:
             raise
         except Exception:
-            logger.exception("this tick failed; the next one comes in its time")
+            logger.exception("the tick failed; the next one follows as usual")
             return self._interval_seconds
 
     def _tick(self, pipeline: Pipeline) -> float:
-        """Do what is due and return how long to sleep."""
+        """Fire the due slots and return how long to sleep."""
         now = time.monotonic()
         if now >= self._refresh_at:
-            pipeline.run_script(enter_schedules(self._book, at_start=not self._has_entered))
-            if not self._has_entered:
+            pipeline.run_script(store_configured(self._registry, at_start=not self._has_started))
+            if not self._has_started:
                 logger.info(
                     "serving %d schedule(s)",
-                    len(self._book.entries),
-                    extra=as_event("scheduler_ready", schedules=len(self._book.entries)),
+                    len(self._registry.entries),
+                    extra=as_event("scheduler_ready", schedules=len(self._registry.entries)),
                 )
-            self._has_entered = True
+            self._has_started = True
             self._refresh_at = now + REFRESH_SECONDS
-        ticked = tick(pipeline, self._book)
-        if ticked.seconds_until_next is None:
+        seconds = tick(pipeline, self._registry).seconds_until_next
+        if seconds is None:
             return self._interval_seconds
-        return min(self._interval_seconds, max(0.0, ticked.seconds_until_next) + MARGIN_SECONDS)
+        return min(self._interval_seconds, max(0.0, seconds) + MARGIN_SECONDS)
 
-    def _lose(self, error: psycopg.Error) -> None:
+    def _back_off(self, error: psycopg.Error) -> None:
         self.close()
         self._refresh_at = 0.0
         delay_seconds = self._backoff.next_delay_seconds()
@@ -150,43 +151,34 @@ class Scheduler:
             self._pipeline = None
 
 
-# How long the end of a thread is waited for; what it builds then is left unbuilt.
-LAST_STEP_SECONDS = 5.0
+def serve(service: Scheduler, stop: socket.socket, listener: Listener | None = None) -> None:
+    """Serve schedules until ``stop`` becomes readable.
 
-
-def serve(service: Scheduler, called: socket.socket, listener: Listener | None = None) -> None:
-    """Serve schedules until a byte comes in on ``called``.
-
-    With a ``listener`` changes of schedules are served at once, else by the next look.
+    With a ``listener``, changes to schedules take effect at once, otherwise with the next tick.
     """
     while True:
         service.step()
-        heard = listener.receive() if listener is not None else None
-        if heard is not None and (heard.gap or heard.notifications):
+        received = listener.receive() if listener is not None else None
+        if received is not None and (received.gap or received.notifications):
             service.wake()
-        if _is_called(called, listener, _seconds_to_sleep(service, listener)):
+        if _sleep(service, stop, listener):
             return
 
 
-def _seconds_to_sleep(service: Scheduler, listener: Listener | None) -> float:
+def _sleep(service: Scheduler, stop: socket.socket, listener: Listener | None) -> bool:
+    """Sleep until the next step or until input arrives; tell whether to stop."""
     seconds = service.next_at() - time.monotonic()
-    retry_seconds = None if listener is None else listener.seconds_until_retry()
-    return max(0.0, seconds if retry_seconds is None else min(seconds, retry_seconds))
-
-
-def _is_called(called: socket.socket, listener: Listener | None, timeout_seconds: float) -> bool:
-    """Sleep until the time is over or something comes in; tell whether it is time to leave."""
-    sockets = [called.fileno()]
-    if listener is not None and listener.fileno() >= 0:
-        sockets.append(listener.fileno())
-    ready, _, _ = select.select(sockets, [], [], timeout_seconds)
-    return called.fileno() in ready
+    sockets = [stop.fileno()]
+    if listener is not None:
+        retry_seconds = listener.seconds_until_retry()
+        seconds = seconds if retry_seconds is None else min(seconds, retry_seconds)
+        sockets += [listener.fileno()] if listener.fileno() >= 0 else []
+    ready, _, _ = select.select(sockets, [], [], max(0.0, seconds))
+    return stop.fileno() in ready
 
 
 def migrating_connector(database: Database) -> Callable[[], Pipeline]:
-    """Return what opens the scheduler's connection, and before the first one brings the schema up to
-    date.
-    """
+    """Return a function that opens the scheduler's connection; its first call updates the schema."""
     is_current = False
 
     def connect() -> Pipeline:
@@ -201,40 +193,39 @@ def migrating_connector(database: Database) -> Callable[[], Pipeline]:
 
 
 class SchedulerThread:
-    """A scheduler beside another loop of the same process.
+    """A scheduler in a thread, beside the main loop of the same process.
 
-    ``on_failure`` hears why it ended by itself; it is called in the thread.
+    ``on_failure`` is called in the thread with the exception that ended the scheduler.
     """
 
     def __init__(self, service: Scheduler, on_failure: Callable[[Exception], None]) -> None:
         self._service = service
         self._on_failure = on_failure
-        self._caller, self._called = socket.socketpair()
+        self._stop_sender, self._stop_receiver = socket.socketpair()
         self._thread = threading.Thread(target=self._run, name="horsies-scheduler", daemon=True)
 
     def start(self) -> None:
-        """Begin to serve."""
         self._thread.start()
 
     def ask_to_stop(self) -> None:
-        """Let the current step be the last one; may come from a signal handler."""
-        with suppress(OSError):  # it has ended already
-            self._caller.send(b"!")
+        """Make the current step the last one; safe in a signal handler."""
+        with suppress(OSError):  # the thread has ended already
+            self._stop_sender.send(b"!")
 
     def stop(self) -> None:
-        """End it, and wait for the end as long as that makes sense."""
+        """Stop the thread and wait for it, up to ``LAST_STEP_SECONDS``."""
         self.ask_to_stop()
         if self._thread.ident is not None:
             self._thread.join(LAST_STEP_SECONDS)
         if self._thread.is_alive():
-            logger.warning("a workflow is still being built; its slot is left to others")
+            logger.warning("a workflow is still being built; its slot is left to other schedulers")
             return
-        self._caller.close()
-        self._called.close()
+        self._stop_sender.close()
+        self._stop_receiver.close()
 
     def _run(self) -> None:
         try:
-            serve(self._service, self._called)
+            serve(self._service, self._stop_receiver)
         except Exception as error:
             self._on_failure(error)
         finally:

@@ -1,9 +1,8 @@
-"""The target of a schedule: what a slot sends, a task here, a run of a workflow in ``runs.py``.
+"""The target of a schedule: the task that a slot sends, or the workflow that it starts.
 
-Through the same path as a send: a row made here has the task's retry policy, queue, priority, time
-limit and expiry, and an id that is always the same for the same schedule and slot. First station of the
-line producer -> SQL -> turn -> child -> report -> result, with the scheduler as the producer; nothing
-here talks to the database.
+A task made here goes through the same path as a send: it has the retry policy, queue, priority, time limit
+and expiry of its task. Its id is always the same for the same schedule and slot. Nothing here uses the
+database.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from uuid import UUID
 
 from horsies.codec.calls import CallSignature
 from horsies.config.app import AppConfig, PayloadConfig
-from horsies.config.schedules import TaskSchedule, WorkflowSchedule
+from horsies.config.schedules import AnySchedule, TaskSchedule, WorkflowSchedule
 from horsies.db.statements.tasks import InsertTask
 from horsies.errors import HorsiesError
 from horsies.ids import fixed_id, new_id
@@ -31,18 +30,21 @@ from horsies.workflow.nodes.nodes import AnyNode
 from horsies.workflow.spec import WorkflowSpec
 
 SCHEDULED_FOR = "scheduled_for"
+SAMPLE_SLOT = datetime(2026, 1, 1, tzinfo=UTC)  # for checking arguments before a real slot is due
 
 _JITTER_STEPS = 1_000_003
+
+AnyDefinition: TypeAlias = type[WorkflowDefinition[Any]]
 
 
 @dataclass(frozen=True, slots=True)
 class RunPlan:
-    """A run of a workflow to start: its plan as JSON text, and for how long its first tasks wait."""
+    """A workflow run to start: its plan as JSON text, and the delay of its first tasks."""
 
     id: str
     sent_at: datetime
     delay_seconds: float
-    text: str = field(repr=False)
+    plan: str = field(repr=False)
     nodes: tuple[AnyNode, ...] = field(repr=False)
 
 
@@ -50,26 +52,53 @@ Work: TypeAlias = InsertTask | RunPlan
 
 
 class Target(Protocol):
-    """What a schedule stands for: asked for a slot, it says what to put into the database."""
+    """Makes the tasks or runs of a schedule."""
 
-    def for_slot(self, slot: datetime) -> Result[Work, str]:
-        """Return the task or run of this slot, always the same one, or why there can be none."""
+    @property
+    def schedule(self) -> AnySchedule: ...
 
-    def by_order(self, moment: datetime) -> Result[Work, str]:
-        """Return the task or run that somebody ordered at this moment."""
+    def make(self, stamp: Stamp, delay_seconds: float) -> Result[Work, str]:
+        """Return the task or run with this id and time, or the reason why that is impossible."""
+
+
+def work_for_slot(target: Target, slot: datetime) -> Result[Work, str]:
+    """Return the task or run of this slot, with the same id and share of the jitter on every call."""
+    stamp = Stamp(run_id(target.schedule.name, slot), slot)
+    return target.make(stamp, target.schedule.jitter_seconds * jitter_share(stamp.task_id))
+
+
+def work_for_now(target: Target, now: datetime) -> Result[Work, str]:
+    """Return a task or run outside of the timetable, under a new id."""
+    return target.make(Stamp(new_id(), now), 0)
+
+
+class ArgumentProblem(ValueError):
+    """Why a schedule's arguments or queue do not fit its task or workflow."""
 
 
 def run_id(schedule_name: str, slot: datetime) -> str:
-    """Return the id of a schedule's task or run for a slot; whoever computes it gets the same.
+    """Return the id of a schedule's task or run for a slot; every scheduler computes the same one.
 
-    In the order of slots, as other ids are in the order of sending: a digest alone would put what
-    a schedule sends anywhere among the others, in lists and in the index.
+    The ids sort by slot, as other ids sort by time of sending. A plain digest would scatter the tasks of
+    a schedule over lists and indexes.
     """
     return fixed_id(slot, f"{schedule_name}\0{slot.astimezone(UTC).isoformat()}")
 
 
-class ArgumentProblem(ValueError):
-    """Why the arguments of a schedule cannot be passed to its task or workflow."""
+def jitter_share(task_id: str) -> float:
+    """Return a number from 0 to 1, scattered over slots and constant for each of them."""
+    return UUID(task_id).int % _JITTER_STEPS / _JITTER_STEPS
+
+
+def _takes_slot(signature: CallSignature) -> bool:
+    return SCHEDULED_FOR in signature.names.spots
+
+
+def _refuse_injected(signature: CallSignature, kwargs: Mapping[str, Any]) -> None:
+    if SCHEDULED_FOR in kwargs and _takes_slot(signature):
+        raise ArgumentProblem(f"{SCHEDULED_FOR!r} is filled in by the scheduler; leave it out")
+    for name in kwargs.keys() & signature.injected:
+        raise ArgumentProblem(f"{name!r} is filled in by workflows; leave it out")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,52 +114,37 @@ class TaskTarget:
     def of(
         cls, config: AppConfig, definition: TaskDefinition, schedule: TaskSchedule
     ) -> TaskTarget:
-        """Bind the schedule's arguments to the task; ArgumentProblem when they do not fit."""
-        kwargs = bound_by_name(definition, schedule.args, schedule.kwargs)
+        """Apply the schedule's queue and arguments to the task; ArgumentProblem when they do not fit."""
         if schedule.queue_name is not None:
-            queue = choose_queue(config, schedule.queue_name, None)
+            try:
+                queue = choose_queue(config, schedule.queue_name, None)
+            except HorsiesError as error:
+                raise ArgumentProblem(error.message.rstrip(".")) from error
             definition = replace(definition, queue_name=queue.name, priority=queue.priority)
-        return cls(schedule, definition, kwargs, config.payload)
+        kwargs = bound_by_name(definition.signature, schedule.args, schedule.kwargs)
+        target = cls(schedule, definition, kwargs, config.payload)
+        if isinstance(refused := work_for_slot(target, SAMPLE_SLOT), Err):
+            raise ArgumentProblem(refused.err_value.rstrip("."))
+        return target
 
-    def for_slot(self, slot: datetime) -> Result[Work, str]:
-        """Return the row of this slot; its delay is the slot's share of the jitter."""
-        stamp = Stamp(run_id(self.schedule.name, slot), slot)
-        return self._row(stamp, self.schedule.jitter_seconds * jitter_share(stamp.task_id))
-
-    def by_order(self, moment: datetime) -> Result[Work, str]:
-        """Return the row of a run that somebody ordered at this moment, under an id of its own."""
-        return self._row(Stamp(new_id(), moment), 0)
-
-    def _row(self, stamp: Stamp, delay_seconds: float) -> Result[Work, str]:
+    def make(self, stamp: Stamp, delay_seconds: float) -> Result[Work, str]:
         kwargs = dict(self.kwargs)
-        if takes_slot(self.definition):
+        if _takes_slot(self.definition.signature):
             kwargs[SCHEDULED_FOR] = stamp.sent_at
-        options = SendOptions(self._good_until(stamp.sent_at), priority=self.schedule.priority)
+        seconds = self.schedule.good_for_seconds
+        good_until = None if seconds is None else stamp.sent_at + timedelta(seconds=seconds)
+        options = SendOptions(good_until, priority=self.schedule.priority)
         prepared = prepare(
             self.limits, self.definition, options, (), kwargs, delay_seconds or UNSET, stamp
         )
         return prepared.map(lambda request: request.row).map_err(lambda error: error.message)
 
-    def _good_until(self, moment: datetime) -> datetime | None:
-        seconds = self.schedule.good_for_seconds
-        return None if seconds is None else moment + timedelta(seconds=seconds)
-
-
-def takes_slot(definition: TaskDefinition) -> bool:
-    """Tell whether the task declares a parameter for the slot it was sent for."""
-    return SCHEDULED_FOR in definition.signature.names.spots
-
-
-def jitter_share(task_id: str) -> float:
-    """Return a number from 0 to 1 that is scattered over slots and fixed for each."""
-    return UUID(task_id).int % _JITTER_STEPS / _JITTER_STEPS
-
 
 def bound_by_name(
-    definition: TaskDefinition, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    signature: CallSignature, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return all arguments by name; whether they suffice is asked when a row is made of them."""
-    names = definition.signature.names
+    """Return all arguments by name; missing ones are found later, when a row is made of them."""
+    names = signature.names
     if len(args) > len(names.positional):
         raise ArgumentProblem(
             f"{len(args)} positional arguments are too many; the parameters are {names.shown}"
@@ -141,22 +155,16 @@ def bound_by_name(
             raise ArgumentProblem(f"parameter {name!r} cannot be passed by name, as schedules do")
         if name in kwargs:
             raise ArgumentProblem(f"argument {name!r} is given twice")
-    pipeline = by_position | dict(kwargs)
-    if SCHEDULED_FOR in pipeline and takes_slot(definition):
-        raise ArgumentProblem(f"{SCHEDULED_FOR!r} is filled in by the scheduler; leave it out")
-    for name in pipeline.keys() & definition.signature.injected:
-        raise ArgumentProblem(f"{name!r} is filled in by workflows; leave it out")
-    return pipeline
-
-
-AnyDefinition = type[WorkflowDefinition[Any]]
+    by_name = by_position | dict(kwargs)
+    _refuse_injected(signature, by_name)
+    return by_name
 
 
 @dataclass(frozen=True, slots=True)
 class WorkflowTarget:
     """A workflow to start, with the parameters of its definition as JSON text.
 
-    They are read again for every run, so that no run can change those of the next.
+    They are decoded again for every run, so that a run cannot change those of the next one.
     """
 
     schedule: WorkflowSchedule
@@ -167,82 +175,54 @@ class WorkflowTarget:
 
     @classmethod
     def of(
-        cls,
-        app: BuildsSpecs,
-        definition: AnyDefinition,
-        schedule: WorkflowSchedule,
-        some_slot: datetime,
+        cls, app: BuildsSpecs, definition: AnyDefinition, schedule: WorkflowSchedule
     ) -> WorkflowTarget:
         """Bind the schedule's arguments to ``build_with``; ArgumentProblem when they do not fit."""
-        signature = _signature(definition)
-        kwargs_json = _kwargs_json(definition, signature, schedule, some_slot)
+        try:
+            signature = definition.build_signature()
+        except ValueError as error:
+            problem = f"{definition.__name__}.build_with cannot be called: {error}"
+            raise ArgumentProblem(problem) from error
+        kwargs_json = _encode_kwargs(definition, signature, schedule.kwargs)
         return cls(schedule, definition, signature, kwargs_json, app)
 
-    def for_slot(self, slot: datetime) -> Result[Work, str]:
-        """Return the run of this slot; its first tasks wait for the slot's share of the jitter."""
-        workflow_id = run_id(self.schedule.name, slot)
-        delay_seconds = self.schedule.jitter_seconds * jitter_share(workflow_id)
-        return self._run(workflow_id, slot, delay_seconds)
-
-    def by_order(self, moment: datetime) -> Result[Work, str]:
-        """Return the run that somebody ordered at this moment, under an id of its own."""
-        return self._run(new_id(), moment, 0)
-
-    def build(self, moment: datetime) -> WorkflowSpec[Any]:
-        """Make the specification for a slot or an order; whatever the definition raises passes."""
+    def build(self, scheduled_for: datetime) -> WorkflowSpec[Any]:
+        """Build the specification; exceptions of the definition propagate."""
         if self.signature is None:
             return self.definition.build(self.app)
         kwargs = self.signature.decode_keywords(self.kwargs_json).unwrap()
         if _takes_slot(self.signature):
-            kwargs[SCHEDULED_FOR] = moment
+            kwargs[SCHEDULED_FOR] = scheduled_for
         return build_child(self.app, self.definition, kwargs)
 
-    def _run(self, workflow_id: str, moment: datetime, delay_seconds: float) -> Result[Work, str]:
+    def make(self, stamp: Stamp, delay_seconds: float) -> Result[Work, str]:
         try:
-            spec = self.build(moment)
-            text = plan(spec, workflow_id, sent_at=moment)
+            spec = self.build(stamp.sent_at)
+            text = plan(spec, stamp.task_id, sent_at=stamp.sent_at)
         except HorsiesError as error:
             return Err(f"Workflow {self.definition.__name__} was not started: {error.message}")
         except Exception as error:  # the user's build_with may raise anything
             reason = f"{type(error).__name__}: {exception_text(error)}"
             return Err(f"Workflow {self.definition.__name__} could not be built: {reason}")
-        return Ok(RunPlan(workflow_id, moment, delay_seconds, text, spec.tasks))
+        return Ok(RunPlan(stamp.task_id, stamp.sent_at, delay_seconds, text, spec.tasks))
 
 
-def _signature(definition: AnyDefinition) -> CallSignature | None:
-    try:
-        return definition.build_signature()
-    except ValueError as error:
-        problem = f"{definition.__name__}.build_with cannot be called: {error}"
-        raise ArgumentProblem(problem) from error
-
-
-def _kwargs_json(
-    definition: AnyDefinition,
-    signature: CallSignature | None,
-    schedule: WorkflowSchedule,
-    some_slot: datetime,
+def _encode_kwargs(
+    definition: AnyDefinition, signature: CallSignature | None, kwargs: dict[str, Any]
 ) -> str:
     if signature is None:
-        if schedule.kwargs:
+        if kwargs:
             raise ArgumentProblem(f"{definition.__name__} has no build_with to take kwargs")
         return "{}"
-    if SCHEDULED_FOR in schedule.kwargs and _takes_slot(signature):
-        raise ArgumentProblem(f"{SCHEDULED_FOR!r} is filled in by the scheduler; leave it out")
-    for name in schedule.kwargs.keys() & signature.injected:
-        raise ArgumentProblem(f"{name!r} is filled in by workflows; leave it out")
-    slot = {SCHEDULED_FOR: some_slot} if _takes_slot(signature) else {}
-    if isinstance(refused := signature.encode_call((), schedule.kwargs | slot), Err):
+    _refuse_injected(signature, kwargs)
+    slot = {SCHEDULED_FOR: SAMPLE_SLOT} if _takes_slot(signature) else {}
+    if isinstance(refused := signature.encode_call((), kwargs | slot), Err):
         message = refused.err_value.message.rstrip(".")
         raise ArgumentProblem(f"{definition.__name__} cannot be built: {message}")
-    return signature.encode_keywords(schedule.kwargs).unwrap()
-
-
-def _takes_slot(signature: CallSignature) -> bool:
-    return SCHEDULED_FOR in signature.names.spots
+    return signature.encode_keywords(kwargs).unwrap()
 
 
 def as_definition(candidate: object) -> AnyDefinition | None:
-    """Return a class as the workflow definition it is, or None when it is something else."""
-    is_class = inspect.isclass(candidate) and issubclass(candidate, WorkflowDefinition)
-    return candidate if is_class else None  # type: ignore[return-value]
+    """Return the candidate if it is a workflow definition, else None."""
+    is_definition = inspect.isclass(candidate) and issubclass(candidate, WorkflowDefinition)
+    return candidate if is_definition else None  # type: ignore[return-value]

@@ -1,8 +1,8 @@
-"""The tick: read what is due, decide, and write tasks, runs and standings down in one statement.
+"""One tick: read due schedules, decide, and write tasks, runs and new states in one statement.
 
-Between reading and writing nothing is locked and no transaction is open, so a scheduler that is frozen
-or killed at any moment holds nobody up: the statement takes a schedule only as it was read, and puts
-in all of its tasks and runs or none. Two schedulers that decide the same leave one set behind.
+Between the read and the write no row is locked and no transaction is open, so a scheduler that is frozen
+or killed at any time blocks no other. The statement skips a schedule that has changed since the read, and
+otherwise inserts all of its tasks and runs. Schedulers that make the same decision produce one set of rows.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from horsies.db.statement import Script
 from horsies.db.statements.schedules import (
     DueSchedule,
     FireSlots,
-    NextSlot,
     ScheduleName,
     find_due_schedules,
     fire_slots,
@@ -29,21 +28,21 @@ from horsies.db.statements.schedules import (
 from horsies.db.statements.tasks import InsertTask
 from horsies.events import as_event
 from horsies.result import Err, Ok
-from horsies.scheduler.decide import Decision, Dropped, SkipReason, Standing, decide
+from horsies.scheduler.decide import Decision, Dropped, DueState, SkipReason, decide
 from horsies.scheduler.entry import Entry
-from horsies.scheduler.registry import DUE_MAX, Book
-from horsies.scheduler.targets import RunPlan, Work
+from horsies.scheduler.registry import DUE_MAX, Registry
+from horsies.scheduler.targets import RunPlan, Work, work_for_slot
 
 logger = logging.getLogger("horsies.scheduler")
 
-# Catching up after a long time goes on in the next tick, so that no statement becomes huge: at most so
-# many tasks and nodes of workflows, if one schedule alone does not have more.
+# The most tasks and workflow nodes per tick, unless a single slot has more: a long catch-up continues in
+# the next tick instead of one huge statement.
 RUNS_MAX = 10_000
 
 
 @dataclass(frozen=True, slots=True)
-class Planned:
-    """A due schedule, what was decided, and the tasks or runs that come of it."""
+class Decided:
+    """A due schedule, the decision about it, and the resulting tasks or runs."""
 
     due: DueSchedule
     decision: Decision
@@ -51,117 +50,109 @@ class Planned:
 
     @property
     def is_behind(self) -> bool:
-        """Whether it is due again at once."""
+        """Whether the next slot is due already."""
         following = self.decision.next_run_at
         return following is not None and following <= self.due.looked_at
 
 
 @dataclass(frozen=True, slots=True)
-class Ticked:
-    """What a tick did, and when the next one is worth its while; None means nothing is planned."""
+class TickResult:
+    """The schedules that fired, and the seconds until the next slot; None if there is none."""
 
-    fired: Sequence[Planned]
+    fired: Sequence[Decided]
     seconds_until_next: float | None
 
 
-def tick(pipeline: Pipeline, book: Book) -> Ticked:
-    """Send and start everything that is due; psycopg.Error when the database is not up to it."""
+def tick(pipeline: Pipeline, registry: Registry) -> TickResult:
+    """Send the tasks and start the runs that are due; psycopg.Error when the database is unavailable."""
     try:
-        ticked = pipeline.run_script(_tick_script(book))
+        ticked = pipeline.run_script(_tick_script(registry))
     except psycopg.Error as error:
         if is_transient(error):
             raise
-        logger.error("the due schedules are tried one by one: %s", describe(error))
-        ticked = _tick_one_by_one(pipeline, book)
-    for planned in ticked.fired:
-        _log(planned)
+        logger.error("the tick failed; trying the due schedules one by one: %s", describe(error))
+        ticked = _tick_one_by_one(pipeline, registry)
+    for decided in ticked.fired:
+        _log(decided)
     return ticked
 
 
-def _tick_script(book: Book) -> Script[Ticked]:
-    due: list[DueSchedule] = yield find_due_schedules, book.find_due()
-    batch = plan_all(book, due)
+def _tick_script(registry: Registry) -> Script[TickResult]:
+    due: list[DueSchedule] = yield find_due_schedules, registry.find_due()
+    batch = decide_all(registry, due)
     taken: list[ScheduleName] = []
     if batch:
         taken = yield fire_slots, columns(batch)
     looked_at = due[0].looked_at if due else None
-    (ahead,) = yield seconds_until_next_slot, book.look_ahead(looked_at)
+    (ahead,) = yield seconds_until_next_slot, registry.look_ahead(looked_at)
     names = {one.name for one in taken}
-    fired = [planned for planned in batch if planned.due.name in names]
-    return Ticked(fired, _seconds(ahead, due, fired))
+    fired = [decided for decided in batch if decided.due.name in names]
+    has_more = (fired and len(due) == DUE_MAX) or any(one.is_behind for one in fired)
+    return TickResult(fired, 0.0 if has_more else ahead.seconds)
 
 
-def _seconds(ahead: NextSlot, due: Sequence[DueSchedule], fired: Sequence[Planned]) -> float | None:
-    has_more = len(due) == DUE_MAX and fired
-    return 0.0 if has_more or any(one.is_behind for one in fired) else ahead.seconds
-
-
-def plan_all(book: Book, due: Iterable[DueSchedule]) -> list[Planned]:
-    """Decide about every due schedule; one that cannot be decided does not keep the others back."""
-    batch: list[Planned] = []
+def decide_all(registry: Registry, due: Iterable[DueSchedule]) -> list[Decided]:
+    """Decide about every due schedule; an error in one does not affect the others."""
+    batch: list[Decided] = []
     runs_left = RUNS_MAX
     for one in due:
         if runs_left <= 0:
             break
         try:
-            planned = _plan(book.entry_of(one), one, runs_left)
+            decided = _decide_one(registry.entry_of(one), one, runs_left)
         except Exception:
-            logger.exception("schedule %r cannot be planned", one.name)
+            logger.exception("schedule %r: no decision is possible", one.name)
             continue
-        if planned is not None:
-            batch.append(planned)
-            runs_left -= sum(map(_size, planned.work))
+        if decided is not None:
+            batch.append(decided)
+            runs_left -= sum(
+                len(work.nodes) if isinstance(work, RunPlan) else 1 for work in decided.work
+            )
     return batch
 
 
-def _size(work: Work) -> int:
-    return len(work.nodes) if isinstance(work, RunPlan) else 1
-
-
-def _plan(entry: Entry | None, due: DueSchedule, runs_max: int) -> Planned | None:
+def _decide_one(entry: Entry | None, due: DueSchedule, runs_max: int) -> Decided | None:
     if entry is None:
         return None
-    standing = _in_utc(due)
-    decision = decide(entry.schedule, entry.timing, standing, runs_max)
+    decision = decide(entry.schedule, entry.timing, _in_utc(due), runs_max)
     if decision is None:
         return None
     work: list[Work] = []
     for slot in decision.fire:
-        match entry.target.for_slot(slot):
+        match work_for_slot(entry.target, slot):
             case Ok(one):
                 work.append(one)
             case Err(reason):
                 logger.error("schedule %r, slot %s: %s", due.name, slot, reason)
                 decision = _refused(decision, slot)
-    return Planned(due, decision, work)
+    return Decided(due, decision, work)
 
 
-def _in_utc(due: DueSchedule) -> Standing:
-    """What is read comes in the zone of the database session, where an hour may not be an hour."""
+def _in_utc(due: DueSchedule) -> DueState:
+    """Convert from the session's time zone, in which arithmetic would follow DST changes."""
     resumed_at = None if due.resumed_at is None else due.resumed_at.astimezone(UTC)
     due_at, now = due.due_at.astimezone(UTC), due.looked_at.astimezone(UTC)
-    return Standing(due_at, now, due.is_unfinished, resumed_at)
+    return DueState(due_at, now, due.is_unfinished, resumed_at)
 
 
 def _refused(decision: Decision, slot: datetime) -> Decision:
-    """A slot whose task or run cannot be is over all the same, or it would be in the way for ever."""
+    """Drop a slot whose task or run cannot be made; it would otherwise stay due for ever."""
     dropped = Dropped(SkipReason.REFUSED, slot, slot)
     return Decision(decision.fire, decision.next_run_at, dropped)
 
 
-def columns(batch: Sequence[Planned]) -> FireSlots:
-    """Write decisions, tasks and runs as columns, one value for each of them."""
-    work = [(planned.due.name, one) for planned in batch for one in planned.work]
+def columns(batch: Sequence[Decided]) -> FireSlots:
+    work = [(decided.due.name, one) for decided in batch for one in decided.work]
     tasks = [(name, one) for name, one in work if isinstance(one, InsertTask)]
     runs = [(name, one) for name, one in work if isinstance(one, RunPlan)]
-    dropped = [planned.decision.dropped for planned in batch]
+    dropped = [decided.decision.dropped for decided in batch]
     return FireSlots(
-        names=[planned.due.name for planned in batch],
-        due_at=[planned.due.due_at for planned in batch],
-        hashes=[planned.due.hash for planned in batch],
-        next_run_at=[planned.decision.next_run_at for planned in batch],
-        last_task_ids=[planned.work[-1].id if planned.work else None for planned in batch],
-        run_counts=[len(planned.work) for planned in batch],
+        names=[decided.due.name for decided in batch],
+        due_at=[decided.due.due_at for decided in batch],
+        hashes=[decided.due.hash for decided in batch],
+        next_run_at=[decided.decision.next_run_at for decided in batch],
+        last_task_ids=[decided.work[-1].id if decided.work else None for decided in batch],
+        run_counts=[len(decided.work) for decided in batch],
         skipped_at=[None if one is None else one.before for one in dropped],
         skip_reasons=[None if one is None else one.reason.value for one in dropped],
         ids=[row.id for _, row in tasks],
@@ -178,55 +169,43 @@ def columns(batch: Sequence[Planned]) -> FireSlots:
         timeouts_ms=[row.timeout_ms for _, row in tasks],
         enqueue_shas=[row.enqueue_sha for _, row in tasks],
         run_ids=[run.id for _, run in runs],
-        plans=[run.text for _, run in runs],
+        plans=[run.plan for _, run in runs],
         run_schedule_names=[name for name, _ in runs],
         run_slots=[run.sent_at for _, run in runs],
         run_delay_seconds=[run.delay_seconds for _, run in runs],
     )
 
 
-def _tick_one_by_one(pipeline: Pipeline, book: Book) -> Ticked:
-    """Find out which schedule the database will not take, and serve the others."""
-    (due,) = pipeline.run([(find_due_schedules, book.find_due())])
+def _tick_one_by_one(pipeline: Pipeline, registry: Registry) -> TickResult:
+    """Isolate a schedule that the database refuses, and fire the others."""
+    (due,) = pipeline.run([(find_due_schedules, registry.find_due())])
     fired = []
-    for planned in plan_all(book, due):
+    for decided in decide_all(registry, due):
         try:
-            (taken,) = pipeline.run([(fire_slots, columns([planned]))])
+            (taken,) = pipeline.run([(fire_slots, columns([decided]))])
         except psycopg.Error as error:
             if is_transient(error):
                 raise
-            logger.error("schedule %r cannot be stored: %s", planned.due.name, describe(error))
-            pipeline.run([(fire_slots, columns([_without_work(planned)]))])
+            logger.error("schedule %r cannot be stored: %s", decided.due.name, describe(error))
+            pipeline.run([(fire_slots, columns([_without_work(decided)]))])
             continue
-        fired += [planned] if taken else []
-    return Ticked(fired, None)
+        fired += [decided] if taken else []
+    return TickResult(fired, None)
 
 
-def _without_work(planned: Planned) -> Planned:
-    slot = planned.decision.fire[-1] if planned.decision.fire else planned.due.due_at
-    return Planned(planned.due, _refused(planned.decision, slot), ())
+def _without_work(decided: Decided) -> Decided:
+    slot = decided.decision.fire[-1] if decided.decision.fire else decided.due.due_at
+    return Decided(decided.due, _refused(decided.decision, slot), ())
 
 
-def _log(planned: Planned) -> None:
-    name, decision = planned.due.name, planned.decision
-    if planned.work:
-        what = "run(s) started" if isinstance(planned.work[-1], RunPlan) else "task(s) sent"
+def _log(decided: Decided) -> None:
+    name, decision = decided.due.name, decided.decision
+    if count := len(decided.work):
+        verb = "run(s) started" if isinstance(decided.work[-1], RunPlan) else "task(s) sent"
+        event = as_event("slots_sent", schedule=name, count=count)
         slot = decision.fire[-1]
-        logger.info(
-            "schedule %r: %d %s, slot %s",
-            name,
-            len(planned.work),
-            what,
-            slot,
-            extra=as_event("slots_sent", schedule=name, count=len(planned.work)),
-        )
-    if decision.dropped is not None:
-        lost = decision.dropped
-        logger.warning(
-            "schedule %r: slots from %s until %s dropped (%s)",
-            name,
-            lost.first,
-            lost.before,
-            lost.reason.value.lower(),
-            extra=as_event("slots_dropped", schedule=name, reason=lost.reason.value.lower()),
-        )
+        logger.info("schedule %r: %d %s, slot %s", name, count, verb, slot, extra=event)
+    if dropped := decision.dropped:
+        text, reason = "schedule %r: slots from %s until %s dropped (%s)", dropped.reason.lower()
+        event = as_event("slots_dropped", schedule=name, reason=reason)
+        logger.warning(text, name, dropped.first, dropped.before, reason, extra=event)

@@ -1,7 +1,6 @@
-"""Timing: everything about a schedule that decides its slots, and nothing else.
+"""The timing of a schedule: exactly those fields that determine its slots.
 
-Stored beside a schedule's state as JSON, whose hash tells whether the timetable has changed. Stands
-between the configuration and the scheduler's plan, still pure.
+It is stored as JSON beside the state of the schedule; a changed hash means a changed timetable.
 """
 
 from __future__ import annotations
@@ -20,12 +19,12 @@ from horsies.timetable.next_run import GapRule, Timetable, load_zone, next_run, 
 from horsies.timetable.patterns import SchedulePattern
 from horsies.validation import FROZEN_MODEL
 
-_MOMENT = timedelta(microseconds=1)
+_MICROSECOND = timedelta(microseconds=1)
 _FIRST_WINDOW = timedelta(minutes=1)
 
 
 class TimingFields(BaseModel):
-    """The fields of a schedule that decide its slots, as they are stored."""
+    """The stored fields, which determine the slots of a schedule."""
 
     model_config = FROZEN_MODEL
 
@@ -37,7 +36,7 @@ class TimingFields(BaseModel):
 
 
 def timing_json(schedule: Schedule) -> str:
-    """Return the timing of a schedule as JSON text: pattern, zone, and what is not left to default."""
+    """Return the timing of a schedule as JSON text: pattern, zone, and fields that differ from default."""
     fields = TimingFields(**{name: getattr(schedule, name) for name in TimingFields.model_fields})
     changed = fields.model_dump(mode="json", exclude_defaults=True)
     whole = changed | fields.model_dump(mode="json", include={"pattern", "timezone"})
@@ -45,13 +44,12 @@ def timing_json(schedule: Schedule) -> str:
 
 
 def config_hash(timing: str) -> str:
-    """Return the SHA-256 of a timing's JSON text."""
     return hashlib.sha256(timing.encode()).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """When a schedule is due. All instants, given and returned, are in UTC; None means never again."""
+    """When a schedule is due. All times are in UTC; None as a slot means never again."""
 
     timetable: Timetable | timedelta
     zone: ZoneInfo
@@ -72,40 +70,40 @@ class Timing:
 
     @classmethod
     def read(cls, text: str) -> Timing:
-        """Read a stored timing; ValueError when it cannot be understood."""
+        """Parse a stored timing; ValueError when this release cannot."""
         return cls.of(TimingFields.model_validate_json(text))
 
-    def first_after(self, moment: datetime) -> datetime | None:
-        """Return where a schedule that begins at this moment has its first slot."""
+    def first_after(self, start: datetime) -> datetime | None:
+        """Return the first slot of a schedule that begins at this time."""
         if not isinstance(self.timetable, timedelta):
-            return self.after(moment)
+            return self.after(start)
         if self.start_at is None:
-            return self._bounded(moment + self.timetable)
-        if moment < self.start_at:
+            return self._bounded(start + self.timetable)
+        if start < self.start_at:
             return self._bounded(self.start_at)
-        passed = (moment - self.start_at) // self.timetable
+        passed = (start - self.start_at) // self.timetable
         return self._bounded(self.start_at + (passed + 1) * self.timetable)
 
     def after(self, slot: datetime) -> datetime | None:
         """Return the slot that follows this one."""
         is_interval = isinstance(self.timetable, timedelta)
         if self.start_at is not None and not is_interval:
-            slot = max(slot, self.start_at - _MOMENT)
+            slot = max(slot, self.start_at - _MICROSECOND)
         found = next_run(self.timetable, slot, self.zone, self.on_dst_gap)
         assert found is None or found > slot, "time stood still"
         return self._bounded(found)
 
     def since(self, due: datetime, cutoff: datetime) -> datetime | None:
-        """Return the first slot that is not before the cutoff; ``due`` is a slot."""
+        """Return the first slot at or after the cutoff; ``due`` is a slot."""
         if due >= cutoff:
             return due
         if isinstance(self.timetable, timedelta):
             left_out = -((due - cutoff) // self.timetable)
             return self._bounded(due + left_out * self.timetable)
-        return self.after(cutoff - _MOMENT)
+        return self.after(cutoff - _MICROSECOND)
 
     def latest(self, due: datetime, until: datetime) -> datetime:
-        """Return the last slot that is not after ``until``; ``due`` is a slot that is not."""
+        """Return the last slot up to ``until``; ``due`` is a slot up to ``until``."""
         until = min(until, self.end_at or until)
         if isinstance(self.timetable, timedelta):
             return due + ((until - due) // self.timetable) * self.timetable
@@ -115,7 +113,7 @@ class Timing:
         return found
 
     def _some_late_slot(self, due: datetime, until: datetime) -> datetime:
-        """Find a slot near the end without walking through all of them, by windows that double."""
+        """Find a slot near the end in windows that double, instead of stepping through all slots."""
         window = _FIRST_WINDOW
         while until - window > due:
             found = self.after(until - window)
@@ -125,7 +123,6 @@ class Timing:
         return due
 
     def slots_from(self, slot: datetime | None) -> Iterator[datetime]:
-        """Yield this slot and all that follow."""
         while slot is not None:
             yield slot
             slot = self.after(slot)

@@ -1,10 +1,10 @@
-"""Catalogue of the statements for operators, all of them read-only."""
+"""Read-only statements for operators: queues, workers, tasks and the server."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from horsies.db.statement import Nothing, StatementFile
 
@@ -25,13 +25,11 @@ class InFlightCount(NamedTuple):
 
 
 class Sample(NamedTuple):
-    """How many of the newest attempts to count."""
-
     sample: int
 
 
 class RecentAttempts(NamedTuple):
-    """Attempts finished on one queue during the covered seconds."""
+    """Attempts of one queue that ended within the covered seconds."""
 
     queue_name: str
     covered_seconds: float
@@ -41,14 +39,13 @@ class RecentAttempts(NamedTuple):
 
 
 class QueueState(NamedTuple):
-    """A queue and the time it was paused; ``paused_at`` is None while workers serve it."""
+    """A queue; ``paused_at`` is None while workers claim from it."""
 
     name: str
     paused_at: datetime | None
 
     @property
     def is_paused(self) -> bool:
-        """Whether workers leave the queue alone."""
         return self.paused_at is not None
 
 
@@ -60,8 +57,8 @@ class ListWorkers(NamedTuple):
     include_stopped: bool
 
 
-class WorkerRow(NamedTuple):
-    """One worker, its newest snapshot, and its number of tasks in flight."""
+class WorkerSummary(NamedTuple):
+    """One worker, its tasks in flight and its newest snapshot."""
 
     worker_id: str
     hostname: str
@@ -81,9 +78,27 @@ class WorkerRow(NamedTuple):
     children_memory_mb: float | None
     cpu_percent: float | None
 
+    @property
+    def memory_mb(self) -> float | None:
+        """The memory of the parent and its children, None before the first snapshot."""
+        known = [mb for mb in (self.memory_usage_mb, self.children_memory_mb) if mb is not None]
+        return sum(known) if known else None
+
+
+class ListTasks(NamedTuple):
+    """Filters for tasks with ids from ``since`` to below ``before``; an empty list matches anything."""
+
+    before: str
+    since: str
+    statuses: Sequence[str]
+    queues: Sequence[str]
+    names: Sequence[str]
+    error_codes: Sequence[str]
+    limit: int
+
 
 class ListNewestTasks(NamedTuple):
-    """Filters for tasks with ids from ``since`` to below ``before``, reading at most ``window``."""
+    """The same filters over the newest ``window`` tasks only."""
 
     before: str
     since: str
@@ -93,18 +108,6 @@ class ListNewestTasks(NamedTuple):
     error_codes: Sequence[str]
     limit: int
     window: int
-
-
-class ListTasks(NamedTuple):
-    """The same filters without a limit on the rows read."""
-
-    before: str
-    since: str
-    statuses: Sequence[str]
-    queues: Sequence[str]
-    names: Sequence[str]
-    error_codes: Sequence[str]
-    limit: int
 
 
 class Window(NamedTuple):
@@ -181,8 +184,12 @@ class TaskDetail(NamedTuple):
     result: str | None
 
 
-class WorkerStateRow(NamedTuple):
-    """One snapshot of a worker, its JSON columns as text."""
+class WorkerStateSnapshot(NamedTuple):
+    """The state of a worker at ``snapshot_at``, as the worker reported it.
+
+    ``memory_usage_mb`` is the parent process alone, ``children_memory_mb`` the sum of its children.
+    ``hears`` is False while no notifications reach the worker and it finds work by polling.
+    """
 
     id: int
     worker_id: str
@@ -190,7 +197,7 @@ class WorkerStateRow(NamedTuple):
     hostname: str
     pid: int
     processes: int
-    queues: Sequence[str]
+    queues: list[str]
     tasks_running: int
     tasks_claimed: int
     memory_usage_mb: float | None
@@ -200,15 +207,15 @@ class WorkerStateRow(NamedTuple):
     max_claim_batch: int
     max_claim_per_worker: int
     cluster_wide_cap: int | None
-    queue_priorities: str | None
-    queue_max_concurrency: str | None
-    recovery_config: str | None
+    queue_priorities: dict[str, Any] | None
+    queue_max_concurrency: dict[str, Any] | None
+    recovery_config: dict[str, Any] | None
     hears: bool
     worker_started_at: datetime
 
 
 class WorkerStateHistory(NamedTuple):
-    """``limit`` is None for all snapshots."""
+    """A worker and the number of its newest snapshots; None for all."""
 
     worker_id: str
     limit: int | None
@@ -263,14 +270,16 @@ count_in_flight = MONITOR.declare("count_in_flight", Nothing, InFlightCount)
 count_recent_attempts = MONITOR.declare("count_recent_attempts", Sample, RecentAttempts)
 list_queue_states = MONITOR.declare("list_queue_states", Nothing, QueueState)
 list_known_queues = MONITOR.declare("list_known_queues", Nothing, QueueName)
-list_workers = MONITOR.declare("list_workers", ListWorkers, WorkerRow)
+list_workers = MONITOR.declare("list_workers", ListWorkers, WorkerSummary)
 list_newest_tasks = MONITOR.declare("list_newest_tasks", ListNewestTasks, TaskSummary)
 end_of_window = MONITOR.declare("end_of_window", Window, WindowEdge)
 list_live_tasks = MONITOR.declare("list_live_tasks", ListTasks, TaskSummary)
 list_tasks_by_error = MONITOR.declare("list_tasks_by_error", ListTasks, TaskSummary)
 read_task_detail = MONITOR.declare("read_task_detail", ReadTaskDetail, TaskDetail)
-newest_worker_states = MONITOR.declare("newest_worker_states", Nothing, WorkerStateRow)
-worker_state_history = MONITOR.declare("worker_state_history", WorkerStateHistory, WorkerStateRow)
+newest_worker_states = MONITOR.declare("newest_worker_states", Nothing, WorkerStateSnapshot)
+worker_state_history = MONITOR.declare(
+    "worker_state_history", WorkerStateHistory, WorkerStateSnapshot
+)
 find_stale_tasks = MONITOR.declare("find_stale_tasks", StaleThreshold, StaleTask)
 count_worker_tasks = MONITOR.declare("count_worker_tasks", Nothing, WorkerStats)
 find_expired_tasks = MONITOR.declare("find_expired_tasks", Nothing, ExpiredTask)

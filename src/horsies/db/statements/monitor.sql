@@ -171,9 +171,8 @@ WITH RECURSIVE known AS (
 SELECT state.id, state.worker_id, state.snapshot_at, state.hostname, state.pid, state.processes,
     state.queues::text[] AS queues, state.tasks_running, state.tasks_claimed, state.memory_usage_mb,
     state.cpu_percent, state.memory_percent, state.children_memory_mb, state.max_claim_batch,
-    state.max_claim_per_worker, state.cluster_wide_cap, state.queue_priorities::text AS queue_priorities,
-    state.queue_max_concurrency::text AS queue_max_concurrency,
-    state.recovery_config::text AS recovery_config, state.hears, state.worker_started_at
+    state.max_claim_per_worker, state.cluster_wide_cap, state.queue_priorities, state.queue_max_concurrency,
+    state.recovery_config, state.hears, state.worker_started_at
 FROM known CROSS JOIN LATERAL (
     SELECT * FROM horsies_worker_states AS snapshot
     WHERE snapshot.worker_id = known.worker_id ORDER BY snapshot.snapshot_at DESC LIMIT 1) AS state
@@ -183,8 +182,7 @@ ORDER BY state.snapshot_at DESC, state.worker_id
 -- The snapshots of one worker, newest first, by the index on (worker_id, snapshot_at).
 SELECT id, worker_id, snapshot_at, hostname, pid, processes, queues::text[] AS queues, tasks_running,
     tasks_claimed, memory_usage_mb, cpu_percent, memory_percent, children_memory_mb, max_claim_batch,
-    max_claim_per_worker, cluster_wide_cap, queue_priorities::text AS queue_priorities,
-    queue_max_concurrency::text AS queue_max_concurrency, recovery_config::text AS recovery_config, hears,
+    max_claim_per_worker, cluster_wide_cap, queue_priorities, queue_max_concurrency, recovery_config, hears,
     worker_started_at
 FROM horsies_worker_states WHERE worker_id = %(worker_id)s ORDER BY snapshot_at DESC LIMIT %(limit)s::bigint
 

@@ -1,4 +1,4 @@
-"""Catalogue of the scheduler's statements; ``scheduler/decide.py`` decides between reads and writes."""
+"""Statements of the scheduler and of ``app.schedules``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SCHEDULES_CHANNEL = "horsies_schedules"
 
 
 class FindDue(NamedTuple):
-    """The schedules a scheduler serves, one per line, and the size of a batch."""
+    """The schedules that a scheduler serves, one per line, and how many due ones to read at once."""
 
     names: str
     hashes: str
@@ -24,8 +24,6 @@ class FindDue(NamedTuple):
 
 
 class DueSchedule(NamedTuple):
-    """A schedule whose next slot has come."""
-
     name: str
     due_at: datetime
     hash: str
@@ -36,9 +34,9 @@ class DueSchedule(NamedTuple):
 
 
 class FireSlots(NamedTuple):
-    """Decisions, one column per fact about a schedule, and their tasks and runs, also in columns.
+    """Decisions about schedules, their tasks and their workflow runs, each as a group of columns.
 
-    ``plans`` are the JSON texts of runs; the ``run_...`` columns are stored beside them.
+    The columns of a run are its id, its plan as JSON text, and its schedule, slot and delay.
     """
 
     names: Sequence[str]
@@ -74,9 +72,7 @@ class ScheduleName(NamedTuple):
 
 
 class LookAhead(NamedTuple):
-    """The schedules a scheduler serves, one per line, and the time of its last check, None when
-    nothing at all was due.
-    """
+    """The schedules that a scheduler serves, one per line, and the time of its last read, if any was due."""
 
     names: str
     hashes: str
@@ -86,7 +82,7 @@ class LookAhead(NamedTuple):
 
 
 class NextSlot(NamedTuple):
-    """Seconds until the next slot; None without one."""
+    """Seconds until the next slot; None when there is none."""
 
     seconds: float | None
 
@@ -95,8 +91,11 @@ class ScheduleNames(NamedTuple):
     names: Sequence[str]
 
 
-class ScheduleStanding(NamedTuple):
-    """The stored state of a schedule, if there is any."""
+class ScheduleRecord(NamedTuple):
+    """The stored row of a schedule, or nulls when it has none, and the database's clock.
+
+    ``definition`` is the JSON of a schedule added at run time; it is null for a configured one.
+    """
 
     name: str
     is_stored: bool
@@ -110,7 +109,7 @@ class ScheduleStanding(NamedTuple):
 
 
 class StoreSchedules(NamedTuple):
-    """Schedules of a configuration to store, in columns."""
+    """Schedules of a configuration to store, as columns."""
 
     names: Sequence[str]
     next_run_at: Sequence[datetime | None]
@@ -122,14 +121,14 @@ class StoreSchedules(NamedTuple):
 
 
 class OwnedSchedules(NamedTuple):
-    """An owner, and its current schedules."""
+    """An owner and the schedules in its configuration."""
 
     owner: str
     names: Sequence[str]
 
 
 class AddSchedule(NamedTuple):
-    """A schedule that exists in the database only."""
+    """A schedule added at run time, stored in the database only."""
 
     name: str
     next_run_at: datetime | None
@@ -142,7 +141,7 @@ class AddSchedule(NamedTuple):
 
 
 class RunSchedule(NamedTuple):
-    """The row of one manual run."""
+    """The task of a schedule that is run by hand."""
 
     id: str
     task_name: str
@@ -159,7 +158,7 @@ class RunSchedule(NamedTuple):
 
 
 class StartSchedule(NamedTuple):
-    """The workflow of one manual run: its id and the JSON text of its plan."""
+    """The workflow of a schedule that is run by hand: its run id and plan as JSON text."""
 
     id: str
     plan: str
@@ -167,7 +166,7 @@ class StartSchedule(NamedTuple):
 
 
 class ScheduleFilter(NamedTuple):
-    """One schedule, or None for all."""
+    """The name of one schedule, or None for all."""
 
     name: str | None
 
@@ -176,9 +175,9 @@ class ScheduleState(NamedTuple):
     """The state of a schedule: its next slot, its newest run, and whether it is paused.
 
     A schedule that sends a task has a ``task_name``, one that starts a workflow a ``definition_key``.
-    ``last_task_id`` is the id of the newest task, or of the newest workflow run. ``next_run_at`` is
-    None after the last slot. ``skipped_at`` is the end of the last skipped slots, ``skip_reason`` the
-    reason.
+    ``last_task_id`` is the id of the newest task, or of the newest workflow run. ``next_run_at`` is None
+    when the schedule has ended. ``skipped_at`` is the end of the most recently skipped slots,
+    ``skip_reason`` the reason.
     """
 
     name: str
@@ -198,25 +197,18 @@ class ScheduleState(NamedTuple):
 
     @property
     def is_paused(self) -> bool:
-        """Whether its slots pass without a task."""
         return self.paused_at is not None
 
 
-class ScheduleDefinition(NamedTuple):
-    """The JSON of a schedule added at run time, None for one of a configuration."""
-
-    definition: str | None
-
-
-class ListRuns(NamedTuple):
+class ListScheduleRuns(NamedTuple):
     name: str
     limit: int
 
 
 class ScheduleRun(NamedTuple):
-    """One run of a schedule; ``scheduled_for`` is None for a manual run.
+    """One run of a schedule; ``scheduled_for`` is None when it was run by hand.
 
-    ``task_id`` is the id of its task, or with ``is_workflow`` that of the workflow run.
+    ``task_id`` is the id of its task or, with ``is_workflow``, of its workflow run.
     """
 
     task_id: str
@@ -230,9 +222,7 @@ class ScheduleRun(NamedTuple):
 find_due_schedules = SCHEDULES.declare("find_due_schedules", FindDue, DueSchedule)
 fire_slots = SCHEDULES.declare("fire_slots", FireSlots, ScheduleName)
 seconds_until_next_slot = SCHEDULES.declare("seconds_until_next_slot", LookAhead, NextSlot)
-read_schedule_standings = SCHEDULES.declare(
-    "read_schedule_standings", ScheduleNames, ScheduleStanding
-)
+read_schedule_records = SCHEDULES.declare("read_schedule_records", ScheduleNames, ScheduleRecord)
 store_schedules = SCHEDULES.declare("store_schedules", StoreSchedules, ScheduleName)
 list_orphaned_schedules = SCHEDULES.declare("list_orphaned_schedules", OwnedSchedules, ScheduleName)
 add_schedule = SCHEDULES.declare("add_schedule", AddSchedule, ScheduleName)
@@ -242,9 +232,6 @@ resume_schedule = SCHEDULES.declare("resume_schedule", ScheduleName, ScheduleNam
 run_schedule = SCHEDULES.declare("run_schedule", RunSchedule, TaskId)
 start_schedule = SCHEDULES.declare("start_schedule", StartSchedule, TaskId)
 list_schedules = SCHEDULES.declare("list_schedules", ScheduleFilter, ScheduleState)
-read_schedule_definition = SCHEDULES.declare(
-    "read_schedule_definition", ScheduleName, ScheduleDefinition
-)
-list_schedule_runs = SCHEDULES.declare("list_schedule_runs", ListRuns, ScheduleRun)
+list_schedule_runs = SCHEDULES.declare("list_schedule_runs", ListScheduleRuns, ScheduleRun)
 
 SCHEDULES.complete()

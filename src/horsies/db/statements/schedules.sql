@@ -90,7 +90,7 @@ WHERE state.next_run_at > coalesce(%(looked_at)s::timestamptz, '-infinity') AND 
       state.task_name = ANY(%(task_names)s::text[])
       OR state.definition_key = ANY(%(definition_keys)s::text[]))))
 
--- name: read_schedule_standings
+-- name: read_schedule_records
 -- The stored state of these schedules, one row each in any case, and the database's time.
 SELECT wanted.name, state.schedule_name IS NOT NULL AS is_stored, state.config_hash AS hash,
     state.next_run_at, state.task_name, state.definition_key, state.owner, state.definition,
@@ -208,10 +208,6 @@ LEFT JOIN horsies_tasks AS task ON task.id = state.last_task_id
 LEFT JOIN horsies_workflows AS run ON run.id = state.last_task_id
 WHERE %(name)s::text IS NULL OR state.schedule_name = %(name)s
 ORDER BY state.schedule_name
-
--- name: read_schedule_definition
--- The definition that a program stored, and whether there is such a schedule at all.
-SELECT definition FROM horsies_schedule_state WHERE schedule_name = %(name)s
 
 -- name: list_schedule_runs
 -- The newest tasks and runs of a schedule, from their indexes on (schedule_name, sent_at). It has both if its

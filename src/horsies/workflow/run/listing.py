@@ -1,6 +1,6 @@
-"""Lists of runs, and the report of one run with all runs below it.
+"""Read-only views of workflow runs: lists, and one run with its nodes and child runs.
 
-Reads only, at a price that does not grow with the history.
+Their cost does not grow with the history.
 """
 
 from __future__ import annotations
@@ -8,7 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from operator import attrgetter
 
+from horsies.db import paging
+from horsies.db.paging import ListSteps, Page, page_script
 from horsies.db.statement import Script, one_or_none
 from horsies.db.statements.workflows import (
     BrokenRun,
@@ -35,18 +38,17 @@ from horsies.ids import stored_form
 from horsies.states import WorkflowStatus
 from horsies.tasks.broker import BrokerErrorCode, BrokerResult, PostgresBroker
 
-# How many of the newest runs a list looks at, and how many of one family are shown.
-LIST_WINDOW = 50_000
+# A run is shown with at most this many runs of its tree.
 FAMILY_MAX = 200
 
-_FIRST_MOMENT = datetime(1, 1, 2, tzinfo=UTC)
+_FIRST_TIME = datetime(1, 1, 2, tzinfo=UTC)
 _LAST = RunPosition("ffffffff-ffff-ffff-ffff-ffffffffffff", datetime(9999, 12, 30, tzinfo=UTC))
 _READING = BrokerErrorCode.MONITORING_QUERY_FAILED
 
 
 @dataclass(frozen=True, slots=True)
 class RunFilters:
-    """Which runs to list: one of the values in each dimension that has any, and since when."""
+    """Which runs to list. An empty dimension matches every run; otherwise any of its values does."""
 
     statuses: Sequence[WorkflowStatus] = ()
     names: Sequence[str] = ()
@@ -58,25 +60,10 @@ class RunFilters:
 
 
 @dataclass(frozen=True, slots=True)
-class RunPage:
-    """Runs, newest first.
-
-    ``next_before`` is where to go on, None at the end. ``looked_at_all`` is False when the look ended
-    before as many runs were found as asked for. ``unknown_before`` says that there is no run to go on
-    behind.
-    """
-
-    runs: list[RunSummary]
-    next_before: str | None = None
-    looked_at_all: bool = True
-    unknown_before: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class RunReport:
-    """One run, the runs below it parents first, and the nodes of them all by the id of their run.
+    """One run, the runs below it (parents first), and the nodes of all of them by run id.
 
-    ``is_whole`` is False when the family is too large to be shown.
+    ``is_whole`` is False when the tree is too large to be shown.
     """
 
     run: RunRow
@@ -85,97 +72,57 @@ class RunReport:
     is_whole: bool = True
 
 
-def list_runs(broker: PostgresBroker, filters: RunFilters) -> BrokerResult[RunPage]:
-    """List runs, newest first; those below others only with ``include_children``.
+def list_runs(broker: PostgresBroker, filters: RunFilters) -> BrokerResult[Page[RunSummary] | None]:
+    """List runs, newest first; None when there is no run ``before``.
 
-    Runs that have not ended are found however old they are. Other filters look at the newest 50,000
-    runs; ``next_before`` leads further back.
+    Unfinished runs are found at any age. Other filters look at the newest 50,000 runs;
+    ``next_before`` leads further back.
     """
     return broker.perform(_READING, _list_script(filters))
 
 
-def _list_script(filters: RunFilters) -> Script[RunPage]:
-    before = yield from _place_script(filters.before)
+def _list_script(filters: RunFilters) -> Script[Page[RunSummary] | None]:
+    before: RunPosition | None = _LAST
+    if filters.before is not None:
+        stored = stored_form(filters.before)
+        before = one_or_none((yield read_run_position, RunId(stored))) if stored else None
     if before is None:
-        return RunPage([], unknown_before=True)
-    opened = [status.value for status in filters.statuses if not status.is_terminal]
-    ended = [status.value for status in filters.statuses if status.is_terminal]
-    found: list[RunSummary] = []
-    edge: RunPosition | None = None
-    if opened:
-        found += yield list_open_runs, _asked(filters, before, opened)
-    if ended or not opened:
-        newest, edge = yield from _newest_script(filters, before, ended)
-        found += newest
-    return _page(found, filters.limit, edge)
-
-
-def _place_script(before: str | None) -> Script[RunPosition | None]:
-    """Find the place in the list that a page begins behind."""
-    if before is None:
-        return _LAST
-    if (stored := stored_form(before)) is None:
         return None
-    return one_or_none((yield read_run_position, RunId(stored)))
+    return (yield from page_script(_list_steps(filters, before), filters.statuses, filters.limit))
 
 
-def _newest_script(
-    filters: RunFilters, before: RunPosition, statuses: Sequence[str]
-) -> Script[tuple[list[RunSummary], RunPosition | None]]:
-    """Look through the newest runs; return what was found and where the look ended too early."""
-    asked = _asked(filters, before, statuses)
-    bounded = ListNewestRuns(
-        asked.before_at,
-        asked.before_id,
-        asked.since,
-        asked.statuses,
-        asked.names,
-        asked.workflow_keys,
-        asked.include_children,
-        asked.limit,
-        LIST_WINDOW,
+def _list_steps(filters: RunFilters, before: RunPosition) -> ListSteps:
+    since, window = filters.since or _FIRST_TIME, paging.LIST_WINDOW
+
+    def parameters(statuses: list[str]) -> ListRuns:
+        return ListRuns(
+            before_at=before.created_at,
+            before_id=before.id,
+            since=since,
+            statuses=statuses,
+            names=list(filters.names),
+            workflow_keys=list(filters.workflow_keys),
+            include_children=filters.include_children,
+            limit=filters.limit,
+        )
+
+    return ListSteps(
+        unfinished=lambda statuses: (list_open_runs, parameters(statuses)),
+        newest=lambda statuses: (
+            list_newest_runs,
+            ListNewestRuns(*parameters(statuses), window=window),
+        ),
+        window_edge=(end_of_run_window, RunWindow(before.created_at, before.id, since, window)),
+        position=attrgetter("created_at", "id"),
     )
-    newest: list[RunSummary] = yield list_newest_runs, bounded
-    if len(newest) == filters.limit:
-        return newest, None
-    window = RunWindow(asked.before_at, asked.before_id, asked.since, LIST_WINDOW)
-    edge: list[RunPosition] = yield end_of_run_window, window
-    return newest, edge[0] if len(edge) == 2 else None
-
-
-def _asked(filters: RunFilters, before: RunPosition, statuses: Sequence[str]) -> ListRuns:
-    return ListRuns(
-        before_at=before.created_at,
-        before_id=before.id,
-        since=filters.since or _FIRST_MOMENT,
-        statuses=list(statuses),
-        names=list(filters.names),
-        workflow_keys=list(filters.workflow_keys),
-        include_children=filters.include_children,
-        limit=filters.limit,
-    )
-
-
-def _page(found: list[RunSummary], limit: int, edge: RunPosition | None) -> RunPage:
-    # What lies beyond the end of the look belongs to a later page, or that page would repeat it.
-    within = [
-        run
-        for run in found
-        if edge is None or (run.created_at, run.id) >= (edge.created_at, edge.id)
-    ]
-    runs = sorted(within, key=lambda run: (run.created_at, run.id), reverse=True)[:limit]
-    if len(runs) == limit:
-        return RunPage(runs, runs[-1].id)
-    return RunPage(runs, None if edge is None else edge.id, edge is None)
 
 
 def read_run(broker: PostgresBroker, workflow_id: str) -> BrokerResult[RunReport | None]:
-    """Describe one run with its nodes and all that is below it; None: no such run."""
+    """Describe one run with its nodes and the runs below it, or return None if it does not exist."""
     return broker.perform(_READING, report_script(workflow_id))
 
 
 def report_script(workflow_id: str) -> Script[RunReport | None]:
-    """Read a run, its family and all of their nodes."""
     if (stored := stored_form(workflow_id)) is None:
         return None
     family: list[RunRow] = yield read_tree, ReadTree(stored, FAMILY_MAX + 1)
@@ -192,7 +139,7 @@ def report_script(workflow_id: str) -> Script[RunReport | None]:
 
 
 def audit(broker: PostgresBroker, limit: int) -> BrokerResult[list[BrokenRun]]:
-    """Return what does not add up in open runs; it never happens by itself."""
+    """Return the inconsistencies of open runs. They can only come from manual edits."""
     return broker.perform(_READING, _audit_script(limit))
 
 

@@ -1,0 +1,229 @@
+"""`horsies status`, `horsies queues` and `horsies workers`: inspect queues and workers, pause queues."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from enum import StrEnum
+from typing import Annotated, Any
+
+import typer
+from rich.text import Text
+
+from horsies.cli import output
+from horsies.cli.options import DatabaseUrlOption, LocatorArgument, ModuleOption
+from horsies.cli.session import JsonOption, Session, open_session, unwrap_or_exit
+from horsies.db.statements.monitor import WorkerSummary
+from horsies.modules import failure_at
+from horsies.monitor.actions import QueueOrder, switch_queue
+from horsies.monitor.health import PING_TIMEOUT_SECONDS, WorkerPong, ping_workers
+from horsies.monitor.overview import (
+    QueueOverview,
+    WorkerHealth,
+    health_of,
+    misses_notifications,
+    read_overview,
+    read_workers,
+)
+from horsies.tasks.broker import PostgresBroker
+
+_QUEUE_COUNTS = ("DUE", "DELAYED", "CLAIMED", "RUNNING", "OLDEST", "DONE/MIN", "FAILED/MIN")
+_WORKER_COLUMNS = ("WORKER", "STATE", "BUSY", "MEMORY", "SEEN")
+_HEALTH_STYLES = {"alive": "green", "silent": "yellow", "lost": "red", "stopped": "dim"}
+
+
+class QueueAction(StrEnum):
+    PAUSE = "pause"
+    RESUME = "resume"
+
+
+def status(
+    locator: LocatorArgument = None,
+    module: ModuleOption = None,
+    database_url: DatabaseUrlOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show all queues and a summary of the workers.
+
+    DUE tasks can be claimed now, DELAYED tasks are due later; OLDEST is the waiting time of the oldest due
+    task. Rates count the attempts that ended within the last minute; FAILED/MIN leaves out attempts that
+    will be retried.
+
+    Exit codes: 0 done, 1 failure.
+    """
+    with open_session("status", module or locator, database_url) as session:
+        found = unwrap_or_exit(read_overview(session.broker, session.queue_names or ()))
+    if as_json:
+        queues = [_queue_document(queue) for queue in found.queues]
+        workers = [_worker_document(worker) for worker in found.workers]
+        output.print_json({"queues": queues, "workers": workers})
+    else:
+        _print_queues(found.queues)
+        output.print_parts(output.safe_text(_worker_summary(found.workers)))
+
+
+def queues(
+    action: Annotated[
+        QueueAction | None,
+        typer.Argument(metavar="[pause|resume]", help="Without it, the queues are listed."),
+    ] = None,
+    name: Annotated[
+        str | None, typer.Argument(metavar="[NAME]", help="The queue to pause or resume.")
+    ] = None,
+    module: ModuleOption = None,
+    database_url: DatabaseUrlOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """List the queues, or pause or resume one.
+
+    Workers stop claiming from a paused queue at once, on every host; running tasks continue. Valid names
+    are the queues of the application (-m) or, without one, all queues that are or were in use.
+
+    Exit codes: 0 done, 1 failure, 4 no such queue.
+    """
+    if action is not None and name is None:
+        raise failure_at(
+            None,
+            f"horsies queues {action.value} needs the name of a queue.",
+            help_text=f"horsies queues {action.value} NAME",
+        )
+    with open_session("queues", module, database_url) as session:
+        if action is None or name is None:
+            _list_queues(session, as_json)
+        else:
+            _switch_queue(session, action, name, as_json)
+
+
+def _list_queues(session: Session, as_json: bool) -> None:
+    found = unwrap_or_exit(read_overview(session.broker, session.queue_names or ())).queues
+    if as_json:
+        output.print_json({"queues": [_queue_document(queue) for queue in found]})
+    else:
+        _print_queues(found)
+
+
+def _switch_queue(session: Session, action: QueueAction, name: str, as_json: bool) -> None:
+    order = QueueOrder(name, action is QueueAction.PAUSE, session.queue_names)
+    state = unwrap_or_exit(switch_queue(session.broker, order))
+    if as_json:
+        output.print_json({"paused": state.is_paused, **state._asdict()})
+    elif state.is_paused:
+        typer.echo(f"Queue {state.name} is paused since {output.timestamp(state.paused_at)}.")
+    else:
+        typer.echo(f"Queue {state.name} is not paused.")
+
+
+def _queue_document(queue: QueueOverview) -> dict[str, Any]:
+    return {"name": queue.name, "paused": queue.paused_at is not None, **asdict(queue)}
+
+
+def _print_queues(queues: Sequence[QueueOverview]) -> None:
+    if not queues:
+        output.print_parts(
+            "No queue is in use: no tasks are waiting or running, and no worker is alive."
+        )
+        return
+    table = output.plain_table("QUEUE", *_QUEUE_COUNTS, flexible="QUEUE")
+    for queue in queues:
+        name = output.safe_text(queue.name)
+        if queue.paused_at is not None:
+            name.append("\npaused", "yellow")
+        counts = (queue.due, queue.delayed, queue.claimed, queue.running)
+        rates = (queue.done_per_minute, queue.failed_per_minute)
+        table.add_row(
+            name,
+            *(f"{count:,}" for count in counts),
+            output.duration(queue.oldest_waiting_seconds),
+            *(f"{rate:,.0f}" for rate in rates),
+        )
+    output.print_parts(table)
+
+
+def workers(
+    locator: LocatorArgument = None,
+    module: ModuleOption = None,
+    database_url: DatabaseUrlOption = None,
+    include_stopped: Annotated[
+        bool, typer.Option("--all", help="Also list workers that have stopped.")
+    ] = False,
+    ping: Annotated[
+        bool, typer.Option("--ping", help="Ping the workers and show their round-trip times.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """List the workers.
+
+    A worker is alive if it was seen within 15 seconds, or if it is idle and its connection is open;
+    silent if only its connection is open; lost if the connection is closed too.
+
+    Exit codes: 0 done, 1 failure.
+    """
+    with open_session("workers", module or locator, database_url) as session:
+        found = unwrap_or_exit(read_workers(session.broker, include_stopped=include_stopped))
+        pongs = _ping(session.broker, found) if ping else None
+    if as_json:
+        replies = pongs or {}
+        documents = [_worker_document(one, replies.get(one.worker_id)) for one in found]
+        output.print_json({"workers": documents})
+    else:
+        _print_workers(found, pongs)
+
+
+def _ping(broker: PostgresBroker, found: Sequence[WorkerSummary]) -> dict[str, WorkerPong]:
+    alive = sum(health_of(worker) is WorkerHealth.ALIVE for worker in found)
+    if not alive:
+        return {}
+    done = ping_workers(broker, timeout_seconds=PING_TIMEOUT_SECONDS, min_responses=alive)
+    return {pong.worker_id: pong for pong in unwrap_or_exit(done)}
+
+
+def _worker_document(worker: WorkerSummary, pong: WorkerPong | None = None) -> dict[str, Any]:
+    document = {"state": health_of(worker), "memory_mb": worker.memory_mb, **worker._asdict()}
+    return document | {"ping_ms": pong.latency_ms if pong else None}
+
+
+def _worker_summary(workers: Sequence[WorkerSummary]) -> str:
+    """Describe in one line how many workers there are and how busy they are."""
+    if not workers:
+        return "No worker is running."
+    healths = [health_of(worker) for worker in workers]
+    alive = [worker for worker in workers if health_of(worker) is WorkerHealth.ALIVE]
+    busy = sum(worker.tasks_running for worker in alive)
+    total = sum(worker.processes for worker in alive)
+    line = f"{len(alive)} worker(s) alive, {busy} of {total} children busy"
+    known = [worker.memory_mb for worker in alive if worker.memory_mb is not None]
+    line += f", {output.memory(sum(known))} of memory" if known else ""
+    polling = sum(map(misses_notifications, alive))
+    line += f", {polling} without notifications" if polling else ""
+    for health in (WorkerHealth.SILENT, WorkerHealth.LOST):
+        count = healths.count(health)
+        line += f", {count} {health.value}" if count else ""
+    return f"{line}."
+
+
+def _print_workers(
+    workers: Sequence[WorkerSummary], pongs: dict[str, WorkerPong] | None = None
+) -> None:
+    if not workers:
+        output.print_parts("No worker is running.")
+        return
+    columns = _WORKER_COLUMNS if pongs is None else (*_WORKER_COLUMNS, "PING")
+    table = output.plain_table(*columns, flexible="WORKER")
+    for worker in workers:
+        health = health_of(worker).value
+        place = f"{worker.hostname}, pid {worker.pid}, queues {', '.join(worker.queues)}"
+        name = output.safe_text(worker.worker_id).append_text(output.safe_text(f"\n{place}", "dim"))
+        if misses_notifications(worker):
+            name.append("\nreceives no notifications, finds work by polling", "yellow")
+        cells: list[Text | str] = [
+            name,
+            Text(health, _HEALTH_STYLES[health]),
+            f"{worker.tasks_running}/{worker.processes}",
+            output.memory(worker.memory_mb),
+            output.duration(worker.seen_seconds_ago),
+        ]
+        if pongs is not None:
+            pong = pongs.get(worker.worker_id)
+            cells.append(f"{pong.latency_ms:.0f} ms" if pong else "none")
+        table.add_row(*cells)
+    output.print_parts(table)

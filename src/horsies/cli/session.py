@@ -1,0 +1,103 @@
+"""Shared parts of the operator commands: the database they work on, their exit codes and options.
+
+Operator commands need a database, not an application, and never create or change its tables. Exit codes:
+0 done, 1 failure or refusal, 4 not found; typer itself exits with 2 for arguments that it refuses.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Annotated, Never, TypeVar
+
+import psycopg
+import typer
+
+from horsies.cli.options import named_database, open_app, refuse_both
+from horsies.errors import ErrorCode, HorsiesError
+from horsies.logs import LogFormat, LogLevel, attach_handler
+from horsies.modules import failure_at
+from horsies.result import Ok
+from horsies.tasks.broker import BrokerErrorCode, BrokerOperationError, BrokerResult, PostgresBroker
+
+T = TypeVar("T")
+
+EXIT_FAILED = 1
+EXIT_NOT_FOUND = 4
+LIST_LIMIT_MAX = 1_000
+
+_NOT_FOUND = (BrokerErrorCode.UNKNOWN_QUEUE, BrokerErrorCode.UNKNOWN_SCHEDULE)
+_SINCE_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
+
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+LimitOption = Annotated[
+    int, typer.Option(min=1, max=LIST_LIMIT_MAX, help="Show at most this many.")
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """An open database, and the queues of the application if one was named."""
+
+    broker: PostgresBroker
+    queue_names: Sequence[str] | None
+
+
+@contextmanager
+def open_session(command: str, locator: str | None, database_url: str | None) -> Iterator[Session]:
+    """Open the database that a command was given, directly or through an application."""
+    attach_handler(LogLevel.WARNING, LogFormat.TEXT)
+    refuse_both("LOCATOR", locator, "--database-url", database_url)
+    if locator:
+        app = open_app(command, locator)
+        config, names = app.config.broker, app.get_valid_queue_names()
+    else:
+        config, names = named_database(database_url), None
+    broker = PostgresBroker(config, role="operator", migrates=False)
+    try:
+        yield Session(broker, names)
+    finally:
+        broker.close()
+
+
+def unwrap_or_exit(done: BrokerResult[T]) -> T:
+    """Return the value, or end the command with the error."""
+    if isinstance(done, Ok):
+        return done.ok_value
+    error = done.err_value
+    if error.code in _NOT_FOUND:
+        exit_with(error.message, EXIT_NOT_FOUND)
+    raise _as_exception(error)
+
+
+def _as_exception(error: BrokerOperationError) -> HorsiesError:
+    if isinstance(error.exception, HorsiesError):
+        error.exception.location = None  # the database URL is wrong, not a line of code
+        return error.exception
+    unreachable = isinstance(error.exception, psycopg.OperationalError)
+    code = ErrorCode.BROKER_INVALID_URL if unreachable else ErrorCode.BROKER_INIT_FAILED
+    return failure_at(None, error.message, code=code)
+
+
+def exit_with(message: str, exit_code: int) -> Never:
+    """End the command with one sentence on standard error."""
+    typer.echo(f"error: {message}", err=True)
+    raise typer.Exit(exit_code)
+
+
+def parse_since(text: str | None) -> datetime | None:
+    """Parse ``--since``: a duration before now, or a time, which is local unless it has an offset."""
+    if text is None:
+        return None
+    try:
+        if found := re.fullmatch(r"(\d{1,9})([smhd])", text):
+            return datetime.now(UTC) - timedelta(**{_SINCE_UNITS[found[2]]: int(found[1])})
+        return datetime.fromisoformat(text).astimezone(UTC)
+    except (ValueError, OverflowError):
+        raise typer.BadParameter(
+            f"{text!r} is neither a duration like 15m nor a time like 2026-01-31T12:00.",
+            param_hint="--since",
+        ) from None

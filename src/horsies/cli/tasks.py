@@ -1,0 +1,245 @@
+"""`horsies tasks`, `horsies show`, `horsies cancel` and `horsies retry`: inspect, cancel and retry tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from typing import Annotated, Any, Never
+
+import typer
+from rich.text import Text
+
+from horsies.cli import output
+from horsies.cli.options import DatabaseUrlOption, LocatorArgument, ModuleOption
+from horsies.cli.session import (
+    EXIT_FAILED,
+    EXIT_NOT_FOUND,
+    JsonOption,
+    LimitOption,
+    exit_with,
+    open_session,
+    parse_since,
+    unwrap_or_exit,
+)
+from horsies.db.statements.monitor import TaskDetail, TaskSummary
+from horsies.db.statements.tasks import TaskAttemptInfo
+from horsies.ids import stored_form
+from horsies.monitor.actions import retry_task
+from horsies.monitor.overview import TaskFilters, TaskReport, list_tasks, read_task
+from horsies.result import Err
+from horsies.states import TaskStatus
+from horsies.tasks.handle import TaskHandle
+from horsies.tasks.info import TaskActionError, TaskActionErrorCode
+
+TaskIdArgument = Annotated[str, typer.Argument(metavar="ID", help="The id of a task.")]
+
+_PAYLOAD_FIELDS = ("args", "kwargs", "result")
+
+
+def tasks(
+    locator: LocatorArgument = None,
+    module: ModuleOption = None,
+    database_url: DatabaseUrlOption = None,
+    status: Annotated[
+        list[TaskStatus] | None,
+        typer.Option(case_sensitive=False, help="Only tasks in this status; may be repeated."),
+    ] = None,
+    queue: Annotated[
+        list[str] | None, typer.Option(help="Only tasks of this queue; may be repeated.")
+    ] = None,
+    name: Annotated[
+        list[str] | None, typer.Option(help="Only tasks with this task name; may be repeated.")
+    ] = None,
+    error_code: Annotated[
+        list[str] | None, typer.Option(help="Only tasks with this error code; may be repeated.")
+    ] = None,
+    since: Annotated[
+        str | None,
+        typer.Option(
+            help="Only tasks sent since then: 90s, 15m, 2h, 1d ago, or a time like 2026-01-31T12:00."
+        ),
+    ] = None,
+    before: Annotated[
+        str | None, typer.Option(metavar="ID", help="Only tasks sent before this task.")
+    ] = None,
+    limit: LimitOption = 20,
+    as_json: JsonOption = False,
+) -> None:
+    """List tasks, newest first.
+
+    Exit codes: 0 done (even if no task matches), 1 failure.
+    """
+    filters = TaskFilters(
+        statuses=status or (),
+        queues=queue or (),
+        names=name or (),
+        error_codes=error_code or (),
+        since=parse_since(since),
+        before=None if before is None else _task_id(before),
+        limit=limit,
+    )
+    with open_session("tasks", module or locator, database_url) as session:
+        page = unwrap_or_exit(list_tasks(session.broker, filters))
+    if as_json:
+        output.print_json(output.page_document(page, "tasks"))
+    else:
+        _print_tasks(page.rows)
+        output.print_page_note(page, "tasks")
+
+
+def _task_id(text: str) -> str:
+    if (stored := stored_form(text)) is None:
+        raise typer.BadParameter(f"{text!r} is not a task id.", param_hint="--before")
+    return stored
+
+
+def _print_tasks(tasks: Sequence[TaskSummary]) -> None:
+    if not tasks:
+        output.print_parts("No task matches.")
+        return
+    table = output.plain_table("ID", "STATUS", "AGE", "TASK", flexible="TASK")
+    for task in tasks:
+        name = output.safe_text(f"{task.task_name} on {task.queue_name}")
+        if task.error_code is not None:
+            name.append_text(output.safe_text(f"\n{task.error_code}", "red"))
+        table.add_row(
+            task.id, output.status_text(task.status), output.duration(task.age_seconds), name
+        )
+    output.print_parts(table)
+
+
+def show(
+    task_id: TaskIdArgument,
+    locator: LocatorArgument = None,
+    module: ModuleOption = None,
+    database_url: DatabaseUrlOption = None,
+    payload: Annotated[
+        bool, typer.Option("--payload", help="Also show the arguments and the result.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Show one task, its options and its attempts.
+
+    Exit codes: 0 done, 1 failure, 4 no such task.
+    """
+    with open_session("show", module or locator, database_url) as session:
+        report = unwrap_or_exit(read_task(session.broker, task_id, payload=payload))
+    if report is None:
+        exit_with(f"There is no task {task_id}.", EXIT_NOT_FOUND)
+    if as_json:
+        output.print_json(_task_document(report, payload))
+    else:
+        table = output.fact_table(_facts(report.task, payload))
+        output.print_parts(table, *(_attempt_line(attempt) for attempt in report.attempts))
+
+
+def _task_document(report: TaskReport, payload: bool) -> dict[str, Any]:
+    document = report.task._asdict()
+    document["options"] = output.stored_json(document.pop("task_options"))
+    for name in _PAYLOAD_FIELDS:
+        stored = output.stored_json(document.pop(name))
+        if payload:
+            document[name] = stored
+    return document | {"attempts": [attempt._asdict() for attempt in report.attempts]}
+
+
+def _facts(task: TaskDetail, payload: bool) -> Iterable[tuple[str, str | None]]:
+    yield "task", f"{task.task_name} on {task.queue_name}, priority {task.priority}"
+    yield "id", task.id
+    yield "status", task.status + (" (held)" if task.held else "")
+    yield "error", task.error_code
+    yield "reason", task.failed_reason
+    for name in ("sent_at", "enqueued_at", "claimed_at", "started_at", "completed_at", "failed_at"):
+        yield name.removesuffix("_at"), output.timestamp(getattr(task, name))
+    yield "next retry", output.timestamp(task.next_retry_at)
+    yield "cancel asked", output.timestamp(task.cancel_requested_at)
+    yield "good until", output.timestamp(task.good_until)
+    yield "retries", f"{task.retry_count} of {task.max_retries}"
+    yield "time limit", None if task.timeout_ms is None else f"{task.timeout_ms:,} ms"
+    yield "worker", task.claimed_by_worker_id
+    yield "process", _process(task)
+    yield "idempotency key", task.idempotency_key
+    yield "retry of", task.retried_from_task_id
+    yield "workflow", task.workflow_id
+    yield "schedule", task.schedule_name
+    yield "slot", output.timestamp(task.scheduled_for)
+    yield "options", task.task_options
+    for name in _PAYLOAD_FIELDS if payload else ():
+        yield name, getattr(task, name)
+
+
+def _process(row: TaskDetail | TaskAttemptInfo) -> str | None:
+    return None if row.worker_hostname is None else f"{row.worker_hostname}, pid {row.worker_pid}"
+
+
+def _attempt_line(attempt: TaskAttemptInfo) -> Text:
+    parts = [
+        f"attempt {attempt.attempt}: {attempt.outcome} at {output.timestamp(attempt.finished_at)}"
+    ]
+    if attempt.started_at is not None:
+        seconds = (attempt.finished_at - attempt.started_at).total_seconds()
+        parts.append(f"after {seconds:.3f} s")
+    if process := _process(attempt):
+        parts.append(process)
+    if attempt.will_retry:
+        parts.append("will be retried")
+    line = output.safe_text(", ".join(parts))
+    if attempt.error_code is not None:
+        error = f"\n  {attempt.error_code}: {attempt.error_message or ''}"
+        line.append_text(output.safe_text(error, "red"))
+    return line
+
+
+def cancel(
+    task_id: TaskIdArgument,
+    locator: LocatorArgument = None,
+    module: ModuleOption = None,
+    database_url: DatabaseUrlOption = None,
+    no_running: Annotated[
+        bool, typer.Option("--no-running", help="Refuse to cancel a task that is already running.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Cancel a task: at once while it waits, by stopping it while it runs.
+
+    Exit codes: 0 cancelled or asked to stop, 1 failure or refusal, 4 no such task.
+    """
+    with open_session("cancel", module or locator, database_url) as session:
+        done = TaskHandle(task_id, session.broker).cancel(include_running=not no_running)
+    if isinstance(done, Err):
+        _refuse(done.err_value)
+    cancelled = done.ok_value
+    if as_json:
+        output.print_json(asdict(cancelled))
+    elif cancelled.was_status is TaskStatus.RUNNING:
+        typer.echo(f"Task {task_id} is running; its worker has been asked to stop it.")
+    else:
+        typer.echo(f"Task {task_id} was {cancelled.was_status.value}; it is cancelled.")
+
+
+def retry(
+    task_id: TaskIdArgument,
+    locator: LocatorArgument = None,
+    module: ModuleOption = None,
+    database_url: DatabaseUrlOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Retry a finished task: send the same request again, as a new task that refers to the old one.
+
+    Exit codes: 0 sent, 1 failure or refusal, 4 no such task.
+    """
+    with open_session("retry", module or locator, database_url) as session:
+        done = retry_task(session.broker, task_id)
+    if isinstance(done, Err):
+        _refuse(done.err_value)
+    retried = done.ok_value
+    if as_json:
+        output.print_json(asdict(retried))
+    else:
+        was = retried.was_status.value
+        typer.echo(f"Task {task_id} was {was}; sent again as task {retried.task_id}.")
+
+
+def _refuse(error: TaskActionError) -> Never:
+    is_missing = error.code is TaskActionErrorCode.TASK_NOT_FOUND
+    exit_with(error.message, EXIT_NOT_FOUND if is_missing else EXIT_FAILED)
