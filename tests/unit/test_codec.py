@@ -25,7 +25,7 @@ from pydantic import (
 from typing_extensions import TypedDict
 
 from horsies.codec.calls import BoundCall, CallSignature, EncodedCall, payload_bytes
-from horsies.codec.form import CodecError
+from horsies.codec.form import CodecError, TypeMismatch
 from horsies.codec.results import ResultCodec, decode_untyped, encode_task_error
 from horsies.error_codes import ContractCode, OperationalErrorCode, OutcomeCode
 from horsies.result import Err, Ok
@@ -841,6 +841,18 @@ def test_results_are_checked_for_what_json_cannot_hold() -> None:
     assert result_error(codec, TaskResult(ok=object())).path == "ok"
     assert result_error(codec, TaskResult(err=TaskError(data={"x": NAN}))).path == "err.data.x"
     assert result_error(codec, TaskResult(err=TaskError(data=Decimal(1)))).path == "err.data"
+
+
+def test_encoding_distinguishes_a_mismatch_from_a_value_that_cannot_be_stored() -> None:
+    codec = ResultCodec.of(dict[str, Any], TaskError)
+    for mismatch in ([1], {1: 2}):
+        assert isinstance(result_error(codec, TaskResult(ok=mismatch)), TypeMismatch)
+    for unstorable in ({"a": object()}, {"a": NAN}, {"a": (Decimal(1),)}):
+        assert codec.validate(TaskResult(ok=unstorable)).is_ok()
+        assert type(result_error(codec, TaskResult(ok=unstorable))) is CodecError
+    # A dict in place of a model is a mismatch even when its members cannot be written.
+    holders = ResultCodec.of(Holder, TaskError)
+    assert isinstance(result_error(holders, TaskResult(ok={"content": object()})), TypeMismatch)
 
 
 def test_built_in_codes_come_back_as_members_and_user_codes_as_text() -> None:

@@ -72,6 +72,12 @@ class CodecError:
     path: str
 
 
+class TypeMismatch(CodecError):
+    """A value to store does not fit its annotation; any other error means it cannot be stored."""
+
+    __slots__ = ()
+
+
 class JsonForm:
     """Checks, writes and reads values of one shape; its methods return, they never raise.
 
@@ -108,7 +114,8 @@ class JsonForm:
     def encode(self, value: Any) -> str | CodecError:
         """Return the JSON text of a value that fits and can be read back unchanged.
 
-        A union, because a Result around every part costs more than checking a small value.
+        The error is a TypeMismatch exactly where `check` would refuse the value. The return type is a
+        union, because a Result around every part costs more than checking a small value.
         """
         try:
             checked = self._check(value)
@@ -117,7 +124,7 @@ class JsonForm:
         try:
             text = self._dump(checked).decode()
         except Exception as error:
-            return self._undumpable(error, checked)
+            return self._conversion(value, checked) or self._undumpable(error, checked)
         if self._open or _is_suspect(text) or not equal(value, checked):
             return self._conversion(value, checked) or self._problem(checked, text) or text
         return text
@@ -129,9 +136,9 @@ class JsonForm:
         except Exception as error:
             return Err(self._unreadable(error, text))
 
-    def _conversion(self, value: Any, checked: Any) -> CodecError | None:
+    def _conversion(self, value: Any, checked: Any) -> TypeMismatch | None:
         finding = None if equal(value, checked) else _quietly(find_conversion, value, checked)
-        return None if finding is None else self._found(finding)
+        return None if finding is None else _mismatch(self._found(finding))
 
     def _problem(self, checked: Any, text: str) -> CodecError | None:
         """Return why the text cannot stand for the value, if it cannot."""
@@ -149,13 +156,13 @@ class JsonForm:
         except Exception as error:
             return self._not_restorable(error, checked, text)
 
-    def _misfit(self, error: Exception, value: Any) -> CodecError:
+    def _misfit(self, error: Exception, value: Any) -> TypeMismatch:
         steps, reason = _first_problem(error, value)
         if reason == _NOT_FINITE and (finding := _quietly(find_unstorable, value)) is not None:
-            return self._found(finding)
+            return _mismatch(self._found(finding))
         steps = steps or self._first_failing(value, self._check)
         clause = f"does not fit {self._declared(steps)} ({reason}); give a value of that very type"
-        return self._error(steps, clause)
+        return _mismatch(self._error(steps, clause))
 
     def _undumpable(self, error: Exception, checked: Any) -> CodecError:
         finding = _quietly(find_unstorable, checked)
@@ -213,6 +220,10 @@ class JsonForm:
     def _error(self, steps: tuple[Step, ...], clause: str) -> CodecError:
         path = self._shape.place(steps)[0]
         return CodecError(f"{path or 'The value'} {clause}.", path)
+
+
+def _mismatch(error: CodecError) -> TypeMismatch:
+    return TypeMismatch(error.message, error.path)
 
 
 def _dump_in_order(dump: Callable[[Any], bytes], value: Any) -> bytes:

@@ -56,7 +56,11 @@ class ResultCodec:
         return Ok(result if checked.value is result.ok_value else TaskResult(ok=checked.value))
 
     def encode(self, result: TaskResult[Any, Any]) -> Result[str, CodecError]:
-        """Return the JSON text of a result that fits the declared types."""
+        """Return the JSON text of a result; checking the value first is not needed.
+
+        The error is a TypeMismatch when the value does not fit the declared type, as `validate`
+        would find; any other CodecError means that the value fits but cannot be stored.
+        """
         if result.is_ok():
             text = self._ok.encode(result.ok_value)
             return Err(text) if isinstance(text, CodecError) else Ok(f'{{"ok":{text}}}')
