@@ -138,7 +138,7 @@ def test_results_wait_for_a_database_that_is_away(
     eventually(lambda: len(journal.lines("start")) == 2, 5)
     with outage(server_url, connection):
         eventually(lambda: len(journal.lines("end")) == 2, 5)
-        eventually(lambda: worker.log().count("database away") >= 3, 10)
+        eventually(lambda: worker.log().count("database unavailable") >= 3, 10)
         assert count(connection, "RUNNING") == 2
     for one in sent:
         assert one.get(10_000).ok_value == "done"
@@ -151,7 +151,7 @@ def test_a_worker_that_starts_before_its_database_waits_for_it(
 ) -> None:
     with outage(server_url, connection):
         worker = fleet.start(config=QUICK_RETRIES, ready=False)
-        eventually(lambda: worker.log().count("database away") >= 2, 10)
+        eventually(lambda: worker.log().count("database unavailable") >= 2, 10)
     worker.wait_until_ready()
     assert programs.add.send(1, 2).unwrap().get(5_000).ok_value == 3
 

@@ -50,7 +50,7 @@ def test_tasks_of_a_worker_that_left_at_once_are_taken_over_as_quickly(
     left = programs.never_stop.send().unwrap()
     eventually(lambda: journal.lines("start"), 10)
     fleet.start(processes=1)
-    for answer in ("stopping: 1 task(s)", "1 task(s) are interrupted"):
+    for answer in ("graceful shutdown: 1 task(s)", "interrupting 1 running task(s)"):
         leaver.signal(signal.SIGTERM)
         eventually(lambda answer=answer: answer in leaver.log(), 5)  # type: ignore[misc]
     leaver.signal(signal.SIGTERM)
@@ -132,6 +132,6 @@ def test_a_restart_of_the_server_costs_no_running_task(
 def has_come_back(worker: RunningWorker, fleet: Fleet, times: int) -> bool:
     """Whether it has met so many breaks and is over the last; a pooler hides those of turns."""
     log = worker.log()
-    if log.rfind("database is back") < log.rfind("database away"):
+    if log.rfind("database is back") < log.rfind("database unavailable"):
         return False
     return log.count("notifications are back" if fleet.is_pooled else "database is back") >= times

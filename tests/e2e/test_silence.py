@@ -39,12 +39,12 @@ def test_a_worker_that_hears_nothing_polls_shows_it_and_hears_again(
         eventually(lambda: not programs.app.list_worker_states().unwrap()[0].hears, 10)
         eventually(lambda: backends(connection, "horsies:listener") not in ([], first), 10)
         eventually(lambda: only_worker(programs).worker.holds_lock, 10)
-        assert "notifications are heard again" not in worker.log()
+        assert "notifications are received again" not in worker.log()
 
         proxy.is_silent = False
         eventually(lambda: not only_worker(programs).is_deaf, 20)
         eventually(lambda: programs.app.list_worker_states().unwrap()[0].hears, 10)
         assert programs.noop.send().unwrap().get(10_000).is_ok()
         assert worker.stop() == 0
-    assert worker.log().count("notifications are silent; polling every 1 s") == 1
-    assert worker.log().count("notifications are heard again") == 1
+    assert worker.log().count("notifications are not delivered; polling every 1 s") == 1
+    assert worker.log().count("notifications are received again") == 1

@@ -43,7 +43,7 @@ def start_and_wait(
 
 def begin_stop(worker: RunningWorker) -> None:
     worker.signal(signal.SIGTERM)
-    eventually(lambda: "stopping:" in worker.log(), 5)
+    eventually(lambda: "graceful shutdown:" in worker.log(), 5)
 
 
 def processor_seconds_of_ended(worker: RunningWorker) -> float:
@@ -69,7 +69,7 @@ def test_a_stop_waits_for_running_tasks_and_records_them(
     assert task(connection, waiting.task_id).status == "PENDING"
     assert count(connection, "RUNNING", "CLAIMED") == 0
     assert all(map(is_gone, family))
-    assert worker.log().count("stopping: 2 task(s) still running") == 1
+    assert worker.log().count("graceful shutdown: 2 task(s) still running") == 1
     assert "worker stopped (clean)" in worker.log()
     assert used < 0.5
 
@@ -217,7 +217,7 @@ def test_an_idle_worker_stops_during_an_outage(
     states = "SELECT FROM horsies_worker_states"
     eventually(lambda: connection.execute(states).fetchall(), 5)
     with outage(server_url, connection):
-        eventually(lambda: re.search("notifications lost|database away", worker.log()), 5)
+        eventually(lambda: re.search("notifications lost|database unavailable", worker.log()), 5)
         assert worker.stop(3) == CLEAN
 
 
@@ -266,7 +266,7 @@ def test_a_result_waits_for_the_database_before_the_worker_leaves(
     with outage(server_url, connection):
         begin_stop(worker)
         eventually(lambda: journal.lines("end", sent.task_id), 5)
-        eventually(lambda: "database away" in worker.log(), 5)
+        eventually(lambda: "database unavailable" in worker.log(), 5)
         assert worker.process.poll() is None
     assert worker.wait(10) == CLEAN
     assert task(connection, sent.task_id).status == "COMPLETED"
@@ -280,7 +280,7 @@ def test_three_signals_leave_even_while_a_result_waits_for_the_database(
     with outage(server_url, connection):
         begin_stop(worker)
         eventually(lambda: journal.lines("end"), 5)
-        eventually(lambda: "database away" in worker.log(), 5)
+        eventually(lambda: "database unavailable" in worker.log(), 5)
         worker.signal(signal.SIGTERM)
         worker.signal(signal.SIGINT)
         assert worker.wait(3) == FORCED

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from horsies.worker.child.execute import AppProgram, execute
-from horsies.worker.pool.events import Reported, Stopped
+from horsies.worker.pool.children import Reported, Stopped
 from horsies.worker.pool.launcher import StartMethod
 from horsies.worker.protocol import Assignment, ChildReport
 from tests.support.apps.pool_app import app
@@ -56,9 +56,9 @@ def test_a_result_is_reported_as_stored_text() -> None:
     assert run("add", 4, kwargs_json='{"b": 5}').result_json == '{"ok":9}'
 
 
-def test_a_rehearsal_takes_the_way_of_all_tasks_and_meets_none_of_them() -> None:
+def test_a_warm_up_takes_the_path_of_all_tasks_and_runs_none_of_them() -> None:
     given = Assignment("task-1", 3, "add", 1, "[]", "{}", None)
-    report = AppProgram(app).rehearse(given)
+    report = AppProgram(app).warm_up(given)
     assert report == ChildReport("task-1", 3, True, '{"ok":null}', None, None)
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from horsies.worker import protocol
 from horsies.worker.child import main
-from horsies.worker.pool.events import Died, Stopped
+from horsies.worker.pool.children import Died, Stopped
 from horsies.worker.pool.launcher import StartMethod
 from tests.support.pool import (
     MakePool,

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from horsies.worker.pool.events import Died, Reported
+from horsies.worker.pool.children import Died, PoolSettings, Reported
 from horsies.worker.pool.launcher import StartMethod
-from horsies.worker.pool.pool import ChildBootError, ChildPool, PoolSettings
+from horsies.worker.pool.pool import ChildBootError, ChildPool
 from tests.support.pool import BOOT, MakePool, assignment, collect_until, is_gone, run
 
 

@@ -1,8 +1,7 @@
-"""Delivery: the arguments of a node's task, with what it takes from other nodes.
+"""The arguments of a node's task: its own, and results of other nodes.
 
-Between the assignment and the task function in a child, for tasks of workflows: results of other
-nodes become parameters by the annotations of those who take them, or members of the context. A
-result that cannot be read arrives as an error result; nothing here is ever in the task's way.
+A result of another node becomes a parameter, read by the parameter's annotation, or a member of the
+context. A result that cannot be read arrives as an error result; the task runs all the same.
 """
 
 from __future__ import annotations
@@ -27,14 +26,14 @@ from horsies.workflow.nodes.context import UpstreamResult, WorkflowContext, Work
 from horsies.workflow.nodes.nodes import codec_for
 from horsies.workflow.nodes.type_compat import UNKNOWN_TYPE
 
-_CORRUPT_INPUTS = CodecError("What this node takes from others is stored as no JSON object.", "")
+_CORRUPT_INPUTS = CodecError("The stored inputs of this node are not a JSON object.", "")
 
 
 @dataclass(frozen=True, slots=True)
 class _Taken:
-    """What a node takes from others: by parameter, and by node id for its context.
+    """The results that a node takes: by parameter, and by node id for its context.
 
-    ``missing`` are the nodes that have not ended, by the parameters they are for.
+    ``missing`` are the indexes of nodes that have not ended, by parameter.
     """
 
     args: Mapping[str, NodeInput]
@@ -42,13 +41,13 @@ class _Taken:
     missing: Mapping[str, int]
 
 
-def deliver(
+def build_call(
     app: Horsies, assignment: Assignment, signature: CallSignature, kwargs_json: str
 ) -> Result[BoundCall, CodecError]:
     """Return the call of a node: its own arguments, results of other nodes, context and meta.
 
-    The parameter of a source that has not ended (its join did not wait for it) is left out. One that the
-    function needs is an error result: the source had ended, and is tried again now.
+    The parameter of a source that has not ended (its join did not wait for it) is left out. A required
+    one is an error result: the source had ended, and is retried now.
     """
     node = assignment.node
     assert node is not None
@@ -88,18 +87,15 @@ def _result(signature: CallSignature, name: str, source: NodeInput) -> TaskResul
     result = decoded.value.get(name)
     if isinstance(result, TaskResult):
         return result
-    match decode_untyped(source.result):  # the parameter takes anything
-        case Ok(untyped):
-            return untyped
-        case Err(problem):
-            return _unreadable(source, problem)
+    untyped = decode_untyped(source.result)  # the parameter takes any value
+    return untyped.value if isinstance(untyped, Ok) else _unreadable(source, untyped.value)
 
 
 def _not_ready(index: int) -> TaskResult[Any, TaskError]:
     return TaskResult(
         err=TaskError(
             error_code=RetrievalCode.RESULT_NOT_READY,
-            message="Another node whose result this one takes is being tried again.",
+            message="Another node whose result this one takes is being retried.",
             data={"dependency_index": index},
         )
     )
@@ -127,17 +123,16 @@ def _injected(
     if "workflow_meta" in signature.injected:
         injected["workflow_meta"] = WorkflowMeta(*place)
     if context and "workflow_ctx" in signature.injected:
-        results = {node_id: _upstream(app, source) for node_id, source in context.items()}
+        results = {
+            node_id: UpstreamResult(source.result, source.sub_workflow_summary, _codec(app, source))
+            for node_id, source in context.items()
+        }
         injected["workflow_ctx"] = WorkflowContext(*place, results)
     return injected
 
 
-def _upstream(app: Horsies, source: NodeInput) -> UpstreamResult:
-    return UpstreamResult(source.result, source.sub_workflow_summary, _codec(app, source))
-
-
 def _codec(app: Horsies, source: NodeInput) -> ResultCodec | None:
-    """How to read a result when it is asked for by key alone; None for plain JSON."""
+    """The codec for a result that the context returns by key alone; None for plain JSON."""
     if source.sub_definition_key is not None:
         child = definition_by_key(source.sub_definition_key)
         declared = UNKNOWN_TYPE if child is None else child.output_type()

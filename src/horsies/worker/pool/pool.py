@@ -1,9 +1,7 @@
-"""The supervisor of child processes: gives assignments to named idle children and tells what became
-of them.
+"""The pool of child processes: gives assignments to idle children and collects the results.
 
-It stands between the turn, which claims tasks for idle children, and the children themselves. One
-child's death costs one assignment; its slot is filled again. It knows no database, and everything
-happens inside ``collect``: there are no threads and no timers besides.
+The death of one child costs one assignment, and the child is replaced. The pool does no database I/O,
+and everything happens inside ``collect``: there are no threads and no other timers.
 """
 
 from __future__ import annotations
@@ -12,36 +10,25 @@ import logging
 import selectors
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from horsies.worker import os_process, protocol
 from horsies.worker.child.main import EXIT_BOOT_FAILED, EXIT_HOOK_FAILED
-from horsies.worker.pool.child_process import ChildProcess, ChildState, ExitWatch, RecycleLimits
-from horsies.worker.pool.children import Children, ChildrenSettings
-from horsies.worker.pool.events import Died, HookFailed, PoolEvent, Reported, Stopped
-from horsies.worker.pool.launcher import StartMethod, default_start_method, make_launcher
-from horsies.worker.protocol import Assignment, ChildBoot, ChildReport, FrameKind, ProtocolError
-
-__all__ = [
-    "Assignment",
-    "ChildBoot",
-    "ChildBootError",
-    "ChildPool",
-    "ChildReport",
-    "Died",
-    "HookFailed",
-    "NoIdleChildError",
-    "PoolEvent",
-    "PoolSettings",
-    "Reported",
-    "Running",
-    "StartMethod",
-    "Stopped",
-]
+from horsies.worker.pool.child_process import ChildProcess, ChildState, ExitWatch
+from horsies.worker.pool.children import (
+    MEGABYTE,
+    Children,
+    Died,
+    HookFailed,
+    PoolEvent,
+    PoolSettings,
+    Reported,
+)
+from horsies.worker.pool.launcher import make_launcher
+from horsies.worker.protocol import Assignment, ChildBoot, FrameKind, ProtocolError
 
 logger = logging.getLogger("horsies.pool")
 
-_MEGABYTE = 1024 * 1024
 _ORPHAN_CHECK_SECONDS = 1.0
 _EXIT_POLL_SECONDS = 0.05
 _SHUTDOWN_SECONDS = 15.0
@@ -51,20 +38,8 @@ _KIND_REPORT = int(FrameKind.REPORT)
 
 
 @dataclass(frozen=True, slots=True)
-class PoolSettings:
-    """How many children, where they come from and how long they may live."""
-
-    processes: int
-    start_method: StartMethod = field(default_factory=default_start_method)
-    max_tasks_per_child: int = 0
-    max_memory_per_child_mb: int | None = None
-    stop_grace_seconds: float = 5.0
-    boot_timeout_seconds: float = 60.0
-
-
-@dataclass(frozen=True, slots=True)
 class Running:
-    """An assignment in a child's hands; `since` is on the monotonic clock."""
+    """An assignment that a child runs; `since` is on the monotonic clock."""
 
     assignment: Assignment
     pid: int
@@ -83,14 +58,14 @@ class ChildBootError(Exception):
 
 
 class NoIdleChildError(Exception):
-    """An assignment was given out although no child, or not the named one, was idle."""
+    """An assignment was dispatched although no child, or not the named one, was idle."""
 
 
 class ChildPool:
     """A fixed number of child processes, each with its own socket.
 
-    `selector` may hold descriptors of others as well: when those are ready, ``foreign_keys`` names
-    them after each ``collect``.
+    `selector` may hold other descriptors as well: ``foreign_keys`` lists those that were ready at the
+    last ``collect``.
     """
 
     def __init__(
@@ -106,14 +81,14 @@ class ChildPool:
         self._settings = settings
         self._selector = selector
         self._launcher = make_launcher(settings.start_method, boot, selector)
-        self._children = Children(_children_settings(settings), self._launcher, selector)
+        self._children = Children(settings, self._launcher, selector)
         self._orphans_checked_at = 0.0
         self.foreign_keys: list[tuple[selectors.SelectorKey, int]] = []
 
     def start(self, should_stop: Callable[[], bool] = lambda: False) -> bool:
         """Start all children and wait until every one of them is ready.
 
-        False when `should_stop`, asked whenever something happened, said yes before. Raises
+        False when `should_stop`, called after every event, returned True before. Raises
         ``ChildBootError`` when the application does not load, a hook fails, or a fresh child is
         already larger than the memory limit. No process is left behind in either case.
         """
@@ -122,7 +97,7 @@ class ChildPool:
             self._children.refill()
             while len(self._children.idle) < self._settings.processes:
                 events = self.collect(1.0)
-                # First: whoever signalled all processes may have ended children that were starting.
+                # First: a signal to the whole group may have ended children that were starting.
                 if should_stop():
                     self.shutdown()
                     return False
@@ -135,11 +110,9 @@ class ChildPool:
 
     @property
     def idle_count(self) -> int:
-        """How many children wait for an assignment."""
         return len(self._children.idle)
 
     def pids(self) -> list[int]:
-        """The pids of all living children."""
         return [child.pid for child in self._children.children if child.pid is not None]
 
     def next_idle_pids(self, count: int) -> list[int]:
@@ -149,7 +122,7 @@ class ChildPool:
         return [child.known_pid for child in self._children.idle[: -count - 1 : -1]]
 
     def busy(self) -> Mapping[str, Running]:
-        """What runs where, by task id."""
+        """The running assignments by task id."""
         return {
             task_id: Running(child.assignment, child.known_pid, child.assigned_at)
             for task_id, child in self._children.busy.items()
@@ -157,14 +130,14 @@ class ChildPool:
         }
 
     def children_memory_mb(self) -> float:
-        """Resident memory of all children together; pages they share count once for each."""
+        """The sum of the children's resident memory; shared pages count once for each."""
         return os_process.rss_megabytes(self.pids())
 
     def dispatch(self, assignment: Assignment, pid: int | None = None) -> int:
         """Give `assignment` to the next idle child, or to the idle child `pid`; returns its pid.
 
         A child that has died unnoticed takes the assignment too: ``Died`` follows, with ``started``
-        False when the assignment cannot have been read.
+        False when the child cannot have read it.
         """
         child = self._take_idle(pid)
         child.assignment = assignment
@@ -177,7 +150,7 @@ class ChildPool:
         return child.known_pid
 
     def stop_task(self, task_id: str, reason: str) -> bool:
-        """Ask the child that runs `task_id` to stop, and kill it when the grace period is over.
+        """Stop the task, and kill its child when the grace period is over.
 
         ``Stopped`` follows, or ``Reported`` when the task was faster. False when no child runs it.
         """
@@ -185,11 +158,11 @@ class ChildPool:
         if child is None:
             return False
         if child.state is ChildState.BUSY:
-            self._children.ask_to_stop(child, reason)
+            self._children.stop(child, reason)
         return True
 
     def next_deadline(self) -> float | None:
-        """When ``collect`` has something to do even if nothing happens, on the monotonic clock."""
+        """When ``collect`` must act even if nothing happens, on the monotonic clock."""
         children = self._children
         deadline = min(children.deadlines.values()) if children.deadlines else None
         if not children.needs_children or children.is_closing:
@@ -198,7 +171,7 @@ class ChildPool:
         return launch_at if deadline is None else min(deadline, launch_at)
 
     def collect(self, timeout_seconds: float | None) -> list[PoolEvent]:
-        """Wait until something happens, at most `timeout_seconds`, and tell what it was."""
+        """Wait for events, at most `timeout_seconds`, and return them."""
         ended: list[ChildProcess] = []
         foreign: list[tuple[selectors.SelectorKey, int]] = []
         for key, mask in self._selector.select(self._bounded(timeout_seconds)):
@@ -220,21 +193,21 @@ class ChildPool:
         return events
 
     def kill_all(self) -> None:
-        """Kill every child and all they started, at once; ``collect`` tells what that cost."""
+        """Kill every child and its process group at once; ``collect`` returns the events."""
         for child in list(self._children.children):
             self._children.kill(child)
 
     def shutdown(self) -> list[PoolEvent]:
-        """Let idle children leave, kill the others, and wait until no process is left.
+        """Have idle children exit, kill the others, and wait until no process is left.
 
-        Returns what happened meanwhile, the assignments of killed children included.
+        Returns the events, the assignments of killed children included.
         """
         self._children.is_closing = True
         self._launcher.close()
         for child in list(self._children.children):
             if child.state in (ChildState.IDLE, ChildState.SPARE):
                 self._children.retire(child)
-            elif child.state is not ChildState.LEAVING:
+            elif child.state is not ChildState.EXITING:
                 self._children.kill(child)
         events: list[PoolEvent] = []
         deadline = time.monotonic() + _SHUTDOWN_SECONDS
@@ -313,28 +286,28 @@ class ChildPool:
                 children.recycle(child)
             else:
                 children.make_idle(child)
-        elif child.state is ChildState.ASKED:
-            # It finished before the order to stop reached it; the order is still on its way.
+        elif child.state is ChildState.STOPPING:
+            # It finished before the stop frame reached it; the frame is still on its way.
             children.retire(child)
 
     def _take_notice(self, child: ChildProcess, frame: bytes) -> None:
         kind = frame[4]
         if kind == FrameKind.HELLO:
-            self._children.welcome(child, protocol.decode_numbers(frame)[0])
+            self._children.note_hello(child, protocol.decode_numbers(frame)[0])
         elif kind == FrameKind.READY:
             self._children.note_ready(child, protocol.decode_numbers(frame)[1])
         elif kind == FrameKind.STOPPED:
             self._children.note_stopped(child)
         elif kind == FrameKind.HOOK_FAILED:
-            name, what = protocol.decode_texts(frame, 2)
-            child.failed_hook = (name, what)
+            name, problem = protocol.decode_texts(frame, 2)
+            child.failed_hook = (name, problem)
         elif kind == FrameKind.BOOT_FAILED:
             child.verdict = f"could not load the application: {protocol.decode_texts(frame, 1)[0]}"
         else:
             raise ProtocolError(f"kind {kind} does not come from a child")
 
     def _reap(self, child: ChildProcess) -> None:
-        """A child has ended. What it wrote before counts."""
+        """A child has ended; handle the frames it sent before."""
         while child.socket_is_open and self._receive(child):
             pass
         self._children.reap(child)
@@ -342,20 +315,16 @@ class ChildPool:
     def _look_after_children(self) -> None:
         children = self._children
         now = time.monotonic()
-        if children.unwatched:
-            self._poll_exits()
+        for child in tuple(children.unwatched):
+            if os_process.has_ended(child.known_pid):
+                self._reap(child)
         if children.deadlines:
-            children.meet_deadlines(now)
+            children.enforce_deadlines(now)
         if children.needs_children:
             children.refill()
         if now - self._orphans_checked_at > _ORPHAN_CHECK_SECONDS:
             self._orphans_checked_at = now
             os_process.reap_orphans(self.pids())
-
-    def _poll_exits(self) -> None:
-        for child in list(self._children.unwatched):
-            if os_process.has_ended(child.known_pid):
-                self._reap(child)
 
     def _raise_boot_failure(self, events: list[PoolEvent]) -> None:
         if self._launcher.failure is not None:
@@ -377,7 +346,7 @@ class ChildPool:
         limit_mb = self._settings.max_memory_per_child_mb
         if limit_mb is None:
             return
-        baseline_mb = max(child.rss_bytes for child in self._children.children) / _MEGABYTE
+        baseline_mb = max(child.rss_bytes for child in self._children.children) / MEGABYTE
         if limit_mb <= baseline_mb:
             raise ChildBootError(
                 f"A fresh child process already uses {baseline_mb:.0f} MB, which is not below "
@@ -390,13 +359,3 @@ class ChildPool:
                 baseline_mb,
                 limit_mb,
             )
-
-
-def _children_settings(settings: PoolSettings) -> ChildrenSettings:
-    memory_bytes = (settings.max_memory_per_child_mb or 0) * _MEGABYTE
-    return ChildrenSettings(
-        processes=settings.processes,
-        limits=RecycleLimits(settings.max_tasks_per_child, memory_bytes),
-        stop_grace_seconds=settings.stop_grace_seconds,
-        boot_timeout_seconds=settings.boot_timeout_seconds,
-    )
