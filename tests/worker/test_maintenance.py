@@ -78,9 +78,10 @@ class RecordingDatabase:
 class QuietPool(RecordingPool):
     """Children that do nothing and weigh little."""
 
+    @property
     def busy(self) -> dict[str, Any]:
         return {
-            task_id: SimpleNamespace(assignment=attempt(task_id, generation), since=0.0)
+            task_id: SimpleNamespace(assignment=attempt(task_id, generation), assigned_at=0.0)
             for task_id, generation, _ in self.dispatched
         }
 

@@ -98,7 +98,7 @@ def test_a_child_that_writes_garbage_is_killed_and_nobody_else(
     assert isinstance(event, Died)
     assert (event.assignment, event.pid, event.started) == (given, pid, True)
     assert "malformed frame" in event.description
-    assert list(pool.busy()) == [sibling.task_id]
+    assert list(pool.busy) == [sibling.task_id]
     collect_until(pool, lambda: pool.idle_count == 1)
 
 

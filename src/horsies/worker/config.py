@@ -60,7 +60,6 @@ def served_queues(app: Horsies) -> list[str]:
 
 
 def describe_concurrency(app: Horsies, config: WorkerConfig) -> str:
-    """Return the log line with the limits in force."""
     cap = app.config.cluster_wide_cap
     return (
         f"Concurrency config: processes={config.processes}, "

@@ -99,7 +99,6 @@ class InFlight:
 
     @property
     def held_count(self) -> int:
-        """How many tasks run or wait."""
         return self.running_count + len(self._waiting)
 
     def held(self) -> list[ClaimedTask]:

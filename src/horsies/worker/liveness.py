@@ -56,7 +56,6 @@ class Identity:
 
     @classmethod
     def of(cls, worker_id: str) -> Identity:
-        """The identity of this process."""
         return cls(worker_id, socket.gethostname(), os.getpid())
 
 
@@ -99,7 +98,6 @@ class Liveness:
         self._is_registered = False
 
     def snapshot(self, running: int, waiting: int, children_memory_mb: float) -> Step:
-        """The statement that appends a snapshot of this worker."""
         config = self._app_config
         queues = config.queues()
         caps = {queue.name: queue.max_concurrency for queue in queues}

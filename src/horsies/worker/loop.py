@@ -72,11 +72,7 @@ class Worker:
     """
 
     def __init__(
-        self,
-        app: Horsies,
-        config: WorkerConfig,
-        pool: ChildPool,
-        selector: selectors.BaseSelector,
+        self, app: Horsies, config: WorkerConfig, pool: ChildPool, selector: selectors.BaseSelector
     ) -> None:
         identity = Identity.of(new_id())
         resilience = app.config.resilience
@@ -282,7 +278,7 @@ class Worker:
             running_count = self._in_flight.running_count
             logger.info("graceful shutdown: %d task(s) still running", running_count)
         if shutdown.wants_interruption(now):
-            running = list(self._pool.busy())
+            running = list(self._pool.busy)
             shutdown.note_interruption(len(running))
             if running:
                 logger.warning("shutdown: interrupting %d running task(s)", len(running))

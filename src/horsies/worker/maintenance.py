@@ -167,12 +167,14 @@ class Maintenance:
     def _beat(self, pipeline: Pipeline, now: float) -> None:
         """Stop cancelled tasks and, when it is time, send heartbeats for long-running ones."""
         is_due = self._heartbeat.is_due(now)
-        if busy := self._pool.busy():
+        if busy := self._pool.busy:
             steps: list[Step] = [(find_cancel_requests, WorkerId(self._identity.worker_id))]
             long = [
-                one.assignment
-                for one in busy.values()
-                if is_due and now - one.since >= self._heartbeat.seconds
+                child.assignment
+                for child in busy.values()
+                if is_due
+                and now - child.assigned_at >= self._heartbeat.seconds
+                and child.assignment
             ]
             if long:
                 beats = SendHeartbeats(
@@ -221,7 +223,6 @@ class Maintenance:
         self.pings = []
 
     def record_stop(self, pipeline: Pipeline) -> None:
-        """Publish a last snapshot and close the worker's row."""
         pipeline.run([self._state()])
         pipeline.run([self._liveness.stop()])
 

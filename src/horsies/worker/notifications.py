@@ -22,7 +22,6 @@ LAST_REST_SECONDS = 60.0
 
 
 def worker_channels(queues: Iterable[str]) -> list[str]:
-    """The channels of a worker that serves these queues, without its echo channel."""
     return [*(f"{QUEUE_CHANNEL_PREFIX}{queue}" for queue in queues), CANCEL_CHANNEL, PING_CHANNEL]
 
 
@@ -51,7 +50,6 @@ NOTHING_RECEIVED = NotificationBatch(False, frozenset())
 def sort_notifications(
     notifications: Sequence[tuple[str, str]], *, gap: bool = False
 ) -> NotificationBatch:
-    """Sort pairs of channel and payload."""
     if not notifications and not gap:
         return NOTHING_RECEIVED
     cancelled: set[str] = set()

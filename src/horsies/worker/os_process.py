@@ -131,7 +131,6 @@ def reap(pid: int) -> int | None:
 
 
 def wait_for_exit(pid: int) -> None:
-    """Wait for a killed process and reap it."""
     with suppress(ChildProcessError):
         os.waitpid(pid, 0)
 

@@ -14,7 +14,7 @@ import struct
 from dataclasses import asdict, dataclass
 from enum import IntEnum
 from struct import Struct
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pydantic_core import from_json, to_json
 
@@ -170,17 +170,7 @@ def _node_texts(node: NodePart) -> tuple[str, str]:
 
     Results may be large: the parent neither reads nor rewrites them.
     """
-    sources = [
-        (
-            source.task_index,
-            source.kind,
-            source.task_name,
-            source.sub_definition_key,
-            source.sub_workflow_summary,
-            len(source.result),
-        )
-        for source in node.sources
-    ]
+    sources = [(*source[:3], len(source.result), *source[4:]) for source in node.sources]
     place = (node.workflow_id, node.task_index, node.root_workflow_id, node.depth)
     # Not the standard library's json: a fifth of the time, on both sides.
     head = to_json((place, node.inputs_json, sources)).decode()
@@ -193,7 +183,7 @@ def _node_part(texts: str, start: int, head_size: int) -> NodePart:
         place, inputs_json, described = from_json(texts[start:end])
         workflow_id, task_index, root_workflow_id, depth = place
         sources = []
-        for index, kind, task_name, key, summary, size in described:
+        for index, kind, task_name, size, key, summary in described:
             begin, end = end, end + size
             sources.append(NodeInput(index, kind, task_name, texts[begin:end], key, summary))
     except (ValueError, TypeError, RecursionError) as error:
@@ -257,18 +247,12 @@ def decode_report(frame: bytes) -> tuple[ChildReport, int, int]:
 
 def _without_surrogates(report: ChildReport) -> ChildReport:
     """The report with lone surrogates, as in undecodable file names, written as escapes."""
-    return ChildReport(
-        _escaped(report.task_id),
-        report.generation,
-        report.ok,
-        _escaped(report.result_json),
-        None if report.error_code is None else _escaped(report.error_code),
-        None if report.error_message is None else _escaped(report.error_message),
-    )
-
-
-def _escaped(text: str) -> str:
-    return text.encode(errors="backslashreplace").decode()
+    escaped: dict[str, Any] = {
+        name: text.encode(errors="backslashreplace").decode()
+        for name, text in report._asdict().items()
+        if isinstance(text, str)
+    }
+    return report._replace(**escaped)
 
 
 def encode_numbers(kind: FrameKind, first: int = 0, second: int = 0) -> bytes:
@@ -305,16 +289,16 @@ def decode_texts(frame: bytes, count: int) -> list[str]:
 
 
 def encode_boot(boot: ChildBoot, worker_pid: int) -> bytes:
-    """The first frame a fresh interpreter reads."""
     return encode_texts(FrameKind.BOOT, json.dumps(asdict(boot)), str(worker_pid))
 
 
 def decode_boot(frame: bytes) -> tuple[ChildBoot, int]:
     boot_json, worker_pid = decode_texts(frame, 2)
-    fields = json.loads(boot_json)
-    fields["modules"] = tuple(fields["modules"])
-    fields["sys_path_roots"] = tuple(fields["sys_path_roots"])
-    return ChildBoot(**fields), int(worker_pid)
+    fields = json.loads(boot_json).items()
+    boot: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in fields
+    }
+    return ChildBoot(**boot), int(worker_pid)
 
 
 def receive_boot(connected: socket.socket) -> tuple[ChildBoot, int] | None:

@@ -49,7 +49,6 @@ class TurnRequest(NamedTuple):
 
     @property
     def claims(self) -> int:
-        """How many tasks to claim at most."""
         return len(self.pids) + self.prefetch
 
 
@@ -100,7 +99,6 @@ class Claimer:
         return self.cluster_cap is not None or any(cap is not None for cap in self.queue_caps)
 
     def claim(self, request: TurnRequest) -> ClaimTasks:
-        """The parameters of the claim."""
         limit = self.max_claim_batch or len(request.pids) + request.prefetch
         positions = request.positions
         return ClaimTasks(

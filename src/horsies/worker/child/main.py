@@ -68,7 +68,7 @@ class Program(Protocol):
 
 
 def main(socket_fd: int) -> NoReturn:
-    """Entry of a freshly started interpreter: the first frame on the socket says what to load."""
+    """Entry of a freshly started interpreter: the first frame on the socket names the application."""
     with socket.socket(fileno=os.dup(socket_fd)) as connected:
         received = protocol.receive_boot(connected)
     if received is None:
@@ -196,7 +196,6 @@ class StopSwitch:
         self.has_stopped = False
 
     def handle(self, _signal_number: int, _frame: FrameType | None) -> None:
-        """The signal handler."""
         if not self._is_armed:
             self._came_early = True
         elif self._parent.has_stop_request():

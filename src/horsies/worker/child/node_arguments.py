@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from pydantic_core import from_json
@@ -26,19 +25,8 @@ from horsies.workflow.nodes.context import UpstreamResult, WorkflowContext, Work
 from horsies.workflow.nodes.nodes import codec_for
 from horsies.workflow.nodes.type_compat import UNKNOWN_TYPE
 
+_NO_INPUTS: Mapping[str, Mapping[str, int]] = {"args": {}, "context": {}}
 _CORRUPT_INPUTS = CodecError("The stored inputs of this node are not a JSON object.", "")
-
-
-@dataclass(frozen=True, slots=True)
-class _Taken:
-    """The results that a node takes: by parameter, and by node id for its context.
-
-    ``missing`` are the indexes of nodes that have not ended, by parameter.
-    """
-
-    args: Mapping[str, NodeInput]
-    context: Mapping[str, NodeInput]
-    missing: Mapping[str, int]
 
 
 def build_call(
@@ -54,30 +42,22 @@ def build_call(
     given = signature.decode_keywords(kwargs_json)
     if isinstance(given, Err):
         return given
-    taken = _taken(node)
-    if taken is None:
-        return Err(_CORRUPT_INPUTS)
-    results = {name: _result(signature, name, source) for name, source in taken.args.items()}
-    needed = (name for name in taken.missing if name in signature.names.required)
-    results |= {name: _not_ready(taken.missing[name]) for name in needed}
-    injected = _injected(app, assignment, node, signature, taken.context)
-    return signature.complete_call({**given.value, **results}, injected)
-
-
-def _taken(node: NodePart) -> _Taken | None:
-    if node.inputs_json is None:
-        return _Taken({}, {}, {})
-    ended = {source.task_index: source for source in node.sources}
+    sources = {source.task_index: source for source in node.sources}
     try:
-        stored = from_json(node.inputs_json)
-        args, context = (
-            {name: ended[index] for name, index in stored[kind].items() if index in ended}
-            for kind in ("args", "context")
-        )
-        missing = {name: index for name, index in stored["args"].items() if index not in ended}
+        stored = _NO_INPUTS if node.inputs_json is None else from_json(node.inputs_json)
+        args, context = stored["args"], stored["context"]
+        taken = {name: sources[index] for name, index in args.items() if index in sources}
+        members = {
+            node_id: sources[index] for node_id, index in context.items() if index in sources
+        }
     except (ValueError, TypeError, KeyError, AttributeError):
-        return None
-    return _Taken(args, context, missing)
+        return Err(_CORRUPT_INPUTS)
+    results = {name: _result(signature, name, source) for name, source in taken.items()}
+    for name in signature.names.required:
+        if name in args and name not in taken:
+            results[name] = _not_ready(args[name])
+    injected = _injected(app, assignment, node, signature, members)
+    return signature.complete_call({**given.value, **results}, injected)
 
 
 def _result(signature: CallSignature, name: str, source: NodeInput) -> TaskResult[Any, Any]:

@@ -33,17 +33,7 @@ _plain_signal: Any = importlib.import_module("_signal")
 
 _TIMERS = (int(signal.ITIMER_REAL), int(signal.ITIMER_VIRTUAL), int(signal.ITIMER_PROF))
 _COMMON_SIGNALS = tuple(
-    map(
-        int,
-        (
-            signal.SIGALRM,
-            signal.SIGCHLD,
-            signal.SIGHUP,
-            signal.SIGPIPE,
-            signal.SIGUSR1,
-            signal.SIGUSR2,
-        ),
-    )
+    int(getattr(signal, f"SIG{name}")) for name in ("ALRM", "CHLD", "HUP", "PIPE", "USR1", "USR2")
 )
 
 # Global, as the timers are; empty until the process serves as a child.

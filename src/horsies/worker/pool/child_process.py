@@ -1,6 +1,6 @@
 """One child process as the pool sees it: its socket, its state, its assignment, its limits.
 
-The pool and ``children.py`` decide what happens to a child; this module moves its bytes.
+The pool and ``children.py`` decide about a child; this module moves its bytes.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ import os
 import random
 import selectors
 import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum, auto
+from typing import NamedTuple
 
 from horsies.worker import os_process, protocol
 from horsies.worker.protocol import Assignment
@@ -19,6 +20,7 @@ from horsies.worker.protocol import Assignment
 _SMALL_RECEIVE_BYTES = 1 << 16
 _LARGE_RECEIVE_BYTES = 1 << 20
 _NEARLY = 0.9
+_NO_BYTES = memoryview(b"")
 
 
 class ChildState(Enum):
@@ -49,67 +51,43 @@ class RecycleLimits:
         return random.randint(min(earliest, self.max_tasks - 1), self.max_tasks - 1)
 
 
-class ExitWatch:
+class ExitWatch(NamedTuple):
     """The selector's data for the descriptor that becomes readable when a child ends."""
 
-    __slots__ = ("child",)
-
-    def __init__(self, child: ChildProcess) -> None:
-        self.child = child
+    child: ChildProcess
 
 
+@dataclass(slots=True, eq=False)
 class ChildProcess:
     """The parent's side of one child."""
 
-    __slots__ = (
-        "assigned_at",
-        "assignment",
-        "exit_fd",
-        "failed_hook",
-        "frames",
-        "has_limits",
-        "is_spare",
-        "limits",
-        "outgoing",
-        "pid",
-        "ready_at",
-        "rss_bytes",
-        "socket",
-        "socket_is_open",
-        "soft_task_limit",
-        "state",
-        "stop_reason",
-        "tasks_done",
-        "unread_at_end",
-        "verdict",
-        "was_killed",
-        "was_retired",
-    )
+    socket: socket.socket
+    limits: RecycleLimits
+    is_spare: bool
+    socket_is_open: bool = True
+    frames: protocol.FrameBuffer = field(default_factory=protocol.FrameBuffer)
+    has_limits: bool = False
+    soft_task_limit: int = 0
+    state: ChildState = ChildState.BOOTING
+    pid: int | None = None
+    exit_fd: int | None = None
+    outgoing: memoryview = _NO_BYTES
+    assignment: Assignment | None = None
+    assigned_at: float = 0.0
+    ready_at: float | None = None
+    tasks_done: int = 0
+    rss_bytes: int = 0
+    stop_reason: str | None = None
+    was_killed: bool = False
+    was_retired: bool = False
+    unread_at_end: bool = False
+    verdict: str | None = None
+    failed_hook: tuple[str, str] | None = None
 
-    def __init__(self, connected: socket.socket, limits: RecycleLimits, *, is_spare: bool) -> None:
-        connected.setblocking(False)
-        self.socket = connected
-        self.socket_is_open = True
-        self.frames = protocol.FrameBuffer()
-        self.limits = limits
-        self.has_limits = limits.max_tasks > 0 or limits.max_rss_bytes > 0
-        self.soft_task_limit = limits.early_task_limit()
-        self.is_spare = is_spare
-        self.state = ChildState.BOOTING
-        self.pid: int | None = None
-        self.exit_fd: int | None = None
-        self.outgoing = memoryview(b"")
-        self.assignment: Assignment | None = None
-        self.assigned_at = 0.0
-        self.ready_at: float | None = None
-        self.tasks_done = 0
-        self.rss_bytes = 0
-        self.stop_reason: str | None = None
-        self.was_killed = False
-        self.was_retired = False
-        self.unread_at_end = False
-        self.verdict: str | None = None
-        self.failed_hook: tuple[str, str] | None = None
+    def __post_init__(self) -> None:
+        self.socket.setblocking(False)
+        self.has_limits = self.limits.max_tasks > 0 or self.limits.max_rss_bytes > 0
+        self.soft_task_limit = self.limits.early_task_limit()
 
     @property
     def known_pid(self) -> int:
@@ -148,7 +126,6 @@ class ChildProcess:
             selector.modify(self.socket, selectors.EVENT_READ | selectors.EVENT_WRITE, self)
 
     def flush(self, selector: selectors.BaseSelector) -> None:
-        """Write more of the bytes that did not fit before."""
         self.outgoing = self.outgoing[self._write(self.outgoing) :]
         if not self.outgoing:
             selector.modify(self.socket, selectors.EVENT_READ, self)
@@ -185,7 +162,6 @@ class ChildProcess:
             self.exit_fd = None
 
     def kill(self) -> None:
-        """Kill the child and every process in its group."""
         self.was_killed = True
         if self.pid is not None:
             os_process.kill_group(self.pid)
@@ -195,22 +171,17 @@ class ChildProcess:
         return self.limits.max_tasks > 0 and self.tasks_done >= self.soft_task_limit
 
     def must_retire(self) -> bool:
-        """Whether the child must not take another task."""
         limits = self.limits
-        if 0 < limits.max_tasks <= self.tasks_done:
-            return True
-        return 0 < limits.max_rss_bytes <= self.rss_bytes
+        return 0 < limits.max_tasks <= self.tasks_done or 0 < limits.max_rss_bytes <= self.rss_bytes
 
     def is_near_limit(self) -> bool:
         """Whether a spare should be ready to replace the child."""
-        if not self.has_limits:
-            return False
-        if self.may_retire() or self.must_retire():
-            return True
-        return 0 < self.limits.max_rss_bytes * _NEARLY <= self.rss_bytes
+        return self.has_limits and (
+            self.may_retire()
+            or self.must_retire()
+            or 0 < self.limits.max_rss_bytes * _NEARLY <= self.rss_bytes
+        )
 
     def may_have_started(self) -> bool:
         """Whether the child may have begun its assignment; False only when that is ruled out."""
-        if self.stop_reason is not None:
-            return True
-        return not (self.outgoing or self.unread_at_end)
+        return self.stop_reason is not None or not (self.outgoing or self.unread_at_end)

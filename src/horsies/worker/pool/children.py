@@ -134,7 +134,7 @@ class Children:
             logger.warning("Starting a child failed (%s); trying again.", error)
             self.delay.note_early_death()
             return False
-        child = ChildProcess(own_end, self._limits, is_spare=is_spare)
+        child = ChildProcess(own_end, self._limits, is_spare)
         self.children[child] = None
         self._selector.register(child.socket, selectors.EVENT_READ, child)
         self.deadlines[child] = time.monotonic() + self._settings.boot_timeout_seconds
@@ -167,7 +167,6 @@ class Children:
             raise ProtocolError("a child that claims another pid")
 
     def note_ready(self, child: ChildProcess, rss_bytes: int) -> None:
-        """A child has booted: it becomes idle, or the spare."""
         if child.was_killed:
             return
         if child.state is not ChildState.BOOTING or child.pid is None:
@@ -188,7 +187,6 @@ class Children:
         self.idle.append(child)
 
     def release(self, child: ChildProcess) -> Assignment | None:
-        """Take the assignment off a child."""
         assignment = child.assignment
         child.assignment = None
         if assignment is not None and self.busy.get(assignment.task_id) is child:
@@ -213,7 +211,6 @@ class Children:
         return child.may_retire() and self._count_near_limit() > 1
 
     def retire(self, child: ChildProcess) -> None:
-        """Have a child without an assignment exit."""
         self._take_out(child, ChildState.EXITING, _EXIT_GRACE_SECONDS)
         with suppress(OSError):
             child.socket.shutdown(socket.SHUT_WR)
@@ -230,7 +227,6 @@ class Children:
             os_process.terminate(child.pid)
 
     def note_stopped(self, child: ChildProcess) -> None:
-        """A child stopped its task on request and is exiting."""
         assignment = self.release(child)
         if assignment is None or child.stop_reason is None:
             raise ProtocolError("stopped out of turn")
@@ -334,7 +330,6 @@ class Children:
     def _take_out(
         self, child: ChildProcess, state: ChildState, grace_seconds: float | None
     ) -> None:
-        """Take a child out of service."""
         if child.state is ChildState.IDLE:
             self.idle.remove(child)
         if child is self._spare:

@@ -12,7 +12,6 @@ import selectors
 import socket
 import time
 from enum import StrEnum
-from typing import Protocol
 
 from horsies.worker import os_process, protocol
 from horsies.worker.child.fork_server import run_forked_fork_server
@@ -46,7 +45,6 @@ class RestartDelay:
         self.not_before = 0.0
 
     def note_early_death(self) -> None:
-        """A process died during its start or right after."""
         self._deaths += 1
         if self._deaths > 1:
             delay = _FIRST_DELAY_SECONDS * 2 ** min(self._deaths - 2, 10)
@@ -57,48 +55,15 @@ class RestartDelay:
         self.not_before = 0.0
 
 
-class Launcher(Protocol):
-    """One way of starting children; `failure` says why the application could not be loaded."""
-
-    failure: str | None
-
-    def start(self) -> None:
-        """Get ready to launch."""
-
-    def launch(self, own_end: socket.socket, child_end: socket.socket) -> int | None:
-        """Start a child on `child_end`; its pid where it is known at once.
-
-        Raises ``OSError`` when no child can be started now.
-        """
-
-    def attend(self) -> None:
-        """Handle a descriptor that the launcher registered with the selector."""
-
-    def kill(self) -> None:
-        """Kill the process behind the launcher, because it does not respond."""
-
-    def close(self) -> None:
-        """Release everything, and wait until the process behind the launcher is gone."""
-
-
-def make_launcher(
-    method: StartMethod, boot: ChildBoot, selector: selectors.BaseSelector
-) -> Launcher:
-    if method is StartMethod.SPAWN:
-        return SpawnLauncher(boot)
-    if not os_process.IS_LINUX:
-        raise ValueError(f"start method {method.value!r} needs Linux; use 'spawn'")
-    return ForkServerLauncher(boot, selector, forks_worker=method is StartMethod.FORK)
-
-
 class SpawnLauncher:
-    """Every child is a fresh interpreter that imports the application itself; nothing is behind it."""
+    """Every child is a fresh interpreter that imports the application itself."""
 
     def __init__(self, boot: ChildBoot) -> None:
         self.failure: str | None = None
         self._boot = boot
 
     def launch(self, own_end: socket.socket, child_end: socket.socket) -> int | None:
+        """Start a child on `child_end` and return its pid; raises ``OSError`` when that fails."""
         own_end.sendall(protocol.encode_boot(self._boot, os.getpid()))
         return os_process.start_interpreter("horsies.worker.child.main", child_end.fileno())
 
@@ -109,7 +74,10 @@ class SpawnLauncher:
 
 
 class ForkServerLauncher:
-    """Children are forked by the fork server, which is restarted when it dies."""
+    """Children are forked by the fork server, which is restarted when it dies.
+
+    `failure` says why the application could not be loaded.
+    """
 
     def __init__(
         self, boot: ChildBoot, selector: selectors.BaseSelector, *, forks_worker: bool
@@ -230,3 +198,16 @@ class ForkServerLauncher:
             self._selector.unregister(self._exit_fd)
             os.close(self._exit_fd)
         self._control = self._exit_fd = self.pid = None
+
+
+Launcher = SpawnLauncher | ForkServerLauncher
+
+
+def make_launcher(
+    method: StartMethod, boot: ChildBoot, selector: selectors.BaseSelector
+) -> Launcher:
+    if method is StartMethod.SPAWN:
+        return SpawnLauncher(boot)
+    if not os_process.IS_LINUX:
+        raise ValueError(f"start method {method.value!r} needs Linux; use 'spawn'")
+    return ForkServerLauncher(boot, selector, forks_worker=method is StartMethod.FORK)

@@ -10,10 +10,9 @@ import logging
 import selectors
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from horsies.worker import os_process, protocol
-from horsies.worker.child.main import EXIT_BOOT_FAILED, EXIT_HOOK_FAILED
 from horsies.worker.pool.child_process import ChildProcess, ChildState, ExitWatch
 from horsies.worker.pool.children import (
     MEGABYTE,
@@ -37,24 +36,8 @@ _FORKS_AHEAD = 8
 _KIND_REPORT = int(FrameKind.REPORT)
 
 
-@dataclass(frozen=True, slots=True)
-class Running:
-    """An assignment that a child runs; `since` is on the monotonic clock."""
-
-    assignment: Assignment
-    pid: int
-    since: float
-
-
 class ChildBootError(Exception):
-    """The children cannot start; `hook_name` names the start hook if one was the cause."""
-
-    def __init__(
-        self, message: str, *, exit_code: int | None = None, hook_name: str | None = None
-    ) -> None:
-        super().__init__(message)
-        self.exit_code = exit_code
-        self.hook_name = hook_name
+    """The children cannot start."""
 
 
 class NoIdleChildError(Exception):
@@ -74,9 +57,7 @@ class ChildPool:
         memory_mb = settings.max_memory_per_child_mb
         recycles = memory_mb is not None or settings.max_tasks_per_child > 0
         boot = replace(
-            boot,
-            samples_memory=memory_mb is not None,
-            forks_ahead=_FORKS_AHEAD if recycles else 1,
+            boot, samples_memory=memory_mb is not None, forks_ahead=_FORKS_AHEAD if recycles else 1
         )
         self._settings = settings
         self._selector = selector
@@ -121,13 +102,10 @@ class ChildPool:
             return []
         return [child.known_pid for child in self._children.idle[: -count - 1 : -1]]
 
-    def busy(self) -> Mapping[str, Running]:
-        """The running assignments by task id."""
-        return {
-            task_id: Running(child.assignment, child.known_pid, child.assigned_at)
-            for task_id, child in self._children.busy.items()
-            if child.assignment is not None
-        }
+    @property
+    def busy(self) -> Mapping[str, ChildProcess]:
+        """The children that run a task, by its id."""
+        return self._children.busy
 
     def children_memory_mb(self) -> float:
         """The sum of the children's resident memory; shared pages count once for each."""
@@ -160,15 +138,6 @@ class ChildPool:
         if child.state is ChildState.BUSY:
             self._children.stop(child, reason)
         return True
-
-    def next_deadline(self) -> float | None:
-        """When ``collect`` must act even if nothing happens, on the monotonic clock."""
-        children = self._children
-        deadline = min(children.deadlines.values()) if children.deadlines else None
-        if not children.needs_children or children.is_closing:
-            return deadline
-        launch_at = children.delay.not_before
-        return launch_at if deadline is None else min(deadline, launch_at)
 
     def collect(self, timeout_seconds: float | None) -> list[PoolEvent]:
         """Wait for events, at most `timeout_seconds`, and return them."""
@@ -228,6 +197,15 @@ class ChildPool:
                 idle.remove(child)
                 return child
         raise NoIdleChildError(f"Child {pid} is not idle; it has ended or is busy.")
+
+    def next_deadline(self) -> float | None:
+        """When ``collect`` must act even if nothing happens, on the monotonic clock."""
+        children = self._children
+        deadline = min(children.deadlines.values()) if children.deadlines else None
+        if not children.needs_children or children.is_closing:
+            return deadline
+        launch_at = children.delay.not_before
+        return launch_at if deadline is None else min(deadline, launch_at)
 
     def _bounded(self, timeout_seconds: float | None) -> float | None:
         deadline = self.next_deadline()
@@ -327,18 +305,11 @@ class ChildPool:
             os_process.reap_orphans(self.pids())
 
     def _raise_boot_failure(self, events: list[PoolEvent]) -> None:
-        if self._launcher.failure is not None:
-            raise ChildBootError(
-                f"The application could not be loaded: {self._launcher.failure}",
-                exit_code=EXIT_BOOT_FAILED,
-            )
+        if (failure := self._launcher.failure) is not None:
+            raise ChildBootError(f"The application could not be loaded: {failure}")
         for event in events:
             if isinstance(event, HookFailed):
-                raise ChildBootError(
-                    f"Child process start hook {event.name} {event.description}.",
-                    exit_code=EXIT_HOOK_FAILED,
-                    hook_name=event.name,
-                )
+                raise ChildBootError(f"Child process start hook {event.name} {event.description}.")
             if isinstance(event, Died):
                 raise ChildBootError(f"A child process did not start: {event.description}.")
 
