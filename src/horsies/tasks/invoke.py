@@ -74,21 +74,17 @@ def _run(coroutine: Coroutine[Any, Any, Any]) -> Any:
     # A loop serves one thread; only the main one runs tasks often enough to keep its own.
     if threading.current_thread() is not threading.main_thread():
         return asyncio.run(coroutine)
-    return _kept_loop().run(coroutine)
+    pid = os.getpid()
+    if pid not in _kept_loops:
+        _kept_loops.clear()
+        _kept_loops[pid] = _KeptLoop()
+    return _kept_loops[pid].run(coroutine)
 
 
 def stop_coroutine() -> None:
     """Cancel the coroutine of the running task, if it has one; for the handler of a signal."""
     for loop in _kept_loops.values():
         loop.stop_coroutine()
-
-
-def _kept_loop() -> _KeptLoop:
-    pid = os.getpid()
-    if pid not in _kept_loops:
-        _kept_loops.clear()
-        _kept_loops[pid] = _KeptLoop()
-    return _kept_loops[pid]
 
 
 class _KeptLoop:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import psycopg
@@ -128,7 +128,20 @@ class NodeInputs:
             if task.task_name == EXPAND_TASK and task.workflow_id is not None
         }
         places = self._read(pipeline, sources - found.keys(), expansions, found)
-        return {task.id: _part(task, wanted[task.id], found, places) for task in tasks}
+        parts = {}
+        for task in tasks:
+            assert task.workflow_id is not None
+            assert task.workflow_node_index is not None
+            place = places.get(task.workflow_id)
+            parts[task.id] = NodePart(
+                task.workflow_id,
+                task.workflow_node_index,
+                task.workflow_inputs,
+                tuple(found[source] for source in wanted[task.id] if source in found),
+                None if place is None else place.root_workflow_id,
+                0 if place is None else place.depth,
+            )
+        return parts
 
     def _read(
         self,
@@ -182,22 +195,3 @@ def _sources(task: ClaimedTask) -> list[Source]:
         return [(task.workflow_id, int(index)) for index in sorted(indexes)]
     except (ValueError, TypeError, KeyError, AttributeError):
         return []
-
-
-def _part(
-    task: ClaimedTask,
-    sources: Sequence[Source],
-    found: Mapping[Source, NodeInput],
-    places: Mapping[str, RunPlace],
-) -> NodePart:
-    assert task.workflow_id is not None
-    assert task.workflow_node_index is not None
-    place = places.get(task.workflow_id)
-    return NodePart(
-        task.workflow_id,
-        task.workflow_node_index,
-        task.workflow_inputs,
-        tuple(found[source] for source in sources if source in found),
-        None if place is None else place.root_workflow_id,
-        0 if place is None else place.depth,
-    )

@@ -323,15 +323,6 @@ class FrameBuffer:
             # Nearly every frame arrives alone and whole: it needs no copy.
             return [data]
         self._pending += data
-        return self._cut()
-
-    def wanted_bytes(self) -> int:
-        """How many bytes the frame in progress still needs; 0 when its length is unknown."""
-        if len(self._pending) < 4:
-            return 0
-        return int.from_bytes(self._pending[:4], "big") + 4 - len(self._pending)
-
-    def _cut(self) -> list[bytes]:
         frames = []
         pending = self._pending
         start = 0
@@ -346,3 +337,9 @@ class FrameBuffer:
             start = end
         del pending[:start]
         return frames
+
+    def wanted_bytes(self) -> int:
+        """How many bytes the frame in progress still needs; 0 when its length is unknown."""
+        if len(self._pending) < 4:
+            return 0
+        return int.from_bytes(self._pending[:4], "big") + 4 - len(self._pending)

@@ -55,7 +55,9 @@ def build_call(
     results = {name: _result(signature, name, source) for name, source in taken.items()}
     for name in signature.names.required:
         if name in args and name not in taken:
-            results[name] = _not_ready(args[name])
+            message = "Another node whose result this one takes is being retried."
+            code = RetrievalCode.RESULT_NOT_READY
+            results[name] = _error_result(code, message, args[name])
     injected = _injected(app, assignment, node, signature, members)
     return signature.complete_call({**given.value, **results}, injected)
 
@@ -71,24 +73,17 @@ def _result(signature: CallSignature, name: str, source: NodeInput) -> TaskResul
     return untyped.value if isinstance(untyped, Ok) else _unreadable(source, untyped.value)
 
 
-def _not_ready(index: int) -> TaskResult[Any, TaskError]:
-    return TaskResult(
-        err=TaskError(
-            error_code=RetrievalCode.RESULT_NOT_READY,
-            message="Another node whose result this one takes is being retried.",
-            data={"dependency_index": index},
-        )
-    )
-
-
 def _unreadable(source: NodeInput, problem: CodecError) -> TaskResult[Any, TaskError]:
-    return TaskResult(
-        err=TaskError(
-            error_code=OperationalErrorCode.RESULT_DESERIALIZATION_ERROR,
-            message=f"The result of another node cannot be read: {problem.message}",
-            data={"dependency_index": source.task_index},
-        )
-    )
+    message = f"The result of another node cannot be read: {problem.message}"
+    code = OperationalErrorCode.RESULT_DESERIALIZATION_ERROR
+    return _error_result(code, message, source.task_index)
+
+
+def _error_result(
+    code: OperationalErrorCode | RetrievalCode, message: str, index: int
+) -> TaskResult[Any, TaskError]:
+    data = {"dependency_index": index}
+    return TaskResult(err=TaskError(error_code=code, message=message, data=data))
 
 
 def _injected(

@@ -146,7 +146,10 @@ class ChildPool:
         for key, mask in self._selector.select(self._bounded(timeout_seconds)):
             data = key.data
             if type(data) is ChildProcess:
-                self._serve_socket(data, mask)
+                if mask & selectors.EVENT_WRITE and data.socket_is_open:
+                    data.flush(self._selector)
+                if mask & selectors.EVENT_READ and data.socket_is_open:
+                    self._receive(data)
             elif type(data) is ExitWatch:
                 ended.append(data.child)
             elif data is self._launcher:
@@ -216,14 +219,6 @@ class ChildPool:
             return timeout_seconds
         left = max(0.0, deadline - now)
         return left if timeout_seconds is None else min(left, timeout_seconds)
-
-    def _serve_socket(self, child: ChildProcess, mask: int) -> None:
-        if not child.socket_is_open:
-            return
-        if mask & selectors.EVENT_WRITE:
-            child.flush(self._selector)
-        if mask & selectors.EVENT_READ:
-            self._receive(child)
 
     def _receive(self, child: ChildProcess) -> bool:
         """Handle one read's worth of frames; False when there was nothing to read."""
