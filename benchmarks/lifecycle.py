@@ -26,7 +26,7 @@ from horsies.db.statements.turn import (
 from horsies.ids import new_id
 from horsies.tasks.outcome import Outcome
 from horsies.worker.bookmarks import Bookmarks
-from horsies.worker.turn import Claimer, Wanted, take_turn
+from horsies.worker.turn import Claimer, TurnRequest, take_turn
 
 RESULT = '{"ok":null}'
 WORKER = "bare-sql"
@@ -92,11 +92,11 @@ def worker_turns(connection: Connection[Any], batch: int, count: int) -> float:
     started = time.perf_counter()
     while done < count:
         now = time.monotonic()
-        wanted = Wanted(pids=list(range(batch)), marks=bookmarks.marks(now))
+        wanted = TurnRequest(pids=list(range(batch)), positions=bookmarks.positions(now))
         turned = take_turn(pipeline, claimer, outcomes, wanted)
         was_short = len(turned.claimed) < batch
         span = (now, time.monotonic())
-        bookmarks.note_claim(wanted.marks, turned.claimed, was_short=was_short, span=span)
+        bookmarks.note_claim(wanted.positions, turned.claimed, was_short=was_short, span=span)
         assert len(turned.recorded) == len(outcomes)
         done += len(outcomes)
         outcomes = [Outcome.completed(task, RESULT) for task in turned.claimed]

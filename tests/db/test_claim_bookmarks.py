@@ -14,8 +14,8 @@ from psycopg import Connection, sql
 
 from horsies.db.pipeline import Pipeline
 from horsies.db.statements.turn import ClaimedTask, ClaimTasks, claim_tasks
-from horsies.worker.bookmarks import EVERYWHERE, EVERYWHERE_SECONDS, Bookmarks, Marks
-from horsies.worker.turn import Claimer, Wanted
+from horsies.worker.bookmarks import EVERYWHERE, EVERYWHERE_SECONDS, Bookmarks, Positions
+from horsies.worker.turn import Claimer, TurnRequest
 from tests.support.examples import examples
 from tests.support.rows import add_task
 
@@ -37,20 +37,22 @@ class Taker:
         self.now = 1_000.0
         self._pipeline = Pipeline(connection, prepared=False)
 
-    def take(self, children: int = 1, marks: Marks | None = None) -> list[ClaimedTask]:
-        marks = self.bookmarks.marks(self.now) if marks is None else marks
-        wanted = Wanted(pids=list(range(1, children + 1)), marks=marks)
+    def take(self, children: int = 1, positions: Positions | None = None) -> list[ClaimedTask]:
+        positions = self.bookmarks.positions(self.now) if positions is None else positions
+        wanted = TurnRequest(pids=list(range(1, children + 1)), positions=positions)
         claimed = self._pipeline.run([(claim_tasks, self.claimer.claim(wanted))])[0]
         was_short = len(claimed) < children
-        self.bookmarks.note_claim(marks, claimed, was_short=was_short, span=(self.now, self.now))
+        self.bookmarks.note_claim(
+            positions, claimed, was_short=was_short, span=(self.now, self.now)
+        )
         return sorted(claimed, key=lambda task: task.worker_pid or 0)
 
     def take_ids(self, children: int = 1) -> list[str]:
         return [task.id for task in self.take(children)]
 
 
-def behind(task: ClaimedTask, *, looks_everywhere: bool = True) -> Marks:
-    return Marks([task.priority], [task.enqueued_at], [task.id], looks_everywhere)
+def behind(task: ClaimedTask, *, looks_everywhere: bool = True) -> Positions:
+    return Positions([task.priority], [task.enqueued_at], [task.id], looks_everywhere)
 
 
 @pytest.fixture
@@ -67,7 +69,7 @@ def test_a_bookmark_comes_back_to_the_microsecond(connection: Connection[Any]) -
     (task,) = taker.take()
     assert task.id == first
     (following,) = taker.take(
-        marks=Marks([100, None], [task.enqueued_at, None], [first, None], False)
+        positions=Positions([100, None], [task.enqueued_at, None], [first, None], False)
     )
     assert following.id == second
 
@@ -130,8 +132,8 @@ def test_a_resting_claim_leaves_what_stands_before_its_bookmark(
     (task,) = taker.take()
     assert task.id == first
     older = add_task(connection, queue_name="first", enqueued_at=ago(120))
-    assert taker.take(marks=behind(task, looks_everywhere=False)) == []
-    (found,) = taker.take(marks=behind(task))
+    assert taker.take(positions=behind(task, looks_everywhere=False)) == []
+    (found,) = taker.take(positions=behind(task))
     assert found.id == older
 
 
@@ -181,16 +183,16 @@ def test_limits_hold_over_both_looks(connection: Connection[Any]) -> None:
     taker = Taker(connection, ["first"])
     (task,) = taker.take()
     connection.execute("UPDATE horsies_tasks SET held = false WHERE id = ANY(%s::uuid[])", (older,))
-    marks = behind(task)
+    positions = behind(task)
     wanted = ClaimTasks(
         "limited",
         "host",
         [1, 2, 3, 4, 5],
         ["first"],
         [3],
-        marked_priorities=marks.priorities,
-        marked_moments=marks.moments,
-        marked_ids=marks.ids,
+        marked_priorities=positions.priorities,
+        marked_moments=positions.enqueued_at,
+        marked_ids=positions.ids,
     )
     claimed = {task.id for task in claim_tasks.run(connection, wanted)}
     assert len(claimed) == 3
@@ -204,7 +206,7 @@ def test_caps_hold_over_both_looks(connection: Connection[Any]) -> None:
     (task,) = taker.take()
     for _ in range(3):
         add_task(connection, queue_name="first", enqueued_at=ago(60))
-    marks = behind(task)
+    positions = behind(task)
     wanted = ClaimTasks(
         "capped",
         "host",
@@ -212,9 +214,9 @@ def test_caps_hold_over_both_looks(connection: Connection[Any]) -> None:
         ["first"],
         [5],
         queue_caps=[4],
-        marked_priorities=marks.priorities,
-        marked_moments=marks.moments,
-        marked_ids=marks.ids,
+        marked_priorities=positions.priorities,
+        marked_moments=positions.enqueued_at,
+        marked_ids=positions.ids,
     )
     assert len(claim_tasks.run(connection, wanted)) == 3
 
@@ -263,7 +265,7 @@ def test_behind_a_bookmark_dead_entries_are_not_walked_over(
     assert marked * 3 < everywhere
 
 
-def pages_read(connection: Connection[Any], marks: Marks) -> int:
+def pages_read(connection: Connection[Any], positions: Positions) -> int:
     """Count the pages a claim of one task looks at, without claiming it."""
     claim = ClaimTasks(
         "reader",
@@ -271,9 +273,9 @@ def pages_read(connection: Connection[Any], marks: Marks) -> int:
         [1],
         ["first"],
         [1],
-        marked_priorities=list(marks.priorities),
-        marked_moments=list(marks.moments),
-        marked_ids=list(marks.ids),
+        marked_priorities=list(positions.priorities),
+        marked_moments=list(positions.enqueued_at),
+        marked_ids=list(positions.ids),
     )
     with connection.transaction(force_rollback=True):
         found = connection.execute(

@@ -24,7 +24,13 @@ from horsies.ids import new_id
 from horsies.tasks.recovery import recover_tasks
 from horsies.worker import reaper
 from horsies.worker.liveness import lock_key
-from horsies.worker.reaper import Rescue, looking_steps, recover_ownerless, return_seconds, sweep
+from horsies.worker.reaper import (
+    Recovered,
+    looking_steps,
+    recover_ownerless,
+    return_seconds,
+    sweep,
+)
 from tests.support.rows import add_task, attempts_of, picture, row_of
 from tests.support.wait import wait_until
 
@@ -108,12 +114,12 @@ def lost(
     return [row.worker_id for row in find_lost_workers.run(connection, looked)]
 
 
-def rescue(
+def recover(
     pipeline: Pipeline, worker_id: str, config: AppConfig, connected_seconds: float
-) -> Rescue:
-    """Look for the dead and rescue what they left."""
+) -> Recovered:
+    """Look for lost workers and recover their tasks."""
     led, found = pipeline.run(looking_steps(worker_id, config, connected_seconds))
-    return reaper.rescue(pipeline, led, found, config.recovery)
+    return reaper.recover_lost_workers(pipeline, led, found, config.recovery)
 
 
 # Who is dead
@@ -205,7 +211,7 @@ def test_tasks_of_a_living_worker_are_left_alone(
     before = [picture(connection, task_id) for task_id in task_ids]
     with psycopg.connect(process_url, autocommit=True) as session:
         session.execute("SELECT pg_advisory_lock(%s)", (lock_key(worker_id),))
-        assert rescue(pipeline, "me", application(), LONG) == Rescue()
+        assert recover(pipeline, "me", application(), LONG) == Recovered()
         assert recover_ownerless(pipeline, RecoveryConfig()) == 0
     assert [picture(connection, task_id) for task_id in task_ids] == before
 
@@ -219,7 +225,7 @@ def test_a_dead_workers_tasks_end_by_their_policy(
     again = add_running(connection, worker_id, **retried("WORKER_CRASHED"))
     spent = add_running(connection, worker_id, **retried("WORKER_CRASHED") | {"retry_count": 1})
     claimed = add_claimed(connection, worker_id)
-    assert rescue(pipeline, "me", application(), LONG) == Rescue(1, 5)
+    assert recover(pipeline, "me", application(), LONG) == Recovered(1, 5)
     for task_id, attempt in ((failed, 1), (other_policy, 1), (spent, 2)):
         row = row_of(connection, task_id)
         assert (row["status"], row["error_code"]) == ("FAILED", "WORKER_CRASHED")
@@ -240,13 +246,13 @@ def test_a_dead_worker_is_signed_off_as_lost_and_found_once(
     pipeline: Pipeline, connection: Connection[Any]
 ) -> None:
     worker_id = add_worker(connection, ago(60))
-    assert rescue(pipeline, "me", application(), LONG) == Rescue(1, 0)
+    assert recover(pipeline, "me", application(), LONG) == Recovered(1, 0)
     found = connection.execute(
         "SELECT stopped_at IS NOT NULL, was_lost FROM horsies_workers WHERE worker_id = %s",
         (worker_id,),
     ).fetchone()
     assert found == (True, True)
-    assert rescue(pipeline, "me", application(), LONG) == Rescue()
+    assert recover(pipeline, "me", application(), LONG) == Recovered()
 
 
 def test_a_retry_of_a_cancelled_task_of_the_dead_does_not_happen(
@@ -256,7 +262,7 @@ def test_a_retry_of_a_cancelled_task_of_the_dead_does_not_happen(
     task_id = add_running(
         connection, worker_id, cancel_requested_at=ago(1), **retried("WORKER_CRASHED")
     )
-    rescue(pipeline, "me", application(), LONG)
+    recover(pipeline, "me", application(), LONG)
     assert row_of(connection, task_id)["status"] == "FAILED"
 
 
@@ -282,7 +288,7 @@ def test_a_switch_that_is_off_leaves_its_tasks_alone(
         "RUNNING": [add_running(connection, worker_id) for _ in range(3)],
     }
     before = [picture(connection, task_id) for task_id in tasks[kept]]
-    assert rescue(pipeline, "me", application(**{switch: False}), LONG) == Rescue(1, 3)
+    assert recover(pipeline, "me", application(**{switch: False}), LONG) == Recovered(1, 3)
     assert recover_ownerless(pipeline, RecoveryConfig.model_validate({switch: False})) == 0
     assert [picture(connection, task_id) for task_id in tasks[kept]] == before
     assert all(row_of(connection, task_id)["status"] != changed for task_id in tasks[changed])
@@ -295,18 +301,18 @@ def test_with_both_switches_off_a_dead_workers_tasks_stay_as_they_are(
     task_ids = [add_claimed(connection, worker_id), add_running(connection, worker_id)]
     before = [picture(connection, task_id) for task_id in task_ids]
     off = {"auto_requeue_stale_claimed": False, "auto_fail_stale_running": False}
-    assert rescue(pipeline, "me", application(**off), LONG) == Rescue(1, 0)
+    assert recover(pipeline, "me", application(**off), LONG) == Recovered(1, 0)
     assert [picture(connection, task_id) for task_id in task_ids] == before
 
 
-def test_more_tasks_than_one_bite_are_all_rescued(
+def test_more_tasks_than_one_bite_are_all_recovered(
     pipeline: Pipeline, connection: Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reaper, "RECOVERY_BATCH", 2)
     worker_ids = [add_worker(connection, ago(60)) for _ in range(2)]
     for worker_id in worker_ids * 3:
         add_running(connection, worker_id)
-    assert rescue(pipeline, "me", application(), LONG) == Rescue(2, 6)
+    assert recover(pipeline, "me", application(), LONG) == Recovered(2, 6)
 
 
 def test_a_task_that_was_claimed_anew_is_not_touched_by_a_late_reaper(
@@ -353,7 +359,7 @@ def test_many_reapers_at_once_have_the_effect_of_one(
 
 
 @pytest.mark.parametrize("status", ["CLAIMED", "RUNNING"])
-def test_a_rescue_wakes_the_queues_of_its_tasks(
+def test_a_recovery_wakes_the_queues_of_its_tasks(
     pipeline: Pipeline, connection: Connection[Any], process_url: str, status: str
 ) -> None:
     worker_id = add_worker(connection, ago(60))
@@ -363,7 +369,7 @@ def test_a_rescue_wakes_the_queues_of_its_tasks(
     with psycopg.connect(process_url, autocommit=True) as blocked:
         for queue in ("narrow", "wide", "other"):
             blocked.execute(sql.SQL("LISTEN {}").format(sql.Identifier(f"task_queue_{queue}")))
-        assert rescue(pipeline, "me", application(), LONG) == Rescue(1, 3)
+        assert recover(pipeline, "me", application(), LONG) == Recovered(1, 3)
         connection.execute("NOTIFY task_queue_other")
         heard: list[str] = []
         for note in blocked.notifies(timeout=10):
@@ -379,9 +385,9 @@ def test_a_reaper_leaves_the_work_to_the_one_that_leads(
     worker_id = add_worker(connection, ago(60))
     add_running(connection, worker_id)
     with psycopg.connect(process_url) as leader:
-        leader.execute("SELECT pg_advisory_xact_lock(1751348596, %s)", (reaper.RESCUE_DUTY,))
-        assert rescue(pipeline, "me", application(), LONG) == Rescue()
-    assert rescue(pipeline, "me", application(), LONG) == Rescue(1, 1)
+        leader.execute("SELECT pg_advisory_xact_lock(1751348596, %s)", (reaper.RECOVERY.job,))
+        assert recover(pipeline, "me", application(), LONG) == Recovered()
+    assert recover(pipeline, "me", application(), LONG) == Recovered(1, 1)
 
 
 # Tasks whose worker nobody knows

@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 
 from horsies.db.statements.turn import ClaimedTask
-from horsies.worker.pool.events import PoolEvent, Reported
+from horsies.worker.pool.children import PoolEvent, Reported
 from horsies.worker.pool.pool import ChildPool, NoIdleChildError
 from horsies.worker.protocol import Assignment, ChildBoot, NodePart
 

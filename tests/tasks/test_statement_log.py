@@ -17,7 +17,7 @@ from horsies.config.postgres import PostgresConfig
 from horsies.db.database import Database
 from horsies.db.statements.tasks import TaskIds, read_outcomes
 from horsies.ids import new_id
-from horsies.worker.connection import turn_connector
+from horsies.worker.connection import open_turns
 from tests.support.applications import run_closing
 from tests.tasks.conftest import add_task, store_task
 
@@ -79,7 +79,7 @@ def test_a_turn_is_logged_as_one_line(
     process_url: str, connection: Connection[Any], lines: pytest.LogCaptureFixture
 ) -> None:
     database = Database(PostgresConfig(database_url=process_url, echo=True))
-    pipeline = turn_connector(database)()
+    pipeline = open_turns(database)
     with pipeline.connection:
         pipeline.run([(read_outcomes, TaskIds([new_id()])), (read_outcomes, TaskIds([]))])
         assert [record.getMessage().partition(" took")[0] for record in lines.records] == [

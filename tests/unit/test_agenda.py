@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
 import pytest
 
 from horsies.worker.agenda import LOOK_AHEAD_SECONDS, NEVER, Agenda
+
+LOOKED_AT = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 @pytest.fixture
@@ -13,7 +17,7 @@ def agenda() -> Agenda:
     agenda = Agenda(poll_seconds=5.0)
     agenda.tick(100.0)
     agenda.note_claim(wanted=2, got=0)
-    agenda.note_look_ahead(100.0, None)
+    agenda.note_look_ahead(100.0, None, looked_at=LOOKED_AT)
     return agenda
 
 
@@ -28,18 +32,19 @@ def test_an_idle_worker_sleeps_until_its_poll(agenda: Agenda) -> None:
     assert not agenda.may_have_work
     assert agenda.next_at() == 105.0
     agenda.tick(104.9)
+    assert agenda.last_look == LOOKED_AT
     assert not agenda.wants_look_ahead(104.9)
     agenda.tick(105.0)
-    assert agenda.needs_full_look
+    assert agenda.last_look is None
     assert agenda.poll_at == 110.0
 
 
 def test_a_poll_that_finds_something_due_leads_to_a_claim(agenda: Agenda) -> None:
     agenda.tick(105.0)
     assert not agenda.may_have_work
-    agenda.note_look_ahead(105.0, 0.0)
+    agenda.note_look_ahead(105.0, 0.0, looked_at=LOOKED_AT)
     assert agenda.may_have_work
-    assert not agenda.needs_full_look
+    assert agenda.last_look == LOOKED_AT
 
 
 def test_a_poll_also_asks_what_is_due_or_late_even_when_no_child_is_idle(agenda: Agenda) -> None:
@@ -94,8 +99,8 @@ def test_a_notification_makes_a_claim_worth_its_while(agenda: Agenda) -> None:
     assert agenda.may_have_work
 
 
-def test_a_planned_claim_outlives_a_look_ahead(agenda: Agenda) -> None:
-    agenda.plan(103.0)
+def test_a_later_claim_outlives_a_look_ahead(agenda: Agenda) -> None:
+    agenda.wake_at(103.0)
     agenda.note_look_ahead(101.0, None)
     assert agenda.next_at() == 103.0
     agenda.tick(102.9)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from horsies.worker.batching import BRISK_SECONDS, PATIENCE_SECONDS, SILENCE_SECONDS, Pace
+from horsies.worker.agenda import PATIENCE_SECONDS, SHORT_SECONDS, SILENCE_SECONDS, Pace
 
 
 def test_the_rest_of_a_batch_of_short_tasks_is_waited_for() -> None:
@@ -41,9 +41,9 @@ def test_long_tasks_end_the_waiting_and_short_ones_bring_it_back() -> None:
     pace = Pace()
     for number in range(20):
         pace.note_hand_out([f"long {number}"], now=float(number))
-        pace.note_end(f"long {number}", 10 * BRISK_SECONDS, now=number + 0.01)
+        pace.note_end(f"long {number}", 10 * SHORT_SECONDS, now=number + 0.01)
     pace.note_hand_out(["a", "b", "c"], now=100.0)
-    pace.note_end("a", BRISK_SECONDS, now=100.0001)
+    pace.note_end("a", SHORT_SECONDS, now=100.0001)
     assert pace.linger_seconds(100.0002) == 0.0
     for number in range(60):
         pace.note_hand_out([f"short {number}"], now=float(number))

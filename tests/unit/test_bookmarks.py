@@ -7,13 +7,13 @@ from collections.abc import Sequence
 import pytest
 
 from horsies.db.statements.turn import ClaimedTask
+from horsies.worker.agenda import REST_FACTOR
 from horsies.worker.bookmarks import (
     COSTLY_SECONDS,
     EVERYWHERE,
     EVERYWHERE_SECONDS,
-    REST_FACTOR,
     Bookmarks,
-    Marks,
+    Positions,
 )
 
 MOMENT = "2026-01-02 03:04:05.678901+00"
@@ -47,75 +47,75 @@ def bookmarks() -> Bookmarks:
 
 def note(
     bookmarks: Bookmarks,
-    marks: Marks,
+    positions: Positions,
     tasks: Sequence[ClaimedTask] = (),
     *,
     at: float,
     taken: float = 0.001,
     was_short: bool = False,
 ) -> None:
-    bookmarks.note_claim(marks, tasks, was_short=was_short, span=(at - taken, at))
+    bookmarks.note_claim(positions, tasks, was_short=was_short, span=(at - taken, at))
 
 
 def test_the_first_claim_looks_everywhere() -> None:
-    assert Bookmarks(["first"]).marks(100.0) is EVERYWHERE
+    assert Bookmarks(["first"]).positions(100.0) is EVERYWHERE
 
 
 def test_claims_look_everywhere_until_one_brings_a_task() -> None:
     bookmarks = Bookmarks(["first"])
     note(bookmarks, EVERYWHERE, at=100.0, was_short=True)
-    assert bookmarks.marks(100.0) is EVERYWHERE
+    assert bookmarks.positions(100.0) is EVERYWHERE
 
 
 def test_the_next_claim_looks_behind_the_last_task_of_each_queue(bookmarks: Bookmarks) -> None:
-    assert bookmarks.marks(100.0) == Marks([100, None], [MOMENT, None], ["a", None])
+    assert bookmarks.positions(100.0) == Positions([100, None], [MOMENT, None], ["a", None])
     tasks = [claimed("b"), claimed("c", "second", 5), claimed("d", "second", 9)]
-    note(bookmarks, bookmarks.marks(100.0), tasks, at=100.01)
-    marks = bookmarks.marks(100.01)
-    assert (marks.ids, marks.priorities) == (["b", "d"], [100, 9])
-    assert marks.looks_everywhere
+    note(bookmarks, bookmarks.positions(100.0), tasks, at=100.01)
+    positions = bookmarks.positions(100.01)
+    assert (positions.ids, positions.priorities) == (["b", "d"], [100, 9])
+    assert positions.looks_everywhere
 
 
 def test_after_a_notification_the_next_claim_looks_everywhere_once(bookmarks: Bookmarks) -> None:
     bookmarks.note_news()
-    assert bookmarks.marks(100.0) is EVERYWHERE
+    assert bookmarks.positions(100.0) is EVERYWHERE
     note(bookmarks, EVERYWHERE, at=100.01)
-    assert bookmarks.marks(100.01) is not EVERYWHERE
+    assert bookmarks.positions(100.01) is not EVERYWHERE
 
 
 def test_a_notification_is_not_forgotten_by_a_claim_that_looks_behind_bookmarks(
     bookmarks: Bookmarks,
 ) -> None:
-    marks = bookmarks.marks(100.0)
+    positions = bookmarks.positions(100.0)
     bookmarks.note_news()
-    note(bookmarks, marks, [claimed("b")], at=100.01)
-    assert bookmarks.marks(100.01) is EVERYWHERE
+    note(bookmarks, positions, [claimed("b")], at=100.01)
+    assert bookmarks.positions(100.01) is EVERYWHERE
 
 
 def test_bookmarks_alone_are_relied_on_for_a_bounded_time(bookmarks: Bookmarks) -> None:
     for step in range(1, 10):
         now = 100.0 + step * EVERYWHERE_SECONDS / 10
-        marks = bookmarks.marks(now)
-        assert marks is not EVERYWHERE
-        note(bookmarks, marks, [claimed(f"b{step}")], at=now)
-    assert bookmarks.marks(100.0 + EVERYWHERE_SECONDS) is EVERYWHERE
+        positions = bookmarks.positions(now)
+        assert positions is not EVERYWHERE
+        note(bookmarks, positions, [claimed(f"b{step}")], at=now)
+    assert bookmarks.positions(100.0 + EVERYWHERE_SECONDS) is EVERYWHERE
 
 
 def test_a_short_claim_has_looked_everywhere(bookmarks: Bookmarks) -> None:
-    note(bookmarks, bookmarks.marks(100.09), at=100.09, was_short=True)
-    assert bookmarks.marks(100.1) is not EVERYWHERE
-    assert bookmarks.marks(100.09 + EVERYWHERE_SECONDS) is EVERYWHERE
+    note(bookmarks, bookmarks.positions(100.09), at=100.09, was_short=True)
+    assert bookmarks.positions(100.1) is not EVERYWHERE
+    assert bookmarks.positions(100.09 + EVERYWHERE_SECONDS) is EVERYWHERE
 
 
 def test_a_costly_look_is_followed_by_a_rest_of_ten_times_its_length(bookmarks: Bookmarks) -> None:
     note(bookmarks, EVERYWHERE, [claimed("b")], at=200.0, taken=0.05)
     bookmarks.note_news()
     assert bookmarks.rested_at == pytest.approx(200.0 + 0.05 * REST_FACTOR)
-    resting = bookmarks.marks(200.4)
+    resting = bookmarks.positions(200.4)
     assert resting.ids == ["b", None]
     assert not resting.looks_everywhere
     note(bookmarks, resting, at=200.4, was_short=True)
-    assert bookmarks.marks(bookmarks.rested_at) is EVERYWHERE
+    assert bookmarks.positions(bookmarks.rested_at) is EVERYWHERE
 
 
 def test_a_cheap_look_is_not_followed_by_a_rest(bookmarks: Bookmarks) -> None:

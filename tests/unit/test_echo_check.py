@@ -23,7 +23,7 @@ def called(at: float = 100.0) -> EchoCheck:
 
 def verdict(echo_check: EchoCheck, now: float) -> tuple[bool, bool]:
     echo_check.judge(now)
-    return echo_check.hears, echo_check.gives_up
+    return echo_check.is_receiving, echo_check.needs_new_connection
 
 
 def test_who_never_called_misses_no_echo() -> None:
@@ -66,7 +66,7 @@ def test_a_connection_that_speaks_at_the_last_moment_is_kept() -> None:
     echo_check = called()
     echo_check.judge(102.0)
     echo_check.note_delivery()
-    assert not echo_check.gives_up
+    assert not echo_check.needs_new_connection
 
 
 def replacements(echo_check: EchoCheck, seconds: int) -> list[int]:
@@ -74,7 +74,7 @@ def replacements(echo_check: EchoCheck, seconds: int) -> list[int]:
     given_up = []
     for now in range(seconds):
         echo_check.judge(float(now))
-        if echo_check.gives_up:
+        if echo_check.needs_new_connection:
             given_up.append(now)
             echo_check.note_lost()
         echo_check.note_call(float(now))
@@ -110,7 +110,7 @@ def test_whatever_happened_a_delivery_ends_the_silence(events: list[str]) -> Non
                 echo_check.note_lost()
             case _:
                 echo_check.judge(float(now))
-        assert echo_check.hears or event != "delivery"
-        assert not (echo_check.hears and echo_check.gives_up)
+        assert echo_check.is_receiving or event != "delivery"
+        assert not (echo_check.is_receiving and echo_check.needs_new_connection)
     echo_check.note_delivery()
     assert verdict(echo_check, 1e9) == (True, False)

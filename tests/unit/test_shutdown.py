@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-from horsies.worker.agenda import NEVER
-from horsies.worker.shutdown import RELEASE_PATIENCE_SECONDS, Shutdown
+from horsies.worker.agenda import NEVER, RELEASE_PATIENCE_SECONDS, Shutdown
 
 
 def begun(grace_seconds: float | None, requests: int = 1) -> Shutdown:
     shutdown = Shutdown(grace_seconds)
     for _ in range(requests):
-        shutdown.ask()
+        shutdown.request()
     assert shutdown.begin(100.0)
     return shutdown
 
 
 def test_nobody_asked() -> None:
     shutdown = Shutdown(5.0)
-    assert not shutdown.is_asked
+    assert not shutdown.is_requested
     assert not shutdown.wants_interruption(1e9)
     assert shutdown.next_at() == shutdown.release_ends_at() == NEVER
 
 
 def test_a_stop_begins_once() -> None:
     shutdown = begun(None)
-    assert shutdown.is_asked
+    assert shutdown.is_requested
     assert not shutdown.begin(101.0)
 
 
@@ -55,7 +54,7 @@ def test_a_second_request_interrupts_at_once_and_a_third_leaves() -> None:
     shutdown = begun(None, requests=2)
     assert shutdown.wants_interruption(100.0)
     assert not shutdown.is_immediate
-    shutdown.ask()
+    shutdown.request()
     assert shutdown.is_immediate
 
 

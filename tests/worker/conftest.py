@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from horsies.worker.pool.children import PoolSettings
 from horsies.worker.pool.launcher import StartMethod
-from horsies.worker.pool.pool import ChildPool, PoolSettings
+from horsies.worker.pool.pool import ChildPool
 from horsies.worker.protocol import ChildBoot
 from tests.support.pool import BOOT, MakePool
 

@@ -15,7 +15,7 @@ from horsies.config.postgres import PostgresConfig
 from horsies.logs import LogFormat, LogLevel, attach_handler
 from horsies.task_result import TaskError, TaskResult
 from horsies.worker.child.execute import execute
-from horsies.worker.child.logs import configure_logging, label_records
+from horsies.worker.child.process_state import configure_logging, label_records
 from horsies.worker.protocol import Assignment
 
 RUNNING = Assignment("id-1", 1, "add", 2, "[]", "{}", None)

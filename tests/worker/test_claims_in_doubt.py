@@ -1,4 +1,4 @@
-"""Turns whose answers get lost, without children: what the database calls ours and nobody has goes back."""
+"""Turns whose answers get lost, without children: owned tasks that the worker does not hold go back."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from horsies.tasks.outcome import Outcome
 from horsies.worker.connection import TURN_SETTINGS
 from horsies.worker.in_flight import InFlight
 from horsies.worker.pool.pool import ChildPool
-from horsies.worker.turn import Claimer, Wanted, give_back, take_turn
+from horsies.worker.turn import Claimer, TurnRequest, release_unheld, take_turn
 from tests.support.pool import RecordingPool
 from tests.support.rows import add_task
 
@@ -55,17 +55,17 @@ def retried(task_id: str) -> Outcome:
     )
 
 
-def test_a_retry_claimed_in_doubt_goes_back_though_the_attempt_before_it_is_still_on_the_desk(
+def test_a_retry_claimed_in_doubt_goes_back_though_the_attempt_before_it_is_still_held(
     connection: Connection[Any], pipeline: Pipeline, in_flight: InFlight
 ) -> None:
     task_id = add_task(connection, max_retries=1)
-    in_flight.hand_out(take_turn(pipeline, CLAIMER, [], Wanted(pids=[1])).claimed)
+    in_flight.hand_out(take_turn(pipeline, CLAIMER, [], TurnRequest(pids=[1])).claimed)
     outcome = retried(task_id)
     in_flight.outcomes = [outcome]
-    # Both are committed, and both answers are lost: the desk learns of neither.
-    assert take_turn(pipeline, CLAIMER, [outcome], Wanted()).recorded
-    assert take_turn(pipeline, CLAIMER, [outcome], Wanted(pids=[2])).claimed
-    assert give_back(pipeline, "me", in_flight.held()) == 1
+    # Both are committed, and both answers are lost: the worker learns of neither.
+    assert take_turn(pipeline, CLAIMER, [outcome], TurnRequest()).recorded
+    assert take_turn(pipeline, CLAIMER, [outcome], TurnRequest(pids=[2])).claimed
+    assert release_unheld(pipeline, "me", in_flight.held()) == 1
     assert owner(connection, task_id) == ("PENDING", None)
 
 
@@ -73,12 +73,12 @@ def test_a_start_in_doubt_goes_back(
     connection: Connection[Any], pipeline: Pipeline, in_flight: InFlight
 ) -> None:
     task_id = add_task(connection)
-    in_flight.hand_out(take_turn(pipeline, CLAIMER, [], Wanted(prefetch=1)).claimed)
+    in_flight.hand_out(take_turn(pipeline, CLAIMER, [], TurnRequest(prefetch=1)).claimed)
     (task,) = in_flight.waiting(1)
-    starting = Wanted(starting=[(task, 1)])
+    starting = TurnRequest(starting=[(task, 1)])
     assert take_turn(pipeline, CLAIMER, [], starting).started, "committed, and the answer is lost"
     again = take_turn(pipeline, CLAIMER, [], starting)
     assert in_flight.take_started([task], again.started) == []
     assert in_flight.needs_release
-    assert give_back(pipeline, "me", in_flight.held()) == 1
+    assert release_unheld(pipeline, "me", in_flight.held()) == 1
     assert owner(connection, task_id) == ("PENDING", None)

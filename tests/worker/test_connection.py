@@ -1,12 +1,12 @@
-"""One session for turns and notifications, on a real database: what it hears, how it breaks and is mended."""
+"""The worker's connection on a real database: notifications, losses, reconnects, and the session lock."""
 
 from __future__ import annotations
 
 import logging
 import selectors
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import psycopg
@@ -16,160 +16,151 @@ from psycopg import Connection, sql
 from horsies.config.app import WorkerResilienceConfig
 from horsies.config.postgres import PostgresConfig
 from horsies.db.database import Database
-from horsies.db.listen import Listener
 from horsies.db.pipeline import Pipeline
-from horsies.worker import connection as link_module
+from horsies.ids import new_id
+from horsies.worker import connection as connection_module
 from horsies.worker.connection import (
+    NOTIFICATION_SOCKET,
     DatabaseGivenUpError,
-    TurnConnection,
-    TurnListener,
-    make_sessions,
+    SessionLock,
+    WorkerConnection,
 )
-from horsies.worker.notifications import CANCEL_CHANNEL, EAR, SILENCE, News, Notifications
+from horsies.worker.liveness import lock_key
+from horsies.worker.notifications import CANCEL_CHANNEL, NOTHING_RECEIVED, NotificationBatch
 from tests.support.wait import wait_until
 
 QUEUE = "task_queue_default"
 RESILIENCE = WorkerResilienceConfig(db_retry_initial_ms=100, db_retry_max_attempts=3)
 
 
-@dataclass(slots=True)
-class Sessions:
-    """What a worker's loop has in hand."""
+def make_connection(
+    process_url: str, selector: selectors.BaseSelector, *, has_two: bool = False
+) -> WorkerConnection:
+    session_url = process_url if has_two else None
+    config = PostgresConfig(database_url=process_url, session_database_url=session_url)
+    database = Database(config, "worker")
+    key = lock_key(new_id())
+    return WorkerConnection(database, RESILIENCE, (QUEUE, CANCEL_CHANNEL), key, selector)
 
-    link: TurnConnection
-    notifications: Notifications
+
+@dataclass(slots=True)
+class Session:
+    """A worker's connection, and the selector of its loop."""
+
+    worker: WorkerConnection
     selector: selectors.BaseSelector
-    locked: list[Connection[Any]] = field(default_factory=list)
 
     @property
     def pipeline(self) -> Pipeline:
-        assert self.link.pipeline is not None
-        return self.link.pipeline
+        assert self.worker.pipeline is not None
+        return self.worker.pipeline
 
     @property
     def pid(self) -> int:
         return self.pipeline.connection.info.backend_pid
 
     def wait_for_socket(self) -> None:
-        assert [key.data for key, _ in self.selector.select(10)] == [EAR]
+        assert [key.data for key, _ in self.selector.select(10)] == [NOTIFICATION_SOCKET]
 
     def turn(self, statement: str) -> None:
-        """Run something as turns do: no notification handler of psycopg's is asked."""
+        """Run something as turns do: without psycopg's notification handlers."""
         pgconn = self.pipeline.connection.pgconn
         assert pgconn.exec_(statement.encode()).status == psycopg.pq.ExecStatus.TUPLES_OK
 
 
 @pytest.fixture
 def steady(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every connection counts as one that has stood for a while."""
-    monkeypatch.setattr(link_module, "STEADY_SECONDS", 0.0)
+    """Every connection counts as one that has held for a while."""
+    monkeypatch.setattr(connection_module, "STEADY_SECONDS", 0.0)
 
 
 @pytest.fixture
-def make(process_url: str) -> Iterator[Callable[[], Sessions]]:
-    made: list[Sessions] = []
-
-    def open_sessions() -> Sessions:
-        database = Database(PostgresConfig(database_url=process_url), "worker")
-        locked: list[Connection[Any]] = []
-        link, listener = make_sessions(database, RESILIENCE, (QUEUE, CANCEL_CHANNEL), locked.append)
-        assert isinstance(listener, TurnListener)
-        selector = selectors.DefaultSelector()
-        made.append(Sessions(link, Notifications(listener, selector, 5.0), selector, locked))
-        link.on_close = made[-1].notifications.follow_socket
-        made[-1].notifications.open()
-        return made[-1]
-
-    yield open_sessions
-    for one in made:
-        one.notifications.close()
-        assert not one.selector.get_map()
-        one.selector.close()
-
-
-@pytest.fixture
-def sessions(make: Callable[[], Sessions], caplog: pytest.LogCaptureFixture) -> Sessions:
+def session(
+    process_url: str, selector: selectors.BaseSelector, caplog: pytest.LogCaptureFixture
+) -> Iterator[Session]:
     caplog.set_level(logging.INFO, "horsies.worker")
-    return make()
+    worker = make_connection(process_url, selector)
+    worker.listen()
+    yield Session(worker, selector)
+    worker.close()
+    assert not selector.get_map()
 
 
 def notify(connection: Connection[Any], channel: str, payload: str = "") -> None:
     connection.execute("SELECT pg_notify(%s, %s)", (channel, payload))
 
 
-def cut(connection: Connection[Any], sessions: Sessions) -> None:
-    connection.execute("SELECT pg_terminate_backend(%s, 5000)", (sessions.pid,))
+def cut(connection: Connection[Any], session: Session) -> None:
+    connection.execute("SELECT pg_terminate_backend(%s, 5000)", (session.pid,))
 
 
-def test_what_others_say_is_heard_while_turns_rest(
-    sessions: Sessions, connection: Connection[Any]
+def test_notifications_are_received_between_turns(
+    session: Session, connection: Connection[Any]
 ) -> None:
-    assert sessions.locked == [sessions.pipeline.connection]
     notify(connection, CANCEL_CHANNEL, "id")
-    sessions.wait_for_socket()
-    assert sessions.notifications.receive() == News(False, frozenset({"id"}))
-    assert sessions.notifications.seconds_until_retry() is None
+    session.wait_for_socket()
+    assert session.worker.receive() == NotificationBatch(False, frozenset({"id"}))
+    assert session.worker.seconds_until_receive() is None
 
 
-def test_what_comes_with_the_answer_to_a_turn_is_heard_without_the_socket(
-    sessions: Sessions, connection: Connection[Any]
+def test_notifications_that_come_with_the_answer_to_a_turn_are_received_without_the_socket(
+    session: Session, connection: Connection[Any]
 ) -> None:
     notify(connection, QUEUE)
-    sessions.wait_for_socket()
-    sessions.turn("SELECT 1")
-    assert sessions.selector.select(0) == []
-    assert sessions.notifications.seconds_until_retry() == 0.0
-    assert sessions.notifications.receive().work
-    assert sessions.notifications.seconds_until_retry() is None
+    session.wait_for_socket()
+    session.turn("SELECT 1")
+    assert session.selector.select(0) == []
+    assert session.worker.seconds_until_receive() == 0.0
+    assert session.worker.receive().work
+    assert session.worker.seconds_until_receive() is None
 
 
-@pytest.mark.parametrize("is_deaf", [True, False])
-def test_our_own_notifications_can_be_left_out(sessions: Sessions, is_deaf: bool) -> None:
-    sessions.turn(f"SELECT pg_notify('{QUEUE}', '')")
-    assert sessions.notifications.seconds_until_retry() == 0.0
-    heard = sessions.notifications.receive(sessions.pipeline.sender_pid if is_deaf else None)
-    assert heard == (SILENCE if is_deaf else News(True, frozenset()))
+@pytest.mark.parametrize("ignores_own", [True, False])
+def test_our_own_notifications_can_be_left_out(session: Session, ignores_own: bool) -> None:
+    session.turn(f"SELECT pg_notify('{QUEUE}', '')")
+    assert session.worker.seconds_until_receive() == 0.0
+    received = session.worker.receive(ignores_own=ignores_own)
+    assert received == (NOTHING_RECEIVED if ignores_own else NotificationBatch(True, frozenset()))
 
 
-def test_what_psycopg_reads_beside_a_statement_of_its_own_is_heard(
-    sessions: Sessions, connection: Connection[Any]
+def test_notifications_that_psycopg_reads_with_a_statement_of_its_own_are_received(
+    session: Session, connection: Connection[Any]
 ) -> None:
     notify(connection, QUEUE)
-    sessions.wait_for_socket()
-    sessions.pipeline.connection.execute("SELECT 1")
-    assert sessions.notifications.receive().work
+    session.wait_for_socket()
+    session.pipeline.connection.execute("SELECT 1")
+    assert session.worker.receive().work
 
 
-def wait_until_lost(sessions: Sessions) -> None:
+def wait_until_lost(session: Session) -> None:
     def is_lost() -> bool:
-        sessions.notifications.receive()
-        return sessions.link.pipeline is None
+        session.worker.receive()
+        return session.worker.pipeline is None
 
     wait_until(is_lost)
 
 
 @pytest.mark.usefixtures("steady")
 def test_a_session_that_is_cut_while_it_rests_is_opened_anew_at_once(
-    sessions: Sessions, connection: Connection[Any], caplog: pytest.LogCaptureFixture
+    session: Session, connection: Connection[Any], caplog: pytest.LogCaptureFixture
 ) -> None:
-    first = sessions.pid
-    sessions.link.confirm()
-    cut(connection, sessions)
-    sessions.wait_for_socket()
-    wait_until_lost(sessions)
-    assert not sessions.selector.get_map()
-    assert not sessions.notifications.is_connected()
-    assert sessions.notifications.seconds_until_retry() is None, "the link says when"
-    assert sessions.link.open() is sessions.pipeline
-    assert sessions.pid != first
-    assert len(sessions.locked) == 2
-    assert sessions.notifications.seconds_until_retry() == 0.0
-    assert sessions.notifications.receive().gap
-    assert sessions.notifications.receive() == SILENCE
+    first = session.pid
+    session.worker.confirm()
+    cut(connection, session)
+    session.wait_for_socket()
+    wait_until_lost(session)
+    assert not session.selector.get_map()
+    assert not session.worker.is_connected()
+    assert session.worker.seconds_until_receive() is None, "open() reconnects"
+    assert session.worker.open() is session.pipeline
+    assert session.pid != first
+    assert session.worker.seconds_until_receive() == 0.0
+    assert session.worker.receive().gap
+    assert session.worker.receive() == NOTHING_RECEIVED
     notify(connection, QUEUE)
-    sessions.wait_for_socket()
-    assert sessions.notifications.receive().work
-    sessions.link.confirm()
+    session.wait_for_socket()
+    assert session.worker.receive().work
+    session.worker.confirm()
     assert [message.partition(":")[0] for message in caplog.messages] == [
         "connection to the database lost, opening another",
         "database is back",
@@ -177,141 +168,206 @@ def test_a_session_that_is_cut_while_it_rests_is_opened_anew_at_once(
 
 
 def test_a_session_that_is_cut_as_soon_as_it_is_open_waits(
-    sessions: Sessions,
+    session: Session,
     connection: Connection[Any],
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(link_module, "STEADY_SECONDS", 3600.0)
-    sessions.link.confirm()
-    cut(connection, sessions)
+    monkeypatch.setattr(connection_module, "STEADY_SECONDS", 3600.0)
+    session.worker.confirm()
+    cut(connection, session)
     with pytest.raises(psycopg.OperationalError) as caught:
-        sessions.pipeline.connection.execute("SELECT 1")
-    sessions.link.lose(caught.value)
-    assert sessions.link.pipeline is None
-    assert sessions.link.open() is None
-    assert caplog.messages[0].startswith("database away, next try in 0.1 s (1/3)")
+        session.pipeline.connection.execute("SELECT 1")
+    session.worker.lose(caught.value)
+    assert session.worker.pipeline is None
+    assert session.worker.open() is None
+    assert caplog.messages[0].startswith("database unavailable, next attempt in 0.1 s (1/3)")
 
 
 @pytest.mark.usefixtures("steady")
 def test_a_session_that_is_cut_again_before_anything_went_through_waits(
-    sessions: Sessions, caplog: pytest.LogCaptureFixture
+    session: Session, caplog: pytest.LogCaptureFixture
 ) -> None:
     error = psycopg.OperationalError("no answer for 3 s")
-    sessions.link.confirm()
-    sessions.link.lose(error)
+    session.worker.confirm()
+    session.worker.lose(error)
     for number in (1, 2, 3):
-        wait_until(lambda: sessions.link.open() is not None)
-        sessions.link.lose(error)
+        wait_until(lambda: session.worker.open() is not None)
+        session.worker.lose(error)
         assert f"({number}/3)" in caplog.messages[-1]
-    wait_until(lambda: sessions.link.open() is not None)
+    wait_until(lambda: session.worker.open() is not None)
     with pytest.raises(DatabaseGivenUpError):
-        sessions.link.lose(error)
+        session.worker.lose(error)
 
 
 @pytest.mark.usefixtures("steady")
 def test_a_transaction_that_fails_costs_a_pause_but_not_the_session(
-    sessions: Sessions, connection: Connection[Any]
+    session: Session, connection: Connection[Any]
 ) -> None:
-    first = sessions.pid
+    first = session.pid
     for _ in range(3):
         with pytest.raises(psycopg.errors.DeadlockDetected) as caught:
-            sessions.pipeline.connection.execute(raising("40P01"))
-        sessions.link.lose(caught.value)
-        assert not sessions.link.is_up
-        assert sessions.link.open() is None
-        assert sessions.notifications.is_connected()
+            session.pipeline.connection.execute(raising("40P01"))
+        session.worker.lose(caught.value)
+        assert not session.worker.is_up
+        assert session.worker.open() is None
+        assert session.worker.is_connected()
         notify(connection, QUEUE)
-        sessions.wait_for_socket()
-        assert sessions.notifications.receive().work, "it hears meanwhile"
-        wait_until(lambda: sessions.link.open() is not None)
-    assert sessions.pid == first
+        session.wait_for_socket()
+        assert session.worker.receive().work, "it receives meanwhile"
+        wait_until(lambda: session.worker.open() is not None)
+    assert session.pid == first
     with pytest.raises(DatabaseGivenUpError):
-        sessions.link.lose(caught.value)
+        session.worker.lose(caught.value)
 
 
 @pytest.mark.usefixtures("steady")
 def test_a_session_that_is_cut_in_that_pause_is_opened_anew_at_once(
-    sessions: Sessions, connection: Connection[Any]
+    session: Session, connection: Connection[Any]
 ) -> None:
-    sessions.link.confirm()
-    first = sessions.pid
+    session.worker.confirm()
+    first = session.pid
     with pytest.raises(psycopg.errors.DeadlockDetected) as caught:
-        sessions.pipeline.connection.execute(raising("40P01"))
-    sessions.link.lose(caught.value)
-    assert sessions.link.open() is None
-    cut(connection, sessions)
-    wait_until_lost(sessions)
-    assert sessions.link.open() is not None
-    assert sessions.pid != first
+        session.pipeline.connection.execute(raising("40P01"))
+    session.worker.lose(caught.value)
+    assert session.worker.open() is None
+    cut(connection, session)
+    wait_until_lost(session)
+    assert session.worker.open() is not None
+    assert session.pid != first
 
 
 @pytest.mark.usefixtures("steady")
 def test_an_echo_that_was_lost_with_its_session_is_not_missed(
-    sessions: Sessions, connection: Connection[Any]
+    session: Session, connection: Connection[Any]
 ) -> None:
     now = time.monotonic()
-    sessions.link.confirm()
-    sessions.notifications.note_call(now)
-    cut(connection, sessions)
-    wait_until_lost(sessions)
-    second = sessions.link.open()
-    assert sessions.notifications.check(now + 60)
-    sessions.notifications.note_call(now + 60)
-    assert sessions.link.pipeline is second
+    session.worker.confirm()
+    session.worker.note_call(now)
+    cut(connection, session)
+    wait_until_lost(session)
+    second = session.worker.open()
+    assert session.worker.check_notifications(now + 60)
+    session.worker.note_call(now + 60)
+    assert session.worker.pipeline is second
 
 
 @pytest.mark.usefixtures("steady")
 @pytest.mark.parametrize("sqlstate", ["57P01", "25006"])
 def test_a_server_that_goes_or_does_not_write_costs_the_session(
-    sessions: Sessions, sqlstate: str
+    session: Session, sqlstate: str
 ) -> None:
-    first = sessions.pid
-    sessions.link.confirm()
+    first = session.pid
+    session.worker.confirm()
     with pytest.raises(psycopg.Error) as caught:
-        sessions.pipeline.connection.execute(raising(sqlstate))
-    sessions.link.lose(caught.value)
-    assert sessions.link.pipeline is None
-    assert not sessions.selector.get_map()
-    assert sessions.link.open() is not None
-    assert sessions.pid != first
+        session.pipeline.connection.execute(raising(sqlstate))
+    session.worker.lose(caught.value)
+    assert session.worker.pipeline is None
+    assert not session.selector.get_map()
+    assert session.worker.open() is not None
+    assert session.pid != first
 
 
-def test_a_mistake_is_raised_and_costs_the_session(sessions: Sessions) -> None:
+def test_a_mistake_is_raised_and_costs_the_session(session: Session) -> None:
     with pytest.raises(psycopg.errors.UndefinedTable) as caught:
-        sessions.pipeline.connection.execute("SELECT * FROM nothing")
+        session.pipeline.connection.execute("SELECT * FROM nothing")
     with pytest.raises(psycopg.errors.UndefinedTable):
-        sessions.link.lose(caught.value)
-    assert sessions.link.pipeline is None
+        session.worker.lose(caught.value)
+    assert session.worker.pipeline is None
 
 
 @pytest.mark.parametrize("has_two", [False, True])
-def test_a_session_that_cannot_listen_is_closed(process_url: str, has_two: bool) -> None:
+def test_a_session_that_cannot_take_its_lock_is_closed(
+    process_url: str,
+    selector: selectors.BaseSelector,
+    monkeypatch: pytest.MonkeyPatch,
+    has_two: bool,
+) -> None:
     opened: list[Connection[Any]] = []
 
-    def refuse(connection: Connection[Any]) -> None:
+    def refuse(_: SessionLock, connection: Connection[Any]) -> None:
         opened.append(connection)
         connection.execute("SELECT * FROM nothing")
 
-    session_url = process_url if has_two else None
-    config = PostgresConfig(database_url=process_url, session_database_url=session_url)
-    link, listener = make_sessions(Database(config, "worker"), RESILIENCE, (QUEUE,), refuse)
+    monkeypatch.setattr(SessionLock, "take", refuse)
+    worker = make_connection(process_url, selector, has_two=has_two)
     with pytest.raises(psycopg.errors.UndefinedTable):
-        listener.open()
-    assert link.pipeline is None
+        worker.listen()
+    assert worker.pipeline is None
     assert [connection.closed for connection in opened] == [True]
 
 
-def test_a_session_of_its_own_listens_where_the_address_says_so(process_url: str) -> None:
-    config = PostgresConfig(database_url=process_url, session_database_url=process_url)
+@pytest.mark.parametrize("has_two", [False, True])
+def test_the_session_that_listens_holds_the_lock(
+    process_url: str,
+    selector: selectors.BaseSelector,
+    monkeypatch: pytest.MonkeyPatch,
+    has_two: bool,
+) -> None:
     locked: list[Connection[Any]] = []
-    link, listener = make_sessions(Database(config, "worker"), RESILIENCE, (QUEUE,), locked.append)
-    assert isinstance(listener, Listener)
-    listener.open()
-    assert locked == [listener.connection]
-    assert link.open_now().connection is not listener.connection
-    listener.close()
-    link.close()
+    monkeypatch.setattr(SessionLock, "take", lambda _, connection: locked.append(connection))
+    worker = make_connection(process_url, selector, has_two=has_two)
+    worker.listen()
+    pipeline = worker.open()
+    assert pipeline is not None
+    assert locked == [worker._session]
+    assert (pipeline.connection is locked[0]) is not has_two
+    worker.close()
+    assert not selector.get_map()
+
+
+def test_the_time_since_the_last_break_is_known(
+    session: Session, connection: Connection[Any]
+) -> None:
+    assert session.worker.unbroken_seconds(time.monotonic()) == float("inf")
+    cut(connection, session)
+    wait_until(lambda: not session.worker.is_connected())
+    assert 0.0 <= session.worker.unbroken_seconds(time.monotonic()) < 10.0
+
+
+def lock_is_free(connection: Connection[Any], key: int) -> bool:
+    row = connection.execute("SELECT pg_try_advisory_xact_lock(%s)", (key,)).fetchone()
+    assert row is not None
+    return bool(row[0])
+
+
+def test_the_lock_lives_and_dies_with_its_connection(
+    connection: Connection[Any], process_url: str
+) -> None:
+    key = lock_key(new_id())
+    with psycopg.connect(process_url, autocommit=True) as session:
+        SessionLock(key).take(session)
+        assert not lock_is_free(connection, key)
+    wait_until(lambda: lock_is_free(connection, key))
+
+
+def test_a_lock_that_an_earlier_connection_still_held_is_taken_over_later(
+    connection: Connection[Any], process_url: str
+) -> None:
+    key = lock_key(new_id())
+    lock = SessionLock(key)
+    with psycopg.connect(process_url, autocommit=True) as new:
+        with psycopg.connect(process_url, autocommit=True) as old:
+            lock.take(old)
+            lock.take(new)
+            lock.take_if_missing()
+        wait_until(lambda: lock_is_free(connection, key))
+        lock.take_if_missing()
+        assert not lock_is_free(connection, key)
+
+
+def test_a_lock_is_not_asked_for_on_a_connection_that_is_gone(
+    connection: Connection[Any], process_url: str
+) -> None:
+    lock = SessionLock(lock_key(new_id()))
+    with psycopg.connect(process_url, autocommit=True) as old:
+        lock.take(old)
+        with psycopg.connect(process_url, autocommit=True) as cut:
+            lock.take(cut)
+            connection.execute("SELECT pg_terminate_backend(%s)", (cut.info.backend_pid,))
+            lock.take_if_missing()
+            lock.take_if_missing()
+            assert cut.closed
 
 
 def raising(sqlstate: str) -> sql.Composed:

@@ -7,12 +7,17 @@ import logging
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
+from horsies.app import Horsies
+from horsies.config.app import AppConfig
+from horsies.config.postgres import PostgresConfig
+from horsies.error_codes import error_code_text
+from horsies.task_result import TaskError, TaskResult
 from horsies.worker.child.execute import AppProgram, execute
-from horsies.worker.pool.events import Reported, Stopped
+from horsies.worker.pool.children import Reported, Stopped
 from horsies.worker.pool.launcher import StartMethod
 from horsies.worker.protocol import Assignment, ChildReport
 from tests.support.apps.pool_app import app
@@ -56,10 +61,46 @@ def test_a_result_is_reported_as_stored_text() -> None:
     assert run("add", 4, kwargs_json='{"b": 5}').result_json == '{"ok":9}'
 
 
-def test_a_rehearsal_takes_the_way_of_all_tasks_and_meets_none_of_them() -> None:
+def test_a_warm_up_takes_the_path_of_all_tasks_and_runs_none_of_them() -> None:
     given = Assignment("task-1", 3, "add", 1, "[]", "{}", None)
-    report = AppProgram(app).rehearse(given)
+    report = AppProgram(app).warm_up(given)
     assert report == ChildReport("task-1", 3, True, '{"ok":null}', None, None)
+
+
+class StockError(TaskError):
+    """An error type of an application's own."""
+
+    left: int
+
+
+def sell_from_stock(kind: str) -> TaskResult[int, StockError]:
+    match kind:
+        case "raise":
+            raise LookupError("no such article")
+        case "wrong value":
+            return TaskResult(ok=cast(int, "none"))
+        case "wrong error":
+            return TaskResult(err=cast(StockError, TaskError(error_code="NO_STOCK")))
+        case _:
+            return TaskResult(err=StockError(error_code="NO_STOCK", left=0))
+
+
+@pytest.mark.parametrize(
+    ("kind", "code"),
+    [
+        ("raise", "UNHANDLED_EXCEPTION"),
+        ("wrong value", "RETURN_TYPE_MISMATCH"),
+        ("wrong error", "RETURN_TYPE_MISMATCH"),
+        ("own error", "NO_STOCK"),
+    ],
+)
+def test_a_task_with_an_error_type_of_its_own_reports_what_went_wrong(kind: str, code: str) -> None:
+    shop = Horsies(AppConfig(broker=PostgresConfig(database_url="postgresql://localhost/unused")))
+    sell = shop.task("sell")(sell_from_stock)
+    report = execute(shop, Assignment("task-1", 3, "sell", 1, json.dumps([kind]), "{}", None))
+    assert (report.ok, report.error_code) == (False, code)
+    direct = sell(kind)
+    assert error_code_text(direct.err_value.error_code) == code
 
 
 def test_an_async_task_runs_like_any_other() -> None:

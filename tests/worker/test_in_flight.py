@@ -1,4 +1,4 @@
-"""The desk: what a worker owns, what it gives to children, and what it forgets."""
+"""The tasks a worker owns: handed out, waiting, recorded, lost."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from horsies.db.pipeline import Pipeline
 from horsies.db.statements.turn import ClaimedTask
 from horsies.tasks.outcome import STOPPED_BY_CANCEL, STOPPED_BY_LOSS, Outcome
 from horsies.worker.in_flight import InFlight
-from horsies.worker.pool.events import Died, HookFailed, Reported, Stopped
+from horsies.worker.pool.children import Died, HookFailed, Reported, Stopped
 from horsies.worker.pool.pool import ChildPool
 from horsies.worker.protocol import ChildReport, NodePart
 from tests.support.pool import RecordingPool, attempt, claimed
@@ -52,6 +52,18 @@ def test_a_task_no_child_can_take_is_released(in_flight: InFlight) -> None:
     assert held_ids(in_flight) == []
 
 
+def test_a_claim_is_in_doubt_only_when_its_block_fails(in_flight: InFlight) -> None:
+    with in_flight.claim_in_doubt():
+        pass
+    assert not in_flight.needs_release
+    with pytest.raises(ArithmeticError), in_flight.claim_in_doubt():
+        raise ArithmeticError
+    assert in_flight.needs_release
+    assert not in_flight.is_cleared
+    in_flight.note_released()
+    assert in_flight.is_cleared
+
+
 def test_waiting_tasks_start_in_order_and_lost_ones_go_back(
     in_flight: InFlight, pool: RecordingPool
 ) -> None:
@@ -80,7 +92,7 @@ def test_what_waits_is_put_back_as_a_whole(in_flight: InFlight) -> None:
     assert held_ids(in_flight) == ["a"]
 
 
-def test_a_report_becomes_a_settlement_and_leaves_with_it(in_flight: InFlight) -> None:
+def test_a_report_becomes_an_outcome_until_it_is_recorded(in_flight: InFlight) -> None:
     in_flight.hand_out([claimed("a", 1)])
     in_flight.absorb([report("a")])
     assert in_flight.outcomes == [Outcome.completed(claimed("a"), "1")]
@@ -89,14 +101,14 @@ def test_a_report_becomes_a_settlement_and_leaves_with_it(in_flight: InFlight) -
     assert in_flight.is_empty
 
 
-def test_an_outcome_that_belongs_to_somebody_else_is_dropped_with_a_warning(
+def test_an_outcome_of_a_lost_claim_is_dropped_with_a_warning(
     in_flight: InFlight, caplog: pytest.LogCaptureFixture
 ) -> None:
     in_flight.hand_out([claimed("a", 1)])
     in_flight.absorb([report("a")])
     in_flight.close_recorded(in_flight.outcomes, set())
     assert in_flight.is_empty
-    assert "a belongs to somebody else now" in caplog.text
+    assert "outcome of task a dropped" in caplog.text
 
 
 @pytest.mark.parametrize("event", [report("a", 1), report("unknown")])
@@ -174,7 +186,7 @@ def test_nodes_go_out_with_their_part_and_others_without_one(
     assert pool.nodes == [None, part]
 
 
-def test_only_settlements_of_nodes_may_make_work(in_flight: InFlight) -> None:
+def test_only_outcomes_of_nodes_may_create_tasks(in_flight: InFlight) -> None:
     in_flight.hand_out([claimed("a", 1), node("b", 2)])
     in_flight.absorb([report("a")])
     assert not in_flight.ends_nodes
@@ -210,9 +222,9 @@ def test_a_task_tried_again_at_once_may_go_out_before_its_outcome_is_closed(
 ) -> None:
     in_flight.hand_out([claimed("a", 1)])
     in_flight.absorb([report("a")])
-    settled = in_flight.outcomes
+    recorded_outcomes = in_flight.outcomes
     in_flight.hand_out([claimed("a", 2, generation=2)])
-    in_flight.close_recorded(settled, {"a"})
+    in_flight.close_recorded(recorded_outcomes, {"a"})
     assert pool.dispatched == [("a", 1, 1), ("a", 2, 2)]
     assert (in_flight.running_count, in_flight.outcomes) == (1, [])
     in_flight.absorb([report("a", generation=2)])

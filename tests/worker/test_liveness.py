@@ -1,11 +1,10 @@
-"""Liveness: the lock of a worker, its row, and its answers to pings."""
+"""Liveness: the row of a worker, and its answers to pings."""
 
 from __future__ import annotations
 
 import json
 from typing import Any
 
-import psycopg
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,7 +17,6 @@ from horsies.ids import new_id
 from horsies.worker.config import WorkerConfig
 from horsies.worker.liveness import PONG_CHANNEL_PREFIX, Identity, Liveness, lock_key
 from tests.support.examples import examples
-from tests.support.wait import wait_until
 
 CHANNEL = PONG_CHANNEL_PREFIX + "0123456789abcdef" * 2
 
@@ -114,7 +112,7 @@ def test_whatever_a_ping_is_called_its_answer_is_short_and_can_be_sent(
 
 
 def statements(liveness: Liveness) -> list[Any]:
-    return [statement for statement, _ in liveness.steps(True)]
+    return [statement for statement, _ in liveness.steps(receives_notifications=True)]
 
 
 def test_a_worker_registers_once_and_again_when_its_row_is_gone() -> None:
@@ -131,51 +129,3 @@ def test_a_worker_learns_that_others_declared_it_lost() -> None:
     assert not liveness.note_seen([Presence("id", True)])
     liveness.forget()
     assert statements(liveness) == [register_worker, see_worker]
-
-
-def lock_is_free(connection: Connection[Any], worker_id: str) -> bool:
-    row = connection.execute(
-        "SELECT pg_try_advisory_xact_lock(%s)", (lock_key(worker_id),)
-    ).fetchone()
-    assert row is not None
-    return bool(row[0])
-
-
-def test_the_lock_lives_and_dies_with_its_connection(
-    connection: Connection[Any], process_url: str
-) -> None:
-    worker_id = new_id()
-    with psycopg.connect(process_url, autocommit=True) as session:
-        make_liveness(worker_id).lock(session)
-        assert not lock_is_free(connection, worker_id)
-    wait_until(lambda: lock_is_free(connection, worker_id))
-
-
-def test_a_lock_that_an_earlier_connection_still_held_is_taken_over_later(
-    connection: Connection[Any], process_url: str
-) -> None:
-    worker_id = new_id()
-    liveness = make_liveness(worker_id)
-    with psycopg.connect(process_url, autocommit=True) as new:
-        with psycopg.connect(process_url, autocommit=True) as old:
-            liveness.lock(old)
-            liveness.lock(new)
-            liveness.lock_if_missing()
-        wait_until(lambda: lock_is_free(connection, worker_id))
-        liveness.lock_if_missing()
-        assert not lock_is_free(connection, worker_id)
-
-
-def test_a_lock_is_not_asked_for_on_a_connection_that_is_gone(
-    connection: Connection[Any], process_url: str
-) -> None:
-    worker_id = new_id()
-    liveness = make_liveness(worker_id)
-    with psycopg.connect(process_url, autocommit=True) as old:
-        liveness.lock(old)
-        with psycopg.connect(process_url, autocommit=True) as cut:
-            liveness.lock(cut)
-            connection.execute("SELECT pg_terminate_backend(%s)", (cut.info.backend_pid,))
-            liveness.lock_if_missing()
-            liveness.lock_if_missing()
-            assert cut.closed

@@ -33,12 +33,14 @@ from horsies.db.statements.workers import (
 from horsies.db.statements.workflows import FindPausedRuns, find_paused_runs
 from horsies.ids import new_id
 from horsies.tasks.outcome import STOPPED_BY_CANCEL
-from horsies.worker import maintenance as duties_module
+from horsies.worker import maintenance as maintenance_module
+from horsies.worker.agenda import Timer
 from horsies.worker.config import WorkerConfig
+from horsies.worker.connection import WorkerConnection
 from horsies.worker.in_flight import InFlight
-from horsies.worker.liveness import PONG_CHANNEL_PREFIX, Identity, echo_channel
-from horsies.worker.maintenance import LONG_SECONDS, SEEN_SECONDS, Maintenance, Timer
-from horsies.worker.notifications import Notifications
+from horsies.worker.liveness import PONG_CHANNEL_PREFIX, Identity
+from horsies.worker.maintenance import LONG_SECONDS, SEEN_SECONDS, Maintenance
+from horsies.worker.notifications import echo_channel
 from horsies.worker.pool.pool import ChildPool
 from tests.support.pool import RecordingPool, attempt, claimed
 
@@ -76,9 +78,10 @@ class RecordingDatabase:
 class QuietPool(RecordingPool):
     """Children that do nothing and weigh little."""
 
+    @property
     def busy(self) -> dict[str, Any]:
         return {
-            task_id: SimpleNamespace(assignment=attempt(task_id, generation), since=0.0)
+            task_id: SimpleNamespace(assignment=attempt(task_id, generation), assigned_at=0.0)
             for task_id, generation, _ in self.dispatched
         }
 
@@ -86,19 +89,31 @@ class QuietPool(RecordingPool):
         return 1.0
 
 
+class QuietLock:
+    """A session lock that is never missing."""
+
+    def take_if_missing(self) -> None:
+        pass
+
+
 @dataclass(slots=True)
-class QuietNotifications:
-    """Says what the test wants, and takes note of calls."""
+class QuietConnection:
+    """A connection in the state that the test wants; it records calls."""
 
-    hears: bool = True
+    receives: bool = True
     connected: bool = True
+    unbroken: float = float("inf")
     calls: list[float] = field(default_factory=list)
+    lock: QuietLock = field(default_factory=QuietLock)
 
-    def check(self, now: float) -> bool:
-        return self.hears
+    def check_notifications(self, now: float) -> bool:
+        return self.receives
 
     def is_connected(self) -> bool:
         return self.connected
+
+    def unbroken_seconds(self, now: float) -> float:
+        return self.unbroken
 
     def note_call(self, now: float) -> None:
         self.calls.append(now)
@@ -112,7 +127,7 @@ def in_flight() -> InFlight:
 def make_maintenance(
     in_flight: InFlight,
     config: AppConfig | None = None,
-    notifications: QuietNotifications | None = None,
+    connection: QuietConnection | None = None,
 ) -> Maintenance:
     return Maintenance(
         config or AppConfig(broker=BROKER),
@@ -120,7 +135,7 @@ def make_maintenance(
         Identity(new_id(), "host", 7),
         in_flight._pool,
         in_flight,
-        cast(Notifications, notifications or QuietNotifications()),
+        cast(WorkerConnection, connection or QuietConnection()),
     )
 
 
@@ -178,7 +193,7 @@ def test_a_worker_that_hardly_polls_is_seen_often_enough_to_count_as_alive(
     assert maintenance.next_at() == 101.0
 
 
-def test_a_worker_that_others_declared_lost_rescues_nobody(in_flight: InFlight) -> None:
+def test_a_worker_that_others_declared_lost_recovers_no_task(in_flight: InFlight) -> None:
     maintenance, database = (
         make_maintenance(in_flight),
         RecordingDatabase(was_stopped=True, lost=["other"]),
@@ -193,44 +208,46 @@ def test_a_worker_that_others_declared_lost_rescues_nobody(in_flight: InFlight) 
     assert database.asked(register_worker)
 
 
-def test_every_sign_of_life_says_whether_we_hear_and_calls_ourselves(in_flight: InFlight) -> None:
-    notifications = QuietNotifications()
+def test_every_sign_of_life_stores_whether_notifications_arrive_and_sends_an_echo(
+    in_flight: InFlight,
+) -> None:
+    connection = QuietConnection()
     maintenance, database = (
-        make_maintenance(in_flight, notifications=notifications),
+        make_maintenance(in_flight, connection=connection),
         RecordingDatabase(),
     )
     perform(maintenance, database, 100.0)
-    notifications.hears = False
+    connection.receives = False
     perform(maintenance, database, 105.0)
     first, second = database.asked(see_worker)
     assert (first.hears, second.hears) == (True, False)
     assert first.echo_channel == echo_channel(first.worker_id)
-    assert notifications.calls == [100.0, 105.0]
+    assert connection.calls == [100.0, 105.0]
 
 
 def test_a_call_of_which_nothing_was_stored_expects_no_echo(in_flight: InFlight) -> None:
-    notifications = QuietNotifications()
+    connection = QuietConnection()
     perform(
-        make_maintenance(in_flight, notifications=notifications),
+        make_maintenance(in_flight, connection=connection),
         RecordingDatabase(is_known=False),
         100.0,
     )
-    assert notifications.calls == []
+    assert connection.calls == []
 
 
-def test_a_change_of_hearing_is_shown_by_a_snapshot_at_once(in_flight: InFlight) -> None:
-    notifications = QuietNotifications()
+def test_a_change_of_reception_is_shown_by_a_snapshot_at_once(in_flight: InFlight) -> None:
+    connection = QuietConnection()
     maintenance, database = (
-        make_maintenance(in_flight, notifications=notifications),
+        make_maintenance(in_flight, connection=connection),
         RecordingDatabase(),
     )
-    for now, hears, snapshots in (
+    for now, receives, snapshots in (
         (100.0, True, 1),
         (105.0, False, 2),
         (110.0, False, 2),
         (115.0, True, 3),
     ):
-        notifications.hears = hears
+        connection.receives = receives
         perform(maintenance, database, now)
         assert len(database.asked(store_worker_state)) == snapshots
 
@@ -243,42 +260,32 @@ def connected_seconds(maintenance: Maintenance, now: float) -> float:
     return asked.connected_seconds
 
 
-def test_a_reaper_says_how_long_its_own_connection_has_held(
-    in_flight: InFlight, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    maintenance = make_maintenance(in_flight)
+def test_a_reaper_says_how_long_its_own_connection_has_held(in_flight: InFlight) -> None:
+    connection = QuietConnection()
+    maintenance = make_maintenance(in_flight, connection=connection)
     assert connected_seconds(maintenance, 1_000.0) == LONG_SECONDS
-    monkeypatch.setattr("horsies.worker.maintenance.time.monotonic", lambda: 1_010.0)
-    maintenance.note_break()
+    connection.unbroken = 3.0
     assert connected_seconds(maintenance, 1_013.0) == 3.0
-
-
-def test_a_worker_without_its_own_lock_calls_only_those_dead_that_it_sees_leave(
-    in_flight: InFlight, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    maintenance = make_maintenance(in_flight, notifications=QuietNotifications(connected=False))
-    monkeypatch.setattr("horsies.worker.maintenance.time.monotonic", lambda: 1_000.0)
-    assert connected_seconds(maintenance, 1_000.0) == 0.0
 
 
 def test_what_was_found_is_worth_nothing_when_our_own_lock_went_meanwhile(
     in_flight: InFlight,
 ) -> None:
-    notifications = QuietNotifications()
+    connection = QuietConnection()
     maintenance, database = (
-        make_maintenance(in_flight, notifications=notifications),
+        make_maintenance(in_flight, connection=connection),
         RecordingDatabase(lost=["other"]),
     )
 
     def lose_the_lock(steps: Sequence[Step]) -> list[list[Any]]:
-        notifications.connected = False
+        connection.connected = False
         return database.run(steps)
 
     cut_meanwhile = cast(Pipeline, SimpleNamespace(run=lose_the_lock))
     maintenance.perform(cut_meanwhile, 100.0)
     assert database.asked(find_lost_workers)
     assert database.asked(find_abandoned) == []
-    notifications.connected = True
+    connection.connected = True
     perform(maintenance, database, 200.0)
     assert database.asked(find_abandoned)
 
@@ -308,7 +315,7 @@ def test_retention_goes_on_soon_when_there_is_more(
         asked.append(1)
         return more.pop(0)
 
-    monkeypatch.setattr(duties_module, "sweep", sweep)
+    monkeypatch.setattr(maintenance_module, "sweep", sweep)
     maintenance = make_maintenance(in_flight)
     for now in (0.0, 0.9, 1.0, 5.0, 3_600.0):
         perform(maintenance, RecordingDatabase(), now)
@@ -339,15 +346,21 @@ def test_a_ping_that_cannot_be_answered_harms_nobody(
     in_flight: InFlight, caplog: pytest.LogCaptureFixture, error: Exception
 ) -> None:
     database = RecordingDatabase(failure=error)
-    make_maintenance(in_flight).pong(cast(Pipeline, database), [PING])
+    maintenance = make_maintenance(in_flight)
+    maintenance.pings = [PING]
+    maintenance.answer_pings(cast(Pipeline, database))
     assert database.asked(send_notification)
+    assert maintenance.pings == []
     assert caplog.messages == [f"a ping could not be answered: {error}"]
 
 
 def test_a_ping_in_an_outage_is_left_to_the_reconnect(in_flight: InFlight) -> None:
     database = RecordingDatabase(failure=psycopg.OperationalError("connection lost"))
+    maintenance = make_maintenance(in_flight)
+    maintenance.pings = [PING]
     with pytest.raises(psycopg.OperationalError):
-        make_maintenance(in_flight).pong(cast(Pipeline, database), [PING])
+        maintenance.answer_pings(cast(Pipeline, database))
+    assert maintenance.pings == [PING]
 
 
 def test_a_hint_is_looked_into_at_once_and_only_what_the_table_says_is_stopped(

@@ -25,7 +25,7 @@ from horsies.db.statements.turn import (
 from horsies.db.statements.workflows import StartRuns, start_runs
 from horsies.ids import new_id
 from horsies.task_result import TaskError, TaskResult
-from horsies.worker.node_inputs import Inputs, KeptInputs, asking_tasks
+from horsies.worker.node_inputs import KeptInputs, NodeInputs, tasks_with_injection
 from horsies.worker.protocol import NodeInput, NodePart
 from horsies.workflow.build.plan import plan
 from horsies.workflow.definition import WorkflowDefinition
@@ -90,7 +90,7 @@ def fail(connection: Connection[Any], task: ClaimedTask, code: str) -> None:
     assert fail_tasks.run(connection, failed)
 
 
-def read(inputs: Inputs, counted: Counted, tasks: Sequence[ClaimedTask]) -> dict[str, NodePart]:
+def read(inputs: NodeInputs, counted: Counted, tasks: Sequence[ClaimedTask]) -> dict[str, NodePart]:
     parts, unreadable = inputs.read(cast(Pipeline, counted), tasks)
     assert unreadable == []
     return parts
@@ -123,7 +123,7 @@ def test_a_task_that_takes_nothing_needs_no_statement(
 ) -> None:
     run_id = start(TaskNode(produce), TaskNode(produce))
     first, second = claim(connection)
-    parts = read(Inputs(), counted, [first, second])
+    parts = read(NodeInputs(), counted, [first, second])
     assert parts == {first.id: NodePart(run_id, 0), second.id: NodePart(run_id, 1)}
     assert counted.groups == []
 
@@ -133,7 +133,7 @@ def test_only_tasks_that_take_or_ask_something_have_a_part(app: Horsies, consume
     def plain() -> TaskResult[int, TaskError]:
         return TaskResult(ok=1)
 
-    inputs = Inputs(asking_tasks(app))
+    inputs = NodeInputs(tasks_with_injection(app))
 
     def has_part(name: str, taken: str | None = None) -> bool:
         return inputs.has_part(node(taken)._replace(task_name=name))
@@ -152,7 +152,7 @@ def test_a_result_that_many_take_is_read_once(
     takers = [TaskNode(consume, args_from={"a": source}, waits_for=[source]) for _ in range(50)]
     start(source, *takers)
     complete(connection, claim(connection), '{"ok":"result"}')
-    inputs = Inputs()
+    inputs = NodeInputs()
     first, rest = claim(connection, 10), claim(connection)
     for claimed in (first, rest):
         parts = read(inputs, counted, claimed)
@@ -169,7 +169,7 @@ def test_what_this_worker_recorded_itself_is_not_read_again(
 ) -> None:
     source = TaskNode(produce)
     start(source, TaskNode(consume, args_from={"a": source}, waits_for=[source]))
-    inputs = Inputs()
+    inputs = NodeInputs()
     (first,) = claim(connection)
     complete(connection, [first], '{"ok":1}')
     inputs.note_completed(first, '{"ok":1}')
@@ -177,7 +177,7 @@ def test_what_this_worker_recorded_itself_is_not_read_again(
     (part,) = read(inputs, counted, [second]).values()
     assert part.sources == (NodeInput(0, "task", "produce", '{"ok":1}'),)
     assert counted.groups == []
-    assert read(Inputs(), counted, [second]) == {second.id: part}
+    assert read(NodeInputs(), counted, [second]) == {second.id: part}
 
 
 def test_failed_and_skipped_nodes_are_read_each_time_because_they_may_be_tried_again(
@@ -195,7 +195,7 @@ def test_failed_and_skipped_nodes_are_read_each_time_because_they_may_be_tried_a
     (first,) = claim(connection)
     fail(connection, first, "NO_LUCK")
     (task,) = claim(connection)
-    inputs = Inputs()
+    inputs = NodeInputs()
     for _ in range(2):
         (part,) = read(inputs, counted, [task]).values()
         errors = [json.loads(one.result)["err"]["error_code"] for one in part.sources]
@@ -214,7 +214,7 @@ def test_a_source_that_has_not_ended_is_left_out(
     first, _ = claim(connection)
     complete(connection, [first], '{"ok":1}')
     (task,) = claim(connection)
-    (part,) = read(Inputs(), counted, [task]).values()
+    (part,) = read(NodeInputs(), counted, [task]).values()
     assert [source.task_index for source in part.sources] == [0]
 
 
@@ -239,7 +239,7 @@ def test_items_of_a_map_are_not_taken_for_its_result(
     mapped = MapNode(take_item, over=source, each="number")
     start(source, mapped, TaskNode(take_list, args_from={"items": mapped}, waits_for=[mapped]))
     complete(connection, claim(connection), '{"ok":[1,2]}')
-    inputs = Inputs()
+    inputs = NodeInputs()
     for item in claim(connection):
         complete(connection, [item], '{"ok":5}')
         inputs.note_completed(item, '{"ok":5}')
@@ -260,7 +260,7 @@ def test_an_expansion_learns_where_its_run_stands(
 
     run_id = start(SubWorkflowNode(Child))
     (task,) = claim(connection)
-    assert read(Inputs(), counted, [task]) == {
+    assert read(NodeInputs(), counted, [task]) == {
         task.id: NodePart(run_id, 0, root_workflow_id=run_id, depth=0)
     }
     assert counted.groups == [["read_places"]]
@@ -273,7 +273,7 @@ def node(inputs: str | None) -> ClaimedTask:
 
 @pytest.mark.parametrize("broken", ["{", "[]", "7", '{"args":{"a":"x"},"context":{}}'])
 def test_inputs_somebody_broke_are_left_to_the_child(counted: Counted, broken: str) -> None:
-    assert read(Inputs(), counted, [node(broken)]) == {"task-1": NodePart(RUN, 3, broken)}
+    assert read(NodeInputs(), counted, [node(broken)]) == {"task-1": NodePart(RUN, 3, broken)}
 
 
 class Refusing:
@@ -298,9 +298,9 @@ def test_a_passing_error_is_raised_and_a_lasting_one_costs_only_its_own_node() -
     tasks = [taking("good", 0), taking("bad", 1)]
     away = cast(Pipeline, Refusing(psycopg.OperationalError("gone"), 1))
     with pytest.raises(psycopg.OperationalError):
-        Inputs().read(away, tasks)
+        NodeInputs().read(away, tasks)
     broken = cast(Pipeline, Refusing(psycopg.errors.InternalError_("corrupt"), 1))
-    parts, unreadable = Inputs().read(broken, tasks)
+    parts, unreadable = NodeInputs().read(broken, tasks)
     assert set(parts) == {"good"}
     assert unreadable == [tasks[1]]
 

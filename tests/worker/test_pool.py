@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from horsies.worker import os_process
-from horsies.worker.pool.events import Died, PoolEvent, Stopped
+from horsies.worker.pool.children import Died, PoolEvent, Stopped
 from horsies.worker.pool.launcher import StartMethod
 from horsies.worker.pool.pool import NoIdleChildError
 from tests.support.pool import (
@@ -80,8 +80,8 @@ def test_busy_names_what_runs_where(make_pool: MakePool, tmp_path: Path) -> None
     pool = make_pool(2)
     given = assignment("wait_forever", str(tmp_path / "started"))
     pid = pool.dispatch(given)
-    assert list(pool.busy()) == [given.task_id]
-    running = pool.busy()[given.task_id]
+    assert list(pool.busy) == [given.task_id]
+    running = pool.busy[given.task_id]
     assert (running.assignment, running.pid) == (given, pid)
     assert pool.children_memory_mb() > 1
 
@@ -103,7 +103,7 @@ def test_a_dying_child_costs_its_own_assignment_only(
     doomed = assignment(name, *args)
     doomed_pid = pool.dispatch(doomed)
     assert next_event(pool) == Died(doomed, doomed_pid, description, started=True)
-    assert list(pool.busy()) == [sibling.task_id]
+    assert list(pool.busy) == [sibling.task_id]
     collect_until(pool, lambda: pool.idle_count == 1)
     assert run(pool, "echo", "refilled") == "refilled"
     assert sibling_pid in pool.pids()
@@ -241,7 +241,7 @@ def test_a_sigterm_that_does_not_come_from_the_worker_stops_no_task(
     os.kill(pid, signal.SIGTERM)
     os.kill(pid, signal.SIGINT)
     assert pool.collect(0.2) == []
-    assert list(pool.busy()) == [given.task_id]
+    assert list(pool.busy) == [given.task_id]
 
 
 def test_killing_all_children_tells_every_assignment_and_fills_the_pool_again(

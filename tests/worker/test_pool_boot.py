@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from horsies.worker.child.fork_server import Reserve
-from horsies.worker.pool.events import Died, HookFailed
+from horsies.worker.pool.children import Died, HookFailed
 from horsies.worker.pool.launcher import StartMethod
 from horsies.worker.pool.pool import ChildBootError
 from horsies.worker.protocol import ChildBoot
@@ -59,9 +59,8 @@ def test_hooks_run_in_order_in_every_child(make_pool: MakePool, method: StartMet
 def test_a_failing_hook_fails_the_start_by_name(
     make_pool: MakePool, method: StartMethod, program: str, hook: str, what: str
 ) -> None:
-    with pytest.raises(ChildBootError, match=what) as caught:
+    with pytest.raises(ChildBootError, match=f"{hook} {what}"):
         make_pool(2, boot=boot(program, hook_budget_seconds=0.2), start_method=method)
-    assert (caught.value.hook_name, caught.value.exit_code) == (hook, 173)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -91,9 +90,8 @@ def test_a_hook_that_fails_in_a_replacement_is_told(
 def test_an_application_that_does_not_load_fails_the_start(
     make_pool: MakePool, method: StartMethod
 ) -> None:
-    with pytest.raises(ChildBootError, match="ImportError: no such thing") as caught:
+    with pytest.raises(ChildBootError, match="ImportError: no such thing"):
         make_pool(1, boot=boot("load_nothing"), start_method=method)
-    assert caught.value.hook_name is None
 
 
 def test_a_child_that_never_gets_ready_fails_the_start(make_pool: MakePool) -> None:

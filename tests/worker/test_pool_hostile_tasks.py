@@ -13,7 +13,7 @@ import pytest
 
 from horsies.worker import protocol
 from horsies.worker.child import main
-from horsies.worker.pool.events import Died, Stopped
+from horsies.worker.pool.children import Died, Stopped
 from horsies.worker.pool.launcher import StartMethod
 from tests.support.pool import (
     MakePool,
@@ -98,7 +98,7 @@ def test_a_child_that_writes_garbage_is_killed_and_nobody_else(
     assert isinstance(event, Died)
     assert (event.assignment, event.pid, event.started) == (given, pid, True)
     assert "malformed frame" in event.description
-    assert list(pool.busy()) == [sibling.task_id]
+    assert list(pool.busy) == [sibling.task_id]
     collect_until(pool, lambda: pool.idle_count == 1)
 
 

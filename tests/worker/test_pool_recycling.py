@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from horsies.worker.pool.events import Died, Reported
+from horsies.worker.pool.children import Died, PoolSettings, Reported
 from horsies.worker.pool.launcher import StartMethod
-from horsies.worker.pool.pool import ChildBootError, ChildPool, PoolSettings
+from horsies.worker.pool.pool import ChildBootError, ChildPool
 from tests.support.pool import BOOT, MakePool, assignment, collect_until, is_gone, run
 
 
@@ -28,7 +28,7 @@ def drain(pool: ChildPool, count: int) -> tuple[Counter[int], int]:
         for event in pool.collect(5.0):
             assert isinstance(event, Reported), event
             done += 1
-        fewest = min(fewest, pool.idle_count + len(pool.busy()))
+        fewest = min(fewest, pool.idle_count + len(pool.busy))
     return by_pid, fewest
 
 
@@ -63,7 +63,7 @@ def test_of_two_children_near_their_limits_one_leaves_early(make_pool: MakePool)
     both = set(pool.pids())
     for number in range(4):
         pool.dispatch(assignment("echo", number), pool.pids()[number % 2])
-        collect_until(pool, lambda: not pool.busy())
+        collect_until(pool, lambda: not pool.busy)
     collect_until(pool, lambda: len(both & set(pool.pids())) == 1 and is_settled(pool))
     (other,) = both & set(pool.pids())
     assert pool.idle_count == 2

@@ -17,8 +17,8 @@ from horsies.ids import new_id
 from horsies.task_result import TaskError, TaskResult
 from horsies.tasks.outcome import Outcome
 from horsies.worker.connection import TURN_SETTINGS
-from horsies.worker.node_inputs import Inputs
-from horsies.worker.turn import Claimer, Turned, Wanted, take_turn
+from horsies.worker.node_inputs import NodeInputs
+from horsies.worker.turn import Claimer, TurnRequest, TurnResult, take_turn
 from horsies.workflow.build.plan import plan
 from horsies.workflow.nodes.nodes import AnyNode, TaskNode
 
@@ -48,10 +48,10 @@ def start(app: Horsies, connection: Connection[Any], nodes: Sequence[AnyNode]) -
     return run_id
 
 
-def turn(pipeline: Pipeline, ended: Sequence[ClaimedTask], children: int) -> Turned:
+def turn(pipeline: Pipeline, ended: Sequence[ClaimedTask], children: int) -> TurnResult:
     claimer = Claimer("me", "host", ["default"], [None])
     outcomes = [Outcome.completed(task, '{"ok":1}') for task in ended]
-    wanted = Wanted(pids=list(range(1, children + 1)))
+    wanted = TurnRequest(pids=list(range(1, children + 1)))
     turned = take_turn(pipeline, claimer, outcomes, wanted)
     assert turned.recorded == {task.id for task in ended}
     return turned
@@ -69,7 +69,7 @@ def test_a_step_of_a_chain_is_one_round_trip_and_one_commit(
     for _ in range(STEPS - 1):
         nodes.append(TaskNode(step, args_from={"before": nodes[-1]}, waits_for=[nodes[-1]]))
     run_id = start(app, connection, nodes)
-    inputs, ended = Inputs(), turn(pipeline, (), 1).claimed
+    inputs, ended = NodeInputs(), turn(pipeline, (), 1).claimed
     while ended:
         (task,) = ended
         parts, _ = inputs.read(pipeline, ended)
@@ -89,7 +89,7 @@ def test_a_wide_fan_takes_less_than_a_statement_per_node(
     middle = [TaskNode(step, args_from={"before": first}, waits_for=[first]) for _ in range(STEPS)]
     last = TaskNode(step, waits_for=middle)
     run_id = start(app, connection, [first, *middle, last])
-    inputs, ended = Inputs(), turn(pipeline, (), CHILDREN).claimed
+    inputs, ended = NodeInputs(), turn(pipeline, (), CHILDREN).claimed
     while ended:
         assert len(inputs.read(pipeline, ended)[0]) == len(ended)
         for task in ended:
@@ -106,7 +106,7 @@ def test_an_outcome_the_database_refuses_is_recorded_otherwise_and_not_handed_on
     (task,) = turn(pipeline, (), 1).claimed
     refused = Outcome.completed(task, '{"ok":"\0"}')
     claimer = Claimer("me", "host", ["default"], [None])
-    turned = take_turn(pipeline, claimer, [refused], Wanted())
+    turned = take_turn(pipeline, claimer, [refused], TurnRequest())
     assert turned.recorded == {task.id}
     assert not turned.as_decided
     assert status(connection, run_id) == "FAILED"

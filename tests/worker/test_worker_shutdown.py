@@ -1,9 +1,10 @@
-"""When a worker says goodbye: only then nobody looks for tasks of its own any more."""
+"""When a worker records its stop: only then other workers do not look for its tasks."""
 
 from __future__ import annotations
 
 import selectors
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -15,8 +16,8 @@ from horsies.worker.loop import ExitCode, Worker
 from tests.support.pool import MakePool
 
 
-def said_goodbye(connection: Connection[Any]) -> list[bool]:
-    """Of every registered worker, whether it signed itself off."""
+def recorded_stops(connection: Connection[Any]) -> list[bool]:
+    """Of every registered worker, whether it recorded its stop."""
     rows = connection.execute("SELECT stopped_at IS NOT NULL FROM horsies_workers")
     return [row[0] for row in rows]
 
@@ -37,57 +38,58 @@ def once_registered(
 
     def step_and_act() -> None:
         step()
-        if said_goodbye(connection):
+        if recorded_stops(connection):
             act()
 
     monkeypatch.setattr(worker, "_step", step_and_act)
 
 
-def test_a_worker_that_leaves_nothing_behind_says_goodbye(
+def test_a_worker_that_owns_no_task_records_its_stop(
     worker: Worker, connection: Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     once_registered(worker, connection, monkeypatch, worker.request_stop)
     assert worker.run() is ExitCode.CLEAN
-    assert said_goodbye(connection) == [True]
+    assert recorded_stops(connection) == [True]
 
 
-def test_a_worker_that_may_still_own_something_does_not_say_goodbye(
+def test_a_worker_that_may_still_own_a_task_does_not_record_its_stop(
     worker: Worker, connection: Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def leave_a_claim_in_doubt() -> None:
-        worker._in_flight.needs_release = True
+        with suppress(ArithmeticError), worker._in_flight.claim_in_doubt():
+            raise ArithmeticError("its answer was lost")
         for _ in range(3):
             worker.request_stop()
 
     once_registered(worker, connection, monkeypatch, leave_a_claim_in_doubt)
     assert worker.run() is ExitCode.FORCED
-    assert said_goodbye(connection) == [False]
+    assert recorded_stops(connection) == [False]
 
 
-def test_a_worker_that_breaks_down_does_not_say_goodbye(
+def test_a_worker_that_fails_does_not_record_its_stop(
     worker: Worker, connection: Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def break_down() -> None:
-        raise ArithmeticError("between the claim and the desk")
+        raise ArithmeticError("between the claim and the children")
 
     once_registered(worker, connection, monkeypatch, break_down)
     with pytest.raises(ArithmeticError):
         worker.run()
-    assert said_goodbye(connection) == [False]
+    assert recorded_stops(connection) == [False]
 
 
-def test_a_goodbye_that_nobody_takes_does_not_hold_up_the_end_nor_break_it(
+def test_a_stop_that_cannot_be_recorded_neither_delays_nor_breaks_the_end(
     worker: Worker, connection: Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def leave_at_once_while_nobody_gets_in() -> None:
+    def stop_at_once_while_the_table_is_locked() -> None:
         connection.execute("BEGIN")
         connection.execute("LOCK TABLE horsies_workers IN ACCESS EXCLUSIVE MODE")
         for _ in range(3):
             worker.request_stop()
 
-    once_registered(worker, connection, monkeypatch, leave_at_once_while_nobody_gets_in)
+    once_registered(worker, connection, monkeypatch, stop_at_once_while_the_table_is_locked)
     try:
         assert worker.run() is ExitCode.CLEAN
-        assert said_goodbye(connection) == [False]
+        assert recorded_stops(connection) == [False]
     finally:
         connection.execute("ROLLBACK")

@@ -43,10 +43,11 @@ from horsies.worker.config import (
     refuse_bad_limits,
     served_queues,
 )
-from horsies.worker.connection import DatabaseGivenUpError
-from horsies.worker.loop import ExitCode, NotificationsLostError, Worker
+from horsies.worker.connection import DatabaseGivenUpError, NotificationsLostError
+from horsies.worker.loop import ExitCode, Worker
+from horsies.worker.pool.children import PoolSettings
 from horsies.worker.pool.launcher import StartMethod, default_start_method
-from horsies.worker.pool.pool import ChildBootError, ChildPool, PoolSettings
+from horsies.worker.pool.pool import ChildBootError, ChildPool
 from horsies.worker.protocol import ChildBoot
 
 logger = logging.getLogger("horsies.worker")

@@ -1,8 +1,7 @@
-"""Calling user code: arguments in, a checked TaskResult out, whatever the code does.
+"""Calling a task's function, in a child process or directly by ``task(...)``.
 
-Used by the child for every task and by a direct call ``task(...)``; between the decoded call and
-the report on the line. Exceptions become error results through the exception mappers; only a stop
-request and Ctrl-C pass. Coroutines run on an event loop that is kept between tasks.
+Exceptions become errors through the exception mappers; only a stop request and Ctrl-C pass. Coroutines
+run on an event loop that is kept between tasks.
 """
 
 from __future__ import annotations
@@ -28,14 +27,29 @@ def _do_nothing() -> None:
 
 
 def invoke(
+    config: AppConfig, definition: TaskDefinition, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> TaskResult[Any, TaskError]:
+    """Call the task function and return its result, checked against the annotation; never raises but
+    for TaskStopped and KeyboardInterrupt.
+    """
+    returned = call_function(config, definition, args, kwargs)
+    if isinstance(returned, TaskError):
+        return TaskResult(err=returned)
+    checked = definition.results.validate(returned)
+    if isinstance(checked, Err):
+        return TaskResult(err=mismatch_error(definition, returned, checked.value))
+    return returned
+
+
+def call_function(
     config: AppConfig,
     definition: TaskDefinition,
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
     clean_up: Callable[[], None] = _do_nothing,
-) -> TaskResult[Any, TaskError]:
-    """Call the task function, then `clean_up`, and return the outcome of the task; never raises but
-    for TaskStopped and KeyboardInterrupt.
+) -> TaskResult[Any, TaskError] | TaskError:
+    """Call the task function, then `clean_up`; return its result unchecked, or the error if it raised
+    or did not return a TaskResult. Never raises but for TaskStopped and KeyboardInterrupt.
     """
     try:
         value = definition.function(*args, **kwargs)
@@ -44,17 +58,27 @@ def invoke(
     except (KeyboardInterrupt, TaskStopped):
         raise
     except BaseException as error:  # sys.exit() in a task is that task's failure, not the process's
-        return TaskResult(err=_exception_error(config, definition, error))
+        return _exception_error(config, definition, error)
     finally:
         clean_up()
-    return _checked(definition, value)
+    if isinstance(value, TaskResult):
+        return value
+    return TaskError(
+        error_code=OperationalErrorCode.TASK_EXCEPTION,
+        message=f"Task {definition.name!r} returned {type(value).__name__} instead of a TaskResult; "
+        "return TaskResult(ok=...) or TaskResult(err=...).",
+    )
 
 
 def _run(coroutine: Coroutine[Any, Any, Any]) -> Any:
     # A loop serves one thread; only the main one runs tasks often enough to keep its own.
     if threading.current_thread() is not threading.main_thread():
         return asyncio.run(coroutine)
-    return _kept_loop().run(coroutine)
+    pid = os.getpid()
+    if pid not in _kept_loops:
+        _kept_loops.clear()
+        _kept_loops[pid] = _KeptLoop()
+    return _kept_loops[pid].run(coroutine)
 
 
 def stop_coroutine() -> None:
@@ -63,16 +87,8 @@ def stop_coroutine() -> None:
         loop.stop_coroutine()
 
 
-def _kept_loop() -> _KeptLoop:
-    pid = os.getpid()
-    if pid not in _kept_loops:
-        _kept_loops.clear()
-        _kept_loops[pid] = _KeptLoop()
-    return _kept_loops[pid]
-
-
 class _KeptLoop:
-    """An event loop for one coroutine after the other, and the end of it when one does not end."""
+    """An event loop for one coroutine after the other; closed when a coroutine does not end."""
 
     __slots__ = ("_is_stopped", "_main", "_runner")
 
@@ -82,7 +98,7 @@ class _KeptLoop:
         self._is_stopped = False
 
     def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        """Return what the coroutine returns; raise what it raises, or TaskStopped."""
+        """Return the value of the coroutine; raise its exception, or TaskStopped."""
         try:
             return self._runner.run(self._as_main(coroutine))
         except TaskStopped:
@@ -95,7 +111,7 @@ class _KeptLoop:
         finally:
             main, self._main = self._main, None
             if self._is_stopped or main is None or not main.done():
-                # What still waits on this loop is cancelled now to clean up, and goes on in no other.
+                # Tasks left on this loop are cancelled now to clean up; no other loop continues them.
                 _kept_loops.clear()
                 self._runner.close()
 
@@ -106,7 +122,7 @@ class _KeptLoop:
     def stop_coroutine(self) -> None:
         """Cancel the coroutine, unless it is the one that the signal interrupts.
 
-        What a handler raises in another task or in a callback stays there.
+        An exception that the handler raises in another task or in a callback does not leave it.
         """
         main = self._main
         if main is None:
@@ -120,19 +136,10 @@ class _KeptLoop:
 _kept_loops: dict[int, _KeptLoop] = {}
 
 
-def _checked(definition: TaskDefinition, value: object) -> TaskResult[Any, TaskError]:
-    if not isinstance(value, TaskResult):
-        return TaskResult(err=_not_a_result(definition, value))
-    match definition.results.validate(value):
-        case Err(problem):
-            return TaskResult(err=_mismatch(definition, value, problem))
-        case _:
-            return value
-
-
-def _mismatch(
+def mismatch_error(
     definition: TaskDefinition, value: TaskResult[Any, Any], problem: CodecError
 ) -> TaskError:
+    """The error for a result that does not fit the annotation of its task function."""
     results = definition.results
     return TaskError(
         error_code=ContractCode.RETURN_TYPE_MISMATCH,
@@ -143,14 +150,6 @@ def _mismatch(
             "expected_type": results.ok_text if value.is_ok() else results.err_text,
             "path": problem.path,
         },
-    )
-
-
-def _not_a_result(definition: TaskDefinition, value: object) -> TaskError:
-    return TaskError(
-        error_code=OperationalErrorCode.TASK_EXCEPTION,
-        message=f"Task {definition.name!r} returned {type(value).__name__} instead of a TaskResult; "
-        "return TaskResult(ok=...) or TaskResult(err=...).",
     )
 
 

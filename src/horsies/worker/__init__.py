@@ -1,1 +1,1 @@
-"""The worker: one parent loop and a supervisor of child processes."""
+"""The worker: one parent loop and its pool of child processes."""

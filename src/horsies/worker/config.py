@@ -28,7 +28,6 @@ class WorkerConfig:
     shutdown_grace_seconds: float | None = None
     loglevel: str = "INFO"
     log_format: str = "text"
-
     prefetch_buffer: int = 0
 
     @property
@@ -40,16 +39,15 @@ class WorkerConfig:
 
 def refuse_bad_limits(config: WorkerConfig) -> None:
     """Raise HRS-206 for flags that cannot work."""
+    memory_mb, grace = config.max_memory_per_child_mb, config.shutdown_grace_seconds
     problems = {
         "--processes must be at least 1": config.processes < 1,
         "--max-claim-batch must be 0 (fill all children) or more": config.max_claim_batch < 0,
         "--max-claim-per-worker must be 0 (all children) or more": config.max_claim_per_worker < 0,
         "--max-tasks-per-child must be 0 (never) or at least 2": config.max_tasks_per_child < 0
         or config.max_tasks_per_child == 1,
-        "--max-memory-per-child-mb must be above 0": config.max_memory_per_child_mb is not None
-        and config.max_memory_per_child_mb <= 0,
-        "--shutdown-grace must be 0 or more seconds": config.shutdown_grace_seconds is not None
-        and config.shutdown_grace_seconds < 0,
+        "--max-memory-per-child-mb must be above 0": memory_mb is not None and memory_mb <= 0,
+        "--shutdown-grace must be 0 or more seconds": grace is not None and grace < 0,
     }
     for problem, is_present in problems.items():
         if is_present:
@@ -62,7 +60,6 @@ def served_queues(app: Horsies) -> list[str]:
 
 
 def describe_concurrency(app: Horsies, config: WorkerConfig) -> str:
-    """Return the line that tells an operator which limits are in force."""
     cap = app.config.cluster_wide_cap
     return (
         f"Concurrency config: processes={config.processes}, "

@@ -1,16 +1,16 @@
-"""The worker's connection for its turns, and patience when it breaks.
+"""The worker's connection to its database: turns, LISTEN and the session lock, kept through outages.
 
-The parent loop asks for the connection and gets it or None. While the database is away the loop goes
-on serving children; ``Link`` says when to try again.
+The loop asks for the connection and gets it or None; while the database is unavailable the loop goes
+on serving children.
 """
 
 from __future__ import annotations
 
 import logging
+import selectors
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import psycopg
@@ -20,10 +20,20 @@ from psycopg.pq import PipelineStatus, TransactionStatus
 from horsies.config.app import WorkerResilienceConfig
 from horsies.db.database import Database
 from horsies.db.errors import describe, is_transient
-from horsies.db.listen import Inbox, Listener, Received, is_connection_alive
+from horsies.db.listen import (
+    Inbox,
+    Listener,
+    Received,
+    is_connection_alive,
+    receives_own_notification,
+)
+from horsies.db.migrate import apply_migrations
 from horsies.db.pipeline import Pipeline
+from horsies.db.statements.workers import LockKey, take_worker_lock
 from horsies.events import as_event
 from horsies.retry import Backoff
+from horsies.worker.agenda import NEVER
+from horsies.worker.notifications import EchoCheck, NotificationBatch, sort_notifications
 
 logger = logging.getLogger("horsies.worker")
 
@@ -31,85 +41,185 @@ TURN_ROLE = "turn"
 # Stable plans, planned once: planning took 0.46 of a claim's 0.47 ms when PostgreSQL planned each
 # one anew. A plan made while the table was almost empty would scan it whole for ever, so only the
 # indexes are left to choose from.
-TURN_SETTINGS = " ".join(
-    f"-c {setting}"
-    for setting in (
-        "plan_cache_mode=force_generic_plan",
-        "enable_seqscan=off",
-        "enable_bitmapscan=off",
-        "enable_hashjoin=off",
-        "enable_mergejoin=off",
-        "enable_material=off",
-    )
+TURN_SETTINGS = (
+    "-c plan_cache_mode=force_generic_plan -c enable_seqscan=off -c enable_bitmapscan=off "
+    "-c enable_hashjoin=off -c enable_mergejoin=off -c enable_material=off"
 )
+# The data of the selector's key for the socket that receives notifications.
+NOTIFICATION_SOCKET = "notifications"
 
-# A connection that breaks after this long is opened again at once: others see its lock free meanwhile.
+# A connection that breaks after this long is replaced at once: its lock is free meanwhile, and other
+# workers see that.
 STEADY_SECONDS = 0.2
 # Errors of one transaction, by the beginning of their SQLSTATE: conflicts, resources, locks, a cancel.
-# A standby's refusal to write is none: another connection may find the new primary.
+# A standby's refusal to write is not among them: another connection may find the new primary.
 _SURVIVED = ("40", "53", "55", "57014")
 
 
 class DatabaseGivenUpError(Exception):
-    """The database stayed away for longer than the resilience settings allow."""
+    """The database was unavailable for longer than the resilience settings allow."""
 
 
-@dataclass(slots=True)
-class TurnConnection:
-    """The turn connection, opened again after every loss, with backoff."""
+class NotificationsLostError(Exception):
+    """LISTEN is accepted but delivers nothing, as behind a pooler in transaction mode."""
 
-    connect: Callable[[], Pipeline]
-    resilience: WorkerResilienceConfig
-    pipeline: Pipeline | None = None
-    retry_at: float = 0.0
-    is_broken: bool = False
-    # Called before the connection is closed: whoever waits for its socket must let go of it.
-    on_close: Callable[[], None] = lambda: None
-    _opened_at: float = 0.0
-    # Whether anything has gone through on this connection.
-    _is_proved: bool = False
-    _backoff: Backoff = field(init=False)
 
-    def __post_init__(self) -> None:
-        """Prepare the backoff."""
-        limits = self.resilience
+def open_turns(database: Database) -> Pipeline:
+    """Open a connection tuned for turns: every statement prepared, generic plans."""
+    return Pipeline.open(database, TURN_ROLE, TURN_SETTINGS)
+
+
+class SessionLock:
+    """The advisory lock that shows other workers that this one is alive."""
+
+    __slots__ = ("_key", "_missing_on")
+
+    def __init__(self, key: int) -> None:
+        self._key = key
+        self._missing_on: Connection[Any] | None = None
+
+    def take(self, connection: Connection[Any]) -> None:
+        """Take the lock on the connection that listens.
+
+        An earlier session that the server has not cleaned up yet may still hold it. The worker counts
+        as alive while it does, and takes the lock over afterwards.
+        """
+        (answer,) = take_worker_lock.run(connection, LockKey(self._key))
+        self._missing_on = None if answer.held else connection
+
+    def take_if_missing(self) -> None:
+        """Ask again for a lock that an earlier session still held."""
+        connection = self._missing_on
+        if connection is not None and not connection.closed:
+            with suppress(psycopg.Error):  # the next receive meets the same error
+                self.take(connection)
+
+
+class WorkerConnection:
+    """Takes turns, receives notifications and holds the worker's session lock.
+
+    One session does all three. With ``session_database_url``, needed behind a pooler in transaction
+    mode, a second session receives notifications and holds the lock. The socket that receives is kept
+    in `selector` through every reconnect.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        resilience: WorkerResilienceConfig,
+        channels: Sequence[str],
+        lock_key: int,
+        selector: selectors.BaseSelector,
+    ) -> None:
+        self.pipeline: Pipeline | None = None
+        self.retry_at = 0.0
+        self._database = database
+        self._resilience = resilience
+        self._channels = channels
+        self._selector = selector
+        self.lock = SessionLock(lock_key)
+        self._inbox = Inbox()
+        self._listener: Listener | None = None
+        if database.config.session_database_url is not None:
+            self._listener = Listener(self._open_listening_session, channels, self._inbox)
         self._backoff = Backoff(
-            limits.db_retry_initial_ms, limits.db_retry_max_ms, limits.db_retry_max_attempts
+            resilience.db_retry_initial_ms,
+            resilience.db_retry_max_ms,
+            resilience.db_retry_max_attempts,
         )
+        self._echo_check = EchoCheck()
+        self._delivered = 0
+        self._watched_fd = -1
+        # The turns' session that notifications were last received on: another one means a gap.
+        self._received_on: Pipeline | None = None
+        self._opened_at = 0.0
+        # Whether any statement has succeeded on the current session for turns.
+        self._is_proven = False
+        self._is_broken = False
+        self._has_been_open = False
+        self._broken_at = -NEVER
+
+    # Opening, losing and closing
+
+    def start(self) -> None:
+        """Migrate the schema, prove that LISTEN works, then listen; raise any error."""
+        with self._database.connect("schema", session=True) as connection:
+            apply_migrations(connection)
+        if not receives_own_notification(lambda: self._database.connect("listener", session=True)):
+            raise NotificationsLostError(
+                "LISTEN is accepted but nothing is delivered: there is a pooler in transaction mode in "
+                "between; set session_database_url to a direct connection."
+            )
+        self.listen()
+
+    def listen(self) -> None:
+        if self._listener is None:
+            self._received_on = self._open_turns()
+        else:
+            self._listener.open()
+        self.watch_socket()
 
     @property
     def is_up(self) -> bool:
-        """Whether there is a connection and no reason to spare it."""
+        """Whether there is a session for turns that is not paused after an error."""
         return self.pipeline is not None and time.monotonic() >= self.retry_at
 
     def open(self) -> Pipeline | None:
-        """Return the connection, opening it if it is time to; None while the database is away."""
-        if time.monotonic() < self.retry_at:
-            return None
-        try:
-            return self.open_now()
-        except psycopg.Error as error:
-            self.lose(error)
+        """Return the session for turns, opening it if it is time to; None while it is unavailable."""
+        if time.monotonic() >= self.retry_at:
+            try:
+                return self._open_turns()
+            except psycopg.Error as error:
+                self.lose(error)
+        self._note_break()
         return None
 
-    def open_now(self) -> Pipeline:
-        """Return the connection, opening it and raising whatever goes wrong."""
+    def _open_turns(self) -> Pipeline:
         if self.pipeline is None:
-            self.pipeline = self.connect()
-            self._opened_at, self._is_proved = time.monotonic(), False
+            pipeline = open_turns(self._database)
+            if self._listener is None:
+                self._prepare_session(pipeline.connection)
+            self.pipeline = pipeline
+            self._opened_at, self._is_proven = time.monotonic(), False
         return self.pipeline
 
+    def _open_listening_session(self) -> Connection[Any]:
+        connection = self._database.connect("listener", session=True)
+        self._prepare_session(connection)
+        return connection
+
+    def _prepare_session(self, connection: Connection[Any]) -> None:
+        """Take the lock on a new session, and subscribe unless the listener does that."""
+        self._note_break()
+        self._has_been_open = True
+        try:
+            self.lock.take(connection)
+            if self._listener is None:
+                self._inbox.subscribe(connection, self._channels)
+        except BaseException:
+            connection.close()
+            raise
+
+    def _note_break(self) -> None:
+        if self._has_been_open:
+            self._broken_at = time.monotonic()
+
     def lose(self, error: psycopg.Error) -> None:
-        """Wait after an error that may pass, raise one that will not; the connection is given up unless
-        it was only a transaction that failed.
+        """Pause after a transient error, raise any other; the session is closed unless only a
+        transaction failed.
         """
         if not is_transient(error):
-            self.close()
+            self.close_turns()
             raise error
-        self.is_broken = True
-        was_steady = self._is_steady()
+        self._note_break()
+        self._is_broken = True
+        was_steady = (
+            self.pipeline is not None
+            and self._is_proven
+            and time.monotonic() >= self._opened_at + STEADY_SECONDS
+        )
         if self.pipeline is not None and not _survives(self.pipeline, error):
-            self.close()
+            self.close_turns()
         if was_steady and self.pipeline is None:
             self.retry_at = 0.0
             logger.error(
@@ -118,46 +228,180 @@ class TurnConnection:
                 extra=as_event("database_lost", attempt=0),
             )
         else:
-            self._wait(error)
+            self._pause(error)
 
-    def _is_steady(self) -> bool:
-        """Whether the connection has stood for a while, and something went through on it."""
-        has_stood = time.monotonic() >= self._opened_at + STEADY_SECONDS
-        return self.pipeline is not None and self._is_proved and has_stood
-
-    def _wait(self, error: psycopg.Error) -> None:
+    def _pause(self, error: psycopg.Error) -> None:
         delay_seconds = self._backoff.next_delay_seconds()
         if delay_seconds is None:
             raise DatabaseGivenUpError(describe(error)) from error
         self.retry_at = time.monotonic() + delay_seconds
-        limit = self.resilience.db_retry_max_attempts or "inf"
         logger.error(
-            "database away, next try in %.1f s (%s/%s): %s",
+            "database unavailable, next attempt in %.1f s (%s/%s): %s",
             delay_seconds,
             self._backoff.attempts,
-            limit,
+            self._resilience.db_retry_max_attempts or "inf",
             describe(error),
             extra=as_event("database_lost", attempt=self._backoff.attempts),
         )
 
     def confirm(self) -> None:
-        """A statement went through: the next trouble starts from the shortest delay again."""
-        if self.is_broken:
+        """A statement succeeded: the next error starts from the shortest delay again."""
+        if self._is_broken:
             logger.info("database is back", extra=as_event("database_back"))
-            self.is_broken = False
-        self._is_proved = True
+            self._is_broken = False
+        self._is_proven = True
         self._backoff.reset()
 
-    def close(self) -> None:
-        """Close the connection."""
+    def close_turns(self) -> None:
         pipeline, self.pipeline = self.pipeline, None
         if pipeline is None:
             return
         logger.debug(
             "turns: %d statements in %d round trips", pipeline.statements, pipeline.round_trips
         )
-        self.on_close()
+        self.watch_socket()
         pipeline.connection.close()
+
+    def close(self) -> None:
+        if self._listener is not None:
+            self._listener.close()
+            self.watch_socket()
+        self.close_turns()
+
+    # Notifications
+
+    @property
+    def _session(self) -> Connection[Any] | None:
+        """The session that receives notifications."""
+        if self._listener is not None:
+            return self._listener.connection
+        return None if self.pipeline is None else self.pipeline.connection
+
+    def watch_socket(self) -> None:
+        """Have the selector watch the current socket, if there is one.
+
+        At once: the number of a socket that libpq has closed may soon be that of a child's socket.
+        """
+        session = self._session
+        current = -1 if session is None or session.closed else session.pgconn.socket
+        if current == self._watched_fd:
+            return
+        if self._watched_fd >= 0:
+            self._selector.unregister(self._watched_fd)
+            self._echo_check.note_lost()
+        if current >= 0:
+            self._selector.register(current, selectors.EVENT_READ, NOTIFICATION_SOCKET)
+        self._watched_fd = current
+
+    def seconds_until_receive(self) -> float | None:
+        """How long until ``receive`` has something to do although the socket is not readable.
+
+        0 when notifications came in with the answer to a statement, or on a new session; the delay of
+        a reconnect; None otherwise.
+        """
+        if self._listener is not None:
+            return 0.0 if len(self._inbox) else self._listener.seconds_until_retry()
+        pipeline = self.pipeline
+        if pipeline is not None:
+            self._inbox.collect(pipeline.connection.pgconn)
+            if pipeline is not self._received_on or pipeline.connection.closed:
+                return 0.0
+        return 0.0 if len(self._inbox) else None
+
+    def receive(self, *, ignores_own: bool = False) -> NotificationBatch:
+        """Take the notifications that have arrived, without waiting; reconnect when it is time to.
+
+        `ignores_own` leaves out those that the session for turns sent.
+        """
+        pipeline = self.pipeline
+        self._inbox.ignore_pid = pipeline.sender_pid if ignores_own and pipeline else None
+        if self._listener is None:
+            received = self._receive_on_turns()
+        else:
+            received = self._receive_on_listener(self._listener)
+        self._note_deliveries()
+        self.watch_socket()
+        return sort_notifications(received.notifications, gap=received.gap)
+
+    def _receive_on_turns(self) -> Received:
+        pipeline = self.pipeline
+        if pipeline is None:
+            return Received(self._inbox.take())
+        is_new, self._received_on = pipeline is not self._received_on, pipeline
+        try:
+            self._inbox.drain(pipeline.connection.pgconn)
+        except psycopg.Error as error:
+            self.lose(error)
+        return Received(self._inbox.take(), gap=is_new)
+
+    def _receive_on_listener(self, listener: Listener) -> Received:
+        was_down = listener.failure is not None
+        received = listener.receive()
+        if listener.failure is not None and not was_down:
+            event, reason = as_event("notifications_lost", silent=False), describe(listener.failure)
+            logger.error("notifications lost, polling meanwhile: %s", reason, extra=event)
+        if received.gap and was_down and self._echo_check.is_receiving:
+            logger.info("notifications are back", extra=as_event("notifications_back"))
+        return received
+
+    def _note_deliveries(self) -> None:
+        if self._inbox.delivered == self._delivered:
+            return
+        self._delivered = self._inbox.delivered
+        if not self._echo_check.is_receiving:
+            event = as_event("notifications_back")
+            logger.info("notifications are received again", extra=event)
+        self._echo_check.note_delivery()
+
+    # Liveness
+
+    def check_notifications(self, now: float) -> bool:
+        """Whether notifications are delivered; call it before ``note_call``, when the echo of the
+        previous call should have arrived.
+        """
+        if (session := self._session) is not None:
+            with suppress(psycopg.Error):  # the next receive meets the same error
+                self._inbox.drain(session.pgconn)
+        self.watch_socket()
+        self._note_deliveries()
+        was_receiving = self._echo_check.is_receiving
+        self._echo_check.judge(now)
+        if was_receiving and not self._echo_check.is_receiving:
+            poll_seconds = self._resilience.notify_poll_interval_ms / 1000
+            logger.error(
+                "notifications are not delivered; polling every %g s",
+                poll_seconds,
+                extra=as_event("notifications_lost", silent=True),
+            )
+        return self._echo_check.is_receiving and self._watched_fd >= 0
+
+    def note_call(self, now: float) -> None:
+        """The worker has shown life and notified itself.
+
+        A session that delivers nothing is closed only now: its lock will be free for a moment, and
+        other workers have just seen this one alive.
+        """
+        self._echo_check.note_call(now)
+        if not self._echo_check.needs_new_connection:
+            return
+        if self._listener is None:
+            self.close_turns()
+        else:
+            self._listener.close()
+            self.watch_socket()
+
+    def is_connected(self) -> bool:
+        """Whether the session that holds the lock is alive right now."""
+        session = self._session
+        is_connected = session is not None and is_connection_alive(session, self._inbox)
+        if not is_connected:
+            self._note_break()
+        self.watch_socket()
+        return is_connected
+
+    def unbroken_seconds(self, now: float) -> float:
+        """How long this worker has been connected without a break; infinite before the first break."""
+        return now - self._broken_at
 
 
 def _survives(pipeline: Pipeline, error: psycopg.Error) -> bool:
@@ -168,118 +412,3 @@ def _survives(pipeline: Pipeline, error: psycopg.Error) -> bool:
         and pgconn.pipeline_status == PipelineStatus.OFF
         and pgconn.transaction_status == TransactionStatus.IDLE
     )
-
-
-def turn_connector(database: Database) -> Callable[[], Pipeline]:
-    """Return what opens a connection tuned for turns: every statement prepared, generic plans."""
-    return lambda: Pipeline.open(database, TURN_ROLE, TURN_SETTINGS)
-
-
-class TurnListener:
-    """Hears on the connection of the turns. The link opens and mends it, and tells of its losses."""
-
-    failure = None
-
-    def __init__(self, link: TurnConnection, inbox: Inbox) -> None:
-        self.inbox = inbox
-        self._link = link
-        # The connection last heard on: another one means that something may have been missed.
-        self._known: Pipeline | None = None
-
-    @property
-    def connection(self) -> Connection[Any] | None:
-        """The connection, None while there is none."""
-        return None if (pipeline := self._link.pipeline) is None else pipeline.connection
-
-    def open(self) -> None:
-        """Connect and subscribe, raising whatever goes wrong."""
-        self._known = self._link.open_now()
-
-    def fileno(self) -> int:
-        """Return the socket to wait on, or -1 while the connection is down."""
-        connection = self.connection
-        return -1 if connection is None or connection.closed else connection.pgconn.socket
-
-    def seconds_until_retry(self) -> float | None:
-        """Return 0 when ``receive`` should look at once, None otherwise: the link says when to connect."""
-        if (pipeline := self._link.pipeline) is None:
-            return None
-        return 0.0 if pipeline is not self._known or pipeline.connection.closed else None
-
-    def has_notifications(self) -> bool:
-        """Tell whether notifications came in with the answer to a turn."""
-        if (connection := self.connection) is not None:
-            self.inbox.collect(connection.pgconn)
-        return len(self.inbox) > 0
-
-    def look(self) -> None:
-        """Read what has arrived and keep it for ``receive``, which also meets whatever is wrong."""
-        if (connection := self.connection) is not None:
-            with suppress(psycopg.Error):
-                self.inbox.drain(connection.pgconn)
-
-    def is_connected(self) -> bool:
-        """Tell whether the connection still stands, with all read that the server may have said last."""
-        return (connection := self.connection) is not None and is_connection_alive(
-            connection, self.inbox
-        )
-
-    def receive(self) -> Received:
-        """Take what has arrived, without waiting; a connection that broke is the link's to mend."""
-        pipeline = self._link.pipeline
-        if pipeline is None:
-            return Received(self.inbox.take())
-        is_new, self._known = pipeline is not self._known, pipeline
-        try:
-            self.inbox.drain(pipeline.connection.pgconn)
-        except psycopg.Error as error:
-            self._link.lose(error)
-        return Received(self.inbox.take(), gap=is_new)
-
-    def close(self) -> None:
-        """Close the connection, which takes no more turns either."""
-        self._link.close()
-
-
-def make_sessions(
-    database: Database,
-    resilience: WorkerResilienceConfig,
-    channels: Sequence[str],
-    lock: Callable[[Connection[Any]], None],
-) -> tuple[TurnConnection, Listener | TurnListener]:
-    """Return what takes turns and what listens to these channels, with ``lock`` taken on the latter."""
-    if database.config.session_database_url is None:
-        inbox = Inbox()
-        link = TurnConnection(lambda: _open_both(database, inbox, channels, lock), resilience)
-        return link, TurnListener(link, inbox)
-
-    listener = Listener(lambda: _open_listener(database, lock), channels)
-    return TurnConnection(turn_connector(database), resilience), listener
-
-
-def _open_both(
-    database: Database,
-    inbox: Inbox,
-    channels: Sequence[str],
-    lock: Callable[[Connection[Any]], None],
-) -> Pipeline:
-    pipeline = turn_connector(database)()
-    with _closed_on_error(pipeline.connection) as connection:
-        lock(connection)
-        inbox.subscribe(connection, channels)
-    return pipeline
-
-
-def _open_listener(database: Database, lock: Callable[[Connection[Any]], None]) -> Connection[Any]:
-    with _closed_on_error(database.connect("listener", session=True)) as connection:
-        lock(connection)
-    return connection
-
-
-@contextmanager
-def _closed_on_error(connection: Connection[Any]) -> Iterator[Connection[Any]]:
-    try:
-        yield connection
-    except BaseException:
-        connection.close()
-        raise

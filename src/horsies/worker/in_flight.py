@@ -1,7 +1,7 @@
-"""The desk: every task this worker owns, from its claim until its outcome is recorded or lost.
+"""In flight: every task this worker owns, from its claim until its outcome is recorded or lost.
 
-Between the turn and the children. Claimed tasks go out to named children or wait here (prefetched); what
-children say comes back as settlements for the next turn. No database: the loop carries the papers.
+Claimed tasks go to children or wait here (prefetched); reports come back as outcomes for the next
+turn. This class does no database I/O; the loop records the outcomes it collects.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from horsies.tasks.outcome import (
     outcome_of_stop,
     outcome_of_unread_inputs,
 )
-from horsies.worker.batching import Pace
-from horsies.worker.node_inputs import Inputs
-from horsies.worker.pool.events import Died, HookFailed, PoolEvent, Reported, Stopped
+from horsies.worker.agenda import Pace
+from horsies.worker.node_inputs import NodeInputs
+from horsies.worker.pool.children import Died, HookFailed, PoolEvent, Reported, Stopped
 from horsies.worker.pool.pool import ChildPool, NoIdleChildError
 from horsies.worker.protocol import Assignment, NodePart
 
@@ -35,52 +35,78 @@ logger = logging.getLogger("horsies.worker")
 NO_PARTS: Mapping[str, NodePart] = {}
 
 
-class InFlight:
-    """What is out with children, what waits, and what has ended."""
+class ClaimInDoubt:
+    """A block in which a claim may be committed although the block fails.
 
-    def __init__(self, pool: ChildPool, inputs: Inputs | None = None) -> None:
+    After a failure ``may_own_more`` says that this worker may own tasks which no child has seen: they
+    must go back to the queue.
+    """
+
+    __slots__ = ("may_own_more",)
+
+    def __init__(self) -> None:
+        self.may_own_more = False
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, error_type: type[BaseException] | None, *_: object) -> None:
+        if error_type is not None:
+            self.may_own_more = True
+
+
+class InFlight:
+    """The tasks that children run, the tasks that wait for a child, and the outcomes to record."""
+
+    def __init__(self, pool: ChildPool, inputs: NodeInputs | None = None) -> None:
         self._pool = pool
         self._running: dict[str, ClaimedTask] = {}
         # Claimed ahead, oldest first; no child has seen these.
         self._waiting: dict[str, ClaimedTask] = {}
+        self._doubt = ClaimInDoubt()
         self.outcomes: list[Outcome] = []
-        self.inputs = inputs or Inputs()
+        self.inputs = inputs or NodeInputs()
         self.pace = Pace()
-        # The database may say that something is ours which is not on this desk.
-        self.needs_release = False
         self.failed_hook: str | None = None
+
+    def claim_in_doubt(self) -> ClaimInDoubt:
+        """``with in_flight.claim_in_doubt():`` around code that claims tasks or hands them out."""
+        return self._doubt
+
+    @property
+    def needs_release(self) -> bool:
+        """Whether the database may list tasks as this worker's that it does not hold."""
+        return self._doubt.may_own_more
+
+    def note_released(self) -> None:
+        self._doubt.may_own_more = False
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing is owned any more."""
         return not (self._running or self._waiting or self.outcomes)
 
     @property
     def is_cleared(self) -> bool:
-        """Whether the database, too, calls nothing ours any more."""
+        """Whether this worker owns no task, in the database either."""
         return self.is_empty and not self.needs_release
 
     @property
     def running_count(self) -> int:
-        """How many tasks are out with children."""
         return len(self._running) - len(self.outcomes)
 
     @property
     def waiting_count(self) -> int:
-        """How many tasks were claimed ahead."""
         return len(self._waiting)
 
     @property
     def held_count(self) -> int:
-        """How many tasks are out with children or wait for one."""
         return self.running_count + len(self._waiting)
 
     def held(self) -> list[ClaimedTask]:
-        """Every attempt that the database may believe to be ours."""
+        """Every attempt that this worker knows to be its own."""
         return [*self._running.values(), *self._waiting.values()]
 
     def holds_any(self, task_ids: Iterable[str]) -> bool:
-        """Tell whether one of these tasks is here."""
         return any(task_id in self._running or task_id in self._waiting for task_id in task_ids)
 
     def waiting(self, count: int) -> Sequence[ClaimedTask]:
@@ -88,17 +114,17 @@ class InFlight:
         return list(self._waiting.values())[:count]
 
     def freed_by_queue(self) -> Mapping[str, int]:
-        """How many places of each queue the settlements give back."""
+        """How many places of each queue the outcomes free."""
         ended = (self._running.get(one.task_id) for one in self.outcomes)
         return Counter(task.queue_name for task in ended if task is not None)
 
     @property
     def ends_nodes(self) -> bool:
-        """Whether the settlements may move workflows on, and so make work."""
+        """Whether the outcomes may advance workflows, and so create tasks."""
         return any(one.workflow_id is not None for one in self.outcomes)
 
     def absorb(self, events: Iterable[PoolEvent]) -> None:
-        """Take in what children did."""
+        """Turn events of children into outcomes."""
         for event in events:
             match event:
                 case Reported(report=report, run_seconds=run_seconds):
@@ -131,7 +157,7 @@ class InFlight:
     def _absorb_death(self, event: Died) -> None:
         if event.assignment is None:
             logger.error(
-                "child %s ended while idle (%s); it is replaced",
+                "idle child %s died (%s); replacing it",
                 event.pid,
                 event.description,
                 extra=as_event("child_died", child_pid=event.pid, task_id=None),
@@ -142,20 +168,20 @@ class InFlight:
             return
         if not event.started:
             del self._running[task.id]
-            self.needs_release = True
+            self._doubt.may_own_more = True
             return
+        where = f"{task.task_name} {task.id}"
         logger.error(
-            "child %s died (%s) while running %s %s",
+            "child %s died (%s) while running %s",
             event.pid,
             event.description,
-            task.task_name,
-            task.id,
+            where,
             extra=as_event("child_died", child_pid=event.pid, task_id=task.id),
         )
         self.outcomes.append(outcome_of_crash(task, event.description))
 
     def keep_results(self, outcomes: Iterable[Outcome], recorded: set[str]) -> None:
-        """Keep at hand what nodes returned, for those that come after them."""
+        """Keep the results of nodes for the nodes that depend on them."""
         for one in outcomes:
             if (
                 one.workflow_id is not None
@@ -165,9 +191,9 @@ class InFlight:
                 self.inputs.note_completed(self._running[one.task_id], one.result)
 
     def close_recorded(self, outcomes: Iterable[Outcome], recorded: set[str]) -> None:
-        """These outcomes are recorded, or belong to somebody else now.
+        """Forget attempts whose outcome is recorded, or that another worker owns now.
 
-        A task that is tried again at once may be out with a child by now, as another generation.
+        A task that is retried at once may already run in a child, as another generation.
         """
         self.outcomes = []
         for outcome in outcomes:
@@ -176,35 +202,32 @@ class InFlight:
                 del self._running[task_id]
             if task_id not in recorded:
                 logger.warning(
-                    "task %s belongs to somebody else now; its outcome is dropped",
+                    "outcome of task %s dropped: its claim is not valid any more",
                     task_id,
                     extra=as_event("outcome_dropped", task_id=task_id),
                 )
 
     def take_started(
-        self, asked: Iterable[ClaimedTask], pids: Mapping[str, int]
+        self, requested: Iterable[ClaimedTask], pids: Mapping[str, int]
     ) -> list[ClaimedTask]:
-        """Return the prefetched tasks that run now; one without a pid was lost meanwhile.
+        """The prefetched tasks that have started; one without a pid was lost meanwhile.
 
-        Or it only cannot start: on hold, past its deadline, or its start was in doubt. Then it is still
-        ours to give back.
+        Or it only cannot start: on hold, past its deadline, or its start was in doubt. Then this worker
+        still owns it and must release it.
         """
         started = []
-        for task in asked:
+        for task in requested:
             del self._waiting[task.id]
             if task.id in pids:
                 started.append(task._replace(worker_pid=pids[task.id]))
             else:
-                self.needs_release = True
-                logger.info(
-                    "task %s, claimed ahead, was lost before it started",
-                    task.id,
-                    extra=as_event("claim_lost", task_id=task.id),
-                )
+                self._doubt.may_own_more = True
+                event = as_event("claim_lost", task_id=task.id)
+                logger.info("prefetched task %s was lost before it started", task.id, extra=event)
         return started
 
     def refuse(self, tasks: Iterable[ClaimedTask]) -> None:
-        """Settle nodes whose inputs nobody can read, without a child."""
+        """Fail nodes whose inputs cannot be read, without a child."""
         for task in tasks:
             self._running[task.id] = task
             self.outcomes.append(outcome_of_unread_inputs(task))
@@ -213,7 +236,7 @@ class InFlight:
         self, tasks: Iterable[ClaimedTask], parts: Mapping[str, NodePart] = NO_PARTS
     ) -> None:
         """Give tasks to the children they were started for, nodes with their part in a workflow; keep
-        what was claimed ahead for later.
+        prefetched tasks for later.
         """
         handed = []
         for task in tasks:
@@ -227,7 +250,7 @@ class InFlight:
 
     def _give(self, task: ClaimedTask, pid: int, node: NodePart | None) -> None:
         if task.id in self._running:
-            # Somebody took it from us and gave it back to the queue; the old attempt is void.
+            # Another worker recovered the task and it came back here; the old attempt is void.
             self._pool.stop_task(task.id, STOPPED_BY_LOSS)
         assignment = Assignment(
             task.id,
@@ -242,18 +265,18 @@ class InFlight:
         try:
             self._pool.dispatch(assignment, pid)
         except NoIdleChildError:
-            self.needs_release = True
+            self._doubt.may_own_more = True
         else:
             self._running[task.id] = task
 
     def put_back(self) -> None:
-        """Forget what was claimed ahead; the next release gives it back to the queue."""
+        """Forget the prefetched tasks; the next release returns them to the queue."""
         if self._waiting:
             self._waiting = {}
-            self.needs_release = True
+            self._doubt.may_own_more = True
 
     def cancel(self, task_ids: Iterable[str]) -> None:
-        """Stop these tasks, if they are here; one that only waits is simply forgotten."""
+        """Stop these tasks where they run; forget those that wait."""
         for task_id in task_ids:
             self._waiting.pop(task_id, None)
             self._pool.stop_task(task_id, STOPPED_BY_CANCEL)

@@ -1,8 +1,7 @@
 """The worker: one loop that serves children, takes turns with the database, and sleeps in between.
 
-Where the line turns around: claimed tasks go down to children, reports come up and are recorded. The
-loop decides when a turn is worth taking; ``turn.py`` takes it, ``pool.py`` runs the children,
-``settle.py`` says what an end means, ``agenda.py`` how long to sleep, ``farewell.py`` how to stop.
+``Worker._step`` is the loop's body, and the methods below it follow in the order in which it calls
+them. ``agenda.py`` says when something is due; this module does it.
 """
 
 from __future__ import annotations
@@ -11,17 +10,13 @@ import logging
 import selectors
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from datetime import datetime
+from contextlib import nullcontext, suppress
 from enum import IntEnum
 
 import psycopg
 
 from horsies.app import Horsies
-from horsies.config.app import QUEUE_CHANNEL_PREFIX
 from horsies.db.database import Database
-from horsies.db.listen import receives_own_notification
-from horsies.db.migrate import apply_migrations
 from horsies.db.pipeline import Pipeline
 from horsies.db.statements.turn import (
     ClaimedTask,
@@ -36,25 +31,26 @@ from horsies.events import as_event
 from horsies.ids import new_id
 from horsies.tasks.outcome import STOPPED_BY_SHUTDOWN
 from horsies.tasks.recovery import EXPIRED_RESULT, EXPIRY_BATCH
-from horsies.worker.agenda import Agenda
+from horsies.worker.agenda import Agenda, Shutdown
 from horsies.worker.bookmarks import Bookmarks
 from horsies.worker.config import WorkerConfig
-from horsies.worker.connection import make_sessions
+from horsies.worker.connection import WorkerConnection
 from horsies.worker.in_flight import InFlight
-from horsies.worker.liveness import PING_CHANNEL, Identity, echo_channel
+from horsies.worker.liveness import Identity, lock_key
 from horsies.worker.maintenance import Maintenance
-from horsies.worker.node_inputs import Inputs, asking_tasks
-from horsies.worker.notifications import CANCEL_CHANNEL, Notifications
-from horsies.worker.pool.events import PoolEvent
+from horsies.worker.node_inputs import NodeInputs, tasks_with_injection
+from horsies.worker.notifications import echo_channel, worker_channels
+from horsies.worker.pool.children import PoolEvent
 from horsies.worker.pool.pool import ChildPool
-from horsies.worker.shutdown import Shutdown
-from horsies.worker.turn import Wanted, give_back, make_claimer, take_turn
+from horsies.worker.turn import Claimer, TurnRequest, release_unheld, take_turn
 
 logger = logging.getLogger("horsies.worker")
 
-# A pooler would keep the goodbye, and the worker with it, for as long as the database is away.
-GOODBYE_SECONDS = 1.0
+# While the database is unavailable, a pooler would hold the last statements back, and the worker with them.
+RECORD_STOP_SECONDS = 1.0
+# A clock that also runs while the machine is suspended, where there is one.
 _LIFETIME_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+_NO_CLAIM = nullcontext()
 
 
 class ExitCode(IntEnum):
@@ -65,77 +61,57 @@ class ExitCode(IntEnum):
     FORCED = 3
 
 
-class NotificationsLostError(Exception):
-    """LISTEN is accepted but delivers nothing, as behind a pooler in transaction mode."""
-
-
-class LeftWaiting(BaseException):
-    """The last request to stop came while the database kept us waiting; nothing may catch it on the way."""
+class ImmediateShutdown(BaseException):
+    """The third shutdown request came during a statement; no handler on the way may catch it."""
 
 
 class Worker:
     """One worker process; ``run`` returns its exit code.
 
-    ``request_stop`` may be called from a signal handler: once for an orderly stop, again to interrupt
-    the running tasks, a third time to leave at once.
+    ``request_stop`` may be called from a signal handler: once for a graceful shutdown, again to
+    interrupt the running tasks, a third time to exit at once.
     """
 
     def __init__(
-        self,
-        app: Horsies,
-        config: WorkerConfig,
-        pool: ChildPool,
-        selector: selectors.BaseSelector,
+        self, app: Horsies, config: WorkerConfig, pool: ChildPool, selector: selectors.BaseSelector
     ) -> None:
         identity = Identity.of(new_id())
+        resilience = app.config.resilience
         self.worker_id = identity.worker_id
         self._config = config
-        self._pool = pool
         self._app_config = app.config
-        self._database = Database(app.config.broker, "worker")
-        self._in_flight = InFlight(pool, Inputs(asking_tasks(app)))
-        poll_seconds = app.config.resilience.notify_poll_interval_ms / 1000
-        channels = [*self._channels(), echo_channel(identity.worker_id)]
-        self._link, listener = make_sessions(
-            self._database,
-            app.config.resilience,
-            channels,
-            lambda session: self._maintenance.lock(session),
+        self._pool = pool
+        self._in_flight = InFlight(pool, NodeInputs(tasks_with_injection(app)))
+        self._connection = WorkerConnection(
+            Database(app.config.broker, "worker"),
+            resilience,
+            [*worker_channels(config.queues), echo_channel(identity.worker_id)],
+            lock_key(identity.worker_id),
+            selector,
         )
-        self._notifications = Notifications(listener, selector, poll_seconds)
-        self._link.on_close = self._notifications.follow_socket
         self._maintenance = Maintenance(
-            app.config, config, identity, pool, self._in_flight, self._notifications
+            app.config, config, identity, pool, self._in_flight, self._connection
         )
-        self._claimer = make_claimer(app.config, config, identity.worker_id, identity.hostname)
+        self._claimer = Claimer.of(app.config, config, identity.worker_id, identity.hostname)
         self._bookmarks = Bookmarks(config.queues)
-        self._agenda = Agenda(poll_seconds)
-        self._last_look: datetime | None = None
-        # Whether a claim of ours came after everything our own transactions may have notified of.
+        self._agenda = Agenda(resilience.notify_poll_interval_ms / 1000)
+        # Whether the last claim came after every notification that this worker's own transactions sent.
         self._claimed_last = False
-        self._pings: list[str] = []
-        # What children did while the database kept us waiting.
-        self._met_waiting: list[PoolEvent] = []
-        self._awake_at = _lifetime_seconds()
+        # Events of children that came during a statement.
+        self._early_events: list[PoolEvent] = []
+        self._awake_at = time.clock_gettime(_LIFETIME_CLOCK)
         self._shutdown = Shutdown(config.shutdown_grace_seconds)
         self._failure: str | None = None
-        # Called with every request to stop, in a signal handler too.
+        # Called with every shutdown request, in a signal handler too.
         self.on_stop: Callable[[], None] | None = None
 
-    def _channels(self) -> list[str]:
-        queues = (f"{QUEUE_CHANNEL_PREFIX}{queue}" for queue in self._config.queues)
-        return [*queues, CANCEL_CHANNEL, PING_CHANNEL]
-
-    # Life
-
     def request_stop(self) -> None:
-        """Ask for an orderly stop; the second time, interrupt running tasks; the third, leave."""
-        self._shutdown.ask()
+        self._shutdown.request()
         if self.on_stop is not None:
             self.on_stop()
 
     def fail(self, reason: str) -> None:
-        """Ask for an orderly stop that ends in failure; the first reason is the one that is told."""
+        """Request a graceful shutdown that ends in failure; the first reason is logged."""
         if self._failure is None:
             self._failure = reason
             logger.critical(
@@ -144,17 +120,14 @@ class Worker:
             self.request_stop()
 
     def run(self) -> ExitCode:
-        """Serve until asked to stop and everything that runs has been recorded."""
+        """Serve until a shutdown is requested and every running task is recorded."""
         try:
-            self._open()
-            while not self._is_done():
-                self._step()
-        except LeftWaiting:
-            self._in_flight.needs_release = True
-            self._link.close()
-        except BaseException:
-            self._in_flight.needs_release = True  # a claim may not have come as far as the desk
-            raise
+            with self._in_flight.claim_in_doubt():
+                self._start()
+                while not self._is_done():
+                    self._step()
+        except ImmediateShutdown:
+            self._connection.close_turns()
         finally:
             self._close()
         if self._failure is not None:
@@ -162,31 +135,23 @@ class Worker:
         is_clean = self._in_flight.is_cleared and not self._shutdown.has_interrupted
         return ExitCode.CLEAN if is_clean else ExitCode.FORCED
 
-    def _open(self) -> None:
-        """Wait for the database, bring its schema up to date, prove that LISTEN works."""
-        while not self._shutdown.is_asked:
+    def _start(self) -> None:
+        """Wait for the database and listen; children that die meanwhile are replaced."""
+        while not self._shutdown.is_requested:
             try:
-                self._prepare_database()
-                return
+                self._connection.start()
             except psycopg.Error as error:
-                self._link.lose(error)
-                pause_seconds = max(0.0, self._link.retry_at - time.monotonic())
+                self._connection.lose(error)
+                pause_seconds = max(0.0, self._connection.retry_at - time.monotonic())
                 self._in_flight.absorb(self._pool.collect(pause_seconds))
-
-    def _prepare_database(self) -> None:
-        with self._database.connect("schema", session=True) as connection:
-            apply_migrations(connection)
-        if not receives_own_notification(lambda: self._database.connect("listener", session=True)):
-            raise NotificationsLostError(
-                "LISTEN is accepted but nothing is delivered: a pooler in transaction mode stands in "
-                "between; set session_database_url to a direct connection."
-            )
-        self._notifications.open()
-        logger.info("listening on %s", ", ".join(self._channels()), extra=as_event("worker_ready"))
+            else:
+                channels = ", ".join(worker_channels(self._config.queues))
+                logger.info("listening on %s", channels, extra=as_event("worker_ready"))
+                return
 
     def _is_done(self) -> bool:
         shutdown = self._shutdown
-        if not shutdown.is_asked or shutdown.is_immediate:
+        if not shutdown.is_requested or shutdown.is_immediate:
             return shutdown.is_immediate
         if not self._in_flight.is_empty:
             return False
@@ -194,272 +159,264 @@ class Worker:
 
     def _close(self) -> None:
         self._pool.shutdown()
-        # Without a goodbye the others take over what is left as quickly as after a sudden death.
-        if (pipeline := self._link.pipeline) is not None and self._in_flight.is_cleared:
-            pipeline.meanwhile = None  # nobody is left to serve, and the wait is short
-            pipeline.timeout_seconds = GOODBYE_SECONDS
-            with suppress(psycopg.Error):  # others find out by themselves
-                self._maintenance.sign_off(pipeline)
-        self._notifications.close()
-        self._link.close()
+        # A worker that may own tasks does not record its stop: the others then recover its tasks as
+        # quickly as after a crash.
+        if (pipeline := self._connection.pipeline) is not None and self._in_flight.is_cleared:
+            pipeline.meanwhile = None  # there are no children left to serve, and the wait is short
+            pipeline.timeout_seconds = RECORD_STOP_SECONDS
+            with suppress(psycopg.Error):  # the others notice it by themselves
+                self._maintenance.record_stop(pipeline)
+        self._connection.close()
 
     # The loop
 
     def _step(self) -> None:
-        events = self._pool.collect(self._seconds_to_sleep())
-        self._take_wake_up_calls()
-        self._fence_if_late()
-        self._in_flight.absorb([*self._met_waiting, *events])
-        self._met_waiting = []
-        self._listen()
-        self._linger()
+        events = self._pool.collect(self._next_wakeup())
+        self._drain_signals()
+        self._fence_if_frozen()
+        self._in_flight.absorb([*self._early_events, *events])
+        self._early_events = []
+        self._receive_notifications()
+        self._wait_for_batch()
         self._agenda.tick(time.monotonic())
-        self._obey_stop()
-        pipeline = self._link.open()
+        self._advance_shutdown()
+        connection = self._connection
+        pipeline = connection.open()
         if pipeline is None:
-            self._maintenance.note_break()
             return
-        pipeline.meanwhile = self._serve_waiting
+        pipeline.meanwhile = self._serve_children
         round_trips = pipeline.round_trips
         try:
             self._work(pipeline)
         except psycopg.Error as error:
-            self._link.lose(error)
-            self._maintenance.note_break()
+            connection.lose(error)
         else:
             if pipeline.round_trips > round_trips:
-                self._link.confirm()
-            self._notifications.follow_socket()  # what nobody minds may have cost the session
+                connection.confirm()
+            connection.watch_socket()  # an ignored error may have closed the connection
 
-    def _serve_waiting(self) -> None:
-        """While the database keeps us waiting: time limits are kept, and the last request to stop obeyed."""
-        self._awake_at = _lifetime_seconds()
-        self._met_waiting += self._pool.collect(0.0)
-        if self._shutdown.is_immediate:
-            raise LeftWaiting
-
-    def _take_wake_up_calls(self) -> None:
-        """Signals call through a socket in the selector; one left unanswered would never let us sleep."""
-        for key, _ in self._pool.foreign_keys:
-            if callable(key.data):
-                key.data()
-
-    def _linger(self) -> None:
-        """Wait a moment for the rest of a batch of very short tasks, so that one turn carries them all."""
-        while self._in_flight.outcomes:
-            seconds = self._in_flight.pace.linger_seconds(time.monotonic())
-            if not seconds:
-                return
-            # Empty-handed is no reason to stop: a child that was ready or left woke us.
-            self._in_flight.absorb(self._pool.collect(seconds))
-
-    def _seconds_to_sleep(self) -> float:
-        now = time.monotonic()
-        if self._met_waiting or (self._link.is_up and self._has_work()):
+    def _next_wakeup(self) -> float:
+        """How many seconds the loop may sleep if nothing happens."""
+        connection = self._connection
+        is_up = connection.is_up
+        if self._early_events or (is_up and self._has_work()):
             return 0.0
-        planned = min(self._agenda.next_at(), self._maintenance.next_at())
-        wake_at = planned if self._link.is_up else self._link.retry_at
-        wake_at = min(wake_at, self._shutdown.next_at())
+        now = time.monotonic()
+        wake_at = self._shutdown.next_at()
+        if is_up:
+            wake_at = min(wake_at, self._agenda.next_at(), self._maintenance.next_at())
+        else:
+            wake_at = min(wake_at, connection.retry_at)
         if self._in_flight.needs_release:
             wake_at = min(wake_at, self._shutdown.release_ends_at())
-        retry_seconds = self._notifications.seconds_until_retry()
-        if retry_seconds is not None:
-            wake_at = min(wake_at, now + retry_seconds)
+        receive_seconds = connection.seconds_until_receive()
+        if receive_seconds is not None:
+            wake_at = min(wake_at, now + receive_seconds)
         return max(0.0, wake_at - now)
 
     def _has_work(self) -> bool:
         in_flight = self._in_flight
-        if in_flight.outcomes or in_flight.needs_release or self._pings:
+        if in_flight.outcomes or in_flight.needs_release or self._maintenance.pings:
             return True
-        if self._shutdown.is_asked or not self._pool.idle_count + self._prefetch_room():
+        idle_count, waiting_count = self._pool.idle_count, in_flight.waiting_count
+        can_prefetch = waiting_count < self._app_config.prefetch_buffer
+        if self._shutdown.is_requested or not (idle_count or can_prefetch):
             return False
-        return bool(in_flight.waiting_count and self._pool.idle_count) or (
+        return bool(waiting_count and idle_count) or (
             self._agenda.may_have_work and in_flight.held_count < self._config.effective_claims
         )
 
-    def _prefetch_room(self) -> int:
-        return max(0, self._app_config.prefetch_buffer - self._in_flight.waiting_count)
+    def _drain_signals(self) -> None:
+        """Read the sockets that signals write to; an unread one would never let the loop sleep."""
+        for key, _ in self._pool.foreign_keys:
+            if callable(key.data):
+                key.data()
+
+    def _fence_if_frozen(self) -> None:
+        """Kill the children of a worker that was frozen for so long that its tasks may have been recovered.
+
+        This comes before any statement: other workers may already run the tasks. The database refuses
+        outcomes of this worker by their generation.
+        """
+        now = time.clock_gettime(_LIFETIME_CLOCK)
+        frozen_seconds = now - self._awake_at
+        self._awake_at = now
+        allowed_seconds = self._app_config.recovery.running_stale_threshold_ms / 1000
+        if frozen_seconds > allowed_seconds and not self._in_flight.is_empty:
+            logger.critical(
+                "this worker was frozen for %.1f s; killing its children",
+                frozen_seconds,
+                extra=as_event("worker_frozen", seconds=frozen_seconds),
+            )
+            self._pool.kill_all()
+
+    def _receive_notifications(self) -> None:
+        connection = self._connection
+        if not self._pool.foreign_keys and connection.seconds_until_receive() is None:
+            return
+        received = connection.receive(ignores_own=self._claimed_last)
+        if received.gap:
+            self._maintenance.check_cancels()
+        if received.work or received.gap:
+            self._agenda.wake()
+            self._bookmarks.note_news()
+        self._maintenance.note_cancels(received.cancelled)
+        self._maintenance.pings += received.pings
+
+    def _wait_for_batch(self) -> None:
+        """Wait briefly for the rest of a batch of very short tasks, so that one turn carries them all."""
+        while self._in_flight.outcomes:
+            seconds = self._in_flight.pace.linger_seconds(time.monotonic())
+            if not seconds:
+                return
+            # No event is not a reason to stop: the end or start of a child wakes the selector, too.
+            self._in_flight.absorb(self._pool.collect(seconds))
+
+    def _advance_shutdown(self) -> None:
+        if self._in_flight.failed_hook is not None and self._failure is None:
+            self.fail(self._in_flight.failed_hook)
+        shutdown = self._shutdown
+        if not shutdown.is_requested:
+            return
+        now = time.monotonic()
+        if shutdown.begin(now):
+            self._in_flight.put_back()
+            running_count = self._in_flight.running_count
+            event = as_event("worker_stopping", running=running_count)
+            logger.info("graceful shutdown: %d task(s) still running", running_count, extra=event)
+        if shutdown.wants_interruption(now):
+            running = list(self._pool.busy)
+            shutdown.note_interruption(len(running))
+            if running:
+                event = as_event("tasks_interrupted", count=len(running))
+                logger.warning(
+                    "shutdown: interrupting %d running task(s)", len(running), extra=event
+                )
+            for task_id in running:
+                self._pool.stop_task(task_id, STOPPED_BY_SHUTDOWN)
+
+    def _serve_children(self) -> None:
+        """While a statement runs: enforce time limits, and obey the third shutdown request."""
+        self._awake_at = time.clock_gettime(_LIFETIME_CLOCK)
+        self._early_events += self._pool.collect(0.0)
+        if self._shutdown.is_immediate:
+            raise ImmediateShutdown
+
+    # Work in the database
 
     def _work(self, pipeline: Pipeline) -> None:
-        if self._in_flight.needs_release:
+        in_flight = self._in_flight
+        if in_flight.needs_release:
             self._claimed_last = False
-            give_back(pipeline, self.worker_id, self._in_flight.held())
-            self._in_flight.needs_release = False
-        wanted = self._wanted()
-        if self._in_flight.outcomes or wanted.starting or wanted.claims:
-            self._turn(pipeline, wanted)
+            release_unheld(pipeline, self.worker_id, in_flight.held())
+            in_flight.note_released()
+        request = self._turn_request()
+        if in_flight.outcomes or request.starting or request.claims:
+            self._turn(pipeline, request)
         now = time.monotonic()
-        if not self._in_flight.outcomes and self._agenda.wants_look_ahead(now):
+        if not in_flight.outcomes and self._agenda.wants_look_ahead(now):
             self._look_ahead(pipeline)
         if now >= self._maintenance.next_at():
             self._claimed_last = False
             self._maintenance.perform(pipeline, now)
             self._fence_if_lost()
-        if self._pings:
-            self._maintenance.pong(pipeline, self._pings)
-            self._pings = []
+        if self._maintenance.pings:
+            self._maintenance.answer_pings(pipeline)
 
-    def _wanted(self) -> Wanted:
-        """What the next turn should start and claim: idle children first, then ahead of them."""
-        freed = self._in_flight.freed_by_queue() if self._claimer.is_capped else {}
-        if self._shutdown.is_asked:
-            return Wanted(freed=freed)
+    def _turn_request(self) -> TurnRequest:
+        """The tasks to start and to claim in the next turn: for idle children first, then ahead."""
+        in_flight = self._in_flight
+        freed = in_flight.freed_by_queue() if self._claimer.is_capped else {}
+        if self._shutdown.is_requested:
+            return TurnRequest(freed=freed)
         pids = self._pool.next_idle_pids(self._pool.idle_count)
-        waiting = self._in_flight.waiting(len(pids))
-        starting = list(zip(waiting, pids, strict=False))
-        if not (self._agenda.may_have_work or self._in_flight.ends_nodes):
-            return Wanted(starting, freed=freed)
-        ahead = self._in_flight.waiting_count - len(starting)
-        room = max(0, self._config.effective_claims - self._in_flight.held_count)
+        starting = list(zip(in_flight.waiting(len(pids)), pids, strict=False))
+        if not (self._agenda.may_have_work or in_flight.ends_nodes):
+            return TurnRequest(starting, freed=freed)
+        ahead = in_flight.waiting_count - len(starting)
+        room = max(0, self._config.effective_claims - in_flight.held_count)
         free_pids = pids[len(starting) :][:room]
         prefetch = min(self._app_config.prefetch_buffer - ahead, room - len(free_pids))
-        marks = self._bookmarks.marks(time.monotonic())
-        return Wanted(starting, free_pids, max(0, prefetch), freed, marks)
+        positions = self._bookmarks.positions(time.monotonic())
+        return TurnRequest(starting, free_pids, max(0, prefetch), freed, positions)
 
-    def _turn(self, pipeline: Pipeline, wanted: Wanted) -> None:
-        outcomes = self._in_flight.outcomes
-        # Until the answer is here the COMMIT of a claim is in doubt: what no child has goes back.
-        self._in_flight.needs_release = wanted.claims > 0
+    def _turn(self, pipeline: Pipeline, request: TurnRequest) -> None:
+        in_flight = self._in_flight
+        outcomes = in_flight.outcomes
         started = time.monotonic()
-        turned = take_turn(pipeline, self._claimer, outcomes, wanted)
-        self._in_flight.needs_release = False
-        if turned.as_decided:
-            self._in_flight.keep_results(outcomes, turned.recorded)
-        asked = (task for task, _ in wanted.starting)
-        tasks = [*self._in_flight.take_started(asked, turned.started), *turned.claimed]
-        nodes = self._nodes_with_parts(tasks)
-        if not nodes:  # children first: they work while the books are closed
-            self._in_flight.hand_out(tasks)
-        self._in_flight.close_recorded(outcomes, turned.recorded)
-        self._claimed_last = wanted.claims > 0 and self._note_claim(wanted, turned.claimed, started)
+        with in_flight.claim_in_doubt() if request.claims else _NO_CLAIM:
+            result = take_turn(pipeline, self._claimer, outcomes, request)
+        if result.as_decided:
+            in_flight.keep_results(outcomes, result.recorded)
+        requested = (task for task, _ in request.starting)
+        tasks = [*in_flight.take_started(requested, result.started), *result.claimed]
+        nodes = [
+            task
+            for task in tasks
+            if task.workflow_id is not None and task.worker_pid and in_flight.inputs.has_part(task)
+        ]
+        if not nodes:  # children first: they work during the bookkeeping
+            in_flight.hand_out(tasks)
+        in_flight.close_recorded(outcomes, result.recorded)
+        self._claimed_last = request.claims > 0 and self._note_claim(
+            request, result.claimed, started
+        )
         if nodes:
             self._hand_out_nodes(pipeline, nodes, tasks)
 
-    def _note_claim(self, wanted: Wanted, claimed: Sequence[ClaimedTask], started: float) -> bool:
-        """Remember how far the claim came; tell whether it saw everything there was."""
-        possible = min(wanted.claims, self._config.max_claim_batch or wanted.claims)
+    def _note_claim(
+        self, request: TurnRequest, claimed: Sequence[ClaimedTask], started: float
+    ) -> bool:
+        """Remember how far the claim came; True if it looked everywhere."""
+        possible = min(request.claims, self._config.max_claim_batch or request.claims)
         was_short = len(claimed) < possible
         self._agenda.note_claim(possible, len(claimed))
-        if was_short and not wanted.marks.looks_everywhere:
-            self._agenda.plan(self._bookmarks.rested_at)
+        if was_short and not request.positions.looks_everywhere:
+            self._agenda.wake_at(self._bookmarks.rested_at)
         span = (started, time.monotonic())
-        return self._bookmarks.note_claim(wanted.marks, claimed, was_short=was_short, span=span)
-
-    def _nodes_with_parts(self, tasks: Sequence[ClaimedTask]) -> list[ClaimedTask]:
-        started = (task for task in tasks if task.workflow_id is not None and task.worker_pid)
-        return [task for task in started if self._in_flight.inputs.has_part(task)]
+        return self._bookmarks.note_claim(
+            request.positions, claimed, was_short=was_short, span=span
+        )
 
     def _hand_out_nodes(
         self, pipeline: Pipeline, nodes: Sequence[ClaimedTask], tasks: Sequence[ClaimedTask]
     ) -> None:
-        """Give tasks to children, these nodes of workflows with what they take from others."""
-        # If the database goes away now, no child has seen any of these: they go back.
-        needs_release, self._in_flight.needs_release = self._in_flight.needs_release, True
-        parts, unreadable = self._in_flight.inputs.read(pipeline, nodes)
-        self._in_flight.needs_release = needs_release
-        self._in_flight.refuse(unreadable)
-        self._in_flight.hand_out([task for task in tasks if task not in unreadable], parts)
+        """Give tasks to children, these nodes of workflows with the results they take from others."""
+        in_flight = self._in_flight
+        with in_flight.claim_in_doubt():
+            parts, unreadable = in_flight.inputs.read(pipeline, nodes)
+        in_flight.refuse(unreadable)
+        in_flight.hand_out([task for task in tasks if task not in unreadable], parts)
 
     def _look_ahead(self, pipeline: Pipeline) -> None:
-        """Expire what is past its deadline, free lapsed claims, learn when the next task is due."""
+        """Expire tasks past their deadline, free lapsed claims, find out when the next task is due."""
         now = time.monotonic()
-        last_look = None if self._agenda.needs_full_look else self._last_look
         signs = self._maintenance.signs_of_life(now)
         expired, lapsed, (due,), *answers = pipeline.run(
             [
                 (expire_tasks, ExpireTasks(EXPIRED_RESULT, EXPIRY_BATCH)),
                 (release_lapsed, Limit(EXPIRY_BATCH)),
-                (seconds_until_due, LookAhead(self._config.queues, last_look)),
+                (seconds_until_due, LookAhead(self._config.queues, self._agenda.last_look)),
                 *signs,
             ]
         )
         if expired or lapsed:
             self._claimed_last = False
             logger.info("%d task(s) expired, %d lapsed claim(s) freed", len(expired), len(lapsed))
-        self._last_look = due.looked_at
         ended = time.monotonic()
-        self._agenda.note_look_ahead(ended, due.seconds, ended - now)
+        self._agenda.note_look_ahead(ended, due.seconds, ended - now, due.looked_at)
         if signs:
-            # A rescue may follow, and what it frees is news to us as well.
+            # A recovery may follow, and this worker may claim the tasks it frees.
             self._claimed_last = False
             self._maintenance.note_signs(pipeline, answers, now)
             self._fence_if_lost()
 
-    # What the database says
-
-    def _listen(self) -> None:
-        if not self._pool.foreign_keys and self._notifications.seconds_until_retry() is None:
-            return
-        pipeline = self._link.pipeline
-        is_known = self._claimed_last and pipeline is not None
-        news = self._notifications.receive(pipeline.sender_pid if pipeline and is_known else None)
-        if news.gap:
-            self._maintenance.hurry()
-        if news.work or news.gap:
-            self._agenda.wake()
-            self._bookmarks.note_news()
-        self._maintenance.note_cancels(news.cancelled)
-        self._pings += news.pings
-
-    # Stopping, and waking up too late
-
-    def _obey_stop(self) -> None:
-        if self._in_flight.failed_hook is not None and self._failure is None:
-            self.fail(self._in_flight.failed_hook)
-        if not self._shutdown.is_asked:
-            return
-        now = time.monotonic()
-        if self._shutdown.begin(now):
-            self._in_flight.put_back()
-            logger.info(
-                "stopping: %d task(s) still running",
-                self._in_flight.running_count,
-                extra=as_event("worker_stopping", running=self._in_flight.running_count),
-            )
-        if self._shutdown.wants_interruption(now):
-            self._interrupt_everything()
-
-    def _interrupt_everything(self) -> None:
-        running = list(self._pool.busy())
-        self._shutdown.note_interruption(len(running))
-        if running:
-            logger.warning(
-                "the grace period is over: %d task(s) are interrupted",
-                len(running),
-                extra=as_event("tasks_interrupted", count=len(running)),
-            )
-        for task_id in running:
-            self._pool.stop_task(task_id, STOPPED_BY_SHUTDOWN)
-
-    def _fence_if_late(self) -> None:
-        """Kill the children of a worker that was frozen for so long that its tasks may have been given away.
-
-        Before talking to anyone: the database may already run them elsewhere. What they wrote meanwhile
-        is refused by the generation.
-        """
-        now = _lifetime_seconds()
-        late_seconds = now - self._awake_at
-        self._awake_at = now
-        allowed_seconds = self._app_config.recovery.running_stale_threshold_ms / 1000
-        if late_seconds > allowed_seconds and not self._in_flight.is_empty:
-            logger.critical(
-                "this worker was frozen for %.1f s: its children are killed",
-                late_seconds,
-                extra=as_event("worker_frozen", seconds=late_seconds),
-            )
-            self._pool.kill_all()
-
     def _fence_if_lost(self) -> None:
-        """Others took this worker for dead and gave its tasks away: what still runs here must end."""
+        """Kill the children when another worker declared this one lost and recovered its tasks."""
         if self._maintenance.is_lost:
             logger.critical(
-                "others declared this worker lost: its children are killed",
+                "another worker declared this one lost; killing its children",
                 extra=as_event("worker_declared_lost"),
             )
             self._pool.kill_all()
             self._maintenance.forget_registration()
-
-
-def _lifetime_seconds() -> float:
-    """A clock that also runs while the machine is suspended, where there is one."""
-    return time.clock_gettime(_LIFETIME_CLOCK)

@@ -1,18 +1,15 @@
-"""What a worker does besides tasks, each at its own interval: say that it lives and whether it hears,
-renew leases, look for dead colleagues, describe itself, delete what is too old.
+"""The worker's regular jobs besides tasks: show that it is alive, renew leases, recover the tasks of
+lost workers, publish its state, delete old rows.
 
-The loop calls ``perform`` whenever ``next_at`` has come. A duty that fails for a passing reason is done
-again after the reconnect; none is ever switched off.
+The loop calls ``perform`` whenever ``next_at`` has come. A job that fails for a transient reason is
+repeated after the reconnect; none is ever switched off.
 """
 
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Iterable, Sequence
 from typing import Any
-
-from psycopg import Connection
 
 from horsies.config.app import AppConfig
 from horsies.db.errors import describe, is_transient
@@ -27,17 +24,17 @@ from horsies.db.statements.turn import (
     send_heartbeats,
 )
 from horsies.tasks.outcome import locking_steps
-from horsies.worker.agenda import NEVER
+from horsies.worker.agenda import NEVER, Timer
 from horsies.worker.config import WorkerConfig
+from horsies.worker.connection import WorkerConnection
 from horsies.worker.in_flight import InFlight
 from horsies.worker.liveness import Identity, Liveness
-from horsies.worker.notifications import Notifications
 from horsies.worker.pool.pool import ChildPool
 from horsies.worker.reaper import (
     expire_paused,
     looking_steps,
+    recover_lost_workers,
     recover_ownerless,
-    rescue,
     stale_seconds,
     sweep,
 )
@@ -46,7 +43,7 @@ logger = logging.getLogger("horsies.worker")
 
 # A worker with tasks shows itself this often; an idle one at its safety poll, with the same statement.
 SEEN_SECONDS = 2.0
-# A sign of life goes out this much before its time if something else goes out anyway.
+# A sign of life goes out this much before its time if another transaction goes out anyway.
 EARLY_SECONDS = 0.5
 SWEEP_SECONDS = 3600.0
 NEXT_SWEEP_SECONDS = 1.0
@@ -54,26 +51,8 @@ NEXT_SWEEP_SECONDS = 1.0
 LONG_SECONDS = 1e6
 
 
-class Timer:
-    """Something to do again after so many seconds; the first time at once."""
-
-    __slots__ = ("at", "seconds")
-
-    def __init__(self, seconds: float) -> None:
-        self.seconds = seconds
-        self.at = 0.0
-
-    def is_due(self, now: float) -> bool:
-        """Whether it is time."""
-        return now >= self.at
-
-    def done(self, now: float) -> None:
-        """It was done now."""
-        self.at = now + self.seconds
-
-
 class Maintenance:
-    """The worker's services, run inside its loop."""
+    """The worker's regular jobs, run inside its loop."""
 
     def __init__(
         self,
@@ -82,57 +61,43 @@ class Maintenance:
         identity: Identity,
         pool: ChildPool,
         in_flight: InFlight,
-        notifications: Notifications,
+        connection: WorkerConnection,
     ) -> None:
         recovery = app_config.recovery
         self._app_config = app_config
         self._identity = identity
         self._pool = pool
         self._in_flight = in_flight
-        self._notifications = notifications
-        # Whether notifications arrive: as we say it next, and as it was stored last.
-        self._hears = self._stored_hears = True
+        self._connection = connection
+        # Whether notifications arrive: as found last, and as stored last.
+        self._is_receiving = self._stored_is_receiving = True
         self._liveness = Liveness(app_config, config, identity)
-        # Well before silence alone would mean that we are dead, however rarely we poll.
+        # Well before silence alone would count as death, however rarely the worker polls.
         most_seconds = stale_seconds(recovery) / 3
         self._busy_seconds = min(SEEN_SECONDS, most_seconds)
         poll_seconds = app_config.resilience.notify_poll_interval_ms / 1000
         self._idle_seconds = min(poll_seconds, most_seconds)
         self._seen_at = -NEVER
-        self._is_open = False
-        # When we last were without a connection.
-        self._connected_at = -NEVER
-        self._hurries = False
+        self._must_check_cancels = False
         self._heartbeat = Timer(recovery.runner_heartbeat_interval_ms / 1000)
         self._renewal = Timer(app_config.effective_claimer_heartbeat_interval_ms / 1000)
         self._ownerless = Timer(recovery.check_interval_ms / 1000)
         self._snapshot = Timer(recovery.worker_state_snapshot_interval_ms / 1000)
         self._sweep = Timer(SWEEP_SECONDS)
+        self.pings: list[str] = []
         self.is_lost = False
 
-    def lock(self, connection: Connection[Any]) -> None:
-        """Take the worker's session lock on a fresh listening connection."""
-        if self._is_open:
-            self.note_break()
-        self._is_open = True
-        self._liveness.lock(connection)
-
-    def note_break(self) -> None:
-        """A connection of ours broke: the same fault may have cut others, who are no more dead than we."""
-        self._connected_at = time.monotonic()
-
-    def hurry(self) -> None:
-        """Notifications may have been missed: look for cancels at once."""
-        self._hurries = True
+    def check_cancels(self) -> None:
+        """Notifications may have been missed: look for cancel requests at once."""
+        self._must_check_cancels = True
 
     def note_cancels(self, task_ids: Iterable[str]) -> None:
-        """Somebody says that these tasks should be cancelled. Anybody may: the table is asked first."""
+        """A notification says that these tasks are cancelled; the table decides."""
         if self._in_flight.holds_any(task_ids):
-            self.hurry()
+            self._must_check_cancels = True
 
     def next_at(self) -> float:
-        """When the next duty is due."""
-        if self._hurries:
+        if self._must_check_cancels:
             return 0.0
         return min(
             self._seen_due_at(),
@@ -149,10 +114,11 @@ class Maintenance:
         )
 
     def perform(self, pipeline: Pipeline, now: float) -> None:
-        """Do what is due. The sign of life comes first: everything else may take its time."""
+        """Do every job that is due, the sign of life first: the others may take long."""
+        recovery = self._app_config.recovery
         if now >= self._seen_due_at():
             self.note_signs(pipeline, pipeline.run(self.signs_of_life(now)), now)
-        if self._hurries or self._heartbeat.is_due(now):
+        if self._must_check_cancels or self._heartbeat.is_due(now):
             self._beat(pipeline, now)
         if self._renewal.is_due(now):
             self._renew(pipeline, now)
@@ -161,71 +127,67 @@ class Maintenance:
             pipeline.run([self._state()])
         if self._ownerless.is_due(now):
             self._ownerless.done(now)
-            recover_ownerless(pipeline, self._app_config.recovery)
-            expire_paused(pipeline, self._app_config.recovery)
+            recover_ownerless(pipeline, recovery)
+            expire_paused(pipeline, recovery)
         if self._sweep.is_due(now):
-            more = sweep(pipeline, self._app_config.recovery)
-            self._sweep.at = now + (NEXT_SWEEP_SECONDS if more else SWEEP_SECONDS)
+            has_more = sweep(pipeline, recovery)
+            self._sweep.at = now + (NEXT_SWEEP_SECONDS if has_more else SWEEP_SECONDS)
 
     def signs_of_life(self, now: float) -> list[Step]:
-        """Return the statements by which we show life and look for the dead, if it is about time.
+        """The statements that show this worker alive and look for lost ones; empty if it is too early.
 
         Another transaction may carry them along: an idle worker then needs one per poll in all.
         """
         if now < self._seen_due_at() - EARLY_SECONDS:
             return []
-        worker_id = self._identity.worker_id
-        self._hears = self._notifications.check(now)
-        if not self._notifications.is_connected():
-            self.note_break()
-        return self._liveness.steps(self._hears) + looking_steps(
-            worker_id, self._app_config, self._connected(now)
+        connection = self._connection
+        self._is_receiving = connection.check_notifications(now)
+        connection.is_connected()  # notes a break that only the socket knows of
+        unbroken_seconds = min(connection.unbroken_seconds(now), LONG_SECONDS)
+        return self._liveness.steps(receives_notifications=self._is_receiving) + looking_steps(
+            self._identity.worker_id, self._app_config, unbroken_seconds
         )
 
     def note_signs(self, pipeline: Pipeline, answers: Sequence[list[Any]], now: float) -> None:
-        """Take the answers to ``signs_of_life``: are we alive to others, and who is not?"""
-        *_, seen, led, lost = answers
+        """Take the answers to ``signs_of_life``, and recover the tasks of lost workers."""
+        *_, seen, leads, lost = answers
         self._seen_at = now
         if seen:
-            self._note_call(now)
+            self._connection.note_call(now)
+            if self._is_receiving != self._stored_is_receiving:
+                self._stored_is_receiving = self._is_receiving
+                self._snapshot.at = 0.0  # snapshots should not differ for half a minute
         self.is_lost = not self._liveness.note_seen(seen)
         if not self.is_lost:
-            self._liveness.lock_if_missing()
-            # A pooler may have kept our question through an outage that freed the locks of the living.
-            if self._notifications.is_connected():
-                rescue(pipeline, led, lost, self._app_config.recovery)
-
-    def _note_call(self, now: float) -> None:
-        self._notifications.note_call(now)
-        if self._hears != self._stored_hears:
-            self._stored_hears = self._hears
-            self._snapshot.at = 0.0  # snapshots should not show otherwise for half a minute
-
-    def _connected(self, now: float) -> float:
-        """Seconds since our own connection last broke; as good as ever if it never did."""
-        return min(now - self._connected_at, LONG_SECONDS)
+            self._connection.lock.take_if_missing()
+            # A pooler may have held the query back through an outage that freed the locks of live workers.
+            if self._connection.is_connected():
+                recover_lost_workers(pipeline, leads, lost, self._app_config.recovery)
 
     def _beat(self, pipeline: Pipeline, now: float) -> None:
-        """Ask which tasks should not be alive, and say at its time which long-running ones are."""
-        if self._pool.busy():
+        """Stop cancelled tasks and, when it is time, send heartbeats for long-running ones."""
+        is_due = self._heartbeat.is_due(now)
+        if busy := self._pool.busy:
             steps: list[Step] = [(find_cancel_requests, WorkerId(self._identity.worker_id))]
-            if self._heartbeat.is_due(now):
-                steps += self._heartbeats(now)
+            long = [
+                child.assignment
+                for child in busy.values()
+                if is_due
+                and now - child.assigned_at >= self._heartbeat.seconds
+                and child.assignment
+            ]
+            if long:
+                beats = SendHeartbeats(
+                    self._identity.worker_id,
+                    self._identity.hostname,
+                    [assignment.task_id for assignment in long],
+                    [assignment.generation for assignment in long],
+                )
+                steps.append((send_heartbeats, beats))
             self._in_flight.cancel(row.id for row in pipeline.run(steps)[0])
-        self._hurries = False
-        if self._heartbeat.is_due(now):
+        self._must_check_cancels = False
+        if is_due:
             self._heartbeat.done(now)
-
-    def _heartbeats(self, now: float) -> list[Step]:
-        busy = self._pool.busy().values()
-        long = [one.assignment for one in busy if now - one.since >= self._heartbeat.seconds]
-        if not long:
-            return []
-        ids = [assignment.task_id for assignment in long]
-        generations = [assignment.generation for assignment in long]
-        identity = self._identity
-        beats = SendHeartbeats(identity.worker_id, identity.hostname, ids, generations)
-        return [(send_heartbeats, beats)]
 
     def _renew(self, pipeline: Pipeline, now: float) -> None:
         self._renewal.done(now)
@@ -243,29 +205,29 @@ class Maintenance:
         pipeline.run([*locking, (renew_claims, lease)])
 
     def _state(self) -> Step:
-        memory_mb = self._pool.children_memory_mb()
+        in_flight = self._in_flight
         return self._liveness.snapshot(
-            self._in_flight.running_count, self._in_flight.waiting_count, memory_mb
+            in_flight.running_count, in_flight.waiting_count, self._pool.children_memory_mb()
         )
 
-    def pong(self, pipeline: Pipeline, pings: Iterable[str]) -> None:
-        """Answer whoever asks which workers are there; no question is worth a worker."""
-        if not (steps := self._liveness.pongs(pings)):
-            return
+    def answer_pings(self, pipeline: Pipeline) -> None:
+        """Answer pings. A bad ping must never stop the worker."""
+        steps = self._liveness.pongs(self.pings)
         try:
-            pipeline.run(steps)
+            if steps:
+                pipeline.run(steps)
         except Exception as error:
             if is_transient(error):
                 raise
             logger.warning("a ping could not be answered: %s", describe(error))
+        self.pings = []
 
-    def sign_off(self, pipeline: Pipeline) -> None:
-        """Say goodbye with a last snapshot."""
+    def record_stop(self, pipeline: Pipeline) -> None:
         pipeline.run([self._state()])
-        self._liveness.sign_off(pipeline)
+        pipeline.run([self._liveness.stop()])
 
     def forget_registration(self) -> None:
-        """Others declared this worker lost: it comes back as if it had just started."""
+        """Another worker declared this one lost: register again, as after a start."""
         self._liveness.forget()
         self._seen_at = -NEVER
         self.is_lost = False

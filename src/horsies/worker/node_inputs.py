@@ -1,10 +1,9 @@
-"""Inputs: the results of other nodes that claimed tasks take, read once and kept for a while.
+"""Node inputs: the results that claimed tasks of workflows take from other nodes, read once and cached.
 
-Between the turn and the children, for tasks of workflows. Results are stored once and consumed by
-reference, so a worker fetches them when it hands a task out: one statement for everything a turn
-claimed, and nothing for what it has recorded or read itself a moment ago. A chain therefore needs no
-second round trip, and a large result is fetched once for a thousand consumers. Texts only: nothing
-is decoded here.
+Results are stored once and consumed by reference, so a worker fetches them when it hands a task out:
+one statement for all tasks that a turn claimed, and none for results it has just recorded or read
+itself. A chain therefore needs no second round trip, and a large result is fetched once for a thousand
+consumers. Results stay texts here: only children decode them.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import psycopg
@@ -23,14 +22,7 @@ from horsies.db.errors import is_transient
 from horsies.db.pipeline import Pipeline
 from horsies.db.statement import Step
 from horsies.db.statements.turn import ClaimedTask
-from horsies.db.statements.workflows import (
-    InputRow,
-    ReadInputs,
-    RunIds,
-    RunPlace,
-    read_inputs,
-    read_places,
-)
+from horsies.db.statements.workflows import ReadInputs, RunIds, RunPlace, read_inputs, read_places
 from horsies.worker.protocol import NodeInput, NodePart
 from horsies.workflow.build.plan import EXPAND_TASK
 
@@ -46,9 +38,9 @@ Source = tuple[str, int]
 
 @dataclass(slots=True)
 class KeptInputs:
-    """Results of nodes that completed, the least recently used forgotten first.
+    """A cache of the results of completed nodes, which evicts the least recently used.
 
-    Only of those: a failed or skipped node may be tried again, a completed one stays what it is.
+    Only of completed nodes: a failed or skipped node may run again, a completed one never changes.
     """
 
     bytes_max: int = KEPT_BYTES_MAX
@@ -56,14 +48,13 @@ class KeptInputs:
     _kept: OrderedDict[Source, NodeInput] = field(default_factory=OrderedDict)
 
     def get(self, source: Source) -> NodeInput | None:
-        """Return a result that is here."""
         found = self._kept.get(source)
         if found is not None:
             self._kept.move_to_end(source)
         return found
 
     def keep(self, source: Source, result: NodeInput) -> None:
-        """Keep a result, unless it alone would fill the place."""
+        """Keep a result, unless it alone would exceed the limit."""
         size = _size(result)
         if size > self.bytes_max or source in self._kept:
             return
@@ -78,26 +69,26 @@ def _size(result: NodeInput) -> int:
     return sys.getsizeof(result.result) + _ENTRY_BYTES
 
 
-class Inputs:
-    """Gives tasks of workflows their part: where they stand, and what they take from other nodes.
+class NodeInputs:
+    """Reads the part that a task has in its workflow: its node, and the results it takes from others.
 
-    ``asks`` tells by its name whether a task wants to know where it stands.
+    ``is_injected`` says by a task's name whether its function takes the workflow's context or meta.
     """
 
     def __init__(
-        self, asks: Callable[[str], bool] = lambda _: True, bytes_max: int = KEPT_BYTES_MAX
+        self, is_injected: Callable[[str], bool] = lambda _: True, bytes_max: int = KEPT_BYTES_MAX
     ) -> None:
-        self._asks = asks
+        self._is_injected = is_injected
         self._kept = KeptInputs(bytes_max)
 
     def has_part(self, task: ClaimedTask) -> bool:
-        """Whether a node's task must know of its workflow; if not it runs like any other task."""
-        return task.workflow_inputs is not None or self._asks(task.task_name)
+        """Whether a node's task needs its part; if not, it runs like a task outside of a workflow."""
+        return task.workflow_inputs is not None or self._is_injected(task.task_name)
 
     def note_completed(self, task: ClaimedTask, result: str) -> None:
-        """A node's task succeeded and this worker recorded it: others may take the result from here.
+        """Keep the result of a node's task that this worker recorded.
 
-        The result of a map or a sub-workflow is none of its tasks'.
+        The result of a map or a sub-workflow is not the result of one of its tasks.
         """
         if task.workflow_id is None or task.workflow_node_index is None:
             return
@@ -109,17 +100,17 @@ class Inputs:
     def read(
         self, pipeline: Pipeline, tasks: Sequence[ClaimedTask]
     ) -> tuple[dict[str, NodePart], list[ClaimedTask]]:
-        """Return the parts of these tasks of workflows by task id, and the tasks that cannot have one.
+        """Return the parts of these tasks by task id, and the tasks whose inputs cannot be read.
 
-        Raises what is transient: the tasks are not handed out then. A lasting error must not stand in
-        the way of the others, so then each is read for alone.
+        Raises transient errors: then no task is handed out. A lasting error must not affect the other
+        tasks, so then the inputs of each task are read separately.
         """
         try:
             return self._parts(pipeline, tasks), []
         except psycopg.Error as error:
             if is_transient(error):
                 raise
-            logger.exception("the inputs of %d node(s) cannot be read at once", len(tasks))
+            logger.exception("the inputs of %d node(s) cannot be read", len(tasks))
         if len(tasks) == 1:
             return {}, list(tasks)
         found = [self.read(pipeline, [task]) for task in tasks]
@@ -128,63 +119,74 @@ class Inputs:
 
     def _parts(self, pipeline: Pipeline, tasks: Sequence[ClaimedTask]) -> dict[str, NodePart]:
         wanted = {task.id: _sources(task) for task in tasks}
-        found = self._at_hand(source for sources in wanted.values() for source in sources)
-        missing = {source for sources in wanted.values() for source in sources} - found.keys()
-        expansions = {task.workflow_id for task in tasks if task.task_name == EXPAND_TASK}
-        places = self._read(pipeline, missing, expansions - {None}, found)
-        return {task.id: _part(task, wanted[task.id], found, places) for task in tasks}
-
-    def _at_hand(self, sources: Iterable[Source]) -> dict[Source, NodeInput]:
-        at_hand = ((source, self._kept.get(source)) for source in sources)
-        return {source: result for source, result in at_hand if result is not None}
+        sources = {source for sources in wanted.values() for source in sources}
+        kept = ((source, self._kept.get(source)) for source in sources)
+        found = {source: result for source, result in kept if result is not None}
+        expansions = {
+            task.workflow_id
+            for task in tasks
+            if task.task_name == EXPAND_TASK and task.workflow_id is not None
+        }
+        places = self._read(pipeline, sources - found.keys(), expansions, found)
+        parts = {}
+        for task in tasks:
+            assert task.workflow_id is not None
+            assert task.workflow_node_index is not None
+            place = places.get(task.workflow_id)
+            parts[task.id] = NodePart(
+                task.workflow_id,
+                task.workflow_node_index,
+                task.workflow_inputs,
+                tuple(found[source] for source in wanted[task.id] if source in found),
+                None if place is None else place.root_workflow_id,
+                0 if place is None else place.depth,
+            )
+        return parts
 
     def _read(
         self,
         pipeline: Pipeline,
         missing: set[Source],
-        expansions: set[str | None],
+        expansions: set[str],
         found: dict[Source, NodeInput],
     ) -> dict[str, RunPlace]:
-        """Read results and places in one round trip, or in none when everything is at hand."""
+        """Read results and places in one round trip, or in none when every result is cached."""
         steps: list[Step] = []
         if missing:
             runs, indexes = zip(*sorted(missing), strict=True)
             steps.append((read_inputs, ReadInputs(runs, indexes)))
         if expansions:
-            steps.append((read_places, RunIds(sorted(filter(None, expansions)))))
+            steps.append((read_places, RunIds(sorted(expansions))))
         if not steps:
             return {}
         answers = pipeline.run(steps)
         for row in answers[0] if missing else ():
-            found[row.workflow_id, row.task_index] = self._take(row)
+            result = NodeInput(
+                row.task_index,
+                row.kind,
+                row.task_name,
+                row.result,
+                row.sub_definition_key,
+                row.sub_workflow_summary,
+            )
+            found[row.workflow_id, row.task_index] = result
+            if row.status == "COMPLETED":
+                self._kept.keep((row.workflow_id, row.task_index), result)
         return {place.id: place for place in answers[-1]} if expansions else {}
 
-    def _take(self, row: InputRow) -> NodeInput:
-        result = NodeInput(
-            row.task_index,
-            row.kind,
-            row.task_name,
-            row.result,
-            row.sub_definition_key,
-            row.sub_workflow_summary,
-        )
-        if row.status == "COMPLETED":
-            self._kept.keep((row.workflow_id, row.task_index), result)
-        return result
 
+def tasks_with_injection(app: Horsies) -> Callable[[str], bool]:
+    """Return a test by task name for injected parameters; the library's own tasks all have them."""
 
-def asking_tasks(app: Horsies) -> Callable[[str], bool]:
-    """Return what tells by its name whether a task asks for its workflow; the library's own all do."""
-
-    def asks(task_name: str) -> bool:
+    def is_injected(task_name: str) -> bool:
         task = app.get_task(task_name)
         return task is None or bool(task.definition.signature.injected)
 
-    return asks
+    return is_injected
 
 
 def _sources(task: ClaimedTask) -> list[Source]:
-    """The nodes a task takes results of, each once; none when it is unreadable, as its child will say."""
+    """The nodes whose results a task takes; none when they are unreadable, which its child reports."""
     if task.workflow_id is None or task.workflow_inputs is None:
         return []
     try:
@@ -193,22 +195,3 @@ def _sources(task: ClaimedTask) -> list[Source]:
         return [(task.workflow_id, int(index)) for index in sorted(indexes)]
     except (ValueError, TypeError, KeyError, AttributeError):
         return []
-
-
-def _part(
-    task: ClaimedTask,
-    sources: Sequence[Source],
-    found: Mapping[Source, NodeInput],
-    places: Mapping[str, RunPlace],
-) -> NodePart:
-    assert task.workflow_id is not None
-    assert task.workflow_node_index is not None
-    place = places.get(task.workflow_id)
-    return NodePart(
-        task.workflow_id,
-        task.workflow_node_index,
-        task.workflow_inputs,
-        tuple(found[source] for source in sources if source in found),
-        None if place is None else place.root_workflow_id,
-        0 if place is None else place.depth,
-    )

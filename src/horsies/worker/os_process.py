@@ -1,7 +1,7 @@
-"""What the worker asks of the operating system: process groups, parentage, memory, exit statuses.
+"""Calls to the operating system: process groups, parentage, memory, exit statuses.
 
-Parent and children both stand on it; it knows nothing of tasks. On Linux a child dies with its
-parent and orphans of children come to the worker; elsewhere the socket's end-of-file has to do.
+Parent and children both use it. On Linux a child dies with its parent, and the worker adopts orphans of
+children; elsewhere the end-of-file of the socket takes their place.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Collection
 from contextlib import suppress
 
 if sys.platform != "linux":
-    # On Linux /proc tells as much, and importing it takes 11 ms and 0.7 MB of every process.
+    # On Linux /proc holds the same figures, and importing psutil costs every process 11 ms and 0.7 MB.
     import psutil
 
 IS_LINUX = sys.platform == "linux"
@@ -31,16 +31,15 @@ _library_prctl = _library.prctl if IS_LINUX else None
 
 
 def die_with_parent(parent_pid: int) -> None:
-    """Have the kernel kill this process when its parent dies; leave now if it already did."""
+    """Have the kernel kill this process when its parent dies; exit now if it already did."""
     if IS_LINUX:
         _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent_pid:
         os._exit(0)
 
 
-def work_in_the_background() -> None:
-    """Have the kernel treat this process as batch work: waking it does not push aside the one that
-    woke it.
+def schedule_as_batch() -> None:
+    """Have the kernel schedule this process as batch work: waking it does not preempt the waker.
 
     The parent then hands out a whole batch before the first child runs, which saves a tenth of the
     processor time per short task on both sides.
@@ -51,13 +50,13 @@ def work_in_the_background() -> None:
 
 
 def adopt_orphans() -> None:
-    """Make this process the parent of its descendants' orphans: it learns how they ended."""
+    """Make this process the parent of its descendants' orphans, so that it can reap them."""
     if IS_LINUX:
         _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def fork() -> int:
-    """Fork when what was printed has been written: both processes would write it otherwise."""
+    """Flush the standard streams, then fork: otherwise both processes would write the buffers."""
     for stream in (sys.stdout, sys.stderr):
         with suppress(Exception):
             stream.flush()
@@ -80,7 +79,7 @@ def start_interpreter(entry_module: str, socket_fd: int) -> int:
 
 
 def open_process(pid: int) -> int | None:
-    """A descriptor that becomes readable when `pid` ends; None where there is no such thing."""
+    """A descriptor that becomes readable when `pid` ends; None where the system has none."""
     if not HAS_PIDFD:
         return None
     try:
@@ -89,17 +88,17 @@ def open_process(pid: int) -> int | None:
         return None
 
 
-def ask(pid: int) -> None:
-    """Send SIGTERM to one process that has not been reaped; that it just ended is no error."""
+def terminate(pid: int) -> None:
+    """Send SIGTERM to one process that has not been reaped; it may just have ended."""
     with suppress(ProcessLookupError, PermissionError):
         os.kill(pid, signal.SIGTERM)
 
 
 def kill_group(pid: int) -> None:
-    """Kill a child and everything it started; call it before the child is reaped.
+    """Kill a child and its process group; call it before the child is reaped.
 
-    Until then the pid cannot belong to anybody else. A child leads a group of its own from its
-    first frame on; before that only the process itself can be meant.
+    Until then the pid cannot be reused. A child leads a group of its own from its first frame on;
+    before that only the process itself is killed.
     """
     with suppress(ProcessLookupError, PermissionError):
         if os.getpgid(pid) == pid:
@@ -109,7 +108,7 @@ def kill_group(pid: int) -> None:
 
 
 def has_ended(pid: int) -> bool:
-    """Whether a child has ended and waits to be reaped; for systems without pid descriptors."""
+    """Whether a child has ended but is not reaped; for systems without pid descriptors."""
     if sys.platform == "linux":
         with suppress(OSError), open(f"/proc/{pid}/stat", "rb") as stat:
             return stat.read().rpartition(b") ")[2].startswith(b"Z")
@@ -122,7 +121,7 @@ def has_ended(pid: int) -> bool:
 def reap(pid: int) -> int | None:
     """The exit code of `pid` (negative: the signal), or None while it runs.
 
-    A process whose status somebody else collected counts as ended with code 0.
+    A process whose status other code collected counts as ended with code 0.
     """
     try:
         reaped, status = os.waitpid(pid, os.WNOHANG)
@@ -132,13 +131,12 @@ def reap(pid: int) -> int | None:
 
 
 def wait_for_exit(pid: int) -> None:
-    """Wait for a process that was killed, and forget it."""
     with suppress(ChildProcessError):
         os.waitpid(pid, 0)
 
 
 def describe_exit(exit_code: int) -> str:
-    """An exit code the way an operator reads it: ``exit code 3`` or ``signal 9 (SIGKILL)``."""
+    """An exit code in words: ``exit code 3`` or ``signal 9 (SIGKILL)``."""
     if exit_code >= 0:
         return f"exit code {exit_code}"
     try:
@@ -148,10 +146,10 @@ def describe_exit(exit_code: int) -> str:
 
 
 def reap_orphans(known_pids: Collection[int]) -> int:
-    """Collect ended orphans of children; returns how many.
+    """Reap ended orphans of children; returns how many.
 
-    Only processes outside our own session are touched: they came from a child. What this process
-    started itself for other purposes keeps its exit status.
+    Only processes outside this process's own session: they came from a child. Processes that this one
+    started for other purposes keep their exit status.
     """
     own_session = os.getsid(0)
     reaped = 0
@@ -165,9 +163,9 @@ def reap_orphans(known_pids: Collection[int]) -> int:
 
 
 def end_session(session_id: int) -> None:
-    """Kill the members of a session whose leader has ended and left them to us; wait for them.
+    """Kill the members of a session whose leader has ended, and wait for them.
 
-    Killing the leader's group misses those that went to groups of their own.
+    Killing the leader's group misses members that joined groups of their own.
     """
     while pids := [
         pid for pid in _direct_children() if _session_of(pid) == session_id and _kill(pid)
@@ -177,12 +175,11 @@ def end_session(session_id: int) -> None:
 
 
 def own_rss_bytes() -> int:
-    """Resident memory of this process."""
     return _rss_bytes(os.getpid())
 
 
 def rss_megabytes(pids: Collection[int]) -> float:
-    """Resident memory of several processes together; those already gone count nothing."""
+    """The sum of the processes' resident memory; ended ones count as 0."""
     return sum(_rss_bytes(pid) for pid in pids) / _MEGABYTE
 
 
@@ -203,7 +200,7 @@ def _prctl(option: int, value: int) -> None:
 
 
 def _kill(pid: int) -> bool:
-    """Kill a process; False when it is another user's, which nobody should wait for."""
+    """Kill a process; False when it belongs to another user and must not be waited for."""
     try:
         os.kill(pid, signal.SIGKILL)
     except OSError:

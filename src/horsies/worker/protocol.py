@@ -1,10 +1,9 @@
-"""Frames between the worker's parent process and its children: how a claimed task reaches a child
-and how the child's report comes back.
+"""Frames between the worker's parent process and its children: assignments to a child, reports back.
 
 A frame is a four-byte length, a kind byte, fixed numbers (the lengths of the texts in characters
-among them) and the texts in UTF-8, one behind the other. Nothing here builds objects from names:
-whatever a child writes, the parent either reads one of the values below or raises ``WireError``,
-and then only that child is lost.
+among them) and the texts in UTF-8, one behind the other. Decoding never builds objects from names: from
+any bytes that a child writes the parent either reads one of the values below or raises
+``ProtocolError``, and then only that child is lost.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import struct
 from dataclasses import asdict, dataclass
 from enum import IntEnum
 from struct import Struct
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pydantic_core import from_json, to_json
 
@@ -23,7 +22,7 @@ MAX_FRAME_BYTES = 1 << 30
 
 
 class FrameKind(IntEnum):
-    """What a frame means; the first three travel to the child, the rest come back."""
+    """The kinds of frames; the first three travel to the child, the rest come back."""
 
     BOOT = 1
     ASSIGN = 2
@@ -41,7 +40,7 @@ class ProtocolError(Exception):
 
 
 class NodeInput(NamedTuple):
-    """What another node left behind, as stored: its result, and what is needed to read it."""
+    """The stored result of another node, and the fields needed to read it."""
 
     task_index: int
     kind: str
@@ -52,10 +51,10 @@ class NodeInput(NamedTuple):
 
 
 class NodePart(NamedTuple):
-    """The part an assignment plays in a workflow: which node of which run, and what it takes.
+    """The part of an assignment in a workflow: its run, its node, and the results it takes.
 
-    `inputs_json` says which parameters and which members of the context come from which node. The
-    root of the run and its depth matter to an expansion only.
+    `inputs_json` maps parameters and members of the context to nodes. Only an expansion needs the root
+    of the run and its depth.
     """
 
     workflow_id: str
@@ -80,7 +79,7 @@ class Assignment(NamedTuple):
 
 
 class ChildReport(NamedTuple):
-    """What came of an assignment: the encoded result, and an error's code and message."""
+    """The outcome of an assignment: the encoded result, and an error's code and message."""
 
     task_id: str
     generation: int
@@ -92,10 +91,10 @@ class ChildReport(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ChildBoot:
-    """Everything a child or the template needs to start; it crosses ``exec`` as JSON.
+    """The settings with which a child or the fork server starts; they cross ``exec`` as JSON.
 
-    ``program`` names the function that loads the application and gives the child something to
-    execute assignments with. ``forks_ahead`` is how many children the fork server forks at a time.
+    ``program`` names the function that loads the application and returns the ``Program`` of the
+    child. ``forks_ahead`` is how many children the fork server forks at a time.
     """
 
     app_locator: str
@@ -121,7 +120,6 @@ _KIND_REPORT = int(FrameKind.REPORT)
 
 
 def encode_assignment(assignment: Assignment) -> bytes:
-    """The frame that hands `assignment` to a child."""
     task_id, name = assignment.task_id, assignment.task_name
     args, kwargs = assignment.args_json, assignment.kwargs_json
     timeout_ms, node = assignment.timeout_ms, assignment.node
@@ -143,7 +141,6 @@ def encode_assignment(assignment: Assignment) -> bytes:
 
 
 def decode_assignment(frame: bytes) -> Assignment:
-    """The assignment in `frame`."""
     try:
         _, _, generation, attempt, timeout_ms, id_end, name_end, args_end, kwargs_end, head_end = (
             _ASSIGN.unpack_from(frame)
@@ -169,21 +166,11 @@ def decode_assignment(frame: bytes) -> Assignment:
 
 
 def _node_texts(node: NodePart) -> tuple[str, str]:
-    """The head that describes the part in a workflow, and behind it the results, as they are.
+    """The head that describes the part in a workflow, and behind it the texts of the results.
 
-    Results may be large and are no business of the parent's: it neither reads nor rewrites them.
+    Results may be large: the parent neither reads nor rewrites them.
     """
-    sources = [
-        (
-            source.task_index,
-            source.kind,
-            source.task_name,
-            source.sub_definition_key,
-            source.sub_workflow_summary,
-            len(source.result),
-        )
-        for source in node.sources
-    ]
+    sources = [(*source[:3], len(source.result), *source[4:]) for source in node.sources]
     place = (node.workflow_id, node.task_index, node.root_workflow_id, node.depth)
     # Not the standard library's json: a fifth of the time, on both sides.
     head = to_json((place, node.inputs_json, sources)).decode()
@@ -196,7 +183,7 @@ def _node_part(texts: str, start: int, head_size: int) -> NodePart:
         place, inputs_json, described = from_json(texts[start:end])
         workflow_id, task_index, root_workflow_id, depth = place
         sources = []
-        for index, kind, task_name, key, summary, size in described:
+        for index, kind, task_name, size, key, summary in described:
             begin, end = end, end + size
             sources.append(NodeInput(index, kind, task_name, texts[begin:end], key, summary))
     except (ValueError, TypeError, RecursionError) as error:
@@ -209,7 +196,7 @@ def _node_part(texts: str, start: int, head_size: int) -> NodePart:
 
 
 def encode_report(report: ChildReport, rss_bytes: int = 0, run_microseconds: int = 0) -> bytes:
-    """The frame that carries `report`, with how long it took and the child's memory if sampled."""
+    """The frame with `report`, its duration, and the child's memory if sampled."""
     task_id, result = report.task_id, report.result_json
     code, message = report.error_code, report.error_message
     try:
@@ -259,28 +246,21 @@ def decode_report(frame: bytes) -> tuple[ChildReport, int, int]:
 
 
 def _without_surrogates(report: ChildReport) -> ChildReport:
-    """Half characters, as they come out of undecodable file names, written out as escapes."""
-    return ChildReport(
-        _escaped(report.task_id),
-        report.generation,
-        report.ok,
-        _escaped(report.result_json),
-        None if report.error_code is None else _escaped(report.error_code),
-        None if report.error_message is None else _escaped(report.error_message),
-    )
-
-
-def _escaped(text: str) -> str:
-    return text.encode(errors="backslashreplace").decode()
+    """The report with lone surrogates, as in undecodable file names, written as escapes."""
+    escaped: dict[str, Any] = {
+        name: text.encode(errors="backslashreplace").decode()
+        for name, text in report._asdict().items()
+        if isinstance(text, str)
+    }
+    return report._replace(**escaped)
 
 
 def encode_numbers(kind: FrameKind, first: int = 0, second: int = 0) -> bytes:
-    """A frame of two numbers: hello and ready carry (pid, memory in bytes), a stop carries none."""
+    """A frame of two numbers: (pid, memory in bytes) in hello and ready, unused in a stop."""
     return _NUMBERS.pack(_NUMBERS.size - 4, kind, first, second)
 
 
 def decode_numbers(frame: bytes) -> tuple[int, int]:
-    """The two numbers in `frame`."""
     if len(frame) != _NUMBERS.size:
         raise ProtocolError(
             f"malformed frame: {len(frame)} bytes where {_NUMBERS.size} were expected"
@@ -309,28 +289,27 @@ def decode_texts(frame: bytes, count: int) -> list[str]:
 
 
 def encode_boot(boot: ChildBoot, worker_pid: int) -> bytes:
-    """The first frame a fresh interpreter reads: what to load, and whose child it is."""
     return encode_texts(FrameKind.BOOT, json.dumps(asdict(boot)), str(worker_pid))
 
 
 def decode_boot(frame: bytes) -> tuple[ChildBoot, int]:
-    """The boot values and the worker's pid in `frame`."""
     boot_json, worker_pid = decode_texts(frame, 2)
-    fields = json.loads(boot_json)
-    fields["modules"] = tuple(fields["modules"])
-    fields["sys_path_roots"] = tuple(fields["sys_path_roots"])
-    return ChildBoot(**fields), int(worker_pid)
+    fields = json.loads(boot_json).items()
+    boot: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in fields
+    }
+    return ChildBoot(**boot), int(worker_pid)
 
 
 def receive_boot(connected: socket.socket) -> tuple[ChildBoot, int] | None:
-    """Wait for the boot frame and take not one byte more; None when the worker is gone."""
+    """Wait for the boot frame and read not one byte more; None when the worker is gone."""
     length = connected.recv(4, socket.MSG_WAITALL)
     body = connected.recv(int.from_bytes(length, "big"), socket.MSG_WAITALL)
     return decode_boot(length + body) if body else None
 
 
 class FrameBuffer:
-    """Cuts a stream of bytes into frames, however the socket happened to chop it."""
+    """Cuts a stream of bytes into frames, wherever the socket split it."""
 
     __slots__ = ("_pending",)
 
@@ -338,21 +317,12 @@ class FrameBuffer:
         self._pending = bytearray()
 
     def feed(self, data: bytes) -> list[bytes]:
-        """The frames that `data` completes, in order; the rest waits for more."""
+        """The frames that `data` completes, in order; the rest is kept."""
         is_alone = not self._pending and len(data) >= 5
         if is_alone and int.from_bytes(data[:4], "big") + 4 == len(data):
             # Nearly every frame arrives alone and whole: it needs no copy.
             return [data]
         self._pending += data
-        return self._cut()
-
-    def wanted_bytes(self) -> int:
-        """How many bytes the frame in progress still needs; 0 when its length is unknown."""
-        if len(self._pending) < 4:
-            return 0
-        return int.from_bytes(self._pending[:4], "big") + 4 - len(self._pending)
-
-    def _cut(self) -> list[bytes]:
         frames = []
         pending = self._pending
         start = 0
@@ -367,3 +337,9 @@ class FrameBuffer:
             start = end
         del pending[:start]
         return frames
+
+    def wanted_bytes(self) -> int:
+        """How many bytes the frame in progress still needs; 0 when its length is unknown."""
+        if len(self._pending) < 4:
+            return 0
+        return int.from_bytes(self._pending[:4], "big") + 4 - len(self._pending)

@@ -1,9 +1,9 @@
-"""The reaper: takes over what dead workers left, ends what was paused for too long, and deletes what
-is too old to keep.
+"""The reaper: recovers the tasks of lost workers, ends runs that were paused for too long, and deletes
+rows past their retention.
 
-Any worker may reap; a try-lock elects one at a time and nothing breaks if two did. Who counts as dead
-is decided here, what becomes of their tasks in ``recover.py``. Every step is idempotent, bounded, and
-simply done again at the next occasion when it fails.
+Any worker may reap; a try-lock elects one at a time, and two at once would do no harm. This module
+decides which workers are lost, ``tasks/recovery.py`` how their tasks end. Every step is idempotent,
+bounded, and simply repeated at the next occasion when it fails.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from horsies.db.pipeline import Pipeline
 from horsies.db.statement import Statement, Step
 from horsies.db.statements.workers import (
     Deleted,
-    Duty,
     FindAbandoned,
     FindLostWorkers,
     FindOwnerless,
+    LeadershipKey,
     Leads,
     Retention,
     SeenWorker,
-    SignOff,
+    WorkerStop,
     delete_old_heartbeats,
     delete_old_tasks,
     delete_old_worker_states,
@@ -32,14 +32,13 @@ from horsies.db.statements.workers import (
     find_abandoned,
     find_lost_workers,
     find_ownerless,
-    sign_off_worker,
+    record_worker_stop,
     try_lead,
 )
 from horsies.db.statements.workflows import (
     DeleteOldRuns,
     ExpireRun,
     FindPausedRuns,
-    PausedRun,
     delete_old_workflows,
     expire_run,
     find_paused_runs,
@@ -53,23 +52,23 @@ from horsies.workflow.run.results import write_error
 logger = logging.getLogger("horsies.reaper")
 
 RETENTION_BATCH = 1000
-# Whole families of runs, with all of their nodes and tasks.
+# Whole trees of runs, with all of their nodes and tasks.
 RETENTION_RUNS = 50
 EXPIRE_BATCH = 50
 # A worker whose lock is free but that was seen this recently is probably just reconnecting: it shows
-# itself every two seconds while it has tasks, and tries again half a second after a lost connection.
+# itself every two seconds while it has tasks, and reconnects half a second after a lost connection.
 SILENT_SECONDS = 4.0
-# After its own start the server's free locks prove nothing until everyone has had time to come back.
+# After a start of the server, free locks prove nothing until every worker has had time to come back.
 RETURN_FACTOR = 1.5
-# How long PgBouncer, if it has not been told otherwise, keeps a statement for a server that is away.
+# How long PgBouncer by default holds a statement for a server that is unavailable.
 POOLER_WAIT_MS = 120_000
-RESCUE_DUTY = 1
-RETENTION_DUTY = 2
+RECOVERY = LeadershipKey(1)
+RETENTION = LeadershipKey(2)
 
 
 @dataclass(frozen=True, slots=True)
-class Rescue:
-    """What one pass did."""
+class Recovered:
+    """How many workers one pass found lost, and how many tasks it recovered."""
 
     lost_workers: int = 0
     tasks: int = 0
@@ -82,24 +81,24 @@ def stale_seconds(recovery: RecoveryConfig) -> float:
 
 
 def looking_steps(worker_id: str, config: AppConfig, connected_seconds: float) -> list[Step]:
-    """Return the statements that look for dead workers, for any transaction to carry along.
+    """The statements that look for lost workers, for any transaction to carry along.
 
-    ``connected_seconds`` is how long our own connection has held without a break.
+    ``connected_seconds`` is how long the reaper's own connection has held without a break.
     """
-    looked = FindLostWorkers(
+    find = FindLostWorkers(
         worker_id,
         connected_seconds,
         SILENT_SECONDS,
         return_seconds(config),
         stale_seconds(config.recovery),
     )
-    return [(try_lead, Duty(RESCUE_DUTY)), (find_lost_workers, looked)]
+    return [(try_lead, RECOVERY), (find_lost_workers, find)]
 
 
 def return_seconds(config: AppConfig) -> float:
-    """How long a living worker may take to show itself again after an outage.
+    """How long a live worker may take to show itself again after an outage.
 
-    Behind a pooler it may first wait for the answer to what it asked before.
+    Behind a pooler it may first wait for the answer to its last statement.
     """
     return_ms = RETURN_FACTOR * config.resilience.db_retry_max_ms
     if config.broker.pgbouncer_transaction_mode:
@@ -107,80 +106,71 @@ def return_seconds(config: AppConfig) -> float:
     return return_ms / 1000
 
 
-def rescue(
-    pipeline: Pipeline, led: Sequence[Leads], lost: Sequence[SeenWorker], recovery: RecoveryConfig
-) -> Rescue:
-    """Settle the tasks of the dead, found by ``looking_steps``; nothing to do if another leads."""
-    if not led[0].leads or not lost:
-        return Rescue()
+def recover_lost_workers(
+    pipeline: Pipeline, leads: Sequence[Leads], lost: Sequence[SeenWorker], recovery: RecoveryConfig
+) -> Recovered:
+    """Recover the tasks of the workers that ``looking_steps`` found, unless another reaper is at it."""
+    if not leads[0].leads or not lost:
+        return Recovered()
     worker_ids = [row.worker_id for row in lost]
-    logger.warning(
-        "lost worker(s): %s",
-        ", ".join(worker_ids),
-        extra=as_event("workers_lost", worker_ids=worker_ids),
-    )
-    looked = FindAbandoned(worker_ids, _recoverable_statuses(recovery), RECOVERY_BATCH)
-    rescued = recover_found(pipeline, (find_abandoned, looked))
-    pipeline.run([(sign_off_worker, SignOff(worker_ids, True))])
-    return Rescue(len(worker_ids), rescued)
+    event = as_event("workers_lost", worker_ids=worker_ids)
+    logger.warning("recovering the tasks of lost worker(s): %s", ", ".join(worker_ids), extra=event)
+    find = FindAbandoned(worker_ids, _recoverable_statuses(recovery), RECOVERY_BATCH)
+    recovered = recover_found(pipeline, (find_abandoned, find))
+    pipeline.run([(record_worker_stop, WorkerStop(worker_ids, True))])
+    return Recovered(len(worker_ids), recovered)
 
 
 def _recoverable_statuses(recovery: RecoveryConfig) -> list[str]:
-    """The states of abandoned tasks that the configuration lets a reaper end."""
+    """The states in which the configuration lets a reaper recover an abandoned task."""
     claimed = ["CLAIMED"] if recovery.auto_requeue_stale_claimed else []
     return claimed + (["RUNNING"] if recovery.auto_fail_stale_running else [])
 
 
 def recover_ownerless(pipeline: Pipeline, recovery: RecoveryConfig) -> int:
-    """Settle tasks whose worker is not even known and that have been silent for their threshold."""
-    looked = FindOwnerless(
+    """Recover tasks whose worker has no row and that showed no life for the threshold of their state."""
+    find = FindOwnerless(
         recovery.claimed_stale_threshold_ms / 1000,
         recovery.running_stale_threshold_ms / 1000,
         _recoverable_statuses(recovery),
         RECOVERY_BATCH,
     )
-    led, ownerless = pipeline.run([(try_lead, Duty(RESCUE_DUTY)), (find_ownerless, looked)])
-    if not led[0].leads or not ownerless:
-        return 0
-    return recover_tasks(pipeline, ownerless)
+    leads, ownerless = pipeline.run([(try_lead, RECOVERY), (find_ownerless, find)])
+    return recover_tasks(pipeline, ownerless) if leads[0].leads and ownerless else 0
 
 
 def expire_paused(pipeline: Pipeline, recovery: RecoveryConfig) -> int:
-    """End runs that have been paused for longer than allowed, each in a transaction of its own; one
-    that is resumed meanwhile goes on. Return how many ended.
+    """End runs that have been paused for longer than allowed and return how many ended.
+
+    Each ends in a transaction of its own; a run that is resumed meanwhile goes on.
     """
+    policy = "paused_workflow_auto_cancel_after"
     allowed = recovery.paused_workflow_auto_cancel_after
     if allowed is None:
         return 0
-    looked = FindPausedRuns(allowed.total_seconds(), EXPIRE_BATCH)
-    led, found = pipeline.run([(try_lead, Duty(RESCUE_DUTY)), (find_paused_runs, looked)])
+    find = FindPausedRuns(allowed.total_seconds(), EXPIRE_BATCH)
+    leads, found = pipeline.run([(try_lead, RECOVERY), (find_paused_runs, find)])
     expired = 0
-    for run in found if led[0].leads else ():
-        order = ExpireRun(run.id, looked.max_paused_seconds, _expiry(run, looked))
-        ((answer,),) = pipeline.run([(expire_run, order)])
-        expired += answer.expired
-    if expired:
-        logger.warning("%d workflow(s) had been paused for too long", expired)
-    return expired
-
-
-def _expiry(run: PausedRun, looked: FindPausedRuns) -> str:
-    policy = "paused_workflow_auto_cancel_after"
-    return write_error(
-        TaskError(
+    for run in found if leads[0].leads else ():
+        error = TaskError(
             error_code=OutcomeCode.WORKFLOW_EXPIRED,
             message=f"Workflow {run.id} was paused for longer than {policy} allows.",
             data={
                 "policy": policy,
-                "allowed_seconds": looked.max_paused_seconds,
+                "allowed_seconds": find.max_paused_seconds,
                 "paused_seconds": run.paused_seconds,
             },
         )
-    )
+        order = ExpireRun(run.id, find.max_paused_seconds, write_error(error))
+        ((answer,),) = pipeline.run([(expire_run, order)])
+        expired += answer.expired
+    if expired:
+        logger.warning("%d workflow(s) expired: paused for too long", expired)
+    return expired
 
 
 def sweep(pipeline: Pipeline, recovery: RecoveryConfig) -> bool:
-    """Delete one bounded batch of everything past its retention; True when there may be more."""
+    """Delete one bounded batch of every kind of row past its retention; True when there may be more."""
     statements: tuple[tuple[Statement[Retention, Deleted], int | None], ...] = (
         (delete_old_heartbeats, recovery.heartbeat_retention_hours),
         (delete_old_worker_states, recovery.worker_state_retention_hours),
@@ -192,16 +182,13 @@ def sweep(pipeline: Pipeline, recovery: RecoveryConfig) -> bool:
         for statement, hours in statements
         if hours is not None
     ]
-    if not steps or not pipeline.run([(try_lead, Duty(RETENTION_DUTY))])[0][0].leads:
+    if not steps or not pipeline.run([(try_lead, RETENTION)])[0][0].leads:
         return False
     counts = [len(rows) for rows in pipeline.run(steps)]
-    runs = _delete_runs(pipeline, recovery.terminal_record_retention_hours)
+    runs = 0
+    if (hours := recovery.terminal_record_retention_hours) is not None:
+        (deleted,) = pipeline.run([(delete_old_workflows, DeleteOldRuns(hours, RETENTION_RUNS))])
+        runs = len(deleted)
     if total := sum(counts) + runs:
         logger.info("retention: %d old row(s) deleted", total)
     return max(counts) >= RETENTION_BATCH or runs >= RETENTION_RUNS
-
-
-def _delete_runs(pipeline: Pipeline, hours: int | None) -> int:
-    if hours is None:
-        return 0
-    return len(pipeline.run([(delete_old_workflows, DeleteOldRuns(hours, RETENTION_RUNS))])[0])

@@ -1,8 +1,7 @@
-"""The turn: one transaction, one round trip, that records everything that ended and claims what
-fits.
+"""The turn: one transaction, one round trip, that records finished attempts and claims new tasks.
 
-The heart of the line. While one turn commits, reports pile up for the next, so batches grow with
-load and commits per task fall; an idle worker still answers in one round trip.
+While one turn commits, reports pile up for the next, so batches grow with load and commits per task
+fall; an idle worker still reacts within one round trip.
 """
 
 from __future__ import annotations
@@ -28,15 +27,46 @@ from horsies.db.statements.turn import (
     start_tasks,
 )
 from horsies.tasks.outcome import Outcome, locking_steps, recording_steps, without_result
-from horsies.worker.bookmarks import EVERYWHERE, Marks
+from horsies.worker.bookmarks import EVERYWHERE, Positions
 from horsies.worker.config import WorkerConfig
 
 logger = logging.getLogger("horsies.turn")
 
 
+class TurnRequest(NamedTuple):
+    """The work of a turn besides recording.
+
+    ``starting`` are prefetched tasks with the idle children that take them, ``pids`` the idle children
+    to claim for, ``prefetch`` how many tasks to claim ahead, ``freed`` the places that the outcomes
+    free in each queue, ``positions`` where the claim looks first.
+    """
+
+    starting: Sequence[tuple[ClaimedTask, int]] = ()
+    pids: Sequence[int] = ()
+    prefetch: int = 0
+    freed: Mapping[str, int] = MappingProxyType({})
+    positions: Positions = EVERYWHERE
+
+    @property
+    def claims(self) -> int:
+        return len(self.pids) + self.prefetch
+
+
+class TurnResult(NamedTuple):
+    """The ids of recorded outcomes, the children of prefetched tasks that started, and the claimed tasks.
+
+    `as_decided` is False when the database refused an outcome, so that another one was recorded.
+    """
+
+    recorded: set[str]
+    started: Mapping[str, int]
+    claimed: Sequence[ClaimedTask]
+    as_decided: bool = True
+
+
 @dataclass(frozen=True, slots=True)
 class Claimer:
-    """Who claims, from which queues in which order, and within which caps."""
+    """A worker's side of every claim: its identity, its queues in order, and the caps."""
 
     worker_id: str
     hostname: str
@@ -47,154 +77,119 @@ class Claimer:
     counts_claimed: bool = True
     lease_ms: int = 60_000
 
+    @classmethod
+    def of(
+        cls, app_config: AppConfig, config: WorkerConfig, worker_id: str, hostname: str
+    ) -> Claimer:
+        caps = {queue.name: queue.max_concurrency for queue in app_config.queues()}
+        return cls(
+            worker_id,
+            hostname,
+            tuple(config.queues),
+            tuple(caps.get(queue) for queue in config.queues),
+            app_config.cluster_wide_cap,
+            config.max_claim_batch,
+            app_config.hard_cap_mode,
+            app_config.effective_claim_lease_ms,
+        )
+
     @property
     def is_capped(self) -> bool:
-        """Whether freeing a place may let another worker go on."""
+        """Whether a freed place may let another worker claim."""
         return self.cluster_cap is not None or any(cap is not None for cap in self.queue_caps)
 
-    def claim(self, wanted: Wanted) -> ClaimTasks:
-        """Return the parameters of the claim."""
-        limit = self.max_claim_batch or len(wanted.pids) + wanted.prefetch
-        marks = wanted.marks
+    def claim(self, request: TurnRequest) -> ClaimTasks:
+        limit = self.max_claim_batch or len(request.pids) + request.prefetch
+        positions = request.positions
         return ClaimTasks(
             self.worker_id,
             self.hostname,
-            wanted.pids,
+            request.pids,
             self.queues,
             (limit,) * len(self.queues),
-            wanted.prefetch,
+            request.prefetch,
             self.lease_ms,
             self.queue_caps,
             self.cluster_cap,
             self.counts_claimed,
-            [wanted.freed.get(queue, 0) for queue in self.queues] if wanted.freed else (),
-            marks.priorities,
-            marks.moments,
-            marks.ids,
-            marks.looks_everywhere,
+            [request.freed.get(queue, 0) for queue in self.queues] if request.freed else (),
+            positions.priorities,
+            positions.enqueued_at,
+            positions.ids,
+            positions.looks_everywhere,
         )
 
 
-def make_claimer(
-    app_config: AppConfig, config: WorkerConfig, worker_id: str, hostname: str
-) -> Claimer:
-    """Return who claims, with the caps of the application's configuration."""
-    caps = {queue.name: queue.max_concurrency for queue in app_config.queues()}
-    return Claimer(
-        worker_id,
-        hostname,
-        tuple(config.queues),
-        tuple(caps.get(queue) for queue in config.queues),
-        app_config.cluster_wide_cap,
-        config.max_claim_batch,
-        app_config.hard_cap_mode,
-        app_config.effective_claim_lease_ms,
-    )
-
-
-class Wanted(NamedTuple):
-    """What a turn should do besides recording.
-
-    ``starting`` are prefetched tasks with the idle children that take them, ``pids`` the idle children
-    to claim for, ``prefetch`` how many to claim ahead, ``freed`` the places the settlements give back,
-    ``marks`` where the claim looks first.
-    """
-
-    starting: Sequence[tuple[ClaimedTask, int]] = ()
-    pids: Sequence[int] = ()
-    prefetch: int = 0
-    freed: Mapping[str, int] = MappingProxyType({})
-    marks: Marks = EVERYWHERE
-
-    @property
-    def claims(self) -> int:
-        """How many tasks the claim may bring."""
-        return len(self.pids) + self.prefetch
-
-
-class Turned(NamedTuple):
-    """What a turn did: outcomes recorded, prefetched tasks started, tasks claimed.
-
-    An outcome the database refused was recorded otherwise; then not all are ``as_settled``.
-    """
-
-    recorded: set[str]
-    started: Mapping[str, int]
-    claimed: Sequence[ClaimedTask]
-    as_decided: bool = True
-
-
 def take_turn(
-    pipeline: Pipeline, claimer: Claimer, outcomes: Sequence[Outcome], wanted: Wanted
-) -> Turned:
-    """Record the settlements, start what waits and claim what fits, in one transaction.
+    pipeline: Pipeline, claimer: Claimer, outcomes: Sequence[Outcome], request: TurnRequest
+) -> TurnResult:
+    """Record the outcomes, start prefetched tasks and claim new ones, in one transaction.
 
-    Raises what is transient, with nothing assumed about the COMMIT: recording again is harmless. A
+    Raises transient errors, with nothing assumed about the COMMIT: recording again is harmless. A
     lasting error in one half must not block the other, so then each half runs in a transaction of
     its own.
     """
     try:
-        return _one_transaction(pipeline, claimer, outcomes, wanted)
+        return _one_transaction(pipeline, claimer, outcomes, request)
     except psycopg.Error as error:
         if is_transient(error):
             raise
-        logger.exception("a turn failed; recording and claiming are tried apart")
-    recorded = _record_apart(pipeline, claimer, outcomes)
-    turned = _one_transaction(pipeline, claimer, (), wanted)
-    return Turned(recorded, turned.started, turned.claimed, as_decided=False)
+        logger.exception("turn failed; recording outcomes and claiming tasks separately")
+    recorded = _record_one_by_one(pipeline, claimer, outcomes)
+    result = _one_transaction(pipeline, claimer, (), request)
+    return TurnResult(recorded, result.started, result.claimed, as_decided=False)
 
 
 def _one_transaction(
-    pipeline: Pipeline, claimer: Claimer, outcomes: Sequence[Outcome], wanted: Wanted
-) -> Turned:
+    pipeline: Pipeline, claimer: Claimer, outcomes: Sequence[Outcome], request: TurnRequest
+) -> TurnResult:
+    starting = request.starting
     runs = {one.workflow_id for one in outcomes}
-    runs.update(task.workflow_id for task, _ in wanted.starting)
+    runs.update(task.workflow_id for task, _ in starting)
     steps = locking_steps(runs)
     locking = len(steps)
     steps += recording_steps(claimer.worker_id, outcomes)
     recording = len(steps)
-    if wanted.starting:
-        steps.append((start_tasks, _starts(claimer.worker_id, wanted.starting)))
-    claims = wanted.claims > 0 or (claimer.is_capped and bool(wanted.freed))
+    if starting:
+        start = StartTasks(
+            claimer.worker_id,
+            [task.id for task, _ in starting],
+            [task.generation for task, _ in starting],
+            [pid for _, pid in starting],
+        )
+        steps.append((start_tasks, start))
+    claims = request.claims > 0 or (claimer.is_capped and bool(request.freed))
     if claims:
-        steps.append((claim_tasks, claimer.claim(wanted)))
+        steps.append((claim_tasks, claimer.claim(request)))
     answers = pipeline.run(steps)
     claimed = answers.pop() if claims else ()
-    started = {row.id: row.worker_pid for row in answers.pop()} if wanted.starting else {}
+    started = {row.id: row.worker_pid for row in answers.pop()} if starting else {}
     recorded = {row.task_id for rows in answers[locking:recording] for row in rows}
-    return Turned(recorded, started, claimed)
+    return TurnResult(recorded, started, claimed)
 
 
-def _record_apart(pipeline: Pipeline, claimer: Claimer, outcomes: Iterable[Outcome]) -> set[str]:
-    """Record one by one, so that an outcome the database refuses costs only its own text."""
+def _record_one_by_one(
+    pipeline: Pipeline, claimer: Claimer, outcomes: Iterable[Outcome]
+) -> set[str]:
+    """An outcome that the database refuses is recorded without its texts; the others keep theirs."""
     recorded: set[str] = set()
     for outcome in outcomes:
         try:
-            recorded |= _one_transaction(pipeline, claimer, [outcome], Wanted()).recorded
+            recorded |= _one_transaction(pipeline, claimer, [outcome], TurnRequest()).recorded
         except psycopg.Error as error:
             if is_transient(error):
                 raise
             logger.exception("the outcome of task %s cannot be stored", outcome.task_id)
             plain = without_result(outcome)
-            recorded |= _one_transaction(pipeline, claimer, [plain], Wanted()).recorded
+            recorded |= _one_transaction(pipeline, claimer, [plain], TurnRequest()).recorded
     return recorded
 
 
-def give_back(pipeline: Pipeline, worker_id: str, held: Sequence[ClaimedTask]) -> int:
-    """Release what the database says is ours and no child has: user code never saw it.
+def release_unheld(pipeline: Pipeline, worker_id: str, held: Sequence[ClaimedTask]) -> int:
+    """Release the tasks that this worker owns in the database but does not hold: no child has seen them.
 
-    A retry of something held may be among it: only the generation tells them apart.
+    A retry of a held task may be among them: only the generation tells the two apart.
     """
     ids, generations = [task.id for task in held], [task.generation for task in held]
-    in_hand = ReleaseUnstarted(worker_id, ids, generations)
-    (released,) = pipeline.run([(release_unstarted, in_hand)])
+    (released,) = pipeline.run([(release_unstarted, ReleaseUnstarted(worker_id, ids, generations))])
     return len(released)
-
-
-def _starts(worker_id: str, starting: Sequence[tuple[ClaimedTask, int]]) -> StartTasks:
-    return StartTasks(
-        worker_id,
-        [pair[0].id for pair in starting],
-        [pair[0].generation for pair in starting],
-        [pair[1] for pair in starting],
-    )

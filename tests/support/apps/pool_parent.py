@@ -8,8 +8,9 @@ from pathlib import Path
 
 import psutil
 
+from horsies.worker.pool.children import PoolSettings
 from horsies.worker.pool.launcher import StartMethod
-from horsies.worker.pool.pool import ChildPool, PoolSettings
+from horsies.worker.pool.pool import ChildPool
 from tests.support.pool import BOOT, assignment, collect_until
 
 

@@ -32,7 +32,7 @@ class FunctionProgram:
             assignment.task_id, assignment.generation, True, json.dumps(value), None, None
         )
 
-    def rehearse(self, assignment: Assignment) -> ChildReport:
+    def warm_up(self, assignment: Assignment) -> ChildReport:
         return ChildReport(assignment.task_id, assignment.generation, True, "null", None, None)
 
     def close(self) -> None:

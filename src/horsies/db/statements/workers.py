@@ -47,8 +47,8 @@ class Presence(NamedTuple):
     was_stopped: bool
 
 
-class SignOff(NamedTuple):
-    """Workers that have stopped, gracefully or lost."""
+class WorkerStop(NamedTuple):
+    """Workers that have stopped, gracefully or not."""
 
     worker_ids: Sequence[str]
     was_lost: bool
@@ -107,14 +107,14 @@ class AbandonedTask(NamedTuple):
     workflow_id: str | None = None
 
 
-class Duty(NamedTuple):
-    """The reaper's job to lead."""
+class LeadershipKey(NamedTuple):
+    """A job that one worker does for all, by the key of its advisory lock."""
 
-    duty: int
+    job: int
 
 
 class Leads(NamedTuple):
-    """Whether this worker leads the job in this transaction."""
+    """Whether this worker does the job in this transaction."""
 
     leads: bool
 
@@ -149,13 +149,13 @@ class Deleted(NamedTuple):
 register_worker = WORKERS.declare("register_worker", RegisterWorker, Nothing)
 take_worker_lock = WORKERS.declare("take_worker_lock", LockKey, Held)
 see_worker = WORKERS.declare("see_worker", SeeWorker, Presence)
-sign_off_worker = WORKERS.declare("sign_off_worker", SignOff, SeenWorker)
+record_worker_stop = WORKERS.declare("record_worker_stop", WorkerStop, SeenWorker)
 find_lost_workers = WORKERS.declare("find_lost_workers", FindLostWorkers, SeenWorker)
 find_abandoned = WORKERS.declare("find_abandoned", FindAbandoned, AbandonedTask)
 find_ownerless = WORKERS.declare("find_ownerless", FindOwnerless, AbandonedTask)
 find_stale = WORKERS.declare("find_stale", FindStale, AbandonedTask)
 wake_queues = WORKERS.declare("wake_queues", WakeQueues, QueueName)
-try_lead = WORKERS.declare("try_lead", Duty, Leads)
+try_lead = WORKERS.declare("try_lead", LeadershipKey, Leads)
 store_worker_state = WORKERS.declare("store_worker_state", WorkerState, Nothing)
 delete_old_heartbeats = WORKERS.declare("delete_old_heartbeats", Retention, Deleted)
 delete_old_worker_states = WORKERS.declare("delete_old_worker_states", Retention, Deleted)

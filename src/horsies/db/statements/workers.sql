@@ -20,7 +20,7 @@ WITH seen AS (
     RETURNING worker_id::text, stopped_at IS NOT NULL AS was_stopped)
 SELECT seen.worker_id, seen.was_stopped FROM seen CROSS JOIN LATERAL pg_notify(%(echo_channel)s, '') AS called
 
--- name: sign_off_worker
+-- name: record_worker_stop
 -- An orderly shutdown, or a worker declared lost.
 UPDATE horsies_workers SET stopped_at = clock_timestamp(), was_lost = %(was_lost)s
 WHERE worker_id = ANY(%(worker_ids)s::text[]) AND stopped_at IS NULL
@@ -100,8 +100,8 @@ SELECT queue.name FROM unnest(%(queues)s::text[]) AS queue (name)
 CROSS JOIN LATERAL pg_notify('task_queue_' || queue.name, '') AS woken
 
 -- name: try_lead
--- One reaper at a time; a worker that does not get the lock leaves the duty to the other.
-SELECT pg_try_advisory_xact_lock(1751348596, %(duty)s) AS leads
+-- One reaper at a time; a worker that does not get the lock leaves the job to the other.
+SELECT pg_try_advisory_xact_lock(1751348596, %(job)s) AS leads
 
 -- name: store_worker_state
 -- A snapshot for the timeline of this worker.

@@ -1,25 +1,22 @@
-"""The library's own tasks, which workflows are made of beside those of their users.
+"""The library's own tasks, which are nodes of workflows beside the tasks of their users.
 
-They run in children like all others, at the end of a wait that held no child: a sleep that is over,
-a signal that came or did not come in time, and the expansion of a sub-workflow into a plan. Stands
-in the child on the line producer -> SQL -> turn -> child -> report -> result.
+They run in children like all others, after a wait that held no child: a sleep that is over, a signal
+that came or timed out, and the expansion of a sub-workflow into a plan.
 """
 
 from __future__ import annotations
 
 from json import JSONDecodeError, JSONDecoder
+from typing import Any
 
 from horsies.app import Horsies
-from horsies.codec.calls import BoundCall
-from horsies.codec.form import CodecError
 from horsies.error_codes import OperationalErrorCode, OutcomeCode
 from horsies.result import Err, Ok, Result
 from horsies.task_result import TaskError
 from horsies.tasks.definition import RESERVED_PREFIX
-from horsies.worker.child.node_arguments import deliver
+from horsies.worker.child.node_arguments import build_call
 from horsies.worker.protocol import Assignment
 from horsies.workflow.build.plan import EXPAND_TASK, SIGNAL_TASK, SLEEP_TASK, Parent
-from horsies.workflow.definition import AnyDefinition
 from horsies.workflow.expand import expand, find_child, unreadable_parameters
 
 _NOTHING = "{}"
@@ -27,31 +24,29 @@ _SIGNAL_HEAD = '{"value":'
 _KEY_HEAD, _KWARGS_HEAD = '{"definition_key":', ',"kwargs":'
 
 
-def is_internal(assignment: Assignment) -> bool:
-    """Tell whether an assignment is one of the library's own tasks."""
+def is_builtin(assignment: Assignment) -> bool:
     return assignment.node is not None and assignment.task_name.startswith(RESERVED_PREFIX)
 
 
-def run_internal(app: Horsies, assignment: Assignment) -> Result[str, TaskError]:
+def run_builtin(app: Horsies, assignment: Assignment) -> Result[str, TaskError]:
     """Run one of the library's own tasks; the JSON text of its value, or its error."""
-    match assignment.task_name:
-        case name if name == SLEEP_TASK:
-            return Ok("null")
-        case name if name == SIGNAL_TASK:
-            return _signal_value(assignment.kwargs_json)
-        case name if name == EXPAND_TASK:
-            return _expansion(app, assignment)
-        case name:
-            return Err(
-                TaskError(
-                    error_code=OperationalErrorCode.WORKER_RESOLUTION_ERROR,
-                    message=f"This worker knows no task {name!r}; it is older than what enqueued it.",
-                )
-            )
+    name = assignment.task_name
+    if name == SLEEP_TASK:
+        return Ok("null")
+    if name == SIGNAL_TASK:
+        return _signal_value(assignment.kwargs_json)
+    if name == EXPAND_TASK:
+        return _expansion(app, assignment)
+    return Err(
+        TaskError(
+            error_code=OperationalErrorCode.WORKER_RESOLUTION_ERROR,
+            message=f"This worker knows no task {name!r}; the library that enqueued it is newer.",
+        )
+    )
 
 
 def _signal_value(kwargs_json: str) -> Result[str, TaskError]:
-    """The value that was sent, as it was written; without one the wait is over."""
+    """The JSON text of the value that was sent; without a value the wait has timed out."""
     if kwargs_json == _NOTHING:
         return Err(
             TaskError(
@@ -73,20 +68,25 @@ def _expansion(app: Horsies, assignment: Assignment) -> Result[str, TaskError]:
     found = find_child(key)
     if isinstance(found, Err):
         return found
-    call = _build_call(app, assignment, found.value, kwargs_json)
-    if isinstance(call, Err):
-        return Err(unreadable_parameters(found.value, call.value))
+    definition = found.value
+    signature = definition.build_signature()
+    kwargs: dict[str, Any] = {}
+    if signature is not None:
+        call = build_call(app, assignment, signature, kwargs_json)
+        if isinstance(call, Err):
+            return Err(unreadable_parameters(definition, call.value))
+        kwargs = call.value.kwargs
     parent = Parent(
         workflow_id=node.workflow_id,
         task_index=node.task_index,
         root_workflow_id=node.root_workflow_id,
         depth=node.depth,
     )
-    return expand(app, found.value, call.value.kwargs, parent)
+    return expand(app, definition, kwargs, parent)
 
 
 def _expansion_request(kwargs_json: str) -> tuple[str, str] | None:
-    """The definition key and the parameters' own text, which is read by annotation later."""
+    """The definition key, and the JSON text of the parameters, which is read by annotation later."""
     try:
         key, end = JSONDecoder().raw_decode(kwargs_json, len(_KEY_HEAD))
     except JSONDecodeError:
@@ -95,17 +95,8 @@ def _expansion_request(kwargs_json: str) -> tuple[str, str] | None:
     return (key, kwargs_json[end + len(_KWARGS_HEAD) : -1]) if is_ours else None
 
 
-def _build_call(
-    app: Horsies, assignment: Assignment, definition: AnyDefinition, kwargs_json: str
-) -> Result[BoundCall, CodecError]:
-    signature = definition.build_signature()
-    if signature is None:
-        return Ok(BoundCall((), {}))
-    return deliver(app, assignment, signature, kwargs_json)
-
-
-def _unreadable(what: str) -> TaskError:
+def _unreadable(subject: str) -> TaskError:
     return TaskError(
         error_code=OperationalErrorCode.WORKER_SERIALIZATION_ERROR,
-        message=f"{what} is stored in a form this worker does not know.",
+        message=f"{subject} is stored in a form this worker does not know.",
     )

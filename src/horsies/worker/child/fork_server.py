@@ -1,10 +1,8 @@
-"""The warm fork server: a process that has imported the application once and forks children from
-it.
+"""The fork server: a process that has imported the application once and forks children from it.
 
-It stands between the supervisor, which sends it one socket per wanted child, and the children,
-which are handed over to the worker by a double fork: the worker is their parent, hears at once how
-they end, and loses nobody when the template dies. It holds no sockets, no threads and no database
-connections.
+The worker sends it one socket per child. A double fork makes the worker the parent of each child, so
+that it notices their end at once and loses none when the fork server dies. The fork server holds no
+sockets, no threads and no database connections.
 """
 
 from __future__ import annotations
@@ -25,22 +23,22 @@ from horsies.worker.child.main import (
     EXIT_BROKEN,
     EXIT_CLEAN,
     Program,
-    enter_service,
-    leave,
+    exit_child,
     load_program,
-    rehearse_life,
+    mark_as_child,
     run_child,
+    warm_up_fork_server,
 )
 from horsies.worker.protocol import ChildBoot, FrameKind
 
-logger = logging.getLogger("horsies.template")
+logger = logging.getLogger("horsies.fork_server")
 
-# How /proc names descriptors with somebody at the other end, and selectors, timers and their like.
+# How /proc names descriptors with a peer at the other end, and selectors, timers and the like.
 _NOT_TO_BE_SHARED = ("socket:", "pipe:", "anon_inode:")
 
 
 def main(control_fd: int) -> NoReturn:
-    """Entry of a freshly started interpreter: the first frame says what to load."""
+    """Entry of a freshly started interpreter: the first frame names the application."""
     control = socket.socket(fileno=control_fd)
     received = protocol.receive_boot(control)
     if received is None:
@@ -61,20 +59,20 @@ def run_fork_server(control: socket.socket, boot: ChildBoot, worker_pid: int) ->
     """Load the application, then fork a child for every socket received; never returns."""
     exit_code = EXIT_BROKEN
     try:
-        enter_service()
+        mark_as_child()
         with suppress(PermissionError):
             os.setsid()
         os_process.die_with_parent(worker_pid)
         _ignore_signals()
         exit_code = _load_and_serve(control, boot, worker_pid)
     except BaseException:
-        logger.exception("The fork server broke down.")
+        logger.exception("The fork server failed.")
     finally:
-        leave(exit_code)
+        exit_child(exit_code)
 
 
 def _ignore_signals() -> None:
-    """A service manager may signal every process of the worker: the template ends with its parent."""
+    """A service manager may signal every process of the worker: the fork server ends with its parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
@@ -84,11 +82,11 @@ def _load_and_serve(control: socket.socket, boot: ChildBoot, worker_pid: int) ->
         program = load_program(boot)
     except BaseException as error:
         logger.error("The fork server could not load the application.", exc_info=error)
-        text = f"{type(error).__name__}: {error}"
-        control.sendall(protocol.encode_texts(FrameKind.BOOT_FAILED, text))
+        problem = f"{type(error).__name__}: {error}"
+        control.sendall(protocol.encode_texts(FrameKind.BOOT_FAILED, problem))
         return EXIT_BOOT_FAILED
     _warn_about_unforkable_state(control)
-    rehearse_life(program)
+    warm_up_fork_server(program)
     _ignore_signals()
     gc.collect()
     gc.freeze()
@@ -102,15 +100,15 @@ def _load_and_serve(control: socket.socket, boot: ChildBoot, worker_pid: int) ->
 
 
 def _next_request(control: socket.socket) -> int | None:
-    """The socket of the next wanted child; None when the worker has closed its end."""
+    """The socket of the next child; None when the worker has closed its end."""
     _, descriptors, _, _ = socket.recv_fds(control, 1, 1)
     return descriptors[0] if descriptors else None
 
 
 class Reserve:
-    """Forked processes that wait for the socket which makes children of them.
+    """Forked processes that wait for the socket which makes them children.
 
-    To become the worker's, a child needs a process in between that forks it and ends, which costs
+    To become the worker's, a child needs an intermediate process that forks it and ends, which costs
     as much as the child itself. One such process therefore forks several.
     """
 
@@ -124,19 +122,18 @@ class Reserve:
         self._waiting: list[socket.socket] = []
 
     def hand_out(self, child_fd: int) -> None:
-        """Make a child on `child_fd`, then see to it that the next one waits already."""
+        """Make a child on `child_fd`, then fork the next ones ahead."""
         try:
-            is_given = self._give_to_waiting(child_fd) or self._give_to_forked(child_fd)
+            is_given = self._give_to_waiting(child_fd)
+            if not is_given:
+                self._fork_some(child_fd)
+                is_given = self._give_to_waiting(child_fd)
         finally:
-            # Without a child this closes the last copy: the supervisor sees the socket end, and
-            # asks again after a while. Trying on here would only make a full system fuller.
+            # Without a child this closes the last copy: the pool sees the socket end, and asks again
+            # after a while. Trying on here would only make a full system fuller.
             os.close(child_fd)
         if is_given and not self._waiting and self._boot.forks_ahead > 1:
             self._fork_some(None)
-
-    def _give_to_forked(self, child_fd: int) -> bool:
-        self._fork_some(child_fd)
-        return self._give_to_waiting(child_fd)
 
     def _give_to_waiting(self, child_fd: int) -> bool:
         while self._waiting:
@@ -146,33 +143,39 @@ class Reserve:
         return False
 
     def _fork_some(self, foreign_fd: int | None) -> None:
-        """Have processes forked that wait, or fewer or none of them if the system refuses."""
+        """Fork processes that wait, or fewer or none of them if the system refuses."""
         pairs: list[tuple[socket.socket, socket.socket]] = []
         try:
             for _ in range(max(1, self._boot.forks_ahead)):
                 pairs.append(socket.socketpair())
-            between_pid = os_process.fork()
+            intermediate_pid = os_process.fork()
         except OSError as error:
-            _tell_refusal(error)
+            _log_refusal(error)
             for one in itertools.chain(*pairs):
                 one.close()
             return
-        if between_pid == 0:
-            self._fork_in_between(pairs, foreign_fd)
-        os.waitpid(between_pid, 0)
+        if intermediate_pid == 0:
+            self._fork_children(pairs, foreign_fd)
+        os.waitpid(intermediate_pid, 0)
         for own_end, their_end in pairs:
             their_end.close()
             self._waiting.append(own_end)
 
-    def _fork_in_between(
+    def _fork_children(
         self, pairs: list[tuple[socket.socket, socket.socket]], foreign_fd: int | None
     ) -> NoReturn:
+        """The intermediate process: fork the children and end, which makes them the worker's."""
         try:
             self._control.close()
             if foreign_fd is not None:
                 os.close(foreign_fd)
             for _, their_end in pairs:
-                if _fork_or_tell() == 0:
+                try:
+                    child_pid = os.fork()
+                except OSError as error:
+                    _log_refusal(error)
+                    break
+                if child_pid == 0:
                     self._wait_for_socket(their_end, pairs)
         finally:
             os._exit(EXIT_CLEAN)
@@ -182,7 +185,7 @@ class Reserve:
     ) -> NoReturn:
         for other in (one for pair in pairs for one in pair if one is not own_end):
             other.close()
-        # By the time it comes the process in between has ended, and this one is the worker's.
+        # By the time it comes the intermediate process has ended, and this one is the worker's.
         child_fd = _next_request(own_end)
         own_end.close()
         if child_fd is None:
@@ -190,15 +193,7 @@ class Reserve:
         run_child(child_fd, self._boot, self._worker_pid, self._program)
 
 
-def _fork_or_tell() -> int:
-    try:
-        return os.fork()
-    except OSError as error:
-        _tell_refusal(error)
-        raise
-
-
-def _tell_refusal(error: OSError) -> None:
+def _log_refusal(error: OSError) -> None:
     logger.error(
         "The fork server could not fork a child process (%s); "
         "raise the limits on processes and open files if this goes on.",
@@ -214,35 +209,29 @@ def _warn_about_unforkable_state(control: socket.socket) -> None:
             "Start them in an on_child_process_start hook, or use --start-method spawn.",
             ", ".join(threads[1:]),
         )
-    if _count_open_sockets(control.fileno()) > 0:
+    own_fds = (0, 1, 2, control.fileno())
+    if any(fd not in own_fds and _kind_of(fd).startswith("socket:") for fd in _open_descriptors()):
         logger.warning(
             "Importing the app opened network connections, which child processes would share. "
             "Open them in an on_child_process_start hook, or use --start-method spawn."
         )
 
 
-def _count_open_sockets(own_fd: int) -> int:
-    count = 0
-    for fd in _open_descriptors():
-        with suppress(OSError):
-            is_socket = os.readlink(f"/proc/self/fd/{fd}").startswith("socket:")
-            count += is_socket and fd > 2 and fd != own_fd
-    return count
+def _kind_of(fd: int) -> str:
+    with suppress(OSError):
+        return os.readlink(f"/proc/self/fd/{fd}")
+    return ""
 
 
 def _blank_inherited_descriptors(kept_fd: int) -> None:
     """Point inherited sockets, pipes and the like at /dev/null; files and devices stay open.
 
-    Closing them would free their numbers while objects of the worker, copied by the fork, still
-    mean to close them one day.
+    Closing them would free their numbers, which copied objects of the worker will still close one day.
     """
     null_fd = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     for fd in _open_descriptors():
-        if fd in (1, 2, kept_fd, null_fd):
-            continue
-        with suppress(OSError):
-            if os.readlink(f"/proc/self/fd/{fd}").startswith(_NOT_TO_BE_SHARED):
-                os.dup2(null_fd, fd, inheritable=False)
+        if fd not in (1, 2, kept_fd, null_fd) and _kind_of(fd).startswith(_NOT_TO_BE_SHARED):
+            os.dup2(null_fd, fd, inheritable=False)
     os.dup2(null_fd, 0)
     os.close(null_fd)
 

@@ -1,8 +1,8 @@
 """A child process: it takes one assignment at a time from its socket, runs it and reports.
 
-It stands between the supervisor's socket and user code, and is built to survive user code: the
-socket is out of the way, whatever a task changed is put back, and a process forked by a task can
-never answer in its place. It opens no database connection of its own and ends when its parent does.
+It is built to survive user code: the socket has a high number, the process-wide state is restored
+after each task, and a process forked by a task can never report in its place. It opens no database
+connection of its own and ends when its parent does.
 """
 
 from __future__ import annotations
@@ -28,8 +28,13 @@ from typing import NoReturn, Protocol
 from horsies.errors import TaskStopped
 from horsies.tasks.invoke import stop_coroutine
 from horsies.worker import os_process, protocol
-from horsies.worker.child.logs import configure_logging, label_handlers, label_records, log_or_not
-from horsies.worker.child.process_state import ProcessState
+from horsies.worker.child.process_state import (
+    ProcessState,
+    configure_logging,
+    label_handlers,
+    label_records,
+    log_safely,
+)
 from horsies.worker.protocol import Assignment, ChildBoot, ChildReport, FrameKind
 
 EXIT_CLEAN = 0
@@ -40,8 +45,8 @@ EXIT_BROKEN = 174
 _RECEIVE_BYTES = 1 << 16
 _KIND_ASSIGN = int(FrameKind.ASSIGN)
 _KIND_STOP = int(FrameKind.STOP)
-_REHEARSALS = 32
-_REHEARSED = Assignment("0" * 36, 1, "rehearsal", 1, "[]", "{}", None)
+_WARM_UPS = 32
+_WARM_UP = Assignment("0" * 36, 1, "warm_up", 1, "[]", "{}", None)
 
 logger = logging.getLogger("horsies.child")
 
@@ -50,55 +55,55 @@ class Program(Protocol):
     """The application as a child sees it."""
 
     def start_hooks(self) -> Sequence[Callable[[], object]]:
-        """What to run once in this process before its first task, in order."""
+        """The functions to run once in this process before its first task, in order."""
 
     def execute(self, assignment: Assignment) -> ChildReport:
-        """Run one assignment; everything user code does wrong becomes part of the report."""
+        """Run one assignment; every failure of user code becomes part of the report."""
 
-    def rehearse(self, assignment: Assignment) -> ChildReport:
-        """Do as if it ran an assignment, without user code."""
+    def warm_up(self, assignment: Assignment) -> ChildReport:
+        """Run a no-op task through the normal path."""
 
     def close(self) -> None:
-        """Let go of what the application holds; the process is about to leave."""
+        """Close the application's connections; the process is about to exit."""
 
 
 def main(socket_fd: int) -> NoReturn:
-    """Entry of a freshly started interpreter: the first frame on the socket says what to load."""
+    """Entry of a freshly started interpreter: the first frame on the socket names the application."""
     with socket.socket(fileno=os.dup(socket_fd)) as connected:
         received = protocol.receive_boot(connected)
     if received is None:
         os._exit(EXIT_CLEAN)
-    enter_service()
+    mark_as_child()
     run_child(socket_fd, *received)
 
 
-def enter_service() -> None:
-    """Make this process one that runs tasks, or forks those that do: they inherit it."""
+def mark_as_child() -> None:
+    """Make this process one that runs tasks, or that forks such processes: they inherit the marks."""
     os.environ["HORSIES_CHILD_PROCESS"] = "1"
-    os_process.work_in_the_background()
+    os_process.schedule_as_batch()
 
 
 def run_child(
     socket_fd: int, boot: ChildBoot, worker_pid: int, program: Program | None = None
 ) -> NoReturn:
-    """Be a child of `worker_pid` until it closes the socket; never returns.
+    """Serve as a child of `worker_pid` until it closes the socket; never returns.
 
-    `program` is given when the process was forked from one that had loaded the application.
+    `program` is given when the process was forked from the fork server, which had loaded it.
     """
     exit_code = EXIT_BROKEN
     try:
         with suppress(PermissionError):
             os.setsid()
         os_process.die_with_parent(worker_pid)
-        connection = Connection(_move_out_of_the_way(socket_fd))
-        connection.send(protocol.encode_numbers(FrameKind.HELLO, connection.owner_pid))
-        exit_code = _boot_and_serve(connection, boot, program)
+        parent = ParentSocket(_move_to_high_number(socket_fd))
+        parent.send(protocol.encode_numbers(FrameKind.HELLO, parent.owner_pid))
+        exit_code = _boot_and_serve(parent, boot, program)
     except (BrokenPipeError, ConnectionResetError):
         exit_code = EXIT_CLEAN
     except BaseException:
-        logger.exception("The child process broke down outside of a task.")
+        logger.exception("The child process failed outside of a task.")
     finally:
-        leave(exit_code)
+        exit_child(exit_code)
 
 
 def load_program(boot: ChildBoot) -> Program:
@@ -118,8 +123,8 @@ def load_program(boot: ChildBoot) -> Program:
     return program
 
 
-def leave(exit_code: int) -> NoReturn:
-    """End this process at once, after writing out what is buffered.
+def exit_child(exit_code: int) -> NoReturn:
+    """End this process at once, after flushing its streams.
 
     Exit handlers do not run: in a forked child most of them belong to the process it came from.
     """
@@ -131,7 +136,7 @@ def leave(exit_code: int) -> NoReturn:
     os._exit(exit_code)
 
 
-class Connection:
+class ParentSocket:
     """The child's end of its socket; only the process that opened it may use it."""
 
     __slots__ = ("_frames", "_poll", "_waiting", "owner_pid", "socket")
@@ -145,7 +150,7 @@ class Connection:
         self._poll.register(connected, select.POLLIN)
 
     def send(self, frame: bytes) -> None:
-        """Write one frame. A process forked by a task ends here instead of answering for it."""
+        """Write one frame. A process forked by a task ends here instead of reporting for it."""
         if os.getpid() != self.owner_pid:
             os._exit(EXIT_CLEAN)
         self.socket.sendall(frame)
@@ -153,8 +158,8 @@ class Connection:
     def next_frame(self) -> bytes | None:
         """Wait for the next frame; None when the parent has closed its end."""
         while not self._waiting:
-            # A process that sleeps in recv() is also woken when its peer reads what it sent before:
-            # a second, useless wake-up per task. One that sleeps in poll() is not.
+            # A process that sleeps in recv() is also woken when its peer reads its last frame: a
+            # second, useless wake-up per task. One that sleeps in poll() is not.
             self._poll.poll()
             data = self.socket.recv(_RECEIVE_BYTES)
             if not data:
@@ -162,8 +167,8 @@ class Connection:
             self._waiting = self._frames.feed(data)
         return self._waiting.pop(0)
 
-    def stop_was_asked(self) -> bool:
-        """Whether the parent's stop order, or its end, is what comes next on the socket."""
+    def has_stop_request(self) -> bool:
+        """Whether the parent's stop frame, or its end, comes next on the socket."""
         if self._waiting:
             return self._waiting[0][4] == _KIND_STOP
         try:
@@ -179,112 +184,107 @@ class StopSwitch:
     """Turns SIGTERM into ``TaskStopped`` inside user code, and only there.
 
     The parent sends a stop frame first. A SIGTERM without one comes from a service manager that
-    signals the whole group: the parent got it as well and decides what happens to running tasks.
+    signals the whole group: the parent got it as well and decides about the running tasks.
     """
 
-    __slots__ = ("_came_early", "_connection", "_is_armed", "has_stopped")
+    __slots__ = ("_came_early", "_is_armed", "_parent", "has_stopped")
 
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
+    def __init__(self, parent: ParentSocket) -> None:
+        self._parent = parent
         self._is_armed = False
         self._came_early = False
         self.has_stopped = False
 
     def handle(self, _signal_number: int, _frame: FrameType | None) -> None:
-        """The signal handler."""
         if not self._is_armed:
             self._came_early = True
-        elif self._connection.stop_was_asked():
+        elif self._parent.has_stop_request():
             self._is_armed = False
             self.has_stopped = True
             stop_coroutine()
             raise TaskStopped
 
     def arm(self) -> None:
-        """User code follows. A signal that came while the assignment was being read counts now."""
+        """User code follows. A signal that came before, with the assignment still unread, counts now."""
         self._is_armed = True
         if self._came_early:
             self._came_early = False
             self.handle(signal.SIGTERM, None)
 
     def disarm(self) -> None:
-        """User code is over."""
         self._is_armed = False
 
 
-def _boot_and_serve(connection: Connection, boot: ChildBoot, program: Program | None) -> int:
-    switch = StopSwitch(connection)
+def _boot_and_serve(parent: ParentSocket, boot: ChildBoot, program: Program | None) -> int:
+    switch = StopSwitch(parent)
     process_state = ProcessState(switch.handle)
-    _prepare_process(connection)
+    ForkGuard(parent).install()
+    if not os_process.IS_LINUX:
+        threading.Thread(target=watch_parent, args=(parent.socket,), daemon=True).start()
     try:
         loaded = program or load_program(boot)
     except BaseException as error:
-        return _report_boot_failure(connection, error)
+        message = "The child process could not load the application."
+        log_safely(logger, logging.ERROR, message, error=error)
+        problem = f"{type(error).__name__}: {error}"
+        parent.send(protocol.encode_texts(FrameKind.BOOT_FAILED, problem))
+        return EXIT_BOOT_FAILED
     hooks = loaded.start_hooks()
-    run_start_hooks(hooks, boot.hook_budget_seconds, connection)
+    run_start_hooks(hooks, boot.hook_budget_seconds, parent)
     process_state.adopt()
     if hooks or program is None:
         gc.collect()
         gc.freeze()
-    _rehearse(loaded, switch, process_state)
+    _warm_up(loaded, switch, process_state)
     rss_bytes = os_process.own_rss_bytes() if boot.samples_memory else 0
-    connection.send(protocol.encode_numbers(FrameKind.READY, connection.owner_pid, rss_bytes))
-    _serve(connection, loaded.execute, switch, process_state, boot.samples_memory)
+    parent.send(protocol.encode_numbers(FrameKind.READY, parent.owner_pid, rss_bytes))
+    _serve(parent, loaded.execute, switch, process_state, boot.samples_memory)
     loaded.close()
     return EXIT_CLEAN
 
 
-def _rehearse(program: Program, switch: StopSwitch, process_state: ProcessState) -> None:
-    """Do everything a task needs before anybody waits for one.
+def _warm_up(program: Program, switch: StopSwitch, process_state: ProcessState) -> None:
+    """Run a no-op task through the normal path before the child reports that it is ready.
 
-    A forked process copies each page of memory the first time it writes there, and Python writes to all it
-    uses: the first task took 0.8 ms, after a rehearsal it takes 0.2, and those that follow 0.1.
+    A forked process copies each page of memory the first time it writes there, and Python writes to every
+    page it uses: the first task took 0.8 ms, after a warm-up it takes 0.2, and later ones 0.1.
     """
-    assignment = protocol.decode_assignment(protocol.encode_assignment(_REHEARSED))
-    report = _run(program.rehearse, assignment, switch)
+    assignment = protocol.decode_assignment(protocol.encode_assignment(_WARM_UP))
+    report = _run(program.warm_up, assignment, switch)
     if report is not None:
         protocol.encode_report(report)
     process_state.restore()
 
 
-def rehearse_life(program: Program) -> None:
-    """Live the life of a child on a socket of our own, without user code: for the process that forks them.
+def warm_up_fork_server(program: Program) -> None:
+    """Warm up before forking: serve no-op assignments over a local socket pair.
 
-    What Python and the linker find out when code first runs, every child knows from then on; that
-    saves each of them 0.4 ms.
+    Python and the linker resolve code when it first runs; done here, it saves every child 0.4 ms.
     """
     ours, theirs = socket.socketpair()
     with ours:
-        ours.sendall(protocol.encode_assignment(_REHEARSED) * _REHEARSALS)
+        ours.sendall(protocol.encode_assignment(_WARM_UP) * _WARM_UPS)
         ours.shutdown(socket.SHUT_WR)
-        connection = Connection(_move_out_of_the_way(theirs.detach()))
-        switch = StopSwitch(connection)
+        parent = ParentSocket(_move_to_high_number(theirs.detach()))
+        switch = StopSwitch(parent)
         process_state = ProcessState(switch.handle)
-        with connection.socket:
-            _serve(connection, program.rehearse, switch, process_state, samples_memory=False)
-
-
-def _prepare_process(connection: Connection) -> None:
-    ForkGuard(connection).install()
-    if not os_process.IS_LINUX:
-        watcher = threading.Thread(target=watch_parent, args=(connection.socket,), daemon=True)
-        watcher.start()
+        with parent.socket:
+            _serve(parent, program.warm_up, switch, process_state, samples_memory=False)
 
 
 class ForkGuard:
-    """Makes an ordinary process of whatever a task forks: it loses the socket, and SIGTERM ends it.
+    """Makes a process that a task forks an ordinary one: it loses the socket, and SIGTERM ends it.
 
-    The signal is held back during the fork, or one sent right after it would meet our handler.
+    The signal is blocked during the fork, or one sent right after it would reach the child's handler.
     """
 
-    __slots__ = ("_connection", "_signal_mask")
+    __slots__ = ("_parent", "_signal_mask")
 
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
+    def __init__(self, parent: ParentSocket) -> None:
+        self._parent = parent
         self._signal_mask: set[signal.Signals | int] = set()
 
     def install(self) -> None:
-        """Watch every fork of this process from now on."""
         os.register_at_fork(
             before=self._hold_signal,
             after_in_parent=self._release_signal,
@@ -301,12 +301,12 @@ class ForkGuard:
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
         with suppress(OSError):
-            self._connection.socket.close()
+            self._parent.socket.close()
         self._release_signal()
 
 
 def watch_parent(connected: socket.socket) -> None:
-    """Kill this process group when the other end of the socket goes away, whatever user code does.
+    """Kill this process group when the other end of the socket closes, even during user code.
 
     The portable form of dying with the parent.
     """
@@ -317,70 +317,61 @@ def watch_parent(connected: socket.socket) -> None:
     os.killpg(os.getpgrp(), signal.SIGKILL)
 
 
-def _report_boot_failure(connection: Connection, error: BaseException) -> int:
-    log_or_not(
-        logger, logging.ERROR, "The child process could not load the application.", error=error
-    )
-    text = f"{type(error).__name__}: {error}"
-    connection.send(protocol.encode_texts(FrameKind.BOOT_FAILED, text))
-    return EXIT_BOOT_FAILED
-
-
 def run_start_hooks(
-    hooks: Sequence[Callable[[], object]], budget_seconds: float, connection: Connection
+    hooks: Sequence[Callable[[], object]], budget_seconds: float, parent: ParentSocket
 ) -> None:
     """Run the application's start hooks in order; one that raises or overruns ends this process."""
     for hook in hooks:
         name = getattr(hook, "__qualname__", repr(hook))
         late = f"ran longer than {budget_seconds:g} s"
-        timer = threading.Timer(budget_seconds, _fail_hook, (connection, name, late))
+        timer = threading.Timer(budget_seconds, _fail_hook, (parent, name, late))
         timer.daemon = True
         timer.start()
         try:
             hook()
         except BaseException as error:
-            log_or_not(logger, logging.DEBUG, "The hook's traceback:", error=error)
-            _fail_hook(connection, name, f"raised {type(error).__name__}: {error}")
+            log_safely(logger, logging.DEBUG, "The hook's traceback:", error=error)
+            _fail_hook(parent, name, f"raised {type(error).__name__}: {error}")
         finally:
             timer.cancel()
         timer.join()
 
 
-def _fail_hook(connection: Connection, name: str, what: str) -> NoReturn:
+def _fail_hook(parent: ParentSocket, name: str, problem: str) -> NoReturn:
     message = "Child process start hook %s %s; the worker stops."
-    log_or_not(logger, logging.CRITICAL, message, name, what)
+    log_safely(logger, logging.CRITICAL, message, name, problem)
     with suppress(OSError):
-        connection.send(protocol.encode_texts(FrameKind.HOOK_FAILED, name, what))
-    leave(EXIT_HOOK_FAILED)
+        parent.send(protocol.encode_texts(FrameKind.HOOK_FAILED, name, problem))
+    exit_child(EXIT_HOOK_FAILED)
 
 
 def _serve(
-    connection: Connection,
+    parent: ParentSocket,
     execute: Callable[[Assignment], ChildReport],
     switch: StopSwitch,
     process_state: ProcessState,
     samples_memory: bool,
 ) -> None:
     while True:
-        frame = connection.next_frame()
+        frame = parent.next_frame()
         if frame is None or frame[4] != _KIND_ASSIGN:
             return
         assignment = protocol.decode_assignment(frame)
         started = time.perf_counter_ns()
         report = _run(execute, assignment, switch)
         if report is None:
-            connection.send(protocol.encode_numbers(FrameKind.STOPPED, assignment.generation))
+            parent.send(protocol.encode_numbers(FrameKind.STOPPED, assignment.generation))
             return
         rss_bytes = os_process.own_rss_bytes() if samples_memory else 0
         run_microseconds = (time.perf_counter_ns() - started) // 1_000
-        connection.send(protocol.encode_report(report, rss_bytes, run_microseconds))
+        parent.send(protocol.encode_report(report, rss_bytes, run_microseconds))
         process_state.restore()
 
 
 def _run(
     execute: Callable[[Assignment], ChildReport], assignment: Assignment, switch: StopSwitch
 ) -> ChildReport | None:
-    """The report of one assignment, or None when it was stopped from outside."""
+    """The report of one assignment, or None when the parent stopped it."""
     label_records(assignment)
     try:
         switch.arm()
@@ -391,11 +382,11 @@ def _run(
     finally:
         switch.disarm()
         label_records(None)
-    # The exception may have come out as another: in a group, or as the cause of one raised from it.
+    # User code may have turned TaskStopped into another exception: a group, or one raised from it.
     return None if switch.has_stopped and not report.ok else report
 
 
-def _move_out_of_the_way(socket_fd: int) -> socket.socket:
+def _move_to_high_number(socket_fd: int) -> socket.socket:
     """Give the socket a high number, so that code which closes or reuses low ones misses it."""
     soft_limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     lowest = 1000 if soft_limit == resource.RLIM_INFINITY else max(3, min(soft_limit, 1024) - 24)

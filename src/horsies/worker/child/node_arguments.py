@@ -1,15 +1,13 @@
-"""Delivery: the arguments of a node's task, with what it takes from other nodes.
+"""The arguments of a node's task: its own, and results of other nodes.
 
-Between the assignment and the task function in a child, for tasks of workflows: results of other
-nodes become parameters by the annotations of those who take them, or members of the context. A
-result that cannot be read arrives as an error result; nothing here is ever in the task's way.
+A result of another node becomes a parameter, read by the parameter's annotation, or a member of the
+context. A result that cannot be read arrives as an error result; the task runs all the same.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from pydantic_core import from_json
@@ -27,58 +25,41 @@ from horsies.workflow.nodes.context import UpstreamResult, WorkflowContext, Work
 from horsies.workflow.nodes.nodes import codec_for
 from horsies.workflow.nodes.type_compat import UNKNOWN_TYPE
 
-_CORRUPT_INPUTS = CodecError("What this node takes from others is stored as no JSON object.", "")
+_NO_INPUTS: Mapping[str, Mapping[str, int]] = {"args": {}, "context": {}}
+_CORRUPT_INPUTS = CodecError("The stored inputs of this node are not a JSON object.", "")
 
 
-@dataclass(frozen=True, slots=True)
-class _Taken:
-    """What a node takes from others: by parameter, and by node id for its context.
-
-    ``missing`` are the nodes that have not ended, by the parameters they are for.
-    """
-
-    args: Mapping[str, NodeInput]
-    context: Mapping[str, NodeInput]
-    missing: Mapping[str, int]
-
-
-def deliver(
+def build_call(
     app: Horsies, assignment: Assignment, signature: CallSignature, kwargs_json: str
 ) -> Result[BoundCall, CodecError]:
     """Return the call of a node: its own arguments, results of other nodes, context and meta.
 
-    The parameter of a source that has not ended (its join did not wait for it) is left out. One that the
-    function needs is an error result: the source had ended, and is tried again now.
+    The parameter of a source that has not ended (its join did not wait for it) is left out. A required
+    one is an error result: the source had ended, and is retried now.
     """
     node = assignment.node
     assert node is not None
     given = signature.decode_keywords(kwargs_json)
     if isinstance(given, Err):
         return given
-    taken = _taken(node)
-    if taken is None:
-        return Err(_CORRUPT_INPUTS)
-    results = {name: _result(signature, name, source) for name, source in taken.args.items()}
-    needed = (name for name in taken.missing if name in signature.names.required)
-    results |= {name: _not_ready(taken.missing[name]) for name in needed}
-    injected = _injected(app, assignment, node, signature, taken.context)
-    return signature.complete_call({**given.value, **results}, injected)
-
-
-def _taken(node: NodePart) -> _Taken | None:
-    if node.inputs_json is None:
-        return _Taken({}, {}, {})
-    ended = {source.task_index: source for source in node.sources}
+    sources = {source.task_index: source for source in node.sources}
     try:
-        stored = from_json(node.inputs_json)
-        args, context = (
-            {name: ended[index] for name, index in stored[kind].items() if index in ended}
-            for kind in ("args", "context")
-        )
-        missing = {name: index for name, index in stored["args"].items() if index not in ended}
+        stored = _NO_INPUTS if node.inputs_json is None else from_json(node.inputs_json)
+        args, context = stored["args"], stored["context"]
+        taken = {name: sources[index] for name, index in args.items() if index in sources}
+        members = {
+            node_id: sources[index] for node_id, index in context.items() if index in sources
+        }
     except (ValueError, TypeError, KeyError, AttributeError):
-        return None
-    return _Taken(args, context, missing)
+        return Err(_CORRUPT_INPUTS)
+    results = {name: _result(signature, name, source) for name, source in taken.items()}
+    for name in signature.names.required:
+        if name in args and name not in taken:
+            message = "Another node whose result this one takes is being retried."
+            code = RetrievalCode.RESULT_NOT_READY
+            results[name] = _error_result(code, message, args[name])
+    injected = _injected(app, assignment, node, signature, members)
+    return signature.complete_call({**given.value, **results}, injected)
 
 
 def _result(signature: CallSignature, name: str, source: NodeInput) -> TaskResult[Any, Any]:
@@ -88,31 +69,21 @@ def _result(signature: CallSignature, name: str, source: NodeInput) -> TaskResul
     result = decoded.value.get(name)
     if isinstance(result, TaskResult):
         return result
-    match decode_untyped(source.result):  # the parameter takes anything
-        case Ok(untyped):
-            return untyped
-        case Err(problem):
-            return _unreadable(source, problem)
-
-
-def _not_ready(index: int) -> TaskResult[Any, TaskError]:
-    return TaskResult(
-        err=TaskError(
-            error_code=RetrievalCode.RESULT_NOT_READY,
-            message="Another node whose result this one takes is being tried again.",
-            data={"dependency_index": index},
-        )
-    )
+    untyped = decode_untyped(source.result)  # the parameter takes any value
+    return untyped.value if isinstance(untyped, Ok) else _unreadable(source, untyped.value)
 
 
 def _unreadable(source: NodeInput, problem: CodecError) -> TaskResult[Any, TaskError]:
-    return TaskResult(
-        err=TaskError(
-            error_code=OperationalErrorCode.RESULT_DESERIALIZATION_ERROR,
-            message=f"The result of another node cannot be read: {problem.message}",
-            data={"dependency_index": source.task_index},
-        )
-    )
+    message = f"The result of another node cannot be read: {problem.message}"
+    code = OperationalErrorCode.RESULT_DESERIALIZATION_ERROR
+    return _error_result(code, message, source.task_index)
+
+
+def _error_result(
+    code: OperationalErrorCode | RetrievalCode, message: str, index: int
+) -> TaskResult[Any, TaskError]:
+    data = {"dependency_index": index}
+    return TaskResult(err=TaskError(error_code=code, message=message, data=data))
 
 
 def _injected(
@@ -127,17 +98,16 @@ def _injected(
     if "workflow_meta" in signature.injected:
         injected["workflow_meta"] = WorkflowMeta(*place)
     if context and "workflow_ctx" in signature.injected:
-        results = {node_id: _upstream(app, source) for node_id, source in context.items()}
+        results = {
+            node_id: UpstreamResult(source.result, source.sub_workflow_summary, _codec(app, source))
+            for node_id, source in context.items()
+        }
         injected["workflow_ctx"] = WorkflowContext(*place, results)
     return injected
 
 
-def _upstream(app: Horsies, source: NodeInput) -> UpstreamResult:
-    return UpstreamResult(source.result, source.sub_workflow_summary, _codec(app, source))
-
-
 def _codec(app: Horsies, source: NodeInput) -> ResultCodec | None:
-    """How to read a result when it is asked for by key alone; None for plain JSON."""
+    """The codec for a result that the context returns by key alone; None for plain JSON."""
     if source.sub_definition_key is not None:
         child = definition_by_key(source.sub_definition_key)
         declared = UNKNOWN_TYPE if child is None else child.output_type()

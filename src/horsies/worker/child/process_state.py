@@ -1,12 +1,15 @@
-"""What user code may change in its process: remembered once, put back between tasks.
+"""The process-wide state of a child: its logging, and everything that user code may change in it.
 
-Part of a child, around every task it runs: signal handlers, timers, the working directory and the
-file mode mask are again as the start hooks left them when the next task comes.
+Signal handlers, timers, the working directory and the file mode mask are again as the start hooks left
+them when the next task comes. A child writes log records to the standard error it inherited; every
+record of a running task names the task. A record that cannot be written is lost without effect on the
+task.
 """
 
 from __future__ import annotations
 
 import importlib
+import logging
 import os
 import signal
 from collections.abc import Callable
@@ -14,40 +17,41 @@ from contextlib import suppress
 from types import FrameType
 from typing import Any
 
-# What the public module wraps in enum members; the wrapping would cost every task 12 µs.
+from horsies.errors import TaskStopped
+from horsies.logs import (
+    LogFormat,
+    TaskFilter,
+    TaskLabel,
+    detach_handler,
+    make_handler,
+    set_current_task,
+)
+from horsies.worker.protocol import Assignment
+
+# The public module wraps these functions' results in enum members, which would cost every task 12 µs.
 _plain_signal: Any = importlib.import_module("_signal")
 
 _TIMERS = (int(signal.ITIMER_REAL), int(signal.ITIMER_VIRTUAL), int(signal.ITIMER_PROF))
 _COMMON_SIGNALS = tuple(
-    map(
-        int,
-        (
-            signal.SIGALRM,
-            signal.SIGCHLD,
-            signal.SIGHUP,
-            signal.SIGPIPE,
-            signal.SIGUSR1,
-            signal.SIGUSR2,
-        ),
-    )
+    int(getattr(signal, f"SIG{name}")) for name in ("ALRM", "CHLD", "HUP", "PIPE", "USR1", "USR2")
 )
 
-# One value for the process, as the timers are; none are ours to clear before it serves as a child.
+# Global, as the timers are; empty until the process serves as a child.
 _cleared_timers: tuple[int, ...] = ()
 
 
 def clear_timers() -> None:
-    """Stop what would ring in code that is not the task's."""
+    """Stop the timers that a task left running: they must not ring in the library's code."""
     for timer in _cleared_timers:
         _plain_signal.setitimer(timer, 0.0)
 
 
 def disregard(_signal_number: int, _frame: FrameType | None) -> None:
-    """Handle a signal by doing nothing; unlike one that is ignored, programs we start get it."""
+    """Handle a signal by doing nothing; unlike an ignored one, programs that tasks start receive it."""
 
 
 class ProcessState:
-    """What user code may change in its process, remembered to put it back for the next task."""
+    """Remembers the state that user code may change, to restore it after each task."""
 
     __slots__ = ("_directory", "_guards", "_handlers", "_umask")
 
@@ -60,10 +64,10 @@ class ProcessState:
         self.restore()
 
     def adopt(self) -> None:
-        """Remember how things are now, but for the signals that are ours."""
+        """Take the present state as the one to restore."""
         global _cleared_timers
         known = [(number, _plain_signal.getsignal(number)) for number in _COMMON_SIGNALS]
-        # None stands for a handler that is not Python's: it cannot be put back.
+        # None stands for a handler that is not Python's: it cannot be restored.
         self._handlers = (*self._guards, *(pair for pair in known if pair[1] is not None))
         # A timer that repeats was started to stay, as those of sampling profilers are.
         _cleared_timers = tuple(
@@ -74,7 +78,6 @@ class ProcessState:
         os.umask(self._umask)
 
     def restore(self) -> None:
-        """Put signals, timers, working directory and file mode mask back."""
         clear_timers()
         for number, handler in self._handlers:
             if _plain_signal.getsignal(number) != handler:
@@ -83,3 +86,49 @@ class ProcessState:
         os.umask(self._umask)
         with suppress(OSError):
             os.chdir(self._directory)
+
+
+def configure_logging(log_level: str, log_format: str) -> None:
+    """Send records of `log_level` and above to standard error, unless the app set up logging.
+
+    A forked process starts with the handler of the worker's command line, which shows the library's
+    loggers only.
+    """
+    detach_handler()
+    root, own = logging.getLogger(), logging.getLogger("horsies")
+    own.setLevel(log_level.upper())
+    if not root.handlers and not own.handlers:
+        root.addHandler(make_handler(LogFormat(log_format)))
+        root.setLevel(log_level.upper())
+
+
+def label_handlers() -> None:
+    """Have the records of all handlers that the app attached carry the running task."""
+    for handler in (*logging.getLogger().handlers, *logging.getLogger("horsies").handlers):
+        if not any(isinstance(known, TaskFilter) for known in handler.filters):
+            handler.addFilter(TaskFilter())
+
+
+def label_records(assignment: Assignment | None) -> None:
+    """From now on records name this task, or none."""
+    if assignment is None:
+        set_current_task(None)
+    else:
+        label = TaskLabel(assignment.task_id, assignment.task_name, assignment.attempt)
+        set_current_task(label)
+
+
+def log_safely(
+    logger: logging.Logger,
+    level: int,
+    message: str,
+    *args: object,
+    error: BaseException | None = None,
+) -> None:
+    """Log, with the traceback of `error`; an exception of a handler must not cost a task its outcome."""
+    try:
+        logger.log(level, message, *args, exc_info=error, stacklevel=2)
+    except TaskStopped:
+        raise
+    except BaseException:
+        return

@@ -1,7 +1,6 @@
-"""One child process as the supervisor sees it: its socket, its state, its assignment, its limits.
+"""One child process as the pool sees it: its socket, its state, its assignment, its limits.
 
-A slot is filled by one process from launch to burial; the pool decides what happens to it, this
-module moves the bytes and answers questions about one child.
+The pool and ``children.py`` decide about a child; this module moves its bytes.
 """
 
 from __future__ import annotations
@@ -11,8 +10,9 @@ import os
 import random
 import selectors
 import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum, auto
+from typing import NamedTuple
 
 from horsies.worker import os_process, protocol
 from horsies.worker.protocol import Assignment
@@ -20,6 +20,7 @@ from horsies.worker.protocol import Assignment
 _SMALL_RECEIVE_BYTES = 1 << 16
 _LARGE_RECEIVE_BYTES = 1 << 20
 _NEARLY = 0.9
+_NO_BYTES = memoryview(b"")
 
 
 class ChildState(Enum):
@@ -29,101 +30,77 @@ class ChildState(Enum):
     SPARE = auto()
     IDLE = auto()
     BUSY = auto()
-    ASKED = auto()
-    LEAVING = auto()
+    STOPPING = auto()
+    EXITING = auto()
     CLOSED = auto()
     KILLED = auto()
 
 
 @dataclass(frozen=True, slots=True)
 class RecycleLimits:
-    """When a child has done enough: a number of tasks (0: never) and a size in bytes (0: any)."""
+    """When to replace a child: after a number of tasks (0: never), at a size in bytes (0: never)."""
 
     max_tasks: int
     max_rss_bytes: int
 
     def early_task_limit(self) -> int:
-        """A number of tasks in the last tenth, drawn per child: they should not leave together."""
+        """A number of tasks in the last tenth, drawn per child: children should not exit all at once."""
         if self.max_tasks == 0:
             return 0
         earliest = max(1, math.ceil(self.max_tasks * _NEARLY))
         return random.randint(min(earliest, self.max_tasks - 1), self.max_tasks - 1)
 
 
-class ExitWatch:
-    """What the selector holds for the descriptor that tells of a child's end."""
+class ExitWatch(NamedTuple):
+    """The selector's data for the descriptor that becomes readable when a child ends."""
 
-    __slots__ = ("child",)
-
-    def __init__(self, child: ChildProcess) -> None:
-        self.child = child
+    child: ChildProcess
 
 
+@dataclass(slots=True, eq=False)
 class ChildProcess:
     """The parent's side of one child."""
 
-    __slots__ = (
-        "assigned_at",
-        "assignment",
-        "exit_fd",
-        "failed_hook",
-        "frames",
-        "has_limits",
-        "is_spare",
-        "limits",
-        "outgoing",
-        "pid",
-        "ready_at",
-        "rss_bytes",
-        "socket",
-        "socket_is_open",
-        "soft_task_limit",
-        "state",
-        "stop_reason",
-        "tasks_done",
-        "unread_at_end",
-        "verdict",
-        "was_killed",
-        "was_retired",
-    )
+    socket: socket.socket
+    limits: RecycleLimits
+    is_spare: bool
+    socket_is_open: bool = True
+    frames: protocol.FrameBuffer = field(default_factory=protocol.FrameBuffer)
+    has_limits: bool = False
+    soft_task_limit: int = 0
+    state: ChildState = ChildState.BOOTING
+    pid: int | None = None
+    exit_fd: int | None = None
+    outgoing: memoryview = _NO_BYTES
+    assignment: Assignment | None = None
+    assigned_at: float = 0.0
+    ready_at: float | None = None
+    tasks_done: int = 0
+    rss_bytes: int = 0
+    stop_reason: str | None = None
+    was_killed: bool = False
+    was_retired: bool = False
+    unread_at_end: bool = False
+    verdict: str | None = None
+    failed_hook: tuple[str, str] | None = None
 
-    def __init__(self, connected: socket.socket, limits: RecycleLimits, *, is_spare: bool) -> None:
-        connected.setblocking(False)
-        self.socket = connected
-        self.socket_is_open = True
-        self.frames = protocol.FrameBuffer()
-        self.limits = limits
-        self.has_limits = limits.max_tasks > 0 or limits.max_rss_bytes > 0
-        self.soft_task_limit = limits.early_task_limit()
-        self.is_spare = is_spare
-        self.state = ChildState.BOOTING
-        self.pid: int | None = None
-        self.exit_fd: int | None = None
-        self.outgoing = memoryview(b"")
-        self.assignment: Assignment | None = None
-        self.assigned_at = 0.0
-        self.ready_at: float | None = None
-        self.tasks_done = 0
-        self.rss_bytes = 0
-        self.stop_reason: str | None = None
-        self.was_killed = False
-        self.was_retired = False
-        self.unread_at_end = False
-        self.verdict: str | None = None
-        self.failed_hook: tuple[str, str] | None = None
+    def __post_init__(self) -> None:
+        self.socket.setblocking(False)
+        self.has_limits = self.limits.max_tasks > 0 or self.limits.max_rss_bytes > 0
+        self.soft_task_limit = self.limits.early_task_limit()
 
     @property
     def known_pid(self) -> int:
-        """The pid of a child that has said hello."""
+        """The pid of a child that has sent its hello frame."""
         assert self.pid is not None
         return self.pid
 
-    def holds_a_place(self) -> bool:
-        """Whether the child is one of the ordered ones: not the spare, not on its way out."""
-        return not self.is_spare and self.state is not ChildState.LEAVING
+    def is_regular(self) -> bool:
+        """Whether the child counts towards `processes`: it is neither the spare nor exiting."""
+        return not self.is_spare and self.state is not ChildState.EXITING
 
     def receive(self) -> bytes | None:
-        """What the child wrote, one read; None when nothing waits, empty when it closed its end."""
+        """One read from the child; None when nothing has arrived, empty when it closed its end."""
         wanted = self.frames.wanted_bytes()
         size = _LARGE_RECEIVE_BYTES if wanted > _SMALL_RECEIVE_BYTES else _SMALL_RECEIVE_BYTES
         try:
@@ -131,14 +108,14 @@ class ChildProcess:
         except BlockingIOError:
             return None
         except OSError:
-            # The kernel says so when the child ended with bytes of ours unread.
+            # The kernel reports it when the child ended with unread bytes in its socket.
             self.unread_at_end = True
             return b""
 
     def send(self, frame: bytes, selector: selectors.BaseSelector) -> None:
-        """Write `frame`; what the socket does not take now follows when it is writable.
+        """Write `frame`; bytes that do not fit into the socket follow when it is writable.
 
-        A child that is gone is no error here: its end arrives through the selector.
+        A child that is gone is not an error here: its end arrives through the selector.
         """
         if self.outgoing:
             self.outgoing = memoryview(bytes(self.outgoing) + frame)
@@ -149,7 +126,6 @@ class ChildProcess:
             selector.modify(self.socket, selectors.EVENT_READ | selectors.EVENT_WRITE, self)
 
     def flush(self, selector: selectors.BaseSelector) -> None:
-        """Write more of what the socket did not take before."""
         self.outgoing = self.outgoing[self._write(self.outgoing) :]
         if not self.outgoing:
             selector.modify(self.socket, selectors.EVENT_READ, self)
@@ -164,7 +140,7 @@ class ChildProcess:
             return len(data)
 
     def watch_exit(self, pid: int, selector: selectors.BaseSelector) -> bool:
-        """The child's pid is known: have the selector tell when it ends; False if it cannot."""
+        """The child's pid is known: have the selector report its end; False if it cannot."""
         self.pid = pid
         self.exit_fd = os_process.open_process(pid)
         if self.exit_fd is None:
@@ -173,14 +149,12 @@ class ChildProcess:
         return True
 
     def close_socket(self, selector: selectors.BaseSelector) -> None:
-        """Stop listening to the child."""
         if self.socket_is_open:
             self.socket_is_open = False
             selector.unregister(self.socket)
             self.socket.close()
 
     def close(self, selector: selectors.BaseSelector) -> None:
-        """Let go of everything held for this child."""
         self.close_socket(selector)
         if self.exit_fd is not None:
             selector.unregister(self.exit_fd)
@@ -188,32 +162,26 @@ class ChildProcess:
             self.exit_fd = None
 
     def kill(self) -> None:
-        """Kill the child and everything it started."""
         self.was_killed = True
         if self.pid is not None:
             os_process.kill_group(self.pid)
 
-    def may_leave(self) -> bool:
-        """Whether the child has done nearly all of its tasks, and may make room for others."""
+    def may_retire(self) -> bool:
+        """Whether the child has done nearly all of its tasks."""
         return self.limits.max_tasks > 0 and self.tasks_done >= self.soft_task_limit
 
-    def must_leave(self) -> bool:
-        """Whether the child may not take another task."""
+    def must_retire(self) -> bool:
         limits = self.limits
-        if 0 < limits.max_tasks <= self.tasks_done:
-            return True
-        return 0 < limits.max_rss_bytes <= self.rss_bytes
+        return 0 < limits.max_tasks <= self.tasks_done or 0 < limits.max_rss_bytes <= self.rss_bytes
 
     def is_near_limit(self) -> bool:
-        """Whether a successor should stand ready."""
-        if not self.has_limits:
-            return False
-        if self.may_leave() or self.must_leave():
-            return True
-        return 0 < self.limits.max_rss_bytes * _NEARLY <= self.rss_bytes
+        """Whether a spare should be ready to replace the child."""
+        return self.has_limits and (
+            self.may_retire()
+            or self.must_retire()
+            or 0 < self.limits.max_rss_bytes * _NEARLY <= self.rss_bytes
+        )
 
-    def has_started(self) -> bool:
-        """Whether the child may have begun its assignment; False only when that is certain."""
-        if self.stop_reason is not None:
-            return True
-        return not (self.outgoing or self.unread_at_end)
+    def may_have_started(self) -> bool:
+        """Whether the child may have begun its assignment; False only when that is ruled out."""
+        return self.stop_reason is not None or not (self.outgoing or self.unread_at_end)

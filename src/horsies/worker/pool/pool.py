@@ -1,9 +1,7 @@
-"""The supervisor of child processes: gives assignments to named idle children and tells what became
-of them.
+"""The pool of child processes: gives assignments to idle children and collects the results.
 
-It stands between the turn, which claims tasks for idle children, and the children themselves. One
-child's death costs one assignment; its slot is filled again. It knows no database, and everything
-happens inside ``collect``: there are no threads and no timers besides.
+The death of one child costs one assignment, and the child is replaced. The pool does no database I/O,
+and everything happens inside ``collect``: there are no threads and no other timers.
 """
 
 from __future__ import annotations
@@ -12,36 +10,24 @@ import logging
 import selectors
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from horsies.worker import os_process, protocol
-from horsies.worker.child.main import EXIT_BOOT_FAILED, EXIT_HOOK_FAILED
-from horsies.worker.pool.child_process import ChildProcess, ChildState, ExitWatch, RecycleLimits
-from horsies.worker.pool.children import Children, ChildrenSettings
-from horsies.worker.pool.events import Died, HookFailed, PoolEvent, Reported, Stopped
-from horsies.worker.pool.launcher import StartMethod, default_start_method, make_launcher
-from horsies.worker.protocol import Assignment, ChildBoot, ChildReport, FrameKind, ProtocolError
-
-__all__ = [
-    "Assignment",
-    "ChildBoot",
-    "ChildBootError",
-    "ChildPool",
-    "ChildReport",
-    "Died",
-    "HookFailed",
-    "NoIdleChildError",
-    "PoolEvent",
-    "PoolSettings",
-    "Reported",
-    "Running",
-    "StartMethod",
-    "Stopped",
-]
+from horsies.worker.pool.child_process import ChildProcess, ChildState, ExitWatch
+from horsies.worker.pool.children import (
+    MEGABYTE,
+    Children,
+    Died,
+    HookFailed,
+    PoolEvent,
+    PoolSettings,
+    Reported,
+)
+from horsies.worker.pool.launcher import make_launcher
+from horsies.worker.protocol import Assignment, ChildBoot, FrameKind, ProtocolError
 
 logger = logging.getLogger("horsies.pool")
 
-_MEGABYTE = 1024 * 1024
 _ORPHAN_CHECK_SECONDS = 1.0
 _EXIT_POLL_SECONDS = 0.05
 _SHUTDOWN_SECONDS = 15.0
@@ -50,47 +36,19 @@ _FORKS_AHEAD = 8
 _KIND_REPORT = int(FrameKind.REPORT)
 
 
-@dataclass(frozen=True, slots=True)
-class PoolSettings:
-    """How many children, where they come from and how long they may live."""
-
-    processes: int
-    start_method: StartMethod = field(default_factory=default_start_method)
-    max_tasks_per_child: int = 0
-    max_memory_per_child_mb: int | None = None
-    stop_grace_seconds: float = 5.0
-    boot_timeout_seconds: float = 60.0
-
-
-@dataclass(frozen=True, slots=True)
-class Running:
-    """An assignment in a child's hands; `since` is on the monotonic clock."""
-
-    assignment: Assignment
-    pid: int
-    since: float
-
-
 class ChildBootError(Exception):
-    """The children cannot start; `hook_name` names the start hook if one was the cause."""
-
-    def __init__(
-        self, message: str, *, exit_code: int | None = None, hook_name: str | None = None
-    ) -> None:
-        super().__init__(message)
-        self.exit_code = exit_code
-        self.hook_name = hook_name
+    """The children cannot start."""
 
 
 class NoIdleChildError(Exception):
-    """An assignment was given out although no child, or not the named one, was idle."""
+    """An assignment was dispatched although no child, or not the named one, was idle."""
 
 
 class ChildPool:
     """A fixed number of child processes, each with its own socket.
 
-    `selector` may hold descriptors of others as well: when those are ready, ``foreign_keys`` names
-    them after each ``collect``.
+    `selector` may hold other descriptors as well: ``foreign_keys`` lists those that were ready at the
+    last ``collect``.
     """
 
     def __init__(
@@ -99,21 +57,19 @@ class ChildPool:
         memory_mb = settings.max_memory_per_child_mb
         recycles = memory_mb is not None or settings.max_tasks_per_child > 0
         boot = replace(
-            boot,
-            samples_memory=memory_mb is not None,
-            forks_ahead=_FORKS_AHEAD if recycles else 1,
+            boot, samples_memory=memory_mb is not None, forks_ahead=_FORKS_AHEAD if recycles else 1
         )
         self._settings = settings
         self._selector = selector
         self._launcher = make_launcher(settings.start_method, boot, selector)
-        self._children = Children(_children_settings(settings), self._launcher, selector)
+        self._children = Children(settings, self._launcher, selector)
         self._orphans_checked_at = 0.0
         self.foreign_keys: list[tuple[selectors.SelectorKey, int]] = []
 
     def start(self, should_stop: Callable[[], bool] = lambda: False) -> bool:
         """Start all children and wait until every one of them is ready.
 
-        False when `should_stop`, asked whenever something happened, said yes before. Raises
+        False when `should_stop`, called after every event, returned True before. Raises
         ``ChildBootError`` when the application does not load, a hook fails, or a fresh child is
         already larger than the memory limit. No process is left behind in either case.
         """
@@ -122,7 +78,7 @@ class ChildPool:
             self._children.refill()
             while len(self._children.idle) < self._settings.processes:
                 events = self.collect(1.0)
-                # First: whoever signalled all processes may have ended children that were starting.
+                # First: a signal to the whole group may have ended children that were starting.
                 if should_stop():
                     self.shutdown()
                     return False
@@ -135,11 +91,9 @@ class ChildPool:
 
     @property
     def idle_count(self) -> int:
-        """How many children wait for an assignment."""
         return len(self._children.idle)
 
     def pids(self) -> list[int]:
-        """The pids of all living children."""
         return [child.pid for child in self._children.children if child.pid is not None]
 
     def next_idle_pids(self, count: int) -> list[int]:
@@ -148,23 +102,20 @@ class ChildPool:
             return []
         return [child.known_pid for child in self._children.idle[: -count - 1 : -1]]
 
-    def busy(self) -> Mapping[str, Running]:
-        """What runs where, by task id."""
-        return {
-            task_id: Running(child.assignment, child.known_pid, child.assigned_at)
-            for task_id, child in self._children.busy.items()
-            if child.assignment is not None
-        }
+    @property
+    def busy(self) -> Mapping[str, ChildProcess]:
+        """The children that run a task, by its id."""
+        return self._children.busy
 
     def children_memory_mb(self) -> float:
-        """Resident memory of all children together; pages they share count once for each."""
+        """The sum of the children's resident memory; shared pages count once for each."""
         return os_process.rss_megabytes(self.pids())
 
     def dispatch(self, assignment: Assignment, pid: int | None = None) -> int:
         """Give `assignment` to the next idle child, or to the idle child `pid`; returns its pid.
 
         A child that has died unnoticed takes the assignment too: ``Died`` follows, with ``started``
-        False when the assignment cannot have been read.
+        False when the child cannot have read it.
         """
         child = self._take_idle(pid)
         child.assignment = assignment
@@ -177,7 +128,7 @@ class ChildPool:
         return child.known_pid
 
     def stop_task(self, task_id: str, reason: str) -> bool:
-        """Ask the child that runs `task_id` to stop, and kill it when the grace period is over.
+        """Stop the task, and kill its child when the grace period is over.
 
         ``Stopped`` follows, or ``Reported`` when the task was faster. False when no child runs it.
         """
@@ -185,26 +136,20 @@ class ChildPool:
         if child is None:
             return False
         if child.state is ChildState.BUSY:
-            self._children.ask_to_stop(child, reason)
+            self._children.stop(child, reason)
         return True
 
-    def next_deadline(self) -> float | None:
-        """When ``collect`` has something to do even if nothing happens, on the monotonic clock."""
-        children = self._children
-        deadline = min(children.deadlines.values()) if children.deadlines else None
-        if not children.needs_children or children.is_closing:
-            return deadline
-        launch_at = children.delay.not_before
-        return launch_at if deadline is None else min(deadline, launch_at)
-
     def collect(self, timeout_seconds: float | None) -> list[PoolEvent]:
-        """Wait until something happens, at most `timeout_seconds`, and tell what it was."""
+        """Wait for events, at most `timeout_seconds`, and return them."""
         ended: list[ChildProcess] = []
         foreign: list[tuple[selectors.SelectorKey, int]] = []
         for key, mask in self._selector.select(self._bounded(timeout_seconds)):
             data = key.data
             if type(data) is ChildProcess:
-                self._serve_socket(data, mask)
+                if mask & selectors.EVENT_WRITE and data.socket_is_open:
+                    data.flush(self._selector)
+                if mask & selectors.EVENT_READ and data.socket_is_open:
+                    self._receive(data)
             elif type(data) is ExitWatch:
                 ended.append(data.child)
             elif data is self._launcher:
@@ -220,21 +165,21 @@ class ChildPool:
         return events
 
     def kill_all(self) -> None:
-        """Kill every child and all they started, at once; ``collect`` tells what that cost."""
+        """Kill every child and its process group at once; ``collect`` returns the events."""
         for child in list(self._children.children):
             self._children.kill(child)
 
     def shutdown(self) -> list[PoolEvent]:
-        """Let idle children leave, kill the others, and wait until no process is left.
+        """Have idle children exit, kill the others, and wait until no process is left.
 
-        Returns what happened meanwhile, the assignments of killed children included.
+        Returns the events, the assignments of killed children included.
         """
         self._children.is_closing = True
         self._launcher.close()
         for child in list(self._children.children):
             if child.state in (ChildState.IDLE, ChildState.SPARE):
                 self._children.retire(child)
-            elif child.state is not ChildState.LEAVING:
+            elif child.state is not ChildState.EXITING:
                 self._children.kill(child)
         events: list[PoolEvent] = []
         deadline = time.monotonic() + _SHUTDOWN_SECONDS
@@ -256,6 +201,15 @@ class ChildPool:
                 return child
         raise NoIdleChildError(f"Child {pid} is not idle; it has ended or is busy.")
 
+    def next_deadline(self) -> float | None:
+        """When ``collect`` must act even if nothing happens, on the monotonic clock."""
+        children = self._children
+        deadline = min(children.deadlines.values()) if children.deadlines else None
+        if not children.needs_children or children.is_closing:
+            return deadline
+        launch_at = children.delay.not_before
+        return launch_at if deadline is None else min(deadline, launch_at)
+
     def _bounded(self, timeout_seconds: float | None) -> float | None:
         deadline = self.next_deadline()
         now = time.monotonic()
@@ -265,14 +219,6 @@ class ChildPool:
             return timeout_seconds
         left = max(0.0, deadline - now)
         return left if timeout_seconds is None else min(left, timeout_seconds)
-
-    def _serve_socket(self, child: ChildProcess, mask: int) -> None:
-        if not child.socket_is_open:
-            return
-        if mask & selectors.EVENT_WRITE:
-            child.flush(self._selector)
-        if mask & selectors.EVENT_READ:
-            self._receive(child)
 
     def _receive(self, child: ChildProcess) -> bool:
         """Handle one read's worth of frames; False when there was nothing to read."""
@@ -313,28 +259,28 @@ class ChildPool:
                 children.recycle(child)
             else:
                 children.make_idle(child)
-        elif child.state is ChildState.ASKED:
-            # It finished before the order to stop reached it; the order is still on its way.
+        elif child.state is ChildState.STOPPING:
+            # It finished before the stop frame reached it; the frame is still on its way.
             children.retire(child)
 
     def _take_notice(self, child: ChildProcess, frame: bytes) -> None:
         kind = frame[4]
         if kind == FrameKind.HELLO:
-            self._children.welcome(child, protocol.decode_numbers(frame)[0])
+            self._children.note_hello(child, protocol.decode_numbers(frame)[0])
         elif kind == FrameKind.READY:
             self._children.note_ready(child, protocol.decode_numbers(frame)[1])
         elif kind == FrameKind.STOPPED:
             self._children.note_stopped(child)
         elif kind == FrameKind.HOOK_FAILED:
-            name, what = protocol.decode_texts(frame, 2)
-            child.failed_hook = (name, what)
+            name, problem = protocol.decode_texts(frame, 2)
+            child.failed_hook = (name, problem)
         elif kind == FrameKind.BOOT_FAILED:
             child.verdict = f"could not load the application: {protocol.decode_texts(frame, 1)[0]}"
         else:
             raise ProtocolError(f"kind {kind} does not come from a child")
 
     def _reap(self, child: ChildProcess) -> None:
-        """A child has ended. What it wrote before counts."""
+        """A child has ended; handle the frames it sent before."""
         while child.socket_is_open and self._receive(child):
             pass
         self._children.reap(child)
@@ -342,34 +288,23 @@ class ChildPool:
     def _look_after_children(self) -> None:
         children = self._children
         now = time.monotonic()
-        if children.unwatched:
-            self._poll_exits()
+        for child in tuple(children.unwatched):
+            if os_process.has_ended(child.known_pid):
+                self._reap(child)
         if children.deadlines:
-            children.meet_deadlines(now)
+            children.enforce_deadlines(now)
         if children.needs_children:
             children.refill()
         if now - self._orphans_checked_at > _ORPHAN_CHECK_SECONDS:
             self._orphans_checked_at = now
             os_process.reap_orphans(self.pids())
 
-    def _poll_exits(self) -> None:
-        for child in list(self._children.unwatched):
-            if os_process.has_ended(child.known_pid):
-                self._reap(child)
-
     def _raise_boot_failure(self, events: list[PoolEvent]) -> None:
-        if self._launcher.failure is not None:
-            raise ChildBootError(
-                f"The application could not be loaded: {self._launcher.failure}",
-                exit_code=EXIT_BOOT_FAILED,
-            )
+        if (failure := self._launcher.failure) is not None:
+            raise ChildBootError(f"The application could not be loaded: {failure}")
         for event in events:
             if isinstance(event, HookFailed):
-                raise ChildBootError(
-                    f"Child process start hook {event.name} {event.description}.",
-                    exit_code=EXIT_HOOK_FAILED,
-                    hook_name=event.name,
-                )
+                raise ChildBootError(f"Child process start hook {event.name} {event.description}.")
             if isinstance(event, Died):
                 raise ChildBootError(f"A child process did not start: {event.description}.")
 
@@ -377,7 +312,7 @@ class ChildPool:
         limit_mb = self._settings.max_memory_per_child_mb
         if limit_mb is None:
             return
-        baseline_mb = max(child.rss_bytes for child in self._children.children) / _MEGABYTE
+        baseline_mb = max(child.rss_bytes for child in self._children.children) / MEGABYTE
         if limit_mb <= baseline_mb:
             raise ChildBootError(
                 f"A fresh child process already uses {baseline_mb:.0f} MB, which is not below "
@@ -390,13 +325,3 @@ class ChildPool:
                 baseline_mb,
                 limit_mb,
             )
-
-
-def _children_settings(settings: PoolSettings) -> ChildrenSettings:
-    memory_bytes = (settings.max_memory_per_child_mb or 0) * _MEGABYTE
-    return ChildrenSettings(
-        processes=settings.processes,
-        limits=RecycleLimits(settings.max_tasks_per_child, memory_bytes),
-        stop_grace_seconds=settings.stop_grace_seconds,
-        boot_timeout_seconds=settings.boot_timeout_seconds,
-    )
