@@ -352,6 +352,7 @@ print(digest({name: 1 for name in words}, label=Label(frozenset(words)), **dict.
 """
 
 
+@pytest.mark.slow
 def test_a_repetition_from_another_interpreter_has_the_same_digest() -> None:
     (printed,) = printed_under_hash_seeds(DIGEST_SCRIPT)
     assert len(printed.strip()) == 64

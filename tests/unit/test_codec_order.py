@@ -168,6 +168,7 @@ print(CallSignature.of(task).encode_call((words,), {"groups": {"all": frozenset(
 """
 
 
+@pytest.mark.slow
 def test_every_interpreter_writes_a_set_the_same_way() -> None:
     (printed,) = printed_under_hash_seeds(SET_SCRIPT)
     assert '["alpha","beta","delta","epsilon","gamma"]' in printed

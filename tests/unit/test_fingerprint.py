@@ -192,6 +192,7 @@ print(fingerprint(Author().workflow(dict.fromkeys(words), words, **dict.fromkeys
 """
 
 
+@pytest.mark.slow
 def test_every_interpreter_makes_the_same_fingerprint() -> None:
     (printed,) = printed_under_hash_seeds(SCRIPT)
     assert len(printed.strip()) == 64
