@@ -31,11 +31,12 @@ test-matrix: $(READY) ## run tests on Python 3.11 to 3.13 with PostgreSQL 15 to 
 test-matrix-sample: $(READY) ## run a few tests on the oldest and the newest of both
 	$(BIN)/python -m tools.matrix --sample
 
-lint: $(READY) ## check formatting, lint, types, layers and prose
+lint: $(READY) ## check formatting, lint, types, layers, structure and prose
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python -m tools.structure
 	$(BIN)/python -m tools.prose
 
 check: lint test ## run lint, then every test

