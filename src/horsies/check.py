@@ -109,7 +109,7 @@ def live_errors(config: PostgresConfig) -> list[HorsiesError]:
     Uses connections of its own and closes them; the application's broker is not touched.
     """
     database = Database(config, "check")
-    failure = "The database does not answer."
+    failure = "The database is unreachable."
     try:
         with database.connect("check") as connection:
             connection.execute("SELECT 1")

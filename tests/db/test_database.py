@@ -86,7 +86,7 @@ def assert_one_sentence(text: str, beginning: str) -> None:
 
 def test_a_refused_connection_is_described() -> None:
     error = failure_at(f"postgresql://app:hunter2@127.0.0.1:{closed_port()}/shop")
-    assert_one_sentence(describe(error), "Nothing answers at this address; start PostgreSQL or")
+    assert_one_sentence(describe(error), "No server listens at this address; start PostgreSQL or")
     assert "hunter2" not in describe(error)
     assert is_transient(error)
 

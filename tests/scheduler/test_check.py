@@ -24,50 +24,50 @@ MISSING = ErrorCode.TASK_NOT_REGISTERED
         (
             {"timezone": "Mars/Olympus", "task_name": "nothing"},
             INVALID,
-            "In schedule 'report', unknown time zone 'Mars/Olympus'; use an IANA name such as "
+            "Schedule 'report': unknown time zone 'Mars/Olympus'; use an IANA name such as "
             "Europe/Berlin, and install the tzdata package if this machine has no time zones.",
         ),
         (
             {"task_name": "nothing", "queue_name": "slow"},
             MISSING,
-            "In schedule 'report', there is no task 'nothing'.",
+            "Schedule 'report': there is no task 'nothing'.",
         ),
         (
             {"queue_name": "slow", "args": (1, 2, 3)},
             INVALID,
-            "In schedule 'report', There is no queue 'slow'.",
+            "Schedule 'report': There is no queue 'slow'.",
         ),
         (
             {"args": ("a", "b")},
             INVALID,
-            "In schedule 'report', 2 positional arguments are too many; the parameters are text.",
+            "Schedule 'report': 2 positional arguments are too many; the parameters are text.",
         ),
         (
             {"args": ("a",), "kwargs": {"text": "b"}},
             INVALID,
-            "In schedule 'report', argument 'text' is given twice.",
+            "Schedule 'report': argument 'text' is given twice.",
         ),
         (
             {"kwargs": {"texts": "b"}},
             INVALID,
-            "In schedule 'report', Task 'note' was not sent: The call is wrong: there is no "
+            "Schedule 'report': Task 'note' was not sent: there is no "
             "parameter 'texts'; the parameters are text.",
         ),
         (
             {"task_name": "careful"},
             INVALID,
-            "In schedule 'report', Task 'careful' was not sent: The call is wrong: argument 'a' is "
+            "Schedule 'report': Task 'careful' was not sent: argument 'a' is "
             "missing; the parameters are a, b.",
         ),
         (
             {"task_name": "picky", "args": (1,)},
             INVALID,
-            "In schedule 'report', parameter 'first' cannot be passed by name, as schedules do.",
+            "Schedule 'report': parameter 'first' cannot be passed by name, as schedules do.",
         ),
         (
             {"task_name": "dated", "kwargs": {"text": "a", "scheduled_for": None}},
             INVALID,
-            "In schedule 'report', 'scheduled_for' is filled in by the scheduler; leave it out.",
+            "Schedule 'report': 'scheduled_for' is filled in by the scheduler; leave it out.",
         ),
     ],
 )
@@ -85,7 +85,7 @@ def test_the_first_thing_that_is_wrong_with_a_schedule_is_reported(
 def test_values_that_do_not_fit_the_annotation_are_refused(make_app: MakeApp) -> None:
     (error,) = make_app(schedule(task_name="careful", args=("one",))).check()
     assert error.code is INVALID
-    assert "In schedule 'report', Task 'careful' was not sent" in error.message
+    assert "Schedule 'report': Task 'careful' was not sent" in error.message
 
 
 def test_check_reports_one_error_for_every_schedule(make_app: MakeApp) -> None:

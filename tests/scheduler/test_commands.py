@@ -204,7 +204,7 @@ def test_a_database_without_tables_is_told_apart(horsies: Run, database_url: str
     ("variables", "message"),
     [
         ({"SHOP_SCHEDULES": "off"}, "This application has no schedules."),
-        ({"SHOP_TASK": "nothing"}, "In schedule 'report', there is no task 'nothing'."),
+        ({"SHOP_TASK": "nothing"}, "Schedule 'report': there is no task 'nothing'."),
     ],
 )
 def test_a_scheduler_refuses_an_application_it_cannot_serve(
@@ -230,7 +230,7 @@ def test_check_reports_schedules(
     monkeypatch.setenv("SHOP_TASK", "nothing")
     finished = horsies("check", project)
     assert finished.code == 1
-    assert "error[HRS-300]: In schedule 'report', there is no task 'nothing'." in finished.err
+    assert "error[HRS-300]: Schedule 'report': there is no task 'nothing'." in finished.err
 
 
 def test_a_scheduler_refuses_a_database_that_is_newer_than_itself(

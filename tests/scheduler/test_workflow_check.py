@@ -39,40 +39,40 @@ def dated(**fields: Any) -> WorkflowSchedule:
         (
             dated(timezone="Mars/Olympus", definition="nothing"),
             INVALID,
-            "In schedule 'books', unknown time zone 'Mars/Olympus'; use an IANA name such as "
+            "Schedule 'books': unknown time zone 'Mars/Olympus'; use an IANA name such as "
             "Europe/Berlin, and install the tzdata package if this machine has no time zones.",
         ),
         (
             dated(definition="nothing", kwargs={}),
             INVALID,
-            "In schedule 'books', there is no workflow with the definition_key 'nothing'.",
+            "Schedule 'books': there is no workflow with the definition_key 'nothing'.",
         ),
         (
             workflow_schedule(definition=Abstract),
             ErrorCode.WORKFLOW_NO_DEFINITION_KEY,
-            "In schedule 'books', the workflow Abstract has no definition_key of its own.",
+            "Schedule 'books': the workflow Abstract has no definition_key of its own.",
         ),
         (
             workflow_schedule(kwargs={"label": "a"}),
             INVALID,
-            "In schedule 'books', Books has no build_with to take kwargs.",
+            "Schedule 'books': Books has no build_with to take kwargs.",
         ),
         (
             dated(kwargs={"days": [1]}),
             INVALID,
-            "In schedule 'books', Dated cannot be built: The call is wrong: argument 'label' is "
+            "Schedule 'books': Dated cannot be built: argument 'label' is "
             "missing; the parameters are label, days, scheduled_for.",
         ),
         (
             dated(kwargs=FITTING | {"labels": "b"}),
             INVALID,
-            "In schedule 'books', Dated cannot be built: The call is wrong: there is no parameter "
+            "Schedule 'books': Dated cannot be built: there is no parameter "
             "'labels'; the parameters are label, days, scheduled_for.",
         ),
         (
             dated(kwargs=FITTING | {"scheduled_for": None}),
             INVALID,
-            "In schedule 'books', 'scheduled_for' is filled in by the scheduler; leave it out.",
+            "Schedule 'books': 'scheduled_for' is filled in by the scheduler; leave it out.",
         ),
         (
             dated(kwargs=FITTING | {"label": "broken"}),
@@ -96,13 +96,13 @@ def test_a_workflow_that_cannot_be_built_names_its_schedule(make_app: MakeApp) -
 def test_values_that_do_not_fit_the_annotation_are_refused(make_app: MakeApp) -> None:
     (error,) = make_app(dated(kwargs=FITTING | {"label": 5})).check()
     assert error.code is INVALID
-    assert "In schedule 'books', Dated cannot be built" in error.message
+    assert "Schedule 'books': Dated cannot be built" in error.message
 
 
 def test_parameters_that_cannot_be_stored_are_refused(make_app: MakeApp) -> None:
     (error,) = make_app(workflow_schedule(definition=Unusable, kwargs={"where": "x"})).check()
     assert error.code is INVALID
-    assert "In schedule 'books', Unusable" in error.message
+    assert "Schedule 'books': Unusable" in error.message
 
 
 def test_check_collects_the_errors_of_all_schedules(make_app: MakeApp) -> None:

@@ -139,7 +139,7 @@ def test_info_without_a_database_is_an_error_value(call: Call) -> None:
     error = call(app, app, "get_task_info", new_id()).unwrap_err()
     assert error.code is BrokerErrorCode.TASK_INFO_QUERY_FAILED
     assert error.retryable
-    assert "Nothing answers" in error.message
+    assert "No server listens" in error.message
     app.close()
 
 

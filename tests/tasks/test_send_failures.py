@@ -58,7 +58,7 @@ def closed_port() -> Iterator[int]:
 def test_a_server_that_refuses_the_connection(call: Call, closed_port: int) -> None:
     app = app_at(f"postgresql://app:{PASSWORD}@127.0.0.1:{closed_port}/shop")
     error = enqueue_failure(call(app, add_task(app), "send", 1), retryable=True)
-    assert error.message.startswith("Nothing answers at this address")
+    assert error.message.startswith("No server listens at this address")
     assert error.task_id is not None
     assert error.payload is not None
     assert (error.payload.args_json, error.payload.kwargs_json) == ("[1]", "{}")
@@ -171,7 +171,7 @@ def test_a_server_that_goes_away_and_comes_back(
     call(distant_app, add, "send", 1).unwrap()
     proxy.stop()
     error = enqueue_failure(call(distant_app, add, "send", 2), retryable=True)
-    assert "Nothing answers" in error.message
+    assert "No server listens" in error.message
     assert len(stored(connection)) == 1
     proxy.start()
     assert call(distant_app, add, "send", 3).is_ok()

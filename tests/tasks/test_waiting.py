@@ -259,7 +259,7 @@ def test_a_get_while_the_server_is_away_says_so_and_is_not_remembered(
     for timeout_ms in (0, 5_000, None):
         error = call(distant_app, handle, "get", timeout_ms=timeout_ms).err_value
         assert error.error_code is OperationalErrorCode.BROKER_ERROR
-        assert "Nothing answers at this address" in error.message
+        assert "No server listens at this address" in error.message
         assert isinstance(error.exception, psycopg.OperationalError)
     assert watched(distant_app) == []
     proxy.start()

@@ -457,7 +457,7 @@ def test_a_run_that_does_not_exist_ends_in_4(horsies: Run, command: list[str]) -
     finished = horsies(*command)
     if UNKNOWN_ID in command:
         assert (finished.code, finished.out) == (4, "")
-        assert finished.err == f"error: There is no workflow {UNKNOWN_ID}.\n"
+        assert finished.err == f"error: There is no workflow run {UNKNOWN_ID}.\n"
     else:
         assert finished.code == 0
 

@@ -188,7 +188,7 @@ def _schema_connection(config: PostgresConfig) -> Iterator[Connection[Any]]:
         error.location = None  # the database URL is wrong, not a line of code
         raise
     except Exception as error:
-        message = f"The database does not answer. {describe(error)}"
+        message = f"The database is unreachable. {describe(error)}"
         raise failure_at(None, message, code=ErrorCode.BROKER_INVALID_URL) from error
     try:
         with opened as connection:

@@ -77,7 +77,8 @@ def queues(
     """List the queues, or pause or resume one.
 
     Workers stop claiming from a paused queue at once, on every host; running tasks continue. Valid names
-    are the queues of the application (-m) or, without one, all queues that are or were in use.
+    are the queues of the application (-m) or, without one, queues that are served, have open tasks or were
+    paused before.
 
     Exit codes: 0 done, 1 failure, 4 no such queue.
     """

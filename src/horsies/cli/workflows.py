@@ -79,7 +79,7 @@ def workflows(
 ) -> None:
     """List runs of workflows, newest first.
 
-    Exit codes: 0: done (even if no run matches), 1: failure, 4: the run passed to --before does not exist.
+    Exit codes: 0 done (even if no run matches), 1 failure, 4 no such run (--before).
     """
     filters = RunFilters(
         statuses=status or (),
@@ -93,7 +93,7 @@ def workflows(
     with open_session("workflows", module or locator, database_url) as session:
         page = unwrap_or_exit(listing.list_runs(session.broker, filters))
     if page is None:
-        exit_with(f"There is no workflow {before}.", EXIT_NOT_FOUND)
+        exit_with(f"There is no workflow run {before}.", EXIT_NOT_FOUND)
     if as_json:
         output.print_json(output.page_document(page, "workflows"))
         return
@@ -119,7 +119,7 @@ def show(
     with open_session("workflow show", module or locator, database_url) as session:
         report = unwrap_or_exit(listing.read_run(session.broker, workflow_id))
     if report is None:
-        exit_with(f"There is no workflow {workflow_id}.", EXIT_NOT_FOUND)
+        exit_with(f"There is no workflow run {workflow_id}.", EXIT_NOT_FOUND)
     if as_json:
         output.print_json(output_workflows.report_document(report))
     else:

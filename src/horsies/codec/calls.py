@@ -118,7 +118,7 @@ class CallSignature:
         misfit = self._misfit(len(args), kwargs)
         if misfit is not None:
             path, fault = misfit
-            message = f"The call is wrong: {fault}; the parameters are {self.names.shown}."
+            message = f"{fault}; the parameters are {self.names.shown}."
             return Err(CodecError(message, path))
         if not args and not kwargs:
             return _EMPTY_CALL

@@ -61,7 +61,7 @@ _REMEDIES = (
     ("remaining connection slots are reserved", _NO_FREE_SLOT),
     (
         "connection refused",
-        "Nothing answers at this address; start PostgreSQL or correct host and port",
+        "No server listens at this address; start PostgreSQL or correct host and port",
     ),
     (
         "no such file or directory",

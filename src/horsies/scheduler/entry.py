@@ -113,7 +113,7 @@ def build_errors(entry: Entry) -> Iterator[HorsiesError]:
 def schedule_error(
     schedule: Schedule, problem: str, code: ErrorCode = ErrorCode.CONFIG_INVALID_SCHEDULE
 ) -> HorsiesError:
-    return failure_at(None, f"In schedule {schedule.name!r}, {problem}.", code=code)
+    return failure_at(None, f"Schedule {schedule.name!r}: {problem}.", code=code)
 
 
 def _read_target(application: Application, schedule: AnySchedule) -> Target:

@@ -104,9 +104,9 @@ def _function_problems(
 ) -> Iterator[_Problem]:
     if unknown:
         yield _Problem(
-            f"@app.task does not know {', '.join(repr(name) for name in unknown)}.",
+            f"@app.task has no option {', '.join(repr(name) for name in unknown)}.",
             "options are queue_name, retry_policy, exception_mapper, default_unhandled_error_code and "
-            "timeout_ms; good_until belongs to with_options(...), auto_retry_for into the retry_policy",
+            "timeout_ms; good_until belongs to with_options(...), auto_retry_for to the retry_policy",
         )
     if not isinstance(function, FunctionType) or _wraps_another(function):
         yield _Problem(
@@ -231,7 +231,7 @@ def choose_queue(
         if queue_name is None:
             return next(iter(queues.values()))
         problem = (
-            f"Queue {queue_name!r} was named, but queue_mode is DEFAULT and has one nameless queue."
+            f"Queue {queue_name!r} needs queue_mode CUSTOM; in DEFAULT there is one queue for all."
         )
         help_text = "leave queue_name out, or configure queue_mode=QueueMode.CUSTOM"
     elif queue_name is None:

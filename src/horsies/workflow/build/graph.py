@@ -140,7 +140,7 @@ def no_key(owner: str, problem: str) -> WorkflowValidationError:
     return WorkflowValidationError(
         f"{owner} {problem}.",
         code=ErrorCode.WORKFLOW_NO_DEFINITION_KEY,
-        help_text='a stable name of this workflow: definition_key="orders.fulfil.v1"',
+        help_text='give the workflow a stable name: definition_key="orders.fulfil.v1"',
     )
 
 

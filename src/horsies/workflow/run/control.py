@@ -121,7 +121,7 @@ def refused(workflow_id: str, code: HandleErrorCode, message: str) -> Err[Handle
 
 def no_such_run(workflow_id: str) -> Err[HandleOperationError]:
     code = HandleErrorCode.WORKFLOW_NOT_FOUND
-    return refused(workflow_id, code, f"There is no workflow {workflow_id}.")
+    return refused(workflow_id, code, f"There is no workflow run {workflow_id}.")
 
 
 def no_broker(workflow_id: str) -> Err[HandleOperationError]:

@@ -169,7 +169,7 @@ def node_result(
 def not_found(workflow_id: str) -> TaskResult[Any, TaskError]:
     return error_result(
         RetrievalCode.WORKFLOW_NOT_FOUND,
-        f"There is no workflow {workflow_id}.",
+        f"There is no workflow run {workflow_id}.",
         {"workflow_id": workflow_id},
     )
 
