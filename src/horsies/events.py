@@ -76,6 +76,9 @@ class EventHandler(logging.Handler):
 
     def __init__(self, descriptor: int) -> None:
         super().__init__()
+        if 0 <= descriptor <= 2:
+            # Children write to them: they would lose the stream, or fail when its reader is slow.
+            raise ValueError("a standard stream is shared with child processes")
         os.set_inheritable(descriptor, False)
         os.set_blocking(descriptor, False)
         self._descriptor = descriptor

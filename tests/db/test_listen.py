@@ -17,6 +17,7 @@ from horsies.db.listen import (
     LAST_RETRY_SECONDS,
     Listener,
     Received,
+    is_connection_alive,
     receives_own_notification,
 )
 from horsies.db.migrate import SchemaTooNewError
@@ -121,12 +122,14 @@ def test_a_cut_is_known_before_anything_is_received(
 ) -> None:
     notify(connection, "first_channel", "kept")
     assert select.select([listener], [], [], 10.0)[0], "it is on its way"
-    assert listener.is_connected()
+    listening = listener.connection
+    assert listening is not None
+    assert is_connection_alive(listening, listener.inbox)
     terminate(connection, listener)
-    assert not listener.is_connected()
+    assert not is_connection_alive(listening, listener.inbox)
     assert wait_for_news(listener) == Received((("first_channel", "kept"),))
     listener.close()
-    assert not listener.is_connected()
+    assert not is_connection_alive(listening, listener.inbox)
 
 
 def test_a_cut_noticed_by_a_statement_leaves_no_dead_socket_to_wait_on(

@@ -111,6 +111,25 @@ def test_a_descriptor_that_is_not_open_is_ignored_with_a_warning(
     assert f"{DESCRIPTOR_VARIABLE}='{named}' is ignored" in caplog.text
 
 
+@pytest.mark.parametrize("descriptor", [0, 1, 2])
+def test_a_standard_stream_is_refused_and_left_as_it_is(
+    logger: logging.Logger,
+    descriptor: int,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    before = os.get_inheritable(descriptor), os.get_blocking(descriptor)
+    monkeypatch.setenv(DESCRIPTOR_VARIABLE, str(descriptor))
+    try:
+        attach_event_handler()
+        after = os.get_inheritable(descriptor), os.get_blocking(descriptor)
+    finally:
+        os.set_inheritable(descriptor, before[0])
+        os.set_blocking(descriptor, before[1])
+    assert after == before
+    assert f"{DESCRIPTOR_VARIABLE}='{descriptor}' is ignored" in caplog.text
+
+
 def test_every_event_is_documented() -> None:
     page = WORKERS_PAGE.read_text("utf-8")
     assert [name for name in get_args(EventName) if f"| `{name}` |" not in page] == []

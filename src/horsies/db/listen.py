@@ -119,16 +119,6 @@ class Listener:
         """
         return len(self.inbox) > 0
 
-    def look(self) -> None:
-        """Read the socket and keep notifications for ``receive``, which also handles errors."""
-        if self.connection is not None:
-            with suppress(psycopg.Error):
-                self.inbox.drain(self.connection.pgconn)
-
-    def is_connected(self) -> bool:
-        """Check the connection after reading all input, which may end with the server's closing."""
-        return self.connection is not None and is_connection_alive(self.connection, self.inbox)
-
     def receive(self) -> Received:
         """Take the received notifications without waiting; reconnect when the retry time has come."""
         if self.connection is None:

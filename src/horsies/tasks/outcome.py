@@ -35,6 +35,9 @@ STOPPED_BY_CANCEL = "cancel"
 STOPPED_BY_SHUTDOWN = "shutdown"
 STOPPED_BY_LOSS = "loss"
 
+# Access to an enum's member takes 0.1 µs, and there are several per task.
+_SUCCEEDED, _ATTEMPT_SUCCEEDED = TaskStatus.COMPLETED, TaskAttemptOutcome.COMPLETED
+
 
 class Outcome(NamedTuple):
     """A finished attempt to record. With ``delay_seconds`` the task is retried, unless its
@@ -55,13 +58,9 @@ class Outcome(NamedTuple):
     @classmethod
     def completed(cls, task: ClaimedTask, result: str) -> Outcome:
         """The function returned a success."""
+        # By position: keywords take three times as long, once per task.
         return cls(
-            task_id=task.id,
-            generation=task.generation,
-            workflow_id=task.workflow_id,
-            status=TaskStatus.COMPLETED,
-            result=result,
-            attempt_outcome=TaskAttemptOutcome.COMPLETED,
+            task.id, task.generation, task.workflow_id, _SUCCEEDED, result, _ATTEMPT_SUCCEEDED
         )
 
     @classmethod
@@ -210,13 +209,13 @@ _FAILED = attrgetter("task_id", "generation", "status", "result", *_FAILURE)
 
 def recording_steps(worker_id: str, outcomes: Sequence[Outcome]) -> list[Step]:
     """Return the statements that record these outcomes, one per kind."""
-    completed = [one for one in outcomes if one.status is TaskStatus.COMPLETED]
+    completed = [one for one in outcomes if one.status is _SUCCEEDED]
     steps: list[Step] = []
     if completed:
         steps.append((complete_tasks, CompleteTasks(worker_id, *_columns(completed, _COMPLETED))))
     if len(completed) == len(outcomes):
         return steps
-    failed = [one for one in outcomes if one.status is not TaskStatus.COMPLETED]
+    failed = [one for one in outcomes if one.status is not _SUCCEEDED]
     retried = [one for one in failed if one.delay_seconds is not None]
     if retried:
         steps.append((retry_tasks, RetryTasks(worker_id, *_columns(retried, _RETRIED))))

@@ -231,7 +231,10 @@ def _blank_inherited_descriptors(kept_fd: int) -> None:
     null_fd = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     for fd in _open_descriptors():
         if fd not in (1, 2, kept_fd, null_fd) and _kind_of(fd).startswith(_NOT_TO_BE_SHARED):
-            os.dup2(null_fd, fd, inheritable=False)
+            with suppress(
+                OSError
+            ):  # the limit on open files may have been lowered below its number
+                os.dup2(null_fd, fd, inheritable=False)
     os.dup2(null_fd, 0)
     os.close(null_fd)
 
