@@ -18,8 +18,7 @@ from types import CodeType, FrameType
 from typing import Any, TextIO
 
 _PACKAGE_DIRECTORY = os.path.dirname(os.path.abspath(__file__)) + os.sep
-_FORCING_VARIABLES = ("HORSIES_FORCE_COLOR", "FORCE_COLOR")
-_NOT_FORCING = ("", "0", "false", "no")
+_FORCE_COLOR_VALUES = ("1", "true", "yes")
 _DECORATOR_LINES_MAX = 200
 _SECRET = re.compile(r"://[^\s\"']*@|passw(?:or)?d[\"']?\s*[=:]", re.IGNORECASE)
 _GUTTER_WIDTH_MIN = 2
@@ -242,22 +241,22 @@ def _definition_line(code: CodeType) -> int:
     return first
 
 
-def colors_wanted(stream: TextIO | None) -> bool:
-    """Tell whether to write colours: FORCE_COLOR, then NO_COLOR, then whether it is a terminal."""
-    if any(os.environ.get(name, "").lower() not in _NOT_FORCING for name in _FORCING_VARIABLES):
-        return True
+def allows_colors(stream: TextIO | None) -> bool:
+    """Tell whether colours suit the stream: it is a terminal, and NO_COLOR is not set."""
     try:
         return "NO_COLOR" not in os.environ and stream is not None and stream.isatty()
-    except ValueError:
-        return False  # a daemon may have closed its standard error
+    except (AttributeError, ValueError):
+        return False  # a daemon may have replaced or closed its standard error
 
 
 Paint = Callable[[str, str], str]
 
 
 def _paint_for(use_colors: bool | None) -> Paint:
-    wanted = colors_wanted(sys.stderr) if use_colors is None else use_colors
-    return (lambda color, text: f"{color}{text}{_RESET}") if wanted else (lambda _, text: text)
+    if use_colors is None:
+        forced = os.environ.get("HORSIES_FORCE_COLOR", "").strip().lower() in _FORCE_COLOR_VALUES
+        use_colors = forced or allows_colors(sys.stderr)
+    return (lambda color, text: f"{color}{text}{_RESET}") if use_colors else (lambda _, text: text)
 
 
 def _report_lines(error: HorsiesError, paint: Paint) -> list[str]:

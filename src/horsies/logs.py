@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import sys
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any, NamedTuple, TextIO
 
 from horsies.database_url import mask_url
-from horsies.errors import colors_wanted
+from horsies.errors import allows_colors
 
 _TEXT_FORMAT = "%(asctime)s %(levelname)-8s %(name)s [%(process)d]%(task_label)s %(message)s"
 _TASK_FIELDS = ("task_id", "task_name", "attempt")
+_FORCING_VARIABLES = ("HORSIES_FORCE_COLOR", "FORCE_COLOR")
 _RESET = "\x1b[0m"
 _COLORS = {
     logging.DEBUG: "\x1b[2m",
@@ -91,10 +93,18 @@ def detach_handler() -> None:
 def make_handler(log_format: LogFormat) -> logging.Handler:
     """Return a handler that writes labelled lines of this format to standard error."""
     handler = StderrHandler(sys.stderr)
-    is_json, colors = log_format is LogFormat.JSON, colors_wanted(sys.stderr)
-    handler.setFormatter(JsonFormatter() if is_json else TextFormatter(colors=colors))
+    is_json = log_format is LogFormat.JSON
+    handler.setFormatter(
+        JsonFormatter() if is_json else TextFormatter(colors=colors_wanted(sys.stderr))
+    )
     handler.addFilter(TaskFilter())
     return handler
+
+
+def colors_wanted(stream: TextIO | None) -> bool:
+    """Tell whether to colour log lines: FORCE_COLOR, then NO_COLOR, then whether it is a terminal."""
+    values = (os.environ.get(name, "").lower() for name in _FORCING_VARIABLES)
+    return any(value not in ("", "0", "false") for value in values) or allows_colors(stream)
 
 
 class StderrHandler(logging.StreamHandler[TextIO]):

@@ -47,7 +47,6 @@ class TaskSendOptions(Generic[P, T]):
     def __init__(
         self, producer: Producer, definition: TaskDefinition, options: SendOptions
     ) -> None:
-        self.definition = definition
         self._sender = Sender(producer, definition, options)
 
     def send(self, /, *args: P.args, **kwargs: P.kwargs) -> TaskSendResult[TaskHandle[T]]:
@@ -106,6 +105,9 @@ class TaskFunction(TaskSendOptions[P, T]):
 
     def __init__(self, producer: Producer, definition: TaskDefinition) -> None:
         super().__init__(producer, definition, SendOptions())
+        # Only here: a workflow node takes any object with a definition for its task, and would ignore
+        # the options of TaskSendOptions.
+        self.definition = definition
         self.__name__ = definition.function.__name__
         self.__doc__ = definition.function.__doc__
 

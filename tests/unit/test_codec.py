@@ -13,6 +13,7 @@ import pytest
 from pydantic import (
     AfterValidator,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     PrivateAttr,
@@ -22,6 +23,7 @@ from pydantic import (
     field_validator,
     model_serializer,
 )
+from pydantic_core import PydanticKnownError
 from typing_extensions import TypedDict
 
 from horsies.codec.calls import BoundCall, CallSignature, EncodedCall, payload_bytes
@@ -291,6 +293,16 @@ def test_an_annotation_that_normalises_may_do_so() -> None:
 
 def test_the_path_names_no_union_member_that_is_not_in_the_value() -> None:
     assert is_refused(list[int | str], [1, 2.5]).path == "value[1]"
+
+
+def test_a_validator_that_calls_the_whole_value_missing_is_an_ordinary_refusal() -> None:
+    def refuse(_value: object) -> None:
+        raise PydanticKnownError("missing")
+
+    codec = ResultCodec.of(Annotated[int, BeforeValidator(refuse)], TaskError)
+    problem = codec.encode(TaskResult(ok=1)).unwrap_err()
+    assert problem.path == "ok"
+    assert "a validator refused it" in problem.message
 
 
 def test_a_message_never_shows_the_value() -> None:

@@ -49,6 +49,11 @@ def test_steps_in_a_row_stand_below_each_other() -> None:
     assert picture(nodes) == ["✓ fetch", "▶ render", "· mail"]
 
 
+def test_a_node_named_like_one_of_its_notes_keeps_the_note() -> None:
+    nodes = [node("retry 1", status="RUNNING", retry_count=1), node("2.0s", duration_seconds=2.0)]
+    assert picture(nodes) == ["├─ ▶ retry 1  retry 1", "└─ ✓ 2.0s  2.0s"]
+
+
 def test_branches_are_indented_and_what_joins_them_goes_on_at_the_left() -> None:
     nodes = [
         node("order"),

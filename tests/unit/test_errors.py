@@ -30,6 +30,7 @@ from horsies.errors import (
     WorkflowValidationError,
     raise_collected,
 )
+from horsies.logs import colors_wanted
 
 PACKAGE_DIRECTORY = os.path.dirname(os.path.abspath(horsies.__file__))
 
@@ -220,11 +221,18 @@ def test_forced_colors_win_over_no_color(monkeypatch: pytest.MonkeyPatch, value:
     assert "\x1b[" in str(an_error())
 
 
-@pytest.mark.parametrize("value", ["", "0", "no", "False"])
+@pytest.mark.parametrize("value", ["", "0", "no", "on", "False"])
 def test_other_values_do_not_force_colors(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
     monkeypatch.setenv("HORSIES_FORCE_COLOR", value)
     monkeypatch.setattr(sys, "stderr", io.StringIO())
     assert "\x1b[" not in str(an_error())
+
+
+def test_force_color_is_for_logs_and_not_for_reports(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    assert "\x1b[" not in str(an_error())
+    assert colors_wanted(sys.stderr)
 
 
 def test_no_color_wins_over_a_terminal_even_when_empty(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -239,8 +247,9 @@ def test_a_terminal_gets_colors(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_missing_or_closed_stderr_means_no_colors(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stderr", None)
-    assert "\x1b[" not in str(an_error())
+    for missing in (None, object()):
+        monkeypatch.setattr(sys, "stderr", missing)
+        assert "\x1b[" not in str(an_error())
     closed = io.StringIO()
     closed.close()
     monkeypatch.setattr(sys, "stderr", closed)

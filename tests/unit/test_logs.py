@@ -8,7 +8,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from horsies.errors import colors_wanted
 from horsies.logs import (
     JsonFormatter,
     LogFormat,
@@ -17,6 +16,7 @@ from horsies.logs import (
     TaskLabel,
     TextFormatter,
     attach_handler,
+    colors_wanted,
     set_current_task,
 )
 

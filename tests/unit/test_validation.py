@@ -163,6 +163,10 @@ NO_FIRST = {
     ),
     "not a node": (lambda: workflow([number, number.node()()]), "HRS-006"),  # type: ignore[list-item]
     "not a task": (lambda: workflow([TaskNode(cast(Any, len))]), "HRS-300"),
+    "a task with send options": (
+        lambda: workflow([TaskNode(cast(Any, number.with_options(priority=1)))]),
+        "HRS-300",
+    ),
     "cycle": (lambda: workflow(cycle(rooted=True)), "HRS-007"),
     "source not awaited": (
         lambda: workflow([first := number.node()(), TaskNode(double, args_from={"value": first})]),

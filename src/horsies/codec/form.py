@@ -243,10 +243,10 @@ def _first_problem(error: Exception, source: Any) -> tuple[tuple[Step, ...], str
     try:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         steps = _real_steps(first["loc"], source)
+        if first["type"] == "missing":
+            steps = (*steps, first["loc"][-1])
     except Exception:
         return (), "a validator refused it"
-    if first["type"] == "missing":
-        steps = (*steps, first["loc"][-1])
     if first["type"] not in _SHOWN_ERRORS:
         return steps, "a validator refused it"
     return steps, first["msg"][:1].lower() + first["msg"][1:]

@@ -147,9 +147,10 @@ class _Drawing:
     def _pieces(self, tree: _Tree, node: TreeNode, step: _Step) -> Iterator[Piece]:
         yield Piece(f"{self.symbols.statuses.get(node.status, '?')} ", node.status)
         yield Piece(node.node_id, "name")
-        for note in (_label(node), *_notes(node, self._child(node))):
-            if note != node.node_id:
-                yield Piece(f"  {note}", "note")
+        label = _label(node)
+        labels = () if label == node.node_id else (label,)
+        for note in (*labels, *_notes(node, self._child(node))):
+            yield Piece(f"  {note}", "note")
         if node.error_code is not None:
             yield Piece(f"  {node.error_code}", "error")
         if step.branches or list(node.dependencies) not in ([], [step.after]):
