@@ -6,6 +6,7 @@ import json
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from typing import Any
 
 import psycopg
@@ -177,7 +178,7 @@ def test_a_snapshot_has_every_column_in_python_types(app: Horsies, connection: D
         "SELECT column_name FROM information_schema.columns "
         "WHERE table_name = 'horsies_worker_states'"
     ).fetchall()
-    assert {str(name) for (name,) in columns} == set(state._fields)
+    assert {str(name) for (name,) in columns} == set(asdict(state))
     assert state.queues == ["mail", "reports"]
     assert state.queue_priorities == {"mail": 1}
     assert state.queue_max_concurrency == {"mail": None}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from typing import Any
 
 import psycopg
@@ -100,6 +101,8 @@ def test_info_includes_what_is_asked_for(
     ]
     assert [attempt.will_retry for attempt in info.attempts] == [False, True]
     assert info.attempts[0].worker_pid == 42
+    document = asdict(info)
+    assert [attempt["outcome"] for attempt in document["attempts"]] == ["FAILED", "WORKER_FAILURE"]
 
 
 def test_a_task_without_attempts_has_an_empty_list(

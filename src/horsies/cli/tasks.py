@@ -140,7 +140,7 @@ def _task_document(report: TaskReport, payload: bool) -> dict[str, Any]:
         stored = output.stored_json(document.pop(name))
         if payload:
             document[name] = stored
-    return document | {"attempts": [attempt._asdict() for attempt in report.attempts]}
+    return document | {"attempts": [asdict(attempt) for attempt in report.attempts]}
 
 
 def _facts(task: TaskDetail, payload: bool) -> Iterable[tuple[str, str | None]]:

@@ -2,8 +2,8 @@
 
 Every statement lives in a ``.sql`` file under ``db/statements`` below a ``-- name:`` heading and is
 declared once, in the catalogue module of the same name, with a named tuple for its parameters and
-one for its rows. Loading fails when a statement and its declaration do not match, so a search for
-the name finds SQL, declaration and caller.
+one, or a dataclass, for its rows. Loading fails when a statement and its declaration do not match, so a
+search for the name finds SQL, declaration and caller.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import fields, is_dataclass
 from functools import lru_cache
 from importlib.resources import files
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -20,9 +21,9 @@ from psycopg import AsyncConnection, AsyncCursor, Connection, Cursor, DataError
 from psycopg.pq.abc import PGresult
 from psycopg.rows import args_row
 
-# Both are named tuples, for which Python has no type.
+# Named tuples, for which Python has no type. A row that is part of the public API may be a dataclass.
 Params = TypeVar("Params", bound=tuple[Any, ...])
-Row = TypeVar("Row", bound=tuple[Any, ...])
+Row = TypeVar("Row")
 Answer = TypeVar("Answer")
 
 logger = logging.getLogger("horsies.sql")
@@ -47,7 +48,9 @@ class Statement(Generic[Params, Row]):
         self.prepared_name = f"horsies_{name}".encode()
         self._names = field_names(params_type)
         self.numbered = _numbered(text, self._names)
-        self.make_row: Callable[[Sequence[Any]], Row] = row_type._make  # type: ignore[attr-defined]
+        self.make_row: Callable[[Sequence[Any]], Row] = (
+            (lambda values: row_type(*values)) if is_dataclass(row_type) else row_type._make  # type: ignore[attr-defined]
+        )
         self._row_factory = args_row(row_type)
 
     def mapping(self, params: Params) -> dict[str, Any]:
@@ -103,8 +106,10 @@ class StatementFile:
             raise LookupError(f"{self.file_name}: no declaration for {', '.join(undeclared)}")
 
 
-def field_names(value_type: type[tuple[Any, ...]]) -> tuple[str, ...]:
-    names: tuple[str, ...] = value_type._fields  # type: ignore[attr-defined]
+def field_names(value_type: type[Any]) -> tuple[str, ...]:
+    if is_dataclass(value_type):
+        return tuple(field.name for field in fields(value_type))
+    names: tuple[str, ...] = value_type._fields
     return names
 
 

@@ -114,7 +114,7 @@ def info_script(
 def attempts_script(task_id: str) -> Script[list[TaskAttemptInfo]]:
     """Read the finished attempts of a task, newest first."""
     rows: list[TaskAttemptInfo] = yield read_attempts, TaskId(task_id)
-    return [row._replace(outcome=TaskAttemptOutcome(row.outcome)) for row in rows]
+    return [replace(row, outcome=TaskAttemptOutcome(row.outcome)) for row in rows]
 
 
 def _info(row: TaskRow, results: ResultCodec | None) -> TaskInfo:

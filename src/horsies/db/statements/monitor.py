@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NamedTuple
 
@@ -184,7 +185,8 @@ class TaskDetail(NamedTuple):
     result: str | None
 
 
-class WorkerStateSnapshot(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class WorkerStateSnapshot:
     """The state of a worker at ``snapshot_at``, as the worker reported it.
 
     ``memory_usage_mb`` is the parent process alone, ``children_memory_mb`` the sum of its children.

@@ -6,6 +6,7 @@ The worker's statements are in ``turn.py``; ``states.py`` has the state machine 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import NamedTuple
 
@@ -122,7 +123,8 @@ class TaskRow(NamedTuple):
     failed_reason: str | None
 
 
-class TaskAttemptInfo(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class TaskAttemptInfo:
     """One finished execution of a task."""
 
     task_id: str
