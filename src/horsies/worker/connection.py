@@ -249,8 +249,8 @@ class WorkerConnection:
         if self._is_broken:
             logger.info("database is back", extra=as_event("database_back"))
             self._is_broken = False
+            self._backoff.reset()
         self._is_proven = True
-        self._backoff.reset()
 
     def close_turns(self) -> None:
         pipeline, self.pipeline = self.pipeline, None

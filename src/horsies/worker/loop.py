@@ -79,6 +79,7 @@ class Worker:
         resilience = app.config.resilience
         self.worker_id = identity.worker_id
         self._config = config
+        self._claims_max = config.effective_claims
         self._app_config = app.config
         self._pool = pool
         self._in_flight = InFlight(pool, NodeInputs(tasks_with_injection(app)))
@@ -223,7 +224,7 @@ class Worker:
         if self._shutdown.is_requested or not (idle_count or can_prefetch):
             return False
         return bool(waiting_count and idle_count) or (
-            self._agenda.may_have_work and in_flight.held_count < self._config.effective_claims
+            self._agenda.may_have_work and in_flight.held_count < self._claims_max
         )
 
     def _drain_signals(self) -> None:
@@ -334,7 +335,7 @@ class Worker:
         if not (self._agenda.may_have_work or in_flight.ends_nodes):
             return TurnRequest(starting, freed=freed)
         ahead = in_flight.waiting_count - len(starting)
-        room = max(0, self._config.effective_claims - in_flight.held_count)
+        room = max(0, self._claims_max - in_flight.held_count)
         free_pids = pids[len(starting) :][:room]
         prefetch = min(self._app_config.prefetch_buffer - ahead, room - len(free_pids))
         positions = self._bookmarks.positions(time.monotonic())

@@ -10,6 +10,7 @@ import os
 import random
 import selectors
 import socket
+import time
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import NamedTuple
@@ -21,6 +22,30 @@ _SMALL_RECEIVE_BYTES = 1 << 16
 _LARGE_RECEIVE_BYTES = 1 << 20
 _NEARLY = 0.9
 _NO_BYTES = memoryview(b"")
+
+
+_FIRST_DELAY_SECONDS = 0.1
+_LONGEST_DELAY_SECONDS = 5.0
+
+
+class RestartDelay:
+    """No delay after a first early death, then 0.1 s doubling to 5 s until a process lives."""
+
+    __slots__ = ("_deaths", "not_before")
+
+    def __init__(self) -> None:
+        self._deaths = 0
+        self.not_before = 0.0
+
+    def note_early_death(self) -> None:
+        self._deaths += 1
+        if self._deaths > 1:
+            delay = _FIRST_DELAY_SECONDS * 2 ** min(self._deaths - 2, 10)
+            self.not_before = time.monotonic() + min(delay, _LONGEST_DELAY_SECONDS)
+
+    def reset(self) -> None:
+        self._deaths = 0
+        self.not_before = 0.0
 
 
 class ChildState(Enum):

@@ -16,8 +16,8 @@ from typing import NamedTuple, assert_never
 
 from horsies.worker import os_process, protocol
 from horsies.worker.child.main import EXIT_HOOK_FAILED
-from horsies.worker.pool.child_process import ChildProcess, ChildState, RecycleLimits
-from horsies.worker.pool.launcher import Launcher, RestartDelay, StartMethod, default_start_method
+from horsies.worker.pool.child_process import ChildProcess, ChildState, RecycleLimits, RestartDelay
+from horsies.worker.pool.launcher import Launcher, StartMethod, default_start_method
 from horsies.worker.protocol import Assignment, ChildReport, FrameKind, ProtocolError
 
 logger = logging.getLogger("horsies.pool")

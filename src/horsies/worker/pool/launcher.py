@@ -15,12 +15,10 @@ from enum import StrEnum
 
 from horsies.worker import os_process, protocol
 from horsies.worker.child.fork_server import run_forked_fork_server
+from horsies.worker.pool.child_process import RestartDelay
 from horsies.worker.protocol import ChildBoot, FrameKind, ProtocolError
 
 logger = logging.getLogger("horsies.pool")
-
-_FIRST_DELAY_SECONDS = 0.1
-_LONGEST_DELAY_SECONDS = 5.0
 
 
 class StartMethod(StrEnum):
@@ -33,26 +31,6 @@ class StartMethod(StrEnum):
 
 def default_start_method() -> StartMethod:
     return StartMethod.FORKSERVER if os_process.IS_LINUX else StartMethod.SPAWN
-
-
-class RestartDelay:
-    """No delay after a first early death, then 0.1 s doubling to 5 s until a process lives."""
-
-    __slots__ = ("_deaths", "not_before")
-
-    def __init__(self) -> None:
-        self._deaths = 0
-        self.not_before = 0.0
-
-    def note_early_death(self) -> None:
-        self._deaths += 1
-        if self._deaths > 1:
-            delay = _FIRST_DELAY_SECONDS * 2 ** min(self._deaths - 2, 10)
-            self.not_before = time.monotonic() + min(delay, _LONGEST_DELAY_SECONDS)
-
-    def reset(self) -> None:
-        self._deaths = 0
-        self.not_before = 0.0
 
 
 class SpawnLauncher:
