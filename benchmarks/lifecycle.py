@@ -25,8 +25,7 @@ from horsies.db.statements.turn import (
 )
 from horsies.ids import new_id
 from horsies.tasks.outcome import Outcome
-from horsies.worker.bookmarks import Bookmarks
-from horsies.worker.turn import Claimer, TurnRequest, take_turn
+from horsies.worker.turn import Bookmarks, Claimer, TurnRequest, take_turn
 
 RESULT = '{"ok":null}'
 WORKER = "bare-sql"

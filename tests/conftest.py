@@ -22,7 +22,7 @@ from horsies.config.app import AppConfig
 from horsies.config.postgres import PostgresConfig
 from horsies.db.embedded import start_or_join
 from horsies.db.migrate import apply_migrations, known_migrations
-from tests.support import examples as examples  # registers the profiles of hypothesis
+from tests.support import examples as examples
 from tests.support.applications import Call, app_at, run_closing
 from tests.support.database import (
     Database,

@@ -73,11 +73,11 @@ from horsies.states import (
 from horsies.task import TaskFunction, TaskSendOptions
 from horsies.task_result import SubWorkflowError, SubWorkflowSummary, TaskError, TaskResult
 from horsies.tasks.broker import BrokerErrorCode, BrokerOperationError, BrokerResult, PostgresBroker
-from horsies.tasks.handle import TaskHandle
-from horsies.tasks.info import (
+from horsies.tasks.handle import (
     TaskActionError,
     TaskActionErrorCode,
     TaskCancelled,
+    TaskHandle,
     TaskInfo,
 )
 from horsies.tasks.request import TaskSendError, TaskSendErrorCode, TaskSendPayload, TaskSendResult

@@ -38,8 +38,7 @@ from horsies.tasks.definition import (
     name_used_twice,
     refuse_bad_hook,
 )
-from horsies.tasks.handle import TaskHandle
-from horsies.tasks.info import TaskActionError, TaskCancelled, TaskInfo
+from horsies.tasks.handle import TaskActionError, TaskCancelled, TaskHandle, TaskInfo
 from horsies.tasks.send import Producer
 from horsies.workflow.checks import Builder, Case, RegisteredBuilder, workflow_errors
 from horsies.workflow.handles import WorkflowHandles

@@ -15,13 +15,7 @@ from horsies.tasks.definition import TaskDefinition
 from horsies.tasks.handle import TaskHandle, is_loop_running
 from horsies.tasks.invoke import invoke
 from horsies.tasks.request import UNSET, SendOptions, TaskSendError, TaskSendResult, Unset
-from horsies.tasks.send import (
-    Producer,
-    Sender,
-    TaskCall,
-    deliver,
-    deliver_async,
-)
+from horsies.tasks.send import Producer, Sender, TaskCall, deliver, deliver_async
 from horsies.workflow.nodes.nodes import NodeFactory, NodeOptions
 
 P = ParamSpec("P")

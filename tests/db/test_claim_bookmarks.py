@@ -14,8 +14,14 @@ from psycopg import Connection, sql
 
 from horsies.db.pipeline import Pipeline
 from horsies.db.statements.turn import ClaimedTask, ClaimTasks, claim_tasks
-from horsies.worker.bookmarks import EVERYWHERE, EVERYWHERE_SECONDS, Bookmarks, Positions
-from horsies.worker.turn import Claimer, TurnRequest
+from horsies.worker.turn import (
+    EVERYWHERE,
+    EVERYWHERE_SECONDS,
+    Bookmarks,
+    Claimer,
+    Positions,
+    TurnRequest,
+)
 from tests.support.examples import examples
 from tests.support.rows import add_task
 

@@ -15,9 +15,8 @@ import pytest
 from psycopg import Connection, errors
 
 from horsies.config.postgres import PostgresConfig
-from horsies.db.database import Database
+from horsies.db.database import Database, PoolTimeout
 from horsies.db.errors import describe, is_transient
-from horsies.db.pool import PoolTimeout
 from horsies.db.statements.tasks import InsertTask, ReadTask, insert_task, read_task
 from horsies.ids import new_id
 from tests.support.private_server import LOCKED_ROLE, PASSWORD, PrivateServer

@@ -17,7 +17,7 @@ import psycopg
 import pytest
 from psycopg import AsyncConnection, Connection
 
-from horsies.db.pool import AsyncPool, Pool, PoolLimits, PoolTimeout
+from horsies.db.database import AsyncPool, Pool, PoolLimits, PoolTimeout
 
 LIMITS = PoolLimits(kept=1, most=3, wait_seconds=0.1, lifetime_seconds=100)
 
@@ -57,7 +57,7 @@ def later(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
 
     def pass_time(seconds: float) -> None:
         clock = SimpleNamespace(monotonic=lambda: time.monotonic() + seconds)
-        monkeypatch.setattr("horsies.db.pool.time", clock)
+        monkeypatch.setattr("horsies.db.database.time", clock)
 
     return pass_time
 

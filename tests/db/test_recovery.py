@@ -24,13 +24,7 @@ from horsies.ids import new_id
 from horsies.tasks.recovery import recover_tasks
 from horsies.worker import reaper
 from horsies.worker.liveness import lock_key
-from horsies.worker.reaper import (
-    Recovered,
-    looking_steps,
-    recover_ownerless,
-    return_seconds,
-    sweep,
-)
+from horsies.worker.reaper import Recovered, looking_steps, recover_ownerless, return_seconds, sweep
 from tests.support.rows import add_task, attempts_of, picture, row_of
 from tests.support.wait import wait_until
 

@@ -8,12 +8,7 @@ from importlib.resources import files
 
 import pytest
 
-from horsies.error_codes import (
-    ContractCode,
-    OperationalErrorCode,
-    OutcomeCode,
-    RetrievalCode,
-)
+from horsies.error_codes import ContractCode, OperationalErrorCode, OutcomeCode, RetrievalCode
 from horsies.states import (
     TASK_IN_FLIGHT_STATES,
     TASK_OPEN_STATES,

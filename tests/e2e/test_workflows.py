@@ -10,13 +10,7 @@ from types import ModuleType
 
 import pytest
 
-from horsies.db.statements.workflows import (
-    RunId,
-    SignalRun,
-    pause_run,
-    resume_run,
-    signal_run,
-)
+from horsies.db.statements.workflows import RunId, SignalRun, pause_run, resume_run, signal_run
 from horsies.workflow.nodes.nodes import SleepNode, TaskNode
 from tests.support import runs
 from tests.support.database import Database, backends

@@ -18,7 +18,7 @@ from horsies.error_codes import ContractCode, OperationalErrorCode, OutcomeCode,
 from horsies.errors import ErrorCode, HorsiesError
 from horsies.states import TaskVerb
 from horsies.tasks.broker import PostgresBroker
-from horsies.tasks.info import TaskActionErrorCode
+from horsies.tasks.handle import TaskActionErrorCode
 from horsies.tasks.request import TaskSendErrorCode
 from horsies.worker.loop import ExitCode
 from horsies.workflow.run.info import HandleErrorCode, WorkflowStartErrorCode

@@ -15,8 +15,7 @@ from horsies.error_codes import OutcomeCode, RetrievalCode
 from horsies.ids import new_id
 from horsies.states import TASK_TERMINAL_STATES, TaskAttemptOutcome, TaskStatus
 from horsies.tasks.broker import BrokerErrorCode
-from horsies.tasks.handle import TaskHandle
-from horsies.tasks.info import TaskActionErrorCode, TaskCancelled, TaskInfo
+from horsies.tasks.handle import TaskActionErrorCode, TaskCancelled, TaskHandle, TaskInfo
 from tests.support.applications import Call, app_at
 from tests.support.database import Database
 from tests.support.rows import finish, stored

@@ -8,13 +8,7 @@ import pytest
 
 from horsies.db.statements.turn import ClaimedTask
 from horsies.worker.agenda import REST_FACTOR
-from horsies.worker.bookmarks import (
-    COSTLY_SECONDS,
-    EVERYWHERE,
-    EVERYWHERE_SECONDS,
-    Bookmarks,
-    Positions,
-)
+from horsies.worker.turn import COSTLY_SECONDS, EVERYWHERE, EVERYWHERE_SECONDS, Bookmarks, Positions
 
 MOMENT = "2026-01-02 03:04:05.678901+00"
 

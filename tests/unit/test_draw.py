@@ -9,14 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from horsies.db.statements.workflows import RunRow, TreeNode
-from horsies.workflow.run.draw import (
-    ASCII_SYMBOLS,
-    FOLD_ABOVE,
-    INDENT_MAX,
-    SYMBOLS,
-    Line,
-    draw,
-)
+from horsies.workflow.run.draw import ASCII_SYMBOLS, FOLD_ABOVE, INDENT_MAX, SYMBOLS, Line, draw
 from horsies.workflow.run.listing import RunReport
 from tests.support.examples import examples
 

@@ -28,8 +28,7 @@ from horsies.monitor.actions import retry_task
 from horsies.monitor.overview import TaskFilters, TaskReport, list_tasks, read_task
 from horsies.result import Err
 from horsies.states import TaskStatus
-from horsies.tasks.handle import TaskHandle
-from horsies.tasks.info import TaskActionError, TaskActionErrorCode
+from horsies.tasks.handle import TaskActionError, TaskActionErrorCode, TaskHandle
 
 TaskIdArgument = Annotated[str, typer.Argument(metavar="ID", help="The id of a task.")]
 

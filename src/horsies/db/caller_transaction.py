@@ -14,7 +14,7 @@ from typing import Any
 from psycopg import AsyncConnection, AsyncCursor, Connection, Cursor
 from psycopg.pq import PipelineStatus, TransactionStatus
 
-from horsies.db.pool import AnyConnection
+from horsies.db.database import AnyConnection
 
 _SAVEPOINT = "SAVEPOINT horsies_send"
 _RELEASE = "RELEASE SAVEPOINT horsies_send"

@@ -17,7 +17,7 @@ import psycopg
 from psycopg import Connection, sql
 from psycopg.pq.abc import PGconn
 
-from horsies.db.pool import is_readable
+from horsies.db.database import is_readable
 from horsies.ids import new_id
 
 FIRST_RETRY_SECONDS = 0.2

@@ -22,7 +22,7 @@ from horsies.ids import new_id, stored_form
 from horsies.result import Err, Ok, Result
 from horsies.states import TaskStatus
 from horsies.tasks.broker import BrokerErrorCode, BrokerOperationError, BrokerResult, PostgresBroker
-from horsies.tasks.info import TaskActionError, TaskActionErrorCode
+from horsies.tasks.handle import TaskActionError, TaskActionErrorCode
 
 _SWITCHING = BrokerErrorCode.QUEUE_SWITCH_FAILED
 _SENDING = BrokerErrorCode.ENQUEUE_FAILED

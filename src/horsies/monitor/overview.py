@@ -43,7 +43,7 @@ from horsies.db.statements.tasks import TaskAttemptInfo
 from horsies.ids import first_id_at, stored_form
 from horsies.states import TaskStatus
 from horsies.tasks.broker import BrokerErrorCode, BrokerResult, PostgresBroker
-from horsies.tasks.info import attempts_script
+from horsies.tasks.handle import attempts_script
 
 # A busy worker updates seen_at every two seconds, an idle one every notify_poll_interval_ms: five seconds
 # by default and never more than 300.

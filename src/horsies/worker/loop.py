@@ -32,7 +32,6 @@ from horsies.ids import new_id
 from horsies.tasks.outcome import STOPPED_BY_SHUTDOWN
 from horsies.tasks.recovery import EXPIRED_RESULT, EXPIRY_BATCH
 from horsies.worker.agenda import Agenda, Shutdown
-from horsies.worker.bookmarks import Bookmarks
 from horsies.worker.config import WorkerConfig
 from horsies.worker.connection import WorkerConnection
 from horsies.worker.in_flight import InFlight
@@ -42,7 +41,7 @@ from horsies.worker.node_inputs import NodeInputs, tasks_with_injection
 from horsies.worker.notifications import echo_channel, worker_channels
 from horsies.worker.pool.children import PoolEvent
 from horsies.worker.pool.pool import ChildPool
-from horsies.worker.turn import Claimer, TurnRequest, release_unheld, take_turn
+from horsies.worker.turn import Bookmarks, Claimer, TurnRequest, release_unheld, take_turn
 
 logger = logging.getLogger("horsies.worker")
 

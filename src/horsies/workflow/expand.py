@@ -15,12 +15,7 @@ from horsies.ids import new_id
 from horsies.result import Err, Ok, Result
 from horsies.task_result import TaskError, exception_text
 from horsies.workflow.build.plan import Parent, plan
-from horsies.workflow.definition import (
-    AnyDefinition,
-    BuildsSpecs,
-    build_child,
-    definition_by_key,
-)
+from horsies.workflow.definition import AnyDefinition, BuildsSpecs, build_child, definition_by_key
 
 
 def find_child(definition_key: str) -> Result[AnyDefinition, TaskError]:

@@ -8,10 +8,7 @@ import pytest
 
 from horsies import TaskStatus
 from tests.support.database import Database
-from tests.support.tables import (
-    attempts,
-    task,
-)
+from tests.support.tables import attempts, task
 from tests.support.wait import wait_until
 from tests.support.workers import Journal, RunningWorker, is_gone
 

@@ -8,13 +8,7 @@ from datetime import timedelta
 from types import ModuleType
 from typing import Any
 
-from horsies.db.statements.workflows import (
-    CancelRun,
-    RunId,
-    cancel_run,
-    pause_run,
-    resume_run,
-)
+from horsies.db.statements.workflows import CancelRun, RunId, cancel_run, pause_run, resume_run
 from horsies.workflow.nodes.nodes import SubWorkflowNode, TaskNode
 from tests.support import runs
 from tests.support.database import Database

@@ -26,7 +26,7 @@ from horsies.error_codes import (
 from horsies.result import Ok
 from horsies.states import TaskStatus, WorkflowStatus, WorkflowTaskStatus
 from horsies.task_result import SubWorkflowSummary, TaskError, TaskResult
-from horsies.tasks.info import read_result, result_of
+from horsies.tasks.handle import read_result, result_of
 from horsies.workflow.nodes.nodes import AnyNode, SignalNode, codec_for, result_codec
 from horsies.workflow.run.info import (
     HandleErrorCode,
