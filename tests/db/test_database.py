@@ -113,7 +113,7 @@ def test_a_wrong_password_is_described_and_lasts(private_server: PrivateServer) 
 
 def test_a_missing_password_is_described_and_lasts(private_server: PrivateServer) -> None:
     error = failure_at(private_server.locked_url(""))
-    assert_one_sentence(describe(error), "PostgreSQL wants a password; add it to database_url")
+    assert_one_sentence(describe(error), "PostgreSQL requires a password; add it to database_url")
     assert not is_transient(error)
 
 

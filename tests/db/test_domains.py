@@ -1,4 +1,4 @@
-"""What the tables refuse, whoever writes: a status or an outcome that does not exist."""
+"""The domains of the tables refuse a status or an outcome that does not exist."""
 
 from __future__ import annotations
 

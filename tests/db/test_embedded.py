@@ -1,4 +1,4 @@
-"""The private PostgreSQL: whoever leaves last stops it, even when others were killed."""
+"""The private PostgreSQL: the last process stops it, even when others were killed."""
 
 from __future__ import annotations
 

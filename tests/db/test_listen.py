@@ -1,4 +1,4 @@
-"""The listener: it comes back by itself, says what it may have missed, and proves that it hears."""
+"""The listener: it reconnects by itself, reports gaps, and proves that notifications arrive."""
 
 from __future__ import annotations
 

@@ -317,7 +317,7 @@ def test_a_newer_schema_is_refused_with_both_versions_and_the_remedy(
     with pytest.raises(SchemaTooNewError) as caught:
         apply_migrations(empty)
     assert str(caught.value) == (
-        f"The database schema is version 999, but this release of horsies knows only version "
+        f"The database schema is version 999, but this release of horsies supports only version "
         f"{schema_version()}; upgrade horsies on this machine."
     )
 

@@ -1,4 +1,4 @@
-"""Pools: who gets a connection, who waits, and which connections are ended."""
+"""Pools: which callers get a connection, which wait, and which connections are closed."""
 
 from __future__ import annotations
 
@@ -186,7 +186,9 @@ def test_a_forgotten_pool_leaves_no_connection_and_no_warning(server: Server) ->
     assert connection.closed
 
 
-def test_a_child_process_does_not_say_goodbye_for_its_parent(server: Server) -> None:
+def test_closing_a_pool_in_a_forked_process_leaves_the_parents_connections_open(
+    server: Server,
+) -> None:
     pool = Pool(server.connect, LIMITS)
     borrow(pool, 1)
     child = os.fork()

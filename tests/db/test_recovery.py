@@ -1,4 +1,4 @@
-"""The reaper: who counts as dead, what becomes of a dead worker's tasks, and what is too old to keep."""
+"""The reaper: detection of dead workers, recovery of their tasks, and retention."""
 
 from __future__ import annotations
 
@@ -384,17 +384,17 @@ def test_a_reaper_leaves_the_work_to_the_one_that_leads(
     assert recover(pipeline, "me", application(), LONG) == Recovered(1, 1)
 
 
-# Tasks whose worker nobody knows
+# Tasks whose worker has no row
 
 
-def test_strays_are_settled_after_the_threshold_of_their_state(
+def test_tasks_without_a_worker_row_are_recovered_after_the_threshold_of_their_state(
     pipeline: Pipeline, connection: Connection[Any]
 ) -> None:
     gone = new_id()
     stopped = add_worker(connection, ago(9_000), stopped=ago(9_000))
     old = {"claimed_at": ago(400), "started_at": ago(400)}
     fresh = {"claimed_at": ago(200), "started_at": ago(200)}
-    settled = [
+    recovered = [
         add_running(connection, gone, **old),
         add_running(connection, stopped, **old),
         add_claimed(connection, gone, claimed_at=ago(200)),
@@ -406,7 +406,7 @@ def test_strays_are_settled_after_the_threshold_of_their_state(
     ]
     before = [picture(connection, task_id) for task_id in kept]
     assert recover_ownerless(pipeline, RecoveryConfig()) == 3
-    assert [row_of(connection, task_id)["status"] for task_id in settled] == [
+    assert [row_of(connection, task_id)["status"] for task_id in recovered] == [
         "FAILED",
         "FAILED",
         "PENDING",

@@ -1,4 +1,4 @@
-"""Every statement on a real server: its parameters and columns are those of its dataclasses."""
+"""Every statement on a real server: its parameters and columns are those of its named tuples."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who ends tasks of workflows locks the root of the run first, so nobody waits in a circle."""
+"""Transactions that end tasks of workflows lock the root of the run first, so there are no deadlocks."""
 
 from __future__ import annotations
 
@@ -212,7 +212,7 @@ def deadlocks(connection: Connection[Any]) -> int:
     return int(row[0])
 
 
-def settle(own: Connection[Any]) -> None:
+def complete_claimed(own: Connection[Any]) -> None:
     """A worker that claims what it finds and completes it, locking the runs first."""
     pipeline = Pipeline(own)
     for _ in range(10):
@@ -250,8 +250,8 @@ def test_cancels_expiries_pauses_and_workers_never_wait_in_a_circle(
         together_with(
             connect,
             steer,
-            cancel_runs if number % 2 else settle,
-            settle,
+            cancel_runs if number % 2 else complete_claimed,
+            complete_claimed,
             lambda own: [expire_all(own, []) for _ in range(5)],
             lambda own, ids=task_ids[::-2]: cancel_all(own, ids),  # type: ignore[misc]
         )

@@ -1,4 +1,4 @@
-"""A busy worker leaves tasks to others, an idle one costs next to nothing, and nobody stampedes."""
+"""A busy worker leaves tasks to others, an idle one costs next to nothing, and workers do not stampede."""
 
 from __future__ import annotations
 

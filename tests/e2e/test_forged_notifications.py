@@ -1,4 +1,4 @@
-"""Anybody who may connect may notify: what a worker hears is a hint, never an order."""
+"""Any client may send notifications: to a worker they are hints, never commands."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A listening connection that lives and delivers nothing: noticed, shown, lived with, and mended."""
+"""A listening connection that is open and delivers nothing is detected, reported and replaced."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ def test_a_worker_works_and_stops_with_every_start_method(
     fleet: Fleet, journal: Journal, programs: ModuleType, method: str
 ) -> None:
     worker = fleet.start("--start-method", method)
-    assert f"2 children ready ({method})" in worker.log()
+    assert f"children ready: 2 ({method})" in worker.log()
     assert programs.add.send(1, 2).unwrap().get(10_000).ok_value == 3
     assert programs.add_async.send(1, 2).unwrap().get(10_000).ok_value == 3
     crashed = programs.exit_at_once.send(9).unwrap().get(10_000).err_value

@@ -1,4 +1,4 @@
-"""How a worker leaves: in order, in a hurry, or at once; and what its exit code says."""
+"""Shutdown of a worker: graceful, forced or immediate, and its exit code."""
 
 from __future__ import annotations
 

@@ -53,6 +53,6 @@ def test_the_start_of_a_worker_is_told_in_a_few_lines(fleet: Fleet) -> None:
         "Concurrency config: processes=2, cluster_wide_cap=unlimited, max_claim_per_worker=2, "
         "max_claim_batch=4" in worker.log()
     )
-    assert "2 children ready (forkserver)" in worker.log()
+    assert "children ready: 2 (forkserver)" in worker.log()
     assert len(worker.log().splitlines()) < 10
     assert worker.stop() == 0

@@ -86,7 +86,7 @@ def replayed(connection: Database, started: dict[str, Mixed]) -> Oracle:
     while oracle.enqueued:
         for place in oracle.enqueued.pop(0):
             oracle.finish([ends.pop(place)])
-    assert not ends, "tasks that the rules know nothing of"
+    assert not ends, "tasks that the rules do not predict"
     return oracle
 
 

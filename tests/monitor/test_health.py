@@ -1,4 +1,4 @@
-"""Pings and snapshots: who is there, and how they are."""
+"""Pings and snapshots of workers."""
 
 from __future__ import annotations
 

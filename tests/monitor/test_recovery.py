@@ -1,4 +1,4 @@
-"""Recovery by hand: what shows no life is settled as the reaper would, and what shows any is not touched."""
+"""Manual recovery: abandoned tasks end as the reaper would end them, tasks with a sign of life stay."""
 
 from __future__ import annotations
 
@@ -186,9 +186,12 @@ def test_the_start_of_the_server_is_a_sign_of_life_of_the_workers_it_knows(
     long = up_seconds + 3_600
     known = add_worker(connection, lock_key=LOCK_KEY, seen_at=ago(2 * long))
     kept = add_running(connection, known, 2 * long)
-    settled = add_running(connection, new_id(), 2 * long)
+    recovered = add_running(connection, new_id(), 2 * long)
     assert app.get_broker().mark_stale_tasks_as_failed(int(long * 1_000)).unwrap() == 1
-    assert [status_of(connection, task_id) for task_id in (kept, settled)] == ["RUNNING", "FAILED"]
+    assert [status_of(connection, task_id) for task_id in (kept, recovered)] == [
+        "RUNNING",
+        "FAILED",
+    ]
 
 
 def test_more_tasks_than_one_bite_are_all_handled(

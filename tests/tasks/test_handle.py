@@ -1,4 +1,4 @@
-"""Reading results: what each kind of row looks like to whoever asks for it."""
+"""Reading results: the result of a handle for each kind of row."""
 
 from __future__ import annotations
 

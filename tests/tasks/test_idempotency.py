@@ -1,4 +1,4 @@
-"""Idempotency keys: the same key and request find the first task, whoever comes and when."""
+"""Idempotency keys: the same key and request always return the first task."""
 
 from __future__ import annotations
 

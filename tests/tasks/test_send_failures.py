@@ -311,7 +311,7 @@ def test_a_lost_answer_to_a_keyed_send_is_found_by_its_key(
 
 
 def failed_send(add: Task, *, delay: float | None = None) -> TaskSendError:
-    """Return the error of a send that reached nobody."""
+    """Return the error of a send that did not reach the database."""
     app = app_at("postgresql://127.0.0.1:1/shop")
     twin = app.task("add")(add.definition.function)
     sent = twin.send(1) if delay is None else twin.schedule(delay, 1)

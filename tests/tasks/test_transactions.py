@@ -1,4 +1,4 @@
-"""Sending inside the caller's transaction: the task lives and dies with it, workers hear after it."""
+"""Sending inside the caller's transaction: task and notification commit or roll back with it."""
 
 from __future__ import annotations
 

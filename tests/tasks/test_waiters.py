@@ -31,7 +31,7 @@ def waiters(process_url: str, connection: Connection[Any]) -> Iterator[Waiters]:
 
 @pytest.fixture
 def restless(process_url: str, connection: Connection[Any]) -> Iterator[Waiters]:
-    """Waiters whose thread ends as soon as nobody waits."""
+    """Waiters whose thread ends as soon as it has no waiter."""
     waiters = Waiters(lambda: connect(process_url), spare_seconds=0.0)
     yield waiters
     waiters.close()

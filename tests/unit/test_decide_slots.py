@@ -1,4 +1,4 @@
-"""The plan: which slots of a due schedule fire, by example and against a plain list of slots."""
+"""Decisions: which slots of a due schedule fire, by example and against a plain list of slots."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Frames: what goes in comes out, and what is no frame is refused."""
+"""Frames: decoding reverses encoding, and other bytes are refused."""
 
 from __future__ import annotations
 

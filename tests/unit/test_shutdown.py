@@ -1,4 +1,4 @@
-"""How far a stop has come, and what follows from it."""
+"""Shutdown: its stages, and when each begins."""
 
 from __future__ import annotations
 

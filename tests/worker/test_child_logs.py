@@ -104,4 +104,4 @@ def test_what_the_library_finds_wrong_is_logged(capsys: pytest.CaptureFixture[st
     app = Horsies(AppConfig(broker=PostgresConfig(database_url="postgresql://localhost/unused")))
     execute(app, Assignment("id-1", 1, "nobody", 1, "[]", "{}", None))
     (entry,) = json_lines(capsys)
-    assert "knows no task 'nobody'" in str(entry["message"])
+    assert "Task 'nobody' is not registered" in str(entry["message"])

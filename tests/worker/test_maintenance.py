@@ -1,4 +1,4 @@
-"""A worker's services: when each is due, and what none of them may forget."""
+"""Maintenance: when each job of a worker is due, and its effect."""
 
 from __future__ import annotations
 
@@ -377,7 +377,7 @@ def test_a_hint_is_looked_into_at_once_and_only_what_the_table_says_is_stopped(
     perform(maintenance, database, 100.1)
     assert stopped(in_flight) == [("a", STOPPED_BY_CANCEL)]
     assert maintenance.next_at() > 100.1
-    assert database.asked(send_heartbeats) == [], "a hint makes nobody write"
+    assert database.asked(send_heartbeats) == [], "a hint must not cause a write"
 
 
 def test_cancels_of_other_workers_tasks_cost_nothing(in_flight: InFlight) -> None:

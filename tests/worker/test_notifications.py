@@ -114,7 +114,7 @@ def test_silence_is_told_once_and_the_connection_replaced_after_the_next_sign_of
     first = worker._session
     worker.note_call(now)
     assert not worker.check_notifications(now + PATIENCE_SECONDS)
-    assert worker._session is first, "nobody has seen us live yet"
+    assert worker._session is first, "no other worker has seen this one alive yet"
     worker.note_call(now + PATIENCE_SECONDS)
     assert worker._session is None
     assert not selector.get_map()

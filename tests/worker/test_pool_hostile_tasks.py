@@ -121,9 +121,9 @@ def test_what_a_task_changed_is_put_back_before_the_next_one(
     make_pool: MakePool, tmp_path: Path
 ) -> None:
     pool = make_pool(1)
-    before = run(pool, "describe_surroundings")
-    run(pool, "change_surroundings", str(tmp_path))
-    assert run(pool, "describe_surroundings") == before
+    before = run(pool, "describe_process_state")
+    run(pool, "change_process_state", str(tmp_path))
+    assert run(pool, "describe_process_state") == before
 
 
 def test_a_process_started_by_a_task_can_be_interrupted_by_it(make_pool: MakePool) -> None:

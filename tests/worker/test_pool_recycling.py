@@ -42,7 +42,7 @@ def test_no_child_runs_more_than_its_number_of_tasks(
     assert len(by_pid) >= 6
 
 
-def is_settled(pool: ChildPool) -> bool:
+def is_steady(pool: ChildPool) -> bool:
     """Whether no child is starting or leaving."""
     return pool.next_deadline() is None
 
@@ -51,7 +51,7 @@ def test_a_child_leaves_after_its_last_task_and_its_successor_is_ready(make_pool
     pool = make_pool(1, max_tasks_per_child=3)
     (first,) = pool.pids()
     for _ in range(3):
-        assert collect_until(pool, lambda: is_settled(pool)) == []
+        assert collect_until(pool, lambda: is_steady(pool)) == []
         assert run(pool, "own_pid") == first
     assert pool.idle_count == 1
     assert run(pool, "own_pid") != first
@@ -64,7 +64,7 @@ def test_of_two_children_near_their_limits_one_leaves_early(make_pool: MakePool)
     for number in range(4):
         pool.dispatch(assignment("echo", number), pool.pids()[number % 2])
         collect_until(pool, lambda: not pool.busy)
-    collect_until(pool, lambda: len(both & set(pool.pids())) == 1 and is_settled(pool))
+    collect_until(pool, lambda: len(both & set(pool.pids())) == 1 and is_steady(pool))
     (other,) = both & set(pool.pids())
     assert pool.idle_count == 2
     pool.dispatch(assignment("echo", 4), other)
@@ -77,7 +77,7 @@ def test_usable_children_never_run_short_when_the_successor_has_time(make_pool: 
     for _ in range(30):
         run(pool, "echo", 1)
         assert pool.idle_count == 2
-        collect_until(pool, lambda: is_settled(pool))
+        collect_until(pool, lambda: is_steady(pool))
 
 
 def test_a_pool_without_a_limit_keeps_its_children(make_pool: MakePool) -> None:

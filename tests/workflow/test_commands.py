@@ -488,7 +488,9 @@ def test_help_explains_the_exit_codes(horsies: Run, command: list[str]) -> None:
     assert "Exit codes: 0" in " ".join(horsies(*name, "--help").out.split())
 
 
-def test_the_survey_reads_what_it_is_asked_for(app: Horsies, handle: WorkflowHandle[int]) -> None:
+def test_reading_a_run_takes_any_spelling_of_its_id_and_refuses_other_text(
+    app: Horsies, handle: WorkflowHandle[int]
+) -> None:
     assert listing.read_run(app.get_broker(), "nonsense") == Ok(None)
     report = listing.read_run(app.get_broker(), handle.workflow_id.upper()).unwrap()
     assert report is not None

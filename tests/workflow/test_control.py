@@ -1,4 +1,4 @@
-"""Steering runs: hold, let go, try again, end, signal; the same for whole trees, at a fixed price."""
+"""Controlling runs: pause, resume, retry, cancel, signal; also whole trees, at a fixed cost."""
 
 from __future__ import annotations
 

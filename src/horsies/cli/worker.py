@@ -150,7 +150,7 @@ def run_worker(app: Horsies, config: WorkerConfig, scheduler: Scheduler | None =
                 if pool.start(should_stop=lambda: bool(stops)):
                     method = config.start_method.value
                     logger.info(
-                        "%d children ready (%s)",
+                        "children ready: %d (%s)",
                         config.processes,
                         method,
                         extra=as_event("children_ready", count=config.processes),

@@ -1,1 +1,1 @@
-"""Leads to `horsies.core.models.queues`; everything public imports from `horsies`."""
+"""Leads to `horsies.core.models.queues`; import everything else from `horsies`."""

@@ -49,7 +49,7 @@ _REMEDIES = (
         "password authentication failed",
         "PostgreSQL refused the user name or password; correct database_url",
     ),
-    ("no password supplied", "PostgreSQL wants a password; add it to database_url"),
+    ("no password supplied", "PostgreSQL requires a password; add it to database_url"),
     (
         "no pg_hba.conf entry",
         "PostgreSQL does not let this user in from this host; see its pg_hba.conf",

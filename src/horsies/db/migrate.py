@@ -114,7 +114,7 @@ def pending_migrations(connection: Connection[Any]) -> Sequence[Migration]:
     version = max((number for kind, number in recorded if kind == "migration"), default=0)
     if version > schema_version():
         raise SchemaTooNewError(
-            f"The database schema is version {version}, but this release of horsies knows only version "
+            f"The database schema is version {version}, but this release of horsies supports only version "
             f"{schema_version()}; upgrade horsies on this machine."
         )
     missing = tuple(migration for migration in _MIGRATIONS if migration.version > version)

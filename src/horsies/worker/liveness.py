@@ -1,4 +1,4 @@
-"""Liveness: how other workers know that this one is alive, and the state it publishes.
+"""Liveness: the signs by which other workers see that this one is alive, and the state it publishes.
 
 Three signs, from fast to slow: a session advisory lock on the connection that listens, which the server
 frees as soon as the process is gone; the ``seen_at`` of the worker's row, renewed every few seconds;
@@ -35,7 +35,7 @@ from horsies.worker.config import WorkerConfig
 from horsies.worker.notifications import echo_channel
 
 PONG_CHANNEL_PREFIX = "horsies_worker_pong_"
-# The channels on which horsies.health waits for answers, and no other name, however it is spelled.
+# The channels on which monitor/health.py waits for pongs; a pong goes to no other channel.
 _PONG_CHANNEL = re.compile(PONG_CHANNEL_PREFIX + "[0-9a-f]{32}")
 _MEGABYTE = 1024 * 1024
 
@@ -121,7 +121,7 @@ class Liveness:
         return store_worker_state, state
 
     def pongs(self, payloads: Iterable[str]) -> list[Step]:
-        """The answers to these pings; a payload that is none of ours is ignored."""
+        """The answers to these pings; a malformed payload is ignored."""
         return [(send_notification, pong) for payload in payloads if (pong := self._pong(payload))]
 
     def _pong(self, payload: str) -> Notification | None:

@@ -142,7 +142,7 @@ class Maintenance:
             return []
         connection = self._connection
         self._is_receiving = connection.check_notifications(now)
-        connection.is_connected()  # notes a break that only the socket knows of
+        connection.is_connected()  # notices a break that only the socket shows
         unbroken_seconds = min(connection.unbroken_seconds(now), LONG_SECONDS)
         return self._liveness.steps(receives_notifications=self._is_receiving) + looking_steps(
             self._identity.worker_id, self._app_config, unbroken_seconds

@@ -267,7 +267,7 @@ def own_rss_mb() -> float:
     return psutil.Process().memory_info().rss / 1024 / 1024
 
 
-def change_surroundings(directory: str) -> None:
+def change_process_state(directory: str) -> None:
     os.chdir(directory)
     os.umask(0o777)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -279,7 +279,7 @@ def change_surroundings(directory: str) -> None:
         signal.setitimer(timer, 0.3)
 
 
-def describe_surroundings() -> list[Any]:
+def describe_process_state() -> list[Any]:
     mask = os.umask(0)
     os.umask(mask)
     return [
@@ -362,8 +362,8 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
         close_low_descriptors,
         flood_stdout,
         write_garbage,
-        change_surroundings,
-        describe_surroundings,
+        change_process_state,
+        describe_process_state,
         describe_after_hooks,
         interrupt_started_process,
         interrupt_itself,

@@ -148,7 +148,7 @@ class Oracle:
                 node.end("COMPLETED" if end.state == "COMPLETED" else "FAILED", work.outcome())
                 ended.append(node)
         ended += [node for node in maps if self._end_map(node)]
-        self._settle(ended)
+        self._count_ends(ended)
 
     # What follows.
 
@@ -169,16 +169,16 @@ class Oracle:
     def _catch_up(self, runs: Sequence[Run]) -> None:
         """Let what these runs missed happen: first ends count, then nodes begin, then runs end."""
         ended = [node for run in runs for node in run.uncounted() if node.has_ended]
-        self._settle(ended, fresh=False)
+        self._count_ends(ended, fresh=False)
         skipped, ready = self._decisions(runs, {"PENDING", "READY"})
-        self._settle([*skipped, *self._enqueue(ready)])
-        self._settle([node for run in runs for node in self._finish_run(run)])
+        self._count_ends([*skipped, *self._enqueue(ready)])
+        self._count_ends([node for run in runs for node in self._finish_run(run)])
 
-    def _settle(self, ended: Sequence[Node], *, fresh: bool = True) -> None:
+    def _count_ends(self, ended: Sequence[Node], *, fresh: bool = True) -> None:
         """Let these ends count, wherever their run is RUNNING, and what they bring about after them."""
         while ended:
             if fresh:
-                self._pause_where_told(ended)
+                self._pause_where_required(ended)
             counted = [n for n in ended if n.run.status == "RUNNING" and not n.counted]
             for node in counted:
                 node.counted = True
@@ -190,7 +190,7 @@ class Oracle:
             ended = [*skipped, *at_once, *parents]
             fresh = True
 
-    def _pause_where_told(self, ended: Sequence[Node]) -> None:
+    def _pause_where_required(self, ended: Sequence[Node]) -> None:
         failed = [
             node
             for node in sorted(ended, key=lambda one: one.index, reverse=True)
@@ -329,7 +329,7 @@ class Oracle:
                     node.end("SKIPPED", None)
                 self._end_map(node)
         parents = [node for run in reversed(stopped) for node in self._end_parent(run)]
-        self._settle(parents)
+        self._count_ends(parents)
 
     def _set_back(self, run: Run, indexes: Sequence[int] | None) -> list[Node]:
         """Set the failed nodes back, and what was skipped because of them; return the failed ones."""

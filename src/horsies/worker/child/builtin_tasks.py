@@ -40,7 +40,7 @@ def run_builtin(app: Horsies, assignment: Assignment) -> Result[str, TaskError]:
     return Err(
         TaskError(
             error_code=OperationalErrorCode.WORKER_RESOLUTION_ERROR,
-            message=f"This worker knows no task {name!r}; the library that enqueued it is newer.",
+            message=f"This worker has no built-in task {name!r}; upgrade it to the release of the producer.",
         )
     )
 
@@ -98,5 +98,5 @@ def _expansion_request(kwargs_json: str) -> tuple[str, str] | None:
 def _unreadable(subject: str) -> TaskError:
     return TaskError(
         error_code=OperationalErrorCode.WORKER_SERIALIZATION_ERROR,
-        message=f"{subject} is stored in a form this worker does not know.",
+        message=f"{subject} is stored in a format that this worker cannot read.",
     )

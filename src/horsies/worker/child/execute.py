@@ -160,8 +160,8 @@ def _execute_builtin(app: Horsies, assignment: Assignment) -> ChildReport:
     if not is_builtin(assignment):
         problem = TaskError(
             error_code=OperationalErrorCode.WORKER_RESOLUTION_ERROR,
-            message=f"This worker knows no task {assignment.task_name!r}; "
-            "add its module to discover_tasks, or route it to a queue of workers that know it.",
+            message=f"Task {assignment.task_name!r} is not registered in this worker; "
+            "add its module to discover_tasks, or send it to a queue of workers that have it.",
         )
         return _failure(assignment, problem)
     done = run_builtin(app, assignment)
