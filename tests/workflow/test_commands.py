@@ -429,7 +429,7 @@ def test_runs_that_add_up_pass_the_audit(
     horsies: Run, hands: Hands, handle: WorkflowHandle[int]
 ) -> None:
     hands.complete(handle.workflow_id, "first")
-    assert horsies("workflow", "audit").out == "All open runs add up.\n"
+    assert horsies("workflow", "audit").out == "All open runs are consistent.\n"
     assert read(horsies("workflow", "audit", "--json")) == {"found": []}
 
 
@@ -442,7 +442,7 @@ def test_a_run_that_was_edited_by_hand_is_reported_until_it_is_cancelled(
     assert found.code == 1
     said = " ".join(found.out.split())
     assert said.startswith(f"ID PROBLEM {run_id} node first waits for a task that is no longer")
-    assert said.endswith("1 run(s) do not add up.")
+    assert said.endswith("1 run(s) are inconsistent.")
     told = read(horsies("workflow", "audit", "--json"), 1)
     assert [one["workflow_id"] for one in told["found"]] == [run_id]
     assert horsies("workflow", "cancel", run_id).code == 0

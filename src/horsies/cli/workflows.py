@@ -258,7 +258,9 @@ def audit(
     else:
         output_workflows.print_problems(found)
         runs = len({one.id for one in found})
-        typer.echo(f"{runs:,} run(s) do not add up." if found else "All open runs add up.")
+        typer.echo(
+            f"{runs:,} run(s) are inconsistent." if found else "All open runs are consistent."
+        )
     if found:
         raise typer.Exit(EXIT_FAILED)
 
