@@ -233,6 +233,39 @@ def test_only_the_failed_items_of_a_map_are_tried_again(
     assert hands.task_id(handle.workflow_id, "squares", 0) == good
 
 
+def test_items_of_a_map_are_on_hold_exactly_while_their_run_is_paused(
+    app: Horsies, tasks: Tasks, hands: Hands, connection: Database
+) -> None:
+    source = tasks.numbers.node(node_id="source")()
+    squares = MapNode(tasks.square, over=source, node_id="squares")
+    spec = app.workflow(
+        "map", [source, squares], output=squares, definition_key="s.map", on_error=OnError.PAUSE
+    )
+    handle = spec.start().unwrap()
+
+    def items() -> list[tuple[int, bool]]:
+        return connection.execute(
+            "SELECT workflow_item_index, held FROM horsies_tasks WHERE workflow_id = %s"
+            " AND workflow_item_index IS NOT NULL AND status = 'PENDING' ORDER BY 1",
+            (handle.workflow_id,),
+        ).fetchall()
+
+    running = hands.take(handle.workflow_id, "source")
+    handle.pause().unwrap()
+    hands.end(handle.workflow_id, running, {"ok": [1, 2]})
+    assert items() == [], "a paused run begins no map"
+    handle.resume().unwrap()
+    assert items() == [(0, False), (1, False)]
+    handle.pause().unwrap()
+    assert items() == [(0, True), (1, True)]
+    handle.resume().unwrap()
+    hands.complete(handle.workflow_id, "squares", 1, item=0)
+    hands.fail(handle.workflow_id, "squares", item=1)
+    assert handle.status().unwrap() is WorkflowStatus.PAUSED
+    handle.retry().unwrap()
+    assert items() == [(1, False)], "a retry lets the run go on before it adds the items"
+
+
 # Cancel
 
 
