@@ -251,6 +251,11 @@ def test_classic_expressions_become_typed_patterns(expression: str, expected: Cr
     assert CronSchedule.parse(expression) == expected
 
 
+def test_months_keep_the_order_in_which_they_are_written() -> None:
+    (term,) = CronSchedule.parse("0 9 * nov,3,mar *").month
+    assert term == CronEnumValues[Month](values=[Month.NOVEMBER, Month.MARCH, Month.MARCH])
+
+
 def test_two_restricted_day_fields_need_a_choice() -> None:
     month_days: list[Any] = [CronValues(values=[13])]
     weekdays: list[Any] = [CronEnumValues(values=[Weekday.FRIDAY])]

@@ -234,11 +234,13 @@ def read_expression(expression: str) -> ExpressionFields:
     if problems:
         raise ExpressionProblem(problems)
     minute, hour, day_of_month, month, day_of_week = parts
+    # Months keep the order of the expression: it is part of the hash stored with a schedule, and a
+    # schedule whose hash changes is timed anew.
     return ExpressionFields(
         _numeric_terms(minute),
         _numeric_terms(hour),
         _numeric_terms(day_of_month),
-        [_month_term(term) for term in _numeric_terms(month)],
+        [_month_term(term) for term in _numeric_terms(month, is_sorted=False)],
         _weekday_terms(day_of_week),
     )
 
@@ -266,7 +268,7 @@ def _read_field(position: int, text: str, problems: list[str]) -> Iterable[_Part
             yield _Part(part, tuple(sorted(found)))
 
 
-def _numeric_terms(parts: Sequence[_Part]) -> list[NumericTerm]:
+def _numeric_terms(parts: Sequence[_Part], *, is_sorted: bool = True) -> list[NumericTerm]:
     terms: list[NumericTerm] = []
     listed: list[int] = []
     for part in parts:
@@ -279,7 +281,9 @@ def _numeric_terms(parts: Sequence[_Part]) -> list[NumericTerm]:
         else:
             first, second, *_ = part.values
             terms.append(CronRange(start=first, end=part.values[-1], step=second - first))
-    return [*terms, CronValues(values=sorted(set(listed)))] if listed else terms
+    if listed:
+        terms.append(CronValues(values=sorted(set(listed)) if is_sorted else listed))
+    return terms
 
 
 def _month_term(term: NumericTerm) -> MonthTerm:
