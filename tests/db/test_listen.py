@@ -20,7 +20,7 @@ from horsies.db.listen import (
     is_connection_alive,
     receives_own_notification,
 )
-from horsies.db.migrate import SchemaTooNewError
+from horsies.db.migrate import UnusableSchemaError
 from tests.support.private_server import PrivateServer
 from tests.support.wait import wait_until
 
@@ -232,7 +232,7 @@ def test_a_successful_connect_starts_the_pauses_over(
 
 
 @pytest.mark.parametrize(
-    "error", [SchemaTooNewError("newer"), OSError("no route"), ValueError("x")]
+    "error", [UnusableSchemaError("newer"), OSError("no route"), ValueError("x")]
 )
 def test_whatever_connecting_runs_into_is_kept_and_not_raised(error: Exception) -> None:
     listener = Listener(always(error), CHANNELS)

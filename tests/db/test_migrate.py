@@ -25,7 +25,7 @@ from horsies.db import migrate
 from horsies.db.migrate import (
     Migration,
     SchemaMissingError,
-    SchemaTooNewError,
+    UnusableSchemaError,
     apply_migrations,
     known_migrations,
     migration_script,
@@ -283,7 +283,7 @@ def test_an_older_release_is_refused_and_leaves_the_newer_functions_alone(
 ) -> None:
     with release(monkeypatch, number=2, more=[later()]):
         apply_migrations(empty)
-    with release(monkeypatch, number=1), pytest.raises(SchemaTooNewError):
+    with release(monkeypatch, number=1), pytest.raises(UnusableSchemaError):
         apply_migrations(empty)
     assert answer(empty) == 2
 
@@ -314,11 +314,21 @@ def test_a_newer_schema_is_refused_with_both_versions_and_the_remedy(
 ) -> None:
     apply_migrations(empty)
     empty.execute("INSERT INTO horsies_migrations (version, name) VALUES (999, 'tomorrow')")
-    with pytest.raises(SchemaTooNewError) as caught:
+    with pytest.raises(UnusableSchemaError) as caught:
         apply_migrations(empty)
     assert str(caught.value) == (
         f"The database schema is version 999, but this release of horsies supports only version "
         f"{schema_version()}; upgrade horsies on this machine."
+    )
+
+
+def test_a_record_of_another_layout_is_refused_in_one_sentence(empty: Connection[Any]) -> None:
+    empty.execute("CREATE TABLE horsies_migrations (version integer PRIMARY KEY, name text)")
+    with pytest.raises(UnusableSchemaError) as caught:
+        apply_migrations(empty)
+    assert str(caught.value) == (
+        "The table horsies_migrations in this database was made by another program or by a development "
+        "version of horsies; use another database, or drop its horsies_* tables."
     )
 
 

@@ -42,7 +42,7 @@ from horsies.db.database import Database
 from horsies.db.errors import describe
 from horsies.db.migrate import (
     Migration,
-    SchemaTooNewError,
+    UnusableSchemaError,
     apply_migrations,
     known_migrations,
     migration_script,
@@ -193,7 +193,7 @@ def _schema_connection(config: PostgresConfig) -> Iterator[Connection[Any]]:
     try:
         with opened as connection:
             yield connection
-    except SchemaTooNewError as error:
+    except UnusableSchemaError as error:
         raise failure_at(None, str(error), code=ErrorCode.BROKER_INIT_FAILED) from error
     except psycopg.Error as error:
         message = f"The schema cannot be read or changed. {describe(error)}"

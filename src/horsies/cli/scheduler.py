@@ -23,7 +23,7 @@ from horsies.cli.options import (
 )
 from horsies.db.database import Database
 from horsies.db.listen import Listener
-from horsies.db.migrate import SchemaTooNewError
+from horsies.db.migrate import UnusableSchemaError
 from horsies.db.statements.schedules import SCHEDULES_CHANNEL
 from horsies.events import as_event, attach_event_handler
 from horsies.logs import LogFormat, LogLevel, attach_handler
@@ -62,7 +62,7 @@ def run_scheduler(app: Horsies, owner: str) -> int:
     try:
         with _stop_signals() as stop:
             serve(service, stop, listener)
-    except (SchemaTooNewError, SchedulerGaveUpError) as error:
+    except (UnusableSchemaError, SchedulerGaveUpError) as error:
         logger.critical("%s", error)
         return 1
     finally:

@@ -32,7 +32,7 @@ from horsies.cli.options import (
 from horsies.database_url import mask_url
 from horsies.db.database import Database
 from horsies.db.errors import describe
-from horsies.db.migrate import SchemaTooNewError
+from horsies.db.migrate import UnusableSchemaError
 from horsies.events import as_event, attach_event_handler
 from horsies.logs import LogFormat, LogLevel, attach_handler
 from horsies.scheduler.service import Scheduler, SchedulerThread, migrating_connector
@@ -157,7 +157,7 @@ def run_worker(app: Horsies, config: WorkerConfig, scheduler: Scheduler | None =
                     )
                     with _scheduler_beside(worker, wake, scheduler):
                         code = worker.run()
-        except (ChildBootError, NotificationsLostError, SchemaTooNewError) as error:
+        except (ChildBootError, NotificationsLostError, UnusableSchemaError) as error:
             logger.critical("%s", error, extra=as_event("worker_failed", reason=str(error)))
             return ExitCode.FAILED
         except (DatabaseGivenUpError, psycopg.Error) as error:

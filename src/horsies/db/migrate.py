@@ -41,6 +41,11 @@ INSERT INTO horsies_migrations (kind, version, name, sha) VALUES ('{kind}', {ver
 ON CONFLICT (kind, version) DO UPDATE SET name = EXCLUDED.name, sha = EXCLUDED.sha, applied_at = now()
 """
 
+_RECORD_COLUMNS = """
+SELECT attname FROM pg_attribute
+WHERE attrelid = to_regclass('horsies_migrations') AND attnum > 0 AND NOT attisdropped
+"""
+
 # A process that waited for the lock must see the changes its holder committed, also where the
 # database's default is a stricter level with one snapshot for the whole transaction.
 _ISOLATION = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED"
@@ -76,8 +81,8 @@ class Migration:
         return sha256(self.sql.encode()).hexdigest()
 
 
-class SchemaTooNewError(Exception):
-    """The database was migrated by a newer release than this one."""
+class UnusableSchemaError(Exception):
+    """The tables were made by a newer release than this one, or by another program."""
 
 
 class SchemaMissingError(Exception):
@@ -109,11 +114,11 @@ _FUNCTIONS = _read_files("functions", "function")
 
 
 def pending_migrations(connection: Connection[Any]) -> Sequence[Migration]:
-    """Return the files this database lacks; raise SchemaTooNewError when it is ahead of the code."""
+    """Return the files this database lacks; raise UnusableSchemaError when it is ahead of the code."""
     recorded = _recorded(connection)
     version = max((number for kind, number in recorded if kind == "migration"), default=0)
     if version > schema_version():
-        raise SchemaTooNewError(
+        raise UnusableSchemaError(
             f"The database schema is version {version}, but this release of horsies supports only version "
             f"{schema_version()}; upgrade horsies on this machine."
         )
@@ -174,8 +179,13 @@ def migration_script(migrations: Sequence[Migration]) -> str:
 
 
 def _recorded(connection: Connection[Any]) -> Mapping[tuple[str, int], str]:
-    row = connection.execute("SELECT to_regclass('horsies_migrations') IS NOT NULL").fetchone()
-    if row is None or not row[0]:
+    columns = {name for (name,) in connection.execute(_RECORD_COLUMNS)}
+    if not columns:
         return {}
+    if not columns >= {"kind", "version", "sha"}:
+        raise UnusableSchemaError(
+            "The table horsies_migrations in this database was made by another program or by a development "
+            "version of horsies; use another database, or drop its horsies_* tables."
+        )
     found = connection.execute("SELECT kind, version, sha FROM horsies_migrations").fetchall()
     return {(kind, version): sha for kind, version, sha in found}
