@@ -146,16 +146,18 @@ class RetryPolicy(BaseModel):
         codes = [code for code in _entries(data.get("auto_retry_for")) if isinstance(code, str)]
         if not codes:
             return None
-        intervals = _entries(data.get("intervals"))
+        intervals = [
+            entry
+            for entry in _entries(data.get("intervals"))
+            if _is_whole(entry, MAX_INTERVAL_SECONDS)
+        ]
         max_retries = data.get("max_retries")
+        is_exponential = data.get("backoff_strategy") == "exponential"
         return cls.model_construct(
             auto_retry_for=codes,
             max_retries=max_retries if _is_whole(max_retries, MAX_RETRIES_LIMIT) else 3,
-            intervals=[entry for entry in intervals if _is_whole(entry, MAX_INTERVAL_SECONDS)]
-            or list(DEFAULT_INTERVALS),
-            backoff_strategy="exponential"
-            if data.get("backoff_strategy") == "exponential"
-            else "fixed",
+            intervals=intervals or list(DEFAULT_INTERVALS),
+            backoff_strategy="exponential" if is_exponential else "fixed",
             jitter=data.get("jitter") is not False,
         )
 

@@ -206,6 +206,12 @@ def _log(decided: Decided) -> None:
         slot = decision.fire[-1]
         logger.info("schedule %r: %d %s, slot %s", name, count, verb, slot, extra=event)
     if dropped := decision.dropped:
-        text, reason = "schedule %r: slots from %s until %s dropped (%s)", dropped.reason.lower()
-        event = as_event("slots_dropped", schedule=name, reason=reason)
-        logger.warning(text, name, dropped.first, dropped.before, reason, extra=event)
+        reason = dropped.reason.lower()
+        logger.warning(
+            "schedule %r: slots from %s until %s dropped (%s)",
+            name,
+            dropped.first,
+            dropped.before,
+            reason,
+            extra=as_event("slots_dropped", schedule=name, reason=reason),
+        )

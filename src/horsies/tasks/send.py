@@ -1,7 +1,7 @@
 """Sending: insert PENDING rows for valid requests and return handles.
 
-A send has two steps. ``Sender`` checks the request and returns a ``Delivery``; ``deliver`` and
-``deliver_async`` run its script through the broker. The conflict rules are in the scripts. Nothing
+A send has two steps. ``Sender`` checks the request and returns a ``PreparedSend``; ``store_prepared`` and
+``store_prepared_async`` run its script through the broker. The conflict rules are in the scripts. Nothing
 here raises for operational reasons.
 """
 
@@ -90,7 +90,7 @@ class TaskCall(Generic[T]):
         return f"TaskCall({self.task_name!r}, ...)"
 
 
-class Delivery(NamedTuple, Generic[T]):
+class PreparedSend(NamedTuple, Generic[T]):
     """A checked send: its script, the broker to run it, and how to make handles of its answer.
 
     ``request`` is None for ``send_many``, which cannot be retried from its error.
@@ -104,32 +104,32 @@ class Delivery(NamedTuple, Generic[T]):
     make_handles: Callable[[PostgresBroker, Any], T]
 
 
-def deliver(ready: TaskSendResult[Delivery[T]]) -> TaskSendResult[T]:
+def store_prepared(ready: TaskSendResult[PreparedSend[T]]) -> TaskSendResult[T]:
     """Store the tasks and return their handles, or the error that ``retry_send`` takes."""
     if isinstance(ready, Err):
         return ready
-    delivery = ready.value
-    store = delivery.broker.store
+    prepared = ready.value
+    store = prepared.broker.store
     return _handles(
-        delivery, store(delivery.make_script, delivery.transaction, resend=delivery.resend)
+        prepared, store(prepared.make_script, prepared.transaction, resend=prepared.resend)
     )
 
 
-async def deliver_async(ready: TaskSendResult[Delivery[T]]) -> TaskSendResult[T]:
-    """``deliver`` without blocking the event loop."""
+async def store_prepared_async(ready: TaskSendResult[PreparedSend[T]]) -> TaskSendResult[T]:
+    """``store_prepared`` without blocking the event loop."""
     if isinstance(ready, Err):
         return ready
-    delivery = ready.value
-    store = delivery.broker.store_async
+    prepared = ready.value
+    store = prepared.broker.store_async
     return _handles(
-        delivery, await store(delivery.make_script, delivery.transaction, resend=delivery.resend)
+        prepared, await store(prepared.make_script, prepared.transaction, resend=prepared.resend)
     )
 
 
-def _handles(delivery: Delivery[T], stored: BrokerResult[Any]) -> TaskSendResult[T]:
+def _handles(prepared: PreparedSend[T], stored: BrokerResult[Any]) -> TaskSendResult[T]:
     if isinstance(stored, Err):
-        return Err(_not_stored(stored.value, delivery.request, delivery.transaction))
-    return Ok(delivery.make_handles(delivery.broker, stored.value))
+        return Err(_not_stored(stored.value, prepared.request, prepared.transaction))
+    return Ok(prepared.make_handles(prepared.broker, stored.value))
 
 
 def _not_stored(
@@ -149,7 +149,7 @@ def _not_stored(
 
 @dataclass(frozen=True, slots=True)
 class Sender:
-    """One task with its send options: checks calls and prepares their delivery."""
+    """One task with its send options: checks calls and prepares them for the broker."""
 
     producer: Producer
     definition: TaskDefinition
@@ -160,7 +160,7 @@ class Sender:
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
         delay_seconds: float | Unset = UNSET,
-    ) -> TaskSendResult[Delivery[TaskHandle[Any]]]:
+    ) -> TaskSendResult[PreparedSend[TaskHandle[Any]]]:
         """Check one call of ``send`` or ``schedule``."""
         if self.producer.are_sends_suppressed():
             return Err(suppressed())
@@ -171,7 +171,7 @@ class Sender:
 
     def prepare_retry(
         self, error: TaskSendError, *, scheduled: bool
-    ) -> TaskSendResult[Delivery[TaskHandle[Any]]]:
+    ) -> TaskSendResult[PreparedSend[TaskHandle[Any]]]:
         """Replay a failed send with the same id and fingerprint: it stores the task at most once."""
         if self.producer.are_sends_suppressed():
             return Err(suppressed())
@@ -179,7 +179,7 @@ class Sender:
 
     def prepare_many(
         self, calls: Iterable[TaskCall[T]]
-    ) -> TaskSendResult[Delivery[list[TaskHandle[T]]]]:
+    ) -> TaskSendResult[PreparedSend[list[TaskHandle[T]]]]:
         """Check all calls of ``send_many``; one statement stores them all or none."""
         definition, options = self.definition, self.options
         if self.producer.are_sends_suppressed():
@@ -202,7 +202,7 @@ class Sender:
                 case Ok(one):
                     encoded.append(one)
         batch = _batch(definition, options, encoded)
-        return self._delivery(
+        return self._prepared(
             None,
             lambda: _insert_many_script(batch),
             lambda broker, ids: [TaskHandle(one, broker, definition.results) for one in ids],
@@ -216,29 +216,31 @@ class Sender:
 
     def _single(
         self, prepared: TaskSendResult[Request]
-    ) -> TaskSendResult[Delivery[TaskHandle[Any]]]:
+    ) -> TaskSendResult[PreparedSend[TaskHandle[Any]]]:
         if isinstance(prepared, Err):
             return prepared
         request, results = prepared.value, self.definition.results
-        return self._delivery(
+        return self._prepared(
             request,
             lambda: insert_script(request.row),
             lambda broker, task_id: TaskHandle(task_id, broker, results),
         )
 
-    def _delivery(
+    def _prepared(
         self,
         request: Request | None,
         make_script: Callable[[], Script[Any]],
         make_handles: Callable[[PostgresBroker, Any], T],
-    ) -> TaskSendResult[Delivery[T]]:
+    ) -> TaskSendResult[PreparedSend[T]]:
         transaction = self.options.transaction
         match self.producer.broker():
             case Err(error):
                 return Err(_not_stored(error, request, transaction))
             case Ok(broker):
                 resend = self.producer.config.resend_on_transient_err
-                return Ok(Delivery(broker, resend, transaction, request, make_script, make_handles))
+                return Ok(
+                    PreparedSend(broker, resend, transaction, request, make_script, make_handles)
+                )
 
 
 def insert_script(row: InsertTask) -> Script[str]:
