@@ -51,6 +51,7 @@ from horsies.tasks.broker import (
     PostgresBroker,
     failure,
 )
+from horsies.tasks.handle import is_loop_running
 from horsies.tasks.waiters import seconds_to_wait, timeout_problem
 from horsies.workflow.nodes.type_compat import cached_by_annotation
 from horsies.workflow.run.info import (
@@ -264,7 +265,7 @@ def wait_for_run(
 
     0 looks once, None waits for ever.
     """
-    if timeout_ms != 0 and _loop_is_running():
+    if timeout_ms != 0 and is_loop_running():
         message = "This would block the running event loop; await the ..._async method instead."
         return refused(workflow_id, HandleErrorCode.LOOP_RUNNER_FAILED, message)
     if broker is None:
@@ -332,14 +333,6 @@ def _timed_out(
     found = f"is {status.value}" if status else f"did not get there within {timeout_ms} ms"
     message = f"Workflow {workflow_id} {found}."
     return HandleOperationError(HandleErrorCode.WAIT_TIMEOUT, message, True, workflow_id)
-
-
-def _loop_is_running() -> bool:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True
 
 
 async def pause_workflow(broker: PostgresBroker, workflow_id: str) -> HandleResult[bool]:
