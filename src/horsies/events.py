@@ -25,6 +25,7 @@ EventName: TypeAlias = Literal[
     "worker_failed",
     "worker_frozen",
     "worker_declared_lost",
+    "tasks_stopped",
     "child_died",
     "database_lost",
     "database_back",

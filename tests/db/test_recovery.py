@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 from uuid import UUID
 
@@ -16,19 +17,20 @@ from horsies import AppConfig, PostgresConfig, RecoveryConfig, RetryPolicy
 from horsies.db.pipeline import Pipeline
 from horsies.db.statements.workers import (
     FindAbandoned,
-    FindLostWorkers,
+    WatchedWorker,
+    WorkerId,
     find_abandoned,
-    find_lost_workers,
+    watch_workers,
 )
 from horsies.ids import new_id
 from horsies.tasks.recovery import recover_tasks
 from horsies.worker import reaper
 from horsies.worker.liveness import lock_key
-from horsies.worker.reaper import Recovered, looking_steps, recover_ownerless, return_seconds, sweep
+from horsies.worker.reaper import Recovered, recover_lost_workers, recover_ownerless, sweep
+from horsies.worker.watch import Verdict
 from tests.support.rows import add_task, attempts_of, picture, row_of
 from tests.support.wait import wait_until
 
-LONG = 1e6
 BOTH = ["CLAIMED", "RUNNING"]
 
 
@@ -42,11 +44,8 @@ def application(**recovery: Any) -> AppConfig:
 
 
 @pytest.fixture
-def pipeline(
-    connection: Connection[Any], process_url: str, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Pipeline]:
-    """A reaper's connection, to a server that counts as having been up for long."""
-    monkeypatch.setattr(reaper, "RETURN_FACTOR", 0.0)
+def pipeline(connection: Connection[Any], process_url: str) -> Iterator[Pipeline]:
+    """A reaper's connection."""
     with psycopg.connect(process_url, autocommit=True) as mine:
         yield Pipeline(mine)
 
@@ -95,103 +94,135 @@ def retried(*codes: str) -> dict[str, Any]:
     return {"max_retries": 1, "task_options": json.dumps({"retry_policy": policy.to_json()})}
 
 
-def lost(
-    connection: Connection[Any],
-    *,
-    connected: float = LONG,
-    silent: float = 4.0,
-    restart: float = 0.0,
-    stale: float = 300.0,
-    asker: str = "asker",
-) -> list[str]:
-    looked = FindLostWorkers(asker, connected, silent, restart, stale)
-    return [row.worker_id for row in find_lost_workers.run(connection, looked)]
+def look(connection: Connection[Any], observer: str = "observer") -> dict[str, WatchedWorker]:
+    return {row.worker_id: row for row in watch_workers.run(connection, WorkerId(observer))}
 
 
-def recover(
-    pipeline: Pipeline, worker_id: str, config: AppConfig, connected_seconds: float
-) -> Recovered:
-    """Look for lost workers and recover their tasks."""
-    led, found = pipeline.run(looking_steps(worker_id, config, connected_seconds))
-    return reaper.recover_lost_workers(pipeline, led, found, config.recovery)
+def verdict_on(worker: WatchedWorker, *, needs_tasks: bool = False) -> Verdict:
+    return Verdict(worker.worker_id, worker.sign, worker.lock_is_free, needs_tasks, "silent")
 
 
-# Who is dead
+def recover(pipeline: Pipeline, config: AppConfig) -> Recovered:
+    """Take every worker whose lock is free for lost and recover its tasks."""
+    found = look(pipeline.connection).values()
+    verdicts = [verdict_on(worker) for worker in found if worker.lock_is_free]
+    return recover_lost_workers(pipeline, verdicts, config)
 
 
-def test_a_worker_whose_lock_is_held_is_never_lost_before_the_threshold(
+@contextmanager
+def session_of(worker_id: str, url: str) -> Iterator[Connection[Any]]:
+    """A session that holds the lock of this worker."""
+    with psycopg.connect(url, autocommit=True) as session:
+        session.execute("SELECT pg_advisory_lock(%s)", (lock_key(worker_id),))
+        yield session
+
+
+# What a look shows
+
+
+def test_a_look_shows_whether_the_lock_of_a_worker_is_free(
     connection: Connection[Any], process_url: str
 ) -> None:
     worker_id = add_worker(connection, ago(200))
-    with psycopg.connect(process_url, autocommit=True) as session:
-        session.execute("SELECT pg_advisory_lock(%s)", (lock_key(worker_id),))
-        assert lost(connection) == []
-    wait_until(lambda: lost(connection) == [worker_id])
+    with session_of(worker_id, process_url):
+        assert not look(connection)[worker_id].lock_is_free
+    wait_until(lambda: look(connection)[worker_id].lock_is_free)
 
 
-def test_a_silent_worker_is_lost_at_the_threshold_though_its_lock_is_held(
+def test_a_look_leaves_out_the_observer_and_closed_rows(connection: Connection[Any]) -> None:
+    worker_id = add_worker(connection, ago(60))
+    add_worker(connection, ago(60), stopped=ago(50))
+    assert list(look(connection, worker_id)) == []
+
+
+def test_the_oldest_signs_come_first_and_those_from_the_future_before_them(
+    connection: Connection[Any],
+) -> None:
+    living = [add_worker(connection, ago(0.1)) for _ in range(100)]
+    silent, future = add_worker(connection, ago(30)), add_worker(connection, ago(-3_600))
+    assert list(look(connection))[:2] == [future, silent]
+    assert len(look(connection)) == 100 < len(living) + 2
+
+
+def test_two_observers_do_not_hide_a_free_lock_from_each_other(
     connection: Connection[Any], process_url: str
 ) -> None:
-    worker_id = add_worker(connection, ago(301))
-    with psycopg.connect(process_url, autocommit=True) as session:
-        session.execute("SELECT pg_advisory_lock(%s)", (lock_key(worker_id),))
-        assert lost(connection) == [worker_id]
-
-
-def test_a_worker_seen_just_now_is_not_lost_though_its_lock_is_free(
-    connection: Connection[Any],
-) -> None:
-    add_worker(connection, ago(2))
-    add_worker(connection, ago(60), stopped=ago(50))
-    assert lost(connection) == []
-
-
-def test_nobody_declares_itself_lost(connection: Connection[Any]) -> None:
     worker_id = add_worker(connection, ago(60))
-    assert lost(connection, asker=worker_id) == []
+    with psycopg.connect(process_url) as other:
+        assert look(other)[worker_id].lock_is_free
+        assert look(connection)[worker_id].lock_is_free
 
 
-def test_free_locks_prove_nothing_right_after_the_server_started(
-    connection: Connection[Any],
-) -> None:
+def test_a_look_keeps_no_lock(connection: Connection[Any], process_url: str) -> None:
     worker_id = add_worker(connection, ago(60))
-    assert lost(connection, restart=LONG * 1000) == []
-    assert lost(connection, restart=LONG * 1000, stale=59) == [worker_id]
-
-
-def test_free_locks_prove_nothing_when_our_own_connection_broke_since(
-    connection: Connection[Any],
-) -> None:
-    up_for_a_second = "SELECT 1 WHERE pg_postmaster_start_time() < now() - interval '1.1 seconds'"
-    wait_until(lambda: connection.execute(up_for_a_second).fetchone())
-    before, since = add_worker(connection, ago(60)), add_worker(connection, ago(0.1))
-    assert lost(connection, connected=1, restart=1, silent=0.1) == [since]
-    assert lost(connection, connected=1.1, restart=1, silent=0.1) == [before, since]
-
-
-def test_looking_for_the_dead_keeps_no_lock(connection: Connection[Any], process_url: str) -> None:
-    worker_id = add_worker(connection, ago(60))
-    assert lost(connection) == [worker_id]
+    assert look(connection)[worker_id].lock_is_free
     with psycopg.connect(process_url, autocommit=True) as session:
         row = session.execute("SELECT pg_try_advisory_lock(%s)", (lock_key(worker_id),)).fetchone()
         assert row == (True,)
 
 
-@pytest.mark.parametrize(
-    ("timeout_ms", "seconds"), [(30_000, 45.0 + 30.0), (1_000, 45.0 + 1.0), (0, 45.0 + 120.0)]
-)
-def test_behind_a_pooler_the_living_have_more_time_to_come_back(
-    timeout_ms: int, seconds: float
+# Closing the row of a lost worker
+
+
+def test_a_worker_that_shows_life_after_the_look_is_not_lost(
+    pipeline: Pipeline, connection: Connection[Any]
 ) -> None:
-    direct = PostgresConfig(database_url="postgresql://db/shop", tcp_user_timeout_ms=timeout_ms)
-    pooled = PostgresConfig(
-        database_url="postgresql://pooler/shop",
-        session_database_url="postgresql://db/shop",
-        pgbouncer_transaction_mode=True,
-        tcp_user_timeout_ms=timeout_ms,
+    worker_id = add_worker(connection, ago(60))
+    verdict = verdict_on(look(connection)[worker_id])
+    connection.execute("UPDATE horsies_workers SET seen_at = clock_timestamp()")
+    assert recover_lost_workers(pipeline, [verdict], application()) == Recovered()
+
+
+def test_a_worker_that_takes_its_lock_after_the_look_is_not_lost(
+    pipeline: Pipeline, connection: Connection[Any], process_url: str
+) -> None:
+    worker_id = add_worker(connection, ago(60))
+    verdict = verdict_on(look(connection)[worker_id])
+    with session_of(worker_id, process_url):
+        assert recover_lost_workers(pipeline, [verdict], application()) == Recovered()
+    wait_until(lambda: recover_lost_workers(pipeline, [verdict], application()) == Recovered(1, 0))
+
+
+def test_a_silent_worker_without_tasks_needs_no_recovery(
+    pipeline: Pipeline, connection: Connection[Any]
+) -> None:
+    worker_id = add_worker(connection, ago(60))
+    verdict = verdict_on(look(connection)[worker_id], needs_tasks=True)
+    assert recover_lost_workers(pipeline, [verdict], application()) == Recovered()
+    add_claimed(connection, worker_id)
+    assert recover_lost_workers(pipeline, [verdict], application()) == Recovered(1, 1)
+
+
+def test_a_held_lock_saves_a_worker_whose_session_is_active(
+    pipeline: Pipeline, connection: Connection[Any], process_url: str
+) -> None:
+    worker_id = add_worker(connection, ago(400))
+    quick = application(
+        running_stale_threshold_ms=2_000,
+        runner_heartbeat_interval_ms=1_000,
+        claimed_stale_threshold_ms=2_000,
+        claimer_heartbeat_interval_ms=1_000,
     )
-    assert return_seconds(AppConfig(broker=direct)) == 45.0
-    assert return_seconds(AppConfig(broker=pooled)) == seconds
+    with session_of(worker_id, process_url) as session:
+        verdict = verdict_on(look(connection)[worker_id])
+        assert not verdict.needs_free_lock
+        session.execute("SELECT 'a turn'")
+        assert recover_lost_workers(pipeline, [verdict], quick) == Recovered()
+        wait_until(lambda: recover_lost_workers(pipeline, [verdict], quick) == Recovered(1, 0))
+
+
+def test_tasks_that_a_transaction_has_locked_are_recovered_when_it_ends(
+    pipeline: Pipeline, connection: Connection[Any], process_url: str
+) -> None:
+    worker_id = add_worker(connection, ago(60))
+    locked, free = add_running(connection, worker_id), add_running(connection, worker_id)
+    with psycopg.connect(process_url) as holder:
+        holder.execute("SELECT 1 FROM horsies_tasks WHERE id = %s FOR UPDATE", (locked,))
+        assert recover(pipeline, application()) == Recovered(1, 1)
+        assert row_of(connection, free)["status"] == "FAILED"
+        assert recover_ownerless(pipeline, RecoveryConfig()) == 0
+    assert recover_ownerless(pipeline, RecoveryConfig()) == 1
+    assert row_of(connection, locked)["status"] == "FAILED"
 
 
 # What becomes of their tasks
@@ -205,7 +236,7 @@ def test_tasks_of_a_living_worker_are_left_alone(
     before = [picture(connection, task_id) for task_id in task_ids]
     with psycopg.connect(process_url, autocommit=True) as session:
         session.execute("SELECT pg_advisory_lock(%s)", (lock_key(worker_id),))
-        assert recover(pipeline, "me", application(), LONG) == Recovered()
+        assert recover(pipeline, application()) == Recovered()
         assert recover_ownerless(pipeline, RecoveryConfig()) == 0
     assert [picture(connection, task_id) for task_id in task_ids] == before
 
@@ -219,7 +250,7 @@ def test_a_dead_workers_tasks_end_by_their_policy(
     again = add_running(connection, worker_id, **retried("WORKER_CRASHED"))
     spent = add_running(connection, worker_id, **retried("WORKER_CRASHED") | {"retry_count": 1})
     claimed = add_claimed(connection, worker_id)
-    assert recover(pipeline, "me", application(), LONG) == Recovered(1, 5)
+    assert recover(pipeline, application()) == Recovered(1, 5)
     for task_id, attempt in ((failed, 1), (other_policy, 1), (spent, 2)):
         row = row_of(connection, task_id)
         assert (row["status"], row["error_code"]) == ("FAILED", "WORKER_CRASHED")
@@ -240,13 +271,13 @@ def test_a_dead_worker_is_signed_off_as_lost_and_found_once(
     pipeline: Pipeline, connection: Connection[Any]
 ) -> None:
     worker_id = add_worker(connection, ago(60))
-    assert recover(pipeline, "me", application(), LONG) == Recovered(1, 0)
+    assert recover(pipeline, application()) == Recovered(1, 0)
     found = connection.execute(
         "SELECT stopped_at IS NOT NULL, was_lost FROM horsies_workers WHERE worker_id = %s",
         (worker_id,),
     ).fetchone()
     assert found == (True, True)
-    assert recover(pipeline, "me", application(), LONG) == Recovered()
+    assert recover(pipeline, application()) == Recovered()
 
 
 def test_a_retry_of_a_cancelled_task_of_the_dead_does_not_happen(
@@ -256,7 +287,7 @@ def test_a_retry_of_a_cancelled_task_of_the_dead_does_not_happen(
     task_id = add_running(
         connection, worker_id, cancel_requested_at=ago(1), **retried("WORKER_CRASHED")
     )
-    recover(pipeline, "me", application(), LONG)
+    recover(pipeline, application())
     assert row_of(connection, task_id)["status"] == "FAILED"
 
 
@@ -282,7 +313,7 @@ def test_a_switch_that_is_off_leaves_its_tasks_alone(
         "RUNNING": [add_running(connection, worker_id) for _ in range(3)],
     }
     before = [picture(connection, task_id) for task_id in tasks[kept]]
-    assert recover(pipeline, "me", application(**{switch: False}), LONG) == Recovered(1, 3)
+    assert recover(pipeline, application(**{switch: False})) == Recovered(1, 3)
     assert recover_ownerless(pipeline, RecoveryConfig.model_validate({switch: False})) == 0
     assert [picture(connection, task_id) for task_id in tasks[kept]] == before
     assert all(row_of(connection, task_id)["status"] != changed for task_id in tasks[changed])
@@ -295,7 +326,7 @@ def test_with_both_switches_off_a_dead_workers_tasks_stay_as_they_are(
     task_ids = [add_claimed(connection, worker_id), add_running(connection, worker_id)]
     before = [picture(connection, task_id) for task_id in task_ids]
     off = {"auto_requeue_stale_claimed": False, "auto_fail_stale_running": False}
-    assert recover(pipeline, "me", application(**off), LONG) == Recovered(1, 0)
+    assert recover(pipeline, application(**off)) == Recovered(1, 0)
     assert [picture(connection, task_id) for task_id in task_ids] == before
 
 
@@ -306,7 +337,7 @@ def test_more_tasks_than_one_bite_are_all_recovered(
     worker_ids = [add_worker(connection, ago(60)) for _ in range(2)]
     for worker_id in worker_ids * 3:
         add_running(connection, worker_id)
-    assert recover(pipeline, "me", application(), LONG) == Recovered(2, 6)
+    assert recover(pipeline, application()) == Recovered(2, 6)
 
 
 def test_a_task_that_was_claimed_anew_is_not_touched_by_a_late_reaper(
@@ -363,7 +394,7 @@ def test_a_recovery_wakes_the_queues_of_its_tasks(
     with psycopg.connect(process_url, autocommit=True) as blocked:
         for queue in ("narrow", "wide", "other"):
             blocked.execute(sql.SQL("LISTEN {}").format(sql.Identifier(f"task_queue_{queue}")))
-        assert recover(pipeline, "me", application(), LONG) == Recovered(1, 3)
+        assert recover(pipeline, application()) == Recovered(1, 3)
         connection.execute("NOTIFY task_queue_other")
         heard: list[str] = []
         for note in blocked.notifies(timeout=10):
@@ -371,17 +402,6 @@ def test_a_recovery_wakes_the_queues_of_its_tasks(
             if note.channel == "task_queue_other":
                 break
     assert heard[:-1] == ["task_queue_narrow", "task_queue_wide"]
-
-
-def test_a_reaper_leaves_the_work_to_the_one_that_leads(
-    pipeline: Pipeline, connection: Connection[Any], process_url: str
-) -> None:
-    worker_id = add_worker(connection, ago(60))
-    add_running(connection, worker_id)
-    with psycopg.connect(process_url) as leader:
-        leader.execute("SELECT pg_advisory_xact_lock(1751348596, %s)", (reaper.RECOVERY.job,))
-        assert recover(pipeline, "me", application(), LONG) == Recovered()
-    assert recover(pipeline, "me", application(), LONG) == Recovered(1, 1)
 
 
 # Tasks whose worker has no row
@@ -396,7 +416,7 @@ def test_tasks_without_a_worker_row_are_recovered_after_the_threshold_of_their_s
     fresh = {"claimed_at": ago(200), "started_at": ago(200)}
     recovered = [
         add_running(connection, gone, **old),
-        add_running(connection, stopped, **old),
+        add_running(connection, stopped, **fresh),
         add_claimed(connection, gone, claimed_at=ago(200)),
     ]
     kept = [

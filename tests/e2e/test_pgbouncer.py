@@ -17,7 +17,7 @@ from tests.support.tables import (
     witnessed,
 )
 from tests.support.wait import wait_until
-from tests.support.workers import HARDLY_POLLS, Fleet, Journal, wait_until_locks_count
+from tests.support.workers import HARDLY_POLLS, Fleet, Journal
 
 SILENCE = "interval '5 seconds'"
 
@@ -70,7 +70,6 @@ def test_an_outage_that_the_pooler_hides_makes_nobody_look_dead(
     connection: Database,
     server_url: str,
 ) -> None:
-    wait_until_locks_count(connection)
     with pooled(fleet.database_url) as (pooled_url, broker):
         config = {
             "broker": broker | {"tcp_user_timeout_ms": 30_000},

@@ -14,13 +14,12 @@ from tests.support.private_server import PrivateServer
 from tests.support.rows import insert_raw
 from tests.support.tables import attempts, task, wait_until_empty, witnessed
 from tests.support.wait import wait_until
-from tests.support.workers import Fleet, Journal, RunningWorker, wait_until_locks_count
+from tests.support.workers import Fleet, Journal, RunningWorker
 
 
 def test_tasks_of_a_killed_worker_are_retried_or_failed_within_ten_seconds(
     fleet: Fleet, journal: Journal, programs: ModuleType, connection: Database
 ) -> None:
-    wait_until_locks_count(connection)
     victim = fleet.start(processes=2)
     failed = programs.sleep.send(600).unwrap()
     retried = programs.sleep_again.send(600).unwrap()
@@ -46,7 +45,6 @@ def test_tasks_of_a_killed_worker_are_retried_or_failed_within_ten_seconds(
 def test_tasks_of_a_worker_that_left_at_once_are_taken_over_as_quickly(
     fleet: Fleet, journal: Journal, programs: ModuleType, connection: Database
 ) -> None:
-    wait_until_locks_count(connection)
     leaver = fleet.start(processes=1)
     left = programs.never_stop.send().unwrap()
     wait_until(lambda: journal.lines("start"), 10)
@@ -64,7 +62,6 @@ def test_tasks_of_a_worker_that_left_at_once_are_taken_over_as_quickly(
 def test_a_worker_that_starts_later_finds_what_the_dead_one_left(
     fleet: Fleet, journal: Journal, programs: ModuleType, connection: Database
 ) -> None:
-    wait_until_locks_count(connection)
     victim = fleet.start()
     left = programs.sleep.send(600).unwrap()
     wait_until(lambda: journal.lines("start"), 10)
@@ -79,7 +76,6 @@ def test_a_worker_that_starts_later_finds_what_the_dead_one_left(
 def test_a_live_worker_whose_connections_are_all_cut_is_not_declared_dead(
     fleet: Fleet, journal: Journal, programs: ModuleType, connection: Database
 ) -> None:
-    wait_until_locks_count(connection)
     victim = fleet.start()
     sent = programs.sleep.send(11).unwrap()
     wait_until(lambda: journal.lines("start"), 10)

@@ -87,6 +87,7 @@ class RecordingPool:
     dispatched: list[tuple[str, int, int]] = field(default_factory=list)
     nodes: list[NodePart | None] = field(default_factory=list)
     stopped: list[tuple[str, str]] = field(default_factory=list)
+    killed: list[str] = field(default_factory=list)
 
     def dispatch(self, assignment: Assignment, pid: int) -> None:
         if pid not in self.idle:
@@ -97,6 +98,10 @@ class RecordingPool:
 
     def stop_task(self, task_id: str, reason: str) -> None:
         self.stopped.append((task_id, reason))
+
+    def kill_task(self, task_id: str) -> None:
+        if task_id in (dispatched for dispatched, *_ in self.dispatched):
+            self.killed.append(task_id)
 
 
 def claimed(

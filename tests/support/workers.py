@@ -21,7 +21,6 @@ import psutil
 import pytest
 
 from horsies.events import DESCRIPTOR_VARIABLE, EventName
-from tests.support.database import Database
 from tests.support.wait import wait_until
 
 REPOSITORY = Path(__file__).parents[2]
@@ -332,10 +331,3 @@ def skew(fleet: Fleet, offset: str) -> dict[str, str]:
 
 # After its own start a server's free locks prove nothing for 45 s at default settings; behind a pooler
 # for 3 s longer (pooled_workers.PATIENCE_MS).
-RETURN_SECONDS = 48
-
-
-def wait_until_locks_count(connection: Database) -> None:
-    """Wait until the server has been up for long enough; in a whole run it has."""
-    ripe = f"SELECT 1 WHERE pg_postmaster_start_time() < now() - interval '{RETURN_SECONDS} s'"
-    wait_until(lambda: connection.execute(ripe).fetchone(), RETURN_SECONDS + 5)

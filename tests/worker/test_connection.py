@@ -18,6 +18,7 @@ from horsies.config.postgres import PostgresConfig
 from horsies.db.database import Database
 from horsies.db.pipeline import Pipeline
 from horsies.ids import new_id
+from horsies.retry import Backoff
 from horsies.worker import connection as connection_module
 from horsies.worker.connection import (
     NOTIFICATION_SOCKET,
@@ -316,13 +317,13 @@ def test_the_session_that_listens_holds_the_lock(
     assert not selector.get_map()
 
 
-def test_the_time_since_the_last_break_is_known(
-    session: Session, connection: Connection[Any]
-) -> None:
-    assert session.worker.unbroken_seconds(time.monotonic()) == float("inf")
+def test_every_break_is_counted(session: Session, connection: Connection[Any]) -> None:
+    breaks = session.worker.breaks
+    assert session.worker.is_connected()
+    assert session.worker.breaks == breaks
     cut(connection, session)
     wait_until(lambda: not session.worker.is_connected())
-    assert 0.0 <= session.worker.unbroken_seconds(time.monotonic()) < 10.0
+    assert session.worker.breaks > breaks
 
 
 def lock_is_free(connection: Connection[Any], key: int) -> bool:
@@ -374,3 +375,65 @@ def raising(sqlstate: str) -> sql.Composed:
     """A statement that fails with this SQLSTATE."""
     body = sql.Literal(f"BEGIN RAISE EXCEPTION USING ERRCODE = '{sqlstate}'; END")
     return sql.SQL("DO {}").format(body)
+
+
+REFUSED = psycopg.OperationalError('FATAL: password authentication failed for user "worker"')
+UNREACHABLE = psycopg.OperationalError("connection refused")
+
+
+@pytest.mark.parametrize("holds_tasks", [False, True])
+def test_a_worker_with_tasks_waits_for_a_server_that_refuses_its_password(
+    session: Session, holds_tasks: bool
+) -> None:
+    session.worker._holds_tasks = lambda: holds_tasks
+    if holds_tasks:
+        session.worker.lose(REFUSED)
+        assert session.worker.retry_at > time.monotonic()
+    else:
+        with pytest.raises(psycopg.OperationalError, match="password"):
+            session.worker.lose(REFUSED)
+
+
+def test_a_password_that_is_refused_at_the_start_ends_the_worker(
+    process_url: str, selector: selectors.BaseSelector
+) -> None:
+    worker = make_connection(process_url, selector)
+    worker._holds_tasks = lambda: True
+    with pytest.raises(psycopg.OperationalError, match="password"):
+        worker.lose(REFUSED)
+
+
+def test_a_worker_with_tasks_reconnects_every_second_without_counting_more_attempts(
+    process_url: str, selector: selectors.BaseSelector
+) -> None:
+    slow = WorkerResilienceConfig(db_retry_initial_ms=60_000, db_retry_max_ms=60_000)
+    worker = make_connection(process_url, selector)
+    worker._resilience, worker._has_been_open = slow, True
+    worker._backoff = Backoff(slow.db_retry_initial_ms, slow.db_retry_max_ms, 1)
+    worker._holds_tasks = lambda: True
+    for _ in range(5):
+        worker.lose(UNREACHABLE)
+        assert 0 < worker.retry_at - time.monotonic() <= 1.0
+    worker._holds_tasks = lambda: False
+    worker.lose(UNREACHABLE)
+    assert worker.retry_at - time.monotonic() > 40.0
+
+
+def test_the_lock_is_taken_again_while_a_statement_waits_behind_a_pooler(
+    connection: Connection[Any], process_url: str, selector: selectors.BaseSelector
+) -> None:
+    worker = make_connection(process_url, selector, has_two=True)
+    worker.listen()
+    assert worker._session is not None
+    pid = worker._session.info.backend_pid
+    connection.execute("SELECT pg_terminate_backend(%s, 5000)", (pid,))
+
+    def is_back() -> bool:
+        worker.keep_lock()
+        return worker._session is not None and worker.is_connected()
+
+    wait_until(is_back)
+    assert not lock_is_free(connection, worker.lock._key)
+    assert worker.seconds_until_receive() == 0.0
+    assert worker.receive().gap, "notifications may have been missed meanwhile"
+    worker.close()

@@ -19,16 +19,16 @@ from horsies.db.statements.queues import send_notification
 from horsies.db.statements.tasks import TaskId
 from horsies.db.statements.turn import find_cancel_requests, renew_claims, send_heartbeats
 from horsies.db.statements.workers import (
-    FindLostWorkers,
     Leads,
     Presence,
-    SeenWorker,
-    find_abandoned,
-    find_lost_workers,
+    WatchedWorker,
+    close_lost_workers,
+    find_owned,
     register_worker,
     see_worker,
     store_worker_state,
     try_lead,
+    watch_workers,
 )
 from horsies.db.statements.workflows import FindPausedRuns, find_paused_runs
 from horsies.ids import new_id
@@ -39,7 +39,7 @@ from horsies.worker.config import WorkerConfig
 from horsies.worker.connection import WorkerConnection
 from horsies.worker.in_flight import InFlight
 from horsies.worker.liveness import PONG_CHANNEL_PREFIX, Identity
-from horsies.worker.maintenance import LONG_SECONDS, SEEN_SECONDS, Maintenance
+from horsies.worker.maintenance import SEEN_SECONDS, Maintenance
 from horsies.worker.notifications import echo_channel
 from horsies.worker.pool.pool import ChildPool
 from tests.support.pool import RecordingPool, attempt, claimed
@@ -56,7 +56,8 @@ class RecordingDatabase:
     leads: bool = True
     failure: Exception | None = None
     cancelled: Sequence[str] = ()
-    lost: Sequence[str] = ()
+    silent: Sequence[str] = ()
+    owned: Sequence[str] = ()
     steps: list[Step] = field(default_factory=list)
 
     def run(self, steps: Sequence[Step]) -> list[list[Any]]:
@@ -67,7 +68,11 @@ class RecordingDatabase:
             see_worker: [Presence("id", self.was_stopped)] if self.is_known else [],
             try_lead: [Leads(self.leads)],
             find_cancel_requests: [TaskId(task_id) for task_id in self.cancelled],
-            find_lost_workers: [SeenWorker(worker_id) for worker_id in self.lost],
+            watch_workers: [
+                WatchedWorker(worker_id, "1", "host", 8, None, None, True)
+                for worker_id in self.silent
+            ],
+            find_owned: [TaskId(task_id) for task_id in self.owned],
         }
         return [answers.get(statement, []) for statement, _ in steps]
 
@@ -102,7 +107,7 @@ class QuietConnection:
 
     receives: bool = True
     connected: bool = True
-    unbroken: float = float("inf")
+    breaks: int = 0
     calls: list[float] = field(default_factory=list)
     lock: QuietLock = field(default_factory=QuietLock)
 
@@ -110,10 +115,8 @@ class QuietConnection:
         return self.receives
 
     def is_connected(self) -> bool:
+        self.breaks += not self.connected
         return self.connected
-
-    def unbroken_seconds(self, now: float) -> float:
-        return self.unbroken
 
     def note_call(self, now: float) -> None:
         self.calls.append(now)
@@ -163,12 +166,12 @@ def test_the_sign_of_life_comes_first(in_flight: InFlight) -> None:
     assert store_worker_state in order
 
 
-def test_an_idle_worker_shows_itself_at_its_poll_and_a_busy_one_more_often(
+def test_an_idle_worker_shows_itself_in_time_and_a_busy_one_more_often(
     in_flight: InFlight,
 ) -> None:
     maintenance = make_maintenance(in_flight)
     perform(maintenance, RecordingDatabase(), 100.0)
-    assert maintenance.next_at() == 105.0
+    assert maintenance.next_at() == 102.5, "four times within worker_lost_after_ms"
     in_flight.hand_out([claimed("a", 1)])
     assert maintenance.next_at() == 100.0 + SEEN_SECONDS
 
@@ -188,19 +191,20 @@ def test_a_worker_that_hardly_polls_is_seen_often_enough_to_count_as_alive(
     )
     maintenance = make_maintenance(in_flight, config)
     perform(maintenance, RecordingDatabase(), 100.0)
-    assert maintenance.next_at() == 101.0
+    assert maintenance.next_at() == 100.75
     in_flight.hand_out([claimed("a", 1)])
-    assert maintenance.next_at() == 101.0
+    assert maintenance.next_at() == 100.75
 
 
 def test_a_worker_that_others_declared_lost_recovers_no_task(in_flight: InFlight) -> None:
     maintenance, database = (
         make_maintenance(in_flight),
-        RecordingDatabase(was_stopped=True, lost=["other"]),
+        RecordingDatabase(was_stopped=True, silent=["other"]),
     )
-    perform(maintenance, database, 1.0)
+    for now in range(1, 20):
+        perform(maintenance, database, now)
     assert maintenance.is_lost
-    assert database.asked(find_abandoned) == []
+    assert database.asked(close_lost_workers) == []
     maintenance.forget_registration()
     assert not maintenance.is_lost
     database = RecordingDatabase()
@@ -252,42 +256,84 @@ def test_a_change_of_reception_is_shown_by_a_snapshot_at_once(in_flight: InFligh
         assert len(database.asked(store_worker_state)) == snapshots
 
 
-def connected_seconds(maintenance: Maintenance, now: float) -> float:
-    database = RecordingDatabase()
-    perform(maintenance, database, now)
-    (asked,) = database.asked(find_lost_workers)
-    assert isinstance(asked, FindLostWorkers)
-    return asked.connected_seconds
+def test_a_worker_watched_in_silence_is_closed_as_lost(in_flight: InFlight) -> None:
+    maintenance, database = make_maintenance(in_flight), RecordingDatabase(silent=["other"])
+    for now in range(100, 110):
+        perform(maintenance, database, now)
+        assert maintenance.next_at() == now + 1, "suspects are looked at every second"
+    assert database.asked(close_lost_workers) == []
+    perform(maintenance, database, 110.5)
+    (closed,) = database.asked(close_lost_workers)
+    assert (closed.worker_ids, closed.signs) == (("other",), ("1",))
 
 
-def test_a_reaper_says_how_long_its_own_connection_has_held(in_flight: InFlight) -> None:
+def test_a_break_of_our_own_connection_starts_the_watch_again(in_flight: InFlight) -> None:
     connection = QuietConnection()
     maintenance = make_maintenance(in_flight, connection=connection)
-    assert connected_seconds(maintenance, 1_000.0) == LONG_SECONDS
-    connection.unbroken = 3.0
-    assert connected_seconds(maintenance, 1_013.0) == 3.0
+    database = RecordingDatabase(silent=["other"])
+    for now in range(100, 110):
+        perform(maintenance, database, now)
+    connection.breaks += 1
+    for now in range(110, 120):
+        perform(maintenance, database, now)
+    assert database.asked(close_lost_workers) == []
+    perform(maintenance, database, 120.5)
+    assert database.asked(close_lost_workers)
 
 
-def test_what_was_found_is_worth_nothing_when_our_own_lock_went_meanwhile(
-    in_flight: InFlight,
-) -> None:
+def test_a_look_is_worth_nothing_when_our_own_lock_went_meanwhile(in_flight: InFlight) -> None:
     connection = QuietConnection()
-    maintenance, database = (
-        make_maintenance(in_flight, connection=connection),
-        RecordingDatabase(lost=["other"]),
-    )
+    maintenance = make_maintenance(in_flight, connection=connection)
+    database = RecordingDatabase(silent=["other"])
+    for now in range(100, 110):
+        perform(maintenance, database, now)
 
     def lose_the_lock(steps: Sequence[Step]) -> list[list[Any]]:
         connection.connected = False
         return database.run(steps)
 
-    cut_meanwhile = cast(Pipeline, SimpleNamespace(run=lose_the_lock))
-    maintenance.perform(cut_meanwhile, 100.0)
-    assert database.asked(find_lost_workers)
-    assert database.asked(find_abandoned) == []
-    connection.connected = True
-    perform(maintenance, database, 200.0)
-    assert database.asked(find_abandoned)
+    maintenance.perform(cast(Pipeline, SimpleNamespace(run=lose_the_lock)), 110)
+    assert len(database.asked(watch_workers)) == 11
+    assert database.asked(close_lost_workers) == []
+
+
+def test_after_a_break_or_a_freeze_a_heartbeat_comes_before_anything_else(
+    in_flight: InFlight,
+) -> None:
+    connection = QuietConnection()
+    maintenance = make_maintenance(in_flight, connection=connection)
+    database = RecordingDatabase()
+    assert maintenance.must_show_first, "a worker registers before it claims"
+    maintenance.show(cast(Pipeline, database), 100.0)
+    assert not maintenance.must_show_first
+    connection.breaks += 1
+    assert maintenance.must_show_first
+    maintenance.show(cast(Pipeline, database), 100.1)
+    assert not maintenance.must_show_first
+    maintenance.note_freeze()
+    assert maintenance.must_show_first
+    assert len(database.asked(see_worker)) == 2
+
+
+def test_after_a_break_the_children_of_tasks_owned_elsewhere_are_killed(
+    in_flight: InFlight,
+) -> None:
+    maintenance, database = make_maintenance(in_flight), RecordingDatabase(owned=["a"])
+    in_flight.hand_out([claimed("a", 1), claimed("b", 2), claimed("c")])
+    maintenance.show(cast(Pipeline, database), 100.0)
+    (asked,) = database.asked(find_owned)
+    assert asked.ids == ["a", "b", "c"]
+    assert cast(QuietPool, in_flight._pool).killed == ["b"]
+    assert in_flight.waiting_count == 0
+
+
+def test_a_check_of_ownership_that_failed_is_done_again(in_flight: InFlight) -> None:
+    maintenance, database = make_maintenance(in_flight), RecordingDatabase(owned=["a"])
+    in_flight.hand_out([claimed("a", 1)])
+    database.failure = psycopg.OperationalError("connection lost")
+    with pytest.raises(psycopg.OperationalError):
+        maintenance.show(cast(Pipeline, database), 100.0)
+    assert maintenance.must_show_first
 
 
 def test_leases_are_renewed_for_what_waits_and_nothing_else(in_flight: InFlight) -> None:

@@ -102,6 +102,16 @@ class RecoveryConfig(FrozenModel):
     """Milliseconds of silence after which a running task counts as crashed, from 1,000 to
     7,200,000 (two hours) and at least twice runner_heartbeat_interval_ms. Defaults to 300,000."""
 
+    worker_lost_after_ms: int = Field(default=10_000, ge=1_000, le=3_600_000)
+    """Milliseconds that another worker must watch a worker without a connection before it recovers the
+    tasks of that worker, from 1,000 to 3,600,000 (an hour). A worker on the same host whose process has
+    ended is lost at once. Defaults to 10,000."""
+
+    stop_tasks_after_silence_ms: int | None = Field(default=None, ge=1_000, le=3_600_000)
+    """Milliseconds without a successful heartbeat after which a worker kills its own running tasks, from
+    1,000 to 3,600,000 and below worker_lost_after_ms, so that they have ended before another worker runs
+    them again. None lets them run through every outage. Defaults to None."""
+
     check_interval_ms: int = Field(default=30_000, ge=1_000, le=600_000)
     """Milliseconds between two searches for abandoned tasks, from 1,000 to 600,000 (ten minutes).
     Defaults to 30,000."""
@@ -143,6 +153,14 @@ class RecoveryConfig(FrozenModel):
             [
                 self._threshold_check("running", "runner"),
                 self._threshold_check("claimed", "claimer"),
+                (
+                    self.stop_tasks_after_silence_ms is not None
+                    and self.stop_tasks_after_silence_ms >= self.worker_lost_after_ms,
+                    ErrorCode.CONFIG_INVALID_RECOVERY,
+                    f"stop_tasks_after_silence_ms ({self.stop_tasks_after_silence_ms}) must be below "
+                    f"worker_lost_after_ms ({self.worker_lost_after_ms}), or another worker may run "
+                    "a task before this one has stopped it",
+                ),
                 (
                     allowed is not None
                     and not timedelta(0) < allowed <= timedelta(seconds=SECONDS_MAX),

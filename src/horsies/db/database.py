@@ -207,6 +207,7 @@ class Database:
     def __init__(self, config: PostgresConfig, role: str = "producer") -> None:
         self.config = config
         self.role = role
+        self.connect_seconds = 10
         self._lock = threading.Lock()
         self._forget()
 
@@ -239,7 +240,7 @@ class Database:
             "application_name": f"horsies:{role}",
             # Overrides the database and PGCLIENTENCODING: ``Pipeline`` writes UTF-8.
             "client_encoding": "UTF8",
-            "connect_timeout": 10,
+            "connect_timeout": self.connect_seconds,
             "autocommit": True,
             "prepare_threshold": None if config.pgbouncer_transaction_mode else 5,
             "tcp_user_timeout": config.tcp_user_timeout_ms,

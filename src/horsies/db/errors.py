@@ -38,6 +38,11 @@ def is_transient(error: BaseException) -> bool:
     return state[:2] in _TRANSIENT_CLASSES or state in _TRANSIENT_STATES
 
 
+def is_refusal(error: BaseException) -> bool:
+    """Check whether the server refused the connection: a wrong password, an unknown database or role."""
+    return getattr(error, "sqlstate", None) is None and _is_permanent(str(error).lower())
+
+
 def _is_permanent(lowered: str) -> bool:
     """Recognise answers that a retry cannot change: wrong password, unknown database or role."""
     unknown = _NO_DATABASE.search(lowered) or _NO_ROLE.search(lowered)

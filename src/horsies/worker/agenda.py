@@ -5,11 +5,14 @@ Bookkeeping on the monotonic clock, without I/O.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
 
 NEVER = float("inf")
+# A clock that also runs while the machine is suspended, where there is one.
+_LIFETIME_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 # An idle worker looks ahead at once; a busy one at most this often.
 LOOK_AHEAD_SECONDS = 0.1
@@ -29,6 +32,11 @@ _LONG_SECONDS = 0.05
 
 # How long a stopping worker waits for a lost database to take back a claim that is in doubt.
 RELEASE_PATIENCE_SECONDS = 5.0
+
+
+def lifetime_clock() -> float:
+    """Seconds on a clock that does not stop while the machine is suspended."""
+    return time.clock_gettime(_LIFETIME_CLOCK)
 
 
 @dataclass(slots=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import selectors
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -19,7 +19,7 @@ from psycopg.pq import PipelineStatus, TransactionStatus
 
 from horsies.config.app import WorkerResilienceConfig
 from horsies.db.database import Database
-from horsies.db.errors import describe, is_transient
+from horsies.db.errors import describe, is_refusal, is_transient
 from horsies.db.listen import (
     Inbox,
     Listener,
@@ -32,7 +32,6 @@ from horsies.db.pipeline import Pipeline
 from horsies.db.statements.workers import LockKey, take_worker_lock
 from horsies.events import as_event
 from horsies.retry import Backoff
-from horsies.worker.agenda import NEVER
 from horsies.worker.notifications import EchoCheck, NotificationBatch, sort_notifications
 
 logger = logging.getLogger("horsies.worker")
@@ -43,7 +42,9 @@ TURN_ROLE = "turn"
 # indexes are left to choose from.
 TURN_SETTINGS = (
     "-c plan_cache_mode=force_generic_plan -c enable_seqscan=off -c enable_bitmapscan=off "
-    "-c enable_hashjoin=off -c enable_mergejoin=off -c enable_material=off"
+    "-c enable_hashjoin=off -c enable_mergejoin=off -c enable_material=off "
+    # A row or table that another session has locked must not keep the worker from its heartbeats.
+    "-c lock_timeout=5s"
 )
 # The data of the selector's key for the socket that receives notifications.
 NOTIFICATION_SOCKET = "notifications"
@@ -51,6 +52,8 @@ NOTIFICATION_SOCKET = "notifications"
 # A connection that breaks after this long is replaced at once: its lock is free meanwhile, and other
 # workers see that.
 STEADY_SECONDS = 0.2
+# How long one attempt to reconnect may take while tasks run: other workers are counting.
+RECONNECT_TIMEOUT_SECONDS = 4
 # Errors of one transaction, by the beginning of their SQLSTATE: conflicts, resources, locks, a cancel.
 # A standby's refusal to write is not among them: another connection may find the new primary.
 _SURVIVED = ("40", "53", "55", "57014")
@@ -110,6 +113,9 @@ class WorkerConnection:
         channels: Sequence[str],
         lock_key: int,
         selector: selectors.BaseSelector,
+        *,
+        holds_tasks: Callable[[], bool] = lambda: False,
+        retry_seconds: float = 1.0,
     ) -> None:
         self.pipeline: Pipeline | None = None
         self.retry_at = 0.0
@@ -132,12 +138,19 @@ class WorkerConnection:
         self._watched_fd = -1
         # The turns' session that notifications were last received on: another one means a gap.
         self._received_on: Pipeline | None = None
+        # Whether the listening session was replaced during a statement.
+        self._missed = False
         self._opened_at = 0.0
         # Whether any statement has succeeded on the current session for turns.
         self._is_proven = False
         self._is_broken = False
         self._has_been_open = False
-        self._broken_at = -NEVER
+        self._holds_tasks = holds_tasks
+        self._retry_seconds = retry_seconds
+        # Attempts to reconnect before this time are not counted by the backoff.
+        self._counted_at = 0.0
+        # How often the session that holds the lock was lost or opened, or a transaction failed.
+        self.breaks = 0
 
     # Opening, losing and closing
 
@@ -171,7 +184,7 @@ class WorkerConnection:
                 return self._open_turns()
             except psycopg.Error as error:
                 self.lose(error)
-        self._note_break()
+        self.breaks += 1
         return None
 
     def _open_turns(self) -> Pipeline:
@@ -190,8 +203,9 @@ class WorkerConnection:
 
     def _prepare_session(self, connection: Connection[Any]) -> None:
         """Take the lock on a new session, and subscribe unless the listener does that."""
-        self._note_break()
+        self.breaks += 1
         self._has_been_open = True
+        self._database.connect_seconds = RECONNECT_TIMEOUT_SECONDS
         try:
             self.lock.take(connection)
             if self._listener is None:
@@ -200,18 +214,17 @@ class WorkerConnection:
             connection.close()
             raise
 
-    def _note_break(self) -> None:
-        if self._has_been_open:
-            self._broken_at = time.monotonic()
-
     def lose(self, error: psycopg.Error) -> None:
         """Pause after a transient error, raise any other; the session is closed unless only a
         transaction failed.
+
+        A server that refuses the credentials of a worker with tasks may accept them again: passwords
+        are rotated and databases restored. The tasks run on meanwhile.
         """
-        if not is_transient(error):
+        if not (is_transient(error) or (self._is_waiting_worthwhile() and is_refusal(error))):
             self.close_turns()
             raise error
-        self._note_break()
+        self.breaks += 1
         self._is_broken = True
         was_steady = (
             self.pipeline is not None
@@ -230,11 +243,25 @@ class WorkerConnection:
         else:
             self._pause(error)
 
+    def _is_waiting_worthwhile(self) -> bool:
+        return self._has_been_open and self._holds_tasks()
+
     def _pause(self, error: psycopg.Error) -> None:
+        """Wait for the next attempt: with growing delays, but every second while tasks run."""
+        now = time.monotonic()
+        if now >= self._counted_at:
+            self._count_attempt(error, now)
+        else:
+            logger.debug("database still unavailable: %s", describe(error))
+        self.retry_at = self._counted_at
+        if self._is_waiting_worthwhile():
+            self.retry_at = min(self.retry_at, now + self._retry_seconds)
+
+    def _count_attempt(self, error: psycopg.Error, now: float) -> None:
         delay_seconds = self._backoff.next_delay_seconds()
         if delay_seconds is None:
             raise DatabaseGivenUpError(describe(error)) from error
-        self.retry_at = time.monotonic() + delay_seconds
+        self._counted_at = now + delay_seconds
         logger.error(
             "database unavailable, next attempt in %.1f s (%s/%s): %s",
             delay_seconds,
@@ -249,6 +276,7 @@ class WorkerConnection:
         if self._is_broken:
             logger.info("database is back", extra=as_event("database_back"))
             self._is_broken = False
+            self._counted_at = 0.0
             self._backoff.reset()
         self._is_proven = True
 
@@ -300,7 +328,8 @@ class WorkerConnection:
         a reconnect; None otherwise.
         """
         if self._listener is not None:
-            return 0.0 if len(self._inbox) else self._listener.seconds_until_retry()
+            has_news = self._missed or len(self._inbox)
+            return 0.0 if has_news else self._listener.seconds_until_retry()
         pipeline = self.pipeline
         if pipeline is not None:
             self._inbox.collect(pipeline.connection.pgconn)
@@ -321,7 +350,8 @@ class WorkerConnection:
             received = self._receive_on_listener(self._listener)
         self._note_deliveries()
         self.watch_socket()
-        return sort_notifications(received.notifications, gap=received.gap)
+        gap, self._missed = received.gap or self._missed, False
+        return sort_notifications(received.notifications, gap=gap)
 
     def _receive_on_turns(self) -> Received:
         pipeline = self.pipeline
@@ -354,6 +384,16 @@ class WorkerConnection:
         self._echo_check.note_delivery()
 
     # Liveness
+
+    def keep_lock(self) -> None:
+        """While a statement waits for its answer: reconnect the session that holds the lock, if that is
+        another one. A pooler may hold the statement back for minutes after the server has returned.
+        """
+        listener = self._listener
+        if listener is None or self.is_connected() or listener.seconds_until_retry() != 0.0:
+            return
+        self._missed = listener.receive().gap or self._missed
+        self.watch_socket()
 
     def check_notifications(self, now: float) -> bool:
         """Whether notifications are delivered; call it before ``note_call``, when the echo of the
@@ -395,13 +435,9 @@ class WorkerConnection:
         session = self._session
         is_connected = session is not None and is_connection_alive(session, self._inbox)
         if not is_connected:
-            self._note_break()
+            self.breaks += 1
         self.watch_socket()
         return is_connected
-
-    def unbroken_seconds(self, now: float) -> float:
-        """How long this worker has been connected without a break; infinite before the first break."""
-        return now - self._broken_at
 
 
 def _survives(pipeline: Pipeline, error: psycopg.Error) -> bool:

@@ -280,3 +280,12 @@ class InFlight:
         for task_id in task_ids:
             self._waiting.pop(task_id, None)
             self._pool.stop_task(task_id, STOPPED_BY_CANCEL)
+
+    def keep_owned(self, task_ids: Iterable[str]) -> None:
+        """Kill the children of tasks that are not among these: another worker owns them now."""
+        lost = {*self._pool.busy, *self._waiting}.difference(task_ids)
+        for task_id in lost:
+            event = as_event("claim_lost", task_id=task_id)
+            logger.warning("task %s belongs to another worker now", task_id, extra=event)
+            self._waiting.pop(task_id, None)
+            self._pool.kill_task(task_id)

@@ -24,13 +24,15 @@ from horsies.db.statements.workers import (
     Presence,
     RegisterWorker,
     SeeWorker,
+    WatchedWorker,
+    WorkerId,
     WorkerState,
-    WorkerStop,
     record_worker_stop,
     register_worker,
     see_worker,
     store_worker_state,
 )
+from horsies.worker import os_process
 from horsies.worker.config import WorkerConfig
 from horsies.worker.notifications import echo_channel
 
@@ -52,10 +54,28 @@ class Identity:
     worker_id: str
     hostname: str
     pid: int
+    process_space: str | None = None
+    process_started: int | None = None
 
     @classmethod
     def of(cls, worker_id: str) -> Identity:
-        return cls(worker_id, socket.gethostname(), os.getpid())
+        pid = os.getpid()
+        return cls(
+            worker_id,
+            socket.gethostname(),
+            pid,
+            os_process.process_space(),
+            os_process.process_started(pid),
+        )
+
+    def sees_gone(self, other: WatchedWorker) -> bool:
+        """Prove from here that the process of another worker has ended; False on another host."""
+        return (
+            self.process_space is not None
+            and (other.process_space, other.hostname) == (self.process_space, self.hostname)
+            and other.process_started is not None
+            and os_process.is_process_gone(other.pid, other.process_started)
+        )
 
 
 class Liveness:
@@ -83,6 +103,8 @@ class Liveness:
             identity.pid,
             self._config.processes,
             self._config.queues,
+            identity.process_space,
+            identity.process_started,
         )
         return [(register_worker, row), (see_worker, seen)]
 
@@ -145,4 +167,4 @@ class Liveness:
 
     def stop(self) -> Step:
         """The statement that closes this worker's row: it has left no tasks to recover."""
-        return record_worker_stop, WorkerStop([self._identity.worker_id], False)
+        return record_worker_stop, WorkerId(self._identity.worker_id)

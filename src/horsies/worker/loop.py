@@ -31,7 +31,7 @@ from horsies.events import as_event
 from horsies.ids import new_id
 from horsies.tasks.outcome import STOPPED_BY_SHUTDOWN
 from horsies.tasks.recovery import EXPIRED_RESULT, EXPIRY_BATCH
-from horsies.worker.agenda import Agenda, Shutdown
+from horsies.worker.agenda import NEVER, Agenda, Shutdown, lifetime_clock
 from horsies.worker.config import WorkerConfig
 from horsies.worker.connection import WorkerConnection
 from horsies.worker.in_flight import InFlight
@@ -42,13 +42,12 @@ from horsies.worker.notifications import echo_channel, worker_channels
 from horsies.worker.pool.children import PoolEvent
 from horsies.worker.pool.pool import ChildPool
 from horsies.worker.turn import Bookmarks, Claimer, TurnRequest, release_unheld, take_turn
+from horsies.worker.watch import WatchLimits
 
 logger = logging.getLogger("horsies.worker")
 
 # While the database is unavailable, a pooler would hold the last statements back, and the worker with them.
 RECORD_STOP_SECONDS = 1.0
-# A clock that also runs while the machine is suspended, where there is one.
-_LIFETIME_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 _NO_CLAIM = nullcontext()
 
 
@@ -88,6 +87,8 @@ class Worker:
             [*worker_channels(config.queues), echo_channel(identity.worker_id)],
             lock_key(identity.worker_id),
             selector,
+            holds_tasks=lambda: not self._in_flight.is_empty,
+            retry_seconds=WatchLimits.of(app.config).suspicion_seconds,
         )
         self._maintenance = Maintenance(
             app.config, config, identity, pool, self._in_flight, self._connection
@@ -99,7 +100,10 @@ class Worker:
         self._claimed_last = False
         # Events of children that came during a statement.
         self._early_events: list[PoolEvent] = []
-        self._awake_at = time.clock_gettime(_LIFETIME_CLOCK)
+        # When this process should run again at the latest, unless it is frozen.
+        self._awake_by = lifetime_clock()
+        # The last heartbeat before this worker stopped its own tasks.
+        self._stopped_after: float | None = None
         self._shutdown = Shutdown(config.shutdown_grace_seconds)
         self._failure: str | None = None
         # Called with every shutdown request, in a signal handler too.
@@ -171,9 +175,13 @@ class Worker:
     # The loop
 
     def _step(self) -> None:
-        events = self._pool.collect(self._next_wakeup())
+        self._notice_freeze()
+        timeout_seconds = self._next_wakeup()
+        self._awake_by = lifetime_clock() + timeout_seconds
+        events = self._pool.collect(timeout_seconds)
         self._drain_signals()
-        self._fence_if_frozen()
+        self._notice_freeze()
+        self._stop_tasks_if_silent()
         self._in_flight.absorb([*self._early_events, *events])
         self._early_events = []
         self._receive_notifications()
@@ -212,7 +220,7 @@ class Worker:
         receive_seconds = connection.seconds_until_receive()
         if receive_seconds is not None:
             wake_at = min(wake_at, now + receive_seconds)
-        return max(0.0, wake_at - now)
+        return max(0.0, min(wake_at - now, self._seconds_until_silent()))
 
     def _has_work(self) -> bool:
         in_flight = self._in_flight
@@ -232,23 +240,47 @@ class Worker:
             if callable(key.data):
                 key.data()
 
-    def _fence_if_frozen(self) -> None:
-        """Kill the children of a worker that was frozen for so long that its tasks may have been recovered.
+    def _notice_freeze(self) -> None:
+        """After a long freeze, the database must confirm that the tasks are still this worker's.
 
-        This comes before any statement: other workers may already run the tasks. The database refuses
-        outcomes of this worker by their generation.
+        A freeze is time beyond the sleep that the loop planned.
         """
-        now = time.clock_gettime(_LIFETIME_CLOCK)
-        frozen_seconds = now - self._awake_at
-        self._awake_at = now
+        now = lifetime_clock()
+        late_seconds, self._awake_by = now - self._awake_by, now
         allowed_seconds = self._app_config.recovery.running_stale_threshold_ms / 1000
-        if frozen_seconds > allowed_seconds and not self._in_flight.is_empty:
+        if late_seconds > allowed_seconds and not self._in_flight.is_empty:
             logger.critical(
-                "this worker was frozen for %.1f s; killing its children",
-                frozen_seconds,
-                extra=as_event("worker_frozen", seconds=frozen_seconds),
+                "this worker was frozen for %.1f s; checking whether its tasks were recovered",
+                late_seconds,
+                extra=as_event("worker_frozen", seconds=late_seconds),
             )
-            self._pool.kill_all()
+            self._maintenance.note_freeze()
+
+    def _seconds_until_silent(self) -> float:
+        """How long until this worker must stop its own tasks because it could not send a heartbeat."""
+        limit_ms = self._app_config.recovery.stop_tasks_after_silence_ms
+        if (
+            limit_ms is None
+            or not self._pool.busy
+            or self._stopped_after == self._maintenance.shown_at
+        ):
+            return NEVER
+        return max(0.0, self._maintenance.shown_at + limit_ms / 1000 - lifetime_clock())
+
+    def _stop_tasks_if_silent(self) -> None:
+        if self._seconds_until_silent() > 0.0:
+            return
+        silent_seconds = lifetime_clock() - self._maintenance.shown_at
+        running = list(self._pool.busy)
+        self._stopped_after = self._maintenance.shown_at
+        logger.critical(
+            "no heartbeat for %.1f s (stop_tasks_after_silence_ms); killing %d running task(s)",
+            silent_seconds,
+            len(running),
+            extra=as_event("tasks_stopped", seconds=silent_seconds, count=len(running)),
+        )
+        for task_id in running:
+            self._pool.kill_task(task_id)
 
     def _receive_notifications(self) -> None:
         connection = self._connection
@@ -296,9 +328,11 @@ class Worker:
                 self._pool.stop_task(task_id, STOPPED_BY_SHUTDOWN)
 
     def _serve_children(self) -> None:
-        """While a statement runs: enforce time limits, and obey the third shutdown request."""
-        self._awake_at = time.clock_gettime(_LIFETIME_CLOCK)
+        """While a statement runs: enforce time limits, stay connected, obey the third shutdown request."""
+        self._notice_freeze()
         self._early_events += self._pool.collect(0.0)
+        self._connection.keep_lock()
+        self._stop_tasks_if_silent()
         if self._shutdown.is_immediate:
             raise ImmediateShutdown
 
@@ -306,6 +340,10 @@ class Worker:
 
     def _work(self, pipeline: Pipeline) -> None:
         in_flight = self._in_flight
+        if self._maintenance.must_show_first:
+            self._claimed_last = False
+            self._maintenance.show(pipeline, time.monotonic())
+            self._fence_if_lost(pipeline)
         if in_flight.needs_release:
             self._claimed_last = False
             release_unheld(pipeline, self.worker_id, in_flight.held())
@@ -319,7 +357,7 @@ class Worker:
         if now >= self._maintenance.next_at():
             self._claimed_last = False
             self._maintenance.perform(pipeline, now)
-            self._fence_if_lost()
+            self._fence_if_lost(pipeline)
         if self._maintenance.pings:
             self._maintenance.answer_pings(pipeline)
 
@@ -409,14 +447,19 @@ class Worker:
             # A recovery may follow, and this worker may claim the tasks it frees.
             self._claimed_last = False
             self._maintenance.note_signs(pipeline, answers, now)
-            self._fence_if_lost()
+            self._fence_if_lost(pipeline)
 
-    def _fence_if_lost(self) -> None:
-        """Kill the children when another worker declared this one lost and recovered its tasks."""
+    def _fence_if_lost(self, pipeline: Pipeline) -> None:
+        """Kill the children when another worker declared this one lost and recovered its tasks; register
+        again before anything is claimed.
+        """
         if self._maintenance.is_lost:
             logger.critical(
-                "another worker declared this one lost; killing its children",
+                "another worker declared this one lost; killing its %d running task(s)",
+                self._in_flight.running_count,
                 extra=as_event("worker_declared_lost"),
             )
-            self._pool.kill_all()
+            if self._in_flight.running_count:
+                self._pool.kill_all()
             self._maintenance.forget_registration()
+            self._maintenance.show(pipeline, time.monotonic())

@@ -8,6 +8,7 @@ repeated after the reconnect; none is ever switched off.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -18,13 +19,13 @@ from horsies.db.statement import Step
 from horsies.db.statements.turn import (
     RenewClaims,
     SendHeartbeats,
-    WorkerId,
     find_cancel_requests,
     renew_claims,
     send_heartbeats,
 )
+from horsies.db.statements.workers import FindOwned, WorkerId, find_owned, watch_workers
 from horsies.tasks.outcome import locking_steps
-from horsies.worker.agenda import NEVER, Timer
+from horsies.worker.agenda import NEVER, Timer, lifetime_clock
 from horsies.worker.config import WorkerConfig
 from horsies.worker.connection import WorkerConnection
 from horsies.worker.in_flight import InFlight
@@ -32,12 +33,11 @@ from horsies.worker.liveness import Identity, Liveness
 from horsies.worker.pool.pool import ChildPool
 from horsies.worker.reaper import (
     expire_paused,
-    looking_steps,
     recover_lost_workers,
     recover_ownerless,
-    stale_seconds,
     sweep,
 )
+from horsies.worker.watch import Watch, WatchLimits
 
 logger = logging.getLogger("horsies.worker")
 
@@ -47,8 +47,6 @@ SEEN_SECONDS = 2.0
 EARLY_SECONDS = 0.5
 SWEEP_SECONDS = 3600.0
 NEXT_SWEEP_SECONDS = 1.0
-# Longer than any break matters, and small enough for an interval.
-LONG_SECONDS = 1e6
 
 
 class Maintenance:
@@ -72,12 +70,20 @@ class Maintenance:
         # Whether notifications arrive: as found last, and as stored last.
         self._is_receiving = self._stored_is_receiving = True
         self._liveness = Liveness(app_config, config, identity)
-        # Well before silence alone would count as death, however rarely the worker polls.
-        most_seconds = stale_seconds(recovery) / 3
+        self._limits = limits = WatchLimits.of(app_config)
+        self._watch = Watch(limits, identity.sees_gone)
+        # Well before silence counts, however rarely the worker polls.
+        most_seconds = min(limits.look_seconds, limits.held / 3)
         self._busy_seconds = min(SEEN_SECONDS, most_seconds)
         poll_seconds = app_config.resilience.notify_poll_interval_ms / 1000
         self._idle_seconds = min(poll_seconds, most_seconds)
         self._seen_at = -NEVER
+        # The start of the last heartbeat that was stored, on the clock that runs through a suspend.
+        self.shown_at = lifetime_clock()
+        self._asked_at = 0.0
+        self._breaks = -1
+        # Whether the database must confirm that this worker still owns its tasks.
+        self._must_check_owned = False
         self._must_check_cancels = False
         self._heartbeat = Timer(recovery.runner_heartbeat_interval_ms / 1000)
         self._renewal = Timer(app_config.effective_claimer_heartbeat_interval_ms / 1000)
@@ -96,6 +102,29 @@ class Maintenance:
         if self._in_flight.holds_any(task_ids):
             self._must_check_cancels = True
 
+    @property
+    def must_show_first(self) -> bool:
+        """Whether a heartbeat comes before any other work: other workers may have declared this one
+        lost while it was frozen or without a connection.
+        """
+        return self._must_check_owned or self._breaks != self._connection.breaks
+
+    def note_freeze(self) -> None:
+        """This process did not run for long: check the ownership of its tasks."""
+        self._must_check_owned = True
+        self._watch.note_gap()
+
+    def show(self, pipeline: Pipeline, now: float) -> None:
+        """Send a heartbeat, and kill the children of tasks that belong to another worker by now."""
+        self._must_check_owned = True
+        self._seen_at = -NEVER
+        self.note_signs(pipeline, pipeline.run(self.signs_of_life(now)), now)
+        if not self.is_lost and (held := self._in_flight.held()):
+            ids, generations = [task.id for task in held], [task.generation for task in held]
+            find = FindOwned(self._identity.worker_id, ids, generations)
+            self._in_flight.keep_owned(row.id for row in pipeline.run([(find_owned, find)])[0])
+        self._must_check_owned = False
+
     def next_at(self) -> float:
         if self._must_check_cancels:
             return 0.0
@@ -109,9 +138,10 @@ class Maintenance:
         )
 
     def _seen_due_at(self) -> float:
-        return self._seen_at + (
-            self._idle_seconds if self._in_flight.is_empty else self._busy_seconds
-        )
+        seconds = self._idle_seconds if self._in_flight.is_empty else self._busy_seconds
+        if self._watch.has_suspects:
+            seconds = min(seconds, self._limits.suspicion_seconds)
+        return self._seen_at + seconds
 
     def perform(self, pipeline: Pipeline, now: float) -> None:
         """Do every job that is due, the sign of life first: the others may take long."""
@@ -142,27 +172,42 @@ class Maintenance:
             return []
         connection = self._connection
         self._is_receiving = connection.check_notifications(now)
-        connection.is_connected()  # notices a break that only the socket shows
-        unbroken_seconds = min(connection.unbroken_seconds(now), LONG_SECONDS)
-        return self._liveness.steps(receives_notifications=self._is_receiving) + looking_steps(
-            self._identity.worker_id, self._app_config, unbroken_seconds
-        )
+        self._notice_breaks()
+        self._asked_at = time.monotonic()
+        return [
+            *self._liveness.steps(receives_notifications=self._is_receiving),
+            (watch_workers, WorkerId(self._identity.worker_id)),
+        ]
+
+    def _notice_breaks(self) -> bool:
+        """Whether the connection has held since the last call; a break is a gap in the observation."""
+        self._connection.is_connected()  # notices a break that only the socket shows
+        has_held = self._breaks == self._connection.breaks
+        if not has_held:
+            self._breaks = self._connection.breaks
+            self._watch.note_gap()
+        return has_held
 
     def note_signs(self, pipeline: Pipeline, answers: Sequence[list[Any]], now: float) -> None:
         """Take the answers to ``signs_of_life``, and recover the tasks of lost workers."""
-        *_, seen, leads, lost = answers
+        *_, seen, others = answers
+        taken_seconds = time.monotonic() - self._asked_at
         self._seen_at = now
+        self.shown_at = lifetime_clock() - taken_seconds
         if seen:
             self._connection.note_call(now)
             if self._is_receiving != self._stored_is_receiving:
                 self._stored_is_receiving = self._is_receiving
                 self._snapshot.at = 0.0  # snapshots should not differ for half a minute
         self.is_lost = not self._liveness.note_seen(seen)
-        if not self.is_lost:
-            self._connection.lock.take_if_missing()
-            # A pooler may have held the query back through an outage that freed the locks of live workers.
-            if self._connection.is_connected():
-                recover_lost_workers(pipeline, leads, lost, self._app_config.recovery)
+        if self.is_lost:
+            self._watch.note_gap()
+            return
+        self._connection.lock.take_if_missing()
+        # A pooler may have held the query back through an outage that freed the locks of live workers.
+        if self._notice_breaks():
+            verdicts = self._watch.note_look(others, now, now + taken_seconds)
+            recover_lost_workers(pipeline, verdicts, self._app_config)
 
     def _beat(self, pipeline: Pipeline, now: float) -> None:
         """Stop cancelled tasks and, when it is time, send heartbeats for long-running ones."""

@@ -222,3 +222,43 @@ def _direct_children() -> list[int]:
             return [int(pid) for pid in children.read().split()]
     except OSError:
         return []
+
+
+def process_space() -> str | None:
+    """The boot of the kernel and the pid namespace of this process: in here a pid means one process."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            boot_id = file.read().strip()
+        return f"{boot_id}/{os.stat('/proc/self/ns/pid').st_ino}"
+    except OSError:
+        return None
+
+
+def process_started(pid: int) -> int | None:
+    """The start of a process in clock ticks since the boot, which a later process with its pid does not
+    share; None where it cannot be read.
+    """
+    stat = _read_stat(pid)
+    return None if stat is None else int(stat[19])
+
+
+def is_process_gone(pid: int, started: int) -> bool:
+    """Prove that a process of this process space has ended; False when in doubt."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    except OSError:
+        pass  # it exists, but belongs to another user
+    # Where /proc hides the processes of other users, nothing is proved.
+    stat = _read_stat(pid)
+    return stat is not None and (int(stat[19]) != started or stat[0] in ("Z", "X"))
+
+
+def _read_stat(pid: int) -> list[str] | None:
+    """The fields of /proc/PID/stat from the state on; the name before them may contain anything."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()
+    except OSError:
+        return None

@@ -1,8 +1,8 @@
 """The reaper: recovers the tasks of lost workers, ends runs that were paused for too long, and deletes
 rows past their retention.
 
-Any worker may reap; a try-lock elects one at a time, and two at once would do no harm. This module
-decides which workers are lost, ``tasks/recovery.py`` how their tasks end. Every step is idempotent,
+Any worker may reap; two at once do no harm. ``watch.py`` decides which workers are lost and
+``tasks/recovery.py`` how their tasks end. Every step is idempotent,
 bounded, and simply repeated at the next occasion when it fails.
 """
 
@@ -16,23 +16,21 @@ from horsies.config.app import AppConfig, RecoveryConfig
 from horsies.db.pipeline import Pipeline
 from horsies.db.statement import Statement, Step
 from horsies.db.statements.workers import (
+    CloseLostWorkers,
     Deleted,
     FindAbandoned,
-    FindLostWorkers,
+    FindActiveSessions,
     FindOwnerless,
     LeadershipKey,
-    Leads,
     Retention,
-    SeenWorker,
-    WorkerStop,
+    close_lost_workers,
     delete_old_heartbeats,
     delete_old_tasks,
     delete_old_worker_states,
     delete_old_workers,
     find_abandoned,
-    find_lost_workers,
+    find_active_sessions,
     find_ownerless,
-    record_worker_stop,
     try_lead,
 )
 from horsies.db.statements.workflows import (
@@ -47,6 +45,7 @@ from horsies.error_codes import OutcomeCode
 from horsies.events import as_event
 from horsies.task_result import TaskError
 from horsies.tasks.recovery import RECOVERY_BATCH, recover_found, recover_tasks
+from horsies.worker.watch import Verdict, WatchLimits
 from horsies.workflow.run.results import write_error
 
 logger = logging.getLogger("horsies.reaper")
@@ -55,13 +54,6 @@ RETENTION_BATCH = 1000
 # Whole trees of runs, with all of their nodes and tasks.
 RETENTION_RUNS = 50
 EXPIRE_BATCH = 50
-# A worker whose lock is free but that was seen this recently is probably just reconnecting: it shows
-# itself every two seconds while it has tasks, and reconnects half a second after a lost connection.
-SILENT_SECONDS = 4.0
-# After a start of the server, free locks prove nothing until every worker has had time to come back.
-RETURN_FACTOR = 1.5
-# How long PgBouncer by default holds a statement for a server that is unavailable.
-POOLER_WAIT_MS = 120_000
 RECOVERY = LeadershipKey(1)
 RETENTION = LeadershipKey(2)
 
@@ -74,51 +66,41 @@ class Recovered:
     tasks: int = 0
 
 
-def stale_seconds(recovery: RecoveryConfig) -> float:
-    """How long a worker must have been silent to count as dead in spite of its lock."""
-    stale_ms = max(recovery.claimed_stale_threshold_ms, recovery.running_stale_threshold_ms)
-    return stale_ms / 1000
-
-
-def looking_steps(worker_id: str, config: AppConfig, connected_seconds: float) -> list[Step]:
-    """The statements that look for lost workers, for any transaction to carry along.
-
-    ``connected_seconds`` is how long the reaper's own connection has held without a break.
-    """
-    find = FindLostWorkers(
-        worker_id,
-        connected_seconds,
-        SILENT_SECONDS,
-        return_seconds(config),
-        stale_seconds(config.recovery),
-    )
-    return [(try_lead, RECOVERY), (find_lost_workers, find)]
-
-
-def return_seconds(config: AppConfig) -> float:
-    """How long a live worker may take to show itself again after an outage.
-
-    Behind a pooler it may first wait for the answer to its last statement.
-    """
-    return_ms = RETURN_FACTOR * config.resilience.db_retry_max_ms
-    if config.broker.pgbouncer_transaction_mode:
-        return_ms += config.broker.tcp_user_timeout_ms or POOLER_WAIT_MS
-    return return_ms / 1000
-
-
 def recover_lost_workers(
-    pipeline: Pipeline, leads: Sequence[Leads], lost: Sequence[SeenWorker], recovery: RecoveryConfig
+    pipeline: Pipeline, verdicts: Sequence[Verdict], config: AppConfig
 ) -> Recovered:
-    """Recover the tasks of the workers that ``looking_steps`` found, unless another reaper is at it."""
-    if not leads[0].leads or not lost:
+    """Close the rows of lost workers and recover their tasks.
+
+    The rows first: a worker that comes back meanwhile learns of its loss before anything else. Should
+    this worker die in between, ``recover_ownerless`` of another one finds the tasks.
+    """
+    verdicts = _without_active(pipeline, verdicts, WatchLimits.of(config).held)
+    if not verdicts:
         return Recovered()
-    worker_ids = [row.worker_id for row in lost]
+    ids, signs, needs_free_lock, needs_tasks, reasons = zip(*verdicts, strict=True)
+    close = CloseLostWorkers(ids, signs, needs_free_lock, needs_tasks)
+    (closed,) = pipeline.run([(close_lost_workers, close)])
+    worker_ids = [row.worker_id for row in closed]
+    if not worker_ids:
+        return Recovered()
+    reason_of = dict(zip(ids, reasons, strict=True))
+    lost = ", ".join(f"{worker_id} ({reason_of[worker_id]})" for worker_id in worker_ids)
     event = as_event("workers_lost", worker_ids=worker_ids)
-    logger.warning("recovering the tasks of lost worker(s): %s", ", ".join(worker_ids), extra=event)
-    find = FindAbandoned(worker_ids, _recoverable_statuses(recovery), RECOVERY_BATCH)
-    recovered = recover_found(pipeline, (find_abandoned, find))
-    pipeline.run([(record_worker_stop, WorkerStop(worker_ids, True))])
-    return Recovered(len(worker_ids), recovered)
+    logger.warning("recovering the tasks of lost worker(s): %s", lost, extra=event)
+    find = FindAbandoned(worker_ids, _recoverable_statuses(config.recovery), RECOVERY_BATCH)
+    return Recovered(len(worker_ids), recover_found(pipeline, (find_abandoned, find)))
+
+
+def _without_active(
+    pipeline: Pipeline, verdicts: Sequence[Verdict], seconds: float
+) -> Sequence[Verdict]:
+    """Leave out workers whose held lock belongs to a session that is still active."""
+    held = [verdict.worker_id for verdict in verdicts if not verdict.needs_free_lock]
+    if not held:
+        return verdicts
+    (active,) = pipeline.run([(find_active_sessions, FindActiveSessions(held, seconds))])
+    ids = {row.worker_id for row in active}
+    return [verdict for verdict in verdicts if verdict.worker_id not in ids]
 
 
 def _recoverable_statuses(recovery: RecoveryConfig) -> list[str]:
@@ -128,7 +110,9 @@ def _recoverable_statuses(recovery: RecoveryConfig) -> list[str]:
 
 
 def recover_ownerless(pipeline: Pipeline, recovery: RecoveryConfig) -> int:
-    """Recover tasks whose worker has no row and that showed no life for the threshold of their state."""
+    """Recover tasks whose worker's row is closed, and tasks without a worker's row that showed no life for
+    the threshold of their state.
+    """
     find = FindOwnerless(
         recovery.claimed_stale_threshold_ms / 1000,
         recovery.running_stale_threshold_ms / 1000,

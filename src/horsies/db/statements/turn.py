@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from horsies.db.statement import StatementFile
 from horsies.db.statements.tasks import TaskId
+from horsies.db.statements.workers import WorkerId
 
 TURN = StatementFile("turn.sql")
 
@@ -161,10 +162,6 @@ class SecondsUntilDue(NamedTuple):
 
     seconds: float | None
     looked_at: datetime
-
-
-class WorkerId(NamedTuple):
-    worker_id: str
 
 
 class SendHeartbeats(NamedTuple):

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from horsies.db.statement import Nothing, StatementFile
 from horsies.db.statements.monitor import QueueName
+from horsies.db.statements.tasks import TaskId
 
 WORKERS = StatementFile("workers.sql")
 
@@ -18,6 +19,8 @@ class RegisterWorker(NamedTuple):
     pid: int
     processes: int
     queues: Sequence[str]
+    process_space: str | None
+    process_started: int | None
 
 
 class LockKey(NamedTuple):
@@ -36,10 +39,6 @@ class SeeWorker(NamedTuple):
     echo_channel: str
 
 
-class SeenWorker(NamedTuple):
-    worker_id: str
-
-
 class Presence(NamedTuple):
     """A worker's row after its heartbeat; stopped when others have declared it lost."""
 
@@ -47,23 +46,42 @@ class Presence(NamedTuple):
     was_stopped: bool
 
 
-class WorkerStop(NamedTuple):
-    """Workers that have stopped, gracefully or not."""
-
-    worker_ids: Sequence[str]
-    was_lost: bool
+class WorkerId(NamedTuple):
+    worker_id: str
 
 
-class FindLostWorkers(NamedTuple):
-    """The asking worker and the age of its connection, the minimum silence, the time after a
-    restart or reconnect in which free locks prove nothing, and the silence that is proof by itself.
-    """
+class WatchedWorker(NamedTuple):
+    """Another worker as one look finds it: its last sign of life, its lock, its process."""
 
     worker_id: str
-    connected_seconds: float
-    silent_seconds: float
-    restart_seconds: float
-    stale_seconds: float
+    sign: str
+    hostname: str
+    pid: int
+    process_space: str | None
+    process_started: int | None
+    lock_is_free: bool
+
+
+class FindActiveSessions(NamedTuple):
+    """Workers, and the age of the latest statement of an active session."""
+
+    worker_ids: Sequence[str]
+    seconds: float
+
+
+class CloseLostWorkers(NamedTuple):
+    """Workers found lost: their last signs of life, and the conditions that must still hold."""
+
+    worker_ids: Sequence[str]
+    signs: Sequence[str]
+    needs_free_lock: Sequence[bool]
+    needs_tasks: Sequence[bool]
+
+
+class FindOwned(NamedTuple):
+    worker_id: str
+    ids: Sequence[str]
+    generations: Sequence[int]
 
 
 class FindAbandoned(NamedTuple):
@@ -149,11 +167,14 @@ class Deleted(NamedTuple):
 register_worker = WORKERS.declare("register_worker", RegisterWorker, Nothing)
 take_worker_lock = WORKERS.declare("take_worker_lock", LockKey, Held)
 see_worker = WORKERS.declare("see_worker", SeeWorker, Presence)
-record_worker_stop = WORKERS.declare("record_worker_stop", WorkerStop, SeenWorker)
-find_lost_workers = WORKERS.declare("find_lost_workers", FindLostWorkers, SeenWorker)
+record_worker_stop = WORKERS.declare("record_worker_stop", WorkerId, WorkerId)
+watch_workers = WORKERS.declare("watch_workers", WorkerId, WatchedWorker)
+find_active_sessions = WORKERS.declare("find_active_sessions", FindActiveSessions, WorkerId)
+close_lost_workers = WORKERS.declare("close_lost_workers", CloseLostWorkers, WorkerId)
 find_abandoned = WORKERS.declare("find_abandoned", FindAbandoned, AbandonedTask)
 find_ownerless = WORKERS.declare("find_ownerless", FindOwnerless, AbandonedTask)
 find_stale = WORKERS.declare("find_stale", FindStale, AbandonedTask)
+find_owned = WORKERS.declare("find_owned", FindOwned, TaskId)
 wake_queues = WORKERS.declare("wake_queues", WakeQueues, QueueName)
 try_lead = WORKERS.declare("try_lead", LeadershipKey, Leads)
 store_worker_state = WORKERS.declare("store_worker_state", WorkerState, Nothing)

@@ -3,8 +3,10 @@
 
 -- name: register_worker
 -- One current row per worker; a worker that was declared lost returns under its own id.
-INSERT INTO horsies_workers (worker_id, lock_key, hostname, pid, processes, queues)
-VALUES (%(worker_id)s, %(lock_key)s, %(hostname)s, %(pid)s, %(processes)s, %(queues)s::varchar[])
+INSERT INTO horsies_workers (
+    worker_id, lock_key, hostname, pid, processes, queues, process_space, process_started)
+VALUES (%(worker_id)s, %(lock_key)s, %(hostname)s, %(pid)s, %(processes)s, %(queues)s::varchar[],
+    %(process_space)s, %(process_started)s)
 ON CONFLICT (worker_id) DO UPDATE SET seen_at = clock_timestamp(), stopped_at = NULL, was_lost = false
 
 -- name: take_worker_lock
@@ -21,54 +23,83 @@ WITH seen AS (
 SELECT seen.worker_id, seen.was_stopped FROM seen CROSS JOIN LATERAL pg_notify(%(echo_channel)s, '') AS called
 
 -- name: record_worker_stop
--- An orderly shutdown, or a worker declared lost.
-UPDATE horsies_workers SET stopped_at = clock_timestamp(), was_lost = %(was_lost)s
-WHERE worker_id = ANY(%(worker_ids)s::text[]) AND stopped_at IS NULL
+-- An orderly shutdown.
+UPDATE horsies_workers SET stopped_at = clock_timestamp(), was_lost = false
+WHERE worker_id = %(worker_id)s AND stopped_at IS NULL
 RETURNING worker_id::text
 
--- name: find_lost_workers
--- Workers whose lock is free without a shutdown and whose last sign of life is some time ago. Right after the
--- server itself started, every lock is free and proves nothing. Nor does a free lock when our own connection
--- broke and the other worker has given no sign of life since: the same fault may have cut off both. Past the
--- threshold of staleness the lock no longer counts: a worker cut off by the network keeps it.
-WITH silent AS MATERIALIZED (
-    SELECT worker_id, lock_key, seen_at FROM horsies_workers
-    WHERE stopped_at IS NULL AND seen_at < now() - %(silent_seconds)s * interval '1 second'
-      AND worker_id <> %(worker_id)s
-    ORDER BY seen_at LIMIT 100)
-SELECT worker_id::text FROM silent
-WHERE (pg_postmaster_start_time() < now() - %(restart_seconds)s * interval '1 second'
-       AND (seen_at > now() - %(connected_seconds)s * interval '1 second'
-            OR %(connected_seconds)s::float8 > %(restart_seconds)s::float8)
-       AND pg_try_advisory_xact_lock(lock_key))
-   OR seen_at < now() - %(stale_seconds)s * interval '1 second'
+-- name: watch_workers
+-- The last sign of life of the other workers, and whether their session locks are free. The oldest signs come
+-- first: a dead worker is among the first hundred within seconds, however many there are. A sign from the
+-- future (the server's clock was set back) comes before all of them. The probe shares the lock: observers do
+-- not take each other's probes for a living worker.
+WITH other AS MATERIALIZED (
+    SELECT worker_id, lock_key, hostname, pid, process_space, process_started, seen_at
+    FROM horsies_workers WHERE stopped_at IS NULL AND worker_id <> %(worker_id)s
+    ORDER BY seen_at <= clock_timestamp(), seen_at LIMIT 100)
+SELECT worker_id::text, seen_at::text AS sign, hostname::text, pid, process_space, process_started,
+    pg_try_advisory_xact_lock_shared(lock_key) AS lock_is_free
+FROM other
+
+-- name: find_active_sessions
+-- Of these workers, those whose session lock belongs to a session that ran a statement within the given time.
+-- Their rows may be locked, or the server too slow for their turns: they live. Sessions of other roles show
+-- no times to a role without pg_read_all_stats.
+SELECT worker.worker_id::text FROM horsies_workers AS worker
+JOIN pg_locks AS held ON held.locktype = 'advisory' AND held.granted AND held.objsubid = 1
+    AND held.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+    AND held.classid::bigint << 32 | held.objid::bigint = worker.lock_key
+JOIN pg_stat_activity AS session ON session.pid = held.pid
+WHERE worker.worker_id = ANY(%(worker_ids)s::text[])
+  AND greatest(session.query_start, session.state_change)
+      > clock_timestamp() - %(seconds)s::float8 * interval '1 second'
+
+-- name: close_lost_workers
+-- Close the rows of workers found lost, unless one has shown life since: its sign is another, its lock is held
+-- again, or it has no task that needs recovery.
+WITH watched AS MATERIALIZED (
+    SELECT worker.worker_id, worker.lock_key, found.needs_free_lock, found.needs_tasks
+    FROM unnest(%(worker_ids)s::text[], %(signs)s::timestamptz[], %(needs_free_lock)s::boolean[],
+                %(needs_tasks)s::boolean[]) AS found (worker_id, sign, needs_free_lock, needs_tasks)
+    JOIN horsies_workers AS worker ON worker.worker_id = found.worker_id AND worker.seen_at = found.sign
+    WHERE worker.stopped_at IS NULL
+    FOR UPDATE OF worker SKIP LOCKED),
+lost AS MATERIALIZED (
+    SELECT worker_id FROM watched
+    WHERE (NOT needs_free_lock OR pg_try_advisory_xact_lock_shared(lock_key))
+      AND (NOT needs_tasks OR EXISTS (
+            SELECT 1 FROM horsies_tasks AS task WHERE task.status IN ('CLAIMED', 'RUNNING')
+              AND task.claimed_by_worker_id = watched.worker_id)))
+UPDATE horsies_workers AS worker SET stopped_at = clock_timestamp(), was_lost = true
+FROM lost WHERE worker.worker_id = lost.worker_id
+RETURNING worker.worker_id::text
 
 -- name: find_abandoned
--- Tasks in flight at these workers, by the in-flight index.
+-- Tasks in flight at these workers, by the in-flight index. A row that another transaction has locked is left
+-- for later: the search must not wait for it.
 SELECT id::text, generation, task_name, queue_name, retry_count, max_retries, task_options, worker_pid,
     status, claimed_by_worker_id::text AS worker_id, workflow_id::text
 FROM horsies_tasks
 WHERE status IN ('CLAIMED', 'RUNNING') AND claimed_by_worker_id = ANY(%(worker_ids)s::text[])
   AND status = ANY(%(statuses)s::text[])
-ORDER BY id LIMIT %(limit)s
+ORDER BY id LIMIT %(limit)s FOR UPDATE SKIP LOCKED
 
 -- name: find_ownerless
--- Tasks whose worker has no living row (it was never registered, or its row is gone) and that have given no
--- sign of life for the threshold of their state.
+-- Tasks whose worker's row is closed, which the recovery of a lost worker left behind, and tasks whose worker
+-- has no row (it was never registered, or its row is gone) and that have given no sign of life for the
+-- threshold of their state.
 SELECT task.id::text, task.generation, task.task_name, task.queue_name, task.retry_count, task.max_retries,
     task.task_options, task.worker_pid, task.status,
     task.claimed_by_worker_id::text AS worker_id, task.workflow_id::text
 FROM horsies_tasks AS task
-LEFT JOIN horsies_workers AS worker
-    ON worker.worker_id = task.claimed_by_worker_id AND worker.stopped_at IS NULL
-WHERE task.status IN ('CLAIMED', 'RUNNING') AND worker.worker_id IS NULL
-  AND task.status = ANY(%(statuses)s::text[])
-  AND greatest(task.claimed_at, task.started_at, (
+LEFT JOIN horsies_workers AS worker ON worker.worker_id = task.claimed_by_worker_id
+WHERE task.status IN ('CLAIMED', 'RUNNING') AND task.status = ANY(%(statuses)s::text[])
+  AND (worker.stopped_at IS NOT NULL OR worker.worker_id IS NULL AND greatest(task.claimed_at, task.started_at, (
         SELECT max(beat.sent_at) FROM horsies_heartbeats AS beat
         WHERE beat.task_id = task.id AND beat.sent_at >= task.claimed_at)
       ) < now() - CASE task.status WHEN 'CLAIMED' THEN %(claimed_seconds)s::float8
-                                   ELSE %(running_seconds)s::float8 END * interval '1 second'
-ORDER BY task.id LIMIT %(limit)s
+                                   ELSE %(running_seconds)s::float8 END * interval '1 second')
+ORDER BY task.id LIMIT %(limit)s FOR UPDATE OF task SKIP LOCKED
 
 -- name: find_stale
 -- Tasks in these states without a sign of life for so long: their claim, their start, the heartbeats of this
@@ -93,6 +124,13 @@ WHERE task.status IN ('CLAIMED', 'RUNNING') AND task.status = ANY(%(statuses)s::
       ) < now() - %(stale_seconds)s::float8 * interval '1 second'
   AND NOT EXISTS (SELECT 1 FROM locked WHERE locked.lock_key = worker.lock_key)
 ORDER BY task.id LIMIT %(limit)s
+
+-- name: find_owned
+-- Of these attempts, those that the worker still owns.
+SELECT task.id::text FROM unnest(%(ids)s::uuid[], %(generations)s::integer[]) AS held (id, generation)
+JOIN horsies_tasks AS task ON task.id = held.id AND task.generation = held.generation
+WHERE task.id = ANY(%(ids)s::uuid[]) AND task.claimed_by_worker_id = %(worker_id)s
+  AND task.status IN ('CLAIMED', 'RUNNING')
 
 -- name: wake_queues
 -- A place under a cap of these queues may be free now.

@@ -164,6 +164,11 @@ class ChildPool:
         self._children.events = []
         return events
 
+    def kill_task(self, task_id: str) -> None:
+        """Kill the child that runs the task, if one does; ``collect`` returns the event."""
+        if (child := self._children.busy.get(task_id)) is not None:
+            self._children.kill(child)
+
     def kill_all(self) -> None:
         """Kill every child and its process group at once; ``collect`` returns the events."""
         for child in list(self._children.children):

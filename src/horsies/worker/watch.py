@@ -1,0 +1,144 @@
+"""Watch: which other workers are lost, judged only by this worker's own uninterrupted observation.
+
+Pure: ``maintenance.py`` looks at the rows of the other workers every few seconds and passes them on.
+Silence counts from the moment this worker saw it, on its own monotonic clock; the first look after a
+start, a lost connection or a pause in looking starts from zero. An outage, a lock or a step of the
+server's clock stops the observer together with the observed, so none of them is held against a worker.
+``docs/internals/liveness.md`` describes the whole protocol.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from horsies.config.app import AppConfig
+from horsies.db.statements.workers import WatchedWorker
+
+# An observer looks at least this many times within ``lost_seconds``.
+LOOKS_PER_LIMIT = 4
+# A suspected worker is looked at this often.
+SUSPICION_SECONDS = 1.0
+# A worker without tasks reconnects with growing delays; it has this many times the longest one.
+RETURN_FACTOR = 2.0
+
+
+class WatchLimits(NamedTuple):
+    """Seconds of watched silence after which a worker is lost.
+
+    ``lost`` with its lock free and tasks in flight, ``idle`` with its lock free and no task, ``held``
+    although a session holds its lock: a frozen process, or a connection that only the server believes in.
+    """
+
+    lost: float
+    idle: float
+    held: float
+
+    @classmethod
+    def of(cls, config: AppConfig) -> WatchLimits:
+        recovery = config.recovery
+        stale_ms = max(recovery.claimed_stale_threshold_ms, recovery.running_stale_threshold_ms)
+        return_ms = RETURN_FACTOR * config.resilience.db_retry_max_ms
+        return cls(
+            min(recovery.worker_lost_after_ms, stale_ms) / 1000,
+            max(stale_ms, return_ms) / 1000,
+            stale_ms / 1000,
+        )
+
+    @property
+    def look_seconds(self) -> float:
+        """The longest time between two looks of an observer."""
+        return self.lost / LOOKS_PER_LIMIT
+
+    @property
+    def suspicion_seconds(self) -> float:
+        """The time between two looks while a worker is suspected."""
+        return min(SUSPICION_SECONDS, self.look_seconds)
+
+    @property
+    def gap_seconds(self) -> float:
+        """A pause between two looks, or one look, that took longer is a gap in the observation."""
+        return self.lost / 2
+
+
+class Verdict(NamedTuple):
+    """A worker found lost, by the sign of life that was its last.
+
+    ``needs_free_lock`` and ``needs_tasks`` must still hold when its row is closed.
+    """
+
+    worker_id: str
+    sign: str
+    needs_free_lock: bool
+    needs_tasks: bool
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Silence:
+    """An unchanged sign of life and state of the lock, and when this observer first saw both."""
+
+    sign: str
+    lock_is_free: bool
+    since: float
+
+
+class Watch:
+    """Remembers how long each other worker has been silent before this worker's eyes.
+
+    `is_gone` proves that the process of a worker has ended; it knows only processes of this host.
+    """
+
+    def __init__(self, limits: WatchLimits, is_gone: Callable[[WatchedWorker], bool]) -> None:
+        self._limits = limits
+        self._is_gone = is_gone
+        self._silences: dict[str, _Silence] = {}
+        self._looked_at = 0.0
+
+    @property
+    def has_suspects(self) -> bool:
+        return any(silence.lock_is_free for silence in self._silences.values())
+
+    def note_gap(self) -> None:
+        """This worker could not observe the others for some time: all silence counts from now on."""
+        self._silences = {}
+
+    def note_look(
+        self, workers: Sequence[WatchedWorker], asked_at: float, answered_at: float
+    ) -> list[Verdict]:
+        """Take one look at the other workers and return those that are lost.
+
+        Only the time between the answer of one look and the question of another is certain silence.
+        """
+        gap_seconds = max(answered_at - asked_at, asked_at - self._looked_at)
+        known = self._silences if gap_seconds <= self._limits.gap_seconds else {}
+        self._looked_at = answered_at
+        self._silences = {}
+        verdicts = []
+        for worker in workers:
+            silence = known.get(worker.worker_id)
+            if silence is None or (worker.sign, worker.lock_is_free) != (
+                silence.sign,
+                silence.lock_is_free,
+            ):
+                silence = _Silence(worker.sign, worker.lock_is_free, answered_at)
+            self._silences[worker.worker_id] = silence
+            if verdict := self._judge(worker, asked_at - silence.since):
+                verdicts.append(verdict)
+        return verdicts
+
+    def _judge(self, worker: WatchedWorker, silent_seconds: float) -> Verdict | None:
+        limits = self._limits
+        if not worker.lock_is_free:
+            if silent_seconds < limits.held:
+                return None
+            needs_tasks, reason = False, f"silent for {silent_seconds:.0f} s with its lock held"
+        elif self._is_gone(worker):
+            needs_tasks, reason = False, "its process has ended"
+        elif silent_seconds >= limits.lost:
+            needs_tasks = silent_seconds < limits.idle
+            reason = f"not connected for {silent_seconds:.0f} s"
+        else:
+            return None
+        return Verdict(worker.worker_id, worker.sign, worker.lock_is_free, needs_tasks, reason)

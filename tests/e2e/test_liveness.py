@@ -1,0 +1,52 @@
+"""A living worker keeps its tasks through every kind of silence; one that prefers to stop them does."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+from tests.support.database import Database
+from tests.support.proxy import Proxy
+from tests.support.tables import attempts, task
+from tests.support.wait import wait_until
+from tests.support.workers import Fleet, Journal, is_gone
+
+# One wait between two attempts to reconnect is longer than the threshold for a freeze.
+LONG_WAITS = {
+    "recovery": {"runner_heartbeat_interval_ms": 1_000, "running_stale_threshold_ms": 2_000},
+    "resilience": {"db_retry_initial_ms": 4_000, "db_retry_max_ms": 8_000},
+}
+STOPS_TASKS = {"recovery": {"worker_lost_after_ms": 4_000, "stop_tasks_after_silence_ms": 2_000}}
+
+
+def test_a_planned_wait_for_the_database_is_not_a_freeze(
+    fleet: Fleet, journal: Journal, programs: ModuleType, connection: Database
+) -> None:
+    with Proxy(fleet.database_url) as proxy:
+        worker = fleet.start(processes=1, config=LONG_WAITS, database_url=proxy.url)
+        sent = programs.sleep.send(6).unwrap()
+        wait_until(lambda: journal.lines("start"), 10)
+        proxy.stop()
+        wait_until(lambda: journal.lines("end"), 15)
+        proxy.start()
+        assert sent.get(15_000).ok_value == "done"
+        assert len(attempts(connection, sent.task_id)) == 1
+        assert not worker.events("worker_frozen")
+        assert worker.stop() == 0
+
+
+def test_a_worker_may_stop_its_tasks_before_others_run_them_again(
+    fleet: Fleet, journal: Journal, programs: ModuleType, connection: Database
+) -> None:
+    with Proxy(fleet.database_url) as proxy:
+        worker = fleet.start(processes=1, config=STOPS_TASKS, database_url=proxy.url)
+        sent = programs.sleep_again.send(600).unwrap()
+        (first,) = wait_until(lambda: journal.lines("start"), 10)
+        fleet.start(processes=1, config=STOPS_TASKS)
+        proxy.stop()
+        worker.wait_for("tasks_stopped", 10)
+        wait_until(lambda: is_gone(first.pid), 5)
+        assert len(journal.lines("start")) == 1, "the other worker began before this one stopped"
+        wait_until(lambda: len(journal.lines("start")) == 2, 15)
+        assert task(connection, sent.task_id).retry_count == 1
+        proxy.start()
+        worker.wait_for("worker_declared_lost", 10)
