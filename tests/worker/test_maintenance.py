@@ -226,7 +226,7 @@ def test_every_sign_of_life_stores_whether_notifications_arrive_and_sends_an_ech
     first, second = database.asked(see_worker)
     assert (first.hears, second.hears) == (True, False)
     assert first.echo_channel == echo_channel(first.worker_id)
-    assert connection.calls == [100.0, 105.0]
+    assert connection.calls == pytest.approx([100.0, 105.0], abs=1.0)
 
 
 def test_a_call_of_which_nothing_was_stored_expects_no_echo(in_flight: InFlight) -> None:

@@ -195,7 +195,7 @@ class Maintenance:
         self._seen_at = now
         self.shown_at = lifetime_clock() - taken_seconds
         if seen:
-            self._connection.note_call(now)
+            self._connection.note_call(now + taken_seconds)
             if self._is_receiving != self._stored_is_receiving:
                 self._stored_is_receiving = self._is_receiving
                 self._snapshot.at = 0.0  # snapshots should not differ for half a minute
