@@ -1,6 +1,6 @@
 """Catalogue of the producer's statements on tasks.
 
-The worker's statements are in ``turn.py``; ``states.py`` has the state machine they implement.
+The worker's statements are in ``turn.py``; docs/internals/state-machine.md lists all transitions.
 """
 
 from __future__ import annotations
