@@ -78,7 +78,7 @@ class TypeMismatch(CodecError):
 
 
 class JsonForm:
-    """Checks, writes and reads values of one shape; its methods never raise.
+    """Writes and reads values of one shape; its methods never raise.
 
     The constructor raises AnnotationProblem, a ValueError, when an annotation has no JSON form.
     """
@@ -101,20 +101,11 @@ class JsonForm:
             adapter.validator.validate_json, strict=True, by_alias=False, by_name=True
         )
 
-    def check(self, value: Any) -> Result[Any, CodecError]:
-        """Return the value when it fits the annotations without conversion."""
-        try:
-            checked = self._check(value)
-        except Exception as error:
-            return Err(self._misfit(error, value))
-        converted = self._conversion(value, checked)
-        return Ok(checked) if converted is None else Err(converted)
-
     def encode(self, value: Any) -> str | CodecError:
         """Return the JSON text of a value that fits and can be read back unchanged.
 
-        The error is a TypeMismatch exactly where `check` would refuse the value. The return type is a
-        union, because a Result around every part costs more than checking a small value.
+        The error is a TypeMismatch exactly where the value does not fit. The return type is a union,
+        because a Result around every part costs more than checking a small value.
         """
         try:
             checked = self._check(value)
