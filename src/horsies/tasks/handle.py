@@ -9,19 +9,19 @@ from __future__ import annotations
 import asyncio
 from concurrent.futures import wait
 from dataclasses import dataclass, replace
-from datetime import datetime
 from enum import StrEnum
 from typing import Any, Generic, TypeVar
 
 from horsies.codec.results import ResultCodec, decode_untyped
 from horsies.db.errors import describe
-from horsies.db.statement import Script, one_or_none
+from horsies.db.statement import Script, field_names, one_or_none
 from horsies.db.statements.tasks import (
     CancelledTask,
     CancelTask,
     OutcomeRow,
     ReadTask,
     TaskAttemptInfo,
+    TaskColumns,
     TaskId,
     TaskRow,
     cancel_task,
@@ -52,27 +52,9 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class TaskInfo:
+class TaskInfo(TaskColumns):
     """The stored state of a task."""
 
-    task_id: str
-    task_name: str
-    status: TaskStatus
-    queue_name: str
-    priority: int
-    retry_count: int
-    max_retries: int
-    next_retry_at: datetime | None
-    sent_at: datetime | None
-    enqueued_at: datetime
-    claimed_at: datetime | None
-    started_at: datetime | None
-    completed_at: datetime | None
-    failed_at: datetime | None
-    worker_hostname: str | None
-    worker_pid: int | None
-    worker_process_name: str | None
-    error_code: str | None
     result: TaskResult[Any, TaskError] | None = None
     failed_reason: str | None = None
     attempts: list[TaskAttemptInfo] | None = None
@@ -141,7 +123,8 @@ def _info(row: TaskRow, results: ResultCodec | None) -> TaskInfo:
     result = None
     if row.result is not None:
         result = read_result(row.result, results, f"task {row.task_id}")
-    return TaskInfo(**row._asdict() | {"status": TaskStatus(row.status), "result": result})
+    stored = {name: getattr(row, name) for name in field_names(TaskRow)}
+    return TaskInfo(**stored | {"status": TaskStatus(row.status), "result": result})
 
 
 def result_of(row: OutcomeRow, results: ResultCodec | None) -> TaskResult[Any, TaskError]:
