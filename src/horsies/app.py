@@ -17,6 +17,7 @@ from typing import Any, Never, TypeVar
 from horsies.check import import_errors, live_errors, policy_errors
 from horsies.config.app import AppConfig
 from horsies.config.postgres import PostgresConfig
+from horsies.db.statement import one_or_none
 from horsies.db.statements.monitor import QueueState, WorkerStateSnapshot
 from horsies.errors import HorsiesError
 from horsies.modules import expand_module_globs, import_entries, import_entry, refuse_single_module
@@ -374,13 +375,13 @@ class Horsies:
 
     def get_worker_state(self, worker_id: str) -> BrokerResult[WorkerStateSnapshot | None]:
         """Return the newest snapshot of one worker, or None."""
-        return health.get_worker_state(self.get_broker(), worker_id)
+        return self.get_worker_state_history(worker_id, limit=1).map(one_or_none)
 
     async def get_worker_state_async(
         self, worker_id: str
     ) -> BrokerResult[WorkerStateSnapshot | None]:
         """``get_worker_state`` without blocking the event loop."""
-        return await health.get_worker_state_async(self.get_broker(), worker_id)
+        return (await self.get_worker_state_history_async(worker_id, limit=1)).map(one_or_none)
 
     def get_worker_state_history(
         self, worker_id: str, limit: int | None = None

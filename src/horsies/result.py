@@ -49,6 +49,8 @@ class Ok(Generic[T_co]):
         """Return the value."""
         return self.value
 
+    unwrap = ok
+
     def err(self) -> None:
         """Return None, there is no error."""
 
@@ -61,10 +63,6 @@ class Ok(Generic[T_co]):
     def err_value(self) -> NoReturn:
         """Raise UnwrapError, there is no error."""
         raise _not_this_side(self, "err_value")
-
-    def unwrap(self) -> T_co:
-        """Return the value."""
-        return self.value
 
     def unwrap_err(self) -> NoReturn:
         """Raise UnwrapError, there is no error."""
@@ -110,6 +108,8 @@ class Ok(Generic[T_co]):
         """Return this result unchanged."""
         return self
 
+    or_else = inspect_err = map_err
+
     def and_then(self, function: Callable[[T_co], Result[U, E]]) -> Result[U, E]:
         """Go on with the function, which returns a result itself."""
         return function(self.value)
@@ -120,17 +120,9 @@ class Ok(Generic[T_co]):
         """Go on with the async function, which returns a result itself."""
         return await function(self.value)
 
-    def or_else(self, function: object) -> Ok[T_co]:
-        """Return this result unchanged."""
-        return self
-
     def inspect(self, function: Callable[[T_co], object]) -> Ok[T_co]:
         """Call the function with the value for its side effect and return this result."""
         function(self.value)
-        return self
-
-    def inspect_err(self, function: object) -> Ok[T_co]:
-        """Return this result unchanged."""
         return self
 
 
@@ -158,6 +150,8 @@ class Err(Generic[E_co]):
         """Return the error."""
         return self.value
 
+    unwrap_err = err
+
     @property
     def ok_value(self) -> NoReturn:
         """Raise UnwrapError, there is no value."""
@@ -171,10 +165,6 @@ class Err(Generic[E_co]):
     def unwrap(self) -> NoReturn:
         """Raise UnwrapError, caused by the error when that is an exception."""
         raise _not_this_side(self, "unwrap()")
-
-    def unwrap_err(self) -> E_co:
-        """Return the error."""
-        return self.value
 
     def unwrap_or(self, default: U) -> U:
         """Return the default."""
@@ -196,13 +186,16 @@ class Err(Generic[E_co]):
         """Return the error; the message is for an Ok."""
         return self.value
 
-    def map(self, function: object) -> Err[E_co]:
+    def inspect(self, function: object) -> Err[E_co]:
         """Return this result unchanged."""
         return self
 
     async def map_async(self, function: object) -> Err[E_co]:
         """Return this result unchanged."""
         return self
+
+    map = and_then = inspect
+    and_then_async = map_async
 
     def map_or(self, default: U, function: object) -> U:
         """Return the default."""
@@ -216,21 +209,9 @@ class Err(Generic[E_co]):
         """Return Err of the function applied to the error."""
         return Err(function(self.value))
 
-    def and_then(self, function: object) -> Err[E_co]:
-        """Return this result unchanged."""
-        return self
-
-    async def and_then_async(self, function: object) -> Err[E_co]:
-        """Return this result unchanged."""
-        return self
-
     def or_else(self, function: Callable[[E_co], Result[T, F]]) -> Result[T, F]:
         """Go on with the function, which returns a result itself."""
         return function(self.value)
-
-    def inspect(self, function: object) -> Err[E_co]:
-        """Return this result unchanged."""
-        return self
 
     def inspect_err(self, function: Callable[[E_co], object]) -> Err[E_co]:
         """Call the function with the error for its side effect and return this result."""

@@ -10,13 +10,8 @@ import pytest
 
 from horsies.error_codes import ContractCode, OperationalErrorCode, OutcomeCode, RetrievalCode
 from horsies.states import (
-    TASK_IN_FLIGHT_STATES,
-    TASK_OPEN_STATES,
     TASK_TERMINAL_STATES,
-    TASK_UNSTARTED_STATES,
-    WORKFLOW_OPEN_STATES,
     WORKFLOW_TASK_TERMINAL_STATES,
-    WORKFLOW_TASK_WAITING_STATES,
     WORKFLOW_TERMINAL_STATES,
     TaskAttemptOutcome,
     TaskStatus,
@@ -37,19 +32,22 @@ ERROR_CODES = {*OperationalErrorCode, *ContractCode, *RetrievalCode, *OutcomeCod
 # What a control function answers instead of a status.
 ANSWERS = {"NO_FAILED_NODE", "PARENT_ENDED", "KEY_TAKEN", "UNKNOWN_SIGNAL"}
 
+OPEN_TASKS = set(TaskStatus) - TASK_TERMINAL_STATES
+OPEN_RUNS = set(WorkflowStatus) - WORKFLOW_TERMINAL_STATES
+
 GROUPS: dict[str, AbstractSet[str]] = {
     "all of a task": set(TaskStatus),
     "all of a run": set(WorkflowStatus),
     "all of a node": set(WorkflowTaskStatus),
     "all of an attempt": set(TaskAttemptOutcome),
-    "tasks in flight": TASK_IN_FLIGHT_STATES,
-    "open tasks": TASK_OPEN_STATES,
-    "unstarted tasks": TASK_UNSTARTED_STATES,
+    "tasks in flight": {TaskStatus.CLAIMED, TaskStatus.RUNNING},
+    "open tasks": OPEN_TASKS,
+    "unstarted tasks": {TaskStatus.PENDING, TaskStatus.CLAIMED},
     "terminal tasks and runs": TASK_TERMINAL_STATES,
     "tasks without success": TASK_TERMINAL_STATES - {TaskStatus.COMPLETED},
-    "held tasks, none of them claimed": TASK_OPEN_STATES - {TaskStatus.CLAIMED},
-    "open runs": WORKFLOW_OPEN_STATES,
-    "runs that have begun": WORKFLOW_OPEN_STATES - {WorkflowStatus.PENDING},
+    "held tasks, none of them claimed": OPEN_TASKS - {TaskStatus.CLAIMED},
+    "open runs": OPEN_RUNS,
+    "runs that have begun": OPEN_RUNS - {WorkflowStatus.PENDING},
     "runs of which waiters are notified": WORKFLOW_TERMINAL_STATES | {WorkflowStatus.PAUSED},
     "runs that can be retried": {
         WorkflowStatus.FAILED,
@@ -58,7 +56,7 @@ GROUPS: dict[str, AbstractSet[str]] = {
     },
     "runs that resume from failures": {WorkflowStatus.FAILED, WorkflowStatus.PAUSED},
     "terminal nodes": WORKFLOW_TASK_TERMINAL_STATES,
-    "waiting nodes": WORKFLOW_TASK_WAITING_STATES,
+    "waiting nodes": {WorkflowTaskStatus.PENDING, WorkflowTaskStatus.READY},
     "nodes with a task's result": WORKFLOW_TASK_TERMINAL_STATES - {WorkflowTaskStatus.SKIPPED},
 }
 

@@ -39,8 +39,9 @@ from horsies.db.statements.turn import (
     send_heartbeats,
     start_tasks,
 )
-from horsies.states import TaskStatus, TaskVerb, allowed
+from horsies.states import TaskStatus
 from tests.support.rows import add_task, attempts_of, picture, row_of
+from tests.support.transitions import TaskVerb, allowed
 from tests.support.wait import wait_until
 
 OWNER = "worker-1"

@@ -16,7 +16,6 @@ from horsies.config.app import AppConfig
 from horsies.config.postgres import PostgresConfig
 from horsies.error_codes import ContractCode, OperationalErrorCode, OutcomeCode, RetrievalCode
 from horsies.errors import ErrorCode, HorsiesError
-from horsies.states import TaskVerb
 from horsies.tasks.broker import PostgresBroker
 from horsies.tasks.handle import TaskActionErrorCode
 from horsies.tasks.request import TaskSendErrorCode
@@ -24,6 +23,7 @@ from horsies.worker.loop import ExitCode
 from horsies.workflow.run.info import HandleErrorCode, WorkflowStartErrorCode
 from tests.support import doc_pages, generated_docs
 from tests.support.doc_pages import PAGES, code_of, page, rows, section
+from tests.support.transitions import TaskVerb
 
 URL = "postgresql://localhost/unused"
 

@@ -33,7 +33,8 @@ from horsies.config.app import (
 from horsies.config.postgres import PostgresConfig
 from horsies.config.schedules import ScheduleConfig, TaskSchedule, WorkflowSchedule
 from horsies.retry import RetryPolicy
-from horsies.states import TASK_TRANSITIONS, TaskStatus
+from horsies.states import TaskStatus
+from tests.support.transitions import TASK_TRANSITIONS
 
 REPOSITORY = Path(__file__).parents[2]
 CONFIGURATION = REPOSITORY / "docs" / "configuration.md"

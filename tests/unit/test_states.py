@@ -7,14 +7,8 @@ from typing import get_args
 
 import pytest
 
-from horsies.states import (
-    TASK_TERMINAL_STATES,
-    TASK_TRANSITIONS,
-    TaskAttemptOutcome,
-    TaskStatus,
-    TaskVerb,
-    allowed,
-)
+from horsies.states import TASK_TERMINAL_STATES, TaskAttemptOutcome, TaskStatus
+from tests.support.transitions import TASK_TRANSITIONS, TaskVerb, allowed
 
 LEGAL: dict[tuple[str, str], str] = {
     ("claim_and_start", "PENDING"): "RUNNING",

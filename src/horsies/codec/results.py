@@ -38,7 +38,7 @@ _LAST_RESORT = (
 
 
 class ResultCodec:
-    """The two sides of a task's result, ready to check, encode and decode.
+    """The two sides of a task's result, ready to encode and decode.
 
     The path of an error starts with the side at fault; it is empty when the text is not a result.
     `ok_text` and `err_text` name the declared types, `ok_type` is the type of the value.
@@ -69,20 +69,11 @@ class ResultCodec:
         except AnnotationProblem as error:
             raise ValueError(f"In the result type, {error}") from error
 
-    def validate(self, result: TaskResult[Any, Any]) -> Result[TaskResult[Any, Any], CodecError]:
-        """Return the result when its value fits the declared type without conversion."""
-        if result.is_err():
-            return self._err_form(result.err_value).check(result.err_value).map(_err_result)
-        checked = self._ok.check(result.ok_value)
-        if isinstance(checked, Err):
-            return checked
-        return Ok(result if checked.value is result.ok_value else TaskResult(ok=checked.value))
-
     def encode(self, result: TaskResult[Any, Any]) -> Result[str, CodecError]:
-        """Return the JSON text of a result; checking the value first is not needed.
+        """Return the JSON text of a result.
 
-        The error is a TypeMismatch when the value does not fit the declared type, as `validate`
-        would find; any other CodecError means that the value fits but cannot be stored.
+        The error is a TypeMismatch when the value does not fit the declared type without conversion;
+        any other CodecError means that the value fits but cannot be stored.
         """
         if result.is_ok():
             text = self._ok.encode(result.ok_value)
@@ -94,9 +85,9 @@ class ResultCodec:
         """Return a stored result; an error that only the library can have made is a TaskError."""
         match _split(text):
             case ("ok", value_text):
-                return self._ok.decode(value_text).map(_ok_result)
+                return self._ok.decode(value_text).map(lambda value: TaskResult(ok=value))
             case ("err", value_text):
-                return self._decode_err(value_text).map(_err_result)
+                return self._decode_err(value_text).map(lambda error: TaskResult(err=error))
             case _:
                 return Err(_NOT_A_RESULT)
 
@@ -137,22 +128,14 @@ def decode_untyped(text: str) -> Result[TaskResult[Any, TaskError], CodecError]:
     """
     match _split(text):
         case ("ok", value_text):
-            return _UNTYPED_OK.decode(value_text).map(_ok_result)
+            return _UNTYPED_OK.decode(value_text).map(lambda value: TaskResult(ok=value))
         case ("err", value_text):
             error = _decode_task_error(value_text)
             if isinstance(error, Err):
                 error = _UNTYPED_ERR.decode(value_text).map(adopted_error)
-            return error.map(_err_result)
+            return error.map(lambda error: TaskResult(err=error))
         case _:
             return Err(_NOT_A_RESULT)
-
-
-def _ok_result(value: Any) -> TaskResult[Any, Any]:
-    return TaskResult(ok=value)
-
-
-def _err_result(error: Any) -> TaskResult[Any, Any]:
-    return TaskResult(err=error)
 
 
 def _split(text: str) -> tuple[str, str] | None:

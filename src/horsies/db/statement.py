@@ -166,6 +166,12 @@ Step = tuple[Statement[Any, Any], Any]
 Script = Generator[Step, list[Any], Answer]
 
 
+def read_rows(statement: Statement[Params, Row], params: Params) -> Script[list[Row]]:
+    """A script of one statement, whose rows are the answer."""
+    rows: list[Row] = yield statement, params
+    return rows
+
+
 def run_script(
     connection: Connection[Any], script: Script[Answer], *, logged: bool = False
 ) -> Answer:

@@ -14,15 +14,7 @@ import time
 from dataclasses import dataclass, field
 
 from horsies.db.listen import Listener
-from horsies.db.statement import (
-    Nothing,
-    Params,
-    Script,
-    Statement,
-    one_or_none,
-    run_script,
-    run_script_async,
-)
+from horsies.db.statement import Nothing, Script, read_rows, run_script, run_script_async
 from horsies.db.statements.monitor import (
     WorkerStateHistory,
     WorkerStateSnapshot,
@@ -198,26 +190,13 @@ def read_pong(payload: str, correlation_id: str, latency_ms: float) -> WorkerPon
 
 def list_worker_states(broker: PostgresBroker) -> BrokerResult[list[WorkerStateSnapshot]]:
     """Return the newest snapshot of every worker on record, the most recent first."""
-    return broker.perform(_READING, _states(newest_worker_states, Nothing()))
+    return broker.perform(_READING, read_rows(newest_worker_states, Nothing()))
 
 
 async def list_worker_states_async(
     broker: PostgresBroker,
 ) -> BrokerResult[list[WorkerStateSnapshot]]:
-    return await broker.perform_async(_READING, _states(newest_worker_states, Nothing()))
-
-
-def get_worker_state(
-    broker: PostgresBroker, worker_id: str
-) -> BrokerResult[WorkerStateSnapshot | None]:
-    """Return the newest snapshot of one worker, or None if it has none."""
-    return get_worker_state_history(broker, worker_id, 1).map(one_or_none)
-
-
-async def get_worker_state_async(
-    broker: PostgresBroker, worker_id: str
-) -> BrokerResult[WorkerStateSnapshot | None]:
-    return (await get_worker_state_history_async(broker, worker_id, 1)).map(one_or_none)
+    return await broker.perform_async(_READING, read_rows(newest_worker_states, Nothing()))
 
 
 def get_worker_state_history(
@@ -227,7 +206,7 @@ def get_worker_state_history(
     if problem := _limit_problem(limit):
         return Err(problem)
     history = WorkerStateHistory(worker_id, limit)
-    return broker.perform(_READING, _states(worker_state_history, history))
+    return broker.perform(_READING, read_rows(worker_state_history, history))
 
 
 async def get_worker_state_history_async(
@@ -236,20 +215,13 @@ async def get_worker_state_history_async(
     if problem := _limit_problem(limit):
         return Err(problem)
     history = WorkerStateHistory(worker_id, limit)
-    return await broker.perform_async(_READING, _states(worker_state_history, history))
+    return await broker.perform_async(_READING, read_rows(worker_state_history, history))
 
 
 def _limit_problem(limit: int | None) -> BrokerOperationError | None:
     if limit is None or limit >= 1:
         return None
     return BrokerOperationError(_READING, f"limit must be at least 1 or None, not {limit!r}.")
-
-
-def _states(
-    statement: Statement[Params, WorkerStateSnapshot], params: Params
-) -> Script[list[WorkerStateSnapshot]]:
-    states: list[WorkerStateSnapshot] = yield statement, params
-    return states
 
 
 def _milliseconds_since(started: float) -> float:

@@ -13,7 +13,7 @@ from operator import attrgetter
 
 from horsies.db import paging
 from horsies.db.paging import ListSteps, Page, page_script
-from horsies.db.statement import Nothing, Script, one_or_none
+from horsies.db.statement import Nothing, Script, one_or_none, read_rows
 from horsies.db.statements.monitor import (
     InFlightCount,
     ListNewestTasks,
@@ -165,12 +165,7 @@ def read_workers(
     broker: PostgresBroker, *, include_stopped: bool = False
 ) -> BrokerResult[list[WorkerSummary]]:
     """List the workers, the most recently seen first; stopped ones only on request, at the end."""
-    return broker.perform(_READING, _workers_script(include_stopped))
-
-
-def _workers_script(include_stopped: bool) -> Script[list[WorkerSummary]]:
-    workers: list[WorkerSummary] = yield list_workers, ListWorkers(include_stopped)
-    return workers
+    return broker.perform(_READING, read_rows(list_workers, ListWorkers(include_stopped)))
 
 
 def health_of(worker: WorkerSummary) -> WorkerHealth:

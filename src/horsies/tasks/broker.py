@@ -31,15 +31,7 @@ from horsies.db.database import Database
 from horsies.db.errors import describe, is_transient
 from horsies.db.migrate import apply_migrations, require_current_schema
 from horsies.db.pipeline import Pipeline
-from horsies.db.statement import (
-    Nothing,
-    Params,
-    Row,
-    Script,
-    Statement,
-    run_script,
-    run_script_async,
-)
+from horsies.db.statement import Nothing, Script, read_rows, run_script, run_script_async
 from horsies.db.statements.monitor import (
     ExpiredTask,
     StaleTask,
@@ -213,17 +205,17 @@ class PostgresBroker:
 
     def get_worker_stats(self) -> BrokerResult[list[WorkerStats]]:
         """Count the running tasks of each child process."""
-        return self.perform(_READING, _rows(count_worker_tasks, Nothing()))
+        return self.perform(_READING, read_rows(count_worker_tasks, Nothing()))
 
     async def get_worker_stats_async(self) -> BrokerResult[list[WorkerStats]]:
-        return await self.perform_async(_READING, _rows(count_worker_tasks, Nothing()))
+        return await self.perform_async(_READING, read_rows(count_worker_tasks, Nothing()))
 
     def get_expired_tasks(self) -> BrokerResult[list[ExpiredTask]]:
         """List PENDING tasks past their ``good_until`` that no worker has expired yet."""
-        return self.perform(_READING, _rows(find_expired_tasks, Nothing()))
+        return self.perform(_READING, read_rows(find_expired_tasks, Nothing()))
 
     async def get_expired_tasks_async(self) -> BrokerResult[list[ExpiredTask]]:
-        return await self.perform_async(_READING, _rows(find_expired_tasks, Nothing()))
+        return await self.perform_async(_READING, read_rows(find_expired_tasks, Nothing()))
 
     def mark_stale_tasks_as_failed(self, stale_threshold_ms: int = 300_000) -> BrokerResult[int]:
         """Fail stale RUNNING tasks as a crash of their worker would; return their number.
@@ -317,13 +309,8 @@ def _is_transient(stored: BrokerResult[Any]) -> bool:
     return isinstance(stored, Err) and stored.err_value.retryable
 
 
-def _rows(statement: Statement[Params, Row], params: Params) -> Script[list[Row]]:
-    rows: list[Row] = yield statement, params
-    return rows
-
-
 def _stale_tasks(stale_threshold_minutes: float) -> Script[list[StaleTask]]:
-    return _rows(find_stale_tasks, StaleThreshold(stale_threshold_minutes * 60))
+    return read_rows(find_stale_tasks, StaleThreshold(stale_threshold_minutes * 60))
 
 
 def failure(code: BrokerErrorCode, error: BaseException) -> BrokerOperationError:

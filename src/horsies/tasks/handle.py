@@ -9,19 +9,19 @@ from __future__ import annotations
 import asyncio
 from concurrent.futures import wait
 from dataclasses import dataclass, replace
-from datetime import datetime
 from enum import StrEnum
 from typing import Any, Generic, TypeVar
 
 from horsies.codec.results import ResultCodec, decode_untyped
 from horsies.db.errors import describe
-from horsies.db.statement import Script, one_or_none
+from horsies.db.statement import Script, field_names, one_or_none
 from horsies.db.statements.tasks import (
     CancelledTask,
     CancelTask,
     OutcomeRow,
     ReadTask,
     TaskAttemptInfo,
+    TaskColumns,
     TaskId,
     TaskRow,
     cancel_task,
@@ -52,27 +52,9 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class TaskInfo:
+class TaskInfo(TaskColumns):
     """The stored state of a task."""
 
-    task_id: str
-    task_name: str
-    status: TaskStatus
-    queue_name: str
-    priority: int
-    retry_count: int
-    max_retries: int
-    next_retry_at: datetime | None
-    sent_at: datetime | None
-    enqueued_at: datetime
-    claimed_at: datetime | None
-    started_at: datetime | None
-    completed_at: datetime | None
-    failed_at: datetime | None
-    worker_hostname: str | None
-    worker_pid: int | None
-    worker_process_name: str | None
-    error_code: str | None
     result: TaskResult[Any, TaskError] | None = None
     failed_reason: str | None = None
     attempts: list[TaskAttemptInfo] | None = None
@@ -141,13 +123,13 @@ def _info(row: TaskRow, results: ResultCodec | None) -> TaskInfo:
     result = None
     if row.result is not None:
         result = read_result(row.result, results, f"task {row.task_id}")
-    return TaskInfo(**row._asdict() | {"status": TaskStatus(row.status), "result": result})
+    stored = {name: getattr(row, name) for name in field_names(TaskRow)}
+    return TaskInfo(**stored | {"status": TaskStatus(row.status), "result": result})
 
 
 def result_of(row: OutcomeRow, results: ResultCodec | None) -> TaskResult[Any, TaskError]:
     """Return the result of a task from its row; an unfinished task is an error result."""
-    status = TaskStatus(row.status)
-    match status:
+    match TaskStatus(row.status):
         case TaskStatus.CANCELLED:
             return error_result(OutcomeCode.TASK_CANCELLED, f"Task {row.id} was cancelled.")
         case TaskStatus.PENDING | TaskStatus.CLAIMED | TaskStatus.RUNNING:
@@ -156,16 +138,17 @@ def result_of(row: OutcomeRow, results: ResultCodec | None) -> TaskResult[Any, T
                 f"Task {row.id} is {row.status}; there is no result yet.",
                 {"task_id": row.id, "status": row.status},
             )
-        case TaskStatus.COMPLETED | TaskStatus.FAILED | TaskStatus.EXPIRED:
-            if row.result is not None:
-                return read_result(row.result, results, f"task {row.id}")
-    if status is TaskStatus.FAILED:
-        reason = row.failed_reason or "The process running the task vanished."
-        return error_result(OperationalErrorCode.WORKER_CRASHED, reason)
-    if status is TaskStatus.EXPIRED:
-        return error_result(OutcomeCode.TASK_EXPIRED, f"Task {row.id} expired before it started.")
-    message = f"Task {row.id} finished without a stored result."
-    return error_result(RetrievalCode.RESULT_NOT_AVAILABLE, message)
+        case _ if row.result is not None:
+            return read_result(row.result, results, f"task {row.id}")
+        case TaskStatus.FAILED:
+            reason = row.failed_reason or "The process running the task vanished."
+            return error_result(OperationalErrorCode.WORKER_CRASHED, reason)
+        case TaskStatus.EXPIRED:
+            message = f"Task {row.id} expired before it started."
+            return error_result(OutcomeCode.TASK_EXPIRED, message)
+        case TaskStatus.COMPLETED:
+            message = f"Task {row.id} finished without a stored result."
+            return error_result(RetrievalCode.RESULT_NOT_AVAILABLE, message)
 
 
 def read_result(text: str, results: ResultCodec | None, owner: str) -> TaskResult[Any, TaskError]:

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
-from horsies.codec.form import CodecError
+from horsies.codec.form import CodecError, TypeMismatch
 from horsies.config.app import AppConfig
 from horsies.error_codes import ContractCode, OperationalErrorCode
 from horsies.errors import TaskStopped, WorkflowContextMissingIdError
@@ -35,9 +35,9 @@ def invoke(
     returned = call_function(config, definition, args, kwargs)
     if isinstance(returned, TaskError):
         return TaskResult(err=returned)
-    checked = definition.results.validate(returned)
-    if isinstance(checked, Err):
-        return TaskResult(err=mismatch_error(definition, returned, checked.value))
+    encoded = definition.results.encode(returned)
+    if isinstance(encoded, Err) and isinstance(encoded.value, TypeMismatch):
+        return TaskResult(err=mismatch_error(definition, returned, encoded.value))
     return returned
 
 

@@ -27,7 +27,7 @@ from psycopg import Connection
 from horsies.db.listen import Listener
 from horsies.db.statements.tasks import OutcomeRow, TaskIds, read_outcomes
 from horsies.db.statements.workflows import RunIds, RunOutcome, read_runs
-from horsies.states import TaskStatus, WorkflowStatus
+from horsies.states import TASK_TERMINAL_STATES, WorkflowStatus
 
 POLL_SECONDS = 1.0
 # How long the thread and its connection outlast the last waiter.
@@ -49,13 +49,13 @@ _Key: TypeAlias = tuple[Subject, str]
 
 @dataclass(frozen=True, slots=True)
 class _Waiter:
-    """One future, completed by the first row with ``is_enough``, or with ``once`` by the next row.
+    """One future, completed by the first row in a status of ``until``, or with ``once`` by any row.
 
     ``added_in_round`` is the round under way when it was added: its rows were read too early.
     """
 
     future: Future[Any]
-    is_enough: Callable[[Any], bool]
+    until: frozenset[str]
     once: bool
     added_in_round: int
 
@@ -109,9 +109,7 @@ class Waiters:
 
         The future holds None for an unknown task, and the exception of a failed read.
         """
-        return self._watch(
-            (Subject.TASK, task_id), lambda row: TaskStatus(row.status).is_terminal, once
-        )
+        return self._watch((Subject.TASK, task_id), TASK_TERMINAL_STATES, once)
 
     def watch_run(
         self, workflow_id: str, until: frozenset[WorkflowStatus], *, once: bool = False
@@ -119,14 +117,12 @@ class Waiters:
         """Return a future for the run's row: when its status is one of these, or with ``once`` as
         it is now. None and exceptions as for tasks.
         """
-        return self._watch(
-            (Subject.RUN, workflow_id), lambda row: WorkflowStatus(row.status) in until, once
-        )
+        return self._watch((Subject.RUN, workflow_id), until, once)
 
-    def _watch(self, key: _Key, is_enough: Callable[[Any], bool], once: bool) -> Future[Any]:
+    def _watch(self, key: _Key, until: frozenset[str], once: bool) -> Future[Any]:
         self._reset_after_fork()
         with self._lock:
-            waiter = _Waiter(Future(), is_enough, once, self._round)
+            waiter = _Waiter(Future(), until, once, self._round)
             self._watches.setdefault(key, _Watch()).waiters.append(waiter)
             self._fresh.add(key)
             self._ensure_thread()
@@ -277,7 +273,7 @@ class Waiters:
             ready = watch.take(
                 lambda waiter: (
                     self._is_current(waiter)
-                    and (row is None or waiter.once or waiter.is_enough(row))
+                    and (row is None or waiter.once or row.status in waiter.until)
                 )
             )
             if not watch.waiters:

@@ -1,6 +1,6 @@
 """Catalogue of the producer's statements on tasks.
 
-The worker's statements are in ``turn.py``; ``states.py`` has the state machine they implement.
+The worker's statements are in ``turn.py``; docs/internals/state-machine.md lists all transitions.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from datetime import datetime
 from typing import NamedTuple
 
 from horsies.db.statement import StatementFile
-from horsies.states import TaskAttemptOutcome
+from horsies.states import TaskAttemptOutcome, TaskStatus
 
 TASKS = StatementFile("tasks.sql")
 
@@ -98,12 +98,13 @@ class ReadTask(NamedTuple):
     include_failed_reason: bool
 
 
-class TaskRow(NamedTuple):
-    """The columns of ``TaskInfo``, its result still encoded."""
+@dataclass(frozen=True, slots=True)
+class TaskColumns:
+    """The columns that ``TaskInfo`` shows as they are stored."""
 
     task_id: str
     task_name: str
-    status: str
+    status: TaskStatus
     queue_name: str
     priority: int
     retry_count: int
@@ -119,6 +120,12 @@ class TaskRow(NamedTuple):
     worker_pid: int | None
     worker_process_name: str | None
     error_code: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class TaskRow(TaskColumns):
+    """A row of ``read_task``, its result still encoded."""
+
     result: str | None
     failed_reason: str | None
 
