@@ -327,6 +327,15 @@ def test_after_a_break_the_children_of_tasks_owned_elsewhere_are_killed(
     assert in_flight.waiting_count == 0
 
 
+def test_a_late_heartbeat_comes_before_the_turn_that_delayed_it(in_flight: InFlight) -> None:
+    maintenance, database = make_maintenance(in_flight), RecordingDatabase()
+    maintenance.show(cast(Pipeline, database), 100.0)
+    maintenance.show_if_late(cast(Pipeline, database), 103.4)
+    assert len(database.asked(see_worker)) == 1, "due, but a turn or a look ahead may carry it"
+    maintenance.show_if_late(cast(Pipeline, database), 103.5)
+    assert len(database.asked(see_worker)) == 2
+
+
 def test_a_check_of_ownership_that_failed_is_done_again(in_flight: InFlight) -> None:
     maintenance, database = make_maintenance(in_flight), RecordingDatabase(owned=["a"])
     in_flight.hand_out([claimed("a", 1)])

@@ -149,7 +149,7 @@ class WorkerConnection:
         self._retry_seconds = retry_seconds
         # Attempts to reconnect before this time are not counted by the backoff.
         self._counted_at = 0.0
-        # How often the session that holds the lock was lost or opened, or a transaction failed.
+        # How often the session that holds the lock was lost or opened.
         self.breaks = 0
 
     # Opening, losing and closing
@@ -184,7 +184,8 @@ class WorkerConnection:
                 return self._open_turns()
             except psycopg.Error as error:
                 self.lose(error)
-        self.breaks += 1
+        if self.pipeline is None:
+            self.breaks += 1
         return None
 
     def _open_turns(self) -> Pipeline:
@@ -224,7 +225,6 @@ class WorkerConnection:
         if not (is_transient(error) or (self._is_waiting_worthwhile() and is_refusal(error))):
             self.close_turns()
             raise error
-        self.breaks += 1
         self._is_broken = True
         was_steady = (
             self.pipeline is not None
@@ -284,6 +284,7 @@ class WorkerConnection:
         pipeline, self.pipeline = self.pipeline, None
         if pipeline is None:
             return
+        self.breaks += 1
         logger.debug(
             "turns: %d statements in %d round trips", pipeline.statements, pipeline.round_trips
         )

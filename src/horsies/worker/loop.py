@@ -343,7 +343,8 @@ class Worker:
         if self._maintenance.must_show_first:
             self._claimed_last = False
             self._maintenance.show(pipeline, time.monotonic())
-            self._fence_if_lost(pipeline)
+        self._maintenance.show_if_late(pipeline, time.monotonic())
+        self._fence_if_lost(pipeline)
         if in_flight.needs_release:
             self._claimed_last = False
             release_unheld(pipeline, self.worker_id, in_flight.held())

@@ -45,6 +45,8 @@ logger = logging.getLogger("horsies.worker")
 SEEN_SECONDS = 2.0
 # A sign of life goes out this much before its time if another transaction goes out anyway.
 EARLY_SECONDS = 0.5
+# A sign of life this late goes out before a turn: the turn may be waiting for a lock.
+LATE_SECONDS = 1.0
 SWEEP_SECONDS = 3600.0
 NEXT_SWEEP_SECONDS = 1.0
 
@@ -124,6 +126,11 @@ class Maintenance:
             find = FindOwned(self._identity.worker_id, ids, generations)
             self._in_flight.keep_owned(row.id for row in pipeline.run([(find_owned, find)])[0])
         self._must_check_owned = False
+
+    def show_if_late(self, pipeline: Pipeline, now: float) -> None:
+        """Send a heartbeat that failed turns have delayed."""
+        if now >= self._seen_due_at() + LATE_SECONDS:
+            self.note_signs(pipeline, pipeline.run(self.signs_of_life(now)), now)
 
     def next_at(self) -> float:
         if self._must_check_cancels:
