@@ -16,8 +16,8 @@ from horsies.cli.options import DatabaseUrlOption, LocatorArgument, ModuleOption
 from horsies.cli.session import (
     EXIT_FAILED,
     EXIT_NOT_FOUND,
-    LIST_LIMIT_MAX,
     JsonOption,
+    LimitOption,
     exit_with,
     open_session,
     parse_since,
@@ -72,9 +72,7 @@ def workflows(
     before: Annotated[
         str | None, typer.Option(metavar="ID", help="Only started before this run.")
     ] = None,
-    limit: Annotated[
-        int, typer.Option(min=1, max=LIST_LIMIT_MAX, help="Show at most this many.")
-    ] = 20,
+    limit: LimitOption = 20,
     as_json: JsonOption = False,
 ) -> None:
     """List runs of workflows, newest first.

@@ -129,8 +129,7 @@ def _info(row: TaskRow, results: ResultCodec | None) -> TaskInfo:
 
 def result_of(row: OutcomeRow, results: ResultCodec | None) -> TaskResult[Any, TaskError]:
     """Return the result of a task from its row; an unfinished task is an error result."""
-    status = TaskStatus(row.status)
-    match status:
+    match TaskStatus(row.status):
         case TaskStatus.CANCELLED:
             return error_result(OutcomeCode.TASK_CANCELLED, f"Task {row.id} was cancelled.")
         case TaskStatus.PENDING | TaskStatus.CLAIMED | TaskStatus.RUNNING:
@@ -139,16 +138,17 @@ def result_of(row: OutcomeRow, results: ResultCodec | None) -> TaskResult[Any, T
                 f"Task {row.id} is {row.status}; there is no result yet.",
                 {"task_id": row.id, "status": row.status},
             )
-        case TaskStatus.COMPLETED | TaskStatus.FAILED | TaskStatus.EXPIRED:
-            if row.result is not None:
-                return read_result(row.result, results, f"task {row.id}")
-    if status is TaskStatus.FAILED:
-        reason = row.failed_reason or "The process running the task vanished."
-        return error_result(OperationalErrorCode.WORKER_CRASHED, reason)
-    if status is TaskStatus.EXPIRED:
-        return error_result(OutcomeCode.TASK_EXPIRED, f"Task {row.id} expired before it started.")
-    message = f"Task {row.id} finished without a stored result."
-    return error_result(RetrievalCode.RESULT_NOT_AVAILABLE, message)
+        case _ if row.result is not None:
+            return read_result(row.result, results, f"task {row.id}")
+        case TaskStatus.FAILED:
+            reason = row.failed_reason or "The process running the task vanished."
+            return error_result(OperationalErrorCode.WORKER_CRASHED, reason)
+        case TaskStatus.EXPIRED:
+            message = f"Task {row.id} expired before it started."
+            return error_result(OutcomeCode.TASK_EXPIRED, message)
+        case TaskStatus.COMPLETED:
+            message = f"Task {row.id} finished without a stored result."
+            return error_result(RetrievalCode.RESULT_NOT_AVAILABLE, message)
 
 
 def read_result(text: str, results: ResultCodec | None, owner: str) -> TaskResult[Any, TaskError]:

@@ -7,6 +7,7 @@ here raises for operational reasons.
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -91,7 +92,7 @@ class TaskCall(Generic[T]):
 
 
 class PreparedSend(NamedTuple, Generic[T]):
-    """A checked send: its script, the broker to run it, and how to make handles of its answer.
+    """A checked send: the script that stores its tasks and returns handles, and the broker to run it.
 
     ``request`` is None for ``send_many``, which cannot be retried from its error.
     """
@@ -100,8 +101,10 @@ class PreparedSend(NamedTuple, Generic[T]):
     resend: bool
     transaction: object
     request: Request | None
-    make_script: Callable[[], Script[Any]]
-    make_handles: Callable[[PostgresBroker, Any], T]
+    make_script: Callable[[], Script[T]]
+
+    def error(self, error: BrokerOperationError) -> TaskSendError:
+        return _not_stored(error, self.request, self.transaction)
 
 
 def store_prepared(ready: TaskSendResult[PreparedSend[T]]) -> TaskSendResult[T]:
@@ -110,9 +113,8 @@ def store_prepared(ready: TaskSendResult[PreparedSend[T]]) -> TaskSendResult[T]:
         return ready
     prepared = ready.value
     store = prepared.broker.store
-    return _handles(
-        prepared, store(prepared.make_script, prepared.transaction, resend=prepared.resend)
-    )
+    stored = store(prepared.make_script, prepared.transaction, resend=prepared.resend)
+    return stored.map_err(prepared.error)
 
 
 async def store_prepared_async(ready: TaskSendResult[PreparedSend[T]]) -> TaskSendResult[T]:
@@ -121,15 +123,8 @@ async def store_prepared_async(ready: TaskSendResult[PreparedSend[T]]) -> TaskSe
         return ready
     prepared = ready.value
     store = prepared.broker.store_async
-    return _handles(
-        prepared, await store(prepared.make_script, prepared.transaction, resend=prepared.resend)
-    )
-
-
-def _handles(prepared: PreparedSend[T], stored: BrokerResult[Any]) -> TaskSendResult[T]:
-    if isinstance(stored, Err):
-        return Err(_not_stored(stored.value, prepared.request, prepared.transaction))
-    return Ok(prepared.make_handles(prepared.broker, stored.value))
+    stored = await store(prepared.make_script, prepared.transaction, resend=prepared.resend)
+    return stored.map_err(prepared.error)
 
 
 def _not_stored(
@@ -202,11 +197,12 @@ class Sender:
                 case Ok(one):
                     encoded.append(one)
         batch = _batch(definition, options, encoded)
-        return self._prepared(
-            None,
-            lambda: _insert_many_script(batch),
-            lambda broker, ids: [TaskHandle(one, broker, definition.results) for one in ids],
-        )
+
+        def script(broker: PostgresBroker) -> Script[list[TaskHandle[T]]]:
+            ids = yield from _insert_many_script(batch)
+            return [TaskHandle(one, broker, definition.results) for one in ids]
+
+        return self._prepared(None, script)
 
     def _encode(self, call: TaskCall[Any]) -> TaskSendResult[EncodedCall]:
         if getattr(call, "task_name", None) != self.definition.name:
@@ -220,17 +216,14 @@ class Sender:
         if isinstance(prepared, Err):
             return prepared
         request, results = prepared.value, self.definition.results
-        return self._prepared(
-            request,
-            lambda: insert_script(request.row),
-            lambda broker, task_id: TaskHandle(task_id, broker, results),
-        )
+
+        def script(broker: PostgresBroker) -> Script[TaskHandle[Any]]:
+            return TaskHandle((yield from insert_script(request.row)), broker, results)
+
+        return self._prepared(request, script)
 
     def _prepared(
-        self,
-        request: Request | None,
-        make_script: Callable[[], Script[Any]],
-        make_handles: Callable[[PostgresBroker, Any], T],
+        self, request: Request | None, make_script: Callable[[PostgresBroker], Script[T]]
     ) -> TaskSendResult[PreparedSend[T]]:
         transaction = self.options.transaction
         match self.producer.broker():
@@ -238,9 +231,8 @@ class Sender:
                 return Err(_not_stored(error, request, transaction))
             case Ok(broker):
                 resend = self.producer.config.resend_on_transient_err
-                return Ok(
-                    PreparedSend(broker, resend, transaction, request, make_script, make_handles)
-                )
+                script = functools.partial(make_script, broker)
+                return Ok(PreparedSend(broker, resend, transaction, request, script))
 
 
 def insert_script(row: InsertTask) -> Script[str]:
