@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import difflib
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import ModuleType
 
-from horsies.app import Horsies
+from horsies.app import SUPPRESSION_VARIABLES, Horsies
 from horsies.errors import HorsiesError
 from horsies.modules import failure_at, import_entry, import_problem, names_file
 
@@ -25,6 +27,20 @@ def load_app(locator: str) -> Horsies:
     if attribute is None:
         return _only_app(module, module_name)
     return _named_app(module, module_name, attribute)
+
+
+@contextmanager
+def sends_suppressed() -> Iterator[None]:
+    """Suppress sends through the environment: the application that reads it does not exist yet."""
+    name = SUPPRESSION_VARIABLES[0]
+    before = os.environ.get(name)
+    os.environ[name] = "1"
+    try:
+        yield
+    finally:
+        del os.environ[name]
+        if before is not None:
+            os.environ[name] = before
 
 
 def _split(locator: str) -> tuple[str, str | None]:

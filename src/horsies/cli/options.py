@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Annotated
 
 import typer
 
-from horsies.app import SUPPRESSION_VARIABLES, Horsies
+from horsies.app import Horsies
 from horsies.config.postgres import PostgresConfig
 from horsies.errors import ErrorCode, HorsiesError, ValidationReport
-from horsies.locate import load_app
+from horsies.locate import load_app, sends_suppressed
 from horsies.logs import LogFormat, LogLevel
 from horsies.modules import add_project_root, failure_at
 
@@ -61,7 +58,7 @@ def open_app(command: str, locator: str | None) -> Horsies:
             help_text=f"horsies {command} package.module:app",
         )
     add_project_root()
-    with _sends_suppressed():
+    with sends_suppressed():
         return load_app(locator)
 
 
@@ -97,18 +94,3 @@ def named_database(database_url: str | None) -> PostgresConfig:
         error.location = None  # the command line or the environment is wrong, not a line of code
         error.help_text = "name the application, or pass --database-url postgresql://..."
         raise
-
-
-@contextmanager
-def _sends_suppressed() -> Iterator[None]:
-    # Through the environment, because the application object does not exist yet.
-    name = SUPPRESSION_VARIABLES[0]
-    before = os.environ.get(name)
-    os.environ[name] = "1"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = before

@@ -7,18 +7,16 @@ the way becomes the error of the report.
 from __future__ import annotations
 
 import logging
-import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from horsies.app import SUPPRESSION_VARIABLES, Horsies, set_current_app
+from horsies.app import Horsies, set_current_app
 from horsies.codec.calls import BoundCall, CallSignature, payload_bytes
 from horsies.codec.form import TypeMismatch
 from horsies.codec.results import ResultCodec, encode_task_error
 from horsies.error_codes import ContractCode, OperationalErrorCode, error_code_text
 from horsies.errors import TaskStopped
-from horsies.locate import load_app
+from horsies.locate import load_app, sends_suppressed
 from horsies.result import Err, Ok
 from horsies.task_result import TaskError, TaskResult, exception_text
 from horsies.tasks.definition import RESERVED_PREFIX, TaskDefinition
@@ -79,26 +77,12 @@ class AppProgram:
 
 def load_program(boot: ChildBoot) -> AppProgram:
     """Load the application as the current one, with its task modules; sends are suppressed meanwhile."""
-    with _sends_suppressed():
+    with sends_suppressed():
         app = load_app(boot.app_locator)
         app.role = "child"
         set_current_app(app)
         app.import_task_modules(boot.modules or None)
     return AppProgram(app)
-
-
-@contextmanager
-def _sends_suppressed() -> Iterator[None]:
-    """Suppress sends through the environment: the application that reads it does not exist yet."""
-    name = SUPPRESSION_VARIABLES[0]
-    before = os.environ.get(name)
-    os.environ[name] = "1"
-    try:
-        yield
-    finally:
-        del os.environ[name]
-        if before is not None:
-            os.environ[name] = before
 
 
 def execute(app: Horsies, assignment: Assignment) -> ChildReport:
