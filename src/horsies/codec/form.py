@@ -28,7 +28,7 @@ from horsies.codec.faults import (
     members,
     succeeds,
 )
-from horsies.codec.shape import Shape, ValueShape, adapter_of, may_hold_sets
+from horsies.codec.shape import Shape, ValueShape, adapter_of, may_hold
 from horsies.result import Err, Ok, Result
 
 T = TypeVar("T")
@@ -83,19 +83,22 @@ class JsonForm:
     The constructor raises AnnotationProblem, a ValueError, when an annotation has no JSON form.
     """
 
-    __slots__ = ("_check", "_dump", "_open", "_read", "_shape")
+    __slots__ = ("_check", "_converts", "_dump", "_open", "_read", "_shape")
 
     def __init__(self, shape: Shape) -> None:
         adapter = adapter_of(shape)
         self._shape = shape
         self._open = not shape.closed
+        # Of closed values, strict validation converts only an integer where a float is declared.
+        self._converts = may_hold(adapter.core_schema, ("float",))
         self._check = functools.partial(adapter.validator.validate_python, strict=True)
         # By field name on both sides: aliases need not agree between writing and reading. Warnings
         # are off because reading back catches the same faults, and asking for them costs 2 µs.
         self._dump: Callable[[Any], bytes] = functools.partial(
             adapter.serializer.to_json, by_alias=False, round_trip=True, warnings=False
         )
-        if may_hold_sets(adapter.core_schema):
+        # The elements of sets are written in any order.
+        if may_hold(adapter.core_schema, ("set", "frozenset")):
             self._dump = functools.partial(_dump_in_order, self._dump)
         self._read = functools.partial(
             adapter.validator.validate_json, strict=True, by_alias=False, by_name=True
@@ -115,7 +118,7 @@ class JsonForm:
             text = self._dump(checked).decode()
         except Exception as error:
             return self._conversion(value, checked) or self._undumpable(error, checked)
-        if self._open or _is_suspect(text) or not equal(value, checked):
+        if self._open or _is_suspect(text) or (self._converts and not equal(value, checked)):
             return self._conversion(value, checked) or self._change(checked, text) or text
         return text
 

@@ -7,7 +7,7 @@ values of a closed shape come back unchanged, so writing them needs no reading b
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Annotated, Any, NamedTuple, TypeAlias, get_args
@@ -27,7 +27,6 @@ _PROBLEM_CHARACTERS_MAX = 300
 _CLOSED_SCALARS = frozenset({"int", "str", "float", "bool", "none", "bytes", "uuid"})
 _CLOSED_KEYS = frozenset({"int", "str", "uuid"})
 _CLOSED_CONTAINERS = frozenset({"list", "set", "frozenset", "tuple"})
-_SETS = ("set", "frozenset")
 _NESTED = (dict, list, tuple)
 _MODULE_PREFIX = re.compile(r"(?:[A-Za-z_]\w*\.|<locals>\.)+")
 
@@ -167,8 +166,8 @@ def adapter_of(shape: Shape) -> TypeAdapter[Any]:
         ) from error
 
 
-def may_hold_sets(schema: CoreSchema) -> bool:
-    """Tell whether values of a schema may hold sets, whose elements are written in any order."""
+def may_hold(schema: CoreSchema, kinds: Collection[str]) -> bool:
+    """Tell whether values of a schema may hold values of these kinds of schemas."""
     pending: list[Any] = [schema]
     seen = set()
     while pending:
@@ -176,7 +175,7 @@ def may_hold_sets(schema: CoreSchema) -> bool:
         if id(part) in seen:
             continue  # a default may be any object, even one that holds itself
         seen.add(id(part))
-        if type(part) is dict and part.get("type") in _SETS:
+        if type(part) is dict and part.get("type") in kinds:
             return True
         inner = part.values() if type(part) is dict else part
         pending += [one for one in inner if type(one) in _NESTED]
