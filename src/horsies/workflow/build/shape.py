@@ -185,9 +185,7 @@ def _id_problem(node_id: object) -> str | None:
 
 
 def _raise_all(name: str, errors: Iterable[WorkflowValidationError]) -> None:
-    report = ValidationReport(f"workflow {name!r}")
-    report.errors.extend(errors)
-    raise_collected(report)
+    raise_collected(ValidationReport(f"workflow {name!r}", list(errors)))
 
 
 def shape_problems(nodes: NodeIndex) -> Iterator[WorkflowValidationError]:
