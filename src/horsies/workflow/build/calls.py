@@ -5,13 +5,13 @@ The arguments of a call are encoded as JSON here and never change afterwards.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from horsies.codec.calls import CallSignature
 from horsies.codec.shape import type_text
-from horsies.errors import ErrorCode, HorsiesError, WorkflowValidationError
+from horsies.errors import ErrorCode, HorsiesError
 from horsies.result import Err
 from horsies.workflow.build.shape import NodeIndex
 from horsies.workflow.nodes.nodes import (
@@ -38,23 +38,30 @@ class EncodedArguments:
 
 
 @dataclass(frozen=True, slots=True)
-class _Call:
-    """One node with the signature it calls."""
+class _Mistakes:
+    """The mistakes of one node, added to those of the whole workflow."""
 
     nodes: NodeIndex
     index: int
+    found: list[HorsiesError]
+
+    def add(self, code: ErrorCode, problem: str, help_text: str | None = None) -> None:
+        self.found.append(self.nodes.error(self.index, code, problem, help_text))
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """One node with the signature it calls."""
+
+    mistakes: _Mistakes
     node: CallingNode[Any]
     callee: str
     signature: CallSignature
 
-    def error(
-        self, code: ErrorCode, problem: str, help_text: str | None = None
-    ) -> WorkflowValidationError:
-        return self.nodes.error(self.index, code, problem, help_text)
-
     def is_readable(self, source: AnyNode) -> bool:
         """Recognize a source whose own mistakes, if any, do not hide its type."""
-        return self.nodes.position(source) in self.nodes.readable
+        nodes = self.mistakes.nodes
+        return nodes.position(source) in nodes.readable
 
 
 def check_call(nodes: NodeIndex, index: int, problems: list[HorsiesError]) -> EncodedArguments:
@@ -62,87 +69,70 @@ def check_call(nodes: NodeIndex, index: int, problems: list[HorsiesError]) -> En
     node = nodes.members[index]
     if not isinstance(node, CallingNode):
         return EncodedArguments()
-    call = _call_of(nodes, index, node, problems)
+    mistakes = _Mistakes(nodes, index, problems)
+    call = _call_of(node, mistakes)
     if call is None:
         return EncodedArguments()
-    each = _element_parameter(call, problems)
-    problems.extend(_name_problems(call))
+    each = _element_parameter(call)
+    _check_names(call)
     if each is not None or not isinstance(node, MapNode):
-        problems.extend(_missing_problems(call, each))
+        _check_required(call, each)
     if node.workflow_ctx_from and "workflow_ctx" not in call.signature.injected:
-        problems.append(
-            call.error(
-                ErrorCode.WORKFLOW_CTX_PARAM_MISSING,
-                f"sets workflow_ctx_from, but {call.callee} has no parameter workflow_ctx",
-                "declare workflow_ctx: WorkflowContext | None = None",
-            )
+        mistakes.add(
+            ErrorCode.WORKFLOW_CTX_PARAM_MISSING,
+            f"sets workflow_ctx_from, but {call.callee} has no parameter workflow_ctx",
+            "declare workflow_ctx: WorkflowContext | None = None",
         )
-    problems.extend(_result_problems(call))
+    _check_results(call)
     if isinstance(node, MapNode) and (problem := _element_problem(call, node, each)):
-        problems.append(call.error(ErrorCode.WORKFLOW_ARGS_FROM_TYPE_MISMATCH, problem))
-    return _encode(call, each, problems)
+        mistakes.add(ErrorCode.WORKFLOW_ARGS_FROM_TYPE_MISMATCH, problem)
+    return _encode(call, each)
 
 
-def _call_of(
-    nodes: NodeIndex, index: int, node: CallingNode[Any], problems: list[HorsiesError]
-) -> _Call | None:
+def _call_of(node: CallingNode[Any], mistakes: _Mistakes) -> _Call | None:
     if vars(node).get("args"):
-        problems.append(
-            nodes.error(
-                index,
-                ErrorCode.WORKFLOW_POSITIONAL_ARGS_NOT_SUPPORTED,
-                "has positional arguments",
-                "give the parameters by name, in kwargs",
-            )
+        mistakes.add(
+            ErrorCode.WORKFLOW_POSITIONAL_ARGS_NOT_SUPPORTED,
+            "has positional arguments",
+            "give the parameters by name, in kwargs",
         )
     if isinstance(node, TaskCallingNode):
         definition = node.fn.definition
-        return _Call(nodes, index, node, f"task {definition.name!r}", definition.signature)
+        return _Call(mistakes, node, f"task {definition.name!r}", definition.signature)
     assert isinstance(node, SubWorkflowNode)
-    return _child_call(nodes, index, node, problems)
+    return _child_call(node, mistakes)
 
 
-def _child_call(
-    nodes: NodeIndex, index: int, node: SubWorkflowNode[Any], problems: list[HorsiesError]
-) -> _Call | None:
+def _child_call(node: SubWorkflowNode[Any], mistakes: _Mistakes) -> _Call | None:
     definition = node.workflow_def
     name = definition.__name__
     if definition.own_key() is None:
-        problems.append(
-            nodes.error(
-                index,
-                ErrorCode.WORKFLOW_NO_DEFINITION_KEY,
-                f"runs {name}, which has no definition_key of its own",
-                f'definition_key = "{name.lower()}.v1" in that class',
-            )
+        mistakes.add(
+            ErrorCode.WORKFLOW_NO_DEFINITION_KEY,
+            f"runs {name}, which has no definition_key of its own",
+            f'definition_key = "{name.lower()}.v1" in that class',
         )
     try:
         signature = definition.build_signature()
     except ValueError as error:
-        problems.append(
-            nodes.error(
-                index,
-                ErrorCode.WORKFLOW_SUBWORKFLOW_BUILD_WITH_BINDING,
-                f"runs {name}, whose build_with cannot be called: {error}",
-                "annotate its parameters with types that pydantic can write to JSON and read back",
-            )
+        mistakes.add(
+            ErrorCode.WORKFLOW_SUBWORKFLOW_BUILD_WITH_BINDING,
+            f"runs {name}, whose build_with cannot be called: {error}",
+            "annotate its parameters with types that pydantic can write to JSON and read back",
         )
         return None
     if signature is not None:
-        return _Call(nodes, index, node, f"{name}.build_with", signature)
+        return _Call(mistakes, node, f"{name}.build_with", signature)
     if node.kwargs or node.args_from or node.workflow_ctx_from:
-        problems.append(
-            nodes.error(
-                index,
-                ErrorCode.WORKFLOW_SUBWORKFLOW_PARAMS_REQUIRE_BUILD_WITH,
-                f"gives parameters to {name}, which has no build_with of its own to take them",
-                "define build_with(cls, app, *, ...) in that class, or drop the parameters",
-            )
+        mistakes.add(
+            ErrorCode.WORKFLOW_SUBWORKFLOW_PARAMS_REQUIRE_BUILD_WITH,
+            f"gives parameters to {name}, which has no build_with of its own to take them",
+            "define build_with(cls, app, *, ...) in that class, or drop the parameters",
         )
     return None
 
 
-def _element_parameter(call: _Call, problems: list[HorsiesError]) -> str | None:
+def _element_parameter(call: _Call) -> str | None:
     """Return the parameter that takes the element of a MapNode."""
     node = call.node
     if not isinstance(node, MapNode) or node.each is not None:
@@ -152,18 +142,16 @@ def _element_parameter(call: _Call, problems: list[HorsiesError]) -> str | None:
     if len(free) == 1:
         return free[0]
     shown = ", ".join(map(repr, free)) or "none"
-    problems.append(
-        call.error(
-            ErrorCode.WORKFLOW_MISSING_REQUIRED_PARAMS,
-            f"does not say which parameter of {call.callee} takes the element "
-            f"(required and not given otherwise: {shown})",
-            'name it: each="item"',
-        )
+    call.mistakes.add(
+        ErrorCode.WORKFLOW_MISSING_REQUIRED_PARAMS,
+        f"does not say which parameter of {call.callee} takes the element "
+        f"(required and not given otherwise: {shown})",
+        'name it: each="item"',
     )
     return None
 
 
-def _name_problems(call: _Call) -> Iterator[WorkflowValidationError]:
+def _check_names(call: _Call) -> None:
     node, names = call.node, call.signature.names
     each = (node.each,) if isinstance(node, MapNode) and node.each is not None else ()
     given = [*node.kwargs, *node.args_from, *each]
@@ -174,20 +162,20 @@ def _name_problems(call: _Call) -> Iterator[WorkflowValidationError]:
             clause = f"which {call.callee} does not take"
         else:
             continue
-        yield call.error(
+        call.mistakes.add(
             ErrorCode.WORKFLOW_INVALID_KWARG_KEY,
             f"gives a parameter {name!r}, {clause}",
             f"the parameters are {names.shown}",
         )
     for name in dict.fromkeys(name for name in given if given.count(name) > 1):
-        yield call.error(
+        call.mistakes.add(
             ErrorCode.WORKFLOW_KWARGS_ARGS_FROM_OVERLAP,
             f"gives the parameter {name!r} of {call.callee} in two ways",
             "keep one of kwargs, args_from and each",
         )
 
 
-def _missing_problems(call: _Call, each: str | None) -> Iterator[WorkflowValidationError]:
+def _check_required(call: _Call, each: str | None) -> None:
     node, names = call.node, call.signature.names
     given = {*node.kwargs, *node.args_from, each}
     missing = [name for name in names.required if name not in given or name not in names.spots]
@@ -196,7 +184,7 @@ def _missing_problems(call: _Call, each: str | None) -> Iterator[WorkflowValidat
     if not missing:
         return
     hidden = [name for name in missing if name in names.positional and name not in names.spots]
-    yield call.error(
+    call.mistakes.add(
         ErrorCode.WORKFLOW_MISSING_REQUIRED_PARAMS,
         f"does not give {call.callee} its {', '.join(map(repr, missing))}",
         f"{hidden[0]!r} is taken by position only; let it be given by name"
@@ -205,20 +193,20 @@ def _missing_problems(call: _Call, each: str | None) -> Iterator[WorkflowValidat
     )
 
 
-def _result_problems(call: _Call) -> Iterator[WorkflowValidationError]:
+def _check_results(call: _Call) -> None:
     node = call.node
     for name, source in node.args_from.items():
         if not call.is_readable(source):
             continue  # reported by the checks of the shape or of the source
         if node.join != "all" and name in call.signature.names.required:
-            yield call.error(
+            call.mistakes.add(
                 ErrorCode.WORKFLOW_INVALID_JOIN,
                 f"may start before {_id(source)} has a result (join={node.join!r}), but the "
                 f"parameter {name!r} that takes it has no default",
                 f"declare {name}: TaskResult[...] | None = None",
             )
         if problem := _result_problem(call, name, source):
-            yield call.error(
+            call.mistakes.add(
                 ErrorCode.WORKFLOW_ARGS_FROM_TYPE_MISMATCH,
                 f"passes the result of {_id(source)} to {call.callee} as {name!r}, {problem}",
                 "a result is taken as TaskResult[T, TaskError], T being the value of that node",
@@ -261,19 +249,16 @@ def _element_problem(call: _Call, node: MapNode[Any], each: str | None) -> str |
     )
 
 
-def _encode(call: _Call, each: str | None, problems: list[HorsiesError]) -> EncodedArguments:
+def _encode(call: _Call, each: str | None) -> EncodedArguments:
     given = call.node.kwargs
     if not given:
         return EncodedArguments(each=each)
     markers = [name for name, value in given.items() if _holds_marker(value)]
     for name in markers:
-        problems.append(
-            call.error(
-                ErrorCode.WORKFLOW_INVALID_ARGS_FROM,
-                f"holds from_node(...) inside the value of {name!r}",
-                "from_node stands for a whole parameter of task.node()(...); elsewhere use "
-                "args_from",
-            )
+        call.mistakes.add(
+            ErrorCode.WORKFLOW_INVALID_ARGS_FROM,
+            f"holds from_node(...) inside the value of {name!r}",
+            "from_node stands for a whole parameter of task.node()(...); elsewhere use args_from",
         )
     known = {
         name: value
@@ -283,7 +268,7 @@ def _encode(call: _Call, each: str | None, problems: list[HorsiesError]) -> Enco
     text = call.signature.encode_keywords(known)
     if isinstance(text, Err):
         problem = f"has an argument that cannot be stored: {text.value.message.rstrip('.')}"
-        problems.append(call.error(ErrorCode.WORKFLOW_KWARGS_NOT_SERIALIZABLE, problem))
+        call.mistakes.add(ErrorCode.WORKFLOW_KWARGS_NOT_SERIALIZABLE, problem)
         return EncodedArguments(each=each)
     kwargs = call.signature.decode_keywords(text.value).unwrap_or({})
     return EncodedArguments(text.value, kwargs, each)
