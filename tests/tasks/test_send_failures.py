@@ -19,6 +19,7 @@ import pytest
 from horsies.app import Horsies
 from horsies.config.app import AppConfig
 from horsies.config.postgres import PostgresConfig
+from horsies.db.statements.tasks import TaskId
 from horsies.ids import new_id
 from horsies.result import Err, Ok
 from horsies.task_result import TaskError, TaskResult
@@ -428,7 +429,11 @@ class Unreliable:
     def perform(self, _code: object, script: Any, _transaction: object = None) -> Any:
         _, row = next(script)
         self.rows.append(row)
-        return Err(self.failures.pop(0)) if self.failures else Ok(row.id)
+        if self.failures:
+            return Err(self.failures.pop(0))
+        with pytest.raises(StopIteration) as finished:
+            script.send([TaskId(row.id)])
+        return Ok(finished.value.value)
 
     async def perform_async(self, code: object, script: Any, transaction: object = None) -> Any:
         return self.perform(code, script, transaction)
