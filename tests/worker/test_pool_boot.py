@@ -30,6 +30,7 @@ from tests.support.pool import (
     is_gone,
     run,
 )
+from tests.support.workers import is_guard
 
 METHODS = list(StartMethod)
 
@@ -129,7 +130,8 @@ def template_pid(pool_pids: list[int]) -> int:
     # Whatever other tests orphaned is a child of this process, too: servers, and zombies.
     ours = psutil.Process().exe()
     living = [one for one in psutil.Process().children() if one.status() != psutil.STATUS_ZOMBIE]
-    (pid,) = {one.pid for one in living if one.exe() == ours} - set(pool_pids)
+    found = {one.pid for one in living if one.exe() == ours and not is_guard(one.pid)}
+    (pid,) = found - set(pool_pids)
     return pid
 
 

@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -16,6 +17,7 @@ from horsies.worker.child import main
 from horsies.worker.pool.children import Died, Stopped
 from horsies.worker.pool.launcher import StartMethod
 from tests.support.pool import (
+    BOOT,
     MakePool,
     assignment,
     collect_until,
@@ -124,6 +126,27 @@ def test_what_a_task_changed_is_put_back_before_the_next_one(
     before = run(pool, "describe_process_state")
     run(pool, "change_process_state", str(tmp_path))
     assert run(pool, "describe_process_state") == before
+
+
+@pytest.mark.parametrize("method", list(StartMethod))
+def test_a_child_dies_with_its_parent_whatever_the_last_task_changed(
+    make_pool: MakePool, method: StartMethod
+) -> None:
+    pool = make_pool(1, start_method=method)
+    run(pool, "clear_death_signal")
+    assert run(pool, "death_signal") == signal.SIGKILL
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may change its user")
+@pytest.mark.parametrize("method", list(StartMethod))
+def test_a_child_dies_with_its_parent_though_a_hook_changed_its_user(
+    make_pool: MakePool, method: StartMethod
+) -> None:
+    program = "tests.support.apps.pool_programs:load_with_user_changing_hook"
+    pool = make_pool(1, boot=replace(BOOT, program=program), start_method=method)
+    assert run(pool, "death_signal") == signal.SIGKILL
+    run(pool, "change_user")
+    assert run(pool, "death_signal") == signal.SIGKILL
 
 
 def test_a_process_started_by_a_task_can_be_interrupted_by_it(make_pool: MakePool) -> None:

@@ -71,6 +71,10 @@ def load_with_moving_hook(boot: ChildBoot) -> FunctionProgram:
     return FunctionProgram([moving_hook])
 
 
+def load_with_user_changing_hook(boot: ChildBoot) -> FunctionProgram:
+    return FunctionProgram([change_user])
+
+
 def load_nothing(boot: ChildBoot) -> FunctionProgram:
     raise ImportError("no such thing")
 
@@ -293,6 +297,22 @@ def describe_process_state() -> list[Any]:
     ]
 
 
+def change_user() -> None:
+    """Become another user and come back: the kernel forgets the death signal."""
+    os.seteuid(65534)
+    os.seteuid(0)
+
+
+def clear_death_signal() -> None:
+    ctypes.CDLL(None).prctl(1, 0, 0, 0, 0)
+
+
+def death_signal() -> int:
+    number = ctypes.c_int()
+    ctypes.CDLL(None).prctl(2, ctypes.byref(number), 0, 0, 0)
+    return number.value
+
+
 def allocate(megabytes: int) -> int:
     HOARD.append(bytearray(megabytes * 1024 * 1024))
     return len(HOARD)
@@ -364,6 +384,9 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
         write_garbage,
         change_process_state,
         describe_process_state,
+        change_user,
+        clear_death_signal,
+        death_signal,
         describe_after_hooks,
         interrupt_started_process,
         interrupt_itself,
