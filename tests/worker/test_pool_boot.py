@@ -156,6 +156,17 @@ def test_a_template_and_a_child_killed_together_are_both_replaced(make_pool: Mak
     assert run(pool, "echo", 1) == 1
 
 
+def test_a_template_that_was_stopped_is_replaced(make_pool: MakePool) -> None:
+    pool = make_pool(1, boot_timeout_seconds=4)
+    (pid,) = pool.pids()
+    stopped = template_pid([pid])
+    os.kill(stopped, signal.SIGSTOP)
+    os.kill(pid, signal.SIGKILL)
+    collect_until(pool, lambda: pool.idle_count == 1 and pool.pids() != [pid])
+    assert is_gone(stopped)
+    assert run(pool, "echo", 1) == 1
+
+
 def test_children_that_keep_dying_while_booting_are_started_ever_more_slowly(
     make_pool: MakePool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -100,7 +100,8 @@ def start_interpreter(entry_module: str, socket_fd: int) -> int:
 
 def start_script(path: str, *arguments: str) -> int:
     """Start an interpreter that runs a file without site packages; returns its pid."""
-    return _spawn("-I", "-S", path, *arguments)
+    # Not -I: some installations need PYTHONHOME.
+    return _spawn("-S", "-P", path, *arguments)
 
 
 def _spawn(*arguments: str) -> int:

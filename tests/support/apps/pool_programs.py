@@ -6,6 +6,7 @@ import ctypes
 import json
 import logging
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -313,6 +314,31 @@ def death_signal() -> int:
     return number.value
 
 
+def stop_itself(marker: str) -> None:
+    touch(marker)
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def become_another_program() -> None:
+    os.execvp("sleep", ["sleep", "600"])
+
+
+def forbid_descriptors(count: int) -> str:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (count, count))
+    return "still here"
+
+
+def forbid_system_calls() -> None:
+    ctypes.CDLL(None).prctl(22, 1, 0, 0, 0)
+    os.getppid()
+
+
+def flood_with_hellos() -> None:
+    own = max(list_sockets())
+    while True:
+        os.write(own, protocol.encode_numbers(FrameKind.HELLO, os.getpid(), 0) * 1_000)
+
+
 def allocate(megabytes: int) -> int:
     HOARD.append(bytearray(megabytes * 1024 * 1024))
     return len(HOARD)
@@ -387,6 +413,11 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
         change_user,
         clear_death_signal,
         death_signal,
+        stop_itself,
+        become_another_program,
+        forbid_descriptors,
+        forbid_system_calls,
+        flood_with_hellos,
         describe_after_hooks,
         interrupt_started_process,
         interrupt_itself,

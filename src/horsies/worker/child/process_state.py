@@ -76,7 +76,7 @@ class ProcessState:
         _cleared_timers = tuple(
             timer for timer in _TIMERS if _plain_signal.getitimer(timer)[1] == 0.0
         )
-        self._directory = os.getcwd()
+        self._directory = _working_directory()
         self._umask = os.umask(0o022)
         os.umask(self._umask)
 
@@ -94,6 +94,14 @@ class ProcessState:
         os.umask(self._umask)
         with suppress(OSError):
             os.chdir(self._directory)
+
+
+def _working_directory() -> str:
+    """The working directory, or "." when it has been removed, as that of an old release may be."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        return "."
 
 
 def configure_logging(log_level: str, log_format: str) -> None:
