@@ -2,6 +2,7 @@
 
 The library itself only writes to loggers below `horsies`. The command line attaches the one handler
 made here, as text or JSON. Lines logged while a task runs name that task, and passwords are masked.
+Control characters are escaped: a message can neither control a terminal nor pass for another line.
 """
 
 from __future__ import annotations
@@ -9,7 +10,9 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import sys
+import textwrap
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any, NamedTuple, TextIO
@@ -20,6 +23,11 @@ from horsies.errors import allows_colors
 _TEXT_FORMAT = "%(asctime)s %(levelname)-8s %(name)s [%(process)d]%(task_label)s %(message)s"
 _TASK_FIELDS = ("task_id", "task_name", "attempt")
 _FORCING_VARIABLES = ("HORSIES_FORCE_COLOR", "FORCE_COLOR")
+# Delete, the C1 controls, line separators and the marks that reorder text, which JSON allows unescaped.
+_HIDDEN = "\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069"
+_HIDDEN_CHARACTERS = re.compile(f"[{_HIDDEN}]")
+_CONTROLS = re.compile(f"[\x00-\x08\x0a-\x1f{_HIDDEN}]")
+_CONTROLS_IN_LINES = re.compile(f"[\x00-\x08\x0b-\x1f{_HIDDEN}]")
 _RESET = "\x1b[0m"
 _COLORS = {
     logging.DEBUG: "\x1b[2m",
@@ -128,18 +136,39 @@ class TaskFilter(logging.Filter):
         return True
 
 
+def escape_json(text: str) -> str:
+    """Return JSON text with every control character in it escaped; its value stays the same."""
+    return _HIDDEN_CHARACTERS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+def _escaped(controls: re.Pattern[str], text: str) -> str:
+    """Return the text without passwords, and with control characters as Python writes them."""
+    return controls.sub(lambda found: repr(found[0])[1:-1], mask_url(text))
+
+
 class TextFormatter(logging.Formatter):
-    """One line per record, coloured by level if wanted."""
+    """One line per record, coloured by level if wanted; tracebacks follow in indented lines."""
 
     def __init__(self, *, colors: bool = False) -> None:
         super().__init__(_TEXT_FORMAT, defaults={"task_label": ""})
         self._colors = colors
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the record as text, passwords masked."""
-        text = mask_url(super().format(record))
+        """Return the record as text, passwords masked and control characters escaped."""
+        # Not the inherited method: it keeps the text of the traceback for the formatters of other handlers.
+        record.message = record.getMessage()
+        record.asctime = self.formatTime(record)
+        text = _escaped(_CONTROLS, self.formatMessage(record))
+        if record.exc_info:
+            text += self._indented(self.formatException(record.exc_info))
+        if record.stack_info:
+            text += self._indented(self.formatStack(record.stack_info))
         color = _COLORS.get(record.levelno) if self._colors else None
         return text if color is None else f"{color}{text}{_RESET}"
+
+    @staticmethod
+    def _indented(lines: str) -> str:
+        return "\n" + textwrap.indent(_escaped(_CONTROLS_IN_LINES, lines), "    ")
 
 
 class JsonFormatter(logging.Formatter):
@@ -158,4 +187,4 @@ class JsonFormatter(logging.Formatter):
         entry |= {name: known[name] for name in _TASK_FIELDS if known.get(name) is not None}
         if record.exc_info:
             entry["exception"] = mask_url(self.formatException(record.exc_info))
-        return json.dumps(entry, default=str, ensure_ascii=False)
+        return escape_json(json.dumps(entry, default=str, ensure_ascii=False))

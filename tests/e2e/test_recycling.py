@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections import Counter
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -11,7 +13,7 @@ import pytest
 from tests.support.database import Database
 from tests.support.tables import attempts, count, wait_until_empty
 from tests.support.wait import wait_until
-from tests.support.workers import Fleet
+from tests.support.workers import REPOSITORY, Fleet
 
 
 @pytest.mark.parametrize("method", ["forkserver", "spawn"])
@@ -68,3 +70,23 @@ def test_no_child_is_replaced_without_a_limit(
     wait_until_empty(connection)
     assert {one.worker_pid for one in attempts(connection)} <= children
     wait_until(lambda: set(worker.family()) == children, 1)
+
+
+@pytest.mark.parametrize("method", ["forkserver", "fork", "spawn"])
+def test_children_are_replaced_in_a_working_directory_that_has_been_removed(
+    fleet: Fleet, programs: ModuleType, tmp_path: Path, method: str
+) -> None:
+    release = tmp_path / "release"
+    release.mkdir()
+    enter = "import os, sys; os.chdir(sys.argv[1]); os.execv(sys.argv[2], sys.argv[2:])"
+    worker = fleet.start(
+        *("--start-method", method, "--max-tasks-per-child", "2"),
+        processes=1,
+        environment={"PYTHONPATH": str(REPOSITORY)},
+        through=(sys.executable, "-c", enter, str(release)),
+    )
+    release.rmdir()
+    handles = [programs.own_pid.send().unwrap() for _ in range(6)]
+    pids = [handle.get(20_000).ok_value for handle in handles]
+    assert len(set(pids)) >= 3
+    assert worker.stop() == 0

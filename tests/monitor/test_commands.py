@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -292,6 +294,36 @@ def test_stored_text_cannot_control_the_terminal(horsies: Run, database: Databas
         assert "\x07" not in out
         assert "[bold]" in out.replace("\n", "")
     assert read(horsies("tasks", "--json"))["tasks"][0]["task_name"] == evil
+
+
+def run_in_terminal(command: list[str], environment: dict[str, str]) -> str:
+    """The output of a command on a terminal of its own."""
+    own_end, its_end = pty.openpty()
+    with open(own_end, "rb", buffering=0) as terminal:
+        started = subprocess.Popen(command, env=environment, stdin=its_end, stdout=its_end)
+        os.close(its_end)
+        output = b""
+        # Linux reports the end of the last process on a terminal as an error.
+        with suppress(OSError):
+            while read := terminal.read(65536):
+                output += read
+        assert started.wait(60) == 0
+    return output.decode()
+
+
+@pytest.mark.parametrize("as_json", [False, True], ids=["text", "json"])
+def test_stored_text_cannot_control_a_real_terminal(
+    database: Database, process_url: str, as_json: bool
+) -> None:
+    evil = "caf\u00e9 \x1b[2J\x7f\x9b31m\u061c\u200e\u2028\u202e\u2066"
+    add_task(database, task_name=evil, queue_name="q", status="FAILED", error_code=evil)
+    command = [sys.executable, "-m", "horsies", "tasks", *(["--json"] if as_json else [])]
+    kept = {**os.environ, "DATABASE_URL": process_url, "TERM": "dumb", "PYTHONUTF8": "1"}
+    out = run_in_terminal(command, kept)
+    assert not [one for one in out if not one.isprintable() and one not in "\r\n"]
+    assert "caf\u00e9" in out
+    if as_json:
+        assert json.loads(out)["tasks"][0]["task_name"] == evil
 
 
 @pytest.mark.parametrize(("status", "stays"), [("PENDING", False), ("RUNNING", True)])

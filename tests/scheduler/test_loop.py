@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import resource
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import psycopg
 
@@ -45,6 +47,34 @@ def test_a_thread_serves_schedules_until_it_is_asked_to_stop(
         make_due(connection, ago(connection, 1))
         wait_until(lambda: tasks(connection), 10)
         thread.ask_to_stop()
+    assert failures == []
+
+
+@contextmanager
+def many_descriptors(count: int) -> Iterator[None]:
+    """Occupy that many descriptors, so that the next ones have higher numbers."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, count + 500)), hard))
+    with ExitStack() as files:
+        try:
+            for _ in range(count):
+                files.enter_context(open(os.devnull, "rb"))
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_thread_serves_schedules_in_a_process_with_many_descriptors(
+    connection: Database, make_app: MakeApp, process_url: str
+) -> None:
+    app = make_app(schedule("report"))
+    with many_descriptors(1_100):
+        connect = migrating_connector(Server(PostgresConfig(database_url=process_url), "scheduler"))
+        service = Scheduler(app.config, app.definitions(), OWNER, connect)
+        with threaded(service) as (_, failures):
+            wait_until(lambda: service.next_at() > 0, 10)
+            make_due(connection, ago(connection, 1))
+            wait_until(lambda: tasks(connection) or failures, 10)
     assert failures == []
 
 

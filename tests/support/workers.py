@@ -53,6 +53,11 @@ def is_gone(pid: int) -> bool:
         return True
 
 
+def is_guard(pid: int) -> bool:
+    """Whether the process is the guard of a worker, which runs no tasks."""
+    return any(part.endswith("child/guard.py") for part in psutil.Process(pid).cmdline())
+
+
 @dataclass(frozen=True, slots=True)
 class Line:
     """One line of the journal: a task's own account of what it did."""
@@ -139,6 +144,10 @@ class RunningWorker:
         pids = [one.pid for one in found if not is_gone(one.pid)]
         self.seen_pids.update(pids)
         return pids
+
+    def guards(self) -> list[int]:
+        """The pid of its guard, once that has started."""
+        return [pid for pid in self.family() if is_guard(pid)]
 
     def signal(self, number: int) -> None:
         """Send a signal to the parent process alone."""

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import re
+import time
 from urllib.parse import quote
 
 import pytest
@@ -97,6 +99,13 @@ def test_a_password_in_the_query_string_never_survives(
         (r"password='it\'s secret' host=db", "password=*** host=db"),
         ("password = 's3 cret' host=db", "password = *** host=db"),
         ("password='never closed host=db", "password=***"),
+        ("password='never closed s3cret\\", "password=***"),
+        ('password="never closed s3cret\\', "password=***"),
+        (
+            "postgresql://a:s3cret@h1,postgresql://b:s3cret@h2 postgresql://c:more s3cret@h3",
+            "postgresql://a:***@h2 postgresql://c:***@h3",
+        ),
+        ("connect('db', password=s3cret@db:5432/x?y)", "connect('db', password=***"),
         ("connect(host='db', password='s3 cret', user='app')", None),
         ("{'password': 's3 cret', 'host': 'db'}", "{'password': ***, 'host': 'db'}"),
         ("PGPASSWORD=s3cret horsies worker", "PGPASSWORD=*** horsies worker"),
@@ -133,6 +142,56 @@ def test_masking_twice_changes_nothing_more(
 ) -> None:
     once = mask_url(f"{scheme}://{user}:{password}@{tail}")
     assert mask_url(once) == once
+
+
+# The same rules in their plain form, which takes quadratic time.
+PLAIN_USERINFO = re.compile(r"(://[^\s:]*:)\S*@")
+PLAIN_USERINFO_WITH_SPACES = re.compile(
+    r"(postgres(?:ql)?(?:\+\w+)?://[^\s:@/]*:)(?!\d{1,5}(?:\W|$)|\*\*\*@)[^@\n]*@"
+)
+pieces = st.sampled_from(
+    [*"ab1@:/ \n*+?&='\"\\", "://", "postgres://", "postgresql+x://u:", "http://h:1", "5432", "***"]
+)
+
+
+@settings(max_examples=examples(2_000), deadline=None)
+@given(st.lists(pieces, max_size=16).map("".join))
+def test_addresses_are_masked_as_by_the_plain_rules(text: str) -> None:
+    masked = PLAIN_USERINFO.sub(r"\1***@", text)
+    assert mask_url(text) == PLAIN_USERINFO_WITH_SPACES.sub(r"\1***@", masked)
+
+
+@pytest.mark.parametrize(
+    "piece",
+    [
+        "http://host:80,",
+        "postgres://host:x ",
+        "postgres://host:x,",
+        "postgres+",
+        "://",
+        "://a:b@c ",
+        "password",
+        "password:a",
+        "password='a ",
+        r"password=\'a ",
+        'password="\\',
+        "?passwd",
+        "@",
+        "password   ",
+    ],
+)
+def test_masking_takes_linear_time(piece: str) -> None:
+    assert cpu_seconds(piece * 16_000) < 24 * cpu_seconds(piece * 2_000) + 0.01
+
+
+def cpu_seconds(text: str) -> float:
+    """The least processor time of three maskings: eight times as much text costs eight times as much."""
+    seconds = []
+    for _ in range(3):
+        began_at = time.process_time()
+        mask_url(f"a@b://c {text}")
+        seconds.append(time.process_time() - began_at)
+    return min(seconds)
 
 
 @pytest.mark.parametrize("scheme", ["postgresql+psycopg", "postgresql", "postgres"])

@@ -83,6 +83,54 @@ def test_passwords_are_masked_in_messages_and_exceptions() -> None:
     assert "RuntimeError" in json.loads(JsonFormatter().format(failed))["exception"]
 
 
+HOSTILE = "\x1b[2J\x00\r\x7f\x9b31m\u061c\u200f\u2028\u202e\u2066"
+
+
+@pytest.mark.parametrize("formatter", [TextFormatter(), JsonFormatter()], ids=["text", "json"])
+def test_a_record_cannot_control_the_terminal(formatter: logging.Formatter) -> None:
+    hostile = record(HOSTILE)
+    hostile.name = HOSTILE
+    try:
+        raise RuntimeError(HOSTILE)
+    except RuntimeError:
+        hostile.exc_info = sys.exc_info()
+    hostile.stack_info = HOSTILE
+    text = formatter.format(hostile)
+    assert all(character.isprintable() or character == "\n" for character in text)
+
+
+def test_json_keeps_the_characters_that_it_escapes() -> None:
+    entry = json.loads(JsonFormatter().format(record(f"caf\u00e9 {HOSTILE}\n")))
+    assert entry["message"] == f"caf\u00e9 {HOSTILE}\n"
+
+
+def test_a_message_is_one_line_and_a_traceback_is_indented() -> None:
+    forged = "2026-01-01 00:00:00,000 CRITICAL horsies.worker [1] forged"
+    failed = record(f"first\tline\n{forged}")
+    try:
+        raise RuntimeError(f"no\n{forged}")
+    except RuntimeError:
+        failed.exc_info = sys.exc_info()
+    first, *others = TextFormatter().format(failed).split("\n")
+    assert first.endswith(f"first\tline\\n{forged}")
+    assert others[0] == "    Traceback (most recent call last):"
+    assert others[-2:] == ["    RuntimeError: no", f"    {forged}"]
+    assert all(line.startswith("    ") for line in others)
+
+
+def test_the_text_of_an_exception_is_not_kept_for_other_handlers() -> None:
+    failed = record("failed")
+    try:
+        raise RuntimeError("no")
+    except RuntimeError:
+        failed.exc_info = sys.exc_info()
+    TextFormatter().format(failed)
+    assert (
+        logging.Formatter().format(failed).splitlines()[1] == "Traceback (most recent call last):"
+    )
+    assert TextFormatter().format(failed).splitlines()[-1] == "    RuntimeError: no"
+
+
 def test_colours_follow_the_environment_before_the_terminal(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

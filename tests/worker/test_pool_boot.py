@@ -30,6 +30,7 @@ from tests.support.pool import (
     is_gone,
     run,
 )
+from tests.support.workers import is_guard
 
 METHODS = list(StartMethod)
 
@@ -129,7 +130,8 @@ def template_pid(pool_pids: list[int]) -> int:
     # Whatever other tests orphaned is a child of this process, too: servers, and zombies.
     ours = psutil.Process().exe()
     living = [one for one in psutil.Process().children() if one.status() != psutil.STATUS_ZOMBIE]
-    (pid,) = {one.pid for one in living if one.exe() == ours} - set(pool_pids)
+    found = {one.pid for one in living if one.exe() == ours and not is_guard(one.pid)}
+    (pid,) = found - set(pool_pids)
     return pid
 
 
@@ -151,6 +153,17 @@ def test_a_template_and_a_child_killed_together_are_both_replaced(make_pool: Mak
     os.kill(template_pid([pid]), signal.SIGKILL)
     os.kill(pid, signal.SIGKILL)
     collect_until(pool, lambda: pool.idle_count == 1 and pool.pids() != [pid])
+    assert run(pool, "echo", 1) == 1
+
+
+def test_a_template_that_was_stopped_is_replaced(make_pool: MakePool) -> None:
+    pool = make_pool(1, boot_timeout_seconds=4)
+    (pid,) = pool.pids()
+    stopped = template_pid([pid])
+    os.kill(stopped, signal.SIGSTOP)
+    os.kill(pid, signal.SIGKILL)
+    collect_until(pool, lambda: pool.idle_count == 1 and pool.pids() != [pid])
+    assert is_gone(stopped)
     assert run(pool, "echo", 1) == 1
 
 

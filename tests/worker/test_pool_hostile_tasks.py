@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -16,6 +17,7 @@ from horsies.worker.child import main
 from horsies.worker.pool.children import Died, Stopped
 from horsies.worker.pool.launcher import StartMethod
 from tests.support.pool import (
+    BOOT,
     MakePool,
     assignment,
     collect_until,
@@ -126,6 +128,27 @@ def test_what_a_task_changed_is_put_back_before_the_next_one(
     assert run(pool, "describe_process_state") == before
 
 
+@pytest.mark.parametrize("method", list(StartMethod))
+def test_a_child_dies_with_its_parent_whatever_the_last_task_changed(
+    make_pool: MakePool, method: StartMethod
+) -> None:
+    pool = make_pool(1, start_method=method)
+    run(pool, "clear_death_signal")
+    assert run(pool, "death_signal") == signal.SIGKILL
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may change its user")
+@pytest.mark.parametrize("method", list(StartMethod))
+def test_a_child_dies_with_its_parent_though_a_hook_changed_its_user(
+    make_pool: MakePool, method: StartMethod
+) -> None:
+    program = "tests.support.apps.pool_programs:load_with_user_changing_hook"
+    pool = make_pool(1, boot=replace(BOOT, program=program), start_method=method)
+    assert run(pool, "death_signal") == signal.SIGKILL
+    run(pool, "change_user")
+    assert run(pool, "death_signal") == signal.SIGKILL
+
+
 def test_a_process_started_by_a_task_can_be_interrupted_by_it(make_pool: MakePool) -> None:
     assert run(make_pool(1), "interrupt_started_process") == -signal.SIGINT
 
@@ -177,3 +200,67 @@ def test_a_task_id_with_any_text_survives_the_trip(make_pool: MakePool) -> None:
     text = 'Grüße, 世界 \U0001f40e " \\ \n'
     assert run(pool, "echo", text) == text
     assert protocol.MAX_FRAME_BYTES > 16_777_216
+
+
+def test_a_child_that_stopped_itself_is_killed_when_its_time_is_over(
+    make_pool: MakePool, tmp_path: Path
+) -> None:
+    pool = make_pool(1, stop_grace_seconds=0.2)
+    given = assignment("stop_itself", str(tmp_path / "marker"), timeout_ms=300)
+    pid = pool.dispatch(given)
+    assert next_event(pool) == Stopped(given, pid, True, "timeout")
+    collect_until(pool, lambda: pool.idle_count == 1)
+
+
+def test_a_child_that_became_another_program_is_killed_and_replaced(make_pool: MakePool) -> None:
+    pool = make_pool(1)
+    given = assignment("become_another_program")
+    pid = pool.dispatch(given)
+    assert next_event(pool) == Died(given, pid, "killed because it closed its socket", started=True)
+    collect_until(pool, lambda: pool.idle_count == 1)
+
+
+@pytest.mark.parametrize("count", [0, 3])
+def test_a_child_without_descriptors_costs_no_other_task(make_pool: MakePool, count: int) -> None:
+    pool = make_pool(1)
+    assert run(pool, "forbid_descriptors", count) == "still here"
+    given = assignment("echo", 1)
+    collect_until(pool, lambda: pool.idle_count == 1)
+    pool.dispatch(given)
+    event = next_event(pool)
+    assert not (isinstance(event, Died) and event.started), event
+    collect_until(pool, lambda: pool.idle_count == 1)
+
+
+def test_a_child_that_may_make_no_system_calls_is_replaced(make_pool: MakePool) -> None:
+    pool = make_pool(1)
+    given = assignment("forbid_system_calls")
+    pid = pool.dispatch(given)
+    assert next_event(pool) == Died(given, pid, "signal 9 (SIGKILL)", started=True)
+    collect_until(pool, lambda: pool.idle_count == 1)
+
+
+def test_a_child_that_floods_its_socket_does_not_hold_up_others(make_pool: MakePool) -> None:
+    pool = make_pool(2)
+    flood = assignment("flood_with_hellos", timeout_ms=500)
+    pool.dispatch(flood)
+    for number in range(20):
+        assert run(pool, "echo", number) == number
+    pool.stop_task(flood.task_id, "timeout")
+    assert isinstance(next_event(pool), Stopped)
+
+
+@pytest.mark.parametrize("method", list(StartMethod))
+def test_children_start_in_a_directory_that_has_been_removed(
+    make_pool: MakePool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: StartMethod
+) -> None:
+    release = tmp_path / "release"
+    release.mkdir()
+    monkeypatch.chdir(release)
+    pool = make_pool(1, start_method=method)
+    release.rmdir()
+    (pid,) = pool.pids()
+    os.kill(pid, signal.SIGKILL)
+    assert isinstance(next_event(pool), Died)
+    collect_until(pool, lambda: pool.idle_count == 1)
+    assert run(pool, "echo", 1) == 1

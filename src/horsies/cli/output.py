@@ -19,6 +19,7 @@ from rich.text import Text
 
 from horsies.db import paging
 from horsies.db.paging import Page
+from horsies.logs import escape_json
 from horsies.workflow.run.draw import elapsed
 
 STATUS_STYLES = {"FAILED": "red", "EXPIRED": "yellow", "RUNNING": "green", "CANCELLED": "dim"}
@@ -28,7 +29,8 @@ def print_json(value: dict[str, Any]) -> None:
     """Print one JSON document: stable keys, times in UTC, numbers rounded to thousandths."""
     # main() replaces characters that standard output cannot encode; the replacement is not valid JSON.
     is_plain = (sys.stdout.encoding or "utf-8").lower().replace("-", "") != "utf8"
-    sys.stdout.write(json.dumps(_json_value(value), indent=2, ensure_ascii=is_plain) + "\n")
+    text = json.dumps(_json_value(value), indent=2, ensure_ascii=is_plain)
+    sys.stdout.write(escape_json(text) + "\n")
 
 
 def _json_value(value: Any) -> Any:

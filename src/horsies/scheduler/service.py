@@ -168,13 +168,15 @@ def serve(service: Scheduler, stop: socket.socket, listener: Listener | None = N
 def _sleep(service: Scheduler, stop: socket.socket, listener: Listener | None) -> bool:
     """Sleep until the next step or until input arrives; tell whether to stop."""
     seconds = service.next_at() - time.monotonic()
-    sockets = [stop.fileno()]
+    # Not select(): it refuses descriptors above 1,023, and a worker has two for every child.
+    poll = select.poll()
+    poll.register(stop, select.POLLIN)
     if listener is not None:
         retry_seconds = listener.seconds_until_retry()
         seconds = seconds if retry_seconds is None else min(seconds, retry_seconds)
-        sockets += [listener.fileno()] if listener.fileno() >= 0 else []
-    ready, _, _ = select.select(sockets, [], [], max(0.0, seconds))
-    return stop.fileno() in ready
+        if listener.fileno() >= 0:
+            poll.register(listener.fileno(), select.POLLIN)
+    return stop.fileno() in dict(poll.poll(max(0.0, seconds) * 1000))
 
 
 def migrating_connector(database: Database) -> Callable[[], Pipeline]:

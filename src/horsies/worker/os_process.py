@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import ctypes
 import os
+import random
+import resource
 import signal
 import sys
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from contextlib import suppress
+from functools import partial
 
 if sys.platform != "linux":
     # On Linux /proc holds the same figures, and importing psutil costs every process 11 ms and 0.7 MB.
@@ -36,6 +39,29 @@ def die_with_parent(parent_pid: int) -> None:
         _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent_pid:
         os._exit(0)
+
+
+def death_signal_setter() -> Callable[[], object]:
+    """The first half of ``die_with_parent`` without a Python frame, to be called after every task."""
+    if _library_prctl is None:
+        return int
+    return partial(_library_prctl, _PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+
+
+def new_mark() -> int:
+    """A mark for ``set_mark``; 0 where no process can be marked.
+
+    Random, so that no two workers of a host share it. As a limit it amounts to 70,000 years or more.
+    """
+    if not IS_LINUX or resource.getrlimit(resource.RLIMIT_RTTIME)[1] != resource.RLIM_INFINITY:
+        return 0
+    return random.SystemRandom().randrange(1 << 61, 1 << 62)
+
+
+def set_mark(mark: int) -> None:
+    """Mark this process, and all that it starts, for the guard; see ``child/guard.py``."""
+    if mark:
+        resource.setrlimit(resource.RLIMIT_RTTIME, (mark, resource.RLIM_INFINITY))
 
 
 def schedule_as_batch() -> None:
@@ -69,10 +95,19 @@ def start_interpreter(entry_module: str, socket_fd: int) -> int:
     It inherits standard output, standard error and that one socket.
     """
     os.set_inheritable(socket_fd, True)
-    statement = f"from {entry_module} import main; main({socket_fd})"
+    return _spawn("-c", f"from {entry_module} import main; main({socket_fd})")
+
+
+def start_script(path: str, *arguments: str) -> int:
+    """Start an interpreter that runs a file without site packages; returns its pid."""
+    # Not -I: some installations need PYTHONHOME.
+    return _spawn("-S", "-P", path, *arguments)
+
+
+def _spawn(*arguments: str) -> int:
     return os.posix_spawn(
         sys.executable,
-        [sys.executable, "-c", statement],
+        [sys.executable, *arguments],
         os.environ,
         file_actions=[(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)],
     )

@@ -94,7 +94,8 @@ class ChildBoot:
     """The settings with which a child or the fork server starts; they cross ``exec`` as JSON.
 
     ``program`` names the function that loads the application and returns the ``Program`` of the
-    child. ``forks_ahead`` is how many children the fork server forks at a time.
+    child. ``forks_ahead`` is how many children the fork server forks at a time. By ``guard_mark`` the
+    guard finds the processes to kill; 0 stands for none.
     """
 
     app_locator: str
@@ -106,6 +107,7 @@ class ChildBoot:
     forks_ahead: int = 1
     hook_budget_seconds: float = 10.0
     program: str = "horsies.worker.child.execute:load_program"
+    guard_mark: int = 0
 
 
 _HEADER = Struct("!IB")

@@ -6,6 +6,7 @@ import ctypes
 import json
 import logging
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -69,6 +70,10 @@ def load_with_dying_hook(boot: ChildBoot) -> FunctionProgram:
 
 def load_with_moving_hook(boot: ChildBoot) -> FunctionProgram:
     return FunctionProgram([moving_hook])
+
+
+def load_with_user_changing_hook(boot: ChildBoot) -> FunctionProgram:
+    return FunctionProgram([change_user])
 
 
 def load_nothing(boot: ChildBoot) -> FunctionProgram:
@@ -293,6 +298,47 @@ def describe_process_state() -> list[Any]:
     ]
 
 
+def change_user() -> None:
+    """Become another user and come back: the kernel forgets the death signal."""
+    os.seteuid(65534)
+    os.seteuid(0)
+
+
+def clear_death_signal() -> None:
+    ctypes.CDLL(None).prctl(1, 0, 0, 0, 0)
+
+
+def death_signal() -> int:
+    number = ctypes.c_int()
+    ctypes.CDLL(None).prctl(2, ctypes.byref(number), 0, 0, 0)
+    return number.value
+
+
+def stop_itself(marker: str) -> None:
+    touch(marker)
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def become_another_program() -> None:
+    os.execvp("sleep", ["sleep", "600"])
+
+
+def forbid_descriptors(count: int) -> str:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (count, count))
+    return "still here"
+
+
+def forbid_system_calls() -> None:
+    ctypes.CDLL(None).prctl(22, 1, 0, 0, 0)
+    os.getppid()
+
+
+def flood_with_hellos() -> None:
+    own = max(list_sockets())
+    while True:
+        os.write(own, protocol.encode_numbers(FrameKind.HELLO, os.getpid(), 0) * 1_000)
+
+
 def allocate(megabytes: int) -> int:
     HOARD.append(bytearray(megabytes * 1024 * 1024))
     return len(HOARD)
@@ -364,6 +410,14 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
         write_garbage,
         change_process_state,
         describe_process_state,
+        change_user,
+        clear_death_signal,
+        death_signal,
+        stop_itself,
+        become_another_program,
+        forbid_descriptors,
+        forbid_system_calls,
+        flood_with_hellos,
         describe_after_hooks,
         interrupt_started_process,
         interrupt_itself,

@@ -306,6 +306,39 @@ def start_grandchild() -> TaskResult[str, TaskError]:
     return done()
 
 
+@app.task("start_programs")
+def start_programs(*, changes_user: bool = False, ends: bool = False) -> TaskResult[str, TaskError]:
+    """Start programs in the child's group, in a session of their own, and as an orphan."""
+    if changes_user:
+        # The kernel forgets the death signal with the first of the two changes.
+        os.seteuid(65534)
+        os.seteuid(0)
+    plain = subprocess.Popen(["sleep", "600"])
+    detached = subprocess.Popen(["sleep", "600"], start_new_session=True, env={})
+    for pid in (plain.pid, detached.pid, start_orphan()):
+        write_down("program", str(pid))
+    write_down("start")
+    if not ends:
+        signal.pause()
+    return done()
+
+
+def start_orphan() -> int:
+    """The pid of a process with a session of its own, whose parent has ended."""
+    reader, writer = os.pipe()
+    intermediate_pid = os.fork()
+    if intermediate_pid == 0:
+        os.setsid()
+        orphan_pid = os.fork()
+        while orphan_pid == 0:
+            signal.pause()
+        os.write(writer, str(orphan_pid).encode())
+        os._exit(0)
+    os.waitpid(intermediate_pid, 0)
+    with open(reader) as pids, open(writer, "w"):
+        return int(os.read(pids.fileno(), 20))
+
+
 @app.task("limited", timeout_ms=300)
 def limited(seconds: float) -> TaskResult[str, TaskError]:
     return rest(seconds, "")

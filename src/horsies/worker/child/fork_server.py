@@ -59,7 +59,7 @@ def run_fork_server(control: socket.socket, boot: ChildBoot, worker_pid: int) ->
     """Load the application, then fork a child for every socket received; never returns."""
     exit_code = EXIT_BROKEN
     try:
-        mark_as_child()
+        mark_as_child(boot)
         with suppress(PermissionError):
             os.setsid()
         os_process.die_with_parent(worker_pid)
@@ -86,7 +86,8 @@ def _load_and_serve(control: socket.socket, boot: ChildBoot, worker_pid: int) ->
         control.sendall(protocol.encode_texts(FrameKind.BOOT_FAILED, problem))
         return EXIT_BOOT_FAILED
     _warn_about_unforkable_state(control)
-    warm_up_fork_server(program)
+    # Also makes this process die with its parent again, in case the import changed its user.
+    warm_up_fork_server(program, worker_pid)
     _ignore_signals()
     gc.collect()
     gc.freeze()

@@ -73,13 +73,14 @@ def main(socket_fd: int) -> NoReturn:
         received = protocol.receive_boot(connected)
     if received is None:
         os._exit(EXIT_CLEAN)
-    mark_as_child()
+    mark_as_child(received[0])
     run_child(socket_fd, *received)
 
 
-def mark_as_child() -> None:
+def mark_as_child(boot: ChildBoot) -> None:
     """Make this process one that runs tasks, or that forks such processes: they inherit the marks."""
     os.environ["HORSIES_CHILD_PROCESS"] = "1"
+    os_process.set_mark(boot.guard_mark)
     os_process.schedule_as_batch()
 
 
@@ -97,7 +98,7 @@ def run_child(
         os_process.die_with_parent(worker_pid)
         parent = ParentSocket(_move_to_high_number(socket_fd))
         parent.send(protocol.encode_numbers(FrameKind.HELLO, parent.owner_pid))
-        exit_code = _boot_and_serve(parent, boot, program)
+        exit_code = _boot_and_serve(parent, boot, worker_pid, program)
     except (BrokenPipeError, ConnectionResetError):
         exit_code = EXIT_CLEAN
     except BaseException:
@@ -215,9 +216,11 @@ class StopSwitch:
         self._is_armed = False
 
 
-def _boot_and_serve(parent: ParentSocket, boot: ChildBoot, program: Program | None) -> int:
+def _boot_and_serve(
+    parent: ParentSocket, boot: ChildBoot, worker_pid: int, program: Program | None
+) -> int:
     switch = StopSwitch(parent)
-    process_state = ProcessState(switch.handle)
+    process_state = ProcessState(switch.handle, worker_pid)
     ForkGuard(parent).install()
     if not os_process.IS_LINUX:
         threading.Thread(target=watch_parent, args=(parent.socket,), daemon=True).start()
@@ -256,7 +259,7 @@ def _warm_up(program: Program, switch: StopSwitch, process_state: ProcessState) 
     process_state.restore()
 
 
-def warm_up_fork_server(program: Program) -> None:
+def warm_up_fork_server(program: Program, worker_pid: int) -> None:
     """Warm up before forking: serve no-op assignments over a local socket pair.
 
     Python and the linker resolve code when it first runs; done here, it saves every child 0.4 ms.
@@ -267,7 +270,7 @@ def warm_up_fork_server(program: Program) -> None:
         ours.shutdown(socket.SHUT_WR)
         parent = ParentSocket(_move_to_high_number(theirs.detach()))
         switch = StopSwitch(parent)
-        process_state = ProcessState(switch.handle)
+        process_state = ProcessState(switch.handle, worker_pid)
         with parent.socket:
             _serve(parent, program.warm_up, switch, process_state, samples_memory=False)
 

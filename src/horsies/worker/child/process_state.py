@@ -1,9 +1,9 @@
 """The process-wide state of a child: its logging, and everything that user code may change in it.
 
 Signal handlers, timers, the working directory and the file mode mask are again as the start hooks left
-them when the next task comes. A child writes log records to the standard error it inherited; every
-record of a running task names the task. A record that cannot be written is lost without effect on the
-task.
+them when the next task comes, and the child again dies with its parent. A child writes log records to
+the standard error it inherited; every record of a running task names the task. A record that cannot be
+written is lost without effect on the task.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from horsies.logs import (
     make_handler,
     set_current_task,
 )
+from horsies.worker import os_process
 from horsies.worker.protocol import Assignment
 
 # The public module wraps these functions' results in enum members, which would cost every task 12 µs.
@@ -53,9 +54,11 @@ def disregard(_signal_number: int, _frame: FrameType | None) -> None:
 class ProcessState:
     """Remembers the state that user code may change, to restore it after each task."""
 
-    __slots__ = ("_directory", "_guards", "_handlers", "_umask")
+    __slots__ = ("_directory", "_guards", "_handlers", "_parent_pid", "_set_death_signal", "_umask")
 
-    def __init__(self, stop: Callable[[int, FrameType | None], None]) -> None:
+    def __init__(self, stop: Callable[[int, FrameType | None], None], parent_pid: int) -> None:
+        self._parent_pid = parent_pid
+        self._set_death_signal = os_process.death_signal_setter()
         self._guards: tuple[tuple[int, Any], ...] = (
             (int(signal.SIGTERM), stop),
             (int(signal.SIGINT), disregard),
@@ -73,11 +76,16 @@ class ProcessState:
         _cleared_timers = tuple(
             timer for timer in _TIMERS if _plain_signal.getitimer(timer)[1] == 0.0
         )
-        self._directory = os.getcwd()
+        self._directory = _working_directory()
         self._umask = os.umask(0o022)
         os.umask(self._umask)
 
     def restore(self) -> None:
+        # The kernel forgets the death signal when a task or a hook changes its effective user or group.
+        # Setting it and looking for the parent take about 1 µs.
+        self._set_death_signal()
+        if os.getppid() != self._parent_pid:
+            os._exit(0)
         clear_timers()
         for number, handler in self._handlers:
             if _plain_signal.getsignal(number) != handler:
@@ -86,6 +94,14 @@ class ProcessState:
         os.umask(self._umask)
         with suppress(OSError):
             os.chdir(self._directory)
+
+
+def _working_directory() -> str:
+    """The working directory, or "." when it has been removed, as that of an old release may be."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        return "."
 
 
 def configure_logging(log_level: str, log_format: str) -> None:

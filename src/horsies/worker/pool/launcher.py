@@ -14,6 +14,7 @@ import time
 from enum import StrEnum
 
 from horsies.worker import os_process, protocol
+from horsies.worker.child import guard
 from horsies.worker.child.fork_server import run_forked_fork_server
 from horsies.worker.pool.child_process import RestartDelay
 from horsies.worker.protocol import ChildBoot, FrameKind, ProtocolError
@@ -176,6 +177,47 @@ class ForkServerLauncher:
             self._selector.unregister(self._exit_fd)
             os.close(self._exit_fd)
         self._control = self._exit_fd = self.pid = None
+
+
+class Guard:
+    """The process that kills the processes of tasks when this worker was killed.
+
+    Children must start with its `mark`, which is 0 where there can be no guard.
+    """
+
+    def __init__(self) -> None:
+        self.mark = os_process.new_mark()
+        self._pid: int | None = None
+        self._delay = RestartDelay()
+        if self.mark == 0 and os_process.IS_LINUX:
+            logger.warning(
+                "RLIMIT_RTTIME is limited: if this worker is killed, programs started by tasks live on. "
+                "Remove the limit (LimitRTTIME= of systemd, rttime of limits.conf)."
+            )
+
+    def attend(self) -> None:
+        """Start the guard if it does not run."""
+        if self.mark == 0 or time.monotonic() < self._delay.not_before:
+            return
+        if self._pid is not None:
+            exit_code = os_process.reap(self._pid)
+            if exit_code is None:
+                return
+            ended = os_process.describe_exit(exit_code)
+            logger.error("The guard process ended (%s); restarting it.", ended)
+        self._delay.note_early_death()
+        try:
+            self._pid = os_process.start_script(guard.__file__, str(os.getpid()), str(self.mark))
+        except OSError as error:
+            self._pid = None
+            logger.warning("Starting the guard process failed (%s); trying again.", error)
+
+    def close(self) -> None:
+        """End the guard: this worker ends in order and has no children left."""
+        if self._pid is not None:
+            os_process.kill_group(self._pid)
+            os_process.wait_for_exit(self._pid)
+            self._pid = None
 
 
 Launcher = SpawnLauncher | ForkServerLauncher

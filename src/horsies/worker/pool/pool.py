@@ -23,7 +23,7 @@ from horsies.worker.pool.children import (
     PoolSettings,
     Reported,
 )
-from horsies.worker.pool.launcher import make_launcher
+from horsies.worker.pool.launcher import Guard, make_launcher
 from horsies.worker.protocol import Assignment, ChildBoot, FrameKind, ProtocolError
 
 logger = logging.getLogger("horsies.pool")
@@ -56,8 +56,12 @@ class ChildPool:
     ) -> None:
         memory_mb = settings.max_memory_per_child_mb
         recycles = memory_mb is not None or settings.max_tasks_per_child > 0
+        self._guard = Guard()
         boot = replace(
-            boot, samples_memory=memory_mb is not None, forks_ahead=_FORKS_AHEAD if recycles else 1
+            boot,
+            samples_memory=memory_mb is not None,
+            forks_ahead=_FORKS_AHEAD if recycles else 1,
+            guard_mark=self._guard.mark,
         )
         self._settings = settings
         self._selector = selector
@@ -74,6 +78,7 @@ class ChildPool:
         already larger than the memory limit. No process is left behind in either case.
         """
         try:
+            self._guard.attend()
             self._launcher.start()
             self._children.refill()
             while len(self._children.idle) < self._settings.processes:
@@ -191,6 +196,7 @@ class ChildPool:
         while self._children.children and time.monotonic() < deadline:
             events += self.collect(_EXIT_POLL_SECONDS)
         self._children.abandon_all()
+        self._guard.close()
         os_process.reap_orphans(())
         return events
 
@@ -302,6 +308,8 @@ class ChildPool:
             children.refill()
         if now - self._orphans_checked_at > _ORPHAN_CHECK_SECONDS:
             self._orphans_checked_at = now
+            if not children.is_closing:
+                self._guard.attend()
             os_process.reap_orphans(self.pids())
 
     def _raise_boot_failure(self, events: list[PoolEvent]) -> None:
