@@ -21,6 +21,7 @@ from horsies.db.statements.workers import (
     find_lost_workers,
 )
 from horsies.ids import new_id
+from horsies.tasks.blocked import Blocked
 from horsies.tasks.recovery import recover_tasks
 from horsies.worker import reaper
 from horsies.worker.liveness import lock_key
@@ -113,7 +114,7 @@ def recover(
 ) -> Recovered:
     """Look for lost workers and recover their tasks."""
     led, found = pipeline.run(looking_steps(worker_id, config, connected_seconds))
-    return reaper.recover_lost_workers(pipeline, led, found, config.recovery)
+    return reaper.recover_lost_workers(pipeline, led, found, config.recovery, Blocked())
 
 
 # Who is dead
@@ -206,7 +207,7 @@ def test_tasks_of_a_living_worker_are_left_alone(
     with psycopg.connect(process_url, autocommit=True) as session:
         session.execute("SELECT pg_advisory_lock(%s)", (lock_key(worker_id),))
         assert recover(pipeline, "me", application(), LONG) == Recovered()
-        assert recover_ownerless(pipeline, RecoveryConfig()) == 0
+        assert recover_ownerless(pipeline, RecoveryConfig(), Blocked()) == 0
     assert [picture(connection, task_id) for task_id in task_ids] == before
 
 
@@ -283,7 +284,9 @@ def test_a_switch_that_is_off_leaves_its_tasks_alone(
     }
     before = [picture(connection, task_id) for task_id in tasks[kept]]
     assert recover(pipeline, "me", application(**{switch: False}), LONG) == Recovered(1, 3)
-    assert recover_ownerless(pipeline, RecoveryConfig.model_validate({switch: False})) == 0
+    assert (
+        recover_ownerless(pipeline, RecoveryConfig.model_validate({switch: False}), Blocked()) == 0
+    )
     assert [picture(connection, task_id) for task_id in tasks[kept]] == before
     assert all(row_of(connection, task_id)["status"] != changed for task_id in tasks[changed])
 
@@ -320,7 +323,7 @@ def test_a_task_that_was_claimed_anew_is_not_touched_by_a_late_reaper(
         (task_id,),
     )
     before = picture(connection, task_id)
-    assert recover_tasks(pipeline, found) == 0
+    assert recover_tasks(pipeline, found, Blocked()) == 0
     assert picture(connection, task_id) == before
     assert attempts_of(connection, task_id) == []
 
@@ -338,7 +341,7 @@ def test_many_reapers_at_once_have_the_effect_of_one(
     def reap() -> None:
         with psycopg.connect(process_url, autocommit=True) as mine:
             start.wait()
-            changed.append(recover_tasks(Pipeline(mine), found))
+            changed.append(recover_tasks(Pipeline(mine), found, Blocked()))
 
     threads = [threading.Thread(target=reap) for _ in range(4)]
     for thread in threads:
@@ -405,7 +408,7 @@ def test_tasks_without_a_worker_row_are_recovered_after_the_threshold_of_their_s
         add_running(connection, add_worker(connection, ago(1)), **old),
     ]
     before = [picture(connection, task_id) for task_id in kept]
-    assert recover_ownerless(pipeline, RecoveryConfig()) == 3
+    assert recover_ownerless(pipeline, RecoveryConfig(), Blocked()) == 3
     assert [row_of(connection, task_id)["status"] for task_id in recovered] == [
         "FAILED",
         "FAILED",
@@ -432,7 +435,7 @@ def test_a_heartbeat_of_this_attempt_keeps_a_stray_alive(
             "VALUES ({}, 'gone', 'runner', {})"
         ).format(task_id, sent)
     )
-    assert recover_ownerless(pipeline, RecoveryConfig()) == expected
+    assert recover_ownerless(pipeline, RecoveryConfig(), Blocked()) == expected
 
 
 # What is too old to keep

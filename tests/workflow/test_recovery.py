@@ -27,6 +27,7 @@ from horsies import (
 )
 from horsies.db.pipeline import Pipeline
 from horsies.ids import new_id
+from horsies.tasks.blocked import Blocked
 from horsies.worker.reaper import EXPIRE_BATCH, RETENTION_RUNS, expire_paused, sweep
 from tests.support.database import Database
 from tests.support.turns import Hands, Tasks
@@ -93,7 +94,7 @@ def test_a_run_paused_for_too_long_expires(
         handle.pause().unwrap()
     make_older(connection, "paused_at", 2, old.workflow_id)
     make_older(connection, "started_at", 2, running.workflow_id)
-    assert expire_paused(pipeline, HOUR) == 1
+    assert expire_paused(pipeline, HOUR, Blocked()) == 1
     error = old.get(timeout_ms=5_000).err_value
     assert error.error_code is OutcomeCode.WORKFLOW_EXPIRED
     assert error.data["policy"] == "paused_workflow_auto_cancel_after"
@@ -103,7 +104,7 @@ def test_a_run_paused_for_too_long_expires(
     assert hands.statuses(old.workflow_id) == {"first": "SKIPPED", "last": "SKIPPED"}
     assert young.status().unwrap() is WorkflowStatus.PAUSED
     assert running.status().unwrap() is WorkflowStatus.RUNNING
-    assert expire_paused(pipeline, HOUR) == 0
+    assert expire_paused(pipeline, HOUR, Blocked()) == 0
 
 
 def test_without_the_setting_a_run_may_be_paused_for_ever(
@@ -112,7 +113,7 @@ def test_without_the_setting_a_run_may_be_paused_for_ever(
     handle = chain(app, tasks).start().unwrap()
     handle.pause().unwrap()
     make_older(connection, "paused_at", 100_000, handle.workflow_id)
-    assert expire_paused(pipeline, RecoveryConfig()) == 0
+    assert expire_paused(pipeline, RecoveryConfig(), Blocked()) == 0
     assert handle.status().unwrap() is WorkflowStatus.PAUSED
 
 
@@ -130,8 +131,8 @@ def test_one_pass_ends_a_bounded_number_of_runs(
     for handle in handles:
         handle.pause().unwrap()
     make_older(connection, "paused_at", 2, *(handle.workflow_id for handle in handles))
-    assert expire_paused(pipeline, HOUR) == EXPIRE_BATCH
-    assert expire_paused(pipeline, HOUR) == 1
+    assert expire_paused(pipeline, HOUR, Blocked()) == EXPIRE_BATCH
+    assert expire_paused(pipeline, HOUR, Blocked()) == 1
 
 
 def test_a_resume_that_comes_first_wins(
@@ -149,7 +150,7 @@ def test_a_resume_that_comes_first_wins(
         return answers
 
     pipeline.run = resumed_in_between  # type: ignore[method-assign]
-    assert expire_paused(pipeline, HOUR) == 0
+    assert expire_paused(pipeline, HOUR, Blocked()) == 0
     assert handle.status().unwrap() is WorkflowStatus.RUNNING
 
 
@@ -160,7 +161,7 @@ def test_an_expired_run_is_a_failure_to_the_one_above(
     hands.fail(inner.workflow_id, "only")
     assert inner.status().unwrap() is WorkflowStatus.PAUSED
     make_older(connection, "paused_at", 2, inner.workflow_id)
-    assert expire_paused(pipeline, HOUR) == 1
+    assert expire_paused(pipeline, HOUR, Blocked()) == 1
     error = outer.get(timeout_ms=5_000).err_value
     assert error.error_code is OutcomeCode.SUBWORKFLOW_FAILED
 
@@ -171,7 +172,7 @@ def test_each_run_of_a_family_has_an_age_of_its_own(
     outer, inner = family(app, hands)
     outer.pause().unwrap()
     make_older(connection, "paused_at", 2, outer.workflow_id)
-    assert expire_paused(pipeline, HOUR) == 1
+    assert expire_paused(pipeline, HOUR, Blocked()) == 1
     assert outer.status().unwrap() is WorkflowStatus.EXPIRED
     assert inner.status().unwrap() is WorkflowStatus.PAUSED
 

@@ -19,7 +19,7 @@ from psycopg.pq import PipelineStatus, TransactionStatus
 
 from horsies.config.app import WorkerResilienceConfig
 from horsies.db.database import Database
-from horsies.db.errors import describe, is_transient
+from horsies.db.errors import ErrorKind, describe, is_of_data, kind_of
 from horsies.db.listen import (
     Inbox,
     Listener,
@@ -205,10 +205,15 @@ class WorkerConnection:
             self._broken_at = time.monotonic()
 
     def lose(self, error: psycopg.Error) -> None:
-        """Pause after a transient error, raise any other; the session is closed unless only a
-        transaction failed.
+        """Pause after an error, raise one that only an operator can end; the session is closed unless
+        only a transaction failed.
+
+        An error of the data concerns single tasks and is isolated where it happens. One that comes as far
+        as here must not end a running worker either.
         """
-        if not is_transient(error):
+        kind = kind_of(error)
+        is_starting = self.pipeline is None
+        if kind is ErrorKind.INSTALLATION or (kind is ErrorKind.DATA and is_starting):
             self.close_turns()
             raise error
         self._note_break()
@@ -408,7 +413,7 @@ def _survives(pipeline: Pipeline, error: psycopg.Error) -> bool:
     """Whether only a transaction failed, and the session is ready for the next."""
     pgconn = pipeline.connection.pgconn
     return (
-        (error.sqlstate or "").startswith(_SURVIVED)
+        (is_of_data(error) or (error.sqlstate or "").startswith(_SURVIVED))
         and pgconn.pipeline_status == PipelineStatus.OFF
         and pgconn.transaction_status == TransactionStatus.IDLE
     )

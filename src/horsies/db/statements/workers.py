@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from horsies.db.statement import Nothing, StatementFile
 from horsies.db.statements.monitor import QueueName
+from horsies.db.statements.turn import NOTHING
 
 WORKERS = StatementFile("workers.sql")
 
@@ -70,6 +71,7 @@ class FindAbandoned(NamedTuple):
     worker_ids: Sequence[str]
     statuses: Sequence[str]
     limit: int
+    excluded: Sequence[str] = NOTHING
 
 
 class FindOwnerless(NamedTuple):
@@ -79,12 +81,14 @@ class FindOwnerless(NamedTuple):
     running_seconds: float
     statuses: Sequence[str]
     limit: int
+    excluded: Sequence[str] = NOTHING
 
 
 class FindStale(NamedTuple):
     stale_seconds: float
     statuses: Sequence[str]
     limit: int
+    excluded: Sequence[str] = NOTHING
 
 
 class WakeQueues(NamedTuple):

@@ -49,7 +49,7 @@ SELECT id::text, generation, task_name, queue_name, retry_count, max_retries, ta
     status, claimed_by_worker_id::text AS worker_id, workflow_id::text
 FROM horsies_tasks
 WHERE status IN ('CLAIMED', 'RUNNING') AND claimed_by_worker_id = ANY(%(worker_ids)s::text[])
-  AND status = ANY(%(statuses)s::text[])
+  AND status = ANY(%(statuses)s::text[]) AND id <> ALL(%(excluded)s::uuid[])
 ORDER BY id LIMIT %(limit)s
 
 -- name: find_ownerless
@@ -68,6 +68,7 @@ WHERE task.status IN ('CLAIMED', 'RUNNING') AND worker.worker_id IS NULL
         WHERE beat.task_id = task.id AND beat.sent_at >= task.claimed_at)
       ) < now() - CASE task.status WHEN 'CLAIMED' THEN %(claimed_seconds)s::float8
                                    ELSE %(running_seconds)s::float8 END * interval '1 second'
+  AND task.id <> ALL(%(excluded)s::uuid[])
 ORDER BY task.id LIMIT %(limit)s
 
 -- name: find_stale
@@ -92,6 +93,7 @@ WHERE task.status IN ('CLAIMED', 'RUNNING') AND task.status = ANY(%(statuses)s::
         WHERE beat.task_id = task.id AND beat.sent_at >= task.claimed_at)
       ) < now() - %(stale_seconds)s::float8 * interval '1 second'
   AND NOT EXISTS (SELECT 1 FROM locked WHERE locked.lock_key = worker.lock_key)
+  AND task.id <> ALL(%(excluded)s::uuid[])
 ORDER BY task.id LIMIT %(limit)s
 
 -- name: wake_queues
