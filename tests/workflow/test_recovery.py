@@ -26,10 +26,13 @@ from horsies import (
     start_many,
 )
 from horsies.db.pipeline import Pipeline
+from horsies.db.statements.blocked import BlockedLimit, list_blocked
 from horsies.ids import new_id
 from horsies.tasks.blocked import Blocked
 from horsies.worker.reaper import EXPIRE_BATCH, RETENTION_RUNS, expire_paused, sweep
 from tests.support.database import Database
+from tests.support.poison import poisoned
+from tests.support.runs import problems
 from tests.support.turns import Hands, Tasks
 
 HOUR = RecoveryConfig(paused_workflow_auto_cancel_after=timedelta(hours=1))
@@ -105,6 +108,24 @@ def test_a_run_paused_for_too_long_expires(
     assert young.status().unwrap() is WorkflowStatus.PAUSED
     assert running.status().unwrap() is WorkflowStatus.RUNNING
     assert expire_paused(pipeline, HOUR, Blocked()) == 0
+
+
+def test_a_run_that_cannot_expire_does_not_keep_others_from_it(
+    app: Horsies, tasks: Tasks, connection: Database, pipeline: Pipeline
+) -> None:
+    bad, *others = start_many([chain(app, tasks)] * 3).unwrap()
+    for handle in (bad, *others):
+        handle.pause().unwrap()
+    make_older(connection, "paused_at", 2, *(one.workflow_id for one in (bad, *others)))
+    blocked = Blocked()
+    with poisoned(connection, "NEW.id = {}", bad.workflow_id, table="horsies_workflows"):
+        assert expire_paused(pipeline, HOUR, blocked) == 2
+        (row,) = list_blocked.run(connection, BlockedLimit(5))
+        assert (row.id, row.kind, row.action) == (bad.workflow_id, "run", "expire")
+        assert expire_paused(pipeline, HOUR, blocked) == 0
+        (problem,) = problems(connection)
+        assert problem.startswith("the run is blocked: the database refuses to expire it: 54000")
+    assert expire_paused(pipeline, HOUR, Blocked()) == 1
 
 
 def test_without_the_setting_a_run_may_be_paused_for_ever(

@@ -32,9 +32,9 @@ from horsies.worker.protocol import Assignment, NodePart
 
 logger = logging.getLogger("horsies.worker")
 
-# The outcomes of one turn: a statement of a gigabyte is more than PostgreSQL accepts, and a character
-# becomes up to four bytes.
-TURN_CHARACTERS_MAX = 64 * 1024 * 1024
+# The outcomes of one turn. PostgreSQL accepts no statement of a gigabyte, and reads an array of texts at
+# some 60 MB/s: a longer turn would keep the worker from showing signs of life.
+TURN_CHARACTERS_MAX = 16 * 1024 * 1024
 # Refused outcomes that a worker keeps before it claims no more.
 BLOCKED_MAX = 1000
 BLOCKED_CHARACTERS_MAX = 256 * 1024 * 1024
