@@ -41,6 +41,7 @@ from horsies.db.statements.monitor import (
     read_task_detail,
 )
 from horsies.db.statements.tasks import TaskAttemptInfo
+from horsies.error_codes import column_code
 from horsies.ids import first_id_at, stored_form
 from horsies.states import TaskStatus
 from horsies.tasks.broker import BrokerErrorCode, BrokerResult, PostgresBroker
@@ -219,7 +220,7 @@ def _list_script(filters: TaskFilters) -> Script[Page[TaskSummary]]:
             statuses=statuses,
             queues=list(filters.queues),
             names=list(filters.names),
-            error_codes=list(filters.error_codes),
+            error_codes=[column_code(code) or "" for code in filters.error_codes],
             limit=filters.limit,
         )
 
