@@ -45,6 +45,7 @@ TABLES = (
     "horsies_workflows",
     "horsies_workflow_tasks",
     "horsies_workflow_signals",
+    "horsies_blocked",
 )
 
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 from enum import Enum, StrEnum
 from typing import TypeAlias
 
+# The columns that lists of tasks search by code are indexed, and an index refuses long texts.
+STORED_CODE_CHARACTERS_MAX = 200
+
 
 class OperationalErrorCode(StrEnum):
     """The attempt failed in user code or in the library around it."""
@@ -74,3 +77,13 @@ def resolve_code(text: str) -> BuiltInTaskCode | str:
 def error_code_text(code: BuiltInTaskCode | str | None) -> str | None:
     """Return the plain text of a code, as columns and retry policies hold it."""
     return code.value if isinstance(code, Enum) else code
+
+
+def column_code(code: str | None) -> str | None:
+    """Return a code as the columns of tasks and attempts hold it: a long one is cut, with an ellipsis.
+
+    The stored result keeps the whole code, and retry policies compare the whole code.
+    """
+    if code is None or len(code) <= STORED_CODE_CHARACTERS_MAX:
+        return code
+    return code[: STORED_CODE_CHARACTERS_MAX - 1] + "…"

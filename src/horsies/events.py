@@ -34,6 +34,8 @@ EventName: TypeAlias = Literal[
     "workers_lost",
     "outcome_dropped",
     "claim_lost",
+    "blocked",
+    "outcomes_lost",
     "scheduler_ready",
     "scheduler_database_lost",
     "scheduler_stopped",

@@ -15,8 +15,8 @@ from horsies.db.statements.turn import (
     ClaimedTask,
     ClaimTasks,
     CompleteTasks,
-    Limit,
     ReleaseClaimed,
+    ReleaseLapsed,
     RenewClaims,
     StartTasks,
     claim_tasks,
@@ -340,7 +340,7 @@ def renew(connection: Connection[Any], task_id: str, owner: str = "other", **mor
 def test_a_renewed_lease_lasts_longer(connection: Connection[Any], expires: sql.SQL) -> None:
     task_id = add_claimed(connection, expires)
     assert renew(connection, task_id) == 1
-    assert release_lapsed.run(connection, Limit(10)) == []
+    assert release_lapsed.run(connection, ReleaseLapsed(10)) == []
     assert start(connection, task_id)
 
 
@@ -359,8 +359,8 @@ def test_lapsed_claims_go_back_and_valid_ones_stay(connection: Connection[Any]) 
     lapsed = [add_claimed(connection, LAPSED) for _ in range(3)]
     kept = [add_claimed(connection, VALID), add_running(connection)]
     before = [picture(connection, task_id) for task_id in kept]
-    assert len(release_lapsed.run(connection, Limit(2))) == 2
-    assert len(release_lapsed.run(connection, Limit(2))) == 1
+    assert len(release_lapsed.run(connection, ReleaseLapsed(2))) == 2
+    assert len(release_lapsed.run(connection, ReleaseLapsed(2))) == 1
     for task_id in lapsed:
         row = row_of(connection, task_id)
         assert (row["status"], row["claimed"], row["claim_expires_at"]) == ("PENDING", False, None)
@@ -373,7 +373,7 @@ def test_a_lapsed_claim_that_was_taken_again_does_not_start_for_the_first_owner(
     connection: Connection[Any],
 ) -> None:
     task_id = add_claimed(connection, LAPSED)
-    release_lapsed.run(connection, Limit(1))
+    release_lapsed.run(connection, ReleaseLapsed(1))
     assert [task.generation for task in claim(connection, 1)] == [2]
     before = picture(connection, task_id)
     assert start(connection, task_id) == []

@@ -15,14 +15,15 @@ from psycopg import Connection, sql
 
 from horsies import AppConfig, PostgresConfig, RecoveryConfig, RetryPolicy
 from horsies.db.pipeline import Pipeline
+from horsies.db.statements.turn import WorkerId
 from horsies.db.statements.workers import (
     FindAbandoned,
     WatchedWorker,
-    WorkerId,
     find_abandoned,
     watch_workers,
 )
 from horsies.ids import new_id
+from horsies.tasks.blocked import Blocked
 from horsies.tasks.recovery import recover_tasks
 from horsies.worker import reaper
 from horsies.worker.liveness import lock_key
@@ -106,7 +107,7 @@ def recover(pipeline: Pipeline, config: AppConfig) -> Recovered:
     """Take every worker whose lock is free for lost and recover its tasks."""
     found = look(pipeline.connection).values()
     verdicts = [verdict_on(worker) for worker in found if worker.lock_is_free]
-    return recover_lost_workers(pipeline, verdicts, config)
+    return recover_lost_workers(pipeline, verdicts, config, Blocked())
 
 
 @contextmanager
@@ -170,7 +171,7 @@ def test_a_worker_that_shows_life_after_the_look_is_not_lost(
     worker_id = add_worker(connection, ago(60))
     verdict = verdict_on(look(connection)[worker_id])
     connection.execute("UPDATE horsies_workers SET seen_at = clock_timestamp()")
-    assert recover_lost_workers(pipeline, [verdict], application()) == Recovered()
+    assert recover_lost_workers(pipeline, [verdict], application(), Blocked()) == Recovered()
 
 
 def test_a_worker_that_takes_its_lock_after_the_look_is_not_lost(
@@ -179,8 +180,12 @@ def test_a_worker_that_takes_its_lock_after_the_look_is_not_lost(
     worker_id = add_worker(connection, ago(60))
     verdict = verdict_on(look(connection)[worker_id])
     with session_of(worker_id, process_url):
-        assert recover_lost_workers(pipeline, [verdict], application()) == Recovered()
-    wait_until(lambda: recover_lost_workers(pipeline, [verdict], application()) == Recovered(1, 0))
+        assert recover_lost_workers(pipeline, [verdict], application(), Blocked()) == Recovered()
+    wait_until(
+        lambda: (
+            recover_lost_workers(pipeline, [verdict], application(), Blocked()) == Recovered(1, 0)
+        )
+    )
 
 
 def test_a_silent_worker_without_tasks_needs_no_recovery(
@@ -188,9 +193,9 @@ def test_a_silent_worker_without_tasks_needs_no_recovery(
 ) -> None:
     worker_id = add_worker(connection, ago(60))
     verdict = verdict_on(look(connection)[worker_id], needs_tasks=True)
-    assert recover_lost_workers(pipeline, [verdict], application()) == Recovered()
+    assert recover_lost_workers(pipeline, [verdict], application(), Blocked()) == Recovered()
     add_claimed(connection, worker_id)
-    assert recover_lost_workers(pipeline, [verdict], application()) == Recovered(1, 1)
+    assert recover_lost_workers(pipeline, [verdict], application(), Blocked()) == Recovered(1, 1)
 
 
 def test_a_held_lock_saves_a_worker_whose_session_is_active(
@@ -207,8 +212,10 @@ def test_a_held_lock_saves_a_worker_whose_session_is_active(
         verdict = verdict_on(look(connection)[worker_id])
         assert not verdict.needs_free_lock
         session.execute("SELECT 'a turn'")
-        assert recover_lost_workers(pipeline, [verdict], quick) == Recovered()
-        wait_until(lambda: recover_lost_workers(pipeline, [verdict], quick) == Recovered(1, 0))
+        assert recover_lost_workers(pipeline, [verdict], quick, Blocked()) == Recovered()
+        wait_until(
+            lambda: recover_lost_workers(pipeline, [verdict], quick, Blocked()) == Recovered(1, 0)
+        )
 
 
 def test_tasks_that_a_transaction_has_locked_are_recovered_when_it_ends(
@@ -220,8 +227,8 @@ def test_tasks_that_a_transaction_has_locked_are_recovered_when_it_ends(
         holder.execute("SELECT 1 FROM horsies_tasks WHERE id = %s FOR UPDATE", (locked,))
         assert recover(pipeline, application()) == Recovered(1, 1)
         assert row_of(connection, free)["status"] == "FAILED"
-        assert recover_ownerless(pipeline, RecoveryConfig()) == 0
-    assert recover_ownerless(pipeline, RecoveryConfig()) == 1
+        assert recover_ownerless(pipeline, RecoveryConfig(), Blocked()) == 0
+    assert recover_ownerless(pipeline, RecoveryConfig(), Blocked()) == 1
     assert row_of(connection, locked)["status"] == "FAILED"
 
 
@@ -237,7 +244,7 @@ def test_tasks_of_a_living_worker_are_left_alone(
     with psycopg.connect(process_url, autocommit=True) as session:
         session.execute("SELECT pg_advisory_lock(%s)", (lock_key(worker_id),))
         assert recover(pipeline, application()) == Recovered()
-        assert recover_ownerless(pipeline, RecoveryConfig()) == 0
+        assert recover_ownerless(pipeline, RecoveryConfig(), Blocked()) == 0
     assert [picture(connection, task_id) for task_id in task_ids] == before
 
 
@@ -314,7 +321,9 @@ def test_a_switch_that_is_off_leaves_its_tasks_alone(
     }
     before = [picture(connection, task_id) for task_id in tasks[kept]]
     assert recover(pipeline, application(**{switch: False})) == Recovered(1, 3)
-    assert recover_ownerless(pipeline, RecoveryConfig.model_validate({switch: False})) == 0
+    assert (
+        recover_ownerless(pipeline, RecoveryConfig.model_validate({switch: False}), Blocked()) == 0
+    )
     assert [picture(connection, task_id) for task_id in tasks[kept]] == before
     assert all(row_of(connection, task_id)["status"] != changed for task_id in tasks[changed])
 
@@ -351,7 +360,7 @@ def test_a_task_that_was_claimed_anew_is_not_touched_by_a_late_reaper(
         (task_id,),
     )
     before = picture(connection, task_id)
-    assert recover_tasks(pipeline, found) == 0
+    assert recover_tasks(pipeline, found, Blocked()) == 0
     assert picture(connection, task_id) == before
     assert attempts_of(connection, task_id) == []
 
@@ -369,7 +378,7 @@ def test_many_reapers_at_once_have_the_effect_of_one(
     def reap() -> None:
         with psycopg.connect(process_url, autocommit=True) as mine:
             start.wait()
-            changed.append(recover_tasks(Pipeline(mine), found))
+            changed.append(recover_tasks(Pipeline(mine), found, Blocked()))
 
     threads = [threading.Thread(target=reap) for _ in range(4)]
     for thread in threads:
@@ -425,7 +434,7 @@ def test_tasks_without_a_worker_row_are_recovered_after_the_threshold_of_their_s
         add_running(connection, add_worker(connection, ago(1)), **old),
     ]
     before = [picture(connection, task_id) for task_id in kept]
-    assert recover_ownerless(pipeline, RecoveryConfig()) == 3
+    assert recover_ownerless(pipeline, RecoveryConfig(), Blocked()) == 3
     assert [row_of(connection, task_id)["status"] for task_id in recovered] == [
         "FAILED",
         "FAILED",
@@ -452,7 +461,7 @@ def test_a_heartbeat_of_this_attempt_keeps_a_stray_alive(
             "VALUES ({}, 'gone', 'runner', {})"
         ).format(task_id, sent)
     )
-    assert recover_ownerless(pipeline, RecoveryConfig()) == expected
+    assert recover_ownerless(pipeline, RecoveryConfig(), Blocked()) == expected
 
 
 # What is too old to keep

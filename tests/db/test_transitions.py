@@ -20,8 +20,8 @@ from horsies.db.statements.turn import (
     ExpireTasks,
     FailTasks,
     FinishedTask,
-    Limit,
     ReleaseClaimed,
+    ReleaseLapsed,
     ReleaseUnstarted,
     RenewClaims,
     RetryTasks,
@@ -159,7 +159,7 @@ def release_of_the_dead(
 
 
 def release_when_lapsed(connection: Connection[Any], task_id: str) -> Any:
-    return release_lapsed.run(connection, Limit(10))
+    return release_lapsed.run(connection, ReleaseLapsed(10))
 
 
 def release(connection: Connection[Any], task_id: str) -> Any:

@@ -139,7 +139,7 @@ def test_json_has_the_same_keys_with_and_without_values(horsies: Run, database: 
     add_attempt(database, add_task(database, status="COMPLETED"))
     database.execute("INSERT INTO horsies_queues VALUES ('default', now())")
     full = read(horsies("status", "--json"))
-    assert list(bare) == list(full) == ["queues", "workers"]
+    assert list(bare) == list(full) == ["queues", "workers", "blocked"]
     assert list(bare["queues"][0]) == list(full["queues"][0])
     assert list(bare["workers"][0]) == list(full["workers"][0])
     assert full["queues"][0]["paused"] is True

@@ -155,9 +155,9 @@ def test_freed_places_are_counted_by_queue(in_flight: InFlight) -> None:
     in_flight.hand_out(
         [claimed("a", 1, "x"), claimed("b", 2, "x"), claimed("c", 3, "y"), claimed("d")]
     )
-    assert in_flight.freed_by_queue() == {}
+    assert in_flight.freed_by_queue(in_flight.outcomes) == {}
     in_flight.absorb([report("a"), report("b"), report("c")])
-    assert in_flight.freed_by_queue() == {"x": 2, "y": 1}
+    assert in_flight.freed_by_queue(in_flight.outcomes) == {"x": 2, "y": 1}
 
 
 def test_a_cancelled_task_is_stopped_and_one_that_waits_is_forgotten(

@@ -32,6 +32,7 @@ from horsies.db.statements.workers import (
 )
 from horsies.db.statements.workflows import FindPausedRuns, find_paused_runs
 from horsies.ids import new_id
+from horsies.tasks.blocked import Blocked
 from horsies.tasks.outcome import STOPPED_BY_CANCEL
 from horsies.worker import maintenance as maintenance_module
 from horsies.worker.agenda import Timer
@@ -139,6 +140,7 @@ def make_maintenance(
         in_flight._pool,
         in_flight,
         cast(WorkerConnection, connection or QuietConnection()),
+        Blocked(),
     )
 
 

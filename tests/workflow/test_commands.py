@@ -442,7 +442,7 @@ def test_a_run_that_was_edited_by_hand_is_reported_until_it_is_cancelled(
     assert found.code == 1
     said = " ".join(found.out.split())
     assert said.startswith(f"ID PROBLEM {run_id} node first waits for a task that is no longer")
-    assert said.endswith("1 run(s) are inconsistent.")
+    assert said.endswith("1 run(s) are inconsistent or blocked.")
     told = read(horsies("workflow", "audit", "--json"), 1)
     assert [one["workflow_id"] for one in told["found"]] == [run_id]
     assert horsies("workflow", "cancel", run_id).code == 0

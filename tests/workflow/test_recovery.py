@@ -26,9 +26,13 @@ from horsies import (
     start_many,
 )
 from horsies.db.pipeline import Pipeline
+from horsies.db.statements.blocked import BlockedLimit, list_blocked
 from horsies.ids import new_id
+from horsies.tasks.blocked import Blocked
 from horsies.worker.reaper import EXPIRE_BATCH, RETENTION_RUNS, expire_paused, sweep
 from tests.support.database import Database
+from tests.support.poison import poisoned
+from tests.support.runs import problems
 from tests.support.turns import Hands, Tasks
 
 HOUR = RecoveryConfig(paused_workflow_auto_cancel_after=timedelta(hours=1))
@@ -93,7 +97,7 @@ def test_a_run_paused_for_too_long_expires(
         handle.pause().unwrap()
     make_older(connection, "paused_at", 2, old.workflow_id)
     make_older(connection, "started_at", 2, running.workflow_id)
-    assert expire_paused(pipeline, HOUR) == 1
+    assert expire_paused(pipeline, HOUR, Blocked()) == 1
     error = old.get(timeout_ms=5_000).err_value
     assert error.error_code is OutcomeCode.WORKFLOW_EXPIRED
     assert error.data["policy"] == "paused_workflow_auto_cancel_after"
@@ -103,7 +107,25 @@ def test_a_run_paused_for_too_long_expires(
     assert hands.statuses(old.workflow_id) == {"first": "SKIPPED", "last": "SKIPPED"}
     assert young.status().unwrap() is WorkflowStatus.PAUSED
     assert running.status().unwrap() is WorkflowStatus.RUNNING
-    assert expire_paused(pipeline, HOUR) == 0
+    assert expire_paused(pipeline, HOUR, Blocked()) == 0
+
+
+def test_a_run_that_cannot_expire_does_not_keep_others_from_it(
+    app: Horsies, tasks: Tasks, connection: Database, pipeline: Pipeline
+) -> None:
+    bad, *others = start_many([chain(app, tasks)] * 3).unwrap()
+    for handle in (bad, *others):
+        handle.pause().unwrap()
+    make_older(connection, "paused_at", 2, *(one.workflow_id for one in (bad, *others)))
+    blocked = Blocked()
+    with poisoned(connection, "NEW.id = {}", bad.workflow_id, table="horsies_workflows"):
+        assert expire_paused(pipeline, HOUR, blocked) == 2
+        (row,) = list_blocked.run(connection, BlockedLimit(5))
+        assert (row.id, row.kind, row.action) == (bad.workflow_id, "run", "expire")
+        assert expire_paused(pipeline, HOUR, blocked) == 0
+        (problem,) = problems(connection)
+        assert problem.startswith("the run is blocked: the database refuses to expire it: 54000")
+    assert expire_paused(pipeline, HOUR, Blocked()) == 1
 
 
 def test_without_the_setting_a_run_may_be_paused_for_ever(
@@ -112,7 +134,7 @@ def test_without_the_setting_a_run_may_be_paused_for_ever(
     handle = chain(app, tasks).start().unwrap()
     handle.pause().unwrap()
     make_older(connection, "paused_at", 100_000, handle.workflow_id)
-    assert expire_paused(pipeline, RecoveryConfig()) == 0
+    assert expire_paused(pipeline, RecoveryConfig(), Blocked()) == 0
     assert handle.status().unwrap() is WorkflowStatus.PAUSED
 
 
@@ -130,8 +152,8 @@ def test_one_pass_ends_a_bounded_number_of_runs(
     for handle in handles:
         handle.pause().unwrap()
     make_older(connection, "paused_at", 2, *(handle.workflow_id for handle in handles))
-    assert expire_paused(pipeline, HOUR) == EXPIRE_BATCH
-    assert expire_paused(pipeline, HOUR) == 1
+    assert expire_paused(pipeline, HOUR, Blocked()) == EXPIRE_BATCH
+    assert expire_paused(pipeline, HOUR, Blocked()) == 1
 
 
 def test_a_resume_that_comes_first_wins(
@@ -149,7 +171,7 @@ def test_a_resume_that_comes_first_wins(
         return answers
 
     pipeline.run = resumed_in_between  # type: ignore[method-assign]
-    assert expire_paused(pipeline, HOUR) == 0
+    assert expire_paused(pipeline, HOUR, Blocked()) == 0
     assert handle.status().unwrap() is WorkflowStatus.RUNNING
 
 
@@ -160,7 +182,7 @@ def test_an_expired_run_is_a_failure_to_the_one_above(
     hands.fail(inner.workflow_id, "only")
     assert inner.status().unwrap() is WorkflowStatus.PAUSED
     make_older(connection, "paused_at", 2, inner.workflow_id)
-    assert expire_paused(pipeline, HOUR) == 1
+    assert expire_paused(pipeline, HOUR, Blocked()) == 1
     error = outer.get(timeout_ms=5_000).err_value
     assert error.error_code is OutcomeCode.SUBWORKFLOW_FAILED
 
@@ -171,7 +193,7 @@ def test_each_run_of_a_family_has_an_age_of_its_own(
     outer, inner = family(app, hands)
     outer.pause().unwrap()
     make_older(connection, "paused_at", 2, outer.workflow_id)
-    assert expire_paused(pipeline, HOUR) == 1
+    assert expire_paused(pipeline, HOUR, Blocked()) == 1
     assert outer.status().unwrap() is WorkflowStatus.EXPIRED
     assert inner.status().unwrap() is WorkflowStatus.PAUSED
 

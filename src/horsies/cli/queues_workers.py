@@ -13,6 +13,7 @@ from rich.text import Text
 from horsies.cli import output
 from horsies.cli.options import DatabaseUrlOption, LocatorArgument, ModuleOption
 from horsies.cli.session import JsonOption, Session, open_session, unwrap_or_exit
+from horsies.db.statements.blocked import BlockedRow
 from horsies.db.statements.monitor import WorkerSummary
 from horsies.modules import failure_at
 from horsies.monitor.actions import QueueOrder, switch_queue
@@ -43,11 +44,12 @@ def status(
     database_url: DatabaseUrlOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show all queues and a summary of the workers.
+    """Show all queues, a summary of the workers, and blocked tasks and runs.
 
     DUE tasks can be claimed now, DELAYED tasks are due later; OLDEST is the waiting time of the oldest due
     task. Rates count the attempts that ended within the last minute; FAILED/MIN leaves out attempts that
-    will be retried.
+    will be retried. The next change of a BLOCKED task or run is refused by the database; workers try it
+    again.
 
     Exit codes: 0 done, 1 failure.
     """
@@ -56,10 +58,31 @@ def status(
     if as_json:
         queues = [_queue_document(queue) for queue in found.queues]
         workers = [_worker_document(worker) for worker in found.workers]
-        output.print_json({"queues": queues, "workers": workers})
+        blocked = {"count": found.blocked_count, "first": [*map(_blocked_document, found.blocked)]}
+        output.print_json({"queues": queues, "workers": workers, "blocked": blocked})
     else:
         _print_queues(found.queues)
         output.print_parts(output.safe_text(_worker_summary(found.workers)))
+        _print_blocked(found.blocked, found.blocked_count)
+
+
+def _blocked_document(row: BlockedRow) -> dict[str, Any]:
+    document = asdict(row)
+    del document["blocked_seconds"], document["total"]
+    return document
+
+
+def _print_blocked(blocked: Sequence[BlockedRow], count: int) -> None:
+    if not blocked:
+        return
+    lines = [f"{count} blocked task(s) or run(s): the database refuses their next change."]
+    for row in blocked:
+        run = f" of run {row.workflow_id}" if row.kind == "task" and row.workflow_id else ""
+        since = output.duration(row.blocked_seconds)
+        lines.append(f"  {row.kind} {row.id}{run}, {row.action}, for {since}: {row.error}")
+    if count > len(blocked):
+        lines.append(f"  and {count - len(blocked)} more")
+    output.print_parts(output.safe_text("\n".join(lines), "yellow"))
 
 
 def queues(

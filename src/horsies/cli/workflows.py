@@ -246,6 +246,7 @@ def audit(
     as_json: JsonOption = False,
 ) -> None:
     """Compare every open run with its nodes and tasks; rows that contradict each other were edited by hand.
+    Runs whose next change the database refuses are listed as blocked.
 
     Exit codes: 0 no problems; 1 failure, or problems found.
     """
@@ -257,7 +258,9 @@ def audit(
         output_workflows.print_problems(found)
         runs = len({one.id for one in found})
         typer.echo(
-            f"{runs:,} run(s) are inconsistent." if found else "All open runs are consistent."
+            f"{runs:,} run(s) are inconsistent or blocked."
+            if found
+            else "All open runs are consistent."
         )
     if found:
         raise typer.Exit(EXIT_FAILED)

@@ -1,8 +1,18 @@
-"""Which database errors are transient, and how each is described to a user."""
+"""The kinds of database errors, and how each is described to a user.
+
+Three kinds, and every database error is of one of them:
+
+* transient: the connection, a conflict or the state of the server; the same statement can succeed later;
+* of the installation: tables or functions are missing, a right is missing, the login is refused; nothing
+  succeeds before an operator acts, so a worker stops;
+* of the data: everything else. The rows that the statement writes or reads cause it, so other tasks and
+  runs are not affected, and a worker isolates it to the one that causes it.
+"""
 
 from __future__ import annotations
 
 import re
+from enum import Enum
 
 import psycopg
 
@@ -14,6 +24,19 @@ _TRANSIENT_STATES = {
     *("40001", "40P01"),  # serialization failure, deadlock
     "25006",  # read-only: a server before or after its time as the primary
     *("57014", "55P03", "57P05", "25P03", "25P04"),  # the timeouts an administrator may set
+}
+_INSTALLATION_CLASSES = ("28", "3D", "3F")  # the login, the database, the schema
+_INSTALLATION_STATES = {
+    "42501",  # a right is missing
+    *(
+        "42P01",
+        "42703",
+        "42883",
+        "42704",
+        "42601",
+    ),  # tables and functions are not those of this release
+    *("26000", "42P05"),  # prepared statements: a pooler that the configuration does not mention
+    "57P04",  # the database was dropped
 }
 
 _NO_DATABASE = re.compile(r'database ".*" does not exist')
@@ -41,6 +64,38 @@ def is_transient(error: BaseException) -> bool:
 def is_refusal(error: BaseException) -> bool:
     """Check whether the server refused the connection: a wrong password, an unknown database or role."""
     return getattr(error, "sqlstate", None) is None and _is_permanent(str(error).lower())
+
+
+class ErrorKind(Enum):
+    """What a database error concerns, and so who can end it; see the module's docstring."""
+
+    TRANSIENT = "transient"
+    INSTALLATION = "installation"
+    DATA = "data"
+
+
+def kind_of(error: psycopg.Error) -> ErrorKind:
+    if is_transient(error):
+        return ErrorKind.TRANSIENT
+    state = error.sqlstate
+    if state is None:
+        is_connection_error = isinstance(error, psycopg.OperationalError | psycopg.InterfaceError)
+        return ErrorKind.INSTALLATION if is_connection_error else ErrorKind.DATA
+    is_installation = state[:2] in _INSTALLATION_CLASSES or state in _INSTALLATION_STATES
+    return ErrorKind.INSTALLATION if is_installation else ErrorKind.DATA
+
+
+def is_of_data(error: psycopg.Error) -> bool:
+    """Whether the error concerns single rows, so that other tasks and runs are not affected."""
+    return kind_of(error) is ErrorKind.DATA
+
+
+def is_raised_by_trigger(error: psycopg.Error) -> bool:
+    """Whether a trigger refused the change, and not the values of the statement itself.
+
+    Translations of the server's messages keep the name of the language.
+    """
+    return "PL/pgSQL" in (error.diag.context or "")
 
 
 def _is_permanent(lowered: str) -> bool:
@@ -99,6 +154,11 @@ def describe(error: BaseException) -> str:
         if mark in lowered:
             return f"{remedy} ({text})."
     return text or type(error).__name__
+
+
+def describe_refusal(error: psycopg.Error) -> str:
+    """The SQLSTATE and the primary message of an error; no DETAIL or CONTEXT, which may quote a row."""
+    return f"{error.sqlstate or type(error).__name__} {_text(error).rstrip('.')}"
 
 
 def _text(error: BaseException) -> str:

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from psycopg import Connection, Error
 from psycopg.adapt import Transformer
 from psycopg.conninfo import conninfo_to_dict
-from psycopg.errors import OperationalError, error_from_result
+from psycopg.errors import DataError, OperationalError, error_from_result
 from psycopg.pq import ConnStatus, DiagnosticField, ExecStatus
 from psycopg.pq.abc import PGconn, PGresult
 
@@ -30,6 +30,8 @@ Answer = TypeVar("Answer")
 _FAILED = (ExecStatus.FATAL_ERROR, ExecStatus.BAD_RESPONSE, ExecStatus.PIPELINE_ABORTED)
 # How long a cancel request may take.
 CANCEL_SECONDS = 2.0
+# The server takes messages of up to a gigabyte; the rest is for the lengths and formats of parameters.
+MESSAGE_BYTES_MAX = 1024 * 1024 * 1024 - 64 * 1024
 # How long to wait for an answer between two calls of ``meanwhile``.
 WAIT_SECONDS = 0.1
 
@@ -111,6 +113,7 @@ class Pipeline:
 
     def _exchange(self, pgconn: PGconn, steps: Sequence[Step]) -> list[PGresult]:
         texts = [statement.texts(params) for statement, params in steps]
+        _refuse_oversized(steps, texts)
         pgconn.enter_pipeline_mode()
         expected = [
             self._send(pgconn, statement, values)
@@ -220,13 +223,25 @@ class Pipeline:
         for result in results:
             if result.status in _FAILED:
                 # Nothing of this group was applied; its PREPAREs may be undone as well.
+                # Not prepared itself, as psycopg does with a statement it sees for the fifth time.
                 if self._prepared is not None:
                     try:
-                        self.connection.execute("DEALLOCATE ALL")
+                        self.connection.execute("DEALLOCATE ALL", prepare=False)
                     except Error as error:  # unknown PREPAREs: only a new session helps
                         raise OperationalError(f"the session is in doubt: {error}") from error
                     self._prepared = set()
                 raise error_from_result(result)
+
+
+def _refuse_oversized(steps: Sequence[Step], texts: Sequence[list[bytes | None]]) -> None:
+    """Raise for a statement that the server would answer by closing the connection without a reason."""
+    for (statement, _), values in zip(steps, texts, strict=True):
+        size = sum(len(value) for value in values if value is not None)
+        if size > MESSAGE_BYTES_MAX:
+            raise DataError(
+                f"the parameters of {statement.name} take {size:,} bytes; "
+                f"PostgreSQL accepts at most {MESSAGE_BYTES_MAX:,}"
+            )
 
 
 def _given_options(url: str) -> str:

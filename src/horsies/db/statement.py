@@ -149,7 +149,10 @@ def _element(value: Any) -> str:
 
 
 def _encoded(text: str) -> bytes:
-    encoded = text.encode()
+    try:
+        encoded = text.encode()
+    except UnicodeEncodeError as error:
+        raise DataError("a text parameter contains a lone surrogate") from error
     if b"\0" in encoded:  # libpq would truncate the text there
         raise DataError("a text parameter contains a NUL character")
     return encoded

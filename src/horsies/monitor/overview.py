@@ -6,7 +6,7 @@ Scripts run a few cheap statements; pure functions combine their rows.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 from operator import attrgetter
@@ -14,6 +14,7 @@ from operator import attrgetter
 from horsies.db import paging
 from horsies.db.paging import ListSteps, Page, page_script
 from horsies.db.statement import Nothing, Script, one_or_none, read_rows
+from horsies.db.statements.blocked import BlockedLimit, BlockedRow, list_blocked
 from horsies.db.statements.monitor import (
     InFlightCount,
     ListNewestTasks,
@@ -40,6 +41,7 @@ from horsies.db.statements.monitor import (
     read_task_detail,
 )
 from horsies.db.statements.tasks import TaskAttemptInfo
+from horsies.error_codes import column_code
 from horsies.ids import first_id_at, stored_form
 from horsies.states import TaskStatus
 from horsies.tasks.broker import BrokerErrorCode, BrokerResult, PostgresBroker
@@ -51,6 +53,7 @@ SILENT_AFTER_SECONDS = 15.0
 IDLE_SILENT_AFTER_SECONDS = 330.0
 # Rates come from this many of the newest attempts, which bounds the statement to about 50 ms.
 RATE_SAMPLE = 10_000
+BLOCKED_SHOWN = 5
 
 _FIRST_ID = "00000000-0000-0000-0000-000000000000"
 _LAST_ID = "ffffffff-ffff-ffff-ffff-ffffffffffff"
@@ -84,10 +87,12 @@ class WorkerHealth(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """All queues by name, and all workers that have not shut down."""
+    """All queues by name, all workers that have not shut down, and the oldest blocked tasks and runs."""
 
     queues: list[QueueOverview]
     workers: list[WorkerSummary]
+    blocked: list[BlockedRow] = field(default_factory=list)
+    blocked_count: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +129,8 @@ def _overview_script(configured: Iterable[str]) -> Script[Overview]:
     workers: list[WorkerSummary] = yield list_workers, ListWorkers(include_stopped=False)
     served = {name for worker in workers for name in worker.queues}
     queues = merge_queues(served | set(configured), waiting, in_flight, recent, states)
-    return Overview(queues, workers)
+    blocked: list[BlockedRow] = yield list_blocked, BlockedLimit(BLOCKED_SHOWN)
+    return Overview(queues, workers, blocked, blocked[0].total if blocked else 0)
 
 
 def merge_queues(
@@ -209,7 +215,7 @@ def _list_script(filters: TaskFilters) -> Script[Page[TaskSummary]]:
             statuses=statuses,
             queues=list(filters.queues),
             names=list(filters.names),
-            error_codes=list(filters.error_codes),
+            error_codes=[column_code(code) or "" for code in filters.error_codes],
             limit=filters.limit,
         )
 

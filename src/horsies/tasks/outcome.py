@@ -25,7 +25,7 @@ from horsies.db.statements.turn import (
 )
 from horsies.db.statements.workers import AbandonedTask
 from horsies.db.statements.workflows import WorkflowIds, lock_runs
-from horsies.error_codes import OperationalErrorCode, OutcomeCode
+from horsies.error_codes import OperationalErrorCode, OutcomeCode, column_code
 from horsies.retry import retry_delay
 from horsies.states import TaskAttemptOutcome, TaskStatus
 from horsies.task_result import TaskError, storable_text
@@ -108,7 +108,7 @@ def outcome_of_report(
         status=TaskStatus.FAILED,
         result=result_json,
         attempt_outcome=TaskAttemptOutcome.FAILED,
-        error_code=error_code,
+        error_code=None if error_code is None else column_code(storable_text(error_code)),
         error_message=None if error_message is None else storable_text(error_message),
         delay_seconds=_retry_delay(task, error_code, random),
     )

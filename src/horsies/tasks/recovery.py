@@ -11,13 +11,29 @@ import logging
 from collections.abc import Sequence
 from itertools import groupby
 from operator import attrgetter
+from typing import Any, TypeAlias
+
+import psycopg
 
 from horsies.codec.results import encode_task_error
+from horsies.db.errors import is_of_data
 from horsies.db.pipeline import Pipeline
-from horsies.db.statement import Step
-from horsies.db.statements.turn import ExpireTasks, ReleaseClaimed, expire_tasks, release_claimed
+from horsies.db.statement import Statement, Step
+from horsies.db.statements.blocked import FindOthers, FoundTask, find_lapsed, find_late
+from horsies.db.statements.tasks import TaskId
+from horsies.db.statements.turn import (
+    ExpireTasks,
+    FinishedTask,
+    ReleaseClaimed,
+    ReleaseLapsed,
+    expire_tasks,
+    release_claimed,
+    release_lapsed,
+)
 from horsies.db.statements.workers import (
     AbandonedTask,
+    FindAbandoned,
+    FindOwnerless,
     FindStale,
     WakeQueues,
     find_stale,
@@ -25,6 +41,7 @@ from horsies.db.statements.workers import (
 )
 from horsies.error_codes import OutcomeCode
 from horsies.task_result import TaskError
+from horsies.tasks.blocked import Blocked, Change
 from horsies.tasks.outcome import locking_steps, outcome_of_loss, recording_steps
 
 logger = logging.getLogger("horsies.recover")
@@ -37,48 +54,115 @@ EXPIRED_RESULT = encode_task_error(
     )
 )
 
+Find: TypeAlias = FindAbandoned | FindOwnerless | FindStale
+
 
 def fail_stale(pipeline: Pipeline, stale_seconds: float) -> int:
     """End stale RUNNING tasks, retried or failed by their policy. Return their number."""
-    return recover_found(
-        pipeline, (find_stale, FindStale(stale_seconds, ["RUNNING"], RECOVERY_BATCH))
-    )
+    find = FindStale(stale_seconds, ["RUNNING"], RECOVERY_BATCH)
+    return recover_found(pipeline, find_stale, find, Blocked())
 
 
 def requeue_stale(pipeline: Pipeline, stale_seconds: float) -> int:
     """Return stale CLAIMED tasks to their queues. Return their number."""
-    return recover_found(
-        pipeline, (find_stale, FindStale(stale_seconds, ["CLAIMED"], RECOVERY_BATCH))
-    )
+    find = FindStale(stale_seconds, ["CLAIMED"], RECOVERY_BATCH)
+    return recover_found(pipeline, find_stale, find, Blocked())
 
 
 def expire_pending(pipeline: Pipeline) -> int:
     """Expire PENDING tasks past their ``good_until``. Return their number."""
-    expired = 0
-    while rows := pipeline.run([(expire_tasks, ExpireTasks(EXPIRED_RESULT, EXPIRY_BATCH))])[0]:
-        expired += len(rows)
-    return expired
+    blocked = Blocked()
+    total = 0
+    while True:
+        before = blocked.excluded()
+        try:
+            expired = len(pipeline.run([_expiry_step(before)])[0])
+        except psycopg.Error as error:
+            if not is_of_data(error):
+                raise
+            expired = expire_one_by_one(pipeline, blocked)
+        total += expired
+        if not expired and set(blocked.excluded()) <= set(before):
+            return total
 
 
-def recover_found(pipeline: Pipeline, find: Step) -> int:
+def expire_one_by_one(pipeline: Pipeline, blocked: Blocked) -> int:
+    """Expire a batch of tasks, each in a transaction of its own. Return their number."""
+    changed = 0
+    for task in _others(pipeline, find_late, blocked):
+        change = Change("expire", task.id, task.workflow_id)
+        answers = blocked.attempt(pipeline, change, [_expiry_step([], [task.id])])
+        changed += len(answers[0]) if answers else 0
+    return changed
+
+
+def _expiry_step(excluded: Sequence[str], only: Sequence[str] | None = None) -> Step:
+    return expire_tasks, ExpireTasks(EXPIRED_RESULT, EXPIRY_BATCH, excluded, only)
+
+
+def release_one_by_one(pipeline: Pipeline, blocked: Blocked) -> int:
+    """Release a batch of lapsed claims, each in a transaction of its own. Return their number."""
+    changed = 0
+    for task in _others(pipeline, find_lapsed, blocked):
+        change = Change("release", task.id, task.workflow_id)
+        answers = blocked.attempt(
+            pipeline, change, [(release_lapsed, ReleaseLapsed(1, [], [task.id]))]
+        )
+        changed += len(answers[0]) if answers else 0
+    return changed
+
+
+def _others(
+    pipeline: Pipeline, find: Statement[FindOthers, FoundTask], blocked: Blocked
+) -> list[FoundTask]:
+    (found,) = pipeline.run([(find, FindOthers(blocked.excluded(), EXPIRY_BATCH))])
+    return found
+
+
+def recover_found(
+    pipeline: Pipeline, statement: Statement[Any, AbandonedTask], find: Find, blocked: Blocked
+) -> int:
     """Recover all abandoned tasks that a statement finds, batch by batch. Return their number."""
     recovered = 0
-    while abandoned := pipeline.run([find])[0]:
-        changed = recover_tasks(pipeline, abandoned)
-        if not changed:  # another process recovered them first; the next round finds the rest
-            break
+    while True:
+        step = (statement, find._replace(excluded=blocked.excluded()))
+        (abandoned,) = pipeline.run([step])
+        changed = recover_tasks(pipeline, abandoned, blocked)
         recovered += changed
-    return recovered
+        # Without any change another process was first, unless the database refused some: those are left
+        # out of the next batch.
+        if not changed and not any(blocked.is_waiting(task.id) for task in abandoned):
+            return recovered
 
 
-def recover_tasks(pipeline: Pipeline, abandoned: Sequence[AbandonedTask]) -> int:
+def recover_tasks(pipeline: Pipeline, abandoned: Sequence[AbandonedTask], blocked: Blocked) -> int:
     """Release the tasks that had not started and end the others as crashed. Return how many rows
     changed.
-
-    The same transaction wakes the queues: each task held a place that a cap may have denied to
-    others.
     """
-    steps: list[Step] = []
+    changed = 0
+    for answers in blocked.run_each(pipeline, abandoned, _recovery, _recovery_steps):
+        ids = {
+            row.id if isinstance(row, TaskId) else row.task_id
+            for rows in answers
+            for row in rows
+            if isinstance(row, TaskId | FinishedTask)
+        }
+        changed += len(ids)
+        for task in abandoned:
+            if task.id in ids:
+                logger.warning("recovered task %s %s: its worker is gone", task.task_name, task.id)
+    return changed
+
+
+def _recovery(task: AbandonedTask) -> Change:
+    return Change("recover", task.id, task.workflow_id)
+
+
+def _recovery_steps(abandoned: Sequence[AbandonedTask]) -> list[Step]:
+    """The statements that recover these tasks, and wake their queues in the same transaction: each task
+    held a place that a cap may have denied to others.
+    """
+    steps = locking_steps(task.workflow_id for task in abandoned)
     by_worker = sorted(abandoned, key=attrgetter("worker_id"))
     for worker_id, group in groupby(by_worker, key=attrgetter("worker_id")):
         found = list(group)
@@ -88,11 +172,5 @@ def recover_tasks(pipeline: Pipeline, abandoned: Sequence[AbandonedTask]) -> int
             ids = [task.id for task in claimed]
             generations = [task.generation for task in claimed]
             steps.append((release_claimed, ReleaseClaimed(worker_id, ids, generations)))
-    if not steps:
-        return 0
-    locking = locking_steps(task.workflow_id for task in abandoned)
     queues = sorted({task.queue_name for task in abandoned})
-    answers = pipeline.run([*locking, *steps, (wake_queues, WakeQueues(queues))])
-    for task in abandoned:
-        logger.warning("recovered task %s %s: its worker is gone", task.task_name, task.id)
-    return sum(len(rows) for rows in answers[len(locking) : -1])
+    return [*steps, (wake_queues, WakeQueues(queues))]

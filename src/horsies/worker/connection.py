@@ -19,7 +19,7 @@ from psycopg.pq import PipelineStatus, TransactionStatus
 
 from horsies.config.app import WorkerResilienceConfig
 from horsies.db.database import Database
-from horsies.db.errors import describe, is_refusal, is_transient
+from horsies.db.errors import ErrorKind, describe, is_of_data, is_refusal, kind_of
 from horsies.db.listen import (
     Inbox,
     Listener,
@@ -216,13 +216,19 @@ class WorkerConnection:
             raise
 
     def lose(self, error: psycopg.Error) -> None:
-        """Pause after a transient error, raise any other; the session is closed unless only a
-        transaction failed.
+        """Pause after an error, raise one that only an operator can end; the session is closed unless
+        only a transaction failed.
 
-        A server that refuses the credentials of a worker with tasks may accept them again: passwords
-        are rotated and databases restored. The tasks run on meanwhile.
+        An error of the data concerns single tasks and is isolated where it happens. One that comes as far
+        as here must not end a running worker either. A server that refuses the credentials of a worker
+        with tasks may accept them again: passwords are rotated and databases restored.
         """
-        if not (is_transient(error) or (self._is_waiting_worthwhile() and is_refusal(error))):
+        kind = kind_of(error)
+        is_starting = self.pipeline is None
+        is_refused = is_refusal(error) and self._is_waiting_worthwhile()
+        if (kind is ErrorKind.INSTALLATION and not is_refused) or (
+            kind is ErrorKind.DATA and is_starting
+        ):
             self.close_turns()
             raise error
         self._is_broken = True
@@ -445,7 +451,7 @@ def _survives(pipeline: Pipeline, error: psycopg.Error) -> bool:
     """Whether only a transaction failed, and the session is ready for the next."""
     pgconn = pipeline.connection.pgconn
     return (
-        (error.sqlstate or "").startswith(_SURVIVED)
+        (is_of_data(error) or (error.sqlstate or "").startswith(_SURVIVED))
         and pgconn.pipeline_status == PipelineStatus.OFF
         and pgconn.transaction_status == TransactionStatus.IDLE
     )

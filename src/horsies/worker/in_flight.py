@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import assert_never
 
 from horsies.db.statements.turn import ClaimedTask
@@ -32,6 +32,12 @@ from horsies.worker.protocol import Assignment, NodePart
 
 logger = logging.getLogger("horsies.worker")
 
+# The outcomes of one turn. PostgreSQL accepts no statement of a gigabyte, and reads an array of texts at
+# some 60 MB/s: a longer turn would keep the worker from showing signs of life.
+TURN_CHARACTERS_MAX = 16 * 1024 * 1024
+# Refused outcomes that a worker keeps before it claims no more.
+BLOCKED_MAX = 1000
+BLOCKED_CHARACTERS_MAX = 256 * 1024 * 1024
 NO_PARTS: Mapping[str, NodePart] = {}
 
 
@@ -65,6 +71,8 @@ class InFlight:
         self._waiting: dict[str, ClaimedTask] = {}
         self._doubt = ClaimInDoubt()
         self.outcomes: list[Outcome] = []
+        # Outcomes that the database refused, by task; each is tried again alone.
+        self.blocked: dict[str, Outcome] = {}
         self.inputs = inputs or NodeInputs()
         self.pace = Pace()
         self.failed_hook: str | None = None
@@ -81,6 +89,10 @@ class InFlight:
     def note_released(self) -> None:
         self._doubt.may_own_more = False
 
+    def release_again(self) -> None:
+        """The database has refused to release a task: try again."""
+        self._doubt.may_own_more = True
+
     @property
     def is_empty(self) -> bool:
         return not (self._running or self._waiting or self.outcomes)
@@ -91,8 +103,20 @@ class InFlight:
         return self.is_empty and not self.needs_release
 
     @property
+    def has_only_blocked(self) -> bool:
+        """Whether outcomes that the database refuses are all that is left to record."""
+        is_rest = len(self.blocked) == len(self._running)
+        return bool(self.blocked) and is_rest and not (self._waiting or self.outcomes)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the refused outcomes in memory are too many to run more tasks."""
+        size = sum(len(one.result) for one in self.blocked.values())
+        return len(self.blocked) >= BLOCKED_MAX or size >= BLOCKED_CHARACTERS_MAX
+
+    @property
     def running_count(self) -> int:
-        return len(self._running) - len(self.outcomes)
+        return len(self._running) - len(self.outcomes) - len(self.blocked)
 
     @property
     def waiting_count(self) -> int:
@@ -113,9 +137,18 @@ class InFlight:
         """The next tasks to start, oldest first."""
         return list(self._waiting.values())[:count]
 
-    def freed_by_queue(self) -> Mapping[str, int]:
+    def next_outcomes(self) -> Sequence[Outcome]:
+        """The outcomes for the next turn: all, unless their texts are too long for one transaction."""
+        size = 0
+        for count, one in enumerate(self.outcomes):
+            size += len(one.result)
+            if size > TURN_CHARACTERS_MAX and count:
+                return self.outcomes[:count]
+        return self.outcomes
+
+    def freed_by_queue(self, outcomes: Iterable[Outcome]) -> Mapping[str, int]:
         """How many places of each queue the outcomes free."""
-        ended = (self._running.get(one.task_id) for one in self.outcomes)
+        ended = (self._running.get(one.task_id) for one in outcomes)
         return Counter(task.queue_name for task in ended if task is not None)
 
     @property
@@ -190,14 +223,20 @@ class InFlight:
             ):
                 self.inputs.note_completed(self._running[one.task_id], one.result)
 
-    def close_recorded(self, outcomes: Iterable[Outcome], recorded: set[str]) -> None:
-        """Forget attempts whose outcome is recorded, or that another worker owns now.
+    def close_recorded(
+        self, outcomes: Sequence[Outcome], recorded: Set[str], refused: Set[str] = frozenset()
+    ) -> None:
+        """Forget attempts whose outcome is recorded, or that another worker owns now; keep those whose
+        outcome the database refused.
 
         A task that is retried at once may already run in a child, as another generation.
         """
-        self.outcomes = []
+        self.outcomes = self.outcomes[len(outcomes) :]
         for outcome in outcomes:
             task_id = outcome.task_id
+            if task_id in refused:
+                self.blocked[task_id] = outcome
+                continue
             if self._running[task_id].generation == outcome.generation:
                 del self._running[task_id]
             if task_id not in recorded:
@@ -206,6 +245,12 @@ class InFlight:
                     task_id,
                     extra=as_event("outcome_dropped", task_id=task_id),
                 )
+
+    def close_blocked(self, outcome: Outcome, recorded: Set[str]) -> None:
+        """``close_recorded`` for an outcome that the database had refused."""
+        del self.blocked[outcome.task_id]
+        self.outcomes.insert(0, outcome)
+        self.close_recorded([outcome], recorded)
 
     def take_started(
         self, requested: Iterable[ClaimedTask], pids: Mapping[str, int]
@@ -252,6 +297,7 @@ class InFlight:
         if task.id in self._running:
             # Another worker recovered the task and it came back here; the old attempt is void.
             self._pool.stop_task(task.id, STOPPED_BY_LOSS)
+            self.blocked.pop(task.id, None)
         assignment = Assignment(
             task.id,
             task.generation,

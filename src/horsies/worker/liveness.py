@@ -20,12 +20,12 @@ import psutil
 from horsies.config.app import AppConfig
 from horsies.db.statement import Step
 from horsies.db.statements.queues import Notification, send_notification
+from horsies.db.statements.turn import WorkerId
 from horsies.db.statements.workers import (
     Presence,
     RegisterWorker,
     SeeWorker,
     WatchedWorker,
-    WorkerId,
     WorkerState,
     record_worker_stop,
     register_worker,

@@ -17,20 +17,29 @@ import psycopg
 
 from horsies.app import Horsies
 from horsies.db.database import Database
+from horsies.db.errors import is_of_data
 from horsies.db.pipeline import Pipeline
+from horsies.db.statement import Step
 from horsies.db.statements.turn import (
+    NOTHING,
     ClaimedTask,
     ExpireTasks,
-    Limit,
     LookAhead,
+    ReleaseLapsed,
     expire_tasks,
     release_lapsed,
     seconds_until_due,
 )
 from horsies.events import as_event
 from horsies.ids import new_id
-from horsies.tasks.outcome import STOPPED_BY_SHUTDOWN
-from horsies.tasks.recovery import EXPIRED_RESULT, EXPIRY_BATCH
+from horsies.tasks.blocked import Blocked
+from horsies.tasks.outcome import STOPPED_BY_SHUTDOWN, Outcome
+from horsies.tasks.recovery import (
+    EXPIRED_RESULT,
+    EXPIRY_BATCH,
+    expire_one_by_one,
+    release_one_by_one,
+)
 from horsies.worker.agenda import NEVER, Agenda, Shutdown, lifetime_clock
 from horsies.worker.config import WorkerConfig
 from horsies.worker.connection import WorkerConnection
@@ -41,7 +50,14 @@ from horsies.worker.node_inputs import NodeInputs, tasks_with_injection
 from horsies.worker.notifications import echo_channel, worker_channels
 from horsies.worker.pool.children import PoolEvent
 from horsies.worker.pool.pool import ChildPool
-from horsies.worker.turn import Bookmarks, Claimer, TurnRequest, release_unheld, take_turn
+from horsies.worker.turn import (
+    Bookmarks,
+    Claimer,
+    TurnRequest,
+    record_alone,
+    release_unheld,
+    take_turn,
+)
 from horsies.worker.watch import WatchLimits
 
 logger = logging.getLogger("horsies.worker")
@@ -90,8 +106,9 @@ class Worker:
             holds_tasks=lambda: not self._in_flight.is_empty,
             retry_seconds=WatchLimits.of(app.config).suspicion_seconds,
         )
+        self._blocked = Blocked(identity.worker_id)
         self._maintenance = Maintenance(
-            app.config, config, identity, pool, self._in_flight, self._connection
+            app.config, config, identity, pool, self._in_flight, self._connection, self._blocked
         )
         self._claimer = Claimer.of(app.config, config, identity.worker_id, identity.hostname)
         self._bookmarks = Bookmarks(config.queues)
@@ -106,6 +123,7 @@ class Worker:
         self._stopped_after: float | None = None
         self._shutdown = Shutdown(config.shutdown_grace_seconds)
         self._failure: str | None = None
+        self._has_given_up = False
         # Called with every shutdown request, in a signal handler too.
         self.on_stop: Callable[[], None] | None = None
 
@@ -155,8 +173,8 @@ class Worker:
 
     def _is_done(self) -> bool:
         shutdown = self._shutdown
-        if not shutdown.is_requested or shutdown.is_immediate:
-            return shutdown.is_immediate
+        if not shutdown.is_requested or shutdown.is_immediate or self._has_given_up:
+            return shutdown.is_immediate or self._has_given_up
         if not self._in_flight.is_empty:
             return False
         return not self._in_flight.needs_release or time.monotonic() >= shutdown.release_ends_at()
@@ -231,8 +249,13 @@ class Worker:
         if self._shutdown.is_requested or not (idle_count or can_prefetch):
             return False
         return bool(waiting_count and idle_count) or (
-            self._agenda.may_have_work and in_flight.held_count < self._claims_max
+            self._agenda.may_have_work and self._room() > 0
         )
+
+    def _room(self) -> int:
+        """How many tasks this worker may claim."""
+        in_flight = self._in_flight
+        return 0 if in_flight.is_full else max(0, self._claims_max - in_flight.held_count)
 
     def _drain_signals(self) -> None:
         """Read the sockets that signals write to; an unread one would never let the loop sleep."""
@@ -347,11 +370,14 @@ class Worker:
         self._fence_if_lost(pipeline)
         if in_flight.needs_release:
             self._claimed_last = False
-            release_unheld(pipeline, self.worker_id, in_flight.held())
+            release_unheld(pipeline, self.worker_id, in_flight.held(), self._blocked)
             in_flight.note_released()
-        request = self._turn_request()
-        if in_flight.outcomes or request.starting or request.claims:
-            self._turn(pipeline, request)
+        outcomes = in_flight.next_outcomes()
+        request = self._turn_request(outcomes)
+        if outcomes or request.starting or request.claims:
+            self._turn(pipeline, outcomes, request)
+        if in_flight.blocked:
+            self._retry_blocked(pipeline)
         now = time.monotonic()
         if not in_flight.outcomes and self._agenda.wants_look_ahead(now):
             self._look_ahead(pipeline)
@@ -362,10 +388,10 @@ class Worker:
         if self._maintenance.pings:
             self._maintenance.answer_pings(pipeline)
 
-    def _turn_request(self) -> TurnRequest:
+    def _turn_request(self, outcomes: Sequence[Outcome]) -> TurnRequest:
         """The tasks to start and to claim in the next turn: for idle children first, then ahead."""
         in_flight = self._in_flight
-        freed = in_flight.freed_by_queue() if self._claimer.is_capped else {}
+        freed = in_flight.freed_by_queue(outcomes) if self._claimer.is_capped else {}
         if self._shutdown.is_requested:
             return TurnRequest(freed=freed)
         pids = self._pool.next_idle_pids(self._pool.idle_count)
@@ -373,18 +399,17 @@ class Worker:
         if not (self._agenda.may_have_work or in_flight.ends_nodes):
             return TurnRequest(starting, freed=freed)
         ahead = in_flight.waiting_count - len(starting)
-        room = max(0, self._claims_max - in_flight.held_count)
+        room = self._room()
         free_pids = pids[len(starting) :][:room]
         prefetch = min(self._app_config.prefetch_buffer - ahead, room - len(free_pids))
         positions = self._bookmarks.positions(time.monotonic())
         return TurnRequest(starting, free_pids, max(0, prefetch), freed, positions)
 
-    def _turn(self, pipeline: Pipeline, request: TurnRequest) -> None:
+    def _turn(self, pipeline: Pipeline, outcomes: Sequence[Outcome], request: TurnRequest) -> None:
         in_flight = self._in_flight
-        outcomes = in_flight.outcomes
         started = time.monotonic()
         with in_flight.claim_in_doubt() if request.claims else _NO_CLAIM:
-            result = take_turn(pipeline, self._claimer, outcomes, request)
+            result = take_turn(pipeline, self._claimer, outcomes, request, self._blocked)
         if result.as_decided:
             in_flight.keep_results(outcomes, result.recorded)
         requested = (task for task, _ in request.starting)
@@ -396,7 +421,7 @@ class Worker:
         ]
         if not nodes:  # children first: they work during the bookkeeping
             in_flight.hand_out(tasks)
-        in_flight.close_recorded(outcomes, result.recorded)
+        in_flight.close_recorded(outcomes, result.recorded, result.refused)
         self._claimed_last = request.claims > 0 and self._note_claim(
             request, result.claimed, started
         )
@@ -427,21 +452,49 @@ class Worker:
         in_flight.refuse(unreadable)
         in_flight.hand_out([task for task in tasks if task not in unreadable], parts)
 
+    def _retry_blocked(self, pipeline: Pipeline) -> None:
+        """Try again to record outcomes that the database refused; a worker that stops then gives up."""
+        in_flight = self._in_flight
+        is_last = self._shutdown.is_requested and in_flight.has_only_blocked
+        for outcome in list(in_flight.blocked.values()):
+            if is_last or not self._blocked.is_waiting(outcome.task_id):
+                freed = in_flight.freed_by_queue([outcome])
+                recorded = record_alone(pipeline, self._claimer, outcome, self._blocked, freed)
+                if recorded is not None:
+                    self._claimed_last = False
+                    in_flight.close_blocked(outcome, recorded)
+        if is_last and in_flight.blocked:
+            self._has_given_up = True
+            event = as_event("outcomes_lost", task_ids=list(in_flight.blocked))
+            logger.error(
+                "shutdown: the database still refuses the outcome(s) of task(s) %s; they are lost",
+                ", ".join(in_flight.blocked),
+                extra=event,
+            )
+
     def _look_ahead(self, pipeline: Pipeline) -> None:
         """Expire tasks past their deadline, free lapsed claims, find out when the next task is due."""
         now = time.monotonic()
         signs = self._maintenance.signs_of_life(now)
-        expired, lapsed, (due,), *answers = pipeline.run(
-            [
-                (expire_tasks, ExpireTasks(EXPIRED_RESULT, EXPIRY_BATCH)),
-                (release_lapsed, Limit(EXPIRY_BATCH)),
-                (seconds_until_due, LookAhead(self._config.queues, self._agenda.last_look)),
-                *signs,
-            ]
-        )
+        excluded = self._blocked.excluded() if self._blocked.delays else NOTHING
+        steps: list[Step] = [
+            (expire_tasks, ExpireTasks(EXPIRED_RESULT, EXPIRY_BATCH, excluded)),
+            (release_lapsed, ReleaseLapsed(EXPIRY_BATCH, excluded)),
+            (seconds_until_due, LookAhead(self._config.queues, self._agenda.last_look)),
+            *signs,
+        ]
+        try:
+            expired_rows, lapsed_rows, (due,), *answers = pipeline.run(steps)
+            expired, lapsed = len(expired_rows), len(lapsed_rows)
+        except psycopg.Error as error:
+            if not is_of_data(error):
+                raise
+            expired = expire_one_by_one(pipeline, self._blocked)
+            lapsed = release_one_by_one(pipeline, self._blocked)
+            (due,), *answers = pipeline.run(steps[2:])
         if expired or lapsed:
             self._claimed_last = False
-            logger.info("%d task(s) expired, %d lapsed claim(s) freed", len(expired), len(lapsed))
+            logger.info("%d task(s) expired, %d lapsed claim(s) freed", expired, lapsed)
         ended = time.monotonic()
         self._agenda.note_look_ahead(ended, due.seconds, ended - now, due.looked_at)
         if signs:

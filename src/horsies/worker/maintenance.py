@@ -17,13 +17,16 @@ from horsies.db.errors import describe, is_transient
 from horsies.db.pipeline import Pipeline
 from horsies.db.statement import Step
 from horsies.db.statements.turn import (
+    ClaimedTask,
     RenewClaims,
     SendHeartbeats,
+    WorkerId,
     find_cancel_requests,
     renew_claims,
     send_heartbeats,
 )
-from horsies.db.statements.workers import FindOwned, WorkerId, find_owned, watch_workers
+from horsies.db.statements.workers import FindOwned, find_owned, watch_workers
+from horsies.tasks.blocked import Blocked, Change
 from horsies.tasks.outcome import locking_steps
 from horsies.worker.agenda import NEVER, Timer, lifetime_clock
 from horsies.worker.config import WorkerConfig
@@ -62,6 +65,7 @@ class Maintenance:
         pool: ChildPool,
         in_flight: InFlight,
         connection: WorkerConnection,
+        blocked: Blocked,
     ) -> None:
         recovery = app_config.recovery
         self._app_config = app_config
@@ -69,6 +73,7 @@ class Maintenance:
         self._pool = pool
         self._in_flight = in_flight
         self._connection = connection
+        self._blocked = blocked
         # Whether notifications arrive: as found last, and as stored last.
         self._is_receiving = self._stored_is_receiving = True
         self._liveness = Liveness(app_config, config, identity)
@@ -164,8 +169,8 @@ class Maintenance:
             pipeline.run([self._state()])
         if self._ownerless.is_due(now):
             self._ownerless.done(now)
-            recover_ownerless(pipeline, recovery)
-            expire_paused(pipeline, recovery)
+            recover_ownerless(pipeline, recovery, self._blocked)
+            expire_paused(pipeline, recovery, self._blocked)
         if self._sweep.is_due(now):
             has_more = sweep(pipeline, recovery)
             self._sweep.at = now + (NEXT_SWEEP_SECONDS if has_more else SWEEP_SECONDS)
@@ -214,7 +219,7 @@ class Maintenance:
         # A pooler may have held the query back through an outage that freed the locks of live workers.
         if self._notice_breaks():
             verdicts = self._watch.note_look(others, now, now + taken_seconds)
-            recover_lost_workers(pipeline, verdicts, self._app_config)
+            recover_lost_workers(pipeline, verdicts, self._app_config, self._blocked)
 
     def _beat(self, pipeline: Pipeline, now: float) -> None:
         """Stop cancelled tasks and, when it is time, send heartbeats for long-running ones."""
@@ -243,9 +248,16 @@ class Maintenance:
 
     def _renew(self, pipeline: Pipeline, now: float) -> None:
         self._renewal.done(now)
-        waiting = self._in_flight.waiting(self._in_flight.waiting_count)
-        if not waiting:
-            return
+        if self._blocked.includes("release"):
+            self._in_flight.release_again()
+        self._blocked.run_each(
+            pipeline,
+            self._in_flight.waiting(self._in_flight.waiting_count),
+            lambda task: Change("renew", task.id, task.workflow_id),
+            self._renewing_steps,
+        )
+
+    def _renewing_steps(self, waiting: Sequence[ClaimedTask]) -> list[Step]:
         lease = RenewClaims(
             self._identity.worker_id,
             [task.id for task in waiting],
@@ -253,8 +265,7 @@ class Maintenance:
             self._app_config.effective_claim_lease_ms,
             self._app_config.max_claim_renew_age_ms,
         )
-        locking = locking_steps(task.workflow_id for task in waiting)
-        pipeline.run([*locking, (renew_claims, lease)])
+        return [*locking_steps(task.workflow_id for task in waiting), (renew_claims, lease)]
 
     def _state(self) -> Step:
         in_flight = self._in_flight

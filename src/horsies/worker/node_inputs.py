@@ -18,7 +18,7 @@ import psycopg
 from pydantic_core import from_json
 
 from horsies.app import Horsies
-from horsies.db.errors import is_transient
+from horsies.db.errors import describe_refusal, is_of_data
 from horsies.db.pipeline import Pipeline
 from horsies.db.statement import Step
 from horsies.db.statements.turn import ClaimedTask
@@ -108,9 +108,10 @@ class NodeInputs:
         try:
             return self._parts(pipeline, tasks), []
         except psycopg.Error as error:
-            if is_transient(error):
+            if not is_of_data(error):
                 raise
-            logger.exception("the inputs of %d node(s) cannot be read", len(tasks))
+            reason = describe_refusal(error)
+            logger.error("the inputs of %d node(s) cannot be read: %s", len(tasks), reason)
         if len(tasks) == 1:
             return {}, list(tasks)
         found = [self.read(pipeline, [task]) for task in tasks]

@@ -12,9 +12,13 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import psycopg
+
 from horsies.config.app import AppConfig, RecoveryConfig
+from horsies.db.errors import describe_refusal, is_of_data
 from horsies.db.pipeline import Pipeline
-from horsies.db.statement import Statement, Step
+from horsies.db.statement import Nothing, Statement, Step
+from horsies.db.statements.blocked import delete_unblocked
 from horsies.db.statements.workers import (
     CloseLostWorkers,
     Deleted,
@@ -44,6 +48,7 @@ from horsies.db.statements.workflows import (
 from horsies.error_codes import OutcomeCode
 from horsies.events import as_event
 from horsies.task_result import TaskError
+from horsies.tasks.blocked import Blocked, Change
 from horsies.tasks.recovery import RECOVERY_BATCH, recover_found, recover_tasks
 from horsies.worker.watch import Verdict, WatchLimits
 from horsies.workflow.run.results import write_error
@@ -67,12 +72,13 @@ class Recovered:
 
 
 def recover_lost_workers(
-    pipeline: Pipeline, verdicts: Sequence[Verdict], config: AppConfig
+    pipeline: Pipeline, verdicts: Sequence[Verdict], config: AppConfig, blocked: Blocked
 ) -> Recovered:
     """Close the rows of lost workers and recover their tasks.
 
     The rows first: a worker that comes back meanwhile learns of its loss before anything else. Should
-    this worker die in between, ``recover_ownerless`` of another one finds the tasks.
+    this worker die in between, ``recover_ownerless`` of another one finds the
+    tasks, and those that the database refused to recover.
     """
     verdicts = _without_active(pipeline, verdicts, WatchLimits.of(config).held)
     if not verdicts:
@@ -88,7 +94,7 @@ def recover_lost_workers(
     event = as_event("workers_lost", worker_ids=worker_ids)
     logger.warning("recovering the tasks of lost worker(s): %s", lost, extra=event)
     find = FindAbandoned(worker_ids, _recoverable_statuses(config.recovery), RECOVERY_BATCH)
-    return Recovered(len(worker_ids), recover_found(pipeline, (find_abandoned, find)))
+    return Recovered(len(worker_ids), recover_found(pipeline, find_abandoned, find, blocked))
 
 
 def _without_active(
@@ -109,7 +115,7 @@ def _recoverable_statuses(recovery: RecoveryConfig) -> list[str]:
     return claimed + (["RUNNING"] if recovery.auto_fail_stale_running else [])
 
 
-def recover_ownerless(pipeline: Pipeline, recovery: RecoveryConfig) -> int:
+def recover_ownerless(pipeline: Pipeline, recovery: RecoveryConfig, blocked: Blocked) -> int:
     """Recover tasks whose worker's row is closed, and tasks without a worker's row that showed no life for
     the threshold of their state.
     """
@@ -118,12 +124,13 @@ def recover_ownerless(pipeline: Pipeline, recovery: RecoveryConfig) -> int:
         recovery.running_stale_threshold_ms / 1000,
         _recoverable_statuses(recovery),
         RECOVERY_BATCH,
+        blocked.excluded(),
     )
     leads, ownerless = pipeline.run([(try_lead, RECOVERY), (find_ownerless, find)])
-    return recover_tasks(pipeline, ownerless) if leads[0].leads and ownerless else 0
+    return recover_tasks(pipeline, ownerless, blocked) if leads[0].leads else 0
 
 
-def expire_paused(pipeline: Pipeline, recovery: RecoveryConfig) -> int:
+def expire_paused(pipeline: Pipeline, recovery: RecoveryConfig, blocked: Blocked) -> int:
     """End runs that have been paused for longer than allowed and return how many ended.
 
     Each ends in a transaction of its own; a run that is resumed meanwhile goes on.
@@ -132,7 +139,7 @@ def expire_paused(pipeline: Pipeline, recovery: RecoveryConfig) -> int:
     allowed = recovery.paused_workflow_auto_cancel_after
     if allowed is None:
         return 0
-    find = FindPausedRuns(allowed.total_seconds(), EXPIRE_BATCH)
+    find = FindPausedRuns(allowed.total_seconds(), EXPIRE_BATCH, blocked.excluded())
     leads, found = pipeline.run([(try_lead, RECOVERY), (find_paused_runs, find)])
     expired = 0
     for run in found if leads[0].leads else ():
@@ -146,8 +153,9 @@ def expire_paused(pipeline: Pipeline, recovery: RecoveryConfig) -> int:
             },
         )
         order = ExpireRun(run.id, find.max_paused_seconds, write_error(error))
-        ((answer,),) = pipeline.run([(expire_run, order)])
-        expired += answer.expired
+        change = Change("expire", run.id, run.id, is_run=True)
+        answers = blocked.attempt(pipeline, change, [(expire_run, order)])
+        expired += answers[0][0].expired if answers else 0
     if expired:
         logger.warning("%d workflow(s) expired: paused for too long", expired)
     return expired
@@ -168,11 +176,22 @@ def sweep(pipeline: Pipeline, recovery: RecoveryConfig) -> bool:
     ]
     if not steps or not pipeline.run([(try_lead, RETENTION)])[0][0].leads:
         return False
-    counts = [len(rows) for rows in pipeline.run(steps)]
+    counts = [_delete(pipeline, step) for step in steps]
     runs = 0
     if (hours := recovery.terminal_record_retention_hours) is not None:
-        (deleted,) = pipeline.run([(delete_old_workflows, DeleteOldRuns(hours, RETENTION_RUNS))])
-        runs = len(deleted)
+        runs = _delete(pipeline, (delete_old_workflows, DeleteOldRuns(hours, RETENTION_RUNS)))
+    _delete(pipeline, (delete_unblocked, Nothing()))
     if total := sum(counts) + runs:
         logger.info("retention: %d old row(s) deleted", total)
     return max(counts) >= RETENTION_BATCH or runs >= RETENTION_RUNS
+
+
+def _delete(pipeline: Pipeline, step: Step) -> int:
+    """Delete a batch of rows; one that the database refuses, as a foreign key does, is kept and logged."""
+    try:
+        return len(pipeline.run([step])[0])
+    except psycopg.Error as error:
+        if not is_of_data(error):
+            raise
+        logger.error("retention: %s fails: %s", step[0].name, describe_refusal(error))
+        return 0

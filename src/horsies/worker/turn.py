@@ -7,16 +7,18 @@ fall; an idle worker still reacts within one round trip.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import NamedTuple
+from uuid import UUID
 
 import psycopg
 
 from horsies.config.app import AppConfig
-from horsies.db.errors import is_transient
+from horsies.db.errors import describe_refusal, is_of_data, is_raised_by_trigger
 from horsies.db.pipeline import Pipeline
+from horsies.db.statements.blocked import DueTask, FindDue, FindUnheld, find_due, find_unheld
 from horsies.db.statements.turn import (
     ClaimedTask,
     ClaimTasks,
@@ -26,6 +28,7 @@ from horsies.db.statements.turn import (
     release_unstarted,
     start_tasks,
 )
+from horsies.tasks.blocked import Blocked, Change
 from horsies.tasks.outcome import Outcome, locking_steps, recording_steps, without_result
 from horsies.worker.agenda import REST_FACTOR
 from horsies.worker.config import WorkerConfig
@@ -36,6 +39,8 @@ logger = logging.getLogger("horsies.turn")
 EVERYWHERE_SECONDS = 0.1
 # Looking everywhere is costly when the whole turn takes longer than this.
 COSTLY_SECONDS = 0.01
+# How many refused claims one turn tolerates; the next turn goes on behind them.
+REFUSALS_MAX = 100
 
 
 class Positions(NamedTuple):
@@ -138,16 +143,21 @@ class TurnRequest(NamedTuple):
     def claims(self) -> int:
         return len(self.pids) + self.prefetch
 
+    def without_claims(self) -> TurnRequest:
+        return self._replace(pids=(), prefetch=0)
+
 
 class TurnResult(NamedTuple):
     """The ids of recorded outcomes, the children of prefetched tasks that started, and the claimed tasks.
 
-    `as_decided` is False when the database refused an outcome, so that another one was recorded.
+    `refused` are the outcomes that the database refused, which the worker keeps. `as_decided` is False
+    when another outcome may have been recorded instead of a refused one.
     """
 
     recorded: set[str]
     started: Mapping[str, int]
     claimed: Sequence[ClaimedTask]
+    refused: Set[str] = frozenset()
     as_decided: bool = True
 
 
@@ -185,6 +195,11 @@ class Claimer:
         """Whether a freed place may let another worker claim."""
         return self.cluster_cap is not None or any(cap is not None for cap in self.queue_caps)
 
+    def only(self, queue: str) -> Claimer:
+        """The same worker, claiming from one queue."""
+        cap = self.queue_caps[self.queues.index(queue)]
+        return replace(self, queues=(queue,), queue_caps=(cap,))
+
     def claim(self, request: TurnRequest) -> ClaimTasks:
         limit = self.max_claim_batch or len(request.pids) + request.prefetch
         positions = request.positions
@@ -208,23 +223,38 @@ class Claimer:
 
 
 def take_turn(
-    pipeline: Pipeline, claimer: Claimer, outcomes: Sequence[Outcome], request: TurnRequest
+    pipeline: Pipeline,
+    claimer: Claimer,
+    outcomes: Sequence[Outcome],
+    request: TurnRequest,
+    blocked: Blocked | None = None,
 ) -> TurnResult:
     """Record the outcomes, start prefetched tasks and claim new ones, in one transaction.
 
-    Raises transient errors, with nothing assumed about the COMMIT: recording again is harmless. A
-    lasting error in one half must not block the other, so then each half runs in a transaction of
-    its own.
+    Raises transient errors and those of the installation, with nothing assumed about the COMMIT:
+    recording again is harmless. After an error of the data every task has a transaction of its own, and
+    a task whose change the database refuses is left to ``blocked``.
     """
+    blocked = blocked or Blocked(claimer.worker_id)
+    if request.claims and blocked.delays and blocked.includes("claim"):
+        turned = take_turn(pipeline, claimer, outcomes, request.without_claims(), blocked)
+        return turned._replace(claimed=_claim_one_by_one(pipeline, claimer, request, blocked))
     try:
         return _one_transaction(pipeline, claimer, outcomes, request)
     except psycopg.Error as error:
-        if is_transient(error):
+        if not is_of_data(error):
             raise
-        logger.exception("turn failed; recording outcomes and claiming tasks separately")
-    recorded = _record_one_by_one(pipeline, claimer, outcomes)
-    result = _one_transaction(pipeline, claimer, (), request)
-    return TurnResult(recorded, result.started, result.claimed, as_decided=False)
+        logger.warning("turn failed, one task at a time now: %s", describe_refusal(error))
+    recorded = {one.task_id: record_alone(pipeline, claimer, one, blocked) for one in outcomes}
+    started = _start_one_by_one(pipeline, claimer, request, blocked)
+    claimed = _claim_apart(pipeline, claimer, request._replace(starting=()), blocked)
+    return TurnResult(
+        {task_id for ids in recorded.values() if ids for task_id in ids},
+        started,
+        claimed,
+        {task_id for task_id, ids in recorded.items() if ids is None},
+        as_decided=False,
+    )
 
 
 def _one_transaction(
@@ -255,28 +285,126 @@ def _one_transaction(
     return TurnResult(recorded, started, claimed)
 
 
-def _record_one_by_one(
-    pipeline: Pipeline, claimer: Claimer, outcomes: Iterable[Outcome]
-) -> set[str]:
-    """An outcome that the database refuses is recorded without its texts; the others keep theirs."""
-    recorded: set[str] = set()
-    for outcome in outcomes:
-        try:
-            recorded |= _one_transaction(pipeline, claimer, [outcome], TurnRequest()).recorded
-        except psycopg.Error as error:
-            if is_transient(error):
-                raise
-            logger.exception("the outcome of task %s cannot be stored", outcome.task_id)
-            plain = without_result(outcome)
-            recorded |= _one_transaction(pipeline, claimer, [plain], TurnRequest()).recorded
+def record_alone(
+    pipeline: Pipeline,
+    claimer: Claimer,
+    outcome: Outcome,
+    blocked: Blocked,
+    freed: Mapping[str, int] = MappingProxyType({}),
+) -> set[str] | None:
+    """Record one outcome in a transaction; None if the database refuses it.
+
+    An outcome whose own texts the database refuses is recorded as a failure without them. The refusal of
+    a trigger, such as the progress of a run, says nothing about the texts: the outcome is kept as it is.
+    """
+    request = TurnRequest(freed=freed)
+    try:
+        recorded = _one_transaction(pipeline, claimer, [outcome], request).recorded
+    except psycopg.Error as error:
+        if not is_of_data(error):
+            raise
+        recorded = None
+        if not is_raised_by_trigger(error):
+            recorded = _record_without_result(pipeline, claimer, outcome, request)
+        if recorded is None:
+            blocked.note(pipeline, Change("record", outcome.task_id, outcome.workflow_id), error)
+            return None
+        reason = describe_refusal(error)
+        logger.error("the result of task %s cannot be stored: %s", outcome.task_id, reason)
+    blocked.forget(outcome.task_id)
     return recorded
 
 
-def release_unheld(pipeline: Pipeline, worker_id: str, held: Sequence[ClaimedTask]) -> int:
+def _record_without_result(
+    pipeline: Pipeline, claimer: Claimer, outcome: Outcome, request: TurnRequest
+) -> set[str] | None:
+    try:
+        return _one_transaction(pipeline, claimer, [without_result(outcome)], request).recorded
+    except psycopg.Error as error:
+        if not is_of_data(error):
+            raise
+        return None
+
+
+def _start_one_by_one(
+    pipeline: Pipeline, claimer: Claimer, request: TurnRequest, blocked: Blocked
+) -> dict[str, int]:
+    started: dict[str, int] = {}
+    for task, pid in request.starting:
+        start = StartTasks(claimer.worker_id, [task.id], [task.generation], [pid])
+        steps = [*locking_steps([task.workflow_id]), (start_tasks, start)]
+        answers = blocked.attempt(pipeline, Change("start", task.id, task.workflow_id), steps)
+        started |= {row.id: row.worker_pid for row in answers[-1]} if answers else {}
+    return started
+
+
+def _claim_apart(
+    pipeline: Pipeline, claimer: Claimer, request: TurnRequest, blocked: Blocked
+) -> Sequence[ClaimedTask]:
+    try:
+        return _one_transaction(pipeline, claimer, (), request).claimed
+    except psycopg.Error as error:
+        if not is_of_data(error):
+            raise
+    return _claim_one_by_one(pipeline, claimer, request, blocked)
+
+
+def _claim_one_by_one(
+    pipeline: Pipeline, claimer: Claimer, request: TurnRequest, blocked: Blocked
+) -> list[ClaimedTask]:
+    """Claim each task in a transaction of its own, from the position just before it."""
+    find = FindDue(claimer.queues, blocked.excluded(), request.claims + REFUSALS_MAX)
+    (found,) = pipeline.run([(find_due, find)])
+    claimed: list[ClaimedTask] = []
+    refusals = 0
+    for due in found:
+        if len(claimed) == request.claims or refusals == REFUSALS_MAX:
+            break
+        pids = request.pids[len(claimed) :][:1]
+        one = TurnRequest((), pids, 1 - len(pids), positions=_just_before(due))
+        step = (claim_tasks, claimer.only(due.queue_name).claim(one))
+        answers = blocked.attempt(pipeline, Change("claim", due.id, due.workflow_id), [step])
+        refusals += answers is None
+        claimed += answers[0] if answers else ()
+    return claimed
+
+
+def _just_before(due: DueTask) -> Positions:
+    before = UUID(int=max(0, UUID(due.id).int - 1))
+    return Positions([due.priority], [due.enqueued_at], [str(before)], looks_everywhere=False)
+
+
+def release_unheld(
+    pipeline: Pipeline,
+    worker_id: str,
+    held: Sequence[ClaimedTask],
+    blocked: Blocked | None = None,
+) -> int:
     """Release the tasks that this worker owns in the database but does not hold: no child has seen them.
 
     A retry of a held task may be among them: only the generation tells the two apart.
     """
     ids, generations = [task.id for task in held], [task.generation for task in held]
-    (released,) = pipeline.run([(release_unstarted, ReleaseUnstarted(worker_id, ids, generations))])
-    return len(released)
+    try:
+        (released,) = pipeline.run(
+            [(release_unstarted, ReleaseUnstarted(worker_id, ids, generations))]
+        )
+        return len(released)
+    except psycopg.Error as error:
+        if not is_of_data(error):
+            raise
+    blocked = blocked or Blocked(worker_id)
+    (unheld,) = pipeline.run([(find_unheld, FindUnheld(worker_id, ids, generations))])
+    count = 0
+    for task in unheld:
+        others = [other for other in unheld if other is not task]
+        release = ReleaseUnstarted(
+            worker_id,
+            [*ids, *(other.id for other in others)],
+            [*generations, *(other.generation for other in others)],
+        )
+        change = Change("release", task.id, task.workflow_id)
+        if not blocked.is_waiting(task.id):
+            answers = blocked.attempt(pipeline, change, [(release_unstarted, release)])
+            count += len(answers[0]) if answers else 0
+    return count

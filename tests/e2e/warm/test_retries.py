@@ -6,6 +6,7 @@ from types import ModuleType
 
 import pytest
 
+from horsies.monitor.overview import TaskFilters, list_tasks
 from tests.support.database import Database
 from tests.support.tables import attempts, task
 from tests.support.wait import in_seconds
@@ -23,6 +24,22 @@ def test_a_retry_that_would_miss_the_deadline_fails_with_the_original_error(
     assert [(one.outcome, one.will_retry) for one in made] == [("FAILED", True), ("FAILED", False)]
     row = task(connection, sent.task_id)
     assert (row.status, row.error_code, row.retry_count) == ("FAILED", "FLAKY", 1)
+
+
+def test_a_code_too_long_for_an_index_is_retried_and_kept_whole_in_the_result(
+    worker: RunningWorker, programs: ModuleType, connection: Database
+) -> None:
+    sent = programs.fail_with_long_code.send().unwrap()
+    error = sent.get(10_000).err_value
+    assert error.error_code == programs.LONG_CODE
+    assert (error.message, error.data) == ("too long", {"left": 0})
+    made = attempts(connection, sent.task_id)
+    cut = programs.LONG_CODE[:199] + "…"
+    assert [(one.will_retry, one.error_code) for one in made] == [(True, cut), (False, cut)]
+    assert task(connection, sent.task_id).error_code == cut
+    filters = TaskFilters(error_codes=[programs.LONG_CODE])
+    (listed,) = list_tasks(programs.app.get_broker(), filters).unwrap().rows
+    assert listed.id == sent.task_id
 
 
 @pytest.mark.pooled

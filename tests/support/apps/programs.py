@@ -10,7 +10,9 @@ import ctypes
 import json
 import logging
 import os
+import random
 import signal
+import string
 import subprocess
 import threading
 import time
@@ -207,6 +209,18 @@ def fail_then_work() -> TaskResult[str, TaskError]:
 def fail_on_schedule() -> TaskResult[str, TaskError]:
     write_down("start")
     return TaskResult(err=TaskError(error_code="FLAKY", message="never"))
+
+
+# Random, because an index compresses its entries.
+LONG_CODE = "".join(random.Random(1).choices(string.ascii_uppercase, k=5_000))
+
+
+@app.task(
+    "fail_with_long_code",
+    retry_policy=RetryPolicy.fixed([1], auto_retry_for=[LONG_CODE], jitter=False),
+)
+def fail_with_long_code() -> TaskResult[str, TaskError]:
+    return TaskResult(err=TaskError(error_code=LONG_CODE, message="too long", data={"left": 0}))
 
 
 @app.task(

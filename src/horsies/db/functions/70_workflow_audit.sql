@@ -1,6 +1,6 @@
 -- The audit of workflows. Progress shares the transaction of the end that causes it, so there is no gap
 -- between the two to repair: rows that contradict each other were edited by hand. The audit reports them.
--- Such a run is cancelled or retried.
+-- Such a run is cancelled or retried. Changes that the database refuses are listed with them.
 
 -- Nodes that contradict their tasks.
 CREATE OR REPLACE FUNCTION horsies_node_problems(p_run horsies_workflows) RETURNS SETOF text
@@ -124,11 +124,20 @@ LANGUAGE sql STABLE AS $$
           AND node.status NOT IN ('COMPLETED', 'FAILED', 'SKIPPED'))
 $$;
 
--- The contradictions in an open run, one sentence each.
+-- Changes of the run and of its tasks that the database refuses.
+CREATE OR REPLACE FUNCTION horsies_blocked_problems(p_run horsies_workflows) RETURNS SETOF text
+LANGUAGE sql STABLE AS $$
+    SELECT CASE kind WHEN 'run' THEN 'the run' ELSE 'task ' || id END
+        || ' is blocked: the database refuses to ' || action || ' it: ' || error
+    FROM horsies_blocked_v1() WHERE workflow_id = p_run.id
+$$;
+
+-- The contradictions in an open run, one sentence each, and its blocked tasks.
 CREATE OR REPLACE FUNCTION horsies_problems_v1(p_run_id uuid) RETURNS SETOF text LANGUAGE sql STABLE AS $$
     SELECT problem FROM horsies_workflows AS run CROSS JOIN LATERAL (
         SELECT horsies_node_problems(run) UNION ALL SELECT horsies_part_problems(run)
         UNION ALL SELECT horsies_count_problems(run) UNION ALL SELECT horsies_task_problems(run)
+        UNION ALL SELECT horsies_blocked_problems(run)
     ) AS found (problem)
     WHERE run.id = p_run_id AND run.status IN ('RUNNING', 'PAUSED')
 $$;

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 from horsies.db.statement import StatementFile
 from horsies.db.statements.tasks import TaskId
-from horsies.db.statements.workers import WorkerId
 
 TURN = StatementFile("turn.sql")
 
@@ -97,8 +96,12 @@ class ReleaseClaimed(NamedTuple):
     generations: Sequence[int]
 
 
-class Limit(NamedTuple):
+class ReleaseLapsed(NamedTuple):
+    """How many claims to release, and tasks to leave alone; with ``only``, no other tasks."""
+
     limit: int
+    excluded: Sequence[str] = NOTHING
+    only: Sequence[str] | None = None
 
 
 class CompleteTasks(NamedTuple):
@@ -146,8 +149,12 @@ class ReleaseUnstarted(NamedTuple):
 
 
 class ExpireTasks(NamedTuple):
+    """The result to store, how many tasks to expire, and tasks to leave alone; with ``only``, no others."""
+
     result: str
     limit: int
+    excluded: Sequence[str] = NOTHING
+    only: Sequence[str] | None = None
 
 
 class LookAhead(NamedTuple):
@@ -171,11 +178,15 @@ class SendHeartbeats(NamedTuple):
     generations: Sequence[int]
 
 
+class WorkerId(NamedTuple):
+    worker_id: str
+
+
 claim_tasks = TURN.declare("claim_tasks", ClaimTasks, ClaimedTask)
 start_tasks = TURN.declare("start_tasks", StartTasks, StartedTask)
 renew_claims = TURN.declare("renew_claims", RenewClaims, TaskId)
 release_claimed = TURN.declare("release_claimed", ReleaseClaimed, TaskId)
-release_lapsed = TURN.declare("release_lapsed", Limit, TaskId)
+release_lapsed = TURN.declare("release_lapsed", ReleaseLapsed, TaskId)
 complete_tasks = TURN.declare("complete_tasks", CompleteTasks, FinishedTask)
 retry_tasks = TURN.declare("retry_tasks", RetryTasks, FinishedTask)
 fail_tasks = TURN.declare("fail_tasks", FailTasks, FinishedTask)

@@ -135,10 +135,12 @@ RETURNING task.id::text
 
 -- name: expire_tasks
 -- PENDING -> EXPIRED past good_until, by the deadline index, in batches; the roots of workflows are locked
--- first (forced step).
+-- first (forced step). A batch that fails is repeated task by task, each named by "only".
 WITH late AS MATERIALIZED (
     SELECT task.id, task.workflow_id FROM horsies_tasks AS task
     WHERE task.status = 'PENDING' AND task.good_until IS NOT NULL AND task.good_until <= now()
+      AND task.id <> ALL(%(excluded)s::uuid[])
+      AND (%(only)s::uuid[] IS NULL OR task.id = ANY(%(only)s::uuid[]))
     ORDER BY task.good_until LIMIT %(limit)s),
 roots AS MATERIALIZED (
     SELECT root.id FROM horsies_workflows AS root
@@ -185,13 +187,15 @@ WHERE task.id = held.id AND task.generation = held.generation AND task.id = ANY(
 RETURNING task.id::text
 
 -- name: release_lapsed
--- CLAIMED -> PENDING when the lease has lapsed: the worker has not started the task.
+-- CLAIMED -> PENDING when the lease has lapsed: the worker has not started the task. "only" as above.
 UPDATE horsies_tasks AS task SET
     status = 'PENDING', claimed = false, claim_expires_at = NULL, claimed_by_worker_id = NULL,
     claimed_at = NULL, worker_hostname = NULL, updated_at = clock_timestamp()
 WHERE task.id = ANY(ARRAY(
     SELECT lapsed.id FROM horsies_tasks AS lapsed
     WHERE lapsed.status = 'CLAIMED' AND lapsed.claim_expires_at <= now()
+      AND lapsed.id <> ALL(%(excluded)s::uuid[])
+      AND (%(only)s::uuid[] IS NULL OR lapsed.id = ANY(%(only)s::uuid[]))
     ORDER BY lapsed.claim_expires_at LIMIT %(limit)s FOR UPDATE SKIP LOCKED))
 RETURNING task.id::text
 

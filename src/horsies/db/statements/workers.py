@@ -8,6 +8,7 @@ from typing import NamedTuple
 from horsies.db.statement import Nothing, StatementFile
 from horsies.db.statements.monitor import QueueName
 from horsies.db.statements.tasks import TaskId
+from horsies.db.statements.turn import NOTHING, WorkerId
 
 WORKERS = StatementFile("workers.sql")
 
@@ -44,10 +45,6 @@ class Presence(NamedTuple):
 
     worker_id: str
     was_stopped: bool
-
-
-class WorkerId(NamedTuple):
-    worker_id: str
 
 
 class WatchedWorker(NamedTuple):
@@ -88,6 +85,7 @@ class FindAbandoned(NamedTuple):
     worker_ids: Sequence[str]
     statuses: Sequence[str]
     limit: int
+    excluded: Sequence[str] = NOTHING
 
 
 class FindOwnerless(NamedTuple):
@@ -97,12 +95,14 @@ class FindOwnerless(NamedTuple):
     running_seconds: float
     statuses: Sequence[str]
     limit: int
+    excluded: Sequence[str] = NOTHING
 
 
 class FindStale(NamedTuple):
     stale_seconds: float
     statuses: Sequence[str]
     limit: int
+    excluded: Sequence[str] = NOTHING
 
 
 class WakeQueues(NamedTuple):

@@ -81,7 +81,7 @@ SELECT id::text, generation, task_name, queue_name, retry_count, max_retries, ta
     status, claimed_by_worker_id::text AS worker_id, workflow_id::text
 FROM horsies_tasks
 WHERE status IN ('CLAIMED', 'RUNNING') AND claimed_by_worker_id = ANY(%(worker_ids)s::text[])
-  AND status = ANY(%(statuses)s::text[])
+  AND status = ANY(%(statuses)s::text[]) AND id <> ALL(%(excluded)s::uuid[])
 ORDER BY id LIMIT %(limit)s FOR UPDATE SKIP LOCKED
 
 -- name: find_ownerless
@@ -99,6 +99,7 @@ WHERE task.status IN ('CLAIMED', 'RUNNING') AND task.status = ANY(%(statuses)s::
         WHERE beat.task_id = task.id AND beat.sent_at >= task.claimed_at)
       ) < now() - CASE task.status WHEN 'CLAIMED' THEN %(claimed_seconds)s::float8
                                    ELSE %(running_seconds)s::float8 END * interval '1 second')
+  AND task.id <> ALL(%(excluded)s::uuid[])
 ORDER BY task.id LIMIT %(limit)s FOR UPDATE OF task SKIP LOCKED
 
 -- name: find_stale
@@ -123,6 +124,7 @@ WHERE task.status IN ('CLAIMED', 'RUNNING') AND task.status = ANY(%(statuses)s::
         WHERE beat.task_id = task.id AND beat.sent_at >= task.claimed_at)
       ) < now() - %(stale_seconds)s::float8 * interval '1 second'
   AND NOT EXISTS (SELECT 1 FROM locked WHERE locked.lock_key = worker.lock_key)
+  AND task.id <> ALL(%(excluded)s::uuid[])
 ORDER BY task.id LIMIT %(limit)s
 
 -- name: find_owned

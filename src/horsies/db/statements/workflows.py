@@ -11,6 +11,7 @@ from datetime import datetime
 from typing import NamedTuple
 
 from horsies.db.statement import StatementFile
+from horsies.db.statements.turn import NOTHING
 
 WORKFLOWS = StatementFile("workflows.sql")
 
@@ -305,6 +306,7 @@ class BrokenRun(NamedTuple):
 class FindPausedRuns(NamedTuple):
     max_paused_seconds: float
     limit: int
+    excluded: Sequence[str] = NOTHING
 
 
 class PausedRun(NamedTuple):

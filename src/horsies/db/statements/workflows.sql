@@ -189,6 +189,7 @@ ORDER BY open.id LIMIT %(limit)s
 -- Runs that have been paused for longer than allowed, oldest first, and for how long.
 SELECT id::text, extract(epoch FROM now() - paused_at)::float8 AS paused_seconds FROM horsies_workflows
 WHERE status = 'PAUSED' AND paused_at < now() - %(max_paused_seconds)s * interval '1 second'
+  AND id <> ALL(%(excluded)s::uuid[])
 ORDER BY paused_at LIMIT %(limit)s
 
 -- name: expire_run

@@ -139,7 +139,7 @@ def report_script(workflow_id: str) -> Script[RunReport | None]:
 
 
 def audit(broker: PostgresBroker, limit: int) -> BrokerResult[list[BrokenRun]]:
-    """Return the inconsistencies of open runs. They can only come from manual edits."""
+    """Return the inconsistencies of open runs, which only manual edits cause, and their blocked tasks."""
     return broker.perform(_READING, _audit_script(limit))
 
 

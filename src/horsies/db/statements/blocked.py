@@ -1,0 +1,98 @@
+"""Statements for tasks and runs whose next change the database refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import NamedTuple
+
+from horsies.db.statement import Nothing, StatementFile
+from horsies.db.statements.tasks import TaskId
+
+BLOCKED = StatementFile("blocked.sql")
+
+
+class NoteBlocked(NamedTuple):
+    """A refused change: of which task or run, by which worker, and the error in one line."""
+
+    id: str
+    is_run: bool
+    action: str
+    error: str
+    worker_id: str | None
+
+
+class BlockedLimit(NamedTuple):
+    limit: int
+
+
+@dataclass(frozen=True, slots=True)
+class BlockedRow:
+    """A task or run whose next change the database refuses."""
+
+    id: str
+    # "task" or "run".
+    kind: str
+    workflow_id: str | None
+    # The refused change: record, recover, expire, release, start, renew, claim.
+    action: str
+    error: str
+    worker_id: str | None
+    since: datetime
+    blocked_seconds: float
+    # The number of all blocked tasks and runs, beyond the limit too.
+    total: int
+
+
+class FindOthers(NamedTuple):
+    """How many tasks to find, and those to leave out."""
+
+    excluded: Sequence[str]
+    limit: int
+
+
+class FoundTask(NamedTuple):
+    id: str
+    workflow_id: str | None
+
+
+class FindUnheld(NamedTuple):
+    """A worker, and the attempts it really holds."""
+
+    worker_id: str
+    held_ids: Sequence[str]
+    held_generations: Sequence[int]
+
+
+class UnheldTask(NamedTuple):
+    id: str
+    workflow_id: str | None
+    generation: int
+
+
+class FindDue(NamedTuple):
+    queues: Sequence[str]
+    excluded: Sequence[str]
+    limit: int
+
+
+class DueTask(NamedTuple):
+    """A task to claim, with its place in its queue."""
+
+    id: str
+    workflow_id: str | None
+    queue_name: str
+    priority: int
+    enqueued_at: str
+
+
+note_blocked = BLOCKED.declare("note_blocked", NoteBlocked, TaskId)
+list_blocked = BLOCKED.declare("list_blocked", BlockedLimit, BlockedRow)
+delete_unblocked = BLOCKED.declare("delete_unblocked", Nothing, TaskId)
+find_late = BLOCKED.declare("find_late", FindOthers, FoundTask)
+find_lapsed = BLOCKED.declare("find_lapsed", FindOthers, FoundTask)
+find_unheld = BLOCKED.declare("find_unheld", FindUnheld, UnheldTask)
+find_due = BLOCKED.declare("find_due", FindDue, DueTask)
+
+BLOCKED.complete()

@@ -1,0 +1,67 @@
+-- Statements for the time after the database has refused a batch: they find its tasks one by one, leaving out
+-- those that wait for their next attempt, and they keep the record of blocked tasks and runs. All of them are
+-- rare, and none changes a task.
+
+-- name: note_blocked
+-- One row per blocked task or run; comes back only when it is new, so that one worker of all logs it. The
+-- state is read here: it tells later whether the task or run has moved on.
+INSERT INTO horsies_blocked AS known (id, kind, workflow_id, status, generation, action, error, worker_id)
+SELECT task.id, 'task', task.workflow_id, task.status, task.generation, %(action)s, %(error)s, %(worker_id)s
+FROM horsies_tasks AS task WHERE task.id = %(id)s::uuid AND NOT %(is_run)s::boolean
+UNION ALL
+SELECT run.id, 'run', run.id, run.status, 0, %(action)s, %(error)s, %(worker_id)s
+FROM horsies_workflows AS run WHERE run.id = %(id)s::uuid AND %(is_run)s::boolean
+ON CONFLICT (id, kind) DO UPDATE SET
+    status = EXCLUDED.status, generation = EXCLUDED.generation, action = EXCLUDED.action,
+    error = EXCLUDED.error, worker_id = EXCLUDED.worker_id, since = EXCLUDED.since
+WHERE (known.status, known.generation) IS DISTINCT FROM (EXCLUDED.status, EXCLUDED.generation)
+RETURNING known.id::text
+
+-- name: list_blocked
+-- Oldest first, with the number of all.
+SELECT id::text, kind, workflow_id::text, action, error, worker_id, since,
+    extract(epoch FROM clock_timestamp() - since)::float8 AS blocked_seconds, count(*) OVER () AS total
+FROM horsies_blocked_v1() ORDER BY since, id LIMIT %(limit)s
+
+-- name: delete_unblocked
+-- Rows whose task or run has moved on.
+DELETE FROM horsies_blocked AS known
+WHERE NOT EXISTS (SELECT FROM horsies_blocked_v1() AS kept WHERE (kept.id, kept.kind) = (known.id, known.kind))
+RETURNING known.id::text
+
+-- name: find_late
+-- The tasks that expire_tasks would take, by the same index.
+SELECT id::text, workflow_id::text FROM horsies_tasks
+WHERE status = 'PENDING' AND good_until IS NOT NULL AND good_until <= now() AND id <> ALL(%(excluded)s::uuid[])
+ORDER BY good_until LIMIT %(limit)s
+
+-- name: find_lapsed
+-- The tasks that release_lapsed would take, by the same index.
+SELECT id::text, workflow_id::text FROM horsies_tasks
+WHERE status = 'CLAIMED' AND claim_expires_at <= now() AND id <> ALL(%(excluded)s::uuid[])
+ORDER BY claim_expires_at LIMIT %(limit)s
+
+-- name: find_unheld
+-- The tasks that release_unstarted would take.
+SELECT task.id::text, task.workflow_id::text, task.generation FROM horsies_tasks AS task
+WHERE task.claimed_by_worker_id = %(worker_id)s AND task.status IN ('CLAIMED', 'RUNNING')
+  AND NOT EXISTS (
+      SELECT FROM unnest(%(held_ids)s::uuid[], %(held_generations)s::integer[]) AS held (id, generation)
+      WHERE held.id = task.id AND held.generation = task.generation)
+ORDER BY task.id
+
+-- name: find_due
+-- The tasks that a claim would take, queue by queue in the given order, by the claim index.
+SELECT due.id::text, due.workflow_id::text, queue.name AS queue_name, due.priority,
+    due.enqueued_at::text AS enqueued_at
+FROM unnest(%(queues)s::text[]) WITH ORDINALITY AS queue (name, place)
+CROSS JOIN LATERAL (
+    SELECT task.id, task.workflow_id, task.priority, task.enqueued_at FROM horsies_tasks AS task
+    WHERE task.status = 'PENDING' AND NOT task.held AND task.queue_name = queue.name
+      AND task.enqueued_at <= clock_timestamp()
+      AND (task.good_until IS NULL OR task.good_until > clock_timestamp())
+      AND task.id <> ALL(%(excluded)s::uuid[])
+    ORDER BY task.priority, task.enqueued_at, task.id LIMIT %(limit)s) AS due
+WHERE NOT EXISTS (
+    SELECT FROM horsies_queues AS stored WHERE stored.queue_name = queue.name AND stored.paused_at IS NOT NULL)
+ORDER BY queue.place, due.priority, due.enqueued_at, due.id LIMIT %(limit)s

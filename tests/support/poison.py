@@ -1,0 +1,50 @@
+"""Poisonous rows: a trigger that refuses a certain change of certain tasks or runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import LiteralString
+
+from psycopg import sql
+
+from tests.support.database import Database
+
+# In the DETAIL of the error, as a row would be.
+SECRET = "contents of a row"
+
+REFUSE = """
+CREATE FUNCTION test_refuse() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    RAISE EXCEPTION 'this row is poisonous' USING ERRCODE = TG_ARGV[0], DETAIL = {secret};
+END
+$$
+"""
+TRIGGER = """
+CREATE TRIGGER test_poison BEFORE UPDATE ON {table} FOR EACH ROW WHEN ({condition})
+EXECUTE FUNCTION test_refuse({state})
+"""
+
+
+@contextmanager
+def poisoned(
+    connection: Database,
+    condition: LiteralString,
+    *values: object,
+    table: str = "horsies_tasks",
+    state: str = "54000",
+) -> Iterator[None]:
+    """Refuse every update for which the condition on OLD and NEW holds, with that SQLSTATE."""
+    literals = [sql.Literal(value) for value in values]
+    connection.execute(sql.SQL(REFUSE).format(secret=sql.Literal(SECRET)))
+    try:
+        connection.execute(
+            sql.SQL(TRIGGER).format(
+                table=sql.Identifier(table),
+                condition=sql.SQL(condition).format(*literals),
+                state=sql.Literal(state),
+            )
+        )
+        yield
+    finally:
+        connection.execute("DROP FUNCTION test_refuse() CASCADE")

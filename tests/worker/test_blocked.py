@@ -1,0 +1,325 @@
+"""Errors of the data, without children: one transaction per task after a refusal, and growing waits."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg import Connection
+from psycopg.errors import lookup
+
+from horsies.config.app import RecoveryConfig
+from horsies.db import pipeline as pipeline_module
+from horsies.db.errors import ErrorKind, describe_refusal, kind_of
+from horsies.db.pipeline import Pipeline
+from horsies.db.statements.blocked import BlockedLimit, list_blocked
+from horsies.db.statements.turn import ClaimedTask
+from horsies.db.statements.workers import FindAbandoned, find_abandoned
+from horsies.tasks.blocked import Blocked, Change
+from horsies.tasks.outcome import Outcome
+from horsies.tasks.recovery import (
+    EXPIRY_BATCH,
+    RECOVERY_BATCH,
+    expire_pending,
+    recover_found,
+)
+from horsies.worker.connection import TURN_SETTINGS
+from horsies.worker.in_flight import TURN_CHARACTERS_MAX, InFlight
+from horsies.worker.reaper import sweep
+from horsies.worker.turn import Claimer, TurnRequest, release_unheld, take_turn
+from tests.support.poison import SECRET, poisoned
+from tests.support.pool import RecordingPool
+from tests.support.rows import add_task, ago, row_of
+
+CLAIMER = Claimer("me", "host", ["default"], [None])
+MEBIBYTES = 1024 * 1024
+POISONOUS = "NEW.task_name = 'poison'"
+
+
+@pytest.fixture
+def pipeline(process_url: str, connection: Connection[Any]) -> Iterator[Pipeline]:
+    with psycopg.connect(process_url, autocommit=True, options=TURN_SETTINGS) as own:
+        yield Pipeline(own)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def claim(pipeline: Pipeline, count: int) -> list[ClaimedTask]:
+    request = TurnRequest(pids=list(range(1, count + 1)))
+    claimed = list(take_turn(pipeline, CLAIMER, [], request).claimed)
+    assert len(claimed) == count
+    return claimed
+
+
+def abandoned(connection: Connection[Any], name: str = "work") -> str:
+    return add_task(
+        connection,
+        task_name=name,
+        status="RUNNING",
+        generation=1,
+        claimed_by_worker_id="dead",
+        claimed_at=ago(60),
+    )
+
+
+def statuses(connection: Connection[Any], name: str) -> set[str]:
+    rows = connection.execute("SELECT status FROM horsies_tasks WHERE task_name = %s", (name,))
+    return {row[0] for row in rows}
+
+
+# The kinds of errors
+
+
+@pytest.mark.parametrize(
+    ("states", "kind"),
+    [
+        (["08006", "53100", "40001", "40P01", "55P03", "57P01", "25006"], ErrorKind.TRANSIENT),
+        (["28P01", "3D000", "3F000", "42501", "42P01", "42883", "26000"], ErrorKind.INSTALLATION),
+        (["22023", "23505", "23514", "54000", "P0001", "XX000", "XX001", "58030"], ErrorKind.DATA),
+    ],
+)
+def test_every_error_is_of_one_kind(states: list[str], kind: ErrorKind) -> None:
+    for state in states:
+        assert kind_of(lookup(state)("x")) is kind, state
+
+
+def test_errors_of_the_client_have_a_kind_too() -> None:
+    assert kind_of(psycopg.OperationalError("connection reset")) is ErrorKind.TRANSIENT
+    refused = psycopg.OperationalError("FATAL: password authentication failed for user")
+    assert kind_of(refused) is ErrorKind.INSTALLATION
+    assert kind_of(psycopg.DataError("a NUL character")) is ErrorKind.DATA
+
+
+# Recording
+
+
+def test_a_text_the_database_refuses_fails_its_task_alone(
+    connection: Connection[Any], pipeline: Pipeline
+) -> None:
+    for _ in range(3):
+        add_task(connection)
+    bad, *good = claim(pipeline, 3)
+    connection.execute(
+        "ALTER TABLE horsies_tasks ADD CONSTRAINT test_check CHECK (result NOT LIKE '%forbidden%')"
+    )
+    try:
+        outcomes = [Outcome.completed(bad, '{"ok":"forbidden"}')]
+        outcomes += [Outcome.completed(task, '{"ok":1}') for task in good]
+        turned = take_turn(pipeline, CLAIMER, outcomes, TurnRequest())
+    finally:
+        connection.execute("ALTER TABLE horsies_tasks DROP CONSTRAINT test_check")
+    assert turned.recorded == {bad.id, *(task.id for task in good)}
+    assert turned.refused == set()
+    assert row_of(connection, bad.id)["error_code"] == "WORKER_SERIALIZATION_ERROR"
+    assert {row_of(connection, task.id)["result"] for task in good} == {'{"ok":1}'}
+
+
+def test_an_outcome_a_trigger_refuses_keeps_its_result(
+    connection: Connection[Any], pipeline: Pipeline, caplog: pytest.LogCaptureFixture
+) -> None:
+    add_task(connection, task_name="poison")
+    add_task(connection)
+    bad, good = claim(pipeline, 2)
+    outcomes = [Outcome.completed(task, '{"ok":1}') for task in (bad, good)]
+    with poisoned(connection, POISONOUS):
+        turned = take_turn(pipeline, CLAIMER, outcomes, TurnRequest())
+    assert (turned.recorded, turned.refused) == ({good.id}, {bad.id})
+    assert row_of(connection, bad.id)["status"] == "RUNNING"
+    assert "54000 this row is poisonous" in caplog.text
+    assert SECRET not in caplog.text
+    assert take_turn(pipeline, CLAIMER, outcomes[:1], TurnRequest()).recorded == {bad.id}
+    assert row_of(connection, bad.id)["result"] == '{"ok":1}'
+
+
+@pytest.mark.slow
+def test_66_results_of_16_mebibytes_are_recorded_turn_by_turn(
+    connection: Connection[Any], pipeline: Pipeline
+) -> None:
+    for _ in range(66):
+        add_task(connection)
+    in_flight = InFlight(RecordingPool(set(range(1, 67))))  # type: ignore[arg-type]
+    in_flight.hand_out(claim(pipeline, 66))
+    result = "x" * (16 * MEBIBYTES)
+    in_flight.outcomes = [Outcome.completed(task, result) for task in in_flight.held()]
+    turns = 0
+    while outcomes := in_flight.next_outcomes():
+        turned = take_turn(pipeline, CLAIMER, outcomes, TurnRequest())
+        assert sum(len(one.result) for one in outcomes) <= TURN_CHARACTERS_MAX
+        in_flight.close_recorded(outcomes, turned.recorded, turned.refused)
+        turns += 1
+    assert turns == 66
+    assert in_flight.is_empty
+    assert statuses(connection, "work") == {"COMPLETED"}
+
+
+def test_an_outcome_larger_than_a_turn_goes_alone() -> None:
+    in_flight = InFlight(RecordingPool(set()))  # type: ignore[arg-type]
+    task = ClaimedTask("a", 1, "work", "default", None, None, 0, 0, None, None, None)
+    large = Outcome.completed(task, "x" * (TURN_CHARACTERS_MAX + 1))
+    small = Outcome.completed(task, "x")
+    in_flight.outcomes = [small, large, small]
+    assert in_flight.next_outcomes() == [small]
+    in_flight.outcomes = [large, small]
+    assert in_flight.next_outcomes() == [large]
+
+
+def test_a_statement_that_the_protocol_cannot_carry_is_an_error_of_the_data(
+    connection: Connection[Any], pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task_id = add_task(connection)
+    (task,) = claim(pipeline, 1)
+    monkeypatch.setattr(pipeline_module, "MESSAGE_BYTES_MAX", 1000)
+    turned = take_turn(
+        pipeline, CLAIMER, [Outcome.completed(task, "x" * 2000)], TurnRequest(), Blocked()
+    )
+    assert turned.recorded == {task_id}
+    assert row_of(connection, task_id)["error_code"] == "WORKER_SERIALIZATION_ERROR"
+
+
+# The other changes
+
+
+def test_a_batch_of_tasks_that_cannot_be_recovered_does_not_starve_those_behind_them(
+    connection: Connection[Any], pipeline: Pipeline
+) -> None:
+    for _ in range(RECOVERY_BATCH + 1):
+        abandoned(connection, "poison")
+    for _ in range(3):
+        abandoned(connection)
+    find = FindAbandoned(["dead"], ["RUNNING"], RECOVERY_BATCH)
+    with poisoned(connection, POISONOUS):
+        assert recover_found(pipeline, find_abandoned, find, Blocked()) == 3
+    assert (statuses(connection, "work"), statuses(connection, "poison")) == (
+        {"FAILED"},
+        {"RUNNING"},
+    )
+    assert list_blocked.run(connection, BlockedLimit(1))[0].total == RECOVERY_BATCH + 1
+
+
+def test_a_batch_of_tasks_that_cannot_expire_does_not_starve_those_behind_them(
+    connection: Connection[Any], pipeline: Pipeline
+) -> None:
+    for _ in range(EXPIRY_BATCH):
+        add_task(connection, task_name="poison", good_until=ago(60))
+    add_task(connection, good_until=ago(30))
+    with poisoned(connection, POISONOUS):
+        assert expire_pending(pipeline) == 1
+    assert (statuses(connection, "work"), statuses(connection, "poison")) == (
+        {"EXPIRED"},
+        {"PENDING"},
+    )
+    assert expire_pending(pipeline) == EXPIRY_BATCH
+
+
+def test_a_claim_that_cannot_be_released_does_not_keep_others_from_it(
+    connection: Connection[Any], pipeline: Pipeline
+) -> None:
+    add_task(connection, task_name="poison")
+    for _ in range(2):
+        add_task(connection)
+    claim(pipeline, 3)
+    blocked = Blocked()
+    with poisoned(connection, POISONOUS):
+        assert release_unheld(pipeline, "me", [], blocked) == 2
+        assert release_unheld(pipeline, "me", [], blocked) == 0
+    assert statuses(connection, "work") == {"PENDING"}
+    assert release_unheld(pipeline, "me", [], Blocked()) == 1
+
+
+def test_tasks_behind_many_that_cannot_be_claimed_are_claimed(
+    connection: Connection[Any], pipeline: Pipeline
+) -> None:
+    for _ in range(20):
+        add_task(connection, task_name="poison")
+    for _ in range(4):
+        add_task(connection, enqueued_at=ago(1))
+    blocked = Blocked()
+    with poisoned(connection, POISONOUS):
+        request = TurnRequest(pids=[1, 2], prefetch=1)
+        turned = take_turn(pipeline, CLAIMER, [], request, blocked)
+        assert [task.worker_pid for task in turned.claimed] == [1, 2, None]
+        (more,) = take_turn(pipeline, CLAIMER, [], request, blocked).claimed
+        assert more.task_name == "work"
+    assert statuses(connection, "poison") == {"PENDING"}
+
+
+def test_rows_that_retention_cannot_delete_do_not_end_the_sweep(
+    connection: Connection[Any], pipeline: Pipeline, caplog: pytest.LogCaptureFixture
+) -> None:
+    old = {"status": "COMPLETED", "completed_at": ago(10 * 3600)}
+    kept = add_task(connection, id="00000000-0000-7000-8000-000000000001", **old)
+    connection.execute("CREATE TABLE test_orders (task_id uuid REFERENCES horsies_tasks (id))")
+    try:
+        connection.execute("INSERT INTO test_orders VALUES (%s)", (kept,))
+        assert not sweep(pipeline, RecoveryConfig(terminal_record_retention_hours=1))
+    finally:
+        connection.execute("DROP TABLE test_orders")
+    assert "delete_old_tasks" in caplog.text
+    assert kept not in caplog.text
+
+
+# Waits and records
+
+
+def refused() -> psycopg.Error:
+    return lookup("54000")("x")
+
+
+def test_waits_double_from_a_second_to_five_minutes(
+    connection: Connection[Any], pipeline: Pipeline
+) -> None:
+    task_id, clock = add_task(connection), Clock()
+    blocked = Blocked("me", clock)
+    waits = []
+    for _ in range(11):
+        blocked.note(pipeline, Change("expire", task_id), refused())
+        began = clock.now
+        while blocked.is_waiting(task_id):
+            assert blocked.excluded() == [task_id]
+            clock.now += 0.5
+        waits.append(clock.now - began)
+    assert waits == [1, 2, 4, 8, 16, 32, 64, 128, 256, 300, 300]
+    assert blocked.includes("expire")
+    clock.now += 61
+    assert not blocked.includes("expire"), "changed by another process"
+
+
+def test_one_worker_of_all_logs_a_blocked_task(
+    connection: Connection[Any], pipeline: Pipeline, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    task_id = add_task(connection)
+    for worker_id in ("one", "two"):
+        blocked = Blocked(worker_id)
+        blocked.note(pipeline, Change("expire", task_id), refused())
+        blocked.note(pipeline, Change("expire", task_id), refused())
+    assert caplog.text.count("is blocked") == 1
+    (row,) = list_blocked.run(connection, BlockedLimit(5))
+    assert (row.id, row.kind, row.action, row.worker_id) == (task_id, "task", "expire", "one")
+    # Another generation may be blocked anew.
+    connection.execute("UPDATE horsies_tasks SET generation = generation + 1")
+    assert list_blocked.run(connection, BlockedLimit(5)) == []
+    Blocked("two").note(pipeline, Change("expire", task_id), refused())
+    assert caplog.text.count("is blocked") == 2
+
+
+def test_a_refusal_is_described_without_detail_or_context(
+    connection: Connection[Any], pipeline: Pipeline
+) -> None:
+    add_task(connection, task_name="poison")
+    with (
+        poisoned(connection, POISONOUS, state="22023"),
+        pytest.raises(psycopg.Error) as raised,
+    ):
+        connection.execute("UPDATE horsies_tasks SET held = true")
+    assert SECRET in str(raised.value)
+    assert describe_refusal(raised.value) == "22023 this row is poisonous"
