@@ -80,7 +80,7 @@ def process_url(server_url: str) -> Iterator[str]:
 
 
 def _ensure_template(connection: Database, server_url: str) -> str:
-    content = "".join(migration.sql for migration in known_migrations())
+    content = "".join(migration.sha for migration in known_migrations())
     name = f"horsies_template_{uuid.uuid5(uuid.NAMESPACE_OID, content).hex}"
     connection.execute("SELECT pg_advisory_lock(%s)", (TEMPLATE_LOCK_KEY,))
     found = connection.execute("SELECT 1 FROM pg_database WHERE datname = %s", (name,)).fetchone()

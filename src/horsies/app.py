@@ -47,6 +47,7 @@ from horsies.workflow.spec import WorkflowMaker
 
 ChildProcessStartHook = Callable[[], None]
 Hook = TypeVar("Hook", bound=ChildProcessStartHook)
+MIGRATION_VARIABLE = "HORSIES_MIGRATE"
 SUPPRESSION_VARIABLES = ("HORSIES_SUPPRESS_SENDS", "TASKLIB_SUPPRESS_SENDS")
 
 logger = logging.getLogger("horsies.app")
@@ -64,10 +65,13 @@ class Horsies:
             return TaskResult(ok=a + b)
 
     Without a configuration the database is the one named by HORSIES_DATABASE_URL or DATABASE_URL.
+    With ``migrate=False``, or HORSIES_MIGRATE=0, no process of the application changes the schema;
+    `horsies migrate` does.
     """
 
-    def __init__(self, config: AppConfig | None = None) -> None:
+    def __init__(self, config: AppConfig | None = None, *, migrate: bool = True) -> None:
         self.config = config or AppConfig(broker=PostgresConfig.from_env())
+        self.migrates = migrate and os.environ.get(MIGRATION_VARIABLE) != "0"
         self.role = "producer"
         self._tasks: dict[str, AnyTask] = {}
         self._modules: list[str] = []
@@ -400,7 +404,7 @@ class Horsies:
     def get_broker(self) -> PostgresBroker:
         """Return the broker, built on first use without connecting."""
         if self._broker is None:
-            built = build_broker(self.config.broker, self.role)
+            built = build_broker(self.config.broker, self.role, migrates=self.migrates)
             with self._broker_lock:  # two first threads at once get the same broker
                 self._broker = self._broker or built
         return self._broker

@@ -22,6 +22,8 @@ from psycopg import Connection, sql
 
 from horsies.config.postgres import PostgresConfig
 from horsies.db import migrate
+from horsies.db.database import Database
+from horsies.db.errors import is_transient
 from horsies.db.migrate import (
     Migration,
     SchemaMissingError,
@@ -30,6 +32,7 @@ from horsies.db.migrate import (
     known_migrations,
     migration_script,
     pending_migrations,
+    prepare_schema,
     require_current_schema,
     schema_version,
 )
@@ -92,9 +95,7 @@ def expected_record() -> list[tuple[str, int, str, str]]:
 # release; a function file that changes afterwards needs a new migration, if only with a comment.
 RELEASED: dict[int, str] = {}
 
-FUNCTION = (
-    "CREATE OR REPLACE FUNCTION horsies_answer() RETURNS integer LANGUAGE sql AS 'SELECT {}';"
-)
+FUNCTION = "CREATE OR REPLACE FUNCTION public.horsies_answer() RETURNS integer LANGUAGE sql AS 'SELECT {}';"
 
 
 def functions_digest() -> str:
@@ -247,43 +248,67 @@ def test_a_database_that_lags_behind_gets_the_new_migration_and_all_functions(
     empty: Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     apply_migrations(empty)
-    new = later("CREATE TABLE horsies_later (id integer);")
+    new = later("CREATE TABLE public.horsies_later (id integer);")
     with release(monkeypatch, more=[new]):
         assert list(apply_migrations(empty)) == [new, *functions()]
         assert recorded(empty) == expected_record()
         assert list(apply_migrations(empty)) == []
 
 
-def test_a_changed_function_file_is_applied_alone_and_once(
+def test_a_function_file_that_the_database_lacks_is_applied_alone_and_once(
     empty: Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     apply_migrations(empty)
-    for number in (1, 2):
-        with release(monkeypatch, number=number):
-            assert list(apply_migrations(empty)) == [answer_file(number)]
-            assert list(apply_migrations(empty)) == []
-            assert recorded(empty) == expected_record()
-        assert answer(empty) == number
-
-
-def test_a_database_with_outdated_functions_is_not_current(
-    empty: Connection[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    apply_migrations(empty)
-    require_current_schema(empty)
     with release(monkeypatch, number=1):
         with pytest.raises(SchemaMissingError, match="older than this release"):
             require_current_schema(empty)
-        apply_migrations(empty)
+        assert list(apply_migrations(empty)) == [answer_file(1)]
+        assert list(apply_migrations(empty)) == []
         require_current_schema(empty)
+        assert recorded(empty) == expected_record()
+    assert answer(empty) == 1
 
 
-def test_an_older_release_is_refused_and_leaves_the_newer_functions_alone(
-    empty: Connection[Any], monkeypatch: pytest.MonkeyPatch
+def test_functions_of_the_same_version_are_replaced_by_request_alone(
+    empty: Connection[Any],
+    database_url: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with release(monkeypatch, number=1):
+        apply_migrations(empty)
+    with release(monkeypatch, number=2):
+        for _ in range(2):
+            prepare_schema(Database(PostgresConfig(database_url=database_url)))
+        assert answer(empty) == 1
+        assert caplog.text.count("`horsies migrate` replaces them") == 2
+        assert list(apply_migrations(empty, replaces=True)) == [answer_file(2)]
+        assert list(apply_migrations(empty, replaces=True)) == []
+    assert answer(empty) == 2
+
+
+@pytest.mark.parametrize("migrates", [True, False])
+def test_an_older_release_works_on_a_newer_schema_and_leaves_its_functions_alone(
+    empty: Connection[Any], database_url: str, monkeypatch: pytest.MonkeyPatch, migrates: bool
 ) -> None:
     with release(monkeypatch, number=2, more=[later()]):
         apply_migrations(empty)
-    with release(monkeypatch, number=1), pytest.raises(UnusableSchemaError):
+    with release(monkeypatch, number=1):
+        prepare_schema(Database(PostgresConfig(database_url=database_url), migrates=migrates))
+        assert list(apply_migrations(empty, replaces=True)) == []
+    assert answer(empty) == 2
+
+
+def test_a_newer_schema_that_ends_the_compatibility_is_refused(
+    empty: Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with release(monkeypatch, number=2, more=[later()]):
+        monkeypatch.setattr(migrate, "OLDEST_COMPATIBLE", schema_version())
+        apply_migrations(empty)
+    with (
+        release(monkeypatch, number=1),
+        pytest.raises(UnusableSchemaError, match="upgrade horsies"),
+    ):
         apply_migrations(empty)
     assert answer(empty) == 2
 
@@ -293,7 +318,7 @@ def test_a_migration_may_drop_a_function_whose_parameters_change(
 ) -> None:
     with release(monkeypatch, number=1):
         apply_migrations(empty)
-    drop = later("DROP FUNCTION horsies_answer();")
+    drop = later("DROP FUNCTION public.horsies_answer();")
     with release(monkeypatch, number=1, more=[drop]):
         assert answer_file(1) in apply_migrations(empty)  # unchanged, but applied again
     assert answer(empty) == 1
@@ -302,7 +327,7 @@ def test_a_migration_may_drop_a_function_whose_parameters_change(
 def test_a_migration_that_fails_leaves_nothing_behind(
     empty: Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    broken = later("CREATE TABLE a (b nonsense)")
+    broken = later("CREATE TABLE public.a (b nonsense)")
     with release(monkeypatch, more=[broken]), pytest.raises(psycopg.errors.UndefinedObject):
         apply_migrations(empty)
     assert catalogue(empty) == []
@@ -328,8 +353,18 @@ def test_a_record_of_another_layout_is_refused_in_one_sentence(empty: Connection
         apply_migrations(empty)
     assert str(caught.value) == (
         "The table horsies_migrations in this database was made by another program or by a development "
-        "version of horsies; use another database, or drop its horsies_* tables."
+        "version of horsies; use another database or schema, or drop its horsies_* tables."
     )
+
+
+def test_a_table_of_another_program_is_refused_in_one_sentence(empty: Connection[Any]) -> None:
+    empty.execute("CREATE TABLE horsies_tasks (id integer)")
+    for attempt in (apply_migrations, require_current_schema):
+        with pytest.raises(
+            UnusableSchemaError, match="The table horsies_tasks in this database was"
+        ):
+            attempt(empty)
+    assert [name for kind, name, _ in catalogue(empty) if kind == "table"] == ["horsies_tasks"]
 
 
 def test_the_broker_reports_a_newer_schema_as_a_lasting_error(
@@ -352,13 +387,13 @@ def test_the_printed_script_makes_the_same_schema(
         apply_migrations(empty)
         empty.execute("UPDATE horsies_migrations SET sha = 'old' WHERE name = 'claim'")
         empty.execute("DROP FUNCTION horsies_claim_v1")
-    script = migration_script(pending_migrations(empty))
+    script = migration_script(pending_migrations(empty, replaces=True))
     result = empty.pgconn.exec_(script.encode())  # all of it in one message, as psql -c does
     assert result.error_message == b""
     with psycopg.connect(process_url) as migrated:
         assert catalogue(empty) == catalogue(migrated)
     assert recorded(empty) == expected_record()
-    assert list(pending_migrations(empty)) == []
+    assert list(pending_migrations(empty, replaces=True)) == []
 
 
 def test_the_printed_script_is_all_or_nothing(empty: Connection[Any]) -> None:
@@ -393,7 +428,61 @@ def test_a_role_that_may_not_create_is_told_so_and_changes_nothing(
 def test_a_migration_takes_its_lock_before_it_looks(empty: Connection[Any]) -> None:
     script = migration_script(known_migrations())
     lock = sql.Literal(migrate.MIGRATION_LOCK_KEY).as_string(empty)
-    begin, isolation, first, *_ = script.splitlines()
+    begin, isolation, path, first, *_ = script.splitlines()
     assert begin == "BEGIN;"
+    assert path == "SET LOCAL search_path = pg_catalog, pg_temp;"
     assert isolation == "SET TRANSACTION ISOLATION LEVEL READ COMMITTED;"
     assert first == f"SELECT pg_advisory_xact_lock({lock});"
+
+
+def test_a_migration_gives_way_and_then_names_the_sessions_that_block_it(
+    empty: Connection[Any], database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    apply_migrations(empty)
+    monkeypatch.setattr(migrate, "PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr(migrate, "_LOCK_TIMEOUT", "SET LOCAL lock_timeout = 100")
+    change = later("ALTER TABLE public.horsies_tasks ADD COLUMN later integer;")
+    with (
+        release(monkeypatch, more=[change]),
+        psycopg.connect(database_url, application_name="report") as blocker,
+    ):
+        blocker.execute("SELECT 'secret' FROM horsies_tasks")
+        with pytest.raises(migrate.SchemaBusyError) as caught:
+            apply_migrations(empty)
+        pid = blocker.info.backend_pid
+        blocker.rollback()
+        assert list(apply_migrations(empty)) == [change, *functions()]
+    message = str(caught.value)
+    assert f"pid {pid} (report, idle in transaction, in a transaction since 2" in message
+    assert "secret" not in message
+    assert is_transient(caught.value)
+
+
+def test_a_migration_waits_in_short_turns_for_a_lock_that_is_freed(
+    empty: Connection[Any], database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    apply_migrations(empty)
+    monkeypatch.setattr(migrate, "RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(migrate, "_LOCK_TIMEOUT", "SET LOCAL lock_timeout = 50")
+    change = later("ALTER TABLE public.horsies_tasks ADD COLUMN later integer;")
+    applied: list[Migration] = []
+    with (
+        release(monkeypatch, more=[change]),
+        psycopg.connect(database_url) as blocker,
+        psycopg.connect(database_url, autocommit=True) as reader,
+    ):
+        blocker.execute("SELECT FROM horsies_tasks")
+        thread = threading.Thread(target=lambda: applied.extend(apply_migrations(empty)))
+        thread.start()
+        wait_until(lambda: _waits_for_a_table(reader))
+        reader.execute("SELECT FROM horsies_tasks")  # behind the migration, for a turn at most
+        blocker.rollback()
+        thread.join()
+    assert applied == [change, *functions()]
+
+
+def _waits_for_a_table(connection: Connection[Any]) -> bool:
+    found = connection.execute(
+        "SELECT FROM pg_locks WHERE NOT granted AND relation = 'horsies_tasks'::regclass"
+    )
+    return found.fetchone() is not None

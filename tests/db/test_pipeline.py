@@ -187,14 +187,14 @@ def test_options_of_the_address_or_the_environment_stay_beside_our_own(
     given_by: str,
     session_settings: str | None,
 ) -> None:
-    options, url = "-c search_path=horsy -c work_mem=5MB", process_url
+    options, url = "-c lock_timeout=7s -c work_mem=5MB", process_url
     if given_by != "address":
         wins = given_by == "environment"
         monkeypatch.setenv("PGOPTIONS", options if wins else "-c work_mem=9MB")
     if given_by != "environment":
         url = f"{url}{'&' if '?' in url else '?'}options={quote(options)}"
     with psycopg.connect(url) as plain, opened(url, session_settings).connection as ours:
-        for name in ("search_path", "work_mem"):
+        for name in ("lock_timeout", "work_mem"):
             assert shown(ours, name) == shown(plain, name)
         assert shown(ours, "enable_seqscan") == ("on" if session_settings is None else "off")
 

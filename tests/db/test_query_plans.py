@@ -81,7 +81,7 @@ def full(full_url: str) -> Iterator[Connection[Any]]:
 
 
 def generic_plan(connection: Connection[Any], statement: Statement[Any, Any]) -> Any:
-    connection.execute(b"PREPARE under_test AS " + statement.numbered)
+    connection.execute(b"PREPARE under_test AS " + statement.numbered())
     nothing = ", ".join("NULL" for _ in field_names(statement.params_type))
     found = connection.execute(
         f"EXPLAIN (FORMAT JSON) EXECUTE under_test ({nothing})".encode()

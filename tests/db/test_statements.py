@@ -78,7 +78,7 @@ def expected_types(hint: Any, names: dict[type, set[str]]) -> set[str]:
 def prepared(connection: Connection[Any], request: pytest.FixtureRequest) -> Any:
     """The server's description of a statement that it has just prepared."""
     statement = request.getfixturevalue("statement")
-    answer = connection.pgconn.prepare(b"under_test", statement.numbered)
+    answer = connection.pgconn.prepare(b"under_test", statement.numbered())
     assert answer.status == ExecStatus.COMMAND_OK, answer.error_message.decode()
     return connection.pgconn.describe_prepared(b"under_test")
 
@@ -97,7 +97,7 @@ def test_the_parameters_of_a_statement_are_its_dataclass(
 ) -> None:
     written = set(re.findall(r"%\((\w+)\)s", statement.text))
     assert written == set(field_names(statement.params_type))
-    assert b"%(" not in statement.numbered
+    assert b"%(" not in statement.numbered()
     hints = get_type_hints(statement.params_type)
     assert prepared.nparams == len(hints)
     for number, (name, hint) in enumerate(hints.items()):

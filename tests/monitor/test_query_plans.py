@@ -101,7 +101,7 @@ def full(full_url: str, request: pytest.FixtureRequest) -> Iterator[Connection[A
 def test_no_look_reads_a_big_table_from_end_to_end(
     full: Connection[Any], statement: Statement[Any, Any]
 ) -> None:
-    full.execute(b"PREPARE under_test AS " + statement.numbered)
+    full.execute(b"PREPARE under_test AS " + statement.numbered())
     names = field_names(statement.params_type)
     given = f" ({', '.join('NULL' for _ in names)})" if names else ""
     found = full.execute(f"EXPLAIN (FORMAT JSON) EXECUTE under_test{given}".encode()).fetchone()

@@ -53,7 +53,7 @@ def test_no_statement_of_a_scheduler_reads_all_tasks_or_all_runs(
 
 
 def plan_of(connection: Connection[Any], statement: Statement[Any, Any]) -> Any:
-    connection.execute(b"PREPARE under_test AS " + statement.numbered)
+    connection.execute(b"PREPARE under_test AS " + statement.numbered())
     given = ", ".join("NULL" for _ in field_names(statement.params_type))
     found = connection.execute(
         f"EXPLAIN (FORMAT JSON) EXECUTE under_test ({given})".encode()

@@ -138,7 +138,12 @@ def config_table(model: type[BaseModel]) -> str:
     models = [one for one in model.__mro__ if issubclass(one, BaseModel) and one is not BaseModel]
     meanings = {name: text for one in reversed(models) for name, text in _field_docstrings(one)}
     rows = [
-        [f"`{name}`", _default(field), _allowed(model, name, field), _meaning(meanings[name])]
+        [
+            f"`{field.alias or name}`",
+            _default(field),
+            _allowed(model, name, field),
+            _meaning(meanings[name]),
+        ]
         for name, field in model.model_fields.items()
     ]
     return table(["Field", "Default", "Allowed", "Meaning"], rows)

@@ -122,7 +122,9 @@ def test_a_schema_that_is_newer_than_the_code(call: Call, database_url: str) -> 
     first = app_at(database_url)
     add_task(first).send(1).unwrap()
     with first.get_broker().database.connection() as connection:
-        connection.execute("INSERT INTO horsies_migrations (version, name) VALUES (9999, 'x')")
+        connection.execute(
+            "INSERT INTO public.horsies_migrations (version, name) VALUES (9999, 'x')"
+        )
     first.close()
     app = app_at(database_url)
     error = enqueue_failure(call(app, add_task(app), "send", 1), retryable=False)

@@ -353,3 +353,15 @@ def test_a_closed_connection_is_an_error_value(
     error = add.with_options(transaction=closed).send(1).unwrap_err()
     assert error.code is TaskSendErrorCode.ENQUEUE_FAILED
     assert "closed" in error.message
+
+
+def test_a_delay_counts_from_the_send_and_not_from_the_beginning_of_the_transaction(
+    app: Horsies, add: Task, connection: Database, process_url: str
+) -> None:
+    with psycopg.connect(process_url) as caller:
+        (begun_at,) = caller.execute("SELECT now(), pg_sleep(0.2)").fetchone()[:1]  # type: ignore[index]
+        add.with_options(transaction=caller).schedule(10, 1).unwrap()
+    (row,) = connection.execute(
+        "SELECT extract(epoch FROM enqueued_at - %s)::float8 FROM horsies_tasks", (begun_at,)
+    ).fetchall()
+    assert row[0] > 10.2

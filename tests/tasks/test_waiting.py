@@ -283,7 +283,9 @@ def test_a_schema_newer_than_the_code_is_an_error_each_time(database_url: str, c
     first = app_at(database_url)
     handle = add_task(first).send(1).unwrap()
     with first.get_broker().database.connection() as connection:
-        connection.execute("INSERT INTO horsies_migrations (version, name) VALUES (9999, 'x')")
+        connection.execute(
+            "INSERT INTO public.horsies_migrations (version, name) VALUES (9999, 'x')"
+        )
     first.close()
     app = app_at(database_url)
     for _ in range(2):

@@ -144,7 +144,8 @@ def migrate(
         return
     assert config is not None
     with _schema_connection(config) as connection:
-        migrations = pending_migrations(connection) if check_only else apply_migrations(connection)
+        do = pending_migrations if check_only else apply_migrations
+        migrations = do(connection, replaces=True)
     for migration in migrations:
         typer.echo(f"{'missing' if check_only else 'applied'} {migration.title}", err=check_only)
     if check_only and migrations:
@@ -164,7 +165,8 @@ def _database(
 def _print_script(config: PostgresConfig | None) -> None:
     missing = known_migrations() if config is None else _missing_or_all(config)
     if missing:
-        typer.echo(migration_script(missing), nl=False)
+        named = config or PostgresConfig.from_env(database_url="postgresql:///")
+        typer.echo(migration_script(missing, named.schema_name), nl=False)
     else:
         typer.echo("-- nothing is missing")
 
@@ -172,7 +174,7 @@ def _print_script(config: PostgresConfig | None) -> None:
 def _missing_or_all(config: PostgresConfig) -> Sequence[Migration]:
     try:
         with _schema_connection(config) as connection:
-            return pending_migrations(connection)
+            return pending_migrations(connection, replaces=True)
     except HorsiesError as error:
         if error.code is not ErrorCode.BROKER_INVALID_URL:
             raise

@@ -132,7 +132,7 @@ def worker(
 
 
 def _scheduler(app: Horsies, owner: str) -> Scheduler:
-    connect = migrating_connector(Database(app.config.broker, "scheduler"))
+    connect = migrating_connector(Database(app.config.broker, "scheduler", migrates=app.migrates))
     return Scheduler(app.config, app.definitions(), owner, connect, app)
 
 

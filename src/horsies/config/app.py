@@ -16,7 +16,7 @@ from typing import Annotated, Self
 
 from pydantic import BaseModel, Field, PlainValidator, model_validator
 
-from horsies.config.postgres import PostgresConfig
+from horsies.config.postgres import PostgresConfig, channel_prefix
 from horsies.config.schedules import ScheduleConfig
 from horsies.database_url import mask_url
 from horsies.errors import ErrorCode
@@ -355,6 +355,14 @@ class AppConfig(FrozenModel):
         )
         for name in sorted({name for name in names if names.count(name) > 1}):
             yield is_custom, mode, f"custom_queues names the queue {name!r} more than once"
+        longest = MAX_QUEUE_NAME_BYTES - len(channel_prefix(self.broker.schema_name))
+        for name in (name for name in names if len(name) > longest):
+            yield (
+                is_custom,
+                mode,
+                f"custom_queues names the queue {name!r}, but with a schema other than public at most "
+                f"{longest} bytes fit into a channel name; shorten it",
+            )
         limit = 1 if self.cluster_wide_cap is None else self.cluster_wide_cap
         yield limit < 1, cap, "cluster_wide_cap must be at least 1, or None for no limit"
         yield (

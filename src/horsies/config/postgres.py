@@ -7,7 +7,9 @@ report and no password in it.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
+from hashlib import sha256
 from typing import Any, Self
 
 from pydantic import Field, SecretStr, field_validator, model_validator
@@ -17,6 +19,10 @@ from horsies.errors import ConfigurationError, ErrorCode
 from horsies.validation import SECONDS_MAX, Check, FrozenModel, raise_failed
 
 URL_VARIABLES = ("HORSIES_DATABASE_URL", "DATABASE_URL")
+SCHEMA_VARIABLE = "HORSIES_SCHEMA"
+DEFAULT_SCHEMA = "public"
+# Names that need no quotes in psql; PostgreSQL keeps those that begin with pg_ for itself.
+_SCHEMA_NAME = re.compile(r"(?!pg_|information_schema$)[a-z_][a-z0-9_]{0,62}")
 
 # The limits of Linux and libpq; beyond them every connection would fail.
 _KEEPALIVE_MAXIMUMS = {
@@ -25,6 +31,13 @@ _KEEPALIVE_MAXIMUMS = {
     "tcp_keepalives_count": 127,
 }
 _USER_TIMEOUT_MS_MAX = 2**31 - 1
+
+
+def channel_prefix(schema: str) -> str:
+    """The beginning of every channel of a schema. Nine bytes, for any name: channels have 63."""
+    if schema == DEFAULT_SCHEMA:
+        return ""
+    return f"{sha256(schema.encode()).hexdigest()[:8]}_"
 
 
 class PostgresConfig(FrozenModel):
@@ -47,6 +60,11 @@ class PostgresConfig(FrozenModel):
     pgbouncer_transaction_mode: bool = False
     """Set it when database_url leads to PgBouncer in transaction mode: it turns prepared statements
     off and makes session_database_url required. Defaults to False."""
+
+    schema_name: str = Field(default=DEFAULT_SCHEMA, alias="schema")
+    """The schema of the tables and functions, given as `schema=`: 1 to 63 lower-case letters, digits
+    and `_`. It is created when the role may do so. Applications with different schemas in one
+    database do not see, wake or lock each other. Defaults to public."""
 
     pool_size: int = Field(default=5, ge=0)
     """Connections a producer's pool keeps open, at least 0. Defaults to 5."""
@@ -113,13 +131,16 @@ class PostgresConfig(FrozenModel):
 
     @classmethod
     def from_env(cls, **overrides: Any) -> Self:
-        """Take the address from HORSIES_DATABASE_URL, else from DATABASE_URL.
+        """Take the address from HORSIES_DATABASE_URL, else from DATABASE_URL, and the schema from
+        HORSIES_SCHEMA if it is set.
 
-        Keyword arguments set the other fields; a `database_url` among them wins.
+        Keyword arguments set the other fields; a `database_url` or `schema` among them wins.
 
         Example:
             config = AppConfig(broker=PostgresConfig.from_env(pool_size=2))
         """
+        if schema := os.environ.get(SCHEMA_VARIABLE, "").strip():
+            overrides.setdefault("schema", schema)
         if "database_url" in overrides:
             return cls(**overrides)
         for variable in URL_VARIABLES:
@@ -167,6 +188,13 @@ class PostgresConfig(FrozenModel):
             code,
             "pgbouncer_transaction_mode needs a session_database_url that differs from database_url, "
             "because LISTEN does not work through a transaction pooler",
+        )
+
+        yield (
+            not _SCHEMA_NAME.fullmatch(self.schema_name),
+            ErrorCode.CONFIG_INVALID_SCHEMA,
+            f"schema must be 1 to 63 lower-case letters, digits and '_', must not begin with a digit "
+            f"or pg_, and must not be information_schema; not {self.schema_name[:100]!r}",
         )
 
     def _pool_checks(self) -> Iterator[Check]:

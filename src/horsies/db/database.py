@@ -24,17 +24,76 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import psycopg
-from psycopg import AsyncConnection, Connection
+from psycopg import AsyncConnection, Connection, IsolationLevel
+from psycopg.abc import AdaptContext
 from psycopg.pq import TransactionStatus
+from psycopg.types.datetime import TimestamptzLoader
 
-from horsies.config.postgres import PostgresConfig
+from horsies.config.postgres import DEFAULT_SCHEMA, PostgresConfig
 from horsies.database_url import libpq_url
 from horsies.db import embedded
+from horsies.db.schema import SAFE_SEARCH_PATH
 
 # How long a connection above the number to keep may stay idle before it is closed.
 SPARE_SECONDS = 60.0
 
 AnyConnection = TypeVar("AnyConnection", Connection[Any], AsyncConnection[Any])
+
+# The settings that statements and psycopg's parsers rely on; a database, a role or the environment may
+# have others. Not sent with the startup packet: PgBouncer refuses it then, in session mode too.
+_SETTINGS = {
+    "datestyle": "ISO",
+    "intervalstyle": "postgres",
+    "standard_conforming_strings": "on",
+    "search_path": SAFE_SEARCH_PATH,
+}
+_SESSION_SETTINGS = (
+    "".join(f"SET {name} = {value}; " for name, value in _SETTINGS.items())
+    + "SET default_transaction_isolation = 'read committed'"
+).encode()
+# Behind a pooler in transaction mode every transaction begins with these two.
+TRANSACTION_BEGIN = b"BEGIN ISOLATION LEVEL READ COMMITTED"
+TRANSACTION_SETTINGS = (
+    "SELECT "
+    + ", ".join(
+        f"pg_catalog.set_config('{name}', '{value}', true)" for name, value in _SETTINGS.items()
+    )
+).encode()
+
+
+@dataclass(frozen=True, slots=True)
+class Installation:
+    """The schema that a connection works in, and whether a pooler in transaction mode is in between."""
+
+    schema: str = DEFAULT_SCHEMA
+    is_pooled: bool = False
+
+
+class IsoTimestamptzLoader(TimestamptzLoader):
+    """Reads times in ISO style, which TRANSACTION_SETTINGS select, whatever style the session reports:
+    the server reports a change no earlier than at the end of the transaction.
+    """
+
+    def __init__(self, oid: int, context: AdaptContext | None = None) -> None:
+        super().__init__(oid, None)
+
+
+class OwnConnection(Connection[Any]):
+    """A connection that this process opened."""
+
+    installation = Installation()
+
+
+class AsyncOwnConnection(AsyncConnection[Any]):
+    """An asynchronous connection that this process opened."""
+
+    installation = Installation()
+
+
+def installation_of(connection: Connection[Any] | AsyncConnection[Any]) -> Installation:
+    """Return the installation of a connection; a foreign one has the default schema."""
+    found: Installation = getattr(connection, "installation", OwnConnection.installation)
+    return found
 
 
 class PoolTimeout(psycopg.OperationalError):
@@ -204,10 +263,14 @@ _inherited: list[object] = []
 class Database:
     """All connections of one process to one database."""
 
-    def __init__(self, config: PostgresConfig, role: str = "producer") -> None:
+    def __init__(
+        self, config: PostgresConfig, role: str = "producer", *, migrates: bool = True
+    ) -> None:
         self.config = config
         self.role = role
         self.connect_seconds = 10
+        # Whether this process may create and change tables.
+        self.migrates = migrates
         self._lock = threading.Lock()
         self._forget()
 
@@ -254,10 +317,45 @@ class Database:
             }
         return options
 
-    def connect(self, role: str, *, session: bool = False) -> Connection[Any]:
-        """Open a dedicated autocommit connection; ``session`` bypasses a pooler."""
-        url, session_url = self.urls()
-        return Connection.connect(session_url if session else url, **self.options(role))
+    def connect(
+        self, role: str, *, session: bool = False, options: str | None = None
+    ) -> Connection[Any]:
+        """Open a dedicated autocommit connection; ``session`` bypasses a pooler.
+
+        ``options`` are those of the startup packet.
+        """
+        parameters = self.options(role) | ({} if options is None else {"options": options})
+        connection = OwnConnection.connect(self.urls()[session], **parameters)
+        try:
+            connection.installation = self._installation(session)
+            if connection.installation.is_pooled:
+                connection.adapters.register_loader("timestamptz", IsoTimestamptzLoader)
+                connection.isolation_level = IsolationLevel.READ_COMMITTED
+            else:
+                connection.execute(_SESSION_SETTINGS)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    async def connect_async(self, role: str) -> AsyncConnection[Any]:
+        """``connect`` on the running event loop, for ordinary work."""
+        connection = await AsyncOwnConnection.connect(self.urls()[0], **self.options(role))
+        try:
+            connection.installation = self._installation(session=False)
+            if connection.installation.is_pooled:
+                connection.adapters.register_loader("timestamptz", IsoTimestamptzLoader)
+                await connection.set_isolation_level(IsolationLevel.READ_COMMITTED)
+            else:
+                await connection.execute(_SESSION_SETTINGS)
+        except BaseException:
+            await connection.close()
+            raise
+        return connection
+
+    def _installation(self, session: bool) -> Installation:
+        is_pooled = self.config.pgbouncer_transaction_mode and not session
+        return Installation(self.config.schema_name, is_pooled)
 
     def connection(self) -> AbstractContextManager[Connection[Any]]:
         """Lend a pooled synchronous connection."""
@@ -280,8 +378,7 @@ class Database:
         if (pool := self._async_pools.get(loop)) is None:
             self._drop_closed_loops()
             pool = self._async_pools[loop] = AsyncPool(
-                lambda: AsyncConnection.connect(self.urls()[0], **self.options(self.role)),
-                self._limits(),
+                lambda: self.connect_async(self.role), self._limits()
             )
         return pool
 

@@ -17,7 +17,8 @@ import psycopg
 from psycopg import Connection, sql
 from psycopg.pq.abc import PGconn
 
-from horsies.db.database import is_readable
+from horsies.config.postgres import channel_prefix
+from horsies.db.database import installation_of, is_readable
 from horsies.ids import new_id
 
 FIRST_RETRY_SECONDS = 0.2
@@ -42,6 +43,8 @@ class Inbox:
 
     ignore_pid: int | None = None
     delivered: int = 0
+    # The beginning of the channels in this schema; owners use the plain names.
+    _prefix: str = ""
     _queue: list[tuple[int, str, str]] = field(default_factory=list)
 
     def __len__(self) -> int:
@@ -49,9 +52,11 @@ class Inbox:
 
     def subscribe(self, connection: Connection[Any], channels: Sequence[str]) -> None:
         """LISTEN on these channels; notifications that come with a statement's answer count too."""
+        self._prefix = channel_prefix(installation_of(connection).schema)
         connection.add_notify_handler(lambda note: self._keep(note.pid, note.channel, note.payload))
         for channel in channels:
-            connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel)))
+            name = sql.Identifier(self._prefix + channel)
+            connection.execute(sql.SQL("LISTEN {}").format(name))
 
     def collect(self, pgconn: PGconn) -> None:
         """Take the notifications that libpq has already read off the socket."""
@@ -69,7 +74,7 @@ class Inbox:
         return tuple((channel, text) for pid, channel, text in taken if pid != self.ignore_pid)
 
     def _keep(self, pid: int, channel: str, payload: str) -> None:
-        self._queue.append((pid, channel, payload))
+        self._queue.append((pid, channel.removeprefix(self._prefix), payload))
         self.delivered += 1
 
 

@@ -4,51 +4,105 @@ The first use of a database by any process brings it up to date; twenty processe
 take turns on the lock and the later nineteen find nothing to do.
 
 Files in ``migrations`` create and change tables. Each is applied once, in order, forward only. Files
-in ``functions`` only replace functions and triggers. They are applied after the migrations, each one
-when its digest differs from the recorded one, all of them after a new migration. A migration may
-therefore drop a function that a release renames, or whose parameters it changes.
+in ``functions`` only replace functions and triggers; all of them are applied after a new migration. A
+migration may therefore drop a function that a release renames, or whose parameters it changes.
 
 The version of the schema is the number of the last migration. A release that changes a function file
-also brings a migration, if only one with a comment, so the version rises with every change. A
-database whose version is higher than the code's is refused before digests are compared: an older
-release never replaces the functions of a newer one.
+also brings a migration, if only one with a comment, so the version rises with every change. Where the
+functions differ although the version is the same, only ``horsies migrate`` replaces them: two releases
+that each replaced the functions of the other would do so for ever.
+
+An older release never changes a newer schema. It works on one that lists it as compatible: migrations
+only add, and functions that statements call keep their names and parameters.
 """
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
-from importlib.resources import files
 from typing import Any, Literal, TypeAlias
 
-from psycopg import Connection
+import psycopg
+from psycopg import Connection, sql
+from psycopg.errors import InsufficientPrivilege, LockNotAvailable
 from psycopg.pq import TransactionStatus
+
+from horsies.config.postgres import DEFAULT_SCHEMA
+from horsies.db.database import Database, installation_of
+from horsies.db.schema import (
+    MIGRATIONS_TABLE,
+    SAFE_SEARCH_PATH,
+    in_schema,
+    lock_key,
+    object_names,
+    sql_files,
+)
+
+logger = logging.getLogger("horsies.schema")
 
 # A constant, not a hash of the URL: two spellings of one database must exclude each other, and
 # advisory locks are per database anyway.
 MIGRATION_LOCK_KEY = 0x686F727369657301
+# The oldest schema version whose release works with the tables and functions of this one.
+OLDEST_COMPATIBLE = 1
+# A migration that waits for a table makes all later statements on that table wait behind it.
+LOCK_TIMEOUT_MS = 2_000
+RETRY_SECONDS = 0.5
+PATIENCE_SECONDS = 60.0
 
 _CREATE_RECORD = """
 CREATE TABLE IF NOT EXISTS horsies_migrations (
     kind text NOT NULL DEFAULT 'migration' CHECK (kind IN ('migration', 'function')),
     version integer NOT NULL, name text NOT NULL, sha text NOT NULL DEFAULT '',
-    applied_at timestamptz NOT NULL DEFAULT now(), PRIMARY KEY (kind, version))
-"""
+    applied_at timestamptz NOT NULL DEFAULT now(), PRIMARY KEY (kind, version));
+-- The oldest schema version whose release works with the schema after this migration.
+ALTER TABLE horsies_migrations ADD COLUMN IF NOT EXISTS oldest_compatible integer
+""".strip()
 
 _RECORD = """
-INSERT INTO horsies_migrations (kind, version, name, sha) VALUES ('{kind}', {version}, '{name}', '{sha}')
-ON CONFLICT (kind, version) DO UPDATE SET name = EXCLUDED.name, sha = EXCLUDED.sha, applied_at = now()
-"""
+INSERT INTO horsies_migrations (kind, version, name, sha, oldest_compatible)
+VALUES ('{kind}', {version}, '{name}', '{sha}', {oldest_compatible})
+ON CONFLICT (kind, version) DO UPDATE SET
+    name = EXCLUDED.name, sha = EXCLUDED.sha, applied_at = now(),
+    oldest_compatible = EXCLUDED.oldest_compatible
+""".strip()
 
 _RECORD_COLUMNS = """
-SELECT attname FROM pg_attribute
-WHERE attrelid = to_regclass('horsies_migrations') AND attnum > 0 AND NOT attisdropped
+SELECT attname FROM pg_catalog.pg_attribute
+WHERE attrelid = pg_catalog.to_regclass(%s) AND attnum > 0 AND NOT attisdropped
+"""
+
+# By way of JSON, because a schema of version 1 lacks the last column.
+_READ_RECORD = """
+SELECT kind, version, sha, (to_jsonb(record) ->> 'oldest_compatible')::integer
+FROM horsies_migrations AS record
+"""
+
+_FIND_TABLE = """
+SELECT relname FROM pg_catalog.pg_class
+WHERE relnamespace = pg_catalog.to_regnamespace(%s) AND relname = ANY(%s)
+ORDER BY relname LIMIT 1
+"""
+
+_FIND_BLOCKERS = """
+SELECT DISTINCT held.pid, activity.application_name, activity.state, activity.xact_start
+FROM pg_catalog.pg_locks AS held JOIN pg_catalog.pg_stat_activity AS activity ON activity.pid = held.pid
+LEFT JOIN pg_catalog.pg_class AS locked ON locked.oid = held.relation
+WHERE held.granted AND held.pid <> pg_backend_pid()
+  AND held.database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = current_database())
+  AND ((locked.relnamespace = to_regnamespace(%(schema)s) AND locked.relname LIKE 'horsies\\_%%')
+       OR (held.locktype = 'advisory' AND held.classid::bigint << 32 | held.objid::bigint = %(key)s))
+ORDER BY activity.xact_start LIMIT 5
 """
 
 # A process that waited for the lock must see the changes its holder committed, also where the
 # database's default is a stricter level with one snapshot for the whole transaction.
 _ISOLATION = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED"
+_PATH = f"SET LOCAL search_path = {SAFE_SEARCH_PATH}"
+_LOCK_TIMEOUT = f"SET LOCAL lock_timeout = {LOCK_TIMEOUT_MS}"
 
 
 Kind: TypeAlias = Literal["migration", "function"]
@@ -72,20 +126,31 @@ class Migration:
     @property
     def record(self) -> str:
         """The statement that records this file as applied."""
-        values = {"kind": self.kind, "version": self.version, "name": self.name, "sha": self.sha}
-        return _RECORD.strip().format_map(values)
+        return _RECORD.format(
+            kind=self.kind,
+            version=self.version,
+            name=self.name,
+            sha=self.sha,
+            oldest_compatible=OLDEST_COMPATIBLE,
+        )
 
     @property
     def sha(self) -> str:
         """The digest that tells whether a function file has changed."""
-        return sha256(self.sql.encode()).hexdigest()
+        return sha256(in_schema(self.sql, DEFAULT_SCHEMA).encode()).hexdigest()
 
 
 class UnusableSchemaError(Exception):
-    """The tables were made by a newer release than this one, or by another program."""
+    """The schema belongs to a release that excludes this one or to another program, or cannot be
+    created.
+    """
 
 
-class SchemaMissingError(Exception):
+class SchemaBusyError(psycopg.OperationalError):
+    """Other sessions held locks on the tables for the whole patience of a migration."""
+
+
+class SchemaMissingError(UnusableSchemaError):
     """The tables are not there, or older than this release, and the process must not change them."""
 
 
@@ -100,35 +165,74 @@ def schema_version() -> int:
 
 
 def _read_files(folder: str, kind: Kind) -> tuple[Migration, ...]:
-    directory = files("horsies.db").joinpath(folder)
-    names = sorted(entry.name for entry in directory.iterdir() if entry.name.endswith(".sql"))
-    parted = [(name, *name.removesuffix(".sql").split("_", 1)) for name in names]
-    return tuple(
-        Migration(int(number), title, directory.joinpath(name).read_text("utf-8"), kind)
-        for name, number, title in parted
-    )
+    parted = [
+        (*name.removesuffix(".sql").split("_", 1), text) for name, text in sql_files(folder).items()
+    ]
+    return tuple(Migration(int(number), title, text, kind) for number, title, text in parted)
 
 
 _MIGRATIONS = _read_files("migrations", "migration")
 _FUNCTIONS = _read_files("functions", "function")
 
 
-def pending_migrations(connection: Connection[Any]) -> Sequence[Migration]:
-    """Return the files this database lacks; raise UnusableSchemaError when it is ahead of the code."""
-    recorded = _recorded(connection)
-    version = max((number for kind, number in recorded if kind == "migration"), default=0)
-    if version > schema_version():
-        raise UnusableSchemaError(
-            f"The database schema is version {version}, but this release of horsies supports only version "
-            f"{schema_version()}; upgrade horsies on this machine."
-        )
-    missing = tuple(migration for migration in _MIGRATIONS if migration.version > version)
-    changed = (
+@dataclass(frozen=True, slots=True)
+class _Record:
+    """The applied files of a schema, and its compatibility with older releases."""
+
+    digests: Mapping[tuple[str, int], str]
+    version: int = 0
+    oldest_compatible: int | None = None
+
+
+def prepare_schema(database: Database) -> None:
+    """Bring the schema up to date, or raise if this process must not and the schema is outdated."""
+    with database.connect("schema", session=True) as connection:
+        if database.migrates:
+            apply_migrations(connection)
+        else:
+            require_current_schema(connection)
+        record = _read_record(connection)
+        if record.version == schema_version() and any(_is_changed(record, f) for f in _FUNCTIONS):
+            logger.warning(
+                "the functions in the database differ from those of this release, although the schema "
+                "version %d is the same; `horsies migrate` replaces them",
+                record.version,
+            )
+
+
+def pending_migrations(
+    connection: Connection[Any], *, replaces: bool = False
+) -> Sequence[Migration]:
+    """Return the files this database lacks, and with ``replaces`` the functions that differ.
+
+    Raises UnusableSchemaError when the database excludes this release.
+    """
+    record = _read_record(connection)
+    if record.version > schema_version():
+        _refuse_incompatible(record)
+        return ()
+    missing = tuple(migration for migration in _MIGRATIONS if migration.version > record.version)
+    functions = (
         function
         for function in _FUNCTIONS
-        if missing or recorded.get((function.kind, function.version)) != function.sha
+        if missing
+        or (function.kind, function.version) not in record.digests
+        or (replaces and _is_changed(record, function))
     )
-    return (*missing, *changed)
+    return (*missing, *functions)
+
+
+def _is_changed(record: _Record, function: Migration) -> bool:
+    return record.digests.get((function.kind, function.version)) != function.sha
+
+
+def _refuse_incompatible(record: _Record) -> None:
+    oldest = record.oldest_compatible
+    if oldest is None or schema_version() < oldest:
+        raise UnusableSchemaError(
+            f"The database schema is version {record.version}, but this release of horsies supports "
+            f"only version {schema_version()}; upgrade horsies on this machine."
+        )
 
 
 def require_current_schema(connection: Connection[Any]) -> None:
@@ -145,47 +249,105 @@ def require_current_schema(connection: Connection[Any]) -> None:
         )
 
 
-def apply_migrations(connection: Connection[Any]) -> Sequence[Migration]:
-    """Bring the database up to date in one transaction and return what was applied."""
-    if not pending_migrations(connection):
+def apply_migrations(connection: Connection[Any], *, replaces: bool = False) -> Sequence[Migration]:
+    """Bring the database up to date in one transaction and return what was applied.
+
+    A lock that is not available is waited for in short turns, so that others can work in between.
+    """
+    if not pending_migrations(connection, replaces=replaces):
         return ()
-    is_outermost = connection.info.transaction_status == TransactionStatus.IDLE
-    with connection.transaction():
-        if is_outermost:
-            connection.execute(_ISOLATION)
-        connection.execute("SELECT pg_advisory_xact_lock(%s)", (MIGRATION_LOCK_KEY,))
-        connection.execute(_CREATE_RECORD)
-        applied = pending_migrations(connection)
-        for migration in applied:
-            _apply(connection, migration)
-    return applied
+    if connection.info.transaction_status != TransactionStatus.IDLE:
+        return _apply_pending(connection, replaces)
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while True:
+        try:
+            with connection.transaction():
+                connection.execute(f"{_ISOLATION}; {_LOCK_TIMEOUT}".encode())
+                return _apply_pending(connection, replaces)
+        except LockNotAvailable as error:
+            if time.monotonic() >= deadline:
+                raise SchemaBusyError(_describe_blockers(connection)) from error
+        time.sleep(RETRY_SECONDS)
 
 
-def _apply(connection: Connection[Any], migration: Migration) -> None:
-    connection.execute(migration.sql.encode(), prepare=False)
-    connection.execute(migration.record.encode(), prepare=False)
+def _apply_pending(connection: Connection[Any], replaces: bool) -> Sequence[Migration]:
+    schema = installation_of(connection).schema
+    connection.execute(_PATH.encode())
+    connection.execute("SELECT pg_advisory_xact_lock(%s)", (_migration_lock(schema),))
+    pending = pending_migrations(connection, replaces=replaces)
+    if pending:
+        _create_schema(connection, schema)
+        for text in (
+            _CREATE_RECORD,
+            *(part for file in pending for part in (file.sql, file.record)),
+        ):
+            connection.execute(in_schema(text, schema).encode(), prepare=False)
+    return pending
 
 
-def migration_script(migrations: Sequence[Migration]) -> str:
+def _migration_lock(schema: str) -> int:
+    return lock_key(schema, MIGRATION_LOCK_KEY, bits=63)
+
+
+def _create_schema(connection: Connection[Any], schema: str) -> None:
+    known = connection.execute("SELECT FROM pg_namespace WHERE nspname = %s", (schema,))
+    if known.fetchone() is not None:
+        return
+    try:
+        connection.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(schema)))
+    except InsufficientPrivilege as error:
+        raise UnusableSchemaError(
+            f"The schema {schema} does not exist and this role may not create it; run CREATE SCHEMA "
+            f"{schema} AUTHORIZATION {connection.info.user} as an administrator of the database."
+        ) from error
+
+
+def _describe_blockers(connection: Connection[Any]) -> str:
+    schema = installation_of(connection).schema
+    found = connection.execute(_FIND_BLOCKERS, {"schema": schema, "key": _migration_lock(schema)})
+    sessions = [
+        f"pid {pid} ({name or 'no application name'}, {state or 'unknown state'}"
+        + (f", in a transaction since {since:%Y-%m-%d %H:%M:%S %Z})" if since else ")")
+        for pid, name, state, since in found
+    ]
+    return (
+        f"The tables of horsies cannot be migrated: for {PATIENCE_SECONDS:g} s other sessions held locks on "
+        f"them, now {', '.join(sessions) or 'none'}; end their transactions, or try again later."
+    )
+
+
+def migration_script(migrations: Sequence[Migration], schema: str = DEFAULT_SCHEMA) -> str:
     """Return the SQL that applies these migrations by hand, the record included."""
     steps = [
         f"-- {migration.title}\n{migration.sql.strip()}\n{migration.record};\n"
         for migration in migrations
     ]
-    lock = f"SELECT pg_advisory_xact_lock({MIGRATION_LOCK_KEY});"
-    return "\n".join(
-        ["BEGIN;", f"{_ISOLATION};", lock, f"{_CREATE_RECORD.strip()};\n", *steps, "COMMIT;\n"]
+    lock = f"SELECT pg_advisory_xact_lock({_migration_lock(schema)});"
+    creates = [] if schema == DEFAULT_SCHEMA else [f'CREATE SCHEMA IF NOT EXISTS "{schema}";']
+    texts = [in_schema(text, schema) for text in (f"{_CREATE_RECORD};\n", *steps)]
+    return "\n".join(["BEGIN;", f"{_ISOLATION};", f"{_PATH};", lock, *creates, *texts, "COMMIT;\n"])
+
+
+def _read_record(connection: Connection[Any]) -> _Record:
+    schema = installation_of(connection).schema
+    table = in_schema(MIGRATIONS_TABLE, schema)
+    columns = {name for (name,) in connection.execute(_RECORD_COLUMNS, (table,))}
+    if columns and not columns >= {"kind", "version", "sha"}:
+        raise _foreign(MIGRATIONS_TABLE)
+    rows = connection.execute(in_schema(_READ_RECORD, schema).encode()) if columns else ()
+    found = [(kind, version, sha, oldest) for kind, version, sha, oldest in rows]
+    versions = {version: oldest for kind, version, _, oldest in found if kind == "migration"}
+    if not versions:
+        names = sorted(object_names() - {MIGRATIONS_TABLE})
+        for (relation,) in connection.execute(_FIND_TABLE, (schema, names)):
+            raise _foreign(relation)
+    newest = max(versions, default=0)
+    digests = {(kind, version): sha for kind, version, sha, _ in found}
+    return _Record(digests, newest, versions.get(newest))
+
+
+def _foreign(table: str) -> UnusableSchemaError:
+    return UnusableSchemaError(
+        f"The table {table} in this database was made by another program or by a development version of "
+        "horsies; use another database or schema, or drop its horsies_* tables."
     )
-
-
-def _recorded(connection: Connection[Any]) -> Mapping[tuple[str, int], str]:
-    columns = {name for (name,) in connection.execute(_RECORD_COLUMNS)}
-    if not columns:
-        return {}
-    if not columns >= {"kind", "version", "sha"}:
-        raise UnusableSchemaError(
-            "The table horsies_migrations in this database was made by another program or by a development "
-            "version of horsies; use another database, or drop its horsies_* tables."
-        )
-    found = connection.execute("SELECT kind, version, sha FROM horsies_migrations").fetchall()
-    return {(kind, version): sha for kind, version, sha in found}

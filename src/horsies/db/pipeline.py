@@ -21,12 +21,19 @@ from psycopg.errors import DataError, OperationalError, error_from_result
 from psycopg.pq import ConnStatus, DiagnosticField, ExecStatus
 from psycopg.pq.abc import PGconn, PGresult
 
-from horsies.db.database import Database
+from horsies.db.database import (
+    TRANSACTION_BEGIN,
+    TRANSACTION_SETTINGS,
+    Database,
+    installation_of,
+)
 from horsies.db.errors import is_transient
 from horsies.db.statement import UNLOGGED, Script, Statement, Step, log_statements
 
 Answer = TypeVar("Answer")
 
+_POOLED_FRAME = (TRANSACTION_BEGIN, TRANSACTION_SETTINGS), (b"COMMIT",)
+_NO_FRAME: tuple[tuple[bytes, ...], tuple[bytes, ...]] = (), ()
 _FAILED = (ExecStatus.FATAL_ERROR, ExecStatus.BAD_RESPONSE, ExecStatus.PIPELINE_ABORTED)
 # How long a cancel request may take.
 CANCEL_SECONDS = 2.0
@@ -54,6 +61,7 @@ class Pipeline:
     ) -> None:
         self.connection = connection
         self.timeout_seconds = timeout_seconds
+        self._installation = installation_of(connection)
         self._logged = logged
         self._prepared: set[bytes] | None = set() if prepared else None
         self._poller = select.poll()
@@ -61,7 +69,8 @@ class Pipeline:
         self.meanwhile: Callable[[], None] | None = None
         # The error that ended reading from the socket.
         self._break: OperationalError | None = None
-        self._transformer = Transformer(connection)
+        # Without the connection, because behind a pooler its settings are those of the last transaction.
+        self._transformer = Transformer(None)
         self.round_trips = 0
         self.statements = 0
 
@@ -72,13 +81,12 @@ class Pipeline:
         A pooler accepts every statement at once and keeps it while the database is down, two minutes
         by default, so TCP never reports the dead server: ``tcp_user_timeout_ms`` limits the wait here.
         """
-        config, parameters = database.config, database.options(role)
-        url, _ = database.urls()
+        config, options = database.config, None
         is_pooled = config.pgbouncer_transaction_mode
         if session_settings is not None and not is_pooled:
-            parameters["options"] = f"{_given_options(url)} {session_settings}"
+            options = f"{_given_options(database.urls()[0])} {session_settings}"
         return cls(
-            Connection.connect(url, **parameters),
+            database.connect(role, options=options),
             prepared=not is_pooled,
             timeout_seconds=config.tcp_user_timeout_ms / 1000 or None if is_pooled else None,
             logged=config.echo,
@@ -96,9 +104,10 @@ class Pipeline:
         with log_statements(steps) if self._logged else UNLOGGED:
             results = self._exchange(self.connection.pgconn, steps)
             self._raise_first_failure(results)
+        answers = results[2:-1] if self._installation.is_pooled else results
         return [
             self._rows(statement, result)
-            for (statement, _), result in zip(steps, results, strict=True)
+            for (statement, _), result in zip(steps, answers, strict=True)
         ]
 
     def run_script(self, script: Script[Answer]) -> Answer:
@@ -112,12 +121,20 @@ class Pipeline:
             return answer
 
     def _exchange(self, pgconn: PGconn, steps: Sequence[Step]) -> list[PGresult]:
+        """Send the statements and return their results, between those of BEGIN and COMMIT if there
+        is a pooler: its sessions keep no settings.
+        """
+        before, after = _POOLED_FRAME if self._installation.is_pooled else _NO_FRAME
         texts = [statement.texts(params) for statement, params in steps]
         _refuse_oversized(steps, texts)
         pgconn.enter_pipeline_mode()
         expected = [
-            self._send(pgconn, statement, values)
-            for (statement, _), values in zip(steps, texts, strict=True)
+            *(_send_plain(pgconn, command) for command in before),
+            *(
+                self._send(pgconn, statement, values)
+                for (statement, _), values in zip(steps, texts, strict=True)
+            ),
+            *(_send_plain(pgconn, command) for command in after),
         ]
         pgconn.pipeline_sync()
         results: list[PGresult] = []
@@ -136,13 +153,13 @@ class Pipeline:
     ) -> int:
         """Send one statement and return the number of its results."""
         if self._prepared is None:
-            pgconn.send_query_params(statement.numbered, values)
+            pgconn.send_query_params(statement.numbered(self._installation.schema), values)
             return 1
         name = statement.prepared_name
         if name in self._prepared:
             pgconn.send_query_prepared(name, values)
             return 1
-        pgconn.send_prepare(name, statement.numbered)
+        pgconn.send_prepare(name, statement.numbered(self._installation.schema))
         pgconn.send_query_prepared(name, values)
         self._prepared.add(name)
         return 2
@@ -230,6 +247,7 @@ class Pipeline:
                     except Error as error:  # unknown PREPAREs: only a new session helps
                         raise OperationalError(f"the session is in doubt: {error}") from error
                     self._prepared = set()
+                self.connection.rollback()  # one that BEGIN opened; without one it sends nothing
                 raise error_from_result(result)
 
 
@@ -242,6 +260,12 @@ def _refuse_oversized(steps: Sequence[Step], texts: Sequence[list[bytes | None]]
                 f"the parameters of {statement.name} take {size:,} bytes; "
                 f"PostgreSQL accepts at most {MESSAGE_BYTES_MAX:,}"
             )
+
+
+def _send_plain(pgconn: PGconn, command: bytes) -> int:
+    """Send a command without parameters and rows; return the number of its results."""
+    pgconn.send_query_params(command, None)
+    return 1
 
 
 def _given_options(url: str) -> str:

@@ -10,16 +10,19 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 from dataclasses import fields, is_dataclass
 from functools import lru_cache
 from importlib.resources import files
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from psycopg import AsyncConnection, AsyncCursor, Connection, Cursor, DataError
-from psycopg.pq.abc import PGresult
 from psycopg.rows import args_row
+
+from horsies.config.postgres import DEFAULT_SCHEMA
+from horsies.db.database import TRANSACTION_SETTINGS, Installation, installation_of
+from horsies.db.schema import in_schema
 
 # Named tuples, for which Python has no type. A row that is part of the public API may be a dataclass.
 Params = TypeVar("Params", bound=tuple[Any, ...])
@@ -28,6 +31,7 @@ Answer = TypeVar("Answer")
 
 logger = logging.getLogger("horsies.sql")
 UNLOGGED = nullcontext()
+_AUTOCOMMIT = nullcontext()
 
 
 class Nothing(NamedTuple):
@@ -42,16 +46,29 @@ class Statement(Generic[Params, Row]):
     ) -> None:
         self.name = name
         self.text = text
-        self._encoded = text.encode()
         self.params_type = params_type
         self.row_type = row_type
         self.prepared_name = f"horsies_{name}".encode()
         self._names = field_names(params_type)
-        self.numbered = _numbered(text, self._names)
+        self._has_rows = bool(field_names(row_type))
+        self._queries: dict[str, bytes] = {}
+        self._numbered: dict[str, bytes] = {}
         self.make_row: Callable[[Sequence[Any]], Row] = (
             (lambda values: row_type(*values)) if is_dataclass(row_type) else row_type._make  # type: ignore[attr-defined]
         )
         self._row_factory = args_row(row_type)
+
+    def query(self, schema: str = DEFAULT_SCHEMA) -> bytes:
+        """Return the text with the names of this schema, as psycopg takes it."""
+        if (known := self._queries.get(schema)) is None:
+            known = self._queries[schema] = in_schema(self.text, schema).encode()
+        return known
+
+    def numbered(self, schema: str = DEFAULT_SCHEMA) -> bytes:
+        """Return the text with ``$n`` for the parameters, as PostgreSQL takes it."""
+        if (known := self._numbered.get(schema)) is None:
+            known = self._numbered[schema] = _numbered(self.query(schema).decode(), self._names)
+        return known
 
     def mapping(self, params: Params) -> dict[str, Any]:
         """Return the parameters under the names the SQL text uses."""
@@ -61,22 +78,50 @@ class Statement(Generic[Params, Row]):
         """Return the parameters as PostgreSQL's text input, in the order of ``numbered``."""
         return [_text(value) for value in params]
 
-    def run(self, connection: Connection[Any], params: Params) -> list[Row]:
-        """Execute on a synchronous connection and return the rows, if the statement returns any."""
-        with Cursor(connection, row_factory=self._row_factory) as cursor:
-            cursor.execute(self._encoded, self.mapping(params))
-            return cursor.fetchall() if _has_rows(cursor.pgresult) else []
+    def run(
+        self, connection: Connection[Any], params: Params, within: Installation | None = None
+    ) -> list[Row]:
+        """Execute on a synchronous connection and return the rows, if the statement returns any.
 
-    async def run_async(self, connection: AsyncConnection[Any], params: Params) -> list[Row]:
-        """Execute on an asynchronous connection and return the rows, if the statement returns any."""
-        async with AsyncCursor(connection, row_factory=self._row_factory) as cursor:
-            await cursor.execute(self._encoded, self.mapping(params))
-            return await cursor.fetchall() if _has_rows(cursor.pgresult) else []
+        ``within`` is the installation, where it is not that of the connection. Behind a pooler, the
+        statement has a transaction with the settings that a session cannot keep.
+        """
+        installation = within or installation_of(connection)
+        query, values = self.query(installation.schema), self.mapping(params)
+        with (
+            _pooled_transaction(connection) if installation.is_pooled else _AUTOCOMMIT,
+            Cursor(connection, row_factory=self._row_factory) as cursor,
+        ):
+            cursor.execute(query, values)
+            return cursor.fetchall() if self._has_rows else []
+
+    async def run_async(
+        self, connection: AsyncConnection[Any], params: Params, within: Installation | None = None
+    ) -> list[Row]:
+        """``run`` on an asynchronous connection."""
+        installation = within or installation_of(connection)
+        query, values = self.query(installation.schema), self.mapping(params)
+        async with (
+            _pooled_transaction_async(connection) if installation.is_pooled else _AUTOCOMMIT,
+            AsyncCursor(connection, row_factory=self._row_factory) as cursor,
+        ):
+            await cursor.execute(query, values)
+            return await cursor.fetchall() if self._has_rows else []
 
 
-def _has_rows(result: PGresult | None) -> bool:
-    # The cursor's description gives the same answer at twenty times the cost.
-    return result is not None and result.nfields > 0
+@contextmanager
+def _pooled_transaction(connection: Connection[Any]) -> Iterator[None]:
+    # In a pipeline BEGIN, the settings and the statement share one round trip.
+    with connection.pipeline(), connection.transaction():
+        connection.execute(TRANSACTION_SETTINGS)
+        yield
+
+
+@asynccontextmanager
+async def _pooled_transaction_async(connection: AsyncConnection[Any]) -> AsyncIterator[None]:
+    async with connection.pipeline(), connection.transaction():
+        await connection.execute(TRANSACTION_SETTINGS)
+        yield
 
 
 class StatementFile:
@@ -176,30 +221,41 @@ def read_rows(statement: Statement[Params, Row], params: Params) -> Script[list[
 
 
 def run_script(
-    connection: Connection[Any], script: Script[Answer], *, logged: bool = False
+    connection: Connection[Any],
+    script: Script[Answer],
+    *,
+    within: Installation | None = None,
+    logged: bool = False,
 ) -> Answer:
-    """Run a script's statements on a synchronous connection and return its answer."""
+    """Run a script's statements on a synchronous connection and return its answer.
+
+    ``within`` is the installation, where it is not that of the connection.
+    """
     rows: Any = None
     try:
         while True:
             step = script.send(rows)
             with log_statements([step]) if logged else UNLOGGED:
-                rows = step[0].run(connection, step[1])
+                rows = step[0].run(connection, step[1], within)
     except StopIteration as finished:
         answer: Answer = finished.value
         return answer
 
 
 async def run_script_async(
-    connection: AsyncConnection[Any], script: Script[Answer], *, logged: bool = False
+    connection: AsyncConnection[Any],
+    script: Script[Answer],
+    *,
+    within: Installation | None = None,
+    logged: bool = False,
 ) -> Answer:
-    """Run a script's statements on an asynchronous connection and return its answer."""
+    """``run_script`` on an asynchronous connection."""
     rows: Any = None
     try:
         while True:
             step = script.send(rows)
             with log_statements([step]) if logged else UNLOGGED:
-                rows = await step[0].run_async(connection, step[1])
+                rows = await step[0].run_async(connection, step[1], within)
     except StopIteration as finished:
         answer: Answer = finished.value
         return answer

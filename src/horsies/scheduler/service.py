@@ -21,7 +21,7 @@ from horsies.config.app import AppConfig
 from horsies.db.database import Database
 from horsies.db.errors import describe, is_transient
 from horsies.db.listen import Listener
-from horsies.db.migrate import apply_migrations
+from horsies.db.migrate import prepare_schema
 from horsies.db.pipeline import Pipeline
 from horsies.events import as_event
 from horsies.retry import Backoff
@@ -186,8 +186,7 @@ def migrating_connector(database: Database) -> Callable[[], Pipeline]:
     def connect() -> Pipeline:
         nonlocal is_current
         if not is_current:
-            with database.connect("schema", session=True) as connection:
-                apply_migrations(connection)
+            prepare_schema(database)
             is_current = True
         return Pipeline.open(database, "scheduler")
 

@@ -27,9 +27,9 @@ from horsies.db.caller_transaction import (
     savepoint,
     savepoint_async,
 )
-from horsies.db.database import Database
+from horsies.db.database import Database, Installation
 from horsies.db.errors import describe, is_transient
-from horsies.db.migrate import apply_migrations, require_current_schema
+from horsies.db.migrate import prepare_schema
 from horsies.db.pipeline import Pipeline
 from horsies.db.statement import Nothing, Script, read_rows, run_script, run_script_async
 from horsies.db.statements.monitor import (
@@ -108,8 +108,9 @@ class PostgresBroker:
         self, config: PostgresConfig, *, role: str = "producer", migrates: bool = True
     ) -> None:
         self.config = config
-        self.migrates = migrates
-        self.database = Database(config, role)
+        self.database = Database(config, role, migrates=migrates)
+        # The installation of a caller's transaction.
+        self._within = Installation(config.schema_name)
         self.waiters = Waiters(self._connect_waiters)
         # One per process: a thread of the parent may have held it during a fork.
         self._schema_locks: dict[int, threading.Lock] = {}
@@ -138,7 +139,7 @@ class PostgresBroker:
                     return Ok(run_script(connection, script, logged=logged))
             borrowed = find_connection(transaction)
             with savepoint(borrowed):
-                return Ok(run_script(borrowed, script, logged=logged))
+                return Ok(run_script(borrowed, script, within=self._within, logged=logged))
         except Exception as error:
             return Err(failure(code, error))
 
@@ -155,7 +156,8 @@ class PostgresBroker:
                     return Ok(await run_script_async(connection, script, logged=logged))
             borrowed = await find_connection_async(transaction)
             async with savepoint_async(borrowed):
-                return Ok(await run_script_async(borrowed, script, logged=logged))
+                stored = run_script_async(borrowed, script, within=self._within, logged=logged)
+                return Ok(await stored)
         except Exception as error:
             return Err(failure(code, error))
 
@@ -288,11 +290,7 @@ class PostgresBroker:
         with self._schema_locks.setdefault(os.getpid(), threading.Lock()):
             if self._schema_ready_in_pid == os.getpid():
                 return
-            with self.database.connect("schema", session=True) as connection:
-                if self.migrates:
-                    apply_migrations(connection)
-                else:
-                    require_current_schema(connection)
+            prepare_schema(self.database)
             self._schema_ready_in_pid = os.getpid()
 
     def _connect_waiters(self) -> Any:
@@ -355,10 +353,10 @@ def _attempt(close: Any) -> BrokerResult[None]:
     return Ok(None)
 
 
-def build_broker(config: PostgresConfig, role: str) -> PostgresBroker:
+def build_broker(config: PostgresConfig, role: str, *, migrates: bool = True) -> PostgresBroker:
     """Return a broker that connects on first use; HRS-211 when it cannot even be built."""
     try:
-        return PostgresBroker(config, role=role)
+        return PostgresBroker(config, role=role, migrates=migrates)
     except HorsiesError:
         raise
     except Exception as error:

@@ -27,7 +27,7 @@ from horsies.db.listen import (
     is_connection_alive,
     receives_own_notification,
 )
-from horsies.db.migrate import apply_migrations
+from horsies.db.migrate import prepare_schema
 from horsies.db.pipeline import Pipeline
 from horsies.db.statements.workers import LockKey, take_worker_lock
 from horsies.events import as_event
@@ -156,8 +156,7 @@ class WorkerConnection:
 
     def start(self) -> None:
         """Migrate the schema, prove that LISTEN works, then listen; raise any error."""
-        with self._database.connect("schema", session=True) as connection:
-            apply_migrations(connection)
+        prepare_schema(self._database)
         if not receives_own_notification(lambda: self._database.connect("listener", session=True)):
             raise NotificationsLostError(
                 "LISTEN is accepted but nothing is delivered: there is a pooler in transaction mode in "

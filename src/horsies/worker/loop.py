@@ -98,7 +98,7 @@ class Worker:
         self._pool = pool
         self._in_flight = InFlight(pool, NodeInputs(tasks_with_injection(app)))
         self._connection = WorkerConnection(
-            Database(app.config.broker, "worker"),
+            Database(app.config.broker, "worker", migrates=app.migrates),
             resilience,
             [*worker_channels(config.queues), echo_channel(identity.worker_id)],
             lock_key(identity.worker_id),

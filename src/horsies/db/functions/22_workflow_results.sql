@@ -2,10 +2,9 @@
 
 -- The JSON of a TaskError with a built-in code.
 CREATE OR REPLACE FUNCTION horsies_task_error(p_code text, p_message text, p_data json DEFAULT NULL)
-RETURNS text LANGUAGE sql IMMUTABLE AS $$
-    SELECT json_build_object('error_code', json_build_object('__builtin_task_code__', p_code),
-        'message', p_message, 'data', p_data, 'exception', NULL)::text
-$$;
+RETURNS text LANGUAGE sql IMMUTABLE
+RETURN json_build_object('error_code', json_build_object('__builtin_task_code__', p_code),
+    'message', p_message, 'data', p_data, 'exception', NULL)::text;
 
 -- The result of a task that has ended, or an error in place of one that was never written.
 CREATE OR REPLACE FUNCTION horsies_task_result(p_task horsies_tasks) RETURNS text LANGUAGE sql STABLE AS $$

@@ -1,16 +1,18 @@
 -- Trees of runs: ids, nodes by their keys, descendants, and the lock of the root.
+--
+-- Here and in other files, "RETURN expression" stands for small functions that the planner inlines: their
+-- operators are resolved when the function is created. The others get a search_path of their own, which
+-- forbids inlining; see in_schema in db/schema.py.
 
 -- A new id that begins with its time (UUIDv7), as producers make them.
-CREATE OR REPLACE FUNCTION horsies_new_id() RETURNS uuid LANGUAGE sql VOLATILE AS $$
-    SELECT encode(set_bit(set_bit(overlay(uuid_send(gen_random_uuid())
-        PLACING substring(int8send((extract(epoch FROM clock_timestamp()) * 1000)::bigint) FROM 3)
-        FROM 1 FOR 6), 52, 1), 53, 1), 'hex')::uuid
-$$;
+CREATE OR REPLACE FUNCTION horsies_new_id() RETURNS uuid LANGUAGE sql VOLATILE
+RETURN encode(set_bit(set_bit(overlay(uuid_send(gen_random_uuid())
+    PLACING substring(int8send((extract(epoch FROM clock_timestamp()) * 1000)::bigint) FROM 3)
+    FROM 1 FOR 6), 52, 1), 53, 1), 'hex')::uuid;
 
 -- The due time of a task that waits for an event instead of the clock: it is parked.
-CREATE OR REPLACE FUNCTION horsies_never_v1() RETURNS timestamptz LANGUAGE sql IMMUTABLE AS $$
-    SELECT timestamptz '9999-01-01 00:00:00+00'
-$$;
+CREATE OR REPLACE FUNCTION horsies_never_v1() RETURNS timestamptz LANGUAGE sql IMMUTABLE
+RETURN timestamptz '9999-01-01 00:00:00+00';
 
 -- Nodes looked up by their keys (few rows, one by one; see 20_claim.sql).
 CREATE OR REPLACE FUNCTION horsies_nodes_by_key(p_nodes horsies_nodes) RETURNS SETOF horsies_workflow_tasks

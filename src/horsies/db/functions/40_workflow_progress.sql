@@ -15,25 +15,23 @@
 -- The decision of a waiting node's counters: wait on (PENDING), begin (READY) or never begin (SKIPPED).
 CREATE OR REPLACE FUNCTION horsies_join(
     p_join_type text, p_min_success integer, p_allow_failed_deps boolean, p_open bigint, p_ok bigint,
-    p_bad bigint, p_context_open bigint) RETURNS text LANGUAGE sql IMMUTABLE AS $$
-    SELECT CASE
-        WHEN p_join_type = 'all' THEN CASE
-            WHEN p_open > 0 THEN 'PENDING'
-            WHEN p_bad = 0 OR p_allow_failed_deps THEN 'READY'
-            ELSE 'SKIPPED' END
-        WHEN p_ok >= coalesce(p_min_success, 1) THEN
-            CASE WHEN p_context_open > 0 THEN 'PENDING' ELSE 'READY' END
-        WHEN p_ok + p_open < coalesce(p_min_success, 1) THEN 'SKIPPED'
-        ELSE 'PENDING'
-    END
-$$;
+    p_bad bigint, p_context_open bigint) RETURNS text LANGUAGE sql IMMUTABLE
+RETURN CASE
+    WHEN p_join_type = 'all' THEN CASE
+        WHEN p_open > 0 THEN 'PENDING'
+        WHEN p_bad = 0 OR p_allow_failed_deps THEN 'READY'
+        ELSE 'SKIPPED' END
+    WHEN p_ok >= coalesce(p_min_success, 1) THEN
+        CASE WHEN p_context_open > 0 THEN 'PENDING' ELSE 'READY' END
+    WHEN p_ok + p_open < coalesce(p_min_success, 1) THEN 'SKIPPED'
+    ELSE 'PENDING'
+END;
 
 -- The status that follows from a decision. A node that may begin is ENQUEUED in the same update, because its
 -- task follows in the same transaction. A map has no task but its items, and is READY until it has them.
 CREATE OR REPLACE FUNCTION horsies_next_status(p_decision text, p_kind text) RETURNS text
-LANGUAGE sql IMMUTABLE AS $$
-    SELECT CASE WHEN p_decision = 'READY' AND p_kind <> 'map' THEN 'ENQUEUED' ELSE p_decision END
-$$;
+LANGUAGE sql IMMUTABLE
+RETURN CASE WHEN p_decision = 'READY' AND p_kind <> 'map' THEN 'ENQUEUED' ELSE p_decision END;
 
 -- The tasks of these nodes have just ended: record the ends and their consequences. When all are "plain",
 -- each the whole work of its node and a success, nothing can pause and their ends count at once.

@@ -173,10 +173,9 @@ CREATE OR REPLACE FUNCTION horsies_end_map(p_run_id uuid, p_index integer) RETUR
 $$;
 
 -- The smallest id that sorts after this one.
-CREATE OR REPLACE FUNCTION horsies_next_id(p_id uuid) RETURNS uuid LANGUAGE sql IMMUTABLE AS $$
-    SELECT (left(replace(p_id::text, '-', ''), 16) || lpad(to_hex(
-        (('x' || right(replace(p_id::text, '-', ''), 16))::bit(64)::bigint + 1)), 16, '0'))::uuid
-$$;
+CREATE OR REPLACE FUNCTION horsies_next_id(p_id uuid) RETURNS uuid LANGUAGE sql IMMUTABLE
+RETURN (left(replace(p_id::text, '-', ''), 16) || lpad(to_hex(
+    (('x' || right(replace(p_id::text, '-', ''), 16))::bit(64)::bigint + 1)), 16, '0'))::uuid;
 
 -- Every failed item once more, in the order of the list. The new id is later than that of the last task even
 -- if the clock was set back meanwhile: the task with the latest id is the one that counts.

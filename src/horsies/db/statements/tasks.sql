@@ -1,14 +1,18 @@
--- Statements on horsies_tasks and horsies_task_attempts, in the order a task meets them.
+-- Statements on horsies_tasks and horsies_task_attempts, in the order a task meets them. Those that a
+-- caller's transaction executes run with the caller's search_path: their operands are cast to the exact types
+-- of the built-in operators and functions, so that another schema cannot offer a better match.
 
 -- name: insert_task
 -- Nothing -> PENDING. No row comes back when the id or the idempotency key exists; the caller then compares
--- fingerprints. enqueued_at is on the database's clock.
+-- fingerprints. Times but sent_at are on the database's clock and count from the send: a caller's transaction
+-- may have begun long before.
 INSERT INTO horsies_tasks (
-    id, task_name, queue_name, priority, args, kwargs, sent_at, enqueued_at, good_until, max_retries,
-    task_options, timeout_ms, enqueue_sha, idempotency_key, idempotency_sha)
+    id, task_name, queue_name, priority, args, kwargs, sent_at, created_at, updated_at, enqueued_at,
+    good_until, max_retries, task_options, timeout_ms, enqueue_sha, idempotency_key, idempotency_sha)
 VALUES (
     %(id)s::uuid, %(task_name)s, %(queue_name)s, %(priority)s, %(args)s, %(kwargs)s, %(sent_at)s,
-    now() + %(delay_seconds)s * interval '1 second', %(good_until)s, %(max_retries)s,
+    statement_timestamp(), statement_timestamp(),
+    statement_timestamp() + %(delay_seconds)s::float8 * interval '1 second', %(good_until)s, %(max_retries)s,
     %(task_options)s, %(timeout_ms)s, %(enqueue_sha)s, %(idempotency_key)s, %(idempotency_sha)s)
 ON CONFLICT DO NOTHING
 RETURNING id::text
@@ -19,13 +23,15 @@ RETURNING id::text
 -- statement, one notification. Returns the number of new rows.
 WITH inserted AS (
     INSERT INTO horsies_tasks (
-        id, task_name, queue_name, priority, args, kwargs, sent_at, enqueued_at, good_until, max_retries,
-        task_options, timeout_ms, enqueue_sha)
+        id, task_name, queue_name, priority, args, kwargs, sent_at, created_at, updated_at, enqueued_at,
+        good_until, max_retries, task_options, timeout_ms, enqueue_sha)
     SELECT sent.id::uuid, %(task_name)s, %(queue_name)s, %(priority)s, sent.args, sent.kwargs, %(sent_at)s,
-        now() + %(delay_seconds)s * interval '1 second', %(good_until)s, %(max_retries)s,
+        statement_timestamp(), statement_timestamp(),
+        statement_timestamp() + %(delay_seconds)s::float8 * interval '1 second', %(good_until)s, %(max_retries)s,
         %(task_options)s, %(timeout_ms)s, sent.enqueue_sha
-    FROM unnest(string_to_array(%(ids)s, E'\n'), string_to_array(%(args)s, E'\n'),
-                string_to_array(%(kwargs)s, E'\n'), string_to_array(%(enqueue_shas)s, E'\n'))
+    FROM unnest(
+        string_to_array(%(ids)s::text, text E'\n'), string_to_array(%(args)s::text, text E'\n'),
+        string_to_array(%(kwargs)s::text, text E'\n'), string_to_array(%(enqueue_shas)s::text, text E'\n'))
         AS sent (id, args, kwargs, enqueue_sha)
     ON CONFLICT DO NOTHING
     RETURNING 1)
@@ -38,7 +44,7 @@ SELECT id::text, enqueue_sha FROM horsies_tasks WHERE id = ANY(%(ids)s::uuid[])
 -- name: find_idempotent_task
 -- The holder of this idempotency key, by the unique index on (task_name, idempotency_key).
 SELECT id::text, idempotency_sha FROM horsies_tasks
-WHERE task_name = %(task_name)s AND idempotency_key = %(idempotency_key)s
+WHERE task_name::text = %(task_name)s::text AND idempotency_key = %(idempotency_key)s::text
 
 -- name: read_outcomes
 -- The outcome for any number of waiters at once, by primary key.

@@ -1,0 +1,77 @@
+"""The schema that holds all tables and functions: its name is written into every SQL text.
+
+The ``.sql`` files use plain names and run in psql as they are. Before a text is sent, ``in_schema``
+qualifies the names, so that no statement depends on a search_path, also not in the transaction of a
+caller. Two installations in one database have different schemas: the channels of their notifications
+and the keys of their advisory locks differ as well. Those of the default schema are the plain ones.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from hashlib import sha256
+from importlib.resources import files
+
+from horsies.config.postgres import DEFAULT_SCHEMA, channel_prefix
+
+# Functions and sessions resolve operators, casts and unqualified functions here alone: with a schema
+# that others may create in, they could run code in the name of every role that touches a task.
+SAFE_SEARCH_PATH = "pg_catalog, pg_temp"
+MIGRATIONS_TABLE = "horsies_migrations"
+
+_CREATED = re.compile(
+    r"^CREATE (?:OR REPLACE )?(?:TABLE|FUNCTION|TYPE|DOMAIN|SEQUENCE|VIEW) (horsies_\w+)",
+    re.MULTILINE,
+)
+# Comments, literals and quoted names stay as they are; the bodies of functions are part of the text.
+_TOKEN = re.compile(
+    r"""--[^\n]* | /\*.*?\*/ | \b[eE]'(?:\\.|[^'\\])*' | '[^']*' | "[^"]*"
+    | (?P<body>\bAS\s+\$\$) | (?P<notify>\bpg_notify\() | (?P<lock>\b175134859[56]\b)
+    | (?P<name>(?<![\w.])horsies_\w+)""",
+    re.VERBOSE | re.DOTALL,
+)
+
+
+def sql_files(folder: str) -> dict[str, str]:
+    """Return the ``.sql`` files of a folder of ``horsies.db`` in their order: name and text."""
+    found = (entry for entry in files("horsies.db").joinpath(folder).iterdir())
+    entries = sorted((entry.name, entry) for entry in found if entry.name.endswith(".sql"))
+    return {name: entry.read_text("utf-8") for name, entry in entries}
+
+
+@cache
+def object_names() -> frozenset[str]:
+    """Return the names of all tables, types and functions that the files create."""
+    texts = (*sql_files("migrations").values(), *sql_files("functions").values())
+    return frozenset(name for text in texts for name in _CREATED.findall(text)) | {MIGRATIONS_TABLE}
+
+
+def in_schema(text: str, schema: str) -> str:
+    """Return the SQL text with names, channels and locks of this schema, and functions that set their
+    own search_path.
+    """
+
+    def replaced(token: re.Match[str]) -> str:
+        found = token[0]
+        match token.lastgroup:
+            case "name" if found in object_names():
+                return f'"{schema}".{found}'
+            case "body":
+                return f"SET search_path = {SAFE_SEARCH_PATH} {found}"
+            case "notify" if schema != DEFAULT_SCHEMA:
+                return f"{found}'{channel_prefix(schema)}'::text || "
+            case "lock":
+                return str(lock_key(schema, int(found), bits=31))
+            case _:
+                return found
+
+    return _TOKEN.sub(replaced, text)
+
+
+def lock_key(schema: str, plain_key: int, *, bits: int) -> int:
+    """The key of an advisory lock in a schema; ``plain_key`` is that of the default one."""
+    if schema == DEFAULT_SCHEMA:
+        return plain_key
+    digest = sha256(f"{schema}:{plain_key}".encode()).digest()
+    return int.from_bytes(digest[:8]) & (1 << bits) - 1

@@ -1,0 +1,164 @@
+"""Settings of a database, a role or the environment that would change the meaning of statements."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg import Connection, sql
+
+from horsies.config.postgres import PostgresConfig
+from horsies.db.database import Database
+from horsies.db.pipeline import Pipeline
+from horsies.db.statement import Nothing, Statement
+from horsies.db.statements.tasks import ReadTask, TaskId, read_task
+from horsies.db.statements.turn import ClaimTasks, claim_tasks
+from horsies.ids import new_id
+from tests.support.pooled_workers import pooled
+from tests.support.rows import add_task
+from tests.support.wait import wait_until
+
+HOSTILE = {
+    "datestyle": "SQL, DMY",
+    "intervalstyle": "iso_8601",
+    "standard_conforming_strings": "off",
+    "default_transaction_isolation": "serializable",
+    "search_path": "public",
+}
+PINNED = {
+    "datestyle": "ISO, DMY",
+    "intervalstyle": "postgres",
+    "standard_conforming_strings": "on",
+    "transaction_isolation": "read committed",
+    "search_path": "pg_catalog, pg_temp",
+}
+SHOW = Statement(
+    "show_settings",
+    "SELECT string_agg(name || '=' || current_setting(name), '; ' ORDER BY name) AS id "
+    f"FROM unnest(ARRAY[{', '.join(map(repr, PINNED))}]) AS name",
+    Nothing,
+    TaskId,
+)
+EXPECTED = "; ".join(f"{name}={value}" for name, value in sorted(PINNED.items()))
+
+
+@contextmanager
+def changed_defaults(url: str) -> Iterator[None]:
+    """Make the settings the defaults of the database."""
+    with psycopg.connect(url, autocommit=True) as connection:
+        name = sql.Identifier(connection.info.dbname)
+        for setting, value in HOSTILE.items():
+            values = sql.SQL(", ").join(map(sql.Literal, value.split(", ")))
+            change = sql.SQL("ALTER DATABASE {} SET {} = {}")
+            connection.execute(change.format(name, sql.Identifier(setting), values))
+        yield
+        connection.execute(sql.SQL("ALTER DATABASE {} RESET ALL").format(name))
+
+
+@pytest.fixture
+def hostile_url(process_url: str, connection: Connection[Any]) -> Iterator[str]:
+    with changed_defaults(process_url):
+        yield process_url
+
+
+@pytest.fixture(params=["direct", "pooled"])
+def database(hostile_url: str, request: pytest.FixtureRequest) -> Iterator[Database]:
+    """The database, straight or behind a pooler in transaction mode."""
+    if request.param == "direct":
+        database = Database(PostgresConfig(database_url=hostile_url))
+        yield database
+        database.close()
+        return
+    with pooled(hostile_url) as (url, broker):
+        database = Database(PostgresConfig(database_url=url, **broker))
+        yield database
+        database.close()
+
+
+def test_a_statement_of_a_producer_finds_its_settings(database: Database) -> None:
+    with database.connection() as connection:
+        for _ in range(2):
+            assert SHOW.run(connection, Nothing()) == [TaskId(EXPECTED)]
+
+
+def test_a_statement_of_an_event_loop_finds_its_settings(database: Database) -> None:
+    async def shown() -> list[TaskId]:
+        async with database.connection_async() as connection:
+            rows = await SHOW.run_async(connection, Nothing())
+        database.close_async()
+        return rows
+
+    assert asyncio.run(shown()) == [TaskId(EXPECTED)]
+
+
+def test_a_turn_finds_its_settings(database: Database) -> None:
+    pipeline = Pipeline.open(database, "turn")
+    with pipeline.connection:
+        assert pipeline.run([(SHOW, Nothing()), (SHOW, Nothing())]) == [[TaskId(EXPECTED)]] * 2
+
+
+def test_a_session_finds_its_settings(database: Database) -> None:
+    with database.connect("listener", session=True) as connection:
+        assert SHOW.run(connection, Nothing()) == [TaskId(EXPECTED)]
+
+
+def test_the_settings_of_other_clients_of_a_pooler_stay(hostile_url: str) -> None:
+    with pooled(hostile_url) as (url, broker):
+        database = Database(PostgresConfig(database_url=url, **broker))
+        with database.connection() as connection:
+            SHOW.run(connection, Nothing())
+        pipeline = Pipeline.open(database, "turn")
+        with pipeline.connection, psycopg.connect(url, autocommit=True) as other:
+            pipeline.run([(SHOW, Nothing())])
+            for name, value in HOSTILE.items():
+                query = "SELECT current_setting(%s)"
+                assert other.execute(query, (name,)).fetchone() == (value,)
+        database.close()
+
+
+def test_a_cap_holds_however_strict_the_default_isolation_is(
+    database: Database, connection: Connection[Any], process_url: str
+) -> None:
+    """A turn that waited for the lock of a cap sees the tasks that the holder of the lock started."""
+    for _ in range(2):
+        add_task(connection)
+    order = ClaimTasks("worker-1", "host", [1], ["default"], [1], queue_caps=[1])
+    pipeline = Pipeline.open(database, "turn")
+    answers: list[list[Any]] = []
+
+    def turn() -> None:
+        answers.extend(pipeline.run([(SHOW, Nothing()), (claim_tasks, order)]))
+
+    thread = threading.Thread(target=turn)
+    with pipeline.connection:
+        with psycopg.connect(process_url) as holder:
+            assert len(claim_tasks.run(holder, order)) == 1
+            thread.start()
+            wait_until(lambda: _waits_for_a_cap(connection))
+        thread.join()
+    assert answers == [[TaskId(EXPECTED)], []]
+
+
+def _waits_for_a_cap(connection: Connection[Any]) -> bool:
+    found = connection.execute(
+        "SELECT FROM pg_locks WHERE locktype = 'advisory' AND NOT granted AND classid = 1751348595"
+    )
+    return found.fetchone() is not None
+
+
+def test_times_are_read_whatever_the_date_style(database: Database, process_url: str) -> None:
+    read = ReadTask(new_id(), False, False)
+    with psycopg.connect(process_url, autocommit=True) as plain:
+        add_task(plain, id=read.id)
+    with database.connection() as connection:
+        (row,) = read_task.run(connection, read)
+    pipeline = Pipeline.open(database, "turn")
+    with pipeline.connection:
+        ((same,),) = pipeline.run([(read_task, read)])
+    assert row.enqueued_at == same.enqueued_at
+    assert row.enqueued_at.tzinfo is not None

@@ -1,0 +1,190 @@
+"""The roles of docs/security.md: each can do its work, and has no right beyond it."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+
+import psycopg
+import pytest
+
+from horsies import AppConfig, Horsies, PostgresConfig, SignalNode, TaskError, TaskResult
+from horsies.db.database import Database as Connections
+from horsies.db.migrate import prepare_schema
+from tests.e2e.conftest import FLEETS
+from tests.support.workers import REPOSITORY, Fleet
+
+PAGE = REPOSITORY / "docs" / "security.md"
+OWNER, WORKER, PRODUCER, VIEWER = (
+    f"horsies_{role}" for role in ("owner", "worker", "producer", "viewer")
+)
+RIGHTS = ("SELECT", "INSERT", "UPDATE", "DELETE", "TRUNCATE", "REFERENCES", "TRIGGER")
+OF_PRODUCERS = {
+    "horsies_migrations": {"SELECT"},
+    "horsies_task_attempts": {"SELECT"},
+    "horsies_tasks": {"SELECT", "INSERT", "UPDATE"},
+    "horsies_workflows": {"SELECT", "INSERT", "UPDATE"},
+    "horsies_workflow_tasks": {"SELECT", "INSERT", "UPDATE"},
+    "horsies_workflow_signals": {"SELECT", "INSERT", "DELETE"},
+}
+COMMANDS = (
+    ("status",),
+    ("workers",),
+    ("queues",),
+    ("tasks",),
+    ("workflows",),
+    ("workflow", "audit"),
+    ("schedules",),
+)
+
+
+@dataclass(frozen=True)
+class Installed:
+    """A database with the roles and grants of the documentation, under names of this test's own."""
+
+    url: str
+    names: dict[str, str]
+
+    def url_of(self, role: str) -> str:
+        parts = urlsplit(self.url)
+        option = f"options=-c%20role%3D{self.names[role]}"
+        return urlunsplit(parts._replace(query="&".join(filter(None, [parts.query, option]))))
+
+    def config(self, role: str) -> PostgresConfig:
+        return PostgresConfig(database_url=self.url_of(role), schema="horsies")
+
+    def rights(self, role: str, table: str) -> set[str]:
+        with psycopg.connect(self.url) as connection:
+            found = connection.execute(
+                "SELECT right_name FROM unnest(%s::text[]) AS right_name "
+                "WHERE has_table_privilege(%s, 'horsies.' || %s, right_name)",
+                (list(RIGHTS), self.names[role], table),
+            )
+            return {right for (right,) in found}
+
+    def tables(self) -> list[str]:
+        with psycopg.connect(self.url) as connection:
+            query = "SELECT tablename FROM pg_tables WHERE schemaname = 'horsies'"
+            return [name for (name,) in connection.execute(query)]
+
+
+@pytest.fixture
+def installed(database_url: str) -> Iterator[Installed]:
+    names = {role: f"{role}_{uuid.uuid4().hex[:8]}" for role in (OWNER, WORKER, PRODUCER, VIEWER)}
+    text = "\n".join(re.findall(r"```sql\n(.*?)```", PAGE.read_text(), re.DOTALL))
+    for role, name in names.items():
+        text = re.sub(rf"\b{role}\b", name, text)
+    roles_sql, grants_sql = text.split("-- horsies migrate\n")
+    found = Installed(database_url, names)
+    with psycopg.connect(database_url, autocommit=True) as admin:
+        try:
+            admin.execute(roles_sql.encode())
+            prepare_schema(Connections(found.config(OWNER)))
+            admin.execute(grants_sql.encode())
+            yield found
+        finally:
+            for name in names.values():
+                admin.execute(f"DROP OWNED BY {name} CASCADE; DROP ROLE {name}".encode())
+
+
+def test_no_role_has_more_rights_than_documented(installed: Installed) -> None:
+    for table in installed.tables():
+        writes = set() if table == "horsies_migrations" else {"INSERT", "UPDATE", "DELETE"}
+        assert installed.rights(WORKER, table) == {"SELECT"} | writes, table
+        assert installed.rights(PRODUCER, table) == OF_PRODUCERS.get(table, set()), table
+        assert installed.rights(VIEWER, table) == {"SELECT"}, table
+    with psycopg.connect(installed.url) as connection:
+        for role in (WORKER, PRODUCER, VIEWER):
+            query = "SELECT has_schema_privilege(%s, 'horsies', 'CREATE')"
+            assert connection.execute(query, (installed.names[role],)).fetchone() == (False,)
+
+
+def producer_of(installed: Installed) -> tuple[Horsies, Any]:
+    app = Horsies(AppConfig(broker=installed.config(PRODUCER)), migrate=False)
+
+    @app.task("add")
+    def add(a: int, b: int) -> TaskResult[int, TaskError]:
+        return TaskResult(ok=a + b)
+
+    return app, add
+
+
+def run_command(
+    installed: Installed, role: str, *arguments: str
+) -> subprocess.CompletedProcess[str]:
+    fleet = Fleet(installed.url, Path())
+    environment = fleet.environment() | {"HORSIES_SCHEMA": "horsies"}
+    command = [sys.executable, "-m", "horsies", *arguments]
+    return subprocess.run(
+        [*command, "--database-url", installed.url_of(role)],
+        cwd=REPOSITORY,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_producers_workers_and_viewers_do_their_work(
+    installed: Installed, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    fleet = Fleet(installed.url, tmp_path)
+    request.node.stash.setdefault(FLEETS, []).append(fleet)
+    app, add = producer_of(installed)
+    try:
+        config = {"broker": {"schema": "horsies"}}
+        worker = fleet.start(
+            database_url=installed.url_of(WORKER),
+            config=config,
+            environment={"HORSIES_MIGRATE": "0"},
+        )
+        handle = add.send(1, 2).unwrap()
+        assert handle.get(10_000).ok_value == 3
+        assert len(handle.info(include_attempts=True).unwrap().attempts) == 1
+        later = add.schedule(600, 1, 2).unwrap()
+        assert later.cancel().unwrap()
+        first = add.node()(a=1, b=2)
+        gate = SignalNode("go", value_type=int, waits_for=[first])
+        last = add.node(waits_for=[gate])(a=3, b=4)
+        run = (
+            app.workflow("w", [first, gate, last], definition_key="w", output=last).start().unwrap()
+        )
+        assert run.pause().is_ok()
+        assert run.resume().is_ok()
+        assert run.signal("go", 1).is_ok()
+        assert run.get(10_000).ok_value == 7
+        other = app.workflow("w", [add.node()(a=1, b=2)], definition_key="x").start().unwrap()
+        assert other.cancel().is_ok()
+        for arguments in (
+            *COMMANDS,
+            ("show", handle.task_id),
+            ("workflow", "show", run.workflow_id),
+        ):
+            shown = run_command(installed, VIEWER, *arguments)
+            assert shown.returncode == 0, (arguments, shown.stderr)
+        refused = run_command(installed, VIEWER, "cancel", handle.task_id)
+        assert refused.returncode == 1
+        assert "permission denied" in refused.stderr
+        assert worker.stop() == 0
+    finally:
+        app.close()
+        fleet.destroy()
+
+
+@pytest.mark.parametrize("role", [WORKER, PRODUCER])
+def test_a_role_that_may_not_migrate_names_the_command(installed: Installed, role: str) -> None:
+    with psycopg.connect(installed.url, autocommit=True) as admin:
+        admin.execute(
+            "DELETE FROM horsies.horsies_migrations WHERE kind = 'migration' AND version > 1"
+        )
+    app = Horsies(AppConfig(broker=installed.config(role)), migrate=False)
+    error = app.get_broker().ensure_schema_initialized().unwrap_err()
+    app.close()
+    assert "bring them up to date with `horsies migrate`" in error.message
