@@ -208,29 +208,35 @@ def test_a_result_is_read_in_parts_or_refused_with_its_size(
 
     source = texts.node(node_id="source")()
     mapped = MapNode(text, over=source, node_id="mapped")
+    last = text.node(waits_for=[source], node_id="last")(item="")
     output: Any = mapped if with_output else None
-    spec = app.workflow("texts", [source, mapped], output=output, definition_key="maps.texts")
+    nodes: list[Any] = [source, mapped, last]
+    spec = app.workflow("texts", nodes, output=output, definition_key="maps.texts")
     run_id = spec.start().unwrap().workflow_id
     hands.complete(run_id, "source", ["a", "b"])
     for item in range(2):
         hands.complete(run_id, "mapped", "x" * length, item=item)
+    hands.complete(run_id, "last", "end")
     handle = app.workflow_handle(run_id)
     got = call(app, handle, "get", timeout_ms=5_000)
     one = call(app, handle, "result_for", mapped)
     every = call(app, handle, "results").unwrap()
     infos = call(app, handle, "tasks").unwrap()
     assert every["source"].ok_value == ["a", "b"]
+    assert call(app, handle, "result_for", last).ok_value == every["last"].ok_value == "end"
     if is_read:
         whole: list[Any] = [TaskResult(ok="x" * length)] * 2
-        assert got.ok_value == (whole if with_output else {"mapped": TaskResult(ok=whole)})
+        ends: dict[str, Any] = {"mapped": TaskResult(ok=whole), "last": TaskResult(ok="end")}
+        assert got.ok_value == (whole if with_output else ends)
         assert one.ok_value == every["mapped"].ok_value == infos[1].result.ok_value == whole
-        assert [info.result for info in infos[2:]] == whole
+        assert [info.result for info in infos[2:4]] == whole
         return
     for refused in (got, one, every["mapped"], infos[1].result):
         assert refused.err_value.error_code is RetrievalCode.RESULT_TOO_LARGE
-        assert "is 1,620 bytes" in refused.err_value.message
-    assert [info.result for info in infos[2:]] == [None, None]
-    assert all(info.task_id for info in infos[2:])
+        assert refused.err_value.data["bytes"] in {1_620, 1_632}
+        assert f"is {refused.err_value.data['bytes']:,} bytes" in refused.err_value.message
+    assert [info.result for info in infos[2:4]] == [None, None]
+    assert all(info.task_id for info in infos[2:4])
 
 
 def test_the_text_that_earlier_releases_read_is_an_error_when_it_would_be_too_large(

@@ -97,8 +97,8 @@ WHERE run.id = %(id)s::uuid
 
 -- name: read_results
 -- The results of nodes that have ended: one row per node, or one per item when the result is a list of the
--- results of items. Sizes are summed first; nodes after the first "max_bytes" come with their size alone, in
--- one row. The texts are read last, so that no step before holds them.
+-- results of items. Sizes are summed first: a node above "max_bytes", and nodes after the first "max_bytes" of
+-- the others, come with their size alone, in one row. The texts are read last, so that no sort holds them.
 WITH wanted AS MATERIALIZED (
     SELECT node.workflow_id, node.task_index, node.status, node.kind, node.task_name, node.sub_definition_key,
         node.sub_workflow_summary, node.result_task_id, octet_length(node.result) AS own_bytes,
@@ -117,10 +117,14 @@ parts AS (
     SELECT node.*, item.item_index, item.id, item.bytes
     FROM wanted AS node CROSS JOIN LATERAL horsies_list_v1(node.workflow_id, node.task_index) AS item
     WHERE node.is_list),
+sized AS (
+    SELECT parts.*, sum(bytes) OVER (PARTITION BY workflow_id, task_index)::bigint AS result_bytes
+    FROM parts),
 summed AS (
-    SELECT parts.*, sum(bytes) OVER (PARTITION BY workflow_id, task_index)::bigint AS result_bytes,
-        sum(bytes) OVER (ORDER BY workflow_id, task_index) <= %(max_bytes)s::bigint AS fits
-    FROM parts ORDER BY workflow_id, task_index, item_index OFFSET 0)
+    SELECT sized.*, result_bytes <= %(max_bytes)s::bigint
+        AND sum(bytes) FILTER (WHERE result_bytes <= %(max_bytes)s::bigint)
+            OVER (ORDER BY workflow_id, task_index) <= %(max_bytes)s::bigint AS fits
+    FROM sized ORDER BY workflow_id, task_index, item_index OFFSET 0)
 SELECT part.workflow_id::text, part.task_index, part.item_index, part.status, part.kind, part.task_name,
     part.sub_definition_key, part.sub_workflow_summary, part.result_bytes,
     CASE

@@ -203,7 +203,7 @@ class WorkflowHandle(Generic[T]):
     def results(self) -> HandleResult[dict[str, TaskResult[Any, TaskError]]]:
         """Return the available results of all nodes, by node id.
 
-        From the node on at which their sizes exceed 1 GiB, nodes have RESULT_TOO_LARGE instead.
+        A result above 1 GiB, and results after the first 1 GiB of others, are RESULT_TOO_LARGE instead.
         """
         return self._perform(self._results_script)
 
