@@ -11,9 +11,10 @@ from types import ModuleType
 import pytest
 
 from horsies.db.statements.workflows import RunId, SignalRun, pause_run, resume_run, signal_run
-from horsies.workflow.nodes.nodes import SleepNode, TaskNode
+from horsies.error_codes import OperationalErrorCode
+from horsies.workflow.nodes.nodes import MapNode, SleepNode, TaskNode
 from tests.support import runs
-from tests.support.database import Database, backends
+from tests.support.database import Database, backends, steps_of
 from tests.support.tables import attempts, count, tasks
 from tests.support.wait import wait_until
 from tests.support.workers import HARDLY_POLLS, Fleet, Journal, Line, RunningWorker
@@ -156,7 +157,7 @@ def failing_reads(connection: Database, times: int, code: str) -> Iterator[None]
         CREATE OR REPLACE FUNCTION horsies_node_result_v1(p_node horsies_workflow_tasks)
         RETURNS text LANGUAGE plpgsql STABLE AS $$
         BEGIN
-            IF current_query() LIKE '%AS wanted%' AND nextval('e2e_reads') <= {times} THEN
+            IF current_query() LIKE '%summed AS%' AND nextval('e2e_reads') <= {times} THEN
                 RAISE EXCEPTION 'not now' USING ERRCODE = '{code}';
             END IF;
             RETURN (SELECT task.result FROM horsies_tasks AS task WHERE task.id = p_node.result_task_id);
@@ -228,6 +229,49 @@ def test_a_map_runs_at_most_so_many_at_once_and_keeps_the_order(
     runs.wait_for(connection, run_id, "COMPLETED")
     assert runs.result(connection, run_id) == {"ok": sum(n * n for n in range(12))}
     assert overlapping(journal.lines()) == 2
+    assert worker.stop() == 0
+
+
+def test_a_map_that_grows_in_steps_runs_all_of_its_items(
+    fleet: Fleet, journal: Journal, connection: Database, flows: ModuleType
+) -> None:
+    with steps_of(connection, 3):
+        worker = fleet.start(application=APPLICATION, config=HARDLY_POLLS, processes=4)
+        bounded, free = runs.start(
+            connection, flows.squares(20, 2, 0.0), flows.squares(20, None, 0.0)
+        )
+        for run_id in (bounded, free):
+            runs.wait_for(connection, run_id, "COMPLETED")
+            assert runs.result(connection, run_id) == {"ok": sum(n * n for n in range(20))}
+        assert worker.stop() == 0
+
+
+def test_a_map_larger_than_its_taker_may_read_fails_the_taker_alone(
+    fleet: Fleet, connection: Database, flows: ModuleType
+) -> None:
+    worker = fleet.start(
+        application=APPLICATION, config={"payload": {"max_input_bytes": 4_000_000}}
+    )
+    source = TaskNode(flows.numbers_up_to, kwargs={"count": 9})
+    texts = MapNode(
+        flows.text_for,
+        over=source,
+        each="number",
+        kwargs={"length": 500_000},
+        allow_failed_items=True,
+        node_id="texts",
+    )
+    taker = TaskNode(flows.tell, args_from={"value": texts}, waits_for=[texts], node_id="taker")
+    spec = flows.app.workflow("pages", [source, texts, taker], definition_key="e2e.pages")
+    (run_id,) = runs.start(connection, spec)
+    runs.wait_for(connection, run_id, "FAILED")
+    handle = flows.app.workflow_handle(run_id)
+    error = handle.result_for(taker).err_value
+    assert error.error_code is OperationalErrorCode.PAYLOAD_TOO_LARGE
+    assert "payload.max_input_bytes (4,000,000)" in error.message
+    read = handle.result_for(texts).ok_value
+    assert [text.ok_value for text in read] == [str(number) * 500_000 for number in range(9)]
+    assert flows.one.send().unwrap().get(timeout_ms=10_000).ok == 1
     assert worker.stop() == 0
 
 

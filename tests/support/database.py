@@ -83,3 +83,17 @@ def terminate_others(connection: Database) -> None:
         "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() "
         "AND backend_type = 'client backend' AND pid <> pg_backend_pid()"
     )
+
+
+@contextmanager
+def steps_of(connection: Database, items: int, size: int = 16_777_216) -> Iterator[None]:
+    """Let maps grow by so many items, or about so many bytes, at a time."""
+    replaced = (
+        "CREATE OR REPLACE FUNCTION horsies_step(OUT items integer, OUT bytes integer) "
+        "LANGUAGE sql IMMUTABLE AS $$ SELECT {}, {} $$"
+    )
+    connection.execute(sql.SQL(replaced).format(items, size))
+    try:
+        yield
+    finally:
+        connection.execute(sql.SQL(replaced).format(1_000, 16_777_216))

@@ -10,8 +10,8 @@ from psycopg import Connection
 from psycopg.rows import class_row
 
 from horsies.db.statements.workflows import (
-    ReadNodes,
-    RunIds,
+    ReadRuns,
+    RunId,
     RunLimit,
     StartRuns,
     find_broken_runs,
@@ -83,13 +83,13 @@ def all_runs(connection: Connection[Any]) -> list[RunRow]:
 
 def result(connection: Connection[Any], run_id: str) -> Any:
     """The stored result of the run, as plain JSON."""
-    (row,) = read_runs.run(connection, RunIds([run_id]))
+    (row,) = read_runs.run(connection, ReadRuns([run_id], 1 << 30))
     return None if row.result is None else json.loads(row.result)
 
 
 def nodes(connection: Connection[Any], run_id: str) -> dict[str, str]:
     """The status of every node by its id."""
-    rows = read_nodes.run(connection, ReadNodes(run_id, False))
+    rows = read_nodes.run(connection, RunId(run_id))
     return {row.node_id: row.status for row in rows}
 
 

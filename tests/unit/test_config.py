@@ -75,6 +75,8 @@ RANGES: list[tuple[type[BaseModel], str, int, int | None]] = [
     (WorkerResilienceConfig, "notify_poll_interval_ms", 1_000, 300_000),
     (PayloadConfig, "warn_bytes", 1, None),
     (PayloadConfig, "reject_bytes", 1, None),
+    (PayloadConfig, "max_input_bytes", 1, 805_306_368),
+    (PayloadConfig, "max_map_items", 1, None),
 ]
 
 # What must be set besides, so that an edge of one field does not contradict another field.

@@ -154,6 +154,7 @@ def test_a_task_node_has_all_fields() -> None:
         "map_over": None,
         "map_parameter": None,
         "max_parallel": None,
+        "max_items": None,
         "allow_failed_items": False,
         "sub_definition_key": None,
         "sub_workflow_name": None,

@@ -8,7 +8,12 @@ import pytest
 
 from horsies.db.pipeline import Pipeline
 from horsies.db.statements.turn import ClaimedTask
-from horsies.tasks.outcome import STOPPED_BY_CANCEL, STOPPED_BY_LOSS, Outcome
+from horsies.tasks.outcome import (
+    STOPPED_BY_CANCEL,
+    STOPPED_BY_LOSS,
+    Outcome,
+    outcome_of_unread_inputs,
+)
 from horsies.worker.in_flight import InFlight
 from horsies.worker.pool.children import Died, HookFailed, Reported, Stopped
 from horsies.worker.pool.pool import ChildPool
@@ -208,7 +213,7 @@ def test_what_nodes_returned_is_kept_once_it_is_recorded(in_flight: InFlight) ->
 def test_a_node_whose_inputs_cannot_be_read_fails_without_a_child(
     in_flight: InFlight, pool: RecordingPool
 ) -> None:
-    in_flight.refuse([node("a", 1)])
+    in_flight.refuse([(node("a", 1), outcome_of_unread_inputs(node("a", 1)))])
     (outcome,) = in_flight.outcomes
     assert outcome.error_code == "WORKER_SERIALIZATION_ERROR"
     assert outcome.workflow_id == "run"

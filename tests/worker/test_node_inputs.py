@@ -159,7 +159,7 @@ def test_a_result_that_many_take_is_read_once(
         for task in claimed:
             assert [one.result for one in parts[task.id].sources] == ['{"ok":"result"}']
             assert json.loads(parts[task.id].inputs_json or "") == {"args": {"a": 0}, "context": {}}
-    assert counted.groups == [["read_inputs"]]
+    assert counted.groups == [["read_results"]]
     texts = {id(part.sources[0].result) for part in parts.values()}
     assert len(texts) == 1
 
@@ -200,7 +200,7 @@ def test_failed_and_skipped_nodes_are_read_each_time_because_they_may_be_tried_a
         (part,) = read(inputs, counted, [task]).values()
         errors = [json.loads(one.result)["err"]["error_code"] for one in part.sources]
         assert errors == ["NO_LUCK", {"__builtin_task_code__": "UPSTREAM_SKIPPED"}]
-    assert counted.groups == [["read_inputs"]] * 2
+    assert counted.groups == [["read_results"]] * 2
 
 
 def test_a_source_that_has_not_ended_is_left_out(
@@ -300,9 +300,9 @@ def test_a_passing_error_is_raised_and_a_lasting_one_costs_only_its_own_node() -
     with pytest.raises(psycopg.OperationalError):
         NodeInputs().read(away, tasks)
     broken = cast(Pipeline, Refusing(psycopg.errors.InternalError_("corrupt"), 1))
-    parts, unreadable = NodeInputs().read(broken, tasks)
+    parts, ((refused, outcome),) = NodeInputs().read(broken, tasks)
     assert set(parts) == {"good"}
-    assert unreadable == [tasks[1]]
+    assert (refused, outcome.error_code) == (tasks[1], "WORKER_SERIALIZATION_ERROR")
 
 
 def result(size: int) -> NodeInput:
@@ -325,3 +325,55 @@ def test_a_result_larger_than_the_room_is_not_kept_and_drives_nobody_out() -> No
     kept.keep((RUN, 1), result(10_000))
     assert kept.get((RUN, 0)) is not None
     assert kept.get((RUN, 1)) is None
+
+
+def test_a_task_that_takes_too_much_is_refused_and_the_others_are_read_apart(
+    connection: Connection[Any], counted: Counted, start: Any, produce: Any, consume: Any
+) -> None:
+    sources = [TaskNode(produce) for _ in range(3)]
+    takers = [TaskNode(consume, args_from={"a": one}, waits_for=sources) for one in sources]
+    greedy = TaskNode(
+        consume, args_from={"a": sources[0], "b": sources[1]}, waits_for=sources, node_id="greedy"
+    )
+    start(*sources, *takers, greedy)
+    text = json.dumps({"ok": "x" * 100})
+    complete(connection, claim(connection), text)
+    *claimed, too_much = claim(connection)
+    parts, ((refused, outcome),) = NodeInputs(size_max=150).read(
+        cast(Pipeline, counted), [*claimed, too_much]
+    )
+    assert [parts[task.id].sources[0].result for task in claimed] == [text] * 3
+    assert counted.groups == [["read_results"]] * 3, "none of them reads more than one may take"
+    assert (refused, outcome.error_code) == (too_much, "PAYLOAD_TOO_LARGE")
+    assert outcome.error_message == (
+        "Node 6 (consume) takes results of 220 bytes from other nodes, more than "
+        "payload.max_input_bytes (150); return references to the data instead."
+    )
+
+
+def test_the_results_of_a_map_count_together(
+    connection: Connection[Any], counted: Counted, start: Any, produce: Any, app: Horsies
+) -> None:
+    @app.task("numbered")
+    def numbered() -> TaskResult[list[int], TaskError]:
+        return TaskResult(ok=[1, 2])
+
+    @app.task("item")
+    def item(number: int) -> TaskResult[int, TaskError]:
+        return TaskResult(ok=number)
+
+    @app.task("all_items")
+    def all_items(
+        items: TaskResult[list[TaskResult[int, TaskError]], TaskError],
+    ) -> TaskResult[int, TaskError]:
+        return TaskResult(ok=1)
+
+    source = TaskNode(numbered)
+    mapped = MapNode(item, over=source, each="number")
+    start(source, mapped, TaskNode(all_items, args_from={"items": mapped}, waits_for=[mapped]))
+    complete(connection, claim(connection), '{"ok":[1,2,3]}')
+    complete(connection, claim(connection), '{"ok":5}')
+    (task,) = claim(connection)
+    parts, ((refused, outcome),) = NodeInputs(size_max=20).read(cast(Pipeline, counted), [task])
+    assert (parts, refused, outcome.error_code) == ({}, task, "PAYLOAD_TOO_LARGE")
+    read(NodeInputs(size_max=50), counted, [task])

@@ -8,6 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from psycopg import Connection
 
+from tests.support.database import steps_of
 from tests.support.examples import examples
 from tests.support.oracle.compare import Duet
 from tests.support.oracle.graphs import SIGNALS, run_shapes
@@ -144,6 +145,21 @@ def test_pauses_retries_and_cancels_in_between_change_nothing_about_that(
     duet = Duet(connection)
     duet.start(*shapes)
     Player(duet, data).play(ORDINARY + STEERING * 2 + ENDING, 40)
+
+
+@random_graphs
+@given(
+    shapes=st.lists(run_shapes(most=8), min_size=1, max_size=2),
+    step=st.integers(1, 2),
+    data=st.data(),
+)
+def test_maps_that_grow_in_steps_end_like_maps_that_are_added_at_once(
+    connection: Connection[Any], shapes: list[RunShape], step: int, data: st.DataObject
+) -> None:
+    with steps_of(connection, step):
+        duet = Duet(connection, step)
+        duet.start(*shapes)
+        Player(duet, data).play(ORDINARY + STEERING + ENDING, 30)
 
 
 @settings(random_graphs, max_examples=examples(10))

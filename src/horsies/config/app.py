@@ -211,7 +211,7 @@ class WorkerResilienceConfig(FrozenModel):
 
 
 class PayloadConfig(FrozenModel):
-    """Size limits of the stored arguments and of the stored result of a task."""
+    """Size limits of the stored arguments and of the stored result of a task, and of workflows."""
 
     warn_bytes: int = Field(default=1_048_576, ge=1)
     """Size of the JSON text in bytes above which a warning is logged, at least 1 and at most
@@ -220,6 +220,16 @@ class PayloadConfig(FrozenModel):
     reject_bytes: int | None = Field(default=16_777_216, ge=1)
     """Size of the JSON text in bytes above which the payload is refused, at least 1. None sets no
     limit. Defaults to 16,777,216 (16 MiB)."""
+
+    max_input_bytes: int = Field(default=268_435_456, ge=1, le=805_306_368)
+    """The most bytes of results that a node of a workflow may take from other nodes, 1 to 805,306,368
+    (768 MiB); a node that would take more fails with PAYLOAD_TOO_LARGE. The results of a map's items
+    count together. Defaults to 268,435,456 (256 MiB)."""
+
+    max_map_items: int | None = Field(default=100_000, ge=1)
+    """The most items that a map node may have, at least 1; one with more fails with
+    PAYLOAD_TOO_LARGE. The limit of the program that starts the run applies. None sets no limit.
+    Defaults to 100,000."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:

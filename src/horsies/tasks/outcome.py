@@ -151,6 +151,15 @@ def outcome_of_unread_inputs(task: ClaimedTask) -> Outcome:
     return Outcome.failed(task, OperationalErrorCode.WORKER_SERIALIZATION_ERROR, text)
 
 
+def outcome_of_large_inputs(task: ClaimedTask, size: int, size_max: int) -> Outcome:
+    """The results of other nodes are too large, so the task never reaches a child."""
+    text = (
+        f"Node {task.workflow_node_index} ({task.task_name}) takes results of {size:,} bytes from other "
+        f"nodes, more than payload.max_input_bytes ({size_max:,}); return references to the data instead."
+    )
+    return Outcome.failed(task, OperationalErrorCode.PAYLOAD_TOO_LARGE, text)
+
+
 def without_result(outcome: Outcome) -> Outcome:
     """The same attempt as a failure without its texts, for a database that refuses to store them."""
     text = "The outcome of the task could not be stored."

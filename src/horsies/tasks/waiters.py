@@ -26,12 +26,14 @@ from psycopg import Connection
 
 from horsies.db.listen import Listener
 from horsies.db.statements.tasks import OutcomeRow, TaskIds, read_outcomes
-from horsies.db.statements.workflows import RunIds, RunOutcome, read_runs
+from horsies.db.statements.workflows import ReadRuns, RunOutcome, read_runs
 from horsies.states import TASK_TERMINAL_STATES, WorkflowStatus
 
 POLL_SECONDS = 1.0
 # How long the thread and its connection outlast the last waiter.
 SPARE_SECONDS = 60.0
+# Larger results of runs are left out here: the caller that needs one reads it by itself.
+SMALL_RESULT_BYTES = 1_048_576
 # The longest timeout that threading accepts.
 _LONGEST_WAIT_MS = int(threading.TIMEOUT_MAX) * 1000
 
@@ -319,7 +321,8 @@ def _read(connection: Connection[Any], subject: Subject, ids: Sequence[str]) -> 
         case Subject.TASK:
             return {row.id: row for row in read_outcomes.run(connection, TaskIds(ids))}
         case Subject.RUN:
-            return {row.id: row for row in read_runs.run(connection, RunIds(ids))}
+            runs = read_runs.run(connection, ReadRuns(ids, SMALL_RESULT_BYTES))
+            return {row.id: row for row in runs}
         case _:
             assert_never(subject)
 

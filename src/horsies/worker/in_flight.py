@@ -22,7 +22,6 @@ from horsies.tasks.outcome import (
     outcome_of_crash,
     outcome_of_report,
     outcome_of_stop,
-    outcome_of_unread_inputs,
 )
 from horsies.worker.agenda import Pace
 from horsies.worker.node_inputs import NodeInputs
@@ -271,11 +270,11 @@ class InFlight:
                 logger.info("prefetched task %s was lost before it started", task.id, extra=event)
         return started
 
-    def refuse(self, tasks: Iterable[ClaimedTask]) -> None:
-        """Fail nodes whose inputs cannot be read, without a child."""
-        for task in tasks:
+    def refuse(self, refused: Iterable[tuple[ClaimedTask, Outcome]]) -> None:
+        """Fail nodes that cannot have their inputs, without a child."""
+        for task, outcome in refused:
             self._running[task.id] = task
-            self.outcomes.append(outcome_of_unread_inputs(task))
+            self.outcomes.append(outcome)
 
     def hand_out(
         self, tasks: Iterable[ClaimedTask], parts: Mapping[str, NodePart] = NO_PARTS

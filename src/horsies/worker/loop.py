@@ -96,7 +96,8 @@ class Worker:
         self._claims_max = config.effective_claims
         self._app_config = app.config
         self._pool = pool
-        self._in_flight = InFlight(pool, NodeInputs(tasks_with_injection(app)))
+        size_max = app.config.payload.max_input_bytes
+        self._in_flight = InFlight(pool, NodeInputs(tasks_with_injection(app), size_max))
         self._connection = WorkerConnection(
             Database(app.config.broker, "worker", migrates=app.migrates),
             resilience,
@@ -448,9 +449,10 @@ class Worker:
         """Give tasks to children, these nodes of workflows with the results they take from others."""
         in_flight = self._in_flight
         with in_flight.claim_in_doubt():
-            parts, unreadable = in_flight.inputs.read(pipeline, nodes)
-        in_flight.refuse(unreadable)
-        in_flight.hand_out([task for task in tasks if task not in unreadable], parts)
+            parts, refused = in_flight.inputs.read(pipeline, nodes)
+        in_flight.refuse(refused)
+        refused_ids = {task.id for task, _ in refused}
+        in_flight.hand_out([task for task in tasks if task.id not in refused_ids], parts)
 
     def _retry_blocked(self, pipeline: Pipeline) -> None:
         """Try again to record outcomes that the database refused; a worker that stops then gives up."""

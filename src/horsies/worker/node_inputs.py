@@ -4,6 +4,10 @@ Results are stored once and consumed by reference, so a worker fetches them when
 one statement for all tasks that a turn claimed, and none for results it has just recorded or read
 itself. A chain therefore needs no second round trip, and a large result is fetched once for a thousand
 consumers. Results stay texts here: only children decode them.
+
+Sizes are summed before results are fetched: a statement returns results up to the limit for one task,
+and the sizes of the others. A task that takes more than the limit fails; the rest of what any other
+task takes is fetched for that task alone.
 """
 
 from __future__ import annotations
@@ -22,9 +26,11 @@ from horsies.db.errors import describe_refusal, is_of_data
 from horsies.db.pipeline import Pipeline
 from horsies.db.statement import Step
 from horsies.db.statements.turn import ClaimedTask
-from horsies.db.statements.workflows import ReadInputs, RunIds, RunPlace, read_inputs, read_places
+from horsies.db.statements.workflows import ReadResults, RunIds, RunPlace, read_places, read_results
+from horsies.tasks.outcome import Outcome, outcome_of_large_inputs, outcome_of_unread_inputs
 from horsies.worker.protocol import NodeInput, NodePart
 from horsies.workflow.build.plan import EXPAND_TASK
+from horsies.workflow.run.results import whole_results
 
 logger = logging.getLogger("horsies.worker")
 
@@ -34,6 +40,8 @@ KEPT_BYTES_MAX = 32 * 1024 * 1024
 _ENTRY_BYTES = 500
 
 Source = tuple[str, int]
+# Tasks that do not reach a child, each with the outcome that records why.
+Refused = list[tuple[ClaimedTask, Outcome]]
 
 
 @dataclass(slots=True)
@@ -72,14 +80,16 @@ def _size(result: NodeInput) -> int:
 class NodeInputs:
     """Reads the part that a task has in its workflow: its node, and the results it takes from others.
 
-    ``is_injected`` says by a task's name whether its function takes the workflow's context or meta.
+    ``is_injected`` says by a task's name whether its function takes the workflow's context or meta;
+    ``size_max`` is the most bytes of results that one task may take.
     """
 
     def __init__(
-        self, is_injected: Callable[[str], bool] = lambda _: True, bytes_max: int = KEPT_BYTES_MAX
+        self, is_injected: Callable[[str], bool] = lambda _: True, size_max: int = 268_435_456
     ) -> None:
         self._is_injected = is_injected
-        self._kept = KeptInputs(bytes_max)
+        self._size_max = size_max
+        self._kept = KeptInputs()
 
     def has_part(self, task: ClaimedTask) -> bool:
         """Whether a node's task needs its part; if not, it runs like a task outside of a workflow."""
@@ -99,26 +109,28 @@ class NodeInputs:
 
     def read(
         self, pipeline: Pipeline, tasks: Sequence[ClaimedTask]
-    ) -> tuple[dict[str, NodePart], list[ClaimedTask]]:
-        """Return the parts of these tasks by task id, and the tasks whose inputs cannot be read.
+    ) -> tuple[dict[str, NodePart], Refused]:
+        """Return the parts of these tasks by task id, and the tasks that cannot have their inputs.
 
         Raises transient errors: then no task is handed out. A lasting error must not affect the other
         tasks, so then the inputs of each task are read separately.
         """
         try:
-            return self._parts(pipeline, tasks), []
+            return self._parts(pipeline, tasks)
         except psycopg.Error as error:
             if not is_of_data(error):
                 raise
             reason = describe_refusal(error)
             logger.error("the inputs of %d node(s) cannot be read: %s", len(tasks), reason)
         if len(tasks) == 1:
-            return {}, list(tasks)
+            return {}, [(tasks[0], outcome_of_unread_inputs(tasks[0]))]
         found = [self.read(pipeline, [task]) for task in tasks]
         parts = {task_id: part for parts, _ in found for task_id, part in parts.items()}
-        return parts, [task for _, unreadable in found for task in unreadable]
+        return parts, [one for _, refused in found for one in refused]
 
-    def _parts(self, pipeline: Pipeline, tasks: Sequence[ClaimedTask]) -> dict[str, NodePart]:
+    def _parts(
+        self, pipeline: Pipeline, tasks: Sequence[ClaimedTask]
+    ) -> tuple[dict[str, NodePart], Refused]:
         wanted = {task.id: _sources(task) for task in tasks}
         sources = {source for sources in wanted.values() for source in sources}
         kept = ((source, self._kept.get(source)) for source in sources)
@@ -128,9 +140,20 @@ class NodeInputs:
             for task in tasks
             if task.task_name == EXPAND_TASK and task.workflow_id is not None
         }
-        places = self._read(pipeline, sources - found.keys(), expansions, found)
-        parts = {}
+        left_out: dict[Source, int] = {}
+        places = self._read(pipeline, sources - found.keys(), expansions, found, left_out)
+        parts: dict[str, NodePart] = {}
+        refused: Refused = []
         for task in tasks:
+            taken = set(wanted[task.id])
+            # In characters where the text is here: that is close enough.
+            size = sum(len(found[source].result) for source in taken & found.keys())
+            size += sum(left_out[source] for source in taken & left_out.keys() - found.keys())
+            if size > self._size_max:
+                refused.append((task, outcome_of_large_inputs(task, size, self._size_max)))
+                continue
+            if rest := taken & left_out.keys() - found.keys():
+                self._read(pipeline, rest, set(), found, {})
             assert task.workflow_id is not None
             assert task.workflow_node_index is not None
             place = places.get(task.workflow_id)
@@ -142,7 +165,7 @@ class NodeInputs:
                 None if place is None else place.root_workflow_id,
                 0 if place is None else place.depth,
             )
-        return parts
+        return parts, refused
 
     def _read(
         self,
@@ -150,29 +173,36 @@ class NodeInputs:
         missing: set[Source],
         expansions: set[str],
         found: dict[Source, NodeInput],
+        left_out: dict[Source, int],
     ) -> dict[str, RunPlace]:
-        """Read results and places in one round trip, or in none when every result is cached."""
+        """Read results and places in one round trip, or in none when every result is cached.
+
+        ``left_out`` receives the sizes of results that did not fit into the limit.
+        """
         steps: list[Step] = []
         if missing:
             runs, indexes = zip(*sorted(missing), strict=True)
-            steps.append((read_inputs, ReadInputs(runs, indexes)))
+            steps.append((read_results, ReadResults(runs, indexes, self._size_max)))
         if expansions:
             steps.append((read_places, RunIds(sorted(expansions))))
         if not steps:
             return {}
         answers = pipeline.run(steps)
-        for row in answers[0] if missing else ():
-            result = NodeInput(
-                row.task_index,
-                row.kind,
-                row.task_name,
-                row.result,
-                row.sub_definition_key,
-                row.sub_workflow_summary,
+        for node, text in whole_results(answers[0] if missing else ()):
+            source = (node.workflow_id, node.task_index)
+            if text is None:
+                left_out[source] = node.result_bytes
+                continue
+            found[source] = NodeInput(
+                node.task_index,
+                node.kind,
+                node.task_name,
+                text,
+                node.sub_definition_key,
+                node.sub_workflow_summary,
             )
-            found[row.workflow_id, row.task_index] = result
-            if row.status == "COMPLETED":
-                self._kept.keep((row.workflow_id, row.task_index), result)
+            if node.status == "COMPLETED":
+                self._kept.keep(source, found[source])
         return {place.id: place for place in answers[-1]} if expansions else {}
 
 

@@ -61,6 +61,11 @@ def square_slowly(number: int, seconds: float = 0.0) -> Number:
     return TaskResult(ok=number * number)
 
 
+@app.task("text_for")
+def text_for(number: int, length: int) -> TaskResult[str, TaskError]:
+    return TaskResult(ok=str(number) * length)
+
+
 @app.task("sum_of")
 def sum_of(numbers: TaskResult[list[Number], TaskError]) -> Number:
     return TaskResult(ok=sum(number.ok_value for number in numbers.ok_value))

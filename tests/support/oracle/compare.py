@@ -26,10 +26,10 @@ FROM horsies_tasks WHERE workflow_id = ANY(%s::uuid[]) AND NOT id = ANY(%s::uuid
 class Duet:
     """Any number of runs, in memory and in the database."""
 
-    def __init__(self, connection: Connection[Any]) -> None:
+    def __init__(self, connection: Connection[Any], step: int = 1_000) -> None:
         self.connection = connection
         self.engine = Engine(connection)
-        self.oracle = Oracle()
+        self.oracle = Oracle(step)
         self._seen: list[str] = []
         self._numbers = itertools.count()
 

@@ -52,14 +52,14 @@ ERROR_CODES = {"CANCELLED": "TASK_CANCELLED", "EXPIRED": "TASK_EXPIRED"}
 
 # The task a place means now: the node's own, or the last one made for the item.
 FIND_TASKS = """
-SELECT wanted.place, coalesce(node.task_id, item.id)::text AS id, coalesce(task.generation, item.generation)
+SELECT wanted.place, task.id::text AS id, task.generation
 FROM unnest(%s::uuid[], %s::integer[], %s::integer[])
     WITH ORDINALITY AS wanted (workflow_id, task_index, item_index, place)
 JOIN horsies_workflow_tasks AS node
     ON node.workflow_id = wanted.workflow_id AND node.task_index = wanted.task_index
-LEFT JOIN horsies_tasks AS task ON task.id = node.task_id
-LEFT JOIN LATERAL horsies_items(node) AS item
-    ON item.workflow_item_index = wanted.item_index
+LEFT JOIN LATERAL horsies_items(node.workflow_id, node.task_index) AS item
+    ON item.item_index = wanted.item_index
+LEFT JOIN horsies_tasks AS task ON task.id = coalesce(node.task_id, item.id)
 ORDER BY wanted.place
 """
 

@@ -31,11 +31,13 @@ WHERE node.workflow_id = ANY(%s::uuid[]) ORDER BY node.workflow_id, node.task_in
 """
 
 READ_ITEMS = """
-SELECT node.workflow_id::text, node.task_index, item.status, item.held,
-    item.enqueued_at = horsies_never_v1(), item.kwargs
-FROM horsies_workflow_tasks AS node CROSS JOIN LATERAL horsies_items(node) AS item
+SELECT node.workflow_id::text, node.task_index, task.status, task.held,
+    task.enqueued_at = horsies_never_v1(), task.kwargs
+FROM horsies_workflow_tasks AS node
+CROSS JOIN LATERAL horsies_items(node.workflow_id, node.task_index) AS item
+JOIN horsies_tasks AS task ON task.id = item.id
 WHERE node.workflow_id = ANY(%s::uuid[]) AND node.kind = 'map'
-ORDER BY node.workflow_id, node.task_index, item.workflow_item_index
+ORDER BY node.workflow_id, node.task_index, item.item_index
 """
 
 
@@ -122,9 +124,9 @@ def _held(node: Node, work: Work) -> bool | None:
 def _expected_counts(node: Node) -> list[int] | None:
     if not node.items:
         return None
-    still_open = sum(work.is_open for work in node.items)
+    still_open = sum(work.is_open for work in node.items) + len(node.waiting)
     good = sum(work.state == "COMPLETED" for work in node.items)
-    return [len(node.items), still_open, len(node.items) - still_open - good]
+    return [node.total, still_open, node.total - still_open - good]
 
 
 def _expected_item(node: Node, place: int, work: Work) -> tuple[Any, ...]:

@@ -17,9 +17,13 @@ UNSTARTED = frozenset({"PENDING", "CLAIMED"})
 
 
 class Oracle:
-    """Any number of trees of runs, changed by what workers and people do to them."""
+    """Any number of trees of runs, changed by what workers and people do to them.
 
-    def __init__(self) -> None:
+    ``step`` is how many items of a map become tasks at a time.
+    """
+
+    def __init__(self, step: int = 1_000) -> None:
+        self.step = step
         self.runs: dict[str, Run] = {}
         # What became tasks since somebody looked, one list per moment.
         self.enqueued: list[list[Place]] = []
@@ -148,6 +152,10 @@ class Oracle:
                 node.end("COMPLETED" if end.state == "COMPLETED" else "FAILED", work.outcome())
                 ended.append(node)
         ended += [node for node in maps if self._end_map(node)]
+        for node in maps:
+            is_short = sum(work.is_open for work in node.items) < 2 * self.step
+            if node.run.is_open and node.waiting and is_short:
+                self._add_items(node)
         self._count_ends(ended)
 
     # What follows.
@@ -239,8 +247,8 @@ class Oracle:
     def _expand_map(self, node: Node) -> bool:
         assert node.shape.over is not None
         if node.items:
-            node.status = "RUNNING"
-            self._retry_items(node)
+            places = [at for at, work in enumerate(node.items) if work.state != "COMPLETED"]
+            self._begin_items(node, places)
             return False
         source = node.run.nodes[node.shape.over].shown_result()
         elements = None if source is None else source.get("ok")
@@ -250,11 +258,22 @@ class Oracle:
         if not elements:
             node.end("COMPLETED", {"ok": []})
             return True
-        node.status = "RUNNING"
-        limit = node.shape.max_parallel or len(elements)
-        node.items = [Work(parked=place >= limit) for place in range(len(elements))]
-        self.enqueued.append([(node.run.id, node.index, item) for item in range(len(elements))])
+        node.total = len(elements)
+        self._begin_items(node, range(node.total))
         return False
+
+    def _begin_items(self, node: Node, places: Iterable[int]) -> None:
+        node.status, node.waiting = "RUNNING", list(places)
+        self._add_items(node)
+
+    def _add_items(self, node: Node) -> None:
+        """Make tasks of the next items, as many of them to run at once as there are places."""
+        chosen, node.waiting = node.waiting[: self.step], node.waiting[self.step :]
+        for place in chosen:
+            busy = sum(work.is_open and not work.parked for work in node.items)
+            work = Work(parked=busy >= (node.shape.max_parallel or node.total))
+            node.items[place : place + 1] = [work]
+        self.enqueued.append([(node.run.id, node.index, place) for place in chosen])
 
     def _next_item(self, node: Node, *, was_parked: bool) -> None:
         """A place of ``max_parallel`` is free: the first item that waits for one takes it."""
@@ -267,7 +286,7 @@ class Oracle:
 
     def _end_map(self, node: Node) -> bool:
         is_running = node.shape.kind == "map" and node.status == "RUNNING"
-        if not is_running or any(work.is_open for work in node.items):
+        if not is_running or node.waiting or any(work.is_open for work in node.items):
             return False
         failed = [place for place, work in enumerate(node.items) if work.state != "COMPLETED"]
         if failed and not node.shape.allow_failed_items:
@@ -327,7 +346,13 @@ class Oracle:
                 cancelled = node.work is not None and node.work.state == "CANCELLED"
                 if node.status == "PENDING" or (node.status == "ENQUEUED" and cancelled):
                     node.end("SKIPPED", None)
-                self._end_map(node)
+                if (
+                    not self._end_map(node)
+                    and node.shape.kind == "map"
+                    and node.status == "RUNNING"
+                ):
+                    node.end("FAILED", failure(f"WORKFLOW_{status}"))
+                    node.waiting = []
         parents = [node for run in reversed(stopped) for node in self._end_parent(run)]
         self._count_ends(parents)
 
@@ -373,13 +398,6 @@ class Oracle:
             self._retry_child(node.child)
             if node.run.status == "PAUSED":
                 self._hold(node.child)
-
-    def _retry_items(self, node: Node) -> None:
-        failed = [place for place, work in enumerate(node.items) if work.state != "COMPLETED"]
-        limit = node.shape.max_parallel or len(node.items)
-        for rank, place in enumerate(failed):
-            node.items[place] = Work(parked=rank >= limit)
-        self.enqueued.append([(node.run.id, node.index, place) for place in failed])
 
     def _retry_child(self, child: Run) -> None:
         failed = self._set_back(child, None)

@@ -54,7 +54,10 @@ class Node:
     # Whether its end has reached its dependents and its run.
     counted: bool = False
     work: Work | None = None
+    # Of a map: its length, the items that have had a task, and the places that wait for one.
+    total: int = 0
     items: list[Work] = field(default_factory=list)
+    waiting: list[int] = field(default_factory=list)
     child: Run | None = None
     summary: dict[str, Any] | None = None
     result: Result | None = None

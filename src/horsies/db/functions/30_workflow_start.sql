@@ -21,7 +21,7 @@ BEGIN
             context_dependents, join_type, min_success, allow_failed_deps, pauses, deps_open, context_open,
             task_name, task_kwargs, queue_name, priority, task_options, max_retries, timeout_ms, good_until,
             expires_in_ms, inputs, delay_ms, not_before, signal_name, signal_timeout_ms, map_over,
-            map_parameter, max_parallel, allow_failed_items, sub_definition_key, sub_workflow_name)
+            map_parameter, max_parallel, max_items, allow_failed_items, sub_definition_key, sub_workflow_name)
         SELECT run.id, node.task_index, node.node_id, node.kind,
             horsies_next_status(node.decision, node.kind),
             CASE WHEN node.decision = 'READY' AND node.kind <> 'map' THEN horsies_new_id() END,
@@ -33,8 +33,8 @@ BEGIN
             node.task_name, node.task_kwargs, node.queue_name, node.priority, node.task_options,
             node.max_retries, node.timeout_ms, node.good_until, node.expires_in_ms, node.inputs,
             node.delay_ms, node.not_before, node.signal_name, node.signal_timeout_ms, node.map_over,
-            node.map_parameter, node.max_parallel, node.allow_failed_items, node.sub_definition_key,
-            node.sub_workflow_name
+            node.map_parameter, node.max_parallel, node.max_items, node.allow_failed_items,
+            node.sub_definition_key, node.sub_workflow_name
         FROM jsonb_to_recordset(plans) AS run (id uuid, nodes jsonb) CROSS JOIN LATERAL (
             SELECT *, CASE WHEN cardinality(sent.dependencies) = 0 THEN 'READY' ELSE 'PENDING' END AS decision
             FROM jsonb_to_recordset(run.nodes) AS sent (
@@ -44,7 +44,8 @@ BEGIN
                 task_options text, max_retries integer, timeout_ms integer, good_until timestamptz,
                 expires_in_ms bigint, inputs text, delay_ms bigint, not_before timestamptz, signal_name text,
                 signal_timeout_ms bigint, map_over integer, map_parameter text, max_parallel integer,
-                allow_failed_items boolean, sub_definition_key text, sub_workflow_name text)) AS node
+                max_items integer, allow_failed_items boolean, sub_definition_key text,
+                sub_workflow_name text)) AS node
         WHERE run.id = ANY(created_ids)
         RETURNING workflow_id, task_index, status)
     SELECT array_agg(workflow_id ORDER BY workflow_id, task_index),

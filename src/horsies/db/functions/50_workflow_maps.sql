@@ -1,21 +1,30 @@
--- Maps: one task per element of a list; the results of all items are the result of the node.
+-- Maps: one task per element of a list. The result of a map is the list of the results of its items; it is
+-- read from their tasks and never stored as one value.
+--
+-- A long list becomes tasks in steps, so that no transaction holds the lock of a run, and the turn of a
+-- worker, for long: a step of a list of 100,000 takes about 0.1 s, where all at once took 2.4 s. The first step is part of the transaction that begins
+-- the map. Each further step is part of a transaction that ends items, while fewer than two steps' items are
+-- open; so a crash between steps loses nothing, and a run that is paused or ends stops by itself.
 
--- The list a map goes over; NULL when the node it comes from has no list to give.
-CREATE OR REPLACE FUNCTION horsies_map_elements(p_node horsies_workflow_tasks) RETURNS json
-LANGUAGE sql STABLE AS $$
-    SELECT CASE json_typeof(given.value) WHEN 'array' THEN given.value END
-    FROM horsies_workflow_tasks AS source
-    CROSS JOIN LATERAL (SELECT horsies_node_result_v1(source)::json -> 'ok' AS value) AS given
-    WHERE source.workflow_id = p_node.workflow_id AND source.task_index = p_node.map_over
+-- The number of items, and about the most bytes of arguments, that one step inserts.
+CREATE OR REPLACE FUNCTION horsies_step(OUT items integer, OUT bytes integer) LANGUAGE sql IMMUTABLE AS $$
+    SELECT 1000, 16777216
 $$;
 
--- The tasks of a map's items. Of an item that was tried again only the last task counts.
-CREATE OR REPLACE FUNCTION horsies_items(p_node horsies_workflow_tasks) RETURNS SETOF horsies_tasks
+-- The number of elements of the list that a map goes over; NULL when the node it comes from has no list.
+CREATE OR REPLACE FUNCTION horsies_count_elements(p_node horsies_workflow_tasks) RETURNS integer
 LANGUAGE sql STABLE AS $$
-    SELECT DISTINCT ON (workflow_item_index) * FROM horsies_tasks
-    WHERE workflow_id = p_node.workflow_id AND workflow_node_index = p_node.task_index
-      AND workflow_item_index IS NOT NULL
-    ORDER BY workflow_item_index, id DESC
+    SELECT CASE
+        WHEN horsies_is_list(source) THEN (
+            SELECT map.items_total FROM horsies_source_map(source.workflow_id, source.task_index) AS key
+            JOIN horsies_workflow_tasks AS map
+                ON map.workflow_id = key.run_id AND map.task_index = key.node_index)
+        WHEN json_typeof(given.value) = 'array' THEN json_array_length(given.value)
+    END
+    FROM horsies_workflow_tasks AS source CROSS JOIN LATERAL (
+        SELECT CASE WHEN NOT horsies_is_list(source) THEN horsies_node_result_v1(source)::json -> 'ok' END
+            AS value OFFSET 0) AS given
+    WHERE source.workflow_id = p_node.workflow_id AND source.task_index = p_node.map_over
 $$;
 
 -- Begin the maps among these nodes that are READY. Returns those that ended at once: no elements, or no list.
@@ -38,26 +47,28 @@ BEGIN
 END
 $$;
 
--- READY -> RUNNING, one task per element, or per failed item of a retried map. Returns false if it ended
--- here.
+-- READY -> RUNNING with the first tasks: of all elements, or of the failed items of a retried map. Returns
+-- false if it ended here.
 CREATE OR REPLACE FUNCTION horsies_expand_map(p_node horsies_workflow_tasks) RETURNS boolean
 LANGUAGE plpgsql AS $$
 DECLARE
-    elements json := horsies_map_elements(p_node);
     begun_at timestamptz := clock_timestamp();
-    total integer := json_array_length(elements);
+    is_retried boolean := coalesce(p_node.items_total > 0, false);
+    total integer := CASE WHEN is_retried THEN p_node.items_total ELSE horsies_count_elements(p_node) END;
+    problem text := CASE
+        WHEN total IS NULL THEN horsies_task_error('WORKFLOW_ENQUEUE_FAILED', 'Map node ' || p_node.node_id
+            || ' has nothing to map over: the node before it gave no list.')
+        WHEN total > p_node.max_items AND NOT is_retried THEN horsies_task_error('PAYLOAD_TOO_LARGE',
+            'Map node ' || p_node.node_id || ' would have ' || total || ' items, more than '
+            || p_node.max_items || ' (payload.max_map_items); map over batches, or start the run with a '
+            || 'higher limit.') END;
+    to_run integer := CASE WHEN is_retried THEN (
+        SELECT count(*) FROM horsies_items(p_node.workflow_id, p_node.task_index) AS item
+        WHERE item.status <> 'COMPLETED') ELSE total END;
 BEGIN
-    IF p_node.items_total > 0 THEN
-        UPDATE horsies_workflow_tasks SET status = 'RUNNING', enqueued_at = begun_at, started_at = begun_at
-        WHERE workflow_id = p_node.workflow_id AND task_index = p_node.task_index;
-        PERFORM horsies_retry_items(p_node);
-        RETURN true;
-    END IF;
-    IF elements IS NULL THEN
+    IF problem IS NOT NULL THEN
         UPDATE horsies_workflow_tasks SET
-            status = 'FAILED', completed_at = begun_at,
-            result = '{"err":' || horsies_task_error('WORKFLOW_ENQUEUE_FAILED', 'Map node ' || p_node.node_id
-                || ' has nothing to map over: the node before it gave no list.') || '}'
+            status = 'FAILED', completed_at = begun_at, result = '{"err":' || problem || '}'
         WHERE workflow_id = p_node.workflow_id AND task_index = p_node.task_index;
         RETURN false;
     END IF;
@@ -65,38 +76,118 @@ BEGIN
         status = CASE WHEN total = 0 THEN 'COMPLETED' ELSE 'RUNNING' END,
         result = CASE WHEN total = 0 THEN '{"ok":[]}' END,
         completed_at = CASE WHEN total = 0 THEN begun_at END,
-        enqueued_at = begun_at, started_at = begun_at, items_total = total, items_open = total, items_bad = 0
+        enqueued_at = begun_at, started_at = begun_at, items_total = total, items_open = to_run,
+        items_bad = 0, items_waiting = to_run, items_next = 0
     WHERE workflow_id = p_node.workflow_id AND task_index = p_node.task_index;
-    PERFORM horsies_add_items(p_node, elements);
+    IF total > 0 THEN
+        PERFORM horsies_add_items(p_node.workflow_id, p_node.task_index);
+    END IF;
     RETURN total > 0;
 END
 $$;
 
--- One task per element, in their order: the first "max_parallel" of them due now and the others parked.
-CREATE OR REPLACE FUNCTION horsies_add_items(p_node horsies_workflow_tasks, p_elements json) RETURNS void
-LANGUAGE plpgsql AS $$
+-- The next items of a map without a task, at most those of one step: elements of its list, or failed items
+-- that are tried again ("replaced" is the task that failed).
+CREATE OR REPLACE FUNCTION horsies_next_items(p_node horsies_workflow_tasks)
+RETURNS TABLE (item_index integer, kwargs text, replaced uuid) LANGUAGE plpgsql STABLE AS $$
 DECLARE
-    begun_at timestamptz := clock_timestamp();
-    total integer := json_array_length(p_elements);
+    source horsies_workflow_tasks;
+    list record;
+    is_retried boolean := EXISTS (
+        SELECT FROM horsies_tasks AS task
+        WHERE task.workflow_id = p_node.workflow_id AND task.workflow_node_index = p_node.task_index
+          AND task.workflow_item_index = p_node.items_next);
+    head text := CASE p_node.task_kwargs WHEN '{}' THEN '{' ELSE left(p_node.task_kwargs, -1) || ',' END
+        || to_json(p_node.map_parameter::text) || ':';
+    step record := horsies_step();
+    -- Every step reads the whole list, so a very long one takes a hundred steps and not more.
+    items_max integer := greatest(1, least(
+        greatest(step.items, p_node.items_total / 100), step.bytes / octet_length(head)));
 BEGIN
-    INSERT INTO horsies_tasks (
-        id, task_name, queue_name, priority, args, kwargs, sent_at, enqueued_at, good_until, max_retries,
-        task_options, timeout_ms, enqueue_sha, workflow_id, workflow_node_index, workflow_item_index,
-        workflow_inputs)
-    SELECT horsies_new_id(), p_node.task_name, p_node.queue_name, p_node.priority, '[]',
-        CASE p_node.task_kwargs WHEN '{}' THEN '{' ELSE left(p_node.task_kwargs, -1) || ',' END
-            || to_json(p_node.map_parameter::text) || ':' || element.value || '}',
-        begun_at,
-        CASE WHEN element.place <= coalesce(p_node.max_parallel, total)
-            THEN begun_at - (total - element.place) * interval '1 microsecond' ELSE horsies_never_v1() END,
-        least(p_node.good_until, begun_at + p_node.expires_in_ms * interval '1 millisecond'),
-        p_node.max_retries, p_node.task_options, p_node.timeout_ms, '', p_node.workflow_id, p_node.task_index,
-        element.place - 1, p_node.inputs
-    FROM json_array_elements(p_elements) WITH ORDINALITY AS element (value, place);
+    SELECT * INTO source FROM horsies_workflow_tasks AS node
+    WHERE node.workflow_id = p_node.workflow_id AND node.task_index = p_node.map_over;
+    IF NOT is_retried AND NOT horsies_is_list(source) THEN
+        RETURN QUERY
+        SELECT element.place::integer - 1, head || element.value || '}', NULL::uuid
+        FROM json_array_elements(horsies_node_result_v1(source)::json -> 'ok')
+            WITH ORDINALITY AS element (value, place)
+        WHERE element.place > p_node.items_next AND element.place <= p_node.items_next + items_max;
+        RETURN;
+    END IF;
+    IF is_retried THEN
+        SELECT p_node.workflow_id AS run_id, p_node.task_index AS node_index INTO list;
+    ELSE
+        SELECT * INTO list FROM horsies_source_map(source.workflow_id, source.task_index);
+    END IF;
+    RETURN QUERY
+    SELECT chosen.place,
+        CASE WHEN is_retried THEN task.kwargs ELSE head || horsies_task_result_v1(task) || '}' END,
+        CASE WHEN is_retried THEN task.id END
+    FROM (
+        SELECT item.place, item.id, sum(item.bytes) OVER (ORDER BY item.place) - item.bytes AS bytes_before
+        FROM (
+            SELECT last.* FROM (
+                SELECT DISTINCT ON (item.workflow_item_index) item.workflow_item_index AS place, item.id,
+                    item.status, octet_length(CASE WHEN is_retried THEN item.kwargs ELSE item.result END)
+                        AS bytes
+                FROM horsies_tasks AS item
+                WHERE item.workflow_id = list.run_id AND item.workflow_node_index = list.node_index
+                  AND item.workflow_item_index >= p_node.items_next
+                ORDER BY item.workflow_item_index, item.id DESC) AS last
+            WHERE NOT (is_retried AND last.status = 'COMPLETED')
+            ORDER BY last.place LIMIT items_max) AS item) AS chosen
+    CROSS JOIN LATERAL (
+        SELECT found.* FROM horsies_tasks AS found WHERE found.id = chosen.id OFFSET 0) AS task
+    WHERE coalesce(chosen.bytes_before, 0) < step.bytes ORDER BY chosen.place;
 END
 $$;
 
--- Count the items of maps that ended, and release parked ones. Returns the maps that ended with them.
+-- One step: the next items of a map become tasks, in order, as many of them due now as "max_parallel" leaves
+-- places and the others parked; on hold in a paused run. A new id is later than that of the task it replaces
+-- even if the clock was set back meanwhile: the task with the latest id is the one that counts.
+CREATE OR REPLACE FUNCTION horsies_add_items(p_run_id uuid, p_index integer) RETURNS void
+LANGUAGE plpgsql AS $$
+DECLARE
+    map horsies_workflow_tasks;
+    begun_at timestamptz := clock_timestamp();
+    places bigint;
+    is_held boolean := (SELECT status = 'PAUSED' FROM horsies_workflows WHERE id = p_run_id);
+    added integer;
+    last_added integer;
+BEGIN
+    SELECT * INTO map FROM horsies_workflow_tasks WHERE workflow_id = p_run_id AND task_index = p_index;
+    places := map.items_waiting;
+    IF map.max_parallel IS NOT NULL THEN
+        places := map.max_parallel - (map.items_open - map.items_waiting) + (
+            SELECT count(*) FROM horsies_tasks AS task
+            WHERE task.workflow_id = p_run_id AND task.workflow_node_index = p_index
+              AND task.workflow_item_index IS NOT NULL AND task.status = 'PENDING'
+              AND task.enqueued_at = horsies_never_v1());
+    END IF;
+    WITH inserted AS (
+        INSERT INTO horsies_tasks (
+            id, task_name, queue_name, priority, args, kwargs, sent_at, enqueued_at, good_until, max_retries,
+            task_options, timeout_ms, enqueue_sha, workflow_id, workflow_node_index, workflow_item_index,
+            workflow_inputs, retried_from_task_id, held)
+        SELECT greatest(horsies_new_id(), horsies_next_id(item.replaced)), map.task_name, map.queue_name,
+            map.priority, '[]', item.kwargs, begun_at,
+            CASE WHEN row_number() OVER (ORDER BY item.item_index) <= places
+                THEN begun_at - (count(*) OVER () - row_number() OVER (ORDER BY item.item_index))
+                    * interval '1 microsecond' ELSE horsies_never_v1() END,
+            least(map.good_until, map.started_at + map.expires_in_ms * interval '1 millisecond'),
+            map.max_retries, map.task_options, map.timeout_ms, '', p_run_id, p_index, item.item_index,
+            map.inputs, item.replaced, is_held
+        FROM horsies_next_items(map) AS item
+        RETURNING workflow_item_index)
+    SELECT count(*), max(workflow_item_index) INTO added, last_added FROM inserted;
+    UPDATE horsies_workflow_tasks SET
+        items_waiting = items_waiting - added, items_next = coalesce(last_added + 1, items_next)
+    WHERE workflow_id = p_run_id AND task_index = p_index;
+END
+$$;
+
+-- Count the items of maps that ended, release parked ones and take the next step of a map that needs one.
+-- Returns the maps that ended with them. In a run that has ended nothing follows.
 CREATE OR REPLACE FUNCTION horsies_end_items(p_tasks uuid[]) RETURNS horsies_nodes LANGUAGE plpgsql AS $$
 DECLARE
     map record;
@@ -111,20 +202,30 @@ BEGIN
             FROM horsies_tasks AS task WHERE task.id = ANY(p_tasks) AND task.workflow_item_index IS NOT NULL
             GROUP BY task.workflow_id, task.workflow_node_index LIMIT cardinality(p_tasks)),
         counted AS (
-            SELECT items.*, found.place FROM ended_items AS items CROSS JOIN LATERAL (
-                SELECT node.ctid AS place FROM horsies_workflow_tasks AS node
+            SELECT items.*, found.place, found.run_status FROM ended_items AS items CROSS JOIN LATERAL (
+                SELECT node.ctid AS place, run.status AS run_status
+                FROM horsies_workflow_tasks AS node JOIN horsies_workflows AS run ON run.id = node.workflow_id
                 WHERE node.workflow_id = items.workflow_id AND node.task_index = items.task_index
-                  AND node.status = 'RUNNING' OFFSET 0) AS found)
+                  AND run.id = items.workflow_id AND node.items_open > 0 OFFSET 0) AS found)
         UPDATE horsies_workflow_tasks AS node SET
             items_open = node.items_open - counted.total, items_bad = node.items_bad + counted.bad
         FROM counted WHERE node.ctid = counted.place
-        RETURNING node.workflow_id, node.task_index, node.items_open, node.max_parallel, counted.places
+        RETURNING node.workflow_id, node.task_index, node.items_open, node.items_waiting, node.max_parallel,
+            counted.places, counted.run_status
     LOOP
-        IF map.items_open = 0 AND horsies_end_map(map.workflow_id, map.task_index) THEN
-            ended.runs := ended.runs || map.workflow_id;
-            ended.indexes := ended.indexes || map.task_index;
-        ELSIF map.max_parallel IS NOT NULL THEN
+        IF map.items_open = 0 THEN
+            IF horsies_end_map(map.workflow_id, map.task_index) THEN
+                ended.runs := ended.runs || map.workflow_id;
+                ended.indexes := ended.indexes || map.task_index;
+            END IF;
+            CONTINUE;
+        END IF;
+        CONTINUE WHEN map.run_status NOT IN ('RUNNING', 'PAUSED');
+        IF map.max_parallel IS NOT NULL THEN
             PERFORM horsies_unpark_items(map.workflow_id, map.task_index, map.places::integer);
+        END IF;
+        IF map.items_waiting > 0 AND map.items_open - map.items_waiting < 2 * (horsies_step()).items THEN
+            PERFORM horsies_add_items(map.workflow_id, map.task_index);
         END IF;
     END LOOP;
     RETURN ended;
@@ -142,19 +243,12 @@ LANGUAGE sql AS $$
         ORDER BY workflow_item_index LIMIT p_count))
 $$;
 
--- The list of the results of a map's items, in order.
-CREATE OR REPLACE FUNCTION horsies_item_results(p_node horsies_workflow_tasks) RETURNS text
-LANGUAGE sql STABLE AS $$
-    SELECT '[' || string_agg(horsies_task_result(item), ',' ORDER BY item.workflow_item_index) || ']'
-    FROM horsies_items(p_node) AS item
-$$;
-
 -- The indexes of the failed items, the first hundred of them.
-CREATE OR REPLACE FUNCTION horsies_failed_items(p_node horsies_workflow_tasks) RETURNS json
+CREATE OR REPLACE FUNCTION horsies_failed_items(p_run_id uuid, p_index integer) RETURNS json
 LANGUAGE sql STABLE AS $$
-    SELECT json_build_object('failed_items', json_agg(failed.workflow_item_index)) FROM (
-        SELECT workflow_item_index FROM horsies_items(p_node)
-        WHERE status <> 'COMPLETED' ORDER BY workflow_item_index LIMIT 100) AS failed
+    SELECT json_build_object('failed_items', json_agg(failed.item_index)) FROM (
+        SELECT item_index FROM horsies_items(p_run_id, p_index)
+        WHERE status <> 'COMPLETED' ORDER BY item_index LIMIT 100) AS failed
 $$;
 
 -- RUNNING -> COMPLETED or FAILED for a map without open items. Returns whether it was one.
@@ -162,45 +256,32 @@ CREATE OR REPLACE FUNCTION horsies_end_map(p_run_id uuid, p_index integer) RETUR
     UPDATE horsies_workflow_tasks AS node SET
         status = CASE WHEN node.items_bad = 0 OR node.allow_failed_items THEN 'COMPLETED' ELSE 'FAILED' END,
         completed_at = clock_timestamp(),
-        result = CASE WHEN node.items_bad = 0 OR node.allow_failed_items
-            THEN '{"ok":' || horsies_item_results(node) || '}'
-            ELSE '{"err":' || horsies_task_error('MAP_ITEMS_FAILED', node.items_bad || ' of '
+        result = CASE WHEN node.items_bad > 0 AND NOT node.allow_failed_items
+            THEN '{"err":' || horsies_task_error('MAP_ITEMS_FAILED', node.items_bad || ' of '
                 || node.items_total || ' items of map node ' || node.node_id || ' failed.',
-                horsies_failed_items(node)) || '}' END
+                horsies_failed_items(p_run_id, p_index)) || '}' END
     WHERE node.workflow_id = p_run_id AND node.task_index = p_index AND node.kind = 'map'
       AND node.status = 'RUNNING' AND node.items_open = 0
     RETURNING true
+$$;
+
+-- RUNNING -> FAILED for the maps of runs that were cancelled or have expired. Items without a task never get one; items
+-- that are running end without effect.
+CREATE OR REPLACE FUNCTION horsies_stop_maps(p_runs uuid[]) RETURNS void LANGUAGE sql AS $$
+    UPDATE horsies_workflow_tasks AS node SET
+        status = 'FAILED', completed_at = clock_timestamp(),
+        items_open = node.items_open - coalesce(node.items_waiting, 0),
+        items_bad = node.items_bad + coalesce(node.items_waiting, 0), items_waiting = 0,
+        result = '{"err":' || horsies_task_error(
+            CASE run.status WHEN 'EXPIRED' THEN 'WORKFLOW_EXPIRED' ELSE 'WORKFLOW_CANCELLED' END,
+            'Map node ' || node.node_id || ' had not ended when its run ended as ' || run.status || '.') || '}'
+    FROM horsies_workflows AS run
+    WHERE run.id = ANY(p_runs) AND node.workflow_id = run.id AND node.workflow_id = ANY(p_runs)
+      AND run.status IN ('COMPLETED', 'FAILED', 'CANCELLED', 'EXPIRED')
+      AND node.kind = 'map' AND node.status = 'RUNNING'
 $$;
 
 -- The smallest id that sorts after this one.
 CREATE OR REPLACE FUNCTION horsies_next_id(p_id uuid) RETURNS uuid LANGUAGE sql IMMUTABLE
 RETURN (left(replace(p_id::text, '-', ''), 16) || lpad(to_hex(
     (('x' || right(replace(p_id::text, '-', ''), 16))::bit(64)::bigint + 1)), 16, '0'))::uuid;
-
--- Every failed item once more, in the order of the list. The new id is later than that of the last task even
--- if the clock was set back meanwhile: the task with the latest id is the one that counts.
-CREATE OR REPLACE FUNCTION horsies_retry_items(p_node horsies_workflow_tasks) RETURNS void
-LANGUAGE plpgsql AS $$
-DECLARE
-    begun_at timestamptz := clock_timestamp();
-    retried integer;
-BEGIN
-    INSERT INTO horsies_tasks (
-        id, task_name, queue_name, priority, args, kwargs, sent_at, enqueued_at, good_until, max_retries,
-        task_options, timeout_ms, enqueue_sha, workflow_id, workflow_node_index, workflow_item_index,
-        workflow_inputs, retried_from_task_id)
-    SELECT greatest(horsies_new_id(), horsies_next_id(item.id)), item.task_name, item.queue_name,
-        item.priority, item.args, item.kwargs, begun_at,
-        CASE WHEN row_number() OVER (ORDER BY item.workflow_item_index)
-                <= coalesce(p_node.max_parallel, p_node.items_total)
-            THEN begun_at - (p_node.items_total - item.workflow_item_index) * interval '1 microsecond'
-            ELSE horsies_never_v1() END,
-        least(p_node.good_until, begun_at + p_node.expires_in_ms * interval '1 millisecond'),
-        item.max_retries, item.task_options, item.timeout_ms, '', item.workflow_id,
-        item.workflow_node_index, item.workflow_item_index, item.workflow_inputs, item.id
-    FROM horsies_items(p_node) AS item WHERE item.status <> 'COMPLETED';
-    GET DIAGNOSTICS retried = ROW_COUNT;
-    UPDATE horsies_workflow_tasks SET items_open = retried, items_bad = 0
-    WHERE workflow_id = p_node.workflow_id AND task_index = p_node.task_index;
-END
-$$;

@@ -66,7 +66,8 @@ BEGIN
 END
 $$;
 
--- Any open status -> CANCELLED, for a run and all its descendants. Returns the status it found.
+-- Any open status -> CANCELLED, for a run and all its descendants. Returns the status it found. A map that an
+-- earlier release left RUNNING in an ended run is ended as well.
 CREATE OR REPLACE FUNCTION horsies_cancel_v1(p_run_id uuid, p_reason text, p_interrupt boolean) RETURNS text
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -77,6 +78,8 @@ BEGIN
         family := ARRAY(SELECT horsies_family_v1(p_run_id));
         PERFORM horsies_end_runs(family, 'CANCELLED', p_reason, p_interrupt);
         PERFORM horsies_finish_parent_nodes(family);
+    ELSE
+        PERFORM horsies_stop_maps(ARRAY[p_run_id]);
     END IF;
     RETURN was_status;
 END
@@ -101,8 +104,8 @@ END
 $$;
 
 -- Open -> CANCELLED or EXPIRED for these runs. Nodes that have not begun are skipped and their tasks
--- cancelled. Running tasks are left to end, or asked to stop with "p_interrupt"; their good_until passes now,
--- so that a failure is not retried and a task released unstarted expires.
+-- cancelled; maps fail. Running tasks are left to end, or asked to stop with "p_interrupt"; their good_until
+-- passes now, so that a failure is not retried and a task released unstarted expires.
 CREATE OR REPLACE FUNCTION horsies_end_runs(
     p_runs uuid[], p_status text, p_reason text, p_interrupt boolean) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
@@ -131,6 +134,7 @@ BEGIN
         error_code = 'TASK_CANCELLED', claimed = false, claim_expires_at = NULL,
         updated_at = clock_timestamp()
     FROM waiting WHERE task.id = waiting.id;
+    PERFORM horsies_stop_maps(ended);
     UPDATE horsies_tasks SET
         good_until = least(good_until, clock_timestamp()), held = false,
         cancel_requested_at = CASE WHEN p_interrupt THEN clock_timestamp() ELSE cancel_requested_at END,

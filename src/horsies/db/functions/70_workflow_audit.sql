@@ -30,14 +30,14 @@ LANGUAGE sql STABLE AS $$
       AND node.status IN ('COMPLETED', 'FAILED', 'SKIPPED')
 $$;
 
--- The items of a map, counted.
+-- The stored items of a map, counted.
 CREATE OR REPLACE FUNCTION horsies_count_items(
     p_node horsies_workflow_tasks, OUT total bigint, OUT still_open bigint, OUT bad bigint, OUT parked bigint)
 LANGUAGE sql STABLE AS $$
     SELECT count(*), count(*) FILTER (WHERE status IN ('PENDING', 'CLAIMED', 'RUNNING')),
         count(*) FILTER (WHERE status IN ('FAILED', 'CANCELLED', 'EXPIRED')),
         count(*) FILTER (WHERE status = 'PENDING' AND enqueued_at = horsies_never_v1())
-    FROM horsies_items(p_node)
+    FROM horsies_items(p_node.workflow_id, p_node.task_index)
 $$;
 
 -- Sub-workflows and maps that contradict their runs and items. A map that waits for its retry has none open.
@@ -58,11 +58,21 @@ LANGUAGE sql STABLE AS $$
     UNION ALL
     SELECT 'map node ' || node.node_id || ' has ' || node.items_total || ' items (' || node.items_open
         || ' open, ' || node.items_bad || ' failed), ' || items.total || ' are stored (' || items.still_open
-        || ' open, ' || items.bad || ' failed)'
+        || ' open, ' || items.bad || ' failed)' || CASE WHEN node.items_waiting > 0
+            THEN ' and ' || node.items_waiting || ' wait for a task' ELSE '' END
     FROM horsies_workflow_tasks AS node CROSS JOIN LATERAL horsies_count_items(node) AS items
+    CROSS JOIN LATERAL (SELECT coalesce(node.items_waiting, 0) AS total) AS waiting
     WHERE node.workflow_id = p_run.id AND node.kind = 'map' AND node.status = 'RUNNING'
-      AND (node.items_total, node.items_open, node.items_bad)
-          IS DISTINCT FROM (items.total::integer, items.still_open::integer, items.bad::integer)
+      -- An item that waits for a task has none yet, or in a retried map the one that failed.
+      AND ((node.items_total - waiting.total, node.items_open - waiting.total, node.items_bad)
+          IS DISTINCT FROM (items.total, items.still_open, items.bad))
+      AND ((node.items_total, node.items_open - waiting.total, node.items_bad + waiting.total)
+          IS DISTINCT FROM (items.total, items.still_open, items.bad))
+    UNION ALL
+    SELECT 'map node ' || node.node_id || ' has not ended although it has no open items'
+    FROM horsies_workflow_tasks AS node
+    WHERE node.workflow_id = p_run.id AND node.kind = 'map' AND node.status = 'RUNNING'
+      AND node.items_open - coalesce(node.items_waiting, 0) = 0
     UNION ALL
     SELECT 'map node ' || node.node_id || ' is ' || node.status || ' although it has open items'
     FROM horsies_workflow_tasks AS node

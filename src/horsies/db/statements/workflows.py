@@ -43,6 +43,13 @@ class RunIds(NamedTuple):
     ids: Sequence[str]
 
 
+class ReadRuns(NamedTuple):
+    """Results of more than ``max_bytes`` are left out."""
+
+    ids: Sequence[str]
+    max_bytes: int
+
+
 class ControlAnswer(NamedTuple):
     """The answer of a control function: the status it found or a word of its own, None for no run."""
 
@@ -77,16 +84,26 @@ class RunStatus(NamedTuple):
 
 
 class RunOutcome(NamedTuple):
+    """A run; ``result_bytes`` of a completed one, also if it comes without its result."""
+
     id: str
     name: str
     definition_key: str
     status: str
     error: str | None
+    result_bytes: int | None
     result: str | None
     output_node_id: str | None
 
 
-class ReadNodes(NamedTuple):
+class ResultNode(NamedTuple):
+    """A node whose result is, or is a part of, the result of its run."""
+
+    task_index: int
+    node_id: str
+
+
+class ReadItems(NamedTuple):
     id: str
     include_results: bool
 
@@ -112,7 +129,6 @@ class NodeRow(NamedTuple):
     enqueued_at: datetime | None
     started_at: datetime | None
     completed_at: datetime | None
-    result: str | None
 
 
 class ItemRow(NamedTuple):
@@ -132,8 +148,11 @@ class ItemRow(NamedTuple):
 
 
 class ReadNode(NamedTuple):
+    """A result of more than ``max_bytes`` is left out."""
+
     id: str
     node_id: str
+    max_bytes: int
 
 
 class NodeOutcome(NamedTuple):
@@ -141,30 +160,38 @@ class NodeOutcome(NamedTuple):
 
     run_status: str
     definition_key: str
+    task_index: int | None
     status: str | None
     task_name: str | None
     kind: str | None
+    result_bytes: int | None
     result: str | None
 
 
-class ReadInputs(NamedTuple):
-    """The nodes whose results are read, as columns."""
+class ReadResults(NamedTuple):
+    """The nodes whose results are read, as columns, and how many bytes of results to read."""
 
     workflow_ids: Sequence[str]
     indexes: Sequence[int]
+    max_bytes: int
 
 
-class InputRow(NamedTuple):
-    """The result of an ended node, as an input of other nodes."""
+class ResultPart(NamedTuple):
+    """The result of an ended node, or of one of the items it consists of.
+
+    ``result_bytes`` is the size of the node's whole result. Without ``result`` it exceeds the limit.
+    """
 
     workflow_id: str
     task_index: int
+    item_index: int | None
     status: str
     kind: str
     task_name: str
     sub_definition_key: str | None
     sub_workflow_summary: str | None
-    result: str
+    result_bytes: int
+    result: str | None
 
 
 class RunPlace(NamedTuple):
@@ -344,11 +371,12 @@ cancel_run = WORKFLOWS.declare("cancel_run", CancelRun, ControlAnswer)
 retry_run = WORKFLOWS.declare("retry_run", RetryRun, ControlAnswer)
 signal_run = WORKFLOWS.declare("signal_run", SignalRun, ControlAnswer)
 read_run_status = WORKFLOWS.declare("read_run_status", RunId, RunStatus)
-read_runs = WORKFLOWS.declare("read_runs", RunIds, RunOutcome)
-read_nodes = WORKFLOWS.declare("read_nodes", ReadNodes, NodeRow)
-read_items = WORKFLOWS.declare("read_items", ReadNodes, ItemRow)
+read_runs = WORKFLOWS.declare("read_runs", ReadRuns, RunOutcome)
+read_result_nodes = WORKFLOWS.declare("read_result_nodes", RunId, ResultNode)
+read_nodes = WORKFLOWS.declare("read_nodes", RunId, NodeRow)
+read_items = WORKFLOWS.declare("read_items", ReadItems, ItemRow)
 read_node = WORKFLOWS.declare("read_node", ReadNode, NodeOutcome)
-read_inputs = WORKFLOWS.declare("read_inputs", ReadInputs, InputRow)
+read_results = WORKFLOWS.declare("read_results", ReadResults, ResultPart)
 read_places = WORKFLOWS.declare("read_places", RunIds, RunPlace)
 read_tree = WORKFLOWS.declare("read_tree", ReadTree, RunRow)
 read_tree_nodes = WORKFLOWS.declare("read_tree_nodes", RunIds, TreeNode)

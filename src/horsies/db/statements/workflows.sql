@@ -42,25 +42,30 @@ SELECT horsies_signal_v1(%(id)s::uuid, %(name)s, %(value)s) AS answer
 SELECT status FROM horsies_workflows WHERE id = %(id)s::uuid
 
 -- name: read_runs
--- Runs for any number of waiters at once, by primary key.
-SELECT run.id::text, run.name, run.definition_key, run.status, run.error,
-    horsies_run_result_v1(run) AS result, output.node_id AS output_node_id
-FROM horsies_workflows AS run
+-- Runs for any number of waiters at once, by primary key. A result of more than "max_bytes" is left out.
+SELECT run.id::text, run.name, run.definition_key, run.status, run.error, found.bytes AS result_bytes,
+    found.result, output.node_id AS output_node_id
+FROM horsies_workflows AS run CROSS JOIN LATERAL horsies_run_result_v2(run, %(max_bytes)s::bigint) AS found
 LEFT JOIN horsies_workflow_tasks AS output
     ON output.workflow_id = run.id AND output.task_index = run.output_task_index
 WHERE run.id = ANY(%(ids)s::uuid[])
 
+-- name: read_result_nodes
+-- The nodes whose results are the result of a completed run.
+SELECT node.task_index, node.node_id
+FROM horsies_workflows AS run CROSS JOIN LATERAL horsies_result_nodes_v1(run) AS node
+WHERE run.id = %(id)s::uuid ORDER BY node.task_index
+
 -- name: read_nodes
--- The nodes of one run in their order, by the primary key's prefix. A node runs when its task does, and from
--- its first attempt until it ends. Results only on request.
+-- The nodes of one run in their order, by the primary key's prefix, without results. A node runs when its
+-- task does, and from its first attempt until it ends.
 SELECT run.definition_key, node.task_index, node.node_id, node.kind, node.task_name, node.dependencies,
     CASE WHEN node.status = 'ENQUEUED' AND (task.status = 'RUNNING' OR task.retry_count > 0) THEN 'RUNNING'
          ELSE node.status END AS status,
     node.task_id::text, task.retry_count, node.items_total, node.items_open, node.items_bad,
     node.sub_workflow_id::text, node.sub_workflow_name, node.sub_definition_key, node.sub_workflow_summary,
     child.status AS sub_workflow_status,
-    node.enqueued_at, coalesce(node.started_at, task.started_at) AS started_at, node.completed_at,
-    CASE WHEN %(include_results)s THEN horsies_node_result_v1(node) END AS result
+    node.enqueued_at, coalesce(node.started_at, task.started_at) AS started_at, node.completed_at
 FROM horsies_workflows AS run
 JOIN horsies_workflow_tasks AS node ON node.workflow_id = run.id
 LEFT JOIN horsies_tasks AS task ON task.id = node.task_id
@@ -80,20 +85,57 @@ WHERE task.workflow_id = %(id)s::uuid AND task.workflow_item_index IS NOT NULL
 ORDER BY task.workflow_node_index, task.workflow_item_index, task.id DESC
 
 -- name: read_node
--- One node of a run by its id. The run exists when a row comes back, the node when its status is not NULL.
-SELECT run.status AS run_status, run.definition_key, node.status, node.task_name, node.kind,
-    horsies_node_result_v1(node) AS result
+-- One node of a run by its id. The run exists when a row comes back, the node when its status is not NULL. A
+-- result of more than "max_bytes" is left out.
+SELECT run.status AS run_status, run.definition_key, node.task_index, node.status, node.task_name, node.kind,
+    size.bytes AS result_bytes,
+    CASE WHEN size.bytes <= %(max_bytes)s::bigint THEN horsies_node_result_v1(node) END AS result
 FROM horsies_workflows AS run
 LEFT JOIN horsies_workflow_tasks AS node ON node.workflow_id = run.id AND node.node_id = %(node_id)s
+LEFT JOIN LATERAL (SELECT horsies_result_bytes_v1(node) AS bytes OFFSET 0) AS size ON true
 WHERE run.id = %(id)s::uuid
 
--- name: read_inputs
--- The results that other nodes take, each once, however many take it. A node that has not ended has none.
-SELECT node.workflow_id::text, node.task_index, node.status, node.kind, node.task_name,
-    node.sub_definition_key, node.sub_workflow_summary, horsies_node_result_v1(node) AS result
-FROM unnest(%(workflow_ids)s::uuid[], %(indexes)s::integer[]) AS wanted (workflow_id, task_index)
-JOIN horsies_workflow_tasks AS node USING (workflow_id, task_index)
-WHERE node.status IN ('COMPLETED', 'FAILED', 'SKIPPED')
+-- name: read_results
+-- The results of nodes that have ended: one row per node, or one per item when the result is a list of the
+-- results of items. Sizes are summed first: a node above "max_bytes", and nodes after the first "max_bytes" of
+-- the others, come with their size alone, in one row. The texts are read last, so that no sort holds them.
+WITH wanted AS MATERIALIZED (
+    SELECT node.workflow_id, node.task_index, node.status, node.kind, node.task_name, node.sub_definition_key,
+        node.sub_workflow_summary, node.result_task_id, octet_length(node.result) AS own_bytes,
+        node.status = 'COMPLETED' AND node.kind IN ('map', 'workflow') AND node.result IS NULL
+            AND node.result_task_id IS NULL AS is_list
+    FROM unnest(%(workflow_ids)s::uuid[], %(indexes)s::integer[]) AS key (workflow_id, task_index)
+    JOIN horsies_workflow_tasks AS node USING (workflow_id, task_index)
+    WHERE node.status IN ('COMPLETED', 'FAILED', 'SKIPPED')),
+parts AS (
+    SELECT node.*, NULL::integer AS item_index, NULL::uuid AS task_id,
+        coalesce(node.own_bytes, (
+            SELECT octet_length(task.result) FROM horsies_tasks AS task
+            WHERE task.id = node.result_task_id), 0) AS bytes
+    FROM wanted AS node WHERE NOT node.is_list
+    UNION ALL
+    SELECT node.*, item.item_index, item.id, item.bytes
+    FROM wanted AS node CROSS JOIN LATERAL horsies_list_v1(node.workflow_id, node.task_index) AS item
+    WHERE node.is_list),
+sized AS (
+    SELECT parts.*, sum(bytes) OVER (PARTITION BY workflow_id, task_index)::bigint AS result_bytes
+    FROM parts),
+summed AS (
+    SELECT sized.*, result_bytes <= %(max_bytes)s::bigint
+        AND sum(bytes) FILTER (WHERE result_bytes <= %(max_bytes)s::bigint)
+            OVER (ORDER BY workflow_id, task_index) <= %(max_bytes)s::bigint AS fits
+    FROM sized ORDER BY workflow_id, task_index, item_index OFFSET 0)
+SELECT part.workflow_id::text, part.task_index, part.item_index, part.status, part.kind, part.task_name,
+    part.sub_definition_key, part.sub_workflow_summary, part.result_bytes,
+    CASE
+        WHEN NOT part.fits THEN NULL
+        WHEN part.is_list THEN (
+            SELECT horsies_task_result_v1(task) FROM horsies_tasks AS task WHERE task.id = part.task_id)
+        ELSE (
+            SELECT horsies_node_result_v1(node) FROM horsies_workflow_tasks AS node
+            WHERE node.workflow_id = part.workflow_id AND node.task_index = part.task_index)
+    END AS result
+FROM summed AS part WHERE part.fits OR coalesce(part.item_index, 0) = 0
 
 -- name: read_places
 -- The places of runs in their trees: an expansion passes them on to the run it plans.
@@ -180,10 +222,24 @@ SELECT id::text, created_at FROM horsies_workflows WHERE id = %(id)s::uuid
 
 -- name: find_broken_runs
 -- Open runs whose rows contradict each other, with the problems; only edits by hand cause them. The open runs
--- are collected first, from their own index: sorted by primary key they would be sought in all history.
-WITH open AS MATERIALIZED (SELECT id FROM horsies_workflows WHERE status IN ('RUNNING', 'PAUSED'))
-SELECT open.id::text, problem FROM open CROSS JOIN LATERAL horsies_problems_v1(open.id) AS problem
-ORDER BY open.id LIMIT %(limit)s
+-- are collected first, from their own index: sorted by primary key they would be sought in all history. Maps
+-- that an earlier release left RUNNING in ended runs are found by their items in flight.
+WITH open AS MATERIALIZED (SELECT id FROM horsies_workflows WHERE status IN ('RUNNING', 'PAUSED')),
+items AS MATERIALIZED (
+    SELECT DISTINCT task.workflow_id, task.workflow_node_index AS task_index FROM horsies_tasks AS task
+    WHERE task.status IN ('CLAIMED', 'RUNNING') AND task.workflow_item_index IS NOT NULL)
+SELECT id::text, problem FROM (
+    SELECT open.id, problem FROM open CROSS JOIN LATERAL horsies_problems_v1(open.id) AS problem
+    UNION ALL
+    SELECT items.workflow_id, 'map node ' || found.node_id || ' is RUNNING although the run is '
+        || found.run_status || '; cancel the run once more'
+    FROM items CROSS JOIN LATERAL (
+        SELECT node.node_id, run.status AS run_status
+        FROM horsies_workflow_tasks AS node JOIN horsies_workflows AS run ON run.id = node.workflow_id
+        WHERE node.workflow_id = items.workflow_id AND node.task_index = items.task_index
+          AND run.id = items.workflow_id AND node.status = 'RUNNING'
+          AND run.status IN ('COMPLETED', 'FAILED', 'CANCELLED', 'EXPIRED') OFFSET 0) AS found) AS broken
+ORDER BY id LIMIT %(limit)s
 
 -- name: find_paused_runs
 -- Runs that have been paused for longer than allowed, oldest first, and for how long.

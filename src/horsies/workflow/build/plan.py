@@ -219,7 +219,7 @@ def _node_plans(graph: Graph) -> Iterator[dict[str, Any]]:
 _NO_KIND_VALUES: dict[str, Any] = {
     **dict.fromkeys(("timeout_ms", "good_until", "expires_in_ms", "inputs")),
     **dict.fromkeys(("delay_ms", "not_before", "signal_name", "signal_timeout_ms")),
-    **dict.fromkeys(("map_over", "map_parameter", "max_parallel")),
+    **dict.fromkeys(("map_over", "map_parameter", "max_parallel", "max_items")),
     **dict.fromkeys(("sub_definition_key", "sub_workflow_name")),
     "allow_failed_items": False,
 }
@@ -243,6 +243,7 @@ class _TaskOptions:
 
 
 def _kind_values(graph: Graph, index: int, node: AnyNode, options: _TaskOptions) -> dict[str, Any]:
+    producer = graph.producer
     match node:
         case TaskNode():
             return {"kind": "task", **_task_values(graph, index, node, options)}
@@ -253,6 +254,7 @@ def _kind_values(graph: Graph, index: int, node: AnyNode, options: _TaskOptions)
                 "map_over": node.over.index,
                 "map_parameter": node.each,
                 "max_parallel": node.max_parallel,
+                "max_items": producer.config.payload.max_map_items if producer else None,
                 "allow_failed_items": node.allow_failed_items,
             }
         case SubWorkflowNode():

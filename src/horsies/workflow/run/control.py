@@ -21,7 +21,6 @@ from horsies.db.statements.workflows import (
     NodeOutcome,
     NodeRow,
     ReadNode,
-    ReadNodes,
     ReadTree,
     RetryRun,
     RunId,
@@ -144,9 +143,9 @@ def info_script(run_id: str) -> Script[HandleResult[WorkflowInfo]]:
     return no_such_run(run_id)
 
 
-def nodes_script(run_id: str, *, results: bool) -> Script[HandleResult[list[NodeRow]]]:
+def nodes_script(run_id: str) -> Script[HandleResult[list[NodeRow]]]:
     """Read the nodes of a run; every run has some."""
-    rows: list[NodeRow] = yield read_nodes, ReadNodes(run_id, results)
+    rows: list[NodeRow] = yield read_nodes, RunId(run_id)
     return Ok(rows) if rows else no_such_run(run_id)
 
 
@@ -181,7 +180,7 @@ def retry_script(run_id: str, node_ids: Sequence[str] | None) -> Script[HandleRe
     """Retry failed nodes, these or all of them; see ``horsies_retry_v1``."""
     (row,) = yield retry_run, RetryRun(run_id, node_ids)
     if row.answer == "NO_FAILED_NODE" and node_ids:
-        node = one_or_none((yield read_node, ReadNode(run_id, node_ids[0])))
+        node = one_or_none((yield read_node, ReadNode(run_id, node_ids[0], 0)))
         return _not_failed(run_id, node_ids[0], node)
     return _retry_result(run_id, row.answer)
 

@@ -6,25 +6,33 @@ Nothing here raises for operational reasons: results are ``TaskResult``s, everyt
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, Generic, TypeVar
 
-from horsies.db.statement import Script, one_or_none
+from horsies.db.statement import Script, Step, one_or_none
 from horsies.db.statements.workflows import (
     ItemRow,
+    NodeOutcome,
     NodeRow,
+    ReadItems,
     ReadNode,
-    ReadNodes,
+    ReadResults,
+    ResultNode,
+    ResultPart,
+    RunId,
     RunOutcome,
     read_items,
     read_node,
     read_nodes,
+    read_result_nodes,
+    read_results,
 )
 from horsies.result import Err, Ok
 from horsies.states import WORKFLOW_TERMINAL_STATES, WorkflowStatus
 from horsies.task_result import TaskError, TaskResult
 from horsies.tasks.broker import PostgresBroker
+from horsies.tasks.waiters import SMALL_RESULT_BYTES
 from horsies.workflow.nodes.nodes import (
     NODE_KINDS,
     AnyNode,
@@ -42,20 +50,24 @@ from horsies.workflow.run.info import HandleResult, SignalDelivery, WorkflowInfo
 from horsies.workflow.run.listing import report_script
 from horsies.workflow.run.results import (
     NO_TYPES,
+    READ_BYTES_MAX,
     FindTypes,
     ResultTypes,
     as_error_result,
     item_info,
     node_info,
     node_result,
+    node_results,
     run_result,
-    stored_results,
+    too_large,
+    whole_results,
     without_id,
 )
 
 T = TypeVar("T")
 V = TypeVar("V")
 
+_ENDED = frozenset({"COMPLETED", "FAILED", "SKIPPED"})
 # The statuses in which get returns: the run has ended, or does not continue by itself.
 _READABLE = WORKFLOW_TERMINAL_STATES | {WorkflowStatus.PAUSED}
 
@@ -101,7 +113,7 @@ class WorkflowHandle(Generic[T]):
 
         Never raises. A failed, cancelled or expired run returns its error, a paused run returns
         WORKFLOW_PAUSED at once. Other errors: WAIT_TIMEOUT, RESULT_NOT_READY (with 0),
-        WORKFLOW_NOT_FOUND, BROKER_ERROR.
+        RESULT_TOO_LARGE (above 1 GiB), WORKFLOW_NOT_FOUND, BROKER_ERROR.
         """
         if self._cached is not None:
             return self._cached
@@ -109,8 +121,10 @@ class WorkflowHandle(Generic[T]):
             case Err(error):
                 return as_error_result(error)
             case Ok(run):
-                found = self._perform(self._types_script) if self._needs_types(run) else None
-                return self._outcome(run, found)
+                if not self._needs_more(run):
+                    return self._outcome(run)
+                done = self._perform(partial(self._outcome_script, run=run))
+                return as_error_result(done.value) if isinstance(done, Err) else done.value
 
     async def get_async(self, timeout_ms: int | None = None) -> TaskResult[T, TaskError]:
         """``get`` without blocking the event loop."""
@@ -121,9 +135,10 @@ class WorkflowHandle(Generic[T]):
             case Err(error):
                 return as_error_result(error)
             case Ok(run):
-                known = not self._needs_types(run)
-                found = None if known else await self._perform_async(self._types_script)
-                return self._outcome(run, found)
+                if not self._needs_more(run):
+                    return self._outcome(run)
+                done = await self._perform_async(partial(self._outcome_script, run=run))
+                return as_error_result(done.value) if isinstance(done, Err) else done.value
 
     def wait(
         self,
@@ -170,10 +185,11 @@ class WorkflowHandle(Generic[T]):
         return await self._perform_async(control.info_script)
 
     def result_for(self, node: ValueNode[V] | NodeKey[V]) -> TaskResult[V, TaskError]:
-        """Return the result of one node; one query, never waits.
+        """Return the result of one node; never waits. A large result takes a second query.
 
-        RESULT_NOT_READY while it has none, UPSTREAM_SKIPPED for a skipped node; NODE_NOT_FOUND,
-        WORKFLOW_NOT_FOUND, WORKFLOW_CTX_MISSING_ID for a node that was not built into a workflow.
+        RESULT_NOT_READY while it has none, UPSTREAM_SKIPPED for a skipped node, RESULT_TOO_LARGE above
+        1 GiB; NODE_NOT_FOUND, WORKFLOW_NOT_FOUND, WORKFLOW_CTX_MISSING_ID for a node that was not built
+        into a workflow.
         """
         done = self._perform(partial(self._result_script, node=node, node_id=_id_of(node)))
         return as_error_result(done.value) if isinstance(done, Err) else done.value
@@ -185,7 +201,10 @@ class WorkflowHandle(Generic[T]):
         return as_error_result(done.value) if isinstance(done, Err) else done.value
 
     def results(self) -> HandleResult[dict[str, TaskResult[Any, TaskError]]]:
-        """Return the available results of all nodes, by node id."""
+        """Return the available results of all nodes, by node id.
+
+        A result above 1 GiB, and results after the first 1 GiB of others, are RESULT_TOO_LARGE instead.
+        """
         return self._perform(self._results_script)
 
     async def results_async(self) -> HandleResult[dict[str, TaskResult[Any, TaskError]]]:
@@ -290,14 +309,31 @@ class WorkflowHandle(Generic[T]):
     async def _perform_async(self, make_script: RunScript[V]) -> HandleResult[V]:
         return await control.perform_async(self.broker, self.workflow_id, make_script)
 
-    def _needs_types(self, run: RunOutcome) -> bool:
+    def _needs_more(self, run: RunOutcome) -> bool:
+        """Whether the result of a run takes more than its row: types, or a result left out for its size."""
         unknown = self._types is None and self._find_types is not None
-        return unknown and run.status == WorkflowStatus.COMPLETED
+        return run.status == WorkflowStatus.COMPLETED and (unknown or _is_left_out(run))
 
-    def _types_script(self, run_id: str) -> Script[HandleResult[ResultTypes]]:
+    def _outcome_script(
+        self, run_id: str, *, run: RunOutcome
+    ) -> Script[HandleResult[TaskResult[T, TaskError]]]:
+        yield from self._types_script(run_id)
+        if not _is_left_out(run):
+            return Ok(self._outcome(run))
+        if run.result_bytes is not None and run.result_bytes > READ_BYTES_MAX:
+            return Ok(too_large(f"workflow {run_id}", run.result_bytes))
+        nodes: list[ResultNode] = yield read_result_nodes, RunId(run_id)
+        parts = yield _reading(run_id, [node.task_index for node in nodes])
+        texts = {part.task_index: text for part, text in whole_results(parts)}
+        ends = {node.node_id: texts.get(node.task_index) for node in nodes}
+        return Ok(
+            self._outcome(run, {name: text for name, text in ends.items() if text is not None})
+        )
+
+    def _types_script(self, run_id: str) -> Script[ResultTypes]:
         if self._types is not None or self._find_types is None:
-            return Ok(self._types or NO_TYPES)
-        return Ok(self._types_from((yield read_nodes, ReadNodes(run_id, False))))
+            return self._types or NO_TYPES
+        return self._types_from((yield read_nodes, RunId(run_id)))
 
     def _types_from(self, rows: list[NodeRow]) -> ResultTypes:
         if self._types is None and self._find_types is not None:
@@ -305,11 +341,9 @@ class WorkflowHandle(Generic[T]):
         return self._types or NO_TYPES
 
     def _outcome(
-        self, run: RunOutcome, found: HandleResult[ResultTypes] | None
+        self, run: RunOutcome, ends: Mapping[str, str] | None = None
     ) -> TaskResult[T, TaskError]:
-        if isinstance(found, Err):
-            return as_error_result(found.value)
-        result = run_result(run, self._types or NO_TYPES, self._output)
+        result = run_result(run, self._types or NO_TYPES, self._output, ends)
         if run.status == WorkflowStatus.COMPLETED:  # a retry can undo any other end
             self._cached = result
         return result
@@ -319,39 +353,53 @@ class WorkflowHandle(Generic[T]):
     ) -> Script[HandleResult[TaskResult[Any, TaskError]]]:
         if node_id is None:
             return Ok(without_id())
-        row = one_or_none((yield read_node, ReadNode(run_id, node_id)))
+        found: list[NodeOutcome] = yield read_node, ReadNode(run_id, node_id, SMALL_RESULT_BYTES)
+        row = one_or_none(found)
         if isinstance(node, NODE_KINDS):
             codec = result_codec(node)
         else:
-            codec = (yield from self._types_script(run_id)).unwrap().codec(node_id)
-        return Ok(node_result(run_id, node_id, row, codec))
+            codec = (yield from self._types_script(run_id)).codec(node_id)
+        text = None if row is None else row.result
+        if row is not None and row.task_index is not None and _is_left_out(row):
+            ((_, text),) = whole_results((yield _reading(run_id, [row.task_index])))
+        return Ok(node_result(run_id, node_id, row, text, codec))
 
     def _results_script(
         self, run_id: str
     ) -> Script[HandleResult[dict[str, TaskResult[Any, TaskError]]]]:
-        rows = yield from control.nodes_script(run_id, results=True)
-        return rows.map(lambda found: stored_results(found, self._types_from(found)))
+        found = yield from control.nodes_script(run_id)
+        if isinstance(found, Err):
+            return found
+        rows = [row for row in found.value if row.status in _ENDED - {"SKIPPED"}]
+        parts = yield _reading(run_id, [row.task_index for row in rows])
+        results = node_results(rows, parts, self._types_from(found.value))
+        names = {row.task_index: row.node_id for row in rows}
+        return Ok({names[index]: result for index, result in results.items()})
 
     def _tasks_script(
         self, run_id: str, *, results: bool
     ) -> Script[HandleResult[list[WorkflowTaskInfo]]]:
-        found = yield from control.nodes_script(run_id, results=results)
+        found = yield from control.nodes_script(run_id)
         if isinstance(found, Err):
             return found
-        types = self._types_from(found.value)
-        infos = {row.task_index: [node_info(row, types)] for row in found.value}
-        maps = {row.task_index: row for row in found.value if row.kind == "map"}
+        rows, types = found.value, self._types_from(found.value)
+        ended = [row.task_index for row in rows if results and row.status in _ENDED]
+        parts: list[ResultPart] = (yield _reading(run_id, ended)) if ended else []
+        of_nodes = node_results(rows, parts, types)
+        infos = {row.task_index: [node_info(row, of_nodes.get(row.task_index))] for row in rows}
+        maps = {row.task_index: row for row in rows if row.kind == "map"}
         if maps:
-            items: list[ItemRow] = yield read_items, ReadNodes(run_id, results)
+            with_results = results and all(part.result is not None for part in parts)
+            items: list[ItemRow] = yield read_items, ReadItems(run_id, with_results)
             for item in items:
-                node = maps[item.task_index]
-                infos[item.task_index].append(item_info(item, node, types, with_result=results))
+                info = item_info(item, maps[item.task_index], types, with_result=with_results)
+                infos[item.task_index].append(info)
         return Ok([info for group in infos.values() for info in group])
 
     def _signal_script(
         self, run_id: str, *, name: str, value: object
     ) -> Script[HandleResult[SignalDelivery]]:
-        types = (yield from self._types_script(run_id)).unwrap()
+        types = yield from self._types_script(run_id)
         declared = types.signal_type(name)
         return (yield from control.signal_script(run_id, name, value, declared))
 
@@ -362,6 +410,16 @@ def _drawing_script(run_id: str) -> Script[HandleResult[str]]:
         return control.no_such_run(run_id)
     lines = draw(report)
     return Ok("\n".join("".join(piece.text for piece in line) for line in lines))
+
+
+def _is_left_out(row: RunOutcome | NodeOutcome) -> bool:
+    """Whether a result was not read with its row because of its size."""
+    return row.result is None and row.result_bytes is not None
+
+
+def _reading(run_id: str, indexes: Sequence[int]) -> Step:
+    """The statement that reads the results of these nodes, as far as one call may read."""
+    return read_results, ReadResults([run_id] * len(indexes), list(indexes), READ_BYTES_MAX)
 
 
 def _id_of(node: object) -> str | None:

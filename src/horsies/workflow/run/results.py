@@ -6,16 +6,24 @@ a run that was started elsewhere; without either, values are plain JSON.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from functools import cache
+from itertools import groupby
 from typing import Any, Protocol, TypeAlias, assert_never, get_args
 
 from pydantic_core import from_json, to_json
 
 from horsies.codec.results import ResultCodec, decode_untyped, encode_task_error
 from horsies.db.statements.tasks import OutcomeRow
-from horsies.db.statements.workflows import ItemRow, NodeOutcome, NodeRow, RunOutcome, RunRow
+from horsies.db.statements.workflows import (
+    ItemRow,
+    NodeOutcome,
+    NodeRow,
+    ResultPart,
+    RunOutcome,
+    RunRow,
+)
 from horsies.error_codes import (
     BuiltInTaskCode,
     ContractCode,
@@ -71,6 +79,9 @@ class DeclaredTypes:
 
 NO_TYPES = DeclaredTypes(())
 
+# The most bytes of results that one call reads, as much as PostgreSQL stores in one value.
+READ_BYTES_MAX = 1 << 30
+
 _ENDS = {
     WorkflowStatus.FAILED: (OutcomeCode.WORKFLOW_FAILED, "failed"),
     WorkflowStatus.CANCELLED: (OutcomeCode.WORKFLOW_CANCELLED, "was cancelled"),
@@ -78,14 +89,30 @@ _ENDS = {
 }
 
 
+def whole_results(parts: Iterable[ResultPart]) -> Iterator[tuple[ResultPart, str | None]]:
+    """Yield one part of each node, and the text of the node's result; None when it was left out."""
+    for _, group in groupby(parts, key=lambda part: (part.workflow_id, part.task_index)):
+        first, *others = group
+        text = first.result
+        if text is not None and first.item_index is not None:
+            text = f'{{"ok":[{",".join([text, *(part.result or "null" for part in others)])}]}}'
+        yield first, text
+
+
 def run_result(
-    run: RunOutcome, types: ResultTypes, output: ResultCodec | None = None
+    run: RunOutcome,
+    types: ResultTypes,
+    output: ResultCodec | None = None,
+    ends: Mapping[str, str] | None = None,
 ) -> TaskResult[Any, TaskError]:
-    """Return the result of a run; ``output`` is the codec of its output node, if known."""
+    """Return the result of a run; ``output`` is the codec of its output node, if known.
+
+    ``ends`` has the results of nodes by id if the run's own row came without them.
+    """
     status = WorkflowStatus(run.status)
     match status:
         case WorkflowStatus.COMPLETED:
-            return _completed(run, types, output)
+            return _completed(run, types, output, ends)
         case WorkflowStatus.FAILED | WorkflowStatus.CANCELLED | WorkflowStatus.EXPIRED:
             code, verb = _ENDS[status]
             message = f"Workflow {run.id} {verb}."
@@ -107,33 +134,47 @@ def run_result(
 
 
 def _completed(
-    run: RunOutcome, types: ResultTypes, output: ResultCodec | None
+    run: RunOutcome,
+    types: ResultTypes,
+    output: ResultCodec | None,
+    ends: Mapping[str, str] | None,
 ) -> TaskResult[Any, TaskError]:
-    if run.result is None:
+    output_id = run.output_node_id
+    text = run.result if ends is None or output_id is None else ends.get(output_id)
+    if text is None and (ends is None or output_id is not None):
         return error_result(
             RetrievalCode.RESULT_NOT_AVAILABLE, f"Workflow {run.id} has no stored result."
         )
-    if run.output_node_id is not None:
-        codec = output or types.codec(run.output_node_id)
-        return read_result(run.result, codec, f"workflow {run.id}")
-    return _end_results(run.id, run.result, types)
-
-
-def _end_results(workflow_id: str, text: str, types: ResultTypes) -> TaskResult[Any, TaskError]:
-    """Read the results of all ends of a graph, each by its own type."""
+    if text is not None and output_id is not None:
+        return read_result(text, output or types.codec(output_id), f"workflow {run.id}")
     try:
-        stored = from_json(text)["ok"]
-        ends = {node_id: to_json(result).decode() for node_id, result in stored.items()}
+        ends = _ends_of(text) if ends is None else ends
     except (ValueError, LookupError, TypeError, AttributeError):
         return error_result(
             OperationalErrorCode.RESULT_DESERIALIZATION_ERROR,
-            f"The stored result of workflow {workflow_id} cannot be read.",
+            f"The stored result of workflow {run.id} cannot be read.",
         )
     return TaskResult(
         ok={
             node_id: read_result(result, types.codec(node_id), f"node {node_id}")
             for node_id, result in ends.items()
         }
+    )
+
+
+def _ends_of(text: str | None) -> dict[str, str]:
+    """Return the results of all ends of a graph, which are stored together."""
+    stored = from_json(text or "")["ok"]
+    return {node_id: to_json(result).decode() for node_id, result in stored.items()}
+
+
+def too_large(owner: str, size: int) -> TaskResult[Any, TaskError]:
+    """Return the error in place of a result that is not read because of its size."""
+    return error_result(
+        RetrievalCode.RESULT_TOO_LARGE,
+        f"The result of {owner} is {size:,} bytes; one call reads at most {READ_BYTES_MAX:,}. Read nodes "
+        "and items one by one: tasks(include_results=False) lists the ids of their tasks.",
+        {"bytes": size},
     )
 
 
@@ -149,7 +190,11 @@ def write_error(error: TaskError) -> str:
 
 
 def node_result(
-    workflow_id: str, node_id: str, row: NodeOutcome | None, codec: ResultCodec | None
+    workflow_id: str,
+    node_id: str,
+    row: NodeOutcome | None,
+    text: str | None,
+    codec: ResultCodec | None,
 ) -> TaskResult[Any, TaskError]:
     if row is None:
         return not_found(workflow_id)
@@ -157,13 +202,15 @@ def node_result(
         return error_result(
             RetrievalCode.NODE_NOT_FOUND, f"Workflow {workflow_id} has no node {node_id!r}."
         )
-    if row.result is None:
+    if row.result_bytes is None:
         return error_result(
             RetrievalCode.RESULT_NOT_READY,
             f"Node {node_id!r} is {row.status}; there is no result yet.",
             {"workflow_id": workflow_id, "status": row.status},
         )
-    return read_result(row.result, codec, f"node {node_id}")
+    if text is None:
+        return too_large(f"node {node_id}", row.result_bytes)
+    return read_result(text, codec, f"node {node_id}")
 
 
 def not_found(workflow_id: str) -> TaskResult[Any, TaskError]:
@@ -206,28 +253,32 @@ def error_result(
     return TaskResult(err=TaskError(error_code=code, message=message, data=data))
 
 
-def stored_results(
-    rows: Iterable[NodeRow], types: ResultTypes
-) -> dict[str, TaskResult[Any, TaskError]]:
-    """Return the results of the nodes that ran, by node id."""
-    return {
-        row.node_id: read_result(row.result, types.codec(row.node_id), f"node {row.node_id}")
-        for row in rows
-        if row.result is not None and row.status != WorkflowTaskStatus.SKIPPED
-    }
+def node_results(
+    rows: Iterable[NodeRow], parts: Iterable[ResultPart], types: ResultTypes
+) -> dict[int, TaskResult[Any, TaskError]]:
+    """Return the results of nodes by their index."""
+    names = {row.task_index: row.node_id for row in rows}
+    results = {}
+    for part, text in whole_results(parts):
+        node_id = names[part.task_index]
+        owner = f"node {node_id}"
+        results[part.task_index] = (
+            too_large(owner, part.result_bytes)
+            if text is None
+            else read_result(text, types.codec(node_id), owner)
+        )
+    return results
 
 
-def node_info(row: NodeRow, types: ResultTypes) -> WorkflowTaskInfo:
+def node_info(row: NodeRow, result: TaskResult[Any, TaskError] | None) -> WorkflowTaskInfo:
     """Describe a node; ValueError when the summary of its sub-workflow cannot be read."""
-    result, summary, child_status = row.result, row.sub_workflow_summary, row.sub_workflow_status
+    summary, child_status = row.sub_workflow_summary, row.sub_workflow_status
     return WorkflowTaskInfo(
         **_shared_fields(WorkflowTaskInfo, row),
         index=row.task_index,
         name=row.sub_workflow_name or row.task_name,
         status=WorkflowTaskStatus(row.status),
-        result=None
-        if result is None
-        else read_result(result, types.codec(row.node_id), f"node {row.node_id}"),
+        result=result,
         sub_workflow_summary=None
         if summary is None
         else SubWorkflowSummary[Any].model_validate_json(summary),
