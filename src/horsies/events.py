@@ -33,6 +33,7 @@ EventName: TypeAlias = Literal[
     "workers_lost",
     "outcome_dropped",
     "claim_lost",
+    "unknown_task",
     "scheduler_ready",
     "scheduler_database_lost",
     "scheduler_stopped",

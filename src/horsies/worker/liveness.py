@@ -47,15 +47,16 @@ def lock_key(worker_id: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """A worker's id, host and process, the same for its whole life."""
+    """A worker's id, host, process and tasks (as JSON), the same for its whole life."""
 
     worker_id: str
     hostname: str
     pid: int
+    known_tasks: str | None = None
 
     @classmethod
-    def of(cls, worker_id: str) -> Identity:
-        return cls(worker_id, socket.gethostname(), os.getpid())
+    def of(cls, worker_id: str, known_tasks: str) -> Identity:
+        return cls(worker_id, socket.gethostname(), os.getpid(), known_tasks)
 
 
 class Liveness:
@@ -83,6 +84,7 @@ class Liveness:
             identity.pid,
             self._config.processes,
             self._config.queues,
+            identity.known_tasks,
         )
         return [(register_worker, row), (see_worker, seen)]
 

@@ -18,6 +18,8 @@ class RegisterWorker(NamedTuple):
     pid: int
     processes: int
     queues: Sequence[str]
+    # JSON; None when the tasks of the worker are not known.
+    known_tasks: str | None = None
 
 
 class LockKey(NamedTuple):

@@ -3,8 +3,9 @@
 
 -- name: register_worker
 -- One current row per worker; a worker that was declared lost returns under its own id.
-INSERT INTO horsies_workers (worker_id, lock_key, hostname, pid, processes, queues)
-VALUES (%(worker_id)s, %(lock_key)s, %(hostname)s, %(pid)s, %(processes)s, %(queues)s::varchar[])
+INSERT INTO horsies_workers (worker_id, lock_key, hostname, pid, processes, queues, known_tasks)
+VALUES (%(worker_id)s, %(lock_key)s, %(hostname)s, %(pid)s, %(processes)s, %(queues)s::varchar[],
+    %(known_tasks)s::text::jsonb)
 ON CONFLICT (worker_id) DO UPDATE SET seen_at = clock_timestamp(), stopped_at = NULL, was_lost = false
 
 -- name: take_worker_lock
