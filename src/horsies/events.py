@@ -39,6 +39,7 @@ EventName: TypeAlias = Literal[
     "scheduler_stopped",
     "slots_sent",
     "slots_dropped",
+    "schedule_taken",
 ]
 
 logger = logging.getLogger("horsies.events")
