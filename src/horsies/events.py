@@ -36,11 +36,13 @@ EventName: TypeAlias = Literal[
     "claim_lost",
     "blocked",
     "outcomes_lost",
+    "unknown_task",
     "scheduler_ready",
     "scheduler_database_lost",
     "scheduler_stopped",
     "slots_sent",
     "slots_dropped",
+    "schedule_taken",
 ]
 
 logger = logging.getLogger("horsies.events")

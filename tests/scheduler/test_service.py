@@ -199,3 +199,25 @@ def test_a_record_that_is_missing_comes_back_at_the_next_refresh(
     scheduler.wake()
     scheduler.step()
     assert state(connection)["run_count"] == 0
+
+
+def test_a_schedule_of_another_release_is_taken_over_by_the_second_refresh_of_a_connection(
+    connection: Database, make_app: MakeApp, line: Line, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service_module, "REFRESH_SECONDS", 0.0)
+    scheduler = serving(make_app(schedule(pattern=IntervalSchedule(seconds=10))), line)
+    scheduler.step()
+    older = serving(make_app(schedule()), line)
+    older.step()
+    older_hash = state(connection)["config_hash"]
+    connection.execute(
+        "UPDATE horsies_schedule_state SET next_run_at = now() - interval '2 min', "
+        "updated_at = now() - interval '2 min'"
+    )
+    scheduler._back_off(psycopg.OperationalError("cut"))
+    _step_when_due(scheduler)
+    assert state(connection)["config_hash"] == older_hash
+    scheduler.wake()
+    scheduler.step()
+    assert state(connection)["config_hash"] != older_hash
+    assert len(tasks(connection)) == 1

@@ -141,6 +141,11 @@ class RecoveryConfig(FrozenModel):
     """Hours finished tasks and workflows are kept, from 1 to 43,800 (five years). None keeps them
     forever. Defaults to 720 (thirty days)."""
 
+    unknown_task_grace_ms: int = Field(default=600_000, ge=1_000, le=86_400_000)
+    """Milliseconds that a task waits for a worker that knows its name, from 1,000 to 86,400,000 (a
+    day). After that time without such a worker it fails with WORKER_RESOLUTION_ERROR, a sub-workflow
+    with SUBWORKFLOW_LOAD_FAILED. Defaults to 600,000 (ten minutes)."""
+
     paused_workflow_auto_cancel_after: timedelta | None = None
     """The longest time a workflow may stay paused before it ends as EXPIRED, above 0 and at most 100
     years. None sets no limit. Defaults to None."""

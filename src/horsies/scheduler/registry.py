@@ -17,16 +17,19 @@ from horsies.db.statements.schedules import (
     DueSchedule,
     FindDue,
     LookAhead,
+    NoteDisabled,
     OwnedSchedules,
     ScheduleName,
     ScheduleNames,
     ScheduleRecord,
     StoreSchedules,
     list_orphaned_schedules,
+    note_disabled_schedules,
     read_schedule_records,
     store_schedules,
 )
 from horsies.errors import ErrorCode, HorsiesError
+from horsies.events import as_event
 from horsies.modules import failure_at
 from horsies.scheduler.entry import Application, Definitions, Entry, read_definition
 from horsies.workflow.definition import BuildsSpecs, definition_keys
@@ -43,6 +46,8 @@ class Registry:
     application: Application
     owner: str
     entries: Mapping[str, Entry]
+    # The configured schedules that are switched off.
+    disabled: Sequence[str] = ()
     _stored: dict[str, Entry | None] = field(default_factory=dict)
 
     @classmethod
@@ -65,7 +70,8 @@ class Registry:
             for schedule in config.schedule.schedules
             if schedule.enabled
         }
-        return cls(application, owner[:255], entries)
+        disabled = [one.name for one in config.schedule.schedules if not one.enabled]
+        return cls(application, owner[:255], entries, disabled)
 
     def find_due(self) -> FindDue:
         return FindDue(*self._served(), DUE_MAX)
@@ -106,17 +112,22 @@ def _no_schedules(*, is_off: bool) -> HorsiesError:
     return failure_at(None, "This application has no schedules.", code=code, help_text=help_text)
 
 
-def store_configured(registry: Registry, *, at_start: bool) -> Script[None]:
+def store_configured(
+    registry: Registry, *, at_start: bool, has_watched: bool = False
+) -> Script[None]:
     """Store the configured schedules; none fires, and no overdue slot is lost.
 
-    A schedule with a changed timing gets a new next slot, but only when a scheduler starts. Later changes
-    come from a scheduler of another release, which serves its own slots.
+    A schedule with a changed timing gets a new next slot when a scheduler starts. Later changes come from a
+    scheduler of another release, which serves its own slots; only when it leaves one overdue is the schedule
+    taken over. ``has_watched`` says that this scheduler was connected for so long that the others had time.
     """
     names = list(registry.entries)
     records: list[ScheduleRecord] = yield read_schedule_records, ScheduleNames(names)
-    rows = list(_rows_to_store(registry, records, at_start))
+    rows = list(_rows_to_store(registry, records, at_start, has_watched))
     if rows:
         yield store_schedules, _columns(registry.owner, rows)
+    if has_watched:
+        yield note_disabled_schedules, NoteDisabled(registry.owner, names, registry.disabled)
     if at_start:
         owned = OwnedSchedules(registry.owner, names)
         orphans: list[ScheduleName] = yield list_orphaned_schedules, owned
@@ -126,21 +137,37 @@ def store_configured(registry: Registry, *, at_start: bool) -> Script[None]:
 
 
 def _rows_to_store(
-    registry: Registry, records: Sequence[ScheduleRecord], at_start: bool
+    registry: Registry, records: Sequence[ScheduleRecord], at_start: bool, has_watched: bool
 ) -> Iterator[tuple[Entry, datetime | None]]:
     """Yield the entries to store, each with its next slot."""
     for record in records:
         entry = registry.entries[record.name]
-        if not _needs_storing(registry, record, at_start):
+        takes_over = has_watched and _is_deserted(entry, record)
+        if takes_over:
+            event = as_event("schedule_taken", schedule=record.name)
+            message = "schedule %r: no other release serves its slots any more; taking it over"
+            logger.warning(message, record.name, extra=event)
+        elif not _needs_storing(registry, record, at_start):
             continue
+        # A schedule that is taken over continues behind the slot that nothing served.
+        start = record.next_run_at if takes_over and record.next_run_at else record.looked_at
         try:
-            next_run_at = entry.timing.first_after(record.looked_at.astimezone(UTC))
+            next_run_at = entry.timing.first_after(start.astimezone(UTC))
         except Exception:
             logger.exception("schedule %r: the next slot cannot be computed", record.name)
             continue
         # A schedule that has ended does not change; do not write it again every minute.
         if next_run_at is not None or not record.is_stored or record.hash != entry.hash:
             yield entry, next_run_at
+
+
+def _is_deserted(entry: Entry, record: ScheduleRecord) -> bool:
+    """Whether the timing is that of another release, and none of its schedulers serves it.
+
+    A schedule that waits for an unfinished task or run is served.
+    """
+    is_waiting = entry.schedule.overlap == "queue" and record.is_unfinished
+    return record.hash != entry.hash and record.is_unserved and not is_waiting
 
 
 def _needs_storing(registry: Registry, record: ScheduleRecord, at_start: bool) -> bool:
@@ -153,7 +180,7 @@ def _needs_storing(registry: Registry, record: ScheduleRecord, at_start: bool) -
         return at_start
     stored = (record.task_name, record.definition_key, record.owner, record.definition)
     has_changed = stored != (entry.task_name, entry.definition_key, registry.owner, None)
-    return record.next_run_at is None or (at_start and has_changed)
+    return record.next_run_at is None or (at_start and (has_changed or record.was_disabled))
 
 
 def _columns(owner: str, rows: Sequence[tuple[Entry, datetime | None]]) -> StoreSchedules:

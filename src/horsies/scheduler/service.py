@@ -69,6 +69,8 @@ class Scheduler:
         self._connect = connect
         self._pipeline: Pipeline | None = None
         self._has_started = False
+        # Whether this connection has been there for the last refresh.
+        self._has_refreshed = False
         self._refresh_at = 0.0
         self._next_at = 0.0
 
@@ -116,7 +118,11 @@ class Scheduler:
         """Fire the due slots and return how long to sleep."""
         now = time.monotonic()
         if now >= self._refresh_at:
-            pipeline.run_script(store_configured(self._registry, at_start=not self._has_started))
+            is_first, self._has_refreshed = not self._has_refreshed, True
+            configured = store_configured(
+                self._registry, at_start=not self._has_started, has_watched=not is_first
+            )
+            pipeline.run_script(configured)
             if not self._has_started:
                 logger.info(
                     "serving %d schedule(s)",
@@ -132,7 +138,7 @@ class Scheduler:
 
     def _back_off(self, error: psycopg.Error) -> None:
         self.close()
-        self._refresh_at = 0.0
+        self._refresh_at, self._has_refreshed = 0.0, False
         delay_seconds = self._backoff.next_delay_seconds()
         if delay_seconds is None:
             raise SchedulerGaveUpError(describe(error)) from error

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from typing import assert_never
 
 from horsies.db.statements.turn import ClaimedTask
@@ -24,6 +24,7 @@ from horsies.tasks.outcome import (
     outcome_of_stop,
 )
 from horsies.worker.agenda import Pace
+from horsies.worker.known_tasks import UnknownTasks
 from horsies.worker.node_inputs import NodeInputs
 from horsies.worker.pool.children import Died, HookFailed, PoolEvent, Reported, Stopped
 from horsies.worker.pool.pool import ChildPool, NoIdleChildError
@@ -72,6 +73,8 @@ class InFlight:
         self.outcomes: list[Outcome] = []
         # Outcomes that the database refused, by task; each is tried again alone.
         self.blocked: dict[str, Outcome] = {}
+        # Attempts without a call: this worker's version of the task cannot take it, another one may.
+        self.uncalled: list[tuple[ClaimedTask, Outcome]] = []
         self.inputs = inputs or NodeInputs()
         self.pace = Pace()
         self.failed_hook: str | None = None
@@ -162,15 +165,17 @@ class InFlight:
                 case Reported(report=report, run_seconds=run_seconds):
                     self.pace.note_end(report.task_id, run_seconds, time.monotonic())
                     if task := self._owned(report.task_id, report.generation):
-                        self.outcomes.append(
-                            outcome_of_report(
-                                task,
-                                ok=report.ok,
-                                result_json=report.result_json,
-                                error_code=report.error_code,
-                                error_message=report.error_message,
-                            )
+                        outcome = outcome_of_report(
+                            task,
+                            ok=report.ok,
+                            result_json=report.result_json,
+                            error_code=report.error_code,
+                            error_message=report.error_message,
                         )
+                        if report.was_called:
+                            self.outcomes.append(outcome)
+                        else:
+                            self.uncalled.append((task, outcome))
                 case Died():
                     self._absorb_death(event)
                 case Stopped(assignment=assignment, reason=reason):
@@ -273,8 +278,42 @@ class InFlight:
     def refuse(self, refused: Iterable[tuple[ClaimedTask, Outcome]]) -> None:
         """Fail nodes that cannot have their inputs, without a child."""
         for task, outcome in refused:
-            self._running[task.id] = task
-            self.outcomes.append(outcome)
+            self.fail(task, outcome)
+
+    def sort_out(
+        self, claimed: Sequence[ClaimedTask], unknown: UnknownTasks
+    ) -> Sequence[ClaimedTask]:
+        """The claimed tasks that this worker knows; the others are released, or wait in ``uncalled``."""
+        if unknown.knows_all(claimed):
+            return claimed
+        known = []
+        for task in claimed:
+            if not unknown.is_unknown(task):
+                known.append(task)
+                continue
+            outcome = unknown.note_unknown(task, time.monotonic())
+            if outcome is None or task.worker_pid is None:
+                self._doubt.may_own_more = True
+            else:
+                self._running[task.id] = task
+                self.uncalled.append((task, outcome))
+        return known
+
+    def close_uncalled(self, left: Collection[str]) -> None:
+        """Release the uncalled attempts of these tasks, which are left to other workers; fail the rest."""
+        for task, outcome in self.uncalled:
+            if task.id in left:
+                del self._running[task.id]
+                self._doubt.may_own_more = True
+            else:
+                logger.error("%s", outcome.error_message)
+                self.outcomes.append(outcome)
+        self.uncalled = []
+
+    def fail(self, task: ClaimedTask, outcome: Outcome) -> None:
+        """Take over a task that no child has seen, to record this failure."""
+        self._running[task.id] = task
+        self.outcomes.append(outcome)
 
     def hand_out(
         self, tasks: Iterable[ClaimedTask], parts: Mapping[str, NodePart] = NO_PARTS

@@ -49,16 +49,17 @@ def lock_key(worker_id: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """A worker's id, host and process, the same for its whole life."""
+    """A worker's id, host, process and tasks (as JSON), the same for its whole life."""
 
     worker_id: str
     hostname: str
     pid: int
     process_space: str | None = None
     process_started: int | None = None
+    known_tasks: str | None = None
 
     @classmethod
-    def of(cls, worker_id: str) -> Identity:
+    def of(cls, worker_id: str, known_tasks: str | None = None) -> Identity:
         pid = os.getpid()
         return cls(
             worker_id,
@@ -66,6 +67,7 @@ class Identity:
             pid,
             os_process.process_space(),
             os_process.process_started(pid),
+            known_tasks,
         )
 
     def sees_gone(self, other: WatchedWorker) -> bool:
@@ -105,6 +107,7 @@ class Liveness:
             self._config.queues,
             identity.process_space,
             identity.process_started,
+            identity.known_tasks,
         )
         return [(register_worker, row), (see_worker, seen)]
 

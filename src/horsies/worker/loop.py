@@ -26,7 +26,9 @@ from horsies.db.statements.turn import (
     ExpireTasks,
     LookAhead,
     ReleaseLapsed,
+    claim_unresolvable,
     expire_tasks,
+    find_takers,
     release_lapsed,
     seconds_until_due,
 )
@@ -44,6 +46,7 @@ from horsies.worker.agenda import NEVER, Agenda, Shutdown, lifetime_clock
 from horsies.worker.config import WorkerConfig
 from horsies.worker.connection import WorkerConnection
 from horsies.worker.in_flight import InFlight
+from horsies.worker.known_tasks import KnownTasks, UnknownTasks
 from horsies.worker.liveness import Identity, lock_key
 from horsies.worker.maintenance import Maintenance
 from horsies.worker.node_inputs import NodeInputs, tasks_with_injection
@@ -89,8 +92,9 @@ class Worker:
     def __init__(
         self, app: Horsies, config: WorkerConfig, pool: ChildPool, selector: selectors.BaseSelector
     ) -> None:
-        identity = Identity.of(new_id())
-        resilience = app.config.resilience
+        known = KnownTasks.of(app)
+        identity = Identity.of(new_id(), known.as_json())
+        resilience, recovery = app.config.resilience, app.config.recovery
         self.worker_id = identity.worker_id
         self._config = config
         self._claims_max = config.effective_claims
@@ -113,6 +117,9 @@ class Worker:
         )
         self._claimer = Claimer.of(app.config, config, identity.worker_id, identity.hostname)
         self._bookmarks = Bookmarks(config.queues)
+        self._unknown = UnknownTasks(
+            known, recovery.unknown_task_grace_ms / 1000, recovery.check_interval_ms / 1000
+        )
         self._agenda = Agenda(resilience.notify_poll_interval_ms / 1000)
         # Whether the last claim came after every notification that this worker's own transactions sent.
         self._claimed_last = False
@@ -232,6 +239,7 @@ class Worker:
         wake_at = self._shutdown.next_at()
         if is_up:
             wake_at = min(wake_at, self._agenda.next_at(), self._maintenance.next_at())
+            wake_at = min(wake_at, self._unknown.next_at())
         else:
             wake_at = min(wake_at, connection.retry_at)
         if self._in_flight.needs_release:
@@ -243,7 +251,9 @@ class Worker:
 
     def _has_work(self) -> bool:
         in_flight = self._in_flight
-        if in_flight.outcomes or in_flight.needs_release or self._maintenance.pings:
+        if in_flight.outcomes or in_flight.needs_release or in_flight.uncalled:
+            return True
+        if self._maintenance.pings:
             return True
         idle_count, waiting_count = self._pool.idle_count, in_flight.waiting_count
         can_prefetch = waiting_count < self._app_config.prefetch_buffer
@@ -369,6 +379,8 @@ class Worker:
             self._maintenance.show(pipeline, time.monotonic())
         self._maintenance.show_if_late(pipeline, time.monotonic())
         self._fence_if_lost(pipeline)
+        if in_flight.uncalled or time.monotonic() >= self._unknown.next_at():
+            self._serve_unknown(pipeline)
         if in_flight.needs_release:
             self._claimed_last = False
             release_unheld(pipeline, self.worker_id, in_flight.held(), self._blocked)
@@ -389,6 +401,30 @@ class Worker:
         if self._maintenance.pings:
             self._maintenance.answer_pings(pipeline)
 
+    def _serve_unknown(self, pipeline: Pipeline) -> None:
+        """Leave tasks that this worker cannot run to other workers, or fail them if there are none."""
+        in_flight, unknown = self._in_flight, self._unknown
+        if in_flight.uncalled:
+            tasks = {task.id: task for task, _ in in_flight.uncalled}
+            asked = unknown.question(self.worker_id, tasks.values())
+            (takers,) = pipeline.run([(find_takers, asked)])
+            now = time.monotonic()
+            left = {one.id for one in takers if unknown.is_left(tasks[one.id], one, now)}
+            in_flight.close_uncalled(left)
+        now = time.monotonic()
+        if unknown.forget_old(now):
+            self._agenda.wake()
+            self._bookmarks.note_news()
+        claimer = self._claimer
+        check = unknown.check(claimer.worker_id, claimer.hostname, claimer.queues, now)
+        if check is not None and not self._shutdown.is_requested:
+            with in_flight.claim_in_doubt():
+                (claimed,) = pipeline.run([(claim_unresolvable, check)])
+            for task in claimed:
+                in_flight.fail(task, unknown.outcome(task))
+            if len(claimed) == check.limit:
+                unknown.check_again()
+
     def _turn_request(self, outcomes: Sequence[Outcome]) -> TurnRequest:
         """The tasks to start and to claim in the next turn: for idle children first, then ahead."""
         in_flight = self._in_flight
@@ -404,7 +440,9 @@ class Worker:
         free_pids = pids[len(starting) :][:room]
         prefetch = min(self._app_config.prefetch_buffer - ahead, room - len(free_pids))
         positions = self._bookmarks.positions(time.monotonic())
-        return TurnRequest(starting, free_pids, max(0, prefetch), freed, positions)
+        return TurnRequest(
+            starting, free_pids, max(0, prefetch), freed, positions, *self._unknown.exclusions()
+        )
 
     def _turn(self, pipeline: Pipeline, outcomes: Sequence[Outcome], request: TurnRequest) -> None:
         in_flight = self._in_flight
@@ -414,7 +452,8 @@ class Worker:
         if result.as_decided:
             in_flight.keep_results(outcomes, result.recorded)
         requested = (task for task, _ in request.starting)
-        tasks = [*in_flight.take_started(requested, result.started), *result.claimed]
+        known = in_flight.sort_out(result.claimed, self._unknown)
+        tasks = [*in_flight.take_started(requested, result.started), *known]
         nodes = [
             task
             for task in tasks

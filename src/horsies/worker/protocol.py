@@ -79,7 +79,11 @@ class Assignment(NamedTuple):
 
 
 class ChildReport(NamedTuple):
-    """The outcome of an assignment: the encoded result, and an error's code and message."""
+    """The outcome of an assignment: the encoded result, and an error's code and message.
+
+    ``was_called`` is False when the child could not call the function, because the stored call does not
+    fit it: another release of the application may be able to.
+    """
 
     task_id: str
     generation: int
@@ -87,6 +91,7 @@ class ChildReport(NamedTuple):
     result_json: str
     error_code: str | None
     error_message: str | None
+    was_called: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +214,7 @@ def encode_report(report: ChildReport, rss_bytes: int = 0, run_microseconds: int
         _REPORT.size - 4 + len(body),
         _KIND_REPORT,
         report.generation,
-        report.ok,
+        report.ok | (not report.was_called) << 1,
         rss_bytes,
         run_microseconds,
         len(task_id),
@@ -229,7 +234,7 @@ def decode_report(frame: bytes) -> tuple[ChildReport, int, int]:
         texts = frame[_REPORT.size :].decode()
     except (struct.error, UnicodeDecodeError) as error:
         raise ProtocolError(f"malformed report: {error}") from error
-    generation, ok, rss_bytes, run_microseconds, id_end, result_end = numbers[2:8]
+    generation, flags, rss_bytes, run_microseconds, id_end, result_end = numbers[2:8]
     code_size, message_size = numbers[8:]
     result_end += id_end
     code_end = result_end if code_size == _NO_TEXT else result_end + code_size
@@ -239,10 +244,11 @@ def decode_report(frame: bytes) -> tuple[ChildReport, int, int]:
     report = ChildReport(
         texts[:id_end],
         generation,
-        bool(ok),
+        bool(flags & 1),
         texts[id_end:result_end],
         None if code_size == _NO_TEXT else texts[result_end:code_end],
         None if message_size == _NO_TEXT else texts[code_end:],
+        not flags & 2,
     )
     return report, rss_bytes, run_microseconds
 

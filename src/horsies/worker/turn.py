@@ -18,12 +18,15 @@ import psycopg
 from horsies.config.app import AppConfig
 from horsies.db.errors import describe_refusal, is_of_data, is_raised_by_trigger
 from horsies.db.pipeline import Pipeline
+from horsies.db.statement import Step
 from horsies.db.statements.blocked import DueTask, FindDue, FindUnheld, find_due, find_unheld
 from horsies.db.statements.turn import (
     ClaimedTask,
+    ClaimKnownTasks,
     ClaimTasks,
     ReleaseUnstarted,
     StartTasks,
+    claim_known_tasks,
     claim_tasks,
     release_unstarted,
     start_tasks,
@@ -130,7 +133,8 @@ class TurnRequest(NamedTuple):
 
     ``starting`` are prefetched tasks with the idle children that take them, ``pids`` the idle children
     to claim for, ``prefetch`` how many tasks to claim ahead, ``freed`` the places that the outcomes
-    free in each queue, ``positions`` where the claim looks first.
+    free in each queue, ``positions`` where the claim looks first, ``unknown_names`` and ``refused_ids``
+    the tasks that it leaves out.
     """
 
     starting: Sequence[tuple[ClaimedTask, int]] = ()
@@ -138,6 +142,8 @@ class TurnRequest(NamedTuple):
     prefetch: int = 0
     freed: Mapping[str, int] = MappingProxyType({})
     positions: Positions = EVERYWHERE
+    unknown_names: Sequence[str] = ()
+    refused_ids: Sequence[str] = ()
 
     @property
     def claims(self) -> int:
@@ -221,6 +227,13 @@ class Claimer:
             positions.looks_everywhere,
         )
 
+    def claim_step(self, request: TurnRequest) -> Step:
+        """The statement that claims; one of its own if tasks are to be left out."""
+        claim, names, ids = self.claim(request), request.unknown_names, request.refused_ids
+        if names or ids:
+            return claim_known_tasks, ClaimKnownTasks(*claim, names, ids)
+        return claim_tasks, claim
+
 
 def take_turn(
     pipeline: Pipeline,
@@ -277,7 +290,7 @@ def _one_transaction(
         steps.append((start_tasks, start))
     claims = request.claims > 0 or (claimer.is_capped and bool(request.freed))
     if claims:
-        steps.append((claim_tasks, claimer.claim(request)))
+        steps.append(claimer.claim_step(request))
     answers = pipeline.run(steps)
     claimed = answers.pop() if claims else ()
     started = {row.id: row.worker_pid for row in answers.pop()} if starting else {}

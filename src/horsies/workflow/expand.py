@@ -25,11 +25,17 @@ def find_child(definition_key: str) -> Result[AnyDefinition, TaskError]:
         return Err(
             TaskError(
                 error_code=OperationalErrorCode.SUBWORKFLOW_LOAD_FAILED,
-                message=f"This worker has no workflow with the definition key {definition_key!r}; "
-                "import the module that defines it in the modules of discover_tasks.",
+                message=missing_definition(definition_key),
             )
         )
     return Ok(definition)
+
+
+def missing_definition(definition_key: str) -> str:
+    return (
+        f"This worker has no workflow with the definition key {definition_key!r}; "
+        "import the module that defines it in the modules of discover_tasks."
+    )
 
 
 def expand(

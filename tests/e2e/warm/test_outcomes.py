@@ -22,7 +22,10 @@ from tests.support.tables import attempts, task
 from tests.support.wait import wait_until
 from tests.support.workers import Fleet, RunningWorker
 
-CONFIG = {"payload": {"warn_bytes": 500, "reject_bytes": 2_000}}
+CONFIG = {
+    "payload": {"warn_bytes": 500, "reject_bytes": 2_000},
+    "recovery": {"unknown_task_grace_ms": 1_000},
+}
 
 
 @pytest.fixture(scope="module", params=["direct", "pgbouncer"])

@@ -16,7 +16,10 @@ from tests.support.tables import attempts, count, tasks, wait_until_empty
 from tests.support.wait import wait_until
 from tests.support.workers import HARDLY_POLLS, Journal, RunningWorker
 
-WORKER = {"application": "tests.support.apps.flows:app", "config": HARDLY_POLLS}
+WORKER = {
+    "application": "tests.support.apps.flows:app",
+    "config": HARDLY_POLLS | {"recovery": {"unknown_task_grace_ms": 1_000}},
+}
 ENOUGH = '{"error_code":"STOPPED","message":"enough","data":null,"exception":null}'
 STEPS = 1_000
 LISTENERS = 2

@@ -63,6 +63,9 @@ $$;
 --   left, looks at the marked queues from the front. Behind a mark the order is exact. The worker decides how
 --   often to look without marks, so that a task before them does not wait for long.
 -- * Whether a queue is paused is checked in the statement that chooses the rows: a separate one cost 0.02 ms.
+-- * A worker that has met tasks it cannot run leaves out their names, or the tasks ("p_unknown_names",
+--   "p_refused_ids"). CASE keeps the planner from estimating how many are left, and costs other workers some
+--   10 ns per task. The walk over left-out tasks costs about 1 us each; bookmarks start behind them.
 -- * "p_freed" counts the places of each queue that this transaction has given back. If the claim does not
 --   take them again, the workers that a cap may have turned away are notified.
 CREATE OR REPLACE FUNCTION horsies_claim_v1(
@@ -70,7 +73,8 @@ CREATE OR REPLACE FUNCTION horsies_claim_v1(
     p_queues text[], p_queue_limits integer[], p_queue_caps integer[], p_cluster_cap integer,
     p_counts_claimed boolean, p_freed integer[], p_marked_priorities integer[] DEFAULT '{}',
     p_marked_moments timestamptz[] DEFAULT '{}', p_marked_ids uuid[] DEFAULT '{}',
-    p_looks_everywhere boolean DEFAULT true)
+    p_looks_everywhere boolean DEFAULT true, p_unknown_names text[] DEFAULT '{}',
+    p_refused_ids uuid[] DEFAULT '{}')
 RETURNS TABLE (
     id text, generation integer, task_name text, queue_name text, args text, kwargs text, retry_count integer,
     max_retries integer, task_options text, timeout_ms integer, worker_pid integer, workflow_id text,
@@ -89,6 +93,7 @@ DECLARE
     after_at timestamptz;
     after_id uuid;
     look_at timestamptz;
+    leaves_out boolean := p_unknown_names <> '{}' OR p_refused_ids <> '{}';
 BEGIN
     IF p_cluster_cap IS NOT NULL OR array_remove(p_queue_caps, NULL) <> '{}' THEN
         PERFORM horsies_lock_caps(p_queues, p_queue_caps, p_cluster_cap);
@@ -134,6 +139,8 @@ BEGIN
                           AND task.priority = level AND task.enqueued_at <= look_at
                           AND (task.enqueued_at, task.id) > (after_at, after_id)
                           AND (task.good_until IS NULL OR task.good_until > look_at)
+                          AND CASE WHEN leaves_out THEN task.task_name <> ALL(p_unknown_names)
+                                  AND task.id <> ALL(p_refused_ids) ELSE true END
                           AND NOT EXISTS (
                               SELECT FROM horsies_queues AS stored
                               WHERE stored.queue_name = queue AND stored.paused_at IS NOT NULL)

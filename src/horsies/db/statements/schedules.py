@@ -87,8 +87,13 @@ class NextSlot(NamedTuple):
     seconds: float | None
 
 
+# A slot that is overdue by more than this has no scheduler.
+LATE_SECONDS = 60.0
+
+
 class ScheduleNames(NamedTuple):
     names: Sequence[str]
+    late_seconds: float = LATE_SECONDS
 
 
 class ScheduleRecord(NamedTuple):
@@ -106,6 +111,9 @@ class ScheduleRecord(NamedTuple):
     owner: str | None
     definition: str | None
     looked_at: datetime
+    was_disabled: bool
+    is_unserved: bool
+    is_unfinished: bool
 
 
 class StoreSchedules(NamedTuple):
@@ -125,6 +133,15 @@ class OwnedSchedules(NamedTuple):
 
     owner: str
     names: Sequence[str]
+
+
+class NoteDisabled(NamedTuple):
+    """An owner, the schedules it serves, and those that its configuration switches off."""
+
+    owner: str
+    names: Sequence[str]
+    disabled: Sequence[str]
+    late_seconds: float = LATE_SECONDS
 
 
 class AddSchedule(NamedTuple):
@@ -224,6 +241,7 @@ fire_slots = SCHEDULES.declare("fire_slots", FireSlots, ScheduleName)
 seconds_until_next_slot = SCHEDULES.declare("seconds_until_next_slot", LookAhead, NextSlot)
 read_schedule_records = SCHEDULES.declare("read_schedule_records", ScheduleNames, ScheduleRecord)
 store_schedules = SCHEDULES.declare("store_schedules", StoreSchedules, ScheduleName)
+note_disabled_schedules = SCHEDULES.declare("note_disabled_schedules", NoteDisabled, ScheduleName)
 list_orphaned_schedules = SCHEDULES.declare("list_orphaned_schedules", OwnedSchedules, ScheduleName)
 add_schedule = SCHEDULES.declare("add_schedule", AddSchedule, ScheduleName)
 remove_schedule = SCHEDULES.declare("remove_schedule", ScheduleName, ScheduleName)

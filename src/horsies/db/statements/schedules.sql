@@ -91,16 +91,29 @@ WHERE state.next_run_at > coalesce(%(looked_at)s::timestamptz, '-infinity') AND 
       OR state.definition_key = ANY(%(definition_keys)s::text[]))))
 
 -- name: read_schedule_records
--- The stored state of these schedules, one row each in any case, and the database's time.
+-- The stored state of these schedules, one row each in any case, and the database's time. "is_unserved": a
+-- slot is overdue, and no scheduler has written the row for as long; one that catches up writes it with
+-- every tick. "was_disabled": it was switched off, and nothing has changed since.
 SELECT wanted.name, state.schedule_name IS NOT NULL AS is_stored, state.config_hash AS hash,
     state.next_run_at, state.task_name, state.definition_key, state.owner, state.definition,
-    now() AS looked_at
+    now() AS looked_at, coalesce(state.disabled_at >= state.updated_at, false) AS was_disabled,
+    coalesce(
+        state.next_run_at < now() - %(late_seconds)s::float8 * interval '1 second' AND state.paused_at IS NULL
+        AND state.updated_at < now() - %(late_seconds)s::float8 * interval '1 second', false) AS is_unserved,
+    coalesce((
+        SELECT true FROM horsies_tasks AS task
+        WHERE task.schedule_name = wanted.name AND task.status IN ('PENDING', 'CLAIMED', 'RUNNING')
+        LIMIT 1), (
+        SELECT true FROM horsies_workflows AS run
+        WHERE run.schedule_name = wanted.name AND run.status IN ('PENDING', 'RUNNING', 'PAUSED')
+        LIMIT 1), false) AS is_unfinished
 FROM unnest(%(names)s::text[]) AS wanted (name)
 LEFT JOIN horsies_schedule_state AS state ON state.schedule_name = wanted.name
 
 -- name: store_schedules
 -- Schedules of the configuration: new ones are inserted, stored ones get a new next slot when their timing
--- has changed or they had none. Counters and pauses stay. In the order of names, against deadlocks.
+-- has changed, they had none, or they were switched off. Counters and pauses stay. In the order of names,
+-- against deadlocks.
 INSERT INTO horsies_schedule_state AS state (
     schedule_name, next_run_at, config_hash, timing, task_name, definition_key, owner)
 SELECT fresh.* FROM unnest(
@@ -110,10 +123,22 @@ SELECT fresh.* FROM unnest(
 ORDER BY fresh.name
 ON CONFLICT (schedule_name) DO UPDATE SET
     next_run_at = CASE WHEN state.config_hash = EXCLUDED.config_hash
+            AND NOT coalesce(state.disabled_at >= state.updated_at, false)
         THEN coalesce(state.next_run_at, EXCLUDED.next_run_at) ELSE EXCLUDED.next_run_at END,
     config_hash = EXCLUDED.config_hash, timing = EXCLUDED.timing, task_name = EXCLUDED.task_name,
     definition_key = EXCLUDED.definition_key, owner = EXCLUDED.owner, definition = NULL, updated_at = now()
 RETURNING state.schedule_name AS name
+
+-- name: note_disabled_schedules
+-- Configured schedules that are switched off, or that this owner's configuration no longer has, and whose
+-- slots no scheduler of another release serves: slots that pass from now on are not missed.
+UPDATE horsies_schedule_state SET disabled_at = now()
+WHERE definition IS NULL AND paused_at IS NULL AND (disabled_at IS NULL OR disabled_at < updated_at)
+  AND next_run_at < now() - %(late_seconds)s::float8 * interval '1 second'
+  AND updated_at < now() - %(late_seconds)s::float8 * interval '1 second'
+  AND (schedule_name = ANY(%(disabled)s::text[])
+       OR (owner = %(owner)s AND schedule_name <> ALL(%(names)s::text[])))
+RETURNING schedule_name AS name
 
 -- name: list_orphaned_schedules
 -- Schedules that this owner stored and that its configuration no longer has.

@@ -39,6 +39,60 @@ class ClaimTasks(NamedTuple):
     looks_everywhere: bool = True
 
 
+class ClaimKnownTasks(NamedTuple):
+    """The fields of ``ClaimTasks``, and the names and ids of tasks to leave out."""
+
+    worker_id: str
+    hostname: str
+    pids: Sequence[int]
+    queues: Sequence[str]
+    queue_limits: Sequence[int]
+    prefetch: int
+    lease_ms: int
+    queue_caps: Sequence[int | None]
+    cluster_cap: int | None
+    counts_claimed: bool
+    freed: Sequence[int]
+    marked_priorities: Sequence[int | None]
+    marked_moments: Sequence[str | None]
+    marked_ids: Sequence[str | None]
+    looks_everywhere: bool
+    unknown_names: Sequence[str]
+    refused_ids: Sequence[str]
+
+
+class ClaimUnresolvable(NamedTuple):
+    """The worker and its queues, and the names it has not known for the grace period."""
+
+    worker_id: str
+    hostname: str
+    queues: Sequence[str]
+    names: Sequence[str]
+    grace_seconds: float
+    limit: int
+
+
+class FindTakers(NamedTuple):
+    """Tasks that this worker cannot run, as columns: ``kinds`` are "tasks" or "workflows"."""
+
+    worker_id: str
+    grace_seconds: float
+    ids: Sequence[str]
+    kinds: Sequence[str]
+    names: Sequence[str]
+    fingerprints: Sequence[str]
+    queues: Sequence[str]
+    due_at: Sequence[str]
+
+
+class Taker(NamedTuple):
+    """Whether another worker can run a task, and whether it is too early to give up on it."""
+
+    id: str
+    is_known: bool
+    is_recent: bool
+
+
 class ClaimedTask(NamedTuple):
     """A task this worker owns now, with everything a child and a retry decision need."""
 
@@ -183,6 +237,9 @@ class WorkerId(NamedTuple):
 
 
 claim_tasks = TURN.declare("claim_tasks", ClaimTasks, ClaimedTask)
+claim_known_tasks = TURN.declare("claim_known_tasks", ClaimKnownTasks, ClaimedTask)
+claim_unresolvable = TURN.declare("claim_unresolvable", ClaimUnresolvable, ClaimedTask)
+find_takers = TURN.declare("find_takers", FindTakers, Taker)
 start_tasks = TURN.declare("start_tasks", StartTasks, StartedTask)
 renew_claims = TURN.declare("renew_claims", RenewClaims, TaskId)
 release_claimed = TURN.declare("release_claimed", ReleaseClaimed, TaskId)

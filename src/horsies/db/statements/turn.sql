@@ -105,6 +105,69 @@ FROM horsies_claim_v1(
     %(freed)s::integer[], %(marked_priorities)s::integer[], %(marked_moments)s::text[]::timestamptz[],
     %(marked_ids)s::uuid[], %(looks_everywhere)s)
 
+-- name: claim_known_tasks
+-- The same without tasks that this worker cannot run; the last two parameters of horsies_claim_v1.
+SELECT id, generation, task_name, queue_name, args, kwargs, retry_count, max_retries, task_options,
+    timeout_ms, worker_pid, workflow_id, workflow_node_index, workflow_item_index, workflow_inputs, priority,
+    enqueued_at::text AS enqueued_at
+FROM horsies_claim_v1(
+    %(worker_id)s, %(hostname)s, %(pids)s::integer[], %(prefetch)s, %(lease_ms)s, %(queues)s::text[],
+    %(queue_limits)s::integer[], %(queue_caps)s::integer[], %(cluster_cap)s, %(counts_claimed)s,
+    %(freed)s::integer[], %(marked_priorities)s::integer[], %(marked_moments)s::text[]::timestamptz[],
+    %(marked_ids)s::uuid[], %(looks_everywhere)s, %(unknown_names)s::text[], %(refused_ids)s::uuid[])
+
+-- name: claim_unresolvable
+-- PENDING -> RUNNING without a child, so that this worker can fail them: tasks that have been due for the
+-- grace period, and whose name no worker of their queue has known for as long. A worker that registered no
+-- names may know any. While a worker knows every name, no task is read.
+WITH unresolvable AS MATERIALIZED (
+    SELECT queue.name AS queue_name, task.name AS task_name
+    FROM unnest(%(queues)s::text[]) AS queue (name) CROSS JOIN unnest(%(names)s::text[]) AS task (name)
+    WHERE NOT EXISTS (
+        SELECT FROM horsies_workers AS worker
+        WHERE (worker.stopped_at IS NULL
+               OR worker.stopped_at > now() - %(grace_seconds)s::float8 * interval '1 second')
+          AND queue.name = ANY(worker.queues)
+          AND (worker.known_tasks IS NULL OR worker.known_tasks -> 'tasks' ? task.name))),
+chosen AS MATERIALIZED (
+    SELECT due.id FROM unresolvable CROSS JOIN LATERAL (
+        SELECT task.id FROM horsies_tasks AS task
+        WHERE task.status = 'PENDING' AND NOT task.held AND task.queue_name = unresolvable.queue_name
+          AND task.task_name = unresolvable.task_name
+          AND task.enqueued_at <= now() - %(grace_seconds)s::float8 * interval '1 second'
+          AND (task.good_until IS NULL OR task.good_until > now())
+          AND NOT EXISTS (
+              SELECT FROM horsies_queues AS stored
+              WHERE stored.queue_name = task.queue_name AND stored.paused_at IS NOT NULL)
+        ORDER BY task.priority, task.enqueued_at, task.id LIMIT %(limit)s FOR UPDATE SKIP LOCKED) AS due
+    LIMIT %(limit)s)
+UPDATE horsies_tasks AS task SET
+    status = 'RUNNING', generation = task.generation + 1, claimed_by_worker_id = %(worker_id)s,
+    claimed_at = clock_timestamp(), started_at = clock_timestamp(), worker_hostname = %(hostname)s,
+    updated_at = clock_timestamp()
+WHERE task.id = ANY(ARRAY(SELECT chosen.id FROM chosen))
+RETURNING task.id::text, task.generation, task.task_name, task.queue_name, task.args, task.kwargs,
+    task.retry_count, task.max_retries, task.task_options, task.timeout_ms, task.worker_pid,
+    task.workflow_id::text, task.workflow_node_index, task.workflow_item_index, task.workflow_inputs,
+    task.priority, task.enqueued_at::text AS enqueued_at
+
+-- name: find_takers
+-- For each of these claimed tasks: whether another worker of its queue can run it ("is_known"), and whether
+-- one could within the grace period, or the task has not been due for as long ("is_recent"). A worker can if
+-- it registered the task or sub-workflow with other parameters than these, or registered no names at all.
+SELECT asked.id::text, count(worker.worker_id) FILTER (WHERE worker.stopped_at IS NULL) > 0 AS is_known,
+    count(worker.worker_id) > 0
+        OR asked.due_at > now() - %(grace_seconds)s::float8 * interval '1 second' AS is_recent
+FROM unnest(%(ids)s::uuid[], %(kinds)s::text[], %(names)s::text[], %(fingerprints)s::text[],
+            %(queues)s::text[], %(due_at)s::text[]::timestamptz[])
+    AS asked (id, kind, name, fingerprint, queue_name, due_at)
+LEFT JOIN horsies_workers AS worker
+    ON worker.worker_id <> %(worker_id)s AND asked.queue_name = ANY(worker.queues)
+    AND (worker.stopped_at IS NULL
+         OR worker.stopped_at > now() - %(grace_seconds)s::float8 * interval '1 second')
+    AND (worker.known_tasks IS NULL OR worker.known_tasks -> asked.kind ->> asked.name <> asked.fingerprint)
+GROUP BY asked.id, asked.due_at
+
 -- name: release_unstarted
 -- RUNNING -> PENDING for rows this worker claimed but never handed to a child: the COMMIT of a claim was in
 -- doubt, or no child could take them. Tasks in hand are known by their generation: an earlier attempt in hand

@@ -22,6 +22,8 @@ class RegisterWorker(NamedTuple):
     queues: Sequence[str]
     process_space: str | None
     process_started: int | None
+    # JSON; None when the tasks of the worker are not known.
+    known_tasks: str | None = None
 
 
 class LockKey(NamedTuple):

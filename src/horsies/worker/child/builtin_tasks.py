@@ -24,6 +24,10 @@ _SIGNAL_HEAD = '{"value":'
 _KEY_HEAD, _KWARGS_HEAD = '{"definition_key":', ',"kwargs":'
 
 
+# The built-in tasks of this release; a worker leaves those of a newer one to the workers that have them.
+BUILTIN_TASKS = frozenset({SLEEP_TASK, SIGNAL_TASK, EXPAND_TASK})
+
+
 def is_builtin(assignment: Assignment) -> bool:
     return assignment.node is not None and assignment.task_name.startswith(RESERVED_PREFIX)
 
@@ -60,7 +64,7 @@ def _signal_value(kwargs_json: str) -> Result[str, TaskError]:
 
 
 def _expansion(app: Horsies, assignment: Assignment) -> Result[str, TaskError]:
-    node, request = assignment.node, _expansion_request(assignment.kwargs_json)
+    node, request = assignment.node, expansion_request(assignment.kwargs_json)
     assert node is not None
     if request is None or node.root_workflow_id is None:
         return Err(_unreadable("The sub-workflow"))
@@ -85,7 +89,7 @@ def _expansion(app: Horsies, assignment: Assignment) -> Result[str, TaskError]:
     return expand(app, definition, kwargs, parent)
 
 
-def _expansion_request(kwargs_json: str) -> tuple[str, str] | None:
+def expansion_request(kwargs_json: str) -> tuple[str, str] | None:
     """The definition key, and the JSON text of the parameters, which is read by annotation later."""
     try:
         key, end = JSONDecoder().raw_decode(kwargs_json, len(_KEY_HEAD))

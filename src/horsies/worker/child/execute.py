@@ -27,6 +27,11 @@ from horsies.worker.child.process_state import clear_timers, log_safely
 from horsies.worker.protocol import Assignment, ChildBoot, ChildReport
 
 _MESSAGE_CHARACTERS_MAX = 2_000
+# Errors of expansions that another release of the application may not have.
+_MISFITS = (
+    OperationalErrorCode.SUBWORKFLOW_LOAD_FAILED,
+    OperationalErrorCode.WORKER_SERIALIZATION_ERROR,
+)
 
 logger = logging.getLogger("horsies.child")
 
@@ -112,7 +117,7 @@ def _execute(app: Horsies, definition: TaskDefinition, assignment: Assignment) -
         call = build_call(app, assignment, signature, assignment.kwargs_json)
     if isinstance(call, Err):
         problem = f"The stored arguments do not fit task {definition.name!r}: {call.value.message}"
-        return _failure(assignment, _serialization_error(problem))
+        return _uncalled(assignment, _serialization_error(problem))
     returned = _call(app, definition, call.value)
     if isinstance(returned, TaskError):
         return _report(app, definition, assignment, encode_task_error(returned), returned)
@@ -150,7 +155,8 @@ def _execute_builtin(app: Horsies, assignment: Assignment) -> ChildReport:
         return _failure(assignment, problem)
     done = run_builtin(app, assignment)
     if isinstance(done, Err):
-        return _failure(assignment, done.value)
+        is_misfit = done.value.error_code in _MISFITS
+        return (_uncalled if is_misfit else _failure)(assignment, done.value)
     result_json = f'{{"ok":{done.value}}}'
     return ChildReport(assignment.task_id, assignment.generation, True, result_json, None, None)
 
@@ -192,6 +198,19 @@ def _report(
 
 def _failure(assignment: Assignment, error: TaskError) -> ChildReport:
     return _error_report(assignment, encode_task_error(error), error)
+
+
+def _uncalled(assignment: Assignment, error: TaskError) -> ChildReport:
+    """Report a call that does not fit; the parent logs the error unless another worker takes the task."""
+    return ChildReport(
+        assignment.task_id,
+        assignment.generation,
+        False,
+        encode_task_error(error),
+        error_code_text(error.error_code),
+        error.message,
+        was_called=False,
+    )
 
 
 def _error_report(assignment: Assignment, result_json: str, error: TaskError) -> ChildReport:

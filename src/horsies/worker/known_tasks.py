@@ -1,0 +1,254 @@
+"""Known tasks: what this worker's version of the application can run, and the tasks it leaves to others.
+
+During a deployment two releases of an application share the queues. A worker registers the names of its
+tasks and sub-workflows, each with a fingerprint of its parameters. A claimed task that it does not know,
+or whose stored call does not fit, is released without counting an attempt, and this worker's claims leave
+it out from then on: by its name if that is unknown, else by its id for a minute, because another call of
+the same name may fit.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import warnings
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import sha256
+from typing import Any, NamedTuple
+
+from pydantic import TypeAdapter
+
+from horsies.app import Horsies
+from horsies.codec.calls import CallSignature
+from horsies.db.statements.turn import ClaimedTask, ClaimUnresolvable, FindTakers, Taker
+from horsies.error_codes import OperationalErrorCode
+from horsies.events import as_event
+from horsies.tasks.outcome import Outcome
+from horsies.worker.agenda import NEVER
+from horsies.worker.child.builtin_tasks import BUILTIN_TASKS, expansion_request
+from horsies.workflow.build.plan import EXPAND_TASK
+from horsies.workflow.definition import definition_by_key, definition_keys
+from horsies.workflow.expand import missing_definition
+
+logger = logging.getLogger("horsies.worker")
+
+# How long claims leave out a task whose call does not fit, at most.
+REFUSAL_SECONDS = 60.0
+# With so many refused tasks of one name, claims leave out the name for as long.
+REFUSED_MAX = 100
+UNRESOLVABLE_BATCH = 100
+
+_FINGERPRINT_CHARACTERS = 12
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+
+
+class Wanted(NamedTuple):
+    """What a task needs from a worker: a kind, "tasks" or "workflows", a name, and this worker's version."""
+
+    kind: str
+    name: str
+    fingerprint: str
+
+
+@dataclass(frozen=True, slots=True)
+class KnownTasks:
+    """The tasks of an application and the sub-workflows, each with the fingerprint of its parameters."""
+
+    tasks: Mapping[str, str] = field(default_factory=dict)
+    workflows: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, app: Horsies) -> KnownTasks:
+        tasks = {name: fingerprint(one.signature) for name, one in app.definitions().items()}
+        workflows = {
+            key: fingerprint(definition.build_signature())
+            for key in definition_keys()
+            if (definition := definition_by_key(key)) is not None
+        }
+        return cls(tasks | dict.fromkeys(BUILTIN_TASKS, fingerprint(None)), workflows)
+
+    def as_json(self) -> str:
+        return json.dumps({"tasks": self.tasks, "workflows": self.workflows})
+
+    def wanted_by(self, task: ClaimedTask) -> Wanted:
+        """The sub-workflow that an expansion needs, or the task; without a fingerprint if it is unknown."""
+        request = expansion_request(task.kwargs or "") if task.task_name == EXPAND_TASK else None
+        if request is None:
+            return Wanted("tasks", task.task_name, self.tasks.get(task.task_name, ""))
+        return Wanted("workflows", request[0], self.workflows.get(request[0], ""))
+
+
+def fingerprint(signature: CallSignature | None) -> str:
+    """A short hash of the parameters that a call may pass, with their types."""
+    parts = None if signature is None else (signature.names, _types(signature))
+    return sha256(repr(parts).encode()).hexdigest()[:_FINGERPRINT_CHARACTERS]
+
+
+def _types(signature: CallSignature) -> list[tuple[str, str]]:
+    annotated = sorted(signature.annotations.items())
+    return [(name, _type_text(one)) for name, one in annotated if name != "return"]
+
+
+def _type_text(annotation: Any) -> str:
+    """A text of a type that is the same in every process and changes with the fields of a model."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return json.dumps(TypeAdapter(annotation).json_schema(), sort_keys=True)
+    except Exception:  # not every type has a JSON schema
+        return _ADDRESS.sub("", repr(annotation))
+
+
+class Exclusions(NamedTuple):
+    """Tasks that a claim leaves out, by name and by id."""
+
+    names: Sequence[str] = ()
+    ids: Sequence[str] = ()
+
+
+NO_EXCLUSIONS = Exclusions()
+
+
+class UnknownTasks:
+    """The tasks that this worker has met and cannot run. Bookkeeping, without I/O."""
+
+    def __init__(self, known: KnownTasks, grace_seconds: float, check_seconds: float) -> None:
+        self.known = known
+        self._grace_seconds = grace_seconds
+        self._check_seconds = min(check_seconds, grace_seconds)
+        self._refusal_seconds = min(REFUSAL_SECONDS, grace_seconds)
+        self._check_at = NEVER
+        # When this worker first met a name or a definition key that it does not know.
+        self._met_at: dict[Wanted, float] = {}
+        # Until when claims leave out a name or an id.
+        self._names: dict[str, float] = {}
+        self._ids: dict[str, tuple[str, float]] = {}
+        self._warned: set[Wanted] = set()
+        # The names that need no second look.
+        self._plain = known.tasks.keys() - {EXPAND_TASK}
+
+    def exclusions(self) -> Exclusions:
+        has_any = self._names or self._ids
+        return Exclusions(list(self._names), list(self._ids)) if has_any else NO_EXCLUSIONS
+
+    def knows_all(self, tasks: Iterable[ClaimedTask]) -> bool:
+        """Whether all tasks are known by their names alone; cheap, because every claim asks."""
+        return self._plain.issuperset([task.task_name for task in tasks])
+
+    def is_unknown(self, task: ClaimedTask) -> bool:
+        """Whether this worker has no task, or no sub-workflow, of that name."""
+        name = task.task_name
+        if name not in self.known.tasks:
+            return True
+        return name == EXPAND_TASK and not self.known.wanted_by(task).fingerprint
+
+    def note_unknown(self, task: ClaimedTask, now: float) -> Outcome | None:
+        """A task that this worker does not know was claimed; an expansion comes with the outcome that it
+        has unless another worker knows the sub-workflow.
+        """
+        wanted = self.known.wanted_by(task)
+        self._warn(wanted, task.queue_name)
+        self._met_at.setdefault(wanted, now)
+        if wanted.kind == "workflows":
+            return Outcome.failed(
+                task,
+                OperationalErrorCode.SUBWORKFLOW_LOAD_FAILED,
+                missing_definition(wanted.name),
+            )
+        self._names[wanted.name] = NEVER
+        self._check_at = min(self._check_at, now + self._grace_seconds)
+        return None
+
+    def question(self, worker_id: str, tasks: Iterable[ClaimedTask]) -> FindTakers:
+        """The parameters of the statement that looks for workers which can run these tasks."""
+        asked = [(task, self.known.wanted_by(task)) for task in tasks]
+        return FindTakers(
+            worker_id,
+            self._grace_seconds,
+            [task.id for task, _ in asked],
+            [wanted.kind for _, wanted in asked],
+            [wanted.name for _, wanted in asked],
+            [wanted.fingerprint for _, wanted in asked],
+            [task.queue_name for task, _ in asked],
+            [task.enqueued_at for task, _ in asked],
+        )
+
+    def is_left(self, task: ClaimedTask, taker: Taker, now: float) -> bool:
+        """Whether to leave a task to other workers, now that these are known; False if it fails.
+
+        A call that does not fit fails at once if every worker has the same parameters: waiting would
+        not help. An unknown sub-workflow waits for the grace period, as an unknown task does.
+        """
+        wanted = self.known.wanted_by(task)
+        is_early = now - self._met_at.get(wanted, -NEVER) < self._grace_seconds
+        is_waiting = not wanted.fingerprint and (taker.is_recent or is_early)
+        if not (taker.is_known or is_waiting):
+            return False
+        self._warn(wanted, task.queue_name)
+        self._ids[task.id] = (task.task_name, now + self._refusal_seconds)
+        if Counter(name for name, _ in self._ids.values())[task.task_name] > REFUSED_MAX:
+            self._names.setdefault(task.task_name, now + self._refusal_seconds)
+        return True
+
+    def next_at(self) -> float:
+        """When to forget refusals, or to look for tasks that no worker knows."""
+        if not self._warned:
+            return NEVER
+        ends = (until for _, until in self._ids.values())
+        return min(self._check_at, *self._names.values(), *ends, NEVER)
+
+    def forget_old(self, now: float) -> bool:
+        """Let claims see refused tasks again; True if there were any."""
+        before = len(self._names) + len(self._ids)
+        self._names = {name: until for name, until in self._names.items() if until > now}
+        self._ids = {id_: entry for id_, entry in self._ids.items() if entry[1] > now}
+        return len(self._names) + len(self._ids) < before
+
+    def check(
+        self, worker_id: str, hostname: str, queues: Sequence[str], now: float
+    ) -> ClaimUnresolvable | None:
+        """The statement's parameters that claim tasks which no worker knows; None if it is too early."""
+        if now < self._check_at:
+            return None
+        self._check_at = now + self._check_seconds
+        names = [
+            wanted.name
+            for wanted, met_at in self._met_at.items()
+            if wanted.kind == "tasks" and now - met_at >= self._grace_seconds
+        ]
+        return ClaimUnresolvable(
+            worker_id, hostname, queues, names, self._grace_seconds, UNRESOLVABLE_BATCH
+        )
+
+    def check_again(self) -> None:
+        """There may be more tasks that no worker knows."""
+        self._check_at = 0.0
+
+    def outcome(self, task: ClaimedTask) -> Outcome:
+        """The failure of a task that no worker has known for the grace period."""
+        text = (
+            f"No worker of queue {task.queue_name!r} has had a task {task.task_name!r} for "
+            f"{self._grace_seconds:g} s (unknown_task_grace_ms); add its module to discover_tasks, "
+            "or send it to a queue of workers that have it."
+        )
+        logger.error("%s", text)
+        return Outcome.failed(task, OperationalErrorCode.WORKER_RESOLUTION_ERROR, text)
+
+    def _warn(self, wanted: Wanted, queue_name: str) -> None:
+        if wanted in self._warned:
+            return
+        self._warned.add(wanted)
+        what = "workflow with the definition key" if wanted.kind == "workflows" else "task"
+        fault = "has other parameters for the" if wanted.fingerprint else "has no"
+        logger.warning(
+            "this worker %s %s %r on queue %r and leaves it to other workers; deploy the same release "
+            "to every worker of the queue, or use a queue of its own",
+            fault,
+            what,
+            wanted.name,
+            queue_name,
+            extra=as_event("unknown_task", task_name=wanted.name, queue=queue_name),
+        )

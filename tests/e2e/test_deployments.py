@@ -1,0 +1,219 @@
+"""Deployments: workers of two releases on one database, each with the tasks it has."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections import Counter
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from horsies.workflow.nodes.nodes import SubWorkflowNode
+from tests.support import runs
+from tests.support.apps import __name__ as APPS
+from tests.support.database import Database
+from tests.support.schedulers import config_of, every, wait_until_serving
+from tests.support.tables import attempts, task
+from tests.support.wait import wait_until
+from tests.support.workers import Fleet, Journal, RunningWorker
+
+APPLICATION = "tests.support.apps.releases:app"
+RELEASE_VARIABLE = "HORSIES_TEST_RELEASE"
+UNFINISHED = "SELECT count(*) FROM horsies_tasks WHERE status IN ('PENDING', 'CLAIMED', 'RUNNING')"
+BY_STATUS = "SELECT status, count(*) FROM horsies_tasks GROUP BY status"
+
+
+@pytest.fixture(scope="session")
+def releases(programs: ModuleType) -> ModuleType:
+    """The second release, once the database of its tasks is known."""
+    return importlib.import_module(f"{APPS}.releases")
+
+
+@pytest.fixture(scope="session")
+def first(releases: ModuleType) -> Any:
+    """The tasks of the first release."""
+    return releases.make(1)
+
+
+def start(fleet: Fleet, release: int, *options: str, **changes: Any) -> RunningWorker:
+    return fleet.start(
+        *options,
+        application=APPLICATION,
+        environment={RELEASE_VARIABLE: str(release)},
+        **changes,
+    )
+
+
+def wait_until_done(connection: Database, seconds: float = 60.0) -> None:
+    wait_until(
+        lambda: connection.execute(UNFINISHED).fetchone() == (0,),
+        seconds,
+        lambda: connection.execute(
+            "SELECT task_name, status, kwargs, claimed_by_worker_id, generation FROM horsies_tasks "
+            "WHERE status IN ('PENDING', 'CLAIMED', 'RUNNING')"
+        ).fetchall(),
+    )
+
+
+def statuses(connection: Database) -> dict[str, int]:
+    return dict(connection.execute(BY_STATUS).fetchall())
+
+
+def journal_of(journal: Journal) -> Counter[tuple[str, str]]:
+    """How often the tasks say that they ran, by name and label."""
+    return Counter((line.what, line.label) for line in journal.lines())
+
+
+@pytest.mark.pooled
+def test_a_new_task_waits_for_the_workers_that_have_it(
+    fleet: Fleet, releases: ModuleType, connection: Database, journal: Journal
+) -> None:
+    old, _ = start(fleet, 1), start(fleet, 2)
+    for number in range(200):
+        releases.tasks.added.send(number).unwrap()
+    wait_until_done(connection)
+    assert statuses(connection) == {"COMPLETED": 200}
+    assert journal_of(journal) == {("added", f"{number}  by 2"): 1 for number in range(200)}
+    attempted = connection.execute("SELECT count(*) FROM horsies_task_attempts").fetchone()
+    assert attempted == (200,)
+    assert old.log().count("has no task 'added' on queue 'default'") == 1
+
+
+def start_scheduler(fleet: Fleet, release: int, *schedules: dict[str, Any]) -> RunningWorker:
+    command = [sys.executable, "-m", "horsies", "scheduler", APPLICATION]
+    environment = fleet.environment(config=config_of(*schedules))
+    return fleet.launch("scheduler", command, environment | {RELEASE_VARIABLE: str(release)})
+
+
+def send_everything(first: Any, releases: ModuleType, rounds: int) -> dict[str, tuple[Any, ...]]:
+    """Send the tasks of both releases; by id, what each must write down and which releases may run it."""
+    expected: dict[str, tuple[Any, ...]] = {}
+    second = releases.tasks
+    both, old, new = frozenset({1, 2}), frozenset({1}), frozenset({2})
+    for number in range(rounds):
+        sends = [
+            (first.shared.send(number), "shared", "", both),
+            (first.dropped.send(number), "dropped", "", old),
+            (second.added.send(number), "added", "", new),
+            (first.extended.send(number), "extended", None, both),
+            (second.extended.send(number, note="x"), "extended", "x", new),
+            (first.loosened.send(number, "y"), "loosened", "y", both),
+            (second.loosened.send(number), "loosened", "new", new),
+        ]
+        for sent, name, note, runs_at in sends:
+            expected[sent.unwrap().task_id] = (name, number, note, runs_at)
+    return expected
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_two_releases_run_everything_that_one_of_them_has(
+    fleet: Fleet, releases: ModuleType, first: Any, connection: Database, journal: Journal
+) -> None:
+    start(fleet, 1), start(fleet, 2)
+    kept = every(1, "kept", task_name="shared", kwargs={"number": -1})
+    schedulers = [
+        start_scheduler(
+            fleet, 1, kept, every(1, "old", task_name="dropped", kwargs={"number": -1})
+        ),
+        start_scheduler(fleet, 2, kept, every(1, "new", task_name="added", kwargs={"number": -1})),
+    ]
+    expected = send_everything(first, releases, 30)
+    run_ids = runs.start(connection, *(releases.new_workflow(number) for number in range(10)))
+    for run_id in run_ids:
+        runs.wait_for(connection, run_id, "COMPLETED", 90)
+    for scheduler in schedulers:
+        wait_until_serving(scheduler)
+    scheduled = "SELECT DISTINCT schedule_name FROM horsies_tasks WHERE schedule_name IS NOT NULL"
+    wait_until(lambda: len(connection.execute(scheduled).fetchall()) == 3, 20)
+    for scheduler in schedulers:
+        assert scheduler.stop() == 0
+    wait_until_done(connection)
+    assert set(statuses(connection)) == {"COMPLETED"}
+    lines = Counter(line.task_id for line in journal.lines())
+    assert set(lines.values()) == {1}, "a task ran twice"
+    for line in journal.lines():
+        if line.task_id in expected:
+            name, number, note, runs_at = expected.pop(line.task_id)
+            release = int(line.label[-1])
+            assert line.what == name
+            assert release in runs_at, line
+            shown = note if note is not None else {1: "", 2: "new"}[release]
+            assert line.label == f"{number} {shown} by {release}"
+    assert not expected, "tasks that no journal line mentions"
+    # Each of the two workers has claimed a task once, or has met it while it was in doubt.
+    assert connection.execute("SELECT max(generation) <= 4 FROM horsies_tasks").fetchone() == (
+        True,
+    )
+
+
+def test_a_task_that_no_worker_knows_yet_waits_for_the_next_release(
+    fleet: Fleet, releases: ModuleType, connection: Database, journal: Journal
+) -> None:
+    old = start(fleet, 1)
+    sent = releases.tasks.added.send(1).unwrap()
+    (run_id,) = runs.start(connection, fresh_run(releases))
+    old.wait_for("unknown_task", times=2)
+    start(fleet, 2)
+    assert sent.get(timeout_ms=20_000).ok_value == 1
+    runs.wait_for(connection, run_id, "COMPLETED")
+    assert journal.lines("added", sent.task_id)[0].label == "1  by 2"
+    assert set(statuses(connection)) == {"COMPLETED"}
+
+
+def test_a_worker_does_not_claim_an_unknown_name_twice(
+    fleet: Fleet, releases: ModuleType, connection: Database
+) -> None:
+    old = start(fleet, 1)
+    releases.tasks.added.send(1).unwrap()
+    old.wait_for("unknown_task")
+    later = [releases.tasks.added.send(number).unwrap() for number in range(20)]
+    known = releases.tasks.shared.send(3).unwrap()
+    assert known.get(timeout_ms=20_000).ok_value == 3
+    for handle in later:
+        row = task(connection, handle.task_id)
+        assert (row.status, row.generation) == ("PENDING", 0)
+    assert attempts(connection, later[0].task_id) == []
+
+
+def fresh_run(releases: ModuleType) -> Any:
+    node = SubWorkflowNode(releases.Fresh, kwargs={"number": 1}, node_id="fresh")
+    return releases.app.workflow("fresh run", [node], definition_key="releases.fresh-run")
+
+
+QUICK_GRACE = {"recovery": {"unknown_task_grace_ms": 2_000}}
+
+
+def test_a_task_fails_once_no_worker_has_known_it_for_the_grace_period(
+    fleet: Fleet, releases: ModuleType, connection: Database
+) -> None:
+    old = start(fleet, 1, config=QUICK_GRACE)
+    sent = releases.tasks.added.send(1).unwrap()
+    (run_id,) = runs.start(connection, fresh_run(releases))
+    old.wait_for("unknown_task", times=2)
+    error = sent.get(timeout_ms=20_000).err_value
+    assert error.error_code == "WORKER_RESOLUTION_ERROR"
+    assert "'added'" in (error.message or "")
+    (attempt,) = attempts(connection, sent.task_id)
+    assert (attempt.outcome, attempt.error_code) == ("FAILED", "WORKER_RESOLUTION_ERROR")
+    waited = "SELECT failed_at - enqueued_at > interval '2 s' FROM horsies_tasks WHERE id = %s"
+    assert connection.execute(waited, (sent.task_id,)).fetchone() == (True,)
+    runs.wait_for(connection, run_id, "FAILED")
+    (run,) = runs.all_runs(connection)
+    assert "SUBWORKFLOW_LOAD_FAILED" in (run.error or "")
+
+
+def test_a_task_waits_longer_than_the_grace_period_for_a_busy_worker_that_knows_it(
+    fleet: Fleet, releases: ModuleType, connection: Database, journal: Journal
+) -> None:
+    start(fleet, 2, processes=1)
+    releases.tasks.occupy.send(6.0).unwrap()
+    wait_until(lambda: bool(journal.lines("start")))
+    old = start(fleet, 1, config=QUICK_GRACE)
+    sent = releases.tasks.added.send(1).unwrap()
+    old.wait_for("unknown_task")
+    assert sent.get(timeout_ms=20_000).ok_value == 1
+    waited = "SELECT started_at - enqueued_at > interval '2 s' FROM horsies_tasks WHERE id = %s"
+    assert connection.execute(waited, (sent.task_id,)).fetchone() == (True,)

@@ -1,0 +1,177 @@
+"""The previous release on the schema of this one: its workers, producers and schedulers keep working."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+import horsies
+from horsies.db.migrate import apply_migrations, schema_version
+from tests.support.database import Database
+from tests.support.previous_release import accept_newer_schemas, unpack_previous_release
+from tests.support.wait import wait_until
+from tests.support.workers import DATABASE_VARIABLE, Fleet, RunningWorker
+
+APPLICATION = f"""
+import os
+
+import horsies
+from horsies import (
+    AppConfig, Horsies, IntervalSchedule, PostgresConfig, RetryPolicy, ScheduleConfig, TaskError,
+    TaskResult, TaskSchedule, from_node,
+)
+
+app = Horsies(AppConfig(
+    broker=PostgresConfig(database_url=os.environ["{DATABASE_VARIABLE}"]),
+    schedule=ScheduleConfig(schedules=[
+        TaskSchedule(name="often", task_name="where", pattern=IntervalSchedule(seconds=1)),
+    ], check_interval_seconds=1),
+))
+Number = TaskResult[int, TaskError]
+
+
+@app.task("where")
+def where() -> TaskResult[str, TaskError]:
+    return TaskResult(ok=horsies.__file__)
+
+
+@app.task("add")
+def add(a: int, b: int) -> Number:
+    return TaskResult(ok=a + b)
+
+
+@app.task("flaky", retry_policy=RetryPolicy.fixed([1], auto_retry_for=["FLAKY"], jitter=False))
+def flaky(path: str) -> Number:
+    if not os.path.exists(path):
+        open(path, "w").close()
+        return TaskResult(err=TaskError(error_code="FLAKY", message="not yet"))
+    return TaskResult(ok=2)
+
+
+@app.task("double")
+def double(number: Number) -> Number:
+    return TaskResult(ok=2 * number.ok_value)
+"""
+
+PRODUCER = """
+import json
+import sys
+
+from shop import add, app, double, flaky, from_node, where
+
+assert app.check(live=True) == []
+first = add.node()(a=1, b=2)
+last = double.node()(number=from_node(first))
+spec = app.workflow("doubled", [first, last], output=last, definition_key="doubled.v1")
+run = spec.start().unwrap()
+handles = [add.send(number, 1).unwrap() for number in range(20)]
+retried = flaky.send(sys.argv[1]).unwrap()
+found = {
+    "where": where.send().unwrap().get(timeout_ms=30_000).ok_value,
+    "added": [handle.get(timeout_ms=30_000).ok_value for handle in handles],
+    "retried": retried.get(timeout_ms=30_000).ok_value,
+    "doubled": run.get(timeout_ms=30_000).ok_value,
+}
+print(json.dumps(found))
+app.close()
+"""
+SCHEDULED = (
+    "SELECT count(*) FROM horsies_tasks WHERE schedule_name = 'often' AND status = 'COMPLETED'"
+)
+FUNCTIONS = "SELECT version, sha FROM horsies_migrations WHERE kind = 'function' ORDER BY version"
+
+
+@pytest.fixture
+def previous(database_url: str, tmp_path: Path) -> Path:
+    """The sources of the previous release, which has migrated the database to its schema."""
+    sources = unpack_previous_release(tmp_path / "previous")
+    command = [sys.executable, "-m", "horsies", "migrate"]
+    settings = {"PYTHONPATH": str(sources), "HORSIES_DATABASE_URL": database_url}
+    subprocess.run(command, env=os.environ | settings, check=True, capture_output=True)
+    accept_newer_schemas(sources)
+    return sources
+
+
+@pytest.fixture
+def migrated(database_url: str, previous: Path) -> Iterator[Database]:
+    """A database that this release has brought from the schema of the previous one to its own."""
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        applied = apply_migrations(connection)
+        assert 0 < len([one for one in applied if one.kind == "migration"]) < schema_version()
+        yield connection
+
+
+@pytest.fixture
+def shop(database_url: str, tmp_path: Path) -> Iterator[Fleet]:
+    """Workers of an application in a folder of its own."""
+    (tmp_path / "shop.py").write_text(APPLICATION)
+    (tmp_path / "producer.py").write_text(PRODUCER)
+    fleet = Fleet(database_url, tmp_path)
+    yield fleet
+    fleet.destroy()
+
+
+def environment(shop: Fleet, sources: Path | None) -> dict[str, str]:
+    path = [str(sources)] if sources else []
+    return dict(os.environ) | {
+        DATABASE_VARIABLE: shop.database_url,
+        "PYTHONPATH": os.pathsep.join([*path, str(shop.directory)]),
+    }
+
+
+def start(shop: Fleet, settings: Mapping[str, str], *options: str) -> RunningWorker:
+    command = [sys.executable, "-m", "horsies", "worker", "shop:app", "--processes", "2"]
+    worker = shop.launch("worker", [*command, *options], settings)
+    worker.wait_until_ready()
+    return worker
+
+
+def produce(shop: Fleet, settings: Mapping[str, str]) -> dict[str, Any]:
+    """Run the producer and return what it got."""
+    command = [sys.executable, str(shop.directory / "producer.py"), str(shop.directory / "mark")]
+    done = subprocess.run(command, env=settings, capture_output=True, text=True, timeout=90)
+    assert done.returncode == 0, f"{done.stderr}\n{list(shop.logs())}"
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_the_previous_release_works_on_the_schema_of_this_one(
+    migrated: Database, shop: Fleet, previous: Path
+) -> None:
+    functions = migrated.execute(FUNCTIONS).fetchall()
+    settings = environment(shop, previous)
+    worker = start(shop, settings, "--with-scheduler")
+    found = produce(shop, settings)
+    assert Path(found.pop("where")).is_relative_to(previous)
+    assert found == {"added": list(range(1, 21)), "retried": 2, "doubled": 6}
+    wait_until(lambda: (migrated.execute(SCHEDULED).fetchone() or (0,))[0] >= 2, 20)
+    assert worker.stop() == 0
+    assert migrated.execute(FUNCTIONS).fetchall() == functions, "it replaced newer functions"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_workers_of_both_releases_share_a_queue(
+    migrated: Database, shop: Fleet, previous: Path
+) -> None:
+    older, newer = environment(shop, previous), environment(shop, None)
+    workers = [start(shop, older), start(shop, newer)]
+    places = set()
+    for settings in (older, newer):
+        found = produce(shop, settings)
+        places.add(found.pop("where"))
+        assert found == {"added": list(range(1, 21)), "retried": 2, "doubled": 6}
+    statuses = "SELECT DISTINCT status FROM horsies_tasks"
+    assert migrated.execute(statuses).fetchall() == [("COMPLETED",)]
+    assert places <= {str(previous / "horsies/__init__.py"), horsies.__file__}
+    assert [worker.stop() for worker in workers] == [0, 0]

@@ -1,0 +1,122 @@
+"""Two releases of one application, for deployments: the environment says which one a process is.
+
+Release 2 adds tasks, a sub-workflow and parameters, and makes a parameter optional; it drops a task.
+"""
+
+from __future__ import annotations
+
+import os
+from types import SimpleNamespace
+from typing import Any
+
+from horsies import Horsies, TaskError, TaskResult, WorkflowDefinition, WorkflowSpec
+from horsies.workflow.nodes.nodes import SubWorkflowNode, TaskNode
+from tests.support.apps.programs import read_config, rest, write_down
+
+RELEASE_VARIABLE = "HORSIES_TEST_RELEASE"
+RELEASE = int(os.environ.get(RELEASE_VARIABLE, "2"))
+
+Done = TaskResult[int, TaskError]
+
+
+def done(what: str, release: int, number: int, note: str = "") -> Done:
+    write_down(what, f"{number} {note} by {release}")
+    return TaskResult(ok=number)
+
+
+def make(release: int) -> SimpleNamespace:
+    """The application of a release, and its tasks."""
+    app = Horsies(read_config())
+
+    @app.task("shared")
+    def shared(number: int) -> Done:
+        return done("shared", release, number)
+
+    @app.task("occupy")
+    def occupy(seconds: float) -> TaskResult[str, TaskError]:
+        return rest(seconds, "")
+
+    tasks = SimpleNamespace(app=app, shared=shared, occupy=occupy)
+    if release == 1:
+
+        @app.task("dropped")
+        def dropped(number: int) -> Done:
+            return done("dropped", release, number)
+
+        @app.task("extended")
+        def extended(number: int) -> Done:
+            return done("extended", release, number)
+
+        @app.task("loosened")
+        def loosened(number: int, note: str) -> Done:
+            return done("loosened", release, number, note)
+
+        tasks.dropped, tasks.extended, tasks.loosened = dropped, extended, loosened
+    else:
+
+        @app.task("added")
+        def added(number: int) -> Done:
+            return done("added", release, number)
+
+        @app.task("extended")
+        def extended_again(number: int, note: str = "new") -> Done:
+            return done("extended", release, number, note)
+
+        @app.task("loosened")
+        def loosened_again(number: int, note: str = "new") -> Done:
+            return done("loosened", release, number, note)
+
+        tasks.added, tasks.extended, tasks.loosened = added, extended_again, loosened_again
+    return tasks
+
+
+tasks = make(RELEASE)
+app = tasks.app
+
+
+class Changed(WorkflowDefinition[int]):
+    """A sub-workflow of both releases; the second one gives it another parameter."""
+
+    name = "changed"
+    definition_key = "releases.changed"
+
+    if RELEASE == 1:
+
+        @classmethod
+        def build_with(cls, app: Horsies, *, number: int) -> WorkflowSpec[int]:
+            only = tasks.shared.node(node_id="only")(number=number)
+            return app.workflow(cls.name, [only], output=only, definition_key=cls.definition_key)
+
+    else:
+
+        @classmethod
+        def build_with(cls, app: Horsies, *, number: int, note: str = "") -> WorkflowSpec[int]:
+            only = tasks.extended.node(node_id="only")(number=number, note=note)
+            return app.workflow(cls.name, [only], output=only, definition_key=cls.definition_key)
+
+
+if RELEASE == 2:
+
+    class Fresh(WorkflowDefinition[int]):
+        """A sub-workflow that the first release does not have."""
+
+        name = "fresh"
+        definition_key = "releases.fresh"
+
+        @classmethod
+        def build_with(cls, app: Horsies, *, number: int) -> WorkflowSpec[int]:
+            only = tasks.added.node(node_id="only")(number=number)
+            return app.workflow(cls.name, [only], output=only, definition_key=cls.definition_key)
+
+    def new_workflow(number: int) -> Any:
+        """A run with new tasks and sub-workflows, beside old ones."""
+        old = TaskNode(tasks.shared, kwargs={"number": number}, node_id="old")
+        new = TaskNode(
+            tasks.extended, kwargs={"number": number, "note": "n"}, waits_for=[old], node_id="new"
+        )
+        fresh = SubWorkflowNode(Fresh, kwargs={"number": number}, waits_for=[new], node_id="fresh")
+        changed = SubWorkflowNode(
+            Changed, kwargs={"number": number, "note": "c"}, waits_for=[fresh], node_id="changed"
+        )
+        nodes = [old, new, fresh, changed]
+        return app.workflow("deployed", nodes, definition_key="releases.deployed")

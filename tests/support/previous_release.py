@@ -1,0 +1,58 @@
+"""The code of the previous release, from the git history: the last commit with an older schema."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from horsies.db.migrate import schema_version
+from tests.support.workers import REPOSITORY
+
+MIGRATIONS = "src/horsies/db/migrations"
+# For code that refuses every newer schema: its statements must work there all the same.
+ACCEPTS_ANY_SCHEMA = """
+
+def pending_migrations(connection):
+    return ()
+"""
+
+
+def unpack_previous_release(directory: Path) -> Path:
+    """Unpack the sources of the previous release and return the folder to put on PYTHONPATH."""
+    commit = next(_older_commits(), None)
+    if commit is None:
+        pytest.skip("the git history has no commit with an older schema, or there is no history")
+    archive = ["git", "archive", commit, "src"]
+    packed = subprocess.run(archive, cwd=REPOSITORY, check=True, capture_output=True).stdout
+    directory.mkdir()
+    subprocess.run(["tar", "-x", "-C", str(directory)], input=packed, check=True)
+    return directory / "src"
+
+
+def accept_newer_schemas(sources: Path) -> None:
+    """Let code that refuses every newer schema work on one."""
+    migrate = sources / "horsies/db/migrate.py"
+    if "oldest_compatible" not in migrate.read_text():
+        with migrate.open("a") as file:
+            file.write(ACCEPTS_ANY_SCHEMA)
+
+
+def _older_commits() -> Iterator[str]:
+    """Commits whose schema is older than that of this code, the newest first."""
+    added = _git("log", "--diff-filter=A", "--no-renames", "--format=%H", "--", MIGRATIONS)
+    for commit in ["HEAD", *(f"{one}^" for one in added)]:
+        names = _git("ls-tree", "--name-only", commit, f"{MIGRATIONS}/")
+        versions = [int(Path(name).name[:4]) for name in names if name.endswith(".sql")]
+        if versions and max(versions) < schema_version():
+            yield commit
+
+
+def _git(*arguments: str) -> list[str]:
+    try:
+        found = subprocess.run(["git", *arguments], cwd=REPOSITORY, capture_output=True, text=True)
+    except OSError:
+        return []
+    return found.stdout.split()
