@@ -100,10 +100,7 @@ class Load:
     ) -> Load:
         """Occupy both children of every worker: one until after the fault, one until its midst."""
         lengths = [seconds + 2.0, 2.0]
-        ids = [
-            insert_raw(connection, "sleep_again" if number else "sleep", f"[{length}]")
-            for number, length in enumerate(lengths * len(workers))
-        ]
+        ids = [insert_raw(connection, "sleep", f"[{length}]") for length in lengths * len(workers)]
         wait_until(lambda: len(fleet.journal.lines("start")) == len(ids), 15)
         return cls(fleet, workers, ids)
 
@@ -211,7 +208,7 @@ def settable_clock(server: PrivateServer) -> Iterator[Path]:
         clock = [f"LD_PRELOAD={library}", f"FAKETIME_TIMESTAMP_FILE={offset}"]
         options = ["FAKETIME_NO_CACHE=1", "DONT_FAKE_MONOTONIC=1"]
         server.stop()
-        server.start_through([], 5432, as_owner=["env", *clock, *options])
+        server.start_through([], 5432, as_owner=["env", *clock, *options], addresses="")
         yield offset
         server.stop()
 

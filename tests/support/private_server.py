@@ -53,18 +53,24 @@ class PrivateServer:
         subprocess.run(command, check=True, user=server.system_user, stdout=subprocess.DEVNULL)
 
     def start_through(
-        self, program: Sequence[str], port: int, *, as_owner: Sequence[str] = ()
+        self,
+        program: Sequence[str],
+        port: int,
+        *,
+        as_owner: Sequence[str] = (),
+        addresses: str = "0.0.0.0",
     ) -> None:
         """Start it again behind another program, as `ip netns exec` is one, listening on TCP as well.
 
-        `as_owner` is another such program, run by the user that owns the data.
+        `as_owner` is another such program, run by the user that owns the data. Without `addresses` the
+        port is only part of the socket's name.
         """
         server, data = self._server, Path(self._server.pgdata)
         with (data / "pg_hba.conf").open("a") as rules:
             rules.write("host all all 10.0.0.0/8 trust\n")
         directory = conninfo_to_dict(self.url)["host"]
         as_user = ["setpriv", "--reuid", server.system_user, "--clear-groups"]
-        options = f"-h 0.0.0.0 -p {port} -k {directory}"
+        options = f"-h '{addresses}' -p {port} -k {directory}"
         command = [
             *program,
             *as_user,
