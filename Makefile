@@ -8,7 +8,7 @@ PYTEST := $(BIN)/pytest -n 2
 
 .DEFAULT_GOAL := help
 .PHONY: help test test-fast test-pgbouncer test-pgbouncer-sample test-matrix test-matrix-sample lint check format docs \
-	bench demo clean
+	soak bench demo clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-22s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -47,6 +47,12 @@ format: $(READY) ## reformat the code and apply the fixes lint knows
 
 docs: $(READY) ## regenerate the tables of the documentation that come from the code
 	$(BIN)/python -m tests.support.generated_docs
+
+SOAK_SECONDS ?= 600
+
+soak: $(READY) ## run long outages at default settings, then ten minutes of random faults
+	HORSIES_TEST_OUTAGES=long $(BIN)/pytest -n 3 tests/e2e/test_living_workers.py tests/e2e/test_takeover.py
+	$(BIN)/python -m tests.soak --seconds $(SOAK_SECONDS) $(if $(SEED),--seed $(SEED))
 
 bench: $(READY) ## measure throughput and latency, as ratios within one run
 	$(BIN)/python -m benchmarks

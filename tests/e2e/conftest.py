@@ -15,6 +15,7 @@ import psycopg
 import pytest
 
 from horsies.db.migrate import apply_migrations
+from tests.support.hosts import Hosts, hosts_or_skip
 from tests.support.pooled_workers import pooled
 from tests.support.private_server import PrivateServer
 from tests.support.workers import CONFIG_VARIABLE, DATABASE_VARIABLE, Fleet, Journal, Route
@@ -105,6 +106,13 @@ def own_fleet(
         request.node.stash.setdefault(FLEETS, []).append(fleet)
         yield fleet
         fleet.destroy()
+
+
+@pytest.fixture
+def hosts() -> Iterator[Hosts]:
+    """A host for the database and two for workers."""
+    with hosts_or_skip() as made:
+        yield made
 
 
 @pytest.fixture

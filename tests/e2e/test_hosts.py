@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from uuid import uuid4
-
 import psycopg
-import pytest
 
 from horsies import AppConfig, Horsies, PostgresConfig, RetryPolicy, TaskError, TaskResult
 from tests.support.database import Database
+from tests.support.hosts import Hosts
 from tests.support.private_server import PrivateServer
 from tests.support.rows import insert_raw
 from tests.support.tables import attempts, count, task, wait_for_status, wait_until_empty
@@ -32,70 +24,6 @@ QUICK_THRESHOLDS = {
     },
     "resilience": {"notify_poll_interval_ms": 1_000},
 }
-
-
-def run(*words: str) -> None:
-    subprocess.run(words, check=True, capture_output=True)
-
-
-@dataclass(frozen=True, slots=True)
-class Hosts:
-    """Namespaces: one for the database, two for workers, with a cable from each to the database."""
-
-    mark: str
-
-    def through(self, host: str) -> list[str]:
-        """What makes a program run on that host."""
-        return ["ip", "netns", "exec", f"{self.mark}{host}"]
-
-    def wire(self, number: int) -> None:
-        """A host for workers, and its cable."""
-        host, database, cable = f"{self.mark}w{number}", f"{self.mark}db", f"c{number}"
-        run("ip", "netns", "add", host)
-        run(
-            "ip", "-n", database, "link", "add", cable, "type", "veth", "peer", "up0", "netns", host
-        )
-        run("ip", "-n", database, "addr", "add", f"10.201.{number}.1/24", "dev", cable)
-        run("ip", "-n", host, "addr", "add", f"10.201.{number}.2/24", "dev", "up0")
-        for name, device in ((database, cable), (host, "up0"), (host, "lo")):
-            run("ip", "-n", name, "link", "set", device, "up")
-
-    def cut(self, number: int) -> None:
-        """Pull the cable."""
-        run("ip", "-n", f"{self.mark}w{number}", "link", "set", "up0", "down")
-
-    def mend(self, number: int) -> None:
-        """Plug the cable in again."""
-        run("ip", "-n", f"{self.mark}w{number}", "link", "set", "up0", "up")
-
-
-@contextmanager
-def namespaces() -> Iterator[Hosts]:
-    hosts = Hosts(f"hz{uuid4().hex[:6]}")
-    made = [f"{hosts.mark}{name}" for name in ("db", "w1", "w2")]
-    try:
-        run("ip", "netns", "add", made[0])
-        run("ip", "-n", made[0], "link", "set", "lo", "up")
-        for number in (1, 2):
-            hosts.wire(number)
-        yield hosts
-    finally:
-        for name in made:
-            subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
-
-
-@pytest.fixture
-def hosts() -> Iterator[Hosts]:
-    """Hosts, where the machine lets us make them."""
-    if shutil.which("ip") is None or shutil.which("setpriv") is None:
-        pytest.skip("network namespaces need ip and setpriv: apt-get install iproute2 util-linux")
-    if os.geteuid() != 0:
-        pytest.skip("network namespaces need root")
-    probe = subprocess.run(["unshare", "--net", "true"], check=False, capture_output=True)
-    if probe.returncode != 0:
-        pytest.skip("network namespaces are not permitted here")
-    with namespaces() as made:
-        yield made
 
 
 def send_long(database_url: str) -> str:
@@ -131,7 +59,7 @@ def test_a_host_cut_off_from_the_database_loses_its_task_to_another(
         own_fleet.start(
             processes=1,
             config=QUICK_THRESHOLDS,
-            database_url=f"postgresql://postgres@10.201.{number}.1:{PORT}/postgres",
+            database_url=hosts.url(number, PORT),
             through=hosts.through(f"w{number}"),
         )
         for number in (1, 2)

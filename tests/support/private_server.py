@@ -52,15 +52,34 @@ class PrivateServer:
         command = [server.bin_path / "pg_ctl", "-w", "-m", "immediate", "-D", server.pgdata, "stop"]
         subprocess.run(command, check=True, user=server.system_user, stdout=subprocess.DEVNULL)
 
-    def start_through(self, program: Sequence[str], port: int) -> None:
-        """Start it again behind another program, as `ip netns exec` is one, listening on TCP as well."""
+    def start_through(
+        self,
+        program: Sequence[str],
+        port: int,
+        *,
+        as_owner: Sequence[str] = (),
+        addresses: str = "0.0.0.0",
+    ) -> None:
+        """Start it again behind another program, as `ip netns exec` is one, listening on TCP as well.
+
+        `as_owner` is another such program, run by the user that owns the data. Without `addresses` the
+        port is only part of the socket's name.
+        """
         server, data = self._server, Path(self._server.pgdata)
         with (data / "pg_hba.conf").open("a") as rules:
             rules.write("host all all 10.0.0.0/8 trust\n")
         directory = conninfo_to_dict(self.url)["host"]
         as_user = ["setpriv", "--reuid", server.system_user, "--clear-groups"]
-        options = f"-h 0.0.0.0 -p {port} -k {directory}"
-        command = [*program, *as_user, str(server.bin_path / "pg_ctl"), "-w", "-o", options]
+        options = f"-h '{addresses}' -p {port} -k {directory}"
+        command = [
+            *program,
+            *as_user,
+            *as_owner,
+            str(server.bin_path / "pg_ctl"),
+            "-w",
+            "-o",
+            options,
+        ]
         command += ["-l", str(data / "log"), "-D", str(data), "start"]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         self.start()  # it runs already; this only makes it known

@@ -1,5 +1,5 @@
 """A proxy in front of PostgreSQL that can lose an answer, keep notifications back, cut its connections,
-or vanish for a while.
+hold or lose all traffic, or vanish for a while.
 
 Understands just enough of the protocol to know when the server is done with a request: an answer
 that is swallowed belongs to a statement that has been committed.
@@ -37,9 +37,16 @@ class Proxy:
         self._listener: socket.socket | None = None
         self._port = 0
         self._doomed: bytes | None = None
+        self._is_flowing = threading.Event()
+        self._is_flowing.set()
         # While set, every notification is lost; everything else passes.
         self.is_silent = False
         self.swallowed = threading.Event()
+
+    @property
+    def port(self) -> int:
+        """Where it listens, once it has been started."""
+        return self._port
 
     @property
     def url(self) -> str:
@@ -66,6 +73,7 @@ class Proxy:
 
     def stop(self) -> None:
         """Refuse new connections and cut the open ones."""
+        self._is_flowing.set()
         listener, self._listener = self._listener, None
         if listener is not None:
             with suppress(OSError):
@@ -85,6 +93,14 @@ class Proxy:
             with suppress(OSError):
                 one.shutdown(socket.SHUT_RDWR)
 
+    def pause(self) -> None:
+        """Hold all traffic back; connections stay open, and new ones are accepted."""
+        self._is_flowing.clear()
+
+    def resume(self) -> None:
+        """Deliver the traffic that was held back."""
+        self._is_flowing.set()
+
     def swallow_answer_with(self, marker: bytes) -> None:
         """Cut the connection in place of the next answer that holds these bytes."""
         self.swallowed.clear()
@@ -96,7 +112,11 @@ class Proxy:
                 client, _ = listener.accept()
             except OSError:
                 return
-            server = self._connect()
+            try:
+                server = self._connect()
+            except OSError:  # the server is down: to the client, the connection breaks
+                client.close()
+                continue
             with self._lock:
                 self._sockets |= {client, server}
             self._spawn(self._forward_questions, client, server)
@@ -114,6 +134,7 @@ class Proxy:
     def _forward_questions(self, client: socket.socket, server: socket.socket) -> None:
         with suppress(OSError), client:
             while data := client.recv(65536):
+                self._is_flowing.wait()
                 server.sendall(data)
         with suppress(OSError):
             server.shutdown(socket.SHUT_RDWR)
@@ -130,6 +151,7 @@ class Proxy:
                     self._doomed = None
                     self.swallowed.set()
                     break
+                self._is_flowing.wait()
                 client.sendall(answer)
                 answer = b""
         with suppress(OSError):

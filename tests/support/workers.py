@@ -323,14 +323,20 @@ time.sleep = lambda seconds: select.select([], [], [], seconds) and None
 """
 
 
-def skew(fleet: Fleet, offset: str) -> dict[str, str]:
-    """The environment of a process whose clock is off by that much."""
+def faketime_library() -> Path:
+    """The library that gives a process a wrong clock."""
     found = sorted(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"))
     if not found:
         pytest.skip("faketime is not installed: apt-get install faketime")
+    return found[0]
+
+
+def skew(fleet: Fleet, offset: str) -> dict[str, str]:
+    """The environment of a process whose clock is off by that much."""
+    library = faketime_library()
     (fleet.directory / "sitecustomize.py").write_text(SLEEP_OTHERWISE)
     return {
-        "LD_PRELOAD": str(found[0]),
+        "LD_PRELOAD": str(library),
         "FAKETIME": offset,
         # A wrong clock goes on at the right pace: what measures spans is not touched.
         "DONT_FAKE_MONOTONIC": "1",

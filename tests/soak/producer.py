@@ -1,0 +1,105 @@
+"""The producer of a soak run: `python -m tests.soak.producer SEED` sends until SIGTERM.
+
+A send whose outcome is in doubt is repeated until it is acknowledged; only then is it in the journal, with
+the answer it must get.
+"""
+
+from __future__ import annotations
+
+import random
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from horsies import Result
+from tests.soak import journal
+from tests.soak.application import (
+    answer_to,
+    app,
+    fail_first,
+    work_again,
+    work_narrow,
+    work_once,
+    work_wide,
+)
+from tests.soak.flows import SHAPES, SIGNAL
+
+SENDS_PER_SECOND = 5.0
+TASKS = {work_once: 3, work_again: 4, work_wide: 3, work_narrow: 1, fail_first: 2}
+stopping = threading.Event()
+
+
+def acknowledged(first: Result[Any, Any], again: Callable[[Any], Result[Any, Any]]) -> Any:
+    """The handle of a send, repeated while its outcome is in doubt."""
+    sent = first
+    while sent.is_err():
+        error = sent.err_value
+        if not error.retryable:
+            raise RuntimeError(f"a send was refused: {error.code} {error.message}")
+        time.sleep(0.2)
+        sent = again(error)
+    return sent.ok_value
+
+
+def seconds_of(dice: random.Random) -> float:
+    """Mostly short, sometimes long enough to live through a fault."""
+    return dice.uniform(3.0, 7.0) if dice.random() < 0.06 else dice.uniform(0.02, 0.6)
+
+
+def send_task(dice: random.Random, number: int) -> None:
+    task = dice.choices(list(TASKS), list(TASKS.values()))[0]
+    seconds = seconds_of(dice)
+    if task in (work_narrow, work_wide):
+        seconds = min(seconds, 0.8)
+    handle = acknowledged(task.send(number, seconds), task.retry_send)
+    journal.write("sent", kind=task.task_name, task_id=handle.task_id, answer=answer_to(number))
+
+
+def send_delayed(dice: random.Random, number: int) -> None:
+    delay = dice.randint(1, 5)
+    handle = acknowledged(work_again.schedule(delay, number, 0.05), work_again.retry_schedule)
+    answer = answer_to(number)
+    journal.write("sent", kind="delayed", task_id=handle.task_id, answer=answer, delay=delay)
+
+
+def send_idempotent(dice: random.Random, number: int) -> None:
+    """Send the same request three times with one key."""
+    key = f"key-{number}"
+    keyed = work_again.with_options(idempotency_key=key)
+    for _ in range(3):
+        handle = acknowledged(keyed.send(number, 0.05), work_again.retry_send)
+        answer = answer_to(number)
+        journal.write("sent", kind="idempotent", task_id=handle.task_id, answer=answer, key=key)
+
+
+def start_run(dice: random.Random, number: int) -> None:
+    shape = dice.choice(SHAPES)
+    order = shape(number)
+    handle = acknowledged(order.spec.start(), order.spec.retry_start)
+    journal.write("started", kind=shape.__name__, run_id=handle.workflow_id, answer=order.expected)
+    if order.signal is not None:
+        # One that is stored twice is kept for a second node, which this workflow does not have.
+        acknowledged(
+            handle.signal(SIGNAL, order.signal), lambda _: handle.signal(SIGNAL, order.signal)
+        )
+
+
+ACTIONS = {send_task: 12, send_delayed: 2, send_idempotent: 1, start_run: 2}
+
+
+def main(seed: int) -> None:
+    signal.signal(signal.SIGTERM, lambda *_: stopping.set())
+    dice = random.Random(seed)
+    number = 0
+    while not stopping.wait(dice.expovariate(SENDS_PER_SECOND)):
+        number += 1
+        action = dice.choices(list(ACTIONS), list(ACTIONS.values()))[0]
+        action(dice, number)
+    app.close()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

@@ -1,0 +1,154 @@
+"""A soak run: start all processes, follow the plan of faults, let everything settle, compare."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psycopg
+
+from horsies.db.migrate import apply_migrations
+from tests.soak.checks import violations
+from tests.soak.crew import Crew
+from tests.soak.evidence import Evidence, gather
+from tests.soak.faults import Saboteur
+from tests.soak.plan import Kind, make_plan
+from tests.support.replicated_server import ReplicatedServer
+from tests.support.tables import WITNESS
+from tests.support.workers import RunningWorker
+
+SETTLE_SECONDS = 120.0
+SHOWN = 10
+OPEN = """
+SELECT (SELECT count(*) FROM horsies_tasks WHERE status IN ('PENDING', 'CLAIMED', 'RUNNING')),
+    (SELECT count(*) FROM horsies_workflows WHERE status IN ('PENDING', 'RUNNING', 'PAUSED'))
+"""
+
+
+@dataclass(slots=True)
+class Report:
+    """The outcome of a run: counts, and the violations by check."""
+
+    seed: int
+    seconds: float
+    faults: Counter[Kind]
+    evidence: Evidence
+    violations: dict[str, list[str]]
+    settled_seconds: float
+
+    @property
+    def has_failed(self) -> bool:
+        return any(self.violations.values())
+
+    def lines(self) -> Iterator[str]:
+        """The summary, with the evidence of violations."""
+        yield f"soak: seed {self.seed}, {self.seconds:.0f} s of faults"
+        yield f"settled after {self.settled_seconds:.1f} s"
+        yield f"faults: {sum(self.faults.values())}"
+        yield from (f"  {count:4} {kind}" for kind, count in sorted(self.faults.items()))
+        yield from self._load()
+        yield "checks:"
+        for name, found in self.violations.items():
+            yield f"  {'FAIL' if found else 'ok':4} {name}: {len(found)}"
+            yield from (f"         {one}" for one in found[:SHOWN])
+            if len(found) > SHOWN:
+                yield f"         and {len(found) - SHOWN} more"
+        verdict = "FAILED" if self.has_failed else "passed"
+        yield f"soak {verdict}: python -m tests.soak --seconds {self.seconds:.0f} --seed {self.seed}"
+
+    def _load(self) -> Iterator[str]:
+        evidence = self.evidence
+        statuses = Counter(row.status for row in evidence.tasks.values())
+        yield f"tasks: {len(evidence.tasks)}, {dict(statuses)}"
+        yield f"  acknowledged sends: {dict(Counter(one['kind'] for one in evidence.sent))}"
+        yield f"  executions: {len(evidence.begins)}, {len(evidence.condemned)} workers declared lost"
+        slots = Counter(row.schedule_name for row in evidence.tasks.values() if row.schedule_name)
+        yield f"  scheduled: {dict(slots)}"
+        yield f"runs: {dict(Counter(one['kind'] for one in evidence.started))}"
+
+
+def soak(seconds: float, seed: int, directory: Path | None = None) -> Report:
+    """Run for so long with faults and return the report."""
+    place = directory or Path(tempfile.mkdtemp(prefix="horsies-soak-"))
+    print(f"soak: seed {seed}; journal and logs are in {place}", file=sys.stderr, flush=True)
+    with ReplicatedServer() as servers:
+        with psycopg.connect(servers.url, autocommit=True) as connection:
+            apply_migrations(connection)
+            connection.execute(WITNESS.encode())
+        with Crew(servers, place) as crew:
+            _start(crew, seed)
+            saboteur = Saboteur(crew, seed)
+            try:
+                saboteur.follow(make_plan(seed, seconds), seconds)
+                settled_seconds, endings = _settle(crew)
+            finally:
+                saboteur.stop()
+            evidence = gather(crew)
+    found = violations(evidence) | endings
+    found["faults that could not be carried out"] = saboteur.problems
+    return Report(seed, seconds, saboteur.done, evidence, found, settled_seconds)
+
+
+def _start(crew: Crew, seed: int) -> None:
+    for member in crew.members:
+        member.launch()
+    for member in crew.members:
+        member.wait_until_ready()
+    crew.launch_producer(seed)
+
+
+def _settle(crew: Crew) -> tuple[float, dict[str, list[str]]]:
+    """End the load, wait until all work is done, stop every process in order, and look for orphans."""
+    began = time.monotonic()
+    assert crew.producer is not None
+    by_itself = [
+        f"{member.name} ended by itself with exit code {code}: {member.process.log()[-1000:]}"
+        for member in crew.members
+        if (code := member.process.process.poll()) is not None
+    ]
+    badly = list(_stop("the producer", crew.producer))
+    for member in crew.members:
+        if member.process.process.poll() is None:
+            member.wait_until_ready()
+    for member in crew.schedulers:
+        badly += _stop(member.name, member.process)
+    unsettled = _wait_for_work(crew)
+    seconds = time.monotonic() - began
+    for member in crew.workers:
+        badly += _stop(member.name, member.process)
+    return seconds, {
+        "processes that ended by themselves": by_itself,
+        "processes that did not stop in order": badly,
+        "work that did not settle": unsettled,
+        "orphan processes": _orphans(crew),
+    }
+
+
+def _stop(name: str, process: RunningWorker) -> Iterator[str]:
+    """Stop a process that still runs."""
+    if process.process.poll() is None and (code := process.stop(60)) != 0:
+        yield f"{name} stopped with exit code {code}: {process.log()[-1000:]}"
+
+
+def _wait_for_work(crew: Crew) -> list[str]:
+    """Wait until no task and no run is open."""
+    deadline = time.monotonic() + SETTLE_SECONDS
+    with psycopg.connect(crew.servers.url, autocommit=True) as connection:
+        while (counts := connection.execute(OPEN.encode()).fetchone()) != (0, 0):
+            if time.monotonic() > deadline:
+                return [f"tasks and runs still open after {SETTLE_SECONDS:.0f} s: {counts}"]
+            time.sleep(0.05)
+    return []
+
+
+def _orphans(crew: Crew) -> list[str]:
+    """Processes that outlive their parents by more than a moment."""
+    deadline = time.monotonic() + 2.0
+    while (found := crew.remains()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return found
