@@ -236,6 +236,8 @@ class InFlight:
             task_id = outcome.task_id
             if task_id in refused:
                 self.blocked[task_id] = outcome
+                if self.is_full:
+                    logger.error("%d outcomes are refused; claiming no tasks", len(self.blocked))
                 continue
             if self._running[task_id].generation == outcome.generation:
                 del self._running[task_id]
