@@ -111,6 +111,8 @@ class InFlight:
     @property
     def is_full(self) -> bool:
         """Whether the refused outcomes in memory are too many to run more tasks."""
+        if not self.blocked:
+            return False
         size = sum(len(one.result) for one in self.blocked.values())
         return len(self.blocked) >= BLOCKED_MAX or size >= BLOCKED_CHARACTERS_MAX
 

@@ -213,7 +213,11 @@ class Maintenance:
                     [assignment.generation for assignment in long],
                 )
                 steps.append((send_heartbeats, beats))
-            self._in_flight.cancel(row.id for row in pipeline.run(steps)[0])
+            answers: list[list[Any]] = []
+            with self._isolated("the heartbeats of long-running tasks"):
+                answers = pipeline.run(steps)
+            cancelled = answers or pipeline.run(steps[:1])
+            self._in_flight.cancel(row.id for row in cancelled[0])
         self._must_check_cancels = False
         if is_due:
             self._heartbeat.done(now)
