@@ -87,4 +87,4 @@ def column_code(code: str | None) -> str | None:
     """
     if code is None or len(code) <= STORED_CODE_CHARACTERS_MAX:
         return code
-    return code[: STORED_CODE_CHARACTERS_MAX - 1] + "…"
+    return code[: STORED_CODE_CHARACTERS_MAX - 3] + "..."  # every encoding of a database has dots

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from types import ModuleType
 
+import psycopg
+
 from tests.support.database import Database
 from tests.support.proxy import Proxy
 from tests.support.tables import attempts, task
@@ -50,3 +52,23 @@ def test_a_worker_may_stop_its_tasks_before_others_run_them_again(
         assert task(connection, sent.task_id).retry_count == 1
         proxy.start()
         worker.wait_for("worker_declared_lost", 10)
+
+
+def test_a_row_that_another_session_has_locked_keeps_no_other_task_waiting(
+    fleet: Fleet, journal: Journal, programs: ModuleType, connection: Database
+) -> None:
+    workers = [fleet.start(processes=2) for _ in range(2)]
+    locked = programs.sleep.send(1).unwrap()
+    wait_until(lambda: journal.lines("start"), 10)
+    with psycopg.connect(fleet.database_url) as holder:
+        holder.execute("SELECT FROM horsies_tasks WHERE id = %s FOR UPDATE", (locked.task_id,))
+        wait_until(lambda: any(worker.events("blocked") for worker in workers), 15)
+        others = [programs.add.send(number, 1).unwrap() for number in range(20)]
+        assert [sent.get(5_000).unwrap() for sent in others] == list(range(1, 21))
+        assert task(connection, locked.task_id).status == "RUNNING"
+    assert locked.get(15_000).ok_value == "done"
+    assert (
+        len(attempts(connection, locked.task_id)) == len(journal.lines("end", locked.task_id)) == 1
+    )
+    assert not any(worker.events("workers_lost") for worker in workers)
+    assert [worker.stop() for worker in workers] == [0, 0]

@@ -97,6 +97,28 @@ def test_status_counts_workers_that_went_missing(horsies: Run, database: Databas
     assert "1 worker(s) alive, 0 of 4 children busy, 1 lost." in horsies("status").out
 
 
+def test_status_shows_the_oldest_blocked_tasks_and_their_number(
+    horsies: Run, database: Database
+) -> None:
+    assert "blocked" not in horsies("status").out
+    ids = [add_task(database, status="RUNNING", generation=2) for _ in range(7)]
+    database.execute(
+        "INSERT INTO horsies_blocked (id, kind, status, generation, action, error, since) "
+        "SELECT id, 'task', status, generation, 'record', '54000 too \x1b[31mlong', "
+        "now() - row_number() OVER (ORDER BY id DESC) * interval '1 minute' FROM horsies_tasks"
+    )
+    database.execute("UPDATE horsies_tasks SET generation = 3 WHERE id = %s", (ids[0],))
+    lines = horsies("status").out.splitlines()
+    first = lines.index("6 blocked task(s) or run(s): the database refuses their next change.")
+    shown = " ".join(lines[first + 1 :])
+    assert f"task {ids[1]}, record, for 6m00s: 54000 too \\x1b[31mlong" in " ".join(shown.split())
+    assert "and 1 more" in shown
+    assert ids[6] not in shown
+    blocked = read(horsies("status", "--json"))["blocked"]
+    assert blocked["count"] == 6
+    assert [row["id"] for row in blocked["first"]] == ids[1:6]
+
+
 def test_workers_are_listed_with_their_place(horsies: Run, database: Database) -> None:
     worker_id = add_worker(database, hostname="web-1", pid=77, queues=["mail", "reports"])
     gone = add_worker(database, stopped_at=ago(5), seen_at=ago(5))

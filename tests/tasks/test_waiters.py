@@ -156,3 +156,43 @@ def test_the_thread_stays_for_one_who_waits(connection: Connection[Any], restles
     assert restless._thread is serving
     connection.execute("UPDATE horsies_tasks SET status = 'COMPLETED'")
     assert status(patient) == "COMPLETED"
+
+
+UNREADABLE = """
+ALTER TABLE horsies_tasks RENAME TO test_tasks;
+CREATE VIEW horsies_tasks AS SELECT id, task_name, status, failed_reason, error_code,
+    CASE WHEN task_name = 'unreadable' AND status = 'COMPLETED' THEN (1 / (generation - 7))::text
+         ELSE result END AS result
+FROM test_tasks
+"""
+
+
+@pytest.fixture
+def unreadable(connection: Connection[Any]) -> Iterator[str]:
+    """A running task whose result cannot be read once there is one."""
+    task_id = add_task(connection, task_name="unreadable", status="RUNNING", generation=7)
+    connection.execute(UNREADABLE)
+    yield task_id
+    connection.execute("DROP VIEW horsies_tasks")
+    connection.execute("ALTER TABLE test_tasks RENAME TO horsies_tasks")
+
+
+def test_a_result_that_cannot_be_read_fails_its_own_waiters_at_once_and_no_others(
+    connection: Connection[Any], process_url: str, unreadable: str
+) -> None:
+    other = new_id()
+    connection.execute(
+        "INSERT INTO test_tasks (id, task_name, queue_name, enqueue_sha) VALUES (%s, 'work', 'q', '')",
+        (other,),
+    )
+    waiters = Waiters(lambda: connect(process_url), poll_seconds=0.05)
+    try:
+        patient, fine = waiters.watch(unreadable), waiters.watch(other)
+        for task_id in (unreadable, other):  # both have been read while they were running
+            waiters.watch(task_id, once=True).result(10)
+        connection.execute("UPDATE test_tasks SET status = 'COMPLETED', result = '1'")
+        with pytest.raises(psycopg.errors.DivisionByZero):
+            patient.result(10)
+        assert status(fine) == "COMPLETED"
+    finally:
+        waiters.close()

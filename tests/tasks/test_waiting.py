@@ -334,6 +334,18 @@ def test_a_forked_child_can_close_whatever_its_parent_was_doing(process_url: str
     assert done.stdout.split() == ["child:0"], done.stderr
 
 
+def test_a_forked_child_may_begin_with_many_threads_at_once(process_url: str) -> None:
+    program = Path(__file__).parents[1] / "support" / "apps" / "fork_threads_program.py"
+    done = subprocess.run(
+        [sys.executable, str(program), process_url],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_an_application_nobody_holds_any_more_goes_and_its_connection_with_it(
     process_url: str, connection: Database
 ) -> None:

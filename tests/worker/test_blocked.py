@@ -140,6 +140,22 @@ def test_an_outcome_a_trigger_refuses_keeps_its_result(
     assert row_of(connection, bad.id)["result"] == '{"ok":1}'
 
 
+def test_a_refused_outcome_keeps_no_place_under_a_cap(
+    connection: Connection[Any], pipeline: Pipeline
+) -> None:
+    capped = Claimer("me", "host", ["default"], [1], 1)
+    add_task(connection, task_name="poison")
+    add_task(connection)
+    request = TurnRequest(pids=[1])
+    (bad,) = take_turn(pipeline, capped, [], request).claimed
+    assert not take_turn(pipeline, capped, [], request).claimed
+    with poisoned(connection, POISONOUS):
+        outcome = Outcome.completed(bad, '{"ok":1}')
+        turned = take_turn(pipeline, capped, [outcome], request)
+        assert turned.refused == {bad.id}
+        assert [task.task_name for task in turned.claimed] == ["work"]
+
+
 @pytest.mark.slow
 def test_66_results_of_16_mebibytes_are_recorded_turn_by_turn(
     connection: Connection[Any], pipeline: Pipeline

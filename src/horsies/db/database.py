@@ -13,6 +13,7 @@ import os
 import select
 import threading
 import time
+import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import (
     AbstractAsyncContextManager,
@@ -271,24 +272,23 @@ class Database:
         self.connect_seconds = 10
         # Whether this process may create and change tables.
         self.migrates = migrates
-        self._lock = threading.Lock()
         self._forget()
+        _databases.add(self)
 
     def _forget(self) -> None:
-        self._pid = os.getpid()
+        self._lock = threading.Lock()
         self._urls: tuple[str, str] | None = None
         self._pool: Pool | None = None
         self._async_pools: dict[asyncio.AbstractEventLoop, AsyncPool] = {}
 
-    def _reset_after_fork(self) -> None:
-        if self._pid != os.getpid():
+    def reset_after_fork(self) -> None:
+        """Forget connections and locks that belong to the parent process."""
+        if self._pool is not None or self._async_pools:
             _inherited.append((self._pool, self._async_pools))
-            self._lock = threading.Lock()
-            self._forget()
+        self._forget()
 
     def urls(self) -> tuple[str, str]:
         """Return the URL for ordinary work and the one for LISTEN and schema work."""
-        self._reset_after_fork()
         with self._lock:
             if self._urls is None:
                 url = _resolve(self.config.database_url)
@@ -366,14 +366,12 @@ class Database:
         return self.pool_async().connection()
 
     def pool(self) -> Pool:
-        self._reset_after_fork()
         with self._lock:
             if self._pool is None:
                 self._pool = Pool(lambda: self.connect(self.role), self._limits())
         return self._pool
 
     def pool_async(self) -> AsyncPool:
-        self._reset_after_fork()
         loop = asyncio.get_running_loop()
         if (pool := self._async_pools.get(loop)) is None:
             self._drop_closed_loops()
@@ -395,7 +393,6 @@ class Database:
 
     def close(self) -> None:
         """Close the synchronous pool; the next use opens a new one."""
-        self._reset_after_fork()
         with self._lock:
             pool, self._pool = self._pool, None
         if pool is not None:
@@ -407,6 +404,19 @@ class Database:
         pool = self._async_pools.pop(asyncio.get_running_loop(), None)
         if pool is not None:
             pool.close()
+
+
+# Weak: an instance ends with its broker.
+_databases: weakref.WeakSet[Database] = weakref.WeakSet()
+
+
+def _reset_all() -> None:
+    for database in _databases:
+        database.reset_after_fork()
+
+
+# Before the child has a second thread, so that no two of them can reset one after the other.
+os.register_at_fork(after_in_child=_reset_all)
 
 
 def pool_sizes(config: PostgresConfig, role: str) -> tuple[int, int]:

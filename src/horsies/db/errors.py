@@ -90,6 +90,14 @@ def is_of_data(error: psycopg.Error) -> bool:
     return kind_of(error) is ErrorKind.DATA
 
 
+def is_lock_timeout(error: psycopg.Error) -> bool:
+    """Whether another session held a lock for longer than this one may wait.
+
+    Transient, but a session that is idle in a transaction can hold one row for hours.
+    """
+    return error.sqlstate == "55P03"
+
+
 def is_raised_by_trigger(error: psycopg.Error) -> bool:
     """Whether a trigger refused the change, and not the values of the statement itself.
 

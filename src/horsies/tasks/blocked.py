@@ -1,6 +1,7 @@
-"""Blocked tasks and runs: those whose next change the database refuses with an error of the data.
+"""Blocked tasks and runs: those whose next change the database refuses with an error of the data, or whose
+rows another session has locked.
 
-An error of the data concerns single rows, see ``db/errors.py``. After such an error of a batch every task
+Such an error concerns single rows, see ``db/errors.py``. After such an error of a batch every task
 or run gets a transaction of its own. The one that causes the error is logged once, recorded for operators,
 left alone, and tried again after a delay that doubles from a second to five minutes.
 """
@@ -15,10 +16,10 @@ from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 import psycopg
 
-from horsies.db.errors import describe_refusal, is_of_data, is_transient
+from horsies.db.errors import describe_refusal, is_lock_timeout, is_of_data, is_transient
 from horsies.db.pipeline import Pipeline
-from horsies.db.statement import Step
-from horsies.db.statements.blocked import NoteBlocked, note_blocked
+from horsies.db.statement import Nothing, Step
+from horsies.db.statements.blocked import NoteBlocked, limit_lock_wait, note_blocked
 from horsies.events import as_event
 
 logger = logging.getLogger("horsies.blocked")
@@ -30,6 +31,15 @@ FORGET_SECONDS = 60.0
 
 Task = TypeVar("Task")
 Action: TypeAlias = Literal["record", "recover", "expire", "release", "start", "renew", "claim"]
+
+
+# The first step of a transaction that is tried again anyway.
+WAIT_BRIEFLY: Step = (limit_lock_wait, Nothing())
+
+
+def is_isolated(error: psycopg.Error) -> bool:
+    """Whether the error concerns single tasks or runs, so that each gets a transaction of its own."""
+    return is_of_data(error) or is_lock_timeout(error)
 
 
 class Change(NamedTuple):
@@ -88,9 +98,9 @@ class Blocked:
     ) -> list[list[Any]] | None:
         """Run the steps of one change in a transaction; None if the database refuses it."""
         try:
-            answers = pipeline.run(steps)
+            _, *answers = pipeline.run([WAIT_BRIEFLY, *steps])
         except psycopg.Error as error:
-            if not is_of_data(error):
+            if not is_isolated(error):
                 raise
             self.note(pipeline, change, error)
             return None
@@ -118,7 +128,7 @@ class Blocked:
         try:
             return [pipeline.run(steps_of(wanted))]
         except psycopg.Error as error:
-            if not is_of_data(error):
+            if not is_isolated(error):
                 raise
         attempts = [self.attempt(pipeline, change_of(task), steps_of([task])) for task in wanted]
         return [answers for answers in attempts if answers is not None]

@@ -13,6 +13,7 @@ import selectors
 import socket
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
@@ -24,6 +25,7 @@ from typing import Any, TypeAlias, assert_never
 import psycopg
 from psycopg import Connection
 
+from horsies.db.errors import is_of_data
 from horsies.db.listen import Listener
 from horsies.db.statements.tasks import OutcomeRow, TaskIds, read_outcomes
 from horsies.db.statements.workflows import ReadRuns, RunOutcome, read_runs
@@ -91,14 +93,9 @@ class Waiters:
         self._poll_seconds = poll_seconds
         self._spare_seconds = spare_seconds
         self._reset()
-
-    def _reset_after_fork(self) -> None:
-        # The thread stayed in the parent process, and another one there may have held the lock.
-        if self._pid != os.getpid():
-            self._reset()
+        _instances.add(self)
 
     def _reset(self) -> None:
-        self._pid = os.getpid()
         self._lock = threading.Lock()
         self._watches: dict[_Key, _Watch] = {}
         self._fresh: set[_Key] = set()
@@ -122,7 +119,6 @@ class Waiters:
         return self._watch((Subject.RUN, workflow_id), until, once)
 
     def _watch(self, key: _Key, until: frozenset[str], once: bool) -> Future[Any]:
-        self._reset_after_fork()
         with self._lock:
             waiter = _Waiter(Future(), until, once, self._round)
             self._watches.setdefault(key, _Watch()).waiters.append(waiter)
@@ -135,7 +131,6 @@ class Waiters:
         """Drop a future whose caller no longer waits."""
         if future.done() and not future.cancelled():
             return
-        self._reset_after_fork()
         with self._lock:
             for key in ((subject, watched_id) for subject in Subject):
                 watch = self._watches.get(key, _Watch())
@@ -145,7 +140,6 @@ class Waiters:
 
     def close(self) -> None:
         """End the thread and its connection; remaining futures get an error."""
-        self._reset_after_fork()
         with self._lock:
             thread, self._thread = self._thread, None
             watches, self._watches = self._watches, {}
@@ -255,16 +249,28 @@ class Waiters:
             self._fail_unread(wanted, listener.failure or ConnectionError("no connection"))
             return
         for subject in Subject:
-            keys = [key for key in wanted if key[0] is subject]
-            if not keys:
-                continue
-            try:
-                found = _read(listener.connection, subject, [watched_id for _, watched_id in keys])
-            except psycopg.Error as error:
+            if keys := [key for key in wanted if key[0] is subject]:
+                self._read_keys(listener.connection, subject, keys)
+
+    def _read_keys(
+        self, connection: Connection[Any], subject: Subject, keys: Sequence[_Key]
+    ) -> None:
+        """Read all rows in one statement, or after an error of the data each in its own: a result that
+        cannot be read fails its own waiters at once, and no others.
+        """
+        try:
+            found = _read(connection, subject, [watched_id for _, watched_id in keys])
+        except psycopg.Error as error:
+            if not is_of_data(error):
                 self._fail_unread(keys, error)
-                continue
-            for key in keys:
-                self._deliver(key, found.get(key[1]))
+            elif len(keys) == 1:
+                self._fail(keys, error, lambda _, waiter: self._is_current(waiter))
+            else:
+                for key in keys:
+                    self._read_keys(connection, subject, [key])
+            return
+        for key in keys:
+            self._deliver(key, found.get(key[1]))
 
     def _deliver(self, key: _Key, row: Any) -> None:
         with self._lock:
@@ -293,15 +299,37 @@ class Waiters:
 
     def _fail_unread(self, keys: Iterable[_Key], error: Exception) -> None:
         """Fail the waiters whose first or only read failed; the others outlast the outage."""
+        self._fail(keys, error, self._is_unread)
+
+    def _fail(
+        self,
+        keys: Iterable[_Key],
+        error: Exception,
+        is_affected: Callable[[bool, _Waiter], bool],
+    ) -> None:
         failed: list[_Waiter] = []
         with self._lock:
             for key in keys:
                 watch = self._watches.get(key, _Watch())
-                failed += watch.take(partial(self._is_unread, watch.was_read))
+                failed += watch.take(partial(is_affected, watch.was_read))
                 if not watch.waiters:
                     self._watches.pop(key, None)
         for waiter in failed:
             _fail(waiter.future, error)
+
+
+# Weak: an instance ends with its broker.
+_instances: weakref.WeakSet[Waiters] = weakref.WeakSet()
+
+
+def _reset_all() -> None:
+    """In a forked process: the thread stayed in the parent, where another one may have held the lock."""
+    for waiters in _instances:
+        waiters._reset()
+
+
+# Before the child has a second thread, so that no two of them can reset one after the other.
+os.register_at_fork(after_in_child=_reset_all)
 
 
 def timeout_problem(timeout_ms: object) -> str | None:

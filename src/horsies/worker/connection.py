@@ -268,7 +268,8 @@ class WorkerConnection:
             raise DatabaseGivenUpError(describe(error)) from error
         self._counted_at = now + delay_seconds
         logger.error(
-            "database unavailable, next attempt in %.1f s (%s/%s): %s",
+            "%s, next attempt in %.1f s (%s/%s): %s",
+            "statement refused" if is_of_data(error) else "database unavailable",
             delay_seconds,
             self._backoff.attempts,
             self._resilience.db_retry_max_attempts or "inf",

@@ -113,6 +113,8 @@ class InFlight:
     @property
     def is_full(self) -> bool:
         """Whether the refused outcomes in memory are too many to run more tasks."""
+        if not self.blocked:
+            return False
         size = sum(len(one.result) for one in self.blocked.values())
         return len(self.blocked) >= BLOCKED_MAX or size >= BLOCKED_CHARACTERS_MAX
 
@@ -240,6 +242,8 @@ class InFlight:
             task_id = outcome.task_id
             if task_id in refused:
                 self.blocked[task_id] = outcome
+                if self.is_full:
+                    logger.error("%d outcomes are refused; claiming no tasks", len(self.blocked))
                 continue
             if self._running[task_id].generation == outcome.generation:
                 del self._running[task_id]

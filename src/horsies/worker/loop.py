@@ -17,7 +17,6 @@ import psycopg
 
 from horsies.app import Horsies
 from horsies.db.database import Database
-from horsies.db.errors import is_of_data
 from horsies.db.pipeline import Pipeline
 from horsies.db.statement import Step
 from horsies.db.statements.turn import (
@@ -34,7 +33,7 @@ from horsies.db.statements.turn import (
 )
 from horsies.events import as_event
 from horsies.ids import new_id
-from horsies.tasks.blocked import Blocked
+from horsies.tasks.blocked import Blocked, is_isolated
 from horsies.tasks.outcome import STOPPED_BY_SHUTDOWN, Outcome
 from horsies.tasks.recovery import (
     EXPIRED_RESULT,
@@ -500,7 +499,9 @@ class Worker:
         for outcome in list(in_flight.blocked.values()):
             if is_last or not self._blocked.is_waiting(outcome.task_id):
                 freed = in_flight.freed_by_queue([outcome])
-                recorded = record_alone(pipeline, self._claimer, outcome, self._blocked, freed)
+                recorded = record_alone(
+                    pipeline, self._claimer, outcome, self._blocked, freed, is_last=is_last
+                )
                 if recorded is not None:
                     self._claimed_last = False
                     in_flight.close_blocked(outcome, recorded)
@@ -528,7 +529,7 @@ class Worker:
             expired_rows, lapsed_rows, (due,), *answers = pipeline.run(steps)
             expired, lapsed = len(expired_rows), len(lapsed_rows)
         except psycopg.Error as error:
-            if not is_of_data(error):
+            if not is_isolated(error):
                 raise
             expired = expire_one_by_one(pipeline, self._blocked)
             lapsed = release_one_by_one(pipeline, self._blocked)

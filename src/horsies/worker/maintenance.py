@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
+import psycopg
+
 from horsies.config.app import AppConfig
-from horsies.db.errors import describe, is_transient
+from horsies.db.errors import describe, describe_refusal, is_transient
 from horsies.db.pipeline import Pipeline
 from horsies.db.statement import Step
 from horsies.db.statements.turn import (
@@ -26,7 +29,7 @@ from horsies.db.statements.turn import (
     send_heartbeats,
 )
 from horsies.db.statements.workers import FindOwned, find_owned, watch_workers
-from horsies.tasks.blocked import Blocked, Change
+from horsies.tasks.blocked import Blocked, Change, is_isolated
 from horsies.tasks.outcome import locking_steps
 from horsies.worker.agenda import NEVER, Timer, lifetime_clock
 from horsies.worker.config import WorkerConfig
@@ -74,6 +77,7 @@ class Maintenance:
         self._in_flight = in_flight
         self._connection = connection
         self._blocked = blocked
+        self._refused_jobs: dict[str, str] = {}
         # Whether notifications arrive: as found last, and as stored last.
         self._is_receiving = self._stored_is_receiving = True
         self._liveness = Liveness(app_config, config, identity)
@@ -166,11 +170,14 @@ class Maintenance:
             self._renew(pipeline, now)
         if self._snapshot.is_due(now):
             self._snapshot.done(now)
-            pipeline.run([self._state()])
+            with self._isolated("the snapshot of this worker"):
+                pipeline.run([self._state()])
         if self._ownerless.is_due(now):
             self._ownerless.done(now)
-            recover_ownerless(pipeline, recovery, self._blocked)
-            expire_paused(pipeline, recovery, self._blocked)
+            with self._isolated("the recovery of tasks without a worker"):
+                recover_ownerless(pipeline, recovery, self._blocked)
+            with self._isolated("the expiry of paused runs"):
+                expire_paused(pipeline, recovery, self._blocked)
         if self._sweep.is_due(now):
             has_more = sweep(pipeline, recovery)
             self._sweep.at = now + (NEXT_SWEEP_SECONDS if has_more else SWEEP_SECONDS)
@@ -219,7 +226,23 @@ class Maintenance:
         # A pooler may have held the query back through an outage that freed the locks of live workers.
         if self._notice_breaks():
             verdicts = self._watch.note_look(others, now, now + taken_seconds)
-            recover_lost_workers(pipeline, verdicts, self._app_config, self._blocked)
+            with self._isolated("the recovery of lost workers"):
+                recover_lost_workers(pipeline, verdicts, self._app_config, self._blocked)
+
+    @contextmanager
+    def _isolated(self, job: str) -> Iterator[None]:
+        """Leave a job for its next time when the database refuses it; log each reason once."""
+        try:
+            yield
+        except psycopg.Error as error:
+            if not is_isolated(error):
+                raise
+            reason = describe_refusal(error)
+            if self._refused_jobs.get(job) != reason:
+                logger.error("%s failed, others go on: %s", job, reason)
+            self._refused_jobs[job] = reason
+        else:
+            self._refused_jobs.pop(job, None)
 
     def _beat(self, pipeline: Pipeline, now: float) -> None:
         """Stop cancelled tasks and, when it is time, send heartbeats for long-running ones."""
@@ -241,7 +264,11 @@ class Maintenance:
                     [assignment.generation for assignment in long],
                 )
                 steps.append((send_heartbeats, beats))
-            self._in_flight.cancel(row.id for row in pipeline.run(steps)[0])
+            answers: list[list[Any]] = []
+            with self._isolated("the heartbeats of long-running tasks"):
+                answers = pipeline.run(steps)
+            cancelled = answers or pipeline.run(steps[:1])
+            self._in_flight.cancel(row.id for row in cancelled[0])
         self._must_check_cancels = False
         if is_due:
             self._heartbeat.done(now)

@@ -16,7 +16,7 @@ from uuid import UUID
 import psycopg
 
 from horsies.config.app import AppConfig
-from horsies.db.errors import describe_refusal, is_of_data, is_raised_by_trigger
+from horsies.db.errors import describe_refusal, is_lock_timeout, is_of_data, is_raised_by_trigger
 from horsies.db.pipeline import Pipeline
 from horsies.db.statement import Step
 from horsies.db.statements.blocked import DueTask, FindDue, FindUnheld, find_due, find_unheld
@@ -31,7 +31,7 @@ from horsies.db.statements.turn import (
     release_unstarted,
     start_tasks,
 )
-from horsies.tasks.blocked import Blocked, Change
+from horsies.tasks.blocked import WAIT_BRIEFLY, Blocked, Change, is_isolated
 from horsies.tasks.outcome import Outcome, locking_steps, recording_steps, without_result
 from horsies.worker.agenda import REST_FACTOR
 from horsies.worker.config import WorkerConfig
@@ -255,7 +255,7 @@ def take_turn(
     try:
         return _one_transaction(pipeline, claimer, outcomes, request)
     except psycopg.Error as error:
-        if not is_of_data(error):
+        if not is_isolated(error):
             raise
         logger.warning("turn failed, one task at a time now: %s", describe_refusal(error))
     recorded = {one.task_id: record_alone(pipeline, claimer, one, blocked) for one in outcomes}
@@ -271,12 +271,16 @@ def take_turn(
 
 
 def _one_transaction(
-    pipeline: Pipeline, claimer: Claimer, outcomes: Sequence[Outcome], request: TurnRequest
+    pipeline: Pipeline,
+    claimer: Claimer,
+    outcomes: Sequence[Outcome],
+    request: TurnRequest,
+    first: Sequence[Step] = (),
 ) -> TurnResult:
     starting = request.starting
     runs = {one.workflow_id for one in outcomes}
     runs.update(task.workflow_id for task, _ in starting)
-    steps = locking_steps(runs)
+    steps = [*first, *locking_steps(runs)]
     locking = len(steps)
     steps += recording_steps(claimer.worker_id, outcomes)
     recording = len(steps)
@@ -304,20 +308,23 @@ def record_alone(
     outcome: Outcome,
     blocked: Blocked,
     freed: Mapping[str, int] = MappingProxyType({}),
+    *,
+    is_last: bool = False,
 ) -> set[str] | None:
     """Record one outcome in a transaction; None if the database refuses it.
 
     An outcome whose own texts the database refuses is recorded as a failure without them. The refusal of
-    a trigger, such as the progress of a run, says nothing about the texts: the outcome is kept as it is.
+    a trigger, such as the progress of a run, says nothing about the texts, nor does a lock of another
+    session: the outcome is kept as it is. The last attempt waits longer for a lock.
     """
-    request = TurnRequest(freed=freed)
+    request, first = TurnRequest(freed=freed), [] if is_last else [WAIT_BRIEFLY]
     try:
-        recorded = _one_transaction(pipeline, claimer, [outcome], request).recorded
+        recorded = _one_transaction(pipeline, claimer, [outcome], request, first).recorded
     except psycopg.Error as error:
-        if not is_of_data(error):
+        if not is_isolated(error):
             raise
         recorded = None
-        if not is_raised_by_trigger(error):
+        if not (is_raised_by_trigger(error) or is_lock_timeout(error)):
             recorded = _record_without_result(pipeline, claimer, outcome, request)
         if recorded is None:
             blocked.note(pipeline, Change("record", outcome.task_id, outcome.workflow_id), error)
@@ -334,7 +341,7 @@ def _record_without_result(
     try:
         return _one_transaction(pipeline, claimer, [without_result(outcome)], request).recorded
     except psycopg.Error as error:
-        if not is_of_data(error):
+        if not is_isolated(error):
             raise
         return None
 
@@ -404,7 +411,7 @@ def release_unheld(
         )
         return len(released)
     except psycopg.Error as error:
-        if not is_of_data(error):
+        if not is_isolated(error):
             raise
     blocked = blocked or Blocked(worker_id)
     (unheld,) = pipeline.run([(find_unheld, FindUnheld(worker_id, ids, generations))])

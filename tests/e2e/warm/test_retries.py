@@ -34,7 +34,7 @@ def test_a_code_too_long_for_an_index_is_retried_and_kept_whole_in_the_result(
     assert error.error_code == programs.LONG_CODE
     assert (error.message, error.data) == ("too long", {"left": 0})
     made = attempts(connection, sent.task_id)
-    cut = programs.LONG_CODE[:199] + "…"
+    cut = programs.LONG_CODE[:197] + "..."
     assert [(one.will_retry, one.error_code) for one in made] == [(True, cut), (False, cut)]
     assert task(connection, sent.task_id).error_code == cut
     filters = TaskFilters(error_codes=[programs.LONG_CODE])

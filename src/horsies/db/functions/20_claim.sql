@@ -31,15 +31,21 @@ BEGIN
 END
 $$;
 
--- Places under a cap that are taken, on one queue or all of them. A lapsed lease takes no place. Volatile, so
--- that it counts what other turns committed while this one waited for the locks.
+-- Places under a cap that are taken, on one queue or all of them. A lapsed lease takes no place, nor does a
+-- task whose code has ended but whose outcome the database refuses. Volatile, so that it counts what other
+-- turns committed while this one waited for the locks.
 CREATE OR REPLACE FUNCTION horsies_in_flight(p_queue text, p_counts_claimed boolean, p_now timestamptz)
 RETURNS bigint LANGUAGE plpgsql AS $$
 BEGIN
     RETURN (
         SELECT count(*) FROM horsies_tasks AS task
         WHERE task.status IN ('CLAIMED', 'RUNNING') AND (p_queue IS NULL OR task.queue_name = p_queue)
-          AND (task.status = 'RUNNING' OR (p_counts_claimed AND task.claim_expires_at > p_now)));
+          AND (task.status = 'RUNNING' OR (p_counts_claimed AND task.claim_expires_at > p_now))
+          -- The first check is made once, and the table is almost always empty.
+          AND (NOT EXISTS (SELECT FROM horsies_blocked) OR NOT EXISTS (
+              SELECT FROM horsies_blocked AS blocked
+              WHERE blocked.id = task.id AND blocked.kind = 'task' AND blocked.generation = task.generation
+                AND blocked.status = task.status AND blocked.action IN ('record', 'recover'))));
 END
 $$;
 

@@ -23,6 +23,10 @@ class NoteBlocked(NamedTuple):
     worker_id: str | None
 
 
+class Setting(NamedTuple):
+    setting: str
+
+
 class BlockedLimit(NamedTuple):
     limit: int
 
@@ -88,6 +92,7 @@ class DueTask(NamedTuple):
 
 
 note_blocked = BLOCKED.declare("note_blocked", NoteBlocked, TaskId)
+limit_lock_wait = BLOCKED.declare("limit_lock_wait", Nothing, Setting)
 list_blocked = BLOCKED.declare("list_blocked", BlockedLimit, BlockedRow)
 delete_unblocked = BLOCKED.declare("delete_unblocked", Nothing, TaskId)
 find_late = BLOCKED.declare("find_late", FindOthers, FoundTask)

@@ -17,6 +17,10 @@ ON CONFLICT (id, kind) DO UPDATE SET
 WHERE (known.status, known.generation) IS DISTINCT FROM (EXCLUDED.status, EXCLUDED.generation)
 RETURNING known.id::text
 
+-- name: limit_lock_wait
+-- For the rest of the transaction. A task alone in its transaction need not wait for a lock: it comes again.
+SELECT set_config('lock_timeout', '200ms', true) AS setting
+
 -- name: list_blocked
 -- Oldest first, with the number of all.
 SELECT id::text, kind, workflow_id::text, action, error, worker_id, since,
