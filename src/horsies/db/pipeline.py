@@ -32,7 +32,11 @@ from horsies.db.statement import UNLOGGED, Script, Statement, Step, log_statemen
 
 Answer = TypeVar("Answer")
 
-_POOLED_FRAME = (TRANSACTION_BEGIN, TRANSACTION_SETTINGS), (b"COMMIT",)
+# How long a worker's statement waits for a row or table that another session has locked. Without a limit
+# the worker would send no heartbeat meanwhile.
+LOCK_TIMEOUT = "5s"
+_LOCK_SETTING = f", pg_catalog.set_config('lock_timeout', '{LOCK_TIMEOUT}', true)".encode()
+_POOLED_FRAME = (TRANSACTION_BEGIN, TRANSACTION_SETTINGS + _LOCK_SETTING), (b"COMMIT",)
 _NO_FRAME: tuple[tuple[bytes, ...], tuple[bytes, ...]] = (), ()
 _FAILED = (ExecStatus.FATAL_ERROR, ExecStatus.BAD_RESPONSE, ExecStatus.PIPELINE_ABORTED)
 # How long a cancel request may take.
