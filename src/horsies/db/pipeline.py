@@ -34,9 +34,7 @@ Answer = TypeVar("Answer")
 
 # How long a worker's statement waits for a row or table that another session has locked. Without a limit
 # the worker would send no heartbeat meanwhile.
-LOCK_TIMEOUT = "5s"
-_LOCK_SETTING = f", pg_catalog.set_config('lock_timeout', '{LOCK_TIMEOUT}', true)".encode()
-_POOLED_FRAME = (TRANSACTION_BEGIN, TRANSACTION_SETTINGS + _LOCK_SETTING), (b"COMMIT",)
+LOCK_TIMEOUT_MS = 5_000
 _NO_FRAME: tuple[tuple[bytes, ...], tuple[bytes, ...]] = (), ()
 _FAILED = (ExecStatus.FATAL_ERROR, ExecStatus.BAD_RESPONSE, ExecStatus.PIPELINE_ABORTED)
 # How long a cancel request may take.
@@ -66,6 +64,7 @@ class Pipeline:
         self.connection = connection
         self.timeout_seconds = timeout_seconds
         self._installation = installation_of(connection)
+        self._frame = _pooled_frame(timeout_seconds) if self._installation.is_pooled else _NO_FRAME
         self._logged = logged
         self._prepared: set[bytes] | None = set() if prepared else None
         self._poller = select.poll()
@@ -128,7 +127,7 @@ class Pipeline:
         """Send the statements and return their results, between those of BEGIN and COMMIT if there
         is a pooler: its sessions keep no settings.
         """
-        before, after = _POOLED_FRAME if self._installation.is_pooled else _NO_FRAME
+        before, after = self._frame
         texts = [statement.texts(params) for statement, params in steps]
         _refuse_oversized(steps, texts)
         pgconn.enter_pipeline_mode()
@@ -264,6 +263,13 @@ def _refuse_oversized(steps: Sequence[Step], texts: Sequence[list[bytes | None]]
                 f"the parameters of {statement.name} take {size:,} bytes; "
                 f"PostgreSQL accepts at most {MESSAGE_BYTES_MAX:,}"
             )
+
+
+def _pooled_frame(timeout_seconds: float | None) -> tuple[tuple[bytes, ...], tuple[bytes, ...]]:
+    """The commands around a group of statements; a lock must time out before the whole group does."""
+    lock_ms = LOCK_TIMEOUT_MS if timeout_seconds is None else round(500 * timeout_seconds)
+    lock = f", pg_catalog.set_config('lock_timeout', '{min(lock_ms, LOCK_TIMEOUT_MS)}', true)"
+    return (TRANSACTION_BEGIN, TRANSACTION_SETTINGS + lock.encode()), (b"COMMIT",)
 
 
 def _send_plain(pgconn: PGconn, command: bytes) -> int:

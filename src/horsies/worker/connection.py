@@ -28,7 +28,7 @@ from horsies.db.listen import (
     receives_own_notification,
 )
 from horsies.db.migrate import prepare_schema
-from horsies.db.pipeline import LOCK_TIMEOUT, Pipeline
+from horsies.db.pipeline import LOCK_TIMEOUT_MS, Pipeline
 from horsies.db.statements.workers import LockKey, take_worker_lock
 from horsies.events import as_event
 from horsies.retry import Backoff
@@ -43,7 +43,7 @@ TURN_ROLE = "turn"
 TURN_SETTINGS = (
     "-c plan_cache_mode=force_generic_plan -c enable_seqscan=off -c enable_bitmapscan=off "
     "-c enable_hashjoin=off -c enable_mergejoin=off -c enable_material=off "
-    f"-c lock_timeout={LOCK_TIMEOUT}"
+    f"-c lock_timeout={LOCK_TIMEOUT_MS}"
 )
 # The data of the selector's key for the socket that receives notifications.
 NOTIFICATION_SOCKET = "notifications"
