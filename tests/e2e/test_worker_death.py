@@ -11,6 +11,8 @@ from types import ModuleType
 
 import pytest
 
+from horsies.worker import os_process
+from horsies.worker.child import guard
 from tests.support.wait import wait_until
 from tests.support.workers import Fleet, Journal, RunningWorker, is_gone
 
@@ -121,11 +123,29 @@ def test_a_signal_to_all_processes_of_a_worker_does_not_end_its_guard(
 ) -> None:
     worker = fleet.start("--start-method", "spawn", processes=1)
     started = start_programs()
-    guard = guard_of(worker)
+    pid = guard_of(worker)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        os.kill(guard, number)
+        os.kill(pid, number)
     kill(worker)
-    assert_ends([guard, *started])
+    assert_ends([pid, *started])
+
+
+def test_programs_die_with_a_worker_that_ran_inside_a_task_of_a_killed_worker(
+    fleet: Fleet, start_programs: StartPrograms
+) -> None:
+    outer_mark = os_process.new_mark()
+    marked = (
+        "import os, resource, sys; "
+        "resource.setrlimit(resource.RLIMIT_RTTIME, (int(sys.argv[1]), resource.RLIM_INFINITY)); "
+        "os.execv(sys.argv[2], sys.argv[2:])"
+    )
+    through = (sys.executable, "-c", marked, str(outer_mark))
+    worker = fleet.start(processes=1, through=through)
+    started = start_programs()
+    family = worker.family()
+    assert guard.kill_marked(outer_mark) == []
+    worker.wait()
+    assert_ends([*family, *started])
 
 
 def test_a_worker_that_cannot_have_a_guard_warns_and_works(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import socket
@@ -12,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from horsies.worker import protocol
+from horsies.worker import os_process, protocol
 from horsies.worker.child import main
 from horsies.worker.pool.children import Died, Stopped
 from horsies.worker.pool.launcher import StartMethod
@@ -26,6 +27,7 @@ from tests.support.pool import (
     run,
     value_of,
 )
+from tests.support.wait import wait_until
 
 
 def read_pid(path: Path) -> int:
@@ -264,3 +266,17 @@ def test_children_start_in_a_directory_that_has_been_removed(
     assert isinstance(next_event(pool), Died)
     collect_until(pool, lambda: pool.idle_count == 1)
     assert run(pool, "echo", 1) == 1
+
+
+def test_a_traced_process_that_stops_has_not_ended() -> None:
+    pid = os.fork()
+    if pid == 0:
+        ctypes.CDLL(None).ptrace(0, 0, 0, 0)  # the parent becomes its tracer
+        os.kill(os.getpid(), signal.SIGUSR1)
+        os._exit(1)
+    try:
+        wait_until(lambda: psutil.Process(pid).status() == psutil.STATUS_TRACING_STOP, 5)
+        assert os_process.reap(pid) is None
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os_process.wait_for_exit(pid)

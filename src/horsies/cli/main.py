@@ -59,6 +59,7 @@ cli = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 def main() -> None:
     """Run the command line; the entry point of `horsies` and of `python -m horsies`."""
+    _open_missing_streams()
     if isinstance(sys.stdout, io.TextIOWrapper):  # stored text may not fit its encoding
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
@@ -67,6 +68,22 @@ def main() -> None:
         typer.echo(str(error), err=True)
         _show_causes([error])
         sys.exit(1)
+
+
+def _open_missing_streams() -> None:
+    """Open standard streams that the caller closed on /dev/null.
+
+    Otherwise sockets would get their numbers, and a task that writes to standard error would write to
+    one of them.
+    """
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        if getattr(sys, name) is None:
+            null_fd = os.open(os.devnull, os.O_RDWR)
+            if null_fd != number:
+                os.dup2(null_fd, number)
+                os.close(null_fd)
+            os.set_inheritable(number, True)
+            setattr(sys, name, open(number, mode, closefd=False))  # noqa: SIM115
 
 
 @cli.callback(invoke_without_command=True)

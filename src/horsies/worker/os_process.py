@@ -162,7 +162,9 @@ def reap(pid: int) -> int | None:
         reaped, status = os.waitpid(pid, os.WNOHANG)
     except ChildProcessError:
         return 0
-    return os.waitstatus_to_exitcode(status) if reaped == pid else None
+    # A process may make its parent its tracer, which then also learns of its stops.
+    has_ended = reaped == pid and not os.WIFSTOPPED(status)
+    return os.waitstatus_to_exitcode(status) if has_ended else None
 
 
 def wait_for_exit(pid: int) -> None:

@@ -255,6 +255,13 @@ def kill_itself(number: int) -> TaskResult[int, TaskError]:
     return TaskResult(ok=0)
 
 
+@app.task("write_to_descriptor")
+def write_to_descriptor(descriptor: int) -> TaskResult[str, TaskError]:
+    """Write as a C library does, which looks up no stream; the name of the file."""
+    os.write(descriptor, b"words\n")
+    return TaskResult(ok=os.readlink(f"/proc/self/fd/{descriptor}"))
+
+
 # Tasks that take their time
 
 

@@ -22,6 +22,7 @@ from contextlib import suppress
 _PR_SET_PDEATHSIG = 1
 _LAST_SECONDS = 10.0
 _PAUSE_SECONDS = 0.02
+_EMPTY_PASSES = 3
 
 
 def main(worker_pid: int, mark: int) -> None:
@@ -30,6 +31,7 @@ def main(worker_pid: int, mark: int) -> None:
     A worker that ends in order kills its guard first.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    worker_group = os.getpgrp()
     with suppress(PermissionError):
         os.setsid()
     os.closerange(3, os.sysconf("SC_OPEN_MAX"))
@@ -38,36 +40,55 @@ def main(worker_pid: int, mark: int) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGHUP, 0, 0, 0)
     while os.getppid() == worker_pid:
         signal.sigwait({signal.SIGHUP})
-    remaining = kill_marked(mark)
+    remaining = kill_marked(mark, worker_group)
     if remaining:
         pids = ", ".join(map(str, remaining))
         sys.stderr.write(f"horsies guard: processes of tasks could not be killed: {pids}\n")
 
 
-def kill_marked(mark: int) -> list[int]:
+def kill_marked(mark: int, spared_group: int = 0) -> list[int]:
     """Kill the processes with `mark` until none is left; returns those that cannot be killed.
 
-    One pass is not enough: a process may fork while the list is read.
+    One pass is not enough, because a process may fork while the list is read, and one that forks and
+    ends all the time is only caught with its process group. Children are marked just before they leave
+    the group of the worker, which they share with other programs: that group is spared.
     """
     deadline = time.monotonic() + _LAST_SECONDS
-    while (pids := find_marked(mark)) and time.monotonic() < deadline:
-        for pid in pids:
-            with suppress(OSError):
-                os.kill(pid, signal.SIGKILL)
+    empty_passes = 0
+    while empty_passes < _EMPTY_PASSES and time.monotonic() < deadline:
+        groups = find_marked(mark)
+        empty_passes = 0 if groups else empty_passes + 1
+        targets = [*groups, *(-group for group in set(groups.values()) - {spared_group})]
+        killed = [target for target in targets if _kill(target)]
+        if groups and not killed:
+            break
         time.sleep(_PAUSE_SECONDS)
-    return pids
+    return list(groups)
 
 
-def find_marked(mark: int) -> list[int]:
-    """The pids of living processes with `mark`. Reading a process's limits takes about 15 µs."""
+def find_marked(mark: int) -> dict[int, int]:
+    """The living processes with `mark` and their groups. Reading a process's limits takes some 15 µs."""
     text = b" %d " % mark
-    pids = [int(name) for name in os.listdir("/proc") if name.isdecimal()]
-    return [pid for pid in pids if text in _read(pid, "limits") and _is_alive(pid)]
+    # The newest first: they are the most likely to fork.
+    pids = [int(name) for name in reversed(os.listdir("/proc")) if name.isdecimal()]
+    found = {pid: _group(pid) for pid in pids if text in _read(pid, "limits")}
+    return {pid: group for pid, group in found.items() if group}
 
 
-def _is_alive(pid: int) -> bool:
-    state = _read(pid, "stat").rpartition(b") ")[2][:1]
-    return state not in (b"", b"Z", b"X")
+def _group(pid: int) -> int:
+    """The process group; 0 when the process has ended."""
+    fields = _read(pid, "stat").rpartition(b") ")[2].split()
+    return int(fields[2]) if fields and fields[0] not in (b"Z", b"X") else 0
+
+
+def _kill(target: int) -> bool:
+    """Kill a process or a group (negative); False when that is not permitted."""
+    try:
+        with suppress(ProcessLookupError):
+            os.kill(target, signal.SIGKILL)
+    except PermissionError:
+        return False
+    return True
 
 
 def _read(pid: int, name: str) -> bytes:
