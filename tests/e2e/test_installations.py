@@ -113,3 +113,14 @@ def test_workers_producers_and_commands_work_under_unusual_settings(
             )
             assert json.loads(shown)
         app.close()
+
+
+def test_a_worker_that_may_not_migrate_names_the_command_and_ends(
+    own_fleet: Fleet, database_url: str
+) -> None:
+    worker = own_fleet.start(environment={"HORSIES_MIGRATE": "0"}, ready=False)
+    assert worker.wait(30) == 1
+    assert "no tables of horsies; create them with `horsies migrate`" in worker.log()
+    with psycopg.connect(database_url) as connection:
+        query = "SELECT count(*) FROM pg_class WHERE relname LIKE 'horsies%'"
+        assert connection.execute(query).fetchone() == (0,)

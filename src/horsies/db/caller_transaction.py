@@ -69,6 +69,11 @@ def _usable(found: Any, kind: type[AnyConnection], transaction: object) -> AnyCo
         raise UnusableTransactionError(
             "This connection is in pipeline mode; leave the pipeline before sending with it."
         )
+    if found._tpc is not None:
+        raise UnusableTransactionError(
+            "This connection is in a two-phase transaction, and PostgreSQL cannot prepare a transaction that "
+            "notifies workers; send with another connection after the commit."
+        )
     return found
 
 
