@@ -235,8 +235,10 @@ def test_a_result_is_read_in_parts_or_refused_with_its_size(
         assert refused.err_value.error_code is RetrievalCode.RESULT_TOO_LARGE
         assert refused.err_value.data["bytes"] in {1_620, 1_632}
         assert f"is {refused.err_value.data['bytes']:,} bytes" in refused.err_value.message
-    assert [info.result for info in infos[2:4]] == [None, None]
-    assert all(info.task_id for info in infos[2:4])
+    first, second = infos[2:4]
+    assert first.result == TaskResult(ok="x" * length)
+    assert second.result.err_value.error_code is RetrievalCode.RESULT_TOO_LARGE
+    assert all(info.result is None for info in handle.tasks(include_results=False).unwrap())
 
 
 def test_the_text_that_earlier_releases_read_is_an_error_when_it_would_be_too_large(

@@ -167,7 +167,7 @@ def test_runs_that_have_not_ended_are_found_without_history(full: Connection[Any
             read_results, lambda run_id: ReadResults([run_id] * 3, [0, 1, 2], 1_000), id="results"
         ),
         pytest.param(read_nodes, RunId, id="nodes"),
-        pytest.param(read_items, lambda run_id: ReadItems(run_id, True), id="items"),
+        pytest.param(read_items, lambda run_id: ReadItems(run_id, 1_000), id="items"),
         pytest.param(read_node, lambda run_id: ReadNode(run_id, "node-1", 1_000), id="node"),
         pytest.param(read_tree, lambda run_id: ReadTree(run_id, 100), id="tree"),
         pytest.param(read_tree_nodes, lambda run_id: RunIds([run_id]), id="tree nodes"),

@@ -178,7 +178,7 @@ class Oracle:
         """Let what these runs missed happen: first ends count, then nodes begin, then runs end."""
         ended = [node for run in runs for node in run.uncounted() if node.has_ended]
         self._count_ends(ended, fresh=False)
-        skipped, ready = self._decisions(runs, {"PENDING", "READY"})
+        skipped, ready = self._decisions(node for run in runs for node in run.nodes)
         self._count_ends([*skipped, *self._enqueue(ready)])
         self._count_ends([node for run in runs for node in self._finish_run(run)])
 
@@ -192,7 +192,7 @@ class Oracle:
                 node.counted = True
             self._note_errors(counted)
             runs = list(dict.fromkeys(node.run for node in ended))
-            skipped, ready = self._decisions(runs, {"PENDING"})
+            skipped, ready = self._decisions(_dependents(counted))
             at_once = self._enqueue(ready)
             parents = [node for run in runs for node in self._finish_run(run)]
             ended = [*skipped, *at_once, *parents]
@@ -217,9 +217,9 @@ class Oracle:
             if run.error is None:
                 run.error = _blame([node for node in run.nodes if node.status == "FAILED"])
 
-    def _decisions(self, runs: Sequence[Run], statuses: set[str]) -> tuple[list[Node], list[Node]]:
-        moving = [run for run in runs if run.status == "RUNNING"]
-        waiting = [node for run in moving for node in run.nodes if node.status in statuses]
+    def _decisions(self, nodes: Iterable[Node]) -> tuple[list[Node], list[Node]]:
+        moving = [node for node in nodes if node.run.status == "RUNNING"]
+        waiting = [node for node in moving if node.status in {"PENDING", "READY"}]
         decided = [(node, join(node)) for node in waiting]
         skipped = [node for node, status in decided if status == "SKIPPED"]
         ready = [node for node, status in decided if status == "READY"]
@@ -423,6 +423,13 @@ def join(node: Node) -> str:
         seen = all(node.run.nodes[index].counted for index in node.shape.context)
         return "READY" if seen else "PENDING"
     return "SKIPPED" if good + still_open < needed else "PENDING"
+
+
+def _dependents(ended: Sequence[Node]) -> list[Node]:
+    """Return the nodes after these, run by run and in the order of their indexes."""
+    after = {(node.run, index) for node in ended for index in node.run.shape.dependents[node.index]}
+    runs = list(dict.fromkeys(node.run for node in ended))
+    return [node for run in runs for node in run.nodes if (run, node.index) in after]
 
 
 def _take_stored_signal(node: Node) -> None:

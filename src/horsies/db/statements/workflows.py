@@ -104,8 +104,10 @@ class ResultNode(NamedTuple):
 
 
 class ReadItems(NamedTuple):
+    """``max_bytes`` is how many bytes of results to read."""
+
     id: str
-    include_results: bool
+    max_bytes: int
 
 
 class NodeRow(NamedTuple):
@@ -144,6 +146,7 @@ class ItemRow(NamedTuple):
     completed_at: datetime | None
     failed_reason: str | None
     error_code: str | None
+    result_bytes: int | None
     result: str | None
 
 

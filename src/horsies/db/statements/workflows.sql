@@ -74,15 +74,23 @@ WHERE run.id = %(id)s::uuid
 ORDER BY node.task_index
 
 -- name: read_items
--- The items of a run's maps in their order, by the index on the run; of a retried item the last task.
-SELECT DISTINCT ON (task.workflow_node_index, task.workflow_item_index)
-    task.workflow_node_index AS task_index, task.workflow_item_index AS item_index, task.id::text,
-    task.status, task.retry_count, task.enqueued_at, task.started_at,
-    coalesce(task.completed_at, task.failed_at) AS completed_at,
-    task.failed_reason, task.error_code, CASE WHEN %(include_results)s THEN task.result END AS result
-FROM horsies_tasks AS task
-WHERE task.workflow_id = %(id)s::uuid AND task.workflow_item_index IS NOT NULL
-ORDER BY task.workflow_node_index, task.workflow_item_index, task.id DESC
+-- The items of a run's maps in their order, by the index on the run; of a retried item the last task. Results
+-- after the first "max_bytes" are left out.
+SELECT item.task_index, item.item_index, item.id::text, item.status, item.retry_count, item.enqueued_at,
+    item.started_at, item.completed_at, item.failed_reason, item.error_code,
+    octet_length(item.result) AS result_bytes,
+    CASE WHEN sum(octet_length(item.result)) OVER (ORDER BY item.task_index, item.item_index)
+        <= %(max_bytes)s::bigint THEN item.result END AS result
+FROM (
+    SELECT DISTINCT ON (task.workflow_node_index, task.workflow_item_index)
+        task.workflow_node_index AS task_index, task.workflow_item_index AS item_index, task.id, task.status,
+        task.retry_count, task.enqueued_at, task.started_at,
+        coalesce(task.completed_at, task.failed_at) AS completed_at, task.failed_reason, task.error_code,
+        task.result
+    FROM horsies_tasks AS task
+    WHERE task.workflow_id = %(id)s::uuid AND task.workflow_item_index IS NOT NULL
+    ORDER BY task.workflow_node_index, task.workflow_item_index, task.id DESC) AS item
+ORDER BY item.task_index, item.item_index
 
 -- name: read_node
 -- One node of a run by its id. The run exists when a row comes back, the node when its status is not NULL. A
@@ -101,14 +109,15 @@ WHERE run.id = %(id)s::uuid
 -- the others, come with their size alone, in one row. The texts are read last, so that no sort holds them.
 WITH wanted AS MATERIALIZED (
     SELECT node.workflow_id, node.task_index, node.status, node.kind, node.task_name, node.sub_definition_key,
-        node.sub_workflow_summary, node.result_task_id, octet_length(node.result) AS own_bytes,
+        node.sub_workflow_summary, octet_length(node.result) AS own_bytes,
+        CASE WHEN node.result IS NULL THEN node.result_task_id END AS result_task_id,
         node.status = 'COMPLETED' AND node.kind IN ('map', 'workflow') AND node.result IS NULL
             AND node.result_task_id IS NULL AS is_list
     FROM unnest(%(workflow_ids)s::uuid[], %(indexes)s::integer[]) AS key (workflow_id, task_index)
     JOIN horsies_workflow_tasks AS node USING (workflow_id, task_index)
     WHERE node.status IN ('COMPLETED', 'FAILED', 'SKIPPED')),
 parts AS (
-    SELECT node.*, NULL::integer AS item_index, NULL::uuid AS task_id,
+    SELECT node.*, NULL::integer AS item_index, node.result_task_id AS task_id,
         coalesce(node.own_bytes, (
             SELECT octet_length(task.result) FROM horsies_tasks AS task
             WHERE task.id = node.result_task_id), 0) AS bytes
@@ -127,14 +136,12 @@ summed AS (
     FROM sized ORDER BY workflow_id, task_index, item_index OFFSET 0)
 SELECT part.workflow_id::text, part.task_index, part.item_index, part.status, part.kind, part.task_name,
     part.sub_definition_key, part.sub_workflow_summary, part.result_bytes,
-    CASE
-        WHEN NOT part.fits THEN NULL
-        WHEN part.is_list THEN (
-            SELECT horsies_task_result_v1(task) FROM horsies_tasks AS task WHERE task.id = part.task_id)
-        ELSE (
-            SELECT horsies_node_result_v1(node) FROM horsies_workflow_tasks AS node
-            WHERE node.workflow_id = part.workflow_id AND node.task_index = part.task_index)
-    END AS result
+    CASE WHEN part.fits THEN coalesce(
+        -- Nearly every result is that of a task: a function for it would double the time.
+        (SELECT coalesce(task.result, horsies_task_result_v1(task)) FROM horsies_tasks AS task
+         WHERE task.id = part.task_id),
+        (SELECT horsies_node_result_v1(node) FROM horsies_workflow_tasks AS node
+         WHERE node.workflow_id = part.workflow_id AND node.task_index = part.task_index)) END AS result
 FROM summed AS part WHERE part.fits OR coalesce(part.item_index, 0) = 0
 
 -- name: read_places

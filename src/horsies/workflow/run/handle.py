@@ -389,10 +389,12 @@ class WorkflowHandle(Generic[T]):
         infos = {row.task_index: [node_info(row, of_nodes.get(row.task_index))] for row in rows}
         maps = {row.task_index: row for row in rows if row.kind == "map"}
         if maps:
-            with_results = results and all(part.result is not None for part in parts)
-            items: list[ItemRow] = yield read_items, ReadItems(run_id, with_results)
+            items: list[ItemRow] = yield (
+                read_items,
+                ReadItems(run_id, READ_BYTES_MAX if results else 0),
+            )
             for item in items:
-                info = item_info(item, maps[item.task_index], types, with_result=with_results)
+                info = item_info(item, maps[item.task_index], types, with_result=results)
                 infos[item.task_index].append(info)
         return Ok([info for group in infos.values() for info in group])
 

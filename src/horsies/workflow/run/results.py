@@ -294,7 +294,9 @@ def item_info(
     """Describe one item of a map node: the task it runs as."""
     status = TaskStatus(row.status)
     result = None
-    if with_result and status.is_terminal:
+    if with_result and row.result is None and row.result_bytes is not None:
+        result = too_large(f"task {row.id}", row.result_bytes)
+    elif with_result and status.is_terminal:
         outcome = OutcomeRow(
             row.id, node.task_name, row.status, row.result, row.failed_reason, row.error_code
         )
