@@ -244,8 +244,8 @@ class UnknownTasks:
         what = "workflow with the definition key" if wanted.kind == "workflows" else "task"
         fault = "has other parameters for the" if wanted.fingerprint else "has no"
         logger.warning(
-            "this worker %s %s %r on queue %r and leaves it to other workers; deploy the same release "
-            "to every worker of the queue, or use a queue of its own",
+            "this worker %s %s %r on queue %r and leaves it to other workers; add its module to "
+            "discover_tasks, deploy the same release to every worker, or use a queue of its own",
             fault,
             what,
             wanted.name,
