@@ -17,7 +17,7 @@ from tests.support.database import Database
 from tests.support.schedulers import config_of, every, wait_until_serving
 from tests.support.tables import attempts, task
 from tests.support.wait import wait_until
-from tests.support.workers import Fleet, Journal, RunningWorker
+from tests.support.workers import HARDLY_POLLS, Fleet, Journal, RunningWorker
 
 APPLICATION = "tests.support.apps.releases:app"
 RELEASE_VARIABLE = "HORSIES_TEST_RELEASE"
@@ -70,7 +70,8 @@ def journal_of(journal: Journal) -> Counter[tuple[str, str]]:
 def test_a_new_task_waits_for_the_workers_that_have_it(
     fleet: Fleet, releases: ModuleType, connection: Database, journal: Journal
 ) -> None:
-    old, _ = start(fleet, 1), start(fleet, 2)
+    # Without polls, only a notification tells the second worker of a task that the first one released.
+    old, _ = start(fleet, 1, config=HARDLY_POLLS), start(fleet, 2, config=HARDLY_POLLS)
     for number in range(200):
         releases.tasks.added.send(number).unwrap()
     wait_until_done(connection)
