@@ -17,7 +17,7 @@ from tests.support.database import Database
 from tests.support.schedulers import config_of, every, wait_until_serving
 from tests.support.tables import attempts, task
 from tests.support.wait import wait_until
-from tests.support.workers import Fleet, Journal, RunningWorker
+from tests.support.workers import HARDLY_POLLS, Fleet, Journal, RunningWorker
 
 APPLICATION = "tests.support.apps.releases:app"
 RELEASE_VARIABLE = "HORSIES_TEST_RELEASE"
@@ -70,7 +70,8 @@ def journal_of(journal: Journal) -> Counter[tuple[str, str]]:
 def test_a_new_task_waits_for_the_workers_that_have_it(
     fleet: Fleet, releases: ModuleType, connection: Database, journal: Journal
 ) -> None:
-    old, _ = start(fleet, 1), start(fleet, 2)
+    # Without polls, only a notification tells the second worker of a task that the first one released.
+    old, _ = start(fleet, 1, config=HARDLY_POLLS), start(fleet, 2, config=HARDLY_POLLS)
     for number in range(200):
         releases.tasks.added.send(number).unwrap()
     wait_until_done(connection)
@@ -101,6 +102,8 @@ def send_everything(first: Any, releases: ModuleType, rounds: int) -> dict[str, 
             (second.extended.send(number, note="x"), "extended", "x", new),
             (first.loosened.send(number, "y"), "loosened", "y", both),
             (second.loosened.send(number), "loosened", "new", new),
+            (first.renamed.send(old=number), "renamed", "", old),
+            (second.renamed.send(new=number), "renamed", "", new),
         ]
         for sent, name, note, runs_at in sends:
             expected[sent.unwrap().task_id] = (name, number, note, runs_at)
@@ -208,12 +211,11 @@ def test_a_task_fails_once_no_worker_has_known_it_for_the_grace_period(
 def test_a_task_waits_longer_than_the_grace_period_for_a_busy_worker_that_knows_it(
     fleet: Fleet, releases: ModuleType, connection: Database, journal: Journal
 ) -> None:
-    start(fleet, 2, processes=1)
-    releases.tasks.occupy.send(6.0).unwrap()
+    old, _ = start(fleet, 1, config=QUICK_GRACE), start(fleet, 2, processes=1)
+    releases.tasks.occupy.send(8.0).unwrap()
     wait_until(lambda: bool(journal.lines("start")))
-    old = start(fleet, 1, config=QUICK_GRACE)
     sent = releases.tasks.added.send(1).unwrap()
-    old.wait_for("unknown_task")
-    assert sent.get(timeout_ms=20_000).ok_value == 1
+    wait_until(lambda: "added" in [one["task_name"] for one in old.events("unknown_task")])
+    assert sent.get(timeout_ms=30_000).ok_value == 1
     waited = "SELECT started_at - enqueued_at > interval '2 s' FROM horsies_tasks WHERE id = %s"
     assert connection.execute(waited, (sent.task_id,)).fetchone() == (True,)

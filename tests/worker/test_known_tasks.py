@@ -8,7 +8,7 @@ import pytest
 from pydantic import BaseModel, GetPydanticSchema
 from pydantic_core import core_schema
 
-from horsies import TaskError, TaskResult
+from horsies import RetryPolicy, TaskError, TaskResult
 from horsies.codec.calls import CallSignature
 from horsies.db.statements.turn import ClaimedTask, Taker
 from horsies.worker.agenda import NEVER
@@ -140,3 +140,17 @@ def test_an_unknown_sub_workflow_waits_for_the_grace_period_and_then_fails() -> 
     assert unknown.is_left(task, NO_TAKER, 100.0 + GRACE_SECONDS - 1)
     assert not unknown.is_left(task, NO_TAKER, 100.0 + GRACE_SECONDS)
     assert unknown.is_left(task, TAKER, 100.0 + GRACE_SECONDS)
+
+
+@pytest.mark.parametrize("key", ["5", "[1]", '"a\\u0000b"', '"\\ud800"'])
+def test_a_stored_expansion_without_a_readable_key_is_left_to_its_child(key: str) -> None:
+    task = claimed("horsies.expand", kwargs=f'{{"definition_key":{key},"kwargs":{{}}}}')
+    assert not unknown_tasks().is_unknown(task)
+
+
+def test_a_failure_that_the_policy_lists_is_retried() -> None:
+    policy = RetryPolicy.fixed([7], auto_retry_for=["WORKER_RESOLUTION_ERROR"], jitter=False)
+    options = '{"retry_policy":' + policy.model_dump_json() + "}"
+    task = claimed("new")._replace(task_options=options, max_retries=1)
+    assert unknown_tasks().outcome(task).delay_seconds == 7
+    assert unknown_tasks().outcome(claimed("new")).delay_seconds is None

@@ -23,14 +23,16 @@ from pydantic import TypeAdapter
 
 from horsies.app import Horsies
 from horsies.codec.calls import CallSignature
+from horsies.codec.results import encode_task_error
 from horsies.db.statements.turn import ClaimedTask, ClaimUnresolvable, FindTakers, Taker
 from horsies.error_codes import OperationalErrorCode
 from horsies.events import as_event
-from horsies.tasks.outcome import Outcome
+from horsies.task_result import TaskError
+from horsies.tasks.outcome import Outcome, outcome_of_report
 from horsies.worker.agenda import NEVER
 from horsies.worker.child.builtin_tasks import BUILTIN_TASKS, expansion_request
 from horsies.workflow.build.plan import EXPAND_TASK
-from horsies.workflow.definition import definition_by_key, definition_keys
+from horsies.workflow.definition import AnyDefinition, definition_by_key, definition_keys
 from horsies.workflow.expand import missing_definition
 
 logger = logging.getLogger("horsies.worker")
@@ -64,7 +66,7 @@ class KnownTasks:
     def of(cls, app: Horsies) -> KnownTasks:
         tasks = {name: fingerprint(one.signature) for name, one in app.definitions().items()}
         workflows = {
-            key: fingerprint(definition.build_signature())
+            key: _build_fingerprint(definition)
             for key in definition_keys()
             if (definition := definition_by_key(key)) is not None
         }
@@ -75,16 +77,29 @@ class KnownTasks:
 
     def wanted_by(self, task: ClaimedTask) -> Wanted:
         """The sub-workflow that an expansion needs, or the task; without a fingerprint if it is unknown."""
-        request = expansion_request(task.kwargs or "") if task.task_name == EXPAND_TASK else None
-        if request is None:
-            return Wanted("tasks", task.task_name, self.tasks.get(task.task_name, ""))
-        return Wanted("workflows", request[0], self.workflows.get(request[0], ""))
+        if task.task_name == EXPAND_TASK and (key := _definition_key(task.kwargs or "")):
+            return Wanted("workflows", key, self.workflows.get(key, ""))
+        return Wanted("tasks", task.task_name, self.tasks.get(task.task_name, ""))
+
+
+def _definition_key(kwargs_json: str) -> str | None:
+    """The key in a stored expansion; None if it cannot be one, which the child reports."""
+    request = expansion_request(kwargs_json)
+    key: Any = None if request is None else request[0]
+    return key if isinstance(key, str) and key.isprintable() else None
 
 
 def fingerprint(signature: CallSignature | None) -> str:
     """A short hash of the parameters that a call may pass, with their types."""
     parts = None if signature is None else (signature.names, _types(signature))
     return sha256(repr(parts).encode()).hexdigest()[:_FINGERPRINT_CHARACTERS]
+
+
+def _build_fingerprint(definition: AnyDefinition) -> str:
+    try:
+        return fingerprint(definition.build_signature())
+    except ValueError:  # the child that expands it reports the annotation at fault
+        return "unreadable"
 
 
 def _types(signature: CallSignature) -> list[tuple[str, str]]:
@@ -153,11 +168,8 @@ class UnknownTasks:
         self._warn(wanted, task.queue_name)
         self._met_at.setdefault(wanted, now)
         if wanted.kind == "workflows":
-            return Outcome.failed(
-                task,
-                OperationalErrorCode.SUBWORKFLOW_LOAD_FAILED,
-                missing_definition(wanted.name),
-            )
+            code = OperationalErrorCode.SUBWORKFLOW_LOAD_FAILED
+            return _failure(task, code, missing_definition(wanted.name))
         self._names[wanted.name] = NEVER
         self._check_at = min(self._check_at, now + self._grace_seconds)
         return None
@@ -219,6 +231,8 @@ class UnknownTasks:
             for wanted, met_at in self._met_at.items()
             if wanted.kind == "tasks" and now - met_at >= self._grace_seconds
         ]
+        if not names:
+            return None
         return ClaimUnresolvable(
             worker_id, hostname, queues, names, self._grace_seconds, UNRESOLVABLE_BATCH
         )
@@ -235,7 +249,7 @@ class UnknownTasks:
             "or send it to a queue of workers that have it."
         )
         logger.error("%s", text)
-        return Outcome.failed(task, OperationalErrorCode.WORKER_RESOLUTION_ERROR, text)
+        return _failure(task, OperationalErrorCode.WORKER_RESOLUTION_ERROR, text)
 
     def _warn(self, wanted: Wanted, queue_name: str) -> None:
         if wanted in self._warned:
@@ -244,11 +258,22 @@ class UnknownTasks:
         what = "workflow with the definition key" if wanted.kind == "workflows" else "task"
         fault = "has other parameters for the" if wanted.fingerprint else "has no"
         logger.warning(
-            "this worker %s %s %r on queue %r and leaves it to other workers; deploy the same release "
-            "to every worker of the queue, or use a queue of its own",
+            "this worker %s %s %r on queue %r and leaves it to other workers; add its module to "
+            "discover_tasks, deploy the same release to every worker, or use a queue of its own",
             fault,
             what,
             wanted.name,
             queue_name,
             extra=as_event("unknown_task", task_name=wanted.name, queue=queue_name),
         )
+
+
+def _failure(task: ClaimedTask, code: OperationalErrorCode, message: str) -> Outcome:
+    """The outcome that a child's report of this error has: a retry if the policy lists the code."""
+    return outcome_of_report(
+        task,
+        ok=False,
+        result_json=encode_task_error(TaskError(error_code=code, message=message)),
+        error_code=code.value,
+        error_message=message,
+    )

@@ -1,6 +1,7 @@
 """Two releases of one application, for deployments: the environment says which one a process is.
 
-Release 2 adds tasks, a sub-workflow and parameters, and makes a parameter optional; it drops a task.
+Release 2 adds tasks, a sub-workflow and parameters, makes a parameter optional and renames one; it drops a
+task.
 """
 
 from __future__ import annotations
@@ -32,42 +33,58 @@ def make(release: int) -> SimpleNamespace:
     def shared(number: int) -> Done:
         return done("shared", release, number)
 
+    own = first_tasks(app) if release == 1 else second_tasks(app)
+    return SimpleNamespace(app=app, shared=shared, **own)
+
+
+def first_tasks(app: Horsies) -> dict[str, Any]:
+    @app.task("dropped")
+    def dropped(number: int) -> Done:
+        return done("dropped", 1, number)
+
+    @app.task("extended")
+    def extended(number: int) -> Done:
+        return done("extended", 1, number)
+
+    @app.task("loosened")
+    def loosened(number: int, note: str) -> Done:
+        return done("loosened", 1, number, note)
+
+    @app.task("renamed")
+    def renamed(old: int) -> Done:
+        return done("renamed", 1, old)
+
+    return {"dropped": dropped, "extended": extended, "loosened": loosened, "renamed": renamed}
+
+
+def second_tasks(app: Horsies) -> dict[str, Any]:
     @app.task("occupy")
     def occupy(seconds: float) -> TaskResult[str, TaskError]:
         return rest(seconds, "")
 
-    tasks = SimpleNamespace(app=app, shared=shared, occupy=occupy)
-    if release == 1:
+    @app.task("added")
+    def added(number: int) -> Done:
+        return done("added", 2, number)
 
-        @app.task("dropped")
-        def dropped(number: int) -> Done:
-            return done("dropped", release, number)
+    @app.task("extended")
+    def extended(number: int, note: str = "new") -> Done:
+        return done("extended", 2, number, note)
 
-        @app.task("extended")
-        def extended(number: int) -> Done:
-            return done("extended", release, number)
+    @app.task("loosened")
+    def loosened(number: int, note: str = "new") -> Done:
+        return done("loosened", 2, number, note)
 
-        @app.task("loosened")
-        def loosened(number: int, note: str) -> Done:
-            return done("loosened", release, number, note)
+    @app.task("renamed")
+    def renamed(new: int) -> Done:
+        return done("renamed", 2, new)
 
-        tasks.dropped, tasks.extended, tasks.loosened = dropped, extended, loosened
-    else:
-
-        @app.task("added")
-        def added(number: int) -> Done:
-            return done("added", release, number)
-
-        @app.task("extended")
-        def extended_again(number: int, note: str = "new") -> Done:
-            return done("extended", release, number, note)
-
-        @app.task("loosened")
-        def loosened_again(number: int, note: str = "new") -> Done:
-            return done("loosened", release, number, note)
-
-        tasks.added, tasks.extended, tasks.loosened = added, extended_again, loosened_again
-    return tasks
+    return {
+        "added": added,
+        "occupy": occupy,
+        "extended": extended,
+        "loosened": loosened,
+        "renamed": renamed,
+    }
 
 
 tasks = make(RELEASE)
