@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import argparse
 import random
+import shutil
 import sys
+import tempfile
+from pathlib import Path
 
 from tests.soak.run import soak
 
@@ -18,9 +21,14 @@ def main() -> int:
     parser.add_argument("--seed", type=int, help="the seed of load and faults; default: a new one")
     options = parser.parse_args()
     seed = random.SystemRandom().randrange(1_000_000) if options.seed is None else options.seed
-    report = soak(options.seconds, seed)
+    directory = Path(tempfile.mkdtemp(prefix="horsies-soak-"))
+    print(f"soak: seed {seed}, {options.seconds:.0f} s; journal and logs: {directory}", flush=True)
+    report = soak(options.seconds, seed, directory)
     print("\n".join(report.lines()))
-    return 1 if report.has_failed else 0
+    if report.has_failed:
+        return 1
+    shutil.rmtree(directory)
+    return 0
 
 
 if __name__ == "__main__":

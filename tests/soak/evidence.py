@@ -108,11 +108,13 @@ class Evidence:
 
     def may_have_crashed(self, worker: str, began: float, recorded: float) -> bool:
         """Whether a fault of its worker excuses an attempt between these times that was lost."""
-        kills = (Kind.KILL_WORKER, Kind.KILL_CHILD)
         first, last = began - 1.0, recorded + 1.0
+        # A claimed task that had not begun when its worker died has the time of its recovery for both.
+        if self.killed_at.get(worker, last + 1.0) <= last:
+            return True
         return any(
             first <= window.began <= last
-            if window.kind in kills
+            if window.kind is Kind.KILL_CHILD
             else window.is_long and window.began <= last and first <= window.until + RETURN_SECONDS
             for window in self.faults.get(worker, ())
         )

@@ -149,7 +149,7 @@ def test_every_check_has_a_damage() -> None:
 # The first worker was out of touch for longer than allowed until second 9.5, or only for a moment.
 LONG = Window(Kind.CUT_WORKER, 9.5 - LOST_AFTER_SECONDS, 9.5)
 SHORT = Window(Kind.CUT_WORKER, 8.5, 9.5)
-KILLED = Window(Kind.KILL_WORKER, 10.5, 10.5)
+KILLED = Window(Kind.KILL_CHILD, 10.5, 10.5)
 EXCUSABLE = ("forbidden overlaps", "breached caps", "living workers declared lost")
 
 
@@ -171,6 +171,13 @@ def test_a_lost_attempt_needs_a_death_or_a_long_absence(window: Window, is_excus
     evidence.faults[WORKER].append(window)
     found = list(CHECKS["attempts lost without a fault"](evidence))
     assert bool(found) is not is_excused
+
+
+def test_a_dead_worker_loses_its_claims() -> None:
+    evidence = sound()
+    crash(evidence)
+    evidence.killed_at[WORKER] = 5.0
+    assert not list(CHECKS["attempts lost without a fault"](evidence))
 
 
 @pytest.mark.parametrize("seed", range(5))
