@@ -1,0 +1,315 @@
+"""A worker's work in its database: record, release, start and claim tasks, look ahead, send heartbeats.
+
+``Work.perform`` is one round of it, and the methods below it follow in the order in which it calls
+them. ``loop.py`` decides when a round is due and what happens in between.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from contextlib import nullcontext
+
+import psycopg
+
+from horsies.app import Horsies
+from horsies.db.pipeline import Pipeline
+from horsies.db.statement import Step
+from horsies.db.statements.turn import (
+    NOTHING,
+    ClaimedTask,
+    ExpireTasks,
+    LookAhead,
+    ReleaseLapsed,
+    claim_unresolvable,
+    expire_tasks,
+    find_takers,
+    release_lapsed,
+    seconds_until_due,
+)
+from horsies.events import as_event
+from horsies.tasks.blocked import Blocked, is_isolated
+from horsies.tasks.outcome import Outcome
+from horsies.tasks.recovery import (
+    EXPIRED_RESULT,
+    EXPIRY_BATCH,
+    expire_one_by_one,
+    release_one_by_one,
+)
+from horsies.worker.agenda import Agenda, Shutdown
+from horsies.worker.config import WorkerConfig
+from horsies.worker.in_flight import InFlight
+from horsies.worker.known_tasks import KnownTasks, UnknownTasks
+from horsies.worker.liveness import Identity
+from horsies.worker.maintenance import Maintenance
+from horsies.worker.pool.pool import ChildPool
+from horsies.worker.turn import (
+    Bookmarks,
+    Claimer,
+    TurnRequest,
+    record_alone,
+    release_unheld,
+    take_turn,
+)
+
+logger = logging.getLogger("horsies.worker")
+
+_NO_CLAIM = nullcontext()
+
+
+class Work:
+    """Takes turns with the database for the children of one worker."""
+
+    def __init__(
+        self,
+        app: Horsies,
+        config: WorkerConfig,
+        identity: Identity,
+        known: KnownTasks,
+        pool: ChildPool,
+        in_flight: InFlight,
+        maintenance: Maintenance,
+        blocked: Blocked,
+        shutdown: Shutdown,
+    ) -> None:
+        recovery = app.config.recovery
+        self._app_config = app.config
+        self._config = config
+        self._claims_max = config.effective_claims
+        self._pool = pool
+        self._in_flight = in_flight
+        self._maintenance = maintenance
+        self._blocked = blocked
+        self._shutdown = shutdown
+        self._claimer = Claimer.of(app.config, config, identity.worker_id, identity.hostname)
+        self._bookmarks = Bookmarks(config.queues)
+        self._unknown = UnknownTasks(
+            known, recovery.unknown_task_grace_ms / 1000, recovery.check_interval_ms / 1000
+        )
+        self._agenda = Agenda(app.config.resilience.notify_poll_interval_ms / 1000)
+        # Whether the last claim came after every notification that this worker's own transactions sent.
+        self.claimed_last = False
+        # Whether a shutdown gave up outcomes that the database refuses.
+        self.has_given_up = False
+
+    def note_news(self) -> None:
+        """There may be new tasks anywhere in the queues."""
+        self._agenda.wake()
+        self._bookmarks.note_news()
+
+    def tick(self, now: float) -> None:
+        self._agenda.tick(now)
+
+    def next_at(self) -> float:
+        """When the next round is due if nothing happens."""
+        return min(self._agenda.next_at(), self._maintenance.next_at(), self._unknown.next_at())
+
+    def has_turn(self) -> bool:
+        """Whether there is anything to record, release, start or claim right now."""
+        in_flight = self._in_flight
+        if in_flight.outcomes or in_flight.needs_release or in_flight.uncalled:
+            return True
+        if self._maintenance.pings:
+            return True
+        idle_count, waiting_count = self._pool.idle_count, in_flight.waiting_count
+        can_prefetch = waiting_count < self._app_config.prefetch_buffer
+        if self._shutdown.is_requested or not (idle_count or can_prefetch):
+            return False
+        return bool(waiting_count and idle_count) or (
+            self._agenda.may_have_work and self._room() > 0
+        )
+
+    def _room(self) -> int:
+        """How many tasks this worker may claim."""
+        in_flight = self._in_flight
+        return 0 if in_flight.is_full else max(0, self._claims_max - in_flight.held_count)
+
+    def perform(self, pipeline: Pipeline) -> None:
+        """Do all work that is due, heartbeats before turns when they are late."""
+        in_flight = self._in_flight
+        if self._maintenance.must_show_first:
+            self.claimed_last = False
+            self._maintenance.show(pipeline, time.monotonic())
+        self._maintenance.show_if_late(pipeline, time.monotonic())
+        self._fence_if_lost(pipeline)
+        if in_flight.uncalled or time.monotonic() >= self._unknown.next_at():
+            self._serve_unknown(pipeline)
+        if in_flight.needs_release:
+            self.claimed_last = False
+            release_unheld(pipeline, self._claimer.worker_id, in_flight.held(), self._blocked)
+            in_flight.note_released()
+        outcomes = in_flight.next_outcomes()
+        request = self._turn_request(outcomes)
+        if outcomes or request.starting or request.claims:
+            self._turn(pipeline, outcomes, request)
+        if in_flight.blocked:
+            self._retry_blocked(pipeline)
+        now = time.monotonic()
+        if not in_flight.outcomes and self._agenda.wants_look_ahead(now):
+            self._look_ahead(pipeline)
+        if now >= self._maintenance.next_at():
+            self.claimed_last = False
+            self._maintenance.perform(pipeline, now)
+            self._fence_if_lost(pipeline)
+        if self._maintenance.pings:
+            self._maintenance.answer_pings(pipeline)
+
+    def _serve_unknown(self, pipeline: Pipeline) -> None:
+        """Leave tasks that this worker cannot run to other workers, or fail them if there are none."""
+        in_flight, unknown = self._in_flight, self._unknown
+        if in_flight.uncalled:
+            tasks = {task.id: task for task, _ in in_flight.uncalled}
+            asked = unknown.question(self._claimer.worker_id, tasks.values())
+            (takers,) = pipeline.run([(find_takers, asked)])
+            now = time.monotonic()
+            left = {one.id for one in takers if unknown.is_left(tasks[one.id], one, now)}
+            in_flight.close_uncalled(left)
+        now = time.monotonic()
+        if unknown.forget_old(now):
+            self.note_news()
+        claimer = self._claimer
+        check = unknown.check(claimer.worker_id, claimer.hostname, claimer.queues, now)
+        if check is not None and not self._shutdown.is_requested:
+            with in_flight.claim_in_doubt():
+                (claimed,) = pipeline.run([(claim_unresolvable, check)])
+            for task in claimed:
+                in_flight.fail(task, unknown.outcome(task))
+            if len(claimed) == check.limit:
+                unknown.check_again()
+
+    def _turn_request(self, outcomes: Sequence[Outcome]) -> TurnRequest:
+        """The tasks to start and to claim in the next turn: for idle children first, then ahead."""
+        in_flight = self._in_flight
+        freed = in_flight.freed_by_queue(outcomes) if self._claimer.is_capped else {}
+        if self._shutdown.is_requested:
+            return TurnRequest(freed=freed)
+        pids = self._pool.next_idle_pids(self._pool.idle_count)
+        starting = list(zip(in_flight.waiting(len(pids)), pids, strict=False))
+        if not (self._agenda.may_have_work or in_flight.ends_nodes):
+            return TurnRequest(starting, freed=freed)
+        ahead = in_flight.waiting_count - len(starting)
+        room = self._room()
+        free_pids = pids[len(starting) :][:room]
+        prefetch = min(self._app_config.prefetch_buffer - ahead, room - len(free_pids))
+        positions = self._bookmarks.positions(time.monotonic())
+        return TurnRequest(
+            starting, free_pids, max(0, prefetch), freed, positions, *self._unknown.exclusions()
+        )
+
+    def _turn(self, pipeline: Pipeline, outcomes: Sequence[Outcome], request: TurnRequest) -> None:
+        in_flight = self._in_flight
+        started = time.monotonic()
+        with in_flight.claim_in_doubt() if request.claims else _NO_CLAIM:
+            result = take_turn(pipeline, self._claimer, outcomes, request, self._blocked)
+        if result.as_decided:
+            in_flight.keep_results(outcomes, result.recorded)
+        requested = (task for task, _ in request.starting)
+        known = in_flight.sort_out(result.claimed, self._unknown)
+        tasks = [*in_flight.take_started(requested, result.started), *known]
+        nodes = [
+            task
+            for task in tasks
+            if task.workflow_id is not None and task.worker_pid and in_flight.inputs.has_part(task)
+        ]
+        if not nodes:  # children first: they work during the bookkeeping
+            in_flight.hand_out(tasks)
+        in_flight.close_recorded(outcomes, result.recorded, result.refused)
+        self.claimed_last = request.claims > 0 and self._note_claim(
+            request, result.claimed, started
+        )
+        if nodes:
+            self._hand_out_nodes(pipeline, nodes, tasks)
+
+    def _note_claim(
+        self, request: TurnRequest, claimed: Sequence[ClaimedTask], started: float
+    ) -> bool:
+        """Remember how far the claim came; True if it looked everywhere."""
+        possible = min(request.claims, self._config.max_claim_batch or request.claims)
+        was_short = len(claimed) < possible
+        self._agenda.note_claim(possible, len(claimed))
+        if was_short and not request.positions.looks_everywhere:
+            self._agenda.wake_at(self._bookmarks.rested_at)
+        span = (started, time.monotonic())
+        return self._bookmarks.note_claim(
+            request.positions, claimed, was_short=was_short, span=span
+        )
+
+    def _hand_out_nodes(
+        self, pipeline: Pipeline, nodes: Sequence[ClaimedTask], tasks: Sequence[ClaimedTask]
+    ) -> None:
+        """Give tasks to children, these nodes of workflows with the results they take from others."""
+        in_flight = self._in_flight
+        with in_flight.claim_in_doubt():
+            parts, refused = in_flight.inputs.read(pipeline, nodes)
+        in_flight.refuse(refused)
+        refused_ids = {task.id for task, _ in refused}
+        in_flight.hand_out([task for task in tasks if task.id not in refused_ids], parts)
+
+    def _retry_blocked(self, pipeline: Pipeline) -> None:
+        """Try again to record outcomes that the database refused; a worker that stops then gives up."""
+        in_flight = self._in_flight
+        is_last = self._shutdown.is_requested and in_flight.has_only_blocked
+        for outcome in list(in_flight.blocked.values()):
+            if is_last or not self._blocked.is_waiting(outcome.task_id):
+                freed = in_flight.freed_by_queue([outcome])
+                recorded = record_alone(
+                    pipeline, self._claimer, outcome, self._blocked, freed, is_last=is_last
+                )
+                if recorded is not None:
+                    self.claimed_last = False
+                    in_flight.close_blocked(outcome, recorded)
+        if is_last and in_flight.blocked:
+            self.has_given_up = True
+            event = as_event("outcomes_lost", task_ids=list(in_flight.blocked))
+            logger.error(
+                "shutdown: the database still refuses the outcome(s) of task(s) %s; they are lost",
+                ", ".join(in_flight.blocked),
+                extra=event,
+            )
+
+    def _look_ahead(self, pipeline: Pipeline) -> None:
+        """Expire tasks past their deadline, free lapsed claims, find out when the next task is due."""
+        now = time.monotonic()
+        signs = self._maintenance.signs_of_life(now)
+        excluded = self._blocked.excluded() if self._blocked.delays else NOTHING
+        steps: list[Step] = [
+            (expire_tasks, ExpireTasks(EXPIRED_RESULT, EXPIRY_BATCH, excluded)),
+            (release_lapsed, ReleaseLapsed(EXPIRY_BATCH, excluded)),
+            (seconds_until_due, LookAhead(self._config.queues, self._agenda.last_look)),
+            *signs,
+        ]
+        try:
+            expired_rows, lapsed_rows, (due,), *answers = pipeline.run(steps)
+            expired, lapsed = len(expired_rows), len(lapsed_rows)
+        except psycopg.Error as error:
+            if not is_isolated(error):
+                raise
+            expired = expire_one_by_one(pipeline, self._blocked)
+            lapsed = release_one_by_one(pipeline, self._blocked)
+            (due,), *answers = pipeline.run(steps[2:])
+        if expired or lapsed:
+            self.claimed_last = False
+            logger.info("%d task(s) expired, %d lapsed claim(s) freed", expired, lapsed)
+        ended = time.monotonic()
+        self._agenda.note_look_ahead(ended, due.seconds, ended - now, due.looked_at)
+        if signs:
+            # A recovery may follow, and this worker may claim the tasks it frees.
+            self.claimed_last = False
+            self._maintenance.note_signs(pipeline, answers, now)
+            self._fence_if_lost(pipeline)
+
+    def _fence_if_lost(self, pipeline: Pipeline) -> None:
+        """Kill the children when another worker declared this one lost and recovered its tasks; register
+        again before anything is claimed.
+        """
+        if self._maintenance.is_lost:
+            logger.critical(
+                "another worker declared this one lost; killing its %d running task(s)",
+                self._in_flight.running_count,
+                extra=as_event("worker_declared_lost"),
+            )
+            if self._in_flight.running_count:
+                self._pool.kill_all()
+            self._maintenance.forget_registration()
+            self._maintenance.show(pipeline, time.monotonic())
