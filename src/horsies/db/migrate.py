@@ -187,12 +187,10 @@ class _Record:
 def prepare_schema(database: Database) -> None:
     """Bring the schema up to date, or raise if this process must not and the schema is outdated."""
     with database.connect("schema", session=True) as connection:
-        if database.migrates:
-            apply_migrations(connection)
-        else:
-            require_current_schema(connection)
         record = _read_record(connection)
-        if record.version == schema_version() and any(_is_changed(record, f) for f in _FUNCTIONS):
+        if _pending(record):
+            (apply_migrations if database.migrates else require_current_schema)(connection)
+        elif _pending(record, replaces=True):
             logger.warning(
                 "the functions in the database differ from those of this release, although the schema "
                 "version %d is the same; `horsies migrate` replaces them",
@@ -207,7 +205,10 @@ def pending_migrations(
 
     Raises UnusableSchemaError when the database excludes this release.
     """
-    record = _read_record(connection)
+    return _pending(_read_record(connection), replaces=replaces)
+
+
+def _pending(record: _Record, *, replaces: bool = False) -> Sequence[Migration]:
     if record.version > schema_version():
         _refuse_incompatible(record)
         return ()
@@ -217,13 +218,9 @@ def pending_migrations(
         for function in _FUNCTIONS
         if missing
         or (function.kind, function.version) not in record.digests
-        or (replaces and _is_changed(record, function))
+        or (replaces and record.digests[function.kind, function.version] != function.sha)
     )
     return (*missing, *functions)
-
-
-def _is_changed(record: _Record, function: Migration) -> bool:
-    return record.digests.get((function.kind, function.version)) != function.sha
 
 
 def _refuse_incompatible(record: _Record) -> None:
