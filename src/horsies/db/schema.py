@@ -21,13 +21,15 @@ SAFE_SEARCH_PATH = "pg_catalog, pg_temp"
 MIGRATIONS_TABLE = "horsies_migrations"
 
 _CREATED = re.compile(
-    r"^CREATE (?:OR REPLACE )?(?:TABLE|FUNCTION|TYPE|DOMAIN|SEQUENCE|VIEW) (horsies_\w+)",
+    r"^CREATE (?:OR REPLACE |UNLOGGED )?(?:TABLE|FUNCTION|TYPE|DOMAIN|SEQUENCE|VIEW) "
+    r"(?:IF NOT EXISTS )?(horsies_\w+)",
     re.MULTILINE,
 )
 # Comments, literals and quoted names stay as they are; the bodies of functions are part of the text.
 _TOKEN = re.compile(
     r"""--[^\n]* | /\*.*?\*/ | \b[eE]'(?:\\.|[^'\\])*' | '[^']*' | "[^"]*"
     | (?P<body>\bAS\s+\$\$) | (?P<notify>\bpg_notify\() | (?P<lock>\b175134859[56]\b)
+    | (?P<index>\b(?:DROP|ALTER)\ INDEX\ (?:IF\ EXISTS\ )?(?=horsies_))
     | (?P<name>(?<![\w.])horsies_\w+)""",
     re.VERBOSE | re.DOTALL,
 )
@@ -57,6 +59,8 @@ def in_schema(text: str, schema: str) -> str:
         match token.lastgroup:
             case "name" if found in object_names():
                 return f'"{schema}".{found}'
+            case "index":  # only CREATE INDEX takes a plain name
+                return f'{found}"{schema}".'
             case "body":
                 return f"SET search_path = {SAFE_SEARCH_PATH} {found}"
             case "notify" if schema != DEFAULT_SCHEMA:
