@@ -113,6 +113,12 @@ bit double_run, condemned_alive, not_recovered;
 #define SILENCE(o, w) (silence[PAIR(o, w)] - 1 - stuck[o])
 #endif
 
+#ifdef IGNORES_LOOK_TIME
+#define LOOK_GAP(o) (look_age[o] == NONE -> GAP + 1 : look_age[o] - stuck[o])
+#else
+#define LOOK_GAP(o) look_age[o]     /* from answer to answer */
+#endif
+
 #ifdef NO_SIGN_GUARD
 #define UNSIGNED(o, w) true
 #else
@@ -223,7 +229,7 @@ inline look_at(o, w) {
 
 inline look(o) {
 #ifndef NO_GAP_RESET
-    if :: look_age[o] > GAP -> drop_watches(o) :: else fi;
+    if :: LOOK_GAP(o) > GAP -> drop_watches(o) :: else fi;
 #endif
     for (j : 0 .. N - 1) { look_at(o, j) }
     j = 0;

@@ -79,6 +79,7 @@ def without(macro: str, violated: str, model: str, macros: tuple[str, ...] = ())
 MUTANTS = (
     without("NO_BREAK_RESET", "condemned_alive", "liveness", PAIR),
     without("NO_GAP_RESET", "condemned_alive", "liveness", PAIR),
+    without("IGNORES_LOOK_TIME", "condemned_alive", "liveness", PAIR),
     without("COUNTS_SLOW_LOOKS", "condemned_alive", "liveness", PAIR),
     without("FIRST_LOOK_COUNTS", "condemned_alive", "liveness", PAIR),
     without("NO_SIGN_WATCH", "condemned_alive", "liveness", PAIR),
