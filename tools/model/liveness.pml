@@ -13,7 +13,7 @@
 #define N 2             /* workers; number 0 owns the task and runs it when the model starts */
 #endif
 #ifndef FAULTS
-#define FAULTS 3        /* faults in all; repairs are free */
+#define FAULTS 2        /* faults in all; repairs are free */
 #endif
 #define KILL 1
 #define FREEZE 2
@@ -31,7 +31,7 @@
 #define GAP 2           /* half of it: two looks further apart are a gap */
 #define STALE 6         /* running_stale_threshold_ms; only the order LIMIT < STALE matters */
 #define GIVE_UP 2       /* the client's TCP timeout: a statement without an answer ends the session */
-#define RESPONSE 3      /* ticks for one more round: condemn, recover, record */
+#define RESPONSE 3      /* ticks in which the watch starts, and the tasks are recovered after it */
 
 #define NONE 255        /* owner of a task that waits in its queue */
 

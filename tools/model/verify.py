@@ -158,13 +158,11 @@ def perform(check: Check) -> bool:
     with tempfile.TemporaryDirectory(prefix="horsies-model-") as directory:
         result = search(check, Path(directory))
     is_expected = judge(check, result)
-    line = (
-        f"{result.states:,} states, depth {result.depth:,}, errors {result.errors}"
-        if check.violated is None
-        else f"violates {result.violated}"
-        if result.errors
-        else "violates nothing"
-    )
+    line = f"violates {result.violated}" if result.errors else "violates nothing"
+    if check.violated is None:
+        line = f"{result.states:,} states, depth {result.depth:,}, errors {result.errors}"
+    elif check in WITNESSES:
+        line = "reached" if result.errors else "not reached"
     seconds = time.monotonic() - started
     verdict = "ok" if is_expected else "FAILED"
     print(f"{verdict:>6}  {check.title}: {line} ({seconds:.1f} s)", flush=True)
@@ -198,7 +196,7 @@ def main() -> int:
     if arguments.explain:
         return explain(arguments.explain)
     parts = {
-        "properties": QUICK if arguments.quick else PROPERTIES,
+        "all states": QUICK if arguments.quick else PROPERTIES,
         "without one rule": MUTANTS,
         "reachable situations": WITNESSES,
     }
