@@ -165,6 +165,7 @@ inline lose_connection(w) {
     if
     :: session[w] ->            /* only this side gives up: the server keeps the session and the lock */
         session[w] = 0;
+        /* An earlier session that holds the lock of a worker whose row is locked: left out, see the page. */
         if :: lock[w] == HELD -> lock[w] = (row_locked[w] -> FREE : KEPT) :: else fi
     :: else
     fi;
