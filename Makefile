@@ -7,8 +7,8 @@ READY := $(VENV)/.ready
 PYTEST := $(BIN)/pytest -n 2
 
 .DEFAULT_GOAL := help
-.PHONY: help test test-fast test-pgbouncer test-pgbouncer-sample test-matrix test-matrix-sample lint check format docs \
-	soak bench demo clean
+.PHONY: help test test-fast test-pgbouncer test-pgbouncer-sample test-matrix test-matrix-sample lint check model \
+	soak format docs bench demo clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-22s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -40,6 +40,9 @@ lint: $(READY) ## check formatting, lint, types, layers, structure and prose
 	$(BIN)/python -m tools.prose
 
 check: lint test ## run lint, then every test
+
+model: $(READY) ## verify the liveness and claim protocols with SPIN, which must be installed
+	$(BIN)/python -m tools.model.verify
 
 format: $(READY) ## reformat the code and apply the fixes lint knows
 	$(BIN)/ruff check --fix .

@@ -35,7 +35,11 @@ FORKSERVER = ("--start-method", "forkserver")
 HARDLY_POLLS = {"resilience": {"notify_poll_interval_ms": 300_000}}
 # Quick signs of life, so that tests about silence take seconds.
 QUICK_RECOVERY = {
-    "recovery": {"runner_heartbeat_interval_ms": 1_000, "running_stale_threshold_ms": 2_000}
+    "recovery": {
+        "runner_heartbeat_interval_ms": 1_000,
+        "running_stale_threshold_ms": 2_000,
+        "worker_lost_after_ms": 4_000,
+    }
 }
 
 

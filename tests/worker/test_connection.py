@@ -342,33 +342,33 @@ def test_the_lock_lives_and_dies_with_its_connection(
     wait_until(lambda: lock_is_free(connection, key))
 
 
-def test_a_lock_that_an_earlier_connection_still_held_is_taken_over_later(
+def test_a_new_session_ends_the_earlier_one_that_still_holds_the_lock(
     connection: Connection[Any], process_url: str
 ) -> None:
     key = lock_key(new_id())
     lock = SessionLock(key)
-    with psycopg.connect(process_url, autocommit=True) as new:
-        with psycopg.connect(process_url, autocommit=True) as old:
-            lock.take(old)
-            lock.take(new)
-            lock.take_if_missing()
-        wait_until(lambda: lock_is_free(connection, key))
-        lock.take_if_missing()
-        assert not lock_is_free(connection, key)
-
-
-def test_a_lock_is_not_asked_for_on_a_connection_that_is_gone(
-    connection: Connection[Any], process_url: str
-) -> None:
-    lock = SessionLock(lock_key(new_id()))
     with psycopg.connect(process_url, autocommit=True) as old:
         lock.take(old)
-        with psycopg.connect(process_url, autocommit=True) as cut:
-            lock.take(cut)
-            connection.execute("SELECT pg_terminate_backend(%s)", (cut.info.backend_pid,))
-            lock.take_if_missing()
-            lock.take_if_missing()
-            assert cut.closed
+        with psycopg.connect(process_url, autocommit=True) as new:
+            lock.take(new)
+            assert not lock_is_free(connection, key)
+            with pytest.raises(psycopg.OperationalError):
+                old.execute("SELECT 'a turn that the server had not executed yet'")
+        wait_until(lambda: lock_is_free(connection, key))
+
+
+def test_the_probe_of_an_observer_is_left_alone(
+    connection: Connection[Any], process_url: str
+) -> None:
+    key = lock_key(new_id())
+    with psycopg.connect(process_url, autocommit=True) as session:
+        with connection.transaction():
+            connection.execute("SELECT pg_try_advisory_xact_lock_shared(%s)", (key,))
+            with pytest.raises(psycopg.OperationalError, match="has not ended yet"):
+                SessionLock(key).take(session)
+            connection.execute("SELECT 'the observer goes on'")
+        SessionLock(key).take(session)
+        assert not lock_is_free(connection, key)
 
 
 def raising(sqlstate: str) -> sql.Composed:
@@ -433,7 +433,7 @@ def test_the_lock_is_taken_again_while_a_statement_waits_behind_a_pooler(
         return worker._session is not None and worker.is_connected()
 
     wait_until(is_back)
-    assert not lock_is_free(connection, worker.lock._key)
+    assert not lock_is_free(connection, worker.lock._key.lock_key)
     assert worker.seconds_until_receive() == 0.0
     assert worker.receive().gap, "notifications may have been missed meanwhile"
     worker.close()

@@ -95,13 +95,6 @@ class QuietPool(RecordingPool):
         return 1.0
 
 
-class QuietLock:
-    """A session lock that is never missing."""
-
-    def take_if_missing(self) -> None:
-        pass
-
-
 @dataclass(slots=True)
 class QuietConnection:
     """A connection in the state that the test wants; it records calls."""
@@ -110,7 +103,6 @@ class QuietConnection:
     connected: bool = True
     breaks: int = 0
     calls: list[float] = field(default_factory=list)
-    lock: QuietLock = field(default_factory=QuietLock)
 
     def check_notifications(self, now: float) -> bool:
         return self.receives

@@ -29,7 +29,7 @@ from horsies.db.listen import (
 )
 from horsies.db.migrate import prepare_schema
 from horsies.db.pipeline import LOCK_TIMEOUT_MS, Pipeline
-from horsies.db.statements.workers import LockKey, take_worker_lock
+from horsies.db.statements.workers import LockKey, end_earlier_session, take_worker_lock
 from horsies.events import as_event
 from horsies.retry import Backoff
 from horsies.worker.notifications import EchoCheck, NotificationBatch, sort_notifications
@@ -74,27 +74,28 @@ def open_turns(database: Database) -> Pipeline:
 class SessionLock:
     """The advisory lock that shows other workers that this one is alive."""
 
-    __slots__ = ("_key", "_missing_on")
+    __slots__ = ("_key",)
 
     def __init__(self, key: int) -> None:
-        self._key = key
-        self._missing_on: Connection[Any] | None = None
+        self._key = LockKey(key)
 
     def take(self, connection: Connection[Any]) -> None:
-        """Take the lock on the connection that listens.
+        """Take the lock on a new session, ending an earlier session of this worker that still holds it.
 
-        An earlier session that the server has not cleaned up yet may still hold it. The worker counts
-        as alive while it does, and takes the lock over afterwards.
+        The server may not have noticed that the earlier one is gone, and may execute its last statements
+        after those of the new session: a claim would be forgotten, a release would take back a task that
+        runs. A failure is transient: the probe of an observer, or an earlier session that needs time.
         """
-        (answer,) = take_worker_lock.run(connection, LockKey(self._key))
-        self._missing_on = None if answer.held else connection
+        if not self._is_taken(connection):
+            end_earlier_session.run(connection, self._key)
+            if not self._is_taken(connection):
+                raise psycopg.OperationalError(
+                    "an earlier session of this worker has not ended yet"
+                )
 
-    def take_if_missing(self) -> None:
-        """Ask again for a lock that an earlier session still held."""
-        connection = self._missing_on
-        if connection is not None and not connection.closed:
-            with suppress(psycopg.Error):  # the next receive meets the same error
-                self.take(connection)
+    def _is_taken(self, connection: Connection[Any]) -> bool:
+        (answer,) = take_worker_lock.run(connection, self._key)
+        return answer.held
 
 
 class WorkerConnection:

@@ -92,7 +92,9 @@ class InFlight:
         self._doubt.may_own_more = False
 
     def release_again(self) -> None:
-        """The database has refused to release a task: try again."""
+        """The database lists a task of this worker that it does not hold: release it, once more if it was
+        refused.
+        """
         self._doubt.may_own_more = True
 
     @property

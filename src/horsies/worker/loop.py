@@ -68,6 +68,7 @@ class Worker:
         self.worker_id = identity.worker_id
         self._config = config
         self._app_config = app.config
+        self._limits = WatchLimits.of(app.config)
         self._pool = pool
         size_max = app.config.payload.max_input_bytes
         self._in_flight = InFlight(pool, NodeInputs(tasks_with_injection(app), size_max))
@@ -78,7 +79,7 @@ class Worker:
             lock_key(identity.worker_id),
             selector,
             holds_tasks=lambda: not self._in_flight.is_empty,
-            retry_seconds=WatchLimits.of(app.config).suspicion_seconds,
+            retry_seconds=self._limits.suspicion_seconds,
         )
         blocked = Blocked(identity.worker_id)
         self._maintenance = Maintenance(
@@ -229,8 +230,7 @@ class Worker:
         """
         now = lifetime_clock()
         late_seconds, self._awake_by = now - self._awake_by, now
-        allowed_seconds = self._app_config.recovery.running_stale_threshold_ms / 1000
-        if late_seconds > allowed_seconds and not self._in_flight.is_empty:
+        if late_seconds > self._limits.gap_seconds and not self._in_flight.is_empty:
             logger.critical(
                 "this worker was frozen for %.1f s; checking whether its tasks were recovered",
                 late_seconds,

@@ -19,6 +19,7 @@ from horsies.config.app import AppConfig
 from horsies.db.errors import describe, describe_refusal, is_transient
 from horsies.db.pipeline import Pipeline
 from horsies.db.statement import Step
+from horsies.db.statements.blocked import FindUnheld, find_unheld
 from horsies.db.statements.turn import (
     ClaimedTask,
     RenewClaims,
@@ -176,11 +177,22 @@ class Maintenance:
             self._ownerless.done(now)
             with self._isolated("the recovery of tasks without a worker"):
                 recover_ownerless(pipeline, recovery, self._blocked)
+                self._find_forgotten(pipeline)
             with self._isolated("the expiry of paused runs"):
                 expire_paused(pipeline, recovery, self._blocked)
         if self._sweep.is_due(now):
             has_more = sweep(pipeline, recovery)
             self._sweep.at = now + (NEXT_SWEEP_SECONDS if has_more else SWEEP_SECONDS)
+
+    def _find_forgotten(self, pipeline: Pipeline) -> None:
+        """Look for tasks that belong to this worker without its knowledge: behind a pooler, a claim of a
+        lost connection may commit after the release that followed.
+        """
+        held = self._in_flight.held()
+        ids, generations = [task.id for task in held], [task.generation for task in held]
+        find = FindUnheld(self._identity.worker_id, ids, generations)
+        if pipeline.run([(find_unheld, find)])[0]:
+            self._in_flight.release_again()
 
     def signs_of_life(self, now: float) -> list[Step]:
         """The statements that show this worker alive and look for lost ones; empty if it is too early.
@@ -222,7 +234,6 @@ class Maintenance:
         if self.is_lost:
             self._watch.note_gap()
             return
-        self._connection.lock.take_if_missing()
         # A pooler may have held the query back through an outage that freed the locks of live workers.
         if self._notice_breaks():
             verdicts = self._watch.note_look(others, now, now + taken_seconds)

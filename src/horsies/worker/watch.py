@@ -58,7 +58,7 @@ class WatchLimits(NamedTuple):
 
     @property
     def gap_seconds(self) -> float:
-        """A pause between two looks, or one look, that took longer is a gap in the observation."""
+        """More time than this between the answers of two looks is a gap in the observation."""
         return self.lost / 2
 
 
@@ -111,8 +111,8 @@ class Watch:
 
         Only the time between the answer of one look and the question of another is certain silence.
         """
-        gap_seconds = max(answered_at - asked_at, asked_at - self._looked_at)
-        known = self._silences if gap_seconds <= self._limits.gap_seconds else {}
+        has_gap = answered_at - self._looked_at > self._limits.gap_seconds
+        known = {} if has_gap else self._silences
         self._looked_at = answered_at
         self._silences = {}
         verdicts = []

@@ -168,6 +168,7 @@ class Deleted(NamedTuple):
 
 register_worker = WORKERS.declare("register_worker", RegisterWorker, Nothing)
 take_worker_lock = WORKERS.declare("take_worker_lock", LockKey, Held)
+end_earlier_session = WORKERS.declare("end_earlier_session", LockKey, Held)
 see_worker = WORKERS.declare("see_worker", SeeWorker, Presence)
 record_worker_stop = WORKERS.declare("record_worker_stop", WorkerId, WorkerId)
 watch_workers = WORKERS.declare("watch_workers", WorkerId, WatchedWorker)

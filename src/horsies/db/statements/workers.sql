@@ -13,6 +13,14 @@ ON CONFLICT (worker_id) DO UPDATE SET seen_at = clock_timestamp(), stopped_at = 
 -- The session lock that proves this worker alive; the server frees it when this connection is gone.
 SELECT pg_try_advisory_lock(%(lock_key)s) AS held
 
+-- name: end_earlier_session
+-- End the session that holds this worker's lock, and wait for its end for a second. A probe shares the lock and
+-- is left alone.
+SELECT pg_terminate_backend(held.pid, 1000) AS held FROM pg_locks AS held
+WHERE held.locktype = 'advisory' AND held.mode = 'ExclusiveLock' AND held.granted AND held.objsubid = 1
+  AND held.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+  AND held.classid::bigint << 32 | held.objid::bigint = %(lock_key)s AND held.pid <> pg_backend_pid()
+
 -- name: see_worker
 -- A sign of life of this worker. No row comes back if its row was deleted; a stopped one if it was declared
 -- lost. The worker notifies itself: the notification's arrival proves that notifications reach it.
