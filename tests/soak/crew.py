@@ -115,11 +115,15 @@ class Member:
         """Wait until the current incarnation serves."""
         self.process.wait_until_ready(f"{self.role}_ready", START_SECONDS)  # type: ignore[arg-type]
 
-    def kill(self) -> None:
-        """Kill the parent process; its children are the kernel's and the worker's business."""
+    def check_alive(self) -> None:
+        """Fail when the current incarnation has ended by itself."""
         exit_code = self.process.process.poll()
         if exit_code is not None:
             raise RuntimeError(f"{self.name} had ended by itself with exit code {exit_code}")
+
+    def kill(self) -> None:
+        """Kill the parent process; its children are the kernel's and the worker's business."""
+        self.check_alive()
         self.process.family()
         self.process.signal(signal.SIGKILL)
         journal.write("process", event="killed", worker=self.name)

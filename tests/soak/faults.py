@@ -29,14 +29,20 @@ class Saboteur:
         self.problems: list[str] = []
 
     def follow(self, plan: list[Fault], seconds: float) -> None:
-        """Begin every fault at its time and return when all are over and the seconds have passed."""
+        """Begin every fault at its time and return when all are over and the seconds have passed.
+
+        Return early when a fault cannot be carried out: mostly its target has ended by itself.
+        """
         began = time.monotonic()
         for fault in plan:
             self._hold(began + fault.at - time.monotonic())
+            if self.problems:
+                break
             thread = threading.Thread(target=self._carry_out, args=(fault,))
             thread.start()
             self._threads.append(thread)
-        self._hold(began + seconds - time.monotonic())
+        if not self.problems:
+            self._hold(began + seconds - time.monotonic())
         for thread in self._threads:
             thread.join()
 
@@ -71,6 +77,7 @@ class Saboteur:
                 self._kill_child(member)
             case Kind.FREEZE_WORKER | Kind.FREEZE_SCHEDULER | Kind.FREEZE_HOST:
                 assert member is not None
+                member.check_alive()
                 with frozen(member, with_children=fault.kind is Kind.FREEZE_HOST):
                     self._hold(fault.seconds)
             case Kind.RESTART_FAST:

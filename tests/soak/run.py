@@ -142,8 +142,9 @@ def _wait_for_work(crew: Crew) -> list[str]:
     deadline = time.monotonic() + SETTLE_SECONDS
     with psycopg.connect(crew.servers.url, autocommit=True) as connection:
         while (counts := connection.execute(OPEN.encode()).fetchone()) != (0, 0):
-            if time.monotonic() > deadline:
-                return [f"tasks and runs still open after {SETTLE_SECONDS:.0f} s: {counts}"]
+            are_gone = all(member.process.process.poll() is not None for member in crew.workers)
+            if are_gone or time.monotonic() > deadline:
+                return [f"tasks and runs still open: {counts}"]
             time.sleep(0.05)
     return []
 
