@@ -22,14 +22,14 @@ LIMITS = {
     "files in the root": (20, 20),
     "floors": (13, 13),
     "imports in a circle": (0, 0),
-    "lines of Python": (27_050, 26_000),
-    "lines of Python in the core": (15_010, 13_500),
-    "lines of SQL": (3_300, 3_300),
+    "lines of Python": (29_770, 26_000),
+    "lines of Python in the core": (17_510, 13_500),
+    "lines of SQL": (3_880, 3_300),
     "longest function": (60, 60),
     "median function": (8, 8),
     "95th percentile of functions": (30, 30),
     "files on a task's main line": (14, 14),
-    "files on a task's way": (43, 30),
+    "files on a task's way": (44, 30),
 }
 # The core is everything a plain task needs. These parts serve workflows, schedules and operators.
 NOT_CORE = (
