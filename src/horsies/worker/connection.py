@@ -42,8 +42,7 @@ TURN_ROLE = "turn"
 # indexes are left to choose from.
 TURN_SETTINGS = (
     "-c plan_cache_mode=force_generic_plan -c enable_seqscan=off -c enable_bitmapscan=off "
-    "-c enable_hashjoin=off -c enable_mergejoin=off -c enable_material=off "
-    f"-c lock_timeout={LOCK_TIMEOUT_MS}"
+    "-c enable_hashjoin=off -c enable_mergejoin=off -c enable_material=off"
 )
 # The data of the selector's key for the socket that receives notifications.
 NOTIFICATION_SOCKET = "notifications"
@@ -66,9 +65,10 @@ class NotificationsLostError(Exception):
     """LISTEN is accepted but delivers nothing, as behind a pooler in transaction mode."""
 
 
-def open_turns(database: Database) -> Pipeline:
+def open_turns(database: Database, lock_timeout_ms: int = LOCK_TIMEOUT_MS) -> Pipeline:
     """Open a connection tuned for turns: every statement prepared, generic plans."""
-    return Pipeline.open(database, TURN_ROLE, TURN_SETTINGS)
+    settings = f"{TURN_SETTINGS} -c lock_timeout={lock_timeout_ms}"
+    return Pipeline.open(database, TURN_ROLE, settings)
 
 
 class SessionLock:
@@ -116,6 +116,7 @@ class WorkerConnection:
         *,
         holds_tasks: Callable[[], bool] = lambda: False,
         retry_seconds: float = 1.0,
+        lock_timeout_ms: int = LOCK_TIMEOUT_MS,
     ) -> None:
         self.pipeline: Pipeline | None = None
         self.retry_at = 0.0
@@ -147,6 +148,7 @@ class WorkerConnection:
         self._has_been_open = False
         self._holds_tasks = holds_tasks
         self._retry_seconds = retry_seconds
+        self._lock_timeout_ms = lock_timeout_ms
         # Attempts to reconnect before this time are not counted by the backoff.
         self._counted_at = 0.0
         # How often the session that holds the lock was lost or opened.
@@ -189,7 +191,7 @@ class WorkerConnection:
 
     def _open_turns(self) -> Pipeline:
         if self.pipeline is None:
-            pipeline = open_turns(self._database)
+            pipeline = open_turns(self._database, self._lock_timeout_ms)
             if self._listener is None:
                 self._prepare_session(pipeline.connection)
             self.pipeline = pipeline

@@ -17,6 +17,7 @@ import psycopg
 
 from horsies.app import Horsies
 from horsies.db.database import Database
+from horsies.db.pipeline import LOCK_TIMEOUT_MS
 from horsies.events import as_event
 from horsies.ids import new_id
 from horsies.tasks.blocked import Blocked
@@ -80,6 +81,8 @@ class Worker:
             selector,
             holds_tasks=lambda: not self._in_flight.is_empty,
             retry_seconds=self._limits.suspicion_seconds,
+            # A worker that waits for a lock must show itself well before its silence counts.
+            lock_timeout_ms=min(LOCK_TIMEOUT_MS, round(self._limits.held * 1000 / 3)),
         )
         blocked = Blocked(identity.worker_id)
         self._maintenance = Maintenance(
