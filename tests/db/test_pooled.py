@@ -15,7 +15,7 @@ from horsies import AppConfig, Horsies, PostgresConfig, TaskError, TaskResult
 from horsies.db.database import Database
 from horsies.db.errors import describe, is_transient
 from horsies.db.migrate import apply_migrations
-from horsies.db.pipeline import Pipeline
+from horsies.db.pipeline import Pipeline, _pooled_frame
 from horsies.db.statements.tasks import TaskId
 from tests.support.pgbouncer import find_pgbouncer, running_pgbouncer
 from tests.support.private_server import PrivateServer
@@ -72,8 +72,10 @@ def waiting_pids(connection: Connection[Any]) -> list[int]:
 
 def failure_of(database: Database, task_id: str) -> psycopg.Error:
     """What comes of finishing the task, beside another statement before and after."""
-    with opened(database) as pipeline, pytest.raises(psycopg.Error) as caught:
-        pipeline.run([(ECHO, Text("x")), (FINISH, TaskId(task_id)), (ECHO, Text("y"))])
+    with opened(database) as pipeline:
+        pipeline._frame = _pooled_frame(None)  # locks may take longer than the whole group
+        with pytest.raises(psycopg.Error) as caught:
+            pipeline.run([(ECHO, Text("x")), (FINISH, TaskId(task_id)), (ECHO, Text("y"))])
     return caught.value
 
 
@@ -87,6 +89,18 @@ def test_a_group_that_is_given_up_is_cancelled_and_not_applied_later(
     assert is_transient(error)
     assert describe(error) == "no answer for 0.3 s"
     assert row_of(connection, task_id)["status"] == "PENDING"
+
+
+def test_a_lock_times_out_before_its_group_does(
+    connection: Connection[Any], process_url: str, pgbouncer_url: str
+) -> None:
+    task_id = add_task(connection)
+    with (
+        locked(process_url, task_id),
+        opened(through(pgbouncer_url, process_url)) as pipeline,
+        pytest.raises(psycopg.errors.LockNotAvailable),
+    ):
+        pipeline.run([(FINISH, TaskId(task_id))])
 
 
 def test_without_a_limit_a_group_is_waited_for(

@@ -67,9 +67,10 @@ WHERE worker.worker_id = ANY(%(worker_ids)s::text[])
 -- again, or it has no task that needs recovery.
 WITH watched AS MATERIALIZED (
     SELECT worker.worker_id, worker.lock_key, found.needs_free_lock, found.needs_tasks
-    FROM unnest(%(worker_ids)s::text[], %(signs)s::timestamptz[], %(needs_free_lock)s::boolean[],
+    FROM unnest(%(worker_ids)s::text[], %(signs)s::text[], %(needs_free_lock)s::boolean[],
                 %(needs_tasks)s::boolean[]) AS found (worker_id, sign, needs_free_lock, needs_tasks)
-    JOIN horsies_workers AS worker ON worker.worker_id = found.worker_id AND worker.seen_at = found.sign
+    JOIN horsies_workers AS worker ON worker.worker_id = found.worker_id
+        AND worker.seen_at = found.sign::timestamptz
     WHERE worker.stopped_at IS NULL
     FOR UPDATE OF worker SKIP LOCKED),
 lost AS MATERIALIZED (
