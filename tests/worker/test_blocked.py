@@ -268,6 +268,24 @@ def test_tasks_behind_many_that_cannot_be_claimed_are_claimed(
     assert statuses(connection, "poison") == {"PENDING"}
 
 
+def test_claims_one_by_one_leave_out_unknown_and_refused_tasks(
+    connection: Connection[Any], pipeline: Pipeline
+) -> None:
+    refused = add_task(connection, task_name="other", enqueued_at=ago(4))
+    for _ in range(3):
+        add_task(connection, task_name="unknown", enqueued_at=ago(3))
+    add_task(connection, task_name="poison", enqueued_at=ago(2))
+    add_task(connection, enqueued_at=ago(1))
+    request = TurnRequest(pids=[1, 2], unknown_names=["unknown"], refused_ids=[refused])
+    blocked = Blocked()
+    with poisoned(connection, POISONOUS):
+        (claimed,) = take_turn(pipeline, CLAIMER, [], request, blocked).claimed
+        assert claimed.task_name == "work"
+        assert blocked.includes("claim")
+        assert not take_turn(pipeline, CLAIMER, [], request, blocked).claimed
+    assert statuses(connection, "unknown") == statuses(connection, "other") == {"PENDING"}
+
+
 def test_rows_that_retention_cannot_delete_do_not_end_the_sweep(
     connection: Connection[Any], pipeline: Pipeline, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -78,6 +78,7 @@ class UnheldTask(NamedTuple):
 class FindDue(NamedTuple):
     queues: Sequence[str]
     excluded: Sequence[str]
+    unknown_names: Sequence[str]
     limit: int
 
 
