@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -29,7 +30,7 @@ from horsies.tasks.recovery import (
 from horsies.worker.connection import TURN_SETTINGS
 from horsies.worker.in_flight import TURN_CHARACTERS_MAX, InFlight
 from horsies.worker.reaper import sweep
-from horsies.worker.turn import Claimer, TurnRequest, release_unheld, take_turn
+from horsies.worker.turn import Claimer, TurnRequest, record_alone, release_unheld, take_turn
 from tests.support.poison import SECRET, poisoned
 from tests.support.pool import RecordingPool
 from tests.support.rows import add_task, ago, row_of
@@ -266,6 +267,30 @@ def test_tasks_behind_many_that_cannot_be_claimed_are_claimed(
         (more,) = take_turn(pipeline, CLAIMER, [], request, blocked).claimed
         assert more.task_name == "work"
     assert statuses(connection, "poison") == {"PENDING"}
+
+
+def test_many_locked_rows_do_not_keep_a_worker_waiting(
+    connection: Connection[Any], pipeline: Pipeline, process_url: str
+) -> None:
+    for _ in range(31):
+        add_task(connection)
+    free, *locked = claim(pipeline, 31)
+    pipeline.connection.execute("SET lock_timeout = 300")
+    outcomes = [Outcome.completed(task, '{"ok":1}') for task in [*locked, free]]
+    clock = Clock()
+    blocked = Blocked("me", clock)
+    with psycopg.connect(process_url) as holder:
+        ids = [task.id for task in locked]
+        holder.execute("SELECT FROM horsies_tasks WHERE id = ANY(%s::uuid[]) FOR UPDATE", (ids,))
+        started = time.monotonic()
+        turned = take_turn(pipeline, CLAIMER, outcomes, TurnRequest(), blocked)
+        assert time.monotonic() - started < 3
+        assert turned.recorded == {free.id}
+        assert turned.refused == set(ids)
+        clock.now += 1.5
+        assert record_alone(pipeline, CLAIMER, outcomes[0], blocked) is None
+    again = take_turn(pipeline, CLAIMER, outcomes[:-1], TurnRequest(), blocked)
+    assert again.recorded == set(ids)
 
 
 def test_claims_one_by_one_leave_out_unknown_and_refused_tasks(

@@ -31,7 +31,7 @@ from horsies.db.statements.turn import (
     release_unstarted,
     start_tasks,
 )
-from horsies.tasks.blocked import WAIT_BRIEFLY, Blocked, Change, is_isolated
+from horsies.tasks.blocked import Blocked, Change, is_isolated
 from horsies.tasks.outcome import Outcome, locking_steps, recording_steps, without_result
 from horsies.worker.agenda import REST_FACTOR
 from horsies.worker.config import WorkerConfig
@@ -317,7 +317,7 @@ def record_alone(
     a trigger, such as the progress of a run, says nothing about the texts, nor does a lock of another
     session: the outcome is kept as it is. The last attempt waits longer for a lock.
     """
-    request, first = TurnRequest(freed=freed), [] if is_last else [WAIT_BRIEFLY]
+    request, first = TurnRequest(freed=freed), [] if is_last else [blocked.lock_wait()]
     try:
         recorded = _one_transaction(pipeline, claimer, [outcome], request, first).recorded
     except psycopg.Error as error:

@@ -19,7 +19,7 @@ RETURNING known.id::text
 
 -- name: limit_lock_wait
 -- For the rest of the transaction. A task alone in its transaction need not wait for a lock: it comes again.
-SELECT set_config('lock_timeout', '200ms', true) AS setting
+SELECT set_config('lock_timeout', %(milliseconds)s::integer::text, true) AS setting
 
 -- name: list_blocked
 -- Oldest first, with the number of all.
