@@ -100,6 +100,44 @@ def test_errors_of_the_client_have_a_kind_too() -> None:
     assert kind_of(psycopg.DataError("a NUL character")) is ErrorKind.DATA
 
 
+@pytest.mark.parametrize("state", ["42P01", "42501", "08001"])
+def test_a_trigger_that_lacks_something_concerns_its_row_alone(
+    connection: Connection[Any], pipeline: Pipeline, state: str
+) -> None:
+    add_task(connection, task_name="poison")
+    add_task(connection)
+    outcomes = [Outcome.completed(task, '{"ok":1}') for task in claim(pipeline, 2)]
+    blocked = Blocked()
+    with poisoned(connection, POISONOUS, state=state):
+        take_turn(pipeline, CLAIMER, outcomes, TurnRequest(), blocked)
+    assert statuses(connection, "work") == {"COMPLETED"}
+    assert blocked.includes("record")
+
+
+@pytest.mark.parametrize("state", ["40001", "53100"])
+def test_a_trigger_that_meets_a_busy_server_is_repeated_with_its_batch(
+    connection: Connection[Any], pipeline: Pipeline, state: str
+) -> None:
+    add_task(connection, task_name="poison")
+    outcomes = [Outcome.completed(task, '{"ok":1}') for task in claim(pipeline, 1)]
+    with poisoned(connection, POISONOUS, state=state), pytest.raises(psycopg.Error) as raised:
+        take_turn(pipeline, CLAIMER, outcomes, TurnRequest())
+    assert kind_of(raised.value) is ErrorKind.TRANSIENT
+
+
+def test_a_missing_table_of_our_own_functions_concerns_the_installation(
+    connection: Connection[Any], pipeline: Pipeline
+) -> None:
+    connection.execute("ALTER TABLE horsies_queues RENAME TO test_queues")
+    try:
+        add_task(connection)
+        with pytest.raises(psycopg.Error) as raised:
+            take_turn(pipeline, CLAIMER, [], TurnRequest(pids=[1]))
+        assert kind_of(raised.value) is ErrorKind.INSTALLATION
+    finally:
+        connection.execute("ALTER TABLE test_queues RENAME TO horsies_queues")
+
+
 # Recording
 
 
