@@ -29,6 +29,7 @@ from horsies.worker import reaper
 from horsies.worker.liveness import lock_key
 from horsies.worker.reaper import Recovered, recover_lost_workers, recover_ownerless, sweep
 from horsies.worker.watch import Verdict
+from tests.support.poison import poisoned
 from tests.support.rows import add_task, attempts_of, picture, row_of
 from tests.support.wait import wait_until
 
@@ -172,6 +173,19 @@ def test_a_worker_that_shows_life_after_the_look_is_not_lost(
     verdict = verdict_on(look(connection)[worker_id])
     connection.execute("UPDATE horsies_workers SET seen_at = clock_timestamp()")
     assert recover_lost_workers(pipeline, [verdict], application(), Blocked()) == Recovered()
+
+
+def test_a_row_that_cannot_be_closed_does_not_keep_other_workers_from_recovery(
+    pipeline: Pipeline, connection: Connection[Any]
+) -> None:
+    bad, good = add_worker(connection, ago(60)), add_worker(connection, ago(60))
+    add_running(connection, bad)
+    task_id = add_running(connection, good)
+    with poisoned(connection, "NEW.worker_id = {}", bad, table="horsies_workers"):
+        with pytest.raises(psycopg.Error, match="poisonous"):
+            recover(pipeline, application())
+        assert row_of(connection, task_id)["status"] == "FAILED"
+    assert recover(pipeline, application()) == Recovered(1, 1)
 
 
 def test_a_worker_that_takes_its_lock_after_the_look_is_not_lost(

@@ -54,6 +54,12 @@ def test_a_worker_may_stop_its_tasks_before_others_run_them_again(
         worker.wait_for("worker_declared_lost", 10)
 
 
+def test_a_connected_worker_does_not_stop_its_tasks(fleet: Fleet, programs: ModuleType) -> None:
+    worker = fleet.start(config={"recovery": {"stop_tasks_after_silence_ms": 1_000}})
+    assert programs.sleep.send(3).unwrap().get(10_000).ok_value == "done"
+    assert not worker.events("tasks_stopped")
+
+
 def test_a_row_that_another_session_has_locked_keeps_no_other_task_waiting(
     fleet: Fleet, journal: Journal, programs: ModuleType, connection: Database
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -29,7 +30,7 @@ from horsies.tasks.recovery import (
 from horsies.worker.connection import TURN_SETTINGS
 from horsies.worker.in_flight import TURN_CHARACTERS_MAX, InFlight
 from horsies.worker.reaper import sweep
-from horsies.worker.turn import Claimer, TurnRequest, release_unheld, take_turn
+from horsies.worker.turn import Claimer, TurnRequest, record_alone, release_unheld, take_turn
 from tests.support.poison import SECRET, poisoned
 from tests.support.pool import RecordingPool
 from tests.support.rows import add_task, ago, row_of
@@ -97,6 +98,44 @@ def test_errors_of_the_client_have_a_kind_too() -> None:
     refused = psycopg.OperationalError("FATAL: password authentication failed for user")
     assert kind_of(refused) is ErrorKind.INSTALLATION
     assert kind_of(psycopg.DataError("a NUL character")) is ErrorKind.DATA
+
+
+@pytest.mark.parametrize("state", ["42P01", "42501", "08001"])
+def test_a_trigger_that_lacks_something_concerns_its_row_alone(
+    connection: Connection[Any], pipeline: Pipeline, state: str
+) -> None:
+    add_task(connection, task_name="poison")
+    add_task(connection)
+    outcomes = [Outcome.completed(task, '{"ok":1}') for task in claim(pipeline, 2)]
+    blocked = Blocked()
+    with poisoned(connection, POISONOUS, state=state):
+        take_turn(pipeline, CLAIMER, outcomes, TurnRequest(), blocked)
+    assert statuses(connection, "work") == {"COMPLETED"}
+    assert blocked.includes("record")
+
+
+@pytest.mark.parametrize("state", ["40001", "53100"])
+def test_a_trigger_that_meets_a_busy_server_is_repeated_with_its_batch(
+    connection: Connection[Any], pipeline: Pipeline, state: str
+) -> None:
+    add_task(connection, task_name="poison")
+    outcomes = [Outcome.completed(task, '{"ok":1}') for task in claim(pipeline, 1)]
+    with poisoned(connection, POISONOUS, state=state), pytest.raises(psycopg.Error) as raised:
+        take_turn(pipeline, CLAIMER, outcomes, TurnRequest())
+    assert kind_of(raised.value) is ErrorKind.TRANSIENT
+
+
+def test_a_missing_table_of_our_own_functions_concerns_the_installation(
+    connection: Connection[Any], pipeline: Pipeline
+) -> None:
+    connection.execute("ALTER TABLE horsies_queues RENAME TO test_queues")
+    try:
+        add_task(connection)
+        with pytest.raises(psycopg.Error) as raised:
+            take_turn(pipeline, CLAIMER, [], TurnRequest(pids=[1]))
+        assert kind_of(raised.value) is ErrorKind.INSTALLATION
+    finally:
+        connection.execute("ALTER TABLE test_queues RENAME TO horsies_queues")
 
 
 # Recording
@@ -266,6 +305,48 @@ def test_tasks_behind_many_that_cannot_be_claimed_are_claimed(
         (more,) = take_turn(pipeline, CLAIMER, [], request, blocked).claimed
         assert more.task_name == "work"
     assert statuses(connection, "poison") == {"PENDING"}
+
+
+def test_many_locked_rows_do_not_keep_a_worker_waiting(
+    connection: Connection[Any], pipeline: Pipeline, process_url: str
+) -> None:
+    for _ in range(31):
+        add_task(connection)
+    free, *locked = claim(pipeline, 31)
+    pipeline.connection.execute("SET lock_timeout = 300")
+    outcomes = [Outcome.completed(task, '{"ok":1}') for task in [*locked, free]]
+    clock = Clock()
+    blocked = Blocked("me", clock)
+    with psycopg.connect(process_url) as holder:
+        ids = [task.id for task in locked]
+        holder.execute("SELECT FROM horsies_tasks WHERE id = ANY(%s::uuid[]) FOR UPDATE", (ids,))
+        started = time.monotonic()
+        turned = take_turn(pipeline, CLAIMER, outcomes, TurnRequest(), blocked)
+        assert time.monotonic() - started < 3
+        assert turned.recorded == {free.id}
+        assert turned.refused == set(ids)
+        clock.now += 1.5
+        assert record_alone(pipeline, CLAIMER, outcomes[0], blocked) is None
+    again = take_turn(pipeline, CLAIMER, outcomes[:-1], TurnRequest(), blocked)
+    assert again.recorded == set(ids)
+
+
+def test_claims_one_by_one_leave_out_unknown_and_refused_tasks(
+    connection: Connection[Any], pipeline: Pipeline
+) -> None:
+    refused = add_task(connection, task_name="other", enqueued_at=ago(4))
+    for _ in range(3):
+        add_task(connection, task_name="unknown", enqueued_at=ago(3))
+    add_task(connection, task_name="poison", enqueued_at=ago(2))
+    add_task(connection, enqueued_at=ago(1))
+    request = TurnRequest(pids=[1, 2], unknown_names=["unknown"], refused_ids=[refused])
+    blocked = Blocked()
+    with poisoned(connection, POISONOUS):
+        (claimed,) = take_turn(pipeline, CLAIMER, [], request, blocked).claimed
+        assert claimed.task_name == "work"
+        assert blocked.includes("claim")
+        assert not take_turn(pipeline, CLAIMER, [], request, blocked).claimed
+    assert statuses(connection, "unknown") == statuses(connection, "other") == {"PENDING"}
 
 
 def test_rows_that_retention_cannot_delete_do_not_end_the_sweep(

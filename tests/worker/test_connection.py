@@ -357,6 +357,29 @@ def test_a_new_session_ends_the_earlier_one_that_still_holds_the_lock(
         wait_until(lambda: lock_is_free(connection, key))
 
 
+def test_a_session_that_may_not_end_the_earlier_one_waits_for_its_end(
+    connection: Connection[Any], process_url: str
+) -> None:
+    lock = SessionLock(lock_key(new_id()))
+    connection.execute("CREATE ROLE test_owner")
+    connection.execute("CREATE ROLE test_login LOGIN PASSWORD 'x' IN ROLE test_owner")
+    connection.execute("ALTER ROLE test_login SET role = test_owner")
+    login: dict[str, Any] = {"user": "test_login", "password": "x", "autocommit": True}
+    try:
+        with (
+            psycopg.connect(process_url, **login) as old,
+            psycopg.connect(process_url, **login) as new,
+        ):
+            lock.take(old)
+            with pytest.raises(psycopg.OperationalError, match="has not ended yet"):
+                lock.take(new)
+            old.close()
+            wait_until(lambda: lock._is_taken(new))
+    finally:
+        connection.execute("DROP ROLE test_login")
+        connection.execute("DROP ROLE test_owner")
+
+
 def test_the_probe_of_an_observer_is_left_alone(
     connection: Connection[Any], process_url: str
 ) -> None:

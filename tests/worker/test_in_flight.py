@@ -234,3 +234,23 @@ def test_a_task_tried_again_at_once_may_go_out_before_its_outcome_is_closed(
     assert (in_flight.running_count, in_flight.outcomes) == (1, [])
     in_flight.absorb([report("a", generation=2)])
     assert [one.generation for one in in_flight.outcomes] == [2]
+
+
+def test_a_refused_outcome_is_void_when_its_task_comes_back_and_fails_without_a_child(
+    in_flight: InFlight,
+) -> None:
+    first, second = claimed("a", 1), claimed("a", 1)._replace(generation=2)
+    for task, refused in ((first, {"a"}), (second, set[str]())):
+        outcome = Outcome.completed(task, "1")
+        in_flight.fail(task, outcome)
+        in_flight.close_recorded([outcome], {"a"}, refused)
+    assert not in_flight.blocked
+    assert in_flight.is_empty
+    assert in_flight.running_count == 0
+
+
+def test_an_outcome_of_an_attempt_that_is_gone_is_dropped(in_flight: InFlight) -> None:
+    outcome = Outcome.completed(claimed("a", 1), "1")
+    in_flight.outcomes.append(outcome)
+    in_flight.close_recorded([outcome], set())
+    assert in_flight.is_empty

@@ -190,6 +190,15 @@ def test_a_worker_that_hardly_polls_is_seen_often_enough_to_count_as_alive(
     assert maintenance.next_at() == 100.75
 
 
+def test_a_worker_that_stops_its_tasks_early_shows_itself_more_often(in_flight: InFlight) -> None:
+    recovery = RecoveryConfig(stop_tasks_after_silence_ms=1_000)
+    maintenance = make_maintenance(in_flight, AppConfig(broker=BROKER, recovery=recovery))
+    perform(maintenance, RecordingDatabase(), 100.0)
+    assert maintenance.next_at() == 100.25
+    in_flight.hand_out([claimed("a", 1)])
+    assert maintenance.next_at() == 100.25
+
+
 def test_a_worker_that_others_declared_lost_recovers_no_task(in_flight: InFlight) -> None:
     maintenance, database = (
         make_maintenance(in_flight),

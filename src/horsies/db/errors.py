@@ -5,8 +5,9 @@ Three kinds, and every database error is of one of them:
 * transient: the connection, a conflict or the state of the server; the same statement can succeed later;
 * of the installation: tables or functions are missing, a right is missing, the login is refused; nothing
   succeeds before an operator acts, so a worker stops;
-* of the data: everything else. The rows that the statement writes or reads cause it, so other tasks and
-  runs are not affected, and a worker isolates it to the one that causes it.
+* of the data: everything else, and an object, a right or a connection that a trigger of somebody else
+  lacks. The rows that the statement writes or reads cause it, so other tasks and runs are not affected,
+  and a worker isolates it to the one that causes it.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ _INSTALLATION_STATES = {
     "57P04",  # the database was dropped
 }
 
+_OWN_FUNCTION = re.compile(r"\bhorsies_\w+\(")
 _NO_DATABASE = re.compile(r'database ".*" does not exist')
 _NO_ROLE = re.compile(r'role ".*" does not exist')
 _REFUSALS = ("password authentication failed", "no password supplied", "no pg_hba.conf entry")
@@ -75,14 +77,31 @@ class ErrorKind(Enum):
 
 
 def kind_of(error: psycopg.Error) -> ErrorKind:
+    state = error.sqlstate
+    if _is_raised_elsewhere(error) and state is not None and not _is_of_session(state):
+        return ErrorKind.DATA
     if is_transient(error):
         return ErrorKind.TRANSIENT
-    state = error.sqlstate
     if state is None:
         is_connection_error = isinstance(error, psycopg.OperationalError | psycopg.InterfaceError)
         return ErrorKind.INSTALLATION if is_connection_error else ErrorKind.DATA
     is_installation = state[:2] in _INSTALLATION_CLASSES or state in _INSTALLATION_STATES
     return ErrorKind.INSTALLATION if is_installation else ErrorKind.DATA
+
+
+def _is_raised_elsewhere(error: psycopg.Error) -> bool:
+    """Whether a PL/pgSQL function of somebody else, such as the trigger of an operator, failed."""
+    lines = (error.diag.context or "").splitlines()
+    return any("PL/pgSQL" in line and not _OWN_FUNCTION.search(line) for line in lines)
+
+
+def _is_of_session(state: str) -> bool:
+    """Whether the state of the server or of the session causes this error, in whatever function.
+
+    A failed connection is not: it is one that the function has opened.
+    """
+    is_transient_here = state[:2] in _TRANSIENT_CLASSES or state in _TRANSIENT_STATES
+    return is_transient_here and not state.startswith("08")
 
 
 def is_of_data(error: psycopg.Error) -> bool:

@@ -18,8 +18,8 @@ import psycopg
 
 from horsies.db.errors import describe_refusal, is_lock_timeout, is_of_data, is_transient
 from horsies.db.pipeline import Pipeline
-from horsies.db.statement import Nothing, Step
-from horsies.db.statements.blocked import NoteBlocked, limit_lock_wait, note_blocked
+from horsies.db.statement import Step
+from horsies.db.statements.blocked import LockWait, NoteBlocked, limit_lock_wait, note_blocked
 from horsies.events import as_event
 
 logger = logging.getLogger("horsies.blocked")
@@ -33,8 +33,11 @@ Task = TypeVar("Task")
 Action: TypeAlias = Literal["record", "recover", "expire", "release", "start", "renew", "claim"]
 
 
-# The first step of a transaction that is tried again anyway.
-WAIT_BRIEFLY: Step = (limit_lock_wait, Nothing())
+# How long a change that is tried again anyway waits for a lock, and how many seconds this uses up. One second
+# comes back per second; without patience a change hardly waits, so that a thousand of them silence no worker.
+_PATIENT, _IMPATIENT = LockWait(200), LockWait(1)
+_WAIT_COST_SECONDS = 1.0
+_PATIENCE_SECONDS = 3.0
 
 
 def is_isolated(error: psycopg.Error) -> bool:
@@ -74,6 +77,8 @@ class Blocked:
         self._clock = clock
         # Empty most of the time; callers on the way of every task look here first.
         self.delays: dict[str, _Delay] = {}
+        # When all patience that waits for locks have used up is back.
+        self._patient_at = 0.0
 
     def excluded(self) -> list[str]:
         """The tasks and runs whose next attempt has not come."""
@@ -93,12 +98,17 @@ class Blocked:
         }
         return any(delay.action == action for delay in self.delays.values())
 
+    def lock_wait(self) -> Step:
+        """The first step of a transaction that is tried again anyway: it waits briefly for locks."""
+        is_patient = self._patient_at - self._clock() < _PATIENCE_SECONDS
+        return limit_lock_wait, _PATIENT if is_patient else _IMPATIENT
+
     def attempt(
         self, pipeline: Pipeline, change: Change, steps: Sequence[Step]
     ) -> list[list[Any]] | None:
         """Run the steps of one change in a transaction; None if the database refuses it."""
         try:
-            _, *answers = pipeline.run([WAIT_BRIEFLY, *steps])
+            _, *answers = pipeline.run([self.lock_wait(), *steps])
         except psycopg.Error as error:
             if not is_isolated(error):
                 raise
@@ -137,7 +147,11 @@ class Blocked:
         """Leave a task or run alone for longer than last time; log and record it the first time."""
         known = self.delays.get(change.id)
         seconds = min(2 * known.seconds, LONGEST_DELAY_SECONDS) if known else FIRST_DELAY_SECONDS
-        self.delays[change.id] = _Delay(change.action, seconds, self._clock() + seconds)
+        now = self._clock()
+        self.delays[change.id] = _Delay(change.action, seconds, now + seconds)
+        if is_lock_timeout(error):
+            spent_at = max(self._patient_at, now) + _WAIT_COST_SECONDS
+            self._patient_at = min(spent_at, now + _PATIENCE_SECONDS)
         reason = describe_refusal(error)
         if known is None and self._is_new(pipeline, change, reason):
             logger.error(

@@ -85,9 +85,11 @@ class SessionLock:
         The server may not have noticed that the earlier one is gone, and may execute its last statements
         after those of the new session: a claim would be forgotten, a release would take back a task that
         runs. A failure is transient: the probe of an observer, or an earlier session that needs time.
+        A role that SET ROLE has replaced may not end its own sessions: then the server must notice.
         """
         if not self._is_taken(connection):
-            end_earlier_session.run(connection, self._key)
+            with suppress(psycopg.errors.InsufficientPrivilege):
+                end_earlier_session.run(connection, self._key)
             if not self._is_taken(connection):
                 raise psycopg.OperationalError(
                     "an earlier session of this worker has not ended yet"

@@ -247,7 +247,7 @@ class InFlight:
                 if self.is_full:
                     logger.error("%d outcomes are refused; claiming no tasks", len(self.blocked))
                 continue
-            if self._running[task_id].generation == outcome.generation:
+            if self._owned(task_id, outcome.generation):
                 del self._running[task_id]
             if task_id not in recorded:
                 logger.warning(
@@ -301,7 +301,7 @@ class InFlight:
             if outcome is None or task.worker_pid is None:
                 self._doubt.may_own_more = True
             else:
-                self._running[task.id] = task
+                self._hold(task)
                 self.uncalled.append((task, outcome))
         return known
 
@@ -318,8 +318,13 @@ class InFlight:
 
     def fail(self, task: ClaimedTask, outcome: Outcome) -> None:
         """Take over a task that no child has seen, to record this failure."""
-        self._running[task.id] = task
+        self._hold(task)
         self.outcomes.append(outcome)
+
+    def _hold(self, task: ClaimedTask) -> None:
+        """Own an attempt without a child; a refused outcome of an earlier one is void."""
+        self.blocked.pop(task.id, None)
+        self._running[task.id] = task
 
     def hand_out(
         self, tasks: Iterable[ClaimedTask], parts: Mapping[str, NodePart] = NO_PARTS

@@ -81,8 +81,7 @@ class Worker:
             selector,
             holds_tasks=lambda: not self._in_flight.is_empty,
             retry_seconds=self._limits.suspicion_seconds,
-            # A worker that waits for a lock must show itself well before its silence counts.
-            lock_timeout_ms=min(LOCK_TIMEOUT_MS, round(self._limits.held * 1000 / 3)),
+            lock_timeout_ms=round(min(LOCK_TIMEOUT_MS, self._limits.lock_seconds * 1000)),
         )
         blocked = Blocked(identity.worker_id)
         self._maintenance = Maintenance(

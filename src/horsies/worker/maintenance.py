@@ -85,7 +85,7 @@ class Maintenance:
         self._limits = limits = WatchLimits.of(app_config)
         self._watch = Watch(limits, identity.sees_gone)
         # Well before silence counts, however rarely the worker polls.
-        most_seconds = min(limits.look_seconds, limits.held / 3)
+        most_seconds = min(limits.look_seconds, limits.lock_seconds)
         self._busy_seconds = min(SEEN_SECONDS, most_seconds)
         poll_seconds = app_config.resilience.notify_poll_interval_ms / 1000
         self._idle_seconds = min(poll_seconds, most_seconds)

@@ -48,7 +48,7 @@ from horsies.db.statements.workflows import (
 from horsies.error_codes import OutcomeCode
 from horsies.events import as_event
 from horsies.task_result import TaskError
-from horsies.tasks.blocked import Blocked, Change
+from horsies.tasks.blocked import Blocked, Change, is_isolated
 from horsies.tasks.recovery import RECOVERY_BATCH, recover_found, recover_tasks
 from horsies.worker.watch import Verdict, WatchLimits
 from horsies.workflow.run.results import write_error
@@ -78,23 +78,47 @@ def recover_lost_workers(
 
     The rows first: a worker that comes back meanwhile learns of its loss before anything else. Should
     this worker die in between, ``recover_ownerless`` of another one finds the
-    tasks, and those that the database refused to recover.
+    tasks, and those that the database refused to recover. A row that it refuses to close raises at the
+    end, after the recovery of the others.
     """
     verdicts = _without_active(pipeline, verdicts, WatchLimits.of(config).held)
     if not verdicts:
         return Recovered()
-    ids, signs, needs_free_lock, needs_tasks, reasons = zip(*verdicts, strict=True)
+    worker_ids, refusal = _close(pipeline, verdicts)
+    recovered = Recovered()
+    if worker_ids:
+        reason_of = {verdict.worker_id: verdict.reason for verdict in verdicts}
+        lost = ", ".join(f"{worker_id} ({reason_of[worker_id]})" for worker_id in worker_ids)
+        event = as_event("workers_lost", worker_ids=worker_ids)
+        logger.warning("recovering the tasks of lost worker(s): %s", lost, extra=event)
+        find = FindAbandoned(worker_ids, _recoverable_statuses(config.recovery), RECOVERY_BATCH)
+        tasks = recover_found(pipeline, find_abandoned, find, blocked)
+        recovered = Recovered(len(worker_ids), tasks)
+    if refusal is not None:
+        raise refusal
+    return recovered
+
+
+def _close(
+    pipeline: Pipeline, verdicts: Sequence[Verdict]
+) -> tuple[list[str], psycopg.Error | None]:
+    """Close the rows of lost workers, one by one if the database refuses them together; return the closed
+    ones, and the refusal of another.
+    """
+    ids, signs, needs_free_lock, needs_tasks, _ = zip(*verdicts, strict=True)
     close = CloseLostWorkers(ids, signs, needs_free_lock, needs_tasks)
-    (closed,) = pipeline.run([(close_lost_workers, close)])
-    worker_ids = [row.worker_id for row in closed]
-    if not worker_ids:
-        return Recovered()
-    reason_of = dict(zip(ids, reasons, strict=True))
-    lost = ", ".join(f"{worker_id} ({reason_of[worker_id]})" for worker_id in worker_ids)
-    event = as_event("workers_lost", worker_ids=worker_ids)
-    logger.warning("recovering the tasks of lost worker(s): %s", lost, extra=event)
-    find = FindAbandoned(worker_ids, _recoverable_statuses(config.recovery), RECOVERY_BATCH)
-    return Recovered(len(worker_ids), recover_found(pipeline, find_abandoned, find, blocked))
+    try:
+        (closed,) = pipeline.run([(close_lost_workers, close)])
+    except psycopg.Error as error:
+        if not is_isolated(error):
+            raise
+        if len(verdicts) == 1:
+            return [], error
+    else:
+        return [row.worker_id for row in closed], None
+    each = [_close(pipeline, [verdict]) for verdict in verdicts]
+    refusals = [error for _, error in each if error is not None]
+    return [one for found, _ in each for one in found], refusals[0] if refusals else None
 
 
 def _without_active(

@@ -31,7 +31,7 @@ from horsies.db.statements.turn import (
     release_unstarted,
     start_tasks,
 )
-from horsies.tasks.blocked import WAIT_BRIEFLY, Blocked, Change, is_isolated
+from horsies.tasks.blocked import Blocked, Change, is_isolated
 from horsies.tasks.outcome import Outcome, locking_steps, recording_steps, without_result
 from horsies.worker.agenda import REST_FACTOR
 from horsies.worker.config import WorkerConfig
@@ -317,7 +317,7 @@ def record_alone(
     a trigger, such as the progress of a run, says nothing about the texts, nor does a lock of another
     session: the outcome is kept as it is. The last attempt waits longer for a lock.
     """
-    request, first = TurnRequest(freed=freed), [] if is_last else [WAIT_BRIEFLY]
+    request, first = TurnRequest(freed=freed), [] if is_last else [blocked.lock_wait()]
     try:
         recorded = _one_transaction(pipeline, claimer, [outcome], request, first).recorded
     except psycopg.Error as error:
@@ -372,8 +372,14 @@ def _claim_apart(
 def _claim_one_by_one(
     pipeline: Pipeline, claimer: Claimer, request: TurnRequest, blocked: Blocked
 ) -> list[ClaimedTask]:
-    """Claim each task in a transaction of its own, from the position just before it."""
-    find = FindDue(claimer.queues, blocked.excluded(), request.claims + REFUSALS_MAX)
+    """Claim each task in a transaction of its own, from the position just before it.
+
+    Another worker may have taken it meanwhile, so the claim itself also leaves out what this one cannot
+    run or change.
+    """
+    limit = request.claims + REFUSALS_MAX
+    left_out = [*request.refused_ids, *blocked.excluded()]
+    find = FindDue(claimer.queues, left_out, request.unknown_names, limit)
     (found,) = pipeline.run([(find_due, find)])
     claimed: list[ClaimedTask] = []
     refusals = 0
@@ -381,8 +387,14 @@ def _claim_one_by_one(
         if len(claimed) == request.claims or refusals == REFUSALS_MAX:
             break
         pids = request.pids[len(claimed) :][:1]
-        one = TurnRequest((), pids, 1 - len(pids), positions=_just_before(due))
-        step = (claim_tasks, claimer.only(due.queue_name).claim(one))
+        one = TurnRequest(
+            pids=pids,
+            prefetch=1 - len(pids),
+            positions=_just_before(due),
+            unknown_names=request.unknown_names,
+            refused_ids=[*request.refused_ids, *blocked.excluded()],
+        )
+        step = claimer.only(due.queue_name).claim_step(one)
         answers = blocked.attempt(pipeline, Change("claim", due.id, due.workflow_id), [step])
         refusals += answers is None
         claimed += answers[0] if answers else ()

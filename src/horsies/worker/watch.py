@@ -9,6 +9,7 @@ server's clock stops the observer together with the observed, so none of them is
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -29,27 +30,36 @@ class WatchLimits(NamedTuple):
 
     ``lost`` with its lock free and tasks in flight, ``idle`` with its lock free and no task, ``held``
     although a session holds its lock: a frozen process, or a connection that only the server believes in.
+    After ``own`` without a heartbeat a worker stops its own tasks.
     """
 
     lost: float
     idle: float
     held: float
+    own: float = math.inf
 
     @classmethod
     def of(cls, config: AppConfig) -> WatchLimits:
         recovery = config.recovery
         stale_ms = max(recovery.claimed_stale_threshold_ms, recovery.running_stale_threshold_ms)
         return_ms = RETURN_FACTOR * config.resilience.db_retry_max_ms
+        own_ms = recovery.stop_tasks_after_silence_ms
         return cls(
             min(recovery.worker_lost_after_ms, stale_ms) / 1000,
             max(stale_ms, return_ms) / 1000,
             stale_ms / 1000,
+            math.inf if own_ms is None else own_ms / 1000,
         )
 
     @property
     def look_seconds(self) -> float:
         """The longest time between two looks of an observer."""
         return self.lost / LOOKS_PER_LIMIT
+
+    @property
+    def lock_seconds(self) -> float:
+        """How long a worker may wait for a lock: it must show itself well before its silence counts."""
+        return min(self.held / 3, self.own / LOOKS_PER_LIMIT)
 
     @property
     def suspicion_seconds(self) -> float:

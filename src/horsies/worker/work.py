@@ -55,6 +55,8 @@ from horsies.worker.turn import (
 
 logger = logging.getLogger("horsies.worker")
 
+# How long the last attempts to record refused outcomes wait for locks, all together.
+LAST_WAIT_SECONDS = 5.0
 _NO_CLAIM = nullcontext()
 
 
@@ -250,11 +252,13 @@ class Work:
         """Try again to record outcomes that the database refused; a worker that stops then gives up."""
         in_flight = self._in_flight
         is_last = self._shutdown.is_requested and in_flight.has_only_blocked
+        patient_until = time.monotonic() + LAST_WAIT_SECONDS
         for outcome in list(in_flight.blocked.values()):
             if is_last or not self._blocked.is_waiting(outcome.task_id):
                 freed = in_flight.freed_by_queue([outcome])
+                waits = is_last and time.monotonic() < patient_until
                 recorded = record_alone(
-                    pipeline, self._claimer, outcome, self._blocked, freed, is_last=is_last
+                    pipeline, self._claimer, outcome, self._blocked, freed, is_last=waits
                 )
                 if recorded is not None:
                     self.claimed_last = False

@@ -23,6 +23,10 @@ class NoteBlocked(NamedTuple):
     worker_id: str | None
 
 
+class LockWait(NamedTuple):
+    milliseconds: int
+
+
 class Setting(NamedTuple):
     setting: str
 
@@ -78,6 +82,7 @@ class UnheldTask(NamedTuple):
 class FindDue(NamedTuple):
     queues: Sequence[str]
     excluded: Sequence[str]
+    unknown_names: Sequence[str]
     limit: int
 
 
@@ -92,7 +97,7 @@ class DueTask(NamedTuple):
 
 
 note_blocked = BLOCKED.declare("note_blocked", NoteBlocked, TaskId)
-limit_lock_wait = BLOCKED.declare("limit_lock_wait", Nothing, Setting)
+limit_lock_wait = BLOCKED.declare("limit_lock_wait", LockWait, Setting)
 list_blocked = BLOCKED.declare("list_blocked", BlockedLimit, BlockedRow)
 delete_unblocked = BLOCKED.declare("delete_unblocked", Nothing, TaskId)
 find_late = BLOCKED.declare("find_late", FindOthers, FoundTask)

@@ -19,7 +19,7 @@ RETURNING known.id::text
 
 -- name: limit_lock_wait
 -- For the rest of the transaction. A task alone in its transaction need not wait for a lock: it comes again.
-SELECT set_config('lock_timeout', '200ms', true) AS setting
+SELECT set_config('lock_timeout', %(milliseconds)s::integer::text, true) AS setting
 
 -- name: list_blocked
 -- Oldest first, with the number of all.
@@ -64,7 +64,7 @@ CROSS JOIN LATERAL (
     WHERE task.status = 'PENDING' AND NOT task.held AND task.queue_name = queue.name
       AND task.enqueued_at <= clock_timestamp()
       AND (task.good_until IS NULL OR task.good_until > clock_timestamp())
-      AND task.id <> ALL(%(excluded)s::uuid[])
+      AND task.id <> ALL(%(excluded)s::uuid[]) AND task.task_name <> ALL(%(unknown_names)s::text[])
     ORDER BY task.priority, task.enqueued_at, task.id LIMIT %(limit)s) AS due
 WHERE NOT EXISTS (
     SELECT FROM horsies_queues AS stored WHERE stored.queue_name = queue.name AND stored.paused_at IS NOT NULL)
