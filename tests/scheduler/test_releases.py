@@ -33,7 +33,7 @@ MONTH = timedelta(days=30)
 
 def refresh(connection: Database, registry: Registry, *, has_watched: bool = True) -> None:
     """Do what a scheduler does every minute."""
-    script = store_configured(registry, at_start=False, has_watched=has_watched)
+    script = store_configured(registry, at_start=False, has_watched=lambda: has_watched)
     run_script(connection, script)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Iterator
 from datetime import timedelta
@@ -22,6 +23,7 @@ from tests.scheduler.conftest import (
     MakeApp,
     ago,
     database_now,
+    enter,
     make_due,
     schedule,
     state,
@@ -221,3 +223,33 @@ def test_a_schedule_of_another_release_is_taken_over_by_the_second_refresh_of_a_
     scheduler.step()
     assert state(connection)["config_hash"] != older_hash
     assert len(tasks(connection)) == 1
+
+
+def test_a_scheduler_gives_the_others_time_after_the_database_stood_still(
+    connection: Database,
+    make_app: MakeApp,
+    line: Line,
+    process_url: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(service_module, "REFRESH_SECONDS", 0.0)
+    monkeypatch.setattr(service_module, "STALL_SECONDS", 0.2)
+    scheduler = serving(make_app(schedule(pattern=IntervalSchedule(seconds=10))), line)
+    scheduler.step()
+    enter(connection, make_app(schedule()))
+    of_others = state(connection)["config_hash"]
+    connection.execute(
+        "UPDATE horsies_schedule_state SET next_run_at = now() - interval '90 s', "
+        "updated_at = now() - interval '90 s'"
+    )
+    with psycopg.connect(process_url) as still:
+        still.execute("LOCK TABLE horsies_schedule_state")
+        scheduler.wake()
+        step = threading.Thread(target=scheduler.step)
+        step.start()
+        time.sleep(1.5)
+    step.join()
+    assert state(connection)["config_hash"] == of_others
+    scheduler.wake()
+    scheduler.step()
+    assert state(connection)["config_hash"] != of_others, "nothing serves it after the next look"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import pytest
-from pydantic import BaseModel, GetPydanticSchema
+from pydantic import BaseModel, GetPydanticSchema, create_model
 from pydantic_core import core_schema
 
 from horsies import RetryPolicy, TaskError, TaskResult
@@ -61,6 +61,15 @@ def test_a_fingerprint_changes_with_the_parameters(before: str, after: str) -> N
 
 def test_a_fingerprint_changes_with_the_fields_of_a_model() -> None:
     assert version_of("a: Order", Order=Order) != version_of("a: Order", Order=LargerOrder)
+
+
+def test_a_fingerprint_does_not_depend_on_the_value_of_a_default() -> None:
+    # It may be computed when its module is imported: a time, a host name, an environment variable.
+    early, late, required = (
+        version_of("a: Order", Order=create_model("Order", region=(str, default)))
+        for default in ("eu", "us", ...)
+    )
+    assert early == late != required
 
 
 def test_a_fingerprint_does_not_depend_on_where_an_object_is_in_memory() -> None:

@@ -371,6 +371,43 @@ def test_large_elements_of_a_map_over_a_map_become_tasks_a_few_bytes_at_a_time(
         assert hands.task_id(run_id, "lengths", 3)
 
 
+@pytest.mark.parametrize("large", ["elements", "arguments"])
+def test_items_of_any_size_run_side_by_side(
+    app: Horsies, tasks: Tasks, hands: Hands, connection: Database, large: str
+) -> None:
+    @app.task("measure")
+    def measure(item: TaskResult[int, TaskError], text: str) -> TaskResult[int, TaskError]:
+        return item
+
+    text = "x" * 100
+    source = tasks.numbers.node(node_id="source")()
+    squares = MapNode(tasks.square, over=source, node_id="squares")
+    kwargs = {"text": text if large == "arguments" else ""}
+    measured = MapNode(measure, over=squares, node_id="measured", kwargs=kwargs)
+    spec = app.workflow("maps", [source, squares, measured], definition_key="maps.large")
+    run_id = spec.start().unwrap().workflow_id
+    hands.complete(run_id, "source", list(range(20)))
+    waiting = (
+        "SELECT count(*) FROM horsies_tasks WHERE task_name = 'measure' AND status = 'PENDING'"
+    )
+    counts = []
+    with steps_of(connection, 1_000, 50):
+        for item in range(20):
+            value = text if large == "elements" else 1
+            hands.complete(run_id, "squares", value, item=item)
+        for item in range(3):
+            counts += connection.execute(waiting).fetchall()
+            hands.complete(run_id, "measured", 1, item=item)
+        # Several items that end in one transaction make room for as many, and one more.
+        connection.execute(
+            "UPDATE horsies_tasks SET status = 'COMPLETED', result = '{\"ok\":0}' "
+            "WHERE task_name = 'measure' AND workflow_item_index BETWEEN 3 AND 6"
+        )
+        counts += connection.execute(waiting).fetchall()
+    assert counts == [(2,), (3,), (4,), (6,)]
+    assert problems(connection) == []
+
+
 def test_a_retry_tries_failed_items_again_in_steps(
     app: Horsies, tasks: Tasks, hands: Hands, connection: Database
 ) -> None:

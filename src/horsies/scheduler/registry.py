@@ -7,7 +7,7 @@ due schedule.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
@@ -113,20 +113,22 @@ def _no_schedules(*, is_off: bool) -> HorsiesError:
 
 
 def store_configured(
-    registry: Registry, *, at_start: bool, has_watched: bool = False
+    registry: Registry, *, at_start: bool, has_watched: Callable[[], bool] = bool
 ) -> Script[None]:
     """Store the configured schedules; none fires, and no overdue slot is lost.
 
     A schedule with a changed timing gets a new next slot when a scheduler starts. Later changes come from a
     scheduler of another release, which serves its own slots; only when it leaves one overdue is the schedule
-    taken over. ``has_watched`` says that this scheduler was connected for so long that the others had time.
+    taken over. ``has_watched`` is asked after the stored state was read: it says that this scheduler has
+    worked for so long, without an interruption, that the others had time.
     """
     names = list(registry.entries)
     records: list[ScheduleRecord] = yield read_schedule_records, ScheduleNames(names)
-    rows = list(_rows_to_store(registry, records, at_start, has_watched))
+    judges_others = has_watched()
+    rows = list(_rows_to_store(registry, records, at_start, judges_others))
     if rows:
         yield store_schedules, _columns(registry.owner, rows)
-    if has_watched:
+    if judges_others:
         yield note_disabled_schedules, NoteDisabled(registry.owner, names, registry.disabled)
     if at_start:
         owned = OwnedSchedules(registry.owner, names)
@@ -137,12 +139,12 @@ def store_configured(
 
 
 def _rows_to_store(
-    registry: Registry, records: Sequence[ScheduleRecord], at_start: bool, has_watched: bool
+    registry: Registry, records: Sequence[ScheduleRecord], at_start: bool, judges_others: bool
 ) -> Iterator[tuple[Entry, datetime | None]]:
     """Yield the entries to store, each with its next slot."""
     for record in records:
         entry = registry.entries[record.name]
-        takes_over = has_watched and _is_deserted(entry, record)
+        takes_over = judges_others and _is_deserted(entry, record)
         if takes_over:
             event = as_event("schedule_taken", schedule=record.name)
             message = "schedule %r: no other release serves its slots any more; taking it over"

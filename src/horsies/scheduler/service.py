@@ -34,6 +34,8 @@ logger = logging.getLogger("horsies.scheduler")
 
 # How often to check that the configured schedules are still stored.
 REFRESH_SECONDS = 60.0
+# A tick that comes so much later than planned: the database stood still, and so did other schedulers.
+STALL_SECONDS = 10.0
 # Clocks drift: waking slightly late costs one tick, waking slightly early costs two.
 MARGIN_SECONDS = 0.001
 # How long a stop waits for the last step; a workflow that is still being built then is abandoned.
@@ -72,6 +74,7 @@ class Scheduler:
         # Whether this connection has been there for the last refresh.
         self._has_refreshed = False
         self._refresh_at = 0.0
+        self._ticked_at = 0.0
         self._next_at = 0.0
 
     def next_at(self) -> float:
@@ -118,9 +121,10 @@ class Scheduler:
         """Fire the due slots and return how long to sleep."""
         now = time.monotonic()
         if now >= self._refresh_at:
-            is_first, self._has_refreshed = not self._has_refreshed, True
+            has_watched = self._is_on_time if self._has_refreshed else bool
+            self._has_refreshed = True
             configured = store_configured(
-                self._registry, at_start=not self._has_started, has_watched=not is_first
+                self._registry, at_start=not self._has_started, has_watched=has_watched
             )
             pipeline.run_script(configured)
             if not self._has_started:
@@ -130,11 +134,16 @@ class Scheduler:
                     extra=as_event("scheduler_ready", schedules=len(self._registry.entries)),
                 )
             self._has_started = True
-            self._refresh_at = now + REFRESH_SECONDS
+            self._refresh_at = time.monotonic() + REFRESH_SECONDS
         seconds = tick(pipeline, self._registry).seconds_until_next
+        self._ticked_at = time.monotonic()
         if seconds is None:
             return self._interval_seconds
         return min(self._interval_seconds, max(0.0, seconds) + MARGIN_SECONDS)
+
+    def _is_on_time(self) -> bool:
+        """Whether the last tick was as recent as planned."""
+        return time.monotonic() - self._ticked_at < self._interval_seconds + STALL_SECONDS
 
     def _back_off(self, error: psycopg.Error) -> None:
         self.close()

@@ -20,6 +20,8 @@ from hashlib import sha256
 from typing import Any, NamedTuple
 
 from pydantic import TypeAdapter
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
+from pydantic_core import core_schema
 
 from horsies.app import Horsies
 from horsies.codec.calls import CallSignature
@@ -107,12 +109,24 @@ def _types(signature: CallSignature) -> list[tuple[str, str]]:
     return [(name, _type_text(one)) for name, one in annotated if name != "return"]
 
 
+class _WithoutDefaults(GenerateJsonSchema):
+    """The schema of a type without the values of defaults, which each process may compute for itself.
+
+    Between workers of one release they would be other parameters, and a call that fits none of them
+    would never fail. Whether a field has a default is part of the schema.
+    """
+
+    def default_schema(self, schema: core_schema.WithDefaultSchema) -> JsonSchemaValue:
+        return self.generate_inner(schema["schema"])
+
+
 def _type_text(annotation: Any) -> str:
     """A text of a type that is the same in every process and changes with the fields of a model."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return json.dumps(TypeAdapter(annotation).json_schema(), sort_keys=True)
+            schema = TypeAdapter(annotation).json_schema(schema_generator=_WithoutDefaults)
+            return json.dumps(schema, sort_keys=True)
     except Exception:  # not every type has a JSON schema
         return _ADDRESS.sub("", repr(annotation))
 

@@ -6,7 +6,8 @@
 -- the map. Each further step is part of a transaction that ends items, while fewer than two steps' items are
 -- open; so a crash between steps loses nothing, and a run that is paused or ends stops by itself.
 
--- The number of items, and about the most bytes of arguments, that one step inserts.
+-- The number of items, and about the most bytes of arguments, that one step inserts. However large they are,
+-- a step inserts two items, or one more than have just ended: fewer would let a map run one item at a time.
 CREATE OR REPLACE FUNCTION horsies_step(OUT items integer, OUT bytes integer) LANGUAGE sql IMMUTABLE AS $$
     SELECT 1000, 16777216
 $$;
@@ -80,15 +81,15 @@ BEGIN
         items_bad = 0, items_waiting = to_run, items_next = 0
     WHERE workflow_id = p_node.workflow_id AND task_index = p_node.task_index;
     IF total > 0 THEN
-        PERFORM horsies_add_items(p_node.workflow_id, p_node.task_index);
+        PERFORM horsies_add_items(p_node.workflow_id, p_node.task_index, 2);
     END IF;
     RETURN total > 0;
 END
 $$;
 
 -- The next items of a map without a task, at most those of one step: elements of its list, or failed items
--- that are tried again ("replaced" is the task that failed).
-CREATE OR REPLACE FUNCTION horsies_next_items(p_node horsies_workflow_tasks)
+-- that are tried again ("replaced" is the task that failed). So many as "p_least" may have any size.
+CREATE OR REPLACE FUNCTION horsies_next_items(p_node horsies_workflow_tasks, p_least integer)
 RETURNS TABLE (item_index integer, kwargs text, replaced uuid) LANGUAGE plpgsql STABLE AS $$
 DECLARE
     source horsies_workflow_tasks;
@@ -101,8 +102,9 @@ DECLARE
         || to_json(p_node.map_parameter::text) || ':';
     step record := horsies_step();
     -- Every step reads the whole list, so a very long one takes a hundred steps and not more.
-    items_max integer := greatest(1, least(
-        greatest(step.items, p_node.items_total / 100), step.bytes / octet_length(head)));
+    items_max integer := least(
+        greatest(step.items, p_node.items_total / 100),
+        greatest(p_least, step.bytes / octet_length(head)));
 BEGIN
     SELECT * INTO source FROM horsies_workflow_tasks AS node
     WHERE node.workflow_id = p_node.workflow_id AND node.task_index = p_node.map_over;
@@ -124,7 +126,8 @@ BEGIN
         CASE WHEN is_retried THEN task.kwargs ELSE head || horsies_task_result_v1(task) || '}' END,
         CASE WHEN is_retried THEN task.id END
     FROM (
-        SELECT item.place, item.id, sum(item.bytes) OVER (ORDER BY item.place) - item.bytes AS bytes_before
+        SELECT item.place, item.id, row_number() OVER (ORDER BY item.place) AS number,
+            sum(item.bytes) OVER (ORDER BY item.place) - item.bytes AS bytes_before
         FROM (
             SELECT last.* FROM (
                 SELECT DISTINCT ON (item.workflow_item_index) item.workflow_item_index AS place, item.id,
@@ -138,14 +141,14 @@ BEGIN
             ORDER BY last.place LIMIT items_max) AS item) AS chosen
     CROSS JOIN LATERAL (
         SELECT found.* FROM horsies_tasks AS found WHERE found.id = chosen.id OFFSET 0) AS task
-    WHERE coalesce(chosen.bytes_before, 0) < step.bytes ORDER BY chosen.place;
+    WHERE coalesce(chosen.bytes_before, 0) < step.bytes OR chosen.number <= p_least ORDER BY chosen.place;
 END
 $$;
 
 -- One step: the next items of a map become tasks, in order, as many of them due now as "max_parallel" leaves
 -- places and the others parked; on hold in a paused run. A new id is later than that of the task it replaces
 -- even if the clock was set back meanwhile: the task with the latest id is the one that counts.
-CREATE OR REPLACE FUNCTION horsies_add_items(p_run_id uuid, p_index integer) RETURNS void
+CREATE OR REPLACE FUNCTION horsies_add_items(p_run_id uuid, p_index integer, p_least integer) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
     map horsies_workflow_tasks;
@@ -177,7 +180,7 @@ BEGIN
             least(map.good_until, map.started_at + map.expires_in_ms * interval '1 millisecond'),
             map.max_retries, map.task_options, map.timeout_ms, '', p_run_id, p_index, item.item_index,
             map.inputs, item.replaced, is_held
-        FROM horsies_next_items(map) AS item
+        FROM horsies_next_items(map, p_least) AS item
         RETURNING workflow_item_index)
     SELECT count(*), max(workflow_item_index) INTO added, last_added FROM inserted;
     UPDATE horsies_workflow_tasks SET
@@ -211,7 +214,7 @@ BEGIN
             items_open = node.items_open - counted.total, items_bad = node.items_bad + counted.bad
         FROM counted WHERE node.ctid = counted.place
         RETURNING node.workflow_id, node.task_index, node.items_open, node.items_waiting, node.max_parallel,
-            counted.places, counted.run_status
+            counted.total, counted.places, counted.run_status
     LOOP
         IF map.items_open = 0 THEN
             IF horsies_end_map(map.workflow_id, map.task_index) THEN
@@ -225,7 +228,7 @@ BEGIN
             PERFORM horsies_unpark_items(map.workflow_id, map.task_index, map.places::integer);
         END IF;
         IF map.items_waiting > 0 AND map.items_open - map.items_waiting < 2 * (horsies_step()).items THEN
-            PERFORM horsies_add_items(map.workflow_id, map.task_index);
+            PERFORM horsies_add_items(map.workflow_id, map.task_index, map.total::integer + 1);
         END IF;
     END LOOP;
     RETURN ended;
