@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import psycopg
+import pytest
 
 from horsies import AppConfig, Horsies, PostgresConfig, RetryPolicy, TaskError, TaskResult
 from tests.support.database import Database
@@ -22,6 +25,19 @@ QUICK_THRESHOLDS = {
         "claimed_stale_threshold_ms": 5_000,
         "check_interval_ms": 1_000,
     },
+    "resilience": {"notify_poll_interval_ms": 1_000},
+}
+
+
+# The server itself finds out that a host is gone, long before the thresholds.
+QUICK_PROBES = {
+    "broker": {
+        "tcp_keepalives_idle": 1,
+        "tcp_keepalives_interval": 1,
+        "tcp_keepalives_count": 2,
+        "tcp_user_timeout_ms": 2_000,
+    },
+    "recovery": {"worker_lost_after_ms": 4_000},
     "resilience": {"notify_poll_interval_ms": 1_000},
 }
 
@@ -50,15 +66,16 @@ def pid_of_owner(connection: Database, task_id: str) -> int:
     return int(row[0])
 
 
+@pytest.mark.parametrize("config", [QUICK_THRESHOLDS, QUICK_PROBES], ids=["thresholds", "probes"])
 def test_a_host_cut_off_from_the_database_loses_its_task_to_another(
-    hosts: Hosts, own_server: PrivateServer, own_fleet: Fleet
+    hosts: Hosts, own_server: PrivateServer, own_fleet: Fleet, config: dict[str, Any]
 ) -> None:
     own_server.stop()
     own_server.start_through(hosts.through("db"), PORT)
     workers = [
         own_fleet.start(
             processes=1,
-            config=QUICK_THRESHOLDS,
+            config=config,
             database_url=hosts.url(number, PORT),
             through=hosts.through(f"w{number}"),
         )

@@ -26,6 +26,8 @@ logger = logging.getLogger("horsies.blocked")
 
 FIRST_DELAY_SECONDS = 1.0
 LONGEST_DELAY_SECONDS = 300.0
+# The lock of another session ends by itself, and the task should not wait much longer than that.
+LONGEST_LOCK_SECONDS = 5.0
 # An attempt that is overdue for this long will not come: the task was changed elsewhere.
 FORGET_SECONDS = 60.0
 
@@ -146,7 +148,8 @@ class Blocked:
     def note(self, pipeline: Pipeline, change: Change, error: psycopg.Error) -> None:
         """Leave a task or run alone for longer than last time; log and record it the first time."""
         known = self.delays.get(change.id)
-        seconds = min(2 * known.seconds, LONGEST_DELAY_SECONDS) if known else FIRST_DELAY_SECONDS
+        longest = LONGEST_LOCK_SECONDS if is_lock_timeout(error) else LONGEST_DELAY_SECONDS
+        seconds = min(2 * known.seconds, longest) if known else FIRST_DELAY_SECONDS
         now = self._clock()
         self.delays[change.id] = _Delay(change.action, seconds, now + seconds)
         if is_lock_timeout(error):

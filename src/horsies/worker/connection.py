@@ -18,6 +18,7 @@ from psycopg import Connection
 from psycopg.pq import PipelineStatus, TransactionStatus
 
 from horsies.config.app import WorkerResilienceConfig
+from horsies.config.postgres import PostgresConfig
 from horsies.db.database import Database
 from horsies.db.errors import ErrorKind, describe, is_of_data, is_refusal, kind_of
 from horsies.db.listen import (
@@ -29,7 +30,13 @@ from horsies.db.listen import (
 )
 from horsies.db.migrate import prepare_schema
 from horsies.db.pipeline import LOCK_TIMEOUT_MS, Pipeline
-from horsies.db.statements.workers import LockKey, end_earlier_session, take_worker_lock
+from horsies.db.statements.workers import (
+    ClientProbes,
+    LockKey,
+    end_earlier_session,
+    notice_lost_client,
+    take_worker_lock,
+)
 from horsies.events import as_event
 from horsies.retry import Backoff
 from horsies.worker.notifications import EchoCheck, NotificationBatch, sort_notifications
@@ -212,6 +219,8 @@ class WorkerConnection:
         self._database.connect_seconds = RECONNECT_TIMEOUT_SECONDS
         try:
             self.lock.take(connection)
+            if (config := self._database.config).tcp_keepalives:
+                notice_lost_client.run(connection, _client_probes(config))
             if self._listener is None:
                 self._inbox.subscribe(connection, self._channels)
         except BaseException:
@@ -449,6 +458,16 @@ class WorkerConnection:
             self.breaks += 1
         self.watch_socket()
         return is_connected
+
+
+def _client_probes(config: PostgresConfig) -> ClientProbes:
+    """The same limits for the server that the client has for its side of the connection."""
+    return ClientProbes(
+        str(config.tcp_keepalives_idle),
+        str(config.tcp_keepalives_interval),
+        str(config.tcp_keepalives_count),
+        str(config.tcp_user_timeout_ms),
+    )
 
 
 def _survives(pipeline: Pipeline, error: psycopg.Error) -> bool:

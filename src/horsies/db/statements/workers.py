@@ -30,6 +30,17 @@ class LockKey(NamedTuple):
     lock_key: int
 
 
+class ClientProbes(NamedTuple):
+    """How a server notices that a client is gone: seconds of rest, seconds between probes, their number,
+    and milliseconds that sent data may stay unacknowledged.
+    """
+
+    idle_seconds: str
+    interval_seconds: str
+    probes: str
+    user_timeout_ms: str
+
+
 class Held(NamedTuple):
     held: bool
 
@@ -168,6 +179,7 @@ class Deleted(NamedTuple):
 
 register_worker = WORKERS.declare("register_worker", RegisterWorker, Nothing)
 take_worker_lock = WORKERS.declare("take_worker_lock", LockKey, Held)
+notice_lost_client = WORKERS.declare("notice_lost_client", ClientProbes, ClientProbes)
 end_earlier_session = WORKERS.declare("end_earlier_session", LockKey, Held)
 see_worker = WORKERS.declare("see_worker", SeeWorker, Presence)
 record_worker_stop = WORKERS.declare("record_worker_stop", WorkerId, WorkerId)

@@ -13,6 +13,14 @@ ON CONFLICT (worker_id) DO UPDATE SET seen_at = clock_timestamp(), stopped_at = 
 -- The session lock that proves this worker alive; the server frees it when this connection is gone.
 SELECT pg_try_advisory_lock(%(lock_key)s) AS held
 
+-- name: notice_lost_client
+-- Have the server itself probe this session's client: the lock of a worker whose host or network is gone must
+-- not outlive it for hours. Without effect on Unix sockets.
+SELECT set_config('tcp_keepalives_idle', %(idle_seconds)s::text, false) AS idle_seconds,
+    set_config('tcp_keepalives_interval', %(interval_seconds)s::text, false) AS interval_seconds,
+    set_config('tcp_keepalives_count', %(probes)s::text, false) AS probes,
+    set_config('tcp_user_timeout', %(user_timeout_ms)s::text, false) AS user_timeout_ms
+
 -- name: end_earlier_session
 -- End the session that holds this worker's lock, and wait for its end for a second. A probe shares the lock and
 -- is left alone.
