@@ -38,6 +38,7 @@ from tests.support.rows import add_task, ago, row_of
 CLAIMER = Claimer("me", "host", ["default"], [None])
 MEBIBYTES = 1024 * 1024
 POISONOUS = "NEW.task_name = 'poison'"
+ENDED = {"status": "COMPLETED", "completed_at": ago(10 * 3600)}
 
 
 @pytest.fixture
@@ -349,11 +350,26 @@ def test_claims_one_by_one_leave_out_unknown_and_refused_tasks(
     assert statuses(connection, "unknown") == statuses(connection, "other") == {"PENDING"}
 
 
+def test_a_locked_row_does_not_end_the_sweep(
+    connection: Connection[Any], pipeline: Pipeline, process_url: str
+) -> None:
+    connection.execute(
+        "INSERT INTO horsies_workers (worker_id, lock_key, hostname, pid, processes, queues, stopped_at) "
+        "VALUES ('old', 1, 'host', 1, 1, '{default}', now() - interval '10 days')"
+    )
+    old = add_task(connection, id="00000000-0000-7000-8000-000000000001", **ENDED)
+    pipeline.connection.execute("SET lock_timeout = 100")
+    recovery = RecoveryConfig(worker_state_retention_hours=1, terminal_record_retention_hours=1)
+    with psycopg.connect(process_url) as holder:
+        holder.execute("SELECT FROM horsies_workers FOR UPDATE")
+        assert not sweep(pipeline, recovery)
+    assert not connection.execute("SELECT FROM horsies_tasks WHERE id = %s", (old,)).fetchall()
+
+
 def test_rows_that_retention_cannot_delete_do_not_end_the_sweep(
     connection: Connection[Any], pipeline: Pipeline, caplog: pytest.LogCaptureFixture
 ) -> None:
-    old = {"status": "COMPLETED", "completed_at": ago(10 * 3600)}
-    kept = add_task(connection, id="00000000-0000-7000-8000-000000000001", **old)
+    kept = add_task(connection, id="00000000-0000-7000-8000-000000000001", **ENDED)
     connection.execute("CREATE TABLE test_orders (task_id uuid REFERENCES horsies_tasks (id))")
     try:
         connection.execute("INSERT INTO test_orders VALUES (%s)", (kept,))

@@ -17,6 +17,7 @@ from horsies.config.app import WorkerResilienceConfig
 from horsies.config.postgres import PostgresConfig
 from horsies.db.database import Database
 from horsies.db.pipeline import Pipeline
+from horsies.db.statements.tasks import TaskId
 from horsies.ids import new_id
 from horsies.retry import Backoff
 from horsies.worker import connection as connection_module
@@ -25,9 +26,12 @@ from horsies.worker.connection import (
     DatabaseGivenUpError,
     SessionLock,
     WorkerConnection,
+    open_turns,
 )
 from horsies.worker.liveness import lock_key
 from horsies.worker.notifications import CANCEL_CHANNEL, NOTHING_RECEIVED, NotificationBatch
+from tests.support.rows import add_task
+from tests.support.statements import FINISH
 from tests.support.wait import wait_until
 
 QUEUE = "task_queue_default"
@@ -330,6 +334,25 @@ def lock_is_free(connection: Connection[Any], key: int) -> bool:
     row = connection.execute("SELECT pg_try_advisory_xact_lock(%s)", (key,)).fetchone()
     assert row is not None
     return bool(row[0])
+
+
+@pytest.mark.parametrize("is_pooled", [False, True])
+def test_a_turn_waits_for_a_lock_no_longer_than_it_may(
+    connection: Connection[Any], process_url: str, is_pooled: bool
+) -> None:
+    config = PostgresConfig(
+        database_url=process_url,
+        session_database_url="postgresql://localhost/unused" if is_pooled else None,
+        pgbouncer_transaction_mode=is_pooled,
+    )
+    task_id = add_task(connection)
+    pipeline = open_turns(Database(config, "worker"), 100)
+    with pipeline.connection, connection.transaction():
+        connection.execute("SELECT FROM horsies_tasks WHERE id = %s FOR UPDATE", (task_id,))
+        started = time.monotonic()
+        with pytest.raises(psycopg.errors.LockNotAvailable):
+            pipeline.run([(FINISH, TaskId(task_id))])
+        assert time.monotonic() - started < 1
 
 
 def test_the_lock_lives_and_dies_with_its_connection(

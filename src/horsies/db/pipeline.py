@@ -60,11 +60,13 @@ class Pipeline:
         prepared: bool = True,
         timeout_seconds: float | None = None,
         logged: bool = False,
+        lock_timeout_ms: int = LOCK_TIMEOUT_MS,
     ) -> None:
         self.connection = connection
         self.timeout_seconds = timeout_seconds
         self._installation = installation_of(connection)
-        self._frame = _pooled_frame(timeout_seconds) if self._installation.is_pooled else _NO_FRAME
+        is_pooled = self._installation.is_pooled
+        self._frame = _pooled_frame(timeout_seconds, lock_timeout_ms) if is_pooled else _NO_FRAME
         self._logged = logged
         self._prepared: set[bytes] | None = set() if prepared else None
         self._poller = select.poll()
@@ -78,8 +80,15 @@ class Pipeline:
         self.statements = 0
 
     @classmethod
-    def open(cls, database: Database, role: str, session_settings: str | None = None) -> Pipeline:
-        """Connect; ``session_settings`` apply only without a pooler, where the session is ours alone.
+    def open(
+        cls,
+        database: Database,
+        role: str,
+        session_settings: str | None = None,
+        lock_timeout_ms: int = LOCK_TIMEOUT_MS,
+    ) -> Pipeline:
+        """Connect; ``session_settings`` apply only without a pooler, where the session is ours alone, and
+        ``lock_timeout_ms`` only behind one.
 
         A pooler accepts every statement at once and keeps it while the database is down, two minutes
         by default, so TCP never reports the dead server: ``tcp_user_timeout_ms`` limits the wait here.
@@ -93,6 +102,7 @@ class Pipeline:
             prepared=not is_pooled,
             timeout_seconds=config.tcp_user_timeout_ms / 1000 or None if is_pooled else None,
             logged=config.echo,
+            lock_timeout_ms=lock_timeout_ms,
         )
 
     @property
@@ -265,10 +275,12 @@ def _refuse_oversized(steps: Sequence[Step], texts: Sequence[list[bytes | None]]
             )
 
 
-def _pooled_frame(timeout_seconds: float | None) -> tuple[tuple[bytes, ...], tuple[bytes, ...]]:
+def _pooled_frame(
+    timeout_seconds: float | None, lock_timeout_ms: int = LOCK_TIMEOUT_MS
+) -> tuple[tuple[bytes, ...], tuple[bytes, ...]]:
     """The commands around a group of statements; a lock must time out before the whole group does."""
-    lock_ms = LOCK_TIMEOUT_MS if timeout_seconds is None else round(500 * timeout_seconds)
-    lock = f", pg_catalog.set_config('lock_timeout', '{min(lock_ms, LOCK_TIMEOUT_MS)}', true)"
+    lock_ms = lock_timeout_ms if timeout_seconds is None else round(500 * timeout_seconds)
+    lock = f", pg_catalog.set_config('lock_timeout', '{min(lock_ms, lock_timeout_ms)}', true)"
     return (TRANSACTION_BEGIN, TRANSACTION_SETTINGS + lock.encode()), (b"COMMIT",)
 
 

@@ -75,7 +75,7 @@ class NotificationsLostError(Exception):
 def open_turns(database: Database, lock_timeout_ms: int = LOCK_TIMEOUT_MS) -> Pipeline:
     """Open a connection tuned for turns: every statement prepared, generic plans."""
     settings = f"{TURN_SETTINGS} -c lock_timeout={lock_timeout_ms}"
-    return Pipeline.open(database, TURN_ROLE, settings)
+    return Pipeline.open(database, TURN_ROLE, settings, lock_timeout_ms)
 
 
 class SessionLock:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import psycopg
 
 from horsies.config.app import AppConfig, RecoveryConfig
-from horsies.db.errors import describe_refusal, is_of_data
+from horsies.db.errors import describe_refusal
 from horsies.db.pipeline import Pipeline
 from horsies.db.statement import Nothing, Statement, Step
 from horsies.db.statements.blocked import delete_unblocked
@@ -211,11 +211,13 @@ def sweep(pipeline: Pipeline, recovery: RecoveryConfig) -> bool:
 
 
 def _delete(pipeline: Pipeline, step: Step) -> int:
-    """Delete a batch of rows; one that the database refuses, as a foreign key does, is kept and logged."""
+    """Delete a batch of rows; one that the database refuses, as a foreign key does, or that another session
+    has locked is kept and logged.
+    """
     try:
         return len(pipeline.run([step])[0])
     except psycopg.Error as error:
-        if not is_of_data(error):
+        if not is_isolated(error):
             raise
         logger.error("retention: %s fails: %s", step[0].name, describe_refusal(error))
         return 0
