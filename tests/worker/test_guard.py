@@ -36,6 +36,17 @@ def start(mark: int, *command: str, group: int | None = None) -> subprocess.Pope
         resource.setrlimit(resource.RLIMIT_RTTIME, (soft, hard))
 
 
+def test_no_process_is_marked_where_the_limit_cannot_be_set(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(*_: object) -> None:
+        raise ValueError("not allowed to raise maximum limit")
+
+    monkeypatch.setattr(resource, "setrlimit", refuse)
+    assert os_process.new_mark() == 0
+    os_process.set_mark(0)
+
+
 def test_marked_processes_are_killed_and_no_others(mark: int) -> None:
     with start(mark, "sleep", "600") as marked, start(mark + 1, "sleep", "600") as other:
         assert guard.kill_marked(mark) == []

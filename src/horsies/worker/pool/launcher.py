@@ -191,8 +191,8 @@ class Guard:
         self._delay = RestartDelay()
         if self.mark == 0 and os_process.IS_LINUX:
             logger.warning(
-                "RLIMIT_RTTIME is limited: if this worker is killed, programs started by tasks live on. "
-                "Remove the limit (LimitRTTIME= of systemd, rttime of limits.conf)."
+                "RLIMIT_RTTIME is limited or cannot be set: if this worker is killed, programs started by "
+                "tasks live on. Remove the limit (LimitRTTIME= of systemd, rttime of limits.conf)."
             )
 
     def attend(self) -> None:
