@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
 import pytest
 
+from horsies import AppConfig, Horsies, PostgresConfig
+from horsies.errors import ConfigurationError, ErrorCode
 from horsies.retry import Backoff
+
+
+def new_app() -> Horsies:
+    broker = PostgresConfig(database_url="postgresql://localhost/unused")
+    return Horsies(AppConfig(broker=broker))
 
 
 @pytest.mark.parametrize("draw", [0.0, 0.5, 0.999])
@@ -18,3 +29,31 @@ def test_waits_at_the_maximum_still_vary() -> None:
     draws = iter([0.6, 0.9])
     backoff = Backoff(initial_ms=3_000, max_ms=3_000, random=lambda: next(draws))
     assert backoff.next_delay_seconds() != backoff.next_delay_seconds()
+
+
+async def async_generator_hook() -> AsyncIterator[None]:
+    yield
+
+
+def generator_hook() -> Iterator[None]:
+    yield
+
+
+class AsyncGeneratorHook:
+    async def __call__(self) -> AsyncIterator[None]:
+        yield
+
+
+@pytest.mark.parametrize(
+    "hook",
+    [
+        async_generator_hook,
+        functools.partial(async_generator_hook),
+        AsyncGeneratorHook(),
+        generator_hook,
+    ],
+)
+def test_a_start_hook_whose_body_would_never_run_is_refused(hook: Any) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        new_app().on_child_process_start(hook)
+    assert caught.value.code is ErrorCode.CONFIG_INVALID_CHILD_HOOK
