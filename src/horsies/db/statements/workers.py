@@ -112,7 +112,9 @@ class WakeQueues(NamedTuple):
 
 
 class AbandonedTask(NamedTuple):
-    """A task whose worker is gone, with everything a retry decision needs."""
+    """A task whose worker is gone, with everything a retry decision needs. A manual edit of the row may
+    have named no worker.
+    """
 
     id: str
     generation: int
@@ -123,7 +125,7 @@ class AbandonedTask(NamedTuple):
     task_options: str | None
     worker_pid: int | None
     status: str
-    worker_id: str
+    worker_id: str | None
     workflow_id: str | None = None
 
 
