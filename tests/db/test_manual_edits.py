@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
+from uuid import uuid4
 
 import psycopg
 import pytest
@@ -13,7 +14,7 @@ from horsies import RecoveryConfig
 from horsies.db.pipeline import Pipeline
 from horsies.tasks.blocked import Blocked
 from horsies.tasks.recovery import fail_stale, requeue_stale
-from horsies.worker.reaper import recover_ownerless
+from horsies.worker.reaper import recover_ownerless, sweep
 from tests.support.rows import add_task, ago, attempts_of, row_of
 
 
@@ -65,3 +66,24 @@ def test_an_operator_can_recover_tasks_without_the_name_of_a_worker(
     assert fail_stale(pipeline, 300) == 2
     assert requeue_stale(pipeline, 300) == 1
     assert statuses(connection, ids) == ["FAILED", "FAILED", "PENDING"]
+
+
+def test_retention_deletes_ended_tasks_whose_ids_have_no_time(
+    pipeline: Pipeline, connection: Connection[Any]
+) -> None:
+    def add_ended(hours: float, **columns: Any) -> str:
+        values = {"status": "COMPLETED", "completed_at": ago(hours * 3_600), **columns}
+        return add_task(connection, id=str(uuid4()), **values)
+
+    for _ in range(20):
+        add_ended(25)
+    add_ended(0, status="FAILED", completed_at=None, failed_at=ago(90_000))
+    add_ended(0, status="EXPIRED", completed_at=None, updated_at=ago(90_000))
+    kept = {
+        add_ended(23),
+        add_ended(25, workflow_id=str(uuid4())),
+        add_ended(25, status="PENDING", completed_at=None, updated_at=ago(90_000)),
+    }
+    sweep(pipeline, RecoveryConfig(terminal_record_retention_hours=24))
+    left = {row[0] for row in connection.execute("SELECT id::text FROM horsies_tasks").fetchall()}
+    assert left == kept

@@ -187,5 +187,6 @@ delete_old_heartbeats = WORKERS.declare("delete_old_heartbeats", Retention, Dele
 delete_old_worker_states = WORKERS.declare("delete_old_worker_states", Retention, Deleted)
 delete_old_workers = WORKERS.declare("delete_old_workers", Retention, Deleted)
 delete_old_tasks = WORKERS.declare("delete_old_tasks", Retention, Deleted)
+delete_old_untimed_tasks = WORKERS.declare("delete_old_untimed_tasks", Retention, Deleted)
 
 WORKERS.complete()

@@ -194,3 +194,13 @@ DELETE FROM horsies_tasks WHERE id = ANY(ARRAY(
       AND coalesce(completed_at, failed_at, updated_at) < now() - %(hours)s * interval '1 hour'
     ORDER BY id LIMIT %(limit)s FOR UPDATE SKIP LOCKED))
 RETURNING id::text
+
+-- name: delete_old_untimed_tasks
+-- The same for tasks whose ids are not UUIDv7 and so have no time, by their own index.
+DELETE FROM horsies_tasks WHERE id = ANY(ARRAY(
+    SELECT id FROM horsies_tasks
+    WHERE status IN ('COMPLETED', 'FAILED', 'CANCELLED', 'EXPIRED')
+      AND workflow_id IS NULL AND substr(id::text, 15, 1) <> '7'
+      AND coalesce(completed_at, failed_at, updated_at) < now() - %(hours)s * interval '1 hour'
+    ORDER BY coalesce(completed_at, failed_at, updated_at) LIMIT %(limit)s FOR UPDATE SKIP LOCKED))
+RETURNING id::text
