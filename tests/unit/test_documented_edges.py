@@ -11,6 +11,7 @@ import pytest
 from horsies import AppConfig, Horsies, PostgresConfig
 from horsies.errors import ConfigurationError, ErrorCode
 from horsies.retry import Backoff
+from horsies.worker.config import WorkerConfig, describe_concurrency
 
 
 def new_app() -> Horsies:
@@ -57,3 +58,22 @@ def test_a_start_hook_whose_body_would_never_run_is_refused(hook: Any) -> None:
     with pytest.raises(ConfigurationError) as caught:
         new_app().on_child_process_start(hook)
     assert caught.value.code is ErrorCode.CONFIG_INVALID_CHILD_HOOK
+
+
+@pytest.mark.parametrize(
+    ("typed", "shown"),
+    [
+        (20, "max_claim_per_worker=5 (lowered from 20 to processes + prefetch_buffer), "),
+        (5, "max_claim_per_worker=5, "),
+        (0, "max_claim_per_worker=5, "),
+    ],
+)
+def test_the_start_up_line_names_a_lowered_limit(typed: int, shown: str) -> None:
+    config = WorkerConfig(
+        app_locator="shop:app",
+        processes=4,
+        queues=["default"],
+        max_claim_per_worker=typed,
+        prefetch_buffer=1,
+    )
+    assert shown in describe_concurrency(new_app(), config)
