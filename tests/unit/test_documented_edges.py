@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 
 from horsies import AppConfig, Horsies, PostgresConfig
+from horsies.db.database import pool_sizes
 from horsies.errors import ConfigurationError, ErrorCode
 from horsies.retry import Backoff
 from horsies.worker.config import WorkerConfig, describe_concurrency
 
 
-def new_app() -> Horsies:
-    broker = PostgresConfig(database_url="postgresql://localhost/unused")
+def new_app(**broker_settings: Any) -> Horsies:
+    broker = PostgresConfig(database_url="postgresql://localhost/unused", **broker_settings)
     return Horsies(AppConfig(broker=broker))
 
 
@@ -77,3 +78,13 @@ def test_the_start_up_line_names_a_lowered_limit(typed: int, shown: str) -> None
         prefetch_buffer=1,
     )
     assert shown in describe_concurrency(new_app(), config)
+
+
+@pytest.mark.parametrize(("role", "sizes"), [("worker", (2, 3)), ("child", (0, 4))])
+def test_a_broker_built_during_import_takes_the_pool_sizes_of_its_process(
+    role: str, sizes: tuple[int, int]
+) -> None:
+    app = new_app(worker_pool_size=2, worker_max_overflow=1, worker_child_pool_max_size=4)
+    database = app.get_broker().database
+    app.role = role
+    assert pool_sizes(database.config, database.role) == sizes
