@@ -10,8 +10,12 @@ import pytest
 
 from horsies import AppConfig, Horsies, PostgresConfig
 from horsies.db.database import pool_sizes
+from horsies.db.statements.tasks import OutcomeRow
 from horsies.errors import ConfigurationError, ErrorCode
+from horsies.ids import new_id
 from horsies.retry import Backoff
+from horsies.tasks.handle import result_of
+from horsies.tasks.recovery import EXPIRED_RESULT
 from horsies.worker.config import WorkerConfig, describe_concurrency
 
 
@@ -88,3 +92,22 @@ def test_a_broker_built_during_import_takes_the_pool_sizes_of_its_process(
     database = app.get_broker().database
     app.role = role
     assert pool_sizes(database.config, database.role) == sizes
+
+
+@pytest.mark.parametrize(
+    ("status", "stored", "code"),
+    [
+        ("CANCELLED", None, "TASK_CANCELLED"),
+        ("EXPIRED", EXPIRED_RESULT, "TASK_EXPIRED"),
+        ("EXPIRED", None, "TASK_EXPIRED"),
+        ("COMPLETED", None, "RESULT_NOT_AVAILABLE"),
+    ],
+)
+def test_an_error_in_place_of_a_result_carries_the_id_of_its_task(
+    status: str, stored: str | None, code: str
+) -> None:
+    task_id = new_id()
+    row = OutcomeRow(task_id, "work", status, stored, failed_reason=None, error_code=None)
+    error = result_of(row, None).err_value
+    assert error.error_code == code
+    assert error.data == {"task_id": task_id}
