@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import functools
+import pickle
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
 
-from horsies import AppConfig, Horsies, PostgresConfig
+from horsies import AppConfig, Err, Horsies, Ok, PostgresConfig
 from horsies.db.database import pool_sizes
 from horsies.db.statements.tasks import OutcomeRow
 from horsies.errors import ConfigurationError, ErrorCode
@@ -111,3 +113,18 @@ def test_an_error_in_place_of_a_result_carries_the_id_of_its_task(
     error = result_of(row, None).err_value
     assert error.error_code == code
     assert error.data == {"task_id": task_id}
+
+
+@pytest.mark.parametrize("result", [Ok(1), Err("no")])
+@pytest.mark.parametrize("name", ["value", "x"])
+def test_a_result_cannot_be_changed(result: Any, name: str) -> None:
+    with pytest.raises(AttributeError, match=name):
+        setattr(result, name, 2)
+    with pytest.raises(AttributeError, match=name):
+        delattr(result, name)
+
+
+@pytest.mark.parametrize("result", [Ok([1]), Err("no"), Ok[int](1)])
+def test_a_result_can_be_copied_and_pickled(result: Any) -> None:
+    assert copy.copy(result) == copy.deepcopy(result) == result
+    assert pickle.loads(pickle.dumps(result)) == result
