@@ -72,7 +72,7 @@ class Horsies:
     def __init__(self, config: AppConfig | None = None, *, migrate: bool = True) -> None:
         self.config = config or AppConfig(broker=PostgresConfig.from_env())
         self.migrates = migrate and os.environ.get(MIGRATION_VARIABLE) != "0"
-        self.role = "producer"
+        self._role = "producer"
         self._tasks: dict[str, AnyTask] = {}
         self._modules: list[str] = []
         self._hooks: list[ChildProcessStartHook] = []
@@ -408,6 +408,19 @@ class Horsies:
             with self._broker_lock:  # two first threads at once get the same broker
                 self._broker = self._broker or built
         return self._broker
+
+    @property
+    def role(self) -> str:
+        """The role of this process, which decides the sizes of its pool of connections."""
+        return self._role
+
+    @role.setter
+    def role(self, role: str) -> None:
+        self._role = role
+        if (
+            self._broker is not None
+        ):  # the application's modules have asked for it while they loaded
+            self._broker.database.role = role
 
     def set_role(self, role: str) -> None:
         """Set the role of this process: 'producer', 'worker' or 'scheduler'."""

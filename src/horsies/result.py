@@ -19,8 +19,11 @@ F = TypeVar("F")
 T_co = TypeVar("T_co", covariant=True)
 E_co = TypeVar("E_co", covariant=True)
 
+# Ok and Err name their slots themselves: with dataclass(slots=True), setting an attribute that does not
+# exist is a TypeError of super() instead of an AttributeError. Hence __reduce__ for copy and pickle.
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True)
 class Ok(Generic[T_co]):
     """The result of a call that succeeded.
 
@@ -32,7 +35,11 @@ class Ok(Generic[T_co]):
                 log.error("not sent: %s", error.message)
     """
 
+    __slots__ = ("value",)
     value: T_co
+
+    def __reduce__(self) -> tuple[Callable[[T_co], Ok[T_co]], tuple[T_co]]:
+        return Ok, (self.value,)
 
     def __repr__(self) -> str:
         return f"Ok({self.value!r})"
@@ -126,11 +133,15 @@ class Ok(Generic[T_co]):
         return self
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Err(Generic[E_co]):
     """The result of a call that failed."""
 
+    __slots__ = ("value",)
     value: E_co
+
+    def __reduce__(self) -> tuple[Callable[[E_co], Err[E_co]], tuple[E_co]]:
+        return Err, (self.value,)
 
     def __repr__(self) -> str:
         return f"Err({self.value!r})"

@@ -247,7 +247,7 @@ def retry_delay(
 
 @dataclass(slots=True)
 class Backoff:
-    """The waits between attempts to reach the database: initial x 2^k, capped, +-25 % jitter.
+    """The waits between attempts to reach the database: initial x 2^k with +-25 % jitter, at most `max_ms`.
 
     `max_attempts` is the number of retries after the first failure; 0 means no limit.
     """
@@ -265,7 +265,10 @@ class Backoff:
         # From 2^32 on every initial value has reached its cap, and the number must not grow for days.
         delay_ms = min(self.initial_ms << min(self.attempts, 32), self.max_ms)
         self.attempts += 1
-        return max(delay_ms / 1000 * (1 + _JITTER * (2 * self.random() - 1)), 0.1)
+        # A wait cut off at the maximum would have no jitter, so the jitter itself ends there.
+        shortest_ms = delay_ms * (1 - _JITTER)
+        longest_ms = min(delay_ms * (1 + _JITTER), self.max_ms)
+        return max((shortest_ms + (longest_ms - shortest_ms) * self.random()) / 1000, 0.1)
 
     def reset(self) -> None:
         """Start over after a success."""

@@ -27,7 +27,7 @@ from horsies.db.statements.turn import (
     expire_tasks,
     seconds_until_due,
 )
-from horsies.db.statements.workers import WORKERS
+from horsies.db.statements.workers import WORKERS, Retention, delete_old_untimed_tasks
 
 HOT = [
     pytest.param(statement, id=name)
@@ -207,3 +207,10 @@ def test_expiry_reads_only_what_is_late(full: Connection[Any]) -> None:
     assert len(rows) == 100
     assert scans == 0
     assert fetched + entries < 700
+
+
+def test_retention_does_not_read_young_tasks_whose_ids_have_no_time(full: Connection[Any]) -> None:
+    rows, scans, fetched, entries = reads(full, delete_old_untimed_tasks, Retention(24, 1000))
+    assert rows == []
+    assert scans == 0
+    assert fetched + entries < 10

@@ -195,8 +195,8 @@ class WorkerResilienceConfig(FrozenModel):
     wait is twice as long, varied by up to 25 %. Defaults to 500."""
 
     db_retry_max_ms: int = Field(default=30_000, ge=500, le=300_000)
-    """The longest wait in milliseconds, before variation, from 500 to 300,000 and not below
-    db_retry_initial_ms. Defaults to 30,000."""
+    """The longest wait in milliseconds, from 500 to 300,000 and not below db_retry_initial_ms.
+    Defaults to 30,000."""
 
     db_retry_max_attempts: int = Field(default=0, ge=0, le=10_000)
     """The number of retries in a row before a worker gives up and stops, from 0 to 10,000. 0 retries

@@ -92,12 +92,13 @@ class PostgresConfig(FrozenModel):
     lines. Defaults to False."""
 
     worker_pool_size: int | None = 3
-    """Connections that the pool of a worker's parent process keeps open, at least 1. None takes
-    pool_size. Defaults to 3."""
+    """Connections that a worker's parent process keeps open for code of the application that sends
+    tasks or reads results there, such as a thread of a module, at least 1. The worker itself does not
+    use them: it has connections of its own. None takes pool_size. Defaults to 3."""
 
     worker_max_overflow: int | None = 2
-    """Connections the pool of a worker's parent process may open beyond worker_pool_size, at least
-    0. None takes max_overflow. Defaults to 2."""
+    """Connections that code of the application in a worker's parent process may open beyond
+    worker_pool_size, at least 0. None takes max_overflow. Defaults to 2."""
 
     worker_child_pool_min_size: int = 0
     """Connections a child process keeps open once its task code has sent a task, at least 0.

@@ -257,10 +257,12 @@ def name_used_twice(definition: TaskDefinition, first: SourceLocation | None) ->
 def refuse_bad_hook(hook: object) -> None:
     """Refuse a child process hook that cannot simply be called."""
     called = getattr(type(hook), "__call__", None)  # noqa: B004 - asked for its kind, not called
-    is_async = inspect.iscoroutinefunction(hook) or inspect.iscoroutinefunction(called)
-    if not callable(hook) or is_async:
+    # Calling one of these only makes an object; its body would never run.
+    kinds = inspect.iscoroutinefunction, inspect.isasyncgenfunction, inspect.isgeneratorfunction
+    is_deferred = any(is_kind(function) for is_kind in kinds for function in (hook, called))
+    if not callable(hook) or is_deferred:
         raise ConfigurationError(
             "A child process hook must be a plain function without parameters.",
             code=ErrorCode.CONFIG_INVALID_CHILD_HOOK,
-            help_text="hooks run before any event loop exists: use `def`, not `async def`",
+            help_text="hooks run before any event loop exists: use `def` without `async` and `yield`",
         )

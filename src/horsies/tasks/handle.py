@@ -131,7 +131,11 @@ def result_of(row: OutcomeRow, results: ResultCodec | None) -> TaskResult[Any, T
     """Return the result of a task from its row; an unfinished task is an error result."""
     match TaskStatus(row.status):
         case TaskStatus.CANCELLED:
-            return error_result(OutcomeCode.TASK_CANCELLED, f"Task {row.id} was cancelled.")
+            message = f"Task {row.id} was cancelled."
+            return error_result(OutcomeCode.TASK_CANCELLED, message, {"task_id": row.id})
+        case TaskStatus.EXPIRED:
+            message = f"Task {row.id} did not start before its good_until."
+            return error_result(OutcomeCode.TASK_EXPIRED, message, {"task_id": row.id})
         case TaskStatus.PENDING | TaskStatus.CLAIMED | TaskStatus.RUNNING:
             return error_result(
                 RetrievalCode.RESULT_NOT_READY,
@@ -143,12 +147,9 @@ def result_of(row: OutcomeRow, results: ResultCodec | None) -> TaskResult[Any, T
         case TaskStatus.FAILED:
             reason = row.failed_reason or "The process running the task vanished."
             return error_result(OperationalErrorCode.WORKER_CRASHED, reason)
-        case TaskStatus.EXPIRED:
-            message = f"Task {row.id} expired before it started."
-            return error_result(OutcomeCode.TASK_EXPIRED, message)
         case TaskStatus.COMPLETED:
             message = f"Task {row.id} finished without a stored result."
-            return error_result(RetrievalCode.RESULT_NOT_AVAILABLE, message)
+            return error_result(RetrievalCode.RESULT_NOT_AVAILABLE, message, {"task_id": row.id})
 
 
 def read_result(text: str, results: ResultCodec | None, owner: str) -> TaskResult[Any, TaskError]:

@@ -125,9 +125,8 @@ def outcome_of_loss(
     task: AbandonedTask, random: Callable[[], float] = random_module.random
 ) -> Outcome:
     """The worker that ran the task is gone: the effects of user code are unknown."""
-    reason = (
-        f"The worker running the task is gone (worker {task.worker_id}, process {task.worker_pid})."
-    )
+    worker = f"worker {task.worker_id}, process {task.worker_pid}"
+    reason = f"The worker running the task is gone ({worker if task.worker_id else 'unknown'})."
     return _crashed(task, reason, random)
 
 
@@ -216,7 +215,7 @@ _RETRIED = attrgetter("task_id", "generation", "delay_seconds", *_FAILURE)
 _FAILED = attrgetter("task_id", "generation", "status", "result", *_FAILURE)
 
 
-def recording_steps(worker_id: str, outcomes: Sequence[Outcome]) -> list[Step]:
+def recording_steps(worker_id: str | None, outcomes: Sequence[Outcome]) -> list[Step]:
     """Return the statements that record these outcomes, one per kind."""
     completed = [one for one in outcomes if one.status is _SUCCEEDED]
     steps: list[Step] = []

@@ -163,7 +163,7 @@ def _recovery_steps(abandoned: Sequence[AbandonedTask]) -> list[Step]:
     held a place that a cap may have denied to others.
     """
     steps = locking_steps(task.workflow_id for task in abandoned)
-    by_worker = sorted(abandoned, key=attrgetter("worker_id"))
+    by_worker = sorted(abandoned, key=lambda task: task.worker_id or "")
     for worker_id, group in groupby(by_worker, key=attrgetter("worker_id")):
         found = list(group)
         running = [task for task in found if task.status == "RUNNING"]

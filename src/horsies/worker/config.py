@@ -60,10 +60,11 @@ def served_queues(app: Horsies) -> list[str]:
 
 
 def describe_concurrency(app: Horsies, config: WorkerConfig) -> str:
-    cap = app.config.cluster_wide_cap
+    cap, claims = app.config.cluster_wide_cap, config.effective_claims
+    lowered = f" (lowered from {config.max_claim_per_worker} to processes + prefetch_buffer)"
     return (
         f"Concurrency config: processes={config.processes}, "
         f"cluster_wide_cap={'unlimited' if cap is None else cap}, "
-        f"max_claim_per_worker={config.effective_claims}, "
+        f"max_claim_per_worker={claims}{lowered if config.max_claim_per_worker > claims else ''}, "
         f"max_claim_batch={config.max_claim_batch}"
     )

@@ -30,6 +30,7 @@ from horsies.db.statements.workers import (
     close_lost_workers,
     delete_old_heartbeats,
     delete_old_tasks,
+    delete_old_untimed_tasks,
     delete_old_worker_states,
     delete_old_workers,
     find_abandoned,
@@ -192,6 +193,7 @@ def sweep(pipeline: Pipeline, recovery: RecoveryConfig) -> bool:
         (delete_old_worker_states, recovery.worker_state_retention_hours),
         (delete_old_workers, recovery.worker_state_retention_hours),
         (delete_old_tasks, recovery.terminal_record_retention_hours),
+        (delete_old_untimed_tasks, recovery.terminal_record_retention_hours),
     )
     steps: list[Step] = [
         (statement, Retention(hours, RETENTION_BATCH))

@@ -145,7 +145,7 @@ class RenewClaims(NamedTuple):
 class ReleaseClaimed(NamedTuple):
     """Tasks claimed but never started, by a worker that is gone."""
 
-    worker_id: str
+    worker_id: str | None
     ids: Sequence[str]
     generations: Sequence[int]
 
@@ -159,14 +159,14 @@ class ReleaseLapsed(NamedTuple):
 
 
 class CompleteTasks(NamedTuple):
-    worker_id: str
+    worker_id: str | None
     ids: Sequence[str]
     generations: Sequence[int]
     results: Sequence[str]
 
 
 class RetryTasks(NamedTuple):
-    worker_id: str
+    worker_id: str | None
     ids: Sequence[str]
     generations: Sequence[int]
     delays_seconds: Sequence[float]
@@ -179,7 +179,7 @@ class RetryTasks(NamedTuple):
 class FailTasks(NamedTuple):
     """Final failures and cancellations, as columns."""
 
-    worker_id: str
+    worker_id: str | None
     ids: Sequence[str]
     generations: Sequence[int]
     statuses: Sequence[str]

@@ -1,7 +1,7 @@
 -- Statements of a worker's turn. Each one that changes a task requires the status it comes from, the owner
 -- and the generation; a row that does not match belongs to another worker now. The guards are opaque
 -- statuses, and known rows are named by their keys twice: see "Plans made on an empty table" in
--- functions/20_claim.sql.
+-- functions/20_claim.sql. Statements that recovery shares match a row without an owner by a NULL owner.
 
 -- name: complete_tasks
 -- RUNNING -> COMPLETED with the result, and the attempt row, in one statement.
@@ -40,7 +40,7 @@ finished AS (
         updated_at = clock_timestamp()
     FROM report
     WHERE task.id = report.id AND task.generation = report.generation AND task.id = ANY(%(ids)s::uuid[])
-      AND task.claimed_by_worker_id = %(worker_id)s AND coalesce(task.status, '') = 'RUNNING'
+      AND task.claimed_by_worker_id IS NOT DISTINCT FROM %(worker_id)s AND coalesce(task.status, '') = 'RUNNING'
       AND task.cancel_requested_at IS NULL
       AND (task.good_until IS NULL OR report.due_at < task.good_until)
     RETURNING task.id, task.retry_count, task.started_at, task.worker_hostname, task.worker_pid,
@@ -67,7 +67,7 @@ WITH finished AS (
                 %(failed_reasons)s::text[])
         AS report (id, generation, status, result, outcome, error_code, error_message, failed_reason)
     WHERE task.id = report.id AND task.generation = report.generation AND task.id = ANY(%(ids)s::uuid[])
-      AND task.claimed_by_worker_id = %(worker_id)s AND coalesce(task.status, '') = 'RUNNING'
+      AND task.claimed_by_worker_id IS NOT DISTINCT FROM %(worker_id)s AND coalesce(task.status, '') = 'RUNNING'
     RETURNING task.id, task.retry_count, task.started_at, task.worker_hostname, task.worker_pid,
         task.worker_process_name, report.outcome, report.error_code, report.error_message,
         report.failed_reason)
@@ -269,5 +269,5 @@ UPDATE horsies_tasks AS task SET
     claimed_at = NULL, worker_hostname = NULL, updated_at = clock_timestamp()
 FROM unnest(%(ids)s::uuid[], %(generations)s::integer[]) AS held (id, generation)
 WHERE task.id = held.id AND task.generation = held.generation AND task.id = ANY(%(ids)s::uuid[])
-  AND task.claimed_by_worker_id = %(worker_id)s AND coalesce(task.status, '') = 'CLAIMED'
+  AND task.claimed_by_worker_id IS NOT DISTINCT FROM %(worker_id)s AND coalesce(task.status, '') = 'CLAIMED'
 RETURNING task.id::text

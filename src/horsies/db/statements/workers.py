@@ -123,7 +123,9 @@ class WakeQueues(NamedTuple):
 
 
 class AbandonedTask(NamedTuple):
-    """A task whose worker is gone, with everything a retry decision needs."""
+    """A task whose worker is gone, with everything a retry decision needs. A manual edit of the row may
+    have named no worker.
+    """
 
     id: str
     generation: int
@@ -134,7 +136,7 @@ class AbandonedTask(NamedTuple):
     task_options: str | None
     worker_pid: int | None
     status: str
-    worker_id: str
+    worker_id: str | None
     workflow_id: str | None = None
 
 
@@ -197,5 +199,6 @@ delete_old_heartbeats = WORKERS.declare("delete_old_heartbeats", Retention, Dele
 delete_old_worker_states = WORKERS.declare("delete_old_worker_states", Retention, Deleted)
 delete_old_workers = WORKERS.declare("delete_old_workers", Retention, Deleted)
 delete_old_tasks = WORKERS.declare("delete_old_tasks", Retention, Deleted)
+delete_old_untimed_tasks = WORKERS.declare("delete_old_untimed_tasks", Retention, Deleted)
 
 WORKERS.complete()

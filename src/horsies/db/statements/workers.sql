@@ -103,18 +103,19 @@ ORDER BY id LIMIT %(limit)s FOR UPDATE SKIP LOCKED
 
 -- name: find_ownerless
 -- Tasks whose worker's row is closed, which the recovery of a lost worker left behind, and tasks whose worker
--- has no row (it was never registered, or its row is gone) and that have given no sign of life for the
--- threshold of their state.
+-- has no row (it was never registered, or its row is gone, or a manual edit named no worker) and that have
+-- given no sign of life for the threshold of their state. A manual edit may leave out every time, too.
 SELECT task.id::text, task.generation, task.task_name, task.queue_name, task.retry_count, task.max_retries,
     task.task_options, task.worker_pid, task.status,
     task.claimed_by_worker_id::text AS worker_id, task.workflow_id::text
 FROM horsies_tasks AS task
 LEFT JOIN horsies_workers AS worker ON worker.worker_id = task.claimed_by_worker_id
 WHERE task.status IN ('CLAIMED', 'RUNNING') AND task.status = ANY(%(statuses)s::text[])
-  AND (worker.stopped_at IS NOT NULL OR worker.worker_id IS NULL AND greatest(task.claimed_at, task.started_at, (
+  AND (worker.stopped_at IS NOT NULL
+       OR worker.worker_id IS NULL AND coalesce(greatest(task.claimed_at, task.started_at, (
         SELECT max(beat.sent_at) FROM horsies_heartbeats AS beat
         WHERE beat.task_id = task.id AND beat.sent_at >= task.claimed_at)
-      ) < now() - CASE task.status WHEN 'CLAIMED' THEN %(claimed_seconds)s::float8
+      ), task.updated_at) < now() - CASE task.status WHEN 'CLAIMED' THEN %(claimed_seconds)s::float8
                                    ELSE %(running_seconds)s::float8 END * interval '1 second')
   AND task.id <> ALL(%(excluded)s::uuid[])
 ORDER BY task.id LIMIT %(limit)s FOR UPDATE OF task SKIP LOCKED
@@ -134,12 +135,11 @@ FROM horsies_tasks AS task
 LEFT JOIN horsies_workers AS worker
     ON worker.worker_id = task.claimed_by_worker_id AND worker.stopped_at IS NULL
 WHERE task.status IN ('CLAIMED', 'RUNNING') AND task.status = ANY(%(statuses)s::text[])
-  AND task.claimed_by_worker_id IS NOT NULL
-  AND greatest(task.claimed_at, task.started_at, worker.seen_at,
+  AND coalesce(greatest(task.claimed_at, task.started_at, worker.seen_at,
         CASE WHEN worker.worker_id IS NOT NULL THEN pg_postmaster_start_time() END, (
         SELECT max(beat.sent_at) FROM horsies_heartbeats AS beat
         WHERE beat.task_id = task.id AND beat.sent_at >= task.claimed_at)
-      ) < now() - %(stale_seconds)s::float8 * interval '1 second'
+      ), task.updated_at) < now() - %(stale_seconds)s::float8 * interval '1 second'
   AND NOT EXISTS (SELECT 1 FROM locked WHERE locked.lock_key = worker.lock_key)
   AND task.id <> ALL(%(excluded)s::uuid[])
 ORDER BY task.id LIMIT %(limit)s
@@ -201,4 +201,14 @@ DELETE FROM horsies_tasks WHERE id = ANY(ARRAY(
       AND workflow_id IS NULL
       AND coalesce(completed_at, failed_at, updated_at) < now() - %(hours)s * interval '1 hour'
     ORDER BY id LIMIT %(limit)s FOR UPDATE SKIP LOCKED))
+RETURNING id::text
+
+-- name: delete_old_untimed_tasks
+-- The same for tasks whose ids are not UUIDv7 and so have no time, by their own index.
+DELETE FROM horsies_tasks WHERE id = ANY(ARRAY(
+    SELECT id FROM horsies_tasks
+    WHERE status IN ('COMPLETED', 'FAILED', 'CANCELLED', 'EXPIRED')
+      AND workflow_id IS NULL AND substr(id::text, 15, 1) <> '7'
+      AND coalesce(completed_at, failed_at, updated_at) < now() - %(hours)s * interval '1 hour'
+    ORDER BY coalesce(completed_at, failed_at, updated_at) LIMIT %(limit)s FOR UPDATE SKIP LOCKED))
 RETURNING id::text
