@@ -10,7 +10,7 @@ import pytest
 from horsies.ids import new_id
 from tests.monitor.conftest import Run
 from tests.support.database import Database
-from tests.support.rows import add_task, row_of
+from tests.support.rows import add_task, add_worker, row_of
 
 pytestmark = pytest.mark.usefixtures("database")
 
@@ -65,3 +65,21 @@ def test_an_id_that_is_not_one_is_refused_before_any_change(
     assert database.execute(
         "SELECT count(*), max(cancel_requested_at) FROM horsies_tasks"
     ).fetchone() == (1, None)
+
+
+# A ping without an answer
+
+
+def test_a_ping_without_an_answer_ends_in_1(
+    horsies: Run, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("horsies.cli.queues_workers.PING_TIMEOUT_SECONDS", 0.05)
+    sentence = "error: No worker responded to the ping.\n"
+    finished = horsies("workers", "--ping")
+    assert (finished.code, finished.out, finished.err) == (1, "No worker is running.\n", sentence)
+    worker_id = add_worker(database)
+    finished = horsies("workers", "--ping", "--json")
+    assert (finished.code, finished.err) == (1, sentence)
+    (worker,) = json.loads(finished.out)["workers"]
+    assert (worker["worker_id"], worker["ping_ms"]) == (worker_id, None)
+    assert horsies("workers").code == 0
