@@ -83,3 +83,39 @@ def test_a_ping_without_an_answer_ends_in_1(
     (worker,) = json.loads(finished.out)["workers"]
     assert (worker["worker_id"], worker["ping_ms"]) == (worker_id, None)
     assert horsies("workers").code == 0
+
+
+# Tracebacks
+
+
+def test_a_traceback_is_printed_line_by_line(horsies: Run, database: Database) -> None:
+    lines = [
+        "Traceback (most recent call last):",
+        '  File "a.py", line 3, in f',
+        "OSError: \x1b[2J",
+    ]
+    exception = {"type": "OSError", "message": "x", "traceback": "\n".join(lines) + "\n"}
+    result = {"err": {"error_code": "BROKE", "exception": exception}}
+    task_id = add_task(database, status="FAILED", result=json.dumps(result))
+    shown = horsies("show", task_id, "--payload").out.splitlines()
+    start = next(index for index, line in enumerate(shown) if line.startswith("traceback"))
+    column = shown[start].index("Traceback")
+    assert [line[column:] for line in shown[start : start + 3]] == [
+        *lines[:2],
+        "OSError: \\x1b[2J",
+    ]
+    assert "\\n" not in "".join(shown)
+    assert "".join(shown).count("Traceback") == 1
+    assert "BROKE" in "".join(shown)
+    assert json.loads(horsies("show", task_id, "--payload", "--json").out)["result"] == result
+
+
+@pytest.mark.parametrize(
+    "result", ['{"ok":{"exception":{"traceback":"x"}}}', '{"err":{"exception":null}}', "[1]", "no"]
+)
+def test_other_results_are_printed_as_they_are_stored(
+    horsies: Run, database: Database, result: str
+) -> None:
+    shown = horsies("show", add_task(database, result=result), "--payload").out
+    assert result in shown
+    assert "\ntraceback" not in shown

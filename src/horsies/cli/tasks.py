@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from functools import partial
@@ -174,8 +175,21 @@ def _facts(task: TaskDetail, payload: bool) -> Iterable[tuple[str, str | None]]:
     yield "schedule", task.schedule_name
     yield "slot", output.timestamp(task.scheduled_for)
     yield "options", task.task_options
-    for name in _PAYLOAD_FIELDS if payload else ():
-        yield name, getattr(task, name)
+    if payload:
+        yield "args", task.args
+        yield "kwargs", task.kwargs
+        yield from _result_facts(task.result)
+
+
+def _result_facts(stored: str | None) -> Iterable[tuple[str, str | None]]:
+    """Take the traceback out of a stored error: as JSON it is one line with escaped line ends."""
+    match output.stored_json(stored):
+        case {"err": {"exception": {"traceback": str(traceback)} as exception}} as document:
+            del exception["traceback"]
+            yield "result", json.dumps(document, ensure_ascii=False)
+            yield "traceback", traceback.rstrip("\n")
+        case _:
+            yield "result", stored
 
 
 def _process(row: TaskDetail | TaskAttemptInfo) -> str | None:
