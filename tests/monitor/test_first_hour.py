@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
+from psycopg import sql
 
 from horsies.ids import new_id
 from tests.monitor.conftest import Run
 from tests.support.database import Database
-from tests.support.rows import add_task, add_worker, row_of
+from tests.support.rows import add_task, add_worker, ago, row_of
 
 pytestmark = pytest.mark.usefixtures("database")
 
@@ -119,3 +121,36 @@ def test_other_results_are_printed_as_they_are_stored(
     shown = horsies("show", add_task(database, result=result), "--payload").out
     assert result in shown
     assert "\ntraceback" not in shown
+
+
+# Delayed tasks
+
+
+def test_a_delayed_task_is_due_in_the_future_not_enqueued(horsies: Run, database: Database) -> None:
+    delayed = add_task(database, enqueued_at=ago(-3_599))
+    listed = horsies("tasks", "--status", "pending").out
+    assert re.search(r"work on default\n +due in 59m\d\ds\n", listed)
+    shown = horsies("show", delayed).out
+    assert re.search(r"\ndue +in 59m\d\ds, at 20\S+ \S+ UTC\n", shown)
+    assert "enqueued" not in shown
+    document = json.loads(horsies("show", delayed, "--json").out)
+    assert "enqueued_at" in document
+    assert "age_seconds" not in document
+
+
+def test_a_task_that_waits_for_an_event_has_no_due_time(horsies: Run, database: Database) -> None:
+    parked = add_task(database, enqueued_at=sql.SQL("horsies_never_v1()"))
+    assert "due after an event" in horsies("tasks").out
+    assert "after an event" in horsies("show", parked).out
+    assert "9999" not in horsies("show", parked).out
+
+
+@pytest.mark.parametrize(("status", "seconds"), [("PENDING", 60), ("CANCELLED", -3_600)])
+def test_tasks_that_are_due_or_ended_were_enqueued(
+    horsies: Run, database: Database, status: str, seconds: float
+) -> None:
+    task_id = add_task(database, status=status, enqueued_at=ago(seconds))
+    assert "due" not in horsies("tasks").out
+    shown = horsies("show", task_id).out
+    assert "\nenqueued" in shown
+    assert "\ndue" not in shown

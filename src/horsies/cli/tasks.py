@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
+from datetime import UTC
 from functools import partial
 from typing import Annotated, Any, TypeVar
 
@@ -45,6 +46,7 @@ TaskIdsArgument = Annotated[
 ]
 
 _PAYLOAD_FIELDS = ("args", "kwargs", "result")
+_PARKED_YEAR = 9999  # the year of horsies_never_v1()
 
 
 def tasks(
@@ -113,10 +115,21 @@ def _print_tasks(tasks: Sequence[TaskSummary]) -> None:
         name = output.safe_text(f"{task.task_name} on {task.queue_name}")
         if task.error_code is not None:
             name.append_text(output.safe_text(f"\n{task.error_code}", "red"))
+        if due := _due(task):
+            name.append(f"\ndue {due}")
         table.add_row(
             task.id, output.status_text(task.status), output.duration(task.age_seconds), name
         )
     output.print_parts(table)
+
+
+def _due(task: TaskSummary | TaskDetail) -> str | None:
+    """Describe when a delayed task becomes due, by the clock of the database; None for others."""
+    seconds = (task.enqueued_at - task.created_at).total_seconds() - task.age_seconds
+    if task.status != TaskStatus.PENDING.value or seconds <= 0:
+        return None
+    is_parked = task.enqueued_at.astimezone(UTC).year >= _PARKED_YEAR
+    return "after an event" if is_parked else f"in {output.duration(seconds)}"
 
 
 def show(
@@ -146,6 +159,7 @@ def show(
 
 def _task_document(report: TaskReport, payload: bool) -> dict[str, Any]:
     document = report.task._asdict()
+    del document["age_seconds"]  # it changes with every call
     document["options"] = output.stored_json(document.pop("task_options"))
     for name in _PAYLOAD_FIELDS:
         stored = output.stored_json(document.pop(name))
@@ -160,7 +174,9 @@ def _facts(task: TaskDetail, payload: bool) -> Iterable[tuple[str, str | None]]:
     yield "status", task.status + (" (held)" if task.held else "")
     yield "error", task.error_code
     yield "reason", task.failed_reason
-    for name in ("sent_at", "enqueued_at", "claimed_at", "started_at", "completed_at", "failed_at"):
+    yield "sent", output.timestamp(task.sent_at)
+    yield _enqueued_fact(task)
+    for name in ("claimed_at", "started_at", "completed_at", "failed_at"):
         yield name.removesuffix("_at"), output.timestamp(getattr(task, name))
     yield "next retry", output.timestamp(task.next_retry_at)
     yield "cancel asked", output.timestamp(task.cancel_requested_at)
@@ -179,6 +195,13 @@ def _facts(task: TaskDetail, payload: bool) -> Iterable[tuple[str, str | None]]:
         yield "args", task.args
         yield "kwargs", task.kwargs
         yield from _result_facts(task.result)
+
+
+def _enqueued_fact(task: TaskDetail) -> tuple[str, str | None]:
+    time = output.timestamp(task.enqueued_at)
+    if (due := _due(task)) is None:
+        return "enqueued", time
+    return "due", f"{due}, at {time}" if due.startswith("in ") else due
 
 
 def _result_facts(stored: str | None) -> Iterable[tuple[str, str | None]]:
