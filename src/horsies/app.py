@@ -38,6 +38,7 @@ from horsies.tasks.definition import (
     define,
     name_used_twice,
     refuse_bad_hook,
+    refuse_bare_decorator,
 )
 from horsies.tasks.handle import TaskActionError, TaskCancelled, TaskHandle, TaskInfo
 from horsies.tasks.send import Producer
@@ -123,7 +124,7 @@ class Horsies:
             @app.task("charge", retry_policy=RetryPolicy.fixed([1, 5], auto_retry_for=["DOWN"]))
             def charge(order_id: int) -> TaskResult[str, TaskError]: ...
         """
-
+        refuse_bare_decorator(task_name)
         options = DecoratorOptions(
             queue_name,
             retry_policy,

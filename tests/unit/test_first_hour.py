@@ -6,7 +6,16 @@ from typing import Any, cast
 
 import pytest
 
-from horsies import AppConfig, ConfigurationError, ErrorCode, Horsies, PostgresConfig
+from horsies import (
+    AppConfig,
+    ConfigurationError,
+    ErrorCode,
+    Horsies,
+    PostgresConfig,
+    TaskDefinitionError,
+    TaskError,
+    TaskResult,
+)
 
 URL = "postgresql://app:hunter2@127.0.0.1:1/shop"
 
@@ -32,3 +41,23 @@ def test_other_configurations_are_refused_by_type(config: object) -> None:
     kind = type(config).__name__
     assert refused.value.message == f"Horsies takes an AppConfig or a database URL, not {kind}."
     assert "hunter2" not in str(refused.value)
+
+
+# Functions that are not registered as meant
+
+
+def test_a_decorator_without_a_name_is_refused() -> None:
+    app = Horsies(URL)
+
+    def send_invoice(number: int) -> TaskResult[int, TaskError]:
+        return TaskResult(ok=number)
+
+    with pytest.raises(TaskDefinitionError) as refused:
+        cast("Any", app.task)(send_invoice)
+    assert refused.value.message == "@app.task needs the name of the task."
+    assert refused.value.help_text == 'write @app.task("send_invoice")'
+    location = refused.value.location
+    assert location is not None
+    assert location.file == __file__
+    assert location.line == send_invoice.__code__.co_firstlineno
+    assert app.list_tasks() == []

@@ -85,6 +85,18 @@ def define(
     )
 
 
+def refuse_bare_decorator(task_name: object) -> None:
+    """Refuse ``@app.task`` without a name, which passes the function itself."""
+    if callable(task_name):
+        function_name = getattr(task_name, "__name__", "send_invoice")
+        raise TaskDefinitionError(
+            "@app.task needs the name of the task.",
+            code=ErrorCode.TASK_INVALID_OPTIONS,
+            location=SourceLocation.from_function(task_name),
+            help_text=f'write @app.task("{function_name}")',
+        )
+
+
 class _Problem(NamedTuple):
     message: str
     help_text: str | None = None
