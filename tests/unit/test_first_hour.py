@@ -16,6 +16,7 @@ from horsies import (
     TaskError,
     TaskResult,
 )
+from horsies.ids import new_id
 
 URL = "postgresql://app:hunter2@127.0.0.1:1/shop"
 
@@ -61,3 +62,57 @@ def test_a_decorator_without_a_name_is_refused() -> None:
     assert location.file == __file__
     assert location.line == send_invoice.__code__.co_firstlineno
     assert app.list_tasks() == []
+
+
+@pytest.mark.parametrize("name", ["self", "cls"])
+def test_a_method_is_refused(name: str) -> None:
+    app, names = Horsies(URL), {"TaskResult": TaskResult, "TaskError": TaskError}
+    source = f"""
+class Mailer:
+    @app.task("greet")
+    def greet({name}, to: str) -> TaskResult[str, TaskError]:
+        return TaskResult(ok=to)
+"""
+    with pytest.raises(TaskDefinitionError) as refused:
+        exec(source, {"app": app, "__name__": __name__, **names})
+    assert refused.value.message == "A method cannot be a task: 'Mailer.greet' takes an object."
+    assert app.list_tasks() == []
+
+
+def test_a_function_in_a_class_and_a_parameter_named_self_are_accepted() -> None:
+    app = Horsies(URL)
+
+    class Mailer:
+        @staticmethod
+        @app.task("greet")
+        def greet(to: str) -> TaskResult[str, TaskError]:
+            return TaskResult(ok=to)
+
+    @app.task("odd")
+    def odd(self: int) -> TaskResult[int, TaskError]:
+        return TaskResult(ok=self)
+
+    assert Mailer.greet("ada").ok == "ada"
+    assert odd(1).ok == 1
+
+
+# Error codes that no retry policy can list
+
+
+def test_a_code_that_cannot_be_retried_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    app = Horsies(URL)
+
+    @app.task("pay")
+    def pay(code: str) -> TaskResult[int, TaskError]:
+        return TaskResult(err=TaskError(error_code=code))
+
+    wrong = f"no money {new_id()}"
+    for code in (wrong, "NO_MONEY", wrong):
+        assert pay(code).err_value.error_code == code
+    assert [(one.levelname, one.getMessage()) for one in caplog.records] == [
+        (
+            "WARNING",
+            f"no retry policy can list an error of task 'pay': the error code {wrong!r} must be an upper "
+            "case name such as GATEWAY_DOWN (letters A-Z, digits and _, starting with a letter)",
+        )
+    ]

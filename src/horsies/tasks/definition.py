@@ -126,6 +126,11 @@ def _function_problems(
             "move @app.task directly above `def`, or call the other wrapper inside the function",
             ErrorCode.TASK_PREDECORATED_NOT_SUPPORTED,
         )
+    if _is_method(function):
+        yield _Problem(
+            f"A method cannot be a task: {function.__qualname__!r} takes an object.",
+            "make it a function of the module that takes the values it needs",
+        )
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         yield _Problem(
             f"Task function {function.__name__!r} is a generator; a task returns one TaskResult.",
@@ -163,6 +168,13 @@ def _wraps_another(function: FunctionType) -> bool:
         isinstance(value, FunctionType)
         for value in inspect.getclosurevars(function).nonlocals.values()
     )
+
+
+def _is_method(function: FunctionType) -> bool:
+    """Recognise a function of a class body that takes the object or the class first."""
+    *_, owner, _name = ("<locals>", *function.__qualname__.split("."))
+    first = next(iter(inspect.signature(function).parameters), None)
+    return owner != "<locals>" and first in ("self", "cls")
 
 
 def _option_problems(options: DecoratorOptions) -> Iterator[_Problem]:
