@@ -19,7 +19,7 @@ from horsies.config.app import AppConfig
 from horsies.config.postgres import PostgresConfig
 from horsies.db.statement import one_or_none
 from horsies.db.statements.monitor import QueueState, WorkerStateSnapshot
-from horsies.errors import HorsiesError
+from horsies.errors import ConfigurationError, ErrorCode, HorsiesError
 from horsies.modules import expand_module_globs, import_entries, import_entry, refuse_single_module
 from horsies.monitor import actions, health
 from horsies.monitor.actions import QueueOrder, TaskRetried
@@ -38,6 +38,7 @@ from horsies.tasks.definition import (
     define,
     name_used_twice,
     refuse_bad_hook,
+    refuse_bare_decorator,
 )
 from horsies.tasks.handle import TaskActionError, TaskCancelled, TaskHandle, TaskInfo
 from horsies.tasks.send import Producer
@@ -54,23 +55,38 @@ logger = logging.getLogger("horsies.app")
 _current: list[Horsies] = []
 
 
+def _app_config(config: object) -> AppConfig:
+    if isinstance(config, AppConfig):
+        return config
+    if config is None:
+        return AppConfig(broker=PostgresConfig.from_env())
+    if isinstance(config, str):
+        return AppConfig(broker=PostgresConfig(database_url=config))
+    raise ConfigurationError(
+        f"Horsies takes an AppConfig or a database URL, not {type(config).__name__}.",
+        code=ErrorCode.BROKER_INVALID_URL,
+        help_text='Horsies("postgresql://..."), or Horsies(AppConfig(broker=PostgresConfig(...)))',
+    )
+
+
 class Horsies:
     """An application: configuration, tasks and broker.
 
     Example:
-        app = Horsies(AppConfig(broker=PostgresConfig(database_url="postgresql://localhost/shop")))
+        app = Horsies("postgresql://localhost/shop")
 
         @app.task("add")
         def add(a: int, b: int) -> TaskResult[int, TaskError]:
             return TaskResult(ok=a + b)
 
-    Without a configuration the database is the one named by HORSIES_DATABASE_URL or DATABASE_URL.
+    A URL is short for ``AppConfig(broker=PostgresConfig(database_url=url))``. Without a configuration
+    the database is the one named by HORSIES_DATABASE_URL or DATABASE_URL.
     With ``migrate=False``, or HORSIES_MIGRATE=0, no process of the application changes the schema;
     `horsies migrate` does.
     """
 
-    def __init__(self, config: AppConfig | None = None, *, migrate: bool = True) -> None:
-        self.config = config or AppConfig(broker=PostgresConfig.from_env())
+    def __init__(self, config: AppConfig | str | None = None, *, migrate: bool = True) -> None:
+        self.config = _app_config(config)
         self.migrates = migrate and os.environ.get(MIGRATION_VARIABLE) != "0"
         self._role = "producer"
         self._tasks: dict[str, AnyTask] = {}
@@ -108,7 +124,7 @@ class Horsies:
             @app.task("charge", retry_policy=RetryPolicy.fixed([1, 5], auto_retry_for=["DOWN"]))
             def charge(order_id: int) -> TaskResult[str, TaskError]: ...
         """
-
+        refuse_bare_decorator(task_name)
         options = DecoratorOptions(
             queue_name,
             retry_policy,

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import sys
 from types import ModuleType
 from typing import Any
 
@@ -10,7 +13,7 @@ import psycopg
 import pytest
 
 from tests.support.database import terminate, with_password
-from tests.support.workers import FORKSERVER, Fleet
+from tests.support.workers import APPLICATION, FORKSERVER, Fleet
 
 
 def test_a_json_log_holds_nothing_else(fleet: Fleet, programs: ModuleType) -> None:
@@ -45,6 +48,16 @@ def test_a_text_log_names_the_task_in_every_line_of_it(fleet: Fleet, programs: M
     lines = [line for line in worker.log().splitlines() if line.endswith("words")]
     assert len(lines) == 3
     assert all(f"[log_lines {sent.task_id} #1]" in line for line in lines)
+
+
+@pytest.mark.skipif(shutil.which("taskset") is None, reason="taskset is not installed")
+def test_a_worker_on_one_cpu_has_one_child_by_default(fleet: Fleet) -> None:
+    one = str(min(os.sched_getaffinity(0)))
+    command = ["taskset", "-c", one, sys.executable, "-m", "horsies", "worker", APPLICATION]
+    worker = fleet.launch("worker", command, fleet.environment())
+    worker.wait_until_ready()
+    assert "Concurrency config: processes=1," in worker.log()
+    assert worker.stop() == 0
 
 
 def test_the_start_of_a_worker_is_told_in_a_few_lines(fleet: Fleet) -> None:

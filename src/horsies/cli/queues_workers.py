@@ -12,7 +12,14 @@ from rich.text import Text
 
 from horsies.cli import output
 from horsies.cli.options import DatabaseUrlOption, LocatorArgument, ModuleOption
-from horsies.cli.session import JsonOption, Session, open_session, unwrap_or_exit
+from horsies.cli.session import (
+    EXIT_FAILED,
+    JsonOption,
+    Session,
+    exit_with,
+    open_session,
+    unwrap_or_exit,
+)
 from horsies.db.statements.blocked import BlockedRow
 from horsies.db.statements.monitor import WorkerSummary
 from horsies.modules import failure_at
@@ -180,7 +187,7 @@ def workers(
     A worker is alive if it was seen within 15 seconds, or if it is idle and its connection is open;
     silent if only its connection is open; lost if the connection is closed too.
 
-    Exit codes: 0 done, 1 failure.
+    Exit codes: 0 done, 1 failure, or no worker responded to --ping.
     """
     with open_session("workers", module or locator, database_url) as session:
         found = unwrap_or_exit(read_workers(session.broker, include_stopped=include_stopped))
@@ -191,6 +198,8 @@ def workers(
         output.print_json({"workers": documents})
     else:
         _print_workers(found, pongs)
+    if ping and not pongs:
+        exit_with("No worker responded to the ping.", EXIT_FAILED)
 
 
 def _ping(broker: PostgresBroker, found: Sequence[WorkerSummary]) -> dict[str, WorkerPong]:

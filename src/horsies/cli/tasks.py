@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import json
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
-from typing import Annotated, Any, Never
+from datetime import UTC
+from functools import partial
+from typing import Annotated, Any, TypeVar
 
 import typer
 from rich.text import Text
@@ -24,15 +27,26 @@ from horsies.cli.session import (
 from horsies.db.statements.monitor import TaskDetail, TaskSummary
 from horsies.db.statements.tasks import TaskAttemptInfo
 from horsies.ids import stored_form
-from horsies.monitor.actions import retry_task
+from horsies.monitor.actions import TaskRetried, retry_task
 from horsies.monitor.overview import TaskFilters, TaskReport, list_tasks, read_task
-from horsies.result import Err
+from horsies.result import Err, Result
 from horsies.states import TaskStatus
-from horsies.tasks.handle import TaskActionError, TaskActionErrorCode, TaskHandle
+from horsies.tasks.handle import TaskActionError, TaskActionErrorCode, TaskCancelled, TaskHandle
+
+Change = TypeVar("Change", TaskCancelled, TaskRetried)
 
 TaskIdArgument = Annotated[str, typer.Argument(metavar="ID", help="The id of a task.")]
+TaskIdsArgument = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="ID... [LOCATOR]",
+        help="The ids of one or more tasks; the application, package.module:app, may come last.",
+        show_default=False,
+    ),
+]
 
 _PAYLOAD_FIELDS = ("args", "kwargs", "result")
+_PARKED_YEAR = 9999  # the year of horsies_never_v1()
 
 
 def tasks(
@@ -101,10 +115,21 @@ def _print_tasks(tasks: Sequence[TaskSummary]) -> None:
         name = output.safe_text(f"{task.task_name} on {task.queue_name}")
         if task.error_code is not None:
             name.append_text(output.safe_text(f"\n{task.error_code}", "red"))
+        if due := _due(task):
+            name.append(f"\ndue {due}")
         table.add_row(
             task.id, output.status_text(task.status), output.duration(task.age_seconds), name
         )
     output.print_parts(table)
+
+
+def _due(task: TaskSummary | TaskDetail) -> str | None:
+    """Describe when a delayed task becomes due, by the clock of the database; None for others."""
+    seconds = (task.enqueued_at - task.created_at).total_seconds() - task.age_seconds
+    if task.status != TaskStatus.PENDING.value or seconds <= 0:
+        return None
+    is_parked = task.enqueued_at.astimezone(UTC).year >= _PARKED_YEAR
+    return "after an event" if is_parked else f"in {output.duration(seconds)}"
 
 
 def show(
@@ -134,6 +159,7 @@ def show(
 
 def _task_document(report: TaskReport, payload: bool) -> dict[str, Any]:
     document = report.task._asdict()
+    del document["age_seconds"]  # it changes with every call
     document["options"] = output.stored_json(document.pop("task_options"))
     for name in _PAYLOAD_FIELDS:
         stored = output.stored_json(document.pop(name))
@@ -148,7 +174,9 @@ def _facts(task: TaskDetail, payload: bool) -> Iterable[tuple[str, str | None]]:
     yield "status", task.status + (" (held)" if task.held else "")
     yield "error", task.error_code
     yield "reason", task.failed_reason
-    for name in ("sent_at", "enqueued_at", "claimed_at", "started_at", "completed_at", "failed_at"):
+    yield "sent", output.timestamp(task.sent_at)
+    yield _enqueued_fact(task)
+    for name in ("claimed_at", "started_at", "completed_at", "failed_at"):
         yield name.removesuffix("_at"), output.timestamp(getattr(task, name))
     yield "next retry", output.timestamp(task.next_retry_at)
     yield "cancel asked", output.timestamp(task.cancel_requested_at)
@@ -163,8 +191,28 @@ def _facts(task: TaskDetail, payload: bool) -> Iterable[tuple[str, str | None]]:
     yield "schedule", task.schedule_name
     yield "slot", output.timestamp(task.scheduled_for)
     yield "options", task.task_options
-    for name in _PAYLOAD_FIELDS if payload else ():
-        yield name, getattr(task, name)
+    if payload:
+        yield "args", task.args
+        yield "kwargs", task.kwargs
+        yield from _result_facts(task.result)
+
+
+def _enqueued_fact(task: TaskDetail) -> tuple[str, str | None]:
+    time = output.timestamp(task.enqueued_at)
+    if (due := _due(task)) is None:
+        return "enqueued", time
+    return "due", f"{due}, at {time}" if due.startswith("in ") else due
+
+
+def _result_facts(stored: str | None) -> Iterable[tuple[str, str | None]]:
+    """Take the traceback out of a stored error: as JSON it is one line with escaped line ends."""
+    match output.stored_json(stored):
+        case {"err": {"exception": {"traceback": str(traceback)} as exception}} as document:
+            del exception["traceback"]
+            yield "result", json.dumps(document, ensure_ascii=False)
+            yield "traceback", traceback.rstrip("\n")
+        case _:
+            yield "result", stored
 
 
 def _process(row: TaskDetail | TaskAttemptInfo) -> str | None:
@@ -190,8 +238,7 @@ def _attempt_line(attempt: TaskAttemptInfo) -> Text:
 
 
 def cancel(
-    task_id: TaskIdArgument,
-    locator: LocatorArgument = None,
+    task_ids: TaskIdsArgument,
     module: ModuleOption = None,
     database_url: DatabaseUrlOption = None,
     no_running: Annotated[
@@ -199,46 +246,85 @@ def cancel(
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Cancel a task: at once while it waits, by stopping it while it runs.
+    """Cancel tasks: at once while they wait, by stopping them while they run.
 
     Exit codes: 0 cancelled or asked to stop, 1 failure or refusal, 4 no such task.
     """
+    ids, locator = _split_locator(task_ids)
     with open_session("cancel", module or locator, database_url) as session:
-        done = TaskHandle(task_id, session.broker).cancel(include_running=not no_running)
-    if isinstance(done, Err):
-        _refuse(done.err_value)
-    cancelled = done.ok_value
-    if as_json:
-        output.print_json(asdict(cancelled))
-    elif cancelled.was_status is TaskStatus.RUNNING:
-        typer.echo(f"Task {task_id} is running; its worker has been asked to stop it.")
-    else:
-        typer.echo(f"Task {task_id} was {cancelled.was_status.value}; it is cancelled.")
+
+        def cancel_one(task_id: str) -> Result[TaskCancelled, TaskActionError]:
+            return TaskHandle(task_id, session.broker).cancel(include_running=not no_running)
+
+        _change_each(ids, cancel_one, _cancelled_sentence, as_json)
+
+
+def _cancelled_sentence(cancelled: TaskCancelled) -> str:
+    if cancelled.was_status is TaskStatus.RUNNING:
+        return f"Task {cancelled.task_id} is running; its worker has been asked to stop it."
+    return f"Task {cancelled.task_id} was {cancelled.was_status.value}; it is cancelled."
 
 
 def retry(
-    task_id: TaskIdArgument,
-    locator: LocatorArgument = None,
+    task_ids: TaskIdsArgument,
     module: ModuleOption = None,
     database_url: DatabaseUrlOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Retry a finished task: send the same request again, as a new task that refers to the old one.
+    """Retry finished tasks: send the same requests again, as new tasks that refer to the old ones.
 
     Exit codes: 0 sent, 1 failure or refusal, 4 no such task.
     """
+    ids, locator = _split_locator(task_ids)
     with open_session("retry", module or locator, database_url) as session:
-        done = retry_task(session.broker, task_id)
-    if isinstance(done, Err):
-        _refuse(done.err_value)
-    retried = done.ok_value
-    if as_json:
-        output.print_json(asdict(retried))
-    else:
-        was = retried.was_status.value
-        typer.echo(f"Task {task_id} was {was}; sent again as task {retried.task_id}.")
+        _change_each(ids, partial(retry_task, session.broker), _retried_sentence, as_json)
 
 
-def _refuse(error: TaskActionError) -> Never:
+def _retried_sentence(retried: TaskRetried) -> str:
+    old, was = retried.retried_from_task_id, retried.was_status.value
+    return f"Task {old} was {was}; sent again as task {retried.task_id}."
+
+
+def _split_locator(arguments: Sequence[str]) -> tuple[list[str], str | None]:
+    """Separate the ids from the LOCATOR; of several ids, all must be valid before one is used."""
+    *others, last = arguments
+    could_be_locator = last.isidentifier() or any(mark in last for mark in ":./\\")
+    has_locator = bool(others) and could_be_locator and stored_form(last) is None
+    ids = list(dict.fromkeys(others if has_locator else arguments))
+    for one in ids if len(ids) > 1 else ():
+        if stored_form(one) is None:
+            exit_with(f"{one!r} is not a task id; no task was changed.", EXIT_NOT_FOUND)
+    return ids, last if has_locator else None
+
+
+def _change_each(
+    ids: Sequence[str],
+    change: Callable[[str], Result[Change, TaskActionError]],
+    sentence: Callable[[Change], str],
+    as_json: bool,
+) -> None:
+    """Change the tasks one by one and report each; a failure of the database ends the command."""
+    changes: list[Change] = []
+    exit_codes: list[int] = []
+    for task_id in ids:
+        done = change(task_id)
+        if isinstance(done, Err):
+            typer.echo(f"error: {done.err_value.message}", err=True)
+            exit_codes.append(_exit_code(done.err_value))
+            if done.err_value.code is TaskActionErrorCode.DB_OPERATION_FAILED:
+                break
+        else:
+            changes.append(done.ok_value)
+            if not as_json:
+                typer.echo(sentence(done.ok_value))
+    if as_json and len(ids) > 1:
+        output.print_json({"tasks": [asdict(one) for one in changes]})
+    elif as_json and changes:
+        output.print_json(asdict(changes[0]))
+    if exit_codes:
+        raise typer.Exit(min(exit_codes))
+
+
+def _exit_code(error: TaskActionError) -> int:
     is_missing = error.code is TaskActionErrorCode.TASK_NOT_FOUND
-    exit_with(error.message, EXIT_NOT_FOUND if is_missing else EXIT_FAILED)
+    return EXIT_NOT_FOUND if is_missing else EXIT_FAILED

@@ -7,7 +7,6 @@ stop requests; the worker's loop acts on them.
 from __future__ import annotations
 
 import logging
-import os
 import selectors
 import signal
 import socket
@@ -44,6 +43,7 @@ from horsies.worker.config import (
     served_queues,
 )
 from horsies.worker.connection import DatabaseGivenUpError, NotificationsLostError
+from horsies.worker.cpus import usable_cpus
 from horsies.worker.loop import ExitCode, Worker
 from horsies.worker.pool.children import PoolSettings
 from horsies.worker.pool.launcher import StartMethod, default_start_method
@@ -55,7 +55,9 @@ logger = logging.getLogger("horsies.worker")
 ProcessesOption = Annotated[
     int | None,
     typer.Option(
-        "--processes", "-c", help="Number of child processes; default: the number of CPUs."
+        "--processes",
+        "-c",
+        help="Number of child processes; default: the number of CPUs that the worker may use.",
     ),
 ]
 ShutdownGraceOption = Annotated[
@@ -111,7 +113,7 @@ def worker(
     app.set_role("worker")
     config = WorkerConfig(
         app_locator=named or "",
-        processes=os.cpu_count() or 1 if processes is None else processes,
+        processes=usable_cpus() if processes is None else processes,
         queues=served_queues(app),
         imports=app.get_discovered_task_modules(),
         max_claim_batch=max_claim_batch,

@@ -85,6 +85,18 @@ def define(
     )
 
 
+def refuse_bare_decorator(task_name: object) -> None:
+    """Refuse ``@app.task`` without a name, which passes the function itself."""
+    if callable(task_name):
+        function_name = getattr(task_name, "__name__", "send_invoice")
+        raise TaskDefinitionError(
+            "@app.task needs the name of the task.",
+            code=ErrorCode.TASK_INVALID_OPTIONS,
+            location=SourceLocation.from_function(task_name),
+            help_text=f'write @app.task("{function_name}")',
+        )
+
+
 class _Problem(NamedTuple):
     message: str
     help_text: str | None = None
@@ -113,6 +125,11 @@ def _function_problems(
             "@app.task must be the innermost decorator: it takes the plain function, not a wrapped one.",
             "move @app.task directly above `def`, or call the other wrapper inside the function",
             ErrorCode.TASK_PREDECORATED_NOT_SUPPORTED,
+        )
+    if _is_method(function):
+        yield _Problem(
+            f"A method cannot be a task: {function.__qualname__!r} takes an object.",
+            "make it a function of the module that takes the values it needs",
         )
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         yield _Problem(
@@ -151,6 +168,13 @@ def _wraps_another(function: FunctionType) -> bool:
         isinstance(value, FunctionType)
         for value in inspect.getclosurevars(function).nonlocals.values()
     )
+
+
+def _is_method(function: FunctionType) -> bool:
+    """Recognise a function of a class body that takes the object or the class first."""
+    *_, owner, _name = ("<locals>", *function.__qualname__.split("."))
+    first = next(iter(inspect.signature(function).parameters), None)
+    return owner != "<locals>" and first in ("self", "cls")
 
 
 def _option_problems(options: DecoratorOptions) -> Iterator[_Problem]:

@@ -7,6 +7,8 @@ run on an event loop that is kept between tasks.
 from __future__ import annotations
 
 import asyncio
+import functools
+import logging
 import os
 import threading
 from collections.abc import Callable, Coroutine, Mapping
@@ -17,9 +19,13 @@ from horsies.config.app import AppConfig
 from horsies.error_codes import ContractCode, OperationalErrorCode
 from horsies.errors import TaskStopped, WorkflowContextMissingIdError
 from horsies.result import Err
-from horsies.retry import resolve_exception_code
+from horsies.retry import resolve_exception_code, validate_error_code_name
 from horsies.task_result import TaskError, TaskResult, exception_text
 from horsies.tasks.definition import TaskDefinition
+
+logger = logging.getLogger("horsies.task")
+
+_SHOWN_CODE_CHARACTERS = 200
 
 
 def _do_nothing() -> None:
@@ -62,12 +68,20 @@ def call_function(
     finally:
         clean_up()
     if isinstance(value, TaskResult):
+        if isinstance(value.err, TaskError) and type(value.err.error_code) is str:
+            _warn_about_code(definition.name, value.err.error_code)
         return value
     return TaskError(
         error_code=OperationalErrorCode.TASK_EXCEPTION,
         message=f"Task {definition.name!r} returned {type(value).__name__} instead of a TaskResult; "
         "return TaskResult(ok=...) or TaskResult(err=...).",
     )
+
+
+@functools.lru_cache(maxsize=256)  # once per task and code, however many codes a task makes up
+def _warn_about_code(task_name: str, code: str) -> None:
+    for problem in validate_error_code_name(code[:_SHOWN_CODE_CHARACTERS]):
+        logger.warning("no retry policy can list an error of task %r: %s", task_name, problem)
 
 
 def _run(coroutine: Coroutine[Any, Any, Any]) -> Any:

@@ -183,6 +183,7 @@ class TaskDetail(NamedTuple):
     args: str | None
     kwargs: str | None
     result: str | None
+    age_seconds: float
 
 
 @dataclass(frozen=True, slots=True)

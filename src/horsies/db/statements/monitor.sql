@@ -157,7 +157,8 @@ SELECT id::text, task_name, queue_name, status, priority, retry_count, max_retri
     schedule_name, scheduled_for, task_options,
     CASE WHEN %(payload)s::boolean THEN args END AS args,
     CASE WHEN %(payload)s::boolean THEN kwargs END AS kwargs,
-    CASE WHEN %(payload)s::boolean THEN result END AS result
+    CASE WHEN %(payload)s::boolean THEN result END AS result,
+    extract(epoch FROM now() - created_at)::float8 AS age_seconds
 FROM horsies_tasks WHERE id = %(id)s::uuid
 
 -- name: newest_worker_states
