@@ -69,6 +69,17 @@ def _app_config(config: object) -> AppConfig:
     )
 
 
+def _environment_migrates() -> bool:
+    value = os.environ.get(MIGRATION_VARIABLE, "1")
+    if value not in ("0", "1"):
+        raise ConfigurationError(
+            f"{MIGRATION_VARIABLE} must be 0 or 1, not {value!r}.",
+            code=ErrorCode.CONFIG_INVALID_SCHEMA,
+            help_text=f"{MIGRATION_VARIABLE}=0 leaves the schema to `horsies migrate`",
+        )
+    return value == "1"
+
+
 class Horsies:
     """An application: configuration, tasks and broker.
 
@@ -87,7 +98,7 @@ class Horsies:
 
     def __init__(self, config: AppConfig | str | None = None, *, migrate: bool = True) -> None:
         self.config = _app_config(config)
-        self.migrates = migrate and os.environ.get(MIGRATION_VARIABLE) != "0"
+        self.migrates = migrate and _environment_migrates()
         self._role = "producer"
         self._tasks: dict[str, AnyTask] = {}
         self._modules: list[str] = []

@@ -171,3 +171,13 @@ def test_the_quota_of_the_cgroup_limits_the_children(
         if quota is not None:
             (folder / "cpu.max").write_text(f"{quota}\n")
     assert usable_cpus(own, root) == expected
+
+
+@pytest.mark.parametrize("value", ["false", "no", ""])
+def test_a_switch_for_migrations_that_is_neither_0_nor_1_is_refused(
+    monkeypatch: pytest.MonkeyPatch, value: str
+) -> None:
+    monkeypatch.setenv("HORSIES_MIGRATE", value)
+    with pytest.raises(ConfigurationError) as refused:
+        Horsies("postgresql://localhost/unused")
+    assert refused.value.message == f"HORSIES_MIGRATE must be 0 or 1, not {value!r}."
