@@ -56,25 +56,27 @@ class TaskSendOptions(Generic[P, T]):
         cannot be stored exactly, or an unreachable database is an Err with the reason, and nothing
         is stored.
         """
-        return store_prepared(self._sender.prepare(args, kwargs))
+        return store_prepared(self._sender, self._sender.prepare(args, kwargs))
 
     async def send_async(
         self, /, *args: P.args, **kwargs: P.kwargs
     ) -> TaskSendResult[TaskHandle[T]]:
         """``send`` without blocking the event loop."""
-        return await store_prepared_async(self._sender.prepare(args, kwargs))
+        return await store_prepared_async(self._sender, self._sender.prepare(args, kwargs))
 
     def schedule(
         self, /, delay_seconds: float, *args: P.args, **kwargs: P.kwargs
     ) -> TaskSendResult[TaskHandle[T]]:
         """Store one task that becomes claimable after the delay, counted on the database's clock."""
-        return store_prepared(self._sender.prepare(args, kwargs, delay_seconds))
+        return store_prepared(self._sender, self._sender.prepare(args, kwargs, delay_seconds))
 
     async def schedule_async(
         self, /, delay_seconds: float, *args: P.args, **kwargs: P.kwargs
     ) -> TaskSendResult[TaskHandle[T]]:
         """``schedule`` without blocking the event loop."""
-        return await store_prepared_async(self._sender.prepare(args, kwargs, delay_seconds))
+        return await store_prepared_async(
+            self._sender, self._sender.prepare(args, kwargs, delay_seconds)
+        )
 
     def send_many(self, calls: Iterable[TaskCall[T]]) -> TaskSendResult[list[TaskHandle[T]]]:
         """Store many tasks in one statement: all of them, or none.
@@ -82,13 +84,13 @@ class TaskSendOptions(Generic[P, T]):
         Example:
             handles = add.send_many(add.bind(n, n) for n in range(1000)).unwrap()
         """
-        return store_prepared(self._sender.prepare_many(calls))
+        return store_prepared(self._sender, self._sender.prepare_many(calls))
 
     async def send_many_async(
         self, calls: Iterable[TaskCall[T]]
     ) -> TaskSendResult[list[TaskHandle[T]]]:
         """``send_many`` without blocking the event loop."""
-        return await store_prepared_async(self._sender.prepare_many(calls))
+        return await store_prepared_async(self._sender, self._sender.prepare_many(calls))
 
 
 class TaskFunction(TaskSendOptions[P, T]):
@@ -171,19 +173,23 @@ class TaskFunction(TaskSendOptions[P, T]):
 
     def retry_send(self, error: TaskSendError) -> TaskSendResult[TaskHandle[T]]:
         """Repeat a send that failed with ENQUEUE_FAILED; the task is stored at most once."""
-        return store_prepared(self._sender.prepare_retry(error, scheduled=False))
+        return store_prepared(self._sender, self._sender.prepare_retry(error, scheduled=False))
 
     async def retry_send_async(self, error: TaskSendError) -> TaskSendResult[TaskHandle[T]]:
         """``retry_send`` without blocking the event loop."""
-        return await store_prepared_async(self._sender.prepare_retry(error, scheduled=False))
+        return await store_prepared_async(
+            self._sender, self._sender.prepare_retry(error, scheduled=False)
+        )
 
     def retry_schedule(self, error: TaskSendError) -> TaskSendResult[TaskHandle[T]]:
         """Repeat a schedule that failed with ENQUEUE_FAILED; the delay starts again from now."""
-        return store_prepared(self._sender.prepare_retry(error, scheduled=True))
+        return store_prepared(self._sender, self._sender.prepare_retry(error, scheduled=True))
 
     async def retry_schedule_async(self, error: TaskSendError) -> TaskSendResult[TaskHandle[T]]:
         """``retry_schedule`` without blocking the event loop."""
-        return await store_prepared_async(self._sender.prepare_retry(error, scheduled=True))
+        return await store_prepared_async(
+            self._sender, self._sender.prepare_retry(error, scheduled=True)
+        )
 
 
 AnyTask = TaskFunction[Any, Any]

@@ -101,7 +101,7 @@ def test_status_shows_the_oldest_blocked_tasks_and_their_number(
     horsies: Run, database: Database
 ) -> None:
     assert "blocked" not in horsies("status").out
-    ids = [add_task(database, status="RUNNING", generation=2) for _ in range(7)]
+    ids = sorted(add_task(database, status="RUNNING", generation=2) for _ in range(7))
     database.execute(
         "INSERT INTO horsies_blocked (id, kind, status, generation, action, error, since) "
         "SELECT id, 'task', status, generation, 'record', '54000 too \x1b[31mlong', "

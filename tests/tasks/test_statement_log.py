@@ -38,8 +38,9 @@ def lines(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
 
 
 def messages(lines: pytest.LogCaptureFixture) -> list[str]:
-    assert all(LINE.match(record.getMessage()) for record in lines.records), lines.text
-    return [record.getMessage().split()[0] for record in lines.records]
+    logged = [one.getMessage() for one in lines.records if one.name == "horsies.sql"]
+    assert all(map(LINE.match, logged)), lines.text
+    return [line.split()[0] for line in logged]
 
 
 def test_a_send_is_logged_by_name_and_without_its_arguments(

@@ -1,4 +1,4 @@
-"""Applications as a newcomer writes them: a URL, bare decorators, methods; and workers without -c."""
+"""Applications as a newcomer writes them: a URL, bare decorators, ignored errors, workers without -c."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from horsies import (
 )
 from horsies.ids import new_id
 from horsies.worker.cpus import usable_cpus
+from tests.support.applications import Call, app_at
 
 URL = "postgresql://app:hunter2@127.0.0.1:1/shop"
 
@@ -181,3 +182,48 @@ def test_a_switch_for_migrations_that_is_neither_0_nor_1_is_refused(
     with pytest.raises(ConfigurationError) as refused:
         Horsies("postgresql://localhost/unused")
     assert refused.value.message == f"HORSIES_MIGRATE must be 0 or 1, not {value!r}."
+
+
+# Failed sends that the caller ignores
+
+
+def send_failures(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str]]:
+    records = [one for one in caplog.records if one.name == "horsies.send"]
+    return [(one.levelname, one.getMessage()) for one in records]
+
+
+@pytest.mark.parametrize(
+    ("secret", "transaction", "suppressed", "level", "code"),
+    [
+        ("s3cret", None, False, "WARNING", "ENQUEUE_FAILED"),
+        (b"s3cret", None, False, "WARNING", "VALIDATION_FAILED"),
+        ("s3cret", None, True, "WARNING", "SEND_SUPPRESSED"),
+        ("s3cret", object(), False, "ERROR", None),
+    ],
+    ids=["unreachable", "refused", "suppressed", "transaction"],
+)
+def test_a_failed_send_is_logged_once_without_arguments(
+    call: Call,
+    caplog: pytest.LogCaptureFixture,
+    secret: object,
+    transaction: object,
+    suppressed: bool,
+    level: str,
+    code: str | None,
+) -> None:
+    app = app_at(URL)
+    app.suppress_sends(suppressed)
+
+    @app.task("greet")
+    def greet(name: str) -> TaskResult[str, TaskError]:
+        return TaskResult(ok=name)
+
+    sender = greet.with_options(transaction=transaction)
+    for method, argument in (("send", secret), ("send_many", [greet.bind(cast("Any", secret))])):
+        caplog.clear()
+        error = call(app, sender, method, argument).unwrap_err()
+        assert code in (None, error.code.value)
+        sentence = f"a send of task 'greet' failed with {error.code.value}"
+        assert send_failures(caplog) == [(level, sentence)]
+        assert "s3cret" not in caplog.text
+    app.close()

@@ -107,24 +107,36 @@ class PreparedSend(NamedTuple, Generic[T]):
         return _not_stored(error, self.request, self.transaction)
 
 
-def store_prepared(ready: TaskSendResult[PreparedSend[T]]) -> TaskSendResult[T]:
+def store_prepared(sender: Sender, ready: TaskSendResult[PreparedSend[T]]) -> TaskSendResult[T]:
     """Store the tasks and return their handles, or the error that ``retry_send`` takes."""
     if isinstance(ready, Err):
-        return ready
+        return _logged(sender, ready)
     prepared = ready.value
     store = prepared.broker.store
     stored = store(prepared.make_script, prepared.transaction, resend=prepared.resend)
-    return stored.map_err(prepared.error)
+    return _logged(sender, stored.map_err(prepared.error))
 
 
-async def store_prepared_async(ready: TaskSendResult[PreparedSend[T]]) -> TaskSendResult[T]:
+async def store_prepared_async(
+    sender: Sender, ready: TaskSendResult[PreparedSend[T]]
+) -> TaskSendResult[T]:
     """``store_prepared`` without blocking the event loop."""
     if isinstance(ready, Err):
-        return ready
+        return _logged(sender, ready)
     prepared = ready.value
     store = prepared.broker.store_async
     stored = await store(prepared.make_script, prepared.transaction, resend=prepared.resend)
-    return stored.map_err(prepared.error)
+    return _logged(sender, stored.map_err(prepared.error))
+
+
+def _logged(sender: Sender, sent: TaskSendResult[T]) -> TaskSendResult[T]:
+    """Log a failed send, because callers may ignore the value; messages may quote arguments."""
+    if isinstance(sent, Err):
+        # The caller's own changes may be committed without the task.
+        level = logging.WARNING if sender.options.transaction is None else logging.ERROR
+        name, code = sender.definition.name, sent.err_value.code.value
+        logger.log(level, "a send of task %r failed with %s", name, code)
+    return sent
 
 
 def _not_stored(
