@@ -88,6 +88,9 @@ def terminate_others(connection: Database) -> None:
 @contextmanager
 def steps_of(connection: Database, items: int, size: int = 16_777_216) -> Iterator[None]:
     """Let maps grow by so many items, or about so many bytes, at a time."""
+    (definition,) = connection.execute(
+        "SELECT pg_get_functiondef('horsies_step'::regproc)"
+    ).fetchone() or ("",)
     replaced = (
         "CREATE OR REPLACE FUNCTION horsies_step(OUT items integer, OUT bytes integer) "
         "LANGUAGE sql IMMUTABLE AS $$ SELECT {}, {} $$"
@@ -96,4 +99,4 @@ def steps_of(connection: Database, items: int, size: int = 16_777_216) -> Iterat
     try:
         yield
     finally:
-        connection.execute(sql.SQL(replaced).format(1_000, 16_777_216))
+        connection.execute(definition.encode())
