@@ -30,6 +30,7 @@ from tests.scheduler.conftest import (
     tasks,
 )
 from tests.support.database import Database
+from tests.support.wait import wait_until
 
 
 class Line:
@@ -247,7 +248,7 @@ def test_a_scheduler_gives_the_others_time_after_the_database_stood_still(
         scheduler.wake()
         step = threading.Thread(target=scheduler.step)
         step.start()
-        time.sleep(1.5)
+        wait_until(lambda: not scheduler._is_on_time())
     step.join()
     assert state(connection)["config_hash"] == of_others
     scheduler.wake()

@@ -5,9 +5,9 @@ Three kinds, and every database error is of one of them:
 * transient: the connection, a conflict or the state of the server; the same statement can succeed later;
 * of the installation: tables or functions are missing, a right is missing, the login is refused; nothing
   succeeds before an operator acts, so a worker stops;
-* of the data: everything else, and an object, a right or a connection that a trigger of somebody else
-  lacks. The rows that the statement writes or reads cause it, so other tasks and runs are not affected,
-  and a worker isolates it to the one that causes it.
+* of the data: everything else, and an object, a right or a connection that is missing inside a trigger
+  which does not belong to Horsies. The rows that the statement writes or reads cause it, so other tasks
+  and runs are not affected, and a worker isolates it to the one that causes it.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def kind_of(error: psycopg.Error) -> ErrorKind:
 
 
 def _is_raised_elsewhere(error: psycopg.Error) -> bool:
-    """Whether a PL/pgSQL function of somebody else, such as the trigger of an operator, failed."""
+    """Whether a PL/pgSQL function outside Horsies failed, such as a trigger that an operator added."""
     lines = (error.diag.context or "").splitlines()
     return any("PL/pgSQL" in line and not _OWN_FUNCTION.search(line) for line in lines)
 

@@ -113,14 +113,14 @@ def _no_schedules(*, is_off: bool) -> HorsiesError:
 
 
 def store_configured(
-    registry: Registry, *, at_start: bool, has_watched: Callable[[], bool] = bool
+    registry: Registry, *, at_start: bool, has_watched: Callable[[], bool] = lambda: False
 ) -> Script[None]:
     """Store the configured schedules; none fires, and no overdue slot is lost.
 
     A schedule with a changed timing gets a new next slot when a scheduler starts. Later changes come from a
     scheduler of another release, which serves its own slots; only when it leaves one overdue is the schedule
-    taken over. ``has_watched`` is asked after the stored state was read: it says that this scheduler has
-    worked for so long, without an interruption, that the others had time.
+    taken over. ``has_watched`` is called after the stored state was read: True if this scheduler has worked
+    without an interruption for so long that a living owner would have served the slot.
     """
     names = list(registry.entries)
     records: list[ScheduleRecord] = yield read_schedule_records, ScheduleNames(names)

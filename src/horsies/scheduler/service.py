@@ -121,7 +121,7 @@ class Scheduler:
         """Fire the due slots and return how long to sleep."""
         now = time.monotonic()
         if now >= self._refresh_at:
-            has_watched = self._is_on_time if self._has_refreshed else bool
+            has_watched = self._is_on_time if self._has_refreshed else (lambda: False)
             self._has_refreshed = True
             configured = store_configured(
                 self._registry, at_start=not self._has_started, has_watched=has_watched

@@ -57,7 +57,7 @@ NOTIFICATION_SOCKET = "notifications"
 # A connection that breaks after this long is replaced at once: its lock is free meanwhile, and other
 # workers see that.
 STEADY_SECONDS = 0.2
-# How long one attempt to reconnect may take while tasks run: other workers are counting.
+# The time limit of one attempt to reconnect while tasks run, well below worker_lost_after_ms.
 RECONNECT_TIMEOUT_SECONDS = 4
 # Errors of one transaction, by the beginning of their SQLSTATE: conflicts, resources, locks, a cancel.
 # A standby's refusal to write is not among them: another connection may find the new primary.

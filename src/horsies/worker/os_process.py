@@ -60,7 +60,7 @@ def new_mark() -> int:
         return 0
     try:
         resource.setrlimit(resource.RLIMIT_RTTIME, limits)
-    except (OSError, ValueError):  # some sandboxes let nobody set this limit
+    except (OSError, ValueError):  # some sandboxes do not permit changes of this limit
         return 0
     return random.SystemRandom().randrange(1 << 61, 1 << 62)
 

@@ -2,8 +2,8 @@
 
 Pure: ``maintenance.py`` looks at the rows of the other workers every few seconds and passes them on.
 Silence counts from the moment this worker saw it, on its own monotonic clock; the first look after a
-start, a lost connection or a pause in looking starts from zero. An outage, a lock or a step of the
-server's clock stops the observer together with the observed, so none of them is held against a worker.
+start, a lost connection or a pause in looking starts from zero. An outage or a lock interrupts the
+observation as well, and the server's clock is not used, so none of them makes a living worker count as lost.
 ``docs/internals/liveness.md`` describes the whole protocol.
 """
 
@@ -29,7 +29,7 @@ class WatchLimits(NamedTuple):
     """Seconds of watched silence after which a worker is lost.
 
     ``lost`` with its lock free and tasks in flight, ``idle`` with its lock free and no task, ``held``
-    although a session holds its lock: a frozen process, or a connection that only the server believes in.
+    although a session holds its lock: a frozen process, or a break that the server has not noticed.
     After ``own`` without a heartbeat a worker stops its own tasks.
     """
 
@@ -95,9 +95,9 @@ class _Silence:
 
 
 class Watch:
-    """Remembers how long each other worker has been silent before this worker's eyes.
+    """How long each other worker has been silent while this worker observed it.
 
-    `is_gone` proves that the process of a worker has ended; it knows only processes of this host.
+    `is_gone` proves that the process of a worker has ended; for a worker on another host it returns False.
     """
 
     def __init__(self, limits: WatchLimits, is_gone: Callable[[WatchedWorker], bool]) -> None:
