@@ -14,7 +14,7 @@ from horsies.db.statements.workflows import RunId, SignalRun, pause_run, resume_
 from horsies.error_codes import OperationalErrorCode
 from horsies.workflow.nodes.nodes import MapNode, SleepNode, TaskNode
 from tests.support import runs
-from tests.support.database import Database, backends, steps_of
+from tests.support.database import Database, backends, function_replaced, steps_of
 from tests.support.tables import attempts, count, tasks
 from tests.support.wait import wait_until
 from tests.support.workers import HARDLY_POLLS, Fleet, Journal, Line, RunningWorker
@@ -148,26 +148,18 @@ def test_a_large_result_is_stored_once_however_many_take_it(
 @contextmanager
 def failing_reads(connection: Database, times: int, code: str) -> Iterator[None]:
     """Make the database refuse to hand out results of nodes that often, with that SQLSTATE."""
-    (definition,) = connection.execute(
-        "SELECT pg_get_functiondef('horsies_task_result_v1'::regproc)"
-    ).fetchone() or ("",)
-    connection.execute("CREATE SEQUENCE e2e_reads")
-    connection.execute(
-        f"""
-        CREATE OR REPLACE FUNCTION horsies_task_result_v1(p_task horsies_tasks)
-        RETURNS text LANGUAGE plpgsql STABLE AS $$
+    refusing = f"""(p_task horsies_tasks) RETURNS text LANGUAGE plpgsql STABLE AS $$
         BEGIN
             IF current_query() LIKE '%summed AS%' AND nextval('public.e2e_reads') <= {times} THEN
                 RAISE EXCEPTION 'not now' USING ERRCODE = '{code}';
             END IF;
             RETURN coalesce(p_task.result, '{{"ok":1}}');
-        END $$
-        """.encode()
-    )
+        END $$"""
+    connection.execute("CREATE SEQUENCE e2e_reads")
     try:
-        yield
+        with function_replaced(connection, "horsies_task_result_v1", refusing):
+            yield
     finally:
-        connection.execute(definition.encode())
         connection.execute("DROP SEQUENCE e2e_reads")
 
 

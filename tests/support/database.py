@@ -86,17 +86,24 @@ def terminate_others(connection: Database) -> None:
 
 
 @contextmanager
-def steps_of(connection: Database, items: int, size: int = 16_777_216) -> Iterator[None]:
-    """Let maps grow by so many items, or about so many bytes, at a time."""
-    (definition,) = connection.execute(
-        "SELECT pg_get_functiondef('horsies_step'::regproc)"
+def function_replaced(connection: Database, name: str, definition: str) -> Iterator[None]:
+    """Replace a function of the schema, and give it its own definition back, settings included."""
+    (original,) = connection.execute(
+        "SELECT pg_get_functiondef(%s::regproc)", (name,)
     ).fetchone() or ("",)
-    replaced = (
-        "CREATE OR REPLACE FUNCTION horsies_step(OUT items integer, OUT bytes integer) "
-        "LANGUAGE sql IMMUTABLE AS $$ SELECT {}, {} $$"
-    )
-    connection.execute(sql.SQL(replaced).format(items, size))
+    connection.execute(f"CREATE OR REPLACE FUNCTION {name}{definition}".encode())
     try:
         yield
     finally:
-        connection.execute(definition.encode())
+        connection.execute(original.encode())
+
+
+@contextmanager
+def steps_of(connection: Database, items: int, size: int = 16_777_216) -> Iterator[None]:
+    """Let maps grow by so many items, or about so many bytes, at a time."""
+    step = (
+        "(OUT items integer, OUT bytes integer) "
+        f"LANGUAGE sql IMMUTABLE AS $$ SELECT {items}, {size} $$"
+    )
+    with function_replaced(connection, "horsies_step", step):
+        yield

@@ -33,7 +33,7 @@ from horsies.tasks import waiters
 from horsies.workflow.run import handle as handle_module
 from horsies.workflow.run import results as results_module
 from tests.support.applications import Call
-from tests.support.database import Database, steps_of
+from tests.support.database import Database, function_replaced, steps_of
 from tests.support.runs import problems
 from tests.support.turns import Hands, Tasks, define_tasks
 
@@ -248,20 +248,14 @@ def test_the_text_that_earlier_releases_read_is_an_error_when_it_would_be_too_la
     hands.complete(handle.workflow_id, "source", [1, 2])
     for item in range(2):
         hands.complete(handle.workflow_id, "squares", 1, item=item)
-    limit = (
-        "CREATE OR REPLACE FUNCTION horsies_text_bytes_max() RETURNS bigint "
-        "LANGUAGE sql IMMUTABLE AS $$ SELECT {}::bigint $$"
-    )
+    limit = "() RETURNS bigint LANGUAGE sql IMMUTABLE AS $$ SELECT 10::bigint $$"
     both = (
         "SELECT horsies_run_result_v1(run), horsies_node_result_v1(node) FROM horsies_workflows AS run "
         "JOIN horsies_workflow_tasks AS node ON node.workflow_id = run.id AND node.kind = 'map'"
     )
     assert connection.execute(both).fetchone() == ('{"ok":[{"ok":1},{"ok":1}]}',) * 2
-    connection.execute(limit.format(10).encode())
-    try:
+    with function_replaced(connection, "horsies_text_bytes_max", limit):
         (texts,) = connection.execute(both).fetchall()
-    finally:
-        connection.execute(limit.format(268_435_456).encode())
     assert [error_code(text) for text in texts] == ["PAYLOAD_TOO_LARGE"] * 2
 
 
