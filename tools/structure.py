@@ -22,7 +22,7 @@ LIMITS = {
     "files in the root": (20, 20),
     "floors": (13, 13),
     "imports in a circle": (0, 0),
-    "lines of Python": (30_200, 26_000),
+    "lines of Python": (30_230, 26_000),
     "lines of Python in the core": (17_830, 13_500),
     "lines of SQL": (3_900, 3_300),
     "longest function": (60, 60),

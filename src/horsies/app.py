@@ -17,19 +17,14 @@ from typing import Any, Never, TypeVar
 from horsies.check import import_errors, live_errors, policy_errors
 from horsies.config.app import AppConfig
 from horsies.config.postgres import PostgresConfig
-from horsies.db.statement import one_or_none
-from horsies.db.statements.monitor import QueueState, WorkerStateSnapshot
 from horsies.errors import ConfigurationError, ErrorCode, HorsiesError
 from horsies.modules import expand_module_globs, import_entries, import_entry, refuse_single_module
-from horsies.monitor import actions, health
-from horsies.monitor.actions import QueueOrder, TaskRetried
-from horsies.monitor.health import DatabasePing, WorkerPong
-from horsies.result import Ok, Result
+from horsies.monitor.operations import Operations
+from horsies.result import Ok
 from horsies.retry import RetryPolicy
 from horsies.scheduler.api import Schedules
 from horsies.scheduler.entry import Application, schedule_errors
 from horsies.task import AnyTask, TaskDecorator, TaskFunction
-from horsies.task_result import TaskError, TaskResult
 from horsies.tasks.broker import BrokerResult, PostgresBroker, build_broker
 from horsies.tasks.definition import (
     DecoratorOptions,
@@ -40,7 +35,6 @@ from horsies.tasks.definition import (
     refuse_bad_hook,
     refuse_bare_decorator,
 )
-from horsies.tasks.handle import TaskActionError, TaskCancelled, TaskHandle, TaskInfo
 from horsies.tasks.send import Producer
 from horsies.workflow.checks import Builder, Case, RegisteredBuilder, workflow_errors
 from horsies.workflow.handles import WorkflowHandles
@@ -80,7 +74,7 @@ def _environment_migrates() -> bool:
     return value == "1"
 
 
-class Horsies:
+class Horsies(Operations):
     """An application: configuration, tasks and broker.
 
     Example:
@@ -271,160 +265,6 @@ class Horsies:
     def get_child_process_start_hooks(self) -> list[ChildProcessStartHook]:
         """Return the hooks in the order they were registered."""
         return list(self._hooks)
-
-    # Reading results by id
-
-    def handle(self, task_id: str, task_name: str | None = None) -> TaskHandle[Any]:
-        """Return a handle for a task sent elsewhere; ``task_name``, if given, types its result."""
-        task = self._tasks.get(task_name) if task_name else None
-        return TaskHandle(task_id, self.get_broker(), task.definition.results if task else None)
-
-    def get_result(self, task_id: str, timeout_ms: int | None = None) -> TaskResult[Any, TaskError]:
-        """Wait for the result of a task by its id; see ``TaskHandle.get``."""
-        return self.handle(task_id).get(timeout_ms)
-
-    async def get_result_async(
-        self, task_id: str, timeout_ms: int | None = None
-    ) -> TaskResult[Any, TaskError]:
-        """``get_result`` without blocking the event loop."""
-        return await self.handle(task_id).get_async(timeout_ms)
-
-    def get_task_info(
-        self,
-        task_id: str,
-        *,
-        include_result: bool = False,
-        include_failed_reason: bool = False,
-        include_attempts: bool = False,
-    ) -> BrokerResult[TaskInfo | None]:
-        """Describe a task by its id; see ``TaskHandle.info``."""
-        return self.handle(task_id).info(
-            include_result=include_result,
-            include_failed_reason=include_failed_reason,
-            include_attempts=include_attempts,
-        )
-
-    async def get_task_info_async(
-        self,
-        task_id: str,
-        *,
-        include_result: bool = False,
-        include_failed_reason: bool = False,
-        include_attempts: bool = False,
-    ) -> BrokerResult[TaskInfo | None]:
-        """``get_task_info`` without blocking the event loop."""
-        return await self.handle(task_id).info_async(
-            include_result=include_result,
-            include_failed_reason=include_failed_reason,
-            include_attempts=include_attempts,
-        )
-
-    def cancel_task(
-        self, task_id: str, *, include_running: bool = True
-    ) -> Result[TaskCancelled, TaskActionError]:
-        """Cancel a task by its id; see ``TaskHandle.cancel``."""
-        return self.handle(task_id).cancel(include_running=include_running)
-
-    async def cancel_task_async(
-        self, task_id: str, *, include_running: bool = True
-    ) -> Result[TaskCancelled, TaskActionError]:
-        """``cancel_task`` without blocking the event loop."""
-        return await self.handle(task_id).cancel_async(include_running=include_running)
-
-    def retry_task(self, task_id: str) -> Result[TaskRetried, TaskActionError]:
-        """Send the request of a finished task again, as a new task that refers to the old one."""
-        return actions.retry_task(
-            self.get_broker(), task_id, suppressed=self.are_sends_suppressed()
-        )
-
-    async def retry_task_async(self, task_id: str) -> Result[TaskRetried, TaskActionError]:
-        """``retry_task`` without blocking the event loop."""
-        return await actions.retry_task_async(
-            self.get_broker(), task_id, suppressed=self.are_sends_suppressed()
-        )
-
-    # Queues and workers of the whole cluster
-
-    def pause_queue(self, queue_name: str) -> BrokerResult[QueueState]:
-        """Stop all workers from claiming tasks of a queue; running tasks continue."""
-        return actions.switch_queue(self.get_broker(), self._order(queue_name, paused=True))
-
-    async def pause_queue_async(self, queue_name: str) -> BrokerResult[QueueState]:
-        """``pause_queue`` without blocking the event loop."""
-        order = self._order(queue_name, paused=True)
-        return await actions.switch_queue_async(self.get_broker(), order)
-
-    def resume_queue(self, queue_name: str) -> BrokerResult[QueueState]:
-        """Let workers claim tasks of a queue again; they start at once."""
-        return actions.switch_queue(self.get_broker(), self._order(queue_name, paused=False))
-
-    async def resume_queue_async(self, queue_name: str) -> BrokerResult[QueueState]:
-        """``resume_queue`` without blocking the event loop."""
-        order = self._order(queue_name, paused=False)
-        return await actions.switch_queue_async(self.get_broker(), order)
-
-    def _order(self, queue_name: str, *, paused: bool) -> QueueOrder:
-        return QueueOrder(queue_name, paused, self.get_valid_queue_names())
-
-    def ping_database(self) -> BrokerResult[DatabasePing]:
-        """Measure the round trip to the database."""
-        return health.ping_database(self.get_broker())
-
-    async def ping_database_async(self) -> BrokerResult[DatabasePing]:
-        """``ping_database`` without blocking the event loop."""
-        return await health.ping_database_async(self.get_broker())
-
-    def ping_workers(
-        self,
-        target_worker_id: str | None = None,
-        timeout_seconds: float = health.PING_TIMEOUT_SECONDS,
-        min_responses: int | None = None,
-    ) -> BrokerResult[list[WorkerPong]]:
-        """Ping all workers or one; ends with the target's response, ``min_responses`` or the timeout."""
-        return health.ping_workers(
-            self.get_broker(), target_worker_id, timeout_seconds, min_responses
-        )
-
-    async def ping_workers_async(
-        self,
-        target_worker_id: str | None = None,
-        timeout_seconds: float = health.PING_TIMEOUT_SECONDS,
-        min_responses: int | None = None,
-    ) -> BrokerResult[list[WorkerPong]]:
-        """``ping_workers`` without blocking the event loop."""
-        return await health.ping_workers_async(
-            self.get_broker(), target_worker_id, timeout_seconds, min_responses
-        )
-
-    def list_worker_states(self) -> BrokerResult[list[WorkerStateSnapshot]]:
-        """Return the newest snapshot of every worker on record."""
-        return health.list_worker_states(self.get_broker())
-
-    async def list_worker_states_async(self) -> BrokerResult[list[WorkerStateSnapshot]]:
-        """``list_worker_states`` without blocking the event loop."""
-        return await health.list_worker_states_async(self.get_broker())
-
-    def get_worker_state(self, worker_id: str) -> BrokerResult[WorkerStateSnapshot | None]:
-        """Return the newest snapshot of one worker, or None."""
-        return self.get_worker_state_history(worker_id, limit=1).map(one_or_none)
-
-    async def get_worker_state_async(
-        self, worker_id: str
-    ) -> BrokerResult[WorkerStateSnapshot | None]:
-        """``get_worker_state`` without blocking the event loop."""
-        return (await self.get_worker_state_history_async(worker_id, limit=1)).map(one_or_none)
-
-    def get_worker_state_history(
-        self, worker_id: str, limit: int | None = None
-    ) -> BrokerResult[list[WorkerStateSnapshot]]:
-        """Return the snapshots of one worker, newest first."""
-        return health.get_worker_state_history(self.get_broker(), worker_id, limit)
-
-    async def get_worker_state_history_async(
-        self, worker_id: str, limit: int | None = None
-    ) -> BrokerResult[list[WorkerStateSnapshot]]:
-        """``get_worker_state_history`` without blocking the event loop."""
-        return await health.get_worker_state_history_async(self.get_broker(), worker_id, limit)
 
     # The broker, checking and closing
 
