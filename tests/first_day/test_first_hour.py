@@ -1,0 +1,105 @@
+"""The first hour with Horsies: calls that look right, fail, and must say so."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+from horsies import (
+    AppConfig,
+    Horsies,
+    OperationalErrorCode,
+    PostgresConfig,
+    TaskError,
+    TaskResult,
+    WorkflowContext,
+)
+from horsies.worker.child.execute import execute
+from horsies.worker.protocol import Assignment
+
+NOWHERE = AppConfig(broker=PostgresConfig(database_url="postgresql://localhost/unused"))
+
+# Direct calls
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "problem"),
+    [
+        (("one",), {}, "order_id must be int (input should be a valid integer)."),
+        ((), {}, "argument 'order_id' is missing; the parameters are order_id, note."),
+        ((1, None, 2), {}, "3 positional arguments are too many"),
+        ((1,), {"node": 2}, "there is no parameter 'node'"),
+        ((1,), {"note": {1}}, "note is of type set and would come back as list"),
+    ],
+)
+def test_a_direct_call_checks_its_arguments(args: Any, kwargs: Any, problem: str) -> None:
+    app = Horsies(NOWHERE)
+
+    @app.task("confirm")
+    def confirm(order_id: int, note: Any = None) -> TaskResult[int, TaskError]:
+        return TaskResult(ok=order_id)
+
+    error = confirm(*args, **kwargs).err_value
+    assert error.error_code is OperationalErrorCode.WORKER_SERIALIZATION_ERROR
+    assert error.message is not None
+    assert error.message.startswith(f"The arguments do not fit task 'confirm': {problem}")
+    assert confirm(1, note="today").unwrap() == 1
+
+
+def test_a_direct_call_may_pass_the_context_of_a_workflow() -> None:
+    app = Horsies(NOWHERE)
+
+    @app.task("look")
+    def look(order_id: int, workflow_ctx: WorkflowContext | None) -> TaskResult[bool, TaskError]:
+        return TaskResult(ok=workflow_ctx is None)
+
+    context = WorkflowContext("run", 0, "look", {})
+    assert look(1, workflow_ctx=context).unwrap() is False
+    assert look(1, context).unwrap() is False
+
+
+# Untyped values
+
+
+class Parcel(BaseModel):
+    content: Any
+
+
+@pytest.mark.parametrize(
+    ("value", "parcel"),
+    [
+        ((1, 2), None),
+        ({"sizes": (1, 2)}, None),
+        ({1, 2}, None),
+        (None, Parcel(content=(1, 2))),
+        (None, Parcel(content=[{1, 2}])),
+    ],
+)
+def test_a_tuple_or_a_set_for_any_is_refused(value: Any, parcel: Parcel | None) -> None:
+    app = Horsies(NOWHERE)
+
+    @app.task("keep")
+    def keep(value: Any, parcel: Parcel | None) -> TaskResult[Any, TaskError]:
+        return TaskResult(ok=value)
+
+    refused = keep.send(value, parcel).unwrap_err()
+    assert refused.code == "VALIDATION_FAILED"
+    assert "would come back as list; annotate it with its type." in refused.message
+
+
+@pytest.mark.parametrize(
+    ("data", "stored"),
+    [((1, 2), '"data":[1,2]'), ({1}, "err.data is of type set and would come back as list")],
+)
+def test_the_code_of_an_error_outlives_data_that_cannot_be_stored(data: Any, stored: str) -> None:
+    app = Horsies(NOWHERE)
+
+    @app.task("pay")
+    def pay() -> TaskResult[None, TaskError]:
+        return TaskResult(err=TaskError(error_code="NO_MONEY", message="empty", data=data))
+
+    report = execute(app, Assignment("id", 1, "pay", 1, "[]", "{}", None))
+    assert (report.error_code, report.error_message) == ("NO_MONEY", "empty")
+    assert stored in report.result_json
