@@ -10,13 +10,17 @@ import pytest
 from horsies import (
     Horsies,
     MapNode,
+    SubWorkflowNode,
+    TaskError,
     TaskNode,
+    TaskResult,
     WorkflowDefinition,
     WorkflowSpec,
     WorkflowValidationError,
     from_node,
 )
-from tests.support.apps.shop import app, double, errors_of, number, square, workflow
+from tests.support.apps.shop import app, double, errors_of, number, square, word, workflow
+from tests.support.runs import execute_node
 
 
 @pytest.mark.parametrize("key", [None, "habits.keyed"], ids=["left out", "given"])
@@ -84,3 +88,33 @@ def test_several_mistakes_are_all_in_the_message() -> None:
     message = getattr(refused.value, "message", "")
     assert message.startswith("workflow 'shop': 2 errors found: (1) ")
     assert all(error.message in message for error in errors_of(build))
+
+
+@app.task("habits.unannotated")
+def unannotated(**results) -> TaskResult[str, TaskError]:  # type: ignore[no-untyped-def]
+    return TaskResult(ok=f"{results['count'].ok_value} pieces")
+
+
+@app.task("habits.any")
+def anything_named(**results: Any) -> TaskResult[str, TaskError]:
+    return TaskResult(ok=f"{results['count'].ok_value} pieces")
+
+
+class Open(WorkflowDefinition[str]):
+    name = "open"
+    definition_key = "habits.open"
+
+    @classmethod
+    def build_with(cls, app: Horsies, **results: Any) -> WorkflowSpec[str]:
+        only = word.node()(text=f"{results['count'].ok_value} pieces")
+        return app.workflow(cls.name, [only], output=only)
+
+
+@pytest.mark.parametrize("called", [unannotated, anything_named, Open])
+def test_results_go_into_keyword_arguments_of_any_name(called: Any) -> None:
+    source: Any = number.node(node_id="source")()
+    make: Any = SubWorkflowNode if called is Open else TaskNode
+    taker = make(called, node_id="taker", args_from={"count": source}, waits_for=[source])
+    report = execute_node(app, workflow([source, taker]), "taker", {"source": '{"ok":3}'})
+    assert report.ok, report.error_message
+    assert "3 pieces" in report.result_json

@@ -296,10 +296,6 @@ NO_FIRST = {
         lambda: workflow(handed(SubWorkflowNode(Untyped), double, value=...)),
         "HRS-024",
     ),
-    "result into what is not annotated": (
-        lambda: workflow(handed(number.node()(), anything, value=...)),
-        "HRS-024",
-    ),
     "wrong result for a child": (
         lambda: workflow(
             [

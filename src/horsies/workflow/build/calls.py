@@ -245,6 +245,8 @@ def _result_problem(call: _Call, name: str, source: AnyNode) -> str | None:
     if spot is None:
         return None  # an unknown name, already reported
     annotation = call.signature.annotations.get(spot)
+    if spot == names.rest_keyword and annotation in (None, Any):
+        return None  # **kwargs takes any result
     targets = result_targets(annotation)
     if not targets:
         shown = "not annotated" if annotation is None else f"annotated {type_text(annotation)}"
