@@ -1,0 +1,120 @@
+"""Habits of users of other task queues: each test is one of them, and works here as they expect."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from horsies import (
+    Horsies,
+    MapNode,
+    SubWorkflowNode,
+    TaskError,
+    TaskNode,
+    TaskResult,
+    WorkflowDefinition,
+    WorkflowSpec,
+    WorkflowValidationError,
+    from_node,
+)
+from tests.support.apps.shop import app, double, errors_of, number, square, word, workflow
+from tests.support.runs import execute_node
+
+
+@pytest.mark.parametrize("key", [None, "habits.keyed"], ids=["left out", "given"])
+def test_a_workflow_made_in_build_with_takes_the_key_of_its_class(key: str | None) -> None:
+    class Keyed(WorkflowDefinition[int]):
+        name = "keyed"
+        definition_key = "habits.keyed"
+
+        @classmethod
+        def build_with(cls, app: Horsies, *, n: int) -> WorkflowSpec[int]:
+            only = number.node(node_id="only")(n=n)
+            return app.workflow(cls.name, [only], output=only, definition_key=key)
+
+    assert Keyed.build_with(app, n=3).definition_key == "habits.keyed"
+    with pytest.raises(WorkflowValidationError, match="has no definition_key"):
+        app.workflow("keyed", [number.node()()])
+
+
+def circle() -> list[Any]:
+    one, two = number.node()(), double.node(node_id="double")
+    second = two(value=from_node(one))
+    one.waits_for = [second]
+    return [one, second]
+
+
+def awaited_outside() -> list[Any]:
+    outside = number.node(node_id="outside")()
+    return [double.node(node_id=name)(value=from_node(outside)) for name in ("a", "b")]
+
+
+def join_of_no_kind() -> list[Any]:
+    first = number.node()()
+    kind: Any = "some"
+    return [first, double.node(join=kind)(value=from_node(first))]
+
+
+ONE_MISTAKE: dict[str, tuple[Callable[[], list[Any]], str]] = {
+    "circle": (circle, "shop:0 (number) waits for double waits for shop:0 (number)"),
+    "forgotten node": (
+        awaited_outside,
+        "Nodes 'a', 'b' of workflow 'shop' wait for node 'outside'",
+    ),
+    "misspelt parameter": (
+        lambda: [TaskNode(square, kwargs={"itme": 1})],
+        "gives a parameter 'itme', which task 'square' does not take, and does not give its 'item'",
+    ),
+    "unknown join": (join_of_no_kind, "has join='some'"),
+}
+
+
+@pytest.mark.parametrize("mistake", ONE_MISTAKE)
+def test_one_mistake_in_a_workflow_is_one_error(mistake: str) -> None:
+    make, words = ONE_MISTAKE[mistake]
+    with pytest.raises(WorkflowValidationError) as refused:
+        workflow(make())
+    assert words in refused.value.message
+
+
+def test_several_mistakes_are_all_in_the_message() -> None:
+    def build() -> object:
+        return workflow([TaskNode(square, node_id="a"), MapNode(square, over=number.node()())])
+
+    with pytest.raises(Exception) as refused:  # noqa: PT011
+        build()
+    message = getattr(refused.value, "message", "")
+    assert message.startswith("workflow 'shop': 2 errors found: (1) ")
+    assert all(error.message in message for error in errors_of(build))
+
+
+@app.task("habits.unannotated")
+def unannotated(**results) -> TaskResult[str, TaskError]:  # type: ignore[no-untyped-def]
+    return TaskResult(ok=f"{results['count'].ok_value} pieces")
+
+
+@app.task("habits.any")
+def anything_named(**results: Any) -> TaskResult[str, TaskError]:
+    return TaskResult(ok=f"{results['count'].ok_value} pieces")
+
+
+class Open(WorkflowDefinition[str]):
+    name = "open"
+    definition_key = "habits.open"
+
+    @classmethod
+    def build_with(cls, app: Horsies, **results: Any) -> WorkflowSpec[str]:
+        only = word.node()(text=f"{results['count'].ok_value} pieces")
+        return app.workflow(cls.name, [only], output=only)
+
+
+@pytest.mark.parametrize("called", [unannotated, anything_named, Open])
+def test_results_go_into_keyword_arguments_of_any_name(called: Any) -> None:
+    source: Any = number.node(node_id="source")()
+    make: Any = SubWorkflowNode if called is Open else TaskNode
+    taker = make(called, node_id="taker", args_from={"count": source}, waits_for=[source])
+    report = execute_node(app, workflow([source, taker]), "taker", {"source": '{"ok":3}'})
+    assert report.ok, report.error_message
+    assert "3 pieces" in report.result_json
