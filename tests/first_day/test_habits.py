@@ -10,6 +10,7 @@ import pytest
 from horsies import (
     Horsies,
     MapNode,
+    RetryPolicy,
     SubWorkflowNode,
     TaskError,
     TaskNode,
@@ -19,6 +20,7 @@ from horsies import (
     WorkflowValidationError,
     from_node,
 )
+from horsies.retry import delay_seconds
 from tests.support.apps.shop import app, double, errors_of, number, square, word, workflow
 from tests.support.runs import execute_node
 
@@ -118,3 +120,27 @@ def test_results_go_into_keyword_arguments_of_any_name(called: Any) -> None:
     report = execute_node(app, workflow([source, taker]), "taker", {"source": '{"ok":3}'})
     assert report.ok, report.error_message
     assert "3 pieces" in report.result_json
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        RetryPolicy.exponential(
+            5, max_retries=20, auto_retry_for=["DOWN"], max_delay_seconds=60, jitter=False
+        ),
+        RetryPolicy(
+            auto_retry_for=["DOWN"],
+            max_retries=20,
+            intervals=[5],
+            max_delay_seconds=60,
+            backoff_strategy="exponential",
+            jitter=False,
+        ),
+    ],
+    ids=["exponential", "constructor"],
+)
+def test_waits_grow_up_to_max_delay_seconds(policy: RetryPolicy) -> None:
+    stored = RetryPolicy.from_json(policy.to_json())
+    assert stored == policy
+    waits = [delay_seconds(policy, number) for number in (1, 2, 3, 4, 5, 20)]
+    assert waits == [5, 10, 20, 40, 60, 60]
