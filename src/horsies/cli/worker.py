@@ -38,6 +38,7 @@ from horsies.scheduler.service import Scheduler, SchedulerThread, migrating_conn
 from horsies.worker.config import (
     DEFAULT_MAX_TASKS_PER_CHILD,
     WorkerConfig,
+    describe_caps,
     describe_concurrency,
     refuse_bad_limits,
     served_queues,
@@ -215,6 +216,7 @@ def _banner(app: Horsies, config: WorkerConfig) -> str:
         f"\n  horsies {__version__} worker\n"
         f"  database   {mask_url(app.config.broker.database_url)}\n"
         f"  queues     {', '.join(config.queues)}\n"
+        f"  caps       {describe_caps(app)}\n"
         f"  children   {config.processes} ({config.start_method.value})\n"
         f"  tasks      {tasks}\n\n"
     )

@@ -59,12 +59,25 @@ def served_queues(app: Horsies) -> list[str]:
     return [queue.name for queue in app.config.queues()]
 
 
+def describe_caps(app: Horsies) -> str:
+    """Describe every cap that limits the claims of this application's workers."""
+    cap = app.config.cluster_wide_cap
+    parts = [] if cap is None else [f"cluster {cap}"]
+    return ", ".join([*parts, *(f"{name} {cap}" for name, cap in _queue_caps(app))]) or "none"
+
+
+def _queue_caps(app: Horsies) -> list[tuple[str, int]]:
+    queues = app.config.queues()
+    return [(one.name, one.max_concurrency) for one in queues if one.max_concurrency is not None]
+
+
 def describe_concurrency(app: Horsies, config: WorkerConfig) -> str:
     cap, claims = app.config.cluster_wide_cap, config.effective_claims
     lowered = f" (lowered from {config.max_claim_per_worker} to processes + prefetch_buffer)"
     return (
         f"Concurrency config: processes={config.processes}, "
         f"cluster_wide_cap={'unlimited' if cap is None else cap}, "
+        f"queue_caps={','.join(f'{name}:{cap}' for name, cap in _queue_caps(app)) or 'none'}, "
         f"max_claim_per_worker={claims}{lowered if config.max_claim_per_worker > claims else ''}, "
         f"max_claim_batch={config.max_claim_batch}"
     )
