@@ -670,6 +670,10 @@ def test_the_schema_of_the_environment_counts_unless_it_is_given(
     assert PostgresConfig.from_env(database_url=URL).schema_name == "billing"
     assert PostgresConfig.from_env(database_url=URL, schema="shop").schema_name == "shop"
     assert PostgresConfig(database_url=URL).schema_name == "public"
+    monkeypatch.setenv("HORSIES_SCHEMA", "Bad")
+    with pytest.raises(ConfigurationError, match=r"variable HORSIES_SCHEMA must be .* not 'Bad'"):
+        PostgresConfig.from_env(database_url=URL)
+    assert PostgresConfig.from_env(database_url=URL, schema="shop").schema_name == "shop"
 
 
 def test_a_queue_name_leaves_room_for_the_prefix_of_a_schema() -> None:
