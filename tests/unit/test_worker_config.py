@@ -73,7 +73,7 @@ def test_a_worker_holds_one_task_per_child_or_fewer(limit: int, held: int) -> No
 def test_the_contract_line_names_the_limits_in_force() -> None:
     app = make_app(cluster_wide_cap=20)
     assert describe_concurrency(app, make_config()) == (
-        "Concurrency config: processes=4, cluster_wide_cap=20, max_claim_per_worker=4, "
+        "Concurrency config: processes=4, cluster_wide_cap=20, queue_caps=none, max_claim_per_worker=4, "
         "max_claim_batch=0"
     )
 
@@ -81,8 +81,8 @@ def test_the_contract_line_names_the_limits_in_force() -> None:
 def test_the_contract_line_says_unlimited_without_a_cap() -> None:
     line = describe_concurrency(make_app(), make_config(max_claim_per_worker=2, max_claim_batch=8))
     assert line == (
-        "Concurrency config: processes=4, cluster_wide_cap=unlimited, max_claim_per_worker=2, "
-        "max_claim_batch=8"
+        "Concurrency config: processes=4, cluster_wide_cap=unlimited, queue_caps=none, "
+        "max_claim_per_worker=2, max_claim_batch=8"
     )
 
 

@@ -38,6 +38,7 @@ from horsies.scheduler.service import Scheduler, SchedulerThread, migrating_conn
 from horsies.worker.config import (
     DEFAULT_MAX_TASKS_PER_CHILD,
     WorkerConfig,
+    describe_caps,
     describe_concurrency,
     refuse_bad_limits,
     served_queues,
@@ -60,6 +61,21 @@ ProcessesOption = Annotated[
         help="Number of child processes; default: the number of CPUs that the worker may use.",
     ),
 ]
+QueuesOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAMES",
+        help="Serve these queues only, separated by commas; default: all queues of the application.",
+    ),
+]
+ExcludeQueuesOption = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NAMES", help="Do not serve these queues, separated by commas."),
+]
+NameOption = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="A name for this worker in logs, `workers` and `status`."),
+]
 ShutdownGraceOption = Annotated[
     float | None,
     typer.Option(
@@ -76,6 +92,9 @@ def worker(
     locator: LocatorArgument = None,
     module: ModuleOption = None,
     processes: ProcessesOption = None,
+    queues: QueuesOption = None,
+    exclude_queues: ExcludeQueuesOption = None,
+    name: NameOption = None,
     max_tasks_per_child: Annotated[
         int, typer.Option(help="Replace a child after this many tasks; 0: never.")
     ] = DEFAULT_MAX_TASKS_PER_CHILD,
@@ -114,7 +133,7 @@ def worker(
     config = WorkerConfig(
         app_locator=named or "",
         processes=usable_cpus() if processes is None else processes,
-        queues=served_queues(app),
+        queues=served_queues(app, queues, exclude_queues),
         imports=app.get_discovered_task_modules(),
         max_claim_batch=max_claim_batch,
         max_claim_per_worker=max_claim_per_worker,
@@ -125,6 +144,7 @@ def worker(
         loglevel=loglevel.value,
         log_format=log_format.value,
         prefetch_buffer=app.config.prefetch_buffer,
+        name=name,
     )
     refuse_bad_limits(config)
     refuse_broken_app(app)
@@ -210,14 +230,17 @@ def _announce(app: Horsies, config: WorkerConfig) -> None:
 
 
 def _banner(app: Horsies, config: WorkerConfig) -> str:
-    tasks = ", ".join(sorted(app.list_tasks())) or "none"
-    return (
-        f"\n  horsies {__version__} worker\n"
-        f"  database   {mask_url(app.config.broker.database_url)}\n"
-        f"  queues     {', '.join(config.queues)}\n"
-        f"  children   {config.processes} ({config.start_method.value})\n"
-        f"  tasks      {tasks}\n\n"
-    )
+    title = f"horsies {__version__} worker" + (f" {config.name}" if config.name else "")
+    facts = {
+        "database": mask_url(app.config.broker.database_url),
+        "queues": ", ".join(config.queues),
+        "not served": ", ".join(name for name in served_queues(app) if name not in config.queues),
+        "caps": describe_caps(app),
+        "children": f"{config.processes} ({config.start_method.value})",
+        "tasks": ", ".join(sorted(app.list_tasks())) or "none",
+    }
+    lines = "".join(f"  {name:<10} {value}\n" for name, value in facts.items() if value)
+    return f"\n  {title}\n{lines}\n"
 
 
 def _child_pool(config: WorkerConfig, selector: selectors.BaseSelector) -> ChildPool:

@@ -23,7 +23,7 @@ from tests.support.wait import wait_until
 from tests.support.workers import Fleet, RunningWorker
 
 CONFIG = {
-    "payload": {"warn_bytes": 500, "reject_bytes": 2_000},
+    "payload": {"warn_bytes": 500, "max_result_bytes": 2_000},
     "recovery": {"unknown_task_grace_ms": 1_000},
 }
 
@@ -133,7 +133,7 @@ def test_a_task_can_send_another(worker: RunningWorker, programs: ModuleType) ->
         ("return_nothing", (), "TASK_EXCEPTION", "returned NoneType instead of a TaskResult"),
         ("return_wrong_type", (), "RETURN_TYPE_MISMATCH", "does not fit its annotation"),
         ("return_unstorable", (), "WORKER_SERIALIZATION_ERROR", "cannot be stored"),
-        ("make_text", (5_000,), "PAYLOAD_TOO_LARGE", "payload.reject_bytes=2000"),
+        ("make_text", (5_000,), "PAYLOAD_TOO_LARGE", "payload.max_result_bytes=2000"),
     ],
 )
 def test_a_failure_is_stored_with_its_code_and_one_attempt(
