@@ -19,10 +19,8 @@ from horsies import (
     TaskResult,
     WorkflowContext,
 )
-from horsies.app import Horsies
 from horsies.db.statements.turn import ClaimTasks, claim_tasks
 from horsies.retry import resolve_exception_code
-from horsies.task_result import TaskError, TaskResult
 from horsies.worker.child.execute import execute
 from horsies.worker.protocol import Assignment
 from tests.support.database import Database

@@ -28,7 +28,6 @@ from horsies import (
 from horsies.cli.worker import _banner
 from horsies.config.app import PayloadConfig
 from horsies.retry import delay_seconds
-from horsies.task_result import TaskError, TaskResult
 from horsies.worker.child.execute import execute
 from horsies.worker.config import WorkerConfig, served_queues
 from horsies.worker.protocol import Assignment
