@@ -222,9 +222,9 @@ class TaskHandle(Generic[T]):
             # Only a signal handler can raise here, and its exception is the caller's own.
             wait([future], seconds_to_wait(timeout_ms))
         finally:
-            self._broker.waiters.forget(task_id, future)
+            unread = self._broker.waiters.forget(task_id, future)
         if not future.done():
-            return _timed_out(task_id, timeout_ms)
+            return _broker_error(unread) if unread else _timed_out(task_id, timeout_ms)
         if error := future.exception():
             return _broker_error(error)
         return self._read(future.result())
@@ -243,7 +243,8 @@ class TaskHandle(Generic[T]):
             waiting = asyncio.wrap_future(future)
             row = await asyncio.wait_for(waiting, seconds_to_wait(timeout_ms))
         except TimeoutError:
-            return _timed_out(task_id, timeout_ms)
+            unread = self._broker.waiters.forget(task_id, future)
+            return _broker_error(unread) if unread else _timed_out(task_id, timeout_ms)
         except Exception as error:
             return _broker_error(error)
         finally:
