@@ -333,7 +333,8 @@ class Horsies(Operations):
         """Validate the application before it runs, and return the errors of the first failing phase.
 
         Imports the discovered modules and builds their workflows with sends suppressed, checks error
-        codes, policies and schedules, and with ``live`` connects to the database and tests LISTEN.
+        codes, policies and schedules, and with ``live`` connects to the database, looks for its tables
+        and the rights on them, and tests LISTEN.
         """
         modules: list[ModuleType] = []
         with self.sends_suppressed():
@@ -343,7 +344,9 @@ class Horsies(Operations):
         if not errors and self.role != "worker":  # a worker runs the tasks of any schedule
             with self.sends_suppressed():
                 errors = schedule_errors(Application(self.config, self.definitions(), self))
-        return errors or (live_errors(self.config.broker) if live else [])
+        if errors or not live:
+            return errors
+        return live_errors(self.config.broker, role=self.role, migrates=self.migrates)
 
     def close(self) -> BrokerResult[None]:
         """Close the connections of this process; the next use reconnects."""
