@@ -255,6 +255,9 @@ def _copied_mapper(value: object) -> object:
     return dict(value) if isinstance(value, Mapping) else value
 
 
+PayloadPolicy = PayloadConfig
+
+
 class AppConfig(FrozenModel):
     """The configuration of an app.
 

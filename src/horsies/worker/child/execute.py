@@ -116,7 +116,7 @@ def _execute(app: Horsies, definition: TaskDefinition, assignment: Assignment) -
     else:
         call = build_call(app, assignment, signature, assignment.kwargs_json)
     if isinstance(call, Err):
-        problem = f"The stored arguments do not fit task {definition.name!r}: {call.value.message}"
+        problem = f"Task {definition.name!r} was not called: {call.value.message}"
         return _uncalled(assignment, _serialization_error(problem))
     returned = _call(app, definition, call.value)
     if isinstance(returned, TaskError):
