@@ -354,7 +354,8 @@ def role(database_url: str) -> Iterator[str]:
             False,
             "",
             False,
-            "This database has no tables of horsies; create them with `horsies migrate`.",
+            "The schema public of this database has no tables of horsies; create them with `horsies migrate`, "
+            "or correct the schema.",
             "",
         ),
         (False, "GRANT CREATE ON SCHEMA public TO {role}", True, None, ""),
