@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from enum import StrEnum
 from typing import Annotated, Any
@@ -36,6 +36,8 @@ from horsies.monitor.overview import (
 from horsies.tasks.broker import PostgresBroker
 
 _QUEUE_COUNTS = ("CAP", "DUE", "DELAYED", "CLAIMED", "RUNNING", "OLDEST", "DONE/MIN", "FAILED/MIN")
+# Workers of one set of queues that `status` names.
+_NAMES_SHOWN = 5
 _WORKER_COLUMNS = ("WORKER", "STATE", "BUSY", "MEMORY", "SEEN")
 _HEALTH_STYLES = {"alive": "green", "silent": "yellow", "lost": "red", "stopped": "dim"}
 
@@ -69,7 +71,8 @@ def status(
         output.print_json({"queues": queues, "workers": workers, "blocked": blocked})
     else:
         _print_queues(found.queues)
-        output.print_parts(output.safe_text(_worker_summary(found.workers)))
+        lines = [_worker_summary(found.workers), *_serving_lines(found.workers)]
+        output.print_parts(output.safe_text("\n".join(lines)))
         _print_blocked(found.blocked, found.blocked_count)
 
 
@@ -245,6 +248,19 @@ def _worker_summary(workers: Sequence[WorkerSummary]) -> str:
     return f"{line}."
 
 
+def _serving_lines(workers: Sequence[WorkerSummary]) -> Iterator[str]:
+    """Name the live workers of each set of queues."""
+    by_queues: dict[str, list[str]] = {}
+    for worker in workers:
+        if health_of(worker) is WorkerHealth.ALIVE:
+            name = worker.name or f"{worker.hostname} pid {worker.pid}"
+            by_queues.setdefault(", ".join(worker.queues), []).append(name)
+    for queues, names in sorted(by_queues.items()):
+        more = len(names) - _NAMES_SHOWN
+        rest = f" and {more} more" if more > 0 else ""
+        yield f"  {queues}: {', '.join(sorted(names)[:_NAMES_SHOWN])}{rest}"
+
+
 def _counted(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
@@ -260,7 +276,10 @@ def _print_workers(
     for worker in workers:
         health = health_of(worker).value
         place = f"{worker.hostname}, pid {worker.pid}, queues {', '.join(worker.queues)}"
-        name = output.safe_text(worker.worker_id).append_text(output.safe_text(f"\n{place}", "dim"))
+        name = output.safe_text(worker.worker_id)
+        if worker.name is not None:
+            name.append_text(output.safe_text(f"\n{worker.name}"))
+        name.append_text(output.safe_text(f"\n{place}", "dim"))
         if misses_notifications(worker):
             name.append("\nreceives no notifications, finds work by polling", "yellow")
         cells: list[Text | str] = [

@@ -81,6 +81,7 @@ class WorkerSummary(NamedTuple):
     cluster_wide_cap: int | None = None
     # By the names of the queues that have one; None before the first snapshot.
     queue_caps: dict[str, int] | None = None
+    name: str | None = None
 
     @property
     def memory_mb(self) -> float | None:

@@ -71,7 +71,7 @@ SELECT worker.worker_id, worker.hostname, worker.pid, worker.processes, worker.q
      WHERE task.claimed_by_worker_id = worker.worker_id AND task.status IN ('CLAIMED', 'RUNNING')
        AND task.status = 'CLAIMED') AS tasks_claimed,
     newest.memory_usage_mb, newest.children_memory_mb, newest.cpu_percent, newest.cluster_wide_cap,
-    newest.queue_max_concurrency AS queue_caps
+    newest.queue_max_concurrency AS queue_caps, worker.name
 FROM horsies_workers AS worker LEFT JOIN LATERAL (
     SELECT state.memory_usage_mb, state.children_memory_mb, state.cpu_percent, state.cluster_wide_cap,
         state.queue_max_concurrency
