@@ -207,6 +207,10 @@ def test_a_queue_has_no_cap_unless_it_sets_one_and_the_banner_shows_every_cap(
     app = Horsies(config)
     banner = _banner(app, WorkerConfig("shop:app", 2, served_queues(app)))
     assert f"  caps       {caps}\n" in banner
+    assert "not served" not in banner
+    limited = WorkerConfig("shop:app", 2, served_queues(app, ["mail"]), name="post")
+    assert "  not served reports\n" in _banner(app, limited)
+    assert " worker post\n" in _banner(app, limited)
 
 
 URL = "postgresql://app:hunter2@127.0.0.1:1/shop"

@@ -87,7 +87,7 @@ def test_status_shows_the_caps_of_live_workers_and_queues_without_a_worker(
     horsies: Run, database: Database
 ) -> None:
     for cap in (3, 5):
-        worker_id = add_worker(database, queues=["mail", "reports"])
+        worker_id = add_worker(database, queues=["mail", "reports"], name=f"post-{cap}")
         caps = Jsonb({"mail": cap, "orders": 9})
         add_snapshot(database, worker_id, queue_max_concurrency=caps, cluster_wide_cap=12)
     add_task(database, queue_name="orders")
@@ -101,6 +101,8 @@ def test_status_shows_the_caps_of_live_workers_and_queues_without_a_worker(
     assert [lines[row].split()[1] for row in (1, 2, 4)] == ["3,", "-", "-"]
     assert lines[5].startswith("2 workers alive, 0 of 8 children busy")
     assert lines[5].endswith(", cluster-wide cap 12.")
+    assert lines[6] == "  mail, reports: post-3, post-5"
+    assert "\npost-5\nhost-1, pid 100, queues mail, reports" in horsies("workers").out
     queues = {queue["name"]: queue for queue in read(horsies("status", "--json"))["queues"]}
     assert (queues["mail"]["workers"], queues["mail"]["caps"]) == (2, [3, 5])
     assert (queues["orders"]["workers"], queues["orders"]["caps"]) == (0, [])

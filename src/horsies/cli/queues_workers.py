@@ -276,8 +276,10 @@ def _print_workers(
     for worker in workers:
         health = health_of(worker).value
         place = f"{worker.hostname}, pid {worker.pid}, queues {', '.join(worker.queues)}"
-        title = worker.worker_id if worker.name is None else f"{worker.worker_id} {worker.name}"
-        name = output.safe_text(title).append_text(output.safe_text(f"\n{place}", "dim"))
+        name = output.safe_text(worker.worker_id)
+        if worker.name is not None:
+            name.append_text(output.safe_text(f"\n{worker.name}"))
+        name.append_text(output.safe_text(f"\n{place}", "dim"))
         if misses_notifications(worker):
             name.append("\nreceives no notifications, finds work by polling", "yellow")
         cells: list[Text | str] = [

@@ -33,7 +33,7 @@ from horsies.db.database import Database
 from horsies.db.errors import describe
 from horsies.db.migrate import UnusableSchemaError
 from horsies.events import as_event, attach_event_handler
-from horsies.logs import LogFormat, LogLevel, attach_handler
+from horsies.logs import LogFormat, LogLevel, attach_handler, set_worker_name
 from horsies.scheduler.service import Scheduler, SchedulerThread, migrating_connector
 from horsies.worker.config import (
     DEFAULT_MAX_TASKS_PER_CHILD,
@@ -76,6 +76,23 @@ NameOption = Annotated[
     str | None,
     typer.Option(metavar="NAME", help="A name for this worker in logs, `workers` and `status`."),
 ]
+MaxTasksOption = Annotated[
+    int, typer.Option(help="Replace a child after this many tasks; 0: never.")
+]
+MaxMemoryOption = Annotated[
+    int | None, typer.Option(help="Replace a child that uses this much memory.")
+]
+MaxClaimBatchOption = Annotated[
+    int,
+    typer.Option(help="Claim at most this many tasks per queue and turn; 0: one per free child."),
+]
+MaxClaimsOption = Annotated[
+    int, typer.Option(help="Hold at most this many tasks; 0: one per child.")
+]
+StartMethodOption = Annotated[
+    StartMethod | None,
+    typer.Option(help="How to start children; default: forkserver on Linux, else spawn."),
+]
 ShutdownGraceOption = Annotated[
     float | None,
     typer.Option(
@@ -88,32 +105,18 @@ WithSchedulerOption = Annotated[
 ]
 
 
-def worker(
+def worker(  # noqa: PLR0913, PLR0917 - typer makes a flag of every parameter
     locator: LocatorArgument = None,
     module: ModuleOption = None,
     processes: ProcessesOption = None,
     queues: QueuesOption = None,
     exclude_queues: ExcludeQueuesOption = None,
     name: NameOption = None,
-    max_tasks_per_child: Annotated[
-        int, typer.Option(help="Replace a child after this many tasks; 0: never.")
-    ] = DEFAULT_MAX_TASKS_PER_CHILD,
-    max_memory_per_child_mb: Annotated[
-        int | None, typer.Option(help="Replace a child that uses this much memory.")
-    ] = None,
-    max_claim_batch: Annotated[
-        int,
-        typer.Option(
-            help="Claim at most this many tasks per queue and turn; 0: one per free child."
-        ),
-    ] = 0,
-    max_claim_per_worker: Annotated[
-        int, typer.Option(help="Hold at most this many tasks; 0: one per child.")
-    ] = 0,
-    start_method: Annotated[
-        StartMethod | None,
-        typer.Option(help="How to start children; default: forkserver on Linux, else spawn."),
-    ] = None,
+    max_tasks_per_child: MaxTasksOption = DEFAULT_MAX_TASKS_PER_CHILD,
+    max_memory_per_child_mb: MaxMemoryOption = None,
+    max_claim_batch: MaxClaimBatchOption = 0,
+    max_claim_per_worker: MaxClaimsOption = 0,
+    start_method: StartMethodOption = None,
     shutdown_grace: ShutdownGraceOption = None,
     with_scheduler: WithSchedulerOption = False,
     loglevel: LogLevelOption = LogLevel.INFO,
@@ -147,6 +150,7 @@ def worker(
         name=name,
     )
     refuse_bad_limits(config)
+    set_worker_name(name)
     refuse_broken_app(app)
     logger.info("%d task(s) registered", len(app.list_tasks()))
     scheduler = _scheduler(app, config.app_locator) if with_scheduler else None
@@ -256,6 +260,7 @@ def _child_pool(config: WorkerConfig, selector: selectors.BaseSelector) -> Child
         sys_path_roots=tuple(sys.path),
         log_level=config.loglevel,
         log_format=config.log_format,
+        worker_name=config.name,
     )
     return ChildPool(settings, boot, selector)
 

@@ -238,7 +238,7 @@ def require_current_schema(connection: Connection[Any]) -> None:
     if len(missing) == len(known_migrations()):
         raise SchemaMissingError(
             f"The schema {installation_of(connection).schema} of this database has no tables of horsies; "
-            "create them with `horsies migrate`, or correct the schema."
+            "create them with `horsies migrate`."
         )
     if missing:
         raise SchemaMissingError(
