@@ -17,12 +17,15 @@ import pytest
 from pydantic import BaseModel
 
 from horsies import (
+    AnyNode,
     AppConfig,
     Err,
     Horsies,
     Ok,
     OperationalErrorCode,
     PostgresConfig,
+    SignalNode,
+    SleepNode,
     TaskError,
     TaskResult,
     WorkflowContext,
@@ -40,6 +43,7 @@ from tests.support.database import Database
 from tests.support.doc_pages import REPOSITORY
 from tests.support.proxy import Proxy
 from tests.support.rows import finish, row_of
+from tests.support.turns import Hands
 
 NOWHERE = AppConfig(broker=PostgresConfig(database_url="postgresql://localhost/unused"))
 
@@ -422,3 +426,18 @@ def test_a_live_check_says_who_cannot_run_workers(database_url: str, role: str) 
         connection.execute(f"GRANT SELECT, INSERT, UPDATE, DELETE ON {tables} TO {role}".encode())
         connection.execute(f"REVOKE INSERT ON horsies_migrations FROM {role}".encode())
     assert live_errors(config, role="worker") == []
+
+
+@pytest.mark.parametrize(
+    "node", [SignalNode("approve", node_id="waiting"), SleepNode(3600, node_id="waiting")]
+)
+def test_the_drawing_shows_how_long_a_node_waited(
+    app: Horsies, connection: Database, node: AnyNode
+) -> None:
+    handle = app.workflow("order", [node], definition_key="first_hour.order").start().unwrap()
+    connection.execute(
+        "UPDATE public.horsies_workflow_tasks SET enqueued_at = enqueued_at - interval '1 hour'"
+    )
+    assert handle.draw().unwrap().endswith("  1h00m")
+    Hands(connection).complete(handle.workflow_id, "waiting", True)
+    assert handle.draw().unwrap().endswith("  1h00m")

@@ -25,6 +25,7 @@ from horsies import (
     TaskResult,
     WorkflowDefinition,
     WorkflowSpec,
+    WorkflowTaskStatus,
     WorkflowValidationError,
     from_node,
 )
@@ -37,7 +38,10 @@ from horsies.worker.child.execute import execute
 from horsies.worker.config import WorkerConfig, served_queues
 from horsies.worker.protocol import Assignment
 from tests.support.apps.shop import app, double, errors_of, number, square, word, workflow
+from tests.support.apps.shop import app as shop
+from tests.support.database import Database
 from tests.support.runs import execute_node
+from tests.support.turns import Hands, define_tasks
 
 
 @pytest.mark.parametrize("key", [None, "habits.keyed"], ids=["left out", "given"])
@@ -51,9 +55,9 @@ def test_a_workflow_made_in_build_with_takes_the_key_of_its_class(key: str | Non
             only = number.node(node_id="only")(n=n)
             return app.workflow(cls.name, [only], output=only, definition_key=key)
 
-    assert Keyed.build_with(app, n=3).definition_key == "habits.keyed"
+    assert Keyed.build_with(shop, n=3).definition_key == "habits.keyed"
     with pytest.raises(WorkflowValidationError, match="has no definition_key"):
-        app.workflow("keyed", [number.node()()])
+        shop.workflow("keyed", [number.node()()])
 
 
 def circle() -> list[Any]:
@@ -107,12 +111,12 @@ def test_several_mistakes_are_all_in_the_message() -> None:
     assert all(error.message in message for error in errors_of(build))
 
 
-@app.task("habits.unannotated")
+@shop.task("habits.unannotated")
 def unannotated(**results) -> TaskResult[str, TaskError]:  # type: ignore[no-untyped-def]
     return TaskResult(ok=f"{results['count'].ok_value} pieces")
 
 
-@app.task("habits.any")
+@shop.task("habits.any")
 def anything_named(**results: Any) -> TaskResult[str, TaskError]:
     return TaskResult(ok=f"{results['count'].ok_value} pieces")
 
@@ -132,7 +136,7 @@ def test_results_go_into_keyword_arguments_of_any_name(called: Any) -> None:
     source: Any = number.node(node_id="source")()
     make: Any = SubWorkflowNode if called is Open else TaskNode
     taker = make(called, node_id="taker", args_from={"count": source}, waits_for=[source])
-    report = execute_node(app, workflow([source, taker]), "taker", {"source": '{"ok":3}'})
+    report = execute_node(shop, workflow([source, taker]), "taker", {"source": '{"ok":3}'})
     assert report.ok, report.error_message
     assert "3 pieces" in report.result_json
 
@@ -273,3 +277,24 @@ def test_other_names_mean_the_same() -> None:
     assert app.rerun_task_async == app.retry_task_async
     config = AppConfig(broker=PostgresConfig(database_url=URL), payload=PayloadPolicy(warn_bytes=7))
     assert config.payload == PayloadConfig(warn_bytes=7)
+
+
+@pytest.mark.parametrize("way", ["failed dependency", "cancelled run", "counted after a resume"])
+def test_a_skipped_node_has_no_completed_at(app: Horsies, connection: Database, way: str) -> None:
+    tasks, hands = define_tasks(app), Hands(connection)
+    first = tasks.number.node(node_id="first")()
+    last = tasks.add.node(node_id="last")(first=from_node(first))
+    later = tasks.add.node(node_id="later")(first=from_node(last))
+    spec = app.workflow("skipping", [first, last, later], definition_key="habits.skipping")
+    handle = spec.start().unwrap()
+    if way == "cancelled run":
+        handle.cancel().unwrap()
+    else:
+        taken = hands.take(handle.workflow_id, "first")
+        if way == "counted after a resume":
+            handle.pause().unwrap()
+        hands.end(handle.workflow_id, taken, {"err": {"error_code": "BOOM"}})
+        handle.resume().unwrap()
+    nodes = {node.node_id: node for node in handle.tasks().unwrap()}
+    assert nodes["last"].status is nodes["later"].status is WorkflowTaskStatus.SKIPPED
+    assert nodes["last"].completed_at is nodes["later"].completed_at is None
