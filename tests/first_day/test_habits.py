@@ -5,18 +5,22 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
+import psycopg
 import pytest
 
 from horsies import (
     AppConfig,
     CustomQueueConfig,
     Horsies,
+    HorsiesError,
     MapNode,
     PayloadPolicy,
     PostgresConfig,
     QueueMode,
+    RecoveryConfig,
     RetrievalCode,
     RetryPolicy,
     SubWorkflowNode,
@@ -32,14 +36,17 @@ from horsies import (
 from horsies.app import RegisteredTasks
 from horsies.cli.worker import _banner
 from horsies.config.app import PayloadConfig
+from horsies.db.pipeline import Pipeline
 from horsies.ids import new_id
 from horsies.retry import delay_seconds
 from horsies.worker.child.execute import execute
 from horsies.worker.config import WorkerConfig, served_queues
 from horsies.worker.protocol import Assignment
+from horsies.worker.reaper import sweep
 from tests.support.apps.shop import app, double, errors_of, number, square, word, workflow
 from tests.support.apps.shop import app as shop
 from tests.support.database import Database
+from tests.support.rows import stored_ids
 from tests.support.runs import execute_node
 from tests.support.turns import Hands, define_tasks
 
@@ -298,3 +305,73 @@ def test_a_skipped_node_has_no_completed_at(app: Horsies, connection: Database, 
     nodes = {node.node_id: node for node in handle.tasks().unwrap()}
     assert nodes["last"].status is nodes["later"].status is WorkflowTaskStatus.SKIPPED
     assert nodes["last"].completed_at is nodes["later"].completed_at is None
+
+
+QUEUES = [CustomQueueConfig(name=name) for name in ("mail", "audit", "reports")]
+
+
+RETENTION: dict[str, timedelta | None] = {"mail": timedelta(hours=6), "audit": None}
+
+
+def custom_app(url: str, **recovery: Any) -> Horsies:
+    config = AppConfig(
+        broker=PostgresConfig(database_url=url, pool_size=1, max_overflow=1),
+        queue_mode=QueueMode.CUSTOM,
+        custom_queues=QUEUES,
+        recovery=RecoveryConfig(**recovery),
+    )
+    return Horsies(config)
+
+
+@pytest.mark.parametrize(
+    ("queue", "options", "ended_hours_ago", "is_kept"),
+    [
+        ("mail", {}, 5, True),
+        ("mail", {}, 7, False),
+        ("audit", {}, 100_000, True),
+        ("reports", {}, 700, True),
+        ("reports", {}, 740, False),
+        ("reports", {"retention": timedelta(minutes=1)}, 1, False),
+        ("mail", {"retention": timedelta(days=90)}, 1_000, True),
+    ],
+)
+def test_a_queue_and_a_send_have_a_retention_of_their_own(
+    connection: Database,
+    process_url: str,
+    queue: str,
+    options: Any,
+    ended_hours_ago: int,
+    is_kept: bool,
+) -> None:
+    app = custom_app(process_url, queue_retention=RETENTION)
+
+    @app.task("work", queue_name=queue)
+    def work() -> TaskResult[None, TaskError]:
+        return TaskResult(ok=None)
+
+    work.with_options(**options).send().unwrap()
+    work.with_options(**options).send_many([work.bind()]).unwrap()
+    app.close()
+    connection.execute(
+        "UPDATE horsies_tasks SET status = 'COMPLETED', completed_at = now() - %s, "
+        # As if it had been sent then: retention finds tasks by the time in their ids.
+        "id = overlay(id::text placing '000000000000' from 1 for 13)::uuid",
+        (timedelta(hours=ended_hours_ago),),
+    )
+    with psycopg.connect(process_url, autocommit=True) as mine:
+        sweep(Pipeline(mine), app.config.recovery)
+    assert len(stored_ids(connection)) == (2 if is_kept else 0)
+
+
+@pytest.mark.parametrize(
+    ("retention", "message"),
+    [
+        ({"nothing": timedelta(hours=1)}, "queue_retention names 'nothing', which is not a queue"),
+        ({"mail": timedelta(0)}, "queue_retention['mail'] must be from one second"),
+    ],
+)
+def test_a_retention_that_cannot_apply_is_refused(
+    process_url: str, retention: Any, message: str
+) -> None:
+    with pytest.raises(HorsiesError, match=message.replace("[", r"\[").replace("]", r"\]")):
+        custom_app(process_url, queue_retention=retention)
