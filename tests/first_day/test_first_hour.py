@@ -358,8 +358,8 @@ def role(database_url: str) -> Iterator[str]:
             False,
             "",
             False,
-            "The schema public of this database has no tables of horsies; create them with `horsies migrate`, "
-            "or correct the schema.",
+            "The schema public of this database has no tables of horsies; "
+            "create them with `horsies migrate`.",
             "",
         ),
         (False, "GRANT CREATE ON SCHEMA public TO {role}", True, None, ""),

@@ -207,7 +207,7 @@ def test_the_library_s_own_work_goes_to_a_queue_of_the_workflow_s_tasks() -> Non
     def work() -> TaskResult[None, TaskError]:
         return TaskResult(ok=None)
 
-    nodes = [SleepNode(1), work.node()(), work.node(queue="b", priority=90)()]
+    nodes: list[Any] = [SleepNode(1), work.node()(), work.node(queue="b", priority=90)()]
     route = app.workflow("sleeps", nodes, definition_key="sleeps").graph.internal_route
     assert route is not None
     assert (route.queue_name, route.priority) == ("b", 2)
