@@ -11,14 +11,20 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from types import ModuleType
 from typing import Any, Never, TypeVar
 
 from horsies.check import import_errors, live_errors, policy_errors
 from horsies.config.app import AppConfig
 from horsies.config.postgres import PostgresConfig
 from horsies.errors import ConfigurationError, ErrorCode, HorsiesError
-from horsies.modules import expand_module_globs, import_entries, import_entry, refuse_single_module
+from horsies.modules import (
+    expand_module_globs,
+    import_entries,
+    import_entry,
+    importing_module,
+    module_of,
+    refuse_single_module,
+)
 from horsies.monitor.operations import Operations
 from horsies.result import Ok
 from horsies.retry import RetryPolicy
@@ -96,6 +102,7 @@ class Horsies(Operations):
         self._role = "producer"
         self._tasks: dict[str, AnyTask] = {}
         self._modules: list[str] = []
+        self._home = importing_module()
         self._hooks: list[ChildProcessStartHook] = []
         self._builders: list[RegisteredBuilder] = []
         self._broker: PostgresBroker | None = None
@@ -297,10 +304,12 @@ class Horsies(Operations):
     def check(self, *, live: bool = False) -> list[HorsiesError]:
         """Validate the application before it runs, and return the errors of the first failing phase.
 
-        Imports the discovered modules and builds their workflows with sends suppressed, checks error
-        codes, policies and schedules, and with ``live`` connects to the database and tests LISTEN.
+        Imports the discovered modules, builds their workflows and those of the application's own module
+        with sends suppressed, checks error codes, policies and schedules, and with ``live`` connects to
+        the database and tests LISTEN.
         """
-        modules: list[ModuleType] = []
+        home = module_of(self._home, self)
+        modules = [] if home is None else [home]
         with self.sends_suppressed():
             errors = import_errors(self._modules, lambda entry: modules.append(import_entry(entry)))
             errors = errors or workflow_errors(self, modules, self._builders)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from horsies import (
+    ErrorCode,
     Horsies,
     MapNode,
     SubWorkflowNode,
@@ -143,3 +144,26 @@ def test_a_skipped_node_has_no_completed_at(app: Horsies, connection: Database, 
     nodes = {node.node_id: node for node in handle.tasks().unwrap()}
     assert nodes["last"].status is nodes["later"].status is WorkflowTaskStatus.SKIPPED
     assert nodes["last"].completed_at is nodes["later"].completed_at is None
+
+
+@pytest.mark.parametrize("discovered", [True, False], ids=["discovered", "own module"])
+def test_the_check_builds_the_children_of_a_specification_at_module_level(
+    module: Callable[[str], Horsies], discovered: bool
+) -> None:
+    app = module("""
+        class Child(WorkflowDefinition[int]):
+            name = "child"
+            definition_key = f"{__name__}.child"
+
+            @classmethod
+            def build_with(cls, app: Any, *, n: int) -> WorkflowSpec[int]:
+                raise ArithmeticError("n is negative")
+
+        inner = SubWorkflowNode(Child, kwargs={"n": -1})
+        spec = app.workflow("outer", [inner], definition_key="habits.outer")
+    """)
+    if discovered:
+        app.discover_tasks([app.definitions()["work"].function.__module__])
+    (error,) = app.check()
+    assert error.code is ErrorCode.WORKFLOW_CHECK_BUILDER_EXCEPTION
+    assert "n is negative" in error.message
