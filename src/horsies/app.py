@@ -11,7 +11,6 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from types import ModuleType
 from typing import Any, Never, TypeVar
 
 from horsies.check import import_errors, live_errors, policy_errors, policy_warnings
@@ -19,7 +18,14 @@ from horsies.config.app import AppConfig
 from horsies.config.postgres import PostgresConfig
 from horsies.db.database import resolve_url
 from horsies.errors import ConfigurationError, ErrorCode, HorsiesError
-from horsies.modules import expand_module_globs, import_entries, import_entry, refuse_single_module
+from horsies.modules import (
+    expand_module_globs,
+    import_entries,
+    import_entry,
+    importing_module,
+    module_of,
+    refuse_single_module,
+)
 from horsies.monitor.operations import Operations
 from horsies.result import Ok
 from horsies.retry import RetryPolicy
@@ -124,6 +130,7 @@ class Horsies(Operations):
         self._tasks: dict[str, AnyTask] = {}
         self.tasks = RegisteredTasks(self._tasks)
         self._modules: list[str] = []
+        self._home = importing_module()
         self._hooks: list[ChildProcessStartHook] = []
         self._builders: list[RegisteredBuilder] = []
         self._broker: PostgresBroker | None = None
@@ -332,12 +339,13 @@ class Horsies(Operations):
     def check(self, *, live: bool = False) -> list[HorsiesError]:
         """Validate the application before it runs, and return the errors of the first failing phase.
 
-        Imports the discovered modules and builds their workflows with sends suppressed, checks error
-        codes, policies and schedules, and with ``live`` connects to the database, looks for its tables
-        and the rights on them, and tests LISTEN. Codes in ``auto_retry_for`` that nothing produces are
-        logged as warnings.
+        Imports the discovered modules, builds their workflows and those of the application's own module
+        with sends suppressed, checks error codes, policies and schedules, and with ``live`` connects to
+        the database, looks for its tables and the rights on them, and tests LISTEN. Codes in
+        ``auto_retry_for`` that nothing produces are logged as warnings.
         """
-        modules: list[ModuleType] = []
+        home = module_of(self._home, self)
+        modules = [] if home is None else [home]
         with self.sends_suppressed():
             errors = import_errors(self._modules, lambda entry: modules.append(import_entry(entry)))
             errors = errors or workflow_errors(self, modules, self._builders)

@@ -1,7 +1,7 @@
 """Checks: the part of ``app.check()`` that concerns workflows, in phases.
 
-Definitions have keys and can be built, builders return valid specifications, and every function that
-returns a specification is a registered builder.
+Definitions have keys and can be built, so can the children of specifications at module level, builders
+return valid specifications, and every function that returns a specification is a registered builder.
 """
 
 from __future__ import annotations
@@ -62,6 +62,7 @@ def workflow_errors(
     phases: tuple[Callable[[], Iterable[HorsiesError]], ...] = (
         lambda: map(_keyless, filter(_lacks_key, definitions)),
         lambda: _definition_errors(app, definitions),
+        lambda: (error for spec in _specs(app, found) for error in spec_errors(app, spec, None)),
         lambda: (error for builder in builders for error in _builder_errors(app, builder)),
         lambda: _undecorated(found, builders),
     )
@@ -217,6 +218,16 @@ def _definitions(modules: Iterable[ModuleType]) -> Iterator[AnyDefinition]:
         and value is not WorkflowDefinition
     }
     return (one for one in found if not vars(one).get(NO_CHECK))
+
+
+def _specs(app: HasTasks, modules: Iterable[ModuleType]) -> Iterable[WorkflowSpec[Any]]:
+    found = {
+        id(value): value
+        for module in modules
+        for value in list(vars(module).values())
+        if isinstance(value, WorkflowSpec) and app.workflow.accepts(value)
+    }
+    return found.values()
 
 
 def _lacks_key(definition: AnyDefinition) -> bool:
