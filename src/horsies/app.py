@@ -157,7 +157,7 @@ class Horsies(Operations):
         """Register a function as a task.
 
         ``queue_name`` is required in CUSTOM mode and refused in DEFAULT mode. ``retry_policy`` lists
-        the error codes to retry and the waits. ``exception_mapper`` gives codes to exceptions that
+        the codes and exceptions to retry and the waits. ``exception_mapper`` gives codes to exceptions that
         leave the function. ``timeout_ms`` (at least 100) stops an attempt that takes longer.
 
         Example:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import linecache
+import math
 import os
 import re
 import sys
@@ -22,6 +23,8 @@ _FORCE_COLOR_VALUES = ("1", "true", "yes")
 _DECORATOR_LINES_MAX = 200
 _SECRET = re.compile(r"://[^\s\"']*@|passw(?:or)?d[\"']?\s*[=:]", re.IGNORECASE)
 _GUTTER_WIDTH_MIN = 2
+# A year; no wait before a retry is longer.
+LONGEST_DELAY_SECONDS = 365 * 86_400
 
 _RED, _BLUE, _CYAN, _BOLD, _RESET = "\x1b[1;31m", "\x1b[1;34m", "\x1b[1;36m", "\x1b[1m", "\x1b[0m"
 
@@ -298,6 +301,39 @@ def _count_line(report: ValidationReport) -> str:
     count = len(report.errors)
     found = f"{count} error" if count == 1 else f"{count} errors"
     return f"{report.phase}: {found} found"
+
+
+class RetryLater(Exception):
+    """Raised inside a task to end this attempt and run the task again after ``seconds``.
+
+    A retry of its own: no policy has to list it. It counts as one of the policy's ``max_retries``; a
+    task without a retry policy may do this three times. Then the task fails with RETRY_LATER.
+
+    Example:
+        if response.status_code == 429:
+            raise RetryLater(float(response.headers["Retry-After"]), "the gateway is busy")
+    """
+
+    def __init__(self, seconds: float, message: str = "") -> None:
+        super().__init__(seconds, message)
+        self.seconds = checked_delay(seconds)
+
+    def __str__(self) -> str:
+        return self.args[1] or f"run again in {self.seconds:g} s"
+
+
+def checked_delay(seconds: object) -> float:
+    """Return the seconds of a RetryLater; a time in the past means now. Raise on anything but a number
+    up to a year.
+    """
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float):
+        raise TypeError(
+            f"RetryLater takes a number of seconds, not {type(seconds).__name__}; "
+            "convert a header with float(...)"
+        )
+    if math.isnan(seconds) or seconds > LONGEST_DELAY_SECONDS:
+        raise ValueError(f"RetryLater takes at most {LONGEST_DELAY_SECONDS:,} seconds (a year)")
+    return max(float(seconds), 0.0)
 
 
 class TaskStopped(BaseException):

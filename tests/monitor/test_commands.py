@@ -299,9 +299,11 @@ def test_a_task_is_shown_without_arguments_and_result_unless_asked(
         finished_at=ago(1),
         error_code="GATEWAY_DOWN",
         error_message="it said no",
+        retry_reason="not retried: code GATEWAY_DOWN is not listed in auto_retry_for",
     )
     plain = horsies("show", task_id)
     assert plain.code == 0
+    assert "not retried: code GATEWAY_DOWN is not listed" in " ".join(plain.out.split())
     for word in (task_id, "FAILED", "GATEWAY_DOWN", "no answer", "5,000 ms", "web-1, pid 7"):
         assert word in plain.out
     assert "attempt 1: FAILED" in plain.out

@@ -29,6 +29,8 @@ slugify WorkflowHandle WorkflowTaskInfo HandleResult HandleOperationError Handle
 WorkflowStartResult WorkflowStartError WorkflowStartErrorCode start_workflow start_workflow_async
 pause_workflow pause_workflow_sync resume_workflow resume_workflow_sync
 """
+
+
 BEYOND_THE_CONTRACT = """
 TaskFunction TaskCall TaskCancelled TaskActionError TaskActionErrorCode TaskStopped PayloadConfig
 PayloadPolicy PostgresBroker UnwrapError SourceLocation get_current_app TaskRetried DatabasePing WorkerPong

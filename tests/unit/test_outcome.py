@@ -18,6 +18,7 @@ from horsies.tasks.outcome import (
     outcome_of_crash,
     outcome_of_report,
     outcome_of_stop,
+    recording_steps,
     without_result,
 )
 from horsies.worker.protocol import ChildReport
@@ -40,6 +41,8 @@ def reported(task: ClaimedTask, report: ChildReport, **options: Any) -> Outcome:
         result_json=report.result_json,
         error_code=report.error_code,
         error_message=report.error_message,
+        exception_names=report.exception_names,
+        retry_after=report.retry_after,
         **options,
     )
 
@@ -89,6 +92,29 @@ def test_an_error_is_tried_again_as_the_stored_policy_says(
     task: ClaimedTask, delay_seconds: float | None
 ) -> None:
     assert reported(task, REFUSAL).delay_seconds == delay_seconds
+
+
+def test_an_exception_is_tried_again_by_a_class_of_the_stored_policy() -> None:
+    raised = REFUSAL._replace(exception_names=("shop.Away", "builtins.OSError"))
+    outcome = reported(retrying("builtins.OSError"), raised)
+    assert (outcome.delay_seconds, outcome.retry_reason) == (10.0, "retried by builtins.OSError")
+    final = reported(retrying("builtins.KeyError"), raised)
+    assert final.delay_seconds is None
+    assert "neither code OUT_OF_STOCK nor shop.Away is listed" in str(final.retry_reason)
+
+
+def test_a_task_that_asks_for_a_retry_gets_it_without_a_policy() -> None:
+    outcome = reported(TASK, REFUSAL._replace(retry_after=0.5))
+    assert (outcome.delay_seconds, outcome.max_retries) == (0.5, 3)
+    assert outcome.retry_reason == "retried by RetryLater"
+
+
+def test_a_retry_that_the_database_refuses_is_recorded_with_its_reason() -> None:
+    outcomes = [reported(retrying("OUT_OF_STOCK"), REFUSAL), reported(retrying("X"), REFUSAL)]
+    (_, retried), (_, failed) = recording_steps("worker", outcomes)
+    assert retried.retry_reasons == ["retried by code OUT_OF_STOCK"]
+    assert "would start after good_until" in failed.retry_reasons[0]
+    assert "code OUT_OF_STOCK is not listed" in failed.retry_reasons[1]
 
 
 def test_jitter_only_lengthens_a_delay() -> None:

@@ -121,11 +121,13 @@ def test_a_task_node_has_all_fields() -> None:
         good_until=MOMENT,
         expires_in=timedelta(seconds=1.5),
         timeout_ms=250,
-        retry_policy=RetryPolicy.fixed([3], auto_retry_for=["BUSY"]),
+        retry_policy=RetryPolicy.fixed([0.3], auto_retry_for=[OSError, "BUSY"]),
     )(n=5)
     (described,) = planned_nodes(node)
     options = described.pop("task_options")
-    assert policy_from_options(options) == RetryPolicy.fixed([3], auto_retry_for=["BUSY"])
+    assert policy_from_options(options) == RetryPolicy.fixed(
+        [0.3], auto_retry_for=["builtins.OSError", "BUSY"]
+    )
     assert json.loads(options)["good_until"] == MOMENT.isoformat()
     assert described == {
         "task_index": 0,

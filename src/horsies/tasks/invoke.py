@@ -18,7 +18,7 @@ from typing import Any
 from horsies.codec.form import CodecError, TypeMismatch
 from horsies.config.app import AppConfig
 from horsies.error_codes import ContractCode, OperationalErrorCode
-from horsies.errors import TaskStopped, WorkflowContextMissingIdError
+from horsies.errors import RetryLater, TaskStopped, WorkflowContextMissingIdError
 from horsies.result import Err
 from horsies.retry import resolve_exception_code, validate_error_code_name
 from horsies.task_result import TaskError, TaskResult, exception_text
@@ -194,11 +194,12 @@ def _exception_error(
 ) -> TaskError:
     if isinstance(error, WorkflowContextMissingIdError):
         return TaskError(error_code=ContractCode.WORKFLOW_CTX_MISSING_ID, message=str(error))
+    is_retry = isinstance(error, RetryLater)
     code = resolve_exception_code(
         error,
         definition.exception_mapper,
         config.exception_mapper,
-        definition.default_unhandled_error_code,
+        OperationalErrorCode.RETRY_LATER if is_retry else definition.default_unhandled_error_code,
         config.default_unhandled_error_code,
     )
     kind = type(error).__name__

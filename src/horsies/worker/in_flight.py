@@ -175,20 +175,36 @@ class InFlight:
                             result_json=report.result_json,
                             error_code=report.error_code,
                             error_message=report.error_message,
+                            exception_names=report.exception_names,
+                            retry_after=report.retry_after,
                         )
                         if report.was_called:
-                            self.outcomes.append(outcome)
+                            self._note_end(task, outcome)
                         else:
                             self.uncalled.append((task, outcome))
                 case Died():
                     self._absorb_death(event)
                 case Stopped(assignment=assignment, reason=reason):
                     if task := self._owned(assignment.task_id, assignment.generation):
-                        self.outcomes.append(outcome_of_stop(task, reason))
+                        self._note_end(task, outcome_of_stop(task, reason))
                 case HookFailed(name=name, description=description):
                     self.failed_hook = f"Child process start hook {name} {description}."
                 case _:
                     assert_never(event)
+
+    def _note_end(self, task: ClaimedTask, outcome: Outcome) -> None:
+        self.outcomes.append(outcome)
+        if outcome.retry_reason is not None:
+            delay = outcome.delay_seconds
+            logger.info(
+                "task %s %s, attempt %d, failed with %s; %s%s",
+                task.task_name,
+                task.id,
+                task.retry_count + 1,
+                outcome.error_code,
+                outcome.retry_reason,
+                "" if delay is None else f" in {delay:.3g} s",
+            )
 
     def _owned(self, task_id: str, generation: int) -> ClaimedTask | None:
         """The task, unless it was lost and claimed again since that attempt began."""
@@ -219,7 +235,7 @@ class InFlight:
             where,
             extra=as_event("child_died", child_pid=event.pid, task_id=task.id),
         )
-        self.outcomes.append(outcome_of_crash(task, event.description))
+        self._note_end(task, outcome_of_crash(task, event.description))
 
     def keep_results(self, outcomes: Iterable[Outcome], recorded: set[str]) -> None:
         """Keep the results of nodes for the nodes that depend on them."""

@@ -21,7 +21,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from horsies import AppConfig, Horsies, RetryPolicy, TaskError, TaskResult
-from horsies.errors import TaskStopped
+from horsies.errors import RetryLater, TaskStopped
 from horsies.logs import get_current_task
 from tests.support.workers import CONFIG_VARIABLE, JOURNAL_VARIABLE, broker_settings
 
@@ -209,6 +209,44 @@ def fail_then_work() -> TaskResult[str, TaskError]:
 def fail_on_schedule() -> TaskResult[str, TaskError]:
     write_down("start")
     return TaskResult(err=TaskError(error_code="FLAKY", message="never"))
+
+
+class Away(Exception):
+    """A base class that a library gives to its errors."""
+
+
+class Unplugged(Away):
+    pass
+
+
+@app.task(
+    "raise_then_work",
+    retry_policy=RetryPolicy.fixed([0.05, 0.1], auto_retry_for=[Away], jitter=False),
+)
+def raise_then_work() -> TaskResult[str, TaskError]:
+    task = get_current_task()
+    assert task is not None
+    if task.attempt < 3:
+        raise Unplugged("the cable")
+    raise KeyError("something else")
+
+
+@app.task("ask_for_retry")
+def ask_for_retry(seconds: float, times: int) -> TaskResult[str, TaskError]:
+    task = get_current_task()
+    assert task is not None
+    if task.attempt <= times:
+        raise RetryLater(seconds, "the gateway is busy")
+    return done()
+
+
+@app.task(
+    "ask_for_one_retry",
+    exception_mapper={RetryLater: "GATEWAY_BUSY"},
+    retry_policy=RetryPolicy.fixed([60], auto_retry_for=["TASK_TIMEOUT"]),
+)
+def ask_for_one_retry() -> TaskResult[str, TaskError]:
+    raise RetryLater(0)
 
 
 # Random, because an index compresses its entries.

@@ -153,6 +153,8 @@ class TaskAttemptInfo:
     worker_hostname: str | None
     worker_pid: int | None
     worker_process_name: str | None
+    retry_reason: str | None = None
+    """The rule that decided whether the task is retried: "retried by code GATEWAY_DOWN"."""
 
 
 class CancelTask(NamedTuple):
