@@ -80,6 +80,7 @@ from horsies.tasks.handle import (
     TaskHandle,
     TaskInfo,
 )
+from horsies.tasks.options import OutgoingTask
 from horsies.tasks.request import TaskSendError, TaskSendErrorCode, TaskSendPayload, TaskSendResult
 from horsies.tasks.send import TaskCall
 from horsies.timetable.next_run import calculate_next_run
@@ -225,6 +226,7 @@ __all__ = [
     "TaskSendError",
     "TaskSendErrorCode",
     "TaskSendPayload",
+    "OutgoingTask",
     # workflows
     "WorkflowSpec",
     "WorkflowDefinition",
