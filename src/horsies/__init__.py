@@ -82,6 +82,7 @@ from horsies.tasks.handle import (
     TaskHandle,
     TaskInfo,
 )
+from horsies.tasks.options import OutgoingTask
 from horsies.tasks.request import TaskSendError, TaskSendErrorCode, TaskSendPayload, TaskSendResult
 from horsies.tasks.send import TaskCall
 from horsies.timetable.next_run import calculate_next_run
@@ -229,6 +230,7 @@ __all__ = [
     "TaskSendError",
     "TaskSendErrorCode",
     "TaskSendPayload",
+    "OutgoingTask",
     # workflows
     "WorkflowSpec",
     "WorkflowDefinition",

@@ -6,12 +6,13 @@ registers tasks and creates the broker on first use.
 
 from __future__ import annotations
 
+import inspect
 import logging
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Never, TypeVar
+from typing import Any, Never, TypeVar, Unpack
 
 from horsies.check import import_errors, live_errors, policy_errors, policy_warnings
 from horsies.config.app import AppConfig
@@ -33,6 +34,7 @@ from horsies.scheduler.api import Schedules
 from horsies.scheduler.entry import Application, schedule_errors
 from horsies.task import AnyTask, TaskDecorator, TaskFunction
 from horsies.tasks.broker import BrokerResult, PostgresBroker, build_broker
+from horsies.tasks.by_name import Ready, prepare_by_name, prepare_retry
 from horsies.tasks.definition import (
     DecoratorOptions,
     TaskDefinition,
@@ -42,13 +44,17 @@ from horsies.tasks.definition import (
     refuse_bad_hook,
     refuse_bare_decorator,
 )
-from horsies.tasks.send import Producer
+from horsies.tasks.handle import TaskHandle
+from horsies.tasks.options import SendHook, SendKeywords, SendOptions
+from horsies.tasks.request import TaskSendError, TaskSendResult
+from horsies.tasks.send import Producer, store_prepared, store_prepared_async
 from horsies.workflow.checks import Builder, Case, RegisteredBuilder, workflow_errors
 from horsies.workflow.handles import WorkflowHandles
 from horsies.workflow.spec import WorkflowMaker
 
 ChildProcessStartHook = Callable[[], None]
 Hook = TypeVar("Hook", bound=ChildProcessStartHook)
+SendHookType = TypeVar("SendHookType", bound=SendHook)
 MIGRATION_VARIABLE = "HORSIES_MIGRATE"
 SUPPRESSION_VARIABLES = ("HORSIES_SUPPRESS_SENDS", "TASKLIB_SUPPRESS_SENDS")
 
@@ -231,6 +237,74 @@ class Horsies(Operations):
     def validate_queue_name(self, queue_name: str | None) -> str:
         """Return the queue of a task with this ``queue_name``, or raise HRS-200 or HRS-103."""
         return choose_queue(self.config, queue_name, None).name
+
+    # Sending without the code of the task
+
+    def send_by_name(
+        self,
+        task_name: str,
+        arguments: Mapping[str, Any] | None = None,
+        **options: Unpack[SendKeywords],
+    ) -> TaskSendResult[TaskHandle[Any]]:
+        """Store a task whose code this program does not import; the worker checks the arguments.
+
+        ``arguments`` are JSON values by parameter name; the options are those of ``with_options``.
+        ``queue_name`` may be a queue of another application. A task that this application does not
+        know gets no retry policy and no time limit unless they are given here.
+
+        Example:
+            app.send_by_name("mail", {"to": "ada@example.org"}, queue_name="mail").unwrap()
+        """
+        return store_prepared(*self._by_name(task_name, arguments, SendOptions(**options)))
+
+    async def send_by_name_async(
+        self,
+        task_name: str,
+        arguments: Mapping[str, Any] | None = None,
+        **options: Unpack[SendKeywords],
+    ) -> TaskSendResult[TaskHandle[Any]]:
+        """``send_by_name`` without blocking the event loop."""
+        prepared = self._by_name(task_name, arguments, SendOptions(**options))
+        return await store_prepared_async(*prepared)
+
+    def _by_name(
+        self, task_name: str, arguments: Mapping[str, Any] | None, options: SendOptions
+    ) -> Ready:
+        known = self._tasks.get(task_name) if isinstance(task_name, str) else None
+        definition = known.definition if known else None
+        return prepare_by_name(self._producer, definition, task_name, arguments, options)
+
+    def retry_send(self, error: TaskSendError) -> TaskSendResult[TaskHandle[Any]]:
+        """Repeat any send that failed with ENQUEUE_FAILED; the task is stored at most once."""
+        return store_prepared(*self._retry(error))
+
+    async def retry_send_async(self, error: TaskSendError) -> TaskSendResult[TaskHandle[Any]]:
+        """``retry_send`` without blocking the event loop."""
+        return await store_prepared_async(*self._retry(error))
+
+    def _retry(self, error: TaskSendError) -> Ready:
+        payload = getattr(error, "payload", None)
+        known = self._tasks.get(payload.task_name) if payload else None
+        return prepare_retry(self._producer, known.definition if known else None, error)
+
+    def on_send(self, fn: SendHookType) -> SendHookType:
+        """Call this function before every send of this application, with an ``OutgoingTask``.
+
+        It may change the headers. If it raises, nothing is stored and the send returns an error.
+
+        Example:
+            @app.on_send
+            def add_tenant(outgoing: OutgoingTask) -> None:
+                outgoing.headers["tenant"] = current_tenant()
+        """
+        if not callable(fn) or inspect.iscoroutinefunction(fn):
+            raise ConfigurationError(
+                "An on_send hook must be a plain function that takes the outgoing task.",
+                code=ErrorCode.CONFIG_INVALID_CHILD_HOOK,
+                help_text="synchronous sends call it too: use `def` without `async`",
+            )
+        self._producer.hooks.append(fn)
+        return fn
 
     # Where tasks are defined
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from enum import Enum
@@ -68,6 +68,24 @@ class SendOptions:
     delay: timedelta | None = None
     headers: Mapping[str, str] | None = None
     retention: timedelta | None = None
+
+
+@dataclass(slots=True)
+class OutgoingTask:
+    """A send that passed its checks, before anything is stored: the argument of ``@app.on_send`` hooks.
+
+    Hooks may change ``headers``, which include those inherited from the running task. ``count`` is the
+    number of tasks: 1, or that of a ``send_many``.
+    """
+
+    task_name: str
+    queue_name: str
+    options: SendOptions
+    headers: dict[str, str]
+    count: int = 1
+
+
+SendHook: TypeAlias = Callable[[OutgoingTask], None]
 
 
 def with_overrides(
