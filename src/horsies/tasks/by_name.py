@@ -74,6 +74,7 @@ def _definition(
         name=task_name,
         function=_anything,
         is_async=False,
+        is_plain=True,
         queue_name=queue_name,
         priority=priority,
         retry_policy=None,
