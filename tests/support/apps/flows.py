@@ -15,11 +15,11 @@ from horsies.workflow.definition import WorkflowDefinition
 from horsies.workflow.nodes.context import WorkflowContext, WorkflowMeta
 from horsies.workflow.nodes.nodes import MapNode, NodeKey, SignalNode, SubWorkflowNode, TaskNode
 from horsies.workflow.spec import WorkflowSpec
-from tests.support.apps.programs import app, rest, write_down
+from tests.support.apps.programs import app, refuse, rest, write_down
 
 Number = TaskResult[int, TaskError]
 
-__all__ = ["app"]
+__all__ = ["app", "refuse"]
 
 
 @app.task("one")
@@ -248,3 +248,13 @@ def signalled(timeout: timedelta | None = None) -> Any:
     signal = SignalNode("go", timeout=timeout, waits_for=[first], node_id="signal")
     last = TaskNode(tell, args_from={"value": signal}, waits_for=[signal])
     return app.workflow("wait", [first, signal, last], output=last, definition_key="e2e.wait")
+
+
+@app.task("plus_one")
+def plus_one(value: int) -> Number:
+    return TaskResult(ok=value + 1)
+
+
+@app.task("sum_values")
+def sum_values(values: list[int], more: int | None = None) -> Number:
+    return TaskResult(ok=sum(values) + (more or 0))
