@@ -27,6 +27,7 @@ from horsies.config.app import (
 )
 from horsies.config.postgres import PostgresConfig
 from horsies.config.schedules import ScheduleConfig, TaskSchedule, WorkflowSchedule
+from horsies.current_task import CurrentTask, current_task
 from horsies.db.statements.monitor import (
     ExpiredTask,
     QueueState,
@@ -35,7 +36,7 @@ from horsies.db.statements.monitor import (
     WorkerStats,
 )
 from horsies.db.statements.schedules import ScheduleRun, ScheduleState
-from horsies.db.statements.tasks import TaskAttemptInfo
+from horsies.db.statements.tasks import TaskAttemptInfo, TaskProgress
 from horsies.error_codes import (
     BUILTIN_CODE_REGISTRY,
     BuiltInTaskCode,
@@ -49,10 +50,12 @@ from horsies.errors import (
     ErrorCode,
     HorsiesError,
     MultipleValidationErrors,
+    NoCurrentTaskError,
     RegistryError,
     SourceLocation,
     TaskDefinitionError,
     TaskStopped,
+    TaskWatchFailed,
     ValidationReport,
     WorkflowContextMissingIdError,
     WorkflowValidationError,
@@ -161,11 +164,16 @@ __all__ = [
     "TaskHandle",
     "TaskInfo",
     "TaskAttemptInfo",
+    "TaskProgress",
     "TaskCancelled",
     "TaskRetried",
     "TaskActionError",
     "TaskActionErrorCode",
     "TaskStopped",
+    "TaskWatchFailed",
+    "current_task",
+    "CurrentTask",
+    "NoCurrentTaskError",
     "ChildProcessStartHook",
     "get_current_app",
     # configuration

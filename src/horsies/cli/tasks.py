@@ -153,7 +153,10 @@ def show(
     if as_json:
         output.print_json(_task_document(report, payload))
     else:
-        table = output.fact_table(_facts(report.task, payload))
+        facts = [*_facts(report.task, payload)]
+        if (progress := report.progress) is not None:
+            facts.append(("progress", f"{progress} (attempt {progress.attempt})"))
+        table = output.fact_table(facts)
         output.print_parts(table, *(_attempt_line(attempt) for attempt in report.attempts))
 
 
@@ -165,6 +168,7 @@ def _task_document(report: TaskReport, payload: bool) -> dict[str, Any]:
         stored = output.stored_json(document.pop(name))
         if payload:
             document[name] = stored
+    document["progress"] = None if report.progress is None else asdict(report.progress)
     return document | {"attempts": [asdict(attempt) for attempt in report.attempts]}
 
 

@@ -40,12 +40,12 @@ from horsies.db.statements.monitor import (
     list_workers,
     read_task_detail,
 )
-from horsies.db.statements.tasks import TaskAttemptInfo
+from horsies.db.statements.tasks import TaskAttemptInfo, TaskProgress
 from horsies.error_codes import column_code
 from horsies.ids import first_id_at, stored_form
 from horsies.states import TaskStatus
 from horsies.tasks.broker import BrokerErrorCode, BrokerResult, PostgresBroker
-from horsies.tasks.handle import attempts_script
+from horsies.tasks.handle import attempts_script, progress_script
 
 # A busy worker updates seen_at every two seconds, an idle one every notify_poll_interval_ms: five seconds
 # by default and never more than 300.
@@ -114,6 +114,7 @@ class TaskReport:
 
     task: TaskDetail
     attempts: list[TaskAttemptInfo]
+    progress: TaskProgress | None = None
 
 
 def read_overview(broker: PostgresBroker, configured: Iterable[str] = ()) -> BrokerResult[Overview]:
@@ -247,4 +248,5 @@ def _task_script(task_id: str, payload: bool) -> Script[TaskReport | None]:
     task = one_or_none((yield read_task_detail, ReadTaskDetail(stored, payload)))
     if task is None:
         return None
-    return TaskReport(task, (yield from attempts_script(stored)))
+    attempts = yield from attempts_script(stored)
+    return TaskReport(task, attempts, (yield from progress_script(stored)))
