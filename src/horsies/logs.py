@@ -15,13 +15,20 @@ import sys
 import textwrap
 from datetime import UTC, datetime
 from enum import StrEnum
+from math import isfinite
 from typing import Any, TextIO
 
 from horsies.current_task import running_task
 from horsies.database_url import mask_url
 from horsies.errors import allows_colors
 
-_TEXT_FORMAT = "%(asctime)s %(levelname)-8s %(name)s [%(process)d]%(task_label)s %(message)s"
+_TEXT_FORMAT = (
+    "%(asctime)s %(levelname)-8s %(name)s [%(worker_label)s%(process)d]%(task_label)s %(message)s"
+)
+_OWN_ATTRIBUTES = {
+    *vars(logging.makeLogRecord({})),
+    *("message", "asctime", "taskName", "task_label", "worker_label"),
+}
 _TASK_FIELDS = ("task_id", "task_name", "attempt")
 _FORCING_VARIABLES = ("HORSIES_FORCE_COLOR", "FORCE_COLOR")
 # Delete, the C1 controls, line separators and the marks that reorder text, which JSON allows unescaped.
@@ -53,6 +60,16 @@ class LogFormat(StrEnum):
 
     TEXT = "text"
     JSON = "json"
+
+
+# The name of this process's worker, for every line that the process logs.
+_worker_name: str | None = None
+
+
+def set_worker_name(name: str | None) -> None:
+    """Make log lines name this worker from now on."""
+    global _worker_name
+    _worker_name = name
 
 
 def attach_handler(level: LogLevel, log_format: LogFormat = LogFormat.TEXT) -> logging.Handler:
@@ -94,7 +111,7 @@ class StderrHandler(logging.StreamHandler[TextIO]):
 
 
 class TaskFilter(logging.Filter):
-    """Adds task_id, task_name and attempt to every record written while a task runs.
+    """Adds task_id, task_name and attempt to every record written while a task runs, and the worker's name.
 
     A filter and not a record factory: attributes that exist before `extra` is applied would make
     `logger.info(..., extra={"task_id": ...})` raise.
@@ -104,6 +121,7 @@ class TaskFilter(logging.Filter):
         """Label the record and let it pass."""
         task = running_task()
         record.task_label = "" if task is None else f" [{task.name} {task.id} #{task.attempt}]"
+        record.worker_label = "" if _worker_name is None else f"{_worker_name} "
         if task is not None:
             for name, value in zip(_TASK_FIELDS, (task.id, task.name, task.attempt), strict=True):
                 if not hasattr(record, name):
@@ -125,7 +143,7 @@ class TextFormatter(logging.Formatter):
     """One line per record, coloured by level if wanted; tracebacks follow in indented lines."""
 
     def __init__(self, *, colors: bool = False) -> None:
-        super().__init__(_TEXT_FORMAT, defaults={"task_label": ""})
+        super().__init__(_TEXT_FORMAT, defaults={"task_label": "", "worker_label": ""})
         self._colors = colors
 
     def format(self, record: logging.LogRecord) -> str:
@@ -147,7 +165,7 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object per line."""
+    """One JSON object per line, with the fields that a log call passed as ``extra``."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the record as JSON text, passwords masked."""
@@ -158,8 +176,26 @@ class JsonFormatter(logging.Formatter):
             "pid": record.process,
             "message": mask_url(record.getMessage()),
         }
-        known = vars(record)
-        entry |= {name: known[name] for name in _TASK_FIELDS if known.get(name) is not None}
+        if _worker_name is not None:
+            entry["worker"] = _worker_name
         if record.exc_info:
             entry["exception"] = mask_url(self.formatException(record.exc_info))
-        return escape_json(json.dumps(entry, default=str, ensure_ascii=False))
+        for name, value in vars(record).items():
+            if name not in _OWN_ATTRIBUTES and value is not None:
+                entry[f"extra_{name}" if name in entry else name] = _masked(value)
+        return escape_json(json.dumps(entry, ensure_ascii=False))
+
+
+def _masked(value: Any) -> Any:
+    """Return a value of ``extra`` as JSON can hold it, without passwords."""
+    match value:
+        case None | bool() | int():
+            return value
+        case float() if isfinite(value):
+            return value
+        case dict():
+            return {str(name): _masked(one) for name, one in value.items()}
+        case list() | tuple():
+            return [_masked(one) for one in value]
+        case _:
+            return mask_url(str(value))
