@@ -12,6 +12,7 @@ import pytest
 
 from tests.support.database import Database, database_on, with_password
 from tests.support.proxy import Proxy, outage
+from tests.support.rows import insert_raw
 from tests.support.tables import attempts, count, task, wait_for_status
 from tests.support.wait import wait_until
 from tests.support.workers import FORKSERVER, HARDLY_POLLS, Fleet, Journal, RunningWorker, is_gone
@@ -62,6 +63,18 @@ def test_a_stop_waits_for_running_tasks_and_records_them(
     assert [one["running"] for one in worker.events("worker_stopping")] == [2]
     assert [one["exit_code"] for one in worker.events("worker_stopped")] == [CLEAN]
     assert used < 0.5
+
+
+def test_a_task_that_asks_ends_in_order_when_its_worker_shuts_down(
+    fleet: Fleet, journal: Journal, connection: Database
+) -> None:
+    worker = fleet.start(*FORKSERVER, application="tests.support.apps.inside:app")
+    task_id = insert_raw(connection, "end_in_order", "[]")
+    wait_until(lambda: journal.lines("start", task_id), 5)
+    begin_stop(worker)
+    assert worker.wait() == CLEAN
+    row = task(connection, task_id)
+    assert (row.status, row.result) == ("COMPLETED", '{"ok":"in order"}')
 
 
 def test_an_idle_worker_stops_at_once(fleet: Fleet) -> None:

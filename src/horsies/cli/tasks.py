@@ -167,6 +167,7 @@ def _task_document(report: TaskReport, payload: bool) -> dict[str, Any]:
         if payload:
             document[name] = stored
     attempts = [asdict(attempt) for attempt in report.attempts]
+    document["progress"] = None if report.progress is None else asdict(report.progress)
     return document | {"attempts": attempts, "waits_because": report.waits_because}
 
 
@@ -175,6 +176,8 @@ def _facts(report: TaskReport, payload: bool) -> Iterable[tuple[str, str | None]
     yield "task", f"{task.task_name} on {task.queue_name}, priority {task.priority}"
     yield "id", task.id
     yield "status", task.status + (" (held)" if task.held else "")
+    if (progress := report.progress) is not None:
+        yield "progress", f"{progress} (attempt {progress.attempt})"
     yield "waits because", "\n".join(report.waits_because) or None
     yield "error", task.error_code
     yield "reason", task.failed_reason

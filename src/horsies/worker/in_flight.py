@@ -372,6 +372,7 @@ class InFlight:
             task.kwargs or "{}",
             task.timeout_ms,
             node,
+            task.stored(),
         )
         try:
             self._pool.dispatch(assignment, pid)

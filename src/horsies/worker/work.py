@@ -142,6 +142,8 @@ class Work:
             release_unheld(pipeline, self._claimer.worker_id, in_flight.held(), self._blocked)
             in_flight.note_released()
         outcomes = in_flight.next_outcomes()
+        if outcomes and self._pool.unstored_progress:
+            self._maintenance.store_last_progress(pipeline, [one.task_id for one in outcomes])
         request = self._turn_request(outcomes)
         if outcomes or request.starting or request.claims:
             self._turn(pipeline, outcomes, request)

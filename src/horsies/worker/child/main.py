@@ -25,6 +25,7 @@ from contextlib import suppress
 from types import FrameType
 from typing import NoReturn, Protocol
 
+from horsies.current_task import CurrentTask, set_running_task
 from horsies.errors import TaskStopped
 from horsies.logs import set_worker_name
 from horsies.tasks.invoke import stop_coroutine
@@ -33,10 +34,9 @@ from horsies.worker.child.process_state import (
     ProcessState,
     configure_logging,
     label_handlers,
-    label_records,
     log_safely,
 )
-from horsies.worker.protocol import Assignment, ChildBoot, ChildReport, FrameKind
+from horsies.worker.protocol import Assignment, ChildBoot, ChildReport, FrameKind, SharedPage
 
 EXIT_CLEAN = 0
 EXIT_BOOT_FAILED = 172
@@ -99,6 +99,7 @@ def run_child(
         os_process.die_with_parent(worker_pid)
         parent = ParentSocket(_move_to_high_number(socket_fd))
         parent.send(protocol.encode_numbers(FrameKind.HELLO, parent.owner_pid))
+        parent.page = protocol.receive_page(parent.socket)
         exit_code = _boot_and_serve(parent, boot, worker_pid, program)
     except (BrokenPipeError, ConnectionResetError):
         exit_code = EXIT_CLEAN
@@ -142,10 +143,11 @@ def exit_child(exit_code: int) -> NoReturn:
 class ParentSocket:
     """The child's end of its socket; only the process that opened it may use it."""
 
-    __slots__ = ("_frames", "_poll", "_waiting", "owner_pid", "socket")
+    __slots__ = ("_frames", "_poll", "_waiting", "owner_pid", "page", "socket")
 
     def __init__(self, connected: socket.socket) -> None:
         self.socket = connected
+        self.page: SharedPage | None = None
         self.owner_pid = os.getpid()
         self._frames = protocol.FrameBuffer()
         self._waiting: list[bytes] = []
@@ -363,7 +365,7 @@ def _serve(
             return
         assignment = protocol.decode_assignment(frame)
         started = time.perf_counter_ns()
-        report = _run(execute, assignment, switch)
+        report = _run(execute, assignment, switch, parent.page)
         if report is None:
             parent.send(protocol.encode_numbers(FrameKind.STOPPED, assignment.generation))
             return
@@ -374,10 +376,13 @@ def _serve(
 
 
 def _run(
-    execute: Callable[[Assignment], ChildReport], assignment: Assignment, switch: StopSwitch
+    execute: Callable[[Assignment], ChildReport],
+    assignment: Assignment,
+    switch: StopSwitch,
+    page: SharedPage | None = None,
 ) -> ChildReport | None:
     """The report of one assignment, or None when the parent stopped it."""
-    label_records(assignment)
+    set_running_task(CurrentTask(assignment, time.time(), page))
     try:
         switch.arm()
         report = execute(assignment)
@@ -386,7 +391,7 @@ def _run(
         return None
     finally:
         switch.disarm()
-        label_records(None)
+        set_running_task(None)
     # User code may have turned TaskStopped into another exception: a group, or one raised from it.
     return None if switch.has_stopped and not report.ok else report
 
