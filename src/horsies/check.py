@@ -12,6 +12,7 @@ from enum import Enum
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
+from psycopg import Connection
 from pydantic import ValidationError
 
 from horsies.config.app import AppConfig
@@ -19,6 +20,8 @@ from horsies.config.postgres import PostgresConfig
 from horsies.db.database import Database
 from horsies.db.errors import describe
 from horsies.db.listen import receives_own_notification
+from horsies.db.migrate import UnusableSchemaError, pending_migrations, require_current_schema
+from horsies.db.statements.monitor import SchemaName, read_rights
 from horsies.error_codes import (
     BUILTIN_CODE_REGISTRY,
     OutcomeCode,
@@ -45,6 +48,22 @@ _NO_DELIVERY = (
 _DIRECT_ADDRESS = (
     "set session_database_url to an address that leads to PostgreSQL directly or through a session "
     "pooler"
+)
+_MIGRATE = (
+    "run `horsies migrate` as the owner of the tables, or grant the role the right to create them"
+)
+# The rights of the role horsies_producer in docs/security.md.
+_PRODUCER_RIGHTS = frozenset(
+    f"{right} ON horsies_{table}"
+    for table, rights in {
+        "migrations": ("SELECT",),
+        "task_attempts": ("SELECT",),
+        "tasks": ("SELECT", "INSERT", "UPDATE"),
+        "workflows": ("SELECT", "INSERT", "UPDATE"),
+        "workflow_tasks": ("SELECT", "INSERT", "UPDATE"),
+        "workflow_signals": ("SELECT", "INSERT", "DELETE"),
+    }.items()
+    for right in rights
 )
 
 
@@ -211,25 +230,75 @@ def _texts_of_code(code: CodeType) -> Iterator[str]:
             constants += constant
 
 
-def live_errors(config: PostgresConfig) -> list[HorsiesError]:
-    """Return the error that makes the database unusable: no connection, or no notifications.
+def live_errors(
+    config: PostgresConfig, *, role: str = "producer", migrates: bool = True
+) -> list[HorsiesError]:
+    """Return the error that makes the database unusable: no connection, no tables and no right to create
+    them, no rights on them, or no notifications.
 
-    Uses connections of its own and closes them; the application's broker is not touched.
+    Uses connections of its own and closes them; the application's broker is not touched. No table is
+    created or changed.
     """
     database = Database(config, "check")
     failure = "The database is unreachable."
     try:
         with database.connect("check") as connection:
             connection.execute("SELECT 1")
+            failure = "The tables of horsies cannot be used."
+            if problem := _table_problem(connection, config.schema_name, role, migrates):
+                return [_live_error(*problem, ErrorCode.BROKER_INIT_FAILED)]
         name = "session_database_url" if config.session_database_url else "database_url"
         failure = f"LISTEN does not work through {name}."
         delivered = receives_own_notification(lambda: database.connect("check", session=True))
     except HorsiesError as error:
         return [error]
+    except UnusableSchemaError as error:
+        return [_live_error(str(error), code=ErrorCode.BROKER_INIT_FAILED)]
     except Exception as error:
         return [_live_error(f"{failure} {describe(error)}")]
     return [] if delivered else [_live_error(_NO_DELIVERY, _DIRECT_ADDRESS)]
 
 
-def _live_error(message: str, help_text: str | None = None) -> HorsiesError:
-    return failure_at(None, message, code=ErrorCode.BROKER_INVALID_URL, help_text=help_text)
+def _table_problem(
+    connection: Connection[Any], schema: str, role: str, migrates: bool
+) -> tuple[str, str] | None:
+    """Return a sentence and its remedy if the tables can be neither used nor created or updated."""
+    rights = read_rights.run(connection, SchemaName(schema))[0]
+    name = rights.role_name
+    if rights.has_schema and not rights.can_use:
+        grant = f"GRANT USAGE ON SCHEMA {schema} TO {name}"
+        return f"The role {name} has no right to use the schema {schema}.", _as_owner(grant)
+    if "SELECT ON horsies_migrations" not in rights.missing:
+        if not migrates:
+            require_current_schema(connection)
+        if pending_migrations(connection) and not (rights.can_create and rights.is_owner):
+            message = (
+                f"The tables of horsies are missing or outdated, and the role {name} must not "
+            )
+            return f"{message}create or change them in the schema {schema}.", _MIGRATE
+    if missing := missing_rights(rights.missing, role):
+        grants = (right.replace(" ON ", f" ON {schema}.") for right in missing)
+        help_text = _as_owner("; ".join(f"GRANT {grant} TO {name}" for grant in grants))
+        return f"The role {name} lacks rights of a {role}: {', '.join(missing)}.", help_text
+    return None
+
+
+def missing_rights(missing: Iterable[str], role: str) -> list[str]:
+    """Return those of the missing rights, such as "INSERT ON horsies_tasks", that the role needs."""
+    if role == "producer":
+        return [right for right in missing if right in _PRODUCER_RIGHTS]
+    return [
+        right
+        for right in missing
+        if not right.endswith(" ON horsies_migrations") or right.startswith("SELECT")
+    ]
+
+
+def _as_owner(grants: str) -> str:
+    return f"run as the owner: {grants}; docs/security.md lists the rights of each role"
+
+
+def _live_error(
+    message: str, help_text: str | None = None, code: ErrorCode = ErrorCode.BROKER_INVALID_URL
+) -> HorsiesError:
+    return failure_at(None, message, code=code, help_text=help_text)
