@@ -346,7 +346,7 @@ def decide_retry(
         return RetryDecision(None)  # the common case needs no parsing
     policy = policy_from_options(task_options)
     if policy is None:
-        return RetryDecision(None, "not retried: the task has no readable retry policy")
+        return RetryDecision(None, "not retried: the task has no retry policy")
     rule = _matching_rule(policy, error_code, exception_names)
     if rule is None:
         return RetryDecision(None, _unlisted(error_code, exception_names))

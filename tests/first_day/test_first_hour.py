@@ -160,7 +160,8 @@ def bank_is_busy() -> TaskError:
     retry_policy=RetryPolicy.exponential(1, max_retries=2, auto_retry_for=[
         *("GATEWAY_DOWN", "CHARGE_FAILED", "WORKER_CRASHED", "TASK_TIMEOUT"),
         *("BANK_BUSY", BANK_AWAY, Code.SLOW),
-        *("GATEWY_DOWN", "NEVER_MENTIONED", "TASK_CANCELLED"),
+        *(OSError, "builtins.OSError", "horsies.errors.RetryLater"),
+        *("GATEWY_DOWN", "NEVER_MENTIONED", "TASK_CANCELLED", "shop.Missing", "away.Missing"),
     ]),
 )
 def charge() -> TaskResult[int, TaskError]:
@@ -175,10 +176,13 @@ def test_check_warns_of_codes_that_nothing_produces(tmp_path: Path) -> None:
     assert (checked.returncode, "ok: all validations passed" in checked.stdout) == (0, True)
     warnings = [line.partition("auto_retry_for lists ")[2] for line in checked.stderr.splitlines()]
     unproduced = "but no exception mapper, default code or function produces it"
+    unloaded = "but no loaded module has an exception class of that name"
     assert warnings == [
         f"GATEWY_DOWN, {unproduced}; did you mean GATEWAY_DOWN?",
         f"NEVER_MENTIONED, {unproduced}; correct the code or remove it",
         "TASK_CANCELLED, a built-in code that no failed attempt has; remove it",
+        f"shop.Missing, {unloaded}; list the class itself",
+        f"away.Missing, {unloaded}; list the class itself",
     ]
     assert f"In task 'charge' ({tmp_path / 'shop.py'}:" in checked.stderr
 

@@ -16,6 +16,7 @@ import pytest
 from psycopg.types.json import Jsonb
 
 from horsies.ids import new_id
+from horsies.retry import RetryPolicy
 from tests.monitor.conftest import Finished, Run
 from tests.support.database import Database
 from tests.support.rows import add_attempt, add_snapshot, add_task, add_worker, ago, picture, row_of
@@ -322,6 +323,12 @@ def test_a_task_is_shown_without_arguments_and_result_unless_asked(
         "kwargs",
         "result",
     }
+
+
+def test_show_has_no_number_for_retries_without_a_limit(horsies: Run, database: Database) -> None:
+    endless = RetryPolicy.forever(auto_retry_for=["GATEWAY_DOWN"]).max_retries
+    task_id = add_task(database, retry_count=5, max_retries=endless)
+    assert "5 without limit" in horsies("show", task_id).out
 
 
 @pytest.mark.parametrize("as_json", [False, True], ids=["text", "json"])

@@ -19,7 +19,7 @@ def tasks(app: Horsies, moment: datetime) -> None:
     @app.task(
         "good",
         queue_name="mail",
-        retry_policy=RetryPolicy.fixed([1], auto_retry_for=["GATEWAY_DOWN"]),
+        retry_policy=RetryPolicy.fixed([0.5], auto_retry_for=[OSError, "GATEWAY_DOWN"]),
         exception_mapper={ConnectionError: "GATEWAY_DOWN", TimeoutError: "GATEWAY_DOWN"},
         default_unhandled_error_code="BROKEN",
         timeout_ms=1_000,

@@ -237,7 +237,8 @@ def encode_report(report: ChildReport, rss_bytes: int = 0, run_microseconds: int
     task_id, result = report.task_id, report.result_json
     code, message = report.error_code, report.error_message
     try:
-        retry = _retry_text(report.exception_names, report.retry_after)
+        has_retry = bool(report.exception_names) or report.retry_after is not None
+        retry = json.dumps([report.exception_names, report.retry_after]) if has_retry else ""
         body = f"{task_id}{result}{code or ''}{message or ''}{retry}".encode()
     except UnicodeEncodeError:
         return encode_report(_without_surrogates(report), rss_bytes, run_microseconds)
@@ -245,7 +246,7 @@ def encode_report(report: ChildReport, rss_bytes: int = 0, run_microseconds: int
         _REPORT.size - 4 + len(body),
         _KIND_REPORT,
         report.generation,
-        report.ok | (not report.was_called) << 1 | (retry != "") << 2,
+        report.ok | (not report.was_called) << 1 | has_retry << 2,
         rss_bytes,
         run_microseconds,
         len(task_id),
@@ -280,13 +281,11 @@ def decode_report(frame: bytes) -> tuple[ChildReport, int, int]:
         None if code_size == _NO_TEXT else texts[result_end:code_end],
         None if message_size == _NO_TEXT else texts[code_end:message_end],
         not flags & 2,
-        *(_retry_part(texts[message_end:]) if flags & 4 else ()),
     )
+    if flags & 4:
+        names, retry_after = _retry_part(texts[message_end:])
+        report = report._replace(exception_names=names, retry_after=retry_after)
     return report, rss_bytes, run_microseconds
-
-
-def _retry_text(names: tuple[str, ...], retry_after: float | None) -> str:
-    return json.dumps([names, retry_after]) if names or retry_after is not None else ""
 
 
 def _retry_part(text: str) -> tuple[tuple[str, ...], float | None]:
