@@ -33,6 +33,7 @@ from horsies.task_result import TaskError, storable_text
 STOPPED_BY_TIMEOUT = "timeout"
 STOPPED_BY_CANCEL = "cancel"
 STOPPED_BY_SHUTDOWN = "shutdown"
+STOPPED_FOR_REQUEUE = "requeue"
 STOPPED_BY_LOSS = "loss"
 
 # Access to an enum's member takes 0.1 µs, and there are several per task.
@@ -40,8 +41,8 @@ _SUCCEEDED, _ATTEMPT_SUCCEEDED = TaskStatus.COMPLETED, TaskAttemptOutcome.COMPLE
 
 
 class Outcome(NamedTuple):
-    """A finished attempt to record. With ``delay_seconds`` the task is retried, unless its
-    ``good_until`` comes first.
+    """A finished attempt to record. With ``delay_seconds`` the task is retried, up to ``max_retries``
+    times if that is more than its own limit, unless its ``good_until`` comes first.
     """
 
     task_id: str
@@ -54,6 +55,7 @@ class Outcome(NamedTuple):
     error_message: str | None = None
     failed_reason: str | None = None
     delay_seconds: float | None = None
+    max_retries: int = 0
 
     @classmethod
     def completed(cls, task: ClaimedTask, result: str) -> Outcome:
@@ -141,7 +143,18 @@ def outcome_of_stop(
         text = f"The task ran longer than its timeout_ms={task.timeout_ms}."
         delay = _retry_delay(task, OutcomeCode.TASK_TIMEOUT.value, random)
         return Outcome.failed(task, OutcomeCode.TASK_TIMEOUT, text, delay_seconds=delay)
-    return _crashed(task, "The worker was stopped before the task ended.", random)
+    if reason == STOPPED_BY_LOSS:
+        return _crashed(task, "The worker lost the task while it was running.", random)
+    stopped = _interrupted(
+        task,
+        OperationalErrorCode.WORKER_STOPPED,
+        "The worker was stopped before the task ended.",
+        random,
+    )
+    if reason == STOPPED_FOR_REQUEUE:
+        # One more attempt is allowed, so that this one does not use up a retry.
+        return stopped._replace(delay_seconds=0.0, max_retries=task.max_retries + 1)
+    return stopped
 
 
 def outcome_of_unread_inputs(task: ClaimedTask) -> Outcome:
@@ -177,7 +190,15 @@ def without_result(outcome: Outcome) -> Outcome:
 def _crashed(
     task: ClaimedTask | AbandonedTask, reason: str, random: Callable[[], float]
 ) -> Outcome:
-    code = OperationalErrorCode.WORKER_CRASHED
+    return _interrupted(task, OperationalErrorCode.WORKER_CRASHED, reason, random)
+
+
+def _interrupted(
+    task: ClaimedTask | AbandonedTask,
+    code: OperationalErrorCode,
+    reason: str,
+    random: Callable[[], float],
+) -> Outcome:
     return Outcome.failed(
         task,
         code,
@@ -211,7 +232,7 @@ def locking_steps(workflow_ids: Iterable[str | None]) -> list[Step]:
 
 _COMPLETED = attrgetter("task_id", "generation", "result")
 _FAILURE = ("attempt_outcome", "error_code", "error_message", "failed_reason")
-_RETRIED = attrgetter("task_id", "generation", "delay_seconds", *_FAILURE)
+_RETRIED = attrgetter("task_id", "generation", "delay_seconds", *_FAILURE, "max_retries")
 _FAILED = attrgetter("task_id", "generation", "status", "result", *_FAILURE)
 
 

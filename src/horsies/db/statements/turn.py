@@ -174,6 +174,7 @@ class RetryTasks(NamedTuple):
     error_codes: Sequence[str | None]
     error_messages: Sequence[str | None]
     failed_reasons: Sequence[str | None]
+    max_retries: Sequence[int] = NOTHING
 
 
 class FailTasks(NamedTuple):

@@ -26,18 +26,20 @@ RETURNING task_id::text
 
 -- name: retry_tasks
 -- RUNNING -> PENDING, due after the delay, and the attempt row. A retry that would start at or after
--- good_until does not match; fail_tasks, run after this on the same rows, takes it.
+-- good_until does not match; fail_tasks, run after this on the same rows, takes it. A task that returns to its
+-- queue because its worker stops may be tried once more.
 WITH report AS MATERIALIZED (
     SELECT *, clock_timestamp() + delay_seconds * interval '1 second' AS due_at
     FROM unnest(%(ids)s::uuid[], %(generations)s::integer[], %(delays_seconds)s::float8[],
                 %(outcomes)s::text[], %(error_codes)s::text[], %(error_messages)s::text[],
-                %(failed_reasons)s::text[])
-        AS sent (id, generation, delay_seconds, outcome, error_code, error_message, failed_reason)),
+                %(failed_reasons)s::text[], %(max_retries)s::integer[])
+        AS sent (id, generation, delay_seconds, outcome, error_code, error_message, failed_reason,
+                 max_retries)),
 finished AS (
     UPDATE horsies_tasks AS task SET
         status = 'PENDING', retry_count = task.retry_count + 1, claimed_by_worker_id = NULL,
         claimed_at = NULL, next_retry_at = report.due_at, enqueued_at = report.due_at,
-        updated_at = clock_timestamp()
+        max_retries = greatest(task.max_retries, report.max_retries), updated_at = clock_timestamp()
     FROM report
     WHERE task.id = report.id AND task.generation = report.generation AND task.id = ANY(%(ids)s::uuid[])
       AND task.claimed_by_worker_id IS NOT DISTINCT FROM %(worker_id)s AND coalesce(task.status, '') = 'RUNNING'
