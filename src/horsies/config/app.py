@@ -141,6 +141,10 @@ class RecoveryConfig(FrozenModel):
     """Hours finished tasks and workflows are kept, from 1 to 43,800 (five years). None keeps them
     forever. Defaults to 720 (thirty days)."""
 
+    queue_retention: dict[str, timedelta | None] = Field(default_factory=dict)
+    """How long finished tasks of these queues are kept instead, from one second to 100 years; None
+    keeps them forever. Decided when a task is sent. Defaults to {}."""
+
     unknown_task_grace_ms: int = Field(default=600_000, ge=1_000, le=86_400_000)
     """Milliseconds that a task waits for a worker that knows its name, from 1,000 to 86,400,000 (a
     day). After that time without such a worker it fails with WORKER_RESOLUTION_ERROR, a sub-workflow
@@ -171,6 +175,15 @@ class RecoveryConfig(FrozenModel):
                     and not timedelta(0) < allowed <= timedelta(seconds=SECONDS_MAX),
                     ErrorCode.CONFIG_INVALID_RECOVERY,
                     "paused_workflow_auto_cancel_after must be above 0 and at most 100 years, or None",
+                ),
+                *(
+                    (
+                        kept is not None
+                        and not timedelta(seconds=1) <= kept <= timedelta(seconds=SECONDS_MAX),
+                        ErrorCode.CONFIG_INVALID_RECOVERY,
+                        f"queue_retention[{name!r}] must be from one second to 100 years, or None",
+                    )
+                    for name, kept in self.queue_retention.items()
                 ),
             ],
         )
@@ -253,6 +266,9 @@ class PayloadConfig(FrozenModel):
 def _copied_mapper(value: object) -> object:
     # Pydantic would report a bad entry itself; ours has an error code and comes with the other problems.
     return dict(value) if isinstance(value, Mapping) else value
+
+
+PayloadPolicy = PayloadConfig
 
 
 class AppConfig(FrozenModel):
@@ -372,6 +388,8 @@ class AppConfig(FrozenModel):
             mode,
             "custom_queues must name at least one queue in CUSTOM mode",
         )
+        for name in self.recovery.queue_retention.keys() - {queue.name for queue in self.queues()}:
+            yield True, mode, f"recovery.queue_retention names {name!r}, which is not a queue"
         for name in sorted({name for name in names if names.count(name) > 1}):
             yield is_custom, mode, f"custom_queues names the queue {name!r} more than once"
         longest = MAX_QUEUE_NAME_BYTES - len(channel_prefix(self.broker.schema_name))

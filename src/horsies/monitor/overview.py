@@ -26,6 +26,7 @@ from horsies.db.statements.monitor import (
     Sample,
     TaskDetail,
     TaskSummary,
+    Waiting,
     WaitingCount,
     Window,
     WorkerSummary,
@@ -39,8 +40,9 @@ from horsies.db.statements.monitor import (
     list_tasks_by_error,
     list_workers,
     read_task_detail,
+    read_waiting,
 )
-from horsies.db.statements.tasks import TaskAttemptInfo
+from horsies.db.statements.tasks import TaskAttemptInfo, TaskId
 from horsies.error_codes import column_code
 from horsies.ids import first_id_at, stored_form
 from horsies.states import TaskStatus
@@ -114,10 +116,11 @@ class TaskFilters:
 
 @dataclass(frozen=True, slots=True)
 class TaskReport:
-    """One task and its finished attempts, newest first."""
+    """One task and its finished attempts, newest first, and why it does not start or end."""
 
     task: TaskDetail
     attempts: list[TaskAttemptInfo]
+    waits_because: list[str] = field(default_factory=list)
 
 
 def read_overview(broker: PostgresBroker, configured: Iterable[str] = ()) -> BrokerResult[Overview]:
@@ -260,4 +263,23 @@ def _task_script(task_id: str, payload: bool) -> Script[TaskReport | None]:
     task = one_or_none((yield read_task_detail, ReadTaskDetail(stored, payload)))
     if task is None:
         return None
-    return TaskReport(task, (yield from attempts_script(stored)))
+    attempts = yield from attempts_script(stored)
+    waiting = one_or_none((yield read_waiting, TaskId(stored)))
+    return TaskReport(task, attempts, [] if waiting is None else waiting_reasons(task, waiting))
+
+
+def waiting_reasons(task: TaskDetail, waiting: Waiting) -> list[str]:
+    """Name the obstacles of an unfinished task, in one sentence each."""
+    if TaskStatus(task.status).is_terminal:
+        return []
+    reasons = []
+    if waiting.action is not None:
+        reasons.append(f"the database refuses to {waiting.action} it: {waiting.error}")
+    if task.status == TaskStatus.PENDING.value:
+        if waiting.paused_at is not None:
+            reasons.append(f"queue {task.queue_name!r} is paused")
+        if not waiting.is_served:
+            reasons.append(f"no running worker serves queue {task.queue_name!r}")
+        elif not waiting.is_known:
+            reasons.append(f"no running worker of its queue knows task {task.task_name!r}")
+    return reasons

@@ -178,7 +178,7 @@ def test_a_large_result_below_the_limit_is_stored_and_warned_about(
     worker: RunningWorker, programs: ModuleType
 ) -> None:
     assert result_of(programs.make_text.send(1_000).unwrap()).ok_value == "x" * 1_000
-    wait_until(lambda: "more than payload.warn_bytes=500" in worker.log(), 5)
+    wait_until(lambda: "more than payload.warn_bytes=500" in worker.log())
 
 
 def test_a_task_the_worker_does_not_know_fails_with_a_resolution_error(
@@ -305,7 +305,7 @@ def test_log_lines_of_async_tasks_name_each_its_own(
 
 def test_every_line_of_a_json_log_is_json(worker: RunningWorker, programs: ModuleType) -> None:
     result_of(programs.explode.send("said so").unwrap())
-    wait_until(lambda: entries(worker, "said so"), 5)
+    wait_until(lambda: entries(worker, "said so"))
     (entry,) = entries(worker, "said so")
     assert "Traceback" in entry["exception"]
     lines = [line for line in worker.log().splitlines() if line.startswith("{")]
