@@ -26,8 +26,9 @@ RETURNING task_id::text
 
 -- name: retry_tasks
 -- RUNNING -> PENDING, due after the delay, and the attempt row. A retry that would start at or after
--- good_until does not match; fail_tasks, run after this on the same rows, takes it. A task without a policy gets
--- the limit of the rule that retries it.
+-- good_until does not match; fail_tasks, run after this on the same rows, takes it. "max_retries" raises the limit
+-- of a task without a policy to that of the rule that retries it, and by one for a task that returns to its queue
+-- because its worker stops.
 WITH report AS MATERIALIZED (
     SELECT *, clock_timestamp() + delay_seconds * interval '1 second' AS due_at
     FROM unnest(%(ids)s::uuid[], %(generations)s::integer[], %(delays_seconds)s::float8[],
