@@ -164,6 +164,7 @@ def _in_a_coroutine(text: str) -> str:
     "name",
     [
         *("sending.md", "results.md", "configuration.md", "workers.md", "scheduling.md"),
+        "operating.md",
         *("workflows.md", "workflows-steering.md"),
     ],
 )
