@@ -296,6 +296,10 @@ class TaskResult(Generic[T_co, E_co]):
         err = self._err
         return {"err": err.to_dict() if isinstance(err, TaskError) else json_object({"": err})[""]}
 
+    def __iter__(self) -> Iterator[tuple[str, Any]]:
+        # As of pydantic's models: encoders that know no schema call dict().
+        return iter(_sides(self).items())
+
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, TaskResult):
             return NotImplemented

@@ -149,6 +149,8 @@ def test_the_state_of_a_task_is_json(
         "COMPLETED",
         {"ok": 3},
     )
+    assert info.attempts is not None
+    assert plain["attempts"] == [info.attempts[0].to_dict()]
     assert plain["attempts"][0]["outcome"] == "FAILED"
     assert json.loads(INFO.dump_json(info)) == plain
     for again in (INFO.validate_json(INFO.dump_json(info)), INFO.validate_python(plain)):
@@ -156,6 +158,29 @@ def test_the_state_of_a_task_is_json(
         assert again.status is TaskStatus.COMPLETED
         assert again.attempts is not None
         assert isinstance(again.attempts[0], TaskAttemptInfo)
+
+
+@pytest.mark.parametrize("result", [TaskResult(ok=[1]), failed()])
+def test_encoders_without_a_schema_take_a_result_for_a_dictionary(
+    result: TaskResult[Any, TaskError],
+) -> None:
+    assert dict(result) == ({"ok": [1]} if result.is_ok() else {"err": result.err_value})
+
+
+def test_a_run_and_its_nodes_are_json(app: Horsies, add: Task, connection: Database) -> None:
+    nodes = [add.node(node_id="first")(a=1)]
+    handle = app.workflow("sum", nodes, definition_key="test.sum").start().unwrap()
+    connection.execute(
+        "UPDATE horsies_workflows SET status = 'FAILED', "
+        """error = '{"error_code":{"__builtin_task_code__":"WORKFLOW_FAILED"}}'"""
+    )
+    run, (node,) = handle.info().unwrap(), handle.tasks().unwrap()
+    assert run.to_dict()["error"]["error_code"] == "WORKFLOW_FAILED"
+    assert (run.to_dict()["workflow_id"], run.to_dict()["status"]) == (handle.workflow_id, "FAILED")
+    assert node.to_dict()["node_id"] == "first"
+    for info in (run, node):
+        adapter: TypeAdapter[Any] = TypeAdapter(type(info))
+        assert adapter.validate_json(adapter.dump_json(info)) == info
 
 
 @pytest.mark.parametrize("mode", ["validation", "serialization"])

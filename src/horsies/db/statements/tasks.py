@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from horsies.db.statement import StatementFile
 from horsies.states import TaskAttemptOutcome, TaskStatus
+from horsies.task_result import json_object
 
 TASKS = StatementFile("tasks.sql")
 
@@ -147,6 +148,10 @@ class TaskAttemptInfo:
     worker_hostname: str | None
     worker_pid: int | None
     worker_process_name: str | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the attempt as plain JSON values."""
+        return json_object(self)
 
 
 class CancelTask(NamedTuple):
