@@ -28,7 +28,8 @@ from horsies.db.statements.monitor import TaskDetail, TaskSummary
 from horsies.db.statements.tasks import TaskAttemptInfo
 from horsies.ids import stored_form
 from horsies.monitor.actions import TaskRetried, retry_task
-from horsies.monitor.overview import TaskFilters, TaskReport, list_tasks, read_task
+from horsies.monitor.overview import TaskReport, read_task
+from horsies.monitor.queries import TaskFilters, list_tasks
 from horsies.result import Err, Result
 from horsies.retry import UNLIMITED_RETRIES
 from horsies.states import TaskStatus
@@ -89,7 +90,7 @@ def tasks(
         names=name or (),
         error_codes=error_code or (),
         since=parse_since(since),
-        before=None if before is None else _task_id(before),
+        after=None if before is None else _task_id(before),
         limit=limit,
     )
     with open_session("tasks", module or locator, database_url) as session:

@@ -42,7 +42,7 @@ from horsies.errors import ResultTimeout, ResultUnavailable, TaskFailed, TaskWat
 from horsies.ids import stored_form
 from horsies.result import Err, Ok, Result
 from horsies.states import TaskAttemptOutcome, TaskStatus
-from horsies.task_result import TaskError, TaskResult
+from horsies.task_result import TaskError, TaskResult, json_object
 from horsies.tasks.broker import (
     BrokerErrorCode,
     BrokerOperationError,
@@ -64,6 +64,10 @@ class TaskInfo(TaskColumns):
     failed_reason: str | None = None
     attempts: list[TaskAttemptInfo] | None = None
     progress: TaskProgress | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the state as plain JSON values."""
+        return json_object(self)
 
 
 class TaskActionErrorCode(StrEnum):
