@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
+import psycopg
 import pytest
 
 from horsies import (
+    AppConfig,
+    CustomQueueConfig,
     ErrorCode,
     Horsies,
+    HorsiesError,
     MapNode,
+    PayloadPolicy,
+    PostgresConfig,
+    QueueMode,
+    RecoveryConfig,
+    RetrievalCode,
+    RetryPolicy,
     SubWorkflowNode,
     TaskError,
     TaskNode,
@@ -21,9 +34,20 @@ from horsies import (
     WorkflowValidationError,
     from_node,
 )
+from horsies.app import RegisteredTasks
+from horsies.cli.worker import _banner
+from horsies.config.app import PayloadConfig
+from horsies.db.pipeline import Pipeline
+from horsies.ids import new_id
+from horsies.retry import delay_seconds
+from horsies.worker.child.execute import execute
+from horsies.worker.config import WorkerConfig, served_queues
+from horsies.worker.protocol import Assignment
+from horsies.worker.reaper import sweep
 from tests.support.apps.shop import app as shop
 from tests.support.apps.shop import double, errors_of, number, square, word, workflow
 from tests.support.database import Database
+from tests.support.rows import stored_ids
 from tests.support.runs import execute_node
 from tests.support.turns import Hands, define_tasks
 
@@ -125,6 +149,144 @@ def test_results_go_into_keyword_arguments_of_any_name(called: Any) -> None:
     assert "3 pieces" in report.result_json
 
 
+@pytest.mark.parametrize(
+    "policy",
+    [
+        RetryPolicy.exponential(
+            5, max_retries=20, auto_retry_for=["DOWN"], max_delay_seconds=60, jitter=False
+        ),
+        RetryPolicy(
+            auto_retry_for=["DOWN"],
+            max_retries=20,
+            intervals=[5],
+            max_delay_seconds=60,
+            backoff_strategy="exponential",
+            jitter=False,
+        ),
+    ],
+    ids=["exponential", "constructor"],
+)
+def test_waits_grow_up_to_max_delay_seconds(policy: RetryPolicy) -> None:
+    stored = RetryPolicy.from_json(policy.to_json())
+    assert stored == policy
+    waits = [delay_seconds(policy, number) for number in (1, 2, 3, 4, 5, 20)]
+    assert waits == [5, 10, 20, 40, 60, 60]
+
+
+BROKER = PostgresConfig(database_url="postgresql://nobody@localhost/nothing")
+
+
+@pytest.mark.parametrize(
+    ("limits", "code"),
+    [
+        (PayloadConfig(), None),
+        (PayloadConfig(warn_bytes=10, reject_bytes=10), None),
+        (PayloadConfig(max_result_bytes=1_000_000), "PAYLOAD_TOO_LARGE"),
+    ],
+    ids=["default", "limited sends", "limited results"],
+)
+def test_a_large_result_is_kept_unless_results_have_a_limit(
+    limits: PayloadConfig, code: str | None
+) -> None:
+    app = Horsies(AppConfig(broker=BROKER, payload=limits))
+
+    @app.task("export")
+    def export(size: int) -> TaskResult[str, TaskError]:
+        return TaskResult(ok="x" * size)
+
+    size = 17_000_000
+    report = execute(app, Assignment("task-1", 1, "export", 1, json.dumps([size]), "{}", None))
+    assert report.error_code == code
+    assert report.ok is (code is None)
+    assert (len(report.result_json) > size) is (code is None)
+
+
+@pytest.mark.parametrize(
+    ("max_concurrency", "cluster_wide_cap", "caps"),
+    [(None, None, "none"), (3, None, "mail 3"), (0, 15, "cluster 15, mail 0")],
+)
+def test_a_queue_has_no_cap_unless_it_sets_one_and_the_banner_shows_every_cap(
+    max_concurrency: int | None, cluster_wide_cap: int | None, caps: str
+) -> None:
+    assert CustomQueueConfig(name="reports").max_concurrency is None
+    mail = CustomQueueConfig(name="mail", max_concurrency=max_concurrency)
+    config = AppConfig(
+        broker=BROKER,
+        queue_mode=QueueMode.CUSTOM,
+        custom_queues=[mail, CustomQueueConfig(name="reports")],
+        cluster_wide_cap=cluster_wide_cap,
+    )
+    app = Horsies(config)
+    banner = _banner(app, WorkerConfig("shop:app", 2, served_queues(app)))
+    assert f"  caps       {caps}\n" in banner
+    assert "not served" not in banner
+    limited = WorkerConfig("shop:app", 2, served_queues(app, ["mail"]), name="post")
+    assert "  not served reports\n" in _banner(app, limited)
+    assert " worker post\n" in _banner(app, limited)
+
+
+URL = "postgresql://app:hunter2@127.0.0.1:1/shop"
+
+
+@pytest.mark.parametrize("kind", ["task", "workflow"])
+def test_get_in_a_running_event_loop_has_a_code_of_its_own(kind: str) -> None:
+    app = Horsies(URL)
+    handle: Any = app.handle(new_id()) if kind == "task" else app.workflow_handle(new_id())
+
+    async def main() -> TaskResult[Any, TaskError]:
+        result: TaskResult[Any, TaskError] = handle.get()
+        return result
+
+    error = asyncio.run(main()).err_value
+    assert error.error_code is RetrievalCode.EVENT_LOOP_RUNNING
+    assert "_async" in str(error.message)
+
+
+@pytest.mark.parametrize(
+    ("result", "expected"),
+    [
+        (TaskResult(ok=3), "TaskResult(ok=3)"),
+        (TaskResult(ok=None), "TaskResult(ok=None)"),
+        (TaskResult(ok="x" * 1000), f"TaskResult(ok='{'x' * 97}...{'x' * 98}')"),
+        (
+            TaskResult(ok=list(range(1_000_000))),
+            "TaskResult(ok=[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, ...])",
+        ),
+        (
+            TaskResult(err=TaskError(error_code="NO", message="it failed")),
+            "TaskResult(err=TaskError(error_code='NO', message='it failed'))",
+        ),
+    ],
+)
+def test_a_result_shows_its_value_shortened(
+    result: TaskResult[Any, TaskError], expected: str
+) -> None:
+    assert repr(result) == expected
+
+
+def test_the_tasks_of_an_application_are_a_mapping_and_a_call() -> None:
+    app = Horsies(URL)
+
+    @app.task("add")
+    def add(a: int) -> TaskResult[int, TaskError]:
+        return TaskResult(ok=a)
+
+    assert isinstance(app.tasks, RegisteredTasks)
+    assert app.tasks["add"] is add
+    assert list(app.tasks.items()) == [("add", add)]
+    assert app.tasks() == {"add": add}
+    assert "sub" not in app.tasks
+
+
+def test_other_names_mean_the_same() -> None:
+    app = Horsies(URL, run_schema_migrations=False)
+    assert app.migrates is Horsies(URL, migrate=False).migrates is False
+    assert app.rerun_task == app.retry_task
+    assert app.rerun_task_async == app.retry_task_async
+    config = AppConfig(broker=PostgresConfig(database_url=URL), payload=PayloadPolicy(warn_bytes=7))
+    assert config.payload == PayloadConfig(warn_bytes=7)
+
+
 @pytest.mark.parametrize("way", ["failed dependency", "cancelled run", "counted after a resume"])
 def test_a_skipped_node_has_no_completed_at(app: Horsies, connection: Database, way: str) -> None:
     tasks, hands = define_tasks(app), Hands(connection)
@@ -167,3 +329,73 @@ def test_the_check_builds_the_children_of_a_specification_at_module_level(
     (error,) = app.check()
     assert error.code is ErrorCode.WORKFLOW_CHECK_BUILDER_EXCEPTION
     assert "n is negative" in error.message
+
+
+QUEUES = [CustomQueueConfig(name=name) for name in ("mail", "audit", "reports")]
+
+
+RETENTION: dict[str, timedelta | None] = {"mail": timedelta(hours=6), "audit": None}
+
+
+def custom_app(url: str, **recovery: Any) -> Horsies:
+    config = AppConfig(
+        broker=PostgresConfig(database_url=url, pool_size=1, max_overflow=1),
+        queue_mode=QueueMode.CUSTOM,
+        custom_queues=QUEUES,
+        recovery=RecoveryConfig(**recovery),
+    )
+    return Horsies(config)
+
+
+@pytest.mark.parametrize(
+    ("queue", "options", "ended_hours_ago", "is_kept"),
+    [
+        ("mail", {}, 5, True),
+        ("mail", {}, 7, False),
+        ("audit", {}, 100_000, True),
+        ("reports", {}, 700, True),
+        ("reports", {}, 740, False),
+        ("reports", {"retention": timedelta(minutes=1)}, 1, False),
+        ("mail", {"retention": timedelta(days=90)}, 1_000, True),
+    ],
+)
+def test_a_queue_and_a_send_have_a_retention_of_their_own(
+    connection: Database,
+    process_url: str,
+    queue: str,
+    options: Any,
+    ended_hours_ago: int,
+    is_kept: bool,
+) -> None:
+    app = custom_app(process_url, queue_retention=RETENTION)
+
+    @app.task("work", queue_name=queue)
+    def work() -> TaskResult[None, TaskError]:
+        return TaskResult(ok=None)
+
+    work.with_options(**options).send().unwrap()
+    work.with_options(**options).send_many([work.bind()]).unwrap()
+    app.close()
+    connection.execute(
+        "UPDATE horsies_tasks SET status = 'COMPLETED', completed_at = now() - %s, "
+        # As if it had been sent then: retention finds tasks by the time in their ids.
+        "id = overlay(id::text placing '000000000000' from 1 for 13)::uuid",
+        (timedelta(hours=ended_hours_ago),),
+    )
+    with psycopg.connect(process_url, autocommit=True) as mine:
+        sweep(Pipeline(mine), app.config.recovery)
+    assert len(stored_ids(connection)) == (2 if is_kept else 0)
+
+
+@pytest.mark.parametrize(
+    ("retention", "message"),
+    [
+        ({"nothing": timedelta(hours=1)}, "queue_retention names 'nothing', which is not a queue"),
+        ({"mail": timedelta(0)}, "queue_retention['mail'] must be from one second"),
+    ],
+)
+def test_a_retention_that_cannot_apply_is_refused(
+    process_url: str, retention: Any, message: str
+) -> None:
+    with pytest.raises(HorsiesError, match=message.replace("[", r"\[").replace("]", r"\]")):
+        custom_app(process_url, queue_retention=retention)

@@ -20,7 +20,8 @@ from horsies.error_codes import OperationalErrorCode
 from horsies.errors import ErrorCode, ValidationReport, WorkflowValidationError, raise_collected
 from horsies.ids import stored_form
 from horsies.retry import RetryPolicy
-from horsies.tasks.request import encode_options, max_retries
+from horsies.tasks.options import encode_options
+from horsies.tasks.request import max_retries
 from horsies.workflow.build.graph import Graph, key_problem, no_key
 from horsies.workflow.build.shape import NESTING_DEPTH_MAX
 from horsies.workflow.nodes.nodes import (
