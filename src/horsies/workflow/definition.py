@@ -38,6 +38,14 @@ class BuildsSpecs(Protocol):
     def workflow(self) -> WorkflowMaker: ...
 
 
+class _DefaultMeta:
+    """The options of a workflow without a Meta of its own."""
+
+    output: ClassVar[AnyNode | NodeKey[Any] | str | None] = None
+    on_error: ClassVar[OnError] = OnError.FAIL
+    success_policy: ClassVar[SuccessPolicy | None] = None
+
+
 class WorkflowDefinition(Generic[T]):
     """A workflow as a class: a name, a key, nodes, and optionally parameters.
 
@@ -60,12 +68,8 @@ class WorkflowDefinition(Generic[T]):
     name: ClassVar[str] = ""
     definition_key: ClassVar[str] = ""
 
-    class Meta:
-        """The options of the workflow."""
-
-        output: ClassVar[AnyNode | NodeKey[Any] | str | None] = None
-        on_error: ClassVar[OnError] = OnError.FAIL
-        success_policy: ClassVar[SuccessPolicy | None] = None
+    # A variable, not a class: pyright refuses an inner class of the same name that does not derive from it.
+    Meta: ClassVar[type[Any]] = _DefaultMeta
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
