@@ -22,7 +22,6 @@ from horsies.workflow.nodes.nodes import (
     AnyNode,
     NodeKey,
     OnError,
-    SuccessPolicy,
     value_type,
 )
 from horsies.workflow.nodes.type_compat import UNKNOWN_TYPE, fits
@@ -36,14 +35,6 @@ class BuildsSpecs(Protocol):
 
     @property
     def workflow(self) -> WorkflowMaker: ...
-
-
-class _DefaultMeta:
-    """The options of a workflow without a Meta of its own."""
-
-    output: ClassVar[AnyNode | NodeKey[Any] | str | None] = None
-    on_error: ClassVar[OnError] = OnError.FAIL
-    success_policy: ClassVar[SuccessPolicy | None] = None
 
 
 class WorkflowDefinition(Generic[T]):
@@ -68,8 +59,8 @@ class WorkflowDefinition(Generic[T]):
     name: ClassVar[str] = ""
     definition_key: ClassVar[str] = ""
 
-    # A variable, not a class: pyright refuses an inner class of the same name that does not derive from it.
-    Meta: ClassVar[type[Any]] = _DefaultMeta
+    # Not a nested class: pyright refuses a `class Meta` that does not inherit from it.
+    Meta: ClassVar[type] = object
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
