@@ -204,8 +204,8 @@ class TaskFunction(TaskSendOptions[P, T], Generic[P, T, R_co]):
     def node(self, **options: Unpack[NodeOptions]) -> NodeFactory[P, T]:
         """Make a workflow node; call the returned factory with the task's parameters, by name.
 
-        The options are those of ``TaskNode``. ``from_node(other)`` passes the result of another
-        node and makes that node a dependency.
+        The options are those of ``TaskNode``. ``from_node(other)`` passes the value or the result of
+        another node, as the parameter is annotated, and makes that node a dependency.
 
         Example:
             first = fetch.node()(url="https://example.org")

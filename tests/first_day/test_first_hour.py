@@ -459,6 +459,10 @@ def test_a_builder_in_the_module_of_the_application_must_be_registered(
 
         made = make()
 
+        @app.workflow_builder()
+        def registered() -> WorkflowSpec[Any]:
+            return forgotten()
+
         def forgotten() -> WorkflowSpec[Any]:
             return app.workflow("w", [work.node()()], definition_key="first_hour.w")
     """)

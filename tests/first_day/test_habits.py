@@ -308,6 +308,29 @@ def test_a_skipped_node_has_no_completed_at(app: Horsies, connection: Database, 
     assert nodes["last"].completed_at is nodes["later"].completed_at is None
 
 
+@pytest.mark.parametrize("discovered", [True, False], ids=["discovered", "own module"])
+def test_the_check_builds_the_children_of_a_specification_at_module_level(
+    module: Callable[[str], Horsies], discovered: bool
+) -> None:
+    app = module("""
+        class Child(WorkflowDefinition[int]):
+            name = "child"
+            definition_key = f"{__name__}.child"
+
+            @classmethod
+            def build_with(cls, app: Any, *, n: int) -> WorkflowSpec[int]:
+                raise ArithmeticError("n is negative")
+
+        inner = SubWorkflowNode(Child, kwargs={"n": -1})
+        spec = app.workflow("outer", [inner], definition_key="habits.outer")
+    """)
+    if discovered:
+        app.discover_tasks([app.definitions()["work"].function.__module__])
+    (error,) = app.check()
+    assert error.code is ErrorCode.WORKFLOW_CHECK_BUILDER_EXCEPTION
+    assert "n is negative" in error.message
+
+
 QUEUES = [CustomQueueConfig(name=name) for name in ("mail", "audit", "reports")]
 
 
@@ -376,26 +399,3 @@ def test_a_retention_that_cannot_apply_is_refused(
 ) -> None:
     with pytest.raises(HorsiesError, match=message.replace("[", r"\[").replace("]", r"\]")):
         custom_app(process_url, queue_retention=retention)
-
-
-@pytest.mark.parametrize("discovered", [True, False], ids=["discovered", "own module"])
-def test_the_check_builds_the_children_of_a_specification_at_module_level(
-    module: Callable[[str], Horsies], discovered: bool
-) -> None:
-    app = module("""
-        class Child(WorkflowDefinition[int]):
-            name = "child"
-            definition_key = f"{__name__}.child"
-
-            @classmethod
-            def build_with(cls, app: Any, *, n: int) -> WorkflowSpec[int]:
-                raise ArithmeticError("n is negative")
-
-        inner = SubWorkflowNode(Child, kwargs={"n": -1})
-        spec = app.workflow("outer", [inner], definition_key="habits.outer")
-    """)
-    if discovered:
-        app.discover_tasks([app.definitions()["work"].function.__module__])
-    (error,) = app.check()
-    assert error.code is ErrorCode.WORKFLOW_CHECK_BUILDER_EXCEPTION
-    assert "n is negative" in error.message

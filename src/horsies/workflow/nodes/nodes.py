@@ -68,6 +68,9 @@ class YieldsValue(Protocol[T_co]):
 class BuildsWorkflow(Protocol[T_co]):
     """The part of a workflow definition that a node uses."""
 
+    @property
+    def name(self) -> str: ...
+
     @classmethod
     def build(cls, app: Any) -> YieldsValue[T_co]: ...
 
