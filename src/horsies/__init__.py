@@ -21,6 +21,7 @@ from horsies.config.app import (
     AppConfig,
     CustomQueueConfig,
     PayloadConfig,
+    PayloadPolicy,
     QueueMode,
     RecoveryConfig,
     WorkerResilienceConfig,
@@ -177,6 +178,7 @@ __all__ = [
     "RecoveryConfig",
     "WorkerResilienceConfig",
     "PayloadConfig",
+    "PayloadPolicy",
     "RetryPolicy",
     "ExceptionMapper",
     # schedules

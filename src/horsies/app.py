@@ -15,9 +15,10 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any, Never, TypeVar, Unpack
 
-from horsies.check import import_errors, live_errors, policy_errors
+from horsies.check import import_errors, live_errors, policy_errors, policy_warnings
 from horsies.config.app import AppConfig
 from horsies.config.postgres import PostgresConfig
+from horsies.db.database import resolve_url
 from horsies.errors import ConfigurationError, ErrorCode, HorsiesError
 from horsies.modules import expand_module_globs, import_entries, import_entry, refuse_single_module
 from horsies.monitor.operations import Operations
@@ -80,6 +81,26 @@ def _environment_migrates() -> bool:
     return value == "1"
 
 
+class RegisteredTasks(Mapping[str, AnyTask]):
+    """The registered tasks by name: ``app.tasks["add"]``. A call, ``app.tasks()``, returns a copy."""
+
+    def __init__(self, tasks: Mapping[str, AnyTask]) -> None:
+        self._tasks = tasks
+
+    def __getitem__(self, task_name: str) -> AnyTask:
+        return self._tasks[task_name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tasks)
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def __call__(self) -> dict[str, AnyTask]:
+        """Return the registered tasks in a dictionary of its own."""
+        return dict(self._tasks)
+
+
 class Horsies(Operations):
     """An application: configuration, tasks and broker.
 
@@ -92,15 +113,22 @@ class Horsies(Operations):
 
     A URL is short for ``AppConfig(broker=PostgresConfig(database_url=url))``. Without a configuration
     the database is the one named by HORSIES_DATABASE_URL or DATABASE_URL.
-    With ``migrate=False``, or HORSIES_MIGRATE=0, no process of the application changes the schema;
-    `horsies migrate` does.
+    With ``migrate=False``, ``run_schema_migrations=False`` or HORSIES_MIGRATE=0, no process of the
+    application changes the schema; `horsies migrate` does.
     """
 
-    def __init__(self, config: AppConfig | str | None = None, *, migrate: bool = True) -> None:
+    def __init__(
+        self,
+        config: AppConfig | str | None = None,
+        *,
+        migrate: bool = True,
+        run_schema_migrations: bool = True,
+    ) -> None:
         self.config = _app_config(config)
-        self.migrates = migrate and _environment_migrates()
+        self.migrates = migrate and run_schema_migrations and _environment_migrates()
         self._role = "producer"
         self._tasks: dict[str, AnyTask] = {}
+        self.tasks = RegisteredTasks(self._tasks)
         self._modules: list[str] = []
         self._hooks: list[ChildProcessStartHook] = []
         self._builders: list[RegisteredBuilder] = []
@@ -163,10 +191,6 @@ class Horsies(Operations):
     def list_tasks(self) -> list[str]:
         """Return the names of the registered tasks."""
         return list(self._tasks)
-
-    def tasks(self) -> dict[str, AnyTask]:
-        """Return the registered tasks by name."""
-        return dict(self._tasks)
 
     def get_task(self, task_name: str) -> AnyTask | None:
         """Return a registered task, or None."""
@@ -342,6 +366,17 @@ class Horsies(Operations):
 
     # The broker, checking and closing
 
+    @property
+    def database_url(self) -> str:
+        """The address of the database as other libraries take it, with its password.
+
+        It begins with postgresql://. For embedded:// the private server is started or joined.
+
+        Example:
+            with psycopg.connect(app.database_url) as connection: ...
+        """
+        return resolve_url(self.config.broker.database_url)
+
     def get_broker(self) -> PostgresBroker:
         """Return the broker, built on first use without connecting."""
         if self._broker is None:
@@ -372,17 +407,23 @@ class Horsies(Operations):
         """Validate the application before it runs, and return the errors of the first failing phase.
 
         Imports the discovered modules and builds their workflows with sends suppressed, checks error
-        codes, policies and schedules, and with ``live`` connects to the database and tests LISTEN.
+        codes, policies and schedules, and with ``live`` connects to the database, looks for its tables
+        and the rights on them, and tests LISTEN. Codes in ``auto_retry_for`` that nothing produces are
+        logged as warnings.
         """
         modules: list[ModuleType] = []
         with self.sends_suppressed():
             errors = import_errors(self._modules, lambda entry: modules.append(import_entry(entry)))
             errors = errors or workflow_errors(self, modules, self._builders)
         errors = errors or policy_errors(self.config, self.definitions().values())
+        for warning in [] if errors else policy_warnings(self.config, self.definitions().values()):
+            logger.warning("%s", warning)
         if not errors and self.role != "worker":  # a worker runs the tasks of any schedule
             with self.sends_suppressed():
                 errors = schedule_errors(Application(self.config, self.definitions(), self))
-        return errors or (live_errors(self.config.broker) if live else [])
+        if errors or not live:
+            return errors
+        return live_errors(self.config.broker, role=self.role, migrates=self.migrates)
 
     def close(self) -> BrokerResult[None]:
         """Close the connections of this process; the next use reconnects."""

@@ -5,8 +5,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from difflib import get_close_matches
+from enum import Enum
+from types import CodeType, FunctionType, ModuleType
+from typing import Any
 
+from psycopg import Connection
 from pydantic import ValidationError
 
 from horsies.config.app import AppConfig
@@ -14,6 +20,14 @@ from horsies.config.postgres import PostgresConfig
 from horsies.db.database import Database
 from horsies.db.errors import describe
 from horsies.db.listen import receives_own_notification
+from horsies.db.migrate import UnusableSchemaError, pending_migrations, require_current_schema
+from horsies.db.statements.monitor import SchemaName, read_rights
+from horsies.error_codes import (
+    BUILTIN_CODE_REGISTRY,
+    OutcomeCode,
+    RetrievalCode,
+    error_code_text,
+)
 from horsies.errors import ErrorCode, HorsiesError, MultipleValidationErrors, SourceLocation
 from horsies.modules import failure_at, import_problem
 from horsies.retry import (
@@ -25,12 +39,30 @@ from horsies.retry import (
 from horsies.tasks.definition import TaskDefinition
 
 _OWN_NAME = "choose a name of your own: built-in codes mean that horsies itself found the error"
+# Built-in codes that no failed attempt has: the task was not running, or has not failed.
+_UNRETRIED_CODES = {*RetrievalCode, OutcomeCode.TASK_CANCELLED, OutcomeCode.TASK_EXPIRED}
 _NO_DELIVERY = (
     "The database accepts LISTEN but delivers no notification, as behind a transaction pooler."
 )
 _DIRECT_ADDRESS = (
     "set session_database_url to an address that leads to PostgreSQL directly or through a session "
     "pooler"
+)
+_MIGRATE = (
+    "run `horsies migrate` as the owner of the tables, or grant the role the right to create them"
+)
+# The rights of the role horsies_producer in docs/security.md.
+_PRODUCER_RIGHTS = frozenset(
+    f"{right} ON horsies_{table}"
+    for table, rights in {
+        "migrations": ("SELECT",),
+        "task_attempts": ("SELECT",),
+        "tasks": ("SELECT", "INSERT", "UPDATE"),
+        "workflows": ("SELECT", "INSERT", "UPDATE"),
+        "workflow_tasks": ("SELECT", "INSERT", "UPDATE"),
+        "workflow_signals": ("SELECT", "INSERT", "DELETE"),
+    }.items()
+    for right in rights
 )
 
 
@@ -103,25 +135,154 @@ def _policy_problems(policy: RetryPolicy | None) -> Iterator[str]:
             yield f"retry_policy is not valid: {detail['msg'].removeprefix('Value error, ')}"
 
 
-def live_errors(config: PostgresConfig) -> list[HorsiesError]:
-    """Return the error that makes the database unusable: no connection, or no notifications.
+def policy_warnings(config: AppConfig, definitions: Iterable[TaskDefinition]) -> list[str]:
+    """Return, as sentences, the codes in ``auto_retry_for`` that nothing produces.
 
-    Uses connections of its own and closes them; the application's broker is not touched.
+    Exception mappers, default codes, and the functions and constants of every loaded module can
+    produce a code. The members of an enum are not checked: a misspelt one does not exist.
+    """
+    listed = [
+        (task, str(error_code_text(code)))
+        for task in definitions
+        for code in (task.retry_policy.auto_retry_for if task.retry_policy else ())
+        if not isinstance(code, Enum) or code in _UNRETRIED_CODES
+    ]
+    known = set(BUILTIN_CODE_REGISTRY) - _UNRETRIED_CODES
+    owners: list[AppConfig | TaskDefinition] = [config, *(task for task, _ in listed)]
+    for settings in owners:
+        mapped = {*settings.exception_mapper.values(), settings.default_unhandled_error_code}
+        known |= {code for code in map(error_code_text, mapped) if code is not None}
+    if unsure := {code for _, code in listed} - known - _UNRETRIED_CODES:
+        known |= _codes_in_modules(unsure, [task for task, _ in listed])
+    return [_unknown_code(task, code, known) for task, code in listed if code not in known]
+
+
+def _unknown_code(task: TaskDefinition, code: str, known: Iterable[str]) -> str:
+    if code in _UNRETRIED_CODES:
+        rest = "a built-in code that no failed attempt has; remove it"
+    else:
+        close = get_close_matches(code, known, n=1)
+        advice = f"did you mean {close[0]}?" if close else "correct the code or remove it"
+        rest = f"but no exception mapper, default code or function produces it; {advice}"
+    place = f" ({task.location})" if task.location else ""
+    return f"In task {task.name!r}{place}, auto_retry_for lists {code}, {rest}"
+
+
+def _codes_in_modules(wanted: set[str], tasks: Iterable[TaskDefinition]) -> set[str]:
+    """Return the wanted codes that code names. Reads the modules of the tasks first: there it finds the
+    codes that tasks return. The scan of all modules, 0.4 s for 750, is for misspelt ones.
+    """
+    functions = [task.function for task in tasks]
+    own = [function.__module__ for function in functions]
+    found = {text for function in functions for text in _texts(function)} & wanted
+    seen: set[int] = set()  # most names of a module are imported ones
+    for name in [*own, *sys.modules]:
+        module = sys.modules.get(name)
+        for value in list(vars(module).values()) if isinstance(module, ModuleType) else ():
+            if found == wanted:
+                return found
+            if id(value) not in seen:
+                seen.add(id(value))
+                found |= wanted.intersection(_texts(value))
+    return found
+
+
+def _texts(value: object, *, in_class: bool = False) -> Iterator[str]:
+    """Yield the text that a constant is, or the texts that a function or a class contains."""
+    # isinstance() reads __class__, and a proxy such as Flask's `request` raises outside its context.
+    kind = type(value)
+    if issubclass(kind, str):
+        yield str(value)
+    elif issubclass(kind, FunctionType):
+        yield from _texts_of_code(value.__code__)  # type: ignore[attr-defined]
+        yield from _texts(vars(value).get("__wrapped__"))
+    elif issubclass(kind, staticmethod | classmethod):
+        yield from _texts(value.__func__)  # type: ignore[attr-defined]
+    elif issubclass(kind, type) and not in_class:
+        for member in list(vars(value).values()):
+            yield from _texts(member, in_class=True)
+
+
+def _texts_of_code(code: CodeType) -> Iterator[str]:
+    constants = list(code.co_consts)
+    for constant in constants:
+        if isinstance(constant, str):
+            yield constant
+        elif isinstance(constant, CodeType):
+            yield from _texts_of_code(constant)
+        elif isinstance(constant, tuple | frozenset):
+            constants += constant
+
+
+def live_errors(
+    config: PostgresConfig, *, role: str = "producer", migrates: bool = True
+) -> list[HorsiesError]:
+    """Return the error that makes the database unusable: no connection, no tables and no right to create
+    them, no rights on them, or no notifications.
+
+    Uses connections of its own and closes them; the application's broker is not touched. No table is
+    created or changed.
     """
     database = Database(config, "check")
     failure = "The database is unreachable."
     try:
         with database.connect("check") as connection:
             connection.execute("SELECT 1")
+            failure = "The tables of horsies cannot be used."
+            if problem := _table_problem(connection, config.schema_name, role, migrates):
+                return [_live_error(*problem, ErrorCode.BROKER_INIT_FAILED)]
         name = "session_database_url" if config.session_database_url else "database_url"
         failure = f"LISTEN does not work through {name}."
         delivered = receives_own_notification(lambda: database.connect("check", session=True))
     except HorsiesError as error:
         return [error]
+    except UnusableSchemaError as error:
+        return [_live_error(str(error), code=ErrorCode.BROKER_INIT_FAILED)]
     except Exception as error:
         return [_live_error(f"{failure} {describe(error)}")]
     return [] if delivered else [_live_error(_NO_DELIVERY, _DIRECT_ADDRESS)]
 
 
-def _live_error(message: str, help_text: str | None = None) -> HorsiesError:
-    return failure_at(None, message, code=ErrorCode.BROKER_INVALID_URL, help_text=help_text)
+def _table_problem(
+    connection: Connection[Any], schema: str, role: str, migrates: bool
+) -> tuple[str, str] | None:
+    """Return a sentence and its remedy if the tables can be neither used nor created or updated."""
+    rights = read_rights.run(connection, SchemaName(schema))[0]
+    name = rights.role_name
+    if rights.has_schema and not rights.can_use:
+        grant = f"GRANT USAGE ON SCHEMA {schema} TO {name}"
+        return f"The role {name} has no right to use the schema {schema}.", _as_owner(grant)
+    if "SELECT ON horsies_migrations" not in rights.missing:
+        if not migrates:
+            require_current_schema(connection)
+        if pending_migrations(connection) and not (rights.can_create and rights.is_owner):
+            message = (
+                f"The tables of horsies are missing or outdated, and the role {name} must not "
+            )
+            return f"{message}create or change them in the schema {schema}.", _MIGRATE
+    if missing := missing_rights(rights.missing, role):
+        grants = (right.replace(" ON ", f" ON {schema}.") for right in missing)
+        help_text = _as_owner("; ".join(f"GRANT {grant} TO {name}" for grant in grants))
+        return f"The role {name} lacks rights of a {role}: {', '.join(missing)}.", help_text
+    return None
+
+
+def missing_rights(missing: Iterable[str], role: str) -> list[str]:
+    """Return those of the missing rights, such as "INSERT ON horsies_tasks", that the role needs."""
+    if role == "producer":
+        return [right for right in missing if right in _PRODUCER_RIGHTS]
+    return [
+        right
+        for right in missing
+        if not right.endswith(" ON horsies_migrations") or right.startswith("SELECT")
+    ]
+
+
+def _as_owner(grants: str) -> str:
+    return f"run as the owner: {grants}; docs/security.md lists the rights of each role"
+
+
+def _live_error(
+    message: str, help_text: str | None = None, code: ErrorCode = ErrorCode.BROKER_INVALID_URL
+) -> HorsiesError:
+    return failure_at(None, message, code=code, help_text=help_text)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any, Generic, Literal, NoReturn, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, TypeAlias, TypeVar
 
 from typing_extensions import TypeIs
 
@@ -43,6 +43,14 @@ class Ok(Generic[T_co]):
 
     def __repr__(self) -> str:
         return f"Ok({self.value!r})"
+
+    def __bool__(self) -> NoReturn:
+        raise _no_truth(self)
+
+    if not TYPE_CHECKING:  # a type checker would accept every name
+
+        def __getattr__(self, name: str) -> NoReturn:
+            raise _no_attribute(self, name, "unwrap")
 
     def is_ok(self) -> Literal[True]:
         """Tell that this is the success."""
@@ -145,6 +153,14 @@ class Err(Generic[E_co]):
 
     def __repr__(self) -> str:
         return f"Err({self.value!r})"
+
+    def __bool__(self) -> NoReturn:
+        raise _no_truth(self)
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> NoReturn:
+            raise _no_attribute(self, name, "unwrap_err")
 
     def is_ok(self) -> Literal[False]:
         """Tell that this is not the success."""
@@ -253,6 +269,25 @@ def is_ok(result: Result[T, E]) -> TypeIs[Ok[T]]:
 def is_err(result: Result[T, E]) -> TypeIs[Err[E]]:
     """Tell whether the result is an Err, in a way type checkers follow on both branches."""
     return isinstance(result, Err)
+
+
+def _no_truth(result: Result[Any, Any]) -> TypeError:
+    kind = type(result).__name__
+    return TypeError(f"{kind} is neither true nor false; call is_ok() or is_err(), or match it")
+
+
+def _no_attribute(result: Result[Any, Any], name: str, unwrap: str) -> AttributeError:
+    text = f"{type(result).__name__!r} object has no attribute {name!r}"
+    if not name.startswith("__") and name != "value" and _has(result.value, name):
+        text += f"; call .{unwrap}() first"
+    elif isinstance(result, Err) and not name.startswith("_"):
+        text += "; it holds the error of a failed call: match it, or call .unwrap() to raise it"
+    return AttributeError(text, name=name, obj=result)
+
+
+def _has(value: object, name: str) -> bool:
+    """Look an attribute up without running properties."""
+    return hasattr(type(value), name) or name in getattr(value, "__dict__", ())
 
 
 def _not_this_side(result: Result[Any, Any], member: str) -> UnwrapError:

@@ -6,6 +6,7 @@ names are reserved, so that a stored code shows whether the library or the task 
 
 from __future__ import annotations
 
+import reprlib
 import traceback
 from collections.abc import Callable, Iterator
 from enum import Enum
@@ -35,6 +36,10 @@ from horsies.states import WorkflowStatus
 _MESSAGE_CHARACTERS_MAX = 4_000
 _TRACEBACK_CHARACTERS_MAX = 16_000
 _SHOWN_CHARACTERS_MAX = 200
+# Bounds the cost as well as the text: a list of a million items is not printed to be cut.
+_shortened = reprlib.Repr()
+_shortened.maxlist = _shortened.maxtuple = _shortened.maxset = _shortened.maxdict = 10
+_shortened.maxstring = _shortened.maxother = _shortened.maxlong = _SHOWN_CHARACTERS_MAX
 _BUILTIN_TAG = "__builtin_task_code__"
 
 T = TypeVar("T")
@@ -252,7 +257,8 @@ class TaskResult(Generic[T_co, E_co]):
     def err_value(self) -> E_co:
         """The error; ValueError when the task succeeded."""
         if self._err is _MISSING:
-            raise ValueError(f"a successful task has no error: {self!r}")
+            # No value here: the message of an exception may be logged.
+            raise ValueError(f"a successful task has no error: ok=<{type(self._ok).__name__}>")
         return self._err
 
     def unwrap(self) -> T_co:
@@ -273,10 +279,10 @@ class TaskResult(Generic[T_co, E_co]):
 
     def __repr__(self) -> str:
         if self._err is _MISSING:
-            return f"TaskResult(ok=<{type(self._ok).__name__}>)"
+            return f"TaskResult(ok={_shortened.repr(self._ok)})"
         if isinstance(self._err, TaskError):
             return f"TaskResult(err={self._err!r})"
-        return f"TaskResult(err=<{type(self._err).__name__}>)"
+        return f"TaskResult(err={_shortened.repr(self._err)})"
 
     def __setattr__(self, name: str, _value: object) -> NoReturn:
         raise AttributeError(f"a TaskResult is immutable; {name!r} cannot be set")

@@ -154,3 +154,47 @@ def test_tasks_that_are_due_or_ended_were_enqueued(
     shown = horsies("show", task_id).out
     assert "\nenqueued" in shown
     assert "\ndue" not in shown
+
+
+# Why a task does not run
+
+
+def reasons(horsies: Run, task_id: str) -> list[str]:
+    document = json.loads(horsies("show", task_id, "--json").out)
+    text = " ".join(horsies("show", task_id).out.split())
+    assert all(reason in text for reason in document["waits_because"])
+    assert ("waits because" in text) == bool(document["waits_because"])
+    found: list[str] = document["waits_because"]
+    return found
+
+
+def test_show_names_the_obstacles_of_a_waiting_task(horsies: Run, database: Database) -> None:
+    task_id = add_task(database, task_name="resize", queue_name="mail")
+    assert reasons(horsies, task_id) == ["no running worker serves queue 'mail'"]
+    known = '{"tasks": {"other": "1"}}'
+    worker = add_worker(database, queues=["mail"], known_tasks=known)
+    database.execute("INSERT INTO horsies_queues (queue_name, paused_at) VALUES ('mail', now())")
+    assert reasons(horsies, task_id) == [
+        "queue 'mail' is paused",
+        "no running worker of its queue knows task 'resize'",
+    ]
+    database.execute("UPDATE horsies_queues SET paused_at = NULL")
+    database.execute("UPDATE horsies_workers SET known_tasks = NULL")
+    assert reasons(horsies, task_id) == []
+    database.execute(
+        "INSERT INTO horsies_blocked (id, kind, status, generation, action, error, worker_id) "
+        "SELECT id, 'task', status, generation, 'claim', '22012 division by zero', %s "
+        "FROM horsies_tasks",
+        (worker,),
+    )
+    assert reasons(horsies, task_id) == ["the database refuses to claim it: 22012 division by zero"]
+    database.execute("UPDATE horsies_tasks SET status = 'CANCELLED'")
+    assert reasons(horsies, task_id) == []
+
+
+def test_a_task_that_no_process_ran_is_shown_without_a_pid(
+    horsies: Run, database: Database
+) -> None:
+    task_id = add_task(database, status="FAILED", worker_hostname="web-1")
+    lines = horsies("show", task_id).out.splitlines()
+    assert [line.split() for line in lines if line.startswith("process")] == [["process", "web-1"]]

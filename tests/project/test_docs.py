@@ -191,7 +191,7 @@ def _run_page(name: str) -> dict[str, Any]:
     namespace: dict[str, Any] = {"__name__": name.removesuffix(".md")}
     for block in doc_pages.blocks(page(name)):
         if block.is_run:
-            exec(compile(block.text, name, "exec"), namespace)
+            exec(compile(block.text, name, "exec", dont_inherit=True), namespace)
     assert isinstance(namespace["app"].get_broker(), PostgresBroker)
     return namespace
 

@@ -32,7 +32,7 @@ pause_workflow pause_workflow_sync resume_workflow resume_workflow_sync
 """
 BEYOND_THE_CONTRACT = """
 TaskFunction TaskCall TaskCancelled TaskActionError TaskActionErrorCode TaskStopped PayloadConfig
-PostgresBroker UnwrapError SourceLocation get_current_app TaskRetried DatabasePing WorkerPong
+PayloadPolicy PostgresBroker UnwrapError SourceLocation get_current_app TaskRetried DatabasePing WorkerPong
 WorkerStateSnapshot QueueState StaleTask WorkerStats ExpiredTask
 calculate_next_run ScheduleState ScheduleRun
 MapNode SleepNode SignalNode NodeFactory WorkflowTerminalResults

@@ -19,6 +19,7 @@ import pytest
 from horsies.app import Horsies
 from horsies.db.statements.tasks import OutcomeRow
 from horsies.error_codes import OperationalErrorCode, RetrievalCode
+from horsies.ids import new_id
 from horsies.task_result import TaskError, TaskResult
 from horsies.tasks.handle import TaskHandle
 from horsies.tasks.waiters import Subject, Waiters
@@ -256,7 +257,7 @@ def test_a_get_while_the_server_is_away_says_so_and_is_not_remembered(
     handle = add_task(distant_app).send(1).unwrap()
     finish(connection, handle.task_id)
     proxy.stop()
-    for timeout_ms in (0, 5_000, None):
+    for timeout_ms in (0, 300):
         error = call(distant_app, handle, "get", timeout_ms=timeout_ms).err_value
         assert error.error_code is OperationalErrorCode.BROKER_ERROR
         assert "No server listens at this address" in error.message
@@ -264,6 +265,32 @@ def test_a_get_while_the_server_is_away_says_so_and_is_not_remembered(
     assert watched(distant_app) == []
     proxy.start()
     wait_until(lambda: handle.get(timeout_ms=0).is_ok())
+
+
+def test_a_get_that_starts_while_the_server_is_away_waits_for_it(
+    proxy: Proxy, distant_app: Horsies, connection: Database
+) -> None:
+    handle = add_task(distant_app).send(1).unwrap()
+    waiters = distant_app.get_broker().waiters
+    proxy.stop()
+    waiting = waiters.watch(handle.task_id)
+    wait_until(lambda: any(watch.failure for watch in waiters._watches.values()))
+    finish(connection, handle.task_id)
+    proxy.start()
+    row = waiting.result(20)
+    assert row is not None
+    assert row.status == "COMPLETED"
+
+
+@pytest.mark.parametrize("timeout_ms", [None, 5_000])
+def test_a_server_that_was_never_reached_is_reported_at_once(
+    proxy: Proxy, distant_app: Horsies, call: Call, timeout_ms: int | None
+) -> None:
+    proxy.stop()
+    started = time.monotonic()
+    error = call(distant_app, distant_app.handle(new_id()), "get", timeout_ms=timeout_ms).err_value
+    assert error.error_code is OperationalErrorCode.BROKER_ERROR
+    assert time.monotonic() - started < 4
 
 
 def test_a_look_while_the_server_is_away_does_not_wait_although_others_do(

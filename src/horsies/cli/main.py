@@ -20,6 +20,7 @@ import typer
 from psycopg import Connection
 
 from horsies._version import __version__
+from horsies.check import live_errors
 from horsies.cli.options import (
     DatabaseUrlOption,
     LocatorArgument,
@@ -98,7 +99,11 @@ def check(
     locator: LocatorArgument = None,
     module: ModuleOption = None,
     live: Annotated[
-        bool, typer.Option("--live", help="Also connect to the database and test LISTEN.")
+        bool,
+        typer.Option(
+            "--live",
+            help="Also connect to the database, check its tables and rights, and test LISTEN.",
+        ),
     ] = False,
     loglevel: LogLevelOption = LogLevel.WARNING,
     log_format: LogFormatOption = LogFormat.TEXT,
@@ -117,6 +122,9 @@ def check(
         raise typer.Exit(1)
     typer.echo("ok: all validations passed")
     typer.echo(f"{len(app.list_tasks())} task(s) registered")
+    if live:
+        for error in live_errors(app.config.broker, role="worker", migrates=app.migrates):
+            typer.echo(f"note: {error.message}")
 
 
 def _show_causes(errors: Sequence[HorsiesError]) -> None:

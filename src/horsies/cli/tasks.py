@@ -153,7 +153,7 @@ def show(
     if as_json:
         output.print_json(_task_document(report, payload))
     else:
-        table = output.fact_table(_facts(report.task, payload))
+        table = output.fact_table(_facts(report, payload))
         output.print_parts(table, *(_attempt_line(attempt) for attempt in report.attempts))
 
 
@@ -165,13 +165,16 @@ def _task_document(report: TaskReport, payload: bool) -> dict[str, Any]:
         stored = output.stored_json(document.pop(name))
         if payload:
             document[name] = stored
-    return document | {"attempts": [asdict(attempt) for attempt in report.attempts]}
+    attempts = [asdict(attempt) for attempt in report.attempts]
+    return document | {"attempts": attempts, "waits_because": report.waits_because}
 
 
-def _facts(task: TaskDetail, payload: bool) -> Iterable[tuple[str, str | None]]:
+def _facts(report: TaskReport, payload: bool) -> Iterable[tuple[str, str | None]]:
+    task = report.task
     yield "task", f"{task.task_name} on {task.queue_name}, priority {task.priority}"
     yield "id", task.id
     yield "status", task.status + (" (held)" if task.held else "")
+    yield "waits because", "\n".join(report.waits_because) or None
     yield "error", task.error_code
     yield "reason", task.failed_reason
     yield "sent", output.timestamp(task.sent_at)
@@ -216,7 +219,9 @@ def _result_facts(stored: str | None) -> Iterable[tuple[str, str | None]]:
 
 
 def _process(row: TaskDetail | TaskAttemptInfo) -> str | None:
-    return None if row.worker_hostname is None else f"{row.worker_hostname}, pid {row.worker_pid}"
+    if row.worker_hostname is None or row.worker_pid is None:
+        return row.worker_hostname
+    return f"{row.worker_hostname}, pid {row.worker_pid}"
 
 
 def _attempt_line(attempt: TaskAttemptInfo) -> Text:

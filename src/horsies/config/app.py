@@ -71,9 +71,9 @@ class CustomQueueConfig(FrozenModel):
     priority: int = Field(default=1, ge=1, le=100)
     """The order in which workers serve queues, from 1 (first) to 100 (last). Defaults to 1."""
 
-    max_concurrency: int | None = Field(default=5, ge=0)
+    max_concurrency: int | None = Field(default=None, ge=0)
     """The largest number of tasks of this queue in flight in the whole cluster, at least 0. 0 pauses
-    the queue: tasks stay pending. None sets no limit and saves the counting. Defaults to 5."""
+    the queue: tasks stay pending. None sets no limit and saves the counting. Defaults to None."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -232,12 +232,16 @@ class PayloadConfig(FrozenModel):
     """Size limits of the stored arguments and of the stored result of a task, and of workflows."""
 
     warn_bytes: int = Field(default=1_048_576, ge=1)
-    """Size of the JSON text in bytes above which a warning is logged, at least 1 and at most
-    reject_bytes. Defaults to 1,048,576 (1 MiB)."""
+    """Size of the JSON text of arguments or of a result in bytes above which a warning is logged, at
+    least 1 and at most reject_bytes. Defaults to 1,048,576 (1 MiB)."""
 
     reject_bytes: int | None = Field(default=16_777_216, ge=1)
-    """Size of the JSON text in bytes above which the payload is refused, at least 1. None sets no
-    limit. Defaults to 16,777,216 (16 MiB)."""
+    """Size of the JSON text of arguments in bytes above which a send is refused, at least 1. None sets
+    no limit. Defaults to 16,777,216 (16 MiB)."""
+
+    max_result_bytes: int | None = Field(default=None, ge=1)
+    """Size of the JSON text of a result in bytes above which the task fails with PAYLOAD_TOO_LARGE and
+    the result is lost, at least 1. None sets no limit. Defaults to None."""
 
     max_input_bytes: int = Field(default=268_435_456, ge=1, le=805_306_368)
     """The most bytes of results that a node of a workflow may take from other nodes, 1 to 805,306,368
@@ -262,6 +266,9 @@ class PayloadConfig(FrozenModel):
 def _copied_mapper(value: object) -> object:
     # Pydantic would report a bad entry itself; ours has an error code and comes with the other problems.
     return dict(value) if isinstance(value, Mapping) else value
+
+
+PayloadPolicy = PayloadConfig
 
 
 class AppConfig(FrozenModel):
@@ -351,7 +358,7 @@ class AppConfig(FrozenModel):
         if self.queue_mode is QueueMode.CUSTOM:
             return sorted(self.custom_queues or [], key=lambda queue: queue.priority)
         name, priority = DEFAULT_QUEUE_NAME, DEFAULT_PRIORITY
-        return [CustomQueueConfig(name=name, priority=priority, max_concurrency=None)]
+        return [CustomQueueConfig(name=name, priority=priority)]
 
     def log_config(self, logger: logging.Logger | None = None) -> None:
         """Log the configuration in effect, passwords masked; silent in child processes."""

@@ -291,9 +291,9 @@ class Database:
         """Return the URL for ordinary work and the one for LISTEN and schema work."""
         with self._lock:
             if self._urls is None:
-                url = _resolve(self.config.database_url)
+                url = resolve_url(self.config.database_url)
                 session = self.config.session_database_url
-                self._urls = url, _resolve(session) if session else url
+                self._urls = url, resolve_url(session) if session else url
         return self._urls
 
     def options(self, role: str) -> dict[str, Any]:
@@ -433,5 +433,6 @@ def pool_sizes(config: PostgresConfig, role: str) -> tuple[int, int]:
     return kept, kept + more
 
 
-def _resolve(url: str) -> str:
+def resolve_url(url: str) -> str:
+    """Return a URL that libpq reads; for embedded:// start or join the server."""
     return embedded.start_or_join(url) if embedded.is_embedded(url) else libpq_url(url)

@@ -124,18 +124,21 @@ class Listener:
         """
         return len(self.inbox) > 0
 
-    def receive(self) -> Received:
-        """Take the received notifications without waiting; reconnect when the retry time has come."""
+    def receive(self, *, at_once: bool = False) -> Received:
+        """Take the received notifications without waiting.
+
+        Reconnect when the retry time has come, or ``at_once``.
+        """
         if self.connection is None:
-            return self._reconnect()
+            return self._reconnect(at_once)
         try:
             self.inbox.drain(self.connection.pgconn)
         except psycopg.Error as error:
             self._lose(error)
         return Received(self.inbox.take())
 
-    def _reconnect(self) -> Received:
-        if time.monotonic() < self._retry_at:
+    def _reconnect(self, at_once: bool) -> Received:
+        if not at_once and time.monotonic() < self._retry_at:
             return Received()
         try:
             self.open()

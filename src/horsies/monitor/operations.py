@@ -112,6 +112,9 @@ class Operations(ABC):
             self.get_broker(), task_id, suppressed=self.are_sends_suppressed()
         )
 
+    rerun_task = retry_task
+    rerun_task_async = retry_task_async
+
     # Queues and workers of the whole cluster
 
     def pause_queue(self, queue_name: str) -> BrokerResult[QueueState]:

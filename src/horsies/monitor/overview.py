@@ -6,7 +6,7 @@ Scripts run a few cheap statements; pure functions combine their rows.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import StrEnum
 from operator import attrgetter
@@ -26,6 +26,7 @@ from horsies.db.statements.monitor import (
     Sample,
     TaskDetail,
     TaskSummary,
+    Waiting,
     WaitingCount,
     Window,
     WorkerSummary,
@@ -39,8 +40,9 @@ from horsies.db.statements.monitor import (
     list_tasks_by_error,
     list_workers,
     read_task_detail,
+    read_waiting,
 )
-from horsies.db.statements.tasks import TaskAttemptInfo
+from horsies.db.statements.tasks import TaskAttemptInfo, TaskId
 from horsies.error_codes import column_code
 from horsies.ids import first_id_at, stored_form
 from horsies.states import TaskStatus
@@ -62,7 +64,9 @@ _READING = BrokerErrorCode.MONITORING_QUERY_FAILED
 
 @dataclass(frozen=True, slots=True)
 class QueueOverview:
-    """One queue: its waiting tasks, its tasks in flight, and its attempts per minute."""
+    """One queue: its waiting tasks, its tasks in flight, its attempts per minute, and the live workers
+    that serve it, with the caps that they obey (None: no cap).
+    """
 
     name: str
     paused_at: datetime | None = None
@@ -74,6 +78,8 @@ class QueueOverview:
     done_per_minute: float = 0.0
     failed_per_minute: float = 0.0
     retried_per_minute: float = 0.0
+    workers: int = 0
+    caps: Sequence[int | None] = ()
 
 
 class WorkerHealth(StrEnum):
@@ -110,10 +116,11 @@ class TaskFilters:
 
 @dataclass(frozen=True, slots=True)
 class TaskReport:
-    """One task and its finished attempts, newest first."""
+    """One task and its finished attempts, newest first, and why it does not start or end."""
 
     task: TaskDetail
     attempts: list[TaskAttemptInfo]
+    waits_because: list[str] = field(default_factory=list)
 
 
 def read_overview(broker: PostgresBroker, configured: Iterable[str] = ()) -> BrokerResult[Overview]:
@@ -128,7 +135,8 @@ def _overview_script(configured: Iterable[str]) -> Script[Overview]:
     states = yield list_queue_states, Nothing()
     workers: list[WorkerSummary] = yield list_workers, ListWorkers(include_stopped=False)
     served = {name for worker in workers for name in worker.queues}
-    queues = merge_queues(served | set(configured), waiting, in_flight, recent, states)
+    merged = merge_queues(served | set(configured), waiting, in_flight, recent, states)
+    queues = [_with_servers(queue, workers) for queue in merged]
     blocked: list[BlockedRow] = yield list_blocked, BlockedLimit(BLOCKED_SHOWN)
     return Overview(queues, workers, blocked, blocked[0].total if blocked else 0)
 
@@ -165,6 +173,14 @@ def merge_queues(
         )
         overviews.append(overview)
     return overviews
+
+
+def _with_servers(queue: QueueOverview, workers: Iterable[WorkerSummary]) -> QueueOverview:
+    living = (WorkerHealth.ALIVE, WorkerHealth.SILENT)
+    servers = [one for one in workers if queue.name in one.queues and health_of(one) in living]
+    caps = {(one.queue_caps or {}).get(queue.name) for one in servers}
+    ordered = sorted(caps, key=lambda cap: (cap is None, cap))
+    return replace(queue, workers=len(servers), caps=ordered)
 
 
 def read_workers(
@@ -247,4 +263,23 @@ def _task_script(task_id: str, payload: bool) -> Script[TaskReport | None]:
     task = one_or_none((yield read_task_detail, ReadTaskDetail(stored, payload)))
     if task is None:
         return None
-    return TaskReport(task, (yield from attempts_script(stored)))
+    attempts = yield from attempts_script(stored)
+    waiting = one_or_none((yield read_waiting, TaskId(stored)))
+    return TaskReport(task, attempts, [] if waiting is None else waiting_reasons(task, waiting))
+
+
+def waiting_reasons(task: TaskDetail, waiting: Waiting) -> list[str]:
+    """Name the obstacles of an unfinished task, in one sentence each."""
+    if TaskStatus(task.status).is_terminal:
+        return []
+    reasons = []
+    if waiting.action is not None:
+        reasons.append(f"the database refuses to {waiting.action} it: {waiting.error}")
+    if task.status == TaskStatus.PENDING.value:
+        if waiting.paused_at is not None:
+            reasons.append(f"queue {task.queue_name!r} is paused")
+        if not waiting.is_served:
+            reasons.append(f"no running worker serves queue {task.queue_name!r}")
+        elif not waiting.is_known:
+            reasons.append(f"no running worker of its queue knows task {task.task_name!r}")
+    return reasons

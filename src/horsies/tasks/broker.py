@@ -295,6 +295,7 @@ class PostgresBroker:
                 return
             prepare_schema(self.database)
             self._schema_ready_in_pid = os.getpid()
+            self.waiters.was_reached = True
 
     def _connect_waiters(self) -> Any:
         self._ensure_schema()

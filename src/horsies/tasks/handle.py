@@ -202,7 +202,7 @@ class TaskHandle(Generic[T]):
         """Wait for the result and return it; 0 reads once without waiting, None waits for ever.
 
         Never raises. Without a result it returns an error result: WAIT_TIMEOUT, RESULT_NOT_READY
-        (with 0), TASK_NOT_FOUND, TASK_CANCELLED, TASK_EXPIRED, BROKER_ERROR.
+        (with 0), TASK_NOT_FOUND, TASK_CANCELLED, TASK_EXPIRED, BROKER_ERROR, EVENT_LOOP_RUNNING.
         """
         if self._cached is not None:
             return self._cached
@@ -210,7 +210,7 @@ class TaskHandle(Generic[T]):
             return error_result(RetrievalCode.RESULT_NOT_AVAILABLE, _no_broker().message)
         if timeout_ms != 0 and is_loop_running():
             return error_result(
-                OperationalErrorCode.BROKER_ERROR,
+                RetrievalCode.EVENT_LOOP_RUNNING,
                 "get() would block the running event loop; write `await handle.get_async()`.",
             )
         if (task_id := stored_form(self.task_id)) is None:
@@ -222,9 +222,9 @@ class TaskHandle(Generic[T]):
             # Only a signal handler can raise here, and its exception is the caller's own.
             wait([future], seconds_to_wait(timeout_ms))
         finally:
-            self._broker.waiters.forget(task_id, future)
+            unread = self._broker.waiters.forget(task_id, future)
         if not future.done():
-            return _timed_out(task_id, timeout_ms)
+            return _broker_error(unread) if unread else _timed_out(task_id, timeout_ms)
         if error := future.exception():
             return _broker_error(error)
         return self._read(future.result())
@@ -243,7 +243,8 @@ class TaskHandle(Generic[T]):
             waiting = asyncio.wrap_future(future)
             row = await asyncio.wait_for(waiting, seconds_to_wait(timeout_ms))
         except TimeoutError:
-            return _timed_out(task_id, timeout_ms)
+            unread = self._broker.waiters.forget(task_id, future)
+            return _broker_error(unread) if unread else _timed_out(task_id, timeout_ms)
         except Exception as error:
             return _broker_error(error)
         finally:

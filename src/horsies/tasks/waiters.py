@@ -25,8 +25,8 @@ from typing import Any, TypeAlias, assert_never
 import psycopg
 from psycopg import Connection
 
-from horsies.db.errors import is_of_data
-from horsies.db.listen import Listener
+from horsies.db.errors import is_of_data, is_transient
+from horsies.db.listen import Listener, Received
 from horsies.db.statements.tasks import OutcomeRow, TaskIds, read_outcomes
 from horsies.db.statements.workflows import ReadRuns, RunOutcome, read_runs
 from horsies.states import TASK_TERMINAL_STATES, WorkflowStatus
@@ -66,10 +66,14 @@ class _Waiter:
 
 @dataclass(slots=True)
 class _Watch:
-    """All waiters for one task or run; ``was_read`` after the first successful read."""
+    """All waiters for one task or run; ``was_read`` after the first successful read.
+
+    ``failure`` is the error of the last read while there was no successful one.
+    """
 
     waiters: list[_Waiter] = field(default_factory=list)
     was_read: bool = False
+    failure: Exception | None = None
 
     def take(self, is_due: Callable[[_Waiter], bool]) -> list[_Waiter]:
         """Remove and return the waiters that are due."""
@@ -92,6 +96,8 @@ class Waiters:
         self._connect = connect
         self._poll_seconds = poll_seconds
         self._spare_seconds = spare_seconds
+        # Before the database was reached, a failure to connect is more likely a mistake than an outage.
+        self.was_reached = False
         self._reset()
         _instances.add(self)
 
@@ -127,16 +133,19 @@ class Waiters:
             self._wake()
         return waiter.future
 
-    def forget(self, watched_id: str, future: Future[Any]) -> None:
-        """Drop a future whose caller no longer waits."""
+    def forget(self, watched_id: str, future: Future[Any]) -> Exception | None:
+        """Drop a future whose caller no longer waits; return the error if its row was never read."""
+        failure: Exception | None = None
         if future.done() and not future.cancelled():
-            return
+            return failure
         with self._lock:
             for key in ((subject, watched_id) for subject in Subject):
                 watch = self._watches.get(key, _Watch())
-                watch.take(lambda waiter: waiter.future is future)
+                if watch.take(lambda waiter: waiter.future is future):
+                    failure = watch.failure
                 if not watch.waiters:
                     self._watches.pop(key, None)
+        return failure
 
     def close(self) -> None:
         """End the thread and its connection; remaining futures get an error."""
@@ -191,14 +200,13 @@ class Waiters:
         next_poll = 0.0
         spare_at = time.monotonic() + self._spare_seconds
         while self._thread is me and not self._has_ended_idle(spare_at):
-            received = listener.receive()
-            if listener.seconds_until_retry() == 0.0:  # just cut: reconnect once before failing
-                received = listener.receive()
+            fresh = self._begin_round()
+            received = _receive(listener, at_once=bool(fresh))
             now = time.monotonic()
             everything = received.gap or now >= next_poll
             if everything:
                 next_poll = now + self._poll_seconds
-            wanted = self._wanted(_named(received.notifications), everything)
+            wanted = self._wanted(fresh | _named(received.notifications), everything)
             self._read_rows(listener, wanted)
             if wanted or self._watches:
                 spare_at = time.monotonic() + self._spare_seconds
@@ -234,13 +242,18 @@ class Waiters:
         if any(key.fileobj is wakened for key, _ in ready):
             wakened.recv(65536)
 
-    def _wanted(self, named: set[_Key], everything: bool) -> list[_Key]:
+    def _begin_round(self) -> set[_Key]:
+        """Return what was watched since the last round; everything added from here on is for the next."""
         with self._lock:
             self._round += 1
             fresh, self._fresh = self._fresh, set()
+            return fresh
+
+    def _wanted(self, named: set[_Key], everything: bool) -> list[_Key]:
+        with self._lock:
             if everything:
                 return list(self._watches)
-            return [key for key in fresh | named if key in self._watches]
+            return [key for key in named if key in self._watches]
 
     def _read_rows(self, listener: Listener, wanted: list[_Key]) -> None:
         if not wanted:
@@ -248,6 +261,7 @@ class Waiters:
         if listener.connection is None:
             self._fail_unread(wanted, listener.failure or ConnectionError("no connection"))
             return
+        self.was_reached = True
         for subject in Subject:
             if keys := [key for key in wanted if key[0] is subject]:
                 self._read_keys(listener.connection, subject, keys)
@@ -277,7 +291,7 @@ class Waiters:
             watch = self._watches.get(key)
             if watch is None:
                 return
-            watch.was_read = True
+            watch.was_read, watch.failure = True, None
             ready = watch.take(
                 lambda waiter: (
                     self._is_current(waiter)
@@ -294,24 +308,28 @@ class Waiters:
         """Check that this round's read began after the waiter's call and saw the state of then."""
         return waiter.added_in_round < self._round
 
-    def _is_unread(self, was_read: bool, waiter: _Waiter) -> bool:
-        return self._is_current(waiter) and (waiter.once or not was_read)
-
     def _fail_unread(self, keys: Iterable[_Key], error: Exception) -> None:
-        """Fail the waiters whose first or only read failed; the others outlast the outage."""
-        self._fail(keys, error, self._is_unread)
+        """Fail single looks, and the waiters whose first read failed for more than an outage."""
+        is_outage = self.was_reached and is_transient(error)
+
+        def is_affected(watch: _Watch, waiter: _Waiter) -> bool:
+            is_first = not (watch.was_read or is_outage)
+            return self._is_current(waiter) and (waiter.once or is_first)
+
+        self._fail(keys, error, is_affected)
 
     def _fail(
         self,
         keys: Iterable[_Key],
         error: Exception,
-        is_affected: Callable[[bool, _Waiter], bool],
+        is_affected: Callable[[_Watch, _Waiter], bool],
     ) -> None:
         failed: list[_Waiter] = []
         with self._lock:
             for key in keys:
                 watch = self._watches.get(key, _Watch())
-                failed += watch.take(partial(is_affected, watch.was_read))
+                failed += watch.take(partial(is_affected, watch))
+                watch.failure = None if watch.was_read else error
                 if not watch.waiters:
                     self._watches.pop(key, None)
         for waiter in failed:
@@ -353,6 +371,15 @@ def _read(connection: Connection[Any], subject: Subject, ids: Sequence[str]) -> 
             return {row.id: row for row in runs}
         case _:
             assert_never(subject)
+
+
+def _receive(listener: Listener, *, at_once: bool) -> Received:
+    """Receive; reconnect ``at_once`` for new waiters, and after a cut before any waiter fails."""
+    was_connected = listener.connection is not None
+    received = listener.receive(at_once=at_once)
+    if was_connected and listener.connection is None:
+        received = listener.receive(at_once=at_once)
+    return received
 
 
 def _named(notifications: Iterable[tuple[str, str]]) -> set[_Key]:

@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 from horsies.db.statement import Nothing, StatementFile
+from horsies.db.statements.tasks import TaskId
 
 MONITOR = StatementFile("monitor.sql")
 
@@ -78,6 +79,10 @@ class WorkerSummary(NamedTuple):
     memory_usage_mb: float | None
     children_memory_mb: float | None
     cpu_percent: float | None
+    cluster_wide_cap: int | None = None
+    # By the names of the queues that have one; None before the first snapshot.
+    queue_caps: dict[str, int] | None = None
+    name: str | None = None
 
     @property
     def memory_mb(self) -> float | None:
@@ -186,6 +191,32 @@ class TaskDetail(NamedTuple):
     age_seconds: float
 
 
+class Waiting(NamedTuple):
+    """What a task waits for: ``paused_at`` of its queue, workers, a change that the database refuses."""
+
+    paused_at: datetime | None
+    is_served: bool
+    is_known: bool
+    action: str | None
+    error: str | None
+    since: datetime | None
+
+
+class SchemaName(NamedTuple):
+    schema: str
+
+
+class Rights(NamedTuple):
+    """The rights of the session's role; ``missing`` are those on tables, as GRANT takes them."""
+
+    role_name: str
+    has_schema: bool
+    can_use: bool
+    can_create: bool
+    is_owner: bool
+    missing: list[str]
+
+
 @dataclass(frozen=True, slots=True)
 class WorkerStateSnapshot:
     """The state of a worker at ``snapshot_at``, as the worker reported it.
@@ -279,6 +310,8 @@ end_of_window = MONITOR.declare("end_of_window", Window, WindowEdge)
 list_live_tasks = MONITOR.declare("list_live_tasks", ListTasks, TaskSummary)
 list_tasks_by_error = MONITOR.declare("list_tasks_by_error", ListTasks, TaskSummary)
 read_task_detail = MONITOR.declare("read_task_detail", ReadTaskDetail, TaskDetail)
+read_waiting = MONITOR.declare("read_waiting", TaskId, Waiting)
+read_rights = MONITOR.declare("read_rights", SchemaName, Rights)
 newest_worker_states = MONITOR.declare("newest_worker_states", Nothing, WorkerStateSnapshot)
 worker_state_history = MONITOR.declare(
     "worker_state_history", WorkerStateHistory, WorkerStateSnapshot

@@ -51,7 +51,8 @@ ORDER BY name
 
 -- name: list_workers
 -- Every worker without a shutdown, or all that are on record, with its newest snapshot and its tasks in
--- flight. pg_locks shows the one 64-bit lock key of a worker as two parts.
+-- flight. A task whose code has ended but whose outcome the database refuses occupies no child. pg_locks shows
+-- the one 64-bit lock key of a worker as two parts.
 SELECT worker.worker_id, worker.hostname, worker.pid, worker.processes, worker.queues::text[] AS queues,
     worker.started_at, worker.seen_at, worker.stopped_at, worker.was_lost, worker.hears,
     extract(epoch FROM now() - worker.seen_at)::float8 AS seen_seconds_ago,
@@ -62,13 +63,18 @@ SELECT worker.worker_id, worker.hostname, worker.pid, worker.processes, worker.q
           AND (held.classid::bigint << 32 | held.objid::bigint) = worker.lock_key) AS holds_lock,
     (SELECT count(*) FROM horsies_tasks AS task
      WHERE task.claimed_by_worker_id = worker.worker_id AND task.status IN ('CLAIMED', 'RUNNING')
-       AND task.status = 'RUNNING') AS tasks_running,
+       AND task.status = 'RUNNING' AND NOT EXISTS (
+           SELECT FROM horsies_blocked AS blocked
+           WHERE blocked.id = task.id AND blocked.kind = 'task' AND blocked.generation = task.generation
+             AND blocked.status = task.status AND blocked.action = 'record')) AS tasks_running,
     (SELECT count(*) FROM horsies_tasks AS task
      WHERE task.claimed_by_worker_id = worker.worker_id AND task.status IN ('CLAIMED', 'RUNNING')
        AND task.status = 'CLAIMED') AS tasks_claimed,
-    newest.memory_usage_mb, newest.children_memory_mb, newest.cpu_percent
+    newest.memory_usage_mb, newest.children_memory_mb, newest.cpu_percent, newest.cluster_wide_cap,
+    newest.queue_max_concurrency AS queue_caps, worker.name
 FROM horsies_workers AS worker LEFT JOIN LATERAL (
-    SELECT state.memory_usage_mb, state.children_memory_mb, state.cpu_percent
+    SELECT state.memory_usage_mb, state.children_memory_mb, state.cpu_percent, state.cluster_wide_cap,
+        state.queue_max_concurrency
     FROM horsies_worker_states AS state
     WHERE state.worker_id = worker.worker_id ORDER BY state.snapshot_at DESC LIMIT 1) AS newest ON true
 WHERE worker.stopped_at IS NULL OR %(include_stopped)s::boolean
@@ -160,6 +166,37 @@ SELECT id::text, task_name, queue_name, status, priority, retry_count, max_retri
     CASE WHEN %(payload)s::boolean THEN result END AS result,
     extract(epoch FROM now() - created_at)::float8 AS age_seconds
 FROM horsies_tasks WHERE id = %(id)s::uuid
+
+-- name: read_waiting
+-- Why a task waits: a paused queue, no worker for its queue or its name, or a change that the database
+-- refuses. By primary keys; workers that run are few.
+SELECT stored.paused_at, serving.is_served, serving.is_known, blocked.action, blocked.error, blocked.since
+FROM horsies_tasks AS task
+LEFT JOIN horsies_queues AS stored ON stored.queue_name = task.queue_name
+LEFT JOIN horsies_blocked_v1() AS blocked ON blocked.id = task.id AND blocked.kind = 'task'
+CROSS JOIN LATERAL (
+    SELECT count(*) > 0 AS is_served, coalesce(bool_or(
+        worker.known_tasks IS NULL OR worker.known_tasks -> 'tasks' ? task.task_name), false) AS is_known
+    FROM horsies_workers AS worker
+    WHERE worker.stopped_at IS NULL AND task.queue_name = ANY(worker.queues)) AS serving
+WHERE task.id = %(id)s::uuid
+
+-- name: read_rights
+-- The rights of the role of this session on the schema and on the tables in it; those that it lacks are
+-- written as GRANT takes them. Reads the catalog alone.
+SELECT current_user::text AS role_name, to_regnamespace(%(schema)s::text) IS NOT NULL AS has_schema,
+    coalesce(has_schema_privilege(to_regnamespace(%(schema)s::text)::oid, 'USAGE'), false) AS can_use,
+    coalesce(has_schema_privilege(to_regnamespace(%(schema)s::text)::oid, 'CREATE'),
+        has_database_privilege(current_database(), 'CREATE')) AS can_create,
+    coalesce((SELECT bool_and(pg_has_role(relation.relowner, 'USAGE')) FROM pg_class AS relation
+        WHERE relation.relnamespace = to_regnamespace(%(schema)s::text)::oid AND relation.relkind = 'r'
+          AND starts_with(relation.relname, 'horsies_')), true) AS is_owner,
+    ARRAY(SELECT privilege || ' ON ' || relation.relname
+        FROM pg_class AS relation, unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) AS privilege
+        WHERE relation.relnamespace = to_regnamespace(%(schema)s::text)::oid AND relation.relkind = 'r'
+          AND starts_with(relation.relname, 'horsies_')
+          AND NOT has_table_privilege(relation.oid, privilege)
+        ORDER BY relation.relname, privilege) AS missing
 
 -- name: newest_worker_states
 -- The newest snapshot of every worker: two index probes per worker, not one row per snapshot.

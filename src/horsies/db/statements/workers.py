@@ -24,6 +24,7 @@ class RegisterWorker(NamedTuple):
     process_started: int | None
     # JSON; None when the tasks of the worker are not known.
     known_tasks: str | None = None
+    name: str | None = None
 
 
 class LockKey(NamedTuple):

@@ -280,10 +280,10 @@ def wait_for_run(
         # It raises only the exceptions of the caller's own signal handlers.
         wait([future], seconds_to_wait(timeout_ms))
     finally:
-        broker.waiters.forget(stored, future)
-    if not future.done():
+        unread = broker.waiters.forget(stored, future)
+    if not future.done() and unread is None:
         return Err(_timed_out(workflow_id, timeout_ms))
-    if error := future.exception():
+    if error := unread or future.exception():
         return Err(operation_failed(workflow_id, failure(CONTROL, error)))
     return _wait_result(workflow_id, until, future.result())
 
@@ -308,6 +308,8 @@ async def wait_for_run_async(
         row = await asyncio.wait_for(waiting, seconds_to_wait(timeout_ms))
         return _wait_result(workflow_id, until, row)
     except TimeoutError:
+        if unread := broker.waiters.forget(stored, future):
+            return Err(operation_failed(workflow_id, failure(CONTROL, unread)))
         return Err(_timed_out(workflow_id, timeout_ms))
     except Exception as error:
         return Err(operation_failed(workflow_id, failure(CONTROL, error)))

@@ -113,7 +113,8 @@ class WorkflowHandle(Generic[T]):
 
         Never raises. A failed, cancelled or expired run returns its error, a paused run returns
         WORKFLOW_PAUSED at once. Other errors: WAIT_TIMEOUT, RESULT_NOT_READY (with 0),
-        RESULT_TOO_LARGE (above 1 GiB), WORKFLOW_NOT_FOUND, BROKER_ERROR.
+        RESULT_TOO_LARGE (above 1 GiB), WORKFLOW_NOT_FOUND, BROKER_ERROR,
+        EVENT_LOOP_RUNNING.
         """
         if self._cached is not None:
             return self._cached

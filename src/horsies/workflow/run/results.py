@@ -230,6 +230,8 @@ def as_error_result(error: HandleOperationError) -> TaskResult[Any, TaskError]:
             code: BuiltInTaskCode = RetrievalCode.WAIT_TIMEOUT
         case HandleErrorCode.BROKER_NOT_CONFIGURED:
             code = RetrievalCode.RESULT_NOT_AVAILABLE
+        case HandleErrorCode.LOOP_RUNNER_FAILED:
+            code = RetrievalCode.EVENT_LOOP_RUNNING
         case _:
             code = OperationalErrorCode.BROKER_ERROR
     data = {"workflow_id": error.workflow_id}
