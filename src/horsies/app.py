@@ -33,16 +33,24 @@ from horsies.tasks.definition import (
     choose_queue,
     define,
     name_used_twice,
-    refuse_bad_hook,
     refuse_bare_decorator,
+)
+from horsies.tasks.hooks import (
+    AroundTask,
+    ChildProcessHook,
+    Hooks,
+    add_once,
+    refuse_bad_around,
+    refuse_bad_hook,
 )
 from horsies.tasks.send import Producer
 from horsies.workflow.checks import Builder, Case, RegisteredBuilder, workflow_errors
 from horsies.workflow.handles import WorkflowHandles
 from horsies.workflow.spec import WorkflowMaker
 
-ChildProcessStartHook = Callable[[], None]
-Hook = TypeVar("Hook", bound=ChildProcessStartHook)
+ChildProcessStartHook = ChildProcessHook
+Hook = TypeVar("Hook", bound=ChildProcessHook)
+Around = TypeVar("Around", bound=AroundTask)
 MIGRATION_VARIABLE = "HORSIES_MIGRATE"
 SUPPRESSION_VARIABLES = ("HORSIES_SUPPRESS_SENDS", "TASKLIB_SUPPRESS_SENDS")
 
@@ -124,7 +132,7 @@ class Horsies(Operations):
         self._tasks: dict[str, AnyTask] = {}
         self.tasks = RegisteredTasks(self._tasks)
         self._modules: list[str] = []
-        self._hooks: list[ChildProcessStartHook] = []
+        self.hooks = Hooks()
         self._builders: list[RegisteredBuilder] = []
         self._broker: PostgresBroker | None = None
         self._broker_lock = threading.Lock()
@@ -282,13 +290,35 @@ class Horsies(Operations):
                 engine.dispose(close=False)
         """
         refuse_bad_hook(fn)
-        if not any(fn is known for known in self._hooks):
-            self._hooks.append(fn)
+        add_once(self.hooks.start, fn)
+        return fn
+
+    def on_child_process_stop(self, fn: Hook) -> Hook:
+        """Run this function in every worker child that ends in order, after its last task; the last one
+        registered runs first. An exception is logged.
+        """
+        refuse_bad_hook(fn)
+        add_once(self.hooks.stop, fn)
+        return fn
+
+    def around_task(self, fn: Around) -> Around:
+        """Run this generator around every task in worker children, the first one registered outermost.
+
+        ``yield`` returns what the task returned, or raises what it raised.
+
+        Example:
+            @app.around_task
+            def in_session(task: CurrentTask) -> Iterator[None]:
+                with Session.begin():
+                    yield
+        """
+        refuse_bad_around(fn)
+        add_once(self.hooks.around, fn)
         return fn
 
     def get_child_process_start_hooks(self) -> list[ChildProcessStartHook]:
         """Return the hooks in the order they were registered."""
-        return list(self._hooks)
+        return list(self.hooks.start)
 
     # The broker, checking and closing
 
