@@ -6,7 +6,6 @@ registers tasks and creates the broker on first use.
 
 from __future__ import annotations
 
-import inspect
 import logging
 import os
 import threading
@@ -33,7 +32,7 @@ from horsies.result import Ok
 from horsies.retry import RetryPolicy
 from horsies.scheduler.api import Schedules
 from horsies.scheduler.entry import Application, schedule_errors
-from horsies.task import AnyTask, TaskDecorator, TaskFunction
+from horsies.task import AnyTask, RegisteredTasks, TaskDecorator, TaskFunction
 from horsies.task_result import TaskError, TaskResult
 from horsies.tasks.broker import BrokerResult, PostgresBroker, build_broker
 from horsies.tasks.by_name import Ready, prepare_by_name, prepare_retry
@@ -44,20 +43,28 @@ from horsies.tasks.definition import (
     choose_queue,
     define,
     name_used_twice,
-    refuse_bad_hook,
 )
 from horsies.tasks.handle import TaskHandle
-from horsies.tasks.options import SendHook, SendKeywords, SendOptions
+from horsies.tasks.hooks import (
+    AroundTask,
+    ChildProcessHook,
+    Hooks,
+    add_once,
+    refuse_bad_around,
+    refuse_bad_hook,
+)
+from horsies.tasks.options import SendHook, SendKeywords, SendOptions, refuse_bad_send_hook
 from horsies.tasks.request import TaskSendError, TaskSendResult
 from horsies.tasks.send import Producer, store_prepared, store_prepared_async
 from horsies.workflow.checks import Builder, Case, RegisteredBuilder, workflow_errors
 from horsies.workflow.handles import WorkflowHandles
 from horsies.workflow.spec import WorkflowMaker
 
-ChildProcessStartHook = Callable[[], None]
+ChildProcessStartHook = ChildProcessHook
 P = ParamSpec("P")
 T = TypeVar("T")
-Hook = TypeVar("Hook", bound=ChildProcessStartHook)
+Hook = TypeVar("Hook", bound=ChildProcessHook)
+Around = TypeVar("Around", bound=AroundTask)
 SendHookType = TypeVar("SendHookType", bound=SendHook)
 MIGRATION_VARIABLE = "HORSIES_MIGRATE"
 SUPPRESSION_VARIABLES = ("HORSIES_SUPPRESS_SENDS", "TASKLIB_SUPPRESS_SENDS")
@@ -91,26 +98,6 @@ def _environment_migrates() -> bool:
     return value == "1"
 
 
-class RegisteredTasks(Mapping[str, AnyTask]):
-    """The registered tasks by name: ``app.tasks["add"]``. A call, ``app.tasks()``, returns a copy."""
-
-    def __init__(self, tasks: Mapping[str, AnyTask]) -> None:
-        self._tasks = tasks
-
-    def __getitem__(self, task_name: str) -> AnyTask:
-        return self._tasks[task_name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._tasks)
-
-    def __len__(self) -> int:
-        return len(self._tasks)
-
-    def __call__(self) -> dict[str, AnyTask]:
-        """Return the registered tasks in a dictionary of its own."""
-        return dict(self._tasks)
-
-
 class Horsies(Operations):
     """An application: configuration, tasks and broker.
 
@@ -141,7 +128,7 @@ class Horsies(Operations):
         self.tasks = RegisteredTasks(self._tasks)
         self._modules: list[str] = []
         self._home = importing_module()
-        self._hooks: list[ChildProcessStartHook] = []
+        self.hooks = Hooks()
         self._builders: list[RegisteredBuilder] = []
         self._broker: PostgresBroker | None = None
         self._broker_lock = threading.Lock()
@@ -339,12 +326,7 @@ class Horsies(Operations):
             def add_tenant(outgoing: OutgoingTask) -> None:
                 outgoing.headers["tenant"] = current_tenant()
         """
-        if not callable(fn) or inspect.iscoroutinefunction(fn):
-            raise ConfigurationError(
-                "An on_send hook must be a plain function that takes the outgoing task.",
-                code=ErrorCode.CONFIG_INVALID_CHILD_HOOK,
-                help_text="synchronous sends call it too: use `def` without `async`",
-            )
+        refuse_bad_send_hook(fn)
         self._producer.hooks.append(fn)
         return fn
 
@@ -405,13 +387,35 @@ class Horsies(Operations):
                 engine.dispose(close=False)
         """
         refuse_bad_hook(fn)
-        if not any(fn is known for known in self._hooks):
-            self._hooks.append(fn)
+        add_once(self.hooks.start, fn)
+        return fn
+
+    def on_child_process_stop(self, fn: Hook) -> Hook:
+        """Run this function in every worker child that ends in order, after its last task; the last one
+        registered runs first. An exception is logged.
+        """
+        refuse_bad_hook(fn)
+        add_once(self.hooks.stop, fn)
+        return fn
+
+    def around_task(self, fn: Around) -> Around:
+        """Run this generator around every task in worker children, the first one registered outermost.
+
+        ``yield`` returns what the task returned, or raises what it raised.
+
+        Example:
+            @app.around_task
+            def in_session(task: CurrentTask) -> Iterator[None]:
+                with Session.begin():
+                    yield
+        """
+        refuse_bad_around(fn)
+        add_once(self.hooks.around, fn)
         return fn
 
     def get_child_process_start_hooks(self) -> list[ChildProcessStartHook]:
         """Return the hooks in the order they were registered."""
-        return list(self._hooks)
+        return list(self.hooks.start)
 
     # The broker, checking and closing
 

@@ -711,10 +711,15 @@ class AsyncHook:
 async def async_hook() -> None: ...
 
 
-@pytest.mark.parametrize(
-    "hook", [None, 7, "name", async_hook, functools.partial(async_hook), AsyncHook()]
-)
-def test_a_hook_that_is_not_a_plain_function_is_refused(hook: Any) -> None:
+@pytest.mark.parametrize("hook", [async_hook, functools.partial(async_hook), AsyncHook()])
+def test_a_hook_may_be_asynchronous(hook: Any) -> None:
+    app = new_app()
+    app.on_child_process_start(hook)
+    assert app.get_child_process_start_hooks() == [hook]
+
+
+@pytest.mark.parametrize("hook", [None, 7, "name"])
+def test_a_hook_that_is_not_a_function_is_refused(hook: Any) -> None:
     with pytest.raises(ConfigurationError) as caught:
         new_app().on_child_process_start(hook)
     assert caught.value.code is ErrorCode.CONFIG_INVALID_CHILD_HOOK

@@ -84,7 +84,7 @@ def test_ten_thousand_reports_a_second_write_at_most_four_rows_a_second(
     )
     try:
         task_id = insert_raw(connection, "hammer", "[3.0]")
-        calls, _ = programs.app.get_result(task_id, 20_000).ok_value
+        calls, seconds = programs.app.get_result(task_id, 20_000).ok_value
         rows = connection.execute(
             "SELECT extract(epoch FROM at)::float8, done FROM public.written"
         ).fetchall()
@@ -97,6 +97,7 @@ def test_ten_thousand_reports_a_second_write_at_most_four_rows_a_second(
     assert len(rows) >= 3
     assert max(sum(0 <= one - first < 1 for one in times) for first in times) <= 4
     assert rows[-1][1] == calls
+    assert seconds < 2e-6, "the fastest hundred calls, as the machine may be busy"
     info = handle(programs, task_id).info().unwrap()
     assert info is not None
     assert info.progress is not None

@@ -39,17 +39,17 @@ def numbers(count: int) -> TaskResult[list[int], TaskError]:
 
 @app.task("hammer")
 def hammer(seconds: float) -> TaskResult[list[float], TaskError]:
-    """Report progress ten thousand times a second; return the number of calls and the seconds in them."""
-    task, calls, spent = current_task(), 0, 0
+    """Report progress ten thousand times a second; return the number of calls and the seconds of a call."""
+    task, calls, fastest = current_task(), 0, 1e9
     ends_at = time.monotonic() + seconds
     while time.monotonic() < ends_at:
-        began = time.perf_counter_ns()
+        began = time.perf_counter()
         for _ in range(100):
             calls += 1
             task.progress(calls, 1_000_000, "hammering")
-        spent += time.perf_counter_ns() - began
+        fastest = min(fastest, (time.perf_counter() - began) / 100)
         time.sleep(0.01)
-    return TaskResult(ok=[calls, spent / 1e9])
+    return TaskResult(ok=[calls, fastest])
 
 
 @app.task("burst")

@@ -58,6 +58,9 @@ class Program(Protocol):
     def start_hooks(self) -> Sequence[Callable[[], object]]:
         """The functions to run once in this process before its first task, in order."""
 
+    def stop_hooks(self) -> Sequence[Callable[[], object]]:
+        """The functions to run once after the last task, in order."""
+
     def execute(self, assignment: Assignment) -> ChildReport:
         """Run one assignment; every failure of user code becomes part of the report."""
 
@@ -246,6 +249,7 @@ def _boot_and_serve(
     rss_bytes = os_process.own_rss_bytes() if boot.samples_memory else 0
     parent.send(protocol.encode_numbers(FrameKind.READY, parent.owner_pid, rss_bytes))
     _serve(parent, loaded.execute, switch, process_state, boot.samples_memory)
+    run_stop_hooks(loaded.stop_hooks(), boot.hook_budget_seconds)
     loaded.close()
     return EXIT_CLEAN
 
@@ -342,6 +346,28 @@ def run_start_hooks(
         finally:
             timer.cancel()
         timer.join()
+
+
+def run_stop_hooks(hooks: Sequence[Callable[[], object]], budget_seconds: float) -> None:
+    """Run the application's stop hooks in order; one that overruns ends this process."""
+    for hook in hooks:
+        name = getattr(hook, "__qualname__", repr(hook))
+        timer = threading.Timer(budget_seconds, _leave_hook, (name, budget_seconds))
+        timer.daemon = True
+        timer.start()
+        try:
+            hook()
+        except BaseException as error:
+            message = "Child process stop hook %s raised %s."
+            log_safely(logger, logging.ERROR, message, name, type(error).__name__, error=error)
+        finally:
+            timer.cancel()
+
+
+def _leave_hook(name: str, budget_seconds: float) -> NoReturn:
+    message = "Child process stop hook %s ran longer than %g s; the process ends without it."
+    log_safely(logger, logging.ERROR, message, name, budget_seconds)
+    exit_child(EXIT_CLEAN)
 
 
 def _fail_hook(parent: ParentSocket, name: str, problem: str) -> NoReturn:

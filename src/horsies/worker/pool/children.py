@@ -91,6 +91,13 @@ class PoolSettings:
     max_memory_per_child_mb: int | None = None
     stop_grace_seconds: float = 5.0
     boot_timeout_seconds: float = 60.0
+    # How much longer a child may take to start and to exit, for the hooks of the application.
+    boot_seconds_of_hooks: float = 0.0
+    exit_seconds_of_hooks: float = 0.0
+
+    @property
+    def exit_grace_seconds(self) -> float:
+        return _EXIT_GRACE_SECONDS + self.exit_seconds_of_hooks
 
 
 class Children:
@@ -149,7 +156,8 @@ class Children:
         child = ChildProcess(own_end, self._limits, is_spare, page)
         self.children[child] = None
         self._selector.register(child.socket, selectors.EVENT_READ, child)
-        self.deadlines[child] = time.monotonic() + self._settings.boot_timeout_seconds
+        boot_seconds = self._settings.boot_timeout_seconds + self._settings.boot_seconds_of_hooks
+        self.deadlines[child] = time.monotonic() + boot_seconds
         if pid is not None:
             self._watch_exit(child, pid)
         if is_spare:
@@ -240,7 +248,7 @@ class Children:
         return child.may_retire() and self._count_near_limit() > 1
 
     def retire(self, child: ChildProcess) -> None:
-        self._take_out(child, ChildState.EXITING, _EXIT_GRACE_SECONDS)
+        self._take_out(child, ChildState.EXITING, self._settings.exit_grace_seconds)
         with suppress(OSError):
             child.socket.shutdown(socket.SHUT_WR)
 
@@ -315,7 +323,7 @@ class Children:
                     assert_never(child.state)
 
     def _give_up_booting(self, child: ChildProcess) -> None:
-        timeout_seconds = self._settings.boot_timeout_seconds
+        timeout_seconds = self._settings.boot_timeout_seconds + self._settings.boot_seconds_of_hooks
         child.verdict = f"killed because it was not ready within {timeout_seconds:g} s"
         if child.pid is None:
             # The fork server does not respond; its end closes the child's socket as well.
