@@ -235,6 +235,7 @@ def test_a_task_name_may_have_255_characters() -> None:
         {"timeout_ms": 99},
         {"timeout_ms": 100.5},
         {"timeout_ms": True},
+        {"on_stop": "later"},
     ],
     ids=str,
 )
@@ -429,9 +430,9 @@ def test_a_task_keeps_the_name_and_documentation_of_its_function() -> None:
 
 def test_a_retry_policy_is_kept_with_the_task() -> None:
     policy = RetryPolicy.fixed([1], auto_retry_for=["GATEWAY_DOWN"])
-    task = new_app().task("answer", retry_policy=policy, timeout_ms=100)(answer)
+    task = new_app().task("answer", retry_policy=policy, timeout_ms=100, on_stop="fail")(answer)
     assert task.definition.retry_policy is policy
-    assert task.definition.timeout_ms == 100
+    assert (task.definition.timeout_ms, task.definition.on_stop) == (100, "fail")
 
 
 # Direct calls

@@ -287,6 +287,16 @@ def test_the_end_of_an_attempt_is_one_line(
     assert vars(record)["task_id"] == "a"
 
 
+def test_a_retry_that_the_database_had_no_time_for_is_not_announced(
+    in_flight: InFlight, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "horsies.tasks")
+    in_flight.hand_out([claimed("a", 1)])
+    in_flight.absorb([Stopped(attempt("a"), 1, True, STOPPED_FOR_REQUEUE, 0.5)])
+    in_flight.close_recorded(in_flight.outcomes, {"a"}, failed={"a"})
+    assert caplog.messages == ["work a #1 failed with WORKER_STOPPED after 0.500 s"]
+
+
 def test_ends_are_not_logged_above_the_level_of_their_logger(
     in_flight: InFlight, caplog: pytest.LogCaptureFixture
 ) -> None:

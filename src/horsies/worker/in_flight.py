@@ -274,16 +274,20 @@ class InFlight:
                 self.inputs.note_completed(self._running[one.task_id], one.result)
 
     def close_recorded(
-        self, outcomes: Sequence[Outcome], recorded: Set[str], refused: Set[str] = frozenset()
+        self,
+        outcomes: Sequence[Outcome],
+        recorded: Set[str],
+        refused: Set[str] = frozenset(),
+        failed: Set[str] = frozenset(),
     ) -> None:
         """Forget attempts whose outcome is recorded, or that another worker owns now; keep those whose
-        outcome the database refused.
+        outcome the database refused. ``failed`` ones are not retried, whatever their outcome says.
 
         A task that is retried at once may already run in a child, as another generation.
         """
         self.outcomes = self.outcomes[len(outcomes) :]
         if ends_logger.isEnabledFor(logging.INFO):
-            self._log_ends(outcomes, recorded)
+            self._log_ends(outcomes, recorded, failed)
         else:
             self._ended.clear()
         for outcome in outcomes:
@@ -302,9 +306,11 @@ class InFlight:
                     extra=as_event("outcome_dropped", task_id=task_id),
                 )
 
-    def _log_ends(self, outcomes: Iterable[Outcome], recorded: Set[str]) -> None:
+    def _log_ends(self, outcomes: Iterable[Outcome], recorded: Set[str], failed: Set[str]) -> None:
         for outcome in outcomes:
             attempt = outcome.task_id, outcome.generation
+            if outcome.task_id in failed and outcome.delay_seconds is not None:
+                outcome = outcome._replace(delay_seconds=None)  # its good_until comes first
             if outcome.task_id not in recorded:
                 self._ended.pop(attempt, None)
             elif (ended := self._ended.pop(attempt, None)) is not None:
