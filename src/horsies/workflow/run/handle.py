@@ -1,6 +1,6 @@
 """WorkflowHandle: wait for a run, read its results and control it.
 
-Nothing here raises for operational reasons: results are ``TaskResult``s, everything else is a
+Nothing here but ``result`` raises for operational reasons: results are ``TaskResult``s, everything else is a
 ``HandleResult``. The sync and async forms of a method run the same script.
 """
 
@@ -32,6 +32,7 @@ from horsies.result import Err, Ok
 from horsies.states import WORKFLOW_TERMINAL_STATES, WorkflowStatus
 from horsies.task_result import TaskError, TaskResult
 from horsies.tasks.broker import PostgresBroker
+from horsies.tasks.handle import value_or_raise
 from horsies.tasks.waiters import SMALL_RESULT_BYTES
 from horsies.workflow.nodes.nodes import (
     NODE_KINDS,
@@ -140,6 +141,14 @@ class WorkflowHandle(Generic[T]):
                     return self._outcome(run)
                 done = await self._perform_async(partial(self._outcome_script, run=run))
                 return as_error_result(done.value) if isinstance(done, Err) else done.value
+
+    def result(self, timeout_ms: int | None = None) -> T:
+        """Wait for the run and return the value of its output, or raise as ``TaskHandle.result`` does."""
+        return value_or_raise(self.workflow_id, self.get(timeout_ms))
+
+    async def result_async(self, timeout_ms: int | None = None) -> T:
+        """``result`` without blocking the event loop."""
+        return value_or_raise(self.workflow_id, await self.get_async(timeout_ms))
 
     def wait(
         self,

@@ -1,0 +1,1 @@
+"""An order system: a checkout that sends tasks in its own transaction, and the tasks."""
