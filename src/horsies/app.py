@@ -29,6 +29,7 @@ from horsies.task import AnyTask, TaskDecorator, TaskFunction
 from horsies.tasks.broker import BrokerResult, PostgresBroker, build_broker
 from horsies.tasks.definition import (
     DecoratorOptions,
+    OnStop,
     TaskDefinition,
     choose_queue,
     define,
@@ -145,6 +146,7 @@ class Horsies(Operations):
         exception_mapper: Mapping[type[BaseException], str] | None = None,
         default_unhandled_error_code: str | None = None,
         timeout_ms: int | None = None,
+        on_stop: OnStop = "finish",
         **unknown: Never,
     ) -> TaskDecorator:
         """Register a function as a task.
@@ -152,6 +154,9 @@ class Horsies(Operations):
         ``queue_name`` is required in CUSTOM mode and refused in DEFAULT mode. ``retry_policy`` lists
         the codes and exceptions to retry and the waits. ``exception_mapper`` gives codes to exceptions that
         leave the function. ``timeout_ms`` (at least 100) stops an attempt that takes longer.
+        ``on_stop`` says what a stopping worker does with a running attempt: let it ``"finish"`` within
+        the grace period, else fail it with WORKER_STOPPED; the same, but ``"requeue"`` the task instead
+        of failing it, without using up a retry; or ``"fail"`` it at once.
 
         Example:
             @app.task("charge", retry_policy=RetryPolicy.fixed([1, 5], auto_retry_for=["DOWN"]))
@@ -165,6 +170,7 @@ class Horsies(Operations):
             default_unhandled_error_code,
             timeout_ms,
             unknown,
+            on_stop,
         )
 
         def decorate(function: Any) -> Any:

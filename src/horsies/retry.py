@@ -339,12 +339,12 @@ def decide_retry(
     `retry_count` is the number of retries already made, `max_retries` the limit of the row, which is 0
     without a policy. `retry_after` is the number of seconds of a RetryLater.
     """
+    policy = policy_from_options(task_options) if max_retries > 0 else None
     if retry_after is not None:
-        limit = max_retries if max_retries > 0 else RETRIES_WITHOUT_POLICY
+        limit = max_retries if policy else max(max_retries, RETRIES_WITHOUT_POLICY)
         return _limited("RetryLater", min(retry_after, LONGEST_DELAY_SECONDS), retry_count, limit)
     if max_retries < 1:
-        return RetryDecision(None)  # the common case needs no parsing
-    policy = policy_from_options(task_options)
+        return RetryDecision(None)
     if policy is None:
         return RetryDecision(None, "not retried: the task has no retry policy")
     rule = _matching_rule(policy, error_code, exception_names)

@@ -12,6 +12,7 @@ import pytest
 
 from tests.support.database import Database, database_on, with_password
 from tests.support.proxy import Proxy, outage
+from tests.support.rows import row_of
 from tests.support.tables import attempts, count, task, wait_for_status
 from tests.support.wait import wait_until
 from tests.support.workers import FORKSERVER, HARDLY_POLLS, Fleet, Journal, RunningWorker, is_gone
@@ -123,7 +124,7 @@ def test_the_end_of_the_grace_interrupts_running_tasks(
     worker.signal(signal.SIGTERM)
     assert worker.wait(5) == FORCED
     row = task(connection, once.task_id)
-    assert (row.status, row.error_code) == ("FAILED", "WORKER_CRASHED")
+    assert (row.status, row.error_code) == ("FAILED", "WORKER_STOPPED")
     assert row.failed_reason == "The worker was stopped before the task ended."
     (attempt,) = attempts(connection, once.task_id)
     assert (attempt.outcome, attempt.will_retry) == ("WORKER_FAILURE", False)
@@ -132,6 +133,29 @@ def test_the_end_of_the_grace_interrupts_running_tasks(
     (attempt,) = attempts(connection, again.task_id)
     assert (attempt.outcome, attempt.will_retry) == ("WORKER_FAILURE", True)
     assert count(connection, "RUNNING") == 0
+
+
+def test_a_task_decides_how_a_stop_interrupts_it(
+    fleet: Fleet, journal: Journal, programs: ModuleType, connection: Database
+) -> None:
+    worker = fleet.start("--shutdown-grace", "1.5", processes=3)
+    at_once = start_and_wait(fleet, journal, programs, "sleep_or_fail", 600)
+    later = start_and_wait(fleet, journal, programs, "sleep_or_return", 600)
+    quick = start_and_wait(fleet, journal, programs, "sleep_or_return", 0.7)
+    worker.signal(signal.SIGTERM)
+    wait_for_status(connection, at_once.task_id, "FAILED", 5)
+    assert task(connection, at_once.task_id).error_code == "WORKER_STOPPED"
+    assert task(connection, later.task_id).status == "RUNNING"
+    assert worker.wait(10) == CLEAN
+    assert task(connection, quick.task_id).status == "COMPLETED"
+    row = row_of(connection, later.task_id)
+    assert (row["status"], row["retry_count"], row["max_retries"]) == ("PENDING", 1, 1)
+    (attempt,) = attempts(connection, later.task_id)
+    assert (attempt.outcome, attempt.will_retry) == ("WORKER_FAILURE", True)
+    assert attempt.error_code == "WORKER_STOPPED"
+    fleet.start(processes=1)
+    wait_until(lambda: len(journal.lines("start", later.task_id)) == 2, 10)
+    assert journal.lines("start", later.task_id)[-1].attempt == 2
 
 
 def test_tasks_that_end_within_the_grace_make_a_clean_stop(

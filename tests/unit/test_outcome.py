@@ -14,6 +14,7 @@ from horsies.tasks.outcome import (
     STOPPED_BY_CANCEL,
     STOPPED_BY_SHUTDOWN,
     STOPPED_BY_TIMEOUT,
+    STOPPED_FOR_REQUEUE,
     Outcome,
     outcome_of_crash,
     outcome_of_report,
@@ -159,11 +160,19 @@ def test_a_time_limit_is_tried_again_when_the_policy_lists_it() -> None:
     assert outcome_of_stop(retrying("TASK_TIMEOUT"), STOPPED_BY_TIMEOUT).delay_seconds == 10.0
 
 
-def test_a_task_the_leaving_worker_interrupted_counts_as_crashed() -> None:
+def test_a_task_that_a_stopping_worker_interrupted_has_a_code_of_its_own() -> None:
     outcome = outcome_of_stop(TASK, STOPPED_BY_SHUTDOWN)
     assert outcome.attempt_outcome is TaskAttemptOutcome.WORKER_FAILURE
-    assert outcome.error_code == "WORKER_CRASHED"
-    assert outcome_of_stop(retrying("WORKER_CRASHED"), STOPPED_BY_SHUTDOWN).delay_seconds == 10.0
+    assert outcome.error_code == "WORKER_STOPPED"
+    assert outcome_of_stop(retrying("WORKER_STOPPED"), STOPPED_BY_SHUTDOWN).delay_seconds == 10.0
+    assert outcome_of_stop(retrying("WORKER_CRASHED"), STOPPED_BY_SHUTDOWN).delay_seconds is None
+
+
+def test_a_task_that_returns_to_its_queue_uses_up_no_retry() -> None:
+    task = TASK._replace(retry_count=2, max_retries=2)
+    outcome = outcome_of_stop(task, STOPPED_FOR_REQUEUE)
+    assert (outcome.delay_seconds, outcome.max_retries) == (0.0, 3)
+    assert outcome.error_code == "WORKER_STOPPED"
 
 
 def test_an_outcome_the_database_refuses_keeps_its_claim_and_loses_its_texts() -> None:

@@ -246,7 +246,7 @@ def test_a_sub_workflow_is_expanded_by_a_task_of_its_own() -> None:
     assert described["max_retries"] == 3
     policy = policy_from_options(described["task_options"])
     assert policy is not None
-    assert list(policy.auto_retry_for) == ["WORKER_CRASHED"]
+    assert list(policy.auto_retry_for) == ["WORKER_CRASHED", "WORKER_STOPPED"]
 
 
 @pytest.mark.parametrize("node", [SleepNode(1), SignalNode("go")])
@@ -255,7 +255,7 @@ def test_the_library_s_own_tasks_outlive_a_lost_worker(node: AnyNode) -> None:
     assert described["max_retries"] == 3
     policy = policy_from_options(described["task_options"])
     assert policy is not None
-    assert list(policy.auto_retry_for) == ["WORKER_CRASHED"]
+    assert list(policy.auto_retry_for) == ["WORKER_CRASHED", "WORKER_STOPPED"]
     assert (described["queue_name"], described["priority"]) == ("default", 100)
 
 

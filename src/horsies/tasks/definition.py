@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from inspect import Parameter
 from types import FunctionType
-from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args, get_origin, get_type_hints
 
 from horsies.codec.calls import CallSignature
 from horsies.codec.results import ResultCodec
@@ -30,6 +30,8 @@ NAME_LENGTH_MAX = 255
 TIMEOUT_MS_MIN = 100
 RESERVED_PREFIX = "horsies."
 
+OnStop: TypeAlias = Literal["finish", "requeue", "fail"]
+
 
 @dataclass(frozen=True, slots=True)
 class TaskDefinition:
@@ -47,6 +49,7 @@ class TaskDefinition:
     signature: CallSignature
     results: ResultCodec
     location: SourceLocation | None
+    on_stop: OnStop = "finish"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +62,7 @@ class DecoratorOptions:
     default_unhandled_error_code: str | None
     timeout_ms: int | None
     unknown: Mapping[str, Any]
+    on_stop: OnStop = "finish"
 
 
 def define(
@@ -82,6 +86,7 @@ def define(
         signature=_read_signature(function, location),
         results=_read_results(function, location),
         location=location,
+        on_stop=options.on_stop,
     )
 
 
@@ -117,8 +122,9 @@ def _function_problems(
     if unknown:
         yield _Problem(
             f"@app.task has no option {', '.join(repr(name) for name in unknown)}.",
-            "options are queue_name, retry_policy, exception_mapper, default_unhandled_error_code and "
-            "timeout_ms; good_until belongs to with_options(...), auto_retry_for to the retry_policy",
+            "options are queue_name, retry_policy, exception_mapper, default_unhandled_error_code, "
+            "timeout_ms and on_stop; good_until belongs to with_options(...), auto_retry_for to the "
+            "retry_policy",
         )
     if not isinstance(function, FunctionType) or _wraps_another(function):
         yield _Problem(
@@ -196,6 +202,8 @@ def _option_problems(options: DecoratorOptions) -> Iterator[_Problem]:
         yield _Problem(
             f"timeout_ms must be a whole number of at least {TIMEOUT_MS_MIN} milliseconds."
         )
+    if options.on_stop not in get_args(OnStop):
+        yield _Problem(f"on_stop must be one of {', '.join(map(repr, get_args(OnStop)))}.")
 
 
 def _read_signature(function: FunctionType, location: SourceLocation | None) -> CallSignature:

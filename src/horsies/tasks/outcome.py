@@ -33,6 +33,7 @@ from horsies.task_result import TaskError, storable_text
 STOPPED_BY_TIMEOUT = "timeout"
 STOPPED_BY_CANCEL = "cancel"
 STOPPED_BY_SHUTDOWN = "shutdown"
+STOPPED_FOR_REQUEUE = "requeue"
 STOPPED_BY_LOSS = "loss"
 
 # The database decides this: its clock is the one that counts.
@@ -45,7 +46,8 @@ _SUCCEEDED, _ATTEMPT_SUCCEEDED = TaskStatus.COMPLETED, TaskAttemptOutcome.COMPLE
 
 class Outcome(NamedTuple):
     """A finished attempt to record. With ``delay_seconds`` the task is retried, up to ``max_retries``
-    times, unless its ``good_until`` comes first. ``retry_reason`` names the rule that decided.
+    times if that is more than its own limit, unless its ``good_until`` comes first. ``retry_reason`` names
+    the rule that decided.
     """
 
     task_id: str
@@ -155,7 +157,22 @@ def outcome_of_stop(
         text = f"The task ran longer than its timeout_ms={task.timeout_ms}."
         decision = _decide(task, OutcomeCode.TASK_TIMEOUT.value, random)
         return Outcome.failed(task, OutcomeCode.TASK_TIMEOUT, text, decision=decision)
-    return _crashed(task, "The worker was stopped before the task ended.", random)
+    if reason == STOPPED_BY_LOSS:
+        return _crashed(task, "The worker lost the task while it was running.", random)
+    stopped = _interrupted(
+        task,
+        OperationalErrorCode.WORKER_STOPPED,
+        "The worker was stopped before the task ended.",
+        random,
+    )
+    if reason == STOPPED_FOR_REQUEUE:
+        # One more attempt is allowed, so that this one does not use up a retry.
+        return stopped._replace(
+            delay_seconds=0.0,
+            retry_reason='retried by on_stop="requeue"',
+            max_retries=task.max_retries + 1,
+        )
+    return stopped
 
 
 def outcome_of_unread_inputs(task: ClaimedTask) -> Outcome:
@@ -192,7 +209,15 @@ def without_result(outcome: Outcome) -> Outcome:
 def _crashed(
     task: ClaimedTask | AbandonedTask, reason: str, random: Callable[[], float]
 ) -> Outcome:
-    code = OperationalErrorCode.WORKER_CRASHED
+    return _interrupted(task, OperationalErrorCode.WORKER_CRASHED, reason, random)
+
+
+def _interrupted(
+    task: ClaimedTask | AbandonedTask,
+    code: OperationalErrorCode,
+    reason: str,
+    random: Callable[[], float],
+) -> Outcome:
     return Outcome.failed(
         task,
         code,

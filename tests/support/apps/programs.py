@@ -317,7 +317,9 @@ def sleep(seconds: float, label: str = "") -> TaskResult[str, TaskError]:
 
 @app.task(
     "sleep_again",
-    retry_policy=RetryPolicy.fixed([1] * 20, auto_retry_for=["WORKER_CRASHED"], jitter=False),
+    retry_policy=RetryPolicy.fixed(
+        [1] * 20, auto_retry_for=["WORKER_CRASHED", "WORKER_STOPPED"], jitter=False
+    ),
 )
 def sleep_again(seconds: float, label: str = "") -> TaskResult[str, TaskError]:
     return rest(seconds, label)
@@ -330,6 +332,20 @@ async def sleep_async(seconds: float) -> TaskResult[str, TaskError]:
         await asyncio.sleep(seconds)
     finally:
         write_down("clean-up")
+    return done()
+
+
+@app.task("sleep_or_fail", on_stop="fail")
+def sleep_or_fail(seconds: float) -> TaskResult[str, TaskError]:
+    write_down("start")
+    time.sleep(seconds)
+    return done()
+
+
+@app.task("sleep_or_return", on_stop="requeue")
+def sleep_or_return(seconds: float) -> TaskResult[str, TaskError]:
+    write_down("start")
+    time.sleep(seconds)
     return done()
 
 

@@ -27,7 +27,8 @@ RETURNING task_id::text
 -- name: retry_tasks
 -- RUNNING -> PENDING, due after the delay, and the attempt row. A retry that would start at or after
 -- good_until does not match; fail_tasks, run after this on the same rows, takes it. A task without a policy gets
--- the limit of the rule that retries it.
+-- the limit of the rule that retries it, and one that returns to its queue because its worker stops may be tried
+-- once more.
 WITH report AS MATERIALIZED (
     SELECT *, clock_timestamp() + delay_seconds * interval '1 second' AS due_at
     FROM unnest(%(ids)s::uuid[], %(generations)s::integer[], %(delays_seconds)s::float8[],
