@@ -51,9 +51,12 @@ from horsies.errors import (
     HorsiesError,
     MultipleValidationErrors,
     RegistryError,
+    ResultTimeout,
+    ResultUnavailable,
     RetryLater,
     SourceLocation,
     TaskDefinitionError,
+    TaskFailed,
     TaskStopped,
     ValidationReport,
     WorkflowContextMissingIdError,
@@ -72,7 +75,7 @@ from horsies.states import (
     WorkflowStatus,
     WorkflowTaskStatus,
 )
-from horsies.task import TaskFunction, TaskSendOptions
+from horsies.task import TaskFunction, TaskSendFailed, TaskSendOptions
 from horsies.task_result import SubWorkflowError, SubWorkflowSummary, TaskError, TaskResult
 from horsies.tasks.broker import BrokerErrorCode, BrokerOperationError, BrokerResult, PostgresBroker
 from horsies.tasks.handle import (
@@ -167,6 +170,9 @@ __all__ = [
     "TaskRetried",
     "TaskActionError",
     "TaskActionErrorCode",
+    "TaskFailed",
+    "ResultUnavailable",
+    "ResultTimeout",
     "RetryLater",
     "TaskStopped",
     "ChildProcessStartHook",
@@ -228,6 +234,7 @@ __all__ = [
     "TaskSendResult",
     "TaskSendError",
     "TaskSendErrorCode",
+    "TaskSendFailed",
     "TaskSendPayload",
     # workflows
     "WorkflowSpec",

@@ -35,7 +35,7 @@ from horsies.error_codes import (
     error_code_text,
     resolve_code,
 )
-from horsies.errors import LONGEST_DELAY_SECONDS
+from horsies.errors import LONGEST_DELAY_SECONDS, TaskFailed
 
 ExceptionMapper: TypeAlias = dict[type[BaseException], str]
 RetryRule: TypeAlias = BuiltInTaskCode | str | type[BaseException]
@@ -66,6 +66,8 @@ def _checked_rules(rules: object) -> list[RetryRule]:
 
 
 def _rule_problems(rule: object) -> list[str]:
+    if isinstance(rule, type) and issubclass(rule, TaskFailed):
+        return [f"the entry {rule.__name__} is a failure with a code; list its code instead"]
     if isinstance(rule, type) and issubclass(rule, BaseException):
         return []
     if not isinstance(rule, str):

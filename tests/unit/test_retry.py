@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from horsies.error_codes import BUILTIN_CODE_REGISTRY, OperationalErrorCode
-from horsies.errors import RetryLater
+from horsies.errors import RetryLater, TaskFailed
 from horsies.retry import (
     Backoff,
     RetryPolicy,
@@ -98,6 +98,7 @@ def test_any_number_of_retries_is_accepted(count: int) -> None:
         {"auto_retry_for": [5]},
         {"auto_retry_for": [int]},
         {"auto_retry_for": [ConnectionError()]},
+        {"auto_retry_for": [TaskFailed]},
         {"auto_retry_for": ["not.a class"]},
         {"max_delay_seconds": 0},
         {"max_delay_seconds": 31_536_001},

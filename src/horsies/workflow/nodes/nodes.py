@@ -14,7 +14,6 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import (
     Any,
-    ClassVar,
     Generic,
     Literal,
     ParamSpec,
@@ -34,6 +33,7 @@ from horsies.errors import ErrorCode, WorkflowValidationError
 from horsies.retry import RetryPolicy
 from horsies.task_result import TaskError, TaskResult
 from horsies.tasks.definition import TaskDefinition
+from horsies.tasks.send import TaskCall
 from horsies.workflow.nodes.type_compat import UNKNOWN_TYPE, cached_by_annotation
 
 P = ParamSpec("P")
@@ -55,7 +55,7 @@ class RunnableTask(Protocol[T_co]):
     @property
     def definition(self) -> TaskDefinition: ...
 
-    def __call__(self, /, *args: Any, **kwargs: Any) -> TaskResult[T_co, TaskError]: ...
+    def bind(self, /, *args: Any, **kwargs: Any) -> TaskCall[T_co]: ...
 
 
 class YieldsValue(Protocol[T_co]):
@@ -67,7 +67,8 @@ class YieldsValue(Protocol[T_co]):
 class BuildsWorkflow(Protocol[T_co]):
     """The part of a workflow definition that a node uses."""
 
-    name: ClassVar[str]
+    @property
+    def name(self) -> str: ...
 
     @classmethod
     def build(cls, app: Any) -> YieldsValue[T_co]: ...
