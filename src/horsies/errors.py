@@ -88,6 +88,7 @@ class ErrorCode(StrEnum):
     CONFIG_INVALID_SCHEMA = "HRS-216"
     TASK_NOT_REGISTERED = "HRS-300"
     TASK_DUPLICATE_NAME = "HRS-301"
+    NO_CURRENT_TASK = "HRS-302"
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +172,17 @@ class TaskDefinitionError(HorsiesError):
 
 class RegistryError(HorsiesError):
     """A task name is unknown or used twice."""
+
+
+class NoCurrentTaskError(HorsiesError, LookupError):
+    """``current_task()`` was called by code that no task runs."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "No task is running in this process.",
+            code=ErrorCode.NO_CURRENT_TASK,
+            help_text="call current_task() inside a task that a worker runs, or pass its values on",
+        )
 
 
 class WorkflowValidationError(HorsiesError):
@@ -390,6 +402,10 @@ class ResultUnavailable(Exception):
 
 class ResultTimeout(ResultUnavailable, TimeoutError):
     """The task had not ended when the ``timeout_ms`` of ``handle.result()`` was over."""
+
+
+class TaskWatchFailed(Exception):
+    """``handle.watch()`` cannot go on: there is no such task, or the database refuses to answer."""
 
 
 class TaskStopped(BaseException):

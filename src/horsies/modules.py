@@ -10,6 +10,7 @@ import glob
 import hashlib
 import importlib
 import importlib.util
+import inspect
 import logging
 import os
 import re
@@ -96,6 +97,24 @@ def import_entry(entry: str) -> ModuleType:
         raise MissingModuleFile(f"There is no file {entry}.")
     root, name = _natural_name(path)
     return _already_imported(path, name) or _import_file(path, root, name)
+
+
+def importing_module() -> str | None:
+    """Return the name of the module whose top-level code calls this, directly or through functions."""
+    frame = inspect.currentframe()
+    while frame is not None:
+        code = frame.f_code
+        if code.co_name == "<module>" and not code.co_filename.startswith(_PACKAGE_DIRECTORY):
+            return str(frame.f_globals.get("__name__"))
+        frame = frame.f_back
+    return None
+
+
+def module_of(name: str | None, member: object) -> ModuleType | None:
+    """Return the imported module of this name if it has the member, under whatever name."""
+    module = sys.modules.get(name or "")
+    is_home = module is not None and any(one is member for one in list(vars(module).values()))
+    return module if is_home else None
 
 
 def shared_name(module_name: str) -> str:

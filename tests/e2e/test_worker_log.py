@@ -17,12 +17,12 @@ from tests.support.workers import APPLICATION, FORKSERVER, Fleet
 
 
 def test_a_json_log_holds_nothing_else(fleet: Fleet, programs: ModuleType) -> None:
-    worker = fleet.start("--log-format", "json", "--loglevel", "debug")
+    worker = fleet.start("--log-format", "json", "--loglevel", "debug", "--quiet-tasks")
     programs.explode.send().unwrap().get(10_000)
     programs.log_lines.send("words").unwrap().get(10_000)
     assert worker.stop() == 0
     for line in worker.log().splitlines():
-        json.loads(line)
+        assert json.loads(line)["logger"] != "horsies.tasks"
 
 
 @pytest.mark.parametrize("method", ["forkserver", "fork", "spawn"])

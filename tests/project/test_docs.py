@@ -170,6 +170,8 @@ def _in_a_coroutine(text: str) -> str:
             "configuration.md",
             "workers.md",
             "scheduling.md",
+            "operating.md",
+            "inside-a-task.md",
         ),
         *("workflows.md", "workflows-steering.md"),
     ],

@@ -13,6 +13,7 @@ from horsies.tasks.outcome import (
     STOPPED_BY_LOSS,
     STOPPED_BY_TIMEOUT,
     STOPPED_FOR_REQUEUE,
+    TOO_LATE,
     Outcome,
     outcome_of_unread_inputs,
 )
@@ -271,7 +272,7 @@ def test_an_outcome_of_an_attempt_that_is_gone_is_dropped(in_flight: InFlight) -
         (
             Stopped(attempt("a"), 1, True, STOPPED_FOR_REQUEUE, 0.5),
             "work a #1 failed with WORKER_STOPPED after 0.500 s, retry 1 of 1 in 0.00 s "
-            '(retried by on_stop="requeue")',
+            "(returned to its queue: the worker stopped)",
         ),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, tuple | Died | Stopped) else "",
@@ -286,6 +287,17 @@ def test_the_end_of_an_attempt_is_one_line(
     (record,) = [one for one in caplog.records if one.name == "horsies.tasks"]
     assert record.getMessage().endswith(line)
     assert vars(record)["task_id"] == "a"
+
+
+def test_a_retry_that_the_database_had_no_time_for_is_not_announced(
+    in_flight: InFlight, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "horsies.tasks")
+    in_flight.hand_out([claimed("a", 1)])
+    in_flight.absorb([Stopped(attempt("a"), 1, True, STOPPED_FOR_REQUEUE, 0.5)])
+    in_flight.close_recorded(in_flight.outcomes, {"a"}, failed={"a"})
+    line = f"work a #1 failed with WORKER_STOPPED after 0.500 s ({TOO_LATE})"
+    assert caplog.messages == [line]
 
 
 def test_ends_are_not_logged_above_the_level_of_their_logger(

@@ -28,7 +28,8 @@ from horsies.db.statements.monitor import TaskDetail, TaskSummary
 from horsies.db.statements.tasks import TaskAttemptInfo
 from horsies.ids import stored_form
 from horsies.monitor.actions import TaskRetried, retry_task
-from horsies.monitor.overview import TaskFilters, TaskReport, list_tasks, read_task
+from horsies.monitor.overview import TaskReport, read_task
+from horsies.monitor.queries import TaskFilters, list_tasks
 from horsies.result import Err, Result
 from horsies.retry import UNLIMITED_RETRIES
 from horsies.states import TaskStatus
@@ -89,7 +90,7 @@ def tasks(
         names=name or (),
         error_codes=error_code or (),
         since=parse_since(since),
-        before=None if before is None else _task_id(before),
+        after=None if before is None else _task_id(before),
         limit=limit,
     )
     with open_session("tasks", module or locator, database_url) as session:
@@ -167,6 +168,7 @@ def _task_document(report: TaskReport, payload: bool) -> dict[str, Any]:
         if payload:
             document[name] = stored
     attempts = [asdict(attempt) for attempt in report.attempts]
+    document["progress"] = None if report.progress is None else asdict(report.progress)
     return document | {"attempts": attempts, "waits_because": report.waits_because}
 
 
@@ -175,6 +177,8 @@ def _facts(report: TaskReport, payload: bool) -> Iterable[tuple[str, str | None]
     yield "task", f"{task.task_name} on {task.queue_name}, priority {task.priority}"
     yield "id", task.id
     yield "status", task.status + (" (held)" if task.held else "")
+    if (progress := report.progress) is not None:
+        yield "progress", f"{progress} (attempt {progress.attempt})"
     yield "waits because", "\n".join(report.waits_because) or None
     yield "error", task.error_code
     yield "reason", task.failed_reason

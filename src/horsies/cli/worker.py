@@ -173,7 +173,7 @@ def run_worker(app: Horsies, config: WorkerConfig, scheduler: Scheduler | None =
     """Start the children, then the loop; a fatal error is logged in one line and ends in FAILED."""
     _announce(app, config)
     with selectors.DefaultSelector() as selector:
-        pool = _child_pool(config, selector)
+        pool = _child_pool(app, config, selector)
         worker = Worker(app, config, pool, selector)
         stops: list[None] = []
         worker.on_stop = lambda: stops.append(None)
@@ -254,14 +254,18 @@ def _banner(app: Horsies, config: WorkerConfig) -> str:
     return f"\n  {title}\n{lines}\n"
 
 
-def _child_pool(config: WorkerConfig, selector: selectors.BaseSelector) -> ChildPool:
+def _child_pool(app: Horsies, config: WorkerConfig, selector: selectors.BaseSelector) -> ChildPool:
+    hook_seconds = app.config.hook_timeout_seconds
     settings = PoolSettings(
         processes=config.processes,
         start_method=config.start_method,
         max_tasks_per_child=config.max_tasks_per_child,
         max_memory_per_child_mb=config.max_memory_per_child_mb,
+        boot_seconds_of_hooks=hook_seconds * len(app.hooks.start),
+        exit_seconds_of_hooks=hook_seconds * len(app.hooks.stop),
     )
     boot = ChildBoot(
+        hook_budget_seconds=hook_seconds,
         app_locator=config.app_locator,
         modules=tuple(config.imports),
         sys_path_roots=tuple(sys.path),

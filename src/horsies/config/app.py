@@ -331,6 +331,10 @@ class AppConfig(FrozenModel):
     )
     """The error code of an exception that is in no mapper. Defaults to UNHANDLED_EXCEPTION."""
 
+    hook_timeout_seconds: float = Field(default=10.0, gt=0, le=3_600)
+    """Seconds that each start and stop hook of a child process may take, at most 3,600. Defaults to
+    10."""
+
     resend_on_transient_err: bool = False
     """Retry a send up to three times after a transient database error before it returns the error.
     Defaults to False."""

@@ -11,7 +11,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from inspect import Parameter
 from types import FunctionType, UnionType
-from typing import Any, Literal, NamedTuple, TypeAlias, Union, get_args, get_origin, get_type_hints
+from typing import (
+    Any,
+    Literal,
+    NamedTuple,
+    TypeAlias,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from horsies.codec.calls import CallSignature
 from horsies.codec.results import ResultCodec
@@ -310,17 +319,3 @@ def name_used_twice(definition: TaskDefinition, first: SourceLocation | None) ->
         notes=[f"first defined at {first or 'an unknown place'}"],
         help_text="give one of the two tasks another name",
     )
-
-
-def refuse_bad_hook(hook: object) -> None:
-    """Refuse a child process hook that cannot simply be called."""
-    called = getattr(type(hook), "__call__", None)  # noqa: B004 - asked for its kind, not called
-    # Calling one of these only makes an object; its body would never run.
-    kinds = inspect.iscoroutinefunction, inspect.isasyncgenfunction, inspect.isgeneratorfunction
-    is_deferred = any(is_kind(function) for is_kind in kinds for function in (hook, called))
-    if not callable(hook) or is_deferred:
-        raise ConfigurationError(
-            "A child process hook must be a plain function without parameters.",
-            code=ErrorCode.CONFIG_INVALID_CHILD_HOOK,
-            help_text="hooks run before any event loop exists: use `def` without `async` and `yield`",
-        )

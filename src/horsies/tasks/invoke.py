@@ -90,7 +90,7 @@ def call_function(
     try:
         value = definition.function(*args, **kwargs)
         if definition.is_async:
-            value = _run(value)
+            value = run_coroutine(value)
     except (KeyboardInterrupt, TaskStopped):
         raise
     except TaskFailed as failure:
@@ -118,7 +118,8 @@ def _warn_about_code(task_name: str, code: str) -> None:
         logger.warning("no retry policy can list an error of task %r: %s", task_name, problem)
 
 
-def _run(coroutine: Coroutine[Any, Any, Any]) -> Any:
+def run_coroutine(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """Run a coroutine to its end, in the main thread on the event loop that is kept between tasks."""
     # A loop serves one thread; only the main one runs tasks often enough to keep its own.
     if threading.current_thread() is not threading.main_thread():
         return asyncio.run(coroutine)

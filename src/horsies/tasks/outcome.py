@@ -37,7 +37,7 @@ STOPPED_FOR_REQUEUE = "requeue"
 STOPPED_BY_LOSS = "loss"
 
 # The database decides this: its clock is the one that counts.
-_TOO_LATE = "not retried: the next attempt would start after good_until, or a cancel was asked for"
+TOO_LATE = "not retried: the next attempt would start after good_until, or a cancel was asked for"
 _FINAL = RetryDecision(None)
 
 # Access to an enum's member takes 0.1 µs, and there are several per task.
@@ -46,8 +46,8 @@ _SUCCEEDED, _ATTEMPT_SUCCEEDED = TaskStatus.COMPLETED, TaskAttemptOutcome.COMPLE
 
 class Outcome(NamedTuple):
     """A finished attempt to record. With ``delay_seconds`` the task is retried, up to ``max_retries``
-    times if that is more than its own limit, unless its ``good_until`` comes first. ``retry_reason`` names
-    the rule that decided.
+    times if that is more than its own limit, unless its ``good_until`` comes first. ``retry_reason``
+    names the rule that decided.
     """
 
     task_id: str
@@ -169,8 +169,8 @@ def outcome_of_stop(
         # One more attempt is allowed, so that this one does not use up a retry.
         return stopped._replace(
             delay_seconds=0.0,
-            retry_reason='retried by on_stop="requeue"',
             max_retries=task.max_retries + 1,
+            retry_reason="returned to its queue: the worker stopped",
         )
     return stopped
 
@@ -274,7 +274,7 @@ def recording_steps(worker_id: str | None, outcomes: Sequence[Outcome]) -> list[
     if retried:
         steps.append((retry_tasks, RetryTasks(worker_id, *_columns(retried, _RETRIED))))
         failed = [
-            one if one.delay_seconds is None else one._replace(retry_reason=_TOO_LATE)
+            one if one.delay_seconds is None else one._replace(retry_reason=TOO_LATE)
             for one in failed
         ]
     steps.append((fail_tasks, FailTasks(worker_id, *_columns(failed, _FAILED))))

@@ -19,6 +19,7 @@ from horsies.states import TaskStatus
 from horsies.tasks.outcome import (
     STOPPED_BY_CANCEL,
     STOPPED_BY_LOSS,
+    TOO_LATE,
     Outcome,
     outcome_of_crash,
     outcome_of_report,
@@ -275,16 +276,20 @@ class InFlight:
                 self.inputs.note_completed(self._running[one.task_id], one.result)
 
     def close_recorded(
-        self, outcomes: Sequence[Outcome], recorded: Set[str], refused: Set[str] = frozenset()
+        self,
+        outcomes: Sequence[Outcome],
+        recorded: Set[str],
+        refused: Set[str] = frozenset(),
+        failed: Set[str] = frozenset(),
     ) -> None:
         """Forget attempts whose outcome is recorded, or that another worker owns now; keep those whose
-        outcome the database refused.
+        outcome the database refused. ``failed`` ones are not retried, whatever their outcome says.
 
         A task that is retried at once may already run in a child, as another generation.
         """
         self.outcomes = self.outcomes[len(outcomes) :]
         if ends_logger.isEnabledFor(logging.INFO):
-            self._log_ends(outcomes, recorded)
+            self._log_ends(outcomes, recorded, failed)
         else:
             self._ended.clear()
         for outcome in outcomes:
@@ -303,9 +308,11 @@ class InFlight:
                     extra=as_event("outcome_dropped", task_id=task_id),
                 )
 
-    def _log_ends(self, outcomes: Iterable[Outcome], recorded: Set[str]) -> None:
+    def _log_ends(self, outcomes: Iterable[Outcome], recorded: Set[str], failed: Set[str]) -> None:
         for outcome in outcomes:
             attempt = outcome.task_id, outcome.generation
+            if outcome.task_id in failed and outcome.delay_seconds is not None:
+                outcome = outcome._replace(delay_seconds=None, retry_reason=TOO_LATE)
             if outcome.task_id not in recorded:
                 self._ended.pop(attempt, None)
             elif (ended := self._ended.pop(attempt, None)) is not None:
@@ -413,6 +420,7 @@ class InFlight:
             task.kwargs or "{}",
             task.timeout_ms,
             node,
+            task.stored(),
         )
         try:
             self._pool.dispatch(assignment, pid)

@@ -301,6 +301,7 @@ class Worker:
         now = time.monotonic()
         if shutdown.begin(now):
             self._in_flight.put_back()
+            self._pool.announce_stop()
             running_count = self._in_flight.running_count
             event = as_event("worker_stopping", running=running_count)
             logger.info("graceful shutdown: %d task(s) still running", running_count, extra=event)

@@ -9,8 +9,12 @@ any bytes that a child writes the parent either reads one of the values below or
 from __future__ import annotations
 
 import json
+import math
+import mmap
+import os
 import socket
 import struct
+import tempfile
 from dataclasses import asdict, dataclass
 from enum import IntEnum
 from struct import Struct
@@ -18,6 +22,7 @@ from typing import Any, NamedTuple
 
 from pydantic_core import from_json, to_json
 
+from horsies.current_task import attempt_token
 from horsies.errors import checked_delay
 
 MAX_FRAME_BYTES = 1 << 30
@@ -35,6 +40,16 @@ class FrameKind(IntEnum):
     STOPPED = 7
     HOOK_FAILED = 8
     BOOT_FAILED = 9
+
+
+class ProgressReport(NamedTuple):
+    """How far an attempt has come; `total` and `note` are optional."""
+
+    task_id: str
+    generation: int
+    done: float
+    total: float | None
+    note: str | None
 
 
 class ProtocolError(Exception):
@@ -78,6 +93,8 @@ class Assignment(NamedTuple):
     kwargs_json: str
     timeout_ms: int | None
     node: NodePart | None = None
+    # The fields that only ``CurrentTask`` reads, as one text.
+    stored: str = ""
 
 
 class ChildReport(NamedTuple):
@@ -122,9 +139,13 @@ class ChildBoot:
 
 
 _HEADER = Struct("!IB")
-_ASSIGN = Struct("!IBqiqIIIII")
+_ASSIGN = Struct("!IBqiqIIIIII")
 _REPORT = Struct("!IBqBqqIIII")
 _NUMBERS = Struct("!IBqq")
+_PROGRESS = Struct("=IIddI")
+_PROGRESS_START, _NOTE_START, _PAGE_BYTES = 8, 64, 4096
+_PROGRESS_END = _PROGRESS_START + _PROGRESS.size
+_HAS_MEMFD = hasattr(os, "memfd_create")
 _NO_TEXT = 0xFFFFFFFF
 _NO_TIMEOUT = -1
 
@@ -135,9 +156,9 @@ _KIND_REPORT = int(FrameKind.REPORT)
 def encode_assignment(assignment: Assignment) -> bytes:
     task_id, name = assignment.task_id, assignment.task_name
     args, kwargs = assignment.args_json, assignment.kwargs_json
-    timeout_ms, node = assignment.timeout_ms, assignment.node
+    timeout_ms, node, stored = assignment.timeout_ms, assignment.node, assignment.stored
     head, texts = ("", "") if node is None else _node_texts(node)
-    body = f"{task_id}{name}{args}{kwargs}{head}{texts}".encode()
+    body = f"{task_id}{name}{args}{kwargs}{stored}{head}{texts}".encode()
     header = _ASSIGN.pack(
         _ASSIGN.size - 4 + len(body),
         _KIND_ASSIGN,
@@ -148,6 +169,7 @@ def encode_assignment(assignment: Assignment) -> bytes:
         len(name),
         len(args),
         len(kwargs),
+        len(stored),
         len(head),
     )
     return header + body
@@ -155,16 +177,17 @@ def encode_assignment(assignment: Assignment) -> bytes:
 
 def decode_assignment(frame: bytes) -> Assignment:
     try:
-        _, _, generation, attempt, timeout_ms, id_end, name_end, args_end, kwargs_end, head_end = (
-            _ASSIGN.unpack_from(frame)
-        )
+        numbers = _ASSIGN.unpack_from(frame)
+        _, _, generation, attempt, timeout_ms, id_end, name_end, args_end = numbers[:8]
+        kwargs_end, stored_end, head_end = numbers[8:]
         texts = frame[_ASSIGN.size :].decode()
     except (struct.error, UnicodeDecodeError) as error:
         raise ProtocolError(f"malformed assignment: {error}") from error
     name_end += id_end
     args_end += name_end
     kwargs_end += args_end
-    if kwargs_end + head_end > len(texts) or (not head_end and kwargs_end != len(texts)):
+    stored_end += kwargs_end
+    if stored_end + head_end > len(texts) or (not head_end and stored_end != len(texts)):
         raise ProtocolError("malformed assignment: its texts do not add up to its length")
     return Assignment(
         texts[:id_end],
@@ -174,7 +197,8 @@ def decode_assignment(frame: bytes) -> Assignment:
         texts[name_end:args_end],
         texts[args_end:kwargs_end],
         None if timeout_ms == _NO_TIMEOUT else timeout_ms,
-        _node_part(texts, kwargs_end, head_end) if head_end else None,
+        _node_part(texts, stored_end, head_end) if head_end else None,
+        texts[kwargs_end:stored_end],
     )
 
 
@@ -334,6 +358,78 @@ def receive_boot(connected: socket.socket) -> tuple[ChildBoot, int] | None:
     length = connected.recv(4, socket.MSG_WAITALL)
     body = connected.recv(int.from_bytes(length, "big"), socket.MSG_WAITALL)
     return decode_boot(length + body) if body else None
+
+
+class SharedPage:
+    """The memory that a child shares with its worker: a stop request, and the progress of its task.
+
+    Not frames: a task may report progress ten thousand times a second, from several threads and from
+    processes it forks, and the worker reads the latest report whenever it has time. The worker takes no
+    bytes here on trust. Numbers are written in one call, so that threads cannot mix theirs; a report that
+    is read while it is written is read again.
+    """
+
+    __slots__ = ("_count", "_memory")
+
+    def __init__(self, descriptor: int) -> None:
+        self._memory = mmap.mmap(descriptor, _PAGE_BYTES)
+        self._count = 0
+        os.close(descriptor)
+
+    @classmethod
+    def create(cls) -> tuple[SharedPage, int]:
+        """A new page, and a descriptor of it for the child."""
+        if _HAS_MEMFD:
+            made = os.memfd_create("horsies")
+        else:
+            with tempfile.TemporaryFile() as file:
+                made = os.dup(file.fileno())
+        os.ftruncate(made, _PAGE_BYTES)
+        return cls(os.dup(made)), made
+
+    @property
+    def stop_requested(self) -> bool:
+        return self._memory[0] != 0
+
+    def request_stop(self) -> None:
+        self._memory[0] = 1
+
+    def write_progress(self, token: int, done: float, total: float, note: bytes) -> None:
+        if note:
+            self._memory[_NOTE_START : _NOTE_START + len(note)] = note
+        self._count = count = (self._count + 1) & 0xFFFFFFFF
+        report = _PROGRESS.pack(token, count, done, total, len(note))
+        self._memory[_PROGRESS_START:_PROGRESS_END] = report
+
+    @property
+    def raw_progress(self) -> bytes:
+        """Differs whenever there is another report."""
+        return self._memory[_PROGRESS_START:_PROGRESS_END]
+
+    def read_progress(self, assignment: Assignment) -> ProgressReport | None:
+        """The latest report about this attempt; None without one, and while one is being written."""
+        raw = self.raw_progress
+        token, _, done, total, size = _PROGRESS.unpack(raw)
+        note = self._memory[_NOTE_START:][:size]
+        task_id, generation = assignment.task_id, assignment.generation
+        if token != attempt_token(task_id, generation) or raw != self.raw_progress:
+            return None
+        text = note.decode(errors="replace").replace("\0", "\ufffd") or None
+        finite_total = total if math.isfinite(total) else None
+        if not math.isfinite(done):
+            return None
+        return ProgressReport(task_id, generation, done, finite_total, text)
+
+
+def send_page(connected: socket.socket, descriptor: int) -> None:
+    """Give a new child the page that it shares with the worker: the first byte it reads."""
+    socket.send_fds(connected, [b"P"], [descriptor])
+
+
+def receive_page(connected: socket.socket) -> SharedPage | None:
+    """Wait for the page; None when the worker is gone."""
+    _, descriptors, _, _ = socket.recv_fds(connected, 1, 1)
+    return SharedPage(descriptors[0]) if descriptors else None
 
 
 class FrameBuffer:

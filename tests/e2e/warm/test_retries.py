@@ -6,7 +6,7 @@ from types import ModuleType
 
 import pytest
 
-from horsies.monitor.overview import TaskFilters, list_tasks
+from horsies.monitor.queries import TaskFilters, list_tasks
 from tests.support.database import Database
 from tests.support.tables import attempts, task
 from tests.support.wait import in_seconds

@@ -21,8 +21,8 @@ from typing import Any
 from pydantic import BaseModel
 
 from horsies import AppConfig, Horsies, RetryPolicy, TaskError, TaskResult
+from horsies.current_task import current_task
 from horsies.errors import RetryLater, TaskStopped
-from horsies.logs import get_current_task
 from tests.support.workers import CONFIG_VARIABLE, JOURNAL_VARIABLE, broker_settings
 
 logger = logging.getLogger("programs")
@@ -38,11 +38,10 @@ app = Horsies(read_config())
 
 def write_down(what: str, label: str = "") -> None:
     """Add a line to the journal; it is on disk when this returns."""
-    task = get_current_task()
-    assert task is not None
+    task = current_task()
     line = {
         "what": what,
-        "task_id": task.task_id,
+        "task_id": task.id,
         "attempt": task.attempt,
         "pid": os.getpid(),
         "at": time.time(),
@@ -195,8 +194,7 @@ async def log_line_async(text: str) -> TaskResult[None, TaskError]:
 
 @app.task("fail_then_work", retry_policy=RetryPolicy.fixed([1], auto_retry_for=["FLAKY"]))
 def fail_then_work() -> TaskResult[str, TaskError]:
-    task = get_current_task()
-    assert task is not None
+    task = current_task()
     if task.attempt == 1:
         return TaskResult(err=TaskError(error_code="FLAKY", message="not yet"))
     return done()
@@ -224,8 +222,7 @@ class Unplugged(Away):
     retry_policy=RetryPolicy.fixed([0.05, 0.1], auto_retry_for=[Away], jitter=False),
 )
 def raise_then_work() -> TaskResult[str, TaskError]:
-    task = get_current_task()
-    assert task is not None
+    task = current_task()
     if task.attempt < 3:
         raise Unplugged("the cable")
     raise KeyError("something else")
@@ -233,8 +230,7 @@ def raise_then_work() -> TaskResult[str, TaskError]:
 
 @app.task("ask_for_retry")
 def ask_for_retry(seconds: float, times: int) -> TaskResult[str, TaskError]:
-    task = get_current_task()
-    assert task is not None
+    task = current_task()
     if task.attempt <= times:
         raise RetryLater(seconds, "the gateway is busy")
     return done()
@@ -266,8 +262,7 @@ def fail_with_long_code() -> TaskResult[str, TaskError]:
     retry_policy=RetryPolicy.fixed([1], auto_retry_for=["WORKER_CRASHED"], jitter=False),
 )
 def crash_then_work() -> TaskResult[str, TaskError]:
-    task = get_current_task()
-    assert task is not None
+    task = current_task()
     if task.attempt == 1:
         os._exit(7)
     return done()
@@ -461,6 +456,5 @@ def limited_and_deaf() -> TaskResult[str, TaskError]:
     retry_policy=RetryPolicy.fixed([1], auto_retry_for=["TASK_TIMEOUT"], jitter=False),
 )
 def limited_and_retried() -> TaskResult[str, TaskError]:
-    task = get_current_task()
-    assert task is not None
+    task = current_task()
     return rest(600 if task.attempt == 1 else 0, "")

@@ -80,6 +80,10 @@ SELECT task_id::text, attempt, outcome, will_retry, started_at, finished_at, err
     failed_reason, worker_id, worker_hostname, worker_pid, worker_process_name, retry_reason
 FROM horsies_task_attempts WHERE task_id = %(id)s::uuid ORDER BY attempt DESC
 
+-- name: read_progress
+-- The last report of one task, by primary key.
+SELECT attempt, done, total, note, reported_at FROM horsies_task_progress WHERE task_id = %(id)s::uuid
+
 -- name: cancel_task
 -- PENDING or CLAIMED -> CANCELLED at once: user code has not started. A RUNNING task is asked to stop: its
 -- worker is notified and records the outcome. Returns the row it found, if there is one. The root of its

@@ -14,6 +14,7 @@ from horsies.app import Horsies, set_current_app
 from horsies.codec.calls import BoundCall, CallSignature, payload_bytes
 from horsies.codec.form import TypeMismatch
 from horsies.codec.results import ResultCodec, encode_task_error
+from horsies.current_task import current_task
 from horsies.error_codes import ContractCode, OperationalErrorCode, error_code_text
 from horsies.errors import RetryLater, TaskStopped, checked_delay
 from horsies.locate import load_app, sends_suppressed
@@ -21,6 +22,8 @@ from horsies.result import Err, Ok
 from horsies.retry import exception_names
 from horsies.task_result import TaskError, TaskResult, exception_text
 from horsies.tasks.definition import RESERVED_PREFIX, TaskDefinition
+from horsies.tasks.headers import set_inherited
+from horsies.tasks.hooks import as_plain_calls, surround
 from horsies.tasks.invoke import call_function, mismatch_error
 from horsies.worker.child.builtin_tasks import is_builtin, run_builtin
 from horsies.worker.child.node_arguments import build_call
@@ -65,10 +68,19 @@ class AppProgram:
         self._app = app
 
     def start_hooks(self) -> Sequence[Callable[[], object]]:
-        return self._app.get_child_process_start_hooks()
+        return as_plain_calls(self._app.hooks.start)
+
+    def stop_hooks(self) -> Sequence[Callable[[], object]]:
+        return as_plain_calls(self._app.hooks.stop[::-1])
 
     def execute(self, assignment: Assignment) -> ChildReport:
-        return execute(self._app, assignment)
+        if '"headers"' not in assignment.stored:
+            return execute(self._app, assignment)
+        set_inherited(current_task().headers)
+        try:
+            return execute(self._app, assignment)
+        finally:
+            set_inherited(None)
 
     def warm_up(self, assignment: Assignment) -> ChildReport:
         """Run a no-op task through the normal path to warm it up."""
@@ -98,7 +110,9 @@ def execute(app: Horsies, assignment: Assignment) -> ChildReport:
         task = app.get_task(assignment.task_name)
         if task is None:
             return _execute_builtin(app, assignment)
-        return _execute(app, task.definition, assignment)
+        hooks = app.hooks.around
+        definition = surround(task.definition, hooks) if hooks else task.definition
+        return _execute(app, definition, assignment)
     except TaskStopped:
         raise
     except BaseException as error:  # user code also reads arguments and writes results
