@@ -185,8 +185,8 @@ class Horsies(Operations):
         returns a ``TaskResult[T, TaskError]``.
 
         ``queue_name`` is required in CUSTOM mode and refused in DEFAULT mode. ``retry_policy`` lists
-        the codes and exceptions to retry and the waits. ``exception_mapper`` gives codes to exceptions that
-        leave the function. ``timeout_ms`` (at least 100) stops an attempt that takes longer.
+        the codes and exceptions to retry and the waits. ``exception_mapper`` gives codes to exceptions
+        that leave the function. ``timeout_ms`` (at least 100) stops an attempt that takes longer.
         ``on_stop`` says what a stopping worker does with a running attempt: let it ``"finish"`` within
         the grace period, else fail it with WORKER_STOPPED; the same, but ``"requeue"`` the task instead
         of failing it, without using up a retry; or ``"fail"`` it at once.

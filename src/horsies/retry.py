@@ -35,7 +35,7 @@ from horsies.error_codes import (
     error_code_text,
     resolve_code,
 )
-from horsies.errors import LONGEST_DELAY_SECONDS
+from horsies.errors import LONGEST_DELAY_SECONDS, TaskFailed
 
 ExceptionMapper: TypeAlias = dict[type[BaseException], str]
 RetryRule: TypeAlias = BuiltInTaskCode | str | type[BaseException]
@@ -66,6 +66,8 @@ def _checked_rules(rules: object) -> list[RetryRule]:
 
 
 def _rule_problems(rule: object) -> list[str]:
+    if isinstance(rule, type) and issubclass(rule, TaskFailed):
+        return [f"the entry {rule.__name__} is a failure with a code; list its code instead"]
     if isinstance(rule, type) and issubclass(rule, BaseException):
         return []
     if not isinstance(rule, str):
@@ -339,12 +341,12 @@ def decide_retry(
     `retry_count` is the number of retries already made, `max_retries` the limit of the row, which is 0
     without a policy. `retry_after` is the number of seconds of a RetryLater.
     """
+    policy = policy_from_options(task_options) if max_retries > 0 else None
     if retry_after is not None:
-        limit = max_retries if max_retries > 0 else RETRIES_WITHOUT_POLICY
+        limit = max_retries if policy else max(max_retries, RETRIES_WITHOUT_POLICY)
         return _limited("RetryLater", min(retry_after, LONGEST_DELAY_SECONDS), retry_count, limit)
     if max_retries < 1:
-        return RetryDecision(None)  # the common case needs no parsing
-    policy = policy_from_options(task_options)
+        return RetryDecision(None)
     if policy is None:
         return RetryDecision(None, "not retried: the task has no retry policy")
     rule = _matching_rule(policy, error_code, exception_names)

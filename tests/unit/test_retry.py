@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from horsies.error_codes import BUILTIN_CODE_REGISTRY, OperationalErrorCode
-from horsies.errors import RetryLater
+from horsies.errors import RetryLater, TaskFailed
 from horsies.retry import (
     Backoff,
     RetryPolicy,
@@ -98,6 +98,7 @@ def test_any_number_of_retries_is_accepted(count: int) -> None:
         {"auto_retry_for": [5]},
         {"auto_retry_for": [int]},
         {"auto_retry_for": [ConnectionError()]},
+        {"auto_retry_for": [TaskFailed]},
         {"auto_retry_for": ["not.a class"]},
         {"max_delay_seconds": 0},
         {"max_delay_seconds": 31_536_001},
@@ -557,10 +558,10 @@ def test_a_task_without_a_policy_may_ask_for_three_retries() -> None:
         decide_retry(
             task_options=None, error_code="X", retry_after=7, retry_count=count, max_retries=limit
         )
-        for count, limit in ((0, 0), (2, 3), (3, 3))
+        for count, limit in ((0, 0), (2, 3), (3, 3), (1, 1))
     ]
-    assert [one.delay_seconds for one in decisions] == [7, 7, None]
-    assert [one.max_retries for one in decisions] == [3, 3, 0]
+    assert [one.delay_seconds for one in decisions] == [7, 7, None, 7]
+    assert [one.max_retries for one in decisions] == [3, 3, 0, 3]
 
 
 @pytest.mark.parametrize(("given", "seconds"), [(0.5, 0.5), (30, 30.0), (-3, 0.0), (-math.inf, 0)])

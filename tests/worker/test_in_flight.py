@@ -13,6 +13,7 @@ from horsies.tasks.outcome import (
     STOPPED_BY_LOSS,
     STOPPED_BY_TIMEOUT,
     STOPPED_FOR_REQUEUE,
+    TOO_LATE,
     Outcome,
     outcome_of_unread_inputs,
 )
@@ -270,7 +271,8 @@ def test_an_outcome_of_an_attempt_that_is_gone_is_dropped(in_flight: InFlight) -
         (Stopped(attempt("a"), 1, True, STOPPED_BY_TIMEOUT, 0.5), "TASK_TIMEOUT after 0.500 s"),
         (
             Stopped(attempt("a"), 1, True, STOPPED_FOR_REQUEUE, 0.5),
-            "work a #1 failed with WORKER_STOPPED after 0.500 s, retry 1 of 1 in 0.0 s",
+            "work a #1 failed with WORKER_STOPPED after 0.500 s, retry 1 of 1 in 0.00 s "
+            "(returned to its queue: the worker stopped)",
         ),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, tuple | Died | Stopped) else "",
@@ -294,7 +296,8 @@ def test_a_retry_that_the_database_had_no_time_for_is_not_announced(
     in_flight.hand_out([claimed("a", 1)])
     in_flight.absorb([Stopped(attempt("a"), 1, True, STOPPED_FOR_REQUEUE, 0.5)])
     in_flight.close_recorded(in_flight.outcomes, {"a"}, failed={"a"})
-    assert caplog.messages == ["work a #1 failed with WORKER_STOPPED after 0.500 s"]
+    line = f"work a #1 failed with WORKER_STOPPED after 0.500 s ({TOO_LATE})"
+    assert caplog.messages == [line]
 
 
 def test_ends_are_not_logged_above_the_level_of_their_logger(

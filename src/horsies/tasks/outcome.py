@@ -37,7 +37,7 @@ STOPPED_FOR_REQUEUE = "requeue"
 STOPPED_BY_LOSS = "loss"
 
 # The database decides this: its clock is the one that counts.
-_TOO_LATE = "not retried: the next attempt would start after good_until, or a cancel was asked for"
+TOO_LATE = "not retried: the next attempt would start after good_until, or a cancel was asked for"
 _FINAL = RetryDecision(None)
 
 # Access to an enum's member takes 0.1 µs, and there are several per task.
@@ -274,7 +274,7 @@ def recording_steps(worker_id: str | None, outcomes: Sequence[Outcome]) -> list[
     if retried:
         steps.append((retry_tasks, RetryTasks(worker_id, *_columns(retried, _RETRIED))))
         failed = [
-            one if one.delay_seconds is None else one._replace(retry_reason=_TOO_LATE)
+            one if one.delay_seconds is None else one._replace(retry_reason=TOO_LATE)
             for one in failed
         ]
     steps.append((fail_tasks, FailTasks(worker_id, *_columns(failed, _FAILED))))

@@ -19,6 +19,7 @@ from horsies.states import TaskStatus
 from horsies.tasks.outcome import (
     STOPPED_BY_CANCEL,
     STOPPED_BY_LOSS,
+    TOO_LATE,
     Outcome,
     outcome_of_crash,
     outcome_of_report,
@@ -75,6 +76,7 @@ def log_end(outcome: Outcome, task: ClaimedTask, seconds: float | None) -> None:
         "error_code": outcome.error_code,
         "seconds": seconds,
         "retry_in_seconds": outcome.delay_seconds,
+        "retry_reason": outcome.retry_reason,
     }
     end = "completed"
     if outcome.status is not TaskStatus.COMPLETED:
@@ -85,7 +87,7 @@ def log_end(outcome: Outcome, task: ClaimedTask, seconds: float | None) -> None:
     if (delay := outcome.delay_seconds) is not None:
         limit = max(task.max_retries, outcome.max_retries)
         of_limit = "" if limit >= UNLIMITED_RETRIES else f" of {limit}"
-        end += f", retry {task.retry_count + 1}{of_limit} in {delay:.3g} s"
+        end += f", retry {task.retry_count + 1}{of_limit} in {delay:.{1 if delay >= 1 else 2}f} s"
     if outcome.retry_reason is not None:
         end += f" ({outcome.retry_reason})"
     text, words = "%s %s #%d %s", (task.task_name, task.id, task.retry_count + 1, end)
@@ -310,7 +312,7 @@ class InFlight:
         for outcome in outcomes:
             attempt = outcome.task_id, outcome.generation
             if outcome.task_id in failed and outcome.delay_seconds is not None:
-                outcome = outcome._replace(delay_seconds=None)  # its good_until comes first
+                outcome = outcome._replace(delay_seconds=None, retry_reason=TOO_LATE)
             if outcome.task_id not in recorded:
                 self._ended.pop(attempt, None)
             elif (ended := self._ended.pop(attempt, None)) is not None:
