@@ -4,7 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-PYTEST := $(BIN)/pytest -n 2
+# Half of the time of the tests is waiting: three processes keep two processors busy.
+PYTEST := $(BIN)/pytest -n 3
 
 .DEFAULT_GOAL := help
 .PHONY: help test test-fast test-pgbouncer test-pgbouncer-sample test-matrix test-matrix-sample lint check model \
@@ -54,7 +55,8 @@ docs: $(READY) ## regenerate the tables of the documentation that come from the 
 SOAK_SECONDS ?= 600
 
 soak: $(READY) ## run long outages at default settings, then ten minutes of random faults
-	HORSIES_TEST_OUTAGES=long $(BIN)/pytest -n 3 tests/e2e/test_living_workers.py tests/e2e/test_takeover.py
+	HORSIES_TEST_OUTAGES=long $(BIN)/pytest -n 3 tests/e2e/test_living_workers.py tests/e2e/test_takeover.py \
+		tests/e2e/test_parent_kill.py
 	$(BIN)/python -m tests.soak --seconds $(SOAK_SECONDS) $(if $(SEED),--seed $(SEED))
 
 bench: $(READY) ## measure throughput and latency, as ratios within one run

@@ -65,9 +65,7 @@ class Shipping(WorkflowDefinition[str]):
         """Build the graph for one total."""
         carrier = book_carrier.node(node_id="carrier")(total=total.ok_value)
         label = print_label.node(node_id="label")(carrier=from_node(carrier))
-        return app.workflow(
-            "shipping", [carrier, label], output=label, definition_key=cls.definition_key
-        )
+        return app.workflow("shipping", [carrier, label], output=label)
 
 
 class Fulfilment(WorkflowDefinition[str]):

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any, Never, TypeVar
 
-from horsies.check import import_errors, live_errors, policy_errors
+from horsies.check import import_errors, live_errors, policy_errors, policy_warnings
 from horsies.config.app import AppConfig
 from horsies.config.postgres import PostgresConfig
 from horsies.db.database import resolve_url
@@ -334,13 +334,16 @@ class Horsies(Operations):
 
         Imports the discovered modules and builds their workflows with sends suppressed, checks error
         codes, policies and schedules, and with ``live`` connects to the database, looks for its tables
-        and the rights on them, and tests LISTEN.
+        and the rights on them, and tests LISTEN. Codes in ``auto_retry_for`` that nothing produces are
+        logged as warnings.
         """
         modules: list[ModuleType] = []
         with self.sends_suppressed():
             errors = import_errors(self._modules, lambda entry: modules.append(import_entry(entry)))
             errors = errors or workflow_errors(self, modules, self._builders)
         errors = errors or policy_errors(self.config, self.definitions().values())
+        for warning in [] if errors else policy_warnings(self.config, self.definitions().values()):
+            logger.warning("%s", warning)
         if not errors and self.role != "worker":  # a worker runs the tasks of any schedule
             with self.sends_suppressed():
                 errors = schedule_errors(Application(self.config, self.definitions(), self))

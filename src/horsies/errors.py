@@ -200,11 +200,13 @@ class ValidationReport:
 
 
 class MultipleValidationErrors(HorsiesError):
-    """More than one error of the same phase; `report` holds them all."""
+    """More than one error of the same phase; the message lists them, `report` holds them all."""
 
     def __init__(self, report: ValidationReport) -> None:
         first = report.errors[0]
-        super().__init__(_count_line(report), code=first.code, location=first.location)
+        found = " ".join(f"({n}) {one.message}" for n, one in enumerate(report.errors, start=1))
+        message = f"{_count_line(report)}: {found}"
+        super().__init__(message, code=first.code, location=first.location)
         self.report = report
 
     def format_rust_style(self, use_colors: bool | None = None) -> str:

@@ -1,28 +1,72 @@
 """Identifiers: UUIDv7 text, made by the producer before the INSERT.
 
-The time prefix keeps rows of the same time close together in the index. Because the producer has the
-id before the INSERT, it can safely repeat a send whose COMMIT is in doubt.
+The time prefix keeps rows of the same time close together in the index. Ids of one process are in the
+order of their making, which is the order of the queue for tasks enqueued at the same time. Because the
+producer has the id before the INSERT, it can safely repeat a send whose COMMIT is in doubt.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
+import random
+import threading
 import time
 from datetime import datetime
 from uuid import UUID
 
+_TAIL_MAX = (1 << 48) - 1
 # Two fixed bits (10) and two random ones.
 _VARIANTS = {digit: "89ab"[int(digit, 16) % 4] for digit in "0123456789abcdef"}
 
 
+class _Sequence:
+    """The ids of this process, each greater than the one before (RFC 9562, section 6.2).
+
+    The first id of a millisecond is random. Each further one adds a random step to the last 48 bits, so
+    ids cannot be guessed from each other. When the clock steps back, or the 48 bits run out, the
+    sequence goes on from the latest time in use.
+    """
+
+    def __init__(self) -> None:
+        self.restart()
+
+    def restart(self) -> None:
+        """Begin a sequence with a free lock and random numbers of its own, as a forked process must."""
+        self._lock = threading.Lock()
+        self._steps = random.Random()
+        self._latest = 0
+        self._prefix = ""
+        self._tail = 0
+
+    def next(self) -> str:
+        with self._lock:
+            now = time.time_ns() // 1_000_000
+            if now > self._latest:
+                self._begin(now)
+            else:
+                self._tail += self._steps.getrandbits(31) + 1
+                if self._tail > _TAIL_MAX:
+                    self._begin(self._latest + 1)
+            return f"{self._prefix}{self._tail:012x}"
+
+    def _begin(self, milliseconds: int) -> None:
+        # Built by hand: a batch needs thousands, and a UUID object takes five times as long.
+        time_text, noise = f"{milliseconds:012x}", os.urandom(10).hex()
+        variant = _VARIANTS[noise[6]]
+        self._latest = milliseconds
+        self._prefix = f"{time_text[:8]}-{time_text[8:]}-7{noise[:3]}-{variant}{noise[3:6]}-"
+        # Half of the range stays free for the steps: some hundred thousand ids.
+        self._tail = int(noise[7:19], 16) >> 1
+
+
+_sequence = _Sequence()
+os.register_at_fork(after_in_child=_sequence.restart)
+
+
 def new_id() -> str:
-    """Return a fresh UUIDv7 (48 bits of milliseconds, 74 random bits) as text."""
-    # Built by hand: a batch needs thousands, and a UUID object takes five times as long.
-    now = f"{time.time_ns() // 1_000_000:012x}"
-    noise = os.urandom(10).hex()
-    variant = _VARIANTS[noise[19]]
-    return f"{now[:8]}-{now[8:]}-7{noise[:3]}-{variant}{noise[3:6]}-{noise[6:18]}"
+    """Return a fresh UUIDv7 as text, greater than all earlier ones of this process."""
+    return _sequence.next()
 
 
 def fixed_id(at: datetime, seed: str) -> str:

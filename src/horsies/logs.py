@@ -15,12 +15,19 @@ import sys
 import textwrap
 from datetime import UTC, datetime
 from enum import StrEnum
+from math import isfinite
 from typing import Any, NamedTuple, TextIO
 
 from horsies.database_url import mask_url
 from horsies.errors import allows_colors
 
-_TEXT_FORMAT = "%(asctime)s %(levelname)-8s %(name)s [%(process)d]%(task_label)s %(message)s"
+_TEXT_FORMAT = (
+    "%(asctime)s %(levelname)-8s %(name)s [%(worker_label)s%(process)d]%(task_label)s %(message)s"
+)
+_OWN_ATTRIBUTES = {
+    *vars(logging.makeLogRecord({})),
+    *("message", "asctime", "taskName", "task_label", "worker_label"),
+}
 _TASK_FIELDS = ("task_id", "task_name", "attempt")
 _FORCING_VARIABLES = ("HORSIES_FORCE_COLOR", "FORCE_COLOR")
 # Delete, the C1 controls, line separators and the marks that reorder text, which JSON allows unescaped.
@@ -81,6 +88,16 @@ def get_current_task() -> TaskLabel | None:
     return _current_task
 
 
+# The name of this process's worker, for every line that the process logs.
+_worker_name: str | None = None
+
+
+def set_worker_name(name: str | None) -> None:
+    """Make log lines name this worker from now on."""
+    global _worker_name
+    _worker_name = name
+
+
 def attach_handler(level: LogLevel, log_format: LogFormat = LogFormat.TEXT) -> logging.Handler:
     """Log `horsies` to standard error from this level on; a second call replaces the handler."""
     detach_handler()
@@ -120,7 +137,7 @@ class StderrHandler(logging.StreamHandler[TextIO]):
 
 
 class TaskFilter(logging.Filter):
-    """Adds task_id, task_name and attempt to every record written while a task runs.
+    """Adds task_id, task_name and attempt to every record written while a task runs, and the worker's name.
 
     A filter and not a record factory: attributes that exist before `extra` is applied would make
     `logger.info(..., extra={"task_id": ...})` raise.
@@ -130,6 +147,7 @@ class TaskFilter(logging.Filter):
         """Label the record and let it pass."""
         label = _current_task
         record.task_label = "" if label is None else str(label)
+        record.worker_label = "" if _worker_name is None else f"{_worker_name} "
         for name in _TASK_FIELDS if label is not None else ():
             if not hasattr(record, name):
                 setattr(record, name, getattr(label, name))
@@ -150,7 +168,7 @@ class TextFormatter(logging.Formatter):
     """One line per record, coloured by level if wanted; tracebacks follow in indented lines."""
 
     def __init__(self, *, colors: bool = False) -> None:
-        super().__init__(_TEXT_FORMAT, defaults={"task_label": ""})
+        super().__init__(_TEXT_FORMAT, defaults={"task_label": "", "worker_label": ""})
         self._colors = colors
 
     def format(self, record: logging.LogRecord) -> str:
@@ -172,7 +190,7 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object per line."""
+    """One JSON object per line, with the fields that a log call passed as ``extra``."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the record as JSON text, passwords masked."""
@@ -183,8 +201,26 @@ class JsonFormatter(logging.Formatter):
             "pid": record.process,
             "message": mask_url(record.getMessage()),
         }
-        known = vars(record)
-        entry |= {name: known[name] for name in _TASK_FIELDS if known.get(name) is not None}
+        if _worker_name is not None:
+            entry["worker"] = _worker_name
         if record.exc_info:
             entry["exception"] = mask_url(self.formatException(record.exc_info))
-        return escape_json(json.dumps(entry, default=str, ensure_ascii=False))
+        for name, value in vars(record).items():
+            if name not in _OWN_ATTRIBUTES and value is not None:
+                entry[f"extra_{name}" if name in entry else name] = _masked(value)
+        return escape_json(json.dumps(entry, ensure_ascii=False))
+
+
+def _masked(value: Any) -> Any:
+    """Return a value of ``extra`` as JSON can hold it, without passwords."""
+    match value:
+        case None | bool() | int():
+            return value
+        case float() if isfinite(value):
+            return value
+        case dict():
+            return {str(name): _masked(one) for name, one in value.items()}
+        case list() | tuple():
+            return [_masked(one) for one in value]
+        case _:
+            return mask_url(str(value))

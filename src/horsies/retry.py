@@ -8,6 +8,7 @@ retries of workers and schedulers while the database is unavailable.
 from __future__ import annotations
 
 import json
+import math
 import random as random_module
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -36,7 +37,9 @@ from horsies.error_codes import (
 ExceptionMapper: TypeAlias = dict[type[BaseException], str]
 
 MAX_RETRIES_LIMIT = 20
+MIN_INTERVAL_SECONDS = 0.001
 MAX_INTERVAL_SECONDS = 86_400
+LONGEST_DELAY_SECONDS = 365 * 86_400
 DEFAULT_INTERVALS = (60, 300, 900)
 
 _JITTER = 0.25
@@ -76,6 +79,13 @@ class RetryPolicy(BaseModel):
     """Seconds to wait, each from 1 to 86,400 (a day). The fixed strategy needs one entry per retry,
     the exponential strategy exactly one, the base. Defaults to 60, 300, 900."""
 
+    max_delay_seconds: Annotated[
+        float | None, Field(ge=MIN_INTERVAL_SECONDS, le=LONGEST_DELAY_SECONDS)
+    ] = None
+    """The longest wait in seconds, jitter included: from 0.001 to 31,536,000 (a year), which is also the
+    longest wait without it. With jitter, waits that reach it vary between four fifths of it and all of
+    it. Defaults to None."""
+
     backoff_strategy: Literal["fixed", "exponential"] = "fixed"
     """`fixed` waits the intervals in turn; `exponential` doubles the base with every further retry.
     Defaults to `fixed`."""
@@ -108,26 +118,34 @@ class RetryPolicy(BaseModel):
         *,
         max_retries: int,
         auto_retry_for: Sequence[BuiltInTaskCode | str],
+        max_delay_seconds: float | None = None,
         jitter: bool = True,
     ) -> Self:
-        """Retry up to `max_retries` times, waiting base, 2 x base, 4 x base seconds and so on."""
+        """Retry up to `max_retries` times, waiting base, 2 x base, 4 x base seconds and so on, at most
+        `max_delay_seconds`.
+        """
         return cls(
             auto_retry_for=auto_retry_for,
             max_retries=max_retries,
             intervals=[base_seconds],
+            max_delay_seconds=max_delay_seconds,
             backoff_strategy="exponential",
             jitter=jitter,
         )
 
     def to_json(self) -> dict[str, Any]:
         """Return the snapshot stored with a task, made of plain JSON values."""
-        return {
+        stored = {
             "auto_retry_for": [error_code_text(code) for code in self.auto_retry_for],
             "max_retries": self.max_retries,
             "intervals": list(self.intervals),
             "backoff_strategy": self.backoff_strategy,
             "jitter": self.jitter,
         }
+        # Left out when unset: a worker of an earlier release reads a policy without unknown keys in full.
+        if self.max_delay_seconds is not None:
+            stored["max_delay_seconds"] = self.max_delay_seconds
+        return stored
 
     @classmethod
     def from_json(cls, data: object) -> Self | None:
@@ -151,12 +169,14 @@ class RetryPolicy(BaseModel):
             for entry in _entries(data.get("intervals"))
             if _is_whole(entry, MAX_INTERVAL_SECONDS)
         ]
+        longest = data.get("max_delay_seconds")
         max_retries = data.get("max_retries")
         is_exponential = data.get("backoff_strategy") == "exponential"
         return cls.model_construct(
             auto_retry_for=codes,
             max_retries=max_retries if _is_whole(max_retries, MAX_RETRIES_LIMIT) else 3,
             intervals=intervals or list(DEFAULT_INTERVALS),
+            max_delay_seconds=longest if _is_seconds(longest, LONGEST_DELAY_SECONDS) else None,
             backoff_strategy="exponential" if is_exponential else "fixed",
             jitter=data.get("jitter") is not False,
         )
@@ -197,6 +217,12 @@ def _is_whole(value: object, largest: int) -> TypeIs[int]:
     return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= largest
 
 
+def _is_seconds(value: object, largest: int) -> TypeIs[float]:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return MIN_INTERVAL_SECONDS <= value <= largest
+
+
 def policy_from_options(text: str | None) -> RetryPolicy | None:
     """Return the policy in a stored `task_options` text; None when there is no readable one."""
     try:
@@ -213,16 +239,19 @@ def delay_seconds(
 ) -> float:
     """Return the seconds to wait before the given retry, 1 being the first.
 
-    Jitter only lengthens, and by less than doubling adds, so exponential waits always grow.
+    Jitter only lengthens, and by less than doubling adds, so exponential waits grow until they reach
+    the longest wait. A wait cut off there would have no jitter, so the wait before jitter is shorter.
     """
-    number = min(max(retry_number, 1), MAX_RETRIES_LIMIT)
+    number = max(retry_number, 1)
     if policy.backoff_strategy == "exponential":
-        delay = float(policy.intervals[0] << (number - 1))
+        # 2^64 milliseconds are longer than the longest wait, and the number must not overflow.
+        delay = math.ldexp(policy.intervals[0], min(number - 1, 64))
     else:
-        delay = float(policy.intervals[min(number, len(policy.intervals)) - 1])
+        delay = policy.intervals[min(number, len(policy.intervals)) - 1]
+    longest = policy.max_delay_seconds or LONGEST_DELAY_SECONDS
     if policy.jitter:
-        delay *= 1 + _JITTER * random()
-    return max(delay, 1.0)
+        delay = min(delay, longest / (1 + _JITTER)) * (1 + _JITTER * random())
+    return float(min(delay, longest))
 
 
 def retry_delay(
@@ -284,13 +313,12 @@ def resolve_exception_code(
 ) -> BuiltInTaskCode | str:
     """Return the code that an exception stands for; the task's settings win over the app's.
 
-    Mappers match the exact class, never a subclass: an exception that a library derives tomorrow
-    from one mapped today must not be retried by accident.
+    A mapped class stands for its subclasses too; of several, the nearest in the exception's MRO wins.
     """
-    kind = type(exception)
     for mapper in (task_mapper, app_mapper):
-        if mapper is not None and kind in mapper:
-            return resolve_code(mapper[kind])
+        for kind in type(exception).__mro__ if mapper else ():
+            if mapper and issubclass(kind, BaseException) and kind in mapper:
+                return resolve_code(mapper[kind])
     return resolve_code(task_default or app_default or OperationalErrorCode.UNHANDLED_EXCEPTION)
 
 

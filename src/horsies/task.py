@@ -7,14 +7,14 @@ and ``tasks/request.py`` checks them again at run time before anything is stored
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable
-from datetime import datetime
 from typing import Any, Generic, ParamSpec, Protocol, TypeVar, Unpack, overload
 
 from horsies.task_result import TaskError, TaskResult
 from horsies.tasks.definition import TaskDefinition
 from horsies.tasks.handle import TaskHandle, is_loop_running
 from horsies.tasks.invoke import invoke
-from horsies.tasks.request import UNSET, SendOptions, TaskSendError, TaskSendResult, Unset
+from horsies.tasks.options import SendKeywords, SendOptions
+from horsies.tasks.request import TaskSendError, TaskSendResult
 from horsies.tasks.send import (
     Producer,
     Sender,
@@ -136,28 +136,24 @@ class TaskFunction(TaskSendOptions[P, T]):
         """Bind arguments for ``send_many``."""
         return TaskCall(self.definition.name, args, kwargs)
 
-    def with_options(
-        self,
-        *,
-        good_until: datetime | Unset | None = UNSET,
-        idempotency_key: str | None = None,
-        priority: int | None = None,
-        transaction: object = None,
-    ) -> TaskSendOptions[P, T]:
+    def with_options(self, **options: Unpack[SendKeywords]) -> TaskSendOptions[P, T]:
         """Attach options to the next send.
 
-        ``good_until``: the task expires if it has not started by then. ``idempotency_key``: a
-        second send with the same key and request returns the first one's handle. ``priority``: 1
-        (first) to 100. ``transaction``: your open psycopg, SQLAlchemy or Django connection; the
-        task commits or rolls back with it.
+        ``good_until``: the task expires if it has not started by then. ``at`` (a time) or ``delay``:
+        when the task becomes claimable. ``priority``: 1 (first) to 100. ``queue_name``, ``timeout_ms``,
+        ``retry_policy``: instead of those of the task. ``headers``: texts that travel with the task
+        and with the tasks it sends. ``retention``: how long its row is kept after its end.
+        ``idempotency_key``: a second send with the same key and request returns the first one's
+        handle; ``unique`` says how long: "forever", "while_open" until the task has ended, or
+        "while_waiting" until a worker has claimed it. ``transaction``: your open connection, of
+        psycopg, asyncpg, SQLAlchemy or Django; the task commits or rolls back with it.
 
         Example:
             with psycopg.connect(url) as connection:
                 connection.execute("INSERT INTO orders ...")
                 confirm.with_options(transaction=connection).send(order_id)
         """
-        options = SendOptions(good_until, idempotency_key, priority, transaction)
-        return TaskSendOptions(self._sender.producer, self.definition, options)
+        return TaskSendOptions(self._sender.producer, self.definition, SendOptions(**options))
 
     def node(self, **options: Unpack[NodeOptions]) -> NodeFactory[P, T]:
         """Make a workflow node; call the returned factory with the task's parameters, by name.

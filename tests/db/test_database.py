@@ -196,14 +196,18 @@ def new_task() -> InsertTask:
         args='["secret argument"]',
         kwargs="{}",
         sent_at=datetime.now(UTC),
+        enqueue_at=None,
         delay_seconds=0.0,
         good_until=None,
         max_retries=0,
         task_options="{}",
         timeout_ms=None,
+        retention_seconds=None,
         enqueue_sha="sha",
         idempotency_key=None,
         idempotency_sha=None,
+        unique_key=None,
+        unique_while=None,
     )
 
 

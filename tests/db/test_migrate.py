@@ -244,6 +244,12 @@ def _somebody_waits(connection: Connection[Any]) -> bool:
     return found.fetchone() is not None
 
 
+def test_a_database_without_tables_is_reported_with_its_schema(database_url: str) -> None:
+    config = PostgresConfig(database_url=database_url, schema="shop")
+    error = PostgresBroker(config, migrates=False).ensure_schema_initialized().unwrap_err()
+    assert "The schema shop of this database has no tables of horsies" in error.message
+
+
 def test_a_database_that_lags_behind_gets_the_new_migration_and_all_functions(
     empty: Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -422,6 +428,7 @@ def test_a_role_that_may_not_create_is_told_so_and_changes_nothing(
         assert error.code is BrokerErrorCode.SCHEMA_INIT_FAILED
         assert not error.retryable
         assert "permission denied for schema public" in error.message
+        assert "run `horsies migrate` as the owner of the tables" in error.message
     assert catalogue(empty) == []
 
 

@@ -17,7 +17,7 @@ import pytest
 from psycopg import Connection
 
 from horsies.db.statement import Statement, field_names
-from horsies.db.statements.tasks import TASKS
+from horsies.db.statements.tasks import TASKS, IdempotencyKey, find_unique_task
 from horsies.db.statements.turn import (
     TURN,
     ClaimTasks,
@@ -27,7 +27,13 @@ from horsies.db.statements.turn import (
     expire_tasks,
     seconds_until_due,
 )
-from horsies.db.statements.workers import WORKERS, Retention, delete_old_untimed_tasks
+from horsies.db.statements.workers import (
+    WORKERS,
+    Batch,
+    Retention,
+    delete_kept_tasks,
+    delete_old_untimed_tasks,
+)
 
 HOT = [
     pytest.param(statement, id=name)
@@ -213,4 +219,29 @@ def test_retention_does_not_read_young_tasks_whose_ids_have_no_time(full: Connec
     rows, scans, fetched, entries = reads(full, delete_old_untimed_tasks, Retention(24, 1000))
     assert rows == []
     assert scans == 0
+    assert fetched + entries < 10
+
+
+def test_retention_of_their_own_finds_tasks_by_their_index(full: Connection[Any]) -> None:
+    full.execute(
+        "UPDATE horsies_tasks SET retention = interval '1 hour', "
+        "completed_at = now() - interval '2 hours' WHERE id IN (SELECT id FROM horsies_tasks "
+        "WHERE status = 'COMPLETED' LIMIT 50)"
+    )
+    rows, scans, fetched, entries = reads(full, delete_kept_tasks, Batch(20))
+    assert len(rows) == 20
+    assert scans == 0
+    assert fetched + entries < 200
+
+
+def test_a_key_that_is_unique_for_a_time_is_found_by_its_index(full: Connection[Any]) -> None:
+    full.execute("UPDATE horsies_tasks SET unique_key = id::text WHERE queue_name = 'tomorrow'")
+    full.execute("UPDATE horsies_tasks SET unique_while = 'open' WHERE queue_name = 'tomorrow'")
+    found = full.execute(
+        "SELECT unique_key FROM horsies_tasks WHERE unique_key > '' LIMIT 1"
+    ).fetchone()
+    assert found is not None
+    key = IdempotencyKey("work", found[0])
+    rows, scans, fetched, entries = reads(full, find_unique_task, key)
+    assert (len(rows), scans) == (1, 0)
     assert fetched + entries < 10

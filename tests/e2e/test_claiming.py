@@ -63,10 +63,10 @@ def test_a_worker_with_a_backlog_and_no_idle_child_sleeps(
 ) -> None:
     worker = fleet.start(processes=1)
     programs.sleep.send(1.0).unwrap()
-    wait_until(lambda: journal.lines("start"), 5)
+    wait_until(lambda: journal.lines("start"))
     programs.noop.send_many(programs.noop.bind() for _ in range(50)).unwrap()
     before = worker.cpu_seconds()
-    wait_until(lambda: journal.lines("end"), 5)
+    wait_until(lambda: journal.lines("end"))
     assert worker.cpu_seconds() - before < 0.2
     wait_until_empty(connection)
 

@@ -87,7 +87,7 @@ def test_leases_hold_between_workers_with_different_clocks(
     programs.sleep.send(3.5).unwrap()
     wait_until(lambda: journal.lines("start"), 10)
     held = [programs.sleep.send(0).unwrap() for _ in range(2)]
-    wait_until(lambda: count(connection, "CLAIMED") == 2, 5)
+    wait_until(lambda: count(connection, "CLAIMED") == 2)
     ahead = fleet.start(config=LEASES, environment=skew(fleet, AHEAD))
     for one in held:
         assert one.get(10_000).is_ok()

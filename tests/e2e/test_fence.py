@@ -40,7 +40,7 @@ FROZEN_SECONDS = 2.3
 def freeze(worker: RunningWorker) -> float:
     """Stop the parent; return when it has been frozen for too long, on the monotonic clock."""
     worker.signal(signal.SIGSTOP)
-    wait_until(lambda: psutil.Process(worker.pid).status() == psutil.STATUS_STOPPED, 2)
+    wait_until(lambda: psutil.Process(worker.pid).status() == psutil.STATUS_STOPPED)
     return time.monotonic() + FROZEN_SECONDS
 
 
@@ -50,7 +50,7 @@ def test_a_frozen_worker_wakes_to_find_its_tasks_gone_and_kills_its_children(
     worker = fleet.start(*FORKSERVER, processes=3, config=NO_REAPER)
     running = programs.sleep.send(600).unwrap()
     ending = programs.sleep.send(0.6).unwrap()
-    wait_until(lambda: len(journal.lines("start")) == 2, 5)
+    wait_until(lambda: len(journal.lines("start")) == 2)
     children = [line.pid for line in journal.lines("start")]
     with witnessed(connection):
         over_at = freeze(worker)
@@ -58,7 +58,7 @@ def test_a_frozen_worker_wakes_to_find_its_tasks_gone_and_kills_its_children(
             connection.execute(TAKE_AWAY, (sent.task_id,))
             connection.execute(CLAIM_ELSEWHERE, (sent.task_id,))
         # One of the two ends meanwhile; its report waits in the socket of the frozen parent.
-        wait_until(lambda: journal.lines("end", ending.task_id), 5)
+        wait_until(lambda: journal.lines("end", ending.task_id))
         wait_until(lambda: time.monotonic() > over_at, 10)
         worker.signal(signal.SIGCONT)
         wait_until(lambda: all(map(is_gone, children)), 1, "children outlived the freeze")
@@ -83,9 +83,9 @@ def test_a_short_freeze_costs_nothing(
 ) -> None:
     worker = fleet.start(config=NO_REAPER)
     sent = programs.sleep.send(0.5).unwrap()
-    wait_until(lambda: journal.lines("start"), 5)
+    wait_until(lambda: journal.lines("start"))
     freeze(worker)
-    wait_until(lambda: journal.lines("end"), 5)
+    wait_until(lambda: journal.lines("end"))
     worker.signal(signal.SIGCONT)
     assert sent.get(5_000).ok_value == "done"
     assert len(attempts(connection, sent.task_id)) == 1
@@ -96,7 +96,7 @@ def test_a_worker_that_claims_its_own_lost_task_again_records_the_new_attempt_on
 ) -> None:
     fleet.start(processes=2)
     sent = programs.sleep.send(1.0, "same").unwrap()
-    wait_until(lambda: journal.lines("start"), 5)
+    wait_until(lambda: journal.lines("start"))
     connection.execute(TAKE_AWAY, (sent.task_id,))
     assert sent.get(10_000).ok_value == "done"
     row = task(connection, sent.task_id)
@@ -114,7 +114,7 @@ def test_a_task_that_was_taken_away_ends_without_a_trace(
 ) -> None:
     worker = fleet.start(config=NO_REAPER)
     sent = programs.sleep.send(0.5).unwrap()
-    wait_until(lambda: journal.lines("start"), 5)
+    wait_until(lambda: journal.lines("start"))
     with connection.transaction():
         connection.execute(TAKE_AWAY, (sent.task_id,))
         connection.execute(CLAIM_ELSEWHERE, (sent.task_id,))

@@ -47,7 +47,7 @@ def test_nobody_cancels_a_task_by_notification_alone(
     worker = fleet.start(processes=2, config=HARDLY_POLLS)
     forged = programs.sleep.send(2.0).unwrap()
     meant = programs.sleep_and_clean_up.send(600).unwrap()
-    wait_until(lambda: len(journal.lines("start")) == 2, 5)
+    wait_until(lambda: len(journal.lines("start")) == 2)
     notify(connection, CANCEL_CHANNEL, forged.task_id)
     meant.cancel().unwrap()
     assert meant.get(2_000).err_value.error_code == "TASK_CANCELLED"

@@ -68,7 +68,7 @@ def test_a_hook_that_fails_in_a_replacement_stops_the_worker_after_its_running_t
     (idle,) = set(worker.family()) - {busy, *worker.guards()}
     marker.touch()
     os.kill(idle, signal.SIGKILL)
-    worker.wait_for("worker_failed", 5)
+    worker.wait_for("worker_failed")
     assert "hook open_second raised RuntimeError: no licence left" in worker.log()
     assert worker.wait(10) == 1
     assert task(connection, task_id).status == "COMPLETED"

@@ -28,7 +28,7 @@ def test_three_dying_children_cost_three_tasks_and_no_sibling_notices(
     fleet.start(*FORKSERVER, processes=8)
     siblings = [programs.sleep.send(3.0).unwrap() for _ in range(5)]
     victim = programs.sleep.send(600).unwrap()
-    wait_until(lambda: len(journal.lines("start")) == 6, 5)
+    wait_until(lambda: len(journal.lines("start")) == 6)
     os.kill(task(connection, victim.task_id).worker_pid or 0, signal.SIGKILL)
     exiting = programs.exit_at_once.send(3).unwrap()
     crashing = programs.segfault.send().unwrap()

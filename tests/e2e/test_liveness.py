@@ -46,7 +46,7 @@ def test_a_worker_may_stop_its_tasks_before_others_run_them_again(
         fleet.start(processes=1, config=STOPS_TASKS)
         proxy.stop()
         worker.wait_for("tasks_stopped", 10)
-        wait_until(lambda: is_gone(first.pid), 5)
+        wait_until(lambda: is_gone(first.pid))
         assert len(journal.lines("start")) == 1, "the other worker began before this one stopped"
         wait_until(lambda: len(journal.lines("start")) == 2, 15)
         assert task(connection, sent.task_id).retry_count == 1

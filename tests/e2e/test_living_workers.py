@@ -225,7 +225,7 @@ def test_steps_of_the_databases_clock_make_no_worker_look_dead(
             load = Load.on(connection, own_fleet, workers, len(STEPS) * STEP_SECONDS)
             for hours in STEPS:
                 clock.write_text(f"{hours:+}h")
-                wait_until(lambda hours=hours: is_ahead(connection, hours), 5)  # type: ignore[misc]
+                wait_until(lambda hours=hours: is_ahead(connection, hours))  # type: ignore[misc]
                 let_pass(STEP_SECONDS)
             load.check(connection)
 

@@ -90,7 +90,7 @@ def test_a_transaction_that_fails_costs_no_session_and_no_running_task(
         terminate_others(connection)  # a pooler keeps sessions from before
         worker = fleet.start(config=QUICK_RETRIES | fleet.sessions(sessions))
         sent = programs.sleep.send(1.5).unwrap()
-        wait_until(lambda: journal.lines("start"), 5)
+        wait_until(lambda: journal.lines("start"))
         before = backends(connection, fleet.listening(sessions))
         with connection.transaction():
             connection.execute("LOCK TABLE horsies_tasks")
@@ -135,9 +135,9 @@ def test_results_wait_for_a_database_that_is_away(
 ) -> None:
     worker = fleet.start(config=QUICK_RETRIES)
     sent = [programs.sleep.send(0.3).unwrap() for _ in range(2)]
-    wait_until(lambda: len(journal.lines("start")) == 2, 5)
+    wait_until(lambda: len(journal.lines("start")) == 2)
     with outage(server_url, connection):
-        wait_until(lambda: len(journal.lines("end")) == 2, 5)
+        wait_until(lambda: len(journal.lines("end")) == 2)
         worker.wait_for("database_lost", times=3)
         assert count(connection, "RUNNING") == 2
     for one in sent:
@@ -194,7 +194,7 @@ def test_an_outcome_whose_answer_got_lost_is_recorded_once(
         worker = fleet.start(config=config, database_url=proxy.url)
         with witnessed(connection):
             sent = programs.sleep.send(0.3).unwrap()
-            wait_until(lambda: journal.lines("start"), 5)
+            wait_until(lambda: journal.lines("start"))
             proxy.swallow_answer_with(sent.task_id.encode())
             assert sent.get(10_000).ok_value == "done"
             wait_until(proxy.swallowed.is_set, 5)

@@ -54,7 +54,7 @@ def test_pooled_workers_share_the_load_wake_up_and_cancel(
         wait_until_empty(connection)
         assert count(connection, "COMPLETED") == 300
         long = programs.sleep_and_clean_up.send(600).unwrap()
-        wait_until(lambda: journal.lines("start", long.task_id), 5)
+        wait_until(lambda: journal.lines("start", long.task_id))
         assert programs.app.cancel_task(long.task_id).unwrap()
         assert long.get(10_000).err_value.error_code == "TASK_CANCELLED"
         assert_each_ended_once(connection)

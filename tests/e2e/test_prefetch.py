@@ -66,7 +66,7 @@ def test_a_stopping_worker_gives_back_at_once_what_it_has_not_started(
 ) -> None:
     worker, held = start_holder(fleet, journal, programs, connection, 4.0)
     worker.signal(signal.SIGTERM)
-    wait_until(lambda: count(connection, "PENDING") == AHEAD, 2)
+    wait_until(lambda: count(connection, "PENDING") == AHEAD)
     assert count(connection, "RUNNING") == 1
     other = fleet.start(processes=1)
     wait_until(lambda: count(connection, "COMPLETED") >= AHEAD, 10)
@@ -91,7 +91,7 @@ def test_leases_of_a_frozen_worker_lapse_and_others_take_over(
     assert {row.retry_count for row in tasks(connection)} == {0}
     assert Counter(line.task_id for line in journal.lines("start")).most_common(1)[0][1] == 1
     assert len(attempts(connection)) == AHEAD + 1
-    frozen.wait_for("claim_lost", 5)
+    frozen.wait_for("claim_lost")
     assert [frozen.stop(), other.stop()] == [0, 0]
 
 

@@ -70,7 +70,7 @@ def test_a_worker_that_starts_later_finds_what_the_dead_one_left(
     fleet.start()
     assert left.get(15_000).err_value.error_code == "WORKER_CRASHED"
     lost = "SELECT 1 FROM horsies_workers WHERE pid = %s AND was_lost AND stopped_at IS NOT NULL"
-    wait_until(lambda: connection.execute(lost, (victim.pid,)).fetchone(), 5)
+    wait_until(lambda: connection.execute(lost, (victim.pid,)).fetchone())
 
 
 def test_a_live_worker_whose_connections_are_all_cut_is_not_declared_dead(

@@ -40,9 +40,9 @@ def test_a_retry_that_waits_can_still_expire(
 ) -> None:
     worker = fleet.start()
     sent = programs.fail_on_schedule.with_options(good_until=in_seconds(2.0)).send().unwrap()
-    wait_until(lambda: task(connection, sent.task_id).retry_count == 1, 5)
+    wait_until(lambda: task(connection, sent.task_id).retry_count == 1)
     assert worker.stop() == 0
-    wait_until(lambda: in_seconds(0) > sent_deadline(connection, sent.task_id), 5)
+    wait_until(lambda: in_seconds(0) > sent_deadline(connection, sent.task_id))
     fleet.start()
     assert sent.get(5_000).err_value.error_code == "TASK_EXPIRED"
     assert len(attempts(connection, sent.task_id)) == 1
@@ -61,7 +61,7 @@ def test_what_expired_while_no_worker_ran_is_expired_by_the_first_claim(
 ) -> None:
     late = programs.sleep.with_options(good_until=in_seconds(0.2)).send(0).unwrap()
     fine = programs.sleep.send(0).unwrap()
-    wait_until(lambda: in_seconds(0) > sent_deadline(connection, late.task_id), 5)
+    wait_until(lambda: in_seconds(0) > sent_deadline(connection, late.task_id))
     fleet.start()
     assert fine.get(10_000).is_ok()
     assert late.get(10_000).err_value.error_code == "TASK_EXPIRED"
@@ -73,7 +73,7 @@ def test_a_worker_without_an_idle_child_still_keeps_deadlines(
 ) -> None:
     fleet.start(processes=1, config={"resilience": {"notify_poll_interval_ms": 1_000}})
     busy = programs.sleep.send(600).unwrap()
-    wait_until(lambda: journal.lines("start"), 5)
+    wait_until(lambda: journal.lines("start"))
     late = programs.noop.with_options(good_until=in_seconds(0.5)).send().unwrap()
     assert late.get(5_000).err_value.error_code == "TASK_EXPIRED"
     assert task(connection, busy.task_id).status == "RUNNING"

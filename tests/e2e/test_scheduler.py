@@ -268,7 +268,7 @@ def test_a_scheduler_that_loses_its_connections_goes_on_and_leaves_none_behind(
     # A pooler mends its server connections without a word.
     assert fleet.is_pooled or scheduler.events("scheduler_database_lost")
     assert scheduler.stop() == 0
-    wait_until(lambda: held_connections(fleet, connection, "horsies:scheduler") == 0, 5)
+    wait_until(lambda: held_connections(fleet, connection, "horsies:scheduler") == 0)
     check_books(connection, first, {"often": 1})
 
 

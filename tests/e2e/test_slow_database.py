@@ -53,9 +53,9 @@ def test_a_time_limit_is_kept_while_the_database_keeps_the_worker_waiting(
     short = programs.sleep.send(0.5).unwrap()
     limited = programs.limited_and_telling.send(600).unwrap()
     for sent in (short, limited):
-        wait_until(lambda sent=sent: journal.lines("start", sent.task_id), 5)  # type: ignore[misc]
+        wait_until(lambda sent=sent: journal.lines("start", sent.task_id))  # type: ignore[misc]
     with locked(fleet.database_url) as holder:
-        wait_until(lambda: keeps_somebody_waiting(holder), 5)
+        wait_until(lambda: keeps_somebody_waiting(holder))
         wait_until(lambda: journal.lines("stopped", limited.task_id), 8)
     assert limited.get(10_000).err_value.error_code == "TASK_TIMEOUT"
     assert short.get(10_000).ok_value == "done"
@@ -67,13 +67,13 @@ def test_the_last_request_to_stop_is_obeyed_while_the_database_keeps_the_worker_
 ) -> None:
     worker = fleet.start()
     sent = programs.sleep.send(0.5).unwrap()
-    wait_until(lambda: journal.lines("start", sent.task_id), 5)
+    wait_until(lambda: journal.lines("start", sent.task_id))
     family = worker.family()
     with locked(fleet.database_url) as holder:
-        wait_until(lambda: keeps_somebody_waiting(holder), 5)
+        wait_until(lambda: keeps_somebody_waiting(holder))
         wait_until(lambda: insists_on_the_end(worker), 10)
         assert worker.wait() == FORCED
-        wait_until(lambda: all(is_gone(pid) for pid in family), 5)
+        wait_until(lambda: all(is_gone(pid) for pid in family))
 
 
 def test_a_worker_that_was_kept_waiting_was_not_frozen(
@@ -83,9 +83,9 @@ def test_a_worker_that_was_kept_waiting_was_not_frozen(
     short = programs.sleep.send(0.5).unwrap()
     long = programs.sleep.send(6).unwrap()
     for sent in (short, long):
-        wait_until(lambda sent=sent: journal.lines("start", sent.task_id), 5)  # type: ignore[misc]
+        wait_until(lambda sent=sent: journal.lines("start", sent.task_id))  # type: ignore[misc]
     with locked(fleet.database_url) as holder:
-        wait_until(lambda: keeps_somebody_waiting(holder), 5)
+        wait_until(lambda: keeps_somebody_waiting(holder))
         wait_until(lambda: journal.lines("end", long.task_id), 15)
     assert long.get(10_000).ok_value == "done"
     row = task(connection, long.task_id)

@@ -28,7 +28,7 @@ def test_a_worker_works_and_stops_with_every_start_method(
     inner_id = programs.send_another.send(20, 22).unwrap().get(10_000).ok_value
     assert programs.app.get_result(inner_id, 10_000).ok_value == 42
     sent = programs.sleep.send(0.4).unwrap()
-    wait_until(lambda: journal.lines("start", sent.task_id), 5)
+    wait_until(lambda: journal.lines("start", sent.task_id))
     family = worker.family()
     assert worker.stop() == 0
     assert sent.get(0).ok_value == "done"

@@ -27,7 +27,7 @@ def start_and_wait(
 ) -> Any:
     """Send a task and wait until it runs."""
     sent = programs.app.get_task(name).send(*args).unwrap()
-    wait_until(lambda: journal.lines("start", sent.task_id), 5)
+    wait_until(lambda: journal.lines("start", sent.task_id))
     return sent
 
 
@@ -205,9 +205,9 @@ def test_an_idle_worker_stops_during_an_outage(
     worker = fleet.start(config=HARDLY_POLLS)
     # Its first claim is answered when it describes itself; one in doubt would be waited for.
     states = "SELECT FROM horsies_worker_states"
-    wait_until(lambda: connection.execute(states).fetchall(), 5)
+    wait_until(lambda: connection.execute(states).fetchall())
     with outage(server_url, connection):
-        wait_until(lambda: worker.events("notifications_lost") or worker.events("database_lost"), 5)
+        wait_until(lambda: worker.events("notifications_lost") or worker.events("database_lost"))
         assert worker.stop(3) == CLEAN
 
 
@@ -255,7 +255,7 @@ def test_a_result_waits_for_the_database_before_the_worker_leaves(
     sent = start_and_wait(fleet, journal, programs, "sleep", 0.5)
     with outage(server_url, connection):
         begin_stop(worker)
-        wait_until(lambda: journal.lines("end", sent.task_id), 5)
+        wait_until(lambda: journal.lines("end", sent.task_id))
         worker.wait_for("database_lost", 5)
         assert worker.process.poll() is None
     assert worker.wait(10) == CLEAN
@@ -270,7 +270,7 @@ def test_three_signals_leave_even_while_a_result_waits_for_the_database(
     start_and_wait(fleet, journal, programs, "sleep", 0.3)
     with outage(server_url, connection):
         begin_stop(worker)
-        wait_until(lambda: journal.lines("end"), 5)
+        wait_until(lambda: journal.lines("end"))
         worker.wait_for("database_lost", 5)
         worker.signal(signal.SIGTERM)
         worker.signal(signal.SIGINT)

@@ -62,7 +62,7 @@ def test_a_cancel_whose_notification_got_lost_is_found_by_the_next_heartbeat(
 ) -> None:
     fleet.start(config=QUICK_RECOVERY)
     sent = programs.sleep_and_clean_up.send(600).unwrap()
-    wait_until(lambda: journal.lines("start"), 5)
+    wait_until(lambda: journal.lines("start"))
     connection.execute(
         "UPDATE horsies_tasks SET cancel_requested_at = clock_timestamp() WHERE id = %s",
         (sent.task_id,),
@@ -76,7 +76,7 @@ def test_a_cancel_sent_while_the_worker_was_deaf_is_found_when_it_hears_again(
 ) -> None:
     worker = fleet.start(config=fleet.sessions(sessions))
     sent = programs.sleep_and_clean_up.send(600).unwrap()
-    wait_until(lambda: journal.lines("start"), 5)
+    wait_until(lambda: journal.lines("start"))
     assert len(terminate(connection, fleet.listening(sessions))) == 1
     connection.execute(
         "UPDATE horsies_tasks SET cancel_requested_at = clock_timestamp() WHERE id = %s",

@@ -13,6 +13,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from psycopg.types.json import Jsonb
 
 from horsies.ids import new_id
 from tests.monitor.conftest import Finished, Run
@@ -74,12 +75,50 @@ def test_status_shows_queues_and_workers(horsies: Run, database: Database) -> No
     finished = horsies("status")
     assert (finished.code, finished.err) == (0, "")
     lines = finished.out.splitlines()
-    heads = ["QUEUE", "DUE", "DELAYED", "CLAIMED", "RUNNING", "OLDEST", "DONE/MIN", "FAILED/MIN"]
-    assert lines[0].split() == heads
-    assert lines[1].split() == ["mail", "1", "1", "0", "1", "1h02m", "0", "0"]
+    heads = "QUEUE CAP DUE DELAYED CLAIMED RUNNING OLDEST DONE/MIN FAILED/MIN"
+    assert lines[0].split() == heads.split()
+    assert lines[1].split() == ["mail", "-", "1", "1", "0", "1", "1h02m", "0", "0"]
     assert lines[2] == "paused"
-    assert lines[3].split() == ["reports", "0", "0", "0", "0", "-", "0", "0"]
-    assert lines[4] == "1 worker(s) alive, 1 of 8 children busy, 500 MB of memory."
+    assert lines[3].split() == ["reports", "-", "0", "0", "0", "0", "-", "0", "0"]
+    assert lines[4] == "1 worker alive, 1 of 8 children busy, 500 MB of memory."
+
+
+def test_status_shows_the_caps_of_live_workers_and_queues_without_a_worker(
+    horsies: Run, database: Database
+) -> None:
+    for cap in (3, 5):
+        worker_id = add_worker(database, queues=["mail", "reports"], name=f"post-{cap}")
+        caps = Jsonb({"mail": cap, "orders": 9})
+        add_snapshot(database, worker_id, queue_max_concurrency=caps, cluster_wide_cap=12)
+    add_task(database, queue_name="orders")
+    lines = horsies("status").out.splitlines()
+    assert [line.split("  ")[0] for line in lines[1:5]] == [
+        "mail",
+        "orders",
+        "no worker",
+        "reports",
+    ]
+    assert [lines[row].split()[1] for row in (1, 2, 4)] == ["3,", "-", "-"]
+    assert lines[5].startswith("2 workers alive, 0 of 8 children busy")
+    assert lines[5].endswith(", cluster-wide cap 12.")
+    assert lines[6] == "  mail, reports: post-3, post-5"
+    assert "\npost-5\nhost-1, pid 100, queues mail, reports" in horsies("workers").out
+    queues = {queue["name"]: queue for queue in read(horsies("status", "--json"))["queues"]}
+    assert (queues["mail"]["workers"], queues["mail"]["caps"]) == (2, [3, 5])
+    assert (queues["orders"]["workers"], queues["orders"]["caps"]) == (0, [])
+
+
+def test_a_task_whose_outcome_is_refused_occupies_no_child(
+    horsies: Run, database: Database
+) -> None:
+    worker_id = add_worker(database, processes=1)
+    for _ in range(2):
+        add_task(database, status="RUNNING", claimed_by_worker_id=worker_id)
+    database.execute(
+        "INSERT INTO horsies_blocked (id, kind, status, generation, action, error) "
+        "SELECT id, 'task', status, generation, 'record', '54000' FROM horsies_tasks LIMIT 1"
+    )
+    assert "1 worker alive, 1 of 1 child busy" in horsies("status").out
 
 
 def test_an_idle_database_is_described_in_sentences(horsies: Run) -> None:
@@ -94,7 +133,7 @@ def test_an_idle_database_is_described_in_sentences(horsies: Run) -> None:
 def test_status_counts_workers_that_went_missing(horsies: Run, database: Database) -> None:
     add_worker(database)
     add_worker(database, seen_at=ago(600))
-    assert "1 worker(s) alive, 0 of 4 children busy, 1 lost." in horsies("status").out
+    assert "1 worker alive, 0 of 4 children busy, 1 lost." in horsies("status").out
 
 
 def test_status_shows_the_oldest_blocked_tasks_and_their_number(
@@ -139,7 +178,7 @@ def test_a_worker_without_notifications_is_shown_as_such(horsies: Run, database:
     database.execute("UPDATE horsies_workers SET hears = false")
     assert polling in horsies("workers").out
     assert read(horsies("workers", "--json"))["workers"][0]["hears"] is False
-    summary = "1 worker(s) alive, 0 of 4 children busy, 1 without notifications."
+    summary = "1 worker alive, 0 of 4 children busy, 1 without notifications."
     assert summary in horsies("status").out
     assert read(horsies("status", "--json"))["workers"][0]["hears"] is False
 

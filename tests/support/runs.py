@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from psycopg import Connection
 from psycopg.rows import class_row
 
+from horsies.app import Horsies
 from horsies.db.statements.workflows import (
     ReadRuns,
     RunId,
@@ -20,6 +22,8 @@ from horsies.db.statements.workflows import (
     start_runs,
 )
 from horsies.ids import new_id
+from horsies.worker.child.execute import execute
+from horsies.worker.protocol import Assignment, ChildReport, NodeInput, NodePart
 from horsies.workflow.build.plan import plan
 from horsies.workflow.spec import WorkflowSpec
 from tests.support.wait import wait_until
@@ -45,6 +49,22 @@ def start(connection: Connection[Any], *specs: WorkflowSpec[Any]) -> list[str]:
     rows = start_runs.run(connection, StartRuns(f"[{','.join(plans)}]"))
     assert all(row.created for row in rows)
     return run_ids
+
+
+def execute_node(
+    app: Horsies, spec: WorkflowSpec[Any], node_id: str, results: Mapping[str, str]
+) -> ChildReport:
+    """Run a node's task as a child does, with these stored results of other nodes by node id."""
+    rows = {row["node_id"]: row for row in json.loads(plan(spec, new_id()))["nodes"]}
+    sources = tuple(
+        NodeInput(rows[one]["task_index"], rows[one]["kind"], rows[one]["task_name"], text)
+        for one, text in results.items()
+    )
+    row, run_id = rows[node_id], new_id()
+    part = NodePart(run_id, row["task_index"], row["inputs"], sources, root_workflow_id=run_id)
+    return execute(
+        app, Assignment("task", 1, row["task_name"], 1, "[]", row["task_kwargs"], None, part)
+    )
 
 
 def status(connection: Connection[Any], run_id: str) -> str:

@@ -125,7 +125,7 @@ class RunningWorker:
         events = [json.loads(line) for line in written.splitlines()]
         return [event for event in events if name is None or event["event"] == name]
 
-    def wait_for(self, name: EventName, seconds: float = 10.0, *, times: int = 1) -> dict[str, Any]:
+    def wait_for(self, name: EventName, seconds: float = 20.0, *, times: int = 1) -> dict[str, Any]:
         """Wait until the event happened so many times; the last of them."""
         events = wait_until(
             lambda: found if len(found := self.events(name)) >= times else [],
@@ -134,7 +134,7 @@ class RunningWorker:
         )
         return events[-1]
 
-    def wait_until_ready(self, name: EventName = "worker_ready", seconds: float = 20.0) -> None:
+    def wait_until_ready(self, name: EventName = "worker_ready", seconds: float = 30.0) -> None:
         """Wait until it serves; fail when it ends instead."""
         wait_until(lambda: self.events(name) or self._has_ended(), seconds, self.log)
         assert self.process.poll() is None, self.log()

@@ -580,8 +580,7 @@ def test_an_exception_in_an_async_task_is_mapped_in_the_same_way() -> None:
 
 def test_a_call_that_does_not_fit_the_function_is_an_error_result() -> None:
     error = run(answer, 1, 2, 3).err_value
-    assert error.error_code is OperationalErrorCode.UNHANDLED_EXCEPTION
-    assert error.data == {"exception_type": "TypeError"}
+    assert error.error_code is OperationalErrorCode.WORKER_SERIALIZATION_ERROR
 
 
 def test_the_mappers_are_asked_in_order_and_match_the_exact_class() -> None:

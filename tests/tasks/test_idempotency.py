@@ -17,7 +17,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from horsies.app import Horsies
-from horsies.config.app import AppConfig, PayloadConfig
+from horsies.config.app import AppConfig
 from horsies.config.postgres import PostgresConfig
 from horsies.db.statements.tasks import (
     IdempotentTask,
@@ -28,7 +28,8 @@ from horsies.db.statements.tasks import (
     insert_task,
 )
 from horsies.task_result import TaskError, TaskResult
-from horsies.tasks.request import UNSET, SendOptions, TaskSendErrorCode, TaskSendResult, prepare
+from horsies.tasks.options import SendOptions
+from horsies.tasks.request import TaskSendErrorCode, TaskSendResult, prepare
 from horsies.tasks.send import insert_script
 from tests.support.applications import Call, run_closing
 from tests.support.database import Database
@@ -38,6 +39,7 @@ from tests.support.wait import wait_until
 from tests.tasks.conftest import Task
 
 KEY = "order-1/é"
+CONFIG = AppConfig(broker=PostgresConfig(database_url="postgresql://nobody@127.0.0.1:1/none"))
 
 
 def mismatch(sent: TaskSendResult[Any]) -> str:
@@ -193,7 +195,7 @@ def test_a_send_waits_for_an_open_transaction_that_holds_its_key(
 
 def keyed_row(add: Task) -> Any:
     options = SendOptions(idempotency_key=KEY)
-    return prepare(PayloadConfig(), add.definition, options, (1,), {}, UNSET).unwrap().row
+    return prepare(CONFIG, add.definition, options, (1,), {}).unwrap().row
 
 
 def answers(script: Any, *rows: list[Any]) -> tuple[list[Any], Any]:
@@ -241,14 +243,12 @@ def keep(
     return TaskResult(ok=None)
 
 
-KEEP = Horsies(
-    AppConfig(broker=PostgresConfig(database_url="postgresql://nobody@127.0.0.1:1/none"))
-).task("keep")(keep)
+KEEP = Horsies(CONFIG).task("keep")(keep)
 
 
 def digest(*args: Any, **kwargs: Any) -> str:
     options = SendOptions(idempotency_key=KEY)
-    request = prepare(PayloadConfig(), KEEP.definition, options, args, kwargs, UNSET).unwrap()
+    request = prepare(CONFIG, KEEP.definition, options, args, kwargs).unwrap()
     assert request.row.idempotency_sha is not None
     return request.row.idempotency_sha
 
@@ -327,7 +327,7 @@ def test_another_set_makes_another_digest() -> None:
 
 
 def test_only_a_request_with_a_key_is_digested_twice() -> None:
-    request = prepare(PayloadConfig(), KEEP.definition, SendOptions(), (1,), {}, UNSET).unwrap()
+    request = prepare(CONFIG, KEEP.definition, SendOptions(), (1,), {}).unwrap()
     assert request.row.idempotency_sha is None
 
 

@@ -80,9 +80,7 @@ class Parametric(WorkflowDefinition[str]):
     @classmethod
     def build_with(cls, app: Horsies, *, order_id: int) -> WorkflowSpec[str]:
         approval = SignalNode("approve", value_type=str)
-        return app.workflow(
-            cls.name, [approval], output=approval, definition_key=cls.definition_key
-        )
+        return app.workflow(cls.name, [approval], output=approval)
 
 
 def nodes(moment: datetime) -> None:
@@ -156,7 +154,7 @@ def specifications(first: TaskNode[int]) -> None:
     assert_type(lists, WorkflowSpec[list[TaskResult[int, TaskError]]])
     policy = SuccessPolicy([SuccessCase([first, "other", NodeKey("third")])], optional=[first])
     app.workflow("w", [first], OnError.PAUSE, success_policy=policy, definition_key="w")
-    app.workflow("w", [first])  # type: ignore[call-overload]
+    app.workflow("w", [first], definition_key=1)  # type: ignore[call-overload]
     app.workflow("w", [count], definition_key="w")  # type: ignore[list-item]
     spec.name = "v"  # type: ignore[misc]
 

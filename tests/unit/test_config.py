@@ -75,6 +75,7 @@ RANGES: list[tuple[type[BaseModel], str, int, int | None]] = [
     (WorkerResilienceConfig, "notify_poll_interval_ms", 1_000, 300_000),
     (PayloadConfig, "warn_bytes", 1, None),
     (PayloadConfig, "reject_bytes", 1, None),
+    (PayloadConfig, "max_result_bytes", 1, None),
     (PayloadConfig, "max_input_bytes", 1, 805_306_368),
     (PayloadConfig, "max_map_items", 1, None),
 ]
@@ -203,7 +204,7 @@ def test_the_defaults_are_the_documented_ones() -> None:
         tcp_user_timeout_ms=30_000,
     )
     queue = CustomQueueConfig(name="q")
-    assert (queue.priority, queue.max_concurrency) == (1, 5)
+    assert (queue.priority, queue.max_concurrency) == (1, None)
 
 
 @pytest.mark.parametrize(
@@ -229,7 +230,7 @@ def test_a_configuration_cannot_be_changed() -> None:
 
 
 def test_default_mode_has_one_uncapped_queue() -> None:
-    assert app().queues() == [CustomQueueConfig(name="default", priority=100, max_concurrency=None)]
+    assert app().queues() == [CustomQueueConfig(name="default", priority=100)]
 
 
 def test_custom_queues_are_served_by_priority_and_then_as_written() -> None:
@@ -669,6 +670,10 @@ def test_the_schema_of_the_environment_counts_unless_it_is_given(
     assert PostgresConfig.from_env(database_url=URL).schema_name == "billing"
     assert PostgresConfig.from_env(database_url=URL, schema="shop").schema_name == "shop"
     assert PostgresConfig(database_url=URL).schema_name == "public"
+    monkeypatch.setenv("HORSIES_SCHEMA", "Bad")
+    with pytest.raises(ConfigurationError, match=r"variable HORSIES_SCHEMA must be .* not 'Bad'"):
+        PostgresConfig.from_env(database_url=URL)
+    assert PostgresConfig.from_env(database_url=URL, schema="shop").schema_name == "shop"
 
 
 def test_a_queue_name_leaves_room_for_the_prefix_of_a_schema() -> None:

@@ -3,8 +3,10 @@ from __future__ import annotations
 import io
 import json
 import logging
+import os
 import sys
 from collections.abc import Iterator
+from datetime import date
 
 import pytest
 
@@ -18,6 +20,7 @@ from horsies.logs import (
     attach_handler,
     colors_wanted,
     set_current_task,
+    set_worker_name,
 )
 
 ADDRESS = "postgresql://app:hunter2@127.0.0.1:1/shop"
@@ -68,6 +71,26 @@ def test_a_value_the_application_logs_itself_is_kept() -> None:
     finally:
         set_current_task(None)
     assert (entry["task_id"], entry["task_name"]) == ("mine", "add")
+
+
+def test_json_keeps_the_fields_of_extra() -> None:
+    given = {"order": 7, "parts": ("a", {"url": ADDRESS}), "level": "high", "rate": float("nan")}
+    entry = json.loads(JsonFormatter().format(record("paid", **given, at=date(2026, 3, 1))))
+    assert (entry["order"], entry["at"], entry["rate"]) == (7, "2026-03-01", "nan")
+    assert entry["parts"][0] == "a"
+    assert "hunter2" not in str(entry)
+    assert (entry["level"], entry["extra_level"]) == ("WARNING", "high")
+    assert "task_label" not in entry
+
+
+def test_every_line_of_a_named_worker_has_its_name() -> None:
+    set_worker_name("post")
+    try:
+        assert f" [post {os.getpid()}] " in TextFormatter().format(record("ready"))
+        assert json.loads(JsonFormatter().format(record("ready")))["worker"] == "post"
+    finally:
+        set_worker_name(None)
+    assert f" [{os.getpid()}] " in TextFormatter().format(record("ready"))
 
 
 def test_passwords_are_masked_in_messages_and_exceptions() -> None:

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-from datetime import timedelta
 from itertools import pairwise
 from typing import Any
 
@@ -89,7 +88,10 @@ def test_one_to_twenty_retries_are_accepted(count: int) -> None:
         {"auto_retry_for": []},
         {"auto_retry_for": "GATEWAY_DOWN"},
         {"auto_retry_for": None},
-        {"max_delay_seconds": 5},
+        {"max_delay_seconds": 0},
+        {"max_delay_seconds": 31_536_001},
+        {"max_delay_seconds": float("nan")},
+        {"longest_delay_seconds": 5},
     ],
 )
 def test_values_out_of_range_are_refused(changes: dict[str, Any]) -> None:
@@ -244,13 +246,30 @@ def test_exponential_delays_double() -> None:
 
 
 @settings(max_examples=examples(100), deadline=None)
-@given(st.integers(1, 86_400), st.lists(draws, min_size=20, max_size=20))
-def test_exponential_delays_strictly_grow_even_with_jitter(base: int, drawn: list[float]) -> None:
-    jittery = RetryPolicy.exponential(base, max_retries=20, auto_retry_for=["X"])
+@given(
+    st.integers(1, 86_400),
+    st.none() | st.floats(0.001, 31_536_000),
+    st.lists(draws, min_size=40, max_size=40),
+)
+def test_exponential_delays_grow_to_the_longest_wait_even_with_jitter(
+    base: int, longest: float | None, drawn: list[float]
+) -> None:
+    jittery = RetryPolicy.exponential(
+        base, max_retries=20, auto_retry_for=["X"], max_delay_seconds=longest
+    )
     draw = iter(drawn).__next__
-    delays = [delay_seconds(jittery, number, draw) for number in range(1, 21)]
-    assert all(earlier < later for earlier, later in pairwise(delays))
-    assert timedelta(seconds=delays[-1]) > timedelta()
+    delays = [delay_seconds(jittery, number, draw) for number in range(1, 41)]
+    end = 31_536_000 if longest is None else longest
+    assert all(0 < wait <= end for wait in delays)
+    assert all(
+        earlier < later or later >= end / 1.25 * (1 - 1e-9) for earlier, later in pairwise(delays)
+    )
+    assert delays[-1] == pytest.approx(end / 1.25 * (1 + 0.25 * drawn[-1]))
+
+
+def test_the_number_of_a_retry_never_overflows_the_wait() -> None:
+    endless = RetryPolicy.exponential(86_400, max_retries=20, auto_retry_for=["X"], jitter=False)
+    assert delay_seconds(endless, 2_000_000_000) == 31_536_000
 
 
 @settings(max_examples=examples(100), deadline=None)
@@ -315,6 +334,9 @@ class ChildOfTimeout(TimeoutError):
     pass
 
 
+KINDS = [BaseException, Exception, OSError, TimeoutError, ChildOfTimeout, ConnectionError, KeyError]
+
+
 def test_the_task_mapper_speaks_before_the_app_mapper() -> None:
     code = resolve_exception_code(
         TimeoutError(), {TimeoutError: "FROM_TASK"}, {TimeoutError: "FROM_APP"}, "TASK", "APP"
@@ -327,11 +349,24 @@ def test_the_app_mapper_speaks_before_the_task_default() -> None:
     assert code == "FROM_APP"
 
 
-def test_a_mapper_never_matches_a_subclass() -> None:
-    code = resolve_exception_code(
-        ChildOfTimeout(), {TimeoutError: "FROM_TASK"}, {OSError: "FROM_APP"}, "TASK", "APP"
-    )
-    assert code == "TASK"
+@given(
+    st.dictionaries(st.sampled_from(KINDS), st.sampled_from(["A", "B", "C"])),
+    st.dictionaries(st.sampled_from(KINDS), st.sampled_from(["D", "E", "F"])),
+    st.sampled_from(KINDS),
+)
+def test_the_nearest_mapped_class_decides(
+    task_mapper: dict[type[BaseException], str],
+    app_mapper: dict[type[BaseException], str],
+    kind: type[BaseException],
+) -> None:
+    expected = "DEFAULT"
+    for mapper in (app_mapper, task_mapper):
+        fitting = [mapped for mapped in mapper if issubclass(kind, mapped)]
+        # In a chain of classes the nearest is the one that is a subclass of all others.
+        for mapped in fitting:
+            if all(issubclass(mapped, other) for other in fitting):
+                expected = mapper[mapped]
+    assert resolve_exception_code(kind(), task_mapper, app_mapper, "DEFAULT", None) == expected
 
 
 def test_defaults_go_from_task_to_app_to_unhandled_exception() -> None:

@@ -199,7 +199,21 @@ def test_queues_and_priorities_are_resolved_on_the_copies() -> None:
     assert [node.queue for node in nodes] == [None, "fast", None]
 
 
-def test_the_library_s_own_work_goes_where_workers_look_first() -> None:
+def test_the_library_s_own_work_goes_to_a_queue_of_the_workflow_s_tasks() -> None:
+    queues = [CustomQueueConfig(name=name, priority=at) for at, name in enumerate("abc", start=1)]
+    app = queued_app(*queues)
+
+    @app.task("work", queue_name="c")
+    def work() -> TaskResult[None, TaskError]:
+        return TaskResult(ok=None)
+
+    nodes: list[Any] = [SleepNode(1), work.node()(), work.node(queue="b", priority=90)()]
+    route = app.workflow("sleeps", nodes, definition_key="sleeps").graph.internal_route
+    assert route is not None
+    assert (route.queue_name, route.priority) == ("b", 2)
+
+
+def test_the_library_s_own_work_alone_goes_where_workers_look_first() -> None:
     best = CustomQueueConfig(name="best", priority=1, max_concurrency=0)
     next_best = CustomQueueConfig(name="next", priority=3)
     last = CustomQueueConfig(name="last", priority=7)

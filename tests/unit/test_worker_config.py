@@ -42,6 +42,8 @@ def test_the_defaults_are_accepted() -> None:
         ({"max_tasks_per_child": -5}, "--max-tasks-per-child"),
         ({"max_memory_per_child_mb": 0}, "--max-memory-per-child-mb"),
         ({"shutdown_grace_seconds": -0.1}, "--shutdown-grace"),
+        ({"name": " "}, "--name"),
+        ({"name": "a\nb"}, "--name"),
     ],
 )
 def test_a_limit_that_cannot_work_is_refused_by_the_name_of_its_flag(
@@ -73,7 +75,7 @@ def test_a_worker_holds_one_task_per_child_or_fewer(limit: int, held: int) -> No
 def test_the_contract_line_names_the_limits_in_force() -> None:
     app = make_app(cluster_wide_cap=20)
     assert describe_concurrency(app, make_config()) == (
-        "Concurrency config: processes=4, cluster_wide_cap=20, max_claim_per_worker=4, "
+        "Concurrency config: processes=4, cluster_wide_cap=20, queue_caps=none, max_claim_per_worker=4, "
         "max_claim_batch=0"
     )
 
@@ -81,8 +83,8 @@ def test_the_contract_line_names_the_limits_in_force() -> None:
 def test_the_contract_line_says_unlimited_without_a_cap() -> None:
     line = describe_concurrency(make_app(), make_config(max_claim_per_worker=2, max_claim_batch=8))
     assert line == (
-        "Concurrency config: processes=4, cluster_wide_cap=unlimited, max_claim_per_worker=2, "
-        "max_claim_batch=8"
+        "Concurrency config: processes=4, cluster_wide_cap=unlimited, queue_caps=none, "
+        "max_claim_per_worker=2, max_claim_batch=8"
     )
 
 
@@ -95,3 +97,40 @@ def test_queues_are_served_in_the_order_of_their_priority() -> None:
     app = make_app(queue_mode=QueueMode.CUSTOM, custom_queues=queues)
     assert served_queues(app) == ["urgent", "usual", "slow"]
     assert served_queues(make_app()) == ["default"]
+
+
+@pytest.mark.parametrize(
+    ("only", "excluded", "served"),
+    [
+        (["mail, orders"], None, ["orders", "mail"]),
+        (["mail", "orders"], ["mail"], ["orders"]),
+        (None, ["orders,mail"], ["reports"]),
+    ],
+)
+def test_flags_choose_the_queues_and_keep_their_order(
+    only: list[str] | None, excluded: list[str] | None, served: list[str]
+) -> None:
+    assert served_queues(team_app(), only, excluded) == served
+
+
+@pytest.mark.parametrize(
+    ("only", "excluded", "message"),
+    [
+        (["mail,nope"], None, "--queues names 'nope', which this application does not have"),
+        (None, ["nope"], "--exclude-queues names 'nope'"),
+        (["mail"], ["mail"], "leave no queue to serve"),
+        ([""], None, "leave no queue to serve"),
+    ],
+)
+def test_queues_that_cannot_be_served_are_refused_with_the_known_ones(
+    only: list[str] | None, excluded: list[str] | None, message: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=message) as caught:
+        served_queues(team_app(), only, excluded)
+    assert "orders, mail, reports" in (caught.value.help_text or "")
+
+
+def team_app() -> Horsies:
+    names = ("orders", "mail", "reports")
+    queues = [CustomQueueConfig(name=name, priority=at) for at, name in enumerate(names, start=1)]
+    return make_app(queue_mode=QueueMode.CUSTOM, custom_queues=queues)

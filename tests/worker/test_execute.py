@@ -140,13 +140,13 @@ def test_a_result_that_is_too_large_is_refused_with_the_limit() -> None:
     assert run("return_text", 900).ok
     report = run("return_text", 1000)
     assert report.error_code == "PAYLOAD_TOO_LARGE"
-    assert "payload.reject_bytes=1000" in (report.error_message or "")
+    assert "payload.max_result_bytes=1000" in (report.error_message or "")
 
 
 def test_an_error_that_is_too_large_keeps_its_code() -> None:
     report = run("fail_at_length", 2000)
     assert report.error_code == "TOO_MUCH"
-    assert "payload.reject_bytes=1000" in report.result_json
+    assert "payload.max_result_bytes=1000" in report.result_json
     assert (report.error_message or "").startswith("xxx")
 
 

@@ -57,7 +57,7 @@ def test_marked_processes_are_killed_and_no_others(mark: int) -> None:
 
 def test_a_process_that_has_ended_is_not_found(mark: int) -> None:
     with start(mark, "true") as ended:
-        wait_until(lambda: os_process.has_ended(ended.pid), 5)
+        wait_until(lambda: os_process.has_ended(ended.pid))
         assert guard.find_marked(mark) == {}
 
 

@@ -280,7 +280,7 @@ def test_a_traced_process_that_stops_has_not_ended() -> None:
         os.kill(os.getpid(), signal.SIGUSR1)
         os._exit(1)
     try:
-        wait_until(lambda: psutil.Process(pid).status() == psutil.STATUS_TRACING_STOP, 5)
+        wait_until(lambda: psutil.Process(pid).status() == psutil.STATUS_TRACING_STOP)
         assert os_process.reap(pid) is None
     finally:
         os.kill(pid, signal.SIGKILL)

@@ -92,5 +92,6 @@ def named_database(database_url: str | None) -> PostgresConfig:
         return PostgresConfig.from_env(**named)
     except HorsiesError as error:
         error.location = None  # the command line or the environment is wrong, not a line of code
-        error.help_text = "name the application, or pass --database-url postgresql://..."
+        if error.code is ErrorCode.BROKER_INVALID_URL:
+            error.help_text = "name the application, or pass --database-url postgresql://..."
         raise

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from enum import StrEnum
 from typing import Annotated, Any
@@ -35,7 +35,9 @@ from horsies.monitor.overview import (
 )
 from horsies.tasks.broker import PostgresBroker
 
-_QUEUE_COUNTS = ("DUE", "DELAYED", "CLAIMED", "RUNNING", "OLDEST", "DONE/MIN", "FAILED/MIN")
+_QUEUE_COUNTS = ("CAP", "DUE", "DELAYED", "CLAIMED", "RUNNING", "OLDEST", "DONE/MIN", "FAILED/MIN")
+# Workers of one set of queues that `status` names.
+_NAMES_SHOWN = 5
 _WORKER_COLUMNS = ("WORKER", "STATE", "BUSY", "MEMORY", "SEEN")
 _HEALTH_STYLES = {"alive": "green", "silent": "yellow", "lost": "red", "stopped": "dim"}
 
@@ -53,10 +55,10 @@ def status(
 ) -> None:
     """Show all queues, a summary of the workers, and blocked tasks and runs.
 
-    DUE tasks can be claimed now, DELAYED tasks are due later; OLDEST is the waiting time of the oldest due
-    task. Rates count the attempts that ended within the last minute; FAILED/MIN leaves out attempts that
-    will be retried. The next change of a BLOCKED task or run is refused by the database; workers try it
-    again.
+    CAP is the max_concurrency of a queue. DUE tasks can be claimed now, DELAYED tasks are due later; OLDEST
+    is the waiting time of the oldest due task. Rates count the attempts that ended within the last minute;
+    FAILED/MIN leaves out attempts that will be retried. The next change of a BLOCKED task or run is refused
+    by the database; workers try it again.
 
     Exit codes: 0 done, 1 failure.
     """
@@ -69,7 +71,8 @@ def status(
         output.print_json({"queues": queues, "workers": workers, "blocked": blocked})
     else:
         _print_queues(found.queues)
-        output.print_parts(output.safe_text(_worker_summary(found.workers)))
+        lines = [_worker_summary(found.workers), *_serving_lines(found.workers)]
+        output.print_parts(output.safe_text("\n".join(lines)))
         _print_blocked(found.blocked, found.blocked_count)
 
 
@@ -159,15 +162,23 @@ def _print_queues(queues: Sequence[QueueOverview]) -> None:
         name = output.safe_text(queue.name)
         if queue.paused_at is not None:
             name.append("\npaused", "yellow")
+        if not queue.workers:
+            name.append("\nno worker", "yellow")
         counts = (queue.due, queue.delayed, queue.claimed, queue.running)
         rates = (queue.done_per_minute, queue.failed_per_minute)
         table.add_row(
             name,
+            _cap_text(queue.caps),
             *(f"{count:,}" for count in counts),
             output.duration(queue.oldest_waiting_seconds),
             *(f"{rate:,.0f}" for rate in rates),
         )
     output.print_parts(table)
+
+
+def _cap_text(caps: Iterable[int | None]) -> str:
+    """Format the caps of all workers, which differ during a change of the configuration."""
+    return ", ".join("-" if cap is None else f"{cap:,}" for cap in caps) or "-"
 
 
 def workers(
@@ -223,7 +234,8 @@ def _worker_summary(workers: Sequence[WorkerSummary]) -> str:
     alive = [worker for worker in workers if health_of(worker) is WorkerHealth.ALIVE]
     busy = sum(worker.tasks_running for worker in alive)
     total = sum(worker.processes for worker in alive)
-    line = f"{len(alive)} worker(s) alive, {busy} of {total} children busy"
+    children = "child" if total == 1 else "children"
+    line = f"{_counted(len(alive), 'worker')} alive, {busy} of {total} {children} busy"
     known = [worker.memory_mb for worker in alive if worker.memory_mb is not None]
     line += f", {output.memory(sum(known))} of memory" if known else ""
     polling = sum(map(misses_notifications, alive))
@@ -231,7 +243,26 @@ def _worker_summary(workers: Sequence[WorkerSummary]) -> str:
     for health in (WorkerHealth.SILENT, WorkerHealth.LOST):
         count = healths.count(health)
         line += f", {count} {health.value}" if count else ""
+    caps = sorted({one.cluster_wide_cap for one in alive if one.cluster_wide_cap is not None})
+    line += f", cluster-wide cap {_cap_text(caps)}" if caps else ""
     return f"{line}."
+
+
+def _serving_lines(workers: Sequence[WorkerSummary]) -> Iterator[str]:
+    """Name the live workers of each set of queues."""
+    by_queues: dict[str, list[str]] = {}
+    for worker in workers:
+        if health_of(worker) is WorkerHealth.ALIVE:
+            name = worker.name or f"{worker.hostname} pid {worker.pid}"
+            by_queues.setdefault(", ".join(worker.queues), []).append(name)
+    for queues, names in sorted(by_queues.items()):
+        more = len(names) - _NAMES_SHOWN
+        rest = f" and {more} more" if more > 0 else ""
+        yield f"  {queues}: {', '.join(sorted(names)[:_NAMES_SHOWN])}{rest}"
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def _print_workers(
@@ -245,7 +276,10 @@ def _print_workers(
     for worker in workers:
         health = health_of(worker).value
         place = f"{worker.hostname}, pid {worker.pid}, queues {', '.join(worker.queues)}"
-        name = output.safe_text(worker.worker_id).append_text(output.safe_text(f"\n{place}", "dim"))
+        name = output.safe_text(worker.worker_id)
+        if worker.name is not None:
+            name.append_text(output.safe_text(f"\n{worker.name}"))
+        name.append_text(output.safe_text(f"\n{place}", "dim"))
         if misses_notifications(worker):
             name.append("\nreceives no notifications, finds work by polling", "yellow")
         cells: list[Text | str] = [

@@ -33,11 +33,12 @@ from horsies.db.database import Database
 from horsies.db.errors import describe
 from horsies.db.migrate import UnusableSchemaError
 from horsies.events import as_event, attach_event_handler
-from horsies.logs import LogFormat, LogLevel, attach_handler
+from horsies.logs import LogFormat, LogLevel, attach_handler, set_worker_name
 from horsies.scheduler.service import Scheduler, SchedulerThread, migrating_connector
 from horsies.worker.config import (
     DEFAULT_MAX_TASKS_PER_CHILD,
     WorkerConfig,
+    describe_caps,
     describe_concurrency,
     refuse_bad_limits,
     served_queues,
@@ -60,6 +61,38 @@ ProcessesOption = Annotated[
         help="Number of child processes; default: the number of CPUs that the worker may use.",
     ),
 ]
+QueuesOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAMES",
+        help="Serve these queues only, separated by commas; default: all queues of the application.",
+    ),
+]
+ExcludeQueuesOption = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NAMES", help="Do not serve these queues, separated by commas."),
+]
+NameOption = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="A name for this worker in logs, `workers` and `status`."),
+]
+MaxTasksOption = Annotated[
+    int, typer.Option(help="Replace a child after this many tasks; 0: never.")
+]
+MaxMemoryOption = Annotated[
+    int | None, typer.Option(help="Replace a child that uses this much memory.")
+]
+MaxClaimBatchOption = Annotated[
+    int,
+    typer.Option(help="Claim at most this many tasks per queue and turn; 0: one per free child."),
+]
+MaxClaimsOption = Annotated[
+    int, typer.Option(help="Hold at most this many tasks; 0: one per child.")
+]
+StartMethodOption = Annotated[
+    StartMethod | None,
+    typer.Option(help="How to start children; default: forkserver on Linux, else spawn."),
+]
 ShutdownGraceOption = Annotated[
     float | None,
     typer.Option(
@@ -72,29 +105,18 @@ WithSchedulerOption = Annotated[
 ]
 
 
-def worker(
+def worker(  # noqa: PLR0913, PLR0917 - typer makes a flag of every parameter
     locator: LocatorArgument = None,
     module: ModuleOption = None,
     processes: ProcessesOption = None,
-    max_tasks_per_child: Annotated[
-        int, typer.Option(help="Replace a child after this many tasks; 0: never.")
-    ] = DEFAULT_MAX_TASKS_PER_CHILD,
-    max_memory_per_child_mb: Annotated[
-        int | None, typer.Option(help="Replace a child that uses this much memory.")
-    ] = None,
-    max_claim_batch: Annotated[
-        int,
-        typer.Option(
-            help="Claim at most this many tasks per queue and turn; 0: one per free child."
-        ),
-    ] = 0,
-    max_claim_per_worker: Annotated[
-        int, typer.Option(help="Hold at most this many tasks; 0: one per child.")
-    ] = 0,
-    start_method: Annotated[
-        StartMethod | None,
-        typer.Option(help="How to start children; default: forkserver on Linux, else spawn."),
-    ] = None,
+    queues: QueuesOption = None,
+    exclude_queues: ExcludeQueuesOption = None,
+    name: NameOption = None,
+    max_tasks_per_child: MaxTasksOption = DEFAULT_MAX_TASKS_PER_CHILD,
+    max_memory_per_child_mb: MaxMemoryOption = None,
+    max_claim_batch: MaxClaimBatchOption = 0,
+    max_claim_per_worker: MaxClaimsOption = 0,
+    start_method: StartMethodOption = None,
     shutdown_grace: ShutdownGraceOption = None,
     with_scheduler: WithSchedulerOption = False,
     loglevel: LogLevelOption = LogLevel.INFO,
@@ -114,7 +136,7 @@ def worker(
     config = WorkerConfig(
         app_locator=named or "",
         processes=usable_cpus() if processes is None else processes,
-        queues=served_queues(app),
+        queues=served_queues(app, queues, exclude_queues),
         imports=app.get_discovered_task_modules(),
         max_claim_batch=max_claim_batch,
         max_claim_per_worker=max_claim_per_worker,
@@ -125,8 +147,10 @@ def worker(
         loglevel=loglevel.value,
         log_format=log_format.value,
         prefetch_buffer=app.config.prefetch_buffer,
+        name=name,
     )
     refuse_bad_limits(config)
+    set_worker_name(name)
     refuse_broken_app(app)
     logger.info("%d task(s) registered", len(app.list_tasks()))
     scheduler = _scheduler(app, config.app_locator) if with_scheduler else None
@@ -210,14 +234,17 @@ def _announce(app: Horsies, config: WorkerConfig) -> None:
 
 
 def _banner(app: Horsies, config: WorkerConfig) -> str:
-    tasks = ", ".join(sorted(app.list_tasks())) or "none"
-    return (
-        f"\n  horsies {__version__} worker\n"
-        f"  database   {mask_url(app.config.broker.database_url)}\n"
-        f"  queues     {', '.join(config.queues)}\n"
-        f"  children   {config.processes} ({config.start_method.value})\n"
-        f"  tasks      {tasks}\n\n"
-    )
+    title = f"horsies {__version__} worker" + (f" {config.name}" if config.name else "")
+    facts = {
+        "database": mask_url(app.config.broker.database_url),
+        "queues": ", ".join(config.queues),
+        "not served": ", ".join(name for name in served_queues(app) if name not in config.queues),
+        "caps": describe_caps(app),
+        "children": f"{config.processes} ({config.start_method.value})",
+        "tasks": ", ".join(sorted(app.list_tasks())) or "none",
+    }
+    lines = "".join(f"  {name:<10} {value}\n" for name, value in facts.items() if value)
+    return f"\n  {title}\n{lines}\n"
 
 
 def _child_pool(config: WorkerConfig, selector: selectors.BaseSelector) -> ChildPool:
@@ -233,6 +260,7 @@ def _child_pool(config: WorkerConfig, selector: selectors.BaseSelector) -> Child
         sys_path_roots=tuple(sys.path),
         log_level=config.loglevel,
         log_format=config.log_format,
+        worker_name=config.name,
     )
     return ChildPool(settings, boot, selector)
 

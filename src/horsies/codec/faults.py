@@ -108,15 +108,21 @@ def find_conversion(given: object, checked: object, steps: tuple[Step, ...] = ()
     return next(filter(None, found), None)
 
 
-def find_change(sent: object, back: object, steps: tuple[Step, ...] = ()) -> Finding | None:
+def find_change(
+    sent: object,
+    back: object,
+    is_untyped: Callable[[tuple[Step, ...]], bool],
+    steps: tuple[Step, ...] = (),
+) -> Finding | None:
     """Find the first member that would come back changed from the stored text.
 
-    Equality decides where it can. Where it cannot (types that compare by identity, tuples that come
-    back as lists from an untyped place, a clock time that exists twice) the members decide.
+    Equality decides where it can. Where it cannot (types that compare by identity, a tuple for a
+    Sequence that comes back as a list, a clock time that exists twice) the members decide.
     """
     if sent is back or equal(sent, back):
         return None
-    if not _comparable(sent, back):
+    is_listed = type(sent) is tuple and type(back) is list and not is_untyped(steps)
+    if not is_listed and not _comparable(sent, back):
         return None if _harmless(sent, back) else Finding(steps, _changed_clause(sent, back))
     sent_members, back_members = list(members(sent) or ()), list(members(back) or ())
     if len(sent_members) != len(back_members):
@@ -126,7 +132,7 @@ def find_change(sent: object, back: object, steps: tuple[Step, ...] = ()) -> Fin
     for (step, member), (other_step, other) in zip(sent_members, back_members, strict=True):
         if isinstance(sent, dict) and step != other_step:
             return Finding((*steps, step), _KEY_CLAUSE)
-        finding = find_change(member, other, (*steps, step))
+        finding = find_change(member, other, is_untyped, (*steps, step))
         if finding is not None:
             return finding
     return None
@@ -206,8 +212,6 @@ def _leaf_clause(value: object) -> str | None:
 def _comparable(sent: object, back: object) -> bool:
     """Tell whether two values that differ can be compared member by member."""
     if isinstance(sent, dict) and isinstance(back, dict):
-        return True
-    if type(sent) is tuple and type(back) is list:
         return True
     if type(sent) is not type(back) or isinstance(sent, set | frozenset):
         return False

@@ -166,10 +166,13 @@ class JsonForm:
             back = self._read(text)
             if equal(checked, back):
                 return None
-            finding = find_unstorable(checked) or find_change(checked, back)
+            finding = find_unstorable(checked) or find_change(checked, back, self._is_untyped)
             return None if finding is None else self._error(*finding)
         except Exception as error:
             return self._not_restorable(error, checked, text)
+
+    def _is_untyped(self, steps: tuple[Step, ...]) -> bool:
+        return self._shape.place(steps).untyped
 
     def _not_restorable(self, error: Exception, checked: Any, text: str) -> CodecError:
         finding = _quietly(find_unstorable, checked)

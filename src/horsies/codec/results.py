@@ -21,8 +21,14 @@ from horsies.task_result import (
     storable_text,
 )
 
-_TASK_ERROR = JsonForm(ValueShape(Part("err", TaskError)))
-_SUB_WORKFLOW_ERROR = JsonForm(ValueShape(Part("err", SubWorkflowError)))
+
+def _err(err_type: Any) -> Part:
+    # A tuple in the data of an error is stored as a list: refusing it would cost the data.
+    return Part("err", err_type, untyped=False)
+
+
+_TASK_ERROR = JsonForm(ValueShape(_err(TaskError)))
+_SUB_WORKFLOW_ERROR = JsonForm(ValueShape(_err(SubWorkflowError)))
 _UNTYPED_OK = JsonForm(ValueShape(Part("ok", Any)))
 _UNTYPED_ERR = JsonForm(ValueShape(Part("err", Any)))
 _HEADS = (("ok", '{"ok":'), ("err", '{"err":'))
@@ -57,9 +63,7 @@ class ResultCodec:
         self.err_text: Final = type_text(err_type)
         self._foreign_errors = not (isinstance(err_type, type) and issubclass(err_type, TaskError))
         self._ok = JsonForm(ValueShape(Part("ok", ok_type)))
-        self._err = (
-            _TASK_ERROR if err_type is TaskError else JsonForm(ValueShape(Part("err", err_type)))
-        )
+        self._err = _TASK_ERROR if err_type is TaskError else JsonForm(ValueShape(_err(err_type)))
 
     @classmethod
     def of(cls, ok_type: Any, err_type: Any) -> ResultCodec:

@@ -7,7 +7,7 @@ values of a closed shape come back unchanged, so writing them needs no reading b
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Annotated, Any, NamedTuple, TypeAlias, get_args
@@ -31,12 +31,17 @@ _NESTED = (dict, list, tuple)
 _MODULE_PREFIX = re.compile(r"(?:[A-Za-z_]\w*\.|<locals>\.)+")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Part:
-    """A named, annotated member of a form."""
+    """A named, annotated member of a form.
+
+    `untyped` when its annotation leaves a member of its values open, so that only the types JSON has
+    come back unchanged; None until the schema is built.
+    """
 
     name: str
     annotation: Any
+    untyped: bool | None = None
 
 
 class Place(NamedTuple):
@@ -45,13 +50,14 @@ class Place(NamedTuple):
     path: str
     owner: str
     type: str
+    untyped: bool = True
 
 
 _NOWHERE = Place("", "", "the annotated type")
 
 
 def _place(owner: str, part: Part, steps: Iterable[Step]) -> Place:
-    return Place(path_text(owner, steps), owner, type_text(part.annotation))
+    return Place(path_text(owner, steps), owner, type_text(part.annotation), bool(part.untyped))
 
 
 class ValueShape:
@@ -166,12 +172,21 @@ def adapter_of(shape: Shape) -> TypeAdapter[Any]:
         ) from error
 
 
-def may_hold(schema: CoreSchema, kinds: Collection[str]) -> bool:
-    """Tell whether values of a schema may hold values of these kinds of schemas."""
+def may_hold(
+    schema: CoreSchema,
+    kinds: Collection[str],
+    resolve: Callable[[CoreSchema], CoreSchema] = lambda schema: schema,
+) -> bool:
+    """Tell whether values of a schema may hold values of these kinds of schemas.
+
+    `resolve` follows the references of a schema that is not complete.
+    """
     pending: list[Any] = [schema]
     seen = set()
     while pending:
         part = pending.pop()
+        if type(part) is dict and part.get("type") == "definition-ref":
+            part = resolve(part)
         if id(part) in seen:
             continue  # a default may be any object, even one that holds itself
         seen.add(id(part))
@@ -216,6 +231,8 @@ def _part_schema(part: Part, handler: GetCoreSchemaHandler) -> CoreSchema:
         raise AnnotationProblem(
             f"{shown}, which cannot be stored; use a list or another plain type"
         )
+    if part.untyped is None:
+        part.untyped = may_hold(schema, ("any",), handler.resolve_ref_schema)
     return schema
 
 

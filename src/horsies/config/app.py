@@ -71,9 +71,9 @@ class CustomQueueConfig(FrozenModel):
     priority: int = Field(default=1, ge=1, le=100)
     """The order in which workers serve queues, from 1 (first) to 100 (last). Defaults to 1."""
 
-    max_concurrency: int | None = Field(default=5, ge=0)
+    max_concurrency: int | None = Field(default=None, ge=0)
     """The largest number of tasks of this queue in flight in the whole cluster, at least 0. 0 pauses
-    the queue: tasks stay pending. None sets no limit and saves the counting. Defaults to 5."""
+    the queue: tasks stay pending. None sets no limit and saves the counting. Defaults to None."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -141,6 +141,10 @@ class RecoveryConfig(FrozenModel):
     """Hours finished tasks and workflows are kept, from 1 to 43,800 (five years). None keeps them
     forever. Defaults to 720 (thirty days)."""
 
+    queue_retention: dict[str, timedelta | None] = Field(default_factory=dict)
+    """How long finished tasks of these queues are kept instead, from one second to 100 years; None
+    keeps them forever. Decided when a task is sent. Defaults to {}."""
+
     unknown_task_grace_ms: int = Field(default=600_000, ge=1_000, le=86_400_000)
     """Milliseconds that a task waits for a worker that knows its name, from 1,000 to 86,400,000 (a
     day). After that time without such a worker it fails with WORKER_RESOLUTION_ERROR, a sub-workflow
@@ -171,6 +175,15 @@ class RecoveryConfig(FrozenModel):
                     and not timedelta(0) < allowed <= timedelta(seconds=SECONDS_MAX),
                     ErrorCode.CONFIG_INVALID_RECOVERY,
                     "paused_workflow_auto_cancel_after must be above 0 and at most 100 years, or None",
+                ),
+                *(
+                    (
+                        kept is not None
+                        and not timedelta(seconds=1) <= kept <= timedelta(seconds=SECONDS_MAX),
+                        ErrorCode.CONFIG_INVALID_RECOVERY,
+                        f"queue_retention[{name!r}] must be from one second to 100 years, or None",
+                    )
+                    for name, kept in self.queue_retention.items()
                 ),
             ],
         )
@@ -219,12 +232,16 @@ class PayloadConfig(FrozenModel):
     """Size limits of the stored arguments and of the stored result of a task, and of workflows."""
 
     warn_bytes: int = Field(default=1_048_576, ge=1)
-    """Size of the JSON text in bytes above which a warning is logged, at least 1 and at most
-    reject_bytes. Defaults to 1,048,576 (1 MiB)."""
+    """Size of the JSON text of arguments or of a result in bytes above which a warning is logged, at
+    least 1 and at most reject_bytes. Defaults to 1,048,576 (1 MiB)."""
 
     reject_bytes: int | None = Field(default=16_777_216, ge=1)
-    """Size of the JSON text in bytes above which the payload is refused, at least 1. None sets no
-    limit. Defaults to 16,777,216 (16 MiB)."""
+    """Size of the JSON text of arguments in bytes above which a send is refused, at least 1. None sets
+    no limit. Defaults to 16,777,216 (16 MiB)."""
+
+    max_result_bytes: int | None = Field(default=None, ge=1)
+    """Size of the JSON text of a result in bytes above which the task fails with PAYLOAD_TOO_LARGE and
+    the result is lost, at least 1. None sets no limit. Defaults to None."""
 
     max_input_bytes: int = Field(default=268_435_456, ge=1, le=805_306_368)
     """The most bytes of results that a node of a workflow may take from other nodes, 1 to 805,306,368
@@ -341,7 +358,7 @@ class AppConfig(FrozenModel):
         if self.queue_mode is QueueMode.CUSTOM:
             return sorted(self.custom_queues or [], key=lambda queue: queue.priority)
         name, priority = DEFAULT_QUEUE_NAME, DEFAULT_PRIORITY
-        return [CustomQueueConfig(name=name, priority=priority, max_concurrency=None)]
+        return [CustomQueueConfig(name=name, priority=priority)]
 
     def log_config(self, logger: logging.Logger | None = None) -> None:
         """Log the configuration in effect, passwords masked; silent in child processes."""
@@ -371,6 +388,8 @@ class AppConfig(FrozenModel):
             mode,
             "custom_queues must name at least one queue in CUSTOM mode",
         )
+        for name in self.recovery.queue_retention.keys() - {queue.name for queue in self.queues()}:
+            yield True, mode, f"recovery.queue_retention names {name!r}, which is not a queue"
         for name in sorted({name for name in names if names.count(name) > 1}):
             yield is_custom, mode, f"custom_queues names the queue {name!r} more than once"
         longest = MAX_QUEUE_NAME_BYTES - len(channel_prefix(self.broker.schema_name))

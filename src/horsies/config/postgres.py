@@ -40,6 +40,13 @@ def channel_prefix(schema: str) -> str:
     return f"{sha256(schema.encode()).hexdigest()[:8]}_"
 
 
+def _schema_rule(given: str) -> str:
+    return (
+        "must be 1 to 63 lower-case letters, digits and '_', must not begin with a digit "
+        f"or pg_, and must not be information_schema; not {given[:100]!r}"
+    )
+
+
 class PostgresConfig(FrozenModel):
     """The database and the connections to it.
 
@@ -140,8 +147,14 @@ class PostgresConfig(FrozenModel):
         Example:
             config = AppConfig(broker=PostgresConfig.from_env(pool_size=2))
         """
-        if schema := os.environ.get(SCHEMA_VARIABLE, "").strip():
-            overrides.setdefault("schema", schema)
+        schema = os.environ.get(SCHEMA_VARIABLE, "").strip()
+        if schema and "schema" not in overrides:
+            if not _SCHEMA_NAME.fullmatch(schema):
+                raise ConfigurationError(
+                    f"The environment variable {SCHEMA_VARIABLE} {_schema_rule(schema)}.",
+                    code=ErrorCode.CONFIG_INVALID_SCHEMA,
+                )
+            overrides["schema"] = schema
         if "database_url" in overrides:
             return cls(**overrides)
         for variable in URL_VARIABLES:
@@ -194,8 +207,7 @@ class PostgresConfig(FrozenModel):
         yield (
             not _SCHEMA_NAME.fullmatch(self.schema_name),
             ErrorCode.CONFIG_INVALID_SCHEMA,
-            f"schema must be 1 to 63 lower-case letters, digits and '_', must not begin with a digit "
-            f"or pg_, and must not be information_schema; not {self.schema_name[:100]!r}",
+            f"schema {_schema_rule(self.schema_name)}",
         )
 
     def _pool_checks(self) -> Iterator[Check]:

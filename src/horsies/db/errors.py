@@ -44,6 +44,10 @@ _OWN_FUNCTION = re.compile(r"\bhorsies_\w+\(")
 _NO_DATABASE = re.compile(r'database ".*" does not exist')
 _NO_ROLE = re.compile(r'role ".*" does not exist')
 _REFUSALS = ("password authentication failed", "no password supplied", "no pg_hba.conf entry")
+_NO_RIGHT = (
+    "The database role lacks a right; run `horsies migrate` as the owner of the tables, and grant the role "
+    "its rights on them"
+)
 _NO_FREE_SLOT = "PostgreSQL has no free connection slot; lower the pool sizes or raise its limit"
 _READS_ONLY = (
     "PostgreSQL takes only reads here, as a standby does; wait for its failover or correct the host"
@@ -177,6 +181,8 @@ def describe(error: BaseException) -> str:
         return f"The database does not exist; create it or correct database_url ({text})."
     if _NO_ROLE.search(lowered):
         return f"The database user does not exist; create it or correct database_url ({text})."
+    if isinstance(error, psycopg.errors.InsufficientPrivilege):
+        return f"{_NO_RIGHT} ({text})."
     for mark, remedy in _REMEDIES:
         if mark in lowered:
             return f"{remedy} ({text})."

@@ -237,7 +237,8 @@ def require_current_schema(connection: Connection[Any]) -> None:
     missing = pending_migrations(connection)
     if len(missing) == len(known_migrations()):
         raise SchemaMissingError(
-            "This database has no tables of horsies; create them with `horsies migrate`."
+            f"The schema {installation_of(connection).schema} of this database has no tables of horsies; "
+            "create them with `horsies migrate`."
         )
     if missing:
         raise SchemaMissingError(

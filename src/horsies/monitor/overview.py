@@ -5,8 +5,8 @@ Scripts run a few cheap statements; pure functions combine their rows.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import StrEnum
 
@@ -50,7 +50,9 @@ _READING = BrokerErrorCode.MONITORING_QUERY_FAILED
 
 @dataclass(frozen=True, slots=True)
 class QueueOverview:
-    """One queue: its waiting tasks, its tasks in flight, and its attempts per minute."""
+    """One queue: its waiting tasks, its tasks in flight, its attempts per minute, and the live workers
+    that serve it, with the caps that they obey (None: no cap).
+    """
 
     name: str
     paused_at: datetime | None = None
@@ -62,6 +64,8 @@ class QueueOverview:
     done_per_minute: float = 0.0
     failed_per_minute: float = 0.0
     retried_per_minute: float = 0.0
+    workers: int = 0
+    caps: Sequence[int | None] = ()
 
 
 class WorkerHealth(StrEnum):
@@ -104,7 +108,8 @@ def _overview_script(configured: Iterable[str]) -> Script[Overview]:
     states = yield list_queue_states, Nothing()
     workers: list[WorkerSummary] = yield list_workers, ListWorkers(include_stopped=False)
     served = {name for worker in workers for name in worker.queues}
-    queues = merge_queues(served | set(configured), waiting, in_flight, recent, states)
+    merged = merge_queues(served | set(configured), waiting, in_flight, recent, states)
+    queues = [_with_servers(queue, workers) for queue in merged]
     blocked: list[BlockedRow] = yield list_blocked, BlockedLimit(BLOCKED_SHOWN)
     return Overview(queues, workers, blocked, blocked[0].total if blocked else 0)
 
@@ -141,6 +146,14 @@ def merge_queues(
         )
         overviews.append(overview)
     return overviews
+
+
+def _with_servers(queue: QueueOverview, workers: Iterable[WorkerSummary]) -> QueueOverview:
+    living = (WorkerHealth.ALIVE, WorkerHealth.SILENT)
+    servers = [one for one in workers if queue.name in one.queues and health_of(one) in living]
+    caps = {(one.queue_caps or {}).get(queue.name) for one in servers}
+    ordered = sorted(caps, key=lambda cap: (cap is None, cap))
+    return replace(queue, workers=len(servers), caps=ordered)
 
 
 def read_workers(

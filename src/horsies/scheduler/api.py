@@ -314,6 +314,7 @@ def _run_step(name: str, work: Work) -> Step:
         max_retries=work.max_retries,
         task_options=work.task_options,
         timeout_ms=work.timeout_ms,
+        retention_seconds=work.retention_seconds,
         enqueue_sha=work.enqueue_sha,
         schedule_name=name,
     )

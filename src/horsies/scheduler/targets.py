@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeAlias
 from uuid import UUID
 
 from horsies.codec.calls import CallSignature
-from horsies.config.app import AppConfig, PayloadConfig
+from horsies.config.app import AppConfig
 from horsies.config.schedules import AnySchedule, TaskSchedule, WorkflowSchedule
 from horsies.db.statements.tasks import InsertTask
 from horsies.errors import HorsiesError
@@ -23,7 +23,8 @@ from horsies.ids import fixed_id, new_id
 from horsies.result import Err, Ok, Result
 from horsies.task_result import exception_text
 from horsies.tasks.definition import TaskDefinition, choose_queue
-from horsies.tasks.request import UNSET, SendOptions, Stamp, prepare
+from horsies.tasks.options import UNSET, SendOptions
+from horsies.tasks.request import Stamp, prepare
 from horsies.workflow.build.plan import plan
 from horsies.workflow.definition import BuildsSpecs, WorkflowDefinition, build_child
 from horsies.workflow.nodes.nodes import AnyNode
@@ -108,7 +109,7 @@ class TaskTarget:
     schedule: TaskSchedule
     definition: TaskDefinition
     kwargs: Mapping[str, Any]
-    limits: PayloadConfig
+    config: AppConfig
 
     @classmethod
     def of(
@@ -122,7 +123,7 @@ class TaskTarget:
                 raise ArgumentProblem(error.message.rstrip(".")) from error
             definition = replace(definition, queue_name=queue.name, priority=queue.priority)
         kwargs = bound_by_name(definition.signature, schedule.args, schedule.kwargs)
-        target = cls(schedule, definition, kwargs, config.payload)
+        target = cls(schedule, definition, kwargs, config)
         if isinstance(refused := work_for_slot(target, SAMPLE_SLOT), Err):
             raise ArgumentProblem(refused.err_value.rstrip("."))
         return target
@@ -135,7 +136,7 @@ class TaskTarget:
         good_until = None if seconds is None else stamp.sent_at + timedelta(seconds=seconds)
         options = SendOptions(good_until, priority=self.schedule.priority)
         prepared = prepare(
-            self.limits, self.definition, options, (), kwargs, delay_seconds or UNSET, stamp
+            self.config, self.definition, options, (), kwargs, delay_seconds or UNSET, stamp
         )
         return prepared.map(lambda request: request.row).map_err(lambda error: error.message)
 

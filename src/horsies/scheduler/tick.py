@@ -167,6 +167,7 @@ def columns(batch: Sequence[Decided]) -> FireSlots:
         max_retries=[row.max_retries for _, row in tasks],
         task_options=[row.task_options for _, row in tasks],
         timeouts_ms=[row.timeout_ms for _, row in tasks],
+        retention_seconds=[row.retention_seconds for _, row in tasks],
         enqueue_shas=[row.enqueue_sha for _, row in tasks],
         run_ids=[run.id for _, run in runs],
         plans=[run.plan for _, run in runs],

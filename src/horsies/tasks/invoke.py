@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import inspect
 import logging
 import os
 import threading
@@ -35,9 +36,12 @@ def _do_nothing() -> None:
 def invoke(
     config: AppConfig, definition: TaskDefinition, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> TaskResult[Any, TaskError]:
-    """Call the task function and return its result, checked against the annotation; never raises but
-    for TaskStopped and KeyboardInterrupt.
+    """Call the task function and return its result, with arguments and result checked against the
+    annotations; never raises but for TaskStopped and KeyboardInterrupt.
     """
+    if problem := call_problem(definition, args, kwargs):
+        code = OperationalErrorCode.WORKER_SERIALIZATION_ERROR
+        return TaskResult(err=TaskError(error_code=code, message=problem))
     returned = call_function(config, definition, args, kwargs)
     if isinstance(returned, TaskError):
         return TaskResult(err=returned)
@@ -45,6 +49,24 @@ def invoke(
     if isinstance(encoded, Err) and isinstance(encoded.value, TypeMismatch):
         return TaskResult(err=mismatch_error(definition, returned, encoded.value))
     return returned
+
+
+def call_problem(
+    definition: TaskDefinition, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> str | None:
+    """Return why a send would refuse these arguments, or None; those a workflow passes are not sent."""
+    injected = definition.signature.injected
+    if injected:
+        names = list(inspect.signature(definition.function).parameters)[: len(args)]
+        split = next((place for place, name in enumerate(names) if name in injected), len(args))
+        # The parameters after the injected one are sent by name.
+        kwargs = {**dict(zip(names[split:], args[split:], strict=False)), **kwargs}
+        kwargs = {name: value for name, value in kwargs.items() if name not in injected}
+        args = args[:split]
+    checked = definition.signature.encode_call(args, kwargs)
+    if isinstance(checked, Err):
+        return f"The arguments do not fit task {definition.name!r}: {checked.value.message}"
+    return None
 
 
 def call_function(

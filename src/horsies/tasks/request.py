@@ -7,39 +7,35 @@ fingerprint. Without I/O, ``send`` and ``send_async`` share all of it.
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
-from enum import Enum, StrEnum
-from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from horsies.codec.calls import EncodedCall, payload_bytes
 from horsies.codec.canonical import canonical
-from horsies.config.app import PayloadConfig
+from horsies.config.app import AppConfig, PayloadConfig
 from horsies.db.statements.tasks import InsertTask
 from horsies.ids import new_id
 from horsies.result import Err, Ok, Result
 from horsies.tasks.definition import TaskDefinition
+from horsies.tasks.headers import merged
+from horsies.tasks.options import (
+    UNSET,
+    SendOptions,
+    Uniqueness,
+    Unset,
+    encode_options,
+    option_problem,
+    retention_seconds,
+    with_overrides,
+)
 
 logger = logging.getLogger("horsies.send")
 
 T = TypeVar("T")
-
-DELAY_SECONDS_MAX = 100 * 366 * 86_400
-KEY_LENGTH_MAX = 255
-
-_NO_OPTIONS = '{"retry_policy":null,"good_until":null}'
-
-
-class Unset(Enum):
-    """Marks an omitted option where None is a value."""
-
-    UNSET = "UNSET"
-
-
-UNSET: Final = Unset.UNSET
 
 
 class TaskSendErrorCode(StrEnum):
@@ -67,6 +63,12 @@ class TaskSendPayload:
     task_options: str
     enqueue_sha: str
     idempotency_key: str | None = None
+    unique: Uniqueness = "forever"
+    enqueue_at: datetime | None = None
+    delay: timedelta | None = None
+    max_retries: int = 0
+    timeout_ms: int | None = None
+    retention_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,16 +86,6 @@ class TaskSendError:
 TaskSendResult: TypeAlias = Result[T, TaskSendError]
 
 
-@dataclass(frozen=True, slots=True)
-class SendOptions:
-    """The options of one send; see ``TaskFunction.with_options``."""
-
-    good_until: datetime | Unset | None = UNSET
-    idempotency_key: str | None = None
-    priority: int | None = None
-    transaction: object = field(default=None, repr=False)
-
-
 class Stamp(NamedTuple):
     """The id and the time of a request: an equal stamp makes an equal row and fingerprint."""
 
@@ -109,27 +101,27 @@ class Request(NamedTuple):
 
 
 def prepare(
-    limits: PayloadConfig,
+    config: AppConfig,
     definition: TaskDefinition,
     options: SendOptions,
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
-    delay_seconds: float | Unset,
+    delay_seconds: float | Unset = UNSET,
     stamp: Stamp | None = None,
 ) -> TaskSendResult[Request]:
     """Check and encode one call; a missing stamp means a new id and the current time."""
-    if problem := option_problem(options, delay_seconds):
+    if problem := option_problem(config, options, delay_seconds):
         return Err(refused(definition, problem))
-    encoded = encode(limits, definition, args, kwargs)
+    encoded = encode(config.payload, definition, args, kwargs)
     if isinstance(encoded, Err):
         return encoded
     call = encoded.value
     delay = None if isinstance(delay_seconds, Unset) else delay_seconds
     stamp = stamp or Stamp(new_id(), datetime.now(UTC))
-    shared = shared_values(definition, options, delay, stamp.sent_at)
+    shared = shared_values(config, definition, options, delay, stamp.sent_at)
     payload = TaskSendPayload(
         task_name=definition.name,
-        queue_name=definition.queue_name,
+        queue_name=shared.queue_name,
         priority=shared.priority,
         args_json=call.args_json,
         kwargs_json=call.kwargs_json,
@@ -139,8 +131,14 @@ def prepare(
         task_options=shared.task_options,
         enqueue_sha=shared.fingerprint(call),
         idempotency_key=options.idempotency_key,
+        unique=options.unique,
+        enqueue_at=options.at,
+        delay=options.delay,
+        max_retries=shared.max_retries,
+        timeout_ms=shared.timeout_ms,
+        retention_seconds=shared.retention_seconds,
     )
-    return Ok(_request(definition, stamp.task_id, payload))
+    return Ok(_request(stamp.task_id, payload))
 
 
 def encode(
@@ -158,8 +156,9 @@ def encode(
     return encoded
 
 
-def _request(definition: TaskDefinition, task_id: str, payload: TaskSendPayload) -> Request:
-    key = payload.idempotency_key
+def _request(task_id: str, payload: TaskSendPayload) -> Request:
+    key, delay = payload.idempotency_key, payload.delay
+    is_forever = payload.unique == "forever"
     row = InsertTask(
         id=task_id,
         task_name=payload.task_name,
@@ -168,14 +167,18 @@ def _request(definition: TaskDefinition, task_id: str, payload: TaskSendPayload)
         args=payload.args_json,
         kwargs=payload.kwargs_json,
         sent_at=payload.sent_at,
-        delay_seconds=payload.enqueue_delay_seconds or 0.0,
+        enqueue_at=payload.enqueue_at,
+        delay_seconds=delay.total_seconds() if delay else payload.enqueue_delay_seconds or 0.0,
         good_until=payload.good_until,
-        max_retries=max_retries(definition),
+        max_retries=payload.max_retries,
         task_options=payload.task_options,
-        timeout_ms=definition.timeout_ms,
+        timeout_ms=payload.timeout_ms,
+        retention_seconds=payload.retention_seconds,
         enqueue_sha=payload.enqueue_sha,
-        idempotency_key=key,
+        idempotency_key=key if is_forever else None,
         idempotency_sha=_idempotency_sha(payload) if key is not None else None,
+        unique_key=None if is_forever else key,
+        unique_while=None if is_forever else payload.unique.removeprefix("while_"),
     )
     return Request(row, payload)
 
@@ -183,10 +186,14 @@ def _request(definition: TaskDefinition, task_id: str, payload: TaskSendPayload)
 class SharedValues(NamedTuple):
     """The values shared by all rows of one send or send_many."""
 
+    queue_name: str
     priority: int
     sent_at: datetime
     good_until: datetime | None
+    max_retries: int
     task_options: str
+    timeout_ms: int | None
+    retention_seconds: float | None
     hasher: Any
 
     def fingerprint(self, call: EncodedCall) -> str:
@@ -198,41 +205,44 @@ class SharedValues(NamedTuple):
 
 
 def shared_values(
+    config: AppConfig,
     definition: TaskDefinition,
     options: SendOptions,
     delay_seconds: float | None,
     sent_at: datetime,
 ) -> SharedValues:
     """Compute the shared part of the rows and the shared prefix of their fingerprints."""
+    definition = with_overrides(config, definition, options)
     good_until = None if isinstance(options.good_until, Unset) else options.good_until
     priority = definition.priority if options.priority is None else options.priority
-    task_options = encode_options(definition, good_until)
+    task_options = encode_options(definition, good_until, merged(options.headers))
+    retention = retention_seconds(config, definition.queue_name, options)
     parts = (
         definition.name,
         definition.queue_name,
         str(priority),
         sent_at.isoformat(),
-        good_until.astimezone(UTC).isoformat() if good_until else "",
+        _utc_text(good_until),
         "" if delay_seconds is None else repr(float(delay_seconds)),
         task_options,
+        f"{_utc_text(options.at)} {options.delay} {definition.timeout_ms} {retention} {options.unique}",
         "",
     )
-    hasher = hashlib.sha256("\0".join(parts).encode())
-    return SharedValues(priority, sent_at, good_until, task_options, hasher)
-
-
-def encode_options(definition: TaskDefinition, good_until: datetime | None) -> str:
-    """Return the options stored with the row: they alone drive its retries, even after a deploy."""
-    policy = definition.retry_policy
-    if policy is None and good_until is None:
-        return _NO_OPTIONS
-    return json.dumps(
-        {
-            "retry_policy": policy.to_json() if policy else None,
-            "good_until": good_until.isoformat() if good_until else None,
-        },
-        separators=(",", ":"),
+    return SharedValues(
+        definition.queue_name,
+        priority,
+        sent_at,
+        good_until,
+        max_retries(definition),
+        task_options,
+        definition.timeout_ms,
+        retention,
+        hashlib.sha256("\0".join(parts).encode()),
     )
+
+
+def _utc_text(timestamp: datetime | None) -> str:
+    return "" if timestamp is None else timestamp.astimezone(UTC).isoformat()
 
 
 def max_retries(definition: TaskDefinition) -> int:
@@ -240,8 +250,8 @@ def max_retries(definition: TaskDefinition) -> int:
 
 
 def _idempotency_sha(payload: TaskSendPayload) -> str:
-    """Fingerprint the request without its time: a repeat may come later, and with dicts in
-    another order.
+    """Fingerprint the request without its times and headers: a repeat may come later, from another
+    caller, and with dicts in another order.
     """
     parts = (
         payload.task_name,
@@ -251,46 +261,6 @@ def _idempotency_sha(payload: TaskSendPayload) -> str:
         canonical(payload.kwargs_json),
     )
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
-
-
-def option_problem(options: SendOptions, delay_seconds: float | Unset = UNSET) -> str | None:
-    """Describe an invalid option in one sentence, or return None."""
-    good_until, key, priority = options.good_until, options.idempotency_key, options.priority
-    if not isinstance(good_until, Unset | None) and (problem := timestamp_problem(good_until)):
-        return f"good_until {problem}"
-    if priority is not None and (type(priority) is not int or not 1 <= priority <= 100):
-        return "priority must be a whole number from 1 (first) to 100 (last)"
-    if key is not None and not is_key(key):
-        return f"idempotency_key must be a text of 1 to {KEY_LENGTH_MAX} characters"
-    if not isinstance(delay_seconds, Unset) and not is_delay(delay_seconds):
-        return "delay_seconds must be a number of seconds from 0 to 100 years"
-    return None
-
-
-def timestamp_problem(timestamp: object) -> str | None:
-    """Return why a value cannot be stored as a point in time, or None."""
-    if not isinstance(timestamp, datetime):
-        return "is not a datetime"
-    try:
-        if timestamp.utcoffset() is None:
-            return "has no time zone; write datetime(..., tzinfo=UTC) or call .astimezone()"
-        timestamp.astimezone(UTC)
-    except (OverflowError, ValueError):
-        return "cannot be written in UTC; give a date between the years 1 and 9999"
-    return None
-
-
-def is_key(key: object) -> bool:
-    """Check that PostgreSQL can store the value as a caller's key."""
-    if not isinstance(key, str) or not 1 <= len(key) <= KEY_LENGTH_MAX or "\0" in key:
-        return False
-    return key.isprintable() or not any(0xD800 <= ord(character) <= 0xDFFF for character in key)
-
-
-def is_delay(delay_seconds: object) -> bool:
-    if isinstance(delay_seconds, bool) or not isinstance(delay_seconds, int | float):
-        return False
-    return 0 <= delay_seconds <= DELAY_SECONDS_MAX
 
 
 def size_problem(limits: PayloadConfig, task_name: str, call: EncodedCall) -> str | None:
@@ -340,5 +310,5 @@ def replay(
     elif not scheduled and payload.enqueue_delay_seconds is not None:
         problem = "the failed send was delayed; use retry_schedule"
     else:
-        return Ok(_request(definition, error.task_id, payload))
+        return Ok(_request(error.task_id, payload))
     return Err(refused(definition, problem))

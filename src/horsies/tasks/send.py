@@ -16,7 +16,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from horsies.codec.calls import EncodedCall
 from horsies.config.app import AppConfig
-from horsies.db.statement import Script
+from horsies.db.statement import Script, Step
 from horsies.db.statements.tasks import (
     IdempotencyKey,
     InsertTask,
@@ -24,6 +24,7 @@ from horsies.db.statements.tasks import (
     TaskIds,
     find_idempotent_task,
     find_sent_tasks,
+    find_unique_task,
     insert_task,
     insert_tasks,
 )
@@ -39,17 +40,13 @@ from horsies.tasks.broker import (
 )
 from horsies.tasks.definition import TaskDefinition
 from horsies.tasks.handle import TaskHandle
+from horsies.tasks.options import UNSET, SendOptions, Unset, option_problem
 from horsies.tasks.request import (
-    UNSET,
     Request,
-    SendOptions,
     TaskSendError,
     TaskSendErrorCode,
     TaskSendResult,
-    Unset,
     encode,
-    max_retries,
-    option_problem,
     prepare,
     refused,
     replay,
@@ -171,9 +168,9 @@ class Sender:
         """Check one call of ``send`` or ``schedule``."""
         if self.producer.are_sends_suppressed():
             return Err(suppressed())
-        limits = self.producer.config.payload
+        config = self.producer.config
         return self._single(
-            prepare(limits, self.definition, self.options, args, kwargs, delay_seconds)
+            prepare(config, self.definition, self.options, args, kwargs, delay_seconds)
         )
 
     def prepare_retry(
@@ -191,7 +188,7 @@ class Sender:
         definition, options = self.definition, self.options
         if self.producer.are_sends_suppressed():
             return Err(suppressed())
-        problem = option_problem(options)
+        problem = option_problem(self.producer.config, options)
         if problem is None and options.idempotency_key is not None:
             problem = "an idempotency_key names one request; send_many takes none"
         if problem is None and not isinstance(calls, Iterable):
@@ -208,7 +205,7 @@ class Sender:
                     return Err(TaskSendError(error.code, message))
                 case Ok(one):
                     encoded.append(one)
-        batch = _batch(definition, options, encoded)
+        batch = _batch(self.producer.config, definition, options, encoded)
 
         def script(broker: PostgresBroker) -> Script[list[TaskHandle[T]]]:
             ids = yield from _insert_many_script(batch)
@@ -253,18 +250,27 @@ def insert_script(row: InsertTask) -> Script[str]:
         inserted = yield insert_task, row
         if inserted:
             return row.id
-        if row.idempotency_key is not None:
-            key = IdempotencyKey(row.task_name, row.idempotency_key)
-            holders = yield find_idempotent_task, key
+        # A key that is unique for a time may belong to a later task by now: the own id comes first.
+        if row.unique_key is not None and (found := (yield find_sent_tasks, TaskIds([row.id]))):
+            return _same_request(row.id, found[0].enqueue_sha, row.enqueue_sha)
+        if row.idempotency_sha is not None:
+            holders = yield _find_holder(row)
             if holders:
                 return _same_request(holders[0].id, holders[0].idempotency_sha, row.idempotency_sha)
         found = yield find_sent_tasks, TaskIds([row.id])
         if found:
             return _same_request(row.id, found[0].enqueue_sha, row.enqueue_sha)
-        if row.idempotency_key is None:
+        if row.idempotency_sha is None:
             logger.warning("task %s was stored earlier and has been deleted since", row.id)
             return row.id
-        # The task that held the key was deleted in between; nothing of ours is stored yet.
+        # The task that held the key was deleted, or ended, in between; nothing of ours is stored yet.
+
+
+def _find_holder(row: InsertTask) -> Step:
+    if row.unique_key is not None:
+        return find_unique_task, IdempotencyKey(row.task_name, row.unique_key)
+    assert row.idempotency_key is not None
+    return find_idempotent_task, IdempotencyKey(row.task_name, row.idempotency_key)
 
 
 def _same_request(task_id: str, stored_sha: str | None, sha: str | None) -> str:
@@ -284,21 +290,26 @@ class _Batch(NamedTuple):
 
 
 def _batch(
-    definition: TaskDefinition, options: SendOptions, encoded: Sequence[EncodedCall]
+    config: AppConfig,
+    definition: TaskDefinition,
+    options: SendOptions,
+    encoded: Sequence[EncodedCall],
 ) -> _Batch:
-    shared = shared_values(definition, options, None, datetime.now(UTC))
+    shared = shared_values(config, definition, options, None, datetime.now(UTC))
     ids = [new_id() for _ in encoded]
     shas = [shared.fingerprint(call) for call in encoded]
     rows = InsertTasks(
         task_name=definition.name,
-        queue_name=definition.queue_name,
+        queue_name=shared.queue_name,
         priority=shared.priority,
         sent_at=shared.sent_at,
-        delay_seconds=0.0,
+        enqueue_at=options.at,
+        delay_seconds=options.delay.total_seconds() if options.delay else 0.0,
         good_until=shared.good_until,
-        max_retries=max_retries(definition),
+        max_retries=shared.max_retries,
         task_options=shared.task_options,
-        timeout_ms=definition.timeout_ms,
+        timeout_ms=shared.timeout_ms,
+        retention_seconds=shared.retention_seconds,
         ids="\n".join(ids),
         args="\n".join([call.args_json for call in encoded]),
         kwargs="\n".join([call.kwargs_json for call in encoded]),

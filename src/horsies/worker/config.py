@@ -10,6 +10,7 @@ from horsies.modules import failure_at
 from horsies.worker.pool.launcher import StartMethod, default_start_method
 
 DEFAULT_MAX_TASKS_PER_CHILD = 100
+NAME_CHARACTERS_MAX = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,7 @@ class WorkerConfig:
     loglevel: str = "INFO"
     log_format: str = "text"
     prefetch_buffer: int = 0
+    name: str | None = None
 
     @property
     def effective_claims(self) -> int:
@@ -48,15 +50,60 @@ def refuse_bad_limits(config: WorkerConfig) -> None:
         or config.max_tasks_per_child == 1,
         "--max-memory-per-child-mb must be above 0": memory_mb is not None and memory_mb <= 0,
         "--shutdown-grace must be 0 or more seconds": grace is not None and grace < 0,
+        f"--name must be 1 to {NAME_CHARACTERS_MAX} printable characters": config.name is not None
+        and not (config.name.isprintable() and 0 < len(config.name.strip()) <= NAME_CHARACTERS_MAX),
     }
     for problem, is_present in problems.items():
         if is_present:
             raise failure_at(None, f"{problem}.")
 
 
-def served_queues(app: Horsies) -> list[str]:
-    """Return the queues in the order they are served: by priority, then as configured."""
-    return [queue.name for queue in app.config.queues()]
+def served_queues(
+    app: Horsies, only: Sequence[str] | None = None, excluded: Sequence[str] | None = None
+) -> list[str]:
+    """Return the queues of a worker in the order in which it serves them: by priority, then as configured.
+
+    Each item of ``only`` (--queues) and ``excluded`` (--exclude-queues) has names separated by commas.
+    Raises HRS-206 for unknown names, and when no queue is left.
+    """
+    known = [queue.name for queue in app.config.queues()]
+    chosen = _named_queues("--queues", only, known)
+    left_out = _named_queues("--exclude-queues", excluded, known) or ()
+    served = [name for name in known if (chosen is None or name in chosen) and name not in left_out]
+    if not served:
+        raise failure_at(
+            None,
+            "--queues and --exclude-queues leave no queue to serve.",
+            help_text=f"the queues of this application are: {', '.join(known)}",
+        )
+    return served
+
+
+def _named_queues(
+    flag: str, values: Sequence[str] | None, known: Sequence[str]
+) -> Sequence[str] | None:
+    if not values:
+        return None
+    names = [name.strip() for value in values for name in value.split(",") if name.strip()]
+    if unknown := [name for name in names if name not in known]:
+        raise failure_at(
+            None,
+            f"{flag} names {', '.join(map(repr, unknown))}, which this application does not have.",
+            help_text=f"choose from: {', '.join(known)}",
+        )
+    return names
+
+
+def describe_caps(app: Horsies) -> str:
+    """Describe every cap that limits the claims of this application's workers."""
+    cap = app.config.cluster_wide_cap
+    parts = [] if cap is None else [f"cluster {cap}"]
+    return ", ".join([*parts, *(f"{name} {cap}" for name, cap in _queue_caps(app))]) or "none"
+
+
+def _queue_caps(app: Horsies) -> list[tuple[str, int]]:
+    queues = app.config.queues()
+    return [(one.name, one.max_concurrency) for one in queues if one.max_concurrency is not None]
 
 
 def describe_concurrency(app: Horsies, config: WorkerConfig) -> str:
@@ -65,6 +112,7 @@ def describe_concurrency(app: Horsies, config: WorkerConfig) -> str:
     return (
         f"Concurrency config: processes={config.processes}, "
         f"cluster_wide_cap={'unlimited' if cap is None else cap}, "
+        f"queue_caps={','.join(f'{name}:{cap}' for name, cap in _queue_caps(app)) or 'none'}, "
         f"max_claim_per_worker={claims}{lowered if config.max_claim_per_worker > claims else ''}, "
         f"max_claim_batch={config.max_claim_batch}"
     )

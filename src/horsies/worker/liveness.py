@@ -108,6 +108,7 @@ class Liveness:
             identity.process_space,
             identity.process_started,
             identity.known_tasks,
+            self._config.name,
         )
         return [(register_worker, row), (see_worker, seen)]
 

@@ -23,7 +23,7 @@ from horsies.ids import new_id
 from horsies.tasks.blocked import Blocked
 from horsies.tasks.outcome import STOPPED_BY_SHUTDOWN
 from horsies.worker.agenda import NEVER, Shutdown, lifetime_clock
-from horsies.worker.config import WorkerConfig
+from horsies.worker.config import WorkerConfig, served_queues
 from horsies.worker.connection import WorkerConnection
 from horsies.worker.in_flight import InFlight
 from horsies.worker.known_tasks import KnownTasks
@@ -72,11 +72,14 @@ class Worker:
         self._limits = WatchLimits.of(app.config)
         self._pool = pool
         size_max = app.config.payload.max_input_bytes
+        # Under a cluster-wide cap, the end of a task of any queue may free a place for this worker.
+        is_capped = app.config.cluster_wide_cap is not None
+        self._channels = worker_channels(served_queues(app) if is_capped else config.queues)
         self._in_flight = InFlight(pool, NodeInputs(tasks_with_injection(app), size_max))
         self._connection = WorkerConnection(
             Database(app.config.broker, "worker", migrates=app.migrates),
             app.config.resilience,
-            [*worker_channels(config.queues), echo_channel(identity.worker_id)],
+            [*self._channels, echo_channel(identity.worker_id)],
             lock_key(identity.worker_id),
             selector,
             holds_tasks=lambda: not self._in_flight.is_empty,
@@ -149,8 +152,8 @@ class Worker:
                 pause_seconds = max(0.0, self._connection.retry_at - time.monotonic())
                 self._in_flight.absorb(self._pool.collect(pause_seconds))
             else:
-                channels = ", ".join(worker_channels(self._config.queues))
-                logger.info("listening on %s", channels, extra=as_event("worker_ready"))
+                event = as_event("worker_ready")
+                logger.info("listening on %s", ", ".join(self._channels), extra=event)
                 return
 
     def _is_done(self) -> bool:

@@ -108,6 +108,7 @@ class ChildBoot:
     sys_path_roots: tuple[str, ...] = ()
     log_level: str = "INFO"
     log_format: str = "text"
+    worker_name: str | None = None
     samples_memory: bool = False
     forks_ahead: int = 1
     hook_budget_seconds: float = 10.0

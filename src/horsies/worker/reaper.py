@@ -20,6 +20,7 @@ from horsies.db.pipeline import Pipeline
 from horsies.db.statement import Nothing, Statement, Step
 from horsies.db.statements.blocked import delete_unblocked
 from horsies.db.statements.workers import (
+    Batch,
     CloseLostWorkers,
     Deleted,
     FindAbandoned,
@@ -28,6 +29,7 @@ from horsies.db.statements.workers import (
     LeadershipKey,
     Retention,
     close_lost_workers,
+    delete_kept_tasks,
     delete_old_heartbeats,
     delete_old_tasks,
     delete_old_untimed_tasks,
@@ -200,7 +202,8 @@ def sweep(pipeline: Pipeline, recovery: RecoveryConfig) -> bool:
         for statement, hours in statements
         if hours is not None
     ]
-    if not steps or not pipeline.run([(try_lead, RETENTION)])[0][0].leads:
+    steps.append((delete_kept_tasks, Batch(RETENTION_BATCH)))
+    if not pipeline.run([(try_lead, RETENTION)])[0][0].leads:
         return False
     counts = [_delete(pipeline, step) for step in steps]
     runs = 0

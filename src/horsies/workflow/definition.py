@@ -135,13 +135,14 @@ class WorkflowDefinition(Generic[T]):
     def build_with(cls, app: Any, *args: Any, **params: Any) -> WorkflowSpec[T]:
         """Make the specification for parameters; override it to use them.
 
-        Every call must make a new specification. Parameters are given by name.
+        Every call must make a new specification; its key is that of the class. Parameters are given by
+        name.
 
         Example:
             @classmethod
             def build_with(cls, app: Horsies, *, order_id: int) -> WorkflowSpec[str]:
                 charge = charge_task.node(node_id="charge")(order_id=order_id)
-                return app.workflow(cls.name, [charge], definition_key=cls.definition_key)
+                return app.workflow(cls.name, [charge], output=charge)
         """
         return cls.build(app)
 
@@ -210,7 +211,7 @@ def _guarded(method: Any) -> Any:
 
     @functools.wraps(function)
     def build_with(cls: Any, app: Any, *args: Any, **params: Any) -> WorkflowSpec[Any]:
-        with specs_made() as made:
+        with specs_made(cls.own_key()) as made:
             spec = function(cls, app, *args, **params)
         return _accepted(cls, app, spec, made)
 
@@ -237,8 +238,7 @@ def _bad_build(cls: AnyDefinition, problem: str) -> WorkflowValidationError:
     return WorkflowValidationError(
         f"{cls.__qualname__}.build_with {problem}.",
         code=ErrorCode.WORKFLOW_SUBWORKFLOW_BUILD_WITH_BINDING,
-        help_text="make one in every call: "
-        "return app.workflow(cls.name, [...], definition_key=cls.definition_key)",
+        help_text="make one in every call: return app.workflow(cls.name, [...])",
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from typing import Any, Generic, NoReturn, TypeAlias, TypeVar, overload
 
 from horsies.result import Err
@@ -24,8 +25,16 @@ T = TypeVar("T")
 
 WorkflowTerminalResults: TypeAlias = dict[str, TaskResult[Any, TaskError]]
 
-# The specifications made in the current call of a definition's build_with.
-_made: ContextVar[list[WorkflowSpec[Any]] | None] = ContextVar("made", default=None)
+
+@dataclass(frozen=True, slots=True)
+class _BuildWith:
+    """A running call of a definition's ``build_with``: its key, and the specifications it made."""
+
+    definition_key: str | None
+    made: list[WorkflowSpec[Any]] = field(default_factory=list)
+
+
+_build_with: ContextVar[_BuildWith | None] = ContextVar("build_with", default=None)
 
 
 class WorkflowSpec(Generic[T]):
@@ -62,9 +71,8 @@ class WorkflowSpec(Generic[T]):
 
     def _hold(self, graph: Graph) -> None:
         object.__setattr__(self, "graph", graph)
-        made = _made.get()
-        if made is not None:
-            made.append(self)
+        if call := _build_with.get():
+            call.made.append(self)
 
     @property
     def name(self) -> str:
@@ -172,7 +180,7 @@ class WorkflowMaker:
 
     ``tasks`` are the nodes. ``output`` is the node whose result is the result of the workflow; without
     it the result is that of every end of the graph, by node id. ``definition_key`` is the stable
-    identity of the workflow across deployments.
+    identity of the workflow across deployments; inside ``build_with`` it defaults to that of the class.
 
     Example:
         spec = app.workflow("report", [fetch, render], output=render, definition_key="report.v1")
@@ -192,7 +200,7 @@ class WorkflowMaker:
         output: None = None,
         success_policy: SuccessPolicy | None = None,
         *,
-        definition_key: str,
+        definition_key: str | None = None,
     ) -> WorkflowSpec[WorkflowTerminalResults]: ...
     @overload
     def __call__(
@@ -203,7 +211,7 @@ class WorkflowMaker:
         *,
         output: ValueNode[T],
         success_policy: SuccessPolicy | None = None,
-        definition_key: str,
+        definition_key: str | None = None,
     ) -> WorkflowSpec[T]: ...
     def __call__(
         self,
@@ -216,6 +224,9 @@ class WorkflowMaker:
         definition_key: str | None = None,
     ) -> WorkflowSpec[Any]:
         """Check the workflow as a whole and return its specification; raises all mistakes at once."""
+        call = _build_with.get()
+        if definition_key is None and call is not None:
+            definition_key = call.definition_key
         if problem := key_problem(definition_key):
             raise no_key(f"Workflow {name!r}", problem)
         return WorkflowSpec(
@@ -238,14 +249,14 @@ class WorkflowMaker:
 
 
 @contextmanager
-def specs_made() -> Iterator[list[WorkflowSpec[Any]]]:
-    """Collect the specifications made inside the block."""
-    outer = _made.get()
-    inner: list[WorkflowSpec[Any]] = []
-    token = _made.set(inner)
+def specs_made(definition_key: str | None) -> Iterator[list[WorkflowSpec[Any]]]:
+    """Collect the specifications made inside the block; the key is for those without their own."""
+    outer = _build_with.get()
+    call = _BuildWith(definition_key)
+    token = _build_with.set(call)
     try:
-        yield inner
+        yield call.made
     finally:
-        _made.reset(token)
+        _build_with.reset(token)
         if outer is not None:
-            outer.extend(inner)
+            outer.made.extend(call.made)

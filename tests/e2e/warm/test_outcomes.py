@@ -23,7 +23,7 @@ from tests.support.wait import wait_until
 from tests.support.workers import Fleet, RunningWorker
 
 CONFIG = {
-    "payload": {"warn_bytes": 500, "reject_bytes": 2_000},
+    "payload": {"warn_bytes": 500, "max_result_bytes": 2_000},
     "recovery": {"unknown_task_grace_ms": 1_000},
 }
 
@@ -133,7 +133,7 @@ def test_a_task_can_send_another(worker: RunningWorker, programs: ModuleType) ->
         ("return_nothing", (), "TASK_EXCEPTION", "returned NoneType instead of a TaskResult"),
         ("return_wrong_type", (), "RETURN_TYPE_MISMATCH", "does not fit its annotation"),
         ("return_unstorable", (), "WORKER_SERIALIZATION_ERROR", "cannot be stored"),
-        ("make_text", (5_000,), "PAYLOAD_TOO_LARGE", "payload.reject_bytes=2000"),
+        ("make_text", (5_000,), "PAYLOAD_TOO_LARGE", "payload.max_result_bytes=2000"),
     ],
 )
 def test_a_failure_is_stored_with_its_code_and_one_attempt(
@@ -178,7 +178,7 @@ def test_a_large_result_below_the_limit_is_stored_and_warned_about(
     worker: RunningWorker, programs: ModuleType
 ) -> None:
     assert result_of(programs.make_text.send(1_000).unwrap()).ok_value == "x" * 1_000
-    wait_until(lambda: "more than payload.warn_bytes=500" in worker.log(), 5)
+    wait_until(lambda: "more than payload.warn_bytes=500" in worker.log())
 
 
 def test_a_task_the_worker_does_not_know_fails_with_a_resolution_error(
@@ -305,7 +305,7 @@ def test_log_lines_of_async_tasks_name_each_its_own(
 
 def test_every_line_of_a_json_log_is_json(worker: RunningWorker, programs: ModuleType) -> None:
     result_of(programs.explode.send("said so").unwrap())
-    wait_until(lambda: entries(worker, "said so"), 5)
+    wait_until(lambda: entries(worker, "said so"))
     (entry,) = entries(worker, "said so")
     assert "Traceback" in entry["exception"]
     lines = [line for line in worker.log().splitlines() if line.startswith("{")]

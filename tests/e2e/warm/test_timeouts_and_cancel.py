@@ -22,7 +22,7 @@ def test_a_time_limit_ends_that_task_and_no_other(
     worker: RunningWorker, journal: Journal, programs: ModuleType, connection: Database
 ) -> None:
     sibling = programs.sleep.send(1.0).unwrap()
-    wait_until(lambda: journal.lines("start"), 5)
+    wait_until(lambda: journal.lines("start"))
     sent = programs.limited.send(600).unwrap()
     error = sent.get(10_000).err_value
     assert error.error_code == "TASK_TIMEOUT"
@@ -56,7 +56,7 @@ def test_a_task_deaf_to_its_time_limit_is_killed(
     worker: RunningWorker, journal: Journal, programs: ModuleType, connection: Database
 ) -> None:
     sent = programs.limited_and_deaf.send().unwrap()
-    (line,) = wait_until(lambda: journal.lines("start"), 5)
+    (line,) = wait_until(lambda: journal.lines("start"))
     assert sent.get(15_000).err_value.error_code == "TASK_TIMEOUT"
     assert is_gone(line.pid)
     assert 5 <= seconds_taken(connection, sent.task_id) < 7
@@ -88,7 +88,7 @@ def test_a_running_task_is_asked_to_stop_and_may_clean_up(
 ) -> None:
     sibling = programs.sleep.send(1.0).unwrap()
     sent = programs.sleep_and_clean_up.send(600).unwrap()
-    wait_until(lambda: len(journal.lines("start")) == 2, 5)
+    wait_until(lambda: len(journal.lines("start")) == 2)
     assert sent.cancel().unwrap().was_status is TaskStatus.RUNNING
     assert sent.get(5_000).err_value.error_code == "TASK_CANCELLED"
     row = task(connection, sent.task_id)
@@ -108,7 +108,7 @@ def test_a_running_coroutine_cleans_up_when_it_is_cancelled(
     worker: RunningWorker, journal: Journal, programs: ModuleType, connection: Database
 ) -> None:
     sent = programs.sleep_async.send(600).unwrap()
-    wait_until(lambda: journal.lines("start"), 5)
+    wait_until(lambda: journal.lines("start"))
     sent.cancel().unwrap()
     assert sent.get(5_000).err_value.error_code == "TASK_CANCELLED"
     assert journal.lines("clean-up", sent.task_id)
@@ -119,7 +119,7 @@ def test_a_task_that_ignores_the_request_is_killed(
     worker: RunningWorker, journal: Journal, programs: ModuleType, connection: Database
 ) -> None:
     sent = programs.never_stop.send().unwrap()
-    (line,) = wait_until(lambda: journal.lines("start"), 5)
+    (line,) = wait_until(lambda: journal.lines("start"))
     sent.cancel().unwrap()
     assert sent.get(15_000).err_value.error_code == "TASK_CANCELLED"
     assert journal.lines("ignored")
@@ -131,8 +131,8 @@ def test_what_a_cancelled_task_started_dies_with_it(
     worker: RunningWorker, journal: Journal, programs: ModuleType
 ) -> None:
     sent = programs.start_grandchild.send().unwrap()
-    (line,) = wait_until(lambda: journal.lines("start"), 5)
+    (line,) = wait_until(lambda: journal.lines("start"))
     assert not is_gone(int(line.label))
     sent.cancel().unwrap()
     assert sent.get(5_000).err_value.error_code == "TASK_CANCELLED"
-    wait_until(lambda: is_gone(int(line.label)), 2)
+    wait_until(lambda: is_gone(int(line.label)))

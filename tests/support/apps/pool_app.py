@@ -22,7 +22,7 @@ from horsies.task_result import TaskError, TaskResult
 app = Horsies(
     AppConfig(
         broker=PostgresConfig(database_url="postgresql://nobody@127.0.0.1:1/nothing"),
-        payload=PayloadConfig(warn_bytes=500, reject_bytes=1000),
+        payload=PayloadConfig(warn_bytes=500, max_result_bytes=1000),
     )
 )
 hooks_that_ran: list[str] = []

@@ -99,7 +99,7 @@ def _expected_node(node: Node) -> Picture:
         "result": bare(node.shown_result()),
         "child": node.child.id if node.child else None,
         "summary": node.summary,
-        "has_end": node.has_ended,
+        "has_end": node.has_ended and node.status != "SKIPPED",
         "task": _expected_task(node),
         "counts": _expected_counts(node),
         "items": [_expected_item(node, place, work) for place, work in enumerate(node.items)],

@@ -118,7 +118,8 @@ BEGIN
             UPDATE horsies_workflow_tasks AS node SET
                 propagated = found.counts,
                 status = CASE WHEN found.task_id IS NULL THEN node.status ELSE 'COMPLETED' END,
-                completed_at = coalesce(node.completed_at, clock_timestamp()),
+                completed_at = CASE WHEN found.status <> 'SKIPPED'
+                    THEN coalesce(node.completed_at, clock_timestamp()) END,
                 started_at = coalesce(found.started_at, node.started_at),
                 result_task_id = coalesce(found.task_id, node.result_task_id)
             FROM found_nodes AS found
@@ -161,8 +162,7 @@ BEGIN
                 context_open = decisions.context_open,
                 status = horsies_next_status(decision, decisions.kind),
                 task_id = CASE WHEN decision = 'READY' AND decisions.kind <> 'map' THEN horsies_new_id() END,
-                enqueued_at = CASE decision WHEN 'READY' THEN clock_timestamp() END,
-                completed_at = CASE decision WHEN 'SKIPPED' THEN clock_timestamp() END
+                enqueued_at = CASE decision WHEN 'READY' THEN clock_timestamp() END
             FROM decisions WHERE node.ctid = decisions.place
             RETURNING node.workflow_id, node.task_index, decision)
         SELECT array_agg(workflow_id) FILTER (WHERE decision = 'READY'),

@@ -32,7 +32,7 @@ BEGIN
                 WHEN is_open THEN 'FAILED' ELSE 'SKIPPED' END,
             started_at = expansion.started_at,
             sub_workflow_id = child_id,
-            completed_at = CASE WHEN child_id IS NULL THEN clock_timestamp() END,
+            completed_at = CASE WHEN child_id IS NULL AND is_open THEN clock_timestamp() END,
             result = CASE WHEN child_id IS NULL AND is_open THEN '{"err":'
                 || horsies_task_error('WORKFLOW_ENQUEUE_FAILED', 'The plan of sub-workflow '
                     || coalesce(node.sub_workflow_name, node.node_id) || ' is no run that can be started.')

@@ -126,7 +126,7 @@ BEGIN
         SELECT id FROM horsies_tasks
         WHERE workflow_id = ANY(ended) AND status IN ('PENDING', 'CLAIMED') FOR UPDATE),
     skipped AS (
-        UPDATE horsies_workflow_tasks SET status = 'SKIPPED', completed_at = clock_timestamp()
+        UPDATE horsies_workflow_tasks SET status = 'SKIPPED'
         WHERE workflow_id = ANY(ended) AND (status IN ('PENDING', 'READY')
             OR (status = 'ENQUEUED' AND task_id IN (SELECT id FROM waiting))))
     UPDATE horsies_tasks AS task SET

@@ -69,8 +69,7 @@ BEGIN
         UPDATE horsies_workflow_tasks AS node SET
             status = horsies_next_status(decision, waiting.kind),
             task_id = CASE WHEN decision = 'READY' AND waiting.kind <> 'map' THEN horsies_new_id() END,
-            enqueued_at = CASE decision WHEN 'READY' THEN clock_timestamp() END,
-            completed_at = CASE decision WHEN 'SKIPPED' THEN clock_timestamp() END
+            enqueued_at = CASE decision WHEN 'READY' THEN clock_timestamp() END
         FROM waiting
         WHERE node.workflow_id = waiting.workflow_id AND node.task_index = waiting.task_index
           AND decision <> 'PENDING'

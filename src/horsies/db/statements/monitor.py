@@ -81,6 +81,10 @@ class WorkerSummary(NamedTuple):
     memory_usage_mb: float | None
     children_memory_mb: float | None
     cpu_percent: float | None
+    cluster_wide_cap: int | None = None
+    # By the names of the queues that have one; None before the first snapshot.
+    queue_caps: dict[str, int] | None = None
+    name: str | None = None
 
     @property
     def memory_mb(self) -> float | None:

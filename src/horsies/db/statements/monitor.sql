@@ -51,7 +51,8 @@ ORDER BY name
 
 -- name: list_workers
 -- Every worker without a shutdown, or all that are on record, with its newest snapshot and its tasks in
--- flight. pg_locks shows the one 64-bit lock key of a worker as two parts.
+-- flight. A task whose code has ended but whose outcome the database refuses occupies no child. pg_locks shows
+-- the one 64-bit lock key of a worker as two parts.
 SELECT worker.worker_id, worker.hostname, worker.pid, worker.processes, worker.queues::text[] AS queues,
     worker.started_at, worker.seen_at, worker.stopped_at, worker.was_lost, worker.hears,
     extract(epoch FROM now() - worker.seen_at)::float8 AS seen_seconds_ago,
@@ -62,13 +63,18 @@ SELECT worker.worker_id, worker.hostname, worker.pid, worker.processes, worker.q
           AND (held.classid::bigint << 32 | held.objid::bigint) = worker.lock_key) AS holds_lock,
     (SELECT count(*) FROM horsies_tasks AS task
      WHERE task.claimed_by_worker_id = worker.worker_id AND task.status IN ('CLAIMED', 'RUNNING')
-       AND task.status = 'RUNNING') AS tasks_running,
+       AND task.status = 'RUNNING' AND NOT EXISTS (
+           SELECT FROM horsies_blocked AS blocked
+           WHERE blocked.id = task.id AND blocked.kind = 'task' AND blocked.generation = task.generation
+             AND blocked.status = task.status AND blocked.action = 'record')) AS tasks_running,
     (SELECT count(*) FROM horsies_tasks AS task
      WHERE task.claimed_by_worker_id = worker.worker_id AND task.status IN ('CLAIMED', 'RUNNING')
        AND task.status = 'CLAIMED') AS tasks_claimed,
-    newest.memory_usage_mb, newest.children_memory_mb, newest.cpu_percent
+    newest.memory_usage_mb, newest.children_memory_mb, newest.cpu_percent, newest.cluster_wide_cap,
+    newest.queue_max_concurrency AS queue_caps, worker.name
 FROM horsies_workers AS worker LEFT JOIN LATERAL (
-    SELECT state.memory_usage_mb, state.children_memory_mb, state.cpu_percent
+    SELECT state.memory_usage_mb, state.children_memory_mb, state.cpu_percent, state.cluster_wide_cap,
+        state.queue_max_concurrency
     FROM horsies_worker_states AS state
     WHERE state.worker_id = worker.worker_id ORDER BY state.snapshot_at DESC LIMIT 1) AS newest ON true
 WHERE worker.stopped_at IS NULL OR %(include_stopped)s::boolean

@@ -23,10 +23,10 @@ WITH met AS MATERIALIZED (SELECT * FROM horsies_tasks WHERE id = %(id)s::uuid),
 sent AS (
     INSERT INTO horsies_tasks (
         id, task_name, queue_name, priority, args, kwargs, sent_at, enqueued_at, good_until, max_retries,
-        task_options, timeout_ms, enqueue_sha, retried_from_task_id)
+        task_options, timeout_ms, retention, enqueue_sha, retried_from_task_id)
     SELECT %(new_id)s::uuid, task_name, queue_name, priority, args, kwargs, now(), now(),
-        CASE WHEN good_until > now() THEN good_until END, max_retries, task_options, timeout_ms, enqueue_sha,
-        id
+        CASE WHEN good_until > now() THEN good_until END, max_retries, task_options, timeout_ms, retention,
+        enqueue_sha, id
     FROM met WHERE status IN ('COMPLETED', 'FAILED', 'CANCELLED', 'EXPIRED') AND workflow_id IS NULL
     RETURNING id)
 SELECT met.status AS was_status, met.workflow_id IS NOT NULL AS in_workflow, sent.id::text AS new_id

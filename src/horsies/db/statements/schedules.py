@@ -59,6 +59,7 @@ class FireSlots(NamedTuple):
     max_retries: Sequence[int]
     task_options: Sequence[str]
     timeouts_ms: Sequence[int | None]
+    retention_seconds: Sequence[float | None]
     enqueue_shas: Sequence[str]
     run_ids: Sequence[str]
     plans: Sequence[str]
@@ -170,6 +171,7 @@ class RunSchedule(NamedTuple):
     max_retries: int
     task_options: str
     timeout_ms: int | None
+    retention_seconds: float | None
     enqueue_sha: str
     schedule_name: str
 

@@ -45,17 +45,18 @@ taken AS MATERIALIZED (
 sent AS (
     INSERT INTO horsies_tasks (
         id, task_name, queue_name, priority, args, kwargs, sent_at, enqueued_at, good_until, max_retries,
-        task_options, timeout_ms, enqueue_sha, schedule_name, scheduled_for)
+        task_options, timeout_ms, retention, enqueue_sha, schedule_name, scheduled_for)
     SELECT run.id, run.task_name, run.queue_name, run.priority, '[]', run.kwargs, run.slot,
         greatest(now(), run.slot + run.delay_seconds * interval '1 second'), run.good_until, run.max_retries,
-        run.task_options, run.timeout_ms, run.enqueue_sha, run.schedule_name, run.slot
+        run.task_options, run.timeout_ms, run.retention_seconds * interval '1 second', run.enqueue_sha,
+        run.schedule_name, run.slot
     FROM unnest(
         %(ids)s::uuid[], %(schedule_names)s::text[], %(slots)s::timestamptz[], %(task_names)s::text[],
         %(queue_names)s::text[], %(priorities)s::integer[], %(kwargs)s::text[], %(delay_seconds)s::float8[],
         %(good_until)s::timestamptz[], %(max_retries)s::integer[], %(task_options)s::text[],
-        %(timeouts_ms)s::integer[], %(enqueue_shas)s::text[]
+        %(timeouts_ms)s::integer[], %(retention_seconds)s::float8[], %(enqueue_shas)s::text[]
     ) AS run (id, schedule_name, slot, task_name, queue_name, priority, kwargs, delay_seconds, good_until,
-              max_retries, task_options, timeout_ms, enqueue_sha)
+              max_retries, task_options, timeout_ms, retention_seconds, enqueue_sha)
     JOIN taken ON taken.name = run.schedule_name
     ON CONFLICT DO NOTHING),
 started AS MATERIALIZED (
@@ -198,10 +199,11 @@ FROM resumed CROSS JOIN LATERAL pg_notify('horsies_schedules', resumed.schedule_
 WITH sent AS (
     INSERT INTO horsies_tasks (
         id, task_name, queue_name, priority, args, kwargs, sent_at, enqueued_at, good_until, max_retries,
-        task_options, timeout_ms, enqueue_sha, schedule_name)
+        task_options, timeout_ms, retention, enqueue_sha, schedule_name)
     VALUES (
         %(id)s::uuid, %(task_name)s, %(queue_name)s, %(priority)s, '[]', %(kwargs)s, %(sent_at)s, now(),
-        %(good_until)s, %(max_retries)s, %(task_options)s, %(timeout_ms)s, %(enqueue_sha)s, %(schedule_name)s)
+        %(good_until)s, %(max_retries)s, %(task_options)s, %(timeout_ms)s,
+        %(retention_seconds)s::float8 * interval '1 second', %(enqueue_sha)s, %(schedule_name)s)
     ON CONFLICT DO NOTHING
     RETURNING id, schedule_name),
 noted AS (

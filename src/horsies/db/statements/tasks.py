@@ -27,14 +27,18 @@ class InsertTask(NamedTuple):
     args: str
     kwargs: str
     sent_at: datetime
+    enqueue_at: datetime | None
     delay_seconds: float
     good_until: datetime | None
     max_retries: int
     task_options: str
     timeout_ms: int | None
+    retention_seconds: float | None
     enqueue_sha: str
     idempotency_key: str | None
     idempotency_sha: str | None
+    unique_key: str | None
+    unique_while: str | None
 
 
 class InsertTasks(NamedTuple):
@@ -44,11 +48,13 @@ class InsertTasks(NamedTuple):
     queue_name: str
     priority: int
     sent_at: datetime
+    enqueue_at: datetime | None
     delay_seconds: float
     good_until: datetime | None
     max_retries: int
     task_options: str
     timeout_ms: int | None
+    retention_seconds: float | None
     ids: str
     args: str
     kwargs: str
@@ -174,6 +180,7 @@ insert_task = TASKS.declare("insert_task", InsertTask, TaskId)
 insert_tasks = TASKS.declare("insert_tasks", InsertTasks, InsertedTasks)
 find_sent_tasks = TASKS.declare("find_sent_tasks", TaskIds, SentTask)
 find_idempotent_task = TASKS.declare("find_idempotent_task", IdempotencyKey, IdempotentTask)
+find_unique_task = TASKS.declare("find_unique_task", IdempotencyKey, IdempotentTask)
 read_outcomes = TASKS.declare("read_outcomes", TaskIds, OutcomeRow)
 read_task = TASKS.declare("read_task", ReadTask, TaskRow)
 read_attempts = TASKS.declare("read_attempts", TaskId, TaskAttemptInfo)

@@ -4,16 +4,18 @@
 
 -- name: insert_task
 -- Nothing -> PENDING. No row comes back when the id or the idempotency key exists; the caller then compares
--- fingerprints. Times but sent_at are on the database's clock and count from the send: a caller's transaction
--- may have begun long before.
+-- fingerprints. Times but sent_at and "at" are on the database's clock and count from the send: a caller's
+-- transaction may have begun long before. A time in the past means now, so that the task does not overtake.
 INSERT INTO horsies_tasks (
     id, task_name, queue_name, priority, args, kwargs, sent_at, created_at, updated_at, enqueued_at,
-    good_until, max_retries, task_options, timeout_ms, enqueue_sha, idempotency_key, idempotency_sha)
+    good_until, max_retries, task_options, timeout_ms, enqueue_sha, idempotency_key, idempotency_sha,
+    retention, unique_key, unique_while)
 VALUES (
     %(id)s::uuid, %(task_name)s, %(queue_name)s, %(priority)s, %(args)s, %(kwargs)s, %(sent_at)s,
     statement_timestamp(), statement_timestamp(),
-    statement_timestamp() + %(delay_seconds)s::float8 * interval '1 second', %(good_until)s, %(max_retries)s,
-    %(task_options)s, %(timeout_ms)s, %(enqueue_sha)s, %(idempotency_key)s, %(idempotency_sha)s)
+    greatest(%(enqueue_at)s::timestamptz, statement_timestamp() + %(delay_seconds)s::float8 * interval '1 second'),
+    %(good_until)s, %(max_retries)s, %(task_options)s, %(timeout_ms)s, %(enqueue_sha)s, %(idempotency_key)s,
+    %(idempotency_sha)s, %(retention_seconds)s::float8 * interval '1 second', %(unique_key)s, %(unique_while)s)
 ON CONFLICT DO NOTHING
 RETURNING id::text
 
@@ -24,11 +26,14 @@ RETURNING id::text
 WITH inserted AS (
     INSERT INTO horsies_tasks (
         id, task_name, queue_name, priority, args, kwargs, sent_at, created_at, updated_at, enqueued_at,
-        good_until, max_retries, task_options, timeout_ms, enqueue_sha)
+        good_until, max_retries, task_options, timeout_ms, retention, enqueue_sha)
     SELECT sent.id::uuid, %(task_name)s, %(queue_name)s, %(priority)s, sent.args, sent.kwargs, %(sent_at)s,
         statement_timestamp(), statement_timestamp(),
-        statement_timestamp() + %(delay_seconds)s::float8 * interval '1 second', %(good_until)s, %(max_retries)s,
-        %(task_options)s, %(timeout_ms)s, sent.enqueue_sha
+        greatest(
+            %(enqueue_at)s::timestamptz,
+            statement_timestamp() + %(delay_seconds)s::float8 * interval '1 second'),
+        %(good_until)s, %(max_retries)s, %(task_options)s, %(timeout_ms)s,
+        %(retention_seconds)s::float8 * interval '1 second', sent.enqueue_sha
     FROM unnest(
         string_to_array(%(ids)s::text, text E'\n'), string_to_array(%(args)s::text, text E'\n'),
         string_to_array(%(kwargs)s::text, text E'\n'), string_to_array(%(enqueue_shas)s::text, text E'\n'))
@@ -45,6 +50,15 @@ SELECT id::text, enqueue_sha FROM horsies_tasks WHERE id = ANY(%(ids)s::uuid[])
 -- The holder of this idempotency key, by the unique index on (task_name, idempotency_key).
 SELECT id::text, idempotency_sha FROM horsies_tasks
 WHERE task_name::text = %(task_name)s::text AND idempotency_key = %(idempotency_key)s::text
+
+-- name: find_unique_task
+-- The task that holds this key for a time, by the unique index on (task_name, unique_key): until it is claimed,
+-- or until it has ended. The condition is that of the index, word by word.
+SELECT id::text, idempotency_sha FROM horsies_tasks
+WHERE task_name::text = %(task_name)s::text AND unique_key = %(idempotency_key)s::text
+  AND unique_key IS NOT NULL
+  AND CASE WHEN unique_while = text 'open' THEN status::text IN (text 'PENDING', text 'CLAIMED', text 'RUNNING')
+      ELSE status::text = text 'PENDING' AND generation = 0 AND retry_count = 0 END
 
 -- name: read_outcomes
 -- The outcome for any number of waiters at once, by primary key.

@@ -24,6 +24,7 @@ class RegisterWorker(NamedTuple):
     process_started: int | None
     # JSON; None when the tasks of the worker are not known.
     known_tasks: str | None = None
+    name: str | None = None
 
 
 class LockKey(NamedTuple):
@@ -175,6 +176,12 @@ class Retention(NamedTuple):
     limit: int
 
 
+class Batch(NamedTuple):
+    """How many rows to delete at most."""
+
+    limit: int
+
+
 class Deleted(NamedTuple):
     id: str
 
@@ -200,5 +207,6 @@ delete_old_worker_states = WORKERS.declare("delete_old_worker_states", Retention
 delete_old_workers = WORKERS.declare("delete_old_workers", Retention, Deleted)
 delete_old_tasks = WORKERS.declare("delete_old_tasks", Retention, Deleted)
 delete_old_untimed_tasks = WORKERS.declare("delete_old_untimed_tasks", Retention, Deleted)
+delete_kept_tasks = WORKERS.declare("delete_kept_tasks", Batch, Deleted)
 
 WORKERS.complete()

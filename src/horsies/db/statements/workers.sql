@@ -4,9 +4,10 @@
 -- name: register_worker
 -- One current row per worker; a worker that was declared lost returns under its own id.
 INSERT INTO horsies_workers (
-    worker_id, lock_key, hostname, pid, processes, queues, process_space, process_started, known_tasks)
+    worker_id, lock_key, hostname, pid, processes, queues, process_space, process_started, known_tasks,
+    name)
 VALUES (%(worker_id)s, %(lock_key)s, %(hostname)s, %(pid)s, %(processes)s, %(queues)s::varchar[],
-    %(process_space)s, %(process_started)s, %(known_tasks)s::text::jsonb)
+    %(process_space)s, %(process_started)s, %(known_tasks)s::text::jsonb, %(name)s)
 ON CONFLICT (worker_id) DO UPDATE SET seen_at = clock_timestamp(), stopped_at = NULL, was_lost = false
 
 -- name: take_worker_lock
@@ -192,13 +193,14 @@ RETURNING worker_id::text AS id
 
 -- name: delete_old_tasks
 -- Terminal tasks past their retention, oldest ids first: an id begins with its time, so the scan touches old
--- tasks only, and the time in the row decides. Attempts go with them.
+-- tasks only, and the time in the row decides. Tasks with a retention of their own are passed over, at some
+-- 0.3 us each. Attempts go with them.
 DELETE FROM horsies_tasks WHERE id = ANY(ARRAY(
     SELECT id FROM horsies_tasks
     WHERE id < (lpad(to_hex((extract(epoch FROM now() - %(hours)s * interval '1 hour') * 1000)::bigint),
                 12, '0') || repeat('0', 20))::uuid
       AND status IN ('COMPLETED', 'FAILED', 'CANCELLED', 'EXPIRED')
-      AND workflow_id IS NULL
+      AND workflow_id IS NULL AND retention IS NULL
       AND coalesce(completed_at, failed_at, updated_at) < now() - %(hours)s * interval '1 hour'
     ORDER BY id LIMIT %(limit)s FOR UPDATE SKIP LOCKED))
 RETURNING id::text
@@ -208,7 +210,19 @@ RETURNING id::text
 DELETE FROM horsies_tasks WHERE id = ANY(ARRAY(
     SELECT id FROM horsies_tasks
     WHERE status IN ('COMPLETED', 'FAILED', 'CANCELLED', 'EXPIRED')
-      AND workflow_id IS NULL AND substr(id::text, 15, 1) <> '7'
+      AND workflow_id IS NULL AND retention IS NULL AND substr(id::text, 15, 1) <> '7'
       AND coalesce(completed_at, failed_at, updated_at) < now() - %(hours)s * interval '1 hour'
     ORDER BY coalesce(completed_at, failed_at, updated_at) LIMIT %(limit)s FOR UPDATE SKIP LOCKED))
+RETURNING id::text
+
+-- name: delete_kept_tasks
+-- The same for tasks with a retention of their own, from the send or its queue, by their own index.
+DELETE FROM horsies_tasks WHERE id = ANY(ARRAY(
+    SELECT id FROM horsies_tasks
+    WHERE retention IS NOT NULL AND status IN ('COMPLETED', 'FAILED', 'CANCELLED', 'EXPIRED')
+      AND workflow_id IS NULL
+      AND coalesce(completed_at, failed_at, updated_at) AT TIME ZONE 'UTC' + retention
+          < now() AT TIME ZONE 'UTC'
+    ORDER BY coalesce(completed_at, failed_at, updated_at) AT TIME ZONE 'UTC' + retention
+    LIMIT %(limit)s FOR UPDATE SKIP LOCKED))
 RETURNING id::text

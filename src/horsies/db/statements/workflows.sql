@@ -160,7 +160,8 @@ FROM horsies_workflows AS run WHERE run.id IN (SELECT family.id FROM family)
 ORDER BY run.depth, run.created_at, run.id
 
 -- name: read_tree_nodes
--- The nodes of these runs in their order, with the columns a picture shows; no results.
+-- The nodes of these runs in their order, with the columns a picture shows; no results. A sleep or a signal
+-- lasts from the time it waits: its task runs only when the wait is over.
 SELECT node.workflow_id::text, node.task_index, node.node_id, node.kind, node.task_name, node.dependencies,
     node.join_type, node.min_success,
     CASE WHEN node.status = 'ENQUEUED' AND (task.status = 'RUNNING' OR task.retry_count > 0) THEN 'RUNNING'
@@ -172,8 +173,9 @@ SELECT node.workflow_id::text, node.task_index, node.node_id, node.kind, node.ta
     CASE WHEN node.status = 'ENQUEUED' AND task.enqueued_at < horsies_never_v1()
          THEN task.enqueued_at END AS due_at,
     coalesce(node.started_at, task.started_at) AS started_at, node.completed_at,
-    extract(epoch FROM coalesce(node.completed_at, now())
-        - coalesce(node.started_at, task.started_at))::float8 AS duration_seconds
+    CASE WHEN node.status <> 'SKIPPED' THEN extract(epoch FROM coalesce(node.completed_at, now())
+        - CASE WHEN node.kind IN ('sleep', 'signal') THEN node.enqueued_at
+               ELSE coalesce(node.started_at, task.started_at) END)::float8 END AS duration_seconds
 FROM horsies_workflow_tasks AS node
 LEFT JOIN horsies_tasks AS task ON task.id = node.task_id
 WHERE node.workflow_id = ANY(%(ids)s::uuid[])

@@ -127,6 +127,8 @@ def _execute(app: Horsies, definition: TaskDefinition, assignment: Assignment) -
         return _report(app, definition, assignment, encoded.value, error)
     if isinstance(encoded.value, TypeMismatch):
         return _failure(assignment, mismatch_error(definition, returned, encoded.value))
+    if returned.is_err():  # its code and message are stored without the rest
+        return _failure(assignment, returned.err_value)
     problem = f"The result of task {definition.name!r} cannot be stored: {encoded.value.message}"
     return _failure(assignment, _serialization_error(problem))
 
@@ -170,10 +172,11 @@ def _report(
 ) -> ChildReport:
     """Report a result, unless it is too large: then the error in its place, its own if it was one."""
     payload, size = app.config.payload, payload_bytes(result_json)
-    if payload.reject_bytes is not None and size > payload.reject_bytes:
+    limit = payload.max_result_bytes
+    if limit is not None and size > limit:
         too_large = (
             f"The result of task {definition.name!r} has {size} bytes of JSON, more than "
-            f"payload.reject_bytes={payload.reject_bytes}; return a reference to the data instead."
+            f"payload.max_result_bytes={limit}; return a reference to the data instead."
         )
         if error is None:
             code = OperationalErrorCode.PAYLOAD_TOO_LARGE

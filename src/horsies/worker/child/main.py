@@ -26,6 +26,7 @@ from types import FrameType
 from typing import NoReturn, Protocol
 
 from horsies.errors import TaskStopped
+from horsies.logs import set_worker_name
 from horsies.tasks.invoke import stop_coroutine
 from horsies.worker import os_process, protocol
 from horsies.worker.child.process_state import (
@@ -109,6 +110,7 @@ def run_child(
 
 def load_program(boot: ChildBoot) -> Program:
     """Set up logging and load the application that `boot` names, ready to execute."""
+    set_worker_name(boot.worker_name)
     configure_logging(boot.log_level, boot.log_format)
     with suppress(Exception):
         faulthandler.enable()

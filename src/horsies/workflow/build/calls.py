@@ -74,9 +74,7 @@ def check_call(nodes: NodeIndex, index: int, problems: list[HorsiesError]) -> En
     if call is None:
         return EncodedArguments()
     each = _element_parameter(call)
-    _check_names(call)
-    if each is not None or not isinstance(node, MapNode):
-        _check_required(call, each)
+    _check_names(call, each)
     if node.workflow_ctx_from and "workflow_ctx" not in call.signature.injected:
         mistakes.add(
             ErrorCode.WORKFLOW_CTX_PARAM_MISSING,
@@ -133,60 +131,83 @@ def _child_call(node: SubWorkflowNode[Any], mistakes: _Mistakes) -> _Call | None
 
 
 def _element_parameter(call: _Call) -> str | None:
-    """Return the parameter that takes the element of a MapNode."""
+    """Return the parameter that takes the element of a MapNode, or None when it is not clear."""
     node = call.node
     if not isinstance(node, MapNode) or node.each is not None:
         return node.each if isinstance(node, MapNode) else None
-    given = {*node.kwargs, *node.args_from}
-    free = [name for name in call.signature.names.required if name not in given]
-    if len(free) == 1:
-        return free[0]
-    shown = ", ".join(map(repr, free)) or "none"
-    call.mistakes.add(
-        ErrorCode.WORKFLOW_MISSING_REQUIRED_PARAMS,
-        f"does not say which parameter of {call.callee} takes the element "
-        f"(required and not given otherwise: {shown})",
-        'name it: each="item"',
-    )
-    return None
+    free = _free(call)
+    return free[0] if len(free) == 1 else None
 
 
-def _check_names(call: _Call) -> None:
-    node, names = call.node, call.signature.names
-    each = (node.each,) if isinstance(node, MapNode) and node.each is not None else ()
-    given = [*node.kwargs, *node.args_from, *each]
-    for name in dict.fromkeys(given):
-        if name in call.signature.injected:
-            clause = "which the workflow passes itself"
-        elif not isinstance(name, str) or (name not in names.spots and names.rest_keyword is None):
-            clause = f"which {call.callee} does not take"
-        else:
-            continue
+def _free(call: _Call) -> list[str]:
+    given = {*call.node.kwargs, *call.node.args_from}
+    return [name for name in call.signature.names.required if name not in given]
+
+
+def _check_names(call: _Call, each: str | None) -> None:
+    """Find unknown, doubled and missing parameters; a misspelt one is unknown, and not missing too."""
+    node = call.node
+    given = [*node.kwargs, *node.args_from]
+    if isinstance(node, MapNode) and node.each is not None:
+        given.append(node.each)
+    missing = _missing(call, each)
+    unknown = {name: clause for name in given if (clause := _unknown(call, name))}
+    for name, clause in unknown.items():
+        also = f", and does not give its {missing}" if missing else ""
         call.mistakes.add(
             ErrorCode.WORKFLOW_INVALID_KWARG_KEY,
-            f"gives a parameter {name!r}, {clause}",
-            f"the parameters are {names.shown}",
+            f"gives a parameter {name!r}, {clause}{also}",
+            f"the parameters are {call.signature.names.shown}",
         )
+        missing = None
     for name in dict.fromkeys(name for name in given if given.count(name) > 1):
         call.mistakes.add(
             ErrorCode.WORKFLOW_KWARGS_ARGS_FROM_OVERLAP,
             f"gives the parameter {name!r} of {call.callee} in two ways",
             "keep one of kwargs, args_from and each",
         )
+    if unknown:
+        return
+    if isinstance(node, MapNode) and each is None:
+        _report_unclear_element(call)
+    elif missing:
+        _report_missing(call, missing)
 
 
-def _check_required(call: _Call, each: str | None) -> None:
+def _unknown(call: _Call, name: object) -> str | None:
+    names = call.signature.names
+    if name in call.signature.injected:
+        return "which the workflow passes itself"
+    if not isinstance(name, str) or (name not in names.spots and names.rest_keyword is None):
+        return f"which {call.callee} does not take"
+    return None
+
+
+def _missing(call: _Call, each: str | None) -> str | None:
     node, names = call.node, call.signature.names
     given = {*node.kwargs, *node.args_from, each}
     missing = [name for name in names.required if name not in given or name not in names.spots]
     if "workflow_ctx" in call.signature.required_injected and not node.workflow_ctx_from:
         missing.append("workflow_ctx")
-    if not missing:
-        return
-    hidden = [name for name in missing if name in names.positional and name not in names.spots]
+    return ", ".join(map(repr, missing)) or None
+
+
+def _report_unclear_element(call: _Call) -> None:
+    shown = ", ".join(map(repr, _free(call))) or "none"
     call.mistakes.add(
         ErrorCode.WORKFLOW_MISSING_REQUIRED_PARAMS,
-        f"does not give {call.callee} its {', '.join(map(repr, missing))}",
+        f"does not say which parameter of {call.callee} takes the element "
+        f"(required and not given otherwise: {shown})",
+        'name it: each="item"',
+    )
+
+
+def _report_missing(call: _Call, missing: str) -> None:
+    names = call.signature.names
+    hidden = [name for name in names.required if name not in names.spots]
+    call.mistakes.add(
+        ErrorCode.WORKFLOW_MISSING_REQUIRED_PARAMS,
+        f"does not give {call.callee} its {missing}",
         f"{hidden[0]!r} is taken by position only; let it be given by name"
         if hidden
         else "give them in the call, through from_node(...), or give the parameters defaults",
@@ -198,7 +219,7 @@ def _check_results(call: _Call) -> None:
     for name, source in node.args_from.items():
         if not call.is_readable(source):
             continue  # reported by the checks of the shape or of the source
-        if node.join != "all" and name in call.signature.names.required:
+        if _may_be_open(node) and name in call.signature.names.required:
             call.mistakes.add(
                 ErrorCode.WORKFLOW_INVALID_JOIN,
                 f"may start before {_id(source)} has a result (join={node.join!r}), but the "
@@ -213,12 +234,19 @@ def _check_results(call: _Call) -> None:
             )
 
 
+def _may_be_open(node: CallingNode[Any]) -> bool:
+    """Tell whether a node may begin before all its dependencies have ended."""
+    return node.join in ("any", "quorum") and not isinstance(node, MapNode)
+
+
 def _result_problem(call: _Call, name: str, source: AnyNode) -> str | None:
     names = call.signature.names
     spot = name if name in names.spots else names.rest_keyword
     if spot is None:
         return None  # an unknown name, already reported
     annotation = call.signature.annotations.get(spot)
+    if spot == names.rest_keyword and annotation in (None, Any):
+        return None  # **kwargs takes any result
     targets = result_targets(annotation)
     if not targets:
         shown = "not annotated" if annotation is None else f"annotated {type_text(annotation)}"

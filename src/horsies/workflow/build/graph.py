@@ -122,7 +122,7 @@ def build_graph(
         output_index=None if output is None else nodes.find(output),
         success_policy=_policy_of_copies(nodes, success_policy, copies),
         producer=producer,
-        internal_route=router.internal if router else None,
+        internal_route=router.internal(routes.values()) if router else None,
     )
 
 
@@ -193,16 +193,22 @@ def _size_problems(
 class _Router:
     """The queues of one application, looked up once for every node."""
 
-    __slots__ = ("_config", "_queues", "internal")
+    __slots__ = ("_config", "_open", "_queues")
 
     def __init__(self, config: AppConfig) -> None:
         queues = config.queues()
         self._config = config
         self._queues = {queue.name: Route(queue.name, queue.priority) for queue in queues}
-        # Sub-workflows, sleeps and signals run in the queue that workers look at first. A queue with
-        # a cap of 0 is paused and would hold them up.
-        served = [queue for queue in queues if queue.max_concurrency != 0] or queues
-        self.internal = self._queues[served[0].name]
+        # A queue with a cap of 0 is paused.
+        self._open = [queue.name for queue in queues if queue.max_concurrency != 0]
+
+    def internal(self, routes: Iterable[Route]) -> Route:
+        """Return the route of sub-workflows, sleeps and signals: the first queue of the workflow's tasks,
+        which workers must serve anyway, or of the application.
+        """
+        used = {route.queue_name for route in routes}
+        names = [name for name in self._open if name in used] or self._open or [*self._queues]
+        return self._queues[names[0]]
 
     def routes(self, nodes: NodeIndex, problems: list[HorsiesError]) -> dict[int, Route]:
         """Return the routes of the nodes with tasks; adds the mistakes to the problems."""

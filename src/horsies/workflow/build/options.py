@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, assert_never
 from horsies.errors import ErrorCode
 from horsies.retry import RetryPolicy
 from horsies.tasks.definition import NAME_LENGTH_MAX, TIMEOUT_MS_MIN, is_storable_name
-from horsies.tasks.request import DELAY_SECONDS_MAX, is_delay, timestamp_problem
+from horsies.tasks.options import DELAY_SECONDS_MAX, is_delay, timestamp_problem
 from horsies.workflow.nodes.nodes import (
     AnyNode,
     MapNode,

@@ -20,7 +20,8 @@ from horsies.error_codes import OperationalErrorCode
 from horsies.errors import ErrorCode, ValidationReport, WorkflowValidationError, raise_collected
 from horsies.ids import stored_form
 from horsies.retry import RetryPolicy
-from horsies.tasks.request import encode_options, max_retries
+from horsies.tasks.options import encode_options
+from horsies.tasks.request import max_retries
 from horsies.workflow.build.graph import Graph, key_problem, no_key
 from horsies.workflow.build.shape import NESTING_DEPTH_MAX
 from horsies.workflow.nodes.nodes import (
@@ -171,21 +172,24 @@ def _refuse_incomplete(graph: Graph) -> None:
     report = ValidationReport(f"workflow {graph.name!r}")
     if problem := key_problem(graph.definition_key):
         report.add(no_key(f"Workflow {graph.name!r}", problem))
-    if graph.internal_route is None:
-        for attribute, plural, code in (
-            ("queue", "queues", ErrorCode.WORKFLOW_UNRESOLVED_QUEUE),
-            ("priority", "priorities", ErrorCode.WORKFLOW_UNRESOLVED_PRIORITY),
-        ):
-            if any(getattr(node, attribute, None) is None for node in graph.nodes):
-                report.add(
-                    WorkflowValidationError(
-                        f"The {plural} of workflow {graph.name!r} are not known: no application "
-                        "built it.",
-                        code=code,
-                        help_text="build it with app.workflow(...) instead of WorkflowSpec(...)",
-                    )
-                )
+    if graph.internal_route is None and (missing := _unrouted(graph)):
+        code, what = missing
+        report.add(
+            WorkflowValidationError(
+                f"The {what} of workflow {graph.name!r} are not known: no application built it.",
+                code=code,
+                help_text="build it with app.workflow(...) instead of WorkflowSpec(...)",
+            )
+        )
     raise_collected(report)
+
+
+def _unrouted(graph: Graph) -> tuple[ErrorCode, str] | None:
+    if any(getattr(node, "queue", None) is None for node in graph.nodes):
+        return ErrorCode.WORKFLOW_UNRESOLVED_QUEUE, "queues"
+    if any(getattr(node, "priority", None) is None for node in graph.nodes):
+        return ErrorCode.WORKFLOW_UNRESOLVED_PRIORITY, "priorities"
+    return None
 
 
 def _node_plans(graph: Graph) -> Iterator[dict[str, Any]]:

@@ -189,29 +189,36 @@ def _raise_all(name: str, errors: Iterable[WorkflowValidationError]) -> None:
 
 
 def shape_problems(nodes: NodeIndex) -> Iterator[WorkflowValidationError]:
-    """Find foreign dependencies, missing roots, cycles, bad joins and sources outside waits_for."""
+    """Find foreign dependencies, cycles, bad joins and sources outside waits_for.
+
+    Without a root, one of the first two is found, and names the mistake.
+    """
+    yield from _foreign_dependencies(nodes)
     for index in sorted(nodes.readable):
         yield from _edge_problems(nodes, index)
-    if all(nodes.waits_for):
-        yield WorkflowValidationError(
-            f"Every node of workflow {nodes.workflow_name!r} waits for another; none can start.",
-            code=ErrorCode.WORKFLOW_NO_ROOT_TASKS,
-            help_text="leave waits_for out of at least one node",
-        )
     yield from _cycle_problems(nodes)
     yield from _nesting_problems(nodes)
 
 
+def _foreign_dependencies(nodes: NodeIndex) -> Iterator[WorkflowValidationError]:
+    """Find nodes that are not in the workflow; one that several nodes wait for is one mistake."""
+    found: dict[int, tuple[AnyNode, list[str]]] = {}
+    for index, others in enumerate(nodes.waits_for):
+        for other in others:
+            if nodes.position(other) is None:
+                found.setdefault(id(other), (other, []))[1].append(repr(nodes.ids[index]))
+    for other, waiting in found.values():
+        several = len(waiting) > 1
+        yield WorkflowValidationError(
+            f"Node{'s' * several} {', '.join(waiting)} of workflow {nodes.workflow_name!r} "
+            f"wait{'s' * (not several)} for {_shown(other)}, which is not in the workflow.",
+            code=ErrorCode.WORKFLOW_INVALID_DEPENDENCY,
+            help_text="add that node to the workflow, or remove it from waits_for",
+        )
+
+
 def _edge_problems(nodes: NodeIndex, index: int) -> Iterator[WorkflowValidationError]:
     node = nodes.members[index]
-    for other in nodes.waits_for[index]:
-        if nodes.position(other) is None:
-            yield nodes.error(
-                index,
-                ErrorCode.WORKFLOW_INVALID_DEPENDENCY,
-                f"waits for {_shown(other)}, which is not in the workflow",
-                "add that node to the workflow, or remove it from waits_for",
-            )
     if problem := _join_problem(node, len(nodes.waits_for[index])):
         yield nodes.error(index, ErrorCode.WORKFLOW_INVALID_JOIN, problem)
     if isinstance(node, CallingNode):
@@ -272,14 +279,20 @@ def _cycle_problems(nodes: NodeIndex) -> Iterator[WorkflowValidationError]:
     if not waiting:
         return
     cycle = _some_cycle(nodes, waiting)
-    shown = [nodes.ids[index] for index in cycle[:_CYCLE_NODES_SHOWN]]
+    shown = [_with_name(nodes, index) for index in cycle[:_CYCLE_NODES_SHOWN]]
     more = [f"{len(cycle) - len(shown)} more"] if len(cycle) > len(shown) else []
     yield WorkflowValidationError(
-        f"The nodes of workflow {nodes.workflow_name!r} wait for each other in a circle.",
+        f"The nodes of workflow {nodes.workflow_name!r} wait for each other in a circle: "
+        f"{' waits for '.join([*shown, *more, shown[0]])}.",
         code=ErrorCode.WORKFLOW_CYCLE_DETECTED,
-        notes=[" waits for ".join([*shown, *more, shown[0]])],
         help_text="remove one of these dependencies",
     )
+
+
+def _with_name(nodes: NodeIndex, index: int) -> str:
+    """Name a node by its id and, unless they are the same, by its task."""
+    node_id, name = nodes.ids[index], nodes.members[index].name
+    return node_id if node_id == name else f"{node_id} ({name})"
 
 
 def _unreachable(nodes: NodeIndex) -> set[int]:

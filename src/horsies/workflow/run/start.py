@@ -17,7 +17,7 @@ from horsies.errors import HorsiesError
 from horsies.ids import new_id
 from horsies.result import Err, Ok
 from horsies.tasks.broker import BrokerOperationError, BrokerResult, PostgresBroker
-from horsies.tasks.request import KEY_LENGTH_MAX, is_key
+from horsies.tasks.options import KEY_LENGTH_MAX, is_key
 from horsies.workflow.build.graph import Graph
 from horsies.workflow.build.plan import HasGraph, fingerprint, plan
 from horsies.workflow.nodes.nodes import YieldsValue

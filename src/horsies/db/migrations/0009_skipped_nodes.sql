@@ -1,0 +1,2 @@
+-- A skipped node has no completed_at: it never began, so it did not complete. Rows of earlier releases keep
+-- theirs. The functions change, and nothing else does.

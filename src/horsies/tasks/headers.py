@@ -1,0 +1,56 @@
+"""Headers: small texts that travel with a task and with the tasks that it sends.
+
+A tenant, a trace id or the name of a user are typical ones. They are stored in the task's options. While a
+child runs a task, sends of that process take over the headers of the task.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+HEADERS_BYTES_MAX = 8_192
+
+_NONE: Mapping[str, str] = {}
+# One task runs in a process at a time; a module variable also reaches the threads that the task starts.
+_inherited: Mapping[str, str] = _NONE
+
+
+def set_inherited(headers: Mapping[str, str] | None) -> None:
+    """Set the headers of the running task, which its sends take over; None when it has ended."""
+    global _inherited
+    _inherited = headers or _NONE
+
+
+def inherited() -> Mapping[str, str]:
+    """Return the headers of the running task; empty outside of tasks."""
+    return _inherited
+
+
+def merged(headers: Mapping[str, str] | None) -> Mapping[str, str]:
+    """Return the inherited headers under those of a send."""
+    if not _inherited:
+        return headers or _NONE
+    return {**_inherited, **headers} if headers else _inherited
+
+
+def headers_problem(headers: object) -> str | None:
+    """Return why these headers cannot be stored, or None."""
+    if not isinstance(headers, Mapping):
+        return f"headers must be a dictionary of texts, not {type(headers).__name__}"
+    size = 0
+    for name, value in headers.items():
+        if not isinstance(name, str) or not name:
+            return "the name of a header must be a text that is not empty"
+        if not isinstance(value, str):
+            return f"header {name[:40]!r} must be a text, not {type(value).__name__}"
+        try:
+            size += len(name.encode()) + len(value.encode())
+        except UnicodeEncodeError:
+            return f"header {name[:40]!a} contains a lone surrogate; replace that character"
+        if "\0" in name or "\0" in value:
+            return f"header {name[:40]!a} contains a NUL character; remove it"
+    if size > HEADERS_BYTES_MAX:
+        return (
+            f"headers are {size:,} bytes, more than {HEADERS_BYTES_MAX:,}; send an argument instead"
+        )
+    return None

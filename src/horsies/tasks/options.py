@@ -1,0 +1,226 @@
+"""The options of a send: their types, their checks, and the values that a row gets from them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from enum import Enum
+from typing import Any, Final, Literal, TypeAlias, TypedDict, get_args
+
+from horsies.config.app import AppConfig
+from horsies.retry import RetryPolicy
+from horsies.tasks.definition import TIMEOUT_MS_MIN, TaskDefinition
+from horsies.tasks.headers import headers_problem, merged
+from horsies.validation import SECONDS_MAX
+
+KEY_LENGTH_MAX = 255
+DELAY_SECONDS_MAX = SECONDS_MAX
+TIMEOUT_MS_MAX = 2**31 - 1
+# A thousand years: PostgreSQL before version 17 has no infinite interval.
+KEPT_FOREVER_SECONDS = 1_000 * 366 * 86_400.0
+
+_NO_OPTIONS = '{"retry_policy":null,"good_until":null}'
+
+
+class Unset(Enum):
+    """Marks an omitted option where None is a value."""
+
+    UNSET = "UNSET"
+
+
+UNSET: Final = Unset.UNSET
+
+Uniqueness: TypeAlias = Literal["while_waiting", "while_open", "forever"]
+
+
+class SendKeywords(TypedDict, total=False):
+    """The keyword arguments of ``task.with_options``."""
+
+    good_until: datetime | Unset | None
+    idempotency_key: str | None
+    unique: Uniqueness
+    priority: int | None
+    queue_name: str | None
+    timeout_ms: int | None
+    retry_policy: RetryPolicy | None
+    at: datetime | None
+    delay: timedelta | None
+    headers: Mapping[str, str] | None
+    retention: timedelta | None
+    transaction: object
+
+
+@dataclass(frozen=True, slots=True)
+class SendOptions:
+    """The options of one send; see ``TaskFunction.with_options``."""
+
+    good_until: datetime | Unset | None = UNSET
+    idempotency_key: str | None = None
+    priority: int | None = None
+    transaction: object = field(default=None, repr=False)
+    unique: Uniqueness = "forever"
+    queue_name: str | None = None
+    timeout_ms: int | None = None
+    retry_policy: RetryPolicy | None = None
+    at: datetime | None = None
+    delay: timedelta | None = None
+    headers: Mapping[str, str] | None = None
+    retention: timedelta | None = None
+
+
+def with_overrides(
+    config: AppConfig, definition: TaskDefinition, options: SendOptions
+) -> TaskDefinition:
+    """Return the task as this send wants it: its queue, time limit and retry policy replaced."""
+    changes: dict[str, Any] = {}
+    if options.queue_name is not None:
+        priorities = {queue.name: queue.priority for queue in config.queues()}
+        name = options.queue_name
+        changes |= {"queue_name": name, "priority": priorities[name]}
+    if options.timeout_ms is not None:
+        changes["timeout_ms"] = options.timeout_ms
+    if options.retry_policy is not None:
+        changes["retry_policy"] = options.retry_policy
+    return replace(definition, **changes) if changes else definition
+
+
+def retention_seconds(config: AppConfig, queue_name: str, options: SendOptions) -> float | None:
+    """Return how long this task is kept after its end: the send's time, else that of the queue."""
+    if options.retention is not None:
+        return options.retention.total_seconds()
+    by_queue = config.recovery.queue_retention
+    if not by_queue or queue_name not in by_queue:
+        return None
+    kept = by_queue[queue_name]
+    return KEPT_FOREVER_SECONDS if kept is None else kept.total_seconds()
+
+
+def encode_options(
+    definition: TaskDefinition,
+    good_until: datetime | None,
+    headers: Mapping[str, str] | None = None,
+) -> str:
+    """Return the options stored with the row: they alone drive its retries, even after a deploy."""
+    policy = definition.retry_policy
+    if policy is None and good_until is None and not headers:
+        return _NO_OPTIONS
+    stored: dict[str, Any] = {
+        "retry_policy": policy.to_json() if policy else None,
+        "good_until": good_until.isoformat() if good_until else None,
+    }
+    if headers:
+        stored["headers"] = dict(headers)
+    return json.dumps(stored, separators=(",", ":"))
+
+
+def option_problem(
+    config: AppConfig, options: SendOptions, delay_seconds: float | Unset = UNSET
+) -> str | None:
+    """Describe an invalid option in one sentence, or return None."""
+    return (
+        _time_problem(options, delay_seconds)
+        or _key_problem(options)
+        or _override_problem(config, options)
+        or _stored_problem(options)
+    )
+
+
+def _time_problem(options: SendOptions, delay_seconds: float | Unset) -> str | None:
+    good_until, at, delay = options.good_until, options.at, options.delay
+    if not isinstance(good_until, Unset | None) and (problem := timestamp_problem(good_until)):
+        return f"good_until {problem}"
+    if not isinstance(delay_seconds, Unset) and not is_delay(delay_seconds):
+        return "delay_seconds must be a number of seconds from 0 to 100 years"
+    if at is None and delay is None:
+        return None
+    if at is not None and delay is not None:
+        return "at and delay exclude each other; leave one of them out"
+    if not isinstance(delay_seconds, Unset):
+        return "schedule has a delay of its own; use send with the options at or delay"
+    if at is not None and (problem := timestamp_problem(at)):
+        return f"at {problem}"
+    if delay is not None and not is_duration(delay, timedelta(0)):
+        return "delay must be a timedelta from 0 to 100 years"
+    return None
+
+
+def _key_problem(options: SendOptions) -> str | None:
+    key, unique = options.idempotency_key, options.unique
+    if key is not None and not is_key(key):
+        return f"idempotency_key must be a text of 1 to {KEY_LENGTH_MAX} characters"
+    if unique == "forever":
+        return None
+    if unique not in get_args(Uniqueness):
+        return "unique must be 'while_waiting', 'while_open' or 'forever'"
+    if key is None:
+        return "unique needs an idempotency_key, which names the tasks that must not exist twice"
+    return None
+
+
+def _override_problem(config: AppConfig, options: SendOptions) -> str | None:
+    priority, timeout_ms = options.priority, options.timeout_ms
+    if priority is not None and (type(priority) is not int or not 1 <= priority <= 100):
+        return "priority must be a whole number from 1 (first) to 100 (last)"
+    if timeout_ms is not None and not (
+        type(timeout_ms) is int and TIMEOUT_MS_MIN <= timeout_ms <= TIMEOUT_MS_MAX
+    ):
+        return f"timeout_ms must be a whole number of at least {TIMEOUT_MS_MIN} milliseconds"
+    policy = options.retry_policy
+    if not isinstance(policy, RetryPolicy | None):
+        return f"retry_policy must be a RetryPolicy, not {type(policy).__name__}"
+    return None if options.queue_name is None else _queue_problem(config, options.queue_name)
+
+
+def _queue_problem(config: AppConfig, queue_name: object) -> str | None:
+    names = [queue.name for queue in config.queues()]
+    if isinstance(queue_name, str) and queue_name in names:
+        return None
+    return (
+        f"this application has no queue {queue_name!r}; choose one of {', '.join(names)}, or use "
+        "app.send_by_name for a queue of another application"
+    )
+
+
+def _stored_problem(options: SendOptions) -> str | None:
+    headers = (
+        merged(options.headers) if isinstance(options.headers, Mapping | None) else options.headers
+    )
+    if headers and (problem := headers_problem(headers)):
+        return problem
+    if options.retention is not None and not is_duration(options.retention, timedelta(seconds=1)):
+        return "retention must be a timedelta from one second to 100 years"
+    return None
+
+
+def timestamp_problem(timestamp: object) -> str | None:
+    """Return why a value cannot be stored as a point in time, or None."""
+    if not isinstance(timestamp, datetime):
+        return "is not a datetime"
+    try:
+        if timestamp.utcoffset() is None:
+            return "has no time zone; write datetime(..., tzinfo=UTC) or call .astimezone()"
+        timestamp.astimezone(UTC)
+    except (OverflowError, ValueError):
+        return "cannot be written in UTC; give a date between the years 1 and 9999"
+    return None
+
+
+def is_key(key: object) -> bool:
+    """Check that PostgreSQL can store the value as a caller's key."""
+    if not isinstance(key, str) or not 1 <= len(key) <= KEY_LENGTH_MAX or "\0" in key:
+        return False
+    return key.isprintable() or not any(0xD800 <= ord(character) <= 0xDFFF for character in key)
+
+
+def is_delay(delay_seconds: object) -> bool:
+    if isinstance(delay_seconds, bool) or not isinstance(delay_seconds, int | float):
+        return False
+    return 0 <= delay_seconds <= DELAY_SECONDS_MAX
+
+
+def is_duration(value: object, shortest: timedelta) -> bool:
+    return isinstance(value, timedelta) and shortest <= value <= timedelta(
+        seconds=DELAY_SECONDS_MAX
+    )
