@@ -28,6 +28,7 @@ from horsies.config.app import (
 )
 from horsies.config.postgres import PostgresConfig
 from horsies.config.schedules import ScheduleConfig, TaskSchedule, WorkflowSchedule
+from horsies.current_task import CurrentTask, current_task
 from horsies.db.statements.monitor import (
     ExpiredTask,
     QueueState,
@@ -36,7 +37,7 @@ from horsies.db.statements.monitor import (
     WorkerStats,
 )
 from horsies.db.statements.schedules import ScheduleRun, ScheduleState
-from horsies.db.statements.tasks import TaskAttemptInfo
+from horsies.db.statements.tasks import TaskAttemptInfo, TaskProgress
 from horsies.error_codes import (
     BUILTIN_CODE_REGISTRY,
     BuiltInTaskCode,
@@ -50,10 +51,16 @@ from horsies.errors import (
     ErrorCode,
     HorsiesError,
     MultipleValidationErrors,
+    NoCurrentTaskError,
     RegistryError,
+    ResultTimeout,
+    ResultUnavailable,
+    RetryLater,
     SourceLocation,
     TaskDefinitionError,
+    TaskFailed,
     TaskStopped,
+    TaskWatchFailed,
     ValidationReport,
     WorkflowContextMissingIdError,
     WorkflowValidationError,
@@ -71,7 +78,7 @@ from horsies.states import (
     WorkflowStatus,
     WorkflowTaskStatus,
 )
-from horsies.task import TaskFunction, TaskSendOptions
+from horsies.task import TaskFunction, TaskSendFailed, TaskSendOptions
 from horsies.task_result import SubWorkflowError, SubWorkflowSummary, TaskError, TaskResult
 from horsies.tasks.broker import BrokerErrorCode, BrokerOperationError, BrokerResult, PostgresBroker
 from horsies.tasks.handle import (
@@ -81,6 +88,7 @@ from horsies.tasks.handle import (
     TaskHandle,
     TaskInfo,
 )
+from horsies.tasks.options import OutgoingTask
 from horsies.tasks.request import TaskSendError, TaskSendErrorCode, TaskSendPayload, TaskSendResult
 from horsies.tasks.send import TaskCall
 from horsies.timetable.next_run import calculate_next_run
@@ -162,11 +170,20 @@ __all__ = [
     "TaskHandle",
     "TaskInfo",
     "TaskAttemptInfo",
+    "TaskProgress",
     "TaskCancelled",
     "TaskRetried",
     "TaskActionError",
     "TaskActionErrorCode",
+    "TaskFailed",
+    "ResultUnavailable",
+    "ResultTimeout",
+    "RetryLater",
     "TaskStopped",
+    "TaskWatchFailed",
+    "current_task",
+    "CurrentTask",
+    "NoCurrentTaskError",
     "ChildProcessStartHook",
     "get_current_app",
     # configuration
@@ -226,7 +243,9 @@ __all__ = [
     "TaskSendResult",
     "TaskSendError",
     "TaskSendErrorCode",
+    "TaskSendFailed",
     "TaskSendPayload",
+    "OutgoingTask",
     # workflows
     "WorkflowSpec",
     "WorkflowDefinition",

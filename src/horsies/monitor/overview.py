@@ -31,11 +31,11 @@ from horsies.db.statements.monitor import (
     read_task_detail,
     read_waiting,
 )
-from horsies.db.statements.tasks import TaskAttemptInfo, TaskId
+from horsies.db.statements.tasks import TaskAttemptInfo, TaskId, TaskProgress
 from horsies.ids import stored_form
 from horsies.states import TaskStatus
 from horsies.tasks.broker import BrokerErrorCode, BrokerResult, PostgresBroker
-from horsies.tasks.handle import attempts_script
+from horsies.tasks.handle import attempts_script, progress_script
 
 # A busy worker updates seen_at every two seconds, an idle one every notify_poll_interval_ms: five seconds
 # by default and never more than 300.
@@ -94,6 +94,7 @@ class TaskReport:
     task: TaskDetail
     attempts: list[TaskAttemptInfo]
     waits_because: list[str] = field(default_factory=list)
+    progress: TaskProgress | None = None
 
 
 def read_overview(broker: PostgresBroker, configured: Iterable[str] = ()) -> BrokerResult[Overview]:
@@ -198,7 +199,8 @@ def _task_script(task_id: str, payload: bool) -> Script[TaskReport | None]:
         return None
     attempts = yield from attempts_script(stored)
     waiting = one_or_none((yield read_waiting, TaskId(stored)))
-    return TaskReport(task, attempts, [] if waiting is None else waiting_reasons(task, waiting))
+    reasons = [] if waiting is None else waiting_reasons(task, waiting)
+    return TaskReport(task, attempts, reasons, (yield from progress_script(stored)))
 
 
 def waiting_reasons(task: TaskDetail, waiting: Waiting) -> list[str]:
