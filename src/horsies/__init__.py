@@ -53,8 +53,12 @@ from horsies.errors import (
     MultipleValidationErrors,
     NoCurrentTaskError,
     RegistryError,
+    ResultTimeout,
+    ResultUnavailable,
+    RetryLater,
     SourceLocation,
     TaskDefinitionError,
+    TaskFailed,
     TaskStopped,
     TaskWatchFailed,
     ValidationReport,
@@ -74,7 +78,7 @@ from horsies.states import (
     WorkflowStatus,
     WorkflowTaskStatus,
 )
-from horsies.task import TaskFunction, TaskSendOptions
+from horsies.task import TaskFunction, TaskSendFailed, TaskSendOptions
 from horsies.task_result import SubWorkflowError, SubWorkflowSummary, TaskError, TaskResult
 from horsies.tasks.broker import BrokerErrorCode, BrokerOperationError, BrokerResult, PostgresBroker
 from horsies.tasks.handle import (
@@ -84,6 +88,7 @@ from horsies.tasks.handle import (
     TaskHandle,
     TaskInfo,
 )
+from horsies.tasks.options import OutgoingTask
 from horsies.tasks.request import TaskSendError, TaskSendErrorCode, TaskSendPayload, TaskSendResult
 from horsies.tasks.send import TaskCall
 from horsies.timetable.next_run import calculate_next_run
@@ -170,6 +175,10 @@ __all__ = [
     "TaskRetried",
     "TaskActionError",
     "TaskActionErrorCode",
+    "TaskFailed",
+    "ResultUnavailable",
+    "ResultTimeout",
+    "RetryLater",
     "TaskStopped",
     "TaskWatchFailed",
     "current_task",
@@ -234,7 +243,9 @@ __all__ = [
     "TaskSendResult",
     "TaskSendError",
     "TaskSendErrorCode",
+    "TaskSendFailed",
     "TaskSendPayload",
+    "OutgoingTask",
     # workflows
     "WorkflowSpec",
     "WorkflowDefinition",

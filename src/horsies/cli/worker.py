@@ -45,6 +45,7 @@ from horsies.worker.config import (
 )
 from horsies.worker.connection import DatabaseGivenUpError, NotificationsLostError
 from horsies.worker.cpus import usable_cpus
+from horsies.worker.in_flight import ends_logger
 from horsies.worker.loop import ExitCode, Worker
 from horsies.worker.pool.children import PoolSettings
 from horsies.worker.pool.launcher import StartMethod, default_start_method
@@ -100,6 +101,9 @@ ShutdownGraceOption = Annotated[
         help="Interrupt tasks that still run this long after a stop signal; default: wait.",
     ),
 ]
+QuietTasksOption = Annotated[
+    bool, typer.Option("--quiet-tasks", help="Do not log a line at the end of every task.")
+]
 WithSchedulerOption = Annotated[
     bool, typer.Option("--with-scheduler", help="Also run a scheduler in this process.")
 ]
@@ -121,6 +125,7 @@ def worker(  # noqa: PLR0913, PLR0917 - typer makes a flag of every parameter
     with_scheduler: WithSchedulerOption = False,
     loglevel: LogLevelOption = LogLevel.INFO,
     log_format: LogFormatOption = LogFormat.TEXT,
+    quiet_tasks: QuietTasksOption = False,
 ) -> None:
     """Run a worker: claim tasks, run each in a child process, store its result.
 
@@ -130,6 +135,8 @@ def worker(  # noqa: PLR0913, PLR0917 - typer makes a flag of every parameter
     """
     attach_handler(loglevel, log_format)
     attach_event_handler()
+    if quiet_tasks:
+        ends_logger.setLevel(logging.WARNING)
     named = module or locator
     app = open_app("worker", named)
     app.set_role("worker")

@@ -323,8 +323,8 @@ class AppConfig(FrozenModel):
     exception_mapper: Annotated[ExceptionMapper, PlainValidator(_copied_mapper)] = Field(
         default_factory=dict
     )
-    """The error codes of exceptions that leave a task function, by exact class. A task's own mapper
-    comes first. Defaults to {}."""
+    """The error codes of exceptions that leave a task function, by class; a class stands for its
+    subclasses too. A task's own mapper comes first. Defaults to {}."""
 
     default_unhandled_error_code: Annotated[str, PlainValidator(lambda value: value)] = (
         "UNHANDLED_EXCEPTION"

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 from pydantic_core import from_json, to_json
 
 from horsies.current_task import attempt_token
+from horsies.errors import checked_delay
 
 MAX_FRAME_BYTES = 1 << 30
 
@@ -100,7 +101,8 @@ class ChildReport(NamedTuple):
     """The outcome of an assignment: the encoded result, and an error's code and message.
 
     ``was_called`` is False when the child could not call the function, because the stored call does not
-    fit it: another release of the application may be able to.
+    fit it: another release of the application may be able to. The names of the classes of an exception
+    and the seconds of a RetryLater are for the decision to retry.
     """
 
     task_id: str
@@ -110,6 +112,8 @@ class ChildReport(NamedTuple):
     error_code: str | None
     error_message: str | None
     was_called: bool = True
+    exception_names: tuple[str, ...] = ()
+    retry_after: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,14 +237,16 @@ def encode_report(report: ChildReport, rss_bytes: int = 0, run_microseconds: int
     task_id, result = report.task_id, report.result_json
     code, message = report.error_code, report.error_message
     try:
-        body = f"{task_id}{result}{code or ''}{message or ''}".encode()
+        has_retry = bool(report.exception_names) or report.retry_after is not None
+        retry = json.dumps([report.exception_names, report.retry_after]) if has_retry else ""
+        body = f"{task_id}{result}{code or ''}{message or ''}{retry}".encode()
     except UnicodeEncodeError:
         return encode_report(_without_surrogates(report), rss_bytes, run_microseconds)
     header = _REPORT.pack(
         _REPORT.size - 4 + len(body),
         _KIND_REPORT,
         report.generation,
-        report.ok | (not report.was_called) << 1,
+        report.ok | (not report.was_called) << 1 | has_retry << 2,
         rss_bytes,
         run_microseconds,
         len(task_id),
@@ -265,7 +271,7 @@ def decode_report(frame: bytes) -> tuple[ChildReport, int, int]:
     result_end += id_end
     code_end = result_end if code_size == _NO_TEXT else result_end + code_size
     message_end = code_end if message_size == _NO_TEXT else code_end + message_size
-    if message_end != len(texts):
+    if message_end > len(texts) or (message_end != len(texts) and not flags & 4):
         raise ProtocolError("malformed report: its texts do not add up to its length")
     report = ChildReport(
         texts[:id_end],
@@ -273,10 +279,22 @@ def decode_report(frame: bytes) -> tuple[ChildReport, int, int]:
         bool(flags & 1),
         texts[id_end:result_end],
         None if code_size == _NO_TEXT else texts[result_end:code_end],
-        None if message_size == _NO_TEXT else texts[code_end:],
+        None if message_size == _NO_TEXT else texts[code_end:message_end],
         not flags & 2,
     )
+    if flags & 4:
+        names, retry_after = _retry_part(texts[message_end:])
+        report = report._replace(exception_names=names, retry_after=retry_after)
     return report, rss_bytes, run_microseconds
+
+
+def _retry_part(text: str) -> tuple[tuple[str, ...], float | None]:
+    try:
+        names, seconds = json.loads(text)
+        retry_after = None if seconds is None else checked_delay(seconds)
+        return tuple(map(str, names)), retry_after
+    except (ValueError, TypeError, RecursionError) as error:
+        raise ProtocolError("malformed report: its part for retries cannot be read") from error
 
 
 def _without_surrogates(report: ChildReport) -> ChildReport:

@@ -22,7 +22,7 @@ from pydantic import BaseModel
 
 from horsies import AppConfig, Horsies, RetryPolicy, TaskError, TaskResult
 from horsies.current_task import current_task
-from horsies.errors import TaskStopped
+from horsies.errors import RetryLater, TaskStopped
 from tests.support.workers import CONFIG_VARIABLE, JOURNAL_VARIABLE, broker_settings
 
 logger = logging.getLogger("programs")
@@ -209,6 +209,42 @@ def fail_on_schedule() -> TaskResult[str, TaskError]:
     return TaskResult(err=TaskError(error_code="FLAKY", message="never"))
 
 
+class Away(Exception):
+    """A base class that a library gives to its errors."""
+
+
+class Unplugged(Away):
+    pass
+
+
+@app.task(
+    "raise_then_work",
+    retry_policy=RetryPolicy.fixed([0.05, 0.1], auto_retry_for=[Away], jitter=False),
+)
+def raise_then_work() -> TaskResult[str, TaskError]:
+    task = current_task()
+    if task.attempt < 3:
+        raise Unplugged("the cable")
+    raise KeyError("something else")
+
+
+@app.task("ask_for_retry")
+def ask_for_retry(seconds: float, times: int) -> TaskResult[str, TaskError]:
+    task = current_task()
+    if task.attempt <= times:
+        raise RetryLater(seconds, "the gateway is busy")
+    return done()
+
+
+@app.task(
+    "ask_for_one_retry",
+    exception_mapper={RetryLater: "GATEWAY_BUSY"},
+    retry_policy=RetryPolicy.fixed([60], auto_retry_for=["TASK_TIMEOUT"]),
+)
+def ask_for_one_retry() -> TaskResult[str, TaskError]:
+    raise RetryLater(0)
+
+
 # Random, because an index compresses its entries.
 LONG_CODE = "".join(random.Random(1).choices(string.ascii_uppercase, k=5_000))
 
@@ -276,7 +312,9 @@ def sleep(seconds: float, label: str = "") -> TaskResult[str, TaskError]:
 
 @app.task(
     "sleep_again",
-    retry_policy=RetryPolicy.fixed([1] * 20, auto_retry_for=["WORKER_CRASHED"], jitter=False),
+    retry_policy=RetryPolicy.fixed(
+        [1] * 20, auto_retry_for=["WORKER_CRASHED", "WORKER_STOPPED"], jitter=False
+    ),
 )
 def sleep_again(seconds: float, label: str = "") -> TaskResult[str, TaskError]:
     return rest(seconds, label)
@@ -289,6 +327,20 @@ async def sleep_async(seconds: float) -> TaskResult[str, TaskError]:
         await asyncio.sleep(seconds)
     finally:
         write_down("clean-up")
+    return done()
+
+
+@app.task("sleep_or_fail", on_stop="fail")
+def sleep_or_fail(seconds: float) -> TaskResult[str, TaskError]:
+    write_down("start")
+    time.sleep(seconds)
+    return done()
+
+
+@app.task("sleep_or_return", on_stop="requeue")
+def sleep_or_return(seconds: float) -> TaskResult[str, TaskError]:
+    write_down("start")
+    time.sleep(seconds)
     return done()
 
 

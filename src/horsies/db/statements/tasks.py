@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from horsies.db.statement import StatementFile
 from horsies.states import TaskAttemptOutcome, TaskStatus
+from horsies.task_result import json_object
 
 TASKS = StatementFile("tasks.sql")
 
@@ -153,6 +154,12 @@ class TaskAttemptInfo:
     worker_hostname: str | None
     worker_pid: int | None
     worker_process_name: str | None
+    retry_reason: str | None = None
+    """The rule that decided whether the task is retried: "retried by code GATEWAY_DOWN"."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the attempt as plain JSON values."""
+        return json_object(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +171,10 @@ class TaskProgress:
     total: float | None
     note: str | None
     reported_at: datetime
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the progress as plain JSON values."""
+        return json_object(self)
 
     def __str__(self) -> str:
         total = "" if self.total is None else f" of {_plain(self.total)}"

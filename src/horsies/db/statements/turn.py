@@ -181,6 +181,8 @@ class RetryTasks(NamedTuple):
     error_codes: Sequence[str | None]
     error_messages: Sequence[str | None]
     failed_reasons: Sequence[str | None]
+    retry_reasons: Sequence[str | None] = NOTHING
+    max_retries: Sequence[int] = NOTHING
 
 
 class FailTasks(NamedTuple):
@@ -195,6 +197,7 @@ class FailTasks(NamedTuple):
     error_codes: Sequence[str | None]
     error_messages: Sequence[str | None]
     failed_reasons: Sequence[str | None]
+    retry_reasons: Sequence[str | None] = NOTHING
 
 
 class FinishedTask(NamedTuple):

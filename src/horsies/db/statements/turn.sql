@@ -26,18 +26,21 @@ RETURNING task_id::text
 
 -- name: retry_tasks
 -- RUNNING -> PENDING, due after the delay, and the attempt row. A retry that would start at or after
--- good_until does not match; fail_tasks, run after this on the same rows, takes it.
+-- good_until does not match; fail_tasks, run after this on the same rows, takes it. "max_retries" raises the limit
+-- of a task without a policy to that of the rule that retries it, and by one for a task that returns to its queue
+-- because its worker stops.
 WITH report AS MATERIALIZED (
     SELECT *, clock_timestamp() + delay_seconds * interval '1 second' AS due_at
     FROM unnest(%(ids)s::uuid[], %(generations)s::integer[], %(delays_seconds)s::float8[],
                 %(outcomes)s::text[], %(error_codes)s::text[], %(error_messages)s::text[],
-                %(failed_reasons)s::text[])
-        AS sent (id, generation, delay_seconds, outcome, error_code, error_message, failed_reason)),
+                %(failed_reasons)s::text[], %(retry_reasons)s::text[], %(max_retries)s::integer[])
+        AS sent (id, generation, delay_seconds, outcome, error_code, error_message, failed_reason,
+                 retry_reason, max_retries)),
 finished AS (
     UPDATE horsies_tasks AS task SET
         status = 'PENDING', retry_count = task.retry_count + 1, claimed_by_worker_id = NULL,
         claimed_at = NULL, next_retry_at = report.due_at, enqueued_at = report.due_at,
-        updated_at = clock_timestamp()
+        max_retries = greatest(task.max_retries, report.max_retries), updated_at = clock_timestamp()
     FROM report
     WHERE task.id = report.id AND task.generation = report.generation AND task.id = ANY(%(ids)s::uuid[])
       AND task.claimed_by_worker_id IS NOT DISTINCT FROM %(worker_id)s AND coalesce(task.status, '') = 'RUNNING'
@@ -45,12 +48,12 @@ finished AS (
       AND (task.good_until IS NULL OR report.due_at < task.good_until)
     RETURNING task.id, task.retry_count, task.started_at, task.worker_hostname, task.worker_pid,
         task.worker_process_name, report.outcome, report.error_code, report.error_message,
-        report.failed_reason)
+        report.failed_reason, report.retry_reason)
 INSERT INTO horsies_task_attempts (
     task_id, attempt, outcome, will_retry, started_at, finished_at, error_code, error_message, failed_reason,
-    worker_id, worker_hostname, worker_pid, worker_process_name)
+    retry_reason, worker_id, worker_hostname, worker_pid, worker_process_name)
 SELECT id, retry_count, outcome, true, started_at, clock_timestamp(), error_code, error_message,
-    failed_reason, %(worker_id)s, worker_hostname, worker_pid, worker_process_name
+    failed_reason, retry_reason, %(worker_id)s, worker_hostname, worker_pid, worker_process_name
 FROM finished
 ON CONFLICT (task_id, attempt) DO NOTHING
 RETURNING task_id::text
@@ -64,18 +67,19 @@ WITH finished AS (
         next_retry_at = NULL
     FROM unnest(%(ids)s::uuid[], %(generations)s::integer[], %(statuses)s::text[], %(results)s::text[],
                 %(outcomes)s::text[], %(error_codes)s::text[], %(error_messages)s::text[],
-                %(failed_reasons)s::text[])
-        AS report (id, generation, status, result, outcome, error_code, error_message, failed_reason)
+                %(failed_reasons)s::text[], %(retry_reasons)s::text[])
+        AS report (id, generation, status, result, outcome, error_code, error_message, failed_reason,
+                   retry_reason)
     WHERE task.id = report.id AND task.generation = report.generation AND task.id = ANY(%(ids)s::uuid[])
       AND task.claimed_by_worker_id IS NOT DISTINCT FROM %(worker_id)s AND coalesce(task.status, '') = 'RUNNING'
     RETURNING task.id, task.retry_count, task.started_at, task.worker_hostname, task.worker_pid,
         task.worker_process_name, report.outcome, report.error_code, report.error_message,
-        report.failed_reason)
+        report.failed_reason, report.retry_reason)
 INSERT INTO horsies_task_attempts (
     task_id, attempt, outcome, started_at, finished_at, error_code, error_message, failed_reason,
-    worker_id, worker_hostname, worker_pid, worker_process_name)
+    retry_reason, worker_id, worker_hostname, worker_pid, worker_process_name)
 SELECT id, retry_count + 1, outcome, started_at, clock_timestamp(), error_code, error_message, failed_reason,
-    %(worker_id)s, worker_hostname, worker_pid, worker_process_name
+    retry_reason, %(worker_id)s, worker_hostname, worker_pid, worker_process_name
 FROM finished
 ON CONFLICT (task_id, attempt) DO NOTHING
 RETURNING task_id::text

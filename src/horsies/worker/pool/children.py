@@ -56,6 +56,7 @@ class Died:
     pid: int
     description: str
     started: bool = True
+    run_seconds: float | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +67,7 @@ class Stopped:
     pid: int
     forced: bool
     reason: str
+    run_seconds: float | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,7 +268,8 @@ class Children:
         assignment = self.release(child)
         if assignment is None or child.stop_reason is None:
             raise ProtocolError("stopped out of turn")
-        self.events.append(Stopped(assignment, child.known_pid, False, child.stop_reason))
+        seconds = time.monotonic() - child.assigned_at
+        self.events.append(Stopped(assignment, child.known_pid, False, child.stop_reason, seconds))
         self.retire(child)
 
     def note_closed(self, child: ChildProcess) -> None:
@@ -346,10 +349,13 @@ class Children:
         description = child.verdict or os_process.describe_exit(exit_code)
         pid = child.known_pid
         if assignment is not None:
+            seconds = time.monotonic() - child.assigned_at
             if child.stop_reason is not None:
-                self.events.append(Stopped(assignment, pid, child.was_killed, child.stop_reason))
+                stopped = Stopped(assignment, pid, child.was_killed, child.stop_reason, seconds)
+                self.events.append(stopped)
             else:
-                self.events.append(Died(assignment, pid, description, child.may_have_started()))
+                started = child.may_have_started()
+                self.events.append(Died(assignment, pid, description, started, seconds))
         elif exit_code == EXIT_HOOK_FAILED and child.ready_at is None:
             name, problem = child.failed_hook or ("unknown", "failed")
             self.delay.note_early_death()
