@@ -98,8 +98,11 @@ def test_a_claimed_task_carries_what_a_child_needs(connection: Connection[Any]) 
     )
     (task,) = claim(connection)
     row = row_of(connection, task_id)
-    enqueued_at = connection.execute("SELECT enqueued_at::text FROM horsies_tasks").fetchone()
-    assert enqueued_at is not None
+    times = connection.execute(
+        "SELECT enqueued_at::text, sent_at::text, good_until::text FROM horsies_tasks"
+    ).fetchone()
+    assert times is not None
+    enqueued_at, sent_at, good_until = times
     assert task == ClaimedTask(
         task_id,
         1,
@@ -113,7 +116,8 @@ def test_a_claimed_task_carries_what_a_child_needs(connection: Connection[Any]) 
         500,
         worker_pid=1,
         priority=100,
-        enqueued_at=enqueued_at[0],
+        enqueued_at=enqueued_at,
+        details=f"{sent_at or ''}\n{enqueued_at}\n{good_until}\n\n\n\n\n",
     )
     assert (row["status"], row["claimed_by_worker_id"]) == ("RUNNING", "worker-1")
     assert (row["worker_hostname"], row["worker_pid"]) == ("host", 1)
