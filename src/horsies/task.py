@@ -13,7 +13,7 @@ from horsies.task_result import TaskError, TaskResult
 from horsies.tasks.definition import TaskDefinition
 from horsies.tasks.handle import TaskHandle, is_loop_running
 from horsies.tasks.invoke import invoke
-from horsies.tasks.options import SendKeywords, SendOptions
+from horsies.tasks.options import NO_OPTIONS, SendKeywords, SendOptions
 from horsies.tasks.request import TaskSendError, TaskSendResult
 from horsies.tasks.send import (
     Producer,
@@ -106,7 +106,7 @@ class TaskFunction(TaskSendOptions[P, T]):
     """
 
     def __init__(self, producer: Producer, definition: TaskDefinition) -> None:
-        super().__init__(producer, definition, SendOptions())
+        super().__init__(producer, definition, NO_OPTIONS)
         # Only here: a workflow node takes any object with a definition for its task, and would ignore
         # the options of TaskSendOptions.
         self.definition = definition

@@ -44,9 +44,11 @@ def _older_commits() -> Iterator[str]:
     """Commits whose schema is older than that of this code, the newest first."""
     added = _git("log", "--diff-filter=A", "--no-renames", "--format=%H", "--", MIGRATIONS)
     for commit in ["HEAD", *(f"{one}^" for one in added)]:
-        names = _git("ls-tree", "--name-only", commit, f"{MIGRATIONS}/")
-        versions = [int(Path(name).name[:4]) for name in names if name.endswith(".sql")]
-        if versions and max(versions) < schema_version():
+        listed = _git("ls-tree", "--name-only", commit, f"{MIGRATIONS}/")
+        names = {Path(name).name for name in listed if name.endswith(".sql")}
+        # On a branch, a migration may have had another number before it was merged.
+        is_ours = names <= {path.name for path in (REPOSITORY / MIGRATIONS).glob("*.sql")}
+        if names and is_ours and int(max(names)[:4]) < schema_version():
             yield commit
 
 
