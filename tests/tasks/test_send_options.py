@@ -193,7 +193,8 @@ def test_a_known_task_sent_by_name_keeps_its_options(queued: Horsies, connection
         (([], {}), {"queue_name": "mail"}, "a task name is a text of 1 to 255 characters"),
         (("x", {}), {}, "send_by_name needs a queue_name in CUSTOM queue mode"),
         (("x", {}), {"queue_name": "a b"}, "the queue name 'a b' must consist of letters"),
-        (("x", {}), {"queue_name": 7}, "queue_name must be a text, not int"),
+        (("horsies.expand", {}), {"queue_name": "mail"}, "belong to horsies itself"),
+        (("x", {}), {"queue_name": ["mail"]}, "queue_name must be a text, not list"),
         (("x", [1]), {"queue_name": "mail"}, "one dictionary of JSON values, not list"),
         (
             ("x", {"at": object()}),
