@@ -35,11 +35,9 @@ def price_order(order: str) -> TaskResult[int, TaskError]:
 
 
 @app.task("add_up")
-def add_up(
-    prices: TaskResult[list[TaskResult[int, TaskError]], TaskError],
-) -> TaskResult[int, TaskError]:
-    """Add up the results of the map, which are in the order of its list."""
-    return TaskResult(ok=sum(price.ok_value for price in prices.ok_value))
+def add_up(prices: list[int]) -> TaskResult[int, TaskError]:
+    """Add up the values of the map, which are in the order of its list."""
+    return TaskResult(ok=sum(prices))
 
 
 @app.task("book_carrier")
@@ -49,9 +47,9 @@ def book_carrier(total: int) -> TaskResult[str, TaskError]:
 
 
 @app.task("print_label")
-def print_label(carrier: TaskResult[str, TaskError]) -> TaskResult[str, TaskError]:
+def print_label(carrier: str) -> TaskResult[str, TaskError]:
     """Print the label of the parcel."""
-    return TaskResult(ok=f"fragile, {carrier.ok_value}")
+    return TaskResult(ok=f"fragile, {carrier}")
 
 
 class Shipping(WorkflowDefinition[str]):
@@ -61,9 +59,9 @@ class Shipping(WorkflowDefinition[str]):
     definition_key = "demo.shipping"
 
     @classmethod
-    def build_with(cls, app: Horsies, total: TaskResult[int, TaskError]) -> WorkflowSpec[str]:
+    def build_with(cls, app: Horsies, total: int) -> WorkflowSpec[str]:
         """Build the graph for one total."""
-        carrier = book_carrier.node(node_id="carrier")(total=total.ok_value)
+        carrier = book_carrier.node(node_id="carrier")(total=total)
         label = print_label.node(node_id="label")(carrier=from_node(carrier))
         return app.workflow("shipping", [carrier, label], output=label)
 

@@ -35,6 +35,7 @@ from horsies.config.app import (
 )
 from horsies.config.postgres import PostgresConfig
 from horsies.config.schedules import ScheduleConfig, TaskSchedule, WorkflowSchedule
+from horsies.current_task import CurrentTask, current_task
 from horsies.db.statements.monitor import (
     ExpiredTask,
     QueueState,
@@ -43,7 +44,7 @@ from horsies.db.statements.monitor import (
     WorkerStats,
 )
 from horsies.db.statements.schedules import ScheduleRun, ScheduleState
-from horsies.db.statements.tasks import TaskAttemptInfo
+from horsies.db.statements.tasks import TaskAttemptInfo, TaskProgress
 from horsies.error_codes import (
     BUILTIN_CODE_REGISTRY,
     BuiltInTaskCode,
@@ -57,10 +58,16 @@ from horsies.errors import (
     ErrorCode,
     HorsiesError,
     MultipleValidationErrors,
+    NoCurrentTaskError,
     RegistryError,
+    ResultTimeout,
+    ResultUnavailable,
+    RetryLater,
     SourceLocation,
     TaskDefinitionError,
+    TaskFailed,
     TaskStopped,
+    TaskWatchFailed,
     ValidationReport,
     WorkflowContextMissingIdError,
     WorkflowValidationError,
@@ -78,7 +85,7 @@ from horsies.states import (
     WorkflowStatus,
     WorkflowTaskStatus,
 )
-from horsies.task import TaskFunction, TaskSendOptions
+from horsies.task import TaskFunction, TaskSendFailed, TaskSendOptions
 from horsies.task_result import SubWorkflowError, SubWorkflowSummary, TaskError, TaskResult
 from horsies.tasks.broker import BrokerErrorCode, BrokerOperationError, BrokerResult, PostgresBroker
 from horsies.tasks.handle import (
@@ -170,11 +177,20 @@ __all__ = [
     "TaskHandle",
     "TaskInfo",
     "TaskAttemptInfo",
+    "TaskProgress",
     "TaskCancelled",
     "TaskRetried",
     "TaskActionError",
     "TaskActionErrorCode",
+    "TaskFailed",
+    "ResultUnavailable",
+    "ResultTimeout",
+    "RetryLater",
     "TaskStopped",
+    "TaskWatchFailed",
+    "current_task",
+    "CurrentTask",
+    "NoCurrentTaskError",
     "ChildProcessStartHook",
     "get_current_app",
     # configuration
@@ -234,6 +250,7 @@ __all__ = [
     "TaskSendResult",
     "TaskSendError",
     "TaskSendErrorCode",
+    "TaskSendFailed",
     "TaskSendPayload",
     "OutgoingTask",
     # workflows

@@ -6,48 +6,65 @@ registers tasks and creates the broker on first use.
 
 from __future__ import annotations
 
-import inspect
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from types import ModuleType
-from typing import Any, Never, TypeVar, Unpack
+from functools import partial
+from typing import Any, ParamSpec, TypeVar, Unpack, overload
 
 from horsies.check import import_errors, live_errors, policy_errors, policy_warnings
 from horsies.config.app import AppConfig
 from horsies.config.postgres import PostgresConfig
 from horsies.db.database import resolve_url
 from horsies.errors import ConfigurationError, ErrorCode, HorsiesError
-from horsies.modules import expand_module_globs, import_entries, import_entry, refuse_single_module
+from horsies.modules import (
+    expand_module_globs,
+    import_entries,
+    import_entry,
+    importing_module,
+    module_of,
+    refuse_single_module,
+)
 from horsies.monitor.operations import Operations
 from horsies.result import Ok
 from horsies.retry import RetryPolicy
 from horsies.scheduler.api import Schedules
 from horsies.scheduler.entry import Application, schedule_errors
-from horsies.task import AnyTask, TaskDecorator, TaskFunction
+from horsies.task import AnyTask, RegisteredTasks, TaskDecorator, TaskFunction
+from horsies.task_result import TaskError, TaskResult
 from horsies.tasks.broker import BrokerResult, PostgresBroker, build_broker
 from horsies.tasks.by_name import Ready, prepare_by_name, prepare_retry
 from horsies.tasks.definition import (
     DecoratorOptions,
+    OnStop,
     TaskDefinition,
     choose_queue,
     define,
     name_used_twice,
-    refuse_bad_hook,
-    refuse_bare_decorator,
 )
 from horsies.tasks.handle import TaskHandle
-from horsies.tasks.options import SendHook, SendKeywords, SendOptions
+from horsies.tasks.hooks import (
+    AroundTask,
+    ChildProcessHook,
+    Hooks,
+    add_once,
+    refuse_bad_around,
+    refuse_bad_hook,
+)
+from horsies.tasks.options import SendHook, SendKeywords, SendOptions, refuse_bad_send_hook
 from horsies.tasks.request import TaskSendError, TaskSendResult
 from horsies.tasks.send import Producer, store_prepared, store_prepared_async
 from horsies.workflow.checks import Builder, Case, RegisteredBuilder, workflow_errors
 from horsies.workflow.handles import WorkflowHandles
 from horsies.workflow.spec import WorkflowMaker
 
-ChildProcessStartHook = Callable[[], None]
-Hook = TypeVar("Hook", bound=ChildProcessStartHook)
+ChildProcessStartHook = ChildProcessHook
+P = ParamSpec("P")
+T = TypeVar("T")
+Hook = TypeVar("Hook", bound=ChildProcessHook)
+Around = TypeVar("Around", bound=AroundTask)
 SendHookType = TypeVar("SendHookType", bound=SendHook)
 MIGRATION_VARIABLE = "HORSIES_MIGRATE"
 SUPPRESSION_VARIABLES = ("HORSIES_SUPPRESS_SENDS", "TASKLIB_SUPPRESS_SENDS")
@@ -81,35 +98,15 @@ def _environment_migrates() -> bool:
     return value == "1"
 
 
-class RegisteredTasks(Mapping[str, AnyTask]):
-    """The registered tasks by name: ``app.tasks["add"]``. A call, ``app.tasks()``, returns a copy."""
-
-    def __init__(self, tasks: Mapping[str, AnyTask]) -> None:
-        self._tasks = tasks
-
-    def __getitem__(self, task_name: str) -> AnyTask:
-        return self._tasks[task_name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._tasks)
-
-    def __len__(self) -> int:
-        return len(self._tasks)
-
-    def __call__(self) -> dict[str, AnyTask]:
-        """Return the registered tasks in a dictionary of its own."""
-        return dict(self._tasks)
-
-
 class Horsies(Operations):
     """An application: configuration, tasks and broker.
 
     Example:
         app = Horsies("postgresql://localhost/shop")
 
-        @app.task("add")
-        def add(a: int, b: int) -> TaskResult[int, TaskError]:
-            return TaskResult(ok=a + b)
+        @app.task
+        def add(a: int, b: int) -> int:
+            return a + b
 
     A URL is short for ``AppConfig(broker=PostgresConfig(database_url=url))``. Without a configuration
     the database is the one named by HORSIES_DATABASE_URL or DATABASE_URL.
@@ -130,7 +127,8 @@ class Horsies(Operations):
         self._tasks: dict[str, AnyTask] = {}
         self.tasks = RegisteredTasks(self._tasks)
         self._modules: list[str] = []
-        self._hooks: list[ChildProcessStartHook] = []
+        self._home = importing_module()
+        self.hooks = Hooks()
         self._builders: list[RegisteredBuilder] = []
         self._broker: PostgresBroker | None = None
         self._broker_lock = threading.Lock()
@@ -142,28 +140,65 @@ class Horsies(Operations):
 
     # Defining tasks
 
+    # The overloads of TaskDecorator, for the decorator without parentheses.
+    @overload
+    def task(  # type: ignore[overload-overlap]
+        self, function: Callable[P, Awaitable[TaskResult[T, TaskError]]], /
+    ) -> TaskFunction[P, T, TaskResult[T, TaskError]]: ...
+    @overload
+    def task(
+        self, function: Callable[P, TaskResult[T, TaskError]], /
+    ) -> TaskFunction[P, T, TaskResult[T, TaskError]]: ...
+    @overload
+    def task(
+        self, function: Callable[P, Coroutine[Any, Any, T]], /
+    ) -> TaskFunction[P, T, Coroutine[Any, Any, T]]: ...
+    @overload
+    def task(self, function: Callable[P, T], /) -> TaskFunction[P, T, T]: ...
+    @overload
     def task(
         self,
-        task_name: str,
+        task_name: str | None = None,
         *,
         queue_name: str | None = None,
         retry_policy: RetryPolicy | None = None,
         exception_mapper: Mapping[type[BaseException], str] | None = None,
         default_unhandled_error_code: str | None = None,
         timeout_ms: int | None = None,
-        **unknown: Never,
-    ) -> TaskDecorator:
-        """Register a function as a task.
+        on_stop: OnStop = "finish",
+    ) -> TaskDecorator: ...
+    def task(
+        self,
+        task_name: Any = None,
+        *,
+        queue_name: str | None = None,
+        retry_policy: RetryPolicy | None = None,
+        exception_mapper: Mapping[type[BaseException], str] | None = None,
+        default_unhandled_error_code: str | None = None,
+        timeout_ms: int | None = None,
+        on_stop: OnStop = "finish",
+        **unknown: object,
+    ) -> Any:
+        """Register a function as a task; without a name, as ``module.function``.
+
+        The function returns a value, and raises ``TaskFailed`` for an error of its domain; or it
+        returns a ``TaskResult[T, TaskError]``.
 
         ``queue_name`` is required in CUSTOM mode and refused in DEFAULT mode. ``retry_policy`` lists
-        the error codes to retry and the waits. ``exception_mapper`` gives codes to exceptions that
+        the codes and exceptions to retry and the waits. ``exception_mapper`` gives codes to exceptions that
         leave the function. ``timeout_ms`` (at least 100) stops an attempt that takes longer.
+        ``on_stop`` says what a stopping worker does with a running attempt: let it ``"finish"`` within
+        the grace period, else fail it with WORKER_STOPPED; the same, but ``"requeue"`` the task instead
+        of failing it, without using up a retry; or ``"fail"`` it at once.
 
         Example:
+            @app.task
+            def add(a: int, b: int) -> int:
+                return a + b
+
             @app.task("charge", retry_policy=RetryPolicy.fixed([1, 5], auto_retry_for=["DOWN"]))
-            def charge(order_id: int) -> TaskResult[str, TaskError]: ...
+            def charge(order_id: int) -> str: ...
         """
-        refuse_bare_decorator(task_name)
         options = DecoratorOptions(
             queue_name,
             retry_policy,
@@ -171,12 +206,13 @@ class Horsies(Operations):
             default_unhandled_error_code,
             timeout_ms,
             unknown,
+            on_stop,
         )
 
-        def decorate(function: Any) -> Any:
-            return self._register(define(self.config, function, task_name, options))
+        def decorate(function: Any, name: str | None = None) -> AnyTask:
+            return self._register(define(self.config, function, name, options))
 
-        return decorate
+        return decorate(task_name) if callable(task_name) else partial(decorate, name=task_name)
 
     def _register(self, definition: TaskDefinition) -> AnyTask:
         known = self._tasks.get(definition.name)
@@ -290,12 +326,7 @@ class Horsies(Operations):
             def add_tenant(outgoing: OutgoingTask) -> None:
                 outgoing.headers["tenant"] = current_tenant()
         """
-        if not callable(fn) or inspect.iscoroutinefunction(fn):
-            raise ConfigurationError(
-                "An on_send hook must be a plain function that takes the outgoing task.",
-                code=ErrorCode.CONFIG_INVALID_CHILD_HOOK,
-                help_text="synchronous sends call it too: use `def` without `async`",
-            )
+        refuse_bad_send_hook(fn)
         self._producer.hooks.append(fn)
         return fn
 
@@ -356,13 +387,35 @@ class Horsies(Operations):
                 engine.dispose(close=False)
         """
         refuse_bad_hook(fn)
-        if not any(fn is known for known in self._hooks):
-            self._hooks.append(fn)
+        add_once(self.hooks.start, fn)
+        return fn
+
+    def on_child_process_stop(self, fn: Hook) -> Hook:
+        """Run this function in every worker child that ends in order, after its last task; the last one
+        registered runs first. An exception is logged.
+        """
+        refuse_bad_hook(fn)
+        add_once(self.hooks.stop, fn)
+        return fn
+
+    def around_task(self, fn: Around) -> Around:
+        """Run this generator around every task in worker children, the first one registered outermost.
+
+        ``yield`` returns what the task returned, or raises what it raised.
+
+        Example:
+            @app.around_task
+            def in_session(task: CurrentTask) -> Iterator[None]:
+                with Session.begin():
+                    yield
+        """
+        refuse_bad_around(fn)
+        add_once(self.hooks.around, fn)
         return fn
 
     def get_child_process_start_hooks(self) -> list[ChildProcessStartHook]:
         """Return the hooks in the order they were registered."""
-        return list(self._hooks)
+        return list(self.hooks.start)
 
     # The broker, checking and closing
 
@@ -406,12 +459,13 @@ class Horsies(Operations):
     def check(self, *, live: bool = False) -> list[HorsiesError]:
         """Validate the application before it runs, and return the errors of the first failing phase.
 
-        Imports the discovered modules and builds their workflows with sends suppressed, checks error
-        codes, policies and schedules, and with ``live`` connects to the database, looks for its tables
-        and the rights on them, and tests LISTEN. Codes in ``auto_retry_for`` that nothing produces are
-        logged as warnings.
+        Imports the discovered modules, builds their workflows and those of the application's own module
+        with sends suppressed, checks error codes, policies and schedules, and with ``live`` connects to
+        the database, looks for its tables and the rights on them, and tests LISTEN. Codes in
+        ``auto_retry_for`` that nothing produces are logged as warnings.
         """
-        modules: list[ModuleType] = []
+        home = module_of(self._home, self)
+        modules = [] if home is None else [home]
         with self.sends_suppressed():
             errors = import_errors(self._modules, lambda entry: modules.append(import_entry(entry)))
             errors = errors or workflow_errors(self, modules, self._builders)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from horsies import (
     AnyNode,
     AppConfig,
     Err,
+    ErrorCode,
     Horsies,
     Ok,
     OperationalErrorCode,
@@ -158,7 +160,8 @@ def bank_is_busy() -> TaskError:
     retry_policy=RetryPolicy.exponential(1, max_retries=2, auto_retry_for=[
         *("GATEWAY_DOWN", "CHARGE_FAILED", "WORKER_CRASHED", "TASK_TIMEOUT"),
         *("BANK_BUSY", BANK_AWAY, Code.SLOW),
-        *("GATEWY_DOWN", "NEVER_MENTIONED", "TASK_CANCELLED"),
+        *(OSError, "builtins.OSError", "horsies.errors.RetryLater"),
+        *("GATEWY_DOWN", "NEVER_MENTIONED", "TASK_CANCELLED", "shop.Missing", "away.Missing"),
     ]),
 )
 def charge() -> TaskResult[int, TaskError]:
@@ -173,10 +176,13 @@ def test_check_warns_of_codes_that_nothing_produces(tmp_path: Path) -> None:
     assert (checked.returncode, "ok: all validations passed" in checked.stdout) == (0, True)
     warnings = [line.partition("auto_retry_for lists ")[2] for line in checked.stderr.splitlines()]
     unproduced = "but no exception mapper, default code or function produces it"
+    unloaded = "but no loaded module has an exception class of that name"
     assert warnings == [
         f"GATEWY_DOWN, {unproduced}; did you mean GATEWAY_DOWN?",
         f"NEVER_MENTIONED, {unproduced}; correct the code or remove it",
         "TASK_CANCELLED, a built-in code that no failed attempt has; remove it",
+        f"shop.Missing, {unloaded}; list the class itself",
+        f"away.Missing, {unloaded}; list the class itself",
     ]
     assert f"In task 'charge' ({tmp_path / 'shop.py'}:" in checked.stderr
 
@@ -441,3 +447,28 @@ def test_the_drawing_shows_how_long_a_node_waited(
     assert handle.draw().unwrap().endswith("  1h00m")
     Hands(connection).complete(handle.workflow_id, "waiting", True)
     assert handle.draw().unwrap().endswith("  1h00m")
+
+
+@pytest.mark.parametrize("where", ["made here", "made by a function"])
+def test_a_builder_in_the_module_of_the_application_must_be_registered(
+    module: Callable[[str], Horsies], where: str
+) -> None:
+    app = module("""
+        def make() -> Horsies:
+            return Horsies("postgresql://shop@127.0.0.1:1/shop")
+
+        made = make()
+
+        @app.workflow_builder()
+        def registered() -> WorkflowSpec[Any]:
+            return forgotten()
+
+        def forgotten() -> WorkflowSpec[Any]:
+            return app.workflow("w", [work.node()()], definition_key="first_hour.w")
+    """)
+    home = importlib.import_module(app.definitions()["work"].function.__module__)
+    (error,) = (app if where == "made here" else home.made).check()
+    assert error.code is ErrorCode.WORKFLOW_CHECK_UNDECORATED_BUILDER
+    assert "'forgotten'" in error.message
+    home.forgotten.__horsies_no_check__ = True
+    assert app.check() == []

@@ -14,6 +14,7 @@ import pytest
 from horsies import (
     AppConfig,
     CustomQueueConfig,
+    ErrorCode,
     Horsies,
     HorsiesError,
     MapNode,
@@ -33,12 +34,12 @@ from horsies import (
     WorkflowValidationError,
     from_node,
 )
-from horsies.app import RegisteredTasks
 from horsies.cli.worker import _banner
 from horsies.config.app import PayloadConfig
 from horsies.db.pipeline import Pipeline
 from horsies.ids import new_id
 from horsies.retry import delay_seconds
+from horsies.task import RegisteredTasks
 from horsies.worker.child.execute import execute
 from horsies.worker.config import WorkerConfig, served_queues
 from horsies.worker.protocol import Assignment
@@ -305,6 +306,29 @@ def test_a_skipped_node_has_no_completed_at(app: Horsies, connection: Database, 
     nodes = {node.node_id: node for node in handle.tasks().unwrap()}
     assert nodes["last"].status is nodes["later"].status is WorkflowTaskStatus.SKIPPED
     assert nodes["last"].completed_at is nodes["later"].completed_at is None
+
+
+@pytest.mark.parametrize("discovered", [True, False], ids=["discovered", "own module"])
+def test_the_check_builds_the_children_of_a_specification_at_module_level(
+    module: Callable[[str], Horsies], discovered: bool
+) -> None:
+    app = module("""
+        class Child(WorkflowDefinition[int]):
+            name = "child"
+            definition_key = f"{__name__}.child"
+
+            @classmethod
+            def build_with(cls, app: Any, *, n: int) -> WorkflowSpec[int]:
+                raise ArithmeticError("n is negative")
+
+        inner = SubWorkflowNode(Child, kwargs={"n": -1})
+        spec = app.workflow("outer", [inner], definition_key="habits.outer")
+    """)
+    if discovered:
+        app.discover_tasks([app.definitions()["work"].function.__module__])
+    (error,) = app.check()
+    assert error.code is ErrorCode.WORKFLOW_CHECK_BUILDER_EXCEPTION
+    assert "n is negative" in error.message
 
 
 QUEUES = [CustomQueueConfig(name=name) for name in ("mail", "audit", "reports")]

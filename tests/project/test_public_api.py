@@ -30,13 +30,17 @@ slugify WorkflowHandle WorkflowTaskInfo HandleResult HandleOperationError Handle
 WorkflowStartResult WorkflowStartError WorkflowStartErrorCode start_workflow start_workflow_async
 pause_workflow pause_workflow_sync resume_workflow resume_workflow_sync
 """
+
+
 BEYOND_THE_CONTRACT = """
-TaskFunction TaskCall TaskCancelled TaskActionError TaskActionErrorCode TaskStopped PayloadConfig
+current_task CurrentTask NoCurrentTaskError TaskProgress TaskWatchFailed
+TaskFunction TaskCall TaskCancelled TaskActionError TaskActionErrorCode TaskStopped RetryLater PayloadConfig
 PayloadPolicy PostgresBroker UnwrapError SourceLocation get_current_app TaskRetried DatabasePing WorkerPong
 WorkerStateSnapshot QueueState StaleTask WorkerStats ExpiredTask
 calculate_next_run ScheduleState ScheduleRun
 MapNode SleepNode SignalNode NodeFactory WorkflowTerminalResults
 start_many start_many_async WorkflowInfo SignalDelivery
+TaskFailed TaskSendFailed ResultUnavailable ResultTimeout
 """
 
 

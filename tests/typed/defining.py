@@ -9,7 +9,16 @@ from collections.abc import AsyncIterator, Iterator
 from datetime import datetime
 from typing import assert_type
 
-from horsies import Horsies, QueueMode, RetryPolicy, TaskError, TaskFunction, TaskHandle, TaskResult
+from horsies import (
+    CurrentTask,
+    Horsies,
+    QueueMode,
+    RetryPolicy,
+    TaskError,
+    TaskFunction,
+    TaskHandle,
+    TaskResult,
+)
 
 
 class PaymentError(TaskError):
@@ -20,7 +29,7 @@ def tasks(app: Horsies, moment: datetime) -> None:
     @app.task(
         "good",
         queue_name="mail",
-        retry_policy=RetryPolicy.fixed([1], auto_retry_for=["GATEWAY_DOWN"]),
+        retry_policy=RetryPolicy.fixed([0.5], auto_retry_for=[OSError, "GATEWAY_DOWN"]),
         exception_mapper={ConnectionError: "GATEWAY_DOWN", TimeoutError: "GATEWAY_DOWN"},
         default_unhandled_error_code="BROKEN",
         timeout_ms=1_000,
@@ -36,43 +45,24 @@ def tasks(app: Horsies, moment: datetime) -> None:
     def own_error() -> TaskResult[int, PaymentError]:
         return TaskResult(err=PaymentError(gateway="x"))
 
-    assert_type(own_error, TaskFunction[[], int])
+    assert_type(own_error, TaskFunction[[], int, TaskResult[int, TaskError]])
 
     @app.task("nothing")
     async def nothing() -> TaskResult[None, TaskError]:
         return TaskResult(ok=None)
 
-    assert_type(nothing, TaskFunction[[], None])
-
-
-def wrong_returns(app: Horsies) -> None:
-    @app.task("plain")  # type: ignore[arg-type]
-    def plain() -> int:
-        return 1
-
-    @app.task("foreign")  # type: ignore[arg-type]
-    def foreign() -> TaskResult[int, str]:
-        return TaskResult(ok=1)
-
-    @app.task("generator")  # type: ignore[arg-type]
-    def generator() -> Iterator[TaskResult[int, TaskError]]:
-        yield TaskResult(ok=1)
-
-    @app.task("async_generator")  # type: ignore[arg-type]
-    async def async_generator() -> AsyncIterator[TaskResult[int, TaskError]]:
-        yield TaskResult(ok=1)
+    assert_type(nothing, TaskFunction[[], None, TaskResult[None, TaskError]])
 
 
 def wrong_options(app: Horsies, moment: datetime) -> None:
-    app.task()  # type: ignore[call-arg]
-    app.task("x", "mail")  # type: ignore[call-arg]
-    app.task("x", good_until=moment)  # type: ignore[arg-type]
-    app.task("x", auto_retry_for=["X"])  # type: ignore[arg-type]
-    app.task("x", que_name="mail")  # type: ignore[arg-type]
-    app.task("x", queue_name=QueueMode)  # type: ignore[arg-type]
-    app.task("x", retry_policy=3)  # type: ignore[arg-type]
+    app.task("x", "mail")  # type: ignore[call-overload]
+    app.task("x", good_until=moment)  # type: ignore[call-overload]
+    app.task("x", auto_retry_for=["X"])  # type: ignore[call-overload]
+    app.task("x", que_name="mail")  # type: ignore[call-overload]
+    app.task("x", queue_name=QueueMode)  # type: ignore[call-overload]
+    app.task("x", retry_policy=3)  # type: ignore[call-overload]
     app.task("x", exception_mapper={int: "CODE"})  # type: ignore[dict-item]
-    app.task("x", timeout_ms="1s")  # type: ignore[arg-type]
+    app.task("x", timeout_ms="1s")  # type: ignore[call-overload]
 
 
 def hooks(app: Horsies) -> None:
@@ -84,5 +74,17 @@ def hooks(app: Horsies) -> None:
     @app.on_child_process_start  # type: ignore[type-var]
     def needs_something(a: int) -> None: ...
 
-    @app.on_child_process_start  # type: ignore[type-var]
+    @app.on_child_process_stop
     async def waits() -> None: ...
+
+    @app.around_task
+    def around(task: CurrentTask) -> Iterator[None]:
+        yield
+
+    @app.around_task
+    async def around_async(task: CurrentTask) -> AsyncIterator[None]:
+        yield
+
+    @app.around_task  # type: ignore[type-var]
+    def without_task() -> Iterator[None]:
+        yield

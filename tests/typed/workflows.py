@@ -109,35 +109,67 @@ def nodes(moment: datetime) -> None:
 
 def results_handed_on() -> None:
     first = count.node()(page="x")
-    assert_type(from_node(first), TaskResult[int, TaskError])
     assert_type(double.node()(value=from_node(first)), TaskNode[float])
     count.node()(page=from_node(first))  # type: ignore[arg-type]
     doubled = double.node()(value=from_node(first))
     double.node()(value=from_node(doubled))  # type: ignore[arg-type]
-    from_node(count)  # type: ignore[arg-type]
+    count.node()(page="x", limit=from_node(count))  # type: ignore[arg-type]
+
+
+@app.task("ship")
+def ship(order: int, note: str | None = None, weight: float = 0.0) -> TaskResult[str, TaskError]:
+    return TaskResult(ok="")
+
+
+@app.task("pack")
+def pack(
+    sizes: list[int],
+    maybe: list[int | None] | None = None,
+    results: list[TaskResult[int, TaskError]] | None = None,
+    first: TaskResult[int, TaskError] | None = None,
+) -> TaskResult[None, TaskError]:
+    return TaskResult(ok=None)
+
+
+def values_handed_on() -> None:
+    first = count.node()(page="x")
+    assert_type(ship.node()(order=from_node(first)), TaskNode[str])
+    ship.node()(order=from_node(first), weight=from_node(first))
+    ship.node()(order=from_node(pages.node()()))  # type: ignore[arg-type]
+    ship.node()(order=from_node(SleepNode(3)))  # type: ignore[arg-type]
+    ship.node()(order=1, note=from_node(first))  # type: ignore[arg-type]
+    shipped = ship.node()(order=from_node(first))
+    ship.node()(order=1, note=from_node(shipped))
+    ship.node()(order=from_node(SubWorkflowNode(Counting)))
+    ship.node()(order=from_node(SubWorkflowNode(Parametric)))  # type: ignore[arg-type]
+    ship.node()(order=from_node(SignalNode("go")))
+
+    mapped = MapNode(count, over=pages.node()(), each="page")
+    pack.node()(sizes=from_node(mapped), maybe=from_node(mapped), results=from_node(mapped))
+    pack.node()(sizes=[], first=from_node(first))
+    pack.node()(sizes=from_node(first))  # type: ignore[arg-type]
+    pack.node()(sizes=[], first=from_node(shipped))  # type: ignore[arg-type]
+    pack.node()(sizes=[], results=from_node(first))  # type: ignore[arg-type]
+    ship.node()(order=from_node(mapped))  # type: ignore[arg-type]
 
 
 def other_kinds(first: TaskNode[int]) -> None:
     mapped = MapNode(count, over=pages.node()(), each="page", max_parallel=3)
     assert_type(mapped, MapNode[int])
-    assert_type(from_node(mapped), TaskResult[list[TaskResult[int, TaskError]], TaskError])
     sum_up.node()(results=from_node(mapped))
     sum_up.node()(results=from_node(first))  # type: ignore[arg-type]
     double.node()(value=from_node(mapped))  # type: ignore[arg-type]
 
-    assert_type(from_node(SleepNode(3)), TaskResult[None, TaskError])
     nothing.node()(done=from_node(SleepNode(3)))
     double.node()(value=from_node(SleepNode(3)))  # type: ignore[arg-type]
 
     approval = SignalNode("approve", value_type=bool, timeout=timedelta(days=1))
     assert_type(approval, SignalNode[bool])
-    assert_type(from_node(approval), TaskResult[bool, TaskError])
     assert_type(SignalNode("go"), SignalNode[Any])
     sum_up.node()(results=from_node(approval))  # type: ignore[arg-type]
 
     child = SubWorkflowNode(Counting)
     assert_type(child, SubWorkflowNode[int])
-    assert_type(from_node(child), TaskResult[int, TaskError])
     double.node()(value=from_node(SubWorkflowNode(Parametric)))  # type: ignore[arg-type]
     SubWorkflowNode(count)  # type: ignore[arg-type]
     MapNode(count)  # type: ignore[call-arg]

@@ -176,7 +176,10 @@ NO_FIRST = {
     ),
     "marker inside an argument": (
         lambda: workflow(
-            [first := number.node()(), TaskNode(anything, kwargs={"x": [from_node(first)]})]
+            [
+                first := number.node()(),
+                TaskNode(anything, kwargs={"x": [from_node(first)]}),
+            ]
         ),
         "HRS-008",
     ),
@@ -228,7 +231,7 @@ NO_FIRST = {
             [
                 first := number.node()(),
                 other := number.node()(),
-                after(double, other, join="any")(value=from_node(first)),
+                double.node(waits_for=[other], join="any")(value=from_node(first)),
             ]
         ),
         "HRS-013",
@@ -289,7 +292,7 @@ NO_FIRST = {
         lambda: workflow([SubWorkflowNode(Plain, kwargs={"count": 1})]),
         "HRS-022",
     ),
-    "result into a number": (lambda: workflow(handed(number.node()(), number, n=...)), "HRS-024"),
+    "wrong value": (lambda: workflow(handed(word.node()(), number, n=...)), "HRS-024"),
     "wrong result": (lambda: workflow(handed(word.node()(), double, value=...)), "HRS-024"),
     "result of a sleep": (lambda: workflow(handed(SleepNode(1), double, value=...)), "HRS-024"),
     "result of unknown type": (

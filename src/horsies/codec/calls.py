@@ -157,6 +157,11 @@ class CallSignature:
         """Return some stored arguments by name."""
         return Ok({}) if kwargs_json == "{}" else self._keywords.decode(kwargs_json)
 
+    def annotation_of(self, name: str) -> Any:
+        """Return the annotation of the parameter that takes this keyword; None without one."""
+        is_own = name in self.names.spots
+        return self.annotations.get(name if is_own else self.names.rest_keyword or "")
+
     def complete_call(
         self, kwargs: Mapping[str, Any], injected: Mapping[str, Any]
     ) -> Result[BoundCall, CodecError]:

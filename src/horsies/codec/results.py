@@ -87,7 +87,7 @@ class ResultCodec:
 
     def decode(self, text: str) -> Result[TaskResult[Any, Any], CodecError]:
         """Return a stored result; an error that only the library can have made is a TaskError."""
-        match _split(text):
+        match split_result(text):
             case ("ok", value_text):
                 return self._ok.decode(value_text).map(lambda value: TaskResult(ok=value))
             case ("err", value_text):
@@ -130,7 +130,7 @@ def decode_untyped(text: str) -> Result[TaskResult[Any, TaskError], CodecError]:
     An error of a user's type becomes the `data` of a TaskError, with its code and message where it
     has such fields.
     """
-    match _split(text):
+    match split_result(text):
         case ("ok", value_text):
             return _UNTYPED_OK.decode(value_text).map(lambda value: TaskResult(ok=value))
         case ("err", value_text):
@@ -142,8 +142,8 @@ def decode_untyped(text: str) -> Result[TaskResult[Any, TaskError], CodecError]:
             return Err(_NOT_A_RESULT)
 
 
-def _split(text: str) -> tuple[str, str] | None:
-    """Return the side of a stored result and the JSON text of its value."""
+def split_result(text: str) -> tuple[str, str] | None:
+    """Return the side of a stored result, "ok" or "err", and the JSON text of its value."""
     for side, head in _HEADS:
         if text.startswith(head) and text.endswith("}"):
             return side, text[len(head) : -1]

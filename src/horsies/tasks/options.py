@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -10,6 +11,7 @@ from enum import Enum
 from typing import Any, Final, Literal, TypeAlias, TypedDict, get_args
 
 from horsies.config.app import AppConfig
+from horsies.errors import ConfigurationError, ErrorCode
 from horsies.retry import RetryPolicy
 from horsies.tasks.definition import TIMEOUT_MS_MIN, TaskDefinition
 from horsies.tasks.headers import headers_problem, merged
@@ -250,3 +252,13 @@ def is_duration(value: object, shortest: timedelta) -> bool:
     return isinstance(value, timedelta) and shortest <= value <= timedelta(
         seconds=DELAY_SECONDS_MAX
     )
+
+
+def refuse_bad_send_hook(hook: object) -> None:
+    """Refuse an ``on_send`` hook that cannot simply be called."""
+    if not callable(hook) or inspect.iscoroutinefunction(hook):
+        raise ConfigurationError(
+            "An on_send hook must be a plain function that takes the outgoing task.",
+            code=ErrorCode.CONFIG_INVALID_CHILD_HOOK,
+            help_text="synchronous sends call it too: use `def` without `async`",
+        )

@@ -58,6 +58,7 @@ from horsies.tasks.request import (
 logger = logging.getLogger("horsies.send")
 
 T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +80,7 @@ class Producer:
 
 
 @dataclass(frozen=True, slots=True)
-class TaskCall(Generic[T]):
+class TaskCall(Generic[T_co]):
     """The arguments of one future task, made by ``task.bind(...)`` for ``send_many``."""
 
     task_name: str

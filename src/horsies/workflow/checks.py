@@ -1,7 +1,7 @@
 """Checks: the part of ``app.check()`` that concerns workflows, in phases.
 
-Definitions have keys and can be built, builders return valid specifications, and every function that
-returns a specification is a registered builder.
+Definitions have keys and can be built, so can the children of specifications at module level, builders
+return valid specifications, and every function that returns a specification is a registered builder.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from inspect import Parameter
 from types import FunctionType, ModuleType
 from typing import Any, Protocol, TypeAlias, TypeVar, get_origin, get_type_hints
+from weakref import WeakSet
 
 from horsies.errors import (
     ErrorCode,
@@ -36,12 +37,20 @@ NO_CHECK = "__horsies_no_check__"
 _NAMED_KINDS = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
 
 
+# The builders of all applications: each is checked by its own.
+_registered: WeakSet[FunctionType] = WeakSet()
+
+
 @dataclass(frozen=True, slots=True)
 class RegisteredBuilder:
     """A function decorated with ``@app.workflow_builder`` and its test cases."""
 
     function: Callable[..., Any]
     cases: Sequence[Case] | None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.function, FunctionType):
+            _registered.add(self.function)
 
     def __str__(self) -> str:
         return f"workflow builder {own_name(self.function)!r}"
@@ -62,8 +71,9 @@ def workflow_errors(
     phases: tuple[Callable[[], Iterable[HorsiesError]], ...] = (
         lambda: map(_keyless, filter(_lacks_key, definitions)),
         lambda: _definition_errors(app, definitions),
+        lambda: (error for spec in _specs(app, found) for error in spec_errors(app, spec, None)),
         lambda: (error for builder in builders for error in _builder_errors(app, builder)),
-        lambda: _undecorated(found, builders),
+        lambda: _undecorated(found),
     )
     return next((errors for phase in phases if (errors := list(phase()))), [])
 
@@ -219,6 +229,16 @@ def _definitions(modules: Iterable[ModuleType]) -> Iterator[AnyDefinition]:
     return (one for one in found if not vars(one).get(NO_CHECK))
 
 
+def _specs(app: HasTasks, modules: Iterable[ModuleType]) -> Iterable[WorkflowSpec[Any]]:
+    found = {
+        id(value): value
+        for module in modules
+        for value in list(vars(module).values())
+        if isinstance(value, WorkflowSpec) and app.workflow.accepts(value)
+    }
+    return found.values()
+
+
 def _lacks_key(definition: AnyDefinition) -> bool:
     """Recognize a definition that forgot its key; a base of other definitions needs none."""
     if "definition_key" in vars(definition):
@@ -271,16 +291,13 @@ def _has_own_build_with(definition: AnyDefinition) -> bool:
         return True
 
 
-def _undecorated(
-    modules: Iterable[ModuleType], builders: Sequence[RegisteredBuilder]
-) -> Iterator[HorsiesError]:
-    registered = {id(builder.function) for builder in builders}
+def _undecorated(modules: Iterable[ModuleType]) -> Iterator[HorsiesError]:
     for module in modules:
         for function in list(vars(module).values()):
             if (
                 isinstance(function, FunctionType)
                 and function.__module__ == module.__name__
-                and id(function) not in registered
+                and function not in _registered
                 and not getattr(function, NO_CHECK, False)
                 and _returns_spec(function)
             ):

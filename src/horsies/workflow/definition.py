@@ -22,7 +22,6 @@ from horsies.workflow.nodes.nodes import (
     AnyNode,
     NodeKey,
     OnError,
-    SuccessPolicy,
     value_type,
 )
 from horsies.workflow.nodes.type_compat import UNKNOWN_TYPE, fits
@@ -60,12 +59,8 @@ class WorkflowDefinition(Generic[T]):
     name: ClassVar[str] = ""
     definition_key: ClassVar[str] = ""
 
-    class Meta:
-        """The options of the workflow."""
-
-        output: ClassVar[AnyNode | NodeKey[Any] | str | None] = None
-        on_error: ClassVar[OnError] = OnError.FAIL
-        success_policy: ClassVar[SuccessPolicy | None] = None
+    # Not a nested class: pyright refuses a `class Meta` that does not inherit from it.
+    Meta: ClassVar[type] = object
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)

@@ -239,6 +239,10 @@ class WorkflowMaker:
             producer=self._producer,
         )
 
+    def accepts(self, spec: WorkflowSpec[Any]) -> bool:
+        """Tell whether a specification belongs to this application, or to none yet."""
+        return spec.graph.producer in (None, self._producer)
+
     def adopt(self, spec: WorkflowSpec[T]) -> WorkflowSpec[T]:
         """Return the specification with the queues and the broker of this application."""
         found = spec.graph

@@ -8,8 +8,19 @@ from datetime import timedelta
 from types import ModuleType
 from typing import Any
 
-from horsies.db.statements.workflows import CancelRun, RunId, cancel_run, pause_run, resume_run
-from horsies.workflow.nodes.nodes import SubWorkflowNode, TaskNode
+import pytest
+
+from horsies import MapNode, TaskFailed, from_node
+from horsies.db.statements.workflows import (
+    CancelRun,
+    RunId,
+    SignalRun,
+    cancel_run,
+    pause_run,
+    resume_run,
+    signal_run,
+)
+from horsies.workflow.nodes.nodes import SignalNode, SubWorkflowNode, TaskNode
 from tests.support import runs
 from tests.support.database import Database
 from tests.support.tables import attempts, count, tasks, wait_until_empty
@@ -20,8 +31,14 @@ WORKER = {
     "application": "tests.support.apps.flows:app",
     "config": HARDLY_POLLS | {"recovery": {"unknown_task_grace_ms": 1_000}},
 }
+
+
 ENOUGH = '{"error_code":"STOPPED","message":"enough","data":null,"exception":null}'
+
+
 STEPS = 1_000
+
+
 LISTENERS = 2
 
 
@@ -65,6 +82,29 @@ def test_a_task_knows_whether_it_is_part_of_a_workflow(
     runs.wait_for(connection, run_id, "COMPLETED")
     assert runs.result(connection, run_id) == {"ok": 2}
     assert flows.whereabouts.send().unwrap().get(timeout_ms=10_000).ok is None
+
+
+def test_plain_functions_are_nodes_like_others(
+    worker: RunningWorker, connection: Database, flows: ModuleType
+) -> None:
+    numbers = flows.plain_numbers.node()(count=4)
+    squares = MapNode(flows.plain_square, over=numbers)
+    total = flows.sum_of.node()(numbers=from_node(squares))
+    nodes = [numbers, squares, total]
+    spec = flows.app.workflow("plain", nodes, output=total, definition_key="e2e.plain")
+    assert spec.start().unwrap().get(timeout_ms=10_000).ok == 14
+
+
+def test_task_failed_is_retried_by_its_code_and_raised_where_the_result_is_read(
+    worker: RunningWorker, connection: Database, flows: ModuleType
+) -> None:
+    handle = flows.always_busy.enqueue()
+    with pytest.raises(TaskFailed) as failure:
+        handle.result(timeout_ms=10_000)
+    assert (failure.value.code, failure.value.data) == ("BUSY", {"lines": 3})
+    assert failure.value.traceback is None
+    assert [one.error_code for one in attempts(connection, handle.task_id)] == ["BUSY", "BUSY"]
+    assert flows.plain_square.enqueue(5).result(timeout_ms=10_000) == 25
 
 
 def test_a_signal_that_does_not_come_in_time_fails_its_node(
@@ -154,3 +194,45 @@ def test_a_worker_that_dies_costs_its_node_an_attempt_and_the_run_goes_on(
     runs.wait_for(connection, run_id, "COMPLETED")
     outcomes = Counter(one.outcome for one in attempts(connection))
     assert outcomes == {"COMPLETED": 3, "WORKER_FAILURE": 1}
+
+
+def test_values_of_nodes_are_passed_on_and_a_node_without_one_is_skipped(
+    worker: RunningWorker, connection: Database, flows: ModuleType
+) -> None:
+    numbers = flows.numbers_up_to.node(node_id="numbers")(count=3)
+    squares = MapNode(flows.square_slowly, over=numbers, each="number", node_id="squares")
+    total = flows.sum_values.node(node_id="total")(values=from_node(squares))
+    outer = SubWorkflowNode(
+        flows.Outer, args_from={"steps": total}, waits_for=[total], node_id="outer"
+    )
+    last = flows.plus_one.node(node_id="last")(value=from_node(outer))
+    broken = flows.refuse.node(node_id="broken")()
+    skipped = flows.plus_one.node(node_id="skipped")(value=from_node(broken))
+    tolerant = flows.sum_values.node(node_id="tolerant", allow_failed_deps=True)(
+        values=[1], more=from_node(broken)
+    )
+    nodes = [numbers, squares, total, outer, last, broken, skipped, tolerant]
+    spec = flows.app.workflow("values", nodes, output=last, definition_key="e2e.values")
+    (run_id,) = runs.start(connection, spec)
+    runs.wait_for(connection, run_id, "FAILED")
+    ended = runs.nodes(connection, run_id)
+    assert ended.pop("broken") == "FAILED"
+    assert ended.pop("skipped") == "SKIPPED"
+    assert set(ended.values()) == {"COMPLETED"}
+    (found,) = connection.execute(
+        "SELECT task.result FROM horsies_tasks AS task WHERE task.task_name = 'plus_one'"
+    )
+    assert found == ('{"ok":8}',)
+
+
+def test_a_signal_that_is_not_the_value_a_task_takes_fails_its_node(
+    worker: RunningWorker, connection: Database, flows: ModuleType
+) -> None:
+    answer: SignalNode[Any] = SignalNode("answer", node_id="answer")
+    taker = flows.plus_one.node(node_id="taker")(value=from_node(answer))
+    spec = flows.app.workflow("answer", [answer, taker], definition_key="e2e.answer")
+    (run_id,) = runs.start(connection, spec)
+    signal_run.run(connection, SignalRun(run_id, "answer", '"forty-two"'))
+    runs.wait_for(connection, run_id, "FAILED")
+    (row,) = runs.all_runs(connection)
+    assert "value was stored in a form that does not fit int" in (row.error or "")

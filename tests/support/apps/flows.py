@@ -8,18 +8,18 @@ import random
 from datetime import timedelta
 from typing import Any
 
-from horsies import RetryPolicy, TaskError, TaskResult
+from horsies import RetryPolicy, TaskError, TaskFailed, TaskResult
 from horsies.app import Horsies
-from horsies.logs import get_current_task
+from horsies.current_task import current_task
 from horsies.workflow.definition import WorkflowDefinition
 from horsies.workflow.nodes.context import WorkflowContext, WorkflowMeta
 from horsies.workflow.nodes.nodes import MapNode, NodeKey, SignalNode, SubWorkflowNode, TaskNode
 from horsies.workflow.spec import WorkflowSpec
-from tests.support.apps.programs import app, rest, write_down
+from tests.support.apps.programs import app, refuse, rest, write_down
 
 Number = TaskResult[int, TaskError]
 
-__all__ = ["app"]
+__all__ = ["app", "refuse"]
 
 
 @app.task("one")
@@ -30,6 +30,21 @@ def one() -> Number:
 @app.task("next_step")
 def next_step(before: Number) -> Number:
     return TaskResult(ok=before.ok_value + 1)
+
+
+@app.task
+def plain_numbers(count: int) -> list[int]:
+    return list(range(count))
+
+
+@app.task()
+async def plain_square(number: int) -> int:
+    return number * number
+
+
+@app.task(retry_policy=RetryPolicy.fixed([1], auto_retry_for=["BUSY"]))
+def always_busy() -> None:
+    raise TaskFailed("BUSY", "no line is free", data={"lines": 3})
 
 
 @app.task("random_text")
@@ -88,8 +103,7 @@ def linger(seconds: float, label: str, before: Number | None = None) -> TaskResu
 
 @app.task("flaky_step", retry_policy=RetryPolicy.fixed([1], auto_retry_for=["FLAKY"], jitter=False))
 def flaky_step() -> Number:
-    task = get_current_task()
-    assert task is not None
+    task = current_task()
     write_down("start")
     if task.attempt == 1:
         return TaskResult(err=TaskError(error_code="FLAKY", message="not yet"))
@@ -101,8 +115,7 @@ CRASHES = RetryPolicy.fixed([1] * 20, auto_retry_for=["WORKER_CRASHED"], jitter=
 
 @app.task("exit_then_work", retry_policy=CRASHES)
 def exit_then_work() -> Number:
-    task = get_current_task()
-    assert task is not None
+    task = current_task()
     if task.attempt == 1:
         os._exit(7)
     return TaskResult(ok=task.attempt)
@@ -233,3 +246,13 @@ def signalled(timeout: timedelta | None = None) -> Any:
     signal = SignalNode("go", timeout=timeout, waits_for=[first], node_id="signal")
     last = TaskNode(tell, args_from={"value": signal}, waits_for=[signal])
     return app.workflow("wait", [first, signal, last], output=last, definition_key="e2e.wait")
+
+
+@app.task("plus_one")
+def plus_one(value: int) -> Number:
+    return TaskResult(ok=value + 1)
+
+
+@app.task("sum_values")
+def sum_values(values: list[int], more: int | None = None) -> Number:
+    return TaskResult(ok=sum(values) + (more or 0))

@@ -125,7 +125,7 @@ class Plain(WorkflowDefinition[Money]):
     definition_key = "tests.worker.plain"
     first = TaskNode(price)
 
-    class Meta(WorkflowDefinition.Meta):
+    class Meta:
         """Its output."""
 
         output = "first"
@@ -138,7 +138,7 @@ class Nested(WorkflowDefinition[Money]):
     definition_key = "tests.worker.nested"
     inner = SubWorkflowNode(Plain)
 
-    class Meta(WorkflowDefinition.Meta):
+    class Meta:
         """Its output."""
 
         output = "inner"

@@ -1,7 +1,8 @@
 """The arguments of a node's task: its own, and results of other nodes.
 
 A result of another node becomes a parameter, read by the parameter's annotation, or a member of the
-context. A result that cannot be read arrives as an error result; the task runs all the same.
+context. Where the whole result is taken, one that cannot be read arrives as an error result and the task
+runs all the same. Where the value is taken, the task runs only with a value that fits.
 """
 
 from __future__ import annotations
@@ -10,12 +11,12 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic_core import from_json
+from pydantic_core import from_json, to_json
 
 from horsies.app import Horsies
 from horsies.codec.calls import BoundCall, CallSignature
 from horsies.codec.form import CodecError
-from horsies.codec.results import ResultCodec, decode_untyped
+from horsies.codec.results import ResultCodec, decode_untyped, split_result
 from horsies.error_codes import OperationalErrorCode, RetrievalCode
 from horsies.result import Err, Ok, Result
 from horsies.task_result import TaskError, TaskResult
@@ -23,7 +24,12 @@ from horsies.worker.protocol import Assignment, NodeInput, NodePart
 from horsies.workflow.definition import definition_by_key
 from horsies.workflow.nodes.context import UpstreamResult, WorkflowContext, WorkflowMeta
 from horsies.workflow.nodes.nodes import codec_for
-from horsies.workflow.nodes.type_compat import UNKNOWN_TYPE
+from horsies.workflow.nodes.type_compat import (
+    UNKNOWN_TYPE,
+    admits_none,
+    takes_item_results,
+    takes_value,
+)
 
 _NO_INPUTS: Mapping[str, Mapping[str, int]] = {"args": {}, "context": {}}
 _CORRUPT_INPUTS = CodecError("The stored inputs of this node are not a JSON object.", "")
@@ -46,20 +52,62 @@ def build_call(
     try:
         stored = _NO_INPUTS if node.inputs_json is None else from_json(node.inputs_json)
         args, context = stored["args"], stored["context"]
-        taken = {name: sources[index] for name, index in args.items() if index in sources}
+        taken = {name: (index, sources.get(index)) for name, index in args.items()}
         members = {
             node_id: sources[index] for node_id, index in context.items() if index in sources
         }
     except (ValueError, TypeError, KeyError, AttributeError):
         return Err(_CORRUPT_INPUTS)
-    results = {name: _result(signature, name, source) for name, source in taken.items()}
-    for name in signature.names.required:
-        if name in args and name not in taken:
-            message = "Another node whose result this one takes is being retried."
-            code = RetrievalCode.RESULT_NOT_READY
-            results[name] = _error_result(code, message, args[name])
+    results: dict[str, Any] = {}
+    for name, (index, source) in taken.items():
+        argument = _argument(signature, name, index, source)
+        if isinstance(argument, Err):
+            return argument
+        results.update(argument.value)
     injected = _injected(app, assignment, node, signature, members)
     return signature.complete_call({**given.value, **results}, injected)
+
+
+def _argument(
+    signature: CallSignature, name: str, index: int, source: NodeInput | None
+) -> Result[dict[str, Any], CodecError]:
+    """Return the argument of a parameter under its name, or nothing where its default applies."""
+    annotation = signature.annotation_of(name)
+    if takes_value(annotation):
+        return _value(signature, name, annotation, source)
+    if source is not None:
+        return Ok({name: _result(signature, name, source)})
+    if name not in signature.names.required:
+        return Ok({})
+    message = "Another node whose result this one takes is being retried."
+    return Ok({name: _error_result(RetrievalCode.RESULT_NOT_READY, message, index)})
+
+
+def _value(
+    signature: CallSignature, name: str, annotation: Any, source: NodeInput | None
+) -> Result[dict[str, Any], CodecError]:
+    """Return the value of a node as an argument.
+
+    A node that failed or was skipped has none: then it is None if the annotation allows it, otherwise the
+    default applies. A stored value that does not fit was written for another release of the function.
+    """
+    side, text = ("err", "") if source is None else split_result(source.result) or ("", "")
+    if source is not None and side == "ok":
+        if source.kind == "map" and not takes_item_results(annotation):
+            text = to_json([item.get("ok") for item in from_json(text)]).decode()
+        return signature.decode_keywords(f"{{{json.dumps(name)}:{text}}}")
+    if side != "err":
+        return Err(CodecError(f"the node that parameter {name!r} takes has no stored result", name))
+    has_default = name not in signature.names.required
+    if admits_none(annotation) and (source is not None or not has_default):
+        return Ok({name: None})
+    if has_default:
+        return Ok({})
+    message = (
+        f"parameter {name!r} takes the value of another node, which has none: it failed, was skipped "
+        "or is being retried; a parameter annotated TaskResult takes its error"
+    )
+    return Err(CodecError(message, name))
 
 
 def _result(signature: CallSignature, name: str, source: NodeInput) -> TaskResult[Any, Any]:

@@ -23,7 +23,15 @@ from horsies.workflow.nodes.nodes import (
     TaskCallingNode,
     value_type,
 )
-from horsies.workflow.nodes.type_compat import UNKNOWN_TYPE, element_type, fits, result_targets
+from horsies.workflow.nodes.type_compat import (
+    UNKNOWN_TYPE,
+    admits_none,
+    element_type,
+    fits,
+    result_targets,
+    takes_item_results,
+    takes_value,
+)
 
 _NESTED_MEMBERS_MAX = 1_000
 
@@ -224,13 +232,20 @@ def _check_results(call: _Call) -> None:
                 ErrorCode.WORKFLOW_INVALID_JOIN,
                 f"may start before {_id(source)} has a result (join={node.join!r}), but the "
                 f"parameter {name!r} that takes it has no default",
-                f"declare {name}: TaskResult[...] | None = None",
+                f"give it one: {name}: ... | None = None",
             )
-        if problem := _result_problem(call, name, source):
+        elif problem := _result_problem(call, name, source):
             call.mistakes.add(
                 ErrorCode.WORKFLOW_ARGS_FROM_TYPE_MISMATCH,
                 f"passes the result of {_id(source)} to {call.callee} as {name!r}, {problem}",
-                "a result is taken as TaskResult[T, TaskError], T being the value of that node",
+                "annotate the parameter T to take the value of that node, or "
+                "TaskResult[T, TaskError] to take its whole result",
+            )
+        elif problem := _failure_problem(call, name, source):
+            call.mistakes.add(
+                ErrorCode.WORKFLOW_ARGS_FROM_TYPE_MISMATCH,
+                problem,
+                "annotate the parameter T | None, which is None then, or TaskResult[T, TaskError]",
             )
 
 
@@ -241,22 +256,44 @@ def _may_be_open(node: CallingNode[Any]) -> bool:
 
 def _result_problem(call: _Call, name: str, source: AnyNode) -> str | None:
     names = call.signature.names
-    spot = name if name in names.spots else names.rest_keyword
-    if spot is None:
+    if name not in names.spots and names.rest_keyword is None:
         return None  # an unknown name, already reported
-    annotation = call.signature.annotations.get(spot)
-    if spot == names.rest_keyword and annotation in (None, Any):
-        return None  # **kwargs takes any result
-    targets = result_targets(annotation)
-    if not targets:
-        shown = "not annotated" if annotation is None else f"annotated {type_text(annotation)}"
-        return f"which is {shown}"
-    given = value_type(source)
+    annotation = call.signature.annotation_of(name)
+    if annotation in (None, Any):
+        if name not in names.spots:
+            return None  # **kwargs takes any result
+        return f"which is {'not annotated' if annotation is None else 'annotated Any'}"
+    given, targets = value_type(source), result_targets(annotation)
+    if takes_value(annotation):
+        given, targets = _taken_type(source, annotation), (annotation,)
     if given is UNKNOWN_TYPE:
         return "but the type of that result is not known; declare WorkflowDefinition[T]"
     if any(fits(given, target) for target in targets):
         return None
     return f"which is annotated {type_text(annotation)}, but its value is {type_text(given)}"
+
+
+def _taken_type(source: AnyNode, annotation: Any) -> Any:
+    """Return the type of the value that a parameter takes; of a map, usually the values of its items."""
+    if not isinstance(source, MapNode) or takes_item_results(annotation):
+        return value_type(source)
+    item = source.fn.definition.results.ok_type
+    if source.allow_failed_items and item is not None:
+        item = item | None
+    return list[item]  # type: ignore[valid-type]
+
+
+def _failure_problem(call: _Call, name: str, source: AnyNode) -> str | None:
+    """Find a parameter that takes a value where a failed node has none."""
+    node, annotation = call.node, call.signature.annotation_of(name)
+    if not node.allow_failed_deps or _may_be_open(node) or not takes_value(annotation):
+        return None
+    if admits_none(annotation):
+        return None
+    return (
+        f"runs even if {_id(source)} fails (allow_failed_deps), but the parameter {name!r} of "
+        f"{call.callee} takes the value of that node ({type_text(annotation)})"
+    )
 
 
 def _element_problem(call: _Call, node: MapNode[Any], each: str | None) -> str | None:

@@ -13,8 +13,8 @@ from dataclasses import KW_ONLY, dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import (
+    TYPE_CHECKING,
     Any,
-    ClassVar,
     Generic,
     Literal,
     ParamSpec,
@@ -22,7 +22,6 @@ from typing import (
     TypeAlias,
     TypedDict,
     assert_never,
-    cast,
     get_origin,
 )
 
@@ -34,10 +33,12 @@ from horsies.errors import ErrorCode, WorkflowValidationError
 from horsies.retry import RetryPolicy
 from horsies.task_result import TaskError, TaskResult
 from horsies.tasks.definition import TaskDefinition
+from horsies.tasks.send import TaskCall
 from horsies.workflow.nodes.type_compat import UNKNOWN_TYPE, cached_by_annotation
 
 P = ParamSpec("P")
 T = TypeVar("T")
+R = TypeVar("R", default=Any)
 T_co = TypeVar("T_co", covariant=True)
 R_co = TypeVar("R_co", covariant=True)
 # A signal without a declared type may carry any value; a key made of text may name any node.
@@ -55,7 +56,7 @@ class RunnableTask(Protocol[T_co]):
     @property
     def definition(self) -> TaskDefinition: ...
 
-    def __call__(self, /, *args: Any, **kwargs: Any) -> TaskResult[T_co, TaskError]: ...
+    def bind(self, /, *args: Any, **kwargs: Any) -> TaskCall[T_co]: ...
 
 
 class YieldsValue(Protocol[T_co]):
@@ -67,7 +68,8 @@ class YieldsValue(Protocol[T_co]):
 class BuildsWorkflow(Protocol[T_co]):
     """The part of a workflow definition that a node uses."""
 
-    name: ClassVar[str]
+    @property
+    def name(self) -> str: ...
 
     @classmethod
     def build(cls, app: Any) -> YieldsValue[T_co]: ...
@@ -104,6 +106,24 @@ class ValueNode(Protocol[T_co]):
         """Return the name under which its result is found."""
 
 
+class WholeResult(Protocol[R_co]):
+    """Any node as the type checker sees it: a parameter may take its whole result."""
+
+    def _whole(self) -> R_co: ...
+
+
+class ItemValues(Protocol[R_co]):
+    """A map as the type checker sees it: a parameter may take the values of its items."""
+
+    def _values(self) -> R_co: ...
+
+
+class OptionalItemValues(Protocol[R_co]):
+    """A map whose items may fail: a parameter may take None in place of their values."""
+
+    def _optional_values(self) -> R_co: ...
+
+
 @dataclass(eq=False, repr=False, kw_only=True)
 class Node(Generic[R_co]):
     """The attributes of every kind of node; ``R_co`` is the type of its value.
@@ -120,6 +140,10 @@ class Node(Generic[R_co]):
     index: int | None = None
     frozen: bool = field(default=False, init=False)
     id_derived: bool = field(default=False, init=False)
+
+    if TYPE_CHECKING:
+
+        def _whole(self) -> TaskResult[R_co, TaskError]: ...
 
     def __setattr__(self, name: str, value: Any) -> None:
         if self.frozen:
@@ -154,8 +178,8 @@ class Node(Generic[R_co]):
 class CallingNode(Node[R_co]):
     """The attributes of nodes that call a task or a definition.
 
-    ``args_from`` passes the ``TaskResult`` of a node as the parameter of that name;
-    ``workflow_ctx_from`` offers results through ``workflow_ctx``.
+    ``args_from`` passes the value or the ``TaskResult`` of a node as the parameter of that name, as it is
+    annotated; ``workflow_ctx_from`` offers results through ``workflow_ctx``.
     """
 
     kwargs: Mapping[str, Any] = field(default_factory=dict)
@@ -213,6 +237,12 @@ class MapNode(TaskCallingNode[T_co, list[TaskResult[T_co, TaskError]]]):
     each: str | None = None
     max_parallel: int | None = None
     allow_failed_items: bool = False
+
+    if TYPE_CHECKING:
+
+        def _values(self) -> list[T_co]: ...
+
+        def _optional_values(self) -> list[T_co | None]: ...
 
 
 @dataclass(eq=False, repr=False)
@@ -381,16 +411,21 @@ class FromNode:
     node: AnyNode
 
 
-def from_node(upstream: ValueNode[T]) -> TaskResult[T, TaskError]:
-    """Stand for the result of another node where a parameter takes a ``TaskResult``.
+def from_node(
+    upstream: ValueNode[R] | WholeResult[R] | ItemValues[R] | OptionalItemValues[R],
+) -> R | Any:
+    """Stand for the result of another node as a parameter of a task.
 
-    Only for the second call of ``task.node(...)(...)``; the other node becomes a dependency.
+    A parameter annotated ``T`` takes the value of the node, one annotated ``TaskResult[T, TaskError]``
+    its whole result, errors included. Of a map, ``list[T]`` takes the values of the items. Only for the
+    second call of ``task.node(...)(...)``; the other node becomes a dependency.
 
     Example:
         total = add.node()(a=from_node(first), b=from_node(second))
     """
+    # R follows from the parameter; "| Any" lets mypy use that also where it is not generic.
     if isinstance(upstream, NODE_KINDS):
-        return cast("TaskResult[T, TaskError]", FromNode(upstream))
+        return FromNode(upstream)
     raise WorkflowValidationError(
         f"from_node takes a node, not {type(upstream).__name__}.",
         code=ErrorCode.WORKFLOW_INVALID_ARGS_FROM,

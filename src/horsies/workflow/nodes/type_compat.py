@@ -71,9 +71,29 @@ def result_targets(annotation: Any) -> Sequence[Any]:
     ``TaskResult[int, TaskError] | None`` gives ``[int]``. A result whose errors are narrower than
     TaskError does not count: any library error may arrive.
     """
-    plain = _plain(annotation)
-    branches = get_args(plain) if _is_union(plain) else (plain,)
-    return tuple(value for branch in map(_plain, branches) for value in _result_values(branch))
+    return tuple(value for branch in _branches(annotation) for value in _result_values(branch))
+
+
+@cached_by_annotation(2_048)
+def takes_value(annotation: Any) -> bool:
+    """Tell whether a parameter takes the value of a node rather than its whole TaskResult.
+
+    Without an annotation, or with ``Any``, it takes the whole result.
+    """
+    return annotation is not None and not any(
+        branch is Any or _is_result(branch) for branch in _branches(annotation)
+    )
+
+
+def takes_item_results(annotation: Any) -> bool:
+    """Tell whether a parameter takes the items of a map as results: ``list[TaskResult[...]]``."""
+    return any(
+        _is_result(_plain(one)) for branch in _branches(annotation) for one in get_args(branch)
+    )
+
+
+def admits_none(annotation: Any) -> bool:
+    return types.NoneType in _branches(annotation)
 
 
 def element_type(annotation: Any) -> Any:
@@ -84,6 +104,15 @@ def element_type(annotation: Any) -> Any:
     if get_origin(plain) is list:
         return get_args(plain)[0]
     return UNKNOWN_TYPE
+
+
+def _branches(annotation: Any) -> list[Any]:
+    plain = _plain(annotation)
+    return [_plain(one) for one in get_args(plain)] if _is_union(plain) else [plain]
+
+
+def _is_result(branch: Any) -> bool:
+    return branch is TaskResult or get_origin(branch) is TaskResult
 
 
 def _result_values(branch: Any) -> list[Any]:
