@@ -94,6 +94,7 @@ def by_name(error: TaskSendError) -> None:
     sent = app.send_by_name("mail", {"to": "ada"}, queue_name="mail", timeout_ms=500)
     assert_type(sent, Ok[TaskHandle[Any]] | Err[TaskSendError])
     assert_type(app.retry_send(error), Ok[TaskHandle[Any]] | Err[TaskSendError])
+    assert_type(app.enqueue_by_name("mail"), TaskHandle[Any])
     app.send_by_name("mail", [1])  # type: ignore[arg-type]
     app.send_by_name("mail", to="ada")  # type: ignore[call-arg]
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache
-from typing import Any
+from typing import Any, Protocol
 
 from horsies.config.app import (
     DEFAULT_PRIORITY,
@@ -26,7 +26,7 @@ from horsies.tasks.definition import (
     is_storable_name,
 )
 from horsies.tasks.handle import TaskHandle
-from horsies.tasks.options import SendOptions
+from horsies.tasks.options import SendKeywords, SendOptions
 from horsies.tasks.request import TaskSendError, TaskSendResult, refused
 from horsies.tasks.send import PreparedSend, Producer, Sender
 
@@ -43,17 +43,29 @@ def _stand_in() -> TaskDefinition:
     return define(AppConfig(broker=broker), _anything, "anything", options)
 
 
+Arguments = Mapping[str, Any] | None
+
+
+class Defined(Protocol):
+    """A registered task."""
+
+    definition: TaskDefinition
+
+
+FindTask = Callable[[str], Defined | None]
 Ready = tuple[Sender, TaskSendResult[PreparedSend[TaskHandle[Any]]]]
 
 
 def prepare_by_name(
     producer: Producer,
-    known: TaskDefinition | None,
+    find: FindTask,
     task_name: str,
-    arguments: Mapping[str, Any] | None,
-    options: SendOptions,
+    arguments: Arguments,
+    keywords: SendKeywords,
 ) -> Ready:
-    """Check a send by name; ``known`` is the task of that name, if this application has one."""
+    """Check a send by name; ``find`` returns the task of that name, if this application has one."""
+    known = _known(find, task_name)
+    options = SendOptions(**keywords)
     queue_name, options = options.queue_name, replace(options, queue_name=None)
     problem = _problem(producer.config, known, task_name, arguments, queue_name)
     if problem is not None:
@@ -64,13 +76,18 @@ def prepare_by_name(
     return sender, sender.prepare((), arguments or {})
 
 
-def prepare_retry(producer: Producer, known: TaskDefinition | None, error: TaskSendError) -> Ready:
+def prepare_retry(producer: Producer, find: FindTask, error: TaskSendError) -> Ready:
     """Prepare a failed send once more, by the payload in its error."""
     payload = getattr(error, "payload", None)
     name = "of another error" if payload is None else payload.task_name
-    definition = known or _definition(producer.config, None, name, None)
+    definition = _known(find, name) or _definition(producer.config, None, name, None)
     sender = Sender(producer, definition, SendOptions())
     return sender, sender.prepare_retry(error, scheduled=None)
+
+
+def _known(find: FindTask, task_name: object) -> TaskDefinition | None:
+    found = find(task_name) if isinstance(task_name, str) else None
+    return found.definition if found else None
 
 
 def _definition(
