@@ -15,6 +15,13 @@ Example:
     print(handle.get(timeout_ms=10_000))
 """
 
+try:
+    import psycopg as _psycopg  # noqa: F401
+except ImportError as error:
+    raise ImportError(
+        "psycopg finds no libpq: install 'horsies[binary]', or the libpq of your system."
+    ) from error
+
 from horsies._version import __version__
 from horsies.app import ChildProcessStartHook, Horsies, get_current_app
 from horsies.config.app import (

@@ -32,10 +32,10 @@ from horsies.result import Ok
 from horsies.retry import RetryPolicy
 from horsies.scheduler.api import Schedules
 from horsies.scheduler.entry import Application, schedule_errors
-from horsies.task import AnyTask, RegisteredTasks, TaskDecorator, TaskFunction
+from horsies.task import AnyTask, RegisteredTasks, TaskDecorator, TaskFunction, handle_of
 from horsies.task_result import TaskError, TaskResult
 from horsies.tasks.broker import BrokerResult, PostgresBroker, build_broker
-from horsies.tasks.by_name import Ready, prepare_by_name, prepare_retry
+from horsies.tasks.by_name import Arguments, prepare_by_name, prepare_retry
 from horsies.tasks.definition import (
     DecoratorOptions,
     OnStop,
@@ -53,7 +53,7 @@ from horsies.tasks.hooks import (
     refuse_bad_around,
     refuse_bad_hook,
 )
-from horsies.tasks.options import SendHook, SendKeywords, SendOptions, refuse_bad_send_hook
+from horsies.tasks.options import SendHook, SendKeywords, refuse_bad_send_hook
 from horsies.tasks.request import TaskSendError, TaskSendResult
 from horsies.tasks.send import Producer, store_prepared, store_prepared_async
 from horsies.workflow.checks import Builder, Case, RegisteredBuilder, workflow_errors
@@ -270,10 +270,7 @@ class Horsies(Operations):
     # Sending without the code of the task
 
     def send_by_name(
-        self,
-        task_name: str,
-        arguments: Mapping[str, Any] | None = None,
-        **options: Unpack[SendKeywords],
+        self, task_name: str, arguments: Arguments = None, **options: Unpack[SendKeywords]
     ) -> TaskSendResult[TaskHandle[Any]]:
         """Store a task whose code this program does not import; the worker checks the arguments.
 
@@ -284,37 +281,35 @@ class Horsies(Operations):
         Example:
             app.send_by_name("mail", {"to": "ada@example.org"}, queue_name="mail").unwrap()
         """
-        return store_prepared(*self._by_name(task_name, arguments, SendOptions(**options)))
+        ready = prepare_by_name(self._producer, self.get_task, task_name, arguments, options)
+        return store_prepared(*ready)
 
     async def send_by_name_async(
-        self,
-        task_name: str,
-        arguments: Mapping[str, Any] | None = None,
-        **options: Unpack[SendKeywords],
+        self, task_name: str, arguments: Arguments = None, **options: Unpack[SendKeywords]
     ) -> TaskSendResult[TaskHandle[Any]]:
         """``send_by_name`` without blocking the event loop."""
-        prepared = self._by_name(task_name, arguments, SendOptions(**options))
-        return await store_prepared_async(*prepared)
+        ready = prepare_by_name(self._producer, self.get_task, task_name, arguments, options)
+        return await store_prepared_async(*ready)
 
-    def _by_name(
-        self, task_name: str, arguments: Mapping[str, Any] | None, options: SendOptions
-    ) -> Ready:
-        known = self._tasks.get(task_name) if isinstance(task_name, str) else None
-        definition = known.definition if known else None
-        return prepare_by_name(self._producer, definition, task_name, arguments, options)
+    def enqueue_by_name(
+        self, task_name: str, arguments: Arguments = None, **options: Unpack[SendKeywords]
+    ) -> TaskHandle[Any]:
+        """``send_by_name`` that returns the handle, or raises TaskSendFailed."""
+        return handle_of(self.send_by_name(task_name, arguments, **options))
+
+    async def enqueue_by_name_async(
+        self, task_name: str, arguments: Arguments = None, **options: Unpack[SendKeywords]
+    ) -> TaskHandle[Any]:
+        """``enqueue_by_name`` without blocking the event loop."""
+        return handle_of(await self.send_by_name_async(task_name, arguments, **options))
 
     def retry_send(self, error: TaskSendError) -> TaskSendResult[TaskHandle[Any]]:
         """Repeat any send that failed with ENQUEUE_FAILED; the task is stored at most once."""
-        return store_prepared(*self._retry(error))
+        return store_prepared(*prepare_retry(self._producer, self.get_task, error))
 
     async def retry_send_async(self, error: TaskSendError) -> TaskSendResult[TaskHandle[Any]]:
         """``retry_send`` without blocking the event loop."""
-        return await store_prepared_async(*self._retry(error))
-
-    def _retry(self, error: TaskSendError) -> Ready:
-        payload = getattr(error, "payload", None)
-        known = self._tasks.get(payload.task_name) if payload else None
-        return prepare_retry(self._producer, known.definition if known else None, error)
+        return await store_prepared_async(*prepare_retry(self._producer, self.get_task, error))
 
     def on_send(self, fn: SendHookType) -> SendHookType:
         """Call this function before every send of this application, with an ``OutgoingTask``.

@@ -16,7 +16,7 @@ from horsies.task_result import TaskError, TaskResult
 from horsies.tasks.definition import TaskDefinition
 from horsies.tasks.handle import TaskHandle, is_loop_running
 from horsies.tasks.invoke import call_plain, invoke
-from horsies.tasks.options import SendKeywords, SendOptions
+from horsies.tasks.options import NO_OPTIONS, SendKeywords, SendOptions
 from horsies.tasks.request import TaskSendError, TaskSendResult
 from horsies.tasks.send import (
     Producer,
@@ -89,11 +89,11 @@ class TaskSendOptions(Generic[P, T]):
 
     def enqueue(self, /, *args: P.args, **kwargs: P.kwargs) -> TaskHandle[T]:
         """Store one task for a worker to run and return its handle, or raise TaskSendFailed."""
-        return _handle_of(self.send(*args, **kwargs))
+        return handle_of(self.send(*args, **kwargs))
 
     async def enqueue_async(self, /, *args: P.args, **kwargs: P.kwargs) -> TaskHandle[T]:
         """``enqueue`` without blocking the event loop."""
-        return _handle_of(await self.send_async(*args, **kwargs))
+        return handle_of(await self.send_async(*args, **kwargs))
 
     def schedule(
         self, /, delay_seconds: float, *args: P.args, **kwargs: P.kwargs
@@ -124,7 +124,8 @@ class TaskSendOptions(Generic[P, T]):
         return await store_prepared_async(self._sender, self._sender.prepare_many(calls))
 
 
-def _handle_of(sent: TaskSendResult[TaskHandle[T]]) -> TaskHandle[T]:
+def handle_of(sent: TaskSendResult[TaskHandle[T]]) -> TaskHandle[T]:
+    """Return the handle of a send, or raise TaskSendFailed."""
     if isinstance(sent, Err):
         raise TaskSendFailed(sent.value) from sent.value.exception
     return sent.value
@@ -142,7 +143,7 @@ class TaskFunction(TaskSendOptions[P, T], Generic[P, T, R_co]):
     """
 
     def __init__(self, producer: Producer, definition: TaskDefinition) -> None:
-        super().__init__(producer, definition, SendOptions())
+        super().__init__(producer, definition, NO_OPTIONS)
         # Only here: a workflow node takes any object with a definition for its task, and would ignore
         # the options of TaskSendOptions.
         self.definition = definition

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from ctypes.util import find_library
 from datetime import timedelta
 from types import ModuleType
@@ -10,6 +11,7 @@ import pytest
 
 from horsies import RetryPolicy
 from tests.support.database import Database
+from tests.support.rows import row_of
 from tests.support.tables import attempts, wait_for_status
 from tests.support.workers import Fleet
 
@@ -27,6 +29,9 @@ def test_a_worker_with_psycopg_in_pure_python_carries_out_the_options_of_a_send(
     assert by_name("add", {"a": 1, "b": 2}).unwrap().get(20_000).ok_value == 3
     refused = by_name("add", {"a": "one", "b": 2}).unwrap().get(20_000).err_value
     assert "a was stored in a form that does not fit int" in refused.message
+    sender = programs.send_another.with_options(headers={"tenant": "blue"}).send(1, 2).unwrap()
+    sent = row_of(connection, sender.get(20_000).ok_value)
+    assert json.loads(sent["task_options"])["headers"] == {"tenant": "blue"}
     policy = RetryPolicy.fixed([1], auto_retry_for=["TASK_TIMEOUT"], jitter=False)
     slow = programs.sleep.with_options(
         timeout_ms=300, retry_policy=policy, delay=timedelta(milliseconds=200)

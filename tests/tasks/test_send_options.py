@@ -20,6 +20,7 @@ from horsies import (
     RetryPolicy,
     TaskSendError,
     TaskSendErrorCode,
+    TaskSendFailed,
 )
 from horsies.tasks.headers import set_inherited
 from horsies.tasks.options import SendOptions
@@ -193,7 +194,8 @@ def test_a_known_task_sent_by_name_keeps_its_options(queued: Horsies, connection
         (([], {}), {"queue_name": "mail"}, "a task name is a text of 1 to 255 characters"),
         (("x", {}), {}, "send_by_name needs a queue_name in CUSTOM queue mode"),
         (("x", {}), {"queue_name": "a b"}, "the queue name 'a b' must consist of letters"),
-        (("x", {}), {"queue_name": 7}, "queue_name must be a text, not int"),
+        (("horsies.expand", {}), {"queue_name": "mail"}, "belong to horsies itself"),
+        (("x", {}), {"queue_name": ["mail"]}, "queue_name must be a text, not list"),
         (("x", [1]), {"queue_name": "mail"}, "one dictionary of JSON values, not list"),
         (
             ("x", {"at": object()}),
@@ -216,6 +218,15 @@ def test_a_failed_send_by_name_is_retried_from_its_error(app: Horsies, call: Cal
     assert retried.task_id == request.row.id != first.task_id
     assert call(app, app, "retry_send", failed(request)).unwrap().task_id == request.row.id
     assert "only the TaskSendError" in refusal(call(app, app, "retry_send", None))
+
+
+def test_the_raising_form_gives_the_handle_or_raises(
+    app: Horsies, connection: Database, call: Call
+) -> None:
+    handle = call(app, app, "enqueue_by_name", "mail", {"to": "a"})
+    assert [str(row["id"]) for row in stored(connection)] == [handle.task_id]
+    with pytest.raises(TaskSendFailed, match="a task name is a text"):
+        call(app, app, "enqueue_by_name", "")
 
 
 # Hooks

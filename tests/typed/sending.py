@@ -6,7 +6,7 @@ proves that its line is refused.
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, assert_type
 
 from horsies import (
@@ -15,7 +15,9 @@ from horsies import (
     Err,
     Horsies,
     Ok,
+    OutgoingTask,
     PostgresConfig,
+    RetryPolicy,
     TaskActionError,
     TaskCall,
     TaskCancelled,
@@ -88,6 +90,25 @@ def send_many() -> None:
     add.send_many([1])  # type: ignore[list-item]
 
 
+def by_name(error: TaskSendError) -> None:
+    sent = app.send_by_name("mail", {"to": "ada"}, queue_name="mail", timeout_ms=500)
+    assert_type(sent, Ok[TaskHandle[Any]] | Err[TaskSendError])
+    assert_type(app.retry_send(error), Ok[TaskHandle[Any]] | Err[TaskSendError])
+    assert_type(app.enqueue_by_name("mail"), TaskHandle[Any])
+    app.send_by_name("mail", [1])  # type: ignore[arg-type]
+    app.send_by_name("mail", to="ada")  # type: ignore[call-arg]
+
+
+@app.on_send
+def add_tenant(outgoing: OutgoingTask) -> None:
+    outgoing.headers["tenant"] = outgoing.task_name
+    outgoing.headers["count"] = outgoing.count  # type: ignore[assignment]
+
+
+@app.on_send  # type: ignore[type-var]
+def takes_nothing() -> None: ...
+
+
 def with_options(moment: datetime, error: TaskSendError) -> None:
     sender = add.with_options(good_until=moment, priority=1, idempotency_key="k", transaction=add)
     assert_type(sender.send(1, 2), Ok[TaskHandle[int]] | Err[TaskSendError])
@@ -98,6 +119,19 @@ def with_options(moment: datetime, error: TaskSendError) -> None:
     add.with_options(good_until="tomorrow")  # type: ignore[arg-type]
     add.with_options(priority="high")  # type: ignore[arg-type]
     add.with_options(prority=1)  # type: ignore[call-arg]
+    full = add.with_options(
+        queue_name="mail",
+        timeout_ms=500,
+        retry_policy=RetryPolicy.fixed([1], auto_retry_for=["BUSY"]),
+        delay=timedelta(minutes=1),
+        headers={"tenant": "blue"},
+        retention=timedelta(days=1),
+        unique="while_open",
+    )
+    assert_type(full.send(1).unwrap(), TaskHandle[int])
+    add.with_options(unique="sometimes")  # type: ignore[arg-type]
+    add.with_options(delay=5)  # type: ignore[arg-type]
+    add.with_options(headers={"tenant": 7})  # type: ignore[dict-item]
     assert_type(add.retry_send(error), Ok[TaskHandle[int]] | Err[TaskSendError])
     assert_type(add.retry_schedule(error).unwrap(), TaskHandle[int])
     add.retry_send("x")  # type: ignore[arg-type]

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from functools import cache
+from typing import Any, Protocol
 
-from horsies.codec.calls import CallSignature
-from horsies.codec.results import ResultCodec
 from horsies.config.app import (
     DEFAULT_PRIORITY,
     DEFAULT_QUEUE_NAME,
@@ -15,11 +14,19 @@ from horsies.config.app import (
     QueueMode,
     queue_name_problem,
 )
+from horsies.config.postgres import PostgresConfig
 from horsies.result import Err
 from horsies.task_result import TaskError, TaskResult
-from horsies.tasks.definition import NAME_LENGTH_MAX, TaskDefinition, is_storable_name
+from horsies.tasks.definition import (
+    NAME_LENGTH_MAX,
+    RESERVED_PREFIX,
+    DecoratorOptions,
+    TaskDefinition,
+    define,
+    is_storable_name,
+)
 from horsies.tasks.handle import TaskHandle
-from horsies.tasks.options import SendOptions
+from horsies.tasks.options import SendKeywords, SendOptions
 from horsies.tasks.request import TaskSendError, TaskSendResult, refused
 from horsies.tasks.send import PreparedSend, Producer, Sender
 
@@ -29,61 +36,72 @@ def _anything(**arguments: Any) -> TaskResult[Any, TaskError]:
     raise NotImplementedError
 
 
-_SIGNATURE = CallSignature.of(_anything)
-_RESULTS = ResultCodec.of(Any, TaskError)
+@cache
+def _stand_in() -> TaskDefinition:
+    broker = PostgresConfig(database_url="postgresql://localhost/none")
+    options = DecoratorOptions(None, None, None, None, None, {})
+    return define(AppConfig(broker=broker), _anything, "anything", options)
 
+
+Arguments = Mapping[str, Any] | None
+
+
+class Defined(Protocol):
+    """A registered task."""
+
+    definition: TaskDefinition
+
+
+FindTask = Callable[[str], Defined | None]
 Ready = tuple[Sender, TaskSendResult[PreparedSend[TaskHandle[Any]]]]
 
 
 def prepare_by_name(
     producer: Producer,
-    known: TaskDefinition | None,
+    find: FindTask,
     task_name: str,
-    arguments: Mapping[str, Any] | None,
-    options: SendOptions,
+    arguments: Arguments,
+    keywords: SendKeywords,
 ) -> Ready:
-    """Check a send by name; ``known`` is the task of that name, if this application has one."""
-    definition = _definition(producer.config, known, task_name, options.queue_name)
-    sender = Sender(producer, definition, replace(options, queue_name=None))
-    problem = _problem(producer.config, known, task_name, arguments, options.queue_name)
+    """Check a send by name; ``find`` returns the task of that name, if this application has one."""
+    known = _known(find, task_name)
+    options = SendOptions(**keywords)
+    queue_name, options = options.queue_name, replace(options, queue_name=None)
+    problem = _problem(producer.config, known, task_name, arguments, queue_name)
     if problem is not None:
-        return sender, Err(refused(definition, problem))
+        unsendable = replace(_stand_in(), name=task_name)
+        return Sender(producer, unsendable, options), Err(refused(unsendable, problem))
+    definition = _definition(producer.config, known, task_name, queue_name)
+    sender = Sender(producer, definition, options)
     return sender, sender.prepare((), arguments or {})
 
 
-def prepare_retry(producer: Producer, known: TaskDefinition | None, error: TaskSendError) -> Ready:
+def prepare_retry(producer: Producer, find: FindTask, error: TaskSendError) -> Ready:
     """Prepare a failed send once more, by the payload in its error."""
     payload = getattr(error, "payload", None)
     name = "of another error" if payload is None else payload.task_name
-    definition = known or _definition(producer.config, None, name, None)
+    definition = _known(find, name) or _definition(producer.config, None, name, None)
     sender = Sender(producer, definition, SendOptions())
     return sender, sender.prepare_retry(error, scheduled=None)
+
+
+def _known(find: FindTask, task_name: object) -> TaskDefinition | None:
+    found = find(task_name) if isinstance(task_name, str) else None
+    return found.definition if found else None
 
 
 def _definition(
     config: AppConfig, known: TaskDefinition | None, task_name: str, queue_name: str | None
 ) -> TaskDefinition:
+    stand_in = _stand_in()
     if known is not None and queue_name is None:
-        return replace(known, signature=_SIGNATURE)
+        return replace(known, signature=stand_in.signature)
     queue_name = queue_name or DEFAULT_QUEUE_NAME
     priorities = {queue.name: queue.priority for queue in config.queues()}
     priority = priorities.get(queue_name, DEFAULT_PRIORITY)
-    if known is not None:
-        return replace(known, signature=_SIGNATURE, queue_name=queue_name, priority=priority)
-    return TaskDefinition(
-        name=task_name,
-        function=_anything,
-        is_async=False,
-        is_plain=True,
-        queue_name=queue_name,
-        priority=priority,
-        retry_policy=None,
-        exception_mapper={},
-        default_unhandled_error_code=None,
-        timeout_ms=None,
-        signature=_SIGNATURE,
-        results=_RESULTS,
-        location=None,
+    definition = known or replace(stand_in, name=task_name)
+    return replace(
+        definition, signature=stand_in.signature, queue_name=queue_name, priority=priority
     )
 
 
@@ -96,6 +114,8 @@ def _problem(
 ) -> str | None:
     if not isinstance(task_name, str) or not is_storable_name(task_name):
         return f"a task name is a text of 1 to {NAME_LENGTH_MAX} characters"
+    if task_name.startswith(RESERVED_PREFIX):
+        return f"names that begin with {RESERVED_PREFIX!r} belong to horsies itself"
     if not isinstance(arguments, Mapping | None):
         return (
             "send_by_name takes the arguments as one dictionary of JSON values, "

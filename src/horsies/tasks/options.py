@@ -23,7 +23,7 @@ TIMEOUT_MS_MAX = 2**31 - 1
 # A thousand years: PostgreSQL before version 17 has no infinite interval.
 KEPT_FOREVER_SECONDS = 1_000 * 366 * 86_400.0
 
-_NO_OPTIONS = '{"retry_policy":null,"good_until":null}'
+_EMPTY = '{"retry_policy":null,"good_until":null}'
 
 
 class Unset(Enum):
@@ -72,6 +72,10 @@ class SendOptions:
     retention: timedelta | None = None
 
 
+# The options of a plain ``task.send``; known by identity, they need no checks.
+NO_OPTIONS = SendOptions()
+
+
 @dataclass(slots=True)
 class OutgoingTask:
     """A send that passed its checks, before anything is stored: the argument of ``@app.on_send`` hooks.
@@ -94,6 +98,8 @@ def with_overrides(
     config: AppConfig, definition: TaskDefinition, options: SendOptions
 ) -> TaskDefinition:
     """Return the task as this send wants it: its queue, time limit and retry policy replaced."""
+    if options is NO_OPTIONS:
+        return definition
     changes: dict[str, Any] = {}
     if options.queue_name is not None:
         priorities = {queue.name: queue.priority for queue in config.queues()}
@@ -125,7 +131,7 @@ def encode_options(
     """Return the options stored with the row: they alone drive its retries, even after a deploy."""
     policy = definition.retry_policy
     if policy is None and good_until is None and not headers:
-        return _NO_OPTIONS
+        return _EMPTY
     stored: dict[str, Any] = {
         "retry_policy": policy.to_json() if policy else None,
         "good_until": good_until.isoformat() if good_until else None,
@@ -139,6 +145,8 @@ def option_problem(
     config: AppConfig, options: SendOptions, delay_seconds: float | Unset = UNSET
 ) -> str | None:
     """Describe an invalid option in one sentence, or return None."""
+    if options is NO_OPTIONS and delay_seconds is UNSET:
+        return None
     return (
         _time_problem(options, delay_seconds)
         or _key_problem(options)
