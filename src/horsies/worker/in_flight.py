@@ -310,7 +310,8 @@ class InFlight:
         for outcome in outcomes:
             attempt = outcome.task_id, outcome.generation
             if outcome.task_id in failed and outcome.delay_seconds is not None:
-                outcome = outcome._replace(delay_seconds=None)  # its good_until comes first
+                # A cancel or its good_until comes first.
+                outcome = outcome._replace(delay_seconds=None, retry_reason=None)
             if outcome.task_id not in recorded:
                 self._ended.pop(attempt, None)
             elif (ended := self._ended.pop(attempt, None)) is not None:
