@@ -312,6 +312,7 @@ class InFlight:
         for outcome in outcomes:
             attempt = outcome.task_id, outcome.generation
             if outcome.task_id in failed and outcome.delay_seconds is not None:
+                # A cancel or its good_until comes first.
                 outcome = outcome._replace(delay_seconds=None, retry_reason=TOO_LATE)
             if outcome.task_id not in recorded:
                 self._ended.pop(attempt, None)
