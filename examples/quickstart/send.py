@@ -2,6 +2,4 @@
 
 from tasks import add
 
-handle = add.send(1, 2).unwrap()
-result = handle.get(timeout_ms=10_000)
-print(result.unwrap())
+print(add.enqueue(1, 2).result(timeout_ms=10_000))

@@ -1,11 +1,11 @@
 """The first application: one task, on the database that HORSIES_DATABASE_URL names."""
 
-from horsies import Horsies, TaskError, TaskResult
+from horsies import Horsies
 
 app = Horsies()
 
 
-@app.task("add")
-def add(a: int, b: int) -> TaskResult[int, TaskError]:
+@app.task
+def add(a: int, b: int) -> int:
     """Add two numbers."""
-    return TaskResult(ok=a + b)
+    return a + b

@@ -51,8 +51,11 @@ from horsies.errors import (
     HorsiesError,
     MultipleValidationErrors,
     RegistryError,
+    ResultTimeout,
+    ResultUnavailable,
     SourceLocation,
     TaskDefinitionError,
+    TaskFailed,
     TaskStopped,
     ValidationReport,
     WorkflowContextMissingIdError,
@@ -71,7 +74,7 @@ from horsies.states import (
     WorkflowStatus,
     WorkflowTaskStatus,
 )
-from horsies.task import TaskFunction, TaskSendOptions
+from horsies.task import TaskFunction, TaskSendFailed, TaskSendOptions
 from horsies.task_result import SubWorkflowError, SubWorkflowSummary, TaskError, TaskResult
 from horsies.tasks.broker import BrokerErrorCode, BrokerOperationError, BrokerResult, PostgresBroker
 from horsies.tasks.handle import (
@@ -166,6 +169,9 @@ __all__ = [
     "TaskRetried",
     "TaskActionError",
     "TaskActionErrorCode",
+    "TaskFailed",
+    "ResultUnavailable",
+    "ResultTimeout",
     "TaskStopped",
     "ChildProcessStartHook",
     "get_current_app",
@@ -226,6 +232,7 @@ __all__ = [
     "TaskSendResult",
     "TaskSendError",
     "TaskSendErrorCode",
+    "TaskSendFailed",
     "TaskSendPayload",
     # workflows
     "WorkflowSpec",

@@ -9,9 +9,10 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Never, TypeVar
+from functools import partial
+from typing import Any, ParamSpec, TypeVar, overload
 
 from horsies.check import import_errors, live_errors, policy_errors, policy_warnings
 from horsies.config.app import AppConfig
@@ -32,6 +33,7 @@ from horsies.retry import RetryPolicy
 from horsies.scheduler.api import Schedules
 from horsies.scheduler.entry import Application, schedule_errors
 from horsies.task import AnyTask, TaskDecorator, TaskFunction
+from horsies.task_result import TaskError, TaskResult
 from horsies.tasks.broker import BrokerResult, PostgresBroker, build_broker
 from horsies.tasks.definition import (
     DecoratorOptions,
@@ -40,7 +42,6 @@ from horsies.tasks.definition import (
     define,
     name_used_twice,
     refuse_bad_hook,
-    refuse_bare_decorator,
 )
 from horsies.tasks.send import Producer
 from horsies.workflow.checks import Builder, Case, RegisteredBuilder, workflow_errors
@@ -48,6 +49,8 @@ from horsies.workflow.handles import WorkflowHandles
 from horsies.workflow.spec import WorkflowMaker
 
 ChildProcessStartHook = Callable[[], None]
+P = ParamSpec("P")
+T = TypeVar("T")
 Hook = TypeVar("Hook", bound=ChildProcessStartHook)
 MIGRATION_VARIABLE = "HORSIES_MIGRATE"
 SUPPRESSION_VARIABLES = ("HORSIES_SUPPRESS_SENDS", "TASKLIB_SUPPRESS_SENDS")
@@ -107,9 +110,9 @@ class Horsies(Operations):
     Example:
         app = Horsies("postgresql://localhost/shop")
 
-        @app.task("add")
-        def add(a: int, b: int) -> TaskResult[int, TaskError]:
-            return TaskResult(ok=a + b)
+        @app.task
+        def add(a: int, b: int) -> int:
+            return a + b
 
     A URL is short for ``AppConfig(broker=PostgresConfig(database_url=url))``. Without a configuration
     the database is the one named by HORSIES_DATABASE_URL or DATABASE_URL.
@@ -143,28 +146,60 @@ class Horsies(Operations):
 
     # Defining tasks
 
+    # The overloads of TaskDecorator, for the decorator without parentheses.
+    @overload
+    def task(  # type: ignore[overload-overlap]
+        self, function: Callable[P, Awaitable[TaskResult[T, TaskError]]], /
+    ) -> TaskFunction[P, T, TaskResult[T, TaskError]]: ...
+    @overload
+    def task(
+        self, function: Callable[P, TaskResult[T, TaskError]], /
+    ) -> TaskFunction[P, T, TaskResult[T, TaskError]]: ...
+    @overload
+    def task(
+        self, function: Callable[P, Coroutine[Any, Any, T]], /
+    ) -> TaskFunction[P, T, Coroutine[Any, Any, T]]: ...
+    @overload
+    def task(self, function: Callable[P, T], /) -> TaskFunction[P, T, T]: ...
+    @overload
     def task(
         self,
-        task_name: str,
+        task_name: str | None = None,
         *,
         queue_name: str | None = None,
         retry_policy: RetryPolicy | None = None,
         exception_mapper: Mapping[type[BaseException], str] | None = None,
         default_unhandled_error_code: str | None = None,
         timeout_ms: int | None = None,
-        **unknown: Never,
-    ) -> TaskDecorator:
-        """Register a function as a task.
+    ) -> TaskDecorator: ...
+    def task(
+        self,
+        task_name: Any = None,
+        *,
+        queue_name: str | None = None,
+        retry_policy: RetryPolicy | None = None,
+        exception_mapper: Mapping[type[BaseException], str] | None = None,
+        default_unhandled_error_code: str | None = None,
+        timeout_ms: int | None = None,
+        **unknown: object,
+    ) -> Any:
+        """Register a function as a task; without a name, as ``module.function``.
+
+        The function returns a value, and raises ``TaskFailed`` for an error of its domain; or it
+        returns a ``TaskResult[T, TaskError]``.
 
         ``queue_name`` is required in CUSTOM mode and refused in DEFAULT mode. ``retry_policy`` lists
         the error codes to retry and the waits. ``exception_mapper`` gives codes to exceptions that
         leave the function. ``timeout_ms`` (at least 100) stops an attempt that takes longer.
 
         Example:
+            @app.task
+            def add(a: int, b: int) -> int:
+                return a + b
+
             @app.task("charge", retry_policy=RetryPolicy.fixed([1, 5], auto_retry_for=["DOWN"]))
-            def charge(order_id: int) -> TaskResult[str, TaskError]: ...
+            def charge(order_id: int) -> str: ...
         """
-        refuse_bare_decorator(task_name)
         options = DecoratorOptions(
             queue_name,
             retry_policy,
@@ -174,10 +209,10 @@ class Horsies(Operations):
             unknown,
         )
 
-        def decorate(function: Any) -> Any:
-            return self._register(define(self.config, function, task_name, options))
+        def decorate(function: Any, name: str | None = None) -> AnyTask:
+            return self._register(define(self.config, function, name, options))
 
-        return decorate
+        return decorate(task_name) if callable(task_name) else partial(decorate, name=task_name)
 
     def _register(self, definition: TaskDefinition) -> AnyTask:
         known = self._tasks.get(definition.name)

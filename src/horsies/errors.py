@@ -1,7 +1,7 @@
-"""Programmer errors, reported in the style of a compiler.
+"""Programmer errors, reported in the style of a compiler, and the exceptions of tasks.
 
-They are raised before any task runs: while decorating, configuring, checking and starting. Failures
-of a task are never raised; they are returned as values.
+Programmer errors are raised before any task runs: while decorating, configuring, checking and
+starting. The failure of a task is a value, and an exception for callers of ``handle.result()``.
 """
 
 from __future__ import annotations
@@ -298,6 +298,62 @@ def _count_line(report: ValidationReport) -> str:
     count = len(report.errors)
     found = f"{count} error" if count == 1 else f"{count} errors"
     return f"{report.phase}: {found} found"
+
+
+class TaskFailed(Exception):
+    """A task failed: raise it in a task for an error of its domain; ``handle.result()`` raises it.
+
+    Raised in a task, it becomes the error that ``TaskError(error_code=code, message=..., data=...)``
+    describes. From ``handle.result()``, ``task_id`` is that of the failed task, and ``traceback`` is
+    the text of the exception's traceback in the worker, if an exception ended the task.
+
+    Example:
+        raise TaskFailed("CARD_REFUSED", "the bank said no", data={"retry_on": "monday"})
+    """
+
+    def __init__(
+        self,
+        code: str | None,
+        message: str | None = None,
+        *,
+        data: Any = None,
+        traceback: str | None = None,
+        task_id: str | None = None,
+    ) -> None:
+        super().__init__(code, message)
+        self.code = code
+        self.message = message
+        self.data = data
+        self.traceback = traceback
+        self.task_id = task_id
+        if traceback is not None:
+            self.add_note(f"In the worker:\n{traceback.rstrip()}")
+
+    def __str__(self) -> str:
+        return ": ".join(part for part in (self.code, self.message) if part is not None)
+
+
+class ResultUnavailable(Exception):
+    """``handle.result()`` could not read a result; the task itself may be fine.
+
+    ``code`` is the code of the error that ``handle.get()`` returns instead, ``data`` its data.
+    """
+
+    def __init__(self, code: str, message: str | None = None, data: Any = None) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.data = data
+
+    def __str__(self) -> str:
+        return f"{self.code}: {self.message}"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (type(self), (self.code, self.message, self.data))
+
+
+class ResultTimeout(ResultUnavailable, TimeoutError):
+    """The task had not ended when the ``timeout_ms`` of ``handle.result()`` was over."""
 
 
 class TaskStopped(BaseException):

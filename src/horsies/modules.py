@@ -36,6 +36,10 @@ _LIBRARY_DIRECTORIES = tuple(
 )
 
 
+_OWN_NAME_PREFIX = "horsies_file_"
+_imported_by_path: set[str] = set()
+
+
 class MissingModuleFile(FileNotFoundError):
     """A module was named by a file that does not exist."""
 
@@ -113,6 +117,51 @@ def module_of(name: str | None, member: object) -> ModuleType | None:
     return module if is_home else None
 
 
+def shared_name(module_name: str) -> str:
+    """Return the name under which all processes import a module; ValueError explains why none does.
+
+    The module that Python was started with has the name that `import_entry` gives to its file.
+    """
+    module = sys.modules.get(module_name)
+    file, spec = getattr(module, "__file__", None), getattr(module, "__spec__", None)
+    if module_name not in ("__main__", "__mp_main__"):
+        return _name_of_import(module_name, file)
+    if spec is not None and spec.name != "__main__":
+        return str(spec.name)  # python -m package.module
+    if file is None:
+        raise ValueError("it was not defined in a file that a worker can import")
+    name = _natural_name(os.path.abspath(file))[1]
+    top = name.partition(".")[0]
+    if "." in Path(file).stem or top in sys.stdlib_module_names or name == "__main__":
+        raise ValueError(f"no worker can import {Path(file).name} under the name {name!r}")
+    return name
+
+
+def _name_of_import(module_name: str, file: str | None) -> str:
+    if module_name.startswith(_OWN_NAME_PREFIX):
+        raise ValueError(f"another module has the name of its file {file}")
+    if file is None:
+        return module_name
+    root, name = _natural_name(os.path.abspath(file))
+    if name.endswith(f".{module_name}"):
+        return name  # imported from inside its package; by path it has the whole name
+    if module_name in _imported_by_path and (other := _dotted_name(root, name)):
+        raise ValueError(
+            f"its file can be imported as {module_name!r} and as {other!r}; name the module instead of "
+            "the file, or add __init__.py"
+        )
+    return module_name
+
+
+def _dotted_name(root: str, name: str) -> str | None:
+    """Return the longer name of a module in a directory below another one of `sys.path`."""
+    for entry in map(os.path.abspath, sys.path):
+        below = os.path.relpath(root, entry).split(os.sep)
+        if entry != root and all(part.isidentifier() for part in below):
+            return ".".join([*below, name])
+    return None
+
+
 def import_entries(entries: Sequence[str]) -> list[str]:
     """Import all entries and return those imported; a missing file is skipped with a warning."""
     imported = []
@@ -176,6 +225,7 @@ def _import_file(path: str, root: str, name: str) -> ModuleType:
     # The outermost package first: looking further imports it, and it may belong to another project.
     is_ours = name == top or _has_origin(top, os.path.join(root, top, "__init__.py"))
     if is_ours and _has_origin(name, path):
+        _imported_by_path.add(name)
         return importlib.import_module(name)
     return _load_under_own_name(path)
 
@@ -197,7 +247,7 @@ def _load_under_own_name(path: str) -> ModuleType:
     file = Path(path)
     stem = file.parent.name if file.name == "__init__.py" else file.stem
     digest = hashlib.sha256(path.encode()).hexdigest()[:8]
-    name = f"horsies_file_{digest}_{re.sub(r'[^A-Za-z0-9_]', '_', stem)}"
+    name = f"{_OWN_NAME_PREFIX}{digest}_{re.sub(r'[^A-Za-z0-9_]', '_', stem)}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise ImportError(f"{path} is not a Python file", path=path)

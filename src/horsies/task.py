@@ -6,13 +6,16 @@ and ``tasks/request.py`` checks them again at run time before anything is stored
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import Any, Generic, ParamSpec, Protocol, TypeVar, Unpack, overload
 
+import typing_extensions
+
+from horsies.result import Err
 from horsies.task_result import TaskError, TaskResult
 from horsies.tasks.definition import TaskDefinition
 from horsies.tasks.handle import TaskHandle, is_loop_running
-from horsies.tasks.invoke import invoke
+from horsies.tasks.invoke import call_plain, invoke
 from horsies.tasks.options import SendKeywords, SendOptions
 from horsies.tasks.request import TaskSendError, TaskSendResult
 from horsies.tasks.send import (
@@ -26,19 +29,39 @@ from horsies.workflow.nodes.nodes import NodeFactory, NodeOptions
 
 P = ParamSpec("P")
 T = TypeVar("T")
+# The type of a direct call. In annotations it is left out: TaskFunction[P, T] fits every task.
+R_co = typing_extensions.TypeVar("R_co", covariant=True, default=Any)
+
+
+class TaskSendFailed(Exception):
+    """``enqueue`` stored no task; ``error`` is the TaskSendError that ``send`` returns instead."""
+
+    def __init__(self, error: TaskSendError) -> None:
+        super().__init__(error)
+        self.error = error
+
+    def __str__(self) -> str:
+        return f"{self.error.code}: {self.error.message}"
 
 
 class TaskDecorator(Protocol):
     """The type of ``@app.task(...)``: it keeps the parameters and adds a typed send."""
 
+    # A coroutine of a TaskResult fits the third one too; the first one that fits counts.
     @overload
-    def __call__(
+    def __call__(  # type: ignore[overload-overlap]
         self, function: Callable[P, Awaitable[TaskResult[T, TaskError]]], /
-    ) -> TaskFunction[P, T]: ...
+    ) -> TaskFunction[P, T, TaskResult[T, TaskError]]: ...
     @overload
     def __call__(
         self, function: Callable[P, TaskResult[T, TaskError]], /
-    ) -> TaskFunction[P, T]: ...
+    ) -> TaskFunction[P, T, TaskResult[T, TaskError]]: ...
+    @overload
+    def __call__(
+        self, function: Callable[P, Coroutine[Any, Any, T]], /
+    ) -> TaskFunction[P, T, Coroutine[Any, Any, T]]: ...
+    @overload
+    def __call__(self, function: Callable[P, T], /) -> TaskFunction[P, T, T]: ...
 
 
 class TaskSendOptions(Generic[P, T]):
@@ -63,6 +86,14 @@ class TaskSendOptions(Generic[P, T]):
     ) -> TaskSendResult[TaskHandle[T]]:
         """``send`` without blocking the event loop."""
         return await store_prepared_async(self._sender, self._sender.prepare(args, kwargs))
+
+    def enqueue(self, /, *args: P.args, **kwargs: P.kwargs) -> TaskHandle[T]:
+        """Store one task for a worker to run and return its handle, or raise TaskSendFailed."""
+        return _handle_of(self.send(*args, **kwargs))
+
+    async def enqueue_async(self, /, *args: P.args, **kwargs: P.kwargs) -> TaskHandle[T]:
+        """``enqueue`` without blocking the event loop."""
+        return _handle_of(await self.send_async(*args, **kwargs))
 
     def schedule(
         self, /, delay_seconds: float, *args: P.args, **kwargs: P.kwargs
@@ -93,16 +124,21 @@ class TaskSendOptions(Generic[P, T]):
         return await store_prepared_async(self._sender, self._sender.prepare_many(calls))
 
 
-class TaskFunction(TaskSendOptions[P, T]):
-    """A registered task: its own send options are empty.
+def _handle_of(sent: TaskSendResult[TaskHandle[T]]) -> TaskHandle[T]:
+    if isinstance(sent, Err):
+        raise TaskSendFailed(sent.value) from sent.value.exception
+    return sent.value
+
+
+class TaskFunction(TaskSendOptions[P, T], Generic[P, T, R_co]):
+    """A registered task, with the parameters of its function and the type of its value.
 
     Example:
-        @app.task("add")
-        def add(a: int, b: int) -> TaskResult[int, TaskError]:
-            return TaskResult(ok=a + b)
+        @app.task
+        def add(a: int, b: int) -> int:
+            return a + b
 
-        handle = add.send(1, 2).unwrap()
-        print(handle.get().ok_value)
+        print(add.enqueue(1, 2).result(timeout_ms=10_000))
     """
 
     def __init__(self, producer: Producer, definition: TaskDefinition) -> None:
@@ -121,10 +157,20 @@ class TaskFunction(TaskSendOptions[P, T]):
         """The name the task is registered and stored under."""
         return self.definition.name
 
-    def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> TaskResult[T, TaskError]:
-        """Run the function here and now, with the checks a worker makes: no queue, no retry, no
-        row.
+    def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R_co:
+        """Run the function here and now: no queue, no retry, no row.
+
+        A plain function checks its arguments (TypeError) and behaves like itself: it returns its
+        value, or its coroutine, and raises its exceptions. One that returns a TaskResult is checked as
+        by a worker, and its exceptions become errors.
         """
+        direct: Any = call_plain if self.definition.is_plain else self._invoke
+        returned: R_co = direct(self.definition, args, kwargs)
+        return returned
+
+    def _invoke(
+        self, definition: TaskDefinition, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> TaskResult[Any, TaskError]:
         if self.definition.is_async and is_loop_running():
             raise RuntimeError(
                 f"Task {self.definition.name!r} is async and an event loop is running; "

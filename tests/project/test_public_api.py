@@ -36,6 +36,7 @@ WorkerStateSnapshot QueueState StaleTask WorkerStats ExpiredTask
 calculate_next_run ScheduleState ScheduleRun
 MapNode SleepNode SignalNode NodeFactory WorkflowTerminalResults
 start_many start_many_async WorkflowInfo SignalDelivery
+TaskFailed TaskSendFailed ResultUnavailable ResultTimeout
 """
 
 

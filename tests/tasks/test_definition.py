@@ -85,16 +85,16 @@ def test_a_function_without_return_annotation_is_refused() -> None:
     assert error.location.file == __file__
 
 
-def wrong_plain() -> int:
-    return 1
-
-
 def wrong_bare() -> TaskResult:  # type: ignore[type-arg]
     return TaskResult(ok=1)
 
 
-def wrong_none() -> None:
+def wrong_union() -> TaskResult[int, TaskError] | None:
     return None
+
+
+def wrong_plain_type() -> threading.Thread:
+    return threading.current_thread()
 
 
 def wrong_error_type() -> TaskResult[int, str]:
@@ -116,15 +116,15 @@ def wrong_ok_type() -> TaskResult[threading.Thread, TaskError]:
 @pytest.mark.parametrize(
     "function",
     [
-        wrong_plain,
         wrong_bare,
-        wrong_none,
+        wrong_union,
+        wrong_plain_type,
         wrong_error_type,
         wrong_error_exception,
         wrong_ok_type,
     ],
 )
-def test_a_return_annotation_other_than_two_usable_types_is_refused(
+def test_a_return_annotation_that_is_not_usable_is_refused(
     function: Callable[..., Any],
 ) -> None:
     error = refusal(function)
@@ -211,7 +211,7 @@ def test_a_task_that_closes_over_another_function_is_no_wrapper() -> None:
     assert run(total, 1, 2).ok_value == 6
 
 
-@pytest.mark.parametrize("name", ["", "   ", "x" * 256, "a\0b", "\ud800", None, 7])
+@pytest.mark.parametrize("name", ["", "   ", "x" * 256, "a\0b", "\ud800", 7])
 def test_a_task_name_that_cannot_be_stored_is_refused(name: Any) -> None:
     error = refusal(answer, task_name=name)
     assert error.code is ErrorCode.TASK_INVALID_OPTIONS
@@ -583,7 +583,7 @@ def test_a_call_that_does_not_fit_the_function_is_an_error_result() -> None:
     assert error.error_code is OperationalErrorCode.WORKER_SERIALIZATION_ERROR
 
 
-def test_the_mappers_are_asked_in_order_and_match_the_exact_class() -> None:
+def test_the_mappers_are_asked_in_order() -> None:
     app = new_app(
         exception_mapper={ValueError: "APP_VALUE", KeyError: "APP_KEY"},
         default_unhandled_error_code="APP_DEFAULT",
@@ -596,10 +596,10 @@ def test_the_mappers_are_asked_in_order_and_match_the_exact_class() -> None:
     assert run(raising(KeyError()), app=app, **options).err_value.error_code == "APP_KEY"
 
 
-def test_a_subclass_of_a_mapped_exception_is_not_mapped() -> None:
+def test_a_subclass_of_a_mapped_exception_is_mapped() -> None:
     app = new_app(exception_mapper={ValueError: "VALUE"}, default_unhandled_error_code="OTHER")
     error = run(raising(UnicodeError("subclass of ValueError")), app=app).err_value
-    assert error.error_code == "OTHER"
+    assert error.error_code == "VALUE"
 
 
 def test_the_default_of_the_task_comes_before_the_default_of_the_app() -> None:
@@ -728,4 +728,4 @@ def test_the_list_of_hooks_is_a_copy() -> None:
 
 
 def test_a_definition_error_is_a_task_definition_error() -> None:
-    assert isinstance(refusal(wrong_plain), TaskDefinitionError)
+    assert isinstance(refusal(wrong_bare), TaskDefinitionError)

@@ -5,7 +5,6 @@ Nothing here runs; see ``sending.py`` for how errors are proved.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
 from datetime import datetime
 from typing import assert_type
 
@@ -36,43 +35,24 @@ def tasks(app: Horsies, moment: datetime) -> None:
     def own_error() -> TaskResult[int, PaymentError]:
         return TaskResult(err=PaymentError(gateway="x"))
 
-    assert_type(own_error, TaskFunction[[], int])
+    assert_type(own_error, TaskFunction[[], int, TaskResult[int, TaskError]])
 
     @app.task("nothing")
     async def nothing() -> TaskResult[None, TaskError]:
         return TaskResult(ok=None)
 
-    assert_type(nothing, TaskFunction[[], None])
-
-
-def wrong_returns(app: Horsies) -> None:
-    @app.task("plain")  # type: ignore[arg-type]
-    def plain() -> int:
-        return 1
-
-    @app.task("foreign")  # type: ignore[arg-type]
-    def foreign() -> TaskResult[int, str]:
-        return TaskResult(ok=1)
-
-    @app.task("generator")  # type: ignore[arg-type]
-    def generator() -> Iterator[TaskResult[int, TaskError]]:
-        yield TaskResult(ok=1)
-
-    @app.task("async_generator")  # type: ignore[arg-type]
-    async def async_generator() -> AsyncIterator[TaskResult[int, TaskError]]:
-        yield TaskResult(ok=1)
+    assert_type(nothing, TaskFunction[[], None, TaskResult[None, TaskError]])
 
 
 def wrong_options(app: Horsies, moment: datetime) -> None:
-    app.task()  # type: ignore[call-arg]
-    app.task("x", "mail")  # type: ignore[call-arg]
-    app.task("x", good_until=moment)  # type: ignore[arg-type]
-    app.task("x", auto_retry_for=["X"])  # type: ignore[arg-type]
-    app.task("x", que_name="mail")  # type: ignore[arg-type]
-    app.task("x", queue_name=QueueMode)  # type: ignore[arg-type]
-    app.task("x", retry_policy=3)  # type: ignore[arg-type]
+    app.task("x", "mail")  # type: ignore[call-overload]
+    app.task("x", good_until=moment)  # type: ignore[call-overload]
+    app.task("x", auto_retry_for=["X"])  # type: ignore[call-overload]
+    app.task("x", que_name="mail")  # type: ignore[call-overload]
+    app.task("x", queue_name=QueueMode)  # type: ignore[call-overload]
+    app.task("x", retry_policy=3)  # type: ignore[call-overload]
     app.task("x", exception_mapper={int: "CODE"})  # type: ignore[dict-item]
-    app.task("x", timeout_ms="1s")  # type: ignore[arg-type]
+    app.task("x", timeout_ms="1s")  # type: ignore[call-overload]
 
 
 def hooks(app: Horsies) -> None:

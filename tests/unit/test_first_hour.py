@@ -52,21 +52,15 @@ def test_other_configurations_are_refused_by_type(config: object) -> None:
 # Functions that are not registered as meant
 
 
-def test_a_decorator_without_a_name_is_refused() -> None:
+def test_a_decorator_without_a_name_registers_the_function() -> None:
     app = Horsies(URL)
 
+    @app.task
     def send_invoice(number: int) -> TaskResult[int, TaskError]:
         return TaskResult(ok=number)
 
-    with pytest.raises(TaskDefinitionError) as refused:
-        cast("Any", app.task)(send_invoice)
-    assert refused.value.message == "@app.task needs the name of the task."
-    assert refused.value.help_text == 'write @app.task("send_invoice")'
-    location = refused.value.location
-    assert location is not None
-    assert location.file == __file__
-    assert location.line == send_invoice.__code__.co_firstlineno
-    assert app.list_tasks() == []
+    assert app.list_tasks() == [f"{__name__}.send_invoice"]
+    assert send_invoice(7).ok == 7
 
 
 @pytest.mark.parametrize("name", ["self", "cls"])

@@ -271,3 +271,77 @@ def test_in_safe_path_mode_only_a_project_directory_becomes_importable(
         f"os.chdir({str(tmp_path)!r}); add_project_root(); print(os.getcwd() in sys.path)"
     )
     assert run_python("-P", "-c", script) == [str(joins)]
+
+
+# The name of a module in every process
+
+TASKS = """
+from horsies import Horsies
+
+app = Horsies("postgresql://localhost/unused")
+
+@app.task
+def add(a: int, b: int) -> int:
+    return a + b
+
+if __name__ == "__main__":
+    print(*app.list_tasks())
+"""
+IMPORTED = "import sys; from {} import app; print(*app.list_tasks())"
+LOADED = "from horsies.locate import load_app; print(*load_app({!r}).list_tasks())"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("file", "directory", "arguments", "name"),
+    [
+        ("tasks.py", ".", ["tasks.py"], "tasks.add"),
+        ("tasks.py", ".", ["-c", IMPORTED.format("tasks")], "tasks.add"),
+        ("tasks.py", ".", ["-c", LOADED.format("tasks.py")], "tasks.add"),
+        ("my-tasks.py", ".", ["-c", LOADED.format("my-tasks.py")], "my-tasks.add"),
+        ("shop/tasks.py", "shop", ["tasks.py"], "shop.tasks.add"),
+        ("shop/tasks.py", ".", ["-m", "shop.tasks"], "shop.tasks.add"),
+        ("shop/tasks.py", "shop", ["-c", IMPORTED.format("tasks")], "shop.tasks.add"),
+        ("shop/tasks.py", ".", ["-c", LOADED.format("shop.tasks")], "shop.tasks.add"),
+        ("shop/tasks.py", "shop", ["-c", LOADED.format("tasks.py")], "shop.tasks.add"),
+        ("loose/tasks.py", "loose", ["-c", LOADED.format("tasks.py")], "tasks.add"),
+        ("loose/tasks.py", ".", ["-c", LOADED.format("loose.tasks")], "loose.tasks.add"),
+    ],
+)
+def test_producers_and_workers_give_a_task_the_same_name(
+    tmp_path: Path, file: str, directory: str, arguments: list[str], name: str
+) -> None:
+    write(tmp_path, {"shop/__init__.py": "", file: TASKS})
+    finished = subprocess.run(
+        [sys.executable, *arguments],
+        cwd=tmp_path / directory,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert finished.stdout.split() == [name]
+
+
+@pytest.mark.parametrize(
+    ("file", "arguments", "reason"),
+    [
+        ("tasks.py", ["-c", TASKS], "it was not defined in a file that a worker can import"),
+        ("queue.py", ["-P", "queue.py"], "no worker can import queue.py under the name 'queue'"),
+        ("queue.py", ["-P", "-c", LOADED.format("queue.py")], "another module has the name of its"),
+        ("my.tasks.py", ["my.tasks.py"], "no worker can import my.tasks.py under the name"),
+        (
+            "loose/tasks.py",
+            ["-c", LOADED.format("loose/tasks.py")],
+            "its file can be imported as 'tasks' and as 'loose.tasks'; name the module",
+        ),
+    ],
+)
+def test_a_task_whose_name_would_differ_between_processes_needs_a_name(
+    tmp_path: Path, file: str, arguments: list[str], reason: str
+) -> None:
+    write(tmp_path, {file: TASKS})
+    finished = subprocess.run(
+        [sys.executable, *arguments], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert f"Task function 'add' needs a name, because {reason}" in finished.stderr
+    assert 'write @app.task("add")' in finished.stderr

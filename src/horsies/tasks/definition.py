@@ -10,8 +10,8 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from inspect import Parameter
-from types import FunctionType
-from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
+from types import FunctionType, UnionType
+from typing import Any, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 from horsies.codec.calls import CallSignature
 from horsies.codec.results import ResultCodec
@@ -23,6 +23,7 @@ from horsies.errors import (
     SourceLocation,
     TaskDefinitionError,
 )
+from horsies.modules import shared_name
 from horsies.retry import RetryPolicy, validate_error_code_name, validate_exception_mapper
 from horsies.task_result import TaskError, TaskResult
 
@@ -38,6 +39,7 @@ class TaskDefinition:
     name: str
     function: Callable[..., Any]
     is_async: bool
+    is_plain: bool
     queue_name: str
     priority: int
     retry_policy: RetryPolicy | None
@@ -62,39 +64,32 @@ class DecoratorOptions:
 
 
 def define(
-    config: AppConfig, function: Any, task_name: str, options: DecoratorOptions
+    config: AppConfig, function: Any, task_name: str | None, options: DecoratorOptions
 ) -> TaskDefinition:
     """Check a function and its options, and return the task they make."""
     location = SourceLocation.from_function(function) if callable(function) else None
-    _raise_first(_function_problems(function, task_name, options.unknown), location)
+    _raise_first(_function_problems(function, options.unknown), location)
+    name = _default_name(function, location) if task_name is None else task_name
+    _raise_first(_name_problems(name), location)
     queue = choose_queue(config, options.queue_name, location)
     _raise_first(_option_problems(options), location)
+    signature = _read_signature(function, location)
+    is_plain, results = _read_results(function, location)
     return TaskDefinition(
-        name=task_name,
+        name=name,
         function=function,
         is_async=inspect.iscoroutinefunction(function),
+        is_plain=is_plain,
         queue_name=queue.name,
         priority=queue.priority,
         retry_policy=options.retry_policy,
         exception_mapper=dict(options.exception_mapper or {}),
         default_unhandled_error_code=options.default_unhandled_error_code,
         timeout_ms=options.timeout_ms,
-        signature=_read_signature(function, location),
-        results=_read_results(function, location),
+        signature=signature,
+        results=results,
         location=location,
     )
-
-
-def refuse_bare_decorator(task_name: object) -> None:
-    """Refuse ``@app.task`` without a name, which passes the function itself."""
-    if callable(task_name):
-        function_name = getattr(task_name, "__name__", "send_invoice")
-        raise TaskDefinitionError(
-            "@app.task needs the name of the task.",
-            code=ErrorCode.TASK_INVALID_OPTIONS,
-            location=SourceLocation.from_function(task_name),
-            help_text=f'write @app.task("{function_name}")',
-        )
 
 
 class _Problem(NamedTuple):
@@ -111,9 +106,7 @@ def _raise_first(problems: Iterator[_Problem], location: SourceLocation | None) 
         )
 
 
-def _function_problems(
-    function: Any, name: object, unknown: Mapping[str, Any]
-) -> Iterator[_Problem]:
+def _function_problems(function: Any, unknown: Mapping[str, Any]) -> Iterator[_Problem]:
     if unknown:
         yield _Problem(
             f"@app.task has no option {', '.join(repr(name) for name in unknown)}.",
@@ -133,10 +126,27 @@ def _function_problems(
         )
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         yield _Problem(
-            f"Task function {function.__name__!r} is a generator; a task returns one TaskResult.",
-            "collect the values and return TaskResult(ok=[...])",
+            f"Task function {function.__name__!r} is a generator; a task returns one value.",
+            "collect the values and return a list",
             ErrorCode.TASK_INVALID_RETURN_TYPE,
         )
+
+
+def _default_name(function: FunctionType, location: SourceLocation | None) -> str:
+    """Return `module.function`, by the name under which workers import the module."""
+    try:
+        return f"{shared_name(function.__module__)}.{function.__name__}"
+    except ValueError as problem:
+        raise TaskDefinitionError(
+            f"Task function {function.__name__!r} needs a name, because {problem}.",
+            code=ErrorCode.TASK_INVALID_OPTIONS,
+            location=location,
+            notes=["without a name it is module.function, and producers and workers have to agree"],
+            help_text=f'write @app.task("{function.__name__}")',
+        ) from problem
+
+
+def _name_problems(name: object) -> Iterator[_Problem]:
     if not isinstance(name, str) or not is_storable_name(name):
         yield _Problem(
             f"A task name is a text of 1 to {NAME_LENGTH_MAX} characters.",
@@ -210,9 +220,13 @@ def _read_signature(function: FunctionType, location: SourceLocation | None) -> 
         ) from error
 
 
-def _read_results(function: FunctionType, location: SourceLocation | None) -> ResultCodec:
-    """Read ``-> TaskResult[T, TaskError]`` and prepare to validate, encode and decode it."""
-    help_text = f"def {function.__name__}(...) -> TaskResult[int, TaskError]:"
+def _read_results(
+    function: FunctionType, location: SourceLocation | None
+) -> tuple[bool, ResultCodec]:
+    """Read ``-> T`` (a plain function) or ``-> TaskResult[T, TaskError]``, and prepare to validate,
+    encode and decode the result.
+    """
+    help_text = f"def {function.__name__}(...) -> int: or -> TaskResult[int, TaskError]:"
 
     def unusable(problem: str) -> TaskDefinitionError:
         return TaskDefinitionError(
@@ -233,16 +247,28 @@ def _read_results(function: FunctionType, location: SourceLocation | None) -> Re
             location=location,
             help_text=help_text,
         )
-    arguments = get_args(hints["return"])
-    if get_origin(hints["return"]) is not TaskResult or len(arguments) != 2:
-        raise unusable("it must be TaskResult[T, TaskError] with exactly two types")
-    ok_type, err_type = arguments
+    declared = hints["return"]
+    is_plain = not _mentions_result(declared)
+    if is_plain:
+        ok_type, err_type = declared, TaskError
+    elif get_origin(declared) is TaskResult and len(get_args(declared)) == 2:
+        ok_type, err_type = get_args(declared)
+    else:
+        raise unusable(
+            "it must be TaskResult[T, TaskError] with exactly two types, or a plain type"
+        )
     if not (isinstance(err_type, type) and issubclass(err_type, TaskError)):
         raise unusable("the second type must be TaskError or a subclass of it")
     try:
-        return ResultCodec.of(ok_type, err_type)
+        return is_plain, ResultCodec.of(ok_type, err_type)
     except ValueError as error:
         raise unusable(str(error)) from error
+
+
+def _mentions_result(declared: Any) -> bool:
+    """Recognize TaskResult, also with wrong parameters and as a member of a union."""
+    choices = get_args(declared) if get_origin(declared) in (Union, UnionType) else (declared,)
+    return any((get_origin(choice) or choice) is TaskResult for choice in choices)
 
 
 def choose_queue(

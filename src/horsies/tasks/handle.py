@@ -1,6 +1,6 @@
 """TaskHandle: wait for the result of a task, read its state, cancel it.
 
-Nothing here raises: ``get`` reports a missing result with a retrieval code. ``info`` and ``cancel``
+Only ``result`` raises: ``get`` reports a missing result with a retrieval code. ``info`` and ``cancel``
 work for any task id.
 """
 
@@ -35,6 +35,7 @@ from horsies.error_codes import (
     OutcomeCode,
     RetrievalCode,
 )
+from horsies.errors import ResultTimeout, ResultUnavailable, TaskFailed
 from horsies.ids import stored_form
 from horsies.result import Err, Ok, Result
 from horsies.states import TaskAttemptOutcome, TaskStatus
@@ -175,14 +176,36 @@ def error_result(
     return TaskResult(err=TaskError(error_code=code, message=message, data=data))
 
 
+_UNFINISHED = (RetrievalCode.WAIT_TIMEOUT, RetrievalCode.RESULT_NOT_READY)
+_UNREADABLE = (
+    OperationalErrorCode.BROKER_ERROR,
+    OperationalErrorCode.RESULT_DESERIALIZATION_ERROR,
+    ContractCode.PYDANTIC_HYDRATION_ERROR,
+)
+
+
+def value_or_raise(task_id: str, result: TaskResult[T, TaskError]) -> T:
+    """Return the value of a task, or raise TaskFailed, ResultTimeout or ResultUnavailable."""
+    if result.is_ok():
+        return result.ok_value
+    error = result.err_value
+    code, message, data = error.error_code, error.message, error.data
+    cause = error.exception if isinstance(error.exception, BaseException) else None
+    if code in _UNFINISHED:
+        raise ResultTimeout(str(code), message, data) from cause
+    if isinstance(code, RetrievalCode) or code in _UNREADABLE:
+        raise ResultUnavailable(str(code), message, data) from cause
+    stored = error.exception if isinstance(error.exception, dict) else {}
+    traceback = stored.get("traceback")
+    raise TaskFailed(code, message, data=data, traceback=traceback, task_id=task_id) from cause
+
+
 class TaskHandle(Generic[T]):
     """A sent task.
 
     Example:
-        handle = add.send(1, 2).unwrap()
-        result = handle.get(timeout_ms=5_000)
-        if result.is_ok():
-            print(result.ok_value)
+        handle = add.enqueue(1, 2)
+        print(handle.result(timeout_ms=5_000))
     """
 
     __slots__ = ("_broker", "_cached", "_results", "task_id")
@@ -228,6 +251,18 @@ class TaskHandle(Generic[T]):
         if error := future.exception():
             return _broker_error(error)
         return self._read(future.result())
+
+    def result(self, timeout_ms: int | None = None) -> T:
+        """Wait as ``get`` does and return the value of the task, or raise.
+
+        TaskFailed: the task failed, was cancelled or expired. ResultTimeout, a TimeoutError: it has
+        not ended in time. ResultUnavailable: its result could not be read.
+        """
+        return value_or_raise(self.task_id, self.get(timeout_ms))
+
+    async def result_async(self, timeout_ms: int | None = None) -> T:
+        """``result`` without blocking the event loop."""
+        return value_or_raise(self.task_id, await self.get_async(timeout_ms))
 
     async def get_async(self, timeout_ms: int | None = None) -> TaskResult[T, TaskError]:
         """``get`` without blocking the event loop."""

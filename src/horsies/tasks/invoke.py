@@ -13,12 +13,13 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Coroutine, Mapping
+from enum import Enum
 from typing import Any
 
 from horsies.codec.form import CodecError, TypeMismatch
 from horsies.config.app import AppConfig
 from horsies.error_codes import ContractCode, OperationalErrorCode
-from horsies.errors import TaskStopped, WorkflowContextMissingIdError
+from horsies.errors import TaskFailed, TaskStopped, WorkflowContextMissingIdError
 from horsies.result import Err
 from horsies.retry import resolve_exception_code, validate_error_code_name
 from horsies.task_result import TaskError, TaskResult, exception_text
@@ -51,6 +52,13 @@ def invoke(
     return returned
 
 
+def call_plain(definition: TaskDefinition, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Check the arguments of a plain function, then call it as if it were not a task."""
+    if problem := call_problem(definition, args, kwargs):
+        raise TypeError(problem)
+    return definition.function(*args, **kwargs)
+
+
 def call_problem(
     definition: TaskDefinition, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> str | None:
@@ -77,7 +85,7 @@ def call_function(
     clean_up: Callable[[], None] = _do_nothing,
 ) -> TaskResult[Any, TaskError] | TaskError:
     """Call the task function, then `clean_up`; return its result unchecked, or the error if it raised
-    or did not return a TaskResult. Never raises but for TaskStopped and KeyboardInterrupt.
+    or should have returned a TaskResult. Never raises but for TaskStopped and KeyboardInterrupt.
     """
     try:
         value = definition.function(*args, **kwargs)
@@ -85,10 +93,14 @@ def call_function(
             value = _run(value)
     except (KeyboardInterrupt, TaskStopped):
         raise
+    except TaskFailed as failure:
+        return _failure_error(config, definition, failure)
     except BaseException as error:  # sys.exit() in a task is that task's failure, not the process's
         return _exception_error(config, definition, error)
     finally:
         clean_up()
+    if definition.is_plain:
+        return TaskResult(ok=value)
     if isinstance(value, TaskResult):
         if isinstance(value.err, TaskError) and type(value.err.error_code) is str:
             _warn_about_code(definition.name, value.err.error_code)
@@ -187,6 +199,19 @@ def mismatch_error(
             "path": problem.path,
         },
     )
+
+
+def _failure_error(config: AppConfig, definition: TaskDefinition, failure: TaskFailed) -> TaskError:
+    if failure.task_id is not None and isinstance(failure.code, Enum):
+        # A built-in code describes the other task, whose `result()` raised it: that one timed out.
+        return _exception_error(config, definition, failure)
+    try:
+        error = TaskError(error_code=failure.code, message=failure.message, data=failure.data)
+    except ValueError as problem:  # a reserved code
+        return _exception_error(config, definition, problem)
+    if type(error.error_code) is str:
+        _warn_about_code(definition.name, error.error_code)
+    return error
 
 
 def _exception_error(

@@ -57,6 +57,7 @@ from horsies.tasks.request import (
 logger = logging.getLogger("horsies.send")
 
 T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +78,7 @@ class Producer:
 
 
 @dataclass(frozen=True, slots=True)
-class TaskCall(Generic[T]):
+class TaskCall(Generic[T_co]):
     """The arguments of one future task, made by ``task.bind(...)`` for ``send_many``."""
 
     task_name: str

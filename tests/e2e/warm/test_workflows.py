@@ -8,6 +8,9 @@ from datetime import timedelta
 from types import ModuleType
 from typing import Any
 
+import pytest
+
+from horsies import TaskFailed
 from horsies.db.statements.workflows import (
     CancelRun,
     RunId,
@@ -120,6 +123,29 @@ def test_a_task_knows_whether_it_is_part_of_a_workflow(
     runs.wait_for(connection, run_id, "COMPLETED")
     assert runs.result(connection, run_id) == {"ok": 2}
     assert flows.whereabouts.send().unwrap().get(timeout_ms=10_000).ok is None
+
+
+def test_plain_functions_are_nodes_like_others(
+    worker: RunningWorker, connection: Database, flows: ModuleType
+) -> None:
+    numbers = flows.plain_numbers.node()(count=4)
+    squares = MapNode(flows.plain_square, over=numbers)
+    total = flows.sum_of.node()(numbers=from_node(squares))
+    nodes = [numbers, squares, total]
+    spec = flows.app.workflow("plain", nodes, output=total, definition_key="e2e.plain")
+    assert spec.start().unwrap().get(timeout_ms=10_000).ok == 14
+
+
+def test_task_failed_is_retried_by_its_code_and_raised_where_the_result_is_read(
+    worker: RunningWorker, connection: Database, flows: ModuleType
+) -> None:
+    handle = flows.always_busy.enqueue()
+    with pytest.raises(TaskFailed) as failure:
+        handle.result(timeout_ms=10_000)
+    assert (failure.value.code, failure.value.data) == ("BUSY", {"lines": 3})
+    assert failure.value.traceback is None
+    assert [one.error_code for one in attempts(connection, handle.task_id)] == ["BUSY", "BUSY"]
+    assert flows.plain_square.enqueue(5).result(timeout_ms=10_000) == 25
 
 
 def test_a_signal_that_does_not_come_in_time_fails_its_node(

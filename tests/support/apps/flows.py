@@ -8,7 +8,7 @@ import random
 from datetime import timedelta
 from typing import Any
 
-from horsies import RetryPolicy, TaskError, TaskResult
+from horsies import RetryPolicy, TaskError, TaskFailed, TaskResult
 from horsies.app import Horsies
 from horsies.logs import get_current_task
 from horsies.workflow.definition import WorkflowDefinition
@@ -30,6 +30,21 @@ def one() -> Number:
 @app.task("next_step")
 def next_step(before: Number) -> Number:
     return TaskResult(ok=before.ok_value + 1)
+
+
+@app.task
+def plain_numbers(count: int) -> list[int]:
+    return list(range(count))
+
+
+@app.task()
+async def plain_square(number: int) -> int:
+    return number * number
+
+
+@app.task(retry_policy=RetryPolicy.fixed([1], auto_retry_for=["BUSY"]))
+def always_busy() -> None:
+    raise TaskFailed("BUSY", "no line is free", data={"lines": 3})
 
 
 @app.task("random_text")

@@ -44,6 +44,7 @@ _WARM_UP = TaskDefinition(
     name=f"{RESERVED_PREFIX}warm_up",
     function=_nothing,
     is_async=False,
+    is_plain=False,
     queue_name="",
     priority=0,
     retry_policy=None,

@@ -33,6 +33,7 @@ from horsies.errors import ErrorCode, WorkflowValidationError
 from horsies.retry import RetryPolicy
 from horsies.task_result import TaskError, TaskResult
 from horsies.tasks.definition import TaskDefinition
+from horsies.tasks.send import TaskCall
 from horsies.workflow.nodes.type_compat import UNKNOWN_TYPE, cached_by_annotation
 
 P = ParamSpec("P")
@@ -55,7 +56,7 @@ class RunnableTask(Protocol[T_co]):
     @property
     def definition(self) -> TaskDefinition: ...
 
-    def __call__(self, /, *args: Any, **kwargs: Any) -> TaskResult[T_co, TaskError]: ...
+    def bind(self, /, *args: Any, **kwargs: Any) -> TaskCall[T_co]: ...
 
 
 class YieldsValue(Protocol[T_co]):
