@@ -15,13 +15,14 @@ from pathlib import Path
 
 import psycopg
 
-from benchmarks import history, producer, worker, workflow
+from benchmarks import history, producer, progress, worker, workflow
 from horsies.db.embedded import start_or_join
 from horsies.db.migrate import apply_migrations
 
 ALL: dict[str, Callable[[str], bool]] = {
     **producer.BENCHMARKS,
     **worker.BENCHMARKS,
+    **progress.BENCHMARKS,
     **history.BENCHMARKS,
     **workflow.BENCHMARKS,
 }

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 
-from horsies import AppConfig, Horsies, PostgresConfig, TaskError, TaskResult
+from horsies import AppConfig, Horsies, PostgresConfig, TaskError, TaskResult, current_task
 
 app = Horsies(AppConfig(broker=PostgresConfig.from_env(pool_size=1)))
 
@@ -26,3 +27,19 @@ def nap() -> TaskResult[None, TaskError]:
 def after(before: TaskResult[None, TaskError]) -> TaskResult[None, TaskError]:
     """Do nothing with the result of another node."""
     return before
+
+
+@app.task("report")
+def report() -> TaskResult[list[float], TaskError]:
+    """Report progress ten thousand times a second for five seconds; return the median seconds per call,
+    and the number of calls.
+    """
+    task, taken = current_task(), list[float]()
+    ends_at = time.monotonic() + 5.0
+    while (now := time.monotonic()) < ends_at:
+        started = time.perf_counter()
+        for step in range(100):
+            task.progress(len(taken) * 100 + step, 50_000, "importing")
+        taken.append((time.perf_counter() - started) / 100)
+        time.sleep(max(0.0, now + 0.01 - time.monotonic()))
+    return TaskResult(ok=[statistics.median(taken), len(taken) * 100])

@@ -59,7 +59,7 @@ def drain(
     with connect(url) as connection:
         lifecycle.load(connection, 1)
         with running_worker(url, children, *flags) as worker:
-            _wait_for(connection, 1, worker)
+            wait_for(connection, 1, worker)
             hold = "ALTER TABLE horsies_tasks DISABLE TRIGGER horsies_task_inserted"
             connection.execute(hold)
             lifecycle.insert(connection, [new_id() for _ in range(count)], task_name)
@@ -67,14 +67,14 @@ def drain(
             connection.execute("ALTER TABLE horsies_tasks ENABLE TRIGGER horsies_task_inserted")
             before = _counters(connection) | _processor_seconds(connection, worker.pid)
             connection.execute("SELECT pg_notify('task_queue_default', '')")
-            _wait_for(connection, count + 1, worker)
+            wait_for(connection, count + 1, worker)
             after = _counters(connection) | _processor_seconds(connection, worker.pid)
         seconds = _drain_seconds(connection, count)
     spent = {name: (after[name] - before[name]) / count for name in before}
     return {"rate": count / seconds, **spent}
 
 
-def _wait_for(connection: Connection[Any], finished: int, worker: subprocess.Popen[bytes]) -> None:
+def wait_for(connection: Connection[Any], finished: int, worker: subprocess.Popen[bytes]) -> None:
     """Wait until that many tasks are terminal, looking rarely so as not to be part of the load."""
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline and worker.poll() is None:

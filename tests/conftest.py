@@ -37,6 +37,7 @@ TEMPLATE_LOCK_KEY = 7_001
 TABLES = (
     "horsies_tasks",
     "horsies_task_attempts",
+    "horsies_task_progress",
     "horsies_heartbeats",
     "horsies_worker_states",
     "horsies_schedule_state",

@@ -28,6 +28,7 @@ from horsies.config.app import (
 )
 from horsies.config.postgres import PostgresConfig
 from horsies.config.schedules import ScheduleConfig, TaskSchedule, WorkflowSchedule
+from horsies.current_task import CurrentTask, current_task
 from horsies.db.statements.monitor import (
     ExpiredTask,
     QueueState,
@@ -36,7 +37,7 @@ from horsies.db.statements.monitor import (
     WorkerStats,
 )
 from horsies.db.statements.schedules import ScheduleRun, ScheduleState
-from horsies.db.statements.tasks import TaskAttemptInfo
+from horsies.db.statements.tasks import TaskAttemptInfo, TaskProgress
 from horsies.error_codes import (
     BUILTIN_CODE_REGISTRY,
     BuiltInTaskCode,
@@ -50,13 +51,16 @@ from horsies.errors import (
     ErrorCode,
     HorsiesError,
     MultipleValidationErrors,
+    NoCurrentTaskError,
     RegistryError,
     ResultTimeout,
     ResultUnavailable,
+    RetryLater,
     SourceLocation,
     TaskDefinitionError,
     TaskFailed,
     TaskStopped,
+    TaskWatchFailed,
     ValidationReport,
     WorkflowContextMissingIdError,
     WorkflowValidationError,
@@ -84,6 +88,7 @@ from horsies.tasks.handle import (
     TaskHandle,
     TaskInfo,
 )
+from horsies.tasks.options import OutgoingTask
 from horsies.tasks.request import TaskSendError, TaskSendErrorCode, TaskSendPayload, TaskSendResult
 from horsies.tasks.send import TaskCall
 from horsies.timetable.next_run import calculate_next_run
@@ -165,6 +170,7 @@ __all__ = [
     "TaskHandle",
     "TaskInfo",
     "TaskAttemptInfo",
+    "TaskProgress",
     "TaskCancelled",
     "TaskRetried",
     "TaskActionError",
@@ -172,7 +178,12 @@ __all__ = [
     "TaskFailed",
     "ResultUnavailable",
     "ResultTimeout",
+    "RetryLater",
     "TaskStopped",
+    "TaskWatchFailed",
+    "current_task",
+    "CurrentTask",
+    "NoCurrentTaskError",
     "ChildProcessStartHook",
     "get_current_app",
     # configuration
@@ -234,6 +245,7 @@ __all__ = [
     "TaskSendErrorCode",
     "TaskSendFailed",
     "TaskSendPayload",
+    "OutgoingTask",
     # workflows
     "WorkflowSpec",
     "WorkflowDefinition",

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, ParamSpec, TypeVar, overload
+from typing import Any, ParamSpec, TypeVar, Unpack, overload
 
 from horsies.check import import_errors, live_errors, policy_errors, policy_warnings
 from horsies.config.app import AppConfig
@@ -32,26 +32,40 @@ from horsies.result import Ok
 from horsies.retry import RetryPolicy
 from horsies.scheduler.api import Schedules
 from horsies.scheduler.entry import Application, schedule_errors
-from horsies.task import AnyTask, TaskDecorator, TaskFunction
+from horsies.task import AnyTask, RegisteredTasks, TaskDecorator, TaskFunction
 from horsies.task_result import TaskError, TaskResult
 from horsies.tasks.broker import BrokerResult, PostgresBroker, build_broker
+from horsies.tasks.by_name import Ready, prepare_by_name, prepare_retry
 from horsies.tasks.definition import (
     DecoratorOptions,
+    OnStop,
     TaskDefinition,
     choose_queue,
     define,
     name_used_twice,
+)
+from horsies.tasks.handle import TaskHandle
+from horsies.tasks.hooks import (
+    AroundTask,
+    ChildProcessHook,
+    Hooks,
+    add_once,
+    refuse_bad_around,
     refuse_bad_hook,
 )
-from horsies.tasks.send import Producer
+from horsies.tasks.options import SendHook, SendKeywords, SendOptions, refuse_bad_send_hook
+from horsies.tasks.request import TaskSendError, TaskSendResult
+from horsies.tasks.send import Producer, store_prepared, store_prepared_async
 from horsies.workflow.checks import Builder, Case, RegisteredBuilder, workflow_errors
 from horsies.workflow.handles import WorkflowHandles
 from horsies.workflow.spec import WorkflowMaker
 
-ChildProcessStartHook = Callable[[], None]
+ChildProcessStartHook = ChildProcessHook
 P = ParamSpec("P")
 T = TypeVar("T")
-Hook = TypeVar("Hook", bound=ChildProcessStartHook)
+Hook = TypeVar("Hook", bound=ChildProcessHook)
+Around = TypeVar("Around", bound=AroundTask)
+SendHookType = TypeVar("SendHookType", bound=SendHook)
 MIGRATION_VARIABLE = "HORSIES_MIGRATE"
 SUPPRESSION_VARIABLES = ("HORSIES_SUPPRESS_SENDS", "TASKLIB_SUPPRESS_SENDS")
 
@@ -84,26 +98,6 @@ def _environment_migrates() -> bool:
     return value == "1"
 
 
-class RegisteredTasks(Mapping[str, AnyTask]):
-    """The registered tasks by name: ``app.tasks["add"]``. A call, ``app.tasks()``, returns a copy."""
-
-    def __init__(self, tasks: Mapping[str, AnyTask]) -> None:
-        self._tasks = tasks
-
-    def __getitem__(self, task_name: str) -> AnyTask:
-        return self._tasks[task_name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._tasks)
-
-    def __len__(self) -> int:
-        return len(self._tasks)
-
-    def __call__(self) -> dict[str, AnyTask]:
-        """Return the registered tasks in a dictionary of its own."""
-        return dict(self._tasks)
-
-
 class Horsies(Operations):
     """An application: configuration, tasks and broker.
 
@@ -134,7 +128,7 @@ class Horsies(Operations):
         self.tasks = RegisteredTasks(self._tasks)
         self._modules: list[str] = []
         self._home = importing_module()
-        self._hooks: list[ChildProcessStartHook] = []
+        self.hooks = Hooks()
         self._builders: list[RegisteredBuilder] = []
         self._broker: PostgresBroker | None = None
         self._broker_lock = threading.Lock()
@@ -171,6 +165,7 @@ class Horsies(Operations):
         exception_mapper: Mapping[type[BaseException], str] | None = None,
         default_unhandled_error_code: str | None = None,
         timeout_ms: int | None = None,
+        on_stop: OnStop = "finish",
     ) -> TaskDecorator: ...
     def task(
         self,
@@ -181,6 +176,7 @@ class Horsies(Operations):
         exception_mapper: Mapping[type[BaseException], str] | None = None,
         default_unhandled_error_code: str | None = None,
         timeout_ms: int | None = None,
+        on_stop: OnStop = "finish",
         **unknown: object,
     ) -> Any:
         """Register a function as a task; without a name, as ``module.function``.
@@ -189,8 +185,11 @@ class Horsies(Operations):
         returns a ``TaskResult[T, TaskError]``.
 
         ``queue_name`` is required in CUSTOM mode and refused in DEFAULT mode. ``retry_policy`` lists
-        the error codes to retry and the waits. ``exception_mapper`` gives codes to exceptions that
+        the codes and exceptions to retry and the waits. ``exception_mapper`` gives codes to exceptions that
         leave the function. ``timeout_ms`` (at least 100) stops an attempt that takes longer.
+        ``on_stop`` says what a stopping worker does with a running attempt: let it ``"finish"`` within
+        the grace period, else fail it with WORKER_STOPPED; the same, but ``"requeue"`` the task instead
+        of failing it, without using up a retry; or ``"fail"`` it at once.
 
         Example:
             @app.task
@@ -207,6 +206,7 @@ class Horsies(Operations):
             default_unhandled_error_code,
             timeout_ms,
             unknown,
+            on_stop,
         )
 
         def decorate(function: Any, name: str | None = None) -> AnyTask:
@@ -267,6 +267,69 @@ class Horsies(Operations):
         """Return the queue of a task with this ``queue_name``, or raise HRS-200 or HRS-103."""
         return choose_queue(self.config, queue_name, None).name
 
+    # Sending without the code of the task
+
+    def send_by_name(
+        self,
+        task_name: str,
+        arguments: Mapping[str, Any] | None = None,
+        **options: Unpack[SendKeywords],
+    ) -> TaskSendResult[TaskHandle[Any]]:
+        """Store a task whose code this program does not import; the worker checks the arguments.
+
+        ``arguments`` are JSON values by parameter name; the options are those of ``with_options``.
+        ``queue_name`` may be a queue of another application. A task that this application does not
+        know gets no retry policy and no time limit unless they are given here.
+
+        Example:
+            app.send_by_name("mail", {"to": "ada@example.org"}, queue_name="mail").unwrap()
+        """
+        return store_prepared(*self._by_name(task_name, arguments, SendOptions(**options)))
+
+    async def send_by_name_async(
+        self,
+        task_name: str,
+        arguments: Mapping[str, Any] | None = None,
+        **options: Unpack[SendKeywords],
+    ) -> TaskSendResult[TaskHandle[Any]]:
+        """``send_by_name`` without blocking the event loop."""
+        prepared = self._by_name(task_name, arguments, SendOptions(**options))
+        return await store_prepared_async(*prepared)
+
+    def _by_name(
+        self, task_name: str, arguments: Mapping[str, Any] | None, options: SendOptions
+    ) -> Ready:
+        known = self._tasks.get(task_name) if isinstance(task_name, str) else None
+        definition = known.definition if known else None
+        return prepare_by_name(self._producer, definition, task_name, arguments, options)
+
+    def retry_send(self, error: TaskSendError) -> TaskSendResult[TaskHandle[Any]]:
+        """Repeat any send that failed with ENQUEUE_FAILED; the task is stored at most once."""
+        return store_prepared(*self._retry(error))
+
+    async def retry_send_async(self, error: TaskSendError) -> TaskSendResult[TaskHandle[Any]]:
+        """``retry_send`` without blocking the event loop."""
+        return await store_prepared_async(*self._retry(error))
+
+    def _retry(self, error: TaskSendError) -> Ready:
+        payload = getattr(error, "payload", None)
+        known = self._tasks.get(payload.task_name) if payload else None
+        return prepare_retry(self._producer, known.definition if known else None, error)
+
+    def on_send(self, fn: SendHookType) -> SendHookType:
+        """Call this function before every send of this application, with an ``OutgoingTask``.
+
+        It may change the headers. If it raises, nothing is stored and the send returns an error.
+
+        Example:
+            @app.on_send
+            def add_tenant(outgoing: OutgoingTask) -> None:
+                outgoing.headers["tenant"] = current_tenant()
+        """
+        refuse_bad_send_hook(fn)
+        self._producer.hooks.append(fn)
+        return fn
+
     # Where tasks are defined
 
     def discover_tasks(self, modules: Sequence[str]) -> None:
@@ -324,13 +387,35 @@ class Horsies(Operations):
                 engine.dispose(close=False)
         """
         refuse_bad_hook(fn)
-        if not any(fn is known for known in self._hooks):
-            self._hooks.append(fn)
+        add_once(self.hooks.start, fn)
+        return fn
+
+    def on_child_process_stop(self, fn: Hook) -> Hook:
+        """Run this function in every worker child that ends in order, after its last task; the last one
+        registered runs first. An exception is logged.
+        """
+        refuse_bad_hook(fn)
+        add_once(self.hooks.stop, fn)
+        return fn
+
+    def around_task(self, fn: Around) -> Around:
+        """Run this generator around every task in worker children, the first one registered outermost.
+
+        ``yield`` returns what the task returned, or raises what it raised.
+
+        Example:
+            @app.around_task
+            def in_session(task: CurrentTask) -> Iterator[None]:
+                with Session.begin():
+                    yield
+        """
+        refuse_bad_around(fn)
+        add_once(self.hooks.around, fn)
         return fn
 
     def get_child_process_start_hooks(self) -> list[ChildProcessStartHook]:
         """Return the hooks in the order they were registered."""
-        return list(self._hooks)
+        return list(self.hooks.start)
 
     # The broker, checking and closing
 

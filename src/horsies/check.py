@@ -33,6 +33,7 @@ from horsies.modules import failure_at, import_problem
 from horsies.retry import (
     RetryPolicy,
     reserved_code_collisions,
+    rule_text,
     validate_error_code_name,
     validate_exception_mapper,
 )
@@ -136,23 +137,24 @@ def _policy_problems(policy: RetryPolicy | None) -> Iterator[str]:
 
 
 def policy_warnings(config: AppConfig, definitions: Iterable[TaskDefinition]) -> list[str]:
-    """Return, as sentences, the codes in ``auto_retry_for`` that nothing produces.
+    """Return, as sentences, the entries of ``auto_retry_for`` that nothing produces.
 
     Exception mappers, default codes, and the functions and constants of every loaded module can
-    produce a code. The members of an enum are not checked: a misspelt one does not exist.
+    produce a code. Classes and members of an enum are not checked: a misspelt one does not exist.
     """
     listed = [
-        (task, str(error_code_text(code)))
+        (task, rule_text(rule))
         for task in definitions
-        for code in (task.retry_policy.auto_retry_for if task.retry_policy else ())
-        if not isinstance(code, Enum) or code in _UNRETRIED_CODES
+        for rule in (task.retry_policy.auto_retry_for if task.retry_policy else ())
+        if not isinstance(rule, Enum | type) or rule in _UNRETRIED_CODES
     ]
     known = set(BUILTIN_CODE_REGISTRY) - _UNRETRIED_CODES
     owners: list[AppConfig | TaskDefinition] = [config, *(task for task, _ in listed)]
     for settings in owners:
         mapped = {*settings.exception_mapper.values(), settings.default_unhandled_error_code}
         known |= {code for code in map(error_code_text, mapped) if code is not None}
-    if unsure := {code for _, code in listed} - known - _UNRETRIED_CODES:
+    known |= {rule for _, rule in listed if _is_loaded_class(rule)}
+    if unsure := {code for _, code in listed if "." not in code} - known - _UNRETRIED_CODES:
         known |= _codes_in_modules(unsure, [task for task, _ in listed])
     return [_unknown_code(task, code, known) for task, code in listed if code not in known]
 
@@ -160,12 +162,26 @@ def policy_warnings(config: AppConfig, definitions: Iterable[TaskDefinition]) ->
 def _unknown_code(task: TaskDefinition, code: str, known: Iterable[str]) -> str:
     if code in _UNRETRIED_CODES:
         rest = "a built-in code that no failed attempt has; remove it"
+    elif "." in code:
+        rest = "but no loaded module has an exception class of that name; list the class itself"
     else:
         close = get_close_matches(code, known, n=1)
         advice = f"did you mean {close[0]}?" if close else "correct the code or remove it"
         rest = f"but no exception mapper, default code or function produces it; {advice}"
     place = f" ({task.location})" if task.location else ""
     return f"In task {task.name!r}{place}, auto_retry_for lists {code}, {rest}"
+
+
+def _is_loaded_class(name: str) -> bool:
+    """Tell whether ``module.Class`` is an exception class of a loaded module."""
+    parts = name.split(".")
+    for size in range(len(parts) - 1, 0, -1):
+        found: Any = sys.modules.get(".".join(parts[:size]))
+        if found is not None:
+            for part in parts[size:]:
+                found = getattr(found, part, None)
+            return isinstance(found, type) and issubclass(found, BaseException)
+    return False
 
 
 def _codes_in_modules(wanted: set[str], tasks: Iterable[TaskDefinition]) -> set[str]:

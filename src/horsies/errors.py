@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import linecache
+import math
 import os
 import re
 import sys
@@ -22,6 +23,8 @@ _FORCE_COLOR_VALUES = ("1", "true", "yes")
 _DECORATOR_LINES_MAX = 200
 _SECRET = re.compile(r"://[^\s\"']*@|passw(?:or)?d[\"']?\s*[=:]", re.IGNORECASE)
 _GUTTER_WIDTH_MIN = 2
+# A year; no wait before a retry is longer.
+LONGEST_DELAY_SECONDS = 365 * 86_400
 
 _RED, _BLUE, _CYAN, _BOLD, _RESET = "\x1b[1;31m", "\x1b[1;34m", "\x1b[1;36m", "\x1b[1m", "\x1b[0m"
 
@@ -85,6 +88,7 @@ class ErrorCode(StrEnum):
     CONFIG_INVALID_SCHEMA = "HRS-216"
     TASK_NOT_REGISTERED = "HRS-300"
     TASK_DUPLICATE_NAME = "HRS-301"
+    NO_CURRENT_TASK = "HRS-302"
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +172,17 @@ class TaskDefinitionError(HorsiesError):
 
 class RegistryError(HorsiesError):
     """A task name is unknown or used twice."""
+
+
+class NoCurrentTaskError(HorsiesError, LookupError):
+    """``current_task()`` was called by code that no task runs."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "No task is running in this process.",
+            code=ErrorCode.NO_CURRENT_TASK,
+            help_text="call current_task() inside a task that a worker runs, or pass its values on",
+        )
 
 
 class WorkflowValidationError(HorsiesError):
@@ -300,6 +315,39 @@ def _count_line(report: ValidationReport) -> str:
     return f"{report.phase}: {found} found"
 
 
+class RetryLater(Exception):
+    """Raised inside a task to end this attempt and run the task again after ``seconds``.
+
+    A retry of its own: no policy has to list it. It counts as one of the policy's ``max_retries``; a
+    task without a retry policy may do this three times. Then the task fails with RETRY_LATER.
+
+    Example:
+        if response.status_code == 429:
+            raise RetryLater(float(response.headers["Retry-After"]), "the gateway is busy")
+    """
+
+    def __init__(self, seconds: float, message: str = "") -> None:
+        super().__init__(seconds, message)
+        self.seconds = checked_delay(seconds)
+
+    def __str__(self) -> str:
+        return self.args[1] or f"run again in {self.seconds:g} s"
+
+
+def checked_delay(seconds: object) -> float:
+    """Return the seconds of a RetryLater; a time in the past means now. Raise on anything but a number
+    up to a year.
+    """
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float):
+        raise TypeError(
+            f"RetryLater takes a number of seconds, not {type(seconds).__name__}; "
+            "convert a header with float(...)"
+        )
+    if math.isnan(seconds) or seconds > LONGEST_DELAY_SECONDS:
+        raise ValueError(f"RetryLater takes at most {LONGEST_DELAY_SECONDS:,} seconds (a year)")
+    return max(float(seconds), 0.0)
+
+
 class TaskFailed(Exception):
     """A task failed: raise it in a task for an error of its domain; ``handle.result()`` raises it.
 
@@ -354,6 +402,10 @@ class ResultUnavailable(Exception):
 
 class ResultTimeout(ResultUnavailable, TimeoutError):
     """The task had not ended when the ``timeout_ms`` of ``handle.result()`` was over."""
+
+
+class TaskWatchFailed(Exception):
+    """``handle.watch()`` cannot go on: there is no such task, or the database refuses to answer."""
 
 
 class TaskStopped(BaseException):

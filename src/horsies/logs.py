@@ -16,8 +16,9 @@ import textwrap
 from datetime import UTC, datetime
 from enum import StrEnum
 from math import isfinite
-from typing import Any, NamedTuple, TextIO
+from typing import Any, TextIO
 
+from horsies.current_task import running_task
 from horsies.database_url import mask_url
 from horsies.errors import allows_colors
 
@@ -59,33 +60,6 @@ class LogFormat(StrEnum):
 
     TEXT = "text"
     JSON = "json"
-
-
-class TaskLabel(NamedTuple):
-    """The attempt that log lines belong to."""
-
-    task_id: str
-    task_name: str
-    attempt: int
-
-    def __str__(self) -> str:
-        return f" [{self.task_name} {self.task_id} #{self.attempt}]"
-
-
-# One value for the process, not a context variable: a child runs one task at a time, and the threads
-# and event loops of that task must find it too.
-_current_task: TaskLabel | None = None
-
-
-def set_current_task(label: TaskLabel | None) -> None:
-    """Make log lines name this attempt from now on; None ends it."""
-    global _current_task
-    _current_task = label
-
-
-def get_current_task() -> TaskLabel | None:
-    """Return the attempt that this process runs, or None."""
-    return _current_task
 
 
 # The name of this process's worker, for every line that the process logs.
@@ -145,12 +119,13 @@ class TaskFilter(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Label the record and let it pass."""
-        label = _current_task
-        record.task_label = "" if label is None else str(label)
+        task = running_task()
+        record.task_label = "" if task is None else f" [{task.name} {task.id} #{task.attempt}]"
         record.worker_label = "" if _worker_name is None else f"{_worker_name} "
-        for name in _TASK_FIELDS if label is not None else ():
-            if not hasattr(record, name):
-                setattr(record, name, getattr(label, name))
+        if task is not None:
+            for name, value in zip(_TASK_FIELDS, (task.id, task.name, task.attempt), strict=True):
+                if not hasattr(record, name):
+                    setattr(record, name, value)
         return True
 
 

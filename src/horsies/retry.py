@@ -1,8 +1,9 @@
 """Retries: which failures run again, how long to wait, and which code an exception stands for.
 
-Everything here is pure. The producer stores the policy with the task, and `retry_delay` decides from
-that snapshot alone, so a new deployment never changes tasks already queued. `Backoff` spaces the
-retries of workers and schedulers while the database is unavailable.
+Everything here is pure. The producer stores the policy with the task, exception classes by name, and
+`decide_retry` decides from that snapshot and from the names of the classes of the exception, which the
+child reports. So a new deployment never changes tasks already queued. `Backoff` spaces the retries of
+workers and schedulers while the database is unavailable.
 """
 
 from __future__ import annotations
@@ -13,15 +14,15 @@ import random as random_module
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, Self, TypeAlias
+from typing import Annotated, Any, Literal, NamedTuple, Self, TypeAlias
 
 from pydantic import (
     AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
+    PlainValidator,
     ValidationError,
-    field_validator,
     model_validator,
 )
 from typing_extensions import TypeIs
@@ -30,53 +31,87 @@ from horsies.error_codes import (
     BUILTIN_CODE_REGISTRY,
     BuiltInTaskCode,
     OperationalErrorCode,
+    column_code,
     error_code_text,
     resolve_code,
 )
+from horsies.errors import LONGEST_DELAY_SECONDS
 
 ExceptionMapper: TypeAlias = dict[type[BaseException], str]
+RetryRule: TypeAlias = BuiltInTaskCode | str | type[BaseException]
 
-MAX_RETRIES_LIMIT = 20
+# For `forever`: a retry every second reaches it after 63 years. The column is a 32-bit integer.
+UNLIMITED_RETRIES = 2_000_000_000
+# How often a task without a policy may raise RetryLater: the default of max_retries.
+RETRIES_WITHOUT_POLICY = 3
 MIN_INTERVAL_SECONDS = 0.001
 MAX_INTERVAL_SECONDS = 86_400
-LONGEST_DELAY_SECONDS = 365 * 86_400
 DEFAULT_INTERVALS = (60, 300, 900)
 
 _JITTER = 0.25
 _CODE_NAME = re.compile(r"[A-Z][A-Z0-9_]*")
+_CLASS_NAME = re.compile(r"\w+(\.(\w+|<locals>))+")
+_MAIN = "__main__"
+
+
+def _checked_rules(rules: object) -> list[RetryRule]:
+    if isinstance(rules, str | bytes) or not isinstance(rules, Sequence) or not rules:
+        raise ValueError(
+            "auto_retry_for must be a list of at least one error code or exception class, such as "
+            '["GATEWAY_DOWN", ConnectionError]'
+        )
+    if problems := [problem for rule in rules for problem in _rule_problems(rule)]:
+        raise ValueError("; ".join(problems))
+    return list(rules)
+
+
+def _rule_problems(rule: object) -> list[str]:
+    if isinstance(rule, type) and issubclass(rule, BaseException):
+        return []
+    if not isinstance(rule, str):
+        kind = rule.__name__ if isinstance(rule, type) else type(rule).__name__
+        return [
+            f"the entry must be an error code such as GATEWAY_DOWN or an exception class, not {kind}"
+        ]
+    text = error_code_text(rule) or ""
+    if text.endswith(("Error", "Exception")) and text.isidentifier():
+        return [
+            f"the entry {text!r} looks like an exception class; list the class itself, without quotes"
+        ]
+    return [] if _CLASS_NAME.fullmatch(text) else validate_error_code_name(rule, where="the entry")
+
 
 # Any sequence is accepted and kept as a list, so that equal policies compare equal.
-Codes: TypeAlias = Annotated[Sequence[BuiltInTaskCode | str], AfterValidator(list)]
-Intervals: TypeAlias = Annotated[
-    Sequence[Annotated[int, Field(ge=1, le=MAX_INTERVAL_SECONDS)]], AfterValidator(list)
+Rules: TypeAlias = Annotated[Sequence[RetryRule], PlainValidator(_checked_rules)]
+# Whole numbers stay integers: an earlier release reads them.
+Seconds: TypeAlias = Annotated[
+    int | float, Field(ge=MIN_INTERVAL_SECONDS, le=MAX_INTERVAL_SECONDS, allow_inf_nan=False)
 ]
+Intervals: TypeAlias = Annotated[Sequence[Seconds], AfterValidator(list)]
 
 
 class RetryPolicy(BaseModel):
     """When a failed task runs again.
 
     Example:
-        RetryPolicy.exponential(5, max_retries=4, auto_retry_for=["GATEWAY_DOWN"])
+        RetryPolicy.exponential(5, max_retries=4, auto_retry_for=[ConnectionError, "GATEWAY_DOWN"])
 
     waits 5, 10, 20 and 40 seconds, each lengthened by up to a quarter.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    auto_retry_for: Codes = Field(min_length=1)
-    """The error codes that lead to a retry, at least one; any other failure is final. Codes are upper
-    case names such as GATEWAY_DOWN; an exception mapper turns exception classes into codes.
-    Required."""
+    auto_retry_for: Rules
+    """The failures that lead to a retry, at least one; any other failure is final. An entry is an error
+    code, an upper case name such as GATEWAY_DOWN, or an exception class, which stands for its subclasses
+    too. Classes are stored by name, `module.Class`, and may be listed so. Required."""
 
-    max_retries: int = Field(default=3, ge=1, le=MAX_RETRIES_LIMIT)
-    """How many times the task runs again after its first attempt, from 1 to 20. Defaults to 3."""
+    max_retries: int = Field(default=3, ge=1, le=UNLIMITED_RETRIES)
+    """How many times the task runs again after its first attempt, from 1 to 2,000,000,000. Defaults to
+    3."""
 
-    intervals: Intervals = Field(
-        default_factory=lambda: list(DEFAULT_INTERVALS),
-        min_length=1,
-        max_length=MAX_RETRIES_LIMIT,
-    )
-    """Seconds to wait, each from 1 to 86,400 (a day). The fixed strategy needs one entry per retry,
+    intervals: Intervals = Field(default_factory=lambda: list(DEFAULT_INTERVALS), min_length=1)
+    """Seconds to wait, each from 0.001 to 86,400 (a day). The fixed strategy needs one entry per retry,
     the exponential strategy exactly one, the base. Defaults to 60, 300, 900."""
 
     max_delay_seconds: Annotated[
@@ -97,9 +132,9 @@ class RetryPolicy(BaseModel):
     @classmethod
     def fixed(
         cls,
-        intervals: Sequence[int],
+        intervals: Sequence[float],
         *,
-        auto_retry_for: Sequence[BuiltInTaskCode | str],
+        auto_retry_for: Sequence[RetryRule],
         jitter: bool = True,
     ) -> Self:
         """Retry once per interval, waiting that many seconds before each."""
@@ -114,10 +149,10 @@ class RetryPolicy(BaseModel):
     @classmethod
     def exponential(
         cls,
-        base_seconds: int,
+        base_seconds: float,
         *,
         max_retries: int,
-        auto_retry_for: Sequence[BuiltInTaskCode | str],
+        auto_retry_for: Sequence[RetryRule],
         max_delay_seconds: float | None = None,
         jitter: bool = True,
     ) -> Self:
@@ -133,10 +168,30 @@ class RetryPolicy(BaseModel):
             jitter=jitter,
         )
 
+    @classmethod
+    def forever(
+        cls,
+        base_seconds: float = 1,
+        *,
+        auto_retry_for: Sequence[RetryRule],
+        max_delay_seconds: float = 3_600,
+        jitter: bool = True,
+    ) -> Self:
+        """Retry without a limit, waiting base, 2 x base, 4 x base seconds and so on, at most
+        `max_delay_seconds`. A `good_until` or a cancel ends it.
+        """
+        return cls.exponential(
+            base_seconds,
+            max_retries=UNLIMITED_RETRIES,
+            auto_retry_for=auto_retry_for,
+            max_delay_seconds=max_delay_seconds,
+            jitter=jitter,
+        )
+
     def to_json(self) -> dict[str, Any]:
         """Return the snapshot stored with a task, made of plain JSON values."""
         stored = {
-            "auto_retry_for": [error_code_text(code) for code in self.auto_retry_for],
+            "auto_retry_for": [rule_text(rule) for rule in self.auto_retry_for],
             "max_retries": self.max_retries,
             "intervals": list(self.intervals),
             "backoff_strategy": self.backoff_strategy,
@@ -167,29 +222,19 @@ class RetryPolicy(BaseModel):
         intervals = [
             entry
             for entry in _entries(data.get("intervals"))
-            if _is_whole(entry, MAX_INTERVAL_SECONDS)
+            if _is_seconds(entry, MAX_INTERVAL_SECONDS)
         ]
         longest = data.get("max_delay_seconds")
         max_retries = data.get("max_retries")
         is_exponential = data.get("backoff_strategy") == "exponential"
         return cls.model_construct(
             auto_retry_for=codes,
-            max_retries=max_retries if _is_whole(max_retries, MAX_RETRIES_LIMIT) else 3,
+            max_retries=max_retries if _is_whole(max_retries, UNLIMITED_RETRIES) else 3,
             intervals=intervals or list(DEFAULT_INTERVALS),
             max_delay_seconds=longest if _is_seconds(longest, LONGEST_DELAY_SECONDS) else None,
             backoff_strategy="exponential" if is_exponential else "fixed",
             jitter=data.get("jitter") is not False,
         )
-
-    @field_validator("auto_retry_for")
-    @classmethod
-    def _check_codes(
-        cls, codes: Sequence[BuiltInTaskCode | str]
-    ) -> Sequence[BuiltInTaskCode | str]:
-        problems = [p for code in codes for p in validate_error_code_name(code, where="the entry")]
-        if problems:
-            raise ValueError("; ".join(problems))
-        return codes
 
     @model_validator(mode="after")
     def _check_intervals_fit_strategy(self) -> Self:
@@ -254,24 +299,84 @@ def delay_seconds(
     return float(min(delay, longest))
 
 
-def retry_delay(
+def class_name(kind: type) -> str:
+    """Return the name by which policies store an exception class."""
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def exception_names(exception: BaseException) -> list[str]:
+    """Return the names of the classes that an exception is an instance of, nearest first."""
+    return [class_name(kind) for kind in type(exception).__mro__[:-1]]
+
+
+def rule_text(rule: RetryRule) -> str:
+    """Return an entry of `auto_retry_for` as it is stored."""
+    return class_name(rule) if isinstance(rule, type) else str(error_code_text(rule))
+
+
+class RetryDecision(NamedTuple):
+    """Whether a failed attempt is retried: after how many seconds, None for a final failure; which rule
+    decided; and how many retries that rule allows.
+    """
+
+    delay_seconds: float | None
+    reason: str | None = None
+    max_retries: int = 0
+
+
+def decide_retry(
     *,
     task_options: str | None,
     error_code: str | None,
     retry_count: int,
     max_retries: int,
+    exception_names: Sequence[str] = (),
+    retry_after: float | None = None,
     random: Callable[[], float] = random_module.random,
-) -> float | None:
-    """Return the seconds until a failed attempt is retried, or None when the failure is final.
+) -> RetryDecision:
+    """Decide whether a failed attempt is retried, and why.
 
-    `retry_count` is the number of retries already made, `max_retries` the limit of the row.
+    `retry_count` is the number of retries already made, `max_retries` the limit of the row, which is 0
+    without a policy. `retry_after` is the number of seconds of a RetryLater.
     """
-    if retry_count >= max_retries or error_code is None:
-        return None  # the common case needs no parsing
+    if retry_after is not None:
+        limit = max_retries if max_retries > 0 else RETRIES_WITHOUT_POLICY
+        return _limited("RetryLater", min(retry_after, LONGEST_DELAY_SECONDS), retry_count, limit)
+    if max_retries < 1:
+        return RetryDecision(None)  # the common case needs no parsing
     policy = policy_from_options(task_options)
-    if policy is None or error_code not in map(error_code_text, policy.auto_retry_for):
-        return None
-    return delay_seconds(policy, retry_count + 1, random)
+    if policy is None:
+        return RetryDecision(None, "not retried: the task has no retry policy")
+    rule = _matching_rule(policy, error_code, exception_names)
+    if rule is None:
+        return RetryDecision(None, _unlisted(error_code, exception_names))
+    delay = delay_seconds(policy, retry_count + 1, random)
+    return _limited(rule, delay, retry_count, max_retries)
+
+
+def _limited(rule: str, delay: float, retry_count: int, limit: int) -> RetryDecision:
+    if retry_count >= limit:
+        return RetryDecision(None, f"not retried: max_retries={limit} is reached")
+    return RetryDecision(delay, f"retried by {rule}", limit)
+
+
+def _matching_rule(policy: RetryPolicy, error_code: str | None, names: Sequence[str]) -> str | None:
+    """Return the entry that lists this failure: its code, or the nearest class of its exception."""
+    rules = [rule_text(rule) for rule in policy.auto_retry_for]
+    if error_code is not None and error_code in rules:
+        return f"code {column_code(error_code_text(error_code))}"
+    # A program that is run as a script stores the classes it defines under this module name.
+    scripts = tuple(rule.removeprefix(_MAIN) for rule in rules if rule.startswith(f"{_MAIN}."))
+    return next((name for name in names if name in rules or name.endswith(scripts)), None)
+
+
+def _unlisted(error_code: str | None, names: Sequence[str]) -> str:
+    code = (
+        f"code {column_code(error_code)}" if error_code is not None else "an error without a code"
+    )
+    if not names:
+        return f"not retried: {code} is not listed in auto_retry_for"
+    return f"not retried: neither {code} nor {names[0]} is listed in auto_retry_for"
 
 
 @dataclass(slots=True)

@@ -6,7 +6,7 @@ and ``tasks/request.py`` checks them again at run time before anything is stored
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
 from typing import Any, Generic, ParamSpec, Protocol, TypeVar, Unpack, overload
 
 import typing_extensions
@@ -235,3 +235,23 @@ class TaskFunction(TaskSendOptions[P, T], Generic[P, T, R_co]):
 
 
 AnyTask = TaskFunction[Any, Any]
+
+
+class RegisteredTasks(Mapping[str, AnyTask]):
+    """The registered tasks by name: ``app.tasks["add"]``. A call, ``app.tasks()``, returns a copy."""
+
+    def __init__(self, tasks: Mapping[str, AnyTask]) -> None:
+        self._tasks = tasks
+
+    def __getitem__(self, task_name: str) -> AnyTask:
+        return self._tasks[task_name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tasks)
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def __call__(self) -> dict[str, AnyTask]:
+        """Return the registered tasks in a dictionary of its own."""
+        return dict(self._tasks)

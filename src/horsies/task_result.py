@@ -20,7 +20,7 @@ from pydantic import (
     PlainSerializer,
     WithJsonSchema,
 )
-from pydantic_core import CoreSchema, core_schema
+from pydantic_core import CoreSchema, core_schema, to_jsonable_python
 
 from horsies.error_codes import (
     BUILTIN_CODE_REGISTRY,
@@ -82,6 +82,22 @@ def _text_or(make: Callable[[], str], fallback: str, limit: int = _MESSAGE_CHARA
         return f"{text[:half]}\n... {left_out} characters left out ...\n{text[-half:]}"
     except BaseException:
         return fallback
+
+
+def json_object(value: Any) -> dict[str, Any]:
+    """Return an object of this package as plain JSON values: times as text, codes by name."""
+    written: dict[str, Any] = to_jsonable_python(value, bytes_mode="base64", fallback=_as_plain)
+    return written
+
+
+def _as_plain(value: Any) -> Any:
+    match value:
+        case TaskResult():
+            return value.to_dict()
+        case BaseException():
+            return describe_exception(value)
+        case _:
+            return str(value)
 
 
 def _checked_code(code: object) -> BuiltInTaskCode | str | None:
@@ -153,6 +169,10 @@ class TaskError(BaseModel):
     message: str | None = None
     data: Any = None
     exception: _ExceptionField = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the error as plain JSON values; its code is plain text, also a built-in one."""
+        return json_object(dict(self)) | {"error_code": error_code_text(self.error_code)}
 
     def __repr_args__(self) -> Iterator[tuple[str, str | None]]:
         # pydantic prints through here. Data may hold task arguments, so only its type is shown.
@@ -269,6 +289,17 @@ class TaskResult(Generic[T_co, E_co]):
         """Return the error; ValueError when the task succeeded."""
         return self.err_value
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return ``{"ok": value}`` or ``{"err": error}`` as plain JSON values."""
+        if self._err is _MISSING:
+            return json_object({"ok": self._ok})
+        err = self._err
+        return {"err": err.to_dict() if isinstance(err, TaskError) else json_object({"": err})[""]}
+
+    def __iter__(self) -> Iterator[tuple[str, Any]]:
+        # As of pydantic's models: encoders that know no schema call dict().
+        return iter(_sides(self).items())
+
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, TaskResult):
             return NotImplemented
@@ -357,9 +388,11 @@ def _result_schema(live_sides: CoreSchema, stored_sides: CoreSchema) -> CoreSche
             live_sides,
         ]
     )
+    # Without strict, as web frameworks validate, a dictionary is taken as well. Codecs are strict.
+    from_python = core_schema.lax_or_strict_schema(_first_of(live, stored_sides), live)
     return core_schema.no_info_after_validator_function(
         _from_sides,
-        core_schema.json_or_python_schema(stored_sides, live),
+        core_schema.json_or_python_schema(stored_sides, from_python),
         serialization=core_schema.plain_serializer_function_ser_schema(
             _sides, return_schema=live_sides
         ),

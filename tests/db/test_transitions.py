@@ -27,6 +27,7 @@ from horsies.db.statements.turn import (
     RetryTasks,
     SendHeartbeats,
     StartTasks,
+    StoreProgress,
     claim_tasks,
     complete_tasks,
     expire_tasks,
@@ -38,6 +39,7 @@ from horsies.db.statements.turn import (
     retry_tasks,
     send_heartbeats,
     start_tasks,
+    store_progress,
 )
 from horsies.states import TaskStatus
 from tests.support.rows import add_task, attempts_of, picture, row_of
@@ -127,6 +129,13 @@ def heartbeat(
     return send_heartbeats.run(connection, SendHeartbeats(owner, "host", [task_id], [generation]))
 
 
+def progress(
+    connection: Connection[Any], task_id: str, owner: str = OWNER, generation: int = GENERATION
+) -> list[FinishedTask]:
+    report = StoreProgress(owner, [task_id], [generation], [3.0], [None], ["half"])
+    return store_progress.run(connection, report)
+
+
 def claim(connection: Connection[Any], task_id: str) -> Any:
     return claim_tasks.run(
         connection, ClaimTasks("worker-2", "elsewhere", [815], ["default"], [10])
@@ -194,7 +203,7 @@ ACTS: dict[TaskVerb, Callable[[Connection[Any], str], Any]] = {
     "expire": expire,
     "cancel": cancel,
 }
-FENCED = [complete, fail, retry, heartbeat]
+FENCED = [complete, fail, retry, heartbeat, progress]
 ENDS = [complete, fail, retry]
 
 STARTED = {"claimed_by_worker_id", "claimed_at", "started_at"}

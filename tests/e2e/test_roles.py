@@ -29,6 +29,7 @@ RIGHTS = ("SELECT", "INSERT", "UPDATE", "DELETE", "TRUNCATE", "REFERENCES", "TRI
 OF_PRODUCERS = {
     "horsies_migrations": {"SELECT"},
     "horsies_task_attempts": {"SELECT"},
+    "horsies_task_progress": {"SELECT"},
     "horsies_tasks": {"SELECT", "INSERT", "UPDATE"},
     "horsies_workflows": {"SELECT", "INSERT", "UPDATE"},
     "horsies_workflow_tasks": {"SELECT", "INSERT", "UPDATE"},

@@ -12,12 +12,17 @@ import pytest
 
 from tests.support.database import Database, database_on, with_password
 from tests.support.proxy import Proxy, outage
+from tests.support.rows import insert_raw, row_of
 from tests.support.tables import attempts, count, task, wait_for_status
 from tests.support.wait import wait_until
 from tests.support.workers import FORKSERVER, HARDLY_POLLS, Fleet, Journal, RunningWorker, is_gone
 
 CLEAN, FAILED, USAGE, FORCED = 0, 1, 2, 3
+
+
 AWKWARD = "tests.support.apps.noisy_import:app"
+
+
 # A proxy that waits for an answer to swallow holds notifications back as well.
 QUICK_POLLS = {"resilience": {"notify_poll_interval_ms": 1_000}}
 
@@ -62,6 +67,18 @@ def test_a_stop_waits_for_running_tasks_and_records_them(
     assert [one["running"] for one in worker.events("worker_stopping")] == [2]
     assert [one["exit_code"] for one in worker.events("worker_stopped")] == [CLEAN]
     assert used < 0.5
+
+
+def test_a_task_that_asks_ends_in_order_when_its_worker_shuts_down(
+    fleet: Fleet, journal: Journal, connection: Database
+) -> None:
+    worker = fleet.start(*FORKSERVER, application="tests.support.apps.inside:app")
+    task_id = insert_raw(connection, "end_in_order", "[]")
+    wait_until(lambda: journal.lines("start", task_id), 5)
+    begin_stop(worker)
+    assert worker.wait() == CLEAN
+    row = task(connection, task_id)
+    assert (row.status, row.result) == ("COMPLETED", '{"ok":"in order"}')
 
 
 def test_an_idle_worker_stops_at_once(fleet: Fleet) -> None:
@@ -123,7 +140,7 @@ def test_the_end_of_the_grace_interrupts_running_tasks(
     worker.signal(signal.SIGTERM)
     assert worker.wait(5) == FORCED
     row = task(connection, once.task_id)
-    assert (row.status, row.error_code) == ("FAILED", "WORKER_CRASHED")
+    assert (row.status, row.error_code) == ("FAILED", "WORKER_STOPPED")
     assert row.failed_reason == "The worker was stopped before the task ended."
     (attempt,) = attempts(connection, once.task_id)
     assert (attempt.outcome, attempt.will_retry) == ("WORKER_FAILURE", False)
@@ -321,3 +338,26 @@ def test_a_database_that_does_not_exist_ends_the_worker_with_one_line(fleet: Fle
     assert "The database does not exist" in worker.log()
     assert "hunter2" not in worker.log()
     assert "Traceback" not in worker.log()
+
+
+def test_a_task_decides_how_a_stop_interrupts_it(
+    fleet: Fleet, journal: Journal, programs: ModuleType, connection: Database
+) -> None:
+    worker = fleet.start("--shutdown-grace", "1.5", processes=3)
+    at_once = start_and_wait(fleet, journal, programs, "sleep_or_fail", 600)
+    later = start_and_wait(fleet, journal, programs, "sleep_or_return", 600)
+    quick = start_and_wait(fleet, journal, programs, "sleep_or_return", 0.7)
+    worker.signal(signal.SIGTERM)
+    wait_for_status(connection, at_once.task_id, "FAILED", 5)
+    assert task(connection, at_once.task_id).error_code == "WORKER_STOPPED"
+    assert task(connection, later.task_id).status == "RUNNING"
+    assert worker.wait(10) == CLEAN
+    assert task(connection, quick.task_id).status == "COMPLETED"
+    row = row_of(connection, later.task_id)
+    assert (row["status"], row["retry_count"], row["max_retries"]) == ("PENDING", 1, 1)
+    (attempt,) = attempts(connection, later.task_id)
+    assert (attempt.outcome, attempt.will_retry) == ("WORKER_FAILURE", True)
+    assert attempt.error_code == "WORKER_STOPPED"
+    fleet.start(processes=1)
+    wait_until(lambda: len(journal.lines("start", later.task_id)) == 2, 10)
+    assert journal.lines("start", later.task_id)[-1].attempt == 2

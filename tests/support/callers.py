@@ -1,4 +1,4 @@
-"""Callers with a transaction of their own: psycopg, SQLAlchemy and Django, synchronous and not.
+"""Callers with a transaction of their own: psycopg, asyncpg, SQLAlchemy and Django, synchronous and not.
 
 Each opens a transaction, lends it for a send and for a statement of its own, and then commits or
 rolls back in its own way. All are written as coroutines so that one test serves both faces; those
@@ -10,16 +10,19 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias
 
+import asyncpg  # type: ignore[import-untyped]
 import django
 import psycopg
+import psycopg2  # type: ignore[import-untyped]
 from django.conf import settings
 from django.db import connection as django_connection
 from django.db import transaction as django_transaction
 from psycopg.conninfo import conninfo_to_dict
-from sqlalchemy import create_engine, text
-from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy import Engine, create_engine, text
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 from sqlalchemy.pool import NullPool
 
@@ -159,6 +162,49 @@ async def alchemy_async_session(url: str, end: str) -> AsyncIterator[Lent]:
         await getattr(session, end)()
 
 
+@asynccontextmanager
+async def psycopg2_session(url: str, end: str) -> AsyncIterator[Lent]:
+    engine = psycopg2_engine(url)
+    with Session(engine) as session:
+        yield session, at_once(lambda statement: session.execute(text(statement)))
+        getattr(session, end)()
+
+
+def psycopg2_engine(url: str) -> Engine:
+    # The creator takes the URL as libpq does, with a directory as the host.
+    creator = partial(psycopg2.connect, url)
+    return create_engine("postgresql+psycopg2://", creator=creator, poolclass=NullPool)
+
+
+@asynccontextmanager
+async def asyncpg_connection(url: str, end: str) -> AsyncIterator[Lent]:
+    connection = await asyncpg.connect(url)
+    block = connection.transaction()
+    await block.start()
+    yield connection, connection.execute
+    await getattr(block, end)()
+    await connection.close()
+
+
+def asyncpg_engine(url: str) -> AsyncEngine:
+    creator = partial(asyncpg.connect, url)
+    return create_async_engine("postgresql+asyncpg://", async_creator=creator, poolclass=NullPool)
+
+
+@asynccontextmanager
+async def alchemy_asyncpg_connection(url: str, end: str) -> AsyncIterator[Lent]:
+    async with asyncpg_engine(url).connect() as connection:
+        yield connection, lambda statement: connection.execute(text(statement))
+        await getattr(connection, end)()
+
+
+@asynccontextmanager
+async def alchemy_asyncpg_session(url: str, end: str) -> AsyncIterator[Lent]:
+    async with AsyncSession(asyncpg_engine(url)) as session:
+        yield session, lambda statement: session.execute(text(statement))
+        await getattr(session, end)()
+
+
 CALLERS = [
     Caller("psycopg", psycopg_connection),
     Caller("psycopg-block", psycopg_block),
@@ -169,4 +215,8 @@ CALLERS = [
     Caller("psycopg-async", psycopg_async, is_async=True),
     Caller("sqlalchemy-async-connection", alchemy_async_connection, is_async=True),
     Caller("sqlalchemy-async-session", alchemy_async_session, is_async=True),
+    Caller("sqlalchemy-psycopg2-session", psycopg2_session),
+    Caller("asyncpg", asyncpg_connection, is_async=True),
+    Caller("sqlalchemy-asyncpg-connection", alchemy_asyncpg_connection, is_async=True),
+    Caller("sqlalchemy-asyncpg-session", alchemy_asyncpg_session, is_async=True),
 ]

@@ -87,8 +87,8 @@ TYPE_NAMES: dict[tuple[type[BaseModel], str], str] = {
         RecoveryConfig,
         "paused_workflow_auto_cancel_after",
     ): "timedelta above 0, at most 100 years, or `None`",
-    (RetryPolicy, "auto_retry_for"): "list of codes, at least 1",
-    (RetryPolicy, "intervals"): "1 to 20 ints, each 1 to 86_400",
+    (RetryPolicy, "auto_retry_for"): "list of codes and exception classes, at least 1",
+    (RetryPolicy, "intervals"): "list of int or float, each 0.001 to 86_400",
     (RetryPolicy, "backoff_strategy"): '`"fixed"` or `"exponential"`',
     (ScheduleConfig, "schedules"): "list of TaskSchedule and WorkflowSchedule",
     **{

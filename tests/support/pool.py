@@ -15,7 +15,7 @@ import psutil
 from horsies.db.statements.turn import ClaimedTask
 from horsies.worker.pool.children import PoolEvent, Reported
 from horsies.worker.pool.pool import ChildPool, NoIdleChildError
-from horsies.worker.protocol import Assignment, ChildBoot, NodePart
+from horsies.worker.protocol import Assignment, ChildBoot, NodePart, ProgressReport
 
 DEADLINE_SECONDS = 20.0
 REPOSITORY = str(Path(__file__).parents[2])
@@ -88,6 +88,10 @@ class RecordingPool:
     nodes: list[NodePart | None] = field(default_factory=list)
     stopped: list[tuple[str, str]] = field(default_factory=list)
     killed: list[str] = field(default_factory=list)
+    unstored_progress: dict[str, ProgressReport] = field(default_factory=dict)
+
+    def progress(self) -> dict[str, ProgressReport]:
+        return self.unstored_progress
 
     def dispatch(self, assignment: Assignment, pid: int) -> None:
         if pid not in self.idle:

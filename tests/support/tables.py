@@ -18,9 +18,11 @@ TaskRow: TypeAlias = Any
 AttemptRow: TypeAlias = Any
 
 TASK_COLUMNS = """id::text, status, retry_count, generation, error_code, failed_reason, result,
-    claimed_by_worker_id, worker_pid, enqueued_at, started_at, completed_at, failed_at, next_retry_at"""
+    claimed_by_worker_id, worker_pid, enqueued_at, started_at, completed_at, failed_at, next_retry_at,
+    max_retries"""
 ATTEMPT_COLUMNS = """task_id::text, attempt, outcome, will_retry, error_code, error_message,
-    failed_reason, started_at, finished_at, worker_id, worker_pid, worker_process_name"""
+    failed_reason, started_at, finished_at, worker_id, worker_pid, worker_process_name,
+    retry_reason"""
 
 
 def tasks(connection: Database, status: str | None = None) -> list[TaskRow]:

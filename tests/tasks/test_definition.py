@@ -235,6 +235,7 @@ def test_a_task_name_may_have_255_characters() -> None:
         {"timeout_ms": 99},
         {"timeout_ms": 100.5},
         {"timeout_ms": True},
+        {"on_stop": "later"},
     ],
     ids=str,
 )
@@ -429,9 +430,9 @@ def test_a_task_keeps_the_name_and_documentation_of_its_function() -> None:
 
 def test_a_retry_policy_is_kept_with_the_task() -> None:
     policy = RetryPolicy.fixed([1], auto_retry_for=["GATEWAY_DOWN"])
-    task = new_app().task("answer", retry_policy=policy, timeout_ms=100)(answer)
+    task = new_app().task("answer", retry_policy=policy, timeout_ms=100, on_stop="fail")(answer)
     assert task.definition.retry_policy is policy
-    assert task.definition.timeout_ms == 100
+    assert (task.definition.timeout_ms, task.definition.on_stop) == (100, "fail")
 
 
 # Direct calls
@@ -711,10 +712,15 @@ class AsyncHook:
 async def async_hook() -> None: ...
 
 
-@pytest.mark.parametrize(
-    "hook", [None, 7, "name", async_hook, functools.partial(async_hook), AsyncHook()]
-)
-def test_a_hook_that_is_not_a_plain_function_is_refused(hook: Any) -> None:
+@pytest.mark.parametrize("hook", [async_hook, functools.partial(async_hook), AsyncHook()])
+def test_a_hook_may_be_asynchronous(hook: Any) -> None:
+    app = new_app()
+    app.on_child_process_start(hook)
+    assert app.get_child_process_start_hooks() == [hook]
+
+
+@pytest.mark.parametrize("hook", [None, 7, "name"])
+def test_a_hook_that_is_not_a_function_is_refused(hook: Any) -> None:
     with pytest.raises(ConfigurationError) as caught:
         new_app().on_child_process_start(hook)
     assert caught.value.code is ErrorCode.CONFIG_INVALID_CHILD_HOOK

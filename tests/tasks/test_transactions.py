@@ -18,7 +18,14 @@ from sqlalchemy.pool import NullPool
 from horsies.app import Horsies
 from horsies.tasks.request import TaskSendError, TaskSendErrorCode
 from tests.support.applications import run_closing
-from tests.support.callers import CALLERS, Caller, alchemy_url, configure_django
+from tests.support.callers import (
+    CALLERS,
+    Caller,
+    alchemy_url,
+    asyncpg_connection,
+    configure_django,
+    psycopg2_engine,
+)
 from tests.support.database import Database
 from tests.support.rows import finish, stored
 from tests.tasks.conftest import Task
@@ -266,7 +273,7 @@ def test_what_is_no_connection_is_refused(
     file = sqlite3.connect(":memory:")
     for strange in (object(), 5, process_url, engine, file, connection.cursor(), Session):
         message = unusable(add.with_options(transaction=strange).send(1).unwrap_err())
-        assert message.startswith("transaction= takes an open psycopg, SQLAlchemy")
+        assert message.startswith("transaction= takes an open psycopg, asyncpg, SQLAlchemy")
         assert type(strange).__name__ in message
         sent = run_closing(app, add.with_options(transaction=strange).send_async(1))
         assert "transaction= takes" in unusable(sent.unwrap_err())
@@ -284,8 +291,9 @@ def test_an_asynchronous_transaction_needs_an_asynchronous_send(
             await psycopg.AsyncConnection.connect(process_url) as plain,
             engine.connect() as alchemy,
             AsyncSession(engine) as session,
+            asyncpg_connection(process_url, "rollback") as (own, _),
         ):
-            for transaction in (plain, alchemy, session):
+            for transaction in (plain, alchemy, session, own):
                 sent = add.with_options(transaction=transaction).send(1)
                 assert "use send_async" in unusable(sent.unwrap_err())
 
@@ -367,6 +375,31 @@ def test_a_delay_counts_from_the_send_and_not_from_the_beginning_of_the_transact
     assert row[0] > 10.2
 
 
+def test_a_connection_to_another_database_system_is_refused(
+    app: Horsies, add: Task, connection: Database
+) -> None:
+    with create_engine("sqlite://").connect() as caller:
+        message = unusable(add.with_options(transaction=caller).send(1).unwrap_err())
+    assert message == "This connection belongs to sqlite; tasks are stored in PostgreSQL."
+
+
+@pytest.mark.parametrize("caller", CALLERS[-4:], ids=str, indirect=True)
+def test_an_error_of_another_driver_quotes_neither_statement_nor_arguments(
+    app: Horsies, add: Task, process_url: str, caller: Caller, no_priority_42: None
+) -> None:
+    async def work() -> TaskSendError:
+        async with caller.open(process_url, "rollback") as (transaction, _):
+            bad = add.with_options(transaction=transaction, priority=42)
+            error: TaskSendError = (await caller.call(bad, "send", 987654)).unwrap_err()
+            return error
+
+    error = caller.run(app, work())
+    assert error.message == (
+        'new row for relation "horsies_tasks" violates check constraint "refuse"'
+    )
+    assert "987654" not in f"{error.exception!r} {error.exception.__cause__!r}"
+
+
 TWO_PHASE = "two-phase transaction, and PostgreSQL cannot prepare"
 
 
@@ -382,10 +415,13 @@ def test_a_two_phase_transaction_is_refused_before_it_is_spoiled(
         assert add.with_options(transaction=caller).send(1).is_ok()
 
 
+@pytest.mark.parametrize("driver", ["psycopg", "psycopg2"])
 def test_a_two_phase_transaction_of_sqlalchemy_is_refused(
-    app: Horsies, add: Task, connection: Database, process_url: str
+    app: Horsies, add: Task, connection: Database, process_url: str, driver: str
 ) -> None:
     engine = create_engine(alchemy_url(process_url), poolclass=NullPool)
+    if driver == "psycopg2":
+        engine = psycopg2_engine(process_url)
     with engine.connect() as caller:
         transaction = caller.begin_twophase()
         error = add.with_options(transaction=caller).send(1).unwrap_err()

@@ -5,10 +5,20 @@ Nothing here runs; see ``sending.py`` for how errors are proved.
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Iterator
 from datetime import datetime
 from typing import assert_type
 
-from horsies import Horsies, QueueMode, RetryPolicy, TaskError, TaskFunction, TaskHandle, TaskResult
+from horsies import (
+    CurrentTask,
+    Horsies,
+    QueueMode,
+    RetryPolicy,
+    TaskError,
+    TaskFunction,
+    TaskHandle,
+    TaskResult,
+)
 
 
 class PaymentError(TaskError):
@@ -19,7 +29,7 @@ def tasks(app: Horsies, moment: datetime) -> None:
     @app.task(
         "good",
         queue_name="mail",
-        retry_policy=RetryPolicy.fixed([1], auto_retry_for=["GATEWAY_DOWN"]),
+        retry_policy=RetryPolicy.fixed([0.5], auto_retry_for=[OSError, "GATEWAY_DOWN"]),
         exception_mapper={ConnectionError: "GATEWAY_DOWN", TimeoutError: "GATEWAY_DOWN"},
         default_unhandled_error_code="BROKEN",
         timeout_ms=1_000,
@@ -64,5 +74,17 @@ def hooks(app: Horsies) -> None:
     @app.on_child_process_start  # type: ignore[type-var]
     def needs_something(a: int) -> None: ...
 
-    @app.on_child_process_start  # type: ignore[type-var]
+    @app.on_child_process_stop
     async def waits() -> None: ...
+
+    @app.around_task
+    def around(task: CurrentTask) -> Iterator[None]:
+        yield
+
+    @app.around_task
+    async def around_async(task: CurrentTask) -> AsyncIterator[None]:
+        yield
+
+    @app.around_task  # type: ignore[type-var]
+    def without_task() -> Iterator[None]:
+        yield

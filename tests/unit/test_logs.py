@@ -10,19 +10,20 @@ from datetime import date
 
 import pytest
 
+from horsies.current_task import CurrentTask, set_running_task
 from horsies.logs import (
     JsonFormatter,
     LogFormat,
     LogLevel,
     TaskFilter,
-    TaskLabel,
     TextFormatter,
     attach_handler,
     colors_wanted,
-    set_current_task,
     set_worker_name,
 )
+from horsies.worker.protocol import Assignment
 
+RUNNING = CurrentTask(Assignment("id-1", 1, "add", 2, "[]", "{}", None), 0.0)
 ADDRESS = "postgresql://app:hunter2@127.0.0.1:1/shop"
 
 
@@ -53,11 +54,11 @@ def test_the_handler_is_attached_once(horsies_logger: logging.Logger) -> None:
 
 
 def test_log_lines_name_the_task_they_were_written_for() -> None:
-    set_current_task(TaskLabel("id-1", "add", 2))
+    set_running_task(RUNNING)
     try:
         written = record("working")
     finally:
-        set_current_task(None)
+        set_running_task(None)
     assert "[add id-1 #2] working" in TextFormatter().format(written)
     entry = json.loads(JsonFormatter().format(written))
     assert (entry["task_id"], entry["task_name"], entry["attempt"]) == ("id-1", "add", 2)
@@ -65,11 +66,11 @@ def test_log_lines_name_the_task_they_were_written_for() -> None:
 
 
 def test_a_value_the_application_logs_itself_is_kept() -> None:
-    set_current_task(TaskLabel("id-1", "add", 2))
+    set_running_task(RUNNING)
     try:
         entry = json.loads(JsonFormatter().format(record("working", task_id="mine")))
     finally:
-        set_current_task(None)
+        set_running_task(None)
     assert (entry["task_id"], entry["task_name"]) == ("mine", "add")
 
 

@@ -14,10 +14,12 @@ from horsies.tasks.outcome import (
     STOPPED_BY_CANCEL,
     STOPPED_BY_SHUTDOWN,
     STOPPED_BY_TIMEOUT,
+    STOPPED_FOR_REQUEUE,
     Outcome,
     outcome_of_crash,
     outcome_of_report,
     outcome_of_stop,
+    recording_steps,
     without_result,
 )
 from horsies.worker.protocol import ChildReport
@@ -40,6 +42,8 @@ def reported(task: ClaimedTask, report: ChildReport, **options: Any) -> Outcome:
         result_json=report.result_json,
         error_code=report.error_code,
         error_message=report.error_message,
+        exception_names=report.exception_names,
+        retry_after=report.retry_after,
         **options,
     )
 
@@ -91,6 +95,29 @@ def test_an_error_is_tried_again_as_the_stored_policy_says(
     assert reported(task, REFUSAL).delay_seconds == delay_seconds
 
 
+def test_an_exception_is_tried_again_by_a_class_of_the_stored_policy() -> None:
+    raised = REFUSAL._replace(exception_names=("shop.Away", "builtins.OSError"))
+    outcome = reported(retrying("builtins.OSError"), raised)
+    assert (outcome.delay_seconds, outcome.retry_reason) == (10.0, "retried by builtins.OSError")
+    final = reported(retrying("builtins.KeyError"), raised)
+    assert final.delay_seconds is None
+    assert "neither code OUT_OF_STOCK nor shop.Away is listed" in str(final.retry_reason)
+
+
+def test_a_task_that_asks_for_a_retry_gets_it_without_a_policy() -> None:
+    outcome = reported(TASK, REFUSAL._replace(retry_after=0.5))
+    assert (outcome.delay_seconds, outcome.max_retries) == (0.5, 3)
+    assert outcome.retry_reason == "retried by RetryLater"
+
+
+def test_a_retry_that_the_database_refuses_is_recorded_with_its_reason() -> None:
+    outcomes = [reported(retrying("OUT_OF_STOCK"), REFUSAL), reported(retrying("X"), REFUSAL)]
+    (_, retried), (_, failed) = recording_steps("worker", outcomes)
+    assert retried.retry_reasons == ["retried by code OUT_OF_STOCK"]
+    assert "would start after good_until" in failed.retry_reasons[0]
+    assert "code OUT_OF_STOCK is not listed" in failed.retry_reasons[1]
+
+
 def test_jitter_only_lengthens_a_delay() -> None:
     task = retrying("OUT_OF_STOCK", jitter=True)
     assert reported(task, REFUSAL, random=lambda: 0.0).delay_seconds == 10.0
@@ -133,11 +160,19 @@ def test_a_time_limit_is_tried_again_when_the_policy_lists_it() -> None:
     assert outcome_of_stop(retrying("TASK_TIMEOUT"), STOPPED_BY_TIMEOUT).delay_seconds == 10.0
 
 
-def test_a_task_the_leaving_worker_interrupted_counts_as_crashed() -> None:
+def test_a_task_that_a_stopping_worker_interrupted_has_a_code_of_its_own() -> None:
     outcome = outcome_of_stop(TASK, STOPPED_BY_SHUTDOWN)
     assert outcome.attempt_outcome is TaskAttemptOutcome.WORKER_FAILURE
-    assert outcome.error_code == "WORKER_CRASHED"
-    assert outcome_of_stop(retrying("WORKER_CRASHED"), STOPPED_BY_SHUTDOWN).delay_seconds == 10.0
+    assert outcome.error_code == "WORKER_STOPPED"
+    assert outcome_of_stop(retrying("WORKER_STOPPED"), STOPPED_BY_SHUTDOWN).delay_seconds == 10.0
+    assert outcome_of_stop(retrying("WORKER_CRASHED"), STOPPED_BY_SHUTDOWN).delay_seconds is None
+
+
+def test_a_task_that_returns_to_its_queue_uses_up_no_retry() -> None:
+    task = TASK._replace(retry_count=2, max_retries=2)
+    outcome = outcome_of_stop(task, STOPPED_FOR_REQUEUE)
+    assert (outcome.delay_seconds, outcome.max_retries) == (0.0, 3)
+    assert outcome.error_code == "WORKER_STOPPED"
 
 
 def test_an_outcome_the_database_refuses_keeps_its_claim_and_loses_its_texts() -> None:

@@ -121,11 +121,13 @@ def test_a_task_node_has_all_fields() -> None:
         good_until=MOMENT,
         expires_in=timedelta(seconds=1.5),
         timeout_ms=250,
-        retry_policy=RetryPolicy.fixed([3], auto_retry_for=["BUSY"]),
+        retry_policy=RetryPolicy.fixed([0.3], auto_retry_for=[OSError, "BUSY"]),
     )(n=5)
     (described,) = planned_nodes(node)
     options = described.pop("task_options")
-    assert policy_from_options(options) == RetryPolicy.fixed([3], auto_retry_for=["BUSY"])
+    assert policy_from_options(options) == RetryPolicy.fixed(
+        [0.3], auto_retry_for=["builtins.OSError", "BUSY"]
+    )
     assert json.loads(options)["good_until"] == MOMENT.isoformat()
     assert described == {
         "task_index": 0,
@@ -244,7 +246,7 @@ def test_a_sub_workflow_is_expanded_by_a_task_of_its_own() -> None:
     assert described["max_retries"] == 3
     policy = policy_from_options(described["task_options"])
     assert policy is not None
-    assert list(policy.auto_retry_for) == ["WORKER_CRASHED"]
+    assert list(policy.auto_retry_for) == ["WORKER_CRASHED", "WORKER_STOPPED"]
 
 
 @pytest.mark.parametrize("node", [SleepNode(1), SignalNode("go")])
@@ -253,7 +255,7 @@ def test_the_library_s_own_tasks_outlive_a_lost_worker(node: AnyNode) -> None:
     assert described["max_retries"] == 3
     policy = policy_from_options(described["task_options"])
     assert policy is not None
-    assert list(policy.auto_retry_for) == ["WORKER_CRASHED"]
+    assert list(policy.auto_retry_for) == ["WORKER_CRASHED", "WORKER_STOPPED"]
     assert (described["queue_name"], described["priority"]) == ("default", 100)
 
 

@@ -62,6 +62,8 @@ reports = st.builds(
     result_json=texts,
     error_code=st.none() | texts,
     error_message=st.none() | texts,
+    exception_names=st.lists(st.text(max_size=20), max_size=3).map(tuple),
+    retry_after=st.none() | st.floats(0, 31_536_000),
 )
 
 
@@ -92,6 +94,14 @@ def test_half_characters_in_a_report_are_escaped() -> None:
     report = ChildReport("x", 1, False, "{}", "CODE", "file \udc80.txt")
     arrived, _, _ = protocol.decode_report(protocol.encode_report(report))
     assert arrived.error_message == "file \\udc80.txt"
+
+
+@pytest.mark.parametrize("part", [b"[", b"[1]", b'[[], "soon"]', b"[[], NaN]", b"[5, null]"])
+def test_a_part_for_retries_that_cannot_be_read_is_refused(part: bytes) -> None:
+    report = ChildReport("task", 1, False, "{}", "X", None, exception_names=("builtins.OSError",))
+    frame = protocol.encode_report(report)
+    with pytest.raises(ProtocolError, match="part for retries"):
+        protocol.decode_report(frame.replace(b'[["builtins.OSError"], null]', part))
 
 
 @given(st.lists(reports, min_size=1, max_size=5), st.data())

@@ -37,15 +37,23 @@ def test_the_end_of_the_grace_period_interrupts_once() -> None:
     assert shutdown.next_at() == 105.0
     assert not shutdown.wants_interruption(104.9)
     assert shutdown.wants_interruption(105.0)
-    shutdown.note_interruption(2)
+    shutdown.note_interruption(2, forced=1)
     assert shutdown.has_interrupted
     assert shutdown.next_at() == NEVER
     assert not shutdown.wants_interruption(200.0)
 
 
+def test_tasks_that_agree_to_be_interrupted_do_not_force_the_stop() -> None:
+    shutdown = begun(5.0)
+    shutdown.note_interruption(2, forced=0)
+    assert not shutdown.has_interrupted
+    shutdown.request()
+    assert not shutdown.wants_interruption(200.0)
+
+
 def test_a_grace_period_that_met_nothing_interrupted_nothing() -> None:
     shutdown = begun(5.0)
-    shutdown.note_interruption(0)
+    shutdown.note_interruption(0, forced=0)
     assert not shutdown.has_interrupted
     assert not shutdown.wants_interruption(200.0)
 

@@ -12,13 +12,14 @@ import pytest
 from horsies.app import Horsies
 from horsies.config.app import AppConfig
 from horsies.config.postgres import PostgresConfig
+from horsies.current_task import CurrentTask, set_running_task
 from horsies.logs import LogFormat, LogLevel, attach_handler
 from horsies.task_result import TaskError, TaskResult
 from horsies.worker.child.execute import execute
-from horsies.worker.child.process_state import configure_logging, label_records
+from horsies.worker.child.process_state import configure_logging
 from horsies.worker.protocol import Assignment
 
-RUNNING = Assignment("id-1", 1, "add", 2, "[]", "{}", None)
+RUNNING = CurrentTask(Assignment("id-1", 1, "add", 2, "[]", "{}", None), 0.0)
 
 
 @pytest.fixture(autouse=True)
@@ -26,7 +27,7 @@ def _logging_as_it_was() -> Iterator[None]:
     loggers = [logging.getLogger(), logging.getLogger("horsies")]
     before = [(one, list(one.handlers), one.level) for one in loggers]
     yield
-    label_records(None)
+    set_running_task(None)
     for one, handlers, level in before:
         one.handlers[:] = handlers
         one.setLevel(level)
@@ -43,7 +44,7 @@ def start_child_logging(log_format: str = "json") -> None:
 
 def test_a_task_may_log_fields_named_like_ours(capsys: pytest.CaptureFixture[str]) -> None:
     start_child_logging()
-    label_records(RUNNING)
+    set_running_task(RUNNING)
     logging.getLogger("shop").info("working", extra={"task_id": "mine"})
     (entry,) = json_lines(capsys)
     assert (entry["task_id"], entry["task_name"], entry["attempt"]) == ("mine", "add", 2)
@@ -51,7 +52,7 @@ def test_a_task_may_log_fields_named_like_ours(capsys: pytest.CaptureFixture[str
 
 def test_threads_of_a_task_are_labelled_too(capsys: pytest.CaptureFixture[str]) -> None:
     start_child_logging()
-    label_records(RUNNING)
+    set_running_task(RUNNING)
     thread = threading.Thread(target=logging.getLogger("shop").warning, args=("from a thread",))
     thread.start()
     thread.join()
@@ -60,8 +61,8 @@ def test_threads_of_a_task_are_labelled_too(capsys: pytest.CaptureFixture[str]) 
 
 def test_between_tasks_lines_name_no_task(capsys: pytest.CaptureFixture[str]) -> None:
     start_child_logging("text")
-    label_records(RUNNING)
-    label_records(None)
+    set_running_task(RUNNING)
+    set_running_task(None)
     logging.getLogger("shop").info("idle")
     assert "id-1" not in capsys.readouterr().err
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -12,9 +12,10 @@ from typing import Any, cast
 import pytest
 
 from horsies.app import Horsies
-from horsies.config.app import AppConfig
+from horsies.config.app import AppConfig, PayloadConfig
 from horsies.config.postgres import PostgresConfig
 from horsies.error_codes import error_code_text
+from horsies.errors import RetryLater
 from horsies.task_result import TaskError, TaskResult
 from horsies.worker.child.execute import AppProgram, execute
 from horsies.worker.pool.children import Reported, Stopped
@@ -113,6 +114,72 @@ def test_an_error_result_carries_its_code_and_message() -> None:
     assert not report.ok
     assert (report.error_code, report.error_message) == ("NO_STOCK", "nothing left")
     assert json.loads(report.result_json)["err"]["error_code"] == "NO_STOCK"
+
+
+class GatewayBusy(RetryLater):
+    pass
+
+
+FAILURES: dict[str, Callable[[], TaskResult[int, TaskError]]] = {
+    "raised": lambda: _raise(ConnectionResetError("the cable")),
+    "returned": lambda: TaskResult(
+        err=TaskError(error_code="AWAY", exception=ConnectionResetError("the cable"))
+    ),
+    "too large": lambda: _raise(ConnectionResetError("x" * 5_000)),
+    "later": lambda: _raise(RetryLater(1.5, "busy")),
+    "later and too large": lambda: _raise(RetryLater(1.5, "x" * 5_000)),
+    "mapped": lambda: _raise(GatewayBusy(2)),
+    "without seconds": lambda: _raise(RetryLater.__new__(RetryLater)),
+    "only a code": lambda: TaskResult(err=TaskError(error_code="AWAY", message="gone")),
+}
+
+
+def _raise(error: BaseException) -> TaskResult[int, TaskError]:
+    raise error
+
+
+@pytest.mark.parametrize(
+    ("failure", "code", "nearest", "retry_after"),
+    [
+        ("raised", "OOPS", "builtins.ConnectionResetError", None),
+        ("returned", "AWAY", "builtins.ConnectionResetError", None),
+        ("too large", "OOPS", "builtins.ConnectionResetError", None),
+        ("later", "RETRY_LATER", "horsies.errors.RetryLater", 1.5),
+        ("later and too large", "RETRY_LATER", "horsies.errors.RetryLater", 1.5),
+        ("mapped", "BUSY", f"{__name__}.GatewayBusy", 2.0),
+        ("without seconds", "TASK_EXCEPTION", "builtins.AttributeError", None),
+        ("only a code", "AWAY", None, None),
+    ],
+)
+def test_a_failure_is_reported_with_the_facts_that_decide_about_a_retry(
+    failure: str,
+    code: str,
+    nearest: str | None,
+    retry_after: float | None,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    shop = Horsies(
+        AppConfig(
+            broker=PostgresConfig(database_url="postgresql://localhost/unused"),
+            payload=PayloadConfig(warn_bytes=4_000, reject_bytes=4_000),
+            exception_mapper={GatewayBusy: "BUSY"},
+            default_unhandled_error_code="OOPS",
+        )
+    )
+
+    @shop.task("fail")
+    def fail() -> TaskResult[int, TaskError]:
+        return FAILURES[failure]()
+
+    with caplog.at_level(logging.INFO, "horsies"):
+        report = execute(shop, Assignment("task-1", 3, "fail", 1, "[]", "{}", None))
+    assert (report.ok, report.error_code, report.retry_after) == (False, code, retry_after)
+    names = report.exception_names
+    assert names[:1] == (() if nearest is None else (nearest,))
+    assert ("builtins.BaseException" in names) is (nearest is not None)
+    assert "builtins.object" not in names
+    if retry_after is not None and "large" not in failure:
+        assert [(one.levelname, one.exc_info) for one in caplog.records] == [("INFO", None)]
 
 
 @pytest.mark.parametrize("name", ["fail", "leave", "recurse", "interrupt"])

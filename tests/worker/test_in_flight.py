@@ -11,11 +11,13 @@ from horsies.db.statements.turn import ClaimedTask
 from horsies.tasks.outcome import (
     STOPPED_BY_CANCEL,
     STOPPED_BY_LOSS,
+    STOPPED_BY_TIMEOUT,
+    STOPPED_FOR_REQUEUE,
     Outcome,
     outcome_of_unread_inputs,
 )
 from horsies.worker.in_flight import InFlight
-from horsies.worker.pool.children import Died, HookFailed, Reported, Stopped
+from horsies.worker.pool.children import Died, HookFailed, PoolEvent, Reported, Stopped
 from horsies.worker.pool.pool import ChildPool
 from horsies.worker.protocol import ChildReport, NodePart
 from tests.support.pool import RecordingPool, attempt, claimed
@@ -254,3 +256,52 @@ def test_an_outcome_of_an_attempt_that_is_gone_is_dropped(in_flight: InFlight) -
     in_flight.outcomes.append(outcome)
     in_flight.close_recorded([outcome], set())
     assert in_flight.is_empty
+
+
+@pytest.mark.parametrize(
+    ("event", "line"),
+    [
+        (report("a"), "work a #1 completed after 0.000 s"),
+        (
+            Died(attempt("a"), 1, "exit code 3", True, 2.5),
+            "failed with WORKER_CRASHED after 2.500 s",
+        ),
+        (Stopped(attempt("a"), 1, True, STOPPED_BY_CANCEL, 0.5), "#1 was cancelled after 0.500 s"),
+        (Stopped(attempt("a"), 1, True, STOPPED_BY_TIMEOUT, 0.5), "TASK_TIMEOUT after 0.500 s"),
+        (
+            Stopped(attempt("a"), 1, True, STOPPED_FOR_REQUEUE, 0.5),
+            "work a #1 failed with WORKER_STOPPED after 0.500 s, retry 1 of 1 in 0.0 s",
+        ),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, tuple | Died | Stopped) else "",
+)
+def test_the_end_of_an_attempt_is_one_line(
+    in_flight: InFlight, caplog: pytest.LogCaptureFixture, event: PoolEvent, line: str
+) -> None:
+    caplog.set_level("INFO", "horsies.tasks")
+    in_flight.hand_out([claimed("a", 1), claimed("b", 2)])
+    in_flight.absorb([event, report("b")])
+    in_flight.close_recorded(in_flight.outcomes, {"a"})
+    (record,) = [one for one in caplog.records if one.name == "horsies.tasks"]
+    assert record.getMessage().endswith(line)
+    assert vars(record)["task_id"] == "a"
+
+
+def test_a_retry_that_the_database_had_no_time_for_is_not_announced(
+    in_flight: InFlight, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "horsies.tasks")
+    in_flight.hand_out([claimed("a", 1)])
+    in_flight.absorb([Stopped(attempt("a"), 1, True, STOPPED_FOR_REQUEUE, 0.5)])
+    in_flight.close_recorded(in_flight.outcomes, {"a"}, failed={"a"})
+    assert caplog.messages == ["work a #1 failed with WORKER_STOPPED after 0.500 s"]
+
+
+def test_ends_are_not_logged_above_the_level_of_their_logger(
+    in_flight: InFlight, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("WARNING", "horsies.tasks")
+    in_flight.hand_out([claimed("a", 1)])
+    in_flight.absorb([report("a")])
+    in_flight.close_recorded(in_flight.outcomes, {"a"})
+    assert not caplog.records

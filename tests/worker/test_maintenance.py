@@ -17,7 +17,12 @@ from horsies.db.pipeline import Pipeline
 from horsies.db.statement import Step
 from horsies.db.statements.queues import send_notification
 from horsies.db.statements.tasks import TaskId
-from horsies.db.statements.turn import find_cancel_requests, renew_claims, send_heartbeats
+from horsies.db.statements.turn import (
+    find_cancel_requests,
+    renew_claims,
+    send_heartbeats,
+    store_progress,
+)
 from horsies.db.statements.workers import (
     Leads,
     Presence,
@@ -40,9 +45,10 @@ from horsies.worker.config import WorkerConfig
 from horsies.worker.connection import WorkerConnection
 from horsies.worker.in_flight import InFlight
 from horsies.worker.liveness import PONG_CHANNEL_PREFIX, Identity
-from horsies.worker.maintenance import SEEN_SECONDS, Maintenance
+from horsies.worker.maintenance import PROGRESS_SECONDS, SEEN_SECONDS, Maintenance
 from horsies.worker.notifications import echo_channel
 from horsies.worker.pool.pool import ChildPool
+from horsies.worker.protocol import ProgressReport
 from tests.support.pool import RecordingPool, attempt, claimed
 
 BROKER = PostgresConfig(database_url="postgresql://localhost/unused")
@@ -459,3 +465,19 @@ def test_a_look_for_cancels_that_failed_is_done_again(in_flight: InFlight) -> No
     database.failure, database.cancelled = None, ["a"]
     perform(maintenance, database, 100.2)
     assert stopped(in_flight) == [("a", STOPPED_BY_CANCEL)]
+
+
+def test_progress_is_stored_once_and_looked_for_often_while_its_task_runs(
+    in_flight: InFlight,
+) -> None:
+    maintenance, database = make_maintenance(in_flight), RecordingDatabase()
+    perform(maintenance, database, 100.0)
+    assert store_progress not in [statement for statement, _ in database.steps]
+    in_flight.hand_out([claimed("a", 1)])
+    reports = cast(QuietPool, in_flight._pool).unstored_progress
+    reports["a"] = ProgressReport("a", 1, 3.0, None, "three")
+    perform(maintenance, database, 101.0)
+    perform(maintenance, database, 102.0)
+    stored = [params[1:] for statement, params in database.steps if statement is store_progress]
+    assert stored == [(("a",), (1,), (3.0,), (None,), ("three",))]
+    assert maintenance.next_at() == 102.0 + PROGRESS_SECONDS

@@ -23,9 +23,9 @@ from horsies import (
 )
 from horsies.db import paging
 from horsies.ids import new_id
+from horsies.monitor.queries import RunFilters, list_runs
 from horsies.result import Ok
 from horsies.workflow.run import listing
-from horsies.workflow.run.listing import RunFilters
 from tests.monitor.conftest import Finished, Run
 from tests.support.database import Database
 from tests.support.turns import Hands, Tasks
@@ -168,17 +168,15 @@ def test_a_look_that_ended_early_says_where(
     found: list[str] = []
     before = None
     for _ in range(4):
-        page = listing.list_runs(
-            app.get_broker(), RunFilters(names=["rare"], before=before)
-        ).unwrap()
+        page = list_runs(app.get_broker(), RunFilters(names=["rare"], after=before)).unwrap()
         assert page is not None
         found += [run.id for run in page.rows]
-        before = page.next_before
+        before = page.next_cursor
         if page.looked_at_all:
             break
     assert found == [rare]
     assert before is None
-    first = listing.list_runs(app.get_broker(), RunFilters(names=["rare"])).unwrap()
+    first = list_runs(app.get_broker(), RunFilters(names=["rare"])).unwrap()
     assert first is not None
     assert not first.looked_at_all
 

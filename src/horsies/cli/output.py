@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable
+from dataclasses import asdict
 from datetime import UTC, datetime
 from enum import Enum
 from typing import Any
@@ -59,21 +60,21 @@ def stored_json(text: str | None) -> Any:
 
 def page_document(page: Page[Any], key: str) -> dict[str, Any]:
     """Return a page of a list as a JSON object, without ages, which change with every call."""
-    rows = [row._asdict() for row in page.rows]
+    rows = [asdict(row) for row in page.rows]
     for row in rows:
         del row["age_seconds"]
-    return {key: rows, "next_before": page.next_before, "looked_at_all": page.looked_at_all}
+    return {key: rows, "next_before": page.next_cursor, "looked_at_all": page.looked_at_all}
 
 
 def print_page_note(page: Page[Any], noun: str) -> None:
     """Print how to get the next page, on standard error."""
-    if page.next_before is None:
+    if page.next_cursor is None:
         return
-    note = f"There may be more: --before {page.next_before}"
+    note = f"There may be more: --before {page.next_cursor}"
     if not page.looked_at_all:
         note = (
             f"Only the newest {paging.LIST_WINDOW:,} {noun} were searched; "
-            f"to search further back: --before {page.next_before}"
+            f"to search further back: --before {page.next_cursor}"
         )
     typer.echo(note, err=True)
 

@@ -20,6 +20,7 @@ from horsies.cli.options import named_database, open_app, refuse_both
 from horsies.errors import ErrorCode, HorsiesError
 from horsies.logs import LogFormat, LogLevel, attach_handler
 from horsies.modules import failure_at
+from horsies.monitor.queries import LIMIT_MAX
 from horsies.result import Ok
 from horsies.tasks.broker import BrokerErrorCode, BrokerOperationError, BrokerResult, PostgresBroker
 
@@ -27,15 +28,12 @@ T = TypeVar("T")
 
 EXIT_FAILED = 1
 EXIT_NOT_FOUND = 4
-LIST_LIMIT_MAX = 1_000
 
 _NOT_FOUND = (BrokerErrorCode.UNKNOWN_QUEUE, BrokerErrorCode.UNKNOWN_SCHEDULE)
 _SINCE_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
-LimitOption = Annotated[
-    int, typer.Option(min=1, max=LIST_LIMIT_MAX, help="Show at most this many.")
-]
+LimitOption = Annotated[int, typer.Option(min=1, max=LIMIT_MAX, help="Show at most this many.")]
 
 
 @dataclass(frozen=True, slots=True)

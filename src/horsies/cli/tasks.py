@@ -28,8 +28,10 @@ from horsies.db.statements.monitor import TaskDetail, TaskSummary
 from horsies.db.statements.tasks import TaskAttemptInfo
 from horsies.ids import stored_form
 from horsies.monitor.actions import TaskRetried, retry_task
-from horsies.monitor.overview import TaskFilters, TaskReport, list_tasks, read_task
+from horsies.monitor.overview import TaskReport, read_task
+from horsies.monitor.queries import TaskFilters, list_tasks
 from horsies.result import Err, Result
+from horsies.retry import UNLIMITED_RETRIES
 from horsies.states import TaskStatus
 from horsies.tasks.handle import TaskActionError, TaskActionErrorCode, TaskCancelled, TaskHandle
 
@@ -88,7 +90,7 @@ def tasks(
         names=name or (),
         error_codes=error_code or (),
         since=parse_since(since),
-        before=None if before is None else _task_id(before),
+        after=None if before is None else _task_id(before),
         limit=limit,
     )
     with open_session("tasks", module or locator, database_url) as session:
@@ -166,6 +168,7 @@ def _task_document(report: TaskReport, payload: bool) -> dict[str, Any]:
         if payload:
             document[name] = stored
     attempts = [asdict(attempt) for attempt in report.attempts]
+    document["progress"] = None if report.progress is None else asdict(report.progress)
     return document | {"attempts": attempts, "waits_because": report.waits_because}
 
 
@@ -174,6 +177,8 @@ def _facts(report: TaskReport, payload: bool) -> Iterable[tuple[str, str | None]
     yield "task", f"{task.task_name} on {task.queue_name}, priority {task.priority}"
     yield "id", task.id
     yield "status", task.status + (" (held)" if task.held else "")
+    if (progress := report.progress) is not None:
+        yield "progress", f"{progress} (attempt {progress.attempt})"
     yield "waits because", "\n".join(report.waits_because) or None
     yield "error", task.error_code
     yield "reason", task.failed_reason
@@ -184,7 +189,9 @@ def _facts(report: TaskReport, payload: bool) -> Iterable[tuple[str, str | None]
     yield "next retry", output.timestamp(task.next_retry_at)
     yield "cancel asked", output.timestamp(task.cancel_requested_at)
     yield "good until", output.timestamp(task.good_until)
-    yield "retries", f"{task.retry_count} of {task.max_retries}"
+    is_endless = task.max_retries >= UNLIMITED_RETRIES
+    limit = "without limit" if is_endless else f"of {task.max_retries}"
+    yield "retries", f"{task.retry_count} {limit}"
     yield "time limit", None if task.timeout_ms is None else f"{task.timeout_ms:,} ms"
     yield "worker", task.claimed_by_worker_id
     yield "process", _process(task)
@@ -233,8 +240,8 @@ def _attempt_line(attempt: TaskAttemptInfo) -> Text:
         parts.append(f"after {seconds:.3f} s")
     if process := _process(attempt):
         parts.append(process)
-    if attempt.will_retry:
-        parts.append("will be retried")
+    if reason := attempt.retry_reason or ("will be retried" if attempt.will_retry else None):
+        parts.append(reason)
     line = output.safe_text(", ".join(parts))
     if attempt.error_code is not None:
         error = f"\n  {attempt.error_code}: {attempt.error_message or ''}"

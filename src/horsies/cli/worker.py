@@ -45,6 +45,7 @@ from horsies.worker.config import (
 )
 from horsies.worker.connection import DatabaseGivenUpError, NotificationsLostError
 from horsies.worker.cpus import usable_cpus
+from horsies.worker.in_flight import ends_logger
 from horsies.worker.loop import ExitCode, Worker
 from horsies.worker.pool.children import PoolSettings
 from horsies.worker.pool.launcher import StartMethod, default_start_method
@@ -100,6 +101,9 @@ ShutdownGraceOption = Annotated[
         help="Interrupt tasks that still run this long after a stop signal; default: wait.",
     ),
 ]
+QuietTasksOption = Annotated[
+    bool, typer.Option("--quiet-tasks", help="Do not log a line at the end of every task.")
+]
 WithSchedulerOption = Annotated[
     bool, typer.Option("--with-scheduler", help="Also run a scheduler in this process.")
 ]
@@ -121,6 +125,7 @@ def worker(  # noqa: PLR0913, PLR0917 - typer makes a flag of every parameter
     with_scheduler: WithSchedulerOption = False,
     loglevel: LogLevelOption = LogLevel.INFO,
     log_format: LogFormatOption = LogFormat.TEXT,
+    quiet_tasks: QuietTasksOption = False,
 ) -> None:
     """Run a worker: claim tasks, run each in a child process, store its result.
 
@@ -130,6 +135,8 @@ def worker(  # noqa: PLR0913, PLR0917 - typer makes a flag of every parameter
     """
     attach_handler(loglevel, log_format)
     attach_event_handler()
+    if quiet_tasks:
+        ends_logger.setLevel(logging.WARNING)
     named = module or locator
     app = open_app("worker", named)
     app.set_role("worker")
@@ -166,7 +173,7 @@ def run_worker(app: Horsies, config: WorkerConfig, scheduler: Scheduler | None =
     """Start the children, then the loop; a fatal error is logged in one line and ends in FAILED."""
     _announce(app, config)
     with selectors.DefaultSelector() as selector:
-        pool = _child_pool(config, selector)
+        pool = _child_pool(app, config, selector)
         worker = Worker(app, config, pool, selector)
         stops: list[None] = []
         worker.on_stop = lambda: stops.append(None)
@@ -247,14 +254,18 @@ def _banner(app: Horsies, config: WorkerConfig) -> str:
     return f"\n  {title}\n{lines}\n"
 
 
-def _child_pool(config: WorkerConfig, selector: selectors.BaseSelector) -> ChildPool:
+def _child_pool(app: Horsies, config: WorkerConfig, selector: selectors.BaseSelector) -> ChildPool:
+    hook_seconds = app.config.hook_timeout_seconds
     settings = PoolSettings(
         processes=config.processes,
         start_method=config.start_method,
         max_tasks_per_child=config.max_tasks_per_child,
         max_memory_per_child_mb=config.max_memory_per_child_mb,
+        boot_seconds_of_hooks=hook_seconds * len(app.hooks.start),
+        exit_seconds_of_hooks=hook_seconds * len(app.hooks.stop),
     )
     boot = ChildBoot(
+        hook_budget_seconds=hook_seconds,
         app_locator=config.app_locator,
         modules=tuple(config.imports),
         sys_path_roots=tuple(sys.path),

@@ -23,12 +23,12 @@ from horsies.cli.session import (
     parse_since,
     unwrap_or_exit,
 )
+from horsies.monitor.queries import RunFilters, list_runs
 from horsies.result import Err
 from horsies.states import WorkflowStatus
 from horsies.workflow.run import listing
 from horsies.workflow.run.handle import WorkflowHandle
 from horsies.workflow.run.info import HandleErrorCode, HandleResult
-from horsies.workflow.run.listing import RunFilters
 
 T = TypeVar("T")
 
@@ -70,7 +70,8 @@ def workflows(
         typer.Option(help="Only started since: 90s, 15m, 2h, 1d, or a time like 2026-01-31T12:00."),
     ] = None,
     before: Annotated[
-        str | None, typer.Option(metavar="ID", help="Only started before this run.")
+        str | None,
+        typer.Option(metavar="ID", help="Only started before this run, or after a page."),
     ] = None,
     limit: LimitOption = 20,
     as_json: JsonOption = False,
@@ -84,12 +85,12 @@ def workflows(
         names=name or (),
         workflow_keys=key or (),
         since=parse_since(since),
-        before=before,
+        after=before,
         include_children=include_children,
         limit=limit,
     )
     with open_session("workflows", module or locator, database_url) as session:
-        page = unwrap_or_exit(listing.list_runs(session.broker, filters))
+        page = unwrap_or_exit(list_runs(session.broker, filters))
     if page is None:
         exit_with(f"There is no workflow run {before}.", EXIT_NOT_FOUND)
     if as_json:

@@ -323,13 +323,17 @@ class AppConfig(FrozenModel):
     exception_mapper: Annotated[ExceptionMapper, PlainValidator(_copied_mapper)] = Field(
         default_factory=dict
     )
-    """The error codes of exceptions that leave a task function, by exact class. A task's own mapper
-    comes first. Defaults to {}."""
+    """The error codes of exceptions that leave a task function, by class; a class stands for its
+    subclasses too. A task's own mapper comes first. Defaults to {}."""
 
     default_unhandled_error_code: Annotated[str, PlainValidator(lambda value: value)] = (
         "UNHANDLED_EXCEPTION"
     )
     """The error code of an exception that is in no mapper. Defaults to UNHANDLED_EXCEPTION."""
+
+    hook_timeout_seconds: float = Field(default=10.0, gt=0, le=3_600)
+    """Seconds that each start and stop hook of a child process may take, at most 3,600. Defaults to
+    10."""
 
     resend_on_transient_err: bool = False
     """Retry a send up to three times after a transient database error before it returns the error.

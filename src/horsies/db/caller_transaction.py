@@ -1,4 +1,7 @@
-"""The caller's transaction: find the psycopg connection inside a framework's connection object.
+"""The caller's transaction: execute statements on a connection of another library.
+
+A psycopg connection inside a framework's object is used directly. SQLAlchemy with another driver and
+asyncpg execute the statements themselves.
 
 A send with ``transaction=`` inserts its row there, so it commits or rolls back with the caller's
 work. A savepoint guards the insert: if it fails, the caller gets an error value and a transaction
@@ -14,10 +17,15 @@ from typing import Any
 from psycopg import AsyncConnection, AsyncCursor, Connection, Cursor
 from psycopg.pq import PipelineStatus, TransactionStatus
 
-from horsies.db.database import AnyConnection
+from horsies.db.database import AnyConnection, Installation
+from horsies.db.statement import Execute, ExecuteAsync, Statement
 
 _SAVEPOINT = "SAVEPOINT horsies_send"
 _RELEASE = "RELEASE SAVEPOINT horsies_send"
+_TWO_PHASE = (
+    "This connection is in a two-phase transaction, and PostgreSQL cannot prepare a transaction that "
+    "notifies workers; send with another connection after the commit."
+)
 _ROLLBACK = "ROLLBACK TO SAVEPOINT horsies_send"
 
 
@@ -25,42 +33,161 @@ class UnusableTransactionError(Exception):
     """The object given as ``transaction=`` is not a connection this kind of send can use."""
 
 
-def find_connection(transaction: object) -> Connection[Any]:
-    """Return the synchronous psycopg connection behind a psycopg, SQLAlchemy or Django connection."""
-    is_async_sqlalchemy = hasattr(transaction, "sync_session") or hasattr(
-        transaction, "get_raw_connection"
-    )
-    if isinstance(transaction, AsyncConnection) or is_async_sqlalchemy:
+class DriverError(Exception):
+    """An error of the caller's driver: its primary message alone, without parameters or rows."""
+
+    def __init__(self, error: BaseException) -> None:
+        # SQLAlchemy wraps the driver's error and quotes the parameters; its adapter for asyncpg wraps
+        # once more.
+        inner = getattr(error, "orig", None) or error
+        inner = inner.__cause__ or inner
+        primary = getattr(getattr(inner, "diag", None), "message_primary", None)
+        super().__init__(
+            primary or getattr(inner, "message", None) or str(inner).partition("\n")[0]
+        )
+        self.sqlstate = getattr(inner, "sqlstate", None) or getattr(inner, "pgcode", None)
+
+
+@contextmanager
+def borrowed(transaction: object, within: Installation) -> Iterator[Execute]:
+    """Execute statements in the caller's transaction, under a savepoint."""
+    found = _find(transaction)
+    if _is_sqlalchemy(found):
+        with _translated(), found.begin_nested():
+            yield lambda statement, params: _fetch(found, statement, params, within)
+        return
+    connection = _usable(found, Connection, transaction)
+    with savepoint(connection):
+        yield lambda statement, params: statement.run(connection, params, within)
+
+
+@asynccontextmanager
+async def borrowed_async(transaction: object, within: Installation) -> AsyncIterator[ExecuteAsync]:
+    """``borrowed`` on an asynchronous connection."""
+    found = await _find_async(transaction)
+    if _is_asyncpg(found):
+        with _translated():
+            async with found.transaction():  # a savepoint inside of another one
+                yield lambda statement, params: _fetch_asyncpg(found, statement, params, within)
+    elif _is_sqlalchemy_async(found):
+        with _translated():
+            async with found.begin_nested():
+                yield lambda statement, params: _fetch_async(found, statement, params, within)
+    else:
+        connection = _usable(found, AsyncConnection, transaction)
+        async with savepoint_async(connection):
+            yield lambda statement, params: statement.run_async(connection, params, within)
+
+
+def _find(transaction: object) -> Any:
+    """Return the psycopg connection of a psycopg, SQLAlchemy or Django connection, or the SQLAlchemy
+    connection of another driver.
+    """
+    if (
+        isinstance(transaction, AsyncConnection)
+        or _is_asyncpg(transaction)
+        or hasattr(transaction, "sync_session")
+        or _is_sqlalchemy_async(transaction)
+    ):
         raise UnusableTransactionError("This transaction is asynchronous; use send_async with it.")
     found: Any = None if isinstance(transaction, type) else transaction
     if hasattr(found, "ensure_connection"):  # Django
         found.ensure_connection()
-        found = found.connection
-    elif hasattr(found, "get_bind"):  # a SQLAlchemy Session
+        return found.connection
+    if hasattr(found, "get_bind"):  # a SQLAlchemy Session
         found = found.connection()
-    if hasattr(found, "exec_driver_sql"):  # a SQLAlchemy Connection
-        if not found.in_transaction():
-            found.begin()  # as its own execute() does, so that its commit() commits our row
-        found = found.connection.driver_connection
-    return _usable(found, Connection, transaction)
+    if not _is_sqlalchemy(found):
+        return found
+    if not found.in_transaction():
+        found.begin()  # as its own execute() does, so that its commit() commits our row
+    driver = found.connection.driver_connection
+    if isinstance(driver, Connection):
+        return driver
+    if hasattr(found.get_transaction(), "xid"):
+        raise UnusableTransactionError(_TWO_PHASE)
+    return found
 
 
-async def find_connection_async(transaction: object) -> AsyncConnection[Any]:
-    """Return the asynchronous psycopg connection behind a psycopg or SQLAlchemy connection."""
+async def _find_async(transaction: object) -> Any:
     found: Any = None if isinstance(transaction, type) else transaction
     if hasattr(found, "sync_session"):  # a SQLAlchemy AsyncSession
         found = await found.connection()
-    if hasattr(found, "get_raw_connection"):  # a SQLAlchemy AsyncConnection
-        if not found.in_transaction():
-            await found.begin()
-        found = (await found.get_raw_connection()).driver_connection
-    return _usable(found, AsyncConnection, transaction)
+    if not _is_sqlalchemy_async(found):
+        return found
+    if not found.in_transaction():
+        await found.begin()
+    driver = (await found.get_raw_connection()).driver_connection
+    return driver if isinstance(driver, AsyncConnection) else found
+
+
+def _is_sqlalchemy(found: Any) -> bool:
+    return hasattr(found, "exec_driver_sql")
+
+
+def _is_sqlalchemy_async(found: object) -> bool:
+    return hasattr(found, "get_raw_connection")
+
+
+def _is_asyncpg(found: object) -> bool:
+    is_class = isinstance(found, type)
+    return not is_class and hasattr(found, "is_in_transaction") and hasattr(found, "fetchrow")
+
+
+@contextmanager
+def _translated() -> Iterator[None]:
+    """Raise the errors of other drivers as DriverError."""
+    try:
+        yield
+    except Exception as error:
+        is_of_driver = type(error).__module__.partition(".")[0] in ("sqlalchemy", "asyncpg")
+        if not is_of_driver:
+            raise
+        raise DriverError(error) from None
+
+
+def _fetch(
+    connection: Any, statement: Statement[Any, Any], params: Any, within: Installation
+) -> list[Any]:
+    result = connection.exec_driver_sql(*_driver_sql(connection, statement, params, within))
+    return statement.rows(result.fetchall() if statement.has_rows else ())
+
+
+async def _fetch_async(
+    connection: Any, statement: Statement[Any, Any], params: Any, within: Installation
+) -> list[Any]:
+    result = await connection.exec_driver_sql(*_driver_sql(connection, statement, params, within))
+    return statement.rows(result.fetchall() if statement.has_rows else ())
+
+
+async def _fetch_asyncpg(
+    connection: Any, statement: Statement[Any, Any], params: Any, within: Installation
+) -> list[Any]:
+    return statement.rows(
+        await connection.fetch(statement.numbered(within.schema).decode(), *params)
+    )
+
+
+def _driver_sql(
+    connection: Any, statement: Statement[Any, Any], params: Any, within: Installation
+) -> tuple[str, Any]:
+    """Return the text and the parameters in the style of the connection's driver."""
+    dialect = connection.dialect
+    if dialect.name != "postgresql":
+        raise UnusableTransactionError(
+            f"This connection belongs to {dialect.name}; tasks are stored in PostgreSQL."
+        )
+    if dialect.paramstyle == "numeric_dollar":
+        return statement.numbered(within.schema).decode(), tuple(params)
+    if dialect.paramstyle == "pyformat":
+        return statement.query(within.schema).decode(), statement.mapping(params)
+    text, values = statement.positional(params, within.schema)
+    return text, tuple(values)
 
 
 def _usable(found: Any, kind: type[AnyConnection], transaction: object) -> AnyConnection:
     if not isinstance(found, kind):
         raise UnusableTransactionError(
-            f"transaction= takes an open psycopg, SQLAlchemy (psycopg driver) or Django connection, "
+            f"transaction= takes an open psycopg, asyncpg, SQLAlchemy or Django connection, "
             f"not {type(transaction).__name__}; send_async takes the asynchronous ones."
         )
     # In a pipeline, results come later and one failure skips all later statements, including the end
@@ -70,10 +197,7 @@ def _usable(found: Any, kind: type[AnyConnection], transaction: object) -> AnyCo
             "This connection is in pipeline mode; leave the pipeline before sending with it."
         )
     if found._tpc is not None:
-        raise UnusableTransactionError(
-            "This connection is in a two-phase transaction, and PostgreSQL cannot prepare a transaction that "
-            "notifies workers; send with another connection after the commit."
-        )
+        raise UnusableTransactionError(_TWO_PHASE)
     return found
 
 

@@ -12,6 +12,7 @@ from typing import Any, Generic, TypeVar
 
 from horsies.db.statement import Script, Step
 from horsies.states import TaskStatus, WorkflowStatus
+from horsies.task_result import json_object
 
 Row = TypeVar("Row")
 StepForStatuses = Callable[[list[str]], Step]
@@ -21,20 +22,24 @@ LIST_WINDOW = 50_000
 
 @dataclass(frozen=True, slots=True)
 class Page(Generic[Row]):
-    """One page of a list.
+    """One page of a list, newest first.
 
-    ``next_before`` is the id to continue from, None at the end. ``looked_at_all`` is False when the
-    window ended before the page was full.
+    ``next_cursor`` leads to the next page; None at the end. ``looked_at_all`` is False when the search
+    ended before the page was full: the next page continues further back.
     """
 
     rows: list[Row]
-    next_before: str | None = None
+    next_cursor: str | None = None
     looked_at_all: bool = True
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the page as plain JSON values."""
+        return json_object(self)
 
 
 @dataclass(frozen=True, slots=True)
 class ListSteps:
-    """The statements that list one kind of row, and the position by which they order rows.
+    """The statements that list one kind of row, the position by which they order rows, and its text.
 
     ``window_edge`` returns the last position inside the window and the first one beyond it. With
     ``by_index`` an index replaces the window when that was too small.
@@ -44,6 +49,7 @@ class ListSteps:
     newest: StepForStatuses
     window_edge: Step
     position: Callable[[Any], Any]
+    cursor: Callable[[Any], str]
     by_index: StepForStatuses | None = None
 
 
@@ -66,13 +72,14 @@ def page_script(
         elif is_cut:
             edge = edges[0]
         found += newest
-    return _page(found, steps.position, limit, edge)
+    return _page(found, steps, limit, edge)
 
 
-def _page(found: list[Any], position: Callable[[Any], Any], limit: int, edge: Any) -> Page[Any]:
+def _page(found: list[Any], steps: ListSteps, limit: int, edge: Any) -> Page[Any]:
+    position = steps.position
     # Unfinished rows beyond the window belong to a later page, which would repeat them.
     within = [row for row in found if edge is None or position(row) >= position(edge)]
     rows = sorted(within, key=position, reverse=True)[:limit]
     if len(rows) == limit:
-        return Page(rows, rows[-1].id)
-    return Page(rows, None if edge is None else edge.id, edge is None)
+        return Page(rows, steps.cursor(rows[-1]))
+    return Page(rows, None if edge is None else steps.cursor(edge), edge is None)

@@ -9,8 +9,17 @@ search for the name finds SQL, declaration and caller.
 from __future__ import annotations
 
 import logging
+import re
 import time
-from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Generator,
+    Iterable,
+    Iterator,
+    Sequence,
+)
 from contextlib import asynccontextmanager, contextmanager, nullcontext
 from dataclasses import fields, is_dataclass
 from functools import lru_cache
@@ -31,6 +40,7 @@ Answer = TypeVar("Answer")
 
 logger = logging.getLogger("horsies.sql")
 UNLOGGED = nullcontext()
+_NAMED_PARAMETER = re.compile(r"%\((\w+)\)s")
 _AUTOCOMMIT = nullcontext()
 
 
@@ -50,7 +60,7 @@ class Statement(Generic[Params, Row]):
         self.row_type = row_type
         self.prepared_name = f"horsies_{name}".encode()
         self._names = field_names(params_type)
-        self._has_rows = bool(field_names(row_type))
+        self.has_rows = bool(field_names(row_type))
         self._queries: dict[str, bytes] = {}
         self._numbered: dict[str, bytes] = {}
         self.make_row: Callable[[Sequence[Any]], Row] = (
@@ -74,6 +84,16 @@ class Statement(Generic[Params, Row]):
         """Return the parameters under the names the SQL text uses."""
         return dict(zip(self._names, params, strict=True))
 
+    def positional(self, params: Params, schema: str = DEFAULT_SCHEMA) -> tuple[str, list[Any]]:
+        """Return the text with ``%s`` for the parameters, and their values in that order."""
+        values, text = self.mapping(params), self.query(schema).decode()
+        names = _NAMED_PARAMETER.findall(text)
+        return _NAMED_PARAMETER.sub("%s", text), [values[name] for name in names]
+
+    def rows(self, found: Iterable[Sequence[Any]]) -> list[Row]:
+        """Return the rows of a foreign driver as this statement's rows."""
+        return [self.make_row(values) for values in found] if self.has_rows else []
+
     def texts(self, params: Params) -> list[bytes | None]:
         """Return the parameters as PostgreSQL's text input, in the order of ``numbered``."""
         return [_text(value) for value in params]
@@ -93,7 +113,7 @@ class Statement(Generic[Params, Row]):
             Cursor(connection, row_factory=self._row_factory) as cursor,
         ):
             cursor.execute(query, values)
-            return cursor.fetchall() if self._has_rows else []
+            return cursor.fetchall() if self.has_rows else []
 
     async def run_async(
         self, connection: AsyncConnection[Any], params: Params, within: Installation | None = None
@@ -106,7 +126,7 @@ class Statement(Generic[Params, Row]):
             AsyncCursor(connection, row_factory=self._row_factory) as cursor,
         ):
             await cursor.execute(query, values)
-            return await cursor.fetchall() if self._has_rows else []
+            return await cursor.fetchall() if self.has_rows else []
 
 
 @contextmanager
@@ -220,42 +240,52 @@ def read_rows(statement: Statement[Params, Row], params: Params) -> Script[list[
     return rows
 
 
-def run_script(
-    connection: Connection[Any],
-    script: Script[Answer],
-    *,
-    within: Installation | None = None,
-    logged: bool = False,
-) -> Answer:
-    """Run a script's statements on a synchronous connection and return its answer.
+# Executes one statement and returns its rows.
+Execute = Callable[[Statement[Any, Any], Any], list[Any]]
+ExecuteAsync = Callable[[Statement[Any, Any], Any], Awaitable[list[Any]]]
 
-    ``within`` is the installation, where it is not that of the connection.
-    """
+
+def run_script(
+    connection: Connection[Any], script: Script[Answer], *, logged: bool = False
+) -> Answer:
+    """Run a script's statements on a synchronous connection and return its answer."""
+    return drive(lambda statement, params: statement.run(connection, params), script, logged=logged)
+
+
+async def run_script_async(
+    connection: AsyncConnection[Any], script: Script[Answer], *, logged: bool = False
+) -> Answer:
+    """``run_script`` on an asynchronous connection."""
+
+    def execute(statement: Statement[Any, Any], params: Any) -> Awaitable[list[Any]]:
+        return statement.run_async(connection, params)
+
+    return await drive_async(execute, script, logged=logged)
+
+
+def drive(execute: Execute, script: Script[Answer], *, logged: bool = False) -> Answer:
+    """Execute a script's statements and return its answer."""
     rows: Any = None
     try:
         while True:
             step = script.send(rows)
             with log_statements([step]) if logged else UNLOGGED:
-                rows = step[0].run(connection, step[1], within)
+                rows = execute(*step)
     except StopIteration as finished:
         answer: Answer = finished.value
         return answer
 
 
-async def run_script_async(
-    connection: AsyncConnection[Any],
-    script: Script[Answer],
-    *,
-    within: Installation | None = None,
-    logged: bool = False,
+async def drive_async(
+    execute: ExecuteAsync, script: Script[Answer], *, logged: bool = False
 ) -> Answer:
-    """``run_script`` on an asynchronous connection."""
+    """``drive`` without blocking the event loop."""
     rows: Any = None
     try:
         while True:
             step = script.send(rows)
             with log_statements([step]) if logged else UNLOGGED:
-                rows = await step[0].run_async(connection, step[1], within)
+                rows = await execute(*step)
     except StopIteration as finished:
         answer: Answer = finished.value
         return answer

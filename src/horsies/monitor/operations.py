@@ -7,14 +7,23 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from datetime import datetime
 from typing import Any
 
 from horsies.db.statement import one_or_none
 from horsies.db.statements.monitor import QueueState, WorkerStateSnapshot
-from horsies.monitor import actions, health
+from horsies.monitor import actions, health, queries
 from horsies.monitor.actions import QueueOrder, TaskRetried
 from horsies.monitor.health import DatabasePing, WorkerPong
-from horsies.result import Result
+from horsies.monitor.queries import (
+    LIMIT_DEFAULT,
+    OneOrMore,
+    RunPage,
+    TaskPage,
+    run_filters,
+    task_filters,
+)
+from horsies.result import Err, Result
 from horsies.task_result import TaskError, TaskResult
 from horsies.tasks.broker import BrokerResult, PostgresBroker
 from horsies.tasks.definition import TaskDefinition
@@ -114,6 +123,124 @@ class Operations(ABC):
 
     rerun_task = retry_task
     rerun_task_async = retry_task_async
+
+    # Lists of tasks and runs
+
+    def tasks_where(
+        self,
+        *,
+        status: OneOrMore | None = None,
+        queue: OneOrMore | None = None,
+        name: OneOrMore | None = None,
+        error_code: OneOrMore | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        limit: int = LIMIT_DEFAULT,
+        after: str | None = None,
+    ) -> BrokerResult[TaskPage]:
+        """Return a page of tasks, newest first. Several values of one filter are alternatives.
+
+        ``since`` and ``until`` bound the time of the send. ``limit`` is at most 1,000. ``after`` is the
+        ``next_cursor`` of the page before. Err(INVALID_QUERY) names a wrong filter.
+
+        Example:
+            page = app.tasks_where(status="FAILED", queue=["mail", "reports"]).unwrap()
+        """
+        filters = task_filters(
+            status=status,
+            queue=queue,
+            name=name,
+            error_code=error_code,
+            since=since,
+            until=until,
+            limit=limit,
+            after=after,
+        )
+        return filters.and_then(lambda found: queries.list_tasks(self.get_broker(), found))
+
+    async def tasks_where_async(
+        self,
+        *,
+        status: OneOrMore | None = None,
+        queue: OneOrMore | None = None,
+        name: OneOrMore | None = None,
+        error_code: OneOrMore | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        limit: int = LIMIT_DEFAULT,
+        after: str | None = None,
+    ) -> BrokerResult[TaskPage]:
+        """``tasks_where`` without blocking the event loop."""
+        filters = task_filters(
+            status=status,
+            queue=queue,
+            name=name,
+            error_code=error_code,
+            since=since,
+            until=until,
+            limit=limit,
+            after=after,
+        )
+        if isinstance(filters, Err):
+            return filters
+        return await queries.list_tasks_async(self.get_broker(), filters.ok_value)
+
+    def runs_where(
+        self,
+        *,
+        status: OneOrMore | None = None,
+        name: OneOrMore | None = None,
+        workflow_key: OneOrMore | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        include_children: bool = False,
+        limit: int = LIMIT_DEFAULT,
+        after: str | None = None,
+    ) -> BrokerResult[RunPage]:
+        """Return a page of workflow runs, newest first, as ``tasks_where`` does of tasks.
+
+        Runs that other runs started are left out without ``include_children``.
+        """
+        filters = run_filters(
+            status=status,
+            name=name,
+            workflow_key=workflow_key,
+            since=since,
+            until=until,
+            include_children=include_children,
+            limit=limit,
+            after=after,
+        )
+        found = filters.and_then(lambda checked: queries.list_runs(self.get_broker(), checked))
+        return found.map(queries.page_or_empty)
+
+    async def runs_where_async(
+        self,
+        *,
+        status: OneOrMore | None = None,
+        name: OneOrMore | None = None,
+        workflow_key: OneOrMore | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        include_children: bool = False,
+        limit: int = LIMIT_DEFAULT,
+        after: str | None = None,
+    ) -> BrokerResult[RunPage]:
+        """``runs_where`` without blocking the event loop."""
+        filters = run_filters(
+            status=status,
+            name=name,
+            workflow_key=workflow_key,
+            since=since,
+            until=until,
+            include_children=include_children,
+            limit=limit,
+            after=after,
+        )
+        if isinstance(filters, Err):
+            return filters
+        found = await queries.list_runs_async(self.get_broker(), filters.ok_value)
+        return found.map(queries.page_or_empty)
 
     # Queues and workers of the whole cluster
 

@@ -1,4 +1,4 @@
-"""Read-only overview for operators: queues, workers, lists of tasks, and single tasks.
+"""Read-only overview for operators: queues, workers, and single tasks.
 
 Scripts run a few cheap statements; pure functions combine their rows.
 """
@@ -9,45 +9,33 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import StrEnum
-from operator import attrgetter
 
-from horsies.db import paging
-from horsies.db.paging import ListSteps, Page, page_script
 from horsies.db.statement import Nothing, Script, one_or_none, read_rows
 from horsies.db.statements.blocked import BlockedLimit, BlockedRow, list_blocked
 from horsies.db.statements.monitor import (
     InFlightCount,
-    ListNewestTasks,
-    ListTasks,
     ListWorkers,
     QueueState,
     ReadTaskDetail,
     RecentAttempts,
     Sample,
     TaskDetail,
-    TaskSummary,
     Waiting,
     WaitingCount,
-    Window,
     WorkerSummary,
     count_in_flight,
     count_recent_attempts,
     count_waiting,
-    end_of_window,
-    list_live_tasks,
-    list_newest_tasks,
     list_queue_states,
-    list_tasks_by_error,
     list_workers,
     read_task_detail,
     read_waiting,
 )
-from horsies.db.statements.tasks import TaskAttemptInfo, TaskId
-from horsies.error_codes import column_code
-from horsies.ids import first_id_at, stored_form
+from horsies.db.statements.tasks import TaskAttemptInfo, TaskId, TaskProgress
+from horsies.ids import stored_form
 from horsies.states import TaskStatus
 from horsies.tasks.broker import BrokerErrorCode, BrokerResult, PostgresBroker
-from horsies.tasks.handle import attempts_script
+from horsies.tasks.handle import attempts_script, progress_script
 
 # A busy worker updates seen_at every two seconds, an idle one every notify_poll_interval_ms: five seconds
 # by default and never more than 300.
@@ -57,8 +45,6 @@ IDLE_SILENT_AFTER_SECONDS = 330.0
 RATE_SAMPLE = 10_000
 BLOCKED_SHOWN = 5
 
-_FIRST_ID = "00000000-0000-0000-0000-000000000000"
-_LAST_ID = "ffffffff-ffff-ffff-ffff-ffffffffffff"
 _READING = BrokerErrorCode.MONITORING_QUERY_FAILED
 
 
@@ -102,25 +88,13 @@ class Overview:
 
 
 @dataclass(frozen=True, slots=True)
-class TaskFilters:
-    """Which tasks to list. An empty dimension matches every task; otherwise any of its values does."""
-
-    statuses: Sequence[TaskStatus] = ()
-    queues: Sequence[str] = ()
-    names: Sequence[str] = ()
-    error_codes: Sequence[str] = ()
-    since: datetime | None = None
-    before: str | None = None
-    limit: int = 20
-
-
-@dataclass(frozen=True, slots=True)
 class TaskReport:
     """One task and its finished attempts, newest first, and why it does not start or end."""
 
     task: TaskDetail
     attempts: list[TaskAttemptInfo]
     waits_because: list[str] = field(default_factory=list)
+    progress: TaskProgress | None = None
 
 
 def read_overview(broker: PostgresBroker, configured: Iterable[str] = ()) -> BrokerResult[Overview]:
@@ -210,46 +184,6 @@ def misses_notifications(worker: WorkerSummary) -> bool:
     return health_of(worker) is WorkerHealth.ALIVE and not worker.hears
 
 
-def list_tasks(broker: PostgresBroker, filters: TaskFilters) -> BrokerResult[Page[TaskSummary]]:
-    """List tasks, newest first.
-
-    Unfinished tasks are found at any age, and so are error codes. Other filters look at the newest
-    50,000 tasks; ``next_before`` leads further back.
-    """
-    return broker.perform(_READING, _list_script(filters))
-
-
-def _list_script(filters: TaskFilters) -> Script[Page[TaskSummary]]:
-    before = filters.before or _LAST_ID
-    since = first_id_at(filters.since) if filters.since else _FIRST_ID
-    window = paging.LIST_WINDOW
-
-    def parameters(statuses: list[str]) -> ListTasks:
-        return ListTasks(
-            before=before,
-            since=since,
-            statuses=statuses,
-            queues=list(filters.queues),
-            names=list(filters.names),
-            error_codes=[column_code(code) or "" for code in filters.error_codes],
-            limit=filters.limit,
-        )
-
-    steps = ListSteps(
-        unfinished=lambda statuses: (list_live_tasks, parameters(statuses)),
-        newest=lambda statuses: (
-            list_newest_tasks,
-            ListNewestTasks(*parameters(statuses), window=window),
-        ),
-        window_edge=(end_of_window, Window(before, since, window)),
-        position=attrgetter("id"),
-        by_index=(lambda statuses: (list_tasks_by_error, parameters(statuses)))
-        if filters.error_codes
-        else None,
-    )
-    return page_script(steps, filters.statuses, filters.limit)
-
-
 def read_task(
     broker: PostgresBroker, task_id: str, *, payload: bool = False
 ) -> BrokerResult[TaskReport | None]:
@@ -265,7 +199,8 @@ def _task_script(task_id: str, payload: bool) -> Script[TaskReport | None]:
         return None
     attempts = yield from attempts_script(stored)
     waiting = one_or_none((yield read_waiting, TaskId(stored)))
-    return TaskReport(task, attempts, [] if waiting is None else waiting_reasons(task, waiting))
+    reasons = [] if waiting is None else waiting_reasons(task, waiting)
+    return TaskReport(task, attempts, reasons, (yield from progress_script(stored)))
 
 
 def waiting_reasons(task: TaskDetail, waiting: Waiting) -> list[str]:

@@ -22,16 +22,22 @@ from horsies.config.postgres import PostgresConfig
 from horsies.database_url import mask_url
 from horsies.db.caller_transaction import (
     UnusableTransactionError,
-    find_connection,
-    find_connection_async,
-    savepoint,
-    savepoint_async,
+    borrowed,
+    borrowed_async,
 )
 from horsies.db.database import Database, Installation
 from horsies.db.errors import describe, is_transient
 from horsies.db.migrate import prepare_schema
 from horsies.db.pipeline import Pipeline
-from horsies.db.statement import Nothing, Script, read_rows, run_script, run_script_async
+from horsies.db.statement import (
+    Nothing,
+    Script,
+    drive,
+    drive_async,
+    read_rows,
+    run_script,
+    run_script_async,
+)
 from horsies.db.statements.monitor import (
     ExpiredTask,
     StaleTask,
@@ -57,6 +63,7 @@ class BrokerErrorCode(StrEnum):
     PAYLOAD_MISMATCH = "PAYLOAD_MISMATCH"
     TASK_INFO_QUERY_FAILED = "TASK_INFO_QUERY_FAILED"
     MONITORING_QUERY_FAILED = "MONITORING_QUERY_FAILED"
+    INVALID_QUERY = "INVALID_QUERY"
     CLEANUP_FAILED = "CLEANUP_FAILED"
     CLOSE_FAILED = "CLOSE_FAILED"
     LISTENER_START_FAILED = "LISTENER_START_FAILED"
@@ -137,9 +144,8 @@ class PostgresBroker:
             if transaction is None:
                 with self.database.connection() as connection:
                     return Ok(run_script(connection, script, logged=logged))
-            borrowed = find_connection(transaction)
-            with savepoint(borrowed):
-                return Ok(run_script(borrowed, script, within=self._within, logged=logged))
+            with borrowed(transaction, self._within) as execute:
+                return Ok(drive(execute, script, logged=logged))
         except Exception as error:
             return Err(failure(code, error))
 
@@ -154,10 +160,8 @@ class PostgresBroker:
             if transaction is None:
                 async with self.database.connection_async() as connection:
                     return Ok(await run_script_async(connection, script, logged=logged))
-            borrowed = await find_connection_async(transaction)
-            async with savepoint_async(borrowed):
-                stored = run_script_async(borrowed, script, within=self._within, logged=logged)
-                return Ok(await stored)
+            async with borrowed_async(transaction, self._within) as execute_async:
+                return Ok(await drive_async(execute_async, script, logged=logged))
         except Exception as error:
             return Err(failure(code, error))
 

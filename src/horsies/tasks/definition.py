@@ -11,7 +11,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from inspect import Parameter
 from types import FunctionType, UnionType
-from typing import Any, NamedTuple, Union, get_args, get_origin, get_type_hints
+from typing import (
+    Any,
+    Literal,
+    NamedTuple,
+    TypeAlias,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from horsies.codec.calls import CallSignature
 from horsies.codec.results import ResultCodec
@@ -31,6 +40,8 @@ NAME_LENGTH_MAX = 255
 TIMEOUT_MS_MIN = 100
 RESERVED_PREFIX = "horsies."
 
+OnStop: TypeAlias = Literal["finish", "requeue", "fail"]
+
 
 @dataclass(frozen=True, slots=True)
 class TaskDefinition:
@@ -49,6 +60,7 @@ class TaskDefinition:
     signature: CallSignature
     results: ResultCodec
     location: SourceLocation | None
+    on_stop: OnStop = "finish"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +73,7 @@ class DecoratorOptions:
     default_unhandled_error_code: str | None
     timeout_ms: int | None
     unknown: Mapping[str, Any]
+    on_stop: OnStop = "finish"
 
 
 def define(
@@ -89,6 +102,7 @@ def define(
         signature=signature,
         results=results,
         location=location,
+        on_stop=options.on_stop,
     )
 
 
@@ -110,8 +124,9 @@ def _function_problems(function: Any, unknown: Mapping[str, Any]) -> Iterator[_P
     if unknown:
         yield _Problem(
             f"@app.task has no option {', '.join(repr(name) for name in unknown)}.",
-            "options are queue_name, retry_policy, exception_mapper, default_unhandled_error_code and "
-            "timeout_ms; good_until belongs to with_options(...), auto_retry_for to the retry_policy",
+            "options are queue_name, retry_policy, exception_mapper, default_unhandled_error_code, "
+            "timeout_ms and on_stop; good_until belongs to with_options(...), auto_retry_for to the "
+            "retry_policy",
         )
     if not isinstance(function, FunctionType) or _wraps_another(function):
         yield _Problem(
@@ -206,6 +221,8 @@ def _option_problems(options: DecoratorOptions) -> Iterator[_Problem]:
         yield _Problem(
             f"timeout_ms must be a whole number of at least {TIMEOUT_MS_MIN} milliseconds."
         )
+    if options.on_stop not in get_args(OnStop):
+        yield _Problem(f"on_stop must be one of {', '.join(map(repr, get_args(OnStop)))}.")
 
 
 def _read_signature(function: FunctionType, location: SourceLocation | None) -> CallSignature:
@@ -302,17 +319,3 @@ def name_used_twice(definition: TaskDefinition, first: SourceLocation | None) ->
         notes=[f"first defined at {first or 'an unknown place'}"],
         help_text="give one of the two tasks another name",
     )
-
-
-def refuse_bad_hook(hook: object) -> None:
-    """Refuse a child process hook that cannot simply be called."""
-    called = getattr(type(hook), "__call__", None)  # noqa: B004 - asked for its kind, not called
-    # Calling one of these only makes an object; its body would never run.
-    kinds = inspect.iscoroutinefunction, inspect.isasyncgenfunction, inspect.isgeneratorfunction
-    is_deferred = any(is_kind(function) for is_kind in kinds for function in (hook, called))
-    if not callable(hook) or is_deferred:
-        raise ConfigurationError(
-            "A child process hook must be a plain function without parameters.",
-            code=ErrorCode.CONFIG_INVALID_CHILD_HOOK,
-            help_text="hooks run before any event loop exists: use `def` without `async` and `yield`",
-        )

@@ -7,6 +7,7 @@ work for any task id.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import wait
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -23,9 +24,11 @@ from horsies.db.statements.tasks import (
     TaskAttemptInfo,
     TaskColumns,
     TaskId,
+    TaskProgress,
     TaskRow,
     cancel_task,
     read_attempts,
+    read_progress,
     read_task,
 )
 from horsies.error_codes import (
@@ -35,11 +38,11 @@ from horsies.error_codes import (
     OutcomeCode,
     RetrievalCode,
 )
-from horsies.errors import ResultTimeout, ResultUnavailable, TaskFailed
+from horsies.errors import ResultTimeout, ResultUnavailable, TaskFailed, TaskWatchFailed
 from horsies.ids import stored_form
 from horsies.result import Err, Ok, Result
 from horsies.states import TaskAttemptOutcome, TaskStatus
-from horsies.task_result import TaskError, TaskResult
+from horsies.task_result import TaskError, TaskResult, json_object
 from horsies.tasks.broker import (
     BrokerErrorCode,
     BrokerOperationError,
@@ -48,6 +51,7 @@ from horsies.tasks.broker import (
     presentable,
 )
 from horsies.tasks.waiters import seconds_to_wait, timeout_problem
+from horsies.tasks.watching import watch, watch_async
 
 T = TypeVar("T")
 
@@ -59,6 +63,11 @@ class TaskInfo(TaskColumns):
     result: TaskResult[Any, TaskError] | None = None
     failed_reason: str | None = None
     attempts: list[TaskAttemptInfo] | None = None
+    progress: TaskProgress | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the state as plain JSON values."""
+        return json_object(self)
 
 
 class TaskActionErrorCode(StrEnum):
@@ -109,9 +118,16 @@ def info_script(
     if row is None:
         return None
     info = _info(row, results)
+    if row.started_at is not None:
+        info = replace(info, progress=(yield from progress_script(stored)))
     return (
         replace(info, attempts=(yield from attempts_script(stored))) if include_attempts else info
     )
+
+
+def progress_script(task_id: str) -> Script[TaskProgress | None]:
+    """Read the last progress that a task reported."""
+    return one_or_none((yield read_progress, TaskId(task_id)))
 
 
 def attempts_script(task_id: str) -> Script[list[TaskAttemptInfo]]:
@@ -313,6 +329,28 @@ class TaskHandle(Generic[T]):
         flags = (include_result, include_failed_reason, include_attempts)
         script = info_script(self.task_id, self._results, *flags)
         return await self._broker.perform_async(BrokerErrorCode.TASK_INFO_QUERY_FAILED, script)
+
+    def watch(self, timeout_ms: int | None = None) -> Iterator[TaskInfo]:
+        """Yield the state of the task now and after every change of its status, attempt or progress;
+        the last one is terminal.
+
+        A lost connection is waited out. Raises TaskWatchFailed when there is no such task, and
+        TimeoutError when the task has not ended after ``timeout_ms``.
+
+        Example:
+            for state in handle.watch():
+                print(state.status, state.progress)
+        """
+        if is_loop_running():
+            raise TaskWatchFailed(
+                "watch() would block the running event loop; "
+                "write `async for state in handle.watch_async()`."
+            )
+        return watch(self.info, self._broker, self.task_id, timeout_ms)
+
+    def watch_async(self, timeout_ms: int | None = None) -> AsyncIterator[TaskInfo]:
+        """``watch`` without blocking the event loop."""
+        return watch_async(self.info_async, self._broker, self.task_id, timeout_ms)
 
     def cancel(self, *, include_running: bool = True) -> Result[TaskCancelled, TaskActionError]:
         """Cancel a waiting task at once; ask the worker of a running one to stop it."""

@@ -19,7 +19,7 @@ from typing import Any
 from horsies.codec.form import CodecError, TypeMismatch
 from horsies.config.app import AppConfig
 from horsies.error_codes import ContractCode, OperationalErrorCode
-from horsies.errors import TaskFailed, TaskStopped, WorkflowContextMissingIdError
+from horsies.errors import RetryLater, TaskFailed, TaskStopped, WorkflowContextMissingIdError
 from horsies.result import Err
 from horsies.retry import resolve_exception_code, validate_error_code_name
 from horsies.task_result import TaskError, TaskResult, exception_text
@@ -90,7 +90,7 @@ def call_function(
     try:
         value = definition.function(*args, **kwargs)
         if definition.is_async:
-            value = _run(value)
+            value = run_coroutine(value)
     except (KeyboardInterrupt, TaskStopped):
         raise
     except TaskFailed as failure:
@@ -118,7 +118,8 @@ def _warn_about_code(task_name: str, code: str) -> None:
         logger.warning("no retry policy can list an error of task %r: %s", task_name, problem)
 
 
-def _run(coroutine: Coroutine[Any, Any, Any]) -> Any:
+def run_coroutine(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """Run a coroutine to its end, in the main thread on the event loop that is kept between tasks."""
     # A loop serves one thread; only the main one runs tasks often enough to keep its own.
     if threading.current_thread() is not threading.main_thread():
         return asyncio.run(coroutine)
@@ -219,11 +220,12 @@ def _exception_error(
 ) -> TaskError:
     if isinstance(error, WorkflowContextMissingIdError):
         return TaskError(error_code=ContractCode.WORKFLOW_CTX_MISSING_ID, message=str(error))
+    is_retry = isinstance(error, RetryLater)
     code = resolve_exception_code(
         error,
         definition.exception_mapper,
         config.exception_mapper,
-        definition.default_unhandled_error_code,
+        OperationalErrorCode.RETRY_LATER if is_retry else definition.default_unhandled_error_code,
         config.default_unhandled_error_code,
     )
     kind = type(error).__name__

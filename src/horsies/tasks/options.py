@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from enum import Enum
 from typing import Any, Final, Literal, TypeAlias, TypedDict, get_args
 
 from horsies.config.app import AppConfig
+from horsies.errors import ConfigurationError, ErrorCode
 from horsies.retry import RetryPolicy
 from horsies.tasks.definition import TIMEOUT_MS_MIN, TaskDefinition
 from horsies.tasks.headers import headers_problem, merged
@@ -68,6 +70,24 @@ class SendOptions:
     delay: timedelta | None = None
     headers: Mapping[str, str] | None = None
     retention: timedelta | None = None
+
+
+@dataclass(slots=True)
+class OutgoingTask:
+    """A send that passed its checks, before anything is stored: the argument of ``@app.on_send`` hooks.
+
+    Hooks may change ``headers``, which include those inherited from the running task. ``count`` is the
+    number of tasks: 1, or that of a ``send_many``.
+    """
+
+    task_name: str
+    queue_name: str
+    options: SendOptions
+    headers: dict[str, str]
+    count: int = 1
+
+
+SendHook: TypeAlias = Callable[[OutgoingTask], None]
 
 
 def with_overrides(
@@ -224,3 +244,13 @@ def is_duration(value: object, shortest: timedelta) -> bool:
     return isinstance(value, timedelta) and shortest <= value <= timedelta(
         seconds=DELAY_SECONDS_MAX
     )
+
+
+def refuse_bad_send_hook(hook: object) -> None:
+    """Refuse an ``on_send`` hook that cannot simply be called."""
+    if not callable(hook) or inspect.iscoroutinefunction(hook):
+        raise ConfigurationError(
+            "An on_send hook must be a plain function that takes the outgoing task.",
+            code=ErrorCode.CONFIG_INVALID_CHILD_HOOK,
+            help_text="synchronous sends call it too: use `def` without `async`",
+        )

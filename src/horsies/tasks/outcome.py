@@ -26,22 +26,28 @@ from horsies.db.statements.turn import (
 from horsies.db.statements.workers import AbandonedTask
 from horsies.db.statements.workflows import WorkflowIds, lock_runs
 from horsies.error_codes import OperationalErrorCode, OutcomeCode, column_code
-from horsies.retry import retry_delay
+from horsies.retry import RetryDecision, decide_retry
 from horsies.states import TaskAttemptOutcome, TaskStatus
 from horsies.task_result import TaskError, storable_text
 
 STOPPED_BY_TIMEOUT = "timeout"
 STOPPED_BY_CANCEL = "cancel"
 STOPPED_BY_SHUTDOWN = "shutdown"
+STOPPED_FOR_REQUEUE = "requeue"
 STOPPED_BY_LOSS = "loss"
+
+# The database decides this: its clock is the one that counts.
+_TOO_LATE = "not retried: the next attempt would start after good_until, or a cancel was asked for"
+_FINAL = RetryDecision(None)
 
 # Access to an enum's member takes 0.1 µs, and there are several per task.
 _SUCCEEDED, _ATTEMPT_SUCCEEDED = TaskStatus.COMPLETED, TaskAttemptOutcome.COMPLETED
 
 
 class Outcome(NamedTuple):
-    """A finished attempt to record. With ``delay_seconds`` the task is retried, unless its
-    ``good_until`` comes first.
+    """A finished attempt to record. With ``delay_seconds`` the task is retried, up to ``max_retries``
+    times if that is more than its own limit, unless its ``good_until`` comes first. ``retry_reason``
+    names the rule that decided.
     """
 
     task_id: str
@@ -54,6 +60,8 @@ class Outcome(NamedTuple):
     error_message: str | None = None
     failed_reason: str | None = None
     delay_seconds: float | None = None
+    retry_reason: str | None = None
+    max_retries: int = 0
 
     @classmethod
     def completed(cls, task: ClaimedTask, result: str) -> Outcome:
@@ -72,7 +80,7 @@ class Outcome(NamedTuple):
         *,
         status: TaskStatus = TaskStatus.FAILED,
         attempt_outcome: TaskAttemptOutcome = TaskAttemptOutcome.FAILED,
-        delay_seconds: float | None = None,
+        decision: RetryDecision = _FINAL,
     ) -> Outcome:
         """The task ended without a result of its own; the error result is made here."""
         return cls(
@@ -85,7 +93,9 @@ class Outcome(NamedTuple):
             error_code=code.value,
             error_message=reason,
             failed_reason=reason,
-            delay_seconds=delay_seconds,
+            delay_seconds=decision.delay_seconds,
+            retry_reason=decision.reason,
+            max_retries=decision.max_retries,
         )
 
 
@@ -96,11 +106,15 @@ def outcome_of_report(
     result_json: str,
     error_code: str | None,
     error_message: str | None,
+    exception_names: Sequence[str] = (),
+    retry_after: float | None = None,
     random: Callable[[], float] = random_module.random,
 ) -> Outcome:
     """A child reported a success, or an error that may be retried."""
     if ok:
         return Outcome.completed(task, result_json)
+    decision = _decide(task, error_code, random, exception_names, retry_after)
+    reason = decision.reason
     return Outcome(
         task_id=task.id,
         generation=task.generation,
@@ -110,7 +124,9 @@ def outcome_of_report(
         attempt_outcome=TaskAttemptOutcome.FAILED,
         error_code=None if error_code is None else column_code(storable_text(error_code)),
         error_message=None if error_message is None else storable_text(error_message),
-        delay_seconds=_retry_delay(task, error_code, random),
+        delay_seconds=decision.delay_seconds,
+        retry_reason=None if reason is None else storable_text(reason),
+        max_retries=decision.max_retries,
     )
 
 
@@ -139,9 +155,24 @@ def outcome_of_stop(
         return Outcome.failed(task, OutcomeCode.TASK_CANCELLED, text, status=TaskStatus.CANCELLED)
     if reason == STOPPED_BY_TIMEOUT:
         text = f"The task ran longer than its timeout_ms={task.timeout_ms}."
-        delay = _retry_delay(task, OutcomeCode.TASK_TIMEOUT.value, random)
-        return Outcome.failed(task, OutcomeCode.TASK_TIMEOUT, text, delay_seconds=delay)
-    return _crashed(task, "The worker was stopped before the task ended.", random)
+        decision = _decide(task, OutcomeCode.TASK_TIMEOUT.value, random)
+        return Outcome.failed(task, OutcomeCode.TASK_TIMEOUT, text, decision=decision)
+    if reason == STOPPED_BY_LOSS:
+        return _crashed(task, "The worker lost the task while it was running.", random)
+    stopped = _interrupted(
+        task,
+        OperationalErrorCode.WORKER_STOPPED,
+        "The worker was stopped before the task ended.",
+        random,
+    )
+    if reason == STOPPED_FOR_REQUEUE:
+        # One more attempt is allowed, so that this one does not use up a retry.
+        return stopped._replace(
+            delay_seconds=0.0,
+            max_retries=task.max_retries + 1,
+            retry_reason="returned to its queue: the worker stopped",
+        )
+    return stopped
 
 
 def outcome_of_unread_inputs(task: ClaimedTask) -> Outcome:
@@ -171,30 +202,45 @@ def without_result(outcome: Outcome) -> Outcome:
         error_message=text,
         failed_reason=None,
         delay_seconds=None,
+        retry_reason=None,
     )
 
 
 def _crashed(
     task: ClaimedTask | AbandonedTask, reason: str, random: Callable[[], float]
 ) -> Outcome:
-    code = OperationalErrorCode.WORKER_CRASHED
+    return _interrupted(task, OperationalErrorCode.WORKER_CRASHED, reason, random)
+
+
+def _interrupted(
+    task: ClaimedTask | AbandonedTask,
+    code: OperationalErrorCode,
+    reason: str,
+    random: Callable[[], float],
+) -> Outcome:
     return Outcome.failed(
         task,
         code,
         reason,
         attempt_outcome=TaskAttemptOutcome.WORKER_FAILURE,
-        delay_seconds=_retry_delay(task, code.value, random),
+        decision=_decide(task, code.value, random),
     )
 
 
-def _retry_delay(
-    task: ClaimedTask | AbandonedTask, error_code: str | None, random: Callable[[], float]
-) -> float | None:
-    return retry_delay(
+def _decide(
+    task: ClaimedTask | AbandonedTask,
+    error_code: str | None,
+    random: Callable[[], float],
+    exception_names: Sequence[str] = (),
+    retry_after: float | None = None,
+) -> RetryDecision:
+    return decide_retry(
         task_options=task.task_options,
         error_code=error_code,
         retry_count=task.retry_count,
         max_retries=task.max_retries,
+        exception_names=exception_names,
+        retry_after=retry_after,
         random=random,
     )
 
@@ -210,8 +256,8 @@ def locking_steps(workflow_ids: Iterable[str | None]) -> list[Step]:
 
 
 _COMPLETED = attrgetter("task_id", "generation", "result")
-_FAILURE = ("attempt_outcome", "error_code", "error_message", "failed_reason")
-_RETRIED = attrgetter("task_id", "generation", "delay_seconds", *_FAILURE)
+_FAILURE = ("attempt_outcome", "error_code", "error_message", "failed_reason", "retry_reason")
+_RETRIED = attrgetter("task_id", "generation", "delay_seconds", *_FAILURE, "max_retries")
 _FAILED = attrgetter("task_id", "generation", "status", "result", *_FAILURE)
 
 
@@ -227,6 +273,10 @@ def recording_steps(worker_id: str | None, outcomes: Sequence[Outcome]) -> list[
     retried = [one for one in failed if one.delay_seconds is not None]
     if retried:
         steps.append((retry_tasks, RetryTasks(worker_id, *_columns(retried, _RETRIED))))
+        failed = [
+            one if one.delay_seconds is None else one._replace(retry_reason=_TOO_LATE)
+            for one in failed
+        ]
     steps.append((fail_tasks, FailTasks(worker_id, *_columns(failed, _FAILED))))
     return steps
 

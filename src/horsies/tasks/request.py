@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import Any, NamedTuple, TypeAlias, TypeVar
@@ -20,10 +20,13 @@ from horsies.config.app import AppConfig, PayloadConfig
 from horsies.db.statements.tasks import InsertTask
 from horsies.ids import new_id
 from horsies.result import Err, Ok, Result
+from horsies.task_result import exception_text
 from horsies.tasks.definition import TaskDefinition
-from horsies.tasks.headers import merged
+from horsies.tasks.headers import headers_problem, merged
 from horsies.tasks.options import (
     UNSET,
+    OutgoingTask,
+    SendHook,
     SendOptions,
     Uniqueness,
     Unset,
@@ -108,6 +111,7 @@ def prepare(
     kwargs: Mapping[str, Any],
     delay_seconds: float | Unset = UNSET,
     stamp: Stamp | None = None,
+    hooks: Sequence[SendHook] = (),
 ) -> TaskSendResult[Request]:
     """Check and encode one call; a missing stamp means a new id and the current time."""
     if problem := option_problem(config, options, delay_seconds):
@@ -116,6 +120,11 @@ def prepare(
     if isinstance(encoded, Err):
         return encoded
     call = encoded.value
+    if hooks:
+        hooked = run_hooks(hooks, config, definition, options, 1)
+        if isinstance(hooked, Err):
+            return hooked
+        options = hooked.value
     delay = None if isinstance(delay_seconds, Unset) else delay_seconds
     stamp = stamp or Stamp(new_id(), datetime.now(UTC))
     shared = shared_values(config, definition, options, delay, stamp.sent_at)
@@ -139,6 +148,30 @@ def prepare(
         retention_seconds=shared.retention_seconds,
     )
     return Ok(_request(stamp.task_id, payload))
+
+
+def run_hooks(
+    hooks: Sequence[SendHook],
+    config: AppConfig,
+    definition: TaskDefinition,
+    options: SendOptions,
+    count: int,
+) -> TaskSendResult[SendOptions]:
+    """Call the ``on_send`` hooks and return the options with their headers."""
+    queue_name = with_overrides(config, definition, options).queue_name
+    headers = dict(merged(options.headers))
+    outgoing = OutgoingTask(definition.name, queue_name, options, headers, count)
+    for hook in hooks:
+        try:
+            hook(outgoing)
+        except Exception as error:  # the application's code may raise anything
+            name = getattr(hook, "__name__", type(hook).__name__)
+            reason = f"{type(error).__name__}: {exception_text(error)}".rstrip(": ")
+            problem = refused(definition, f"the on_send hook {name!r} raised {reason}")
+            return Err(replace(problem, exception=error))
+    if problem_text := headers_problem(outgoing.headers):
+        return Err(refused(definition, problem_text))
+    return Ok(replace(options, headers=outgoing.headers))
 
 
 def encode(
@@ -291,9 +324,12 @@ def refused(definition: TaskDefinition, problem: str) -> TaskSendError:
 
 
 def replay(
-    definition: TaskDefinition, error: TaskSendError, *, scheduled: bool
+    definition: TaskDefinition, error: TaskSendError, *, scheduled: bool | None
 ) -> TaskSendResult[Request]:
-    """Rebuild the request of a failed send with the same id and fingerprint."""
+    """Rebuild the request of a failed send with the same id and fingerprint.
+
+    ``scheduled`` tells whether it must have been a schedule; None takes both.
+    """
     if not isinstance(error, TaskSendError):
         problem = "only the TaskSendError of a failed send can be retried"
     elif error.code is not TaskSendErrorCode.ENQUEUE_FAILED:
@@ -307,7 +343,7 @@ def replay(
         problem = f"the error belongs to task {payload.task_name!r}"
     elif scheduled and payload.enqueue_delay_seconds is None:
         problem = "the failed send had no delay; use retry_send"
-    elif not scheduled and payload.enqueue_delay_seconds is not None:
+    elif scheduled is False and payload.enqueue_delay_seconds is not None:
         problem = "the failed send was delayed; use retry_schedule"
     else:
         return Ok(_request(error.task_id, payload))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -40,7 +40,7 @@ from horsies.tasks.broker import (
 )
 from horsies.tasks.definition import TaskDefinition
 from horsies.tasks.handle import TaskHandle
-from horsies.tasks.options import UNSET, SendOptions, Unset, option_problem
+from horsies.tasks.options import UNSET, SendHook, SendOptions, Unset, option_problem
 from horsies.tasks.request import (
     Request,
     TaskSendError,
@@ -50,6 +50,7 @@ from horsies.tasks.request import (
     prepare,
     refused,
     replay,
+    run_hooks,
     shared_values,
     suppressed,
 )
@@ -67,6 +68,7 @@ class Producer:
     config: AppConfig
     get_broker: Callable[[], PostgresBroker]
     are_sends_suppressed: Callable[[], bool]
+    hooks: list[SendHook] = field(default_factory=list)
 
     def broker(self) -> BrokerResult[PostgresBroker]:
         """Return the application's broker; one that cannot be built is a failed send."""
@@ -169,13 +171,14 @@ class Sender:
         """Check one call of ``send`` or ``schedule``."""
         if self.producer.are_sends_suppressed():
             return Err(suppressed())
-        config = self.producer.config
-        return self._single(
-            prepare(config, self.definition, self.options, args, kwargs, delay_seconds)
+        config, hooks = self.producer.config, self.producer.hooks
+        prepared = prepare(
+            config, self.definition, self.options, args, kwargs, delay_seconds, hooks=hooks
         )
+        return self._single(prepared)
 
     def prepare_retry(
-        self, error: TaskSendError, *, scheduled: bool
+        self, error: TaskSendError, *, scheduled: bool | None
     ) -> TaskSendResult[PreparedSend[TaskHandle[Any]]]:
         """Replay a failed send with the same id and fingerprint: it stores the task at most once."""
         if self.producer.are_sends_suppressed():
@@ -186,17 +189,10 @@ class Sender:
         self, calls: Iterable[TaskCall[T]]
     ) -> TaskSendResult[PreparedSend[list[TaskHandle[T]]]]:
         """Check all calls of ``send_many``; one statement stores them all or none."""
-        definition, options = self.definition, self.options
+        definition, options, config = self.definition, self.options, self.producer.config
         if self.producer.are_sends_suppressed():
             return Err(suppressed())
-        problem = option_problem(self.producer.config, options)
-        if problem is None and options.idempotency_key is not None:
-            problem = "an idempotency_key names one request; send_many takes none"
-        if problem is None and not isinstance(calls, Iterable):
-            problem = (
-                f"send_many takes a list of calls made by bind(...), not {type(calls).__name__}"
-            )
-        if problem is not None:
+        if problem := self._many_problem(calls):
             return Err(refused(definition, problem))
         encoded: list[EncodedCall] = []
         for position, call in enumerate(calls):
@@ -206,13 +202,27 @@ class Sender:
                     return Err(TaskSendError(error.code, message))
                 case Ok(one):
                     encoded.append(one)
-        batch = _batch(self.producer.config, definition, options, encoded)
+        if self.producer.hooks:
+            hooked = run_hooks(self.producer.hooks, config, definition, options, len(encoded))
+            if isinstance(hooked, Err):
+                return hooked
+            options = hooked.value
+        batch = _batch(config, definition, options, encoded)
 
         def script(broker: PostgresBroker) -> Script[list[TaskHandle[T]]]:
             ids = yield from _insert_many_script(batch)
             return [TaskHandle(one, broker, definition.results) for one in ids]
 
         return self._prepared(None, script)
+
+    def _many_problem(self, calls: object) -> str | None:
+        if problem := option_problem(self.producer.config, self.options):
+            return problem
+        if self.options.idempotency_key is not None:
+            return "an idempotency_key names one request; send_many takes none"
+        if not isinstance(calls, Iterable):
+            return f"send_many takes a list of calls made by bind(...), not {type(calls).__name__}"
+        return None
 
     def _encode(self, call: TaskCall[Any]) -> TaskSendResult[EncodedCall]:
         if getattr(call, "task_name", None) != self.definition.name:

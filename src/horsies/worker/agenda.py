@@ -180,6 +180,7 @@ class Shutdown:
         self._requests = 0
         self._began_at: float | None = None
         self._grace_ends_at = NEVER
+        self._is_over = False
         self.has_interrupted = False
 
     def request(self) -> None:
@@ -205,13 +206,15 @@ class Shutdown:
 
     def wants_interruption(self, now: float) -> bool:
         """Whether to interrupt the running tasks now; it happens once."""
-        if self.has_interrupted:
+        if self._is_over:
             return False
         return self._requests >= 2 or now >= self._grace_ends_at
 
-    def note_interruption(self, count: int) -> None:
+    def note_interruption(self, count: int, *, forced: int) -> None:
+        """So many tasks were interrupted; ``forced`` of them should have finished."""
         self._grace_ends_at = NEVER
-        self.has_interrupted = count > 0
+        self._is_over = count > 0
+        self.has_interrupted = forced > 0
 
     def next_at(self) -> float:
         """When the loop must be awake for the end of the grace period."""

@@ -14,6 +14,7 @@ from typing import assert_never
 
 from horsies.db.statements.turn import ClaimedTask
 from horsies.events import as_event
+from horsies.retry import UNLIMITED_RETRIES
 from horsies.states import TaskStatus
 from horsies.tasks.outcome import (
     STOPPED_BY_CANCEL,
@@ -31,6 +32,9 @@ from horsies.worker.pool.pool import ChildPool, NoIdleChildError
 from horsies.worker.protocol import Assignment, NodePart
 
 logger = logging.getLogger("horsies.worker")
+# One line per ended attempt, at some 10 us each, written after the next tasks have gone to the children;
+# --quiet-tasks raises the level.
+ends_logger = logging.getLogger("horsies.tasks")
 
 # The outcomes of one turn. PostgreSQL accepts no statement of a gigabyte, and reads an array of texts at
 # some 60 MB/s: a longer turn would keep the worker from showing signs of life.
@@ -61,6 +65,37 @@ class ClaimInDoubt:
             self.may_own_more = True
 
 
+def log_end(outcome: Outcome, task: ClaimedTask, seconds: float | None) -> None:
+    """Log the end of an attempt and the next one, if there is one."""
+    fields = {
+        "task_id": task.id,
+        "task_name": task.task_name,
+        "attempt": task.retry_count + 1,
+        "outcome": outcome.status.value,
+        "error_code": outcome.error_code,
+        "seconds": seconds,
+        "retry_in_seconds": outcome.delay_seconds,
+    }
+    end = "completed"
+    if outcome.status is not TaskStatus.COMPLETED:
+        is_cancelled = outcome.status is TaskStatus.CANCELLED
+        end = "was cancelled" if is_cancelled else f"failed with {outcome.error_code}"
+    if seconds is not None:
+        end += f" after {seconds:.3f} s"
+    if (delay := outcome.delay_seconds) is not None:
+        limit = max(task.max_retries, outcome.max_retries)
+        of_limit = "" if limit >= UNLIMITED_RETRIES else f" of {limit}"
+        end += f", retry {task.retry_count + 1}{of_limit} in {delay:.3g} s"
+    if outcome.retry_reason is not None:
+        end += f" ({outcome.retry_reason})"
+    text, words = "%s %s #%d %s", (task.task_name, task.id, task.retry_count + 1, end)
+    # Not logger.info, which looks for the line of its caller: a fifth of the cost of a line.
+    record = ends_logger.makeRecord(
+        ends_logger.name, logging.INFO, __file__, 0, text, words, None, extra=fields
+    )
+    ends_logger.handle(record)
+
+
 class InFlight:
     """The tasks that children run, the tasks that wait for a child, and the outcomes to record."""
 
@@ -78,6 +113,8 @@ class InFlight:
         self.inputs = inputs or NodeInputs()
         self.pace = Pace()
         self.failed_hook: str | None = None
+        # The durations of ended attempts, for the log.
+        self._ended: dict[tuple[str, int], tuple[ClaimedTask, float | None]] = {}
 
     def claim_in_doubt(self) -> ClaimInDoubt:
         """``with in_flight.claim_in_doubt():`` around code that claims tasks or hands them out."""
@@ -175,8 +212,11 @@ class InFlight:
                             result_json=report.result_json,
                             error_code=report.error_code,
                             error_message=report.error_message,
+                            exception_names=report.exception_names,
+                            retry_after=report.retry_after,
                         )
                         if report.was_called:
+                            self._ended[task.id, task.generation] = task, run_seconds
                             self.outcomes.append(outcome)
                         else:
                             self.uncalled.append((task, outcome))
@@ -184,6 +224,7 @@ class InFlight:
                     self._absorb_death(event)
                 case Stopped(assignment=assignment, reason=reason):
                     if task := self._owned(assignment.task_id, assignment.generation):
+                        self._ended[task.id, task.generation] = task, event.run_seconds
                         self.outcomes.append(outcome_of_stop(task, reason))
                 case HookFailed(name=name, description=description):
                     self.failed_hook = f"Child process start hook {name} {description}."
@@ -219,6 +260,7 @@ class InFlight:
             where,
             extra=as_event("child_died", child_pid=event.pid, task_id=task.id),
         )
+        self._ended[task.id, task.generation] = task, event.run_seconds
         self.outcomes.append(outcome_of_crash(task, event.description))
 
     def keep_results(self, outcomes: Iterable[Outcome], recorded: set[str]) -> None:
@@ -232,14 +274,22 @@ class InFlight:
                 self.inputs.note_completed(self._running[one.task_id], one.result)
 
     def close_recorded(
-        self, outcomes: Sequence[Outcome], recorded: Set[str], refused: Set[str] = frozenset()
+        self,
+        outcomes: Sequence[Outcome],
+        recorded: Set[str],
+        refused: Set[str] = frozenset(),
+        failed: Set[str] = frozenset(),
     ) -> None:
         """Forget attempts whose outcome is recorded, or that another worker owns now; keep those whose
-        outcome the database refused.
+        outcome the database refused. ``failed`` ones are not retried, whatever their outcome says.
 
         A task that is retried at once may already run in a child, as another generation.
         """
         self.outcomes = self.outcomes[len(outcomes) :]
+        if ends_logger.isEnabledFor(logging.INFO):
+            self._log_ends(outcomes, recorded, failed)
+        else:
+            self._ended.clear()
         for outcome in outcomes:
             task_id = outcome.task_id
             if task_id in refused:
@@ -255,6 +305,18 @@ class InFlight:
                     task_id,
                     extra=as_event("outcome_dropped", task_id=task_id),
                 )
+
+    def _log_ends(self, outcomes: Iterable[Outcome], recorded: Set[str], failed: Set[str]) -> None:
+        for outcome in outcomes:
+            attempt = outcome.task_id, outcome.generation
+            if outcome.task_id in failed and outcome.delay_seconds is not None:
+                outcome = outcome._replace(delay_seconds=None)  # its good_until comes first
+            if outcome.task_id not in recorded:
+                self._ended.pop(attempt, None)
+            elif (ended := self._ended.pop(attempt, None)) is not None:
+                log_end(outcome, *ended)
+            elif (task := self._owned(*attempt)) is not None:  # it never reached a child
+                log_end(outcome, task, None)
 
     def close_blocked(self, outcome: Outcome, recorded: Set[str]) -> None:
         """``close_recorded`` for an outcome that the database had refused."""
@@ -356,6 +418,7 @@ class InFlight:
             task.kwargs or "{}",
             task.timeout_ms,
             node,
+            task.stored(),
         )
         try:
             self._pool.dispatch(assignment, pid)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import selectors
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from enum import IntEnum
 
@@ -21,7 +21,8 @@ from horsies.db.pipeline import LOCK_TIMEOUT_MS
 from horsies.events import as_event
 from horsies.ids import new_id
 from horsies.tasks.blocked import Blocked
-from horsies.tasks.outcome import STOPPED_BY_SHUTDOWN
+from horsies.tasks.definition import OnStop
+from horsies.tasks.outcome import STOPPED_BY_SHUTDOWN, STOPPED_FOR_REQUEUE
 from horsies.worker.agenda import NEVER, Shutdown, lifetime_clock
 from horsies.worker.config import WorkerConfig, served_queues
 from horsies.worker.connection import WorkerConnection
@@ -91,6 +92,7 @@ class Worker:
             app.config, config, identity, pool, self._in_flight, self._connection, blocked
         )
         self._shutdown = Shutdown(config.shutdown_grace_seconds)
+        self._on_stop = {name: task.on_stop for name, task in app.definitions().items()}
         self._work = Work(
             app,
             config,
@@ -299,19 +301,32 @@ class Worker:
         now = time.monotonic()
         if shutdown.begin(now):
             self._in_flight.put_back()
+            self._pool.announce_stop()
             running_count = self._in_flight.running_count
             event = as_event("worker_stopping", running=running_count)
             logger.info("graceful shutdown: %d task(s) still running", running_count, extra=event)
+            wishes = self._on_stop_of_running()
+            self._interrupt({task_id: wish for task_id, wish in wishes.items() if wish == "fail"})
         if shutdown.wants_interruption(now):
-            running = list(self._pool.busy)
-            shutdown.note_interruption(len(running))
-            if running:
-                event = as_event("tasks_interrupted", count=len(running))
-                logger.warning(
-                    "shutdown: interrupting %d running task(s)", len(running), extra=event
-                )
-            for task_id in running:
-                self._pool.stop_task(task_id, STOPPED_BY_SHUTDOWN)
+            wishes = self._on_stop_of_running()
+            forced = sum(wish == "finish" for wish in wishes.values())
+            shutdown.note_interruption(len(wishes), forced=forced)
+            self._interrupt(wishes)
+
+    def _on_stop_of_running(self) -> dict[str, OnStop]:
+        return {
+            task_id: self._on_stop.get(child.assignment.task_name, "finish")
+            for task_id, child in self._pool.busy.items()
+            if child.assignment is not None
+        }
+
+    def _interrupt(self, wishes: Mapping[str, OnStop]) -> None:
+        if wishes:
+            event = as_event("tasks_interrupted", count=len(wishes))
+            logger.warning("shutdown: interrupting %d running task(s)", len(wishes), extra=event)
+        for task_id, wish in wishes.items():
+            reason = STOPPED_FOR_REQUEUE if wish == "requeue" else STOPPED_BY_SHUTDOWN
+            self._pool.stop_task(task_id, reason)
 
     def _serve_children(self) -> None:
         """While a statement runs: enforce time limits, stay connected, obey the third shutdown request."""

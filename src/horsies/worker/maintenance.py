@@ -24,10 +24,12 @@ from horsies.db.statements.turn import (
     ClaimedTask,
     RenewClaims,
     SendHeartbeats,
+    StoreProgress,
     WorkerId,
     find_cancel_requests,
     renew_claims,
     send_heartbeats,
+    store_progress,
 )
 from horsies.db.statements.workers import FindOwned, find_owned, watch_workers
 from horsies.tasks.blocked import Blocked, Change, is_isolated
@@ -38,6 +40,7 @@ from horsies.worker.connection import WorkerConnection
 from horsies.worker.in_flight import InFlight
 from horsies.worker.liveness import Identity, Liveness
 from horsies.worker.pool.pool import ChildPool
+from horsies.worker.protocol import ProgressReport
 from horsies.worker.reaper import (
     expire_paused,
     recover_lost_workers,
@@ -54,6 +57,8 @@ SEEN_SECONDS = 2.0
 EARLY_SECONDS = 0.5
 # A sign of life this late goes out before a turn: the turn may be waiting for a lock.
 LATE_SECONDS = 1.0
+# Three rows a second, and a fourth when the task ends.
+PROGRESS_SECONDS = 0.34
 SWEEP_SECONDS = 3600.0
 NEXT_SWEEP_SECONDS = 1.0
 
@@ -102,6 +107,9 @@ class Maintenance:
         self._ownerless = Timer(recovery.check_interval_ms / 1000)
         self._snapshot = Timer(recovery.worker_state_snapshot_interval_ms / 1000)
         self._sweep = Timer(SWEEP_SECONDS)
+        self._progress = Timer(PROGRESS_SECONDS)
+        # Names of tasks that have reported progress: while one runs, this worker looks for reports often.
+        self._progress_names: set[str] = set()
         self.pings: list[str] = []
         self.is_lost = False
 
@@ -146,6 +154,7 @@ class Maintenance:
         if self._must_check_cancels:
             return 0.0
         return min(
+            self._progress_at() if self._progress_names else NEVER,
             self._seen_due_at(),
             self._heartbeat.at,
             self._renewal.at,
@@ -153,6 +162,11 @@ class Maintenance:
             self._snapshot.at,
             self._sweep.at,
         )
+
+    def _progress_at(self) -> float:
+        running = (child.assignment for child in self._pool.busy.values())
+        reports = any(one is not None and one.task_name in self._progress_names for one in running)
+        return self._progress.at if reports else NEVER
 
     def _seen_due_at(self) -> float:
         seconds = self._idle_seconds if self._in_flight.is_empty else self._busy_seconds
@@ -169,6 +183,9 @@ class Maintenance:
             self._beat(pipeline, now)
         if self._renewal.is_due(now):
             self._renew(pipeline, now)
+        if self._progress.is_due(now):
+            self._progress.done(now)
+            self._store_progress(pipeline, list(self._pool.progress().values()))
         if self._snapshot.is_due(now):
             self._snapshot.done(now)
             with self._isolated("the snapshot of this worker"):
@@ -183,6 +200,25 @@ class Maintenance:
         if self._sweep.is_due(now):
             has_more = sweep(pipeline, recovery)
             self._sweep.at = now + (NEXT_SWEEP_SECONDS if has_more else SWEEP_SECONDS)
+
+    def store_last_progress(self, pipeline: Pipeline, ended_ids: Iterable[str]) -> None:
+        """Store the last reports of tasks whose outcomes are recorded next."""
+        unstored = self._pool.unstored_progress
+        reports = [unstored[task_id] for task_id in ended_ids if task_id in unstored]
+        self._store_progress(pipeline, reports)
+
+    def _store_progress(self, pipeline: Pipeline, reports: Sequence[ProgressReport]) -> None:
+        if not reports:
+            return
+        running = (self._pool.busy.get(one.task_id) for one in reports)
+        assignments = (child.assignment for child in running if child is not None)
+        self._progress_names |= {one.task_name for one in assignments if one is not None}
+        ids, generations, done, totals, notes = zip(*reports, strict=True)
+        values = StoreProgress(self._identity.worker_id, ids, generations, done, totals, notes)
+        with self._isolated("storing the progress of tasks"):
+            pipeline.run([(store_progress, values)])
+        for one in reports:
+            self._pool.unstored_progress.pop(one.task_id, None)
 
     def _find_forgotten(self, pipeline: Pipeline) -> None:
         """Look for tasks that belong to this worker without its knowledge: behind a pooler, a claim of a

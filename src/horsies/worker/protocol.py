@@ -9,14 +9,21 @@ any bytes that a child writes the parent either reads one of the values below or
 from __future__ import annotations
 
 import json
+import math
+import mmap
+import os
 import socket
 import struct
+import tempfile
 from dataclasses import asdict, dataclass
 from enum import IntEnum
 from struct import Struct
 from typing import Any, NamedTuple
 
 from pydantic_core import from_json, to_json
+
+from horsies.current_task import attempt_token
+from horsies.errors import checked_delay
 
 MAX_FRAME_BYTES = 1 << 30
 
@@ -33,6 +40,16 @@ class FrameKind(IntEnum):
     STOPPED = 7
     HOOK_FAILED = 8
     BOOT_FAILED = 9
+
+
+class ProgressReport(NamedTuple):
+    """How far an attempt has come; `total` and `note` are optional."""
+
+    task_id: str
+    generation: int
+    done: float
+    total: float | None
+    note: str | None
 
 
 class ProtocolError(Exception):
@@ -76,13 +93,16 @@ class Assignment(NamedTuple):
     kwargs_json: str
     timeout_ms: int | None
     node: NodePart | None = None
+    # The fields that only ``CurrentTask`` reads, as one text.
+    stored: str = ""
 
 
 class ChildReport(NamedTuple):
     """The outcome of an assignment: the encoded result, and an error's code and message.
 
     ``was_called`` is False when the child could not call the function, because the stored call does not
-    fit it: another release of the application may be able to.
+    fit it: another release of the application may be able to. The names of the classes of an exception
+    and the seconds of a RetryLater are for the decision to retry.
     """
 
     task_id: str
@@ -92,6 +112,8 @@ class ChildReport(NamedTuple):
     error_code: str | None
     error_message: str | None
     was_called: bool = True
+    exception_names: tuple[str, ...] = ()
+    retry_after: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,9 +139,13 @@ class ChildBoot:
 
 
 _HEADER = Struct("!IB")
-_ASSIGN = Struct("!IBqiqIIIII")
+_ASSIGN = Struct("!IBqiqIIIIII")
 _REPORT = Struct("!IBqBqqIIII")
 _NUMBERS = Struct("!IBqq")
+_PROGRESS = Struct("=IIddI")
+_PROGRESS_START, _NOTE_START, _PAGE_BYTES = 8, 64, 4096
+_PROGRESS_END = _PROGRESS_START + _PROGRESS.size
+_HAS_MEMFD = hasattr(os, "memfd_create")
 _NO_TEXT = 0xFFFFFFFF
 _NO_TIMEOUT = -1
 
@@ -130,9 +156,9 @@ _KIND_REPORT = int(FrameKind.REPORT)
 def encode_assignment(assignment: Assignment) -> bytes:
     task_id, name = assignment.task_id, assignment.task_name
     args, kwargs = assignment.args_json, assignment.kwargs_json
-    timeout_ms, node = assignment.timeout_ms, assignment.node
+    timeout_ms, node, stored = assignment.timeout_ms, assignment.node, assignment.stored
     head, texts = ("", "") if node is None else _node_texts(node)
-    body = f"{task_id}{name}{args}{kwargs}{head}{texts}".encode()
+    body = f"{task_id}{name}{args}{kwargs}{stored}{head}{texts}".encode()
     header = _ASSIGN.pack(
         _ASSIGN.size - 4 + len(body),
         _KIND_ASSIGN,
@@ -143,6 +169,7 @@ def encode_assignment(assignment: Assignment) -> bytes:
         len(name),
         len(args),
         len(kwargs),
+        len(stored),
         len(head),
     )
     return header + body
@@ -150,16 +177,17 @@ def encode_assignment(assignment: Assignment) -> bytes:
 
 def decode_assignment(frame: bytes) -> Assignment:
     try:
-        _, _, generation, attempt, timeout_ms, id_end, name_end, args_end, kwargs_end, head_end = (
-            _ASSIGN.unpack_from(frame)
-        )
+        numbers = _ASSIGN.unpack_from(frame)
+        _, _, generation, attempt, timeout_ms, id_end, name_end, args_end = numbers[:8]
+        kwargs_end, stored_end, head_end = numbers[8:]
         texts = frame[_ASSIGN.size :].decode()
     except (struct.error, UnicodeDecodeError) as error:
         raise ProtocolError(f"malformed assignment: {error}") from error
     name_end += id_end
     args_end += name_end
     kwargs_end += args_end
-    if kwargs_end + head_end > len(texts) or (not head_end and kwargs_end != len(texts)):
+    stored_end += kwargs_end
+    if stored_end + head_end > len(texts) or (not head_end and stored_end != len(texts)):
         raise ProtocolError("malformed assignment: its texts do not add up to its length")
     return Assignment(
         texts[:id_end],
@@ -169,7 +197,8 @@ def decode_assignment(frame: bytes) -> Assignment:
         texts[name_end:args_end],
         texts[args_end:kwargs_end],
         None if timeout_ms == _NO_TIMEOUT else timeout_ms,
-        _node_part(texts, kwargs_end, head_end) if head_end else None,
+        _node_part(texts, stored_end, head_end) if head_end else None,
+        texts[kwargs_end:stored_end],
     )
 
 
@@ -208,14 +237,16 @@ def encode_report(report: ChildReport, rss_bytes: int = 0, run_microseconds: int
     task_id, result = report.task_id, report.result_json
     code, message = report.error_code, report.error_message
     try:
-        body = f"{task_id}{result}{code or ''}{message or ''}".encode()
+        has_retry = bool(report.exception_names) or report.retry_after is not None
+        retry = json.dumps([report.exception_names, report.retry_after]) if has_retry else ""
+        body = f"{task_id}{result}{code or ''}{message or ''}{retry}".encode()
     except UnicodeEncodeError:
         return encode_report(_without_surrogates(report), rss_bytes, run_microseconds)
     header = _REPORT.pack(
         _REPORT.size - 4 + len(body),
         _KIND_REPORT,
         report.generation,
-        report.ok | (not report.was_called) << 1,
+        report.ok | (not report.was_called) << 1 | has_retry << 2,
         rss_bytes,
         run_microseconds,
         len(task_id),
@@ -240,7 +271,7 @@ def decode_report(frame: bytes) -> tuple[ChildReport, int, int]:
     result_end += id_end
     code_end = result_end if code_size == _NO_TEXT else result_end + code_size
     message_end = code_end if message_size == _NO_TEXT else code_end + message_size
-    if message_end != len(texts):
+    if message_end > len(texts) or (message_end != len(texts) and not flags & 4):
         raise ProtocolError("malformed report: its texts do not add up to its length")
     report = ChildReport(
         texts[:id_end],
@@ -248,10 +279,22 @@ def decode_report(frame: bytes) -> tuple[ChildReport, int, int]:
         bool(flags & 1),
         texts[id_end:result_end],
         None if code_size == _NO_TEXT else texts[result_end:code_end],
-        None if message_size == _NO_TEXT else texts[code_end:],
+        None if message_size == _NO_TEXT else texts[code_end:message_end],
         not flags & 2,
     )
+    if flags & 4:
+        names, retry_after = _retry_part(texts[message_end:])
+        report = report._replace(exception_names=names, retry_after=retry_after)
     return report, rss_bytes, run_microseconds
+
+
+def _retry_part(text: str) -> tuple[tuple[str, ...], float | None]:
+    try:
+        names, seconds = json.loads(text)
+        retry_after = None if seconds is None else checked_delay(seconds)
+        return tuple(map(str, names)), retry_after
+    except (ValueError, TypeError, RecursionError) as error:
+        raise ProtocolError("malformed report: its part for retries cannot be read") from error
 
 
 def _without_surrogates(report: ChildReport) -> ChildReport:
@@ -315,6 +358,78 @@ def receive_boot(connected: socket.socket) -> tuple[ChildBoot, int] | None:
     length = connected.recv(4, socket.MSG_WAITALL)
     body = connected.recv(int.from_bytes(length, "big"), socket.MSG_WAITALL)
     return decode_boot(length + body) if body else None
+
+
+class SharedPage:
+    """The memory that a child shares with its worker: a stop request, and the progress of its task.
+
+    Not frames: a task may report progress ten thousand times a second, from several threads and from
+    processes it forks, and the worker reads the latest report whenever it has time. The worker takes no
+    bytes here on trust. Numbers are written in one call, so that threads cannot mix theirs; a report that
+    is read while it is written is read again.
+    """
+
+    __slots__ = ("_count", "_memory")
+
+    def __init__(self, descriptor: int) -> None:
+        self._memory = mmap.mmap(descriptor, _PAGE_BYTES)
+        self._count = 0
+        os.close(descriptor)
+
+    @classmethod
+    def create(cls) -> tuple[SharedPage, int]:
+        """A new page, and a descriptor of it for the child."""
+        if _HAS_MEMFD:
+            made = os.memfd_create("horsies")
+        else:
+            with tempfile.TemporaryFile() as file:
+                made = os.dup(file.fileno())
+        os.ftruncate(made, _PAGE_BYTES)
+        return cls(os.dup(made)), made
+
+    @property
+    def stop_requested(self) -> bool:
+        return self._memory[0] != 0
+
+    def request_stop(self) -> None:
+        self._memory[0] = 1
+
+    def write_progress(self, token: int, done: float, total: float, note: bytes) -> None:
+        if note:
+            self._memory[_NOTE_START : _NOTE_START + len(note)] = note
+        self._count = count = (self._count + 1) & 0xFFFFFFFF
+        report = _PROGRESS.pack(token, count, done, total, len(note))
+        self._memory[_PROGRESS_START:_PROGRESS_END] = report
+
+    @property
+    def raw_progress(self) -> bytes:
+        """Differs whenever there is another report."""
+        return self._memory[_PROGRESS_START:_PROGRESS_END]
+
+    def read_progress(self, assignment: Assignment) -> ProgressReport | None:
+        """The latest report about this attempt; None without one, and while one is being written."""
+        raw = self.raw_progress
+        token, _, done, total, size = _PROGRESS.unpack(raw)
+        note = self._memory[_NOTE_START:][:size]
+        task_id, generation = assignment.task_id, assignment.generation
+        if token != attempt_token(task_id, generation) or raw != self.raw_progress:
+            return None
+        text = note.decode(errors="replace").replace("\0", "\ufffd") or None
+        finite_total = total if math.isfinite(total) else None
+        if not math.isfinite(done):
+            return None
+        return ProgressReport(task_id, generation, done, finite_total, text)
+
+
+def send_page(connected: socket.socket, descriptor: int) -> None:
+    """Give a new child the page that it shares with the worker: the first byte it reads."""
+    socket.send_fds(connected, [b"P"], [descriptor])
+
+
+def receive_page(connected: socket.socket) -> SharedPage | None:
+    """Wait for the page; None when the worker is gone."""
+    _, descriptors, _, _ = socket.recv_fds(connected, 1, 1)
+    return SharedPage(descriptors[0]) if descriptors else None
 
 
 class FrameBuffer:

@@ -28,6 +28,7 @@ from horsies.db.statements.turn import (
     StartTasks,
     claim_known_tasks,
     claim_tasks,
+    fail_tasks,
     release_unstarted,
     start_tasks,
 )
@@ -157,7 +158,8 @@ class TurnResult(NamedTuple):
     """The ids of recorded outcomes, the children of prefetched tasks that started, and the claimed tasks.
 
     `refused` are the outcomes that the database refused, which the worker keeps. `as_decided` is False
-    when another outcome may have been recorded instead of a refused one.
+    when another outcome may have been recorded instead of a refused one. `failed` are the recorded ones
+    that are final, although the worker may have decided to retry.
     """
 
     recorded: set[str]
@@ -165,6 +167,7 @@ class TurnResult(NamedTuple):
     claimed: Sequence[ClaimedTask]
     refused: Set[str] = frozenset()
     as_decided: bool = True
+    failed: Set[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,7 +302,10 @@ def _one_transaction(
     claimed = answers.pop() if claims else ()
     started = {row.id: row.worker_pid for row in answers.pop()} if starting else {}
     recorded = {row.task_id for rows in answers[locking:recording] for row in rows}
-    return TurnResult(recorded, started, claimed)
+    # The last statement that records is the one of failures, if there are any.
+    has_failures = recording > locking and steps[recording - 1][0] is fail_tasks
+    failed = {row.task_id for row in answers[recording - 1]} if has_failures else frozenset()
+    return TurnResult(recorded, started, claimed, failed=failed)
 
 
 def record_alone(

@@ -142,6 +142,8 @@ class Work:
             release_unheld(pipeline, self._claimer.worker_id, in_flight.held(), self._blocked)
             in_flight.note_released()
         outcomes = in_flight.next_outcomes()
+        if outcomes and self._pool.unstored_progress:
+            self._maintenance.store_last_progress(pipeline, [one.task_id for one in outcomes])
         request = self._turn_request(outcomes)
         if outcomes or request.starting or request.claims:
             self._turn(pipeline, outcomes, request)
@@ -216,7 +218,7 @@ class Work:
         ]
         if not nodes:  # children first: they work during the bookkeeping
             in_flight.hand_out(tasks)
-        in_flight.close_recorded(outcomes, result.recorded, result.refused)
+        in_flight.close_recorded(outcomes, result.recorded, result.refused, result.failed)
         self.claimed_last = request.claims > 0 and self._note_claim(
             request, result.claimed, started
         )

@@ -6,7 +6,7 @@ from types import ModuleType
 
 import pytest
 
-from horsies.monitor.overview import TaskFilters, list_tasks
+from horsies.monitor.queries import TaskFilters, list_tasks
 from tests.support.database import Database
 from tests.support.tables import attempts, task
 from tests.support.wait import in_seconds
@@ -22,8 +22,66 @@ def test_a_retry_that_would_miss_the_deadline_fails_with_the_original_error(
     assert sent.get(10_000).err_value.error_code == "FLAKY"
     made = attempts(connection, sent.task_id)
     assert [(one.outcome, one.will_retry) for one in made] == [("FAILED", True), ("FAILED", False)]
+    assert made[0].retry_reason == "retried by code FLAKY"
+    assert "would start after good_until" in made[1].retry_reason
     row = task(connection, sent.task_id)
     assert (row.status, row.error_code, row.retry_count) == ("FAILED", "FLAKY", 1)
+
+
+def test_a_subclass_of_a_listed_exception_is_retried_after_fractions_of_a_second(
+    worker: RunningWorker, programs: ModuleType, connection: Database
+) -> None:
+    sent = programs.raise_then_work.send().unwrap()
+    assert sent.get(10_000).err_value.data == {"exception_type": "KeyError"}
+    first, second, last = attempts(connection, sent.task_id)
+    by_away = f"retried by {programs.Away.__module__}.Away"
+    assert [one.retry_reason for one in (first, second, last)] == [
+        by_away,
+        by_away,
+        "not retried: neither code UNHANDLED_EXCEPTION nor builtins.KeyError is listed in "
+        "auto_retry_for",
+    ]
+    gaps = [
+        later.started_at - earlier.finished_at
+        for earlier, later in ((first, second), (second, last))
+    ]
+    assert all(gap.total_seconds() >= wait for gap, wait in zip(gaps, (0.05, 0.1), strict=True))
+    assert sum(gap.total_seconds() for gap in gaps) < 1.0
+    assert f"attempt 1, failed with UNHANDLED_EXCEPTION; {by_away} in 0.05 s" in worker.log()
+    info = sent.info(include_attempts=True).unwrap()
+    assert info is not None
+    assert info.attempts is not None
+    assert {one.retry_reason for one in info.attempts[1:]} == {by_away}
+
+
+@pytest.mark.parametrize(("times", "succeeds"), [(2, True), (4, False)])
+def test_a_task_without_a_policy_may_ask_for_three_retries(
+    worker: RunningWorker, programs: ModuleType, connection: Database, times: int, succeeds: bool
+) -> None:
+    sent = programs.ask_for_retry.send(0.1, times).unwrap()
+    result = sent.get(10_000)
+    made = attempts(connection, sent.task_id)
+    assert {one.retry_reason for one in made if one.will_retry} == {"retried by RetryLater"}
+    row = task(connection, sent.task_id)
+    assert (row.retry_count, row.max_retries) == (min(times, 3), 3)
+    assert made[1].started_at.timestamp() - made[0].finished_at.timestamp() >= 0.1
+    assert result.is_ok() is succeeds
+    if not succeeds:
+        assert result.err_value.error_code == "RETRY_LATER"
+        assert made[-1].retry_reason == "not retried: max_retries=3 is reached"
+    assert "Traceback" not in worker.log().partition(sent.task_id)[2]
+
+
+def test_retry_later_counts_as_one_of_the_retries_of_the_policy(
+    worker: RunningWorker, programs: ModuleType, connection: Database
+) -> None:
+    sent = programs.ask_for_one_retry.send().unwrap()
+    assert sent.get(10_000).err_value.error_code == "GATEWAY_BUSY"
+    made = attempts(connection, sent.task_id)
+    assert [one.retry_reason for one in made] == [
+        "retried by RetryLater",
+        "not retried: max_retries=1 is reached",
+    ]
 
 
 def test_a_code_too_long_for_an_index_is_retried_and_kept_whole_in_the_result(

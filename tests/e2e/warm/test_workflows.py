@@ -37,8 +37,14 @@ WORKER = {
     "application": "tests.support.apps.flows:app",
     "config": HARDLY_POLLS | {"recovery": {"unknown_task_grace_ms": 1_000}},
 }
+
+
 ENOUGH = '{"error_code":"STOPPED","message":"enough","data":null,"exception":null}'
+
+
 STEPS = 1_000
+
+
 LISTENERS = 2
 
 
@@ -54,47 +60,6 @@ def test_a_sub_workflow_in_a_sub_workflow_hands_its_result_up(
     assert [(row.depth, row.status) for row in runs.all_runs(connection)] == [
         (depth, "COMPLETED") for depth in range(3)
     ]
-
-
-def test_values_of_nodes_are_passed_on_and_a_node_without_one_is_skipped(
-    worker: RunningWorker, connection: Database, flows: ModuleType
-) -> None:
-    numbers = flows.numbers_up_to.node(node_id="numbers")(count=3)
-    squares = MapNode(flows.square_slowly, over=numbers, each="number", node_id="squares")
-    again = MapNode(flows.plus_one, over=squares, node_id="again")
-    total = flows.sum_values.node(node_id="total")(values=from_node(squares))
-    outer = SubWorkflowNode(
-        flows.Outer, args_from={"steps": total}, waits_for=[total], node_id="outer"
-    )
-    last = flows.plus_one.node(node_id="last")(value=from_node(outer))
-    broken = flows.refuse.node(node_id="broken")()
-    skipped = flows.plus_one.node(node_id="skipped")(value=from_node(broken))
-    tolerant = flows.sum_values.node(node_id="tolerant", allow_failed_deps=True)(
-        values=[1], more=from_node(broken)
-    )
-    nodes = [numbers, squares, again, total, outer, last, broken, skipped, tolerant]
-    spec = flows.app.workflow("values", nodes, output=last, definition_key="e2e.values")
-    (run_id,) = runs.start(connection, spec)
-    runs.wait_for(connection, run_id, "FAILED")
-    ended = runs.nodes(connection, run_id)
-    assert ended.pop("broken") == "FAILED"
-    assert ended.pop("skipped") == "SKIPPED"
-    assert set(ended.values()) == {"COMPLETED"}
-    found = connection.execute("SELECT result FROM horsies_tasks WHERE task_name = 'plus_one'")
-    assert sorted(json.loads(row[0])["ok"] for row in found) == [1, 2, 5, 8]
-
-
-def test_a_signal_that_is_not_the_value_a_task_takes_fails_its_node(
-    worker: RunningWorker, connection: Database, flows: ModuleType
-) -> None:
-    answer: SignalNode[Any] = SignalNode("answer", node_id="answer")
-    taker = flows.plus_one.node(node_id="taker")(value=from_node(answer))
-    spec = flows.app.workflow("answer", [answer, taker], definition_key="e2e.answer")
-    (run_id,) = runs.start(connection, spec)
-    signal_run.run(connection, SignalRun(run_id, "answer", '"forty-two"'))
-    runs.wait_for(connection, run_id, "FAILED")
-    (row,) = runs.all_runs(connection)
-    assert "value was stored in a form that does not fit int" in (row.error or "")
 
 
 def test_a_sub_workflow_nobody_knows_fails_its_node(
@@ -235,3 +200,44 @@ def test_a_worker_that_dies_costs_its_node_an_attempt_and_the_run_goes_on(
     runs.wait_for(connection, run_id, "COMPLETED")
     outcomes = Counter(one.outcome for one in attempts(connection))
     assert outcomes == {"COMPLETED": 3, "WORKER_FAILURE": 1}
+
+
+def test_values_of_nodes_are_passed_on_and_a_node_without_one_is_skipped(
+    worker: RunningWorker, connection: Database, flows: ModuleType
+) -> None:
+    numbers = flows.numbers_up_to.node(node_id="numbers")(count=3)
+    squares = MapNode(flows.square_slowly, over=numbers, each="number", node_id="squares")
+    again = MapNode(flows.plus_one, over=squares, node_id="again")
+    total = flows.sum_values.node(node_id="total")(values=from_node(squares))
+    outer = SubWorkflowNode(
+        flows.Outer, args_from={"steps": total}, waits_for=[total], node_id="outer"
+    )
+    last = flows.plus_one.node(node_id="last")(value=from_node(outer))
+    broken = flows.refuse.node(node_id="broken")()
+    skipped = flows.plus_one.node(node_id="skipped")(value=from_node(broken))
+    tolerant = flows.sum_values.node(node_id="tolerant", allow_failed_deps=True)(
+        values=[1], more=from_node(broken)
+    )
+    nodes = [numbers, squares, again, total, outer, last, broken, skipped, tolerant]
+    spec = flows.app.workflow("values", nodes, output=last, definition_key="e2e.values")
+    (run_id,) = runs.start(connection, spec)
+    runs.wait_for(connection, run_id, "FAILED")
+    ended = runs.nodes(connection, run_id)
+    assert ended.pop("broken") == "FAILED"
+    assert ended.pop("skipped") == "SKIPPED"
+    assert set(ended.values()) == {"COMPLETED"}
+    found = connection.execute("SELECT result FROM horsies_tasks WHERE task_name = 'plus_one'")
+    assert sorted(json.loads(row[0])["ok"] for row in found) == [1, 2, 5, 8]
+
+
+def test_a_signal_that_is_not_the_value_a_task_takes_fails_its_node(
+    worker: RunningWorker, connection: Database, flows: ModuleType
+) -> None:
+    answer: SignalNode[Any] = SignalNode("answer", node_id="answer")
+    taker = flows.plus_one.node(node_id="taker")(value=from_node(answer))
+    spec = flows.app.workflow("answer", [answer, taker], definition_key="e2e.answer")
+    (run_id,) = runs.start(connection, spec)
+    signal_run.run(connection, SignalRun(run_id, "answer", '"forty-two"'))
+    runs.wait_for(connection, run_id, "FAILED")
+    (row,) = runs.all_runs(connection)
+    assert "value was stored in a form that does not fit int" in (row.error or "")

@@ -10,7 +10,7 @@ from typing import Any
 
 from horsies import RetryPolicy, TaskError, TaskFailed, TaskResult
 from horsies.app import Horsies
-from horsies.logs import get_current_task
+from horsies.current_task import current_task
 from horsies.workflow.definition import WorkflowDefinition
 from horsies.workflow.nodes.context import WorkflowContext, WorkflowMeta
 from horsies.workflow.nodes.nodes import MapNode, NodeKey, SignalNode, SubWorkflowNode, TaskNode
@@ -103,8 +103,7 @@ def linger(seconds: float, label: str, before: Number | None = None) -> TaskResu
 
 @app.task("flaky_step", retry_policy=RetryPolicy.fixed([1], auto_retry_for=["FLAKY"], jitter=False))
 def flaky_step() -> Number:
-    task = get_current_task()
-    assert task is not None
+    task = current_task()
     write_down("start")
     if task.attempt == 1:
         return TaskResult(err=TaskError(error_code="FLAKY", message="not yet"))
@@ -116,8 +115,7 @@ CRASHES = RetryPolicy.fixed([1] * 20, auto_retry_for=["WORKER_CRASHED"], jitter=
 
 @app.task("exit_then_work", retry_policy=CRASHES)
 def exit_then_work() -> Number:
-    task = get_current_task()
-    assert task is not None
+    task = current_task()
     if task.attempt == 1:
         os._exit(7)
     return TaskResult(ok=task.attempt)

@@ -27,6 +27,9 @@ class FunctionProgram:
     def start_hooks(self) -> Sequence[Callable[[], object]]:
         return self._hooks
 
+    def stop_hooks(self) -> Sequence[Callable[[], object]]:
+        return ()
+
     def execute(self, assignment: Assignment) -> ChildReport:
         value = FUNCTIONS[assignment.task_name](*json.loads(assignment.args_json))
         return ChildReport(

@@ -21,8 +21,8 @@ from typing import Any
 from pydantic import BaseModel
 
 from horsies import AppConfig, Horsies, RetryPolicy, TaskError, TaskResult
-from horsies.errors import TaskStopped
-from horsies.logs import get_current_task
+from horsies.current_task import current_task
+from horsies.errors import RetryLater, TaskStopped
 from tests.support.workers import CONFIG_VARIABLE, JOURNAL_VARIABLE, broker_settings
 
 logger = logging.getLogger("programs")
@@ -38,11 +38,10 @@ app = Horsies(read_config())
 
 def write_down(what: str, label: str = "") -> None:
     """Add a line to the journal; it is on disk when this returns."""
-    task = get_current_task()
-    assert task is not None
+    task = current_task()
     line = {
         "what": what,
-        "task_id": task.task_id,
+        "task_id": task.id,
         "attempt": task.attempt,
         "pid": os.getpid(),
         "at": time.time(),
@@ -195,8 +194,7 @@ async def log_line_async(text: str) -> TaskResult[None, TaskError]:
 
 @app.task("fail_then_work", retry_policy=RetryPolicy.fixed([1], auto_retry_for=["FLAKY"]))
 def fail_then_work() -> TaskResult[str, TaskError]:
-    task = get_current_task()
-    assert task is not None
+    task = current_task()
     if task.attempt == 1:
         return TaskResult(err=TaskError(error_code="FLAKY", message="not yet"))
     return done()
@@ -209,6 +207,42 @@ def fail_then_work() -> TaskResult[str, TaskError]:
 def fail_on_schedule() -> TaskResult[str, TaskError]:
     write_down("start")
     return TaskResult(err=TaskError(error_code="FLAKY", message="never"))
+
+
+class Away(Exception):
+    """A base class that a library gives to its errors."""
+
+
+class Unplugged(Away):
+    pass
+
+
+@app.task(
+    "raise_then_work",
+    retry_policy=RetryPolicy.fixed([0.05, 0.1], auto_retry_for=[Away], jitter=False),
+)
+def raise_then_work() -> TaskResult[str, TaskError]:
+    task = current_task()
+    if task.attempt < 3:
+        raise Unplugged("the cable")
+    raise KeyError("something else")
+
+
+@app.task("ask_for_retry")
+def ask_for_retry(seconds: float, times: int) -> TaskResult[str, TaskError]:
+    task = current_task()
+    if task.attempt <= times:
+        raise RetryLater(seconds, "the gateway is busy")
+    return done()
+
+
+@app.task(
+    "ask_for_one_retry",
+    exception_mapper={RetryLater: "GATEWAY_BUSY"},
+    retry_policy=RetryPolicy.fixed([60], auto_retry_for=["TASK_TIMEOUT"]),
+)
+def ask_for_one_retry() -> TaskResult[str, TaskError]:
+    raise RetryLater(0)
 
 
 # Random, because an index compresses its entries.
@@ -228,8 +262,7 @@ def fail_with_long_code() -> TaskResult[str, TaskError]:
     retry_policy=RetryPolicy.fixed([1], auto_retry_for=["WORKER_CRASHED"], jitter=False),
 )
 def crash_then_work() -> TaskResult[str, TaskError]:
-    task = get_current_task()
-    assert task is not None
+    task = current_task()
     if task.attempt == 1:
         os._exit(7)
     return done()
@@ -279,7 +312,9 @@ def sleep(seconds: float, label: str = "") -> TaskResult[str, TaskError]:
 
 @app.task(
     "sleep_again",
-    retry_policy=RetryPolicy.fixed([1] * 20, auto_retry_for=["WORKER_CRASHED"], jitter=False),
+    retry_policy=RetryPolicy.fixed(
+        [1] * 20, auto_retry_for=["WORKER_CRASHED", "WORKER_STOPPED"], jitter=False
+    ),
 )
 def sleep_again(seconds: float, label: str = "") -> TaskResult[str, TaskError]:
     return rest(seconds, label)
@@ -292,6 +327,20 @@ async def sleep_async(seconds: float) -> TaskResult[str, TaskError]:
         await asyncio.sleep(seconds)
     finally:
         write_down("clean-up")
+    return done()
+
+
+@app.task("sleep_or_fail", on_stop="fail")
+def sleep_or_fail(seconds: float) -> TaskResult[str, TaskError]:
+    write_down("start")
+    time.sleep(seconds)
+    return done()
+
+
+@app.task("sleep_or_return", on_stop="requeue")
+def sleep_or_return(seconds: float) -> TaskResult[str, TaskError]:
+    write_down("start")
+    time.sleep(seconds)
     return done()
 
 
@@ -407,6 +456,5 @@ def limited_and_deaf() -> TaskResult[str, TaskError]:
     retry_policy=RetryPolicy.fixed([1], auto_retry_for=["TASK_TIMEOUT"], jitter=False),
 )
 def limited_and_retried() -> TaskResult[str, TaskError]:
-    task = get_current_task()
-    assert task is not None
+    task = current_task()
     return rest(600 if task.attempt == 1 else 0, "")

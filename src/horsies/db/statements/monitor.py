@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 
 from horsies.db.statement import Nothing, StatementFile
 from horsies.db.statements.tasks import TaskId
+from horsies.states import TaskStatus
+from horsies.task_result import json_object
 
 MONITOR = StatementFile("monitor.sql")
 
@@ -128,11 +130,14 @@ class WindowEdge(NamedTuple):
     id: str
 
 
-class TaskSummary(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class TaskSummary:
+    """One task of a list. ``finished_at`` is None while it is unfinished."""
+
     id: str
     task_name: str
     queue_name: str
-    status: str
+    status: TaskStatus
     retry_count: int
     max_retries: int
     error_code: str | None
@@ -143,6 +148,13 @@ class TaskSummary(NamedTuple):
     worker_hostname: str | None
     worker_pid: int | None
     age_seconds: float
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "status", TaskStatus(self.status))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the task as plain JSON values."""
+        return json_object(self)
 
 
 class ReadTaskDetail(NamedTuple):

@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from horsies.db.statement import StatementFile
 from horsies.states import TaskAttemptOutcome, TaskStatus
+from horsies.task_result import json_object
 
 TASKS = StatementFile("tasks.sql")
 
@@ -153,6 +154,35 @@ class TaskAttemptInfo:
     worker_hostname: str | None
     worker_pid: int | None
     worker_process_name: str | None
+    retry_reason: str | None = None
+    """The rule that decided whether the task is retried: "retried by code GATEWAY_DOWN"."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the attempt as plain JSON values."""
+        return json_object(self)
+
+
+@dataclass(frozen=True, slots=True)
+class TaskProgress:
+    """How far a task has come, as its code reported last in this attempt."""
+
+    attempt: int
+    done: float
+    total: float | None
+    note: str | None
+    reported_at: datetime
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the progress as plain JSON values."""
+        return json_object(self)
+
+    def __str__(self) -> str:
+        total = "" if self.total is None else f" of {_plain(self.total)}"
+        return f"{_plain(self.done)}{total}" + (f", {self.note}" if self.note else "")
+
+
+def _plain(number: float) -> str:
+    return f"{number:.0f}" if number.is_integer() else f"{number:g}"
 
 
 class CancelTask(NamedTuple):
@@ -179,6 +209,7 @@ find_unique_task = TASKS.declare("find_unique_task", IdempotencyKey, IdempotentT
 read_outcomes = TASKS.declare("read_outcomes", TaskIds, OutcomeRow)
 read_task = TASKS.declare("read_task", ReadTask, TaskRow)
 read_attempts = TASKS.declare("read_attempts", TaskId, TaskAttemptInfo)
+read_progress = TASKS.declare("read_progress", TaskId, TaskProgress)
 cancel_task = TASKS.declare("cancel_task", CancelTask, CancelledTask)
 
 TASKS.complete()

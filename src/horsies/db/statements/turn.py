@@ -116,6 +116,13 @@ class ClaimedTask(NamedTuple):
     # Its place in the queue; the time as PostgreSQL writes it, because it must come back unchanged.
     priority: int = 0
     enqueued_at: str = ""
+    # The columns that only the code of the task may ask for; see horsies_claim_v2.
+    details: str = ""
+
+    def stored(self) -> str:
+        """The fields for ``CurrentTask``, in the order in which it reads them."""
+        options = self.task_options or ""
+        return f"{self.priority}\0{self.max_retries}\0{self.queue_name}\0{options}\0{self.details}"
 
 
 class StartTasks(NamedTuple):
@@ -174,6 +181,8 @@ class RetryTasks(NamedTuple):
     error_codes: Sequence[str | None]
     error_messages: Sequence[str | None]
     failed_reasons: Sequence[str | None]
+    retry_reasons: Sequence[str | None] = NOTHING
+    max_retries: Sequence[int] = NOTHING
 
 
 class FailTasks(NamedTuple):
@@ -188,6 +197,7 @@ class FailTasks(NamedTuple):
     error_codes: Sequence[str | None]
     error_messages: Sequence[str | None]
     failed_reasons: Sequence[str | None]
+    retry_reasons: Sequence[str | None] = NOTHING
 
 
 class FinishedTask(NamedTuple):
@@ -232,6 +242,17 @@ class SendHeartbeats(NamedTuple):
     generations: Sequence[int]
 
 
+class StoreProgress(NamedTuple):
+    """The latest progress of running attempts, as columns."""
+
+    worker_id: str
+    ids: Sequence[str]
+    generations: Sequence[int]
+    done: Sequence[float]
+    totals: Sequence[float | None]
+    notes: Sequence[str | None]
+
+
 class WorkerId(NamedTuple):
     worker_id: str
 
@@ -252,5 +273,6 @@ expire_tasks = TURN.declare("expire_tasks", ExpireTasks, TaskId)
 seconds_until_due = TURN.declare("seconds_until_due", LookAhead, SecondsUntilDue)
 find_cancel_requests = TURN.declare("find_cancel_requests", WorkerId, TaskId)
 send_heartbeats = TURN.declare("send_heartbeats", SendHeartbeats, FinishedTask)
+store_progress = TURN.declare("store_progress", StoreProgress, FinishedTask)
 
 TURN.complete()

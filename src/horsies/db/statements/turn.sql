@@ -26,18 +26,21 @@ RETURNING task_id::text
 
 -- name: retry_tasks
 -- RUNNING -> PENDING, due after the delay, and the attempt row. A retry that would start at or after
--- good_until does not match; fail_tasks, run after this on the same rows, takes it.
+-- good_until does not match; fail_tasks, run after this on the same rows, takes it. "max_retries" raises the limit
+-- of a task without a policy to that of the rule that retries it, and by one for a task that returns to its queue
+-- because its worker stops.
 WITH report AS MATERIALIZED (
     SELECT *, clock_timestamp() + delay_seconds * interval '1 second' AS due_at
     FROM unnest(%(ids)s::uuid[], %(generations)s::integer[], %(delays_seconds)s::float8[],
                 %(outcomes)s::text[], %(error_codes)s::text[], %(error_messages)s::text[],
-                %(failed_reasons)s::text[])
-        AS sent (id, generation, delay_seconds, outcome, error_code, error_message, failed_reason)),
+                %(failed_reasons)s::text[], %(retry_reasons)s::text[], %(max_retries)s::integer[])
+        AS sent (id, generation, delay_seconds, outcome, error_code, error_message, failed_reason,
+                 retry_reason, max_retries)),
 finished AS (
     UPDATE horsies_tasks AS task SET
         status = 'PENDING', retry_count = task.retry_count + 1, claimed_by_worker_id = NULL,
         claimed_at = NULL, next_retry_at = report.due_at, enqueued_at = report.due_at,
-        updated_at = clock_timestamp()
+        max_retries = greatest(task.max_retries, report.max_retries), updated_at = clock_timestamp()
     FROM report
     WHERE task.id = report.id AND task.generation = report.generation AND task.id = ANY(%(ids)s::uuid[])
       AND task.claimed_by_worker_id IS NOT DISTINCT FROM %(worker_id)s AND coalesce(task.status, '') = 'RUNNING'
@@ -45,12 +48,12 @@ finished AS (
       AND (task.good_until IS NULL OR report.due_at < task.good_until)
     RETURNING task.id, task.retry_count, task.started_at, task.worker_hostname, task.worker_pid,
         task.worker_process_name, report.outcome, report.error_code, report.error_message,
-        report.failed_reason)
+        report.failed_reason, report.retry_reason)
 INSERT INTO horsies_task_attempts (
     task_id, attempt, outcome, will_retry, started_at, finished_at, error_code, error_message, failed_reason,
-    worker_id, worker_hostname, worker_pid, worker_process_name)
+    retry_reason, worker_id, worker_hostname, worker_pid, worker_process_name)
 SELECT id, retry_count, outcome, true, started_at, clock_timestamp(), error_code, error_message,
-    failed_reason, %(worker_id)s, worker_hostname, worker_pid, worker_process_name
+    failed_reason, retry_reason, %(worker_id)s, worker_hostname, worker_pid, worker_process_name
 FROM finished
 ON CONFLICT (task_id, attempt) DO NOTHING
 RETURNING task_id::text
@@ -64,18 +67,19 @@ WITH finished AS (
         next_retry_at = NULL
     FROM unnest(%(ids)s::uuid[], %(generations)s::integer[], %(statuses)s::text[], %(results)s::text[],
                 %(outcomes)s::text[], %(error_codes)s::text[], %(error_messages)s::text[],
-                %(failed_reasons)s::text[])
-        AS report (id, generation, status, result, outcome, error_code, error_message, failed_reason)
+                %(failed_reasons)s::text[], %(retry_reasons)s::text[])
+        AS report (id, generation, status, result, outcome, error_code, error_message, failed_reason,
+                   retry_reason)
     WHERE task.id = report.id AND task.generation = report.generation AND task.id = ANY(%(ids)s::uuid[])
       AND task.claimed_by_worker_id IS NOT DISTINCT FROM %(worker_id)s AND coalesce(task.status, '') = 'RUNNING'
     RETURNING task.id, task.retry_count, task.started_at, task.worker_hostname, task.worker_pid,
         task.worker_process_name, report.outcome, report.error_code, report.error_message,
-        report.failed_reason)
+        report.failed_reason, report.retry_reason)
 INSERT INTO horsies_task_attempts (
     task_id, attempt, outcome, started_at, finished_at, error_code, error_message, failed_reason,
-    worker_id, worker_hostname, worker_pid, worker_process_name)
+    retry_reason, worker_id, worker_hostname, worker_pid, worker_process_name)
 SELECT id, retry_count + 1, outcome, started_at, clock_timestamp(), error_code, error_message, failed_reason,
-    %(worker_id)s, worker_hostname, worker_pid, worker_process_name
+    retry_reason, %(worker_id)s, worker_hostname, worker_pid, worker_process_name
 FROM finished
 ON CONFLICT (task_id, attempt) DO NOTHING
 RETURNING task_id::text
@@ -95,22 +99,22 @@ WHERE task.id = held.id AND task.generation = held.generation AND task.id = ANY(
 RETURNING task.id::text, task.worker_pid
 
 -- name: claim_tasks
--- PENDING -> RUNNING for idle children, PENDING -> CLAIMED for prefetched tasks; see horsies_claim_v1.
+-- PENDING -> RUNNING for idle children, PENDING -> CLAIMED for prefetched tasks; see horsies_claim_v2.
 SELECT id, generation, task_name, queue_name, args, kwargs, retry_count, max_retries, task_options,
     timeout_ms, worker_pid, workflow_id, workflow_node_index, workflow_item_index, workflow_inputs, priority,
-    enqueued_at::text AS enqueued_at
-FROM horsies_claim_v1(
+    enqueued_at::text AS enqueued_at, details
+FROM horsies_claim_v2(
     %(worker_id)s, %(hostname)s, %(pids)s::integer[], %(prefetch)s, %(lease_ms)s, %(queues)s::text[],
     %(queue_limits)s::integer[], %(queue_caps)s::integer[], %(cluster_cap)s, %(counts_claimed)s,
     %(freed)s::integer[], %(marked_priorities)s::integer[], %(marked_moments)s::text[]::timestamptz[],
     %(marked_ids)s::uuid[], %(looks_everywhere)s)
 
 -- name: claim_known_tasks
--- The same without tasks that this worker cannot run; the last two parameters of horsies_claim_v1.
+-- The same without tasks that this worker cannot run; the last two parameters of horsies_claim_v2.
 SELECT id, generation, task_name, queue_name, args, kwargs, retry_count, max_retries, task_options,
     timeout_ms, worker_pid, workflow_id, workflow_node_index, workflow_item_index, workflow_inputs, priority,
-    enqueued_at::text AS enqueued_at
-FROM horsies_claim_v1(
+    enqueued_at::text AS enqueued_at, details
+FROM horsies_claim_v2(
     %(worker_id)s, %(hostname)s, %(pids)s::integer[], %(prefetch)s, %(lease_ms)s, %(queues)s::text[],
     %(queue_limits)s::integer[], %(queue_caps)s::integer[], %(cluster_cap)s, %(counts_claimed)s,
     %(freed)s::integer[], %(marked_priorities)s::integer[], %(marked_moments)s::text[]::timestamptz[],
@@ -149,7 +153,7 @@ WHERE task.id = ANY(ARRAY(SELECT chosen.id FROM chosen))
 RETURNING task.id::text, task.generation, task.task_name, task.queue_name, task.args, task.kwargs,
     task.retry_count, task.max_retries, task.task_options, task.timeout_ms, task.worker_pid,
     task.workflow_id::text, task.workflow_node_index, task.workflow_item_index, task.workflow_inputs,
-    task.priority, task.enqueued_at::text AS enqueued_at
+    task.priority, task.enqueued_at::text AS enqueued_at, '' AS details
 
 -- name: find_takers
 -- For each of these claimed tasks: whether another worker of its queue can run it ("is_known"), and whether
@@ -271,3 +275,18 @@ FROM unnest(%(ids)s::uuid[], %(generations)s::integer[]) AS held (id, generation
 WHERE task.id = held.id AND task.generation = held.generation AND task.id = ANY(%(ids)s::uuid[])
   AND task.claimed_by_worker_id IS NOT DISTINCT FROM %(worker_id)s AND coalesce(task.status, '') = 'CLAIMED'
 RETURNING task.id::text
+
+-- name: store_progress
+-- How far running attempts have come, one row per task; the attempt before is replaced. A report of an attempt
+-- that is not this worker's any more does not match.
+INSERT INTO horsies_task_progress AS known (task_id, attempt, done, total, note, reported_at)
+SELECT task.id, task.retry_count + 1, report.done, report.total, report.note, clock_timestamp()
+FROM unnest(%(ids)s::uuid[], %(generations)s::integer[], %(done)s::float8[], %(totals)s::float8[],
+            %(notes)s::text[]) AS report (id, generation, done, total, note)
+JOIN horsies_tasks AS task ON task.id = report.id AND task.generation = report.generation
+WHERE task.id = ANY(%(ids)s::uuid[]) AND task.claimed_by_worker_id = %(worker_id)s
+  AND coalesce(task.status, '') = 'RUNNING'
+ON CONFLICT (task_id) DO UPDATE SET
+    attempt = excluded.attempt, done = excluded.done, total = excluded.total, note = excluded.note,
+    reported_at = excluded.reported_at
+RETURNING task_id::text

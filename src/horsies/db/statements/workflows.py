@@ -7,11 +7,14 @@ transaction that ends a task.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from horsies.db.statement import StatementFile
 from horsies.db.statements.turn import NOTHING
+from horsies.states import WorkflowStatus
+from horsies.task_result import json_object
 
 WORKFLOWS = StatementFile("workflows.sql")
 
@@ -292,10 +295,13 @@ class ListNewestRuns(NamedTuple):
     window: int
 
 
-class RunSummary(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class RunSummary:
+    """One workflow run of a list. ``completed_at`` is None while it is unfinished."""
+
     id: str
     name: str
-    status: str
+    status: WorkflowStatus
     definition_key: str
     workflow_key: str | None
     parent_workflow_id: str | None
@@ -306,6 +312,13 @@ class RunSummary(NamedTuple):
     created_at: datetime
     completed_at: datetime | None
     age_seconds: float
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "status", WorkflowStatus(self.status))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the run as plain JSON values."""
+        return json_object(self)
 
 
 class RunWindow(NamedTuple):

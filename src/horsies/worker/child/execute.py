@@ -14,12 +14,16 @@ from horsies.app import Horsies, set_current_app
 from horsies.codec.calls import BoundCall, CallSignature, payload_bytes
 from horsies.codec.form import TypeMismatch
 from horsies.codec.results import ResultCodec, encode_task_error
+from horsies.current_task import current_task
 from horsies.error_codes import ContractCode, OperationalErrorCode, error_code_text
-from horsies.errors import TaskStopped
+from horsies.errors import RetryLater, TaskStopped, checked_delay
 from horsies.locate import load_app, sends_suppressed
 from horsies.result import Err, Ok
+from horsies.retry import exception_names
 from horsies.task_result import TaskError, TaskResult, exception_text
 from horsies.tasks.definition import RESERVED_PREFIX, TaskDefinition
+from horsies.tasks.headers import set_inherited
+from horsies.tasks.hooks import as_plain_calls, surround
 from horsies.tasks.invoke import call_function, mismatch_error
 from horsies.worker.child.builtin_tasks import is_builtin, run_builtin
 from horsies.worker.child.node_arguments import build_call
@@ -64,10 +68,19 @@ class AppProgram:
         self._app = app
 
     def start_hooks(self) -> Sequence[Callable[[], object]]:
-        return self._app.get_child_process_start_hooks()
+        return as_plain_calls(self._app.hooks.start)
+
+    def stop_hooks(self) -> Sequence[Callable[[], object]]:
+        return as_plain_calls(self._app.hooks.stop[::-1])
 
     def execute(self, assignment: Assignment) -> ChildReport:
-        return execute(self._app, assignment)
+        if '"headers"' not in assignment.stored:
+            return execute(self._app, assignment)
+        set_inherited(current_task().headers)
+        try:
+            return execute(self._app, assignment)
+        finally:
+            set_inherited(None)
 
     def warm_up(self, assignment: Assignment) -> ChildReport:
         """Run a no-op task through the normal path to warm it up."""
@@ -97,7 +110,9 @@ def execute(app: Horsies, assignment: Assignment) -> ChildReport:
         task = app.get_task(assignment.task_name)
         if task is None:
             return _execute_builtin(app, assignment)
-        return _execute(app, task.definition, assignment)
+        hooks = app.hooks.around
+        definition = surround(task.definition, hooks) if hooks else task.definition
+        return _execute(app, definition, assignment)
     except TaskStopped:
         raise
     except BaseException as error:  # user code also reads arguments and writes results
@@ -185,7 +200,7 @@ def _report(
         message = (error.message or "")[:_MESSAGE_CHARACTERS_MAX]
         data = {"left_out": too_large}
         shortened = TaskError(error_code=error.error_code, message=message, data=data)
-        return _failure(assignment, shortened)
+        return _with_exception(_failure(assignment, shortened), error.exception)
     if size > payload.warn_bytes:
         log_safely(
             logger,
@@ -219,11 +234,13 @@ def _uncalled(assignment: Assignment, error: TaskError) -> ChildReport:
 
 def _error_report(assignment: Assignment, result_json: str, error: TaskError) -> ChildReport:
     # Log exceptions, and problems that the library found; an error that a task returned is not logged.
-    if isinstance(error.exception, BaseException):
+    if isinstance(error.exception, RetryLater):
+        log_safely(logger, logging.INFO, "%s", error.message)
+    elif isinstance(error.exception, BaseException):
         log_safely(logger, logging.ERROR, "%s", error.message, error=error.exception)
     elif isinstance(error.error_code, OperationalErrorCode | ContractCode):
         log_safely(logger, logging.ERROR, "%s", error.message)
-    return ChildReport(
+    report = ChildReport(
         task_id=assignment.task_id,
         generation=assignment.generation,
         ok=False,
@@ -231,6 +248,15 @@ def _error_report(assignment: Assignment, result_json: str, error: TaskError) ->
         error_code=error_code_text(error.error_code),
         error_message=error.message,
     )
+    return _with_exception(report, error.exception)
+
+
+def _with_exception(report: ChildReport, raised: object) -> ChildReport:
+    """Add the facts by which the worker decides whether an exception is retried."""
+    if not isinstance(raised, BaseException):
+        return report
+    seconds = checked_delay(raised.seconds) if isinstance(raised, RetryLater) else None
+    return report._replace(exception_names=tuple(exception_names(raised)), retry_after=seconds)
 
 
 def _serialization_error(message: str) -> TaskError:

@@ -25,6 +25,7 @@ from contextlib import suppress
 from types import FrameType
 from typing import NoReturn, Protocol
 
+from horsies.current_task import CurrentTask, set_running_task
 from horsies.errors import TaskStopped
 from horsies.logs import set_worker_name
 from horsies.tasks.invoke import stop_coroutine
@@ -33,10 +34,9 @@ from horsies.worker.child.process_state import (
     ProcessState,
     configure_logging,
     label_handlers,
-    label_records,
     log_safely,
 )
-from horsies.worker.protocol import Assignment, ChildBoot, ChildReport, FrameKind
+from horsies.worker.protocol import Assignment, ChildBoot, ChildReport, FrameKind, SharedPage
 
 EXIT_CLEAN = 0
 EXIT_BOOT_FAILED = 172
@@ -57,6 +57,9 @@ class Program(Protocol):
 
     def start_hooks(self) -> Sequence[Callable[[], object]]:
         """The functions to run once in this process before its first task, in order."""
+
+    def stop_hooks(self) -> Sequence[Callable[[], object]]:
+        """The functions to run once after the last task, in order."""
 
     def execute(self, assignment: Assignment) -> ChildReport:
         """Run one assignment; every failure of user code becomes part of the report."""
@@ -99,6 +102,7 @@ def run_child(
         os_process.die_with_parent(worker_pid)
         parent = ParentSocket(_move_to_high_number(socket_fd))
         parent.send(protocol.encode_numbers(FrameKind.HELLO, parent.owner_pid))
+        parent.page = protocol.receive_page(parent.socket)
         exit_code = _boot_and_serve(parent, boot, worker_pid, program)
     except (BrokenPipeError, ConnectionResetError):
         exit_code = EXIT_CLEAN
@@ -142,10 +146,11 @@ def exit_child(exit_code: int) -> NoReturn:
 class ParentSocket:
     """The child's end of its socket; only the process that opened it may use it."""
 
-    __slots__ = ("_frames", "_poll", "_waiting", "owner_pid", "socket")
+    __slots__ = ("_frames", "_poll", "_waiting", "owner_pid", "page", "socket")
 
     def __init__(self, connected: socket.socket) -> None:
         self.socket = connected
+        self.page: SharedPage | None = None
         self.owner_pid = os.getpid()
         self._frames = protocol.FrameBuffer()
         self._waiting: list[bytes] = []
@@ -244,6 +249,7 @@ def _boot_and_serve(
     rss_bytes = os_process.own_rss_bytes() if boot.samples_memory else 0
     parent.send(protocol.encode_numbers(FrameKind.READY, parent.owner_pid, rss_bytes))
     _serve(parent, loaded.execute, switch, process_state, boot.samples_memory)
+    run_stop_hooks(loaded.stop_hooks(), boot.hook_budget_seconds)
     loaded.close()
     return EXIT_CLEAN
 
@@ -342,6 +348,28 @@ def run_start_hooks(
         timer.join()
 
 
+def run_stop_hooks(hooks: Sequence[Callable[[], object]], budget_seconds: float) -> None:
+    """Run the application's stop hooks in order; one that overruns ends this process."""
+    for hook in hooks:
+        name = getattr(hook, "__qualname__", repr(hook))
+        timer = threading.Timer(budget_seconds, _leave_hook, (name, budget_seconds))
+        timer.daemon = True
+        timer.start()
+        try:
+            hook()
+        except BaseException as error:
+            message = "Child process stop hook %s raised %s."
+            log_safely(logger, logging.ERROR, message, name, type(error).__name__, error=error)
+        finally:
+            timer.cancel()
+
+
+def _leave_hook(name: str, budget_seconds: float) -> NoReturn:
+    message = "Child process stop hook %s ran longer than %g s; the process ends without it."
+    log_safely(logger, logging.ERROR, message, name, budget_seconds)
+    exit_child(EXIT_CLEAN)
+
+
 def _fail_hook(parent: ParentSocket, name: str, problem: str) -> NoReturn:
     message = "Child process start hook %s %s; the worker stops."
     log_safely(logger, logging.CRITICAL, message, name, problem)
@@ -363,7 +391,7 @@ def _serve(
             return
         assignment = protocol.decode_assignment(frame)
         started = time.perf_counter_ns()
-        report = _run(execute, assignment, switch)
+        report = _run(execute, assignment, switch, parent.page)
         if report is None:
             parent.send(protocol.encode_numbers(FrameKind.STOPPED, assignment.generation))
             return
@@ -374,10 +402,13 @@ def _serve(
 
 
 def _run(
-    execute: Callable[[Assignment], ChildReport], assignment: Assignment, switch: StopSwitch
+    execute: Callable[[Assignment], ChildReport],
+    assignment: Assignment,
+    switch: StopSwitch,
+    page: SharedPage | None = None,
 ) -> ChildReport | None:
     """The report of one assignment, or None when the parent stopped it."""
-    label_records(assignment)
+    set_running_task(CurrentTask(assignment, time.time(), page))
     try:
         switch.arm()
         report = execute(assignment)
@@ -386,7 +417,7 @@ def _run(
         return None
     finally:
         switch.disarm()
-        label_records(None)
+        set_running_task(None)
     # User code may have turned TaskStopped into another exception: a group, or one raised from it.
     return None if switch.has_stopped and not report.ok else report
 

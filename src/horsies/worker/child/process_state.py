@@ -21,13 +21,10 @@ from horsies.errors import TaskStopped
 from horsies.logs import (
     LogFormat,
     TaskFilter,
-    TaskLabel,
     detach_handler,
     make_handler,
-    set_current_task,
 )
 from horsies.worker import os_process
-from horsies.worker.protocol import Assignment
 
 # The public module wraps these functions' results in enum members, which would cost every task 12 µs.
 _plain_signal: Any = importlib.import_module("_signal")
@@ -123,15 +120,6 @@ def label_handlers() -> None:
     for handler in (*logging.getLogger().handlers, *logging.getLogger("horsies").handlers):
         if not any(isinstance(known, TaskFilter) for known in handler.filters):
             handler.addFilter(TaskFilter())
-
-
-def label_records(assignment: Assignment | None) -> None:
-    """From now on records name this task, or none."""
-    if assignment is None:
-        set_current_task(None)
-    else:
-        label = TaskLabel(assignment.task_id, assignment.task_name, assignment.attempt)
-        set_current_task(label)
 
 
 def log_safely(

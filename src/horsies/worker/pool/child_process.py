@@ -16,7 +16,7 @@ from enum import Enum, auto
 from typing import NamedTuple
 
 from horsies.worker import os_process, protocol
-from horsies.worker.protocol import Assignment
+from horsies.worker.protocol import Assignment, SharedPage
 
 _SMALL_RECEIVE_BYTES = 1 << 16
 _LARGE_RECEIVE_BYTES = 1 << 20
@@ -89,6 +89,7 @@ class ChildProcess:
     socket: socket.socket
     limits: RecycleLimits
     is_spare: bool
+    page: SharedPage
     socket_is_open: bool = True
     frames: protocol.FrameBuffer = field(default_factory=protocol.FrameBuffer)
     has_limits: bool = False
@@ -99,6 +100,8 @@ class ChildProcess:
     outgoing: memoryview = _NO_BYTES
     assignment: Assignment | None = None
     assigned_at: float = 0.0
+    # The last report of progress that was read.
+    seen_progress: bytes = bytes(28)
     ready_at: float | None = None
     tasks_done: int = 0
     rss_bytes: int = 0

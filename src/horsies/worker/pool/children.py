@@ -7,6 +7,7 @@ spare, retired, stopped, killed and reaped.
 from __future__ import annotations
 
 import logging
+import os
 import selectors
 import socket
 import time
@@ -18,7 +19,14 @@ from horsies.worker import os_process, protocol
 from horsies.worker.child.main import EXIT_HOOK_FAILED
 from horsies.worker.pool.child_process import ChildProcess, ChildState, RecycleLimits, RestartDelay
 from horsies.worker.pool.launcher import Launcher, StartMethod, default_start_method
-from horsies.worker.protocol import Assignment, ChildReport, FrameKind, ProtocolError
+from horsies.worker.protocol import (
+    Assignment,
+    ChildReport,
+    FrameKind,
+    ProgressReport,
+    ProtocolError,
+    SharedPage,
+)
 
 logger = logging.getLogger("horsies.pool")
 
@@ -48,6 +56,7 @@ class Died:
     pid: int
     description: str
     started: bool = True
+    run_seconds: float | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +67,7 @@ class Stopped:
     pid: int
     forced: bool
     reason: str
+    run_seconds: float | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +91,13 @@ class PoolSettings:
     max_memory_per_child_mb: int | None = None
     stop_grace_seconds: float = 5.0
     boot_timeout_seconds: float = 60.0
+    # How much longer a child may take to start and to exit, for the hooks of the application.
+    boot_seconds_of_hooks: float = 0.0
+    exit_seconds_of_hooks: float = 0.0
+
+    @property
+    def exit_grace_seconds(self) -> float:
+        return _EXIT_GRACE_SECONDS + self.exit_seconds_of_hooks
 
 
 class Children:
@@ -95,6 +112,8 @@ class Children:
         self.deadlines: dict[ChildProcess, float] = {}
         self.unwatched: set[ChildProcess] = set()
         self.events: list[PoolEvent] = []
+        # The latest progress of each task that reported any, until the worker has stored it.
+        self.progress: dict[str, ProgressReport] = {}
         self.is_closing = False
         self.needs_children = True
         self.delay = RestartDelay()
@@ -129,29 +148,35 @@ class Children:
         if time.monotonic() < self.delay.not_before:
             return False
         try:
-            own_end, pid = self._start_process()
+            own_end, page, pid = self._start_process()
         except OSError as error:
             logger.warning("Starting a child failed (%s); trying again.", error)
             self.delay.note_early_death()
             return False
-        child = ChildProcess(own_end, self._limits, is_spare)
+        child = ChildProcess(own_end, self._limits, is_spare, page)
         self.children[child] = None
         self._selector.register(child.socket, selectors.EVENT_READ, child)
-        self.deadlines[child] = time.monotonic() + self._settings.boot_timeout_seconds
+        boot_seconds = self._settings.boot_timeout_seconds + self._settings.boot_seconds_of_hooks
+        self.deadlines[child] = time.monotonic() + boot_seconds
         if pid is not None:
             self._watch_exit(child, pid)
         if is_spare:
             self._spare = child
         return True
 
-    def _start_process(self) -> tuple[socket.socket, int | None]:
+    def _start_process(self) -> tuple[socket.socket, SharedPage, int | None]:
+        page, page_fd = SharedPage.create()
         own_end, child_end = socket.socketpair()
         with child_end:
             try:
-                return own_end, self._launcher.launch(own_end, child_end)
+                pid = self._launcher.launch(own_end, child_end)
+                protocol.send_page(own_end, page_fd)
             except OSError:
                 own_end.close()
                 raise
+            finally:
+                os.close(page_fd)
+        return own_end, page, pid
 
     def _watch_exit(self, child: ChildProcess, pid: int) -> None:
         if not child.watch_exit(pid, self._selector):
@@ -186,7 +211,19 @@ class Children:
         child.state = ChildState.IDLE
         self.idle.append(child)
 
+    def note_progress(self, child: ChildProcess) -> None:
+        """Keep the child's latest report of progress until the worker stores it."""
+        if child.assignment is None:
+            return
+        raw = child.page.raw_progress
+        report = child.page.read_progress(child.assignment)
+        if report is not None:
+            child.seen_progress = raw
+            self.progress[report.task_id] = report
+
     def release(self, child: ChildProcess) -> Assignment | None:
+        if child.page.raw_progress != child.seen_progress:
+            self.note_progress(child)
         assignment = child.assignment
         child.assignment = None
         if assignment is not None and self.busy.get(assignment.task_id) is child:
@@ -211,13 +248,14 @@ class Children:
         return child.may_retire() and self._count_near_limit() > 1
 
     def retire(self, child: ChildProcess) -> None:
-        self._take_out(child, ChildState.EXITING, _EXIT_GRACE_SECONDS)
+        self._take_out(child, ChildState.EXITING, self._settings.exit_grace_seconds)
         with suppress(OSError):
             child.socket.shutdown(socket.SHUT_WR)
 
     def stop(self, child: ChildProcess, reason: str) -> None:
         """Raise ``TaskStopped`` in the task a child is running; kill it when that does not help."""
         child.stop_reason = reason
+        child.page.request_stop()
         child.state = ChildState.STOPPING
         self.deadlines[child] = time.monotonic() + self._settings.stop_grace_seconds
         # The frame shows the child that the signal comes from its parent. A child that has not read
@@ -230,7 +268,8 @@ class Children:
         assignment = self.release(child)
         if assignment is None or child.stop_reason is None:
             raise ProtocolError("stopped out of turn")
-        self.events.append(Stopped(assignment, child.known_pid, False, child.stop_reason))
+        seconds = time.monotonic() - child.assigned_at
+        self.events.append(Stopped(assignment, child.known_pid, False, child.stop_reason, seconds))
         self.retire(child)
 
     def note_closed(self, child: ChildProcess) -> None:
@@ -284,7 +323,7 @@ class Children:
                     assert_never(child.state)
 
     def _give_up_booting(self, child: ChildProcess) -> None:
-        timeout_seconds = self._settings.boot_timeout_seconds
+        timeout_seconds = self._settings.boot_timeout_seconds + self._settings.boot_seconds_of_hooks
         child.verdict = f"killed because it was not ready within {timeout_seconds:g} s"
         if child.pid is None:
             # The fork server does not respond; its end closes the child's socket as well.
@@ -310,10 +349,13 @@ class Children:
         description = child.verdict or os_process.describe_exit(exit_code)
         pid = child.known_pid
         if assignment is not None:
+            seconds = time.monotonic() - child.assigned_at
             if child.stop_reason is not None:
-                self.events.append(Stopped(assignment, pid, child.was_killed, child.stop_reason))
+                stopped = Stopped(assignment, pid, child.was_killed, child.stop_reason, seconds)
+                self.events.append(stopped)
             else:
-                self.events.append(Died(assignment, pid, description, child.may_have_started()))
+                started = child.may_have_started()
+                self.events.append(Died(assignment, pid, description, started, seconds))
         elif exit_code == EXIT_HOOK_FAILED and child.ready_at is None:
             name, problem = child.failed_hook or ("unknown", "failed")
             self.delay.note_early_death()

@@ -24,7 +24,7 @@ from horsies.worker.pool.children import (
     Reported,
 )
 from horsies.worker.pool.launcher import Guard, make_launcher
-from horsies.worker.protocol import Assignment, ChildBoot, FrameKind, ProtocolError
+from horsies.worker.protocol import Assignment, ChildBoot, FrameKind, ProgressReport, ProtocolError
 
 logger = logging.getLogger("horsies.pool")
 
@@ -169,6 +169,23 @@ class ChildPool:
         self._children.events = []
         return events
 
+    def announce_stop(self) -> None:
+        """Let the running tasks see that the worker is shutting down."""
+        for child in self._children.children:
+            child.page.request_stop()
+
+    @property
+    def unstored_progress(self) -> dict[str, ProgressReport]:
+        """Reports of progress by task; the caller removes those that it has stored."""
+        return self._children.progress
+
+    def progress(self) -> Mapping[str, ProgressReport]:
+        """``unstored_progress`` with the latest reports of the running tasks."""
+        for child in self._children.busy.values():
+            if child.page.raw_progress != child.seen_progress:
+                self._children.note_progress(child)
+        return self._children.progress
+
     def kill_task(self, task_id: str) -> None:
         """Kill the child that runs the task, if one does; ``collect`` returns the event."""
         if (child := self._children.busy.get(task_id)) is not None:
@@ -192,7 +209,7 @@ class ChildPool:
             elif child.state is not ChildState.EXITING:
                 self._children.kill(child)
         events: list[PoolEvent] = []
-        deadline = time.monotonic() + _SHUTDOWN_SECONDS
+        deadline = time.monotonic() + _SHUTDOWN_SECONDS + self._settings.exit_seconds_of_hooks
         while self._children.children and time.monotonic() < deadline:
             events += self.collect(_EXIT_POLL_SECONDS)
         self._children.abandon_all()

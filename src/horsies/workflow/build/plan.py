@@ -41,9 +41,10 @@ EXPAND_TASK = "horsies.expand"
 SLEEP_TASK = "horsies.sleep"
 SIGNAL_TASK = "horsies.signal"
 
-# The built-in tasks are idempotent, so the crash of a worker is not a reason to fail the node.
+# The built-in tasks are idempotent, so the crash or stop of a worker is not a reason to fail the node.
 INTERNAL_POLICY = RetryPolicy.fixed(
-    [1, 5, 15], auto_retry_for=[OperationalErrorCode.WORKER_CRASHED]
+    [1, 5, 15],
+    auto_retry_for=[OperationalErrorCode.WORKER_CRASHED, OperationalErrorCode.WORKER_STOPPED],
 )
 
 # The fields in which two different requests differ. Queues, priorities, retries and time limits are

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from horsies.result import Result
 from horsies.states import WorkflowStatus, WorkflowTaskStatus
-from horsies.task_result import SubWorkflowSummary, TaskError, TaskResult
+from horsies.task_result import SubWorkflowSummary, TaskError, TaskResult, json_object
 
 T = TypeVar("T")
 
@@ -111,6 +111,10 @@ class WorkflowTaskInfo:
     items_open: int | None = None
     items_failed: int | None = None
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return the node as plain JSON values."""
+        return json_object(self)
+
 
 @dataclass(frozen=True, slots=True)
 class WorkflowInfo:
@@ -138,3 +142,8 @@ class WorkflowInfo:
     paused_at: datetime | None
     completed_at: datetime | None
     paused_descendants: list[str] = field(default_factory=list)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the run as plain JSON values."""
+        error = None if self.error is None else self.error.to_dict()
+        return json_object(self) | {"error": error}

@@ -1,62 +1,31 @@
-"""Read-only views of workflow runs: lists, and one run with its nodes and child runs.
+"""Read-only views of workflow runs: one run with its nodes and child runs, and an audit.
 
 Their cost does not grow with the history.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from operator import attrgetter
 
-from horsies.db import paging
-from horsies.db.paging import ListSteps, Page, page_script
-from horsies.db.statement import Script, one_or_none
+from horsies.db.statement import Script
 from horsies.db.statements.workflows import (
     BrokenRun,
-    ListNewestRuns,
-    ListRuns,
     ReadTree,
-    RunId,
     RunIds,
     RunLimit,
-    RunPosition,
     RunRow,
-    RunSummary,
-    RunWindow,
     TreeNode,
-    end_of_run_window,
     find_broken_runs,
-    list_newest_runs,
-    list_open_runs,
-    read_run_position,
     read_tree,
     read_tree_nodes,
 )
 from horsies.ids import stored_form
-from horsies.states import WorkflowStatus
 from horsies.tasks.broker import BrokerErrorCode, BrokerResult, PostgresBroker
 
 # A run is shown with at most this many runs of its tree.
 FAMILY_MAX = 200
 
-_FIRST_TIME = datetime(1, 1, 2, tzinfo=UTC)
-_LAST = RunPosition("ffffffff-ffff-ffff-ffff-ffffffffffff", datetime(9999, 12, 30, tzinfo=UTC))
 _READING = BrokerErrorCode.MONITORING_QUERY_FAILED
-
-
-@dataclass(frozen=True, slots=True)
-class RunFilters:
-    """Which runs to list. An empty dimension matches every run; otherwise any of its values does."""
-
-    statuses: Sequence[WorkflowStatus] = ()
-    names: Sequence[str] = ()
-    workflow_keys: Sequence[str] = ()
-    since: datetime | None = None
-    before: str | None = None
-    include_children: bool = False
-    limit: int = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,51 +39,6 @@ class RunReport:
     below: list[RunRow]
     nodes: dict[str, list[TreeNode]]
     is_whole: bool = True
-
-
-def list_runs(broker: PostgresBroker, filters: RunFilters) -> BrokerResult[Page[RunSummary] | None]:
-    """List runs, newest first; None when there is no run ``before``.
-
-    Unfinished runs are found at any age. Other filters look at the newest 50,000 runs;
-    ``next_before`` leads further back.
-    """
-    return broker.perform(_READING, _list_script(filters))
-
-
-def _list_script(filters: RunFilters) -> Script[Page[RunSummary] | None]:
-    before: RunPosition | None = _LAST
-    if filters.before is not None:
-        stored = stored_form(filters.before)
-        before = one_or_none((yield read_run_position, RunId(stored))) if stored else None
-    if before is None:
-        return None
-    return (yield from page_script(_list_steps(filters, before), filters.statuses, filters.limit))
-
-
-def _list_steps(filters: RunFilters, before: RunPosition) -> ListSteps:
-    since, window = filters.since or _FIRST_TIME, paging.LIST_WINDOW
-
-    def parameters(statuses: list[str]) -> ListRuns:
-        return ListRuns(
-            before_at=before.created_at,
-            before_id=before.id,
-            since=since,
-            statuses=statuses,
-            names=list(filters.names),
-            workflow_keys=list(filters.workflow_keys),
-            include_children=filters.include_children,
-            limit=filters.limit,
-        )
-
-    return ListSteps(
-        unfinished=lambda statuses: (list_open_runs, parameters(statuses)),
-        newest=lambda statuses: (
-            list_newest_runs,
-            ListNewestRuns(*parameters(statuses), window=window),
-        ),
-        window_edge=(end_of_run_window, RunWindow(before.created_at, before.id, since, window)),
-        position=attrgetter("created_at", "id"),
-    )
 
 
 def read_run(broker: PostgresBroker, workflow_id: str) -> BrokerResult[RunReport | None]:

@@ -1,0 +1,255 @@
+"""The task that this process runs, as its own code sees it.
+
+A child makes a ``CurrentTask`` for every attempt. Its fields arrive as one text, which is read on first
+use: a task that does not ask pays nothing for them.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import struct
+import zlib
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from functools import cached_property
+from types import MappingProxyType
+from typing import Any, Protocol
+
+from horsies.errors import NoCurrentTaskError
+
+_NOTE_CHARACTERS_MAX = 200
+_NO_TOTAL = math.nan
+_FIELD_COUNT = 12
+
+
+class _Attempt(Protocol):
+    """The fields with which a worker starts an attempt."""
+
+    @property
+    def task_id(self) -> str: ...
+    @property
+    def generation(self) -> int: ...
+    @property
+    def task_name(self) -> str: ...
+    @property
+    def attempt(self) -> int: ...
+    @property
+    def timeout_ms(self) -> int | None: ...
+    @property
+    def stored(self) -> str: ...
+
+
+class _Page(Protocol):
+    """The memory that a child shares with its worker."""
+
+    @property
+    def stop_requested(self) -> bool: ...
+
+    def write_progress(self, token: int, done: float, total: float, note: bytes) -> None: ...
+
+
+class CurrentTask:
+    """The running attempt of a task: its identity, its place in a queue, a workflow or a schedule.
+
+    Times have a time zone. ``started_at`` and ``deadline`` are on the clock of the worker's host.
+    """
+
+    def __init__(self, attempt: _Attempt, started: float, page: _Page | None = None) -> None:
+        self._attempt = attempt
+        self._started = started
+        self._page = page
+
+    def __repr__(self) -> str:
+        return f"CurrentTask(id={self.id!r}, name={self.name!r}, attempt={self.attempt})"
+
+    @property
+    def id(self) -> str:
+        """The id of the task, the same in all its attempts."""
+        return self._attempt.task_id
+
+    @property
+    def name(self) -> str:
+        """The name of the task function."""
+        return self._attempt.task_name
+
+    @property
+    def attempt(self) -> int:
+        """The number of this attempt, from 1."""
+        return self._attempt.attempt
+
+    @cached_property
+    def _token(self) -> int:
+        return attempt_token(self._attempt.task_id, self._attempt.generation)
+
+    @cached_property
+    def _fields(self) -> list[str]:
+        sent_by_worker, _, times_and_places = self._attempt.stored.rpartition("\0")
+        fields = [*sent_by_worker.split("\0", 3), *times_and_places.split("\n", 7)]
+        return fields if len(fields) == _FIELD_COUNT else [""] * _FIELD_COUNT
+
+    @property
+    def priority(self) -> int:
+        """The priority of the task in its queue; 1 comes first."""
+        return int(self._fields[0] or 0)
+
+    @property
+    def max_attempts(self) -> int:
+        """How many attempts the retry policy allows, the first one included."""
+        return int(self._fields[1] or 0) + 1
+
+    @property
+    def is_last_attempt(self) -> bool:
+        """Whether a failure of this attempt is final."""
+        return self.attempt >= self.max_attempts
+
+    @property
+    def queue(self) -> str:
+        """The name of the queue that the task came from."""
+        return self._fields[2]
+
+    @cached_property
+    def options(self) -> Mapping[str, Any]:
+        """The options stored with the task: a JSON object."""
+        try:
+            options = json.loads(self._fields[3] or "{}")
+        except ValueError:
+            options = None
+        return MappingProxyType(options if isinstance(options, dict) else {})
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """The headers that the task was sent with."""
+        headers = self.options.get("headers")
+        return MappingProxyType(headers if isinstance(headers, dict) else {})
+
+    @property
+    def sent_at(self) -> datetime | None:
+        """When the producer sent the task, on the producer's clock."""
+        return _time_of(self._fields[4])
+
+    @property
+    def enqueued_at(self) -> datetime | None:
+        """When this attempt became due: after the delay of a send or a retry."""
+        return _time_of(self._fields[5])
+
+    @property
+    def good_until(self) -> datetime | None:
+        """The time by which the task had to start, or None."""
+        return _time_of(self._fields[6])
+
+    @property
+    def started_at(self) -> datetime:
+        """When this attempt began."""
+        return datetime.fromtimestamp(self._started, UTC)
+
+    @property
+    def deadline(self) -> datetime | None:
+        """When the time limit (``timeout_ms``) stops this attempt, or None without a limit."""
+        timeout_ms = self._attempt.timeout_ms
+        return None if timeout_ms is None else self.started_at + timedelta(milliseconds=timeout_ms)
+
+    @property
+    def slot(self) -> datetime | None:
+        """The time for which its schedule sent the task; None for a run ordered by hand."""
+        return _time_of(self._fields[7])
+
+    @property
+    def schedule_name(self) -> str | None:
+        """The schedule that sent the task, or None."""
+        return self._fields[11] or None
+
+    @property
+    def item_index(self) -> int | None:
+        """The position in the list of a map node, from 0, or None."""
+        return int(self._fields[8]) if self._fields[8] else None
+
+    @property
+    def workflow_id(self) -> str | None:
+        """The run that the task is a node of, or None."""
+        return self._fields[9] or None
+
+    @property
+    def node_id(self) -> str | None:
+        """The id of its node in the workflow, or None."""
+        return self._fields[10] or None
+
+    @property
+    def logger(self) -> logging.Logger:
+        """The logger ``horsies.task.<name>``; its records carry the id of the task."""
+        return logging.getLogger(f"horsies.task.{self.name}")
+
+    def should_stop(self) -> bool:
+        """Whether the task is asked to end: it was cancelled, is over its time limit, or its worker is
+        shutting down. Costs some 0.1 µs; a loop may ask in every round.
+        """
+        page = self._page
+        return page is not None and page.stop_requested
+
+    def progress(self, done: float, total: float | None = None, note: str | None = None) -> None:
+        """Report progress, at any rate: the worker stores the latest report about three times a second.
+
+        A note is cut after 200 characters. The report of an attempt that has ended is ignored.
+
+        Example:
+            for position, row in enumerate(rows):
+                handle(row)
+                current_task().progress(position + 1, len(rows))
+        """
+        page = self._page
+        if page is None or _running is not self:
+            return
+        try:
+            text = b"" if note is None else note[:_NOTE_CHARACTERS_MAX].encode(errors="replace")
+            if done - done or (total is not None and total - total):  # infinite, or not a number
+                raise ValueError(f"progress() takes finite numbers, not {done!r} of {total!r}.")
+            page.write_progress(self._token, done, _NO_TOTAL if total is None else total, text)
+        except (TypeError, AttributeError, struct.error, OverflowError) as error:
+            raise TypeError(
+                "progress() takes the number done, the total or None, and a text or None, not "
+                f"({done!r}, {total!r}, {note!r})."
+            ) from error
+
+
+def attempt_token(task_id: str, generation: int) -> int:
+    """The number by which a worker recognises the reports of an attempt."""
+    return zlib.crc32(f"{task_id}/{generation}".encode())
+
+
+def _time_of(text: str) -> datetime | None:
+    """The time that PostgreSQL wrote; None for none, and for one beyond Python's years."""
+    try:
+        return datetime.fromisoformat(text) if text else None
+    except ValueError:
+        return None
+
+
+# One value for the process, not a context variable: a child runs one task at a time, and the threads
+# and event loops of that task must find it too.
+_running: CurrentTask | None = None
+
+
+def set_running_task(task: CurrentTask | None) -> None:
+    """Make this the task that the process runs from now on; None ends it."""
+    global _running
+    _running = task
+
+
+def running_task() -> CurrentTask | None:
+    """Return the task that this process runs, or None."""
+    return _running
+
+
+def current_task() -> CurrentTask:
+    """Return the running task, in its threads and coroutines too; raise a LookupError elsewhere.
+
+    Example:
+        @app.task("import_orders")
+        def import_orders(path: str) -> TaskResult[int, TaskError]:
+            task = current_task()
+            task.logger.info("attempt %d of %d", task.attempt, task.max_attempts)
+    """
+    if _running is None:
+        raise NoCurrentTaskError()
+    return _running

@@ -1,0 +1,350 @@
+"""Queries: pages of tasks and of workflow runs by filters, newest first.
+
+Behind ``app.tasks_where`` and ``app.runs_where``, and behind the lists of the command line. A page ends
+with a cursor, the position of its last row: rows that come or go between two pages change no other row's
+place. The filters are checked before the database is asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+from operator import attrgetter
+from typing import TypeAlias, TypeVar
+
+from horsies.db import paging
+from horsies.db.paging import ListSteps, Page, page_script
+from horsies.db.statement import Script, one_or_none
+from horsies.db.statements.monitor import (
+    ListNewestTasks,
+    ListTasks,
+    TaskSummary,
+    Window,
+    end_of_window,
+    list_live_tasks,
+    list_newest_tasks,
+    list_tasks_by_error,
+)
+from horsies.db.statements.workflows import (
+    ListNewestRuns,
+    ListRuns,
+    RunId,
+    RunPosition,
+    RunSummary,
+    RunWindow,
+    end_of_run_window,
+    list_newest_runs,
+    list_open_runs,
+    read_run_position,
+)
+from horsies.error_codes import column_code
+from horsies.ids import first_id_at, stored_form
+from horsies.result import Err, Ok
+from horsies.states import TaskStatus, WorkflowStatus
+from horsies.tasks.broker import BrokerErrorCode, BrokerOperationError, BrokerResult, PostgresBroker
+
+TaskPage: TypeAlias = Page[TaskSummary]
+RunPage: TypeAlias = Page[RunSummary]
+# One value, or several of which any matches.
+OneOrMore: TypeAlias = str | Iterable[str]
+
+LIMIT_DEFAULT = 100
+LIMIT_MAX = 1_000
+
+_FIRST_ID = "00000000-0000-0000-0000-000000000000"
+_LAST_ID = "ffffffff-ffff-ffff-ffff-ffffffffffff"
+_FIRST_TIME = datetime(1, 1, 2, tzinfo=UTC)
+_LAST_RUN = RunPosition(_LAST_ID, datetime(9999, 12, 30, tzinfo=UTC))
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND = timedelta(microseconds=1)
+_READING = BrokerErrorCode.MONITORING_QUERY_FAILED
+
+Status = TypeVar("Status", bound=StrEnum)
+Filters = TypeVar("Filters")
+
+
+@dataclass(frozen=True, slots=True)
+class TaskFilters:
+    """Which tasks to list. An empty dimension matches every task; otherwise any of its values does.
+
+    Tasks were sent at ``since`` or later and earlier than ``until``; ``after`` is the id to continue from.
+    """
+
+    statuses: Sequence[TaskStatus] = ()
+    queues: Sequence[str] = ()
+    names: Sequence[str] = ()
+    error_codes: Sequence[str] = ()
+    since: datetime | None = None
+    until: datetime | None = None
+    after: str | None = None
+    limit: int = LIMIT_DEFAULT
+
+
+@dataclass(frozen=True, slots=True)
+class RunFilters:
+    """Which runs to list, as for tasks; ``after`` is a cursor, or the id of a run."""
+
+    statuses: Sequence[WorkflowStatus] = ()
+    names: Sequence[str] = ()
+    workflow_keys: Sequence[str] = ()
+    since: datetime | None = None
+    until: datetime | None = None
+    after: str | None = None
+    include_children: bool = False
+    limit: int = LIMIT_DEFAULT
+
+
+# Checking filters
+
+
+class _FilterProblem(ValueError):
+    """A filter that is refused, as a sentence."""
+
+
+def task_filters(
+    *,
+    status: OneOrMore | None = None,
+    queue: OneOrMore | None = None,
+    name: OneOrMore | None = None,
+    error_code: OneOrMore | None = None,
+    since: datetime | None = None,
+    until: datetime | None = None,
+    limit: int = LIMIT_DEFAULT,
+    after: str | None = None,
+) -> BrokerResult[TaskFilters]:
+    """Check the arguments of ``tasks_where``; Err(INVALID_QUERY) names the wrong one."""
+
+    def check() -> TaskFilters:
+        _refuse_times(since, until)
+        return TaskFilters(
+            _statuses(status, TaskStatus),
+            _texts("queue", queue),
+            _texts("name", name),
+            _texts("error_code", error_code),
+            since,
+            until,
+            None if after is None else _task_cursor(after),
+            _checked_limit(limit),
+        )
+
+    return _checked(check)
+
+
+def run_filters(
+    *,
+    status: OneOrMore | None = None,
+    name: OneOrMore | None = None,
+    workflow_key: OneOrMore | None = None,
+    since: datetime | None = None,
+    until: datetime | None = None,
+    include_children: bool = False,
+    limit: int = LIMIT_DEFAULT,
+    after: str | None = None,
+) -> BrokerResult[RunFilters]:
+    """Check the arguments of ``runs_where``; Err(INVALID_QUERY) names the wrong one."""
+
+    def check() -> RunFilters:
+        _refuse_times(since, until)
+        if after is not None and run_position(after) is None:
+            raise _not_a_cursor(after)
+        return RunFilters(
+            _statuses(status, WorkflowStatus),
+            _texts("name", name),
+            _texts("workflow_key", workflow_key),
+            since,
+            until,
+            after,
+            include_children,
+            _checked_limit(limit),
+        )
+
+    return _checked(check)
+
+
+def _checked(check: Callable[[], Filters]) -> BrokerResult[Filters]:
+    try:
+        return Ok(check())
+    except _FilterProblem as problem:
+        return Err(BrokerOperationError(BrokerErrorCode.INVALID_QUERY, str(problem)))
+
+
+def _texts(field: str, value: OneOrMore | None) -> list[str]:
+    if value is None:
+        return []
+    found = [value] if isinstance(value, str) else list(value) if _is_iterable(value) else []
+    if not found or not all(isinstance(one, str) for one in found):
+        raise _FilterProblem(
+            f"{field} must be a text or several texts, not {value!r}; leave it out to match everything."
+        )
+    return found
+
+
+def _is_iterable(value: object) -> bool:
+    return isinstance(value, Iterable) and not isinstance(value, bytes)
+
+
+def _statuses(value: OneOrMore | None, kind: type[Status]) -> list[Status]:
+    known, wanted = [status.value for status in kind], _texts("status", value)
+    for one in wanted:
+        if one not in known:
+            raise _FilterProblem(f"status must be one of {', '.join(known)}, not {str(one)!r}.")
+    return [kind(one) for one in wanted]
+
+
+def _refuse_times(since: object, until: object) -> None:
+    for field, value in (("since", since), ("until", until)):
+        if value is not None and not (
+            isinstance(value, datetime) and value.utcoffset() is not None
+        ):
+            raise _FilterProblem(
+                f"{field} must be a datetime with a time zone, such as datetime.now(UTC), not {value!r}."
+            )
+    if isinstance(since, datetime) and isinstance(until, datetime) and since >= until:
+        raise _FilterProblem("since must be earlier than until.")
+
+
+def _checked_limit(limit: object) -> int:
+    if isinstance(limit, int) and not isinstance(limit, bool) and 1 <= limit <= LIMIT_MAX:
+        return limit
+    raise _FilterProblem(f"limit must be a whole number from 1 to {LIMIT_MAX:,}, not {limit!r}.")
+
+
+def _task_cursor(after: object) -> str:
+    if (stored := stored_form(after)) is None:
+        raise _not_a_cursor(after)
+    return stored
+
+
+def _not_a_cursor(after: object) -> _FilterProblem:
+    return _FilterProblem(f"after must be the next_cursor of a page, not {after!r}.")
+
+
+# Tasks
+
+
+def list_tasks(broker: PostgresBroker, filters: TaskFilters) -> BrokerResult[TaskPage]:
+    """List tasks, newest first.
+
+    Unfinished tasks are found at any age, and so are error codes. Other filters look at the newest
+    50,000 tasks; ``next_cursor`` leads further back.
+    """
+    return broker.perform(_READING, _task_script(filters))
+
+
+async def list_tasks_async(broker: PostgresBroker, filters: TaskFilters) -> BrokerResult[TaskPage]:
+    return await broker.perform_async(_READING, _task_script(filters))
+
+
+def _task_script(filters: TaskFilters) -> Script[TaskPage]:
+    until = first_id_at(filters.until) if filters.until else _LAST_ID
+    before = min(filters.after or _LAST_ID, until)
+    since = first_id_at(filters.since) if filters.since else _FIRST_ID
+    window = paging.LIST_WINDOW
+
+    def parameters(statuses: list[str]) -> ListTasks:
+        return ListTasks(
+            before=before,
+            since=since,
+            statuses=statuses,
+            queues=list(filters.queues),
+            names=list(filters.names),
+            error_codes=[column_code(code) or "" for code in filters.error_codes],
+            limit=filters.limit,
+        )
+
+    steps = ListSteps(
+        unfinished=lambda statuses: (list_live_tasks, parameters(statuses)),
+        newest=lambda statuses: (
+            list_newest_tasks,
+            ListNewestTasks(*parameters(statuses), window=window),
+        ),
+        window_edge=(end_of_window, Window(before, since, window)),
+        position=attrgetter("id"),
+        cursor=attrgetter("id"),
+        by_index=(lambda statuses: (list_tasks_by_error, parameters(statuses)))
+        if filters.error_codes
+        else None,
+    )
+    return page_script(steps, filters.statuses, filters.limit)
+
+
+# Runs of workflows
+
+
+def list_runs(broker: PostgresBroker, filters: RunFilters) -> BrokerResult[RunPage | None]:
+    """List runs, newest first; None when ``after`` is the id of a run that does not exist.
+
+    Unfinished runs are found at any age. Other filters look at the newest 50,000 runs;
+    ``next_cursor`` leads further back.
+    """
+    return broker.perform(_READING, _run_script(filters))
+
+
+async def list_runs_async(
+    broker: PostgresBroker, filters: RunFilters
+) -> BrokerResult[RunPage | None]:
+    return await broker.perform_async(_READING, _run_script(filters))
+
+
+def page_or_empty(page: RunPage | None) -> RunPage:
+    """Return the page; a checked cursor always has one."""
+    return Page([]) if page is None else page
+
+
+def run_cursor(run: RunPosition | RunSummary) -> str:
+    """Return the position of a run as text; it stays valid when the run is deleted."""
+    return f"{run.id}@{(run.created_at - _EPOCH) // _MICROSECOND}"
+
+
+def run_position(cursor: object) -> RunPosition | None:
+    """Return the position that ``run_cursor`` wrote, or None."""
+    run_id, _, microseconds = cursor.partition("@") if isinstance(cursor, str) else ("", "", "")
+    stored = stored_form(run_id)
+    if stored is None or not (microseconds.isascii() and microseconds.isdigit()):
+        return None
+    try:
+        return RunPosition(stored, _EPOCH + int(microseconds) * _MICROSECOND)
+    except (OverflowError, ValueError):
+        return None
+
+
+def _run_script(filters: RunFilters) -> Script[RunPage | None]:
+    before: RunPosition | None = _LAST_RUN
+    if filters.after is not None:
+        before = run_position(filters.after)
+        if before is None and (stored := stored_form(filters.after)):
+            before = one_or_none((yield read_run_position, RunId(stored)))
+    if before is None:
+        return None
+    if filters.until is not None and filters.until <= before.created_at:
+        before = RunPosition(_FIRST_ID, filters.until)
+    return (yield from page_script(_run_steps(filters, before), filters.statuses, filters.limit))
+
+
+def _run_steps(filters: RunFilters, before: RunPosition) -> ListSteps:
+    since, window = filters.since or _FIRST_TIME, paging.LIST_WINDOW
+
+    def parameters(statuses: list[str]) -> ListRuns:
+        return ListRuns(
+            before_at=before.created_at,
+            before_id=before.id,
+            since=since,
+            statuses=statuses,
+            names=list(filters.names),
+            workflow_keys=list(filters.workflow_keys),
+            include_children=filters.include_children,
+            limit=filters.limit,
+        )
+
+    return ListSteps(
+        unfinished=lambda statuses: (list_open_runs, parameters(statuses)),
+        newest=lambda statuses: (
+            list_newest_runs,
+            ListNewestRuns(*parameters(statuses), window=window),
+        ),
+        window_edge=(end_of_run_window, RunWindow(before.created_at, before.id, since, window)),
+        position=attrgetter("created_at", "id"),
+        cursor=run_cursor,
+    )

@@ -1,0 +1,13 @@
+"""Types of the queries of an application: ``app.tasks_where``, ``app.runs_where`` and their pages.
+
+They have a module of their own: programs that define and send tasks do not need them.
+"""
+
+from __future__ import annotations
+
+from horsies.db.paging import Page
+from horsies.db.statements.monitor import TaskSummary
+from horsies.db.statements.workflows import RunSummary
+from horsies.monitor.queries import LIMIT_MAX, OneOrMore, RunPage, TaskPage
+
+__all__ = ["LIMIT_MAX", "OneOrMore", "Page", "RunPage", "RunSummary", "TaskPage", "TaskSummary"]

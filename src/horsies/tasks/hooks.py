@@ -1,0 +1,177 @@
+"""Code of the application around its tasks: hooks of child processes, and generators around each call.
+
+An ``around_task`` generator gets the running task, yields once where the task is called, and gets its
+result there, or its exception.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NoReturn
+
+from horsies.current_task import CurrentTask, current_task
+from horsies.errors import ConfigurationError, ErrorCode
+from horsies.tasks.definition import TaskDefinition
+from horsies.tasks.invoke import run_coroutine
+
+ChildProcessHook = Callable[[], None] | Callable[[], Awaitable[None]]
+AroundTask = Callable[[CurrentTask], Iterator[None]] | Callable[[CurrentTask], AsyncIterator[None]]
+
+
+@dataclass(slots=True)
+class Hooks:
+    """The hooks of an application, in the order of their registration."""
+
+    start: list[ChildProcessHook] = field(default_factory=list)
+    stop: list[ChildProcessHook] = field(default_factory=list)
+    around: list[AroundTask] = field(default_factory=list)
+
+
+def add_once(hooks: list[Any], hook: object) -> None:
+    """Append a hook that is not there yet; a module may be imported twice."""
+    if not any(hook is known for known in hooks):
+        hooks.append(hook)
+
+
+def refuse_bad_hook(hook: object) -> None:
+    """Refuse a child process hook that cannot simply be called."""
+    if not callable(hook) or _is(hook, inspect.isasyncgenfunction, inspect.isgeneratorfunction):
+        raise ConfigurationError(
+            "A child process hook must be a function without parameters that does not yield.",
+            code=ErrorCode.CONFIG_INVALID_CHILD_HOOK,
+            help_text="use `def` or `async def` without `yield`",
+        )
+
+
+def refuse_bad_around(hook: object) -> None:
+    """Refuse a function that cannot be run around a task."""
+    if not _is(hook, inspect.isasyncgenfunction, inspect.isgeneratorfunction):
+        raise ConfigurationError(
+            "An around_task hook must be a generator function that takes the running task.",
+            code=ErrorCode.CONFIG_INVALID_CHILD_HOOK,
+            help_text="def session(task: CurrentTask) -> Iterator[None]: ...; yield; ...",
+        )
+
+
+def _is(hook: object, *kinds: Callable[[Any], bool]) -> bool:
+    """Tell whether calling `hook` only makes an object of one of these kinds."""
+    called = getattr(type(hook), "__call__", None)  # noqa: B004 - asked for its kind, not called
+    return any(is_kind(function) for is_kind in kinds for function in (hook, called))
+
+
+def as_plain_calls(hooks: Sequence[ChildProcessHook]) -> list[Callable[[], object]]:
+    """Return the hooks as functions that return when they are done; coroutines run on the loop that
+    asynchronous tasks use later.
+    """
+    return [
+        _on_the_loop(hook) if _is(hook, inspect.iscoroutinefunction) else hook for hook in hooks
+    ]
+
+
+def _on_the_loop(hook: Callable[[], Any]) -> Callable[[], object]:
+    def call() -> object:
+        return run_coroutine(hook())
+
+    return functools.update_wrapper(call, hook)
+
+
+def surround(definition: TaskDefinition, hooks: Sequence[AroundTask]) -> TaskDefinition:
+    """Return the definition with its function inside the hooks, the first one outermost."""
+    function = definition.function
+    for hook in reversed(hooks):
+        make = _async_call if definition.is_async else _call
+        function = make(hook, function)
+    return replace(definition, function=function)
+
+
+def _call(hook: AroundTask, function: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        around = _Around(hook)
+        run = run_coroutine if around.is_async else _run_without_waiting
+        run(around.enter())
+        try:
+            value = function(*args, **kwargs)
+        except BaseException as error:
+            run(around.fail(error))
+            raise
+        run(around.leave(value))
+        return value
+
+    return call
+
+
+def _async_call(hook: AroundTask, function: Callable[..., Any]) -> Callable[..., Any]:
+    async def call(*args: Any, **kwargs: Any) -> Any:
+        around = _Around(hook)
+        await around.enter()
+        try:
+            value = await function(*args, **kwargs)
+        except BaseException as error:
+            await around.fail(error)
+            raise
+        await around.leave(value)
+        return value
+
+    return call
+
+
+def _run_without_waiting(coroutine: Coroutine[Any, Any, None]) -> None:
+    """Run a coroutine that awaits nothing, without an event loop."""
+    try:
+        coroutine.send(None)
+    except StopIteration:
+        return
+
+
+class _Around:
+    """One call of a hook: the way of its generator through the attempt."""
+
+    def __init__(self, hook: AroundTask) -> None:
+        self._name = getattr(hook, "__qualname__", repr(hook))
+        self._generator: Any = hook(current_task())
+        self.is_async = hasattr(self._generator, "asend")
+
+    async def enter(self) -> None:
+        if not await self._step("send", None):
+            raise RuntimeError(
+                f"The around_task hook {self._name} did not yield; the task was not called."
+            )
+
+    async def leave(self, value: object) -> None:
+        if await self._step("send", value):
+            await self._refuse_second_yield()
+
+    async def fail(self, error: BaseException) -> None:
+        """Pass the exception of the task on; a hook may replace it, but not make it a success."""
+        try:
+            has_yielded = await self._step("throw", error)
+        except BaseException as raised:
+            is_wrapped = isinstance(error, StopIteration) and raised.__cause__ is error
+            if raised is error or is_wrapped:
+                return
+            raise
+        if has_yielded:
+            await self._refuse_second_yield()
+
+    async def _step(self, method: str, argument: object) -> bool:
+        """Resume the generator; True if it yielded, False if it has ended."""
+        try:
+            if self.is_async:
+                await getattr(self._generator, f"a{method}")(argument)
+            else:
+                getattr(self._generator, method)(argument)
+        except (StopIteration, StopAsyncIteration):
+            return False
+        return True
+
+    async def _refuse_second_yield(self) -> NoReturn:
+        if self.is_async:
+            await self._generator.aclose()
+        else:
+            self._generator.close()
+        raise RuntimeError(
+            f"The around_task hook {self._name} yielded twice; it must yield once, around the task."
+        )

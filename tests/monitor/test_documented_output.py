@@ -1,0 +1,56 @@
+"""The output of `horsies show` in docs/operating.md is that of the command."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from tests.monitor.conftest import Run
+from tests.support.database import Database
+from tests.support.doc_pages import blocks, page
+from tests.support.rows import add_attempt, add_task
+
+
+def at(seconds: float) -> datetime:
+    return datetime.fromtimestamp(
+        datetime(2026, 11, 15, 3, 31, tzinfo=UTC).timestamp() + seconds, UTC
+    )
+
+
+def test_a_task_is_shown_as_in_the_documentation(horsies: Run, database: Database) -> None:
+    (documented,) = [
+        block.text
+        for block in blocks(page("operating.md"))
+        if block.text.startswith("$ horsies show")
+    ]
+    command, _, expected = documented.partition("\n")
+    task_id = command.split()[-1]
+    process = {"worker_hostname": "vm", "worker_pid": 1788}
+    add_task(
+        database,
+        id=task_id,
+        task_name="charge_card",
+        queue_name="payments",
+        priority=1,
+        status="FAILED",
+        error_code="CARD_REFUSED",
+        sent_at=at(56.970),
+        enqueued_at=at(57.081),
+        claimed_at=at(59.164),
+        started_at=at(59.164),
+        failed_at=at(59.178),
+        timeout_ms=30_000,
+        claimed_by_worker_id="01a1dd43-015d-7e56-a478-f3081dcc4f6d",
+        task_options='{"retry_policy":null,"good_until":null}',
+        **process,
+    )
+    add_attempt(
+        database,
+        task_id,
+        outcome="FAILED",
+        started_at=at(59.164),
+        finished_at=at(59.178),
+        error_code="CARD_REFUSED",
+        error_message="the bank said no",
+        **process,
+    )
+    assert horsies("show", task_id).out == expected

@@ -1,0 +1,268 @@
+"""Options of one send: stored with the task, part of its fingerprint, kept by a retry of the send."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from horsies import (
+    AppConfig,
+    ConfigurationError,
+    CustomQueueConfig,
+    Horsies,
+    OutgoingTask,
+    PostgresConfig,
+    QueueMode,
+    RetryPolicy,
+    TaskSendError,
+    TaskSendErrorCode,
+)
+from horsies.tasks.headers import set_inherited
+from horsies.tasks.options import SendOptions
+from horsies.tasks.request import Stamp, TaskSendResult, prepare, replay
+from tests.support.applications import Call
+from tests.support.database import Database
+from tests.support.rows import row_of, stored
+from tests.tasks.conftest import Task, add_task
+
+POLICY = RetryPolicy.fixed([1, 2], auto_retry_for=["BUSY"])
+MANY: dict[str, Any] = {
+    "queue_name": "reports",
+    "timeout_ms": 2_500,
+    "retry_policy": POLICY,
+    "headers": {"tenant": "blue", "trace": "é"},
+    "retention": timedelta(hours=2),
+    "delay": timedelta(minutes=10),
+}
+
+
+@pytest.fixture
+def queued(process_url: str, connection: Database) -> Iterator[Horsies]:
+    queues = [CustomQueueConfig(name="mail"), CustomQueueConfig(name="reports", priority=7)]
+    broker = PostgresConfig(database_url=process_url, pool_size=1, max_overflow=1)
+    app = Horsies(AppConfig(broker=broker, queue_mode=QueueMode.CUSTOM, custom_queues=queues))
+    yield app
+    app.close()
+
+
+@pytest.fixture
+def inheriting() -> Iterator[None]:
+    set_inherited({"tenant": "red", "user": "ada"})
+    yield
+    set_inherited(None)
+
+
+def refusal(sent: TaskSendResult[Any]) -> str:
+    error = sent.unwrap_err()
+    assert error.code is TaskSendErrorCode.VALIDATION_FAILED
+    return error.message
+
+
+def test_options_of_a_send_replace_those_of_its_task(
+    queued: Horsies, connection: Database, call: Call
+) -> None:
+    add = add_task(queued, queue_name="mail", timeout_ms=100)
+    sender = add.with_options(**MANY)
+    handles = [call(queued, sender, "send", 1).unwrap()]
+    handles += call(queued, sender, "send_many", [add.bind(1)]).unwrap()
+    for handle in handles:
+        row = row_of(connection, handle.task_id)
+        assert (row["queue_name"], row["priority"], row["timeout_ms"]) == ("reports", 7, 2_500)
+        assert (row["max_retries"], row["retention"]) == (2, "02:00:00")
+        options = json.loads(row["task_options"])
+        assert options["retry_policy"] == POLICY.to_json()
+        assert options["headers"] == MANY["headers"]
+        waits = datetime.fromisoformat(row["enqueued_at"]) - datetime.fromisoformat(row["sent_at"])
+        assert timedelta(minutes=9) < waits < timedelta(minutes=11)
+    plain = row_of(connection, add.send(1).unwrap().task_id)
+    assert (plain["queue_name"], plain["timeout_ms"], plain["retention"]) == ("mail", 100, None)
+    assert "headers" not in json.loads(plain["task_options"])
+
+
+@pytest.mark.parametrize("many", [False, True])
+def test_a_task_sent_for_a_time_waits_for_it_and_one_of_the_past_does_not_overtake(
+    add: Task, connection: Database, many: bool
+) -> None:
+    for hours in (-1, 1):
+        at = datetime.now(UTC) + timedelta(hours=hours)
+        sender = add.with_options(at=at)
+        sender.send_many([add.bind(1)]).unwrap() if many else sender.send(1).unwrap()
+    past, future = stored(connection)
+    assert past["enqueued_at"] == past["created_at"]
+    assert future["enqueued_at"] == at
+
+
+CHANGES: dict[str, Any] = {
+    **MANY,
+    "at": datetime(2030, 1, 1, tzinfo=UTC),
+    "priority": 3,
+    "good_until": datetime(2031, 1, 1, tzinfo=UTC),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_every_option_is_part_of_the_fingerprint_and_of_a_retried_send(
+    queued: Horsies, name: str
+) -> None:
+    definition = add_task(queued, queue_name="mail").definition
+    options = SendOptions(**{name: CHANGES[name]})
+    request = prepare(queued.config, definition, options, (1,), {}).unwrap()
+    stamp = Stamp(request.row.id, request.row.sent_at)
+    usual = prepare(queued.config, definition, SendOptions(), (1,), {}, stamp=stamp).unwrap()
+    assert request.row.enqueue_sha != usual.row.enqueue_sha
+    assert request.row != usual.row._replace(enqueue_sha=request.row.enqueue_sha)
+    error = failed(request)
+    assert replay(definition, error, scheduled=False).unwrap().row == request.row
+
+
+def failed(request: Any) -> Any:
+    code = TaskSendErrorCode.ENQUEUE_FAILED
+    return TaskSendError(code, "lost", True, request.row.id, request.payload)
+
+
+def test_a_queue_of_the_task_is_one_of_the_application(queued: Horsies) -> None:
+    add = add_task(queued, queue_name="mail")
+    message = refusal(add.with_options(queue_name="elsewhere").send(1))
+    assert "no queue 'elsewhere'; choose one of mail, reports, or use app.send_by_name" in message
+
+
+# Headers
+
+
+def test_a_send_inside_a_task_takes_over_the_headers_of_the_task(
+    add: Task, connection: Database, inheriting: None
+) -> None:
+    add.send(1).unwrap()
+    add.with_options(headers={"tenant": "blue"}).send(2).unwrap()
+    add.send_many([add.bind(3)]).unwrap()
+    headers = [json.loads(row["task_options"])["headers"] for row in stored(connection)]
+    own = {"tenant": "blue", "user": "ada"}
+    assert headers == [{"tenant": "red", "user": "ada"}, own, {"tenant": "red", "user": "ada"}]
+
+
+@pytest.mark.parametrize(
+    ("headers", "problem"),
+    [
+        ("tenant", "headers must be a dictionary of texts, not str"),
+        ({1: "a"}, "the name of a header must be a text"),
+        ({"": "a"}, "the name of a header must be a text that is not empty"),
+        ({"tenant": 1}, "header 'tenant' must be a text, not int"),
+        ({"tenant": "a\0"}, "header 'tenant' contains a NUL character"),
+        ({"tenant": "\ud800"}, "header 'tenant' contains a lone surrogate"),
+        ({"tenant": "é" * 5_000}, "headers are 10,006 bytes, more than 8,192"),
+    ],
+)
+def test_headers_that_cannot_be_stored_are_refused(
+    add: Task, connection: Database, headers: Any, problem: str
+) -> None:
+    assert problem in refusal(add.with_options(headers=headers).send(1))
+    assert stored(connection) == []
+
+
+# By name
+
+
+def test_a_task_is_sent_by_its_name_to_a_queue_of_another_application(
+    app: Horsies, connection: Database, call: Call
+) -> None:
+    options = {"queue_name": "mail.of-others", "timeout_ms": 500, "retry_policy": POLICY}
+    handle = call(app, app, "send_by_name", "mail", {"to": ["a", 1, None]}, **options).unwrap()
+    row = row_of(connection, handle.task_id)
+    assert (row["task_name"], row["queue_name"], row["priority"]) == ("mail", "mail.of-others", 100)
+    assert (row["args"], json.loads(row["kwargs"])) == ("[]", {"to": ["a", 1, None]})
+    assert (row["timeout_ms"], row["max_retries"]) == (500, 2)
+
+
+def test_a_known_task_sent_by_name_keeps_its_options(queued: Horsies, connection: Database) -> None:
+    add_task(queued, queue_name="reports", timeout_ms=100, retry_policy=POLICY)
+    row = row_of(connection, queued.send_by_name("add", {"a": 1}).unwrap().task_id)
+    assert (row["queue_name"], row["priority"], row["timeout_ms"]) == ("reports", 7, 100)
+    assert row["max_retries"] == 2
+    row = row_of(connection, queued.send_by_name("add", {}, queue_name="x").unwrap().task_id)
+    assert (row["queue_name"], row["priority"], row["timeout_ms"]) == ("x", 100, 100)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "problem"),
+    [
+        (("", {}), {"queue_name": "mail"}, "a task name is a text of 1 to 255 characters"),
+        (([], {}), {"queue_name": "mail"}, "a task name is a text of 1 to 255 characters"),
+        (("x", {}), {}, "send_by_name needs a queue_name in CUSTOM queue mode"),
+        (("x", {}), {"queue_name": "a b"}, "the queue name 'a b' must consist of letters"),
+        (("x", {}), {"queue_name": 7}, "queue_name must be a text, not int"),
+        (("x", [1]), {"queue_name": "mail"}, "one dictionary of JSON values, not list"),
+        (
+            ("x", {"at": object()}),
+            {"queue_name": "mail"},
+            "at holds a value that cannot be written",
+        ),
+        (("x", {}), {"queue_name": "mail", "timeout_ms": 1}, "timeout_ms must be a whole number"),
+    ],
+)
+def test_a_send_by_name_that_cannot_be_stored_is_refused(
+    queued: Horsies, arguments: Any, options: Any, problem: str
+) -> None:
+    assert problem in refusal(queued.send_by_name(*arguments, **options))
+
+
+def test_a_failed_send_by_name_is_retried_from_its_error(app: Horsies, call: Call) -> None:
+    first = app.send_by_name("mail", {"to": "a"}, delay=timedelta(hours=1)).unwrap()
+    request = prepare(app.config, add_task(app).definition, SendOptions(), (1,), {}).unwrap()
+    retried = call(app, app, "retry_send", failed(request)).unwrap()
+    assert retried.task_id == request.row.id != first.task_id
+    assert call(app, app, "retry_send", failed(request)).unwrap().task_id == request.row.id
+    assert "only the TaskSendError" in refusal(call(app, app, "retry_send", None))
+
+
+# Hooks
+
+
+def test_a_hook_sees_each_send_once_and_adds_headers(
+    app: Horsies, add: Task, connection: Database, inheriting: None
+) -> None:
+    seen: list[Any] = []
+
+    @app.on_send
+    def note(outgoing: OutgoingTask) -> None:
+        seen.append((outgoing.task_name, outgoing.queue_name, outgoing.count))
+        outgoing.headers["trace"] = f"{len(seen)}"
+
+    refusal(add.send("not a number"))
+    add.with_options(headers={"user": "eve"}).send(1).unwrap()
+    add.send_many([add.bind(1), add.bind(2)]).unwrap()
+    app.send_by_name("mail", queue_name="post").unwrap()
+    assert seen == [("add", "default", 1), ("add", "default", 2), ("mail", "post", 1)]
+    headers = [json.loads(row["task_options"])["headers"] for row in stored(connection)]
+    assert headers[0] == {"tenant": "red", "user": "eve", "trace": "1"}
+    assert [one["trace"] for one in headers] == ["1", "2", "2", "3"]
+
+
+def test_a_hook_that_raises_is_a_failed_send(
+    app: Horsies, add: Task, connection: Database, call: Call
+) -> None:
+    @app.on_send
+    def broken(outgoing: OutgoingTask) -> None:
+        if outgoing.count == 1:
+            raise LookupError("no tenant")
+        outgoing.headers["x"] = 1  # type: ignore[assignment]
+
+    sent = call(app, add, "send", 1)
+    assert refusal(sent) == (
+        "Task 'add' was not sent: the on_send hook 'broken' raised LookupError: no tenant."
+    )
+    assert isinstance(sent.unwrap_err().exception, LookupError)
+    assert "header 'x' must be a text" in refusal(add.send_many([add.bind(1), add.bind(2)]))
+    assert stored(connection) == []
+
+
+def test_a_hook_cannot_be_asynchronous(app: Horsies) -> None:
+    async def hook(outgoing: OutgoingTask) -> None: ...
+
+    with pytest.raises(
+        ConfigurationError, match="must be a plain function that takes the outgoing"
+    ):
+        app.on_send(hook)  # type: ignore[type-var]

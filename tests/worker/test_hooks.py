@@ -1,0 +1,183 @@
+"""Generators around tasks, as a child runs them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import pytest
+
+from horsies import AppConfig, ConfigurationError, Horsies, PostgresConfig, TaskError, TaskResult
+from horsies.current_task import CurrentTask, set_running_task
+from horsies.errors import TaskStopped
+from horsies.tasks.headers import inherited
+from horsies.worker.child.execute import AppProgram
+from horsies.worker.protocol import Assignment, ChildReport
+
+BROKER = PostgresConfig(database_url="postgresql://localhost/unused")
+
+
+@pytest.fixture
+def steps() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def app(steps: list[str]) -> Horsies:
+    app = Horsies(AppConfig(broker=BROKER))
+
+    @app.task("work")
+    def work(fails: bool = False) -> TaskResult[int, TaskError]:
+        steps.append("work")
+        if fails:
+            raise KeyError("missing")
+        return TaskResult(ok=1)
+
+    @app.task("work_async")
+    async def work_async(fails: bool = False) -> TaskResult[int, TaskError]:
+        await asyncio.sleep(0)
+        return work.definition.function(fails)  # type: ignore[no-any-return]
+
+    @app.task("stop")
+    def stop() -> TaskResult[int, TaskError]:
+        raise TaskStopped
+
+    return app
+
+
+def run(app: Horsies, name: str, *args: Any, stored: str = "") -> ChildReport:
+    assignment = Assignment("id-1", 1, name, 2, json.dumps(args), "{}", None, None, stored)
+    set_running_task(CurrentTask(assignment, 0.0))
+    try:
+        return AppProgram(app).execute(assignment)
+    finally:
+        set_running_task(None)
+
+
+def add_sync(app: Horsies, steps: list[str], name: str) -> None:
+    @app.around_task
+    def around(task: CurrentTask) -> Iterator[None]:
+        steps.append(f"{name} before {task.id}")
+        try:
+            result = yield
+            steps.append(f"{name} got {result}")
+        except BaseException as error:
+            steps.append(f"{name} saw {type(error).__name__}")
+            raise
+
+
+def add_async(app: Horsies, steps: list[str], name: str) -> None:
+    @app.around_task
+    async def around(task: CurrentTask) -> AsyncIterator[None]:
+        await asyncio.sleep(0)
+        steps.append(f"{name} before {task.id}")
+        try:
+            result = yield
+            steps.append(f"{name} got {result}")
+        except BaseException as error:
+            await asyncio.sleep(0)
+            steps.append(f"{name} saw {type(error).__name__}")
+            raise
+
+
+@pytest.mark.parametrize("task", ["work", "work_async"])
+@pytest.mark.parametrize("adders", [(add_sync, add_async), (add_async, add_sync)])
+def test_hooks_nest_in_the_order_of_their_registration(
+    app: Horsies, steps: list[str], task: str, adders: tuple[Any, Any]
+) -> None:
+    for add, name in zip(adders, ("outer", "inner"), strict=True):
+        add(app, steps, name)
+    assert run(app, task).ok
+    shown = [step.partition(" got ")[0] for step in steps]
+    assert shown == ["outer before id-1", "inner before id-1", "work", "inner", "outer"]
+    steps.clear()
+    report = run(app, task, True)
+    assert report.error_code == "UNHANDLED_EXCEPTION"
+    assert "raised KeyError" in (report.error_message or "")
+    assert steps[2:] == ["work", "inner saw KeyError", "outer saw KeyError"]
+
+
+def test_a_stop_passes_through_the_hooks(app: Horsies, steps: list[str]) -> None:
+    add_sync(app, steps, "outer")
+    with pytest.raises(TaskStopped):
+        run(app, "stop")
+    assert steps == ["outer before id-1", "outer saw TaskStopped"]
+
+
+def test_a_hook_that_swallows_the_exception_does_not_make_it_a_success(app: Horsies) -> None:
+    @app.around_task
+    def swallow(task: CurrentTask) -> Iterator[None]:
+        try:
+            yield
+        except KeyError:
+            return
+
+    assert "KeyError" in (run(app, "work", True).error_message or "")
+
+
+def test_a_hook_may_fail_the_task_and_replace_its_exception(app: Horsies) -> None:
+    @app.around_task
+    def commit(task: CurrentTask) -> Iterator[None]:
+        try:
+            yield
+        except KeyError as error:
+            raise ValueError("replaced") from error
+        raise OSError("the commit failed")
+
+    assert "OSError: the commit failed" in (run(app, "work").error_message or "")
+    assert "ValueError: replaced" in (run(app, "work", True).error_message or "")
+
+
+@pytest.mark.parametrize("task", ["work", "work_async"])
+@pytest.mark.parametrize("is_async", [False, True])
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_hook_that_yields_twice_or_never_is_one_clear_error(
+    app: Horsies, steps: list[str], task: str, is_async: bool, fails: bool
+) -> None:
+    def twice(task: CurrentTask) -> Iterator[None]:
+        for _ in range(2):
+            try:
+                yield
+            except KeyError:
+                continue
+
+    async def twice_async(task: CurrentTask) -> AsyncIterator[None]:
+        for _ in range(2):
+            try:
+                yield
+            except KeyError:
+                continue
+
+    app.hooks.around[:] = [twice_async if is_async else twice]
+    assert "yielded twice" in (run(app, task, fails).error_message or "")
+
+    def never(task: CurrentTask) -> Iterator[None]:
+        yield from ()
+
+    steps.clear()
+    app.hooks.around[:] = [never]
+    assert "did not yield" in (run(app, task).error_message or "")
+    assert steps == []
+
+
+@pytest.mark.parametrize("hook", [None, lambda task: None, asyncio.sleep])
+def test_a_hook_that_is_not_a_generator_function_is_refused(app: Horsies, hook: Any) -> None:
+    with pytest.raises(ConfigurationError, match="must be a generator function"):
+        app.around_task(hook)
+
+
+def test_sends_of_a_task_inherit_its_headers(app: Horsies) -> None:
+    seen: list[dict[str, str]] = []
+
+    @app.around_task
+    def look(task: CurrentTask) -> Iterator[None]:
+        seen.append(dict(inherited()))
+        yield
+
+    options = json.dumps({"headers": {"tenant": "a"}})
+    run(app, "work", stored=f"1\x000\x00default\x00{options}\x00" + "\n" * 7)
+    run(app, "work")
+    assert seen == [{"tenant": "a"}, {}]
+    assert inherited() == {}
