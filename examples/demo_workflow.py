@@ -12,8 +12,6 @@ from horsies import (
     MapNode,
     SignalNode,
     SubWorkflowNode,
-    TaskError,
-    TaskResult,
     WorkflowDefinition,
     WorkflowSpec,
     from_node,
@@ -23,33 +21,33 @@ PRICES = {"oats": 5, "saddle": 90, "brush": 7}
 
 
 @app.task("list_orders")
-def list_orders() -> TaskResult[list[str], TaskError]:
+def list_orders() -> list[str]:
     """List the orders to price."""
-    return TaskResult(ok=list(PRICES))
+    return list(PRICES)
 
 
 @app.task("price_order")
-def price_order(order: str) -> TaskResult[int, TaskError]:
+def price_order(order: str) -> int:
     """Price one order."""
-    return TaskResult(ok=PRICES[order])
+    return PRICES[order]
 
 
 @app.task("add_up")
-def add_up(prices: list[int]) -> TaskResult[int, TaskError]:
+def add_up(prices: list[int]) -> int:
     """Add up the values of the map, which are in the order of its list."""
-    return TaskResult(ok=sum(prices))
+    return sum(prices)
 
 
 @app.task("book_carrier")
-def book_carrier(total: int) -> TaskResult[str, TaskError]:
+def book_carrier(total: int) -> str:
     """Choose a carrier by the value of the goods."""
-    return TaskResult(ok="insured" if total > 100 else "by mail")
+    return "insured" if total > 100 else "by mail"
 
 
 @app.task("print_label")
-def print_label(carrier: str) -> TaskResult[str, TaskError]:
+def print_label(carrier: str) -> str:
     """Print the label of the parcel."""
-    return TaskResult(ok=f"fragile, {carrier}")
+    return f"fragile, {carrier}"
 
 
 class Shipping(WorkflowDefinition[str]):

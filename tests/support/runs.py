@@ -52,9 +52,16 @@ def start(connection: Connection[Any], *specs: WorkflowSpec[Any]) -> list[str]:
 
 
 def execute_node(
-    app: Horsies, spec: WorkflowSpec[Any], node_id: str, results: Mapping[str, str]
+    app: Horsies,
+    spec: WorkflowSpec[Any],
+    node_id: str,
+    results: Mapping[str, str],
+    kwargs: str | None = None,
 ) -> ChildReport:
-    """Run a node's task as a child does, with these stored results of other nodes by node id."""
+    """Run a node's task as a child does, with these stored results of other nodes by node id.
+
+    ``kwargs`` are the stored arguments of an item of a map.
+    """
     rows = {row["node_id"]: row for row in json.loads(plan(spec, new_id()))["nodes"]}
     sources = tuple(
         NodeInput(rows[one]["task_index"], rows[one]["kind"], rows[one]["task_name"], text)
@@ -62,9 +69,8 @@ def execute_node(
     )
     row, run_id = rows[node_id], new_id()
     part = NodePart(run_id, row["task_index"], row["inputs"], sources, root_workflow_id=run_id)
-    return execute(
-        app, Assignment("task", 1, row["task_name"], 1, "[]", row["task_kwargs"], None, part)
-    )
+    stored = row["task_kwargs"] if kwargs is None else kwargs
+    return execute(app, Assignment("task", 1, row["task_name"], 1, "[]", stored, None, part))
 
 
 def status(connection: Connection[Any], run_id: str) -> str:

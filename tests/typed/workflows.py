@@ -117,8 +117,8 @@ def results_handed_on() -> None:
 
 
 @app.task("ship")
-def ship(order: int, note: str | None = None, weight: float = 0.0) -> TaskResult[str, TaskError]:
-    return TaskResult(ok="")
+def ship(order: int, note: str | None = None, weight: float = 0.0) -> str:
+    return ""
 
 
 @app.task("pack")
@@ -127,8 +127,8 @@ def pack(
     maybe: list[int | None] | None = None,
     results: list[TaskResult[int, TaskError]] | None = None,
     first: TaskResult[int, TaskError] | None = None,
-) -> TaskResult[None, TaskError]:
-    return TaskResult(ok=None)
+) -> None:
+    return None
 
 
 def values_handed_on() -> None:

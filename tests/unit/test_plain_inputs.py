@@ -257,3 +257,40 @@ def test_keyword_arguments_with_a_type_take_values() -> None:
 
     report = run(joined(count.node()(), named), '{"ok":3}')
     assert json.loads(report.result_json) == {"ok": {"x": 3}}
+
+
+# The annotation of the element, whether items may fail, the stored element, and what arrives.
+ELEMENTS: dict[str, tuple[Any, bool, str, str]] = {
+    "value": (int, False, '{"ok":3}', "3"),
+    "optional value": (int | None, True, '{"ok":3}', "3"),
+    "failed item": (int | None, True, FAILED, "None"),
+    "result": (WHOLE, True, '{"ok":3}', "TaskResult("),
+}
+
+
+def over_map(annotation: Any, *, may_fail: bool) -> WorkflowSpec[Any]:
+    first = map_of(allow_failed_items=may_fail, node_id="first")
+    second = MapNode(taking(annotation), over=first, each="x", node_id="taker")
+    return app.workflow("maps", [first.over, first, second], definition_key="plain_inputs.maps")
+
+
+@pytest.mark.parametrize("case", ELEMENTS)
+def test_a_map_over_a_map_takes_values_of_items(case: str) -> None:
+    annotation, may_fail, stored, expected = ELEMENTS[case]
+    spec = over_map(annotation, may_fail=may_fail)
+    report = execute_node(app, spec, "taker", {}, f'{{"x":{stored}}}')
+    assert report.ok, report.error_message
+    assert json.loads(report.result_json)["ok"].startswith(expected)
+
+
+def test_elements_that_may_have_no_value_are_refused() -> None:
+    (error,) = errors_of(lambda: over_map(int, may_fail=True))
+    assert "annotated int, but the elements are int | None" in error.message
+    (error,) = errors_of(lambda: over_map(str, may_fail=False))
+    assert "annotated str, but the elements are int" in error.message
+
+
+def test_an_element_of_another_release_that_has_no_value_is_not_passed() -> None:
+    spec = over_map(int, may_fail=False)
+    report = execute_node(app, spec, "taker", {}, f'{{"x":{FAILED}}}')
+    assert not report.was_called

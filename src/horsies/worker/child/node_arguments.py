@@ -31,7 +31,7 @@ from horsies.workflow.nodes.type_compat import (
     takes_value,
 )
 
-_NO_INPUTS: Mapping[str, Mapping[str, int]] = {"args": {}, "context": {}}
+_NO_INPUTS: Mapping[str, Any] = {"args": {}, "context": {}}
 _CORRUPT_INPUTS = CodecError("The stored inputs of this node are not a JSON object.", "")
 
 
@@ -45,9 +45,6 @@ def build_call(
     """
     node = assignment.node
     assert node is not None
-    given = signature.decode_keywords(kwargs_json)
-    if isinstance(given, Err):
-        return given
     sources = {source.task_index: source for source in node.sources}
     try:
         stored = _NO_INPUTS if node.inputs_json is None else from_json(node.inputs_json)
@@ -56,8 +53,13 @@ def build_call(
         members = {
             node_id: sources[index] for node_id, index in context.items() if index in sources
         }
+        if element := stored.get("element"):
+            kwargs_json = _with_value_of(kwargs_json, signature, element)
     except (ValueError, TypeError, KeyError, AttributeError):
         return Err(_CORRUPT_INPUTS)
+    given = signature.decode_keywords(kwargs_json)
+    if isinstance(given, Err):
+        return given
     results: dict[str, Any] = {}
     for name, (index, source) in taken.items():
         argument = _argument(signature, name, index, source)
@@ -66,6 +68,17 @@ def build_call(
         results.update(argument.value)
     injected = _injected(app, assignment, node, signature, members)
     return signature.complete_call({**given.value, **results}, injected)
+
+
+def _with_value_of(kwargs_json: str, signature: CallSignature, element: str) -> str:
+    """Return the stored arguments of a map over a map with the value of the element's result.
+
+    A failed item has none and becomes null, which only an annotation that allows None accepts.
+    """
+    if not takes_value(signature.annotation_of(element)):
+        return kwargs_json
+    kwargs = from_json(kwargs_json)
+    return to_json({**kwargs, element: kwargs[element].get("ok")}).decode()
 
 
 def _argument(

@@ -306,6 +306,8 @@ def _element_problem(call: _Call, node: MapNode[Any], each: str | None) -> str |
     if element is UNKNOWN_TYPE:
         return f"runs over {_id(node.over)}, whose value is {type_text(given)}, not a list"
     annotation = call.signature.annotations.get(each or "", Any)
+    if isinstance(node.over, MapNode) and takes_value(annotation):
+        element = element_type(_taken_type(node.over, annotation))
     if fits(element, annotation):
         return None
     return (

@@ -35,6 +35,7 @@ from horsies.workflow.nodes.nodes import (
     TaskCallingNode,
     TaskNode,
 )
+from horsies.workflow.nodes.type_compat import takes_value
 
 EXPAND_TASK = "horsies.expand"
 SLEEP_TASK = "horsies.sleep"
@@ -330,7 +331,8 @@ def _internal_values(graph: Graph, task_name: str) -> dict[str, Any]:
 
 
 def _inputs(node: CallingNode[Any]) -> str | None:
-    if not node.args_from and not node.workflow_ctx_from:
+    element = _unwrapped_element(node)
+    if not node.args_from and not node.workflow_ctx_from and element is None:
         return None
     context = sorted(node.workflow_ctx_from or (), key=_index)
     # Sorted here and not for the fingerprint alone, because reading the text again costs more.
@@ -338,8 +340,17 @@ def _inputs(node: CallingNode[Any]) -> str | None:
         {
             "args": {name: node.args_from[name].index for name in sorted(node.args_from)},
             "context": {one.node_id: one.index for one in context},
+            **({} if element is None else {"element": element}),
         }
     ).decode()
+
+
+def _unwrapped_element(node: CallingNode[Any]) -> str | None:
+    """Return the parameter of a map over a map that takes the value of an item, not its result."""
+    if not isinstance(node, MapNode) or not isinstance(node.over, MapNode) or node.each is None:
+        return None
+    annotation = node.fn.definition.signature.annotation_of(node.each)
+    return node.each if takes_value(annotation) else None
 
 
 def _index(node: AnyNode) -> int:
