@@ -1,4 +1,4 @@
-"""Fixtures: an application written as a module."""
+"""Fixtures: an application written as a module, and the command line inside this process."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 
 from horsies import Horsies
+from tests.monitor.conftest import database as database
+from tests.monitor.conftest import horsies as horsies
 
 HEADER = """
 from typing import Any

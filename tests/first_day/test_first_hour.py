@@ -1,9 +1,11 @@
-"""The first hour with Horsies: calls that look right, fail, and must say so."""
+"""What a newcomer does in the first hour, with the case that once failed for each of it."""
 
 from __future__ import annotations
 
 import importlib
+import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -11,15 +13,17 @@ import tempfile
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import psycopg
 import pytest
+from psycopg import sql
 from pydantic import BaseModel
 
 from horsies import (
     AnyNode,
     AppConfig,
+    ConfigurationError,
     Err,
     ErrorCode,
     Horsies,
@@ -28,6 +32,7 @@ from horsies import (
     PostgresConfig,
     SignalNode,
     SleepNode,
+    TaskDefinitionError,
     TaskError,
     TaskResult,
     WorkflowContext,
@@ -35,16 +40,19 @@ from horsies import (
 from horsies.check import live_errors
 from horsies.db.migrate import apply_migrations
 from horsies.db.statements.turn import ClaimTasks, claim_tasks
+from horsies.ids import new_id
 from horsies.retry import resolve_exception_code
 from horsies.tasks.broker import BrokerErrorCode, BrokerOperationError
 from horsies.tasks.handle import TaskHandle
 from horsies.worker.child.execute import execute
+from horsies.worker.cpus import usable_cpus
 from horsies.worker.protocol import Assignment
-from tests.support.applications import Call
+from tests.monitor.conftest import Run
+from tests.support.applications import Call, app_at
 from tests.support.database import Database
 from tests.support.doc_pages import REPOSITORY
 from tests.support.proxy import Proxy
-from tests.support.rows import finish, row_of
+from tests.support.rows import add_task, add_worker, ago, finish, row_of
 from tests.support.turns import Hands
 
 NOWHERE = AppConfig(broker=PostgresConfig(database_url="postgresql://localhost/unused"))
@@ -472,3 +480,388 @@ def test_a_builder_in_the_module_of_the_application_must_be_registered(
     assert "'forgotten'" in error.message
     home.forgotten.__horsies_no_check__ = True
     assert app.check() == []
+
+
+URL = "postgresql://app:hunter2@127.0.0.1:1/shop"
+
+
+# The database as a URL
+
+
+def test_an_application_takes_a_url() -> None:
+    assert Horsies(URL).config == AppConfig(broker=PostgresConfig(database_url=URL))
+
+
+@pytest.mark.parametrize("url", ["", "mysql://localhost/shop"])
+def test_a_wrong_url_is_refused_at_once(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+    monkeypatch.setenv("HORSIES_DATABASE_URL", URL)
+    with pytest.raises(ConfigurationError) as refused:
+        Horsies(url)
+    assert refused.value.code is ErrorCode.BROKER_INVALID_URL
+
+
+@pytest.mark.parametrize("config", [PostgresConfig(database_url=URL), {"database_url": URL}, 7])
+def test_other_configurations_are_refused_by_type(config: object) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        Horsies(cast("Any", config))
+    kind = type(config).__name__
+    assert refused.value.message == f"Horsies takes an AppConfig or a database URL, not {kind}."
+    assert "hunter2" not in str(refused.value)
+
+
+# Functions that are not registered as meant
+
+
+def test_a_decorator_without_a_name_registers_the_function() -> None:
+    app = Horsies(URL)
+
+    @app.task
+    def send_invoice(number: int) -> TaskResult[int, TaskError]:
+        return TaskResult(ok=number)
+
+    assert app.list_tasks() == [f"{__name__}.send_invoice"]
+    assert send_invoice(7).ok == 7
+
+
+@pytest.mark.parametrize("name", ["self", "cls"])
+def test_a_method_is_refused(name: str) -> None:
+    app, names = Horsies(URL), {"TaskResult": TaskResult, "TaskError": TaskError}
+    source = f"""
+class Mailer:
+    @app.task("greet")
+    def greet({name}, to: str) -> TaskResult[str, TaskError]:
+        return TaskResult(ok=to)
+"""
+    with pytest.raises(TaskDefinitionError) as refused:
+        exec(source, {"app": app, "__name__": __name__, **names})
+    assert refused.value.message == "A method cannot be a task: 'Mailer.greet' takes an object."
+    assert app.list_tasks() == []
+
+
+def test_a_function_in_a_class_and_a_parameter_named_self_are_accepted() -> None:
+    app = Horsies(URL)
+
+    class Mailer:
+        @staticmethod
+        @app.task("greet")
+        def greet(to: str) -> TaskResult[str, TaskError]:
+            return TaskResult(ok=to)
+
+    @app.task("odd")
+    def odd(self: int) -> TaskResult[int, TaskError]:
+        return TaskResult(ok=self)
+
+    assert Mailer.greet("ada").ok == "ada"
+    assert odd(1).ok == 1
+
+
+# Error codes that no retry policy can list
+
+
+def test_a_code_that_cannot_be_retried_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    app = Horsies(URL)
+
+    @app.task("pay")
+    def pay(code: str) -> TaskResult[int, TaskError]:
+        return TaskResult(err=TaskError(error_code=code))
+
+    wrong = f"no money {new_id()}"
+    for code in (wrong, "NO_MONEY", wrong):
+        assert pay(code).err_value.error_code == code
+    assert [(one.levelname, one.getMessage()) for one in caplog.records] == [
+        (
+            "WARNING",
+            f"no retry policy can list an error of task 'pay': the error code {wrong!r} must be an upper "
+            "case name such as GATEWAY_DOWN (letters A-Z, digits and _, starting with a letter)",
+        )
+    ]
+
+
+# The number of children
+
+
+@pytest.fixture
+def one_cpu() -> Iterator[None]:
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(before)})
+    yield
+    os.sched_setaffinity(0, before)
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system has no affinity")
+@pytest.mark.usefixtures("one_cpu")
+def test_children_are_not_started_for_cpus_that_others_use(tmp_path: Path) -> None:
+    assert usable_cpus() == 1
+    assert usable_cpus(tmp_path / "missing", tmp_path) == 1
+
+
+@pytest.mark.parametrize(
+    ("group", "top", "service", "expected"),
+    [
+        ("0::/", "150000 100000", None, 2),
+        ("0::/", "10000 100000", None, 1),
+        ("0::/", "max 100000", None, 64),
+        ("0::/", "9900000 100000", None, 64),
+        ("1:cpu:/\n0::/jobs/horsies", None, "300000 100000", 3),
+        ("0::/jobs/horsies", "200000 100000", "300000 100000", 2),
+        ("0::/jobs/horsies", "200000 100000", "max 100000", 2),
+        ("1:cpu:/jobs/horsies", None, "100000 100000", 64),
+        ("0::/", "nonsense", None, 64),
+        ("0::/../..", "100000 100000", None, 1),
+    ],
+)
+def test_the_quota_of_the_cgroup_limits_the_children(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    group: str,
+    top: str | None,
+    service: str | None,
+    expected: int,
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(64)), raising=False)
+    own, root = tmp_path / "cgroup", tmp_path / "fs"
+    own.write_text(f"{group}\n")
+    (root / "jobs" / "horsies").mkdir(parents=True)
+    for folder, quota in ((root, top), (root / "jobs" / "horsies", service)):
+        if quota is not None:
+            (folder / "cpu.max").write_text(f"{quota}\n")
+    assert usable_cpus(own, root) == expected
+
+
+@pytest.mark.parametrize("value", ["false", "no", ""])
+def test_a_switch_for_migrations_that_is_neither_0_nor_1_is_refused(
+    monkeypatch: pytest.MonkeyPatch, value: str
+) -> None:
+    monkeypatch.setenv("HORSIES_MIGRATE", value)
+    with pytest.raises(ConfigurationError) as refused:
+        Horsies("postgresql://localhost/unused")
+    assert refused.value.message == f"HORSIES_MIGRATE must be 0 or 1, not {value!r}."
+
+
+# Failed sends that the caller ignores
+
+
+def send_failures(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str]]:
+    records = [one for one in caplog.records if one.name == "horsies.send"]
+    return [(one.levelname, one.getMessage()) for one in records]
+
+
+@pytest.mark.parametrize(
+    ("secret", "transaction", "suppressed", "level", "code"),
+    [
+        ("s3cret", None, False, "WARNING", "ENQUEUE_FAILED"),
+        (b"s3cret", None, False, "WARNING", "VALIDATION_FAILED"),
+        ("s3cret", None, True, "WARNING", "SEND_SUPPRESSED"),
+        ("s3cret", object(), False, "ERROR", None),
+    ],
+    ids=["unreachable", "refused", "suppressed", "transaction"],
+)
+def test_a_failed_send_is_logged_once_without_arguments(
+    call: Call,
+    caplog: pytest.LogCaptureFixture,
+    secret: object,
+    transaction: object,
+    suppressed: bool,
+    level: str,
+    code: str | None,
+) -> None:
+    app = app_at(URL)
+    app.suppress_sends(suppressed)
+
+    @app.task("greet")
+    def greet(name: str) -> TaskResult[str, TaskError]:
+        return TaskResult(ok=name)
+
+    sender = greet.with_options(transaction=transaction)
+    for method, argument in (("send", secret), ("send_many", [greet.bind(cast("Any", secret))])):
+        caplog.clear()
+        error = call(app, sender, method, argument).unwrap_err()
+        assert code in (None, error.code.value)
+        sentence = f"a send of task 'greet' failed with {error.code.value}"
+        assert send_failures(caplog) == [(level, sentence)]
+        assert "s3cret" not in caplog.text
+    app.close()
+
+
+# Several ids in one command
+
+
+def test_retry_takes_several_ids_and_an_application(
+    horsies: Run, database: Database, tmp_path: Path, process_url: str
+) -> None:
+    app = tmp_path / "several.py"
+    app.write_text(
+        "from horsies import AppConfig, Horsies, PostgresConfig\n"
+        f"app = Horsies(AppConfig(broker=PostgresConfig(database_url={process_url!r})))\n"
+    )
+    old = [add_task(database, status="FAILED") for _ in range(2)]
+    for arguments in (old, [*old, str(app)]):
+        finished = horsies("retry", *arguments)
+        assert (finished.code, finished.err) == (0, "")
+        lines = finished.out.splitlines()
+        assert [line.split()[1] for line in lines] == old
+        new = [line.split()[-1].rstrip(".") for line in lines]
+        assert [row_of(database, one)["retried_from_task_id"] for one in new] == old
+
+
+def test_cancel_reports_each_task_and_the_worst_exit_code(horsies: Run, database: Database) -> None:
+    waiting, ended, unknown = add_task(database), add_task(database, status="FAILED"), new_id()
+    finished = horsies("cancel", unknown, ended, waiting)
+    assert finished.code == 1
+    assert finished.out == f"Task {waiting} was PENDING; it is cancelled.\n"
+    assert finished.err == (
+        f"error: There is no task {unknown}.\n"
+        f"error: Task {ended} is FAILED and can no longer be cancelled.\n"
+    )
+    assert horsies("cancel", unknown, new_id()).code == 4
+
+
+def test_several_changes_are_one_json_document(horsies: Run, database: Database) -> None:
+    ids = [add_task(database) for _ in range(2)]
+    document = json.loads(horsies("cancel", *ids, new_id(), "--json").out)
+    assert document == {"tasks": [{"task_id": one, "was_status": "PENDING"} for one in ids]}
+
+
+@pytest.mark.parametrize("typo", ["01a1dd42", "01a1dd42-fbaa-74ac-a8e3-bab50b3dfa8", "a-b"])
+@pytest.mark.parametrize("command", ["cancel", "retry"])
+def test_an_id_that_is_not_one_is_refused_before_any_change(
+    horsies: Run, database: Database, command: str, typo: str
+) -> None:
+    task_id = add_task(database, status="PENDING" if command == "cancel" else "FAILED")
+    finished = horsies(command, task_id, typo)
+    assert (finished.code, finished.out) == (4, "")
+    assert finished.err == f"error: {typo!r} is not a task id; no task was changed.\n"
+    assert database.execute(
+        "SELECT count(*), max(cancel_requested_at) FROM horsies_tasks"
+    ).fetchone() == (1, None)
+
+
+# A ping without an answer
+
+
+def test_a_ping_without_an_answer_ends_in_1(
+    horsies: Run, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("horsies.cli.queues_workers.PING_TIMEOUT_SECONDS", 0.05)
+    sentence = "error: No worker responded to the ping.\n"
+    finished = horsies("workers", "--ping")
+    assert (finished.code, finished.out, finished.err) == (1, "No worker is running.\n", sentence)
+    worker_id = add_worker(database)
+    finished = horsies("workers", "--ping", "--json")
+    assert (finished.code, finished.err) == (1, sentence)
+    (worker,) = json.loads(finished.out)["workers"]
+    assert (worker["worker_id"], worker["ping_ms"]) == (worker_id, None)
+    assert horsies("workers").code == 0
+
+
+# Tracebacks
+
+
+def test_a_traceback_is_printed_line_by_line(horsies: Run, database: Database) -> None:
+    lines = [
+        "Traceback (most recent call last):",
+        '  File "a.py", line 3, in f',
+        "OSError: \x1b[2J",
+    ]
+    exception = {"type": "OSError", "message": "x", "traceback": "\n".join(lines) + "\n"}
+    result = {"err": {"error_code": "BROKE", "exception": exception}}
+    task_id = add_task(database, status="FAILED", result=json.dumps(result))
+    shown = horsies("show", task_id, "--payload").out.splitlines()
+    start = next(index for index, line in enumerate(shown) if line.startswith("traceback"))
+    column = shown[start].index("Traceback")
+    assert [line[column:] for line in shown[start : start + 3]] == [
+        *lines[:2],
+        "OSError: \\x1b[2J",
+    ]
+    assert "\\n" not in "".join(shown)
+    assert "".join(shown).count("Traceback") == 1
+    assert "BROKE" in "".join(shown)
+    assert json.loads(horsies("show", task_id, "--payload", "--json").out)["result"] == result
+
+
+@pytest.mark.parametrize(
+    "result", ['{"ok":{"exception":{"traceback":"x"}}}', '{"err":{"exception":null}}', "[1]", "no"]
+)
+def test_other_results_are_printed_as_they_are_stored(
+    horsies: Run, database: Database, result: str
+) -> None:
+    shown = horsies("show", add_task(database, result=result), "--payload").out
+    assert result in shown
+    assert "\ntraceback" not in shown
+
+
+# Delayed tasks
+
+
+def test_a_delayed_task_is_due_in_the_future_not_enqueued(horsies: Run, database: Database) -> None:
+    delayed = add_task(database, enqueued_at=ago(-3_599))
+    listed = horsies("tasks", "--status", "pending").out
+    assert re.search(r"work on default\n +due in 59m\d\ds\n", listed)
+    shown = horsies("show", delayed).out
+    assert re.search(r"\ndue +in 59m\d\ds, at 20\S+ \S+ UTC\n", shown)
+    assert "enqueued" not in shown
+    document = json.loads(horsies("show", delayed, "--json").out)
+    assert "enqueued_at" in document
+    assert "age_seconds" not in document
+
+
+def test_a_task_that_waits_for_an_event_has_no_due_time(horsies: Run, database: Database) -> None:
+    parked = add_task(database, enqueued_at=sql.SQL("horsies_never_v1()"))
+    assert "due after an event" in horsies("tasks").out
+    assert "after an event" in horsies("show", parked).out
+    assert "9999" not in horsies("show", parked).out
+
+
+@pytest.mark.parametrize(("status", "seconds"), [("PENDING", 60), ("CANCELLED", -3_600)])
+def test_tasks_that_are_due_or_ended_were_enqueued(
+    horsies: Run, database: Database, status: str, seconds: float
+) -> None:
+    task_id = add_task(database, status=status, enqueued_at=ago(seconds))
+    assert "due" not in horsies("tasks").out
+    shown = horsies("show", task_id).out
+    assert "\nenqueued" in shown
+    assert "\ndue" not in shown
+
+
+# Why a task does not run
+
+
+def reasons(horsies: Run, task_id: str) -> list[str]:
+    document = json.loads(horsies("show", task_id, "--json").out)
+    text = " ".join(horsies("show", task_id).out.split())
+    assert all(reason in text for reason in document["waits_because"])
+    assert ("waits because" in text) == bool(document["waits_because"])
+    found: list[str] = document["waits_because"]
+    return found
+
+
+def test_show_names_the_obstacles_of_a_waiting_task(horsies: Run, database: Database) -> None:
+    task_id = add_task(database, task_name="resize", queue_name="mail")
+    assert reasons(horsies, task_id) == ["no running worker serves queue 'mail'"]
+    known = '{"tasks": {"other": "1"}}'
+    worker = add_worker(database, queues=["mail"], known_tasks=known)
+    database.execute("INSERT INTO horsies_queues (queue_name, paused_at) VALUES ('mail', now())")
+    assert reasons(horsies, task_id) == [
+        "queue 'mail' is paused",
+        "no running worker of its queue knows task 'resize'",
+    ]
+    database.execute("UPDATE horsies_queues SET paused_at = NULL")
+    database.execute("UPDATE horsies_workers SET known_tasks = NULL")
+    assert reasons(horsies, task_id) == []
+    database.execute(
+        "INSERT INTO horsies_blocked (id, kind, status, generation, action, error, worker_id) "
+        "SELECT id, 'task', status, generation, 'claim', '22012 division by zero', %s "
+        "FROM horsies_tasks",
+        (worker,),
+    )
+    assert reasons(horsies, task_id) == ["the database refuses to claim it: 22012 division by zero"]
+    database.execute("UPDATE horsies_tasks SET status = 'CANCELLED'")
+    assert reasons(horsies, task_id) == []
+
+
+def test_a_task_that_no_process_ran_is_shown_without_a_pid(
+    horsies: Run, database: Database
+) -> None:
+    task_id = add_task(database, status="FAILED", worker_hostname="web-1")
+    lines = horsies("show", task_id).out.splitlines()
+    assert [line.split() for line in lines if line.startswith("process")] == [["process", "web-1"]]
