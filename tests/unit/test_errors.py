@@ -338,5 +338,5 @@ def test_the_codes_are_unique_and_within_their_ranges() -> None:
         *range(1, 33),
         *range(100, 105),
         *range(200, 217),
-        *(300, 301),
+        *range(300, 303),
     ]
