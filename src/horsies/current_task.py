@@ -245,8 +245,8 @@ def current_task() -> CurrentTask:
     """Return the running task, in its threads and coroutines too; raise a LookupError elsewhere.
 
     Example:
-        @app.task("import_orders")
-        def import_orders(path: str) -> TaskResult[int, TaskError]:
+        @app.task
+        def import_orders(path: str) -> None:
             task = current_task()
             task.logger.info("attempt %d of %d", task.attempt, task.max_attempts)
     """
