@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import inspect
 import linecache
-import math
 import os
 import re
 import sys
@@ -343,9 +342,9 @@ def checked_delay(seconds: object) -> float:
             f"RetryLater takes a number of seconds, not {type(seconds).__name__}; "
             "convert a header with float(...)"
         )
-    if math.isnan(seconds) or seconds > LONGEST_DELAY_SECONDS:
+    if not seconds <= LONGEST_DELAY_SECONDS:  # not a number is neither above nor below
         raise ValueError(f"RetryLater takes at most {LONGEST_DELAY_SECONDS:,} seconds (a year)")
-    return max(float(seconds), 0.0)
+    return float(seconds) if seconds > 0 else 0.0
 
 
 class TaskFailed(Exception):

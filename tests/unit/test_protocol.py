@@ -156,6 +156,16 @@ def test_a_report_with_wrong_lengths_is_refused() -> None:
         protocol.decode_report(b"\x00\x00\x00\x01\x06")
 
 
+@pytest.mark.parametrize("seconds", ["9" * 400, "NaN", "1e400", '"soon"', "[]"])
+def test_a_report_that_asks_for_an_impossible_retry_is_refused(seconds: str) -> None:
+    asking = ChildReport("task", 1, False, "{}", "C", "m", retry_after=1.0)
+    frame = protocol.encode_report(asking)
+    start = frame.rindex(b"[[]")
+    forged = frame[4:start] + f"[[],{seconds}]".encode()
+    with pytest.raises(ProtocolError, match="its part for retries cannot be read"):
+        protocol.decode_report(len(forged).to_bytes(4, "big") + forged)
+
+
 @pytest.mark.parametrize("body", [b"{", b"{}", b"[1]", b'["a", "b"]', b"[" * 100_000])
 def test_texts_that_are_none_are_refused(body: bytes) -> None:
     frame = (len(body) + 1).to_bytes(4, "big") + bytes([FrameKind.BOOT_FAILED]) + body

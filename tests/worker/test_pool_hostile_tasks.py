@@ -107,7 +107,9 @@ def test_a_child_that_writes_garbage_is_killed_and_nobody_else(
     collect_until(pool, lambda: pool.idle_count == 1)
 
 
-@pytest.mark.parametrize("forgery", ["other task", "other claim", "ready", "hello", "assign"])
+@pytest.mark.parametrize(
+    "forgery", ["other task", "other claim", "ready", "hello", "assign", "stopped"]
+)
 def test_a_child_that_speaks_out_of_turn_is_killed(make_pool: MakePool, forgery: str) -> None:
     pool = make_pool(1)
     given = assignment("write_forgery", forgery)
@@ -116,6 +118,23 @@ def test_a_child_that_speaks_out_of_turn_is_killed(make_pool: MakePool, forgery:
     assert isinstance(event, Died)
     assert event.assignment == given
     assert "malformed frame" in event.description
+
+
+def test_a_task_that_raises_what_only_its_worker_raises_fails(make_pool: MakePool) -> None:
+    pool = make_pool(1)
+    pool.dispatch(assignment("raise_task_stopped"))
+    event = next_event(pool)
+    assert isinstance(event, Reported)
+    assert event.report.error_code == "UNHANDLED_EXCEPTION"
+    assert "raised TaskStopped, which only its worker raises" in event.report.result_json
+    assert run(pool, "echo", 1) == 1
+
+
+@pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="memory is sealed on Linux")
+def test_a_task_cannot_shorten_the_memory_it_shares_with_the_worker(make_pool: MakePool) -> None:
+    pool = make_pool(1)
+    assert run(pool, "shorten_shared_memory") != []
+    assert run(pool, "echo", 1) == 1
 
 
 def test_flooding_stdout_does_not_touch_the_protocol(make_pool: MakePool) -> None:

@@ -8,6 +8,7 @@ any bytes that a child writes the parent either reads one of the values below or
 
 from __future__ import annotations
 
+import fcntl
 import json
 import math
 import mmap
@@ -146,6 +147,7 @@ _PROGRESS = Struct("=IIddI")
 _PROGRESS_START, _NOTE_START, _PAGE_BYTES = 8, 64, 4096
 _PROGRESS_END = _PROGRESS_START + _PROGRESS.size
 _HAS_MEMFD = hasattr(os, "memfd_create")
+_PAGE_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL if _HAS_MEMFD else 0
 _NO_TEXT = 0xFFFFFFFF
 _NO_TIMEOUT = -1
 
@@ -379,13 +381,12 @@ class SharedPage:
     @classmethod
     def create(cls) -> tuple[SharedPage, int]:
         """A new page, and a descriptor of it for the child."""
-        if _HAS_MEMFD:
-            made = os.memfd_create("horsies")
-        else:
-            with tempfile.TemporaryFile() as file:
-                made = os.dup(file.fileno())
-        os.ftruncate(made, _PAGE_BYTES)
-        return cls(os.dup(made)), made
+        made = _new_page_file()
+        try:
+            return cls(os.dup(made)), made
+        except OSError:
+            os.close(made)
+            raise
 
     @property
     def stop_requested(self) -> bool:
@@ -419,6 +420,22 @@ class SharedPage:
         if not math.isfinite(done):
             return None
         return ProgressReport(task_id, generation, done, finite_total, text)
+
+
+def _new_page_file() -> int:
+    """A descriptor of memory that no task can shorten: reading behind its end would kill the worker."""
+    if not _HAS_MEMFD:
+        with tempfile.TemporaryFile() as file:
+            os.ftruncate(file.fileno(), _PAGE_BYTES)
+            return os.dup(file.fileno())
+    made = os.memfd_create("horsies", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.ftruncate(made, _PAGE_BYTES)
+        fcntl.fcntl(made, fcntl.F_ADD_SEALS, _PAGE_SEALS)
+    except OSError:
+        os.close(made)
+        raise
+    return made
 
 
 def send_page(connected: socket.socket, descriptor: int) -> None:

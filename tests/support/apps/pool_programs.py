@@ -12,10 +12,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import psutil
 
+from horsies.errors import TaskStopped
 from horsies.worker import protocol
 from horsies.worker.protocol import Assignment, ChildBoot, ChildReport, FrameKind
 
@@ -336,6 +338,23 @@ def forbid_system_calls() -> None:
     os.getppid()
 
 
+def raise_task_stopped() -> None:
+    raise TaskStopped
+
+
+def shorten_shared_memory() -> list[str]:
+    """Try to make the worker read behind the end of the memory it shares with this child."""
+    refused = []
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(OSError):
+            if "memfd:horsies" in os.readlink(f"/proc/self/fd/{name}"):
+                try:
+                    os.ftruncate(int(name), 0)
+                except PermissionError:
+                    refused.append(name)
+    return refused
+
+
 def flood_with_hellos() -> None:
     own = max(list_sockets())
     while True:
@@ -386,6 +405,7 @@ COMMON_SIGNALS = (
 HOARD: list[bytearray] = []
 HOOKS_THAT_RAN: list[str] = []
 FORGERIES = {
+    "stopped": protocol.encode_numbers(FrameKind.STOPPED, 7),
     "other task": protocol.encode_report(ChildReport("another", 7, True, "1", None, None)),
     "other claim": protocol.encode_report(ChildReport("another", 8, True, "1", None, None)),
     "ready": protocol.encode_numbers(FrameKind.READY, 1, 1),
@@ -420,6 +440,8 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
         become_another_program,
         forbid_descriptors,
         forbid_system_calls,
+        raise_task_stopped,
+        shorten_shared_memory,
         flood_with_hellos,
         describe_after_hooks,
         interrupt_started_process,

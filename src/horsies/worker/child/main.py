@@ -25,9 +25,12 @@ from contextlib import suppress
 from types import FrameType
 from typing import NoReturn, Protocol
 
+from horsies.codec.results import encode_task_error
 from horsies.current_task import CurrentTask, set_running_task
+from horsies.error_codes import OperationalErrorCode
 from horsies.errors import TaskStopped
 from horsies.logs import set_worker_name
+from horsies.task_result import TaskError
 from horsies.tasks.invoke import stop_coroutine
 from horsies.worker import os_process, protocol
 from horsies.worker.child.process_state import (
@@ -414,12 +417,28 @@ def _run(
         report = execute(assignment)
         switch.disarm()
     except TaskStopped:
-        return None
+        if switch.has_stopped:
+            return None
+        report = _own_stop(assignment)
     finally:
         switch.disarm()
         set_running_task(None)
     # User code may have turned TaskStopped into another exception: a group, or one raised from it.
     return None if switch.has_stopped and not report.ok else report
+
+
+def _own_stop(assignment: Assignment) -> ChildReport:
+    """The failure of a task that raised TaskStopped itself: the parent waits for an outcome."""
+    message = (
+        f"Task {assignment.task_name!r} raised TaskStopped, which only its worker raises; "
+        "return, raise TaskFailed to fail, or RetryLater to run again."
+    )
+    log_safely(logger, logging.ERROR, "%s", message)
+    code = OperationalErrorCode.UNHANDLED_EXCEPTION
+    result = encode_task_error(TaskError(error_code=code, message=message))
+    return ChildReport(
+        assignment.task_id, assignment.generation, False, result, code.value, message
+    )
 
 
 def _move_to_high_number(socket_fd: int) -> socket.socket:

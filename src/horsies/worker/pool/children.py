@@ -166,16 +166,17 @@ class Children:
 
     def _start_process(self) -> tuple[socket.socket, SharedPage, int | None]:
         page, page_fd = SharedPage.create()
-        own_end, child_end = socket.socketpair()
-        with child_end:
-            try:
-                pid = self._launcher.launch(own_end, child_end)
-                protocol.send_page(own_end, page_fd)
-            except OSError:
-                own_end.close()
-                raise
-            finally:
-                os.close(page_fd)
+        try:
+            own_end, child_end = socket.socketpair()
+            with child_end:
+                try:
+                    pid = self._launcher.launch(own_end, child_end)
+                    protocol.send_page(own_end, page_fd)
+                except OSError:
+                    own_end.close()
+                    raise
+        finally:
+            os.close(page_fd)
         return own_end, page, pid
 
     def _watch_exit(self, child: ChildProcess, pid: int) -> None:
@@ -265,9 +266,11 @@ class Children:
             os_process.terminate(child.pid)
 
     def note_stopped(self, child: ChildProcess) -> None:
-        assignment = self.release(child)
-        if assignment is None or child.stop_reason is None:
+        # Checked first: the task of a child that is killed for this has to be with it.
+        if child.assignment is None or child.stop_reason is None:
             raise ProtocolError("stopped out of turn")
+        assignment = self.release(child)
+        assert assignment is not None
         seconds = time.monotonic() - child.assigned_at
         self.events.append(Stopped(assignment, child.known_pid, False, child.stop_reason, seconds))
         self.retire(child)
