@@ -352,9 +352,12 @@ os.register_at_fork(after_in_child=_reset_all)
 
 def timeout_problem(timeout_ms: object) -> str | None:
     """Describe an invalid timeout in one sentence, or return None."""
-    if timeout_ms is None or isinstance(timeout_ms, int):
+    if timeout_ms is None or (isinstance(timeout_ms, int) and timeout_ms >= 0):
         return None
-    return f"timeout_ms must be a whole number of milliseconds or None, not {timeout_ms!r}."
+    return (
+        "timeout_ms must be a whole number of milliseconds, 0 or more, or None for no limit, "
+        f"not {timeout_ms!r}."
+    )
 
 
 def seconds_to_wait(timeout_ms: int | None) -> float | None:
