@@ -354,10 +354,9 @@ def timeout_problem(timeout_ms: object) -> str | None:
     """Describe an invalid timeout in one sentence, or return None."""
     if timeout_ms is None or (isinstance(timeout_ms, int) and timeout_ms >= 0):
         return None
-    return (
-        "timeout_ms must be a whole number of milliseconds, 0 or more, or None for no limit, "
-        f"not {timeout_ms!r}."
-    )
+    if isinstance(timeout_ms, int):
+        return f"timeout_ms must not be negative; it is {timeout_ms}, and None sets no limit."
+    return f"timeout_ms must be a whole number of milliseconds or None, not {timeout_ms!r}."
 
 
 def seconds_to_wait(timeout_ms: int | None) -> float | None:
