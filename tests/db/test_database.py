@@ -20,6 +20,7 @@ from horsies.db.errors import describe, is_transient
 from horsies.db.statements.tasks import InsertTask, ReadTask, insert_task, read_task
 from horsies.errors import ConfigurationError, ErrorCode
 from horsies.ids import new_id
+from horsies.tasks.broker import revealing
 from tests.support.private_server import LOCKED_ROLE, PASSWORD, PrivateServer
 
 TRANSIENT_STATES = (
@@ -95,6 +96,7 @@ def test_an_error_of_the_configuration_is_described_without_its_drawing() -> Non
     code = ErrorCode.BROKER_INVALID_URL
     error = ConfigurationError("A server is missing.", code=code, help_text="install one")
     assert describe(error) == "A server is missing; install one."
+    assert revealing(error) == []
     bare = ConfigurationError("A server is missing.", code=code)
     assert describe(bare) == "A server is missing."
 

@@ -355,6 +355,8 @@ def revealing(error: BaseException) -> list[BaseException]:
 
 def _is_revealing(error: BaseException) -> bool:
     text = str(error)
+    if isinstance(error, HorsiesError):  # describe() leaves its drawing out
+        return mask_url(text) != text
     primary = error.diag.message_primary if isinstance(error, psycopg.Error) else None
     sentence = " ".join((primary or text).split())
     return sentence not in describe(error) or mask_url(text) != text
