@@ -128,7 +128,7 @@ def shared_name(module_name: str) -> str:
         return _name_of_import(module_name, file)
     if spec is not None and spec.name != "__main__":
         return str(spec.name)  # python -m package.module
-    if file is None:
+    if file is None or file.startswith("<"):  # python -c, and python - < file
         raise ValueError("it was not defined in a file that a worker can import")
     name = _natural_name(os.path.abspath(file))[1]
     top = name.partition(".")[0]

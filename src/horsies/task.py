@@ -16,7 +16,7 @@ from horsies.task_result import TaskError, TaskResult
 from horsies.tasks.definition import TaskDefinition
 from horsies.tasks.handle import TaskHandle, is_loop_running
 from horsies.tasks.invoke import call_plain, invoke
-from horsies.tasks.options import NO_OPTIONS, SendKeywords, SendOptions
+from horsies.tasks.options import NO_OPTIONS, SendKeywords, SendOptions, send_options
 from horsies.tasks.request import TaskSendError, TaskSendResult
 from horsies.tasks.send import (
     Producer,
@@ -200,7 +200,7 @@ class TaskFunction(TaskSendOptions[P, T], Generic[P, T, R_co]):
                 connection.execute("INSERT INTO orders ...")
                 confirm.with_options(transaction=connection).send(order_id)
         """
-        return TaskSendOptions(self._sender.producer, self.definition, SendOptions(**options))
+        return TaskSendOptions(self._sender.producer, self.definition, send_options(options))
 
     def node(self, **options: Unpack[NodeOptions]) -> NodeFactory[P, T]:
         """Make a workflow node; call the returned factory with the task's parameters, by name.

@@ -18,7 +18,9 @@ from horsies.config.postgres import PostgresConfig
 from horsies.db.database import Database, PoolTimeout
 from horsies.db.errors import describe, is_transient
 from horsies.db.statements.tasks import InsertTask, ReadTask, insert_task, read_task
+from horsies.errors import ConfigurationError, ErrorCode
 from horsies.ids import new_id
+from horsies.tasks.broker import revealing
 from tests.support.private_server import LOCKED_ROLE, PASSWORD, PrivateServer
 
 TRANSIENT_STATES = (
@@ -88,6 +90,15 @@ def test_a_refused_connection_is_described() -> None:
     assert_one_sentence(describe(error), "No server listens at this address; start PostgreSQL or")
     assert "hunter2" not in describe(error)
     assert is_transient(error)
+
+
+def test_an_error_of_the_configuration_is_described_without_its_drawing() -> None:
+    code = ErrorCode.BROKER_INVALID_URL
+    error = ConfigurationError("A server is missing.", code=code, help_text="install one")
+    assert describe(error) == "A server is missing; install one."
+    assert revealing(error) == []
+    bare = ConfigurationError("A server is missing.", code=code)
+    assert describe(bare) == "A server is missing."
 
 
 def test_an_unknown_host_is_described() -> None:

@@ -252,6 +252,12 @@ def test_the_refusal_of_an_unknown_option_says_where_it_belongs() -> None:
     assert "with_options" in (error.help_text or "")
 
 
+def test_a_name_given_as_an_option_belongs_into_the_first_argument() -> None:
+    error = refusal(answer, name="x")
+    assert error.code is ErrorCode.TASK_INVALID_OPTIONS
+    assert "as its first argument, not as name=" in error.message
+
+
 def test_a_parameter_type_that_has_no_json_form_is_refused() -> None:
     def listen(thread: threading.Thread) -> TaskResult[int, TaskError]:
         return TaskResult(ok=1)

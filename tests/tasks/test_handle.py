@@ -10,6 +10,7 @@ from pydantic import BaseModel
 from horsies.app import Horsies
 from horsies.codec.results import encode_task_error
 from horsies.error_codes import ContractCode, OperationalErrorCode, OutcomeCode, RetrievalCode
+from horsies.errors import ResultUnavailable, TaskWatchFailed
 from horsies.ids import new_id
 from horsies.task_result import TaskError, TaskResult
 from horsies.tasks.handle import TaskHandle
@@ -196,6 +197,7 @@ def test_an_unfinished_task_times_out_and_can_be_asked_again(
     error = call(app, handle, "get", timeout_ms=50).err_value
     assert error.error_code is RetrievalCode.WAIT_TIMEOUT
     assert error.data == {"task_id": handle.task_id, "timeout_ms": 50}
+    assert error.message.endswith(f"within 50 ms; see `horsies show {handle.task_id}`.")
     finish(connection, handle.task_id)
     assert call(app, handle, "get", timeout_ms=5_000).ok_value == 1
 
@@ -211,11 +213,15 @@ def test_a_timeout_of_zero_looks_once(
     assert call(app, handle, "get", timeout_ms=0).ok_value == 1
 
 
-def test_a_negative_timeout_does_not_wait(
+def test_a_negative_timeout_is_refused(
     app: Horsies, add: Task, connection: Database, call: Call
 ) -> None:
-    error = call(app, add.send(1).unwrap(), "get", timeout_ms=-5).err_value
-    assert error.error_code is RetrievalCode.WAIT_TIMEOUT
+    handle = add.send(1).unwrap()
+    error = call(app, handle, "get", timeout_ms=-5).err_value
+    assert error.error_code is OperationalErrorCode.BROKER_ERROR
+    assert error.message == "timeout_ms must not be negative; it is -5, and None sets no limit."
+    with pytest.raises(TaskWatchFailed, match="must not be negative"):
+        next(handle.watch(timeout_ms=-5))
 
 
 @pytest.mark.parametrize("text", ['{"ok":1}', "unreadable"])
@@ -244,6 +250,10 @@ def test_a_blocking_get_inside_a_running_loop_says_what_to_do_instead(
     handle = add.send(1).unwrap()
 
     async def main() -> tuple[TaskResult[Any, TaskError], TaskResult[Any, TaskError]]:
+        with pytest.raises(
+            ResultUnavailable, match=r"result\(\) would .*`await handle\.result_async"
+        ):
+            handle.result(timeout_ms=1_000)
         return handle.get(timeout_ms=1_000), handle.get(timeout_ms=0)
 
     blocked, looked = run_closing(app, main())

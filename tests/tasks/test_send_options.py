@@ -277,3 +277,48 @@ def test_a_hook_cannot_be_asynchronous(app: Horsies) -> None:
         ConfigurationError, match="must be a plain function that takes the outgoing"
     ):
         app.on_send(hook)  # type: ignore[type-var]
+
+
+def test_a_hook_takes_the_outgoing_task(app: Horsies) -> None:
+    def nothing() -> None: ...
+
+    def two(outgoing: OutgoingTask, other: int) -> None: ...
+
+    for hook in (nothing, two):
+        with pytest.raises(ConfigurationError, match="plain function that takes the outgoing task"):
+            app.on_send(hook)  # type: ignore[type-var]
+    app.on_send(print)
+
+
+def test_a_hook_changes_only_the_headers(app: Horsies, add: Task, connection: Database) -> None:
+    @app.on_send
+    def move(outgoing: OutgoingTask) -> None:
+        outgoing.headers = {"tenant": "blue"}
+        if outgoing.count == 1:
+            outgoing.queue_name = "other"
+
+    assert "can change only the headers, not queue_name" in refusal(add.send(1))
+    add.send_many([add.bind(1), add.bind(2)]).unwrap()
+    assert all(json.loads(row["task_options"])["headers"] for row in stored(connection))
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("eta", "; write at="),
+        ("countdown", "; write delay="),
+        ("queue", "; write queue_name="),
+        ("x", ""),
+    ],
+)
+def test_an_unknown_option_is_refused_with_the_known_ones(
+    app: Horsies, add: Task, name: str, hint: str
+) -> None:
+    calls: list[Any] = [add.with_options, lambda **options: app.send_by_name("mail", **options)]
+    for attach in calls:
+        with pytest.raises(TypeError) as raised:
+            attach(**{name: 1})
+        assert str(raised.value).startswith(
+            f"A send has no option {name!r}{hint}; the options are "
+        )
+        assert "idempotency_key, " in str(raised.value)

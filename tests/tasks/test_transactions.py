@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 from collections.abc import Callable, Iterator
+from contextlib import AsyncExitStack
 from typing import Any
 
+import asyncpg  # type: ignore[import-untyped]
 import psycopg
 import pytest
 from django.db import connection as django_connection
@@ -23,6 +25,7 @@ from tests.support.callers import (
     Caller,
     alchemy_url,
     asyncpg_connection,
+    asyncpg_engine,
     configure_django,
     psycopg2_engine,
 )
@@ -295,7 +298,10 @@ def test_an_asynchronous_transaction_needs_an_asynchronous_send(
         ):
             for transaction in (plain, alchemy, session, own):
                 sent = add.with_options(transaction=transaction).send(1)
-                assert "use send_async" in unusable(sent.unwrap_err())
+                message = unusable(sent.unwrap_err())
+                assert message.startswith(f"This {type(transaction).__name__} is asynchronous: use")
+                kind = "synchronous connection" if transaction is own else "Session"
+                assert transaction not in (session, own) or message.endswith(f"pass a {kind}.")
 
     asyncio.run(main())
     assert stored(connection) == []
@@ -313,7 +319,11 @@ def test_a_synchronous_transaction_needs_a_synchronous_send(
     ):
         for transaction in (plain, alchemy, session, django_connection):
             sent = run_closing(app, add.with_options(transaction=transaction).send_async(1))
-            assert "send_async takes the asynchronous ones" in unusable(sent.unwrap_err())
+            message = unusable(sent.unwrap_err())
+            name = type(transaction).__name__
+            assert message.startswith(f"This {name} is synchronous: use send or start with it")
+            is_django = transaction is django_connection
+            assert message.endswith("." if is_django else f", or pass an Async{name}.")
     assert stored(connection) == []
 
 
@@ -360,7 +370,77 @@ def test_a_closed_connection_is_an_error_value(
         pass
     error = add.with_options(transaction=closed).send(1).unwrap_err()
     assert error.code is TaskSendErrorCode.ENQUEUE_FAILED
-    assert "closed" in error.message
+    assert error.message.startswith("This connection is closed; send while it is open")
+    with create_engine(alchemy_url(process_url), poolclass=NullPool).connect() as other:
+        pass
+    message = unusable(add.with_options(transaction=other).send(1).unwrap_err())
+    assert message.startswith("This connection is closed; send while it is open")
+
+
+COMMITS_ALONE = (
+    "This connection commits every statement by itself, so the task would not be part of a transaction; "
+    "open a transaction first, or leave transaction= out."
+)
+
+
+def test_a_synchronous_connection_that_only_commits_by_itself_is_refused(
+    app: Horsies, add: Task, connection: Database, process_url: str
+) -> None:
+    configure_django(process_url)
+    engine = create_engine(alchemy_url(process_url), poolclass=NullPool)
+    with (
+        engine.connect().execution_options(isolation_level="AUTOCOMMIT") as alchemy,
+        psycopg2_engine(process_url)
+        .connect()
+        .execution_options(isolation_level="AUTOCOMMIT") as other_driver,
+        Session(engine.execution_options(isolation_level="AUTOCOMMIT")) as session,
+    ):
+        for transaction in (alchemy, other_driver, session, django_connection):
+            error = add.with_options(transaction=transaction).send(1).unwrap_err()
+            assert unusable(error) == COMMITS_ALONE
+    django_connection.close()
+    assert stored(connection) == []
+
+
+def test_an_asynchronous_connection_that_only_commits_by_itself_is_refused(
+    app: Horsies, add: Task, connection: Database, process_url: str
+) -> None:
+    async def main() -> None:
+        plain = await asyncpg.connect(process_url)
+        engines = [
+            create_async_engine(alchemy_url(process_url), poolclass=NullPool),
+            asyncpg_engine(process_url),
+        ]
+        async with AsyncExitStack() as stack:
+            stack.push_async_callback(plain.close)
+            lent: list[Any] = [plain]
+            for engine in engines:
+                one = await stack.enter_async_context(engine.connect())
+                lent.append(await one.execution_options(isolation_level="AUTOCOMMIT"))
+            for transaction in lent:
+                sent = await add.with_options(transaction=transaction).send_async(1)
+                assert unusable(sent.unwrap_err()) == COMMITS_ALONE
+        sent = await add.with_options(transaction=plain).send_async(1)
+        assert "This connection is closed" in unusable(sent.unwrap_err())
+
+    run_closing(app, main())
+    assert stored(connection) == []
+
+
+def test_a_connection_to_a_database_without_the_tables_is_named(
+    app: Horsies, add: Task, database_url: str
+) -> None:
+    with psycopg.connect(database_url) as elsewhere:
+        for sent in (
+            add.with_options(transaction=elsewhere).send(1),
+            add.with_options(transaction=elsewhere).send_many([add.bind(1)]),
+        ):
+            message = unusable(sent.unwrap_err())
+            assert message.startswith(
+                "The connection given as transaction= leads to another database or schema than the "
+                "application's; connect it to app.database_url ("
+            )
+            assert "does not exist" in message
 
 
 def test_a_delay_counts_from_the_send_and_not_from_the_beginning_of_the_transaction(

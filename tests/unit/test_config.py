@@ -599,7 +599,13 @@ def test_without_an_environment_nothing_is_chosen_silently(
     (error,) = mistakes(PostgresConfig.from_env)
     assert error.code is ErrorCode.BROKER_INVALID_URL
     assert "HORSIES_DATABASE_URL" in error.message
-    assert 'database_url="embedded://"' in error.message
+    assert 'Horsies("embedded://")' in error.message
+
+
+def test_the_database_url_of_an_application_belongs_to_its_broker() -> None:
+    (error,) = mistakes(AppConfig, database_url=URL)
+    assert error.code is ErrorCode.BROKER_INVALID_URL
+    assert "broker=PostgresConfig(database_url=...)" in error.message
 
 
 def test_a_bad_address_in_the_environment_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -326,6 +326,7 @@ def test_producers_and_workers_give_a_task_the_same_name(
     ("file", "arguments", "reason"),
     [
         ("tasks.py", ["-c", TASKS], "it was not defined in a file that a worker can import"),
+        ("tasks.py", ["-"], "it was not defined in a file that a worker can import"),
         ("queue.py", ["-P", "queue.py"], "no worker can import queue.py under the name 'queue'"),
         ("queue.py", ["-P", "-c", LOADED.format("queue.py")], "another module has the name of its"),
         ("my.tasks.py", ["my.tasks.py"], "no worker can import my.tasks.py under the name"),
@@ -341,7 +342,12 @@ def test_a_task_whose_name_would_differ_between_processes_needs_a_name(
 ) -> None:
     write(tmp_path, {file: TASKS})
     finished = subprocess.run(
-        [sys.executable, *arguments], cwd=tmp_path, capture_output=True, text=True, check=False
+        [sys.executable, *arguments],
+        cwd=tmp_path,
+        input=TASKS,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert f"Task function 'add' needs a name, because {reason}" in finished.stderr
     assert 'write @app.task("add")' in finished.stderr

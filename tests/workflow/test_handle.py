@@ -21,6 +21,7 @@ from horsies import (
     OnError,
     OperationalErrorCode,
     OutcomeCode,
+    ResultUnavailable,
     RetrievalCode,
     SignalNode,
     SleepNode,
@@ -353,6 +354,8 @@ def test_waiting_inside_an_event_loop_is_refused_instead_of_blocking_it(
     handle = chain(app, tasks).start().unwrap()
 
     async def main() -> tuple[Result, Any, Result]:
+        with pytest.raises(ResultUnavailable, match=r"await handle\.result_async"):
+            handle.result()
         return handle.get(), handle.wait(timeout_ms=5_000), handle.get(timeout_ms=0)
 
     waited, met, looked = asyncio.run(main())
@@ -418,6 +421,7 @@ def test_a_wait_for_what_will_not_come_ends_with_the_run(
     timed = call(app, handle, "wait", until={WorkflowStatus.PAUSED}, timeout_ms=30)
     assert timed.unwrap_err().code is HandleErrorCode.WAIT_TIMEOUT
     assert timed.unwrap_err().retryable
+    assert f"see `horsies workflow show {handle.workflow_id}`" in timed.unwrap_err().message
     handle.cancel().unwrap()
     ended = call(app, handle, "wait", until=[WorkflowStatus.PAUSED], timeout_ms=5_000)
     assert ended.unwrap() is WorkflowStatus.CANCELLED

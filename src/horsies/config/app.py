@@ -12,14 +12,14 @@ import re
 from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from enum import StrEnum
-from typing import Annotated, Self
+from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, Field, PlainValidator, model_validator
 
 from horsies.config.postgres import PostgresConfig, channel_prefix
 from horsies.config.schedules import ScheduleConfig
 from horsies.database_url import mask_url
-from horsies.errors import ErrorCode
+from horsies.errors import ConfigurationError, ErrorCode
 from horsies.retry import ExceptionMapper, validate_error_code_name, validate_exception_mapper
 from horsies.validation import SECONDS_MAX, Check, FrozenModel, raise_failed, raise_problems
 
@@ -370,6 +370,18 @@ class AppConfig(FrozenModel):
             return
         lines = "\n".join(f"  {name} = {value}" for name, value in _settings(self))
         (logger or logging.getLogger("horsies.config")).info("Configuration:\n%s", lines)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_url(cls, fields: Any) -> Any:
+        if isinstance(fields, Mapping) and "database_url" in fields:
+            raise ConfigurationError(
+                "AppConfig takes the database as broker=PostgresConfig(database_url=...), not as "
+                "database_url.",
+                code=ErrorCode.BROKER_INVALID_URL,
+                help_text='or write Horsies("postgresql://...") if you need no other setting',
+            )
+        return fields
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -161,8 +161,8 @@ class PostgresConfig(FrozenModel):
             if url := os.environ.get(variable, "").strip():
                 return cls(database_url=url, **overrides)
         raise ConfigurationError(
-            "No database is configured: set HORSIES_DATABASE_URL (or DATABASE_URL), or pass "
-            'database_url="embedded://" for a private development server.',
+            "No database is configured: set HORSIES_DATABASE_URL (or DATABASE_URL), or write "
+            'Horsies("embedded://") for a private development server.',
             code=ErrorCode.BROKER_INVALID_URL,
         )
 

@@ -27,6 +27,13 @@ _TWO_PHASE = (
     "notifies workers; send with another connection after the commit."
 )
 _ROLLBACK = "ROLLBACK TO SAVEPOINT horsies_send"
+_CLOSED = "This connection is closed; send while it is open, before its `with` block ends."
+_NO_TRANSACTION = (
+    "This connection commits every statement by itself, so the task would not be part of a transaction; "
+    "open a transaction first, or leave transaction= out."
+)
+# The table, the function or the schema does not exist.
+_MISSING_STATES = ("42P01", "42883", "3F000")
 
 
 class UnusableTransactionError(Exception):
@@ -48,6 +55,11 @@ class DriverError(Exception):
         self.sqlstate = getattr(inner, "sqlstate", None) or getattr(inner, "pgcode", None)
 
 
+def leads_elsewhere(error: BaseException) -> bool:
+    """Check whether the caller's connection does not lead to the tables of the application."""
+    return getattr(error, "sqlstate", None) in _MISSING_STATES
+
+
 @contextmanager
 def borrowed(transaction: object, within: Installation) -> Iterator[Execute]:
     """Execute statements in the caller's transaction, under a savepoint."""
@@ -67,6 +79,8 @@ async def borrowed_async(transaction: object, within: Installation) -> AsyncIter
     found = await _find_async(transaction)
     if _is_asyncpg(found):
         with _translated():
+            _refuse_if(found.is_closed(), _CLOSED)
+            _refuse_if(not found.is_in_transaction(), _NO_TRANSACTION)
             async with found.transaction():  # a savepoint inside of another one
                 yield lambda statement, params: _fetch_asyncpg(found, statement, params, within)
     elif _is_sqlalchemy_async(found):
@@ -89,15 +103,21 @@ def _find(transaction: object) -> Any:
         or hasattr(transaction, "sync_session")
         or _is_sqlalchemy_async(transaction)
     ):
-        raise UnusableTransactionError("This transaction is asynchronous; use send_async with it.")
+        raise UnusableTransactionError(
+            f"This {type(transaction).__name__} is asynchronous: use send_async or start_async with it, "
+            f"or pass a {_synchronous_kind(transaction)}."
+        )
     found: Any = None if isinstance(transaction, type) else transaction
     if hasattr(found, "ensure_connection"):  # Django
         found.ensure_connection()
+        _refuse_if(_commits_alone(found.connection), _NO_TRANSACTION)
         return found.connection
     if hasattr(found, "get_bind"):  # a SQLAlchemy Session
         found = found.connection()
     if not _is_sqlalchemy(found):
         return found
+    _refuse_if(found.closed, _CLOSED)
+    _refuse_if(_commits_alone(found.connection.dbapi_connection), _NO_TRANSACTION)
     if not found.in_transaction():
         found.begin()  # as its own execute() does, so that its commit() commits our row
     driver = found.connection.driver_connection
@@ -108,16 +128,52 @@ def _find(transaction: object) -> Any:
     return found
 
 
+def _synchronous_kind(transaction: object) -> str:
+    name = type(transaction).__name__
+    return name.removeprefix("Async") if name.startswith("Async") else "synchronous connection"
+
+
 async def _find_async(transaction: object) -> Any:
     found: Any = None if isinstance(transaction, type) else transaction
     if hasattr(found, "sync_session"):  # a SQLAlchemy AsyncSession
         found = await found.connection()
     if not _is_sqlalchemy_async(found):
+        _refuse_synchronous(found)
         return found
+    _refuse_if(found.closed, _CLOSED)
+    raw = await found.get_raw_connection()
+    _refuse_if(_commits_alone(raw.dbapi_connection), _NO_TRANSACTION)
     if not found.in_transaction():
         await found.begin()
-    driver = (await found.get_raw_connection()).driver_connection
+    driver = raw.driver_connection
     return driver if isinstance(driver, AsyncConnection) else found
+
+
+def _refuse_synchronous(found: Any) -> None:
+    is_django = hasattr(found, "ensure_connection")
+    if (
+        is_django
+        or isinstance(found, Connection)
+        or hasattr(found, "get_bind")
+        or _is_sqlalchemy(found)
+    ):
+        name = type(found).__name__
+        other = "" if is_django else f", or pass an Async{name}"
+        raise UnusableTransactionError(
+            f"This {name} is synchronous: use send or start with it{other}."
+        )
+
+
+def _refuse_if(is_wrong: bool, problem: str) -> None:
+    if is_wrong:
+        raise UnusableTransactionError(problem)
+
+
+def _commits_alone(connection: Any) -> bool:
+    """Check whether a driver's connection commits every statement, outside of a transaction."""
+    if isinstance(connection, Connection | AsyncConnection):
+        return not connection.closed and not _in_transaction(connection)
+    return getattr(connection, "autocommit", False) is True
 
 
 def _is_sqlalchemy(found: Any) -> bool:
@@ -190,6 +246,7 @@ def _usable(found: Any, kind: type[AnyConnection], transaction: object) -> AnyCo
             f"transaction= takes an open psycopg, asyncpg, SQLAlchemy or Django connection, "
             f"not {type(transaction).__name__}; send_async takes the asynchronous ones."
         )
+    _refuse_if(found.closed and not found.broken, _CLOSED)
     # In a pipeline, results come later and one failure skips all later statements, including the end
     # of a savepoint.
     if found.pgconn.pipeline_status != PipelineStatus.OFF:

@@ -18,6 +18,7 @@ from enum import Enum
 import psycopg
 
 from horsies.database_url import mask_url
+from horsies.errors import HorsiesError
 
 _TRANSIENT_CLASSES = ("08", "53")
 _TRANSIENT_STATES = {
@@ -173,6 +174,9 @@ _HALF_PASSWORD = re.compile(r"host '[^']*@")
 
 def describe(error: BaseException) -> str:
     """Explain a database error and its remedy in one sentence, without any password."""
+    if isinstance(error, HorsiesError):
+        remedy = f"; {error.help_text}" if error.help_text else ""
+        return mask_url(f"{error.message.rstrip('.')}{remedy}.")
     text = _text(error)
     lowered = text.lower()
     if isinstance(error, psycopg.ProgrammingError) and _UNREADABLE_URL.search(text):

@@ -24,6 +24,7 @@ from horsies.db.caller_transaction import (
     UnusableTransactionError,
     borrowed,
     borrowed_async,
+    leads_elsewhere,
 )
 from horsies.db.database import Database, Installation
 from horsies.db.errors import describe, is_transient
@@ -97,6 +98,10 @@ BrokerResult: TypeAlias = Result[T, BrokerOperationError]
 STALE_THRESHOLD_MS_MIN = 1_000
 RESEND_DELAYS_SECONDS = (0.2, 0.4, 0.8)
 
+_ELSEWHERE = (
+    "The connection given as transaction= leads to another database or schema than the application's; "
+    "connect it to app.database_url"
+)
 _READING = BrokerErrorCode.MONITORING_QUERY_FAILED
 _CLEANING = BrokerErrorCode.CLEANUP_FAILED
 
@@ -147,7 +152,7 @@ class PostgresBroker:
             with borrowed(transaction, self._within) as execute:
                 return Ok(drive(execute, script, logged=logged))
         except Exception as error:
-            return Err(failure(code, error))
+            return Err(failure(code, error, transaction))
 
     async def perform_async(
         self, code: BrokerErrorCode, script: Script[T], transaction: object = None
@@ -163,7 +168,7 @@ class PostgresBroker:
             async with borrowed_async(transaction, self._within) as execute_async:
                 return Ok(await drive_async(execute_async, script, logged=logged))
         except Exception as error:
-            return Err(failure(code, error))
+            return Err(failure(code, error, transaction))
 
     def store(
         self,
@@ -316,12 +321,17 @@ def _stale_tasks(stale_threshold_minutes: float) -> Script[list[StaleTask]]:
     return read_rows(find_stale_tasks, StaleThreshold(stale_threshold_minutes * 60))
 
 
-def failure(code: BrokerErrorCode, error: BaseException) -> BrokerOperationError:
+def failure(
+    code: BrokerErrorCode, error: BaseException, transaction: object = None
+) -> BrokerOperationError:
     """Turn an exception into a value without any password in it."""
     if isinstance(error, PayloadMismatchError):
         return BrokerOperationError(BrokerErrorCode.PAYLOAD_MISMATCH, str(error))
     if isinstance(error, UnusableTransactionError):
         return BrokerOperationError(code, str(error))
+    if transaction is not None and leads_elsewhere(error):
+        message = f"{_ELSEWHERE} ({describe(error)})."
+        return BrokerOperationError(code, message, exception=presentable(error))
     return BrokerOperationError(code, describe(error), is_transient(error), presentable(error))
 
 
@@ -345,6 +355,8 @@ def revealing(error: BaseException) -> list[BaseException]:
 
 def _is_revealing(error: BaseException) -> bool:
     text = str(error)
+    if isinstance(error, HorsiesError):  # describe() leaves its drawing out
+        return mask_url(text) != text
     primary = error.diag.message_primary if isinstance(error, psycopg.Error) else None
     sentence = " ".join((primary or text).split())
     return sentence not in describe(error) or mask_url(text) != text

@@ -26,7 +26,7 @@ from horsies.tasks.definition import (
     is_storable_name,
 )
 from horsies.tasks.handle import TaskHandle
-from horsies.tasks.options import SendKeywords, SendOptions
+from horsies.tasks.options import SendKeywords, SendOptions, send_options
 from horsies.tasks.request import TaskSendError, TaskSendResult, refused
 from horsies.tasks.send import PreparedSend, Producer, Sender
 
@@ -65,7 +65,7 @@ def prepare_by_name(
 ) -> Ready:
     """Check a send by name; ``find`` returns the task of that name, if this application has one."""
     known = _known(find, task_name)
-    options = SendOptions(**keywords)
+    options = send_options(keywords)
     queue_name, options = options.queue_name, replace(options, queue_name=None)
     problem = _problem(producer.config, known, task_name, arguments, queue_name)
     if problem is not None:

@@ -121,6 +121,11 @@ def _raise_first(problems: Iterator[_Problem], location: SourceLocation | None) 
 
 
 def _function_problems(function: Any, unknown: Mapping[str, Any]) -> Iterator[_Problem]:
+    if "name" in unknown:
+        yield _Problem(
+            "@app.task takes the name of the task as its first argument, not as name=.",
+            'write @app.task("send_invoice")',
+        )
     if unknown:
         yield _Problem(
             f"@app.task has no option {', '.join(repr(name) for name in unknown)}.",

@@ -207,6 +207,8 @@ def value_or_raise(task_id: str, result: TaskResult[T, TaskError]) -> T:
     error = result.err_value
     code, message, data = error.error_code, error.message, error.data
     cause = error.exception if isinstance(error.exception, BaseException) else None
+    if code == RetrievalCode.EVENT_LOOP_RUNNING:
+        message = _would_block("result")
     if code in _UNFINISHED:
         raise ResultTimeout(str(code), message, data) from cause
     if isinstance(code, RetrievalCode) or code in _UNREADABLE:
@@ -248,10 +250,7 @@ class TaskHandle(Generic[T]):
         if self._broker is None:
             return error_result(RetrievalCode.RESULT_NOT_AVAILABLE, _no_broker().message)
         if timeout_ms != 0 and is_loop_running():
-            return error_result(
-                RetrievalCode.EVENT_LOOP_RUNNING,
-                "get() would block the running event loop; write `await handle.get_async()`.",
-            )
+            return error_result(RetrievalCode.EVENT_LOOP_RUNNING, _would_block("get"))
         if (task_id := stored_form(self.task_id)) is None:
             return _not_found(self.task_id)
         if problem := timeout_problem(timeout_ms):
@@ -419,10 +418,14 @@ def _not_found(task_id: str) -> TaskResult[Any, TaskError]:
     )
 
 
+def _would_block(method: str) -> str:
+    return f"{method}() would block the running event loop; write `await handle.{method}_async()`."
+
+
 def _timed_out(task_id: str, timeout_ms: int | None) -> TaskResult[Any, TaskError]:
     return error_result(
         RetrievalCode.WAIT_TIMEOUT,
-        f"Task {task_id} did not finish within {timeout_ms} ms.",
+        f"Task {task_id} did not finish within {timeout_ms} ms; see `horsies show {task_id}`.",
         {"task_id": task_id, "timeout_ms": timeout_ms},
     )
 

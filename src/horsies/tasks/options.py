@@ -72,6 +72,22 @@ class SendOptions:
     retention: timedelta | None = None
 
 
+_OTHER_WORDS = {"eta": "at", "countdown": "delay", "queue": "queue_name"}
+
+
+def send_options(keywords: Mapping[str, Any]) -> SendOptions:
+    """Return the options of a send; a TypeError lists them when it gets another one."""
+    try:
+        return SendOptions(**keywords)
+    except TypeError:
+        known = SendKeywords.__annotations__
+        name = next(one for one in keywords if one not in known)
+        hint = f"; write {_OTHER_WORDS[name]}=" if name in _OTHER_WORDS else ""
+        raise TypeError(
+            f"A send has no option {name!r}{hint}; the options are {', '.join(known)}."
+        ) from None
+
+
 # The options of a plain ``task.send``; known by identity, they need no checks.
 NO_OPTIONS = SendOptions()
 
@@ -89,6 +105,11 @@ class OutgoingTask:
     options: SendOptions
     headers: dict[str, str]
     count: int = 1
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name != "headers" and hasattr(self, name):
+            raise AttributeError(f"an on_send hook can change only the headers, not {name}")
+        object.__setattr__(self, name, value)
 
 
 SendHook: TypeAlias = Callable[[OutgoingTask], None]
@@ -256,9 +277,21 @@ def is_duration(value: object, shortest: timedelta) -> bool:
 
 def refuse_bad_send_hook(hook: object) -> None:
     """Refuse an ``on_send`` hook that cannot simply be called."""
-    if not callable(hook) or inspect.iscoroutinefunction(hook):
+    if not callable(hook) or inspect.iscoroutinefunction(hook) or not _takes_one(hook):
         raise ConfigurationError(
             "An on_send hook must be a plain function that takes the outgoing task.",
             code=ErrorCode.CONFIG_INVALID_CHILD_HOOK,
-            help_text="synchronous sends call it too: use `def` without `async`",
+            help_text="def hook(outgoing: OutgoingTask) -> None: ...; without `async`, because "
+            "synchronous sends call it too",
         )
+
+
+def _takes_one(hook: Callable[..., object]) -> bool:
+    """Tell whether the hook can be called with one argument; some builtins do not tell."""
+    try:
+        inspect.signature(hook).bind(None)
+    except TypeError:
+        return False
+    except ValueError:
+        return True
+    return True

@@ -352,8 +352,10 @@ os.register_at_fork(after_in_child=_reset_all)
 
 def timeout_problem(timeout_ms: object) -> str | None:
     """Describe an invalid timeout in one sentence, or return None."""
-    if timeout_ms is None or isinstance(timeout_ms, int):
+    if timeout_ms is None or (isinstance(timeout_ms, int) and timeout_ms >= 0):
         return None
+    if isinstance(timeout_ms, int):
+        return f"timeout_ms must not be negative; it is {timeout_ms}, and None sets no limit."
     return f"timeout_ms must be a whole number of milliseconds or None, not {timeout_ms!r}."
 
 

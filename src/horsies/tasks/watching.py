@@ -139,5 +139,8 @@ class _Changes(Generic[Info]):
             return READ_SECONDS
         left = self._ends_at - time.monotonic()
         if left <= 0:
-            raise TimeoutError(f"Task {self._task_id} did not end within {self._timeout_ms} ms.")
+            raise TimeoutError(
+                f"Task {self._task_id} did not end within {self._timeout_ms} ms; "
+                f"see `horsies show {self._task_id}`."
+            )
         return min(READ_SECONDS, left)

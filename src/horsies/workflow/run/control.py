@@ -331,7 +331,8 @@ def _wait_result(
 def _timed_out(
     workflow_id: str, timeout_ms: int | None, status: WorkflowStatus | None = None
 ) -> HandleOperationError:
-    found = f"is {status.value}" if status else f"did not get there within {timeout_ms} ms"
+    late = f"did not get there within {timeout_ms} ms; see `horsies workflow show {workflow_id}`"
+    found = f"is {status.value}" if status else late
     message = f"Workflow {workflow_id} {found}."
     return HandleOperationError(HandleErrorCode.WAIT_TIMEOUT, message, True, workflow_id)
 
