@@ -17,7 +17,7 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Any, Protocol
 
-from horsies.errors import NoCurrentTaskError
+from horsies.errors import UNLIMITED_RETRIES, NoCurrentTaskError
 
 _NOTE_CHARACTERS_MAX = 200
 _NO_TOTAL = math.nan
@@ -95,14 +95,20 @@ class CurrentTask:
         return int(self._fields[0] or 0)
 
     @property
-    def max_attempts(self) -> int:
-        """How many attempts the retry policy allows, the first one included."""
-        return int(self._fields[1] or 0) + 1
+    def max_attempts(self) -> int | None:
+        """The highest possible number of an attempt; None for a policy without a limit.
+
+        It is 1 without a retry policy; a RetryLater raises it to 4.
+        """
+        max_retries = int(self._fields[1] or 0)
+        return None if max_retries >= UNLIMITED_RETRIES else max_retries + 1
 
     @property
     def is_last_attempt(self) -> bool:
-        """Whether a failure of this attempt is final."""
-        return self.attempt >= self.max_attempts
+        """Whether a failure of this attempt is final; without a retry policy, up to three RetryLater are
+        still granted.
+        """
+        return self.max_attempts is not None and self.attempt >= self.max_attempts
 
     @property
     def queue(self) -> str:
@@ -190,7 +196,8 @@ class CurrentTask:
     def progress(self, done: float, total: float | None = None, note: str | None = None) -> None:
         """Report progress, at any rate: the worker stores the latest report about three times a second.
 
-        A note is cut after 200 characters. The report of an attempt that has ended is ignored.
+        `done` may exceed `total`; a note is cut after 200 characters. The report of an attempt that has
+        ended is ignored.
 
         Example:
             for position, row in enumerate(rows):
@@ -248,7 +255,7 @@ def current_task() -> CurrentTask:
         @app.task
         def import_orders(path: str) -> None:
             task = current_task()
-            task.logger.info("attempt %d of %d", task.attempt, task.max_attempts)
+            task.logger.info("attempt %d, queue %s", task.attempt, task.queue)
     """
     if _running is None:
         raise NoCurrentTaskError()

@@ -13,7 +13,7 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
+from enum import Enum, StrEnum
 from types import CodeType, FrameType
 from typing import Any, TextIO
 
@@ -24,6 +24,8 @@ _SECRET = re.compile(r"://[^\s\"']*@|passw(?:or)?d[\"']?\s*[=:]", re.IGNORECASE)
 _GUTTER_WIDTH_MIN = 2
 # A year; no wait before a retry is longer.
 LONGEST_DELAY_SECONDS = 365 * 86_400
+# For `RetryPolicy.forever`: a retry every second reaches it after 63 years. The column is a 32-bit integer.
+UNLIMITED_RETRIES = 2_000_000_000
 
 _RED, _BLUE, _CYAN, _BOLD, _RESET = "\x1b[1;31m", "\x1b[1;34m", "\x1b[1;36m", "\x1b[1m", "\x1b[0m"
 
@@ -351,8 +353,9 @@ class TaskFailed(Exception):
     """A task failed: raise it in a task for an error of its domain; ``handle.result()`` raises it.
 
     Raised in a task, it becomes the error that ``TaskError(error_code=code, message=..., data=...)``
-    describes. From ``handle.result()``, ``task_id`` is that of the failed task, and ``traceback`` is
-    the text of the exception's traceback in the worker, if an exception ended the task.
+    describes; the code is one of your own. From ``handle.result()``, ``task_id`` is that of the failed
+    task, and ``traceback`` is the text of the exception's traceback in the worker, if an exception ended
+    the task.
 
     Example:
         raise TaskFailed("CARD_REFUSED", "the bank said no", data={"retry_on": "monday"})
@@ -368,6 +371,8 @@ class TaskFailed(Exception):
         task_id: str | None = None,
     ) -> None:
         super().__init__(code, message)
+        if task_id is None:
+            _refuse_foreign_code(code)
         self.code = code
         self.message = message
         self.data = data
@@ -378,6 +383,20 @@ class TaskFailed(Exception):
 
     def __str__(self) -> str:
         return ": ".join(part for part in (self.code, self.message) if part is not None)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Without a call of __init__, which does not know yet that another task failed.
+        return (Exception.__new__, (type(self), *self.args), self.__dict__)
+
+
+def _refuse_foreign_code(code: object) -> None:
+    """Refuse a code that is not plain text, such as a built-in code; a task cannot raise it."""
+    if code is not None and (not isinstance(code, str) or isinstance(code, Enum)):
+        kind = type(code).__name__
+        given = f"a member of {kind}" if isinstance(code, Enum) else kind
+        raise TypeError(
+            f"TaskFailed takes a code of your own as plain text, such as CARD_REFUSED, not {given}"
+        )
 
 
 class ResultUnavailable(Exception):

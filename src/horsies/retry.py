@@ -14,6 +14,7 @@ import random as random_module
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Annotated, Any, Literal, NamedTuple, Self, TypeAlias
 
 from pydantic import (
@@ -35,13 +36,11 @@ from horsies.error_codes import (
     error_code_text,
     resolve_code,
 )
-from horsies.errors import LONGEST_DELAY_SECONDS, TaskFailed
+from horsies.errors import LONGEST_DELAY_SECONDS, UNLIMITED_RETRIES, TaskFailed
 
 ExceptionMapper: TypeAlias = dict[type[BaseException], str]
 RetryRule: TypeAlias = BuiltInTaskCode | str | type[BaseException]
 
-# For `forever`: a retry every second reaches it after 63 years. The column is a 32-bit integer.
-UNLIMITED_RETRIES = 2_000_000_000
 # How often a task without a policy may raise RetryLater: the default of max_retries.
 RETRIES_WITHOUT_POLICY = 3
 MIN_INTERVAL_SECONDS = 0.001
@@ -140,6 +139,13 @@ class RetryPolicy(BaseModel):
         jitter: bool = True,
     ) -> Self:
         """Retry once per interval, waiting that many seconds before each."""
+        if isinstance(intervals, str) or not isinstance(intervals, Sequence):
+            raise TypeError(
+                "RetryPolicy.fixed() takes a list of seconds, one per retry, such as [1, 5, 30], "
+                f"not {type(intervals).__name__}"
+            )
+        for seconds in intervals:
+            _refuse_other_than_number("fixed", "intervals", seconds)
         return cls(
             auto_retry_for=auto_retry_for,
             max_retries=len(intervals),
@@ -161,6 +167,7 @@ class RetryPolicy(BaseModel):
         """Retry up to `max_retries` times, waiting base, 2 x base, 4 x base seconds and so on, at most
         `max_delay_seconds`.
         """
+        _refuse_other_than_number("exponential", "base_seconds", base_seconds)
         return cls(
             auto_retry_for=auto_retry_for,
             max_retries=max_retries,
@@ -182,6 +189,7 @@ class RetryPolicy(BaseModel):
         """Retry without a limit, waiting base, 2 x base, 4 x base seconds and so on, at most
         `max_delay_seconds`. A `good_until` or a cancel ends it.
         """
+        _refuse_other_than_number("forever", "base_seconds", base_seconds)
         return cls.exponential(
             base_seconds,
             max_retries=UNLIMITED_RETRIES,
@@ -253,6 +261,15 @@ class RetryPolicy(BaseModel):
                 "use RetryPolicy.fixed(intervals, ...)"
             )
         return self
+
+
+def _refuse_other_than_number(method: str, name: str, seconds: object) -> None:
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float):
+        hint = "; use timedelta.total_seconds()" if isinstance(seconds, timedelta) else ""
+        raise TypeError(
+            f"RetryPolicy.{method}() takes {name} as a number of seconds, "
+            f"not {type(seconds).__name__}{hint}"
+        )
 
 
 def _entries(value: object) -> list[object]:

@@ -725,6 +725,26 @@ def test_a_hook_may_be_asynchronous(hook: Any) -> None:
     assert app.get_child_process_start_hooks() == [hook]
 
 
+class Unknown:
+    """A class of which pydantic knows nothing."""
+
+
+def test_a_class_without_a_json_form_is_refused_in_our_words() -> None:
+    def takes(value: Unknown) -> None: ...
+
+    def returns() -> Unknown:
+        return Unknown()
+
+    takes_words, returns_words = "'value' is annotated with", "the value is of type"
+    for function, words in ((takes, takes_words), (returns, returns_words)):
+        with pytest.raises(TaskDefinitionError) as caught:
+            new_app().task("odd")(function)
+        message = caught.value.message
+        assert f"{words} Unknown, which cannot be stored; use a type that" in message
+        assert "arbitrary_types_allowed" not in message
+        assert not message.endswith("..")
+
+
 @pytest.mark.parametrize("hook", [None, 7, "name"])
 def test_a_hook_that_is_not_a_function_is_refused(hook: Any) -> None:
     with pytest.raises(ConfigurationError) as caught:

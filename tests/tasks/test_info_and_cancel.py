@@ -13,6 +13,7 @@ import pytest
 from horsies.app import Horsies
 from horsies.error_codes import OutcomeCode, RetrievalCode
 from horsies.ids import new_id
+from horsies.retry import RetryPolicy
 from horsies.states import TASK_TERMINAL_STATES, TaskAttemptOutcome, TaskStatus
 from horsies.tasks.broker import BrokerErrorCode
 from horsies.tasks.handle import TaskActionErrorCode, TaskCancelled, TaskHandle, TaskInfo
@@ -52,6 +53,15 @@ def troubled(add: Task, connection: Database) -> TaskHandle[Any]:
             (handle.task_id, attempt, outcome, attempt == 1),
         )
     return handle
+
+
+def test_info_of_a_task_without_a_limit_of_retries(app: Horsies, call: Call) -> None:
+    @app.task("endless", retry_policy=RetryPolicy.forever(auto_retry_for=["AWAY"]))
+    def endless() -> None: ...
+
+    info: TaskInfo = call(app, endless.enqueue(), "info").unwrap()
+    assert info.max_retries is None
+    assert info.to_dict()["max_retries"] is None
 
 
 def test_info_of_a_task_that_waits(

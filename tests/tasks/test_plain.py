@@ -24,6 +24,7 @@ from horsies import (
     TaskSendFailed,
 )
 from horsies.codec.results import ResultCodec, encode_task_error
+from horsies.tasks.invoke import invoke
 from horsies.worker.child.execute import execute
 from horsies.worker.protocol import Assignment
 from tests.support.applications import Call, app_at
@@ -117,9 +118,43 @@ def test_a_returned_value_is_the_result(name: str, arguments: str, value: object
     assert run(name, arguments) == TaskResult(ok=value)
 
 
-def test_a_value_of_another_type_is_refused_as_in_the_long_form() -> None:
-    error = run("tidy", "[true]").err_value
+@pytest.mark.parametrize(
+    ("annotation", "value", "sentence"),
+    [
+        (int, "three", "returned a value of type str, but is annotated int (input should be "),
+        (int, None, "returned None, but is annotated int (input should be a valid integer)."),
+        (
+            int,
+            TaskResult(ok=1),
+            "returned a value of type TaskResult, but is annotated int; annotate TaskResult[T, TaskError]",
+        ),
+        (
+            str,
+            TaskError(error_code="A"),
+            "returned a value of type TaskError, but is annotated str; annotate",
+        ),
+        (
+            list[int],
+            [1, "2"],
+            "returned a value that does not fit its annotation: value[1] does not fit list[int] (input",
+        ),
+        (float, float("nan"), "does not fit its annotation: value is NaN or infinite"),
+    ],
+)
+def test_a_value_of_another_type_is_described_without_an_ok(
+    annotation: Any, value: object, sentence: str
+) -> None:
+    def returns() -> Any:
+        return value
+
+    returns.__annotations__["return"] = annotation
+    own = app_at("postgresql://127.0.0.1:1/shop")
+    definition = own.task("returns")(returns).definition
+    error = invoke(own.config, definition, (), {}).err_value
     assert error.error_code == "RETURN_TYPE_MISMATCH"
+    assert error.message is not None
+    assert error.message.startswith("Task 'returns' ")
+    assert sentence in error.message
 
 
 @pytest.mark.parametrize("name", ["refuse", "long_refuse", "async_refuse"])
@@ -130,11 +165,20 @@ def test_task_failed_is_a_returned_error(name: str, caplog: pytest.LogCaptureFix
     assert caplog.records == []
 
 
-def test_task_failed_with_a_reserved_code_is_the_mistake_it_is_when_returned() -> None:
+@pytest.mark.parametrize("code", [OperationalErrorCode.WORKER_CRASHED, 404, ["A"]])
+def test_task_failed_takes_only_plain_text_as_its_code(code: Any) -> None:
+    with pytest.raises(TypeError, match="takes a code of your own as plain text"):
+        TaskFailed(code, "x")
+
+
+def test_task_failed_with_a_reserved_code_is_a_mistake_of_the_task() -> None:
     error = run(f"{MODULE}.refuse", '["WORKER_CRASHED"]').err_value
     assert error.error_code is OperationalErrorCode.UNHANDLED_EXCEPTION
     assert error.message is not None
-    assert "'WORKER_CRASHED' is reserved" in error.message
+    assert error.message.endswith(
+        "raised ValueError: TaskFailed does not take the built-in code WORKER_CRASHED; "
+        "raise a code of your own, such as CARD_REFUSED"
+    )
 
 
 def test_a_lower_case_code_is_warned_about(caplog: pytest.LogCaptureFixture) -> None:
@@ -303,6 +347,7 @@ def test_result_of_a_missing_task_is_unavailable(app: Horsies, call: Call) -> No
     [
         TaskFailed("A", "b", data={"c": 1}, traceback="Traceback", task_id="id"),
         TaskFailed(None, "b"),
+        TaskFailed(OutcomeCode.TASK_TIMEOUT, "too slow", task_id="another"),
         ResultTimeout("WAIT_TIMEOUT", "late", {"timeout_ms": 5}),
     ],
 )

@@ -83,6 +83,12 @@ def test_a_task_without_a_workflow_schedule_or_limit_has_none(page: SharedPage) 
     assert task.is_last_attempt
 
 
+@pytest.mark.parametrize("max_retries", [2_000_000_000, 2_000_000_001])
+def test_no_attempt_is_the_last_without_a_limit(max_retries: int) -> None:
+    task = CurrentTask(assignment(CLAIMED._replace(max_retries=max_retries)), 0.0)
+    assert (task.max_attempts, task.is_last_attempt) == (None, False)
+
+
 @pytest.mark.parametrize("options", ["[]", "no JSON", '{"headers": 3}', ""])
 def test_options_of_other_programs_are_tolerated(options: str) -> None:
     task = CurrentTask(assignment(CLAIMED._replace(task_options=options)), 0.0)

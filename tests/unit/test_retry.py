@@ -3,8 +3,10 @@ from __future__ import annotations
 import json
 import math
 import pickle
+from collections.abc import Callable
+from datetime import timedelta
 from itertools import pairwise
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given, settings
@@ -109,6 +111,36 @@ def test_any_number_of_retries_is_accepted(count: int) -> None:
 def test_values_out_of_range_are_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         policy(**changes)
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (
+            lambda: RetryPolicy.fixed(cast("Any", 1), auto_retry_for=["A"]),
+            "a list of seconds, .* not int",
+        ),
+        (
+            lambda: RetryPolicy.fixed([1, cast("Any", "2")], auto_retry_for=["A"]),
+            "intervals as a number of seconds, not str",
+        ),
+        (
+            lambda: RetryPolicy.exponential(
+                cast("Any", timedelta(seconds=1)), max_retries=2, auto_retry_for=["A"]
+            ),
+            r"RetryPolicy.exponential\(\) takes base_seconds as a number of seconds, not timedelta; use",
+        ),
+        (
+            lambda: RetryPolicy.forever(cast("Any", "1"), auto_retry_for=["A"]),
+            r"RetryPolicy.forever\(\) takes base_seconds as a number",
+        ),
+    ],
+)
+def test_seconds_of_another_type_are_refused_in_one_sentence(
+    make: Callable[[], RetryPolicy], sentence: str
+) -> None:
+    with pytest.raises(TypeError, match=sentence):
+        make()
 
 
 def test_a_policy_cannot_be_changed() -> None:

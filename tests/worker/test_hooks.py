@@ -9,7 +9,15 @@ from typing import Any
 
 import pytest
 
-from horsies import AppConfig, ConfigurationError, Horsies, PostgresConfig, TaskError, TaskResult
+from horsies import (
+    AppConfig,
+    ConfigurationError,
+    ErrorCode,
+    Horsies,
+    PostgresConfig,
+    TaskError,
+    TaskResult,
+)
 from horsies.current_task import CurrentTask, set_running_task
 from horsies.errors import TaskStopped
 from horsies.tasks.headers import inherited
@@ -166,6 +174,33 @@ def test_a_hook_that_yields_twice_or_never_is_one_clear_error(
 def test_a_hook_that_is_not_a_generator_function_is_refused(app: Horsies, hook: Any) -> None:
     with pytest.raises(ConfigurationError, match="must be a generator function"):
         app.around_task(hook)
+
+
+def without_parameters() -> Iterator[None]:
+    yield
+
+
+def with_two(task: CurrentTask, more: int) -> Iterator[None]:
+    yield
+
+
+@pytest.mark.parametrize("hook", [without_parameters, with_two])
+def test_a_generator_that_does_not_take_just_the_task_is_refused(app: Horsies, hook: Any) -> None:
+    with pytest.raises(ConfigurationError, match="with one parameter, the running task") as caught:
+        app.around_task(hook)
+    assert caught.value.code is ErrorCode.CONFIG_INVALID_CHILD_HOOK
+    assert app.hooks.around == []
+
+
+@pytest.mark.parametrize("method", ["on_child_process_start", "on_child_process_stop"])
+def test_a_child_process_hook_with_a_required_parameter_is_refused(
+    app: Horsies, method: str
+) -> None:
+    with pytest.raises(ConfigurationError, match="a function without parameters") as caught:
+        getattr(app, method)(lambda needed: None)
+    assert caught.value.code is ErrorCode.CONFIG_INVALID_CHILD_HOOK
+    getattr(app, method)(lambda optional=1: None)
+    getattr(app, method)(dict)  # shows no signature
 
 
 def test_sends_of_a_task_inherit_its_headers(app: Horsies) -> None:

@@ -26,12 +26,12 @@ from horsies.cli.session import (
 )
 from horsies.db.statements.monitor import TaskDetail, TaskSummary
 from horsies.db.statements.tasks import TaskAttemptInfo
+from horsies.errors import UNLIMITED_RETRIES
 from horsies.ids import stored_form
 from horsies.monitor.actions import TaskRetried, retry_task
 from horsies.monitor.overview import TaskReport, read_task
 from horsies.monitor.queries import TaskFilters, list_tasks
 from horsies.result import Err, Result
-from horsies.retry import UNLIMITED_RETRIES
 from horsies.states import TaskStatus
 from horsies.tasks.handle import TaskActionError, TaskActionErrorCode, TaskCancelled, TaskHandle
 

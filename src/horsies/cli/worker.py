@@ -102,7 +102,7 @@ ShutdownGraceOption = Annotated[
     ),
 ]
 QuietTasksOption = Annotated[
-    bool, typer.Option("--quiet-tasks", help="Do not log a line at the end of every task.")
+    bool, typer.Option("--quiet-tasks", help="Do not log a line at the end of every attempt.")
 ]
 WithSchedulerOption = Annotated[
     bool, typer.Option("--with-scheduler", help="Also run a scheduler in this process.")

@@ -13,6 +13,7 @@ from enum import Enum
 from typing import Annotated, Any, NamedTuple, TypeAlias, get_args
 
 from pydantic import ConfigDict, GetCoreSchemaHandler, TypeAdapter
+from pydantic.errors import PydanticSchemaGenerationError
 from pydantic_core import CoreSchema, core_schema
 
 from horsies.codec.faults import Step, path_text
@@ -223,7 +224,8 @@ def _part_schema(part: Part, handler: GetCoreSchemaHandler) -> CoreSchema:
         schema = handler.generate_schema(part.annotation)
     except Exception as error:
         raise AnnotationProblem(
-            f"{shown}, which pydantic cannot describe; use a type it supports: {_first_line(error)}"
+            f"{shown}, which cannot be stored{_reason(error)}; use a type that pydantic can write to "
+            "JSON, such as a dataclass or a BaseModel"
         ) from error
     while schema["type"] == "default":
         schema = schema["schema"]
@@ -234,6 +236,13 @@ def _part_schema(part: Part, handler: GetCoreSchemaHandler) -> CoreSchema:
     if part.untyped is None:
         part.untyped = may_hold(schema, ("any",), handler.resolve_ref_schema)
     return schema
+
+
+def _reason(error: Exception) -> str:
+    # For a class it does not know, pydantic's text is about its own configuration.
+    if isinstance(error, PydanticSchemaGenerationError):
+        return ""
+    return f" ({_first_line(error).rstrip('.')})"
 
 
 def _first_line(error: Exception) -> str:

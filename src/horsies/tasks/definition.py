@@ -284,7 +284,10 @@ def _read_results(
     try:
         return is_plain, ResultCodec.of(ok_type, err_type)
     except ValueError as error:
-        raise unusable(str(error)) from error
+        problem = str(error).replace(
+            "In the result type, 'ok' is annotated with", "the value is of type"
+        )
+        raise unusable(problem) from error
 
 
 def _mentions_result(declared: Any) -> bool:

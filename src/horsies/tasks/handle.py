@@ -38,7 +38,13 @@ from horsies.error_codes import (
     OutcomeCode,
     RetrievalCode,
 )
-from horsies.errors import ResultTimeout, ResultUnavailable, TaskFailed, TaskWatchFailed
+from horsies.errors import (
+    UNLIMITED_RETRIES,
+    ResultTimeout,
+    ResultUnavailable,
+    TaskFailed,
+    TaskWatchFailed,
+)
 from horsies.ids import stored_form
 from horsies.result import Err, Ok, Result
 from horsies.states import TaskAttemptOutcome, TaskStatus
@@ -58,7 +64,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class TaskInfo(TaskColumns):
-    """The stored state of a task."""
+    """The stored state of a task; ``max_retries`` is None for a policy without a limit."""
 
     result: TaskResult[Any, TaskError] | None = None
     failed_reason: str | None = None
@@ -141,6 +147,8 @@ def _info(row: TaskRow, results: ResultCodec | None) -> TaskInfo:
     if row.result is not None:
         result = read_result(row.result, results, f"task {row.task_id}")
     stored = {name: getattr(row, name) for name in field_names(TaskRow)}
+    if row.max_retries is not None and row.max_retries >= UNLIMITED_RETRIES:
+        stored["max_retries"] = None
     return TaskInfo(**stored | {"status": TaskStatus(row.status), "result": result})
 
 

@@ -38,19 +38,21 @@ def add_once(hooks: list[Any], hook: object) -> None:
 
 def refuse_bad_hook(hook: object) -> None:
     """Refuse a child process hook that cannot simply be called."""
-    if not callable(hook) or _is(hook, inspect.isasyncgenfunction, inspect.isgeneratorfunction):
+    is_generator = _is(hook, inspect.isasyncgenfunction, inspect.isgeneratorfunction)
+    if not callable(hook) or is_generator or not _takes(hook):
         raise ConfigurationError(
             "A child process hook must be a function without parameters that does not yield.",
             code=ErrorCode.CONFIG_INVALID_CHILD_HOOK,
-            help_text="use `def` or `async def` without `yield`",
+            help_text="use `def` or `async def` without parameters and without `yield`",
         )
 
 
 def refuse_bad_around(hook: object) -> None:
     """Refuse a function that cannot be run around a task."""
-    if not _is(hook, inspect.isasyncgenfunction, inspect.isgeneratorfunction):
+    is_generator = _is(hook, inspect.isasyncgenfunction, inspect.isgeneratorfunction)
+    if not is_generator or not _takes(hook, "the running task"):
         raise ConfigurationError(
-            "An around_task hook must be a generator function that takes the running task.",
+            "An around_task hook must be a generator function with one parameter, the running task.",
             code=ErrorCode.CONFIG_INVALID_CHILD_HOOK,
             help_text="def session(task: CurrentTask) -> Iterator[None]: ...; yield; ...",
         )
@@ -60,6 +62,19 @@ def _is(hook: object, *kinds: Callable[[Any], bool]) -> bool:
     """Tell whether calling `hook` only makes an object of one of these kinds."""
     called = getattr(type(hook), "__call__", None)  # noqa: B004 - asked for its kind, not called
     return any(is_kind(function) for is_kind in kinds for function in (hook, called))
+
+
+def _takes(hook: Any, *arguments: object) -> bool:
+    """Tell whether `hook` can be called with these arguments; True if it does not show its signature."""
+    try:
+        signature = inspect.signature(hook)
+    except (TypeError, ValueError):
+        return True
+    try:
+        signature.bind(*arguments)
+    except TypeError:
+        return False
+    return True
 
 
 def as_plain_calls(hooks: Sequence[ChildProcessHook]) -> list[Callable[[], object]]:

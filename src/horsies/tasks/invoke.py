@@ -18,7 +18,7 @@ from typing import Any
 
 from horsies.codec.form import CodecError, TypeMismatch
 from horsies.config.app import AppConfig
-from horsies.error_codes import ContractCode, OperationalErrorCode
+from horsies.error_codes import BUILTIN_CODE_REGISTRY, ContractCode, OperationalErrorCode
 from horsies.errors import RetryLater, TaskFailed, TaskStopped, WorkflowContextMissingIdError
 from horsies.result import Err
 from horsies.retry import resolve_exception_code, validate_error_code_name
@@ -190,10 +190,13 @@ def mismatch_error(
 ) -> TaskError:
     """The error for a result that does not fit the annotation of its task function."""
     results = definition.results
+    if definition.is_plain:
+        fault = _plain_fault(value.ok, results.ok_text, problem)
+    else:
+        fault = f"returned a value that does not fit its annotation: {problem.message}"
     return TaskError(
         error_code=ContractCode.RETURN_TYPE_MISMATCH,
-        message=f"Task {definition.name!r} returned a value that does not fit its annotation: "
-        f"{problem.message}",
+        message=f"Task {definition.name!r} {fault}",
         data={
             "variant": "ok" if value.is_ok() else "err",
             "expected_type": results.ok_text if value.is_ok() else results.err_text,
@@ -202,14 +205,33 @@ def mismatch_error(
     )
 
 
+def _plain_fault(value: object, expected: str, problem: CodecError) -> str:
+    """Describe a wrong value in the words of a plain function, which knows no `ok`."""
+    if not problem.message.startswith("ok must be "):
+        clause = problem.message.removeprefix("ok").replace(", the type of ok (", " (")
+        return f"returned a value that does not fit its annotation: value{clause}"
+    kind = "None" if value is None else f"a value of type {type(value).__name__}"
+    if isinstance(value, TaskResult | TaskError):
+        fix = "annotate TaskResult[T, TaskError], or return the value and raise TaskFailed"
+        return f"returned {kind}, but is annotated {expected}; {fix}."
+    reason = problem.message.removeprefix(f"ok must be {expected}")
+    return f"returned {kind}, but is annotated {expected}{reason if reason[1:2] == '(' else '.'}"
+
+
 def _failure_error(config: AppConfig, definition: TaskDefinition, failure: TaskFailed) -> TaskError:
     if failure.task_id is not None and isinstance(failure.code, Enum):
         # A built-in code describes the other task, whose `result()` raised it: that one timed out.
         return _exception_error(config, definition, failure)
+    if failure.code in BUILTIN_CODE_REGISTRY:
+        problem = ValueError(
+            f"TaskFailed does not take the built-in code {failure.code}; "
+            "raise a code of your own, such as CARD_REFUSED"
+        ).with_traceback(failure.__traceback__)
+        return _exception_error(config, definition, problem)
     try:
         error = TaskError(error_code=failure.code, message=failure.message, data=failure.data)
-    except ValueError as problem:  # a reserved code
-        return _exception_error(config, definition, problem)
+    except ValueError as refused:  # a message that is not text
+        return _exception_error(config, definition, refused)
     if type(error.error_code) is str:
         _warn_about_code(definition.name, error.error_code)
     return error

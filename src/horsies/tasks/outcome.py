@@ -38,6 +38,7 @@ STOPPED_BY_LOSS = "loss"
 
 # The database decides this: its clock is the one that counts.
 TOO_LATE = "not retried: the next attempt would start after good_until, or a cancel was asked for"
+RETURNED_TO_QUEUE = "returned to its queue: the worker stopped"
 _FINAL = RetryDecision(None)
 
 # Access to an enum's member takes 0.1 µs, and there are several per task.
@@ -170,7 +171,7 @@ def outcome_of_stop(
         return stopped._replace(
             delay_seconds=0.0,
             max_retries=task.max_retries + 1,
-            retry_reason="returned to its queue: the worker stopped",
+            retry_reason=RETURNED_TO_QUEUE,
         )
     return stopped
 

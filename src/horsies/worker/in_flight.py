@@ -13,10 +13,11 @@ from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from typing import assert_never
 
 from horsies.db.statements.turn import ClaimedTask
+from horsies.errors import UNLIMITED_RETRIES
 from horsies.events import as_event
-from horsies.retry import UNLIMITED_RETRIES
 from horsies.states import TaskStatus
 from horsies.tasks.outcome import (
+    RETURNED_TO_QUEUE,
     STOPPED_BY_CANCEL,
     STOPPED_BY_LOSS,
     TOO_LATE,
@@ -82,9 +83,12 @@ def log_end(outcome: Outcome, task: ClaimedTask, seconds: float | None) -> None:
     if outcome.status is not TaskStatus.COMPLETED:
         is_cancelled = outcome.status is TaskStatus.CANCELLED
         end = "was cancelled" if is_cancelled else f"failed with {outcome.error_code}"
+    is_requeued = outcome.retry_reason == RETURNED_TO_QUEUE
+    if is_requeued:
+        end = "was interrupted"
     if seconds is not None:
         end += f" after {seconds:.3f} s"
-    if (delay := outcome.delay_seconds) is not None:
+    if (delay := outcome.delay_seconds) is not None and not is_requeued:
         limit = max(task.max_retries, outcome.max_retries)
         of_limit = "" if limit >= UNLIMITED_RETRIES else f" of {limit}"
         end += f", retry {task.retry_count + 1}{of_limit} in {delay:.{1 if delay >= 1 else 2}f} s"

@@ -115,7 +115,8 @@ def recurse() -> TaskResult[int, TaskError]:
     default_unhandled_error_code="SOMETHING_ELSE",
 )
 def lose_connection(kind: str = "exact") -> TaskResult[int, TaskError]:
-    raise {"exact": ConnectionError, "subclass": ConnectionResetError}[kind]("gone")
+    kinds = {"exact": ConnectionError, "subclass": ConnectionResetError, "other": OSError}
+    raise kinds[kind]("gone")
 
 
 @app.task("return_nothing")

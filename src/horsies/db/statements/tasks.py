@@ -115,7 +115,7 @@ class TaskColumns:
     queue_name: str
     priority: int
     retry_count: int
-    max_retries: int
+    max_retries: int | None
     next_retry_at: datetime | None
     sent_at: datetime | None
     enqueued_at: datetime
