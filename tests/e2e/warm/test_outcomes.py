@@ -130,6 +130,7 @@ def test_a_task_can_send_another(worker: RunningWorker, programs: ModuleType) ->
         ("recurse", (), "UNHANDLED_EXCEPTION", "raised RecursionError"),
         ("lose_connection", ("exact",), "GATEWAY_DOWN", "raised ConnectionError: gone"),
         ("lose_connection", ("subclass",), "GATEWAY_DOWN", "raised ConnectionResetError"),
+        ("lose_connection", ("other",), "SOMETHING_ELSE", "raised OSError: gone"),
         ("return_nothing", (), "TASK_EXCEPTION", "returned NoneType instead of a TaskResult"),
         ("return_wrong_type", (), "RETURN_TYPE_MISMATCH", "does not fit its annotation"),
         ("return_unstorable", (), "WORKER_SERIALIZATION_ERROR", "cannot be stored"),
