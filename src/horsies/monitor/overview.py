@@ -158,7 +158,9 @@ def _with_servers(
 ) -> QueueOverview:
     living = (WorkerHealth.ALIVE, WorkerHealth.SILENT)
     servers = [one for one in workers if queue.name in one.queues and health_of(one) in living]
-    caps = {(one.queue_caps or {}).get(queue.name) for one in servers} or {configured_cap}
+    caps = {(one.queue_caps or {}).get(queue.name) for one in servers}
+    if not servers and configured_cap is not None:
+        caps = {configured_cap}
     ordered = sorted(caps, key=lambda cap: (cap is None, cap))
     return replace(queue, workers=len(servers), caps=ordered)
 

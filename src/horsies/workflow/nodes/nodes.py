@@ -94,9 +94,7 @@ class NodeKey(Generic[V_co]):
 
 
 # The advice for a node, or from_node(...), among the arguments of a send.
-BELONGS_IN_A_WORKFLOW = (
-    "nodes and from_node(...) belong in task.node()(...), the call of a workflow"
-)
+BELONGS_IN_A_WORKFLOW = "nodes and from_node(...) belong in task.node()(...)"
 
 
 class ValueNode(Protocol[T_co]):
