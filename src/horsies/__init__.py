@@ -128,10 +128,10 @@ from horsies.timetable.terms import (
 from horsies.workflow.build.shape import slugify
 from horsies.workflow.definition import WorkflowDefinition
 from horsies.workflow.nodes.context import WorkflowContext, WorkflowMeta
+from horsies.workflow.nodes.factory import NodeFactory, from_node
 from horsies.workflow.nodes.nodes import (
     AnyNode,
     MapNode,
-    NodeFactory,
     NodeKey,
     OnError,
     SignalNode,
@@ -140,7 +140,6 @@ from horsies.workflow.nodes.nodes import (
     SuccessCase,
     SuccessPolicy,
     TaskNode,
-    from_node,
 )
 from horsies.workflow.run.control import (
     pause_workflow,

@@ -25,7 +25,7 @@ from horsies.tasks.send import (
     store_prepared,
     store_prepared_async,
 )
-from horsies.workflow.nodes.nodes import NodeFactory, NodeOptions
+from horsies.workflow.nodes.factory import NodeFactory, NodeOptions
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -41,7 +41,9 @@ from horsies import AppConfig, CustomQueueConfig, Horsies, PostgresConfig, Queue
 app = Horsies(AppConfig(
     broker=PostgresConfig(database_url=os.environ["SHOP_URL"]),
     queue_mode=QueueMode.CUSTOM,
-    custom_queues=[CustomQueueConfig(name="mail"), CustomQueueConfig(name="reports")],
+    custom_queues=[
+        CustomQueueConfig(name="mail"), CustomQueueConfig(name="reports", max_concurrency=3)
+    ],
 ))
 """
 
@@ -480,9 +482,9 @@ def test_an_application_says_which_queues_there_are(horsies: Run, project: Path)
     assert horsies("queues", "pause", "reports", "-m", project.name).code == 0
     assert horsies("queues", "pause", "images", "-m", project.name).code == 4
     listed = read(horsies("status", project.name, "--json"))["queues"]
-    assert [(queue["name"], queue["paused"]) for queue in listed] == [
-        ("mail", False),
-        ("reports", True),
+    assert [(queue["name"], queue["paused"], queue["caps"]) for queue in listed] == [
+        ("mail", False, []),
+        ("reports", True, [3]),
     ]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -30,12 +29,13 @@ from tests.support.rows import add_attempt, add_run, add_snapshot, add_task, add
 UNKNOWN_ID = "01a1dd00-0000-7000-8000-000000000000"
 
 
-def read_overview(app: Horsies, configured: Sequence[str] = ()) -> Overview:
-    return overview.read_overview(app.get_broker(), configured).unwrap()
+def read_overview(app: Horsies, *configured: str, cap: int | None = None) -> Overview:
+    caps = dict.fromkeys(configured, cap)
+    return overview.read_overview(app.get_broker(), caps).unwrap()
 
 
 def test_an_empty_database_has_only_the_configured_queues(app: Horsies) -> None:
-    found = read_overview(app, ["default"])
+    found = read_overview(app, "default")
     assert [(queue.name, queue.due, queue.paused_at) for queue in found.queues] == [
         ("default", 0, None)
     ]
@@ -94,7 +94,8 @@ def test_queues_are_known_from_work_workers_switches_and_configuration(
     add_worker(connection, queues=["served"])
     add_worker(connection, queues=["gone"], stopped_at=ago(1))
     connection.execute("INSERT INTO horsies_queues VALUES ('paused', now()), ('resumed', NULL)")
-    found = read_overview(app, ["configured"]).queues
+    found = read_overview(app, "configured", cap=3).queues
+    assert [queue.caps for queue in found if queue.name == "configured"] == [[3]]
     assert [queue.name for queue in found] == [
         "configured",
         "paused",

@@ -104,7 +104,7 @@ def test_filters_take_one_value_or_several(app: Horsies, connection: Database, c
     assert found() == {mail, images, reports}
     assert found(queue="mail") == {mail}
     assert found(queue=("mail", "images")) == {mail, images}
-    assert found(status=TaskStatus.RUNNING) == found(status="RUNNING") == {reports}
+    assert found(status=TaskStatus.RUNNING) == found(status="running") == {reports}
     assert found(status=[TaskStatus.FAILED, "PENDING"]) == {mail, images}
     assert found(name={"resize"}, status="PENDING") == {images}
     assert found(error_code="BROKE") == {mail}

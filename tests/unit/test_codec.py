@@ -722,7 +722,7 @@ def test_a_call_stored_before_the_signature_changed_is_an_error(
 ) -> None:
     error = unreadable(add, args_json, kwargs_json)
     assert fault in error.message
-    assert "no longer fits" in error.message
+    assert "does not fit" in error.message
 
 
 @pytest.mark.parametrize(

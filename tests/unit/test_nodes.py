@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, cast
 
 import pytest
@@ -18,8 +19,8 @@ from horsies import (
     from_node,
     slugify,
 )
-from horsies.workflow.nodes.nodes import FromNode
-from tests.support.apps.shop import double, number, report, square, workflow
+from horsies.workflow.nodes.factory import FromNode
+from tests.support.apps.shop import double, number, report, square, word, workflow
 
 
 class Child(WorkflowDefinition[int]):
@@ -158,3 +159,50 @@ def test_task_nodes_can_be_written_out() -> None:
     first = TaskNode(number, kwargs={"n": 2})
     second = TaskNode(fn=double, args_from={"value": first}, waits_for=[first])
     assert workflow([first, second]).tasks[1].waits_for[0].name == "number"
+
+
+def refused(build: Callable[[], object]) -> tuple[str, str | None]:
+    with pytest.raises(WorkflowValidationError) as caught:
+        build()
+    return caught.value.message, caught.value.help_text
+
+
+@pytest.mark.parametrize("option", ["timeout", "n"])
+def test_an_unknown_option_of_a_node_is_refused_by_the_first_call(option: str) -> None:
+    options: dict[str, Any] = {option: 3}
+    message, help_text = refused(lambda: number.node(**options))
+    assert message == f"A node of task 'number' has no option {option!r}."
+    assert help_text is not None
+    assert "timeout_ms, retry_policy; the parameters of the task belong in the second" in help_text
+
+
+def test_a_node_without_from_node_is_refused_with_the_way_to_pass_its_result() -> None:
+    first = number.node()()
+    node = double.node()(value=cast(Any, first))
+    message, help_text = refused(lambda: workflow([first, node], name="w"))
+    assert message == "Node 'w:1' of workflow 'w' passes a node itself as 'value', not its result."
+    assert help_text == "write value=from_node(...) in the call of task.node()"
+
+
+@pytest.mark.parametrize("marked", [True, False])
+def test_a_node_among_the_arguments_of_a_send_is_refused_with_its_place(marked: bool) -> None:
+    node = number.node()()
+    sent = number.send(cast(Any, from_node(node) if marked else node))
+    assert "; nodes and from_node(...) belong in task.node()(...)" in sent.unwrap_err().message
+
+
+def test_a_node_of_another_workflow_is_named_by_its_place_in_this_one() -> None:
+    text = word.node()()
+    workflow([text], name="earlier")
+    node = square.node()(item=cast(Any, from_node(text)))
+    message, help_text = refused(lambda: workflow([number.node()(), text, node], name="w"))
+    assert "Node 'w:2' of workflow 'w' passes the result of 'w:1' to task" in message
+    assert "earlier" not in message
+    assert help_text == "annotate it str, or pass another node"
+
+
+def test_a_whole_result_of_another_type_is_refused_with_the_annotation_that_fits() -> None:
+    text = word.node()()
+    node = double.node()(value=cast(Any, from_node(text)))
+    _, help_text = refused(lambda: workflow([text, node]))
+    assert help_text == "annotate it TaskResult[str, TaskError], or pass another node"

@@ -153,6 +153,10 @@ NO_FIRST = {
         "HRS-004",
     ),
     "node listed twice": (lambda: workflow([node := number.node(node_id="a")(), node]), "HRS-004"),
+    "node without an id listed twice": (
+        lambda: workflow([node := number.node()(), node, node]),
+        "HRS-004",
+    ),
     "foreign dependency": (
         lambda: workflow([number.node()(), after(number, word.node()())()]),
         "HRS-006",

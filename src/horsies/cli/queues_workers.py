@@ -55,15 +55,16 @@ def status(
 ) -> None:
     """Show all queues, a summary of the workers, and blocked tasks and runs.
 
-    CAP is the max_concurrency of a queue. DUE tasks can be claimed now, DELAYED tasks are due later; OLDEST
-    is the waiting time of the oldest due task. Rates count the attempts that ended within the last minute;
+    CAP is the max_concurrency of a queue as its workers have it, or the application if none serves it.
+    DUE tasks can be claimed now, DELAYED tasks are due later; OLDEST is the waiting time of the oldest due
+    task. Rates count the attempts that ended within the last minute;
     FAILED/MIN leaves out attempts that will be retried. The next change of a BLOCKED task or run is refused
     by the database; workers try it again.
 
     Exit codes: 0 done, 1 failure.
     """
     with open_session("status", module or locator, database_url) as session:
-        found = unwrap_or_exit(read_overview(session.broker, session.queue_names or ()))
+        found = unwrap_or_exit(read_overview(session.broker, session.queue_caps))
     if as_json:
         queues = [_queue_document(queue) for queue in found.queues]
         workers = [_worker_document(worker) for worker in found.workers]
@@ -129,7 +130,7 @@ def queues(
 
 
 def _list_queues(session: Session, as_json: bool) -> None:
-    found = unwrap_or_exit(read_overview(session.broker, session.queue_names or ())).queues
+    found = unwrap_or_exit(read_overview(session.broker, session.queue_caps)).queues
     if as_json:
         output.print_json({"queues": [_queue_document(queue) for queue in found]})
     else:
@@ -137,7 +138,8 @@ def _list_queues(session: Session, as_json: bool) -> None:
 
 
 def _switch_queue(session: Session, action: QueueAction, name: str, as_json: bool) -> None:
-    order = QueueOrder(name, action is QueueAction.PAUSE, session.queue_names)
+    known = None if session.queue_caps is None else list(session.queue_caps)
+    order = QueueOrder(name, action is QueueAction.PAUSE, known)
     state = unwrap_or_exit(switch_queue(session.broker, order))
     if as_json:
         output.print_json({"paused": state.is_paused, **state._asdict()})

@@ -7,7 +7,7 @@ Operator commands need a database, not an application, and never create or chang
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -38,10 +38,10 @@ LimitOption = Annotated[int, typer.Option(min=1, max=LIMIT_MAX, help="Show at mo
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """An open database, and the queues of the application if one was named."""
+    """An open database, and the queues of the application with their caps if one was named."""
 
     broker: PostgresBroker
-    queue_names: Sequence[str] | None
+    queue_caps: Mapping[str, int | None] | None
 
 
 @contextmanager
@@ -51,12 +51,13 @@ def open_session(command: str, locator: str | None, database_url: str | None) ->
     refuse_both("LOCATOR", locator, "--database-url", database_url)
     if locator:
         app = open_app(command, locator)
-        config, names = app.config.broker, app.get_valid_queue_names()
+        config = app.config.broker
+        caps = {queue.name: queue.max_concurrency for queue in app.config.queues()}
     else:
-        config, names = named_database(database_url), None
+        config, caps = named_database(database_url), None
     broker = PostgresBroker(config, role="operator", migrates=False)
     try:
-        yield Session(broker, names)
+        yield Session(broker, caps)
     finally:
         broker.close()
 

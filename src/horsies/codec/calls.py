@@ -124,10 +124,10 @@ class CallSignature:
             return _EMPTY_CALL
         args_json = self._positional.encode(tuple(args)) if args else "[]"
         if isinstance(args_json, CodecError):
-            return Err(args_json)
+            return Err(_with_hint(args_json, args))
         kwargs_json = self._keywords.encode(dict(kwargs)) if kwargs else "{}"
         if isinstance(kwargs_json, CodecError):
-            return Err(kwargs_json)
+            return Err(_with_hint(kwargs_json, kwargs.values()))
         return Ok(EncodedCall(args_json, kwargs_json))
 
     def decode_call(self, args_json: str, kwargs_json: str) -> Result[BoundCall, CodecError]:
@@ -179,9 +179,9 @@ class CallSignature:
 
     def _outdated_call(self, path: str, fault: str) -> CodecError:
         return CodecError(
-            f"The stored call no longer fits the function: {fault}; while calls are pending, keep "
-            "old parameters and give new ones a default. The parameters are now "
-            f"{self.names.shown}.",
+            f"The stored call does not fit the function: {fault}; the parameters are "
+            f"{self.names.shown}. Correct the call where it is sent. If the function has changed, keep "
+            "its old parameters and give new ones a default while calls are pending.",
             path,
         )
 
@@ -262,6 +262,15 @@ def sendable(parameters: Iterable[Parameter]) -> list[Parameter]:
         elif not (left_out and parameter.kind is Parameter.VAR_POSITIONAL):
             kept.append(parameter)
     return kept
+
+
+def _with_hint(error: CodecError, values: Iterable[Any]) -> CodecError:
+    """Add the advice that the class of an argument gives against passing it, if it has any."""
+    hints = (getattr(type(value), "no_argument", None) for value in values)
+    hint = next((one for one in hints if isinstance(one, str)), None)
+    return (
+        error if hint is None else CodecError(f"{error.message.rstrip('.')}; {hint}.", error.path)
+    )
 
 
 def payload_bytes(text: str) -> int:

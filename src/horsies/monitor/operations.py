@@ -140,6 +140,7 @@ class Operations(ABC):
     ) -> BrokerResult[TaskPage]:
         """Return a page of tasks, newest first. Several values of one filter are alternatives.
 
+        ``status`` takes a TaskStatus or its text, in upper or lower case.
         ``since`` and ``until`` bound the time of the send. ``limit`` is at most 1,000. ``after`` is the
         ``next_cursor`` of the page before. Err(INVALID_QUERY) names a wrong filter.
 

@@ -5,7 +5,7 @@ Scripts run a few cheap statements; pure functions combine their rows.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import StrEnum
@@ -51,7 +51,7 @@ _READING = BrokerErrorCode.MONITORING_QUERY_FAILED
 @dataclass(frozen=True, slots=True)
 class QueueOverview:
     """One queue: its waiting tasks, its tasks in flight, its attempts per minute, and the live workers
-    that serve it, with the caps that they obey (None: no cap).
+    that serve it, with the caps that they obey (None: no cap), or without workers the configured cap.
     """
 
     name: str
@@ -97,12 +97,16 @@ class TaskReport:
     progress: TaskProgress | None = None
 
 
-def read_overview(broker: PostgresBroker, configured: Iterable[str] = ()) -> BrokerResult[Overview]:
-    """Describe all workers and all queues; ``configured`` queues appear even when they are empty."""
-    return broker.perform(_READING, _overview_script(configured))
+def read_overview(
+    broker: PostgresBroker, configured: Mapping[str, int | None] | None = None
+) -> BrokerResult[Overview]:
+    """Describe all workers and all queues. ``configured`` queues appear even when they are empty, with
+    these caps while no worker serves them.
+    """
+    return broker.perform(_READING, _overview_script(configured or {}))
 
 
-def _overview_script(configured: Iterable[str]) -> Script[Overview]:
+def _overview_script(configured: Mapping[str, int | None]) -> Script[Overview]:
     waiting = yield count_waiting, Nothing()
     in_flight = yield count_in_flight, Nothing()
     recent = yield count_recent_attempts, Sample(RATE_SAMPLE)
@@ -110,7 +114,7 @@ def _overview_script(configured: Iterable[str]) -> Script[Overview]:
     workers: list[WorkerSummary] = yield list_workers, ListWorkers(include_stopped=False)
     served = {name for worker in workers for name in worker.queues}
     merged = merge_queues(served | set(configured), waiting, in_flight, recent, states)
-    queues = [_with_servers(queue, workers) for queue in merged]
+    queues = [_with_servers(queue, workers, configured.get(queue.name)) for queue in merged]
     blocked: list[BlockedRow] = yield list_blocked, BlockedLimit(BLOCKED_SHOWN)
     return Overview(queues, workers, blocked, blocked[0].total if blocked else 0)
 
@@ -149,10 +153,14 @@ def merge_queues(
     return overviews
 
 
-def _with_servers(queue: QueueOverview, workers: Iterable[WorkerSummary]) -> QueueOverview:
+def _with_servers(
+    queue: QueueOverview, workers: Iterable[WorkerSummary], configured_cap: int | None
+) -> QueueOverview:
     living = (WorkerHealth.ALIVE, WorkerHealth.SILENT)
     servers = [one for one in workers if queue.name in one.queues and health_of(one) in living]
     caps = {(one.queue_caps or {}).get(queue.name) for one in servers}
+    if not servers and configured_cap is not None:
+        caps = {configured_cap}
     ordered = sorted(caps, key=lambda cap: (cap is None, cap))
     return replace(queue, workers=len(servers), caps=ordered)
 

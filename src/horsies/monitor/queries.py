@@ -188,9 +188,9 @@ def _is_iterable(value: object) -> bool:
 def _statuses(value: OneOrMore | None, kind: type[Status]) -> list[Status]:
     known, wanted = [status.value for status in kind], _texts("status", value)
     for one in wanted:
-        if one not in known:
+        if one.upper() not in known:
             raise _FilterProblem(f"status must be one of {', '.join(known)}, not {str(one)!r}.")
-    return [kind(one) for one in wanted]
+    return [kind(one.upper()) for one in wanted]
 
 
 def _refuse_times(since: object, until: object) -> None:

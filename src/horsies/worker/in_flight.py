@@ -34,7 +34,7 @@ from horsies.worker.pool.pool import ChildPool, NoIdleChildError
 from horsies.worker.protocol import Assignment, NodePart
 
 logger = logging.getLogger("horsies.worker")
-# One line per ended attempt, at some 10 us each, written after the next tasks have gone to the children;
+# One line per ended attempt, at some 20 us each, written after the next tasks have gone to the children;
 # --quiet-tasks raises the level.
 ends_logger = logging.getLogger("horsies.tasks")
 

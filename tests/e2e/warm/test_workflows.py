@@ -20,12 +20,12 @@ from horsies.db.statements.workflows import (
     resume_run,
     signal_run,
 )
+from horsies.workflow.nodes.factory import from_node
 from horsies.workflow.nodes.nodes import (
     MapNode,
     SignalNode,
     SubWorkflowNode,
     TaskNode,
-    from_node,
 )
 from tests.support import runs
 from tests.support.database import Database

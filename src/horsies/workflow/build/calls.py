@@ -14,10 +14,11 @@ from horsies.codec.shape import type_text
 from horsies.errors import ErrorCode, HorsiesError
 from horsies.result import Err
 from horsies.workflow.build.shape import NodeIndex
+from horsies.workflow.nodes.factory import FromNode
 from horsies.workflow.nodes.nodes import (
+    NODE_KINDS,
     AnyNode,
     CallingNode,
-    FromNode,
     MapNode,
     SubWorkflowNode,
     TaskCallingNode,
@@ -70,6 +71,10 @@ class _Call:
         """Recognize a source whose own mistakes, if any, do not hide its type."""
         nodes = self.mistakes.nodes
         return nodes.position(source) in nodes.readable
+
+    def id_of(self, source: AnyNode) -> str:
+        """Name a source by its id in this workflow; it may have another one in others."""
+        return repr(self.mistakes.nodes.id_of(source))
 
 
 def check_call(nodes: NodeIndex, index: int, problems: list[HorsiesError]) -> EncodedArguments:
@@ -230,16 +235,16 @@ def _check_results(call: _Call) -> None:
         if _may_be_open(node) and name in call.signature.names.required:
             call.mistakes.add(
                 ErrorCode.WORKFLOW_INVALID_JOIN,
-                f"may start before {_id(source)} has a result (join={node.join!r}), but the "
+                f"may start before {call.id_of(source)} has a result (join={node.join!r}), but the "
                 f"parameter {name!r} that takes it has no default",
                 f"give it one: {name}: ... | None = None",
             )
-        elif problem := _result_problem(call, name, source):
+        elif misfit := _result_misfit(call, name, source):
+            clause, help_text = misfit
             call.mistakes.add(
                 ErrorCode.WORKFLOW_ARGS_FROM_TYPE_MISMATCH,
-                f"passes the result of {_id(source)} to {call.callee} as {name!r}, {problem}",
-                "annotate the parameter T to take the value of that node, or "
-                "TaskResult[T, TaskError] to take its whole result",
+                f"passes the result of {call.id_of(source)} to {call.callee} as {name!r}, {clause}",
+                help_text,
             )
         elif problem := _failure_problem(call, name, source):
             call.mistakes.add(
@@ -254,7 +259,8 @@ def _may_be_open(node: CallingNode[Any]) -> bool:
     return node.join in ("any", "quorum") and not isinstance(node, MapNode)
 
 
-def _result_problem(call: _Call, name: str, source: AnyNode) -> str | None:
+def _result_misfit(call: _Call, name: str, source: AnyNode) -> tuple[str, str] | None:
+    """Return why a parameter cannot take a result, and the help; None if it can."""
     names = call.signature.names
     if name not in names.spots and names.rest_keyword is None:
         return None  # an unknown name, already reported
@@ -262,15 +268,25 @@ def _result_problem(call: _Call, name: str, source: AnyNode) -> str | None:
     if annotation in (None, Any):
         if name not in names.spots:
             return None  # **kwargs takes any result
-        return f"which is {'not annotated' if annotation is None else 'annotated Any'}"
-    given, targets = value_type(source), result_targets(annotation)
+        return (
+            f"which is {'not annotated' if annotation is None else 'annotated Any'}",
+            "annotate it T to take the value of that node, or TaskResult[T, TaskError] to take "
+            "its whole result",
+        )
+    given, targets, form = (
+        value_type(source),
+        result_targets(annotation),
+        "TaskResult[{}, TaskError]",
+    )
     if takes_value(annotation):
-        given, targets = _taken_type(source, annotation), (annotation,)
+        given, targets, form = _taken_type(source, annotation), (annotation,), "{}"
     if given is UNKNOWN_TYPE:
-        return "but the type of that result is not known; declare WorkflowDefinition[T]"
+        return "but the type of that result is not known", "declare WorkflowDefinition[T]"
     if any(fits(given, target) for target in targets):
         return None
-    return f"which is annotated {type_text(annotation)}, but its value is {type_text(given)}"
+    value = type_text(given)
+    clause = f"which is annotated {type_text(annotation)}, but its value is {value}"
+    return clause, f"annotate it {form.format(value)}, or pass another node"
 
 
 def _taken_type(source: AnyNode, annotation: Any) -> Any:
@@ -291,7 +307,7 @@ def _failure_problem(call: _Call, name: str, source: AnyNode) -> str | None:
     if admits_none(annotation):
         return None
     return (
-        f"runs even if {_id(source)} fails (allow_failed_deps), but the parameter {name!r} of "
+        f"runs even if {call.id_of(source)} fails (allow_failed_deps), but the parameter {name!r} of "
         f"{call.callee} takes the value of that node ({type_text(annotation)})"
     )
 
@@ -301,17 +317,17 @@ def _element_problem(call: _Call, node: MapNode[Any], each: str | None) -> str |
         return None
     given = value_type(node.over)
     if given is UNKNOWN_TYPE:
-        return f"runs over {_id(node.over)}, whose type is not known"
+        return f"runs over {call.id_of(node.over)}, whose type is not known"
     element = element_type(given)
     if element is UNKNOWN_TYPE:
-        return f"runs over {_id(node.over)}, whose value is {type_text(given)}, not a list"
+        return f"runs over {call.id_of(node.over)}, whose value is {type_text(given)}, not a list"
     annotation = call.signature.annotations.get(each or "", Any)
     if isinstance(node.over, MapNode) and takes_value(annotation):
         element = element_type(_taken_type(node.over, annotation))
     if fits(element, annotation):
         return None
     return (
-        f"passes every element of {_id(node.over)} to {call.callee} as {each!r}, which is annotated "
+        f"passes every element of {call.id_of(node.over)} to {call.callee} as {each!r}, which is annotated "
         f"{type_text(annotation)}, but the elements are {type_text(element)}"
     )
 
@@ -320,17 +336,24 @@ def _encode(call: _Call, each: str | None) -> EncodedArguments:
     given = call.node.kwargs
     if not given:
         return EncodedArguments(each=each)
-    markers = [name for name, value in given.items() if _holds_marker(value)]
+    markers = [name for name, value in given.items() if _holds(value, FromNode)]
     for name in markers:
         call.mistakes.add(
             ErrorCode.WORKFLOW_INVALID_ARGS_FROM,
             f"holds from_node(...) inside the value of {name!r}",
             "from_node stands for a whole parameter of task.node()(...); elsewhere use args_from",
         )
+    bare = [name for name, value in given.items() if _holds(value, NODE_KINDS)]
+    for name in bare:
+        call.mistakes.add(
+            ErrorCode.WORKFLOW_KWARGS_NOT_SERIALIZABLE,
+            f"passes a node itself as {name!r}, not its result",
+            f"write {name}=from_node(...) in the call of task.node()",
+        )
     known = {
         name: value
         for name, value in given.items()
-        if isinstance(name, str) and name not in markers and name not in call.signature.injected
+        if isinstance(name, str) and name not in {*markers, *bare, *call.signature.injected}
     }
     text = call.signature.encode_keywords(known)
     if isinstance(text, Err):
@@ -341,14 +364,10 @@ def _encode(call: _Call, each: str | None) -> EncodedArguments:
     return EncodedArguments(text.value, kwargs, each)
 
 
-def _holds_marker(value: object) -> bool:
-    if type(value) is FromNode:
+def _holds(value: object, kinds: type | tuple[type, ...]) -> bool:
+    if isinstance(value, kinds):
         return True
     if not isinstance(value, dict | list | tuple) or len(value) > _NESTED_MEMBERS_MAX:
         return False
     members = value.values() if isinstance(value, dict) else value
-    return any(type(member) is FromNode for member in members)
-
-
-def _id(node: AnyNode) -> str:
-    return repr(node.node_id or node.name)
+    return any(isinstance(member, kinds) for member in members)

@@ -7,6 +7,7 @@ The other checks are pure functions that yield every mistake they find.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
@@ -65,6 +66,13 @@ class NodeIndex:
                 return self.ids.index(node_id) if node_id in self.ids else None
             case _:
                 return self.position(reference)
+
+    def id_of(self, node: AnyNode) -> str:
+        """Return the id of a node in this workflow; of a foreign node, its given id or its name."""
+        position = self.position(node)
+        if position is not None:
+            return self.ids[position]
+        return node.name if node.node_id is None or node.id_derived else node.node_id
 
     def error(
         self, index: int, code: ErrorCode, problem: str, help_text: str | None = None
@@ -156,6 +164,7 @@ def _id_problems(
             "characters",
         )
         return
+    yield from _repeated_nodes(name, nodes, ids)
     first_use: dict[str, int] = {}
     for index, node_id in enumerate(ids):
         if problem := _id_problem(node_id):
@@ -164,13 +173,27 @@ def _id_problems(
                 code=ErrorCode.WORKFLOW_INVALID_NODE_ID,
                 help_text="an id is made of letters A-Z and a-z, digits, '_', '-', ':' and '.'",
             )
-        elif (first := first_use.setdefault(node_id, index)) != index:
-            same = nodes[first] is nodes[index]
-            use = "is listed twice" if same else f"is used by nodes {first} and {index}"
+            continue
+        first = first_use.setdefault(node_id, index)
+        if nodes[first] is not nodes[index]:
             yield WorkflowValidationError(
-                f"The node id {node_id!r} of workflow {name!r} {use}.",
+                f"The node id {node_id!r} of workflow {name!r} is used by nodes {first} and {index}.",
                 code=ErrorCode.WORKFLOW_DUPLICATE_NODE_ID,
-                help_text="list every node once" if same else "give one of the two another node_id",
+                help_text="give one of the two another node_id",
+            )
+
+
+def _repeated_nodes(
+    name: str, nodes: Sequence[AnyNode], ids: Sequence[str]
+) -> Iterator[WorkflowValidationError]:
+    """Find nodes listed more than once, each with its first id; a derived id differs at each place."""
+    uses = Counter(map(id, nodes))
+    for index, node in enumerate(nodes):
+        if (count := uses.pop(id(node), 0)) > 1:
+            yield WorkflowValidationError(
+                f"The node {ids[index]!r} of workflow {name!r} is listed {count} times.",
+                code=ErrorCode.WORKFLOW_DUPLICATE_NODE_ID,
+                help_text="list every node once; for a second run of the task, make a second node",
             )
 
 
@@ -211,7 +234,7 @@ def _foreign_dependencies(nodes: NodeIndex) -> Iterator[WorkflowValidationError]
         several = len(waiting) > 1
         yield WorkflowValidationError(
             f"Node{'s' * several} {', '.join(waiting)} of workflow {nodes.workflow_name!r} "
-            f"wait{'s' * (not several)} for {_shown(other)}, which is not in the workflow.",
+            f"wait{'s' * (not several)} for {_shown(nodes, other)}, which is not in the workflow.",
             code=ErrorCode.WORKFLOW_INVALID_DEPENDENCY,
             help_text="add that node to the workflow, or remove it from waits_for",
         )
@@ -234,7 +257,7 @@ def _source_problems(
             yield nodes.error(
                 index,
                 ErrorCode.WORKFLOW_INVALID_ARGS_FROM,
-                f"takes its parameter {name!r} from {_shown(source)}, "
+                f"takes its parameter {name!r} from {_shown(nodes, source)}, "
                 "which is not in its waits_for",
                 "add that node to waits_for, or write from_node(...) in the call",
             )
@@ -243,7 +266,7 @@ def _source_problems(
             yield nodes.error(
                 index,
                 ErrorCode.WORKFLOW_INVALID_CTX_FROM,
-                f"lists {_shown(source)} in workflow_ctx_from, which is not in its waits_for",
+                f"lists {_shown(nodes, source)} in workflow_ctx_from, which is not in its waits_for",
                 "add that node to waits_for",
             )
 
@@ -364,7 +387,7 @@ def output_problems(nodes: NodeIndex, output: object) -> Iterator[WorkflowValida
     """Find an output that is not one of the nodes."""
     if output is not None and nodes.find(output) is None:
         yield WorkflowValidationError(
-            f"The output of workflow {nodes.workflow_name!r} is {_shown(output)}, "
+            f"The output of workflow {nodes.workflow_name!r} is {_shown(nodes, output)}, "
             "which is not one of its nodes.",
             code=ErrorCode.WORKFLOW_INVALID_OUTPUT,
             help_text="name one of the nodes of this workflow",
@@ -425,15 +448,15 @@ def _foreign_nodes(
 ) -> Iterator[tuple[str, str]]:
     for one in references:
         if nodes.find(one) is None:
-            problem = f"{clause} {_shown(one)}, which is not one of its nodes"
+            problem = f"{clause} {_shown(nodes, one)}, which is not one of its nodes"
             yield problem, "name nodes of this workflow only"
 
 
-def _shown(reference: object) -> str:
+def _shown(nodes: NodeIndex, reference: object) -> str:
     match reference:
         case NodeKey(node_id) | str(node_id):
             return f"node {node_id!r}"
         case _ if isinstance(reference, NODE_KINDS):
-            return f"node {reference.node_id or reference.name!r}"
+            return f"node {nodes.id_of(reference)!r}"
         case _:
             return f"a {type(reference).__name__}"

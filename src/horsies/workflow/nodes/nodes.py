@@ -1,9 +1,7 @@
 """Nodes and policies: the parts a workflow is made of.
 
 A node names a task or definition to run, its arguments and its dependencies. Users may change nodes
-until a specification copies them; the copies are immutable. ``task.node(**options)(**parameters)``
-makes a node whose parameters are type-checked: the first call takes the options of the node in the
-workflow, the second the parameters of the task.
+until a specification copies them; the copies are immutable.
 """
 
 from __future__ import annotations
@@ -15,12 +13,11 @@ from enum import StrEnum
 from typing import (
     TYPE_CHECKING,
     Any,
+    ClassVar,
     Generic,
     Literal,
-    ParamSpec,
     Protocol,
     TypeAlias,
-    TypedDict,
     assert_never,
     get_origin,
 )
@@ -36,9 +33,6 @@ from horsies.tasks.definition import TaskDefinition
 from horsies.tasks.send import TaskCall
 from horsies.workflow.nodes.type_compat import UNKNOWN_TYPE, cached_by_annotation
 
-P = ParamSpec("P")
-T = TypeVar("T")
-R = TypeVar("R", default=Any)
 T_co = TypeVar("T_co", covariant=True)
 R_co = TypeVar("R_co", covariant=True)
 # A signal without a declared type may carry any value; a key made of text may name any node.
@@ -99,6 +93,10 @@ class NodeKey(Generic[V_co]):
     node_id: str
 
 
+# The advice for a node, or from_node(...), among the arguments of a send.
+BELONGS_IN_A_WORKFLOW = "nodes and from_node(...) belong in task.node()(...)"
+
+
 class ValueNode(Protocol[T_co]):
     """Any node as the type checker sees it: it has a value of this type."""
 
@@ -131,6 +129,8 @@ class Node(Generic[R_co]):
     ``waits_for`` lists the dependencies. ``join`` sets how many of them must succeed: all, any, or
     ``min_success`` of them (quorum). With ``allow_failed_deps`` the node runs even if they fail.
     """
+
+    no_argument: ClassVar[str] = BELONGS_IN_A_WORKFLOW
 
     waits_for: Sequence[AnyNode] = field(default_factory=list)
     allow_failed_deps: bool = False
@@ -402,92 +402,3 @@ def result_codec(node: AnyNode) -> ResultCodec | None:
 def codec_for(declared: Any) -> ResultCodec:
     """Return the codec of results with values of this type; ValueError if JSON cannot hold them."""
     return ResultCodec.of(declared, TaskError)
-
-
-@dataclass(frozen=True, slots=True)
-class FromNode:
-    """A placeholder for the result of a node in the call of ``task.node(...)``."""
-
-    node: AnyNode
-
-
-def from_node(
-    upstream: ValueNode[R] | WholeResult[R] | ItemValues[R] | OptionalItemValues[R],
-) -> R | Any:
-    """Stand for the result of another node as a parameter of a task.
-
-    A parameter annotated ``T`` takes the value of the node, one annotated ``TaskResult[T, TaskError]``
-    its whole result, errors included. Of a map, ``list[T]`` takes the values of the items. Only for the
-    second call of ``task.node(...)(...)``; the other node becomes a dependency.
-
-    Example:
-        total = add.node()(a=from_node(first), b=from_node(second))
-    """
-    # R follows from the parameter; "| Any" lets mypy use that also where it is not generic.
-    if isinstance(upstream, NODE_KINDS):
-        return FromNode(upstream)
-    raise WorkflowValidationError(
-        f"from_node takes a node, not {type(upstream).__name__}.",
-        code=ErrorCode.WORKFLOW_INVALID_ARGS_FROM,
-        help_text="make a node first: first = fetch.node()(url=...), then from_node(first)",
-    )
-
-
-class NodeOptions(TypedDict, total=False):
-    """The options of a node beside the parameters of its task; see ``TaskNode``."""
-
-    waits_for: Sequence[AnyNode]
-    args_from: Mapping[str, AnyNode]
-    workflow_ctx_from: Sequence[AnyNode] | None
-    node_id: str | None
-    queue: str | None
-    priority: int | None
-    allow_failed_deps: bool
-    join: Join
-    min_success: int | None
-    good_until: datetime | None
-    expires_in: timedelta | None
-    timeout_ms: int | None
-    retry_policy: RetryPolicy | None
-
-
-class NodeFactory(Generic[P, T]):
-    """Makes nodes of one task with the options given to ``task.node(...)``."""
-
-    __slots__ = ("_options", "_task")
-
-    def __init__(self, task: RunnableTask[T], options: NodeOptions) -> None:
-        self._task = task
-        self._options = options
-
-    def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> TaskNode[T]:
-        """Return the node that calls the task with these parameters, all given by name."""
-        if args:
-            raise WorkflowValidationError(
-                f"The parameters of a node of {self._task.definition.name!r} are given by name.",
-                code=ErrorCode.WORKFLOW_POSITIONAL_ARGS_NOT_SUPPORTED,
-                help_text="write the name of each parameter: task.node()(order_id=7)",
-            )
-        sources = {name: value.node for name, value in kwargs.items() if type(value) is FromNode}
-        fixed = {name: value for name, value in kwargs.items() if name not in sources}
-        return TaskNode(self._task, kwargs=fixed, **self._with_sources(sources))
-
-    def _with_sources(self, sources: dict[str, AnyNode]) -> NodeOptions:
-        options = self._options
-        args_from: Mapping[str, Any] = options.get("args_from") or {}
-        if not is_list(options.get("waits_for", ())) or not isinstance(args_from, Mapping):
-            return options  # the workflow that takes the node reports the mistake
-        twice = [name for name in sources if name in args_from]
-        if twice:
-            raise WorkflowValidationError(
-                f"The parameter {twice[0]!r} of task {self._task.definition.name!r} is taken both "
-                "from from_node and from args_from.",
-                code=ErrorCode.WORKFLOW_KWARGS_ARGS_FROM_OVERLAP,
-                help_text="keep one of the two",
-            )
-        awaited = unique_by_identity((*options.get("waits_for", ()), *sources.values()))
-        return {
-            **options,
-            "waits_for": list(awaited),
-            "args_from": {**args_from, **sources},
-        }
