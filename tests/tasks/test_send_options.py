@@ -270,6 +270,19 @@ def test_a_hook_that_raises_is_a_failed_send(
     assert stored(connection) == []
 
 
+def test_the_message_of_a_failed_hook_is_one_line_without_passwords(
+    app: Horsies, add: Task
+) -> None:
+    @app.on_send
+    def broken(outgoing: OutgoingTask) -> None:
+        raise ValueError("\npostgresql://ada:secret@host/shop\nsecond line")
+
+    assert refusal(add.send(1)) == (
+        "Task 'add' was not sent: the on_send hook 'broken' raised ValueError: "
+        "postgresql://ada:***@host/shop."
+    )
+
+
 def test_a_hook_cannot_be_asynchronous(app: Horsies) -> None:
     async def hook(outgoing: OutgoingTask) -> None: ...
 
