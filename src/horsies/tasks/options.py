@@ -212,10 +212,10 @@ def _queue_problem(config: AppConfig, queue_name: object) -> str | None:
 
 
 def _stored_problem(options: SendOptions) -> str | None:
-    headers = (
-        merged(options.headers) if isinstance(options.headers, Mapping | None) else options.headers
-    )
-    if headers and (problem := headers_problem(headers)):
+    headers = options.headers
+    if headers is not None and (problem := headers_problem(headers)):
+        return problem
+    if problem := headers_problem(merged(headers)):
         return problem
     if options.retention is not None and not is_duration(options.retention, timedelta(seconds=1)):
         return "retention must be a timedelta from one second to 100 years"
@@ -232,6 +232,8 @@ def timestamp_problem(timestamp: object) -> str | None:
         timestamp.astimezone(UTC)
     except (OverflowError, ValueError):
         return "cannot be written in UTC; give a date between the years 1 and 9999"
+    except Exception as error:  # the application's own tzinfo may raise anything
+        return f"has a time zone that raised {type(error).__name__}"
     return None
 
 
