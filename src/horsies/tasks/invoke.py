@@ -16,6 +16,8 @@ from collections.abc import Callable, Coroutine, Mapping
 from enum import Enum
 from typing import Any
 
+from pydantic import ValidationError
+
 from horsies.codec.form import CodecError, TypeMismatch
 from horsies.config.app import AppConfig
 from horsies.error_codes import ContractCode, OperationalErrorCode
@@ -208,8 +210,11 @@ def _failure_error(config: AppConfig, definition: TaskDefinition, failure: TaskF
         return _exception_error(config, definition, failure)
     try:
         error = TaskError(error_code=failure.code, message=failure.message, data=failure.data)
-    except ValueError as problem:  # a reserved code
-        return _exception_error(config, definition, problem)
+    except ValidationError as problem:  # a reserved code, or one that is not a text
+        reason = problem.errors()[0]["msg"].removeprefix("Value error, ")
+        mistake = ValueError(f"the TaskFailed cannot be stored: {reason}")
+        mistake.__cause__ = failure
+        return _exception_error(config, definition, mistake)
     if type(error.error_code) is str:
         _warn_about_code(definition.name, error.error_code)
     return error
