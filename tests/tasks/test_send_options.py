@@ -258,6 +258,19 @@ def test_a_send_by_name_that_cannot_be_stored_is_refused(
     assert problem in refusal(queued.send_by_name(*arguments, **options))
 
 
+def test_a_long_name_is_cut_in_the_message(queued: Horsies) -> None:
+    name = "x" * 1_000_000
+    add = add_task(queued, queue_name="mail")
+    for sent in (
+        queued.send_by_name(name, queue_name="mail"),
+        queued.send_by_name("mail", queue_name=name),
+        add.with_options(queue_name=name).send(1),
+    ):
+        message = refusal(sent)
+        assert "xxx" in message
+        assert len(message) < 400
+
+
 def test_a_failed_send_by_name_is_retried_from_its_error(app: Horsies, call: Call) -> None:
     first = app.send_by_name("mail", {"to": "a"}, delay=timedelta(hours=1)).unwrap()
     request = prepare(app.config, add_task(app).definition, SendOptions(), (1,), {}).unwrap()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import reprlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
@@ -22,6 +23,10 @@ DELAY_SECONDS_MAX = SECONDS_MAX
 TIMEOUT_MS_MAX = 2**31 - 1
 # A thousand years: PostgreSQL before version 17 has no infinite interval.
 KEPT_FOREVER_SECONDS = 1_000 * 366 * 86_400.0
+
+# Bounds the names in messages: they may be any value of the caller.
+_shortened = reprlib.Repr()
+_shortened.maxstring = _shortened.maxother = 100
 
 _EMPTY = '{"retry_policy":null,"good_until":null}'
 
@@ -206,9 +211,14 @@ def _queue_problem(config: AppConfig, queue_name: object) -> str | None:
     if isinstance(queue_name, str) and queue_name in names:
         return None
     return (
-        f"this application has no queue {queue_name!r}; choose one of {', '.join(names)}, or use "
+        f"this application has no queue {shown_name(queue_name)}; choose one of {', '.join(names)}, or use "
         "app.send_by_name for a queue of another application"
     )
+
+
+def shown_name(name: object) -> str:
+    """Return the repr of a name for a message, at most about 100 characters long."""
+    return _shortened.repr(name)
 
 
 def _stored_problem(options: SendOptions) -> str | None:

@@ -34,6 +34,7 @@ from horsies.tasks.options import (
     encode_options,
     option_problem,
     retention_seconds,
+    shown_name,
     with_overrides,
 )
 
@@ -321,7 +322,7 @@ def suppressed() -> TaskSendError:
 
 
 def refused(definition: TaskDefinition, problem: str) -> TaskSendError:
-    message = f"Task {definition.name!r} was not sent: {problem.rstrip('.')}."
+    message = f"Task {shown_name(definition.name)} was not sent: {problem.rstrip('.')}."
     return TaskSendError(TaskSendErrorCode.VALIDATION_FAILED, message)
 
 
