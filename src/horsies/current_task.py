@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 from horsies.errors import UNLIMITED_RETRIES, NoCurrentTaskError
 
-_NOTE_CHARACTERS_MAX = 200
+NOTE_CHARACTERS_MAX = 200
 _NO_TOTAL = math.nan
 _FIELD_COUNT = 12
 
@@ -208,7 +208,7 @@ class CurrentTask:
         if page is None or _running is not self:
             return
         try:
-            text = b"" if note is None else note[:_NOTE_CHARACTERS_MAX].encode(errors="replace")
+            text = b"" if note is None else note[:NOTE_CHARACTERS_MAX].encode(errors="replace")
             if done - done or (total is not None and total - total):  # infinite, or not a number
                 raise ValueError(f"progress() takes finite numbers, not {done!r} of {total!r}.")
             page.write_progress(self._token, done, _NO_TOTAL if total is None else total, text)

@@ -1,6 +1,12 @@
 """Types of the queries of an application: ``app.tasks_where``, ``app.runs_where`` and their pages.
 
 They have a module of their own: programs that define and send tasks do not need them.
+
+Example:
+    from horsies.monitoring import TaskPage
+
+    def failed_mails(cursor: str | None = None) -> TaskPage:
+        return app.tasks_where(status="FAILED", queue="mail", after=cursor).unwrap()
 """
 
 from __future__ import annotations

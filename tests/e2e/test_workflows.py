@@ -14,7 +14,7 @@ from horsies.db.statements.workflows import RunId, SignalRun, pause_run, resume_
 from horsies.error_codes import OperationalErrorCode
 from horsies.workflow.nodes.nodes import MapNode, SleepNode, TaskNode
 from tests.support import runs
-from tests.support.database import Database, backends, function_replaced, steps_of
+from tests.support.database import Database, backends, function_replaced, steps_of, terminate
 from tests.support.tables import attempts, count, tasks
 from tests.support.wait import wait_until
 from tests.support.workers import HARDLY_POLLS, Fleet, Journal, Line, RunningWorker
@@ -37,7 +37,7 @@ def worker(fleet: Fleet) -> RunningWorker:
 
 def transactions(connection: Database) -> int:
     """How many transactions have ended on this database, once every worker has told."""
-    wait_until(lambda: not backends(connection, "horsies%"), 10)
+    wait_until(lambda: not backends(connection, "horsies%"))
     (row,) = connection.execute(
         "SELECT xact_commit + xact_rollback FROM pg_stat_database "
         "WHERE datname = current_database()"
@@ -67,6 +67,7 @@ def spent(worker: RunningWorker) -> tuple[int, int]:
 def test_a_chain_takes_no_more_than_two_round_trips_per_step(
     fleet: Fleet, connection: Database, flows: ModuleType
 ) -> None:
+    terminate(connection, "horsies%")  # sessions that earlier tests of this process left open
     before = transactions(connection)
     worker = fleet.start("--loglevel", "DEBUG", application=APPLICATION, config=HARDLY_POLLS)
     connection.execute("LISTEN workflow_done")
@@ -103,6 +104,7 @@ def test_a_chain_over_two_workers_takes_one_more_round_trip_where_it_changes_han
 def test_a_wide_fan_takes_less_than_two_statements_per_node(
     fleet: Fleet, connection: Database, flows: ModuleType
 ) -> None:
+    terminate(connection, "horsies%")  # sessions that earlier tests of this process left open
     before = transactions(connection)
     worker = fleet.start(
         "--loglevel", "DEBUG", processes=4, application=APPLICATION, config=HARDLY_POLLS

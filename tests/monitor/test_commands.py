@@ -358,6 +358,9 @@ def test_stored_text_cannot_control_the_terminal(horsies: Run, database: Databas
     evil = "\x1b[2Jnothing here\r\x07[bold]x[/bold]"
     task_id = add_task(database, task_name=evil, queue_name="q", status="FAILED", error_code=evil)
     add_worker(database, hostname=evil)
+    note = "INSERT INTO horsies_task_progress SELECT id, 1, 1, 2, %s, now() FROM horsies_tasks"
+    database.execute(note, ("a\nstatus COMPLETED\x1b[2J",))
+    assert "1 of 2, a\\nstatus COMPLETED\\x1b[2J (attempt 1)" in horsies("show", task_id).out
     for command in (["tasks"], ["show", task_id], ["workers"]):
         out = horsies(*command).out
         assert "\x1b" not in out

@@ -158,6 +158,14 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         "name must be a text or several texts, not ['a', 7]; leave it out to match everything.",
     ),
     (
+        {"name": "a\0"},
+        "name must not contain NUL or a lone surrogate, which PostgreSQL cannot store, as in 'a\\x00'.",
+    ),
+    (
+        {"name": ["a", "\ud800"]},
+        "name must not contain NUL or a lone surrogate, which PostgreSQL cannot store, as in '\\ud800'.",
+    ),
+    (
         {"since": datetime(2026, 1, 1)},
         "since must be a datetime with a time zone, such as datetime.now(UTC), not "
         "datetime.datetime(2026, 1, 1, 0, 0).",

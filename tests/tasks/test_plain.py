@@ -67,6 +67,13 @@ async def async_refuse(code: str) -> int:
 
 
 @shop.task
+def odd_refuse(code: str | int) -> int:
+    failure = TaskFailed("A")
+    failure.code = cast("str", code)
+    raise failure
+
+
+@shop.task
 def stumble(other: str) -> int:
     raise {"value": ValueError("no"), "timeout": timed_out(), "domain": failed()}[other]
 
@@ -178,6 +185,23 @@ def test_task_failed_with_a_reserved_code_is_a_mistake_of_the_task() -> None:
     assert error.message.endswith(
         "raised ValueError: TaskFailed does not take the built-in code WORKER_CRASHED; "
         "raise a code of your own, such as CARD_REFUSED"
+    )
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        (
+            '"TASK_CANCELLED"',
+            "error_code 'TASK_CANCELLED' is reserved; use OutcomeCode.TASK_CANCELLED or another name",
+        ),
+        ("7", "error_code must be a string, not int"),
+    ],
+)
+def test_a_code_that_cannot_be_stored_is_refused_in_one_sentence(code: str, reason: str) -> None:
+    error = run(f"{MODULE}.odd_refuse", f"[{code}]").err_value
+    assert error.message == (
+        f"Task '{MODULE}.odd_refuse' raised ValueError: the TaskFailed cannot be stored: {reason}"
     )
 
 

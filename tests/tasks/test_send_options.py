@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime, timedelta, tzinfo
 from typing import Any
 
 import pytest
@@ -55,6 +55,26 @@ def inheriting() -> Iterator[None]:
     set_inherited({"tenant": "red", "user": "ada"})
     yield
     set_inherited(None)
+
+
+class BrokenMapping(Mapping[str, str]):
+    """A mapping of the application that cannot be read now."""
+
+    def __getitem__(self, key: str) -> str:
+        raise RuntimeError("no request")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(["user"])
+
+    def __len__(self) -> int:
+        raise RuntimeError("no request")
+
+
+class BrokenZone(tzinfo):
+    def utcoffset(self, when: datetime | None) -> timedelta:
+        raise RuntimeError("no such zone")
+
+    dst = tzname = utcoffset  # type: ignore[assignment]
 
 
 def refusal(sent: TaskSendResult[Any]) -> str:
@@ -149,6 +169,10 @@ def test_a_send_inside_a_task_takes_over_the_headers_of_the_task(
     ("headers", "problem"),
     [
         ("tenant", "headers must be a dictionary of texts, not str"),
+        (0, "headers must be a dictionary of texts, not int"),
+        (False, "headers must be a dictionary of texts, not bool"),
+        ([], "headers must be a dictionary of texts, not list"),
+        (BrokenMapping(), "headers could not be read: RuntimeError"),
         ({1: "a"}, "the name of a header must be a text"),
         ({"": "a"}, "the name of a header must be a text that is not empty"),
         ({"tenant": 1}, "header 'tenant' must be a text, not int"),
@@ -161,6 +185,24 @@ def test_headers_that_cannot_be_stored_are_refused(
     add: Task, connection: Database, headers: Any, problem: str
 ) -> None:
     assert problem in refusal(add.with_options(headers=headers).send(1))
+    assert stored(connection) == []
+
+
+def test_inherited_headers_count_for_the_limit(
+    add: Task, connection: Database, inheriting: None
+) -> None:
+    sender = add.with_options(headers={"big": "x" * 8_180})
+    assert "headers are 8,199 bytes, more than 8,192" in refusal(sender.send(1))
+    assert stored(connection) == []
+
+
+@pytest.mark.parametrize("option", ["good_until", "at"])
+def test_a_time_zone_that_raises_is_refused(
+    add: Task, connection: Database, call: Call, app: Horsies, option: str
+) -> None:
+    options: Any = {option: datetime(2026, 1, 1, tzinfo=BrokenZone())}
+    message = refusal(call(app, add.with_options(**options), "send", 1))
+    assert message == f"Task 'add' was not sent: {option} has a time zone that raised RuntimeError."
     assert stored(connection) == []
 
 
@@ -198,6 +240,11 @@ def test_a_known_task_sent_by_name_keeps_its_options(queued: Horsies, connection
         (("x", {}), {"queue_name": ["mail"]}, "queue_name must be a text, not list"),
         (("x", [1]), {"queue_name": "mail"}, "one dictionary of JSON values, not list"),
         (
+            ("x", BrokenMapping()),
+            {"queue_name": "mail"},
+            "the arguments could not be read: RuntimeError",
+        ),
+        (
             ("x", {"at": object()}),
             {"queue_name": "mail"},
             "at holds a value that cannot be written",
@@ -209,6 +256,19 @@ def test_a_send_by_name_that_cannot_be_stored_is_refused(
     queued: Horsies, arguments: Any, options: Any, problem: str
 ) -> None:
     assert problem in refusal(queued.send_by_name(*arguments, **options))
+
+
+def test_a_long_name_is_cut_in_the_message(queued: Horsies) -> None:
+    name = "x" * 1_000_000
+    add = add_task(queued, queue_name="mail")
+    for sent in (
+        queued.send_by_name(name, queue_name="mail"),
+        queued.send_by_name("mail", queue_name=name),
+        add.with_options(queue_name=name).send(1),
+    ):
+        message = refusal(sent)
+        assert "xxx" in message
+        assert len(message) < 400
 
 
 def test_a_failed_send_by_name_is_retried_from_its_error(app: Horsies, call: Call) -> None:
@@ -268,6 +328,19 @@ def test_a_hook_that_raises_is_a_failed_send(
     assert isinstance(sent.unwrap_err().exception, LookupError)
     assert "header 'x' must be a text" in refusal(add.send_many([add.bind(1), add.bind(2)]))
     assert stored(connection) == []
+
+
+def test_the_message_of_a_failed_hook_is_one_line_without_passwords(
+    app: Horsies, add: Task
+) -> None:
+    @app.on_send
+    def broken(outgoing: OutgoingTask) -> None:
+        raise ValueError("\npostgresql://ada:secret@host/shop\nsecond line")
+
+    assert refusal(add.send(1)) == (
+        "Task 'add' was not sent: the on_send hook 'broken' raised ValueError: "
+        "postgresql://ada:***@host/shop."
+    )
 
 
 def test_a_hook_cannot_be_asynchronous(app: Horsies) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from horsies import CurrentTask, ErrorCode, HorsiesError, NoCurrentTaskError, current_task
-from horsies.current_task import set_running_task
+from horsies.current_task import attempt_token, set_running_task
 from horsies.db.statements.turn import ClaimedTask
 from horsies.worker.protocol import Assignment, ProgressReport, SharedPage
 
@@ -118,6 +118,15 @@ def test_the_worker_reads_the_latest_progress(running: CurrentTask, page: Shared
     assert page.read_progress(assignment()) == ProgressReport("id-1", 3, 0.5, None, "x" * 200)
     other = assignment()._replace(generation=4)
     assert page.read_progress(other) is None
+
+
+def test_a_long_note_written_without_the_library_is_cut(page: SharedPage) -> None:
+    written = assignment()
+    token = attempt_token(written.task_id, written.generation)
+    page.write_progress(token, 1.0, 2.0, "é\0".encode() * 500)
+    report = page.read_progress(written)
+    assert report is not None
+    assert report.note == "é\ufffd" * 100
 
 
 def test_an_attempt_that_has_ended_reports_nothing(running: CurrentTask, page: SharedPage) -> None:

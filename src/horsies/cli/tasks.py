@@ -178,7 +178,8 @@ def _facts(report: TaskReport, payload: bool) -> Iterable[tuple[str, str | None]
     yield "id", task.id
     yield "status", task.status + (" (held)" if task.held else "")
     if (progress := report.progress) is not None:
-        yield "progress", f"{progress} (attempt {progress.attempt})"
+        shown = str(progress).replace("\n", "\\n")  # other control characters are escaped below
+        yield "progress", f"{shown} (attempt {progress.attempt})"
     yield "waits because", "\n".join(report.waits_because) or None
     yield "error", task.error_code
     yield "reason", task.failed_reason

@@ -43,6 +43,7 @@ from horsies.error_codes import column_code
 from horsies.ids import first_id_at, stored_form
 from horsies.result import Err, Ok
 from horsies.states import TaskStatus, WorkflowStatus
+from horsies.task_result import storable_text
 from horsies.tasks.broker import BrokerErrorCode, BrokerOperationError, BrokerResult, PostgresBroker
 
 TaskPage: TypeAlias = Page[TaskSummary]
@@ -178,6 +179,12 @@ def _texts(field: str, value: OneOrMore | None) -> list[str]:
         raise _FilterProblem(
             f"{field} must be a text or several texts, not {value!r}; leave it out to match everything."
         )
+    for one in found:
+        if storable_text(one) != one:
+            raise _FilterProblem(
+                f"{field} must not contain NUL or a lone surrogate, which PostgreSQL cannot store, "
+                f"as in {one[:100]!r}."
+            )
     return found
 
 

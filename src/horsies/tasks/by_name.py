@@ -121,6 +121,10 @@ def _problem(
             "send_by_name takes the arguments as one dictionary of JSON values, "
             f"not {type(arguments).__name__}"
         )
+    try:
+        dict(arguments or {})
+    except Exception as error:  # the application's own Mapping may raise anything
+        return f"the arguments could not be read: {type(error).__name__}"
     if queue_name is None:
         is_open = known is None and config.queue_mode is QueueMode.CUSTOM
         return "send_by_name needs a queue_name in CUSTOM queue mode" if is_open else None

@@ -28,17 +28,19 @@ def inherited() -> Mapping[str, str]:
 
 def merged(headers: Mapping[str, str] | None) -> Mapping[str, str]:
     """Return the inherited headers under those of a send."""
-    if not _inherited:
-        return headers or _NONE
-    return {**_inherited, **headers} if headers else _inherited
+    return _inherited if headers is None else {**_inherited, **headers}
 
 
 def headers_problem(headers: object) -> str | None:
     """Return why these headers cannot be stored, or None."""
     if not isinstance(headers, Mapping):
         return f"headers must be a dictionary of texts, not {type(headers).__name__}"
+    try:
+        found = dict(headers)
+    except Exception as error:  # the application's own Mapping may raise anything
+        return f"headers could not be read: {type(error).__name__}"
     size = 0
-    for name, value in headers.items():
+    for name, value in found.items():
         if not isinstance(name, str) or not name:
             return "the name of a header must be a text that is not empty"
         if not isinstance(value, str):

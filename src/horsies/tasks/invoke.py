@@ -16,6 +16,8 @@ from collections.abc import Callable, Coroutine, Mapping
 from enum import Enum
 from typing import Any
 
+from pydantic import ValidationError
+
 from horsies.codec.form import CodecError, TypeMismatch
 from horsies.config.app import AppConfig
 from horsies.error_codes import BUILTIN_CODE_REGISTRY, ContractCode, OperationalErrorCode
@@ -230,8 +232,11 @@ def _failure_error(config: AppConfig, definition: TaskDefinition, failure: TaskF
         return _exception_error(config, definition, problem)
     try:
         error = TaskError(error_code=failure.code, message=failure.message, data=failure.data)
-    except ValueError as refused:  # a message that is not text
-        return _exception_error(config, definition, refused)
+    except ValidationError as refused:  # a reserved code, or one that is not a text
+        reason = refused.errors()[0]["msg"].removeprefix("Value error, ")
+        mistake = ValueError(f"the TaskFailed cannot be stored: {reason}")
+        mistake.__cause__ = failure
+        return _exception_error(config, definition, mistake)
     if type(error.error_code) is str:
         _warn_about_code(definition.name, error.error_code)
     return error

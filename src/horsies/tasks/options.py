@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import reprlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
@@ -22,6 +23,10 @@ DELAY_SECONDS_MAX = SECONDS_MAX
 TIMEOUT_MS_MAX = 2**31 - 1
 # A thousand years: PostgreSQL before version 17 has no infinite interval.
 KEPT_FOREVER_SECONDS = 1_000 * 366 * 86_400.0
+
+# Bounds the names in messages: they may be any value of the caller.
+_shortened = reprlib.Repr()
+_shortened.maxstring = _shortened.maxother = 100
 
 _EMPTY = '{"retry_policy":null,"good_until":null}'
 
@@ -227,16 +232,21 @@ def _queue_problem(config: AppConfig, queue_name: object) -> str | None:
     if isinstance(queue_name, str) and queue_name in names:
         return None
     return (
-        f"this application has no queue {queue_name!r}; choose one of {', '.join(names)}, or use "
+        f"this application has no queue {shown_name(queue_name)}; choose one of {', '.join(names)}, or use "
         "app.send_by_name for a queue of another application"
     )
 
 
+def shown_name(name: object) -> str:
+    """Return the repr of a name for a message, at most about 100 characters long."""
+    return _shortened.repr(name)
+
+
 def _stored_problem(options: SendOptions) -> str | None:
-    headers = (
-        merged(options.headers) if isinstance(options.headers, Mapping | None) else options.headers
-    )
-    if headers and (problem := headers_problem(headers)):
+    headers = options.headers
+    if headers is not None and (problem := headers_problem(headers)):
+        return problem
+    if problem := headers_problem(merged(headers)):
         return problem
     if options.retention is not None and not is_duration(options.retention, timedelta(seconds=1)):
         return "retention must be a timedelta from one second to 100 years"
@@ -253,6 +263,8 @@ def timestamp_problem(timestamp: object) -> str | None:
         timestamp.astimezone(UTC)
     except (OverflowError, ValueError):
         return "cannot be written in UTC; give a date between the years 1 and 9999"
+    except Exception as error:  # the application's own tzinfo may raise anything
+        return f"has a time zone that raised {type(error).__name__}"
     return None
 
 

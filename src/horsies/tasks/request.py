@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 from horsies.codec.calls import EncodedCall, payload_bytes
 from horsies.codec.canonical import canonical
 from horsies.config.app import AppConfig, PayloadConfig
+from horsies.database_url import mask_url
 from horsies.db.statements.tasks import InsertTask
 from horsies.ids import new_id
 from horsies.result import Err, Ok, Result
@@ -33,6 +34,7 @@ from horsies.tasks.options import (
     encode_options,
     option_problem,
     retention_seconds,
+    shown_name,
     with_overrides,
 )
 
@@ -166,7 +168,8 @@ def run_hooks(
             hook(outgoing)
         except Exception as error:  # the application's code may raise anything
             name = getattr(hook, "__name__", type(hook).__name__)
-            reason = f"{type(error).__name__}: {exception_text(error)}".rstrip(": ")
+            first_line = next(iter(mask_url(exception_text(error)).strip().splitlines()), "")
+            reason = f"{type(error).__name__}: {first_line}".rstrip(": ")
             problem = refused(definition, f"the on_send hook {name!r} raised {reason}")
             return Err(replace(problem, exception=error))
     if problem_text := headers_problem(outgoing.headers):
@@ -319,7 +322,7 @@ def suppressed() -> TaskSendError:
 
 
 def refused(definition: TaskDefinition, problem: str) -> TaskSendError:
-    message = f"Task {definition.name!r} was not sent: {problem.rstrip('.')}."
+    message = f"Task {shown_name(definition.name)} was not sent: {problem.rstrip('.')}."
     return TaskSendError(TaskSendErrorCode.VALIDATION_FAILED, message)
 
 

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 from pydantic_core import from_json, to_json
 
-from horsies.current_task import attempt_token
+from horsies.current_task import NOTE_CHARACTERS_MAX, attempt_token
 from horsies.errors import checked_delay
 
 MAX_FRAME_BYTES = 1 << 30
@@ -415,7 +415,7 @@ class SharedPage:
         task_id, generation = assignment.task_id, assignment.generation
         if token != attempt_token(task_id, generation) or raw != self.raw_progress:
             return None
-        text = note.decode(errors="replace").replace("\0", "\ufffd") or None
+        text = note.decode(errors="replace").replace("\0", "\ufffd")[:NOTE_CHARACTERS_MAX] or None
         finite_total = total if math.isfinite(total) else None
         if not math.isfinite(done):
             return None
