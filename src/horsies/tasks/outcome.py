@@ -26,7 +26,7 @@ from horsies.db.statements.turn import (
 from horsies.db.statements.workers import AbandonedTask
 from horsies.db.statements.workflows import WorkflowIds, lock_runs
 from horsies.error_codes import OperationalErrorCode, OutcomeCode, column_code
-from horsies.retry import RetryDecision, decide_retry
+from horsies.retry import RetryDecision, decide_retry, limit_after_return
 from horsies.states import TaskAttemptOutcome, TaskStatus
 from horsies.task_result import TaskError, storable_text
 
@@ -169,7 +169,7 @@ def outcome_of_stop(
         # One more attempt is allowed, so that this one does not use up a retry.
         return stopped._replace(
             delay_seconds=0.0,
-            max_retries=task.max_retries + 1,
+            max_retries=limit_after_return(task.task_options, task.max_retries),
             retry_reason="returned to its queue: the worker stopped",
         )
     return stopped
