@@ -271,7 +271,7 @@ def test_an_outcome_of_an_attempt_that_is_gone_is_dropped(in_flight: InFlight) -
         (Stopped(attempt("a"), 1, True, STOPPED_BY_TIMEOUT, 0.5), "TASK_TIMEOUT after 0.500 s"),
         (
             Stopped(attempt("a"), 1, True, STOPPED_FOR_REQUEUE, 0.5),
-            "work a #1 failed with WORKER_STOPPED after 0.500 s, retry 1 of 1 in 0.00 s "
+            "work a #1 failed with WORKER_STOPPED after 0.500 s, retry 1 of 4 in 0.00 s "
             "(returned to its queue: the worker stopped)",
         ),
     ],
