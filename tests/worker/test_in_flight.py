@@ -289,6 +289,17 @@ def test_the_end_of_an_attempt_is_one_line(
     assert vars(record)["task_id"] == "a"
 
 
+def test_a_cancel_before_the_return_to_the_queue_is_logged_as_the_end(
+    in_flight: InFlight, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "horsies.tasks")
+    in_flight.hand_out([claimed("a", 1)])
+    in_flight.absorb([Stopped(attempt("a"), 1, True, STOPPED_FOR_REQUEUE, 0.5)])
+    in_flight.close_recorded(in_flight.outcomes, {"a"}, cancelled={"a"})
+    assert "work a #1 was cancelled after 0.500 s" in caplog.text
+    assert "retry" not in caplog.text
+
+
 def test_a_retry_that_the_database_had_no_time_for_is_not_announced(
     in_flight: InFlight, caplog: pytest.LogCaptureFixture
 ) -> None:
