@@ -360,7 +360,7 @@ def decide_retry(
     """
     policy = policy_from_options(task_options) if max_retries > 0 else None
     if retry_after is not None:
-        limit = max_retries if policy else max(max_retries, RETRIES_WITHOUT_POLICY)
+        limit = _limit(policy, max_retries)
         return _limited("RetryLater", min(retry_after, LONGEST_DELAY_SECONDS), retry_count, limit)
     if max_retries < 1:
         return RetryDecision(None)
@@ -369,8 +369,22 @@ def decide_retry(
     rule = _matching_rule(policy, error_code, exception_names)
     if rule is None:
         return RetryDecision(None, _unlisted(error_code, exception_names))
-    delay = delay_seconds(policy, retry_count + 1, random)
+    # A return to the queue counts as a retry and raises the limit, but does not lengthen the waits.
+    returns = max(max_retries - policy.max_retries, 0)
+    delay = delay_seconds(policy, retry_count + 1 - returns, random)
     return _limited(rule, delay, retry_count, max_retries)
+
+
+def limit_after_return(task_options: str | None, max_retries: int) -> int:
+    """Return the limit of the row once a stopping worker returns the task to its queue: one more
+    retry, on top of those that the task may still ask for.
+    """
+    policy = policy_from_options(task_options) if max_retries > 0 else None
+    return _limit(policy, max_retries) + 1
+
+
+def _limit(policy: RetryPolicy | None, max_retries: int) -> int:
+    return max_retries if policy else max(max_retries, RETRIES_WITHOUT_POLICY)
 
 
 def _limited(rule: str, delay: float, retry_count: int, limit: int) -> RetryDecision:

@@ -15,6 +15,7 @@ from psycopg import Connection, sql
 
 from horsies.db.statements.tasks import CancelledTask, CancelTask, cancel_task
 from horsies.db.statements.turn import (
+    ClaimedTask,
     ClaimTasks,
     CompleteTasks,
     ExpireTasks,
@@ -42,6 +43,7 @@ from horsies.db.statements.turn import (
     store_progress,
 )
 from horsies.states import TaskStatus
+from horsies.tasks.outcome import STOPPED_FOR_REQUEUE, outcome_of_stop, recording_steps
 from tests.support.rows import add_task, attempts_of, picture, row_of
 from tests.support.transitions import TaskVerb, allowed
 from tests.support.wait import wait_until
@@ -464,6 +466,31 @@ def test_a_retry_of_a_task_that_should_be_cancelled_falls_through(
     assert retry(connection, task_id) == []
     assert fail(connection, task_id, status="CANCELLED") == [FinishedTask(task_id)]
     assert row_of(connection, task_id)["status"] == "CANCELLED"
+
+
+@pytest.mark.parametrize(
+    ("is_cancelled", "good_until", "status", "code"),
+    [
+        (True, None, "CANCELLED", "TASK_CANCELLED"),
+        (True, PAST, "CANCELLED", "TASK_CANCELLED"),
+        (False, PAST, "FAILED", "WORKER_STOPPED"),
+        (False, None, "PENDING", None),
+    ],
+)
+def test_an_accepted_cancel_comes_before_the_return_to_the_queue(
+    connection: Connection[Any], is_cancelled: bool, good_until: Any, status: str, code: str | None
+) -> None:
+    task_id = row_in(connection, "RUNNING", good_until=good_until)
+    if is_cancelled:
+        ask_to_cancel(connection, task_id)
+    task = ClaimedTask(task_id, GENERATION, "work", "default", "[]", "{}", 1, 5, None, None, 4711)
+    steps = recording_steps(OWNER, [outcome_of_stop(task, STOPPED_FOR_REQUEUE)])
+    recorded = [one for statement, values in steps for one in statement.run(connection, values)]
+    assert recorded == [FinishedTask(task_id)]
+    row = row_of(connection, task_id)
+    assert (row["status"], row["error_code"]) == (status, code)
+    (attempt,) = attempts_of(connection, task_id)
+    assert attempt["error_code"] == (code or "WORKER_STOPPED")
 
 
 def test_an_unstarted_task_whose_cancel_was_accepted_is_cancelled_on_release(

@@ -354,7 +354,7 @@ def test_a_task_decides_how_a_stop_interrupts_it(
     assert worker.wait(10) == CLEAN
     assert task(connection, quick.task_id).status == "COMPLETED"
     row = row_of(connection, later.task_id)
-    assert (row["status"], row["retry_count"], row["max_retries"]) == ("PENDING", 1, 1)
+    assert (row["status"], row["retry_count"], row["max_retries"]) == ("PENDING", 1, 4)
     (attempt,) = attempts(connection, later.task_id)
     assert (attempt.outcome, attempt.will_retry) == ("WORKER_FAILURE", True)
     assert attempt.error_code == "WORKER_STOPPED"

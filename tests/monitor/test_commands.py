@@ -327,6 +327,17 @@ def test_a_task_is_shown_without_arguments_and_result_unless_asked(
     }
 
 
+def test_show_keeps_stored_line_ends_out_of_the_first_column(
+    horsies: Run, database: Database
+) -> None:
+    task_id = add_task(database, status="FAILED")
+    texts = {"retry_reason": "by a\nforged one", "error_message": "it said\nforged two"}
+    add_attempt(database, task_id, error_code="A", **texts)
+    shown = horsies("show", task_id).out
+    assert "by a\\nforged one" in shown
+    assert "A: it said\n    forged two" in shown
+
+
 def test_show_has_no_number_for_retries_without_a_limit(horsies: Run, database: Database) -> None:
     endless = RetryPolicy.forever(auto_retry_for=["GATEWAY_DOWN"]).max_retries
     task_id = add_task(database, retry_count=5, max_retries=endless)

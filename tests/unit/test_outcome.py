@@ -169,9 +169,9 @@ def test_a_task_that_a_stopping_worker_interrupted_has_a_code_of_its_own() -> No
 
 
 def test_a_task_that_returns_to_its_queue_uses_up_no_retry() -> None:
-    task = TASK._replace(retry_count=2, max_retries=2)
+    task = TASK._replace(retry_count=3, max_retries=3)
     outcome = outcome_of_stop(task, STOPPED_FOR_REQUEUE)
-    assert (outcome.delay_seconds, outcome.max_retries) == (0.0, 3)
+    assert (outcome.delay_seconds, outcome.max_retries) == (0.0, 4)
     assert outcome.error_code == "WORKER_STOPPED"
 
 

@@ -21,6 +21,7 @@ from horsies.retry import (
     decide_retry,
     delay_seconds,
     exception_names,
+    limit_after_return,
     policy_from_options,
     reserved_code_collisions,
     resolve_exception_code,
@@ -594,6 +595,29 @@ def test_a_task_without_a_policy_may_ask_for_three_retries() -> None:
     ]
     assert [one.delay_seconds for one in decisions] == [7, 7, None, 7]
     assert [one.max_retries for one in decisions] == [3, 3, 0, 3]
+
+
+def test_a_return_to_the_queue_leaves_a_task_without_a_policy_its_three_retries() -> None:
+    limit, waits = 0, []
+    for count, is_return in enumerate((True, False, False, True, False, False)):
+        if is_return:
+            limit = limit_after_return(None, limit)
+            continue
+        decision = decide_retry(
+            task_options=None, error_code="X", retry_after=7, retry_count=count, max_retries=limit
+        )
+        limit = max(limit, decision.max_retries)
+        waits.append(decision.delay_seconds)
+    assert waits == [7, 7, 7, None]
+    assert limit == 5
+
+
+def test_a_return_to_the_queue_does_not_lengthen_the_waits() -> None:
+    options = json.dumps({"retry_policy": policy(jitter=False).to_json()})
+    limit = limit_after_return(options, 3)
+    assert limit == 4
+    waits = [delay(retry_count=count, max_retries=limit) for count in (1, 2, 3, 4)]
+    assert waits == [60, 300, 900, None]
 
 
 @pytest.mark.parametrize(("given", "seconds"), [(0.5, 0.5), (30, 30.0), (-3, 0.0), (-math.inf, 0)])

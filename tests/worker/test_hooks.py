@@ -48,6 +48,14 @@ def app(steps: list[str]) -> Horsies:
         await asyncio.sleep(0)
         return work.definition.function(fails)  # type: ignore[no-any-return]
 
+    @app.task("end")
+    def end() -> TaskResult[int, TaskError]:
+        raise StopAsyncIteration("no more rows")
+
+    @app.task("end_async")
+    async def end_async() -> TaskResult[int, TaskError]:
+        raise StopAsyncIteration("no more rows")
+
     @app.task("stop")
     def stop() -> TaskResult[int, TaskError]:
         raise TaskStopped
@@ -105,6 +113,16 @@ def test_hooks_nest_in_the_order_of_their_registration(
     assert report.error_code == "UNHANDLED_EXCEPTION"
     assert "raised KeyError" in (report.error_message or "")
     assert steps[2:] == ["work", "inner saw KeyError", "outer saw KeyError"]
+
+
+@pytest.mark.parametrize("task", ["end", "end_async"])
+@pytest.mark.parametrize("add", [add_sync, add_async])
+def test_the_end_of_an_iterator_passes_through_the_hooks(
+    app: Horsies, steps: list[str], task: str, add: Any
+) -> None:
+    add(app, steps, "outer")
+    assert "StopAsyncIteration: no more rows" in (run(app, task).error_message or "")
+    assert steps == ["outer before id-1", "outer saw StopAsyncIteration"]
 
 
 def test_a_stop_passes_through_the_hooks(app: Horsies, steps: list[str]) -> None:

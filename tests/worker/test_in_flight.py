@@ -307,3 +307,14 @@ def test_ends_are_not_logged_above_the_level_of_their_logger(
     in_flight.absorb([report("a")])
     in_flight.close_recorded(in_flight.outcomes, {"a"})
     assert not caplog.records
+
+
+def test_a_cancel_before_the_return_to_the_queue_is_logged_as_the_end(
+    in_flight: InFlight, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "horsies.tasks")
+    in_flight.hand_out([claimed("a", 1)])
+    in_flight.absorb([Stopped(attempt("a"), 1, True, STOPPED_FOR_REQUEUE, 0.5)])
+    in_flight.close_recorded(in_flight.outcomes, {"a"}, cancelled={"a"})
+    assert "work a #1 was cancelled after 0.500 s" in caplog.text
+    assert "retry" not in caplog.text

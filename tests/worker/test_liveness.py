@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
-from typing import Any
+import os
+from typing import Any, NoReturn
 
 import pytest
 from hypothesis import given, settings
@@ -33,6 +35,21 @@ def test_the_key_of_a_lock_is_a_positive_bigint_of_the_workers_own() -> None:
     assert all(0 <= key < 1 << 63 for key in keys)
     same = new_id()
     assert lock_key(same) == lock_key(same)
+
+
+def test_a_snapshot_without_free_descriptors_leaves_the_use_unknown(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    liveness = make_liveness()
+    monkeypatch.setattr("horsies.worker.liveness.psutil.Process.memory_percent", too_many_files)
+    _, state = liveness.snapshot(1, 2, 3.0)
+    assert (state.memory_usage_mb, state.cpu_percent, state.memory_percent) == (None, None, None)
+    assert (state.tasks_running, state.children_memory_mb) == (1, 3.0)
+    assert "Too many open files" in caplog.text
+
+
+def too_many_files(_process: object) -> NoReturn:
+    raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
 
 @pytest.mark.parametrize(

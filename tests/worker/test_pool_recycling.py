@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import selectors
 import signal
+import time
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -70,6 +72,23 @@ def test_of_two_children_near_their_limits_one_leaves_early(make_pool: MakePool)
     pool.dispatch(assignment("echo", 4), other)
     collect_until(pool, lambda: other not in pool.pids())
     assert pool.idle_count == 2
+
+
+def test_children_with_slow_stop_hooks_do_not_pile_up(make_pool: MakePool) -> None:
+    program = "tests.support.apps.pool_programs:load_with_slow_stop_hook"
+    boot = replace(BOOT, program=program)
+    pool = make_pool(2, boot=boot, max_tasks_per_child=1, exit_seconds_of_hooks=600)
+    for _ in range(5):
+        collect_until(pool, lambda: pool.idle_count > 0)
+        run(pool, "echo", 1)
+    exiting = pool.pids()
+    assert (len(exiting), pool.idle_count) == (5, 0)
+    deadline = pool.next_deadline()
+    assert deadline is not None
+    assert deadline > time.monotonic() + 60, "the pool must sleep until a child ends"
+    os.kill(exiting[0], signal.SIGKILL)
+    collect_until(pool, lambda: pool.idle_count == 1)
+    assert len(pool.pids()) == 5
 
 
 def test_usable_children_never_run_short_when_the_successor_has_time(make_pool: MakePool) -> None:

@@ -243,10 +243,10 @@ def _attempt_line(attempt: TaskAttemptInfo) -> Text:
         parts.append(process)
     if reason := attempt.retry_reason or ("will be retried" if attempt.will_retry else None):
         parts.append(reason)
-    line = output.safe_text(", ".join(parts))
+    line = output.safe_text(", ".join(parts).replace("\n", "\\n"))
     if attempt.error_code is not None:
-        error = f"\n  {attempt.error_code}: {attempt.error_message or ''}"
-        line.append_text(output.safe_text(error, "red"))
+        error = f"{attempt.error_code}: {attempt.error_message or ''}".replace("\n", "\n    ")
+        line.append_text(output.safe_text(f"\n  {error}", "red"))
     return line
 
 

@@ -164,7 +164,9 @@ class _Around:
         try:
             has_yielded = await self._step("throw", error)
         except BaseException as raised:
-            is_wrapped = isinstance(error, StopIteration) and raised.__cause__ is error
+            # A generator wraps the exception that would end it in a RuntimeError.
+            ends = isinstance(error, StopIteration | StopAsyncIteration)
+            is_wrapped = ends and raised.__cause__ is error
             if raised is error or is_wrapped:
                 return
             raise

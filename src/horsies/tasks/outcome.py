@@ -26,7 +26,7 @@ from horsies.db.statements.turn import (
 from horsies.db.statements.workers import AbandonedTask
 from horsies.db.statements.workflows import WorkflowIds, lock_runs
 from horsies.error_codes import OperationalErrorCode, OutcomeCode, column_code
-from horsies.retry import RetryDecision, decide_retry
+from horsies.retry import RetryDecision, decide_retry, limit_after_return
 from horsies.states import TaskAttemptOutcome, TaskStatus
 from horsies.task_result import TaskError, storable_text
 
@@ -48,7 +48,7 @@ _SUCCEEDED, _ATTEMPT_SUCCEEDED = TaskStatus.COMPLETED, TaskAttemptOutcome.COMPLE
 class Outcome(NamedTuple):
     """A finished attempt to record. With ``delay_seconds`` the task is retried, up to ``max_retries``
     times if that is more than its own limit, unless its ``good_until`` comes first. ``retry_reason``
-    names the rule that decided.
+    names the rule that decided. ``if_cancelled`` is recorded instead for a task with an accepted cancel.
     """
 
     task_id: str
@@ -63,6 +63,7 @@ class Outcome(NamedTuple):
     delay_seconds: float | None = None
     retry_reason: str | None = None
     max_retries: int = 0
+    if_cancelled: Outcome | None = None
 
     @classmethod
     def completed(cls, task: ClaimedTask, result: str) -> Outcome:
@@ -170,8 +171,9 @@ def outcome_of_stop(
         # One more attempt is allowed, so that this one does not use up a retry.
         return stopped._replace(
             delay_seconds=0.0,
-            max_retries=task.max_retries + 1,
+            max_retries=limit_after_return(task.task_options, task.max_retries),
             retry_reason=RETURNED_TO_QUEUE,
+            if_cancelled=outcome_of_stop(task, STOPPED_BY_CANCEL),
         )
     return stopped
 
@@ -204,6 +206,7 @@ def without_result(outcome: Outcome) -> Outcome:
         failed_reason=None,
         delay_seconds=None,
         retry_reason=None,
+        if_cancelled=None,
     )
 
 
@@ -274,6 +277,9 @@ def recording_steps(worker_id: str | None, outcomes: Sequence[Outcome]) -> list[
     retried = [one for one in failed if one.delay_seconds is not None]
     if retried:
         steps.append((retry_tasks, RetryTasks(worker_id, *_columns(retried, _RETRIED))))
+        if cancelled := [one.if_cancelled for one in retried if one.if_cancelled is not None]:
+            columns = FailTasks(worker_id, *_columns(cancelled, _FAILED))
+            steps.append((fail_tasks, columns._replace(only_cancelled=True)))
         failed = [
             one if one.delay_seconds is None else one._replace(retry_reason=TOO_LATE)
             for one in failed
@@ -284,6 +290,6 @@ def recording_steps(worker_id: str | None, outcomes: Sequence[Outcome]) -> list[
 
 def _columns(
     outcomes: Iterable[Outcome], fields: Callable[[Outcome], tuple[Any, ...]]
-) -> Iterator[list[Any]]:
+) -> Iterator[Any]:
     # Lists: the encoder caches tuples.
     return map(list, zip(*map(fields, outcomes), strict=True))

@@ -285,15 +285,17 @@ class InFlight:
         recorded: Set[str],
         refused: Set[str] = frozenset(),
         failed: Set[str] = frozenset(),
+        cancelled: Set[str] = frozenset(),
     ) -> None:
         """Forget attempts whose outcome is recorded, or that another worker owns now; keep those whose
-        outcome the database refused. ``failed`` ones are not retried, whatever their outcome says.
+        outcome the database refused. ``failed`` ones are not retried, whatever their outcome says; of
+        ``cancelled`` ones the outcome for a cancel is recorded.
 
         A task that is retried at once may already run in a child, as another generation.
         """
         self.outcomes = self.outcomes[len(outcomes) :]
         if ends_logger.isEnabledFor(logging.INFO):
-            self._log_ends(outcomes, recorded, failed)
+            self._log_ends(outcomes, recorded, failed, cancelled)
         else:
             self._ended.clear()
         for outcome in outcomes:
@@ -312,10 +314,18 @@ class InFlight:
                     extra=as_event("outcome_dropped", task_id=task_id),
                 )
 
-    def _log_ends(self, outcomes: Iterable[Outcome], recorded: Set[str], failed: Set[str]) -> None:
+    def _log_ends(
+        self,
+        outcomes: Iterable[Outcome],
+        recorded: Set[str],
+        failed: Set[str],
+        cancelled: Set[str],
+    ) -> None:
         for outcome in outcomes:
             attempt = outcome.task_id, outcome.generation
-            if outcome.task_id in failed and outcome.delay_seconds is not None:
+            if outcome.task_id in cancelled and outcome.if_cancelled is not None:
+                outcome = outcome.if_cancelled
+            elif outcome.task_id in failed and outcome.delay_seconds is not None:
                 # A cancel or its good_until comes first.
                 outcome = outcome._replace(delay_seconds=None, retry_reason=TOO_LATE)
             if outcome.task_id not in recorded:

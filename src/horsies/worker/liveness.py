@@ -8,6 +8,7 @@ and heartbeat rows for tasks that run longer than an interval. Snapshots and pon
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import socket
@@ -35,6 +36,8 @@ from horsies.db.statements.workers import (
 from horsies.worker import os_process
 from horsies.worker.config import WorkerConfig
 from horsies.worker.notifications import echo_channel
+
+logger = logging.getLogger("horsies.worker")
 
 PONG_CHANNEL_PREFIX = "horsies_worker_pong_"
 # The channels on which monitor/health.py waits for pongs; a pong goes to no other channel.
@@ -126,25 +129,38 @@ class Liveness:
         config = self._app_config
         queues = config.queues()
         caps = {queue.name: queue.max_concurrency for queue in queues}
-        with self._process.oneshot():
-            state = WorkerState(
-                worker_id=self._identity.worker_id,
-                tasks_running=running,
-                tasks_claimed=waiting,
-                memory_usage_mb=self._process.memory_info().rss / _MEGABYTE,
-                cpu_percent=self._process.cpu_percent(),
-                memory_percent=self._process.memory_percent(),
-                children_memory_mb=children_memory_mb,
-                max_claim_batch=self._config.max_claim_batch,
-                max_claim_per_worker=self._config.effective_claims,
-                cluster_wide_cap=config.cluster_wide_cap,
-                queue_priorities=json.dumps({queue.name: queue.priority for queue in queues}),
-                queue_max_concurrency=json.dumps(
-                    {name: cap for name, cap in caps.items() if cap is not None}
-                ),
-                recovery_config=config.recovery.model_dump_json(),
-            )
+        memory_mb, cpu_percent, memory_percent = self._usage()
+        state = WorkerState(
+            worker_id=self._identity.worker_id,
+            tasks_running=running,
+            tasks_claimed=waiting,
+            memory_usage_mb=memory_mb,
+            cpu_percent=cpu_percent,
+            memory_percent=memory_percent,
+            children_memory_mb=children_memory_mb,
+            max_claim_batch=self._config.max_claim_batch,
+            max_claim_per_worker=self._config.effective_claims,
+            cluster_wide_cap=config.cluster_wide_cap,
+            queue_priorities=json.dumps({queue.name: queue.priority for queue in queues}),
+            queue_max_concurrency=json.dumps(
+                {name: cap for name, cap in caps.items() if cap is not None}
+            ),
+            recovery_config=config.recovery.model_dump_json(),
+        )
         return store_worker_state, state
+
+    def _usage(self) -> tuple[float | None, float | None, float | None]:
+        """Memory in MB, CPU and memory in percent; None when the system does not say, such as a process
+        without free descriptors.
+        """
+        process = self._process
+        try:
+            with process.oneshot():
+                memory_mb = process.memory_info().rss / _MEGABYTE
+                return memory_mb, process.cpu_percent(), process.memory_percent()
+        except (psutil.Error, OSError) as error:
+            logger.warning("The memory and CPU use of the worker is unknown: %s", error)
+            return None, None, None
 
     def pongs(self, payloads: Iterable[str]) -> list[Step]:
         """The answers to these pings; a malformed payload is ignored."""

@@ -232,7 +232,7 @@ def _rss_bytes(pid: int) -> int:
         with suppress(OSError), open(f"/proc/{pid}/statm", "rb") as statm:
             return int(statm.read().split()[1]) * _PAGE_BYTES
     else:
-        with suppress(psutil.Error):
+        with suppress(psutil.Error, OSError):
             return int(psutil.Process(pid).memory_info().rss)
     return 0
 

@@ -159,7 +159,8 @@ class TurnResult(NamedTuple):
 
     `refused` are the outcomes that the database refused, which the worker keeps. `as_decided` is False
     when another outcome may have been recorded instead of a refused one. `failed` are the recorded ones
-    that are final, although the worker may have decided to retry.
+    that are final, although the worker may have decided to retry, `cancelled` those with their outcome
+    for an accepted cancel.
     """
 
     recorded: set[str]
@@ -168,6 +169,7 @@ class TurnResult(NamedTuple):
     refused: Set[str] = frozenset()
     as_decided: bool = True
     failed: Set[str] = frozenset()
+    cancelled: Set[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,10 +304,13 @@ def _one_transaction(
     claimed = answers.pop() if claims else ()
     started = {row.id: row.worker_pid for row in answers.pop()} if starting else {}
     recorded = {row.task_id for rows in answers[locking:recording] for row in rows}
-    # The last statement that records is the one of failures, if there are any.
+    # The last statement that records is the one of failures, if there are any; before it comes the one of
+    # tasks that would have returned to their queue and are cancelled instead.
     has_failures = recording > locking and steps[recording - 1][0] is fail_tasks
     failed = {row.task_id for row in answers[recording - 1]} if has_failures else frozenset()
-    return TurnResult(recorded, started, claimed, failed=failed)
+    has_cancels = recording > locking + 1 and steps[recording - 2][0] is fail_tasks
+    cancelled = {row.task_id for row in answers[recording - 2]} if has_cancels else frozenset()
+    return TurnResult(recorded, started, claimed, failed=failed, cancelled=cancelled)
 
 
 def record_alone(

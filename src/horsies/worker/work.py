@@ -218,7 +218,9 @@ class Work:
         ]
         if not nodes:  # children first: they work during the bookkeeping
             in_flight.hand_out(tasks)
-        in_flight.close_recorded(outcomes, result.recorded, result.refused, result.failed)
+        in_flight.close_recorded(
+            outcomes, result.recorded, result.refused, result.failed, result.cancelled
+        )
         self.claimed_last = request.claims > 0 and self._note_claim(
             request, result.claimed, started
         )

@@ -23,14 +23,19 @@ from horsies.worker.protocol import Assignment, ChildBoot, ChildReport, FrameKin
 
 
 class FunctionProgram:
-    def __init__(self, hooks: Sequence[Callable[[], object]] = ()) -> None:
+    def __init__(
+        self,
+        hooks: Sequence[Callable[[], object]] = (),
+        stop_hooks: Sequence[Callable[[], object]] = (),
+    ) -> None:
         self._hooks = hooks
+        self._stop_hooks = stop_hooks
 
     def start_hooks(self) -> Sequence[Callable[[], object]]:
         return self._hooks
 
     def stop_hooks(self) -> Sequence[Callable[[], object]]:
-        return ()
+        return self._stop_hooks
 
     def execute(self, assignment: Assignment) -> ChildReport:
         value = FUNCTIONS[assignment.task_name](*json.loads(assignment.args_json))
@@ -59,6 +64,10 @@ def load_with_raising_hook(boot: ChildBoot) -> FunctionProgram:
 
 def load_with_slow_hook(boot: ChildBoot) -> FunctionProgram:
     return FunctionProgram([slow_hook])
+
+
+def load_with_slow_stop_hook(boot: ChildBoot) -> FunctionProgram:
+    return FunctionProgram(stop_hooks=[slow_hook])
 
 
 def load_with_exiting_hook(boot: ChildBoot) -> FunctionProgram:

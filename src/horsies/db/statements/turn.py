@@ -198,6 +198,7 @@ class FailTasks(NamedTuple):
     error_messages: Sequence[str | None]
     failed_reasons: Sequence[str | None]
     retry_reasons: Sequence[str | None] = NOTHING
+    only_cancelled: bool = False
 
 
 class FinishedTask(NamedTuple):

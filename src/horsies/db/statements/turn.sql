@@ -59,7 +59,8 @@ ON CONFLICT (task_id, attempt) DO NOTHING
 RETURNING task_id::text
 
 -- name: fail_tasks
--- RUNNING -> FAILED, or CANCELLED for a task stopped by a cancel, and the attempt row.
+-- RUNNING -> FAILED, or CANCELLED for a task stopped by a cancel, and the attempt row. With "only_cancelled" a
+-- task without an accepted cancel does not match: a cancel comes before the return to the queue.
 WITH finished AS (
     UPDATE horsies_tasks AS task SET
         status = report.status, failed_at = clock_timestamp(), updated_at = clock_timestamp(),
@@ -72,6 +73,7 @@ WITH finished AS (
                    retry_reason)
     WHERE task.id = report.id AND task.generation = report.generation AND task.id = ANY(%(ids)s::uuid[])
       AND task.claimed_by_worker_id IS NOT DISTINCT FROM %(worker_id)s AND coalesce(task.status, '') = 'RUNNING'
+      AND (task.cancel_requested_at IS NOT NULL OR NOT %(only_cancelled)s::boolean)
     RETURNING task.id, task.retry_count, task.started_at, task.worker_hostname, task.worker_pid,
         task.worker_process_name, report.outcome, report.error_code, report.error_message,
         report.failed_reason, report.retry_reason)

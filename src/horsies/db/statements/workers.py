@@ -157,9 +157,9 @@ class WorkerState(NamedTuple):
     worker_id: str
     tasks_running: int
     tasks_claimed: int
-    memory_usage_mb: float
-    cpu_percent: float
-    memory_percent: float
+    memory_usage_mb: float | None
+    cpu_percent: float | None
+    memory_percent: float | None
     children_memory_mb: float
     max_claim_batch: int
     max_claim_per_worker: int

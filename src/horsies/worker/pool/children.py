@@ -135,11 +135,21 @@ class Children:
                 spare.is_spare = False
                 if spare.state is ChildState.SPARE:
                     self.make_idle(spare)
+            elif self._is_full():
+                self.needs_children = False
+                return
             elif not self._launch(is_spare=False):
                 return
             count += 1
-        wants_spare = self._spare is None and self._count_near_limit() > 0
+        wants_spare = self._spare is None and self._count_near_limit() > 0 and not self._is_full()
         self.needs_children = wants_spare and not self._launch(is_spare=True)
+
+    def _is_full(self) -> bool:
+        """Whether as many children exit as may be usable: another starts when one of them has ended.
+
+        Without this bound, stop hooks slower than the tasks would use up the processes of the host.
+        """
+        return len(self.children) > 2 * self._settings.processes
 
     def _count_near_limit(self) -> int:
         return sum(1 for one in self.children if one.is_regular() and one.is_near_limit())
