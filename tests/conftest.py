@@ -48,6 +48,7 @@ TABLES = (
     "horsies_workflow_signals",
     "horsies_blocked",
 )
+_HAS_ROWS = f"SELECT {', '.join(f'EXISTS (SELECT FROM {table})' for table in TABLES)}"
 
 
 @pytest.fixture(scope="session")
@@ -124,8 +125,15 @@ def broker_config(database_url: str) -> PostgresConfig:
 def connection(process_url: str) -> Iterator[Database]:
     """A connection to this process's database, whose tables are empty."""
     with psycopg.connect(process_url, autocommit=True) as connection:
-        connection.execute(f"TRUNCATE {', '.join(TABLES)} RESTART IDENTITY".encode())
+        _empty_tables(connection)
         yield connection
+
+
+def _empty_tables(connection: Database) -> None:
+    """Truncate the tables with rows: all of them take 60 ms, most tests fill one or two."""
+    (has_rows,) = connection.execute(_HAS_ROWS.encode())
+    if filled := [table for table, found in zip(TABLES, has_rows, strict=True) if found]:
+        connection.execute(f"TRUNCATE {', '.join(filled)} RESTART IDENTITY CASCADE".encode())
 
 
 @pytest.fixture

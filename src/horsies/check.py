@@ -27,16 +27,13 @@ from horsies.error_codes import (
     OutcomeCode,
     RetrievalCode,
     error_code_text,
-)
-from horsies.errors import ErrorCode, HorsiesError, MultipleValidationErrors, SourceLocation
-from horsies.modules import failure_at, import_problem
-from horsies.retry import (
-    RetryPolicy,
     reserved_code_collisions,
-    rule_text,
     validate_error_code_name,
     validate_exception_mapper,
 )
+from horsies.errors import ErrorCode, HorsiesError, MultipleValidationErrors, SourceLocation
+from horsies.modules import failure_at, import_problem
+from horsies.retry import RetryPolicy, rule_text
 from horsies.tasks.definition import TaskDefinition
 
 _OWN_NAME = "choose a name of your own: built-in codes mean that horsies itself found the error"

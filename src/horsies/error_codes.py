@@ -1,12 +1,16 @@
-"""The built-in error codes of TaskError, in four families."""
+"""Error codes: the built-in ones of TaskError, in four families, and the rules for those of users."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from enum import Enum, StrEnum
 from typing import TypeAlias
 
 # The columns that lists of tasks search by code are indexed, and an index refuses long texts.
 STORED_CODE_CHARACTERS_MAX = 200
+
+_CODE_NAME = re.compile(r"[A-Z][A-Z0-9_]*")
 
 
 class OperationalErrorCode(StrEnum):
@@ -91,3 +95,70 @@ def column_code(code: str | None) -> str | None:
     if code is None or len(code) <= STORED_CODE_CHARACTERS_MAX:
         return code
     return code[: STORED_CODE_CHARACTERS_MAX - 3] + "..."  # every encoding of a database has dots
+
+
+def resolve_exception_code(
+    exception: BaseException,
+    task_mapper: Mapping[type[BaseException], str] | None,
+    app_mapper: Mapping[type[BaseException], str] | None,
+    task_default: str | None,
+    app_default: str | None,
+) -> BuiltInTaskCode | str:
+    """Return the code that an exception stands for; the task's settings win over the app's.
+
+    A mapped class stands for its subclasses too; of several, the nearest in the exception's MRO wins.
+    """
+    for mapper in (task_mapper, app_mapper):
+        for kind in type(exception).__mro__ if mapper else ():
+            if mapper and issubclass(kind, BaseException) and kind in mapper:
+                return resolve_code(mapper[kind])
+    return resolve_code(task_default or app_default or OperationalErrorCode.UNHANDLED_EXCEPTION)
+
+
+def validate_error_code_name(code: object, *, where: str = "the error code") -> list[str]:
+    """Return the problems of an error code as sentences; an empty list when it is well formed."""
+    if not isinstance(code, str):
+        return [f"{where} must be a string such as GATEWAY_DOWN, not {type(code).__name__}"]
+    text = error_code_text(code) or ""
+    if _CODE_NAME.fullmatch(text):
+        return []
+    if text.endswith(("Error", "Exception")):
+        return [
+            f"{where} {text!r} looks like an exception class; "
+            "map the class to a code with exception_mapper and name that code"
+        ]
+    return [
+        f"{where} {text!r} must be an upper case name such as GATEWAY_DOWN "
+        "(letters A-Z, digits and _, starting with a letter)"
+    ]
+
+
+def validate_exception_mapper(mapper: object, *, where: str = "exception_mapper") -> list[str]:
+    """Return the problems of an exception mapper as sentences; an empty list when it is valid."""
+    if not isinstance(mapper, Mapping):
+        return [
+            f"{where} must be a dictionary from exception classes to codes, "
+            f"not {type(mapper).__name__}"
+        ]
+    problems: list[str] = []
+    for key, code in mapper.items():
+        if isinstance(key, type) and issubclass(key, BaseException):
+            problems += validate_error_code_name(code, where=f"{where}[{key.__name__}]")
+        else:
+            problems.append(f"{where} maps {key!r}, which is not an exception class")
+    return problems
+
+
+def reserved_code_collisions(
+    mapper: Mapping[type[BaseException], str], default_code: str | None
+) -> list[str]:
+    """Return, as sentences, the places where user configuration uses the name of a built-in code."""
+    problems = [
+        f"exception_mapper[{kind.__name__}] uses the built-in code {error_code_text(code)}"
+        for kind, code in mapper.items()
+        if error_code_text(code) in BUILTIN_CODE_REGISTRY
+    ]
+    default = error_code_text(default_code)
+    if default in BUILTIN_CODE_REGISTRY and default != "UNHANDLED_EXCEPTION":
+        problems.append(f"default_unhandled_error_code uses the built-in code {default}")
+    return problems

@@ -1,4 +1,4 @@
-"""Retries: which failures run again, how long to wait, and which code an exception stands for.
+"""Retries: which failures run again, and how long to wait.
 
 Everything here is pure. The producer stores the policy with the task, exception classes by name, and
 `decide_retry` decides from that snapshot and from the names of the classes of the exception, which the
@@ -29,12 +29,10 @@ from pydantic import (
 from typing_extensions import TypeIs
 
 from horsies.error_codes import (
-    BUILTIN_CODE_REGISTRY,
     BuiltInTaskCode,
-    OperationalErrorCode,
     column_code,
     error_code_text,
-    resolve_code,
+    validate_error_code_name,
 )
 from horsies.errors import LONGEST_DELAY_SECONDS, UNLIMITED_RETRIES, TaskFailed
 
@@ -48,7 +46,6 @@ MAX_INTERVAL_SECONDS = 86_400
 DEFAULT_INTERVALS = (60, 300, 900)
 
 _JITTER = 0.25
-_CODE_NAME = re.compile(r"[A-Z][A-Z0-9_]*")
 _CLASS_NAME = re.compile(r"\w+(\.(\w+|<locals>))+")
 _MAIN = "__main__"
 
@@ -440,70 +437,3 @@ class Backoff:
     def reset(self) -> None:
         """Start over after a success."""
         self.attempts = 0
-
-
-def resolve_exception_code(
-    exception: BaseException,
-    task_mapper: Mapping[type[BaseException], str] | None,
-    app_mapper: Mapping[type[BaseException], str] | None,
-    task_default: str | None,
-    app_default: str | None,
-) -> BuiltInTaskCode | str:
-    """Return the code that an exception stands for; the task's settings win over the app's.
-
-    A mapped class stands for its subclasses too; of several, the nearest in the exception's MRO wins.
-    """
-    for mapper in (task_mapper, app_mapper):
-        for kind in type(exception).__mro__ if mapper else ():
-            if mapper and issubclass(kind, BaseException) and kind in mapper:
-                return resolve_code(mapper[kind])
-    return resolve_code(task_default or app_default or OperationalErrorCode.UNHANDLED_EXCEPTION)
-
-
-def validate_error_code_name(code: object, *, where: str = "the error code") -> list[str]:
-    """Return the problems of an error code as sentences; an empty list when it is well formed."""
-    if not isinstance(code, str):
-        return [f"{where} must be a string such as GATEWAY_DOWN, not {type(code).__name__}"]
-    text = error_code_text(code) or ""
-    if _CODE_NAME.fullmatch(text):
-        return []
-    if text.endswith(("Error", "Exception")):
-        return [
-            f"{where} {text!r} looks like an exception class; "
-            "map the class to a code with exception_mapper and name that code"
-        ]
-    return [
-        f"{where} {text!r} must be an upper case name such as GATEWAY_DOWN "
-        "(letters A-Z, digits and _, starting with a letter)"
-    ]
-
-
-def validate_exception_mapper(mapper: object, *, where: str = "exception_mapper") -> list[str]:
-    """Return the problems of an exception mapper as sentences; an empty list when it is valid."""
-    if not isinstance(mapper, Mapping):
-        return [
-            f"{where} must be a dictionary from exception classes to codes, "
-            f"not {type(mapper).__name__}"
-        ]
-    problems: list[str] = []
-    for key, code in mapper.items():
-        if isinstance(key, type) and issubclass(key, BaseException):
-            problems += validate_error_code_name(code, where=f"{where}[{key.__name__}]")
-        else:
-            problems.append(f"{where} maps {key!r}, which is not an exception class")
-    return problems
-
-
-def reserved_code_collisions(
-    mapper: Mapping[type[BaseException], str], default_code: str | None
-) -> list[str]:
-    """Return, as sentences, the places where user configuration uses the name of a built-in code."""
-    problems = [
-        f"exception_mapper[{kind.__name__}] uses the built-in code {error_code_text(code)}"
-        for kind, code in mapper.items()
-        if error_code_text(code) in BUILTIN_CODE_REGISTRY
-    ]
-    default = error_code_text(default_code)
-    if default in BUILTIN_CODE_REGISTRY and default != "UNHANDLED_EXCEPTION":
-        problems.append(f"default_unhandled_error_code uses the built-in code {default}")
-    return problems

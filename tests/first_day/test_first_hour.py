@@ -40,8 +40,8 @@ from horsies import (
 from horsies.check import live_errors
 from horsies.db.migrate import apply_migrations
 from horsies.db.statements.turn import ClaimTasks, claim_tasks
+from horsies.error_codes import resolve_exception_code
 from horsies.ids import new_id
-from horsies.retry import resolve_exception_code
 from horsies.tasks.broker import BrokerErrorCode, BrokerOperationError
 from horsies.tasks.handle import TaskHandle
 from horsies.worker.child.execute import execute

@@ -13,7 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from horsies.error_codes import BUILTIN_CODE_REGISTRY, OperationalErrorCode
+from horsies.error_codes import (
+    BUILTIN_CODE_REGISTRY,
+    OperationalErrorCode,
+    reserved_code_collisions,
+    resolve_exception_code,
+    validate_error_code_name,
+    validate_exception_mapper,
+)
 from horsies.errors import RetryLater, TaskFailed
 from horsies.retry import (
     Backoff,
@@ -23,10 +30,6 @@ from horsies.retry import (
     exception_names,
     limit_after_return,
     policy_from_options,
-    reserved_code_collisions,
-    resolve_exception_code,
-    validate_error_code_name,
-    validate_exception_mapper,
 )
 from tests.support.examples import examples
 

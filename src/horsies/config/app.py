@@ -19,8 +19,9 @@ from pydantic import BaseModel, Field, PlainValidator, model_validator
 from horsies.config.postgres import PostgresConfig, channel_prefix
 from horsies.config.schedules import ScheduleConfig
 from horsies.database_url import mask_url
+from horsies.error_codes import validate_error_code_name, validate_exception_mapper
 from horsies.errors import ConfigurationError, ErrorCode
-from horsies.retry import ExceptionMapper, validate_error_code_name, validate_exception_mapper
+from horsies.retry import ExceptionMapper
 from horsies.validation import SECONDS_MAX, Check, FrozenModel, raise_failed, raise_problems
 
 DEFAULT_QUEUE_NAME = "default"

@@ -25,6 +25,7 @@ from typing import (
 from horsies.codec.calls import CallSignature
 from horsies.codec.results import ResultCodec
 from horsies.config.app import AppConfig, CustomQueueConfig, QueueMode
+from horsies.error_codes import validate_error_code_name, validate_exception_mapper
 from horsies.errors import (
     ConfigurationError,
     ErrorCode,
@@ -33,7 +34,7 @@ from horsies.errors import (
     TaskDefinitionError,
 )
 from horsies.modules import shared_name
-from horsies.retry import RetryPolicy, validate_error_code_name, validate_exception_mapper
+from horsies.retry import RetryPolicy
 from horsies.task_result import TaskError, TaskResult
 
 NAME_LENGTH_MAX = 255

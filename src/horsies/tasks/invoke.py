@@ -20,10 +20,15 @@ from pydantic import ValidationError
 
 from horsies.codec.form import CodecError, TypeMismatch
 from horsies.config.app import AppConfig
-from horsies.error_codes import BUILTIN_CODE_REGISTRY, ContractCode, OperationalErrorCode
+from horsies.error_codes import (
+    BUILTIN_CODE_REGISTRY,
+    ContractCode,
+    OperationalErrorCode,
+    resolve_exception_code,
+    validate_error_code_name,
+)
 from horsies.errors import RetryLater, TaskFailed, TaskStopped, WorkflowContextMissingIdError
 from horsies.result import Err
-from horsies.retry import resolve_exception_code, validate_error_code_name
 from horsies.task_result import TaskError, TaskResult, exception_text
 from horsies.tasks.definition import TaskDefinition
 
