@@ -402,6 +402,19 @@ def test_the_printed_script_makes_the_same_schema(
     assert list(pending_migrations(empty, replaces=True)) == []
 
 
+def test_tables_that_appear_between_two_looks_are_not_taken_for_foreign_ones(
+    empty: Connection[Any], database_url: str
+) -> None:
+    class Late(Connection[Any]):
+        def execute(self, query: Any, params: Any = None, **options: Any) -> Any:
+            if query == migrate._FIND_TABLE:
+                apply_migrations(empty)
+            return super().execute(query, params, **options)
+
+    with Late.connect(database_url, autocommit=True) as late:
+        assert list(pending_migrations(late)) == []
+
+
 def test_the_printed_script_is_all_or_nothing(empty: Connection[Any]) -> None:
     broken = replace(known_migrations()[-1], sql="SELECT 1/0;")
     script = migration_script([*known_migrations()[:-1], broken])

@@ -142,10 +142,15 @@ class Proxy:
     def _forward_answers(self, server: socket.socket, client: socket.socket) -> None:
         with suppress(OSError), server:
             answer = rest = b""
+            is_whole = True
             while data := server.recv(65536):
                 messages, rest = whole_messages(rest + data)
                 answer += b"".join(message for message in messages if self._lets_pass(message))
-                if self._doomed is not None and answer[-6:-1] != READY_FOR_QUERY:
+                # A notification may come behind the end of an answer, and between two of them.
+                for message in messages:
+                    if not message.startswith(NOTIFICATION):
+                        is_whole = message.startswith(READY_FOR_QUERY)
+                if self._doomed is not None and not is_whole:
                     continue
                 if self._doomed is not None and self._doomed in answer:
                     self._doomed = None

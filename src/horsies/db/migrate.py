@@ -328,20 +328,30 @@ def migration_script(migrations: Sequence[Migration], schema: str = DEFAULT_SCHE
 
 def _read_record(connection: Connection[Any]) -> _Record:
     schema = installation_of(connection).schema
+    found = _recorded(connection, schema)
+    if not found:
+        names = sorted(object_names() - {MIGRATIONS_TABLE})
+        for (relation,) in connection.execute(_FIND_TABLE, (schema, names)):
+            # Another process may have migrated between the two statements; the record comes with the tables.
+            found = _recorded(connection, schema)
+            if not found:
+                raise _foreign(relation)
+    versions = {version: oldest for kind, version, _, oldest in found if kind == "migration"}
+    newest = max(versions, default=0)
+    digests = {(kind, version): sha for kind, version, sha, _ in found}
+    return _Record(digests, newest, versions.get(newest))
+
+
+def _recorded(connection: Connection[Any], schema: str) -> list[tuple[Any, ...]]:
+    """The rows of the record; none when it does not exist or names no migration."""
     table = in_schema(MIGRATIONS_TABLE, schema)
     columns = {name for (name,) in connection.execute(_RECORD_COLUMNS, (table,))}
     if columns and not columns >= {"kind", "version", "sha"}:
         raise _foreign(MIGRATIONS_TABLE)
-    rows = connection.execute(in_schema(_READ_RECORD, schema).encode()) if columns else ()
-    found = [(kind, version, sha, oldest) for kind, version, sha, oldest in rows]
-    versions = {version: oldest for kind, version, _, oldest in found if kind == "migration"}
-    if not versions:
-        names = sorted(object_names() - {MIGRATIONS_TABLE})
-        for (relation,) in connection.execute(_FIND_TABLE, (schema, names)):
-            raise _foreign(relation)
-    newest = max(versions, default=0)
-    digests = {(kind, version): sha for kind, version, sha, _ in found}
-    return _Record(digests, newest, versions.get(newest))
+    rows = (
+        connection.execute(in_schema(_READ_RECORD, schema).encode()).fetchall() if columns else []
+    )
+    return rows if any(kind == "migration" for kind, *_ in rows) else []
 
 
 def _foreign(table: str) -> UnusableSchemaError:
