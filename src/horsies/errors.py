@@ -423,7 +423,7 @@ class ResultTimeout(ResultUnavailable, TimeoutError):
 
 
 class TaskWatchFailed(Exception):
-    """``handle.watch()`` cannot go on: there is no such task, or the database refuses to answer."""
+    """The task of ``handle.watch()`` does not exist, or the database refuses the query."""
 
 
 class TaskStopped(BaseException):

@@ -341,7 +341,7 @@ class TaskHandle(Generic[T]):
         """Yield the state of the task now and after every change of its status, attempt or progress;
         the last one is terminal.
 
-        A lost connection is waited out. Raises TaskWatchFailed when there is no such task, and
+        Reconnects after a lost connection. Raises TaskWatchFailed if the task does not exist, and
         TimeoutError when the task has not ended after ``timeout_ms``.
 
         Example:

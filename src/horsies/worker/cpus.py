@@ -24,7 +24,7 @@ def usable_cpus(own_group: Path = _OWN_GROUP, groups: Path = _GROUPS) -> int:
 def _quotas(own_group: Path, groups: Path) -> Iterator[int]:
     """Read the quotas of the process's group and of all groups above it, in CPUs, rounded up."""
     for folder in _folders(own_group, groups):
-        # Without cgroups v2 or without a quota there is no such file, or it begins with "max".
+        # The file does not exist without cgroups v2; without a quota it begins with "max".
         with suppress(OSError, ValueError):
             quota, period = map(int, (folder / "cpu.max").read_text("ascii").split())
             yield -(-quota // max(period, 1))
