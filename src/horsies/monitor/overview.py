@@ -103,10 +103,10 @@ def read_overview(
     """Describe all workers and all queues. ``configured`` queues appear even when they are empty, with
     these caps while no worker serves them.
     """
-    return broker.perform(_READING, _overview_script(configured or {}))
+    return broker.perform(_READING, overview_script(configured or {}))
 
 
-def _overview_script(configured: Mapping[str, int | None]) -> Script[Overview]:
+def overview_script(configured: Mapping[str, int | None]) -> Script[Overview]:
     waiting = yield count_waiting, Nothing()
     in_flight = yield count_in_flight, Nothing()
     recent = yield count_recent_attempts, Sample(RATE_SAMPLE)
@@ -196,10 +196,10 @@ def read_task(
     broker: PostgresBroker, task_id: str, *, payload: bool = False
 ) -> BrokerResult[TaskReport | None]:
     """Describe one task, or return None if it does not exist; ``payload`` adds arguments and result."""
-    return broker.perform(_READING, _task_script(task_id, payload))
+    return broker.perform(_READING, task_script(task_id, payload))
 
 
-def _task_script(task_id: str, payload: bool) -> Script[TaskReport | None]:
+def task_script(task_id: str, payload: bool) -> Script[TaskReport | None]:
     if (stored := stored_form(task_id)) is None:
         return None
     task = one_or_none((yield read_task_detail, ReadTaskDetail(stored, payload)))
