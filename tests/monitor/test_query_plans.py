@@ -15,6 +15,7 @@ import pytest
 from psycopg import Connection
 
 from horsies.db.statement import Nothing, Statement, field_names
+from horsies.db.statements.measures import MEASURES, ReadMeasures, read_measures
 from horsies.db.statements.monitor import (
     MONITOR,
     CountUpTo,
@@ -46,15 +47,16 @@ BIG_TABLES = (
     "horsies_task_attempts",
     "horsies_heartbeats",
     "horsies_worker_states",
+    "horsies_measures",
 )
 STATEMENTS = [
     pytest.param(statement, id=name)
-    for catalogue in (MONITOR, QUEUES)
+    for catalogue in (MONITOR, QUEUES, MEASURES)
     for name, statement in catalogue.statements.items()
 ]
 
 # 50,000 finished tasks under ids in the order of time, 500 that wait, 50 that run; 50,000 attempts, of
-# which the last 300 ended within a minute; 20,000 snapshots of 20 workers.
+# which the last 300 ended within a minute; 20,000 snapshots of 20 workers; two weeks of measures.
 FILL = """
 ALTER TABLE horsies_tasks DISABLE TRIGGER USER;
 CREATE FUNCTION numbered(number integer) RETURNS uuid LANGUAGE sql AS $$
@@ -85,6 +87,14 @@ INSERT INTO horsies_worker_states (worker_id, snapshot_at, hostname, pid, proces
     tasks_claimed, max_claim_batch, max_claim_per_worker, worker_started_at)
 SELECT 'worker-' || n % 20, now() - n * interval '1 second', 'host', n, 4, '{mail}', 1, 1, 0, 0, now()
 FROM generate_series(1, 20000) AS n;
+INSERT INTO horsies_measures
+SELECT date_bin('10 minutes', now(), 'epoch') - slot * interval '10 minutes', 10, 'mail', 'task' || name,
+    5, 0, 0, 0, 0, 100, 100, array_fill(1, ARRAY[16]), array_fill(1, ARRAY[16])
+FROM generate_series(36, 2016) AS slot, generate_series(1, 20) AS name;
+INSERT INTO horsies_measures
+SELECT date_trunc('minute', now()) - slot * interval '1 minute', 1, 'mail', 'task' || name,
+    5, 0, 0, 0, 0, 100, 100, array_fill(1, ARRAY[16]), array_fill(1, ARRAY[16])
+FROM generate_series(0, 359) AS slot, generate_series(1, 20) AS name;
 ALTER TABLE horsies_tasks ENABLE TRIGGER USER;
 """
 
@@ -194,6 +204,13 @@ def test_counting_what_lives_reads_what_lives(full: Connection[Any]) -> None:
 def test_rates_read_the_sample_and_the_tasks_of_the_last_minute(full: Connection[Any]) -> None:
     (mail,), cost = reads(full, count_recent_attempts, Sample(1_000))
     assert (mail.queue_name, mail.done, mail.covered_seconds) == ("mail", 300, 60.0)
+    assert cost < 3_000
+
+
+def test_a_chart_reads_the_slots_that_it_shows(full: Connection[Any]) -> None:
+    rows, cost = reads(full, read_measures, ReadMeasures(3_600, 60, "queue", [], []))
+    assert len(rows) == 61
+    assert {(row.subject, row.done) for row in rows[1:]} == {("mail", 100)}
     assert cost < 3_000
 
 
