@@ -34,6 +34,7 @@ from horsies.db.statements.dashboard import (
     tasks_of_worker,
     thinned_worker_history,
 )
+from horsies.db.statements.measures import MEASURES, ReadMeasures, read_measures
 from horsies.db.statements.monitor import (
     MONITOR,
     CountMost,
@@ -64,16 +65,18 @@ BIG_TABLES = (
     "horsies_task_attempts",
     "horsies_heartbeats",
     "horsies_worker_states",
+    "horsies_measures",
 )
 STATEMENTS = [
     pytest.param(statement, id=name)
-    for catalogue in (MONITOR, DASHBOARD, QUEUES)
+    for catalogue in (MONITOR, DASHBOARD, QUEUES, MEASURES)
     for name, statement in catalogue.statements.items()
 ]
 
 # 50,000 finished tasks under ids in the order of time, 500 that wait, 200 delayed, 50 that run; 50,000
 # attempts, of which the last 300 ended within a minute; 20,000 snapshots of 20 workers; 10,000 runs, of which
-# 50 are paused and 100 run; 300 schedules, four of them overdue.
+# 50 are paused and 100 run; 300 schedules, four of them overdue; two
+# weeks of measures.
 FILL = """
 ALTER TABLE horsies_tasks DISABLE TRIGGER USER;
 CREATE FUNCTION numbered(number integer) RETURNS uuid LANGUAGE sql AS $$
@@ -115,6 +118,14 @@ FROM generate_series(1, 10000) AS n;
 INSERT INTO horsies_schedule_state (schedule_name, next_run_at)
 SELECT 'schedule-' || n, now() - interval '1 hour' + n * interval '12 minutes'
 FROM generate_series(1, 300) AS n;
+INSERT INTO horsies_measures
+SELECT date_bin('10 minutes', now(), 'epoch') - slot * interval '10 minutes', 10, 'mail', 'task' || name,
+    5, 0, 0, 0, 0, 100, 100, array_fill(1, ARRAY[16]), array_fill(1, ARRAY[16])
+FROM generate_series(36, 2016) AS slot, generate_series(1, 20) AS name;
+INSERT INTO horsies_measures
+SELECT date_trunc('minute', now()) - slot * interval '1 minute', 1, 'mail', 'task' || name,
+    5, 0, 0, 0, 0, 100, 100, array_fill(1, ARRAY[16]), array_fill(1, ARRAY[16])
+FROM generate_series(0, 359) AS slot, generate_series(1, 20) AS name;
 ALTER TABLE horsies_tasks ENABLE TRIGGER USER;
 """
 
@@ -221,6 +232,13 @@ def test_counting_what_lives_reads_what_lives(full: Connection[Any]) -> None:
 def test_rates_read_the_sample_and_the_tasks_of_the_last_minute(full: Connection[Any]) -> None:
     (mail,), cost = reads(full, count_recent_attempts, Sample(1_000))
     assert (mail.queue_name, mail.done, mail.covered_seconds) == ("mail", 300, 60.0)
+    assert cost < 3_000
+
+
+def test_a_chart_reads_the_slots_that_it_shows(full: Connection[Any]) -> None:
+    rows, cost = reads(full, read_measures, ReadMeasures(3_600, 60, "queue", [], []))
+    assert len(rows) == 61
+    assert {(row.subject, row.done) for row in rows[1:]} == {("mail", 100)}
     assert cost < 3_000
 
 
