@@ -15,6 +15,7 @@ from horsies.cli.options import DatabaseUrlOption, LocatorArgument, ModuleOption
 from horsies.cli.session import (
     EXIT_FAILED,
     JsonOption,
+    ReasonOption,
     Session,
     exit_with,
     open_session,
@@ -106,6 +107,7 @@ def queues(
     ] = None,
     module: ModuleOption = None,
     database_url: DatabaseUrlOption = None,
+    reason: ReasonOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """List the queues, or pause or resume one.
@@ -126,7 +128,7 @@ def queues(
         if action is None or name is None:
             _list_queues(session, as_json)
         else:
-            _switch_queue(session, action, name, as_json)
+            _switch_queue(session, action, name, reason, as_json)
 
 
 def _list_queues(session: Session, as_json: bool) -> None:
@@ -137,9 +139,11 @@ def _list_queues(session: Session, as_json: bool) -> None:
         _print_queues(found)
 
 
-def _switch_queue(session: Session, action: QueueAction, name: str, as_json: bool) -> None:
+def _switch_queue(
+    session: Session, action: QueueAction, name: str, reason: str | None, as_json: bool
+) -> None:
     known = None if session.queue_caps is None else list(session.queue_caps)
-    order = QueueOrder(name, action is QueueAction.PAUSE, known)
+    order = QueueOrder(name, action is QueueAction.PAUSE, known, reason)
     state = unwrap_or_exit(switch_queue(session.broker, order))
     if as_json:
         output.print_json({"paused": state.is_paused, **state._asdict()})
