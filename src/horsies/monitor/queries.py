@@ -17,6 +17,7 @@ from typing import TypeAlias, TypeVar
 from horsies.db import paging
 from horsies.db.paging import ListSteps, Page, page_script
 from horsies.db.statement import Script, one_or_none
+from horsies.db.statements.lookup import FoundTask, SearchTasks, search_tasks
 from horsies.db.statements.monitor import (
     ListNewestTasks,
     ListTasks,
@@ -53,6 +54,11 @@ OneOrMore: TypeAlias = str | Iterable[str]
 
 LIMIT_DEFAULT = 100
 LIMIT_MAX = 1_000
+# A search reads the texts of this many tasks, and parses at most so many of them; larger arguments are not
+# searched.
+SEARCH_WINDOW = 20_000
+CANDIDATES_MAX = 200
+SEARCHED_BYTES_MAX = 65_536
 
 _FIRST_ID = "00000000-0000-0000-0000-000000000000"
 _LAST_ID = "ffffffff-ffff-ffff-ffff-ffffffffffff"
@@ -67,10 +73,23 @@ Filters = TypeVar("Filters")
 
 
 @dataclass(frozen=True, slots=True)
+class Search:
+    """A search for arguments. Stored arguments that contain ``key`` and ``needle`` are candidates, and so
+    are the ``positional`` tasks, which have a positional parameter of that name; ``matches`` decides.
+    """
+
+    key: str
+    needle: str
+    matches: Callable[[FoundTask], bool]
+    positional: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class TaskFilters:
     """Which tasks to list. An empty dimension matches every task; otherwise any of its values does.
 
     Tasks were sent at ``since`` or later and earlier than ``until``; ``after`` is the id to continue from.
+    ``workers`` are ids or host names. A ``search`` looks at the arguments of the newest 20,000 tasks.
     """
 
     statuses: Sequence[TaskStatus] = ()
@@ -81,6 +100,9 @@ class TaskFilters:
     until: datetime | None = None
     after: str | None = None
     limit: int = LIMIT_DEFAULT
+    workers: Sequence[str] = ()
+    retried_only: bool = False
+    search: Search | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,8 +280,14 @@ def tasks_script(filters: TaskFilters) -> Script[TaskPage]:
             queues=list(filters.queues),
             names=list(filters.names),
             error_codes=[column_code(code) or "" for code in filters.error_codes],
+            workers=list(filters.workers),
+            retried_only=filters.retried_only,
             limit=filters.limit,
         )
+
+    if (search := filters.search) is not None:
+        wanted = [status.value for status in filters.statuses]
+        return _search_script(search, parameters(wanted))
 
     steps = ListSteps(
         unfinished=lambda statuses: (list_live_tasks, parameters(statuses)),
@@ -275,6 +303,27 @@ def tasks_script(filters: TaskFilters) -> Script[TaskPage]:
         else None,
     )
     return page_script(steps, filters.statuses, filters.limit)
+
+
+def _search_script(search: Search, listed: ListTasks) -> Script[TaskPage]:
+    """Read the candidates of one window; a page that is not full continues behind the last of them."""
+    parameters = SearchTasks(
+        *listed._replace(limit=CANDIDATES_MAX),
+        window=SEARCH_WINDOW,
+        max_bytes=SEARCHED_BYTES_MAX,
+        key=search.key,
+        needle=search.needle,
+        positional=search.positional,
+    )
+    candidates: list[FoundTask] = yield search_tasks, parameters
+    found = [task for task in candidates if search.matches(task)]
+    rows: list[TaskSummary] = list(found[: listed.limit])
+    if len(found) > listed.limit:
+        return Page(rows, rows[-1].id)
+    if len(candidates) == CANDIDATES_MAX:
+        return Page(rows, candidates[-1].id, looked_at_all=False)
+    edges = yield end_of_window, Window(listed.before, listed.since, SEARCH_WINDOW)
+    return Page(rows, edges[0].id, False) if len(edges) == 2 else Page(rows)
 
 
 # Runs of workflows

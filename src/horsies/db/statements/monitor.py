@@ -102,6 +102,8 @@ class ListTasks(NamedTuple):
     queues: Sequence[str]
     names: Sequence[str]
     error_codes: Sequence[str]
+    workers: Sequence[str]
+    retried_only: bool
     limit: int
 
 
@@ -114,6 +116,8 @@ class ListNewestTasks(NamedTuple):
     queues: Sequence[str]
     names: Sequence[str]
     error_codes: Sequence[str]
+    workers: Sequence[str]
+    retried_only: bool
     limit: int
     window: int
 
