@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
-from datetime import UTC, datetime
 from typing import Any
 
 import typer
@@ -17,8 +16,10 @@ from rich.text import Text
 
 from horsies.db import paging
 from horsies.db.paging import Page
+from horsies.logs import duration as duration
+from horsies.logs import memory as memory
+from horsies.logs import timestamp as timestamp
 from horsies.monitor.documents import json_text
-from horsies.workflow.run.draw import elapsed
 
 STATUS_STYLES = {"FAILED": "red", "EXPIRED": "yellow", "RUNNING": "green", "CANCELLED": "dim"}
 
@@ -41,27 +42,6 @@ def print_page_note(page: Page[Any], noun: str) -> None:
             f"to search further back: --before {page.next_cursor}"
         )
     typer.echo(note, err=True)
-
-
-def duration(seconds: float | None) -> str:
-    """Format a duration in whole seconds or the two largest units: 4s, 4m12s, 3h05m, 5d04h."""
-    if seconds is None:
-        return "-"
-    return f"{max(int(seconds), 0)}s" if seconds < 60 else elapsed(seconds)
-
-
-def memory(megabytes: float | None) -> str:
-    """Format an amount of memory: 412 MB, 1.3 GB."""
-    if megabytes is None:
-        return "-"
-    return f"{megabytes:.0f} MB" if megabytes < 1000 else f"{megabytes / 1024:.1f} GB"
-
-
-def timestamp(value: datetime | None) -> str | None:
-    """Format a time in UTC to the millisecond."""
-    if value is None:
-        return None
-    return value.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3] + " UTC"
 
 
 def safe_text(text: str, style: str = "") -> Text:

@@ -22,8 +22,9 @@ from horsies.cli.output import (
 )
 from horsies.db.statements.workflows import BrokenRun, RunSummary
 from horsies.error_codes import error_code_text
+from horsies.logs import elapsed
 from horsies.states import WorkflowStatus, WorkflowTaskStatus
-from horsies.workflow.run.draw import ASCII_SYMBOLS, SYMBOLS, Line, Symbols, draw, elapsed
+from horsies.workflow.run.draw import ASCII_SYMBOLS, SYMBOLS, Line, Symbols, draw
 from horsies.workflow.run.listing import RunReport
 from horsies.workflow.run.results import read_error
 
