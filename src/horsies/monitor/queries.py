@@ -7,9 +7,10 @@ place. The filters are checked before the database is asked.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, tzinfo
 from enum import StrEnum
 from operator import attrgetter
 from typing import TypeAlias, TypeVar
@@ -67,6 +68,7 @@ _LAST_RUN = RunPosition(_LAST_ID, datetime(9999, 12, 30, tzinfo=UTC))
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 _READING = BrokerErrorCode.MONITORING_QUERY_FAILED
+_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
 Status = TypeVar("Status", bound=StrEnum)
 Filters = TypeVar("Filters")
@@ -132,6 +134,8 @@ def task_filters(
     queue: OneOrMore | None = None,
     name: OneOrMore | None = None,
     error_code: OneOrMore | None = None,
+    worker: OneOrMore | None = None,
+    retried_only: bool = False,
     since: datetime | None = None,
     until: datetime | None = None,
     limit: int = LIMIT_DEFAULT,
@@ -150,6 +154,8 @@ def task_filters(
             until,
             None if after is None else _task_cursor(after),
             _checked_limit(limit),
+            _texts("worker", worker),
+            retried_only,
         )
 
     return _checked(check)
@@ -184,6 +190,21 @@ def run_filters(
         )
 
     return _checked(check)
+
+
+def parse_time(text: str, now: datetime, zone: tzinfo | None = None) -> datetime:
+    """Parse a duration before now, such as 15m, or a time; without an offset it is in the zone, local by
+    default. A ValueError has the sentence.
+    """
+    try:
+        if found := re.fullmatch(r"(\d{1,9})([smhd])", text, re.ASCII):
+            return now - timedelta(**{_UNITS[found[2]]: int(found[1])})
+        parsed = datetime.fromisoformat(text)
+        return (parsed if parsed.tzinfo else parsed.replace(tzinfo=zone)).astimezone(UTC)
+    except (ValueError, OverflowError):
+        raise ValueError(
+            f"{text[:40]!r} is neither a duration like 15m nor a time like 2026-01-31T12:00."
+        ) from None
 
 
 def _checked(check: Callable[[], Filters]) -> BrokerResult[Filters]:
