@@ -34,7 +34,6 @@ from horsies.db.statements.dashboard import (
     tasks_of_worker,
     thinned_worker_history,
 )
-from horsies.db.statements.measures import MEASURES, ReadMeasures, read_measures
 from horsies.db.statements.lookup import (
     LOOKUP,
     GroupFailures,
@@ -43,6 +42,7 @@ from horsies.db.statements.lookup import (
     group_failures,
     search_tasks,
 )
+from horsies.db.statements.measures import MEASURES, ReadMeasures, read_measures
 from horsies.db.statements.monitor import (
     MONITOR,
     CountMost,
