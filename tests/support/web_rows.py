@@ -54,7 +54,7 @@ def _add_tasks(connection: Database, worker_id: str) -> str:
     ended = {"started_at": ago(3), "outcome": "FAILED", "error_code": "CARD_REFUSED"}
     add_attempt(connection, failed, error_message="the bank said no", **ended)
     connection.execute(
-        sql.SQL("INSERT INTO horsies_queues (name, paused_at) VALUES ('mail', now())")
+        sql.SQL("INSERT INTO horsies_queues (queue_name, paused_at) VALUES ('mail', now())")
     )
     return failed
 
