@@ -8,11 +8,12 @@ message on a tab's console and every request to another host fails its test.
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, TypeAlias
 from urllib.parse import urlsplit
@@ -96,11 +97,11 @@ def free_port() -> int:
 
 
 @contextmanager
-def served(*arguments: str, port: int | None = None, prefix: str = "") -> Iterator[WebServer]:
+def served(*arguments: str, env: Mapping[str, str] | None = None) -> Iterator[WebServer]:
     """`horsies web` with these arguments on a free port, until the end of the block."""
-    port = port or free_port()
+    port = free_port()
     command = [sys.executable, "-m", "horsies", "web", "--port", str(port), *arguments]
-    with running(command, f"http://127.0.0.1:{port}{prefix}") as server:
+    with running(command, f"http://127.0.0.1:{port}", env={**os.environ, **(env or {})}) as server:
         yield server
 
 
