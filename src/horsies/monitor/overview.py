@@ -220,10 +220,10 @@ def read_task(
     broker: PostgresBroker, task_id: str, *, payload: bool = False
 ) -> BrokerResult[TaskReport | None]:
     """Describe one task, or return None if it does not exist; ``payload`` adds arguments and result."""
-    return broker.perform(_READING, _task_script(task_id, payload))
+    return broker.perform(_READING, task_script(task_id, payload))
 
 
-def _task_script(task_id: str, payload: bool) -> Script[TaskReport | None]:
+def task_script(task_id: str, payload: bool) -> Script[TaskReport | None]:
     if (stored := stored_form(task_id)) is None:
         return None
     task = one_or_none((yield read_task_detail, ReadTaskDetail(stored, payload)))
