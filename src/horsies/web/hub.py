@@ -21,7 +21,7 @@ from datetime import UTC, datetime
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 
 from horsies.web.access import client_address
-from horsies.web.rendering import Page, Problem, Site, View, render_regions
+from horsies.web.rendering import Page, Problem, Site, View, failure_of, render_regions
 
 STREAMS_MAX = 64
 STREAMS_PER_CLIENT_MAX = 6
@@ -93,12 +93,13 @@ class Channel:
         now = datetime.now(UTC)
         try:
             page = await self._handler(self._view)
-        except Problem as problem:
+            if isinstance(page, Response):
+                return Sample(now, is_last=True), None
+            regions, rest = render_regions(self._view, page), page.live_seconds
+        except Exception as error:
+            problem = error if isinstance(error, Problem) else failure_of(self._view, error)
             return Sample(now, problem=problem.sentence), self._problem_seconds
-        if isinstance(page, Response):
-            return Sample(now, is_last=True), None
-        is_last = page.live_seconds is None
-        return Sample(now, render_regions(self._view, page), None, is_last), page.live_seconds
+        return Sample(now, regions, None, is_last=rest is None), rest
 
 
 class Hub:
