@@ -79,14 +79,19 @@ class Channel:
         return True
 
     async def _keep_sampling(self) -> None:
-        pause: float | None = 0.0
+        # The first sample opens connections and compiles templates: its time says little.
+        pause, seconds = await self._publish(), 0.0
         while pause is not None:
+            await asyncio.sleep(rest_after(seconds, pause))
             started = time.monotonic()
-            self.sample, pause = await self._take()
-            for news in self._news:
-                news.set()
-            if pause is not None:
-                await asyncio.sleep(rest_after(time.monotonic() - started, pause))
+            pause = await self._publish()
+            seconds = time.monotonic() - started
+
+    async def _publish(self) -> float | None:
+        self.sample, pause = await self._take()
+        for news in self._news:
+            news.set()
+        return pause
 
     async def _take(self) -> tuple[Sample, float | None]:
         """Return a sample and the pause after it; no pause after the last one."""
