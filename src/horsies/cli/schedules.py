@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Annotated, Any, assert_never
+from typing import Annotated, assert_never
 
 import typer
 
@@ -29,6 +29,7 @@ from horsies.db.statements.schedules import (
 )
 from horsies.logs import LogFormat, LogLevel, attach_handler
 from horsies.modules import failure_at
+from horsies.monitor.documents import schedule_document
 from horsies.scheduler.api import (
     Schedules,
     change,
@@ -155,7 +156,7 @@ def _act(
 
 def _show_states(states: Sequence[ScheduleState], as_json: bool) -> None:
     if as_json:
-        output.print_json({"schedules": [_document(state) for state in states]})
+        output.print_json({"schedules": [schedule_document(state) for state in states]})
         return
     if not states:
         output.print_parts("No schedule is on record.")
@@ -203,17 +204,12 @@ def _show_runs(name: str, runs: Sequence[ScheduleRun], as_json: bool) -> None:
 
 def _show_state(state: ScheduleState, as_json: bool) -> None:
     if as_json:
-        output.print_json(_document(state))
+        output.print_json(schedule_document(state))
     elif state.is_paused:
         typer.echo(f"Schedule {state.name} is paused since {output.timestamp(state.paused_at)}.")
     else:
         following = output.timestamp(state.next_run_at) or "never"
         typer.echo(f"Schedule {state.name} is not paused; its next slot: {following}.")
-
-
-def _document(state: ScheduleState) -> dict[str, Any]:
-    document = {"name": state.name, "paused": state.is_paused, **state._asdict()}
-    return document | {"timing": output.stored_json(state.timing)}
 
 
 def _second(value: datetime | None) -> str | None:

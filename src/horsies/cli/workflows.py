@@ -24,6 +24,7 @@ from horsies.cli.session import (
     parse_since,
     unwrap_or_exit,
 )
+from horsies.monitor.documents import page_document
 from horsies.monitor.queries import RunFilters, list_runs
 from horsies.result import Err
 from horsies.states import WorkflowStatus
@@ -95,7 +96,7 @@ def workflows(
     if page is None:
         exit_with(f"There is no workflow run {before}.", EXIT_NOT_FOUND)
     if as_json:
-        output.print_json(output.page_document(page, "workflows"))
+        output.print_json(page_document(page, "workflows"))
         return
     output_workflows.print_runs(page.rows)
     output.print_page_note(page, "runs")
@@ -121,7 +122,7 @@ def show(
     if report is None:
         exit_with(f"There is no workflow run {workflow_id}.", EXIT_NOT_FOUND)
     if as_json:
-        output.print_json(output_workflows.report_document(report))
+        output.print_json(listing.report_document(report))
     else:
         output_workflows.print_run(report, fold=not every_node)
 
@@ -256,7 +257,7 @@ def audit(
     with open_session("workflow audit", module or locator, database_url) as session:
         found = unwrap_or_exit(listing.audit(session.broker, AUDIT_LIMIT))
     if as_json:
-        output.print_json({"found": output_workflows.problems_document(found)})
+        output.print_json({"found": listing.problems_document(found)})
     else:
         output_workflows.print_problems(found)
         runs = len({one.id for one in found})
