@@ -15,6 +15,13 @@ import pytest
 from psycopg import Connection
 
 from horsies.db.statement import Nothing, Statement, field_names
+from horsies.db.statements.doctor import (
+    DOCTOR,
+    DueWindow,
+    Seconds,
+    count_abandoned,
+    list_due_queues,
+)
 from horsies.db.statements.monitor import (
     MONITOR,
     ListNewestTasks,
@@ -47,7 +54,7 @@ BIG_TABLES = (
 )
 STATEMENTS = [
     pytest.param(statement, id=name)
-    for catalogue in (MONITOR, QUEUES)
+    for catalogue in (DOCTOR, MONITOR, QUEUES)
     for name, statement in catalogue.statements.items()
 ]
 
@@ -202,4 +209,13 @@ def test_workers_are_listed_without_reading_their_history(full: Connection[Any])
 def test_stale_tasks_are_sought_among_those_that_run(full: Connection[Any]) -> None:
     rows, cost = reads(full, find_stale_tasks, StaleThreshold(120.0))
     assert len(rows) == 50
+    assert cost < 500
+
+
+def test_the_doctor_reads_windows_of_queues_and_tasks_in_flight(full: Connection[Any]) -> None:
+    (reports,), cost = reads(full, list_due_queues, DueWindow(100))
+    assert (reports.name, reports.due, reports.task_names) == ("reports", 100, ["work"])
+    assert cost < 500
+    (counts,), cost = reads(full, count_abandoned, Seconds(60.0))
+    assert counts == (0, 0, 0)
     assert cost < 500

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+import time
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from enum import StrEnum
 from typing import Annotated, Any
@@ -26,6 +29,7 @@ from horsies.modules import failure_at
 from horsies.monitor.actions import QueueOrder, switch_queue
 from horsies.monitor.health import PING_TIMEOUT_SECONDS, WorkerPong, ping_workers
 from horsies.monitor.overview import (
+    Overview,
     QueueOverview,
     WorkerHealth,
     health_of,
@@ -38,6 +42,7 @@ from horsies.tasks.broker import PostgresBroker
 _QUEUE_COUNTS = ("CAP", "DUE", "DELAYED", "CLAIMED", "RUNNING", "OLDEST", "DONE/MIN", "FAILED/MIN")
 # Workers of one set of queues that `status` names.
 _NAMES_SHOWN = 5
+CLEAR_SCREEN = "\x1b[H\x1b[2J"
 _WORKER_COLUMNS = ("WORKER", "STATE", "BUSY", "MEMORY", "SEEN")
 _HEALTH_STYLES = {"alive": "green", "silent": "yellow", "lost": "red", "stopped": "dim"}
 
@@ -52,6 +57,12 @@ def status(
     module: ModuleOption = None,
     database_url: DatabaseUrlOption = None,
     as_json: JsonOption = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Show the status again and again, until Ctrl-C.")
+    ] = False,
+    every: Annotated[
+        float, typer.Option(min=0.2, max=3600, help="Seconds between two looks of --watch.")
+    ] = 2.0,
 ) -> None:
     """Show all queues, a summary of the workers, and blocked tasks and runs.
 
@@ -61,10 +72,29 @@ def status(
     FAILED/MIN leaves out attempts that will be retried. The next change of a BLOCKED task or run is refused
     by the database; workers try it again.
 
+    With --watch, a terminal is redrawn; other output gets one report after the other.
+
     Exit codes: 0 done, 1 failure.
     """
     with open_session("status", module or locator, database_url) as session:
-        found = unwrap_or_exit(read_overview(session.broker, session.queue_caps))
+        if not watch:
+            _print_status(_read_status(session), as_json)
+            return
+        with suppress(KeyboardInterrupt):
+            while True:
+                found = _read_status(session)
+                if sys.stdout.isatty():
+                    sys.stdout.write(CLEAR_SCREEN)
+                _print_status(found, as_json)
+                sys.stdout.flush()
+                time.sleep(every)
+
+
+def _read_status(session: Session) -> Overview:
+    return unwrap_or_exit(read_overview(session.broker, session.queue_caps))
+
+
+def _print_status(found: Overview, as_json: bool) -> None:
     if as_json:
         queues = [_queue_document(queue) for queue in found.queues]
         workers = [_worker_document(worker) for worker in found.workers]
