@@ -26,6 +26,7 @@ from horsies.app import Horsies
 from horsies.db.statement import Script
 from horsies.tasks.broker import PostgresBroker
 from horsies.web.access import Access, Networks, Signer, Verb, set_cookie
+from horsies.web.masking import visible
 from horsies.web.reading import (
     BadRequest,
     Forbidden,
@@ -219,6 +220,7 @@ def environment() -> Environment:
     )
     if find_spec("horsies.web.words"):
         made.filters.update(import_module("horsies.web.words").FILTERS)
+    made.filters["visible"] = visible
     made.globals.update(version=__version__, navigation=NAVIGATION)
     return made
 
