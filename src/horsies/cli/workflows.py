@@ -18,6 +18,7 @@ from horsies.cli.session import (
     EXIT_NOT_FOUND,
     JsonOption,
     LimitOption,
+    ReasonOption,
     exit_with,
     open_session,
     parse_since,
@@ -132,6 +133,7 @@ def pause(
     locator: LocatorArgument = None,
     module: ModuleOption = None,
     database_url: DatabaseUrlOption = None,
+    reason: ReasonOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Pause a run and its child runs: running tasks end, no new task starts.
@@ -140,7 +142,7 @@ def pause(
     """
     with open_session("workflow pause", module or locator, database_url) as session:
         handle = WorkflowHandle[Any](workflow_id, session.broker)
-        changed = _unwrap_or_exit(handle.pause())
+        changed = _unwrap_or_exit(handle.pause(reason=reason))
         status = _unwrap_or_exit(handle.status())
     _print_change(workflow_id, status, changed, as_json, f"Workflow {workflow_id} is paused.")
 

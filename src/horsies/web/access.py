@@ -367,8 +367,10 @@ def client_address(request: HTTPConnection) -> str:
 
 def behind_proxy(scope: Scope, proxies: Networks) -> Scope:
     """Return the scope with the scheme and the client that a trusted proxy reports in its headers."""
+    if not proxies or scope["type"] != "http":
+        return scope
     request = HTTPConnection(scope)
-    if not proxies or not is_within(peer_address(request), proxies):
+    if not is_within(peer_address(request), proxies):
         return scope
     # The proxy appends the address it sees; those before it are what the client claims.
     client = request.headers.get("x-forwarded-for", "").rpartition(",")[2].strip()

@@ -190,6 +190,7 @@ class Dashboard:
         if access is None:
             return self._refuse_access(request)
         view = View(self.site, request, self._effective(access))
+        request.state.access = view.access  # for an error page of this request
         if route.method == "POST":
             view.body = await _bounded_body(request)
             await self._require_intent(route, view)
@@ -295,7 +296,8 @@ class Dashboard:
             return JSONResponse(document, problem.status, media_type="application/problem+json")
         context = {"sentence": sentence, "code": problem.code, "status": problem.status}
         page = Page("error.html", _titles(problem.status), context, None, problem.status)
-        return render(View(self.site, request, Access("")), page)
+        access = getattr(request.state, "access", Access(""))
+        return render(View(self.site, request, access), page)
 
 
 def _titles(status: int) -> str:
