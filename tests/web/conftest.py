@@ -85,8 +85,8 @@ class WebServer:
         self.process = process
         self.url = url
 
-    def get(self, path: str) -> httpx.Response:
-        return httpx.get(self.url + path, follow_redirects=False, timeout=10)
+    def get(self, path: str, **options: Any) -> httpx.Response:
+        return httpx.get(self.url + path, timeout=10, **options)
 
 
 def free_port() -> int:
