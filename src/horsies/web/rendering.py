@@ -25,6 +25,7 @@ from horsies.app import Horsies
 from horsies.db.statement import Script
 from horsies.tasks.broker import PostgresBroker
 from horsies.web.access import Access, Networks, Signer, Verb, set_cookie
+from horsies.web.masking import visible
 from horsies.web.reading import (
     BadRequest,
     Forbidden,
@@ -220,6 +221,7 @@ def environment() -> Environment:
         undefined=StrictUndefined,
     )
     made.filters.update(FILTERS)
+    made.filters["visible"] = visible
     made.globals.update(version=__version__, navigation=NAVIGATION)
     return made
 
