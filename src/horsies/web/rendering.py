@@ -288,5 +288,7 @@ def render_regions(view: View, page: Page) -> dict[str, str]:
     """Return the text of each live region, with markers in the place of form tokens."""
     template = view.site.templates.get_template(page.template)
     context = template.new_context(context_of(view, page))
+    # Up to the first text of the base: this defines the macros and variables at the top of the template.
+    next(template.root_render_func(context), None)
     names = [name for name in template.blocks if name.startswith("region_")]
     return {name.removeprefix("region_"): "".join(template.blocks[name](context)) for name in names}
