@@ -38,6 +38,7 @@ TABLES = (
     "horsies_tasks",
     "horsies_task_attempts",
     "horsies_task_progress",
+    "horsies_actions",
     "horsies_heartbeats",
     "horsies_worker_states",
     "horsies_schedule_state",

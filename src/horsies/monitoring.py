@@ -12,8 +12,21 @@ Example:
 from __future__ import annotations
 
 from horsies.db.paging import Page
+from horsies.db.statements.actions import ActionRow
 from horsies.db.statements.monitor import TaskSummary
 from horsies.db.statements.workflows import RunSummary
 from horsies.monitor.queries import LIMIT_MAX, OneOrMore, RunPage, TaskPage
+from horsies.tasks.recording import Actor, acting_as
 
-__all__ = ["LIMIT_MAX", "OneOrMore", "Page", "RunPage", "RunSummary", "TaskPage", "TaskSummary"]
+__all__ = [
+    "LIMIT_MAX",
+    "ActionRow",
+    "Actor",
+    "OneOrMore",
+    "Page",
+    "RunPage",
+    "RunSummary",
+    "TaskPage",
+    "TaskSummary",
+    "acting_as",
+]

@@ -12,6 +12,7 @@ from horsies.db import paging
 from horsies.db.paging import Page
 from horsies.db.statements.monitor import (
     InFlightCount,
+    QueueHead,
     QueueState,
     RecentAttempts,
     TaskSummary,
@@ -54,6 +55,22 @@ def test_a_queue_counts_what_waits_and_what_runs(app: Horsies, connection: Datab
     assert (mail.due, mail.delayed, mail.claimed, mail.running) == (3, 1, 1, 2)
     assert mail.oldest_waiting_seconds is not None
     assert 100 <= mail.oldest_waiting_seconds < 160
+
+
+def test_waiting_tasks_are_counted_up_to_a_bound(
+    app: Horsies, connection: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for queue, priority, seconds in [("long", 1, 9), ("long", 2, 90), ("long", 2, -9)]:
+        add_task(connection, queue_name=queue, priority=priority, enqueued_at=ago(seconds))
+    for seconds in (-5, -6):
+        add_task(connection, queue_name="later", enqueued_at=ago(seconds))
+    monkeypatch.setattr(overview, "WAITING_MOST", 2)
+    later, long = read_overview(app).queues
+    assert (later.due, later.delayed, later.waiting_at_least) == (0, 2, False)
+    assert later.oldest_waiting_seconds is None
+    assert (long.due, long.delayed, long.waiting_at_least) == (2, 1, True)
+    assert long.oldest_waiting_seconds is not None
+    assert long.oldest_waiting_seconds >= 90
 
 
 def test_rates_are_what_ended_within_the_last_minute(app: Horsies, connection: Database) -> None:
@@ -111,7 +128,8 @@ def test_merging_puts_every_answer_at_its_queue() -> None:
     moment = datetime.now(UTC)
     (merged,) = overview.merge_queues(
         ["mail"],
-        [WaitingCount("mail", 1, 2, 3.0)],
+        [QueueHead("mail", 3.0)],
+        [WaitingCount("mail", 1, 2)],
         [InFlightCount("mail", 4, 5)],
         [RecentAttempts("mail", 30.0, 6, 7, 8)],
         [QueueState("mail", moment)],

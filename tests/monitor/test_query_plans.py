@@ -17,6 +17,7 @@ from psycopg import Connection
 from horsies.db.statement import Nothing, Statement, field_names
 from horsies.db.statements.monitor import (
     MONITOR,
+    CountUpTo,
     ListNewestTasks,
     ListTasks,
     ListWorkers,
@@ -25,7 +26,7 @@ from horsies.db.statements.monitor import (
     Window,
     count_in_flight,
     count_recent_attempts,
-    count_waiting,
+    count_waiting_up_to,
     end_of_window,
     find_stale_tasks,
     list_known_queues,
@@ -34,6 +35,7 @@ from horsies.db.statements.monitor import (
     list_tasks_by_error,
     list_workers,
     newest_worker_states,
+    queue_heads,
 )
 from horsies.db.statements.queues import QUEUES
 from tests.support.query_plans import nodes, reads
@@ -172,15 +174,21 @@ def test_a_rare_error_is_found_by_its_index(full: Connection[Any]) -> None:
 
 
 def test_counting_what_lives_reads_what_lives(full: Connection[Any]) -> None:
-    waiting, cost = reads(full, count_waiting, Nothing())
-    assert [(row.queue_name, row.due) for row in waiting] == [("reports", 500)]
+    heads, cost = reads(full, queue_heads, Nothing())
+    assert [head.queue_name for head in heads] == ["reports"]
+    assert cost < 20
+    waiting, cost = reads(full, count_waiting_up_to, CountUpTo(["mail", "reports"], 10_000))
+    assert [(row.queue_name, row.due) for row in waiting] == [("mail", 0), ("reports", 500)]
     assert cost < 1_500
+    waiting, cost = reads(full, count_waiting_up_to, CountUpTo(["reports"], 20))
+    assert [(row.queue_name, row.due) for row in waiting] == [("reports", 21)]
+    assert cost < 50
     in_flight, cost = reads(full, count_in_flight, Nothing())
     assert [(row.queue_name, row.running) for row in in_flight] == [("mail", 50)]
     assert cost < 300
     known, cost = reads(full, list_known_queues, Nothing())
     assert [row.name for row in known] == ["mail", "reports"]
-    assert cost < 2_000
+    assert cost < 300
 
 
 def test_rates_read_the_sample_and_the_tasks_of_the_last_minute(full: Connection[Any]) -> None:

@@ -42,8 +42,9 @@ WORKERS = REPOSITORY / "docs" / "workers.md"
 STATE_MACHINE = REPOSITORY / "docs" / "internals" / "state-machine.md"
 OPERATING = REPOSITORY / "docs" / "operating.md"
 SCHEDULING = REPOSITORY / "docs" / "scheduling.md"
+DASHBOARD = REPOSITORY / "docs" / "dashboard.md"
 CONTRIBUTING = REPOSITORY / "CONTRIBUTING.md"
-PAGES = (CONFIGURATION, WORKERS, OPERATING, SCHEDULING, STATE_MACHINE, CONTRIBUTING)
+PAGES = (CONFIGURATION, WORKERS, OPERATING, DASHBOARD, SCHEDULING, STATE_MACHINE, CONTRIBUTING)
 
 MODELS: tuple[type[BaseModel], ...] = (
     AppConfig,
@@ -58,7 +59,7 @@ MODELS: tuple[type[BaseModel], ...] = (
     WorkflowSchedule,
 )
 COMMANDS = (
-    *("worker", "scheduler", "check", "migrate", "version"),
+    *("worker", "scheduler", "web", "check", "migrate", "version"),
     *("status", "workers", "queues", "tasks", "show", "cancel", "retry", "schedules"),
     *("workflows", "workflow show", "workflow pause", "workflow resume", "workflow cancel"),
     *("workflow retry", "workflow signal", "workflow audit"),

@@ -23,6 +23,7 @@ from horsies.modules import failure_at
 from horsies.monitor.queries import LIMIT_MAX
 from horsies.result import Ok
 from horsies.tasks.broker import BrokerErrorCode, BrokerOperationError, BrokerResult, PostgresBroker
+from horsies.tasks.recording import acting_as, process_user
 
 T = TypeVar("T")
 
@@ -33,6 +34,9 @@ _NOT_FOUND = (BrokerErrorCode.UNKNOWN_QUEUE, BrokerErrorCode.UNKNOWN_SCHEDULE)
 _SINCE_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+ReasonOption = Annotated[
+    str | None, typer.Option(help="Why; recorded with your name, see `horsies history`.")
+]
 LimitOption = Annotated[int, typer.Option(min=1, max=LIMIT_MAX, help="Show at most this many.")]
 
 
@@ -57,7 +61,8 @@ def open_session(command: str, locator: str | None, database_url: str | None) ->
         config, caps = named_database(database_url), None
     broker = PostgresBroker(config, role="operator", migrates=False)
     try:
-        yield Session(broker, caps)
+        with acting_as(process_user(), "cli"):
+            yield Session(broker, caps)
     finally:
         broker.close()
 

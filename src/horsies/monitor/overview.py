@@ -13,8 +13,10 @@ from enum import StrEnum
 from horsies.db.statement import Nothing, Script, one_or_none, read_rows
 from horsies.db.statements.blocked import BlockedLimit, BlockedRow, list_blocked
 from horsies.db.statements.monitor import (
+    CountUpTo,
     InFlightCount,
     ListWorkers,
+    QueueHead,
     QueueState,
     ReadTaskDetail,
     RecentAttempts,
@@ -25,9 +27,10 @@ from horsies.db.statements.monitor import (
     WorkerSummary,
     count_in_flight,
     count_recent_attempts,
-    count_waiting,
+    count_waiting_up_to,
     list_queue_states,
     list_workers,
+    queue_heads,
     read_task_detail,
     read_waiting,
 )
@@ -43,6 +46,8 @@ SILENT_AFTER_SECONDS = 15.0
 IDLE_SILENT_AFTER_SECONDS = 330.0
 # Rates come from this many of the newest attempts, which bounds the statement to about 50 ms.
 RATE_SAMPLE = 10_000
+# Waiting tasks of a queue are counted exactly up to this number, so that a long queue costs as much.
+WAITING_MOST = 10_000
 BLOCKED_SHOWN = 5
 
 _READING = BrokerErrorCode.MONITORING_QUERY_FAILED
@@ -52,6 +57,8 @@ _READING = BrokerErrorCode.MONITORING_QUERY_FAILED
 class QueueOverview:
     """One queue: its waiting tasks, its tasks in flight, its attempts per minute, and the live workers
     that serve it, with the caps that they obey (None: no cap), or without workers the configured cap.
+
+    With ``waiting_at_least`` more than 10,000 tasks wait, and ``due`` and ``delayed`` are lower bounds.
     """
 
     name: str
@@ -66,6 +73,7 @@ class QueueOverview:
     retried_per_minute: float = 0.0
     workers: int = 0
     caps: Sequence[int | None] = ()
+    waiting_at_least: bool = False
 
 
 class WorkerHealth(StrEnum):
@@ -103,17 +111,20 @@ def read_overview(
     """Describe all workers and all queues. ``configured`` queues appear even when they are empty, with
     these caps while no worker serves them.
     """
-    return broker.perform(_READING, _overview_script(configured or {}))
+    return broker.perform(_READING, overview_script(configured or {}))
 
 
-def _overview_script(configured: Mapping[str, int | None]) -> Script[Overview]:
-    waiting = yield count_waiting, Nothing()
+def overview_script(configured: Mapping[str, int | None]) -> Script[Overview]:
+    """Read the facts of ``read_overview``."""
+    heads: list[QueueHead] = yield queue_heads, Nothing()
+    names = [head.queue_name for head in heads]
+    waiting = yield count_waiting_up_to, CountUpTo(names, WAITING_MOST)
     in_flight = yield count_in_flight, Nothing()
     recent = yield count_recent_attempts, Sample(RATE_SAMPLE)
     states = yield list_queue_states, Nothing()
     workers: list[WorkerSummary] = yield list_workers, ListWorkers(include_stopped=False)
     served = {name for worker in workers for name in worker.queues}
-    merged = merge_queues(served | set(configured), waiting, in_flight, recent, states)
+    merged = merge_queues(served | set(configured), heads, waiting, in_flight, recent, states)
     queues = [_with_servers(queue, workers, configured.get(queue.name)) for queue in merged]
     blocked: list[BlockedRow] = yield list_blocked, BlockedLimit(BLOCKED_SHOWN)
     return Overview(queues, workers, blocked, blocked[0].total if blocked else 0)
@@ -121,33 +132,36 @@ def _overview_script(configured: Mapping[str, int | None]) -> Script[Overview]:
 
 def merge_queues(
     names: Iterable[str],
+    heads: Iterable[QueueHead],
     waiting: Iterable[WaitingCount],
     in_flight: Iterable[InFlightCount],
     recent: Iterable[RecentAttempts],
     states: Iterable[QueueState],
 ) -> list[QueueOverview]:
     """Combine the counts of every queue that is mentioned anywhere."""
+    oldest = dict(heads)
     waits = {count.queue_name: count for count in waiting}
     flights = {count.queue_name: count for count in in_flight}
     rates = {count.queue_name: count for count in recent}
     paused = {state.name: state.paused_at for state in states}
     overviews = []
     for name in sorted({*names, *waits, *flights, *rates, *paused}):
-        _, due, delayed, oldest = waits.get(name, WaitingCount(name, 0, 0, None))
+        _, due, delayed = waits.get(name, WaitingCount(name, 0, 0))
         _, claimed, running = flights.get(name, InFlightCount(name, 0, 0))
         rate = rates.get(name, RecentAttempts(name, 60.0, 0, 0, 0))
         per_minute = 60 / rate.covered_seconds
         overview = QueueOverview(
             name=name,
             paused_at=paused.get(name),
-            due=due,
-            delayed=delayed,
+            due=min(due, WAITING_MOST),
+            delayed=min(delayed, WAITING_MOST),
             claimed=claimed,
             running=running,
-            oldest_waiting_seconds=oldest,
+            oldest_waiting_seconds=oldest.get(name),
             done_per_minute=rate.done * per_minute,
             failed_per_minute=rate.failed * per_minute,
             retried_per_minute=rate.retried * per_minute,
+            waiting_at_least=due + delayed > WAITING_MOST,
         )
         overviews.append(overview)
     return overviews
@@ -196,10 +210,10 @@ def read_task(
     broker: PostgresBroker, task_id: str, *, payload: bool = False
 ) -> BrokerResult[TaskReport | None]:
     """Describe one task, or return None if it does not exist; ``payload`` adds arguments and result."""
-    return broker.perform(_READING, _task_script(task_id, payload))
+    return broker.perform(_READING, task_script(task_id, payload))
 
 
-def _task_script(task_id: str, payload: bool) -> Script[TaskReport | None]:
+def task_script(task_id: str, payload: bool) -> Script[TaskReport | None]:
     if (stored := stored_form(task_id)) is None:
         return None
     task = one_or_none((yield read_task_detail, ReadTaskDetail(stored, payload)))

@@ -237,14 +237,14 @@ def list_tasks(broker: PostgresBroker, filters: TaskFilters) -> BrokerResult[Tas
     Unfinished tasks are found at any age, and so are error codes. Other filters look at the newest
     50,000 tasks; ``next_cursor`` leads further back.
     """
-    return broker.perform(_READING, _task_script(filters))
+    return broker.perform(_READING, tasks_script(filters))
 
 
 async def list_tasks_async(broker: PostgresBroker, filters: TaskFilters) -> BrokerResult[TaskPage]:
-    return await broker.perform_async(_READING, _task_script(filters))
+    return await broker.perform_async(_READING, tasks_script(filters))
 
 
-def _task_script(filters: TaskFilters) -> Script[TaskPage]:
+def tasks_script(filters: TaskFilters) -> Script[TaskPage]:
     until = first_id_at(filters.until) if filters.until else _LAST_ID
     before = min(filters.after or _LAST_ID, until)
     since = first_id_at(filters.since) if filters.since else _FIRST_ID
@@ -286,13 +286,13 @@ def list_runs(broker: PostgresBroker, filters: RunFilters) -> BrokerResult[RunPa
     Unfinished runs are found at any age. Other filters look at the newest 50,000 runs;
     ``next_cursor`` leads further back.
     """
-    return broker.perform(_READING, _run_script(filters))
+    return broker.perform(_READING, runs_script(filters))
 
 
 async def list_runs_async(
     broker: PostgresBroker, filters: RunFilters
 ) -> BrokerResult[RunPage | None]:
-    return await broker.perform_async(_READING, _run_script(filters))
+    return await broker.perform_async(_READING, runs_script(filters))
 
 
 def page_or_empty(page: RunPage | None) -> RunPage:
@@ -317,7 +317,7 @@ def run_position(cursor: object) -> RunPosition | None:
         return None
 
 
-def _run_script(filters: RunFilters) -> Script[RunPage | None]:
+def runs_script(filters: RunFilters) -> Script[RunPage | None]:
     before: RunPosition | None = _LAST_RUN
     if filters.after is not None:
         before = run_position(filters.after)

@@ -12,6 +12,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, TypeAlias, TypeVar
@@ -140,14 +141,25 @@ class PostgresBroker:
         return await asyncio.to_thread(self.ensure_schema_initialized)
 
     def perform(
-        self, code: BrokerErrorCode, script: Script[T], transaction: object = None
+        self,
+        code: BrokerErrorCode,
+        script: Script[T],
+        transaction: object = None,
+        *,
+        atomic: bool = False,
     ) -> BrokerResult[T]:
-        """Run the script on a pooled connection, or inside the caller's transaction."""
+        """Run the script on a pooled connection, or inside the caller's transaction.
+
+        Without a transaction, every statement commits by itself; ``atomic`` makes one of them all.
+        """
         logged = self.config.echo
         try:
             self._ensure_schema()
             if transaction is None:
-                with self.database.connection() as connection:
+                with (
+                    self.database.connection() as connection,
+                    connection.transaction() if atomic else nullcontext(),
+                ):
                     return Ok(run_script(connection, script, logged=logged))
             with borrowed(transaction, self._within) as execute:
                 return Ok(drive(execute, script, logged=logged))
@@ -155,7 +167,12 @@ class PostgresBroker:
             return Err(failure(code, error, transaction))
 
     async def perform_async(
-        self, code: BrokerErrorCode, script: Script[T], transaction: object = None
+        self,
+        code: BrokerErrorCode,
+        script: Script[T],
+        transaction: object = None,
+        *,
+        atomic: bool = False,
     ) -> BrokerResult[T]:
         """``perform`` on the running event loop's connections."""
         logged = self.config.echo
@@ -163,7 +180,10 @@ class PostgresBroker:
             if self._schema_ready_in_pid != os.getpid():
                 await asyncio.to_thread(self._ensure_schema)
             if transaction is None:
-                async with self.database.connection_async() as connection:
+                async with (
+                    self.database.connection_async() as connection,
+                    connection.transaction() if atomic else nullcontext(),
+                ):
                     return Ok(await run_script_async(connection, script, logged=logged))
             async with borrowed_async(transaction, self._within) as execute_async:
                 return Ok(await drive_async(execute_async, script, logged=logged))

@@ -1,13 +1,32 @@
 -- Statements for operators. None of them reads history: live states come from partial indexes, rates from the
 -- newest attempts, lists from the end of the primary key, whose ids begin with their time.
 
--- name: count_waiting
--- PENDING by queue, from the claim index.
-SELECT queue_name, count(*) FILTER (WHERE enqueued_at <= now()) AS due,
-    count(*) FILTER (WHERE enqueued_at > now()) AS delayed,
-    extract(epoch FROM now() - min(enqueued_at) FILTER (WHERE enqueued_at <= now()))::float8
-        AS oldest_waiting_seconds
-FROM horsies_tasks WHERE status = 'PENDING' AND NOT held GROUP BY queue_name
+-- name: queue_heads
+-- The oldest due task of every queue with waiting tasks, by the first task of each priority: one index probe
+-- each, however many wait. Of more than 2,000 pairs of queue and priority, the rest is left out.
+WITH RECURSIVE heads AS (
+    (SELECT queue_name, priority, enqueued_at FROM horsies_tasks
+     WHERE status = 'PENDING' AND NOT held ORDER BY queue_name, priority, enqueued_at LIMIT 1)
+    UNION ALL
+    SELECT following.* FROM heads CROSS JOIN LATERAL (
+        SELECT task.queue_name, task.priority, task.enqueued_at FROM horsies_tasks AS task
+        WHERE task.status = 'PENDING' AND NOT task.held
+          AND (task.queue_name, task.priority) > (heads.queue_name, heads.priority)
+        ORDER BY task.queue_name, task.priority, task.enqueued_at LIMIT 1) AS following)
+SELECT queue_name, extract(epoch FROM now() - min(enqueued_at) FILTER (WHERE enqueued_at <= now()))::float8
+    AS oldest_waiting_seconds
+FROM (SELECT * FROM heads LIMIT 2000) AS seen GROUP BY queue_name
+
+-- name: count_waiting_up_to
+-- PENDING by queue, from the claim index, exact up to "most" tasks of each queue: a queue of a million costs
+-- as much as one of ten thousand. The order keeps a plan that was made on an empty table from reading it all.
+SELECT known.name AS queue_name, counted.due, counted.delayed
+FROM unnest(%(queues)s::text[]) AS known (name) CROSS JOIN LATERAL (
+    SELECT count(*) FILTER (WHERE seen.enqueued_at <= now()) AS due,
+        count(*) FILTER (WHERE seen.enqueued_at > now()) AS delayed
+    FROM (SELECT task.enqueued_at FROM horsies_tasks AS task
+          WHERE task.status = 'PENDING' AND NOT task.held AND task.queue_name = known.name
+          ORDER BY task.priority, task.enqueued_at LIMIT %(most)s::integer + 1) AS seen) AS counted
 
 -- name: count_in_flight
 -- CLAIMED and RUNNING by queue, from the in-flight index.
@@ -42,15 +61,24 @@ FROM recent CROSS JOIN covered WHERE recent.queue_name IS NOT NULL GROUP BY rece
 SELECT queue_name AS name, paused_at FROM horsies_queues
 
 -- name: list_known_queues
--- The known queue names: paused or resumed before, served by a worker, or with tasks in them.
+-- The known queue names: paused or resumed before, served by a worker, or with tasks in them. Queues with
+-- waiting tasks cost one index probe each.
+WITH RECURSIVE waiting AS (
+    (SELECT queue_name FROM horsies_tasks
+     WHERE status = 'PENDING' AND NOT held ORDER BY queue_name LIMIT 1)
+    UNION ALL
+    SELECT (SELECT task.queue_name FROM horsies_tasks AS task
+            WHERE task.status = 'PENDING' AND NOT task.held AND task.queue_name > waiting.queue_name
+            ORDER BY task.queue_name LIMIT 1)
+    FROM waiting WHERE waiting.queue_name IS NOT NULL)
 SELECT queue_name::text AS name FROM horsies_queues
 UNION SELECT unnest(queues)::text FROM horsies_workers WHERE stopped_at IS NULL
-UNION SELECT queue_name::text FROM horsies_tasks WHERE status = 'PENDING' AND NOT held
+UNION SELECT queue_name::text FROM waiting WHERE queue_name IS NOT NULL
 UNION SELECT queue_name::text FROM horsies_tasks WHERE status IN ('CLAIMED', 'RUNNING')
 ORDER BY name
 
 -- name: list_workers
--- Every worker without a shutdown, or all that are on record, with its newest snapshot and its tasks in
+-- Every worker without a shutdown, or all that are on record, or one, with its newest snapshot and its tasks in
 -- flight. A task whose code has ended but whose outcome the database refuses occupies no child. pg_locks shows
 -- the one 64-bit lock key of a worker as two parts.
 SELECT worker.worker_id, worker.hostname, worker.pid, worker.processes, worker.queues::text[] AS queues,
@@ -77,7 +105,8 @@ FROM horsies_workers AS worker LEFT JOIN LATERAL (
         state.queue_max_concurrency
     FROM horsies_worker_states AS state
     WHERE state.worker_id = worker.worker_id ORDER BY state.snapshot_at DESC LIMIT 1) AS newest ON true
-WHERE worker.stopped_at IS NULL OR %(include_stopped)s::boolean
+WHERE (worker.stopped_at IS NULL OR %(include_stopped)s::boolean)
+  AND (%(worker_id)s::text IS NULL OR worker.worker_id = %(worker_id)s::text)
 ORDER BY worker.stopped_at IS NOT NULL, worker.seen_at DESC, worker.worker_id LIMIT 1000
 
 -- name: list_newest_tasks
