@@ -1,9 +1,11 @@
 -- Statements for operators. None of them reads history: live states come from partial indexes, rates from the
 -- newest attempts, lists from the end of the primary key, whose ids begin with their time.
 
--- name: queue_heads
--- The oldest due task of every queue with waiting tasks, by the first task of each priority: one index probe
--- each, however many wait. Of more than 2,000 pairs of queue and priority, the rest is left out.
+-- name: count_waiting
+-- PENDING by queue, from the claim index. The first task of every queue and priority takes one index probe,
+-- however many wait, and has the oldest due task of its priority; of more than 2,000 such pairs, the rest is left
+-- out. Due and delayed tasks are counted up to one more than "most" of each queue: a queue of a million costs as
+-- much as one of ten thousand. The orders keep a plan that was made on an empty table from reading it all.
 WITH RECURSIVE heads AS (
     (SELECT queue_name, priority, enqueued_at FROM horsies_tasks
      WHERE status = 'PENDING' AND NOT held ORDER BY queue_name, priority, enqueued_at LIMIT 1)
@@ -12,21 +14,28 @@ WITH RECURSIVE heads AS (
         SELECT task.queue_name, task.priority, task.enqueued_at FROM horsies_tasks AS task
         WHERE task.status = 'PENDING' AND NOT task.held
           AND (task.queue_name, task.priority) > (heads.queue_name, heads.priority)
-        ORDER BY task.queue_name, task.priority, task.enqueued_at LIMIT 1) AS following)
-SELECT queue_name, extract(epoch FROM now() - min(enqueued_at) FILTER (WHERE enqueued_at <= now()))::float8
-    AS oldest_waiting_seconds
-FROM (SELECT * FROM heads LIMIT 2000) AS seen GROUP BY queue_name
-
--- name: count_waiting_up_to
--- PENDING by queue, from the claim index, exact up to "most" tasks of each queue: a queue of a million costs
--- as much as one of ten thousand. The order keeps a plan that was made on an empty table from reading it all.
-SELECT known.name AS queue_name, counted.due, counted.delayed
-FROM unnest(%(queues)s::text[]) AS known (name) CROSS JOIN LATERAL (
-    SELECT count(*) FILTER (WHERE seen.enqueued_at <= now()) AS due,
-        count(*) FILTER (WHERE seen.enqueued_at > now()) AS delayed
-    FROM (SELECT task.enqueued_at FROM horsies_tasks AS task
-          WHERE task.status = 'PENDING' AND NOT task.held AND task.queue_name = known.name
-          ORDER BY task.priority, task.enqueued_at LIMIT %(most)s::integer + 1) AS seen) AS counted
+        ORDER BY task.queue_name, task.priority, task.enqueued_at LIMIT 1) AS following),
+queues AS MATERIALIZED (
+    SELECT queue_name, array_agg(priority) AS priorities,
+        min(enqueued_at) FILTER (WHERE enqueued_at <= now()) AS oldest_due_at
+    FROM (SELECT * FROM heads LIMIT 2000) AS seen GROUP BY queue_name)
+SELECT queue.queue_name, (
+    SELECT count(*) FROM (
+        SELECT FROM unnest(queue.priorities) AS level CROSS JOIN LATERAL (
+            SELECT FROM horsies_tasks AS task
+            WHERE task.status = 'PENDING' AND NOT task.held AND task.queue_name = queue.queue_name
+              AND task.priority = level AND task.enqueued_at <= now()
+            ORDER BY task.enqueued_at LIMIT %(most)s::integer + 1) AS found
+        LIMIT %(most)s::integer + 1) AS counted) AS due, (
+    SELECT count(*) FROM (
+        SELECT FROM unnest(queue.priorities) AS level CROSS JOIN LATERAL (
+            SELECT FROM horsies_tasks AS task
+            WHERE task.status = 'PENDING' AND NOT task.held AND task.queue_name = queue.queue_name
+              AND task.priority = level AND task.enqueued_at > now()
+            ORDER BY task.enqueued_at LIMIT %(most)s::integer + 1) AS found
+        LIMIT %(most)s::integer + 1) AS counted) AS delayed,
+    extract(epoch FROM now() - queue.oldest_due_at)::float8 AS oldest_waiting_seconds
+FROM queues AS queue
 
 -- name: count_in_flight
 -- CLAIMED and RUNNING by queue, from the in-flight index.
