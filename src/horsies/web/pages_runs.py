@@ -12,6 +12,7 @@ from horsies.error_codes import error_code_text
 from horsies.monitor.queries import RunFilters, RunPage, run_filters, runs_script
 from horsies.result import Err
 from horsies.states import WorkflowStatus
+from horsies.web.drawing import progress_bar
 from horsies.web.rendering import BadRequest, NotFound, Page, TookTooLong, View
 from horsies.web.routes import Route
 from horsies.web.run_view import FOLD_ABOVE, UNFOLD_MAX, RunView, nodes_by_need, status_counts
@@ -42,6 +43,7 @@ async def runs_page(view: View) -> Page:
         "statuses": [status.value for status in WorkflowStatus],
         "chosen": view.query.getlist("status"),
         "periods": PERIODS,
+        "progress_bar": progress_bar,
         "next_url": link_to(view, after=page.next_cursor) if page.next_cursor else None,
         "has_filter": any(value for name, value in view.query.items() if name != "after"),
     }
@@ -108,6 +110,11 @@ async def run_page(view: View) -> Page:
         "run": facts.run,
         "error": _error(facts.run.error),
         "words": status_counts(shown.counts),
+        "bar": progress_bar(
+            facts.run.total_nodes,
+            facts.run.total_nodes - facts.run.open_nodes,
+            facts.run.failed_nodes,
+        ),
         "problems": await _problems(view, shown),
         "tab": tab,
         "tabs": [(name, link_to(view, tab=name, page=None, box=None)) for name in TABS],
@@ -121,9 +128,7 @@ async def run_page(view: View) -> Page:
     return Page("run.html", facts.run.name, context, 1.0 if shown.is_open else None)
 
 
-def _tab_context(
-    view: View, shown: RunView, tab: str, selected: TreeNode | None
-) -> dict[str, Any]:
+def _tab_context(view: View, shown: RunView, tab: str, selected: TreeNode | None) -> dict[str, Any]:
     if shown.facts.is_too_large or tab == "timeline":
         return {}
     if tab == "nodes":

@@ -33,6 +33,7 @@ SCHEDULES_PER_PAGE = 50
 RUNS_SHOWN = 20
 SLOTS_SHOWN = 10
 DAY_HOURS = 24
+SLOTS_PER_HOUR_MAX = 10
 REASONS = {
     SkipReason.MISSED: "no scheduler ran at that time, or an earlier slot was still due",
     SkipReason.MISFIRE: "it was later than misfire_grace_seconds allows",
@@ -69,9 +70,7 @@ class ScheduleView:
     fields: TimingFields | None
 
     @classmethod
-    def of(
-        cls, state: ScheduleState, runs: list[TimedScheduleRun], now: datetime
-    ) -> ScheduleView:
+    def of(cls, state: ScheduleState, runs: list[TimedScheduleRun], now: datetime) -> ScheduleView:
         """Read the stored timing; one of another release may be unreadable."""
         try:
             fields = TimingFields.model_validate_json(state.timing or "")
@@ -114,16 +113,18 @@ class ScheduleView:
         timing = Timing.of(self.fields)
         return list(islice(timing.slots_from(self.state.next_run_at.astimezone(UTC)), count))
 
-    def hours_ahead(self) -> list[int]:
-        """Count the slots in each of the next 24 hours, up to ten per hour."""
+    def hours_ahead(self) -> list[int] | None:
+        """Count the slots in each of the next 24 hours; None if there are more than ten an hour."""
         counts = [0] * DAY_HOURS
         if self.fields is None or self.state.next_run_at is None or self.state.is_paused:
             return counts
         timing, end = Timing.of(self.fields), self.now + timedelta(hours=DAY_HOURS)
         slot = timing.since(self.state.next_run_at.astimezone(UTC), self.now.astimezone(UTC))
-        slots = takewhile(lambda at: at < end, timing.slots_from(slot))
-        for at in islice(slots, 10 * DAY_HOURS):
-            counts[int((at - self.now).total_seconds() // 3600)] += 1
+        for at in takewhile(lambda at: at < end, timing.slots_from(slot)):
+            hour = int((at - self.now).total_seconds() // 3600)
+            counts[hour] += 1
+            if counts[hour] > SLOTS_PER_HOUR_MAX:
+                return None
         return counts
 
     @property
@@ -177,19 +178,23 @@ async def schedules_page(view: View) -> Page:
     after = view.query.get("after", "")
     found = await view.read(schedules_script(None, after, SCHEDULES_PER_PAGE))
     following = found.next_name
+    ahead, frequent = _ahead(found.schedules)
     context: dict[str, Any] = {
         "found": found,
         "after": after,
-        "ahead": _ahead(found.schedules),
+        "ahead": ahead,
+        "frequent": frequent,
         "next_url": None if following is None else view.url(f"/schedules?after={quote(following)}"),
     }
     return Page("schedules.html", "Schedules", context)
 
 
-def _ahead(schedules: list[ScheduleView]) -> list[int]:
-    """Sum the slots of the next 24 hours by hour."""
-    hours = [schedule.hours_ahead() for schedule in schedules]
-    return [sum(column) for column in zip(*hours, strict=True)]
+def _ahead(schedules: list[ScheduleView]) -> tuple[list[int], list[str]]:
+    """Sum the slots of the next 24 hours by hour; name the schedules that fire too often for that."""
+    hours = {schedule.state.name: schedule.hours_ahead() for schedule in schedules}
+    counts = [one for one in hours.values() if one is not None]
+    sums = [sum(column) for column in zip(*counts, strict=True)] or [0] * DAY_HOURS
+    return sums, [name for name, counts in hours.items() if counts is None]
 
 
 async def schedule_page(view: View) -> Page:

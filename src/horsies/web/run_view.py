@@ -185,7 +185,7 @@ class RunView:
         return Node(
             key=f"g{number}",
             status=next((one for one in _GROUP_STATUSES if counts[one]), "COMPLETED"),
-            name=f"{len(members):,} × {what}",
+            name=f"{len(members):,} × {what}",  # noqa: RUF001
             summary=f"{len(members):,} nodes, {what}: {words}",
             href=self.link(tab="nodes", box=number, node=None),
             note=words,
