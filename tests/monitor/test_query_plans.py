@@ -34,6 +34,14 @@ from horsies.db.statements.dashboard import (
     tasks_of_worker,
     thinned_worker_history,
 )
+from horsies.db.statements.lookup import (
+    LOOKUP,
+    GroupFailures,
+    SearchTasks,
+    end_of_attempts,
+    group_failures,
+    search_tasks,
+)
 from horsies.db.statements.measures import MEASURES, ReadMeasures, read_measures
 from horsies.db.statements.monitor import (
     MONITOR,
@@ -69,7 +77,7 @@ BIG_TABLES = (
 )
 STATEMENTS = [
     pytest.param(statement, id=name)
-    for catalogue in (MONITOR, DASHBOARD, QUEUES, MEASURES)
+    for catalogue in (MONITOR, DASHBOARD, LOOKUP, QUEUES, MEASURES)
     for name, statement in catalogue.statements.items()
 ]
 
@@ -173,6 +181,8 @@ def everything(limit: int) -> dict[str, Any]:
         "queues": [],
         "names": [],
         "error_codes": [],
+        "workers": [],
+        "retried_only": False,
         "limit": limit,
     }
 
@@ -295,3 +305,30 @@ def test_the_history_of_a_worker_is_thinned(full: Connection[Any]) -> None:
     points, cost = reads(full, thinned_worker_history, asked_for)
     assert 11 <= len(points) <= 13
     assert cost < 1_000
+
+
+def test_a_search_by_argument_costs_its_window(full: Connection[Any]) -> None:
+    searched = SearchTasks(
+        **{**everything(200), "names": ["work"]},
+        window=1_000,
+        max_bytes=65_536,
+        key='"order_id"',
+        needle="17",
+        positional=[],
+    )
+    rows, cost = reads(full, search_tasks, searched)
+    assert rows == []
+    assert cost < 2_100
+
+
+def test_failures_are_grouped_from_the_newest_attempts(full: Connection[Any]) -> None:
+    full.execute(
+        "UPDATE public.horsies_task_attempts SET outcome = 'FAILED', error_code = 'BROKE' "
+        "WHERE task_id IN (SELECT public.numbered(n) FROM generate_series(1, 49999, 2) AS n)"
+    )
+    (first,), cost = reads(full, end_of_attempts, Sample(1_000))
+    assert cost < 5_000
+    groups, cost = reads(full, group_failures, GroupFailures(first.id, 2_000, []))
+    assert [(group.task_name, group.error_code) for group in groups] == [("work", "BROKE")]
+    assert 0 < groups[0].total <= 1_000
+    assert cost < 30_000

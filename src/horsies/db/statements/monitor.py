@@ -109,6 +109,8 @@ class ListTasks(NamedTuple):
     queues: Sequence[str]
     names: Sequence[str]
     error_codes: Sequence[str]
+    workers: Sequence[str]
+    retried_only: bool
     limit: int
 
 
@@ -121,6 +123,8 @@ class ListNewestTasks(NamedTuple):
     queues: Sequence[str]
     names: Sequence[str]
     error_codes: Sequence[str]
+    workers: Sequence[str]
+    retried_only: bool
     limit: int
     window: int
 

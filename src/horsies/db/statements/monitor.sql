@@ -126,13 +126,17 @@ SELECT id::text, task_name, queue_name, status, retry_count, max_retries, error_
     extract(epoch FROM now() - created_at)::float8 AS age_seconds
 FROM (
     SELECT id, task_name, queue_name, status, retry_count, max_retries, error_code, created_at, enqueued_at,
-        started_at, coalesce(completed_at, failed_at) AS finished_at, worker_hostname, worker_pid
+        started_at, coalesce(completed_at, failed_at) AS finished_at, worker_hostname, worker_pid,
+        claimed_by_worker_id
     FROM horsies_tasks WHERE id < %(before)s::uuid AND id >= %(since)s::uuid
     ORDER BY id DESC LIMIT %(window)s::integer) AS newest
 WHERE (cardinality(%(statuses)s::text[]) = 0 OR status = ANY(%(statuses)s::text[]))
   AND (cardinality(%(queues)s::text[]) = 0 OR queue_name = ANY(%(queues)s::text[]))
   AND (cardinality(%(names)s::text[]) = 0 OR task_name = ANY(%(names)s::text[]))
   AND (cardinality(%(error_codes)s::text[]) = 0 OR error_code = ANY(%(error_codes)s::text[]))
+  AND (cardinality(%(workers)s::text[]) = 0 OR claimed_by_worker_id = ANY(%(workers)s::text[])
+       OR worker_hostname = ANY(%(workers)s::text[]))
+  AND (NOT %(retried_only)s::boolean OR retry_count > 0)
 ORDER BY newest.id DESC LIMIT %(limit)s::integer
 
 -- name: end_of_window
@@ -151,6 +155,9 @@ WITH live AS MATERIALIZED (
       AND (cardinality(%(queues)s::text[]) = 0 OR queue_name = ANY(%(queues)s::text[]))
       AND (cardinality(%(names)s::text[]) = 0 OR task_name = ANY(%(names)s::text[]))
       AND (cardinality(%(error_codes)s::text[]) = 0 OR error_code = ANY(%(error_codes)s::text[]))
+      AND (cardinality(%(workers)s::text[]) = 0 OR claimed_by_worker_id = ANY(%(workers)s::text[])
+           OR worker_hostname = ANY(%(workers)s::text[]))
+      AND (NOT %(retried_only)s::boolean OR retry_count > 0)
     UNION ALL
     SELECT kept.id FROM horsies_workflows AS run CROSS JOIN LATERAL (
         SELECT id FROM horsies_tasks
@@ -158,6 +165,9 @@ WITH live AS MATERIALIZED (
           AND (cardinality(%(queues)s::text[]) = 0 OR queue_name = ANY(%(queues)s::text[]))
           AND (cardinality(%(names)s::text[]) = 0 OR task_name = ANY(%(names)s::text[]))
           AND (cardinality(%(error_codes)s::text[]) = 0 OR error_code = ANY(%(error_codes)s::text[]))
+          AND (cardinality(%(workers)s::text[]) = 0 OR claimed_by_worker_id = ANY(%(workers)s::text[])
+               OR worker_hostname = ANY(%(workers)s::text[]))
+          AND (NOT %(retried_only)s::boolean OR retry_count > 0)
         OFFSET 0) AS kept
     WHERE run.status IN ('PENDING', 'RUNNING', 'PAUSED') AND 'PENDING' = ANY(%(statuses)s::text[])
     UNION ALL
@@ -165,7 +175,10 @@ WITH live AS MATERIALIZED (
     WHERE status IN ('CLAIMED', 'RUNNING') AND status = ANY(%(statuses)s::text[])
       AND (cardinality(%(queues)s::text[]) = 0 OR queue_name = ANY(%(queues)s::text[]))
       AND (cardinality(%(names)s::text[]) = 0 OR task_name = ANY(%(names)s::text[]))
-      AND (cardinality(%(error_codes)s::text[]) = 0 OR error_code = ANY(%(error_codes)s::text[])))
+      AND (cardinality(%(error_codes)s::text[]) = 0 OR error_code = ANY(%(error_codes)s::text[]))
+      AND (cardinality(%(workers)s::text[]) = 0 OR claimed_by_worker_id = ANY(%(workers)s::text[])
+           OR worker_hostname = ANY(%(workers)s::text[]))
+      AND (NOT %(retried_only)s::boolean OR retry_count > 0))
 SELECT task.id::text, task_name, queue_name, status, retry_count, max_retries, error_code, created_at,
     enqueued_at, started_at, coalesce(completed_at, failed_at) AS finished_at, worker_hostname, worker_pid,
     extract(epoch FROM now() - created_at)::float8 AS age_seconds
@@ -182,7 +195,10 @@ WITH failed AS MATERIALIZED (
     WHERE error_code IS NOT NULL AND error_code = ANY(%(error_codes)s::text[])
       AND (cardinality(%(statuses)s::text[]) = 0 OR status = ANY(%(statuses)s::text[]))
       AND (cardinality(%(queues)s::text[]) = 0 OR queue_name = ANY(%(queues)s::text[]))
-      AND (cardinality(%(names)s::text[]) = 0 OR task_name = ANY(%(names)s::text[])))
+      AND (cardinality(%(names)s::text[]) = 0 OR task_name = ANY(%(names)s::text[]))
+      AND (cardinality(%(workers)s::text[]) = 0 OR claimed_by_worker_id = ANY(%(workers)s::text[])
+           OR worker_hostname = ANY(%(workers)s::text[]))
+      AND (NOT %(retried_only)s::boolean OR retry_count > 0))
 SELECT task.id::text, task_name, queue_name, status, retry_count, max_retries, error_code, created_at,
     enqueued_at, started_at, coalesce(completed_at, failed_at) AS finished_at, worker_hostname, worker_pid,
     extract(epoch FROM now() - created_at)::float8 AS age_seconds
