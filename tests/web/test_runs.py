@@ -67,9 +67,7 @@ def shop(app: Horsies, connection: Database) -> dict[str, Any]:
     return {"id": run_id}
 
 
-def test_a_run_is_drawn_with_all_its_nodes_and_told_as_text(
-    ask: Ask, shop: dict[str, Any]
-) -> None:
+def test_a_run_is_drawn_with_all_its_nodes_and_told_as_text(ask: Ask, shop: dict[str, Any]) -> None:
     page = ask(f"/workflows/{shop['id']}").text
     assert page.count('<g class="node') == 5
     assert page.count('class="edge') == 6
@@ -81,9 +79,7 @@ def test_a_run_is_drawn_with_all_its_nodes_and_told_as_text(
     assert "any of sizes, approval, child" in page
 
 
-def test_a_selected_node_has_a_panel_and_every_tab_keeps_it(
-    ask: Ask, shop: dict[str, Any]
-) -> None:
+def test_a_selected_node_has_a_panel_and_every_tab_keeps_it(ask: Ask, shop: dict[str, Any]) -> None:
     for tab in ("graph", "timeline", "nodes"):
         page = ask(f"/workflows/{shop['id']}?tab={tab}&node=1").text
         assert "<h2><bdi>sizes</bdi>" in page
@@ -108,7 +104,7 @@ def test_buttons_are_there_for_those_who_may_use_them(ask: Ask, shop: dict[str, 
         ("/workflows/nothing", 404, "There is no workflow run nothing."),
         (f"/workflows/{BIG}", 404, "There is no workflow run"),
         ("/workflows?status=red", 400, "status must be one of"),
-        ("/workflows?since=3y", 400, "since must be one of"),
+        ("/workflows?since=3y", 400, "since: "),
         ("/workflows?after=x", 400, "after must be the next_cursor"),
         ("/schedules/nothing", 404, "There is no schedule"),
     ],

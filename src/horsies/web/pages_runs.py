@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Any
 from urllib.parse import quote, urlencode
 
@@ -13,9 +13,11 @@ from horsies.monitor.queries import RunFilters, RunPage, run_filters, runs_scrip
 from horsies.result import Err
 from horsies.states import WorkflowStatus
 from horsies.web.drawing import progress_bar
+from horsies.web.filters import texts_of, time_of
+from horsies.web.folding import FOLD_ABOVE
 from horsies.web.rendering import BadRequest, NotFound, Page, TookTooLong, View
 from horsies.web.routes import Route
-from horsies.web.run_view import FOLD_ABOVE, UNFOLD_MAX, RunView, nodes_by_need, status_counts
+from horsies.web.run_view import UNFOLD_MAX, RunView, nodes_by_need, status_counts
 from horsies.workflow.run.closeup import (
     ITEMS_PER_PAGE,
     close_up_script,
@@ -28,7 +30,7 @@ from horsies.workflow.run.results import read_error
 RUNS_PER_PAGE = 50
 NODES_PER_PAGE = 100
 TABS = ("graph", "timeline", "nodes")
-PERIODS = {"1h": timedelta(hours=1), "1d": timedelta(days=1), "7d": timedelta(days=7)}
+PERIODS = ("1h", "1d", "7d")
 OPEN = tuple(status.value for status in WorkflowStatus if not status.is_terminal)
 
 
@@ -59,16 +61,14 @@ async def _read_runs(view: View, filters: RunFilters) -> RunPage:
 
 def _filters(view: View) -> RunFilters:
     query = view.query
-    chosen = [one for one in query.getlist("status") if one]
-    statuses = [one for name in chosen for one in (OPEN if name == "open" else (name,))]
-    period = query.get("since", "")
-    if period and period not in PERIODS:
-        raise BadRequest(f"since must be one of {', '.join(PERIODS)}, not {period!r}.")
+    statuses = [
+        one for name in texts_of(view, "status") for one in (OPEN if name == "open" else (name,))
+    ]
     checked = run_filters(
         status=statuses or None,
         name=query.get("name") or None,
         workflow_key=query.get("key") or None,
-        since=datetime.now(UTC) - PERIODS[period] if period else None,
+        since=time_of(view, "since"),
         include_children=bool(query.get("parts")),
         limit=RUNS_PER_PAGE,
         after=query.get("after") or None,
