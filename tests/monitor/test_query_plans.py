@@ -15,6 +15,7 @@ import pytest
 from psycopg import Connection
 
 from horsies.db.statement import Nothing, Statement, field_names
+from horsies.db.statements.explain import EXPLAIN
 from horsies.db.statements.monitor import (
     MONITOR,
     ListNewestTasks,
@@ -47,7 +48,7 @@ BIG_TABLES = (
 )
 STATEMENTS = [
     pytest.param(statement, id=name)
-    for catalogue in (MONITOR, QUEUES)
+    for catalogue in (MONITOR, QUEUES, EXPLAIN)
     for name, statement in catalogue.statements.items()
 ]
 

@@ -32,6 +32,7 @@ from horsies.config.app import (
 )
 from horsies.config.postgres import PostgresConfig
 from horsies.config.schedules import ScheduleConfig, TaskSchedule, WorkflowSchedule
+from horsies.monitor.reasons import CATALOGUE
 from horsies.retry import RetryPolicy
 from horsies.states import TaskStatus
 from tests.support.transitions import TASK_TRANSITIONS
@@ -42,8 +43,9 @@ WORKERS = REPOSITORY / "docs" / "workers.md"
 STATE_MACHINE = REPOSITORY / "docs" / "internals" / "state-machine.md"
 OPERATING = REPOSITORY / "docs" / "operating.md"
 SCHEDULING = REPOSITORY / "docs" / "scheduling.md"
+EXPLAIN = REPOSITORY / "docs" / "explain.md"
 CONTRIBUTING = REPOSITORY / "CONTRIBUTING.md"
-PAGES = (CONFIGURATION, WORKERS, OPERATING, SCHEDULING, STATE_MACHINE, CONTRIBUTING)
+PAGES = (CONFIGURATION, WORKERS, OPERATING, EXPLAIN, SCHEDULING, STATE_MACHINE, CONTRIBUTING)
 
 MODELS: tuple[type[BaseModel], ...] = (
     AppConfig,
@@ -59,7 +61,7 @@ MODELS: tuple[type[BaseModel], ...] = (
 )
 COMMANDS = (
     *("worker", "scheduler", "check", "migrate", "version"),
-    *("status", "workers", "queues", "tasks", "show", "cancel", "retry", "schedules"),
+    *("status", "workers", "queues", "tasks", "show", "explain", "cancel", "retry", "schedules"),
     *("workflows", "workflow show", "workflow pause", "workflow resume", "workflow cancel"),
     *("workflow retry", "workflow signal", "workflow audit"),
 )
@@ -238,6 +240,15 @@ def _flag_default(parameter: Any) -> str:
     return f"`{value.value if isinstance(value, Enum) else value}`"
 
 
+def reasons_table() -> str:
+    """Return one row per reason of an explanation."""
+    rows = [
+        [entry.group, f"`{code}`", "yes" if entry.blocks else "", entry.meaning, entry.remedy]
+        for code, entry in CATALOGUE.items()
+    ]
+    return table(["Of", "Code", "Obstacle", "Meaning", "Remedy"], rows)
+
+
 def transitions_table() -> str:
     """Return one row per verb of the task's life cycle."""
     rows = [
@@ -287,6 +298,7 @@ def _parts() -> Iterator[tuple[str, Callable[[], str]]]:
     yield "transitions", transitions_table
     yield "diagram", transitions_diagram
     yield "layers", layers_picture
+    yield "reasons", reasons_table
 
 
 PARTS: dict[str, Callable[[], str]] = dict(_parts())

@@ -21,6 +21,7 @@ from psycopg import Connection
 
 from horsies._version import __version__
 from horsies.check import live_errors
+from horsies.cli.explain import explain
 from horsies.cli.options import (
     DatabaseUrlOption,
     LocatorArgument,
@@ -234,7 +235,7 @@ def version() -> None:
 
 for _command in (
     *(check, migrate, worker, scheduler, status, workers, queues),
-    *(tasks, show, cancel, retry, workflows, schedules, version),
+    *(tasks, show, explain, cancel, retry, workflows, schedules, version),
 ):
     cli.command()(_command)
 cli.add_typer(workflow, name="workflow")

@@ -29,7 +29,8 @@ from horsies.db.statements.tasks import TaskAttemptInfo
 from horsies.errors import UNLIMITED_RETRIES
 from horsies.ids import stored_form
 from horsies.monitor.actions import TaskRetried, retry_task
-from horsies.monitor.overview import TaskReport, read_task
+from horsies.monitor.explain import read_task
+from horsies.monitor.overview import TaskReport
 from horsies.monitor.queries import TaskFilters, list_tasks
 from horsies.result import Err, Result
 from horsies.states import TaskStatus

@@ -12,6 +12,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, TypeAlias, TypeVar
@@ -26,7 +27,7 @@ from horsies.db.caller_transaction import (
     borrowed_async,
     leads_elsewhere,
 )
-from horsies.db.database import Database, Installation
+from horsies.db.database import ONE_STATE, Database, Installation
 from horsies.db.errors import describe, is_transient
 from horsies.db.migrate import prepare_schema
 from horsies.db.pipeline import Pipeline
@@ -140,14 +141,27 @@ class PostgresBroker:
         return await asyncio.to_thread(self.ensure_schema_initialized)
 
     def perform(
-        self, code: BrokerErrorCode, script: Script[T], transaction: object = None
+        self,
+        code: BrokerErrorCode,
+        script: Script[T],
+        transaction: object = None,
+        *,
+        read_only: bool = False,
     ) -> BrokerResult[T]:
-        """Run the script on a pooled connection, or inside the caller's transaction."""
+        """Run the script on a pooled connection, or inside the caller's transaction.
+
+        With ``read_only`` its statements share one transaction and see one state of the database.
+        """
         logged = self.config.echo
         try:
             self._ensure_schema()
             if transaction is None:
-                with self.database.connection() as connection:
+                with (
+                    self.database.connection() as connection,
+                    connection.transaction() if read_only else nullcontext(),
+                ):
+                    if read_only:
+                        connection.execute(ONE_STATE)
                     return Ok(run_script(connection, script, logged=logged))
             with borrowed(transaction, self._within) as execute:
                 return Ok(drive(execute, script, logged=logged))
@@ -155,7 +169,12 @@ class PostgresBroker:
             return Err(failure(code, error, transaction))
 
     async def perform_async(
-        self, code: BrokerErrorCode, script: Script[T], transaction: object = None
+        self,
+        code: BrokerErrorCode,
+        script: Script[T],
+        transaction: object = None,
+        *,
+        read_only: bool = False,
     ) -> BrokerResult[T]:
         """``perform`` on the running event loop's connections."""
         logged = self.config.echo
@@ -163,7 +182,12 @@ class PostgresBroker:
             if self._schema_ready_in_pid != os.getpid():
                 await asyncio.to_thread(self._ensure_schema)
             if transaction is None:
-                async with self.database.connection_async() as connection:
+                async with (
+                    self.database.connection_async() as connection,
+                    connection.transaction() if read_only else nullcontext(),
+                ):
+                    if read_only:
+                        await connection.execute(ONE_STATE)
                     return Ok(await run_script_async(connection, script, logged=logged))
             async with borrowed_async(transaction, self._within) as execute_async:
                 return Ok(await drive_async(execute_async, script, logged=logged))
