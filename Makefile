@@ -4,6 +4,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
+# Compiled modules are kept: every worker of a test starts two interpreters, and compiling the package takes
+# each of them half a second.
+unexport PYTHONDONTWRITEBYTECODE
+
 # Half of the time of the tests is waiting: three processes keep two processors busy.
 PYTEST := $(BIN)/pytest -n 3
 
