@@ -29,14 +29,12 @@ from horsies.db.statements.monitor import (
     list_workers,
     read_task_detail,
 )
-from horsies.db.statements.tasks import TaskAttemptInfo, TaskProgress
+from horsies.db.statements.tasks import SILENT_AFTER_SECONDS, TaskAttemptInfo, TaskProgress
 from horsies.ids import stored_form
 from horsies.tasks.broker import BrokerErrorCode, BrokerResult, PostgresBroker
 from horsies.tasks.handle import attempts_script, progress_script
 
-# A busy worker updates seen_at every two seconds, an idle one every notify_poll_interval_ms: five seconds
-# by default and never more than 300.
-SILENT_AFTER_SECONDS = 15.0
+# An idle worker updates seen_at every notify_poll_interval_ms: five seconds by default, never more than 300.
 IDLE_SILENT_AFTER_SECONDS = 330.0
 # Rates come from this many of the newest attempts, which bounds the statement to about 50 ms.
 RATE_SAMPLE = 10_000
