@@ -11,8 +11,10 @@ unexport PYTHONDONTWRITEBYTECODE
 # Half of the time of the tests is waiting: three processes keep two processors busy.
 PYTEST := $(BIN)/pytest -n 3
 
+CHROMIUM_LINE := apt-get install -y --no-install-recommends chromium
+
 .DEFAULT_GOAL := help
-.PHONY: help test test-fast test-pgbouncer test-pgbouncer-sample test-matrix test-matrix-sample lint check model \
+.PHONY: help test test-fast test-web test-pgbouncer test-pgbouncer-sample test-matrix test-matrix-sample lint check model \
 	soak format docs bench demo clean
 
 help: ## print this list
@@ -23,6 +25,10 @@ test: $(READY) ## run every test on an embedded PostgreSQL
 
 test-fast: $(READY) ## run the tests without workers, with fewer random examples
 	$(PYTEST) -m 'not slow' --hypothesis-profile fast tests/unit tests/db tests/tasks tests/workflow
+
+test-web: $(READY) ## run the tests of the dashboard in a real browser, which must be installed
+	@command -v chromium >/dev/null || { echo "Chromium is missing; install it: $(CHROMIUM_LINE)"; exit 1; }
+	$(BIN)/pytest -n 2 -m browser tests/web
 
 test-pgbouncer: $(READY) ## run the end-to-end tests with producers and workers behind a real PgBouncer
 	HORSIES_TEST_POOLER=1 $(PYTEST) tests/e2e

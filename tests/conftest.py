@@ -38,6 +38,7 @@ TABLES = (
     "horsies_tasks",
     "horsies_task_attempts",
     "horsies_task_progress",
+    "horsies_actions",
     "horsies_heartbeats",
     "horsies_worker_states",
     "horsies_schedule_state",
@@ -47,6 +48,7 @@ TABLES = (
     "horsies_workflow_tasks",
     "horsies_workflow_signals",
     "horsies_blocked",
+    "horsies_measures",
 )
 _HAS_ROWS = f"SELECT {', '.join(f'EXISTS (SELECT FROM {table})' for table in TABLES)}"
 

@@ -33,7 +33,7 @@ LIMITS = {
 }
 # The core is everything a plain task needs. These parts serve workflows, schedules and operators.
 NOT_CORE = (
-    *("workflow", "scheduler", "timetable", "monitor", "cli", "config/schedules.py"),
+    *("workflow", "scheduler", "timetable", "monitor", "cli", "web", "config/schedules.py"),
     *(f"db/statements/{name}.py" for name in ("workflows", "schedules", "monitor")),
     *("worker/node_inputs.py", "worker/child/node_arguments.py", "worker/child/builtin_tasks.py"),
 )

@@ -3,6 +3,7 @@
 The library itself only writes to loggers below `horsies`. The command line attaches the one handler
 made here, as text or JSON. Lines logged while a task runs name that task, and passwords are masked.
 Control characters are escaped: a message can neither control a terminal nor pass for another line.
+Commands, pages and sentences format durations, times and memory with the functions at the end.
 """
 
 from __future__ import annotations
@@ -199,3 +200,41 @@ def _masked(value: Any) -> Any:
             return [_masked(one) for one in value]
         case _:
             return mask_url(str(value))
+
+
+def elapsed(seconds: float) -> str:
+    """Format a duration with two or three digits: 12ms, 1.4s, 42s, 4m12s, 3h05m, 5d04h."""
+    seconds = max(seconds, 0.0)
+    if seconds < 1:
+        return f"{seconds * 1000:.0f}ms"
+    if seconds < 10:
+        return f"{seconds:.1f}s"
+    whole = int(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m{whole % 60:02d}s"
+    if whole < 86_400:
+        return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
+    return f"{whole // 86_400}d{whole % 86_400 // 3600:02d}h"
+
+
+def duration(seconds: float | None) -> str:
+    """Format a duration in whole seconds or the two largest units: 4s, 4m12s, 3h05m, 5d04h."""
+    if seconds is None:
+        return "-"
+    return f"{max(int(seconds), 0)}s" if seconds < 60 else elapsed(seconds)
+
+
+def memory(megabytes: float | None) -> str:
+    """Format an amount of memory: 412 MB, 1.3 GB."""
+    if megabytes is None:
+        return "-"
+    return f"{megabytes:.0f} MB" if megabytes < 1000 else f"{megabytes / 1024:.1f} GB"
+
+
+def timestamp(value: datetime | None) -> str | None:
+    """Format a time in UTC to the millisecond."""
+    if value is None:
+        return None
+    return value.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3] + " UTC"

@@ -13,13 +13,17 @@ Example:
 from __future__ import annotations
 
 from horsies.db.paging import Page
+from horsies.db.statements.actions import ActionRow
 from horsies.db.statements.monitor import TaskSummary
 from horsies.db.statements.workflows import RunSummary
 from horsies.monitor.explain import Explanation, Reason
 from horsies.monitor.queries import LIMIT_MAX, OneOrMore, RunPage, TaskPage
+from horsies.tasks.recording import Actor, acting_as
 
 __all__ = [
     "LIMIT_MAX",
+    "ActionRow",
+    "Actor",
     "Explanation",
     "OneOrMore",
     "Page",
@@ -28,4 +32,5 @@ __all__ = [
     "RunSummary",
     "TaskPage",
     "TaskSummary",
+    "acting_as",
 ]

@@ -34,6 +34,7 @@ OF_PRODUCERS = {
     "horsies_workflows": {"SELECT", "INSERT", "UPDATE"},
     "horsies_workflow_tasks": {"SELECT", "INSERT", "UPDATE"},
     "horsies_workflow_signals": {"SELECT", "INSERT", "DELETE"},
+    "horsies_actions": {"INSERT"},
 }
 COMMANDS = (
     ("status",),

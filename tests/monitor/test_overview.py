@@ -56,6 +56,27 @@ def test_a_queue_counts_what_waits_and_what_runs(app: Horsies, connection: Datab
     assert 100 <= mail.oldest_waiting_seconds < 160
 
 
+def test_waiting_tasks_are_counted_up_to_a_bound(
+    app: Horsies, connection: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for priority, seconds in [(1, -9), (1, -9), (1, -9), (2, 9), (3, 90), (3, 8)]:
+        add_task(connection, queue_name="long", priority=priority, enqueued_at=ago(seconds))
+    for seconds in (-5, -6):
+        add_task(connection, queue_name="later", enqueued_at=ago(seconds))
+    add_task(connection, queue_name="other", enqueued_at=ago(1))
+    for _ in range(3):
+        add_task(connection, queue_name="other", enqueued_at=ago(-9))
+    monkeypatch.setattr(overview, "WAITING_MOST", 2)
+    later, long, other = read_overview(app).queues
+    assert (later.due, later.delayed, later.waiting_at_least) == (0, 2, False)
+    assert later.oldest_waiting_seconds is None
+    assert (other.due, other.delayed, other.waiting_at_least) == (1, 2, True)
+    assert (other.is_at_least(other.due), other.is_at_least(other.delayed)) == (False, True)
+    assert (long.due, long.delayed, long.waiting_at_least) == (2, 2, True)
+    assert long.oldest_waiting_seconds is not None
+    assert long.oldest_waiting_seconds >= 90
+
+
 def test_rates_are_what_ended_within_the_last_minute(app: Horsies, connection: Database) -> None:
     def ended(queue: str, **columns: Any) -> None:
         add_attempt(connection, add_task(connection, queue_name=queue, status="FAILED"), **columns)

@@ -44,8 +44,12 @@ STATE_MACHINE = REPOSITORY / "docs" / "internals" / "state-machine.md"
 OPERATING = REPOSITORY / "docs" / "operating.md"
 SCHEDULING = REPOSITORY / "docs" / "scheduling.md"
 EXPLAIN = REPOSITORY / "docs" / "explain.md"
+DASHBOARD = REPOSITORY / "docs" / "dashboard.md"
 CONTRIBUTING = REPOSITORY / "CONTRIBUTING.md"
-PAGES = (CONFIGURATION, WORKERS, OPERATING, EXPLAIN, SCHEDULING, STATE_MACHINE, CONTRIBUTING)
+PAGES = (
+    *(CONFIGURATION, WORKERS, OPERATING, EXPLAIN, DASHBOARD, SCHEDULING, STATE_MACHINE),
+    CONTRIBUTING,
+)
 
 MODELS: tuple[type[BaseModel], ...] = (
     AppConfig,
@@ -60,7 +64,7 @@ MODELS: tuple[type[BaseModel], ...] = (
     WorkflowSchedule,
 )
 COMMANDS = (
-    *("worker", "scheduler", "check", "migrate", "version"),
+    *("worker", "scheduler", "web", "check", "migrate", "version"),
     *("status", "workers", "queues", "tasks", "show", "explain", "cancel", "retry", "schedules"),
     *("workflows", "workflow show", "workflow pause", "workflow resume", "workflow cancel"),
     *("workflow retry", "workflow signal", "workflow audit"),

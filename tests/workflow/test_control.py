@@ -514,7 +514,8 @@ def test_steering_a_thousand_nodes_takes_one_statement(
     for method, options in orders:
         with counted() as statements:
             call(app, handle, method, **options)
-        assert len([text for text in statements if "horsies_" in text]) == 1, method
+        own = [text for text in statements if "horsies_" in text and "horsies_actions" not in text]
+        assert len(own) == 1, method
     held = connection.execute(
         "SELECT status, count(*) FROM horsies_tasks GROUP BY status ORDER BY status"
     ).fetchall()

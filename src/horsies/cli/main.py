@@ -36,6 +36,7 @@ from horsies.cli.queues_workers import queues, status, workers
 from horsies.cli.scheduler import scheduler
 from horsies.cli.schedules import schedules
 from horsies.cli.tasks import cancel, retry, show, tasks
+from horsies.cli.web import web
 from horsies.cli.worker import worker
 from horsies.cli.workflows import workflow, workflows
 from horsies.config.postgres import URL_VARIABLES, PostgresConfig
@@ -235,7 +236,7 @@ def version() -> None:
 
 for _command in (
     *(check, migrate, worker, scheduler, status, workers, queues),
-    *(tasks, show, explain, cancel, retry, workflows, schedules, version),
+    *(tasks, show, explain, cancel, retry, workflows, schedules, web, version),
 ):
     cli.command()(_command)
 cli.add_typer(workflow, name="workflow")

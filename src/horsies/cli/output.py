@@ -5,12 +5,8 @@ Tables fit into 80 columns without a terminal. Control characters in stored text
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterable
-from dataclasses import asdict
-from datetime import UTC, datetime
-from enum import Enum
 from typing import Any
 
 import typer
@@ -20,8 +16,10 @@ from rich.text import Text
 
 from horsies.db import paging
 from horsies.db.paging import Page
-from horsies.logs import escape_json
-from horsies.workflow.run.draw import elapsed
+from horsies.logs import duration as duration
+from horsies.logs import memory as memory
+from horsies.logs import timestamp as timestamp
+from horsies.monitor.documents import json_text
 
 STATUS_STYLES = {"FAILED": "red", "EXPIRED": "yellow", "RUNNING": "green", "CANCELLED": "dim"}
 
@@ -30,40 +28,7 @@ def print_json(value: dict[str, Any]) -> None:
     """Print one JSON document: stable keys, times in UTC, numbers rounded to thousandths."""
     # main() replaces characters that standard output cannot encode; the replacement is not valid JSON.
     is_plain = (sys.stdout.encoding or "utf-8").lower().replace("-", "") != "utf8"
-    text = json.dumps(_json_value(value), indent=2, ensure_ascii=is_plain)
-    sys.stdout.write(escape_json(text) + "\n")
-
-
-def _json_value(value: Any) -> Any:
-    match value:
-        case Enum():
-            return value.value
-        case datetime():
-            return value.astimezone(UTC).isoformat().replace("+00:00", "Z")
-        case float():
-            return round(value, 3)
-        case dict():
-            return {name: _json_value(part) for name, part in value.items()}
-        case list() | tuple():
-            return [_json_value(part) for part in value]
-        case _:
-            return value
-
-
-def stored_json(text: str | None) -> Any:
-    """Parse stored JSON; other text is returned as it is."""
-    try:
-        return None if text is None else json.loads(text)
-    except (ValueError, RecursionError):
-        return text
-
-
-def page_document(page: Page[Any], key: str) -> dict[str, Any]:
-    """Return a page of a list as a JSON object, without ages, which change with every call."""
-    rows = [asdict(row) for row in page.rows]
-    for row in rows:
-        del row["age_seconds"]
-    return {key: rows, "next_before": page.next_cursor, "looked_at_all": page.looked_at_all}
+    sys.stdout.write(json_text(value, ascii_only=is_plain) + "\n")
 
 
 def print_page_note(page: Page[Any], noun: str) -> None:
@@ -77,27 +42,6 @@ def print_page_note(page: Page[Any], noun: str) -> None:
             f"to search further back: --before {page.next_cursor}"
         )
     typer.echo(note, err=True)
-
-
-def duration(seconds: float | None) -> str:
-    """Format a duration in whole seconds or the two largest units: 4s, 4m12s, 3h05m, 5d04h."""
-    if seconds is None:
-        return "-"
-    return f"{max(int(seconds), 0)}s" if seconds < 60 else elapsed(seconds)
-
-
-def memory(megabytes: float | None) -> str:
-    """Format an amount of memory: 412 MB, 1.3 GB."""
-    if megabytes is None:
-        return "-"
-    return f"{megabytes:.0f} MB" if megabytes < 1000 else f"{megabytes / 1024:.1f} GB"
-
-
-def timestamp(value: datetime | None) -> str | None:
-    """Format a time in UTC to the millisecond."""
-    if value is None:
-        return None
-    return value.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3] + " UTC"
 
 
 def safe_text(text: str, style: str = "") -> Text:

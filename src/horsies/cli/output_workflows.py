@@ -8,7 +8,6 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 from rich.text import Text
 
@@ -21,10 +20,11 @@ from horsies.cli.output import (
     safe_text,
     timestamp,
 )
-from horsies.db.statements.workflows import BrokenRun, RunRow, RunSummary
+from horsies.db.statements.workflows import BrokenRun, RunSummary
 from horsies.error_codes import error_code_text
+from horsies.logs import elapsed
 from horsies.states import WorkflowStatus, WorkflowTaskStatus
-from horsies.workflow.run.draw import ASCII_SYMBOLS, SYMBOLS, Line, Symbols, draw, elapsed
+from horsies.workflow.run.draw import ASCII_SYMBOLS, SYMBOLS, Line, Symbols, draw
 from horsies.workflow.run.listing import RunReport
 from horsies.workflow.run.results import read_error
 
@@ -39,28 +39,6 @@ _STYLES = {
     "frame": "dim",
     "error": "red",
 }
-
-
-def report_document(report: RunReport) -> dict[str, Any]:
-    """Return a run, its nodes and the runs below it as a JSON object."""
-    return {
-        **_run_document(report.run, report),
-        "below": [_run_document(run, report) for run in report.below],
-        "is_whole": report.is_whole,
-    }
-
-
-def _run_document(run: RunRow, report: RunReport) -> dict[str, Any]:
-    document = run._asdict()
-    error = read_error(document.pop("error"))
-    document["error_code"] = None if error is None else error_code_text(error.error_code)
-    document["error_message"] = None if error is None else error.message
-    return document | {"nodes": [node._asdict() for node in report.nodes[run.id]]}
-
-
-def problems_document(problems: Iterable[BrokenRun]) -> list[dict[str, Any]]:
-    """Return the findings of an audit as JSON objects."""
-    return [{"workflow_id": one.id, "problem": one.problem} for one in problems]
 
 
 def print_runs(runs: Sequence[RunSummary]) -> None:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.text import Text
@@ -15,6 +14,7 @@ from horsies.cli.options import DatabaseUrlOption, LocatorArgument, ModuleOption
 from horsies.cli.session import (
     EXIT_FAILED,
     JsonOption,
+    ReasonOption,
     Session,
     exit_with,
     open_session,
@@ -24,6 +24,7 @@ from horsies.db.statements.blocked import BlockedRow
 from horsies.db.statements.monitor import WorkerSummary
 from horsies.modules import failure_at
 from horsies.monitor.actions import QueueOrder, switch_queue
+from horsies.monitor.documents import overview_document, queue_document, worker_document
 from horsies.monitor.health import PING_TIMEOUT_SECONDS, WorkerPong, ping_workers
 from horsies.monitor.overview import (
     QueueOverview,
@@ -56,31 +57,22 @@ def status(
     """Show all queues, a summary of the workers, and blocked tasks and runs.
 
     CAP is the max_concurrency of a queue as its workers have it, or the application if none serves it.
-    DUE tasks can be claimed now, DELAYED tasks are due later; OLDEST is the waiting time of the oldest due
-    task. Rates count the attempts that ended within the last minute;
-    FAILED/MIN leaves out attempts that will be retried. The next change of a BLOCKED task or run is refused
-    by the database; workers try it again.
+    DUE tasks can be claimed now, DELAYED tasks are due later; both are counted up to 10,000 of a queue, and
+    beyond shown as "10,000+". OLDEST is the waiting time of the oldest due task.
+    Rates count the attempts that ended within the last minute; FAILED/MIN leaves out attempts that will be
+    retried. The next change of a BLOCKED task or run is refused by the database; workers try it again.
 
     Exit codes: 0 done, 1 failure.
     """
     with open_session("status", module or locator, database_url) as session:
         found = unwrap_or_exit(read_overview(session.broker, session.queue_caps))
     if as_json:
-        queues = [_queue_document(queue) for queue in found.queues]
-        workers = [_worker_document(worker) for worker in found.workers]
-        blocked = {"count": found.blocked_count, "first": [*map(_blocked_document, found.blocked)]}
-        output.print_json({"queues": queues, "workers": workers, "blocked": blocked})
+        output.print_json(overview_document(found))
     else:
         _print_queues(found.queues)
         lines = [_worker_summary(found.workers), *_serving_lines(found.workers)]
         output.print_parts(output.safe_text("\n".join(lines)))
         _print_blocked(found.blocked, found.blocked_count)
-
-
-def _blocked_document(row: BlockedRow) -> dict[str, Any]:
-    document = asdict(row)
-    del document["blocked_seconds"], document["total"]
-    return document
 
 
 def _print_blocked(blocked: Sequence[BlockedRow], count: int) -> None:
@@ -106,6 +98,7 @@ def queues(
     ] = None,
     module: ModuleOption = None,
     database_url: DatabaseUrlOption = None,
+    reason: ReasonOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """List the queues, or pause or resume one.
@@ -126,20 +119,22 @@ def queues(
         if action is None or name is None:
             _list_queues(session, as_json)
         else:
-            _switch_queue(session, action, name, as_json)
+            _switch_queue(session, action, name, reason, as_json)
 
 
 def _list_queues(session: Session, as_json: bool) -> None:
     found = unwrap_or_exit(read_overview(session.broker, session.queue_caps)).queues
     if as_json:
-        output.print_json({"queues": [_queue_document(queue) for queue in found]})
+        output.print_json({"queues": [queue_document(queue) for queue in found]})
     else:
         _print_queues(found)
 
 
-def _switch_queue(session: Session, action: QueueAction, name: str, as_json: bool) -> None:
+def _switch_queue(
+    session: Session, action: QueueAction, name: str, reason: str | None, as_json: bool
+) -> None:
     known = None if session.queue_caps is None else list(session.queue_caps)
-    order = QueueOrder(name, action is QueueAction.PAUSE, known)
+    order = QueueOrder(name, action is QueueAction.PAUSE, known, reason)
     state = unwrap_or_exit(switch_queue(session.broker, order))
     if as_json:
         output.print_json({"paused": state.is_paused, **state._asdict()})
@@ -147,10 +142,6 @@ def _switch_queue(session: Session, action: QueueAction, name: str, as_json: boo
         typer.echo(f"Queue {state.name} is paused since {output.timestamp(state.paused_at)}.")
     else:
         typer.echo(f"Queue {state.name} is not paused.")
-
-
-def _queue_document(queue: QueueOverview) -> dict[str, Any]:
-    return {"name": queue.name, "paused": queue.paused_at is not None, **asdict(queue)}
 
 
 def _print_queues(queues: Sequence[QueueOverview]) -> None:
@@ -166,16 +157,22 @@ def _print_queues(queues: Sequence[QueueOverview]) -> None:
             name.append("\npaused", "yellow")
         if not queue.workers:
             name.append("\nno worker", "yellow")
-        counts = (queue.due, queue.delayed, queue.claimed, queue.running)
         rates = (queue.done_per_minute, queue.failed_per_minute)
         table.add_row(
             name,
             _cap_text(queue.caps),
-            *(f"{count:,}" for count in counts),
+            _waiting_text(queue, queue.due),
+            _waiting_text(queue, queue.delayed),
+            f"{queue.claimed:,}",
+            f"{queue.running:,}",
             output.duration(queue.oldest_waiting_seconds),
             *(f"{rate:,.0f}" for rate in rates),
         )
     output.print_parts(table)
+
+
+def _waiting_text(queue: QueueOverview, count: int) -> str:
+    return f"{count:,}+" if queue.is_at_least(count) else f"{count:,}"
 
 
 def _cap_text(caps: Iterable[int | None]) -> str:
@@ -207,7 +204,7 @@ def workers(
         pongs = _ping(session.broker, found) if ping else None
     if as_json:
         replies = pongs or {}
-        documents = [_worker_document(one, replies.get(one.worker_id)) for one in found]
+        documents = [worker_document(one, replies.get(one.worker_id)) for one in found]
         output.print_json({"workers": documents})
     else:
         _print_workers(found, pongs)
@@ -221,11 +218,6 @@ def _ping(broker: PostgresBroker, found: Sequence[WorkerSummary]) -> dict[str, W
         return {}
     done = ping_workers(broker, timeout_seconds=PING_TIMEOUT_SECONDS, min_responses=alive)
     return {pong.worker_id: pong for pong in unwrap_or_exit(done)}
-
-
-def _worker_document(worker: WorkerSummary, pong: WorkerPong | None = None) -> dict[str, Any]:
-    document = {"state": health_of(worker), "memory_mb": worker.memory_mb, **worker._asdict()}
-    return document | {"ping_ms": pong.latency_ms if pong else None}
 
 
 def _worker_summary(workers: Sequence[WorkerSummary]) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Annotated, Any, assert_never
+from typing import Annotated, assert_never
 
 import typer
 
@@ -20,7 +20,7 @@ from horsies.cli.options import (
     refuse_both,
     refuse_broken_app,
 )
-from horsies.cli.session import JsonOption, open_session, unwrap_or_exit
+from horsies.cli.session import JsonOption, ReasonOption, open_session, unwrap_or_exit
 from horsies.db.statements.schedules import (
     ScheduleRun,
     ScheduleState,
@@ -29,8 +29,10 @@ from horsies.db.statements.schedules import (
 )
 from horsies.logs import LogFormat, LogLevel, attach_handler
 from horsies.modules import failure_at
+from horsies.monitor.documents import schedule_document
 from horsies.scheduler.api import (
     Schedules,
+    change,
     list_script,
     next_script,
     perform,
@@ -39,6 +41,7 @@ from horsies.scheduler.api import (
 )
 from horsies.tasks.broker import PostgresBroker
 from horsies.tasks.handle import TaskHandle
+from horsies.tasks.recording import Action, acting_as, process_user
 from horsies.tasks.send import Producer
 
 COUNT_MAX = 1_000
@@ -71,6 +74,7 @@ def schedules(
     count: Annotated[
         int, typer.Option(min=1, max=COUNT_MAX, help="How many slots or runs to show.")
     ] = 10,
+    reason: ReasonOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """List the schedules; show the next slots or the newest runs of one; run, pause or resume it.
@@ -90,7 +94,7 @@ def schedules(
         _run(module, database_url, name or "", as_json)
         return
     with open_session("schedules", module, database_url) as session:
-        _act(session.broker, action, name or "", count, as_json)
+        _act(session.broker, action, name or "", count, as_json, reason)
 
 
 def _run(module: str | None, database_url: str | None, name: str, as_json: bool) -> None:
@@ -108,7 +112,8 @@ def _run(module: str | None, database_url: str | None, name: str, as_json: bool)
     broker = PostgresBroker(app.config.broker, role="operator", migrates=False)
     producer = Producer(app.config, lambda: broker, app.are_sends_suppressed)
     try:
-        handle = unwrap_or_exit(Schedules(producer, app.definitions, app).run(name))
+        with acting_as(process_user(), "cli"):
+            handle = unwrap_or_exit(Schedules(producer, app.definitions, app).run(name))
     finally:
         broker.close()
     if isinstance(handle, TaskHandle):
@@ -124,7 +129,12 @@ def _run(module: str | None, database_url: str | None, name: str, as_json: bool)
 
 
 def _act(
-    broker: PostgresBroker, action: ScheduleAction, name: str, count: int, as_json: bool
+    broker: PostgresBroker,
+    action: ScheduleAction,
+    name: str,
+    count: int,
+    as_json: bool,
+    reason: str | None,
 ) -> None:
     match action:
         case ScheduleAction.LIST:
@@ -135,7 +145,9 @@ def _act(
             _show_runs(name, unwrap_or_exit(perform(broker, runs_script(name, count))), as_json)
         case ScheduleAction.PAUSE | ScheduleAction.RESUME:
             switch = pause_schedule if action is ScheduleAction.PAUSE else resume_schedule
-            _show_state(unwrap_or_exit(perform(broker, switch_script(name, switch))), as_json)
+            record = Action(f"{action.value}_schedule", f"schedule {name}", reason)
+            done = change(broker, record, switch_script(name, switch))
+            _show_state(unwrap_or_exit(done).state, as_json)
         case ScheduleAction.RUN:
             raise AssertionError("handled before")
         case _:
@@ -144,7 +156,7 @@ def _act(
 
 def _show_states(states: Sequence[ScheduleState], as_json: bool) -> None:
     if as_json:
-        output.print_json({"schedules": [_document(state) for state in states]})
+        output.print_json({"schedules": [schedule_document(state) for state in states]})
         return
     if not states:
         output.print_parts("No schedule is on record.")
@@ -192,17 +204,12 @@ def _show_runs(name: str, runs: Sequence[ScheduleRun], as_json: bool) -> None:
 
 def _show_state(state: ScheduleState, as_json: bool) -> None:
     if as_json:
-        output.print_json(_document(state))
+        output.print_json(schedule_document(state))
     elif state.is_paused:
         typer.echo(f"Schedule {state.name} is paused since {output.timestamp(state.paused_at)}.")
     else:
         following = output.timestamp(state.next_run_at) or "never"
         typer.echo(f"Schedule {state.name} is not paused; its next slot: {following}.")
-
-
-def _document(state: ScheduleState) -> dict[str, Any]:
-    document = {"name": state.name, "paused": state.is_paused, **state._asdict()}
-    return document | {"timing": output.stored_json(state.timing)}
 
 
 def _second(value: datetime | None) -> str | None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from datetime import UTC
 from functools import partial
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, TypeVar
 
 import typer
 from rich.text import Text
@@ -29,6 +29,7 @@ from horsies.db.statements.tasks import TaskAttemptInfo
 from horsies.errors import UNLIMITED_RETRIES
 from horsies.ids import stored_form
 from horsies.monitor.actions import TaskRetried, retry_task
+from horsies.monitor.documents import page_document, stored_json, task_document
 from horsies.monitor.explain import read_task
 from horsies.monitor.overview import TaskReport
 from horsies.monitor.queries import TaskFilters, list_tasks
@@ -48,7 +49,6 @@ TaskIdsArgument = Annotated[
     ),
 ]
 
-_PAYLOAD_FIELDS = ("args", "kwargs", "result")
 _PARKED_YEAR = 9999  # the year of horsies_never_v1()
 
 
@@ -97,7 +97,7 @@ def tasks(
     with open_session("tasks", module or locator, database_url) as session:
         page = unwrap_or_exit(list_tasks(session.broker, filters))
     if as_json:
-        output.print_json(output.page_document(page, "tasks"))
+        output.print_json(page_document(page, "tasks"))
     else:
         _print_tasks(page.rows)
         output.print_page_note(page, "tasks")
@@ -154,23 +154,10 @@ def show(
     if report is None:
         exit_with(f"There is no task {task_id}.", EXIT_NOT_FOUND)
     if as_json:
-        output.print_json(_task_document(report, payload))
+        output.print_json(task_document(report, payload))
     else:
         table = output.fact_table(_facts(report, payload))
         output.print_parts(table, *(_attempt_line(attempt) for attempt in report.attempts))
-
-
-def _task_document(report: TaskReport, payload: bool) -> dict[str, Any]:
-    document = report.task._asdict()
-    del document["age_seconds"]  # it changes with every call
-    document["options"] = output.stored_json(document.pop("task_options"))
-    for name in _PAYLOAD_FIELDS:
-        stored = output.stored_json(document.pop(name))
-        if payload:
-            document[name] = stored
-    attempts = [asdict(attempt) for attempt in report.attempts]
-    document["progress"] = None if report.progress is None else asdict(report.progress)
-    return document | {"attempts": attempts, "waits_because": report.waits_because}
 
 
 def _facts(report: TaskReport, payload: bool) -> Iterable[tuple[str, str | None]]:
@@ -218,7 +205,7 @@ def _enqueued_fact(task: TaskDetail) -> tuple[str, str | None]:
 
 def _result_facts(stored: str | None) -> Iterable[tuple[str, str | None]]:
     """Take the traceback out of a stored error: as JSON it is one line with escaped line ends."""
-    match output.stored_json(stored):
+    match stored_json(stored):
         case {"err": {"exception": {"traceback": str(traceback)} as exception}} as document:
             del exception["traceback"]
             yield "result", json.dumps(document, ensure_ascii=False)

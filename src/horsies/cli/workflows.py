@@ -18,11 +18,13 @@ from horsies.cli.session import (
     EXIT_NOT_FOUND,
     JsonOption,
     LimitOption,
+    ReasonOption,
     exit_with,
     open_session,
     parse_since,
     unwrap_or_exit,
 )
+from horsies.monitor.documents import page_document
 from horsies.monitor.queries import RunFilters, list_runs
 from horsies.result import Err
 from horsies.states import WorkflowStatus
@@ -94,7 +96,7 @@ def workflows(
     if page is None:
         exit_with(f"There is no workflow run {before}.", EXIT_NOT_FOUND)
     if as_json:
-        output.print_json(output.page_document(page, "workflows"))
+        output.print_json(page_document(page, "workflows"))
         return
     output_workflows.print_runs(page.rows)
     output.print_page_note(page, "runs")
@@ -120,7 +122,7 @@ def show(
     if report is None:
         exit_with(f"There is no workflow run {workflow_id}.", EXIT_NOT_FOUND)
     if as_json:
-        output.print_json(output_workflows.report_document(report))
+        output.print_json(listing.report_document(report))
     else:
         output_workflows.print_run(report, fold=not every_node)
 
@@ -131,6 +133,7 @@ def pause(
     locator: LocatorArgument = None,
     module: ModuleOption = None,
     database_url: DatabaseUrlOption = None,
+    reason: ReasonOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Pause a run and its child runs: running tasks end, no new task starts.
@@ -139,7 +142,7 @@ def pause(
     """
     with open_session("workflow pause", module or locator, database_url) as session:
         handle = WorkflowHandle[Any](workflow_id, session.broker)
-        changed = _unwrap_or_exit(handle.pause())
+        changed = _unwrap_or_exit(handle.pause(reason=reason))
         status = _unwrap_or_exit(handle.status())
     _print_change(workflow_id, status, changed, as_json, f"Workflow {workflow_id} is paused.")
 
@@ -254,7 +257,7 @@ def audit(
     with open_session("workflow audit", module or locator, database_url) as session:
         found = unwrap_or_exit(listing.audit(session.broker, AUDIT_LIMIT))
     if as_json:
-        output.print_json({"found": output_workflows.problems_document(found)})
+        output.print_json({"found": listing.problems_document(found)})
     else:
         output_workflows.print_problems(found)
         runs = len({one.id for one in found})

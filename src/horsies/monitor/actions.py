@@ -7,10 +7,15 @@ task: it sends the same request again, as a new task.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from horsies.db.statement import Nothing, Script, one_or_none
-from horsies.db.statements.monitor import QueueName, QueueState, list_known_queues
+from horsies.db.statements.monitor import (
+    QueueName,
+    QueueState,
+    list_known_queues,
+    list_queue_states,
+)
 from horsies.db.statements.queues import (
     ResendTask,
     ResentTask,
@@ -22,7 +27,14 @@ from horsies.ids import new_id, stored_form
 from horsies.result import Err, Ok, Result
 from horsies.states import TaskStatus
 from horsies.tasks.broker import BrokerErrorCode, BrokerOperationError, BrokerResult, PostgresBroker
-from horsies.tasks.handle import TaskActionError, TaskActionErrorCode
+from horsies.tasks.handle import (
+    TaskActionError,
+    TaskActionErrorCode,
+    action_result,
+    no_such_task,
+    task_action,
+)
+from horsies.tasks.recording import Action, Switched, perform_action, perform_action_async
 
 _SWITCHING = BrokerErrorCode.QUEUE_SWITCH_FAILED
 _SENDING = BrokerErrorCode.ENQUEUE_FAILED
@@ -42,25 +54,32 @@ class QueueOrder:
     """A request to pause or resume a queue.
 
     ``configured`` are the queues of the application. It is None without an application; the queues in
-    use in the database are then accepted.
+    use in the database are then accepted. ``reason`` is stored with the record of the change.
     """
 
     name: str
     paused: bool
     configured: Sequence[str] | None = None
+    reason: str | None = None
+
+    @property
+    def action(self) -> Action:
+        verb = "pause_queue" if self.paused else "resume_queue"
+        return Action(verb, f"queue {self.name}", self.reason)
 
 
 def switch_queue(broker: PostgresBroker, order: QueueOrder) -> BrokerResult[QueueState]:
     """Pause or resume a queue on all workers; Err(UNKNOWN_QUEUE) for an unknown name."""
-    return broker.perform(_SWITCHING, _switch_script(order)).and_then(lambda switched: switched)
+    done = perform_action(broker, _SWITCHING, order.action, _switch_script(order))
+    return done.and_then(lambda switched: switched).map(lambda switched: switched.state)
 
 
 async def switch_queue_async(broker: PostgresBroker, order: QueueOrder) -> BrokerResult[QueueState]:
-    done = await broker.perform_async(_SWITCHING, _switch_script(order))
-    return done.and_then(lambda switched: switched)
+    done = await perform_action_async(broker, _SWITCHING, order.action, _switch_script(order))
+    return done.and_then(lambda switched: switched).map(lambda switched: switched.state)
 
 
-def _switch_script(order: QueueOrder) -> Script[BrokerResult[QueueState]]:
+def _switch_script(order: QueueOrder) -> Script[BrokerResult[Switched[QueueState]]]:
     known = order.configured
     if known is None:
         rows: list[QueueName] = yield list_known_queues, Nothing()
@@ -69,9 +88,11 @@ def _switch_script(order: QueueOrder) -> Script[BrokerResult[QueueState]]:
         names = ", ".join(known) or "none"
         message = f"There is no queue {order.name!r}; the known ones are: {names}."
         return Err(BrokerOperationError(BrokerErrorCode.UNKNOWN_QUEUE, message))
+    before: list[QueueState] = yield list_queue_states, Nothing()
+    was_paused = any(one.name == order.name and one.is_paused for one in before)
     (state,) = yield (pause_queue if order.paused else resume_queue), QueueName(order.name)
     assert isinstance(state, QueueState)
-    return Ok(state)
+    return Ok(Switched(state, order.paused != was_paused))
 
 
 def retry_task(
@@ -86,7 +107,8 @@ def retry_task(
     if suppressed:
         return Err(_suppressed(task_id))
     new_task_id = new_id()
-    done = broker.perform(_SENDING, _resend_script(task_id, new_task_id))
+    action = task_action("retry_task", task_id)
+    done = perform_action(broker, _SENDING, action, _resend_script(task_id, new_task_id))
     return _retried(task_id, new_task_id, done)
 
 
@@ -96,25 +118,19 @@ async def retry_task_async(
     if suppressed:
         return Err(_suppressed(task_id))
     new_task_id = new_id()
-    done = await broker.perform_async(_SENDING, _resend_script(task_id, new_task_id))
-    return _retried(task_id, new_task_id, done)
+    action = task_action("retry_task", task_id)
+    script = _resend_script(task_id, new_task_id)
+    return _retried(
+        task_id, new_task_id, await perform_action_async(broker, _SENDING, action, script)
+    )
 
 
-def _resend_script(task_id: str, new_task_id: str) -> Script[ResentTask | None]:
-    if (stored := stored_form(task_id)) is None:
-        return None
-    return one_or_none((yield resend_task, ResendTask(stored, new_task_id)))
-
-
-def _retried(
-    task_id: str, new_task_id: str, done: BrokerResult[ResentTask | None]
-) -> Result[TaskRetried, TaskActionError]:
-    if isinstance(done, Err):
-        return Err(_failed(task_id, new_task_id, done.err_value))
-    resent = done.ok_value
+def _resend_script(task_id: str, new_task_id: str) -> Script[Result[TaskRetried, TaskActionError]]:
+    resent: ResentTask | None = None
+    if (stored := stored_form(task_id)) is not None:
+        resent = one_or_none((yield resend_task, ResendTask(stored, new_task_id)))
     if resent is None:
-        message = f"There is no task {task_id}."
-        return Err(TaskActionError(TaskActionErrorCode.TASK_NOT_FOUND, message, task_id))
+        return Err(no_such_task(task_id))
     status = TaskStatus(resent.was_status)
     if resent.new_id is not None:
         return Ok(TaskRetried(resent.new_id, task_id, status))
@@ -126,13 +142,17 @@ def _retried(
     return Err(TaskActionError(TaskActionErrorCode.TASK_NOT_RETRYABLE, message, task_id, status))
 
 
-def _failed(task_id: str, new_task_id: str, error: BrokerOperationError) -> TaskActionError:
-    message = error.message
-    if error.retryable:  # the connection may have been lost after the COMMIT
-        message += f" The new task may exist as {new_task_id}; check before you try again."
-    return TaskActionError(
-        TaskActionErrorCode.DB_OPERATION_FAILED, message, task_id, retryable=error.retryable
-    )
+def _retried(
+    task_id: str,
+    new_task_id: str,
+    done: BrokerResult[Result[TaskRetried, TaskActionError]],
+) -> Result[TaskRetried, TaskActionError]:
+    result = action_result(task_id, done)
+    if isinstance(result, Err) and result.err_value.retryable:
+        # The connection may have been lost after the COMMIT.
+        doubt = f" The new task may exist as {new_task_id}; check before you try again."
+        return Err(replace(result.err_value, message=result.err_value.message + doubt))
+    return result
 
 
 def _suppressed(task_id: str) -> TaskActionError:

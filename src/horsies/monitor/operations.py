@@ -285,13 +285,21 @@ class Operations(ABC):
 
     # Queues and workers of the whole cluster
 
-    def pause_queue(self, queue_name: str) -> BrokerResult[QueueState]:
-        """Stop all workers from claiming tasks of a queue; running tasks continue."""
-        return actions.switch_queue(self.get_broker(), self._order(queue_name, paused=True))
+    def pause_queue(
+        self, queue_name: str, *, reason: str | None = None
+    ) -> BrokerResult[QueueState]:
+        """Stop all workers from claiming tasks of a queue; running tasks continue.
 
-    async def pause_queue_async(self, queue_name: str) -> BrokerResult[QueueState]:
+        The reason is recorded with the author, see ``horsies.monitoring.acting_as``.
+        """
+        order = self._order(queue_name, paused=True, reason=reason)
+        return actions.switch_queue(self.get_broker(), order)
+
+    async def pause_queue_async(
+        self, queue_name: str, *, reason: str | None = None
+    ) -> BrokerResult[QueueState]:
         """``pause_queue`` without blocking the event loop."""
-        order = self._order(queue_name, paused=True)
+        order = self._order(queue_name, paused=True, reason=reason)
         return await actions.switch_queue_async(self.get_broker(), order)
 
     def resume_queue(self, queue_name: str) -> BrokerResult[QueueState]:
@@ -303,8 +311,8 @@ class Operations(ABC):
         order = self._order(queue_name, paused=False)
         return await actions.switch_queue_async(self.get_broker(), order)
 
-    def _order(self, queue_name: str, *, paused: bool) -> QueueOrder:
-        return QueueOrder(queue_name, paused, self.get_valid_queue_names())
+    def _order(self, queue_name: str, *, paused: bool, reason: str | None = None) -> QueueOrder:
+        return QueueOrder(queue_name, paused, self.get_valid_queue_names(), reason)
 
     def ping_database(self) -> BrokerResult[DatabasePing]:
         """Measure the round trip to the database."""

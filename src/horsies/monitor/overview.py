@@ -13,6 +13,7 @@ from enum import StrEnum
 from horsies.db.statement import Nothing, Script, one_or_none, read_rows
 from horsies.db.statements.blocked import BlockedLimit, BlockedRow, list_blocked
 from horsies.db.statements.monitor import (
+    CountMost,
     InFlightCount,
     ListWorkers,
     QueueState,
@@ -38,6 +39,8 @@ from horsies.tasks.handle import attempts_script, progress_script
 IDLE_SILENT_AFTER_SECONDS = 330.0
 # Rates come from this many of the newest attempts, which bounds the statement to about 50 ms.
 RATE_SAMPLE = 10_000
+# Waiting tasks of a queue are counted exactly up to this number, so that a long queue costs as much.
+WAITING_MOST = 10_000
 BLOCKED_SHOWN = 5
 
 _READING = BrokerErrorCode.MONITORING_QUERY_FAILED
@@ -47,6 +50,8 @@ _READING = BrokerErrorCode.MONITORING_QUERY_FAILED
 class QueueOverview:
     """One queue: its waiting tasks, its tasks in flight, its attempts per minute, and the live workers
     that serve it, with the caps that they obey (None: no cap), or without workers the configured cap.
+
+    ``due`` and ``delayed`` are exact up to 10,000; with ``waiting_at_least``, 10,000 is a lower bound.
     """
 
     name: str
@@ -61,6 +66,11 @@ class QueueOverview:
     retried_per_minute: float = 0.0
     workers: int = 0
     caps: Sequence[int | None] = ()
+    waiting_at_least: bool = False
+
+    def is_at_least(self, count: int) -> bool:
+        """Whether this number of waiting tasks is a lower bound."""
+        return self.waiting_at_least and count >= WAITING_MOST
 
 
 class WorkerHealth(StrEnum):
@@ -98,11 +108,12 @@ def read_overview(
     """Describe all workers and all queues. ``configured`` queues appear even when they are empty, with
     these caps while no worker serves them.
     """
-    return broker.perform(_READING, _overview_script(configured or {}))
+    return broker.perform(_READING, overview_script(configured or {}))
 
 
-def _overview_script(configured: Mapping[str, int | None]) -> Script[Overview]:
-    waiting = yield count_waiting, Nothing()
+def overview_script(configured: Mapping[str, int | None]) -> Script[Overview]:
+    """Read the facts of ``read_overview``."""
+    waiting = yield count_waiting, CountMost(WAITING_MOST)
     in_flight = yield count_in_flight, Nothing()
     recent = yield count_recent_attempts, Sample(RATE_SAMPLE)
     states = yield list_queue_states, Nothing()
@@ -135,14 +146,15 @@ def merge_queues(
         overview = QueueOverview(
             name=name,
             paused_at=paused.get(name),
-            due=due,
-            delayed=delayed,
+            due=min(due, WAITING_MOST),
+            delayed=min(delayed, WAITING_MOST),
             claimed=claimed,
             running=running,
             oldest_waiting_seconds=oldest,
             done_per_minute=rate.done * per_minute,
             failed_per_minute=rate.failed * per_minute,
             retried_per_minute=rate.retried * per_minute,
+            waiting_at_least=max(due, delayed) > WAITING_MOST,
         )
         overviews.append(overview)
     return overviews

@@ -50,6 +50,7 @@ from horsies.scheduler.targets import RunPlan, Work, work_for_now
 from horsies.scheduler.timing import Timing
 from horsies.tasks.broker import BrokerErrorCode, BrokerOperationError, BrokerResult, PostgresBroker
 from horsies.tasks.handle import TaskHandle
+from horsies.tasks.recording import Action, Switched, perform_action, perform_action_async
 from horsies.tasks.send import Producer
 from horsies.workflow.definition import BuildsSpecs
 from horsies.workflow.run.handle import WorkflowHandle
@@ -92,19 +93,21 @@ class Schedules:
         Err(SCHEDULE_EXISTS) unless ``replace`` is set; a configured schedule is never replaced. The first
         slot is the next one after now. Raises HorsiesError for a schedule that cannot be served.
         """
-        return self._change(self._add_script(schedule, replace))
+        script = self._add_script(schedule, replace)
+        return self._change("add_schedule", schedule.name, script)
 
     async def add_async(
         self, schedule: AnySchedule, *, replace: bool = False
     ) -> BrokerResult[ScheduleState]:
-        return await self._change_async(self._add_script(schedule, replace))
+        script = self._add_script(schedule, replace)
+        return await self._change_async("add_schedule", schedule.name, script)
 
     def remove(self, name: str) -> BrokerResult[None]:
         """Remove a schedule that was added at run time; its tasks and runs stay."""
-        return self._change(_remove_script(name))
+        return self._change("remove_schedule", name, _remove_script(name))
 
     async def remove_async(self, name: str) -> BrokerResult[None]:
-        return await self._change_async(_remove_script(name))
+        return await self._change_async("remove_schedule", name, _remove_script(name))
 
     def list(self) -> BrokerResult[States]:
         """Return every stored schedule, by name; a scheduler stores the configured ones at its start."""
@@ -113,31 +116,37 @@ class Schedules:
     async def list_async(self) -> BrokerResult[States]:
         return await self._read_async(list_script())
 
-    def pause(self, name: str) -> BrokerResult[ScheduleState]:
+    def pause(self, name: str, *, reason: str | None = None) -> BrokerResult[ScheduleState]:
         """Stop firing the slots of a schedule, on all schedulers, until it is resumed."""
-        return self._change(switch_script(name, pause_schedule))
+        script = switch_script(name, pause_schedule)
+        return self._change("pause_schedule", name, script, reason).map(_state)
 
-    async def pause_async(self, name: str) -> BrokerResult[ScheduleState]:
-        return await self._change_async(switch_script(name, pause_schedule))
+    async def pause_async(
+        self, name: str, *, reason: str | None = None
+    ) -> BrokerResult[ScheduleState]:
+        script = switch_script(name, pause_schedule)
+        return (await self._change_async("pause_schedule", name, script, reason)).map(_state)
 
     def resume(self, name: str) -> BrokerResult[ScheduleState]:
         """Fire the slots of a schedule again; those of the pause only if it catches up missed ones."""
-        return self._change(switch_script(name, resume_schedule))
+        script = switch_script(name, resume_schedule)
+        return self._change("resume_schedule", name, script).map(_state)
 
     async def resume_async(self, name: str) -> BrokerResult[ScheduleState]:
-        return await self._change_async(switch_script(name, resume_schedule))
+        script = switch_script(name, resume_schedule)
+        return (await self._change_async("resume_schedule", name, script)).map(_state)
 
     def run(self, name: str) -> BrokerResult[RunHandle]:
         """Send the task of a schedule, or start its workflow, once and now.
 
         The timetable does not change. Returns the handle of the task or of the workflow run.
         """
-        done: BrokerResult[Work] = self._change(self._run_script(name))
+        done: BrokerResult[Work] = self._change("run_schedule", name, self._run_script(name))
         return done.map(self._handle)
 
     async def run_async(self, name: str) -> BrokerResult[RunHandle]:
-        done: BrokerResult[Work] = await self._change_async(self._run_script(name))
-        return done.map(self._handle)
+        script: Script[BrokerResult[Work]] = self._run_script(name)
+        return (await self._change_async("run_schedule", name, script)).map(self._handle)
 
     def next_runs(self, name: str, count: int = 10) -> BrokerResult[Slots]:
         """Return the next slots of a stored schedule, in UTC."""
@@ -160,13 +169,21 @@ class Schedules:
         done = await self.producer.get_broker().perform_async(_WORKING, script)
         return done.and_then(lambda result: result)
 
-    def _change(self, script: Script[BrokerResult[T]]) -> BrokerResult[T]:
-        return Err(_SUPPRESSED) if self.producer.are_sends_suppressed() else self._read(script)
-
-    async def _change_async(self, script: Script[BrokerResult[T]]) -> BrokerResult[T]:
+    def _change(
+        self, verb: str, name: str, script: Script[BrokerResult[T]], reason: str | None = None
+    ) -> BrokerResult[T]:
         if self.producer.are_sends_suppressed():
             return Err(_SUPPRESSED)
-        return await self._read_async(script)
+        action = Action(verb, f"schedule {name}", reason)
+        return change(self.producer.get_broker(), action, script)
+
+    async def _change_async(
+        self, verb: str, name: str, script: Script[BrokerResult[T]], reason: str | None = None
+    ) -> BrokerResult[T]:
+        if self.producer.are_sends_suppressed():
+            return Err(_SUPPRESSED)
+        action = Action(verb, f"schedule {name}", reason)
+        return await change_async(self.producer.get_broker(), action, script)
 
     def _add_script(
         self, schedule: AnySchedule, replace: bool
@@ -220,6 +237,20 @@ def perform(broker: PostgresBroker, script: Script[BrokerResult[T]]) -> BrokerRe
     return broker.perform(_WORKING, script).and_then(lambda result: result)
 
 
+def change(
+    broker: PostgresBroker, action: Action, script: Script[BrokerResult[T]]
+) -> BrokerResult[T]:
+    """Run a script that changes a schedule and record it, in one transaction."""
+    return perform_action(broker, _WORKING, action, script).and_then(lambda result: result)
+
+
+async def change_async(
+    broker: PostgresBroker, action: Action, script: Script[BrokerResult[T]]
+) -> BrokerResult[T]:
+    done = await perform_action_async(broker, _WORKING, action, script)
+    return done.and_then(lambda result: result)
+
+
 def list_script() -> Script[BrokerResult[list[ScheduleState]]]:
     states: list[ScheduleState] = yield list_schedules, ScheduleFilter(None)
     return Ok(states)
@@ -230,10 +261,18 @@ def _state_script(name: str) -> Script[BrokerResult[ScheduleState]]:
     return Ok(states[0]) if states else _unknown(name)
 
 
-def switch_script(name: str, switch: Switch) -> Script[BrokerResult[ScheduleState]]:
+def switch_script(name: str, switch: Switch) -> Script[BrokerResult[Switched[ScheduleState]]]:
     """Pause or resume a schedule and read its new state."""
+    if isinstance(before := (yield from _state_script(name)), Err):
+        return before
     yield switch, ScheduleName(name)
-    return (yield from _state_script(name))
+    was_paused = before.ok_value.is_paused
+    after = yield from _state_script(name)
+    return after.map(lambda state: Switched(state, state.is_paused != was_paused))
+
+
+def _state(switched: Switched[ScheduleState]) -> ScheduleState:
+    return switched.state
 
 
 def next_script(name: str, count: int) -> Script[BrokerResult[list[datetime]]]:

@@ -146,11 +146,13 @@ class PostgresBroker:
         script: Script[T],
         transaction: object = None,
         *,
+        atomic: bool = False,
         read_only: bool = False,
     ) -> BrokerResult[T]:
         """Run the script on a pooled connection, or inside the caller's transaction.
 
-        With ``read_only`` its statements share one transaction and see one state of the database.
+        Without a transaction, every statement commits by itself; ``atomic`` makes one of them all. With
+        ``read_only`` they also see one state of the database.
         """
         logged = self.config.echo
         try:
@@ -158,7 +160,7 @@ class PostgresBroker:
             if transaction is None:
                 with (
                     self.database.connection() as connection,
-                    connection.transaction() if read_only else nullcontext(),
+                    connection.transaction() if atomic or read_only else nullcontext(),
                 ):
                     if read_only:
                         connection.execute(ONE_STATE)
@@ -174,6 +176,7 @@ class PostgresBroker:
         script: Script[T],
         transaction: object = None,
         *,
+        atomic: bool = False,
         read_only: bool = False,
     ) -> BrokerResult[T]:
         """``perform`` on the running event loop's connections."""
@@ -184,7 +187,7 @@ class PostgresBroker:
             if transaction is None:
                 async with (
                     self.database.connection_async() as connection,
-                    connection.transaction() if read_only else nullcontext(),
+                    connection.transaction() if atomic or read_only else nullcontext(),
                 ):
                     if read_only:
                         await connection.execute(ONE_STATE)

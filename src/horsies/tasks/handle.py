@@ -57,6 +57,7 @@ from horsies.tasks.broker import (
     PostgresBroker,
     presentable,
 )
+from horsies.tasks.recording import Action, perform_action, perform_action_async
 from horsies.tasks.waiters import Waiters, seconds_to_wait, timeout_problem
 from horsies.tasks.watching import watch, watch_async
 
@@ -374,9 +375,9 @@ class TaskHandle(Generic[T]):
         """Cancel a waiting task at once; ask the worker of a running one to stop it."""
         if self._broker is None:
             return Err(_action_failed(self.task_id, _no_broker()))
-        script = _cancel_script(self.task_id, include_running)
-        done = self._broker.perform(BrokerErrorCode.CLEANUP_FAILED, script)
-        return _cancel_outcome(self.task_id, done)
+        action, script = self._cancel(include_running)
+        done = perform_action(self._broker, BrokerErrorCode.CLEANUP_FAILED, action, script)
+        return action_result(self.task_id, done)
 
     async def cancel_async(
         self, *, include_running: bool = True
@@ -384,9 +385,16 @@ class TaskHandle(Generic[T]):
         """``cancel`` without blocking the event loop."""
         if self._broker is None:
             return Err(_action_failed(self.task_id, _no_broker()))
+        action, script = self._cancel(include_running)
+        code = BrokerErrorCode.CLEANUP_FAILED
+        done = await perform_action_async(self._broker, code, action, script)
+        return action_result(self.task_id, done)
+
+    def _cancel(
+        self, include_running: bool
+    ) -> tuple[Action, Script[Result[TaskCancelled, TaskActionError]]]:
         script = _cancel_script(self.task_id, include_running)
-        done = await self._broker.perform_async(BrokerErrorCode.CLEANUP_FAILED, script)
-        return _cancel_outcome(self.task_id, done)
+        return task_action("cancel_task", self.task_id), script
 
     def _read(self, row: OutcomeRow | None) -> TaskResult[T, TaskError]:
         result = _not_found(self.task_id) if row is None else result_of(row, self._results)
@@ -397,26 +405,36 @@ class TaskHandle(Generic[T]):
         return result
 
 
-def _cancel_script(task_id: str, include_running: bool) -> Script[CancelledTask | None]:
-    if (stored := stored_form(task_id)) is None:
-        return None
-    return one_or_none((yield cancel_task, CancelTask(stored, include_running)))
-
-
-def _cancel_outcome(
-    task_id: str, done: BrokerResult[CancelledTask | None]
-) -> Result[TaskCancelled, TaskActionError]:
-    if isinstance(done, Err):
-        return Err(_action_failed(task_id, done.value))
-    found = done.value
+def _cancel_script(
+    task_id: str, include_running: bool
+) -> Script[Result[TaskCancelled, TaskActionError]]:
+    found: CancelledTask | None = None
+    if (stored := stored_form(task_id)) is not None:
+        found = one_or_none((yield cancel_task, CancelTask(stored, include_running)))
     if found is None:
-        message = f"There is no task {task_id}."
-        return Err(TaskActionError(TaskActionErrorCode.TASK_NOT_FOUND, message, task_id))
+        return Err(no_such_task(task_id))
     status = TaskStatus(found.was_status)
     if found.applied:
         return Ok(TaskCancelled(task_id, status))
     message = f"Task {task_id} is {status.value} and can no longer be cancelled."
     return Err(TaskActionError(TaskActionErrorCode.TASK_NOT_CANCELLABLE, message, task_id, status))
+
+
+def action_result(
+    task_id: str, done: BrokerResult[Result[T, TaskActionError]]
+) -> Result[T, TaskActionError]:
+    """Return the answer of an action's script, or the failure of the broker that ran it."""
+    return Err(_action_failed(task_id, done.value)) if isinstance(done, Err) else done.value
+
+
+def task_action(verb: str, task_id: str) -> Action:
+    """The record of a change to one task, under its id in the form of the database."""
+    return Action(verb, f"task {stored_form(task_id) or task_id}")
+
+
+def no_such_task(task_id: str) -> TaskActionError:
+    message = f"There is no task {task_id}."
+    return TaskActionError(TaskActionErrorCode.TASK_NOT_FOUND, message, task_id)
 
 
 def _action_failed(task_id: str, error: BrokerOperationError) -> TaskActionError:

@@ -18,7 +18,9 @@ from horsies.config.app import AppConfig, RecoveryConfig
 from horsies.db.errors import describe_refusal
 from horsies.db.pipeline import Pipeline
 from horsies.db.statement import Nothing, Statement, Step
+from horsies.db.statements.actions import delete_old_actions
 from horsies.db.statements.blocked import delete_unblocked
+from horsies.db.statements.measures import compact_measures, delete_old_measures
 from horsies.db.statements.workers import (
     Batch,
     CloseLostWorkers,
@@ -59,6 +61,8 @@ from horsies.workflow.run.results import write_error
 logger = logging.getLogger("horsies.reaper")
 
 RETENTION_BATCH = 1000
+# The record of changes made by people is kept for 90 days.
+ACTION_RETENTION_HOURS = 90 * 24
 # Whole trees of runs, with all of their nodes and tasks.
 RETENTION_RUNS = 50
 EXPIRE_BATCH = 50
@@ -194,8 +198,10 @@ def sweep(pipeline: Pipeline, recovery: RecoveryConfig) -> bool:
         (delete_old_heartbeats, recovery.heartbeat_retention_hours),
         (delete_old_worker_states, recovery.worker_state_retention_hours),
         (delete_old_workers, recovery.worker_state_retention_hours),
+        (delete_old_actions, ACTION_RETENTION_HOURS),
         (delete_old_tasks, recovery.terminal_record_retention_hours),
         (delete_old_untimed_tasks, recovery.terminal_record_retention_hours),
+        (delete_old_measures, recovery.measure_retention_hours),
     )
     steps: list[Step] = [
         (statement, Retention(hours, RETENTION_BATCH))
@@ -203,6 +209,7 @@ def sweep(pipeline: Pipeline, recovery: RecoveryConfig) -> bool:
         if hours is not None
     ]
     steps.append((delete_kept_tasks, Batch(RETENTION_BATCH)))
+    steps.append((compact_measures, Batch(RETENTION_BATCH)))
     if not pipeline.run([(try_lead, RETENTION)])[0][0].leads:
         return False
     counts = [_delete(pipeline, step) for step in steps]

@@ -14,7 +14,13 @@ from horsies.task_result import json_object
 MONITOR = StatementFile("monitor.sql")
 
 
+class CountMost(NamedTuple):
+    most: int
+
+
 class WaitingCount(NamedTuple):
+    """The waiting tasks of one queue, at most one more than the bound; the age of the oldest due one."""
+
     queue_name: str
     due: int
     delayed: int
@@ -58,6 +64,7 @@ class QueueName(NamedTuple):
 
 class ListWorkers(NamedTuple):
     include_stopped: bool
+    worker_id: str | None = None
 
 
 class WorkerSummary(NamedTuple):
@@ -101,6 +108,8 @@ class ListTasks(NamedTuple):
     queues: Sequence[str]
     names: Sequence[str]
     error_codes: Sequence[str]
+    workers: Sequence[str]
+    retried_only: bool
     limit: int
 
 
@@ -113,6 +122,8 @@ class ListNewestTasks(NamedTuple):
     queues: Sequence[str]
     names: Sequence[str]
     error_codes: Sequence[str]
+    workers: Sequence[str]
+    retried_only: bool
     limit: int
     window: int
 
@@ -299,7 +310,7 @@ class ServerVersion(NamedTuple):
     server_version: str
 
 
-count_waiting = MONITOR.declare("count_waiting", Nothing, WaitingCount)
+count_waiting = MONITOR.declare("count_waiting", CountMost, WaitingCount)
 count_in_flight = MONITOR.declare("count_in_flight", Nothing, InFlightCount)
 count_recent_attempts = MONITOR.declare("count_recent_attempts", Sample, RecentAttempts)
 list_queue_states = MONITOR.declare("list_queue_states", Nothing, QueueState)

@@ -2,12 +2,40 @@
 -- newest attempts, lists from the end of the primary key, whose ids begin with their time.
 
 -- name: count_waiting
--- PENDING by queue, from the claim index.
-SELECT queue_name, count(*) FILTER (WHERE enqueued_at <= now()) AS due,
-    count(*) FILTER (WHERE enqueued_at > now()) AS delayed,
-    extract(epoch FROM now() - min(enqueued_at) FILTER (WHERE enqueued_at <= now()))::float8
-        AS oldest_waiting_seconds
-FROM horsies_tasks WHERE status = 'PENDING' AND NOT held GROUP BY queue_name
+-- PENDING by queue, from the claim index. The first task of every queue and priority takes one index probe,
+-- however many wait, and has the oldest due task of its priority; of more than 2,000 such pairs, the rest is left
+-- out. Due and delayed tasks are counted up to one more than "most" of each queue: a queue of a million costs as
+-- much as one of ten thousand. The orders keep a plan that was made on an empty table from reading it all.
+WITH RECURSIVE heads AS (
+    (SELECT queue_name, priority, enqueued_at FROM horsies_tasks
+     WHERE status = 'PENDING' AND NOT held ORDER BY queue_name, priority, enqueued_at LIMIT 1)
+    UNION ALL
+    SELECT following.* FROM heads CROSS JOIN LATERAL (
+        SELECT task.queue_name, task.priority, task.enqueued_at FROM horsies_tasks AS task
+        WHERE task.status = 'PENDING' AND NOT task.held
+          AND (task.queue_name, task.priority) > (heads.queue_name, heads.priority)
+        ORDER BY task.queue_name, task.priority, task.enqueued_at LIMIT 1) AS following),
+queues AS MATERIALIZED (
+    SELECT queue_name, array_agg(priority) AS priorities,
+        min(enqueued_at) FILTER (WHERE enqueued_at <= now()) AS oldest_due_at
+    FROM (SELECT * FROM heads LIMIT 2000) AS seen GROUP BY queue_name)
+SELECT queue.queue_name, (
+    SELECT count(*) FROM (
+        SELECT FROM unnest(queue.priorities) AS level CROSS JOIN LATERAL (
+            SELECT FROM horsies_tasks AS task
+            WHERE task.status = 'PENDING' AND NOT task.held AND task.queue_name = queue.queue_name
+              AND task.priority = level AND task.enqueued_at <= now()
+            ORDER BY task.enqueued_at LIMIT %(most)s::integer + 1) AS found
+        LIMIT %(most)s::integer + 1) AS counted) AS due, (
+    SELECT count(*) FROM (
+        SELECT FROM unnest(queue.priorities) AS level CROSS JOIN LATERAL (
+            SELECT FROM horsies_tasks AS task
+            WHERE task.status = 'PENDING' AND NOT task.held AND task.queue_name = queue.queue_name
+              AND task.priority = level AND task.enqueued_at > now()
+            ORDER BY task.enqueued_at LIMIT %(most)s::integer + 1) AS found
+        LIMIT %(most)s::integer + 1) AS counted) AS delayed,
+    extract(epoch FROM now() - queue.oldest_due_at)::float8 AS oldest_waiting_seconds
+FROM queues AS queue
 
 -- name: count_in_flight
 -- CLAIMED and RUNNING by queue, from the in-flight index.
@@ -42,15 +70,24 @@ FROM recent CROSS JOIN covered WHERE recent.queue_name IS NOT NULL GROUP BY rece
 SELECT queue_name AS name, paused_at FROM horsies_queues
 
 -- name: list_known_queues
--- The known queue names: paused or resumed before, served by a worker, or with tasks in them.
+-- The known queue names: paused or resumed before, served by a worker, or with tasks in them. Queues with
+-- waiting tasks cost one index probe each.
+WITH RECURSIVE waiting AS (
+    (SELECT queue_name FROM horsies_tasks
+     WHERE status = 'PENDING' AND NOT held ORDER BY queue_name LIMIT 1)
+    UNION ALL
+    SELECT (SELECT task.queue_name FROM horsies_tasks AS task
+            WHERE task.status = 'PENDING' AND NOT task.held AND task.queue_name > waiting.queue_name
+            ORDER BY task.queue_name LIMIT 1)
+    FROM waiting WHERE waiting.queue_name IS NOT NULL)
 SELECT queue_name::text AS name FROM horsies_queues
 UNION SELECT unnest(queues)::text FROM horsies_workers WHERE stopped_at IS NULL
-UNION SELECT queue_name::text FROM horsies_tasks WHERE status = 'PENDING' AND NOT held
+UNION SELECT queue_name::text FROM waiting WHERE queue_name IS NOT NULL
 UNION SELECT queue_name::text FROM horsies_tasks WHERE status IN ('CLAIMED', 'RUNNING')
 ORDER BY name
 
 -- name: list_workers
--- Every worker without a shutdown, or all that are on record, with its newest snapshot and its tasks in
+-- Every worker without a shutdown, or all that are on record, or one, with its newest snapshot and its tasks in
 -- flight. A task whose code has ended but whose outcome the database refuses occupies no child. pg_locks shows
 -- the one 64-bit lock key of a worker as two parts.
 SELECT worker.worker_id, worker.hostname, worker.pid, worker.processes, worker.queues::text[] AS queues,
@@ -77,7 +114,8 @@ FROM horsies_workers AS worker LEFT JOIN LATERAL (
         state.queue_max_concurrency
     FROM horsies_worker_states AS state
     WHERE state.worker_id = worker.worker_id ORDER BY state.snapshot_at DESC LIMIT 1) AS newest ON true
-WHERE worker.stopped_at IS NULL OR %(include_stopped)s::boolean
+WHERE (worker.stopped_at IS NULL OR %(include_stopped)s::boolean)
+  AND (%(worker_id)s::text IS NULL OR worker.worker_id = %(worker_id)s::text)
 ORDER BY worker.stopped_at IS NOT NULL, worker.seen_at DESC, worker.worker_id LIMIT 1000
 
 -- name: list_newest_tasks
@@ -88,13 +126,17 @@ SELECT id::text, task_name, queue_name, status, retry_count, max_retries, error_
     extract(epoch FROM now() - created_at)::float8 AS age_seconds
 FROM (
     SELECT id, task_name, queue_name, status, retry_count, max_retries, error_code, created_at, enqueued_at,
-        started_at, coalesce(completed_at, failed_at) AS finished_at, worker_hostname, worker_pid
+        started_at, coalesce(completed_at, failed_at) AS finished_at, worker_hostname, worker_pid,
+        claimed_by_worker_id
     FROM horsies_tasks WHERE id < %(before)s::uuid AND id >= %(since)s::uuid
     ORDER BY id DESC LIMIT %(window)s::integer) AS newest
 WHERE (cardinality(%(statuses)s::text[]) = 0 OR status = ANY(%(statuses)s::text[]))
   AND (cardinality(%(queues)s::text[]) = 0 OR queue_name = ANY(%(queues)s::text[]))
   AND (cardinality(%(names)s::text[]) = 0 OR task_name = ANY(%(names)s::text[]))
   AND (cardinality(%(error_codes)s::text[]) = 0 OR error_code = ANY(%(error_codes)s::text[]))
+  AND (cardinality(%(workers)s::text[]) = 0 OR claimed_by_worker_id = ANY(%(workers)s::text[])
+       OR worker_hostname = ANY(%(workers)s::text[]))
+  AND (NOT %(retried_only)s::boolean OR retry_count > 0)
 ORDER BY newest.id DESC LIMIT %(limit)s::integer
 
 -- name: end_of_window
@@ -113,6 +155,9 @@ WITH live AS MATERIALIZED (
       AND (cardinality(%(queues)s::text[]) = 0 OR queue_name = ANY(%(queues)s::text[]))
       AND (cardinality(%(names)s::text[]) = 0 OR task_name = ANY(%(names)s::text[]))
       AND (cardinality(%(error_codes)s::text[]) = 0 OR error_code = ANY(%(error_codes)s::text[]))
+      AND (cardinality(%(workers)s::text[]) = 0 OR claimed_by_worker_id = ANY(%(workers)s::text[])
+           OR worker_hostname = ANY(%(workers)s::text[]))
+      AND (NOT %(retried_only)s::boolean OR retry_count > 0)
     UNION ALL
     SELECT kept.id FROM horsies_workflows AS run CROSS JOIN LATERAL (
         SELECT id FROM horsies_tasks
@@ -120,6 +165,9 @@ WITH live AS MATERIALIZED (
           AND (cardinality(%(queues)s::text[]) = 0 OR queue_name = ANY(%(queues)s::text[]))
           AND (cardinality(%(names)s::text[]) = 0 OR task_name = ANY(%(names)s::text[]))
           AND (cardinality(%(error_codes)s::text[]) = 0 OR error_code = ANY(%(error_codes)s::text[]))
+          AND (cardinality(%(workers)s::text[]) = 0 OR claimed_by_worker_id = ANY(%(workers)s::text[])
+               OR worker_hostname = ANY(%(workers)s::text[]))
+          AND (NOT %(retried_only)s::boolean OR retry_count > 0)
         OFFSET 0) AS kept
     WHERE run.status IN ('PENDING', 'RUNNING', 'PAUSED') AND 'PENDING' = ANY(%(statuses)s::text[])
     UNION ALL
@@ -127,7 +175,10 @@ WITH live AS MATERIALIZED (
     WHERE status IN ('CLAIMED', 'RUNNING') AND status = ANY(%(statuses)s::text[])
       AND (cardinality(%(queues)s::text[]) = 0 OR queue_name = ANY(%(queues)s::text[]))
       AND (cardinality(%(names)s::text[]) = 0 OR task_name = ANY(%(names)s::text[]))
-      AND (cardinality(%(error_codes)s::text[]) = 0 OR error_code = ANY(%(error_codes)s::text[])))
+      AND (cardinality(%(error_codes)s::text[]) = 0 OR error_code = ANY(%(error_codes)s::text[]))
+      AND (cardinality(%(workers)s::text[]) = 0 OR claimed_by_worker_id = ANY(%(workers)s::text[])
+           OR worker_hostname = ANY(%(workers)s::text[]))
+      AND (NOT %(retried_only)s::boolean OR retry_count > 0))
 SELECT task.id::text, task_name, queue_name, status, retry_count, max_retries, error_code, created_at,
     enqueued_at, started_at, coalesce(completed_at, failed_at) AS finished_at, worker_hostname, worker_pid,
     extract(epoch FROM now() - created_at)::float8 AS age_seconds
@@ -144,7 +195,10 @@ WITH failed AS MATERIALIZED (
     WHERE error_code IS NOT NULL AND error_code = ANY(%(error_codes)s::text[])
       AND (cardinality(%(statuses)s::text[]) = 0 OR status = ANY(%(statuses)s::text[]))
       AND (cardinality(%(queues)s::text[]) = 0 OR queue_name = ANY(%(queues)s::text[]))
-      AND (cardinality(%(names)s::text[]) = 0 OR task_name = ANY(%(names)s::text[])))
+      AND (cardinality(%(names)s::text[]) = 0 OR task_name = ANY(%(names)s::text[]))
+      AND (cardinality(%(workers)s::text[]) = 0 OR claimed_by_worker_id = ANY(%(workers)s::text[])
+           OR worker_hostname = ANY(%(workers)s::text[]))
+      AND (NOT %(retried_only)s::boolean OR retry_count > 0))
 SELECT task.id::text, task_name, queue_name, status, retry_count, max_retries, error_code, created_at,
     enqueued_at, started_at, coalesce(completed_at, failed_at) AS finished_at, worker_hostname, worker_pid,
     extract(epoch FROM now() - created_at)::float8 AS age_seconds

@@ -51,6 +51,7 @@ from horsies.tasks.broker import (
     failure,
 )
 from horsies.tasks.handle import is_loop_running
+from horsies.tasks.recording import Action, perform_action, perform_action_async
 from horsies.tasks.waiters import seconds_to_wait, timeout_problem
 from horsies.workflow.nodes.type_compat import cached_by_annotation
 from horsies.workflow.run.info import (
@@ -101,6 +102,46 @@ async def perform_async(
     if (run_id := stored_form(workflow_id)) is None:
         return no_such_run(workflow_id)
     return _unwrap(workflow_id, await broker.perform_async(CONTROL, make_script(run_id)))
+
+
+def change(
+    broker: PostgresBroker | None,
+    workflow_id: str,
+    verb: str,
+    make_script: RunScript[T],
+    reason: str | None = None,
+) -> HandleResult[T]:
+    """Run a script that changes a run and record it, in one transaction."""
+    if broker is None:
+        return no_broker(workflow_id)
+    action, script = _change(workflow_id, verb, make_script, reason)
+    return _unwrap(workflow_id, perform_action(broker, CONTROL, action, script))
+
+
+async def change_async(
+    broker: PostgresBroker | None,
+    workflow_id: str,
+    verb: str,
+    make_script: RunScript[T],
+    reason: str | None = None,
+) -> HandleResult[T]:
+    if broker is None:
+        return no_broker(workflow_id)
+    action, script = _change(workflow_id, verb, make_script, reason)
+    return _unwrap(workflow_id, await perform_action_async(broker, CONTROL, action, script))
+
+
+def _change(
+    workflow_id: str, verb: str, make_script: RunScript[T], reason: str | None
+) -> tuple[Action, Script[HandleResult[T]]]:
+    run_id = stored_form(workflow_id)
+    script = _refusal(no_such_run(workflow_id)) if run_id is None else make_script(run_id)
+    return Action(verb, f"run {run_id or workflow_id}", reason), script
+
+
+def _refusal(refusal: Err[HandleOperationError]) -> Script[HandleResult[T]]:
+    yield from ()
+    return refusal
 
 
 def _unwrap(workflow_id: str, done: BrokerResult[HandleResult[T]]) -> HandleResult[T]:
@@ -165,15 +206,17 @@ def resume_script(run_id: str, *, retry_failed: bool) -> Script[HandleResult[boo
 
 def cancel_script(
     run_id: str, *, interrupt: bool, reason: str | None
-) -> Script[HandleResult[None]]:
-    """Any open status -> CANCELLED; a run that has ended stays as it is."""
+) -> Script[HandleResult[bool]]:
+    """Any open status -> CANCELLED; False for a run that has ended, which stays as it is."""
     error = TaskError(
         error_code=OutcomeCode.WORKFLOW_CANCELLED,
         message=f"Workflow {run_id} was cancelled{f': {reason}' if reason else '.'}",
         data={"workflow_id": run_id, "reason": reason},
     )
     (row,) = yield cancel_run, CancelRun(run_id, write_error(error), interrupt)
-    return no_such_run(run_id) if row.answer is None else Ok(None)
+    if row.answer is None:
+        return no_such_run(run_id)
+    return Ok(not WorkflowStatus(row.answer).is_terminal)
 
 
 def retry_script(run_id: str, node_ids: Sequence[str] | None) -> Script[HandleResult[None]]:
@@ -339,12 +382,12 @@ def _timed_out(
 
 async def pause_workflow(broker: PostgresBroker, workflow_id: str) -> HandleResult[bool]:
     """Pause a run by its id; see ``WorkflowHandle.pause``."""
-    return await perform_async(broker, workflow_id, pause_script)
+    return await change_async(broker, workflow_id, "pause_run", pause_script)
 
 
 def pause_workflow_sync(broker: PostgresBroker, workflow_id: str) -> HandleResult[bool]:
     """``pause_workflow`` without an event loop."""
-    return perform(broker, workflow_id, pause_script)
+    return change(broker, workflow_id, "pause_run", pause_script)
 
 
 async def resume_workflow(
@@ -352,11 +395,12 @@ async def resume_workflow(
 ) -> HandleResult[bool]:
     """Resume a run by its id; see ``WorkflowHandle.resume``."""
     script = partial(resume_script, retry_failed=retry_failed)
-    return await perform_async(broker, workflow_id, script)
+    return await change_async(broker, workflow_id, "resume_run", script)
 
 
 def resume_workflow_sync(
     broker: PostgresBroker, workflow_id: str, *, retry_failed: bool = False
 ) -> HandleResult[bool]:
     """``resume_workflow`` without an event loop."""
-    return perform(broker, workflow_id, partial(resume_script, retry_failed=retry_failed))
+    script = partial(resume_script, retry_failed=retry_failed)
+    return change(broker, workflow_id, "resume_run", script)

@@ -15,6 +15,7 @@ from heapq import heappop, heappush
 from typing import TypeVar
 
 from horsies.db.statements.workflows import RunRow, TreeNode
+from horsies.logs import elapsed
 from horsies.states import WORKFLOW_TASK_TERMINAL_STATES, WorkflowStatus
 from horsies.workflow.run.listing import RunReport
 
@@ -358,20 +359,3 @@ def _notes(row: TreeNode, child: RunRow | None) -> Iterator[str]:
         yield f"retry {row.retry_count}"
     if row.duration_seconds is not None:
         yield elapsed(row.duration_seconds)
-
-
-def elapsed(seconds: float) -> str:
-    """Format a duration with two or three digits: 12ms, 1.4s, 42s, 4m12s, 3h05m, 5d04h."""
-    seconds = max(seconds, 0.0)
-    if seconds < 1:
-        return f"{seconds * 1000:.0f}ms"
-    if seconds < 10:
-        return f"{seconds:.1f}s"
-    whole = int(seconds)
-    if whole < 60:
-        return f"{whole}s"
-    if whole < 3600:
-        return f"{whole // 60}m{whole % 60:02d}s"
-    if whole < 86_400:
-        return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
-    return f"{whole // 86_400}d{whole % 86_400 // 3600:02d}h"

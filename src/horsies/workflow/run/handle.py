@@ -245,16 +245,16 @@ class WorkflowHandle(Generic[T]):
 
     # Control
 
-    def pause(self) -> HandleResult[bool]:
+    def pause(self, *, reason: str | None = None) -> HandleResult[bool]:
         """Pause the run and the runs below it; True if it was RUNNING.
 
         Running tasks continue and their results are kept; no other task starts, nor a retry.
         """
-        return self._perform(control.pause_script)
+        return self._change("pause_run", control.pause_script, reason)
 
-    async def pause_async(self) -> HandleResult[bool]:
+    async def pause_async(self, *, reason: str | None = None) -> HandleResult[bool]:
         """``pause`` without blocking the event loop."""
-        return await self._perform_async(control.pause_script)
+        return await self._change_async("pause_run", control.pause_script, reason)
 
     def resume(self, *, retry_failed: bool = False) -> HandleResult[bool]:
         """Resume a paused run and the paused runs below it; True if it was paused.
@@ -262,11 +262,13 @@ class WorkflowHandle(Generic[T]):
         Failed nodes stay failed. With ``retry_failed`` they are retried, and a FAILED run is
         restarted from its failures.
         """
-        return self._perform(partial(control.resume_script, retry_failed=retry_failed))
+        script = partial(control.resume_script, retry_failed=retry_failed)
+        return self._change("resume_run", script)
 
     async def resume_async(self, *, retry_failed: bool = False) -> HandleResult[bool]:
         """``resume`` without blocking the event loop."""
-        return await self._perform_async(partial(control.resume_script, retry_failed=retry_failed))
+        script = partial(control.resume_script, retry_failed=retry_failed)
+        return await self._change_async("resume_run", script)
 
     def retry(self, node: AnyNode | NodeKey[Any] | str | None = None) -> HandleResult[None]:
         """Retry a failed node, or all of them; nodes skipped because of the failure wait again.
@@ -274,13 +276,15 @@ class WorkflowHandle(Generic[T]):
         A FAILED or PAUSED run continues. Successful nodes keep their results. Refused with
         NODE_NOT_FOUND, NOTHING_TO_RETRY, or WORKFLOW_NOT_RETRYABLE.
         """
-        return self._perform(partial(control.retry_script, node_ids=_nodes_named(node)))
+        script = partial(control.retry_script, node_ids=_nodes_named(node))
+        return self._change("retry_run", script)
 
     async def retry_async(
         self, node: AnyNode | NodeKey[Any] | str | None = None
     ) -> HandleResult[None]:
         """``retry`` without blocking the event loop."""
-        return await self._perform_async(partial(control.retry_script, node_ids=_nodes_named(node)))
+        script = partial(control.retry_script, node_ids=_nodes_named(node))
+        return await self._change_async("retry_run", script)
 
     def cancel(self, *, interrupt: bool = False, reason: str | None = None) -> HandleResult[None]:
         """Cancel the run and the runs below it; tasks that have not started never will.
@@ -289,14 +293,14 @@ class WorkflowHandle(Generic[T]):
         effect and is not an error.
         """
         script = partial(control.cancel_script, interrupt=interrupt, reason=reason)
-        return self._perform(script)
+        return self._change("cancel_run", script, reason).map(_nothing)
 
     async def cancel_async(
         self, *, interrupt: bool = False, reason: str | None = None
     ) -> HandleResult[None]:
         """``cancel`` without blocking the event loop."""
         script = partial(control.cancel_script, interrupt=interrupt, reason=reason)
-        return await self._perform_async(script)
+        return (await self._change_async("cancel_run", script, reason)).map(_nothing)
 
     def signal(self, name: str, value: object = None) -> HandleResult[SignalDelivery]:
         """Send a value to the ``SignalNode`` that waits for this name, or store it for the first
@@ -305,11 +309,13 @@ class WorkflowHandle(Generic[T]):
         SIGNAL_NOT_FOUND if no node of the run has this name, WORKFLOW_ENDED if the run has ended,
         VALIDATION_FAILED if the value is not of the declared type or the name is not text.
         """
-        return self._perform(partial(self._signal_script, name=name, value=value))
+        script = partial(self._signal_script, name=name, value=value)
+        return self._change("signal_run", script, f"signal {name}")
 
     async def signal_async(self, name: str, value: object = None) -> HandleResult[SignalDelivery]:
         """``signal`` without blocking the event loop."""
-        return await self._perform_async(partial(self._signal_script, name=name, value=value))
+        script = partial(self._signal_script, name=name, value=value)
+        return await self._change_async("signal_run", script, f"signal {name}")
 
     # Scripts
 
@@ -318,6 +324,16 @@ class WorkflowHandle(Generic[T]):
 
     async def _perform_async(self, make_script: RunScript[V]) -> HandleResult[V]:
         return await control.perform_async(self.broker, self.workflow_id, make_script)
+
+    def _change(
+        self, verb: str, make_script: RunScript[V], reason: str | None = None
+    ) -> HandleResult[V]:
+        return control.change(self.broker, self.workflow_id, verb, make_script, reason)
+
+    async def _change_async(
+        self, verb: str, make_script: RunScript[V], reason: str | None = None
+    ) -> HandleResult[V]:
+        return await control.change_async(self.broker, self.workflow_id, verb, make_script, reason)
 
     def _needs_more(self, run: RunOutcome) -> bool:
         """Whether the result of a run takes more than its row: types, or a result left out for its size."""
@@ -422,6 +438,10 @@ def _drawing_script(run_id: str) -> Script[HandleResult[str]]:
         return control.no_such_run(run_id)
     lines = draw(report)
     return Ok("\n".join("".join(piece.text for piece in line) for line in lines))
+
+
+def _nothing(_: object) -> None:
+    return None
 
 
 def _is_left_out(row: RunOutcome | NodeOutcome) -> bool:

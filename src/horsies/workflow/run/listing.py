@@ -5,7 +5,9 @@ Their cost does not grow with the history.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from horsies.db.statement import Script
 from horsies.db.statements.workflows import (
@@ -19,8 +21,10 @@ from horsies.db.statements.workflows import (
     read_tree,
     read_tree_nodes,
 )
+from horsies.error_codes import error_code_text
 from horsies.ids import stored_form
 from horsies.tasks.broker import BrokerErrorCode, BrokerResult, PostgresBroker
+from horsies.workflow.run.results import read_error
 
 # A run is shown with at most this many runs of its tree.
 FAMILY_MAX = 200
@@ -70,3 +74,25 @@ def audit(broker: PostgresBroker, limit: int) -> BrokerResult[list[BrokenRun]]:
 def _audit_script(limit: int) -> Script[list[BrokenRun]]:
     rows: list[BrokenRun] = yield find_broken_runs, RunLimit(limit)
     return rows
+
+
+def report_document(report: RunReport) -> dict[str, Any]:
+    """Return a run, its nodes and the runs below it as a JSON object."""
+    return {
+        **_run_document(report.run, report),
+        "below": [_run_document(run, report) for run in report.below],
+        "is_whole": report.is_whole,
+    }
+
+
+def _run_document(run: RunRow, report: RunReport) -> dict[str, Any]:
+    document = run._asdict()
+    error = read_error(document.pop("error"))
+    document["error_code"] = None if error is None else error_code_text(error.error_code)
+    document["error_message"] = None if error is None else error.message
+    return document | {"nodes": [node._asdict() for node in report.nodes[run.id]]}
+
+
+def problems_document(problems: Iterable[BrokenRun]) -> list[dict[str, Any]]:
+    """Return the findings of an audit as JSON objects."""
+    return [{"workflow_id": one.id, "problem": one.problem} for one in problems]

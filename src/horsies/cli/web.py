@@ -1,0 +1,224 @@
+"""`horsies web`: serve the dashboard until a signal stops it."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from horsies.cli.options import (
+    DatabaseUrlOption,
+    LocatorArgument,
+    LogFormatOption,
+    LogLevelOption,
+    ModuleOption,
+    named_database,
+    open_app,
+    refuse_both,
+)
+from horsies.cli.session import exit_with
+from horsies.logs import LogFormat, LogLevel, attach_handler
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp
+
+    from horsies.web.access import Policy, Signer
+
+PORT = 8600
+TOKEN_VARIABLE = "HORSIES_WEB_TOKEN"  # noqa: S105
+# How long a shutdown waits for open streams of events.
+SHUTDOWN_SECONDS = 3
+
+
+class Auth(StrEnum):
+    """How viewers are authenticated."""
+
+    NONE = "none"
+    TOKEN = "token"  # noqa: S105
+    BASIC = "basic"
+    TRUSTED_HEADER = "trusted-header"
+
+
+HostOption = Annotated[
+    str, typer.Option(help="The address to listen on; others than loopback need --auth.")
+]
+PortOption = Annotated[int, typer.Option(min=1, max=65_535, help="The port to listen on.")]
+RootPathOption = Annotated[
+    str, typer.Option(metavar="PATH", help="The prefix that a proxy in front strips from paths.")
+]
+AuthOption = Annotated[Auth, typer.Option(help="How viewers are authenticated.")]
+TokenFileOption = Annotated[
+    Path | None,
+    typer.Option(
+        help=f"The file with the token of --auth token; default: the variable {TOKEN_VARIABLE}.",
+        show_default=False,
+    ),
+]
+UsersFileOption = Annotated[
+    Path | None,
+    typer.Option(
+        help="The users of --auth basic: lines name:hash or name:hash:viewer.", show_default=False
+    ),
+]
+TrustedHeaderOption = Annotated[
+    str, typer.Option(metavar="NAME", help="The header of --auth trusted-header.")
+]
+TrustedProxyOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="ADDRESS",
+        help="The address or network of a proxy whose headers are believed; default: loopback.",
+        show_default=False,
+    ),
+]
+AllowedHostOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME",
+        help="A host name that requests may use, besides --host and loopback.",
+        show_default=False,
+    ),
+]
+ActionsOption = Annotated[
+    bool, typer.Option("--enable-actions", help="Allow changes, not only reading.")
+]
+PayloadOption = Annotated[
+    bool, typer.Option("--payload", help="Show arguments and results of tasks.")
+]
+
+
+def web(  # noqa: PLR0913, PLR0917
+    locator: LocatorArgument = None,
+    module: ModuleOption = None,
+    database_url: DatabaseUrlOption = None,
+    host: HostOption = "127.0.0.1",
+    port: PortOption = PORT,
+    root_path: RootPathOption = "",
+    auth: AuthOption = Auth.NONE,
+    token_file: TokenFileOption = None,
+    users_file: UsersFileOption = None,
+    trusted_header: TrustedHeaderOption = "X-Forwarded-User",
+    trusted_proxy: TrustedProxyOption = None,
+    allowed_host: AllowedHostOption = None,
+    enable_actions: ActionsOption = False,
+    payload: PayloadOption = False,
+    loglevel: LogLevelOption = LogLevel.WARNING,
+    log_format: LogFormatOption = LogFormat.TEXT,
+) -> None:
+    """Serve the dashboard at http://127.0.0.1:8600.
+
+    It changes nothing and hides arguments and results unless --enable-actions and --payload are given.
+    SIGTERM or Ctrl-C ends it. Exit codes: 0 clean shutdown, 1 error.
+    """
+    attach_handler(loglevel, log_format)
+    named = module or locator
+    refuse_both("LOCATOR", named, "--database-url", database_url)
+    _refuse_open_address(host, auth)
+    _require_extra()
+    from horsies.web.access import LOOPBACK, LOOPBACK_NAMES, Signer, parse_networks
+    from horsies.web.app import SECRET_VARIABLE, build
+    from horsies.web.rendering import Settings
+
+    signer = Signer(os.environ.get(SECRET_VARIABLE))
+    proxies = trusted_proxy or list(LOOPBACK)
+    policy = _policy(auth, signer, token_file, users_file, trusted_header, proxies)
+    app = open_app("web", named) if named else None
+    settings = Settings(
+        actions=enable_actions,
+        payload=payload,
+        allowed_hosts=frozenset({*LOOPBACK_NAMES, host, *(allowed_host or ())}),
+        proxies=parse_networks(proxies),
+        is_standalone=True,
+        authentication=auth.value,
+    )
+    database = app.config.broker if app else named_database(database_url)
+    _serve(build(database, app, settings, policy, signer), host, port, root_path)
+
+
+def _require_extra() -> None:
+    try:
+        import jinja2
+        import starlette
+        import uvicorn
+    except ImportError as error:
+        exit_with(f"horsies web needs {error.name}; pip install 'horsies[web]'.", 1)
+    del jinja2, starlette, uvicorn
+
+
+def _refuse_open_address(host: str, auth: Auth) -> None:
+    if auth is Auth.NONE and not _is_loopback(host):
+        exit_with(
+            f"--host {host} lets other machines in without authentication; add --auth token.", 1
+        )
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _policy(
+    auth: Auth,
+    signer: Signer,
+    token_file: Path | None,
+    users_file: Path | None,
+    header: str,
+    proxies: list[str],
+) -> Policy:
+    from horsies.web.access import AllowAll, TokenPolicy, TrustedHeader, parse_users
+
+    try:
+        if auth is Auth.TOKEN:
+            return TokenPolicy(_token(token_file), signer)
+        if auth is Auth.BASIC:
+            return parse_users(_text("--users-file", users_file))
+        if auth is Auth.TRUSTED_HEADER:
+            return TrustedHeader(header, allow_actions=True, proxies=proxies)
+    except ValueError as error:
+        exit_with(f"--auth {auth}: {error}", 1)
+    return AllowAll("local")
+
+
+def _token(token_file: Path | None) -> str:
+    if token_file is None and (token := os.environ.get(TOKEN_VARIABLE)):
+        return token.strip()
+    return _text("--token-file", token_file).strip()
+
+
+def _text(option: str, path: Path | None) -> str:
+    if path is None:
+        raise ValueError(f"{option} is missing.")
+    try:
+        return path.read_text("utf-8")
+    except OSError as error:
+        raise ValueError(f"{option} {path} cannot be read: {error.strerror}.") from error
+
+
+def _serve(app: ASGIApp, host: str, port: int, root_path: str) -> None:
+    import uvicorn
+
+    config = uvicorn.Config(
+        app,
+        host=host,
+        port=port,
+        root_path=root_path.rstrip("/"),
+        timeout_graceful_shutdown=SHUTDOWN_SECONDS,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        # Only --trusted-proxy decides whose headers count.
+        proxy_headers=False,
+        lifespan="off",
+    )
+    typer.echo(f"The dashboard is at http://{_in_url(host)}:{port}{root_path}/ (Ctrl-C to stop).")
+    uvicorn.Server(config).run()
+
+
+def _in_url(host: str) -> str:
+    return f"[{host}]" if ":" in host else host

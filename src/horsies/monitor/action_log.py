@@ -1,0 +1,42 @@
+"""The record of changes made by people, read back: newest first, by subject or author."""
+
+from __future__ import annotations
+
+from horsies.db.statement import Script, one_or_none
+from horsies.db.statements.actions import (
+    ActionRow,
+    LastAction,
+    ListActions,
+    last_action,
+    list_actions,
+)
+from horsies.task_result import storable_text
+from horsies.tasks.recording import Actor
+
+__all__ = ["ActionRow", "Actor", "last_action_script", "list_actions_script"]
+
+_LAST_ID = (1 << 63) - 1
+
+
+def list_actions_script(
+    subject: str | None = None,
+    actor: str | None = None,
+    before: int | None = None,
+    limit: int = 50,
+) -> Script[list[ActionRow]]:
+    """Read a page of changes, newest first; ``before`` is the id of the last row of the page before."""
+    found: list[ActionRow] = yield (
+        list_actions,
+        ListActions(
+            subject=None if subject is None else storable_text(subject),
+            actor=None if actor is None else storable_text(actor),
+            before=_LAST_ID if before is None else before,
+            limit=limit,
+        ),
+    )
+    return found
+
+
+def last_action_script(subject: str, verb: str) -> Script[ActionRow | None]:
+    """Read the newest change of this kind that took effect, such as the pause of ``queue mail``."""
+    return one_or_none((yield last_action, LastAction(subject, verb)))

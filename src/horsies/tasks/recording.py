@@ -1,0 +1,164 @@
+"""The record of changes made by people: who changed a queue, task, run or schedule, and with which outcome.
+
+A row of ``horsies_actions`` is written in the transaction of the change, for a refused change as well.
+After the COMMIT, the logger ``horsies.audit`` gets a line. Neither holds arguments or results of tasks.
+"""
+
+from __future__ import annotations
+
+import getpass
+import logging
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import cache
+from typing import Generic, Literal, NamedTuple, TypeAlias, TypeVar
+
+from horsies.db.statement import Script, Step
+from horsies.db.statements.actions import RecordAction, record_action
+from horsies.result import Err, Ok, Result
+from horsies.task_result import storable_text
+from horsies.tasks.broker import BrokerErrorCode, BrokerResult, PostgresBroker
+
+T = TypeVar("T")
+E = TypeVar("E")
+
+Source: TypeAlias = Literal["web", "cli", "program"]
+
+# The columns are as long; a reason has no limit there, but nobody reads more.
+_NAME_MAX = 255
+_DETAIL_MAX = 2_000
+
+audit = logging.getLogger("horsies.audit")
+
+
+class Actor(NamedTuple):
+    """The author of a change: a user of the dashboard, of the command line, or a program."""
+
+    name: str
+    source: Source = "program"
+
+
+class Action(NamedTuple):
+    """A change to record: a verb, its subject such as ``queue mail``, and the reason its author gave."""
+
+    verb: str
+    subject: str
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Switched(Generic[T]):
+    """The state after a pause or a resume, and whether it was another one before."""
+
+    state: T
+    is_changed: bool
+
+
+_actor: ContextVar[Actor | None] = ContextVar("horsies_actor", default=None)
+
+
+@contextmanager
+def acting_as(name: str, source: Source = "program") -> Iterator[None]:
+    """Record the changes inside the with block under this name.
+
+    Without it, a change is recorded under the operating-system user and host of the process.
+
+    Example:
+        with acting_as("anna"):
+            app.pause_queue("mail", reason="the provider is down").unwrap()
+    """
+    token = _actor.set(Actor(name, source))
+    try:
+        yield
+    finally:
+        _actor.reset(token)
+
+
+def current_actor() -> Actor:
+    """Return the author of ``acting_as``, or else the user of this process."""
+    return _actor.get() or Actor(process_user())
+
+
+@cache
+def process_user() -> str:
+    """Return user@host; a container may run under a user number without a name."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):
+        user = f"uid-{os.getuid()}"
+    return f"{user}@{socket.gethostname()}"
+
+
+def perform_action(
+    broker: PostgresBroker, code: BrokerErrorCode, action: Action, script: Script[Result[T, E]]
+) -> BrokerResult[Result[T, E]]:
+    """Run the script of a change and record it, in one transaction."""
+    recorded = _Recorded(action, current_actor())
+    done = broker.perform(code, recorded.script(script), atomic=True)
+    recorded.log(done)
+    return done
+
+
+async def perform_action_async(
+    broker: PostgresBroker, code: BrokerErrorCode, action: Action, script: Script[Result[T, E]]
+) -> BrokerResult[Result[T, E]]:
+    recorded = _Recorded(action, current_actor())
+    done = await broker.perform_async(code, recorded.script(script), atomic=True)
+    recorded.log(done)
+    return done
+
+
+def record_step(action: Action, actor: Actor, outcome: str, detail: str | None) -> Step:
+    """The statement that records a change, with texts that the columns can hold."""
+    return record_action, RecordAction(
+        actor=storable_text(actor.name)[:_NAME_MAX],
+        source=actor.source,
+        verb=action.verb,
+        subject=storable_text(action.subject)[:_NAME_MAX],
+        outcome=outcome,
+        detail=None if detail is None else storable_text(detail)[:_DETAIL_MAX],
+    )
+
+
+def log_action(action: Action, actor: Actor, outcome: str, detail: str | None) -> None:
+    """Write the line of a change; control characters in its texts are escaped."""
+    line = f"{actor.name} ({actor.source}): {action.verb} {action.subject}: {outcome}"
+    line += f", {detail}" if detail else ""
+    audit.info("%s", "".join(one if one.isprintable() else ascii(one)[1:-1] for one in line))
+
+
+class _Recorded:
+    """One change: its record inside the transaction, its line in the log after it."""
+
+    def __init__(self, action: Action, actor: Actor) -> None:
+        self._action = action
+        self._actor = actor
+        self._outcome = ""
+        self._detail: str | None = None
+
+    def script(self, script: Script[Result[T, E]]) -> Script[Result[T, E]]:
+        answer = yield from script
+        self._outcome, self._detail = _outcome(answer, self._action.reason)
+        yield record_step(self._action, self._actor, self._outcome, self._detail)
+        return answer
+
+    def log(self, done: BrokerResult[object]) -> None:
+        if isinstance(done, Err):
+            log_action(self._action, self._actor, "failed", done.err_value.message)
+        else:
+            log_action(self._action, self._actor, self._outcome, self._detail)
+
+
+def _outcome(answer: Result[T, E], reason: str | None) -> tuple[str, str | None]:
+    """Return the outcome to record, and the reason or the sentence of the refusal."""
+    match answer:
+        case Ok(False) | Ok(Switched(is_changed=False)):
+            return "unchanged", reason
+        case Ok(_):
+            return "done", reason
+        case Err(refusal):
+            return "refused", getattr(refusal, "message", str(refusal))

@@ -1,0 +1,360 @@
+"""The ASGI application of the dashboard: its table of routes, the gate in front of them, error pages.
+
+It needs no lifespan, which frameworks do not run for a mounted application: connections are opened and
+the hub starts on first use.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any, cast
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route as StarletteRoute
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from horsies.app import Horsies
+from horsies.config.postgres import PostgresConfig
+from horsies.database_url import mask_url
+from horsies.db.statement import Nothing, read_rows
+from horsies.db.statements.monitor import list_queue_states
+from horsies.web.access import (
+    Access,
+    AdaptedPolicy,
+    CanPolicy,
+    Policy,
+    Signer,
+    TokenPolicy,
+    behind_proxy,
+    is_allowed_host,
+    is_same_site,
+)
+from horsies.web.hub import Hub
+from horsies.web.reading import web_broker
+from horsies.web.rendering import (
+    STATIC_TYPES,
+    Forbidden,
+    NotFound,
+    Page,
+    Problem,
+    Settings,
+    Site,
+    View,
+    environment,
+    render,
+    static_files,
+)
+from horsies.web.routes import Route
+
+logger = logging.getLogger("horsies.web")
+
+BODY_BYTES_MAX = 64 * 1024
+URL_BYTES_MAX = 8 * 1024
+SECRET_VARIABLE = "HORSIES_WEB_SECRET"  # noqa: S105
+INTENT_HEADER = "x-horsies-intent"
+
+_MODULES = ("pages", "pages_tasks", "pages_runs", "pages_checks", "actions", "orders", "api")
+
+
+async def help_page(view: View) -> Page:
+    """Show keys, words, and what the viewer may do."""
+    return Page("help.html", "Help", {}, live_seconds=None)
+
+
+def _joined_routes() -> tuple[Route, ...]:
+    names = [f"horsies.web.{name}" for name in _MODULES]
+    modules = [import_module(name) for name in names if find_spec(name)]
+    return tuple(route for module in modules for route in module.ROUTES)
+
+
+ROUTES: tuple[Route, ...] = (*_joined_routes(), Route("GET", "/help", None, help_page))
+
+
+def create_app(
+    app: Horsies,
+    *,
+    policy: Policy,
+    actions: bool = False,
+    payload: bool = False,
+    masked: Sequence[str] = (),
+    links: Mapping[str, str] | None = None,
+    frame_ancestors: str | None = None,
+) -> Dashboard:
+    """Return the dashboard of an application as an ASGI application that can be mounted anywhere.
+
+    ``policy`` decides who may look and act. ``actions`` switches changes on, ``payload`` shows
+    arguments and results to users who may see them; keys that match ``masked`` stay hidden.
+    ``links`` has URL templates for other tools, such as ``{"logs": "https://…?task={task_id}"}``.
+    ``frame_ancestors`` names the sites that may show the dashboard in a frame.
+
+    Example:
+        api.mount("/ops/horsies", create_app(app, policy=ViewOnly()))
+    """
+    settings = Settings(actions, payload, tuple(masked), links or {}, frame_ancestors)
+    return build(app.config.broker, app, settings, policy)
+
+
+def create_monitoring_app(
+    app: Horsies,
+    *,
+    auth_policy: Policy | CanPolicy,
+    config: Mapping[str, Any] | None = None,
+    actions_enabled: bool = True,
+) -> Dashboard:
+    """``create_app`` with actions on; a policy may also have ``can_view`` and ``can_act``.
+
+    ``config`` has the other keywords of ``create_app``.
+    """
+    policy: Policy = (
+        cast(Policy, auth_policy) if hasattr(auth_policy, "access") else AdaptedPolicy(auth_policy)
+    )
+    return create_app(app, policy=policy, actions=actions_enabled, **(config or {}))
+
+
+def build(
+    database: PostgresConfig,
+    app: Horsies | None,
+    settings: Settings,
+    policy: Policy,
+    signer: Signer | None = None,
+) -> Dashboard:
+    """Join the parts of a dashboard on this database."""
+    signer = signer or Signer(os.environ.get(SECRET_VARIABLE))
+    site = Site(web_broker(database), app, settings, signer, environment())
+    return Dashboard(site, policy)
+
+
+class Dashboard:
+    """The ASGI application, with one gate for all routes.
+
+    The gate checks the host, the access, the verb and the origin, then calls the handler.
+    """
+
+    def __init__(self, site: Site, policy: Policy, routes: Sequence[Route] = ROUTES) -> None:
+        self.site = site
+        self.policy = policy
+        self.routes = routes
+        self.hub = Hub(site)
+        self._app = with_headers(self._application(), site)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        await self._app(behind_proxy(scope, self.site.settings.proxies), receive, send)
+
+    def _application(self) -> Starlette:
+        handlers = {Problem: self._show_problem, HTTPException: self._show_missing}
+        routes = [
+            StarletteRoute("/livez", _livez),
+            StarletteRoute("/readyz", self._readyz),
+            StarletteRoute("/static/{digest}/{name}", self._static),
+            StarletteRoute("/login", self._login, methods=["POST"]),
+            *(
+                StarletteRoute(f"/live{route.path}", partial(self._live, route))
+                for route in self.routes
+                if route.method == "GET"
+            ),
+            *(
+                StarletteRoute(route.path, partial(self._serve, route), methods=[route.method])
+                for route in self.routes
+            ),
+        ]
+        return Starlette(
+            routes=routes, exception_handlers={**handlers, Exception: self._show_failure}
+        )
+
+    async def _serve(self, route: Route, request: Request) -> Response:
+        view = await self._admit(route, request)
+        if isinstance(view, Response):
+            return view
+        answer = await route.handler(view)
+        return render(view, answer) if isinstance(answer, Page) else answer
+
+    async def _live(self, route: Route, request: Request) -> Response:
+        view = await self._admit(route, request)
+        return view if isinstance(view, Response) else self.hub.stream(view, route.handler)
+
+    async def _admit(self, route: Route, request: Request) -> View | Response:
+        """Return the view of a request that may pass, or the answer to one that may not."""
+        self._require_host(request)
+        access = await self.policy.access(request)
+        if isinstance(access, Response):
+            return access
+        if access is None:
+            return self._refuse_access(request)
+        view = View(self.site, request, self._effective(access))
+        request.state.access = view.access  # for an error page of this request
+        if route.method == "POST":
+            view.body = await _bounded_body(request)
+            await self._require_intent(route, view)
+        return view
+
+    def _require_host(self, request: Request) -> None:
+        if len(request.scope.get("query_string", b"")) > URL_BYTES_MAX:
+            raise HTTPException(414, "The URL is longer than 8 KB.")
+        host = request.headers.get("host", "")
+        if not is_allowed_host(host, self.site.settings.allowed_hosts):
+            sentence = f"The dashboard does not answer for this host; add --allowed-host {host!r}."
+            raise HTTPException(421, sentence)
+
+    def _refuse_access(self, request: Request) -> Response:
+        if isinstance(self.policy, TokenPolicy):
+            page = Page("login.html", "Log in", {"was_wrong": False}, None, 401)
+            return render(View(self.site, request, Access("")), page)
+        raise Forbidden("You may not see this dashboard.")
+
+    def _effective(self, access: Access) -> Access:
+        settings = self.site.settings
+        may = access.may if settings.actions else frozenset()
+        return Access(access.user, may, access.sees_payload and settings.payload)
+
+    async def _require_intent(self, route: Route, view: View) -> None:
+        """Refuse a change without the right to it, or from a page of another site."""
+        if not self.site.settings.actions:
+            switch = "--enable-actions" if self.site.settings.is_standalone else "actions=True"
+            raise Forbidden(
+                f"The dashboard is read-only; start it with {switch}.", code="ACTIONS_OFF"
+            )
+        if route.verb is None or not view.may(route.verb):
+            raise Forbidden(f"You lack the right {route.verb}.", code="NO_RIGHT", verb=route.verb)
+        if not is_same_site(view.request):
+            raise Forbidden("The request comes from another site.", code="CROSS_SITE")
+        if _is_api(view.request):
+            if view.request.headers.get(INTENT_HEADER) != "action":
+                raise Forbidden("The header X-Horsies-Intent: action is missing.", code="NO_INTENT")
+            return
+        token = (await view.form()).get("token", "")
+        if not self.site.signer.is_form_token(token, view.access.user, route.verb):
+            raise Forbidden(
+                "The form is out of date; reload the page and try again.", code="STALE_FORM"
+            )
+
+    async def _login(self, request: Request) -> Response:
+        self._require_host(request)
+        if not isinstance(self.policy, TokenPolicy):
+            raise NotFound("There is no login here.")
+        if not is_same_site(request):
+            raise Forbidden("The request comes from another site.", code="CROSS_SITE")
+        view = View(self.site, request, Access(""), await _bounded_body(request))
+        if self.policy.is_right((await view.form()).get("secret", ""), request):
+            return self.policy.logged_in(request, view.url("/"))
+        return render(view, Page("login.html", "Log in", {"was_wrong": True}, None, 401))
+
+    async def _readyz(self, request: Request) -> Response:
+        try:
+            await self.site.reader.read(read_rows(list_queue_states, Nothing()))
+        except Problem as problem:
+            return PlainTextResponse(f"not ready: {problem.sentence}\n", 503)
+        return PlainTextResponse("ready\n")
+
+    async def _static(self, request: Request) -> Response:
+        self._require_host(request)
+        name = request.path_params["name"]
+        if name not in STATIC_TYPES:
+            raise NotFound(f"There is no file {name}.")
+        data, digest = static_files()[name]
+        is_current = request.path_params["digest"] == digest
+        caching = "private, max-age=31536000, immutable" if is_current else "no-store"
+        return Response(data, 200, {"Cache-Control": caching}, STATIC_TYPES[name])
+
+    async def _show_problem(self, request: Request, error: Exception) -> Response:
+        problem = cast(Problem, error)
+        return self._error(request, problem)
+
+    async def _show_missing(self, request: Request, error: Exception) -> Response:
+        found = cast(HTTPException, error)
+        problem = Problem(found.detail, code=f"HTTP_{found.status_code}")
+        if found.status_code == 404:
+            problem = NotFound(f"There is no page {request.url.path}.")
+        problem.status = found.status_code
+        return self._error(request, problem)
+
+    async def _show_failure(self, request: Request, error: Exception) -> Response:
+        logger.error("%s failed", request.url.path, exc_info=error)
+        kind = type(error).__name__
+        return self._error(
+            request, Problem(f"The page failed with {kind}; the log of the dashboard has more.")
+        )
+
+    def _error(self, request: Request, problem: Problem) -> Response:
+        sentence = mask_url(problem.sentence)
+        if _is_api(request):
+            document = {
+                "type": "about:blank",
+                "title": sentence,
+                "status": problem.status,
+                "code": problem.code,
+                **problem.members,
+            }
+            return JSONResponse(document, problem.status, media_type="application/problem+json")
+        context = {"sentence": sentence, "code": problem.code, "status": problem.status}
+        page = Page("error.html", _titles(problem.status), context, None, problem.status)
+        access = getattr(request.state, "access", Access(""))
+        return render(View(self.site, request, access), page)
+
+
+def _titles(status: int) -> str:
+    titles = {403: "Not allowed", 404: "Not found", 503: "Database away", 504: "Took too long"}
+    return titles.get(status, "Error")
+
+
+def _is_api(request: Request) -> bool:
+    root = str(request.scope.get("root_path", "")).rstrip("/")
+    return str(request.scope["path"]).removeprefix(root).startswith("/api/")
+
+
+async def _bounded_body(request: Request) -> bytes:
+    body = b""
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > BODY_BYTES_MAX:
+            raise HTTPException(413, "The body is larger than 64 KB.")
+    return body
+
+
+async def _livez(request: Request) -> Response:
+    return PlainTextResponse("alive\n")
+
+
+def with_headers(app: ASGIApp, site: Site) -> ASGIApp:
+    """Add the security headers to every response of the application."""
+    headers = security_headers(site.settings.frame_ancestors)
+
+    async def wrapped(scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_with(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                given = {name.lower() for name, _ in message["headers"]}
+                more = [(name, value) for name, value in headers if name not in given]
+                message["headers"] = [*message["headers"], *more]
+            await send(message)
+
+        await app(scope, receive, send_with)
+
+    return wrapped
+
+
+def security_headers(frame_ancestors: str | None) -> list[tuple[bytes, bytes]]:
+    """Return the headers that let a browser run only the files of the dashboard itself."""
+    framing = frame_ancestors or "'none'"
+    policy = (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+        "connect-src 'self'; form-action 'self'; base-uri 'none'; "
+        f"frame-ancestors {framing}; "
+        "require-trusted-types-for 'script'; trusted-types horsies"
+    )
+    headers = {
+        "content-security-policy": policy,
+        "x-content-type-options": "nosniff",
+        # The origin of a form has to arrive, which "no-referrer" would replace by "null".
+        "referrer-policy": "same-origin",
+        "cross-origin-opener-policy": "same-origin",
+        "cache-control": "no-store",
+    }
+    return [(name.encode(), value.encode()) for name, value in headers.items()]

@@ -1,0 +1,179 @@
+"""Drawing: the graph of a run as SVG, from the places of its layout and the facts of its nodes.
+
+Pure. A change of status changes classes and words, never coordinates. All text is escaped here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from markupsafe import Markup
+
+from horsies.web.layout import BOX_HEIGHT, BOX_WIDTH, EDGE_END, Edge, Layout, Point
+from horsies.workflow.run.draw import SYMBOLS
+
+NAME_LENGTH_MAX = 24
+_NOTE_LENGTH_MAX = 30
+_BAR_WIDTH = BOX_WIDTH - 24
+STATUS_CLASSES: Mapping[str, str] = {
+    "COMPLETED": "status-ok",
+    "FAILED": "status-failed",
+    "SKIPPED": "status-off",
+    "RUNNING": "status-running",
+    "PAUSED": "status-paused",
+    "ENQUEUED": "status-waiting",
+    "READY": "status-waiting",
+    "PENDING": "status-off",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """How much of a box has ended, and how much of that badly."""
+
+    total: int
+    ended: int
+    bad: int
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """The words of one box.
+
+    ``key`` identifies it in live updates; ``href`` selects it; ``open_href`` leads to its child run.
+    ``summary`` is the whole sentence that a screen reader reads.
+    """
+
+    key: str
+    status: str
+    name: str
+    summary: str
+    href: str
+    note: str = ""
+    time: str = ""
+    error: str = ""
+    join: str = ""
+    shares: Shares | None = None
+    open_href: str = ""
+    is_group: bool = False
+    is_selected: bool = False
+    is_critical: bool = False
+
+
+def draw_graph(layout: Layout, nodes: Sequence[Node], title: str, description: str) -> Markup:
+    """Return the drawing of a graph; ``nodes`` are in the order of the layout's boxes."""
+    parts = [
+        Markup(
+            '<svg class="graph" role="group" aria-labelledby="graph-title graph-desc" '
+            'width="{0}" height="{1}" viewBox="0 0 {0} {1}">'
+            '<title id="graph-title">{2}</title><desc id="graph-desc">{3}</desc>'
+        ).format(layout.width, layout.height, title, description),
+        *(_edge(edge, nodes) for edge in layout.edges),
+        *(_tip(layout, target) for target in sorted({edge.target for edge in layout.edges})),
+        *(_node(node, box.x, box.y) for node, box in zip(nodes, layout.boxes, strict=True)),
+        Markup("</svg>"),
+    ]
+    return Markup("").join(parts)
+
+
+def cut(text: str, length: int) -> str:
+    """Return a text of at most this length, with an ellipsis for its end."""
+    return text if len(text) <= length else text[: length - 1] + "…"
+
+
+def _edge(edge: Edge, nodes: Sequence[Node]) -> Markup:
+    source, target = nodes[edge.source], nodes[edge.target]
+    kind = " critical" if source.is_critical and target.is_critical else ""
+    kind += " passed" if source.status in ("COMPLETED", "SKIPPED", "FAILED") else ""
+    return Markup('<path class="edge{}" data-key="e{}-{}" d="{}"/>').format(
+        kind, source.key, target.key, edge_path(edge.points)
+    )
+
+
+def edge_path(points: Sequence[Point]) -> str:
+    """Return the path data of an edge: curves between the layers, lines across them."""
+    (x, y), *_ = points
+    parts = [f"M{x} {y}"]
+    pairs = list(zip(points[::2], points[1::2], strict=True))
+    for number, ((left, start), (right, end)) in enumerate(pairs):
+        if number:
+            parts.append(f"H{left}")
+        # The last stretch before the target is straight, so edges into one node share it.
+        stop = right - EDGE_END if number == len(pairs) - 1 else right
+        middle = (left + stop) // 2
+        parts.append(f"C{middle} {start} {middle} {end} {stop} {end}")
+    parts.append(f"H{points[-1][0]}")
+    return "".join(parts)
+
+
+def _tip(layout: Layout, target: int) -> Markup:
+    box = layout.boxes[target]
+    return Markup('<path class="tip" d="M{} {}l8 4-8 4z"/>').format(
+        box.x - 8, box.y + BOX_HEIGHT // 2 - 4
+    )
+
+
+def _node(node: Node, x: int, y: int) -> Markup:
+    marks = ("group", node.is_group), ("selected", node.is_selected), ("critical", node.is_critical)
+    classes = ["node", STATUS_CLASSES.get(node.status, "status-off")]
+    classes += [word for word, is_set in marks if is_set]
+    return Markup(
+        '<g class="{}" data-key="n{}" transform="translate({} {})"><a href="{}"{}>{}</a>{}</g>'
+    ).format(
+        " ".join(classes),
+        node.key,
+        x,
+        y,
+        node.href,
+        Markup(' aria-current="true"') if node.is_selected else "",
+        Markup("").join(_box(node)),
+        Markup("").join(_beside(node)),
+    )
+
+
+def _box(node: Node) -> Iterator[Markup]:
+    yield Markup("<title>{}</title>").format(node.summary)
+    if node.is_group:
+        yield Markup('<rect class="behind" x="4" y="4" width="{}" height="{}" rx="6"/>').format(
+            BOX_WIDTH, BOX_HEIGHT
+        )
+    yield Markup('<rect class="box" width="{}" height="{}" rx="6"/>').format(BOX_WIDTH, BOX_HEIGHT)
+    yield Markup('<text class="sign" x="12" y="20">{}</text>').format(
+        SYMBOLS.statuses.get(node.status, "?")
+    )
+    yield Markup('<text class="name" x="28" y="20">{}</text>').format(
+        cut(node.name, NAME_LENGTH_MAX)
+    )
+    note = node.error or node.note
+    room = _NOTE_LENGTH_MAX - len(node.time)
+    yield Markup('<text class="{}" x="28" y="36">{}</text>').format(
+        "error" if node.error else "note", cut(note, room)
+    )
+    yield Markup('<text class="time" x="{}" y="36">{}</text>').format(BOX_WIDTH - 10, node.time)
+    if node.shares is not None:
+        yield _bar(node.shares)
+
+
+def _bar(shares: Shares) -> Markup:
+    total = max(shares.total, 1)
+    ended, bad = (round(_BAR_WIDTH * part / total) for part in (shares.ended, shares.bad))
+    form = Markup('<rect class="{}" x="{}" y="41" width="{}" height="3"/>')
+    return Markup("").join(
+        [
+            form.format("track", 12, _BAR_WIDTH),
+            form.format("ended", 12, ended),
+            form.format("bad", 12 + ended - min(bad, ended), min(bad, ended)),
+        ]
+    )
+
+
+def _beside(node: Node) -> Iterator[Markup]:
+    if node.join:
+        yield Markup('<text class="join" x="-2" y="-6">{}</text>').format(node.join)
+    if node.open_href:
+        yield Markup(
+            '<a class="open" href="{}"><title>{}</title>'
+            '<rect x="{}" y="6" width="22" height="20" rx="4"/>'
+            '<text x="{}" y="20">↗</text></a>'
+        ).format(node.open_href, f"Open the run of {node.name}", BOX_WIDTH - 28, BOX_WIDTH - 17)

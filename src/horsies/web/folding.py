@@ -1,0 +1,108 @@
+"""Folding: nodes of a large graph that play the same part share one box.
+
+Pure. Groups depend on the graph and the names of its nodes alone, so no box appears or disappears
+while a run goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Sequence
+from functools import lru_cache
+from typing import TypeAlias
+
+from horsies.web.layout import Graph, dependents_of, layers_of, topological
+
+# A graph with more nodes is folded until it has no more boxes than this.
+FOLD_ABOVE = 300
+_BANDS = 100
+# Each round tells apart nodes whose neighbourhoods differ one step farther away.
+_ROUNDS = 6
+
+Groups: TypeAlias = tuple[tuple[int, ...], ...]
+
+
+@lru_cache(maxsize=32)
+def fold(dependencies: Graph, names: tuple[str, ...]) -> Groups:
+    """Group the nodes of a graph, in the order of their first members.
+
+    Steps of one name in a row are one group, and so are nodes of one name with the same groups around
+    them. A graph that stays too large is grouped by layer and name, at last by bands of layers.
+    """
+    groups: Groups = ()
+    for keys in _groupings(dependencies, names):
+        groups = _grouped(keys)
+        if len(groups) <= FOLD_ABOVE:
+            break
+    return groups
+
+
+def folded_graph(dependencies: Graph, groups: Groups) -> Graph:
+    """Return the dependencies between groups; those inside a group are left out."""
+    place = {node: number for number, group in enumerate(groups) for node in group}
+    return tuple(
+        tuple(sorted({place[source] for node in group for source in dependencies[node]} - {number}))
+        for number, group in enumerate(groups)
+    )
+
+
+def _groupings(dependencies: Graph, names: Sequence[str]) -> Iterator[list[Hashable]]:
+    """Yield coarser and coarser keys of the nodes; with each, the graph of groups has no cycle."""
+    chains = _grouped(_chain_heads(dependencies, names))
+    graph = folded_graph(dependencies, chains)
+    layers = layers_of(graph)
+    kinds = [(layer, names[chain[0]]) for layer, chain in zip(layers, chains, strict=True)]
+    yield _of_nodes(chains, _roles(graph, kinds))
+    yield _of_nodes(chains, kinds)
+    width = max(layers, default=0) // _BANDS + 1
+    yield _of_nodes(chains, [layer // width for layer in layers])
+
+
+def _chain_heads(dependencies: Graph, names: Sequence[str]) -> list[int]:
+    """Return for each node the first step of the row of steps of one name that it belongs to."""
+    dependents = dependents_of(dependencies)
+    heads = list(range(len(dependencies)))
+    for node in topological(dependencies, dependents):
+        sources = dependencies[node]
+        is_next_step = len(sources) == 1 and len(dependents[sources[0]]) == 1
+        if is_next_step and names[sources[0]] == names[node]:
+            heads[node] = heads[sources[0]]
+    return heads
+
+
+def _roles(graph: Graph, kinds: Sequence[Hashable]) -> list[int]:
+    """Refine kinds until nodes of one role have the same roles before and behind them."""
+    dependents = dependents_of(graph)
+    roles = _numbered(kinds)
+    for _ in range(_ROUNDS):
+        refined = _numbered(
+            [
+                (
+                    role,
+                    frozenset(roles[one] for one in before),
+                    frozenset(roles[one] for one in after),
+                )
+                for role, before, after in zip(roles, graph, dependents, strict=True)
+            ]
+        )
+        if max(refined) == max(roles):
+            break
+        roles = refined
+    return roles
+
+
+def _numbered(keys: Sequence[Hashable]) -> list[int]:
+    numbers: dict[Hashable, int] = {}
+    return [numbers.setdefault(key, len(numbers)) for key in keys]
+
+
+def _of_nodes(groups: Groups, keys: Sequence[Hashable]) -> list[Hashable]:
+    """Give the key of each group to all its nodes."""
+    found = {node: key for group, key in zip(groups, keys, strict=True) for node in group}
+    return [found[node] for node in range(len(found))]
+
+
+def _grouped(keys: Sequence[Hashable]) -> Groups:
+    groups: dict[Hashable, list[int]] = {}
+    for node, key in enumerate(keys):
+        groups.setdefault(key, []).append(node)
+    return tuple(tuple(group) for group in groups.values())

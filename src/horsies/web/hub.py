@@ -1,0 +1,173 @@
+"""The hub: live updates of pages by server-sent events.
+
+A page that someone looks at is sampled once for all of its viewers; a page without viewers is not
+sampled at all. A sample calls the handler of the page again, and every viewer gets the regions whose text
+has changed since the last event of the viewer's own stream.
+
+Every stream is finite: a server that reloads or shuts down waits for open responses, and only the end of
+the stream lets it go on. The browser reconnects, and the first event of a stream has all regions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+from starlette.responses import PlainTextResponse, Response, StreamingResponse
+
+from horsies.web.access import client_address
+from horsies.web.rendering import Page, Problem, Site, View, render_regions
+
+STREAMS_MAX = 64
+STREAMS_PER_CLIENT_MAX = 6
+STANDALONE_SECONDS = 55.0
+MOUNTED_SECONDS = 20.0
+REST_FACTOR = 20
+# The script of the page calls its numbers stale after ten seconds without an event.
+TICK_SECONDS = 4.0
+RETRY_MS = 1_000
+
+Handler = Callable[[View], Awaitable[Page | Response]]
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """The regions of a page at one time, or the sentence why they could not be read."""
+
+    at: datetime
+    regions: dict[str, str] = field(default_factory=dict)
+    problem: str | None = None
+    is_last: bool = False
+
+
+def rest_after(sample_seconds: float, live_seconds: float) -> float:
+    """Return the pause after a sample, so that samples use a twentieth of the time at most."""
+    return max(live_seconds, REST_FACTOR * sample_seconds)
+
+
+class Channel:
+    """One page, sampled while it has viewers."""
+
+    def __init__(self, view: View, handler: Handler, problem_seconds: float) -> None:
+        self._view = view
+        self._handler = handler
+        self._problem_seconds = problem_seconds
+        self._news: set[asyncio.Event] = set()
+        self._sampling: asyncio.Task[None] | None = None
+        self.sample: Sample | None = None
+
+    def add(self, news: asyncio.Event) -> None:
+        """Add a viewer; the event is set after every sample."""
+        self._news.add(news)
+        if self._sampling is None:
+            self._sampling = asyncio.create_task(self._keep_sampling())
+        elif self.sample is not None:
+            news.set()
+
+    def remove(self, news: asyncio.Event) -> bool:
+        """Remove a viewer; return whether it was the last one."""
+        self._news.discard(news)
+        if self._news:
+            return False
+        if self._sampling is not None:
+            self._sampling.cancel()
+        return True
+
+    async def _keep_sampling(self) -> None:
+        pause: float | None = 0.0
+        while pause is not None:
+            started = time.monotonic()
+            self.sample, pause = await self._take()
+            for news in self._news:
+                news.set()
+            if pause is not None:
+                await asyncio.sleep(rest_after(time.monotonic() - started, pause))
+
+    async def _take(self) -> tuple[Sample, float | None]:
+        """Return a sample and the pause after it; no pause after the last one."""
+        now = datetime.now(UTC)
+        try:
+            page = await self._handler(self._view)
+        except Problem as problem:
+            return Sample(now, problem=problem.sentence), self._problem_seconds
+        if isinstance(page, Response):
+            return Sample(now, is_last=True), None
+        is_last = page.live_seconds is None
+        return Sample(now, render_regions(self._view, page), None, is_last), page.live_seconds
+
+
+class Hub:
+    """The channels and streams of one dashboard."""
+
+    def __init__(self, site: Site) -> None:
+        self.stream_seconds = STANDALONE_SECONDS if site.settings.is_standalone else MOUNTED_SECONDS
+        # How long to wait before a page that could not be read is tried again.
+        self.problem_seconds = 2.0
+        self._channels: dict[Hashable, Channel] = {}
+        self._streams: Counter[str] = Counter()
+
+    def stream(self, view: View, handler: Handler) -> Response:
+        """Return the stream of a page, or 503 when there are too many streams."""
+        client = f"{client_address(view.request)} {view.access.user}"
+        if self._streams.total() >= STREAMS_MAX or self._streams[client] >= STREAMS_PER_CLIENT_MAX:
+            return PlainTextResponse("Live updates are off: too many streams; reload by hand.", 503)
+        headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+        events = self._events(client, view, handler)
+        return StreamingResponse(events, 200, headers, "text/event-stream")
+
+    async def _events(self, client: str, view: View, handler: Handler) -> AsyncIterator[str]:
+        key = (
+            *(asyncio.get_running_loop(), view.path, view.request.url.query),
+            *(view.access.may, view.access.sees_payload),
+        )
+        channel = self._channels.setdefault(key, Channel(view, handler, self.problem_seconds))
+        news = asyncio.Event()
+        self._streams[client] += 1
+        channel.add(news)
+        try:
+            yield f"retry: {RETRY_MS}\n\n"
+            async for event in _follow(channel, news, view, time.monotonic() + self.stream_seconds):
+                yield event
+        finally:
+            self._streams[client] -= 1
+            if channel.remove(news) and self._channels.get(key) is channel:
+                del self._channels[key]
+
+
+async def _follow(
+    channel: Channel, news: asyncio.Event, view: View, deadline: float
+) -> AsyncIterator[str]:
+    sent: dict[str, str] = {}
+    while (left := deadline - time.monotonic()) > 0:
+        try:
+            async with asyncio.timeout(min(left, TICK_SECONDS)):
+                await news.wait()
+        except TimeoutError:
+            yield event("tick", {})
+            continue
+        news.clear()
+        sample = channel.sample
+        assert sample is not None
+        changed = {name: text for name, text in sample.regions.items() if sent.get(name) != text}
+        sent |= changed
+        yield _sample_event(sample, changed, view)
+        if sample.is_last:
+            yield event("end", {})
+            return
+
+
+def _sample_event(sample: Sample, changed: dict[str, str], view: View) -> str:
+    if sample.problem is not None:
+        return event("stale", {"sentence": sample.problem})
+    filled = {name: view.site.with_tokens(text, view.access.user) for name, text in changed.items()}
+    return event("sample", {"at": sample.at.isoformat(), "regions": filled})
+
+
+def event(name: str, data: dict[str, object]) -> str:
+    """Return one server-sent event; JSON keeps line breaks out of the data."""
+    return f"event: {name}\ndata: {json.dumps(data)}\n\n"

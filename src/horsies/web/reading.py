@@ -1,0 +1,161 @@
+"""Bounded read-only transactions of the dashboard, and the problems that a request can end with.
+
+Every read is one transaction that cannot write, cannot wait long for a lock and cannot run long, also
+behind a pooler. The process uses at most four connections for all of its viewers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+from contextlib import suppress
+from typing import Any, TypeVar
+
+import psycopg
+from psycopg import AsyncConnection
+
+from horsies.config.postgres import PostgresConfig
+from horsies.db.database import (
+    TRANSACTION_SETTINGS,
+    Installation,
+    PoolTimeout,
+    installation_of,
+)
+from horsies.db.errors import describe, is_transient
+from horsies.db.statement import Script, Statement, drive_async
+from horsies.result import Err
+from horsies.tasks.broker import PostgresBroker
+
+T = TypeVar("T")
+
+CONNECTIONS_MAX = 4
+STATEMENT_TIMEOUT_MS = 3_000
+LOCK_TIMEOUT_MS = 500
+POOL_WAIT_SECONDS = 5.0
+
+# One snapshot for all facts of a page, so that its numbers agree.
+_BEGIN = b"BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
+_LIMITS = (
+    f"SELECT pg_catalog.set_config('statement_timeout', '{STATEMENT_TIMEOUT_MS}', true), "
+    f"pg_catalog.set_config('lock_timeout', '{LOCK_TIMEOUT_MS}', true)"
+).encode()
+
+
+class Problem(Exception):
+    """A request that ends with an error page, or below ``/api`` with ``application/problem+json``."""
+
+    status = 500
+    code = "INTERNAL_ERROR"
+
+    def __init__(self, sentence: str, *, code: str | None = None, **members: object) -> None:
+        super().__init__(sentence)
+        self.sentence = sentence
+        self.code = code or self.code
+        # More members of the problem document, such as the current status of a task.
+        self.members = members
+
+
+class BadRequest(Problem):
+    """A filter or a value that the page does not accept."""
+
+    status = 400
+    code = "BAD_REQUEST"
+
+
+class Forbidden(Problem):
+    """The viewer lacks the right, or the request did not come from a page of the dashboard."""
+
+    status = 403
+    code = "FORBIDDEN"
+
+
+class NotFound(Problem):
+    """The page, the task or the run does not exist."""
+
+    status = 404
+    code = "NOT_FOUND"
+
+
+class Refused(Problem):
+    """The task, run, queue or schedule is not in a state that allows the change."""
+
+    status = 409
+    code = "REFUSED"
+
+
+class TookTooLong(Problem):
+    """A statement ran into its time limit. A costly panel catches this and says so in its place."""
+
+    status = 504
+    code = "TOOK_TOO_LONG"
+
+
+class Unavailable(Problem):
+    """The database cannot be reached, or it is not ready for this release."""
+
+    status = 503
+    code = "DATABASE_UNAVAILABLE"
+
+
+def web_broker(config: PostgresConfig) -> PostgresBroker:
+    """Return a broker of the dashboard's own: few connections, and never a migration."""
+    pool = {"pool_size": 1, "max_overflow": CONNECTIONS_MAX - 1, "pool_timeout": POOL_WAIT_SECONDS}
+    return PostgresBroker(config.model_copy(update=pool), role="web", migrates=False)
+
+
+class Reader:
+    """Runs the scripts of pages on the connections of one broker."""
+
+    def __init__(self, broker: PostgresBroker) -> None:
+        self._broker = broker
+        self._is_ready = False
+
+    async def read(self, script: Script[T]) -> T:
+        """Run the script in one read-only transaction; raise a ``Problem`` if the database fails."""
+        await self._require_schema()
+        try:
+            async with self._broker.database.connection_async() as connection:
+                return await _read(connection, script, logged=self._broker.config.echo)
+        except psycopg.Error as error:
+            raise _problem(error) from error
+
+    async def _require_schema(self) -> None:
+        if self._is_ready:
+            return
+        ready = await self._broker.ensure_schema_initialized_async()
+        if isinstance(ready, Err):
+            error = ready.err_value
+            raise Unavailable(error.message, retryable=error.retryable) from error.exception
+        self._is_ready = True
+
+
+async def _read(connection: AsyncConnection[Any], script: Script[T], *, logged: bool) -> T:
+    installation = installation_of(connection)
+    unpooled = Installation(installation.schema)
+
+    def execute(statement: Statement[Any, Any], params: Any) -> Awaitable[list[Any]]:
+        return statement.run_async(connection, params, unpooled)
+
+    try:
+        # The settings travel with the first statement of the script, in one round trip.
+        async with connection.pipeline():
+            await connection.execute(_BEGIN)
+            await connection.execute(_LIMITS)
+            if installation.is_pooled:
+                await connection.execute(TRANSACTION_SETTINGS)
+            answer = await drive_async(execute, script, logged=logged)
+            await connection.execute(b"COMMIT")
+        return answer
+    except BaseException:
+        with suppress(psycopg.Error):
+            await connection.rollback()
+        raise
+
+
+def _problem(error: psycopg.Error) -> Problem:
+    if isinstance(error, psycopg.errors.QueryCanceled | psycopg.errors.LockNotAvailable):
+        seconds = STATEMENT_TIMEOUT_MS // 1000
+        return TookTooLong(f"The database did not answer within {seconds} s; narrow the filter.")
+    if isinstance(error, PoolTimeout):
+        sentence = f"All {CONNECTIONS_MAX} connections of the dashboard are in use; try again."
+        return Unavailable(sentence, retryable=True)
+    return Unavailable(describe(error), retryable=is_transient(error))

@@ -1,0 +1,282 @@
+"""Pages: what a handler gets (``View``), what it returns (``Page``), and how it becomes HTML."""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache, cached_property
+from hashlib import sha256
+from importlib import import_module
+from importlib.resources import files
+from importlib.util import find_spec
+from typing import Any, TypeVar
+from urllib.parse import parse_qsl, quote
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+from starlette.datastructures import QueryParams
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, RedirectResponse, Response
+
+from horsies._version import __version__
+from horsies.app import Horsies
+from horsies.db.statement import Script
+from horsies.tasks.broker import PostgresBroker
+from horsies.web.access import Access, Networks, Signer, Verb, set_cookie
+from horsies.web.reading import (
+    BadRequest,
+    Forbidden,
+    NotFound,
+    Problem,
+    Reader,
+    Refused,
+    TookTooLong,
+    Unavailable,
+)
+
+__all__ = [
+    "BadRequest",
+    "Forbidden",
+    "NotFound",
+    "Page",
+    "Problem",
+    "Refused",
+    "Settings",
+    "Site",
+    "TookTooLong",
+    "Unavailable",
+    "View",
+    "render",
+]
+
+T = TypeVar("T")
+
+NOTICE_COOKIE = "horsies_notice"
+NOTICE_SECONDS = 60
+STATIC_TYPES = {"horsies.css": "text/css", "horsies.js": "text/javascript"}
+
+# The navigation: key after "g", path, label.
+NAVIGATION = (
+    ("o", "/", "Overview"),
+    ("q", "/queues", "Queues"),
+    ("t", "/tasks", "Tasks"),
+    ("f", "/failures", "Failures"),
+    ("r", "/workflows", "Workflows"),
+    ("w", "/workers", "Workers"),
+    ("s", "/schedules", "Schedules"),
+    ("d", "/doctor", "Doctor"),
+    ("h", "/history", "History"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The switches of one dashboard."""
+
+    actions: bool = False
+    payload: bool = False
+    masked: tuple[str, ...] = ()
+    links: Mapping[str, str] = field(default_factory=dict)
+    frame_ancestors: str | None = None
+    # Host names that requests may use; None accepts all, when the mounting server checks them.
+    allowed_hosts: frozenset[str] | None = None
+    # Proxies whose X-Forwarded-Proto and X-Forwarded-For count; the server of a mounting application
+    # has switches of its own for them.
+    proxies: Networks = ()
+    # Whether the process serves the dashboard alone, as ``horsies web`` does.
+    is_standalone: bool = False
+    # How the viewer is authenticated, for the help page.
+    authentication: str = "policy of the application"
+
+
+@dataclass
+class Site:
+    """One dashboard: its database, application, switches, secret and templates."""
+
+    broker: PostgresBroker
+    app: Horsies | None
+    settings: Settings
+    signer: Signer
+    templates: Environment
+    # Stands for the token of a form in rendered text. Each viewer's own token replaces it last, so
+    # that viewers can share rendered regions.
+    token_marker: str = field(default_factory=lambda: f"token-{secrets.token_hex(16)}-")
+
+    @cached_property
+    def reader(self) -> Reader:
+        """The bounded transactions of the pages."""
+        return Reader(self.broker)
+
+    @property
+    def queue_caps(self) -> dict[str, int | None]:
+        """The queues of the application with their caps; empty without an application."""
+        queues = self.app.config.queues() if self.app else ()
+        return {queue.name: queue.max_concurrency for queue in queues}
+
+    def with_tokens(self, text: str, user: str) -> str:
+        """Replace the markers of forms by the tokens of this user."""
+        return re.sub(
+            self.token_marker + r"(\w+)",
+            lambda found: self.signer.form_token(user, found[1]),
+            text,
+        )
+
+
+@dataclass
+class View:
+    """One request: what its handler may read and use."""
+
+    site: Site
+    request: Request
+    access: Access
+    body: bytes = b""
+
+    @property
+    def params(self) -> Mapping[str, str]:
+        """The parameters in the path."""
+        return self.request.path_params
+
+    @property
+    def query(self) -> QueryParams:
+        """The query of the URL: every filter of a page is part of it."""
+        return self.request.query_params
+
+    @property
+    def path(self) -> str:
+        """The path below the mount point."""
+        path: str = self.request.scope["path"]
+        is_below = path.startswith(f"{self._root}/")
+        return path[len(self._root) :] if is_below else path if path != self._root else "/"
+
+    @property
+    def _root(self) -> str:
+        root: str = self.request.scope.get("root_path", "")
+        return root.rstrip("/")
+
+    async def read(self, script: Script[T]) -> T:
+        """Run a script in one short read-only transaction.
+
+        Raises ``TookTooLong`` at the time limit and ``Unavailable`` when the database is away.
+        """
+        return await self.site.reader.read(script)
+
+    def url(self, path: str) -> str:
+        """Return the absolute path of a page, below the mount point."""
+        return self._root + quote(path, safe="/?&=%:@,+~;#")
+
+    def may(self, verb: Verb) -> bool:
+        """Whether this user may make such a change; False for everyone while actions are off."""
+        return verb in self.access.may
+
+    async def form(self) -> dict[str, str]:
+        """Return the fields of a posted form; of a repeated field the last value."""
+        return dict(parse_qsl(self.body.decode(errors="replace"), keep_blank_values=True))
+
+    async def json(self) -> Any:
+        """Return the JSON body of an ``/api`` request; an empty body is an empty object."""
+        try:
+            return json.loads(self.body or b"{}")
+        except ValueError as error:
+            raise BadRequest("The body is not JSON.") from error
+
+    def redirect(self, path: str, notice: str | None = None) -> Response:
+        """Return to a page after a change; the page shows the notice once."""
+        response = RedirectResponse(self.url(path), 303)
+        if notice:
+            sealed = self.site.signer.sealed("notice", notice, NOTICE_SECONDS)
+            set_cookie(response, self.request, NOTICE_COOKIE, sealed, NOTICE_SECONDS)
+        return response
+
+    def notice(self) -> str | None:
+        """Return the notice of the change before."""
+        sealed = self.request.cookies.get(NOTICE_COOKIE)
+        return self.site.signer.opened("notice", sealed) if sealed else None
+
+
+@dataclass
+class Page:
+    """A template with its context. ``live_seconds`` is the pause between updates; None: no updates."""
+
+    template: str
+    title: str
+    context: dict[str, Any]
+    live_seconds: float | None = 2.0
+    status: int = 200
+
+
+@cache
+def environment() -> Environment:
+    """Return the environment of the templates; filters come from ``words``."""
+    made = Environment(
+        loader=PackageLoader("horsies.web"),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=StrictUndefined,
+    )
+    if find_spec("horsies.web.words"):
+        made.filters.update(import_module("horsies.web.words").FILTERS)
+    made.globals.update(version=__version__, navigation=NAVIGATION)
+    return made
+
+
+@cache
+def static_files() -> dict[str, tuple[bytes, str]]:
+    """Return the content and the digest of each static file."""
+    folder = files("horsies.web").joinpath("static")
+    contents = {name: folder.joinpath(name).read_bytes() for name in STATIC_TYPES}
+    return {name: (data, sha256(data).hexdigest()[:16]) for name, data in contents.items()}
+
+
+def context_of(view: View, page: Page) -> dict[str, Any]:
+    """Return everything that a template of this page can use."""
+    site, is_live = view.site, page.live_seconds is not None
+
+    def csrf(verb: Verb) -> Markup:
+        value = f"{site.token_marker}{verb}"
+        return Markup('<input type="hidden" name="token" value="{}">').format(value)
+
+    def static(name: str) -> str:
+        return view.url(f"/static/{static_files()[name][1]}/{name}")
+
+    return {
+        "url": view.url,
+        "csrf": csrf,
+        "may": view.may,
+        "static": static,
+        "access": view.access,
+        "settings": site.settings,
+        "title": page.title,
+        "path": view.path,
+        "query": view.query,
+        "here": view.url(view.path) + _query(view),
+        "live_url": view.url(f"/live{view.path}") + _query(view) if is_live else None,
+        "notice": None,
+        **page.context,
+    }
+
+
+def _query(view: View) -> str:
+    return f"?{view.request.url.query}" if view.request.url.query else ""
+
+
+def render(view: View, page: Page) -> Response:
+    """Return the whole page as a response."""
+    notice = view.notice()
+    context = {**context_of(view, page), "notice": notice}
+    text = view.site.templates.get_template(page.template).render(context)
+    response = HTMLResponse(view.site.with_tokens(text, view.access.user), page.status)
+    if notice is not None:
+        response.delete_cookie(NOTICE_COOKIE, path=view.request.scope.get("root_path") or "/")
+    return response
+
+
+def render_regions(view: View, page: Page) -> dict[str, str]:
+    """Return the text of each live region, with markers in the place of form tokens."""
+    template = view.site.templates.get_template(page.template)
+    context = template.new_context(context_of(view, page))
+    names = [name for name in template.blocks if name.startswith("region_")]
+    return {name.removeprefix("region_"): "".join(template.blocks[name](context)) for name in names}

@@ -1,0 +1,228 @@
+"""The timeline of a run: one bar per node on a scale of time, and the critical path.
+
+Pure. A thin line leads from the enqueueing of a node to its start, a bar from there to its end, with a
+notch where an attempt failed. Long stretches in which nothing runs are folded to a gap that names
+their length.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from markupsafe import Markup
+
+from horsies.logs import elapsed
+from horsies.web.drawing import STATUS_CLASSES, cut
+from horsies.workflow.run.draw import SYMBOLS
+
+# An idle stretch is folded if it is longer than this, and than this share of the drawing.
+IDLE_SECONDS = 60.0
+IDLE_SHARE = 0.2
+GAP_WIDTH = 56
+LABEL_WIDTH, SCALE_WIDTH, ROW_HEIGHT, HEAD_HEIGHT = 200, 700, 26, 28
+_TICKS = 6
+_STEPS = (0.001, 0.01, 0.1, 1, 5, 15, 60, 300, 900, 3_600, 21_600, 86_400, 604_800)
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """The times of one node, in seconds since the start of the run; None for those not reached."""
+
+    name: str
+    status: str
+    enqueued: float | None
+    started: float | None
+    ended: float | None
+    dependencies: tuple[int, ...] = ()
+    failures: tuple[float, ...] = ()
+    href: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """A folded stretch of time."""
+
+    start: float
+    end: float
+
+
+def seconds_since(start: datetime, at: datetime | None) -> float | None:
+    """Return the seconds between the start of a run and a time of one of its nodes."""
+    return None if at is None else max((at - start).total_seconds(), 0.0)
+
+
+def critical_path(spans: Sequence[Span]) -> list[int]:
+    """Return the chain of nodes that decided when the run ended, first node first.
+
+    It leads back from the node that ended last through the dependency that released each node: the
+    last one that ended before the node was enqueued.
+    """
+    ended = [place for place, span in enumerate(spans) if span.ended is not None]
+    if not ended:
+        return []
+    path = [max(ended, key=lambda place: _end_of(spans[place]))]
+    while (before := _released_by(spans, spans[path[-1]])) is not None:
+        path.append(before)
+    return path[::-1]
+
+
+def _released_by(spans: Sequence[Span], span: Span) -> int | None:
+    done = [place for place in span.dependencies if spans[place].ended is not None]
+    begin = span.enqueued if span.enqueued is not None else span.started
+    # A join of type any or quorum starts before its other dependencies end.
+    in_time = [place for place in done if begin is None or _end_of(spans[place]) <= begin]
+    return max(in_time or done, key=lambda place: _end_of(spans[place]), default=None)
+
+
+def _end_of(span: Span) -> float:
+    return -1.0 if span.ended is None else span.ended
+
+
+def idle_gaps(spans: Sequence[Span], until: float) -> list[Gap]:
+    """Return the stretches to fold: those where no node runs, long in seconds and on the drawing."""
+    idle = list(_idle(spans, until))
+    gaps: list[Gap] = []
+    shown = until
+    for gap in sorted(idle, key=lambda gap: (gap.start - gap.end, gap.start)):
+        length = gap.end - gap.start
+        if length <= IDLE_SECONDS or length <= IDLE_SHARE * shown:
+            break
+        gaps.append(gap)
+        shown -= length
+    return sorted(gaps, key=lambda gap: gap.start)
+
+
+def _idle(spans: Sequence[Span], until: float) -> Iterator[Gap]:
+    busy = sorted(
+        (span.started, until if span.ended is None else span.ended)
+        for span in spans
+        if span.started is not None
+    )
+    reached = 0.0
+    for start, end in busy:
+        if start > reached:
+            yield Gap(reached, start)
+        reached = max(reached, end)
+    if until > reached:
+        yield Gap(reached, until)
+
+
+class Scale:
+    """Seconds to pixels: linear, except for folded gaps of a fixed width."""
+
+    def __init__(self, until: float, gaps: Sequence[Gap]) -> None:
+        self.until, self.gaps = until, gaps
+        folded = sum(gap.end - gap.start for gap in gaps)
+        room = SCALE_WIDTH - GAP_WIDTH * len(gaps)
+        self.rate = room / max(until - folded, 0.001)
+        self._starts = [gap.start for gap in gaps]
+
+    def x(self, at: float) -> float:
+        """Return the place of a time."""
+        before = self.gaps[: bisect_right(self._starts, at)]
+        inside = sum(min(at, gap.end) - gap.start for gap in before)
+        width = sum(
+            GAP_WIDTH * (min(at, gap.end) - gap.start) / (gap.end - gap.start) for gap in before
+        )
+        return LABEL_WIDTH + (at - inside) * self.rate + width
+
+    def ticks(self) -> list[float]:
+        """Return round times outside the gaps."""
+        shown = SCALE_WIDTH / self.rate / _TICKS
+        step = next((step for step in _STEPS if step >= shown), shown)
+        count = int(self.until / step)
+        every = [number * step for number in range(min(count, 1_000) + 1)]
+        return [at for at in every if not any(gap.start < at < gap.end for gap in self.gaps)]
+
+
+def draw_timeline(spans: Sequence[Span], path: frozenset[int], until: float, title: str) -> Markup:
+    """Return the timeline of these nodes; those on the critical path are marked."""
+    until = max(until, 0.001)
+    scale = Scale(until, idle_gaps(spans, until))
+    width = LABEL_WIDTH + SCALE_WIDTH + 12
+    height = HEAD_HEIGHT + ROW_HEIGHT * len(spans) + 8
+    head = Markup(
+        '<svg class="timeline" role="group" aria-labelledby="timeline-title" '
+        'width="{0}" height="{1}" viewBox="0 0 {0} {1}"><title id="timeline-title">{2}</title>'
+    ).format(width, height, title)
+    rows = (
+        _row(span, HEAD_HEIGHT + ROW_HEIGHT * number, scale, is_critical=number in path, key=number)
+        for number, span in enumerate(spans)
+    )
+    return Markup("").join(
+        [head, *_ticks(scale, height), *_gaps(scale, height), *rows, Markup("</svg>")]
+    )
+
+
+def _ticks(scale: Scale, height: int) -> Iterator[Markup]:
+    last = -1e9
+    for at in scale.ticks():
+        x = scale.x(at)
+        if x - last < 48:  # labels would touch
+            continue
+        last = x
+        yield Markup(
+            '<path class="tick" d="M{0:.1f} {1}V{2}"/><text class="tick" x="{0:.1f}" y="16">{3}</text>'
+        ).format(x, HEAD_HEIGHT - 6, height - 8, elapsed(at) if at else "0")
+
+
+def _gaps(scale: Scale, height: int) -> Iterator[Markup]:
+    for gap in scale.gaps:
+        left = scale.x(gap.start)
+        yield Markup(
+            '<rect class="gap" x="{:.1f}" y="{}" width="{}" height="{}"/>'
+            '<text class="gap" x="{:.1f}" y="16">{}</text>'
+        ).format(
+            left,
+            HEAD_HEIGHT - 6,
+            GAP_WIDTH,
+            height - HEAD_HEIGHT - 2,
+            left + GAP_WIDTH / 2,
+            f"⋯ {elapsed(gap.end - gap.start)}",
+        )
+
+
+def _row(span: Span, y: int, scale: Scale, *, is_critical: bool, key: int) -> Markup:
+    classes = f"bar-row {STATUS_CLASSES.get(span.status, 'status-off')}"
+    return Markup(
+        '<a class="{}" data-key="t{}" href="{}"><title>{}</title>'
+        '<text class="label" x="8" y="{}"><tspan class="sign">{}</tspan> {}</text>{}</a>'
+    ).format(
+        classes + (" critical" if is_critical else ""),
+        key,
+        span.href,
+        _sentence(span),
+        y + 17,
+        SYMBOLS.statuses.get(span.status, "?"),
+        cut(span.name, 26),
+        Markup("").join(_marks(span, y, scale)),
+    )
+
+
+def _marks(span: Span, y: int, scale: Scale) -> Iterator[Markup]:
+    form = Markup('<rect class="{}" x="{:.1f}" y="{}" width="{:.1f}" height="{}" rx="{}"/>')
+    ended = scale.until if span.ended is None else span.ended
+    started = ended if span.started is None else min(span.started, ended)
+    if span.enqueued is not None and span.enqueued < started:
+        left = scale.x(span.enqueued)
+        yield form.format("wait", left, y + 11, scale.x(started) - left, 4, 2)
+    if span.started is not None:
+        left = scale.x(started)
+        yield form.format("run", left, y + 6, max(scale.x(ended) - left, 2.0), 14, 3)
+    for at in span.failures:
+        yield Markup('<path class="notch" d="M{0:.1f} {1}v18"/>').format(scale.x(at), y + 4)
+
+
+def _sentence(span: Span) -> str:
+    parts = [f"{span.name}: {span.status}"]
+    if span.started is not None:
+        if span.enqueued is not None:
+            parts.append(f"waited {elapsed(span.started - span.enqueued)}")
+        if span.ended is not None:
+            parts.append(f"ran {elapsed(span.ended - span.started)}")
+    if span.failures:
+        parts.append(f"{len(span.failures)} failed attempts before")
+    return ", ".join(parts)

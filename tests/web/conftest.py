@@ -1,0 +1,202 @@
+"""Fixtures: the dashboard in this process and as a real server, and a real Chromium that looks at it.
+
+``client`` asks the dashboard in this process, without a socket. ``dashboard`` is `horsies web` in a process
+of its own on this test process's database; ``page`` is a tab of one Chromium for the whole session. Every
+message on a tab's console and every request to another host fails its test.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any, TypeAlias
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
+
+from horsies.app import Horsies
+from horsies.web import AllowAll, create_app
+from horsies.web.access import Policy
+from tests.support.database import Database
+from tests.support.wait import wait_until
+
+CHROMIUM = "/usr/bin/chromium"
+APT_LINE = "apt-get install -y --no-install-recommends chromium"
+FLAGS = [
+    *("--no-sandbox", "--disable-gpu", "--disable-background-networking"),
+    *("--disable-component-update", "--disable-sync", "--no-first-run"),
+]
+
+Ask: TypeAlias = Callable[..., httpx.Response]
+
+
+@asynccontextmanager
+async def client_of(
+    app: Horsies, policy: Policy | None = None, root_path: str = "", **switches: Any
+) -> AsyncIterator[httpx.AsyncClient]:
+    """An HTTP client of a dashboard in this process; actions and payload as the switches say."""
+    dashboard: Any = create_app(app, policy=policy or AllowAll(), **switches)
+    transport = httpx.ASGITransport(dashboard, raise_app_exceptions=False, root_path=root_path)
+    base = f"http://localhost{root_path}"
+    async with httpx.AsyncClient(transport=transport, base_url=base) as client:
+        try:
+            yield client
+        finally:
+            await dashboard.site.broker.close_async()
+
+
+@pytest.fixture
+def ask(app: Horsies) -> Ask:
+    """Send one request to a dashboard in this process: ``ask("/queues", actions=True)``."""
+
+    def ask(
+        path: str,
+        *,
+        method: str = "GET",
+        policy: Policy | None = None,
+        root_path: str = "",
+        headers: dict[str, str] | None = None,
+        data: dict[str, str] | None = None,
+        json: Any = None,
+        **switches: Any,
+    ) -> httpx.Response:
+        async def main() -> httpx.Response:
+            async with client_of(app, policy, root_path, **switches) as client:
+                return await client.request(
+                    method, f"{root_path}{path}", headers=headers, data=data, json=json
+                )
+
+        return asyncio.run(main())
+
+    return ask
+
+
+class WebServer:
+    """A server process with the dashboard, at ``url``."""
+
+    def __init__(self, process: subprocess.Popen[bytes], url: str) -> None:
+        self.process = process
+        self.url = url
+
+    def get(self, path: str) -> httpx.Response:
+        return httpx.get(self.url + path, follow_redirects=False, timeout=10)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@contextmanager
+def served(*arguments: str, port: int | None = None, prefix: str = "") -> Iterator[WebServer]:
+    """`horsies web` with these arguments on a free port, until the end of the block."""
+    port = port or free_port()
+    command = [sys.executable, "-m", "horsies", "web", "--port", str(port), *arguments]
+    with running(command, f"http://127.0.0.1:{port}{prefix}") as server:
+        yield server
+
+
+@contextmanager
+def running(command: list[str], url: str, **options: Any) -> Iterator[WebServer]:
+    """A server process that answers /livez below this URL, until the end of the block."""
+    process = subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, **options
+    )
+    assert process.stderr is not None
+    try:
+        wait_until(lambda: process.poll() is not None or _is_alive(url), what=f"{url}/livez")
+        assert process.poll() is None, process.stderr.read().decode()
+        yield WebServer(process, url)
+    finally:
+        process.terminate()
+        try:
+            process.wait(10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        process.stderr.close()
+
+
+def _is_alive(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/livez", timeout=5).status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+@pytest.fixture(scope="session")
+def dashboard(process_url: str) -> Iterator[WebServer]:
+    """`horsies web` with actions and payload on this process's database, for the whole session."""
+    options = ("--enable-actions", "--payload", "--database-url", process_url)
+    with served(*options) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    """One Chromium for all tests of this process."""
+    if shutil.which(CHROMIUM) is None:
+        pytest.fail(f"{CHROMIUM} is missing; install it: {APT_LINE}", pytrace=False)
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        yield browser
+        browser.close()
+
+
+class Watch:
+    """What the tabs of one context did: console messages, page errors, and requested hosts."""
+
+    def __init__(self) -> None:
+        self.messages: list[str] = []
+        self.hosts: set[str] = set()
+        # Console messages with one of these texts are expected by the test.
+        self.expected: list[str] = []
+
+    def follow(self, page: Page) -> None:
+        page.on("console", lambda message: self.messages.append(message.text))
+        page.on("pageerror", lambda error: self.messages.append(str(error)))
+        page.on("request", lambda request: self.hosts.add(urlsplit(request.url).netloc))
+
+    def unexpected(self) -> list[str]:
+        return [
+            message
+            for message in self.messages
+            if not any(expected in message for expected in self.expected)
+        ]
+
+
+@contextmanager
+def watched(browser: Browser, server: WebServer, **options: Any) -> Iterator[BrowserContext]:
+    """A fresh browser context on a server; it fails when a tab complains or asks another host."""
+    context = browser.new_context(base_url=server.url, **options)
+    watch = Watch()
+    context.on("page", watch.follow)
+    context.watch = watch  # type: ignore[attr-defined]
+    try:
+        yield context
+        assert watch.unexpected() == []
+        assert watch.hosts <= {urlsplit(server.url).netloc, ""}
+    finally:
+        context.close()
+
+
+@pytest.fixture
+def tabs(browser: Browser, dashboard: WebServer, connection: Database) -> Iterator[BrowserContext]:
+    """A browser context on the dashboard, whose tables are empty at first."""
+    with watched(browser, dashboard) as context:
+        yield context
+
+
+@pytest.fixture
+def page(tabs: BrowserContext) -> Page:
+    """A tab on the dashboard."""
+    return tabs.new_page()
