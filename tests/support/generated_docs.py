@@ -33,6 +33,7 @@ from horsies.config.app import (
 from horsies.config.postgres import PostgresConfig
 from horsies.config.schedules import ScheduleConfig, TaskSchedule, WorkflowSchedule
 from horsies.monitor.doctor import CHECKS
+from horsies.monitor.reasons import CATALOGUE
 from horsies.retry import RetryPolicy
 from horsies.states import TaskStatus
 from tests.support.transitions import TASK_TRANSITIONS
@@ -43,11 +44,12 @@ WORKERS = REPOSITORY / "docs" / "workers.md"
 STATE_MACHINE = REPOSITORY / "docs" / "internals" / "state-machine.md"
 OPERATING = REPOSITORY / "docs" / "operating.md"
 SCHEDULING = REPOSITORY / "docs" / "scheduling.md"
+EXPLAIN = REPOSITORY / "docs" / "explain.md"
 DASHBOARD = REPOSITORY / "docs" / "dashboard.md"
 DOCTOR = REPOSITORY / "docs" / "doctor.md"
 CONTRIBUTING = REPOSITORY / "CONTRIBUTING.md"
 PAGES = (
-    *(CONFIGURATION, WORKERS, OPERATING, DASHBOARD, DOCTOR, SCHEDULING, STATE_MACHINE),
+    *(CONFIGURATION, WORKERS, OPERATING, EXPLAIN, DASHBOARD, DOCTOR, SCHEDULING, STATE_MACHINE),
     CONTRIBUTING,
 )
 
@@ -65,7 +67,7 @@ MODELS: tuple[type[BaseModel], ...] = (
 )
 COMMANDS = (
     *("worker", "scheduler", "web", "check", "migrate", "version"),
-    *("status", "workers", "queues", "tasks", "show", "cancel", "retry", "schedules"),
+    *("status", "workers", "queues", "tasks", "show", "explain", "cancel", "retry", "schedules"),
     *("workflows", "workflow show", "workflow pause", "workflow resume", "workflow cancel"),
     *("workflow retry", "workflow signal", "workflow audit", "doctor"),
 )
@@ -244,6 +246,15 @@ def _flag_default(parameter: Any) -> str:
     return f"`{value.value if isinstance(value, Enum) else value}`"
 
 
+def reasons_table() -> str:
+    """Return one row per reason of an explanation."""
+    rows = [
+        [entry.group, f"`{code}`", "yes" if entry.blocks else "", entry.meaning, entry.remedy]
+        for code, entry in CATALOGUE.items()
+    ]
+    return table(["Of", "Code", "Obstacle", "Meaning", "Remedy"], rows)
+
+
 def transitions_table() -> str:
     """Return one row per verb of the task's life cycle."""
     rows = [
@@ -309,6 +320,7 @@ def _parts() -> Iterator[tuple[str, Callable[[], str]]]:
     yield "diagram", transitions_diagram
     yield "layers", layers_picture
     yield "checks", checks_table
+    yield "reasons", reasons_table
 
 
 PARTS: dict[str, Callable[[], str]] = dict(_parts())

@@ -30,7 +30,8 @@ from horsies.errors import UNLIMITED_RETRIES
 from horsies.ids import stored_form
 from horsies.monitor.actions import TaskRetried, retry_task
 from horsies.monitor.documents import page_document, stored_json, task_document
-from horsies.monitor.overview import TaskReport, read_task
+from horsies.monitor.explain import read_task
+from horsies.monitor.overview import TaskReport
 from horsies.monitor.queries import TaskFilters, list_tasks
 from horsies.result import Err, Result
 from horsies.states import TaskStatus
