@@ -15,6 +15,7 @@ from horsies.db.paging import Page
 from horsies.db.statements.actions import ActionRow
 from horsies.db.statements.monitor import TaskSummary
 from horsies.db.statements.workflows import RunSummary
+from horsies.monitor.metrics import count_sends
 from horsies.monitor.queries import LIMIT_MAX, OneOrMore, RunPage, TaskPage
 from horsies.tasks.recording import Actor, acting_as
 
@@ -29,4 +30,5 @@ __all__ = [
     "TaskPage",
     "TaskSummary",
     "acting_as",
+    "count_sends",
 ]

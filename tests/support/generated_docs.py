@@ -32,6 +32,7 @@ from horsies.config.app import (
 )
 from horsies.config.postgres import PostgresConfig
 from horsies.config.schedules import ScheduleConfig, TaskSchedule, WorkflowSchedule
+from horsies.monitor.metrics import CATALOGUE, Metric
 from horsies.retry import RetryPolicy
 from horsies.states import TaskStatus
 from tests.support.transitions import TASK_TRANSITIONS
@@ -43,8 +44,18 @@ STATE_MACHINE = REPOSITORY / "docs" / "internals" / "state-machine.md"
 OPERATING = REPOSITORY / "docs" / "operating.md"
 SCHEDULING = REPOSITORY / "docs" / "scheduling.md"
 DASHBOARD = REPOSITORY / "docs" / "dashboard.md"
+METRICS = REPOSITORY / "docs" / "metrics.md"
 CONTRIBUTING = REPOSITORY / "CONTRIBUTING.md"
-PAGES = (CONFIGURATION, WORKERS, OPERATING, DASHBOARD, SCHEDULING, STATE_MACHINE, CONTRIBUTING)
+PAGES = (
+    CONFIGURATION,
+    WORKERS,
+    OPERATING,
+    DASHBOARD,
+    METRICS,
+    SCHEDULING,
+    STATE_MACHINE,
+    CONTRIBUTING,
+)
 
 MODELS: tuple[type[BaseModel], ...] = (
     AppConfig,
@@ -59,7 +70,7 @@ MODELS: tuple[type[BaseModel], ...] = (
     WorkflowSchedule,
 )
 COMMANDS = (
-    *("worker", "scheduler", "web", "check", "migrate", "version"),
+    *("worker", "scheduler", "web", "check", "migrate", "version", "health", "metrics"),
     *("status", "workers", "queues", "tasks", "show", "cancel", "retry", "schedules"),
     *("workflows", "workflow show", "workflow pause", "workflow resume", "workflow cancel"),
     *("workflow retry", "workflow signal", "workflow audit"),
@@ -280,6 +291,18 @@ def layers_picture() -> str:
     return "\n".join(["```text", *lines, "```"])
 
 
+def metrics_table() -> str:
+    """Return one row per metric of the catalogue."""
+    rows = [[f"`{one.name}`", one.source, one.kind, _labels(one), one.text] for one in CATALOGUE]
+    return table(["Metric", "Place", "Type", "Labels", "Meaning"], rows)
+
+
+def _labels(metric: Metric) -> str:
+    *names, last = metric.labels or ("",)
+    values = f" = {', '.join(metric.values)}" if metric.values else ""
+    return ", ".join(f"`{name}`" for name in (*names, last) if name) + values
+
+
 def _parts() -> Iterator[tuple[str, Callable[[], str]]]:
     for model in MODELS:
         yield model.__name__, lambda model=model: config_table(model)  # type: ignore[misc]
@@ -288,6 +311,7 @@ def _parts() -> Iterator[tuple[str, Callable[[], str]]]:
     yield "transitions", transitions_table
     yield "diagram", transitions_diagram
     yield "layers", layers_picture
+    yield "metrics", metrics_table
 
 
 PARTS: dict[str, Callable[[], str]] = dict(_parts())
