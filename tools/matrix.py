@@ -81,6 +81,8 @@ def find_python(version: str) -> str:
 
 def ensure_venv(version: str) -> Path:
     """Return the interpreter of a virtual environment with the project and its test tools."""
+    if version == f"{sys.version_info.major}.{sys.version_info.minor}":
+        return Path(sys.executable)
     venv = CACHE / f"python-{version}"
     wanted = hashlib.sha256()
     for name in ("pyproject.toml", "constraints.txt"):
@@ -90,7 +92,7 @@ def ensure_venv(version: str) -> Path:
         return python
     subprocess.run([find_python(version), "-m", "venv", "--clear", venv], check=True)
     install: Command = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    install += ["-c", "constraints.txt", "-e", ".[embedded,dev]"]
+    install += ["-c", "constraints.txt", "-e", ".[embedded,test]"]
     subprocess.run(install, cwd=REPOSITORY, check=True)
     ready.write_text(wanted.hexdigest())
     return python
@@ -198,7 +200,7 @@ def run_tests(
                 "-m",
                 "pytest",
                 "-n",
-                "2",
+                "3",
                 "-p",
                 "no:cacheprovider",
                 *arguments,

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+import time
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from enum import StrEnum
 from typing import Annotated
 
@@ -27,6 +30,7 @@ from horsies.monitor.actions import QueueOrder, switch_queue
 from horsies.monitor.documents import overview_document, queue_document, worker_document
 from horsies.monitor.health import PING_TIMEOUT_SECONDS, WorkerPong, ping_workers
 from horsies.monitor.overview import (
+    Overview,
     QueueOverview,
     WorkerHealth,
     health_of,
@@ -39,6 +43,7 @@ from horsies.tasks.broker import PostgresBroker
 _QUEUE_COUNTS = ("CAP", "DUE", "DELAYED", "CLAIMED", "RUNNING", "OLDEST", "DONE/MIN", "FAILED/MIN")
 # Workers of one set of queues that `status` names.
 _NAMES_SHOWN = 5
+CLEAR_SCREEN = "\x1b[H\x1b[2J"
 _WORKER_COLUMNS = ("WORKER", "STATE", "BUSY", "MEMORY", "SEEN")
 _HEALTH_STYLES = {"alive": "green", "silent": "yellow", "lost": "red", "stopped": "dim"}
 
@@ -53,19 +58,44 @@ def status(
     module: ModuleOption = None,
     database_url: DatabaseUrlOption = None,
     as_json: JsonOption = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Show the status again and again, until Ctrl-C.")
+    ] = False,
+    every: Annotated[
+        float, typer.Option(min=0.2, max=3600, help="Seconds between two looks of --watch.")
+    ] = 2.0,
 ) -> None:
     """Show all queues, a summary of the workers, and blocked tasks and runs.
 
     CAP is the max_concurrency of a queue as its workers have it, or the application if none serves it.
-    DUE tasks can be claimed now, DELAYED tasks are due later; both are counted up to 10,000 waiting tasks
-    of a queue, and a number with "+" is a lower bound. OLDEST is the waiting time of the oldest due task.
+    DUE tasks can be claimed now, DELAYED tasks are due later; both are counted up to 10,000 of a queue, and
+    beyond shown as "10,000+". OLDEST is the waiting time of the oldest due task.
     Rates count the attempts that ended within the last minute; FAILED/MIN leaves out attempts that will be
     retried. The next change of a BLOCKED task or run is refused by the database; workers try it again.
+
+    With --watch, a terminal is redrawn; other output gets one report after the other.
 
     Exit codes: 0 done, 1 failure.
     """
     with open_session("status", module or locator, database_url) as session:
-        found = unwrap_or_exit(read_overview(session.broker, session.queue_caps))
+        if not watch:
+            _print_status(_read_status(session), as_json)
+            return
+        with suppress(KeyboardInterrupt):
+            while True:
+                found = _read_status(session)
+                if sys.stdout.isatty():
+                    sys.stdout.write(CLEAR_SCREEN)
+                _print_status(found, as_json)
+                sys.stdout.flush()
+                time.sleep(every)
+
+
+def _read_status(session: Session) -> Overview:
+    return unwrap_or_exit(read_overview(session.broker, session.queue_caps))
+
+
+def _print_status(found: Overview, as_json: bool) -> None:
     if as_json:
         output.print_json(overview_document(found))
     else:
@@ -157,19 +187,22 @@ def _print_queues(queues: Sequence[QueueOverview]) -> None:
             name.append("\npaused", "yellow")
         if not queue.workers:
             name.append("\nno worker", "yellow")
-        more = "+" if queue.waiting_at_least else ""
         rates = (queue.done_per_minute, queue.failed_per_minute)
         table.add_row(
             name,
             _cap_text(queue.caps),
-            f"{queue.due:,}{more}",
-            f"{queue.delayed:,}{more}",
+            _waiting_text(queue, queue.due),
+            _waiting_text(queue, queue.delayed),
             f"{queue.claimed:,}",
             f"{queue.running:,}",
             output.duration(queue.oldest_waiting_seconds),
             *(f"{rate:,.0f}" for rate in rates),
         )
     output.print_parts(table)
+
+
+def _waiting_text(queue: QueueOverview, count: int) -> str:
+    return f"{count:,}+" if queue.is_at_least(count) else f"{count:,}"
 
 
 def _cap_text(caps: Iterable[int | None]) -> str:
