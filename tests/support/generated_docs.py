@@ -60,7 +60,7 @@ MODELS: tuple[type[BaseModel], ...] = (
 )
 COMMANDS = (
     *("worker", "scheduler", "web", "check", "migrate", "version"),
-    *("status", "workers", "queues", "tasks", "show", "cancel", "retry", "schedules"),
+    *("status", "workers", "queues", "tasks", "show", "cancel", "retry", "history", "schedules"),
     *("workflows", "workflow show", "workflow pause", "workflow resume", "workflow cancel"),
     *("workflow retry", "workflow signal", "workflow audit"),
 )

@@ -21,6 +21,7 @@ from psycopg import Connection
 
 from horsies._version import __version__
 from horsies.check import live_errors
+from horsies.cli.changes import cancel, history, retry
 from horsies.cli.options import (
     DatabaseUrlOption,
     LocatorArgument,
@@ -34,7 +35,7 @@ from horsies.cli.options import (
 from horsies.cli.queues_workers import queues, status, workers
 from horsies.cli.scheduler import scheduler
 from horsies.cli.schedules import schedules
-from horsies.cli.tasks import cancel, retry, show, tasks
+from horsies.cli.tasks import show, tasks
 from horsies.cli.web import web
 from horsies.cli.worker import worker
 from horsies.cli.workflows import workflow, workflows
@@ -235,7 +236,7 @@ def version() -> None:
 
 for _command in (
     *(check, migrate, worker, scheduler, status, workers, queues),
-    *(tasks, show, cancel, retry, workflows, schedules, web, version),
+    *(tasks, show, cancel, retry, history, workflows, schedules, web, version),
 ):
     cli.command()(_command)
 cli.add_typer(workflow, name="workflow")

@@ -92,8 +92,8 @@ def exit_with(message: str, exit_code: int) -> Never:
     raise typer.Exit(exit_code)
 
 
-def parse_since(text: str | None) -> datetime | None:
-    """Parse ``--since``: a duration before now, or a time, which is local unless it has an offset."""
+def parse_since(text: str | None, option: str = "--since") -> datetime | None:
+    """Parse a time option: a duration before now, or a time, which is local unless it has an offset."""
     if text is None:
         return None
     try:
@@ -103,5 +103,5 @@ def parse_since(text: str | None) -> datetime | None:
     except (ValueError, OverflowError):
         raise typer.BadParameter(
             f"{text!r} is neither a duration like 15m nor a time like 2026-01-31T12:00.",
-            param_hint="--since",
+            param_hint=option,
         ) from None
