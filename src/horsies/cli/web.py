@@ -119,7 +119,7 @@ def web(  # noqa: PLR0913, PLR0917
     refuse_both("LOCATOR", named, "--database-url", database_url)
     _refuse_open_address(host, auth)
     _require_extra()
-    from horsies.web.access import LOOPBACK, LOOPBACK_NAMES, Signer
+    from horsies.web.access import LOOPBACK, LOOPBACK_NAMES, Signer, parse_networks
     from horsies.web.app import SECRET_VARIABLE, build
     from horsies.web.rendering import Settings
 
@@ -131,6 +131,7 @@ def web(  # noqa: PLR0913, PLR0917
         actions=enable_actions,
         payload=payload,
         allowed_hosts=frozenset({*LOOPBACK_NAMES, host, *(allowed_host or ())}),
+        proxies=parse_networks(proxies),
         is_standalone=True,
         authentication=auth.value,
     )

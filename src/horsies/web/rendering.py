@@ -25,7 +25,7 @@ from horsies._version import __version__
 from horsies.app import Horsies
 from horsies.db.statement import Script
 from horsies.tasks.broker import PostgresBroker
-from horsies.web.access import Access, Signer, Verb, set_cookie
+from horsies.web.access import Access, Networks, Signer, Verb, set_cookie
 from horsies.web.reading import (
     BadRequest,
     Forbidden,
@@ -83,6 +83,9 @@ class Settings:
     frame_ancestors: str | None = None
     # Host names that requests may use; None accepts all, when the mounting server checks them.
     allowed_hosts: frozenset[str] | None = None
+    # Proxies whose X-Forwarded-Proto and X-Forwarded-For count; the server of a mounting application
+    # has switches of its own for them.
+    proxies: Networks = ()
     # Whether the process serves the dashboard alone, as ``horsies web`` does.
     is_standalone: bool = False
     # How the viewer is authenticated, for the help page.
