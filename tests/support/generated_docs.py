@@ -70,7 +70,8 @@ MODELS: tuple[type[BaseModel], ...] = (
 )
 COMMANDS = (
     *("worker", "scheduler", "web", "check", "migrate", "version", "health", "metrics"),
-    *("status", "workers", "queues", "tasks", "show", "explain", "cancel", "retry", "schedules"),
+    *("status", "workers", "queues", "tasks", "show", "explain", "cancel", "retry", "history"),
+    "schedules",
     *("workflows", "workflow show", "workflow pause", "workflow resume", "workflow cancel"),
     *("workflow retry", "workflow signal", "workflow audit", "doctor"),
 )
