@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -18,7 +18,9 @@ from horsies.db.paging import LIST_WINDOW
 from horsies.db.statement import Nothing, Script, one_or_none
 from horsies.db.statements.lookup import (
     FailureGroup,
+    ResentTask,
     find_subject,
+    list_resent,
     newest_heartbeat,
 )
 from horsies.db.statements.monitor import (
@@ -205,7 +207,7 @@ class TaskFacts:
 
     report: TaskReport
     heartbeat_at: datetime | None = None
-    resent: Sequence[Any] = field(default_factory=list)
+    resent: Sequence[ResentTask] = ()
 
     @property
     def task(self) -> TaskDetail:
@@ -230,7 +232,8 @@ def _facts_script(task_id: str, payload: bool) -> Script[TaskFacts | None]:
     beat = None
     if task.status == TaskStatus.RUNNING.value:
         beat = one_or_none((yield newest_heartbeat, TaskId(task.id)))
-    return TaskFacts(report, beat.sent_at if beat else None)
+    resent = yield list_resent, TaskId(task.id)
+    return TaskFacts(report, beat.sent_at if beat else None, resent)
 
 
 async def task(view: View) -> Page:
