@@ -21,6 +21,7 @@ from psycopg import Connection
 
 from horsies._version import __version__
 from horsies.check import live_errors
+from horsies.cli.doctor import doctor
 from horsies.cli.options import (
     DatabaseUrlOption,
     LocatorArgument,
@@ -235,7 +236,7 @@ def version() -> None:
 
 for _command in (
     *(check, migrate, worker, scheduler, status, workers, queues),
-    *(tasks, show, cancel, retry, workflows, schedules, web, version),
+    *(tasks, show, cancel, retry, workflows, schedules, doctor, web, version),
 ):
     cli.command()(_command)
 cli.add_typer(workflow, name="workflow")

@@ -62,14 +62,8 @@ SECRET_VARIABLE = "HORSIES_WEB_SECRET"  # noqa: S105
 INTENT_HEADER = "x-horsies-intent"
 
 _MODULES = (
-    "pages",
-    "pages_tasks",
-    "pages_runs",
-    "pages_schedules",
-    "pages_checks",
-    "actions",
-    "orders",
-    "api",
+    *("pages", "pages_tasks", "pages_runs", "pages_schedules", "pages_checks", "pages_doctor"),
+    *("actions", "orders", "api"),
 )
 
 
