@@ -140,19 +140,23 @@ class RunView:
         """Return the graph as SVG."""
         title = f"Graph of {self.run.name}"
         description = "The same graph as text follows below the drawing."
-        on_path = frozenset(self.path)
         if folded:
             boxes = [self._group(number) for number in range(len(self.groups))]
             layout = lay_out(folded_graph(self.graph, self.groups))
         else:
             boxes = [
-                self._node(place, is_selected=place == selected, is_critical=place in on_path)
-                for place in range(len(self.nodes))
+                self._node(place, is_selected=place == selected) for place in range(len(self.nodes))
             ]
             layout = lay_out(self.graph)
         return draw_graph(layout, boxes, title, description)
 
-    def _node(self, place: int, *, is_selected: bool, is_critical: bool) -> Node:
+    @cached_property
+    def _sources_on_path(self) -> dict[int, str]:
+        """The key of the node before each node of the critical path."""
+        keys = ["", *(str(place) for place in self.path)]
+        return dict(zip(self.path, keys, strict=False))
+
+    def _node(self, place: int, *, is_selected: bool = False) -> Node:
         node = self.nodes[place]
         child = self.child(node)
         note, took = node_note(node, child), node_time(node, self.now)
@@ -171,13 +175,14 @@ class RunView:
             shares=_shares(node, child),
             open_href=self.run_url(child.id) if child else "",
             is_selected=is_selected,
-            is_critical=is_critical,
+            is_critical=place in self._sources_on_path,
+            critical_source=self._sources_on_path.get(place, ""),
         )
 
     def _group(self, number: int) -> Node:
         members = [self.nodes[place] for place in self.groups[number]]
         if len(members) == 1:
-            return self._node(self.groups[number][0], is_selected=False, is_critical=False)
+            return self._node(self.groups[number][0])
         counts = Counter(node.status for node in members)
         labels = {node_label(node) for node in members}
         what = labels.pop() if len(labels) == 1 else f"{len(labels):,} tasks"
