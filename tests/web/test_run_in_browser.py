@@ -87,7 +87,10 @@ def picture(flows: ModuleType) -> WorkflowSpec[Any]:
         flows.maybe, kwargs={"fails": False}, waits_for=[squares, child, start], node_id="end"
     )
     nodes = [start, left, right, both, numbers, squares, approval, child, end]
-    return flows.app.workflow("a picture", nodes, output=end, definition_key="web.picture")
+    spec: WorkflowSpec[Any] = flows.app.workflow(
+        "a picture", nodes, output=end, definition_key="web.picture"
+    )
+    return spec
 
 
 def geometry(page: Page) -> dict[str, Any]:
