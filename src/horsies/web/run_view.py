@@ -26,7 +26,11 @@ from horsies.workflow.run.draw import SYMBOLS, draw, node_label, shown_status
 from horsies.workflow.run.listing import RunReport
 
 UNFOLD_MAX = 2_000
-TIMELINE_ROWS_MAX = 300
+TIMELINE_ROWS_MAX = 150
+_SHOWN_ORDER = (
+    *("COMPLETED", "RUNNING", "FAILED", "PAUSED"),
+    *("ENQUEUED", "READY", "PENDING", "SKIPPED"),
+)
 _GROUP_STATUSES = ("FAILED", "RUNNING", "PAUSED", "ENQUEUED", "READY", "PENDING", "SKIPPED")
 
 # The address of the page with other query parameters, such as a tab or a node.
@@ -55,12 +59,12 @@ class RunView:
             for node in self.facts.nodes
         ]
 
-    @cached_property
-    def counts(self) -> Counter[str]:
-        """How many nodes have each status."""
-        if self.facts.counts:
-            return Counter({one.status: one.nodes for one in self.facts.counts})
-        return Counter(node.status for node in self.nodes)
+    @property
+    def status_counts(self) -> list[tuple[str, int]]:
+        """How many nodes have each status, in the order of a node's life."""
+        counts = Counter({one.status: one.nodes for one in self.facts.counts})
+        counts.update(node.status for node in self.nodes)
+        return [(status, counts[status]) for status in _SHOWN_ORDER if counts[status]]
 
     @property
     def is_open(self) -> bool:
@@ -186,7 +190,7 @@ class RunView:
         counts = Counter(node.status for node in members)
         labels = {node_label(node) for node in members}
         what = labels.pop() if len(labels) == 1 else f"{len(labels):,} tasks"
-        words = status_counts(counts)
+        words = count_signs(counts)
         ended = sum(counts[status] for status in WORKFLOW_TASK_TERMINAL_STATES)
         return Node(
             key=f"g{number}",
@@ -228,6 +232,11 @@ class RunView:
             begun = begun[:TIMELINE_ROWS_MAX]
         return sorted(begun, key=lambda place: (_begin(self.spans[place]) or 0.0, place))
 
+    @property
+    def is_timeline_cut(self) -> bool:
+        """Whether nodes that have begun are left out of the timeline."""
+        return len(self.timeline_places) == TIMELINE_ROWS_MAX < len(self.nodes)
+
     def _weight(self, place: int, on_path: frozenset[int]) -> tuple[bool, bool, float, int]:
         span = self.spans[place]
         length = (span.ended or 0.0) - (span.started or 0.0)
@@ -238,10 +247,9 @@ def _begin(span: Span) -> float | None:
     return span.enqueued if span.enqueued is not None else span.started
 
 
-def status_counts(counts: Mapping[str, int]) -> str:
+def count_signs(counts: Mapping[str, int]) -> str:
     """Return counts with the signs of their statuses: "130 ✓ 4 ▶ 3 ✗"."""
-    shown = ("COMPLETED", "RUNNING", "FAILED", "PAUSED", "ENQUEUED", "READY", "PENDING", "SKIPPED")
-    parts = [f"{counts[one]:,} {SYMBOLS.statuses[one]}" for one in shown if counts.get(one)]
+    parts = [f"{counts[one]:,} {SYMBOLS.statuses[one]}" for one in _SHOWN_ORDER if counts.get(one)]
     return " ".join(parts)
 
 
