@@ -235,9 +235,11 @@ def context_of(view: View, page: Page) -> dict[str, Any]:
     """Return everything that a template of this page can use."""
     site, is_live = view.site, page.live_seconds is not None
 
+    def token(verb: Verb) -> str:
+        return f"{site.token_marker}{verb}"
+
     def csrf(verb: Verb) -> Markup:
-        value = f"{site.token_marker}{verb}"
-        return Markup('<input type="hidden" name="token" value="{}">').format(value)
+        return Markup('<input type="hidden" name="token" value="{}">').format(token(verb))
 
     def static(name: str) -> str:
         return view.url(f"/static/{static_files()[name][1]}/{name}")
@@ -245,6 +247,7 @@ def context_of(view: View, page: Page) -> dict[str, Any]:
     return {
         "url": view.url,
         "csrf": csrf,
+        "token": token,
         "may": view.may,
         "static": static,
         "access": view.access,
