@@ -34,6 +34,13 @@ from horsies.db.statements.dashboard import (
     tasks_of_worker,
     thinned_worker_history,
 )
+from horsies.db.statements.doctor import (
+    DOCTOR,
+    DueWindow,
+    Seconds,
+    count_abandoned,
+    list_due_queues,
+)
 from horsies.db.statements.lookup import (
     LOOKUP,
     GroupFailures,
@@ -77,7 +84,7 @@ BIG_TABLES = (
 )
 STATEMENTS = [
     pytest.param(statement, id=name)
-    for catalogue in (MONITOR, DASHBOARD, LOOKUP, QUEUES, MEASURES)
+    for catalogue in (MONITOR, DASHBOARD, LOOKUP, QUEUES, MEASURES, DOCTOR)
     for name, statement in catalogue.statements.items()
 ]
 
@@ -332,3 +339,12 @@ def test_failures_are_grouped_from_the_newest_attempts(full: Connection[Any]) ->
     assert [(group.task_name, group.error_code) for group in groups] == [("work", "BROKE")]
     assert 0 < groups[0].total <= 1_000
     assert cost < 30_000
+
+
+def test_the_doctor_reads_windows_of_queues_and_tasks_in_flight(full: Connection[Any]) -> None:
+    (reports,), cost = reads(full, list_due_queues, DueWindow(100))
+    assert (reports.name, reports.due, reports.task_names) == ("reports", 100, ["work"])
+    assert cost < 500
+    (counts,), cost = reads(full, count_abandoned, Seconds(60.0))
+    assert counts == (0, 0, 0)
+    assert cost < 500

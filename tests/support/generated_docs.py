@@ -32,6 +32,7 @@ from horsies.config.app import (
 )
 from horsies.config.postgres import PostgresConfig
 from horsies.config.schedules import ScheduleConfig, TaskSchedule, WorkflowSchedule
+from horsies.monitor.doctor import CHECKS
 from horsies.retry import RetryPolicy
 from horsies.states import TaskStatus
 from tests.support.transitions import TASK_TRANSITIONS
@@ -43,8 +44,12 @@ STATE_MACHINE = REPOSITORY / "docs" / "internals" / "state-machine.md"
 OPERATING = REPOSITORY / "docs" / "operating.md"
 SCHEDULING = REPOSITORY / "docs" / "scheduling.md"
 DASHBOARD = REPOSITORY / "docs" / "dashboard.md"
+DOCTOR = REPOSITORY / "docs" / "doctor.md"
 CONTRIBUTING = REPOSITORY / "CONTRIBUTING.md"
-PAGES = (CONFIGURATION, WORKERS, OPERATING, DASHBOARD, SCHEDULING, STATE_MACHINE, CONTRIBUTING)
+PAGES = (
+    *(CONFIGURATION, WORKERS, OPERATING, DASHBOARD, DOCTOR, SCHEDULING, STATE_MACHINE),
+    CONTRIBUTING,
+)
 
 MODELS: tuple[type[BaseModel], ...] = (
     AppConfig,
@@ -62,7 +67,7 @@ COMMANDS = (
     *("worker", "scheduler", "web", "check", "migrate", "version"),
     *("status", "workers", "queues", "tasks", "show", "cancel", "retry", "history", "schedules"),
     *("workflows", "workflow show", "workflow pause", "workflow resume", "workflow cancel"),
-    *("workflow retry", "workflow signal", "workflow audit"),
+    *("workflow retry", "workflow signal", "workflow audit", "doctor"),
 )
 
 # Limits that the models check themselves, where pydantic's annotations do not show them. The tests
@@ -264,6 +269,21 @@ def _ordered(statuses: frozenset[TaskStatus]) -> list[str]:
     return [status.value for status in TaskStatus if status in statuses]
 
 
+def checks_table() -> str:
+    """Return one row per check of `horsies doctor`."""
+    rows = [
+        [
+            f"`{one.id}`",
+            one.looks_at,
+            one.yellow or "-",
+            one.red or "-",
+            "yes" if one.is_cheap else "",
+        ]
+        for one in CHECKS
+    ]
+    return table(["Check", "Looks at", "Yellow", "Red", "Cheap"], rows)
+
+
 def layers_picture() -> str:
     """Return the layers of the package, topmost first, then those inside each folder."""
     settings = tomllib.loads((REPOSITORY / "pyproject.toml").read_text("utf-8"))
@@ -288,6 +308,7 @@ def _parts() -> Iterator[tuple[str, Callable[[], str]]]:
     yield "transitions", transitions_table
     yield "diagram", transitions_diagram
     yield "layers", layers_picture
+    yield "checks", checks_table
 
 
 PARTS: dict[str, Callable[[], str]] = dict(_parts())

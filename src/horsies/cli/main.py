@@ -22,6 +22,7 @@ from psycopg import Connection
 from horsies._version import __version__
 from horsies.check import live_errors
 from horsies.cli.changes import cancel, history, retry
+from horsies.cli.doctor import doctor
 from horsies.cli.options import (
     DatabaseUrlOption,
     LocatorArgument,
@@ -236,7 +237,7 @@ def version() -> None:
 
 for _command in (
     *(check, migrate, worker, scheduler, status, workers, queues),
-    *(tasks, show, cancel, retry, history, workflows, schedules, web, version),
+    *(tasks, show, cancel, retry, history, workflows, schedules, doctor, web, version),
 ):
     cli.command()(_command)
 cli.add_typer(workflow, name="workflow")

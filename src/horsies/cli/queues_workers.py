@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+import time
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from enum import StrEnum
 from typing import Annotated
 
@@ -36,6 +39,7 @@ from horsies.monitor.documents import overview_document, queue_document, worker_
 from horsies.monitor.health import PING_TIMEOUT_SECONDS, WorkerPong, ping_workers
 from horsies.monitor.order_plan import OrderVerb, draft_order
 from horsies.monitor.overview import (
+    Overview,
     QueueOverview,
     WorkerHealth,
     health_of,
@@ -49,6 +53,7 @@ from horsies.tasks.broker import PostgresBroker
 _QUEUE_COUNTS = ("CAP", "DUE", "DELAYED", "CLAIMED", "RUNNING", "OLDEST", "DONE/MIN", "FAILED/MIN")
 # Workers of one set of queues that `status` names.
 _NAMES_SHOWN = 5
+CLEAR_SCREEN = "\x1b[H\x1b[2J"
 _WORKER_COLUMNS = ("WORKER", "STATE", "BUSY", "MEMORY", "SEEN")
 _HEALTH_STYLES = {"alive": "green", "silent": "yellow", "lost": "red", "stopped": "dim"}
 
@@ -64,6 +69,12 @@ def status(
     module: ModuleOption = None,
     database_url: DatabaseUrlOption = None,
     as_json: JsonOption = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Show the status again and again, until Ctrl-C.")
+    ] = False,
+    every: Annotated[
+        float, typer.Option(min=0.2, max=3600, help="Seconds between two looks of --watch.")
+    ] = 2.0,
 ) -> None:
     """Show all queues, a summary of the workers, and blocked tasks and runs.
 
@@ -73,10 +84,29 @@ def status(
     Rates count the attempts that ended within the last minute; FAILED/MIN leaves out attempts that will be
     retried. The next change of a BLOCKED task or run is refused by the database; workers try it again.
 
+    With --watch, a terminal is redrawn; other output gets one report after the other.
+
     Exit codes: 0 done, 1 failure.
     """
     with open_session("status", module or locator, database_url) as session:
-        found = unwrap_or_exit(read_overview(session.broker, session.queue_caps))
+        if not watch:
+            _print_status(_read_status(session), as_json)
+            return
+        with suppress(KeyboardInterrupt):
+            while True:
+                found = _read_status(session)
+                if sys.stdout.isatty():
+                    sys.stdout.write(CLEAR_SCREEN)
+                _print_status(found, as_json)
+                sys.stdout.flush()
+                time.sleep(every)
+
+
+def _read_status(session: Session) -> Overview:
+    return unwrap_or_exit(read_overview(session.broker, session.queue_caps))
+
+
+def _print_status(found: Overview, as_json: bool) -> None:
     if as_json:
         output.print_json(overview_document(found))
     else:

@@ -61,7 +61,10 @@ URL_BYTES_MAX = 8 * 1024
 SECRET_VARIABLE = "HORSIES_WEB_SECRET"  # noqa: S105
 INTENT_HEADER = "x-horsies-intent"
 
-_MODULES = ("pages", "pages_tasks", "pages_runs", "pages_checks", "actions", "orders", "api")
+_MODULES = (
+    *("pages", "pages_tasks", "pages_runs", "pages_schedules", "pages_checks", "pages_doctor"),
+    *("actions", "orders", "api"),
+)
 
 
 async def help_page(view: View) -> Page:

@@ -49,13 +49,15 @@ _LINK = Markup(
 )
 _TABLE = Markup(
     '<details class="as-table"><summary>as a table</summary><table class="table"><thead><tr>'
-    '<th scope="col">time (UTC)</th>{head}</tr></thead><tbody>{rows}</tbody></table></details>'
+    '<th scope="col">time</th>{head}</tr></thead><tbody>{rows}</tbody></table></details>'
 )
 _HEAD = Markup('<th scope="col" class="number">{name}</th>')
 _ROW = Markup("<tr><td>{time}</td>{cells}</tr>")
 _CELL = Markup('<td class="number">{text}</td>')
 _LINKED = Markup('<a href="{href}">{text}</a>')
 _LABEL = Markup("<span>{text}</span>")
+# The script of the pages turns these into local time.
+_TIME = Markup('<time datetime="{iso}">{text}</time>')
 _LEGEND = Markup(' <span class="legend key-{kind}">{kind}</span>')
 
 
@@ -212,7 +214,7 @@ def _figure(
         title=chart.title,
         legend=Markup().join(_LEGEND.format(kind=kind) for kind in chart.series),
         y_labels=Markup().join(_LABEL.format(text=label) for label in labels),
-        x_labels=Markup().join(_LABEL.format(text=label) for label in _time_labels(chart.columns)),
+        x_labels=_time_labels(chart.columns),
         drawing=drawing,
         links=_links(chart, cell),
         table=_table(chart, cell),
@@ -239,7 +241,7 @@ def _table(chart: Chart, cell: Callable[[float | None], str]) -> Markup:
     """Return the table of all columns with a number in them, newest first."""
     rows = Markup().join(
         _ROW.format(
-            time=_minute(column) if column.href is None else _linked(column),
+            time=_linked(column, _time(column.at, "%Y-%m-%d %H:%M")),
             cells=Markup().join(_CELL.format(text=cell(value)) for value in column.values),
         )
         for column in reversed(chart.columns)
@@ -248,27 +250,26 @@ def _table(chart: Chart, cell: Callable[[float | None], str]) -> Markup:
     return _TABLE.format(head=Markup().join(_HEAD.format(name=n) for n in chart.series), rows=rows)
 
 
-def _linked(column: Column) -> Markup:
-    return _LINKED.format(href=column.href, text=_minute(column))
+def _linked(column: Column, text: Markup) -> Markup:
+    return text if column.href is None else _LINKED.format(href=column.href, text=text)
 
 
-def _minute(column: Column) -> str:
-    return f"{column.at.astimezone(UTC):%Y-%m-%d %H:%M}"
+def _time(at: datetime, form: str) -> Markup:
+    utc = at.astimezone(UTC)
+    return _TIME.format(iso=f"{utc:%Y-%m-%dT%H:%M:%SZ}", text=f"{utc:{form}}")
 
 
-def _time_labels(columns: Sequence[Column]) -> list[str]:
+def _time_labels(columns: Sequence[Column]) -> Markup:
     """Return the times at the start, in the middle and at the end of the axis."""
-    if not columns:
-        return []
-    times = [columns[place].at.astimezone(UTC) for place in (0, len(columns) // 2, -1)]
-    form = "%H:%M" if times[-1] - times[0] <= timedelta(hours=25) else "%d %b"
-    first, middle, last = (f"{time:{form}}" for time in times)
-    return [first, middle, f"{last} UTC"]
+    times = [columns[place].at for place in (0, len(columns) // 2, -1)] if columns else []
+    is_short = not times or times[-1] - times[0] <= timedelta(hours=25)
+    return Markup().join(_time(time, "%H:%M" if is_short else "%m-%d %H:%M") for time in times)
 
 
 def _column_words(chart: Chart, column: Column, cell: Callable[[float | None], str]) -> str:
     values = zip(column.values, chart.series, strict=True)
-    return f"{_minute(column)} UTC: {', '.join(f'{cell(value)} {name}' for value, name in values)}"
+    minute = f"{column.at.astimezone(UTC):%Y-%m-%d %H:%M} UTC"
+    return f"{minute}: {', '.join(f'{cell(value)} {name}' for value, name in values)}"
 
 
 def _count_words(chart: Chart) -> str:
