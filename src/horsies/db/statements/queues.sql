@@ -18,14 +18,16 @@ FROM resumed CROSS JOIN LATERAL pg_notify('task_queue_' || resumed.name, '') AS 
 
 -- name: resend_task
 -- Nothing -> PENDING, copied from a task that has ended. That row stays; the new one refers to it, starts its
--- retries anew, and drops the idempotency key and a past deadline. Returns the row it found, if any.
+-- retries anew, and drops the idempotency key and a past deadline. Its span links to the first send and is
+-- not a child of it. Returns the row it found, if any.
 WITH met AS MATERIALIZED (SELECT * FROM horsies_tasks WHERE id = %(id)s::uuid),
 sent AS (
     INSERT INTO horsies_tasks (
         id, task_name, queue_name, priority, args, kwargs, sent_at, enqueued_at, good_until, max_retries,
         task_options, timeout_ms, retention, enqueue_sha, retried_from_task_id)
     SELECT %(new_id)s::uuid, task_name, queue_name, priority, args, kwargs, now(), now(),
-        CASE WHEN good_until > now() THEN good_until END, max_retries, task_options, timeout_ms, retention,
+        CASE WHEN good_until > now() THEN good_until END, max_retries,
+        replace(task_options, '"trace":{"traceparent"', '"trace":{"later":"1","traceparent"'), timeout_ms, retention,
         enqueue_sha, id
     FROM met WHERE status IN ('COMPLETED', 'FAILED', 'CANCELLED', 'EXPIRED') AND workflow_id IS NULL
     RETURNING id)
