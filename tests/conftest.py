@@ -48,6 +48,7 @@ TABLES = (
     "horsies_workflow_tasks",
     "horsies_workflow_signals",
     "horsies_blocked",
+    "horsies_measures",
 )
 _HAS_ROWS = f"SELECT {', '.join(f'EXISTS (SELECT FROM {table})' for table in TABLES)}"
 

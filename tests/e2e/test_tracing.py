@@ -174,7 +174,8 @@ def check_killed(traced: Traced) -> None:
 def check_workflow(traced: Traced, connection: Database, run_id: str) -> None:
     (start,) = traced.of("start pair", horsies__workflow__id=run_id)
     nodes = traced.of("process double", horsies__workflow__id=run_id)
-    assert [node.attributes["horsies.workflow.node"] for node in nodes] == ["first", "second"]
+    found = sorted(node.attributes["horsies.workflow.node"] for node in nodes)
+    assert found == ["first", "second"]
     assert {(node.trace, node.parent) for node in nodes} == {(start.trace, start.id)}
 
 

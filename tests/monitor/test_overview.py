@@ -12,7 +12,6 @@ from horsies.db import paging
 from horsies.db.paging import Page
 from horsies.db.statements.monitor import (
     InFlightCount,
-    QueueHead,
     QueueState,
     RecentAttempts,
     TaskSummary,
@@ -60,15 +59,20 @@ def test_a_queue_counts_what_waits_and_what_runs(app: Horsies, connection: Datab
 def test_waiting_tasks_are_counted_up_to_a_bound(
     app: Horsies, connection: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for queue, priority, seconds in [("long", 1, 9), ("long", 2, 90), ("long", 2, -9)]:
-        add_task(connection, queue_name=queue, priority=priority, enqueued_at=ago(seconds))
+    for priority, seconds in [(1, -9), (1, -9), (1, -9), (2, 9), (3, 90), (3, 8)]:
+        add_task(connection, queue_name="long", priority=priority, enqueued_at=ago(seconds))
     for seconds in (-5, -6):
         add_task(connection, queue_name="later", enqueued_at=ago(seconds))
+    add_task(connection, queue_name="other", enqueued_at=ago(1))
+    for _ in range(3):
+        add_task(connection, queue_name="other", enqueued_at=ago(-9))
     monkeypatch.setattr(overview, "WAITING_MOST", 2)
-    later, long = read_overview(app).queues
+    later, long, other = read_overview(app).queues
     assert (later.due, later.delayed, later.waiting_at_least) == (0, 2, False)
     assert later.oldest_waiting_seconds is None
-    assert (long.due, long.delayed, long.waiting_at_least) == (2, 1, True)
+    assert (other.due, other.delayed, other.waiting_at_least) == (1, 2, True)
+    assert (other.is_at_least(other.due), other.is_at_least(other.delayed)) == (False, True)
+    assert (long.due, long.delayed, long.waiting_at_least) == (2, 2, True)
     assert long.oldest_waiting_seconds is not None
     assert long.oldest_waiting_seconds >= 90
 
@@ -128,8 +132,7 @@ def test_merging_puts_every_answer_at_its_queue() -> None:
     moment = datetime.now(UTC)
     (merged,) = overview.merge_queues(
         ["mail"],
-        [QueueHead("mail", 3.0)],
-        [WaitingCount("mail", 1, 2)],
+        [WaitingCount("mail", 1, 2, 3.0)],
         [InFlightCount("mail", 4, 5)],
         [RecentAttempts("mail", 30.0, 6, 7, 8)],
         [QueueState("mail", moment)],

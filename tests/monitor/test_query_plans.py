@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import psycopg
@@ -15,6 +16,24 @@ import pytest
 from psycopg import Connection
 
 from horsies.db.statement import Nothing, Statement, field_names
+from horsies.db.statements.dashboard import (
+    DASHBOARD,
+    ArrivalSample,
+    Limit,
+    NextInQueue,
+    Overdue,
+    TasksOfWorker,
+    ThinnedHistory,
+    count_open_runs,
+    count_recent_arrivals,
+    estimate_rows,
+    find_failed_pauses,
+    find_overdue_schedules,
+    find_overlong_tasks,
+    next_in_queue,
+    tasks_of_worker,
+    thinned_worker_history,
+)
 from horsies.db.statements.doctor import (
     DOCTOR,
     DueWindow,
@@ -22,9 +41,18 @@ from horsies.db.statements.doctor import (
     count_abandoned,
     list_due_queues,
 )
+from horsies.db.statements.lookup import (
+    LOOKUP,
+    GroupFailures,
+    SearchTasks,
+    end_of_attempts,
+    group_failures,
+    search_tasks,
+)
+from horsies.db.statements.measures import MEASURES, ReadMeasures, read_measures
 from horsies.db.statements.monitor import (
     MONITOR,
-    CountUpTo,
+    CountMost,
     ListNewestTasks,
     ListTasks,
     ListWorkers,
@@ -33,7 +61,7 @@ from horsies.db.statements.monitor import (
     Window,
     count_in_flight,
     count_recent_attempts,
-    count_waiting_up_to,
+    count_waiting,
     end_of_window,
     find_stale_tasks,
     list_known_queues,
@@ -42,7 +70,6 @@ from horsies.db.statements.monitor import (
     list_tasks_by_error,
     list_workers,
     newest_worker_states,
-    queue_heads,
 )
 from horsies.db.statements.queues import QUEUES
 from tests.support.query_plans import nodes, reads
@@ -53,15 +80,18 @@ BIG_TABLES = (
     "horsies_task_attempts",
     "horsies_heartbeats",
     "horsies_worker_states",
+    "horsies_measures",
 )
 STATEMENTS = [
     pytest.param(statement, id=name)
-    for catalogue in (DOCTOR, MONITOR, QUEUES)
+    for catalogue in (MONITOR, DASHBOARD, LOOKUP, QUEUES, MEASURES, DOCTOR)
     for name, statement in catalogue.statements.items()
 ]
 
-# 50,000 finished tasks under ids in the order of time, 500 that wait, 50 that run; 50,000 attempts, of
-# which the last 300 ended within a minute; 20,000 snapshots of 20 workers.
+# 50,000 finished tasks under ids in the order of time, 500 that wait, 200 delayed, 50 that run; 50,000
+# attempts, of which the last 300 ended within a minute; 20,000 snapshots of 20 workers; 10,000 runs, of which
+# 50 are paused and 100 run; 300 schedules, four of them overdue; two
+# weeks of measures.
 FILL = """
 ALTER TABLE horsies_tasks DISABLE TRIGGER USER;
 CREATE FUNCTION numbered(number integer) RETURNS uuid LANGUAGE sql AS $$
@@ -92,6 +122,25 @@ INSERT INTO horsies_worker_states (worker_id, snapshot_at, hostname, pid, proces
     tasks_claimed, max_claim_batch, max_claim_per_worker, worker_started_at)
 SELECT 'worker-' || n % 20, now() - n * interval '1 second', 'host', n, 4, '{mail}', 1, 1, 0, 0, now()
 FROM generate_series(1, 20000) AS n;
+INSERT INTO horsies_tasks (id, task_name, queue_name, enqueue_sha, priority, enqueued_at)
+SELECT numbered(70000 + n), 'later', 'reports', 'sha', 1, now() + interval '1 day'
+FROM generate_series(1, 200) AS n;
+INSERT INTO horsies_workflows (id, root_workflow_id, name, status, on_error, definition_key, fingerprint,
+    total_nodes, open_nodes, error, paused_at)
+SELECT numbered(n), numbered(n), 'orders', CASE WHEN n <= 50 THEN 'PAUSED' WHEN n <= 150 THEN 'RUNNING'
+    ELSE 'COMPLETED' END, 'pause', 'orders', 'f', 1, 1, CASE WHEN n % 2 = 0 THEN '{}' END, now()
+FROM generate_series(1, 10000) AS n;
+INSERT INTO horsies_schedule_state (schedule_name, next_run_at)
+SELECT 'schedule-' || n, now() - interval '1 hour' + n * interval '12 minutes'
+FROM generate_series(1, 300) AS n;
+INSERT INTO horsies_measures
+SELECT date_bin('10 minutes', now(), 'epoch') - slot * interval '10 minutes', 10, 'mail', 'task' || name,
+    5, 0, 0, 0, 0, 100, 100, array_fill(1, ARRAY[16]), array_fill(1, ARRAY[16])
+FROM generate_series(36, 2016) AS slot, generate_series(1, 20) AS name;
+INSERT INTO horsies_measures
+SELECT date_trunc('minute', now()) - slot * interval '1 minute', 1, 'mail', 'task' || name,
+    5, 0, 0, 0, 0, 100, 100, array_fill(1, ARRAY[16]), array_fill(1, ARRAY[16])
+FROM generate_series(0, 359) AS slot, generate_series(1, 20) AS name;
 ALTER TABLE horsies_tasks ENABLE TRIGGER USER;
 """
 
@@ -139,6 +188,8 @@ def everything(limit: int) -> dict[str, Any]:
         "queues": [],
         "names": [],
         "error_codes": [],
+        "workers": [],
+        "retried_only": False,
         "limit": limit,
     }
 
@@ -181,15 +232,12 @@ def test_a_rare_error_is_found_by_its_index(full: Connection[Any]) -> None:
 
 
 def test_counting_what_lives_reads_what_lives(full: Connection[Any]) -> None:
-    heads, cost = reads(full, queue_heads, Nothing())
-    assert [head.queue_name for head in heads] == ["reports"]
-    assert cost < 20
-    waiting, cost = reads(full, count_waiting_up_to, CountUpTo(["mail", "reports"], 10_000))
-    assert [(row.queue_name, row.due) for row in waiting] == [("mail", 0), ("reports", 500)]
-    assert cost < 1_500
-    waiting, cost = reads(full, count_waiting_up_to, CountUpTo(["reports"], 20))
-    assert [(row.queue_name, row.due) for row in waiting] == [("reports", 21)]
-    assert cost < 50
+    (reports,), cost = reads(full, count_waiting, CountMost(10_000))
+    assert (reports.queue_name, reports.due, reports.delayed) == ("reports", 500, 200)
+    assert cost < 1_900
+    (reports,), cost = reads(full, count_waiting, CountMost(20))
+    assert (reports.due, reports.delayed) == (21, 21)
+    assert cost < 150
     in_flight, cost = reads(full, count_in_flight, Nothing())
     assert [(row.queue_name, row.running) for row in in_flight] == [("mail", 50)]
     assert cost < 300
@@ -201,6 +249,13 @@ def test_counting_what_lives_reads_what_lives(full: Connection[Any]) -> None:
 def test_rates_read_the_sample_and_the_tasks_of_the_last_minute(full: Connection[Any]) -> None:
     (mail,), cost = reads(full, count_recent_attempts, Sample(1_000))
     assert (mail.queue_name, mail.done, mail.covered_seconds) == ("mail", 300, 60.0)
+    assert cost < 3_000
+
+
+def test_a_chart_reads_the_slots_that_it_shows(full: Connection[Any]) -> None:
+    rows, cost = reads(full, read_measures, ReadMeasures(3_600, 60, "queue", [], []))
+    assert len(rows) == 61
+    assert {(row.subject, row.done) for row in rows[1:]} == {("mail", 100)}
     assert cost < 3_000
 
 
@@ -218,6 +273,72 @@ def test_stale_tasks_are_sought_among_those_that_run(full: Connection[Any]) -> N
     rows, cost = reads(full, find_stale_tasks, StaleThreshold(120.0))
     assert len(rows) == 50
     assert cost < 500
+
+
+def test_panels_of_the_dashboard_read_what_they_show(full: Connection[Any]) -> None:
+    front, cost = reads(full, next_in_queue, NextInQueue("reports", 25))
+    assert {row.task_name for row in front} == {"work"}
+    assert len(front) == 25
+    assert cost < 200
+    mine, cost = reads(full, tasks_of_worker, TasksOfWorker("worker-3", 200))
+    assert len(mine) in (2, 3)
+    assert cost < 50
+    long, cost = reads(full, find_overlong_tasks, Limit(13))
+    assert len(long) == 13
+    assert cost < 500
+    arrived, cost = reads(full, count_recent_arrivals, ArrivalSample(FIRST, 1_000))
+    assert sum(row.arrived for row in arrived) == 1_000
+    assert cost < 2_100
+    (estimate,), cost = reads(full, estimate_rows, Nothing())
+    assert estimate.tasks > 50_000
+    assert cost < 10
+
+
+def test_open_runs_and_schedules_are_found_by_their_indexes(full: Connection[Any]) -> None:
+    counted, cost = reads(full, count_open_runs, CountMost(60))
+    assert dict(counted) == {"PENDING": 0, "RUNNING": 61, "PAUSED": 50}
+    assert cost < 400
+    paused, cost = reads(full, find_failed_pauses, Limit(13))
+    assert len(paused) == 13
+    assert cost < 200
+    overdue, cost = reads(full, find_overdue_schedules, Overdue(15.0, 13))
+    assert len(overdue) == 4
+    assert cost < 100
+
+
+def test_the_history_of_a_worker_is_thinned(full: Connection[Any]) -> None:
+    since = datetime.now(UTC) - timedelta(hours=2)
+    asked_for = ThinnedHistory("worker-3", since, timedelta(minutes=10))
+    points, cost = reads(full, thinned_worker_history, asked_for)
+    assert 11 <= len(points) <= 13
+    assert cost < 1_000
+
+
+def test_a_search_by_argument_costs_its_window(full: Connection[Any]) -> None:
+    searched = SearchTasks(
+        **{**everything(200), "names": ["work"]},
+        window=1_000,
+        max_bytes=65_536,
+        key='"order_id"',
+        needle="17",
+        positional=[],
+    )
+    rows, cost = reads(full, search_tasks, searched)
+    assert rows == []
+    assert cost < 2_100
+
+
+def test_failures_are_grouped_from_the_newest_attempts(full: Connection[Any]) -> None:
+    full.execute(
+        "UPDATE public.horsies_task_attempts SET outcome = 'FAILED', error_code = 'BROKE' "
+        "WHERE task_id IN (SELECT public.numbered(n) FROM generate_series(1, 49999, 2) AS n)"
+    )
+    (first,), cost = reads(full, end_of_attempts, Sample(1_000))
+    assert cost < 5_000
+    groups, cost = reads(full, group_failures, GroupFailures(first.id, 2_000, []))
+    assert [(group.task_name, group.error_code) for group in groups] == [("work", "BROKE")]
+    assert 0 < groups[0].total <= 1_000
+    assert cost < 30_000
 
 
 def test_the_doctor_reads_windows_of_queues_and_tasks_in_flight(full: Connection[Any]) -> None:

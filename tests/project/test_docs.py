@@ -173,6 +173,7 @@ def _in_a_coroutine(text: str) -> str:
             "operating.md",
             "inside-a-task.md",
             "tracing.md",
+            "dashboard.md",
         ),
         *("workflows.md", "workflows-steering.md"),
     ],

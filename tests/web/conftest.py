@@ -44,8 +44,7 @@ async def client_of(
     """An HTTP client of a dashboard in this process; actions and payload as the switches say."""
     dashboard: Any = create_app(app, policy=policy or AllowAll(), **switches)
     transport = httpx.ASGITransport(dashboard, raise_app_exceptions=False, root_path=root_path)
-    base = f"http://localhost{root_path}"
-    async with httpx.AsyncClient(transport=transport, base_url=base) as client:
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
         try:
             yield client
         finally:
@@ -85,8 +84,8 @@ class WebServer:
         self.process = process
         self.url = url
 
-    def get(self, path: str) -> httpx.Response:
-        return httpx.get(self.url + path, follow_redirects=False, timeout=10)
+    def get(self, path: str, **options: Any) -> httpx.Response:
+        return httpx.get(self.url + path, timeout=10, **options)
 
 
 def free_port() -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+from datetime import UTC, datetime
 from typing import Any, NoReturn
 
 import pytest
@@ -19,8 +20,10 @@ from horsies.db.statements.workers import Presence, register_worker, see_worker
 from horsies.ids import new_id
 from horsies.worker.config import WorkerConfig
 from horsies.worker.liveness import PONG_CHANNEL_PREFIX, Identity, Liveness, lock_key
+from horsies.worker.pool.pool import ChildSummary
 from tests.support.examples import examples
 
+SEEN_AT = datetime(2026, 1, 31, 12, tzinfo=UTC)
 CHANNEL = PONG_CHANNEL_PREFIX + "0123456789abcdef" * 2
 
 
@@ -43,9 +46,11 @@ def test_a_snapshot_without_free_descriptors_leaves_the_use_unknown(
 ) -> None:
     liveness = make_liveness()
     monkeypatch.setattr("horsies.worker.liveness.psutil.Process.memory_percent", too_many_files)
-    _, state = liveness.snapshot(1, 2, 3.0)
+    _, state = liveness.snapshot(1, 2, [ChildSummary(7, 3.0, 5, None, None)])
     assert (state.memory_usage_mb, state.cpu_percent, state.memory_percent) == (None, None, None)
     assert (state.tasks_running, state.children_memory_mb) == (1, 3.0)
+    (child,) = json.loads(state.children)
+    assert child == {"pid": 7, "rss_mb": 3.0, "done": 5, "since": None, "task_id": None}
     assert "Too many open files" in caplog.text
 
 
@@ -136,7 +141,7 @@ def statements(liveness: Liveness) -> list[Any]:
 def test_a_worker_registers_once_and_again_when_its_row_is_gone() -> None:
     liveness = make_liveness()
     assert statements(liveness) == [register_worker, see_worker]
-    assert liveness.note_seen([Presence("id", False)])
+    assert liveness.note_seen([Presence("id", False, SEEN_AT)])
     assert statements(liveness) == [see_worker]
     assert liveness.note_seen([]), "a deleted row does not mean that others took our tasks"
     assert statements(liveness) == [register_worker, see_worker]
@@ -149,6 +154,6 @@ def test_a_worker_registers_its_release() -> None:
 
 def test_a_worker_learns_that_others_declared_it_lost() -> None:
     liveness = make_liveness()
-    assert not liveness.note_seen([Presence("id", True)])
+    assert not liveness.note_seen([Presence("id", True, SEEN_AT)])
     liveness.forget()
     assert statements(liveness) == [register_worker, see_worker]

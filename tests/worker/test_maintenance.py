@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -47,7 +47,7 @@ from horsies.worker.in_flight import InFlight
 from horsies.worker.liveness import PONG_CHANNEL_PREFIX, Identity
 from horsies.worker.maintenance import PROGRESS_SECONDS, SEEN_SECONDS, Maintenance
 from horsies.worker.notifications import echo_channel
-from horsies.worker.pool.pool import ChildPool
+from horsies.worker.pool.pool import ChildPool, ChildSummary
 from horsies.worker.protocol import ProgressReport
 from tests.support.pool import RecordingPool, attempt, claimed
 
@@ -72,7 +72,9 @@ class RecordingDatabase:
         if self.failure is not None:
             raise self.failure
         answers: dict[Any, list[Any]] = {
-            see_worker: [Presence("id", self.was_stopped)] if self.is_known else [],
+            see_worker: [Presence("id", self.was_stopped, datetime.now(UTC))]
+            if self.is_known
+            else [],
             try_lead: [Leads(self.leads)],
             find_cancel_requests: [TaskId(task_id) for task_id in self.cancelled],
             watch_workers: [
@@ -97,8 +99,8 @@ class QuietPool(RecordingPool):
             for task_id, generation, _ in self.dispatched
         }
 
-    def children_memory_mb(self) -> float:
-        return 1.0
+    def summaries(self) -> list[ChildSummary]:
+        return []
 
 
 @dataclass(slots=True)

@@ -83,7 +83,10 @@ def test_busy_names_what_runs_where(make_pool: MakePool, tmp_path: Path) -> None
     assert list(pool.busy) == [given.task_id]
     running = pool.busy[given.task_id]
     assert (running.assignment, running.pid) == (given, pid)
-    assert pool.children_memory_mb() > 1
+    summaries = {child.pid: child for child in pool.summaries()}
+    assert summaries[pid].task_id == given.task_id
+    assert {child.task_id for other, child in summaries.items() if other != pid} == {None}
+    assert all(child.rss_mb > 1 and child.since for child in summaries.values())
 
 
 @pytest.mark.parametrize(

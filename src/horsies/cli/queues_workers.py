@@ -68,8 +68,8 @@ def status(
     """Show all queues, a summary of the workers, and blocked tasks and runs.
 
     CAP is the max_concurrency of a queue as its workers have it, or the application if none serves it.
-    DUE tasks can be claimed now, DELAYED tasks are due later; both are counted up to 10,000 waiting tasks
-    of a queue, and a number with "+" is a lower bound. OLDEST is the waiting time of the oldest due task.
+    DUE tasks can be claimed now, DELAYED tasks are due later; both are counted up to 10,000 of a queue, and
+    beyond shown as "10,000+". OLDEST is the waiting time of the oldest due task.
     Rates count the attempts that ended within the last minute; FAILED/MIN leaves out attempts that will be
     retried. The next change of a BLOCKED task or run is refused by the database; workers try it again.
 
@@ -187,19 +187,22 @@ def _print_queues(queues: Sequence[QueueOverview]) -> None:
             name.append("\npaused", "yellow")
         if not queue.workers:
             name.append("\nno worker", "yellow")
-        more = "+" if queue.waiting_at_least else ""
         rates = (queue.done_per_minute, queue.failed_per_minute)
         table.add_row(
             name,
             _cap_text(queue.caps),
-            f"{queue.due:,}{more}",
-            f"{queue.delayed:,}{more}",
+            _waiting_text(queue, queue.due),
+            _waiting_text(queue, queue.delayed),
             f"{queue.claimed:,}",
             f"{queue.running:,}",
             output.duration(queue.oldest_waiting_seconds),
             *(f"{rate:,.0f}" for rate in rates),
         )
     output.print_parts(table)
+
+
+def _waiting_text(queue: QueueOverview, count: int) -> str:
+    return f"{count:,}+" if queue.is_at_least(count) else f"{count:,}"
 
 
 def _cap_text(caps: Iterable[int | None]) -> str:

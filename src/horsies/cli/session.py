@@ -6,11 +6,10 @@ Operator commands need a database, not an application, and never create or chang
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Annotated, Never, TypeVar
 
 import psycopg
@@ -20,7 +19,7 @@ from horsies.cli.options import named_database, open_app, refuse_both
 from horsies.errors import ErrorCode, HorsiesError
 from horsies.logs import LogFormat, LogLevel, attach_handler
 from horsies.modules import failure_at
-from horsies.monitor.queries import LIMIT_MAX
+from horsies.monitor.queries import LIMIT_MAX, parse_time
 from horsies.result import Ok
 from horsies.tasks.broker import BrokerErrorCode, BrokerOperationError, BrokerResult, PostgresBroker
 from horsies.tasks.recording import acting_as, process_user
@@ -31,7 +30,6 @@ EXIT_FAILED = 1
 EXIT_NOT_FOUND = 4
 
 _NOT_FOUND = (BrokerErrorCode.UNKNOWN_QUEUE, BrokerErrorCode.UNKNOWN_SCHEDULE)
-_SINCE_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 ReasonOption = Annotated[
@@ -97,11 +95,6 @@ def parse_since(text: str | None) -> datetime | None:
     if text is None:
         return None
     try:
-        if found := re.fullmatch(r"(\d{1,9})([smhd])", text):
-            return datetime.now(UTC) - timedelta(**{_SINCE_UNITS[found[2]]: int(found[1])})
-        return datetime.fromisoformat(text).astimezone(UTC)
-    except (ValueError, OverflowError):
-        raise typer.BadParameter(
-            f"{text!r} is neither a duration like 15m nor a time like 2026-01-31T12:00.",
-            param_hint="--since",
-        ) from None
+        return parse_time(text, datetime.now(UTC))
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--since") from None

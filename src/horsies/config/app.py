@@ -143,6 +143,10 @@ class RecoveryConfig(FrozenModel):
     """Hours finished tasks and workflows are kept, from 1 to 43,800 (five years). None keeps them
     forever. Defaults to 720 (thirty days)."""
 
+    measure_retention_hours: int | None = Field(default=336, ge=7, le=8_760)
+    """Hours the counts of attempts are kept, from which the dashboard draws its charts, from 7 to 8,760
+    (a year). None keeps them forever. Defaults to 336 (two weeks)."""
+
     queue_retention: dict[str, timedelta | None] = Field(default_factory=dict)
     """How long finished tasks of these queues are kept instead, from one second to 100 years; None
     keeps them forever. Decided when a task is sent. Defaults to {}."""

@@ -17,10 +17,10 @@ from horsies.db.statements.monitor import (
     list_queue_states,
 )
 from horsies.db.statements.queues import (
-    ResendTask,
+    ResendTasks,
     ResentTask,
     pause_queue,
-    resend_task,
+    resend_tasks,
     resume_queue,
 )
 from horsies.ids import new_id, stored_form
@@ -128,7 +128,8 @@ async def retry_task_async(
 def _resend_script(task_id: str, new_task_id: str) -> Script[Result[TaskRetried, TaskActionError]]:
     resent: ResentTask | None = None
     if (stored := stored_form(task_id)) is not None:
-        resent = one_or_none((yield resend_task, ResendTask(stored, new_task_id)))
+        order = ResendTasks([stored], [new_task_id], once=False)
+        resent = one_or_none((yield resend_tasks, order))
     if resent is None:
         return Err(no_such_task(task_id))
     status = TaskStatus(resent.was_status)

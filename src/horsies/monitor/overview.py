@@ -7,16 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 
 from horsies.db.statement import Nothing, Script, one_or_none, read_rows
 from horsies.db.statements.blocked import BlockedLimit, BlockedRow, list_blocked
+from horsies.db.statements.dashboard import (
+    ArrivalSample,
+    RecentArrivals,
+    count_recent_arrivals,
+)
 from horsies.db.statements.monitor import (
-    CountUpTo,
+    CountMost,
     InFlightCount,
     ListWorkers,
-    QueueHead,
     QueueState,
     ReadTaskDetail,
     RecentAttempts,
@@ -27,15 +31,14 @@ from horsies.db.statements.monitor import (
     WorkerSummary,
     count_in_flight,
     count_recent_attempts,
-    count_waiting_up_to,
+    count_waiting,
     list_queue_states,
     list_workers,
-    queue_heads,
     read_task_detail,
     read_waiting,
 )
 from horsies.db.statements.tasks import TaskAttemptInfo, TaskId, TaskProgress
-from horsies.ids import stored_form
+from horsies.ids import first_id_at, stored_form
 from horsies.states import TaskStatus
 from horsies.tasks.broker import BrokerErrorCode, BrokerResult, PostgresBroker
 from horsies.tasks.handle import attempts_script, progress_script
@@ -58,7 +61,7 @@ class QueueOverview:
     """One queue: its waiting tasks, its tasks in flight, its attempts per minute, and the live workers
     that serve it, with the caps that they obey (None: no cap), or without workers the configured cap.
 
-    With ``waiting_at_least`` more than 10,000 tasks wait, and ``due`` and ``delayed`` are lower bounds.
+    ``due`` and ``delayed`` are exact up to 10,000; with ``waiting_at_least``, 10,000 is a lower bound.
     """
 
     name: str
@@ -74,6 +77,10 @@ class QueueOverview:
     workers: int = 0
     caps: Sequence[int | None] = ()
     waiting_at_least: bool = False
+
+    def is_at_least(self, count: int) -> bool:
+        """Whether this number of waiting tasks is a lower bound."""
+        return self.waiting_at_least and count >= WAITING_MOST
 
 
 class WorkerHealth(StrEnum):
@@ -116,37 +123,40 @@ def read_overview(
 
 def overview_script(configured: Mapping[str, int | None]) -> Script[Overview]:
     """Read the facts of ``read_overview``."""
-    heads: list[QueueHead] = yield queue_heads, Nothing()
-    names = [head.queue_name for head in heads]
-    waiting = yield count_waiting_up_to, CountUpTo(names, WAITING_MOST)
+    waiting = yield count_waiting, CountMost(WAITING_MOST)
     in_flight = yield count_in_flight, Nothing()
     recent = yield count_recent_attempts, Sample(RATE_SAMPLE)
     states = yield list_queue_states, Nothing()
     workers: list[WorkerSummary] = yield list_workers, ListWorkers(include_stopped=False)
     served = {name for worker in workers for name in worker.queues}
-    merged = merge_queues(served | set(configured), heads, waiting, in_flight, recent, states)
+    merged = merge_queues(served | set(configured), waiting, in_flight, recent, states)
     queues = [_with_servers(queue, workers, configured.get(queue.name)) for queue in merged]
     blocked: list[BlockedRow] = yield list_blocked, BlockedLimit(BLOCKED_SHOWN)
     return Overview(queues, workers, blocked, blocked[0].total if blocked else 0)
 
 
+def arrivals_script() -> Script[dict[str, float]]:
+    """Read how many tasks were sent to each queue, per minute of the last minute."""
+    since = first_id_at(datetime.now(UTC) - timedelta(minutes=1))
+    found: list[RecentArrivals] = yield count_recent_arrivals, ArrivalSample(since, RATE_SAMPLE)
+    return {row.queue_name: row.arrived * 60 / row.covered_seconds for row in found}
+
+
 def merge_queues(
     names: Iterable[str],
-    heads: Iterable[QueueHead],
     waiting: Iterable[WaitingCount],
     in_flight: Iterable[InFlightCount],
     recent: Iterable[RecentAttempts],
     states: Iterable[QueueState],
 ) -> list[QueueOverview]:
     """Combine the counts of every queue that is mentioned anywhere."""
-    oldest = dict(heads)
     waits = {count.queue_name: count for count in waiting}
     flights = {count.queue_name: count for count in in_flight}
     rates = {count.queue_name: count for count in recent}
     paused = {state.name: state.paused_at for state in states}
     overviews = []
     for name in sorted({*names, *waits, *flights, *rates, *paused}):
-        _, due, delayed = waits.get(name, WaitingCount(name, 0, 0))
+        _, due, delayed, oldest = waits.get(name, WaitingCount(name, 0, 0, None))
         _, claimed, running = flights.get(name, InFlightCount(name, 0, 0))
         rate = rates.get(name, RecentAttempts(name, 60.0, 0, 0, 0))
         per_minute = 60 / rate.covered_seconds
@@ -157,11 +167,11 @@ def merge_queues(
             delayed=min(delayed, WAITING_MOST),
             claimed=claimed,
             running=running,
-            oldest_waiting_seconds=oldest.get(name),
+            oldest_waiting_seconds=oldest,
             done_per_minute=rate.done * per_minute,
             failed_per_minute=rate.failed * per_minute,
             retried_per_minute=rate.retried * per_minute,
-            waiting_at_least=due + delayed > WAITING_MOST,
+            waiting_at_least=max(due, delayed) > WAITING_MOST,
         )
         overviews.append(overview)
     return overviews

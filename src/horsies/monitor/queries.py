@@ -7,16 +7,19 @@ place. The filters are checked before the database is asked.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, tzinfo
 from enum import StrEnum
 from operator import attrgetter
 from typing import TypeAlias, TypeVar
+from uuid import UUID
 
 from horsies.db import paging
 from horsies.db.paging import ListSteps, Page, page_script
 from horsies.db.statement import Script, one_or_none
+from horsies.db.statements.lookup import FoundTask, SearchTasks, search_tasks
 from horsies.db.statements.monitor import (
     ListNewestTasks,
     ListTasks,
@@ -53,6 +56,11 @@ OneOrMore: TypeAlias = str | Iterable[str]
 
 LIMIT_DEFAULT = 100
 LIMIT_MAX = 1_000
+# A search reads the texts of this many tasks, and parses at most so many of them; larger arguments are not
+# searched.
+SEARCH_WINDOW = 20_000
+CANDIDATES_MAX = 200
+SEARCHED_BYTES_MAX = 65_536
 
 _FIRST_ID = "00000000-0000-0000-0000-000000000000"
 _LAST_ID = "ffffffff-ffff-ffff-ffff-ffffffffffff"
@@ -60,10 +68,24 @@ _FIRST_TIME = datetime(1, 1, 2, tzinfo=UTC)
 _LAST_RUN = RunPosition(_LAST_ID, datetime(9999, 12, 30, tzinfo=UTC))
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
+_LAST_MILLISECOND = (datetime(9999, 12, 30, tzinfo=UTC) - _EPOCH) // timedelta(milliseconds=1)
 _READING = BrokerErrorCode.MONITORING_QUERY_FAILED
+_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
 Status = TypeVar("Status", bound=StrEnum)
 Filters = TypeVar("Filters")
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """A search for arguments. Stored arguments that contain ``key`` and ``needle`` are candidates, and so
+    are the ``positional`` tasks, which have a positional parameter of that name; ``matches`` decides.
+    """
+
+    key: str
+    needle: str
+    matches: Callable[[FoundTask], bool]
+    positional: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +93,7 @@ class TaskFilters:
     """Which tasks to list. An empty dimension matches every task; otherwise any of its values does.
 
     Tasks were sent at ``since`` or later and earlier than ``until``; ``after`` is the id to continue from.
+    ``workers`` are ids or host names. A ``search`` looks at the arguments of the newest 20,000 tasks.
     """
 
     statuses: Sequence[TaskStatus] = ()
@@ -81,6 +104,9 @@ class TaskFilters:
     until: datetime | None = None
     after: str | None = None
     limit: int = LIMIT_DEFAULT
+    workers: Sequence[str] = ()
+    retried_only: bool = False
+    search: Search | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +136,8 @@ def task_filters(
     queue: OneOrMore | None = None,
     name: OneOrMore | None = None,
     error_code: OneOrMore | None = None,
+    worker: OneOrMore | None = None,
+    retried_only: bool = False,
     since: datetime | None = None,
     until: datetime | None = None,
     limit: int = LIMIT_DEFAULT,
@@ -128,6 +156,8 @@ def task_filters(
             until,
             None if after is None else _task_cursor(after),
             _checked_limit(limit),
+            _texts("worker", worker),
+            retried_only,
         )
 
     return _checked(check)
@@ -162,6 +192,21 @@ def run_filters(
         )
 
     return _checked(check)
+
+
+def parse_time(text: str, now: datetime, zone: tzinfo | None = None) -> datetime:
+    """Parse a duration before now, such as 15m, or a time; without an offset it is in the zone, local by
+    default. A ValueError has the sentence.
+    """
+    try:
+        if found := re.fullmatch(r"(\d{1,9})([smhd])", text, re.ASCII):
+            return now - timedelta(**{_UNITS[found[2]]: int(found[1])})
+        parsed = datetime.fromisoformat(text)
+        return (parsed if parsed.tzinfo else parsed.replace(tzinfo=zone)).astimezone(UTC)
+    except (ValueError, OverflowError):
+        raise ValueError(
+            f"{text[:40]!r} is neither a duration like 15m nor a time like 2026-01-31T12:00."
+        ) from None
 
 
 def _checked(check: Callable[[], Filters]) -> BrokerResult[Filters]:
@@ -231,6 +276,12 @@ def _not_a_cursor(after: object) -> _FilterProblem:
 # Tasks
 
 
+def sent_time(task_id: str) -> datetime:
+    """Return the time in an id, to the millisecond: that of the send."""
+    milliseconds = UUID(task_id).int >> 80
+    return _EPOCH + min(milliseconds, _LAST_MILLISECOND) * timedelta(milliseconds=1)
+
+
 def list_tasks(broker: PostgresBroker, filters: TaskFilters) -> BrokerResult[TaskPage]:
     """List tasks, newest first.
 
@@ -258,8 +309,14 @@ def tasks_script(filters: TaskFilters) -> Script[TaskPage]:
             queues=list(filters.queues),
             names=list(filters.names),
             error_codes=[column_code(code) or "" for code in filters.error_codes],
+            workers=list(filters.workers),
+            retried_only=filters.retried_only,
             limit=filters.limit,
         )
+
+    if (search := filters.search) is not None:
+        wanted = [status.value for status in filters.statuses]
+        return _search_script(search, parameters(wanted))
 
     steps = ListSteps(
         unfinished=lambda statuses: (list_live_tasks, parameters(statuses)),
@@ -275,6 +332,27 @@ def tasks_script(filters: TaskFilters) -> Script[TaskPage]:
         else None,
     )
     return page_script(steps, filters.statuses, filters.limit)
+
+
+def _search_script(search: Search, listed: ListTasks) -> Script[TaskPage]:
+    """Read the candidates of one window; a page that is not full continues behind the last of them."""
+    parameters = SearchTasks(
+        *listed._replace(limit=CANDIDATES_MAX),
+        window=SEARCH_WINDOW,
+        max_bytes=SEARCHED_BYTES_MAX,
+        key=search.key,
+        needle=search.needle,
+        positional=search.positional,
+    )
+    candidates: list[FoundTask] = yield search_tasks, parameters
+    found = [task for task in candidates if search.matches(task)]
+    rows: list[TaskSummary] = list(found[: listed.limit])
+    if len(found) > listed.limit:
+        return Page(rows, rows[-1].id)
+    if len(candidates) == CANDIDATES_MAX:
+        return Page(rows, candidates[-1].id, looked_at_all=False)
+    edges = yield end_of_window, Window(listed.before, listed.since, SEARCH_WINDOW)
+    return Page(rows, edges[0].id, False) if len(edges) == 2 else Page(rows)
 
 
 # Runs of workflows

@@ -18,7 +18,7 @@ from horsies.db.errors import describe
 from horsies.db.statement import Script, field_names, one_or_none
 from horsies.db.statements.tasks import (
     CancelledTask,
-    CancelTask,
+    CancelTasks,
     OutcomeRow,
     ReadTask,
     TaskAttemptInfo,
@@ -26,7 +26,7 @@ from horsies.db.statements.tasks import (
     TaskId,
     TaskProgress,
     TaskRow,
-    cancel_task,
+    cancel_tasks,
     read_attempts,
     read_progress,
     read_task,
@@ -399,7 +399,7 @@ def _cancel_script(
 ) -> Script[Result[TaskCancelled, TaskActionError]]:
     found: CancelledTask | None = None
     if (stored := stored_form(task_id)) is not None:
-        found = one_or_none((yield cancel_task, CancelTask(stored, include_running)))
+        found = one_or_none((yield cancel_tasks, CancelTasks([stored], include_running)))
     if found is None:
         return Err(no_such_task(task_id))
     status = TaskStatus(found.was_status)

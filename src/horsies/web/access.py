@@ -15,11 +15,12 @@ import ipaddress
 import secrets
 import time
 from collections.abc import Collection, Iterable, Mapping
-from typing import Literal, NamedTuple, Protocol, get_args
+from typing import Literal, NamedTuple, Protocol, TypeAlias, get_args
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from starlette.requests import HTTPConnection
 from starlette.responses import RedirectResponse, Response
+from starlette.types import Scope
 
 Verb = Literal[
     "pause_queue",
@@ -41,6 +42,9 @@ SESSION_SECONDS = 12 * 3600
 TOKEN_LENGTH_MIN = 32
 WRONG_TRIES_MAX = 5
 WRONG_TRIES_SECONDS = 60.0
+_REPORTED_CLIENT = "horsies.client"
+
+Networks: TypeAlias = tuple[ipaddress.IPv4Network | ipaddress.IPv6Network, ...]
 
 
 class Access(NamedTuple):
@@ -96,7 +100,7 @@ class TrustedHeader:
         name: str = "X-Forwarded-User",
         *,
         allow_actions: bool | Collection[str] = False,
-        proxies: Iterable[str] = LOOPBACK,
+        proxies: Iterable[str] | Networks = LOOPBACK,
     ) -> None:
         self._name = name
         self._allow_actions = allow_actions
@@ -105,7 +109,7 @@ class TrustedHeader:
     async def access(self, request: HTTPConnection) -> Access | None:
         """Return the access of the user in the header; None without one."""
         user = request.headers.get(self._name, "").strip()
-        if not user or not is_within(client_address(request), self._proxies):
+        if not user or not is_within(peer_address(request), self._proxies):
             return None
         allowed = self._allow_actions
         may_act = allowed if isinstance(allowed, bool) else user in allowed
@@ -121,9 +125,7 @@ class TokenPolicy:
 
     def __init__(self, token: str, signer: Signer, user: str = "token") -> None:
         if len(token) < TOKEN_LENGTH_MIN:
-            raise ValueError(
-                f"The token has fewer than {TOKEN_LENGTH_MIN} characters; lengthen it."
-            )
+            raise ValueError(f"the token has fewer than {TOKEN_LENGTH_MIN} characters")
         self._token = token.encode()
         self._signer = signer
         self._access = Access(user, VERBS, sees_payload=True)
@@ -332,20 +334,16 @@ def parse_users(text: str) -> BasicPolicy:
         if role:
             viewers.add(name)
     if not users:
-        raise ValueError("it names no user")
+        raise ValueError("the file has no users")
     return BasicPolicy(users, viewers)
 
 
-def parse_networks(
-    texts: Iterable[str],
-) -> tuple[ipaddress.IPv4Network | ipaddress.IPv6Network, ...]:
+def parse_networks(texts: Iterable[str] | Networks) -> Networks:
     """Read addresses and networks such as ``10.0.0.0/8``; ValueError names the wrong one."""
     return tuple(ipaddress.ip_network(text, strict=False) for text in texts)
 
 
-def is_within(
-    address: str, networks: Iterable[ipaddress.IPv4Network | ipaddress.IPv6Network]
-) -> bool:
+def is_within(address: str, networks: Networks) -> bool:
     """Check whether an address belongs to one of the networks."""
     try:
         parsed = ipaddress.ip_address(address)
@@ -354,9 +352,29 @@ def is_within(
     return any(parsed in network for network in networks)
 
 
-def client_address(request: HTTPConnection) -> str:
-    """Return the address of the peer, which headers cannot forge; empty for a Unix socket."""
+def peer_address(request: HTTPConnection) -> str:
+    """Return the address at the other end of the connection; empty for a Unix socket."""
     return request.client.host if request.client else ""
+
+
+def client_address(request: HTTPConnection) -> str:
+    """Return the address of the viewer, which a trusted proxy may have reported."""
+    reported: str | None = request.scope.get(_REPORTED_CLIENT)
+    return reported or peer_address(request)
+
+
+def behind_proxy(scope: Scope, proxies: Networks) -> Scope:
+    """Return the scope with the scheme and the client that a trusted proxy reports in its headers."""
+    if not proxies or scope["type"] != "http":
+        return scope
+    request = HTTPConnection(scope)
+    if not is_within(peer_address(request), proxies):
+        return scope
+    # The proxy appends the address it sees; those before it are what the client claims.
+    client = request.headers.get("x-forwarded-for", "").rpartition(",")[2].strip()
+    is_https = request.headers.get("x-forwarded-proto", "").strip().lower() == "https"
+    reported = {_REPORTED_CLIENT: client} if client else {}
+    return {**scope, **reported, **({"scheme": "https"} if is_https else {})}
 
 
 def host_name(host: str) -> str:

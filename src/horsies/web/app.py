@@ -33,6 +33,7 @@ from horsies.web.access import (
     Policy,
     Signer,
     TokenPolicy,
+    behind_proxy,
     is_allowed_host,
     is_same_site,
 )
@@ -61,7 +62,7 @@ SECRET_VARIABLE = "HORSIES_WEB_SECRET"  # noqa: S105
 INTENT_HEADER = "x-horsies-intent"
 
 _MODULES = (
-    *("pages", "pages_tasks", "pages_runs", "pages_checks", "pages_doctor"),
+    *("pages", "pages_tasks", "pages_runs", "pages_schedules", "pages_checks", "pages_doctor"),
     *("actions", "orders", "api"),
 )
 
@@ -140,15 +141,16 @@ class Dashboard:
     The gate checks the host, the access, the verb and the origin, then calls the handler.
     """
 
-    def __init__(self, site: Site, policy: Policy) -> None:
+    def __init__(self, site: Site, policy: Policy, routes: Sequence[Route] = ROUTES) -> None:
         self.site = site
         self.policy = policy
+        self.routes = routes
         self.hub = Hub(site)
         self._app = with_headers(self._application(), site)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
-        await self._app(scope, receive, send)
+        await self._app(behind_proxy(scope, self.site.settings.proxies), receive, send)
 
     def _application(self) -> Starlette:
         handlers = {Problem: self._show_problem, HTTPException: self._show_missing}
@@ -159,12 +161,12 @@ class Dashboard:
             StarletteRoute("/login", self._login, methods=["POST"]),
             *(
                 StarletteRoute(f"/live{route.path}", partial(self._live, route))
-                for route in ROUTES
+                for route in self.routes
                 if route.method == "GET"
             ),
             *(
                 StarletteRoute(route.path, partial(self._serve, route), methods=[route.method])
-                for route in ROUTES
+                for route in self.routes
             ),
         ]
         return Starlette(
@@ -191,6 +193,7 @@ class Dashboard:
         if access is None:
             return self._refuse_access(request)
         view = View(self.site, request, self._effective(access))
+        request.state.access = view.access  # for an error page of this request
         if route.method == "POST":
             view.body = await _bounded_body(request)
             await self._require_intent(route, view)
@@ -296,7 +299,8 @@ class Dashboard:
             return JSONResponse(document, problem.status, media_type="application/problem+json")
         context = {"sentence": sentence, "code": problem.code, "status": problem.status}
         page = Page("error.html", _titles(problem.status), context, None, problem.status)
-        return render(View(self.site, request, Access("")), page)
+        access = getattr(request.state, "access", Access(""))
+        return render(View(self.site, request, access), page)
 
 
 def _titles(status: int) -> str:

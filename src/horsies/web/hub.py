@@ -27,7 +27,6 @@ STREAMS_MAX = 64
 STREAMS_PER_CLIENT_MAX = 6
 STANDALONE_SECONDS = 55.0
 MOUNTED_SECONDS = 20.0
-# A sample may use a twentieth of one connection's time.
 REST_FACTOR = 20
 # The script of the page calls its numbers stale after ten seconds without an event.
 TICK_SECONDS = 4.0
@@ -46,12 +45,18 @@ class Sample:
     is_last: bool = False
 
 
+def rest_after(sample_seconds: float, live_seconds: float) -> float:
+    """Return the pause after a sample, so that samples use a twentieth of the time at most."""
+    return max(live_seconds, REST_FACTOR * sample_seconds)
+
+
 class Channel:
     """One page, sampled while it has viewers."""
 
-    def __init__(self, view: View, handler: Handler) -> None:
+    def __init__(self, view: View, handler: Handler, problem_seconds: float) -> None:
         self._view = view
         self._handler = handler
+        self._problem_seconds = problem_seconds
         self._news: set[asyncio.Event] = set()
         self._sampling: asyncio.Task[None] | None = None
         self.sample: Sample | None = None
@@ -81,7 +86,7 @@ class Channel:
             for news in self._news:
                 news.set()
             if pause is not None:
-                await asyncio.sleep(max(pause, REST_FACTOR * (time.monotonic() - started)))
+                await asyncio.sleep(rest_after(time.monotonic() - started, pause))
 
     async def _take(self) -> tuple[Sample, float | None]:
         """Return a sample and the pause after it; no pause after the last one."""
@@ -89,7 +94,7 @@ class Channel:
         try:
             page = await self._handler(self._view)
         except Problem as problem:
-            return Sample(now, problem=problem.sentence), 2.0
+            return Sample(now, problem=problem.sentence), self._problem_seconds
         if isinstance(page, Response):
             return Sample(now, is_last=True), None
         is_last = page.live_seconds is None
@@ -100,7 +105,9 @@ class Hub:
     """The channels and streams of one dashboard."""
 
     def __init__(self, site: Site) -> None:
-        self._seconds = STANDALONE_SECONDS if site.settings.is_standalone else MOUNTED_SECONDS
+        self.stream_seconds = STANDALONE_SECONDS if site.settings.is_standalone else MOUNTED_SECONDS
+        # How long to wait before a page that could not be read is tried again.
+        self.problem_seconds = 2.0
         self._channels: dict[Hashable, Channel] = {}
         self._streams: Counter[str] = Counter()
 
@@ -118,13 +125,13 @@ class Hub:
             *(asyncio.get_running_loop(), view.path, view.request.url.query),
             *(view.access.may, view.access.sees_payload),
         )
-        channel = self._channels.setdefault(key, Channel(view, handler))
+        channel = self._channels.setdefault(key, Channel(view, handler, self.problem_seconds))
         news = asyncio.Event()
         self._streams[client] += 1
         channel.add(news)
         try:
             yield f"retry: {RETRY_MS}\n\n"
-            async for event in _follow(channel, news, view, time.monotonic() + self._seconds):
+            async for event in _follow(channel, news, view, time.monotonic() + self.stream_seconds):
                 yield event
         finally:
             self._streams[client] -= 1

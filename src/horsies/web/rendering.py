@@ -9,9 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from hashlib import sha256
-from importlib import import_module
 from importlib.resources import files
-from importlib.util import find_spec
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl, quote
 
@@ -25,7 +23,8 @@ from horsies._version import __version__
 from horsies.app import Horsies
 from horsies.db.statement import Script
 from horsies.tasks.broker import PostgresBroker
-from horsies.web.access import Access, Signer, Verb, set_cookie
+from horsies.web.access import Access, Networks, Signer, Verb, set_cookie
+from horsies.web.masking import visible
 from horsies.web.reading import (
     BadRequest,
     Forbidden,
@@ -36,6 +35,7 @@ from horsies.web.reading import (
     TookTooLong,
     Unavailable,
 )
+from horsies.web.words import FILTERS
 
 __all__ = [
     "BadRequest",
@@ -83,6 +83,9 @@ class Settings:
     frame_ancestors: str | None = None
     # Host names that requests may use; None accepts all, when the mounting server checks them.
     allowed_hosts: frozenset[str] | None = None
+    # Proxies whose X-Forwarded-Proto and X-Forwarded-For count; the server of a mounting application
+    # has switches of its own for them.
+    proxies: Networks = ()
     # Whether the process serves the dashboard alone, as ``horsies web`` does.
     is_standalone: bool = False
     # How the viewer is authenticated, for the help page.
@@ -214,8 +217,8 @@ def environment() -> Environment:
         lstrip_blocks=True,
         undefined=StrictUndefined,
     )
-    if find_spec("horsies.web.words"):
-        made.filters.update(import_module("horsies.web.words").FILTERS)
+    made.filters.update(FILTERS)
+    made.filters["visible"] = visible
     made.globals.update(version=__version__, navigation=NAVIGATION)
     return made
 

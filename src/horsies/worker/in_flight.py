@@ -32,6 +32,7 @@ from horsies.worker.node_inputs import NodeInputs
 from horsies.worker.pool.children import Died, HookFailed, PoolEvent, Reported, Stopped
 from horsies.worker.pool.pool import ChildPool, NoIdleChildError
 from horsies.worker.protocol import Assignment, NodePart
+from horsies.worker.tally import Tally
 from horsies.worker.traces import Traces
 
 logger = logging.getLogger("horsies.worker")
@@ -124,7 +125,8 @@ class InFlight:
         self.inputs = inputs or NodeInputs()
         self.pace = Pace()
         self.failed_hook: str | None = None
-        # The durations of ended attempts, for the log.
+        self.tally = Tally()
+        # The durations of ended attempts, for the log and the tally.
         self._ended: dict[tuple[str, int], tuple[ClaimedTask, float | None]] = {}
 
     def claim_in_doubt(self) -> ClaimInDoubt:
@@ -313,10 +315,12 @@ class InFlight:
         A task that is retried at once may already run in a child, as another generation.
         """
         self.outcomes = self.outcomes[len(outcomes) :]
-        if ends_logger.isEnabledFor(logging.INFO):
-            self._log_ends(outcomes, recorded, failed, cancelled)
-        else:
-            self._ended.clear()
+        if outcomes:
+            ends = self._take_ends(outcomes, recorded, failed, cancelled)
+            self.tally.note_ends(ends)
+            if ends_logger.isEnabledFor(logging.INFO):
+                for end in ends:
+                    log_end(*end)
         for outcome in outcomes:
             task_id = outcome.task_id
             if task_id in refused:
@@ -333,26 +337,30 @@ class InFlight:
                     extra=as_event("outcome_dropped", task_id=task_id),
                 )
 
-    def _log_ends(
+    def _take_ends(
         self,
         outcomes: Iterable[Outcome],
         recorded: Set[str],
         failed: Set[str],
         cancelled: Set[str],
-    ) -> None:
+    ) -> list[tuple[Outcome, ClaimedTask, float | None]]:
+        """The outcomes as they are recorded, with their tasks and the seconds that each took."""
+        ends: list[tuple[Outcome, ClaimedTask, float | None]] = []
         for outcome in outcomes:
-            attempt = outcome.task_id, outcome.generation
-            if outcome.task_id in cancelled and outcome.if_cancelled is not None:
+            task_id = outcome.task_id
+            ended = self._ended.pop((task_id, outcome.generation), None)
+            if task_id not in recorded:
+                continue
+            if task_id in cancelled and outcome.if_cancelled is not None:
                 outcome = outcome.if_cancelled
-            elif outcome.task_id in failed and outcome.delay_seconds is not None:
+            elif task_id in failed and outcome.delay_seconds is not None:
                 # A cancel or its good_until comes first.
                 outcome = outcome._replace(delay_seconds=None, retry_reason=TOO_LATE)
-            if outcome.task_id not in recorded:
-                self._ended.pop(attempt, None)
-            elif (ended := self._ended.pop(attempt, None)) is not None:
-                log_end(outcome, *ended)
-            elif (task := self._owned(*attempt)) is not None:  # it never reached a child
-                log_end(outcome, task, None)
+            if ended is not None:
+                ends.append((outcome, *ended))
+            elif (task := self._owned(task_id, outcome.generation)) is not None:
+                ends.append((outcome, task, None))  # it never reached a child
+        return ends
 
     def close_blocked(self, outcome: Outcome, recorded: Set[str]) -> None:
         """``close_recorded`` for an outcome that the database had refused."""
@@ -436,9 +444,10 @@ class InFlight:
                 self._waiting[task.id] = task
             else:
                 self._give(task, task.worker_pid, parts.get(task.id))
-                handed.append(task.id)
+                handed.append(task)
         if handed:
-            self.pace.note_hand_out(handed, time.monotonic())
+            self.pace.note_hand_out([task.id for task in handed], time.monotonic())
+            self.tally.note_starts(handed)
 
     def _give(self, task: ClaimedTask, pid: int, node: NodePart | None) -> None:
         if task.id in self._running:

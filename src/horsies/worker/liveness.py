@@ -37,6 +37,7 @@ from horsies.db.statements.workers import (
 from horsies.worker import os_process
 from horsies.worker.config import WorkerConfig
 from horsies.worker.notifications import echo_channel
+from horsies.worker.pool.pool import ChildSummary
 
 logger = logging.getLogger("horsies.worker")
 
@@ -49,6 +50,11 @@ _MEGABYTE = 1024 * 1024
 def lock_key(worker_id: str) -> int:
     """The advisory lock of a worker: 63 bits of its random id."""
     return UUID(worker_id).int & (1 << 63) - 1
+
+
+def _child_document(child: ChildSummary) -> dict[str, object]:
+    since = None if child.since is None else child.since.isoformat(timespec="milliseconds")
+    return {**child._asdict(), "rss_mb": round(child.rss_mb, 1), "since": since}
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +133,8 @@ class Liveness:
         """Another worker closed this worker's row; register it anew."""
         self._is_registered = False
 
-    def snapshot(self, running: int, waiting: int, children_memory_mb: float) -> Step:
+    def snapshot(self, running: int, waiting: int, children: Sequence[ChildSummary]) -> Step:
+        """The statement that stores this worker's load; memory that children share counts once for each."""
         config = self._app_config
         queues = config.queues()
         caps = {queue.name: queue.max_concurrency for queue in queues}
@@ -139,7 +146,7 @@ class Liveness:
             memory_usage_mb=memory_mb,
             cpu_percent=cpu_percent,
             memory_percent=memory_percent,
-            children_memory_mb=children_memory_mb,
+            children_memory_mb=sum(child.rss_mb for child in children),
             max_claim_batch=self._config.max_claim_batch,
             max_claim_per_worker=self._config.effective_claims,
             cluster_wide_cap=config.cluster_wide_cap,
@@ -148,6 +155,7 @@ class Liveness:
                 {name: cap for name, cap in caps.items() if cap is not None}
             ),
             recovery_config=config.recovery.model_dump_json(),
+            children=json.dumps([_child_document(child) for child in children]),
         )
         return store_worker_state, state
 

@@ -160,6 +160,7 @@ class Maintenance:
             self._renewal.at,
             self._ownerless.at,
             self._snapshot.at,
+            self._in_flight.tally.flush_at,
             self._sweep.at,
         )
 
@@ -190,6 +191,8 @@ class Maintenance:
             self._snapshot.done(now)
             with self._isolated("the snapshot of this worker"):
                 pipeline.run([self._state()])
+        if now >= self._in_flight.tally.flush_at:
+            self._flush_tally(pipeline)
         if self._ownerless.is_due(now):
             self._ownerless.done(now)
             with self._isolated("the recovery of tasks without a worker"):
@@ -262,6 +265,7 @@ class Maintenance:
         self._seen_at = now
         self.shown_at = lifetime_clock() - taken_seconds
         if seen:
+            self._in_flight.tally.note_clock(seen[0].seen_at, taken_seconds)
             self._connection.note_call(now + taken_seconds)
             if self._is_receiving != self._stored_is_receiving:
                 self._stored_is_receiving = self._is_receiving
@@ -344,7 +348,7 @@ class Maintenance:
     def _state(self) -> Step:
         in_flight = self._in_flight
         return self._liveness.snapshot(
-            in_flight.running_count, in_flight.waiting_count, self._pool.children_memory_mb()
+            in_flight.running_count, in_flight.waiting_count, self._pool.summaries()
         )
 
     def answer_pings(self, pipeline: Pipeline) -> None:
@@ -362,6 +366,12 @@ class Maintenance:
     def record_stop(self, pipeline: Pipeline) -> None:
         pipeline.run([self._state()])
         pipeline.run([self._liveness.stop()])
+        self._flush_tally(pipeline)
+
+    def _flush_tally(self, pipeline: Pipeline) -> None:
+        if steps := self._in_flight.tally.take_flush():
+            with self._isolated("storing the counts of attempts"):
+                pipeline.run(steps)
 
     def forget_registration(self) -> None:
         """Another worker declared this one lost: register again, as after a start."""

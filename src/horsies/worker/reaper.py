@@ -20,6 +20,7 @@ from horsies.db.pipeline import Pipeline
 from horsies.db.statement import Nothing, Statement, Step
 from horsies.db.statements.actions import delete_old_actions
 from horsies.db.statements.blocked import delete_unblocked
+from horsies.db.statements.measures import compact_measures, delete_old_measures
 from horsies.db.statements.workers import (
     Batch,
     CloseLostWorkers,
@@ -200,6 +201,7 @@ def sweep(pipeline: Pipeline, recovery: RecoveryConfig) -> bool:
         (delete_old_actions, ACTION_RETENTION_HOURS),
         (delete_old_tasks, recovery.terminal_record_retention_hours),
         (delete_old_untimed_tasks, recovery.terminal_record_retention_hours),
+        (delete_old_measures, recovery.measure_retention_hours),
     )
     steps: list[Step] = [
         (statement, Retention(hours, RETENTION_BATCH))
@@ -207,6 +209,7 @@ def sweep(pipeline: Pipeline, recovery: RecoveryConfig) -> bool:
         if hours is not None
     ]
     steps.append((delete_kept_tasks, Batch(RETENTION_BATCH)))
+    steps.append((compact_measures, Batch(RETENTION_BATCH)))
     if not pipeline.run([(try_lead, RETENTION)])[0][0].leads:
         return False
     counts = [_delete(pipeline, step) for step in steps]

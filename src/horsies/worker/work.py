@@ -224,16 +224,18 @@ class Work:
         in_flight.close_recorded(
             outcomes, result.recorded, result.refused, result.failed, result.cancelled
         )
+        ended = time.monotonic()
+        in_flight.tally.note_turn(ended - started, len(outcomes) + len(result.claimed))
         if in_flight.traces is not None:
             in_flight.traces.store(pipeline, result.recorded)
         self.claimed_last = request.claims > 0 and self._note_claim(
-            request, result.claimed, started
+            request, result.claimed, (started, ended)
         )
         if nodes:
             self._hand_out_nodes(pipeline, nodes, tasks)
 
     def _note_claim(
-        self, request: TurnRequest, claimed: Sequence[ClaimedTask], started: float
+        self, request: TurnRequest, claimed: Sequence[ClaimedTask], span: tuple[float, float]
     ) -> bool:
         """Remember how far the claim came; True if it looked everywhere."""
         possible = min(request.claims, self._config.max_claim_batch or request.claims)
@@ -241,7 +243,6 @@ class Work:
         self._agenda.note_claim(possible, len(claimed))
         if was_short and not request.positions.looks_everywhere:
             self._agenda.wake_at(self._bookmarks.rested_at)
-        span = (started, time.monotonic())
         return self._bookmarks.note_claim(
             request.positions, claimed, was_short=was_short, span=span
         )

@@ -15,24 +15,17 @@ from horsies.task_result import json_object
 MONITOR = StatementFile("monitor.sql")
 
 
-class QueueHead(NamedTuple):
-    """A queue with waiting tasks; the age is None while none of them is due."""
-
-    queue_name: str
-    oldest_waiting_seconds: float | None
-
-
-class CountUpTo(NamedTuple):
-    queues: Sequence[str]
+class CountMost(NamedTuple):
     most: int
 
 
 class WaitingCount(NamedTuple):
-    """The waiting tasks of one queue, at most one more than the bound."""
+    """The waiting tasks of one queue, at most one more than the bound; the age of the oldest due one."""
 
     queue_name: str
     due: int
     delayed: int
+    oldest_waiting_seconds: float | None
 
 
 class InFlightCount(NamedTuple):
@@ -116,6 +109,8 @@ class ListTasks(NamedTuple):
     queues: Sequence[str]
     names: Sequence[str]
     error_codes: Sequence[str]
+    workers: Sequence[str]
+    retried_only: bool
     limit: int
 
 
@@ -128,6 +123,8 @@ class ListNewestTasks(NamedTuple):
     queues: Sequence[str]
     names: Sequence[str]
     error_codes: Sequence[str]
+    workers: Sequence[str]
+    retried_only: bool
     limit: int
     window: int
 
@@ -325,8 +322,7 @@ class ServerVersion(NamedTuple):
     server_version: str
 
 
-queue_heads = MONITOR.declare("queue_heads", Nothing, QueueHead)
-count_waiting_up_to = MONITOR.declare("count_waiting_up_to", CountUpTo, WaitingCount)
+count_waiting = MONITOR.declare("count_waiting", CountMost, WaitingCount)
 count_in_flight = MONITOR.declare("count_in_flight", Nothing, InFlightCount)
 count_recent_attempts = MONITOR.declare("count_recent_attempts", Sample, RecentAttempts)
 list_queue_states = MONITOR.declare("list_queue_states", Nothing, QueueState)

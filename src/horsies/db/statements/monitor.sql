@@ -1,9 +1,11 @@
 -- Statements for operators. None of them reads history: live states come from partial indexes, rates from the
 -- newest attempts, lists from the end of the primary key, whose ids begin with their time.
 
--- name: queue_heads
--- The oldest due task of every queue with waiting tasks, by the first task of each priority: one index probe
--- each, however many wait. Of more than 2,000 pairs of queue and priority, the rest is left out.
+-- name: count_waiting
+-- PENDING by queue, from the claim index. The first task of every queue and priority takes one index probe,
+-- however many wait, and has the oldest due task of its priority; of more than 2,000 such pairs, the rest is left
+-- out. Due and delayed tasks are counted up to one more than "most" of each queue: a queue of a million costs as
+-- much as one of ten thousand. The orders keep a plan that was made on an empty table from reading it all.
 WITH RECURSIVE heads AS (
     (SELECT queue_name, priority, enqueued_at FROM horsies_tasks
      WHERE status = 'PENDING' AND NOT held ORDER BY queue_name, priority, enqueued_at LIMIT 1)
@@ -12,21 +14,28 @@ WITH RECURSIVE heads AS (
         SELECT task.queue_name, task.priority, task.enqueued_at FROM horsies_tasks AS task
         WHERE task.status = 'PENDING' AND NOT task.held
           AND (task.queue_name, task.priority) > (heads.queue_name, heads.priority)
-        ORDER BY task.queue_name, task.priority, task.enqueued_at LIMIT 1) AS following)
-SELECT queue_name, extract(epoch FROM now() - min(enqueued_at) FILTER (WHERE enqueued_at <= now()))::float8
-    AS oldest_waiting_seconds
-FROM (SELECT * FROM heads LIMIT 2000) AS seen GROUP BY queue_name
-
--- name: count_waiting_up_to
--- PENDING by queue, from the claim index, exact up to "most" tasks of each queue: a queue of a million costs
--- as much as one of ten thousand. The order keeps a plan that was made on an empty table from reading it all.
-SELECT known.name AS queue_name, counted.due, counted.delayed
-FROM unnest(%(queues)s::text[]) AS known (name) CROSS JOIN LATERAL (
-    SELECT count(*) FILTER (WHERE seen.enqueued_at <= now()) AS due,
-        count(*) FILTER (WHERE seen.enqueued_at > now()) AS delayed
-    FROM (SELECT task.enqueued_at FROM horsies_tasks AS task
-          WHERE task.status = 'PENDING' AND NOT task.held AND task.queue_name = known.name
-          ORDER BY task.priority, task.enqueued_at LIMIT %(most)s::integer + 1) AS seen) AS counted
+        ORDER BY task.queue_name, task.priority, task.enqueued_at LIMIT 1) AS following),
+queues AS MATERIALIZED (
+    SELECT queue_name, array_agg(priority) AS priorities,
+        min(enqueued_at) FILTER (WHERE enqueued_at <= now()) AS oldest_due_at
+    FROM (SELECT * FROM heads LIMIT 2000) AS seen GROUP BY queue_name)
+SELECT queue.queue_name, (
+    SELECT count(*) FROM (
+        SELECT FROM unnest(queue.priorities) AS level CROSS JOIN LATERAL (
+            SELECT FROM horsies_tasks AS task
+            WHERE task.status = 'PENDING' AND NOT task.held AND task.queue_name = queue.queue_name
+              AND task.priority = level AND task.enqueued_at <= now()
+            ORDER BY task.enqueued_at LIMIT %(most)s::integer + 1) AS found
+        LIMIT %(most)s::integer + 1) AS counted) AS due, (
+    SELECT count(*) FROM (
+        SELECT FROM unnest(queue.priorities) AS level CROSS JOIN LATERAL (
+            SELECT FROM horsies_tasks AS task
+            WHERE task.status = 'PENDING' AND NOT task.held AND task.queue_name = queue.queue_name
+              AND task.priority = level AND task.enqueued_at > now()
+            ORDER BY task.enqueued_at LIMIT %(most)s::integer + 1) AS found
+        LIMIT %(most)s::integer + 1) AS counted) AS delayed,
+    extract(epoch FROM now() - queue.oldest_due_at)::float8 AS oldest_waiting_seconds
+FROM queues AS queue
 
 -- name: count_in_flight
 -- CLAIMED and RUNNING by queue, from the in-flight index.
@@ -117,13 +126,17 @@ SELECT id::text, task_name, queue_name, status, retry_count, max_retries, error_
     extract(epoch FROM now() - created_at)::float8 AS age_seconds
 FROM (
     SELECT id, task_name, queue_name, status, retry_count, max_retries, error_code, created_at, enqueued_at,
-        started_at, coalesce(completed_at, failed_at) AS finished_at, worker_hostname, worker_pid
+        started_at, coalesce(completed_at, failed_at) AS finished_at, worker_hostname, worker_pid,
+        claimed_by_worker_id
     FROM horsies_tasks WHERE id < %(before)s::uuid AND id >= %(since)s::uuid
     ORDER BY id DESC LIMIT %(window)s::integer) AS newest
 WHERE (cardinality(%(statuses)s::text[]) = 0 OR status = ANY(%(statuses)s::text[]))
   AND (cardinality(%(queues)s::text[]) = 0 OR queue_name = ANY(%(queues)s::text[]))
   AND (cardinality(%(names)s::text[]) = 0 OR task_name = ANY(%(names)s::text[]))
   AND (cardinality(%(error_codes)s::text[]) = 0 OR error_code = ANY(%(error_codes)s::text[]))
+  AND (cardinality(%(workers)s::text[]) = 0 OR claimed_by_worker_id = ANY(%(workers)s::text[])
+       OR worker_hostname = ANY(%(workers)s::text[]))
+  AND (NOT %(retried_only)s::boolean OR retry_count > 0)
 ORDER BY newest.id DESC LIMIT %(limit)s::integer
 
 -- name: end_of_window
@@ -142,6 +155,9 @@ WITH live AS MATERIALIZED (
       AND (cardinality(%(queues)s::text[]) = 0 OR queue_name = ANY(%(queues)s::text[]))
       AND (cardinality(%(names)s::text[]) = 0 OR task_name = ANY(%(names)s::text[]))
       AND (cardinality(%(error_codes)s::text[]) = 0 OR error_code = ANY(%(error_codes)s::text[]))
+      AND (cardinality(%(workers)s::text[]) = 0 OR claimed_by_worker_id = ANY(%(workers)s::text[])
+           OR worker_hostname = ANY(%(workers)s::text[]))
+      AND (NOT %(retried_only)s::boolean OR retry_count > 0)
     UNION ALL
     SELECT kept.id FROM horsies_workflows AS run CROSS JOIN LATERAL (
         SELECT id FROM horsies_tasks
@@ -149,6 +165,9 @@ WITH live AS MATERIALIZED (
           AND (cardinality(%(queues)s::text[]) = 0 OR queue_name = ANY(%(queues)s::text[]))
           AND (cardinality(%(names)s::text[]) = 0 OR task_name = ANY(%(names)s::text[]))
           AND (cardinality(%(error_codes)s::text[]) = 0 OR error_code = ANY(%(error_codes)s::text[]))
+          AND (cardinality(%(workers)s::text[]) = 0 OR claimed_by_worker_id = ANY(%(workers)s::text[])
+               OR worker_hostname = ANY(%(workers)s::text[]))
+          AND (NOT %(retried_only)s::boolean OR retry_count > 0)
         OFFSET 0) AS kept
     WHERE run.status IN ('PENDING', 'RUNNING', 'PAUSED') AND 'PENDING' = ANY(%(statuses)s::text[])
     UNION ALL
@@ -156,7 +175,10 @@ WITH live AS MATERIALIZED (
     WHERE status IN ('CLAIMED', 'RUNNING') AND status = ANY(%(statuses)s::text[])
       AND (cardinality(%(queues)s::text[]) = 0 OR queue_name = ANY(%(queues)s::text[]))
       AND (cardinality(%(names)s::text[]) = 0 OR task_name = ANY(%(names)s::text[]))
-      AND (cardinality(%(error_codes)s::text[]) = 0 OR error_code = ANY(%(error_codes)s::text[])))
+      AND (cardinality(%(error_codes)s::text[]) = 0 OR error_code = ANY(%(error_codes)s::text[]))
+      AND (cardinality(%(workers)s::text[]) = 0 OR claimed_by_worker_id = ANY(%(workers)s::text[])
+           OR worker_hostname = ANY(%(workers)s::text[]))
+      AND (NOT %(retried_only)s::boolean OR retry_count > 0))
 SELECT task.id::text, task_name, queue_name, status, retry_count, max_retries, error_code, created_at,
     enqueued_at, started_at, coalesce(completed_at, failed_at) AS finished_at, worker_hostname, worker_pid,
     extract(epoch FROM now() - created_at)::float8 AS age_seconds
@@ -173,7 +195,10 @@ WITH failed AS MATERIALIZED (
     WHERE error_code IS NOT NULL AND error_code = ANY(%(error_codes)s::text[])
       AND (cardinality(%(statuses)s::text[]) = 0 OR status = ANY(%(statuses)s::text[]))
       AND (cardinality(%(queues)s::text[]) = 0 OR queue_name = ANY(%(queues)s::text[]))
-      AND (cardinality(%(names)s::text[]) = 0 OR task_name = ANY(%(names)s::text[])))
+      AND (cardinality(%(names)s::text[]) = 0 OR task_name = ANY(%(names)s::text[]))
+      AND (cardinality(%(workers)s::text[]) = 0 OR claimed_by_worker_id = ANY(%(workers)s::text[])
+           OR worker_hostname = ANY(%(workers)s::text[]))
+      AND (NOT %(retried_only)s::boolean OR retry_count > 0))
 SELECT task.id::text, task_name, queue_name, status, retry_count, max_retries, error_code, created_at,
     enqueued_at, started_at, coalesce(completed_at, failed_at) AS finished_at, worker_hostname, worker_pid,
     extract(epoch FROM now() - created_at)::float8 AS age_seconds

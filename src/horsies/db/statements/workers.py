@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import datetime
 from typing import NamedTuple
 
 from horsies.db.statement import Nothing, StatementFile
@@ -60,6 +61,8 @@ class Presence(NamedTuple):
 
     worker_id: str
     was_stopped: bool
+    # By the database's clock.
+    seen_at: datetime
 
 
 class WatchedWorker(NamedTuple):
@@ -168,6 +171,8 @@ class WorkerState(NamedTuple):
     queue_priorities: str
     queue_max_concurrency: str
     recovery_config: str
+    # JSON: a list with a row for each child.
+    children: str
 
 
 class Retention(NamedTuple):

@@ -36,8 +36,8 @@ WHERE held.locktype = 'advisory' AND held.mode = 'ExclusiveLock' AND held.grante
 WITH seen AS (
     UPDATE horsies_workers SET seen_at = clock_timestamp(), hears = %(hears)s
     WHERE worker_id = %(worker_id)s
-    RETURNING worker_id::text, stopped_at IS NOT NULL AS was_stopped)
-SELECT seen.worker_id, seen.was_stopped FROM seen CROSS JOIN LATERAL pg_notify(%(echo_channel)s, '') AS called
+    RETURNING worker_id::text, stopped_at IS NOT NULL AS was_stopped, seen_at)
+SELECT seen.worker_id, seen.was_stopped, seen.seen_at FROM seen CROSS JOIN LATERAL pg_notify(%(echo_channel)s, '') AS called
 
 -- name: record_worker_stop
 -- An orderly shutdown.
@@ -162,7 +162,10 @@ CROSS JOIN LATERAL pg_notify('task_queue_' || queue.name, '') AS woken
 SELECT pg_try_advisory_xact_lock(1751348596, %(job)s) AS leads
 
 -- name: store_worker_state
--- A snapshot for the timeline of this worker.
+-- A snapshot for the timeline of this worker; of its children, the last one is kept.
+WITH worker AS (
+    UPDATE horsies_workers SET children = %(children)s::text::jsonb WHERE worker_id = %(worker_id)s
+    RETURNING *)
 INSERT INTO horsies_worker_states (
     worker_id, hostname, pid, processes, queues, tasks_running, tasks_claimed, memory_usage_mb, cpu_percent,
     memory_percent, children_memory_mb, max_claim_batch, max_claim_per_worker, cluster_wide_cap,
@@ -171,7 +174,7 @@ SELECT worker_id, hostname, pid, processes, queues, %(tasks_running)s, %(tasks_c
     %(cpu_percent)s, %(memory_percent)s, %(children_memory_mb)s, %(max_claim_batch)s,
     %(max_claim_per_worker)s, %(cluster_wide_cap)s, %(queue_priorities)s::text::jsonb,
     %(queue_max_concurrency)s::text::jsonb, %(recovery_config)s::text::jsonb, hears, started_at
-FROM horsies_workers WHERE worker_id = %(worker_id)s
+FROM worker
 
 -- name: delete_old_heartbeats
 DELETE FROM horsies_heartbeats WHERE id = ANY(ARRAY(

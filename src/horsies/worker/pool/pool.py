@@ -11,6 +11,8 @@ import selectors
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from datetime import UTC, datetime
+from typing import NamedTuple
 
 from horsies.worker import os_process, protocol
 from horsies.worker.pool.child_process import ChildProcess, ChildState, ExitWatch
@@ -42,6 +44,16 @@ class ChildBootError(Exception):
 
 class NoIdleChildError(Exception):
     """An assignment was dispatched although no child, or not the named one, was idle."""
+
+
+class ChildSummary(NamedTuple):
+    """One child: its resident memory, how many tasks it has ended, when it was ready, and its task."""
+
+    pid: int
+    rss_mb: float
+    done: int
+    since: datetime | None
+    task_id: str | None
 
 
 class ChildPool:
@@ -112,9 +124,20 @@ class ChildPool:
         """The children that run a task, by its id."""
         return self._children.busy
 
-    def children_memory_mb(self) -> float:
-        """The sum of the children's resident memory; shared pages count once for each."""
-        return os_process.rss_megabytes(self.pids())
+    def summaries(self) -> list[ChildSummary]:
+        """Describe the children that have sent their pid."""
+        clock = time.time() - time.monotonic()
+        return [
+            ChildSummary(
+                child.pid,
+                os_process.rss_megabytes([child.pid]),
+                child.tasks_done,
+                None if (at := child.ready_at) is None else datetime.fromtimestamp(clock + at, UTC),
+                None if (task := child.assignment) is None else task.task_id,
+            )
+            for child in self._children.children
+            if child.pid is not None
+        ]
 
     def dispatch(self, assignment: Assignment, pid: int | None = None) -> int:
         """Give `assignment` to the next idle child, or to the idle child `pid`; returns its pid.

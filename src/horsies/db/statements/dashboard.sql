@@ -1,0 +1,123 @@
+-- Statements for the panels of the dashboard, beside those of monitor.sql. Each reads a bounded number of rows,
+-- however long queues and history are.
+
+-- name: count_recent_arrivals
+-- Tasks that were sent during the last minute, by queue. At most the newest "sample" ids are read; "since" is
+-- the smallest id of that minute. On a busy system the sample covers less, and "covered_seconds" tells how much.
+WITH newest AS MATERIALIZED (
+    SELECT queue_name, created_at FROM horsies_tasks
+    WHERE id >= %(since)s::uuid ORDER BY id DESC LIMIT %(sample)s::integer),
+covered AS MATERIALIZED (
+    SELECT CASE WHEN count(*) < %(sample)s::integer THEN 60
+                ELSE greatest(extract(epoch FROM now() - min(created_at)), 0.1) END::float8 AS seconds
+    FROM newest)
+SELECT newest.queue_name, covered.seconds AS covered_seconds, count(*) AS arrived
+FROM newest CROSS JOIN covered GROUP BY newest.queue_name, covered.seconds
+
+-- name: count_open_runs
+-- Unfinished runs by status, exact up to "most", from the index of open runs.
+SELECT known.status, counted.runs
+FROM unnest(ARRAY['PENDING', 'RUNNING', 'PAUSED']) AS known (status) CROSS JOIN LATERAL (
+    SELECT count(*) AS runs FROM (
+        SELECT FROM horsies_workflows AS run
+        WHERE run.status IN ('PENDING', 'RUNNING', 'PAUSED') AND run.status = known.status
+        ORDER BY run.created_at LIMIT %(most)s::integer + 1) AS seen) AS counted
+
+-- name: find_failed_pauses
+-- Runs that an error paused, the newest first; a run that an operator paused has no error.
+SELECT run.id::text, run.name, run.paused_at,
+    extract(epoch FROM now() - run.paused_at)::float8 AS paused_seconds
+FROM (SELECT id, name, paused_at, error FROM horsies_workflows
+      WHERE status IN ('PENDING', 'RUNNING', 'PAUSED') AND status = 'PAUSED'
+      ORDER BY created_at DESC LIMIT 1000) AS run
+WHERE run.error IS NOT NULL ORDER BY run.paused_at DESC LIMIT %(limit)s::integer
+
+-- name: find_overdue_schedules
+-- Schedules whose slot has passed, by the index of due ones. A schedule waits for its last task or run to end
+-- unless it may overlap; that is not the fault of a scheduler.
+SELECT late.name, late.next_run_at, extract(epoch FROM now() - late.next_run_at)::float8 AS overdue_seconds,
+    coalesce((
+        SELECT true FROM horsies_tasks AS task
+        WHERE task.schedule_name = late.name AND task.status IN ('PENDING', 'CLAIMED', 'RUNNING')
+        LIMIT 1), (
+        SELECT true FROM horsies_workflows AS run
+        WHERE run.schedule_name = late.name AND run.status IN ('PENDING', 'RUNNING', 'PAUSED')
+        LIMIT 1), false) AS is_unfinished
+FROM (SELECT schedule_name AS name, next_run_at FROM horsies_schedule_state
+      WHERE next_run_at IS NOT NULL AND paused_at IS NULL
+        AND next_run_at < now() - %(grace_seconds)s::float8 * interval '1 second'
+      ORDER BY next_run_at LIMIT %(limit)s::integer) AS late
+ORDER BY late.next_run_at
+
+-- name: find_overlong_tasks
+-- RUNNING for longer than the time limit and 30 seconds, or without a heartbeat for five minutes, from the
+-- in-flight index. The start counts as the first heartbeat.
+SELECT task.id::text, task.task_name, extract(epoch FROM now() - task.started_at)::float8 AS running_seconds,
+    task.timeout_ms, extract(epoch FROM now() - greatest(beat.sent_at, task.started_at))::float8 AS silent_seconds
+FROM horsies_tasks AS task LEFT JOIN LATERAL (
+    SELECT heard.sent_at FROM horsies_heartbeats AS heard
+    WHERE heard.task_id = task.id AND heard.role = 'runner'
+    ORDER BY heard.sent_at DESC LIMIT 1) AS beat ON true
+WHERE task.status IN ('CLAIMED', 'RUNNING') AND task.status = 'RUNNING'
+  AND (task.started_at < now() - (task.timeout_ms + 30000) * interval '1 millisecond'
+       OR (task.started_at < now() - interval '5 minutes'
+           AND coalesce(beat.sent_at < now() - interval '5 minutes', true)))
+ORDER BY task.started_at, task.id LIMIT %(limit)s::integer
+
+-- name: next_in_queue
+-- The due tasks of a queue in the order in which workers claim them: the front of the claim index for each
+-- priority, so that delayed tasks are never read through.
+WITH RECURSIVE levels AS (
+    (SELECT priority FROM horsies_tasks
+     WHERE status = 'PENDING' AND NOT held AND queue_name = %(queue)s::text ORDER BY priority LIMIT 1)
+    UNION ALL
+    SELECT (SELECT task.priority FROM horsies_tasks AS task
+            WHERE task.status = 'PENDING' AND NOT task.held AND task.queue_name = %(queue)s::text
+              AND task.priority > levels.priority ORDER BY task.priority LIMIT 1)
+    FROM levels WHERE levels.priority IS NOT NULL)
+SELECT front.id::text, front.task_name, front.priority,
+    extract(epoch FROM now() - front.enqueued_at)::float8 AS due_seconds, front.retry_count
+FROM (SELECT * FROM levels LIMIT 200) AS levels CROSS JOIN LATERAL (
+    SELECT task.id, task.task_name, task.priority, task.enqueued_at, task.retry_count FROM horsies_tasks AS task
+    WHERE task.status = 'PENDING' AND NOT task.held AND task.queue_name = %(queue)s::text
+      AND task.priority = levels.priority AND task.enqueued_at <= now()
+    ORDER BY task.enqueued_at, task.id LIMIT %(limit)s::integer) AS front
+ORDER BY front.priority, front.enqueued_at, front.id LIMIT %(limit)s::integer
+
+-- name: tasks_of_worker
+-- The tasks in flight of one worker, oldest first, with the newest heartbeat of each.
+SELECT task.id::text, task.task_name, task.queue_name, task.status, task.worker_pid,
+    extract(epoch FROM now() - coalesce(task.started_at, task.claimed_at))::float8 AS seconds,
+    extract(epoch FROM now() - beat.sent_at)::float8 AS heartbeat_seconds
+FROM horsies_tasks AS task LEFT JOIN LATERAL (
+    SELECT heard.sent_at FROM horsies_heartbeats AS heard
+    WHERE heard.task_id = task.id AND heard.role = 'runner'
+    ORDER BY heard.sent_at DESC LIMIT 1) AS beat ON true
+WHERE task.claimed_by_worker_id = %(worker_id)s AND task.status IN ('CLAIMED', 'RUNNING')
+ORDER BY task.started_at NULLS LAST, task.id LIMIT %(limit)s::integer
+
+-- name: read_worker_detail
+-- The children of a worker at its last snapshot, the number of tasks it knows, and the age of that snapshot.
+SELECT worker.children, CASE WHEN worker.known_tasks IS NOT NULL THEN (
+        SELECT count(*) FROM jsonb_object_keys(worker.known_tasks -> 'tasks')) END AS tasks_known,
+    extract(epoch FROM now() - (
+        SELECT state.snapshot_at FROM horsies_worker_states AS state
+        WHERE state.worker_id = worker.worker_id ORDER BY state.snapshot_at DESC LIMIT 1))::float8
+        AS snapshot_seconds
+FROM horsies_workers AS worker WHERE worker.worker_id = %(worker_id)s
+
+-- name: thinned_worker_history
+-- The snapshots of one worker since a time, as one point for each step.
+SELECT date_bin(%(step)s::interval, state.snapshot_at, %(since)s::timestamptz) AS at,
+    max(state.memory_usage_mb + coalesce(state.children_memory_mb, 0))::float8 AS memory_mb,
+    avg(state.tasks_running)::float8 AS busy, avg(state.cpu_percent)::float8 AS cpu_percent
+FROM horsies_worker_states AS state
+WHERE state.worker_id = %(worker_id)s AND state.snapshot_at >= %(since)s::timestamptz
+GROUP BY 1 ORDER BY 1
+
+-- name: estimate_rows
+-- The number of stored tasks as the planner estimates it, NULL before the first ANALYZE; the first row names
+-- the table of this schema. And the version of the server.
+SELECT (SELECT CASE WHEN known.reltuples >= 0 THEN known.reltuples::float8 END FROM pg_class AS known
+        WHERE known.oid = (SELECT task.tableoid FROM horsies_tasks AS task ORDER BY task.id LIMIT 1)) AS tasks,
+    current_setting('server_version') AS server_version

@@ -1,0 +1,90 @@
+"""Search by argument, groups of failures, and the relatives of one task."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import NamedTuple
+
+from horsies.db.statement import StatementFile
+from horsies.db.statements.monitor import Sample, TaskSummary
+from horsies.db.statements.tasks import TaskId
+
+LOOKUP = StatementFile("lookup.sql")
+
+
+class SearchTasks(NamedTuple):
+    """The filters of a list; the arguments contain ``key`` and ``needle``, or for the tasks
+    ``positional`` the positional arguments contain ``needle``.
+    """
+
+    before: str
+    since: str
+    statuses: Sequence[str]
+    queues: Sequence[str]
+    names: Sequence[str]
+    error_codes: Sequence[str]
+    workers: Sequence[str]
+    retried_only: bool
+    limit: int
+    window: int
+    max_bytes: int
+    key: str
+    needle: str
+    positional: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class FoundTask(TaskSummary):
+    """A task of a search, with its arguments as stored."""
+
+    args: str | None
+    kwargs: str | None
+
+
+class AttemptPlace(NamedTuple):
+    id: int
+    finished_at: datetime
+
+
+class GroupFailures(NamedTuple):
+    """Failed attempts from ``from_id`` on, at most ``limit``; an empty list matches every task."""
+
+    from_id: int
+    limit: int
+    names: Sequence[str]
+
+
+class FailureGroup(NamedTuple):
+    """The failed attempts of one task with one error code; ``final`` of them are not retried."""
+
+    task_name: str
+    error_code: str | None
+    total: int
+    final: int
+    first_at: datetime
+    last_at: datetime
+    message: str | None
+    newest_task_id: str
+    # At most five names of hosts; None if no worker is on record.
+    hosts: list[str] | None
+    # Seconds since 1970 of all failures, in no order.
+    times: list[float]
+
+
+class Subject(NamedTuple):
+    kind: str
+
+
+class Heartbeat(NamedTuple):
+    sent_at: datetime
+
+
+search_tasks = LOOKUP.declare("search_tasks", SearchTasks, FoundTask)
+end_of_attempts = LOOKUP.declare("end_of_attempts", Sample, AttemptPlace)
+group_failures = LOOKUP.declare("group_failures", GroupFailures, FailureGroup)
+find_subject = LOOKUP.declare("find_subject", TaskId, Subject)
+newest_heartbeat = LOOKUP.declare("newest_heartbeat", TaskId, Heartbeat)
+
+LOOKUP.complete()

@@ -1,0 +1,67 @@
+-- Statements of single look-ups: search by argument, groups of failures, and the relatives of one task. Every
+-- one reads a bounded number of rows, however long the history is.
+
+-- name: search_tasks
+-- The newest tasks whose arguments contain the needles. Text and not jsonb: arguments that were stored by hand
+-- need not be valid, and \u0000 is not allowed there. The caller parses the few rows and keeps the exact
+-- matches. The window bounds the scan; texts above max_bytes are skipped before they are decompressed.
+-- "positional" are tasks with a positional parameter of the searched name, which their text lacks.
+SELECT newest.id::text, task_name, queue_name, status, retry_count, max_retries, error_code, created_at,
+    enqueued_at, started_at, finished_at, worker_hostname, worker_pid,
+    extract(epoch FROM now() - created_at)::float8 AS age_seconds, args, kwargs
+FROM (
+    SELECT id, task_name, queue_name, status, retry_count, max_retries, error_code, created_at, enqueued_at,
+        started_at, coalesce(completed_at, failed_at) AS finished_at, worker_hostname, worker_pid,
+        claimed_by_worker_id, args, kwargs
+    FROM horsies_tasks WHERE id < %(before)s::uuid AND id >= %(since)s::uuid
+    ORDER BY id DESC LIMIT %(window)s::integer) AS newest
+WHERE (cardinality(%(statuses)s::text[]) = 0 OR status = ANY(%(statuses)s::text[]))
+  AND (cardinality(%(queues)s::text[]) = 0 OR queue_name = ANY(%(queues)s::text[]))
+  AND (cardinality(%(names)s::text[]) = 0 OR task_name = ANY(%(names)s::text[]))
+  AND (cardinality(%(error_codes)s::text[]) = 0 OR error_code = ANY(%(error_codes)s::text[]))
+  AND (cardinality(%(workers)s::text[]) = 0 OR claimed_by_worker_id = ANY(%(workers)s::text[])
+       OR worker_hostname = ANY(%(workers)s::text[]))
+  AND (NOT %(retried_only)s::boolean OR retry_count > 0)
+  AND octet_length(args) + octet_length(kwargs) <= %(max_bytes)s::integer
+  AND (strpos(kwargs, %(key)s) > 0 AND strpos(kwargs, %(needle)s) > 0
+       OR strpos(args, %(key)s) > 0 AND strpos(args, %(needle)s) > 0
+       OR task_name = ANY(%(positional)s::text[]) AND strpos(args, %(needle)s) > 0)
+ORDER BY newest.id DESC LIMIT %(limit)s::integer
+
+-- name: end_of_attempts
+-- Where the newest "sample" attempts begin: an index-only walk over the primary key. No row: all of them.
+SELECT id, finished_at FROM horsies_task_attempts ORDER BY id DESC OFFSET %(sample)s::integer - 1 LIMIT 1
+
+-- name: group_failures
+-- The newest failed attempts by task and error code. Names are scalar subqueries, because a join might be
+-- planned as a hash over the whole history. A failure is final unless the task is retried. The times are for
+-- a sparkline.
+WITH newest AS MATERIALIZED (
+    SELECT id, task_id, will_retry, coalesce(error_code, '') AS error_code, left(error_message, 200) AS message,
+        worker_hostname, finished_at
+    FROM horsies_task_attempts WHERE outcome <> 'COMPLETED' AND id >= %(from_id)s::bigint
+    ORDER BY id DESC LIMIT %(limit)s::integer),
+named AS MATERIALIZED (
+    SELECT newest.*,
+        (SELECT task.task_name FROM horsies_tasks AS task WHERE task.id = newest.task_id) AS task_name
+    FROM newest)
+SELECT task_name, nullif(error_code, '') AS error_code, count(*) AS total,
+    count(*) FILTER (WHERE NOT will_retry) AS final, min(finished_at) AS first_at, max(finished_at) AS last_at,
+    (array_agg(message ORDER BY id DESC))[1] AS message,
+    (array_agg(task_id::text ORDER BY id DESC))[1] AS newest_task_id,
+    (array_agg(DISTINCT worker_hostname::text) FILTER (WHERE worker_hostname IS NOT NULL))[1:5] AS hosts,
+    array_agg(extract(epoch FROM finished_at)::float8) AS times
+FROM named
+WHERE task_name IS NOT NULL
+  AND (cardinality(%(names)s::text[]) = 0 OR task_name = ANY(%(names)s::text[]))
+GROUP BY task_name, named.error_code ORDER BY total DESC, task_name, named.error_code LIMIT 50
+
+-- name: find_subject
+-- Whether an id belongs to a task or to a run: two probes of primary keys.
+SELECT 'task' AS kind FROM horsies_tasks WHERE id = %(id)s::uuid
+UNION ALL SELECT 'run' FROM horsies_workflows WHERE id = %(id)s::uuid
+
+-- name: newest_heartbeat
+-- The last sign of life of a running task: one probe.
+SELECT sent_at FROM horsies_heartbeats WHERE task_id = %(id)s::uuid AND role = 'runner'
+ORDER BY sent_at DESC LIMIT 1

@@ -1,0 +1,65 @@
+"""Catalogue of the statements on ``horsies_measures``, the counts of attempts by minute."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import NamedTuple
+
+from horsies.db.statement import Nothing, StatementFile
+from horsies.db.statements.workers import Batch, Deleted, Retention
+
+MEASURES = StatementFile("measures.sql")
+
+
+class AddMeasures(NamedTuple):
+    """Counts as columns: minutes since the epoch, and the buckets as array literals."""
+
+    minutes: Sequence[int]
+    queues: Sequence[str]
+    names: Sequence[str]
+    done: Sequence[int]
+    failed: Sequence[int]
+    retried: Sequence[int]
+    crashed: Sequence[int]
+    stopped: Sequence[int]
+    waited_ms: Sequence[int]
+    ran_ms: Sequence[int]
+    waited: Sequence[str]
+    ran: Sequence[str]
+
+
+class ReadMeasures(NamedTuple):
+    """How far to look back, the length of a slot, and filters; an empty list matches anything."""
+
+    seconds: float
+    step_seconds: int
+    # What the sums are apart by: "all", "queue" or "task".
+    split: str
+    queues: Sequence[str]
+    names: Sequence[str]
+
+
+class Measured(NamedTuple):
+    """The attempts of one slot and subject, or a slot without any: its subject is None."""
+
+    at: datetime
+    until: datetime
+    subject: str | None
+    done: int
+    failed: int
+    retried: int
+    crashed: int
+    stopped: int
+    waited_ms: int
+    ran_ms: int
+    waited: Sequence[int]
+    ran: Sequence[int]
+
+
+add_measures = MEASURES.declare("add_measures", AddMeasures, Nothing)
+read_measures = MEASURES.declare("read_measures", ReadMeasures, Measured)
+compact_measures = MEASURES.declare("compact_measures", Batch, Deleted)
+delete_old_measures = MEASURES.declare("delete_old_measures", Retention, Deleted)
+
+MEASURES.complete()

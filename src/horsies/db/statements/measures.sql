@@ -1,0 +1,110 @@
+-- Statements on the counts of attempts by minute. The sixteen buckets of a duration are summed one by one, so
+-- that no row is multiplied by its buckets.
+
+-- name: add_measures
+-- Add counts to the rows of their minutes. Workers lock the rows in the same order, so none waits for another
+-- in a circle.
+INSERT INTO horsies_measures AS stored (
+    minute, minutes, queue_name, task_name, done, failed, retried, crashed, stopped, waited_ms, ran_ms,
+    waited, ran)
+SELECT to_timestamp(sent.minute * 60), 1, sent.queue_name, sent.task_name, sent.done, sent.failed,
+    sent.retried, sent.crashed, sent.stopped, sent.waited_ms, sent.ran_ms, sent.waited::integer[],
+    sent.ran::integer[]
+FROM unnest(%(minutes)s::bigint[], %(queues)s::text[], %(names)s::text[], %(done)s::integer[],
+            %(failed)s::integer[], %(retried)s::integer[], %(crashed)s::integer[], %(stopped)s::integer[],
+            %(waited_ms)s::bigint[], %(ran_ms)s::bigint[], %(waited)s::text[], %(ran)s::text[])
+    AS sent (minute, queue_name, task_name, done, failed, retried, crashed, stopped, waited_ms, ran_ms,
+             waited, ran)
+ORDER BY sent.minute, sent.queue_name, sent.task_name
+ON CONFLICT (minute, minutes, queue_name, task_name) DO UPDATE SET
+    done = stored.done + excluded.done, failed = stored.failed + excluded.failed,
+    retried = stored.retried + excluded.retried, crashed = stored.crashed + excluded.crashed,
+    stopped = stored.stopped + excluded.stopped, waited_ms = stored.waited_ms + excluded.waited_ms,
+    ran_ms = stored.ran_ms + excluded.ran_ms,
+    waited = ARRAY(
+        SELECT pair.stored + pair.added
+        FROM unnest(stored.waited, excluded.waited) WITH ORDINALITY AS pair (stored, added, place)
+        ORDER BY place),
+    ran = ARRAY(
+        SELECT pair.stored + pair.added
+        FROM unnest(stored.ran, excluded.ran) WITH ORDINALITY AS pair (stored, added, place)
+        ORDER BY place)
+
+-- name: read_measures
+-- Sums per slot of "step_seconds" since so many seconds ago, in all or by queue or task, from one range of the
+-- primary key. A slot without attempts is one row without a subject.
+SELECT slot.at, now() AS until, found.subject, coalesce(found.done, 0) AS done,
+    coalesce(found.failed, 0) AS failed, coalesce(found.retried, 0) AS retried,
+    coalesce(found.crashed, 0) AS crashed, coalesce(found.stopped, 0) AS stopped,
+    coalesce(found.waited_ms, 0) AS waited_ms, coalesce(found.ran_ms, 0) AS ran_ms, coalesce(found.waited, '{}') AS waited,
+    coalesce(found.ran, '{}') AS ran
+FROM generate_series(
+    date_bin(%(step_seconds)s::integer * interval '1 second',
+             now() - %(seconds)s::float8 * interval '1 second', timestamptz 'epoch'),
+    now(), %(step_seconds)s::integer * interval '1 second') AS slot (at)
+LEFT JOIN (
+    SELECT date_bin(%(step_seconds)s::integer * interval '1 second', measure.minute, timestamptz 'epoch') AS at,
+        CASE %(split)s::text WHEN 'queue' THEN measure.queue_name WHEN 'task' THEN measure.task_name
+            ELSE '' END::text AS subject,
+        sum(done) AS done, sum(failed) AS failed, sum(retried) AS retried, sum(crashed) AS crashed,
+        sum(stopped) AS stopped, sum(waited_ms)::bigint AS waited_ms, sum(ran_ms)::bigint AS ran_ms,
+        ARRAY[sum(waited[1]), sum(waited[2]), sum(waited[3]), sum(waited[4]), sum(waited[5]),
+            sum(waited[6]), sum(waited[7]), sum(waited[8]), sum(waited[9]), sum(waited[10]),
+            sum(waited[11]), sum(waited[12]), sum(waited[13]), sum(waited[14]), sum(waited[15]),
+            sum(waited[16])]::bigint[] AS waited,
+        ARRAY[sum(ran[1]), sum(ran[2]), sum(ran[3]), sum(ran[4]), sum(ran[5]), sum(ran[6]), sum(ran[7]),
+            sum(ran[8]), sum(ran[9]), sum(ran[10]), sum(ran[11]), sum(ran[12]), sum(ran[13]),
+            sum(ran[14]), sum(ran[15]), sum(ran[16])]::bigint[] AS ran
+    FROM horsies_measures AS measure
+    WHERE measure.minute >= date_bin(
+            %(step_seconds)s::integer * interval '1 second',
+            now() - %(seconds)s::float8 * interval '1 second', timestamptz 'epoch')
+      AND (cardinality(%(queues)s::text[]) = 0 OR measure.queue_name = ANY(%(queues)s::text[]))
+      AND (cardinality(%(names)s::text[]) = 0 OR measure.task_name = ANY(%(names)s::text[]))
+    GROUP BY 1, 2) AS found ON found.at = slot.at
+ORDER BY slot.at, found.subject
+
+-- name: compact_measures
+-- Minutes older than six hours become tens of minutes. What is deleted is what is added, so two workers that
+-- do this at once, and a slot that is compacted in parts, change no sum.
+WITH old AS (
+    DELETE FROM horsies_measures WHERE ctid = ANY(ARRAY(
+        SELECT ctid FROM horsies_measures
+        WHERE minutes = 1
+          AND minute < date_bin(interval '10 minutes', now() - interval '6 hours', timestamptz 'epoch')
+        ORDER BY minute LIMIT %(limit)s FOR UPDATE SKIP LOCKED))
+    RETURNING *),
+compacted AS (
+    INSERT INTO horsies_measures AS stored (
+        minute, minutes, queue_name, task_name, done, failed, retried, crashed, stopped, waited_ms, ran_ms,
+    waited, ran)
+    SELECT date_bin(interval '10 minutes', minute, timestamptz 'epoch') AS ten, 10, queue_name, task_name,
+        sum(done), sum(failed), sum(retried), sum(crashed), sum(stopped), sum(waited_ms), sum(ran_ms),
+        ARRAY[sum(waited[1]), sum(waited[2]), sum(waited[3]), sum(waited[4]), sum(waited[5]),
+            sum(waited[6]), sum(waited[7]), sum(waited[8]), sum(waited[9]), sum(waited[10]),
+            sum(waited[11]), sum(waited[12]), sum(waited[13]), sum(waited[14]), sum(waited[15]),
+            sum(waited[16])]::integer[],
+        ARRAY[sum(ran[1]), sum(ran[2]), sum(ran[3]), sum(ran[4]), sum(ran[5]), sum(ran[6]), sum(ran[7]),
+            sum(ran[8]), sum(ran[9]), sum(ran[10]), sum(ran[11]), sum(ran[12]), sum(ran[13]),
+            sum(ran[14]), sum(ran[15]), sum(ran[16])]::integer[]
+    FROM old GROUP BY ten, queue_name, task_name ORDER BY ten, queue_name, task_name
+    ON CONFLICT (minute, minutes, queue_name, task_name) DO UPDATE SET
+        done = stored.done + excluded.done, failed = stored.failed + excluded.failed,
+        retried = stored.retried + excluded.retried, crashed = stored.crashed + excluded.crashed,
+        stopped = stored.stopped + excluded.stopped, waited_ms = stored.waited_ms + excluded.waited_ms,
+        ran_ms = stored.ran_ms + excluded.ran_ms,
+        waited = ARRAY(
+            SELECT pair.stored + pair.added
+        FROM unnest(stored.waited, excluded.waited) WITH ORDINALITY AS pair (stored, added, place)
+            ORDER BY place),
+        ran = ARRAY(
+            SELECT pair.stored + pair.added
+        FROM unnest(stored.ran, excluded.ran) WITH ORDINALITY AS pair (stored, added, place)
+            ORDER BY place))
+SELECT minute::text AS id FROM old
+
+-- name: delete_old_measures
+DELETE FROM horsies_measures WHERE ctid = ANY(ARRAY(
+    SELECT ctid FROM horsies_measures WHERE minute < now() - %(hours)s * interval '1 hour'
+    ORDER BY minute LIMIT %(limit)s FOR UPDATE SKIP LOCKED))
+RETURNING minute::text AS id

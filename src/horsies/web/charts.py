@@ -1,0 +1,297 @@
+"""Charts: series of numbers become SVG, pure and without a style attribute.
+
+An SVG has shapes only and stretches to the width of its place; its labels are HTML beside it and stay
+readable on a phone. Each chart describes its numbers in words and has a table below it. The links of the
+columns are a layer of their own: screen readers do not find links inside of an image, and keyboards use
+those of the table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from math import ceil, floor, isfinite, log10
+
+from markupsafe import Markup
+
+from horsies.web.words import NOTHING, duration, number
+
+WIDTH, HEIGHT = 640, 160
+SPARK_WIDTH, SPARK_HEIGHT = 96, 20
+# More columns would be thinner than two pixels of a phone.
+COLUMNS_MAX = 180
+_DECADES_MAX = 7
+_GAP = 0.14
+# Sums of larger numbers could overflow.
+_VALUE_MAX = 1e15
+
+_FIGURE = Markup(
+    '<figure class="chart"><figcaption>{title}{legend}</figcaption>'
+    '<div class="plot"><div class="axis-y" aria-hidden="true">{y_labels}</div>'
+    '<div class="area">{drawing}{links}</div>'
+    '<div class="axis-x" aria-hidden="true">{x_labels}</div></div>{table}</figure>'
+)
+_SVG = Markup(
+    '<svg class="{kind}" viewBox="0 0 {width} {height}" preserveAspectRatio="none" role="img" '
+    'aria-labelledby="{key}-t {key}-d"><title id="{key}-t">{title}</title>'
+    '<desc id="{key}-d">{words}</desc>{shapes}</svg>'
+)
+_FILLED = Markup('<path class="fill-{kind}" d="{path}"/>')
+_STROKE = Markup('<path class="line-{kind}" d="{path}" vector-effect="non-scaling-stroke"/>')
+_LINKS = Markup(
+    '<svg class="links" viewBox="0 0 {width} {height}" preserveAspectRatio="none" '
+    'aria-hidden="true">{columns}</svg>'
+)
+_LINK = Markup(
+    '<a href="{href}" tabindex="-1"><title>{words}</title>'
+    '<rect x="{x}" width="{width}" height="{height}"/></a>'
+)
+_TABLE = Markup(
+    '<details class="as-table"><summary>as a table</summary><table class="table"><thead><tr>'
+    '<th scope="col">time</th>{head}</tr></thead><tbody>{rows}</tbody></table></details>'
+)
+_HEAD = Markup('<th scope="col" class="number">{name}</th>')
+_ROW = Markup("<tr><td>{time}</td>{cells}</tr>")
+_CELL = Markup('<td class="number">{text}</td>')
+_LINKED = Markup('<a href="{href}">{text}</a>')
+_LABEL = Markup("<span>{text}</span>")
+# The script of the pages turns these into local time.
+_TIME = Markup('<time datetime="{iso}">{text}</time>')
+_LEGEND = Markup(' <span class="legend key-{kind}">{kind}</span>')
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """The numbers of one slot of time, one for each series; ``href`` leads to its tasks."""
+
+    at: datetime
+    values: Sequence[float | None]
+    href: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """A chart: ``key`` is its prefix for ids on the page, ``series`` are names in classes and words."""
+
+    key: str
+    title: str
+    series: Sequence[str]
+    columns: Sequence[Column]
+
+
+def column_chart(chart: Chart) -> Markup:
+    """Draw counts as stacked columns, the first series at the bottom; at most the last 180 slots."""
+    chart = _drawable(chart)
+    totals = [sum(value or 0.0 for value in column.values) for column in chart.columns]
+    top = nice_top(max(totals, default=0.0))
+    paths: list[list[str]] = [[] for _ in chart.series]
+    for place, column in enumerate(chart.columns):
+        below = 0.0
+        for path, value in zip(paths, column.values, strict=True):
+            if value:
+                path.append(_block(chart, place, below / top, (below + value) / top))
+                below += value
+    shapes = [
+        _FILLED.format(kind=k, path="".join(p)) for k, p in zip(chart.series, paths, strict=True)
+    ]
+    labels = (number(top), number(top / 2), "0")
+    return _figure(chart, [_grid(2), *shapes], _count_words(chart), labels, number)
+
+
+def line_chart(chart: Chart) -> Markup:
+    """Draw durations in seconds as lines over a logarithmic axis; None leaves a gap."""
+    chart = _drawable(chart)
+    low, high = decades(value for column in chart.columns for value in column.values if value)
+    shapes = [_grid(high - low)]
+    for place, kind in enumerate(chart.series):
+        heights = [_log_height(column.values[place], low, high) for column in chart.columns]
+        shapes.append(_STROKE.format(kind=kind, path=_line(heights, WIDTH)))
+    labels = [_decade_label(power) for power in range(high, low - 1, -1)]
+    return _figure(chart, shapes, _duration_words(chart), labels, duration)
+
+
+def sparkline(key: str, title: str, values: Sequence[float | None]) -> Markup:
+    """Draw one small line without axes; its description has the newest and the highest value."""
+    known = [_drawn(value) for value in values[-COLUMNS_MAX:]]
+    numbers = [value for value in known if value is not None]
+    if not numbers:
+        return Markup('<span class="muted">{}</span>').format(NOTHING)
+    top = max(numbers) or 1.0
+    lowest, room = SPARK_HEIGHT - 1, SPARK_HEIGHT - 2
+    heights = [None if value is None else lowest - value / top * room for value in known]
+    shape = _STROKE.format(kind="spark", path=_line(heights, SPARK_WIDTH))
+    words = f"{number(numbers[-1])} now, highest {number(max(numbers))}"
+    return _SVG.format(
+        kind="spark",
+        key=key,
+        title=title,
+        words=words,
+        shapes=shape,
+        width=SPARK_WIDTH,
+        height=SPARK_HEIGHT,
+    )
+
+
+def nice_top(highest: float) -> float:
+    """Return the end of a linear axis: 1, 2 or 5 times a power of ten, at least 2."""
+    if highest <= 2:
+        return 2.0
+    power = 10.0 ** floor(log10(highest))
+    return next(power * factor for factor in (1, 2, 5, 10, 20) if power * factor >= highest)
+
+
+def decades(values: Iterable[float]) -> tuple[int, int]:
+    """Return the powers of ten around these seconds: two decades at least and seven at most."""
+    known = list(values)
+    high = min(max(ceil(log10(max(known))), -1), 8) if known else 1
+    low = floor(log10(min(known))) if known else -1
+    return max(min(low, high - 2), high - _DECADES_MAX), high
+
+
+def _drawable(chart: Chart) -> Chart:
+    columns = [
+        replace(column, values=[_drawn(value) for value in column.values])
+        for column in chart.columns[-COLUMNS_MAX:]
+    ]
+    return replace(chart, columns=columns)
+
+
+def _drawn(value: float | None) -> float | None:
+    """Return a number that has a place in a chart, or None for a gap."""
+    return min(max(value, 0.0), _VALUE_MAX) if value is not None and isfinite(value) else None
+
+
+def _block(chart: Chart, place: int, bottom: float, top: float) -> str:
+    step = WIDTH / len(chart.columns)
+    y, height = HEIGHT * (1 - min(top, 1.0)), HEIGHT * (min(top, 1.0) - bottom)
+    return f"M{place * step:.1f} {y:.1f}h{step * (1 - _GAP):.1f}v{height:.1f}H{place * step:.1f}z"
+
+
+def _line(heights: Sequence[float | None], width: int) -> str:
+    """Join neighbours by lines. Each is a short level stroke, so that one without neighbours shows."""
+    step, parts, is_joined = width / max(len(heights), 1), [], False
+    for place, y in enumerate(heights):
+        if y is not None:
+            start = "L" if is_joined else "M"
+            parts.append(f"{start}{(place + 0.25) * step:.1f} {y:.1f}H{(place + 0.75) * step:.1f}")
+        is_joined = y is not None
+    return "".join(parts)
+
+
+def _grid(parts: int) -> Markup:
+    lines = "".join(f"M0 {HEIGHT * place / parts:.1f}H{WIDTH}" for place in range(parts))
+    return _STROKE.format(kind="grid", path=lines)
+
+
+def _log_height(value: float | None, low: int, high: int) -> float | None:
+    if not value:
+        return None
+    return HEIGHT * (1 - min(max((log10(value) - low) / (high - low), 0.0), 1.0))
+
+
+def _decade_label(power: int) -> str:
+    return f"{10**power}s" if 0 <= power < 4 else duration(10.0**power)
+
+
+def _figure(
+    chart: Chart,
+    shapes: Sequence[Markup],
+    words: str,
+    labels: Sequence[str],
+    cell: Callable[[float | None], str],
+) -> Markup:
+    drawing = _SVG.format(
+        kind="drawing",
+        key=chart.key,
+        title=chart.title,
+        words=words,
+        shapes=Markup().join(shapes),
+        width=WIDTH,
+        height=HEIGHT,
+    )
+    return _FIGURE.format(
+        title=chart.title,
+        legend=Markup().join(_LEGEND.format(kind=kind) for kind in chart.series),
+        y_labels=Markup().join(_LABEL.format(text=label) for label in labels),
+        x_labels=_time_labels(chart.columns),
+        drawing=drawing,
+        links=_links(chart, cell),
+        table=_table(chart, cell),
+    )
+
+
+def _links(chart: Chart, cell: Callable[[float | None], str]) -> Markup:
+    step = WIDTH / max(len(chart.columns), 1)
+    columns = Markup().join(
+        _LINK.format(
+            href=column.href,
+            words=_column_words(chart, column, cell),
+            x=f"{place * step:.1f}",
+            width=f"{step:.1f}",
+            height=HEIGHT,
+        )
+        for place, column in enumerate(chart.columns)
+        if column.href is not None
+    )
+    return _LINKS.format(width=WIDTH, height=HEIGHT, columns=columns) if columns else columns
+
+
+def _table(chart: Chart, cell: Callable[[float | None], str]) -> Markup:
+    """Return the table of all columns with a number in them, newest first."""
+    rows = Markup().join(
+        _ROW.format(
+            time=_linked(column, _time(column.at, "%Y-%m-%d %H:%M")),
+            cells=Markup().join(_CELL.format(text=cell(value)) for value in column.values),
+        )
+        for column in reversed(chart.columns)
+        if any(column.values)
+    )
+    return _TABLE.format(head=Markup().join(_HEAD.format(name=n) for n in chart.series), rows=rows)
+
+
+def _linked(column: Column, text: Markup) -> Markup:
+    return text if column.href is None else _LINKED.format(href=column.href, text=text)
+
+
+def _time(at: datetime, form: str) -> Markup:
+    utc = at.astimezone(UTC)
+    return _TIME.format(iso=f"{utc:%Y-%m-%dT%H:%M:%SZ}", text=f"{utc:{form}}")
+
+
+def _time_labels(columns: Sequence[Column]) -> Markup:
+    """Return the times at the start, in the middle and at the end of the axis."""
+    times = [columns[place].at for place in (0, len(columns) // 2, -1)] if columns else []
+    is_short = not times or times[-1] - times[0] <= timedelta(hours=25)
+    return Markup().join(_time(time, "%H:%M" if is_short else "%m-%d %H:%M") for time in times)
+
+
+def _column_words(chart: Chart, column: Column, cell: Callable[[float | None], str]) -> str:
+    values = zip(column.values, chart.series, strict=True)
+    minute = f"{column.at.astimezone(UTC):%Y-%m-%d %H:%M} UTC"
+    return f"{minute}: {', '.join(f'{cell(value)} {name}' for value, name in values)}"
+
+
+def _count_words(chart: Chart) -> str:
+    """Describe each series by its newest, mean and highest number."""
+    sentences = []
+    for place, name in enumerate(chart.series):
+        values = [column.values[place] or 0.0 for column in chart.columns]
+        if any(values):
+            highest = max(range(len(values)), key=values.__getitem__)
+            at = f"{chart.columns[highest].at.astimezone(UTC):%H:%M}"
+            mean = number(sum(values) / len(values))
+            sentences.append(
+                f"{number(values[-1])} {name} now, {mean} on average, "
+                f"highest {number(values[highest])} at {at} UTC"
+            )
+    return "; ".join(sentences) + "." if sentences else "No numbers in this time."
+
+
+def _duration_words(chart: Chart) -> str:
+    sentences = []
+    for place, name in enumerate(chart.series):
+        values = [value for column in chart.columns if (value := column.values[place]) is not None]
+        if values:
+            sentences.append(f"{name} {duration(values[-1])} now, highest {duration(max(values))}")
+    return "; ".join(sentences) + "." if sentences else "No numbers in this time."

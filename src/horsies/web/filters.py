@@ -1,0 +1,129 @@
+"""Filters in the query of a URL: the same names for the pages, the JSON API and bulk orders."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+from horsies.db.statements.lookup import FoundTask
+from horsies.monitor.queries import Search, TaskFilters, parse_time, task_filters
+from horsies.result import Err
+from horsies.web.masking import Argument, ArgumentProblem, Masking, parse_argument
+from horsies.web.rendering import BadRequest, Forbidden, Site, View
+
+LIMIT_DEFAULT = 50
+LIMIT_MAX = 200
+
+TASK_FILTERS = frozenset(
+    {
+        *("status", "queue", "task_name", "error_code", "worker", "retried_only"),
+        *("since", "until", "argument", "before", "limit"),
+    }
+)
+
+
+def texts_of(view: View, name: str) -> list[str]:
+    """Return the values of a repeatable filter without blank ones, which an empty field sends."""
+    return [value for value in view.query.getlist(name) if value.strip()]
+
+
+def text_of(view: View, name: str) -> str | None:
+    """Return the last value of a filter; None if it is missing or blank."""
+    return next(reversed(texts_of(view, name)), None)
+
+
+def refuse_unknown(view: View, known: Collection[str]) -> None:
+    """Refuse a query with other filters than these: a misspelt filter would show too much."""
+    if unknown := sorted(set(view.query) - set(known)):
+        raise BadRequest(
+            f"There is no filter {unknown[0]!r}; the filters are {', '.join(sorted(known))}.",
+            code="UNKNOWN_FILTER",
+        )
+
+
+def time_of(view: View, name: str, now: datetime | None = None) -> datetime | None:
+    """Return a time: ``15m`` ago, or ``2026-01-31T12:00``, in UTC unless it has an offset."""
+    if (text := text_of(view, name)) is None:
+        return None
+    try:
+        return parse_time(text, now or datetime.now(UTC), UTC)
+    except ValueError as error:
+        raise BadRequest(f"{name}: {error}", code="INVALID_FILTER") from error
+
+
+def number_of(view: View, name: str, default: int, most: int) -> int:
+    """Return a whole number from 1 to ``most``."""
+    if (text := text_of(view, name)) is None:
+        return default
+    if not (text.isascii() and text.isdigit() and 1 <= int(text[:10]) <= most):
+        raise BadRequest(
+            f"{name} must be a whole number from 1 to {most:,}, not {text[:40]!r}.",
+            code="INVALID_FILTER",
+        )
+    return int(text)
+
+
+def task_filters_of(view: View) -> TaskFilters:
+    """Return the filters of a list of tasks; refuse wrong ones with 400."""
+    given: dict[str, Any] = {
+        "status": texts_of(view, "status") or None,
+        "queue": texts_of(view, "queue") or None,
+        "name": texts_of(view, "task_name") or None,
+        "error_code": texts_of(view, "error_code") or None,
+        "worker": texts_of(view, "worker") or None,
+        "retried_only": _is_on(view, "retried_only"),
+        "since": time_of(view, "since"),
+        "until": time_of(view, "until"),
+        "after": text_of(view, "before"),
+        "limit": number_of(view, "limit", LIMIT_DEFAULT, LIMIT_MAX),
+    }
+    checked = task_filters(**given)
+    if isinstance(checked, Err):
+        raise BadRequest(checked.err_value.message, code="INVALID_FILTER")
+    return replace(checked.ok_value, search=_search_of(view))
+
+
+def _is_on(view: View, name: str) -> bool:
+    text = (text_of(view, name) or "0").lower()
+    if text not in ("0", "1", "false", "true", "on", "off"):
+        raise BadRequest(f"{name} must be true or false, not {text[:40]!r}.", code="INVALID_FILTER")
+    return text in ("1", "true", "on")
+
+
+def _search_of(view: View) -> Search | None:
+    if (text := text_of(view, "argument")) is None:
+        return None
+    # The number of results would tell the arguments to those who may not see them.
+    if not view.access.sees_payload:
+        raise Forbidden("You may not see arguments, so you cannot search them.", code="NO_PAYLOAD")
+    masking = masking_of(view.site)
+    try:
+        argument = parse_argument(text, masking)
+    except ArgumentProblem as problem:
+        raise BadRequest(str(problem), code="INVALID_FILTER") from problem
+    return _search(view.site, argument, masking)
+
+
+def _search(site: Site, argument: Argument, masking: Masking) -> Search:
+    def matches(task: FoundTask) -> bool:
+        names = parameter_names(site, task.task_name)
+        return argument.matches(masking, task.args, task.kwargs, names)
+
+    known = site.app.list_tasks() if site.app and argument.path else ()
+    positional = [name for name in known if argument.path[-1] in parameter_names(site, name)]
+    key = argument.needles[0]
+    needle = argument.needles[-1] if len(argument.needles) > 1 or not argument.path else ""
+    return Search(key, needle, matches, positional)
+
+
+def masking_of(site: Site) -> Masking:
+    """Return the masking with the keys that the dashboard was given."""
+    return Masking(site.settings.masked)
+
+
+def parameter_names(site: Site, task_name: str) -> Sequence[str]:
+    """Return the names of a task's positional parameters; none without an application that has it."""
+    task = site.app.get_task(task_name) if site.app else None
+    return task.definition.signature.names.positional if task else ()

@@ -1,0 +1,328 @@
+"""Stored JSON text as text to show, with the values of secret keys masked, and its search.
+
+The text is indented token by token and never parsed and written anew: long numbers, repeated keys and
+escapes stay as they are stored. Text that is not JSON is shown only if no secret key occurs in it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from horsies.database_url import mask_url
+
+SHOWN_CHARACTERS_MAX = 65_536
+MASK = "•••"
+MASKED = {"masked": True}
+MASKED_KEYS = r"pass|secret|token|auth|cookie|card|iban|ssn|key$"
+
+_TOKEN = re.compile(
+    r'(?P<space>[ \t\r\n]+)|(?P<string>"(?:[^"\\\x00-\x1f]|\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))*")'
+    r"|(?P<mark>[][{},:])|(?P<plain>-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?"
+    r"|true|false|null|NaN|-?Infinity)"
+)
+_KINDS = {'"': "string", "t": "boolean", "f": "boolean", "n": "null", "{": "object", "[": "list"}
+_CLOSING = {"{": "}", "[": "]"}
+# More levels are written without further indentation: a megabyte of brackets must not become a terabyte.
+_LEVELS_MAX = 40
+# Values that are nested deeper are not parsed: every reader of them would have to fear the stack.
+_DEPTH_MAX = 100
+
+_INVISIBLE = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff]"
+)
+
+
+def visible(text: object) -> str:
+    """Return text in which control and direction characters show; line ends and tabs stay."""
+    return _INVISIBLE.sub(_picture, str(text))
+
+
+def _picture(found: re.Match[str]) -> str:
+    code = ord(found[0])
+    if code < 0x20:
+        return chr(0x2400 + code)
+    return "␡" if code == 0x7F else f"⟨U+{code:04X}⟩"
+
+
+class NotJson(ValueError):
+    """Stored text that is not JSON."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """Text to show; ``is_cut`` if it is only the beginning, not ``is_json`` if it is stored otherwise."""
+
+    text: str
+    is_cut: bool = False
+    is_json: bool = True
+
+
+class Masking:
+    """Masks values by their keys: those of ``MASKED_KEYS`` and those that contain one of ``more``."""
+
+    def __init__(self, more: Iterable[str] = ()) -> None:
+        words = [MASKED_KEYS, *(re.escape(word) for word in more if word)]
+        self._secret = re.compile("|".join(words), re.IGNORECASE)
+
+    def hides(self, key: str) -> bool:
+        """Whether the value of this key is masked."""
+        return self._secret.search(key) is not None
+
+    def shown(
+        self, text: str, limit: int | None = SHOWN_CHARACTERS_MAX, names: Sequence[str] = ()
+    ) -> Shown:
+        """Return stored text to show; ``names`` are the keys of a list's items, as of parameters."""
+        pieces: list[str] = []
+        length = 0
+        try:
+            for piece in self._pieces(text, names):
+                pieces.append(piece)
+                length += len(piece)
+                if limit is not None and length > limit:
+                    return Shown(visible("".join(pieces)[:limit]), is_cut=True)
+        except NotJson:
+            return self._other_text(text, limit)
+        return Shown(visible("".join(pieces)))
+
+    def _other_text(self, text: str, limit: int | None) -> Shown:
+        # Escapes could spell a secret key: text with any is not shown either.
+        if self._secret.search(text.replace("\n", " ")) or "\\u" in text:
+            return Shown(MASK, is_json=False)
+        shown = visible(mask_url(text))
+        return Shown(shown[:limit], limit is not None and len(shown) > limit, is_json=False)
+
+    def _pieces(self, text: str, names: Sequence[str]) -> Iterator[str]:
+        """Yield the tokens with indentation; the value of a secret key is one piece."""
+        tokens = _Tokens(text)
+        # Per open container: its bracket, and how many items came before.
+        open_at: list[list[Any]] = []
+        yield from self._value(tokens, open_at)
+        while open_at:
+            bracket, count = open_at[-1]
+            symbol = tokens.take()
+            if symbol == _CLOSING[bracket]:
+                open_at.pop()
+                yield (_line(len(open_at)) if count else "") + symbol
+                continue
+            if count:
+                if symbol != ",":
+                    raise NotJson
+                symbol = tokens.take()
+            open_at[-1][1] += 1
+            yield ("," if count else "") + _line(len(open_at))
+            is_top = len(open_at) == 1
+            key = names[count] if bracket == "[" and is_top and count < len(names) else None
+            if bracket == "{":
+                key = _unquoted(symbol)
+                if tokens.take() != ":":
+                    raise NotJson
+                yield f"{self._string(symbol)}: "
+                symbol = tokens.take()
+            tokens.put_back(symbol)
+            if key is not None and self.hides(key):
+                yield f"{MASK} {tokens.skip_value()}"
+            else:
+                yield from self._value(tokens, open_at)
+        tokens.end()
+
+    def _value(self, tokens: _Tokens, open_at: list[list[Any]]) -> Iterator[str]:
+        symbol = tokens.take()
+        if symbol in _CLOSING:
+            open_at.append([symbol, 0])
+        elif symbol in "]},:":
+            raise NotJson
+        yield self._string(symbol) if symbol[0] == '"' else symbol
+
+    def _string(self, symbol: str) -> str:
+        if "://" not in symbol and "\\" not in symbol and "pass" not in symbol.casefold():
+            return symbol
+        value = json.loads(symbol)
+        masked = mask_url(value)
+        return symbol if masked == value else json.dumps(masked)
+
+    def value(self, stored: Any, names: Sequence[str] = (), level: int = 0) -> Any:
+        """Return a parsed value in which ``{"masked": true}`` stands for the values of secret keys."""
+        if level > _DEPTH_MAX:
+            raise NotJson
+        match stored:
+            case str():
+                return mask_url(stored)
+            case dict():
+                return {
+                    key: MASKED if self.hides(key) else self.value(part, (), level + 1)
+                    for key, part in stored.items()
+                }
+            case list():
+                hidden = {place for place, name in enumerate(names) if self.hides(name)}
+                return [
+                    MASKED if place in hidden else self.value(part, (), level + 1)
+                    for place, part in enumerate(stored)
+                ]
+            case _:
+                return stored
+
+    def stored_value(self, text: str | None, names: Sequence[str] = ()) -> Any:
+        """Parse stored text and mask it; text that is not JSON comes back as it would be shown."""
+        if text is None:
+            return None
+        try:
+            return self.value(json.loads(text), names)
+        except (ValueError, RecursionError):
+            return self._other_text(text, None).text
+
+
+class _Tokens:
+    """The tokens of a JSON text, one after the other."""
+
+    def __init__(self, text: str) -> None:
+        self._text, self._place = text, 0
+        self._kept: str | None = None
+
+    def take(self) -> str:
+        if (kept := self._kept) is not None:
+            self._kept = None
+            return kept
+        while (found := _TOKEN.match(self._text, self._place)) is not None:
+            self._place = found.end()
+            if found.lastgroup != "space":
+                return found[0]
+        raise NotJson
+
+    def put_back(self, symbol: str) -> None:
+        self._kept = symbol
+
+    def skip_value(self) -> str:
+        """Skip one value and return its type. The contents are not shown, so they are not checked."""
+        first = symbol = self.take()
+        depth = 0
+        while True:
+            depth += (symbol in _CLOSING) - (symbol in "]}")
+            if depth < 0:
+                raise NotJson
+            if depth == 0:
+                return _KINDS.get(first[0], "number")
+            symbol = self.take()
+
+    def end(self) -> None:
+        if self._text[self._place :].strip(" \t\r\n"):
+            raise NotJson
+
+
+def _line(level: int) -> str:
+    return "\n" + "  " * min(level, _LEVELS_MAX)
+
+
+def _unquoted(symbol: str) -> str:
+    if symbol[0] != '"':
+        raise NotJson
+    return str(json.loads(symbol))
+
+
+# Search by argument
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """A search for arguments: all ``needles`` occur in the stored text, then ``matches`` decides.
+
+    With a ``path`` the first needle is its last key, which the text of positional arguments lacks.
+    """
+
+    needles: tuple[str, ...]
+    path: tuple[str, ...]
+    wanted: Any
+
+    def matches(
+        self, masking: Masking, args: str | None, kwargs: str | None, names: Sequence[str] = ()
+    ) -> bool:
+        """Whether the arguments have the value; ``names`` are those of the positional parameters.
+
+        Masked values, and arguments that are not JSON, never match.
+        """
+        try:
+            positional = masking.value(json.loads(args or "[]"), names)
+            named = masking.value(json.loads(kwargs or "{}"))
+        except (ValueError, RecursionError):
+            return False
+        found = [dict(zip(names, positional, strict=False)), positional, named]
+        if self.path:
+            return any(_equal(value, self.wanted) for value in _values_at(found, self.path))
+        return any(self.wanted in text for text in _texts(found[1:]))
+
+
+class ArgumentProblem(ValueError):
+    """A search that is refused, as a sentence."""
+
+
+def parse_argument(text: str, masking: Masking) -> Argument:
+    """Parse ``order_id=17``, ``address.city="New York"``, or a text that occurs in some argument."""
+    text = text.strip()
+    if not text or "\x00" in text or _INVISIBLE.search(text):
+        raise ArgumentProblem(
+            'argument must be a text such as order_id=17, city="New York" or a word.'
+        )
+    if (found := re.fullmatch(r"([\w.-]+)\s*=\s*(.+)", text, re.DOTALL)) is None:
+        return Argument((_escaped(text),), (), text)
+    path, written = tuple(found[1].split(".")), found[2]
+    for key in path:
+        if masking.hides(key):
+            raise ArgumentProblem(f"argument {key!r} is masked and cannot be searched.")
+    wanted, needle = _wanted(written)
+    needles = (f'"{_escaped(path[-1])}"', *([needle] if needle else []))
+    return Argument(needles, path, wanted)
+
+
+def _wanted(written: str) -> tuple[Any, str | None]:
+    """Return the value and the text by which it is stored, if that is known."""
+    try:
+        value = json.loads(written)
+    except (ValueError, RecursionError):
+        value = written
+    match value:
+        case str():
+            return value, _escaped(value)
+        case dict() | list():
+            return value, None
+        case _:
+            return value, written
+
+
+def _escaped(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)[1:-1]
+
+
+def _values_at(value: Any, path: Sequence[str], above: tuple[str, ...] = ()) -> Iterator[Any]:
+    """Yield the values whose keys end with the path, at any depth; lists have no keys."""
+    if above and above[-len(path) :] == tuple(path):
+        yield value
+    if isinstance(value, dict):
+        for key, part in value.items():
+            yield from _values_at(part, path, (*above, key))
+    elif isinstance(value, list):
+        for part in value:
+            yield from _values_at(part, path, ())
+
+
+def _texts(value: Any) -> Iterator[str]:
+    match value:
+        case dict():
+            for key, part in value.items():
+                yield key
+                if part is not MASKED:
+                    yield from _texts(part)
+        case list():
+            for part in value:
+                yield from _texts(part)
+        case str():
+            yield value
+        case _:
+            yield json.dumps(value)
+
+
+def _equal(one: Any, other: Any) -> bool:
+    # In Python True == 1; a search for 1 must not find true.
+    return one is not MASKED and isinstance(one, bool) == isinstance(other, bool) and one == other

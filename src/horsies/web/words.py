@@ -1,0 +1,126 @@
+"""Words of the pages: numbers, durations, times, ids and statuses as Jinja filters.
+
+Pure. Text stays text, which the templates escape; times and statuses are elements and escape their parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+from enum import Enum
+from typing import Any
+
+from markupsafe import Markup
+
+from horsies.logs import duration as age_text
+from horsies.logs import elapsed, memory
+from horsies.workflow.run.draw import SYMBOLS
+
+NOTHING = "-"
+_TIME = Markup('<time datetime="{iso}" title="{title}"{kind}>{text}</time>')
+_AGE = Markup(" data-ago")
+_STATUS = Markup(
+    '<span class="status {kind}"><span class="sign" aria-hidden="true">{sign}</span> {word}</span>'
+)
+# Statuses of tasks, attempts, runs, nodes, workers, queues and schedules: class and sign.
+_KINDS = {
+    "status-ok": "COMPLETED ALIVE SERVED DONE ACTIVE",
+    "status-failed": "FAILED WORKER_FAILURE LOST BROKEN OVERDUE UNSERVED REFUSED",
+    "status-running": "RUNNING",
+    "status-waiting": "PENDING CLAIMED READY ENQUEUED DELAYED SILENT POLLING",
+    "status-paused": "PAUSED HELD",
+    "status-off": "CANCELLED EXPIRED SKIPPED STOPPED ENDED",
+}
+_SIGNS = {
+    "status-ok": SYMBOLS.statuses["COMPLETED"],
+    "status-failed": SYMBOLS.statuses["FAILED"],
+    "status-running": SYMBOLS.statuses["RUNNING"],
+    "status-waiting": SYMBOLS.statuses["ENQUEUED"],
+    "status-paused": SYMBOLS.statuses["PAUSED"],
+    "status-off": SYMBOLS.statuses["SKIPPED"],
+}
+_KIND_OF = {word: kind for kind, words in _KINDS.items() for word in words.split()}
+_SIGN_OF = {**SYMBOLS.statuses, "SILENT": "!", "POLLING": "~", "UNSERVED": "!", "OVERDUE": "!"}
+
+
+def number(value: float | None, at_least: bool = False) -> str:
+    """Format a count with separators; small fractions keep a digit, a lower bound ends with "+"."""
+    if value is None:
+        return NOTHING
+    has_fraction = abs(value) < 10 and round(value, 1) != round(value)
+    text = f"{value:,.1f}" if has_fraction else f"{round(value):,}"
+    return f"{text}+" if at_least else text
+
+
+def estimate(value: float | None) -> str:
+    """Format an estimate with two digits or three: ≈ 412, ≈ 9,800, ≈ 1.2 M."""
+    if value is None:
+        return NOTHING
+    for size, unit in ((1e9, "G"), (1e6, "M")):
+        if value >= size:
+            return (
+                f"≈ {value / size:.2g} {unit}"
+                if value < 10 * size
+                else f"≈ {value / size:,.0f} {unit}"
+            )
+    return f"≈ {float(f'{value:.2g}'):,.0f}"
+
+
+def duration(seconds: float | None) -> str:
+    """Format a duration with two or three digits: 12ms, 1.4s, 42s, 4m12s, 3h05m, 5d04h."""
+    return NOTHING if seconds is None else elapsed(seconds)
+
+
+def ago(value: datetime | float | None, now: datetime | None = None) -> str:
+    """Format an age in seconds, or the age of a time, which becomes a ``<time>`` element."""
+    if value is None:
+        return NOTHING
+    if isinstance(value, datetime):
+        seconds = ((now or datetime.now(UTC)) - value).total_seconds()
+        return _time(value, f"{age_text(seconds)} ago", _AGE)
+    return f"{age_text(value)} ago"
+
+
+def when(value: datetime | None) -> str:
+    """Format a time as a ``<time>`` element in UTC; the script of the pages turns it into local time."""
+    if value is None:
+        return NOTHING
+    return _time(value, f"{value.astimezone(UTC):%Y-%m-%d %H:%M:%S}")
+
+
+def _time(value: datetime, text: str, kind: Markup | str = "") -> Markup:
+    utc = value.astimezone(UTC)
+    iso = utc.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    title = f"{utc:%Y-%m-%d %H:%M:%S} UTC"
+    return _TIME.format(iso=iso, title=title, kind=kind, text=text)
+
+
+def short_id(value: str | None) -> str:
+    """Shorten a UUID to its ends, which differ: the time at the front, the random part at the back."""
+    if value is None:
+        return NOTHING
+    text = str(value)
+    return f"{text[:8]}…{text[-4:]}" if len(text) == 36 else text
+
+
+def status(value: str | Enum | None, word: str | None = None) -> str:
+    """Format a status as sign, word and colour; ``word`` replaces the name of the status."""
+    if value is None:
+        return NOTHING
+    name = str(value.value if isinstance(value, Enum) else value)
+    kind = _KIND_OF.get(name.upper(), "status-waiting")
+    sign = _SIGN_OF.get(name.upper(), _SIGNS[kind])
+    shown = name.lower().replace("_", " ") if word is None else word
+    return _STATUS.format(kind=kind, sign=sign, word=shown)
+
+
+FILTERS: dict[str, Callable[..., Any]] = {
+    "ago": ago,
+    "duration": duration,
+    "estimate": estimate,
+    "memory": memory,
+    "number": number,
+    "short_id": short_id,
+    "status": status,
+    "when": when,
+}

@@ -1,0 +1,83 @@
+"""A dashboard of two test pages, without the pages of the product: for the frame itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jinja2 import ChoiceLoader, DictLoader
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+
+from horsies.config.postgres import PostgresConfig
+from horsies.web.access import VERBS, Access, AllowAll, Policy, Signer
+from horsies.web.app import Dashboard, help_page
+from horsies.web.reading import web_broker
+from horsies.web.rendering import Page, Settings, Site, View, environment
+from horsies.web.routes import Handler, Route
+
+TEMPLATES = {
+    "counter.html": """{% extends "base.html" %}{% block main %}
+<section data-region="count">{% block region_count %}<p>sample {{ count }}</p>{% endblock %}</section>
+<section data-region="still">{% block region_still %}<p>still</p>
+<form method="post" action="{{ url('/pause') }}">{{ csrf('pause_queue') }}<button>Pause</button></form>
+{% endblock %}</section>{% endblock %}""",
+}
+
+
+def site_of(database_url: str = "postgresql://localhost/unused", **settings: Any) -> Site:
+    """Return a site whose templates include those of this module."""
+    templates = environment().overlay(
+        loader=ChoiceLoader([DictLoader(TEMPLATES), environment().loader or DictLoader({})])
+    )
+    broker = web_broker(PostgresConfig(database_url=database_url))
+    return Site(broker, None, Settings(**settings), Signer("secret"), templates)
+
+
+def view_of(site: Site, path: str = "/", query: str = "", client: str = "10.0.0.1") -> View:
+    scope = {
+        "type": "http",
+        "method": "GET",
+        "path": path,
+        "root_path": "",
+        "query_string": query.encode(),
+        "headers": [(b"host", b"localhost")],
+        "client": (client, 1),
+        "path_params": {},
+    }
+    return View(site, Request(scope), Access("anna", VERBS))
+
+
+class Counter:
+    """A page that counts how often it was sampled."""
+
+    def __init__(self, live_seconds: float | None = 0.01) -> None:
+        self.samples = 0
+        self.live_seconds = live_seconds
+
+    async def __call__(self, view: View) -> Page:
+        self.samples += 1
+        return Page("counter.html", "Counter", {"count": self.samples}, self.live_seconds)
+
+
+async def pause(view: View) -> Response:
+    """Answer a change with the fields of the form."""
+    return view.redirect("/counter", notice="paused <b>mail</b>")
+
+
+async def api_pause(view: View) -> Response:
+    return PlainTextResponse("done")
+
+
+def routes_of(counter: Handler) -> tuple[Route, ...]:
+    return (
+        Route("GET", "/counter", None, counter),
+        Route("GET", "/help", None, help_page),
+        Route("POST", "/pause", "pause_queue", pause),
+        Route("POST", "/api/pause", "pause_queue", api_pause),
+    )
+
+
+def dashboard_of(policy: Policy | None = None, **settings: Any) -> Dashboard:
+    """Return a dashboard of the test pages with these settings."""
+    site = site_of(**settings)
+    return Dashboard(site, policy or AllowAll("anna"), routes_of(Counter()))
