@@ -16,6 +16,7 @@ import pytest
 from psycopg import Connection
 
 from horsies.db.statement import Nothing, Statement, field_names
+from horsies.db.statements.actions import ACTIONS
 from horsies.db.statements.dashboard import (
     DASHBOARD,
     ArrivalSample,
@@ -84,7 +85,7 @@ BIG_TABLES = (
 )
 STATEMENTS = [
     pytest.param(statement, id=name)
-    for catalogue in (MONITOR, DASHBOARD, LOOKUP, QUEUES, MEASURES, DOCTOR)
+    for catalogue in (ACTIONS, MONITOR, DASHBOARD, LOOKUP, QUEUES, MEASURES, DOCTOR)
     for name, statement in catalogue.statements.items()
 ]
 
