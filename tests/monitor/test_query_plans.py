@@ -41,6 +41,7 @@ from horsies.db.statements.doctor import (
     count_abandoned,
     list_due_queues,
 )
+from horsies.db.statements.explain import EXPLAIN
 from horsies.db.statements.lookup import (
     LOOKUP,
     GroupFailures,
@@ -85,7 +86,7 @@ BIG_TABLES = (
 )
 STATEMENTS = [
     pytest.param(statement, id=name)
-    for catalogue in (MONITOR, DASHBOARD, LOOKUP, QUEUES, MEASURES, METRICS, DOCTOR)
+    for catalogue in (MONITOR, DASHBOARD, LOOKUP, QUEUES, MEASURES, METRICS, DOCTOR, EXPLAIN)
     for name, statement in catalogue.statements.items()
 ]
 

@@ -34,6 +34,7 @@ from horsies.config.postgres import PostgresConfig
 from horsies.config.schedules import ScheduleConfig, TaskSchedule, WorkflowSchedule
 from horsies.monitor.doctor import CHECKS
 from horsies.monitor.metrics import CATALOGUE, Metric
+from horsies.monitor.reasons import CATALOGUE as REASONS
 from horsies.retry import RetryPolicy
 from horsies.states import TaskStatus
 from tests.support.transitions import TASK_TRANSITIONS
@@ -44,12 +45,14 @@ WORKERS = REPOSITORY / "docs" / "workers.md"
 STATE_MACHINE = REPOSITORY / "docs" / "internals" / "state-machine.md"
 OPERATING = REPOSITORY / "docs" / "operating.md"
 SCHEDULING = REPOSITORY / "docs" / "scheduling.md"
+EXPLAIN = REPOSITORY / "docs" / "explain.md"
 DASHBOARD = REPOSITORY / "docs" / "dashboard.md"
 METRICS = REPOSITORY / "docs" / "metrics.md"
 DOCTOR = REPOSITORY / "docs" / "doctor.md"
 CONTRIBUTING = REPOSITORY / "CONTRIBUTING.md"
 PAGES = (
-    *(CONFIGURATION, WORKERS, OPERATING, DASHBOARD, METRICS, DOCTOR, SCHEDULING, STATE_MACHINE),
+    *(CONFIGURATION, WORKERS, OPERATING, EXPLAIN, DASHBOARD, METRICS, DOCTOR, SCHEDULING),
+    STATE_MACHINE,
     CONTRIBUTING,
 )
 
@@ -67,7 +70,8 @@ MODELS: tuple[type[BaseModel], ...] = (
 )
 COMMANDS = (
     *("worker", "scheduler", "web", "check", "migrate", "version", "health", "metrics"),
-    *("status", "workers", "queues", "tasks", "show", "cancel", "retry", "schedules"),
+    *("status", "workers", "queues", "tasks", "show", "explain", "cancel", "retry", "history"),
+    "schedules",
     *("workflows", "workflow show", "workflow pause", "workflow resume", "workflow cancel"),
     *("workflow retry", "workflow signal", "workflow audit", "doctor"),
 )
@@ -246,6 +250,15 @@ def _flag_default(parameter: Any) -> str:
     return f"`{value.value if isinstance(value, Enum) else value}`"
 
 
+def reasons_table() -> str:
+    """Return one row per reason of an explanation."""
+    rows = [
+        [entry.group, f"`{code}`", "yes" if entry.blocks else "", entry.meaning, entry.remedy]
+        for code, entry in REASONS.items()
+    ]
+    return table(["Of", "Code", "Obstacle", "Meaning", "Remedy"], rows)
+
+
 def transitions_table() -> str:
     """Return one row per verb of the task's life cycle."""
     rows = [
@@ -324,6 +337,7 @@ def _parts() -> Iterator[tuple[str, Callable[[], str]]]:
     yield "layers", layers_picture
     yield "metrics", metrics_table
     yield "checks", checks_table
+    yield "reasons", reasons_table
 
 
 PARTS: dict[str, Callable[[], str]] = dict(_parts())
