@@ -61,7 +61,7 @@ INTENT_HEADER = "x-horsies-intent"
 
 _MODULES = (
     *("pages", "pages_tasks", "pages_runs", "pages_schedules", "pages_checks", "pages_doctor"),
-    *("actions", "orders", "api"),
+    *("actions", "orders", "api", "metrics"),
 )
 
 
