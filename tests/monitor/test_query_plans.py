@@ -34,6 +34,7 @@ from horsies.db.statements.dashboard import (
     tasks_of_worker,
     thinned_worker_history,
 )
+<<<<<<< HEAD
 from horsies.db.statements.doctor import (
     DOCTOR,
     DueWindow,
@@ -42,6 +43,18 @@ from horsies.db.statements.doctor import (
     list_due_queues,
 )
 from horsies.db.statements.explain import EXPLAIN
+=======
+from horsies.db.statements.explain import (
+    EXPLAIN,
+    CountAhead,
+    CountDue,
+    count_ahead,
+    count_due,
+    explain_task,
+    find_unknown_names,
+    list_places,
+)
+>>>>>>> a90809dfaea251bf59dce8886e14ee9f50e19a6d
 from horsies.db.statements.lookup import (
     LOOKUP,
     GroupFailures,
@@ -58,6 +71,7 @@ from horsies.db.statements.monitor import (
     ListNewestTasks,
     ListTasks,
     ListWorkers,
+    QueueName,
     Sample,
     StaleThreshold,
     Window,
@@ -74,6 +88,7 @@ from horsies.db.statements.monitor import (
     newest_worker_states,
 )
 from horsies.db.statements.queues import QUEUES
+from horsies.db.statements.tasks import TaskId
 from tests.support.query_plans import nodes, reads
 
 FIRST, LAST = f"{uuid.UUID(int=0)}", f"{uuid.UUID(int=2**128 - 1)}"
@@ -350,6 +365,7 @@ def test_failures_are_grouped_from_the_newest_attempts(full: Connection[Any]) ->
     assert cost < 30_000
 
 
+<<<<<<< HEAD
 def test_the_doctor_reads_windows_of_queues_and_tasks_in_flight(full: Connection[Any]) -> None:
     (reports,), cost = reads(full, list_due_queues, DueWindow(100))
     assert (reports.name, reports.due, reports.task_names) == ("reports", 100, ["work"])
@@ -357,3 +373,28 @@ def test_the_doctor_reads_windows_of_queues_and_tasks_in_flight(full: Connection
     (counts,), cost = reads(full, count_abandoned, Seconds(60.0))
     assert counts == (0, 0, 0)
     assert cost < 500
+=======
+def test_an_explanation_reads_a_bounded_part_of_a_long_queue(full: Connection[Any]) -> None:
+    (last,) = full.execute(
+        "SELECT id::text, priority, enqueued_at FROM horsies_tasks WHERE status = 'PENDING' "
+        "AND queue_name = 'reports' AND enqueued_at <= now() "
+        "ORDER BY priority DESC, enqueued_at DESC, id DESC LIMIT 1"
+    )
+    task_id, priority, enqueued_at = last
+    (facts,), cost = reads(full, explain_task, TaskId(task_id))
+    assert facts.queue_name == "reports"
+    assert cost < 30
+    place = CountAhead("reports", priority, enqueued_at, task_id, 101)
+    (ahead,), cost = reads(full, count_ahead, place)
+    assert ahead.due == 101
+    assert cost < 300
+    (due,), cost = reads(full, count_due, CountDue(["reports"], 101))
+    assert due.due == 101
+    assert cost < 600
+    unknown, cost = reads(full, find_unknown_names, QueueName("reports"))
+    assert unknown == []  # workers that registered no names may know any
+    assert cost < 3_500
+    places, cost = reads(full, list_places, QueueName("mail"))
+    assert (len(places), places[0].in_queue) == (5, 50)
+    assert cost < 300
+>>>>>>> a90809dfaea251bf59dce8886e14ee9f50e19a6d
