@@ -34,7 +34,6 @@ from horsies.db.statements.dashboard import (
     tasks_of_worker,
     thinned_worker_history,
 )
-<<<<<<< HEAD
 from horsies.db.statements.doctor import (
     DOCTOR,
     DueWindow,
@@ -42,8 +41,6 @@ from horsies.db.statements.doctor import (
     count_abandoned,
     list_due_queues,
 )
-from horsies.db.statements.explain import EXPLAIN
-=======
 from horsies.db.statements.explain import (
     EXPLAIN,
     CountAhead,
@@ -54,7 +51,6 @@ from horsies.db.statements.explain import (
     find_unknown_names,
     list_places,
 )
->>>>>>> a90809dfaea251bf59dce8886e14ee9f50e19a6d
 from horsies.db.statements.lookup import (
     LOOKUP,
     GroupFailures,
@@ -365,7 +361,6 @@ def test_failures_are_grouped_from_the_newest_attempts(full: Connection[Any]) ->
     assert cost < 30_000
 
 
-<<<<<<< HEAD
 def test_the_doctor_reads_windows_of_queues_and_tasks_in_flight(full: Connection[Any]) -> None:
     (reports,), cost = reads(full, list_due_queues, DueWindow(100))
     assert (reports.name, reports.due, reports.task_names) == ("reports", 100, ["work"])
@@ -373,7 +368,8 @@ def test_the_doctor_reads_windows_of_queues_and_tasks_in_flight(full: Connection
     (counts,), cost = reads(full, count_abandoned, Seconds(60.0))
     assert counts == (0, 0, 0)
     assert cost < 500
-=======
+
+
 def test_an_explanation_reads_a_bounded_part_of_a_long_queue(full: Connection[Any]) -> None:
     (last,) = full.execute(
         "SELECT id::text, priority, enqueued_at FROM horsies_tasks WHERE status = 'PENDING' "
@@ -397,4 +393,3 @@ def test_an_explanation_reads_a_bounded_part_of_a_long_queue(full: Connection[An
     places, cost = reads(full, list_places, QueueName("mail"))
     assert (len(places), places[0].in_queue) == (5, 50)
     assert cost < 300
->>>>>>> a90809dfaea251bf59dce8886e14ee9f50e19a6d

@@ -36,9 +36,10 @@ from horsies.monitor.documents import (
     task_document,
     worker_document,
 )
+from horsies.monitor.explain import report_script
 from horsies.monitor.failures import failures_document, failures_script
 from horsies.monitor.measures import read_measures_script
-from horsies.monitor.overview import Overview, TaskReport, overview_script, task_script
+from horsies.monitor.overview import Overview, TaskReport, overview_script
 from horsies.monitor.queries import (
     SEARCH_WINDOW,
     RunFilters,
@@ -67,7 +68,8 @@ from horsies.web.filters import (
 from horsies.web.reading import STATEMENT_TIMEOUT_MS
 from horsies.web.rendering import BadRequest, NotFound, Unavailable, View
 from horsies.web.routes import Handler, Route
-from horsies.workflow.run.listing import report_document, report_script
+from horsies.workflow.run.listing import report_document
+from horsies.workflow.run.listing import report_script as run_script
 
 T = TypeVar("T")
 
@@ -244,7 +246,7 @@ async def tasks(view: View) -> Response:
 async def _report(view: View, payload: bool) -> TaskReport:
     refuse_unknown(view, ())
     task_id = view.params["id"]
-    report = await view.read(task_script(task_id, payload))
+    report = await view.read(report_script(task_id, payload))
     if report is None:
         raise NotFound(f"There is no task {task_id}.", code="TASK_NOT_FOUND")
     return report
@@ -307,7 +309,7 @@ def _run_filters(view: View) -> RunFilters:
 async def workflow(view: View) -> Response:
     """One run with its nodes and the runs below it."""
     refuse_unknown(view, ())
-    report = await view.read(report_script(view.params["id"]))
+    report = await view.read(run_script(view.params["id"]))
     if report is None:
         raise NotFound(f"There is no workflow run {view.params['id']}.", code="RUN_NOT_FOUND")
     return answer(report_document(report))

@@ -34,6 +34,7 @@ from horsies.db.statements.tasks import TaskAttemptInfo, TaskId
 from horsies.errors import UNLIMITED_RETRIES
 from horsies.ids import stored_form
 from horsies.monitor.documents import stored_json
+from horsies.monitor.explain import Explanation, explain_task_script
 from horsies.monitor.failures import Failures, failures_script
 from horsies.monitor.overview import TaskReport, task_script
 from horsies.monitor.queries import SEARCH_WINDOW, TaskFilters, TaskPage, sent_time, tasks_script
@@ -215,6 +216,8 @@ class TaskFacts:
     report: TaskReport
     heartbeat_at: datetime | None = None
     resent: Sequence[ResentTask] = ()
+    # While the task is open.
+    explanation: Explanation | None = None
 
     @property
     def task(self) -> TaskDetail:
@@ -240,7 +243,10 @@ def _facts_script(task_id: str, payload: bool) -> Script[TaskFacts | None]:
     if task.status == TaskStatus.RUNNING.value:
         beat = one_or_none((yield newest_heartbeat, TaskId(task.id)))
     resent = yield list_resent, TaskId(task.id)
-    return TaskFacts(report, beat.sent_at if beat else None, resent)
+    explanation = None
+    if not TaskStatus(task.status).is_terminal:
+        explanation = yield from explain_task_script(task.id)
+    return TaskFacts(report, beat.sent_at if beat else None, resent, explanation)
 
 
 async def task(view: View) -> Page:
@@ -251,6 +257,7 @@ async def task(view: View) -> Page:
     options = stored_json(found.task_options)
     context = {
         "facts": facts,
+        "explanation": facts.explanation,
         "task": found,
         "life": draw_life(life_of(found, facts.report.attempts)),
         "attempts": [_attempt(found, attempt) for attempt in facts.report.attempts],
