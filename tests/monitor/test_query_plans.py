@@ -41,6 +41,7 @@ from horsies.db.statements.doctor import (
     count_abandoned,
     list_due_queues,
 )
+from horsies.db.statements.explain import EXPLAIN
 from horsies.db.statements.lookup import (
     LOOKUP,
     GroupFailures,
@@ -50,6 +51,7 @@ from horsies.db.statements.lookup import (
     search_tasks,
 )
 from horsies.db.statements.measures import MEASURES, ReadMeasures, read_measures
+from horsies.db.statements.metrics import METRICS, ReadGauges, read_gauges
 from horsies.db.statements.monitor import (
     MONITOR,
     CountMost,
@@ -84,7 +86,7 @@ BIG_TABLES = (
 )
 STATEMENTS = [
     pytest.param(statement, id=name)
-    for catalogue in (MONITOR, DASHBOARD, LOOKUP, QUEUES, MEASURES, DOCTOR)
+    for catalogue in (MONITOR, DASHBOARD, LOOKUP, QUEUES, MEASURES, METRICS, DOCTOR, EXPLAIN)
     for name, statement in catalogue.statements.items()
 ]
 
@@ -257,6 +259,13 @@ def test_a_chart_reads_the_slots_that_it_shows(full: Connection[Any]) -> None:
     assert len(rows) == 61
     assert {(row.subject, row.done) for row in rows[1:]} == {("mail", 100)}
     assert cost < 3_000
+
+
+def test_the_gauges_read_what_is_open(full: Connection[Any]) -> None:
+    (gauges,), cost = reads(full, read_gauges, ReadGauges("public", 10_000, 30.0))
+    assert gauges.tasks_stored > 40_000
+    assert (gauges.running, gauges.paused, gauges.overdue) == (0, 0, 0)
+    assert cost < 200
 
 
 def test_workers_are_listed_without_reading_their_history(full: Connection[Any]) -> None:

@@ -210,7 +210,7 @@ def test_every_live_page_streams_regions_without_inline_code(
 
 def _first_sample(dashboard: WebServer, path: str) -> dict[str, str]:
     name = ""
-    with httpx.stream("GET", f"{dashboard.url}/live{path}", timeout=10) as stream:
+    with dashboard.client.stream("GET", f"{dashboard.url}/live{path}") as stream:
         for line in stream.iter_lines():
             if line.startswith("event: "):
                 name = line.removeprefix("event: ")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 import secrets
 from collections.abc import Mapping
@@ -53,6 +54,8 @@ __all__ = [
 ]
 
 T = TypeVar("T")
+
+logger = logging.getLogger("horsies.web")
 
 NOTICE_COOKIE = "horsies_notice"
 NOTICE_SECONDS = 60
@@ -273,6 +276,13 @@ def render(view: View, page: Page) -> Response:
     if notice is not None:
         response.delete_cookie(NOTICE_COOKIE, path=view.request.scope.get("root_path") or "/")
     return response
+
+
+def failure_of(view: View, error: Exception) -> Problem:
+    """Log an error that no handler expects, and return the problem to show for it."""
+    logger.error("the page %s failed", view.path, exc_info=error)
+    kind = type(error).__name__
+    return Problem(f"The page failed with {kind}; the log of the dashboard has the traceback.")
 
 
 def render_regions(view: View, page: Page) -> dict[str, str]:
