@@ -122,8 +122,8 @@
     for (const [name, html] of Object.entries(regions)) held.set(name, html);
     for (const [name, html] of held) {
       const region = one(`[data-region="${CSS.escape(name)}"]`);
-      // Nothing moves under a selection or an open dialog; the newest text waits.
-      if (region && one("[data-select]:checked, dialog[open]", region)) continue;
+      // Nothing moves under a selection, an open dialog or an open form; the newest text waits.
+      if (region && one("[data-select]:checked, dialog[open], details[open] form", region)) continue;
       held.delete(name);
       if (region) patchChildren(trimmed(region), parse(html.trim()));
     }
