@@ -98,7 +98,12 @@ LINES = [
     ),
     (
         of(worker(seen_seconds_ago=25.0, holds_lock=False, tasks_running=4)),
-        "worker vm-3 pid 412: lost, seen 25s ago with 4 tasks; another worker takes them over",
+        "worker vm-3 pid 412: lost, seen 25s ago with 4 tasks that another worker has to take over",
+        ("/workers/w%2F1", None),
+    ),
+    (
+        of(worker(seen_seconds_ago=25.0, holds_lock=False)),
+        "worker vm-3 pid 412: lost, seen 25s ago",
         ("/workers/w%2F1", None),
     ),
     (

@@ -259,9 +259,11 @@ def worker_label(worker: WorkerSummary) -> str:
 def _workers(workers: Iterable[WorkerSummary]) -> Iterator[Attention]:
     for worker in workers:
         health, seen = health_of(worker), duration(worker.seen_seconds_ago)
-        held = _counted(worker.tasks_running + worker.tasks_claimed, "task")
+        count = worker.tasks_running + worker.tasks_claimed
+        held = _counted(count, "task")
         if health is WorkerHealth.LOST:
-            sentence = f"lost, seen {seen} ago with {held}; another worker takes them over"
+            sentence = f"lost, seen {seen} ago"
+            sentence += f" with {held} that another worker has to take over" if count else ""
             yield _worker(worker, "WORKER_LOST", Urgency.FAILING, sentence)
         elif health is WorkerHealth.SILENT:
             sentence = f"connected, but without a sign of life for {seen}; it holds {held}"
