@@ -149,10 +149,11 @@ class View:
 
     @property
     def path(self) -> str:
-        """The path below the mount point."""
+        """The path of the page below the mount point, also in the stream of its updates."""
         path: str = self.request.scope["path"]
         is_below = path.startswith(f"{self._root}/")
-        return path[len(self._root) :] if is_below else path if path != self._root else "/"
+        below = path[len(self._root) :] if is_below else path if path != self._root else "/"
+        return below.removeprefix("/live") if below.startswith("/live/") else below
 
     @property
     def _root(self) -> str:
