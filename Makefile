@@ -14,7 +14,7 @@ PYTEST := $(BIN)/pytest -n 3
 CHROMIUM_LINE := apt-get install -y --no-install-recommends chromium
 
 .DEFAULT_GOAL := help
-.PHONY: help test test-fast test-web test-pgbouncer test-pgbouncer-sample test-matrix test-matrix-sample lint check model \
+.PHONY: help test test-fast test-web test-web-scale test-pgbouncer test-pgbouncer-sample test-matrix test-matrix-sample lint check model \
 	soak format docs bench demo clean
 
 help: ## print this list
@@ -29,6 +29,9 @@ test-fast: $(READY) ## run the tests without workers, with fewer random examples
 test-web: $(READY) ## run the tests of the dashboard in a real browser, which must be installed
 	@command -v chromium >/dev/null || { echo "Chromium is missing; install it: $(CHROMIUM_LINE)"; exit 1; }
 	$(BIN)/pytest -n 2 -m browser tests/web
+
+test-web-scale: $(READY) ## hold the pages to their budgets on a million tasks, then look for ten minutes
+	$(BIN)/pytest -p no:randomly -s -m scale tests/web/test_scale.py
 
 test-pgbouncer: $(READY) ## run the end-to-end tests with producers and workers behind a real PgBouncer
 	HORSIES_TEST_POOLER=1 $(PYTEST) tests/e2e

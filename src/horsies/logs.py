@@ -34,7 +34,7 @@ _TASK_FIELDS = ("task_id", "task_name", "attempt")
 _FORCING_VARIABLES = ("HORSIES_FORCE_COLOR", "FORCE_COLOR")
 # Delete, the C1 controls, line separators and the marks that reorder text, which JSON allows unescaped.
 _HIDDEN = "\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069"
-_HIDDEN_CHARACTERS = re.compile(f"[{_HIDDEN}]")
+_HIDDEN_CHARACTERS = re.compile(f"[{_HIDDEN}\ud800-\udfff]")
 _CONTROLS = re.compile(f"[\x00-\x08\x0a-\x1f{_HIDDEN}]")
 _CONTROLS_IN_LINES = re.compile(f"[\x00-\x08\x0b-\x1f{_HIDDEN}]")
 _RESET = "\x1b[0m"
@@ -131,7 +131,7 @@ class TaskFilter(logging.Filter):
 
 
 def escape_json(text: str) -> str:
-    """Return JSON text with every control character in it escaped; its value stays the same."""
+    """Return JSON text with control characters and lone surrogates escaped; its value stays the same."""
     return _HIDDEN_CHARACTERS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 

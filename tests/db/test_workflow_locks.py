@@ -16,7 +16,7 @@ from psycopg import Connection
 from horsies.app import Horsies
 from horsies.db.pipeline import Pipeline
 from horsies.db.statement import Statement
-from horsies.db.statements.tasks import CancelTask, cancel_task
+from horsies.db.statements.tasks import CancelTasks, cancel_tasks
 from horsies.db.statements.turn import (
     ClaimTasks,
     CompleteTasks,
@@ -97,7 +97,7 @@ def claim(connection: Connection[Any], count: int) -> None:
 
 
 def cancel_all(connection: Connection[Any], task_ids: list[str]) -> object:
-    return [cancel_task.run(connection, CancelTask(task_id, True)) for task_id in task_ids]
+    return [cancel_tasks.run(connection, CancelTasks([task_id], True)) for task_id in task_ids]
 
 
 def expire_all(connection: Connection[Any], _task_ids: list[str]) -> object:
@@ -181,7 +181,7 @@ def test_tasks_outside_of_workflows_are_cancelled_and_expired_as_ever(
     connection.execute(
         "UPDATE horsies_tasks SET good_until = %s WHERE id = %s", (PAST, late.task_id)
     )
-    (row,) = cancel_task.run(connection, CancelTask(cancelled.task_id, True))
+    (row,) = cancel_tasks.run(connection, CancelTasks([cancelled.task_id], True))
     assert row.applied
     assert [row.id for row in expire_tasks.run(connection, ExpireTasks(EXPIRED, 10))] == [
         late.task_id

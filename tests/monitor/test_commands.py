@@ -597,3 +597,23 @@ def test_nothing_is_wider_than_80_columns_without_a_terminal(
         assert max(map(len, finished.stdout.splitlines())) <= 80
         assert "\x1b" not in finished.stdout
         assert task_id in finished.stdout or worker_id in finished.stdout or command == ["status"]
+
+
+def test_a_watched_status_is_printed_until_it_is_interrupted(
+    horsies: Run, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses: list[float] = []
+
+    def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        add_task(database, queue_name="mail")
+        if len(pauses) == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("horsies.cli.queues_workers.time.sleep", pause)
+    finished = horsies("status", "--watch", "--every", "0.5")
+    assert (finished.code, finished.err, pauses) == (0, "", [0.5, 0.5])
+    before, after = finished.out.split("No worker is running.")[:2]
+    assert "mail" not in before
+    assert "mail" in after
+    assert "\x1b" not in finished.out

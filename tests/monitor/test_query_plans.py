@@ -34,6 +34,13 @@ from horsies.db.statements.dashboard import (
     tasks_of_worker,
     thinned_worker_history,
 )
+from horsies.db.statements.doctor import (
+    DOCTOR,
+    DueWindow,
+    Seconds,
+    count_abandoned,
+    list_due_queues,
+)
 from horsies.db.statements.explain import (
     EXPLAIN,
     CountAhead,
@@ -53,6 +60,7 @@ from horsies.db.statements.lookup import (
     search_tasks,
 )
 from horsies.db.statements.measures import MEASURES, ReadMeasures, read_measures
+from horsies.db.statements.metrics import METRICS, ReadGauges, read_gauges
 from horsies.db.statements.monitor import (
     MONITOR,
     CountMost,
@@ -89,7 +97,7 @@ BIG_TABLES = (
 )
 STATEMENTS = [
     pytest.param(statement, id=name)
-    for catalogue in (MONITOR, DASHBOARD, LOOKUP, QUEUES, MEASURES, EXPLAIN)
+    for catalogue in (MONITOR, DASHBOARD, LOOKUP, QUEUES, MEASURES, METRICS, DOCTOR, EXPLAIN)
     for name, statement in catalogue.statements.items()
 ]
 
@@ -264,6 +272,13 @@ def test_a_chart_reads_the_slots_that_it_shows(full: Connection[Any]) -> None:
     assert cost < 3_000
 
 
+def test_the_gauges_read_what_is_open(full: Connection[Any]) -> None:
+    (gauges,), cost = reads(full, read_gauges, ReadGauges("public", 10_000, 30.0))
+    assert gauges.tasks_stored > 40_000
+    assert (gauges.running, gauges.paused, gauges.overdue) == (0, 0, 0)
+    assert cost < 200
+
+
 def test_workers_are_listed_without_reading_their_history(full: Connection[Any]) -> None:
     rows, cost = reads(full, list_workers, ListWorkers(False))
     assert len(rows) == 20
@@ -369,3 +384,12 @@ def test_an_explanation_reads_a_bounded_part_of_a_long_queue(full: Connection[An
     places, cost = reads(full, list_places, QueueName("mail"))
     assert (len(places), places[0].in_queue) == (5, 50)
     assert cost < 300
+
+
+def test_the_doctor_reads_windows_of_queues_and_tasks_in_flight(full: Connection[Any]) -> None:
+    (reports,), cost = reads(full, list_due_queues, DueWindow(100))
+    assert (reports.name, reports.due, reports.task_names) == ("reports", 100, ["work"])
+    assert cost < 500
+    (counts,), cost = reads(full, count_abandoned, Seconds(60.0))
+    assert counts == (0, 0, 0)
+    assert cost < 500

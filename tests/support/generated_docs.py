@@ -32,7 +32,9 @@ from horsies.config.app import (
 )
 from horsies.config.postgres import PostgresConfig
 from horsies.config.schedules import ScheduleConfig, TaskSchedule, WorkflowSchedule
-from horsies.monitor.reasons import CATALOGUE
+from horsies.monitor.doctor import CHECKS
+from horsies.monitor.metrics import CATALOGUE, Metric
+from horsies.monitor.reasons import CATALOGUE as REASONS
 from horsies.retry import RetryPolicy
 from horsies.states import TaskStatus
 from tests.support.transitions import TASK_TRANSITIONS
@@ -45,9 +47,12 @@ OPERATING = REPOSITORY / "docs" / "operating.md"
 SCHEDULING = REPOSITORY / "docs" / "scheduling.md"
 EXPLAIN = REPOSITORY / "docs" / "explain.md"
 DASHBOARD = REPOSITORY / "docs" / "dashboard.md"
+METRICS = REPOSITORY / "docs" / "metrics.md"
+DOCTOR = REPOSITORY / "docs" / "doctor.md"
 CONTRIBUTING = REPOSITORY / "CONTRIBUTING.md"
 PAGES = (
-    *(CONFIGURATION, WORKERS, OPERATING, EXPLAIN, DASHBOARD, SCHEDULING, STATE_MACHINE),
+    *(CONFIGURATION, WORKERS, OPERATING, EXPLAIN, DASHBOARD, METRICS, DOCTOR, SCHEDULING),
+    STATE_MACHINE,
     CONTRIBUTING,
 )
 
@@ -64,10 +69,11 @@ MODELS: tuple[type[BaseModel], ...] = (
     WorkflowSchedule,
 )
 COMMANDS = (
-    *("worker", "scheduler", "web", "check", "migrate", "version"),
-    *("status", "workers", "queues", "tasks", "show", "explain", "cancel", "retry", "schedules"),
+    *("worker", "scheduler", "web", "check", "migrate", "version", "health", "metrics"),
+    *("status", "workers", "queues", "tasks", "show", "explain", "cancel", "retry", "history"),
+    "schedules",
     *("workflows", "workflow show", "workflow pause", "workflow resume", "workflow cancel"),
-    *("workflow retry", "workflow signal", "workflow audit"),
+    *("workflow retry", "workflow signal", "workflow audit", "doctor"),
 )
 
 # Limits that the models check themselves, where pydantic's annotations do not show them. The tests
@@ -248,7 +254,7 @@ def reasons_table() -> str:
     """Return one row per reason of an explanation."""
     rows = [
         [entry.group, f"`{code}`", "yes" if entry.blocks else "", entry.meaning, entry.remedy]
-        for code, entry in CATALOGUE.items()
+        for code, entry in REASONS.items()
     ]
     return table(["Of", "Code", "Obstacle", "Meaning", "Remedy"], rows)
 
@@ -278,6 +284,21 @@ def _ordered(statuses: frozenset[TaskStatus]) -> list[str]:
     return [status.value for status in TaskStatus if status in statuses]
 
 
+def checks_table() -> str:
+    """Return one row per check of `horsies doctor`."""
+    rows = [
+        [
+            f"`{one.id}`",
+            one.looks_at,
+            one.yellow or "-",
+            one.red or "-",
+            "yes" if one.is_cheap else "",
+        ]
+        for one in CHECKS
+    ]
+    return table(["Check", "Looks at", "Yellow", "Red", "Cheap"], rows)
+
+
 def layers_picture() -> str:
     """Return the layers of the package, topmost first, then those inside each folder."""
     settings = tomllib.loads((REPOSITORY / "pyproject.toml").read_text("utf-8"))
@@ -294,6 +315,18 @@ def layers_picture() -> str:
     return "\n".join(["```text", *lines, "```"])
 
 
+def metrics_table() -> str:
+    """Return one row per metric of the catalogue."""
+    rows = [[f"`{one.name}`", one.source, one.kind, _labels(one), one.text] for one in CATALOGUE]
+    return table(["Metric", "Place", "Type", "Labels", "Meaning"], rows)
+
+
+def _labels(metric: Metric) -> str:
+    *names, last = metric.labels or ("",)
+    values = f" = {', '.join(metric.values)}" if metric.values else ""
+    return ", ".join(f"`{name}`" for name in (*names, last) if name) + values
+
+
 def _parts() -> Iterator[tuple[str, Callable[[], str]]]:
     for model in MODELS:
         yield model.__name__, lambda model=model: config_table(model)  # type: ignore[misc]
@@ -302,6 +335,8 @@ def _parts() -> Iterator[tuple[str, Callable[[], str]]]:
     yield "transitions", transitions_table
     yield "diagram", transitions_diagram
     yield "layers", layers_picture
+    yield "metrics", metrics_table
+    yield "checks", checks_table
     yield "reasons", reasons_table
 
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from psycopg import Connection
 
 from horsies import AppConfig, PostgresConfig
+from horsies._version import __version__
 from horsies.db.statements.queues import Notification, send_notification
 from horsies.db.statements.workers import Presence, register_worker, see_worker
 from horsies.ids import new_id
@@ -144,6 +145,11 @@ def test_a_worker_registers_once_and_again_when_its_row_is_gone() -> None:
     assert statements(liveness) == [see_worker]
     assert liveness.note_seen([]), "a deleted row does not mean that others took our tasks"
     assert statements(liveness) == [register_worker, see_worker]
+
+
+def test_a_worker_registers_its_release() -> None:
+    ((_, row), _) = make_liveness().steps(receives_notifications=True)
+    assert row.version == __version__
 
 
 def test_a_worker_learns_that_others_declared_it_lost() -> None:

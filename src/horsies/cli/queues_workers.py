@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+import time
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from enum import StrEnum
 from typing import Annotated
 
@@ -11,6 +14,14 @@ from rich.text import Text
 
 from horsies.cli import output
 from horsies.cli.options import DatabaseUrlOption, LocatorArgument, ModuleOption
+from horsies.cli.orders import (
+    DryRunOption,
+    OrderOption,
+    OrderRun,
+    YesOption,
+    continue_order,
+    run_draft,
+)
 from horsies.cli.session import (
     EXIT_FAILED,
     JsonOption,
@@ -23,10 +34,12 @@ from horsies.cli.session import (
 from horsies.db.statements.blocked import BlockedRow
 from horsies.db.statements.monitor import WorkerSummary
 from horsies.modules import failure_at
-from horsies.monitor.actions import QueueOrder, switch_queue
+from horsies.monitor.actions import QueueOrder, check_queue, switch_queue
 from horsies.monitor.documents import overview_document, queue_document, worker_document
 from horsies.monitor.health import PING_TIMEOUT_SECONDS, WorkerPong, ping_workers
+from horsies.monitor.order_plan import OrderVerb, draft_order
 from horsies.monitor.overview import (
+    Overview,
     QueueOverview,
     WorkerHealth,
     health_of,
@@ -34,11 +47,13 @@ from horsies.monitor.overview import (
     read_overview,
     read_workers,
 )
+from horsies.monitor.queries import TaskFilters
 from horsies.tasks.broker import PostgresBroker
 
 _QUEUE_COUNTS = ("CAP", "DUE", "DELAYED", "CLAIMED", "RUNNING", "OLDEST", "DONE/MIN", "FAILED/MIN")
 # Workers of one set of queues that `status` names.
 _NAMES_SHOWN = 5
+CLEAR_SCREEN = "\x1b[H\x1b[2J"
 _WORKER_COLUMNS = ("WORKER", "STATE", "BUSY", "MEMORY", "SEEN")
 _HEALTH_STYLES = {"alive": "green", "silent": "yellow", "lost": "red", "stopped": "dim"}
 
@@ -46,6 +61,7 @@ _HEALTH_STYLES = {"alive": "green", "silent": "yellow", "lost": "red", "stopped"
 class QueueAction(StrEnum):
     PAUSE = "pause"
     RESUME = "resume"
+    PURGE = "purge"
 
 
 def status(
@@ -53,6 +69,12 @@ def status(
     module: ModuleOption = None,
     database_url: DatabaseUrlOption = None,
     as_json: JsonOption = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Show the status again and again, until Ctrl-C.")
+    ] = False,
+    every: Annotated[
+        float, typer.Option(min=0.2, max=3600, help="Seconds between two looks of --watch.")
+    ] = 2.0,
 ) -> None:
     """Show all queues, a summary of the workers, and blocked tasks and runs.
 
@@ -62,10 +84,29 @@ def status(
     Rates count the attempts that ended within the last minute; FAILED/MIN leaves out attempts that will be
     retried. The next change of a BLOCKED task or run is refused by the database; workers try it again.
 
+    With --watch, a terminal is redrawn; other output gets one report after the other.
+
     Exit codes: 0 done, 1 failure.
     """
     with open_session("status", module or locator, database_url) as session:
-        found = unwrap_or_exit(read_overview(session.broker, session.queue_caps))
+        if not watch:
+            _print_status(_read_status(session), as_json)
+            return
+        with suppress(KeyboardInterrupt):
+            while True:
+                found = _read_status(session)
+                if sys.stdout.isatty():
+                    sys.stdout.write(CLEAR_SCREEN)
+                _print_status(found, as_json)
+                sys.stdout.flush()
+                time.sleep(every)
+
+
+def _read_status(session: Session) -> Overview:
+    return unwrap_or_exit(read_overview(session.broker, session.queue_caps))
+
+
+def _print_status(found: Overview, as_json: bool) -> None:
     if as_json:
         output.print_json(overview_document(found))
     else:
@@ -91,19 +132,23 @@ def _print_blocked(blocked: Sequence[BlockedRow], count: int) -> None:
 def queues(
     action: Annotated[
         QueueAction | None,
-        typer.Argument(metavar="[pause|resume]", help="Without it, the queues are listed."),
+        typer.Argument(metavar="[pause|resume|purge]", help="Without it, the queues are listed."),
     ] = None,
     name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="The queue to pause or resume.")
+        str | None, typer.Argument(metavar="[NAME]", help="The queue to pause, resume or purge.")
     ] = None,
     module: ModuleOption = None,
     database_url: DatabaseUrlOption = None,
     reason: ReasonOption = None,
+    dry_run: DryRunOption = False,
+    yes: YesOption = False,
+    order: OrderOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List the queues, or pause or resume one.
+    """List the queues, or pause, resume or purge one.
 
-    Workers stop claiming from a paused queue at once, on every host; running tasks continue. Valid names
+    Workers stop claiming from a paused queue at once, on every host; running tasks continue. A purge cancels
+    all waiting tasks of a queue, at most 10,000 at a time; it shows their number and asks first. Valid names
     are the queues of the application (-m) or, without one, queues that are served, have open tasks or were
     paused before.
 
@@ -118,8 +163,23 @@ def queues(
     with open_session("queues", module, database_url) as session:
         if action is None or name is None:
             _list_queues(session, as_json)
+        elif action is QueueAction.PURGE:
+            words = ("queues", "purge", name, *(("-m", module) if module else ()))
+            _purge_queue(session, name, reason, order, OrderRun(words, dry_run, yes, as_json))
         else:
             _switch_queue(session, action, name, reason, as_json)
+
+
+def _purge_queue(
+    session: Session, name: str, reason: str | None, order: str | None, run: OrderRun
+) -> None:
+    if order is not None:
+        continue_order(session, order, {OrderVerb.PURGE_QUEUE}, run)
+        return
+    known = None if session.queue_caps is None else list(session.queue_caps)
+    unwrap_or_exit(check_queue(session.broker, name, known))
+    filters = TaskFilters(queues=[name])
+    run_draft(session, draft_order(OrderVerb.PURGE_QUEUE, filters, reason=reason), run)
 
 
 def _list_queues(session: Session, as_json: bool) -> None:

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import signal
+import socket
+from collections.abc import Iterable
 from enum import StrEnum
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -21,12 +25,13 @@ from horsies.cli.options import (
     refuse_both,
 )
 from horsies.cli.session import exit_with
+from horsies.db.embedded import is_embedded
 from horsies.logs import LogFormat, LogLevel, attach_handler
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
-    from horsies.web.access import Policy, Signer
+    from horsies.web.access import Networks, Policy, Signer
 
 PORT = 8600
 TOKEN_VARIABLE = "HORSIES_WEB_TOKEN"  # noqa: S105
@@ -46,7 +51,9 @@ class Auth(StrEnum):
 HostOption = Annotated[
     str, typer.Option(help="The address to listen on; others than loopback need --auth.")
 ]
-PortOption = Annotated[int, typer.Option(min=1, max=65_535, help="The port to listen on.")]
+PortOption = Annotated[
+    int, typer.Option(min=0, max=65_535, help="The port to listen on; 0 takes a free one.")
+]
 RootPathOption = Annotated[
     str, typer.Option(metavar="PATH", help="The prefix that a proxy in front strips from paths.")
 ]
@@ -119,23 +126,25 @@ def web(  # noqa: PLR0913, PLR0917
     refuse_both("LOCATOR", named, "--database-url", database_url)
     _refuse_open_address(host, auth)
     _require_extra()
-    from horsies.web.access import LOOPBACK, LOOPBACK_NAMES, Signer, parse_networks
+    from horsies.web.access import LOOPBACK, LOOPBACK_NAMES, Signer
     from horsies.web.app import SECRET_VARIABLE, build
     from horsies.web.rendering import Settings
 
     signer = Signer(os.environ.get(SECRET_VARIABLE))
-    proxies = trusted_proxy or list(LOOPBACK)
+    proxies = _networks(trusted_proxy or LOOPBACK)
     policy = _policy(auth, signer, token_file, users_file, trusted_header, proxies)
     app = open_app("web", named) if named else None
     settings = Settings(
         actions=enable_actions,
         payload=payload,
         allowed_hosts=frozenset({*LOOPBACK_NAMES, host, *(allowed_host or ())}),
-        proxies=parse_networks(proxies),
+        proxies=proxies,
         is_standalone=True,
         authentication=auth.value,
     )
     database = app.config.broker if app else named_database(database_url)
+    if is_embedded(database.database_url) and not _is_loopback(host):
+        exit_with(f"An embedded:// database serves this machine alone, not --host {host}.", 1)
     _serve(build(database, app, settings, policy, signer), host, port, root_path)
 
 
@@ -163,13 +172,22 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
+def _networks(texts: Iterable[str]) -> Networks:
+    from horsies.web.access import parse_networks
+
+    try:
+        return parse_networks(texts)
+    except ValueError as error:
+        exit_with(f"--trusted-proxy: {error}.", 1)
+
+
 def _policy(
     auth: Auth,
     signer: Signer,
     token_file: Path | None,
     users_file: Path | None,
     header: str,
-    proxies: list[str],
+    proxies: Networks,
 ) -> Policy:
     from horsies.web.access import AllowAll, TokenPolicy, TrustedHeader, parse_users
 
@@ -181,7 +199,7 @@ def _policy(
         if auth is Auth.TRUSTED_HEADER:
             return TrustedHeader(header, allow_actions=True, proxies=proxies)
     except ValueError as error:
-        exit_with(f"--auth {auth}: {error}", 1)
+        exit_with(f"--auth {auth}: {error}.", 1)
     return AllowAll("local")
 
 
@@ -193,11 +211,11 @@ def _token(token_file: Path | None) -> str:
 
 def _text(option: str, path: Path | None) -> str:
     if path is None:
-        raise ValueError(f"{option} is missing.")
+        raise ValueError(f"{option} is missing")
     try:
         return path.read_text("utf-8")
     except OSError as error:
-        raise ValueError(f"{option} {path} cannot be read: {error.strerror}.") from error
+        raise ValueError(f"{option} {path} cannot be read: {error.strerror}") from error
 
 
 def _serve(app: ASGIApp, host: str, port: int, root_path: str) -> None:
@@ -205,19 +223,40 @@ def _serve(app: ASGIApp, host: str, port: int, root_path: str) -> None:
 
     config = uvicorn.Config(
         app,
-        host=host,
-        port=port,
         root_path=root_path.rstrip("/"),
         timeout_graceful_shutdown=SHUTDOWN_SECONDS,
-        log_level="warning",
+        log_config=None,
         access_log=False,
         server_header=False,
         # Only --trusted-proxy decides whose headers count.
         proxy_headers=False,
         lifespan="off",
     )
-    typer.echo(f"The dashboard is at http://{_in_url(host)}:{port}{root_path}/ (Ctrl-C to stop).")
-    uvicorn.Server(config).run()
+    with _bound(host, port) as listening:
+        bound = listening.getsockname()[1]
+        address = f"http://{_in_url(host)}:{bound}{root_path.rstrip('/')}/"
+        typer.echo(f"The dashboard is at {address} (Ctrl-C to stop).")
+        # The server raises the signal once more after its shutdown: end with status 0.
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, _leave)
+        uvicorn.Server(config).run(sockets=[listening])
+
+
+def _leave(_number: int, _frame: FrameType | None) -> None:
+    raise SystemExit(0)
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listening = socket.socket(family, socket.SOCK_STREAM)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listening.bind((host, port))
+    except OSError as error:
+        listening.close()
+        reason = error.strerror or "it is not an address of this machine"
+        exit_with(f"--host {host} --port {port} cannot be used: {reason.lower()}.", 1)
+    return listening
 
 
 def _in_url(host: str) -> str:

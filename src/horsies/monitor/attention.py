@@ -8,37 +8,35 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from enum import IntEnum
 from urllib.parse import quote
 
 from horsies.db.statement import Nothing, Script
 from horsies.db.statements.blocked import BlockedRow
 from horsies.db.statements.dashboard import (
-    ArrivalSample,
     FailedPause,
     Limit,
     OpenRuns,
     Overdue,
     OverdueSchedule,
     OverlongTask,
-    RecentArrivals,
     RowEstimate,
     count_open_runs,
-    count_recent_arrivals,
     estimate_rows,
     find_failed_pauses,
     find_overdue_schedules,
     find_overlong_tasks,
 )
 from horsies.db.statements.monitor import CountMost, WorkerSummary
-from horsies.ids import first_id_at
 from horsies.logs import duration
+from horsies.monitor.action_log import last_action_script
+from horsies.monitor.measures import Series
 from horsies.monitor.overview import (
-    RATE_SAMPLE,
     Overview,
     QueueOverview,
     WorkerHealth,
+    arrivals_script,
     health_of,
     misses_notifications,
     overview_script,
@@ -104,8 +102,7 @@ class Facts:
 def facts_script(configured: Mapping[str, int | None]) -> Script[Facts]:
     """Read the overview and its exceptions, all by bounded statements."""
     found = yield from overview_script(configured)
-    since = first_id_at(datetime.now(UTC) - timedelta(minutes=1))
-    arrivals: list[RecentArrivals] = yield count_recent_arrivals, ArrivalSample(since, RATE_SAMPLE)
+    arrivals = yield from arrivals_script()
     runs: list[OpenRuns] = yield count_open_runs, CountMost(RUNS_MOST)
     pauses: list[FailedPause] = yield find_failed_pauses, Limit(SHOWN_MAX + 1)
     overdue: list[OverdueSchedule] = yield (
@@ -114,15 +111,42 @@ def facts_script(configured: Mapping[str, int | None]) -> Script[Facts]:
     )
     overlong: list[OverlongTask] = yield find_overlong_tasks, Limit(SHOWN_MAX + 1)
     (estimate,) = yield estimate_rows, Nothing()
+    paused_by = yield from _paused_by_script(found.queues)
     return Facts(
         overview=found,
-        arrivals={row.queue_name: row.arrived * 60 / row.covered_seconds for row in arrivals},
+        arrivals=arrivals,
         open_runs=dict(runs),
         failed_pauses=pauses,
         overdue=overdue,
         overlong=overlong,
+        paused_by=paused_by,
         estimate=estimate,
     )
+
+
+def _paused_by_script(queues: Sequence[QueueOverview]) -> Script[dict[str, str]]:
+    """Read who paused the queues that the list names."""
+    paused = [queue.name for queue in queues if queue.paused_at is not None and queue.due]
+    actors = {}
+    for name in paused[:SHOWN_MAX]:
+        action = yield from last_action_script(f"queue {name}", "pause_queue")
+        if action is not None:
+            actors[name] = action.actor
+    return actors
+
+
+def failing_tasks(measured: Mapping[str, Series]) -> list[FailingTask]:
+    """Compare the final failures of each task in its last two slots and the open one with those before.
+
+    The series have slots of five minutes.
+    """
+    found = []
+    for name, series in measured.items():
+        failures = [slot.failed + slot.crashed for slot in series.slots]
+        recent, before = failures[-3:], failures[:-3]
+        usual = 2 * sum(before) / max(len(before), 1)
+        found.append(FailingTask(name or "other tasks", sum(recent), usual))
+    return found
 
 
 def needs_attention(facts: Facts) -> list[Attention]:
@@ -253,7 +277,7 @@ def _failing(tasks: Iterable[FailingTask]) -> Iterator[Attention]:
     for task in tasks:
         if task.failures >= _FAILURES_MIN and task.failures >= _FAILURES_TIMES * task.usual:
             sentence = f"{task.failures:,} failures in 10 minutes; usually {task.usual:.0f}"
-            link = f"/failures?task={quote(task.name, safe='')}"
+            link = f"/failures?task_name={quote(task.name, safe='')}"
             yield Attention(Urgency.FAILING, "TASK_FAILING", f"task {task.name}", sentence, link)
 
 

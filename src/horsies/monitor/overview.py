@@ -7,11 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 
 from horsies.db.statement import Nothing, Script, one_or_none, read_rows
 from horsies.db.statements.blocked import BlockedLimit, BlockedRow, list_blocked
+from horsies.db.statements.dashboard import (
+    ArrivalSample,
+    RecentArrivals,
+    count_recent_arrivals,
+)
 from horsies.db.statements.monitor import (
     CountMost,
     InFlightCount,
@@ -31,7 +36,7 @@ from horsies.db.statements.monitor import (
     read_task_detail,
 )
 from horsies.db.statements.tasks import SILENT_AFTER_SECONDS, TaskAttemptInfo, TaskProgress
-from horsies.ids import stored_form
+from horsies.ids import first_id_at, stored_form
 from horsies.tasks.broker import BrokerErrorCode, BrokerResult, PostgresBroker
 from horsies.tasks.handle import attempts_script, progress_script
 
@@ -123,6 +128,13 @@ def overview_script(configured: Mapping[str, int | None]) -> Script[Overview]:
     queues = [_with_servers(queue, workers, configured.get(queue.name)) for queue in merged]
     blocked: list[BlockedRow] = yield list_blocked, BlockedLimit(BLOCKED_SHOWN)
     return Overview(queues, workers, blocked, blocked[0].total if blocked else 0)
+
+
+def arrivals_script() -> Script[dict[str, float]]:
+    """Read how many tasks were sent to each queue, per minute of the last minute."""
+    since = first_id_at(datetime.now(UTC) - timedelta(minutes=1))
+    found: list[RecentArrivals] = yield count_recent_arrivals, ArrivalSample(since, RATE_SAMPLE)
+    return {row.queue_name: row.arrived * 60 / row.covered_seconds for row in found}
 
 
 def merge_queues(

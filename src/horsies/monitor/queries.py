@@ -14,6 +14,7 @@ from datetime import UTC, datetime, timedelta, tzinfo
 from enum import StrEnum
 from operator import attrgetter
 from typing import TypeAlias, TypeVar
+from uuid import UUID
 
 from horsies.db import paging
 from horsies.db.paging import ListSteps, Page, page_script
@@ -67,6 +68,7 @@ _FIRST_TIME = datetime(1, 1, 2, tzinfo=UTC)
 _LAST_RUN = RunPosition(_LAST_ID, datetime(9999, 12, 30, tzinfo=UTC))
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
+_LAST_MILLISECOND = (datetime(9999, 12, 30, tzinfo=UTC) - _EPOCH) // timedelta(milliseconds=1)
 _READING = BrokerErrorCode.MONITORING_QUERY_FAILED
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
@@ -272,6 +274,12 @@ def _not_a_cursor(after: object) -> _FilterProblem:
 
 
 # Tasks
+
+
+def sent_time(task_id: str) -> datetime:
+    """Return the time in an id, to the millisecond: that of the send."""
+    milliseconds = UUID(task_id).int >> 80
+    return _EPOCH + min(milliseconds, _LAST_MILLISECOND) * timedelta(milliseconds=1)
 
 
 def list_tasks(broker: PostgresBroker, filters: TaskFilters) -> BrokerResult[TaskPage]:

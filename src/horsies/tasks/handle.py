@@ -18,7 +18,7 @@ from horsies.db.errors import describe
 from horsies.db.statement import Script, field_names, one_or_none
 from horsies.db.statements.tasks import (
     CancelledTask,
-    CancelTask,
+    CancelTasks,
     OutcomeRow,
     ReadTask,
     TaskAttemptInfo,
@@ -27,7 +27,7 @@ from horsies.db.statements.tasks import (
     TaskProgress,
     TaskRow,
     TaskService,
-    cancel_task,
+    cancel_tasks,
     read_attempts,
     read_progress,
     read_task,
@@ -371,30 +371,35 @@ class TaskHandle(Generic[T]):
         """``watch`` without blocking the event loop."""
         return watch_async(self.info_async, self._broker, self.task_id, timeout_ms)
 
-    def cancel(self, *, include_running: bool = True) -> Result[TaskCancelled, TaskActionError]:
-        """Cancel a waiting task at once; ask the worker of a running one to stop it."""
+    def cancel(
+        self, *, include_running: bool = True, reason: str | None = None
+    ) -> Result[TaskCancelled, TaskActionError]:
+        """Cancel a waiting task at once; ask the worker of a running one to stop it.
+
+        The reason is recorded with the author, see ``horsies.monitoring.acting_as``.
+        """
         if self._broker is None:
             return Err(_action_failed(self.task_id, _no_broker()))
-        action, script = self._cancel(include_running)
+        action, script = self._cancel(include_running, reason)
         done = perform_action(self._broker, BrokerErrorCode.CLEANUP_FAILED, action, script)
         return action_result(self.task_id, done)
 
     async def cancel_async(
-        self, *, include_running: bool = True
+        self, *, include_running: bool = True, reason: str | None = None
     ) -> Result[TaskCancelled, TaskActionError]:
         """``cancel`` without blocking the event loop."""
         if self._broker is None:
             return Err(_action_failed(self.task_id, _no_broker()))
-        action, script = self._cancel(include_running)
+        action, script = self._cancel(include_running, reason)
         code = BrokerErrorCode.CLEANUP_FAILED
         done = await perform_action_async(self._broker, code, action, script)
         return action_result(self.task_id, done)
 
     def _cancel(
-        self, include_running: bool
+        self, include_running: bool, reason: str | None
     ) -> tuple[Action, Script[Result[TaskCancelled, TaskActionError]]]:
         script = _cancel_script(self.task_id, include_running)
-        return task_action("cancel_task", self.task_id), script
+        return task_action("cancel_task", self.task_id, reason), script
 
     def _read(self, row: OutcomeRow | None) -> TaskResult[T, TaskError]:
         result = _not_found(self.task_id) if row is None else result_of(row, self._results)
@@ -410,7 +415,7 @@ def _cancel_script(
 ) -> Script[Result[TaskCancelled, TaskActionError]]:
     found: CancelledTask | None = None
     if (stored := stored_form(task_id)) is not None:
-        found = one_or_none((yield cancel_task, CancelTask(stored, include_running)))
+        found = one_or_none((yield cancel_tasks, CancelTasks([stored], include_running)))
     if found is None:
         return Err(no_such_task(task_id))
     status = TaskStatus(found.was_status)
@@ -427,9 +432,9 @@ def action_result(
     return Err(_action_failed(task_id, done.value)) if isinstance(done, Err) else done.value
 
 
-def task_action(verb: str, task_id: str) -> Action:
+def task_action(verb: str, task_id: str, reason: str | None = None) -> Action:
     """The record of a change to one task, under its id in the form of the database."""
-    return Action(verb, f"task {stored_form(task_id) or task_id}")
+    return Action(verb, f"task {stored_form(task_id) or task_id}", reason)
 
 
 def no_such_task(task_id: str) -> TaskActionError:

@@ -100,7 +100,7 @@ class TrustedHeader:
         name: str = "X-Forwarded-User",
         *,
         allow_actions: bool | Collection[str] = False,
-        proxies: Iterable[str] = LOOPBACK,
+        proxies: Iterable[str] | Networks = LOOPBACK,
     ) -> None:
         self._name = name
         self._allow_actions = allow_actions
@@ -125,9 +125,7 @@ class TokenPolicy:
 
     def __init__(self, token: str, signer: Signer, user: str = "token") -> None:
         if len(token) < TOKEN_LENGTH_MIN:
-            raise ValueError(
-                f"The token has fewer than {TOKEN_LENGTH_MIN} characters; lengthen it."
-            )
+            raise ValueError(f"the token has fewer than {TOKEN_LENGTH_MIN} characters")
         self._token = token.encode()
         self._signer = signer
         self._access = Access(user, VERBS, sees_payload=True)
@@ -336,11 +334,11 @@ def parse_users(text: str) -> BasicPolicy:
         if role:
             viewers.add(name)
     if not users:
-        raise ValueError("it names no user")
+        raise ValueError("the file has no users")
     return BasicPolicy(users, viewers)
 
 
-def parse_networks(texts: Iterable[str]) -> Networks:
+def parse_networks(texts: Iterable[str] | Networks) -> Networks:
     """Read addresses and networks such as ``10.0.0.0/8``; ValueError names the wrong one."""
     return tuple(ipaddress.ip_network(text, strict=False) for text in texts)
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from hashlib import sha256
-from importlib import import_module
 from importlib.resources import files
-from importlib.util import find_spec
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl, quote
 
@@ -26,6 +25,7 @@ from horsies.app import Horsies
 from horsies.db.statement import Script
 from horsies.tasks.broker import PostgresBroker
 from horsies.web.access import Access, Networks, Signer, Verb, set_cookie
+from horsies.web.masking import visible
 from horsies.web.reading import (
     BadRequest,
     Forbidden,
@@ -36,6 +36,7 @@ from horsies.web.reading import (
     TookTooLong,
     Unavailable,
 )
+from horsies.web.words import FILTERS
 
 __all__ = [
     "BadRequest",
@@ -53,6 +54,8 @@ __all__ = [
 ]
 
 T = TypeVar("T")
+
+logger = logging.getLogger("horsies.web")
 
 NOTICE_COOKIE = "horsies_notice"
 NOTICE_SECONDS = 60
@@ -217,8 +220,8 @@ def environment() -> Environment:
         lstrip_blocks=True,
         undefined=StrictUndefined,
     )
-    if find_spec("horsies.web.words"):
-        made.filters.update(import_module("horsies.web.words").FILTERS)
+    made.filters.update(FILTERS)
+    made.filters["visible"] = visible
     made.globals.update(version=__version__, navigation=NAVIGATION)
     return made
 
@@ -272,6 +275,13 @@ def render(view: View, page: Page) -> Response:
     if notice is not None:
         response.delete_cookie(NOTICE_COOKIE, path=view.request.scope.get("root_path") or "/")
     return response
+
+
+def failure_of(view: View, error: Exception) -> Problem:
+    """Log an error that no handler expects, and return the problem to show for it."""
+    logger.error("the page %s failed", view.path, exc_info=error)
+    kind = type(error).__name__
+    return Problem(f"The page failed with {kind}; the log of the dashboard has the traceback.")
 
 
 def render_regions(view: View, page: Page) -> dict[str, str]:

@@ -18,6 +18,7 @@ from uuid import UUID
 
 import psutil
 
+from horsies._version import __version__
 from horsies.config.app import AppConfig
 from horsies.db.statement import Step
 from horsies.db.statements.queues import Notification, send_notification
@@ -118,6 +119,7 @@ class Liveness:
             identity.process_started,
             identity.known_tasks,
             self._config.name,
+            __version__,
         )
         return [(register_worker, row), (see_worker, seen)]
 

@@ -13,7 +13,7 @@ from typing import Any
 from psycopg import Connection
 
 from horsies.db.statement import Statement
-from horsies.db.statements.tasks import CancelTask, cancel_task
+from horsies.db.statements.tasks import CancelTasks, cancel_tasks
 from horsies.db.statements.turn import (
     CompleteTasks,
     FailTasks,
@@ -229,7 +229,7 @@ class Engine:
     def cancel_task(self, place: Place) -> bool:
         """Cancel one task that has not started; return whether it had not."""
         ((task_id, _),) = self.tasks([place])
-        (row,) = cancel_task.run(self.connection, CancelTask(task_id, False))
+        (row,) = cancel_tasks.run(self.connection, CancelTasks([task_id], False))
         return row.applied
 
     def result_text(self, end: End) -> str | None:

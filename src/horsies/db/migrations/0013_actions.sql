@@ -8,7 +8,11 @@ CREATE TABLE horsies_actions (
     verb     varchar(32)   NOT NULL,
     subject  varchar(255)  NOT NULL,
     outcome  varchar(16)   NOT NULL,
-    detail   text
+    detail   text,
+    -- A bulk order: its bounds and filters, and how far it has come. One row per order, updated by its batches.
+    order_id        uuid  UNIQUE,
+    order_plan      text,
+    order_progress  text
 );
 CREATE INDEX horsies_actions_subject ON horsies_actions (subject, id);
 CREATE INDEX horsies_actions_actor ON horsies_actions (actor, id);

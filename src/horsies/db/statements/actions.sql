@@ -8,7 +8,7 @@ VALUES (%(actor)s, %(source)s, %(verb)s, %(subject)s, %(outcome)s, %(detail)s)
 -- name: list_actions
 -- Newest first, by the primary key or the index of the filter; two filters are rare and share the subject's.
 SELECT id, at, actor, source, verb, subject, outcome, detail,
-    extract(epoch FROM now() - at)::float8 AS age_seconds
+    extract(epoch FROM now() - at)::float8 AS age_seconds, order_id::text
 FROM horsies_actions
 WHERE id < %(before)s::bigint
   AND (%(subject)s::text IS NULL OR subject = %(subject)s::text)
@@ -18,7 +18,7 @@ ORDER BY id DESC LIMIT %(limit)s::integer
 -- name: last_action
 -- The newest change of this kind to a subject that took effect: the author of a pause.
 SELECT id, at, actor, source, verb, subject, outcome, detail,
-    extract(epoch FROM now() - at)::float8 AS age_seconds
+    extract(epoch FROM now() - at)::float8 AS age_seconds, order_id::text
 FROM horsies_actions
 WHERE subject = %(subject)s AND verb = %(verb)s AND outcome = 'done' ORDER BY id DESC LIMIT 1
 
@@ -28,3 +28,44 @@ DELETE FROM horsies_actions WHERE id = ANY(ARRAY(
     SELECT oldest.id FROM (SELECT id, at FROM horsies_actions ORDER BY id LIMIT %(limit)s::integer) AS oldest
     WHERE oldest.at < now() - %(hours)s * interval '1 hour'))
 RETURNING id::text
+
+-- name: read_clock
+SELECT clock_timestamp() AS at
+
+-- name: judge_resends
+-- The tasks that an order would refuse to send again, by primary key and the index of origins.
+SELECT count(*) FILTER (WHERE workflow_id IS NOT NULL) AS in_workflow,
+    count(*) FILTER (WHERE workflow_id IS NULL AND EXISTS (
+        SELECT FROM horsies_tasks AS again WHERE again.retried_from_task_id = task.id)) AS was_resent
+FROM horsies_tasks AS task WHERE task.id = ANY(%(ids)s::uuid[])
+
+-- name: read_candidates
+-- The tasks of an order that names them, by primary key.
+SELECT id::text, status, created_at, coalesce(completed_at, failed_at) AS finished_at
+FROM horsies_tasks WHERE id = ANY(%(ids)s::uuid[])
+
+-- name: start_order
+-- One row per order, however often it is started. A stopped order runs again from where it stopped.
+INSERT INTO horsies_actions AS known (
+    actor, source, verb, subject, outcome, detail, order_id, order_plan, order_progress)
+VALUES (%(actor)s, %(source)s, %(verb)s, %(subject)s, 'running', %(detail)s, %(order_id)s::uuid, %(plan)s,
+    %(progress)s)
+ON CONFLICT (order_id) DO UPDATE SET outcome = 'running' WHERE known.outcome IN ('stopping', 'stopped')
+
+-- name: stop_order
+-- The next batch ends the order.
+UPDATE horsies_actions SET outcome = 'stopping' WHERE order_id = %(order_id)s::uuid AND outcome = 'running'
+RETURNING order_id::text
+
+-- name: lock_orders
+-- One batch of all orders at a time: two orders must not send the same task again. The key is "orders" in hex.
+SELECT pg_advisory_xact_lock(122537101324915) IS NULL AS locked
+
+-- name: read_order
+SELECT id, at, actor, outcome, order_plan AS plan, order_progress AS progress
+FROM horsies_actions WHERE order_id = %(order_id)s::uuid
+
+-- name: save_order
+-- The progress of an order, in the transaction of its batch.
+UPDATE horsies_actions SET outcome = %(outcome)s, detail = %(detail)s, order_progress = %(progress)s
+WHERE order_id = %(order_id)s::uuid

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime, timedelta
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from horsies.db.statement import Nothing, StatementFile
 from horsies.db.statements.monitor import CountMost
@@ -96,6 +96,18 @@ class WorkerTask(NamedTuple):
     heartbeat_seconds: float | None
 
 
+class WorkerKey(NamedTuple):
+    worker_id: str
+
+
+class WorkerDetail(NamedTuple):
+    """``children`` is None before the first snapshot: {pid, rss_mb, done, since, task_id} of each."""
+
+    children: list[dict[str, Any]] | None
+    tasks_known: int | None
+    snapshot_seconds: float | None
+
+
 class ThinnedHistory(NamedTuple):
     worker_id: str
     since: datetime
@@ -121,6 +133,7 @@ find_overdue_schedules = DASHBOARD.declare("find_overdue_schedules", Overdue, Ov
 find_overlong_tasks = DASHBOARD.declare("find_overlong_tasks", Limit, OverlongTask)
 next_in_queue = DASHBOARD.declare("next_in_queue", NextInQueue, DueTask)
 tasks_of_worker = DASHBOARD.declare("tasks_of_worker", TasksOfWorker, WorkerTask)
+read_worker_detail = DASHBOARD.declare("read_worker_detail", WorkerKey, WorkerDetail)
 thinned_worker_history = DASHBOARD.declare("thinned_worker_history", ThinnedHistory, HistoryPoint)
 estimate_rows = DASHBOARD.declare("estimate_rows", Nothing, RowEstimate)
 

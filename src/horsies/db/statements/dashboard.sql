@@ -96,6 +96,16 @@ FROM horsies_tasks AS task LEFT JOIN LATERAL (
 WHERE task.claimed_by_worker_id = %(worker_id)s AND task.status IN ('CLAIMED', 'RUNNING')
 ORDER BY task.started_at NULLS LAST, task.id LIMIT %(limit)s::integer
 
+-- name: read_worker_detail
+-- The children of a worker at its last snapshot, the number of tasks it knows, and the age of that snapshot.
+SELECT worker.children, CASE WHEN worker.known_tasks IS NOT NULL THEN (
+        SELECT count(*) FROM jsonb_object_keys(worker.known_tasks -> 'tasks')) END AS tasks_known,
+    extract(epoch FROM now() - (
+        SELECT state.snapshot_at FROM horsies_worker_states AS state
+        WHERE state.worker_id = worker.worker_id ORDER BY state.snapshot_at DESC LIMIT 1))::float8
+        AS snapshot_seconds
+FROM horsies_workers AS worker WHERE worker.worker_id = %(worker_id)s
+
 -- name: thinned_worker_history
 -- The snapshots of one worker since a time, as one point for each step.
 SELECT date_bin(%(step)s::interval, state.snapshot_at, %(since)s::timestamptz) AS at,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from horsies.db.statement import StatementFile
@@ -10,9 +11,12 @@ from horsies.db.statements.monitor import QueueName, QueueState
 QUEUES = StatementFile("queues.sql")
 
 
-class ResendTask(NamedTuple):
-    id: str
-    new_id: str
+class ResendTasks(NamedTuple):
+    """``once`` leaves tasks alone that were sent again before."""
+
+    ids: Sequence[str]
+    new_ids: Sequence[str]
+    once: bool
 
 
 class ResentTask(NamedTuple):
@@ -20,6 +24,7 @@ class ResentTask(NamedTuple):
 
     was_status: str
     in_workflow: bool
+    was_resent: bool
     new_id: str | None
 
 
@@ -34,7 +39,7 @@ class Notified(NamedTuple):
 
 pause_queue = QUEUES.declare("pause_queue", QueueName, QueueState)
 resume_queue = QUEUES.declare("resume_queue", QueueName, QueueState)
-resend_task = QUEUES.declare("resend_task", ResendTask, ResentTask)
+resend_tasks = QUEUES.declare("resend_tasks", ResendTasks, ResentTask)
 send_notification = QUEUES.declare("send_notification", Notification, Notified)
 
 QUEUES.complete()

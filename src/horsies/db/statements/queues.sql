@@ -16,21 +16,30 @@ WITH resumed AS (
 SELECT resumed.name, resumed.paused_at
 FROM resumed CROSS JOIN LATERAL pg_notify('task_queue_' || resumed.name, '') AS woken
 
--- name: resend_task
--- Nothing -> PENDING, copied from a task that has ended. That row stays; the new one refers to it, starts its
--- retries anew, and drops the idempotency key and a past deadline. Returns the row it found, if any.
-WITH met AS MATERIALIZED (SELECT * FROM horsies_tasks WHERE id = %(id)s::uuid),
+-- name: resend_tasks
+-- Nothing -> PENDING, copied from tasks that have ended. Those rows stay; a new one refers to its origin, starts
+-- its retries anew, and drops the idempotency key and a past deadline. With "once", tasks that were sent again
+-- before are left alone. A new id that exists belongs to a request whose answer was lost. Returns the rows it
+-- found.
+WITH met AS MATERIALIZED (
+    SELECT task.*, asked.new_id, %(once)s::boolean AND EXISTS (
+        SELECT FROM horsies_tasks AS again WHERE again.retried_from_task_id = asked.id) AS was_resent
+    FROM unnest(%(ids)s::uuid[], %(new_ids)s::uuid[]) AS asked (id, new_id)
+    CROSS JOIN LATERAL (SELECT * FROM horsies_tasks WHERE id = asked.id OFFSET 0) AS task),
 sent AS (
     INSERT INTO horsies_tasks (
         id, task_name, queue_name, priority, args, kwargs, sent_at, enqueued_at, good_until, max_retries,
         task_options, timeout_ms, retention, enqueue_sha, retried_from_task_id)
-    SELECT %(new_id)s::uuid, task_name, queue_name, priority, args, kwargs, now(), now(),
+    SELECT new_id, task_name, queue_name, priority, args, kwargs, now(), now(),
         CASE WHEN good_until > now() THEN good_until END, max_retries, task_options, timeout_ms, retention,
         enqueue_sha, id
     FROM met WHERE status IN ('COMPLETED', 'FAILED', 'CANCELLED', 'EXPIRED') AND workflow_id IS NULL
+      AND NOT was_resent
+    ON CONFLICT DO NOTHING
     RETURNING id)
-SELECT met.status AS was_status, met.workflow_id IS NOT NULL AS in_workflow, sent.id::text AS new_id
-FROM met LEFT JOIN sent ON true
+SELECT met.status AS was_status, met.workflow_id IS NOT NULL AS in_workflow, met.was_resent,
+    sent.id::text AS new_id
+FROM met LEFT JOIN sent ON sent.id = met.new_id
 
 -- name: send_notification
 -- A notification on any channel: a ping to the workers, a pong to the process that asked.

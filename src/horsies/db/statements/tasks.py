@@ -205,10 +205,10 @@ def _plain(number: float) -> str:
     return f"{number:.0f}" if number.is_integer() else f"{number:g}"
 
 
-class CancelTask(NamedTuple):
-    """``running`` also asks a RUNNING task to stop."""
+class CancelTasks(NamedTuple):
+    """``running`` also asks RUNNING tasks to stop."""
 
-    id: str
+    ids: Sequence[str]
     running: bool
 
 
@@ -231,6 +231,6 @@ read_service = TASKS.declare("read_service", ReadService, TaskService)
 read_task = TASKS.declare("read_task", ReadTask, TaskRow)
 read_attempts = TASKS.declare("read_attempts", TaskId, TaskAttemptInfo)
 read_progress = TASKS.declare("read_progress", TaskId, TaskProgress)
-cancel_task = TASKS.declare("cancel_task", CancelTask, CancelledTask)
+cancel_tasks = TASKS.declare("cancel_tasks", CancelTasks, CancelledTask)
 
 TASKS.complete()

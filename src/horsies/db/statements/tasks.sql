@@ -103,20 +103,20 @@ FROM horsies_task_attempts WHERE task_id = %(id)s::uuid ORDER BY attempt DESC
 -- The last report of one task, by primary key.
 SELECT attempt, done, total, note, reported_at FROM horsies_task_progress WHERE task_id = %(id)s::uuid
 
--- name: cancel_task
+-- name: cancel_tasks
 -- PENDING or CLAIMED -> CANCELLED at once: user code has not started. A RUNNING task is asked to stop: its
--- worker is notified and records the outcome. Returns the row it found, if there is one. The root of its
--- workflow is locked first (forced step), so the holder of a task's row never waits for a run.
+-- worker is notified and records the outcome. Returns the rows it found. The roots of their workflows are
+-- locked first (forced step), in the order of their ids, so the holder of a task's row never waits for a run.
 WITH root AS MATERIALIZED (
     SELECT root.id FROM horsies_workflows AS root
-    WHERE root.id = (
+    WHERE root.id = ANY(ARRAY(
         SELECT run.root_workflow_id
         FROM horsies_tasks AS node JOIN horsies_workflows AS run ON run.id = node.workflow_id
-        WHERE node.id = %(id)s::uuid)
-    FOR NO KEY UPDATE),
+        WHERE node.id = ANY(%(ids)s::uuid[])))
+    ORDER BY root.id FOR NO KEY UPDATE),
 met AS MATERIALIZED (
     SELECT id, status, claimed_by_worker_id FROM horsies_tasks
-    WHERE id = %(id)s::uuid AND (SELECT count(*) FROM root) >= 0 FOR UPDATE),
+    WHERE id = ANY(%(ids)s::uuid[]) AND (SELECT count(*) FROM root) >= 0 ORDER BY id FOR UPDATE),
 changed AS (
     UPDATE horsies_tasks AS task SET
         status = CASE WHEN met.status = 'RUNNING' THEN task.status ELSE 'CANCELLED' END,

@@ -26,6 +26,7 @@ class RegisterWorker(NamedTuple):
     # JSON; None when the tasks of the worker are not known.
     known_tasks: str | None = None
     name: str | None = None
+    version: str | None = None
 
 
 class LockKey(NamedTuple):

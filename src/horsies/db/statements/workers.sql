@@ -5,9 +5,9 @@
 -- One current row per worker; a worker that was declared lost returns under its own id.
 INSERT INTO horsies_workers (
     worker_id, lock_key, hostname, pid, processes, queues, process_space, process_started, known_tasks,
-    name)
+    name, version)
 VALUES (%(worker_id)s, %(lock_key)s, %(hostname)s, %(pid)s, %(processes)s, %(queues)s::varchar[],
-    %(process_space)s, %(process_started)s, %(known_tasks)s::text::jsonb, %(name)s)
+    %(process_space)s, %(process_started)s, %(known_tasks)s::text::jsonb, %(name)s, %(version)s)
 ON CONFLICT (worker_id) DO UPDATE SET seen_at = clock_timestamp(), stopped_at = NULL, was_lost = false
 
 -- name: take_worker_lock

@@ -1,0 +1,93 @@
+"""`horsies doctor`: check the server, the schema and the work, with the remedy for each finding."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Annotated
+
+import typer
+from rich.text import Text
+
+from horsies.cli import output
+from horsies.cli.options import DatabaseUrlOption, LocatorArgument, ModuleOption, refuse_both
+from horsies.cli.session import EXIT_FAILED, JsonOption, open_session, unwrap_or_exit
+from horsies.monitor.doctor import CHECKS, CheckReport, doctor_document, run_doctor, worst
+from horsies.monitor.findings import Finding, Level
+
+EXIT_RED = 3
+
+_STYLES = {Level.GREEN: "green", Level.YELLOW: "yellow", Level.RED: "red", Level.UNKNOWN: "yellow"}
+_EXIT_CODES = {Level.RED: EXIT_RED, Level.UNKNOWN: EXIT_FAILED}
+
+
+def doctor(
+    locator: LocatorArgument = None,
+    module: ModuleOption = None,
+    database_url: DatabaseUrlOption = None,
+    as_json: JsonOption = False,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ID", help="Run this check only; may be repeated.", show_default=False
+        ),
+    ] = None,
+    fix_sql: Annotated[
+        bool, typer.Option("--fix-sql", help="Print only the statements that remedy the findings.")
+    ] = False,
+) -> None:
+    """Check the server, the schema, workers, queues, runs and schedules. Nothing is changed.
+
+    Each finding has its evidence and a remedy to paste into psql or a shell.
+
+    Exit codes: 0 no red finding, 1 failure, or a check could not read its facts, 3 a red finding.
+    """
+    refuse_both("--json", as_json, "--fix-sql", fix_sql)
+    _refuse_unknown(only or ())
+    with open_session("doctor", module or locator, database_url) as session:
+        reports = unwrap_or_exit(run_doctor(session.broker, only or None))
+    if as_json:
+        output.print_json(doctor_document(reports))
+    elif fix_sql:
+        _print_statements(reports)
+    else:
+        _print_reports(reports)
+    if code := _EXIT_CODES.get(worst(report.level for report in reports)):
+        raise typer.Exit(code)
+
+
+def _refuse_unknown(ids: Sequence[str]) -> None:
+    known = [check.id for check in CHECKS]
+    for one in ids:
+        if one not in known:
+            message = f"{one!r} is not a check; the checks are {', '.join(known)}."
+            raise typer.BadParameter(message, param_hint="--only")
+
+
+def _print_statements(reports: Iterable[CheckReport]) -> None:
+    for report in reports:
+        for finding in report.findings:
+            if finding.is_sql and finding.remedy:
+                sentence = output.safe_text(finding.sentence).plain
+                typer.echo(f"-- {report.id}: {sentence}\n{finding.remedy}")
+
+
+def _print_reports(reports: Sequence[CheckReport]) -> None:
+    parts = [part for report in reports for part in _lines(report)]
+    counts = {level: sum(one.level is level for one in reports) for level in Level}
+    green = counts.pop(Level.GREEN)
+    rest = "".join(f", {count} {level.value}" for level, count in counts.items() if count)
+    output.print_parts(*parts, f"{green} of {len(reports)} checks green{rest}.")
+
+
+def _lines(report: CheckReport) -> Iterable[Text]:
+    for finding in report.findings:
+        head = Text(f"{finding.level.value:<8}", _STYLES[finding.level])
+        head.append(f"{report.id}: ", "bold")
+        yield head.append_text(output.safe_text(finding.sentence))
+        yield from (output.safe_text(f"        {line}") for line in _details(finding))
+
+
+def _details(finding: Finding) -> Iterable[str]:
+    yield from finding.evidence
+    for number, line in enumerate((finding.remedy or "").splitlines()):
+        yield f"{'        ' if number else 'remedy: '}{line}"

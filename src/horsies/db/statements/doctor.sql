@@ -1,0 +1,196 @@
+-- Facts for the checks of `horsies doctor`. Every statement is bounded: it reads the catalog, the statistics
+-- of the server, partial indexes of live rows, or a fixed number of rows at the end of a primary key.
+
+-- name: find_schema
+-- Whether the tables exist. Works without them.
+SELECT EXISTS (
+    SELECT FROM pg_class AS relation
+    WHERE relation.relnamespace = to_regnamespace(%(schema)s::text)::oid
+      AND relation.relname = 'horsies_migrations') AS is_there
+
+-- name: read_migrations
+-- The applied files of the schema: a few dozen rows.
+SELECT kind, version, sha FROM horsies_migrations
+
+-- name: list_triggers
+SELECT tested.tgname::text AS name, relation.relname::text AS table_name,
+    tested.tgenabled NOT IN ('D', 'R') AS is_enabled
+FROM pg_trigger AS tested JOIN pg_class AS relation ON relation.oid = tested.tgrelid
+WHERE relation.relnamespace = to_regnamespace(%(schema)s::text)::oid AND NOT tested.tgisinternal
+  AND starts_with(tested.tgname, 'horsies_')
+
+-- name: list_functions
+SELECT DISTINCT proname::text AS name FROM pg_proc
+WHERE pronamespace = to_regnamespace(%(schema)s::text)::oid AND starts_with(proname, 'horsies_')
+
+-- name: list_indexes
+-- Every index on a table of horsies, those of other programs included: an invalid one costs writes.
+SELECT entry.relname::text AS name, relation.relname::text AS table_name, tested.indisvalid AS is_valid
+FROM pg_index AS tested JOIN pg_class AS entry ON entry.oid = tested.indexrelid
+JOIN pg_class AS relation ON relation.oid = tested.indrelid
+WHERE relation.relnamespace = to_regnamespace(%(schema)s::text)::oid AND starts_with(relation.relname, 'horsies_')
+
+-- name: read_server_state
+-- Settings, role and load of the server, in one row.
+SELECT current_setting('server_version')::text AS version,
+    current_setting('server_version_num')::integer AS version_number,
+    pg_encoding_to_char(stored.encoding)::text AS encoding, stored.datname::text AS database_name,
+    current_setting('fsync') = 'on' AS has_fsync,
+    current_setting('synchronous_commit')::text AS synchronous_commit,
+    current_setting('autovacuum') = 'on' AS has_autovacuum, pg_is_in_recovery() AS is_standby,
+    coalesce((SELECT every.setting FROM pg_settings AS every WHERE every.name = 'default_transaction_read_only')
+        = 'on', false) AS is_read_only,
+    pg_notification_queue_usage()::float8 AS notification_usage,
+    current_setting('max_connections')::integer - current_setting('superuser_reserved_connections')::integer
+        AS connection_limit,
+    (SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend') AS connections,
+    (SELECT count(*) FROM pg_stat_activity
+     WHERE datname = current_database() AND starts_with(application_name, 'horsies:')) AS own_connections,
+    pg_has_role(current_user, 'pg_read_all_stats', 'USAGE') AS sees_sessions, clock_timestamp() AS server_time
+FROM pg_database AS stored WHERE stored.datname = current_database()
+
+-- name: list_tables
+-- Sizes and statistics of the tables; "row_estimate" is -1 while a table was never analysed.
+SELECT relation.relname::text AS name, relation.relpersistence = 'u' AS is_unlogged,
+    coalesce(relation.reloptions, '{}')::text[] AS options, relation.reltuples::float8 AS row_estimate,
+    pg_total_relation_size(relation.oid) AS bytes, pg_stat_get_live_tuples(relation.oid) AS live_rows,
+    pg_stat_get_dead_tuples(relation.oid) AS dead_rows,
+    greatest(pg_stat_get_last_analyze_time(relation.oid), pg_stat_get_last_autoanalyze_time(relation.oid))
+        AS analysed_at
+FROM pg_class AS relation
+WHERE relation.relnamespace = to_regnamespace(%(schema)s::text)::oid AND relation.relkind = 'r'
+  AND starts_with(relation.relname, 'horsies_')
+ORDER BY name
+
+-- name: find_xmin_holders
+-- Transactions and slots that keep dead rows from vacuum: sessions of this database, standbys, replication
+-- slots, prepared transactions. The text of a session's statement is left out: it may hold arguments.
+SELECT 'session' AS kind, pid::text AS name, concat_ws(', ', nullif(application_name, ''), state) AS detail,
+    extract(epoch FROM clock_timestamp() - coalesce(xact_start, backend_start))::float8 AS seconds,
+    age(coalesce(backend_xmin, backend_xid))::bigint AS transactions
+FROM pg_stat_activity
+WHERE (backend_xmin IS NOT NULL OR backend_xid IS NOT NULL) AND pid <> pg_backend_pid()
+  AND backend_type <> 'autovacuum worker' AND (datname IS NULL OR datname = current_database())
+UNION ALL
+SELECT 'slot', slot_name::text, CASE WHEN active THEN 'active' ELSE 'inactive' END, NULL, age(xmin)::bigint
+FROM pg_replication_slots WHERE xmin IS NOT NULL
+UNION ALL
+SELECT 'prepared', gid::text, owner::text, extract(epoch FROM clock_timestamp() - prepared)::float8,
+    age(transaction)::bigint
+FROM pg_prepared_xacts WHERE database = current_database()
+ORDER BY transactions DESC, name LIMIT 20
+
+-- name: measure_claim_index
+-- The size of the claim index and the tasks in it, counted only as far as their number matters.
+SELECT pg_relation_size(entry.oid) AS bytes, (
+    SELECT count(*) FROM (
+        SELECT FROM horsies_tasks WHERE status = 'PENDING' AND NOT held
+        LIMIT least(pg_relation_size(entry.oid) / 10240, 100000) + 1) AS waiting) AS waiting
+FROM pg_class AS entry
+WHERE entry.relnamespace = to_regnamespace(%(schema)s::text)::oid AND entry.relname = 'horsies_tasks_claim'
+
+-- name: list_worker_releases
+-- The release and the tasks of every worker that has not shut down.
+SELECT worker_id::text, version::text, extract(epoch FROM now() - started_at)::float8 AS started_seconds_ago,
+    CASE WHEN known_tasks IS NOT NULL
+        THEN ARRAY(SELECT jsonb_object_keys(known_tasks -> 'tasks') ORDER BY 1) END AS task_names
+FROM horsies_workers WHERE stopped_at IS NULL ORDER BY seen_at DESC LIMIT 1000
+
+-- name: list_due_queues
+-- Queues with due tasks, one probe of the claim index each, then at most "window" of their first due tasks.
+WITH RECURSIVE queue AS (
+    (SELECT queue_name FROM horsies_tasks WHERE status = 'PENDING' AND NOT held ORDER BY queue_name LIMIT 1)
+    UNION ALL
+    SELECT (SELECT task.queue_name FROM horsies_tasks AS task
+            WHERE task.status = 'PENDING' AND NOT task.held AND task.queue_name > queue.queue_name
+            ORDER BY task.queue_name LIMIT 1)
+    FROM queue WHERE queue.queue_name IS NOT NULL)
+SELECT queue.queue_name::text AS name, waiting.due, waiting.oldest_seconds, waiting.task_names,
+    extract(epoch FROM now() - stored.paused_at)::float8 AS paused_seconds
+FROM queue CROSS JOIN LATERAL (
+    SELECT count(*) AS due, extract(epoch FROM now() - min(first.enqueued_at))::float8 AS oldest_seconds,
+        array_agg(DISTINCT first.task_name::text) AS task_names
+    FROM (
+        SELECT task.enqueued_at, task.task_name FROM horsies_tasks AS task
+        WHERE task.status = 'PENDING' AND NOT task.held AND task.queue_name = queue.queue_name
+          AND task.enqueued_at <= now()
+        ORDER BY task.priority, task.enqueued_at, task.id LIMIT %(window)s::integer) AS first) AS waiting
+LEFT JOIN horsies_queues AS stored ON stored.queue_name = queue.queue_name
+WHERE queue.queue_name IS NOT NULL AND waiting.due > 0 ORDER BY queue.queue_name
+
+-- name: count_abandoned
+-- Tasks that recovery should have taken: claimed or running at workers that are gone, with a lapsed lease,
+-- or past their deadline. Tasks in flight are few; deadlines are counted up to 10,000 from their index.
+SELECT count(*) FILTER (WHERE worker.stopped_at < now() - %(seconds)s::float8 * interval '1 second'
+        OR (worker.worker_id IS NULL
+            AND coalesce(task.started_at, task.claimed_at, task.updated_at)
+                < now() - %(seconds)s::float8 * interval '1 second')) AS ownerless,
+    count(*) FILTER (WHERE task.status = 'CLAIMED'
+        AND task.claim_expires_at < now() - %(seconds)s::float8 * interval '1 second') AS lapsed,
+    (SELECT count(*) FROM (
+        SELECT FROM horsies_tasks WHERE status = 'PENDING' AND good_until IS NOT NULL
+          AND good_until < now() - %(seconds)s::float8 * interval '1 second' LIMIT 10000) AS late) AS late
+FROM horsies_tasks AS task LEFT JOIN horsies_workers AS worker ON worker.worker_id = task.claimed_by_worker_id
+WHERE task.status IN ('CLAIMED', 'RUNNING')
+
+-- name: list_crashes
+-- Attempts of the last hour that took their child process along, among the newest "window" attempts. Names
+-- are scalar subqueries, because a join might be planned as a hash over the whole history.
+WITH newest AS MATERIALIZED (
+    SELECT task_id, outcome, finished_at FROM horsies_task_attempts ORDER BY id DESC LIMIT %(window)s::integer),
+crashed AS MATERIALIZED (
+    SELECT task_id, (SELECT task.task_name FROM horsies_tasks AS task WHERE task.id = newest.task_id) AS task_name
+    FROM newest WHERE outcome = 'WORKER_FAILURE' AND finished_at > now() - interval '1 hour')
+SELECT task_name::text, count(*) AS crashes, max(repeated.times) AS most_of_one_task
+FROM crashed JOIN (SELECT task_id, count(*) AS times FROM crashed GROUP BY task_id) AS repeated USING (task_id)
+WHERE task_name IS NOT NULL GROUP BY task_name ORDER BY crashes DESC, task_name LIMIT 20
+
+-- name: find_long_running
+-- Running tasks without a time limit, the oldest first, from the in-flight index.
+SELECT id::text, task_name::text, extract(epoch FROM now() - started_at)::float8 AS seconds
+FROM horsies_tasks
+WHERE status IN ('CLAIMED', 'RUNNING') AND status = 'RUNNING' AND timeout_ms IS NULL
+  AND started_at < now() - %(seconds)s::float8 * interval '1 second'
+ORDER BY started_at, horsies_tasks.id LIMIT 5
+
+-- name: find_long_paused
+-- Runs that have been paused for so long, the oldest first, from the index of open runs.
+SELECT id::text, name::text, extract(epoch FROM now() - paused_at)::float8 AS seconds
+FROM horsies_workflows
+WHERE status = 'PAUSED' AND paused_at < now() - %(seconds)s::float8 * interval '1 second'
+ORDER BY paused_at, horsies_workflows.id LIMIT 5
+
+-- name: find_overdue_schedules
+-- Schedules with a slot in the past that no scheduler has touched for as long, and the schedulers that are
+-- connected to this database.
+SELECT state.schedule_name::text AS name, extract(epoch FROM now() - state.next_run_at)::float8 AS seconds,
+    (SELECT count(*) FROM pg_stat_activity
+     WHERE datname = current_database() AND application_name = 'horsies:scheduler') AS schedulers
+FROM horsies_schedule_state AS state
+WHERE state.next_run_at < now() - %(seconds)s::float8 * interval '1 second' AND state.paused_at IS NULL
+  AND state.updated_at < now() - %(seconds)s::float8 * interval '1 second'
+  AND NOT coalesce(state.disabled_at >= state.updated_at, false)
+ORDER BY state.next_run_at, state.schedule_name LIMIT 20
+
+-- name: read_oldest_ended
+-- The oldest finished task among the first thousand ids, without a retention of its own.
+SELECT extract(epoch FROM now() - min(first.ended_at))::float8 AS seconds FROM (
+    SELECT coalesce(completed_at, failed_at, updated_at) AS ended_at, status, retention FROM horsies_tasks
+    ORDER BY horsies_tasks.id LIMIT 1000) AS first
+WHERE first.status IN ('COMPLETED', 'FAILED', 'CANCELLED', 'EXPIRED') AND first.retention IS NULL
+
+-- name: measure_payload
+-- The mean stored size of arguments and results of the newest 200 tasks; nothing is decompressed.
+SELECT avg(coalesce(pg_column_size(newest.args), 0) + coalesce(pg_column_size(newest.kwargs), 0)
+    + coalesce(pg_column_size(newest.result), 0))::float8 AS bytes
+FROM (SELECT args, kwargs, result FROM horsies_tasks ORDER BY horsies_tasks.id DESC LIMIT 200) AS newest
+
+-- name: begin_reading
+-- For the rest of the transaction: no writes, no long statements, no waits for locks.
+SELECT set_config('transaction_read_only', 'on', true) AS is_read_only,
+    set_config('statement_timeout', %(statement_ms)s::integer::text, true) AS statement_timeout,
+    set_config('lock_timeout', %(lock_ms)s::integer::text, true) AS lock_timeout
+
+-- name: read_backend
+-- The server process behind this connection; behind a pooler it changes between transactions.
+SELECT pg_backend_pid() AS pid

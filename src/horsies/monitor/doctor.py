@@ -1,0 +1,186 @@
+"""``horsies doctor``: run the checks of the server, the schema and the work, and report findings.
+
+Nothing is written: each check has a read-only transaction of its own with short timeouts, so that one
+that fails or takes too long does not hide the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from psycopg import Connection
+
+from horsies.db.database import Database
+from horsies.db.errors import describe
+from horsies.db.listen import receives_own_notification
+from horsies.db.statement import Nothing, Script, run_script
+from horsies.db.statements.doctor import ReadingLimits, begin_reading, read_backend
+from horsies.monitor.doctor_schema import SCHEMA_CHECKS, has_current_schema, read_applied
+from horsies.monitor.doctor_server import SERVER_CHECKS
+from horsies.monitor.doctor_work import WORK_CHECKS
+from horsies.monitor.findings import Check, Facts, Finding, Level, Limits
+from horsies.result import Err, Ok
+from horsies.tasks.broker import BrokerErrorCode, BrokerResult, PostgresBroker, failure
+
+READING = ReadingLimits(statement_ms=10_000, lock_ms=1_000)
+ECHO_SECONDS = 2.0
+# Transactions held at once to find a pooler; most pools are smaller.
+POOLER_TRIES = 10
+_WORST_FIRST = (Level.RED, Level.UNKNOWN, Level.YELLOW, Level.GREEN)
+
+
+@dataclass(frozen=True, slots=True)
+class CheckReport:
+    """The findings of one check; green without any."""
+
+    id: str
+    looks_at: str
+    findings: tuple[Finding, ...] = ()
+
+    @property
+    def level(self) -> Level:
+        return worst(finding.level for finding in self.findings)
+
+
+def worst(levels: Iterable[Level]) -> Level:
+    """Return the most serious level; green for none."""
+    return min(levels, key=_WORST_FIRST.index, default=Level.GREEN)
+
+
+def judge_pooler(shares_server: bool, is_declared: bool) -> list[Finding]:
+    if shares_server and not is_declared:
+        sentence = "database_url leads through a pooler in transaction mode that is not declared."
+        remedy = "PostgresConfig(pgbouncer_transaction_mode=True, session_database_url=...)"
+        return [Finding(Level.RED, sentence, (), remedy)]
+    if is_declared and not shares_server:
+        sentence = "pgbouncer_transaction_mode is on, but connections keep their server process."
+        return [Finding(Level.YELLOW, sentence, (), "leave out pgbouncer_transaction_mode")]
+    return []
+
+
+def _probe_pooler(database: Database) -> list[Finding]:
+    return judge_pooler(_shares_server(database), database.config.pgbouncer_transaction_mode)
+
+
+def _shares_server(database: Database) -> bool:
+    """Tell whether connections share server processes between their transactions.
+
+    A pooler invents the process id that a client gets at login. One in transaction mode lends the process
+    of an idle client: to one of the next transactions, since the idle processes come first.
+    """
+    with ExitStack() as opened:
+        first = opened.enter_context(database.connect("operator"))
+        pid = read_backend.run(first, Nothing())[0].pid
+        if pid == first.info.backend_pid:
+            return False
+        for _ in range(POOLER_TRIES):
+            other = opened.enter_context(database.connect("operator"))
+            opened.enter_context(other.transaction())
+            if read_backend.run(other, Nothing())[0].pid == pid:
+                return True
+    return False
+
+
+def _probe_notifications(database: Database) -> list[Finding]:
+    if receives_own_notification(
+        lambda: database.connect("operator", session=True), timeout_seconds=ECHO_SECONDS
+    ):
+        return []
+    sentence = f"A notification did not arrive within {ECHO_SECONDS:.0f} s."
+    advice = "set session_database_url to an address that bypasses the pooler"
+    return [Finding(Level.RED, sentence, (), advice)]
+
+
+PROBES = (
+    Check(
+        "pooler",
+        "server processes behind database_url",
+        "a pooler is declared, but there is none",
+        "a transaction pooler that is not declared",
+        None,
+        needs_tables=False,
+        probe=_probe_pooler,
+    ),
+    Check(
+        "notifications",
+        "arrival of a notification through session_database_url",
+        "",
+        "none within 2 seconds",
+        None,
+        needs_tables=False,
+        probe=_probe_notifications,
+    ),
+)
+CHECKS = (*SCHEMA_CHECKS, *SERVER_CHECKS, *PROBES, *WORK_CHECKS)
+CHEAP_IDS = frozenset(check.id for check in CHECKS if check.is_cheap)
+
+
+def doctor_script(facts: Facts, ids: Collection[str] = CHEAP_IDS) -> Script[list[CheckReport]]:
+    """The checks with these ids, except probes, in one transaction; the cheap ones by default."""
+    reports = []
+    for check in _chosen(ids):
+        if check.find is not None:
+            reports.append((yield from _check_script(check, facts)))
+    return reports
+
+
+def _chosen(ids: Collection[str] | None) -> list[Check]:
+    return [check for check in CHECKS if ids is None or check.id in ids]
+
+
+def _check_script(check: Check, facts: Facts) -> Script[CheckReport]:
+    assert check.find is not None
+    if check.needs_tables and not has_current_schema((yield from read_applied(facts))):
+        sentence = "Not checked, because the tables are missing or outdated."
+        return _report(check, [Finding(Level.UNKNOWN, sentence, remedy="horsies migrate")])
+    return _report(check, (yield from check.find(facts)))
+
+
+def _report(check: Check, findings: Iterable[Finding]) -> CheckReport:
+    return CheckReport(check.id, check.looks_at, tuple(findings))
+
+
+def run_doctor(
+    broker: PostgresBroker, ids: Collection[str] | None = None, limits: Limits | None = None
+) -> BrokerResult[list[CheckReport]]:
+    """Run all checks, or those with these ids; Err when the database cannot be reached."""
+    facts = Facts(broker.config.schema_name, limits or Limits())
+    try:
+        with broker.database.connect("operator") as connection:
+            reports = [_run_check(check, facts, broker, connection) for check in _chosen(ids)]
+    except Exception as error:
+        return Err(failure(BrokerErrorCode.MONITORING_QUERY_FAILED, error))
+    return Ok(reports)
+
+
+def _run_check(
+    check: Check, facts: Facts, broker: PostgresBroker, connection: Connection[Any]
+) -> CheckReport:
+    try:
+        if check.probe is not None:
+            return _report(check, check.probe(broker.database))
+        with _reading(connection):
+            return run_script(connection, _check_script(check, facts), logged=broker.config.echo)
+    except Exception as error:
+        if connection.closed:
+            raise
+        return _report(check, [Finding(Level.UNKNOWN, f"Not checked: {describe(error)}")])
+
+
+@contextmanager
+def _reading(connection: Connection[Any]) -> Iterator[None]:
+    with connection.transaction():
+        begin_reading.run(connection, READING)
+        yield
+
+
+def doctor_document(reports: Iterable[CheckReport]) -> dict[str, Any]:
+    """Return the reports as a JSON object, for ``--json`` and the API."""
+    shown = list(reports)
+    return {
+        "level": worst(report.level for report in shown),
+        "checks": [{**asdict(report), "level": report.level} for report in shown],
+    }

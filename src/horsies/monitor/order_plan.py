@@ -1,0 +1,212 @@
+"""Plans of bulk orders: the verb, the filters and the bounds of an order, as values and as text.
+
+``orders.py`` reads and writes the database for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import NamedTuple, TypeAlias
+
+from pydantic import TypeAdapter, ValidationError
+
+from horsies.ids import new_id, stored_form
+from horsies.monitor.queries import RunFilters, TaskFilters
+from horsies.result import Err, Ok
+from horsies.states import TaskStatus, WorkflowStatus
+from horsies.tasks.broker import BrokerErrorCode, BrokerOperationError, BrokerResult
+
+ORDER_MAX = 10_000
+# Rows of one page of a dry run.
+PAGE = 1_000
+
+Counts: TypeAlias = Mapping[str, int]
+
+
+class OrderVerb(StrEnum):
+    """The change that an order makes to every task or run."""
+
+    RETRY_TASKS = "retry_tasks"
+    CANCEL_TASKS = "cancel_tasks"
+    PURGE_QUEUE = "purge_queue"
+    RETRY_RUNS = "retry_runs"
+    RESUME_RUNS = "resume_runs"
+    PAUSE_RUNS = "pause_runs"
+    CANCEL_RUNS = "cancel_runs"
+
+    @property
+    def is_of_runs(self) -> bool:
+        return self.value.endswith("_runs")
+
+
+_ENDED = (TaskStatus.FAILED, TaskStatus.CANCELLED, TaskStatus.EXPIRED, TaskStatus.COMPLETED)
+_OPEN = (TaskStatus.PENDING, TaskStatus.CLAIMED, TaskStatus.RUNNING)
+_OPEN_RUNS = (WorkflowStatus.PENDING, WorkflowStatus.RUNNING, WorkflowStatus.PAUSED)
+
+Statuses: TypeAlias = Sequence[TaskStatus | WorkflowStatus]
+
+
+class Scope(NamedTuple):
+    """The statuses that a verb applies to, and those it takes without a status filter."""
+
+    default: Statuses
+    allowed: Statuses
+
+
+SCOPES: Mapping[OrderVerb, Scope] = {
+    OrderVerb.RETRY_TASKS: Scope((TaskStatus.FAILED,), _ENDED),
+    OrderVerb.CANCEL_TASKS: Scope(_OPEN, _OPEN),
+    OrderVerb.PURGE_QUEUE: Scope(_OPEN[:2], _OPEN[:2]),
+    OrderVerb.RETRY_RUNS: Scope((WorkflowStatus.FAILED,), (WorkflowStatus.FAILED,)),
+    OrderVerb.RESUME_RUNS: Scope((WorkflowStatus.PAUSED,), (WorkflowStatus.PAUSED,)),
+    OrderVerb.PAUSE_RUNS: Scope((WorkflowStatus.RUNNING,), (WorkflowStatus.RUNNING,)),
+    OrderVerb.CANCEL_RUNS: Scope(_OPEN_RUNS, _OPEN_RUNS),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """A verb, the tasks or runs it is for, and the bounds that a dry run has fixed.
+
+    ``newest`` is the cursor from which the batches begin, ``oldest`` that of the last row. Tasks may also be
+    named by their ids.
+    """
+
+    id: str
+    verb: OrderVerb
+    tasks: TaskFilters | None = None
+    runs: RunFilters | None = None
+    ids: tuple[str, ...] = ()
+    include_running: bool = True
+    reason: str | None = None
+    at: datetime | None = None
+    newest: str | None = None
+    oldest: str | None = None
+    matching: int = 0
+
+    @property
+    def subject(self) -> str:
+        """The tasks or runs in words, as in ``tasks FAILED on mail, CARD_REFUSED``."""
+        if self.tasks is not None and self.verb is OrderVerb.PURGE_QUEUE:
+            return f"queue {', '.join(self.tasks.queues)}"
+        if self.ids:
+            return f"{len(self.ids):,} selected tasks"
+        return " ".join(_filter_words(self.tasks or self.runs or TaskFilters()))
+
+
+@dataclass(frozen=True, slots=True)
+class Preview:
+    """The answer of a dry run. ``has_more``: rows older than those of this order match too."""
+
+    order: Order
+    matching: int
+    eligible: int
+    refused: Counts
+    newest_at: datetime | None
+    oldest_at: datetime | None
+    has_more: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far an order has come: the position of its next batch, and the counts so far."""
+
+    cursor: str | None = None
+    done: int = 0
+    refused: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class OrderState:
+    """A started order; its outcome is ``running``, ``stopping``, ``stopped`` or ``done``."""
+
+    order: Order
+    outcome: str
+    progress: Progress
+    actor: str
+    at: datetime
+
+    @property
+    def is_open(self) -> bool:
+        return self.outcome in ("running", "stopping")
+
+    @property
+    def seen(self) -> int:
+        """The rows that the batches so far have changed or refused."""
+        return self.progress.done + sum(self.progress.refused.values())
+
+    @property
+    def summary(self) -> str:
+        """The counts in a sentence."""
+        words = f"{self.progress.done:,} of {self.order.matching:,} changed"
+        if refused := sum(self.progress.refused.values()):
+            counts = self.progress.refused.items()
+            reasons = ", ".join(f"{count:,} {reason}" for reason, count in counts)
+            words += f", {refused:,} refused: {reasons}"
+        return f"{words}."
+
+
+_ORDERS = TypeAdapter(Order)
+
+
+def order_text(order: Order) -> str:
+    """Return an order as JSON text, for a form or the database."""
+    return _ORDERS.dump_json(order).decode()
+
+
+def read_order_text(text: str) -> Order | None:
+    """Return the order that ``order_text`` wrote, or None."""
+    try:
+        return _ORDERS.validate_json(text)
+    except ValidationError:
+        return None
+
+
+def draft_order(
+    verb: OrderVerb,
+    filters: TaskFilters | RunFilters,
+    *,
+    ids: Iterable[str] = (),
+    include_running: bool = True,
+    reason: str | None = None,
+    order_id: str | None = None,
+) -> BrokerResult[Order]:
+    """Check the status filter of an order; it has no bounds before its dry run."""
+    scope = SCOPES[verb]
+    wrong = [status.value for status in filters.statuses if status not in scope.allowed]
+    if wrong:
+        known = ", ".join(status.value for status in scope.allowed)
+        message = f"{verb.value} applies to the statuses {known}, not to {', '.join(wrong)}."
+        return Err(BrokerOperationError(BrokerErrorCode.INVALID_QUERY, message))
+    named = tuple(dict.fromkeys(stored_form(one) or one for one in ids))
+    if len(named) > ORDER_MAX:
+        message = f"An order takes at most {ORDER_MAX:,} tasks, not {len(named):,}."
+        return Err(BrokerOperationError(BrokerErrorCode.INVALID_QUERY, message))
+    statuses = filters.statuses or scope.default
+    running = include_running and verb is not OrderVerb.PURGE_QUEUE
+    order = Order(order_id or new_id(), verb, None, None, named, running, reason)
+    if isinstance(filters, TaskFilters):
+        chosen = [TaskStatus(status) for status in statuses]
+        return Ok(replace(order, tasks=replace(filters, statuses=chosen, limit=PAGE, after=None)))
+    runs = [WorkflowStatus(status) for status in statuses]
+    return Ok(replace(order, runs=replace(filters, statuses=runs, limit=PAGE, after=None)))
+
+
+def _filter_words(filters: TaskFilters | RunFilters) -> Iterable[str]:
+    is_of_tasks = isinstance(filters, TaskFilters)
+    yield "tasks" if is_of_tasks else "runs"
+    yield "/".join(status.value for status in filters.statuses)
+    if filters.names:
+        yield f"named {'/'.join(filters.names)}"
+    if isinstance(filters, TaskFilters):
+        if filters.queues:
+            yield f"on {'/'.join(filters.queues)}"
+        if filters.error_codes:
+            yield f"with {'/'.join(filters.error_codes)}"
+    if filters.since:
+        yield f"since {filters.since.astimezone(UTC):%Y-%m-%d %H:%M:%S}"
+    if filters.until:
+        yield f"until {filters.until.astimezone(UTC):%Y-%m-%d %H:%M:%S}"

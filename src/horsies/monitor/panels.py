@@ -1,0 +1,115 @@
+"""The data of one queue and of one worker, and the rates that charts show."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+from horsies.db.statement import Script, one_or_none
+from horsies.db.statements.dashboard import (
+    DueTask,
+    HistoryPoint,
+    NextInQueue,
+    TasksOfWorker,
+    ThinnedHistory,
+    WorkerDetail,
+    WorkerKey,
+    WorkerTask,
+    next_in_queue,
+    read_worker_detail,
+    tasks_of_worker,
+    thinned_worker_history,
+)
+from horsies.db.statements.monitor import ListWorkers, WorkerSummary, list_workers
+from horsies.monitor.action_log import ActionRow, list_actions_script
+from horsies.monitor.measures import Series, read_measures_script, read_split_measures_script
+from horsies.monitor.overview import (
+    QueueOverview,
+    WorkerHealth,
+    arrivals_script,
+    health_of,
+    overview_script,
+)
+
+NEXT_SHOWN = 25
+CHANGES_SHOWN = 10
+TASKS_SHOWN = 200
+HISTORY = timedelta(hours=24)
+_HISTORY_STEP = timedelta(minutes=10)
+_HOUR = timedelta(hours=1)
+_FIVE_MINUTES = timedelta(minutes=5)
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Series of all attempts, and by queue; and the last hour by task in slots of five minutes."""
+
+    total: Series
+    by_queue: Mapping[str, Series]
+    by_task: Mapping[str, Series]
+
+
+@dataclass(frozen=True, slots=True)
+class QueuePanel:
+    """One queue: the workers that serve it, the tasks that start next, and its newest changes."""
+
+    queue: QueueOverview
+    servers: Sequence[WorkerSummary]
+    front: Sequence[DueTask]
+    changes: Sequence[ActionRow]
+    arrivals: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerPanel:
+    """One worker: its tasks in flight, its children at the last snapshot, and its last 24 hours."""
+
+    worker: WorkerSummary
+    detail: WorkerDetail
+    tasks: Sequence[WorkerTask]
+    history: Sequence[HistoryPoint]
+
+
+def rates_script(since: timedelta, step: timedelta) -> Script[Rates]:
+    """Read the rates of the whole system."""
+    total = yield from read_measures_script(since, step)
+    by_queue = yield from read_split_measures_script("queue", since, step)
+    by_task = yield from read_split_measures_script("task", _HOUR, _FIVE_MINUTES)
+    return Rates(total, by_queue, by_task)
+
+
+def queue_rates_script(name: str, since: timedelta, step: timedelta) -> Script[Rates]:
+    """Read the rates of one queue."""
+    total = yield from read_measures_script(since, step, [name])
+    by_task = yield from read_split_measures_script("task", _HOUR, _FIVE_MINUTES, [name])
+    return Rates(total, {name: total}, by_task)
+
+
+def queue_script(name: str, configured: Mapping[str, int | None]) -> Script[QueuePanel | None]:
+    """Read one queue; None when it is not in use and not configured."""
+    overview = yield from overview_script(configured)
+    queue = next((one for one in overview.queues if one.name == name), None)
+    if queue is None:
+        return None
+    living = (WorkerHealth.ALIVE, WorkerHealth.SILENT)
+    servers = [one for one in overview.workers if name in one.queues and health_of(one) in living]
+    front: list[DueTask] = yield next_in_queue, NextInQueue(name, NEXT_SHOWN)
+    changes = yield from list_actions_script(f"queue {name}", limit=CHANGES_SHOWN)
+    arrivals = yield from arrivals_script()
+    return QueuePanel(queue, servers, front, changes, arrivals.get(name, 0.0))
+
+
+def worker_script(worker_id: str) -> Script[WorkerPanel | None]:
+    """Read one worker, also a stopped one; None when it is not on record."""
+    worker = one_or_none((yield list_workers, ListWorkers(True, worker_id)))
+    if worker is None:
+        return None
+    (detail,) = yield read_worker_detail, WorkerKey(worker_id)
+    tasks: list[WorkerTask] = yield tasks_of_worker, TasksOfWorker(worker_id, TASKS_SHOWN)
+    since = datetime.now(UTC) - HISTORY
+    history: list[HistoryPoint] = yield (
+        thinned_worker_history,
+        ThinnedHistory(worker_id, since, _HISTORY_STEP),
+    )
+    return WorkerPanel(worker, detail, tasks, history)

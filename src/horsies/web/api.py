@@ -1,0 +1,345 @@
+"""The JSON API: the documents of the command line's ``--json``, below ``/api``.
+
+Payloads appear only for users who may see them, with the values of secret keys masked. Every route refuses
+filters that it does not have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict
+from typing import Any, TypeVar
+
+from starlette.responses import Response
+
+from horsies._version import __version__
+from horsies.database_url import mask_url
+from horsies.db.paging import LIST_WINDOW
+from horsies.db.statement import Nothing, read_rows
+from horsies.db.statements.monitor import (
+    ListWorkers,
+    ServerVersion,
+    WorkerStateHistory,
+    list_workers,
+    read_server,
+    worker_state_history,
+)
+from horsies.monitor.documents import (
+    json_text,
+    json_value,
+    overview_document,
+    page_document,
+    queue_document,
+    schedule_document,
+    task_document,
+    worker_document,
+)
+from horsies.monitor.explain import explained_task_script
+from horsies.monitor.failures import failures_document, failures_script
+from horsies.monitor.overview import Overview, TaskReport, overview_script
+from horsies.monitor.queries import (
+    SEARCH_WINDOW,
+    RunFilters,
+    run_filters,
+    runs_script,
+    sent_time,
+    tasks_script,
+)
+from horsies.result import Err, Result
+from horsies.scheduler.api import list_script, next_script
+from horsies.scheduler.api import runs_script as schedule_runs_script
+from horsies.tasks.broker import BrokerErrorCode, BrokerOperationError
+from horsies.web.filters import (
+    LIMIT_DEFAULT,
+    LIMIT_MAX,
+    TASK_FILTERS,
+    masking_of,
+    number_of,
+    parameter_names,
+    refuse_unknown,
+    task_filters_of,
+    text_of,
+    texts_of,
+    time_of,
+)
+from horsies.web.reading import STATEMENT_TIMEOUT_MS
+from horsies.web.rendering import BadRequest, NotFound, Unavailable, View
+from horsies.web.routes import Handler, Route
+from horsies.workflow.run.listing import report_document, report_script
+
+T = TypeVar("T")
+
+HISTORY_LIMIT_MAX = 1_000
+RUN_FILTERS = frozenset(
+    {
+        *("status", "name", "workflow_key", "since", "until"),
+        *("include_children", "before", "limit"),
+    }
+)
+
+
+def answer(document: dict[str, Any]) -> Response:
+    """Return a JSON document; passwords in addresses are masked in all of its texts."""
+    return Response(json_text(_masked(json_value(document))), 200, None, "application/json")
+
+
+def _masked(value: Any) -> Any:
+    match value:
+        case str():
+            return mask_url(value)
+        case dict():
+            return {name: _masked(part) for name, part in value.items()}
+        case list():
+            return [_masked(part) for part in value]
+        case _:
+            return value
+
+
+# The dashboard, queues and workers
+
+
+async def meta(view: View) -> Response:
+    """Versions, rights of the user, limits. A database of another release is named, not an error."""
+    refuse_unknown(view, ())
+    schema, server = "MATCH", None
+    try:
+        rows: list[ServerVersion] = await view.read(read_rows(read_server, Nothing()))
+        server = rows[0].server_version
+    except Unavailable as problem:
+        if problem.members.get("retryable"):
+            raise
+        schema = "MISMATCH"
+    access = view.access
+    return answer(
+        {
+            "version": __version__,
+            "server_version": server,
+            "schema": schema,
+            "base_path": view.url(""),
+            "actions_enabled": view.site.settings.actions,
+            "access": {
+                "user": access.user,
+                "may": sorted(access.may),
+                "sees_payload": access.sees_payload,
+            },
+            "limits": {
+                "list_window": LIST_WINDOW,
+                "search_window": SEARCH_WINDOW,
+                "limit": LIMIT_MAX,
+                "statement_timeout_ms": STATEMENT_TIMEOUT_MS,
+            },
+        }
+    )
+
+
+async def _overview(view: View) -> Overview:
+    refuse_unknown(view, ())
+    return await view.read(overview_script(view.site.queue_caps))
+
+
+async def overview(view: View) -> Response:
+    """Queues, workers, blocked tasks and runs, as ``horsies status --json``."""
+    return answer(overview_document(await _overview(view)))
+
+
+async def queues(view: View) -> Response:
+    """All queues."""
+    found = await _overview(view)
+    return answer({"queues": [queue_document(queue) for queue in found.queues]})
+
+
+async def queue(view: View) -> Response:
+    """One queue."""
+    name = view.params["name"]
+    found = next((one for one in (await _overview(view)).queues if one.name == name), None)
+    if found is None:
+        raise NotFound(f"There is no queue {name!r}.", code="QUEUE_NOT_FOUND")
+    return answer(queue_document(found))
+
+
+async def workers(view: View) -> Response:
+    """Workers that run; with ``include_stopped`` also those that have stopped."""
+    refuse_unknown(view, {"include_stopped"})
+    is_all = (text_of(view, "include_stopped") or "").lower() in ("1", "true")
+    found = await view.read(read_rows(list_workers, ListWorkers(is_all)))
+    return answer({"workers": [worker_document(worker) for worker in found]})
+
+
+async def worker(view: View) -> Response:
+    """One worker, also a stopped one."""
+    refuse_unknown(view, ())
+    worker_id = view.params["id"]
+    rows = await view.read(read_rows(list_workers, ListWorkers(True)))
+    found = next((one for one in rows if one.worker_id == worker_id), None)
+    if found is None:
+        raise NotFound(f"There is no worker {worker_id!r}.", code="WORKER_NOT_FOUND")
+    return answer(worker_document(found))
+
+
+async def worker_history(view: View) -> Response:
+    """The snapshots of one worker, newest first."""
+    refuse_unknown(view, {"limit"})
+    limit = number_of(view, "limit", LIMIT_DEFAULT, HISTORY_LIMIT_MAX)
+    asked = WorkerStateHistory(view.params["id"], limit)
+    rows = await view.read(read_rows(worker_state_history, asked))
+    return answer({"snapshots": [asdict(row) for row in rows]})
+
+
+# Tasks and failures
+
+
+async def tasks(view: View) -> Response:
+    """A page of tasks by filters."""
+    refuse_unknown(view, TASK_FILTERS)
+    page = await view.read(tasks_script(task_filters_of(view)))
+    document = page_document(page, "tasks")
+    for row in document["tasks"]:
+        # A search reads the arguments of what it finds; the list does not show them.
+        row.pop("args", None), row.pop("kwargs", None)
+    back_to = sent_time(page.next_cursor) if page.next_cursor else None
+    return answer(document | {"looked_back_to": back_to})
+
+
+async def _report(view: View, payload: bool) -> TaskReport:
+    refuse_unknown(view, ())
+    task_id = view.params["id"]
+    report = await view.read(explained_task_script(task_id, payload))
+    if report is None:
+        raise NotFound(f"There is no task {task_id}.", code="TASK_NOT_FOUND")
+    return report
+
+
+async def task(view: View) -> Response:
+    """One task with its attempts; arguments and result only with the right to see them."""
+    sees_payload = view.access.sees_payload
+    report = await _report(view, sees_payload)
+    masking, found = masking_of(view.site), report.task
+    document = task_document(report, payload=False)
+    document["options"] = masking.value(document["options"])
+    if sees_payload:
+        names = parameter_names(view.site, found.task_name)
+        document["args"] = masking.stored_value(found.args, names)
+        document["kwargs"] = masking.stored_value(found.kwargs)
+        document["result"] = masking.stored_value(found.result)
+    return answer(document)
+
+
+async def attempts(view: View) -> Response:
+    """The finished attempts of one task, newest first."""
+    report = await _report(view, payload=False)
+    return answer({"attempts": [asdict(attempt) for attempt in report.attempts]})
+
+
+async def failures(view: View) -> Response:
+    """Failed attempts by task and error code."""
+    refuse_unknown(view, {"task_name"})
+    found = await view.read(failures_script(texts_of(view, "task_name")))
+    return answer(failures_document(found))
+
+
+# Workflows and schedules
+
+
+async def workflows(view: View) -> Response:
+    """A page of workflow runs by filters."""
+    refuse_unknown(view, RUN_FILTERS)
+    page = await view.read(runs_script(_run_filters(view)))
+    if page is None:
+        raise NotFound(f"There is no workflow run {text_of(view, 'before')}.", code="RUN_NOT_FOUND")
+    return answer(page_document(page, "workflows"))
+
+
+def _run_filters(view: View) -> RunFilters:
+    checked = run_filters(
+        status=texts_of(view, "status") or None,
+        name=texts_of(view, "name") or None,
+        workflow_key=texts_of(view, "workflow_key") or None,
+        since=time_of(view, "since"),
+        until=time_of(view, "until"),
+        include_children=(text_of(view, "include_children") or "").lower() in ("1", "true"),
+        limit=number_of(view, "limit", LIMIT_DEFAULT, LIMIT_MAX),
+        after=text_of(view, "before"),
+    )
+    return _unwrapped(checked)
+
+
+async def workflow(view: View) -> Response:
+    """One run with its nodes and the runs below it."""
+    refuse_unknown(view, ())
+    report = await view.read(report_script(view.params["id"]))
+    if report is None:
+        raise NotFound(f"There is no workflow run {view.params['id']}.", code="RUN_NOT_FOUND")
+    return answer(report_document(report))
+
+
+async def schedules(view: View) -> Response:
+    """All schedules."""
+    refuse_unknown(view, ())
+    found = _unwrapped(await view.read(list_script()))
+    return answer({"schedules": [schedule_document(state) for state in found]})
+
+
+async def schedule(view: View) -> Response:
+    """One schedule."""
+    refuse_unknown(view, ())
+    name = view.params["name"]
+    states = _unwrapped(await view.read(list_script()))
+    found = next((state for state in states if state.name == name), None)
+    if found is None:
+        raise NotFound(f"There is no schedule {name!r}.", code="SCHEDULE_NOT_FOUND")
+    return answer(schedule_document(found))
+
+
+async def schedule_slots(view: View) -> Response:
+    """The next slots of one schedule."""
+    refuse_unknown(view, {"limit"})
+    name, limit = view.params["name"], number_of(view, "limit", 10, LIMIT_MAX)
+    slots = _unwrapped(await view.read(next_script(name, limit)))
+    return answer({"name": name, "slots": slots})
+
+
+async def schedule_runs(view: View) -> Response:
+    """The newest slots of one schedule, with the tasks or runs that they led to."""
+    refuse_unknown(view, {"limit"})
+    name, limit = view.params["name"], number_of(view, "limit", 20, LIMIT_MAX)
+    runs = _unwrapped(await view.read(schedule_runs_script(name, limit)))
+    return answer({"name": name, "runs": [run._asdict() for run in runs]})
+
+
+def _unwrapped(done: Result[T, BrokerOperationError]) -> T:
+    if not isinstance(done, Err):
+        return done.ok_value
+    error = done.err_value
+    if error.code in (BrokerErrorCode.UNKNOWN_QUEUE, BrokerErrorCode.UNKNOWN_SCHEDULE):
+        raise NotFound(error.message, code=error.code.value)
+    raise BadRequest(error.message, code=error.code.value)
+
+
+def _routes(table: Iterable[tuple[str, Handler]]) -> Iterable[Route]:
+    return (Route("GET", f"/api/{path}", None, handler) for path, handler in table)
+
+
+ROUTES: tuple[Route, ...] = tuple(
+    _routes(
+        (
+            ("meta", meta),
+            ("overview", overview),
+            ("queues", queues),
+            ("queues/{name}", queue),
+            ("tasks", tasks),
+            ("tasks/{id}", task),
+            ("tasks/{id}/attempts", attempts),
+            ("failures", failures),
+            ("workers", workers),
+            ("workers/schedules", schedules),
+            ("workers/{id}", worker),
+            ("workers/{id}/history", worker_history),
+            ("workflows", workflows),
+            ("workflows/{id}", workflow),
+            ("schedules", schedules),
+            ("schedules/{name}", schedule),
+            ("schedules/{name}/next", schedule_slots),
+            ("schedules/{name}/runs", schedule_runs),
+        )
+    )
+)

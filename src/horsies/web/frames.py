@@ -1,0 +1,80 @@
+"""Stored tracebacks as frames: those of the application in full, those of libraries folded. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import groupby
+
+# A traceback of a deep recursion is shortened by Python; other long ones are cut here.
+FRAMES_MAX = 100
+
+_FRAME = re.compile(r'  File "(?P<file>[^"\n]*)", line (?P<line>\d+)(?:, in (?P<function>.*))?')
+_LIBRARY = re.compile(r"[/\\](?:site-packages|dist-packages|lib[/\\]python3\.\d+)[/\\]|^<frozen ")
+
+
+@dataclass(slots=True)
+class Frame:
+    """A place in code, with the lines of source that the traceback quotes."""
+
+    file: str
+    line: int
+    function: str
+    source: list[str] = field(default_factory=list)
+
+    @property
+    def is_library(self) -> bool:
+        """Whether the code was installed, not written with the application."""
+        return _LIBRARY.search(self.file) is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A line that is not part of a frame: a heading, or the message of an exception."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Folded:
+    """Consecutive frames of libraries."""
+
+    frames: list[Frame]
+
+
+def read_traceback(stored: str, *, with_messages: bool) -> list[Frame | Text | Folded]:
+    """Split a traceback into its parts; without messages, exceptions show their class only."""
+    parts = [
+        part
+        for part in _parts(stored)
+        if isinstance(part, Frame) or with_messages or part.text.startswith("Traceback ")
+    ][: FRAMES_MAX * 3]
+    folded: list[Frame | Text | Folded] = []
+    for is_library, group in groupby(
+        parts, lambda part: isinstance(part, Frame) and part.is_library
+    ):
+        if is_library:
+            folded.append(Folded([part for part in group if isinstance(part, Frame)]))
+        else:
+            folded.extend(group)
+    return folded
+
+
+def _parts(stored: str) -> Iterator[Frame | Text]:
+    frame: Frame | None = None
+    for line in stored.splitlines():
+        if found := _FRAME.fullmatch(line):
+            if frame is not None:
+                yield frame
+            frame = Frame(found["file"], int(found["line"][:9]), found["function"] or "")
+        elif frame is not None and line.startswith("    "):
+            frame.source.append(line[4:])
+        else:
+            if frame is not None:
+                yield frame
+                frame = None
+            if line.strip():
+                yield Text(line)
+    if frame is not None:
+        yield frame

@@ -1,0 +1,342 @@
+"""The pages of the overview, queues and workers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from typing import Any, NamedTuple
+from urllib.parse import urlencode
+
+from markupsafe import Markup
+
+from horsies.db.statement import Script, read_rows
+from horsies.db.statements.dashboard import HistoryPoint, WorkerTask
+from horsies.db.statements.monitor import ListWorkers, WorkerSummary, list_workers
+from horsies.monitor.attention import (
+    SHOWN_MAX,
+    Facts,
+    facts_script,
+    failing_tasks,
+    needs_attention,
+    seconds_to_empty,
+    worker_label,
+)
+from horsies.monitor.measures import Series, Slot
+from horsies.monitor.overview import (
+    QueueOverview,
+    WorkerHealth,
+    health_of,
+    misses_notifications,
+)
+from horsies.monitor.panels import (
+    Rates,
+    WorkerPanel,
+    queue_rates_script,
+    queue_script,
+    rates_script,
+    worker_script,
+)
+from horsies.web.charts import Chart, Column, column_chart, line_chart, sparkline
+from horsies.web.rendering import BadRequest, NotFound, Page, TookTooLong, View
+from horsies.web.routes import Route
+from horsies.web.words import duration
+
+# Name, length and step of the ranges of the charts: at most 84 columns.
+RANGES = {
+    "1h": (timedelta(hours=1), timedelta(minutes=1)),
+    "6h": (timedelta(hours=6), timedelta(minutes=5)),
+    "24h": (timedelta(hours=24), timedelta(minutes=20)),
+    "14d": (timedelta(days=14), timedelta(hours=4)),
+}
+_RATE_SERIES = ("done", "retried", "failed", "stopped")
+_WAIT_SERIES = ("p50", "p95", "p99")
+
+
+class QueueRow(NamedTuple):
+    """A queue as a table shows it: status and its word, tasks in flight, time until it is empty."""
+
+    queue: QueueOverview
+    status: str
+    word: str
+    in_flight: int
+    caps: str
+    empty_in: str
+    recent: Markup
+
+
+class WorkerRow(NamedTuple):
+    """A worker as a table shows it; ``note`` is a sentence about a problem."""
+
+    worker: WorkerSummary
+    label: str
+    status: str
+    note: str
+
+
+class ChildRow(NamedTuple):
+    """A child at the last snapshot of its worker, and the task that it runs now."""
+
+    pid: int | None
+    rss_mb: float | None
+    done: int | None
+    since: datetime | None
+    task: WorkerTask | None
+
+
+@dataclass(frozen=True, slots=True)
+class Charts:
+    """The charts of one range; ``problem`` is the sentence in their place."""
+
+    range: str
+    rates: Markup | None = None
+    waits: Markup | None = None
+    problem: str = ""
+
+
+async def overview(view: View) -> Page:
+    """Show problems first, then figures, charts and queues."""
+    name, since, step = _range(view)
+    facts = await view.read(facts_script(view.site.queue_caps))
+    rates = await _within_time(view, rates_script(since, step))
+    if rates is not None:
+        facts = replace(facts, failing=failing_tasks(rates.by_task))
+    lines = needs_attention(facts)
+    context = {
+        "lines": lines[:SHOWN_MAX],
+        "more": max(len(lines) - SHOWN_MAX, 0),
+        "queues": _queue_rows(facts, rates),
+        "charts": _charts(view, name, rates, {}),
+        "ranges": RANGES,
+        **_figures(facts, rates),
+    }
+    return Page("overview.html", "Overview", context)
+
+
+async def queues(view: View) -> Page:
+    """List the queues."""
+    facts = await view.read(facts_script(view.site.queue_caps))
+    rates = await _within_time(view, rates_script(*RANGES["1h"]))
+    return Page("queues.html", "Queues", {"queues": _queue_rows(facts, rates)})
+
+
+async def queue(view: View) -> Page:
+    """Show one queue: its rates, its tasks by name, the front of the queue and its workers."""
+    queue_name = view.params["name"]
+    name, since, step = _range(view)
+    panel = await view.read(queue_script(queue_name, view.site.queue_caps))
+    if panel is None:
+        raise NotFound(f"There is no queue {queue_name!r}: no worker, task or setting names it.")
+    rates = await _within_time(view, queue_rates_script(queue_name, since, step))
+    arrivals = panel.arrivals
+    context = {
+        "row": _queue_row(panel.queue, arrivals, rates),
+        "arrivals": arrivals,
+        "panel": panel,
+        "servers": [_worker_row(worker) for worker in panel.servers],
+        "children": sum(worker.processes for worker in panel.servers),
+        "p95": None if rates is None else rates.total.total.waited.p95,
+        "tasks": [] if rates is None else _busiest(rates),
+        "charts": _charts(view, name, rates, {"queue": queue_name}),
+        "ranges": RANGES,
+    }
+    return Page("queue.html", f"Queue {queue_name}", context)
+
+
+async def workers(view: View) -> Page:
+    """List the workers; stopped ones with ``?stopped=1``."""
+    with_stopped = view.query.get("stopped") == "1"
+    script = read_rows(list_workers, ListWorkers(with_stopped))
+    found: list[WorkerSummary] = await view.read(script)
+    rows = [_worker_row(worker) for worker in found]
+    return Page("workers.html", "Workers", {"workers": rows, "with_stopped": with_stopped})
+
+
+async def worker(view: View) -> Page:
+    """Show one worker: its children, its tasks in flight and its last day."""
+    panel = await view.read(worker_script(view.params["id"]))
+    if panel is None:
+        sentence = f"There is no worker {view.params['id'][:100]!r} on record."
+        raise NotFound(sentence)
+    context = {
+        "row": _worker_row(panel.worker),
+        "panel": panel,
+        "children": _children(panel),
+        "others": _tasks_without_child(panel),
+        "history": _history(panel.history),
+    }
+    return Page("worker.html", f"Worker {worker_label(panel.worker)}", context)
+
+
+def _range(view: View) -> tuple[str, timedelta, timedelta]:
+    name = view.query.get("range", "1h")
+    if name not in RANGES:
+        raise BadRequest(f"range must be one of {', '.join(RANGES)}, not {name[:40]!r}.")
+    return (name, *RANGES[name])
+
+
+async def _within_time(view: View, script: Script[Rates]) -> Rates | None:
+    """Read the rates; None when they take too long, which must not cost the page."""
+    try:
+        return await view.read(script)
+    except TookTooLong:
+        return None
+
+
+def _figures(facts: Facts, rates: Rates | None) -> dict[str, Any]:
+    """Return the totals of all queues, and of the workers that are alive."""
+    queues = facts.overview.queues
+    alive = [one for one in facts.overview.workers if health_of(one) is WorkerHealth.ALIVE]
+    oldest = [one.oldest_waiting_seconds for one in queues if one.oldest_waiting_seconds]
+    return {
+        "done": sum(one.done_per_minute for one in queues),
+        "failed": sum(one.failed_per_minute for one in queues),
+        "due": sum(one.due for one in queues),
+        "due_at_least": any(one.is_at_least(one.due) for one in queues),
+        "running": sum(one.running for one in queues),
+        "children": sum(one.processes for one in alive),
+        "alive": len(alive),
+        "oldest": max(oldest, default=None),
+        "p95": None if rates is None else rates.total.total.waited.p95,
+        "open_runs": facts.open_runs,
+        "estimate": facts.estimate,
+    }
+
+
+def _queue_rows(facts: Facts, rates: Rates | None) -> list[QueueRow]:
+    queues = facts.overview.queues
+    return [_queue_row(one, facts.arrivals.get(one.name, 0.0), rates) for one in queues]
+
+
+def _queue_row(queue: QueueOverview, arrivals: float, rates: Rates | None) -> QueueRow:
+    status, word = "served", "served"
+    if not queue.workers:
+        status, word = ("unserved" if queue.due else "stopped"), "no worker"
+    if queue.paused_at is not None:
+        status, word = "paused", "paused"
+    series = None if rates is None else rates.by_queue.get(queue.name)
+    values = [] if series is None else [float(slot.done) for slot in _over(series)]
+    return QueueRow(
+        queue=queue,
+        status=status,
+        word=word,
+        in_flight=queue.claimed + queue.running,
+        caps=", ".join("no cap" if cap is None else f"{cap:,}" for cap in queue.caps) or "no cap",
+        empty_in=_empty_in(queue, arrivals, is_stopped=status != "served"),
+        recent=sparkline(f"spark-{queue.name}", f"Done in queue {queue.name}", values),
+    )
+
+
+def _empty_in(queue: QueueOverview, arrivals: float, *, is_stopped: bool) -> str:
+    if not queue.due:
+        return "-"
+    seconds = None if is_stopped else seconds_to_empty(queue, arrivals)
+    return "never" if seconds is None else duration(seconds)
+
+
+def _charts(view: View, name: str, rates: Rates | None, filters: dict[str, str]) -> Charts:
+    if rates is None:
+        return Charts(name, problem="Reading the rates took too long; choose a shorter range.")
+    if not rates.total.total.attempts:
+        return Charts(
+            name,
+            problem="No attempt has ended in this time. Workers store their counts every 30 seconds.",
+        )
+    series = rates.total
+    columns, waits = [], []
+    for slot in _over(series):
+        until = min(slot.at + series.step, series.until)
+        minutes = max((until - slot.at).total_seconds() / 60, 1 / 60)
+        counts = (slot.done, slot.retried, slot.failed + slot.crashed, slot.stopped)
+        query = {**filters, "since": _iso(slot.at), "until": _iso(slot.at + series.step)}
+        href = view.url("/tasks?" + urlencode(query, safe=":"))
+        columns.append(Column(slot.at, [count / minutes for count in counts], href))
+        waited = slot.waited
+        waits.append(Column(slot.at, (waited.p50, waited.p95, waited.p99)))
+    return Charts(
+        name,
+        column_chart(Chart("rates", "Attempts per minute", _RATE_SERIES, columns)),
+        line_chart(Chart("waits", "Time from due to start", _WAIT_SERIES, waits)),
+    )
+
+
+def _over(series: Series) -> Sequence[Slot]:
+    """Return the slots without the open one, unless enough of it has passed to show a rate.
+
+    Workers store their counts every 30 seconds, so that an open minute always has too few.
+    """
+    enough = max(series.step / 2, timedelta(minutes=1))
+    is_open = series.until - series.slots[-1].at < enough
+    return series.slots[:-1] if is_open else series.slots
+
+
+def _iso(at: datetime) -> str:
+    return f"{at.astimezone(UTC):%Y-%m-%dT%H:%M}"
+
+
+def _busiest(rates: Rates) -> list[tuple[str, Slot]]:
+    """Return the 20 tasks with the most attempts in the last hour, and their sums."""
+    totals = [(name or "other tasks", series.total) for name, series in rates.by_task.items()]
+    return sorted(totals, key=lambda one: (-one[1].attempts, one[0]))[:20]
+
+
+def _worker_row(worker: WorkerSummary) -> WorkerRow:
+    health = health_of(worker)
+    status, note = health.value, ""
+    held = worker.tasks_running + worker.tasks_claimed
+    if misses_notifications(worker):
+        status, note = "polling", "receives no notifications, finds work by polling"
+    elif health is WorkerHealth.LOST and held:
+        note = f"{held:,} of its tasks will be taken over"
+    elif health is WorkerHealth.SILENT:
+        note = "connected, but without a sign of life"
+    return WorkerRow(worker, worker_label(worker), status, note)
+
+
+def _children(panel: WorkerPanel) -> list[ChildRow]:
+    """Join the children of the snapshot with the tasks that run now, by process."""
+    running = {task.worker_pid: task for task in panel.tasks if task.status == "RUNNING"}
+    known = panel.detail.children or []
+    return [
+        ChildRow(
+            pid=child.get("pid"),
+            rss_mb=child.get("rss_mb"),
+            done=child.get("done"),
+            since=datetime.fromisoformat(since) if (since := child.get("since")) else None,
+            task=running.get(child.get("pid")),
+        )
+        for child in known
+    ]
+
+
+def _tasks_without_child(panel: WorkerPanel) -> list[WorkerTask]:
+    """Return prefetched tasks, and running ones of children that started after the snapshot."""
+    pids = {child.get("pid") for child in panel.detail.children or []}
+    return [task for task in panel.tasks if task.status != "RUNNING" or task.worker_pid not in pids]
+
+
+def _history(points: Sequence[HistoryPoint]) -> list[tuple[str, str, Markup]]:
+    """Return name, newest value and line of each quantity."""
+    if not points:
+        return []
+    last = points[-1]
+    memory = "-" if last.memory_mb is None else f"{last.memory_mb:,.0f} MB"
+    cpu = "-" if last.cpu_percent is None else f"{last.cpu_percent:.0f} %"
+    return [
+        ("memory", memory, sparkline("memory", "Memory in MB", [one.memory_mb for one in points])),
+        (
+            "busy children",
+            f"{last.busy:.1f}",
+            sparkline("busy", "Busy", [one.busy for one in points]),
+        ),
+        ("cpu", cpu, sparkline("cpu", "CPU in percent", [one.cpu_percent for one in points])),
+    ]
+
+
+ROUTES = (
+    Route("GET", "/", None, overview),
+    Route("GET", "/queues", None, queues),
+    Route("GET", "/queues/{name}", None, queue),
+    Route("GET", "/workers", None, workers),
+    Route("GET", "/workers/{id}", None, worker),
+)

@@ -1,0 +1,61 @@
+"""The page `/doctor` and its JSON: the cheap checks at once, all of them on request."""
+
+from __future__ import annotations
+
+import asyncio
+
+from starlette.responses import Response
+
+from horsies.monitor.doctor import CheckReport, doctor_document, doctor_script, run_doctor, worst
+from horsies.monitor.documents import json_text
+from horsies.monitor.findings import Facts, Level
+from horsies.result import Err
+from horsies.web.rendering import Page, Unavailable, View
+from horsies.web.routes import Route
+
+LIVE_SECONDS = 10.0
+# Class and sign of each level.
+SIGNS = {
+    Level.RED: ("status-failed", "✗"),
+    Level.YELLOW: ("status-paused", "!"),
+    Level.UNKNOWN: ("status-off", "?"),
+    Level.GREEN: ("status-ok", "✓"),
+}
+
+
+async def _reports(view: View) -> list[CheckReport]:
+    broker = view.site.broker
+    if not view.query.get("full"):
+        return await view.read(doctor_script(Facts(broker.config.schema_name)))
+    done = await asyncio.to_thread(run_doctor, broker)
+    if isinstance(done, Err):
+        raise Unavailable(done.err_value.message, retryable=done.err_value.retryable)
+    return done.ok_value
+
+
+async def doctor_page(view: View) -> Page:
+    """Show the findings, the most serious first; `?full=1` runs every check."""
+    reports = await _reports(view)
+    findings = [(report, finding) for report in reports for finding in report.findings]
+    findings.sort(key=lambda found: list(SIGNS).index(found[1].level))
+    is_full = bool(view.query.get("full"))
+    context = {
+        "reports": reports,
+        "findings": findings,
+        "level": worst(report.level for report in reports),
+        "signs": SIGNS,
+        "is_full": is_full,
+    }
+    return Page("doctor.html", "Doctor", context, live_seconds=None if is_full else LIVE_SECONDS)
+
+
+async def doctor_api(view: View) -> Response:
+    """Return the reports as `horsies doctor --json` prints them."""
+    document = doctor_document(await _reports(view))
+    return Response(json_text(document), media_type="application/json")
+
+
+ROUTES = (
+    Route("GET", "/doctor", None, doctor_page),
+    Route("GET", "/api/doctor", None, doctor_api),
+)

@@ -1,0 +1,462 @@
+"""The pages of tasks, of one task, and of failures."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any
+from urllib.parse import quote, urlencode
+from uuid import UUID
+
+from starlette.responses import RedirectResponse, Response
+
+from horsies.database_url import mask_url
+from horsies.db.paging import LIST_WINDOW
+from horsies.db.statement import Nothing, Script, one_or_none
+from horsies.db.statements.lookup import (
+    FailureGroup,
+    ResentTask,
+    find_subject,
+    list_resent,
+    newest_heartbeat,
+)
+from horsies.db.statements.monitor import (
+    ReadTaskDetail,
+    TaskDetail,
+    list_known_queues,
+    read_task_detail,
+)
+from horsies.db.statements.tasks import TaskAttemptInfo, TaskId
+from horsies.errors import UNLIMITED_RETRIES
+from horsies.ids import stored_form
+from horsies.monitor.documents import stored_json
+from horsies.monitor.explain import Explanation, explain_task_script
+from horsies.monitor.failures import Failures, failures_script
+from horsies.monitor.overview import TaskReport, task_script
+from horsies.monitor.queries import SEARCH_WINDOW, TaskFilters, TaskPage, sent_time, tasks_script
+from horsies.retry import decide_retry, policy_from_options, rule_text
+from horsies.states import TaskStatus
+from horsies.web.charts import sparkline
+from horsies.web.filters import (
+    TASK_FILTERS,
+    masking_of,
+    parameter_names,
+    refuse_unknown,
+    task_filters_of,
+    text_of,
+    texts_of,
+)
+from horsies.web.frames import Folded, Frame, Text, read_traceback
+from horsies.web.masking import Masking, Shown, visible
+from horsies.web.rendering import BadRequest, NotFound, Page, TookTooLong, View
+from horsies.web.routes import Route
+from horsies.web.timeline import draw_life, life_of
+from horsies.web.words import duration
+
+CSV_LIMIT = 1_000
+NEWER_MAX = 100
+SPARK_COLUMNS = 24
+_WAITS_SHOWN = 5
+PAYLOAD_PARTS = ("args", "kwargs", "result")
+
+_SINCE_CHOICES = ("15m", "1h", "6h", "1d", "7d")
+_CSV_COLUMNS = (
+    *("id", "task_name", "queue_name", "status", "retry_count", "max_retries", "error_code"),
+    *("created_at", "enqueued_at", "started_at", "finished_at", "worker_hostname", "worker_pid"),
+)
+
+
+# Lists
+
+
+async def tasks(view: View) -> Page | Response:
+    """List tasks by the filters in the URL; ``q`` leads to a task, a run or a name."""
+    if (asked := text_of(view, "q")) is not None:
+        return await _jump(view, asked.strip())
+    refuse_unknown(view, TASK_FILTERS | {"q", "first"})
+    filters = task_filters_of(view)
+    listed, problem = await _list(view, filters)
+    first = listed.rows[0].id if listed.rows else None
+    queues = [row.name for row in await view.read(_queue_names())]
+    context = {
+        "tasks": listed.rows,
+        "problem": problem,
+        "note": _note(listed, filters),
+        "filters": filters,
+        "argument": text_of(view, "argument") or "",
+        "since": text_of(view, "since") or "",
+        "until": text_of(view, "until") or "",
+        "queues": sorted({*queues, *view.site.queue_caps, *filters.queues}),
+        "names": sorted(view.site.app.list_tasks()) if view.site.app else [],
+        "statuses": list(TaskStatus),
+        "since_choices": _SINCE_CHOICES,
+        "newer": await _count_newer(view, filters),
+        "is_filtered": any(texts_of(view, name) for name in TASK_FILTERS - {"limit"}),
+        "next_url": view.url("/tasks") + _with(view, before=listed.next_cursor),
+        "next_cursor": listed.next_cursor,
+        "filter_query": _with(view, before=None, limit=None).removeprefix("?"),
+        "narrowed": lambda **changes: view.url("/tasks") + _with(view, before=None, **changes),
+        "live_url": view.url("/live/tasks") + _with(view, first=text_of(view, "first") or first),
+    }
+    return Page("tasks.html", "Tasks", context)
+
+
+def _queue_names() -> Script[Any]:
+    return (yield list_known_queues, Nothing())
+
+
+async def _list(view: View, filters: TaskFilters) -> tuple[TaskPage, str | None]:
+    """Read the page; live updates ask for the rows that the viewer already has, from ``first`` on."""
+    first = _first(view)
+    if first is not None and filters.after is None:
+        filters = replace(filters, after=str(UUID(int=UUID(first).int + 1)))
+    try:
+        return await view.read(tasks_script(filters)), None
+    except TookTooLong as problem:
+        return TaskPage([]), problem.sentence
+
+
+async def _count_newer(view: View, filters: TaskFilters) -> int:
+    """Count the tasks that the list would show above the first row of the viewer."""
+    first = _first(view)
+    if first is None or filters.after is not None or filters.search is not None:
+        return 0
+    since = max(sent_time(first), filters.since or sent_time(first))
+    newer = replace(filters, since=since, limit=NEWER_MAX)
+    try:
+        found = await view.read(tasks_script(newer))
+    except TookTooLong:
+        return 0
+    return sum(task.id > first for task in found.rows)
+
+
+def _first(view: View) -> str | None:
+    first = stored_form(text_of(view, "first"))
+    if first is None and text_of(view, "first"):
+        raise BadRequest("first must be the id of a task.", code="INVALID_FILTER")
+    return None if first is None or UUID(first).int == 2**128 - 1 else first
+
+
+def _with(view: View, **changes: str | None) -> str:
+    """Return the query of this page with some filters changed; None removes one."""
+    kept = [
+        (name, value)
+        for name, value in view.query.multi_items()
+        if name not in changes and name != "first" and value.strip()
+    ]
+    pairs = [*kept, *((name, value) for name, value in changes.items() if value is not None)]
+    return f"?{urlencode(pairs)}" if pairs else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """How far a list looked: the number of tasks, and the time of the oldest."""
+
+    looked_at: int
+    back_to: datetime
+
+
+def _note(listed: TaskPage, filters: TaskFilters) -> Note | None:
+    if listed.looked_at_all or listed.next_cursor is None:
+        return None
+    window = LIST_WINDOW if filters.search is None else SEARCH_WINDOW
+    return Note(window, sent_time(listed.next_cursor))
+
+
+async def _jump(view: View, asked: str) -> Response:
+    """Lead from the search box to a task or a run by its id, or to the tasks of a name."""
+    if (stored := stored_form(asked)) is not None:
+        found = await view.read(_subjects(stored))
+        if not found:
+            raise NotFound(f"There is no task or workflow run {stored}.", code="TASK_NOT_FOUND")
+        page = "tasks" if found[0].kind == "task" else "workflows"
+        return RedirectResponse(view.url(f"/{page}/{stored}"), 303)
+    name = "argument" if "=" in asked and view.access.sees_payload else "task_name"
+    return RedirectResponse(view.url("/tasks") + f"?{urlencode({name: asked})}", 303)
+
+
+def _subjects(stored: str) -> Script[Any]:
+    return (yield find_subject, TaskId(stored))
+
+
+async def tasks_csv(view: View) -> Response:
+    """Return the tasks of the list as CSV, without arguments and results."""
+    refuse_unknown(view, TASK_FILTERS)
+    filters = replace(task_filters_of(view), limit=CSV_LIMIT)
+    listed = await view.read(tasks_script(filters))
+    text = io.StringIO()
+    writer = csv.writer(text)
+    writer.writerow(_CSV_COLUMNS)
+    writer.writerows([_cell(getattr(task, name)) for name in _CSV_COLUMNS] for task in listed.rows)
+    headers = {"Content-Disposition": 'attachment; filename="tasks.csv"'}
+    return Response(text.getvalue(), 200, headers, "text/csv; charset=utf-8")
+
+
+def _cell(value: Any) -> str:
+    """Return the text of a cell; a spreadsheet must not run it as a formula."""
+    text = "" if value is None else value.isoformat() if isinstance(value, datetime) else str(value)
+    return f"'{text}" if text[:1] in "=+-@\t\r" and text else text
+
+
+# One task
+
+
+@dataclass(frozen=True, slots=True)
+class TaskFacts:
+    """Everything that the page of one task shows."""
+
+    report: TaskReport
+    heartbeat_at: datetime | None = None
+    resent: Sequence[ResentTask] = ()
+    explanation: Explanation | None = None
+
+    @property
+    def task(self) -> TaskDetail:
+        """The row of the task."""
+        return self.report.task
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the task can still change."""
+        return not TaskStatus(self.task.status).is_terminal
+
+
+def _facts_script(task_id: str, payload: bool) -> Script[TaskFacts | None]:
+    report = yield from task_script(task_id, payload)
+    if report is None:
+        return None
+    task = report.task
+    if not payload and task.status == TaskStatus.FAILED.value:
+        # The traceback is part of the result; the rest of the result is not shown.
+        whole = one_or_none((yield read_task_detail, ReadTaskDetail(task.id, True)))
+        report = replace(report, task=task._replace(result=whole.result if whole else None))
+    beat = None
+    if task.status == TaskStatus.RUNNING.value:
+        beat = one_or_none((yield newest_heartbeat, TaskId(task.id)))
+    resent = yield list_resent, TaskId(task.id)
+    explanation = None
+    if not TaskStatus(task.status).is_terminal:
+        explanation = yield from explain_task_script(task.id)
+    return TaskFacts(report, beat.sent_at if beat else None, resent, explanation)
+
+
+async def task(view: View) -> Page:
+    """Show one task: its life, attempts, error, options, and with the right its arguments."""
+    facts = await _read_facts(view)
+    found = facts.task
+    masking = masking_of(view.site)
+    options = stored_json(found.task_options)
+    context = {
+        "facts": facts,
+        "explanation": facts.explanation,
+        "task": found,
+        "life": draw_life(life_of(found, facts.report.attempts)),
+        "attempts": [_attempt(found, attempt) for attempt in facts.report.attempts],
+        "error": _error(found, view.access.sees_payload),
+        "payload": _payload(view, found, masking) if view.access.sees_payload else None,
+        "headers": _headers(options, masking),
+        "policy": _policy(found),
+        "retries": _retries(found),
+        "links": _links(view.site.settings.links, found),
+    }
+    title = visible(f"{found.task_name} on {found.queue_name}")
+    return Page("task.html", title, context, live_seconds=1.0 if facts.is_open else None)
+
+
+async def _read_facts(view: View) -> TaskFacts:
+    task_id = view.params["id"]
+    facts = await view.read(_facts_script(task_id, view.access.sees_payload))
+    if facts is None:
+        raise NotFound(f"There is no task {task_id}.", code="TASK_NOT_FOUND")
+    return facts
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """An attempt, how long it ran, and why it was or was not tried again."""
+
+    info: TaskAttemptInfo
+    seconds: float | None
+    message: str
+    why: str
+
+
+def _attempt(found: TaskDetail, info: TaskAttemptInfo) -> Attempt:
+    seconds = (info.finished_at - info.started_at).total_seconds() if info.started_at else None
+    return Attempt(info, seconds, mask_url(info.error_message or ""), _why(found, info))
+
+
+def _why(found: TaskDetail, info: TaskAttemptInfo) -> str:
+    """Return the stored reason; for attempts without one, the decision by the stored policy."""
+    if info.retry_reason is not None or info.outcome == "COMPLETED":
+        return mask_url(info.retry_reason or "")
+    if info.will_retry:
+        return "retried"
+    decision = decide_retry(
+        task_options=found.task_options,
+        error_code=info.error_code,
+        retry_count=info.attempt - 1,
+        max_retries=found.max_retries,
+    )
+    is_final = decision.delay_seconds is None
+    reason = decision.reason or "not retried: the task has no retry policy"
+    return mask_url(reason) if is_final else "not retried"
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorView:
+    """The error of the last attempt. ``parts`` is its traceback; messages only with the right."""
+
+    code: str | None
+    message: str
+    kind: str
+    parts: Sequence[Frame | Text | Folded]
+
+
+def _error(found: TaskDetail, sees_payload: bool) -> ErrorView | None:
+    match stored_json(found.result):
+        case {"err": dict(stored)}:
+            raised = stored.get("exception")
+        case _:
+            return None
+    raised = raised if isinstance(raised, dict) else {}
+    traceback = raised.get("traceback")
+    text = mask_url(traceback) if isinstance(traceback, str) else ""
+    message = stored.get("message")
+    kind = raised.get("type")
+    return ErrorView(
+        found.error_code,
+        mask_url(message) if isinstance(message, str) else "",
+        kind if isinstance(kind, str) else "",
+        read_traceback(text, with_messages=sees_payload),
+    )
+
+
+def _payload(view: View, found: TaskDetail, masking: Masking) -> dict[str, Shown | None]:
+    names = parameter_names(view.site, found.task_name)
+    stored = {"args": found.args, "kwargs": found.kwargs, "result": found.result}
+    return {
+        part: None if text is None else masking.shown(text, names=names if part == "args" else ())
+        for part, text in stored.items()
+    }
+
+
+def _headers(options: Any, masking: Masking) -> Mapping[str, str]:
+    stored = options.get("headers") if isinstance(options, dict) else None
+    headers = stored if isinstance(stored, dict) else {}
+    return {
+        key: "•••" if masking.hides(key) else mask_url(str(value)) for key, value in headers.items()
+    }
+
+
+def _retries(found: TaskDetail) -> str:
+    if found.max_retries == 0:
+        return "none"
+    is_endless = found.max_retries >= UNLIMITED_RETRIES
+    return f"{found.retry_count:,} " + (
+        "without limit" if is_endless else f"of {found.max_retries:,}"
+    )
+
+
+def _policy(found: TaskDetail) -> str | None:
+    """Describe the stored retry policy in one line."""
+    policy = policy_from_options(found.task_options)
+    if policy is None:
+        return None
+    rules = ", ".join(rule_text(rule) for rule in policy.auto_retry_for)
+    waits = ", ".join(duration(seconds) for seconds in policy.intervals[:_WAITS_SHOWN])
+    more = ", …" if len(policy.intervals) > _WAITS_SHOWN else ""
+    doubled = ", doubled each time" if policy.backoff_strategy == "exponential" else ""
+    return f"{rules}; after {waits}{more}{doubled}"
+
+
+def _links(templates: Mapping[str, str], found: TaskDetail) -> dict[str, str]:
+    """Fill the URL templates of other tools; a template whose values are missing is left out."""
+    traced = getattr(found, "trace_id", None)
+    values = {
+        "task_id": found.id,
+        "task_name": found.task_name,
+        "queue": found.queue_name,
+        "worker_id": found.claimed_by_worker_id,
+        "workflow_id": found.workflow_id,
+        "trace_id": traced,
+    }
+    known = {name: quote(value, safe="") for name, value in values.items() if value}
+    filled = {}
+    for name, template in templates.items():
+        try:
+            filled[name] = template.format_map(known)
+        except (KeyError, IndexError, ValueError):
+            continue
+    return filled
+
+
+async def download(view: View) -> Response:
+    """Return one part of the payload in full, masked, as a file."""
+    if not view.access.sees_payload:
+        raise NotFound("There is no page for arguments and results: you may not see them.")
+    part = view.params["part"]
+    if part not in PAYLOAD_PARTS:
+        raise NotFound(f"A task has no part {part!r}; it has {', '.join(PAYLOAD_PARTS)}.")
+    found = (await _read_facts(view)).task
+    text = getattr(found, part)
+    if text is None:
+        raise NotFound(f"Task {found.id} has no {part}.")
+    names = parameter_names(view.site, found.task_name) if part == "args" else ()
+    shown = masking_of(view.site).shown(text, None, names)
+    disposition = {"Content-Disposition": f'attachment; filename="{found.id}-{part}.txt"'}
+    return Response(shown.text, 200, disposition, "text/plain; charset=utf-8")
+
+
+# Failures
+
+
+async def failures(view: View) -> Page:
+    """Show the failed attempts of the newest attempts, grouped by task and error code."""
+    refuse_unknown(view, {"task_name"})
+    found, problem = Failures([]), None
+    try:
+        found = await view.read(failures_script(texts_of(view, "task_name")))
+    except TookTooLong as slow:
+        problem = slow.sentence
+    groups = [
+        {
+            "group": group,
+            "message": mask_url(group.message or ""),
+            "query": urlencode(
+                {"task_name": group.task_name, "error_code": group.error_code or ""}
+            ),
+            "counts": spark_counts(found.groups, group),
+        }
+        for group in found.groups
+    ]
+    context = {
+        "found": found,
+        "groups": groups,
+        "problem": problem,
+        "sparkline": sparkline,
+    }
+    return Page("failures.html", "Failures", context, live_seconds=10.0)
+
+
+def spark_counts(groups: Sequence[FailureGroup], group: FailureGroup) -> list[float]:
+    """Count the failures of a group in equal parts of the time that all groups cover."""
+    first = min(one.first_at for one in groups).timestamp()
+    last = max(one.last_at for one in groups).timestamp()
+    width = max(last - first, 1e-3) / SPARK_COLUMNS
+    counts = [0.0] * SPARK_COLUMNS
+    for time in group.times:
+        counts[min(int((time - first) / width), SPARK_COLUMNS - 1)] += 1
+    return counts
+
+
+ROUTES: tuple[Route, ...] = (
+    Route("GET", "/tasks", None, tasks),
+    Route("GET", "/tasks.csv", None, tasks_csv),
+    Route("GET", "/tasks/{id}", None, task),
+    Route("GET", "/tasks/{id}/payload/{part}", None, download),
+    Route("GET", "/failures", None, failures),
+)

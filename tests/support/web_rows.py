@@ -1,0 +1,92 @@
+"""A small busy system for the pages of the dashboard: tasks of every status, a worker, a run, a schedule."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from psycopg import sql
+
+from horsies import from_node
+from horsies.app import Horsies
+from horsies.config.schedules import TaskSchedule
+from horsies.timetable.patterns import IntervalSchedule
+from horsies.web.routes import Route
+from tests.support.database import Database
+from tests.support.rows import add_attempt, add_snapshot, add_task, add_worker, ago
+
+QUEUE = "default"
+TRACEBACK = '{"err":{"error_code":"CARD_REFUSED","message":"the bank said no","data":null}}'
+
+
+def fill(app: Horsies, connection: Database) -> dict[str, str]:
+    """Insert the rows; return an example for the segment after each folder of a path."""
+    worker_id = add_worker(connection)
+    add_snapshot(connection, worker_id)
+    failed = _add_tasks(connection, worker_id)
+    return {
+        "queues": QUEUE,
+        "tasks": failed,
+        "workers": worker_id,
+        "workflows": _start_run(app),
+        "nodes": "check",
+        "schedules": _add_schedule(app),
+    }
+
+
+def _add_tasks(connection: Database, worker_id: str) -> str:
+    add_task(connection, task_name="send_mail")
+    add_task(connection, task_name="send_mail", enqueued_at=ago(-600))
+    flying = {"claimed_by_worker_id": worker_id, "claimed_at": ago(2), "generation": 1}
+    add_task(connection, task_name="send_mail", status="RUNNING", started_at=ago(1), **flying)
+    for status in ("COMPLETED", "CANCELLED", "EXPIRED"):
+        add_task(connection, task_name="send_mail", status=status, completed_at=ago(1))
+    failed = add_task(
+        connection,
+        task_name="charge_card",
+        status="FAILED",
+        error_code="CARD_REFUSED",
+        result=TRACEBACK,
+        kwargs='{"order_id":17,"card":"4111111111111111"}',
+        started_at=ago(3),
+        failed_at=ago(2),
+    )
+    ended = {"started_at": ago(3), "outcome": "FAILED", "error_code": "CARD_REFUSED"}
+    add_attempt(connection, failed, error_message="the bank said no", **ended)
+    connection.execute(
+        sql.SQL("INSERT INTO horsies_queues (queue_name, paused_at) VALUES ('mail', now())")
+    )
+    return failed
+
+
+def _start_run(app: Horsies) -> str:
+    @app.task("fetch")
+    def fetch(url: str) -> str:
+        return url
+
+    @app.task("check")
+    def check(page: str) -> str:
+        return page
+
+    first = fetch.node(node_id="fetch")(url="https://example.org")
+    last = check.node(node_id="check")(page=from_node(first))
+    spec = app.workflow("import shop", [first, last], output=last, definition_key="import.v1")
+    return spec.start().unwrap().workflow_id
+
+
+def _add_schedule(app: Horsies) -> str:
+    @app.task("sync")
+    def sync() -> None: ...
+
+    schedule = TaskSchedule(name="hourly", task_name="sync", pattern=IntervalSchedule(hours=1))
+    return app.schedules.add(schedule).unwrap().name
+
+
+def path_of(route: Route, examples: dict[str, str]) -> str:
+    """Return the path of a route with an example for each parameter."""
+    parts: Sequence[str] = route.path.split("/")
+    filled = [
+        examples.get(parts[index - 1], "unknown") if re.fullmatch(r"{.*}", part) else part
+        for index, part in enumerate(parts)
+    ]
+    return "/".join(filled)

@@ -1,0 +1,87 @@
+"""`horsies web`: the address, the authentication and the database that it refuses or serves."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from horsies.cli.main import cli
+from horsies.web import hash_password
+from tests.web.conftest import served
+
+URL = ("--database-url", "postgresql://localhost/unused")
+
+
+def refusal(*arguments: str) -> str:
+    done = CliRunner().invoke(cli, ["web", *arguments])
+    assert done.exit_code == 1
+    assert done.stdout == ""
+    return done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (
+            ("--host", "0.0.0.0"),
+            "--host 0.0.0.0 lets other machines in without authentication; add --auth token.",
+        ),
+        (("--auth", "token"), "--auth token: --token-file is missing."),
+        (("--auth", "basic"), "--auth basic: --users-file is missing."),
+        (
+            ("--auth", "basic", "--users-file", "/nowhere"),
+            "--auth basic: --users-file /nowhere cannot be read: No such file or directory.",
+        ),
+        (
+            ("--trusted-proxy", "proxy"),
+            "--trusted-proxy: 'proxy' does not appear to be an IPv4 or IPv6 network.",
+        ),
+    ],
+)
+def test_wrong_options_end_with_one_sentence(arguments: tuple[str, ...], sentence: str) -> None:
+    assert refusal(*URL, *arguments) == f"error: {sentence}\n"
+
+
+def test_a_short_token_is_refused_and_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HORSIES_WEB_TOKEN", "short")
+    assert refusal(*URL, "--auth", "token") == (
+        "error: --auth token: the token has fewer than 32 characters.\n"
+    )
+
+
+@pytest.mark.parametrize("line", ["anna", "anna:horse", "anna:scrypt$a$b:king", ""])
+def test_a_wrong_line_of_the_users_file_is_named(line: str, tmp_path: Path) -> None:
+    users = tmp_path / "users"
+    users.write_text(f"# users\n{line}\n")
+    answer = refusal(*URL, "--auth", "basic", "--users-file", str(users))
+    wanted = "line 2 is not name:hash or name:hash:viewer" if line else "the file has no users"
+    assert answer == f"error: --auth basic: {wanted}.\n"
+
+
+def test_an_embedded_database_is_not_served_to_others() -> None:
+    answer = refusal(
+        *("--database-url", "embedded:///nowhere", "--host", "0.0.0.0"),
+        *("--auth", "trusted-header"),
+    )
+    assert "serves this machine alone" in answer
+
+
+def test_a_port_in_use_is_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        answer = refusal(*URL, "--port", str(port))
+    wanted = f"--host 127.0.0.1 --port {port} cannot be used: address already in use."
+    assert answer == f"error: {wanted}\n"
+
+
+def test_users_of_a_file_log_in(process_url: str, tmp_path: Path) -> None:
+    users = tmp_path / "users"
+    users.write_text(f"anna:{hash_password('horse')}\n")
+    options = ("--auth", "basic", "--users-file", str(users), "--database-url", process_url)
+    with served(*options) as server:
+        assert server.get("/help").status_code == 401
+        assert server.get("/help", auth=("anna", "horse")).status_code == 200
+        assert server.get("/readyz").text == "ready\n"

@@ -1,0 +1,274 @@
+"""Rules that hold for every route, whichever module defines it: these tests walk the table of routes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+
+import httpx
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Browser, expect
+
+from horsies.app import Horsies
+from horsies.web import VERBS, Access, ViewOnly
+from horsies.web.app import ROUTES
+from horsies.web.rendering import NAVIGATION, static_files
+from tests.support.applications import app_at
+from tests.support.database import Database
+from tests.support.web_rows import fill, path_of
+from tests.web.conftest import WebServer, client_of, watched
+
+HTML_BYTES_MAX = 60 * 1024
+STATIC_BYTES_MAX = 40 * 1024
+GETS = [route for route in ROUTES if route.method == "GET"]
+POSTS = [route for route in ROUTES if route.method == "POST"]
+# Pages that exist only after a change, and those that need one more parameter in the query.
+NEEDS_MORE = ("/orders/new", "/orders/{id}")
+PAGES = [route for route in GETS if not route.path.startswith(("/api/", "/metrics", *NEEDS_MORE))]
+
+
+_MISSING = {path for _, path, _ in NAVIGATION} - {route.path for route in GETS}
+
+
+class Elements(HTMLParser):
+    """The addresses of a page, and its attributes that a strict policy forbids."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.addresses: set[str] = set()
+        self.forbidden: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        for name, value in attrs:
+            if name in ("href", "src", "action", "data-live") and value:
+                self.addresses.add(value)
+            if name == "style" or name.startswith("on"):
+                self.forbidden.append(f"<{tag} {name}>")
+        if tag == "style" or (tag == "script" and not dict(attrs).get("src")):
+            self.forbidden.append(f"<{tag}>")
+
+
+@pytest.fixture
+def examples(app: Horsies, connection: Database) -> dict[str, str]:
+    return fill(app, connection)
+
+
+def test_every_page_opens_is_small_and_has_nothing_inline(
+    app: Horsies, examples: dict[str, str]
+) -> None:
+    async def main() -> dict[str, Any]:
+        wrong: dict[str, Any] = {}
+        async with client_of(app, actions=True, payload=True) as client:
+            for path in (path_of(route, examples) for route in PAGES):
+                answer = await client.get(path)
+                forbidden = Elements(answer.text).forbidden
+                is_small = len(answer.content) <= HTML_BYTES_MAX
+                if answer.status_code != 200 or forbidden or not is_small:
+                    wrong[path] = (answer.status_code, forbidden, len(answer.content))
+        return wrong
+
+    assert asyncio.run(main()) == {}
+    assert sum(len(data) for data, _ in static_files().values()) <= STATIC_BYTES_MAX
+
+
+def test_every_api_read_answers_with_json(app: Horsies, examples: dict[str, str]) -> None:
+    async def main() -> dict[str, Any]:
+        wrong: dict[str, Any] = {}
+        async with client_of(app) as client:
+            reads = [route for route in GETS if route.path.startswith("/api/")]
+            for path in (path_of(route, examples) for route in reads):
+                if path.startswith(("/api/orders", "/api/events")):
+                    continue
+                answer = await client.get(path)
+                is_json = answer.headers["content-type"].startswith("application/json")
+                if answer.status_code != 200 or not is_json:
+                    wrong[path] = (answer.status_code, answer.text[:200])
+        return wrong
+
+    assert asyncio.run(main()) == {}
+
+
+def test_below_a_prefix_every_address_leads_somewhere(
+    app: Horsies, examples: dict[str, str]
+) -> None:
+    prefix = "/ops/horsies"
+
+    async def main() -> dict[str, Any]:
+        wrong: dict[str, Any] = {}
+        seen: set[str] = set()
+        async with client_of(app, root_path=prefix, actions=True, payload=True) as client:
+            for path in (path_of(route, examples) for route in PAGES):
+                text = (await client.get(prefix + path)).text
+                for address in Elements(text).addresses - seen:
+                    seen.add(address)
+                    status = await _status(client, address, prefix)
+                    if status >= 400:
+                        wrong[address] = (path, status)
+        return wrong
+
+    assert asyncio.run(main()) == {}
+
+
+async def _status(client: httpx.AsyncClient, address: str, prefix: str) -> int:
+    if address.startswith(("#", "data:", "https://")):
+        return 200
+    if not address.startswith(f"{prefix}/"):
+        return 599
+    if address.removeprefix(prefix) in _MISSING:
+        return 200
+    if address.startswith(f"{prefix}/live/"):  # an endless answer: see the tests of streams
+        return 200
+    status = (await client.get(address)).status_code
+    return 200 if status == 405 else status  # the address of a form
+
+
+@pytest.mark.parametrize("route", POSTS, ids=lambda route: route.path)
+def test_every_change_refuses_viewers_strangers_and_forged_requests(
+    app: Horsies, route: Any
+) -> None:
+    class Everything:
+        async def access(self, request: object) -> Access:
+            return Access("anna", VERBS)
+
+    class AllButThis:
+        async def access(self, request: object) -> Access:
+            return Access("anna", VERBS - {route.verb})
+
+    class Nothing:
+        async def access(self, request: object) -> None:
+            return None
+
+    intent = {"X-Horsies-Intent": "action"}
+    foreign = {**intent, "origin": "https://evil.example"}
+    attempts: list[tuple[Any, dict[str, Any], dict[str, str]]] = [
+        (ViewOnly(), {"actions": True}, intent),
+        (AllButThis(), {"actions": True}, intent),
+        (Nothing(), {"actions": True}, intent),
+        (Everything(), {"actions": False}, intent),
+        (Everything(), {"actions": True}, foreign),
+        (Everything(), {"actions": True}, {}),
+    ]
+
+    async def main() -> list[int]:
+        statuses = []
+        for policy, switches, headers in attempts:
+            async with client_of(app, policy, **switches) as client:
+                path = path_of(route, {})
+                data = {"token": "x" * 43}
+                statuses.append((await client.post(path, headers=headers, data=data)).status_code)
+        return statuses
+
+    assert asyncio.run(main()) == [403] * len(attempts)
+
+
+@pytest.fixture
+def viewer_app(process_url: str, connection: Database) -> Iterator[Horsies]:
+    """The application with a role that may only SELECT, as docs/security.md makes it."""
+    role = "horsies_web_viewer"
+    connection.execute(f"CREATE ROLE {role} LOGIN".encode())
+    connection.execute(f"GRANT SELECT ON ALL TABLES IN SCHEMA public TO {role}".encode())
+    parts = urlsplit(process_url)
+    host = parts.netloc.rpartition("@")[2]
+    app = app_at(urlunsplit(parts._replace(netloc=f"{role}@{host}")))
+    yield app
+    app.close()
+    connection.execute(f"DROP OWNED BY {role}; DROP ROLE {role}".encode())
+
+
+def test_a_role_with_select_alone_opens_every_page(
+    viewer_app: Horsies, examples: dict[str, str]
+) -> None:
+    async def main() -> dict[str, Any]:
+        wrong: dict[str, Any] = {}
+        async with client_of(viewer_app) as client:
+            for path in (path_of(route, examples) for route in PAGES):
+                answer = await client.get(path)
+                if answer.status_code != 200:
+                    wrong[path] = (answer.status_code, answer.text[-900:])
+        return wrong
+
+    assert asyncio.run(main()) == {}
+
+
+def test_every_live_page_streams_regions_without_inline_code(
+    dashboard: WebServer, examples: dict[str, str]
+) -> None:
+    for path in (path_of(route, examples) for route in PAGES):
+        if "data-live=" not in (text := dashboard.get(path).text):
+            continue
+        regions = _first_sample(dashboard, path)
+        assert set(regions) == set(re.findall(r'data-region="(\w+)"', text)), path
+        assert Elements("".join(regions.values())).forbidden == [], path
+
+
+def _first_sample(dashboard: WebServer, path: str) -> dict[str, str]:
+    name = ""
+    with dashboard.client.stream("GET", f"{dashboard.url}/live{path}") as stream:
+        for line in stream.iter_lines():
+            if line.startswith("event: "):
+                name = line.removeprefix("event: ")
+            if line.startswith("data: ") and name == "sample":
+                regions: dict[str, str] = json.loads(line.removeprefix("data: "))["regions"]
+                return regions
+    raise AssertionError(f"no sample of {path}")
+
+
+@pytest.mark.browser
+def test_without_javascript_every_page_opens_and_its_filters_work(
+    browser: Browser, dashboard: WebServer, examples: dict[str, str]
+) -> None:
+    with watched(browser, dashboard, java_script_enabled=False) as context:
+        page = context.new_page()
+        for path in (path_of(route, examples) for route in PAGES):
+            answer = page.goto(path)
+            assert answer is not None
+            assert (path, answer.status) == (path, 200)
+            expect(page.locator("h1")).to_be_visible()
+            for index in range(page.locator("main form:not([method=post])").count()):
+                form = page.locator("main form:not([method=post])").nth(index)
+                with page.expect_navigation() as navigation:
+                    form.locator("button, input[type=submit]").first.click()
+                assert navigation.value.ok, path
+                page.goto(path)
+
+
+@pytest.mark.browser
+def test_no_page_complains_or_asks_another_host(
+    browser: Browser, dashboard: WebServer, examples: dict[str, str]
+) -> None:
+    with watched(browser, dashboard) as context:
+        page = context.new_page()
+        for path in (path_of(route, examples) for route in PAGES):
+            page.goto(path)
+            if page.locator("main[data-live]").count():
+                expect(page.locator("[data-badge][data-state=live]")).to_be_visible()
+
+
+@pytest.mark.browser
+def test_every_page_is_accessible_in_both_themes_and_widths(
+    browser: Browser, dashboard: WebServer, examples: dict[str, str]
+) -> None:
+    axe, wrong = Axe(), {}
+    with watched(browser, dashboard, bypass_csp=True) as context:
+        page = context.new_page()
+        for path in (path_of(route, examples) for route in PAGES):
+            page.goto(path)
+            for theme, width in (("light", 1280), ("dark", 360), ("light", 360), ("dark", 1280)):
+                page.emulate_media(color_scheme=theme)  # type: ignore[arg-type]
+                page.set_viewport_size({"width": width, "height": 900})
+                overflow = page.evaluate("document.documentElement.scrollWidth - innerWidth")
+                found = [
+                    f"{one['id']}: {one['nodes'][0]['html'][:120]}"
+                    for one in axe.run(page).response["violations"]
+                    if one["impact"] in ("serious", "critical")
+                ]
+                if found or overflow > 0:
+                    wrong[f"{path} {theme} {width}"] = (found, overflow)
+    assert wrong == {}

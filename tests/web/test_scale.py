@@ -1,0 +1,212 @@
+"""Budgets of the pages on a million finished tasks, and on the same pages with a thousand.
+
+`make test-web-scale` runs this, not `make test`. Blocks are counted by the server for twenty requests of a
+page; times are medians of requests to both databases in turns, so that the machine does not matter, and the
+95th percentile has a roof of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import psycopg
+import pytest
+
+from tests.support.database import filled_database
+from tests.support.wait import wait_until
+from tests.web.conftest import WebServer, served
+
+pytestmark = [pytest.mark.scale, pytest.mark.timeout(1_800)]
+
+REQUESTS = 20
+# An idle session of PostgreSQL reports its counts after ten seconds at the latest.
+REPORTED_AFTER_SECONDS = 10.5
+SOAK_SECONDS = float(os.environ.get("HORSIES_TEST_SOAK_SECONDS", "600"))
+SOAK_VIEWERS = 20
+MEMORY_MB = 120
+CONNECTIONS = 4
+ROWS = (Path(__file__).parent / "scale_rows.sql").read_text("utf-8")
+SMALL = ROWS.format(finished=1_000, waiting=200, workers=200, runs=50)
+BIG = ROWS.format(finished=1_000_000, waiting=200_000, workers=200, runs=5_000)
+RUN_300 = "00000000-0000-7000-8000-000000000300"
+RUN_5000 = "00000000-0000-7000-8000-000000005000"
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """The limits of one page: blocks for a request, time against the small database, and a roof."""
+
+    path: str
+    blocks: int
+    ratio: float | None
+    milliseconds: float
+
+
+BUDGETS = {
+    "overview": Budget("/", 5_000, 2.0, 250),
+    "newest tasks": Budget("/tasks", 500, 1.5, 80),
+    "tasks, nothing matches": Budget("/tasks?name=task_missing", 60_000, None, 300),
+    "search by argument": Budget("/tasks?argument=order_id%3D17", 60_000, None, 800),
+    "task": Budget("/tasks/{task}", 200, 1.2, 40),
+    "explain": Budget("/tasks/{waiting}/explain", 2_500, 2.0, 80),
+    "failures": Budget("/failures", 30_000, None, 300),
+    "workers": Budget("/workers", 3_000, None, 150),
+    "run of 300 nodes": Budget(f"/workflows/{RUN_300}", 2_500, 1.2, 200),
+    "run of 5,000 nodes": Budget(f"/workflows/{RUN_5000}", 20_000, None, 2_000),
+    "schedules": Budget("/schedules", 2_000, 1.2, 120),
+    "metrics": Budget("/metrics", 5_000, 2.0, 150),
+}
+
+
+class Filled:
+    """A dashboard on a filled database."""
+
+    def __init__(self, server: WebServer, connection: psycopg.Connection[Any]) -> None:
+        self.server = server
+        self._connection = connection
+        self._names = {
+            "task": self._one("SELECT max(id::text) FROM horsies_tasks WHERE status = 'FAILED'"),
+            "waiting": self._one(
+                "SELECT min(id::text) FROM horsies_tasks WHERE status = 'PENDING'"
+            ),
+        }
+
+    def _one(self, query: str) -> Any:
+        row = self._connection.execute(query.encode()).fetchone()
+        assert row is not None
+        return row[0]
+
+    def milliseconds(self, path: str) -> float:
+        started = time.perf_counter()
+        response = self.server.get(path.format(**self._names))
+        assert response.status_code == 200, response.text
+        assert "took too long" not in response.text
+        return (time.perf_counter() - started) * 1_000
+
+    def blocks(self, path: str) -> float:
+        """Blocks that the server touches for one request, after the first has warmed the plans."""
+        for _ in range(7):
+            self.milliseconds(path)
+        before = self._blocks_when_quiet()
+        for _ in range(REQUESTS):
+            self.milliseconds(path)
+        return (self._blocks_when_quiet() - before) / REQUESTS
+
+    def _blocks_when_quiet(self) -> int:
+        """Read the counter when it has not moved for longer than an idle session keeps its counts."""
+        last, since = self._blocks(), time.monotonic()
+
+        def is_quiet() -> bool:
+            nonlocal last, since
+            # Reading the counter touches a few blocks itself.
+            if (now := self._blocks()) - last > 100:
+                since = time.monotonic()
+            last = now
+            return time.monotonic() - since > REPORTED_AFTER_SECONDS
+
+        wait_until(is_quiet, 60)
+        return last
+
+    def _blocks(self) -> int:
+        self._connection.execute("SELECT pg_stat_clear_snapshot()")
+        return int(
+            self._one(
+                "SELECT (blks_hit + blks_read)::bigint FROM pg_stat_database "
+                "WHERE datname = current_database()"
+            )
+        )
+
+
+@contextmanager
+def filled(server_url: str, fill: str) -> Iterator[Filled]:
+    with (
+        filled_database(server_url, fill) as url,
+        psycopg.connect(url, autocommit=True) as connection,
+        served("--payload", "--database-url", url) as server,
+    ):
+        yield Filled(server, connection)
+
+
+@pytest.fixture(scope="module")
+def small(server_url: str) -> Iterator[Filled]:
+    """A dashboard on a thousand finished tasks."""
+    with filled(server_url, SMALL) as dashboard:
+        yield dashboard
+
+
+@pytest.fixture(scope="module")
+def big(server_url: str) -> Iterator[Filled]:
+    """A dashboard on a million finished tasks."""
+    with filled(server_url, BIG) as dashboard:
+        yield dashboard
+
+
+@pytest.mark.parametrize("name", BUDGETS)
+def test_a_page_stays_within_its_budget(small: Filled, big: Filled, name: str) -> None:
+    budget = BUDGETS[name]
+    blocks = big.blocks(budget.path)
+    times: dict[str, list[float]] = {"small": [], "big": []}
+    for _ in range(REQUESTS):
+        times["small"].append(small.milliseconds(budget.path))
+        times["big"].append(big.milliseconds(budget.path))
+    ratio = statistics.median(times["big"]) / statistics.median(times["small"])
+    slowest = statistics.quantiles(times["big"], n=20)[-1]
+    print(
+        f"\n{name:24} {blocks:8,.0f} blocks ({budget.blocks:,})  {ratio:5.2f} x ({budget.ratio})"
+        f"  p95 {slowest:6.0f} ms ({budget.milliseconds:.0f})"
+    )
+    assert blocks <= budget.blocks
+    assert budget.ratio is None or ratio <= budget.ratio
+    assert slowest <= budget.milliseconds
+
+
+def test_twenty_viewers_for_ten_minutes(big: Filled) -> None:
+    process = psutil.Process(big.server.process.pid)
+    end = time.monotonic() + SOAK_SECONDS
+    threads = [
+        threading.Thread(target=_look, args=(big.server.url, index, end))
+        for index in range(SOAK_VIEWERS)
+    ]
+    for thread in threads:
+        thread.start()
+    most_memory = 0.0
+    while time.monotonic() < end:
+        most_memory = max(most_memory, process.memory_info().rss / 2**20)
+        threads[0].join(1)
+    for thread in threads:
+        thread.join()
+    connections = _database_connections(big)
+    print(f"\n{SOAK_VIEWERS} viewers: at most {most_memory:.0f} MB, {connections} connections")
+    assert most_memory < MEMORY_MB
+    assert connections <= CONNECTIONS
+
+
+def _look(url: str, index: int, end: float) -> None:
+    # A client may hold six streams: every viewer has an address of its own.
+    transport = httpx.HTTPTransport(local_address=f"127.0.0.{index + 2}")
+    path = ("/live/", "/live/queues", "/live/workers", f"/live/workflows/{RUN_300}")[index % 4]
+    with httpx.Client(transport=transport, timeout=30) as client:
+        while time.monotonic() < end:
+            with client.stream("GET", url + path) as response:
+                response.raise_for_status()
+                for _ in response.iter_lines():
+                    if time.monotonic() > end:
+                        break
+
+
+def _database_connections(dashboard: Filled) -> int:
+    query = (
+        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() "
+        "AND pid <> pg_backend_pid() AND backend_type = 'client backend'"
+    )
+    return int(dashboard._one(query))
