@@ -229,8 +229,9 @@ class Dashboard:
             raise Forbidden(
                 f"The dashboard is read-only; start it with {switch}.", code="ACTIONS_OFF"
             )
-        if route.verb is None or not view.may(route.verb):
-            raise Forbidden(f"You lack the right {route.verb}.", code="NO_RIGHT", verb=route.verb)
+        verb = await route.verb(view) if callable(route.verb) else route.verb
+        if verb is None or not view.may(verb):
+            raise Forbidden(f"You lack the right {verb}.", code="NO_RIGHT", verb=verb)
         if not is_same_site(view.request):
             raise Forbidden("The request comes from another site.", code="CROSS_SITE")
         if _is_api(view.request):
@@ -238,7 +239,7 @@ class Dashboard:
                 raise Forbidden("The header X-Horsies-Intent: action is missing.", code="NO_INTENT")
             return
         token = (await view.form()).get("token", "")
-        if not self.site.signer.is_form_token(token, view.access.user, route.verb):
+        if not self.site.signer.is_form_token(token, view.access.user, verb):
             raise Forbidden(
                 "The form is out of date; reload the page and try again.", code="STALE_FORM"
             )

@@ -369,9 +369,15 @@ class Maintenance:
         self._flush_tally(pipeline)
 
     def _flush_tally(self, pipeline: Pipeline) -> None:
-        if steps := self._in_flight.tally.take_flush():
-            with self._isolated("storing the counts of attempts"):
+        """Store the counts of attempts, or lose them: they are no reason to stop a worker."""
+        steps = self._in_flight.tally.take_flush()
+        try:
+            if steps:
                 pipeline.run(steps)
+        except psycopg.Error as error:
+            if is_transient(error) and not is_isolated(error):
+                raise
+            logger.warning("the counts of attempts could not be stored: %s", describe(error))
 
     def forget_registration(self) -> None:
         """Another worker declared this one lost: register again, as after a start."""
