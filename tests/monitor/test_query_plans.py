@@ -16,6 +16,7 @@ import pytest
 from psycopg import Connection
 
 from horsies.db.statement import Nothing, Statement, field_names
+from horsies.db.statements.actions import ACTIONS
 from horsies.db.statements.dashboard import (
     DASHBOARD,
     ArrivalSample,
@@ -97,7 +98,9 @@ BIG_TABLES = (
 )
 STATEMENTS = [
     pytest.param(statement, id=name)
-    for catalogue in (MONITOR, DASHBOARD, LOOKUP, QUEUES, MEASURES, METRICS, DOCTOR, EXPLAIN)
+    for catalogue in (
+        *(ACTIONS, MONITOR, DASHBOARD, LOOKUP, QUEUES, MEASURES, METRICS, DOCTOR, EXPLAIN),
+    )
     for name, statement in catalogue.statements.items()
 ]
 

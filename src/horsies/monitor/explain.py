@@ -100,10 +100,10 @@ def read_task(
     broker: PostgresBroker, task_id: str, *, payload: bool = False
 ) -> BrokerResult[TaskReport | None]:
     """Describe one task, or return None if it does not exist; ``payload`` adds arguments and result."""
-    return broker.perform(_READING, explained_task_script(task_id, payload), read_only=True)
+    return broker.perform(_READING, report_script(task_id, payload), read_only=True)
 
 
-def explained_task_script(task_id: str, payload: bool = False) -> Script[TaskReport | None]:
+def report_script(task_id: str, payload: bool = False) -> Script[TaskReport | None]:
     """Describe one task, with the obstacles of an unfinished one."""
     report = yield from task_script(task_id, payload)
     if report is None or TaskStatus(report.task.status).is_terminal:

@@ -16,6 +16,7 @@ from starlette.responses import RedirectResponse, Response
 from horsies.database_url import mask_url
 from horsies.db.paging import LIST_WINDOW
 from horsies.db.statement import Nothing, Script, one_or_none
+from horsies.db.statements.dashboard import estimate_rows
 from horsies.db.statements.lookup import (
     FailureGroup,
     ResentTask,
@@ -80,11 +81,12 @@ async def tasks(view: View) -> Page | Response:
     filters = task_filters_of(view)
     listed, problem = await _list(view, filters)
     first = listed.rows[0].id if listed.rows else None
-    queues = [row.name for row in await view.read(_queue_names())]
+    queues, estimated = await view.read(_choices_script())
     context = {
         "tasks": listed.rows,
         "problem": problem,
         "note": _note(listed, filters),
+        "estimated": estimated,
         "filters": filters,
         "argument": text_of(view, "argument") or "",
         "since": text_of(view, "since") or "",
@@ -104,8 +106,11 @@ async def tasks(view: View) -> Page | Response:
     return Page("tasks.html", "Tasks", context)
 
 
-def _queue_names() -> Script[Any]:
-    return (yield list_known_queues, Nothing())
+def _choices_script() -> Script[tuple[list[str], float | None]]:
+    """Read the names of queues, and the estimated number of tasks."""
+    queues = yield list_known_queues, Nothing()
+    (estimated,) = yield estimate_rows, Nothing()
+    return [row.name for row in queues], estimated.tasks
 
 
 async def _list(view: View, filters: TaskFilters) -> tuple[TaskPage, str | None]:
@@ -211,6 +216,7 @@ class TaskFacts:
     report: TaskReport
     heartbeat_at: datetime | None = None
     resent: Sequence[ResentTask] = ()
+    # While the task is open.
     explanation: Explanation | None = None
 
     @property
