@@ -54,9 +54,10 @@ def test_no_statement_of_a_scheduler_reads_all_tasks_or_all_runs(
 
 def plan_of(connection: Connection[Any], statement: Statement[Any, Any]) -> Any:
     connection.execute(b"PREPARE under_test AS " + statement.numbered())
-    given = ", ".join("NULL" for _ in field_names(statement.params_type))
+    names = field_names(statement.params_type)
+    given = f" ({', '.join('NULL' for _ in names)})" if names else ""
     found = connection.execute(
-        f"EXPLAIN (FORMAT JSON) EXECUTE under_test ({given})".encode()
+        f"EXPLAIN (FORMAT JSON) EXECUTE under_test{given}".encode()
     ).fetchone()
     assert found is not None
     return found[0]

@@ -307,6 +307,8 @@ def test_the_page_of_a_task_shows_its_life_attempts_and_traceback(
         assert expected in words, expected
     assert "hunter2" not in answer.text
     assert f"/tasks/{first}" in answer.text
+    resent = add_task(connection, retried_from_task_id=task)
+    assert f'href="/tasks/{resent}"' in ask(f"/tasks/{task}").text
     assert 'href="https://m/charge_card"' in answer.text
     assert "https://logs" not in answer.text
     assert "data-live" not in answer.text

@@ -23,6 +23,8 @@ from horsies._version import __version__
 from horsies.check import live_errors
 from horsies.cli.changes import cancel, history, retry
 from horsies.cli.doctor import doctor
+from horsies.cli.explain import explain
+from horsies.cli.health import health, metrics
 from horsies.cli.options import (
     DatabaseUrlOption,
     LocatorArgument,
@@ -237,7 +239,8 @@ def version() -> None:
 
 for _command in (
     *(check, migrate, worker, scheduler, status, workers, queues),
-    *(tasks, show, cancel, retry, history, workflows, schedules, doctor, web, version),
+    *(tasks, show, explain, cancel, retry, history, workflows, schedules, doctor, web),
+    *(health, metrics, version),
 ):
     cli.command()(_command)
 cli.add_typer(workflow, name="workflow")

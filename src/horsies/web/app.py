@@ -6,7 +6,6 @@ the hub starts on first use.
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -26,6 +25,7 @@ from horsies.config.postgres import PostgresConfig
 from horsies.database_url import mask_url
 from horsies.db.statement import Nothing, read_rows
 from horsies.db.statements.monitor import list_queue_states
+from horsies.tasks.recording import Action, Actor, log_action
 from horsies.web.access import (
     Access,
     AdaptedPolicy,
@@ -49,12 +49,11 @@ from horsies.web.rendering import (
     Site,
     View,
     environment,
+    failure_of,
     render,
     static_files,
 )
 from horsies.web.routes import Route
-
-logger = logging.getLogger("horsies.web")
 
 BODY_BYTES_MAX = 64 * 1024
 URL_BYTES_MAX = 8 * 1024
@@ -63,7 +62,7 @@ INTENT_HEADER = "x-horsies-intent"
 
 _MODULES = (
     *("pages", "pages_tasks", "pages_runs", "pages_schedules", "pages_checks", "pages_doctor"),
-    *("actions", "orders", "api"),
+    *("actions", "orders", "api", "metrics"),
 )
 
 
@@ -153,7 +152,10 @@ class Dashboard:
         await self._app(behind_proxy(scope, self.site.settings.proxies), receive, send)
 
     def _application(self) -> Starlette:
-        handlers = {Problem: self._show_problem, HTTPException: self._show_missing}
+        handlers: dict[Any, Any] = {
+            Problem: self._show_problem,
+            HTTPException: self._show_missing,
+        }
         routes = [
             StarletteRoute("/livez", _livez),
             StarletteRoute("/readyz", self._readyz),
@@ -169,16 +171,19 @@ class Dashboard:
                 for route in self.routes
             ),
         ]
-        return Starlette(
-            routes=routes, exception_handlers={**handlers, Exception: self._show_failure}
-        )
+        return Starlette(routes=routes, exception_handlers=handlers)
 
     async def _serve(self, route: Route, request: Request) -> Response:
         view = await self._admit(route, request)
         if isinstance(view, Response):
             return view
-        answer = await route.handler(view)
-        return render(view, answer) if isinstance(answer, Page) else answer
+        try:
+            answer = await route.handler(view)
+            return render(view, answer) if isinstance(answer, Page) else answer
+        except (Problem, HTTPException):
+            raise
+        except Exception as error:
+            return self._error(request, failure_of(view, error))
 
     async def _live(self, route: Route, request: Request) -> Response:
         view = await self._admit(route, request)
@@ -196,7 +201,12 @@ class Dashboard:
         request.state.access = view.access  # for an error page of this request
         if route.method == "POST":
             view.body = await _bounded_body(request)
-            await self._require_intent(route, view)
+            try:
+                await self._require_intent(route, view)
+            except Forbidden as refusal:
+                action, actor = Action("post", view.path), Actor(view.access.user, "web")
+                log_action(action, actor, "forbidden", refusal.sentence)
+                raise
         return view
 
     def _require_host(self, request: Request) -> None:
@@ -279,13 +289,6 @@ class Dashboard:
             problem = NotFound(f"There is no page {request.url.path}.")
         problem.status = found.status_code
         return self._error(request, problem)
-
-    async def _show_failure(self, request: Request, error: Exception) -> Response:
-        logger.error("%s failed", request.url.path, exc_info=error)
-        kind = type(error).__name__
-        return self._error(
-            request, Problem(f"The page failed with {kind}; the log of the dashboard has more.")
-        )
 
     def _error(self, request: Request, problem: Problem) -> Response:
         sentence = mask_url(problem.sentence)

@@ -17,13 +17,12 @@ from horsies.db.statement import Step
 from horsies.db.statements.measures import AddMeasures, add_measures
 from horsies.db.statements.turn import ClaimedTask
 from horsies.error_codes import OperationalErrorCode, OutcomeCode
-from horsies.monitor.measures import BOUNDS, BUCKETS
+from horsies.monitor.measures import BOUNDS, BUCKETS, NAMES_MAX
 from horsies.states import TaskStatus
 from horsies.tasks.outcome import Outcome
 from horsies.worker.agenda import NEVER
 
 FLUSH_SECONDS = 30.0
-NAMES_MAX = 200
 # The ends of attempts, in the order of their counts.
 ENDS = ("completed", "failed", "retried", "crashed", "timeout", "cancelled", "stopped")
 # Upper bounds of the buckets for turns, in seconds.
