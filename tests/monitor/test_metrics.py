@@ -39,6 +39,7 @@ from horsies.worker.probe import (
     judge_readiness,
     serving,
     worker_routes,
+    worker_values,
 )
 from horsies.worker.tally import Tally
 from tests.monitor.conftest import Run
@@ -222,6 +223,17 @@ def test_names_of_tasks_beyond_the_limit_share_a_label() -> None:
     assert len(names) == NAMES_MAX + 1
     others = [one.value for one in attempts if one.labels["task"] == "other"]
     assert sum(others) == 300 - NAMES_MAX
+
+
+def test_a_task_may_be_called_like_the_label_of_the_others() -> None:
+    tally = busy_tally(NAMES_MAX - 1)
+    tasks = [claimed("x", 1)._replace(task_name=name) for name in ("other", "one too many")]
+    tally.note_ends([(Outcome.completed(task, "1"), task, 0.3) for task in tasks])
+    body, _ = exposition(worker_values(VITALS, tally))
+    text = body.decode()
+    line = 'horsies_attempts_total{outcome="completed",queue="default",task="other"} 2.0'
+    assert text.count('{outcome="completed",queue="default",task="other"}') == 1
+    assert line in text
 
 
 @pytest.mark.parametrize(

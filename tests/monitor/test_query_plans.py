@@ -99,15 +99,7 @@ BIG_TABLES = (
 STATEMENTS = [
     pytest.param(statement, id=name)
     for catalogue in (
-        ACTIONS,
-        MONITOR,
-        DASHBOARD,
-        LOOKUP,
-        QUEUES,
-        MEASURES,
-        METRICS,
-        DOCTOR,
-        EXPLAIN,
+        *(ACTIONS, MONITOR, DASHBOARD, LOOKUP, QUEUES, MEASURES, METRICS, DOCTOR, EXPLAIN),
     )
     for name, statement in catalogue.statements.items()
 ]

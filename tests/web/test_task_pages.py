@@ -320,7 +320,8 @@ def test_an_open_task_shows_why_it_waits_its_progress_and_updates(
     waiting = add_task(connection)
     answer = ask(f"/tasks/{waiting}")
     assert "data-live" in answer.text
-    assert "no running worker serves queue 'default'" in text_of(answer)
+    assert "Why it is pending" in text_of(answer)
+    assert "UNSERVED" in answer.text
     running = add_task(connection, status="RUNNING", started_at=ago(3), claimed_at=ago(4))
     connection.execute(
         "INSERT INTO horsies_task_progress "

@@ -16,6 +16,7 @@ from starlette.responses import RedirectResponse, Response
 from horsies.database_url import mask_url
 from horsies.db.paging import LIST_WINDOW
 from horsies.db.statement import Nothing, Script, one_or_none
+from horsies.db.statements.dashboard import estimate_rows
 from horsies.db.statements.lookup import (
     FailureGroup,
     ResentTask,
@@ -33,6 +34,7 @@ from horsies.db.statements.tasks import TaskAttemptInfo, TaskId
 from horsies.errors import UNLIMITED_RETRIES
 from horsies.ids import stored_form
 from horsies.monitor.documents import stored_json
+from horsies.monitor.explain import Explanation, explain_task_script
 from horsies.monitor.failures import Failures, failures_script
 from horsies.monitor.overview import TaskReport, task_script
 from horsies.monitor.queries import SEARCH_WINDOW, TaskFilters, TaskPage, sent_time, tasks_script
@@ -79,11 +81,12 @@ async def tasks(view: View) -> Page | Response:
     filters = task_filters_of(view)
     listed, problem = await _list(view, filters)
     first = listed.rows[0].id if listed.rows else None
-    queues = [row.name for row in await view.read(_queue_names())]
+    queues, estimated = await view.read(_choices_script())
     context = {
         "tasks": listed.rows,
         "problem": problem,
         "note": _note(listed, filters),
+        "estimated": estimated,
         "filters": filters,
         "argument": text_of(view, "argument") or "",
         "since": text_of(view, "since") or "",
@@ -103,8 +106,11 @@ async def tasks(view: View) -> Page | Response:
     return Page("tasks.html", "Tasks", context)
 
 
-def _queue_names() -> Script[Any]:
-    return (yield list_known_queues, Nothing())
+def _choices_script() -> Script[tuple[list[str], float | None]]:
+    """Read the names of queues, and the estimated number of tasks."""
+    queues = yield list_known_queues, Nothing()
+    (estimated,) = yield estimate_rows, Nothing()
+    return [row.name for row in queues], estimated.tasks
 
 
 async def _list(view: View, filters: TaskFilters) -> tuple[TaskPage, str | None]:
@@ -210,6 +216,8 @@ class TaskFacts:
     report: TaskReport
     heartbeat_at: datetime | None = None
     resent: Sequence[ResentTask] = ()
+    # While the task is open.
+    explanation: Explanation | None = None
 
     @property
     def task(self) -> TaskDetail:
@@ -235,7 +243,10 @@ def _facts_script(task_id: str, payload: bool) -> Script[TaskFacts | None]:
     if task.status == TaskStatus.RUNNING.value:
         beat = one_or_none((yield newest_heartbeat, TaskId(task.id)))
     resent = yield list_resent, TaskId(task.id)
-    return TaskFacts(report, beat.sent_at if beat else None, resent)
+    explanation = None
+    if not TaskStatus(task.status).is_terminal:
+        explanation = yield from explain_task_script(task.id)
+    return TaskFacts(report, beat.sent_at if beat else None, resent, explanation)
 
 
 async def task(view: View) -> Page:
@@ -246,6 +257,7 @@ async def task(view: View) -> Page:
     options = stored_json(found.task_options)
     context = {
         "facts": facts,
+        "explanation": facts.explanation,
         "task": found,
         "life": draw_life(life_of(found, facts.report.attempts)),
         "attempts": [_attempt(found, attempt) for attempt in facts.report.attempts],

@@ -2,7 +2,8 @@
 probes.
 
 A thread serves it, so that a probe is answered while the loop waits, or hangs. It only reads counters; the
-loop never waits for it. A scrape holds the interpreter for a millisecond, and 20 with 200 task names.
+loop never waits for it. A scrape takes 1 ms of the interpreter, 70 ms with 200 names of tasks; the loop
+gets its turns in between.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import NamedTuple
 
 from horsies._version import __version__
 from horsies.events import as_event
-from horsies.monitor.measures import BOUNDS, BUCKETS
+from horsies.monitor.measures import BOUNDS
 from horsies.monitor.metrics import OTHER_TASK, Histogram, Sample, Value, exposition
 from horsies.worker import os_process
 from horsies.worker.agenda import lifetime_clock
@@ -122,8 +123,11 @@ def worker_values(vitals: Vitals, tally: Tally) -> Iterator[Value]:
 
 
 def _attempt_values(totals: Mapping[Key, Counts]) -> Iterator[Value]:
-    for (queue, task), counts in totals.items():
-        task = task or OTHER_TASK
+    labelled: dict[Key, Counts] = {}
+    for (queue, name), counts in totals.items():
+        label = queue, name or OTHER_TASK  # a task may have that name
+        labelled[label] = counts.plus(labelled[label]) if label in labelled else counts
+    for (queue, task), counts in labelled.items():
         for end, count in zip(ENDS, counts.ends, strict=True):
             yield Sample("horsies_attempts_total", (queue, task, end), count)
         name = "horsies_attempt_duration_seconds"
@@ -131,14 +135,12 @@ def _attempt_values(totals: Mapping[Key, Counts]) -> Iterator[Value]:
 
 
 def _wait_values(totals: Mapping[Key, Counts]) -> Iterator[Value]:
-    buckets: dict[str, list[int]] = {}
-    seconds: dict[str, float] = {}
+    by_queue: dict[str, Counts] = {}
     for (queue, _), counts in totals.items():
-        before = buckets.get(queue, [0] * BUCKETS)
-        buckets[queue] = [a + b for a, b in zip(before, counts.waited, strict=True)]
-        seconds[queue] = seconds.get(queue, 0.0) + counts.waited_seconds
-    for queue, waited in buckets.items():
-        yield Histogram("horsies_wait_seconds", (queue,), BOUNDS, waited, seconds[queue])
+        by_queue[queue] = counts.plus(by_queue[queue]) if queue in by_queue else counts
+    for queue, counts in by_queue.items():
+        name, seconds = "horsies_wait_seconds", counts.waited_seconds
+        yield Histogram(name, (queue,), BOUNDS, counts.waited, seconds)
 
 
 def worker_routes(read_vitals: Callable[[], Vitals], tally: Tally) -> Routes:

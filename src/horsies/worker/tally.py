@@ -62,6 +62,15 @@ class Counts(NamedTuple):
         ends, waited, ran = whole[:_WAITED], whole[_WAITED:_RAN], whole[_RAN:]
         return cls(ends, waited, ran, counts[_WAITED_SECONDS], counts[_RAN_SECONDS])
 
+    def plus(self, other: Counts) -> Counts:
+        return Counts(
+            _added(self.ends, other.ends),
+            _added(self.waited, other.waited),
+            _added(self.ran, other.ran),
+            self.waited_seconds + other.waited_seconds,
+            self.ran_seconds + other.ran_seconds,
+        )
+
 
 class Tally:
     """Counts of one worker since its start, by queue and task name.
@@ -193,6 +202,10 @@ def _as_columns(grown: Mapping[tuple[int, Key], Sequence[float]]) -> AddMeasures
         [_array(one.waited) for one in counts],
         [_array(one.ran) for one in counts],
     )
+
+
+def _added(counts: Sequence[int], others: Sequence[int]) -> list[int]:
+    return [a + b for a, b in zip(counts, others, strict=True)]
 
 
 def _array(counts: Sequence[int]) -> str:
