@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psycopg
 
-from benchmarks import history, producer, progress, viewers, worker, workflow
+from benchmarks import history, producer, progress, tally, viewers, worker, workflow
 from horsies.db.embedded import start_or_join
 from horsies.db.migrate import apply_migrations
 
@@ -23,6 +23,7 @@ ALL: dict[str, Callable[[str], bool]] = {
     **producer.BENCHMARKS,
     **worker.BENCHMARKS,
     **progress.BENCHMARKS,
+    **tally.BENCHMARKS,
     **viewers.BENCHMARKS,
     **history.BENCHMARKS,
     **workflow.BENCHMARKS,

@@ -19,6 +19,7 @@ DESCRIPTOR_VARIABLE = "HORSIES_EVENTS_FD"
 EventName: TypeAlias = Literal[
     "children_ready",
     "worker_ready",
+    "metrics_served",
     "worker_stopping",
     "tasks_interrupted",
     "worker_stopped",

@@ -1,4 +1,5 @@
-"""Types of the queries of an application: ``app.tasks_where``, ``app.runs_where`` and their pages.
+"""Types of the queries of an application: ``app.tasks_where``, ``app.runs_where`` and their pages, and of
+``app.explain``.
 
 They have a module of their own: programs that define and send tasks do not need them.
 
@@ -15,6 +16,8 @@ from horsies.db.paging import Page
 from horsies.db.statements.actions import ActionRow
 from horsies.db.statements.monitor import TaskSummary
 from horsies.db.statements.workflows import RunSummary
+from horsies.monitor.explain import Explanation, Reason
+from horsies.monitor.metrics import count_sends
 from horsies.monitor.queries import LIMIT_MAX, OneOrMore, RunPage, TaskPage
 from horsies.tasks.recording import Actor, acting_as
 
@@ -22,11 +25,14 @@ __all__ = [
     "LIMIT_MAX",
     "ActionRow",
     "Actor",
+    "Explanation",
     "OneOrMore",
     "Page",
+    "Reason",
     "RunPage",
     "RunSummary",
     "TaskPage",
     "TaskSummary",
     "acting_as",
+    "count_sends",
 ]

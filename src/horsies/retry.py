@@ -44,6 +44,9 @@ RETRIES_WITHOUT_POLICY = 3
 MIN_INTERVAL_SECONDS = 0.001
 MAX_INTERVAL_SECONDS = 86_400
 DEFAULT_INTERVALS = (60, 300, 900)
+# How the stored reasons of failures that are not retried end; operators read them as codes.
+NOT_LISTED = "listed in auto_retry_for"
+LIMIT_REACHED = "is reached"
 
 _JITTER = 0.25
 _CLASS_NAME = re.compile(r"\w+(\.(\w+|<locals>))+")
@@ -386,7 +389,7 @@ def _limit(policy: RetryPolicy | None, max_retries: int) -> int:
 
 def _limited(rule: str, delay: float, retry_count: int, limit: int) -> RetryDecision:
     if retry_count >= limit:
-        return RetryDecision(None, f"not retried: max_retries={limit} is reached")
+        return RetryDecision(None, f"not retried: max_retries={limit} {LIMIT_REACHED}")
     return RetryDecision(delay, f"retried by {rule}", limit)
 
 
@@ -405,8 +408,8 @@ def _unlisted(error_code: str | None, names: Sequence[str]) -> str:
         f"code {column_code(error_code)}" if error_code is not None else "an error without a code"
     )
     if not names:
-        return f"not retried: {code} is not listed in auto_retry_for"
-    return f"not retried: neither {code} nor {names[0]} is listed in auto_retry_for"
+        return f"not retried: {code} is not {NOT_LISTED}"
+    return f"not retried: neither {code} nor {names[0]} is {NOT_LISTED}"
 
 
 @dataclass(slots=True)

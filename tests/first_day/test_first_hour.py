@@ -837,13 +837,18 @@ def reasons(horsies: Run, task_id: str) -> list[str]:
 
 def test_show_names_the_obstacles_of_a_waiting_task(horsies: Run, database: Database) -> None:
     task_id = add_task(database, task_name="resize", queue_name="mail")
-    assert reasons(horsies, task_id) == ["no running worker serves queue 'mail'"]
+    assert reasons(horsies, task_id) == [
+        "No live worker serves queue 'mail'; no worker is running."
+    ]
     known = '{"tasks": {"other": "1"}}'
     worker = add_worker(database, queues=["mail"], known_tasks=known)
-    database.execute("INSERT INTO horsies_queues (queue_name, paused_at) VALUES ('mail', now())")
+    database.execute(
+        "INSERT INTO horsies_queues (queue_name, paused_at) VALUES ('mail', now() - interval '90 min')"
+    )
     assert reasons(horsies, task_id) == [
-        "queue 'mail' is paused",
-        "no running worker of its queue knows task 'resize'",
+        "Queue 'mail' was paused 1 h 30 min ago.",
+        "1 live worker serves queue 'mail', but it does not know task 'resize'; it fails with "
+        "WORKER_RESOLUTION_ERROR.",
     ]
     database.execute("UPDATE horsies_queues SET paused_at = NULL")
     database.execute("UPDATE horsies_workers SET known_tasks = NULL")
@@ -854,7 +859,9 @@ def test_show_names_the_obstacles_of_a_waiting_task(horsies: Run, database: Data
         "FROM horsies_tasks",
         (worker,),
     )
-    assert reasons(horsies, task_id) == ["the database refuses to claim it: 22012 division by zero"]
+    assert reasons(horsies, task_id) == [
+        "The database refuses to claim it: 22012 division by zero."
+    ]
     database.execute("UPDATE horsies_tasks SET status = 'CANCELLED'")
     assert reasons(horsies, task_id) == []
 

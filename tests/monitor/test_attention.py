@@ -114,7 +114,7 @@ LINES = [
     (
         of(failing=[FailingTask("charge card", 312, 2.4)]),
         "task charge card: 312 failures in 10 minutes; usually 2",
-        ("/failures?task=charge%20card", None),
+        ("/failures?task_name=charge%20card", None),
     ),
     (
         of(overdue=[OverdueSchedule("nightly", NOW, 360.0, False)]),

@@ -1,4 +1,4 @@
-"""The output of `horsies show` in docs/operating.md is that of the command."""
+"""The output of commands in the documentation is that of the commands."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from tests.monitor.conftest import Run
 from tests.support.database import Database
 from tests.support.doc_pages import blocks, page
-from tests.support.rows import add_attempt, add_task
+from tests.support.rows import add_attempt, add_task, add_worker, ago
 
 
 def at(seconds: float) -> datetime:
@@ -16,14 +16,17 @@ def at(seconds: float) -> datetime:
     )
 
 
-def test_a_task_is_shown_as_in_the_documentation(horsies: Run, database: Database) -> None:
-    (documented,) = [
-        block.text
-        for block in blocks(page("operating.md"))
-        if block.text.startswith("$ horsies show")
+def documented(name: str, start: str) -> tuple[str, str]:
+    """Return the id in the documented command, and its documented output."""
+    (found,) = [
+        block.text for block in blocks(page(name)) if block.text.startswith(f"$ horsies {start}")
     ]
-    command, _, expected = documented.partition("\n")
-    task_id = command.split()[-1]
+    command, _, expected = found.partition("\n")
+    return command.split()[-1], expected
+
+
+def test_a_task_is_shown_as_in_the_documentation(horsies: Run, database: Database) -> None:
+    task_id, expected = documented("operating.md", "show")
     process = {"worker_hostname": "vm", "worker_pid": 1788}
     add_task(
         database,
@@ -54,3 +57,16 @@ def test_a_task_is_shown_as_in_the_documentation(horsies: Run, database: Databas
         **process,
     )
     assert horsies("show", task_id).out == expected
+
+
+def test_a_task_is_explained_as_in_the_documentation(horsies: Run, database: Database) -> None:
+    task_id, expected = documented("explain.md", "explain")
+    for seconds in (14_402, 14_401):
+        add_task(database, queue_name="payments", enqueued_at=ago(seconds))
+    add_task(database, id=task_id, queue_name="payments", enqueued_at=ago(14_400))
+    add_worker(database, queues=["mail"])
+    database.execute(
+        "INSERT INTO horsies_queues (queue_name, paused_at) "
+        "VALUES ('payments', now() - interval '90 min')"
+    )
+    assert horsies("explain", task_id).out == expected

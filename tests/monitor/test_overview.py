@@ -19,7 +19,7 @@ from horsies.db.statements.monitor import (
     WorkerSummary,
 )
 from horsies.ids import first_id_at, new_id
-from horsies.monitor import overview
+from horsies.monitor import explain, overview
 from horsies.monitor.overview import Overview, WorkerHealth
 from horsies.monitor.queries import TaskFilters, list_tasks
 from tests.support.database import Database
@@ -376,15 +376,15 @@ def test_a_task_is_read_with_its_attempts_and_without_its_payload(
     task_id = add_task(connection, args="[1]", kwargs="{}", result='{"ok":1}', status="COMPLETED")
     add_attempt(connection, task_id, outcome="FAILED", will_retry=True)
     add_attempt(connection, task_id, attempt=2)
-    report = overview.read_task(app.get_broker(), task_id.upper()).unwrap()
+    report = explain.read_task(app.get_broker(), task_id.upper()).unwrap()
     assert report is not None
     assert [attempt.attempt for attempt in report.attempts] == [2, 1]
     assert (report.task.args, report.task.kwargs, report.task.result) == (None, None, None)
-    opened = overview.read_task(app.get_broker(), task_id, payload=True).unwrap()
+    opened = explain.read_task(app.get_broker(), task_id, payload=True).unwrap()
     assert opened is not None
     assert (opened.task.args, opened.task.kwargs, opened.task.result) == ("[1]", "{}", '{"ok":1}')
 
 
 @pytest.mark.parametrize("task_id", [UNKNOWN_ID, "nonsense", ""])
 def test_a_task_that_does_not_exist_is_none(app: Horsies, task_id: str) -> None:
-    assert overview.read_task(app.get_broker(), task_id).unwrap() is None
+    assert explain.read_task(app.get_broker(), task_id).unwrap() is None

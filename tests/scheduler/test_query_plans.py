@@ -10,8 +10,12 @@ import pytest
 from psycopg import Connection
 
 from horsies.db.statement import Statement, field_names
-from horsies.db.statements.schedules import SCHEDULES
-from tests.support.query_plans import nodes
+from horsies.db.statements.schedules import (
+    SCHEDULES,
+    ListNewestScheduleRuns,
+    list_newest_schedule_runs,
+)
+from tests.support.query_plans import nodes, reads
 
 STATEMENTS = [pytest.param(statement, id=name) for name, statement in SCHEDULES.statements.items()]
 
@@ -54,9 +58,10 @@ def test_no_statement_of_a_scheduler_reads_all_tasks_or_all_runs(
 
 def plan_of(connection: Connection[Any], statement: Statement[Any, Any]) -> Any:
     connection.execute(b"PREPARE under_test AS " + statement.numbered())
-    given = ", ".join("NULL" for _ in field_names(statement.params_type))
+    names = field_names(statement.params_type)
+    given = f" ({', '.join('NULL' for _ in names)})" if names else ""
     found = connection.execute(
-        f"EXPLAIN (FORMAT JSON) EXECUTE under_test ({given})".encode()
+        f"EXPLAIN (FORMAT JSON) EXECUTE under_test{given}".encode()
     ).fetchone()
     assert found is not None
     return found[0]
@@ -79,3 +84,15 @@ def used_indexes(url: str, name: str) -> set[str]:
         full.execute("SET plan_cache_mode = force_generic_plan")
         plan = plan_of(full, SCHEDULES.statements[name])
     return {node["Index Name"] for node in nodes(plan) if "Index Name" in node}
+
+
+def test_the_newest_runs_of_a_page_of_schedules_cost_what_is_shown(full_url: str) -> None:
+    names = [f"schedule {number}" for number in range(1, 51)]
+    for mode in ("force_generic_plan", "force_custom_plan"):
+        with psycopg.connect(full_url, autocommit=True, prepare_threshold=0) as full:
+            full.execute("SELECT set_config('plan_cache_mode', %s, false)", (mode,))
+            with full.transaction():
+                params = ListNewestScheduleRuns(names, 20)
+                rows, cost = reads(full, list_newest_schedule_runs, params)
+        assert len(rows) == 40
+        assert cost < 300

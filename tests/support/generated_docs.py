@@ -34,6 +34,8 @@ from horsies.config.postgres import PostgresConfig
 from horsies.config.schedules import ScheduleConfig, TaskSchedule, WorkflowSchedule
 from horsies.config.tracing import TracingConfig
 from horsies.monitor.doctor import CHECKS
+from horsies.monitor.metrics import CATALOGUE, Metric
+from horsies.monitor.reasons import CATALOGUE as REASONS
 from horsies.retry import RetryPolicy
 from horsies.states import TaskStatus
 from tests.support.transitions import TASK_TRANSITIONS
@@ -44,11 +46,14 @@ WORKERS = REPOSITORY / "docs" / "workers.md"
 STATE_MACHINE = REPOSITORY / "docs" / "internals" / "state-machine.md"
 OPERATING = REPOSITORY / "docs" / "operating.md"
 SCHEDULING = REPOSITORY / "docs" / "scheduling.md"
+EXPLAIN = REPOSITORY / "docs" / "explain.md"
 DASHBOARD = REPOSITORY / "docs" / "dashboard.md"
+METRICS = REPOSITORY / "docs" / "metrics.md"
 DOCTOR = REPOSITORY / "docs" / "doctor.md"
 CONTRIBUTING = REPOSITORY / "CONTRIBUTING.md"
 PAGES = (
-    *(CONFIGURATION, WORKERS, OPERATING, DASHBOARD, DOCTOR, SCHEDULING, STATE_MACHINE),
+    *(CONFIGURATION, WORKERS, OPERATING, EXPLAIN, DASHBOARD, METRICS, DOCTOR, SCHEDULING),
+    STATE_MACHINE,
     CONTRIBUTING,
 )
 
@@ -66,8 +71,9 @@ MODELS: tuple[type[BaseModel], ...] = (
     WorkflowSchedule,
 )
 COMMANDS = (
-    *("worker", "scheduler", "web", "check", "migrate", "version"),
-    *("status", "workers", "queues", "tasks", "show", "cancel", "retry", "schedules"),
+    *("worker", "scheduler", "web", "check", "migrate", "version", "health", "metrics"),
+    *("status", "workers", "queues", "tasks", "show", "explain", "cancel", "retry", "history"),
+    "schedules",
     *("workflows", "workflow show", "workflow pause", "workflow resume", "workflow cancel"),
     *("workflow retry", "workflow signal", "workflow audit", "doctor"),
 )
@@ -247,6 +253,15 @@ def _flag_default(parameter: Any) -> str:
     return f"`{value.value if isinstance(value, Enum) else value}`"
 
 
+def reasons_table() -> str:
+    """Return one row per reason of an explanation."""
+    rows = [
+        [entry.group, f"`{code}`", "yes" if entry.blocks else "", entry.meaning, entry.remedy]
+        for code, entry in REASONS.items()
+    ]
+    return table(["Of", "Code", "Obstacle", "Meaning", "Remedy"], rows)
+
+
 def transitions_table() -> str:
     """Return one row per verb of the task's life cycle."""
     rows = [
@@ -303,6 +318,18 @@ def layers_picture() -> str:
     return "\n".join(["```text", *lines, "```"])
 
 
+def metrics_table() -> str:
+    """Return one row per metric of the catalogue."""
+    rows = [[f"`{one.name}`", one.source, one.kind, _labels(one), one.text] for one in CATALOGUE]
+    return table(["Metric", "Place", "Type", "Labels", "Meaning"], rows)
+
+
+def _labels(metric: Metric) -> str:
+    *names, last = metric.labels or ("",)
+    values = f" = {', '.join(metric.values)}" if metric.values else ""
+    return ", ".join(f"`{name}`" for name in (*names, last) if name) + values
+
+
 def _parts() -> Iterator[tuple[str, Callable[[], str]]]:
     for model in MODELS:
         yield model.__name__, lambda model=model: config_table(model)  # type: ignore[misc]
@@ -311,7 +338,9 @@ def _parts() -> Iterator[tuple[str, Callable[[], str]]]:
     yield "transitions", transitions_table
     yield "diagram", transitions_diagram
     yield "layers", layers_picture
+    yield "metrics", metrics_table
     yield "checks", checks_table
+    yield "reasons", reasons_table
 
 
 PARTS: dict[str, Callable[[], str]] = dict(_parts())

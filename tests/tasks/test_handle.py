@@ -16,7 +16,7 @@ from horsies.task_result import TaskError, TaskResult
 from horsies.tasks.handle import TaskHandle
 from tests.support.applications import Call, app_at, run_closing
 from tests.support.database import Database
-from tests.support.rows import finish
+from tests.support.rows import add_worker, finish
 from tests.support.wait import interrupted_when
 from tests.tasks.conftest import Task
 
@@ -197,9 +197,53 @@ def test_an_unfinished_task_times_out_and_can_be_asked_again(
     error = call(app, handle, "get", timeout_ms=50).err_value
     assert error.error_code is RetrievalCode.WAIT_TIMEOUT
     assert error.data == {"task_id": handle.task_id, "timeout_ms": 50}
-    assert error.message.endswith(f"within 50 ms; see `horsies show {handle.task_id}`.")
+    assert error.message.endswith(
+        "within 50 ms: no live worker serves its queue 'default'; "
+        f"see `horsies explain {handle.task_id}`."
+    )
     finish(connection, handle.task_id)
     assert call(app, handle, "get", timeout_ms=5_000).ok_value == 1
+
+
+def test_a_timeout_names_the_obstacle_of_a_waiting_task(
+    app: Horsies, add: Task, connection: Database, call: Call
+) -> None:
+    handle = add.send(1).unwrap()
+
+    def message() -> str:
+        return str(call(app, handle, "get", timeout_ms=10).err_value.message)
+
+    worker_id = add_worker(connection, known_tasks='{"tasks": {"other": "1"}}')
+    assert "no live worker of its queue knows task 'add'" in message()
+    connection.execute("UPDATE horsies_workers SET known_tasks = NULL")
+    assert "10 ms; see" in message()
+    connection.execute("UPDATE horsies_workers SET seen_at = now() - interval '1 minute'")
+    assert "no live worker serves its queue 'default'" in message()
+    connection.execute("UPDATE horsies_workers SET lock_key = 77")
+    connection.execute("SELECT pg_advisory_lock(77)")
+    assert "10 ms; see" in message()
+    connection.execute(
+        "INSERT INTO horsies_queues (queue_name, paused_at) VALUES ('default', now())"
+    )
+    assert "its queue 'default' is paused" in message()
+    connection.execute(
+        "UPDATE horsies_tasks SET status = 'RUNNING', claimed_by_worker_id = %s", (worker_id,)
+    )
+    assert "10 ms; see" in message()
+
+
+def test_a_timeout_comes_without_an_obstacle_if_the_database_does_not_answer(
+    app: Horsies, add: Task, connection: Database, call: Call
+) -> None:
+    handle = add.send(1).unwrap()
+    assert call(app, handle, "get", timeout_ms=10).err_value.message
+    with connection.transaction():
+        connection.execute("LOCK TABLE horsies_workers")
+        error = call(app, handle, "get", timeout_ms=10).err_value
+    assert error.error_code is RetrievalCode.WAIT_TIMEOUT
+    assert "10 ms; see" in error.message
+    finish(connection, handle.task_id)
+    assert call(app, handle, "get", timeout_ms=20_000).ok_value == 1
 
 
 def test_a_timeout_of_zero_looks_once(

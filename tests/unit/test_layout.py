@@ -11,7 +11,16 @@ from hypothesis import strategies as st
 
 from horsies.web.drawing import Node, draw_graph
 from horsies.web.folding import FOLD_ABOVE, fold, folded_graph
-from horsies.web.layout import BOX_HEIGHT, BOX_WIDTH, EDGE_END, Edge, Graph, Layout, lay_out
+from horsies.web.layout import (
+    BOX_HEIGHT,
+    BOX_WIDTH,
+    COLUMN_GAP,
+    EDGE_END,
+    Edge,
+    Graph,
+    Layout,
+    lay_out,
+)
 from tests.support.examples import examples
 
 STATUSES = ("COMPLETED", "FAILED", "SKIPPED", "RUNNING", "PAUSED", "ENQUEUED", "READY", "PENDING")
@@ -53,7 +62,7 @@ def crossings(ends: list[tuple[int, float, float]]) -> int:
 
 def drawn_ends(layout: Layout) -> list[tuple[int, float, float]]:
     """The curves between layers, once for each pair of ends: layer, left height, right height."""
-    column = BOX_WIDTH + 64
+    column = BOX_WIDTH + COLUMN_GAP
     return sorted(
         {
             (left[0] // column, left[1], right[1])
@@ -109,7 +118,7 @@ def test_no_edge_runs_through_a_box(graph: Graph) -> None:
             assert right - left == BOX_WIDTH
             assert all(not y < height < y + BOX_HEIGHT for y in columns.get(left, []))
         for x, _ in curve(edge):
-            inside = (x - 12) % (BOX_WIDTH + 64)
+            inside = (x - 12) % (BOX_WIDTH + COLUMN_GAP)
             assert inside == 0 or inside >= BOX_WIDTH, "a curve leaves the gap between two layers"
 
 

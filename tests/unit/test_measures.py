@@ -13,6 +13,7 @@ from horsies.db.statements.measures import AddMeasures, Measured, add_measures
 from horsies.monitor.measures import (
     BOUNDS,
     BUCKETS,
+    NAMES_MAX,
     as_series,
     bucket_of,
     fitting_step,
@@ -23,7 +24,7 @@ from horsies.states import TaskAttemptOutcome, TaskStatus
 from horsies.tasks.outcome import Outcome, outcome_of_crash, outcome_of_stop
 from horsies.worker import tally as tally_module
 from horsies.worker.agenda import NEVER
-from horsies.worker.tally import ENDS, NAMES_MAX, Tally
+from horsies.worker.tally import ENDS, Tally
 from tests.support.examples import examples
 from tests.support.pool import claimed
 

@@ -8,11 +8,12 @@ message on a tab's console and every request to another host fails its test.
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, TypeAlias
 from urllib.parse import urlsplit
@@ -44,7 +45,9 @@ async def client_of(
     """An HTTP client of a dashboard in this process; actions and payload as the switches say."""
     dashboard: Any = create_app(app, policy=policy or AllowAll(), **switches)
     transport = httpx.ASGITransport(dashboard, raise_app_exceptions=False, root_path=root_path)
-    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+    async with httpx.AsyncClient(
+        transport=transport, base_url="http://localhost", verify=False
+    ) as client:
         try:
             yield client
         finally:
@@ -78,14 +81,15 @@ def ask(app: Horsies) -> Ask:
 
 
 class WebServer:
-    """A server process with the dashboard, at ``url``."""
+    """A server process with the dashboard, at ``url``, and a client of it."""
 
-    def __init__(self, process: subprocess.Popen[bytes], url: str) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], url: str, client: httpx.Client) -> None:
         self.process = process
         self.url = url
+        self.client = client
 
     def get(self, path: str, **options: Any) -> httpx.Response:
-        return httpx.get(self.url + path, timeout=10, **options)
+        return self.client.get(self.url + path, **options)
 
 
 def free_port() -> int:
@@ -96,11 +100,11 @@ def free_port() -> int:
 
 
 @contextmanager
-def served(*arguments: str, port: int | None = None, prefix: str = "") -> Iterator[WebServer]:
+def served(*arguments: str, env: Mapping[str, str] | None = None) -> Iterator[WebServer]:
     """`horsies web` with these arguments on a free port, until the end of the block."""
-    port = port or free_port()
+    port = free_port()
     command = [sys.executable, "-m", "horsies", "web", "--port", str(port), *arguments]
-    with running(command, f"http://127.0.0.1:{port}{prefix}") as server:
+    with running(command, f"http://127.0.0.1:{port}", env={**os.environ, **(env or {})}) as server:
         yield server
 
 
@@ -111,11 +115,14 @@ def running(command: list[str], url: str, **options: Any) -> Iterator[WebServer]
         command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, **options
     )
     assert process.stderr is not None
+    # Without certificates to load: that takes longer than most requests.
+    client = httpx.Client(verify=False, timeout=20)
     try:
-        wait_until(lambda: process.poll() is not None or _is_alive(url), what=f"{url}/livez")
+        wait_until(lambda: process.poll() is not None or _is_alive(client, url), what=url)
         assert process.poll() is None, process.stderr.read().decode()
-        yield WebServer(process, url)
+        yield WebServer(process, url, client)
     finally:
+        client.close()
         process.terminate()
         try:
             process.wait(10)
@@ -125,9 +132,9 @@ def running(command: list[str], url: str, **options: Any) -> Iterator[WebServer]
         process.stderr.close()
 
 
-def _is_alive(url: str) -> bool:
+def _is_alive(client: httpx.Client, url: str) -> bool:
     try:
-        return httpx.get(f"{url}/livez", timeout=5).status_code == 200
+        return client.get(f"{url}/livez").status_code == 200
     except httpx.TransportError:
         return False
 

@@ -138,7 +138,7 @@ def test_streams_are_limited_per_client_and_in_all() -> None:
 
 
 def test_a_page_that_cannot_be_read_is_stale_with_its_sentence_until_it_can() -> None:
-    attempts = iter([Unavailable("The database is away."), None])
+    attempts = iter([Unavailable("The database is away."), ValueError("a row"), None])
 
     async def handler(view: View) -> Page:
         if problem := next(attempts, None):
@@ -151,6 +151,8 @@ def test_a_page_that_cannot_be_read_is_stale_with_its_sentence_until_it_can() ->
         hub.problem_seconds = 0.01
         events = Events(hub.stream(view_of(site), handler))
         assert await anext(events) == ("stale", {"sentence": "The database is away."})
+        name, data = await anext(events)
+        assert (name, data["sentence"][:32]) == ("stale", "The page failed with ValueError;")
         assert (await anext(events))[0] == "sample"
         await events.close()
 

@@ -307,6 +307,8 @@ def test_the_page_of_a_task_shows_its_life_attempts_and_traceback(
         assert expected in words, expected
     assert "hunter2" not in answer.text
     assert f"/tasks/{first}" in answer.text
+    resent = add_task(connection, retried_from_task_id=task)
+    assert f'href="/tasks/{resent}"' in ask(f"/tasks/{task}").text
     assert 'href="https://m/charge_card"' in answer.text
     assert "https://logs" not in answer.text
     assert "data-live" not in answer.text
@@ -318,7 +320,8 @@ def test_an_open_task_shows_why_it_waits_its_progress_and_updates(
     waiting = add_task(connection)
     answer = ask(f"/tasks/{waiting}")
     assert "data-live" in answer.text
-    assert "no running worker serves queue 'default'" in text_of(answer)
+    assert "Why it is pending" in text_of(answer)
+    assert "UNSERVED" in answer.text
     running = add_task(connection, status="RUNNING", started_at=ago(3), claimed_at=ago(4))
     connection.execute(
         "INSERT INTO horsies_task_progress "

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
@@ -15,6 +17,7 @@ import pytest
 from horsies import AppConfig, PostgresConfig, RecoveryConfig, WorkerResilienceConfig
 from horsies.db.pipeline import Pipeline
 from horsies.db.statement import Step
+from horsies.db.statements.measures import add_measures
 from horsies.db.statements.queues import send_notification
 from horsies.db.statements.tasks import TaskId
 from horsies.db.statements.turn import (
@@ -38,7 +41,7 @@ from horsies.db.statements.workers import (
 from horsies.db.statements.workflows import FindPausedRuns, find_paused_runs
 from horsies.ids import new_id
 from horsies.tasks.blocked import Blocked
-from horsies.tasks.outcome import STOPPED_BY_CANCEL
+from horsies.tasks.outcome import STOPPED_BY_CANCEL, Outcome
 from horsies.worker import maintenance as maintenance_module
 from horsies.worker.agenda import Timer
 from horsies.worker.config import WorkerConfig
@@ -49,6 +52,7 @@ from horsies.worker.maintenance import PROGRESS_SECONDS, SEEN_SECONDS, Maintenan
 from horsies.worker.notifications import echo_channel
 from horsies.worker.pool.pool import ChildPool, ChildSummary
 from horsies.worker.protocol import ProgressReport
+from horsies.worker.tally import FLUSH_SECONDS
 from tests.support.pool import RecordingPool, attempt, claimed
 
 BROKER = PostgresConfig(database_url="postgresql://localhost/unused")
@@ -483,3 +487,48 @@ def test_progress_is_stored_once_and_looked_for_often_while_its_task_runs(
     stored = [params[1:] for statement, params in database.steps if statement is store_progress]
     assert stored == [(("a",), (1,), (3.0,), (None,), ("three",))]
     assert maintenance.next_at() == 102.0 + PROGRESS_SECONDS
+
+
+def end_one(in_flight: InFlight) -> None:
+    task = claimed("a", 1)
+    in_flight.tally.note_ends([(Outcome.completed(task, "1"), task, 0.1)])
+
+
+def test_an_idle_worker_stores_no_counts(in_flight: InFlight) -> None:
+    database, maintenance = RecordingDatabase(), make_maintenance(in_flight)
+    for seconds in range(0, 600, 10):
+        perform(maintenance, database, time.monotonic() + seconds)
+    assert database.asked(see_worker)
+    assert not database.asked(add_measures)
+
+
+def test_counts_are_stored_once_half_a_minute_after_the_first(in_flight: InFlight) -> None:
+    database, maintenance = RecordingDatabase(), make_maintenance(in_flight)
+    perform(maintenance, database, time.monotonic())
+    end_one(in_flight)
+    end_one(in_flight)
+    perform(maintenance, database, time.monotonic() + FLUSH_SECONDS - 2)
+    assert not database.asked(add_measures)
+    assert maintenance.next_at() <= in_flight.tally.flush_at
+    for _ in range(2):
+        perform(maintenance, database, time.monotonic() + FLUSH_SECONDS + 1)
+    (counts,) = database.asked(add_measures)
+    assert counts.done == [2]
+
+
+@pytest.mark.parametrize(
+    "failure", [psycopg.OperationalError("gone"), psycopg.errors.InsufficientPrivilege("no")]
+)
+def test_counts_whose_commit_is_in_doubt_are_never_stored_again(
+    in_flight: InFlight, failure: psycopg.Error
+) -> None:
+    database, maintenance = RecordingDatabase(), make_maintenance(in_flight)
+    perform(maintenance, database, time.monotonic())
+    end_one(in_flight)
+    database.failure = failure
+    with suppress(psycopg.OperationalError):
+        maintenance._flush_tally(cast(Pipeline, database))
+    assert len(database.asked(add_measures)) == 1
+    database.failure = None
+    perform(maintenance, database, time.monotonic() + FLUSH_SECONDS + 1)
+    assert len(database.asked(add_measures)) == 1

@@ -14,6 +14,9 @@ from psycopg import Connection
 from horsies.db.statement import Statement
 from horsies.db.statements.workflows import (
     FindPausedRuns,
+    FindProblems,
+    ListAttempts,
+    ListItems,
     ListNewestRuns,
     ListRuns,
     ReadItems,
@@ -25,11 +28,15 @@ from horsies.db.statements.workflows import (
     RunIds,
     RunLimit,
     RunWindow,
+    count_nodes_by_status,
     end_of_run_window,
     find_broken_runs,
     find_paused_runs,
+    find_run_problems,
+    list_map_items,
     list_newest_runs,
     list_open_runs,
+    list_retried_attempts,
     read_items,
     read_node,
     read_nodes,
@@ -171,6 +178,14 @@ def test_runs_that_have_not_ended_are_found_without_history(full: Connection[Any
         pytest.param(read_node, lambda run_id: ReadNode(run_id, "node-1", 1_000), id="node"),
         pytest.param(read_tree, lambda run_id: ReadTree(run_id, 100), id="tree"),
         pytest.param(read_tree_nodes, lambda run_id: RunIds([run_id]), id="tree nodes"),
+        pytest.param(count_nodes_by_status, RunId, id="node counts"),
+        pytest.param(
+            list_retried_attempts, lambda run_id: ListAttempts([run_id], 100), id="retries"
+        ),
+        pytest.param(
+            list_map_items, lambda run_id: ListItems(run_id, 1, False, -1, 100), id="map items"
+        ),
+        pytest.param(find_run_problems, lambda run_id: FindProblems(run_id, 20), id="problems"),
     ],
 )
 def test_one_run_costs_its_own_rows(

@@ -21,7 +21,10 @@ from psycopg import Connection
 
 from horsies._version import __version__
 from horsies.check import live_errors
+from horsies.cli.changes import cancel, history, retry
 from horsies.cli.doctor import doctor
+from horsies.cli.explain import explain
+from horsies.cli.health import health, metrics
 from horsies.cli.options import (
     DatabaseUrlOption,
     LocatorArgument,
@@ -35,7 +38,7 @@ from horsies.cli.options import (
 from horsies.cli.queues_workers import queues, status, workers
 from horsies.cli.scheduler import scheduler
 from horsies.cli.schedules import schedules
-from horsies.cli.tasks import cancel, retry, show, tasks
+from horsies.cli.tasks import show, tasks
 from horsies.cli.web import web
 from horsies.cli.worker import worker
 from horsies.cli.workflows import workflow, workflows
@@ -236,7 +239,8 @@ def version() -> None:
 
 for _command in (
     *(check, migrate, worker, scheduler, status, workers, queues),
-    *(tasks, show, cancel, retry, workflows, schedules, doctor, web, version),
+    *(tasks, show, explain, cancel, retry, history, workflows, schedules, doctor, web),
+    *(health, metrics, version),
 ):
     cli.command()(_command)
 cli.add_typer(workflow, name="workflow")

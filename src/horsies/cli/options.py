@@ -12,6 +12,7 @@ from horsies.errors import ErrorCode, HorsiesError, ValidationReport
 from horsies.locate import load_app, sends_suppressed
 from horsies.logs import LogFormat, LogLevel
 from horsies.modules import add_project_root, failure_at
+from horsies.monitor.metrics import MissingExtraError, require_prometheus
 
 LocatorArgument = Annotated[
     str | None,
@@ -95,3 +96,11 @@ def named_database(database_url: str | None) -> PostgresConfig:
         if error.code is ErrorCode.BROKER_INVALID_URL:
             error.help_text = "name the application, or pass --database-url postgresql://..."
         raise
+
+
+def refuse_missing_extra(flag: str) -> None:
+    """Refuse a flag or command that needs the extra ``metrics``."""
+    try:
+        require_prometheus()
+    except MissingExtraError as error:
+        raise failure_at(None, f"{flag}: {error}") from None

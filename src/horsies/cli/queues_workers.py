@@ -14,6 +14,14 @@ from rich.text import Text
 
 from horsies.cli import output
 from horsies.cli.options import DatabaseUrlOption, LocatorArgument, ModuleOption
+from horsies.cli.orders import (
+    DryRunOption,
+    OrderOption,
+    OrderRun,
+    YesOption,
+    continue_order,
+    run_draft,
+)
 from horsies.cli.session import (
     EXIT_FAILED,
     JsonOption,
@@ -26,9 +34,10 @@ from horsies.cli.session import (
 from horsies.db.statements.blocked import BlockedRow
 from horsies.db.statements.monitor import WorkerSummary
 from horsies.modules import failure_at
-from horsies.monitor.actions import QueueOrder, switch_queue
+from horsies.monitor.actions import QueueOrder, check_queue, switch_queue
 from horsies.monitor.documents import overview_document, queue_document, worker_document
 from horsies.monitor.health import PING_TIMEOUT_SECONDS, WorkerPong, ping_workers
+from horsies.monitor.order_plan import OrderVerb, draft_order
 from horsies.monitor.overview import (
     Overview,
     QueueOverview,
@@ -38,6 +47,7 @@ from horsies.monitor.overview import (
     read_overview,
     read_workers,
 )
+from horsies.monitor.queries import TaskFilters
 from horsies.result import Err, Ok
 from horsies.tasks.broker import BrokerResult, PostgresBroker
 
@@ -52,6 +62,7 @@ _HEALTH_STYLES = {"alive": "green", "silent": "yellow", "lost": "red", "stopped"
 class QueueAction(StrEnum):
     PAUSE = "pause"
     RESUME = "resume"
+    PURGE = "purge"
 
 
 def status(
@@ -131,19 +142,23 @@ def _print_blocked(blocked: Sequence[BlockedRow], count: int) -> None:
 def queues(
     action: Annotated[
         QueueAction | None,
-        typer.Argument(metavar="[pause|resume]", help="Without it, the queues are listed."),
+        typer.Argument(metavar="[pause|resume|purge]", help="Without it, the queues are listed."),
     ] = None,
     name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="The queue to pause or resume.")
+        str | None, typer.Argument(metavar="[NAME]", help="The queue to pause, resume or purge.")
     ] = None,
     module: ModuleOption = None,
     database_url: DatabaseUrlOption = None,
     reason: ReasonOption = None,
+    dry_run: DryRunOption = False,
+    yes: YesOption = False,
+    order: OrderOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List the queues, or pause or resume one.
+    """List the queues, or pause, resume or purge one.
 
-    Workers stop claiming from a paused queue at once, on every host; running tasks continue. Valid names
+    Workers stop claiming from a paused queue at once, on every host; running tasks continue. A purge cancels
+    all waiting tasks of a queue, at most 10,000 at a time; it shows their number and asks first. Valid names
     are the queues of the application (-m) or, without one, queues that are served, have open tasks or were
     paused before.
 
@@ -158,8 +173,23 @@ def queues(
     with open_session("queues", module, database_url) as session:
         if action is None or name is None:
             _list_queues(session, as_json)
+        elif action is QueueAction.PURGE:
+            words = ("queues", "purge", name, *(("-m", module) if module else ()))
+            _purge_queue(session, name, reason, order, OrderRun(words, dry_run, yes, as_json))
         else:
             _switch_queue(session, action, name, reason, as_json)
+
+
+def _purge_queue(
+    session: Session, name: str, reason: str | None, order: str | None, run: OrderRun
+) -> None:
+    if order is not None:
+        continue_order(session, order, {OrderVerb.PURGE_QUEUE}, run)
+        return
+    known = None if session.queue_caps is None else list(session.queue_caps)
+    unwrap_or_exit(check_queue(session.broker, name, known))
+    filters = TaskFilters(queues=[name])
+    run_draft(session, draft_order(OrderVerb.PURGE_QUEUE, filters, reason=reason), run)
 
 
 def _list_queues(session: Session, as_json: bool) -> None:

@@ -90,11 +90,11 @@ def exit_with(message: str, exit_code: int) -> Never:
     raise typer.Exit(exit_code)
 
 
-def parse_since(text: str | None) -> datetime | None:
-    """Parse ``--since``: a duration before now, or a time, which is local unless it has an offset."""
+def parse_since(text: str | None, option: str = "--since") -> datetime | None:
+    """Parse a time option: a duration before now, or a time, which is local unless it has an offset."""
     if text is None:
         return None
     try:
         return parse_time(text, datetime.now(UTC))
     except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="--since") from None
+        raise typer.BadParameter(str(error), param_hint=option) from None

@@ -1,13 +1,11 @@
-"""`horsies tasks`, `horsies show`, `horsies cancel` and `horsies retry`: inspect, cancel and retry tasks."""
+"""`horsies tasks` and `horsies show`: lists of tasks, and everything about one."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict
+from collections.abc import Iterable, Sequence
 from datetime import UTC
-from functools import partial
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 import typer
 from rich.text import Text
@@ -15,7 +13,6 @@ from rich.text import Text
 from horsies.cli import output
 from horsies.cli.options import DatabaseUrlOption, LocatorArgument, ModuleOption
 from horsies.cli.session import (
-    EXIT_FAILED,
     EXIT_NOT_FOUND,
     JsonOption,
     LimitOption,
@@ -28,25 +25,13 @@ from horsies.db.statements.monitor import TaskDetail, TaskSummary
 from horsies.db.statements.tasks import TaskAttemptInfo
 from horsies.errors import UNLIMITED_RETRIES
 from horsies.ids import stored_form
-from horsies.monitor.actions import TaskRetried, retry_task
 from horsies.monitor.documents import page_document, stored_json, task_document
-from horsies.monitor.overview import TaskReport, read_task
+from horsies.monitor.explain import read_task
+from horsies.monitor.overview import TaskReport
 from horsies.monitor.queries import TaskFilters, list_tasks
-from horsies.result import Err, Result
 from horsies.states import TaskStatus
-from horsies.tasks.handle import TaskActionError, TaskActionErrorCode, TaskCancelled, TaskHandle
-
-Change = TypeVar("Change", TaskCancelled, TaskRetried)
 
 TaskIdArgument = Annotated[str, typer.Argument(metavar="ID", help="The id of a task.")]
-TaskIdsArgument = Annotated[
-    list[str],
-    typer.Argument(
-        metavar="ID... [LOCATOR]",
-        help="The ids of one or more tasks; the application, package.module:app, may come last.",
-        show_default=False,
-    ),
-]
 
 _PARKED_YEAR = 9999  # the year of horsies_never_v1()
 
@@ -235,96 +220,3 @@ def _attempt_line(attempt: TaskAttemptInfo) -> Text:
         error = f"{attempt.error_code}: {attempt.error_message or ''}".replace("\n", "\n    ")
         line.append_text(output.safe_text(f"\n  {error}", "red"))
     return line
-
-
-def cancel(
-    task_ids: TaskIdsArgument,
-    module: ModuleOption = None,
-    database_url: DatabaseUrlOption = None,
-    no_running: Annotated[
-        bool, typer.Option("--no-running", help="Refuse to cancel a task that is already running.")
-    ] = False,
-    as_json: JsonOption = False,
-) -> None:
-    """Cancel tasks: at once while they wait, by stopping them while they run.
-
-    Exit codes: 0 cancelled or asked to stop, 1 failure or refusal, 4 no such task.
-    """
-    ids, locator = _split_locator(task_ids)
-    with open_session("cancel", module or locator, database_url) as session:
-
-        def cancel_one(task_id: str) -> Result[TaskCancelled, TaskActionError]:
-            return TaskHandle(task_id, session.broker).cancel(include_running=not no_running)
-
-        _change_each(ids, cancel_one, _cancelled_sentence, as_json)
-
-
-def _cancelled_sentence(cancelled: TaskCancelled) -> str:
-    if cancelled.was_status is TaskStatus.RUNNING:
-        return f"Task {cancelled.task_id} is running; its worker has been asked to stop it."
-    return f"Task {cancelled.task_id} was {cancelled.was_status.value}; it is cancelled."
-
-
-def retry(
-    task_ids: TaskIdsArgument,
-    module: ModuleOption = None,
-    database_url: DatabaseUrlOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Retry finished tasks: send the same requests again, as new tasks that refer to the old ones.
-
-    Exit codes: 0 sent, 1 failure or refusal, 4 no such task.
-    """
-    ids, locator = _split_locator(task_ids)
-    with open_session("retry", module or locator, database_url) as session:
-        _change_each(ids, partial(retry_task, session.broker), _retried_sentence, as_json)
-
-
-def _retried_sentence(retried: TaskRetried) -> str:
-    old, was = retried.retried_from_task_id, retried.was_status.value
-    return f"Task {old} was {was}; sent again as task {retried.task_id}."
-
-
-def _split_locator(arguments: Sequence[str]) -> tuple[list[str], str | None]:
-    """Separate the ids from the LOCATOR; of several ids, all must be valid before one is used."""
-    *others, last = arguments
-    could_be_locator = last.isidentifier() or any(mark in last for mark in ":./\\")
-    has_locator = bool(others) and could_be_locator and stored_form(last) is None
-    ids = list(dict.fromkeys(others if has_locator else arguments))
-    for one in ids if len(ids) > 1 else ():
-        if stored_form(one) is None:
-            exit_with(f"{one!r} is not a task id; no task was changed.", EXIT_NOT_FOUND)
-    return ids, last if has_locator else None
-
-
-def _change_each(
-    ids: Sequence[str],
-    change: Callable[[str], Result[Change, TaskActionError]],
-    sentence: Callable[[Change], str],
-    as_json: bool,
-) -> None:
-    """Change the tasks one by one and report each; a failure of the database ends the command."""
-    changes: list[Change] = []
-    exit_codes: list[int] = []
-    for task_id in ids:
-        done = change(task_id)
-        if isinstance(done, Err):
-            typer.echo(f"error: {done.err_value.message}", err=True)
-            exit_codes.append(_exit_code(done.err_value))
-            if done.err_value.code is TaskActionErrorCode.DB_OPERATION_FAILED:
-                break
-        else:
-            changes.append(done.ok_value)
-            if not as_json:
-                typer.echo(sentence(done.ok_value))
-    if as_json and len(ids) > 1:
-        output.print_json({"tasks": [asdict(one) for one in changes]})
-    elif as_json and changes:
-        output.print_json(asdict(changes[0]))
-    if exit_codes:
-        raise typer.Exit(min(exit_codes))
-
-
-def _exit_code(error: TaskActionError) -> int:
-    is_missing = error.code is TaskActionErrorCode.TASK_NOT_FOUND
-    return EXIT_NOT_FOUND if is_missing else EXIT_FAILED

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import signal
 import socket
 from collections.abc import Iterable
 from enum import StrEnum
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -234,7 +236,14 @@ def _serve(app: ASGIApp, host: str, port: int, root_path: str) -> None:
         bound = listening.getsockname()[1]
         address = f"http://{_in_url(host)}:{bound}{root_path.rstrip('/')}/"
         typer.echo(f"The dashboard is at {address} (Ctrl-C to stop).")
+        # The server raises the signal once more after its shutdown: end with status 0.
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, _leave)
         uvicorn.Server(config).run(sockets=[listening])
+
+
+def _leave(_number: int, _frame: FrameType | None) -> None:
+    raise SystemExit(0)
 
 
 def _bound(host: str, port: int) -> socket.socket:

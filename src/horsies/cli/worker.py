@@ -12,7 +12,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Annotated
 
 import psycopg
@@ -27,6 +27,7 @@ from horsies.cli.options import (
     ModuleOption,
     open_app,
     refuse_broken_app,
+    refuse_missing_extra,
 )
 from horsies.database_url import mask_url
 from horsies.db.database import Database
@@ -36,6 +37,7 @@ from horsies.events import as_event, attach_event_handler
 from horsies.logs import LogFormat, LogLevel, attach_handler, set_worker_name
 from horsies.scheduler.service import Scheduler, SchedulerThread, migrating_connector
 from horsies.worker.config import (
+    DEFAULT_HOST,
     DEFAULT_MAX_TASKS_PER_CHILD,
     WorkerConfig,
     describe_caps,
@@ -50,6 +52,7 @@ from horsies.worker.loop import ExitCode, Worker
 from horsies.worker.pool.children import PoolSettings
 from horsies.worker.pool.launcher import StartMethod, default_start_method
 from horsies.worker.pool.pool import ChildBootError, ChildPool
+from horsies.worker.probe import AddressError, serving, worker_routes
 from horsies.worker.protocol import ChildBoot
 
 logger = logging.getLogger("horsies.worker")
@@ -104,6 +107,18 @@ ShutdownGraceOption = Annotated[
 QuietTasksOption = Annotated[
     bool, typer.Option("--quiet-tasks", help="Do not log a line at the end of every attempt.")
 ]
+MetricsPortOption = Annotated[
+    int | None,
+    typer.Option(
+        min=0,
+        max=65_535,
+        metavar="PORT",
+        help="Serve /metrics, /livez and /readyz on this port; 0: any free port.",
+    ),
+]
+MetricsHostOption = Annotated[
+    str, typer.Option(metavar="ADDRESS", help="The address of --metrics-port.")
+]
 WithSchedulerOption = Annotated[
     bool, typer.Option("--with-scheduler", help="Also run a scheduler in this process.")
 ]
@@ -123,6 +138,8 @@ def worker(  # noqa: PLR0913, PLR0917 - typer makes a flag of every parameter
     start_method: StartMethodOption = None,
     shutdown_grace: ShutdownGraceOption = None,
     with_scheduler: WithSchedulerOption = False,
+    metrics_port: MetricsPortOption = None,
+    metrics_host: MetricsHostOption = DEFAULT_HOST,
     loglevel: LogLevelOption = LogLevel.INFO,
     log_format: LogFormatOption = LogFormat.TEXT,
     quiet_tasks: QuietTasksOption = False,
@@ -155,8 +172,12 @@ def worker(  # noqa: PLR0913, PLR0917 - typer makes a flag of every parameter
         log_format=log_format.value,
         prefetch_buffer=app.config.prefetch_buffer,
         name=name,
+        metrics_host=metrics_host,
+        metrics_port=metrics_port,
     )
     refuse_bad_limits(config)
+    if metrics_port is not None:
+        refuse_missing_extra("--metrics-port")
     set_worker_name(name)
     refuse_broken_app(app)
     logger.info("%d task(s) registered", len(app.list_tasks()))
@@ -188,9 +209,9 @@ def run_worker(app: Horsies, config: WorkerConfig, scheduler: Scheduler | None =
                         method,
                         extra=as_event("children_ready", count=config.processes),
                     )
-                    with _scheduler_beside(worker, wake, scheduler):
+                    with _scheduler_beside(worker, wake, scheduler), _probe_beside(worker, config):
                         code = worker.run()
-        except (ChildBootError, NotificationsLostError, UnusableSchemaError) as error:
+        except (ChildBootError, AddressError, NotificationsLostError, UnusableSchemaError) as error:
             logger.critical("%s", error, extra=as_event("worker_failed", reason=str(error)))
             return ExitCode.FAILED
         except (DatabaseGivenUpError, psycopg.Error) as error:
@@ -206,6 +227,13 @@ def run_worker(app: Horsies, config: WorkerConfig, scheduler: Scheduler | None =
         extra=as_event("worker_stopped", exit_code=int(code)),
     )
     return code
+
+
+def _probe_beside(worker: Worker, config: WorkerConfig) -> AbstractContextManager[object]:
+    if config.metrics_port is None:
+        return nullcontext()
+    routes = worker_routes(worker.vitals, worker.tally)
+    return serving(config.metrics_host, config.metrics_port, routes)
 
 
 @contextmanager

@@ -54,6 +54,8 @@ _SESSION_SETTINGS = (
 ).encode()
 # Behind a pooler in transaction mode every transaction begins with these two.
 TRANSACTION_BEGIN = b"BEGIN ISOLATION LEVEL READ COMMITTED"
+# The first statement of a transaction that only reads, and whose statements all see one state.
+ONE_STATE = b"SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY"
 TRANSACTION_SETTINGS = (
     "SELECT "
     + ", ".join(

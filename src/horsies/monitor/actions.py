@@ -79,15 +79,30 @@ async def switch_queue_async(broker: PostgresBroker, order: QueueOrder) -> Broke
     return done.and_then(lambda switched: switched).map(lambda switched: switched.state)
 
 
-def _switch_script(order: QueueOrder) -> Script[BrokerResult[Switched[QueueState]]]:
-    known = order.configured
+def check_queue(
+    broker: PostgresBroker, name: str, configured: Sequence[str] | None
+) -> BrokerResult[None]:
+    """Return Err(UNKNOWN_QUEUE) for a name that is neither configured nor in use."""
+    done = broker.perform(_SWITCHING, known_queue_script(name, configured))
+    return done.and_then(lambda known: known)
+
+
+def known_queue_script(name: str, configured: Sequence[str] | None) -> Script[BrokerResult[None]]:
+    known = configured
     if known is None:
         rows: list[QueueName] = yield list_known_queues, Nothing()
         known = [row.name for row in rows]
-    if order.name not in known:
-        names = ", ".join(known) or "none"
-        message = f"There is no queue {order.name!r}; the known ones are: {names}."
-        return Err(BrokerOperationError(BrokerErrorCode.UNKNOWN_QUEUE, message))
+    if name in known:
+        return Ok(None)
+    names = ", ".join(known) or "none"
+    message = f"There is no queue {name!r}; the known ones are: {names}."
+    return Err(BrokerOperationError(BrokerErrorCode.UNKNOWN_QUEUE, message))
+
+
+def _switch_script(order: QueueOrder) -> Script[BrokerResult[Switched[QueueState]]]:
+    known = yield from known_queue_script(order.name, order.configured)
+    if isinstance(known, Err):
+        return known
     before: list[QueueState] = yield list_queue_states, Nothing()
     was_paused = any(one.name == order.name and one.is_paused for one in before)
     (state,) = yield (pause_queue if order.paused else resume_queue), QueueName(order.name)
@@ -96,7 +111,11 @@ def _switch_script(order: QueueOrder) -> Script[BrokerResult[Switched[QueueState
 
 
 def retry_task(
-    broker: PostgresBroker, task_id: str, *, suppressed: bool = False
+    broker: PostgresBroker,
+    task_id: str,
+    *,
+    suppressed: bool = False,
+    reason: str | None = None,
 ) -> Result[TaskRetried, TaskActionError]:
     """Send the request of a finished task again, as a new task that refers to the old one.
 
@@ -107,18 +126,22 @@ def retry_task(
     if suppressed:
         return Err(_suppressed(task_id))
     new_task_id = new_id()
-    action = task_action("retry_task", task_id)
+    action = task_action("retry_task", task_id, reason)
     done = perform_action(broker, _SENDING, action, _resend_script(task_id, new_task_id))
     return _retried(task_id, new_task_id, done)
 
 
 async def retry_task_async(
-    broker: PostgresBroker, task_id: str, *, suppressed: bool = False
+    broker: PostgresBroker,
+    task_id: str,
+    *,
+    suppressed: bool = False,
+    reason: str | None = None,
 ) -> Result[TaskRetried, TaskActionError]:
     if suppressed:
         return Err(_suppressed(task_id))
     new_task_id = new_id()
-    action = task_action("retry_task", task_id)
+    action = task_action("retry_task", task_id, reason)
     script = _resend_script(task_id, new_task_id)
     return _retried(
         task_id, new_task_id, await perform_action_async(broker, _SENDING, action, script)

@@ -277,7 +277,7 @@ def _failing(tasks: Iterable[FailingTask]) -> Iterator[Attention]:
     for task in tasks:
         if task.failures >= _FAILURES_MIN and task.failures >= _FAILURES_TIMES * task.usual:
             sentence = f"{task.failures:,} failures in 10 minutes; usually {task.usual:.0f}"
-            link = f"/failures?task={quote(task.name, safe='')}"
+            link = f"/failures?task_name={quote(task.name, safe='')}"
             yield Attention(Urgency.FAILING, "TASK_FAILING", f"task {task.name}", sentence, link)
 
 

@@ -22,6 +22,8 @@ BOUNDS = (
     *(2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0),
 )
 BUCKETS = len(BOUNDS) + 1
+# After this many names of tasks in one process, all others count as one.
+NAMES_MAX = 200
 
 # Minutes become tens of minutes at this age.
 MINUTES_KEPT = timedelta(hours=6)

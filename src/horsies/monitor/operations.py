@@ -10,10 +10,11 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
-from horsies.db.statement import one_or_none
+from horsies.db.statement import Script, one_or_none
 from horsies.db.statements.monitor import QueueState, WorkerStateSnapshot
-from horsies.monitor import actions, health, queries
+from horsies.monitor import actions, explain, health, queries
 from horsies.monitor.actions import QueueOrder, TaskRetried
+from horsies.monitor.explain import Explanation
 from horsies.monitor.health import DatabasePing, WorkerPong
 from horsies.monitor.queries import (
     LIMIT_DEFAULT,
@@ -123,6 +124,45 @@ class Operations(ABC):
 
     rerun_task = retry_task
     rerun_task_async = retry_task_async
+
+    # Why something does not move
+
+    def explain(self, row_id: str, node: str | None = None) -> BrokerResult[Explanation]:
+        """Explain why a task or a run does not move, whichever has this id, or a node of the run.
+
+        ``status`` of the explanation is None when there is no such task, run or node; its reason then
+        tells why.
+
+        Example:
+            for reason in app.explain(handle.task_id).unwrap().reasons:
+                print(reason.code, reason.sentence, reason.remedy)
+        """
+        return explain.explain(self.get_broker(), explain.explain_script(row_id, node))
+
+    async def explain_async(
+        self, row_id: str, node: str | None = None
+    ) -> BrokerResult[Explanation]:
+        """``explain`` without blocking the event loop."""
+        return await explain.explain_async(self.get_broker(), explain.explain_script(row_id, node))
+
+    def explain_queue(self, queue_name: str) -> BrokerResult[Explanation]:
+        """Explain why the tasks of a queue do not start."""
+        return explain.explain(self.get_broker(), self._queue_script(queue_name))
+
+    async def explain_queue_async(self, queue_name: str) -> BrokerResult[Explanation]:
+        """``explain_queue`` without blocking the event loop."""
+        return await explain.explain_async(self.get_broker(), self._queue_script(queue_name))
+
+    def _queue_script(self, queue_name: str) -> Script[Explanation]:
+        return explain.explain_queue_script(queue_name, self.get_valid_queue_names())
+
+    def explain_schedule(self, name: str) -> BrokerResult[Explanation]:
+        """Explain why a schedule does not send its task or start its workflow."""
+        return explain.explain(self.get_broker(), explain.explain_schedule_script(name))
+
+    async def explain_schedule_async(self, name: str) -> BrokerResult[Explanation]:
+        """``explain_schedule`` without blocking the event loop."""
+        return await explain.explain_async(self.get_broker(), explain.explain_schedule_script(name))
 
     # Lists of tasks and runs
 

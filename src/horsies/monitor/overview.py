@@ -26,7 +26,6 @@ from horsies.db.statements.monitor import (
     RecentAttempts,
     Sample,
     TaskDetail,
-    Waiting,
     WaitingCount,
     WorkerSummary,
     count_in_flight,
@@ -35,17 +34,13 @@ from horsies.db.statements.monitor import (
     list_queue_states,
     list_workers,
     read_task_detail,
-    read_waiting,
 )
-from horsies.db.statements.tasks import TaskAttemptInfo, TaskId, TaskProgress
+from horsies.db.statements.tasks import SILENT_AFTER_SECONDS, TaskAttemptInfo, TaskProgress
 from horsies.ids import first_id_at, stored_form
-from horsies.states import TaskStatus
 from horsies.tasks.broker import BrokerErrorCode, BrokerResult, PostgresBroker
 from horsies.tasks.handle import attempts_script, progress_script
 
-# A busy worker updates seen_at every two seconds, an idle one every notify_poll_interval_ms: five seconds
-# by default and never more than 300.
-SILENT_AFTER_SECONDS = 15.0
+# An idle worker updates seen_at every notify_poll_interval_ms: five seconds by default, never more than 300.
 IDLE_SILENT_AFTER_SECONDS = 330.0
 # Rates come from this many of the newest attempts, which bounds the statement to about 50 ms.
 RATE_SAMPLE = 10_000
@@ -104,7 +99,7 @@ class Overview:
 
 @dataclass(frozen=True, slots=True)
 class TaskReport:
-    """One task and its finished attempts, newest first, and why it does not start or end."""
+    """One task and its finished attempts, newest first, and the obstacles of an unfinished one."""
 
     task: TaskDetail
     attempts: list[TaskAttemptInfo]
@@ -216,37 +211,12 @@ def misses_notifications(worker: WorkerSummary) -> bool:
     return health_of(worker) is WorkerHealth.ALIVE and not worker.hears
 
 
-def read_task(
-    broker: PostgresBroker, task_id: str, *, payload: bool = False
-) -> BrokerResult[TaskReport | None]:
-    """Describe one task, or return None if it does not exist; ``payload`` adds arguments and result."""
-    return broker.perform(_READING, task_script(task_id, payload))
-
-
-def task_script(task_id: str, payload: bool) -> Script[TaskReport | None]:
+def task_script(task_id: str, payload: bool = False) -> Script[TaskReport | None]:
+    """Describe one task; None if it does not exist. ``payload`` adds arguments and result."""
     if (stored := stored_form(task_id)) is None:
         return None
     task = one_or_none((yield read_task_detail, ReadTaskDetail(stored, payload)))
     if task is None:
         return None
     attempts = yield from attempts_script(stored)
-    waiting = one_or_none((yield read_waiting, TaskId(stored)))
-    reasons = [] if waiting is None else waiting_reasons(task, waiting)
-    return TaskReport(task, attempts, reasons, (yield from progress_script(stored)))
-
-
-def waiting_reasons(task: TaskDetail, waiting: Waiting) -> list[str]:
-    """Name the obstacles of an unfinished task, in one sentence each."""
-    if TaskStatus(task.status).is_terminal:
-        return []
-    reasons = []
-    if waiting.action is not None:
-        reasons.append(f"the database refuses to {waiting.action} it: {waiting.error}")
-    if task.status == TaskStatus.PENDING.value:
-        if waiting.paused_at is not None:
-            reasons.append(f"queue {task.queue_name!r} is paused")
-        if not waiting.is_served:
-            reasons.append(f"no running worker serves queue {task.queue_name!r}")
-        elif not waiting.is_known:
-            reasons.append(f"no running worker of its queue knows task {task.task_name!r}")
-    return reasons
+    return TaskReport(task, attempts, progress=(yield from progress_script(stored)))

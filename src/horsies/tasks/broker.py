@@ -27,7 +27,7 @@ from horsies.db.caller_transaction import (
     borrowed_async,
     leads_elsewhere,
 )
-from horsies.db.database import Database, Installation
+from horsies.db.database import ONE_STATE, Database, Installation
 from horsies.db.errors import describe, is_transient
 from horsies.db.migrate import prepare_schema
 from horsies.db.pipeline import Pipeline
@@ -147,10 +147,12 @@ class PostgresBroker:
         transaction: object = None,
         *,
         atomic: bool = False,
+        read_only: bool = False,
     ) -> BrokerResult[T]:
         """Run the script on a pooled connection, or inside the caller's transaction.
 
-        Without a transaction, every statement commits by itself; ``atomic`` makes one of them all.
+        Without a transaction, every statement commits by itself; ``atomic`` makes one of them all. With
+        ``read_only`` they also see one state of the database.
         """
         logged = self.config.echo
         try:
@@ -158,8 +160,10 @@ class PostgresBroker:
             if transaction is None:
                 with (
                     self.database.connection() as connection,
-                    connection.transaction() if atomic else nullcontext(),
+                    connection.transaction() if atomic or read_only else nullcontext(),
                 ):
+                    if read_only:
+                        connection.execute(ONE_STATE)
                     return Ok(run_script(connection, script, logged=logged))
             with borrowed(transaction, self._within) as execute:
                 return Ok(drive(execute, script, logged=logged))
@@ -173,6 +177,7 @@ class PostgresBroker:
         transaction: object = None,
         *,
         atomic: bool = False,
+        read_only: bool = False,
     ) -> BrokerResult[T]:
         """``perform`` on the running event loop's connections."""
         logged = self.config.echo
@@ -182,8 +187,10 @@ class PostgresBroker:
             if transaction is None:
                 async with (
                     self.database.connection_async() as connection,
-                    connection.transaction() if atomic else nullcontext(),
+                    connection.transaction() if atomic or read_only else nullcontext(),
                 ):
+                    if read_only:
+                        await connection.execute(ONE_STATE)
                     return Ok(await run_script_async(connection, script, logged=logged))
             async with borrowed_async(transaction, self._within) as execute_async:
                 return Ok(await drive_async(execute_async, script, logged=logged))

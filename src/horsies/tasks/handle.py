@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
-from concurrent.futures import wait
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Generic, TypeVar
@@ -26,6 +26,7 @@ from horsies.db.statements.tasks import (
     TaskId,
     TaskProgress,
     TaskRow,
+    TaskService,
     cancel_tasks,
     read_attempts,
     read_progress,
@@ -57,10 +58,13 @@ from horsies.tasks.broker import (
     presentable,
 )
 from horsies.tasks.recording import Action, perform_action, perform_action_async
-from horsies.tasks.waiters import seconds_to_wait, timeout_problem
+from horsies.tasks.waiters import Waiters, seconds_to_wait, timeout_problem
 from horsies.tasks.watching import watch, watch_async
 
 T = TypeVar("T")
+
+# How much longer than its timeout a wait may take to find out why.
+_HINT_SECONDS = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,7 +275,11 @@ class TaskHandle(Generic[T]):
         finally:
             unread = self._broker.waiters.forget(task_id, future)
         if not future.done():
-            return _broker_error(unread) if unread else _timed_out(task_id, timeout_ms)
+            if unread:
+                return _broker_error(unread)
+            asked = self._broker.waiters.read_service(task_id)
+            wait([asked], _HINT_SECONDS)
+            return _timed_out(task_id, timeout_ms, self._broker.waiters, asked)
         if error := future.exception():
             return _broker_error(error)
         return self._read(future.result())
@@ -302,8 +310,11 @@ class TaskHandle(Generic[T]):
             waiting = asyncio.wrap_future(future)
             row = await asyncio.wait_for(waiting, seconds_to_wait(timeout_ms))
         except TimeoutError:
-            unread = self._broker.waiters.forget(task_id, future)
-            return _broker_error(unread) if unread else _timed_out(task_id, timeout_ms)
+            if unread := self._broker.waiters.forget(task_id, future):
+                return _broker_error(unread)
+            asked = self._broker.waiters.read_service(task_id)
+            await asyncio.wait([asyncio.wrap_future(asked)], timeout=_HINT_SECONDS)
+            return _timed_out(task_id, timeout_ms, self._broker.waiters, asked)
         except Exception as error:
             return _broker_error(error)
         finally:
@@ -360,30 +371,35 @@ class TaskHandle(Generic[T]):
         """``watch`` without blocking the event loop."""
         return watch_async(self.info_async, self._broker, self.task_id, timeout_ms)
 
-    def cancel(self, *, include_running: bool = True) -> Result[TaskCancelled, TaskActionError]:
-        """Cancel a waiting task at once; ask the worker of a running one to stop it."""
+    def cancel(
+        self, *, include_running: bool = True, reason: str | None = None
+    ) -> Result[TaskCancelled, TaskActionError]:
+        """Cancel a waiting task at once; ask the worker of a running one to stop it.
+
+        The reason is recorded with the author, see ``horsies.monitoring.acting_as``.
+        """
         if self._broker is None:
             return Err(_action_failed(self.task_id, _no_broker()))
-        action, script = self._cancel(include_running)
+        action, script = self._cancel(include_running, reason)
         done = perform_action(self._broker, BrokerErrorCode.CLEANUP_FAILED, action, script)
         return action_result(self.task_id, done)
 
     async def cancel_async(
-        self, *, include_running: bool = True
+        self, *, include_running: bool = True, reason: str | None = None
     ) -> Result[TaskCancelled, TaskActionError]:
         """``cancel`` without blocking the event loop."""
         if self._broker is None:
             return Err(_action_failed(self.task_id, _no_broker()))
-        action, script = self._cancel(include_running)
+        action, script = self._cancel(include_running, reason)
         code = BrokerErrorCode.CLEANUP_FAILED
         done = await perform_action_async(self._broker, code, action, script)
         return action_result(self.task_id, done)
 
     def _cancel(
-        self, include_running: bool
+        self, include_running: bool, reason: str | None
     ) -> tuple[Action, Script[Result[TaskCancelled, TaskActionError]]]:
         script = _cancel_script(self.task_id, include_running)
-        return task_action("cancel_task", self.task_id), script
+        return task_action("cancel_task", self.task_id, reason), script
 
     def _read(self, row: OutcomeRow | None) -> TaskResult[T, TaskError]:
         result = _not_found(self.task_id) if row is None else result_of(row, self._results)
@@ -416,9 +432,9 @@ def action_result(
     return Err(_action_failed(task_id, done.value)) if isinstance(done, Err) else done.value
 
 
-def task_action(verb: str, task_id: str) -> Action:
+def task_action(verb: str, task_id: str, reason: str | None = None) -> Action:
     """The record of a change to one task, under its id in the form of the database."""
-    return Action(verb, f"task {stored_form(task_id) or task_id}")
+    return Action(verb, f"task {stored_form(task_id) or task_id}", reason)
 
 
 def no_such_task(task_id: str) -> TaskActionError:
@@ -448,12 +464,33 @@ def _would_block(method: str) -> str:
     return f"{method}() would block the running event loop; write `await handle.{method}_async()`."
 
 
-def _timed_out(task_id: str, timeout_ms: int | None) -> TaskResult[Any, TaskError]:
+def _timed_out(
+    task_id: str,
+    timeout_ms: int | None,
+    waiters: Waiters,
+    asked: Future[TaskService | None],
+) -> TaskResult[Any, TaskError]:
+    """Return the error of a wait that took too long, with an obvious obstacle if one was read."""
+    waiters.forget(task_id, asked)
+    has_answer = asked.done() and not asked.cancelled() and asked.exception() is None
+    service = asked.result() if has_answer else None
+    obstacle = "" if service is None else _obstacle(service)
     return error_result(
         RetrievalCode.WAIT_TIMEOUT,
-        f"Task {task_id} did not finish within {timeout_ms} ms; see `horsies show {task_id}`.",
+        f"Task {task_id} did not finish within {timeout_ms} ms{obstacle}; see `horsies explain "
+        f"{task_id}`.",
         {"task_id": task_id, "timeout_ms": timeout_ms},
     )
+
+
+def _obstacle(service: TaskService) -> str:
+    if service.is_paused:
+        return f": its queue {service.queue_name!r} is paused"
+    if not service.is_served:
+        return f": no live worker serves its queue {service.queue_name!r}"
+    if not service.is_known:
+        return f": no live worker of its queue knows task {service.task_name!r}"
+    return ""
 
 
 def _broker_error(error: BaseException) -> TaskResult[Any, TaskError]:

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import functools
 import logging
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 from horsies.codec.calls import EncodedCall
 from horsies.config.app import AppConfig
@@ -63,6 +64,19 @@ T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
 
+class Sent(NamedTuple):
+    """A send that is over: its task and queue, how many tasks it stored or found, and how long it took."""
+
+    task_name: str
+    queue_name: str
+    result: Literal["stored", "duplicate", "failed"]
+    tasks: int
+    seconds: float
+
+
+SendObserver = Callable[[Sent], None]
+
+
 @dataclass(frozen=True, slots=True)
 class Producer:
     """The parts of the application that sending needs."""
@@ -71,6 +85,8 @@ class Producer:
     get_broker: Callable[[], PostgresBroker]
     are_sends_suppressed: Callable[[], bool]
     hooks: list[SendHook] = field(default_factory=list)
+    # Called after every send with its result and duration.
+    observers: list[SendObserver] = field(default_factory=list)
 
     def broker(self) -> BrokerResult[PostgresBroker]:
         """Return the application's broker; one that cannot be built is a failed send."""
@@ -121,10 +137,10 @@ def store_prepared(sender: Sender, ready: TaskSendResult[PreparedSend[T]]) -> Ta
     """Store the tasks and return their handles, or the error that ``retry_send`` takes."""
     if isinstance(ready, Err):
         return _logged(sender, ready)
-    prepared = ready.value
+    prepared, started = ready.value, time.perf_counter()
     store = prepared.broker.store
     stored = store(prepared.make_script, prepared.transaction, resend=prepared.resend)
-    return _logged(sender, prepared.end(stored))
+    return _logged(sender, prepared.end(stored), prepared.request, started)
 
 
 async def store_prepared_async(
@@ -133,20 +149,44 @@ async def store_prepared_async(
     """``store_prepared`` without blocking the event loop."""
     if isinstance(ready, Err):
         return _logged(sender, ready)
-    prepared = ready.value
+    prepared, started = ready.value, time.perf_counter()
     store = prepared.broker.store_async
     stored = await store(prepared.make_script, prepared.transaction, resend=prepared.resend)
-    return _logged(sender, prepared.end(stored))
+    return _logged(sender, prepared.end(stored), prepared.request, started)
 
 
-def _logged(sender: Sender, sent: TaskSendResult[T]) -> TaskSendResult[T]:
+def _logged(
+    sender: Sender,
+    sent: TaskSendResult[T],
+    request: Request | None = None,
+    started: float | None = None,
+) -> TaskSendResult[T]:
     """Log a failed send, because callers may ignore the value; messages may quote arguments."""
+    if sender.producer.observers:
+        seconds = 0.0 if started is None else time.perf_counter() - started
+        observed = _observed(sender, sent, request, seconds)
+        for observer in sender.producer.observers:
+            observer(observed)
     if isinstance(sent, Err):
         # The caller's own changes may be committed without the task.
         level = logging.WARNING if sender.options.transaction is None else logging.ERROR
         name, code = sender.definition.name, sent.err_value.code.value
         logger.log(level, "a send of task %r failed with %s", name, code)
     return sent
+
+
+def _observed(
+    sender: Sender, sent: TaskSendResult[Any], request: Request | None, seconds: float
+) -> Sent:
+    definition = sender.definition
+    if isinstance(sent, Err):  # its queue may not exist
+        return Sent(definition.name, definition.queue_name, "failed", 1, seconds)
+    queue_name = sender.options.queue_name or definition.queue_name
+    handles = sent.ok_value if isinstance(sent.ok_value, list) else [sent.ok_value]
+    # With an idempotency key, the handle may be that of an earlier task.
+    is_found = request is not None and handles[0].task_id != request.row.id
+    result: Literal["stored", "duplicate"] = "duplicate" if is_found else "stored"
+    return Sent(definition.name, queue_name, result, len(handles), seconds)
 
 
 def _not_stored(

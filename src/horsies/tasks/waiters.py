@@ -27,7 +27,15 @@ from psycopg import Connection
 
 from horsies.db.errors import is_of_data, is_transient
 from horsies.db.listen import Listener, Received
-from horsies.db.statements.tasks import OutcomeRow, TaskIds, read_outcomes
+from horsies.db.statements.blocked import LockWait, limit_lock_wait
+from horsies.db.statements.tasks import (
+    OutcomeRow,
+    ReadService,
+    TaskIds,
+    TaskService,
+    read_outcomes,
+    read_service,
+)
 from horsies.db.statements.workflows import ReadRuns, RunOutcome, read_runs
 from horsies.states import TASK_TERMINAL_STATES, WorkflowStatus
 
@@ -36,15 +44,20 @@ POLL_SECONDS = 1.0
 SPARE_SECONDS = 60.0
 # Larger results of runs are left out here: the caller that needs one reads it by itself.
 SMALL_RESULT_BYTES = 1_048_576
+_SERVICE_LOCK_MS = 100
 # The longest timeout that threading accepts.
 _LONGEST_WAIT_MS = int(threading.TIMEOUT_MAX) * 1000
 
 
 class Subject(StrEnum):
-    """The kinds of rows to wait for; the value is the channel that announces their end."""
+    """The kinds of rows to wait for; the value is the channel that announces their end.
+
+    The service of a task is read once and has no channel.
+    """
 
     TASK = "task_done"
     RUN = "workflow_done"
+    SERVICE = ""
 
 
 # An id alone is not unique: a run may have been started under the id of a task.
@@ -124,6 +137,10 @@ class Waiters:
         """
         return self._watch((Subject.RUN, workflow_id), until, once)
 
+    def read_service(self, task_id: str) -> Future[TaskService | None]:
+        """Return a future that tells whether live workers can take a task; None unless it waits."""
+        return self._watch((Subject.SERVICE, task_id), frozenset(), once=True)
+
     def _watch(self, key: _Key, until: frozenset[str], once: bool) -> Future[Any]:
         with self._lock:
             waiter = _Waiter(Future(), until, once, self._round)
@@ -173,7 +190,7 @@ class Waiters:
                 self._waker.send(b"!")
 
     def _run(self, waker: socket.socket, wakened: socket.socket) -> None:
-        listener = Listener(self._connect, tuple(Subject))
+        listener = Listener(self._connect, (Subject.TASK, Subject.RUN))
         try:
             with selectors.DefaultSelector() as selector:
                 selector.register(wakened, selectors.EVENT_READ)
@@ -371,6 +388,11 @@ def _read(connection: Connection[Any], subject: Subject, ids: Sequence[str]) -> 
         case Subject.RUN:
             runs = read_runs.run(connection, ReadRuns(ids, SMALL_RESULT_BYTES))
             return {row.id: row for row in runs}
+        case Subject.SERVICE:
+            # Results of other tasks must not wait for a lock on the table of workers.
+            with connection.transaction():
+                limit_lock_wait.run(connection, LockWait(_SERVICE_LOCK_MS))
+                return {row.id: row for row in read_service.run(connection, ReadService(ids))}
         case _:
             assert_never(subject)
 

@@ -6,7 +6,6 @@ the hub starts on first use.
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -49,12 +48,11 @@ from horsies.web.rendering import (
     Site,
     View,
     environment,
+    failure_of,
     render,
     static_files,
 )
 from horsies.web.routes import Route
-
-logger = logging.getLogger("horsies.web")
 
 BODY_BYTES_MAX = 64 * 1024
 URL_BYTES_MAX = 8 * 1024
@@ -63,7 +61,7 @@ INTENT_HEADER = "x-horsies-intent"
 
 _MODULES = (
     *("pages", "pages_tasks", "pages_runs", "pages_schedules", "pages_checks", "pages_doctor"),
-    *("actions", "orders", "api"),
+    *("actions", "orders", "api", "metrics"),
 )
 
 
@@ -153,7 +151,10 @@ class Dashboard:
         await self._app(behind_proxy(scope, self.site.settings.proxies), receive, send)
 
     def _application(self) -> Starlette:
-        handlers = {Problem: self._show_problem, HTTPException: self._show_missing}
+        handlers: dict[Any, Any] = {
+            Problem: self._show_problem,
+            HTTPException: self._show_missing,
+        }
         routes = [
             StarletteRoute("/livez", _livez),
             StarletteRoute("/readyz", self._readyz),
@@ -169,16 +170,19 @@ class Dashboard:
                 for route in self.routes
             ),
         ]
-        return Starlette(
-            routes=routes, exception_handlers={**handlers, Exception: self._show_failure}
-        )
+        return Starlette(routes=routes, exception_handlers=handlers)
 
     async def _serve(self, route: Route, request: Request) -> Response:
         view = await self._admit(route, request)
         if isinstance(view, Response):
             return view
-        answer = await route.handler(view)
-        return render(view, answer) if isinstance(answer, Page) else answer
+        try:
+            answer = await route.handler(view)
+            return render(view, answer) if isinstance(answer, Page) else answer
+        except (Problem, HTTPException):
+            raise
+        except Exception as error:
+            return self._error(request, failure_of(view, error))
 
     async def _live(self, route: Route, request: Request) -> Response:
         view = await self._admit(route, request)
@@ -225,8 +229,9 @@ class Dashboard:
             raise Forbidden(
                 f"The dashboard is read-only; start it with {switch}.", code="ACTIONS_OFF"
             )
-        if route.verb is None or not view.may(route.verb):
-            raise Forbidden(f"You lack the right {route.verb}.", code="NO_RIGHT", verb=route.verb)
+        verb = await route.verb(view) if callable(route.verb) else route.verb
+        if verb is None or not view.may(verb):
+            raise Forbidden(f"You lack the right {verb}.", code="NO_RIGHT", verb=verb)
         if not is_same_site(view.request):
             raise Forbidden("The request comes from another site.", code="CROSS_SITE")
         if _is_api(view.request):
@@ -234,7 +239,7 @@ class Dashboard:
                 raise Forbidden("The header X-Horsies-Intent: action is missing.", code="NO_INTENT")
             return
         token = (await view.form()).get("token", "")
-        if not self.site.signer.is_form_token(token, view.access.user, route.verb):
+        if not self.site.signer.is_form_token(token, view.access.user, verb):
             raise Forbidden(
                 "The form is out of date; reload the page and try again.", code="STALE_FORM"
             )
@@ -278,13 +283,6 @@ class Dashboard:
             problem = NotFound(f"There is no page {request.url.path}.")
         problem.status = found.status_code
         return self._error(request, problem)
-
-    async def _show_failure(self, request: Request, error: Exception) -> Response:
-        logger.error("%s failed", request.url.path, exc_info=error)
-        kind = type(error).__name__
-        return self._error(
-            request, Problem(f"The page failed with {kind}; the log of the dashboard has more.")
-        )
 
     def _error(self, request: Request, problem: Problem) -> Response:
         sentence = mask_url(problem.sentence)

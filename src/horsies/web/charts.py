@@ -22,6 +22,7 @@ SPARK_WIDTH, SPARK_HEIGHT = 96, 20
 # More columns would be thinner than two pixels of a phone.
 COLUMNS_MAX = 180
 _DECADES_MAX = 7
+_TOPS = (1, 1.5, 2, 3, 4, 5, 6, 8, 10, 20)
 _GAP = 0.14
 # Sums of larger numbers could overflow.
 _VALUE_MAX = 1e15
@@ -44,16 +45,15 @@ _LINKS = Markup(
     'aria-hidden="true">{columns}</svg>'
 )
 _LINK = Markup(
-    '<a href="{href}" tabindex="-1"><title>{words}</title>'
-    '<rect x="{x}" width="{width}" height="{height}"/></a>'
+    '<a href="{href}" tabindex="-1"><title>{words}</title><rect x="{x}" width="{width}"/></a>'
 )
 _TABLE = Markup(
     '<details class="as-table"><summary>as a table</summary><table class="table"><thead><tr>'
     '<th scope="col">time</th>{head}</tr></thead><tbody>{rows}</tbody></table></details>'
 )
-_HEAD = Markup('<th scope="col" class="number">{name}</th>')
+_HEAD = Markup('<th scope="col">{name}</th>')
 _ROW = Markup("<tr><td>{time}</td>{cells}</tr>")
-_CELL = Markup('<td class="number">{text}</td>')
+_CELL = Markup("<td>{text}</td>")
 _LINKED = Markup('<a href="{href}">{text}</a>')
 _LABEL = Markup("<span>{text}</span>")
 # The script of the pages turns these into local time.
@@ -134,11 +134,11 @@ def sparkline(key: str, title: str, values: Sequence[float | None]) -> Markup:
 
 
 def nice_top(highest: float) -> float:
-    """Return the end of a linear axis: 1, 2 or 5 times a power of ten, at least 2."""
+    """Return the end of a linear axis: a round number of which the half is short, at least 2."""
     if highest <= 2:
         return 2.0
     power = 10.0 ** floor(log10(highest))
-    return next(power * factor for factor in (1, 2, 5, 10, 20) if power * factor >= highest)
+    return next(power * factor for factor in _TOPS if power * factor >= highest)
 
 
 def decades(values: Iterable[float]) -> tuple[int, int]:
@@ -169,13 +169,17 @@ def _block(chart: Chart, place: int, bottom: float, top: float) -> str:
 
 
 def _line(heights: Sequence[float | None], width: int) -> str:
-    """Join neighbours by lines. Each is a short level stroke, so that one without neighbours shows."""
-    step, parts, is_joined = width / max(len(heights), 1), [], False
+    """Join the middles of neighbouring slots by lines; a slot alone becomes a short level stroke."""
+    step, parts = width / max(len(heights), 1), []
     for place, y in enumerate(heights):
-        if y is not None:
-            start = "L" if is_joined else "M"
-            parts.append(f"{start}{(place + 0.25) * step:.1f} {y:.1f}H{(place + 0.75) * step:.1f}")
-        is_joined = y is not None
+        if y is None:
+            continue
+        is_first = place == 0 or heights[place - 1] is None
+        is_last = place + 1 == len(heights) or heights[place + 1] is None
+        x = (place + 0.25 if is_first and is_last else place + 0.5) * step
+        parts.append(f"{'M' if is_first else 'L'}{x:.1f} {y:.1f}")
+        if is_first and is_last:
+            parts.append(f"H{(place + 0.75) * step:.1f}")
     return "".join(parts)
 
 
@@ -229,7 +233,6 @@ def _links(chart: Chart, cell: Callable[[float | None], str]) -> Markup:
             words=_column_words(chart, column, cell),
             x=f"{place * step:.1f}",
             width=f"{step:.1f}",
-            height=HEIGHT,
         )
         for place, column in enumerate(chart.columns)
         if column.href is not None
@@ -241,7 +244,7 @@ def _table(chart: Chart, cell: Callable[[float | None], str]) -> Markup:
     """Return the table of all columns with a number in them, newest first."""
     rows = Markup().join(
         _ROW.format(
-            time=_linked(column, _time(column.at, "%Y-%m-%d %H:%M")),
+            time=_linked(column, _time(column.at, _time_form(chart.columns))),
             cells=Markup().join(_CELL.format(text=cell(value)) for value in column.values),
         )
         for column in reversed(chart.columns)
@@ -259,17 +262,22 @@ def _time(at: datetime, form: str) -> Markup:
     return _TIME.format(iso=f"{utc:%Y-%m-%dT%H:%M:%SZ}", text=f"{utc:{form}}")
 
 
+def _time_form(columns: Sequence[Column]) -> str:
+    """Return the form of times on this axis, with the day where hours would be ambiguous."""
+    is_short = columns[-1].at - columns[0].at <= timedelta(hours=25)
+    return "%H:%M" if is_short else "%m-%d %H:%M"
+
+
 def _time_labels(columns: Sequence[Column]) -> Markup:
     """Return the times at the start, in the middle and at the end of the axis."""
-    times = [columns[place].at for place in (0, len(columns) // 2, -1)] if columns else []
-    is_short = not times or times[-1] - times[0] <= timedelta(hours=25)
-    return Markup().join(_time(time, "%H:%M" if is_short else "%m-%d %H:%M") for time in times)
+    places = (0, len(columns) // 2, -1) if columns else ()
+    return Markup().join(_time(columns[place].at, _time_form(columns)) for place in places)
 
 
 def _column_words(chart: Chart, column: Column, cell: Callable[[float | None], str]) -> str:
-    values = zip(column.values, chart.series, strict=True)
-    minute = f"{column.at.astimezone(UTC):%Y-%m-%d %H:%M} UTC"
-    return f"{minute}: {', '.join(f'{cell(value)} {name}' for value, name in values)}"
+    found = [f"{cell(v)} {name}" for v, name in zip(column.values, chart.series, strict=True) if v]
+    time = f"{column.at.astimezone(UTC):{_time_form(chart.columns)}}"
+    return f"{time} UTC: {', '.join(found) or 'none'}"
 
 
 def _count_words(chart: Chart) -> str:

@@ -13,8 +13,11 @@ from markupsafe import Markup
 from horsies.web.layout import BOX_HEIGHT, BOX_WIDTH, EDGE_END, Edge, Layout, Point
 from horsies.workflow.run.draw import SYMBOLS
 
-NAME_LENGTH_MAX = 24
-_NOTE_LENGTH_MAX = 30
+# A wide font has about eight pixels per letter.
+NAME_LENGTH_MAX = 22
+_NOTE_LENGTH_MAX = 25
+_ERROR_LENGTH_MAX = 20
+_OPEN_LENGTH = 4
 _BAR_WIDTH = BOX_WIDTH - 24
 STATUS_CLASSES: Mapping[str, str] = {
     "COMPLETED": "status-ok",
@@ -59,16 +62,20 @@ class Node:
     is_group: bool = False
     is_selected: bool = False
     is_critical: bool = False
+    # The key of the node before this one on the critical path.
+    critical_source: str = ""
 
 
 def draw_graph(layout: Layout, nodes: Sequence[Node], title: str, description: str) -> Markup:
     """Return the drawing of a graph; ``nodes`` are in the order of the layout's boxes."""
+    # A little wider than a screen: the browser may shrink it, down to a readable size.
+    size = " is-snug" if 900 < layout.width < 1_600 else ""
     parts = [
         Markup(
-            '<svg class="graph" role="group" aria-labelledby="graph-title graph-desc" '
+            '<svg class="graph{4}" role="group" aria-labelledby="graph-title graph-desc" '
             'width="{0}" height="{1}" viewBox="0 0 {0} {1}">'
             '<title id="graph-title">{2}</title><desc id="graph-desc">{3}</desc>'
-        ).format(layout.width, layout.height, title, description),
+        ).format(layout.width, layout.height, title, description, size),
         *(_edge(edge, nodes) for edge in layout.edges),
         *(_tip(layout, target) for target in sorted({edge.target for edge in layout.edges})),
         *(_node(node, box.x, box.y) for node, box in zip(nodes, layout.boxes, strict=True)),
@@ -84,7 +91,7 @@ def cut(text: str, length: int) -> str:
 
 def _edge(edge: Edge, nodes: Sequence[Node]) -> Markup:
     source, target = nodes[edge.source], nodes[edge.target]
-    kind = " critical" if source.is_critical and target.is_critical else ""
+    kind = " critical" if target.critical_source == source.key else ""
     kind += " passed" if source.status in ("COMPLETED", "SKIPPED", "FAILED") else ""
     return Markup('<path class="edge{}" data-key="e{}-{}" d="{}"/>').format(
         kind, source.key, target.key, edge_path(edge.points)
@@ -139,33 +146,38 @@ def _box(node: Node) -> Iterator[Markup]:
             BOX_WIDTH, BOX_HEIGHT
         )
     yield Markup('<rect class="box" width="{}" height="{}" rx="6"/>').format(BOX_WIDTH, BOX_HEIGHT)
-    yield Markup('<text class="sign" x="12" y="20">{}</text>').format(
+    yield Markup('<text class="sign" x="17" y="20">{}</text>').format(
         SYMBOLS.statuses.get(node.status, "?")
     )
-    yield Markup('<text class="name" x="28" y="20">{}</text>').format(
-        cut(node.name, NAME_LENGTH_MAX)
-    )
-    note = node.error or node.note
-    room = _NOTE_LENGTH_MAX - len(node.time)
+    room = NAME_LENGTH_MAX - (_OPEN_LENGTH if node.open_href else 0)
+    yield Markup('<text class="name" x="28" y="20">{}</text>').format(cut(node.name, room))
+    note, most = (node.error, _ERROR_LENGTH_MAX) if node.error else (node.note, _NOTE_LENGTH_MAX)
+    time = "" if node.error and len(node.error) + len(node.time) > most else node.time
     yield Markup('<text class="{}" x="28" y="36">{}</text>').format(
-        "error" if node.error else "note", cut(note, room)
+        "error" if node.error else "note", cut(note, most - len(time))
     )
-    yield Markup('<text class="time" x="{}" y="36">{}</text>').format(BOX_WIDTH - 10, node.time)
+    yield Markup('<text class="time" x="{}" y="36">{}</text>').format(BOX_WIDTH - 10, time)
     if node.shares is not None:
-        yield _bar(node.shares)
+        yield from _bar(node.shares, 12, 41, _BAR_WIDTH, 3)
 
 
-def _bar(shares: Shares) -> Markup:
-    total = max(shares.total, 1)
-    ended, bad = (round(_BAR_WIDTH * part / total) for part in (shares.ended, shares.bad))
-    form = Markup('<rect class="{}" x="{}" y="41" width="{}" height="3"/>')
-    return Markup("").join(
-        [
-            form.format("track", 12, _BAR_WIDTH),
-            form.format("ended", 12, ended),
-            form.format("bad", 12 + ended - min(bad, ended), min(bad, ended)),
-        ]
-    )
+def _bar(shares: Shares, x: int, y: int, width: int, height: int) -> Iterator[Markup]:
+    ended, bad = (min(part / max(shares.total, 1), 1.0) for part in (shares.ended, shares.bad))
+    # A single failure among thousands still has a visible share.
+    red = min(max(bad * width, 2.0), ended * width) if bad else 0.0
+    parts = ("track", x, width), ("ended", x, ended * width), ("bad", x + ended * width - red, red)
+    form = Markup('<rect class="{}" x="{:.1f}" y="{}" width="{:.1f}" height="{}"/>')
+    for kind, left, length in parts:
+        yield form.format(kind, left, y, length, height)
+
+
+def progress_bar(total: int, ended: int, bad: int) -> Markup:
+    """Return a bar of ended nodes whose last part has failed."""
+    words = f"{ended:,} of {total:,} ended" + (f", {bad:,} failed" if bad else "")
+    return Markup(
+        '<svg class="share" role="img" aria-label="{}" viewBox="0 0 200 6" '
+        'preserveAspectRatio="none">{}</svg>'
+    ).format(words, Markup("").join(_bar(Shares(total, ended, bad), 0, 0, 200, 6)))
 
 
 def _beside(node: Node) -> Iterator[Markup]:

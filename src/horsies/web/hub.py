@@ -21,7 +21,7 @@ from datetime import UTC, datetime
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 
 from horsies.web.access import client_address
-from horsies.web.rendering import Page, Problem, Site, View, render_regions
+from horsies.web.rendering import Page, Problem, Site, View, failure_of, render_regions
 
 STREAMS_MAX = 64
 STREAMS_PER_CLIENT_MAX = 6
@@ -79,26 +79,32 @@ class Channel:
         return True
 
     async def _keep_sampling(self) -> None:
-        pause: float | None = 0.0
+        # The first sample opens connections and compiles templates: its time says little.
+        pause, seconds = await self._publish(), 0.0
         while pause is not None:
+            await asyncio.sleep(rest_after(seconds, pause))
             started = time.monotonic()
-            self.sample, pause = await self._take()
-            for news in self._news:
-                news.set()
-            if pause is not None:
-                await asyncio.sleep(rest_after(time.monotonic() - started, pause))
+            pause = await self._publish()
+            seconds = time.monotonic() - started
+
+    async def _publish(self) -> float | None:
+        self.sample, pause = await self._take()
+        for news in self._news:
+            news.set()
+        return pause
 
     async def _take(self) -> tuple[Sample, float | None]:
         """Return a sample and the pause after it; no pause after the last one."""
         now = datetime.now(UTC)
         try:
             page = await self._handler(self._view)
-        except Problem as problem:
+            if isinstance(page, Response):
+                return Sample(now, is_last=True), None
+            regions, rest = render_regions(self._view, page), page.live_seconds
+        except Exception as error:
+            problem = error if isinstance(error, Problem) else failure_of(self._view, error)
             return Sample(now, problem=problem.sentence), self._problem_seconds
-        if isinstance(page, Response):
-            return Sample(now, is_last=True), None
-        is_last = page.live_seconds is None
-        return Sample(now, render_regions(self._view, page), None, is_last), page.live_seconds
+        return Sample(now, regions, None, is_last=rest is None), rest
 
 
 class Hub:

@@ -14,8 +14,8 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import TypeAlias
 
-BOX_WIDTH, BOX_HEIGHT = 208, 48
-COLUMN_GAP, ROW_GAP = 64, 20
+BOX_WIDTH, BOX_HEIGHT = 216, 48
+COLUMN_GAP, ROW_GAP = 56, 20
 MARGIN = 12
 # Distance of two lanes, and the straight end of an edge before its target.
 LANE_GAP = 14

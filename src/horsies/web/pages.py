@@ -22,7 +22,7 @@ from horsies.monitor.attention import (
     seconds_to_empty,
     worker_label,
 )
-from horsies.monitor.measures import Series
+from horsies.monitor.measures import Series, Slot
 from horsies.monitor.overview import (
     QueueOverview,
     WorkerHealth,
@@ -260,18 +260,21 @@ def _charts(view: View, name: str, rates: Rates | None, filters: dict[str, str])
     )
 
 
-def _over(series: Series) -> Sequence[Any]:
-    """Return the slots without the open one, while too little of it has passed to show a rate."""
-    slots = series.slots
-    is_young = len(slots) > 1 and series.until - slots[-1].at < series.step / 2
-    return slots[:-1] if is_young else slots
+def _over(series: Series) -> Sequence[Slot]:
+    """Return the slots without the open one, unless enough of it has passed to show a rate.
+
+    Workers store their counts every 30 seconds, so that an open minute always has too few.
+    """
+    enough = max(series.step / 2, timedelta(minutes=1))
+    is_open = series.until - series.slots[-1].at < enough
+    return series.slots[:-1] if is_open else series.slots
 
 
 def _iso(at: datetime) -> str:
     return f"{at.astimezone(UTC):%Y-%m-%dT%H:%M}"
 
 
-def _busiest(rates: Rates) -> list[tuple[str, Any]]:
+def _busiest(rates: Rates) -> list[tuple[str, Slot]]:
     """Return the 20 tasks with the most attempts in the last hour, and their sums."""
     totals = [(name or "other tasks", series.total) for name, series in rates.by_task.items()]
     return sorted(totals, key=lambda one: (-one[1].attempts, one[0]))[:20]

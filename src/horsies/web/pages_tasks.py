@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -16,9 +16,12 @@ from starlette.responses import RedirectResponse, Response
 from horsies.database_url import mask_url
 from horsies.db.paging import LIST_WINDOW
 from horsies.db.statement import Nothing, Script, one_or_none
+from horsies.db.statements.dashboard import estimate_rows
 from horsies.db.statements.lookup import (
     FailureGroup,
+    ResentTask,
     find_subject,
+    list_resent,
     newest_heartbeat,
 )
 from horsies.db.statements.monitor import (
@@ -31,10 +34,11 @@ from horsies.db.statements.tasks import TaskAttemptInfo, TaskId
 from horsies.errors import UNLIMITED_RETRIES
 from horsies.ids import stored_form
 from horsies.monitor.documents import stored_json
+from horsies.monitor.explain import Explanation, explain_task_script
 from horsies.monitor.failures import Failures, failures_script
 from horsies.monitor.overview import TaskReport, task_script
 from horsies.monitor.queries import SEARCH_WINDOW, TaskFilters, TaskPage, sent_time, tasks_script
-from horsies.retry import decide_retry
+from horsies.retry import decide_retry, policy_from_options, rule_text
 from horsies.states import TaskStatus
 from horsies.web.charts import sparkline
 from horsies.web.filters import (
@@ -51,10 +55,12 @@ from horsies.web.masking import Masking, Shown, visible
 from horsies.web.rendering import BadRequest, NotFound, Page, TookTooLong, View
 from horsies.web.routes import Route
 from horsies.web.timeline import draw_life, life_of
+from horsies.web.words import duration
 
 CSV_LIMIT = 1_000
 NEWER_MAX = 100
 SPARK_COLUMNS = 24
+_WAITS_SHOWN = 5
 PAYLOAD_PARTS = ("args", "kwargs", "result")
 
 _SINCE_CHOICES = ("15m", "1h", "6h", "1d", "7d")
@@ -75,11 +81,12 @@ async def tasks(view: View) -> Page | Response:
     filters = task_filters_of(view)
     listed, problem = await _list(view, filters)
     first = listed.rows[0].id if listed.rows else None
-    queues = [row.name for row in await view.read(_queue_names())]
+    queues, estimated = await view.read(_choices_script())
     context = {
         "tasks": listed.rows,
         "problem": problem,
         "note": _note(listed, filters),
+        "estimated": estimated,
         "filters": filters,
         "argument": text_of(view, "argument") or "",
         "since": text_of(view, "since") or "",
@@ -99,8 +106,11 @@ async def tasks(view: View) -> Page | Response:
     return Page("tasks.html", "Tasks", context)
 
 
-def _queue_names() -> Script[Any]:
-    return (yield list_known_queues, Nothing())
+def _choices_script() -> Script[tuple[list[str], float | None]]:
+    """Read the names of queues, and the estimated number of tasks."""
+    queues = yield list_known_queues, Nothing()
+    (estimated,) = yield estimate_rows, Nothing()
+    return [row.name for row in queues], estimated.tasks
 
 
 async def _list(view: View, filters: TaskFilters) -> tuple[TaskPage, str | None]:
@@ -205,7 +215,9 @@ class TaskFacts:
 
     report: TaskReport
     heartbeat_at: datetime | None = None
-    resent: Sequence[Any] = field(default_factory=list)
+    resent: Sequence[ResentTask] = ()
+    # While the task is open.
+    explanation: Explanation | None = None
 
     @property
     def task(self) -> TaskDetail:
@@ -230,7 +242,11 @@ def _facts_script(task_id: str, payload: bool) -> Script[TaskFacts | None]:
     beat = None
     if task.status == TaskStatus.RUNNING.value:
         beat = one_or_none((yield newest_heartbeat, TaskId(task.id)))
-    return TaskFacts(report, beat.sent_at if beat else None)
+    resent = yield list_resent, TaskId(task.id)
+    explanation = None
+    if not TaskStatus(task.status).is_terminal:
+        explanation = yield from explain_task_script(task.id)
+    return TaskFacts(report, beat.sent_at if beat else None, resent, explanation)
 
 
 async def task(view: View) -> Page:
@@ -241,13 +257,14 @@ async def task(view: View) -> Page:
     options = stored_json(found.task_options)
     context = {
         "facts": facts,
+        "explanation": facts.explanation,
         "task": found,
         "life": draw_life(life_of(found, facts.report.attempts)),
         "attempts": [_attempt(found, attempt) for attempt in facts.report.attempts],
         "error": _error(found, view.access.sees_payload),
         "payload": _payload(view, found, masking) if view.access.sees_payload else None,
         "headers": _headers(options, masking),
-        "policy": options.get("retry_policy") if isinstance(options, dict) else None,
+        "policy": _policy(found),
         "retries": _retries(found),
         "links": _links(view.site.settings.links, found),
     }
@@ -342,10 +359,24 @@ def _headers(options: Any, masking: Masking) -> Mapping[str, str]:
 
 
 def _retries(found: TaskDetail) -> str:
+    if found.max_retries == 0:
+        return "none"
     is_endless = found.max_retries >= UNLIMITED_RETRIES
     return f"{found.retry_count:,} " + (
         "without limit" if is_endless else f"of {found.max_retries:,}"
     )
+
+
+def _policy(found: TaskDetail) -> str | None:
+    """Describe the stored retry policy in one line."""
+    policy = policy_from_options(found.task_options)
+    if policy is None:
+        return None
+    rules = ", ".join(rule_text(rule) for rule in policy.auto_retry_for)
+    waits = ", ".join(duration(seconds) for seconds in policy.intervals[:_WAITS_SHOWN])
+    more = ", …" if len(policy.intervals) > _WAITS_SHOWN else ""
+    doubled = ", doubled each time" if policy.backoff_strategy == "exponential" else ""
+    return f"{rules}; after {waits}{more}{doubled}"
 
 
 def _links(templates: Mapping[str, str], found: TaskDetail) -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 import secrets
 from collections.abc import Mapping
@@ -53,6 +54,8 @@ __all__ = [
 ]
 
 T = TypeVar("T")
+
+logger = logging.getLogger("horsies.web")
 
 NOTICE_COOKIE = "horsies_notice"
 NOTICE_SECONDS = 60
@@ -146,10 +149,11 @@ class View:
 
     @property
     def path(self) -> str:
-        """The path below the mount point."""
+        """The path of the page below the mount point, also in the stream of its updates."""
         path: str = self.request.scope["path"]
         is_below = path.startswith(f"{self._root}/")
-        return path[len(self._root) :] if is_below else path if path != self._root else "/"
+        below = path[len(self._root) :] if is_below else path if path != self._root else "/"
+        return below.removeprefix("/live") if below.startswith("/live/") else below
 
     @property
     def _root(self) -> str:
@@ -235,9 +239,11 @@ def context_of(view: View, page: Page) -> dict[str, Any]:
     """Return everything that a template of this page can use."""
     site, is_live = view.site, page.live_seconds is not None
 
+    def token(verb: Verb) -> str:
+        return f"{site.token_marker}{verb}"
+
     def csrf(verb: Verb) -> Markup:
-        value = f"{site.token_marker}{verb}"
-        return Markup('<input type="hidden" name="token" value="{}">').format(value)
+        return Markup('<input type="hidden" name="token" value="{}">').format(token(verb))
 
     def static(name: str) -> str:
         return view.url(f"/static/{static_files()[name][1]}/{name}")
@@ -245,6 +251,7 @@ def context_of(view: View, page: Page) -> dict[str, Any]:
     return {
         "url": view.url,
         "csrf": csrf,
+        "token": token,
         "may": view.may,
         "static": static,
         "access": view.access,
@@ -274,9 +281,18 @@ def render(view: View, page: Page) -> Response:
     return response
 
 
+def failure_of(view: View, error: Exception) -> Problem:
+    """Log an error that no handler expects, and return the problem to show for it."""
+    logger.error("the page %s failed", view.path, exc_info=error)
+    kind = type(error).__name__
+    return Problem(f"The page failed with {kind}; the log of the dashboard has the traceback.")
+
+
 def render_regions(view: View, page: Page) -> dict[str, str]:
     """Return the text of each live region, with markers in the place of form tokens."""
     template = view.site.templates.get_template(page.template)
     context = template.new_context(context_of(view, page))
+    # Up to the first text of the base: this defines the macros and variables at the top of the template.
+    next(template.root_render_func(context), None)
     names = [name for name in template.blocks if name.startswith("region_")]
     return {name.removeprefix("region_"): "".join(template.blocks[name](context)) for name in names}

@@ -24,7 +24,10 @@ IDLE_SHARE = 0.2
 GAP_WIDTH = 56
 LABEL_WIDTH, SCALE_WIDTH, ROW_HEIGHT, HEAD_HEIGHT = 200, 700, 26, 28
 _TICKS = 6
-_STEPS = (0.001, 0.01, 0.1, 1, 5, 15, 60, 300, 900, 3_600, 21_600, 86_400, 604_800)
+_STEPS = (
+    *(0.001, 0.005, 0.01, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600),
+    *(1_200, 1_800, 3_600, 7_200, 14_400, 28_800, 43_200, 86_400, 172_800, 604_800),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +200,7 @@ def _row(span: Span, y: int, scale: Scale, *, is_critical: bool, key: int) -> Ma
         _sentence(span),
         y + 17,
         SYMBOLS.statuses.get(span.status, "?"),
-        cut(span.name, 26),
+        cut(span.name, 21),
         Markup("").join(_marks(span, y, scale)),
     )
 

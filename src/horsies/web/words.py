@@ -27,8 +27,8 @@ _KINDS = {
     "status-ok": "COMPLETED ALIVE SERVED DONE ACTIVE",
     "status-failed": "FAILED WORKER_FAILURE LOST BROKEN OVERDUE UNSERVED REFUSED",
     "status-running": "RUNNING",
-    "status-waiting": "PENDING CLAIMED READY ENQUEUED DELAYED SILENT POLLING",
-    "status-paused": "PAUSED HELD",
+    "status-waiting": "PENDING CLAIMED READY ENQUEUED DELAYED",
+    "status-paused": "PAUSED HELD SILENT POLLING",
     "status-off": "CANCELLED EXPIRED SKIPPED STOPPED ENDED",
 }
 _SIGNS = {

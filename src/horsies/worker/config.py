@@ -11,6 +11,7 @@ from horsies.worker.pool.launcher import StartMethod, default_start_method
 
 DEFAULT_MAX_TASKS_PER_CHILD = 100
 NAME_CHARACTERS_MAX = 100
+DEFAULT_HOST = "127.0.0.1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,9 @@ class WorkerConfig:
     log_format: str = "text"
     prefetch_buffer: int = 0
     name: str | None = None
+    metrics_host: str = DEFAULT_HOST
+    # None serves no metrics.
+    metrics_port: int | None = None
 
     @property
     def effective_claims(self) -> int:

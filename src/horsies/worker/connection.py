@@ -162,6 +162,7 @@ class WorkerConnection:
         self._counted_at = 0.0
         # How often the session that holds the lock was lost or opened.
         self.breaks = 0
+        self.reconnects = 0
 
     # Opening, losing and closing
 
@@ -186,6 +187,11 @@ class WorkerConnection:
     def is_up(self) -> bool:
         """Whether there is a session for turns that is not paused after an error."""
         return self.pipeline is not None and time.monotonic() >= self.retry_at
+
+    @property
+    def holds_lock(self) -> bool:
+        """Whether there is a session for turns, and one that holds the worker's lock."""
+        return self.is_up and self._session is not None
 
     def open(self) -> Pipeline | None:
         """Return the session for turns, opening it if it is time to; None while it is unavailable."""
@@ -294,6 +300,7 @@ class WorkerConnection:
         """A statement succeeded: the next error starts from the shortest delay again."""
         if self._is_broken:
             logger.info("database is back", extra=as_event("database_back"))
+            self.reconnects += 1
             self._is_broken = False
             self._counted_at = 0.0
             self._backoff.reset()

@@ -34,6 +34,8 @@ from horsies.worker.node_inputs import NodeInputs, tasks_with_injection
 from horsies.worker.notifications import echo_channel, worker_channels
 from horsies.worker.pool.children import PoolEvent
 from horsies.worker.pool.pool import ChildPool
+from horsies.worker.probe import Vitals
+from horsies.worker.tally import Tally
 from horsies.worker.traces import Traces
 from horsies.worker.watch import WatchLimits
 from horsies.worker.work import Work
@@ -115,8 +117,33 @@ class Worker:
         # The last heartbeat before this worker stopped its own tasks.
         self._stopped_after: float | None = None
         self._failure: str | None = None
+        self._has_started = False
         # Called with every shutdown request, in a signal handler too.
         self.on_stop: Callable[[], None] | None = None
+
+    @property
+    def tally(self) -> Tally:
+        return self._in_flight.tally
+
+    def vitals(self) -> Vitals:
+        """Describe this worker for probes; another thread calls it, so it only reads."""
+        pool, in_flight, connection = self._pool, self._in_flight, self._connection
+        pids, busy, idle = pool.pids(), len(pool.busy), pool.idle_count
+        return Vitals(
+            awake_by=self._awake_by,
+            has_started=self._has_started,
+            is_stopping=self._shutdown.is_requested,
+            is_connected=connection.holds_lock,
+            is_receiving=self._maintenance.is_receiving,
+            reconnects=connection.reconnects,
+            unrecorded=len(in_flight.outcomes) + len(in_flight.blocked),
+            children_busy=busy,
+            children_idle=idle,
+            children_other=max(0, len(pids) - busy - idle),
+            children_started=pool.started,
+            child_pids=pids,
+            child_deaths=dict(pool.deaths),
+        )
 
     def request_stop(self) -> None:
         self._shutdown.request()
@@ -158,6 +185,7 @@ class Worker:
                 pause_seconds = max(0.0, self._connection.retry_at - time.monotonic())
                 self._in_flight.absorb(self._pool.collect(pause_seconds))
             else:
+                self._has_started = True
                 event = as_event("worker_ready")
                 logger.info("listening on %s", ", ".join(self._channels), extra=event)
                 return

@@ -85,7 +85,7 @@ class Maintenance:
         self._blocked = blocked
         self._refused_jobs: dict[str, str] = {}
         # Whether notifications arrive: as found last, and as stored last.
-        self._is_receiving = self._stored_is_receiving = True
+        self.is_receiving = self._stored_is_receiving = True
         self._liveness = Liveness(app_config, config, identity)
         self._limits = limits = WatchLimits.of(app_config)
         self._watch = Watch(limits, identity.sees_gone)
@@ -241,11 +241,11 @@ class Maintenance:
         if now < self._seen_due_at() - EARLY_SECONDS:
             return []
         connection = self._connection
-        self._is_receiving = connection.check_notifications(now)
+        self.is_receiving = connection.check_notifications(now)
         self._notice_breaks()
         self._asked_at = time.monotonic()
         return [
-            *self._liveness.steps(receives_notifications=self._is_receiving),
+            *self._liveness.steps(receives_notifications=self.is_receiving),
             (watch_workers, WorkerId(self._identity.worker_id)),
         ]
 
@@ -267,8 +267,8 @@ class Maintenance:
         if seen:
             self._in_flight.tally.note_clock(seen[0].seen_at, taken_seconds)
             self._connection.note_call(now + taken_seconds)
-            if self._is_receiving != self._stored_is_receiving:
-                self._stored_is_receiving = self._is_receiving
+            if self.is_receiving != self._stored_is_receiving:
+                self._stored_is_receiving = self.is_receiving
                 self._snapshot.at = 0.0  # snapshots should not differ for half a minute
         self.is_lost = not self._liveness.note_seen(seen)
         if self.is_lost:
@@ -369,9 +369,15 @@ class Maintenance:
         self._flush_tally(pipeline)
 
     def _flush_tally(self, pipeline: Pipeline) -> None:
-        if steps := self._in_flight.tally.take_flush():
-            with self._isolated("storing the counts of attempts"):
+        """Store the counts of attempts, or lose them: they are no reason to stop a worker."""
+        steps = self._in_flight.tally.take_flush()
+        try:
+            if steps:
                 pipeline.run(steps)
+        except psycopg.Error as error:
+            if is_transient(error) and not is_isolated(error):
+                raise
+            logger.warning("the counts of attempts could not be stored: %s", describe(error))
 
     def forget_registration(self) -> None:
         """Another worker declared this one lost: register again, as after a start."""

@@ -17,13 +17,12 @@ from horsies.db.statement import Step
 from horsies.db.statements.measures import AddMeasures, add_measures
 from horsies.db.statements.turn import ClaimedTask
 from horsies.error_codes import OperationalErrorCode, OutcomeCode
-from horsies.monitor.measures import BOUNDS, BUCKETS
+from horsies.monitor.measures import BOUNDS, BUCKETS, NAMES_MAX
 from horsies.states import TaskStatus
 from horsies.tasks.outcome import Outcome
 from horsies.worker.agenda import NEVER
 
 FLUSH_SECONDS = 30.0
-NAMES_MAX = 200
 # The ends of attempts, in the order of their counts.
 ENDS = ("completed", "failed", "retried", "crashed", "timeout", "cancelled", "stopped")
 # Upper bounds of the buckets for turns, in seconds.
@@ -62,6 +61,15 @@ class Counts(NamedTuple):
         whole = [int(count) for count in counts[:_WAITED_SECONDS]]
         ends, waited, ran = whole[:_WAITED], whole[_WAITED:_RAN], whole[_RAN:]
         return cls(ends, waited, ran, counts[_WAITED_SECONDS], counts[_RAN_SECONDS])
+
+    def plus(self, other: Counts) -> Counts:
+        return Counts(
+            _added(self.ends, other.ends),
+            _added(self.waited, other.waited),
+            _added(self.ran, other.ran),
+            self.waited_seconds + other.waited_seconds,
+            self.ran_seconds + other.ran_seconds,
+        )
 
 
 class Tally:
@@ -194,6 +202,10 @@ def _as_columns(grown: Mapping[tuple[int, Key], Sequence[float]]) -> AddMeasures
         [_array(one.waited) for one in counts],
         [_array(one.ran) for one in counts],
     )
+
+
+def _added(counts: Sequence[int], others: Sequence[int]) -> list[int]:
+    return [a + b for a, b in zip(counts, others, strict=True)]
 
 
 def _array(counts: Sequence[int]) -> str:

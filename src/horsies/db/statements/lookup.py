@@ -73,6 +73,12 @@ class FailureGroup(NamedTuple):
     times: list[float]
 
 
+class ResentTask(NamedTuple):
+    id: str
+    status: str
+    created_at: datetime
+
+
 class Subject(NamedTuple):
     kind: str
 
@@ -84,6 +90,7 @@ class Heartbeat(NamedTuple):
 search_tasks = LOOKUP.declare("search_tasks", SearchTasks, FoundTask)
 end_of_attempts = LOOKUP.declare("end_of_attempts", Sample, AttemptPlace)
 group_failures = LOOKUP.declare("group_failures", GroupFailures, FailureGroup)
+list_resent = LOOKUP.declare("list_resent", TaskId, ResentTask)
 find_subject = LOOKUP.declare("find_subject", TaskId, Subject)
 newest_heartbeat = LOOKUP.declare("newest_heartbeat", TaskId, Heartbeat)
 

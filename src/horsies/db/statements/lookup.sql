@@ -56,6 +56,11 @@ WHERE task_name IS NOT NULL
   AND (cardinality(%(names)s::text[]) = 0 OR task_name = ANY(%(names)s::text[]))
 GROUP BY task_name, named.error_code ORDER BY total DESC, task_name, named.error_code LIMIT 50
 
+-- name: list_resent
+-- The tasks by which an operator sent this one again, by the index on retried_from_task_id.
+SELECT id::text, status, created_at FROM horsies_tasks WHERE retried_from_task_id = %(id)s::uuid
+ORDER BY horsies_tasks.id LIMIT 20
+
 -- name: find_subject
 -- Whether an id belongs to a task or to a run: two probes of primary keys.
 SELECT 'task' AS kind FROM horsies_tasks WHERE id = %(id)s::uuid

@@ -8,7 +8,6 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 from horsies.db.statement import Nothing, StatementFile
-from horsies.db.statements.tasks import TaskId
 from horsies.states import TaskStatus
 from horsies.task_result import json_object
 
@@ -214,17 +213,6 @@ class TaskDetail(NamedTuple):
     age_seconds: float
 
 
-class Waiting(NamedTuple):
-    """What a task waits for: ``paused_at`` of its queue, workers, a change that the database refuses."""
-
-    paused_at: datetime | None
-    is_served: bool
-    is_known: bool
-    action: str | None
-    error: str | None
-    since: datetime | None
-
-
 class SchemaName(NamedTuple):
     schema: str
 
@@ -333,7 +321,6 @@ end_of_window = MONITOR.declare("end_of_window", Window, WindowEdge)
 list_live_tasks = MONITOR.declare("list_live_tasks", ListTasks, TaskSummary)
 list_tasks_by_error = MONITOR.declare("list_tasks_by_error", ListTasks, TaskSummary)
 read_task_detail = MONITOR.declare("read_task_detail", ReadTaskDetail, TaskDetail)
-read_waiting = MONITOR.declare("read_waiting", TaskId, Waiting)
 read_rights = MONITOR.declare("read_rights", SchemaName, Rights)
 newest_worker_states = MONITOR.declare("newest_worker_states", Nothing, WorkerStateSnapshot)
 worker_state_history = MONITOR.declare(

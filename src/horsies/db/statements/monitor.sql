@@ -221,20 +221,6 @@ SELECT id::text, task_name, queue_name, status, priority, retry_count, max_retri
     extract(epoch FROM now() - created_at)::float8 AS age_seconds
 FROM horsies_tasks WHERE id = %(id)s::uuid
 
--- name: read_waiting
--- Why a task waits: a paused queue, no worker for its queue or its name, or a change that the database
--- refuses. By primary keys; workers that run are few.
-SELECT stored.paused_at, serving.is_served, serving.is_known, blocked.action, blocked.error, blocked.since
-FROM horsies_tasks AS task
-LEFT JOIN horsies_queues AS stored ON stored.queue_name = task.queue_name
-LEFT JOIN horsies_blocked_v1() AS blocked ON blocked.id = task.id AND blocked.kind = 'task'
-CROSS JOIN LATERAL (
-    SELECT count(*) > 0 AS is_served, coalesce(bool_or(
-        worker.known_tasks IS NULL OR worker.known_tasks -> 'tasks' ? task.task_name), false) AS is_known
-    FROM horsies_workers AS worker
-    WHERE worker.stopped_at IS NULL AND task.queue_name = ANY(worker.queues)) AS serving
-WHERE task.id = %(id)s::uuid
-
 -- name: read_rights
 -- The rights of the role of this session on the schema and on the tables in it; those that it lacks are
 -- written as GRANT takes them. Reads the catalog alone.

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import NamedTuple
 
-from horsies.db.statement import StatementFile
+from horsies.db.statement import Nothing, StatementFile
 from horsies.db.statements.tasks import TaskId
 
 SCHEDULES = StatementFile("schedules.sql")
@@ -185,9 +185,11 @@ class StartSchedule(NamedTuple):
 
 
 class ScheduleFilter(NamedTuple):
-    """The name of one schedule, or None for all."""
+    """The name of one schedule, or None for all, or for a page behind the name ``after``."""
 
     name: str | None
+    after: str = ""
+    limit: int | None = None
 
 
 class ScheduleState(NamedTuple):
@@ -238,6 +240,31 @@ class ScheduleRun(NamedTuple):
     error_code: str | None
 
 
+class ListNewestScheduleRuns(NamedTuple):
+    names: Sequence[str]
+    limit: int
+
+
+class TimedScheduleRun(NamedTuple):
+    """One run of a schedule, as ``ScheduleRun``; ``took_seconds`` once it has ended."""
+
+    name: str
+    task_id: str
+    is_workflow: bool
+    scheduled_for: datetime | None
+    status: str
+    sent_at: datetime
+    error_code: str | None
+    took_seconds: float | None
+
+
+class Schedulers(NamedTuple):
+    """How many sessions of schedulers are connected."""
+
+    sessions: int
+    looked_at: datetime
+
+
 find_due_schedules = SCHEDULES.declare("find_due_schedules", FindDue, DueSchedule)
 fire_slots = SCHEDULES.declare("fire_slots", FireSlots, ScheduleName)
 seconds_until_next_slot = SCHEDULES.declare("seconds_until_next_slot", LookAhead, NextSlot)
@@ -253,5 +280,9 @@ run_schedule = SCHEDULES.declare("run_schedule", RunSchedule, TaskId)
 start_schedule = SCHEDULES.declare("start_schedule", StartSchedule, TaskId)
 list_schedules = SCHEDULES.declare("list_schedules", ScheduleFilter, ScheduleState)
 list_schedule_runs = SCHEDULES.declare("list_schedule_runs", ListScheduleRuns, ScheduleRun)
+list_newest_schedule_runs = SCHEDULES.declare(
+    "list_newest_schedule_runs", ListNewestScheduleRuns, TimedScheduleRun
+)
+find_schedulers = SCHEDULES.declare("find_schedulers", Nothing, Schedulers)
 
 SCHEDULES.complete()

@@ -225,7 +225,7 @@ noted AS (
 SELECT %(id)s::text AS id FROM started WHERE started.created > 0
 
 -- name: list_schedules
--- Every stored schedule, or one, and the status of its newest task or run.
+-- Stored schedules, all or a page of them or one, and the status of the newest task or run of each.
 SELECT state.schedule_name AS name, state.task_name, state.definition_key,
     state.definition IS NOT NULL AS is_dynamic, state.owner, state.timing, state.next_run_at,
     state.last_run_at, state.last_task_id::text, coalesce(task.status::text, run.status::text) AS last_status,
@@ -233,8 +233,8 @@ SELECT state.schedule_name AS name, state.task_name, state.definition_key,
 FROM horsies_schedule_state AS state
 LEFT JOIN horsies_tasks AS task ON task.id = state.last_task_id
 LEFT JOIN horsies_workflows AS run ON run.id = state.last_task_id
-WHERE %(name)s::text IS NULL OR state.schedule_name = %(name)s
-ORDER BY state.schedule_name
+WHERE (%(name)s::text IS NULL OR state.schedule_name = %(name)s) AND state.schedule_name > %(after)s::text
+ORDER BY state.schedule_name LIMIT %(limit)s::integer
 
 -- name: list_schedule_runs
 -- The newest tasks and runs of a schedule, from their indexes on (schedule_name, sent_at). It has both if its
@@ -253,3 +253,29 @@ FROM (
     ORDER BY run.sent_at DESC LIMIT %(limit)s)
 ) AS newest
 ORDER BY newest.sent_at DESC LIMIT %(limit)s
+
+-- name: list_newest_schedule_runs
+-- The newest tasks and runs of each of these schedules with the time they took, from the same indexes.
+SELECT wanted.name, newest.id::text AS task_id, newest.is_workflow, newest.scheduled_for, newest.status,
+    newest.sent_at, newest.error_code, newest.took_seconds
+FROM unnest(%(names)s::text[]) AS wanted (name) CROSS JOIN LATERAL (
+    SELECT found.* FROM (
+        (SELECT task.id, false AS is_workflow, task.scheduled_for, task.status::text, task.sent_at,
+            task.error_code::text,
+            extract(epoch FROM coalesce(task.completed_at, task.failed_at) - task.started_at)::float8
+                AS took_seconds
+        FROM horsies_tasks AS task WHERE task.schedule_name = wanted.name
+        ORDER BY task.sent_at DESC LIMIT %(limit)s::integer)
+        UNION ALL
+        (SELECT run.id, true, run.scheduled_for, run.status::text, run.sent_at,
+            coalesce(run.error::json #>> '{error_code,__builtin_task_code__}', run.error::json ->> 'error_code'),
+            extract(epoch FROM run.completed_at - run.started_at)::float8
+        FROM horsies_workflows AS run WHERE run.schedule_name = wanted.name
+        ORDER BY run.sent_at DESC LIMIT %(limit)s::integer)) AS found
+    ORDER BY found.sent_at DESC LIMIT %(limit)s::integer) AS newest
+ORDER BY wanted.name, newest.sent_at DESC
+
+-- name: find_schedulers
+-- Whether schedulers are connected to this database, by the name of their sessions, and the database's clock.
+SELECT count(*) FILTER (WHERE session.application_name = 'horsies:scheduler') AS sessions, now() AS looked_at
+FROM pg_catalog.pg_stat_activity AS session WHERE session.datname = pg_catalog.current_database()

@@ -99,6 +99,26 @@ class OutcomeRow(NamedTuple):
     error_code: str | None
 
 
+# A busy worker updates seen_at every two seconds.
+SILENT_AFTER_SECONDS = 15.0
+
+
+class ReadService(NamedTuple):
+    ids: Sequence[str]
+    silent_seconds: float = SILENT_AFTER_SECONDS
+
+
+class TaskService(NamedTuple):
+    """A waiting task, and whether live workers can take it."""
+
+    id: str
+    task_name: str
+    queue_name: str
+    is_paused: bool
+    is_served: bool
+    is_known: bool
+
+
 class ReadTask(NamedTuple):
     id: str
     include_result: bool
@@ -207,6 +227,7 @@ find_sent_tasks = TASKS.declare("find_sent_tasks", TaskIds, SentTask)
 find_idempotent_task = TASKS.declare("find_idempotent_task", IdempotencyKey, IdempotentTask)
 find_unique_task = TASKS.declare("find_unique_task", IdempotencyKey, IdempotentTask)
 read_outcomes = TASKS.declare("read_outcomes", TaskIds, OutcomeRow)
+read_service = TASKS.declare("read_service", ReadService, TaskService)
 read_task = TASKS.declare("read_task", ReadTask, TaskRow)
 read_attempts = TASKS.declare("read_attempts", TaskId, TaskAttemptInfo)
 read_progress = TASKS.declare("read_progress", TaskId, TaskProgress)

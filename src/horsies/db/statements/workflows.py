@@ -266,6 +266,49 @@ class TreeNode(NamedTuple):
     started_at: datetime | None
     completed_at: datetime | None
     duration_seconds: float | None
+    enqueued_at: datetime | None
+
+
+class NodeCount(NamedTuple):
+    """How many nodes of a run have a status."""
+
+    status: str
+    nodes: int
+
+
+class ListAttempts(NamedTuple):
+    """The tasks whose attempts are listed."""
+
+    ids: Sequence[str]
+    limit: int
+
+
+class RetriedAttempt(NamedTuple):
+    task_id: str
+    finished_at: datetime
+
+
+class ListItems(NamedTuple):
+    """The position behind which a page of items begins, in the order of ``list_map_items``."""
+
+    id: str
+    task_index: int
+    after_well: bool
+    after_index: int
+    limit: int
+
+
+class MapItem(NamedTuple):
+    """One item of a map; ``is_well`` unless it failed, expired or was cancelled."""
+
+    id: str
+    item_index: int
+    status: str
+    is_well: bool
+    retry_count: int
+    error_code: str | None
+    started_at: datetime | None
+    duration_seconds: float | None
 
 
 class ListRuns(NamedTuple):
@@ -339,6 +382,11 @@ class RunLimit(NamedTuple):
     limit: int
 
 
+class FindProblems(NamedTuple):
+    id: str
+    limit: int
+
+
 class BrokenRun(NamedTuple):
     """One inconsistency of an open run."""
 
@@ -396,6 +444,10 @@ read_results = WORKFLOWS.declare("read_results", ReadResults, ResultPart)
 read_places = WORKFLOWS.declare("read_places", RunIds, RunPlace)
 read_tree = WORKFLOWS.declare("read_tree", ReadTree, RunRow)
 read_tree_nodes = WORKFLOWS.declare("read_tree_nodes", RunIds, TreeNode)
+count_nodes_by_status = WORKFLOWS.declare("count_nodes_by_status", RunId, NodeCount)
+list_retried_attempts = WORKFLOWS.declare("list_retried_attempts", ListAttempts, RetriedAttempt)
+list_map_items = WORKFLOWS.declare("list_map_items", ListItems, MapItem)
+find_run_problems = WORKFLOWS.declare("find_run_problems", FindProblems, BrokenRun)
 list_newest_runs = WORKFLOWS.declare("list_newest_runs", ListNewestRuns, RunSummary)
 list_open_runs = WORKFLOWS.declare("list_open_runs", ListRuns, RunSummary)
 end_of_run_window = WORKFLOWS.declare("end_of_run_window", RunWindow, RunPosition)

@@ -175,11 +175,44 @@ SELECT node.workflow_id::text, node.task_index, node.node_id, node.kind, node.ta
     coalesce(node.started_at, task.started_at) AS started_at, node.completed_at,
     CASE WHEN node.status <> 'SKIPPED' THEN extract(epoch FROM coalesce(node.completed_at, now())
         - CASE WHEN node.kind IN ('sleep', 'signal') THEN node.enqueued_at
-               ELSE coalesce(node.started_at, task.started_at) END)::float8 END AS duration_seconds
+               ELSE coalesce(node.started_at, task.started_at) END)::float8 END AS duration_seconds,
+    node.enqueued_at
 FROM horsies_workflow_tasks AS node
 LEFT JOIN horsies_tasks AS task ON task.id = node.task_id
 WHERE node.workflow_id = ANY(%(ids)s::uuid[])
 ORDER BY node.workflow_id, node.task_index
+
+-- name: count_nodes_by_status
+-- For a run that is too large to be drawn.
+SELECT node.status::text, count(*) AS nodes FROM horsies_workflow_tasks AS node
+WHERE node.workflow_id = %(id)s::uuid GROUP BY node.status ORDER BY node.status
+
+-- name: list_retried_attempts
+-- The attempts of these tasks after which they were retried, by the index on task and attempt.
+SELECT attempt.task_id::text, attempt.finished_at FROM horsies_task_attempts AS attempt
+WHERE attempt.task_id = ANY(%(ids)s::uuid[]) AND attempt.will_retry
+ORDER BY attempt.task_id, attempt.attempt LIMIT %(limit)s::integer
+
+-- name: list_map_items
+-- One page of the items of a map, those that did not complete first. Reads the items of this map and no other
+-- rows; keyset paging by (is_well, item_index).
+SELECT item.id::text, item.item_index, item.status, item.is_well, item.retry_count, item.error_code,
+    item.started_at, item.duration_seconds
+FROM (
+    SELECT task.id, task.workflow_item_index AS item_index, task.status::text,
+        task.status NOT IN ('FAILED', 'EXPIRED', 'CANCELLED') AS is_well, task.retry_count,
+        task.error_code::text, task.started_at,
+        extract(epoch FROM coalesce(task.completed_at, task.failed_at, now()) - task.started_at)::float8
+            AS duration_seconds
+    FROM horsies_tasks AS task
+    WHERE task.workflow_id = %(id)s::uuid AND task.workflow_node_index = %(task_index)s::integer
+      AND task.workflow_item_index IS NOT NULL) AS item
+WHERE (item.is_well, item.item_index) > (%(after_well)s::boolean, %(after_index)s::integer)
+ORDER BY item.is_well, item.item_index LIMIT %(limit)s::integer
+
+-- name: find_run_problems
+-- The problems of one open run, as find_broken_runs finds them in all.
+SELECT %(id)s::text AS id, problem FROM horsies_problems_v1(%(id)s::uuid) AS problem LIMIT %(limit)s::integer
 
 -- name: list_newest_runs
 -- Newest first, by the index on the start. The inner LIMIT bounds the cost of a filter that matches nothing;

@@ -111,14 +111,21 @@
   const clock = (date) => format(date).slice(11, 19);
   const showStale = (why) => show("stale", `stale since ${clock(sampledAt)}`, why);
 
+  // A region without the white space before its block, which would shift the places of all children.
+  function trimmed(region) {
+    const first = region.firstChild;
+    if (first && first.nodeType === Node.TEXT_NODE && !first.data.trim()) first.remove();
+    return region;
+  }
+
   function apply(regions) {
     for (const [name, html] of Object.entries(regions)) held.set(name, html);
     for (const [name, html] of held) {
       const region = one(`[data-region="${CSS.escape(name)}"]`);
-      // Nothing moves under a selection or an open dialog; the newest text waits.
-      if (region && one("[data-select]:checked, dialog[open]", region)) continue;
+      // Nothing moves under a selection, an open dialog or an open form; the newest text waits.
+      if (region && one("[data-select]:checked, dialog[open], details[open] form", region)) continue;
       held.delete(name);
-      if (region) patchChildren(region, parse(html));
+      if (region) patchChildren(trimmed(region), parse(html.trim()));
     }
     showTimes();
     countSelected();
@@ -261,6 +268,38 @@
     for (const place of all("[data-needs-selection]")) place.disabled = count === 0;
   }
 
+  // ---- Graph of a run: arrows move along its edges, and up and down inside a layer.
+
+  const nodeOf = (element) => element.closest && element.closest("g.node");
+  const placeOf = (node) => (node.getAttribute("transform").match(/-?\d+/g) || []).map(Number);
+
+  function neighbours(node, key) {
+    const name = node.dataset.key.slice(1);
+    const [x, y] = placeOf(node);
+    if (key === "ArrowRight" || key === "ArrowLeft") {
+      const ends = all(".edge", node.ownerSVGElement).map((edge) => edge.dataset.key.slice(1).split("-"));
+      const names = key === "ArrowRight"
+        ? ends.filter((end) => end[0] === name).map((end) => end[1])
+        : ends.filter((end) => end[1] === name).map((end) => end[0]);
+      return names.map((other) => one(`g.node[data-key="n${other}"]`, node.ownerSVGElement))
+        .sort((a, b) => Math.abs(placeOf(a)[1] - y) - Math.abs(placeOf(b)[1] - y));
+    }
+    const down = key === "ArrowDown" ? 1 : -1;
+    return all("g.node", node.ownerSVGElement)
+      .filter((other) => placeOf(other)[0] === x && (placeOf(other)[1] - y) * down > 0)
+      .sort((a, b) => (placeOf(a)[1] - placeOf(b)[1]) * down);
+  }
+
+  function moveAlong(event) {
+    const node = event.key.startsWith("Arrow") && nodeOf(document.activeElement);
+    const next = node && neighbours(node, event.key)[0];
+    if (!next) return false;
+    event.preventDefault();
+    one("a", next).focus();
+    next.scrollIntoView({ block: "nearest", inline: "nearest" });
+    return true;
+  }
+
   // ---- Keys.
 
   const KEYS = {
@@ -294,6 +333,7 @@
       setTimeout(() => { isGoing = false; }, 1500);
       return;
     }
+    if (moveAlong(event)) return;
     const action = KEYS[event.key];
     if (!action) return;
     event.preventDefault();
@@ -322,6 +362,8 @@
   document.addEventListener("keydown", onKey);
   for (const element of all("[data-zone], [data-copy]")) element.hidden = false;
   if (zoneButton) zoneButton.addEventListener("click", toggleZone);
+  const selected = one("g.node.selected");
+  if (selected) selected.scrollIntoView({ block: "nearest", inline: "center" });
   showTimes();
   countSelected();
   startLive();

@@ -11,6 +11,7 @@ import os
 import selectors
 import socket
 import time
+from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple, assert_never
@@ -117,6 +118,9 @@ class Children:
         self.is_closing = False
         self.needs_children = True
         self.delay = RestartDelay()
+        # How many became ready, and how many ended otherwise than by their retirement, by cause.
+        self.started = 0
+        self.deaths: Counter[str] = Counter()
         self._settings = settings
         memory_mb = settings.max_memory_per_child_mb or 0
         self._limits = RecycleLimits(settings.max_tasks_per_child, memory_mb * MEGABYTE)
@@ -209,6 +213,7 @@ class Children:
             raise ProtocolError("ready out of turn")
         child.ready_at = time.monotonic()
         child.rss_bytes = rss_bytes
+        self.started += 1
         self.deadlines.pop(child, None)
         if not child.is_spare:
             self.make_idle(child)
@@ -361,6 +366,8 @@ class Children:
     ) -> None:
         description = child.verdict or os_process.describe_exit(exit_code)
         pid = child.known_pid
+        if assignment is not None or child.was_killed or not child.was_retired:
+            self.deaths[os_process.describe_exit(exit_code)] += 1
         if assignment is not None:
             seconds = time.monotonic() - child.assigned_at
             if child.stop_reason is not None:

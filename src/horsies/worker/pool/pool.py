@@ -111,7 +111,8 @@ class ChildPool:
         return len(self._children.idle)
 
     def pids(self) -> list[int]:
-        return [child.pid for child in self._children.children if child.pid is not None]
+        # A copy in one step of the interpreter: the thread for metrics calls this as well.
+        return [child.pid for child in list(self._children.children) if child.pid is not None]
 
     def next_idle_pids(self, count: int) -> list[int]:
         """The children that get the next `count` assignments, in that order."""
@@ -123,6 +124,16 @@ class ChildPool:
     def busy(self) -> Mapping[str, ChildProcess]:
         """The children that run a task, by its id."""
         return self._children.busy
+
+    @property
+    def deaths(self) -> Mapping[str, int]:
+        """How many children were killed or ended by themselves since the start, by cause."""
+        return self._children.deaths
+
+    @property
+    def started(self) -> int:
+        """How many children have become ready since the start."""
+        return self._children.started
 
     def summaries(self) -> list[ChildSummary]:
         """Describe the children that have sent their pid."""

@@ -102,7 +102,7 @@ class _Drawing:
     def lines(self, run: RunRow, depth: int = 0) -> Iterator[Line]:
         rows = self.nodes.get(run.id, ())
         tree = _Tree(
-            [row._replace(status=_shown_status(row, run, self._child(row))) for row in rows]
+            [row._replace(status=shown_status(row, run, self._child(row))) for row in rows]
         )
         yield from self._trunk(tree, tree.below[_RUN], depth)
 
@@ -148,7 +148,7 @@ class _Drawing:
     def _pieces(self, tree: _Tree, node: TreeNode, step: _Step) -> Iterator[Piece]:
         yield Piece(f"{self.symbols.statuses.get(node.status, '?')} ", node.status)
         yield Piece(node.node_id, "name")
-        label = _label(node)
+        label = node_label(node)
         labels = () if label == node.node_id else (label,)
         for note in (*labels, *_notes(node, self._child(node))):
             yield Piece(f"  {note}", "note")
@@ -325,14 +325,15 @@ def _title(run: RunRow, rows: Sequence[TreeNode]) -> Line:
     )
 
 
-def _shown_status(row: TreeNode, run: RunRow, child: RunRow | None) -> str:
+def shown_status(row: TreeNode, run: RunRow, child: RunRow | None) -> str:
     """Return the status to show: PAUSED for a node that a paused run holds back."""
     run_of_task = child if row.status == "RUNNING" else run
     is_paused = run_of_task is not None and run_of_task.status == WorkflowStatus.PAUSED
     return "PAUSED" if is_paused and row.status in ("ENQUEUED", "READY", "RUNNING") else row.status
 
 
-def _label(row: TreeNode) -> str:
+def node_label(row: TreeNode) -> str:
+    """Return the task of a node, or its kind with the name that matters."""
     match row.kind:
         case "workflow":
             return f"workflow {row.sub_workflow_name}"

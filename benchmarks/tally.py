@@ -1,0 +1,100 @@
+"""What counting costs: drains without the tally, with it, and with metrics scraped every second."""
+
+from __future__ import annotations
+
+import os
+import socket
+import statistics
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from urllib.error import URLError
+from urllib.request import urlopen
+
+from benchmarks.spread import spread
+from benchmarks.worker import drain
+
+# Read by noop_app.py.
+TALLY_VARIABLE = "HORSIES_BENCH_TALLY"
+CHILDREN = 4
+TASKS = int(os.environ.get("HORSIES_BENCH_TASKS", "10000"))
+ROUNDS = 5
+TARGET = 0.98
+SCRAPE_SECONDS = 1.0
+FLAGS = ("--max-tasks-per-child", "0", "--quiet-tasks")
+
+
+def tally(url: str) -> bool:
+    """Drain in turns without the tally, with it as by default, and with a scraper as well.
+
+    The order changes from round to round: on a shared machine the first of a round may be favoured.
+    """
+    kinds = {"no tally": _untallied, "tally": _plain, "tally, scraped": _scraped}
+    rates: dict[str, list[float]] = {kind: [] for kind in kinds}
+    costs: dict[str, list[float]] = {kind: [] for kind in kinds}
+    for done in range(ROUNDS):
+        names = list(kinds)
+        for name in names[done % 3 :] + names[: done % 3]:
+            drained = kinds[name](url)
+            rates[name].append(drained["rate"])
+            costs[name].append(drained["parent_cpu"] * 1e6)
+    print(
+        f"\ndrain of {TASKS:,} no-op tasks, {CHILDREN} children, median (min-max) of {ROUNDS}; "
+        f"ratio to no tally round by round"
+    )
+    medians = []
+    for name, found in rates.items():
+        ratios = [one / base for one, base in zip(found, rates["no tally"], strict=True)]
+        medians.append(statistics.median(ratios))
+        print(
+            f"  {name:<15}{spread(found):>24} tasks/s   {spread(ratios, 3)}"
+            f"   parent {spread(costs[name])} µs/task"
+        )
+    print(f"  target {TARGET}")
+    return min(medians) >= TARGET
+
+
+def _untallied(url: str) -> dict[str, float]:
+    os.environ[TALLY_VARIABLE] = "off"
+    try:
+        return _plain(url)
+    finally:
+        del os.environ[TALLY_VARIABLE]
+
+
+def _plain(url: str, *flags: str) -> dict[str, float]:
+    return drain(url, CHILDREN, TASKS, *FLAGS, *flags)
+
+
+def _scraped(url: str) -> dict[str, float]:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    with _scraping(port) as seen:
+        drained = _plain(url, "--metrics-port", str(port))
+    assert seen, "no scrape succeeded"
+    return drained
+
+
+@contextmanager
+def _scraping(port: int) -> Iterator[list[int]]:
+    """Scrape every second until the block ends; the list has the sizes of the answers."""
+    stopped, seen = threading.Event(), list[int]()
+
+    def scrape() -> None:
+        while not stopped.wait(SCRAPE_SECONDS):
+            with (
+                suppress(URLError, ConnectionError),
+                urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as response,
+            ):
+                seen.append(len(response.read()))
+
+    thread = threading.Thread(target=scrape)
+    thread.start()
+    try:
+        yield seen
+    finally:
+        stopped.set()
+        thread.join()
+
+
+BENCHMARKS = {"tally": tally}

@@ -1,0 +1,317 @@
+"""`horsies cancel`, `horsies retry` and `horsies history`: change tasks, one by one or in bulk, and list
+who changed what.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Annotated, Any, TypeVar
+
+import typer
+from rich.text import Text
+
+from horsies.cli import output
+from horsies.cli.options import DatabaseUrlOption, LocatorArgument, ModuleOption
+from horsies.cli.orders import (
+    DryRunOption,
+    OrderOption,
+    OrderRun,
+    YesOption,
+    continue_order,
+    run_draft,
+)
+from horsies.cli.session import (
+    EXIT_FAILED,
+    EXIT_NOT_FOUND,
+    JsonOption,
+    LimitOption,
+    ReasonOption,
+    Session,
+    exit_with,
+    open_session,
+    parse_since,
+    unwrap_or_exit,
+)
+from horsies.ids import stored_form
+from horsies.monitor.action_log import ActionRow, list_actions_script
+from horsies.monitor.actions import TaskRetried, retry_task
+from horsies.monitor.order_plan import OrderVerb, draft_order
+from horsies.monitor.queries import TaskFilters
+from horsies.result import Err, Result
+from horsies.states import TaskStatus
+from horsies.tasks.broker import BrokerErrorCode
+from horsies.tasks.handle import TaskActionError, TaskActionErrorCode, TaskCancelled, TaskHandle
+
+Change = TypeVar("Change", TaskCancelled, TaskRetried)
+
+TaskIdsArgument = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[ID...] [LOCATOR]",
+        help="The ids of tasks, unless filters choose them; the application, package.module:app, may "
+        "come last.",
+        show_default=False,
+    ),
+]
+StatusOption = Annotated[
+    list[TaskStatus] | None,
+    typer.Option(case_sensitive=False, help="All tasks in this status; may be repeated."),
+]
+QueueOption = Annotated[
+    list[str] | None, typer.Option(help="All tasks of this queue; may be repeated.")
+]
+NameOption = Annotated[
+    list[str] | None, typer.Option(help="All tasks with this task name; may be repeated.")
+]
+CodeOption = Annotated[
+    list[str] | None, typer.Option(help="All tasks with this error code; may be repeated.")
+]
+SinceOption = Annotated[
+    str | None,
+    typer.Option(
+        help="All tasks sent since then: 90s, 15m, 2h, 1d ago, or a time like 2026-01-31T12:00."
+    ),
+]
+UntilOption = Annotated[
+    str | None, typer.Option(help="All tasks sent before then; written like --since.")
+]
+
+
+def cancel(  # noqa: PLR0913, PLR0917
+    task_ids: TaskIdsArgument = None,
+    module: ModuleOption = None,
+    database_url: DatabaseUrlOption = None,
+    status: StatusOption = None,
+    queue: QueueOption = None,
+    name: NameOption = None,
+    error_code: CodeOption = None,
+    since: SinceOption = None,
+    until: UntilOption = None,
+    no_running: Annotated[
+        bool, typer.Option("--no-running", help="Refuse to cancel a task that is already running.")
+    ] = False,
+    reason: ReasonOption = None,
+    dry_run: DryRunOption = False,
+    yes: YesOption = False,
+    order: OrderOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Cancel tasks: at once while they wait, by stopping them while they run.
+
+    The tasks are named by their ids, or chosen by filters; without --status, these choose all tasks that
+    have not ended. A bulk cancel shows its counts and asks first.
+
+    Exit codes: 0 cancelled or asked to stop, 1 failure or refusal, 4 no such task.
+    """
+    filters = _filters(status, queue, name, error_code, since, until)
+    ids, locator = _split_locator(task_ids or [], is_bulk=filters is not None or order is not None)
+    with open_session("cancel", module or locator, database_url) as session:
+
+        def cancel_one(task_id: str) -> Result[TaskCancelled, TaskActionError]:
+            handle = TaskHandle[Any](task_id, session.broker)
+            return handle.cancel(include_running=not no_running, reason=reason)
+
+        bulk = _Bulk(session, OrderVerb.CANCEL_TASKS, filters, ids, reason, not no_running)
+        run = OrderRun(_words("cancel", module or locator), dry_run, yes, as_json)
+        if not bulk.handled(order, run):
+            _change_each(ids, cancel_one, _cancelled_sentence, as_json)
+
+
+def _cancelled_sentence(cancelled: TaskCancelled) -> str:
+    if cancelled.was_status is TaskStatus.RUNNING:
+        return f"Task {cancelled.task_id} is running; its worker has been asked to stop it."
+    return f"Task {cancelled.task_id} was {cancelled.was_status.value}; it is cancelled."
+
+
+def retry(  # noqa: PLR0913, PLR0917
+    task_ids: TaskIdsArgument = None,
+    module: ModuleOption = None,
+    database_url: DatabaseUrlOption = None,
+    status: StatusOption = None,
+    queue: QueueOption = None,
+    name: NameOption = None,
+    error_code: CodeOption = None,
+    since: SinceOption = None,
+    until: UntilOption = None,
+    reason: ReasonOption = None,
+    dry_run: DryRunOption = False,
+    yes: YesOption = False,
+    order: OrderOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Retry finished tasks: send the same requests again, as new tasks that refer to the old ones.
+
+    The tasks are named by their ids, or chosen by filters; without --status, these choose failed tasks. A
+    bulk retry shows its counts and asks first. It leaves out tasks that were sent again before.
+
+    Exit codes: 0 sent, 1 failure or refusal, 4 no such task.
+    """
+    filters = _filters(status, queue, name, error_code, since, until)
+    ids, locator = _split_locator(task_ids or [], is_bulk=filters is not None or order is not None)
+    with open_session("retry", module or locator, database_url) as session:
+        bulk = _Bulk(session, OrderVerb.RETRY_TASKS, filters, ids, reason)
+        run = OrderRun(_words("retry", module or locator), dry_run, yes, as_json)
+        if not bulk.handled(order, run):
+            retry_one = partial(retry_task, session.broker, reason=reason)
+            _change_each(ids, retry_one, _retried_sentence, as_json)
+
+
+def _retried_sentence(retried: TaskRetried) -> str:
+    old, was = retried.retried_from_task_id, retried.was_status.value
+    return f"Task {old} was {was}; sent again as task {retried.task_id}."
+
+
+@dataclass(frozen=True, slots=True)
+class _Bulk:
+    """The bulk form of a command: filters, an order to continue, or a dry run of some ids."""
+
+    session: Session
+    verb: OrderVerb
+    filters: TaskFilters | None
+    ids: Sequence[str]
+    reason: str | None = None
+    include_running: bool = True
+
+    def handled(self, order_id: str | None, run: OrderRun) -> bool:
+        """Carry out the bulk form; False if the command names tasks and is to change them."""
+        if order_id is not None:
+            if self.filters is not None or self.ids:
+                raise typer.BadParameter("--order stands alone: the order has its own filters.")
+            continue_order(self.session, order_id, {self.verb}, run)
+            return True
+        if self.filters is None and not run.dry_run:
+            return False
+        draft = draft_order(
+            self.verb,
+            self.filters or TaskFilters(),
+            ids=self.ids,
+            include_running=self.include_running,
+            reason=self.reason,
+        )
+        run_draft(self.session, draft, run)
+        return True
+
+
+def _filters(
+    status: list[TaskStatus] | None,
+    queue: list[str] | None,
+    name: list[str] | None,
+    error_code: list[str] | None,
+    since: str | None,
+    until: str | None,
+) -> TaskFilters | None:
+    """Return the filters of a bulk command; None if there are none."""
+    if not (status or queue or name or error_code or since or until):
+        return None
+    return TaskFilters(
+        statuses=status or (),
+        queues=queue or (),
+        names=name or (),
+        error_codes=error_code or (),
+        since=parse_since(since),
+        until=parse_since(until, "--until"),
+    )
+
+
+def _words(command: str, locator: str | None) -> tuple[str, ...]:
+    return (command, "-m", locator) if locator else (command,)
+
+
+def history(
+    locator: LocatorArgument = None,
+    module: ModuleOption = None,
+    database_url: DatabaseUrlOption = None,
+    subject: Annotated[
+        str | None,
+        typer.Option(help="Only changes of this subject, such as 'queue mail' or 'task ID'."),
+    ] = None,
+    actor: Annotated[str | None, typer.Option(help="Only changes by this author.")] = None,
+    before: Annotated[
+        int | None, typer.Option(metavar="NUMBER", help="Only changes before this one.")
+    ] = None,
+    limit: LimitOption = 20,
+    as_json: JsonOption = False,
+) -> None:
+    """List changes made by hand, newest first: who, when, what, and with which outcome.
+
+    Exit codes: 0 done (even if no change is on record), 1 failure.
+    """
+    with open_session("history", module or locator, database_url) as session:
+        script = list_actions_script(subject, actor, before, limit)
+        code = BrokerErrorCode.MONITORING_QUERY_FAILED
+        found = unwrap_or_exit(session.broker.perform(code, script))
+    if as_json:
+        output.print_json({"actions": [row._asdict() for row in found]})
+        return
+    if not found:
+        output.print_parts("No change is on record.")
+        return
+    table = output.plain_table("TIME (UTC)", "BY", "CHANGE", flexible="CHANGE")
+    for row in found:
+        by = output.safe_text(f"{row.actor}\n{row.source}")
+        table.add_row((output.timestamp(row.at) or "")[:19], by, _change_text(row))
+    output.print_parts(table)
+    if len(found) == limit:
+        typer.echo(f"There may be more: --before {found[-1].id}", err=True)
+
+
+def _change_text(row: ActionRow) -> Text:
+    words = f"{row.verb.replace('_', ' ')}: {row.subject}".replace("\n", "\\n")
+    text = output.safe_text(words)
+    if row.outcome != "done":
+        text.append_text(output.safe_text(f" ({row.outcome})", "yellow"))
+    if row.detail:
+        text.append_text(output.safe_text("\n" + row.detail.replace("\n", "\\n"), "dim"))
+    return text
+
+
+def _split_locator(arguments: Sequence[str], *, is_bulk: bool) -> tuple[list[str], str | None]:
+    """Separate the ids from the LOCATOR; of several ids, all must be valid before one is used."""
+    if not arguments and not is_bulk:
+        raise typer.BadParameter("Name the tasks by their ids, or choose them by filters.")
+    *others, last = arguments or [""]
+    could_be_locator = last.isidentifier() or any(mark in last for mark in ":./\\")
+    is_id = stored_form(last) is not None
+    has_locator = (bool(others) or is_bulk) and could_be_locator and not is_id
+    ids = list(dict.fromkeys(others if has_locator else arguments))
+    if ids and is_bulk:
+        raise typer.BadParameter("Ids and filters exclude each other.")
+    for one in ids if len(ids) > 1 else ():
+        if stored_form(one) is None:
+            exit_with(f"{one!r} is not a task id; no task was changed.", EXIT_NOT_FOUND)
+    return ids, last if has_locator else None
+
+
+def _change_each(
+    ids: Sequence[str],
+    change: Callable[[str], Result[Change, TaskActionError]],
+    sentence: Callable[[Change], str],
+    as_json: bool,
+) -> None:
+    """Change the tasks one by one and report each; a failure of the database ends the command."""
+    changes: list[Change] = []
+    exit_codes: list[int] = []
+    for task_id in ids:
+        done = change(task_id)
+        if isinstance(done, Err):
+            typer.echo(f"error: {done.err_value.message}", err=True)
+            exit_codes.append(_exit_code(done.err_value))
+            if done.err_value.code is TaskActionErrorCode.DB_OPERATION_FAILED:
+                break
+        else:
+            changes.append(done.ok_value)
+            if not as_json:
+                typer.echo(sentence(done.ok_value))
+    if as_json and len(ids) > 1:
+        output.print_json({"tasks": [asdict(one) for one in changes]})
+    elif as_json and changes:
+        output.print_json(asdict(changes[0]))
+    if exit_codes:
+        raise typer.Exit(min(exit_codes))
+
+
+def _exit_code(error: TaskActionError) -> int:
+    is_missing = error.code is TaskActionErrorCode.TASK_NOT_FOUND
+    return EXIT_NOT_FOUND if is_missing else EXIT_FAILED

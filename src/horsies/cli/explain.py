@@ -1,0 +1,99 @@
+"""`horsies explain`: why a task, node, run, queue or schedule does not move, and what helps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from horsies.cli import output
+from horsies.cli.options import DatabaseUrlOption, ModuleOption
+from horsies.cli.session import EXIT_NOT_FOUND, JsonOption, open_session, unwrap_or_exit
+from horsies.db.statement import Script
+from horsies.monitor.explain import (
+    Explanation,
+    Reason,
+    explain_queue_script,
+    explain_schedule_script,
+    explain_script,
+)
+from horsies.monitor.explain import explain as read_explanation
+
+
+def explain(
+    subject: Annotated[
+        str,
+        typer.Argument(
+            metavar="ID|queue|schedule", help="The id of a task or a run; or queue, or schedule."
+        ),
+    ],
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[NAME]",
+            help="The node of the run, or the name of the queue or schedule.",
+            show_default=False,
+        ),
+    ] = None,
+    module: ModuleOption = None,
+    database_url: DatabaseUrlOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Explain why a task, a node of a run, a run, a queue or a schedule does not move: all reasons,
+    obstacles first, with the command that helps, and the conditions that are met.
+
+    Exit codes: 0 explained, 1 failure, 4 no such task, run, node, queue or schedule.
+    """
+    with open_session("explain", module, database_url) as session:
+        script = _script(subject, name, list(session.queue_caps or ()))
+        explanation = unwrap_or_exit(read_explanation(session.broker, script))
+    if as_json:
+        output.print_json(explanation.to_dict())
+    else:
+        _print(explanation)
+    if explanation.status is None:
+        raise typer.Exit(EXIT_NOT_FOUND)
+
+
+def _script(subject: str, name: str | None, configured: list[str]) -> Script[Explanation]:
+    if subject not in ("queue", "schedule"):
+        return explain_script(subject, name)
+    if name is None:
+        raise typer.BadParameter(
+            f"horsies explain {subject} needs the name of a {subject}.", param_hint="NAME"
+        )
+    if subject == "queue":
+        return explain_queue_script(name, configured)
+    return explain_schedule_script(name)
+
+
+def _print(explanation: Explanation) -> None:
+    state = explanation.status or "not found"
+    output.print_parts(
+        output.safe_text(f"{explanation.subject}: {state}", "bold"),
+        *(part for one in explanation.reasons for part in _reason_parts(one)),
+        *(_line("ok", output.safe_text(condition), "dim") for condition in explanation.holds),
+    )
+
+
+def _reason_parts(one: Reason) -> Iterator[Table | Text]:
+    mark, style = ("!", "red") if one.blocks else ("-", "")
+    text = Text(f"{one.code}: ", style)
+    yield _line(mark, text.append_text(output.safe_text(one.sentence)), style)
+    if one.remedy is not None:
+        remedy = output.safe_text(f"      {one.remedy}", "bold")
+        # A command that is broken into lines cannot be pasted.
+        remedy.no_wrap, remedy.overflow = True, "ignore"
+        yield remedy
+
+
+def _line(mark: str, text: Text, style: str) -> Table:
+    """Return a sentence whose further lines are indented."""
+    line = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    line.add_column(width=2, style=style)
+    line.add_column(overflow="fold")
+    line.add_row(mark, text)
+    return line

@@ -1,0 +1,156 @@
+"""`horsies health` and `horsies metrics`: answers for probes and for Prometheus."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import typer
+
+from horsies.cli import output
+from horsies.cli.options import (
+    DatabaseUrlOption,
+    LocatorArgument,
+    ModuleOption,
+    refuse_missing_extra,
+)
+from horsies.cli.session import (
+    EXIT_FAILED,
+    JsonOption,
+    Session,
+    exit_with,
+    open_session,
+    unwrap_or_exit,
+)
+from horsies.db.statements.monitor import WorkerSummary
+from horsies.logs import LogFormat, LogLevel, attach_handler
+from horsies.monitor.health import PING_TIMEOUT_SECONDS, WorkerPong, ping_workers
+from horsies.monitor.metrics import ClusterGauges, Sample
+from horsies.monitor.overview import WorkerHealth, health_of, read_workers
+from horsies.result import Ok
+from horsies.tasks.broker import BrokerErrorCode, PostgresBroker
+from horsies.worker.config import DEFAULT_HOST
+from horsies.worker.probe import AddressError, Answer, Routes, scraped, serving
+
+DEFAULT_PORT = 9464
+
+WorkerOption = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="Ask the workers with this --name, id or host name only."),
+]
+TimeoutOption = Annotated[
+    float, typer.Option(min=0.1, max=60.0, metavar="SECONDS", help="How long to wait for answers.")
+]
+
+
+def health(
+    locator: LocatorArgument = None,
+    module: ModuleOption = None,
+    database_url: DatabaseUrlOption = None,
+    worker: WorkerOption = None,
+    timeout: TimeoutOption = PING_TIMEOUT_SECONDS,
+    as_json: JsonOption = False,
+) -> None:
+    """Ping the workers, for probes.
+
+    A ping goes through the database and the loop of a worker, so an answer proves that both work.
+
+    Exit codes: 0 a worker answered, 1 none did, or the database cannot be used.
+    """
+    with open_session("health", module or locator, database_url) as session:
+        found = unwrap_or_exit(read_workers(session.broker))
+        asked = [one for one in found if worker in (None, one.name, one.worker_id, one.hostname)]
+        pongs = _ping(session.broker, asked, timeout)
+    if as_json:
+        documents = [_document(one, pongs.get(one.worker_id)) for one in asked]
+        output.print_json({"ok": bool(pongs), "workers": documents})
+    elif pongs:
+        slowest = max(pong.latency_ms for pong in pongs.values())
+        typer.echo(f"{len(pongs)} of {len(asked)} worker(s) answered within {slowest:.0f} ms.")
+    if not pongs:
+        named = "" if worker is None else f" named {worker!r}"
+        exit_with(
+            f"None of {len(asked)} worker(s){named} answered."
+            if asked
+            else f"No worker{named} runs.",
+            EXIT_FAILED,
+        )
+
+
+def _ping(
+    broker: PostgresBroker, asked: Sequence[WorkerSummary], timeout: float
+) -> dict[str, WorkerPong]:
+    if not asked:
+        return {}
+    target = asked[0].worker_id if len(asked) == 1 else None
+    alive = sum(health_of(one) is WorkerHealth.ALIVE for one in asked)
+    done = ping_workers(broker, target, timeout, max(1, alive))
+    ids = {one.worker_id for one in asked}
+    return {pong.worker_id: pong for pong in unwrap_or_exit(done) if pong.worker_id in ids}
+
+
+def _document(worker: WorkerSummary, pong: WorkerPong | None) -> dict[str, Any]:
+    return {
+        "worker_id": worker.worker_id,
+        "name": worker.name,
+        "hostname": worker.hostname,
+        "pid": worker.pid,
+        "state": health_of(worker),
+        "ping_ms": None if pong is None else pong.latency_ms,
+    }
+
+
+def metrics(
+    locator: LocatorArgument = None,
+    module: ModuleOption = None,
+    database_url: DatabaseUrlOption = None,
+    host: Annotated[str, typer.Option(metavar="ADDRESS", help="The address.")] = DEFAULT_HOST,
+    port: Annotated[
+        int, typer.Option(min=0, max=65_535, help="The port; 0: any free port.")
+    ] = DEFAULT_PORT,
+) -> None:
+    """Serve the gauges of the whole cluster for Prometheus, until a signal stops it.
+
+    The same text is at /metrics of the dashboard. Any number of scrapers share one collection every
+    five seconds. A worker's own counters are on its --metrics-port.
+    """
+    refuse_missing_extra("horsies metrics")
+    with open_session("metrics", module or locator, database_url) as session:
+        attach_handler(LogLevel.INFO, LogFormat.TEXT)
+        try:
+            with serving(host, port, _routes(session)):
+                _wait_for_signal()
+        except AddressError as error:
+            exit_with(str(error), EXIT_FAILED)
+
+
+def _wait_for_signal() -> None:
+    stopped = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stopped.set())
+    stopped.wait()
+
+
+def _routes(session: Session) -> Routes:
+    broker = session.broker
+    gauges = ClusterGauges(broker.config.schema_name, session.queue_caps or {})
+    collecting = threading.Lock()
+
+    def collect() -> Sequence[Sample]:
+        with collecting:
+            if (fresh := gauges.fresh()) is not None:
+                return fresh
+            done = broker.perform(BrokerErrorCode.MONITORING_QUERY_FAILED, gauges.script())
+            return done.ok_value if isinstance(done, Ok) else gauges.note_failure()
+
+    def readyz(_: str) -> Answer:
+        is_up = Sample("horsies_up", (), 1.0) in collect()
+        return Answer.line("ready" if is_up else "the database cannot be read", ok=is_up)
+
+    return {
+        "/metrics": lambda accept: scraped(collect(), accept),
+        "/livez": lambda _: Answer.line("alive", ok=True),
+        "/readyz": readyz,
+    }

@@ -1,0 +1,167 @@
+"""Bulk orders on the command line: the dry run, the confirmation, the batches and the line to continue."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import typer
+
+from horsies.cli import output
+from horsies.cli.session import EXIT_FAILED, EXIT_NOT_FOUND, Session, exit_with, unwrap_or_exit
+from horsies.monitor.order_plan import Order, OrderState, OrderVerb, Preview
+from horsies.monitor.orders import (
+    carry_out,
+    no_such_order,
+    order_script,
+    preview_script,
+    stop_script,
+)
+from horsies.result import Err
+from horsies.tasks.broker import BrokerErrorCode, BrokerResult
+
+_READING = BrokerErrorCode.MONITORING_QUERY_FAILED
+_WORDS = {
+    OrderVerb.RETRY_TASKS: ("can be sent again", "Send {} again?", "sent again"),
+    OrderVerb.CANCEL_TASKS: ("can be cancelled", "Cancel {}?", "cancelled"),
+    OrderVerb.PURGE_QUEUE: ("can be cancelled", "Cancel {}?", "cancelled"),
+}
+
+DryRunOption = Annotated[
+    bool, typer.Option("--dry-run", help="Count the tasks that match; change nothing.")
+]
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
+OrderOption = Annotated[
+    str | None,
+    typer.Option("--order", metavar="ID", help="Continue this bulk order; changes nothing twice."),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class OrderRun:
+    """The switches of a bulk command, and the words of the command line that continues it."""
+
+    continuing: tuple[str, ...]
+    dry_run: bool
+    yes: bool
+    as_json: bool
+
+
+def run_draft(session: Session, draft: BrokerResult[Order], run: OrderRun) -> None:
+    """Show the dry run of an order, ask, and carry it out."""
+    if isinstance(draft, Err):
+        raise typer.BadParameter(draft.err_value.message)
+    preview = unwrap_or_exit(session.broker.perform(_READING, preview_script(draft.ok_value)))
+    if run.dry_run or not preview.eligible:
+        _show_preview(preview, run)
+        return
+    if not run.as_json:
+        _show_preview(preview, run)
+    if not run.yes:
+        _ask(preview)
+    _carry_out(session, preview.order, run)
+
+
+def continue_order(session: Session, order_id: str, verbs: set[OrderVerb], run: OrderRun) -> None:
+    """Continue an order that was stopped, or whose command lost the database or was killed."""
+    state = unwrap_or_exit(session.broker.perform(_READING, order_script(order_id)))
+    if state is None:
+        exit_with(no_such_order(order_id).message, EXIT_NOT_FOUND)
+    if state.order.verb not in verbs:
+        exit_with(f"Order {order_id} is a {state.order.verb.value} order.", EXIT_FAILED)
+    _carry_out(session, state.order, run)
+
+
+def _ask(preview: Preview) -> None:
+    tasks = _tasks(preview.eligible)
+    question = _WORDS[preview.order.verb][1].format(tasks)
+    if not sys.stdin.isatty():
+        exit_with(f"{question} Standard input is not a terminal: add --yes.", EXIT_FAILED)
+    if not typer.confirm(question, err=True):
+        exit_with("Nothing was changed.", EXIT_FAILED)
+
+
+def _carry_out(session: Session, order: Order, run: OrderRun) -> None:
+    try:
+        done = carry_out(session.broker, order, _show_progress)
+    except KeyboardInterrupt:
+        session.broker.perform(_READING, stop_script(order.id))
+        exit_with(f"Interrupted. {_continuing(order, run)}", EXIT_FAILED)
+    if isinstance(done, Err):
+        exit_with(f"{done.err_value.message} {_continuing(order, run)}", EXIT_FAILED)
+    _show_state(done.ok_value, run)
+
+
+def _continuing(order: Order, run: OrderRun) -> str:
+    words = ["horsies", *run.continuing, "--order", order.id]
+    return f"To continue without changing anything twice: {shlex.join(words)}"
+
+
+def _show_progress(state: OrderState) -> None:
+    if sys.stderr.isatty():
+        typer.echo(f"\r{state.seen:,} of {state.order.matching:,}", err=True, nl=False)
+
+
+def _show_preview(preview: Preview, run: OrderRun) -> None:
+    if run.as_json:
+        output.print_json(preview_document(preview))
+        return
+    if not preview.matching:
+        typer.echo("No task matches.")
+        return
+    line = f"{preview.matching:,} matching, {preview.eligible:,} {_WORDS[preview.order.verb][0]}"
+    if preview.refused:
+        reasons = ", ".join(f"{count:,} {reason}" for reason, count in preview.refused.items())
+        line += f", {sum(preview.refused.values()):,} refused: {reasons}"
+    typer.echo(f"{line}.")
+    newest, oldest = output.timestamp(preview.newest_at), output.timestamp(preview.oldest_at)
+    typer.echo(f"newest {newest}, oldest {oldest}")
+    if preview.has_more and preview.oldest_at is not None:
+        until = preview.oldest_at.isoformat(timespec="milliseconds")
+        typer.echo(f"This is the most for one order; for older tasks: --until {until}", err=True)
+
+
+def preview_document(preview: Preview) -> dict[str, Any]:
+    """Return a dry run as JSON values."""
+    return {
+        "order_id": preview.order.id,
+        "verb": preview.order.verb.value,
+        "subject": preview.order.subject,
+        "matching": preview.matching,
+        "eligible": preview.eligible,
+        "refused": dict(preview.refused),
+        "newest_at": preview.newest_at,
+        "oldest_at": preview.oldest_at,
+        "has_more": preview.has_more,
+    }
+
+
+def _show_state(state: OrderState, run: OrderRun) -> None:
+    if run.as_json:
+        output.print_json(state_document(state))
+        return
+    refused = sum(state.progress.refused.values())
+    line = f"{_tasks(state.progress.done)} {_WORDS[state.order.verb][2]}"
+    line += f", {refused:,} refused" if refused else ""
+    typer.echo(f"{line}; order {state.order.id} is {state.outcome}.")
+
+
+def state_document(state: OrderState) -> dict[str, Any]:
+    """Return a started order as JSON values."""
+    return {
+        "order_id": state.order.id,
+        "verb": state.order.verb.value,
+        "subject": state.order.subject,
+        "outcome": state.outcome,
+        "matching": state.order.matching,
+        "done": state.progress.done,
+        "refused": state.progress.refused,
+        "actor": state.actor,
+        "at": state.at,
+    }
+
+
+def _tasks(count: int) -> str:
+    return f"{count:,} task{'' if count == 1 else 's'}"

@@ -1,0 +1,253 @@
+-- Statements that answer why a task, node, run, queue or schedule does not move. Each reads a bounded number of
+-- rows: keys, partial indexes of live states, and lists that end at a limit. None shows the text of a foreign
+-- statement, which may hold arguments.
+
+-- name: explain_task
+-- One task by its key, with its node, its run, its queue, its worker, its newest attempt and its newest
+-- heartbeat. "is_parked": due after an event. A blocked task is one whose next change the database refuses.
+SELECT task.id::text, task.task_name, task.queue_name, task.status, task.priority, task.retry_count,
+    task.max_retries, task.timeout_ms, task.good_until, task.held, task.enqueued_at,
+    task.enqueued_at = horsies_never_v1() AS is_parked, task.claimed_at, task.claim_expires_at, task.started_at,
+    coalesce(task.completed_at, task.failed_at, task.updated_at) AS ended_at, task.cancel_requested_at,
+    task.error_code, task.claimed_by_worker_id AS worker_id, task.worker_pid, task.workflow_id::text,
+    task.workflow_item_index AS item_index, node.node_id, node.kind AS node_kind, node.signal_name,
+    node.task_index AS node_index, node.max_parallel, node.items_total,
+    CASE node.kind WHEN 'workflow' THEN node.sub_definition_key END AS definition_key,
+    run.name AS run_name, run.status AS run_status, run.paused_at AS run_paused_at,
+    coalesce(run.error::json #>> '{error_code,__builtin_task_code__}', run.error::json ->> 'error_code')
+        AS run_error_code,
+    queue.paused_at AS queue_paused_at, blocked.action AS blocked_action, blocked.error AS blocked_error,
+    blocked.since AS blocked_since,
+    owner.worker_id IS NOT NULL AS owner_is_known, owner.stopped_at AS owner_stopped_at,
+    attempt.outcome AS last_outcome, attempt.error_code AS last_error_code, attempt.retry_reason,
+    attempt.finished_at AS last_finished_at, attempt.will_retry, attempt.worker_hostname AS last_hostname,
+    beat.sent_at AS heartbeat_at, progress.done AS progress_done, progress.total AS progress_total,
+    now() AS looked_at
+FROM horsies_tasks AS task
+LEFT JOIN horsies_workflow_tasks AS node
+    ON node.workflow_id = task.workflow_id AND node.task_index = task.workflow_node_index
+LEFT JOIN horsies_workflows AS run ON run.id = task.workflow_id
+LEFT JOIN horsies_queues AS queue ON queue.queue_name = task.queue_name
+LEFT JOIN horsies_blocked AS blocked ON blocked.id = task.id AND blocked.kind = 'task'
+    AND blocked.status = task.status AND blocked.generation = task.generation
+LEFT JOIN horsies_workers AS owner ON owner.worker_id = task.claimed_by_worker_id
+LEFT JOIN horsies_task_progress AS progress
+    ON progress.task_id = task.id AND progress.attempt = task.retry_count + 1
+LEFT JOIN LATERAL (
+    SELECT tried.* FROM horsies_task_attempts AS tried
+    WHERE tried.task_id = task.id ORDER BY tried.attempt DESC LIMIT 1) AS attempt ON true
+LEFT JOIN LATERAL (
+    SELECT sign.sent_at FROM horsies_heartbeats AS sign
+    WHERE sign.task_id = task.id AND sign.role = 'runner' AND sign.sent_at >= task.claimed_at
+    ORDER BY sign.sent_at DESC LIMIT 1) AS beat ON true
+WHERE task.id = %(id)s::uuid
+
+-- name: list_worker_settings
+-- Of every open worker: whether it registered this task or sub-workflow, with which parameters, and its
+-- settings of recovery from its newest snapshot. A worker that registered no names may know any.
+SELECT worker.worker_id,
+    worker.known_tasks IS NULL OR coalesce(CASE WHEN %(definition_key)s::text IS NULL
+        THEN worker.known_tasks -> 'tasks' ? %(task_name)s::text
+        ELSE worker.known_tasks -> 'workflows' ? %(definition_key)s::text END, false) AS knows_task,
+    CASE WHEN %(definition_key)s::text IS NULL THEN worker.known_tasks -> 'tasks' ->> %(task_name)s::text
+        ELSE worker.known_tasks -> 'workflows' ->> %(definition_key)s::text END AS fingerprint,
+    newest.recovery_config AS recovery
+FROM horsies_workers AS worker LEFT JOIN LATERAL (
+    SELECT state.recovery_config FROM horsies_worker_states AS state
+    WHERE state.worker_id = worker.worker_id ORDER BY state.snapshot_at DESC LIMIT 1) AS newest ON true
+WHERE worker.stopped_at IS NULL
+ORDER BY worker.seen_at DESC LIMIT 1000
+
+-- name: find_last_server
+-- The worker that served a queue last, of those that have ended. Retention keeps the table small.
+SELECT worker_id, name, hostname, pid, stopped_at, was_lost FROM horsies_workers
+WHERE stopped_at IS NOT NULL AND %(name)s = ANY(queues) ORDER BY stopped_at DESC LIMIT 1
+
+-- name: list_places
+-- The tasks that take a place under the caps, those of this queue first, oldest first, and their numbers; by
+-- the in-flight index. Counted as the claim does: see horsies_in_flight.
+SELECT task.id::text, task.queue_name, task.claimed_at,
+    count(*) FILTER (WHERE task.queue_name = %(name)s) OVER () AS in_queue, count(*) OVER () AS in_cluster
+FROM horsies_tasks AS task
+WHERE task.status IN ('CLAIMED', 'RUNNING') AND (task.status = 'RUNNING' OR task.claim_expires_at > now())
+  AND NOT EXISTS (
+      SELECT FROM horsies_blocked AS blocked
+      WHERE blocked.id = task.id AND blocked.kind = 'task' AND blocked.generation = task.generation
+        AND blocked.status = task.status AND blocked.action IN ('record', 'recover'))
+ORDER BY task.queue_name <> %(name)s, task.claimed_at, task.id LIMIT 5
+
+-- name: count_ahead
+-- Due tasks of the queue that a claim takes first, up to "limit". The front of the claim index for each priority,
+-- so that delayed tasks are never read through; as in the two statements below.
+WITH RECURSIVE levels AS (
+    (SELECT priority FROM horsies_tasks
+     WHERE status = 'PENDING' AND NOT held AND queue_name = %(name)s ORDER BY priority LIMIT 1)
+    UNION ALL
+    SELECT (SELECT task.priority FROM horsies_tasks AS task
+            WHERE task.status = 'PENDING' AND NOT task.held AND task.queue_name = %(name)s
+              AND task.priority > levels.priority ORDER BY task.priority LIMIT 1)
+    FROM levels WHERE levels.priority < %(priority)s::integer)
+SELECT count(*) AS due FROM (
+    SELECT FROM (SELECT * FROM levels LIMIT 200) AS levels CROSS JOIN LATERAL (
+        SELECT FROM horsies_tasks AS task
+        WHERE task.status = 'PENDING' AND NOT task.held AND task.queue_name = %(name)s
+          AND task.priority = levels.priority AND task.enqueued_at <= now()
+          AND (task.priority, task.enqueued_at, task.id)
+              < (%(priority)s::integer, %(enqueued_at)s::timestamptz, %(id)s::uuid)
+        ORDER BY task.enqueued_at, task.id LIMIT %(limit)s::integer) AS front
+    LIMIT %(limit)s::integer) AS counted
+
+-- name: count_due
+-- The waiting tasks of each of these queues, due and delayed ones up to "limit" each, the first of them, and
+-- whether the queue is paused.
+WITH RECURSIVE levels AS (
+    SELECT queue.name, (
+        SELECT task.priority FROM horsies_tasks AS task
+        WHERE task.status = 'PENDING' AND NOT task.held AND task.queue_name = queue.name
+        ORDER BY task.priority LIMIT 1) AS priority
+    FROM unnest(%(names)s::text[]) AS queue (name)
+    UNION ALL
+    SELECT levels.name, (
+        SELECT task.priority FROM horsies_tasks AS task
+        WHERE task.status = 'PENDING' AND NOT task.held AND task.queue_name = levels.name
+          AND task.priority > levels.priority ORDER BY task.priority LIMIT 1)
+    FROM levels WHERE levels.priority IS NOT NULL),
+fronts AS MATERIALIZED (
+    SELECT levels.name, front.due, front.delayed, front.first_at
+    FROM (SELECT * FROM levels WHERE priority IS NOT NULL LIMIT 500) AS levels CROSS JOIN LATERAL (
+        SELECT (
+            SELECT count(*) FROM (
+                SELECT FROM horsies_tasks AS task
+                WHERE task.status = 'PENDING' AND NOT task.held AND task.queue_name = levels.name
+                  AND task.priority = levels.priority AND task.enqueued_at <= now()
+                ORDER BY task.enqueued_at LIMIT %(limit)s::integer) AS counted) AS due, (
+            SELECT count(*) FROM (
+                SELECT FROM horsies_tasks AS task
+                WHERE task.status = 'PENDING' AND NOT task.held AND task.queue_name = levels.name
+                  AND task.priority = levels.priority AND task.enqueued_at > now()
+                ORDER BY task.enqueued_at LIMIT %(limit)s::integer) AS counted) AS delayed, (
+            SELECT task.enqueued_at FROM horsies_tasks AS task
+            WHERE task.status = 'PENDING' AND NOT task.held AND task.queue_name = levels.name
+              AND task.priority = levels.priority ORDER BY task.enqueued_at LIMIT 1) AS first_at) AS front)
+SELECT queue.name, coalesce(sum(fronts.due), 0)::bigint AS due,
+    coalesce(sum(fronts.delayed), 0)::bigint AS delayed, min(fronts.first_at) AS first_at,
+    stored.queue_name IS NOT NULL AS is_stored, stored.paused_at
+FROM unnest(%(names)s::text[]) AS queue (name)
+LEFT JOIN fronts ON fronts.name = queue.name
+LEFT JOIN horsies_queues AS stored ON stored.queue_name = queue.name
+GROUP BY queue.name, stored.queue_name, stored.paused_at
+
+-- name: find_unknown_names
+-- Among the first due tasks of a queue, the names that no open worker of the queue registered.
+WITH RECURSIVE levels AS (
+    (SELECT priority FROM horsies_tasks
+     WHERE status = 'PENDING' AND NOT held AND queue_name = %(name)s ORDER BY priority LIMIT 1)
+    UNION ALL
+    SELECT (SELECT task.priority FROM horsies_tasks AS task
+            WHERE task.status = 'PENDING' AND NOT task.held AND task.queue_name = %(name)s
+              AND task.priority > levels.priority ORDER BY task.priority LIMIT 1)
+    FROM levels WHERE levels.priority IS NOT NULL),
+due AS MATERIALIZED (
+    SELECT front.task_name FROM (SELECT * FROM levels LIMIT 200) AS levels CROSS JOIN LATERAL (
+        SELECT task.task_name FROM horsies_tasks AS task
+        WHERE task.status = 'PENDING' AND NOT task.held AND task.queue_name = %(name)s
+          AND task.priority = levels.priority AND task.enqueued_at <= now()
+        ORDER BY task.enqueued_at, task.id LIMIT 1000) AS front
+    LIMIT 1000)
+SELECT due.task_name AS name FROM due
+WHERE NOT EXISTS (
+    SELECT FROM horsies_workers AS worker
+    WHERE worker.stopped_at IS NULL AND %(name)s = ANY(worker.queues)
+      AND (worker.known_tasks IS NULL OR worker.known_tasks -> 'tasks' ? due.task_name))
+GROUP BY due.task_name ORDER BY due.task_name LIMIT 5
+
+-- name: find_row_holder
+-- The transaction that has locked or changed this row and is not over. A role without pg_monitor sees no
+-- details of sessions of other roles; a prepared transaction has no session.
+SELECT held.pid, activity.application_name, activity.state, activity.xact_start AS since
+FROM horsies_tasks AS task
+JOIN pg_locks AS held ON held.locktype = 'transactionid' AND held.granted AND held.transactionid = task.xmax
+LEFT JOIN pg_stat_activity AS activity ON activity.pid = held.pid
+WHERE task.id = %(id)s::uuid AND held.pid IS DISTINCT FROM pg_backend_pid() LIMIT 1
+
+-- name: find_writers
+-- Open transactions that have changed something, oldest first: one of them may hold a row that is not visible
+-- yet. Prepared transactions are left out.
+SELECT pid, application_name, state, xact_start AS since FROM pg_stat_activity
+WHERE datname = current_database() AND backend_xid IS NOT NULL AND pid <> pg_backend_pid()
+ORDER BY xact_start LIMIT 3
+
+-- name: read_clock
+-- The time of this transaction.
+SELECT now() AS now
+
+-- name: list_map_places
+-- Items of a map that are due or run, in order: they take the places under max_parallel. The due ones come
+-- first in the index of waiting items, so the search ends early.
+SELECT place.id::text, place.status FROM (
+    (SELECT task.id, task.status, task.workflow_item_index FROM horsies_tasks AS task
+     WHERE task.status IN ('CLAIMED', 'RUNNING') AND task.workflow_id = %(workflow_id)s::uuid
+       AND task.workflow_node_index = %(node_index)s AND task.workflow_item_index IS NOT NULL
+     ORDER BY task.claimed_by_worker_id LIMIT 5)
+    UNION ALL
+    (SELECT waiting.id, 'PENDING', waiting.workflow_item_index FROM (
+        SELECT task.id, task.enqueued_at, task.workflow_item_index FROM horsies_tasks AS task
+        WHERE task.status = 'PENDING' AND task.workflow_item_index IS NOT NULL
+          AND task.workflow_id = %(workflow_id)s::uuid AND task.workflow_node_index = %(node_index)s
+        ORDER BY task.workflow_item_index LIMIT 200) AS waiting
+     WHERE waiting.enqueued_at <> horsies_never_v1() LIMIT 5)) AS place
+ORDER BY place.workflow_item_index LIMIT 5
+
+-- name: explain_run
+-- One run by its key, and the error that paused or ended it. With "node_id", that node as well; "task_index" is NULL
+-- when the run has no such node. Nodes are found by the prefix of their key.
+SELECT run.id::text, run.name, run.status, run.paused_at, run.completed_at, run.open_nodes, run.total_nodes,
+    run.failed_nodes,
+    coalesce(run.error::json #>> '{error_code,__builtin_task_code__}', run.error::json ->> 'error_code')
+        AS error_code,
+    CASE WHEN run.status = 'PAUSED' AND run.error IS NOT NULL THEN (
+        SELECT failed.node_id FROM horsies_workflow_tasks AS failed
+        WHERE failed.workflow_id = run.id AND failed.status = 'FAILED' AND failed.pauses
+        ORDER BY failed.task_index LIMIT 1) END AS failed_node,
+    blocked.action AS blocked_action,
+    blocked.error AS blocked_error, blocked.since AS blocked_since,
+    node.task_index, node.status AS node_status, node.dependencies, node.join_type, node.min_success,
+    now() AS looked_at
+FROM horsies_workflows AS run
+LEFT JOIN horsies_blocked AS blocked ON blocked.id = run.id AND blocked.kind = 'run'
+    AND blocked.status = run.status
+LEFT JOIN horsies_workflow_tasks AS node ON node.workflow_id = run.id AND node.node_id = %(node_id)s
+WHERE run.id = %(id)s::uuid
+
+-- name: list_open_nodes
+-- Nodes of one run with these indexes, or its open nodes, the begun ones first; with their tasks and sub-runs.
+SELECT node.task_index, node.node_id, node.kind, node.status, node.task_id::text,
+    task.status AS task_status, node.items_total, node.items_open, node.items_bad,
+    node.sub_workflow_id::text AS sub_run_id, child.status AS sub_run_status, node.completed_at,
+    coalesce(node.started_at, node.enqueued_at) AS begun_at,
+    coalesce(node.result::json #>> '{err,error_code,__builtin_task_code__}', task.error_code) AS error_code
+FROM horsies_workflow_tasks AS node
+LEFT JOIN horsies_tasks AS task ON task.id = node.task_id
+LEFT JOIN horsies_workflows AS child ON child.id = node.sub_workflow_id
+WHERE node.workflow_id = %(id)s::uuid
+  AND CASE WHEN %(indexes)s::integer[] IS NULL THEN node.status IN ('PENDING', 'READY', 'ENQUEUED', 'RUNNING')
+      ELSE node.task_index = ANY(%(indexes)s::integer[]) END
+ORDER BY node.status = 'PENDING', node.task_index LIMIT 20
+
+-- name: explain_schedule
+-- One schedule by its key, an unfinished task or run of it, and the schedulers with a session. Index probes.
+SELECT state.schedule_name AS name, state.task_name, state.definition_key, state.owner, state.next_run_at,
+    state.last_run_at, state.last_task_id::text, state.paused_at, state.skipped_at, state.skip_reason,
+    coalesce(state.disabled_at >= state.updated_at, false) AS is_disabled, state.created_at,
+    coalesce((
+        SELECT task.id FROM horsies_tasks AS task
+        WHERE task.schedule_name = state.schedule_name AND task.status IN ('PENDING', 'CLAIMED', 'RUNNING')
+        LIMIT 1), (
+        SELECT run.id FROM horsies_workflows AS run
+        WHERE run.schedule_name = state.schedule_name AND run.status IN ('PENDING', 'RUNNING', 'PAUSED')
+        LIMIT 1))::text AS unfinished_id,
+    (SELECT count(*) FROM pg_stat_activity AS session
+     WHERE session.datname = current_database() AND session.application_name = 'horsies:scheduler')
+        AS schedulers,
+    now() AS looked_at
+FROM horsies_schedule_state AS state WHERE state.schedule_name = %(name)s

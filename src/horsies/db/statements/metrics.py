@@ -1,0 +1,41 @@
+"""Catalogue of the statements behind the gauges of Prometheus."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from horsies.db.statement import StatementFile
+from horsies.db.statements.monitor import SchemaName
+
+METRICS = StatementFile("metrics.sql")
+
+
+class ReadGauges(NamedTuple):
+    """The schema, the longest count, and how many seconds after its slot a schedule is late."""
+
+    schema: str
+    most: int
+    grace_seconds: float
+
+
+class Gauges(NamedTuple):
+    running: int
+    paused: int
+    oldest_paused_seconds: float
+    overdue: int
+    lag_seconds: float
+    tasks_stored: float | None
+    oldest_transaction_seconds: float
+    notify_queue_ratio: float
+
+
+class TableSize(NamedTuple):
+    name: str
+    bytes: float
+    dead_rows: float
+
+
+read_gauges = METRICS.declare("read_gauges", ReadGauges, Gauges)
+read_table_sizes = METRICS.declare("read_table_sizes", SchemaName, TableSize)
+
+METRICS.complete()

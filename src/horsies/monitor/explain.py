@@ -1,0 +1,329 @@
+"""Explanations: read the facts about a task, node, run, queue or schedule, and return the reasons.
+
+Every script reads a bounded number of rows in a few statements, meant for one read-only transaction. The
+reasons are decided by pure functions in the modules beside this one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime
+
+from horsies.db.statement import Nothing, Script, one_or_none
+from horsies.db.statements.explain import (
+    CountAhead,
+    CountDue,
+    DueCount,
+    ExplainRun,
+    ListOpenNodes,
+    MapNodeKey,
+    MapPlace,
+    NodeFacts,
+    OpenTransaction,
+    RunFacts,
+    TaskFacts,
+    UnknownName,
+    WantedTask,
+    WorkerSettings,
+    count_ahead,
+    count_due,
+    explain_run,
+    explain_schedule,
+    explain_task,
+    find_last_server,
+    find_row_holder,
+    find_unknown_names,
+    find_writers,
+    list_map_places,
+    list_open_nodes,
+    list_places,
+    list_worker_settings,
+    read_clock,
+)
+from horsies.db.statements.monitor import (
+    ListWorkers,
+    QueueName,
+    RecentAttempts,
+    Sample,
+    WorkerSummary,
+    count_recent_attempts,
+    list_workers,
+)
+from horsies.db.statements.schedules import ScheduleName
+from horsies.db.statements.tasks import TaskId
+from horsies.ids import stored_form
+from horsies.monitor.action_log import last_action_script
+from horsies.monitor.explain_queues import (
+    COUNT_MAX,
+    QueueBacklog,
+    QueueSituation,
+    queue_holds,
+    queue_reasons,
+    queues_before,
+    servers_of,
+)
+from horsies.monitor.explain_runs import (
+    node_reasons,
+    run_reasons,
+    schedule_holds,
+    schedule_reasons,
+)
+from horsies.monitor.explain_tasks import TaskSituation, missing_reason, task_holds, task_reasons
+from horsies.monitor.overview import TaskReport, task_script
+from horsies.monitor.reasons import Explanation as Explanation
+from horsies.monitor.reasons import Reason as Reason
+from horsies.monitor.reasons import obstacles_first, reason
+from horsies.states import TaskStatus
+from horsies.tasks.broker import BrokerErrorCode, BrokerResult, PostgresBroker
+
+# Attempts from which the present rate of a queue is computed; one that needs more is fast enough.
+RATE_SAMPLE = 2_000
+# Begun nodes whose own obstacles the explanation of a run repeats.
+NODES_EXPLAINED = 3
+
+_READING = BrokerErrorCode.MONITORING_QUERY_FAILED
+
+
+def explain(broker: PostgresBroker, script: Script[Explanation]) -> BrokerResult[Explanation]:
+    """Run one of the scripts below in a read-only transaction."""
+    return broker.perform(_READING, script, read_only=True)
+
+
+async def explain_async(
+    broker: PostgresBroker, script: Script[Explanation]
+) -> BrokerResult[Explanation]:
+    return await broker.perform_async(_READING, script, read_only=True)
+
+
+def read_task(
+    broker: PostgresBroker, task_id: str, *, payload: bool = False
+) -> BrokerResult[TaskReport | None]:
+    """Describe one task, or return None if it does not exist; ``payload`` adds arguments and result."""
+    return broker.perform(_READING, report_script(task_id, payload), read_only=True)
+
+
+def report_script(task_id: str, payload: bool = False) -> Script[TaskReport | None]:
+    """Describe one task, with the obstacles of an unfinished one."""
+    report = yield from task_script(task_id, payload)
+    if report is None or TaskStatus(report.task.status).is_terminal:
+        return report
+    explained = yield from explain_task_script(task_id)
+    obstacles = [one.sentence for one in explained.reasons if one.blocks]
+    return replace(report, waits_because=obstacles)
+
+
+def explain_script(row_id: str, node_id: str | None = None) -> Script[Explanation]:
+    """Explain the task or the run with this id, or a node of the run."""
+    if node_id is not None:
+        return (yield from explain_node_script(row_id, node_id))
+    if (stored := stored_form(row_id)) is None:
+        return _not_an_id("task or run", row_id)
+    if (task := (yield from _read_task(stored))) is not None:
+        return task
+    if (run := (yield from _read_run(stored))) is not None:
+        return run
+    return (yield from _missing("task or run", stored))
+
+
+def explain_task_script(task_id: str) -> Script[Explanation]:
+    """Explain why a task does not start or end; its status is None if there is no such task."""
+    if (stored := stored_form(task_id)) is None:
+        return _not_an_id("task", task_id)
+    found = yield from _read_task(stored)
+    return found if found is not None else (yield from _missing("task", stored))
+
+
+def explain_run_script(run_id: str) -> Script[Explanation]:
+    """Explain why a workflow run does not move."""
+    if (stored := stored_form(run_id)) is None:
+        return _not_an_id("run", run_id)
+    found = yield from _read_run(stored)
+    return found if found is not None else (yield from _missing("run", stored))
+
+
+def _read_task(task_id: str) -> Script[Explanation | None]:
+    task = one_or_none((yield explain_task, TaskId(task_id)))
+    if task is None:
+        return None
+    situation = yield from _task_situation(task)
+    reasons = obstacles_first(task_reasons(situation))
+    return Explanation(f"task {task.id}", task.status, reasons, tuple(task_holds(situation)))
+
+
+def _task_situation(task: TaskFacts) -> Script[TaskSituation]:
+    status = TaskStatus(task.status)
+    if status.is_terminal:
+        return TaskSituation(task, QueueSituation(task.queue_name, task.looked_at))
+    wanted = WantedTask(task.task_name, task.definition_key)
+    queue = yield from _queue_situation(
+        task.queue_name, task.looked_at, task.queue_paused_at, wanted
+    )
+    holder: OpenTransaction | None = one_or_none((yield find_row_holder, TaskId(task.id)))
+    places: Sequence[MapPlace] = ()
+    if task.is_parked and task.item_index is not None and task.node_index is not None:
+        places = yield list_map_places, MapNodeKey(task.workflow_id or "", task.node_index)
+    ahead, per_minute = None, 0.0
+    if status is TaskStatus.PENDING and not task.held and task.enqueued_at <= task.looked_at:
+        key = CountAhead(
+            task.queue_name, task.priority, task.enqueued_at, task.id, limit=COUNT_MAX + 1
+        )
+        (ahead,) = yield count_ahead, key
+        if ahead.due:
+            per_minute = yield from _rate(task.queue_name)
+    return TaskSituation(task, queue, ahead, per_minute, holder, places)
+
+
+def _queue_situation(
+    name: str, looked_at: datetime, paused_at: datetime | None, wanted: WantedTask
+) -> Script[QueueSituation]:
+    paused_by = None
+    if paused_at is not None:
+        paused_by = yield from _author(f"queue {name}", "pause_queue")
+    workers: list[WorkerSummary] = yield list_workers, ListWorkers(include_stopped=False)
+    settings: list[WorkerSettings] = yield list_worker_settings, wanted
+    places = yield list_places, QueueName(name)
+    last = None
+    if not servers_of(name, workers):
+        last = one_or_none((yield find_last_server, QueueName(name)))
+    others: list[DueCount] = []
+    if before := queues_before(name, workers):
+        others = yield count_due, CountDue(before, COUNT_MAX + 1)
+    by_id: Mapping[str, WorkerSettings] = {one.worker_id: one for one in settings}
+    return QueueSituation(
+        name=name,
+        looked_at=looked_at,
+        paused_at=paused_at,
+        paused_by=paused_by,
+        workers=workers,
+        settings=by_id,
+        last_server=last,
+        places=places,
+        others=others,
+    )
+
+
+def _author(subject: str, verb: str) -> Script[str | None]:
+    """Return who made the last such change by hand, with the reason if there is one."""
+    row = yield from last_action_script(subject, verb)
+    if row is None:
+        return None
+    return f"{row.actor} ({row.detail})" if row.detail else row.actor
+
+
+def _rate(queue_name: str) -> Script[float]:
+    """Return the attempts per minute that a queue ends at present."""
+    recent: list[RecentAttempts] = yield count_recent_attempts, Sample(RATE_SAMPLE)
+    for one in recent:
+        if one.queue_name == queue_name:
+            return (one.done + one.failed + one.retried) * 60 / one.covered_seconds
+    return 0.0
+
+
+def _not_an_id(what: str, text: str) -> Explanation:
+    sentence = f"{text!r} is not the id of a {what}."
+    return Explanation(f"{what} {text}", None, (reason("NOT_FOUND", sentence),))
+
+
+def _missing(what: str, row_id: str) -> Script[Explanation]:
+    writers: list[OpenTransaction] = yield find_writers, Nothing()
+    settings: list[WorkerSettings] = yield list_worker_settings, WantedTask(None, None)
+    (clock,) = yield read_clock, Nothing()
+    retentions = [
+        (one.recovery or {}).get("terminal_record_retention_hours")
+        for one in settings
+        if one.recovery is not None
+    ]
+    hours = [one for one in retentions if isinstance(one, int)]
+    found = missing_reason(what, row_id, clock.now, writers, min(hours) if hours else None)
+    return Explanation(f"{what} {row_id}", None, (found,))
+
+
+# Runs and nodes
+
+
+def _read_run(run_id: str) -> Script[Explanation | None]:
+    run = one_or_none((yield explain_run, ExplainRun(run_id, None)))
+    if run is None:
+        return None
+    nodes: list[NodeFacts] = yield list_open_nodes, ListOpenNodes(run_id, None)
+    begun = [node for node in nodes if node.status != "PENDING"]
+    by_node: dict[str, Sequence[Reason]] = {}
+    for node in begun[:NODES_EXPLAINED]:
+        by_node[node.node_id] = yield from _reasons_of_node(run, node)
+    paused_by = None
+    if run.paused_at is not None and run.failed_node is None:
+        paused_by = yield from _author(f"run {run.id}", "pause_run")
+    reasons = obstacles_first(run_reasons(run, nodes, by_node, paused_by))
+    done = run.total_nodes - run.open_nodes
+    holds = (
+        f"{done:,} of {run.total_nodes:,} nodes have ended, {run.failed_nodes:,} of them failed.",
+    )
+    return Explanation(f"run {run.id}", run.status, reasons, holds)
+
+
+def explain_node_script(run_id: str, node_id: str) -> Script[Explanation]:
+    """Explain why a node of a run does not begin or end."""
+    subject = f"node {node_id} of run {run_id}"
+    if (stored := stored_form(run_id)) is None:
+        return _not_an_id("run", run_id)
+    run: RunFacts | None = one_or_none((yield explain_run, ExplainRun(stored, node_id)))
+    if run is None:
+        return (yield from _missing("run", stored))
+    if run.task_index is None:
+        sentence = f"Run {run.name} ({stored}) has no node {node_id!r}."
+        return Explanation(subject, None, (reason("NOT_FOUND", sentence),))
+    (node,) = yield list_open_nodes, ListOpenNodes(stored, [run.task_index])
+    reasons = yield from _reasons_of_node(run, node)
+    return Explanation(subject, node.status, obstacles_first(reasons))
+
+
+def _reasons_of_node(run: RunFacts, node: NodeFacts) -> Script[list[Reason]]:
+    task: Sequence[Reason] = ()
+    places: Sequence[MapPlace] = ()
+    dependencies: list[NodeFacts] = []
+    if node.task_id is not None:
+        explained = yield from _read_task(node.task_id)
+        task = () if explained is None else explained.reasons
+    elif node.kind == "map":
+        places = yield list_map_places, MapNodeKey(run.id, node.task_index)
+    if node.status in ("PENDING", "SKIPPED") and run.dependencies:
+        dependencies = yield list_open_nodes, ListOpenNodes(run.id, list(run.dependencies))
+    return node_reasons(run, node, dependencies, task, places)
+
+
+# Queues and schedules
+
+
+def explain_queue_script(name: str, configured: Sequence[str] = ()) -> Script[Explanation]:
+    """Explain why the tasks of a queue do not start; ``configured`` queues exist in any case."""
+    (waiting,) = yield count_due, CountDue([name], COUNT_MAX + 1)
+    (clock,) = yield read_clock, Nothing()
+    queue = yield from _queue_situation(name, clock.now, waiting.paused_at, WantedTask(None, None))
+    is_known = bool(
+        queue.servers or queue.running or queue.last_server or waiting.due or waiting.delayed
+    )
+    if not (is_known or name in configured or waiting.is_stored):
+        sentence = f"There is no queue {name!r}: it has no worker and no task."
+        return Explanation(f"queue {name}", None, (reason("NOT_FOUND", sentence),))
+    unknown: list[UnknownName] = yield find_unknown_names, QueueName(name)
+    backlog = QueueBacklog(waiting, [one.name for one in unknown])
+    reasons = obstacles_first(queue_reasons(queue, backlog))
+    status = "PAUSED" if queue.paused_at is not None else "OPEN"
+    return Explanation(f"queue {name}", status, reasons, tuple(queue_holds(queue)))
+
+
+def explain_schedule_script(name: str) -> Script[Explanation]:
+    """Explain why a schedule does not send its task or start its workflow."""
+    schedule = one_or_none((yield explain_schedule, ScheduleName(name)))
+    if schedule is None:
+        sentence = f"There is no schedule {name!r} on record; a scheduler stores it when it starts."
+        found = reason("NOT_FOUND", sentence, remedy="horsies scheduler APP")
+        return Explanation(f"schedule {name}", None, (found,))
+    paused_by = None
+    if schedule.paused_at is not None:
+        paused_by = yield from _author(f"schedule {name}", "pause_schedule")
+    reasons = obstacles_first(schedule_reasons(schedule, paused_by))
+    status = "PAUSED" if schedule.paused_at is not None else "OPEN"
+    status = "ENDED" if schedule.next_run_at is None else status
+    return Explanation(f"schedule {name}", status, reasons, tuple(schedule_holds(schedule)))

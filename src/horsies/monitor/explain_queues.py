@@ -1,0 +1,288 @@
+"""The obstacles between a queue and its workers, shared by the explanations of queues and of tasks. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from horsies.db.statements.explain import DueCount, LastServer, Place, WorkerSettings
+from horsies.db.statements.monitor import WorkerSummary
+from horsies.monitor.overview import WorkerHealth, health_of, misses_notifications
+from horsies.monitor.reasons import (
+    Reason,
+    between,
+    command,
+    counted,
+    lasting,
+    reason,
+    worker_label,
+)
+
+# The most entries of the claim index that a count reads.
+COUNT_MAX = 10_000
+LIVE = (WorkerHealth.ALIVE, WorkerHealth.SILENT)
+
+
+@dataclass(frozen=True, slots=True)
+class QueueSituation:
+    """A queue, the open workers of the cluster, and the tasks in flight.
+
+    ``workers`` are all workers without a shutdown. ``others`` are the due tasks of queues that all
+    workers of this queue serve first. ``paused_by`` names the operator, if the change is on record.
+    """
+
+    name: str
+    looked_at: datetime
+    paused_at: datetime | None = None
+    paused_by: str | None = None
+    workers: Sequence[WorkerSummary] = ()
+    settings: Mapping[str, WorkerSettings] = field(default_factory=dict)
+    last_server: LastServer | None = None
+    places: Sequence[Place] = ()
+    others: Sequence[DueCount] = ()
+
+    @property
+    def servers(self) -> list[WorkerSummary]:
+        """The live workers of this queue."""
+        return servers_of(self.name, self.workers)
+
+    @property
+    def running(self) -> int:
+        return self.places[0].in_queue if self.places else 0
+
+    @property
+    def in_flight(self) -> int:
+        return self.places[0].in_cluster if self.places else 0
+
+
+def live(workers: Sequence[WorkerSummary]) -> list[WorkerSummary]:
+    return [worker for worker in workers if health_of(worker) in LIVE]
+
+
+def servers_of(queue_name: str, workers: Sequence[WorkerSummary]) -> list[WorkerSummary]:
+    return [worker for worker in live(workers) if queue_name in worker.queues]
+
+
+def queues_before(queue_name: str, workers: Sequence[WorkerSummary]) -> list[str]:
+    """Return the queues that every live worker of this queue serves before it."""
+    earlier = [
+        set(worker.queues[: list(worker.queues).index(queue_name)])
+        for worker in servers_of(queue_name, workers)
+    ]
+    return sorted(set.intersection(*earlier)) if earlier else []
+
+
+def pause_reasons(queue: QueueSituation) -> Iterator[Reason]:
+    if queue.paused_at is not None:
+        by = f" by {queue.paused_by}" if queue.paused_by else ""
+        yield reason(
+            "QUEUE_PAUSED",
+            f"Queue {queue.name!r} was paused{by} {between(queue.paused_at, queue.looked_at)} ago.",
+            since=queue.paused_at,
+            subjects=[queue.name],
+            remedy=command("queues", "resume", queue.name),
+        )
+
+
+def unserved_reason(queue: QueueSituation) -> Reason:
+    served = sorted({name for worker in live(queue.workers) for name in worker.queues})
+    parts = [f"No live worker serves queue {queue.name!r}"]
+    parts.append(f"; served are: {', '.join(served)}" if served else "; no worker is running")
+    last = queue.last_server
+    if last is not None:
+        ended = "was lost" if last.was_lost else "shut down"
+        label = last.name or f"{last.hostname}:{last.pid}"
+        ago = between(last.stopped_at, queue.looked_at)
+        parts.append(f". The last one, {label}, {ended} {ago} ago")
+    return reason(
+        "QUEUE_UNSERVED",
+        "".join(parts) + ".",
+        since=None if last is None else last.stopped_at,
+        subjects=[queue.name],
+        remedy=f"horsies worker APP --queues {queue.name}",
+    )
+
+
+def capacity_reasons(queue: QueueSituation, servers: Sequence[WorkerSummary]) -> Iterator[Reason]:
+    """Yield the caps and the busy children that keep these workers from claiming."""
+    yield from _cap_reasons(queue, servers)
+    busy = [worker for worker in servers if worker.tasks_running >= worker.processes]
+    if servers and len(busy) == len(servers):
+        children = sum(worker.processes for worker in servers)
+        oldest = queue.places[0] if queue.places else None
+        since = None if oldest is None else oldest.claimed_at
+        yield reason(
+            "CHILDREN_BUSY",
+            f"{_all_children(children)} of {counted(len(servers), 'worker')} for queue {queue.name!r} "
+            "run other tasks.",
+            since=since,
+            subjects=[worker_label(worker) for worker in servers],
+            remedy="start another worker, or this one with more --processes",
+        )
+
+
+def _all_children(children: int) -> str:
+    return "The only child process" if children == 1 else f"All {children:,} child processes"
+
+
+def _cap_reasons(queue: QueueSituation, servers: Sequence[WorkerSummary]) -> Iterator[Reason]:
+    known = [worker for worker in servers if worker.queue_caps is not None]
+    caps = [(worker.queue_caps or {}).get(queue.name) for worker in known]
+    cluster_caps = [worker.cluster_wide_cap for worker in known]
+    if known and len(known) == len(servers):
+        yield from _reached(queue, caps, cluster_caps)
+    if len(set(caps)) > 1 or len(set(cluster_caps)) > 1:
+        shown = [
+            f"{worker_label(worker)}: queue {_cap(cap)}, cluster {_cap(worker.cluster_wide_cap)}"
+            for worker, cap in zip(known, caps, strict=True)
+        ]
+        yield reason(
+            "CAPS_DISAGREE",
+            f"The workers of queue {queue.name!r} obey different caps ({'; '.join(shown[:5])}).",
+            subjects=[worker_label(worker) for worker in known],
+            remedy="deploy the same configuration to every worker",
+        )
+
+
+def _reached(
+    queue: QueueSituation, caps: Sequence[int | None], cluster_caps: Sequence[int | None]
+) -> Iterator[Reason]:
+    cap = _largest(caps)
+    if cap == 0:
+        yield reason(
+            "QUEUE_CAP_ZERO",
+            f"The max_concurrency of queue {queue.name!r} is 0, so none of its tasks starts.",
+            subjects=[queue.name],
+            remedy=f"raise max_concurrency of queue {queue.name} and restart the workers",
+        )
+    elif cap is not None and queue.running >= cap:
+        yield _cap_reason(
+            "QUEUE_CAP",
+            queue,
+            f"{queue.running:,} of at most {counted(cap, 'task')} of queue {queue.name!r} run",
+            [place for place in queue.places if place.queue_name == queue.name],
+        )
+    cluster_cap = _largest(cluster_caps)
+    if cluster_cap is not None and queue.in_flight >= cluster_cap:
+        yield _cap_reason(
+            "CLUSTER_CAP",
+            queue,
+            f"{queue.in_flight:,} of at most {counted(cluster_cap, 'task')} of the cluster are in flight",
+            queue.places,
+        )
+
+
+def _cap_reason(code: str, queue: QueueSituation, text: str, places: Sequence[Place]) -> Reason:
+    since = places[0].claimed_at if places else None
+    if since is not None:
+        text += f"; the oldest, {places[0].id}, for {between(since, queue.looked_at)}"
+    remedy = command("explain", places[0].id) if places else "raise the cap"
+    subjects = [place.id for place in places]
+    return reason(code, f"{text}.", since=since, subjects=subjects, remedy=remedy)
+
+
+def _largest(caps: Sequence[int | None]) -> int | None:
+    """Return the cap of the worker that may claim most; None if one has no cap."""
+    limits = [cap for cap in caps if cap is not None]
+    return max(limits) if caps and len(limits) == len(caps) else None
+
+
+def _cap(cap: int | None) -> str:
+    return "without a cap" if cap is None else f"{cap:,}"
+
+
+def order_reasons(queue: QueueSituation) -> Iterator[Reason]:
+    """Yield the queues that are served first, and the workers that poll."""
+    waiting = [other for other in queue.others if other.due and other.paused_at is None]
+    if waiting:
+        shown = ", ".join(f"{other.name} ({at_least(other.due)} due)" for other in waiting)
+        yield reason(
+            "BETTER_QUEUES_FIRST",
+            f"Its workers serve other queues first: {shown}.",
+            subjects=[other.name for other in waiting],
+            remedy=f"horsies worker APP --queues {queue.name}",
+        )
+    polling = [worker for worker in queue.servers if misses_notifications(worker)]
+    if polling:
+        shown = ", ".join(worker_label(worker) for worker in polling)
+        yield reason(
+            "WORKERS_POLL",
+            f"Notifications do not reach {shown}; tasks are found by polling.",
+            subjects=[worker_label(worker) for worker in polling],
+            remedy="set session_database_url to an address that bypasses the pooler",
+        )
+
+
+def at_least(count: int) -> str:
+    """Format a count that ends at its limit."""
+    return f"{COUNT_MAX:,}+" if count > COUNT_MAX else f"{count:,}"
+
+
+@dataclass(frozen=True, slots=True)
+class QueueBacklog:
+    """The waiting tasks of a queue, and the names among them that no worker knows."""
+
+    waiting: DueCount
+    unknown_names: Sequence[str] = ()
+
+
+def queue_reasons(queue: QueueSituation, backlog: QueueBacklog) -> list[Reason]:
+    """Return why the tasks of a queue do not start."""
+    waiting = backlog.waiting
+    found = list(pause_reasons(queue))
+    servers = queue.servers
+    if not servers:
+        found.append(unserved_reason(queue))
+    elif backlog.unknown_names:
+        shown = ", ".join(repr(name) for name in backlog.unknown_names)
+        found.append(
+            reason(
+                "TASK_UNKNOWN",
+                f"{counted(len(servers), 'live worker')} of queue {queue.name!r} do not know these "
+                f"waiting tasks: {shown}.",
+                subjects=backlog.unknown_names,
+                remedy="deploy a worker that has these tasks",
+            )
+        )
+    found += capacity_reasons(queue, servers)
+    found += order_reasons(queue)
+    found.append(_backlog_reason(queue, waiting, bool(found)))
+    return found
+
+
+def _backlog_reason(queue: QueueSituation, waiting: DueCount, is_hindered: bool) -> Reason:
+    name = queue.name
+    if waiting.due:
+        since = waiting.first_at
+        ago = "" if since is None else f", the first for {between(since, queue.looked_at)}"
+        moves = "" if is_hindered else "; no obstacle was found"
+        return reason(
+            "TASKS_DUE",
+            f"{at_least(waiting.due)} tasks of queue {name!r} are due{ago}{moves}.",
+            since=since,
+            subjects=[name],
+        )
+    if waiting.delayed:
+        first = waiting.first_at or queue.looked_at
+        ahead = lasting((first - queue.looked_at).total_seconds())
+        return reason(
+            "ALL_DELAYED",
+            f"{at_least(waiting.delayed)} tasks wait in queue {name!r}, the first for another {ahead}.",
+            subjects=[name],
+        )
+    return reason("QUEUE_EMPTY", f"No task waits in queue {name!r}.", subjects=[name])
+
+
+def queue_holds(queue: QueueSituation) -> list[str]:
+    """Return the conditions of a queue that are met."""
+    holds = []
+    if queue.paused_at is None:
+        holds.append(f"Queue {queue.name!r} is not paused.")
+    if servers := queue.servers:
+        free = sum(max(one.processes - one.tasks_running, 0) for one in servers)
+        serve = "serves" if len(servers) == 1 else "serve"
+        holds.append(
+            f"{counted(len(servers), 'live worker')} {serve} it, {free:,} of their children are idle."
+        )
+    return holds

@@ -1,0 +1,275 @@
+"""Why a run, a node or a schedule does not move: facts become reasons. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from horsies.db.statements.explain import MapPlace, NodeFacts, RunFacts, ScheduleFacts
+from horsies.db.statements.schedules import LATE_SECONDS
+from horsies.monitor.explain_tasks import blocked_reason
+from horsies.monitor.reasons import Reason, between, command, counted, lasting, reason
+from horsies.states import WorkflowStatus, WorkflowTaskStatus
+
+
+def run_reasons(
+    run: RunFacts,
+    nodes: Sequence[NodeFacts],
+    node_reasons: Mapping[str, Sequence[Reason]],
+    paused_by: str | None = None,
+) -> list[Reason]:
+    """Return why a run does not move: its own obstacles, then those of its begun nodes."""
+    found = run_obstacles(run, paused_by)
+    for node in nodes:
+        if node.status == WorkflowTaskStatus.PENDING.value:
+            continue
+        state = node.task_status or node.status
+        found.append(
+            reason(
+                "NODE_OPEN",
+                f"Node {node.node_id} is {state}.",
+                since=node.begun_at,
+                subjects=[node.node_id],
+                remedy=command("explain", run.id, node.node_id),
+            )
+        )
+        for one in node_reasons.get(node.node_id, ()):
+            if one.blocks and one.code not in ("HELD_BY_RUN", "RUN_PAUSED"):
+                found.append(replace(one, sentence=f"Node {node.node_id}: {one.sentence}"))
+    return found
+
+
+def run_obstacles(run: RunFacts, paused_by: str | None = None) -> list[Reason]:
+    """Return what keeps a whole run from moving."""
+    found = []
+    if run.blocked_action is not None:
+        found.append(
+            blocked_reason(run.id, run.blocked_action, run.blocked_error, run.blocked_since)
+        )
+    status = WorkflowStatus(run.status)
+    if status is WorkflowStatus.PAUSED:
+        found.append(_paused(run, paused_by))
+    elif status.is_terminal:
+        found.append(_run_ended(run, status))
+    return found
+
+
+def _paused(run: RunFacts, paused_by: str | None) -> Reason:
+    ago = f" {between(run.paused_at, run.looked_at)} ago" if run.paused_at else ""
+    by = f" by {paused_by}" if paused_by else ""
+    cause = ""
+    if run.failed_node is not None:
+        cause = f" because node {run.failed_node} failed"
+        cause += f" with {run.error_code}" if run.error_code else ""
+    flags = ("--retry-failed",) if run.failed_node else ()
+    return reason(
+        "RUN_PAUSED",
+        f"Run {run.name} was paused{by}{ago}{cause}.",
+        since=run.paused_at,
+        subjects=[run.failed_node] if run.failed_node else [run.id],
+        remedy=command("workflow", "resume", run.id, *flags),
+    )
+
+
+def _run_ended(run: RunFacts, status: WorkflowStatus) -> Reason:
+    ago = f" {between(run.completed_at, run.looked_at)} ago" if run.completed_at else ""
+    error = f" with {run.error_code}" if run.error_code else ""
+    again = command("workflow", "retry", run.id) if status is WorkflowStatus.FAILED else None
+    text = f"Run {run.name} ended{ago} as {status.value}{error}."
+    return reason("RUN_ENDED", text, since=run.completed_at, subjects=[run.id], remedy=again)
+
+
+def node_reasons(
+    run: RunFacts,
+    node: NodeFacts,
+    dependencies: Sequence[NodeFacts],
+    task: Sequence[Reason],
+    map_places: Sequence[MapPlace] = (),
+) -> list[Reason]:
+    """Return why a node does not begin, or does not end; ``task`` are the reasons of its task."""
+    match WorkflowTaskStatus(node.status):
+        case WorkflowTaskStatus.PENDING:
+            return [*run_obstacles(run), _waits_for(run, dependencies)]
+        case WorkflowTaskStatus.SKIPPED:
+            return [_never(run, node, dependencies), *run_obstacles(run)]
+        case WorkflowTaskStatus.COMPLETED | WorkflowTaskStatus.FAILED:
+            return [_node_ended(run, node), *task[1:]]
+        case _ if node.sub_run_id is not None:
+            return [*run_obstacles(run), _sub_run(node)]
+        case _ if node.kind == "map":
+            return [*run_obstacles(run), _map_open(node, map_places)]
+        case _:
+            return [*task]
+
+
+def _waits_for(run: RunFacts, dependencies: Sequence[NodeFacts]) -> Reason:
+    open_ones = [one for one in dependencies if not WorkflowTaskStatus(one.status).is_terminal]
+    ended = [one for one in dependencies if WorkflowTaskStatus(one.status).is_terminal]
+    shown = ", ".join(f"{one.node_id} ({_state(one)})" for one in (*open_ones, *ended))
+    total = len(run.dependencies or ())
+    first = next((one for one in open_ones if one.status != "PENDING"), None) or next(
+        iter(open_ones), None
+    )
+    joins = {"all": "all of them", "any": "one of them", "quorum": f"{run.min_success} of them"}
+    return reason(
+        "WAITS_FOR",
+        f"It waits for {joins[run.join_type or 'all']}: {shown}"
+        + (f" and {total - len(dependencies):,} more." if total > len(dependencies) else "."),
+        subjects=[one.node_id for one in open_ones],
+        remedy=None if first is None else command("explain", run.id, first.node_id),
+    )
+
+
+def _state(node: NodeFacts) -> str:
+    error = f" with {node.error_code}" if node.error_code else ""
+    return (
+        f"{(node.task_status or node.status) if node.status == 'ENQUEUED' else node.status}{error}"
+    )
+
+
+def _never(run: RunFacts, node: NodeFacts, dependencies: Sequence[NodeFacts]) -> Reason:
+    bad = [one for one in dependencies if one.status in ("FAILED", "SKIPPED")]
+    because = f"the run ended as {run.status} before it began"
+    if bad:
+        shown = ", ".join(f"{one.node_id} ({_state(one)})" for one in bad)
+        because = f"{shown}, and it needs "
+        needs = {"all": "all of its dependencies", "any": "one of its dependencies"}
+        because += needs.get(run.join_type or "", f"{run.min_success} of its dependencies")
+    return reason(
+        "NEVER",
+        f"Node {node.node_id} was skipped: {because}.",
+        subjects=[one.node_id for one in bad],
+        remedy=command("workflow", "retry", run.id),
+    )
+
+
+def _node_ended(run: RunFacts, node: NodeFacts) -> Reason:
+    ago = f" {between(node.completed_at, run.looked_at)} ago" if node.completed_at else ""
+    if node.status == WorkflowTaskStatus.COMPLETED.value:
+        return reason("ENDED", f"Node {node.node_id} completed{ago}.", since=node.completed_at)
+    error = f" with {node.error_code}" if node.error_code else ""
+    remedy = command("workflow", "retry", run.id, "--node", node.node_id)
+    text = f"Node {node.node_id} failed{ago}{error}."
+    return reason("ENDED", text, since=node.completed_at, remedy=remedy)
+
+
+def _sub_run(node: NodeFacts) -> Reason:
+    child = node.sub_run_id or ""
+    if node.sub_run_status == WorkflowStatus.PAUSED.value:
+        return reason(
+            "SUB_RUN_PAUSED",
+            f"The sub-run {child} of node {node.node_id} is paused.",
+            subjects=[child],
+            remedy=command("workflow", "resume", child),
+        )
+    return reason(
+        "SUB_RUN_OPEN",
+        f"The sub-run {child} of node {node.node_id} is {node.sub_run_status}.",
+        since=node.begun_at,
+        subjects=[child],
+        remedy=command("explain", child),
+    )
+
+
+def _map_open(node: NodeFacts, places: Sequence[MapPlace]) -> Reason:
+    shown = ", ".join(f"{place.id} ({place.status})" for place in places)
+    return reason(
+        "MAP_OPEN",
+        f"{node.items_open or 0:,} of {counted(node.items_total or 0, 'item')} of map {node.node_id} "
+        f"have not ended{': ' + shown if shown else ''}.",
+        since=node.begun_at,
+        subjects=[place.id for place in places],
+        remedy=command("explain", places[0].id) if places else None,
+    )
+
+
+# Schedules
+
+
+def schedule_reasons(schedule: ScheduleFacts, paused_by: str | None = None) -> list[Reason]:
+    """Return why a schedule does not send its task or start its workflow."""
+    return [*_schedule_state(schedule, paused_by), *_skipped(schedule)]
+
+
+def _schedule_state(schedule: ScheduleFacts, paused_by: str | None) -> Iterator[Reason]:
+    name, due_at, now = schedule.name, schedule.next_run_at, schedule.looked_at
+    if schedule.paused_at is not None:
+        by = f" by {paused_by}" if paused_by else ""
+        yield reason(
+            "PAUSED",
+            f"Schedule {name} was paused{by} {between(schedule.paused_at, now)} ago.",
+            since=schedule.paused_at,
+            subjects=[name],
+            remedy=command("schedules", "resume", name),
+        )
+    if due_at is None:
+        yield reason("SCHEDULE_ENDED", f"Schedule {name} has no further slot.", subjects=[name])
+    elif due_at > now:
+        text = f"The next slot of schedule {name} is in {between(now, due_at)}."
+        remedy = f"{command('schedules', 'run', name)} -m APP"
+        yield reason("NOT_DUE", text, subjects=[name], remedy=remedy)
+    elif schedule.paused_at is None:
+        yield _due(schedule, (now - due_at).total_seconds())
+
+
+def _due(schedule: ScheduleFacts, late_seconds: float) -> Reason:
+    name, late = schedule.name, lasting(late_seconds)
+    is_late = late_seconds > LATE_SECONDS
+    since = schedule.next_run_at
+    if not schedule.schedulers and (is_late or schedule.unfinished_id is None):
+        text = f"A slot of schedule {name} is due for {late}, and no scheduler is connected."
+        return reason(
+            "NO_SCHEDULER", text, since=since, subjects=[name], remedy="horsies scheduler APP"
+        )
+    if schedule.unfinished_id is not None:
+        return reason(
+            "OVERLAP",
+            f"A slot of schedule {name} is due for {late}, but {schedule.unfinished_id} is unfinished.",
+            since=since,
+            subjects=[schedule.unfinished_id],
+            remedy=command("explain", schedule.unfinished_id),
+        )
+    if is_late or schedule.is_disabled:
+        off = "it is switched off" if schedule.is_disabled else "none of them has it"
+        schedulers = counted(schedule.schedulers, "scheduler")
+        return reason(
+            "NOT_SERVED",
+            f"A slot of schedule {name} is due for {late}; {schedulers} connected, but {off}. It was "
+            f"stored by {schedule.owner}.",
+            since=since,
+            subjects=[schedule.owner or ""],
+            remedy=f"start a scheduler of {schedule.owner}, or enable the schedule there",
+        )
+    text = f"A slot of schedule {name} is due for {late}; a scheduler fires it with its next tick."
+    return reason("SHOULD_FIRE_NOW", text, since=since, subjects=[name])
+
+
+def _skipped(schedule: ScheduleFacts) -> Iterator[Reason]:
+    if schedule.skip_reason is None or schedule.skipped_at is None:
+        return
+    words = {
+        "MISSED": "no scheduler ran at their time",
+        "MISFIRE": "they were older than misfire_grace_seconds",
+        "PAUSED": "the schedule was paused",
+        "OVERLAP": "its last task or run was unfinished",
+        "REFUSED": "its task or run could not be made",
+    }
+    yield reason(
+        f"SKIPPED_{schedule.skip_reason}",
+        f"Slots until {between(schedule.skipped_at, schedule.looked_at)} ago were skipped: "
+        f"{words[schedule.skip_reason]}.",
+        since=schedule.skipped_at,
+        subjects=[schedule.name],
+    )
+
+
+def schedule_holds(schedule: ScheduleFacts) -> list[str]:
+    holds = []
+    if schedule.paused_at is None:
+        holds.append("It is not paused.")
+    if schedule.schedulers:
+        are = "is" if schedule.schedulers == 1 else "are"
+        holds.append(f"{counted(schedule.schedulers, 'scheduler')} {are} connected.")
+    if schedule.unfinished_id is None:
+        holds.append("It has no unfinished task or run.")
+    return holds

@@ -1,0 +1,519 @@
+"""Why a task does not start, or does not end: facts become reasons. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from uuid import UUID
+
+from horsies.db.statements.explain import Ahead, MapPlace, OpenTransaction, TaskFacts
+from horsies.db.statements.monitor import WorkerSummary
+from horsies.errors import UNLIMITED_RETRIES
+from horsies.monitor.explain_queues import (
+    QueueSituation,
+    at_least,
+    capacity_reasons,
+    live,
+    order_reasons,
+    pause_reasons,
+    unserved_reason,
+)
+from horsies.monitor.overview import WorkerHealth, health_of
+from horsies.monitor.reasons import (
+    Reason,
+    between,
+    command,
+    counted,
+    lasting,
+    reason,
+    session_label,
+    worker_label,
+)
+from horsies.retry import LIMIT_REACHED, NOT_LISTED
+from horsies.states import TaskAttemptOutcome, TaskStatus
+from horsies.tasks.outcome import RETURNED_TO_QUEUE, TOO_LATE
+
+# How long an operator wants to read that a worker was lost.
+LOSS_SHOWN_SECONDS = 600.0
+# An id made this long ago is not that of a send that is still being committed.
+SENDING_SECONDS = 3_600.0
+
+
+@dataclass(frozen=True, slots=True)
+class TaskSituation:
+    """A task, its queue, and the rows that were read because of its state."""
+
+    task: TaskFacts
+    queue: QueueSituation
+    ahead: Ahead | None = None
+    per_minute: float = 0.0
+    holder: OpenTransaction | None = None
+    map_places: Sequence[MapPlace] = ()
+
+    @property
+    def takers(self) -> list[WorkerSummary]:
+        """The live workers of the queue that know the task."""
+        settings = self.queue.settings
+        return [
+            worker
+            for worker in self.queue.servers
+            if worker.worker_id not in settings or settings[worker.worker_id].knows_task
+        ]
+
+
+def task_reasons(situation: TaskSituation) -> list[Reason]:
+    """Return all reasons that apply to a task."""
+    found = [*_blocked(situation.task)]
+    match TaskStatus(situation.task.status):
+        case TaskStatus.PENDING:
+            found += _waiting(situation)
+        case TaskStatus.CLAIMED:
+            found += [*_claimed(situation), *_locked(situation)]
+        case TaskStatus.RUNNING:
+            found += [*_running(situation), *_locked(situation)]
+        case _:
+            found += _ended(situation.task)
+    return found
+
+
+def _blocked(task: TaskFacts) -> Iterator[Reason]:
+    if task.blocked_action is not None:
+        yield blocked_reason(task.id, task.blocked_action, task.blocked_error, task.blocked_since)
+
+
+def blocked_reason(
+    blocked_id: str, action: str, error: str | None, since: datetime | None
+) -> Reason:
+    return reason(
+        "BLOCKED",
+        f"The database refuses to {action} it: {error}.",
+        since=since,
+        subjects=[blocked_id],
+        remedy="remove the cause of the error; a worker tries again within five minutes",
+    )
+
+
+# A waiting task
+
+
+def _waiting(situation: TaskSituation) -> list[Reason]:
+    task, queue = situation.task, situation.queue
+    if task.good_until is not None and task.good_until <= task.looked_at:
+        return [_expired(situation), *_locked(situation)]
+    found = [*_held(task)]
+    is_delayed = task.enqueued_at > task.looked_at
+    if is_delayed:
+        found.append(_delayed(situation))
+    found += pause_reasons(queue)
+    found += _worker_reasons(situation)
+    if not (is_delayed or task.held):
+        found += capacity_reasons(queue, situation.takers)
+        found += _ahead(situation)
+        found += order_reasons(queue)
+    found += _locked(situation)
+    is_free = not any(one.blocks or one.code == "BEHIND" for one in (*_blocked(task), *found))
+    found += _last_attempt(task)
+    if is_free:
+        found.append(
+            reason(
+                "SHOULD_START_NOW",
+                "No obstacle was found; the task has been due for "
+                f"{between(task.enqueued_at, task.looked_at)}.",
+                since=task.enqueued_at,
+                remedy=command("workers", "--ping"),
+            )
+        )
+    return found
+
+
+def _expired(situation: TaskSituation) -> Reason:
+    task = situation.task
+    assert task.good_until is not None
+    workers = live(situation.queue.workers)
+    ends = "a worker ends it as EXPIRED" if workers else "no live worker is there to end it"
+    return reason(
+        "EXPIRED_UNSWEPT",
+        f"Its good_until passed {between(task.good_until, task.looked_at)} ago; {ends}.",
+        since=task.good_until,
+        remedy="send it again with a later good_until" if workers else "horsies worker APP",
+    )
+
+
+def _held(task: TaskFacts) -> Iterator[Reason]:
+    if not task.held:
+        return
+    cause = f" because a node failed with {task.run_error_code}" if task.run_error_code else ""
+    ago = f" {between(task.run_paused_at, task.looked_at)} ago" if task.run_paused_at else ""
+    run_id = task.workflow_id or ""
+    flags = ("--retry-failed",) if task.run_error_code else ()
+    yield reason(
+        "HELD_BY_RUN",
+        f"Its run {task.run_name} ({run_id}) was paused{ago}{cause}.",
+        since=task.run_paused_at,
+        subjects=[run_id],
+        remedy=command("workflow", "resume", run_id, *flags),
+    )
+
+
+def _delayed(situation: TaskSituation) -> Reason:
+    task = situation.task
+    due = f"is due in {between(task.looked_at, task.enqueued_at)}"
+    if task.node_kind == "signal":
+        return _parked_signal(task)
+    if task.is_parked and task.item_index is not None:
+        return _parked_item(situation)
+    if task.is_parked:
+        return reason("SENT_FOR_LATER", "It is parked without a due time.")
+    if task.node_kind == "sleep":
+        return reason("SLEEPS", f"Sleep node {task.node_id} {due}.", subjects=[task.node_id or ""])
+    if task.retry_count > 0:
+        limit = task.max_retries
+        of = "" if limit >= UNLIMITED_RETRIES else f" of {limit}"
+        code = task.last_error_code or "an error without a code"
+        return reason(
+            "RETRY_LATER",
+            f"Retry {task.retry_count}{of} {due}, after a failure with {code}.",
+            since=task.last_finished_at,
+        )
+    return reason("SENT_FOR_LATER", f"It was sent for later and {due}.")
+
+
+def _parked_signal(task: TaskFacts) -> Reason:
+    left = "" if task.is_parked else f", {between(task.looked_at, task.enqueued_at)} left"
+    name, run_id = task.signal_name or "", task.workflow_id or ""
+    return reason(
+        "PARKED_SIGNAL",
+        f"Node {task.node_id} waits for signal {name!r}{left}.",
+        subjects=[name, run_id],
+        remedy=f"{command('workflow', 'signal', run_id, name)} VALUE",
+    )
+
+
+def _parked_item(situation: TaskSituation) -> Reason:
+    task, places = situation.task, situation.map_places
+    number, total = (task.item_index or 0) + 1, task.items_total or 0
+    shown = ", ".join(f"{place.id} ({place.status})" for place in places)
+    taken = f": {shown}" if shown else ""
+    return reason(
+        "PARKED_MAP",
+        f"It is item {number:,} of {total:,} of map {task.node_id}, which runs at most "
+        f"{task.max_parallel} at a time; all places are taken{taken}.",
+        subjects=[place.id for place in places],
+        remedy=command("explain", places[0].id) if places else None,
+    )
+
+
+def _worker_reasons(situation: TaskSituation) -> Iterator[Reason]:
+    task, queue = situation.task, situation.queue
+    servers, takers = queue.servers, situation.takers
+    if not servers:
+        yield unserved_reason(queue)
+    elif not takers:
+        yield _unknown(situation)
+    versions = {
+        queue.settings[worker.worker_id].fingerprint
+        for worker in takers
+        if worker.worker_id in queue.settings
+    }
+    if len(versions - {None}) > 1:
+        yield reason(
+            "PARAMETERS_DIFFER",
+            f"The workers of queue {queue.name!r} have different parameters for "
+            f"{_wanted(task)}; each leaves calls that do not fit to the others.",
+            subjects=[worker_label(worker) for worker in takers],
+            remedy="deploy the same release to every worker of the queue",
+        )
+
+
+def _unknown(situation: TaskSituation) -> Reason:
+    task, queue = situation.task, situation.queue
+    servers = queue.servers
+    graces = [_setting(queue, worker, "unknown_task_grace_ms") for worker in servers]
+    known = [grace for grace in graces if isinstance(grace, int)]
+    fails = f" after {lasting(max(known) / 1000)}" if known else ""
+    know = "it does not know" if len(servers) == 1 else "none of them knows"
+    serve = "serves" if len(servers) == 1 else "serve"
+    return reason(
+        "TASK_UNKNOWN",
+        f"{counted(len(servers), 'live worker')} {serve} queue {queue.name!r}, but {know} "
+        f"{_wanted(task)}; it fails with WORKER_RESOLUTION_ERROR{fails}.",
+        since=task.enqueued_at,
+        subjects=[worker_label(worker) for worker in servers],
+        remedy=f"deploy a worker of queue {queue.name} that has {_wanted(task)}",
+    )
+
+
+def _wanted(task: TaskFacts) -> str:
+    if task.definition_key is not None:
+        return f"workflow {task.definition_key!r}"
+    return f"task {task.task_name!r}"
+
+
+def _setting(queue: QueueSituation, worker: WorkerSummary, name: str) -> object:
+    settings = queue.settings.get(worker.worker_id)
+    return None if settings is None else (settings.recovery or {}).get(name)
+
+
+def _ahead(situation: TaskSituation) -> Iterator[Reason]:
+    ahead = situation.ahead
+    if ahead is None or not ahead.due:
+        return
+    at_rate = ""
+    if rate := situation.per_minute:
+        at_rate = f"; at {rate:,.0f} per minute that takes {lasting(ahead.due / rate * 60)}"
+    are = "task is" if ahead.due == 1 else "tasks are"
+    yield reason(
+        "BEHIND",
+        f"{at_least(ahead.due)} {are} ahead of it in queue {situation.queue.name!r}{at_rate}.",
+        subjects=[situation.queue.name],
+        remedy=command("explain", "queue", situation.queue.name),
+    )
+
+
+def _locked(situation: TaskSituation) -> Iterator[Reason]:
+    holder = situation.holder
+    if holder is None:
+        return
+    end = None if holder.pid is None else f"SELECT pg_terminate_backend({holder.pid})"
+    yield reason(
+        "ROW_LOCKED",
+        f"Its row is locked by {session_label(holder, situation.task.looked_at)}; workers pass it by.",
+        since=holder.since,
+        subjects=[] if holder.pid is None else [f"pid {holder.pid}"],
+        remedy=end,
+    )
+
+
+def _last_attempt(task: TaskFacts) -> Iterator[Reason]:
+    ended_at = task.last_finished_at
+    if ended_at is None or task.last_outcome != TaskAttemptOutcome.WORKER_FAILURE:
+        return
+    ago = between(ended_at, task.looked_at)
+    if task.retry_reason == RETURNED_TO_QUEUE:
+        text = f"A worker on {task.last_hostname} stopped {ago} ago and returned it to its queue."
+        yield reason("RETURNED", text, since=ended_at)
+    elif (task.looked_at - ended_at).total_seconds() < LOSS_SHOWN_SECONDS:
+        text = f"Its last attempt ended {ago} ago with its process on {task.last_hostname}."
+        yield reason("WORKER_LOST_RECENTLY", text, since=ended_at)
+
+
+def task_holds(situation: TaskSituation) -> list[str]:
+    """Return the conditions of a waiting task that are met."""
+    task, queue = situation.task, situation.queue
+    if task.status != TaskStatus.PENDING.value:
+        return []
+    holds = []
+    if task.enqueued_at <= task.looked_at:
+        holds.append(f"It has been due for {between(task.enqueued_at, task.looked_at)}.")
+    if not task.held:
+        holds.append("No workflow run holds it back.")
+    if queue.paused_at is None:
+        holds.append(f"Queue {queue.name!r} is not paused.")
+    if takers := situation.takers:
+        verbs = "serves the queue and knows" if len(takers) == 1 else "serve the queue and know"
+        holds.append(f"{counted(len(takers), 'live worker')} {verbs} the task.")
+    if situation.holder is None:
+        holds.append("No other transaction locks its row.")
+    return holds
+
+
+# A claimed or running task
+
+
+def _owner(situation: TaskSituation) -> WorkerSummary | None:
+    workers = situation.queue.workers
+    return next((one for one in workers if one.worker_id == situation.task.worker_id), None)
+
+
+def _is_lost(situation: TaskSituation) -> bool:
+    owner = _owner(situation)
+    return owner is None or health_of(owner) is WorkerHealth.LOST
+
+
+def _claimed(situation: TaskSituation) -> Iterator[Reason]:
+    task, lease = situation.task, situation.task.claim_expires_at
+    if _is_lost(situation):
+        yield _lost(
+            situation, "CLAIMER_LOST", "auto_requeue_stale_claimed", "requeue_stale_claimed"
+        )
+    elif lease is not None and lease <= task.looked_at:
+        yield reason(
+            "LEASE_LAPSED",
+            f"The lease of its claim ended {between(lease, task.looked_at)} ago; a worker returns it "
+            "to its queue.",
+            since=lease,
+        )
+    else:
+        owner = _owner(situation)
+        label = "" if owner is None else f" by worker {worker_label(owner)}"
+        left = "" if lease is None else f", lease for another {between(task.looked_at, lease)}"
+        yield reason(
+            "PREFETCHED",
+            f"It was claimed ahead{label} and waits for a free child{left}.",
+            since=task.claimed_at,
+            subjects=[] if owner is None else [worker_label(owner)],
+        )
+
+
+def _running(situation: TaskSituation) -> Iterator[Reason]:
+    task, owner = situation.task, _owner(situation)
+    if task.cancel_requested_at is not None:
+        ago = between(task.cancel_requested_at, task.looked_at)
+        text = f"A cancel was asked for {ago} ago; its worker stops it."
+        yield reason("STOPPING", text, since=task.cancel_requested_at)
+    if owner is None or _is_lost(situation):
+        yield _lost(
+            situation, "RUNNER_LOST", "auto_fail_stale_running", "mark_stale_tasks_as_failed"
+        )
+        return
+    if health_of(owner) is WorkerHealth.SILENT:
+        yield reason(
+            "SILENT",
+            f"Worker {worker_label(owner)} has sent no sign of life for "
+            f"{lasting(owner.seen_seconds_ago)}, but is still connected.",
+            since=owner.seen_at,
+            subjects=[worker_label(owner)],
+            remedy=command("workers", "--ping"),
+        )
+    limit = _limit(task)
+    if limit is not None and limit < task.looked_at:
+        over = between(limit, task.looked_at)
+        text = f"It runs for {over} longer than its timeout_ms={task.timeout_ms:,} allows."
+        remedy = command("cancel", task.id)
+        yield reason("OVER_LIMIT", text, since=limit, remedy=remedy)
+    yield _runs(task, owner, limit)
+
+
+def _limit(task: TaskFacts) -> datetime | None:
+    if task.started_at is None or task.timeout_ms is None:
+        return None
+    return task.started_at + timedelta(milliseconds=task.timeout_ms)
+
+
+def _runs(task: TaskFacts, owner: WorkerSummary, limit: datetime | None) -> Reason:
+    started = task.started_at or task.looked_at
+    parts = [f"It has run for {between(started, task.looked_at)} in pid {task.worker_pid}"]
+    parts.append(f" of worker {worker_label(owner)}")
+    if task.progress_done is not None:
+        total = "" if task.progress_total is None else f" of {task.progress_total:g}"
+        parts.append(f", progress {task.progress_done:g}{total}")
+    if task.heartbeat_at is not None:
+        parts.append(f", heartbeat {between(task.heartbeat_at, task.looked_at)} ago")
+    if limit is not None and limit >= task.looked_at:
+        parts.append(f", time limit in {between(task.looked_at, limit)}")
+    return reason("RUNS", f"{''.join(parts)}.", since=started, subjects=[worker_label(owner)])
+
+
+def _lost(situation: TaskSituation, code: str, switch: str, method: str) -> Reason:
+    task, queue = situation.task, situation.queue
+    workers = live(queue.workers)
+    owner = task.worker_id or "unknown"
+    if not task.owner_is_known:
+        gone = f"Its worker {owner} is not on record"
+    elif task.owner_stopped_at is not None:
+        gone = f"Its worker {owner} ended {between(task.owner_stopped_at, task.looked_at)} ago"
+    else:
+        gone = f"Its worker {owner} is gone"
+    if not workers:
+        next_step, remedy = "no live worker is there to recover it", "horsies worker APP"
+    elif all(_setting(queue, worker, switch) is False for worker in workers):
+        next_step, remedy = (
+            f"recovery is switched off ({switch}=False)",
+            f"app.get_broker().{method}()",
+        )
+    else:
+        next_step, remedy = "another worker recovers it", command("workers")
+    return reason(
+        code,
+        f"{gone}; {next_step}.",
+        since=task.owner_stopped_at,
+        subjects=[owner],
+        remedy=remedy,
+    )
+
+
+# A task that has ended or is missing
+
+
+def _ended(task: TaskFacts) -> Iterator[Reason]:
+    ago = f"{between(task.ended_at, task.looked_at)} ago"
+    status = TaskStatus(task.status)
+    verb = {
+        TaskStatus.COMPLETED: f"It completed {ago}",
+        TaskStatus.FAILED: f"It failed {ago} with {task.error_code or 'an error without a code'}",
+        TaskStatus.CANCELLED: f"It was cancelled {ago}",
+        TaskStatus.EXPIRED: f"It expired {ago}: it did not start before its good_until",
+    }[status]
+    yield reason("ENDED", f"{verb}.", since=task.ended_at, remedy=_again(task))
+    if status is TaskStatus.FAILED:
+        yield _not_retried(task)
+
+
+def _again(task: TaskFacts) -> str | None:
+    if task.status == TaskStatus.COMPLETED.value:
+        return None
+    if task.workflow_id is None:
+        return command("retry", task.id)
+    node = () if task.node_id is None else ("--node", task.node_id)
+    return command("workflow", "retry", task.workflow_id, *node)
+
+
+def _not_retried(task: TaskFacts) -> Reason:
+    why = task.retry_reason
+    if why is None:
+        text = "It was not retried: the task has no retry policy."
+        return reason("NOT_RETRIED_NO_POLICY", text)
+    if why == TOO_LATE and task.cancel_requested_at is not None:
+        return reason("NOT_RETRIED_CANCELLED", "It was not retried: a cancel was asked for.")
+    if why == TOO_LATE:
+        text = "It was not retried: the next attempt would start after its good_until."
+        return reason("NOT_RETRIED_TOO_LATE", text, since=task.good_until)
+    codes = {LIMIT_REACHED: "NOT_RETRIED_USED_UP", NOT_LISTED: "NOT_RETRIED_UNLISTED"}
+    code = next((codes[end] for end in codes if why.endswith(end)), "NOT_RETRIED_NO_POLICY")
+    return reason(code, f"It was {why}.")
+
+
+def missing_reason(
+    what: str,
+    row_id: str,
+    looked_at: datetime,
+    writers: Sequence[OpenTransaction],
+    retention_hours: float | None,
+) -> Reason:
+    """Return why there is no such task or run, by the time in its id."""
+    made_at = _made_at(row_id)
+    there = f"There is no {what} {row_id}"
+    if made_at is None:
+        return reason("NOT_FOUND", f"{there}; look at another database, or check the id.")
+    age = (looked_at - made_at).total_seconds()
+    if writers and age < SENDING_SECONDS:
+        shown = session_label(writers[0], looked_at)
+        return reason(
+            "NOT_FOUND_YET",
+            f"{there} yet; the id was made {lasting(age)} ago, and a transaction that may hold the row "
+            f"is open: {shown}.",
+            since=made_at,
+            subjects=[f"pid {writer.pid}" for writer in writers],
+            remedy="commit the transaction of the sender",
+        )
+    if retention_hours is not None and age > retention_hours * 3_600:
+        return reason(
+            "NOT_FOUND_DELETED",
+            f"{there} any more; the id was made {lasting(age)} ago, and finished ones are kept for "
+            f"{lasting(retention_hours * 3_600)}.",
+            since=made_at,
+            remedy="raise terminal_record_retention_hours, or send with a longer retention",
+        )
+    return reason(
+        "NOT_FOUND",
+        f"{there}; the id was made {lasting(age)} ago. Its send was rolled back, or it is in another "
+        "database.",
+        since=made_at,
+    )
+
+
+def _made_at(row_id: str) -> datetime | None:
+    """Return the time in a UUIDv7; None for other ids."""
+    number = UUID(row_id)
+    return datetime.fromtimestamp((number.int >> 80) / 1000, UTC) if number.version == 7 else None

@@ -1,0 +1,440 @@
+"""Metrics for Prometheus: the catalogue, the gauges of the whole cluster, the text that a scraper reads.
+
+``prometheus_client`` is an optional dependency, the extra ``metrics``: only the functions that write text
+or register counters import it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+
+from horsies.db.statement import Script
+from horsies.db.statements.metrics import (
+    Gauges,
+    ReadGauges,
+    TableSize,
+    read_gauges,
+    read_table_sizes,
+)
+from horsies.db.statements.monitor import SchemaName, WorkerSummary
+from horsies.monitor.measures import BOUNDS, NAMES_MAX, Series, read_split_measures_script
+from horsies.monitor.overview import (
+    Overview,
+    QueueOverview,
+    WorkerHealth,
+    health_of,
+    misses_notifications,
+    overview_script,
+)
+from horsies.tasks.send import Producer, Sent
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
+    from prometheus_client.core import Metric as Family
+
+# Scrapers share a collection of this age; sizes of tables are read more rarely.
+COLLECT_SECONDS = 5.0
+SIZES_SECONDS = 60.0
+# The rate that the time to drain a queue is computed from.
+RATE_SPAN = timedelta(minutes=5)
+# Runs and schedules are counted up to this number.
+COUNT_MOST = 10_000
+# A schedule is overdue this long after its slot.
+SCHEDULE_GRACE_SECONDS = 30.0
+
+Kind = Literal["gauge", "counter", "histogram"]
+Source = Literal["cluster", "worker", "producer"]
+
+
+class Metric(NamedTuple):
+    """One entry of the catalogue. ``values`` are those of its last label, if they are fixed."""
+
+    name: str
+    kind: Kind
+    labels: tuple[str, ...]
+    source: Source
+    text: str
+    values: tuple[str, ...] = ()
+
+
+def _metrics(source: Source, *rows: tuple[Any, ...]) -> tuple[Metric, ...]:
+    return tuple(Metric(name, kind, labels, source, *rest) for name, kind, labels, *rest in rows)
+
+
+CLUSTER = _metrics(
+    "cluster",
+    (
+        *("horsies_queue_tasks", "gauge", ("queue", "state")),
+        "Unfinished tasks. Due and delayed tasks are counted up to 10,000 each.",
+        ("due", "delayed", "claimed", "running"),
+    ),
+    (
+        *("horsies_queue_oldest_due_seconds", "gauge", ("queue",)),
+        "How long the oldest due task has waited; 0 without one.",
+    ),
+    (
+        *("horsies_queue_drain_seconds", "gauge", ("queue",)),
+        "Due tasks divided by the rate at which tasks ended in the last five minutes; 0 without due "
+        "tasks, +Inf when none ended.",
+    ),
+    (
+        *("horsies_queue_children", "gauge", ("queue", "state")),
+        "Child processes of the live workers that serve the queue.",
+        ("busy", "idle"),
+    ),
+    (*("horsies_queue_paused", "gauge", ("queue",)), "1 while the queue is paused."),
+    (
+        *("horsies_queue_cap", "gauge", ("queue",)),
+        "The smallest max_concurrency of the queue that a worker obeys; absent without a cap.",
+    ),
+    (
+        *("horsies_workers", "gauge", ("state",)),
+        "Workers without a shutdown; a polling one is alive and receives no notifications.",
+        ("alive", "polling", "silent", "lost"),
+    ),
+    (
+        *("horsies_workflow_runs", "gauge", ("status",)),
+        "Unfinished runs, counted up to 10,000.",
+        ("running", "paused"),
+    ),
+    (
+        *("horsies_workflow_paused_oldest_seconds", "gauge", ()),
+        "How long the oldest paused run has been paused; 0 without one.",
+    ),
+    (
+        *("horsies_schedules_overdue", "gauge", ()),
+        "Schedules whose slot passed more than 30 seconds ago.",
+    ),
+    (
+        *("horsies_schedule_lag_seconds", "gauge", ()),
+        "How late the most overdue schedule is; 0 without one.",
+    ),
+    (*("horsies_tasks_stored", "gauge", ()), "Rows of the table of tasks, estimated."),
+    (
+        *("horsies_table_bytes", "gauge", ("table",)),
+        "The size of a table with its indexes, read once a minute.",
+    ),
+    (
+        *("horsies_table_dead_rows", "gauge", ("table",)),
+        "Rows that wait for vacuum, read once a minute.",
+    ),
+    (
+        *("horsies_oldest_transaction_seconds", "gauge", ()),
+        "The age of the oldest open transaction of the database, as far as the role may see it.",
+    ),
+    (
+        *("horsies_notify_queue_ratio", "gauge", ()),
+        "How full the server's queue of notifications is, from 0 to 1.",
+    ),
+    (*("horsies_collect_seconds", "gauge", ()), "How long the collection of these gauges took."),
+    (
+        *("horsies_up", "gauge", ()),
+        "0 when the database could not be read; then the rest is absent.",
+    ),
+)
+WORKER = _metrics(
+    "worker",
+    (
+        *("horsies_attempts_total", "counter", ("queue", "task", "outcome")),
+        "Attempts whose outcome this worker recorded; retried ones are followed by another attempt.",
+        ("completed", "failed", "retried", "crashed", "timeout", "cancelled", "stopped"),
+    ),
+    (
+        *("horsies_attempt_duration_seconds", "histogram", ("queue", "task")),
+        "How long attempts ran in their child.",
+    ),
+    (
+        *("horsies_wait_seconds", "histogram", ("queue",)),
+        "How long tasks waited from the time they were due until they started.",
+    ),
+    (*("horsies_turns_total", "counter", ()), "Transactions that record and claim tasks."),
+    (*("horsies_turn_tasks_total", "counter", ()), "Tasks that turns recorded or claimed."),
+    (*("horsies_turn_duration_seconds", "histogram", ()), "How long a turn took."),
+    (
+        *("horsies_children", "gauge", ("state",)),
+        "Child processes of this worker.",
+        ("busy", "idle", "other"),
+    ),
+    (*("horsies_children_started_total", "counter", ()), "Child processes that became ready."),
+    (
+        *("horsies_child_deaths_total", "counter", ("cause",)),
+        "Child processes that ended by themselves or were killed: the signal, or the exit code.",
+    ),
+    (
+        *("horsies_worker_memory_bytes", "gauge", ("part",)),
+        "Resident memory; pages that children share count once for each.",
+        ("parent", "children"),
+    ),
+    (
+        *("horsies_outcomes_unrecorded", "gauge", ()),
+        "Finished attempts whose outcome is not in the database yet.",
+    ),
+    (
+        *("horsies_database_reconnects_total", "counter", ()),
+        "How often the worker had to open its session with the database again.",
+    ),
+    (
+        *("horsies_notifications_arriving", "gauge", ()),
+        "1 while notifications reach this worker; 0 while it finds work by polling.",
+    ),
+    (*("horsies_build_info", "gauge", ("version", "python")), "Always 1."),
+)
+PRODUCER = _metrics(
+    "producer",
+    (
+        *("horsies_sends_total", "counter", ("queue", "task", "result")),
+        "Tasks that this process sent; of a failed send_many, one.",
+        ("stored", "duplicate", "failed"),
+    ),
+    (
+        *("horsies_send_duration_seconds", "histogram", ("queue", "task")),
+        "How long a send took, its checks excluded.",
+    ),
+)
+CATALOGUE = (*CLUSTER, *WORKER, *PRODUCER)
+_BY_NAME = {metric.name: metric for metric in CATALOGUE}
+
+# The label of all tasks beyond the first 200 names of a process.
+OTHER_TASK = "other"
+
+
+class Sample(NamedTuple):
+    """One value of a metric, with the values of its labels."""
+
+    name: str
+    labels: tuple[str, ...]
+    value: float
+
+
+class Histogram(NamedTuple):
+    """The counts of one histogram by bucket, and the sum of its observations."""
+
+    name: str
+    labels: tuple[str, ...]
+    bounds: Sequence[float]
+    counts: Sequence[int]
+    total: float
+
+
+Value = Sample | Histogram
+
+
+class MissingExtraError(Exception):
+    """``prometheus_client`` is not installed."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "Metrics need the package prometheus-client: pip install 'horsies[metrics]'."
+        )
+
+
+def require_prometheus() -> None:
+    """Raise ``MissingExtraError`` without the extra ``metrics``."""
+    try:
+        import prometheus_client  # noqa: F401
+    except ImportError:
+        raise MissingExtraError from None
+
+
+def exposition(values: Iterable[Value], accept: str = "") -> tuple[bytes, str]:
+    """Return the text for a scraper, and its content type."""
+    require_prometheus()
+    from prometheus_client import CollectorRegistry
+    from prometheus_client.exposition import choose_encoder
+
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Collected(list(values)))
+    encode, content_type = choose_encoder(accept)
+    return encode(registry), content_type
+
+
+class _Collected:
+    """A collector of values that are already there."""
+
+    def __init__(self, values: Sequence[Value]) -> None:
+        self._values = values
+
+    def collect(self) -> Iterator[Family]:
+        by_name: dict[str, list[Value]] = {}
+        for value in self._values:
+            by_name.setdefault(value.name, []).append(value)
+        for name, values in by_name.items():
+            yield _family(_BY_NAME[name], values)
+
+
+def _family(metric: Metric, values: Iterable[Value]) -> Family:
+    from prometheus_client import core
+
+    if metric.kind == "histogram":
+        histograms = core.HistogramMetricFamily(metric.name, metric.text, labels=metric.labels)
+        for one in values:
+            assert isinstance(one, Histogram)
+            histograms.add_metric(one.labels, _cumulated(one), one.total)
+        return histograms
+    make = core.GaugeMetricFamily if metric.kind == "gauge" else core.CounterMetricFamily
+    family = make(metric.name, metric.text, labels=metric.labels)
+    for one in values:
+        assert isinstance(one, Sample)
+        family.add_metric(one.labels, one.value)
+    return family
+
+
+def _cumulated(histogram: Histogram) -> list[tuple[str, float]]:
+    bounds, below = [*map(str, histogram.bounds), "+Inf"], 0
+    buckets: list[tuple[str, float]] = []
+    for bound, count in zip(bounds, histogram.counts, strict=True):
+        below += count
+        buckets.append((bound, below))
+    return buckets
+
+
+@dataclass
+class ClusterGauges:
+    """The gauges of the cluster, collected at most every five seconds, however many scrapers ask.
+
+    The caller runs ``script`` on its own connection while ``fresh`` is None, one at a time.
+    """
+
+    schema: str
+    configured: Mapping[str, int | None] = field(default_factory=dict)
+    clock: Callable[[], float] = time.monotonic
+    _samples: Sequence[Sample] | None = None
+    _collected_at: float = 0.0
+    _sizes: Sequence[TableSize] = ()
+    _sized_at: float | None = None
+
+    def fresh(self) -> Sequence[Sample] | None:
+        """The last collection while it is recent."""
+        is_recent = self.clock() - self._collected_at < COLLECT_SECONDS
+        return self._samples if is_recent else None
+
+    def script(self) -> Script[Sequence[Sample]]:
+        """Read and keep the gauges."""
+        started = self.clock()
+        overview = yield from overview_script(self.configured)
+        series = yield from read_split_measures_script("queue", RATE_SPAN, timedelta(minutes=1))
+        query = ReadGauges(self.schema, COUNT_MOST, SCHEDULE_GRACE_SECONDS)
+        (gauges,) = yield read_gauges, query
+        if self._sized_at is None or started - self._sized_at >= SIZES_SECONDS:
+            self._sizes = yield read_table_sizes, SchemaName(self.schema)
+            self._sized_at = started
+        samples = list(cluster_samples(overview, series, gauges, self._sizes))
+        return self._keep([*samples, *_about(self.clock() - started, up=True)])
+
+    def note_failure(self, seconds: float = 0.0) -> Sequence[Sample]:
+        """The database could not be read: keep that answer as long as another."""
+        return self._keep(list(_about(seconds, up=False)))
+
+    def _keep(self, samples: Sequence[Sample]) -> Sequence[Sample]:
+        self._samples, self._collected_at = samples, self.clock()
+        return samples
+
+
+def _about(seconds: float, *, up: bool) -> Iterator[Sample]:
+    yield Sample("horsies_collect_seconds", (), seconds)
+    yield Sample("horsies_up", (), float(up))
+
+
+def cluster_samples(
+    overview: Overview,
+    series: Mapping[str, Series],
+    gauges: Gauges,
+    sizes: Iterable[TableSize],
+) -> Iterator[Sample]:
+    """Turn the facts of the database into gauges."""
+    for queue in overview.queues:
+        yield from _queue_samples(queue, overview.workers, series.get(queue.name))
+    for state, count in _worker_states(overview.workers).items():
+        yield Sample("horsies_workers", (state,), count)
+    yield Sample("horsies_workflow_runs", ("running",), gauges.running)
+    yield Sample("horsies_workflow_runs", ("paused",), gauges.paused)
+    yield Sample("horsies_workflow_paused_oldest_seconds", (), gauges.oldest_paused_seconds)
+    yield Sample("horsies_schedules_overdue", (), gauges.overdue)
+    yield Sample("horsies_schedule_lag_seconds", (), gauges.lag_seconds)
+    yield Sample("horsies_tasks_stored", (), gauges.tasks_stored or 0.0)
+    yield Sample("horsies_oldest_transaction_seconds", (), gauges.oldest_transaction_seconds)
+    yield Sample("horsies_notify_queue_ratio", (), gauges.notify_queue_ratio)
+    for size in sizes:
+        yield Sample("horsies_table_bytes", (size.name,), size.bytes)
+        yield Sample("horsies_table_dead_rows", (size.name,), size.dead_rows)
+
+
+def _queue_samples(
+    queue: QueueOverview, workers: Iterable[WorkerSummary], series: Series | None
+) -> Iterator[Sample]:
+    name = queue.name
+    for state in ("due", "delayed", "claimed", "running"):
+        yield Sample("horsies_queue_tasks", (name, state), getattr(queue, state))
+    oldest = queue.oldest_waiting_seconds
+    yield Sample("horsies_queue_oldest_due_seconds", (name,), oldest or 0.0)
+    yield Sample("horsies_queue_drain_seconds", (name,), drain_seconds(queue.due, series))
+    serving = [one for one in workers if name in one.queues and _is_living(one)]
+    busy = sum(one.tasks_running for one in serving)
+    idle = sum(max(0, one.processes - one.tasks_running) for one in serving)
+    yield Sample("horsies_queue_children", (name, "busy"), busy)
+    yield Sample("horsies_queue_children", (name, "idle"), idle)
+    yield Sample("horsies_queue_paused", (name,), float(queue.paused_at is not None))
+    if caps := [cap for cap in queue.caps if cap is not None]:
+        yield Sample("horsies_queue_cap", (name,), min(caps))
+
+
+def drain_seconds(due: int, series: Series | None) -> float:
+    """Return how long the due tasks take at the rate at which tasks ended lately."""
+    if not due:
+        return 0.0
+    total = series.total if series else None
+    ended = total.attempts - total.retried if total else 0
+    return due * 60 / series.per_minute(ended) if series and ended else float("inf")
+
+
+def _is_living(worker: WorkerSummary) -> bool:
+    return health_of(worker) in (WorkerHealth.ALIVE, WorkerHealth.SILENT)
+
+
+def _worker_states(workers: Iterable[WorkerSummary]) -> dict[str, int]:
+    states = dict.fromkeys(("alive", "polling", "silent", "lost"), 0)
+    for worker in workers:
+        state = "polling" if misses_notifications(worker) else health_of(worker).value
+        if state in states:
+            states[state] += 1
+    return states
+
+
+class _Sends(Protocol):
+    """An application, as far as its sends are concerned."""
+
+    _producer: Producer
+
+
+def count_sends(app: _Sends, registry: CollectorRegistry | None = None) -> None:
+    """Count the sends of this process as ``horsies_sends_total``, and measure how long they take.
+
+    The metrics are registered with ``registry``, by default that of ``prometheus_client``, which your
+    application serves. Call it once; it needs the extra ``metrics``.
+
+    Example:
+        count_sends(app)
+    """
+    require_prometheus()
+    from prometheus_client import REGISTRY, Counter, Histogram
+
+    registry = REGISTRY if registry is None else registry
+    total, duration = PRODUCER
+    sends = Counter(total.name, total.text, total.labels, registry=registry)
+    seconds = Histogram(
+        duration.name, duration.text, duration.labels, registry=registry, buckets=BOUNDS
+    )
+    names: set[str] = set()
+
+    def observe(sent: Sent) -> None:
+        if sent.task_name not in names and len(names) < NAMES_MAX:
+            names.add(sent.task_name)
+        name = sent.task_name if sent.task_name in names else OTHER_TASK
+        sends.labels(sent.queue_name, name, sent.result).inc(sent.tasks)
+        seconds.labels(sent.queue_name, name).observe(sent.seconds)
+
+    app._producer.observers.append(observe)

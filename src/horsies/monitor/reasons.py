@@ -1,0 +1,433 @@
+"""Reasons: why something does not move, with the names of those in the way and the command that helps.
+
+``CATALOGUE`` has every code with its general meaning and remedy; `docs/explain.md` is written from it.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from typing import Any, NamedTuple
+
+from horsies.db.statements.explain import OpenTransaction
+from horsies.db.statements.monitor import WorkerSummary
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """One reason why something does not move, or what happens to it.
+
+    ``code`` is an entry of the documented catalogue. ``blocks`` is True for an obstacle, False for a
+    remark. ``subjects`` are the names in the sentence: tasks, workers, queues, runs, nodes. ``remedy`` is
+    a command or a step that helps, if there is one.
+    """
+
+    code: str
+    blocks: bool
+    sentence: str
+    since: datetime | None = None
+    subjects: tuple[str, ...] = ()
+    remedy: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """All reasons why a task, node, run, queue or schedule does not move, obstacles first.
+
+    ``subject`` names it, as in "task 01a1…" or "queue mail". ``status`` is None if it does not exist.
+    ``holds`` are the conditions that were checked and are met.
+    """
+
+    subject: str
+    status: str | None
+    reasons: tuple[Reason, ...]
+    holds: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the document that the command line and the JSON API print."""
+        return asdict(self)
+
+
+class Entry(NamedTuple):
+    """One code of the catalogue; ``group`` is the state in which it is found."""
+
+    group: str
+    blocks: bool
+    meaning: str
+    remedy: str
+
+
+MISSING, WAITING, CLAIMED, RUNNING, ENDED = (
+    "missing",
+    "task, waiting",
+    "task, claimed",
+    "task, running",
+    "task, ended",
+)
+RUN, NODE, QUEUE, SCHEDULE = "run", "node", "queue", "schedule"
+
+CATALOGUE: dict[str, Entry] = {
+    "NOT_FOUND_YET": Entry(
+        MISSING,
+        True,
+        "There is no such row, but an open transaction may have inserted it and not committed yet.",
+        "Commit the transaction of the sender, or end its session.",
+    ),
+    "NOT_FOUND_DELETED": Entry(
+        MISSING,
+        True,
+        "There is no such row, and its id is older than the retention of finished tasks and runs.",
+        "Keep records longer: `terminal_record_retention_hours`, or `retention` of the send.",
+    ),
+    "NOT_FOUND": Entry(
+        MISSING,
+        True,
+        "There is no such row: the send was rolled back, or the command looks at another database.",
+        "Check the id, `--database-url` and the schema.",
+    ),
+    "BLOCKED": Entry(
+        WAITING,
+        True,
+        "The database refuses the next change of the task or run; a worker tries it again.",
+        "Remove the cause named in the error, such as a trigger.",
+    ),
+    "HELD_BY_RUN": Entry(
+        WAITING,
+        True,
+        "The task belongs to a paused run.",
+        "`horsies workflow resume RUN`, with `--retry-failed` after a failure.",
+    ),
+    "PARKED_SIGNAL": Entry(
+        WAITING,
+        True,
+        "The task is a signal node that waits for its signal.",
+        "`horsies workflow signal RUN NAME VALUE`.",
+    ),
+    "PARKED_MAP": Entry(
+        WAITING,
+        True,
+        "The task is an item of a map, and `max_parallel` other items take all places.",
+        "Wait for them, explain one of them, or start runs with a higher `max_parallel`.",
+    ),
+    "SLEEPS": Entry(WAITING, True, "The task is a sleep node whose time is not over.", "Wait."),
+    "RETRY_LATER": Entry(
+        WAITING, True, "The last attempt failed, and the next one is due later.", "Wait."
+    ),
+    "SENT_FOR_LATER": Entry(WAITING, True, "The task was sent with a delay.", "Wait."),
+    "EXPIRED_UNSWEPT": Entry(
+        WAITING,
+        True,
+        "The deadline `good_until` has passed; the next turn of a worker ends the task as EXPIRED.",
+        "Send it again with a later `good_until`, and start a worker if none runs.",
+    ),
+    "QUEUE_PAUSED": Entry(
+        WAITING, True, "An operator paused the queue.", "`horsies queues resume NAME`."
+    ),
+    "QUEUE_UNSERVED": Entry(
+        WAITING,
+        True,
+        "No live worker serves the queue.",
+        "Start a worker with `--queues NAME`, or send to a queue that is served.",
+    ),
+    "TASK_UNKNOWN": Entry(
+        WAITING,
+        True,
+        "Live workers serve the queue, but none has this task or sub-workflow; after "
+        "`unknown_task_grace_ms` the task fails with `WORKER_RESOLUTION_ERROR`.",
+        "Deploy workers with the module of the task, or add it to `discover_tasks`.",
+    ),
+    "PARAMETERS_DIFFER": Entry(
+        WAITING,
+        False,
+        "Workers of the queue have different parameters for the task. Each leaves calls that do not fit "
+        "to the others.",
+        "Deploy the same release to every worker of the queue.",
+    ),
+    "CLUSTER_CAP": Entry(
+        WAITING,
+        True,
+        "As many tasks are in flight as `cluster_wide_cap` allows.",
+        "Wait for one of them, or raise the cap.",
+    ),
+    "QUEUE_CAP": Entry(
+        WAITING,
+        True,
+        "As many tasks of the queue run as its `max_concurrency` allows.",
+        "Wait for one of them, or raise the cap.",
+    ),
+    "QUEUE_CAP_ZERO": Entry(
+        WAITING,
+        True,
+        "The `max_concurrency` of the queue is 0, so no task of it starts.",
+        "Raise the cap and restart the workers.",
+    ),
+    "CAPS_DISAGREE": Entry(
+        WAITING,
+        False,
+        "Workers of the queue obey different caps.",
+        "Deploy one configuration to all of them.",
+    ),
+    "CHILDREN_BUSY": Entry(
+        WAITING,
+        True,
+        "Every child of every worker that could run the task runs another one.",
+        "Wait, or start more workers or processes.",
+    ),
+    "BEHIND": Entry(
+        WAITING,
+        False,
+        "Other tasks of the queue are ahead: a better priority, or due for longer.",
+        "Wait, send with a better priority, or start more workers.",
+    ),
+    "BETTER_QUEUES_FIRST": Entry(
+        WAITING,
+        False,
+        "Its workers serve queues with a better priority first, and tasks are due there.",
+        "Wait, or start a worker for this queue alone.",
+    ),
+    "WORKERS_POLL": Entry(
+        WAITING,
+        False,
+        "Notifications do not reach a worker of the queue; it finds tasks by polling.",
+        "See [PgBouncer](pgbouncer.md): set `session_database_url`.",
+    ),
+    "ROW_LOCKED": Entry(
+        WAITING,
+        True,
+        "Another transaction has locked the row; claims pass it by until the transaction ends.",
+        "End the transaction: `SELECT pg_terminate_backend(PID)`.",
+    ),
+    "WORKER_LOST_RECENTLY": Entry(
+        WAITING,
+        False,
+        "The worker of the last attempt was lost, and the retry policy runs the task again.",
+        "Look for the end of that worker in its log.",
+    ),
+    "RETURNED": Entry(
+        WAITING,
+        False,
+        'The worker of the last attempt stopped and returned the task (`on_stop="requeue"`).',
+        "None is needed.",
+    ),
+    "SHOULD_START_NOW": Entry(
+        WAITING,
+        False,
+        "No obstacle was found: a worker claims it with its next turn.",
+        "Ask again; if it stays, `horsies workers --ping`.",
+    ),
+    "PREFETCHED": Entry(
+        CLAIMED,
+        False,
+        "A worker has claimed it ahead (`prefetch_buffer`) and starts it when a child is free.",
+        "Wait; the lease returns it to the queue if the worker does not renew it.",
+    ),
+    "LEASE_LAPSED": Entry(
+        CLAIMED,
+        True,
+        "The lease of the claim is over; the next turn of a worker returns it to the queue.",
+        "Start a worker if none runs.",
+    ),
+    "CLAIMER_LOST": Entry(
+        CLAIMED,
+        True,
+        "The worker that claimed it is gone; recovery returns it to the queue.",
+        "Start a worker if none runs, or call `requeue_stale_claimed`.",
+    ),
+    "RUNS": Entry(RUNNING, False, "A child process is running it.", "None is needed."),
+    "STOPPING": Entry(
+        RUNNING, False, "A cancel was asked for; its worker stops it.", "None is needed."
+    ),
+    "RUNNER_LOST": Entry(
+        RUNNING,
+        True,
+        "The worker that runs it is gone; recovery retries or fails it by its policy.",
+        "Start a worker if none runs, or call `mark_stale_tasks_as_failed`.",
+    ),
+    "SILENT": Entry(
+        RUNNING,
+        True,
+        "Its worker has sent no sign of life for a while but is still connected: frozen, or cut off.",
+        "Look at the host of the worker.",
+    ),
+    "OVER_LIMIT": Entry(
+        RUNNING,
+        True,
+        "It runs for longer than its `timeout_ms`; its worker should have stopped it.",
+        "Look at the host of the worker.",
+    ),
+    "ENDED": Entry(
+        ENDED, True, "It has ended.", "`horsies retry ID`, or `horsies workflow retry RUN`."
+    ),
+    "NOT_RETRIED_UNLISTED": Entry(
+        ENDED,
+        False,
+        "The retry policy lists neither the error code nor the exception.",
+        "Add it to `auto_retry_for`.",
+    ),
+    "NOT_RETRIED_USED_UP": Entry(
+        ENDED, False, "All retries have been used.", "Raise `max_retries`, or retry it by hand."
+    ),
+    "NOT_RETRIED_TOO_LATE": Entry(
+        ENDED, False, "The next attempt would start after `good_until`.", "Send it again."
+    ),
+    "NOT_RETRIED_CANCELLED": Entry(
+        ENDED, False, "A cancel was asked for before the attempt failed.", "Send it again."
+    ),
+    "NOT_RETRIED_NO_POLICY": Entry(
+        ENDED, False, "The task has no retry policy.", "Give the task a `retry_policy`."
+    ),
+    "RUN_PAUSED": Entry(
+        RUN,
+        True,
+        "The run is paused, by an operator or by the failure of a node.",
+        "`horsies workflow resume RUN`, with `--retry-failed` after a failure.",
+    ),
+    "RUN_ENDED": Entry(
+        RUN, True, "The run has ended.", "`horsies workflow retry RUN` after a failure."
+    ),
+    "NODE_OPEN": Entry(
+        RUN,
+        False,
+        "A begun node has not ended; its own obstacles are listed as well.",
+        "`horsies explain RUN NODE`.",
+    ),
+    "SUB_RUN_PAUSED": Entry(
+        NODE, True, "The sub-run of the node is paused.", "`horsies workflow resume SUBRUN`."
+    ),
+    "SUB_RUN_OPEN": Entry(
+        NODE, False, "The sub-run of the node has not ended.", "`horsies explain SUBRUN`."
+    ),
+    "MAP_OPEN": Entry(
+        NODE, False, "Items of the map have not ended.", "`horsies explain ITEM` for one of them."
+    ),
+    "WAITS_FOR": Entry(
+        NODE, True, "Nodes that this node depends on have not ended.", "`horsies explain RUN NODE`."
+    ),
+    "NEVER": Entry(
+        NODE,
+        True,
+        "The node was skipped and does not run: its dependencies failed, or the run ended before.",
+        "`horsies workflow retry RUN`.",
+    ),
+    "QUEUE_EMPTY": Entry(QUEUE, False, "No task waits in the queue.", "None is needed."),
+    "ALL_DELAYED": Entry(
+        QUEUE, False, "Tasks wait in the queue, but none of them is due yet.", "Wait."
+    ),
+    "TASKS_DUE": Entry(
+        QUEUE,
+        False,
+        "Tasks of the queue are due; obstacles, if any, are listed as well.",
+        "`horsies explain ID` of one of them.",
+    ),
+    "PAUSED": Entry(
+        SCHEDULE, True, "An operator paused the schedule.", "`horsies schedules resume NAME`."
+    ),
+    "NOT_DUE": Entry(SCHEDULE, True, "Its next slot is in the future.", "Wait."),
+    "NO_SCHEDULER": Entry(
+        SCHEDULE,
+        True,
+        "A slot is overdue, and no scheduler is connected to the database.",
+        "Start `horsies scheduler`, or a worker with `--with-scheduler`.",
+    ),
+    "NOT_SERVED": Entry(
+        SCHEDULE,
+        True,
+        "A slot is overdue, and no connected scheduler serves the schedule: it is switched off, or its "
+        "configuration does not have it.",
+        "Start a scheduler of the application that has it.",
+    ),
+    "OVERLAP": Entry(
+        SCHEDULE,
+        True,
+        'A slot is due, but a task or run of the schedule is unfinished (`overlap="queue"`).',
+        "`horsies explain ID` of that task or run.",
+    ),
+    "SHOULD_FIRE_NOW": Entry(
+        SCHEDULE, False, "A slot is due; a scheduler fires it with its next tick.", "Ask again."
+    ),
+    "SCHEDULE_ENDED": Entry(
+        SCHEDULE, True, "The schedule has no further slot.", "Extend its `end_at`."
+    ),
+    **{
+        f"SKIPPED_{reason}": Entry(SCHEDULE, False, f"Slots were skipped: {meaning}.", remedy)
+        for reason, meaning, remedy in (
+            (
+                "MISSED",
+                "no scheduler ran at their time",
+                "Set `catch_up_missed` to fire them later.",
+            ),
+            ("MISFIRE", "they were older than `misfire_grace_seconds`", "Raise the limit."),
+            ("PAUSED", "the schedule was paused", "None is needed."),
+            ("OVERLAP", "a task or run of the schedule was unfinished", "See `overlap`."),
+            (
+                "REFUSED",
+                "the task or run could not be made",
+                "Look for the error in the scheduler's log.",
+            ),
+        )
+    },
+}
+
+
+def reason(
+    code: str,
+    sentence: str,
+    *,
+    since: datetime | None = None,
+    subjects: Iterable[str] = (),
+    remedy: str | None = None,
+) -> Reason:
+    """Return a reason of the catalogue."""
+    return Reason(code, CATALOGUE[code].blocks, sentence, since, tuple(subjects), remedy)
+
+
+def obstacles_first(reasons: Iterable[Reason]) -> tuple[Reason, ...]:
+    """Order the reasons: obstacles before remarks, each group as it was found."""
+    return tuple(sorted(reasons, key=lambda one: not one.blocks))
+
+
+def lasting(seconds: float) -> str:
+    """Format a duration for a sentence: 0.2 s, 12 s, 4 min, 3 h 05 min, 5 d 4 h."""
+    seconds = max(seconds, 0.0)
+    if seconds < 1:
+        return f"{seconds:.1f} s"
+    whole = int(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3_600:
+        return f"{whole // 60} min"
+    if whole < 86_400:
+        return f"{whole // 3_600} h {whole % 3_600 // 60:02d} min"
+    return f"{whole // 86_400} d {whole % 86_400 // 3_600} h"
+
+
+def between(start: datetime, end: datetime) -> str:
+    """Format the time from ``start`` to ``end``."""
+    return lasting((end - start).total_seconds())
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun: 1 task, 1,187 tasks."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def worker_label(worker: WorkerSummary) -> str:
+    """Return the name of a worker or else its host and process."""
+    return worker.name or f"{worker.hostname}:{worker.pid}"
+
+
+def session_label(holder: OpenTransaction, looked_at: datetime) -> str:
+    """Describe the session of an open transaction, as far as this role may see it."""
+    if holder.pid is None:
+        return "a prepared transaction"
+    details = [part for part in (holder.application_name, holder.state) if part]
+    if holder.since is not None:
+        details.append(f"transaction open for {between(holder.since, looked_at)}")
+    return f"pid {holder.pid}" + (f" ({', '.join(details)})" if details else "")
+
+
+def command(*words: str) -> str:
+    """Return a command line of horsies, quoted for a shell."""
+    return shlex.join(("horsies", *words))

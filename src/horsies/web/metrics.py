@@ -1,0 +1,60 @@
+"""``/metrics``: the gauges of the cluster for Prometheus, in one collection for all scrapers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import NamedTuple
+from weakref import WeakKeyDictionary
+
+from starlette.responses import PlainTextResponse, Response
+
+from horsies.monitor.metrics import ClusterGauges, MissingExtraError, Sample, exposition
+from horsies.tasks.broker import PostgresBroker
+from horsies.web.reading import Problem
+from horsies.web.rendering import Site, View
+from horsies.web.routes import Route
+
+
+class _Shared(NamedTuple):
+    gauges: ClusterGauges
+    collecting: asyncio.Lock
+
+
+# By event loop and database: an asynchronous lock belongs to one loop.
+_SHARED: WeakKeyDictionary[
+    asyncio.AbstractEventLoop, WeakKeyDictionary[PostgresBroker, _Shared]
+] = WeakKeyDictionary()
+
+
+async def metrics(view: View) -> Response:
+    """Return the gauges; while the database is away, ``horsies_up`` is 0."""
+    try:
+        body, content_type = exposition(
+            await _collect(view), view.request.headers.get("accept", "")
+        )
+    except MissingExtraError as error:
+        return PlainTextResponse(f"{error}\n", 501)
+    return Response(body, media_type=content_type)
+
+
+async def _collect(view: View) -> Sequence[Sample]:
+    gauges, collecting = _shared(view.site)
+    async with collecting:
+        if (fresh := gauges.fresh()) is not None:
+            return fresh
+        try:
+            return await view.read(gauges.script())
+        except Problem:
+            return gauges.note_failure()
+
+
+def _shared(site: Site) -> _Shared:
+    of_loop = _SHARED.setdefault(asyncio.get_running_loop(), WeakKeyDictionary())
+    if (found := of_loop.get(site.broker)) is None:
+        gauges = ClusterGauges(site.broker.config.schema_name, site.queue_caps)
+        found = of_loop[site.broker] = _Shared(gauges, asyncio.Lock())
+    return found
+
+
+ROUTES = (Route("GET", "/metrics", None, metrics),)

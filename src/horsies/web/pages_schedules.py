@@ -1,0 +1,226 @@
+"""Pages of schedules: the list with its next slots, and one schedule with its history."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from itertools import islice, takewhile
+from statistics import median
+from typing import Any
+from urllib.parse import quote
+
+from horsies.db.statement import Nothing, Script
+from horsies.db.statements.schedules import (
+    LATE_SECONDS,
+    ListNewestScheduleRuns,
+    ScheduleFilter,
+    Schedulers,
+    ScheduleState,
+    TimedScheduleRun,
+    find_schedulers,
+    list_newest_schedule_runs,
+    list_schedules,
+)
+from horsies.monitor.action_log import list_actions_script
+from horsies.scheduler.decide import SkipReason
+from horsies.scheduler.timing import Timing, TimingFields
+from horsies.timetable.next_run import load_zone
+from horsies.timetable.words import in_words
+from horsies.web.rendering import NotFound, Page, View
+from horsies.web.routes import Route
+
+# Twenty runs of each are twenty rows from an index, so a page of fifty reads about a thousand.
+SCHEDULES_PER_PAGE = 50
+RUNS_SHOWN = 20
+SLOTS_SHOWN = 10
+CHANGES_SHOWN = 10
+DAY_HOURS = 24
+SLOTS_PER_HOUR_MAX = 10
+REASONS = {
+    SkipReason.MISSED: "no scheduler ran at that time, or an earlier slot was still due",
+    SkipReason.MISFIRE: "it was later than misfire_grace_seconds allows",
+    SkipReason.PAUSED: "the schedule was paused",
+    SkipReason.OVERLAP: "the run before had not ended",
+    SkipReason.REFUSED: "its task or workflow could not be built",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A past slot: the run it fired, or the reason why it was skipped."""
+
+    at: datetime
+    status: str
+    run: TimedScheduleRun | None = None
+    reason: str | None = None
+
+    @property
+    def words(self) -> str:
+        """The slot and its fate, in one line."""
+        code = f", {self.run.error_code}" if self.run is not None and self.run.error_code else ""
+        why = f", {self.reason.lower()}" if self.reason else ""
+        return f"{self.at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC {self.status.lower()}{code}{why}"
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleView:
+    """A schedule as it is shown, read at ``now`` by the database's clock."""
+
+    state: ScheduleState
+    runs: tuple[TimedScheduleRun, ...]
+    now: datetime
+    fields: TimingFields | None
+
+    @classmethod
+    def of(cls, state: ScheduleState, runs: list[TimedScheduleRun], now: datetime) -> ScheduleView:
+        """Read the stored timing; one of another release may be unreadable."""
+        try:
+            fields = TimingFields.model_validate_json(state.timing or "")
+        except ValueError:
+            fields = None
+        return cls(state, tuple(runs), now, fields)
+
+    @property
+    def words(self) -> str:
+        """The pattern in words, with its time zone."""
+        if self.fields is None:
+            return "a pattern that this release cannot read"
+        pattern = in_words(self.fields.pattern)
+        return pattern if self.fields.pattern.type == "interval" else f"{pattern}, {self.zone}"
+
+    @property
+    def zone(self) -> str:
+        """The time zone of the pattern."""
+        return "UTC" if self.fields is None else self.fields.timezone
+
+    @property
+    def overdue_seconds(self) -> float | None:
+        """How long the next slot is overdue; None unless it is late enough to need attention."""
+        if self.state.next_run_at is None or self.state.is_paused:
+            return None
+        late = (self.now - self.state.next_run_at).total_seconds()
+        return late if late > LATE_SECONDS else None
+
+    @property
+    def seconds_left(self) -> float | None:
+        """The time until the next slot; None for a paused schedule, or one that has ended."""
+        if self.state.next_run_at is None or self.state.is_paused:
+            return None
+        return (self.state.next_run_at - self.now).total_seconds()
+
+    def next_slots(self, count: int) -> list[datetime]:
+        """Return the next slots, as `horsies schedules next` computes them."""
+        if self.fields is None or self.state.next_run_at is None:
+            return []
+        timing = Timing.of(self.fields)
+        return list(islice(timing.slots_from(self.state.next_run_at.astimezone(UTC)), count))
+
+    def hours_ahead(self) -> list[int] | None:
+        """Count the slots in each of the next 24 hours; None if there are more than ten an hour."""
+        counts = [0] * DAY_HOURS
+        if self.fields is None or self.state.next_run_at is None or self.state.is_paused:
+            return counts
+        timing, end = Timing.of(self.fields), self.now + timedelta(hours=DAY_HOURS)
+        slot = timing.since(self.state.next_run_at.astimezone(UTC), self.now.astimezone(UTC))
+        for at in takewhile(lambda at: at < end, timing.slots_from(slot)):
+            hour = int((at - self.now).total_seconds() // 3600)
+            counts[hour] += 1
+            if counts[hour] > SLOTS_PER_HOUR_MAX:
+                return None
+        return counts
+
+    @property
+    def took_seconds(self) -> float | None:
+        """The median of the times that the shown runs took."""
+        found = [run.took_seconds for run in self.runs if run.took_seconds is not None]
+        return median(found) if found else None
+
+    def history(self) -> list[Slot]:
+        """Return the newest slots, oldest first: fired ones, and the newest skip, which is stored."""
+        slots = [Slot(run.scheduled_for or run.sent_at, run.status, run) for run in self.runs]
+        skipped, reason = self.state.skipped_at, self.state.skip_reason
+        if skipped is not None and (not slots or skipped >= min(slot.at for slot in slots)):
+            slots.append(Slot(skipped, "SKIPPED", reason=reason))
+        return sorted(slots, key=lambda slot: slot.at)[-RUNS_SHOWN:]
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulesRead:
+    """The schedules of one page, and whether schedulers are connected."""
+
+    schedules: list[ScheduleView]
+    schedulers: Schedulers
+    next_name: str | None = None
+
+    @property
+    def overdue(self) -> list[ScheduleView]:
+        """The schedules whose slot should have fired."""
+        return [one for one in self.schedules if one.overdue_seconds is not None]
+
+
+def schedules_script(
+    name: str | None, after: str = "", limit: int | None = None
+) -> Script[SchedulesRead]:
+    """Read a page of schedules, or one, with their newest runs."""
+    more = None if limit is None else limit + 1
+    states: list[ScheduleState] = yield list_schedules, ScheduleFilter(name, after, more)
+    shown = states[:limit]
+    names = ListNewestScheduleRuns([state.name for state in shown], RUNS_SHOWN)
+    runs: list[TimedScheduleRun] = yield list_newest_schedule_runs, names
+    (schedulers,) = yield find_schedulers, Nothing()
+    by_name: dict[str, list[TimedScheduleRun]] = {state.name: [] for state in shown}
+    for run in runs:
+        by_name[run.name].append(run)
+    views = [ScheduleView.of(one, by_name[one.name], schedulers.looked_at) for one in shown]
+    return SchedulesRead(views, schedulers, shown[-1].name if len(states) > len(shown) else None)
+
+
+async def schedules_page(view: View) -> Page:
+    """List the schedules by name."""
+    after = view.query.get("after", "")
+    found = await view.read(schedules_script(None, after, SCHEDULES_PER_PAGE))
+    following = found.next_name
+    ahead, frequent = _ahead(found.schedules)
+    context: dict[str, Any] = {
+        "found": found,
+        "after": after,
+        "ahead": ahead,
+        "frequent": frequent,
+        "next_url": None if following is None else view.url(f"/schedules?after={quote(following)}"),
+    }
+    return Page("schedules.html", "Schedules", context)
+
+
+def _ahead(schedules: list[ScheduleView]) -> tuple[list[int], list[str]]:
+    """Sum the slots of the next 24 hours by hour; name the schedules that fire too often for that."""
+    hours = {schedule.state.name: schedule.hours_ahead() for schedule in schedules}
+    counts = [one for one in hours.values() if one is not None]
+    sums = [sum(column) for column in zip(*counts, strict=True)] or [0] * DAY_HOURS
+    return sums, [name for name, counts in hours.items() if counts is None]
+
+
+async def schedule_page(view: View) -> Page:
+    """Show one schedule: its pattern, its next slots and its newest runs."""
+    name = view.params["name"]
+    found = await view.read(schedules_script(name))
+    if not found.schedules:
+        raise NotFound(f"There is no schedule {name!r} on record.")
+    (schedule,) = found.schedules
+    context = {
+        "found": found,
+        "schedule": schedule,
+        "state": schedule.state,
+        "slots": schedule.next_slots(SLOTS_SHOWN),
+        "can_run": view.site.app is not None,
+        "path_of": f"/schedules/{quote(name, safe='')}",
+        "local": lambda at: f"{at.astimezone(load_zone(schedule.zone)):%H:%M %Z}",
+        "reasons": REASONS,
+        "changes": await view.read(list_actions_script(f"schedule {name}", limit=CHANGES_SHOWN)),
+    }
+    return Page("schedule.html", name, context)
+
+
+ROUTES: tuple[Route, ...] = (
+    Route("GET", "/schedules", None, schedules_page),
+    Route("GET", "/schedules/{name}", None, schedule_page),
+)

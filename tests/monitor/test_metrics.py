@@ -1,0 +1,327 @@
+"""Metrics: the catalogue, the gauges of the cluster, the counters of sends, and the commands for probes."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
+
+import prometheus_client
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from horsies import Horsies
+from horsies.db.statement import Script
+from horsies.monitor.measures import BOUNDS, NAMES_MAX, Series, Slot
+from horsies.monitor.metrics import (
+    CATALOGUE,
+    CLUSTER,
+    WORKER,
+    ClusterGauges,
+    Metric,
+    MissingExtraError,
+    drain_seconds,
+    exposition,
+    require_prometheus,
+)
+from horsies.monitoring import count_sends
+from horsies.tasks.broker import BrokerErrorCode
+from horsies.tasks.outcome import Outcome
+from horsies.worker.probe import (
+    AddressError,
+    Answer,
+    Vitals,
+    judge_liveness,
+    judge_readiness,
+    serving,
+    worker_routes,
+    worker_values,
+)
+from horsies.worker.tally import Tally
+from tests.monitor.conftest import Run
+from tests.support.database import Database
+from tests.support.pool import claimed
+
+NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
+VITALS = Vitals(
+    awake_by=100.0,
+    has_started=True,
+    is_stopping=False,
+    is_connected=True,
+    is_receiving=True,
+    reconnects=2,
+    unrecorded=3,
+    children_busy=1,
+    children_idle=1,
+    children_other=0,
+    children_started=5,
+    child_pids=[],
+    child_deaths={"signal 9 (SIGKILL)": 1},
+)
+
+
+def families(text: str) -> dict[str, Any]:
+    return {family.name: family for family in text_string_to_metric_families(text)}
+
+
+def assert_in_catalogue(text: str, catalogue: tuple[Metric, ...]) -> None:
+    """Every name of the catalogue is in the text with its labels, and nothing else is."""
+    found = families(text)
+    assert set(found) == {metric.name.removesuffix("_total") for metric in catalogue}
+    for metric in catalogue:
+        family = found[metric.name.removesuffix("_total")]
+        assert (family.type, family.documentation) == (metric.kind, metric.text)
+        for sample in family.samples:
+            assert set(sample.labels) - {"le"} == set(metric.labels), sample
+            if metric.values:
+                assert sample.labels[metric.labels[-1]] in metric.values
+
+
+def test_names_follow_the_rules_of_prometheus() -> None:
+    assert len({metric.name for metric in CATALOGUE}) == len(CATALOGUE)
+    for metric in CATALOGUE:
+        assert metric.name.startswith("horsies_")
+        assert metric.name.endswith("_total") == (metric.kind == "counter"), metric.name
+        assert metric.text.endswith(".")
+        assert not {"task_id", "worker_id", "host", "error_code"} & set(metric.labels)
+
+
+def test_the_gauges_of_the_cluster_are_those_of_the_catalogue(
+    app: Horsies, connection: Database
+) -> None:
+    connection.execute(
+        "INSERT INTO horsies_workers (worker_id, lock_key, hostname, pid, processes, queues, seen_at)"
+        " VALUES ('w', 1, 'host', 1, 4, '{default}', now())"
+    )
+    connection.execute(
+        "INSERT INTO horsies_worker_states (worker_id, snapshot_at, hostname, pid, processes, queues,"
+        " tasks_running, tasks_claimed, max_claim_batch, max_claim_per_worker, queue_max_concurrency,"
+        " worker_started_at) VALUES ('w', now(), 'host', 1, 4, '{default}', 0, 0, 0, 0,"
+        " '{\"default\": 3}', now())"
+    )
+    connection.execute(
+        "INSERT INTO horsies_tasks (id, task_name, queue_name, enqueue_sha, enqueued_at)"
+        " SELECT gen_random_uuid(), 'work', 'default', 'sha', now() - n * interval '1 minute'"
+        " FROM generate_series(-1, 3) AS n"
+    )
+    samples = app.get_broker().perform(
+        BrokerErrorCode.MONITORING_QUERY_FAILED, ClusterGauges("public").script()
+    )
+    body, content_type = exposition(samples.unwrap())
+    assert content_type.startswith("text/plain")
+    text = body.decode()
+    assert_in_catalogue(text, CLUSTER)
+    assert 'horsies_queue_tasks{queue="default",state="due"} 4.0' in text
+    assert 'horsies_queue_tasks{queue="default",state="delayed"} 1.0' in text
+    assert 'horsies_queue_drain_seconds{queue="default"} +Inf' in text
+    assert 'horsies_queue_children{queue="default",state="idle"} 4.0' in text
+    assert 'horsies_queue_cap{queue="default"} 3.0' in text
+    assert "horsies_up 1.0" in text
+    (oldest,) = families(text)["horsies_queue_oldest_due_seconds"].samples
+    assert 180 <= oldest.value < 240
+    assert 'horsies_table_bytes{table="horsies_tasks"}' in text
+
+
+def noted(script: Script[Any], asked: list[str]) -> Script[Any]:
+    """The same script; the names of its statements are added to the list."""
+    rows: Any = None
+    try:
+        while True:
+            step = script.send(rows)
+            asked.append(step[0].name)
+            rows = yield step
+    except StopIteration as finished:
+        return finished.value
+
+
+def test_scrapers_share_a_collection_and_sizes_are_read_rarely(app: Horsies) -> None:
+    now = [1_000.0]
+    gauges = ClusterGauges("public", clock=lambda: now[0])
+    broker = app.get_broker()
+
+    def collect() -> list[str]:
+        asked: list[str] = []
+        script = noted(gauges.script(), asked)
+        assert broker.perform(BrokerErrorCode.MONITORING_QUERY_FAILED, script).is_ok()
+        return asked
+
+    assert gauges.fresh() is None
+    assert "read_table_sizes" in collect()
+    now[0] += 4.9
+    assert gauges.fresh() is not None
+    now[0] += 0.2
+    assert gauges.fresh() is None
+    assert "read_table_sizes" not in collect()
+    now[0] += 60
+    assert "read_table_sizes" in collect()
+    gauges.note_failure()
+    assert [(one.name, one.value) for one in gauges.fresh() or ()][-1] == ("horsies_up", 0.0)
+
+
+def series(done: int, retried: int) -> Series:
+    slot = Slot(NOON - timedelta(minutes=5), done=done, retried=retried)
+    return Series(timedelta(minutes=1), NOON, [slot], slot)
+
+
+def test_the_time_to_drain_a_queue_follows_from_the_rate_of_ended_tasks() -> None:
+    assert drain_seconds(0, None) == 0.0
+    assert drain_seconds(10, None) == float("inf")
+    assert drain_seconds(10, series(0, 7)) == float("inf"), "a retried task comes back"
+    assert drain_seconds(600, series(300, 7)) == 600.0
+
+
+def get(port: int, path: str, accept: str = "") -> tuple[int, str]:
+    request = Request(f"http://127.0.0.1:{port}{path}", headers={"Accept": accept})
+    try:
+        with urlopen(request, timeout=5) as response:
+            return response.status, response.read().decode()
+    except HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+
+
+def busy_tally(names: int) -> Tally:
+    tally = Tally()
+    for number in range(names):
+        task = claimed(f"{number}", 1)._replace(
+            task_name=f"task{number}", enqueued_at="2026-01-31 12:00:00+00"
+        )
+        tally.note_starts([task])
+        tally.note_ends([(Outcome.completed(task, "1"), task, 0.3)])
+    tally.note_turn(0.002, 7)
+    return tally
+
+
+def test_a_worker_serves_its_part_of_the_catalogue() -> None:
+    with serving("127.0.0.1", 0, worker_routes(lambda: VITALS, busy_tally(3))) as port:
+        status, text = get(port, "/metrics")
+        assert status == 200
+        assert_in_catalogue(text, WORKER)
+        attempts = families(text)["horsies_attempts"].samples
+        assert sum(one.value for one in attempts if one.labels["outcome"] == "completed") == 3
+        ran = families(text)["horsies_attempt_duration_seconds"].samples
+        bounds = {one.labels["le"] for one in ran if "le" in one.labels}
+        assert bounds == {*map(str, BOUNDS), "+Inf"}
+        waited = families(text)["horsies_wait_seconds"].samples
+        assert [one.value for one in waited if one.name.endswith("_count")] == [3.0]
+        _, text = get(port, "/metrics", "application/openmetrics-text; version=1.0.0")
+        assert text.endswith("# EOF\n")
+        assert get(port, "/livez")[0] == 503, "the clock has run on since the vitals were made"
+        assert get(port, "/readyz") == (200, "ready\n")
+        assert get(port, "/")[0] == 404
+
+
+def test_names_of_tasks_beyond_the_limit_share_a_label() -> None:
+    with serving("127.0.0.1", 0, worker_routes(lambda: VITALS, busy_tally(300))) as port:
+        _, text = get(port, "/metrics")
+    attempts = families(text)["horsies_attempts"].samples
+    names = {one.labels["task"] for one in attempts}
+    assert len(names) == NAMES_MAX + 1
+    others = [one.value for one in attempts if one.labels["task"] == "other"]
+    assert sum(others) == 300 - NAMES_MAX
+
+
+def test_a_task_may_be_called_like_the_label_of_the_others() -> None:
+    tally = busy_tally(NAMES_MAX - 1)
+    tasks = [claimed("x", 1)._replace(task_name=name) for name in ("other", "one too many")]
+    tally.note_ends([(Outcome.completed(task, "1"), task, 0.3) for task in tasks])
+    body, _ = exposition(worker_values(VITALS, tally))
+    text = body.decode()
+    line = 'horsies_attempts_total{outcome="completed",queue="default",task="other"} 2.0'
+    assert text.count('{outcome="completed",queue="default",task="other"}') == 1
+    assert line in text
+
+
+@pytest.mark.parametrize(
+    ("late_seconds", "changes", "status"),
+    [
+        (10.0, {}, 200),
+        (31.0, {}, 503),
+        (31.0, {"has_started": False}, 200),
+        (10.0, {"is_connected": False}, 200),
+    ],
+)
+def test_a_worker_is_alive_while_its_loop_runs(
+    late_seconds: float, changes: dict[str, Any], status: int
+) -> None:
+    vitals = replace(VITALS, **changes)
+    assert judge_liveness(vitals, vitals.awake_by + late_seconds).status == status
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({}, "ready"),
+        ({"has_started": False}, "the worker is starting"),
+        ({"is_stopping": True}, "the worker is shutting down"),
+        ({"is_connected": False}, "the database is not connected"),
+        ({"children_busy": 0, "children_idle": 0}, "no child process is ready"),
+    ],
+)
+def test_a_worker_is_ready_while_it_claims(changes: dict[str, Any], sentence: str) -> None:
+    expected = Answer.line(sentence, ok=sentence == "ready")
+    assert judge_readiness(replace(VITALS, **changes)) == expected
+
+
+def test_a_port_in_use_is_one_sentence() -> None:
+    with (
+        serving("127.0.0.1", 0, {}) as port,
+        pytest.raises(AddressError, match=f"127.0.0.1:{port}: Address already in use"),
+        serving("127.0.0.1", port, {}),
+    ):
+        pass
+
+
+def test_without_the_extra_a_sentence_names_it(
+    monkeypatch: pytest.MonkeyPatch, horsies: Run
+) -> None:
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'horsies\[metrics\]'"):
+        require_prometheus()
+    refused = horsies("metrics")
+    assert refused.code == 1
+    assert "horsies metrics: Metrics need the package prometheus-client" in refused.err
+    refused = horsies("worker", "tests.support.apps.programs:app", "--metrics-port", "0")
+    assert refused.code == 1
+
+
+def test_sends_are_counted_in_the_registry_of_the_application(app: Horsies) -> None:
+    registry = prometheus_client.CollectorRegistry()
+    count_sends(app, registry)
+
+    @app.task("add")
+    def add(a: int, b: int) -> int:
+        return a + b
+
+    add.enqueue(1, 2)
+    add.send_many([add.bind(1, 2), add.bind(3, 4)]).unwrap()
+    for _ in range(2):
+        add.with_options(idempotency_key="once").enqueue(1, 2)
+    assert add.send("x", 2).is_err()  # type: ignore[arg-type]
+
+    def count(result: str) -> float | None:
+        labels = {"queue": "default", "task": "add", "result": result}
+        return registry.get_sample_value("horsies_sends_total", labels)
+
+    assert (count("stored"), count("duplicate"), count("failed")) == (4.0, 1.0, 1.0)
+    labels = {"queue": "default", "task": "add"}
+    assert registry.get_sample_value("horsies_send_duration_seconds_count", labels) == 5.0
+
+
+def test_health_fails_when_no_worker_answers(horsies: Run, connection: Database) -> None:
+    found = horsies("health")
+    assert (found.code, found.err) == (1, "error: No worker runs.\n")
+    connection.execute(
+        "INSERT INTO horsies_workers (worker_id, lock_key, hostname, pid, processes, queues, name)"
+        " VALUES ('w', 1, 'host', 1, 4, '{default}', 'mailer')"
+    )
+    found = horsies("health", "--worker", "mailer", "--timeout", "0.1", "--json")
+    assert found.code == 1
+    document = json.loads(found.out)
+    assert (document["ok"], document["workers"][0]["ping_ms"]) == (False, None)
+    assert "None of 1 worker(s) named 'mailer' answered." in found.err
+    assert "No worker named 'other' runs." in horsies("health", "--worker", "other").err
