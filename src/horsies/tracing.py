@@ -171,9 +171,18 @@ def with_carrier(options_json: str, carrier: Mapping[str, str]) -> str:
 
 
 def with_previous(options_json: str | None, traceparent: str) -> str:
-    """Return stored task options that name the span of the attempt before."""
-    options = json.loads(options_json or "{}")
-    options["trace"] = {**options.get("trace", {}), PREVIOUS: traceparent}
+    """Return stored task options that name the span of the attempt before.
+
+    Other text in the place of options, by a manual edit, stays as it is.
+    """
+    try:
+        options = json.loads(options_json or "{}")
+    except (ValueError, RecursionError):
+        options = None
+    if not isinstance(options, dict):
+        return options_json or ""
+    carrier = options.get("trace")
+    options["trace"] = {**(carrier if isinstance(carrier, dict) else {}), PREVIOUS: traceparent}
     return json.dumps(options, separators=(",", ":"))
 
 

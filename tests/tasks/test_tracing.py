@@ -136,6 +136,15 @@ def test_large_carriers_lose_their_baggage_then_their_state() -> None:
     assert kept({"other": "o" * 2_000}, keeps_baggage=False) == {}
 
 
+def test_options_that_were_edited_by_hand_do_not_stop_a_retry() -> None:
+    linked = tracing.with_previous
+    assert linked(None, "span") == '{"trace":{"previous":"span"}}'
+    for carrier in ('"text"', "null", "[1]"):
+        assert linked(f'{{"trace":{carrier}}}', "span") == '{"trace":{"previous":"span"}}'
+    for options in ("null", "[]", "no JSON", "[" * 100_000):
+        assert linked(options, "span") == options
+
+
 @pytest.mark.parametrize(
     ("parent", "attempt", "carrier", "schedule", "expected"),
     [
