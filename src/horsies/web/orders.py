@@ -110,6 +110,18 @@ async def _verb_of(view: View) -> Verb:
         return "retry_task"
 
 
+async def _verb_of_selected(view: View) -> Verb:
+    """Return the right that the verb of the form needs; a signed order in the form does not count."""
+    try:
+        return _right(await _selected_verb(view))
+    except BadRequest:
+        return "retry_task"
+
+
+async def _selected_verb(view: View) -> OrderVerb:
+    return _verb_named((await view.form()).get("verb") or view.query.get("verb"))
+
+
 async def _verb_of_started(view: View) -> Verb:
     state = await view.read(order_script(view.params["id"]))
     return "retry_task" if state is None else _right(state.order.verb)
@@ -202,7 +214,7 @@ async def start_order(view: View) -> Response:
 
 async def start_selected(view: View) -> Response:
     """Start an order for the tasks that were selected in a list."""
-    verb = _verb_named((await view.form()).get("verb") or view.query.get("verb"))
+    verb = await _selected_verb(view)
     fields = parse_qsl(view.body.decode(errors="replace"))
     ids = [value for name, value in fields if name == "id"]
     if not ids:
@@ -440,7 +452,7 @@ ROUTES: tuple[Route, ...] = (
     *both("/queues/{name}/purge", "purge_queue", purge_queue),
     Route("GET", "/orders/new", None, new_order),
     Route("POST", "/orders", _verb_of, start_order),
-    Route("POST", "/orders/selected", _verb_of, start_selected),
+    Route("POST", "/orders/selected", _verb_of_selected, start_selected),
     Route("GET", "/orders/{id}", None, show_order),
     *both("/orders/{id}/stop", _verb_of_started, stop_order),
     Route("POST", "/api/orders", _verb_of, post_order),
