@@ -295,12 +295,16 @@ class OnlyRetries:
 
 def test_an_order_needs_the_right_of_its_verb(app: Horsies, connection: Database) -> None:
     waiting = add_task(connection)
+    add_failed(connection, 1)
     visitor = Visitor(app, OnlyRetries())
     try:
         page = visitor.get("/orders/new?verb=cancel_task")
         assert "You lack the right" in page.text
         assert 'name="order"' not in page.text
+        form = visitor.get("/orders/new?verb=retry_task").text
+        signed = {"order": re.findall(r'name="order" value="([^"]+)"', form)[0]}
         for answer in (
+            visitor.post("/orders/selected?verb=cancel_task", "retry_task", id=waiting, **signed),
             visitor.post("/orders/selected?verb=cancel_task", "cancel_task", id=waiting),
             visitor.post("/orders/selected?verb=cancel_task", "retry_task", id=waiting),
             visitor.post("/orders/selected", "retry_task", id=waiting, verb="cancel_task"),
@@ -311,6 +315,13 @@ def test_an_order_needs_the_right_of_its_verb(app: Horsies, connection: Database
         visitor.close()
     assert row_of(connection, waiting)["status"] == "PENDING"
     assert actions(connection) == []
+
+
+def test_a_deeply_nested_body_is_refused(anna: Visitor) -> None:
+    for path in ("/api/orders", "/api/queues/default/pause"):
+        sent = anna.client.post(path, content=b"[" * 60_000, headers=INTENT)
+        answer = anna.runner.run(sent)
+        assert (answer.status_code, answer.json()["title"]) == (400, "The body is not JSON.")
 
 
 @pytest.mark.parametrize("actions_on", [True, False])
@@ -340,7 +351,7 @@ def test_a_foreign_referer_never_leads_away(anna: Visitor, connection: Database)
         return answer.headers["location"]
 
     assert after("http://localhost/queues?a=1") == "/queues?a=1"
-    for foreign in ("http://evil.example/queues", "http://localhost//evil.example/", "nonsense"):
+    for foreign in ("http://evil.example/queues", "http://localhost//evil.example/", "http://["):
         assert after(foreign) == "/queues/default"
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import httpx
 import pytest
+from starlette.authentication import SimpleUser
 from starlette.requests import HTTPConnection
 from starlette.responses import RedirectResponse, Response
 
@@ -21,7 +22,7 @@ from horsies.web import (
     ViewOnly,
     hash_password,
 )
-from horsies.web.access import LOOPBACK_NAMES, Policy, Signer, Verb, parse_networks
+from horsies.web.access import LOOPBACK_NAMES, AdaptedPolicy, Policy, Signer, Verb, parse_networks
 from horsies.web.app import Dashboard
 from tests.support.web_site import dashboard_of
 
@@ -156,9 +157,7 @@ def test_static_files_are_cached_for_ever_under_their_digest() -> None:
     assert ask(dashboard, "/static/0/passwords").status_code == 404
 
 
-def access_of(
-    policy: Policy, client: str = "127.0.0.1", **headers: str
-) -> Access | Response | None:
+def connection_of(client: str = "127.0.0.1", **headers: str) -> HTTPConnection:
     scope = {
         "type": "http",
         "path": "/",
@@ -166,7 +165,13 @@ def access_of(
         "client": (client, 1),
         "headers": [(name.encode(), value.encode()) for name, value in headers.items()],
     }
-    return asyncio.run(policy.access(HTTPConnection(scope)))
+    return HTTPConnection(scope)
+
+
+def access_of(
+    policy: Policy, client: str = "127.0.0.1", **headers: str
+) -> Access | Response | None:
+    return asyncio.run(policy.access(connection_of(client, **headers)))
 
 
 def test_a_trusted_header_counts_only_from_its_proxy() -> None:
@@ -215,6 +220,72 @@ def test_basic_authentication_checks_scrypt_hashes_and_limits_tries() -> None:
     assert ask(dashboard, "/counter", headers=right, client="10.0.0.9").status_code == 401
 
 
+def test_passwords_that_are_tried_at_the_same_time_are_limited_too() -> None:
+    policy = BasicPolicy({"anna": hash_password("horse 6")})
+
+    async def main() -> list[bool]:
+        guesses = [basic("anna", f"horse {number}") for number in range(1, 7)]
+        found = await asyncio.gather(*(policy.access(connection_of(**one)) for one in guesses))
+        return [isinstance(one, Access) for one in found]
+
+    assert asyncio.run(main()) == [False] * 6
+
+
+def test_tabs_that_open_at_the_same_time_share_the_check_of_their_password() -> None:
+    policy = BasicPolicy({"anna": hash_password("horse")})
+
+    async def main() -> set[bool]:
+        right = basic("anna", "horse")
+        found = await asyncio.gather(*(policy.access(connection_of(**right)) for _ in range(8)))
+        return {isinstance(one, Access) for one in found}
+
+    assert asyncio.run(main()) == {True}
+    for _ in range(4):
+        assert not isinstance(access_of(policy, **basic("anna", "no")), Access)
+    assert policy._tries.are_left("127.0.0.1"), "the right password does not count as a wrong try"
+
+
+def test_headers_that_cannot_be_read_are_refused() -> None:
+    dashboard = dashboard_of(allowed_hosts=frozenset(LOOPBACK_NAMES), actions=True)
+    assert ask(dashboard, "/counter", headers={"host": "evil[x"}).status_code == 421
+    refused = post(dashboard, {"origin": "http://["}, token=form_token(dashboard))
+    assert code_of(refused) == "403 CROSS_SITE"
+    policy = BasicPolicy({"anna": hash_password("horse")})
+    answer = access_of(policy, authorization="Basic \u00ff")
+    assert isinstance(answer, Response)
+    assert answer.status_code == 401
+
+
+class AnyoneMayAct:
+    async def can_view(self, request: HTTPConnection) -> bool:
+        return True
+
+    async def can_act(self, request: HTTPConnection) -> bool:
+        return True
+
+
+def test_the_name_of_an_authenticated_user_is_the_same_in_every_request() -> None:
+    policy = AdaptedPolicy(AnyoneMayAct())
+    for user, name in ((SimpleUser("anna"), "anna"), ("bert", "bert"), (None, "viewer")):
+        connection = connection_of()
+        connection.scope["user"] = user
+        assert asyncio.run(policy.access(connection)) == Access(name, VERBS, sees_payload=True)
+
+
+def test_a_token_leaves_the_address_of_an_open_session_too() -> None:
+    dashboard = dashboard_of(TokenPolicy(TOKEN, Signer("secret")))
+    session = dict(ask(dashboard, f"/counter?token={TOKEN}").cookies)
+    again = ask(dashboard, f"/counter?a=1&token={TOKEN}", cookies=session)
+    assert (again.status_code, again.headers["location"]) == (303, "/counter?a=1")
+
+
+def test_a_new_token_ends_the_sessions_of_the_one_before() -> None:
+    signer = Signer("secret")
+    session = dict(ask(dashboard_of(TokenPolicy(TOKEN, signer)), f"/help?token={TOKEN}").cookies)
+    changed = dashboard_of(TokenPolicy("n" * 32, signer))
+    assert ask(changed, "/help", cookies=session).status_code == 401
+
+
 def test_a_token_opens_a_session_and_leaves_the_address() -> None:
     dashboard = dashboard_of(TokenPolicy(TOKEN, Signer("secret")))
     login = ask(dashboard, "/counter")
@@ -243,7 +314,7 @@ def test_a_forged_or_old_session_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
     dashboard = dashboard_of(TokenPolicy(TOKEN, Signer("secret")))
     for forged in ("", "x", "dG9rZW4=.9999999999.x", Signer("other").sealed("session", "u", 60)):
         assert ask(dashboard, "/counter", cookies={"horsies_session": forged}).status_code == 401
-    session = Signer("secret").sealed("session", "token", 60)
+    session = ask(dashboard, f"/counter?token={TOKEN}").cookies["horsies_session"]
     monkeypatch.setattr("time.time", lambda: 1e12)
     assert ask(dashboard, "/counter", cookies={"horsies_session": session}).status_code == 401
 

@@ -126,6 +126,7 @@ def test_the_list_shows_tasks_and_narrows_by_every_filter(ask: Ask, connection: 
         ("status=BROKEN", "status must be one of PENDING"),
         ("since=yesterday", "since: 'yesterday' is neither a duration"),
         ("limit=201", "limit must be a whole number from 1 to 200"),
+        (f"limit=0000000001{'9' * 5_000}", "limit must be a whole number from 1 to 200"),
         ("before=x", "after must be the next_cursor"),
         ("first=x", "first must be the id of a task"),
         ("statuz=FAILED", "There is no filter 'statuz'"),

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import binascii
 import hashlib
 import hmac
 import ipaddress
@@ -127,18 +126,22 @@ class TokenPolicy:
         if len(token) < TOKEN_LENGTH_MIN:
             raise ValueError(f"the token has fewer than {TOKEN_LENGTH_MIN} characters")
         self._token = token.encode()
+        # A new token ends the sessions of the one before.
+        self._purpose = f"session {hashlib.sha256(self._token).hexdigest()}"
         self._signer = signer
         self._access = Access(user, VERBS, sees_payload=True)
         self._tries = Tries()
 
     async def access(self, request: HTTPConnection) -> Access | Response | None:
         """Return the access of a valid cookie or bearer token; a redirect for a valid ``?token=``."""
-        if self._signer.opened("session", request.cookies.get(SESSION_COOKIE, "")) is not None:
-            return self._access
+        given = request.query_params.get("token")
+        if self._signer.opened(self._purpose, request.cookies.get(SESSION_COOKIE, "")) is not None:
+            # Without a redirect the token would stay in the address and in the links of the page.
+            is_left = given is not None and request.scope.get("method") in ("GET", "HEAD")
+            return RedirectResponse(_without_token(request), 303) if is_left else self._access
         scheme, _, bearer = request.headers.get("authorization", "").partition(" ")
         if scheme.lower() == "bearer" and self.is_right(bearer, request):
             return self._access
-        given = request.query_params.get("token")
         if given is None or not self.is_right(given, request):
             return None
         return self.logged_in(request, _without_token(request))
@@ -160,7 +163,7 @@ class TokenPolicy:
             response,
             request,
             SESSION_COOKIE,
-            self._signer.sealed("session", self._access.user, SESSION_SECONDS),
+            self._signer.sealed(self._purpose, self._access.user, SESSION_SECONDS),
             SESSION_SECONDS,
         )
         return response
@@ -178,6 +181,8 @@ class BasicPolicy:
         self._viewers = frozenset(viewers)
         self._salt = secrets.token_bytes(16)
         self._right: set[tuple[str, bytes]] = set()
+        # Tabs that a browser opens again send the same password at the same time.
+        self._checking: dict[tuple[str, bytes], asyncio.Future[bool]] = {}
         self._tries = Tries()
 
     async def access(self, request: HTTPConnection) -> Access | Response:
@@ -190,19 +195,23 @@ class BasicPolicy:
         return Response("Name and password are needed.", 401, challenge, "text/plain")
 
     async def _is_right(self, user: str, password: str, address: str) -> bool:
-        digest = hmac.digest(self._salt, password.encode(), "sha256")
-        if (user, digest) in self._right:
+        guess = user, hmac.digest(self._salt, password.encode(), "sha256")
+        if guess in self._right:
             return True
-        if not self._tries.are_left(address):
-            return False
-        # A hash that no password has: an unknown name takes as long as a wrong password.
-        stored = self._users.get(user) or "scrypt$AAAA$AAAA"
-        is_right = await asyncio.to_thread(password_matches, password, stored)
-        if is_right:
-            self._right.add((user, digest))
-        else:
+        if (checking := self._checking.get(guess)) is None:
+            if not self._tries.are_left(address):
+                return False
+            # A hash that no password has: an unknown name takes as long as a wrong password.
+            stored = self._users.get(user) or "scrypt$AAAA$AAAA"
+            checked = asyncio.to_thread(password_matches, password, stored)
+            checking = self._checking[guess] = asyncio.ensure_future(checked)
+            checking.add_done_callback(lambda _: self._checking.pop(guess))
+            # Counted before the answer: otherwise many tries at the same time would all be allowed.
             self._tries.add(address)
-        return is_right
+            if await asyncio.shield(checking):
+                self._right.add(guess)
+                self._tries.take_back(address)
+        return await asyncio.shield(checking)
 
 
 class CanPolicy(Protocol):
@@ -227,10 +236,18 @@ class AdaptedPolicy:
         """Ask both questions."""
         if not await self._policy.can_view(request):
             return None
-        user = str(request.scope.get("user") or "viewer")
+        user = _user_name(request.scope.get("user"))
         if not await self._policy.can_act(request):
             return Access(user)
         return Access(user, VERBS, sees_payload=True)
+
+
+def _user_name(user: object) -> str:
+    """Return a name that is the same in every request: form tokens are made for it."""
+    try:
+        return str(user.display_name) or "viewer"  # type: ignore[attr-defined]
+    except (AttributeError, NotImplementedError):
+        return str(user or "viewer")
 
 
 class Signer:
@@ -293,6 +310,10 @@ class Tries:
         if len(self._times) > 10_000:  # forget addresses rather than grow without end
             self._times.clear()
         self._times[address] = [*self._recent(address), time.monotonic()]
+
+    def take_back(self, address: str) -> None:
+        """Forget the newest try, which was right after all."""
+        self._times[address] = self._recent(address)[:-1]
 
     def _recent(self, address: str) -> list[float]:
         since = time.monotonic() - WRONG_TRIES_SECONDS
@@ -379,7 +400,10 @@ def behind_proxy(scope: Scope, proxies: Networks) -> Scope:
 
 def host_name(host: str) -> str:
     """Return the name in a Host header, without its port."""
-    return (urlsplit(f"//{host}").hostname or "").lower()
+    try:
+        return (urlsplit(f"//{host}").hostname or "").lower()
+    except ValueError:  # such as an open bracket
+        return ""
 
 
 def is_allowed_host(host: str, allowed: Collection[str] | None) -> bool:
@@ -393,7 +417,15 @@ def is_same_site(request: HTTPConnection) -> bool:
     if site is not None and site not in ("same-origin", "none"):
         return False
     origin = request.headers.get("origin")
-    return origin is None or urlsplit(origin).netloc.lower() == request.headers.get("host", "")
+    return origin is None or net_location(origin) == request.headers.get("host", "").lower()
+
+
+def net_location(url: str) -> str | None:
+    """Return the host and port of a URL; None if it cannot be read."""
+    try:
+        return urlsplit(url).netloc.lower()
+    except ValueError:
+        return None
 
 
 def set_cookie(
@@ -415,7 +447,7 @@ def _basic_credentials(header: str) -> tuple[str, str] | None:
     scheme, _, encoded = header.partition(" ")
     try:
         text = base64.b64decode(encoded, validate=True).decode()
-    except (binascii.Error, UnicodeDecodeError):
+    except ValueError:  # neither ASCII nor base64, or not UTF-8
         return None
     user, colon, password = text.partition(":")
     return (user, password) if scheme.lower() == "basic" and colon else None

@@ -140,7 +140,7 @@ async def signal_run(view: View) -> Response:
     if not is_api(view):
         try:
             value = json.loads(value or "null")
-        except ValueError:
+        except (ValueError, RecursionError):
             sentence = 'The value is not JSON; text needs quotes of its own: "yes".'
             return view.redirect(f"/workflows/{handle.workflow_id}", sentence)
     with acting_as(view.access.user, "web"):

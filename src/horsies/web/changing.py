@@ -15,6 +15,7 @@ from starlette.responses import Response
 
 from horsies.monitor.documents import json_text
 from horsies.result import Err, Result
+from horsies.web.access import net_location
 from horsies.web.rendering import BadRequest, NotFound, Problem, Refused, Unavailable, View
 from horsies.web.routes import Handler, Route, RouteVerb
 
@@ -96,10 +97,11 @@ def problem_of(error: Any, **members: object) -> Problem:
 
 def _origin(view: View) -> str | None:
     """Return the page of the form, below the mount point; the Referer of another site is ignored."""
-    found = urlsplit(view.request.headers.get("referer", ""))
+    referer = view.request.headers.get("referer", "")
     root = view.url("")
-    if found.netloc.lower() != view.request.headers.get("host", "").lower():
+    if net_location(referer) != view.request.headers.get("host", "").lower():
         return None
+    found = urlsplit(referer)
     path = found.path.removeprefix(root)
     # A path that begins with // would lead to another host.
     if not path.startswith("/") or path.startswith("//") or not found.path.startswith(root):

@@ -57,7 +57,7 @@ def number_of(view: View, name: str, default: int, most: int) -> int:
     """Return a whole number from 1 to ``most``."""
     if (text := text_of(view, name)) is None:
         return default
-    if not (text.isascii() and text.isdigit() and 1 <= int(text[:10]) <= most):
+    if not (text.isascii() and text.isdigit() and len(text) < 10 and 1 <= int(text) <= most):
         raise BadRequest(
             f"{name} must be a whole number from 1 to {most:,}, not {text[:40]!r}.",
             code="INVALID_FILTER",

@@ -183,7 +183,7 @@ class View:
         """Return the JSON body of an ``/api`` request; an empty body is an empty object."""
         try:
             return json.loads(self.body or b"{}")
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise BadRequest("The body is not JSON.") from error
 
     def redirect(self, path: str, notice: str | None = None) -> Response:
