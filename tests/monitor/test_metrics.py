@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
+from contextlib import ExitStack
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from socket import create_connection
 from typing import Any
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
@@ -32,6 +35,7 @@ from horsies.monitoring import count_sends
 from horsies.tasks.broker import BrokerErrorCode
 from horsies.tasks.outcome import Outcome
 from horsies.worker.probe import (
+    CONNECTIONS_MAX,
     AddressError,
     Answer,
     Vitals,
@@ -45,6 +49,7 @@ from horsies.worker.tally import Tally
 from tests.monitor.conftest import Run
 from tests.support.database import Database
 from tests.support.pool import claimed
+from tests.support.wait import wait_until
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
 VITALS = Vitals(
@@ -265,6 +270,20 @@ def test_a_worker_is_alive_while_its_loop_runs(
 def test_a_worker_is_ready_while_it_claims(changes: dict[str, Any], sentence: str) -> None:
     expected = Answer.line(sentence, ok=sentence == "ready")
     assert judge_readiness(replace(VITALS, **changes)) == expected
+
+
+def test_slow_clients_do_not_use_up_the_threads_of_a_worker(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("horsies.worker.probe._Handler.timeout", 60.0)
+    with ExitStack() as stack:
+        port = stack.enter_context(serving("127.0.0.1", 0, worker_routes(lambda: VITALS, Tally())))
+        before = threading.active_count()
+        for _ in range(CONNECTIONS_MAX + 20):
+            slow = stack.enter_context(create_connection(("127.0.0.1", port)))
+            slow.sendall(b"GET /readyz HTTP/1.0\r\nslow: ")
+            assert get(port, "/readyz") == (200, "ready\n")
+        wait_until(lambda: threading.active_count() <= before + CONNECTIONS_MAX, what="threads")
 
 
 def test_a_port_in_use_is_one_sentence() -> None:

@@ -14,11 +14,11 @@ import platform
 import socketserver
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from socket import AddressFamily
-from typing import NamedTuple
+from socket import SHUT_RDWR, AddressFamily, socket
+from typing import Any, NamedTuple
 
 from horsies._version import __version__
 from horsies.events import as_event
@@ -33,6 +33,7 @@ logger = logging.getLogger("horsies.worker")
 # How late the loop may be before it counts as hung.
 STALL_SECONDS = 30.0
 REQUEST_SECONDS = 5.0
+CONNECTIONS_MAX = 32
 _MEGABYTE = 1024 * 1024
 
 
@@ -179,13 +180,18 @@ def serving(host: str, port: int, routes: Routes) -> Iterator[int]:
 
 
 class _Server(ThreadingHTTPServer):
-    """Answers every request in a thread of its own, so that a slow client does not delay a probe."""
+    """Answers every request in a thread of its own, so that a slow client does not delay a probe.
+
+    A new connection beyond the limit ends the oldest one: slow clients must not use up the threads and
+    files of the worker.
+    """
 
     daemon_threads = True
     block_on_close = False
 
     def __init__(self, host: str, port: int, routes: Routes) -> None:
         self.routes = routes
+        self._open: dict[socket, None] = {}
         if ":" in host:
             self.address_family = AddressFamily.AF_INET6
         super().__init__((host, port), _Handler)
@@ -193,6 +199,18 @@ class _Server(ThreadingHTTPServer):
     def server_bind(self) -> None:
         # HTTPServer would ask the resolver for the name of the host.
         socketserver.TCPServer.server_bind(self)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        for oldest in list(self._open)[: len(self._open) - CONNECTIONS_MAX + 1]:
+            self._open.pop(oldest, None)
+            with suppress(OSError):  # it has ended by itself
+                oldest.shutdown(SHUT_RDWR)
+        self._open[request] = None
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        self._open.pop(request, None)
+        super().shutdown_request(request)
 
     def handle_error(self, request: object, client_address: object) -> None:
         logger.debug("a request for metrics failed", exc_info=True)
