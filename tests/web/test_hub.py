@@ -7,6 +7,7 @@ import json
 from collections.abc import Coroutine
 from typing import Any
 
+import pytest
 from starlette.responses import Response, StreamingResponse
 
 from horsies.web.hub import STREAMS_MAX, STREAMS_PER_CLIENT_MAX, Hub, rest_after
@@ -107,6 +108,29 @@ def test_a_stream_ends_after_its_time_and_the_next_one_starts_complete() -> None
         for _ in range(2):
             events = [event async for event in Events(hub.stream(view_of(site), counter))]
             assert set(events[0][1]["regions"]) == {"count", "still"}
+
+    run(main())
+
+
+def test_a_stream_ends_when_its_client_does_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("horsies.web.hub.SEND_SECONDS", 0.05)
+
+    async def never(*_message: Any) -> Any:
+        await asyncio.Event().wait()
+
+    async def send(message: Any) -> None:
+        if message["type"] == "http.response.body":
+            await never()
+
+    async def main() -> None:
+        site, counter = site_of(), Counter(live_seconds=60)
+        hub = Hub(site)
+        hub.stream_seconds = 0.05
+        for _ in range(STREAMS_PER_CLIENT_MAX + 1):
+            view = view_of(site)
+            response = hub.stream(view, counter)
+            assert response.status_code == 200
+            await response(view.request.scope, never, send)
 
     run(main())
 

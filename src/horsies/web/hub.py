@@ -14,11 +14,13 @@ import asyncio
 import json
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Hashable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Hashable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from horsies.web.access import client_address
 from horsies.web.rendering import Page, Problem, Site, View, failure_of, render_regions
@@ -31,6 +33,8 @@ REST_FACTOR = 20
 # The script of the page calls its numbers stale after ten seconds without an event.
 TICK_SECONDS = 4.0
 RETRY_MS = 1_000
+# How much longer than its time a stream may take to send its events.
+SEND_SECONDS = 5.0
 
 Handler = Callable[[View], Awaitable[Page | Response]]
 
@@ -107,6 +111,26 @@ class Channel:
         return Sample(now, regions, None, is_last=rest is None), rest
 
 
+class EventStream(StreamingResponse):
+    """A response that also ends when its client does not read: sending would wait without end."""
+
+    def __init__(
+        self, events: AsyncGenerator[str, None], headers: dict[str, str], seconds: float
+    ) -> None:
+        super().__init__(events, 200, headers, "text/event-stream")
+        self._events = events
+        self._seconds = seconds
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the events."""
+        try:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._seconds):
+                    await super().__call__(scope, receive, send)
+        finally:
+            await self._events.aclose()
+
+
 class Hub:
     """The channels and streams of one dashboard."""
 
@@ -124,9 +148,9 @@ class Hub:
             return PlainTextResponse("Live updates are off: too many streams; reload by hand.", 503)
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
         events = self._events(client, view, handler)
-        return StreamingResponse(events, 200, headers, "text/event-stream")
+        return EventStream(events, headers, self.stream_seconds + SEND_SECONDS)
 
-    async def _events(self, client: str, view: View, handler: Handler) -> AsyncIterator[str]:
+    async def _events(self, client: str, view: View, handler: Handler) -> AsyncGenerator[str, None]:
         key = (
             *(asyncio.get_running_loop(), view.path, view.request.url.query),
             *(view.access.may, view.access.sees_payload),
