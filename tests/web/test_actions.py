@@ -8,6 +8,7 @@ import logging
 import re
 from collections.abc import Iterator
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import httpx
 import pytest
@@ -247,6 +248,8 @@ def test_selected_tasks_are_cancelled(anna: Visitor, connection: Database) -> No
     ended = anna.finish(answer.headers["location"].removeprefix("/orders/"))
     assert (ended["done"], ended["subject"]) == (2, "2 selected tasks")
     assert row_of(connection, third)["status"] == "PENDING"
+    runs = anna.post("/orders/selected?verb=resume_runs", "control_run", id=third)
+    assert (runs.status_code, "ids are those of tasks" in runs.text) == (400, True)
     none = anna.post("/orders/selected", "cancel_task", verb="cancel_task")
     assert anna.notice(none) == "No task is selected."
 
@@ -315,6 +318,31 @@ def test_an_order_needs_the_right_of_its_verb(app: Horsies, connection: Database
         visitor.close()
     assert row_of(connection, waiting)["status"] == "PENDING"
     assert actions(connection) == []
+
+
+def test_a_key_of_another_order_is_refused(anna: Visitor, connection: Database) -> None:
+    waiting = add_task(connection)
+    first = anna.api("/orders", {"verb": "retry_tasks"}, idempotency_key="k")
+    anna.finish(first.json()["order_id"])
+    other = anna.api("/orders", {"verb": "cancel_tasks"}, idempotency_key="k")
+    assert (other.status_code, other.json()["code"]) == (409, "KEY_REUSED")
+    assert row_of(connection, waiting)["status"] == "PENDING"
+
+
+def test_the_name_of_a_purged_queue_is_not_read_as_filters(
+    anna: Visitor, connection: Database
+) -> None:
+    anna.dashboard.site.app = None  # which has a list of its queues
+    connection.execute("INSERT INTO horsies_queues (queue_name) VALUES ('a&queue=b')")
+    answer = anna.post("/queues/a&queue=b/purge", "purge_queue")
+    assert parse_qs(urlsplit(answer.headers["location"]).query)["queue"] == ["a&queue=b"]
+
+
+def test_a_text_that_cannot_be_stored_is_refused(anna: Visitor) -> None:
+    for path in ("/schedules/%00/pause", "/queues/default/pause"):
+        answer = anna.api(path, {"reason": "a\x00b"})
+        assert answer.status_code == 400, answer.text
+        assert "NUL" in answer.json()["title"]
 
 
 def test_a_deeply_nested_body_is_refused(anna: Visitor) -> None:

@@ -92,6 +92,8 @@ def test_single_subjects_and_their_parts(ask: Ask, connection: Database) -> None
         ("measures?since=90d", 400, "INVALID_FILTER"),
         ("measures?since=14d&step=1m", 400, "INVALID_FILTER"),
         ("tasks?argument=x", 403, "NO_PAYLOAD"),
+        ("measures?queue=%00", 400, "BAD_REQUEST"),
+        ("workers/%00", 400, "BAD_REQUEST"),
         ("tasks/x", 404, "TASK_NOT_FOUND"),
         (f"tasks/{MISSING}/attempts", 404, "TASK_NOT_FOUND"),
         ("queues/nothing", 404, "QUEUE_NOT_FOUND"),

@@ -50,7 +50,8 @@ def test_pages_report_an_outage_and_recover_by_themselves(proxy: Proxy) -> None:
             answer = server.get("/")
             assert (answer.status_code, "Database away" in answer.text) == (503, True)
             assert "Traceback" not in answer.text
-            assert server.get("/readyz").status_code == 503
+            ready = server.get("/readyz")
+            assert (ready.status_code, ready.text) == (503, "not ready: DATABASE_UNAVAILABLE\n")
             assert server.get("/livez").status_code == 200
             assert "stale" in events
             proxy.start()

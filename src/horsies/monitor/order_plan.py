@@ -184,6 +184,9 @@ def draft_order(
         message = f"{verb.value} applies to the statuses {known}, not to {', '.join(wrong)}."
         return Err(BrokerOperationError(BrokerErrorCode.INVALID_QUERY, message))
     named = tuple(dict.fromkeys(stored_form(one) or one for one in ids))
+    if named and verb.is_of_runs:
+        message = f"{verb.value} applies to runs by filters; ids are those of tasks."
+        return Err(BrokerOperationError(BrokerErrorCode.INVALID_QUERY, message))
     if len(named) > ORDER_MAX:
         message = f"An order takes at most {ORDER_MAX:,} tasks, not {len(named):,}."
         return Err(BrokerOperationError(BrokerErrorCode.INVALID_QUERY, message))

@@ -51,6 +51,7 @@ from horsies.web.hub import Hub
 from horsies.web.reading import web_broker
 from horsies.web.rendering import (
     STATIC_TYPES,
+    BadRequest,
     Forbidden,
     NotFound,
     Page,
@@ -223,6 +224,8 @@ class Dashboard:
     def _require_host(self, request: Request) -> None:
         if len(request.scope.get("query_string", b"")) > URL_BYTES_MAX:
             raise HTTPException(414, "The URL is longer than 8 KB.")
+        if "\x00" in request.scope["path"]:
+            raise BadRequest("The address contains NUL, which PostgreSQL cannot store.")
         host = request.headers.get("host", "")
         if not is_allowed_host(host, self.site.settings.allowed_hosts):
             sentence = f"The dashboard does not answer for this host; add --allowed-host {host!r}."
@@ -276,7 +279,8 @@ class Dashboard:
         try:
             await self.site.reader.read(read_rows(list_queue_states, Nothing()))
         except Problem as problem:
-            return PlainTextResponse(f"not ready: {problem.sentence}\n", 503)
+            # The sentence may name hosts and users, and a probe needs no authentication.
+            return PlainTextResponse(f"not ready: {problem.code}\n", 503)
         return PlainTextResponse("ready\n")
 
     async def _static(self, request: Request) -> Response:

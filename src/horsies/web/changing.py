@@ -15,6 +15,7 @@ from starlette.responses import Response
 
 from horsies.monitor.documents import json_text
 from horsies.result import Err, Result
+from horsies.task_result import storable_text
 from horsies.web.access import net_location
 from horsies.web.rendering import BadRequest, NotFound, Problem, Refused, Unavailable, View
 from horsies.web.routes import Handler, Route, RouteVerb
@@ -51,6 +52,11 @@ async def text_field(view: View, name: str) -> str | None:
         return None
     if not isinstance(value, str):
         raise BadRequest(f"{name} must be text.", code="INVALID_VALUE")
+    if storable_text(value) != value:
+        raise BadRequest(
+            f"{name} must not contain NUL or a lone surrogate, which PostgreSQL cannot store.",
+            code="INVALID_VALUE",
+        )
     return value.strip()[:REASON_MAX]
 
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from typing import Any
-from urllib.parse import parse_qsl
+from urllib.parse import parse_qsl, urlencode
 from weakref import WeakKeyDictionary
 
 from starlette.responses import Response
@@ -142,7 +142,7 @@ def _opened(view: View, sealed: object) -> Order | None:
 async def new_order(view: View) -> Page:
     """Show the dry run of an order, with the button that starts it."""
     verb = _verb_named(view.query.get("verb"))
-    if view.query.get("argument"):
+    if texts_of(view, "argument"):
         raise BadRequest(
             "A bulk order cannot filter by argument; select the tasks in the list instead.",
             code="INVALID_FILTER",
@@ -319,6 +319,9 @@ async def post_order(view: View) -> Response:
     preview: Preview = await view.read(script)
     if await is_on(view, "dry_run", False):
         return answer_document(_preview_document(view, preview))
+    known = await view.read(order_script(preview.order.id))
+    if known is not None and known.order.verb is not verb:  # the rights were checked for this verb
+        raise Refused("The Idempotency-Key stands for another order.", code="KEY_REUSED")
     return await _started(view, preview.order)
 
 
@@ -402,7 +405,8 @@ async def purge_queue(view: View) -> Response:
     if isinstance(checked, Response):
         return checked
     if not is_api(view):
-        return view.redirect(f"/orders/new?verb=purge_queue&queue={name}")
+        query = urlencode({"verb": OrderVerb.PURGE_QUEUE.value, "queue": name})
+        return view.redirect(f"/orders/new?{query}")
     options = {"reason": await text_field(view, "reason"), "order_id": _keyed_id(view)}
     script = _preview_script(view, OrderVerb.PURGE_QUEUE, TaskFilters(queues=[name]), **options)
     preview: Preview = await view.read(script)
