@@ -61,7 +61,7 @@ def test_mounted_in_fastapi_every_address_works(database_variable: str) -> None:
     namespace: dict[str, Any] = {}
     exec(compile(FILES["main.py"], "main.py", "exec"), namespace)
     dashboard = namespace["api"].routes[-1].app
-    dashboard.hub.stream_seconds = 0.2
+    dashboard.hub.stream_seconds = 3
 
     async def main() -> tuple[dict[str, int], httpx.Response]:
         transport = httpx.ASGITransport(namespace["api"])
