@@ -23,6 +23,7 @@ from horsies.config.postgres import PostgresConfig
 from horsies.database_url import mask_url
 from horsies.db.statement import Nothing, read_rows
 from horsies.db.statements.monitor import list_queue_states
+from horsies.tasks.recording import Action, Actor, log_action
 from horsies.web import (
     actions,
     api,
@@ -211,7 +212,12 @@ class Dashboard:
         request.state.access = view.access  # for an error page of this request
         if route.method == "POST":
             view.body = await _bounded_body(request)
-            await self._require_intent(route, view)
+            try:
+                await self._require_intent(route, view)
+            except Forbidden as refusal:
+                action, actor = Action("post", view.path), Actor(view.access.user, "web")
+                log_action(action, actor, "forbidden", refusal.sentence)
+                raise
         return view
 
     def _require_host(self, request: Request) -> None:
