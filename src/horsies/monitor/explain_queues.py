@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import Any
 
-from horsies.db.statements.explain import DueCount, LastServer, Place, WorkerSettings
+from horsies.db.statements.explain import DueCount, Knowledge, LastServer, Place
 from horsies.db.statements.monitor import WorkerSummary
 from horsies.monitor.overview import WorkerHealth, health_of, misses_notifications
 from horsies.monitor.reasons import (
@@ -28,8 +29,9 @@ LIVE = (WorkerHealth.ALIVE, WorkerHealth.SILENT)
 class QueueSituation:
     """A queue, the open workers of the cluster, and the tasks in flight.
 
-    ``workers`` are all workers without a shutdown. ``others`` are the due tasks of queues that all
-    workers of this queue serve first. ``paused_by`` names the operator, if the change is on record.
+    ``workers`` are all workers without a shutdown, ``recovery`` their settings where they matter.
+    ``others`` are the due tasks of queues that all workers of this queue serve first. ``paused_by`` names
+    the operator, if the change is on record.
     """
 
     name: str
@@ -37,7 +39,8 @@ class QueueSituation:
     paused_at: datetime | None = None
     paused_by: str | None = None
     workers: Sequence[WorkerSummary] = ()
-    settings: Mapping[str, WorkerSettings] = field(default_factory=dict)
+    knowledge: Mapping[str, Knowledge] = field(default_factory=dict)
+    recovery: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     last_server: LastServer | None = None
     places: Sequence[Place] = ()
     others: Sequence[DueCount] = ()

@@ -54,12 +54,17 @@ class TaskSituation:
     @property
     def takers(self) -> list[WorkerSummary]:
         """The live workers of the queue that know the task."""
-        settings = self.queue.settings
-        return [
-            worker
-            for worker in self.queue.servers
-            if worker.worker_id not in settings or settings[worker.worker_id].knows_task
-        ]
+        return takers_of(self.queue)
+
+
+def takers_of(queue: QueueSituation) -> list[WorkerSummary]:
+    """Return the live workers of a queue that know the wanted task."""
+    known = queue.knowledge
+    return [
+        worker
+        for worker in queue.servers
+        if worker.worker_id not in known or known[worker.worker_id].knows_task
+    ]
 
 
 def task_reasons(situation: TaskSituation) -> list[Reason]:
@@ -212,9 +217,9 @@ def _worker_reasons(situation: TaskSituation) -> Iterator[Reason]:
     elif not takers:
         yield _unknown(situation)
     versions = {
-        queue.settings[worker.worker_id].fingerprint
+        queue.knowledge[worker.worker_id].fingerprint
         for worker in takers
-        if worker.worker_id in queue.settings
+        if worker.worker_id in queue.knowledge
     }
     if len(versions - {None}) > 1:
         yield reason(
@@ -251,8 +256,7 @@ def _wanted(task: TaskFacts) -> str:
 
 
 def _setting(queue: QueueSituation, worker: WorkerSummary, name: str) -> object:
-    settings = queue.settings.get(worker.worker_id)
-    return None if settings is None else (settings.recovery or {}).get(name)
+    return queue.recovery.get(worker.worker_id, {}).get(name)
 
 
 def _ahead(situation: TaskSituation) -> Iterator[Reason]:
