@@ -23,9 +23,14 @@ from horsies.db.statements.explain import (
     TaskFacts,
 )
 from horsies.db.statements.monitor import WorkerSummary
-from horsies.monitor.explain_queues import QueueBacklog, QueueSituation, queue_reasons
+from horsies.monitor.explain_queues import (
+    QueueBacklog,
+    QueueSituation,
+    missing_reason,
+    queue_reasons,
+)
 from horsies.monitor.explain_runs import node_reasons, run_reasons, schedule_reasons
-from horsies.monitor.explain_tasks import TaskSituation, missing_reason, task_reasons
+from horsies.monitor.explain_tasks import TaskSituation, task_reasons
 from horsies.monitor.reasons import CATALOGUE, Reason, lasting, obstacles_first
 from horsies.tasks.outcome import RETURNED_TO_QUEUE, TOO_LATE
 

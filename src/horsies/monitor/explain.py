@@ -61,6 +61,7 @@ from horsies.monitor.explain_queues import (
     COUNT_MAX,
     QueueBacklog,
     QueueSituation,
+    missing_reason,
     queue_holds,
     queue_reasons,
     queues_before,
@@ -74,7 +75,6 @@ from horsies.monitor.explain_runs import (
 )
 from horsies.monitor.explain_tasks import (
     TaskSituation,
-    missing_reason,
     takers_of,
     task_holds,
     task_reasons,

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
-from uuid import UUID
+from datetime import datetime, timedelta
 
 from horsies.db.statements.explain import Ahead, MapPlace, OpenTransaction, TaskFacts
 from horsies.db.statements.monitor import WorkerSummary
@@ -36,8 +35,6 @@ from horsies.tasks.outcome import RETURNED_TO_QUEUE, TOO_LATE
 
 # How long an operator wants to read that a worker was lost.
 LOSS_SHOWN_SECONDS = 600.0
-# An id made this long ago is not that of a send that is still being committed.
-SENDING_SECONDS = 3_600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -437,7 +434,7 @@ def _lost(situation: TaskSituation, code: str, switch: str, method: str) -> Reas
     )
 
 
-# A task that has ended or is missing
+# A task that has ended
 
 
 def _ended(task: TaskFacts) -> Iterator[Reason]:
@@ -476,48 +473,3 @@ def _not_retried(task: TaskFacts) -> Reason:
     codes = {LIMIT_REACHED: "NOT_RETRIED_USED_UP", NOT_LISTED: "NOT_RETRIED_UNLISTED"}
     code = next((codes[end] for end in codes if why.endswith(end)), "NOT_RETRIED_NO_POLICY")
     return reason(code, f"It was {why}.")
-
-
-def missing_reason(
-    what: str,
-    row_id: str,
-    looked_at: datetime,
-    writers: Sequence[OpenTransaction],
-    retention_hours: float | None,
-) -> Reason:
-    """Return why there is no such task or run, by the time in its id."""
-    made_at = _made_at(row_id)
-    there = f"There is no {what} {row_id}"
-    if made_at is None:
-        return reason("NOT_FOUND", f"{there}; look at another database, or check the id.")
-    age = (looked_at - made_at).total_seconds()
-    if writers and age < SENDING_SECONDS:
-        shown = session_label(writers[0], looked_at)
-        return reason(
-            "NOT_FOUND_YET",
-            f"{there} yet; the id was made {lasting(age)} ago, and a transaction that may hold the row "
-            f"is open: {shown}.",
-            since=made_at,
-            subjects=[f"pid {writer.pid}" for writer in writers],
-            remedy="commit the transaction of the sender",
-        )
-    if retention_hours is not None and age > retention_hours * 3_600:
-        return reason(
-            "NOT_FOUND_DELETED",
-            f"{there} any more; the id was made {lasting(age)} ago, and finished ones are kept for "
-            f"{lasting(retention_hours * 3_600)}.",
-            since=made_at,
-            remedy="raise terminal_record_retention_hours, or send with a longer retention",
-        )
-    return reason(
-        "NOT_FOUND",
-        f"{there}; the id was made {lasting(age)} ago. Its send was rolled back, or it is in another "
-        "database.",
-        since=made_at,
-    )
-
-
-def _made_at(row_id: str) -> datetime | None:
-    """Return the time in a UUIDv7; None for other ids."""
-    number = UUID(row_id)
-    return datetime.fromtimestamp((number.int >> 80) / 1000, UTC) if number.version == 7 else None
