@@ -68,8 +68,13 @@ def is_installed() -> bool:
 
 
 def start_in_child() -> None:
-    """Make the provider of a new child process."""
-    _set_provider()
+    """Make the provider of a new child process.
+
+    A child that its worker forked directly has the worker's provider: it cannot be replaced, and the
+    SDK starts the threads of its batch processors again after a fork.
+    """
+    if _provider is None:
+        _set_provider()
 
 
 def stop_in_child() -> None:

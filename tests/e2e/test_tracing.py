@@ -187,6 +187,24 @@ def check_log(log: str, span: Span) -> None:
     ]
 
 
+def test_a_directly_forked_child_exports_its_spans(
+    fleet: Fleet, programs: ModuleType, connection: Database, tmp_path: Path
+) -> None:
+    path = tmp_path / "spans"
+    worker = fleet.start(
+        application=APPLICATION,
+        processes=1,
+        config={"tracing": {}},
+        environment={SPANS_VARIABLE: str(path)},
+    )
+    task_id = insert_raw(connection, "look", "[]")
+    found = programs.app.get_result(task_id, 20_000).ok_value
+    assert worker.stop() == 0
+    (span,) = read_spans(path)
+    assert (span.name, span.trace) == ("process look", found)
+    assert "Overriding" not in worker.log()
+
+
 def test_without_tracing_nothing_is_stored_and_nothing_imported(
     fleet: Fleet, programs: ModuleType, connection: Database
 ) -> None:

@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 from opentelemetry import trace
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
 
@@ -21,18 +19,11 @@ from horsies.worker.protocol import Assignment
 from horsies.workflow.build.plan import fingerprint, plan, with_trace
 from tests.support.database import Database
 from tests.support.rows import finish, row_of, stored
+from tests.support.spans import provider as provider
+from tests.support.spans import spans as spans
 from tests.tasks.conftest import add_task
 
 UNREACHABLE = "postgresql://app@127.0.0.1:1/shop"
-
-
-@pytest.fixture
-def spans(monkeypatch: pytest.MonkeyPatch) -> InMemorySpanExporter:
-    """The spans of this test; the provider of the process stays as it is."""
-    exporter, provider = InMemorySpanExporter(), TracerProvider(shutdown_on_exit=False)
-    provider.add_span_processor(SimpleSpanProcessor(exporter))
-    monkeypatch.setattr(trace, "get_tracer", provider.get_tracer)
-    return exporter
 
 
 @pytest.fixture

@@ -241,9 +241,9 @@ def encode_report(report: ChildReport, rss_bytes: int = 0, run_microseconds: int
     task_id, result = report.task_id, report.result_json
     code, message = report.error_code, report.error_message
     try:
-        names, seconds, traceparent = report[7:]
-        has_rest = bool(names) or seconds is not None or traceparent is not None
-        rest = json.dumps([names, seconds, traceparent]) if has_rest else ""
+        names, seconds = report.exception_names, report.retry_after
+        has_rest = bool(names) or seconds is not None or report.traceparent is not None
+        rest = json.dumps([names, seconds, report.traceparent]) if has_rest else ""
         body = f"{task_id}{result}{code or ''}{message or ''}{rest}".encode()
     except UnicodeEncodeError:
         return encode_report(_without_surrogates(report), rss_bytes, run_microseconds)

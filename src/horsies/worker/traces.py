@@ -6,17 +6,23 @@ application traces has this object.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Collection, Sequence
 
+import psycopg
+
 from horsies.config.tracing import TracingConfig
 from horsies.current_task import CurrentTask
+from horsies.db.errors import describe, is_transient
 from horsies.db.pipeline import Pipeline
 from horsies.db.statements.traces import ReadTraces, StoreTraces, read_traces, store_traces
 from horsies.db.statements.turn import ClaimedTask
 from horsies.tasks.outcome import Outcome
 from horsies.tracing import killed_span, with_previous
 from horsies.worker.protocol import Assignment
+
+logger = logging.getLogger("horsies.worker")
 
 
 class Traces:
@@ -35,22 +41,34 @@ class Traces:
     def close(self, assignment: Assignment, outcome: Outcome, seconds: float | None) -> None:
         """Make the span of an attempt whose child died, or that was stopped."""
         task = CurrentTask(assignment, time.time() - (seconds or 0.0))
-        traceparent = killed_span(
-            self._settings,
-            task,
-            self._attributes,
-            outcome.error_code or "",
-            outcome.error_message or "",
-            will_retry=outcome.delay_seconds is not None,
-        )
+        try:
+            traceparent = killed_span(
+                self._settings,
+                task,
+                self._attributes,
+                outcome.error_code or "",
+                outcome.error_message or "",
+                will_retry=outcome.delay_seconds is not None,
+            )
+        except Exception:  # a sampler or a span processor of the application may raise
+            logger.exception("the span of task %s could not be made", assignment.task_id)
+            return
         self._ended[assignment.task_id] = assignment.attempt, traceparent
 
     def store(self, pipeline: Pipeline, recorded: Collection[str]) -> None:
         """Store the spans of the attempts whose outcomes are recorded."""
         found = [(task_id, *self._ended.pop(task_id)) for task_id in recorded & self._ended.keys()]
-        if found:
-            ids, attempts, traceparents = map(list, zip(*found, strict=True))
+        if not found:
+            return
+        ids, attempts, traceparents = map(list, zip(*found, strict=True))
+        try:
             pipeline.run([(store_traces, StoreTraces(ids, attempts, traceparents))])
+        except psycopg.Error as error:  # the outcomes are recorded: only links are lost
+            if is_transient(error):
+                raise
+            logger.warning(
+                "the spans of %d attempt(s) are not stored: %s", len(ids), describe(error)
+            )
 
     def linked(self, pipeline: Pipeline, tasks: Sequence[ClaimedTask]) -> list[ClaimedTask]:
         """Return the tasks with the span of the attempt before in the options of retried ones."""

@@ -40,6 +40,7 @@ _MISFITS = (
     OperationalErrorCode.SUBWORKFLOW_LOAD_FAILED,
     OperationalErrorCode.WORKER_SERIALIZATION_ERROR,
 )
+_NO_SPAN = "The span of task %r could not be %s."
 # Tasks of the library that only mark a moment of a run.
 _UNTRACED = frozenset({SLEEP_TASK, SIGNAL_TASK})
 
@@ -107,16 +108,24 @@ class AppProgram:
         if assignment.node is not None:
             root = assignment.node.root_workflow_id or assignment.node.workflow_id
             attributes["messaging.message.conversation_id"] = root
-        span = tracing.Processing(settings, task, attributes)
-        span.attach()
+        try:
+            span = tracing.Processing(settings, task, attributes)
+            span.attach()
+        except Exception as error:  # a sampler or a span processor of the application may raise
+            log_safely(logger, logging.ERROR, _NO_SPAN, task.name, "started", error=error)
+            return self._execute_inheriting(assignment)
         try:
             report = self._execute_inheriting(assignment, [span.around])
         except BaseException:
             span.detach()  # the worker stops the task: it has the reason, and makes the span
             raise
-        code = None if report.ok else report.error_code or "ERROR"
-        will_retry = code is not None and _will_retry(task, report)
-        span.end(code, report.error_message, will_retry=will_retry)
+        try:
+            code = None if report.ok else report.error_code or "ERROR"
+            will_retry = code is not None and _will_retry(task, report)
+            span.end(code, report.error_message, will_retry=will_retry)
+        except Exception as error:
+            log_safely(logger, logging.ERROR, _NO_SPAN, task.name, "ended", error=error)
+            return report
         return report._replace(traceparent=span.traceparent)
 
     def warm_up(self, assignment: Assignment) -> ChildReport:
