@@ -35,6 +35,7 @@ from horsies.config.app import (
 )
 from horsies.config.postgres import PostgresConfig
 from horsies.config.schedules import ScheduleConfig, TaskSchedule, WorkflowSchedule
+from horsies.config.tracing import TracingConfig
 from horsies.current_task import CurrentTask, current_task
 from horsies.db.statements.monitor import (
     ExpiredTask,
@@ -200,6 +201,7 @@ __all__ = [
     "RecoveryConfig",
     "WorkerResilienceConfig",
     "PayloadConfig",
+    "TracingConfig",
     "PayloadPolicy",
     "RetryPolicy",
     "ExceptionMapper",

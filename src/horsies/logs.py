@@ -19,7 +19,7 @@ from enum import StrEnum
 from math import isfinite
 from typing import Any, TextIO
 
-from horsies.current_task import running_task
+from horsies.current_task import CurrentTask, running_task
 from horsies.database_url import mask_url
 from horsies.errors import allows_colors
 
@@ -30,7 +30,7 @@ _OWN_ATTRIBUTES = {
     *vars(logging.makeLogRecord({})),
     *("message", "asctime", "taskName", "task_label", "worker_label"),
 }
-_TASK_FIELDS = ("task_id", "task_name", "attempt")
+_OTEL = "opentelemetry.trace"
 _FORCING_VARIABLES = ("HORSIES_FORCE_COLOR", "FORCE_COLOR")
 # Delete, the C1 controls, line separators and the marks that reorder text, which JSON allows unescaped.
 _HIDDEN = "\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069"
@@ -112,7 +112,8 @@ class StderrHandler(logging.StreamHandler[TextIO]):
 
 
 class TaskFilter(logging.Filter):
-    """Adds task_id, task_name and attempt to every record written while a task runs, and the worker's name.
+    """Adds the task, its queue, run and node to every record written while a task runs, the worker's name,
+    and the ids of the current OpenTelemetry span if there is one.
 
     A filter and not a record factory: attributes that exist before `extra` is applied would make
     `logger.info(..., extra={"task_id": ...})` raise.
@@ -123,11 +124,33 @@ class TaskFilter(logging.Filter):
         task = running_task()
         record.task_label = "" if task is None else f" [{task.name} {task.id} #{task.attempt}]"
         record.worker_label = "" if _worker_name is None else f"{_worker_name} "
-        if task is not None:
-            for name, value in zip(_TASK_FIELDS, (task.id, task.name, task.attempt), strict=True):
-                if not hasattr(record, name):
-                    setattr(record, name, value)
+        fields: dict[str, object] = {} if task is None else _task_fields(task)
+        if _OTEL in sys.modules:
+            fields |= _span_fields(sys.modules[_OTEL])
+        for name, value in fields.items():
+            if not hasattr(record, name):
+                setattr(record, name, value)
         return True
+
+
+def _task_fields(task: CurrentTask) -> dict[str, object]:
+    fields = {
+        "task_id": task.id,
+        "task_name": task.name,
+        "attempt": task.attempt,
+        "queue": task.queue or None,
+        "workflow_id": task.workflow_id,
+        "node_id": task.node_id,
+    }
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def _span_fields(trace: Any) -> dict[str, object]:
+    """The ids of the current span, read from the module that the application has imported."""
+    context = trace.get_current_span().get_span_context()
+    if not context.is_valid:
+        return {}
+    return {"trace_id": f"{context.trace_id:032x}", "span_id": f"{context.span_id:016x}"}
 
 
 def escape_json(text: str) -> str:

@@ -114,6 +114,16 @@ DAMAGES = {
         ("ALTER TABLE horsies_tasks SET (fillfactor = 100)",),
         YELLOW,
     ),
+    "dead rows": Damage(
+        "vacuum",
+        (
+            "INSERT INTO horsies_queues (queue_name) SELECT 'q' || n FROM generate_series(1, 300) AS n",
+            "DELETE FROM horsies_queues",
+            "SELECT pg_stat_force_next_flush()",
+        ),
+        YELLOW,
+        Limits(dead_rows=200),
+    ),
     "never analysed": Damage(
         "statistics",
         (

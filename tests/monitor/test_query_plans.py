@@ -16,6 +16,7 @@ import pytest
 from psycopg import Connection
 
 from horsies.db.statement import Nothing, Statement, field_names
+from horsies.db.statements.actions import ACTIONS
 from horsies.db.statements.dashboard import (
     DASHBOARD,
     ArrivalSample,
@@ -41,7 +42,16 @@ from horsies.db.statements.doctor import (
     count_abandoned,
     list_due_queues,
 )
-from horsies.db.statements.explain import EXPLAIN
+from horsies.db.statements.explain import (
+    EXPLAIN,
+    CountAhead,
+    CountDue,
+    count_ahead,
+    count_due,
+    explain_task,
+    find_unknown_names,
+    list_places,
+)
 from horsies.db.statements.lookup import (
     LOOKUP,
     GroupFailures,
@@ -58,6 +68,7 @@ from horsies.db.statements.monitor import (
     ListNewestTasks,
     ListTasks,
     ListWorkers,
+    QueueName,
     Sample,
     StaleThreshold,
     Window,
@@ -74,6 +85,7 @@ from horsies.db.statements.monitor import (
     newest_worker_states,
 )
 from horsies.db.statements.queues import QUEUES
+from horsies.db.statements.tasks import TaskId
 from tests.support.query_plans import nodes, reads
 
 FIRST, LAST = f"{uuid.UUID(int=0)}", f"{uuid.UUID(int=2**128 - 1)}"
@@ -86,7 +98,9 @@ BIG_TABLES = (
 )
 STATEMENTS = [
     pytest.param(statement, id=name)
-    for catalogue in (MONITOR, DASHBOARD, LOOKUP, QUEUES, MEASURES, METRICS, DOCTOR, EXPLAIN)
+    for catalogue in (
+        *(ACTIONS, MONITOR, DASHBOARD, LOOKUP, QUEUES, MEASURES, METRICS, DOCTOR, EXPLAIN),
+    )
     for name, statement in catalogue.statements.items()
 ]
 
@@ -357,3 +371,28 @@ def test_the_doctor_reads_windows_of_queues_and_tasks_in_flight(full: Connection
     (counts,), cost = reads(full, count_abandoned, Seconds(60.0))
     assert counts == (0, 0, 0)
     assert cost < 500
+
+
+def test_an_explanation_reads_a_bounded_part_of_a_long_queue(full: Connection[Any]) -> None:
+    (last,) = full.execute(
+        "SELECT id::text, priority, enqueued_at FROM horsies_tasks WHERE status = 'PENDING' "
+        "AND queue_name = 'reports' AND enqueued_at <= now() "
+        "ORDER BY priority DESC, enqueued_at DESC, id DESC LIMIT 1"
+    )
+    task_id, priority, enqueued_at = last
+    (facts,), cost = reads(full, explain_task, TaskId(task_id))
+    assert facts.queue_name == "reports"
+    assert cost < 30
+    place = CountAhead("reports", priority, enqueued_at, task_id, 101)
+    (ahead,), cost = reads(full, count_ahead, place)
+    assert ahead.due == 101
+    assert cost < 300
+    (due,), cost = reads(full, count_due, CountDue(["reports"], 101))
+    assert due.due == 101
+    assert cost < 600
+    unknown, cost = reads(full, find_unknown_names, QueueName("reports"))
+    assert unknown == []  # workers that registered no names may know any
+    assert cost < 3_500
+    places, cost = reads(full, list_places, QueueName("mail"))
+    assert (len(places), places[0].in_queue) == (5, 50)
+    assert cost < 300

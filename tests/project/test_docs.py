@@ -172,6 +172,7 @@ def _in_a_coroutine(text: str) -> str:
             "scheduling.md",
             "operating.md",
             "inside-a-task.md",
+            "tracing.md",
             "dashboard.md",
         ),
         *("workflows.md", "workflows-steering.md"),

@@ -10,8 +10,12 @@ import pytest
 from psycopg import Connection
 
 from horsies.db.statement import Statement, field_names
-from horsies.db.statements.schedules import SCHEDULES
-from tests.support.query_plans import nodes
+from horsies.db.statements.schedules import (
+    SCHEDULES,
+    ListNewestScheduleRuns,
+    list_newest_schedule_runs,
+)
+from tests.support.query_plans import nodes, reads
 
 STATEMENTS = [pytest.param(statement, id=name) for name, statement in SCHEDULES.statements.items()]
 
@@ -80,3 +84,15 @@ def used_indexes(url: str, name: str) -> set[str]:
         full.execute("SET plan_cache_mode = force_generic_plan")
         plan = plan_of(full, SCHEDULES.statements[name])
     return {node["Index Name"] for node in nodes(plan) if "Index Name" in node}
+
+
+def test_the_newest_runs_of_a_page_of_schedules_cost_what_is_shown(full_url: str) -> None:
+    names = [f"schedule {number}" for number in range(1, 51)]
+    for mode in ("force_generic_plan", "force_custom_plan"):
+        with psycopg.connect(full_url, autocommit=True, prepare_threshold=0) as full:
+            full.execute("SELECT set_config('plan_cache_mode', %s, false)", (mode,))
+            with full.transaction():
+                params = ListNewestScheduleRuns(names, 20)
+                rows, cost = reads(full, list_newest_schedule_runs, params)
+        assert len(rows) == 40
+        assert cost < 300

@@ -32,6 +32,7 @@ from horsies.config.app import (
 )
 from horsies.config.postgres import PostgresConfig
 from horsies.config.schedules import ScheduleConfig, TaskSchedule, WorkflowSchedule
+from horsies.config.tracing import TracingConfig
 from horsies.monitor.doctor import CHECKS
 from horsies.monitor.metrics import CATALOGUE, Metric
 from horsies.monitor.reasons import CATALOGUE as REASONS
@@ -63,6 +64,7 @@ MODELS: tuple[type[BaseModel], ...] = (
     RecoveryConfig,
     WorkerResilienceConfig,
     PayloadConfig,
+    TracingConfig,
     RetryPolicy,
     ScheduleConfig,
     TaskSchedule,
@@ -115,6 +117,7 @@ TYPE_NAMES: dict[tuple[type[BaseModel], str], str] = {
     },
     (WorkflowSchedule, "definition"): "a definition, or its key",
     (TaskSchedule, "args"): "tuple",
+    (TracingConfig, "parent"): '`"auto"`, `"always"` or `"never"`',
 }
 
 _PART = re.compile(r"(<!-- begin: (.+?) -->\n).*?(<!-- end: \2 -->)", re.DOTALL)

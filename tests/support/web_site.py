@@ -16,8 +16,10 @@ from horsies.web.rendering import Page, Settings, Site, View, environment
 from horsies.web.routes import Handler, Route
 
 TEMPLATES = {
-    "counter.html": """{% extends "base.html" %}{% block main %}
-<section data-region="count">{% block region_count %}<p>sample {{ count }}</p>{% endblock %}</section>
+    "counter.html": """{% extends "base.html" %}
+{% macro shown(number) %}sample {{ number }}{% endmacro %}
+{% block main %}
+<section data-region="count">{% block region_count %}<p>{{ shown(count) }}</p>{% endblock %}</section>
 <section data-region="still">{% block region_still %}<p>still</p>
 <form method="post" action="{{ url('/pause') }}">{{ csrf('pause_queue') }}<button>Pause</button></form>
 {% endblock %}</section>{% endblock %}""",

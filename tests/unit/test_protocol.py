@@ -64,6 +64,7 @@ reports = st.builds(
     error_message=st.none() | texts,
     exception_names=st.lists(st.text(max_size=20), max_size=3).map(tuple),
     retry_after=st.none() | st.floats(0, 31_536_000),
+    traceparent=st.none() | st.text(max_size=60),
 )
 
 
@@ -96,12 +97,14 @@ def test_half_characters_in_a_report_are_escaped() -> None:
     assert arrived.error_message == "file \\udc80.txt"
 
 
-@pytest.mark.parametrize("part", [b"[", b"[1]", b'[[], "soon"]', b"[[], NaN]", b"[5, null]"])
-def test_a_part_for_retries_that_cannot_be_read_is_refused(part: bytes) -> None:
+@pytest.mark.parametrize(
+    "part", [b"[", b"[1]", b'[[], "soon", null]', b"[[], NaN, null]", b"[5, null, null]"]
+)
+def test_a_rest_that_cannot_be_read_is_refused(part: bytes) -> None:
     report = ChildReport("task", 1, False, "{}", "X", None, exception_names=("builtins.OSError",))
     frame = protocol.encode_report(report)
-    with pytest.raises(ProtocolError, match="part for retries"):
-        protocol.decode_report(frame.replace(b'[["builtins.OSError"], null]', part))
+    with pytest.raises(ProtocolError, match="rest cannot be read"):
+        protocol.decode_report(frame.replace(b'[["builtins.OSError"], null, null]', part))
 
 
 @given(st.lists(reports, min_size=1, max_size=5), st.data())
@@ -161,8 +164,8 @@ def test_a_report_that_asks_for_an_impossible_retry_is_refused(seconds: str) -> 
     asking = ChildReport("task", 1, False, "{}", "C", "m", retry_after=1.0)
     frame = protocol.encode_report(asking)
     start = frame.rindex(b"[[]")
-    forged = frame[4:start] + f"[[],{seconds}]".encode()
-    with pytest.raises(ProtocolError, match="its part for retries cannot be read"):
+    forged = frame[4:start] + f"[[],{seconds},null]".encode()
+    with pytest.raises(ProtocolError, match="its rest cannot be read"):
         protocol.decode_report(len(forged).to_bytes(4, "big") + forged)
 
 

@@ -103,6 +103,12 @@ def test_more_keys_can_be_masked() -> None:
     masking = Masking(["birth"])
     assert MASK in masking.shown('{"date_of_birth":"2000-01-01"}').text
     assert MASKING.shown('{"date_of_birth":"2000-01-01"}').text.count("2000") == 1
+    patterns = Masking(["*_number"])
+    assert [patterns.hides(key) for key in ("Phone_Number", "numbers", "number_x")] == [
+        True,
+        False,
+        False,
+    ]
 
 
 def test_passwords_in_addresses_are_masked() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from playwright.sync_api import BrowserContext
+from playwright.sync_api import BrowserContext, Page, Route, expect
 
 from horsies.web import ViewOnly
 from tests.support.database import Database
@@ -280,3 +280,20 @@ def test_no_page_scrolls_sideways(tabs: BrowserContext, connection: Database) ->
         for path in (*PATHS, f"/workers/{worker}"):
             page.goto(path)
             assert page.evaluate("document.documentElement.scrollWidth") <= width, (path, width)
+
+
+@pytest.mark.browser
+def test_an_open_table_stays_open_while_numbers_change(page: Page, connection: Database) -> None:
+    add_measure(connection, 2)
+    add_task(connection, queue_name="mail")
+    streams: list[Route] = []
+    page.route("**/live/**", lambda stream: streams.append(stream))
+    with page.expect_request("**/live/**"):
+        page.goto("/")
+    page.get_by_text("as a table").first.click()
+    add_measure(connection, 3, done=70)
+    add_task(connection, queue_name="mail")
+    streams[0].continue_()
+    due = page.locator('tr[data-key="mail"] td[data-label="due"]')
+    expect(due).to_have_text("2", timeout=60_000)
+    expect(page.get_by_role("cell", name="70", exact=True)).to_be_visible()

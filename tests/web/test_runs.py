@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 import time
 from typing import Any
+from urllib.parse import urljoin
 
 import pytest
 
 from horsies import MapNode, SignalNode, SubWorkflowNode, WorkflowDefinition
 from horsies.app import Horsies
-from horsies.web.folding import FOLD_ABOVE
+from horsies.web.folding import FOLD_ABOVE, fold
+from horsies.web.layout import lay_out
 from tests.support import runs
 from tests.support.database import Database
 from tests.web.conftest import Ask
@@ -33,6 +35,11 @@ SELECT '00000000-0000-7000-8000-000000000001', n, 'node-' || n, 'task',
     '{}', 'default', 100, '{}', 0, now()
 FROM generate_series(0, 4999) AS n;
 """
+
+
+def address(link: re.Match[str], path: str) -> str:
+    """The address of a relative link on the page at this path."""
+    return urljoin(path, str(link[1]).replace("&amp;", "&"))
 
 
 @pytest.fixture
@@ -125,15 +132,31 @@ def test_a_bad_query_of_a_run_is_refused(ask: Ask, shop: dict[str, Any], query: 
 
 def test_five_thousand_nodes_open_folded(ask: Ask, connection: Database) -> None:
     connection.execute(BIG_RUN)
-    ask("/workflows")  # connections and templates are ready
-    begin = time.monotonic()
-    page = ask(f"/workflows/{BIG}").text
-    assert time.monotonic() - begin < 2
+    taken = []
+    for _ in range(3):  # the fastest counts, for busy machines; about 0.3 s on an idle one
+        fold.cache_clear()
+        lay_out.cache_clear()
+        begin = time.monotonic()
+        page = ask(f"/workflows/{BIG}").text
+        taken.append(time.monotonic() - begin)
+    assert min(taken) < 2
     assert len(page) < 60_000
     assert 3 <= page.count('<g class="node') <= FOLD_ABOVE
     assert "2,498 × fetch" in page  # noqa: RUF001
     assert "5,000 nodes in" in page
     assert "Show every node" not in page
+
+
+def test_a_graph_of_middle_size_can_be_unfolded_and_a_small_one_folded(
+    ask: Ask, connection: Database
+) -> None:
+    connection.execute(BIG_RUN)
+    for size, query, boxes in ((400, "", 2), (400, "?boxes=all", 400), (100, "?boxes=folded", 2)):
+        connection.execute("DELETE FROM horsies_workflow_tasks WHERE task_index >= %s", (size,))
+        connection.execute("UPDATE horsies_workflows SET total_nodes = %s", (size,))
+        page = ask(f"/workflows/{BIG}{query}").text
+        assert page.count('<g class="node') == boxes, (size, query)
+        assert ("Show every node" in page) == (boxes == 2)
 
 
 def test_the_nodes_of_a_box_are_listed_failures_first_in_pages(
@@ -143,13 +166,13 @@ def test_the_nodes_of_a_box_are_listed_failures_first_in_pages(
     page = ask(f"/workflows/{BIG}").text
     link = re.search(r'href="([^"]*box=[^"]*)"><title>2,498 nodes, fetch', page)
     assert link is not None
-    rows = ask(link[1].replace("&amp;", "&")).text
+    rows = ask(address(link, f"/workflows/{BIG}")).text
     listed = re.findall(r'<tr data-key="(\d+)"', rows)
     assert listed[:3] == ["7", "1507", "1"]
     assert len(listed) == 100
     following = re.search(r'rel="next" href="([^"]*)"', rows)
     assert following is not None
-    more = ask(following[1].replace("&amp;", "&")).text
+    more = ask(address(following, f"/workflows/{BIG}")).text
     assert re.findall(r'<tr data-key="(\d+)"', more)[0] == "100"
 
 
@@ -170,7 +193,7 @@ def test_items_of_a_map_are_paged_and_failures_come_first(
     assert first == [49, 99, 149, *(n for n in range(98) if n != 49)]
     following = re.search(r'rel="next" href="([^"]*items=[^"]*)"', page)
     assert following is not None
-    more = ask(following[1].replace("&amp;", "&")).text
+    more = ask(address(following, f"/workflows/{shop['id']}")).text
     rest = [int(one) for one in re.findall(r'<td class="number">(\d+)</td>\s*<td><span', more)]
     assert sorted(first + rest) == list(range(150))
 
@@ -189,7 +212,7 @@ def test_the_list_filters_by_status_name_and_key(
     ask: Ask, shop: dict[str, Any], connection: Database
 ) -> None:
     connection.execute("UPDATE horsies_workflows SET workflow_key = 'books-11'")
-    for query in ("", "?status=open", "?name=import+%3Cshop%3E", "?key=books-11", "?since=1h"):
+    for query in ("", "?status=open", "?name=import+%3Cshop%3E", "?key=books-11", "?since=15m"):
         assert f'data-key="{shop["id"]}"' in ask(f"/workflows{query}").text, query
     for query in ("?status=FAILED", "?name=other", "?key=x"):
         assert "No run matches these filters" in ask(f"/workflows{query}").text, query
@@ -207,7 +230,7 @@ def test_the_list_has_pages(ask: Ask, connection: Database) -> None:
     seen = set(re.findall(r'<tr data-key="([^"]+)"', page))
     following = re.search(r'rel="next" href="([^"]*)"', page)
     assert following is not None
-    more = set(re.findall(r'<tr data-key="([^"]+)"', ask(following[1]).text))
+    more = set(re.findall(r'<tr data-key="([^"]+)"', ask(address(following, "/workflows")).text))
     assert (len(seen), len(more), len(seen | more)) == (50, 20, 70)
 
 

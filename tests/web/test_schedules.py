@@ -73,10 +73,12 @@ def test_the_newest_slots_show_runs_and_the_skip(
         "skip_reason = 'OVERLAP' WHERE schedule_name = 'nightly'"
     )
     page = ask("/schedules/nightly").text
-    history = page.split('data-region="history"')[1]
+    history = page.split('data-region="history"')[1].split("</table>")[0]
     assert history.count("by hand") == 3
     assert "the run before had not ended" in history
     assert history.index("overlap") < history.index("by hand")
+    changes = page.split('data-region="changes"')[1]
+    assert changes.count("run schedule") == 3
     signs = ask("/schedules").text.split('class="slots"')
     assert sum("skipped, overlap" in part for part in signs) == 1
 

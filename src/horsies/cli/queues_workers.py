@@ -48,7 +48,8 @@ from horsies.monitor.overview import (
     read_workers,
 )
 from horsies.monitor.queries import TaskFilters
-from horsies.tasks.broker import PostgresBroker
+from horsies.result import Err, Ok
+from horsies.tasks.broker import BrokerResult, PostgresBroker
 
 _QUEUE_COUNTS = ("CAP", "DUE", "DELAYED", "CLAIMED", "RUNNING", "OLDEST", "DONE/MIN", "FAILED/MIN")
 # Workers of one set of queues that `status` names.
@@ -93,17 +94,26 @@ def status(
             _print_status(_read_status(session), as_json)
             return
         with suppress(KeyboardInterrupt):
-            while True:
-                found = _read_status(session)
-                if sys.stdout.isatty():
-                    sys.stdout.write(CLEAR_SCREEN)
-                _print_status(found, as_json)
-                sys.stdout.flush()
-                time.sleep(every)
+            _watch_status(session, as_json, every)
 
 
 def _read_status(session: Session) -> Overview:
     return unwrap_or_exit(read_overview(session.broker, session.queue_caps))
+
+
+def _watch_status(session: Session, as_json: bool, every: float) -> None:
+    """Print the status until an interrupt. A database that goes away later is waited for."""
+    found: BrokerResult[Overview] = Ok(_read_status(session))
+    while True:
+        if isinstance(found, Err):
+            typer.echo(f"error: {found.err_value.message}", err=True)
+        else:
+            if sys.stdout.isatty():
+                sys.stdout.write(CLEAR_SCREEN)
+            _print_status(found.ok_value, as_json)
+            sys.stdout.flush()
+        time.sleep(every)
+        found = read_overview(session.broker, session.queue_caps)
 
 
 def _print_status(found: Overview, as_json: bool) -> None:

@@ -18,6 +18,7 @@ from pydantic import BaseModel, Field, PlainValidator, model_validator
 
 from horsies.config.postgres import PostgresConfig, channel_prefix
 from horsies.config.schedules import ScheduleConfig
+from horsies.config.tracing import TracingConfig
 from horsies.database_url import mask_url
 from horsies.error_codes import validate_error_code_name, validate_exception_mapper
 from horsies.errors import ConfigurationError, ErrorCode
@@ -339,6 +340,10 @@ class AppConfig(FrozenModel):
     hook_timeout_seconds: float = Field(default=10.0, gt=0, le=3_600)
     """Seconds that each start and stop hook of a child process may take, at most 3,600. Defaults to
     10."""
+
+    tracing: TracingConfig | None = None
+    """OpenTelemetry spans for sends, starts and attempts. None makes no span, stores nothing and imports
+    nothing. Defaults to None."""
 
     resend_on_transient_err: bool = False
     """Retry a send up to three times after a transient database error before it returns the error.

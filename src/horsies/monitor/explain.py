@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from datetime import datetime
 
 from horsies.db.statement import Nothing, Script, one_or_none
 from horsies.db.statements.explain import (
@@ -52,6 +53,7 @@ from horsies.db.statements.monitor import (
 from horsies.db.statements.schedules import ScheduleName
 from horsies.db.statements.tasks import TaskId
 from horsies.ids import stored_form
+from horsies.monitor.action_log import last_action_script
 from horsies.monitor.explain_queues import (
     COUNT_MAX,
     QueueBacklog,
@@ -154,7 +156,9 @@ def _task_situation(task: TaskFacts) -> Script[TaskSituation]:
     if status.is_terminal:
         return TaskSituation(task, QueueSituation(task.queue_name, task.looked_at))
     wanted = WantedTask(task.task_name, task.definition_key)
-    queue = yield from _queue_situation(task, wanted)
+    queue = yield from _queue_situation(
+        task.queue_name, task.looked_at, task.queue_paused_at, wanted
+    )
     holder: OpenTransaction | None = one_or_none((yield find_row_holder, TaskId(task.id)))
     places: Sequence[MapPlace] = ()
     if task.is_parked and task.item_index is not None and task.node_index is not None:
@@ -170,16 +174,12 @@ def _task_situation(task: TaskFacts) -> Script[TaskSituation]:
     return TaskSituation(task, queue, ahead, per_minute, holder, places)
 
 
-def _queue_situation(task: TaskFacts, wanted: WantedTask) -> Script[QueueSituation]:
-    return (
-        yield from _situation_of(
-            QueueSituation(task.queue_name, task.looked_at, task.queue_paused_at), wanted
-        )
-    )
-
-
-def _situation_of(queue: QueueSituation, wanted: WantedTask) -> Script[QueueSituation]:
-    name = queue.name
+def _queue_situation(
+    name: str, looked_at: datetime, paused_at: datetime | None, wanted: WantedTask
+) -> Script[QueueSituation]:
+    paused_by = None
+    if paused_at is not None:
+        paused_by = yield from _author(f"queue {name}", "pause_queue")
     workers: list[WorkerSummary] = yield list_workers, ListWorkers(include_stopped=False)
     settings: list[WorkerSettings] = yield list_worker_settings, wanted
     places = yield list_places, QueueName(name)
@@ -192,15 +192,23 @@ def _situation_of(queue: QueueSituation, wanted: WantedTask) -> Script[QueueSitu
     by_id: Mapping[str, WorkerSettings] = {one.worker_id: one for one in settings}
     return QueueSituation(
         name=name,
-        looked_at=queue.looked_at,
-        paused_at=queue.paused_at,
-        paused_by=queue.paused_by,
+        looked_at=looked_at,
+        paused_at=paused_at,
+        paused_by=paused_by,
         workers=workers,
         settings=by_id,
         last_server=last,
         places=places,
         others=others,
     )
+
+
+def _author(subject: str, verb: str) -> Script[str | None]:
+    """Return who made the last such change by hand, with the reason if there is one."""
+    row = yield from last_action_script(subject, verb)
+    if row is None:
+        return None
+    return f"{row.actor} ({row.detail})" if row.detail else row.actor
 
 
 def _rate(queue_name: str) -> Script[float]:
@@ -243,7 +251,10 @@ def _read_run(run_id: str) -> Script[Explanation | None]:
     by_node: dict[str, Sequence[Reason]] = {}
     for node in begun[:NODES_EXPLAINED]:
         by_node[node.node_id] = yield from _reasons_of_node(run, node)
-    reasons = obstacles_first(run_reasons(run, nodes, by_node))
+    paused_by = None
+    if run.paused_at is not None and run.failed_node is None:
+        paused_by = yield from _author(f"run {run.id}", "pause_run")
+    reasons = obstacles_first(run_reasons(run, nodes, by_node, paused_by))
     done = run.total_nodes - run.open_nodes
     holds = (
         f"{done:,} of {run.total_nodes:,} nodes have ended, {run.failed_nodes:,} of them failed.",
@@ -288,9 +299,7 @@ def explain_queue_script(name: str, configured: Sequence[str] = ()) -> Script[Ex
     """Explain why the tasks of a queue do not start; ``configured`` queues exist in any case."""
     (waiting,) = yield count_due, CountDue([name], COUNT_MAX + 1)
     (clock,) = yield read_clock, Nothing()
-    queue = yield from _situation_of(
-        QueueSituation(name, clock.now, waiting.paused_at), WantedTask(None, None)
-    )
+    queue = yield from _queue_situation(name, clock.now, waiting.paused_at, WantedTask(None, None))
     is_known = bool(
         queue.servers or queue.running or queue.last_server or waiting.due or waiting.delayed
     )
@@ -311,7 +320,10 @@ def explain_schedule_script(name: str) -> Script[Explanation]:
         sentence = f"There is no schedule {name!r} on record; a scheduler stores it when it starts."
         found = reason("NOT_FOUND", sentence, remedy="horsies scheduler APP")
         return Explanation(f"schedule {name}", None, (found,))
-    reasons = obstacles_first(schedule_reasons(schedule))
+    paused_by = None
+    if schedule.paused_at is not None:
+        paused_by = yield from _author(f"schedule {name}", "pause_schedule")
+    reasons = obstacles_first(schedule_reasons(schedule, paused_by))
     status = "PAUSED" if schedule.paused_at is not None else "OPEN"
     status = "ENDED" if schedule.next_run_at is None else status
     return Explanation(f"schedule {name}", status, reasons, tuple(schedule_holds(schedule)))

@@ -11,8 +11,8 @@ from horsies.db.statements.explain import Ahead, MapPlace, OpenTransaction, Task
 from horsies.db.statements.monitor import WorkerSummary
 from horsies.errors import UNLIMITED_RETRIES
 from horsies.monitor.explain_queues import (
-    COUNT_MAX,
     QueueSituation,
+    at_least,
     capacity_reasons,
     live,
     order_reasons,
@@ -259,15 +259,13 @@ def _ahead(situation: TaskSituation) -> Iterator[Reason]:
     ahead = situation.ahead
     if ahead is None or not ahead.due:
         return
-    is_all = ahead.read <= COUNT_MAX
-    number = f"{ahead.due:,}" if is_all else f"{ahead.due:,} or more"
     at_rate = ""
     if rate := situation.per_minute:
         at_rate = f"; at {rate:,.0f} per minute that takes {lasting(ahead.due / rate * 60)}"
-    are = "task is" if ahead.due == 1 and is_all else "tasks are"
+    are = "task is" if ahead.due == 1 else "tasks are"
     yield reason(
         "BEHIND",
-        f"{number} {are} ahead of it in queue {situation.queue.name!r}{at_rate}.",
+        f"{at_least(ahead.due)} {are} ahead of it in queue {situation.queue.name!r}{at_rate}.",
         subjects=[situation.queue.name],
         remedy=command("explain", "queue", situation.queue.name),
     )

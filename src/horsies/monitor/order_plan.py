@@ -82,6 +82,8 @@ class Order:
     ids: tuple[str, ...] = ()
     include_running: bool = True
     reason: str | None = None
+    # Whether tasks are left out that were sent again before.
+    once: bool = True
     at: datetime | None = None
     newest: str | None = None
     oldest: str | None = None

@@ -219,8 +219,9 @@ def _judge_script(order: Order, found: Sequence[_Found]) -> Script[Counter[str]]
     if order.verb is OrderVerb.RETRY_TASKS and fitting:
         (judged,) = yield judge_resends, Candidates(fitting)
         assert isinstance(judged, Refusals)
-        refused += Counter({IN_WORKFLOW: judged.in_workflow, SENT_AGAIN: judged.was_resent})
-    return refused
+        refused[IN_WORKFLOW] += judged.in_workflow
+        refused[SENT_AGAIN] += judged.was_resent if order.once else 0
+    return +refused
 
 
 def _spares_running(order: Order) -> bool:
@@ -386,7 +387,7 @@ def resent_id(order: Order, task_id: str) -> str:
 
 def _resend_script(order: Order, ids: list[str]) -> Script[Counter[str]]:
     new_ids = [resent_id(order, one) for one in ids]
-    rows: list[ResentTask] = yield resend_tasks, ResendTasks(ids, new_ids, once=True)
+    rows: list[ResentTask] = yield resend_tasks, ResendTasks(ids, new_ids, order.once)
     reasons = (
         IN_WORKFLOW if row.in_workflow else SENT_AGAIN if row.was_resent else CHANGED
         for row in rows

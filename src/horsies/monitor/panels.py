@@ -38,12 +38,13 @@ TASKS_SHOWN = 200
 HISTORY = timedelta(hours=24)
 _HISTORY_STEP = timedelta(minutes=10)
 _HOUR = timedelta(hours=1)
+_MINUTE = timedelta(minutes=1)
 _FIVE_MINUTES = timedelta(minutes=5)
 
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Series of all attempts, and by queue; and the last hour by task in slots of five minutes."""
+    """The series of all attempts; and the last hour by queue, in minutes, and by task, in five of them."""
 
     total: Series
     by_queue: Mapping[str, Series]
@@ -74,7 +75,7 @@ class WorkerPanel:
 def rates_script(since: timedelta, step: timedelta) -> Script[Rates]:
     """Read the rates of the whole system."""
     total = yield from read_measures_script(since, step)
-    by_queue = yield from read_split_measures_script("queue", since, step)
+    by_queue = yield from read_split_measures_script("queue", _HOUR, _MINUTE)
     by_task = yield from read_split_measures_script("task", _HOUR, _FIVE_MINUTES)
     return Rates(total, by_queue, by_task)
 
@@ -83,7 +84,7 @@ def queue_rates_script(name: str, since: timedelta, step: timedelta) -> Script[R
     """Read the rates of one queue."""
     total = yield from read_measures_script(since, step, [name])
     by_task = yield from read_split_measures_script("task", _HOUR, _FIVE_MINUTES, [name])
-    return Rates(total, {name: total}, by_task)
+    return Rates(total, {}, by_task)
 
 
 def queue_script(name: str, configured: Mapping[str, int | None]) -> Script[QueuePanel | None]:

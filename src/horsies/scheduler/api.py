@@ -46,7 +46,7 @@ from horsies.scheduler.entry import (
     read_definition,
     schedule_error,
 )
-from horsies.scheduler.targets import RunPlan, Work, work_for_now
+from horsies.scheduler.targets import RunPlan, Work, traced_work, work_for_now
 from horsies.scheduler.timing import Timing
 from horsies.tasks.broker import BrokerErrorCode, BrokerOperationError, BrokerResult, PostgresBroker
 from horsies.tasks.handle import TaskHandle
@@ -208,8 +208,11 @@ class Schedules:
         match work_for_now(entry.target, record.looked_at.astimezone(UTC)):
             case Err(reason):
                 return Err(BrokerOperationError(_WORKING, reason))
-            case Ok(work):
+            case Ok(made):
+                work, sending = traced_work(entry.target, made)
                 yield _run_step(name, work)
+                if sending is not None:
+                    sending.end()
                 return Ok(work)
 
     def _entry(self, record: ScheduleRecord) -> Entry | None:

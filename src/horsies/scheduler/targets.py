@@ -17,6 +17,7 @@ from uuid import UUID
 from horsies.codec.calls import CallSignature
 from horsies.config.app import AppConfig
 from horsies.config.schedules import AnySchedule, TaskSchedule, WorkflowSchedule
+from horsies.config.tracing import TracingConfig
 from horsies.db.statements.tasks import InsertTask
 from horsies.errors import HorsiesError
 from horsies.ids import fixed_id, new_id
@@ -25,7 +26,8 @@ from horsies.task_result import exception_text
 from horsies.tasks.definition import TaskDefinition, choose_queue
 from horsies.tasks.options import UNSET, SendOptions
 from horsies.tasks.request import Stamp, prepare
-from horsies.workflow.build.plan import plan
+from horsies.tracing import Sending, with_carrier
+from horsies.workflow.build.plan import plan, with_trace
 from horsies.workflow.definition import BuildsSpecs, WorkflowDefinition, build_child
 from horsies.workflow.nodes.nodes import AnyNode
 from horsies.workflow.spec import WorkflowSpec
@@ -47,6 +49,7 @@ class RunPlan:
     delay_seconds: float
     plan: str = field(repr=False)
     nodes: tuple[AnyNode, ...] = field(repr=False)
+    tracing: TracingConfig | None = None
 
 
 Work: TypeAlias = InsertTask | RunPlan
@@ -66,6 +69,28 @@ def work_for_slot(target: Target, slot: datetime) -> Result[Work, str]:
     """Return the task or run of this slot, with the same id and share of the jitter on every call."""
     stamp = Stamp(run_id(target.schedule.name, slot), slot)
     return target.make(stamp, target.schedule.jitter_seconds * jitter_share(stamp.task_id))
+
+
+def traced_work(target: Target, work: Work) -> tuple[Work, Sending | None]:
+    """Return the work with the context of a new root span, if the application traces.
+
+    The caller ends the span of work that was stored.
+    """
+    tracing = work.tracing if isinstance(work, RunPlan) else None
+    if isinstance(target, TaskTarget):
+        tracing = target.config.tracing
+    if tracing is None:
+        return work, None
+    name = target.schedule.name
+    attributes: dict[str, str | int] = {"horsies.schedule.name": name}
+    if isinstance(work, RunPlan):
+        attributes["horsies.workflow.id"] = work.id
+        sending = Sending(tracing, f"start {name}", attributes, is_later=True, is_root=True)
+        return replace(work, plan=with_trace(work.plan, sending.carrier)), sending
+    attributes |= {"messaging.message.id": work.id, "messaging.destination.name": work.queue_name}
+    title = f"send {work.task_name}"
+    sending = Sending(tracing, title, attributes, is_later=True, is_root=True)
+    return work._replace(task_options=with_carrier(work.task_options, sending.carrier)), sending
 
 
 def work_for_now(target: Target, now: datetime) -> Result[Work, str]:
@@ -205,7 +230,9 @@ class WorkflowTarget:
         except Exception as error:  # the user's build_with may raise anything
             reason = f"{type(error).__name__}: {exception_text(error)}"
             return Err(f"Workflow {self.definition.__name__} could not be built: {reason}")
-        return Ok(RunPlan(stamp.task_id, stamp.sent_at, delay_seconds, text, spec.tasks))
+        producer = spec.graph.producer
+        tracing = producer.config.tracing if producer else None
+        return Ok(RunPlan(stamp.task_id, stamp.sent_at, delay_seconds, text, spec.tasks, tracing))
 
 
 def _encode_kwargs(

@@ -31,7 +31,8 @@ from horsies.result import Err, Ok
 from horsies.scheduler.decide import Decision, Dropped, DueState, SkipReason, decide
 from horsies.scheduler.entry import Entry
 from horsies.scheduler.registry import DUE_MAX, Registry
-from horsies.scheduler.targets import RunPlan, Work, work_for_slot
+from horsies.scheduler.targets import RunPlan, Work, traced_work, work_for_slot
+from horsies.tracing import Sending
 
 logger = logging.getLogger("horsies.scheduler")
 
@@ -47,6 +48,8 @@ class Decided:
     due: DueSchedule
     decision: Decision
     work: Sequence[Work]
+    # The spans of the work, if the application traces.
+    sendings: Sequence[Sending] = ()
 
     @property
     def is_behind(self) -> bool:
@@ -74,6 +77,8 @@ def tick(pipeline: Pipeline, registry: Registry) -> TickResult:
         ticked = _tick_one_by_one(pipeline, registry)
     for decided in ticked.fired:
         _log(decided)
+        for sending in decided.sendings:
+            sending.end()
     return ticked
 
 
@@ -118,14 +123,17 @@ def _decide_one(entry: Entry | None, due: DueSchedule, runs_max: int) -> Decided
     if decision is None:
         return None
     work: list[Work] = []
+    sendings: list[Sending] = []
     for slot in decision.fire:
         match work_for_slot(entry.target, slot):
             case Ok(one):
-                work.append(one)
+                traced, sending = traced_work(entry.target, one)
+                work.append(traced)
+                sendings += [] if sending is None else [sending]
             case Err(reason):
                 logger.error("schedule %r, slot %s: %s", due.name, slot, reason)
                 decision = _refused(decision, slot)
-    return Decided(due, decision, work)
+    return Decided(due, decision, work, sendings)
 
 
 def _in_utc(due: DueSchedule) -> DueState:

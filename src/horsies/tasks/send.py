@@ -11,12 +11,13 @@ import functools
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 from horsies.codec.calls import EncodedCall
 from horsies.config.app import AppConfig
+from horsies.config.tracing import TracingConfig
 from horsies.db.statement import Script, Step
 from horsies.db.statements.tasks import (
     IdempotencyKey,
@@ -55,6 +56,7 @@ from horsies.tasks.request import (
     shared_values,
     suppressed,
 )
+from horsies.tracing import Sending, with_carrier
 
 logger = logging.getLogger("horsies.send")
 
@@ -118,6 +120,14 @@ class PreparedSend(NamedTuple, Generic[T]):
     transaction: object
     request: Request | None
     make_script: Callable[[], Script[T]]
+    sending: Sending | None = None
+
+    def end(self, stored: BrokerResult[T]) -> TaskSendResult[T]:
+        """Return the handles or the error, and end the span of the send."""
+        sent = stored.map_err(self.error)
+        if self.sending is not None:
+            self.sending.end(sent.err_value.code.value if isinstance(sent, Err) else None)
+        return sent
 
     def error(self, error: BrokerOperationError) -> TaskSendError:
         return _not_stored(error, self.request, self.transaction)
@@ -130,7 +140,7 @@ def store_prepared(sender: Sender, ready: TaskSendResult[PreparedSend[T]]) -> Ta
     prepared, started = ready.value, time.perf_counter()
     store = prepared.broker.store
     stored = store(prepared.make_script, prepared.transaction, resend=prepared.resend)
-    return _logged(sender, stored.map_err(prepared.error), prepared.request, started)
+    return _logged(sender, prepared.end(stored), prepared.request, started)
 
 
 async def store_prepared_async(
@@ -142,7 +152,7 @@ async def store_prepared_async(
     prepared, started = ready.value, time.perf_counter()
     store = prepared.broker.store_async
     stored = await store(prepared.make_script, prepared.transaction, resend=prepared.resend)
-    return _logged(sender, stored.map_err(prepared.error), prepared.request, started)
+    return _logged(sender, prepared.end(stored), prepared.request, started)
 
 
 def _logged(
@@ -215,6 +225,9 @@ class Sender:
         prepared = prepare(
             config, self.definition, self.options, args, kwargs, delay_seconds, hooks=hooks
         )
+        if config.tracing is not None and isinstance(prepared, Ok):
+            request, sending = self._traced(config.tracing, prepared.value)
+            return self._single(Ok(request), sending)
         return self._single(prepared)
 
     def prepare_retry(
@@ -248,12 +261,15 @@ class Sender:
                 return hooked
             options = hooked.value
         batch = _batch(config, definition, options, encoded)
+        sending = None
+        if config.tracing is not None and encoded:
+            batch, sending = self._traced_many(config.tracing, batch)
 
         def script(broker: PostgresBroker) -> Script[list[TaskHandle[T]]]:
             ids = yield from _insert_many_script(batch)
             return [TaskHandle(one, broker, definition.results) for one in ids]
 
-        return self._prepared(None, script)
+        return self._prepared(None, script, sending)
 
     def _many_problem(self, calls: object) -> str | None:
         if problem := option_problem(self.producer.config, self.options):
@@ -270,8 +286,48 @@ class Sender:
             return Err(refused(self.definition, problem))
         return encode(self.producer.config.payload, self.definition, call.args, call.kwargs)
 
+    def _traced(self, tracing: TracingConfig, request: Request) -> tuple[Request, Sending]:
+        """Start the span of a send and add its carrier to the row, after the fingerprint was made."""
+        row, payload = request
+        size = len(row.args) + len(row.kwargs)
+        is_later = row.enqueue_at is not None or row.delay_seconds > 0
+        sending = self._sending(tracing, row.queue_name, size, is_later, task_id=row.id)
+        traced = with_carrier(row.task_options, sending.carrier)
+        row = row._replace(task_options=traced)
+        return Request(row, replace(payload, task_options=traced)), sending
+
+    def _traced_many(self, tracing: TracingConfig, batch: _Batch) -> tuple[_Batch, Sending]:
+        rows, count = batch.rows, len(batch.ids)
+        is_later = rows.enqueue_at is not None or rows.delay_seconds > 0
+        size = len(rows.args) + len(rows.kwargs)
+        sending = self._sending(tracing, rows.queue_name, size, is_later, count=count)
+        traced = with_carrier(rows.task_options, sending.carrier)
+        return batch._replace(rows=rows._replace(task_options=traced)), sending
+
+    def _sending(
+        self,
+        tracing: TracingConfig,
+        queue_name: str,
+        size: int,
+        is_later: bool,
+        *,
+        task_id: str | None = None,
+        count: int | None = None,
+    ) -> Sending:
+        name = self.definition.name
+        attributes: dict[str, str | int] = {
+            "messaging.destination.name": queue_name,
+            "messaging.message.body.size": size,
+            "horsies.task.name": name,
+        }
+        if task_id is not None:
+            attributes["messaging.message.id"] = task_id
+        if count is not None:
+            attributes["messaging.batch.message_count"] = count
+        return Sending(tracing, f"send {name}", attributes, is_later=is_later)
+
     def _single(
-        self, prepared: TaskSendResult[Request]
+        self, prepared: TaskSendResult[Request], sending: Sending | None = None
     ) -> TaskSendResult[PreparedSend[TaskHandle[Any]]]:
         if isinstance(prepared, Err):
             return prepared
@@ -280,19 +336,24 @@ class Sender:
         def script(broker: PostgresBroker) -> Script[TaskHandle[Any]]:
             return TaskHandle((yield from insert_script(request.row)), broker, results)
 
-        return self._prepared(request, script)
+        return self._prepared(request, script, sending)
 
     def _prepared(
-        self, request: Request | None, make_script: Callable[[PostgresBroker], Script[T]]
+        self,
+        request: Request | None,
+        make_script: Callable[[PostgresBroker], Script[T]],
+        sending: Sending | None = None,
     ) -> TaskSendResult[PreparedSend[T]]:
         transaction = self.options.transaction
         match self.producer.broker():
             case Err(error):
+                if sending is not None:
+                    sending.end(error.code.value)
                 return Err(_not_stored(error, request, transaction))
             case Ok(broker):
                 resend = self.producer.config.resend_on_transient_err
                 script = functools.partial(make_script, broker)
-                return Ok(PreparedSend(broker, resend, transaction, request, script))
+                return Ok(PreparedSend(broker, resend, transaction, request, script, sending))
 
 
 def insert_script(row: InsertTask) -> Script[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import asdict
+from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
 
 from starlette.responses import Response
@@ -24,6 +25,7 @@ from horsies.db.statements.monitor import (
     read_server,
     worker_state_history,
 )
+from horsies.monitor.attention import facts_script, needs_attention
 from horsies.monitor.documents import (
     json_text,
     json_value,
@@ -34,8 +36,10 @@ from horsies.monitor.documents import (
     task_document,
     worker_document,
 )
+from horsies.monitor.explain import report_script
 from horsies.monitor.failures import failures_document, failures_script
-from horsies.monitor.overview import Overview, TaskReport, overview_script, task_script
+from horsies.monitor.measures import read_measures_script
+from horsies.monitor.overview import Overview, TaskReport, overview_script
 from horsies.monitor.queries import (
     SEARCH_WINDOW,
     RunFilters,
@@ -64,11 +68,15 @@ from horsies.web.filters import (
 from horsies.web.reading import STATEMENT_TIMEOUT_MS
 from horsies.web.rendering import BadRequest, NotFound, Unavailable, View
 from horsies.web.routes import Handler, Route
-from horsies.workflow.run.listing import report_document, report_script
+from horsies.workflow.run.listing import report_document
+from horsies.workflow.run.listing import report_script as run_script
 
 T = TypeVar("T")
 
 HISTORY_LIMIT_MAX = 1_000
+MEASURES_MAX = timedelta(days=14)
+# Tens of minutes of 14 days.
+SLOTS_MAX = 2_016
 RUN_FILTERS = frozenset(
     {
         *("status", "name", "workflow_key", "since", "until"),
@@ -137,8 +145,21 @@ async def _overview(view: View) -> Overview:
 
 
 async def overview(view: View) -> Response:
-    """Queues, workers, blocked tasks and runs, as ``horsies status --json``."""
-    return answer(overview_document(await _overview(view)))
+    """Queues, workers, blocked tasks and runs, as ``horsies status --json``, and what needs attention."""
+    refuse_unknown(view, ())
+    facts = await view.read(facts_script(view.site.queue_caps))
+    lines = [
+        {
+            "code": line.code,
+            "severity": line.urgency.name.lower(),
+            "sentence": line.sentence,
+            "subject": line.subject,
+            "verbs": [line.verb] if line.verb else [],
+        }
+        for line in needs_attention(facts)
+    ]
+    totals = {"tasks_estimate": facts.estimate.tasks if facts.estimate else None}
+    return answer(overview_document(facts.overview) | {"attention": lines, "totals": totals})
 
 
 async def queues(view: View) -> Response:
@@ -154,6 +175,29 @@ async def queue(view: View) -> Response:
     if found is None:
         raise NotFound(f"There is no queue {name!r}.", code="QUEUE_NOT_FOUND")
     return answer(queue_document(found))
+
+
+async def measures(view: View) -> Response:
+    """Attempts and their durations by slots of time: ``since`` is how far back, ``step`` how long."""
+    refuse_unknown(view, {"since", "step", "queue", "task_name"})
+    since = _length(view, "since", timedelta(hours=1))
+    step = _length(view, "step", max(since / 60, timedelta(minutes=1)))
+    queues, names = texts_of(view, "queue"), texts_of(view, "task_name")
+    if since / step > SLOTS_MAX:
+        raise BadRequest(f"step must leave at most {SLOTS_MAX:,} slots.", code="INVALID_FILTER")
+    series = await view.read(read_measures_script(since, step, queues, names))
+    slots = [asdict(slot) for slot in series.slots]
+    seconds = series.step.total_seconds()
+    return answer({"step_seconds": seconds, "until": series.until, "slots": slots})
+
+
+def _length(view: View, name: str, default: timedelta) -> timedelta:
+    now = datetime.now(UTC)
+    began = time_of(view, name, now)
+    length = default if began is None else now - began
+    if not timedelta(minutes=1) <= length <= MEASURES_MAX:
+        raise BadRequest(f"{name} must be from 1m to 14d.", code="INVALID_FILTER")
+    return length
 
 
 async def workers(view: View) -> Response:
@@ -202,7 +246,7 @@ async def tasks(view: View) -> Response:
 async def _report(view: View, payload: bool) -> TaskReport:
     refuse_unknown(view, ())
     task_id = view.params["id"]
-    report = await view.read(task_script(task_id, payload))
+    report = await view.read(report_script(task_id, payload))
     if report is None:
         raise NotFound(f"There is no task {task_id}.", code="TASK_NOT_FOUND")
     return report
@@ -265,7 +309,7 @@ def _run_filters(view: View) -> RunFilters:
 async def workflow(view: View) -> Response:
     """One run with its nodes and the runs below it."""
     refuse_unknown(view, ())
-    report = await view.read(report_script(view.params["id"]))
+    report = await view.read(run_script(view.params["id"]))
     if report is None:
         raise NotFound(f"There is no workflow run {view.params['id']}.", code="RUN_NOT_FOUND")
     return answer(report_document(report))
@@ -329,6 +373,7 @@ ROUTES: tuple[Route, ...] = tuple(
             ("tasks/{id}", task),
             ("tasks/{id}/attempts", attempts),
             ("failures", failures),
+            ("measures", measures),
             ("workers", workers),
             ("workers/schedules", schedules),
             ("workers/{id}", worker),

@@ -62,6 +62,8 @@ class Node:
     is_group: bool = False
     is_selected: bool = False
     is_critical: bool = False
+    # The key of the node before this one on the critical path.
+    critical_source: str = ""
 
 
 def draw_graph(layout: Layout, nodes: Sequence[Node], title: str, description: str) -> Markup:
@@ -89,7 +91,7 @@ def cut(text: str, length: int) -> str:
 
 def _edge(edge: Edge, nodes: Sequence[Node]) -> Markup:
     source, target = nodes[edge.source], nodes[edge.target]
-    kind = " critical" if source.is_critical and target.is_critical else ""
+    kind = " critical" if target.critical_source == source.key else ""
     kind += " passed" if source.status in ("COMPLETED", "SKIPPED", "FAILED") else ""
     return Markup('<path class="edge{}" data-key="e{}-{}" d="{}"/>').format(
         kind, source.key, target.key, edge_path(edge.points)

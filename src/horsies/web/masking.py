@@ -62,10 +62,12 @@ class Shown:
 
 
 class Masking:
-    """Masks values by their keys: those of ``MASKED_KEYS`` and those that contain one of ``more``."""
+    """Masks values by their keys: those of ``MASKED_KEYS`` and those of ``more``, which are parts of keys,
+    or whole keys if ``*`` stands for any text in them.
+    """
 
     def __init__(self, more: Iterable[str] = ()) -> None:
-        words = [MASKED_KEYS, *(re.escape(word) for word in more if word)]
+        words = [MASKED_KEYS, *(_key_pattern(word) for word in more if word)]
         self._secret = re.compile("|".join(words), re.IGNORECASE)
 
     def hides(self, key: str) -> bool:
@@ -173,6 +175,12 @@ class Masking:
             return self.value(json.loads(text), names)
         except (ValueError, RecursionError):
             return self._other_text(text, None).text
+
+
+def _key_pattern(word: str) -> str:
+    if "*" not in word:
+        return re.escape(word)
+    return f"^{'.*'.join(map(re.escape, word.split('*')))}$"
 
 
 class _Tokens:

@@ -9,6 +9,7 @@ from urllib.parse import quote, urlencode
 
 from horsies.db.statements.workflows import BrokenRun, MapItem, TreeNode
 from horsies.error_codes import error_code_text
+from horsies.monitor.action_log import list_actions_script
 from horsies.monitor.queries import RunFilters, RunPage, run_filters, runs_script
 from horsies.result import Err
 from horsies.states import WorkflowStatus
@@ -17,7 +18,7 @@ from horsies.web.filters import texts_of, time_of
 from horsies.web.folding import FOLD_ABOVE
 from horsies.web.rendering import BadRequest, NotFound, Page, TookTooLong, View
 from horsies.web.routes import Route
-from horsies.web.run_view import UNFOLD_MAX, RunView, nodes_by_need, status_counts
+from horsies.web.run_view import UNFOLD_MAX, RunView, nodes_by_need
 from horsies.workflow.run.closeup import (
     ITEMS_PER_PAGE,
     close_up_script,
@@ -29,6 +30,7 @@ from horsies.workflow.run.results import read_error
 
 RUNS_PER_PAGE = 50
 NODES_PER_PAGE = 100
+CHANGES_SHOWN = 10
 TABS = ("graph", "timeline", "nodes")
 PERIODS = ("1h", "1d", "7d")
 OPEN = tuple(status.value for status in WorkflowStatus if not status.is_terminal)
@@ -79,11 +81,13 @@ def _filters(view: View) -> RunFilters:
 
 
 def link_to(view: View, **changes: object) -> str:
-    """Return the address of this page with other query parameters; None removes one."""
+    """Return the address of this page with other query parameters; None removes one.
+
+    It is relative: a drawing has hundreds of them.
+    """
     kept = [(name, value) for name, value in view.query.multi_items() if name not in changes]
     added = [(name, str(value)) for name, value in changes.items() if value is not None]
-    query = urlencode(kept + added)
-    return view.url(view.path) + (f"?{query}" if query else "")
+    return f"?{urlencode(kept + added)}"
 
 
 # One run
@@ -109,13 +113,13 @@ async def run_page(view: View) -> Page:
         "view": shown,
         "run": facts.run,
         "error": _error(facts.run.error),
-        "words": status_counts(shown.counts),
         "bar": progress_bar(
             facts.run.total_nodes,
             facts.run.total_nodes - facts.run.open_nodes,
             facts.run.failed_nodes,
         ),
         "problems": await _problems(view, shown),
+        "changes": await view.read(list_actions_script(f"run {facts.run.id}", limit=CHANGES_SHOWN)),
         "tab": tab,
         "tabs": [(name, link_to(view, tab=name, page=None, box=None)) for name in TABS],
         "selected": selected,

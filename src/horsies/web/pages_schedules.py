@@ -21,6 +21,7 @@ from horsies.db.statements.schedules import (
     list_newest_schedule_runs,
     list_schedules,
 )
+from horsies.monitor.action_log import list_actions_script
 from horsies.scheduler.decide import SkipReason
 from horsies.scheduler.timing import Timing, TimingFields
 from horsies.timetable.next_run import load_zone
@@ -32,6 +33,7 @@ from horsies.web.routes import Route
 SCHEDULES_PER_PAGE = 50
 RUNS_SHOWN = 20
 SLOTS_SHOWN = 10
+CHANGES_SHOWN = 10
 DAY_HOURS = 24
 SLOTS_PER_HOUR_MAX = 10
 REASONS = {
@@ -213,6 +215,7 @@ async def schedule_page(view: View) -> Page:
         "path_of": f"/schedules/{quote(name, safe='')}",
         "local": lambda at: f"{at.astimezone(load_zone(schedule.zone)):%H:%M %Z}",
         "reasons": REASONS,
+        "changes": await view.read(list_actions_script(f"schedule {name}", limit=CHANGES_SHOWN)),
     }
     return Page("schedule.html", name, context)
 

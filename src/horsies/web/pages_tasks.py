@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -16,12 +17,14 @@ from starlette.responses import RedirectResponse, Response
 from horsies.database_url import mask_url
 from horsies.db.paging import LIST_WINDOW
 from horsies.db.statement import Nothing, Script, one_or_none
+from horsies.db.statements.dashboard import estimate_rows
 from horsies.db.statements.lookup import (
     FailureGroup,
     ResentTask,
     find_subject,
     list_resent,
     newest_heartbeat,
+    newest_trace,
 )
 from horsies.db.statements.monitor import (
     ReadTaskDetail,
@@ -33,6 +36,7 @@ from horsies.db.statements.tasks import TaskAttemptInfo, TaskId
 from horsies.errors import UNLIMITED_RETRIES
 from horsies.ids import stored_form
 from horsies.monitor.documents import stored_json
+from horsies.monitor.explain import Explanation, explain_task_script
 from horsies.monitor.failures import Failures, failures_script
 from horsies.monitor.overview import TaskReport, task_script
 from horsies.monitor.queries import SEARCH_WINDOW, TaskFilters, TaskPage, sent_time, tasks_script
@@ -79,11 +83,12 @@ async def tasks(view: View) -> Page | Response:
     filters = task_filters_of(view)
     listed, problem = await _list(view, filters)
     first = listed.rows[0].id if listed.rows else None
-    queues = [row.name for row in await view.read(_queue_names())]
+    queues, estimated = await view.read(_choices_script())
     context = {
         "tasks": listed.rows,
         "problem": problem,
         "note": _note(listed, filters),
+        "estimated": estimated,
         "filters": filters,
         "argument": text_of(view, "argument") or "",
         "since": text_of(view, "since") or "",
@@ -103,8 +108,11 @@ async def tasks(view: View) -> Page | Response:
     return Page("tasks.html", "Tasks", context)
 
 
-def _queue_names() -> Script[Any]:
-    return (yield list_known_queues, Nothing())
+def _choices_script() -> Script[tuple[list[str], float | None]]:
+    """Read the names of queues, and the estimated number of tasks."""
+    queues = yield list_known_queues, Nothing()
+    (estimated,) = yield estimate_rows, Nothing()
+    return [row.name for row in queues], estimated.tasks
 
 
 async def _list(view: View, filters: TaskFilters) -> tuple[TaskPage, str | None]:
@@ -210,6 +218,9 @@ class TaskFacts:
     report: TaskReport
     heartbeat_at: datetime | None = None
     resent: Sequence[ResentTask] = ()
+    # While the task is open.
+    explanation: Explanation | None = None
+    traceparent: str | None = None
 
     @property
     def task(self) -> TaskDetail:
@@ -235,7 +246,12 @@ def _facts_script(task_id: str, payload: bool) -> Script[TaskFacts | None]:
     if task.status == TaskStatus.RUNNING.value:
         beat = one_or_none((yield newest_heartbeat, TaskId(task.id)))
     resent = yield list_resent, TaskId(task.id)
-    return TaskFacts(report, beat.sent_at if beat else None, resent)
+    explanation = None
+    if not TaskStatus(task.status).is_terminal:
+        explanation = yield from explain_task_script(task.id)
+    trace = one_or_none((yield newest_trace, TaskId(task.id)))
+    traceparent = trace.traceparent if trace else None
+    return TaskFacts(report, beat.sent_at if beat else None, resent, explanation, traceparent)
 
 
 async def task(view: View) -> Page:
@@ -244,8 +260,10 @@ async def task(view: View) -> Page:
     found = facts.task
     masking = masking_of(view.site)
     options = stored_json(found.task_options)
+    trace_id = _trace_id(facts.traceparent, options)
     context = {
         "facts": facts,
+        "explanation": facts.explanation,
         "task": found,
         "life": draw_life(life_of(found, facts.report.attempts)),
         "attempts": [_attempt(found, attempt) for attempt in facts.report.attempts],
@@ -254,7 +272,8 @@ async def task(view: View) -> Page:
         "headers": _headers(options, masking),
         "policy": _policy(found),
         "retries": _retries(found),
-        "links": _links(view.site.settings.links, found),
+        "trace_id": trace_id,
+        "links": _links(view.site.settings.links, found, trace_id),
     }
     title = visible(f"{found.task_name} on {found.queue_name}")
     return Page("task.html", title, context, live_seconds=1.0 if facts.is_open else None)
@@ -367,16 +386,24 @@ def _policy(found: TaskDetail) -> str | None:
     return f"{rules}; after {waits}{more}{doubled}"
 
 
-def _links(templates: Mapping[str, str], found: TaskDetail) -> dict[str, str]:
+def _trace_id(traceparent: str | None, options: Any) -> str | None:
+    """Return the trace of the newest attempt, or else that of the send."""
+    match options:
+        case {"trace": {"traceparent": str(sent)}} if traceparent is None:
+            traceparent = sent
+    found = re.fullmatch(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-.*", traceparent or "")
+    return found[1] if found else None
+
+
+def _links(templates: Mapping[str, str], found: TaskDetail, trace_id: str | None) -> dict[str, str]:
     """Fill the URL templates of other tools; a template whose values are missing is left out."""
-    traced = getattr(found, "trace_id", None)
     values = {
         "task_id": found.id,
         "task_name": found.task_name,
         "queue": found.queue_name,
         "worker_id": found.claimed_by_worker_id,
         "workflow_id": found.workflow_id,
-        "trace_id": traced,
+        "trace_id": trace_id,
     }
     known = {name: quote(value, safe="") for name, value in values.items() if value}
     filled = {}

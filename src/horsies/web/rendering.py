@@ -149,10 +149,11 @@ class View:
 
     @property
     def path(self) -> str:
-        """The path below the mount point."""
+        """The path of the page below the mount point, also in the stream of its updates."""
         path: str = self.request.scope["path"]
         is_below = path.startswith(f"{self._root}/")
-        return path[len(self._root) :] if is_below else path if path != self._root else "/"
+        below = path[len(self._root) :] if is_below else path if path != self._root else "/"
+        return below.removeprefix("/live") if below.startswith("/live/") else below
 
     @property
     def _root(self) -> str:
@@ -238,9 +239,11 @@ def context_of(view: View, page: Page) -> dict[str, Any]:
     """Return everything that a template of this page can use."""
     site, is_live = view.site, page.live_seconds is not None
 
+    def token(verb: Verb) -> str:
+        return f"{site.token_marker}{verb}"
+
     def csrf(verb: Verb) -> Markup:
-        value = f"{site.token_marker}{verb}"
-        return Markup('<input type="hidden" name="token" value="{}">').format(value)
+        return Markup('<input type="hidden" name="token" value="{}">').format(token(verb))
 
     def static(name: str) -> str:
         return view.url(f"/static/{static_files()[name][1]}/{name}")
@@ -248,6 +251,7 @@ def context_of(view: View, page: Page) -> dict[str, Any]:
     return {
         "url": view.url,
         "csrf": csrf,
+        "token": token,
         "may": view.may,
         "static": static,
         "access": view.access,
@@ -288,5 +292,7 @@ def render_regions(view: View, page: Page) -> dict[str, str]:
     """Return the text of each live region, with markers in the place of form tokens."""
     template = view.site.templates.get_template(page.template)
     context = template.new_context(context_of(view, page))
+    # Up to the first text of the base: this defines the macros and variables at the top of the template.
+    next(template.root_render_func(context), None)
     names = [name for name in template.blocks if name.startswith("region_")]
     return {name.removeprefix("region_"): "".join(template.blocks[name](context)) for name in names}

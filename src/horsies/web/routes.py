@@ -12,6 +12,8 @@ from horsies.web.access import Verb
 from horsies.web.rendering import Page, View
 
 Handler = Callable[[View], Awaitable[Page | Response]]
+# The verb of a path; that of a bulk order is part of its request.
+RouteVerb = Verb | Callable[[View], Awaitable[Verb]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +25,7 @@ class Route:
 
     method: Literal["GET", "POST"]
     path: str
-    verb: Verb | None
+    verb: RouteVerb | None
     handler: Handler
 
     def __post_init__(self) -> None:

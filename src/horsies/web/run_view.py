@@ -26,7 +26,11 @@ from horsies.workflow.run.draw import SYMBOLS, draw, node_label, shown_status
 from horsies.workflow.run.listing import RunReport
 
 UNFOLD_MAX = 2_000
-TIMELINE_ROWS_MAX = 300
+TIMELINE_ROWS_MAX = 150
+_SHOWN_ORDER = (
+    *("COMPLETED", "RUNNING", "FAILED", "PAUSED"),
+    *("ENQUEUED", "READY", "PENDING", "SKIPPED"),
+)
 _GROUP_STATUSES = ("FAILED", "RUNNING", "PAUSED", "ENQUEUED", "READY", "PENDING", "SKIPPED")
 
 # The address of the page with other query parameters, such as a tab or a node.
@@ -55,12 +59,12 @@ class RunView:
             for node in self.facts.nodes
         ]
 
-    @cached_property
-    def counts(self) -> Counter[str]:
-        """How many nodes have each status."""
-        if self.facts.counts:
-            return Counter({one.status: one.nodes for one in self.facts.counts})
-        return Counter(node.status for node in self.nodes)
+    @property
+    def status_counts(self) -> list[tuple[str, int]]:
+        """How many nodes have each status, in the order of a node's life."""
+        counts = Counter({one.status: one.nodes for one in self.facts.counts})
+        counts.update(node.status for node in self.nodes)
+        return [(status, counts[status]) for status in _SHOWN_ORDER if counts[status]]
 
     @property
     def is_open(self) -> bool:
@@ -140,19 +144,23 @@ class RunView:
         """Return the graph as SVG."""
         title = f"Graph of {self.run.name}"
         description = "The same graph as text follows below the drawing."
-        on_path = frozenset(self.path)
         if folded:
             boxes = [self._group(number) for number in range(len(self.groups))]
             layout = lay_out(folded_graph(self.graph, self.groups))
         else:
             boxes = [
-                self._node(place, is_selected=place == selected, is_critical=place in on_path)
-                for place in range(len(self.nodes))
+                self._node(place, is_selected=place == selected) for place in range(len(self.nodes))
             ]
             layout = lay_out(self.graph)
         return draw_graph(layout, boxes, title, description)
 
-    def _node(self, place: int, *, is_selected: bool, is_critical: bool) -> Node:
+    @cached_property
+    def _sources_on_path(self) -> dict[int, str]:
+        """The key of the node before each node of the critical path."""
+        keys = ["", *(str(place) for place in self.path)]
+        return dict(zip(self.path, keys, strict=False))
+
+    def _node(self, place: int, *, is_selected: bool = False) -> Node:
         node = self.nodes[place]
         child = self.child(node)
         note, took = node_note(node, child), node_time(node, self.now)
@@ -171,17 +179,18 @@ class RunView:
             shares=_shares(node, child),
             open_href=self.run_url(child.id) if child else "",
             is_selected=is_selected,
-            is_critical=is_critical,
+            is_critical=place in self._sources_on_path,
+            critical_source=self._sources_on_path.get(place, ""),
         )
 
     def _group(self, number: int) -> Node:
         members = [self.nodes[place] for place in self.groups[number]]
         if len(members) == 1:
-            return self._node(self.groups[number][0], is_selected=False, is_critical=False)
+            return self._node(self.groups[number][0])
         counts = Counter(node.status for node in members)
         labels = {node_label(node) for node in members}
         what = labels.pop() if len(labels) == 1 else f"{len(labels):,} tasks"
-        words = status_counts(counts)
+        words = count_signs(counts)
         ended = sum(counts[status] for status in WORKFLOW_TASK_TERMINAL_STATES)
         return Node(
             key=f"g{number}",
@@ -223,6 +232,11 @@ class RunView:
             begun = begun[:TIMELINE_ROWS_MAX]
         return sorted(begun, key=lambda place: (_begin(self.spans[place]) or 0.0, place))
 
+    @property
+    def is_timeline_cut(self) -> bool:
+        """Whether nodes that have begun are left out of the timeline."""
+        return len(self.timeline_places) == TIMELINE_ROWS_MAX < len(self.nodes)
+
     def _weight(self, place: int, on_path: frozenset[int]) -> tuple[bool, bool, float, int]:
         span = self.spans[place]
         length = (span.ended or 0.0) - (span.started or 0.0)
@@ -233,10 +247,9 @@ def _begin(span: Span) -> float | None:
     return span.enqueued if span.enqueued is not None else span.started
 
 
-def status_counts(counts: Mapping[str, int]) -> str:
+def count_signs(counts: Mapping[str, int]) -> str:
     """Return counts with the signs of their statuses: "130 ✓ 4 ▶ 3 ✗"."""
-    shown = ("COMPLETED", "RUNNING", "FAILED", "PAUSED", "ENQUEUED", "READY", "PENDING", "SKIPPED")
-    parts = [f"{counts[one]:,} {SYMBOLS.statuses[one]}" for one in shown if counts.get(one)]
+    parts = [f"{counts[one]:,} {SYMBOLS.statuses[one]}" for one in _SHOWN_ORDER if counts.get(one)]
     return " ".join(parts)
 
 

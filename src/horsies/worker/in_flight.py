@@ -33,6 +33,7 @@ from horsies.worker.pool.children import Died, HookFailed, PoolEvent, Reported, 
 from horsies.worker.pool.pool import ChildPool, NoIdleChildError
 from horsies.worker.protocol import Assignment, NodePart
 from horsies.worker.tally import Tally
+from horsies.worker.traces import Traces
 
 logger = logging.getLogger("horsies.worker")
 # One line per ended attempt, at some 20 us each, written after the next tasks have gone to the children;
@@ -106,8 +107,12 @@ def log_end(outcome: Outcome, task: ClaimedTask, seconds: float | None) -> None:
 class InFlight:
     """The tasks that children run, the tasks that wait for a child, and the outcomes to record."""
 
-    def __init__(self, pool: ChildPool, inputs: NodeInputs | None = None) -> None:
+    def __init__(
+        self, pool: ChildPool, inputs: NodeInputs | None = None, traces: Traces | None = None
+    ) -> None:
         self._pool = pool
+        # None unless the application traces.
+        self.traces = traces
         self._running: dict[str, ClaimedTask] = {}
         # Claimed ahead, oldest first; no child has seen these.
         self._waiting: dict[str, ClaimedTask] = {}
@@ -223,6 +228,8 @@ class InFlight:
                             exception_names=report.exception_names,
                             retry_after=report.retry_after,
                         )
+                        if self.traces is not None and report.traceparent is not None:
+                            self.traces.note(task, report.traceparent)
                         if report.was_called:
                             self._ended[task.id, task.generation] = task, run_seconds
                             self.outcomes.append(outcome)
@@ -230,10 +237,8 @@ class InFlight:
                             self.uncalled.append((task, outcome))
                 case Died():
                     self._absorb_death(event)
-                case Stopped(assignment=assignment, reason=reason):
-                    if task := self._owned(assignment.task_id, assignment.generation):
-                        self._ended[task.id, task.generation] = task, event.run_seconds
-                        self.outcomes.append(outcome_of_stop(task, reason))
+                case Stopped():
+                    self._absorb_stop(event)
                 case HookFailed(name=name, description=description):
                     self.failed_hook = f"Child process start hook {name} {description}."
                 case _:
@@ -243,6 +248,17 @@ class InFlight:
         """The task, unless it was lost and claimed again since that attempt began."""
         task = self._running.get(task_id)
         return task if task is not None and task.generation == generation else None
+
+    def _absorb_stop(self, event: Stopped) -> None:
+        assignment = event.assignment
+        task = self._owned(assignment.task_id, assignment.generation)
+        if task is None:
+            return
+        outcome = outcome_of_stop(task, event.reason)
+        if self.traces is not None:
+            self.traces.close(assignment, outcome, event.run_seconds)
+        self._ended[task.id, task.generation] = task, event.run_seconds
+        self.outcomes.append(outcome)
 
     def _absorb_death(self, event: Died) -> None:
         if event.assignment is None:
@@ -268,8 +284,11 @@ class InFlight:
             where,
             extra=as_event("child_died", child_pid=event.pid, task_id=task.id),
         )
+        outcome = outcome_of_crash(task, event.description)
+        if self.traces is not None:
+            self.traces.close(event.assignment, outcome, event.run_seconds)
         self._ended[task.id, task.generation] = task, event.run_seconds
-        self.outcomes.append(outcome_of_crash(task, event.description))
+        self.outcomes.append(outcome)
 
     def keep_results(self, outcomes: Iterable[Outcome], recorded: set[str]) -> None:
         """Keep the results of nodes for the nodes that depend on them."""

@@ -36,6 +36,7 @@ from horsies.worker.pool.children import PoolEvent
 from horsies.worker.pool.pool import ChildPool
 from horsies.worker.probe import Vitals
 from horsies.worker.tally import Tally
+from horsies.worker.traces import Traces
 from horsies.worker.watch import WatchLimits
 from horsies.worker.work import Work
 
@@ -78,7 +79,10 @@ class Worker:
         # Under a cluster-wide cap, the end of a task of any queue may free a place for this worker.
         is_capped = app.config.cluster_wide_cap is not None
         self._channels = worker_channels(served_queues(app) if is_capped else config.queues)
-        self._in_flight = InFlight(pool, NodeInputs(tasks_with_injection(app), size_max))
+        inputs = NodeInputs(tasks_with_injection(app), size_max)
+        tracing = app.config.tracing
+        traces = None if tracing is None else Traces(tracing, identity.worker_id)
+        self._in_flight = InFlight(pool, inputs, traces)
         self._connection = WorkerConnection(
             Database(app.config.broker, "worker", migrates=app.migrates),
             app.config.resilience,

@@ -115,6 +115,8 @@ class ChildReport(NamedTuple):
     was_called: bool = True
     exception_names: tuple[str, ...] = ()
     retry_after: float | None = None
+    # The span of the attempt, when the application traces.
+    traceparent: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,16 +241,17 @@ def encode_report(report: ChildReport, rss_bytes: int = 0, run_microseconds: int
     task_id, result = report.task_id, report.result_json
     code, message = report.error_code, report.error_message
     try:
-        has_retry = bool(report.exception_names) or report.retry_after is not None
-        retry = json.dumps([report.exception_names, report.retry_after]) if has_retry else ""
-        body = f"{task_id}{result}{code or ''}{message or ''}{retry}".encode()
+        names, seconds = report.exception_names, report.retry_after
+        has_rest = bool(names) or seconds is not None or report.traceparent is not None
+        rest = json.dumps([names, seconds, report.traceparent]) if has_rest else ""
+        body = f"{task_id}{result}{code or ''}{message or ''}{rest}".encode()
     except UnicodeEncodeError:
         return encode_report(_without_surrogates(report), rss_bytes, run_microseconds)
     header = _REPORT.pack(
         _REPORT.size - 4 + len(body),
         _KIND_REPORT,
         report.generation,
-        report.ok | (not report.was_called) << 1 | has_retry << 2,
+        report.ok | (not report.was_called) << 1 | has_rest << 2,
         rss_bytes,
         run_microseconds,
         len(task_id),
@@ -285,18 +288,24 @@ def decode_report(frame: bytes) -> tuple[ChildReport, int, int]:
         not flags & 2,
     )
     if flags & 4:
-        names, retry_after = _retry_part(texts[message_end:])
-        report = report._replace(exception_names=names, retry_after=retry_after)
+        names, retry_after, traceparent = _rest_of_report(texts[message_end:])
+        report = report._replace(
+            exception_names=names, retry_after=retry_after, traceparent=traceparent
+        )
     return report, rss_bytes, run_microseconds
 
 
-def _retry_part(text: str) -> tuple[tuple[str, ...], float | None]:
+def _rest_of_report(text: str) -> tuple[tuple[str, ...], float | None, str | None]:
     try:
-        names, seconds = json.loads(text)
+        names, seconds, traceparent = json.loads(text)
         retry_after = None if seconds is None else checked_delay(seconds)
-        return tuple(map(str, names)), retry_after
+        return (
+            tuple(map(str, names)),
+            retry_after,
+            None if traceparent is None else str(traceparent),
+        )
     except (ValueError, TypeError, RecursionError) as error:
-        raise ProtocolError("malformed report: its part for retries cannot be read") from error
+        raise ProtocolError("malformed report: its rest cannot be read") from error
 
 
 def _without_surrogates(report: ChildReport) -> ChildReport:

@@ -211,6 +211,9 @@ class Work:
         requested = (task for task, _ in request.starting)
         known = in_flight.sort_out(result.claimed, self._unknown)
         tasks = [*in_flight.take_started(requested, result.started), *known]
+        if in_flight.traces is not None:
+            with in_flight.claim_in_doubt():
+                tasks = in_flight.traces.linked(pipeline, tasks)
         nodes = [
             task
             for task in tasks
@@ -223,6 +226,8 @@ class Work:
         )
         ended = time.monotonic()
         in_flight.tally.note_turn(ended - started, len(outcomes) + len(result.claimed))
+        if in_flight.traces is not None:
+            in_flight.traces.store(pipeline, result.recorded)
         self.claimed_last = request.claims > 0 and self._note_claim(
             request, result.claimed, (started, ended)
         )

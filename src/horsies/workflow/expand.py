@@ -14,7 +14,8 @@ from horsies.errors import TaskStopped
 from horsies.ids import new_id
 from horsies.result import Err, Ok, Result
 from horsies.task_result import TaskError, exception_text
-from horsies.workflow.build.plan import Parent, plan
+from horsies.tracing import current_carrier
+from horsies.workflow.build.plan import Parent, plan, with_trace
 from horsies.workflow.definition import AnyDefinition, BuildsSpecs, build_child, definition_by_key
 
 
@@ -43,7 +44,10 @@ def expand(
 ) -> Result[str, TaskError]:
     """Return the plan of the child run below ``parent``, or the error of its node."""
     try:
-        return Ok(plan(build_child(app, definition, kwargs), new_id(), parent=parent))
+        spec = build_child(app, definition, kwargs)
+        text = plan(spec, new_id(), parent=parent)
+        tracing = spec.graph.producer.config.tracing if spec.graph.producer else None
+        return Ok(text if tracing is None else with_trace(text, current_carrier(tracing)))
     except TaskStopped:
         raise
     except BaseException as error:  # the user's build_with may raise anything

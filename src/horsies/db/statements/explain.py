@@ -114,10 +114,9 @@ class CountAhead(NamedTuple):
 
 
 class Ahead(NamedTuple):
-    """Due tasks before another one, among the index entries that were read."""
+    """Due tasks before another one, up to the limit of the count."""
 
     due: int
-    read: int
 
 
 class CountDue(NamedTuple):

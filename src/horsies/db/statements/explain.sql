@@ -77,35 +77,85 @@ WHERE task.status IN ('CLAIMED', 'RUNNING') AND (task.status = 'RUNNING' OR task
 ORDER BY task.queue_name <> %(name)s, task.claimed_at, task.id LIMIT 5
 
 -- name: count_ahead
--- Due tasks of the queue that a claim takes first, from at most "limit" entries of the claim index.
-SELECT count(*) FILTER (WHERE before.enqueued_at <= now()) AS due, count(*) AS read FROM (
-    SELECT task.enqueued_at FROM horsies_tasks AS task
-    WHERE task.status = 'PENDING' AND NOT task.held AND task.queue_name = %(name)s
-      AND (task.priority, task.enqueued_at, task.id)
-          < (%(priority)s::integer, %(enqueued_at)s::timestamptz, %(id)s::uuid)
-    ORDER BY task.priority, task.enqueued_at, task.id LIMIT %(limit)s::integer) AS before
+-- Due tasks of the queue that a claim takes first, up to "limit". The front of the claim index for each priority,
+-- so that delayed tasks are never read through; as in the two statements below.
+WITH RECURSIVE levels AS (
+    (SELECT priority FROM horsies_tasks
+     WHERE status = 'PENDING' AND NOT held AND queue_name = %(name)s ORDER BY priority LIMIT 1)
+    UNION ALL
+    SELECT (SELECT task.priority FROM horsies_tasks AS task
+            WHERE task.status = 'PENDING' AND NOT task.held AND task.queue_name = %(name)s
+              AND task.priority > levels.priority ORDER BY task.priority LIMIT 1)
+    FROM levels WHERE levels.priority < %(priority)s::integer)
+SELECT count(*) AS due FROM (
+    SELECT FROM (SELECT * FROM levels LIMIT 200) AS levels CROSS JOIN LATERAL (
+        SELECT FROM horsies_tasks AS task
+        WHERE task.status = 'PENDING' AND NOT task.held AND task.queue_name = %(name)s
+          AND task.priority = levels.priority AND task.enqueued_at <= now()
+          AND (task.priority, task.enqueued_at, task.id)
+              < (%(priority)s::integer, %(enqueued_at)s::timestamptz, %(id)s::uuid)
+        ORDER BY task.enqueued_at, task.id LIMIT %(limit)s::integer) AS front
+    LIMIT %(limit)s::integer) AS counted
 
 -- name: count_due
--- The waiting tasks of each of these queues, from at most "limit" entries of the claim index each, and whether
--- the queue is paused.
-SELECT queue.name, count(task.id) FILTER (WHERE task.enqueued_at <= now()) AS due,
-    count(task.id) FILTER (WHERE task.enqueued_at > now()) AS delayed,
-    min(task.enqueued_at) AS first_at, stored.queue_name IS NOT NULL AS is_stored, stored.paused_at
+-- The waiting tasks of each of these queues, due and delayed ones up to "limit" each, the first of them, and
+-- whether the queue is paused.
+WITH RECURSIVE levels AS (
+    SELECT queue.name, (
+        SELECT task.priority FROM horsies_tasks AS task
+        WHERE task.status = 'PENDING' AND NOT task.held AND task.queue_name = queue.name
+        ORDER BY task.priority LIMIT 1) AS priority
+    FROM unnest(%(names)s::text[]) AS queue (name)
+    UNION ALL
+    SELECT levels.name, (
+        SELECT task.priority FROM horsies_tasks AS task
+        WHERE task.status = 'PENDING' AND NOT task.held AND task.queue_name = levels.name
+          AND task.priority > levels.priority ORDER BY task.priority LIMIT 1)
+    FROM levels WHERE levels.priority IS NOT NULL),
+fronts AS MATERIALIZED (
+    SELECT levels.name, front.due, front.delayed, front.first_at
+    FROM (SELECT * FROM levels WHERE priority IS NOT NULL LIMIT 500) AS levels CROSS JOIN LATERAL (
+        SELECT (
+            SELECT count(*) FROM (
+                SELECT FROM horsies_tasks AS task
+                WHERE task.status = 'PENDING' AND NOT task.held AND task.queue_name = levels.name
+                  AND task.priority = levels.priority AND task.enqueued_at <= now()
+                ORDER BY task.enqueued_at LIMIT %(limit)s::integer) AS counted) AS due, (
+            SELECT count(*) FROM (
+                SELECT FROM horsies_tasks AS task
+                WHERE task.status = 'PENDING' AND NOT task.held AND task.queue_name = levels.name
+                  AND task.priority = levels.priority AND task.enqueued_at > now()
+                ORDER BY task.enqueued_at LIMIT %(limit)s::integer) AS counted) AS delayed, (
+            SELECT task.enqueued_at FROM horsies_tasks AS task
+            WHERE task.status = 'PENDING' AND NOT task.held AND task.queue_name = levels.name
+              AND task.priority = levels.priority ORDER BY task.enqueued_at LIMIT 1) AS first_at) AS front)
+SELECT queue.name, coalesce(sum(fronts.due), 0)::bigint AS due,
+    coalesce(sum(fronts.delayed), 0)::bigint AS delayed, min(fronts.first_at) AS first_at,
+    stored.queue_name IS NOT NULL AS is_stored, stored.paused_at
 FROM unnest(%(names)s::text[]) AS queue (name)
+LEFT JOIN fronts ON fronts.name = queue.name
 LEFT JOIN horsies_queues AS stored ON stored.queue_name = queue.name
-LEFT JOIN LATERAL (
-    SELECT waiting.id, waiting.enqueued_at FROM horsies_tasks AS waiting
-    WHERE waiting.status = 'PENDING' AND NOT waiting.held AND waiting.queue_name = queue.name
-    ORDER BY waiting.priority, waiting.enqueued_at, waiting.id LIMIT %(limit)s::integer) AS task ON true
 GROUP BY queue.name, stored.queue_name, stored.paused_at
 
 -- name: find_unknown_names
 -- Among the first due tasks of a queue, the names that no open worker of the queue registered.
-SELECT due.task_name AS name FROM (
-    SELECT task.task_name, task.enqueued_at FROM horsies_tasks AS task
-    WHERE task.status = 'PENDING' AND NOT task.held AND task.queue_name = %(name)s
-    ORDER BY task.priority, task.enqueued_at, task.id LIMIT 1000) AS due
-WHERE due.enqueued_at <= now() AND NOT EXISTS (
+WITH RECURSIVE levels AS (
+    (SELECT priority FROM horsies_tasks
+     WHERE status = 'PENDING' AND NOT held AND queue_name = %(name)s ORDER BY priority LIMIT 1)
+    UNION ALL
+    SELECT (SELECT task.priority FROM horsies_tasks AS task
+            WHERE task.status = 'PENDING' AND NOT task.held AND task.queue_name = %(name)s
+              AND task.priority > levels.priority ORDER BY task.priority LIMIT 1)
+    FROM levels WHERE levels.priority IS NOT NULL),
+due AS MATERIALIZED (
+    SELECT front.task_name FROM (SELECT * FROM levels LIMIT 200) AS levels CROSS JOIN LATERAL (
+        SELECT task.task_name FROM horsies_tasks AS task
+        WHERE task.status = 'PENDING' AND NOT task.held AND task.queue_name = %(name)s
+          AND task.priority = levels.priority AND task.enqueued_at <= now()
+        ORDER BY task.enqueued_at, task.id LIMIT 1000) AS front
+    LIMIT 1000)
+SELECT due.task_name AS name FROM due
+WHERE NOT EXISTS (
     SELECT FROM horsies_workers AS worker
     WHERE worker.stopped_at IS NULL AND %(name)s = ANY(worker.queues)
       AND (worker.known_tasks IS NULL OR worker.known_tasks -> 'tasks' ? due.task_name))

@@ -19,8 +19,8 @@ FROM resumed CROSS JOIN LATERAL pg_notify('task_queue_' || resumed.name, '') AS 
 -- name: resend_tasks
 -- Nothing -> PENDING, copied from tasks that have ended. Those rows stay; a new one refers to its origin, starts
 -- its retries anew, and drops the idempotency key and a past deadline. With "once", tasks that were sent again
--- before are left alone. A new id that exists belongs to a request whose answer was lost. Returns the rows it
--- found.
+-- before are left alone. The span of a new task links to the first send and is not a child of it. A new id that
+-- exists belongs to a request whose answer was lost. Returns the rows it found.
 WITH met AS MATERIALIZED (
     SELECT task.*, asked.new_id, %(once)s::boolean AND EXISTS (
         SELECT FROM horsies_tasks AS again WHERE again.retried_from_task_id = asked.id) AS was_resent
@@ -31,8 +31,9 @@ sent AS (
         id, task_name, queue_name, priority, args, kwargs, sent_at, enqueued_at, good_until, max_retries,
         task_options, timeout_ms, retention, enqueue_sha, retried_from_task_id)
     SELECT new_id, task_name, queue_name, priority, args, kwargs, now(), now(),
-        CASE WHEN good_until > now() THEN good_until END, max_retries, task_options, timeout_ms, retention,
-        enqueue_sha, id
+        CASE WHEN good_until > now() THEN good_until END, max_retries,
+        replace(task_options, '"trace":{"traceparent"', '"trace":{"later":"1","traceparent"'),
+        timeout_ms, retention, enqueue_sha, id
     FROM met WHERE status IN ('COMPLETED', 'FAILED', 'CANCELLED', 'EXPIRED') AND workflow_id IS NULL
       AND NOT was_resent
     ON CONFLICT DO NOTHING

@@ -111,14 +111,21 @@
   const clock = (date) => format(date).slice(11, 19);
   const showStale = (why) => show("stale", `stale since ${clock(sampledAt)}`, why);
 
+  // A region without the white space before its block, which would shift the places of all children.
+  function trimmed(region) {
+    const first = region.firstChild;
+    if (first && first.nodeType === Node.TEXT_NODE && !first.data.trim()) first.remove();
+    return region;
+  }
+
   function apply(regions) {
     for (const [name, html] of Object.entries(regions)) held.set(name, html);
     for (const [name, html] of held) {
       const region = one(`[data-region="${CSS.escape(name)}"]`);
-      // Nothing moves under a selection or an open dialog; the newest text waits.
-      if (region && one("[data-select]:checked, dialog[open]", region)) continue;
+      // Nothing moves under a selection, an open dialog or an open form; the newest text waits.
+      if (region && one("[data-select]:checked, dialog[open], details[open] form", region)) continue;
       held.delete(name);
-      if (region) patchChildren(region, parse(html));
+      if (region) patchChildren(trimmed(region), parse(html.trim()));
     }
     showTimes();
     countSelected();

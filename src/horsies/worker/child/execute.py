@@ -6,29 +6,33 @@ the way becomes the error of the report.
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from horsies import tracing
 from horsies.app import Horsies, set_current_app
 from horsies.codec.calls import BoundCall, CallSignature, payload_bytes
 from horsies.codec.form import TypeMismatch
 from horsies.codec.results import ResultCodec, encode_task_error
-from horsies.current_task import current_task
+from horsies.config.tracing import TracingConfig
+from horsies.current_task import CurrentTask, current_task
 from horsies.error_codes import ContractCode, OperationalErrorCode, error_code_text
-from horsies.errors import RetryLater, TaskStopped, checked_delay
+from horsies.errors import UNLIMITED_RETRIES, RetryLater, TaskStopped, checked_delay
 from horsies.locate import load_app, sends_suppressed
 from horsies.result import Err, Ok
-from horsies.retry import exception_names
+from horsies.retry import decide_retry, exception_names
 from horsies.task_result import TaskError, TaskResult, exception_text
 from horsies.tasks.definition import RESERVED_PREFIX, TaskDefinition
 from horsies.tasks.headers import set_inherited
-from horsies.tasks.hooks import as_plain_calls, surround
+from horsies.tasks.hooks import AroundTask, as_plain_calls, surround
 from horsies.tasks.invoke import call_function, mismatch_error
 from horsies.worker.child.builtin_tasks import is_builtin, run_builtin
 from horsies.worker.child.node_arguments import build_call
 from horsies.worker.child.process_state import clear_timers, log_safely
 from horsies.worker.protocol import Assignment, ChildBoot, ChildReport
+from horsies.workflow.build.plan import SIGNAL_TASK, SLEEP_TASK
 
 _MESSAGE_CHARACTERS_MAX = 2_000
 # Errors of expansions that another release of the application may not have.
@@ -36,6 +40,9 @@ _MISFITS = (
     OperationalErrorCode.SUBWORKFLOW_LOAD_FAILED,
     OperationalErrorCode.WORKER_SERIALIZATION_ERROR,
 )
+_NO_SPAN = "The span of task %r could not be %s."
+# Tasks of the library that only mark a moment of a run.
+_UNTRACED = frozenset({SLEEP_TASK, SIGNAL_TASK})
 
 logger = logging.getLogger("horsies.child")
 
@@ -66,21 +73,60 @@ class AppProgram:
 
     def __init__(self, app: Horsies) -> None:
         self._app = app
+        self._tracing = app.config.tracing
 
     def start_hooks(self) -> Sequence[Callable[[], object]]:
-        return as_plain_calls(self._app.hooks.start)
+        first = [tracing.start_in_child] if tracing.is_installed() else []
+        return [*first, *as_plain_calls(self._app.hooks.start)]
 
     def stop_hooks(self) -> Sequence[Callable[[], object]]:
-        return as_plain_calls(self._app.hooks.stop[::-1])
+        last = [tracing.stop_in_child] if tracing.is_installed() else []
+        return [*as_plain_calls(self._app.hooks.stop[::-1]), *last]
 
     def execute(self, assignment: Assignment) -> ChildReport:
+        if self._tracing is not None and assignment.task_name not in _UNTRACED:
+            return self._execute_traced(self._tracing, assignment)
         if '"headers"' not in assignment.stored:
             return execute(self._app, assignment)
+        return self._execute_inheriting(assignment)
+
+    def _execute_inheriting(
+        self, assignment: Assignment, around: Sequence[AroundTask] = ()
+    ) -> ChildReport:
+        """Run an assignment whose sends take over its headers."""
         set_inherited(current_task().headers)
         try:
-            return execute(self._app, assignment)
+            return execute(self._app, assignment, around)
         finally:
             set_inherited(None)
+
+    def _execute_traced(self, settings: TracingConfig, assignment: Assignment) -> ChildReport:
+        """Run an assignment inside a span, which its report names."""
+        task = current_task()
+        size = len(assignment.args_json) + len(assignment.kwargs_json)
+        attributes: dict[str, str | int] = {"messaging.message.body.size": size}
+        if assignment.node is not None:
+            root = assignment.node.root_workflow_id or assignment.node.workflow_id
+            attributes["messaging.message.conversation_id"] = root
+        try:
+            span = tracing.Processing(settings, task, attributes)
+            span.attach()
+        except Exception as error:  # a sampler or a span processor of the application may raise
+            log_safely(logger, logging.ERROR, _NO_SPAN, task.name, "started", error=error)
+            return self._execute_inheriting(assignment)
+        try:
+            report = self._execute_inheriting(assignment, [span.around])
+        except BaseException:
+            span.detach()  # the worker stops the task: it has the reason, and makes the span
+            raise
+        try:
+            code = None if report.ok else report.error_code or "ERROR"
+            will_retry = code is not None and _will_retry(task, report)
+            span.end(code, report.error_message, will_retry=will_retry)
+        except Exception as error:
+            log_safely(logger, logging.ERROR, _NO_SPAN, task.name, "ended", error=error)
+            return report
+        return report._replace(traceparent=span.traceparent)
 
     def warm_up(self, assignment: Assignment) -> ChildReport:
         """Run a no-op task through the normal path to warm it up."""
@@ -104,13 +150,30 @@ def load_program(boot: ChildBoot) -> AppProgram:
     return AppProgram(app)
 
 
-def execute(app: Horsies, assignment: Assignment) -> ChildReport:
-    """Run one assignment of `app` and report its outcome; never raises but for TaskStopped."""
+def _will_retry(task: CurrentTask, report: ChildReport) -> bool:
+    """Decide as the worker will; only ``good_until`` and a cancel, which it checks later, are left out."""
+    limit = task.max_attempts
+    decision = decide_retry(
+        task_options=json.dumps(dict(task.options)),
+        error_code=report.error_code,
+        retry_count=task.attempt - 1,
+        max_retries=UNLIMITED_RETRIES if limit is None else limit - 1,
+        exception_names=report.exception_names,
+        retry_after=report.retry_after,
+    )
+    return decision.delay_seconds is not None
+
+
+def execute(app: Horsies, assignment: Assignment, around: Sequence[AroundTask] = ()) -> ChildReport:
+    """Run one assignment of `app` and report its outcome; never raises but for TaskStopped.
+
+    ``around`` hooks come before those of the application.
+    """
     try:
         task = app.get_task(assignment.task_name)
         if task is None:
             return _execute_builtin(app, assignment)
-        hooks = app.hooks.around
+        hooks = [*around, *app.hooks.around] if around else app.hooks.around
         definition = surround(task.definition, hooks) if hooks else task.definition
         return _execute(app, definition, assignment)
     except TaskStopped:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Protocol, assert_never
@@ -22,6 +22,7 @@ from horsies.ids import stored_form
 from horsies.retry import RetryPolicy
 from horsies.tasks.options import encode_options
 from horsies.tasks.request import max_retries
+from horsies.tracing import with_carrier
 from horsies.workflow.build.graph import Graph, key_problem, no_key
 from horsies.workflow.build.shape import NESTING_DEPTH_MAX
 from horsies.workflow.nodes.nodes import (
@@ -114,6 +115,17 @@ def plan(
             "nodes": nodes,
         }
     ).decode()
+
+
+def with_trace(plan_json: str, carrier: Mapping[str, str]) -> str:
+    """Return a plan whose tasks carry the context of a span; its fingerprint stays the same."""
+    if not carrier:
+        return plan_json
+    run = json.loads(plan_json)
+    for node in run["nodes"]:
+        if node["task_name"] not in (SLEEP_TASK, SIGNAL_TASK):
+            node["task_options"] = with_carrier(node["task_options"], carrier)
+    return to_json(run).decode()
 
 
 def fingerprint(spec: HasGraph) -> str:

@@ -18,8 +18,9 @@ from horsies.ids import new_id
 from horsies.result import Err, Ok
 from horsies.tasks.broker import BrokerOperationError, BrokerResult, PostgresBroker
 from horsies.tasks.options import KEY_LENGTH_MAX, is_key
+from horsies.tracing import Sending
 from horsies.workflow.build.graph import Graph
-from horsies.workflow.build.plan import HasGraph, fingerprint, plan
+from horsies.workflow.build.plan import HasGraph, fingerprint, plan, with_trace
 from horsies.workflow.nodes.nodes import YieldsValue
 from horsies.workflow.run.control import operation_failed
 from horsies.workflow.run.handle import WorkflowHandle
@@ -138,6 +139,7 @@ class _Run:
     spec: HasGraph
     options: StartOptions
     plan: str = field(repr=False)
+    sending: Sending | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,7 +233,13 @@ def _prepare(spec: HasGraph, options: StartOptions) -> WorkflowStartResult[_Run]
         code = WorkflowStartErrorCode.INTERNAL_FAILED
         message = f"The plan of workflow {graph.name!r} could not be written: {error}"
         return Err(replace(_error(graph, options, code, message), exception=error))
-    return Ok(_Run(spec, options, text))
+    tracing = graph.producer.config.tracing if graph.producer else None
+    if tracing is None:
+        return Ok(_Run(spec, options, text))
+    attributes = {"messaging.message.conversation_id": str(workflow_id)}
+    ours = {"horsies.workflow.id": str(workflow_id), "horsies.workflow.name": graph.name}
+    sending = Sending(tracing, f"start {graph.name}", {**attributes, **ours})
+    return Ok(_Run(spec, options, with_trace(text, sending.carrier), sending))
 
 
 def _script(batch: _Batch) -> Script[list[StartedRun]]:
@@ -247,6 +255,9 @@ def _script(batch: _Batch) -> Script[list[StartedRun]]:
 def _handles(
     batch: _Batch, done: BrokerResult[list[StartedRun]]
 ) -> WorkflowStartResult[list[WorkflowHandle[Any]]]:
+    for run in batch.runs:
+        if run.sending is not None:
+            run.sending.end(done.err_value.code.value if isinstance(done, Err) else None)
     if isinstance(done, Err):
         first = batch.runs[0]
         return Err(_not_stored(first.spec.graph, first.options, done.value))

@@ -1,0 +1,16 @@
+-- Statements on the spans of attempts; a worker runs them only when its application traces.
+
+-- name: store_traces
+-- The spans of recorded attempts, by the unique key of an attempt. An attempt that was not recorded has none.
+UPDATE horsies_task_attempts AS recorded SET traceparent = traced.traceparent
+FROM unnest(%(ids)s::uuid[], %(attempts)s::integer[], %(traceparents)s::text[])
+    AS traced (id, attempt, traceparent)
+WHERE recorded.task_id = traced.id AND recorded.attempt = traced.attempt
+RETURNING recorded.task_id::text AS id
+
+-- name: read_traces
+-- The spans of these attempts, by the same key.
+SELECT recorded.task_id::text AS id, recorded.traceparent
+FROM unnest(%(ids)s::uuid[], %(attempts)s::integer[]) AS wanted (id, attempt)
+JOIN horsies_task_attempts AS recorded ON recorded.task_id = wanted.id AND recorded.attempt = wanted.attempt
+WHERE recorded.traceparent IS NOT NULL

@@ -1,0 +1,269 @@
+"""Changes from the dashboard: queues, tasks, runs, schedules and pings, and the record of all changes.
+
+A form answers with a redirect and a notice, the same change below ``/api`` with a document. A refusal has the
+sentence of the command line.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import Any
+
+from starlette.responses import Response
+
+from horsies.db.statements.schedules import pause_schedule, resume_schedule
+from horsies.ids import stored_form
+from horsies.monitor.action_log import list_actions_script
+from horsies.monitor.actions import QueueOrder, switch_queue_async
+from horsies.monitor.health import ping_workers_async
+from horsies.result import Result
+from horsies.scheduler.api import Schedules, change_async, switch_script
+from horsies.tasks.handle import TaskHandle
+from horsies.tasks.recording import Action, acting_as
+from horsies.tasks.send import Producer
+from horsies.web.changing import (
+    answer_document,
+    both,
+    done,
+    fields_of,
+    is_api,
+    is_on,
+    text_field,
+    unwrapped,
+)
+from horsies.web.rendering import BadRequest, Page, Refused, View
+from horsies.web.routes import Handler, Route
+from horsies.workflow.run.handle import WorkflowHandle
+
+HISTORY_LIMIT = 50
+
+
+# Queues
+
+
+def _switch_queue(paused: bool) -> Handler:
+    async def handler(view: View) -> Response:
+        name = view.params["name"]
+        known = list(view.site.queue_caps) if view.site.app else None
+        order = QueueOrder(name, paused, known, await text_field(view, "reason"))
+        with acting_as(view.access.user, "web"):
+            result = await switch_queue_async(view.site.broker, order)
+        state = unwrapped(view, result, "/queues")
+        if isinstance(state, Response):
+            return state
+        notice = f"Queue {name} is {'paused' if state.is_paused else 'not paused'}."
+        document = {"paused": state.is_paused, **state._asdict()}
+        return done(view, f"/queues/{name}", notice, document)
+
+    return handler
+
+
+# Tasks
+
+
+async def cancel_task(view: View) -> Response:
+    """Cancel a task, or ask the worker of a running one to stop it."""
+    task_id = view.params["id"]
+    handle = TaskHandle[Any](task_id, view.site.broker)
+    reason = await text_field(view, "reason")
+    include_running = await is_on(view, "include_running", True)
+    with acting_as(view.access.user, "web"):
+        result = await handle.cancel_async(include_running=include_running, reason=reason)
+    cancelled = unwrapped(view, result, f"/tasks/{task_id}")
+    if isinstance(cancelled, Response):
+        return cancelled
+    was = cancelled.was_status.value
+    notice = f"Task {task_id} was {was}; it is cancelled."
+    if was == "RUNNING":
+        notice = f"Task {task_id} is running; its worker has been asked to stop it."
+    return done(view, f"/tasks/{task_id}", notice, asdict(cancelled))
+
+
+# Runs
+
+
+async def _run_answer(
+    view: View, result: Result[Any, Any], notice: str, unchanged: str | None = None
+) -> Response:
+    run_id = view.params["id"]
+    value = unwrapped(view, result, f"/workflows/{run_id}")
+    if isinstance(value, Response):
+        return value
+    if value is False:
+        sentence = unchanged or f"Workflow {run_id} is in another status; nothing was changed."
+        if is_api(view):
+            raise Refused(sentence, code="NOTHING_CHANGED")
+        notice = sentence
+    return done(view, f"/workflows/{run_id}", notice, {"workflow_id": run_id, "changed": True})
+
+
+async def pause_run(view: View) -> Response:
+    """Pause a run and its child runs."""
+    handle, reason = _handle(view), await text_field(view, "reason")
+    with acting_as(view.access.user, "web"):
+        result = await handle.pause_async(reason=reason)
+    return await _run_answer(view, result, f"Workflow {handle.workflow_id} is paused.")
+
+
+async def resume_run(view: View) -> Response:
+    """Resume a paused run."""
+    handle, retry_failed = _handle(view), await is_on(view, "retry_failed", False)
+    with acting_as(view.access.user, "web"):
+        result = await handle.resume_async(retry_failed=retry_failed)
+    return await _run_answer(view, result, f"Workflow {handle.workflow_id} is resumed.")
+
+
+async def retry_run(view: View) -> Response:
+    """Retry the failed nodes of a run, or one of them."""
+    handle, node = _handle(view), await text_field(view, "node")
+    with acting_as(view.access.user, "web"):
+        result = await handle.retry_async(node)
+    return await _run_answer(view, result, f"Workflow {handle.workflow_id} retries failed nodes.")
+
+
+async def cancel_run(view: View) -> Response:
+    """Cancel a run and its child runs."""
+    handle, reason = _handle(view), await text_field(view, "reason")
+    interrupt = await is_on(view, "interrupt", False)
+    with acting_as(view.access.user, "web"):
+        result = await handle.cancel_async(interrupt=interrupt, reason=reason)
+    return await _run_answer(view, result, f"Workflow {handle.workflow_id} is cancelled.")
+
+
+async def signal_run(view: View) -> Response:
+    """Send a value to the node that waits for a signal."""
+    handle, name = _handle(view), await text_field(view, "name")
+    if name is None:
+        raise BadRequest("A signal needs a name.", code="INVALID_VALUE")
+    value = (await fields_of(view)).get("value")
+    if not is_api(view):
+        try:
+            value = json.loads(value or "null")
+        except ValueError:
+            sentence = 'The value is not JSON; text needs quotes of its own: "yes".'
+            return view.redirect(f"/workflows/{handle.workflow_id}", sentence)
+    with acting_as(view.access.user, "web"):
+        result = await handle.signal_async(name, value)
+    delivery = unwrapped(view, result, f"/workflows/{handle.workflow_id}")
+    if isinstance(delivery, Response):
+        return delivery
+    document = {"workflow_id": handle.workflow_id, "signal": name, "delivery": delivery.value}
+    notice = f"Signal {name} is {delivery.value}."
+    return done(view, f"/workflows/{handle.workflow_id}", notice, document)
+
+
+def _handle(view: View) -> WorkflowHandle[Any]:
+    run_id = view.params["id"]
+    return WorkflowHandle(stored_form(run_id) or run_id, view.site.broker)
+
+
+# Schedules
+
+
+def _switch_schedule(verb: str) -> Handler:
+    switch = pause_schedule if verb == "pause" else resume_schedule
+
+    async def handler(view: View) -> Response:
+        name, reason = view.params["name"], await text_field(view, "reason")
+        action = Action(f"{verb}_schedule", f"schedule {name}", reason)
+        with acting_as(view.access.user, "web"):
+            result = await change_async(view.site.broker, action, switch_script(name, switch))
+        switched = unwrapped(view, result, "/schedules")
+        if isinstance(switched, Response):
+            return switched
+        state = switched.state
+        notice = f"Schedule {name} is {'paused' if state.is_paused else 'not paused'}."
+        document = {"name": name, "paused": state.is_paused}
+        return done(view, f"/schedules/{name}", notice, document)
+
+    return handler
+
+
+async def run_schedule(view: View) -> Response:
+    """Send the task of a schedule, or start its workflow, now."""
+    name, app, broker = view.params["name"], view.site.app, view.site.broker
+    if app is None:
+        raise Refused(
+            "To run a schedule, the dashboard needs the application: horsies web "
+            "package.module:app, or create_app(app, ...).",
+            code="NO_APPLICATION",
+        )
+    producer = Producer(app.config, lambda: broker, app.are_sends_suppressed)
+    with acting_as(view.access.user, "web"):
+        result = await Schedules(producer, app.definitions, app).run_async(name)
+    handle = unwrapped(view, result, f"/schedules/{name}")
+    if isinstance(handle, Response):
+        return handle
+    if isinstance(handle, TaskHandle):
+        notice = f"Schedule {name} was sent as task {handle.task_id}."
+        return done(view, f"/schedules/{name}", notice, {"name": name, "task_id": handle.task_id})
+    notice = f"Schedule {name} was started as workflow {handle.workflow_id}."
+    document = {"name": name, "workflow_id": handle.workflow_id}
+    return done(view, f"/schedules/{name}", notice, document)
+
+
+# Workers
+
+
+async def ping(view: View) -> Response:
+    """Ping all workers."""
+    pongs = unwrapped(view, await ping_workers_async(view.site.broker), "/workers")
+    if isinstance(pongs, Response):
+        return pongs
+    slowest = max((pong.latency_ms for pong in pongs), default=0.0)
+    notice = f"{len(pongs)} workers answered the ping, the slowest after {slowest:.0f} ms."
+    if not pongs:
+        notice = "No worker answered the ping."
+    return done(view, "/workers", notice, {"pongs": [asdict(pong) for pong in pongs]})
+
+
+# The record of changes
+
+
+async def history(view: View) -> Page:
+    """Show who changed what, newest first."""
+    subject, actor = view.query.get("subject") or None, view.query.get("actor") or None
+    before = _before(view)
+    script = list_actions_script(subject, actor, before, HISTORY_LIMIT)
+    rows = await view.read(script)
+    older = rows[-1].id if len(rows) == HISTORY_LIMIT else None
+    context = {"rows": rows, "subject": subject, "actor": actor, "older": older}
+    return Page("history.html", "History", context)
+
+
+async def list_actions(view: View) -> Response:
+    """The record of changes as a document."""
+    script = list_actions_script(
+        view.query.get("subject"), view.query.get("actor"), _before(view), HISTORY_LIMIT
+    )
+    rows = await view.read(script)
+    older = rows[-1].id if len(rows) == HISTORY_LIMIT else None
+    return answer_document({"actions": [row._asdict() for row in rows], "next_before": older})
+
+
+def _before(view: View) -> int | None:
+    text = view.query.get("before")
+    if not text:
+        return None
+    if not (text.isascii() and text.isdigit() and len(text) <= 18):
+        raise BadRequest(f"before must be a number of the list, not {text[:40]!r}.")
+    return int(text)
+
+
+ROUTES: tuple[Route, ...] = (
+    *both("/queues/{name}/pause", "pause_queue", _switch_queue(True)),
+    *both("/queues/{name}/resume", "pause_queue", _switch_queue(False)),
+    *both("/tasks/{id}/cancel", "cancel_task", cancel_task),
+    *both("/workflows/{id}/pause", "control_run", pause_run),
+    *both("/workflows/{id}/resume", "control_run", resume_run),
+    *both("/workflows/{id}/retry", "control_run", retry_run),
+    *both("/workflows/{id}/cancel", "control_run", cancel_run),
+    *both("/workflows/{id}/signal", "signal_run", signal_run),
+    *both("/schedules/{name}/pause", "control_schedule", _switch_schedule("pause")),
+    *both("/schedules/{name}/resume", "control_schedule", _switch_schedule("resume")),
+    *both("/schedules/{name}/run", "run_schedule", run_schedule),
+    *both("/workers/ping", "ping", ping),
+    Route("GET", "/history", None, history),
+    Route("GET", "/api/actions", None, list_actions),
+)

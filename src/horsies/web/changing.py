@@ -1,0 +1,112 @@
+"""Answers to changes: the fields of a request, and a redirect with a notice or a document.
+
+A form answers with a redirect to its page and a notice, the same change below ``/api`` with a document. A
+refused form shows the sentence of the command line; a refused request below ``/api`` is a problem.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+import psycopg
+from starlette.responses import Response
+
+from horsies.monitor.documents import json_text
+from horsies.result import Err, Result
+from horsies.web.rendering import BadRequest, NotFound, Problem, Refused, Unavailable, View
+from horsies.web.routes import Handler, Route, RouteVerb
+
+T = TypeVar("T")
+
+REASON_MAX = 500
+
+_MISSING = frozenset(
+    {"UNKNOWN_QUEUE", "UNKNOWN_SCHEDULE", "TASK_NOT_FOUND", "WORKFLOW_NOT_FOUND", "NODE_NOT_FOUND"}
+)
+_BROKEN = frozenset({"DB_OPERATION_FAILED", "SCHEMA_INIT_FAILED"})
+
+
+def is_api(view: View) -> bool:
+    """Whether the request is below ``/api``."""
+    return view.path.startswith("/api/")
+
+
+async def fields_of(view: View) -> Mapping[str, Any]:
+    """Return the fields of a form, or the members of a JSON body."""
+    if not is_api(view):
+        return await view.form()
+    body = await view.json()
+    if not isinstance(body, dict):
+        raise BadRequest("The body is not a JSON object.")
+    return body
+
+
+async def text_field(view: View, name: str) -> str | None:
+    """Return a text that the request gives; None if it is missing or blank."""
+    value = (await fields_of(view)).get(name)
+    if value is None or (isinstance(value, str) and not value.strip()):
+        return None
+    if not isinstance(value, str):
+        raise BadRequest(f"{name} must be text.", code="INVALID_VALUE")
+    return value.strip()[:REASON_MAX]
+
+
+async def is_on(view: View, name: str, default: bool) -> bool:
+    """Return a switch: a checkbox of a form, or true or false."""
+    value = (await fields_of(view)).get(name, default)
+    return value if isinstance(value, bool) else str(value).lower() in ("1", "true", "on")
+
+
+def answer_document(document: Mapping[str, Any], status: int = 200) -> Response:
+    """Return a JSON document as a response."""
+    return Response(json_text(dict(document)), status, media_type="application/json")
+
+
+def done(view: View, fallback: str, notice: str, document: Mapping[str, Any]) -> Response:
+    """Return the answer to a change: a document, or the page of the form with a notice."""
+    if is_api(view):
+        return answer_document(document)
+    return view.redirect(_origin(view) or fallback, notice)
+
+
+def unwrapped(view: View, result: Result[T, Any], page: str) -> T | Response:
+    """Return the value of a change; a refusal of a form as a notice, any other as a problem."""
+    if not isinstance(result, Err):
+        return result.ok_value
+    error = result.err_value
+    status = getattr(error, "current_status", None)
+    problem = problem_of(error, **({} if status is None else {"task_status": status.value}))
+    if isinstance(problem, Refused) and not is_api(view):
+        return view.redirect(_origin(view) or page, error.message)
+    raise problem
+
+
+def problem_of(error: Any, **members: object) -> Problem:
+    """Return the problem of a failed or refused change."""
+    code = error.code.value
+    if code in _MISSING:
+        return NotFound(error.message, code=code)
+    cause = getattr(error, "exception", None)
+    if error.retryable or code in _BROKEN or isinstance(cause, psycopg.Error):
+        return Unavailable(error.message, code=code, retryable=error.retryable)
+    return Refused(error.message, code=code, **members)
+
+
+def _origin(view: View) -> str | None:
+    """Return the page of the form, below the mount point; the Referer of another site is ignored."""
+    found = urlsplit(view.request.headers.get("referer", ""))
+    root = view.url("")
+    if found.netloc.lower() != view.request.headers.get("host", "").lower():
+        return None
+    path = found.path.removeprefix(root)
+    # A path that begins with // would lead to another host.
+    if not path.startswith("/") or path.startswith("//") or not found.path.startswith(root):
+        return None
+    return f"{path}?{found.query}" if found.query else path
+
+
+def both(path: str, verb: RouteVerb, handler: Handler) -> tuple[Route, ...]:
+    """The routes of a change: for a form, and below ``/api``."""
+    return Route("POST", path, verb, handler), Route("POST", f"/api{path}", verb, handler)

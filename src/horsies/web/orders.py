@@ -1,0 +1,448 @@
+"""Bulk orders from the dashboard: the dry run, the start, the progress, the stop.
+
+The form of a dry run carries the order, signed, so that what is done is what was shown. An order is carried
+out in the background, one at a time per process. Its progress is in the database: any process can show it,
+stop it and continue it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from datetime import UTC, datetime
+from typing import Any
+from urllib.parse import parse_qsl
+from weakref import WeakKeyDictionary
+
+from starlette.responses import Response
+
+from horsies.ids import fixed_id
+from horsies.monitor.actions import known_queue_script, retry_task_async
+from horsies.monitor.order_plan import (
+    Order,
+    OrderState,
+    OrderVerb,
+    Preview,
+    draft_order,
+    order_text,
+    read_order_text,
+)
+from horsies.monitor.orders import (
+    batch_script,
+    carry_out_async,
+    order_script,
+    preview_script,
+    resent_id,
+    start_script,
+    stop_script,
+)
+from horsies.monitor.queries import RunFilters, TaskFilters, parse_time, run_filters, task_filters
+from horsies.result import Err
+from horsies.tasks.broker import BrokerErrorCode
+from horsies.tasks.recording import Action, Actor, acting_as, perform_action_async
+from horsies.web.access import Verb
+from horsies.web.changing import (
+    answer_document,
+    both,
+    fields_of,
+    is_api,
+    is_on,
+    problem_of,
+    text_field,
+    unwrapped,
+)
+from horsies.web.filters import TASK_FILTERS, refuse_unknown, task_filters_of, texts_of, time_of
+from horsies.web.rendering import BadRequest, NotFound, Page, Refused, View
+from horsies.web.routes import Route
+
+# A dry run can be started for as long; after that its counts mean little.
+SEALED_SECONDS = 3600.0
+WAITING_MAX = 10
+
+_WORKING = BrokerErrorCode.ENQUEUE_FAILED
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_RUN_FILTERS = frozenset({"verb", "status", "name", "workflow_key", "since", "until"})
+# The right that an order needs, and the words of its pages: title, verb of the button, counts.
+_RIGHTS: Mapping[OrderVerb, Verb] = {
+    OrderVerb.RETRY_TASKS: "retry_task",
+    OrderVerb.CANCEL_TASKS: "cancel_task",
+    OrderVerb.PURGE_QUEUE: "purge_queue",
+}
+_NAMES = {"retry_task": OrderVerb.RETRY_TASKS, "cancel_task": OrderVerb.CANCEL_TASKS}
+WORDS: Mapping[OrderVerb, tuple[str, str, str]] = {
+    OrderVerb.RETRY_TASKS: ("Send again", "sent again", "tasks"),
+    OrderVerb.CANCEL_TASKS: ("Cancel", "cancelled", "tasks"),
+    OrderVerb.PURGE_QUEUE: ("Purge", "cancelled", "tasks"),
+    OrderVerb.RETRY_RUNS: ("Retry", "retried", "runs"),
+    OrderVerb.RESUME_RUNS: ("Resume", "resumed", "runs"),
+    OrderVerb.PAUSE_RUNS: ("Pause", "paused", "runs"),
+    OrderVerb.CANCEL_RUNS: ("Cancel", "cancelled", "runs"),
+}
+
+# Orders that this process carries out, and the lock that lets one run at a time.
+_running: dict[str, asyncio.Task[None]] = {}
+_turns: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDictionary()
+
+
+def _right(verb: OrderVerb) -> Verb:
+    return _RIGHTS.get(verb, "control_run")
+
+
+def _verb_named(name: object) -> OrderVerb:
+    try:
+        return _NAMES.get(str(name)) or OrderVerb(str(name))
+    except ValueError:
+        known = ", ".join([*_NAMES, *(verb.value for verb in OrderVerb)])
+        raise BadRequest(
+            f"There is no order {str(name)[:40]!r}; the verbs are {known}.", code="UNKNOWN_VERB"
+        ) from None
+
+
+async def _verb_of(view: View) -> Verb:
+    """Return the right that the order of a request needs; without an order, the least one."""
+    try:
+        fields = await fields_of(view)
+        if order := _opened(view, fields.get("order")):
+            return _right(order.verb)
+        return _right(_verb_named(fields.get("verb") or view.query.get("verb")))
+    except BadRequest:
+        return "retry_task"
+
+
+async def _verb_of_started(view: View) -> Verb:
+    state = await view.read(order_script(view.params["id"]))
+    return "retry_task" if state is None else _right(state.order.verb)
+
+
+def _sealed(view: View, order: Order) -> str:
+    return view.site.signer.sealed("order", order_text(order), SEALED_SECONDS)
+
+
+def _opened(view: View, sealed: object) -> Order | None:
+    text = view.site.signer.opened("order", sealed) if isinstance(sealed, str) else None
+    return None if text is None else read_order_text(text)
+
+
+# The dry run
+
+
+async def new_order(view: View) -> Page:
+    """Show the dry run of an order, with the button that starts it."""
+    verb = _verb_named(view.query.get("verb"))
+    if view.query.get("argument"):
+        raise BadRequest(
+            "A bulk order cannot filter by argument; select the tasks in the list instead.",
+            code="INVALID_FILTER",
+        )
+    preview = await view.read(_preview_script(view, verb, _filters_of(view, verb)))
+    context = {
+        "preview": preview,
+        "order": preview.order,
+        "sealed": _sealed(view, preview.order),
+        "right": _right(verb),
+        "words": WORDS[verb],
+        "back": view.url(_list_page(preview.order)) + _filter_query(view),
+    }
+    return Page("order_new.html", f"{WORDS[verb][0]}: dry run", context, live_seconds=None)
+
+
+def _filters_of(view: View, verb: OrderVerb) -> TaskFilters | RunFilters:
+    if not verb.is_of_runs:
+        refuse_unknown(view, TASK_FILTERS | {"verb"})
+        return task_filters_of(view)
+    refuse_unknown(view, _RUN_FILTERS)
+    checked = run_filters(
+        status=texts_of(view, "status") or None,
+        name=texts_of(view, "name") or None,
+        workflow_key=texts_of(view, "workflow_key") or None,
+        since=time_of(view, "since"),
+        until=time_of(view, "until"),
+    )
+    if isinstance(checked, Err):
+        raise BadRequest(checked.err_value.message, code="INVALID_FILTER")
+    return checked.ok_value
+
+
+def _preview_script(
+    view: View, verb: OrderVerb, filters: TaskFilters | RunFilters, **options: Any
+) -> Any:
+    if verb is OrderVerb.PURGE_QUEUE and not (
+        isinstance(filters, TaskFilters) and len(filters.queues) == 1
+    ):
+        raise BadRequest("A purge needs the name of one queue.", code="INVALID_FILTER")
+    draft = draft_order(verb, filters, **options)
+    if isinstance(draft, Err):
+        raise BadRequest(draft.err_value.message, code="INVALID_FILTER")
+    return preview_script(draft.ok_value)
+
+
+def _list_page(order: Order) -> str:
+    return "/workflows" if order.verb.is_of_runs else "/tasks"
+
+
+def _filter_query(view: View) -> str:
+    rest = "&".join(
+        part for part in view.request.url.query.split("&") if not part.startswith("verb=")
+    )
+    return f"?{rest}" if rest else ""
+
+
+# Start, progress, stop
+
+
+async def start_order(view: View) -> Response:
+    """Start the order of a dry run; the same form again shows the same order."""
+    order = _opened(view, (await fields_of(view)).get("order"))
+    if order is None:
+        raise Refused("The dry run is out of date; count again.", code="STALE_ORDER")
+    reason = await text_field(view, "reason")
+    return await _started(view, order if reason is None else replace(order, reason=reason))
+
+
+async def start_selected(view: View) -> Response:
+    """Start an order for the tasks that were selected in a list."""
+    verb = _verb_named((await view.form()).get("verb") or view.query.get("verb"))
+    fields = parse_qsl(view.body.decode(errors="replace"))
+    ids = [value for name, value in fields if name == "id"]
+    if not ids:
+        return view.redirect("/tasks", "No task is selected.")
+    script = _preview_script(view, verb, TaskFilters(), ids=ids)
+    preview: Preview = await view.read(script)
+    return await _started(view, preview.order)
+
+
+async def _started(view: View, order: Order) -> Response:
+    state = await _start(view, order)
+    if is_api(view):
+        return answer_document(_state_document(state), 202 if state.is_open else 200)
+    return view.redirect(f"/orders/{state.order.id}")
+
+
+async def _start(view: View, order: Order) -> OrderState:
+    if len(_running) >= WAITING_MAX:
+        raise Refused(f"{WAITING_MAX} orders are waiting; try again later.", code="BUSY")
+    actor = Actor(view.access.user, "web")
+    script = start_script(order, actor)
+    done = await view.site.broker.perform_async(_WORKING, script, atomic=True)
+    stored = done.and_then(lambda state: state)
+    if isinstance(stored, Err):
+        raise problem_of(stored.err_value)
+    state = stored.ok_value
+    if state.is_open and order.id not in _running:
+        with acting_as(view.access.user, "web"):  # the task inherits the author
+            task = asyncio.create_task(_carry_out(view, state.order))
+        _running[order.id] = task
+        task.add_done_callback(lambda _: _running.pop(order.id, None))
+    return state
+
+
+async def _carry_out(view: View, order: Order) -> None:
+    turn = _turns.setdefault(asyncio.get_running_loop(), asyncio.Lock())
+    async with turn:
+        await carry_out_async(view.site.broker, order)
+
+
+async def show_order(view: View) -> Page:
+    """Show the progress of an order."""
+    state = await _state(view)
+    context = {
+        "state": state,
+        "order": state.order,
+        "right": _right(state.order.verb),
+        "words": WORDS[state.order.verb],
+        "sealed": _sealed(view, state.order),
+        "is_here": state.order.id in _running,
+        "list_page": _list_page(state.order),
+    }
+    title = f"{WORDS[state.order.verb][0]}: {state.order.subject}"
+    return Page("order.html", title, context, live_seconds=1.0 if state.is_open else None)
+
+
+async def _state(view: View) -> OrderState:
+    state = await view.read(order_script(view.params["id"]))
+    if state is None:
+        raise NotFound(f"There is no order {view.params['id']}.", code="ORDER_NOT_FOUND")
+    return state
+
+
+async def stop_order(view: View) -> Response:
+    """Stop an order after its current batch."""
+    state = await _state(view)
+    action = Action("stop_order", f"order {state.order.id}")
+    with acting_as(view.access.user, "web"):
+        done = await perform_action_async(
+            view.site.broker, _WORKING, action, stop_script(state.order.id)
+        )
+    result = unwrapped(view, done.and_then(lambda stopped: stopped), "/history")
+    if isinstance(result, Response):
+        return result
+    if result and state.order.id not in _running:  # its process is gone; a batch ends it
+        script = batch_script(state.order.id)
+        await view.site.broker.perform_async(_WORKING, script, atomic=True)
+    if is_api(view):
+        return answer_document(_state_document(await _state(view)))
+    notice = "The order stops after its current batch." if result else "The order does not run."
+    return view.redirect(f"/orders/{state.order.id}", notice)
+
+
+# Below /api
+
+
+async def post_order(view: View) -> Response:
+    """Make a dry run, or start an order: ``{verb, filters, ids, dry_run, order, reason}``."""
+    fields = await fields_of(view)
+    if fields.get("order") is not None:
+        return await start_order(view)
+    verb = _verb_named(fields.get("verb"))
+    options = {
+        "ids": _texts(fields.get("ids")),
+        "reason": await text_field(view, "reason"),
+        "include_running": await is_on(view, "include_running", True),
+        "order_id": _keyed_id(view),
+    }
+    script = _preview_script(
+        view, verb, _json_filters(verb, fields.get("filters") or {}), **options
+    )
+    preview: Preview = await view.read(script)
+    if await is_on(view, "dry_run", False):
+        return answer_document(_preview_document(view, preview))
+    return await _started(view, preview.order)
+
+
+def _texts(value: object) -> list[str]:
+    given = [] if value is None else [value] if isinstance(value, str) else value
+    if not isinstance(given, list) or not all(isinstance(one, str) for one in given):
+        raise BadRequest("ids and filters are texts or lists of texts.", code="INVALID_VALUE")
+    return given
+
+
+def _json_filters(verb: OrderVerb, given: object) -> TaskFilters | RunFilters:
+    known = {"status", "queue", "task_name", "error_code", "since", "until"}
+    if verb.is_of_runs:
+        known = {"status", "name", "workflow_key", "since", "until"}
+    if not isinstance(given, dict) or (unknown := sorted(set(given) - known)):
+        wrong = unknown[0] if isinstance(given, dict) else given
+        raise BadRequest(
+            f"There is no filter {str(wrong)[:40]!r}; the filters are {', '.join(sorted(known))}.",
+            code="UNKNOWN_FILTER",
+        )
+    values: dict[str, Any] = {
+        name: _texts(value) or None
+        for name, value in given.items()
+        if name not in ("since", "until")
+    }
+    if "task_name" in values:
+        values["name"] = values.pop("task_name")
+    for name in ("since", "until"):
+        if given.get(name) is not None:
+            try:
+                values[name] = parse_time(str(given[name]), datetime.now(UTC), UTC)
+            except ValueError as error:
+                raise BadRequest(f"{name}: {error}", code="INVALID_FILTER") from error
+    checked = run_filters(**values) if verb.is_of_runs else task_filters(**values)
+    if isinstance(checked, Err):
+        raise BadRequest(checked.err_value.message, code="INVALID_FILTER")
+    found: TaskFilters | RunFilters = checked.ok_value
+    return found
+
+
+async def get_order(view: View) -> Response:
+    """The progress of an order as a document."""
+    return answer_document(_state_document(await _state(view)))
+
+
+def _preview_document(view: View, preview: Preview) -> dict[str, Any]:
+    document = asdict(preview)
+    del document["order"]
+    order = preview.order
+    return {
+        "order_id": order.id,
+        "verb": order.verb.value,
+        "subject": order.subject,
+        **document,
+        "order": _sealed(view, order),
+    }
+
+
+def _state_document(state: OrderState) -> dict[str, Any]:
+    return {
+        "order_id": state.order.id,
+        "verb": state.order.verb.value,
+        "subject": state.order.subject,
+        "outcome": state.outcome,
+        "matching": state.order.matching,
+        "done": state.progress.done,
+        "refused": state.progress.refused,
+        "actor": state.actor,
+        "at": state.at,
+    }
+
+
+# One task, one queue
+
+
+async def purge_queue(view: View) -> Response:
+    """Lead a form to the dry run of a purge; below ``/api``, purge at once."""
+    name = view.params["name"]
+    known = list(view.site.queue_caps) if view.site.app else None
+    checked = unwrapped(view, await view.read(known_queue_script(name, known)), "/queues")
+    if isinstance(checked, Response):
+        return checked
+    if not is_api(view):
+        return view.redirect(f"/orders/new?verb=purge_queue&queue={name}")
+    options = {"reason": await text_field(view, "reason"), "order_id": _keyed_id(view)}
+    script = _preview_script(view, OrderVerb.PURGE_QUEUE, TaskFilters(queues=[name]), **options)
+    preview: Preview = await view.read(script)
+    return await _started(view, preview.order)
+
+
+async def retry_task(view: View) -> Response:
+    """Send a finished task again. An Idempotency-Key makes the request safe to repeat."""
+    task_id, reason = view.params["id"], await text_field(view, "reason")
+    if (order_id := _keyed_id(view)) is not None:
+        return await _retry_once(view, order_id, task_id, reason)
+    with acting_as(view.access.user, "web"):
+        result = await retry_task_async(view.site.broker, task_id, reason=reason)
+    retried = unwrapped(view, result, f"/tasks/{task_id}")
+    if isinstance(retried, Response):
+        return retried
+    if is_api(view):
+        return answer_document(asdict(retried))
+    return view.redirect(f"/tasks/{retried.task_id}", f"Task {task_id} was sent again as this one.")
+
+
+async def _retry_once(view: View, order_id: str, task_id: str, reason: str | None) -> Response:
+    options = {"ids": [task_id], "reason": reason, "order_id": order_id}
+    script = _preview_script(view, OrderVerb.RETRY_TASKS, TaskFilters(), **options)
+    preview: Preview = await view.read(script)
+    with acting_as(view.access.user, "web"):
+        done = await carry_out_async(view.site.broker, replace(preview.order, once=False))
+    if isinstance(done, Err):
+        raise problem_of(done.err_value)
+    state = done.ok_value
+    if not state.progress.done:
+        raise Refused(f"Task {task_id} is not sent again: {state.summary}", code="REFUSED")
+    new_task_id = resent_id(state.order, state.order.ids[0])
+    return answer_document({"task_id": new_task_id, "retried_from_task_id": task_id})
+
+
+def _keyed_id(view: View) -> str | None:
+    """Return the order that an Idempotency-Key of this user and path stands for."""
+    key = view.request.headers.get("idempotency-key") if is_api(view) else None
+    if key is None:
+        return None
+    return fixed_id(_EPOCH, "\x1f".join((view.access.user, view.path, key)))
+
+
+ROUTES: tuple[Route, ...] = (
+    *both("/tasks/{id}/retry", "retry_task", retry_task),
+    *both("/queues/{name}/purge", "purge_queue", purge_queue),
+    Route("GET", "/orders/new", None, new_order),
+    Route("POST", "/orders", _verb_of, start_order),
+    Route("POST", "/orders/selected", _verb_of, start_selected),
+    Route("GET", "/orders/{id}", None, show_order),
+    *both("/orders/{id}/stop", _verb_of_started, stop_order),
+    Route("POST", "/api/orders", _verb_of, post_order),
+    Route("GET", "/api/orders/{id}", None, get_order),
+)

@@ -1,0 +1,102 @@
+"""The buttons in a real browser with a real worker, with JavaScript and without."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+import psycopg
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from tests.conftest import TABLES
+from tests.e2e.conftest import programs as programs
+from tests.e2e.conftest import route as route
+from tests.support.database import Database
+from tests.support.rows import add_task, finish, row_of
+from tests.support.wait import wait_until
+from tests.support.workers import Fleet, Route
+from tests.web.conftest import WebServer, watched
+
+
+@pytest.fixture(scope="module")
+def database(
+    process_url: str,
+    route: Route,
+    programs: ModuleType,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Database]:
+    """The tables, empty at first, with one worker for all tests of this module."""
+    fleet = Fleet(process_url, tmp_path_factory.mktemp("buttons"), route=route)
+    with psycopg.connect(process_url, autocommit=True) as connection:
+        connection.execute(f"TRUNCATE {', '.join(TABLES)}".encode())
+        try:
+            fleet.start()
+            yield connection
+        finally:
+            fleet.destroy()
+            programs.app.close()
+
+
+@pytest.mark.parametrize("has_script", [False, True], ids=["without script", "with script"])
+def test_the_buttons_change_queues_and_tasks(
+    browser: Browser,
+    dashboard: WebServer,
+    database: Database,
+    programs: ModuleType,
+    has_script: bool,
+) -> None:
+    reason = f"the bank is down <{has_script}>"
+    with watched(browser, dashboard, java_script_enabled=has_script) as context:
+        page = context.new_page()
+        page.goto(f"{dashboard.url}/queues/default")
+        page.get_by_text("Pause", exact=True).first.click()
+        page.get_by_label("Reason").fill(reason)
+        page.get_by_role("button", name="Pause default").click()
+        expect(page.get_by_role("status")).to_have_text("Queue default is paused.")
+        waiting = [programs.noop.send().unwrap().task_id for _ in range(2)]
+        expect(page.locator("main")).to_contain_text(reason)
+        page.goto(f"{dashboard.url}/tasks/{waiting[0]}")
+        assert row_of(database, waiting[0])["status"] == "PENDING"  # the worker takes nothing
+        page.get_by_role("button", name="Cancel").click()
+        expect(page.get_by_role("status")).to_contain_text("it is cancelled")
+        page.goto(f"{dashboard.url}/queues/default")
+        page.get_by_role("button", name="Resume").first.click()
+        expect(page.get_by_role("status")).to_have_text("Queue default is not paused.")
+        wait_until(lambda: row_of(database, waiting[1])["status"] == "COMPLETED")
+        page.goto(f"{dashboard.url}/tasks/{waiting[1]}")
+        page.get_by_role("button", name="Send again").click()
+        expect(page.get_by_role("status")).to_contain_text("was sent again as this one")
+        again = page.url.rpartition("/")[2]
+        assert row_of(database, again)["retried_from_task_id"] == waiting[1]
+        send_failed_tasks_again(page, dashboard, database)
+        page.goto(f"{dashboard.url}/history")
+        expect(page.locator("main")).to_contain_text(reason)
+
+
+def send_failed_tasks_again(page: Page, dashboard: WebServer, database: Database) -> None:
+    """Count the failures of one task, send them again in bulk, and one of them by its checkbox."""
+    name = f"gone{database.execute('SELECT count(*) FROM horsies_actions').fetchone()}"[:8]
+    failed = [add_task(database, task_name=name, queue_name="unserved") for _ in range(3)]
+    finish(database, failed, status="FAILED")
+    page.goto(f"{dashboard.url}/tasks?status=FAILED&task_name={name}")
+    page.get_by_role("link", name="send again…").click()
+    expect(page.locator('[data-count="eligible"]')).to_have_text("3")
+    page.get_by_role("button", name="Send again").click()
+    wait_until(lambda: count_again(database, failed) == 3)
+    page.reload()
+    expect(page.locator('[data-outcome="done"]')).to_contain_text("3 of 3 sent again")
+    page.goto(f"{dashboard.url}/tasks?status=PENDING&task_name={name}")
+    page.get_by_role("checkbox", name="Select task").first.check()
+    page.get_by_role("button", name="Cancel").click()
+    page.wait_for_url("**/orders/*")
+    cancelled = "SELECT count(*) FROM horsies_tasks WHERE task_name = %s AND status = 'CANCELLED'"
+    wait_until(lambda: database.execute(cancelled, (name,)).fetchone() == (1,))
+
+
+def count_again(database: Database, ids: list[str]) -> int:
+    found: Any = database.execute(
+        "SELECT count(*) FROM horsies_tasks WHERE retried_from_task_id = ANY(%s::uuid[])", (ids,)
+    ).fetchone()
+    return int(found[0])

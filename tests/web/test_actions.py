@@ -1,0 +1,376 @@
+"""Changes from the dashboard: every button and its twin below /api, refusals, rights, orders, the history."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from horsies import Horsies
+from horsies.monitor import orders
+from horsies.web import AllowAll, ViewOnly, create_app
+from horsies.web.access import Access, Policy
+from horsies.web.app import ROUTES
+from tests.monitor.test_orders import actions, add_failed, resent
+from tests.support.database import Database
+from tests.support.rows import add_run, add_task, ago, row_of
+from tests.support.wait import wait_until
+from tests.web.conftest import WebServer, served
+
+INTENT = {"X-Horsies-Intent": "action"}
+# "orders" as a number: the lock of every batch.
+LOCK_OF_ORDERS = int.from_bytes(b"orders")
+UNKNOWN_ID = "01a1dd00-0000-7000-8000-000000000000"
+
+
+class Visitor:
+    """One dashboard in this process and its user, with an event loop that lives as long."""
+
+    def __init__(self, app: Horsies, policy: Policy, **switches: Any) -> None:
+        self.dashboard: Any = create_app(app, policy=policy, **{"actions": True, **switches})
+        self.runner = asyncio.Runner()
+        transport = httpx.ASGITransport(self.dashboard, raise_app_exceptions=False)
+        self.client = httpx.AsyncClient(transport=transport, base_url="http://localhost")
+
+    def close(self) -> None:
+        self.runner.run(self.client.aclose())
+        self.runner.run(self.dashboard.site.broker.close_async())
+        self.runner.close()
+
+    def get(self, path: str) -> httpx.Response:
+        return self.runner.run(self.client.get(path))
+
+    def post(
+        self, path: str, right: str, headers: dict[str, str] | None = None, **fields: Any
+    ) -> httpx.Response:
+        """Press the button of a form."""
+        token = self.dashboard.site.signer.form_token("anna", right)
+        data = {"token": token, **fields}
+        return self.runner.run(self.client.post(path, data=data, headers=headers))
+
+    def api(self, path: str, body: Any = None, **headers: str) -> httpx.Response:
+        given = {**INTENT, **{name.replace("_", "-"): value for name, value in headers.items()}}
+        return self.runner.run(self.client.post(f"/api{path}", json=body or {}, headers=given))
+
+    def notice(self, answer: httpx.Response) -> str | None:
+        """Return the notice that the page after a change shows."""
+        assert answer.status_code == 303, answer.text
+        sealed = answer.cookies.get("horsies_notice")
+        signer = self.dashboard.site.signer
+        notice: str | None = sealed and signer.opened("notice", sealed.strip('"'))
+        return notice
+
+    def finish(self, order_id: str) -> dict[str, Any]:
+        """Wait for the end of an order and return its document."""
+
+        async def wait() -> Any:
+            async with asyncio.timeout(20):
+                while True:
+                    found = (await self.client.get(f"/api/orders/{order_id}")).json()
+                    if found["outcome"] in ("done", "stopped"):
+                        return found
+                    await asyncio.sleep(0.01)
+
+        document: dict[str, Any] = self.runner.run(wait())
+        return document
+
+
+@pytest.fixture
+def anna(app: Horsies, connection: Database, monkeypatch: pytest.MonkeyPatch) -> Iterator[Visitor]:
+    monkeypatch.setattr(orders, "PAUSE_SECONDS", 0)
+    visitor = Visitor(app, AllowAll("anna"))
+    yield visitor
+    visitor.close()
+
+
+def test_a_queue_is_paused_and_resumed_with_author_and_reason(
+    anna: Visitor, connection: Database, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "horsies.audit")
+    reason = "</td><script>alert(1)</script>\nanna"
+    paused = anna.post("/queues/default/pause", "pause_queue", reason=reason)
+    assert paused.headers["location"] == "/queues/default"
+    assert anna.notice(paused) == "Queue default is paused."
+    assert anna.api("/queues/default/resume").json()["paused"] is False
+    missing = anna.api("/queues/mial/pause")
+    assert (missing.status_code, missing.json()["code"]) == (404, "UNKNOWN_QUEUE")
+    assert [row[1:4] for row in actions(connection)] == [
+        ("pause_queue", "queue default", "done"),
+        ("resume_queue", "queue default", "done"),
+        ("pause_queue", "queue mial", "refused"),
+    ]
+    page = anna.get("/history").text
+    assert "&lt;/td&gt;&lt;script&gt;" in page
+    assert "<script>alert" not in page
+    assert caplog.messages[0].startswith("anna (web): pause_queue queue default: done, ")
+    listed = anna.get("/api/actions?subject=queue+default").json()["actions"]
+    assert [row["source"] for row in listed] == ["web", "web"]
+
+
+def test_tasks_are_cancelled_and_sent_again(anna: Visitor, connection: Database) -> None:
+    waiting = add_task(connection)
+    running = add_task(connection, status="RUNNING")
+    failed = add_task(connection, status="FAILED")
+    assert "it is cancelled" in (
+        anna.notice(anna.post(f"/tasks/{waiting}/cancel", "cancel_task")) or ""
+    )
+    assert "asked to stop" in (
+        anna.notice(anna.post(f"/tasks/{running}/cancel", "cancel_task")) or ""
+    )
+    refused = anna.post(f"/tasks/{failed}/cancel", "cancel_task")
+    assert anna.notice(refused) == f"Task {failed} is FAILED and can no longer be cancelled."
+    again = anna.post(f"/tasks/{failed}/retry", "retry_task")
+    new = again.headers["location"].removeprefix("/tasks/")
+    assert row_of(connection, new)["retried_from_task_id"] == failed
+    conflict = anna.api(f"/tasks/{running}/retry")
+    assert (conflict.status_code, conflict.json()["code"]) == (409, "TASK_NOT_RETRYABLE")
+    assert conflict.json()["task_status"] == "RUNNING"
+    assert anna.api(f"/tasks/{UNKNOWN_ID}/cancel").status_code == 404
+    assert [row[3] for row in actions(connection)] == [
+        *("done", "done", "refused", "done", "refused", "refused")
+    ]
+
+
+def test_an_idempotency_key_sends_a_task_once(anna: Visitor, connection: Database) -> None:
+    failed = add_task(connection, status="FAILED")
+    answers = [anna.api(f"/tasks/{failed}/retry", Idempotency_Key="k-1").json() for _ in range(3)]
+    assert len({answer["task_id"] for answer in answers}) == 1
+    assert resent(connection) == [1]
+    other = anna.api(f"/tasks/{failed}/retry", Idempotency_Key="k-2").json()
+    assert other["task_id"] != answers[0]["task_id"]
+    assert resent(connection) == [2]
+
+
+def test_runs_are_controlled(anna: Visitor, connection: Database) -> None:
+    run = add_run(connection, status="RUNNING", started_at=ago(5))
+    path = f"/workflows/{run}"
+    assert anna.notice(anna.post(f"{path}/pause", "control_run")) == f"Workflow {run} is paused."
+    twice = anna.api(f"{path}/pause")
+    assert (twice.status_code, twice.json()["code"]) == (409, "NOTHING_CHANGED")
+    assert anna.api(f"{path}/resume").json() == {"workflow_id": run, "changed": True}
+    nothing = anna.post(f"{path}/retry", "control_run")
+    assert anna.notice(nothing) == f"No node of workflow {run} has failed."
+    value = anna.post(f"{path}/signal", "signal_run", name="paid", value="no JSON")
+    assert (anna.notice(value) or "").startswith("The value is not JSON")
+    unknown = anna.api(f"{path}/signal", {"name": "paid", "value": 1})
+    assert (unknown.status_code, unknown.json()["code"]) == (409, "SIGNAL_NOT_FOUND")
+    assert anna.api(f"{path}/cancel", {"reason": "a duplicate"}).status_code == 200
+    assert anna.api(f"/workflows/{UNKNOWN_ID}/pause").status_code == 404
+    assert [row[1] for row in actions(connection)] == [
+        *("pause_run", "pause_run", "resume_run", "retry_run", "signal_run", "cancel_run"),
+        "pause_run",
+    ]
+
+
+def test_schedules_are_paused_and_run(anna: Visitor, connection: Database) -> None:
+    connection.execute(
+        "INSERT INTO horsies_schedule_state (schedule_name, config_hash) VALUES ('nightly', 'h')"
+    )
+    paused = anna.post("/schedules/nightly/pause", "control_schedule", reason="holidays")
+    assert anna.notice(paused) == "Schedule nightly is paused."
+    assert anna.api("/schedules/nightly/resume").json() == {"name": "nightly", "paused": False}
+    assert anna.api("/schedules/hourly/run").status_code == 404
+    anna.dashboard.site.app = None
+    without = anna.api("/schedules/nightly/run")
+    assert (without.status_code, without.json()["code"]) == (409, "NO_APPLICATION")
+    assert [row[1:4] for row in actions(connection)][:2] == [
+        ("pause_schedule", "schedule nightly", "done"),
+        ("resume_schedule", "schedule nightly", "done"),
+    ]
+
+
+def order_of(page: httpx.Response) -> str:
+    """Return the signed order in the form of a dry run."""
+    found = re.search(r'name="order" value="([^"]+)"', page.text)
+    assert found, page.text
+    return found[1]
+
+
+def test_an_order_is_counted_started_and_shown(anna: Visitor, connection: Database) -> None:
+    add_failed(connection, 300)
+    add_task(
+        connection, status="FAILED", error_code="CARD_REFUSED", workflow_id=add_run(connection)
+    )
+    page = anna.get("/orders/new?verb=retry_task&status=FAILED&error_code=CARD_REFUSED")
+    assert 'data-count="matching">301 tasks' in page.text
+    assert 'data-count="eligible">300' in page.text
+    late = add_task(connection, status="FAILED", error_code="CARD_REFUSED", failed_at=ago(-1))
+    sealed = order_of(page)
+    started = [anna.post("/orders", "retry_task", order=sealed, reason="bank") for _ in range(2)]
+    (path,) = {answer.headers["location"] for answer in started}
+    ended = anna.finish(path.removeprefix("/orders/"))
+    assert (ended["outcome"], ended["done"], ended["actor"]) == ("done", 300, "anna")
+    assert ended["refused"] == {orders.IN_WORKFLOW: 1}
+    shown = anna.get(path).text
+    assert 'data-outcome="done"' in shown
+    assert "Stop</button>" not in shown
+    sent = "SELECT count(*), count(DISTINCT retried_from_task_id) FROM horsies_tasks"
+    assert connection.execute(f"{sent} WHERE status = 'PENDING'").fetchone() == (300, 300)
+    again = f"{sent} WHERE retried_from_task_id = %s"
+    assert connection.execute(again, (late,)).fetchone() == (0, 0)
+    ((*_, outcome, detail),) = actions(connection)
+    assert (outcome, detail.endswith(". bank")) == ("done", True)
+
+
+def test_an_order_is_stopped_and_continued(anna: Visitor, connection: Database) -> None:
+    add_failed(connection, 300)
+    sealed = order_of(anna.get("/orders/new?verb=retry_task"))
+    connection.execute("SELECT pg_advisory_lock(%s)", (LOCK_OF_ORDERS,))  # no batch can begin
+    try:
+        path = anna.post("/orders", "retry_task", order=sealed).headers["location"]
+        stopped = anna.post(f"{path}/stop", "retry_task")
+        assert anna.notice(stopped) == "The order stops after its current batch."
+        assert 'data-outcome="stopping"' in anna.get(path).text
+    finally:
+        connection.execute("SELECT pg_advisory_unlock(%s)", (LOCK_OF_ORDERS,))
+    ended = anna.finish(path.removeprefix("/orders/"))
+    assert (ended["outcome"], ended["done"]) == ("stopped", 0)
+    assert "Continue</button>" in anna.get(path).text
+    assert anna.notice(anna.post(f"{path}/stop", "retry_task")) == "The order does not run."
+    anna.post("/orders", "retry_task", order=sealed)
+    assert anna.finish(path.removeprefix("/orders/"))["done"] == 300
+    assert resent(connection) == [1]
+    found = [(row[1], row[3]) for row in actions(connection)]
+    assert found == [("retry_tasks", "done"), ("stop_order", "done"), ("stop_order", "unchanged")]
+
+
+def test_selected_tasks_are_cancelled(anna: Visitor, connection: Database) -> None:
+    first, second, third = (add_task(connection) for _ in range(3))
+    ids = [first, second]
+    answer = anna.post("/orders/selected?verb=cancel_task", "cancel_task", id=ids)
+    ended = anna.finish(answer.headers["location"].removeprefix("/orders/"))
+    assert (ended["done"], ended["subject"]) == (2, "2 selected tasks")
+    assert row_of(connection, third)["status"] == "PENDING"
+    none = anna.post("/orders/selected", "cancel_task", verb="cancel_task")
+    assert anna.notice(none) == "No task is selected."
+
+
+def test_a_queue_is_purged_after_a_dry_run(anna: Visitor, connection: Database) -> None:
+    add_task(connection)
+    answer = anna.post("/queues/default/purge", "purge_queue")
+    page = anna.get(answer.headers["location"])
+    assert 'data-count="eligible">1' in page.text
+    path = anna.post("/orders", "purge_queue", order=order_of(page)).headers["location"]
+    assert anna.finish(path.removeprefix("/orders/"))["done"] == 1
+
+
+def test_the_api_counts_and_starts_orders(anna: Visitor, connection: Database) -> None:
+    add_failed(connection, 3)
+    body = {"verb": "retry_tasks", "filters": {"error_code": "CARD_REFUSED", "since": "1h"}}
+    dry = anna.api("/orders", {**body, "dry_run": True}).json()
+    assert (dry["matching"], dry["eligible"], dry["verb"]) == (3, 3, "retry_tasks")
+    started = [anna.api("/orders", body, Idempotency_Key="all").json() for _ in range(2)]
+    assert started[0]["order_id"] == started[1]["order_id"]
+    assert anna.finish(started[0]["order_id"])["done"] == 3
+    late = anna.api("/orders", {"order": dry["order"]}).json()
+    assert anna.finish(late["order_id"])["refused"] == {orders.SENT_AGAIN: 3}
+    assert resent(connection) == [1]
+    for wrong, code in (
+        ({"verb": "drop"}, "UNKNOWN_VERB"),
+        ({"verb": "retry_tasks", "filters": {"statsu": "FAILED"}}, "UNKNOWN_FILTER"),
+        ({"verb": "retry_tasks", "filters": {"status": "RUNNING"}}, "INVALID_FILTER"),
+        ({"verb": "purge_queue"}, "INVALID_FILTER"),
+    ):
+        answer = anna.api("/orders", wrong)
+        assert (answer.status_code, answer.json()["code"]) == (400, code), json.dumps(wrong)
+    forged = anna.api("/orders", {"order": dry["order"][:-2] + "xx"})
+    assert (forged.status_code, forged.json()["code"]) == (409, "STALE_ORDER")
+    assert anna.get("/api/orders/none").status_code == 404
+    searched = anna.get("/orders/new?verb=retry_task&argument=17")
+    assert "cannot filter by argument" in searched.text
+
+
+class OnlyRetries:
+    """A policy whose user may send tasks again and nothing else."""
+
+    async def access(self, request: Any) -> Access:
+        return Access("anna", frozenset({"retry_task"}))
+
+
+def test_an_order_needs_the_right_of_its_verb(app: Horsies, connection: Database) -> None:
+    waiting = add_task(connection)
+    visitor = Visitor(app, OnlyRetries())
+    try:
+        page = visitor.get("/orders/new?verb=cancel_task")
+        assert "You lack the right" in page.text
+        assert 'name="order"' not in page.text
+        for answer in (
+            visitor.post("/orders/selected?verb=cancel_task", "cancel_task", id=waiting),
+            visitor.post("/orders/selected?verb=cancel_task", "retry_task", id=waiting),
+            visitor.post("/orders/selected", "retry_task", id=waiting, verb="cancel_task"),
+            visitor.api("/orders", {"verb": "cancel_tasks"}),
+        ):
+            assert answer.status_code == 403, answer.text
+    finally:
+        visitor.close()
+    assert row_of(connection, waiting)["status"] == "PENDING"
+    assert actions(connection) == []
+
+
+@pytest.mark.parametrize("actions_on", [True, False])
+def test_every_change_is_refused_to_a_viewer(
+    app: Horsies, connection: Database, actions_on: bool
+) -> None:
+    visitor = Visitor(app, ViewOnly("anna"), actions=actions_on)
+    places = {"{name}": "default", "{id}": UNKNOWN_ID}
+    try:
+        for route in ROUTES:
+            if route.method != "POST":
+                continue
+            path = route.path
+            for place, value in places.items():
+                path = path.replace(place, value)
+            verb = route.verb if isinstance(route.verb, str) else "retry_task"
+            answer = visitor.post(path, verb, headers=INTENT)
+            assert answer.status_code == 403, (path, answer.text)
+    finally:
+        visitor.close()
+    assert actions(connection) == []
+
+
+def test_a_foreign_referer_never_leads_away(anna: Visitor, connection: Database) -> None:
+    def after(referer: str) -> str:
+        answer = anna.post("/queues/default/pause", "pause_queue", {"Referer": referer})
+        return answer.headers["location"]
+
+    assert after("http://localhost/queues?a=1") == "/queues?a=1"
+    for foreign in ("http://evil.example/queues", "http://localhost//evil.example/", "nonsense"):
+        assert after(foreign) == "/queues/default"
+
+
+def test_an_order_survives_a_killed_dashboard(process_url: str, connection: Database) -> None:
+    add_failed(connection, 300)
+    options = ("--enable-actions", "--database-url", process_url)
+    with served(*options) as server:
+        page = server.get("/orders/new?verb=retry_task")
+        connection.execute("SELECT pg_advisory_lock(%s)", (LOCK_OF_ORDERS,))
+        path = submit(server, page, "/orders").headers["location"]
+        # The lock is fair: between two batches this session is the first to get it again.
+        connection.execute("SELECT pg_advisory_unlock(%s)", (LOCK_OF_ORDERS,))
+        wait_until(lambda: resent(connection) != [0])
+        connection.execute("SELECT pg_advisory_lock(%s)", (LOCK_OF_ORDERS,))
+        server.process.kill()
+        server.process.wait()
+    connection.execute("SELECT pg_advisory_unlock(%s)", (LOCK_OF_ORDERS,))
+    assert resent(connection) == [0, 1]
+    with served(*options) as server:
+        assert 'data-outcome="running"' in server.get(path).text
+        submit(server, server.get(path), "/orders")
+        wait_until(lambda: 'data-outcome="done"' in server.get(path).text)
+    assert resent(connection) == [1]
+    ((*_, outcome, detail),) = actions(connection)
+    assert (outcome, detail) == ("done", "300 of 300 changed.")
+
+
+def submit(server: WebServer, page: httpx.Response, action: str) -> httpx.Response:
+    """Send the form of a page with this action."""
+    found = re.search(f'action="{action}">(.*?)</form>', page.text, re.DOTALL)
+    assert found, page.text
+    fields = dict(re.findall(r'name="(\w+)" value="([^"]*)"', found[1]))
+    return httpx.post(server.url + action, data=fields, timeout=10)
