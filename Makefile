@@ -14,7 +14,7 @@ PYTEST := $(BIN)/pytest -n 3
 CHROMIUM_LINE := apt-get install -y --no-install-recommends chromium
 
 .DEFAULT_GOAL := help
-.PHONY: help test test-fast test-web test-web-scale test-pgbouncer test-pgbouncer-sample test-matrix test-matrix-sample lint check model \
+.PHONY: help test test-fast test-web test-web-scale screenshots test-pgbouncer test-pgbouncer-sample test-matrix test-matrix-sample lint check model \
 	soak format docs bench demo clean
 
 help: ## print this list
@@ -32,6 +32,10 @@ test-web: $(READY) ## run the tests of the dashboard in a real browser, which mu
 
 test-web-scale: $(READY) ## hold the pages to their budgets on a million tasks, then look for ten minutes
 	$(BIN)/pytest -p no:randomly -s -m scale tests/web/test_scale.py
+
+screenshots: $(READY) ## take the pictures of the documentation again
+	mkdir -p docs/images
+	HORSIES_WRITE_SCREENSHOTS=1 $(BIN)/pytest -m browser tests/web/test_screenshots.py
 
 test-pgbouncer: $(READY) ## run the end-to-end tests with producers and workers behind a real PgBouncer
 	HORSIES_TEST_POOLER=1 $(PYTEST) tests/e2e
@@ -75,8 +79,8 @@ soak: $(READY) ## run long outages at default settings, then ten minutes of rand
 bench: $(READY) ## measure throughput and latency, as ratios within one run
 	$(BIN)/python -m benchmarks
 
-demo: $(READY) ## run six tasks on a private PostgreSQL and print their results
-	$(BIN)/python examples/demo.py
+demo: $(READY) ## run six tasks on a private PostgreSQL and print their results; KEEP=1 keeps the dashboard up
+	$(BIN)/python examples/demo.py $(if $(KEEP),--keep)
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

@@ -1,18 +1,22 @@
-"""A demonstration in one command: a private PostgreSQL, a worker, six tasks, a workflow, and
-their outcomes.
+"""A demonstration in one command: a private PostgreSQL, a worker, six tasks, a workflow, their
+outcomes, and the dashboard.
 
 Run it with ``make demo``. It leaves no process and no file behind, and exits with 1 if an outcome
-is unexpected.
+is unexpected. With ``--keep`` (``make demo KEEP=1``) the dashboard and the worker go on until Ctrl-C.
 """
 
 from __future__ import annotations
 
 import importlib
 import os
+import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,6 +33,7 @@ EXAMPLES = Path(__file__).parent
 RESULT_TIMEOUT_MS = 30_000
 STOP_TIMEOUT_SECONDS = 30
 LABEL = "fragile, insured"
+WEB_PORT = 8600
 
 
 @dataclass(frozen=True)
@@ -72,6 +77,8 @@ def cases(directory: Path) -> Sequence[Case]:
 
 def main() -> int:
     """Run the demonstration and return its exit status."""
+    # A terminated demonstration stops its processes, too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     console = Console()
     console.print("starting a private PostgreSQL and a worker ...")
     data = Path(tempfile.gettempdir()) / f"horsies-demo-{os.getpid()}"
@@ -86,6 +93,7 @@ def main() -> int:
                 endings = run(app, cases(directory))
                 show(console, endings)
                 label = run_workflow(console, app)
+                offer_dashboard(console, log.fileno())
             app.close()
             log.seek(0)
             is_expected = label == LABEL and all(ending.is_expected for ending in endings)
@@ -94,18 +102,69 @@ def main() -> int:
 
 @contextmanager
 def running_worker(log_fd: int) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a worker with two children; shut it down gracefully, or kill it after a timeout."""
-    command = [sys.executable, "-m", "horsies", "worker", "demo_tasks:app", "--processes", "2"]
-    worker = subprocess.Popen(command, cwd=EXAMPLES, stderr=log_fd, stdout=log_fd)
-    try:
+    """Run a worker with two children."""
+    with running("worker", "demo_tasks:app", "--processes", "2", log_fd=log_fd) as worker:
         yield worker
+
+
+@contextmanager
+def running(*arguments: str, log_fd: int) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a command of horsies; shut it down gracefully, or kill it after a timeout."""
+    command = [sys.executable, "-m", "horsies", *arguments]
+    # A group of its own: Ctrl-C is for the demonstration, which stops the others in order.
+    process = subprocess.Popen(
+        command, cwd=EXAMPLES, stderr=log_fd, stdout=log_fd, start_new_session=True
+    )
+    try:
+        yield process
     finally:
-        worker.terminate()
+        process.terminate()
         try:
-            worker.wait(STOP_TIMEOUT_SECONDS)
+            process.wait(STOP_TIMEOUT_SECONDS)
         except subprocess.TimeoutExpired:
-            worker.kill()
-            worker.wait()
+            process.kill()
+            process.wait()
+
+
+def offer_dashboard(console: Console, log_fd: int) -> None:
+    """Serve the dashboard with everything that ran; with ``--keep`` until Ctrl-C."""
+    port = free_port()
+    address = f"http://127.0.0.1:{port}"
+    options = ("--port", str(port), "--enable-actions", "--payload")
+    with running("web", "demo_tasks:app", *options, log_fd=log_fd) as dashboard:
+        wait_until_served(address, dashboard)
+        console.print(f"the dashboard with all of this: {address}", highlight=False)
+        if "--keep" not in sys.argv:
+            console.print("it ends with this demonstration; make demo KEEP=1 leaves it up\n")
+            return
+        console.print("press Ctrl-C to stop it and the worker\n")
+        try:
+            dashboard.wait()
+        except KeyboardInterrupt:
+            console.print()
+
+
+def free_port() -> int:
+    """Return the usual port of the dashboard, or any other if that is taken."""
+    for port in (WEB_PORT, 0):
+        try:
+            with socket.create_server(("127.0.0.1", port)) as listener:
+                return int(listener.getsockname()[1])
+        except OSError:
+            continue
+    raise RuntimeError("no port is free")
+
+
+def wait_until_served(address: str, dashboard: subprocess.Popen[bytes]) -> None:
+    """Wait until the dashboard answers or has ended."""
+    deadline = time.monotonic() + RESULT_TIMEOUT_MS / 1000
+    while time.monotonic() < deadline and dashboard.poll() is None:
+        try:
+            urllib.request.urlopen(f"{address}/livez").close()
+            return
+        except urllib.error.URLError:
+            time.sleep(0.05)
+    raise RuntimeError("the dashboard did not start; is the extra `web` installed?")
 
 
 def run(app: Horsies, wanted: Sequence[Case]) -> list[Ending]:

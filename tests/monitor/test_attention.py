@@ -89,7 +89,7 @@ LINES = [
     (
         of(queue(oldest_waiting_seconds=301.0), worker(tasks_running=3)),
         "queue mail: the oldest task is due for 5m01s, and 1 child of its workers idle",
-        ("/queues/mail", None),
+        ("/queues/mail/explain", None),
     ),
     (
         of(queue(due=0, caps=[3, None])),
@@ -98,7 +98,12 @@ LINES = [
     ),
     (
         of(worker(seen_seconds_ago=25.0, holds_lock=False, tasks_running=4)),
-        "worker vm-3 pid 412: lost, seen 25s ago with 4 tasks; another worker takes them over",
+        "worker vm-3 pid 412: lost, seen 25s ago with 4 tasks that another worker has to take over",
+        ("/workers/w%2F1", None),
+    ),
+    (
+        of(worker(seen_seconds_ago=25.0, holds_lock=False)),
+        "worker vm-3 pid 412: lost, seen 25s ago",
         ("/workers/w%2F1", None),
     ),
     (
@@ -140,6 +145,11 @@ LINES = [
         of(overlong=[OverlongTask(ID, "report", 400.0, None, 390.0)]),
         "task report: runs for 6m40s, without a heartbeat for 6m30s",
         (f"/tasks/{ID}", None),
+    ),
+    (
+        of(findings=["A transaction is open for 3 h."]),
+        "the database server: a transaction is open for 3 h",
+        ("/doctor", None),
     ),
     (
         Facts(Overview([], [], [BLOCKED], 3)),

@@ -134,6 +134,7 @@ def test_the_demonstration_succeeds_and_leaves_nothing_behind(empty_directory: P
     assert finished.stderr == ""
     assert "WORKER_CRASHED" in finished.stdout
     assert "its result: fragile, insured" in finished.stdout
+    assert "the dashboard with all of this: http://127.0.0.1:" in finished.stdout
     assert list(empty_directory.iterdir()) == []
     assert _processes_of(empty_directory) == []
 

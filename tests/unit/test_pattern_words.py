@@ -92,7 +92,7 @@ def _slots(expression: str) -> tuple[object, ...]:
     return found.hours, found.minutes, found.month_days, found.weekdays, found.months
 
 
-@settings(max_examples=examples(300))
+@settings(max_examples=examples(100))
 @given(expressions, expressions)
 def test_different_slots_never_read_the_same(one: str, other: str) -> None:
     words = {in_words(CronSchedule.parse(text, days="both")) for text in (one, other)}

@@ -20,6 +20,8 @@ from horsies.web.app import ROUTES
 from tests.monitor.test_orders import actions, add_failed, resent
 from tests.support.database import Database
 from tests.support.rows import add_run, add_task, ago, row_of
+from tests.support.wait import wait_until
+from tests.web.conftest import WebServer, served
 
 INTENT = {"X-Horsies-Intent": "action"}
 # "orders" as a number: the lock of every batch.
@@ -340,3 +342,35 @@ def test_a_foreign_referer_never_leads_away(anna: Visitor, connection: Database)
     assert after("http://localhost/queues?a=1") == "/queues?a=1"
     for foreign in ("http://evil.example/queues", "http://localhost//evil.example/", "nonsense"):
         assert after(foreign) == "/queues/default"
+
+
+def test_an_order_survives_a_killed_dashboard(process_url: str, connection: Database) -> None:
+    add_failed(connection, 300)
+    options = ("--enable-actions", "--database-url", process_url)
+    with served(*options) as server:
+        page = server.get("/orders/new?verb=retry_task")
+        connection.execute("SELECT pg_advisory_lock(%s)", (LOCK_OF_ORDERS,))
+        path = submit(server, page, "/orders").headers["location"]
+        # The lock is fair: between two batches this session is the first to get it again.
+        connection.execute("SELECT pg_advisory_unlock(%s)", (LOCK_OF_ORDERS,))
+        wait_until(lambda: resent(connection) != [0])
+        connection.execute("SELECT pg_advisory_lock(%s)", (LOCK_OF_ORDERS,))
+        server.process.kill()
+        server.process.wait()
+    connection.execute("SELECT pg_advisory_unlock(%s)", (LOCK_OF_ORDERS,))
+    assert resent(connection) == [0, 1]
+    with served(*options) as server:
+        assert 'data-outcome="running"' in server.get(path).text
+        submit(server, server.get(path), "/orders")
+        wait_until(lambda: 'data-outcome="done"' in server.get(path).text)
+    assert resent(connection) == [1]
+    ((*_, outcome, detail),) = actions(connection)
+    assert (outcome, detail) == ("done", "300 of 300 changed.")
+
+
+def submit(server: WebServer, page: httpx.Response, action: str) -> httpx.Response:
+    """Send the form of a page with this action."""
+    found = re.search(f'action="{action}">(.*?)</form>', page.text, re.DOTALL)
+    assert found, page.text
+    fields = dict(re.findall(r'name="(\w+)" value="([^"]*)"', found[1]))
+    return httpx.post(server.url + action, data=fields, timeout=10)

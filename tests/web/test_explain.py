@@ -7,6 +7,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from playwright.sync_api import Page, expect
 from psycopg import sql
 
 from horsies import Horsies, TaskError, TaskResult
@@ -25,6 +26,7 @@ from tests.support.rows import (
     ago,
     finish,
 )
+from tests.web.conftest import Ask
 
 RECOVERY = '{"terminal_record_retention_hours": 720, "unknown_task_grace_ms": 600000}'
 
@@ -471,3 +473,32 @@ def test_hostile_names_are_shown_as_text(doors: Doors, connection: Database) -> 
     serve(connection, queues=["q"], known_tasks="{}")
     explanation = doors.task(add_task(connection, task_name=name, queue_name="q"))
     assert codes(explanation) == ["TASK_UNKNOWN"]
+
+
+def test_an_id_leads_to_the_explanation_of_its_task_or_run(
+    ask: Ask, connection: Database, app: Horsies
+) -> None:
+    task_id = add_task(connection)
+    run_id = start(app, TaskNode(number_task(app), kwargs={"n": 1})).workflow_id
+    assert 'name="id"' in ask("/explain").text
+    assert ask(f"/explain?id={task_id}").headers["location"] == f"/tasks/{task_id}/explain"
+    assert ask(f"/explain?id={run_id}").headers["location"] == f"/workflows/{run_id}/explain"
+    missing = ask(f"/explain?id={new_id()}")
+    assert missing.status_code == 404
+    assert "NOT_FOUND" in missing.text
+
+
+@pytest.mark.browser
+def test_the_page_follows_the_reasons_and_resumes_a_queue(page: Page, connection: Database) -> None:
+    task_id = add_task(connection)
+    page.goto(f"/tasks/{task_id}/explain")
+    reasons = page.locator(".reasons .code")
+    expect(reasons).to_have_text(["QUEUE_UNSERVED"])
+    connection.execute(
+        "INSERT INTO horsies_queues (queue_name, paused_at) VALUES ('default', now())"
+    )
+    expect(reasons).to_have_text(["QUEUE_PAUSED", "QUEUE_UNSERVED"], timeout=15_000)
+    serve(connection)
+    page.get_by_role("button", name="Resume").click()
+    page.goto(f"/tasks/{task_id}")
+    expect(reasons).to_have_text(["SHOULD_START_NOW"])

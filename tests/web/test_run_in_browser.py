@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, expect
 
-from horsies.db.statements.workflows import SignalRun, signal_run
 from horsies.workflow.nodes.nodes import MapNode, SignalNode, SubWorkflowNode, TaskNode
 from horsies.workflow.spec import WorkflowSpec
 from tests.support import runs
@@ -140,7 +139,11 @@ def test_a_run_is_followed_live_and_its_drawing_stays_still(
     expect(node(page, 6)).to_have_class(has_status("waiting"))
     assert geometry(page) == before
 
-    signal_run.run(connection, SignalRun(run_id, "approve", "true"))
+    page.get_by_text("Send a signal…").click()
+    page.get_by_label("Value, as JSON").fill("true")
+    page.get_by_role("button", name="Send", exact=True).click()
+    expect(page.locator("[data-notice]")).to_have_text("Signal approve is delivered.")
+    page.locator("svg.graph").evaluate("svg => { svg.isTheSame = true }")
     for done in (6, 7, 8):
         expect(node(page, done)).to_have_class(has_status("ok"), timeout=20_000)
     expect(page.locator("[data-region=state]")).to_contain_text("9 of 9 nodes ended")

@@ -11,7 +11,8 @@ import pytest
 
 from horsies import MapNode, SignalNode, SubWorkflowNode, WorkflowDefinition
 from horsies.app import Horsies
-from horsies.web.folding import FOLD_ABOVE
+from horsies.web.folding import FOLD_ABOVE, fold
+from horsies.web.layout import lay_out
 from tests.support import runs
 from tests.support.database import Database
 from tests.web.conftest import Ask
@@ -131,15 +132,31 @@ def test_a_bad_query_of_a_run_is_refused(ask: Ask, shop: dict[str, Any], query: 
 
 def test_five_thousand_nodes_open_folded(ask: Ask, connection: Database) -> None:
     connection.execute(BIG_RUN)
-    ask("/workflows")  # connections and templates are ready
-    begin = time.monotonic()
-    page = ask(f"/workflows/{BIG}").text
-    assert time.monotonic() - begin < 2
+    taken = []
+    for _ in range(3):  # the fastest counts, for busy machines; about 0.3 s on an idle one
+        fold.cache_clear()
+        lay_out.cache_clear()
+        begin = time.monotonic()
+        page = ask(f"/workflows/{BIG}").text
+        taken.append(time.monotonic() - begin)
+    assert min(taken) < 2
     assert len(page) < 60_000
     assert 3 <= page.count('<g class="node') <= FOLD_ABOVE
     assert "2,498 × fetch" in page  # noqa: RUF001
     assert "5,000 nodes in" in page
     assert "Show every node" not in page
+
+
+def test_a_graph_of_middle_size_can_be_unfolded_and_a_small_one_folded(
+    ask: Ask, connection: Database
+) -> None:
+    connection.execute(BIG_RUN)
+    for size, query, boxes in ((400, "", 2), (400, "?boxes=all", 400), (100, "?boxes=folded", 2)):
+        connection.execute("DELETE FROM horsies_workflow_tasks WHERE task_index >= %s", (size,))
+        connection.execute("UPDATE horsies_workflows SET total_nodes = %s", (size,))
+        page = ask(f"/workflows/{BIG}{query}").text
+        assert page.count('<g class="node') == boxes, (size, query)
+        assert ("Show every node" in page) == (boxes == 2)
 
 
 def test_the_nodes_of_a_box_are_listed_failures_first_in_pages(
@@ -195,7 +212,7 @@ def test_the_list_filters_by_status_name_and_key(
     ask: Ask, shop: dict[str, Any], connection: Database
 ) -> None:
     connection.execute("UPDATE horsies_workflows SET workflow_key = 'books-11'")
-    for query in ("", "?status=open", "?name=import+%3Cshop%3E", "?key=books-11", "?since=1h"):
+    for query in ("", "?status=open", "?name=import+%3Cshop%3E", "?key=books-11", "?since=15m"):
         assert f'data-key="{shop["id"]}"' in ask(f"/workflows{query}").text, query
     for query in ("?status=FAILED", "?name=other", "?key=x"):
         assert "No run matches these filters" in ask(f"/workflows{query}").text, query

@@ -314,6 +314,16 @@ def test_the_page_of_a_task_shows_its_life_attempts_and_traceback(
     assert "data-live" not in answer.text
 
 
+def test_the_trace_of_a_task_is_that_of_its_newest_attempt(ask: Ask, connection: Database) -> None:
+    sent, ran = "a" * 32, "b" * 32
+    options = {"trace": {"traceparent": f"00-{sent}-{'1' * 16}-01"}}
+    task = add_task(connection, task_options=json.dumps(options))
+    links = {"trace": "https://traces/{trace_id}"}
+    assert f'href="https://traces/{sent}"' in ask(f"/tasks/{task}", links=links).text
+    add_attempt(connection, task, traceparent=f"00-{ran}-{'2' * 16}-01")
+    assert f'href="https://traces/{ran}"' in ask(f"/tasks/{task}", links=links).text
+
+
 def test_an_open_task_shows_why_it_waits_its_progress_and_updates(
     ask: Ask, connection: Database
 ) -> None:

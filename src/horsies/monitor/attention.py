@@ -7,7 +7,7 @@ there is one.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from enum import IntEnum
 from urllib.parse import quote
@@ -95,6 +95,8 @@ class Facts:
     overlong: Sequence[OverlongTask] = ()
     failing: Sequence[FailingTask] = ()
     paused_by: Mapping[str, str] = field(default_factory=dict)
+    # Sentences about the server that `horsies doctor` marks red.
+    findings: Sequence[str] = ()
     estimate: RowEstimate | None = None
     now: datetime = field(default_factory=lambda: datetime.now(UTC))
 
@@ -159,6 +161,7 @@ def needs_attention(facts: Facts) -> list[Attention]:
         *_runs(facts.failed_pauses),
         *_overlong(facts.overlong),
         *_blocked(facts.overview),
+        *_findings(facts.findings),
     )
     return sorted(found, key=lambda line: (line.urgency, -line.seconds, line.subject))
 
@@ -215,7 +218,8 @@ def _suspicious_queue(queue: QueueOverview, idle: int) -> Attention | None:
         sentence = (
             f"the oldest task is due for {duration(oldest)}, and {children} of its workers idle"
         )
-        return _queue(queue, "QUEUE_STUCK", sentence, urgency=Urgency.SUSPICIOUS)
+        stuck = _queue(queue, "QUEUE_STUCK", sentence, urgency=Urgency.SUSPICIOUS)
+        return replace(stuck, link=f"{stuck.link}/explain")
     if len(queue.caps) > 1:
         named = " and ".join("no cap" if cap is None else f"{cap:,}" for cap in queue.caps)
         sentence = f"its workers disagree about the cap: {named}"
@@ -255,9 +259,11 @@ def worker_label(worker: WorkerSummary) -> str:
 def _workers(workers: Iterable[WorkerSummary]) -> Iterator[Attention]:
     for worker in workers:
         health, seen = health_of(worker), duration(worker.seen_seconds_ago)
-        held = _counted(worker.tasks_running + worker.tasks_claimed, "task")
+        count = worker.tasks_running + worker.tasks_claimed
+        held = _counted(count, "task")
         if health is WorkerHealth.LOST:
-            sentence = f"lost, seen {seen} ago with {held}; another worker takes them over"
+            sentence = f"lost, seen {seen} ago"
+            sentence += f" with {held} that another worker has to take over" if count else ""
             yield _worker(worker, "WORKER_LOST", Urgency.FAILING, sentence)
         elif health is WorkerHealth.SILENT:
             sentence = f"connected, but without a sign of life for {seen}; it holds {held}"
@@ -340,6 +346,12 @@ def _blocked(overview: Overview) -> Iterator[Attention]:
             link=f"/{page}/{first.id}",
             seconds=first.blocked_seconds,
         )
+
+
+def _findings(sentences: Iterable[str]) -> Iterator[Attention]:
+    for sentence in sentences:
+        words = sentence[:1].lower() + sentence[1:].removesuffix(".")
+        yield Attention(Urgency.FAILING, "DOCTOR", "the database server", words, "/doctor")
 
 
 def _counted(count: int, noun: str, plural: str | None = None, *, at_least: bool = False) -> str:

@@ -66,7 +66,7 @@ def _paused(run: RunFacts, paused_by: str | None) -> Reason:
         "RUN_PAUSED",
         f"Run {run.name} was paused{by}{ago}{cause}.",
         since=run.paused_at,
-        subjects=[run.failed_node] if run.failed_node else [run.id],
+        subjects=[run.id, *([run.failed_node] if run.failed_node else [])],
         remedy=command("workflow", "resume", run.id, *flags),
     )
 

@@ -9,8 +9,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from functools import partial
-from importlib import import_module
-from importlib.util import find_spec
 from typing import Any, cast
 
 from starlette.applications import Starlette
@@ -25,6 +23,19 @@ from horsies.config.postgres import PostgresConfig
 from horsies.database_url import mask_url
 from horsies.db.statement import Nothing, read_rows
 from horsies.db.statements.monitor import list_queue_states
+from horsies.tasks.recording import Action, Actor, log_action
+from horsies.web import (
+    actions,
+    api,
+    metrics,
+    orders,
+    pages,
+    pages_checks,
+    pages_doctor,
+    pages_runs,
+    pages_schedules,
+    pages_tasks,
+)
 from horsies.web.access import (
     Access,
     AdaptedPolicy,
@@ -59,24 +70,25 @@ URL_BYTES_MAX = 8 * 1024
 SECRET_VARIABLE = "HORSIES_WEB_SECRET"  # noqa: S105
 INTENT_HEADER = "x-horsies-intent"
 
-_MODULES = (
-    *("pages", "pages_tasks", "pages_runs", "pages_schedules", "pages_checks", "pages_doctor"),
-    *("actions", "orders", "api", "metrics"),
-)
-
 
 async def help_page(view: View) -> Page:
     """Show keys, words, and what the viewer may do."""
     return Page("help.html", "Help", {}, live_seconds=None)
 
 
-def _joined_routes() -> tuple[Route, ...]:
-    names = [f"horsies.web.{name}" for name in _MODULES]
-    modules = [import_module(name) for name in names if find_spec(name)]
-    return tuple(route for module in modules for route in module.ROUTES)
-
-
-ROUTES: tuple[Route, ...] = (*_joined_routes(), Route("GET", "/help", None, help_page))
+ROUTES: tuple[Route, ...] = (
+    *pages.ROUTES,
+    *pages_tasks.ROUTES,
+    *pages_runs.ROUTES,
+    *pages_schedules.ROUTES,
+    *pages_checks.ROUTES,
+    *pages_doctor.ROUTES,
+    *actions.ROUTES,
+    *orders.ROUTES,
+    *api.ROUTES,
+    *metrics.ROUTES,
+    Route("GET", "/help", None, help_page),
+)
 
 
 def create_app(
@@ -200,7 +212,12 @@ class Dashboard:
         request.state.access = view.access  # for an error page of this request
         if route.method == "POST":
             view.body = await _bounded_body(request)
-            await self._require_intent(route, view)
+            try:
+                await self._require_intent(route, view)
+            except Forbidden as refusal:
+                action, actor = Action("post", view.path), Actor(view.access.user, "web")
+                log_action(action, actor, "forbidden", refusal.sentence)
+                raise
         return view
 
     def _require_host(self, request: Request) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 from urllib.parse import urlencode
 
 from markupsafe import Markup
@@ -22,6 +22,10 @@ from horsies.monitor.attention import (
     seconds_to_empty,
     worker_label,
 )
+from horsies.monitor.doctor import doctor_script
+from horsies.monitor.doctor_server import SERVER_CHECKS
+from horsies.monitor.findings import Facts as DoctorFacts
+from horsies.monitor.findings import Level
 from horsies.monitor.measures import Series, Slot
 from horsies.monitor.overview import (
     QueueOverview,
@@ -42,6 +46,8 @@ from horsies.web.rendering import BadRequest, NotFound, Page, TookTooLong, View
 from horsies.web.routes import Route
 from horsies.web.words import duration
 
+T = TypeVar("T")
+
 # Name, length and step of the ranges of the charts: at most 84 columns.
 RANGES = {
     "1h": (timedelta(hours=1), timedelta(minutes=1)),
@@ -49,6 +55,7 @@ RANGES = {
     "24h": (timedelta(hours=24), timedelta(minutes=20)),
     "14d": (timedelta(days=14), timedelta(hours=4)),
 }
+_SERVER_CHECKS = frozenset(check.id for check in SERVER_CHECKS if check.is_cheap)
 _RATE_SERIES = ("done", "retried", "failed", "stopped")
 _WAIT_SERIES = ("p50", "p95", "p99")
 
@@ -99,9 +106,8 @@ async def overview(view: View) -> Page:
     name, since, step = _range(view)
     facts = await view.read(facts_script(view.site.queue_caps))
     rates = await _within_time(view, rates_script(since, step))
-    if rates is not None:
-        facts = replace(facts, failing=failing_tasks(rates.by_task))
-    lines = needs_attention(facts)
+    failing = [] if rates is None else failing_tasks(rates.by_task)
+    lines = needs_attention(replace(facts, failing=failing, findings=await _findings(view)))
     context = {
         "lines": lines[:SHOWN_MAX],
         "more": max(len(lines) - SHOWN_MAX, 0),
@@ -175,12 +181,20 @@ def _range(view: View) -> tuple[str, timedelta, timedelta]:
     return (name, *RANGES[name])
 
 
-async def _within_time(view: View, script: Script[Rates]) -> Rates | None:
-    """Read the rates; None when they take too long, which must not cost the page."""
+async def _within_time(view: View, script: Script[T]) -> T | None:
+    """Run the script of one panel; None when it takes too long, which must not cost the page."""
     try:
         return await view.read(script)
     except TookTooLong:
         return None
+
+
+async def _findings(view: View) -> list[str]:
+    """Return the red findings of the cheap checks of the server."""
+    facts = DoctorFacts(view.site.broker.config.schema_name)
+    reports = await _within_time(view, doctor_script(facts, _SERVER_CHECKS))
+    findings = [finding for report in reports or () for finding in report.findings]
+    return [finding.sentence for finding in findings if finding.level is Level.RED]
 
 
 def _figures(facts: Facts, rates: Rates | None) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from typing import Any
 from urllib.parse import quote
 
 from starlette.responses import Response
@@ -15,11 +16,14 @@ from horsies.monitor.explain import (
     explain_queue_script,
     explain_run_script,
     explain_schedule_script,
+    explain_script,
     explain_task_script,
 )
 from horsies.monitor.reasons import command
+from horsies.web.masking import visible
 from horsies.web.rendering import Page, View
 from horsies.web.routes import Route
+from horsies.web.words import short_id
 
 # Explanations
 
@@ -60,7 +64,8 @@ def _explain_page(kind: str) -> Callable[[View], Awaitable[Page]]:
             "command": _explain_command(view, kind),
         }
         status = 404 if explanation.status is None else 200
-        title = f"Why does {explanation.subject} not move?"
+        name = " ".join(short_id(word) for word in explanation.subject.split(" "))
+        title = visible(f"Why does {name} not move?")
         return Page("explain.html", title, context, status=status)
 
     return handler
@@ -76,6 +81,20 @@ def _explain_document(kind: str) -> Callable[[View], Awaitable[Response]]:
     return handler
 
 
+async def explain_any(view: View) -> Page | Response:
+    """Ask for an id, and show the explanation of the task or run that has it."""
+    row_id = view.query.get("id", "").strip()
+    context: dict[str, Any] = {"explanation": None, "subject_path": None, "command": None}
+    if row_id:
+        explanation = await view.read(explain_script(row_id))
+        kind = explanation.subject.partition(" ")[0]
+        if explanation.status is not None:
+            return view.redirect(f"/{'tasks' if kind == 'task' else 'workflows'}/{row_id}/explain")
+        context["explanation"] = explanation
+    status = 404 if context["explanation"] else 200
+    return Page("explain.html", "Why does it not move?", context, None, status)
+
+
 EXPLAINED = {
     "/tasks/{id}/explain": "task",
     "/workflows/{id}/explain": "run",
@@ -86,6 +105,7 @@ EXPLAINED = {
 
 
 ROUTES: tuple[Route, ...] = (
+    Route("GET", "/explain", None, explain_any),
     *(Route("GET", path, None, _explain_page(kind)) for path, kind in EXPLAINED.items()),
     *(
         Route("GET", f"/api{path}", None, _explain_document(kind))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -23,6 +24,7 @@ from horsies.db.statements.lookup import (
     find_subject,
     list_resent,
     newest_heartbeat,
+    newest_trace,
 )
 from horsies.db.statements.monitor import (
     ReadTaskDetail,
@@ -218,6 +220,7 @@ class TaskFacts:
     resent: Sequence[ResentTask] = ()
     # While the task is open.
     explanation: Explanation | None = None
+    traceparent: str | None = None
 
     @property
     def task(self) -> TaskDetail:
@@ -246,7 +249,9 @@ def _facts_script(task_id: str, payload: bool) -> Script[TaskFacts | None]:
     explanation = None
     if not TaskStatus(task.status).is_terminal:
         explanation = yield from explain_task_script(task.id)
-    return TaskFacts(report, beat.sent_at if beat else None, resent, explanation)
+    trace = one_or_none((yield newest_trace, TaskId(task.id)))
+    traceparent = trace.traceparent if trace else None
+    return TaskFacts(report, beat.sent_at if beat else None, resent, explanation, traceparent)
 
 
 async def task(view: View) -> Page:
@@ -255,6 +260,7 @@ async def task(view: View) -> Page:
     found = facts.task
     masking = masking_of(view.site)
     options = stored_json(found.task_options)
+    trace_id = _trace_id(facts.traceparent, options)
     context = {
         "facts": facts,
         "explanation": facts.explanation,
@@ -266,7 +272,8 @@ async def task(view: View) -> Page:
         "headers": _headers(options, masking),
         "policy": _policy(found),
         "retries": _retries(found),
-        "links": _links(view.site.settings.links, found),
+        "trace_id": trace_id,
+        "links": _links(view.site.settings.links, found, trace_id),
     }
     title = visible(f"{found.task_name} on {found.queue_name}")
     return Page("task.html", title, context, live_seconds=1.0 if facts.is_open else None)
@@ -379,16 +386,24 @@ def _policy(found: TaskDetail) -> str | None:
     return f"{rules}; after {waits}{more}{doubled}"
 
 
-def _links(templates: Mapping[str, str], found: TaskDetail) -> dict[str, str]:
+def _trace_id(traceparent: str | None, options: Any) -> str | None:
+    """Return the trace of the newest attempt, or else that of the send."""
+    match options:
+        case {"trace": {"traceparent": str(sent)}} if traceparent is None:
+            traceparent = sent
+    found = re.fullmatch(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-.*", traceparent or "")
+    return found[1] if found else None
+
+
+def _links(templates: Mapping[str, str], found: TaskDetail, trace_id: str | None) -> dict[str, str]:
     """Fill the URL templates of other tools; a template whose values are missing is left out."""
-    traced = getattr(found, "trace_id", None)
     values = {
         "task_id": found.id,
         "task_name": found.task_name,
         "queue": found.queue_name,
         "worker_id": found.claimed_by_worker_id,
         "workflow_id": found.workflow_id,
-        "trace_id": traced,
+        "trace_id": trace_id,
     }
     known = {name: quote(value, safe="") for name, value in values.items() if value}
     filled = {}

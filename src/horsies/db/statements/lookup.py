@@ -83,6 +83,10 @@ class Subject(NamedTuple):
     kind: str
 
 
+class Trace(NamedTuple):
+    traceparent: str
+
+
 class Heartbeat(NamedTuple):
     sent_at: datetime
 
@@ -92,6 +96,7 @@ end_of_attempts = LOOKUP.declare("end_of_attempts", Sample, AttemptPlace)
 group_failures = LOOKUP.declare("group_failures", GroupFailures, FailureGroup)
 list_resent = LOOKUP.declare("list_resent", TaskId, ResentTask)
 find_subject = LOOKUP.declare("find_subject", TaskId, Subject)
+newest_trace = LOOKUP.declare("newest_trace", TaskId, Trace)
 newest_heartbeat = LOOKUP.declare("newest_heartbeat", TaskId, Heartbeat)
 
 LOOKUP.complete()

@@ -66,6 +66,11 @@ ORDER BY horsies_tasks.id LIMIT 20
 SELECT 'task' AS kind FROM horsies_tasks WHERE id = %(id)s::uuid
 UNION ALL SELECT 'run' FROM horsies_workflows WHERE id = %(id)s::uuid
 
+-- name: newest_trace
+-- The span of a task's newest attempt that has one: the attempts of one task are few.
+SELECT traceparent FROM horsies_task_attempts WHERE task_id = %(id)s::uuid AND traceparent IS NOT NULL
+ORDER BY attempt DESC LIMIT 1
+
 -- name: newest_heartbeat
 -- The last sign of life of a running task: one probe.
 SELECT sent_at FROM horsies_heartbeats WHERE task_id = %(id)s::uuid AND role = 'runner'

@@ -16,6 +16,8 @@ class ReadGauges(NamedTuple):
     schema: str
     most: int
     grace_seconds: float
+    # The table of tasks; a literal in SQL cannot name a table.
+    tasks: str = "horsies_tasks"
 
 
 class Gauges(NamedTuple):

@@ -6,7 +6,7 @@
 -- pg_read_all_stats sees the transactions of its own sessions only.
 SELECT runs.running, runs.paused, runs.oldest_paused_seconds, late.overdue, late.lag_seconds,
     (SELECT greatest(known.reltuples, 0)::float8 FROM pg_class AS known
-     WHERE known.relnamespace = to_regnamespace(%(schema)s::text)::oid AND known.relname = 'horsies_tasks'
+     WHERE known.relnamespace = to_regnamespace(%(schema)s::text)::oid AND known.relname = %(tasks)s::text
     ) AS tasks_stored,
     (SELECT coalesce(max(extract(epoch FROM clock_timestamp() - session.xact_start)), 0)::float8
      FROM pg_stat_activity AS session

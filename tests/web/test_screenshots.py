@@ -1,0 +1,113 @@
+"""The pictures of the documentation: the dashboard of `make demo KEEP=1`, on a wide screen and on a phone.
+
+`make screenshots` writes them; as a test the same steps check that every page has its content, that nothing
+needs sideways scrolling, and that the documentation shows pictures of the same widths.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+import httpx
+import pytest
+from playwright.sync_api import Browser, Page
+
+from tests.support.doc_pages import REPOSITORY
+from tests.web.conftest import WebServer, watched
+
+pytestmark = pytest.mark.browser
+
+IMAGES = REPOSITORY / "docs" / "images"
+SCREENS: dict[str, tuple[int, int]] = {"wide": (1280, 860), "phone": (360, 780)}
+SCHEMES: tuple[Literal["light", "dark"], ...] = ("light", "dark")
+WRITES = os.environ.get("HORSIES_WRITE_SCREENSHOTS") == "1"
+
+
+@pytest.fixture(scope="module")
+def demo() -> Iterator[WebServer]:
+    """The demonstration with its dashboard left up, stopped as by Ctrl-C afterwards."""
+    directory = Path(tempfile.mkdtemp(prefix="horsies-demo-"))
+    directory.chmod(0o755)
+    command = [sys.executable, str(REPOSITORY / "examples" / "demo.py"), "--keep"]
+    environment = {**os.environ, "TMPDIR": str(directory), "PYTHONUNBUFFERED": "1"}
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    printed = b""
+    try:
+        with httpx.Client() as client:
+            while not (found := re.search(rb"http://127\.0\.0\.1:\d+", printed)):
+                printed += process.stdout.readline()
+                assert process.poll() is None, printed.decode()
+            yield WebServer(process, found[0].decode(), client)
+    finally:
+        process.send_signal(signal.SIGINT)
+        printed, _ = process.communicate(timeout=60)
+        left = list(directory.iterdir())
+        shutil.rmtree(directory)
+    assert process.returncode == 0, printed.decode()
+    assert b"all outcomes are as expected" in printed
+    assert left == []
+
+
+@pytest.fixture(scope="module")
+def paths(demo: WebServer) -> dict[str, tuple[str, str]]:
+    """The pages to take, each with a text that it must have."""
+    tasks = demo.get("/api/tasks").json()["tasks"]
+    crashed = next(task["id"] for task in tasks if task["task_name"] == "crash")
+    runs = demo.get("/api/workflows").json()["runs"]
+    return {
+        "overview": ("/", "Attempts per minute"),
+        "task": (f"/tasks/{crashed}", "WORKER_CRASHED"),
+        "run": (f"/workflows/{runs[-1]['id']}", "approval"),
+        "explain": (f"/tasks/{crashed}/explain", "WORKER_CRASHED"),
+    }
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("screen", SCREENS)
+def test_pages_look_as_documented(
+    demo: WebServer,
+    paths: dict[str, tuple[str, str]],
+    browser: Browser,
+    screen: str,
+    scheme: Literal["light", "dark"],
+) -> None:
+    width, height = SCREENS[screen]
+    size: dict[str, int] = {"width": width, "height": height}
+    with watched(browser, demo, viewport=size, color_scheme=scheme) as context:
+        page = context.new_page()
+        for name, (path, text) in paths.items():
+            page.goto(path)
+            page.get_by_text(text).first.wait_for()
+            assert _overflow(page) <= 0, f"{name} scrolls sideways"
+            image = IMAGES / f"{name}-{screen}-{scheme}.png"
+            if WRITES:
+                page.screenshot(path=image)
+            assert _width(image) == width
+
+
+def test_the_documentation_shows_every_picture() -> None:
+    text = (REPOSITORY / "docs" / "dashboard.md").read_text("utf-8")
+    shown = set(re.findall(r"images/([\w-]+\.png)", text))
+    assert shown == {path.name for path in IMAGES.glob("*.png")}
+
+
+def _overflow(page: Page) -> int:
+    root = "document.documentElement"
+    return int(page.evaluate(f"{root}.scrollWidth - {root}.clientWidth"))
+
+
+def _width(image: Path) -> int:
+    """Return the width that the header of a PNG file names."""
+    (width,) = struct.unpack(">I", image.read_bytes()[16:20])
+    return int(width)
