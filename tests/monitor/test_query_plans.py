@@ -86,6 +86,7 @@ from horsies.db.statements.monitor import (
 )
 from horsies.db.statements.queues import QUEUES
 from horsies.db.statements.tasks import TaskId
+from horsies.db.statements.traces import TRACES
 from tests.support.query_plans import nodes, reads
 
 FIRST, LAST = f"{uuid.UUID(int=0)}", f"{uuid.UUID(int=2**128 - 1)}"
@@ -100,6 +101,7 @@ STATEMENTS = [
     pytest.param(statement, id=name)
     for catalogue in (
         *(ACTIONS, MONITOR, DASHBOARD, LOOKUP, QUEUES, MEASURES, METRICS, DOCTOR, EXPLAIN),
+        TRACES,
     )
     for name, statement in catalogue.statements.items()
 ]
