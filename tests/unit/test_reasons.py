@@ -23,15 +23,15 @@ from horsies.db.statements.explain import (
     TaskFacts,
 )
 from horsies.db.statements.monitor import WorkerSummary
-from horsies.monitor.explain_queues import (
+from horsies.monitor.explain.queues import (
     QueueBacklog,
     QueueSituation,
     missing_reason,
     queue_reasons,
 )
-from horsies.monitor.explain_runs import node_reasons, run_reasons, schedule_reasons
-from horsies.monitor.explain_tasks import TaskSituation, task_reasons
-from horsies.monitor.reasons import CATALOGUE, Reason, lasting, obstacles_first
+from horsies.monitor.explain.reasons import CATALOGUE, Reason, lasting, obstacles_first
+from horsies.monitor.explain.runs import node_reasons, run_reasons, schedule_reasons
+from horsies.monitor.explain.tasks import TaskSituation, task_reasons
 from horsies.tasks.outcome import RETURNED_TO_QUEUE, TOO_LATE
 
 NOW = datetime(2026, 11, 15, 12, tzinfo=UTC)

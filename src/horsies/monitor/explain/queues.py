@@ -12,8 +12,7 @@ from uuid import UUID
 
 from horsies.db.statements.explain import DueCount, Knowledge, LastServer, OpenTransaction, Place
 from horsies.db.statements.monitor import WorkerSummary
-from horsies.monitor.overview import WorkerHealth, health_of, misses_notifications
-from horsies.monitor.reasons import (
+from horsies.monitor.explain.reasons import (
     Reason,
     between,
     command,
@@ -23,6 +22,7 @@ from horsies.monitor.reasons import (
     session_label,
     worker_label,
 )
+from horsies.monitor.overview import WorkerHealth, health_of, misses_notifications
 
 # The most entries of the claim index that a count reads.
 COUNT_MAX = 10_000

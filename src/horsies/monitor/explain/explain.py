@@ -57,7 +57,7 @@ from horsies.db.statements.schedules import ScheduleName
 from horsies.db.statements.tasks import TaskId
 from horsies.ids import stored_form
 from horsies.monitor.action_log import last_action_script
-from horsies.monitor.explain_queues import (
+from horsies.monitor.explain.queues import (
     COUNT_MAX,
     QueueBacklog,
     QueueSituation,
@@ -67,22 +67,22 @@ from horsies.monitor.explain_queues import (
     queues_before,
     servers_of,
 )
-from horsies.monitor.explain_runs import (
+from horsies.monitor.explain.reasons import Explanation as Explanation
+from horsies.monitor.explain.reasons import Reason as Reason
+from horsies.monitor.explain.reasons import obstacles_first, reason
+from horsies.monitor.explain.runs import (
     node_reasons,
     run_reasons,
     schedule_holds,
     schedule_reasons,
 )
-from horsies.monitor.explain_tasks import (
+from horsies.monitor.explain.tasks import (
     TaskSituation,
     takers_of,
     task_holds,
     task_reasons,
 )
 from horsies.monitor.overview import TaskReport, task_script
-from horsies.monitor.reasons import Explanation as Explanation
-from horsies.monitor.reasons import Reason as Reason
-from horsies.monitor.reasons import obstacles_first, reason
 from horsies.states import TaskStatus
 from horsies.tasks.broker import BrokerErrorCode, BrokerResult, PostgresBroker
 

@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from horsies.db.statements.explain import Ahead, MapPlace, OpenTransaction, TaskFacts
 from horsies.db.statements.monitor import WorkerSummary
 from horsies.errors import UNLIMITED_RETRIES
-from horsies.monitor.explain_queues import (
+from horsies.monitor.explain.queues import (
     QueueSituation,
     at_least,
     capacity_reasons,
@@ -18,8 +18,7 @@ from horsies.monitor.explain_queues import (
     pause_reasons,
     unserved_reason,
 )
-from horsies.monitor.overview import WorkerHealth, health_of
-from horsies.monitor.reasons import (
+from horsies.monitor.explain.reasons import (
     Reason,
     between,
     command,
@@ -29,6 +28,7 @@ from horsies.monitor.reasons import (
     session_label,
     worker_label,
 )
+from horsies.monitor.overview import WorkerHealth, health_of
 from horsies.retry import LIMIT_REACHED, NOT_LISTED
 from horsies.states import TaskAttemptOutcome, TaskStatus
 from horsies.tasks.outcome import RETURNED_TO_QUEUE, TOO_LATE
