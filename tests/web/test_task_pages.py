@@ -241,6 +241,10 @@ def test_csv_has_the_listed_tasks_and_no_formulas(ask: Ask, connection: Database
     (row,) = csv.DictReader(io.StringIO(answer.text))
     assert (row["id"], row["task_name"], row["queue_name"]) == (task, "'=cmd()", 'a,b\n"c')
     assert answer.headers["content-type"].startswith("text/csv")
+    for name in (" =cmd()", "\n=cmd()", "\uff1dcmd()"):
+        add_task(connection, task_name=name, queue_name="formulas")
+    rows = csv.DictReader(io.StringIO(ask("/tasks.csv?queue=formulas").text, newline=""))
+    assert {row["task_name"][0] for row in rows} == {"'"}
 
 
 def test_the_page_of_a_task_shows_its_life_attempts_and_traceback(

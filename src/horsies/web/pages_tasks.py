@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
+from unicodedata import normalize
 from urllib.parse import quote, urlencode
 from uuid import UUID
 
@@ -205,7 +206,9 @@ async def tasks_csv(view: View) -> Response:
 def _cell(value: Any) -> str:
     """Return the text of a cell; a spreadsheet must not run it as a formula."""
     text = "" if value is None else value.isoformat() if isinstance(value, datetime) else str(value)
-    return f"'{text}" if text[:1] in "=+-@\t\r" and text else text
+    # Some spreadsheets skip white space before the sign, or take its full width form (U+FF0B and so on).
+    first = normalize("NFKC", text[:1])
+    return f"'{text}" if first.isspace() or first in tuple("=+-@") else text
 
 
 # One task
