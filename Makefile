@@ -46,7 +46,7 @@ test-pgbouncer-sample: $(READY) ## run the tests marked `pooled` behind a real P
 test-matrix: $(READY) ## run tests on Python 3.11 to 3.13 with PostgreSQL 15 to 18; takes hours
 	$(BIN)/python -m tools.matrix
 
-test-matrix-sample: $(READY) ## run a few tests on the oldest and the newest of both
+test-matrix-sample: $(READY) ## run a few tests on the newest Python and the oldest PostgreSQL
 	$(BIN)/python -m tools.matrix --sample
 
 lint: $(READY) ## check formatting, lint, types, layers, structure and prose

@@ -16,7 +16,7 @@ from horsies.db.paging import Page
 from horsies.db.statements.actions import ActionRow
 from horsies.db.statements.monitor import TaskSummary
 from horsies.db.statements.workflows import RunSummary
-from horsies.monitor.explain import Explanation, Reason
+from horsies.monitor.explain.explain import Explanation, Reason
 from horsies.monitor.metrics import count_sends
 from horsies.monitor.queries import LIMIT_MAX, OneOrMore, RunPage, TaskPage
 from horsies.tasks.recording import Actor, acting_as

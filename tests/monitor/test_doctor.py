@@ -22,15 +22,16 @@ from horsies.db.statements.doctor import (
     XminHolder,
     begin_reading,
 )
-from horsies.monitor.doctor import (
+from horsies.monitor.doctor.doctor import (
     CHEAP_IDS,
     CHECKS,
     READING,
     doctor_script,
     run_doctor,
 )
-from horsies.monitor.doctor_schema import judge_schema, shipped_indexes, shipped_options
-from horsies.monitor.doctor_server import (
+from horsies.monitor.doctor.findings import Facts, Finding, Level, Limits
+from horsies.monitor.doctor.schema import judge_schema, shipped_indexes, shipped_options
+from horsies.monitor.doctor.server import (
     judge_clock,
     judge_connections,
     judge_notify_queue,
@@ -38,7 +39,6 @@ from horsies.monitor.doctor_server import (
     judge_standby,
     judge_xmin,
 )
-from horsies.monitor.findings import Facts, Finding, Level, Limits
 from horsies.tasks.broker import BrokerErrorCode, PostgresBroker
 from tests.monitor.conftest import Run
 from tests.support.database import Database, empty_database

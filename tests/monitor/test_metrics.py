@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -325,3 +326,11 @@ def test_health_fails_when_no_worker_answers(horsies: Run, connection: Database)
     assert (document["ok"], document["workers"][0]["ping_ms"]) == (False, None)
     assert "None of 1 worker(s) named 'mailer' answered." in found.err
     assert "No worker named 'other' runs." in horsies("health", "--worker", "other").err
+
+
+def test_commands_and_applications_do_not_import_the_client_library() -> None:
+    program = "import sys, horsies.cli.main, horsies.monitoring; print('prometheus_client' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "False\n"

@@ -19,7 +19,8 @@ from horsies.db.statements.monitor import (
     WorkerSummary,
 )
 from horsies.ids import first_id_at, new_id
-from horsies.monitor import explain, overview
+from horsies.monitor import overview
+from horsies.monitor.explain import explain
 from horsies.monitor.overview import Overview, WorkerHealth
 from horsies.monitor.queries import TaskFilters, list_tasks
 from tests.support.database import Database

@@ -86,6 +86,7 @@ from horsies.db.statements.monitor import (
 )
 from horsies.db.statements.queues import QUEUES
 from horsies.db.statements.tasks import TaskId
+from horsies.db.statements.traces import TRACES
 from tests.support.query_plans import nodes, reads
 
 FIRST, LAST = f"{uuid.UUID(int=0)}", f"{uuid.UUID(int=2**128 - 1)}"
@@ -100,6 +101,7 @@ STATEMENTS = [
     pytest.param(statement, id=name)
     for catalogue in (
         *(ACTIONS, MONITOR, DASHBOARD, LOOKUP, QUEUES, MEASURES, METRICS, DOCTOR, EXPLAIN),
+        TRACES,
     )
     for name, statement in catalogue.statements.items()
 ]
@@ -147,7 +149,7 @@ SELECT numbered(n), numbered(n), 'orders', CASE WHEN n <= 50 THEN 'PAUSED' WHEN 
     ELSE 'COMPLETED' END, 'pause', 'orders', 'f', 1, 1, CASE WHEN n % 2 = 0 THEN '{}' END, now()
 FROM generate_series(1, 10000) AS n;
 INSERT INTO horsies_schedule_state (schedule_name, next_run_at)
-SELECT 'schedule-' || n, now() - interval '1 hour' + n * interval '12 minutes'
+SELECT 'schedule-' || n, now() - interval '54 minutes' + n * interval '12 minutes'
 FROM generate_series(1, 300) AS n;
 INSERT INTO horsies_measures
 SELECT date_bin('10 minutes', now(), 'epoch') - slot * interval '10 minutes', 10, 'mail', 'task' || name,
@@ -265,13 +267,15 @@ def test_counting_what_lives_reads_what_lives(full: Connection[Any]) -> None:
 def test_rates_read_the_sample_and_the_tasks_of_the_last_minute(full: Connection[Any]) -> None:
     (mail,), cost = reads(full, count_recent_attempts, Sample(1_000))
     assert (mail.queue_name, mail.done, mail.covered_seconds) == ("mail", 300, 60.0)
-    assert cost < 3_000
+    # A test that is rolled back leaves a dead version of every second attempt.
+    assert cost < 4_000
 
 
 def test_a_chart_reads_the_slots_that_it_shows(full: Connection[Any]) -> None:
     rows, cost = reads(full, read_measures, ReadMeasures(3_600, 60, "queue", [], []))
     assert len(rows) == 61
-    assert {(row.subject, row.done) for row in rows[1:]} == {("mail", 100)}
+    # The minutes since the rows were made are empty.
+    assert {(row.subject, row.done) for row in rows[1:]} - {(None, 0)} == {("mail", 100)}
     assert cost < 3_000
 
 

@@ -33,9 +33,9 @@ from horsies.config.app import (
 from horsies.config.postgres import PostgresConfig
 from horsies.config.schedules import ScheduleConfig, TaskSchedule, WorkflowSchedule
 from horsies.config.tracing import TracingConfig
-from horsies.monitor.doctor import CHECKS
+from horsies.monitor.doctor.doctor import CHECKS
+from horsies.monitor.explain.reasons import CATALOGUE as REASONS
 from horsies.monitor.metrics import CATALOGUE, Metric
-from horsies.monitor.reasons import CATALOGUE as REASONS
 from horsies.retry import RetryPolicy
 from horsies.states import TaskStatus
 from tests.support.transitions import TASK_TRANSITIONS

@@ -231,3 +231,13 @@ def test_every_large_graph_becomes_small_and_keeps_its_nodes(
     assert all(
         layout.boxes[edge.source].layer < layout.boxes[edge.target].layer for edge in layout.edges
     )
+
+
+def test_text_in_a_box_is_escaped_and_cut() -> None:
+    hostile = '"><script>alert(1)</script>' * 3
+    box = Node("0", "FAILED", hostile, hostile, '?a="b"', note=hostile, error=hostile, join=hostile)
+    picture = str(draw_graph(lay_out(((),)), [box], hostile, hostile))
+    assert "<script" not in picture
+    assert 'href="?a=&#34;b&#34;"' in picture
+    names = [part.split("</text>")[0] for part in picture.split('class="name"')[1:]]
+    assert names[0].endswith("…")

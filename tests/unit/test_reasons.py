@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from horsies.db.statements.explain import (
     Ahead,
     DueCount,
+    Knowledge,
     LastServer,
     MapPlace,
     NodeFacts,
@@ -19,13 +21,17 @@ from horsies.db.statements.explain import (
     RunFacts,
     ScheduleFacts,
     TaskFacts,
-    WorkerSettings,
 )
 from horsies.db.statements.monitor import WorkerSummary
-from horsies.monitor.explain_queues import QueueBacklog, QueueSituation, queue_reasons
-from horsies.monitor.explain_runs import node_reasons, run_reasons, schedule_reasons
-from horsies.monitor.explain_tasks import TaskSituation, missing_reason, task_reasons
-from horsies.monitor.reasons import CATALOGUE, Reason, lasting, obstacles_first
+from horsies.monitor.explain.queues import (
+    QueueBacklog,
+    QueueSituation,
+    missing_reason,
+    queue_reasons,
+)
+from horsies.monitor.explain.reasons import CATALOGUE, Reason, lasting, obstacles_first
+from horsies.monitor.explain.runs import node_reasons, run_reasons, schedule_reasons
+from horsies.monitor.explain.tasks import TaskSituation, task_reasons
 from horsies.tasks.outcome import RETURNED_TO_QUEUE, TOO_LATE
 
 NOW = datetime(2026, 11, 15, 12, tzinfo=UTC)
@@ -87,15 +93,15 @@ def worker(worker_id: str = "w1", **columns: Any) -> WorkerSummary:
     return made
 
 
-def settings(worker_id: str = "w1", **columns: Any) -> WorkerSettings:
-    facts: dict[str, Any] = {"knows_task": True, "fingerprint": "a", "recovery": None}
-    return WorkerSettings(worker_id, **facts | columns)
+def knowing(worker_id: str = "w1", **columns: Any) -> Knowledge:
+    facts: dict[str, Any] = {"knows_task": True, "fingerprint": "a"}
+    return Knowledge(worker_id, **facts | columns)
 
 
 def queue(workers: Sequence[WorkerSummary] = (worker(),), **columns: Any) -> QueueSituation:
-    known = columns.pop("settings", [settings(one.worker_id) for one in workers])
+    known = columns.pop("known", [knowing(one.worker_id) for one in workers])
     by_id = {one.worker_id: one for one in known}
-    return QueueSituation("mail", NOW, workers=workers, settings=by_id, **columns)
+    return QueueSituation("mail", NOW, workers=workers, knowledge=by_id, **columns)
 
 
 def place(number: int = 1, **columns: Any) -> Place:
@@ -153,11 +159,9 @@ WAITING = [
     (waits(queue([])), ["QUEUE_UNSERVED"]),
     (waits(queue([worker(queues=["other"])])), ["QUEUE_UNSERVED"]),
     (waits(queue([worker(**LOST)])), ["QUEUE_UNSERVED"]),
-    (waits(queue(settings=[settings(knows_task=False)])), ["TASK_UNKNOWN"]),
+    (waits(queue(known=[knowing(knows_task=False)])), ["TASK_UNKNOWN"]),
     (
-        waits(
-            queue([worker(), worker("w2")], settings=[settings(), settings("w2", fingerprint="b")])
-        ),
+        waits(queue([worker(), worker("w2")], known=[knowing(), knowing("w2", fingerprint="b")])),
         ["PARAMETERS_DIFFER", "SHOULD_START_NOW"],
     ),
     (waits(queue([worker(queue_caps={"mail": 0})])), ["QUEUE_CAP_ZERO"]),
@@ -284,14 +288,15 @@ def test_sentences_name_those_in_the_way_and_the_numbers() -> None:
         "1,187 tasks are ahead of it in queue 'mail'; at 40 per minute that takes 29 min."
     )
     assert "10,000+ tasks" in sentence(waits(ahead=Ahead(10_001)), "BEHIND")
-    grace = [settings(knows_task=False, recovery={"unknown_task_grace_ms": 600_000})]
-    assert sentence(waits(queue(settings=grace)), "TASK_UNKNOWN") == (
+    grace: dict[str, Any] = {
+        "known": [knowing(knows_task=False)],
+        "recovery": {"w1": {"unknown_task_grace_ms": 600_000}},
+    }
+    assert sentence(waits(queue(**grace)), "TASK_UNKNOWN") == (
         "1 live worker serves queue 'mail', but it does not know task 'charge'; it fails with "
         "WORKER_RESOLUTION_ERROR after 10 min."
     )
-    assert "workflow 'sub'" in sentence(
-        waits(queue(settings=grace), definition_key="sub"), "TASK_UNKNOWN"
-    )
+    assert "workflow 'sub'" in sentence(waits(queue(**grace), definition_key="sub"), "TASK_UNKNOWN")
     item = waits(enqueued_at=LATER, **ITEM, node_id="m", map_places=[MapPlace("i1", "RUNNING")])
     assert sentence(item, "PARKED_MAP") == (
         "It is item 31 of 50 of map m, which runs at most 10 at a time; all places are taken: "
@@ -312,7 +317,7 @@ def test_sentences_name_those_in_the_way_and_the_numbers() -> None:
 def test_recovery_that_is_switched_off_is_named() -> None:
     off = {"auto_fail_stale_running": False, "auto_requeue_stale_claimed": False}
     lost, other = worker("w1", **LOST), worker("w2")
-    silenced = queue([lost, other], settings=[settings("w2", recovery=off)])
+    silenced = queue([lost, other], recovery={"w2": off})
     (found,) = task_reasons(waits(silenced, **RUNNING))
     assert "auto_fail_stale_running=False" in found.sentence
     assert found.remedy == "app.get_broker().mark_stale_tasks_as_failed()"
@@ -524,3 +529,8 @@ def test_obstacles_come_before_remarks() -> None:
 )
 def test_durations_are_short(seconds: float, text: str) -> None:
     assert lasting(seconds) == text
+
+
+def test_every_code_of_the_catalogue_is_tested_here() -> None:
+    here = Path(__file__).read_text("utf-8")
+    assert [code for code in CATALOGUE if code.removeprefix("SKIPPED_") not in here] == []

@@ -118,7 +118,7 @@ def running(command: list[str], url: str, **options: Any) -> Iterator[WebServer]
     # Without certificates to load: that takes longer than most requests.
     client = httpx.Client(verify=False, timeout=20)
     try:
-        wait_until(lambda: process.poll() is not None or _is_alive(client, url), what=url)
+        wait_until(lambda: process.poll() is not None or _is_alive(client, url), 60, url)
         assert process.poll() is None, process.stderr.read().decode()
         yield WebServer(process, url, client)
     finally:

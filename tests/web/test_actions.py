@@ -67,18 +67,15 @@ class Visitor:
         return notice
 
     def finish(self, order_id: str) -> dict[str, Any]:
-        """Wait for the end of an order and return its document."""
+        """Wait for the end of an order, which goes on while this loop runs; return its document."""
+        found: dict[str, Any] = {}
 
-        async def wait() -> Any:
-            async with asyncio.timeout(20):
-                while True:
-                    found = (await self.client.get(f"/api/orders/{order_id}")).json()
-                    if found["outcome"] in ("done", "stopped"):
-                        return found
-                    await asyncio.sleep(0.01)
+        def has_ended() -> bool:
+            found.update(self.get(f"/api/orders/{order_id}").json())
+            return found["outcome"] in ("done", "stopped")
 
-        document: dict[str, Any] = self.runner.run(wait())
-        return document
+        wait_until(has_ended)
+        return found
 
 
 @pytest.fixture

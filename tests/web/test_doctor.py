@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from playwright.sync_api import Page, expect
 
-from horsies.monitor.doctor import CHEAP_IDS, CHECKS
+from horsies.monitor.doctor.doctor import CHEAP_IDS, CHECKS
 from tests.support.database import Database
 from tests.support.rows import add_task
 from tests.web.conftest import Ask

@@ -33,6 +33,7 @@ REQUESTS = 20
 REPORTED_AFTER_SECONDS = 10.5
 SOAK_SECONDS = float(os.environ.get("HORSIES_TEST_SOAK_SECONDS", "600"))
 SOAK_VIEWERS = 20
+IDLE_SECONDS = 60
 MEMORY_MB = 120
 CONNECTIONS = 4
 ROWS = (Path(__file__).parent / "scale_rows.sql").read_text("utf-8")
@@ -55,7 +56,7 @@ class Budget:
 BUDGETS = {
     "overview": Budget("/", 5_000, 2.0, 250),
     "newest tasks": Budget("/tasks", 500, 1.5, 80),
-    "tasks, nothing matches": Budget("/tasks?name=task_missing", 60_000, None, 300),
+    "tasks, nothing matches": Budget("/tasks?task_name=task_missing", 60_000, None, 300),
     "search by argument": Budget("/tasks?argument=order_id%3D17", 60_000, None, 800),
     "task": Budget("/tasks/{task}", 200, 1.2, 40),
     "explain": Budget("/tasks/{waiting}/explain", 2_500, 2.0, 80),
@@ -170,6 +171,15 @@ def test_a_page_stays_within_its_budget(small: Filled, big: Filled, name: str) -
     assert slowest <= budget.milliseconds
 
 
+def test_no_viewer_no_statement_for_a_minute(small: Filled) -> None:
+    small.milliseconds("/")
+    wait_until(lambda: _sessions_at_work(small) == 0)
+    last = _last_statement(small)
+    end = time.monotonic() + IDLE_SECONDS
+    wait_until(lambda: time.monotonic() > end, IDLE_SECONDS + 10)
+    assert _last_statement(small) == last
+
+
 def test_twenty_viewers_for_ten_minutes(big: Filled) -> None:
     process = psutil.Process(big.server.process.pid)
     end = time.monotonic() + SOAK_SECONDS
@@ -204,9 +214,20 @@ def _look(url: str, index: int, end: float) -> None:
                         break
 
 
+OTHERS = (
+    "FROM pg_stat_activity WHERE datname = current_database() "
+    "AND pid <> pg_backend_pid() AND backend_type = 'client backend'"
+)
+
+
+def _sessions_at_work(dashboard: Filled) -> int:
+    return int(dashboard._one(f"SELECT count(*) {OTHERS} AND state <> 'idle'"))
+
+
+def _last_statement(dashboard: Filled) -> Any:
+    """The time of the newest statement of the dashboard's sessions; None without any session."""
+    return dashboard._one(f"SELECT max(query_start) {OTHERS}")
+
+
 def _database_connections(dashboard: Filled) -> int:
-    query = (
-        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() "
-        "AND pid <> pg_backend_pid() AND backend_type = 'client backend'"
-    )
-    return int(dashboard._one(query))
+    return int(dashboard._one(f"SELECT count(*) {OTHERS}"))

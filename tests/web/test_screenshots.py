@@ -16,9 +16,11 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import httpx
+import psutil
+import psycopg
 import pytest
 from playwright.sync_api import Browser, Page
 
@@ -30,6 +32,18 @@ pytestmark = pytest.mark.browser
 IMAGES = REPOSITORY / "docs" / "images"
 SCREENS: dict[str, tuple[int, int]] = {"wide": (1280, 860), "phone": (360, 780)}
 SCHEMES: tuple[Literal["light", "dark"], ...] = ("light", "dark")
+# Three tasks for sixty minutes, with a swing, some noise, and durations around 50 ms and 250 ms.
+LAST_HOUR = """
+INSERT INTO public.horsies_measures
+SELECT date_trunc('minute', now()) - ago * interval '1 minute', 1, 'default', task,
+    done, done / 40, done / 25, 0, 0, done * 60, done * 90,
+    ARRAY[done / 8, done / 6, done / 4, done / 3, done / 5, done / 9, done / 20, 0, 0, 0, 0, 0, 0, 0, 0, 0],
+    ARRAY[0, done / 9, done / 5, done / 3, done / 4, done / 8, done / 30, 0, 0, 0, 0, 0, 0, 0, 0, 0]
+FROM generate_series(1, 60) AS ago,
+    (VALUES ('add', 300), ('fetch_rate', 90), ('withdraw', 40)) AS example (task, usual),
+    LATERAL (SELECT (usual * (1 + 0.5 * sin(ago / 9.0) + 0.2 * sin(ago * 2.7)))::integer AS done) AS counted
+ON CONFLICT DO NOTHING
+"""
 WRITES = os.environ.get("HORSIES_WRITE_SCREENSHOTS") == "1"
 
 
@@ -61,16 +75,34 @@ def demo() -> Iterator[WebServer]:
 
 @pytest.fixture(scope="module")
 def paths(demo: WebServer) -> dict[str, tuple[str, str]]:
-    """The pages to take, each with a text that it must have."""
-    tasks = demo.get("/api/tasks").json()["tasks"]
-    crashed = next(task["id"] for task in tasks if task["task_name"] == "crash")
-    runs = demo.get("/api/workflows").json()["runs"]
+    """The pages to take, each with a text that it must have; a task waits on a paused queue."""
+    fill_the_last_hour(demo)
+    tasks = {task["task_name"]: task["id"] for task in demo.get("/api/tasks").json()["tasks"]}
+    crashed = tasks["crash"]
+    order(demo, "/api/queues/default/pause", reason="the bank is down")
+    waiting = order(demo, f"/api/tasks/{crashed}/retry")["task_id"]
+    runs = demo.get("/api/workflows").json()["workflows"]
+    run = next(run["id"] for run in runs if run["parent_workflow_id"] is None)
     return {
         "overview": ("/", "Attempts per minute"),
-        "task": (f"/tasks/{crashed}", "WORKER_CRASHED"),
-        "run": (f"/workflows/{runs[-1]['id']}", "approval"),
-        "explain": (f"/tasks/{crashed}/explain", "WORKER_CRASHED"),
+        "task": (f"/tasks/{tasks['fetch_rate']}", "GATEWAY_DOWN"),
+        "run": (f"/workflows/{run}", "approval"),
+        "explain": (f"/tasks/{waiting}/explain", "the bank is down"),
     }
+
+
+def fill_the_last_hour(demo: WebServer) -> None:
+    """Store example figures for the charts, which a demonstration of seconds would leave empty."""
+    (worker, *_) = psutil.Process(demo.process.pid).children()
+    with psycopg.connect(worker.environ()["HORSIES_DATABASE_URL"], autocommit=True) as connection:
+        connection.execute(LAST_HOUR)
+
+
+def order(demo: WebServer, path: str, **fields: str) -> Any:
+    headers = {"X-Horsies-Intent": "action"}
+    response = demo.client.post(demo.url + path, headers=headers, json=fields)
+    assert response.is_success, response.text
+    return response.json()
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
@@ -88,7 +120,7 @@ def test_pages_look_as_documented(
         page = context.new_page()
         for name, (path, text) in paths.items():
             page.goto(path)
-            page.get_by_text(text).first.wait_for()
+            page.get_by_text(text).first.wait_for(state="attached")
             assert _overflow(page) <= 0, f"{name} scrolls sideways"
             image = IMAGES / f"{name}-{screen}-{scheme}.png"
             if WRITES:
@@ -97,8 +129,8 @@ def test_pages_look_as_documented(
 
 
 def test_the_documentation_shows_every_picture() -> None:
-    text = (REPOSITORY / "docs" / "dashboard.md").read_text("utf-8")
-    shown = set(re.findall(r"images/([\w-]+\.png)", text))
+    pages = [path.read_text("utf-8") for path in (REPOSITORY / "docs").glob("*.md")]
+    shown = {name for text in pages for name in re.findall(r"images/([\w-]+\.png)", text)}
     assert shown == {path.name for path in IMAGES.glob("*.png")}
 
 

@@ -11,8 +11,8 @@ from rich.text import Text
 from horsies.cli import output
 from horsies.cli.options import DatabaseUrlOption, LocatorArgument, ModuleOption, refuse_both
 from horsies.cli.session import EXIT_FAILED, JsonOption, open_session, unwrap_or_exit
-from horsies.monitor.doctor import CHECKS, CheckReport, doctor_document, run_doctor, worst
-from horsies.monitor.findings import Finding, Level
+from horsies.monitor.doctor.doctor import CHECKS, CheckReport, doctor_document, run_doctor, worst
+from horsies.monitor.doctor.findings import Finding, Level
 
 EXIT_RED = 3
 

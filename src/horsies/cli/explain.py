@@ -13,14 +13,14 @@ from horsies.cli import output
 from horsies.cli.options import DatabaseUrlOption, ModuleOption
 from horsies.cli.session import EXIT_NOT_FOUND, JsonOption, open_session, unwrap_or_exit
 from horsies.db.statement import Script
-from horsies.monitor.explain import (
+from horsies.monitor.explain.explain import (
     Explanation,
     Reason,
     explain_queue_script,
     explain_schedule_script,
     explain_script,
 )
-from horsies.monitor.explain import explain as read_explanation
+from horsies.monitor.explain.explain import explain as read_explanation
 
 
 def explain(

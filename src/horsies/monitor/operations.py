@@ -12,9 +12,10 @@ from typing import Any
 
 from horsies.db.statement import Script, one_or_none
 from horsies.db.statements.monitor import QueueState, WorkerStateSnapshot
-from horsies.monitor import actions, explain, health, queries
+from horsies.monitor import actions, health, queries
 from horsies.monitor.actions import QueueOrder, TaskRetried
-from horsies.monitor.explain import Explanation
+from horsies.monitor.explain import explain
+from horsies.monitor.explain.explain import Explanation
 from horsies.monitor.health import DatabasePing, WorkerPong
 from horsies.monitor.queries import (
     LIMIT_DEFAULT,

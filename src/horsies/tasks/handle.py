@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
-from concurrent.futures import Future, wait
+from concurrent.futures import wait
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Generic, TypeVar
@@ -26,7 +26,6 @@ from horsies.db.statements.tasks import (
     TaskId,
     TaskProgress,
     TaskRow,
-    TaskService,
     cancel_tasks,
     read_attempts,
     read_progress,
@@ -58,13 +57,10 @@ from horsies.tasks.broker import (
     presentable,
 )
 from horsies.tasks.recording import Action, perform_action, perform_action_async
-from horsies.tasks.waiters import Waiters, seconds_to_wait, timeout_problem
+from horsies.tasks.waiters import OBSTACLE_SECONDS, seconds_to_wait, timeout_problem
 from horsies.tasks.watching import watch, watch_async
 
 T = TypeVar("T")
-
-# How much longer than its timeout a wait may take to find out why.
-_HINT_SECONDS = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,8 +274,9 @@ class TaskHandle(Generic[T]):
             if unread:
                 return _broker_error(unread)
             asked = self._broker.waiters.read_service(task_id)
-            wait([asked], _HINT_SECONDS)
-            return _timed_out(task_id, timeout_ms, self._broker.waiters, asked)
+            wait([asked], OBSTACLE_SECONDS)
+            obstacle = self._broker.waiters.obstacle(task_id, asked)
+            return _timed_out(task_id, timeout_ms, obstacle)
         if error := future.exception():
             return _broker_error(error)
         return self._read(future.result())
@@ -313,8 +310,9 @@ class TaskHandle(Generic[T]):
             if unread := self._broker.waiters.forget(task_id, future):
                 return _broker_error(unread)
             asked = self._broker.waiters.read_service(task_id)
-            await asyncio.wait([asyncio.wrap_future(asked)], timeout=_HINT_SECONDS)
-            return _timed_out(task_id, timeout_ms, self._broker.waiters, asked)
+            await asyncio.wait([asyncio.wrap_future(asked)], timeout=OBSTACLE_SECONDS)
+            obstacle = self._broker.waiters.obstacle(task_id, asked)
+            return _timed_out(task_id, timeout_ms, obstacle)
         except Exception as error:
             return _broker_error(error)
         finally:
@@ -464,33 +462,13 @@ def _would_block(method: str) -> str:
     return f"{method}() would block the running event loop; write `await handle.{method}_async()`."
 
 
-def _timed_out(
-    task_id: str,
-    timeout_ms: int | None,
-    waiters: Waiters,
-    asked: Future[TaskService | None],
-) -> TaskResult[Any, TaskError]:
-    """Return the error of a wait that took too long, with an obvious obstacle if one was read."""
-    waiters.forget(task_id, asked)
-    has_answer = asked.done() and not asked.cancelled() and asked.exception() is None
-    service = asked.result() if has_answer else None
-    obstacle = "" if service is None else _obstacle(service)
+def _timed_out(task_id: str, timeout_ms: int | None, obstacle: str) -> TaskResult[Any, TaskError]:
     return error_result(
         RetrievalCode.WAIT_TIMEOUT,
         f"Task {task_id} did not finish within {timeout_ms} ms{obstacle}; see `horsies explain "
         f"{task_id}`.",
         {"task_id": task_id, "timeout_ms": timeout_ms},
     )
-
-
-def _obstacle(service: TaskService) -> str:
-    if service.is_paused:
-        return f": its queue {service.queue_name!r} is paused"
-    if not service.is_served:
-        return f": no live worker serves its queue {service.queue_name!r}"
-    if not service.is_known:
-        return f": no live worker of its queue knows task {service.task_name!r}"
-    return ""
 
 
 def _broker_error(error: BaseException) -> TaskResult[Any, TaskError]:

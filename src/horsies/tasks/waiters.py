@@ -44,6 +44,8 @@ POLL_SECONDS = 1.0
 SPARE_SECONDS = 60.0
 # Larger results of runs are left out here: the caller that needs one reads it by itself.
 SMALL_RESULT_BYTES = 1_048_576
+# How much longer than its timeout a wait may take to find out why.
+OBSTACLE_SECONDS = 0.5
 _SERVICE_LOCK_MS = 100
 # The longest timeout that threading accepts.
 _LONGEST_WAIT_MS = int(threading.TIMEOUT_MAX) * 1000
@@ -140,6 +142,21 @@ class Waiters:
     def read_service(self, task_id: str) -> Future[TaskService | None]:
         """Return a future that tells whether live workers can take a task; None unless it waits."""
         return self._watch((Subject.SERVICE, task_id), frozenset(), once=True)
+
+    def obstacle(self, task_id: str, asked: Future[TaskService | None]) -> str:
+        """Name the obstacle that ``read_service`` found, as the end of a sentence; empty without one."""
+        self.forget(task_id, asked)
+        has_answer = asked.done() and not asked.cancelled() and asked.exception() is None
+        service = asked.result() if has_answer else None
+        if service is None:
+            return ""
+        if service.is_paused:
+            return f": its queue {service.queue_name!r} is paused"
+        if not service.is_served:
+            return f": no live worker serves its queue {service.queue_name!r}"
+        if not service.is_known:
+            return f": no live worker of its queue knows task {service.task_name!r}"
+        return ""
 
     def _watch(self, key: _Key, until: frozenset[str], once: bool) -> Future[Any]:
         with self._lock:

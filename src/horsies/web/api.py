@@ -36,7 +36,7 @@ from horsies.monitor.documents import (
     task_document,
     worker_document,
 )
-from horsies.monitor.explain import report_script
+from horsies.monitor.explain.explain import report_script
 from horsies.monitor.failures import failures_document, failures_script
 from horsies.monitor.measures import read_measures_script
 from horsies.monitor.overview import Overview, TaskReport, overview_script

@@ -153,10 +153,12 @@ def _box(node: Node) -> Iterator[Markup]:
     yield Markup('<text class="name" x="28" y="20">{}</text>').format(cut(node.name, room))
     note, most = (node.error, _ERROR_LENGTH_MAX) if node.error else (node.note, _NOTE_LENGTH_MAX)
     time = "" if node.error and len(node.error) + len(node.time) > most else node.time
-    yield Markup('<text class="{}" x="28" y="36">{}</text>').format(
-        "error" if node.error else "note", cut(note, most - len(time))
-    )
-    yield Markup('<text class="time" x="{}" y="36">{}</text>').format(BOX_WIDTH - 10, time)
+    if note:
+        yield Markup('<text class="{}" x="28" y="36">{}</text>').format(
+            "error" if node.error else "note", cut(note, most - len(time))
+        )
+    if time:
+        yield Markup('<text class="time" x="{}" y="36">{}</text>').format(BOX_WIDTH - 10, time)
     if node.shares is not None:
         yield from _bar(node.shares, 12, 41, _BAR_WIDTH, 3)
 

@@ -22,10 +22,10 @@ from horsies.monitor.attention import (
     seconds_to_empty,
     worker_label,
 )
-from horsies.monitor.doctor import doctor_script
-from horsies.monitor.doctor_server import SERVER_CHECKS
-from horsies.monitor.findings import Facts as DoctorFacts
-from horsies.monitor.findings import Level
+from horsies.monitor.doctor.doctor import doctor_script
+from horsies.monitor.doctor.findings import Facts as DoctorFacts
+from horsies.monitor.doctor.findings import Level
+from horsies.monitor.doctor.server import SERVER_CHECKS
 from horsies.monitor.measures import Series, Slot
 from horsies.monitor.overview import (
     QueueOverview,

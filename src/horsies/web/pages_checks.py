@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from horsies.db.statement import Script
 from horsies.monitor.documents import json_text
-from horsies.monitor.explain import (
+from horsies.monitor.explain.explain import (
     Explanation,
     explain_node_script,
     explain_queue_script,
@@ -19,7 +19,7 @@ from horsies.monitor.explain import (
     explain_script,
     explain_task_script,
 )
-from horsies.monitor.reasons import command
+from horsies.monitor.explain.reasons import command
 from horsies.web.masking import visible
 from horsies.web.rendering import Page, View
 from horsies.web.routes import Route

@@ -6,9 +6,15 @@ import asyncio
 
 from starlette.responses import Response
 
-from horsies.monitor.doctor import CheckReport, doctor_document, doctor_script, run_doctor, worst
+from horsies.monitor.doctor.doctor import (
+    CheckReport,
+    doctor_document,
+    doctor_script,
+    run_doctor,
+    worst,
+)
+from horsies.monitor.doctor.findings import Facts, Level
 from horsies.monitor.documents import json_text
-from horsies.monitor.findings import Facts, Level
 from horsies.result import Err
 from horsies.web.rendering import Page, Unavailable, View
 from horsies.web.routes import Route

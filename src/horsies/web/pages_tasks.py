@@ -36,7 +36,7 @@ from horsies.db.statements.tasks import TaskAttemptInfo, TaskId
 from horsies.errors import UNLIMITED_RETRIES
 from horsies.ids import stored_form
 from horsies.monitor.documents import stored_json
-from horsies.monitor.explain import Explanation, explain_task_script
+from horsies.monitor.explain.explain import Explanation, explain_task_script
 from horsies.monitor.failures import Failures, failures_script
 from horsies.monitor.overview import TaskReport, task_script
 from horsies.monitor.queries import SEARCH_WINDOW, TaskFilters, TaskPage, sent_time, tasks_script

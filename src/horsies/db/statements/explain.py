@@ -75,12 +75,16 @@ class WantedTask(NamedTuple):
     definition_key: str | None
 
 
-class WorkerSettings(NamedTuple):
-    """Whether an open worker knows a task, with which parameters, and its recovery settings."""
+class Knowledge(NamedTuple):
+    """Whether an open worker knows a task, and with which parameters."""
 
     worker_id: str
     knows_task: bool
     fingerprint: str | None
+
+
+class RecoverySettings(NamedTuple):
+    worker_id: str
     recovery: dict[str, Any] | None
 
 
@@ -236,7 +240,8 @@ class ScheduleFacts(NamedTuple):
 
 
 explain_task = EXPLAIN.declare("explain_task", TaskId, TaskFacts)
-list_worker_settings = EXPLAIN.declare("list_worker_settings", WantedTask, WorkerSettings)
+list_knowledge = EXPLAIN.declare("list_knowledge", WantedTask, Knowledge)
+list_recovery_settings = EXPLAIN.declare("list_recovery_settings", Nothing, RecoverySettings)
 find_last_server = EXPLAIN.declare("find_last_server", QueueName, LastServer)
 list_places = EXPLAIN.declare("list_places", QueueName, Place)
 count_ahead = EXPLAIN.declare("count_ahead", CountAhead, Ahead)

@@ -42,21 +42,25 @@ LEFT JOIN LATERAL (
     ORDER BY sign.sent_at DESC LIMIT 1) AS beat ON true
 WHERE task.id = %(id)s::uuid
 
--- name: list_worker_settings
--- Of every open worker: whether it registered this task or sub-workflow, with which parameters, and its
--- settings of recovery from its newest snapshot. A worker that registered no names may know any.
+-- name: list_knowledge
+-- Of every open worker: whether it registered this task or sub-workflow, and with which parameters. A worker
+-- that registered no names may know any.
 SELECT worker.worker_id,
     worker.known_tasks IS NULL OR coalesce(CASE WHEN %(definition_key)s::text IS NULL
         THEN worker.known_tasks -> 'tasks' ? %(task_name)s::text
         ELSE worker.known_tasks -> 'workflows' ? %(definition_key)s::text END, false) AS knows_task,
     CASE WHEN %(definition_key)s::text IS NULL THEN worker.known_tasks -> 'tasks' ->> %(task_name)s::text
-        ELSE worker.known_tasks -> 'workflows' ->> %(definition_key)s::text END AS fingerprint,
-    newest.recovery_config AS recovery
-FROM horsies_workers AS worker LEFT JOIN LATERAL (
-    SELECT state.recovery_config FROM horsies_worker_states AS state
-    WHERE state.worker_id = worker.worker_id ORDER BY state.snapshot_at DESC LIMIT 1) AS newest ON true
-WHERE worker.stopped_at IS NULL
+        ELSE worker.known_tasks -> 'workflows' ->> %(definition_key)s::text END AS fingerprint
+FROM horsies_workers AS worker WHERE worker.stopped_at IS NULL
 ORDER BY worker.seen_at DESC LIMIT 1000
+
+-- name: list_recovery_settings
+-- The settings of recovery of the open workers seen last, from their newest snapshots.
+SELECT worker.worker_id, newest.recovery_config AS recovery
+FROM (SELECT worker_id FROM horsies_workers WHERE stopped_at IS NULL ORDER BY seen_at DESC LIMIT 50) AS worker
+CROSS JOIN LATERAL (
+    SELECT state.recovery_config FROM horsies_worker_states AS state
+    WHERE state.worker_id = worker.worker_id ORDER BY state.snapshot_at DESC LIMIT 1) AS newest
 
 -- name: find_last_server
 -- The worker that served a queue last, of those that have ended. Retention keeps the table small.

@@ -6,9 +6,10 @@ reasons are decided by pure functions in the modules beside this one.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
+from typing import Any
 
 from horsies.db.statement import Nothing, Script, one_or_none
 from horsies.db.statements.explain import (
@@ -16,16 +17,17 @@ from horsies.db.statements.explain import (
     CountDue,
     DueCount,
     ExplainRun,
+    Knowledge,
     ListOpenNodes,
     MapNodeKey,
     MapPlace,
     NodeFacts,
     OpenTransaction,
+    RecoverySettings,
     RunFacts,
     TaskFacts,
     UnknownName,
     WantedTask,
-    WorkerSettings,
     count_ahead,
     count_due,
     explain_run,
@@ -35,10 +37,11 @@ from horsies.db.statements.explain import (
     find_row_holder,
     find_unknown_names,
     find_writers,
+    list_knowledge,
     list_map_places,
     list_open_nodes,
     list_places,
-    list_worker_settings,
+    list_recovery_settings,
     read_clock,
 )
 from horsies.db.statements.monitor import (
@@ -54,26 +57,32 @@ from horsies.db.statements.schedules import ScheduleName
 from horsies.db.statements.tasks import TaskId
 from horsies.ids import stored_form
 from horsies.monitor.action_log import last_action_script
-from horsies.monitor.explain_queues import (
+from horsies.monitor.explain.queues import (
     COUNT_MAX,
     QueueBacklog,
     QueueSituation,
+    missing_reason,
     queue_holds,
     queue_reasons,
     queues_before,
     servers_of,
 )
-from horsies.monitor.explain_runs import (
+from horsies.monitor.explain.reasons import Explanation as Explanation
+from horsies.monitor.explain.reasons import Reason as Reason
+from horsies.monitor.explain.reasons import obstacles_first, reason
+from horsies.monitor.explain.runs import (
     node_reasons,
     run_reasons,
     schedule_holds,
     schedule_reasons,
 )
-from horsies.monitor.explain_tasks import TaskSituation, missing_reason, task_holds, task_reasons
+from horsies.monitor.explain.tasks import (
+    TaskSituation,
+    takers_of,
+    task_holds,
+    task_reasons,
+)
 from horsies.monitor.overview import TaskReport, task_script
-from horsies.monitor.reasons import Explanation as Explanation
-from horsies.monitor.reasons import Reason as Reason
-from horsies.monitor.reasons import obstacles_first, reason
 from horsies.states import TaskStatus
 from horsies.tasks.broker import BrokerErrorCode, BrokerResult, PostgresBroker
 
@@ -159,6 +168,8 @@ def _task_situation(task: TaskFacts) -> Script[TaskSituation]:
     queue = yield from _queue_situation(
         task.queue_name, task.looked_at, task.queue_paused_at, wanted
     )
+    if status is not TaskStatus.PENDING or not takers_of(queue):
+        queue = replace(queue, recovery=(yield from _recovery()))
     holder: OpenTransaction | None = one_or_none((yield find_row_holder, TaskId(task.id)))
     places: Sequence[MapPlace] = ()
     if task.is_parked and task.item_index is not None and task.node_index is not None:
@@ -181,7 +192,7 @@ def _queue_situation(
     if paused_at is not None:
         paused_by = yield from _author(f"queue {name}", "pause_queue")
     workers: list[WorkerSummary] = yield list_workers, ListWorkers(include_stopped=False)
-    settings: list[WorkerSettings] = yield list_worker_settings, wanted
+    known: list[Knowledge] = yield list_knowledge, wanted
     places = yield list_places, QueueName(name)
     last = None
     if not servers_of(name, workers):
@@ -189,18 +200,22 @@ def _queue_situation(
     others: list[DueCount] = []
     if before := queues_before(name, workers):
         others = yield count_due, CountDue(before, COUNT_MAX + 1)
-    by_id: Mapping[str, WorkerSettings] = {one.worker_id: one for one in settings}
     return QueueSituation(
         name=name,
         looked_at=looked_at,
         paused_at=paused_at,
         paused_by=paused_by,
         workers=workers,
-        settings=by_id,
+        knowledge={one.worker_id: one for one in known},
         last_server=last,
         places=places,
         others=others,
     )
+
+
+def _recovery() -> Script[dict[str, dict[str, Any]]]:
+    rows: list[RecoverySettings] = yield list_recovery_settings, Nothing()
+    return {row.worker_id: row.recovery for row in rows if row.recovery is not None}
 
 
 def _author(subject: str, verb: str) -> Script[str | None]:
@@ -227,13 +242,9 @@ def _not_an_id(what: str, text: str) -> Explanation:
 
 def _missing(what: str, row_id: str) -> Script[Explanation]:
     writers: list[OpenTransaction] = yield find_writers, Nothing()
-    settings: list[WorkerSettings] = yield list_worker_settings, WantedTask(None, None)
     (clock,) = yield read_clock, Nothing()
-    retentions = [
-        (one.recovery or {}).get("terminal_record_retention_hours")
-        for one in settings
-        if one.recovery is not None
-    ]
+    recovery = yield from _recovery()
+    retentions = [one.get("terminal_record_retention_hours") for one in recovery.values()]
     hours = [one for one in retentions if isinstance(one, int)]
     found = missing_reason(what, row_id, clock.now, writers, min(hours) if hours else None)
     return Explanation(f"{what} {row_id}", None, (found,))

@@ -38,7 +38,7 @@ from horsies.db.statements.monitor import (
     newest_worker_states,
 )
 from horsies.db.statements.workflows import BrokenRun, RunLimit, find_broken_runs
-from horsies.monitor.findings import HOUR, Check, Facts, Finding, Level, Limits, span
+from horsies.monitor.doctor.findings import HOUR, Check, Facts, Finding, Level, Limits, span
 from horsies.monitor.overview import WorkerHealth, health_of, misses_notifications
 
 # Due tasks that are read per queue: enough to find the names among them.

@@ -18,10 +18,10 @@ from horsies.db.errors import describe
 from horsies.db.listen import receives_own_notification
 from horsies.db.statement import Nothing, Script, run_script
 from horsies.db.statements.doctor import ReadingLimits, begin_reading, read_backend
-from horsies.monitor.doctor_schema import SCHEMA_CHECKS, has_current_schema, read_applied
-from horsies.monitor.doctor_server import SERVER_CHECKS
-from horsies.monitor.doctor_work import WORK_CHECKS
-from horsies.monitor.findings import Check, Facts, Finding, Level, Limits
+from horsies.monitor.doctor.findings import Check, Facts, Finding, Level, Limits
+from horsies.monitor.doctor.schema import SCHEMA_CHECKS, has_current_schema, read_applied
+from horsies.monitor.doctor.server import SERVER_CHECKS
+from horsies.monitor.doctor.work import WORK_CHECKS
 from horsies.result import Err, Ok
 from horsies.tasks.broker import BrokerErrorCode, BrokerResult, PostgresBroker, failure
 

@@ -1,26 +1,33 @@
-"""The obstacles between a queue and its workers, shared by the explanations of queues and of tasks. Pure."""
+"""The obstacles between a queue and its workers, shared by the explanations of queues and of tasks, and rows
+that are missing. Pure.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
+from typing import Any
+from uuid import UUID
 
-from horsies.db.statements.explain import DueCount, LastServer, Place, WorkerSettings
+from horsies.db.statements.explain import DueCount, Knowledge, LastServer, OpenTransaction, Place
 from horsies.db.statements.monitor import WorkerSummary
-from horsies.monitor.overview import WorkerHealth, health_of, misses_notifications
-from horsies.monitor.reasons import (
+from horsies.monitor.explain.reasons import (
     Reason,
     between,
     command,
     counted,
     lasting,
     reason,
+    session_label,
     worker_label,
 )
+from horsies.monitor.overview import WorkerHealth, health_of, misses_notifications
 
 # The most entries of the claim index that a count reads.
 COUNT_MAX = 10_000
+# An id made this long ago is not that of a send that is still being committed.
+SENDING_SECONDS = 3_600.0
 LIVE = (WorkerHealth.ALIVE, WorkerHealth.SILENT)
 
 
@@ -28,8 +35,9 @@ LIVE = (WorkerHealth.ALIVE, WorkerHealth.SILENT)
 class QueueSituation:
     """A queue, the open workers of the cluster, and the tasks in flight.
 
-    ``workers`` are all workers without a shutdown. ``others`` are the due tasks of queues that all
-    workers of this queue serve first. ``paused_by`` names the operator, if the change is on record.
+    ``workers`` are all workers without a shutdown, ``recovery`` their settings where they matter.
+    ``others`` are the due tasks of queues that all workers of this queue serve first. ``paused_by`` names
+    the operator, if the change is on record.
     """
 
     name: str
@@ -37,7 +45,8 @@ class QueueSituation:
     paused_at: datetime | None = None
     paused_by: str | None = None
     workers: Sequence[WorkerSummary] = ()
-    settings: Mapping[str, WorkerSettings] = field(default_factory=dict)
+    knowledge: Mapping[str, Knowledge] = field(default_factory=dict)
+    recovery: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     last_server: LastServer | None = None
     places: Sequence[Place] = ()
     others: Sequence[DueCount] = ()
@@ -284,3 +293,51 @@ def queue_holds(queue: QueueSituation) -> list[str]:
         serve = "serves" if len(servers) == 1 else "serve"
         holds.append(f"{counted(len(servers), 'live worker')} {serve} it; idle children: {free:,}.")
     return holds
+
+
+# Tasks and runs that are missing
+
+
+def missing_reason(
+    what: str,
+    row_id: str,
+    looked_at: datetime,
+    writers: Sequence[OpenTransaction],
+    retention_hours: float | None,
+) -> Reason:
+    """Return why there is no such task or run, by the time in its id."""
+    made_at = _made_at(row_id)
+    there = f"There is no {what} {row_id}"
+    if made_at is None:
+        return reason("NOT_FOUND", f"{there}; look at another database, or check the id.")
+    age = (looked_at - made_at).total_seconds()
+    if writers and age < SENDING_SECONDS:
+        shown = session_label(writers[0], looked_at)
+        return reason(
+            "NOT_FOUND_YET",
+            f"{there} yet; the id was made {lasting(age)} ago, and a transaction that may hold the row "
+            f"is open: {shown}.",
+            since=made_at,
+            subjects=[f"pid {writer.pid}" for writer in writers],
+            remedy="commit the transaction of the sender",
+        )
+    if retention_hours is not None and age > retention_hours * 3_600:
+        return reason(
+            "NOT_FOUND_DELETED",
+            f"{there} any more; the id was made {lasting(age)} ago, and finished ones are kept for "
+            f"{lasting(retention_hours * 3_600)}.",
+            since=made_at,
+            remedy="raise terminal_record_retention_hours, or send with a longer retention",
+        )
+    return reason(
+        "NOT_FOUND",
+        f"{there}; the id was made {lasting(age)} ago. Its send was rolled back, or it is in another "
+        "database.",
+        since=made_at,
+    )
+
+
+def _made_at(row_id: str) -> datetime | None:
+    """Return the time in a UUIDv7; None for other ids."""
+    number = UUID(row_id)
+    return datetime.fromtimestamp((number.int >> 80) / 1000, UTC) if number.version == 7 else None

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
-from uuid import UUID
+from datetime import datetime, timedelta
 
 from horsies.db.statements.explain import Ahead, MapPlace, OpenTransaction, TaskFacts
 from horsies.db.statements.monitor import WorkerSummary
 from horsies.errors import UNLIMITED_RETRIES
-from horsies.monitor.explain_queues import (
+from horsies.monitor.explain.queues import (
     QueueSituation,
     at_least,
     capacity_reasons,
@@ -19,8 +18,7 @@ from horsies.monitor.explain_queues import (
     pause_reasons,
     unserved_reason,
 )
-from horsies.monitor.overview import WorkerHealth, health_of
-from horsies.monitor.reasons import (
+from horsies.monitor.explain.reasons import (
     Reason,
     between,
     command,
@@ -30,14 +28,13 @@ from horsies.monitor.reasons import (
     session_label,
     worker_label,
 )
+from horsies.monitor.overview import WorkerHealth, health_of
 from horsies.retry import LIMIT_REACHED, NOT_LISTED
 from horsies.states import TaskAttemptOutcome, TaskStatus
 from horsies.tasks.outcome import RETURNED_TO_QUEUE, TOO_LATE
 
 # How long an operator wants to read that a worker was lost.
 LOSS_SHOWN_SECONDS = 600.0
-# An id made this long ago is not that of a send that is still being committed.
-SENDING_SECONDS = 3_600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +51,17 @@ class TaskSituation:
     @property
     def takers(self) -> list[WorkerSummary]:
         """The live workers of the queue that know the task."""
-        settings = self.queue.settings
-        return [
-            worker
-            for worker in self.queue.servers
-            if worker.worker_id not in settings or settings[worker.worker_id].knows_task
-        ]
+        return takers_of(self.queue)
+
+
+def takers_of(queue: QueueSituation) -> list[WorkerSummary]:
+    """Return the live workers of a queue that know the wanted task."""
+    known = queue.knowledge
+    return [
+        worker
+        for worker in queue.servers
+        if worker.worker_id not in known or known[worker.worker_id].knows_task
+    ]
 
 
 def task_reasons(situation: TaskSituation) -> list[Reason]:
@@ -212,9 +214,9 @@ def _worker_reasons(situation: TaskSituation) -> Iterator[Reason]:
     elif not takers:
         yield _unknown(situation)
     versions = {
-        queue.settings[worker.worker_id].fingerprint
+        queue.knowledge[worker.worker_id].fingerprint
         for worker in takers
-        if worker.worker_id in queue.settings
+        if worker.worker_id in queue.knowledge
     }
     if len(versions - {None}) > 1:
         yield reason(
@@ -251,8 +253,7 @@ def _wanted(task: TaskFacts) -> str:
 
 
 def _setting(queue: QueueSituation, worker: WorkerSummary, name: str) -> object:
-    settings = queue.settings.get(worker.worker_id)
-    return None if settings is None else (settings.recovery or {}).get(name)
+    return queue.recovery.get(worker.worker_id, {}).get(name)
 
 
 def _ahead(situation: TaskSituation) -> Iterator[Reason]:
@@ -433,7 +434,7 @@ def _lost(situation: TaskSituation, code: str, switch: str, method: str) -> Reas
     )
 
 
-# A task that has ended or is missing
+# A task that has ended
 
 
 def _ended(task: TaskFacts) -> Iterator[Reason]:
@@ -472,48 +473,3 @@ def _not_retried(task: TaskFacts) -> Reason:
     codes = {LIMIT_REACHED: "NOT_RETRIED_USED_UP", NOT_LISTED: "NOT_RETRIED_UNLISTED"}
     code = next((codes[end] for end in codes if why.endswith(end)), "NOT_RETRIED_NO_POLICY")
     return reason(code, f"It was {why}.")
-
-
-def missing_reason(
-    what: str,
-    row_id: str,
-    looked_at: datetime,
-    writers: Sequence[OpenTransaction],
-    retention_hours: float | None,
-) -> Reason:
-    """Return why there is no such task or run, by the time in its id."""
-    made_at = _made_at(row_id)
-    there = f"There is no {what} {row_id}"
-    if made_at is None:
-        return reason("NOT_FOUND", f"{there}; look at another database, or check the id.")
-    age = (looked_at - made_at).total_seconds()
-    if writers and age < SENDING_SECONDS:
-        shown = session_label(writers[0], looked_at)
-        return reason(
-            "NOT_FOUND_YET",
-            f"{there} yet; the id was made {lasting(age)} ago, and a transaction that may hold the row "
-            f"is open: {shown}.",
-            since=made_at,
-            subjects=[f"pid {writer.pid}" for writer in writers],
-            remedy="commit the transaction of the sender",
-        )
-    if retention_hours is not None and age > retention_hours * 3_600:
-        return reason(
-            "NOT_FOUND_DELETED",
-            f"{there} any more; the id was made {lasting(age)} ago, and finished ones are kept for "
-            f"{lasting(retention_hours * 3_600)}.",
-            since=made_at,
-            remedy="raise terminal_record_retention_hours, or send with a longer retention",
-        )
-    return reason(
-        "NOT_FOUND",
-        f"{there}; the id was made {lasting(age)} ago. Its send was rolled back, or it is in another "
-        "database.",
-        since=made_at,
-    )
-
-
-def _made_at(row_id: str) -> datetime | None:
-    """Return the time in a UUIDv7; None for other ids."""
-    number = UUID(row_id)
-    return datetime.fromtimestamp((number.int >> 80) / 1000, UTC) if number.version == 7 else None

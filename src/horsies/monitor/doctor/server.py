@@ -15,7 +15,7 @@ from horsies.db.statements.doctor import (
     find_xmin_holders,
     read_server_state,
 )
-from horsies.monitor.findings import Check, Facts, Finding, Level, Limits, level_of, span
+from horsies.monitor.doctor.findings import Check, Facts, Finding, Level, Limits, level_of, span
 
 OLDEST_SERVER = 150_000
 

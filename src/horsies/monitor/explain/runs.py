@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from horsies.db.statements.explain import MapPlace, NodeFacts, RunFacts, ScheduleFacts
 from horsies.db.statements.schedules import LATE_SECONDS
-from horsies.monitor.explain_tasks import blocked_reason
-from horsies.monitor.reasons import Reason, between, command, counted, lasting, reason
+from horsies.monitor.explain.reasons import Reason, between, command, counted, lasting, reason
+from horsies.monitor.explain.tasks import blocked_reason
 from horsies.states import WorkflowStatus, WorkflowTaskStatus
 
 
