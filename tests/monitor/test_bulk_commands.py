@@ -108,6 +108,17 @@ def test_a_queue_is_purged(horsies: Run, database: Database) -> None:
     assert horsies("queues", "purge", "mail", "--yes").out == "No task matches.\n"
 
 
+@pytest.mark.parametrize("flag", [("--dry-run",), ("--yes",), ("--order", "1")])
+def test_options_of_a_purge_are_refused_by_a_pause(
+    horsies: Run, database: Database, flag: tuple[str, ...]
+) -> None:
+    add_task(database, queue_name="mail")
+    refused = horsies("queues", "pause", "mail", *flag)
+    assert refused.code == 2
+    assert "belong to horsies queues purge" in refused.err
+    assert actions(database) == []
+
+
 def test_open_tasks_are_cancelled_in_bulk(horsies: Run, database: Database) -> None:
     waiting = add_task(database)
     running = add_task(database, status="RUNNING")

@@ -275,7 +275,7 @@ def test_sentences_name_those_in_the_way_and_the_numbers() -> None:
         [worker(queue_caps={"mail": 3})], places=[place(in_queue=3), place(2, in_queue=3)]
     )
     assert sentence(waits(capped), "QUEUE_CAP") == (
-        "3 of at most 3 tasks of queue 'mail' run; the oldest, task-1, for 9 min."
+        "Queue 'mail' runs 3 tasks, and its cap is 3; the oldest, task-1, for 9 min."
     )
     last = LastServer("w0", "pay-1", "vm", 9, ago(10_800), was_lost=True)
     unserved = queue([worker(queues=["x", "y"])], last_server=last)

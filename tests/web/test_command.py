@@ -29,7 +29,10 @@ def refusal(*arguments: str) -> str:
             ("--host", "0.0.0.0"),
             "--host 0.0.0.0 lets other machines in without authentication; add --auth token.",
         ),
-        (("--auth", "token"), "--auth token: --token-file is missing."),
+        (
+            ("--auth", "token"),
+            "--auth token: --token-file is missing, and HORSIES_WEB_TOKEN is not set.",
+        ),
         (("--auth", "basic"), "--auth basic: --users-file is missing."),
         (
             ("--auth", "basic", "--users-file", "/nowhere"),

@@ -31,3 +31,10 @@ def test_an_unknown_api_route_is_a_problem_document(ask: Ask) -> None:
 def test_the_help_page_opens_in_a_browser(page: Page) -> None:
     page.goto("/help")
     expect(page.get_by_role("heading", name="Help")).to_be_visible()
+
+
+@pytest.mark.browser
+def test_a_narrow_page_scrolls_to_its_own_link(page: Page) -> None:
+    page.set_viewport_size({"width": 360, "height": 640})
+    page.goto("/history")
+    expect(page.locator(".side [aria-current]")).to_be_in_viewport()

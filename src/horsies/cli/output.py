@@ -64,7 +64,7 @@ def plain_table(*columns: str, flexible: str) -> Table:
         if column == flexible:
             table.add_column(column, overflow="fold")
         else:
-            is_text = column in ("ID", "STATUS")
+            is_text = column in ("ID", "STATUS", "TIME (UTC)", "BY")
             table.add_column(column, justify="left" if is_text else "right", no_wrap=True)
     return table
 

@@ -170,6 +170,8 @@ def queues(
             f"horsies queues {action.value} needs the name of a queue.",
             help_text=f"horsies queues {action.value} NAME",
         )
+    if action is not QueueAction.PURGE and (dry_run or yes or order is not None):
+        raise typer.BadParameter("--dry-run, --yes and --order belong to horsies queues purge.")
     with open_session("queues", module, database_url) as session:
         if action is None or name is None:
             _list_queues(session, as_json)

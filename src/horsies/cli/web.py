@@ -206,6 +206,8 @@ def _policy(
 def _token(token_file: Path | None) -> str:
     if token_file is None and (token := os.environ.get(TOKEN_VARIABLE)):
         return token.strip()
+    if token_file is None:
+        raise ValueError(f"--token-file is missing, and {TOKEN_VARIABLE} is not set")
     return _text("--token-file", token_file).strip()
 
 

@@ -170,7 +170,7 @@ def judge_unserved(due: Iterable[DueQueue], workers: Sequence[WorkerSummary]) ->
             Level.RED,
             f"No running worker serves queue {queue.name}: {_count(queue)} tasks are due.",
             (f"the oldest for {span(queue.oldest_seconds)}",),
-            "start a worker that serves the queue",
+            f"horsies worker APP --queues {queue.name}",
         )
         for queue in due
         if queue.name not in served

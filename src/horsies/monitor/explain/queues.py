@@ -169,7 +169,7 @@ def _reached(
         yield _cap_reason(
             "QUEUE_CAP",
             queue,
-            f"{queue.running:,} of at most {counted(cap, 'task')} of queue {queue.name!r} run",
+            f"Queue {queue.name!r} runs {counted(queue.running, 'task')}, and its cap is {cap:,}",
             [place for place in queue.places if place.queue_name == queue.name],
         )
     cluster_cap = _largest(cluster_caps)
@@ -177,7 +177,7 @@ def _reached(
         yield _cap_reason(
             "CLUSTER_CAP",
             queue,
-            f"{queue.in_flight:,} of at most {counted(cluster_cap, 'task')} of the cluster are in flight",
+            f"The cluster has {counted(queue.in_flight, 'task')} in flight, and its cap is {cluster_cap:,}",
             queue.places,
         )
 
@@ -291,9 +291,7 @@ def queue_holds(queue: QueueSituation) -> list[str]:
     if servers := queue.servers:
         free = sum(max(one.processes - one.tasks_running, 0) for one in servers)
         serve = "serves" if len(servers) == 1 else "serve"
-        holds.append(
-            f"{counted(len(servers), 'live worker')} {serve} it, {free:,} of their children are idle."
-        )
+        holds.append(f"{counted(len(servers), 'live worker')} {serve} it; idle children: {free:,}.")
     return holds
 
 

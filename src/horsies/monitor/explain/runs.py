@@ -23,11 +23,12 @@ def run_reasons(
     for node in nodes:
         if node.status == WorkflowTaskStatus.PENDING.value:
             continue
-        state = node.task_status or node.status
         found.append(
             reason(
                 "NODE_OPEN",
-                f"Node {node.node_id} is {state}.",
+                f"The task of node {node.node_id} is {node.task_status}."
+                if node.task_status
+                else f"Node {node.node_id} is {node.status}.",
                 since=node.begun_at,
                 subjects=[node.node_id],
                 remedy=command("explain", run.id, node.node_id),
@@ -35,7 +36,10 @@ def run_reasons(
         )
         for one in node_reasons.get(node.node_id, ()):
             if one.blocks and one.code not in ("HELD_BY_RUN", "RUN_PAUSED"):
-                found.append(replace(one, sentence=f"Node {node.node_id}: {one.sentence}"))
+                prefix = f"Node {node.node_id}"
+                named = one.sentence.startswith(f"{prefix} ")
+                sentence = one.sentence if named else f"{prefix}: {one.sentence}"
+                found.append(replace(one, sentence=sentence))
     return found
 
 
