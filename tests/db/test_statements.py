@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from importlib import import_module
 from importlib.resources import files
@@ -52,6 +52,7 @@ ACCEPTED = {
     float: {"float8"},
     bool: {"bool"},
     datetime: {"timestamptz"},
+    timedelta: {"interval"},
 }
 RETURNED = {**ACCEPTED, str: {"text", "varchar"}}
 
@@ -65,6 +66,8 @@ def type_name(connection: Connection[Any], oid: int) -> str:
 def expected_types(hint: Any, names: dict[type, set[str]]) -> set[str]:
     """Return the PostgreSQL types that serve for a field of this type."""
     if get_origin(hint) is dict:
+        return {"json", "jsonb"}
+    if hint == list[dict[str, Any]]:
         return {"json", "jsonb"}
     if get_origin(hint) in (Sequence, list):
         return {f"{name}[]" for name in expected_types(get_args(hint)[0], names)}

@@ -57,6 +57,7 @@ GROUPS: dict[str, AbstractSet[str]] = {
     },
     "runs that resume from failures": {WorkflowStatus.FAILED, WorkflowStatus.PAUSED},
     "terminal nodes": WORKFLOW_TASK_TERMINAL_STATES,
+    "open nodes": set(WorkflowTaskStatus) - WORKFLOW_TASK_TERMINAL_STATES,
     "waiting nodes": {WorkflowTaskStatus.PENDING, WorkflowTaskStatus.READY},
     "nodes with a task's result": WORKFLOW_TASK_TERMINAL_STATES - {WorkflowTaskStatus.SKIPPED},
 }

@@ -56,7 +56,9 @@ def test_both_faces_are_logged(talkative: Horsies, lines: pytest.LogCaptureFixtu
     add = add_task(talkative)
     run_closing(talkative, add.send_async(1, 2)).unwrap()
     talkative.pause_queue("default").unwrap()
-    assert messages(lines) == ["insert_task", "pause_queue"]
+    assert messages(lines) == [
+        *("insert_task", "list_queue_states", "pause_queue", "record_action"),
+    ]
 
 
 def test_a_statement_that_fails_is_logged_at_once(

@@ -19,6 +19,8 @@ from tests.support.wait import wait_until
 from tests.support.workers import Fleet, Route
 from tests.web.conftest import WebServer, watched
 
+pytestmark = pytest.mark.browser
+
 
 @pytest.fixture(scope="module")
 def database(

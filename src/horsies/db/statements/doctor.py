@@ -12,7 +12,12 @@ from horsies.db.statements.monitor import SchemaName
 DOCTOR = StatementFile("doctor.sql")
 
 
-class SchemaFound(NamedTuple):
+class TableName(NamedTuple):
+    schema: str
+    table: str
+
+
+class TableFound(NamedTuple):
     is_there: bool
 
 
@@ -180,7 +185,7 @@ class Backend(NamedTuple):
     pid: int
 
 
-find_schema = DOCTOR.declare("find_schema", SchemaName, SchemaFound)
+find_table = DOCTOR.declare("find_table", TableName, TableFound)
 read_migrations = DOCTOR.declare("read_migrations", Nothing, AppliedFile)
 list_triggers = DOCTOR.declare("list_triggers", SchemaName, TriggerState)
 list_functions = DOCTOR.declare("list_functions", SchemaName, FunctionName)

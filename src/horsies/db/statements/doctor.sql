@@ -1,12 +1,12 @@
 -- Facts for the checks of `horsies doctor`. Every statement is bounded: it reads the catalog, the statistics
 -- of the server, partial indexes of live rows, or a fixed number of rows at the end of a primary key.
 
--- name: find_schema
--- Whether the tables exist. Works without them.
+-- name: find_table
+-- Whether a table exists. The name is a parameter: a literal would not be qualified by the loader.
 SELECT EXISTS (
     SELECT FROM pg_class AS relation
     WHERE relation.relnamespace = to_regnamespace(%(schema)s::text)::oid
-      AND relation.relname = 'horsies_migrations') AS is_there
+      AND relation.relname = %(table)s::text) AS is_there
 
 -- name: read_migrations
 -- The applied files of the schema: a few dozen rows.
@@ -14,7 +14,7 @@ SELECT kind, version, sha FROM horsies_migrations
 
 -- name: list_triggers
 SELECT tested.tgname::text AS name, relation.relname::text AS table_name,
-    tested.tgenabled NOT IN ('D', 'R') AS is_enabled
+    NOT (tested.tgenabled = 'D' OR tested.tgenabled = 'R') AS is_enabled
 FROM pg_trigger AS tested JOIN pg_class AS relation ON relation.oid = tested.tgrelid
 WHERE relation.relnamespace = to_regnamespace(%(schema)s::text)::oid AND NOT tested.tgisinternal
   AND starts_with(tested.tgname, 'horsies_')

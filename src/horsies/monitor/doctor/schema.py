@@ -16,9 +16,10 @@ from horsies.db.statements.doctor import (
     ClaimIndex,
     IndexState,
     ServerState,
+    TableName,
     TableState,
     TriggerState,
-    find_schema,
+    find_table,
     list_functions,
     list_indexes,
     list_tables,
@@ -77,7 +78,7 @@ def _version(applied: Iterable[AppliedFile]) -> int:
 
 def read_applied(facts: Facts) -> Script[list[AppliedFile]]:
     """The applied files; none when the tables do not exist."""
-    (found,) = yield from facts.read(find_schema, SchemaName(facts.schema))
+    (found,) = yield from facts.read(find_table, TableName(facts.schema, "horsies_migrations"))
     if not found.is_there:
         return []
     return (yield from facts.read(read_migrations, Nothing()))
