@@ -24,7 +24,7 @@ from tests.support.wait import wait_until
 from tests.support.workers import Fleet, Journal, RunningWorker, is_gone
 
 # `make soak` kills thirty.
-KILLS = 30 if os.environ.get("HORSIES_TEST_OUTAGES") == "long" else 12
+KILLS = 30 if os.environ.get("HORSIES_TEST_OUTAGES") == "long" else 8
 
 
 def kill_at_a_random_moment(
