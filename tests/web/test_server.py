@@ -48,7 +48,7 @@ def test_pages_report_an_outage_and_recover_by_themselves(proxy: Proxy) -> None:
             assert next(events) == "sample"
             proxy.stop()
             answer = server.get("/")
-            assert (answer.status_code, "Database away" in answer.text) == (503, True)
+            assert (answer.status_code, "Database unavailable" in answer.text) == (503, True)
             assert "Traceback" not in answer.text
             ready = server.get("/readyz")
             assert (ready.status_code, ready.text) == (503, "not ready: DATABASE_UNAVAILABLE\n")
