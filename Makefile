@@ -9,7 +9,8 @@ READY := $(VENV)/.ready
 unexport PYTHONDONTWRITEBYTECODE
 
 # Half of the time of the tests is waiting: three processes keep two processors busy.
-PYTEST := $(BIN)/pytest -n 3
+# A process that has run out of tests takes them from another; neighbours share the fixtures of their module.
+PYTEST := $(BIN)/pytest -n 3 --dist worksteal
 
 CHROMIUM_LINE := apt-get install -y --no-install-recommends chromium
 
@@ -28,7 +29,7 @@ test-fast: $(READY) ## run the tests without workers, with fewer random examples
 
 test-web: $(READY) ## run the tests of the dashboard in a real browser, which must be installed
 	@command -v chromium >/dev/null || { echo "Chromium is missing; install it: $(CHROMIUM_LINE)"; exit 1; }
-	$(BIN)/pytest -n 2 -m browser tests/web
+	$(BIN)/pytest -n 2 --dist loadfile -m browser tests/web
 
 test-web-scale: $(READY) ## hold the pages to their budgets on a million tasks, then look for ten minutes
 	$(BIN)/pytest -p no:randomly -s -m scale tests/web/test_scale.py

@@ -77,8 +77,9 @@ def cases(directory: Path) -> Sequence[Case]:
 
 def main() -> int:
     """Run the demonstration and return its exit status."""
-    # A terminated demonstration stops its processes, too.
+    # A terminated demonstration stops its processes, too. Ctrl-C works even where it was ignored before.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     console = Console()
     console.print("starting a private PostgreSQL and a worker ...")
     data = Path(tempfile.gettempdir()) / f"horsies-demo-{os.getpid()}"

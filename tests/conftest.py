@@ -6,6 +6,7 @@ to create databases). The migrated database is a copy of a template made once pe
 
 from __future__ import annotations
 
+import logging
 import os
 import tempfile
 import uuid
@@ -22,6 +23,7 @@ from horsies.config.app import AppConfig
 from horsies.config.postgres import PostgresConfig
 from horsies.db.embedded import start_or_join
 from horsies.db.migrate import apply_migrations, known_migrations
+from horsies.logs import detach_handler
 from tests.support import examples as examples
 from tests.support.applications import Call, app_at, run_closing
 from tests.support.database import (
@@ -136,6 +138,16 @@ def _empty_tables(connection: Database) -> None:
     (has_rows,) = connection.execute(_HAS_ROWS.encode())
     if filled := [table for table, found in zip(TABLES, has_rows, strict=True) if found]:
         connection.execute(f"TRUNCATE {', '.join(filled)} RESTART IDENTITY CASCADE".encode())
+
+
+@pytest.fixture(autouse=True)
+def _logging_as_before() -> Iterator[None]:
+    """Undo the set-up of logging by a command that a test runs in this process."""
+    logger = logging.getLogger("horsies")
+    level = logger.level
+    yield
+    detach_handler()
+    logger.setLevel(level)
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ def last_failed() -> list[str]:
 
 
 def passes_alone(test: str) -> bool:
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", test]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "", test]
     return subprocess.run(command, cwd=REPOSITORY, check=False).returncode == 0
 
 

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
 import pytest
 
 from horsies.cli import main
-from horsies.logs import detach_handler
 from tests.support.database import Database
 
 
@@ -31,7 +29,7 @@ Run: TypeAlias = Callable[..., Finished]
 @pytest.fixture
 def horsies(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], process_url: str
-) -> Iterator[Run]:
+) -> Run:
     """Run a command on this process's database, as wide as a terminal of old, without colours."""
     for name in [name for name in os.environ if name.startswith(("HORSIES_", "FORCE_COLOR"))]:
         monkeypatch.delenv(name)
@@ -48,10 +46,7 @@ def horsies(
         assert isinstance(left.value.code, int)
         return Finished(left.value.code, written.out, written.err)
 
-    level = logging.getLogger("horsies").level
-    yield run
-    detach_handler()
-    logging.getLogger("horsies").setLevel(level)
+    return run
 
 
 @pytest.fixture

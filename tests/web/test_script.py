@@ -31,12 +31,13 @@ class Rows:
 
 @pytest.fixture(scope="module")
 def rows_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("live") / "rows.json"
+    path = tmp_path_factory.mktemp("live") / "rows.json"
+    Rows(path).write()
+    return path
 
 
 @pytest.fixture(scope="module")
 def live_site(rows_path: Path) -> Iterator[WebServer]:
-    Rows(rows_path).write()
     port = free_port()
     command = [sys.executable, "-m", "tests.support.apps.live_site", str(rows_path), str(port)]
     with running(command, f"http://127.0.0.1:{port}") as server:

@@ -323,7 +323,12 @@ class Dashboard:
 
 
 def _titles(status: int) -> str:
-    titles = {403: "Not allowed", 404: "Not found", 503: "Database unavailable", 504: "Took too long"}
+    titles = {
+        403: "Not allowed",
+        404: "Not found",
+        503: "Database unavailable",
+        504: "Took too long",
+    }
     return titles.get(status, "Error")
 
 
