@@ -64,13 +64,24 @@ def demo() -> Iterator[WebServer]:
                 assert process.poll() is None, printed.decode()
             yield WebServer(process, found[0].decode(), client)
     finally:
-        process.send_signal(signal.SIGINT)
-        printed, _ = process.communicate(timeout=60)
+        printed = stop(process)
         left = list(directory.iterdir())
         shutil.rmtree(directory)
     assert process.returncode == 0, printed.decode()
     assert b"all outcomes are as expected" in printed
     assert left == []
+
+
+def stop(process: subprocess.Popen[bytes]) -> bytes:
+    """Stop it as Ctrl-C does, or by SIGTERM if it does not listen; return the rest of its output."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        process.send_signal(number)
+        try:
+            return process.communicate(timeout=40)[0]
+        except subprocess.TimeoutExpired:
+            continue
+    process.kill()
+    return process.communicate()[0]
 
 
 @pytest.fixture(scope="module")
