@@ -55,6 +55,12 @@ TABLES = (
 _HAS_ROWS = f"SELECT {', '.join(f'EXISTS (SELECT FROM {table})' for table in TABLES)}"
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Run slow tests first, each group in its random order, so that none is left for the end."""
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+
+
 @pytest.fixture(scope="session")
 def server_url(testrun_uid: str) -> str:
     """A PostgreSQL server shared by all test processes of this run."""

@@ -45,7 +45,11 @@ POSTGRES = (*PACKAGES, EMBEDDED)
 # The newest Python on the oldest PostgreSQL; the ordinary run is the oldest Python on the newest one.
 SAMPLE = (("3.13", "15"),)
 FULL_TESTS = (("tests/db", "tests/tasks", "tests/workflow", "tests/e2e"),)
-SAMPLE_TESTS = (("tests/db",), ("-m", "pooled", "tests/e2e"))
+# Every migration, function and statement on the server, and tasks and workflows from end to end.
+SAMPLE_TESTS = (
+    ("tests/db/test_migrate.py", "tests/db/test_statements.py", "tests/db/test_transitions.py"),
+    ("-m", "pooled", "tests/e2e"),
+)
 # PostgreSQL refuses to run as root.
 UNPRIVILEGED = "nobody"
 
