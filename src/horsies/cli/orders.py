@@ -140,27 +140,12 @@ def preview_document(preview: Preview) -> dict[str, Any]:
 
 def _show_state(state: OrderState, run: OrderRun) -> None:
     if run.as_json:
-        output.print_json(state_document(state))
+        output.print_json(state.document())
         return
     refused = sum(state.progress.refused.values())
     line = f"{_tasks(state.progress.done)} {_WORDS[state.order.verb][2]}"
     line += f", {refused:,} refused" if refused else ""
     typer.echo(f"{line}; order {state.order.id} is {state.outcome}.")
-
-
-def state_document(state: OrderState) -> dict[str, Any]:
-    """Return a started order as JSON values."""
-    return {
-        "order_id": state.order.id,
-        "verb": state.order.verb.value,
-        "subject": state.order.subject,
-        "outcome": state.outcome,
-        "matching": state.order.matching,
-        "done": state.progress.done,
-        "refused": state.progress.refused,
-        "actor": state.actor,
-        "at": state.at,
-    }
 
 
 def _tasks(count: int) -> str:

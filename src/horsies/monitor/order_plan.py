@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -134,6 +134,20 @@ class OrderState:
     @property
     def is_open(self) -> bool:
         return self.outcome in ("running", "stopping")
+
+    def document(self) -> dict[str, Any]:
+        """Return the order as the JSON values of the command line and the API."""
+        return {
+            "order_id": self.order.id,
+            "verb": self.order.verb.value,
+            "subject": self.order.subject,
+            "outcome": self.outcome,
+            "matching": self.order.matching,
+            "done": self.progress.done,
+            "refused": self.progress.refused,
+            "actor": self.actor,
+            "at": self.at,
+        }
 
     @property
     def seen(self) -> int:

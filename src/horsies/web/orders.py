@@ -227,7 +227,7 @@ async def start_selected(view: View) -> Response:
 async def _started(view: View, order: Order) -> Response:
     state = await _start(view, order)
     if is_api(view):
-        return answer_document(_state_document(state), 202 if state.is_open else 200)
+        return answer_document(state.document(), 202 if state.is_open else 200)
     return view.redirect(f"/orders/{state.order.id}")
 
 
@@ -293,7 +293,7 @@ async def stop_order(view: View) -> Response:
         script = batch_script(state.order.id)
         await view.site.broker.perform_async(_WORKING, script, atomic=True)
     if is_api(view):
-        return answer_document(_state_document(await _state(view)))
+        return answer_document((await _state(view)).document())
     notice = "The order stops after its current batch." if result else "The order does not run."
     return view.redirect(f"/orders/{state.order.id}", notice)
 
@@ -364,7 +364,7 @@ def _json_filters(verb: OrderVerb, given: object) -> TaskFilters | RunFilters:
 
 async def get_order(view: View) -> Response:
     """The progress of an order as a document."""
-    return answer_document(_state_document(await _state(view)))
+    return answer_document((await _state(view)).document())
 
 
 def _preview_document(view: View, preview: Preview) -> dict[str, Any]:
@@ -377,20 +377,6 @@ def _preview_document(view: View, preview: Preview) -> dict[str, Any]:
         "subject": order.subject,
         **document,
         "order": _sealed(view, order),
-    }
-
-
-def _state_document(state: OrderState) -> dict[str, Any]:
-    return {
-        "order_id": state.order.id,
-        "verb": state.order.verb.value,
-        "subject": state.order.subject,
-        "outcome": state.outcome,
-        "matching": state.order.matching,
-        "done": state.progress.done,
-        "refused": state.progress.refused,
-        "actor": state.actor,
-        "at": state.at,
     }
 
 

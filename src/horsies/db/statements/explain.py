@@ -172,7 +172,7 @@ class ExplainRun(NamedTuple):
 
 
 class RunFacts(NamedTuple):
-    """One run and, if asked for, one of its nodes; ``task_index`` is None when there is no such node."""
+    """One run and, if asked for, one of its nodes; ``task_index`` is None for an unknown node."""
 
     id: str
     name: str

@@ -95,11 +95,11 @@ compacted AS (
         ran_ms = stored.ran_ms + excluded.ran_ms,
         waited = ARRAY(
             SELECT pair.stored + pair.added
-        FROM unnest(stored.waited, excluded.waited) WITH ORDINALITY AS pair (stored, added, place)
+            FROM unnest(stored.waited, excluded.waited) WITH ORDINALITY AS pair (stored, added, place)
             ORDER BY place),
         ran = ARRAY(
             SELECT pair.stored + pair.added
-        FROM unnest(stored.ran, excluded.ran) WITH ORDINALITY AS pair (stored, added, place)
+            FROM unnest(stored.ran, excluded.ran) WITH ORDINALITY AS pair (stored, added, place)
             ORDER BY place))
 SELECT minute::text AS id FROM old
 

@@ -29,7 +29,7 @@ class Level(StrEnum):
 class Finding:
     """One problem: a sentence, the rows that show it, and the remedy.
 
-    ``is_sql`` tells that the remedy is a statement for psql; otherwise it is a command or advice.
+    ``is_sql`` marks a remedy that is a statement for psql, not a command or advice.
     """
 
     level: Level

@@ -136,7 +136,7 @@ def explain_script(row_id: str, node_id: str | None = None) -> Script[Explanatio
 
 
 def explain_task_script(task_id: str) -> Script[Explanation]:
-    """Explain why a task does not start or end; its status is None if there is no such task."""
+    """Explain why a task does not start or end; its status is None for an unknown id."""
     if (stored := stored_form(task_id)) is None:
         return _not_an_id("task", task_id)
     found = yield from _read_task(stored)
