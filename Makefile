@@ -72,7 +72,8 @@ docs: $(READY) ## regenerate the tables of the documentation that come from the 
 
 SOAK_SECONDS ?= 600
 
-soak: $(READY) ## run long outages at default settings, then ten minutes of random faults
+soak: $(READY) ## run many random examples, long outages at default settings, then ten minutes of random faults
+	$(PYTEST) -m hypothesis --hypothesis-profile long
 	HORSIES_TEST_OUTAGES=long $(BIN)/pytest -n 3 tests/e2e/test_living_workers.py tests/e2e/test_takeover.py \
 		tests/e2e/test_parent_kill.py tests/worker/test_blocked.py
 	$(BIN)/python -m tests.soak --seconds $(SOAK_SECONDS) $(if $(SEED),--seed $(SEED))
