@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 from collections import Counter
 from collections.abc import Mapping
-from datetime import datetime
 from types import ModuleType
 from typing import Any
 
@@ -14,6 +13,7 @@ from tests.support.tables import (
     assert_each_ended_once,
     attempts,
     count,
+    leases,
     task,
     tasks,
     wait_for_status,
@@ -43,14 +43,6 @@ def start_holder(
     held = [programs.sleep.send(0.01, str(n)).unwrap().task_id for n in range(AHEAD)]
     wait_until(lambda: count(connection, "CLAIMED") == AHEAD)
     return worker, held
-
-
-def leases(connection: Database) -> list[datetime]:
-    """When the claims of the tasks that wait in a worker lapse."""
-    found = connection.execute(
-        "SELECT claim_expires_at FROM horsies_tasks WHERE status = 'CLAIMED'"
-    )
-    return [expires_at for (expires_at,) in found]
 
 
 def test_a_worker_holds_what_its_buffer_allows_and_starts_it_in_order(
