@@ -20,14 +20,13 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
-from typing import Any, TypeAlias, assert_never
+from typing import TYPE_CHECKING, Any, TypeAlias, assert_never
 
 import psycopg
 from psycopg import Connection
 
 from horsies.db.errors import is_of_data, is_transient
 from horsies.db.listen import Listener, Received
-from horsies.db.statements.blocked import LockWait, limit_lock_wait
 from horsies.db.statements.tasks import (
     OutcomeRow,
     ReadService,
@@ -36,8 +35,15 @@ from horsies.db.statements.tasks import (
     read_outcomes,
     read_service,
 )
-from horsies.db.statements.workflows import ReadRuns, RunOutcome, read_runs
+from horsies.modules import Deferred
 from horsies.states import TASK_TERMINAL_STATES, WorkflowStatus
+
+if TYPE_CHECKING:
+    from horsies.db.statements import blocked, workflows
+    from horsies.db.statements.workflows import RunOutcome
+else:
+    blocked = Deferred("horsies.db.statements.blocked")
+    workflows = Deferred("horsies.db.statements.workflows")
 
 POLL_SECONDS = 1.0
 # How long the thread and its connection outlast the last waiter.
@@ -403,12 +409,12 @@ def _read(connection: Connection[Any], subject: Subject, ids: Sequence[str]) -> 
         case Subject.TASK:
             return {row.id: row for row in read_outcomes.run(connection, TaskIds(ids))}
         case Subject.RUN:
-            runs = read_runs.run(connection, ReadRuns(ids, SMALL_RESULT_BYTES))
+            runs = workflows.read_runs.run(connection, workflows.ReadRuns(ids, SMALL_RESULT_BYTES))
             return {row.id: row for row in runs}
         case Subject.SERVICE:
             # Results of other tasks must not wait for a lock on the table of workers.
             with connection.transaction():
-                limit_lock_wait.run(connection, LockWait(_SERVICE_LOCK_MS))
+                blocked.limit_lock_wait.run(connection, blocked.LockWait(_SERVICE_LOCK_MS))
                 return {row.id: row for row in read_service.run(connection, ReadService(ids))}
         case _:
             assert_never(subject)
