@@ -18,7 +18,7 @@ from horsies.tasks.outcome import (
     outcome_of_unread_inputs,
 )
 from horsies.worker.in_flight import InFlight
-from horsies.worker.pool.children import Died, HookFailed, PoolEvent, Reported, Stopped
+from horsies.worker.pool.assignments import Died, HookFailed, PoolEvent, Reported, Stopped
 from horsies.worker.pool.pool import ChildPool
 from horsies.worker.protocol import ChildReport, NodePart
 from tests.support.pool import RecordingPool, attempt, claimed

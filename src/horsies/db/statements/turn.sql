@@ -101,22 +101,22 @@ WHERE task.id = held.id AND task.generation = held.generation AND task.id = ANY(
 RETURNING task.id::text, task.worker_pid
 
 -- name: claim_tasks
--- PENDING -> RUNNING for idle children, PENDING -> CLAIMED for prefetched tasks; see horsies_claim_v2.
+-- PENDING -> RUNNING for idle children, PENDING -> CLAIMED for prefetched tasks; see horsies_claim_v3.
 SELECT id, generation, task_name, queue_name, args, kwargs, retry_count, max_retries, task_options,
     timeout_ms, worker_pid, workflow_id, workflow_node_index, workflow_item_index, workflow_inputs, priority,
-    enqueued_at::text AS enqueued_at, details
-FROM horsies_claim_v2(
+    enqueued_at::text AS enqueued_at, details, burst
+FROM horsies_claim_v3(
     %(worker_id)s, %(hostname)s, %(pids)s::integer[], %(prefetch)s, %(lease_ms)s, %(queues)s::text[],
     %(queue_limits)s::integer[], %(queue_caps)s::integer[], %(cluster_cap)s, %(counts_claimed)s,
     %(freed)s::integer[], %(marked_priorities)s::integer[], %(marked_moments)s::text[]::timestamptz[],
-    %(marked_ids)s::uuid[], %(looks_everywhere)s)
+    %(marked_ids)s::uuid[], %(looks_everywhere)s, p_idle => %(idle)s, p_short_names => %(short_names)s::text[])
 
 -- name: claim_known_tasks
--- The same without tasks that this worker cannot run; the last two parameters of horsies_claim_v2.
+-- The same without tasks that this worker cannot run, and without windows.
 SELECT id, generation, task_name, queue_name, args, kwargs, retry_count, max_retries, task_options,
     timeout_ms, worker_pid, workflow_id, workflow_node_index, workflow_item_index, workflow_inputs, priority,
-    enqueued_at::text AS enqueued_at, details
-FROM horsies_claim_v2(
+    enqueued_at::text AS enqueued_at, details, burst
+FROM horsies_claim_v3(
     %(worker_id)s, %(hostname)s, %(pids)s::integer[], %(prefetch)s, %(lease_ms)s, %(queues)s::text[],
     %(queue_limits)s::integer[], %(queue_caps)s::integer[], %(cluster_cap)s, %(counts_claimed)s,
     %(freed)s::integer[], %(marked_priorities)s::integer[], %(marked_moments)s::text[]::timestamptz[],
@@ -155,7 +155,7 @@ WHERE task.id = ANY(ARRAY(SELECT chosen.id FROM chosen))
 RETURNING task.id::text, task.generation, task.task_name, task.queue_name, task.args, task.kwargs,
     task.retry_count, task.max_retries, task.task_options, task.timeout_ms, task.worker_pid,
     task.workflow_id::text, task.workflow_node_index, task.workflow_item_index, task.workflow_inputs,
-    task.priority, task.enqueued_at::text AS enqueued_at, '' AS details
+    task.priority, task.enqueued_at::text AS enqueued_at, '' AS details, task.burst
 
 -- name: find_takers
 -- For each of these claimed tasks: whether another worker of its queue can run it ("is_known"), and whether
