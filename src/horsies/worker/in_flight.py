@@ -200,6 +200,7 @@ class InFlight:
             error_message=report.error_message,
             exception_names=report.exception_names,
             retry_after=report.retry_after,
+            run_us=round(run_seconds * 1e6),
         )
         if self.traces is not None and report.traceparent is not None:
             self.traces.note(task, report.traceparent)
@@ -227,18 +228,16 @@ class InFlight:
 
     def linger_seconds(self, now: float) -> float:
         """How long to wait for more reports before the next turn records them together."""
-        depth = self.windows.depth
-        if depth < 2:
+        if (depth := self.windows.depth) < 2:
             return self.pace.linger_seconds(now)
-        free, room = self._pool.window_space(depth)
-        return linger_seconds(free, room, self._unrecorded_since, now)
+        return linger_seconds(*self._pool.window_space(depth), self._unrecorded_since, now)
 
     def _absorb_stop(self, event: Stopped) -> None:
         assignment = event.assignment
         task = self._owned(assignment.task_id, assignment.generation)
         if task is None:
             return
-        outcome = outcome_of_stop(task, event.reason)
+        outcome = outcome_of_stop(task, event.reason)._replace(run_us=event.run_us)
         if self.traces is not None:
             self.traces.close(assignment, outcome, event.run_seconds)
         self._ended[task.id, task.generation] = task, event.run_seconds
@@ -267,7 +266,7 @@ class InFlight:
             where,
             extra=as_event("child_died", child_pid=event.pid, task_id=task.id),
         )
-        outcome = outcome_of_crash(task, event.description)
+        outcome = outcome_of_crash(task, event.description)._replace(run_us=event.run_us)
         if self.traces is not None:
             self.traces.close(event.assignment, outcome, event.run_seconds)
         self._ended[task.id, task.generation] = task, event.run_seconds

@@ -142,6 +142,8 @@ _REPORT = Struct("!IBqBqqIIII")
 _NUMBERS = Struct("!IBqq")
 _NO_TEXT = 0xFFFFFFFF
 _NO_TIMEOUT = -1
+# Ten years: the start of an attempt is computed from its run time.
+_RUN_MICROSECONDS_MAX = 10 * 366 * 86_400 * 10**6
 
 _KIND_ASSIGN = int(FrameKind.ASSIGN)
 _KIND_REPORT = int(FrameKind.REPORT)
@@ -274,6 +276,8 @@ def decode_report(frame: bytes) -> tuple[ChildReport, int, int]:
     result_end += id_end
     code_end = result_end if code_size == _NO_TEXT else result_end + code_size
     message_end = code_end if message_size == _NO_TEXT else code_end + message_size
+    if not 0 <= run_microseconds <= _RUN_MICROSECONDS_MAX:
+        raise ProtocolError("malformed report: a run time that cannot be")
     if message_end > len(texts) or (message_end != len(texts) and not flags & 4):
         raise ProtocolError("malformed report: its texts do not add up to its length")
     report = ChildReport(

@@ -175,6 +175,8 @@ class CompleteTasks(NamedTuple):
     ids: Sequence[str]
     generations: Sequence[int]
     results: Sequence[str]
+    # How many microseconds each ran; None keeps its start.
+    runs_us: Sequence[int | None] = NOTHING
 
 
 class RetryTasks(NamedTuple):
@@ -188,6 +190,7 @@ class RetryTasks(NamedTuple):
     failed_reasons: Sequence[str | None]
     retry_reasons: Sequence[str | None] = NOTHING
     max_retries: Sequence[int] = NOTHING
+    runs_us: Sequence[int | None] = NOTHING
 
 
 class FailTasks(NamedTuple):
@@ -203,6 +206,7 @@ class FailTasks(NamedTuple):
     error_messages: Sequence[str | None]
     failed_reasons: Sequence[str | None]
     retry_reasons: Sequence[str | None] = NOTHING
+    runs_us: Sequence[int | None] = NOTHING
     only_cancelled: bool = False
 
 

@@ -1,17 +1,19 @@
 -- Statements of a worker's turn. Each one that changes a task requires the status it comes from, the owner
 -- and the generation; a row that does not match belongs to another worker now. The guards are opaque
--- statuses, and known rows are named by their keys twice: see "Plans made on an empty table" in
--- functions/20_claim.sql. Statements that recovery shares match a row without an owner by a NULL owner.
+-- statuses, and values are found by position, so no call names a task twice: see "Plans made on an empty
+-- table" in functions/20_claim.sql. Statements that recovery shares match a row without an owner by a NULL owner.
 
 -- name: complete_tasks
--- RUNNING -> COMPLETED with the result, and the attempt row, in one statement.
+-- RUNNING -> COMPLETED with the result, and the attempt row, in one statement. A task may have waited in its
+-- child: it started as long ago as it ran ("runs_us"), where that is known.
 WITH finished AS (
     UPDATE horsies_tasks AS task SET
         status = 'COMPLETED', completed_at = clock_timestamp(), updated_at = clock_timestamp(),
-        result = report.result, next_retry_at = NULL
-    FROM unnest(%(ids)s::uuid[], %(generations)s::integer[], %(results)s::text[])
-        AS report (id, generation, result)
-    WHERE task.id = report.id AND task.generation = report.generation AND task.id = ANY(%(ids)s::uuid[])
+        started_at = coalesce(clock_timestamp() - interval '1 microsecond'
+            * (%(runs_us)s::bigint[])[array_position(%(ids)s::uuid[], task.id)], task.started_at),
+        result = (%(results)s::text[])[array_position(%(ids)s::uuid[], task.id)], next_retry_at = NULL
+    WHERE task.id = ANY(%(ids)s::uuid[])
+      AND task.generation = (%(generations)s::integer[])[array_position(%(ids)s::uuid[], task.id)]
       AND task.claimed_by_worker_id = %(worker_id)s AND coalesce(task.status, '') = 'RUNNING'
     RETURNING task.id, task.retry_count, task.started_at, task.completed_at, task.worker_hostname,
         task.worker_pid, task.worker_process_name)
@@ -33,13 +35,16 @@ WITH report AS MATERIALIZED (
     SELECT *, clock_timestamp() + delay_seconds * interval '1 second' AS due_at
     FROM unnest(%(ids)s::uuid[], %(generations)s::integer[], %(delays_seconds)s::float8[],
                 %(outcomes)s::text[], %(error_codes)s::text[], %(error_messages)s::text[],
-                %(failed_reasons)s::text[], %(retry_reasons)s::text[], %(max_retries)s::integer[])
+                %(failed_reasons)s::text[], %(retry_reasons)s::text[], %(max_retries)s::integer[],
+                %(runs_us)s::bigint[])
         AS sent (id, generation, delay_seconds, outcome, error_code, error_message, failed_reason,
-                 retry_reason, max_retries)),
+                 retry_reason, max_retries, run_us)),
 finished AS (
     UPDATE horsies_tasks AS task SET
         status = 'PENDING', retry_count = task.retry_count + 1, claimed_by_worker_id = NULL,
         claimed_at = NULL, next_retry_at = report.due_at, enqueued_at = report.due_at,
+        started_at = coalesce(
+            clock_timestamp() - interval '1 microsecond' * report.run_us, task.started_at),
         max_retries = greatest(task.max_retries, report.max_retries), updated_at = clock_timestamp()
     FROM report
     WHERE task.id = report.id AND task.generation = report.generation AND task.id = ANY(%(ids)s::uuid[])
@@ -65,12 +70,14 @@ WITH finished AS (
     UPDATE horsies_tasks AS task SET
         status = report.status, failed_at = clock_timestamp(), updated_at = clock_timestamp(),
         result = report.result, error_code = report.error_code, failed_reason = report.failed_reason,
+        started_at = coalesce(
+            clock_timestamp() - interval '1 microsecond' * report.run_us, task.started_at),
         next_retry_at = NULL
     FROM unnest(%(ids)s::uuid[], %(generations)s::integer[], %(statuses)s::text[], %(results)s::text[],
                 %(outcomes)s::text[], %(error_codes)s::text[], %(error_messages)s::text[],
-                %(failed_reasons)s::text[], %(retry_reasons)s::text[])
+                %(failed_reasons)s::text[], %(retry_reasons)s::text[], %(runs_us)s::bigint[])
         AS report (id, generation, status, result, outcome, error_code, error_message, failed_reason,
-                   retry_reason)
+                   retry_reason, run_us)
     WHERE task.id = report.id AND task.generation = report.generation AND task.id = ANY(%(ids)s::uuid[])
       AND task.claimed_by_worker_id IS NOT DISTINCT FROM %(worker_id)s AND coalesce(task.status, '') = 'RUNNING'
       AND (task.cancel_requested_at IS NOT NULL OR NOT %(only_cancelled)s::boolean)
