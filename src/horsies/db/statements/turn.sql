@@ -4,10 +4,13 @@
 -- table" in functions/20_claim.sql. Statements that recovery shares match a row without an owner by a NULL owner.
 
 -- name: complete_tasks
--- RUNNING -> COMPLETED with the result, and the attempt row, in one statement.
+-- RUNNING -> COMPLETED with the result, and the attempt row, in one statement. A task may have waited in its
+-- child: it started as long ago as it ran ("runs_us"), where that is known.
 WITH finished AS (
     UPDATE horsies_tasks AS task SET
         status = 'COMPLETED', completed_at = clock_timestamp(), updated_at = clock_timestamp(),
+        started_at = coalesce(clock_timestamp() - interval '1 microsecond'
+            * (%(runs_us)s::bigint[])[array_position(%(ids)s::uuid[], task.id)], task.started_at),
         result = (%(results)s::text[])[array_position(%(ids)s::uuid[], task.id)], next_retry_at = NULL
     WHERE task.id = ANY(%(ids)s::uuid[])
       AND task.generation = (%(generations)s::integer[])[array_position(%(ids)s::uuid[], task.id)]
@@ -37,6 +40,8 @@ finished AS (
         status = 'PENDING', retry_count = task.retry_count + 1, claimed_by_worker_id = NULL,
         claimed_at = NULL, next_retry_at = report.due_at[array_position(%(ids)s::uuid[], task.id)],
         enqueued_at = report.due_at[array_position(%(ids)s::uuid[], task.id)],
+        started_at = coalesce(clock_timestamp() - interval '1 microsecond'
+            * (%(runs_us)s::bigint[])[array_position(%(ids)s::uuid[], task.id)], task.started_at),
         max_retries = greatest(task.max_retries,
             (%(max_retries)s::integer[])[array_position(%(ids)s::uuid[], task.id)]),
         updated_at = clock_timestamp()
@@ -70,6 +75,8 @@ WITH finished AS (
         result = (%(results)s::text[])[array_position(%(ids)s::uuid[], task.id)],
         error_code = (%(error_codes)s::text[])[array_position(%(ids)s::uuid[], task.id)],
         failed_reason = (%(failed_reasons)s::text[])[array_position(%(ids)s::uuid[], task.id)],
+        started_at = coalesce(clock_timestamp() - interval '1 microsecond'
+            * (%(runs_us)s::bigint[])[array_position(%(ids)s::uuid[], task.id)], task.started_at),
         next_retry_at = NULL
     WHERE task.id = ANY(%(ids)s::uuid[])
       AND task.generation = (%(generations)s::integer[])[array_position(%(ids)s::uuid[], task.id)]
@@ -105,22 +112,22 @@ WHERE task.id = ANY(%(ids)s::uuid[])
 RETURNING task.id::text, task.worker_pid
 
 -- name: claim_tasks
--- PENDING -> RUNNING for idle children, PENDING -> CLAIMED for prefetched tasks; see horsies_claim_v2.
+-- PENDING -> RUNNING for idle children, PENDING -> CLAIMED for prefetched tasks; see horsies_claim_v3.
 SELECT id, generation, task_name, queue_name, args, kwargs, retry_count, max_retries, task_options,
     timeout_ms, worker_pid, workflow_id, workflow_node_index, workflow_item_index, workflow_inputs, priority,
-    enqueued_at::text AS enqueued_at, details
-FROM horsies_claim_v2(
+    enqueued_at::text AS enqueued_at, details, burst
+FROM horsies_claim_v3(
     %(worker_id)s, %(hostname)s, %(pids)s::integer[], %(prefetch)s, %(lease_ms)s, %(queues)s::text[],
     %(queue_limits)s::integer[], %(queue_caps)s::integer[], %(cluster_cap)s, %(counts_claimed)s,
     %(freed)s::integer[], %(marked_priorities)s::integer[], %(marked_moments)s::text[]::timestamptz[],
-    %(marked_ids)s::uuid[], %(looks_everywhere)s)
+    %(marked_ids)s::uuid[], %(looks_everywhere)s, p_idle => %(idle)s, p_short_names => %(short_names)s::text[])
 
 -- name: claim_known_tasks
--- The same without tasks that this worker cannot run; the last two parameters of horsies_claim_v2.
+-- The same without tasks that this worker cannot run, and without windows.
 SELECT id, generation, task_name, queue_name, args, kwargs, retry_count, max_retries, task_options,
     timeout_ms, worker_pid, workflow_id, workflow_node_index, workflow_item_index, workflow_inputs, priority,
-    enqueued_at::text AS enqueued_at, details
-FROM horsies_claim_v2(
+    enqueued_at::text AS enqueued_at, details, burst
+FROM horsies_claim_v3(
     %(worker_id)s, %(hostname)s, %(pids)s::integer[], %(prefetch)s, %(lease_ms)s, %(queues)s::text[],
     %(queue_limits)s::integer[], %(queue_caps)s::integer[], %(cluster_cap)s, %(counts_claimed)s,
     %(freed)s::integer[], %(marked_priorities)s::integer[], %(marked_moments)s::text[]::timestamptz[],
@@ -159,7 +166,7 @@ WHERE task.id = ANY(ARRAY(SELECT chosen.id FROM chosen))
 RETURNING task.id::text, task.generation, task.task_name, task.queue_name, task.args, task.kwargs,
     task.retry_count, task.max_retries, task.task_options, task.timeout_ms, task.worker_pid,
     task.workflow_id::text, task.workflow_node_index, task.workflow_item_index, task.workflow_inputs,
-    task.priority, task.enqueued_at::text AS enqueued_at, '' AS details
+    task.priority, task.enqueued_at::text AS enqueued_at, '' AS details, task.burst
 
 -- name: find_takers
 -- For each of these claimed tasks: whether another worker of its queue can run it ("is_known"), and whether
