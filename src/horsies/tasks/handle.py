@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
-from concurrent.futures import wait
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -57,7 +56,12 @@ from horsies.tasks.broker import (
     PostgresBroker,
     presentable,
 )
-from horsies.tasks.waiters import OBSTACLE_SECONDS, seconds_to_wait, timeout_problem
+from horsies.tasks.waiters import (
+    OBSTACLE_SECONDS,
+    seconds_to_wait,
+    timeout_problem,
+    wait_until_done,
+)
 from horsies.tasks.watching import watch, watch_async
 
 if TYPE_CHECKING:
@@ -273,14 +277,14 @@ class TaskHandle(Generic[T]):
         future = self._broker.waiters.watch(task_id, once=timeout_ms == 0)
         try:
             # Only a signal handler can raise here, and its exception is the caller's own.
-            wait([future], seconds_to_wait(timeout_ms))
+            wait_until_done(future, seconds_to_wait(timeout_ms))
         finally:
             unread = self._broker.waiters.forget(task_id, future)
         if not future.done():
             if unread:
                 return _broker_error(unread)
             asked = self._broker.waiters.read_service(task_id)
-            wait([asked], OBSTACLE_SECONDS)
+            wait_until_done(asked, OBSTACLE_SECONDS)
             obstacle = self._broker.waiters.obstacle(task_id, asked)
             return _timed_out(task_id, timeout_ms, obstacle)
         if error := future.exception():
