@@ -20,7 +20,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
-from typing import Any, TypeAlias, assert_never
+from typing import TYPE_CHECKING, Any, TypeAlias, assert_never
 
 import psycopg
 from psycopg import Connection
@@ -29,7 +29,6 @@ from horsies.db.errors import is_of_data, is_transient
 from horsies.db.listen import Listener, Received
 from horsies.db.pipeline import Pipeline
 from horsies.db.statement import Step
-from horsies.db.statements.blocked import LockWait, limit_lock_wait
 from horsies.db.statements.tasks import (
     OutcomeRow,
     ReadService,
@@ -38,8 +37,15 @@ from horsies.db.statements.tasks import (
     read_outcomes,
     read_service,
 )
-from horsies.db.statements.workflows import ReadRuns, RunOutcome, read_runs
+from horsies.modules import Deferred
 from horsies.states import TASK_TERMINAL_STATES, WorkflowStatus
+
+if TYPE_CHECKING:
+    from horsies.db.statements import blocked, workflows
+    from horsies.db.statements.workflows import RunOutcome
+else:
+    blocked = Deferred("horsies.db.statements.blocked")
+    workflows = Deferred("horsies.db.statements.workflows")
 
 POLL_SECONDS = 1.0
 # How long the thread and its connection outlast the last waiter.
@@ -409,10 +415,10 @@ def _read(pipeline: Pipeline, subject: Subject, ids: list[str]) -> dict[str, Any
         case Subject.TASK:
             steps: list[Step] = [(read_outcomes, TaskIds(ids))]
         case Subject.RUN:
-            steps = [(read_runs, ReadRuns(ids, SMALL_RESULT_BYTES))]
+            steps = [(workflows.read_runs, workflows.ReadRuns(ids, SMALL_RESULT_BYTES))]
         case Subject.SERVICE:
             # Results of other tasks must not wait for a lock on the table of workers.
-            lock_wait = limit_lock_wait, LockWait(_SERVICE_LOCK_MS)
+            lock_wait = blocked.limit_lock_wait, blocked.LockWait(_SERVICE_LOCK_MS)
             steps = [lock_wait, (read_service, ReadService(ids))]
         case _:
             assert_never(subject)
