@@ -30,7 +30,8 @@ from horsies.worker.agenda import Pace
 from horsies.worker.known_tasks import UnknownTasks
 from horsies.worker.node_inputs import NodeInputs
 from horsies.worker.pool.children import Died, HookFailed, PoolEvent, Reported, Stopped
-from horsies.worker.pool.pool import ChildPool, NoIdleChildError
+from horsies.worker.pool.mixed_pool import AnyPool
+from horsies.worker.pool.pool import NoIdleChildError
 from horsies.worker.protocol import Assignment, NodePart
 from horsies.worker.tally import Tally
 from horsies.worker.traces import Traces
@@ -108,7 +109,7 @@ class InFlight:
     """The tasks that children run, the tasks that wait for a child, and the outcomes to record."""
 
     def __init__(
-        self, pool: ChildPool, inputs: NodeInputs | None = None, traces: Traces | None = None
+        self, pool: AnyPool, inputs: NodeInputs | None = None, traces: Traces | None = None
     ) -> None:
         self._pool = pool
         # None unless the application traces.

@@ -24,10 +24,12 @@ from horsies.db.statements.turn import (
     ClaimedTask,
     ClaimKnownTasks,
     ClaimTasks,
+    ClaimTasksOfKind,
     ReleaseUnstarted,
     StartTasks,
     claim_known_tasks,
     claim_tasks,
+    claim_tasks_of_kind,
     fail_tasks,
     release_unstarted,
     start_tasks,
@@ -135,7 +137,8 @@ class TurnRequest(NamedTuple):
     ``starting`` are prefetched tasks with the idle children that take them, ``pids`` the idle children
     to claim for, ``prefetch`` how many tasks to claim ahead, ``freed`` the places that the outcomes
     free in each queue, ``positions`` where the claim looks first, ``unknown_names`` and ``refused_ids``
-    the tasks that it leaves out.
+    the tasks that it leaves out. ``is_async`` restricts the claim to tasks of ``async def`` functions, or
+    to the others; None takes both.
     """
 
     starting: Sequence[tuple[ClaimedTask, int]] = ()
@@ -145,6 +148,7 @@ class TurnRequest(NamedTuple):
     positions: Positions = EVERYWHERE
     unknown_names: Sequence[str] = ()
     refused_ids: Sequence[str] = ()
+    is_async: bool | None = None
 
     @property
     def claims(self) -> int:
@@ -235,6 +239,8 @@ class Claimer:
     def claim_step(self, request: TurnRequest) -> Step:
         """The statement that claims; one of its own if tasks are to be left out."""
         claim, names, ids = self.claim(request), request.unknown_names, request.refused_ids
+        if request.is_async is not None:
+            return claim_tasks_of_kind, ClaimTasksOfKind(*claim, names, ids, request.is_async)
         if names or ids:
             return claim_known_tasks, ClaimKnownTasks(*claim, names, ids)
         return claim_tasks, claim
@@ -404,6 +410,7 @@ def _claim_one_by_one(
             positions=_just_before(due),
             unknown_names=request.unknown_names,
             refused_ids=[*request.refused_ids, *blocked.excluded()],
+            is_async=request.is_async,
         )
         step = claimer.only(due.queue_name).claim_step(one)
         answers = blocked.attempt(pipeline, Change("claim", due.id, due.workflow_id), [step])

@@ -49,6 +49,41 @@ BEGIN
 END
 $$;
 
+-- The next due tasks of "async def" functions, or of all others, for the claim of a worker with async children:
+-- locked, in order. The index horsies_tasks_claim_async has the first ones only; the others are found in the
+-- claim index, where the walk over a task of the wrong kind costs about 0.3 us.
+CREATE OR REPLACE FUNCTION horsies_due_of_kind(
+    p_is_async boolean, p_queue text, p_level integer, p_look_at timestamptz, p_after_at timestamptz,
+    p_after_id uuid, p_wanted integer, p_unknown_names text[], p_refused_ids uuid[])
+RETURNS uuid[] LANGUAGE plpgsql AS $$
+BEGIN
+    IF EXISTS (
+        SELECT FROM horsies_queues AS stored
+        WHERE stored.queue_name = p_queue AND stored.paused_at IS NOT NULL) THEN
+        RETURN '{}';
+    END IF;
+    IF p_is_async THEN
+        RETURN ARRAY(
+            SELECT task.id FROM horsies_tasks AS task
+            WHERE task.status = 'PENDING' AND NOT task.held AND task.task_options LIKE '{"async":true%'
+              AND task.queue_name = p_queue AND task.priority = p_level AND task.enqueued_at <= p_look_at
+              AND (task.enqueued_at, task.id) > (p_after_at, p_after_id)
+              AND (task.good_until IS NULL OR task.good_until > p_look_at)
+              AND task.task_name <> ALL(p_unknown_names) AND task.id <> ALL(p_refused_ids)
+            ORDER BY task.enqueued_at, task.id LIMIT p_wanted FOR UPDATE SKIP LOCKED);
+    END IF;
+    RETURN ARRAY(
+        SELECT task.id FROM horsies_tasks AS task
+        WHERE task.status = 'PENDING' AND NOT task.held AND task.queue_name = p_queue
+          AND task.priority = p_level AND task.enqueued_at <= p_look_at
+          AND (task.enqueued_at, task.id) > (p_after_at, p_after_id)
+          AND (task.good_until IS NULL OR task.good_until > p_look_at)
+          AND (task.task_options LIKE '{"async":true%') IS NOT TRUE
+          AND task.task_name <> ALL(p_unknown_names) AND task.id <> ALL(p_refused_ids)
+        ORDER BY task.enqueued_at, task.id LIMIT p_wanted FOR UPDATE SKIP LOCKED);
+END
+$$;
+
 -- PENDING -> RUNNING or CLAIMED: queues in the given order, priorities in order within a queue, first in
 -- first out within a priority, until the idle children or the places under a cap run out. A loop in the
 -- database costs one round trip where the same loop in the worker costs one per queue; measured against a
@@ -74,15 +109,16 @@ $$;
 --   10 ns per task. The walk over left-out tasks costs about 1 us each; bookmarks start behind them.
 -- * "p_freed" counts the places of each queue that this transaction has given back. If the claim does not
 --   take them again, the workers that a cap may have turned away are notified.
+-- * "p_is_async" restricts the claim to tasks of "async def" functions, or to the others; NULL takes both.
 -- * "details" has the columns that only the code of the task may ask for, one per line in one text: more
 --   columns would cost the worker 0.1 us each, and nearly no task asks.
-CREATE OR REPLACE FUNCTION horsies_claim_v2(
+CREATE OR REPLACE FUNCTION horsies_claim_v3(
     p_worker_id text, p_hostname text, p_pids integer[], p_prefetch integer, p_lease_ms integer,
     p_queues text[], p_queue_limits integer[], p_queue_caps integer[], p_cluster_cap integer,
     p_counts_claimed boolean, p_freed integer[], p_marked_priorities integer[] DEFAULT '{}',
     p_marked_moments timestamptz[] DEFAULT '{}', p_marked_ids uuid[] DEFAULT '{}',
     p_looks_everywhere boolean DEFAULT true, p_unknown_names text[] DEFAULT '{}',
-    p_refused_ids uuid[] DEFAULT '{}')
+    p_refused_ids uuid[] DEFAULT '{}', p_is_async boolean DEFAULT NULL)
 RETURNS TABLE (
     id text, generation integer, task_name text, queue_name text, args text, kwargs text, retry_count integer,
     max_retries integer, task_options text, timeout_ms integer, worker_pid integer, workflow_id text,
@@ -141,7 +177,10 @@ BEGIN
                 RETURN QUERY
                 WITH due AS MATERIALIZED (
                     SELECT chosen.id, chosen.place, p_pids[taken + chosen.place] AS pid
-                    FROM unnest(ARRAY(
+                    FROM unnest(CASE WHEN p_is_async IS NOT NULL THEN horsies_due_of_kind(
+                        p_is_async, queue, level, look_at, after_at, after_id, wanted, p_unknown_names,
+                        p_refused_ids)
+                    ELSE ARRAY(
                         SELECT task.id FROM horsies_tasks AS task
                         WHERE task.status = 'PENDING' AND NOT task.held AND task.queue_name = queue
                           AND task.priority = level AND task.enqueued_at <= look_at
@@ -152,8 +191,7 @@ BEGIN
                           AND NOT EXISTS (
                               SELECT FROM horsies_queues AS stored
                               WHERE stored.queue_name = queue AND stored.paused_at IS NOT NULL)
-                        ORDER BY task.enqueued_at, task.id LIMIT wanted FOR UPDATE SKIP LOCKED
-                    )) WITH ORDINALITY AS chosen (id, place)),
+                        ORDER BY task.enqueued_at, task.id LIMIT wanted FOR UPDATE SKIP LOCKED) END) WITH ORDINALITY AS chosen (id, place)),
                 begun AS (
                     UPDATE horsies_tasks AS task SET
                         status = CASE WHEN due.pid IS NULL THEN 'CLAIMED' ELSE 'RUNNING' END,
@@ -198,7 +236,30 @@ BEGIN
 END
 $$;
 
--- The claim of workers of the release before: without the details.
+-- The claim of workers of the release before: of all kinds.
+CREATE OR REPLACE FUNCTION horsies_claim_v2(
+    p_worker_id text, p_hostname text, p_pids integer[], p_prefetch integer, p_lease_ms integer,
+    p_queues text[], p_queue_limits integer[], p_queue_caps integer[], p_cluster_cap integer,
+    p_counts_claimed boolean, p_freed integer[], p_marked_priorities integer[] DEFAULT '{}',
+    p_marked_moments timestamptz[] DEFAULT '{}', p_marked_ids uuid[] DEFAULT '{}',
+    p_looks_everywhere boolean DEFAULT true, p_unknown_names text[] DEFAULT '{}',
+    p_refused_ids uuid[] DEFAULT '{}')
+RETURNS TABLE (
+    id text, generation integer, task_name text, queue_name text, args text, kwargs text, retry_count integer,
+    max_retries integer, task_options text, timeout_ms integer, worker_pid integer, workflow_id text,
+    workflow_node_index integer, workflow_item_index integer, workflow_inputs text, priority integer,
+    enqueued_at timestamptz, details text)
+LANGUAGE plpgsql AS $$
+BEGIN
+    RETURN QUERY
+    SELECT * FROM horsies_claim_v3(
+        p_worker_id, p_hostname, p_pids, p_prefetch, p_lease_ms, p_queues, p_queue_limits, p_queue_caps,
+        p_cluster_cap, p_counts_claimed, p_freed, p_marked_priorities, p_marked_moments, p_marked_ids,
+        p_looks_everywhere, p_unknown_names, p_refused_ids);
+END
+$$;
+
+-- The same without the details.
 CREATE OR REPLACE FUNCTION horsies_claim_v1(
     p_worker_id text, p_hostname text, p_pids integer[], p_prefetch integer, p_lease_ms integer,
     p_queues text[], p_queue_limits integer[], p_queue_caps integer[], p_cluster_cap integer,

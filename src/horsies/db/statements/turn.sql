@@ -101,26 +101,37 @@ WHERE task.id = held.id AND task.generation = held.generation AND task.id = ANY(
 RETURNING task.id::text, task.worker_pid
 
 -- name: claim_tasks
--- PENDING -> RUNNING for idle children, PENDING -> CLAIMED for prefetched tasks; see horsies_claim_v2.
+-- PENDING -> RUNNING for idle children, PENDING -> CLAIMED for prefetched tasks; see horsies_claim_v3.
 SELECT id, generation, task_name, queue_name, args, kwargs, retry_count, max_retries, task_options,
     timeout_ms, worker_pid, workflow_id, workflow_node_index, workflow_item_index, workflow_inputs, priority,
     enqueued_at::text AS enqueued_at, details
-FROM horsies_claim_v2(
+FROM horsies_claim_v3(
     %(worker_id)s, %(hostname)s, %(pids)s::integer[], %(prefetch)s, %(lease_ms)s, %(queues)s::text[],
     %(queue_limits)s::integer[], %(queue_caps)s::integer[], %(cluster_cap)s, %(counts_claimed)s,
     %(freed)s::integer[], %(marked_priorities)s::integer[], %(marked_moments)s::text[]::timestamptz[],
     %(marked_ids)s::uuid[], %(looks_everywhere)s)
 
 -- name: claim_known_tasks
--- The same without tasks that this worker cannot run; the last two parameters of horsies_claim_v2.
+-- The same without tasks that this worker cannot run; "p_unknown_names" and "p_refused_ids" of horsies_claim_v3.
 SELECT id, generation, task_name, queue_name, args, kwargs, retry_count, max_retries, task_options,
     timeout_ms, worker_pid, workflow_id, workflow_node_index, workflow_item_index, workflow_inputs, priority,
     enqueued_at::text AS enqueued_at, details
-FROM horsies_claim_v2(
+FROM horsies_claim_v3(
     %(worker_id)s, %(hostname)s, %(pids)s::integer[], %(prefetch)s, %(lease_ms)s, %(queues)s::text[],
     %(queue_limits)s::integer[], %(queue_caps)s::integer[], %(cluster_cap)s, %(counts_claimed)s,
     %(freed)s::integer[], %(marked_priorities)s::integer[], %(marked_moments)s::text[]::timestamptz[],
     %(marked_ids)s::uuid[], %(looks_everywhere)s, %(unknown_names)s::text[], %(refused_ids)s::uuid[])
+
+-- name: claim_tasks_of_kind
+-- The same for tasks of "async def" functions only, or for all others only.
+SELECT id, generation, task_name, queue_name, args, kwargs, retry_count, max_retries, task_options,
+    timeout_ms, worker_pid, workflow_id, workflow_node_index, workflow_item_index, workflow_inputs, priority,
+    enqueued_at::text AS enqueued_at, details
+FROM horsies_claim_v3(
+    %(worker_id)s, %(hostname)s, %(pids)s::integer[], %(prefetch)s, %(lease_ms)s, %(queues)s::text[],
+    %(queue_limits)s::integer[], %(queue_caps)s::integer[], %(cluster_cap)s, %(counts_claimed)s,
+    %(freed)s::integer[], %(marked_priorities)s::integer[], %(marked_moments)s::text[]::timestamptz[],
+    %(marked_ids)s::uuid[], %(looks_everywhere)s, %(unknown_names)s::text[], %(refused_ids)s::uuid[], %(is_async)s)
 
 -- name: claim_unresolvable
 -- PENDING -> RUNNING without a child, so that this worker can fail them: tasks that have been due for the
