@@ -15,13 +15,14 @@ from pathlib import Path
 
 import psycopg
 
-from benchmarks import history, producer, progress, tally, viewers, worker, workflow
+from benchmarks import async_children, history, producer, progress, tally, viewers, worker, workflow
 from horsies.db.embedded import start_or_join
 from horsies.db.migrate import apply_migrations
 
 ALL: dict[str, Callable[[str], bool]] = {
     **producer.BENCHMARKS,
     **worker.BENCHMARKS,
+    **async_children.BENCHMARKS,
     **progress.BENCHMARKS,
     **tally.BENCHMARKS,
     **viewers.BENCHMARKS,
