@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import tempfile
+import threading
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,9 +22,11 @@ from psycopg import sql
 from horsies.app import Horsies
 from horsies.config.app import AppConfig
 from horsies.config.postgres import PostgresConfig
+from horsies.db.database import _databases
 from horsies.db.embedded import start_or_join
 from horsies.db.migrate import apply_migrations, known_migrations
 from horsies.logs import detach_handler
+from horsies.tasks.waiters import _instances
 from tests.support import examples as examples
 from tests.support.applications import Call, app_at, run_closing
 from tests.support.database import (
@@ -34,6 +37,7 @@ from tests.support.database import (
     filled_database,
 )
 from tests.support.proxy import Proxy
+from tests.support.wait import wait_until
 
 TEMPLATE_LOCK_KEY = 7_001
 TABLES = (
@@ -144,6 +148,22 @@ def _empty_tables(connection: Database) -> None:
     (has_rows,) = connection.execute(_HAS_ROWS.encode())
     if filled := [table for table, found in zip(TABLES, has_rows, strict=True) if found]:
         connection.execute(f"TRUNCATE {', '.join(filled)} RESTART IDENTITY CASCADE".encode())
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left_open() -> Iterator[None]:
+    """Close the applications that a test leaves open, and wait for its threads: the next test counts both."""
+    threads = set(threading.enumerate())
+    yield
+    for waiters in list(_instances):
+        if waiters._thread not in threads:
+            waiters.close()
+    for database in list(_databases):
+        database.close()
+    wait_until(
+        lambda: not set(threading.enumerate()) - threads,
+        what=lambda: f"the end of {set(threading.enumerate()) - threads}",
+    )
 
 
 @pytest.fixture(autouse=True)

@@ -185,7 +185,7 @@ def test_a_task_that_does_not_stop_is_killed_after_the_grace(
     assert pool.stop_task(given.task_id, "cancelled"), "asking twice changes nothing"
     deadline = pool.next_deadline()
     assert deadline is not None
-    assert deadline - asked_at == pytest.approx(0.2, abs=0.1)
+    assert asked_at + 0.2 <= deadline <= time.monotonic() + 0.2
     assert next_event(pool) == Stopped(given, pid, forced=True, reason="cancelled")
     assert time.monotonic() - asked_at >= 0.2
 

@@ -266,7 +266,8 @@ _FAILED = attrgetter("task_id", "generation", "status", "result", *_FAILURE)
 
 
 def recording_steps(worker_id: str | None, outcomes: Sequence[Outcome]) -> list[Step]:
-    """Return the statements that record these outcomes, one per kind."""
+    """Return the statements that record these outcomes, one per kind. No statement names a task twice."""
+    outcomes = _newest(outcomes)
     completed = [one for one in outcomes if one.status is _SUCCEEDED]
     steps: list[Step] = []
     if completed:
@@ -286,6 +287,16 @@ def recording_steps(worker_id: str | None, outcomes: Sequence[Outcome]) -> list[
         ]
     steps.append((fail_tasks, FailTasks(worker_id, *_columns(failed, _FAILED))))
     return steps
+
+
+def _newest(outcomes: Sequence[Outcome]) -> Sequence[Outcome]:
+    """Leave out attempts that are followed by another of the same task: their claim is not valid any more,
+    and the statements find the values of a task by the place of its id.
+    """
+    if len({one.task_id for one in outcomes}) == len(outcomes):
+        return outcomes
+    by_generation = sorted(outcomes, key=attrgetter("generation"))
+    return list({one.task_id: one for one in by_generation}.values())
 
 
 def _columns(

@@ -1,17 +1,16 @@
 -- Statements of a worker's turn. Each one that changes a task requires the status it comes from, the owner
 -- and the generation; a row that does not match belongs to another worker now. The guards are opaque
--- statuses, and known rows are named by their keys twice: see "Plans made on an empty table" in
--- functions/20_claim.sql. Statements that recovery shares match a row without an owner by a NULL owner.
+-- statuses, and values are found by position, so no call names a task twice: see "Plans made on an empty
+-- table" in functions/20_claim.sql. Statements that recovery shares match a row without an owner by a NULL owner.
 
 -- name: complete_tasks
 -- RUNNING -> COMPLETED with the result, and the attempt row, in one statement.
 WITH finished AS (
     UPDATE horsies_tasks AS task SET
         status = 'COMPLETED', completed_at = clock_timestamp(), updated_at = clock_timestamp(),
-        result = report.result, next_retry_at = NULL
-    FROM unnest(%(ids)s::uuid[], %(generations)s::integer[], %(results)s::text[])
-        AS report (id, generation, result)
-    WHERE task.id = report.id AND task.generation = report.generation AND task.id = ANY(%(ids)s::uuid[])
+        result = (%(results)s::text[])[array_position(%(ids)s::uuid[], task.id)], next_retry_at = NULL
+    WHERE task.id = ANY(%(ids)s::uuid[])
+      AND task.generation = (%(generations)s::integer[])[array_position(%(ids)s::uuid[], task.id)]
       AND task.claimed_by_worker_id = %(worker_id)s AND coalesce(task.status, '') = 'RUNNING'
     RETURNING task.id, task.retry_count, task.started_at, task.completed_at, task.worker_hostname,
         task.worker_pid, task.worker_process_name)
