@@ -79,7 +79,7 @@ def _drain(connection: Connection[Any], worker: subprocess.Popen[bytes], tasks: 
     def is_drained() -> bool:
         nonlocal connections
         connections = max(connections, _number(connection, SESSIONS))
-        return _number(connection, OPEN) == 0
+        return int(_number(connection, OPEN)) == 0
 
     _wait(worker, is_drained)
     after = _processor_seconds(worker.pid)

@@ -166,6 +166,7 @@ class Horsies(Operations):
         default_unhandled_error_code: str | None = None,
         timeout_ms: int | None = None,
         on_stop: OnStop = "finish",
+        burst: bool = False,
     ) -> TaskDecorator: ...
     def task(
         self,
@@ -177,6 +178,7 @@ class Horsies(Operations):
         default_unhandled_error_code: str | None = None,
         timeout_ms: int | None = None,
         on_stop: OnStop = "finish",
+        burst: bool = False,
         **unknown: object,
     ) -> Any:
         """Register a function as a task; without a name, as ``module.function``.
@@ -189,7 +191,8 @@ class Horsies(Operations):
         that leave the function. ``timeout_ms`` (at least 100) stops an attempt that takes longer.
         ``on_stop`` says what a stopping worker does with a running attempt: let it ``"finish"`` within
         the grace period, else fail it with WORKER_STOPPED; the same, but ``"requeue"`` the task instead
-        of failing it, without using up a retry; or ``"fail"`` it at once.
+        of failing it, without using up a retry; or ``"fail"`` it at once. ``burst`` lets a child hold
+        several very short tasks, as it may those retried after WORKER_CRASHED; see the guarantees.
 
         Example:
             @app.task
@@ -207,6 +210,7 @@ class Horsies(Operations):
             timeout_ms,
             unknown,
             on_stop,
+            burst,
         )
 
         def decorate(function: Any, name: str | None = None) -> AnyTask:

@@ -74,12 +74,12 @@ def explained(connection: Connection[Any], statement: Statement[Any, Any], param
 def explained_claim(connection: Connection[Any], children: int) -> Any:
     """The plan of the statement that claims, from a copy of the function that explains it."""
     file = files("horsies.db.functions").joinpath("20_claim.sql").read_text("utf-8")
-    body = file[file.index("CREATE OR REPLACE FUNCTION horsies_claim_v2") :].split("\n$$;")[0]
+    body = file[file.index("CREATE OR REPLACE FUNCTION horsies_claim_v3") :].split("\n$$;")[0]
     claim = re.compile(r"RETURN QUERY\n(.+?;)\n.+?ROW_COUNT;", re.DOTALL)
     body, count = claim.subn(r"RETURN QUERY EXPLAIN (ANALYZE, FORMAT JSON)\n\1\nRETURN;", body)
     assert count == 1
     body = re.sub(r"RETURNS TABLE \(.+?\)", "RETURNS SETOF json", body, count=1, flags=re.DOTALL)
-    connection.execute(body.replace("horsies_claim_v2", "pg_temp.claim", 1).encode() + b"$$")
+    connection.execute(body.replace("horsies_claim_v3", "pg_temp.claim", 1).encode() + b"$$")
     (found,) = connection.execute(
         "SELECT * FROM pg_temp.claim('worker-1', 'host', %s, 0, 60000, '{default}', %s, '{}', NULL, "
         "true, '{}')",

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from horsies.worker import os_process
-from horsies.worker.pool.children import Died, PoolEvent, Stopped
+from horsies.worker.pool.assignments import Died, PoolEvent, Stopped
 from horsies.worker.pool.launcher import StartMethod
 from horsies.worker.pool.pool import NoIdleChildError
 from tests.support.pool import (

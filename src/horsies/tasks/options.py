@@ -157,7 +157,7 @@ def encode_options(
 ) -> str:
     """Return the options stored with the row: they alone drive its retries, even after a deploy."""
     policy = definition.retry_policy
-    if policy is None and good_until is None and not headers:
+    if policy is None and good_until is None and not headers and not definition.burst:
         return _EMPTY_ASYNC if definition.is_async else _EMPTY
     # "async" comes first: by these characters the database finds the tasks for async children.
     stored: dict[str, Any] = {
@@ -167,6 +167,8 @@ def encode_options(
     }
     if headers:
         stored["headers"] = dict(headers)
+    if definition.burst:
+        stored["burst"] = True
     return json.dumps(stored, separators=(",", ":"))
 
 

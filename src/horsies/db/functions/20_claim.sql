@@ -87,6 +87,35 @@ BEGIN
 END
 $$;
 
+-- The next due tasks of one queue and priority for children that hold tasks already: up to "p_any" tasks of
+-- any kind, and behind them the leading run of short tasks that may wait in a child. The run ends at the first
+-- other task, so nothing overtakes it. The rows behind it stay locked until the commit; the worker asks for
+-- few while it gets less than it asks for.
+CREATE OR REPLACE FUNCTION horsies_leading_run(
+    p_queue text, p_priority integer, p_after_at timestamptz, p_after_id uuid, p_look_at timestamptz,
+    p_wanted integer, p_any integer, p_short_names text[], p_is_async boolean)
+RETURNS uuid[] LANGUAGE plpgsql AS $$
+BEGIN
+    RETURN ARRAY(
+        SELECT chosen.id FROM (
+            SELECT due.id, row_number() OVER line AS place,
+                bool_and(due.burst AND due.task_name = ANY(p_short_names)) OVER line AS is_run
+            FROM (
+                SELECT task.id, task.burst, task.task_name, task.enqueued_at FROM horsies_tasks AS task
+                WHERE task.status = 'PENDING' AND NOT task.held AND task.queue_name = p_queue
+                  AND task.priority = p_priority AND task.enqueued_at <= p_look_at
+                  AND (task.enqueued_at, task.id) > (p_after_at, p_after_id)
+                  AND (task.good_until IS NULL OR task.good_until > p_look_at)
+                  AND (p_is_async IS NULL OR (task.task_options LIKE '{"async":true%') IS NOT TRUE)
+                  AND NOT EXISTS (
+                      SELECT FROM horsies_queues AS stored
+                      WHERE stored.queue_name = p_queue AND stored.paused_at IS NOT NULL)
+                ORDER BY task.enqueued_at, task.id LIMIT p_wanted FOR UPDATE SKIP LOCKED) AS due
+            WINDOW line AS (ORDER BY due.enqueued_at, due.id)) AS chosen
+        WHERE chosen.place <= p_any OR chosen.is_run ORDER BY chosen.place);
+END
+$$;
+
 -- PENDING -> RUNNING or CLAIMED: queues in the given order, priorities in order within a queue, first in
 -- first out within a priority, until the idle children or the places under a cap run out. A loop in the
 -- database costs one round trip where the same loop in the worker costs one per queue; measured against a
@@ -112,6 +141,9 @@ $$;
 --   10 ns per task. The walk over left-out tasks costs about 1 us each; bookmarks start behind them.
 -- * "p_freed" counts the places of each queue that this transaction has given back. If the claim does not
 --   take them again, the workers that a cap may have turned away are notified.
+-- * Windows: the first "p_idle" places are those of idle children, and the claim fills them as it always did.
+--   The places behind them belong to children that hold other tasks: short ones may take them
+--   (horsies_leading_run), from one queue and priority per claim, and never from a queue with a cap.
 -- * "p_is_async" restricts the claim to tasks of "async def" functions, or to the others; NULL takes both.
 -- * "details" has the columns that only the code of the task may ask for, one per line in one text: more
 --   columns would cost the worker 0.1 us each, and nearly no task asks.
@@ -121,15 +153,18 @@ CREATE OR REPLACE FUNCTION horsies_claim_v3(
     p_counts_claimed boolean, p_freed integer[], p_marked_priorities integer[] DEFAULT '{}',
     p_marked_moments timestamptz[] DEFAULT '{}', p_marked_ids uuid[] DEFAULT '{}',
     p_looks_everywhere boolean DEFAULT true, p_unknown_names text[] DEFAULT '{}',
-    p_refused_ids uuid[] DEFAULT '{}', p_is_async boolean DEFAULT NULL)
+    p_refused_ids uuid[] DEFAULT '{}', p_idle integer DEFAULT NULL, p_short_names text[] DEFAULT '{}',
+    p_is_async boolean DEFAULT NULL)
 RETURNS TABLE (
     id text, generation integer, task_name text, queue_name text, args text, kwargs text, retry_count integer,
     max_retries integer, task_options text, timeout_ms integer, worker_pid integer, workflow_id text,
     workflow_node_index integer, workflow_item_index integer, workflow_inputs text, priority integer,
-    enqueued_at timestamptz, details text)
+    enqueued_at timestamptz, details text, burst boolean)
 LANGUAGE plpgsql AS $$
 DECLARE
     places integer := cardinality(p_pids) + p_prefetch;
+    idle integer := coalesce(p_idle, places);
+    has_run boolean;
     taken integer := 0;
     taken_here integer[] := array_fill(0, ARRAY[cardinality(p_queues)]);
     queue text;
@@ -159,7 +194,7 @@ BEGIN
             wanted := least(places - taken, p_queue_limits[position] - taken_here[position]);
             IF wanted > 0 AND p_queue_caps[position] IS NOT NULL THEN
                 wanted := least(wanted,
-                    p_queue_caps[position] - horsies_in_flight(queue, p_counts_claimed, look_at));
+                    p_queue_caps[position] - horsies_in_flight(queue, p_counts_claimed, look_at), idle - taken);
             END IF;
             level := 0;
             after_at := '-infinity';
@@ -177,9 +212,13 @@ BEGIN
                     ORDER BY task.priority LIMIT 1;
                     EXIT WHEN NOT FOUND;
                 END IF;
+                has_run := taken + wanted > idle;
                 RETURN QUERY
                 WITH due AS MATERIALIZED (
-                    SELECT CASE WHEN p_is_async IS NOT NULL THEN horsies_due_of_kind(
+                    SELECT CASE WHEN has_run THEN horsies_leading_run(
+                        queue, level, after_at, after_id, look_at, wanted, idle - taken, p_short_names,
+                        p_is_async)
+                    WHEN p_is_async IS NOT NULL THEN horsies_due_of_kind(
                         p_is_async, queue, level, look_at, after_at, after_id, wanted, p_unknown_names,
                         p_refused_ids)
                     ELSE ARRAY(
@@ -220,11 +259,16 @@ BEGIN
                             SELECT node.node_id FROM horsies_workflow_tasks AS node
                             WHERE node.workflow_id = begun.workflow_id
                               AND node.task_index = begun.workflow_node_index) END,
-                        E'\n', begun.schedule_name)
+                        E'\n', begun.schedule_name),
+                    begun.burst
                 FROM begun ORDER BY begun.enqueued_at, begun.id;
                 GET DIAGNOSTICS changed = ROW_COUNT;
                 taken := taken + changed;
                 taken_here[position] := taken_here[position] + changed;
+                IF has_run AND changed < wanted THEN
+                    places := idle;
+                    wanted := least(wanted, idle - taken + changed);
+                END IF;
                 wanted := wanted - changed;
                 EXIT WHEN is_marked;
             END LOOP;
@@ -239,7 +283,7 @@ BEGIN
 END
 $$;
 
--- The claim of workers of the release before: of all kinds.
+-- The claims of workers of the releases before: without windows, and without the details.
 CREATE OR REPLACE FUNCTION horsies_claim_v2(
     p_worker_id text, p_hostname text, p_pids integer[], p_prefetch integer, p_lease_ms integer,
     p_queues text[], p_queue_limits integer[], p_queue_caps integer[], p_cluster_cap integer,
@@ -255,14 +299,17 @@ RETURNS TABLE (
 LANGUAGE plpgsql AS $$
 BEGIN
     RETURN QUERY
-    SELECT * FROM horsies_claim_v3(
+    SELECT claimed.id, claimed.generation, claimed.task_name, claimed.queue_name, claimed.args, claimed.kwargs,
+        claimed.retry_count, claimed.max_retries, claimed.task_options, claimed.timeout_ms, claimed.worker_pid,
+        claimed.workflow_id, claimed.workflow_node_index, claimed.workflow_item_index,
+        claimed.workflow_inputs, claimed.priority, claimed.enqueued_at, claimed.details
+    FROM horsies_claim_v3(
         p_worker_id, p_hostname, p_pids, p_prefetch, p_lease_ms, p_queues, p_queue_limits, p_queue_caps,
         p_cluster_cap, p_counts_claimed, p_freed, p_marked_priorities, p_marked_moments, p_marked_ids,
-        p_looks_everywhere, p_unknown_names, p_refused_ids);
+        p_looks_everywhere, p_unknown_names, p_refused_ids) AS claimed;
 END
 $$;
 
--- The same without the details.
 CREATE OR REPLACE FUNCTION horsies_claim_v1(
     p_worker_id text, p_hostname text, p_pids integer[], p_prefetch integer, p_lease_ms integer,
     p_queues text[], p_queue_limits integer[], p_queue_caps integer[], p_cluster_cap integer,

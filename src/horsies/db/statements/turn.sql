@@ -4,10 +4,13 @@
 -- table" in functions/20_claim.sql. Statements that recovery shares match a row without an owner by a NULL owner.
 
 -- name: complete_tasks
--- RUNNING -> COMPLETED with the result, and the attempt row, in one statement.
+-- RUNNING -> COMPLETED with the result, and the attempt row, in one statement. A task may have waited in its
+-- child: it started as long ago as it ran ("runs_us"), where that is known.
 WITH finished AS (
     UPDATE horsies_tasks AS task SET
         status = 'COMPLETED', completed_at = clock_timestamp(), updated_at = clock_timestamp(),
+        started_at = coalesce(clock_timestamp() - interval '1 microsecond'
+            * (%(runs_us)s::bigint[])[array_position(%(ids)s::uuid[], task.id)], task.started_at),
         result = (%(results)s::text[])[array_position(%(ids)s::uuid[], task.id)], next_retry_at = NULL
     WHERE task.id = ANY(%(ids)s::uuid[])
       AND task.generation = (%(generations)s::integer[])[array_position(%(ids)s::uuid[], task.id)]
@@ -32,13 +35,16 @@ WITH report AS MATERIALIZED (
     SELECT *, clock_timestamp() + delay_seconds * interval '1 second' AS due_at
     FROM unnest(%(ids)s::uuid[], %(generations)s::integer[], %(delays_seconds)s::float8[],
                 %(outcomes)s::text[], %(error_codes)s::text[], %(error_messages)s::text[],
-                %(failed_reasons)s::text[], %(retry_reasons)s::text[], %(max_retries)s::integer[])
+                %(failed_reasons)s::text[], %(retry_reasons)s::text[], %(max_retries)s::integer[],
+                %(runs_us)s::bigint[])
         AS sent (id, generation, delay_seconds, outcome, error_code, error_message, failed_reason,
-                 retry_reason, max_retries)),
+                 retry_reason, max_retries, run_us)),
 finished AS (
     UPDATE horsies_tasks AS task SET
         status = 'PENDING', retry_count = task.retry_count + 1, claimed_by_worker_id = NULL,
         claimed_at = NULL, next_retry_at = report.due_at, enqueued_at = report.due_at,
+        started_at = coalesce(
+            clock_timestamp() - interval '1 microsecond' * report.run_us, task.started_at),
         max_retries = greatest(task.max_retries, report.max_retries), updated_at = clock_timestamp()
     FROM report
     WHERE task.id = report.id AND task.generation = report.generation AND task.id = ANY(%(ids)s::uuid[])
@@ -64,12 +70,14 @@ WITH finished AS (
     UPDATE horsies_tasks AS task SET
         status = report.status, failed_at = clock_timestamp(), updated_at = clock_timestamp(),
         result = report.result, error_code = report.error_code, failed_reason = report.failed_reason,
+        started_at = coalesce(
+            clock_timestamp() - interval '1 microsecond' * report.run_us, task.started_at),
         next_retry_at = NULL
     FROM unnest(%(ids)s::uuid[], %(generations)s::integer[], %(statuses)s::text[], %(results)s::text[],
                 %(outcomes)s::text[], %(error_codes)s::text[], %(error_messages)s::text[],
-                %(failed_reasons)s::text[], %(retry_reasons)s::text[])
+                %(failed_reasons)s::text[], %(retry_reasons)s::text[], %(runs_us)s::bigint[])
         AS report (id, generation, status, result, outcome, error_code, error_message, failed_reason,
-                   retry_reason)
+                   retry_reason, run_us)
     WHERE task.id = report.id AND task.generation = report.generation AND task.id = ANY(%(ids)s::uuid[])
       AND task.claimed_by_worker_id IS NOT DISTINCT FROM %(worker_id)s AND coalesce(task.status, '') = 'RUNNING'
       AND (task.cancel_requested_at IS NOT NULL OR NOT %(only_cancelled)s::boolean)
@@ -103,18 +111,18 @@ RETURNING task.id::text, task.worker_pid
 -- PENDING -> RUNNING for idle children, PENDING -> CLAIMED for prefetched tasks; see horsies_claim_v3.
 SELECT id, generation, task_name, queue_name, args, kwargs, retry_count, max_retries, task_options,
     timeout_ms, worker_pid, workflow_id, workflow_node_index, workflow_item_index, workflow_inputs, priority,
-    enqueued_at::text AS enqueued_at, details
+    enqueued_at::text AS enqueued_at, details, burst
 FROM horsies_claim_v3(
     %(worker_id)s, %(hostname)s, %(pids)s::integer[], %(prefetch)s, %(lease_ms)s, %(queues)s::text[],
     %(queue_limits)s::integer[], %(queue_caps)s::integer[], %(cluster_cap)s, %(counts_claimed)s,
     %(freed)s::integer[], %(marked_priorities)s::integer[], %(marked_moments)s::text[]::timestamptz[],
-    %(marked_ids)s::uuid[], %(looks_everywhere)s)
+    %(marked_ids)s::uuid[], %(looks_everywhere)s, p_idle => %(idle)s, p_short_names => %(short_names)s::text[])
 
 -- name: claim_known_tasks
--- The same without tasks that this worker cannot run; "p_unknown_names" and "p_refused_ids" of horsies_claim_v3.
+-- The same without tasks that this worker cannot run, and without windows.
 SELECT id, generation, task_name, queue_name, args, kwargs, retry_count, max_retries, task_options,
     timeout_ms, worker_pid, workflow_id, workflow_node_index, workflow_item_index, workflow_inputs, priority,
-    enqueued_at::text AS enqueued_at, details
+    enqueued_at::text AS enqueued_at, details, burst
 FROM horsies_claim_v3(
     %(worker_id)s, %(hostname)s, %(pids)s::integer[], %(prefetch)s, %(lease_ms)s, %(queues)s::text[],
     %(queue_limits)s::integer[], %(queue_caps)s::integer[], %(cluster_cap)s, %(counts_claimed)s,
@@ -125,12 +133,13 @@ FROM horsies_claim_v3(
 -- The same for tasks of "async def" functions only, or for all others only.
 SELECT id, generation, task_name, queue_name, args, kwargs, retry_count, max_retries, task_options,
     timeout_ms, worker_pid, workflow_id, workflow_node_index, workflow_item_index, workflow_inputs, priority,
-    enqueued_at::text AS enqueued_at, details
+    enqueued_at::text AS enqueued_at, details, burst
 FROM horsies_claim_v3(
     %(worker_id)s, %(hostname)s, %(pids)s::integer[], %(prefetch)s, %(lease_ms)s, %(queues)s::text[],
     %(queue_limits)s::integer[], %(queue_caps)s::integer[], %(cluster_cap)s, %(counts_claimed)s,
     %(freed)s::integer[], %(marked_priorities)s::integer[], %(marked_moments)s::text[]::timestamptz[],
-    %(marked_ids)s::uuid[], %(looks_everywhere)s, %(unknown_names)s::text[], %(refused_ids)s::uuid[], %(is_async)s)
+    %(marked_ids)s::uuid[], %(looks_everywhere)s, %(unknown_names)s::text[], %(refused_ids)s::uuid[],
+    %(idle)s, %(short_names)s::text[], %(is_async)s)
 
 -- name: claim_unresolvable
 -- PENDING -> RUNNING without a child, so that this worker can fail them: tasks that have been due for the
@@ -165,7 +174,7 @@ WHERE task.id = ANY(ARRAY(SELECT chosen.id FROM chosen))
 RETURNING task.id::text, task.generation, task.task_name, task.queue_name, task.args, task.kwargs,
     task.retry_count, task.max_retries, task.task_options, task.timeout_ms, task.worker_pid,
     task.workflow_id::text, task.workflow_node_index, task.workflow_item_index, task.workflow_inputs,
-    task.priority, task.enqueued_at::text AS enqueued_at, '' AS details
+    task.priority, task.enqueued_at::text AS enqueued_at, '' AS details, task.burst
 
 -- name: find_takers
 -- For each of these claimed tasks: whether another worker of its queue can run it ("is_known"), and whether

@@ -16,16 +16,9 @@ from dataclasses import dataclass, field, replace
 
 from horsies.events import as_event
 from horsies.worker import os_process, protocol
+from horsies.worker.pool.assignments import Died, PoolEvent, Reported, Stopped
 from horsies.worker.pool.child_process import ChildProcess, ChildState, ExitWatch, RecycleLimits
-from horsies.worker.pool.children import (
-    MEGABYTE,
-    Children,
-    Died,
-    PoolEvent,
-    PoolSettings,
-    Reported,
-    Stopped,
-)
+from horsies.worker.pool.children import MEGABYTE, Children, PoolSettings
 from horsies.worker.pool.launcher import Launcher
 from horsies.worker.protocol import Assignment, FrameKind, ProgressReport, ProtocolError
 
@@ -85,7 +78,9 @@ class AsyncPool:
         memory_mb = settings.max_memory_per_child_mb or 0
         # Every slot has its share: a child of 250 slots is not replaced after 100 tasks.
         self._limits = RecycleLimits(settings.max_tasks_per_child * slots, memory_mb * MEGABYTE)
-        self._settings = replace(settings, max_tasks_per_child=0, max_memory_per_child_mb=None)
+        self._settings = replace(
+            settings, max_tasks_per_child=0, max_memory_per_child_mb=None, has_windows=False
+        )
         self._slots = slots
         self._outer_selector = selector
         self._selector = selectors.DefaultSelector()
@@ -136,21 +131,20 @@ class AsyncPool:
             pids.append(pid)
         return pids
 
-    def has_child(self, pid: int | None) -> bool:
-        return pid in self._by_pid
+    def free_places(self, pid: int) -> int | None:
+        """How many tasks the child `pid` may take; None for other processes."""
+        child = self._by_pid.get(pid)
+        return None if child is None else child.free_places(self._slots)
 
-    def dispatch(self, assignment: Assignment, pid: int) -> bool:
-        """Give `assignment` to the child `pid`; False when it has no place for it."""
+    def dispatch(self, assignment: Assignment, pid: int) -> None:
+        """Give `assignment` to the child `pid`, which has a place for it."""
         child = self._by_pid[pid]
-        if not child.free_places(self._slots):
-            return False
         task = AsyncTask(assignment, child, time.monotonic())
         child.tasks[assignment.task_id] = self.busy[assignment.task_id] = task
         if assignment.timeout_ms is not None:
             self._set_deadline(task, task.assigned_at + assignment.timeout_ms / 1000)
         child.process.send(protocol.encode_assignment(assignment), self._selector)
         task.is_delivered = not child.process.unread_at_end
-        return True
 
     def stop_task(self, task_id: str, reason: str) -> bool:
         """Cancel the coroutine of a task, and kill its child when the grace period is over."""

@@ -5,12 +5,13 @@ from __future__ import annotations
 import selectors
 import time
 from collections import ChainMap, Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from horsies.worker.pool.assignments import PoolEvent
 from horsies.worker.pool.async_pool import AsyncPool, AsyncTask
 from horsies.worker.pool.child_process import ChildProcess
-from horsies.worker.pool.children import PoolEvent, PoolSettings
+from horsies.worker.pool.children import PoolSettings
 from horsies.worker.pool.pool import ChildPool, ChildSummary, NoIdleChildError
 from horsies.worker.protocol import Assignment, ChildBoot, ProgressReport
 
@@ -78,9 +79,6 @@ class MixedPool:
     def pids(self) -> list[int]:
         return [*self._ordinary.pids(), *self._async_pids()]
 
-    def next_idle_pids(self, count: int) -> list[int]:
-        return self._ordinary.next_idle_pids(count)
-
     @property
     def busy(self) -> Mapping[str, ChildProcess | AsyncTask]:
         """The tasks in children, by their ids."""
@@ -103,13 +101,38 @@ class MixedPool:
 
     def dispatch(self, assignment: Assignment, pid: int | None = None) -> int:
         """Give `assignment` to the child `pid`, or to an ordinary one."""
-        if pid is None or not self._shared.has_child(pid):
+        if pid is None or self._shared.free_places(pid) is None:
             return self._ordinary.dispatch(assignment, pid)
-        if not self._shared.dispatch(assignment, pid):
+        self._dispatch_async(pid, [assignment])
+        return pid
+
+    def dispatch_window(self, pid: int, given: Sequence[tuple[Assignment, float]]) -> None:
+        """Give all of these assignments to the child `pid`, or none; an async child runs them at once."""
+        if self._shared.free_places(pid) is None:
+            self._ordinary.dispatch_window(pid, given)
+        else:
+            self._dispatch_async(pid, [assignment for assignment, _ in given])
+
+    def _dispatch_async(self, pid: int, assignments: Sequence[Assignment]) -> None:
+        if (self._shared.free_places(pid) or 0) < len(assignments):
             raise NoIdleChildError(
                 f"Async child {pid} has no free slot; it has ended or is leaving."
             )
-        return pid
+        for assignment in assignments:
+            self._shared.dispatch(assignment, pid)
+
+    def places(self, depth: int) -> tuple[list[int], list[int]]:
+        return self._ordinary.places(depth)
+
+    def window_space(self, depth: int) -> tuple[int, int]:
+        return self._ordinary.window_space(depth)
+
+    @property
+    def held_tasks(self) -> Iterable[str]:
+        return [*self._ordinary.held_tasks, *self._shared.busy]
+
+    def return_unstarted(self) -> None:
+        self._ordinary.return_unstarted()
 
     def stop_task(self, task_id: str, reason: str) -> bool:
         return self._shared.stop_task(task_id, reason) or self._ordinary.stop_task(task_id, reason)
