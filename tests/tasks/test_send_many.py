@@ -93,7 +93,7 @@ def test_a_large_batch_is_one_transaction_with_one_notification_per_queue(
         listener.execute("LISTEN task_queue_default")
         add.send_many(add.bind(n) for n in range(2 * CHUNK_CALLS + 1)).unwrap()
         add.send(1).unwrap()
-        heard = list(listener.notifies(timeout=5, stop_after=2))
+        heard = list(listener.notifies(timeout=30, stop_after=2))
     assert [bool(note.payload) for note in heard] == [False, True]
     (transactions,) = connection.execute("SELECT count(DISTINCT xmin::text) FROM horsies_tasks")
     assert transactions[0] == 2
