@@ -17,7 +17,7 @@ from horsies.worker.pool.assignments import PoolEvent, Reported
 from horsies.worker.pool.pool import ChildPool, NoIdleChildError
 from horsies.worker.protocol import Assignment, ChildBoot, NodePart, ProgressReport
 
-DEADLINE_SECONDS = 30.0
+DEADLINE_SECONDS = 60.0
 REPOSITORY = str(Path(__file__).parents[2])
 BOOT = ChildBoot(
     "unused", sys_path_roots=(REPOSITORY,), program="tests.support.apps.pool_programs:load"

@@ -54,6 +54,14 @@ def test_started_tasks_go_out_and_prefetched_ones_wait(
     assert not in_flight.needs_release
 
 
+def test_a_task_that_came_back_is_held_once_as_its_newest_attempt(in_flight: InFlight) -> None:
+    in_flight.hand_out([claimed("a", 1), claimed("b"), claimed("a", generation=2)])
+    in_flight.hand_out([claimed("b", 2, generation=3)])
+    held = {(task.id, task.generation) for task in in_flight.held()}
+    assert held == {("a", 2), ("b", 3)}
+    assert len(in_flight.held()) == 2
+
+
 def test_a_task_no_child_can_take_is_released(in_flight: InFlight) -> None:
     in_flight.hand_out([claimed("a", 99)])
     assert in_flight.needs_release

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import psycopg
 from psycopg import Connection, sql
@@ -25,8 +25,7 @@ FIRST_RETRY_SECONDS = 0.2
 LAST_RETRY_SECONDS = 5.0
 
 
-@dataclass(frozen=True, slots=True)
-class Received:
+class Received(NamedTuple):
     """The (channel, payload) pairs received since the last call."""
 
     notifications: Sequence[tuple[str, str]] = ()
@@ -122,6 +121,8 @@ class Listener:
         """Check for notifications that came with the answer to a statement on this connection: the
         socket will not become readable for them.
         """
+        if self.connection is not None:
+            self.inbox.collect(self.connection.pgconn)
         return len(self.inbox) > 0
 
     def receive(self, *, at_once: bool = False) -> Received:

@@ -10,6 +10,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence, Set
+from operator import attrgetter
 from typing import assert_never
 
 from horsies.db.statements.turn import ClaimedTask
@@ -35,7 +36,8 @@ from horsies.worker.pool.assignments import (
     Stopped,
     TakenBack,
 )
-from horsies.worker.pool.pool import ChildPool, NoIdleChildError
+from horsies.worker.pool.mixed_pool import AnyPool
+from horsies.worker.pool.pool import NoIdleChildError
 from horsies.worker.pool.window import Windows, linger_seconds
 from horsies.worker.protocol import Assignment, NodePart
 from horsies.worker.tally import Tally, ends_logger, log_end
@@ -58,7 +60,7 @@ class InFlight:
 
     def __init__(
         self,
-        pool: ChildPool,
+        pool: AnyPool,
         inputs: NodeInputs | None = None,
         traces: Traces | None = None,
         windows: Windows | None = None,
@@ -139,8 +141,11 @@ class InFlight:
         return self.running_count + len(self._waiting)
 
     def held(self) -> list[ClaimedTask]:
-        """Every attempt that this worker knows to be its own."""
-        return [*self._running.values(), *self._waiting.values()]
+        """Every attempt that this worker knows to be its own: of each task, the newest."""
+        both = sorted(
+            (*self._running.values(), *self._waiting.values()), key=attrgetter("generation")
+        )
+        return list({task.id: task for task in both}.values())
 
     def holds_any(self, task_ids: Iterable[str]) -> bool:
         return any(task_id in self._running or task_id in self._waiting for task_id in task_ids)
