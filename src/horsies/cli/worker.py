@@ -7,12 +7,14 @@ stop requests; the worker's loop acts on them.
 from __future__ import annotations
 
 import logging
+import os
 import selectors
 import signal
 import socket
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import replace
 from typing import Annotated
 
 import psycopg
@@ -36,6 +38,7 @@ from horsies.db.migrate import UnusableSchemaError
 from horsies.events import as_event, attach_event_handler
 from horsies.logs import LogFormat, LogLevel, attach_handler, set_worker_name
 from horsies.scheduler.service import Scheduler, SchedulerThread, migrating_connector
+from horsies.worker import os_process
 from horsies.worker.config import (
     DEFAULT_ASYNC_SLOTS,
     DEFAULT_HOST,
@@ -118,7 +121,10 @@ WindowOption = Annotated[
 ]
 StartMethodOption = Annotated[
     StartMethod | None,
-    typer.Option(help="How to start children; default: forkserver on Linux, else spawn."),
+    typer.Option(
+        help="How to start children; default: fork on Linux, or forkserver if importing the application "
+        "started threads; elsewhere spawn."
+    ),
 ]
 ShutdownGraceOption = Annotated[
     float | None,
@@ -192,7 +198,6 @@ def worker(  # noqa: PLR0913, PLR0917 - typer makes a flag of every parameter
         window=window,
         max_tasks_per_child=max_tasks_per_child,
         max_memory_per_child_mb=max_memory_per_child_mb,
-        start_method=start_method or default_start_method(),
         shutdown_grace_seconds=shutdown_grace,
         loglevel=loglevel.value,
         log_format=log_format.value,
@@ -204,6 +209,7 @@ def worker(  # noqa: PLR0913, PLR0917 - typer makes a flag of every parameter
         async_slots=async_slots,
     )
     _check(app, config)
+    config = replace(config, start_method=start_method or _start_method())
     scheduler = _scheduler(app, config.app_locator) if with_scheduler else None
     raise typer.Exit(int(run_worker(app, config, scheduler)))
 
@@ -216,6 +222,13 @@ def _check(app: Horsies, config: WorkerConfig) -> None:
     set_worker_name(config.name)
     refuse_broken_app(app)
     logger.info("%d task(s) registered", len(app.list_tasks()))
+
+
+def _start_method() -> StartMethod:
+    """Fork the worker, which shares the memory of the application with its children; not with threads."""
+    if os_process.IS_LINUX and len(os.listdir("/proc/self/task")) == 1:
+        return StartMethod.FORK
+    return default_start_method()
 
 
 def _scheduler(app: Horsies, owner: str) -> Scheduler:

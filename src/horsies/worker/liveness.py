@@ -137,7 +137,7 @@ class Liveness:
         self._is_registered = False
 
     def snapshot(self, running: int, waiting: int, children: Sequence[ChildSummary]) -> Step:
-        """The statement that stores this worker's load; memory that children share counts once for each."""
+        """The statement that stores this worker's load; memory that children share is not theirs."""
         config = self._app_config
         queues = config.queues()
         caps = {queue.name: queue.max_concurrency for queue in queues}
@@ -149,7 +149,7 @@ class Liveness:
             memory_usage_mb=memory_mb,
             cpu_percent=cpu_percent,
             memory_percent=memory_percent,
-            children_memory_mb=sum(child.rss_mb for child in children),
+            children_memory_mb=os_process.private_megabytes([child.pid for child in children]),
             max_claim_batch=self._config.max_claim_batch,
             max_claim_per_worker=self._config.effective_claims,
             cluster_wide_cap=config.cluster_wide_cap,
