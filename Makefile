@@ -77,7 +77,7 @@ soak: $(READY) ## run long outages at default settings, then ten minutes of rand
 		tests/e2e/test_parent_kill.py tests/worker/test_blocked.py
 	$(BIN)/python -m tests.soak --seconds $(SOAK_SECONDS) $(if $(SEED),--seed $(SEED))
 
-bench: $(READY) ## measure throughput and latency, as ratios within one run
+bench: $(READY) ## measure throughput and latency, as ratios within one run, on an idle machine
 	$(BIN)/python -m benchmarks
 
 demo: $(READY) ## run six tasks on a private PostgreSQL and print their results; KEEP=1 keeps the dashboard up

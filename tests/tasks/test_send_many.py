@@ -72,7 +72,7 @@ def test_a_result_can_be_had_through_every_handle(
     handles = add.send_many([add.bind(n) for n in range(3)]).unwrap()
     for n, handle in enumerate(handles):
         finish(connection, handle.task_id, f'{{"ok":{n}}}')
-    assert [handle.get(timeout_ms=5_000).ok_value for handle in handles] == [0, 1, 2]
+    assert [handle.get(timeout_ms=30_000).ok_value for handle in handles] == [0, 1, 2]
 
 
 def test_nothing_to_send_is_no_error(
@@ -191,6 +191,31 @@ def test_a_stream_that_lost_an_answer_is_resent_without_a_second_set_of_tasks(
     rows = connection.execute("SELECT id::text, args FROM horsies_tasks ORDER BY id").fetchall()
     assert [args for _, args in rows[1:]] == [f"[{n}]" for n in range(count)]
     assert [one.task_id for one in handles] == [task_id for task_id, _ in rows[1:]]
+    app.close()
+
+
+@pytest.mark.parametrize("way", ["pooled", "within", "at"])
+def test_a_stream_is_one_transaction_on_every_way_to_the_database(
+    process_url: str, connection: Database, way: str
+) -> None:
+    broker = PostgresConfig(
+        database_url=process_url,
+        session_database_url=f"{process_url}&application_name=session" if way == "pooled" else None,
+        pgbouncer_transaction_mode=way == "pooled",
+    )
+    app = Horsies(AppConfig(broker=broker))
+    add, count = add_task(app), 2 * CHUNK_CALLS + 1
+    calls = (add.bind(n) for n in range(count))
+    with psycopg.connect(process_url) as callers:
+        if way == "pooled":
+            add.send_many(calls).unwrap()
+        elif way == "at":
+            add.with_options(at=datetime(2999, 1, 1, tzinfo=UTC)).send_many(calls).unwrap()
+        else:
+            add.with_options(transaction=callers).send_many(calls).unwrap()
+            assert stored(connection) == []
+    rows = connection.execute("SELECT args FROM horsies_tasks ORDER BY enqueued_at, id").fetchall()
+    assert [args for (args,) in rows] == [f"[{n}]" for n in range(count)]
     app.close()
 
 
