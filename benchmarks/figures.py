@@ -7,6 +7,7 @@ output is a JSON object.
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import json
 import os
@@ -105,6 +106,41 @@ def send(count: int = 3_000) -> dict[str, float]:
             "wall_us": (time.perf_counter() - wall) / count * 1e6,
             "processor_us": (time.process_time() - processor) / count * 1e6,
         }
+
+
+def send_async(count: int = 3_000) -> dict[str, float]:
+    """Send tasks one after the other from an event loop: wall and processor time per send."""
+    noop = _application().noop
+
+    async def run() -> dict[str, float]:
+        for _ in range(200):
+            (await noop.send_async()).unwrap()
+        wall, processor = time.perf_counter(), time.process_time()
+        for _ in range(count):
+            (await noop.send_async()).unwrap()
+        return {
+            "wall_us": (time.perf_counter() - wall) / count * 1e6,
+            "processor_us": (time.process_time() - processor) / count * 1e6,
+        }
+
+    with _connection() as connection:
+        connection.execute("TRUNCATE horsies_tasks CASCADE")
+        return asyncio.run(run())
+
+
+def send_stream(count: int = 1_000_000) -> dict[str, float]:
+    """Send the calls of a generator: tasks/s, and the producer's memory at its peak."""
+    noop = _application().noop
+    with _connection() as connection:
+        connection.execute("TRUNCATE horsies_tasks CASCADE")
+        noop.send_many([noop.bind() for _ in range(1_000)]).unwrap()
+        started = time.perf_counter()
+        handles = noop.send_many(noop.bind() for _ in range(count)).unwrap()
+        seconds = time.perf_counter() - started
+        assert len(handles) == count
+        connection.execute("TRUNCATE horsies_tasks CASCADE")
+    peak_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return {"rate": count / seconds, "peak_mb": peak_kb / 1024}
 
 
 def send_many(count: int = 50_000) -> dict[str, float]:
@@ -253,7 +289,18 @@ def _run_ms(arguments: Sequence[str]) -> float:
 
 
 FIGURES: dict[str, Callable[..., dict[str, float]]] = {
-    figure.__name__: figure for figure in (drain, mixed, latency, send, send_many, start_up, memory)
+    figure.__name__: figure
+    for figure in (
+        drain,
+        mixed,
+        latency,
+        send,
+        send_async,
+        send_many,
+        send_stream,
+        start_up,
+        memory,
+    )
 }
 
 if __name__ == "__main__":

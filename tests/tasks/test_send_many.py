@@ -194,6 +194,31 @@ def test_a_stream_that_lost_an_answer_is_resent_without_a_second_set_of_tasks(
     app.close()
 
 
+@pytest.mark.parametrize("way", ["pooled", "within", "at"])
+def test_a_stream_is_one_transaction_on_every_way_to_the_database(
+    process_url: str, connection: Database, way: str
+) -> None:
+    broker = PostgresConfig(
+        database_url=process_url,
+        session_database_url=f"{process_url}&application_name=session" if way == "pooled" else None,
+        pgbouncer_transaction_mode=way == "pooled",
+    )
+    app = Horsies(AppConfig(broker=broker))
+    add, count = add_task(app), 2 * CHUNK_CALLS + 1
+    calls = (add.bind(n) for n in range(count))
+    with psycopg.connect(process_url) as callers:
+        if way == "pooled":
+            add.send_many(calls).unwrap()
+        elif way == "at":
+            add.with_options(at=datetime(2999, 1, 1, tzinfo=UTC)).send_many(calls).unwrap()
+        else:
+            add.with_options(transaction=callers).send_many(calls).unwrap()
+            assert stored(connection) == []
+    rows = connection.execute("SELECT args FROM horsies_tasks ORDER BY enqueued_at, id").fetchall()
+    assert [args for (args,) in rows] == [f"[{n}]" for n in range(count)]
+    app.close()
+
+
 def test_a_stream_needs_no_more_memory_than_two_chunks(
     app: Horsies, add: Task, connection: Database
 ) -> None:
