@@ -15,7 +15,8 @@ import pytest
 from horsies.app import Horsies
 from horsies.web import create_monitoring_app
 from tests.support import doc_pages
-from tests.web.conftest import free_port, running, served
+from tests.support.ports import free_port
+from tests.web.conftest import running, served
 from tests.web.test_every_page import Elements
 
 PREFIX = "/ops/horsies"

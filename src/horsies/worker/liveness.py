@@ -54,7 +54,10 @@ def lock_key(worker_id: str) -> int:
 
 def _child_document(child: ChildSummary) -> dict[str, object]:
     since = None if child.since is None else child.since.isoformat(timespec="milliseconds")
-    return {**child._asdict(), "rss_mb": round(child.rss_mb, 1), "since": since}
+    document = {**child._asdict(), "rss_mb": round(child.rss_mb, 1), "since": since}
+    if child.tasks is None:
+        del document["tasks"]
+    return document
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +116,7 @@ class Liveness:
             lock_key(identity.worker_id),
             identity.hostname,
             identity.pid,
-            self._config.processes,
+            self._config.places,
             self._config.queues,
             identity.process_space,
             identity.process_started,
