@@ -35,7 +35,10 @@ def main(arguments: Sequence[str]) -> int:
     options = _parser().parse_args(arguments)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     sizes = QUICK if options.quick else Sizes()
-    sizes = replace(sizes, seconds=options.seconds or sizes.seconds)
+    sizes = replace(
+        sizes, seconds=options.seconds or sizes.seconds, tasks=options.tasks or sizes.tasks
+    )
+    load = os.getloadavg()[0]
     with tempfile.TemporaryDirectory(prefix="horsies-peers-", ignore_cleanup_errors=True) as name:
         place = Path(name)
         place.chmod(0o755)
@@ -44,7 +47,7 @@ def main(arguments: Sequence[str]) -> int:
             with suppress(KeyboardInterrupt):
                 run.describe(options.peers)
                 run.measure(options.workloads, options.rounds)
-            about = _about(servers, options.rounds)
+            about = _about(servers, options.rounds, load)
     _report(run, about)
     if not run.is_complete:
         print("\ninterrupted: the tables above are incomplete and no page is written")
@@ -64,6 +67,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--quick", action="store_true", help="small counts: a smoke test")
     parser.add_argument("--seconds", type=float, help="longest drain")
+    parser.add_argument("--tasks", type=int, help="tasks to drain")
     parser.add_argument(
         "--workloads", nargs="+", choices=list(WORKLOADS), default=list(WORKLOADS), metavar="NAME"
     )
@@ -141,8 +145,9 @@ def _servers_wanted(peers: Sequence[str]) -> set[str]:
     return redis | ({"RabbitMQ"} if "celery-rabbitmq" in peers else set())
 
 
-def _about(servers: Servers, rounds: int) -> str:
-    machine = f"{os.cpu_count()} cores {platform.machine()}, Python {platform.python_version()}"
+def _about(servers: Servers, rounds: int, load: float) -> str:
+    cores = f"{os.cpu_count()} cores {platform.machine()}, load average {load:.1f} before the run"
+    machine = f"{cores}, Python {platform.python_version()}"
     return (
         f"{datetime.now(UTC):%Y-%m-%d}, {machine}, {', '.join(servers.described)}; median (range) of "
         f"{rounds} alternating round{'s' if rounds > 1 else ''}, all servers on the same machine."
