@@ -77,7 +77,7 @@ soak: $(READY) ## run long outages at default settings, then ten minutes of rand
 		tests/e2e/test_parent_kill.py tests/worker/test_blocked.py
 	$(BIN)/python -m tests.soak --seconds $(SOAK_SECONDS) $(if $(SEED),--seed $(SEED))
 
-bench: $(READY) ## measure throughput and latency, as ratios within one run
+bench: $(READY) ## measure throughput and latency, as ratios within one run, on an idle machine
 	$(BIN)/python -m benchmarks
 
 # The peers need a Python of 3.12 or newer, or Oban is left out. With DOCS=1 the tables of the pages are written.
@@ -86,8 +86,8 @@ PEERS_PYTHON ?= $(shell for python in python3.13 python3.12 $(PYTHON); do \
 PEERS_READY := .venv-peers/.ready
 ROUNDS ?= 3
 
-bench-peers: $(PEERS_READY) ## measure beside other task queues: PEERS="celery rq" ROUNDS=3 QUICK=1 DOCS=1
-	.venv-peers/bin/python -m benchmarks.peers $(PEERS) --rounds $(ROUNDS) $(if $(QUICK),--quick) \
+bench-peers: $(PEERS_READY) ## measure beside other task queues: PEERS="celery rq" ROUNDS=3 BUSY=1 QUICK=1 DOCS=1
+	.venv-peers/bin/python -m benchmarks.peers $(PEERS) --rounds $(ROUNDS) $(if $(QUICK),--quick) $(if $(BUSY),--busy) \
 		$(if $(DOCS),--markdown docs/benchmarks.md --markdown README.md)
 
 $(PEERS_READY): $(wildcard benchmarks/peers/requirements*.txt)

@@ -1,11 +1,11 @@
-"""Run the benchmarks: ``python -m benchmarks [names]``, all of them by default.
-
-Each measures a ratio inside one run, so that the machine does not matter. Uses the database named by
-HORSIES_TEST_DATABASE_URL, or a private server of its own. Exits with 1 when a target is missed.
+"""Run the benchmarks. Each measures a ratio inside one run, so that the machine does not matter, and every
+round waits for an idle machine. They use the database named by HORSIES_TEST_DATABASE_URL, or a private
+server.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 import tempfile
@@ -15,13 +15,16 @@ from pathlib import Path
 
 import psycopg
 
-from benchmarks import history, producer, progress, tally, viewers, worker, workflow
+from benchmarks import burst, history, producer, progress, tally, viewers, worker, workflow
+from benchmarks.against import COMPARED, compare
+from benchmarks.machine import MACHINE, MachineBusyError
 from horsies.db.embedded import start_or_join
 from horsies.db.migrate import apply_migrations
 
 ALL: dict[str, Callable[[str], bool]] = {
     **producer.BENCHMARKS,
     **worker.BENCHMARKS,
+    **burst.BENCHMARKS,
     **progress.BENCHMARKS,
     **tally.BENCHMARKS,
     **viewers.BENCHMARKS,
@@ -41,16 +44,51 @@ def server() -> Iterator[str]:
         yield start_or_join(f"embedded://{place}/postgres", keep_data=False)
 
 
-def main(names: Sequence[str]) -> int:
-    """Run the named benchmarks and say which of them missed their target."""
-    unknown = [name for name in names if name not in ALL]
-    if unknown:
-        print(f"There is no benchmark {', '.join(unknown)}; choose from {', '.join(ALL)}.")
+def main(arguments: Sequence[str]) -> int:
+    """Run the named benchmarks; return 1 for a missed target, 2 for bad arguments, 3 on a busy machine."""
+    chosen = _parser().parse_args(arguments)
+    known = ALL if chosen.against is None else COMPARED
+    if unknown := [name for name in chosen.names if name not in known]:
+        print(f"There is no benchmark {', '.join(unknown)}; choose from {', '.join(known)}.")
         return 2
-    with server() as url:
-        with psycopg.connect(url, autocommit=True) as connection:
-            apply_migrations(connection)
-        missed = [name for name in names or ALL if not ALL[name](url)]
+    MACHINE.accepts_busy = chosen.busy
+    names = chosen.names or list(known)
+    try:
+        with server() as url:
+            if chosen.against is None:
+                return _measure(url, names)
+            compare(url, chosen.against, names, chosen.rounds)
+            return 0
+    except FileNotFoundError as error:
+        print(error)
+        return 2
+    except MachineBusyError as error:
+        print(error)
+        return 3
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="the benchmarks, by default all")
+    parser.add_argument(
+        "--busy", action="store_true", help="measure on a busy machine too, and mark the figures"
+    )
+    parser.add_argument(
+        "--against",
+        type=Path,
+        metavar="PATH",
+        help="compare with another checkout, which needs a .venv of its own, in alternating rounds",
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=5, metavar="N", help="the rounds of --against, by default 5"
+    )
+    return parser
+
+
+def _measure(url: str, names: Sequence[str]) -> int:
+    with psycopg.connect(url, autocommit=True) as connection:
+        apply_migrations(connection)
+    missed = [name for name in names if not ALL[name](url)]
     print(f"\ntargets missed: {', '.join(missed)}" if missed else "\nall targets met")
     return 1 if missed else 0
 

@@ -13,7 +13,7 @@ import psycopg
 from psycopg import Connection
 
 from benchmarks import lifecycle
-from benchmarks.spread import spread
+from benchmarks.rounds import begin_round, heading, spread
 from benchmarks.worker import connect
 from horsies.ids import new_id
 
@@ -43,7 +43,7 @@ def history(url: str) -> bool:
         with _open_transaction(url):
             rates.setdefault("open transaction", []).append(_drain(url, _nothing))
     base = statistics.median(rates["empty table"])
-    print(f"\nhistory, batches of {BATCH}, tasks/s, median (min-max) of {ROUNDS}")
+    heading(f"history, batches of {BATCH}, tasks/s, median (min-max) of {ROUNDS}")
     good = True
     for name, values in rates.items():
         ratio = statistics.median(values) / base
@@ -58,6 +58,7 @@ def _drain(url: str, prepare: Callable[[Connection[Any]], None]) -> float:
     with connect(url) as connection:
         lifecycle.load(connection, DRAINED)
         prepare(connection)
+        begin_round()
         return lifecycle.worker_turns(connection, BATCH, DRAINED)
 
 

@@ -6,21 +6,53 @@ import os
 import statistics
 import time
 
-from horsies import AppConfig, Horsies, PostgresConfig, TaskError, TaskResult, current_task
-from horsies.worker.tally import Tally
+from horsies import (
+    AppConfig,
+    Horsies,
+    PostgresConfig,
+    RetryPolicy,
+    TaskError,
+    TaskResult,
+    current_task,
+)
 
 # "off" makes a worker count nothing, to measure what counting costs.
 if os.environ.get("HORSIES_BENCH_TALLY") == "off":
+    from horsies.worker.tally import Tally
+
     for _name in ("note_starts", "note_ends", "note_turn"):
         setattr(Tally, _name, lambda *_: None)
 
 app = Horsies(AppConfig(broker=PostgresConfig.from_env(pool_size=1)))
+# A child may hold several tasks that are tried again after a crash.
+AGAIN = RetryPolicy.fixed([1], auto_retry_for=["WORKER_CRASHED"])
 
 
 @app.task("noop")
 def noop() -> TaskResult[None, TaskError]:
     """Do nothing, successfully."""
     return TaskResult(ok=None)
+
+
+@app.task("burst", retry_policy=AGAIN)
+def burst() -> TaskResult[None, TaskError]:
+    """Do nothing, and be tried again after a crash."""
+    return TaskResult(ok=None)
+
+
+@app.task("burst_nap", retry_policy=AGAIN)
+def burst_nap() -> TaskResult[None, TaskError]:
+    """Wait for 5 ms, and be tried again after a crash."""
+    time.sleep(0.005)
+    return TaskResult(ok=None)
+
+
+@app.task("burst_nap_50", retry_policy=AGAIN)
+def burst_nap_50() -> TaskResult[float, TaskError]:
+    """Wait for 50 ms and return the time of the start."""
+    started = time.time()
+    time.sleep(0.05)
+    return TaskResult(ok=started)
 
 
 @app.task("nap")

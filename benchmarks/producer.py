@@ -16,7 +16,7 @@ from typing import Any
 import psycopg
 from psycopg import Connection
 
-from benchmarks.spread import spread
+from benchmarks.rounds import begin_round, heading, spread
 from horsies import AppConfig, Horsies, PostgresConfig, TaskError, TaskFunction, TaskResult
 from horsies.ids import new_id
 
@@ -124,6 +124,7 @@ def _interleaved(
     for _ in range(ROUNDS + 1):
         for run, taken in zip((bare, ours), times, strict=True):
             _empty_table(url)
+            begin_round()
             taken.append(run())
     return times[0][1:], times[1][1:]
 
@@ -138,7 +139,7 @@ def _report(
     title: str, bare: Sequence[float], ours: Sequence[float], count: int, target: float
 ) -> bool:
     ratio = statistics.median(ours) / statistics.median(bare)
-    print(f"\n{title}, µs per task, median (min-max) of {ROUNDS}")
+    heading(f"{title}, µs per task, median (min-max) of {ROUNDS}")
     for name, times in (("bare", bare), ("horsies", ours)):
         print(f"  {name:10}{spread([one / count * 1e6 for one in times], 1):>28}")
     print(f"  ratio {ratio:.2f} (at most {target})")

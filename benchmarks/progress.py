@@ -9,8 +9,9 @@ from typing import Any
 from psycopg import Connection
 
 from benchmarks import lifecycle
-from benchmarks.spread import spread
-from benchmarks.worker import connect, running_worker, wait_for
+from benchmarks.figures import wait_for
+from benchmarks.rounds import begin_round, heading, spread
+from benchmarks.worker import connect, running_worker
 from horsies.ids import new_id
 
 SECONDS = 5.0
@@ -27,6 +28,7 @@ def progress(url: str) -> bool:
         with running_worker(url, 2) as worker:
             wait_for(connection, 1, worker)
             for done in range(ROUNDS):
+                begin_round()
                 before = _rows_written(connection)
                 task_id = new_id()
                 lifecycle.insert(connection, [task_id], "report")
@@ -35,7 +37,7 @@ def progress(url: str) -> bool:
                 seconds_per_call, count = _result(connection, task_id)
                 costs.append(seconds_per_call * 1e6)
                 calls.append(count / SECONDS)
-    print(f"\nprogress, a task of {SECONDS:.0f} s, median (min-max) of {ROUNDS}")
+    heading(f"progress, a task of {SECONDS:.0f} s, median (min-max) of {ROUNDS}")
     print(f"  calls per second  {spread(calls)}")
     print(f"  rows per second   {spread(rows, 1)}  (target at most {ROWS_TARGET:.0f})")
     print(f"  µs per call       {spread(costs, 2)}  (target below {MICROSECONDS_TARGET:.0f})")

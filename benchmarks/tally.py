@@ -8,10 +8,11 @@ import statistics
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from urllib.error import URLError
 from urllib.request import urlopen
 
-from benchmarks.spread import spread
+from benchmarks.rounds import alternate, heading, ratios, spread
 from benchmarks.worker import drain
 
 # Read by noop_app.py.
@@ -25,30 +26,20 @@ FLAGS = ("--max-tasks-per-child", "0", "--quiet-tasks")
 
 
 def tally(url: str) -> bool:
-    """Drain in turns without the tally, with it as by default, and with a scraper as well.
-
-    The order changes from round to round: on a shared machine the first of a round may be favoured.
-    """
+    """Drain in turns without the tally, with it as by default, and with a scraper as well."""
     kinds = {"no tally": _untallied, "tally": _plain, "tally, scraped": _scraped}
-    rates: dict[str, list[float]] = {kind: [] for kind in kinds}
-    costs: dict[str, list[float]] = {kind: [] for kind in kinds}
-    for done in range(ROUNDS):
-        names = list(kinds)
-        for name in names[done % 3 :] + names[: done % 3]:
-            drained = kinds[name](url)
-            rates[name].append(drained["rate"])
-            costs[name].append(drained["parent_cpu"] * 1e6)
-    print(
-        f"\ndrain of {TASKS:,} no-op tasks, {CHILDREN} children, median (min-max) of {ROUNDS}; "
+    found = alternate({name: partial(kind, url) for name, kind in kinds.items()}, ROUNDS)
+    heading(
+        f"drain of {TASKS:,} no-op tasks, {CHILDREN} children, median (min-max) of {ROUNDS}; "
         f"ratio to no tally round by round"
     )
     medians = []
-    for name, found in rates.items():
-        ratios = [one / base for one, base in zip(found, rates["no tally"], strict=True)]
-        medians.append(statistics.median(ratios))
+    for name, runs in found.items():
+        parts = ratios(runs, found["no tally"], "rate")
+        medians.append(statistics.median(parts))
         print(
-            f"  {name:<15}{spread(found):>24} tasks/s   {spread(ratios, 3)}"
-            f"   parent {spread(costs[name])} µs/task"
+            f"  {name:<15}{spread([run['rate'] for run in runs]):>24} tasks/s   {spread(parts, 3)}"
+            f"   parent {spread([run['parent_us'] for run in runs])} µs/task"
         )
     print(f"  target {TARGET}")
     return min(medians) >= TARGET

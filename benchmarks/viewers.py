@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager
 
 import httpx
 
-from benchmarks.spread import spread
+from benchmarks.rounds import heading, spread
 from benchmarks.worker import drain
 
 VIEWERS = 10
@@ -35,7 +35,7 @@ def viewers(url: str) -> bool:
                     found.append(drain(url, CHILDREN, TASKS, "--max-tasks-per-child", "0")["rate"])
                 events += sum(seen)
     ratio = statistics.median(rates[VIEWERS]) / statistics.median(rates[0])
-    print(f"\ndrain of {TASKS:,} no-op tasks, {CHILDREN} children, median (min-max) of {ROUNDS}")
+    heading(f"drain of {TASKS:,} no-op tasks, {CHILDREN} children, median (min-max) of {ROUNDS}")
     for count, found in rates.items():
         print(f"  {count:>2} viewers  {spread(found)} tasks/s")
     print(f"  events sent {events:,}; ratio {ratio:.3f} (target {TARGET})")

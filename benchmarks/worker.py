@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import os
 import selectors
-import signal
 import statistics
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
-import psutil
 import psycopg
 from psycopg import Connection
 
-from benchmarks import lifecycle
-from benchmarks.spread import spread
+from benchmarks import figures, lifecycle
+from benchmarks.figures import percentile
+from benchmarks.rounds import Checkout, alternate, begin_round, heading, median, spread
 from horsies.db.statements.turn import ClaimTasks, CompleteTasks, claim_tasks, complete_tasks
 from horsies.ids import new_id
 from horsies.worker.connection import TURN_SETTINGS
@@ -39,94 +38,18 @@ def connect(url: str) -> Connection[Any]:
 
 @contextmanager
 def running_worker(url: str, children: int, *flags: str) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a worker until the block ends."""
-    command = [sys.executable, "-m", "horsies", "worker", "benchmarks.noop_app:app"]
-    environment = {**os.environ, "HORSIES_DATABASE_URL": url}
-    process = subprocess.Popen(
-        [*command, "--processes", str(children), "--loglevel", "ERROR", *flags], env=environment
-    )
-    try:
+    """Run a worker on this database until the block ends."""
+    os.environ["HORSIES_DATABASE_URL"] = url
+    with figures.running_worker(children, *flags) as process:
         yield process
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait(30)
 
 
 def drain(
     url: str, children: int, count: int, *flags: str, task_name: str = "noop"
 ) -> dict[str, float]:
-    """Let a warm worker drain preloaded tasks; return tasks/s and what each task cost the server."""
-    with connect(url) as connection:
-        lifecycle.load(connection, 1)
-        with running_worker(url, children, *flags) as worker:
-            wait_for(connection, 1, worker)
-            hold = "ALTER TABLE horsies_tasks DISABLE TRIGGER horsies_task_inserted"
-            connection.execute(hold)
-            lifecycle.insert(connection, [new_id() for _ in range(count)], task_name)
-            connection.execute("VACUUM (ANALYZE) horsies_tasks")
-            connection.execute("ALTER TABLE horsies_tasks ENABLE TRIGGER horsies_task_inserted")
-            before = _counters(connection) | _processor_seconds(connection, worker.pid)
-            connection.execute("SELECT pg_notify('task_queue_default', '')")
-            wait_for(connection, count + 1, worker)
-            after = _counters(connection) | _processor_seconds(connection, worker.pid)
-        seconds = _drain_seconds(connection, count)
-    spent = {name: (after[name] - before[name]) / count for name in before}
-    return {"rate": count / seconds, **spent}
-
-
-def wait_for(connection: Connection[Any], finished: int, worker: subprocess.Popen[bytes]) -> None:
-    """Wait until that many tasks are terminal, looking rarely so as not to be part of the load."""
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline and worker.poll() is None:
-        row = connection.execute(
-            "SELECT count(*) FROM horsies_tasks WHERE status IN ('PENDING', 'CLAIMED', 'RUNNING')"
-        ).fetchone()
-        done = connection.execute("SELECT count(*) FROM horsies_task_attempts").fetchone()
-        if row and done and row[0] == 0 and done[0] >= finished:
-            return
-        time.sleep(0.25)
-    raise TimeoutError("the worker did not finish the tasks")
-
-
-def _drain_seconds(connection: Connection[Any], count: int) -> float:
-    row = connection.execute(
-        "SELECT extract(epoch FROM max(finished_at) - min(started_at)) FROM ("
-        "SELECT started_at, finished_at FROM horsies_task_attempts ORDER BY started_at DESC "
-        "LIMIT %s) AS drained",
-        (count,),
-    ).fetchone()
-    assert row is not None
-    return float(row[0])
-
-
-def _counters(connection: Connection[Any]) -> dict[str, float]:
-    # Transactions that wrote something. The server counts the reading of notifications as well.
-    row = connection.execute(
-        "SELECT pg_snapshot_xmax(pg_current_snapshot())::text::float8, "
-        "pg_wal_lsn_diff(pg_current_wal_lsn(), '0/0')::float8"
-    ).fetchone()
-    assert row is not None
-    return {"commits": row[0], "wal": row[1]}
-
-
-def _processor_seconds(connection: Connection[Any], worker_pid: int) -> dict[str, float]:
-    """Processor time of the worker's parent, of its children, and of the server's process for turns."""
-    parent = psutil.Process(worker_pid)
-    row = connection.execute(
-        "SELECT pid FROM pg_stat_activity WHERE application_name = 'horsies:turn' "
-        "AND datname = current_database()"
-    ).fetchone()
-    assert row is not None
-    return {
-        "parent_cpu": _used(parent),
-        "children_cpu": sum(_used(child) for child in parent.children(recursive=True)),
-        "server_cpu": _used(psutil.Process(row[0])),
-    }
-
-
-def _used(process: psutil.Process) -> float:
-    times = process.cpu_times()
-    return times.user + times.system
+    """Let a warm worker drain preloaded tasks; return tasks/s and the cost of each task."""
+    arguments = {"children": children, "task": task_name, "count": count, "flags": flags}
+    return Checkout(url).measure("drain", **arguments)
 
 
 def throughput(url: str) -> bool:
@@ -137,13 +60,14 @@ def throughput(url: str) -> bool:
         for children in CHILDREN:
             count = TASKS
             for name, run in (("apart", lifecycle.two_commits), ("turn", lifecycle.one_turn)):
-                bare.setdefault((name, children), []).append(_bare(url, run, children, count))
+                begin_round()
+                bare.setdefault((name, children), []).append(bare_rate(url, run, children, count))
             drained.setdefault(children, []).append(
                 drain(url, children, count, "--max-tasks-per-child", "0")
             )
     yardstick = statistics.median(bare["apart", 8])
-    print(
-        f"\ndrain of no-op tasks, median (min-max) of {ROUNDS}; yardstick = bare SQL, batches of 8"
+    heading(
+        f"drain of no-op tasks, median (min-max) of {ROUNDS}; yardstick = bare SQL, batches of 8"
     )
     print(
         f"  {'':12}{'bare, 2 commits':>26}{'bare, 1 turn':>26}{'worker':>26}{'ratio':>8}{'target':>8}"
@@ -159,26 +83,25 @@ def throughput(url: str) -> bool:
             f"{TARGETS[children]:>8.2f}"
         )
     for children in CHILDREN:
-        print(f"  {children} children, per task: {_costs(drained[children])}")
+        print(f"  {children} children, per task: {costs(drained[children])}")
     return good
 
 
-def _costs(runs: Sequence[dict[str, float]]) -> str:
-    def middle(name: str) -> float:
-        return statistics.median(one[name] for one in runs)
-
+def costs(runs: Sequence[dict[str, float]]) -> str:
+    """Write the cost of a task for the server and the processors, in medians."""
     processor = ", ".join(
-        f"{who} {middle(f'{who}_cpu') * 1e6:.0f}" for who in ("parent", "children", "server")
+        f"{who} {median(runs, f'{who}_us'):.0f}" for who in ("parent", "children", "server")
     )
     return (
-        f"{middle('commits'):.3f} commits and round trips, {middle('wal'):,.0f} B of WAL, "
-        f"processor µs: {processor}"
+        f"{median(runs, 'commits'):.3f} commits and round trips, "
+        f"{median(runs, 'wal_bytes'):,.0f} B of WAL, processor µs: {processor}"
     )
 
 
-def _bare(
+def bare_rate(
     url: str, run: Callable[[Connection[Any], int, int], float], batch: int, count: int
 ) -> float:
+    """Drain loaded tasks by bare SQL; return tasks per second."""
     with connect(url) as connection:
         lifecycle.load(connection, count)
         return run(connection, batch, count)
@@ -197,7 +120,7 @@ def recycling(url: str) -> bool:
             rates.setdefault(f"{name}, tasks of 5 ms", []).append(rate)
     rate = drain(url, children, 3_000, *always, "--start-method", "spawn")["rate"]
     rates["every 100, spawn"] = [rate]
-    print(f"\nrecycling, {children} children, tasks/s")
+    heading(f"recycling, {children} children, tasks/s")
     for name, values in rates.items():
         print(f"  {name:28}{spread(values):>26}")
     ratio, with_naps = (
@@ -211,47 +134,27 @@ def recycling(url: str) -> bool:
 
 
 def latency(url: str) -> bool:
-    """Send one task and wait for its result, 300 times, against the bare sequence."""
-    bare = _bare_latency(url)
-    with running_worker(url, 4):
-        ours = _send_and_get(url)
-    print(f"\nlatency of {LATENCY_SENDS} sends on an idle worker, ms")
+    """Send one task and wait for its result, hundreds of times, against the bare sequence."""
+    variants: dict[str, Callable[[], dict[str, float]]] = {
+        "bare": partial(_bare_latency, url),
+        "worker": partial(Checkout(url).measure, "latency", sends=LATENCY_SENDS),
+    }
+    found = alternate(variants, ROUNDS)
+    heading(f"latency of {LATENCY_SENDS} sends on an idle worker, ms, median (min-max) of {ROUNDS}")
     good = True
-    for name, quantile, target in zip(("p50", "p99"), (50, 99), LATENCY_TARGETS, strict=True):
-        ratio = _percentile(ours, quantile) / _percentile(bare, quantile)
+    for name, target in zip(("p50", "p99"), LATENCY_TARGETS, strict=True):
+        bare, ours = ([run[f"{name}_ms"] for run in found[side]] for side in variants)
+        ratio = statistics.median(ours) / statistics.median(bare)
         good &= ratio <= target
         print(
-            f"  {name}  bare {_percentile(bare, quantile):.2f}  worker {_percentile(ours, quantile):.2f}"
+            f"  {name}  bare {spread(bare, 2)}  worker {spread(ours, 2)}"
             f"  ratio {ratio:.2f} (target {target:.0f})"
         )
     return good
 
 
-def _percentile(values: Sequence[float], percent: int) -> float:
-    return statistics.quantiles(values, n=100, method="inclusive")[percent - 1] * 1000
-
-
-def _send_and_get(url: str) -> list[float]:
-    script = (
-        "import json, sys, time\n"
-        "from benchmarks.noop_app import app, noop\n"
-        "assert noop.send().unwrap().get(timeout_ms=20_000).is_ok()\n"
-        "taken = []\n"
-        f"for _ in range({LATENCY_SENDS}):\n"
-        "    started = time.perf_counter()\n"
-        "    assert noop.send().unwrap().get(timeout_ms=20_000).is_ok()\n"
-        "    taken.append(time.perf_counter() - started)\n"
-        "app.close()\n"
-        "print(json.dumps(taken))\n"
-    )
-    environment = {**os.environ, "HORSIES_DATABASE_URL": url}
-    answer = subprocess.run(
-        [sys.executable, "-c", script], env=environment, check=True, capture_output=True, text=True
-    )
-    return [float(text) for text in answer.stdout.strip().strip("[]").split(",")]
-
-
-def _bare_latency(url: str) -> list[float]:
+def _bare_latency(url: str) -> dict[str, float]:
+    begin_round()
     taken = []
     with connect(url) as sender, connect(url) as receiver:
         lifecycle.load(sender, 0)
@@ -264,7 +167,7 @@ def _bare_latency(url: str) -> list[float]:
                 selector.select(10)
                 assert any(receiver.notifies(timeout=10, stop_after=1))
                 taken.append(time.perf_counter() - started)
-    return taken
+    return {f"p{percent}_ms": percentile(taken, percent) * 1000 for percent in (50, 99)}
 
 
 def _bare_sequence(connection: Connection[Any]) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from psycopg import Connection
 
 from benchmarks import lifecycle
-from benchmarks.spread import spread
+from benchmarks.rounds import begin_round, heading, spread
 from benchmarks.worker import connect, running_worker
 from horsies.db.statements.workflows import StartRuns, start_runs
 from horsies.ids import new_id
@@ -101,6 +101,7 @@ def _rates(url: str, children: int) -> dict[str, list[float]]:
             _wait(connection, OPEN_TASKS)
             for _ in range(ROUNDS):
                 connection.execute("VACUUM (ANALYZE) horsies_tasks, horsies_workflow_tasks")
+                begin_round()
                 found["plain"].append(_plain_rate(connection))
                 for name, task in (("fan", app.noop), ("fan, taking", app.after)):
                     run_id = _run(connection, _fan(app, task, takes=task is app.after))
@@ -114,15 +115,15 @@ def _rates(url: str, children: int) -> dict[str, list[float]]:
 
 def workflow(url: str) -> bool:
     """Let one worker run plain tasks, wide fans and chains in turn, with 2, 4 and 8 children."""
-    print(
-        f"\nworkflows, {WIDTH} nodes wide and {STEPS} steps long, median (min-max) of {ROUNDS}, per second"
+    measured = {children: _rates(url, children) for children in CHILDREN}
+    heading(
+        f"workflows, {WIDTH} nodes wide and {STEPS} steps long, median (min-max) of {ROUNDS}, per second"
     )
     print(
         f"  {'':12}{'plain tasks':>24}{'fan':>24}{'fan, taking':>24}{'chain':>20}{'ratio':>8}{'target':>8}"
     )
     good = True
-    for children in CHILDREN:
-        found = _rates(url, children)
+    for children, found in measured.items():
         ratio = statistics.median(found["fan"]) / statistics.median(found["plain"])
         good &= ratio >= TARGET
         print(

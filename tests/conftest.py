@@ -9,33 +9,32 @@ from __future__ import annotations
 import logging
 import os
 import tempfile
-import uuid
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
-from psycopg import sql
 
 from horsies.app import Horsies
 from horsies.config.app import AppConfig
 from horsies.config.postgres import PostgresConfig
+from horsies.db.database import _databases
 from horsies.db.embedded import start_or_join
-from horsies.db.migrate import apply_migrations, known_migrations
 from horsies.logs import detach_handler
+from horsies.tasks.waiters import _instances
 from tests.support import examples as examples
 from tests.support.applications import Call, app_at, run_closing
 from tests.support.database import (
     Database,
-    database_on,
-    drop_database,
+    copied_database,
     empty_database,
-    filled_database,
+    template_database,
 )
 from tests.support.proxy import Proxy
+from tests.support.wait import wait_until
 
-TEMPLATE_LOCK_KEY = 7_001
 TABLES = (
     "horsies_tasks",
     "horsies_task_attempts",
@@ -79,36 +78,8 @@ def server_url(testrun_uid: str) -> str:
 @pytest.fixture(scope="session")
 def process_url(server_url: str) -> Iterator[str]:
     """This test process's own database, copied from the migrated template."""
-    name = f"horsies_test_{uuid.uuid4().hex}"
-    with psycopg.connect(server_url, autocommit=True) as connection:
-        template = _ensure_template(connection, server_url)
-        connection.execute(
-            sql.SQL("CREATE DATABASE {} TEMPLATE {}").format(
-                sql.Identifier(name), sql.Identifier(template)
-            )
-        )
-    yield database_on(server_url, name)
-    drop_database(server_url, name)
-
-
-def _ensure_template(connection: Database, server_url: str) -> str:
-    content = "".join(migration.sha for migration in known_migrations())
-    name = f"horsies_template_{uuid.uuid5(uuid.NAMESPACE_OID, content).hex}"
-    connection.execute("SELECT pg_advisory_lock(%s)", (TEMPLATE_LOCK_KEY,))
-    found = connection.execute("SELECT 1 FROM pg_database WHERE datname = %s", (name,)).fetchone()
-    if found is None:
-        draft = f"{name}_draft"
-        drop_database(server_url, draft)
-        connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(draft)))
-        with psycopg.connect(database_on(server_url, draft), autocommit=True) as fresh:
-            apply_migrations(fresh)
-        connection.execute(
-            sql.SQL("ALTER DATABASE {} RENAME TO {}").format(
-                sql.Identifier(draft), sql.Identifier(name)
-            )
-        )
-    connection.execute("SELECT pg_advisory_unlock(%s)", (TEMPLATE_LOCK_KEY,))
-    return name
+    with copied_database(server_url, template_database(server_url)) as url:
+        yield url
 
 
 @pytest.fixture
@@ -118,10 +89,17 @@ def database_url(server_url: str) -> Iterator[str]:
         yield url
 
 
+@pytest.fixture
+def migrated_url(server_url: str) -> Iterator[str]:
+    """A fresh database with empty tables for one test."""
+    with copied_database(server_url, template_database(server_url)) as url:
+        yield url
+
+
 @pytest.fixture(scope="module")
 def full_url(server_url: str, request: pytest.FixtureRequest) -> Iterator[str]:
     """A database with the many rows that the test module's FILL inserts, known to the planner."""
-    with filled_database(server_url, request.module.FILL) as url:
+    with copied_database(server_url, template_database(server_url, request.module.FILL)) as url:
         yield url
 
 
@@ -144,6 +122,22 @@ def _empty_tables(connection: Database) -> None:
     (has_rows,) = connection.execute(_HAS_ROWS.encode())
     if filled := [table for table, found in zip(TABLES, has_rows, strict=True) if found]:
         connection.execute(f"TRUNCATE {', '.join(filled)} RESTART IDENTITY CASCADE".encode())
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left_open() -> Iterator[None]:
+    """Close the applications that a test leaves open, and wait for its threads: the next test counts both."""
+    threads = set(threading.enumerate())
+    yield
+    for waiters in list(_instances):
+        if waiters._thread not in threads:
+            waiters.close()
+    for database in list(_databases):
+        database.close()
+    wait_until(
+        lambda: not set(threading.enumerate()) - threads,
+        what=lambda: f"the end of {set(threading.enumerate()) - threads}",
+    )
 
 
 @pytest.fixture(autouse=True)

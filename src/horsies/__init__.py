@@ -15,158 +15,167 @@ Example:
     print(handle.get(timeout_ms=10_000))
 """
 
-try:
-    import psycopg as _psycopg  # noqa: F401
-except ImportError as error:
-    raise ImportError(
-        "psycopg finds no libpq: install 'horsies[binary]', or the libpq of your system."
-    ) from error
+from typing import TYPE_CHECKING
 
 from horsies._version import __version__
-from horsies.app import ChildProcessStartHook, Horsies, get_current_app
-from horsies.config.app import (
-    AppConfig,
-    CustomQueueConfig,
-    PayloadConfig,
-    PayloadPolicy,
-    QueueMode,
-    RecoveryConfig,
-    WorkerResilienceConfig,
-)
-from horsies.config.postgres import PostgresConfig
-from horsies.config.schedules import ScheduleConfig, TaskSchedule, WorkflowSchedule
-from horsies.config.tracing import TracingConfig
+
+# Imported at once: the function has the name of its module, which the import system would put here.
 from horsies.current_task import CurrentTask, current_task
-from horsies.db.statements.monitor import (
-    ExpiredTask,
-    QueueState,
-    StaleTask,
-    WorkerStateSnapshot,
-    WorkerStats,
-)
-from horsies.db.statements.schedules import ScheduleRun, ScheduleState
-from horsies.db.statements.tasks import TaskAttemptInfo, TaskProgress
-from horsies.error_codes import (
-    BUILTIN_CODE_REGISTRY,
-    BuiltInTaskCode,
-    ContractCode,
-    OperationalErrorCode,
-    OutcomeCode,
-    RetrievalCode,
-)
-from horsies.errors import (
-    ConfigurationError,
-    ErrorCode,
-    HorsiesError,
-    MultipleValidationErrors,
-    NoCurrentTaskError,
-    RegistryError,
-    ResultTimeout,
-    ResultUnavailable,
-    RetryLater,
-    SourceLocation,
-    TaskDefinitionError,
-    TaskFailed,
-    TaskStopped,
-    TaskWatchFailed,
-    ValidationReport,
-    WorkflowContextMissingIdError,
-    WorkflowValidationError,
-)
-from horsies.monitor.actions import TaskRetried
-from horsies.monitor.health import DatabasePing, WorkerPong
-from horsies.result import Err, Ok, Result, UnwrapError, is_err, is_ok
-from horsies.retry import ExceptionMapper, RetryPolicy
-from horsies.states import (
-    TASK_TERMINAL_STATES,
-    WORKFLOW_TASK_TERMINAL_STATES,
-    WORKFLOW_TERMINAL_STATES,
-    TaskAttemptOutcome,
-    TaskStatus,
-    WorkflowStatus,
-    WorkflowTaskStatus,
-)
-from horsies.task import TaskFunction, TaskSendFailed, TaskSendOptions
-from horsies.task_result import SubWorkflowError, SubWorkflowSummary, TaskError, TaskResult
-from horsies.tasks.broker import BrokerErrorCode, BrokerOperationError, BrokerResult, PostgresBroker
-from horsies.tasks.handle import (
-    TaskActionError,
-    TaskActionErrorCode,
-    TaskCancelled,
-    TaskHandle,
-    TaskInfo,
-)
-from horsies.tasks.options import OutgoingTask
-from horsies.tasks.request import TaskSendError, TaskSendErrorCode, TaskSendPayload, TaskSendResult
-from horsies.tasks.send import TaskCall
-from horsies.timetable.next_run import calculate_next_run
-from horsies.timetable.patterns import (
-    BothDays,
-    ByMonthDay,
-    ByWeekday,
-    CronSchedule,
-    DailySchedule,
-    DaySelector,
-    EitherDay,
-    EveryDay,
-    HourlySchedule,
-    IntervalSchedule,
-    MonthlySchedule,
-    SchedulePattern,
-    WeeklySchedule,
-)
-from horsies.timetable.terms import (
-    CronEnumRange,
-    CronEnumStep,
-    CronEnumValues,
-    CronEvery,
-    CronRange,
-    CronStep,
-    CronValues,
-    Month,
-    Weekday,
-)
-from horsies.workflow.build.shape import slugify
-from horsies.workflow.definition import WorkflowDefinition
-from horsies.workflow.nodes.context import WorkflowContext, WorkflowMeta
-from horsies.workflow.nodes.factory import NodeFactory, from_node
-from horsies.workflow.nodes.nodes import (
-    AnyNode,
-    MapNode,
-    NodeKey,
-    OnError,
-    SignalNode,
-    SleepNode,
-    SubWorkflowNode,
-    SuccessCase,
-    SuccessPolicy,
-    TaskNode,
-)
-from horsies.workflow.run.control import (
-    pause_workflow,
-    pause_workflow_sync,
-    resume_workflow,
-    resume_workflow_sync,
-)
-from horsies.workflow.run.handle import WorkflowHandle
-from horsies.workflow.run.info import (
-    HandleErrorCode,
-    HandleOperationError,
-    HandleResult,
-    SignalDelivery,
-    WorkflowInfo,
-    WorkflowStartError,
-    WorkflowStartErrorCode,
-    WorkflowStartResult,
-    WorkflowTaskInfo,
-)
-from horsies.workflow.run.start import (
-    start_many,
-    start_many_async,
-    start_workflow,
-    start_workflow_async,
-)
-from horsies.workflow.spec import WorkflowSpec, WorkflowTerminalResults
+
+if TYPE_CHECKING:
+    from horsies.app import ChildProcessStartHook, Horsies, get_current_app
+    from horsies.config.app import (
+        AppConfig,
+        CustomQueueConfig,
+        PayloadConfig,
+        PayloadPolicy,
+        QueueMode,
+        RecoveryConfig,
+        WorkerResilienceConfig,
+    )
+    from horsies.config.postgres import PostgresConfig
+    from horsies.config.schedules import ScheduleConfig, TaskSchedule, WorkflowSchedule
+    from horsies.config.tracing import TracingConfig
+    from horsies.db.statements.monitor import (
+        ExpiredTask,
+        QueueState,
+        StaleTask,
+        WorkerStateSnapshot,
+        WorkerStats,
+    )
+    from horsies.db.statements.schedules import ScheduleRun, ScheduleState
+    from horsies.db.statements.tasks import TaskAttemptInfo, TaskProgress
+    from horsies.error_codes import (
+        BUILTIN_CODE_REGISTRY,
+        BuiltInTaskCode,
+        ContractCode,
+        OperationalErrorCode,
+        OutcomeCode,
+        RetrievalCode,
+    )
+    from horsies.errors import (
+        ConfigurationError,
+        ErrorCode,
+        HorsiesError,
+        MultipleValidationErrors,
+        NoCurrentTaskError,
+        RegistryError,
+        ResultTimeout,
+        ResultUnavailable,
+        RetryLater,
+        SourceLocation,
+        TaskDefinitionError,
+        TaskFailed,
+        TaskStopped,
+        TaskWatchFailed,
+        ValidationReport,
+        WorkflowContextMissingIdError,
+        WorkflowValidationError,
+    )
+    from horsies.monitor.actions import TaskRetried
+    from horsies.monitor.health import DatabasePing, WorkerPong
+    from horsies.result import Err, Ok, Result, UnwrapError, is_err, is_ok
+    from horsies.retry import ExceptionMapper, RetryPolicy
+    from horsies.states import (
+        TASK_TERMINAL_STATES,
+        WORKFLOW_TASK_TERMINAL_STATES,
+        WORKFLOW_TERMINAL_STATES,
+        TaskAttemptOutcome,
+        TaskStatus,
+        WorkflowStatus,
+        WorkflowTaskStatus,
+    )
+    from horsies.task import TaskFunction, TaskSendFailed, TaskSendOptions
+    from horsies.task_result import SubWorkflowError, SubWorkflowSummary, TaskError, TaskResult
+    from horsies.tasks.broker import (
+        BrokerErrorCode,
+        BrokerOperationError,
+        BrokerResult,
+        PostgresBroker,
+    )
+    from horsies.tasks.handle import (
+        TaskActionError,
+        TaskActionErrorCode,
+        TaskCancelled,
+        TaskHandle,
+        TaskInfo,
+    )
+    from horsies.tasks.options import OutgoingTask
+    from horsies.tasks.request import (
+        TaskSendError,
+        TaskSendErrorCode,
+        TaskSendPayload,
+        TaskSendResult,
+    )
+    from horsies.tasks.send import TaskCall
+    from horsies.timetable.next_run import calculate_next_run
+    from horsies.timetable.patterns import (
+        BothDays,
+        ByMonthDay,
+        ByWeekday,
+        CronSchedule,
+        DailySchedule,
+        DaySelector,
+        EitherDay,
+        EveryDay,
+        HourlySchedule,
+        IntervalSchedule,
+        MonthlySchedule,
+        SchedulePattern,
+        WeeklySchedule,
+    )
+    from horsies.timetable.terms import (
+        CronEnumRange,
+        CronEnumStep,
+        CronEnumValues,
+        CronEvery,
+        CronRange,
+        CronStep,
+        CronValues,
+        Month,
+        Weekday,
+    )
+    from horsies.workflow.build.shape import slugify
+    from horsies.workflow.definition import WorkflowDefinition
+    from horsies.workflow.nodes.context import WorkflowContext, WorkflowMeta
+    from horsies.workflow.nodes.factory import NodeFactory, from_node
+    from horsies.workflow.nodes.nodes import (
+        AnyNode,
+        MapNode,
+        NodeKey,
+        OnError,
+        SignalNode,
+        SleepNode,
+        SubWorkflowNode,
+        SuccessCase,
+        SuccessPolicy,
+        TaskNode,
+    )
+    from horsies.workflow.run.control import (
+        pause_workflow,
+        pause_workflow_sync,
+        resume_workflow,
+        resume_workflow_sync,
+    )
+    from horsies.workflow.run.handle import WorkflowHandle
+    from horsies.workflow.run.info import (
+        HandleErrorCode,
+        HandleOperationError,
+        HandleResult,
+        SignalDelivery,
+        WorkflowInfo,
+        WorkflowStartError,
+        WorkflowStartErrorCode,
+        WorkflowStartResult,
+        WorkflowTaskInfo,
+    )
+    from horsies.workflow.run.start import (
+        start_many,
+        start_many_async,
+        start_workflow,
+        start_workflow_async,
+    )
+    from horsies.workflow.spec import WorkflowSpec, WorkflowTerminalResults
 
 __all__ = [
     # the application and its tasks
@@ -330,3 +339,87 @@ __all__ = [
     "SourceLocation",
     "__version__",
 ]
+
+# A name is imported from its module when it is first used: a program that sends tasks loads neither
+# schedules nor the monitor. The names are those of the block above, which type checkers read.
+_NAMES_BY_MODULE = {
+    "app": "ChildProcessStartHook Horsies get_current_app",
+    "config.app": (
+        "AppConfig CustomQueueConfig PayloadConfig PayloadPolicy QueueMode RecoveryConfig "
+        "WorkerResilienceConfig"
+    ),
+    "config.postgres": "PostgresConfig",
+    "config.schedules": "ScheduleConfig TaskSchedule WorkflowSchedule",
+    "config.tracing": "TracingConfig",
+    "db.statements.monitor": "ExpiredTask QueueState StaleTask WorkerStateSnapshot WorkerStats",
+    "db.statements.schedules": "ScheduleRun ScheduleState",
+    "db.statements.tasks": "TaskAttemptInfo TaskProgress",
+    "error_codes": (
+        "BUILTIN_CODE_REGISTRY BuiltInTaskCode ContractCode OperationalErrorCode OutcomeCode "
+        "RetrievalCode"
+    ),
+    "errors": (
+        "ConfigurationError ErrorCode HorsiesError MultipleValidationErrors NoCurrentTaskError "
+        "RegistryError ResultTimeout ResultUnavailable RetryLater SourceLocation "
+        "TaskDefinitionError TaskFailed TaskStopped TaskWatchFailed ValidationReport "
+        "WorkflowContextMissingIdError WorkflowValidationError"
+    ),
+    "monitor.actions": "TaskRetried",
+    "monitor.health": "DatabasePing WorkerPong",
+    "result": "Err Ok Result UnwrapError is_err is_ok",
+    "retry": "ExceptionMapper RetryPolicy",
+    "states": (
+        "TASK_TERMINAL_STATES WORKFLOW_TASK_TERMINAL_STATES WORKFLOW_TERMINAL_STATES "
+        "TaskAttemptOutcome TaskStatus WorkflowStatus WorkflowTaskStatus"
+    ),
+    "task": "TaskFunction TaskSendFailed TaskSendOptions",
+    "task_result": "SubWorkflowError SubWorkflowSummary TaskError TaskResult",
+    "tasks.broker": "BrokerErrorCode BrokerOperationError BrokerResult PostgresBroker",
+    "tasks.handle": "TaskActionError TaskActionErrorCode TaskCancelled TaskHandle TaskInfo",
+    "tasks.options": "OutgoingTask",
+    "tasks.request": "TaskSendError TaskSendErrorCode TaskSendPayload TaskSendResult",
+    "tasks.send": "TaskCall",
+    "timetable.next_run": "calculate_next_run",
+    "timetable.patterns": (
+        "BothDays ByMonthDay ByWeekday CronSchedule DailySchedule DaySelector EitherDay EveryDay "
+        "HourlySchedule IntervalSchedule MonthlySchedule SchedulePattern WeeklySchedule"
+    ),
+    "timetable.terms": (
+        "CronEnumRange CronEnumStep CronEnumValues CronEvery CronRange CronStep CronValues Month "
+        "Weekday"
+    ),
+    "workflow.build.shape": "slugify",
+    "workflow.definition": "WorkflowDefinition",
+    "workflow.nodes.context": "WorkflowContext WorkflowMeta",
+    "workflow.nodes.factory": "NodeFactory from_node",
+    "workflow.nodes.nodes": (
+        "AnyNode MapNode NodeKey OnError SignalNode SleepNode SubWorkflowNode SuccessCase "
+        "SuccessPolicy TaskNode"
+    ),
+    "workflow.run.control": (
+        "pause_workflow pause_workflow_sync resume_workflow resume_workflow_sync"
+    ),
+    "workflow.run.handle": "WorkflowHandle",
+    "workflow.run.info": (
+        "HandleErrorCode HandleOperationError HandleResult SignalDelivery WorkflowInfo "
+        "WorkflowStartError WorkflowStartErrorCode WorkflowStartResult WorkflowTaskInfo"
+    ),
+    "workflow.run.start": "start_many start_many_async start_workflow start_workflow_async",
+    "workflow.spec": "WorkflowSpec WorkflowTerminalResults",
+}
+_MODULES = {name: module for module, names in _NAMES_BY_MODULE.items() for name in names.split()}
+
+
+if not TYPE_CHECKING:  # for a type checker, a name that is not in the block above does not exist
+
+    def __getattr__(name):
+        if name not in _MODULES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from importlib import import_module
+
+        value = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+        globals()[name] = value
+        return value
+
+    def __dir__():
+        return sorted({*globals(), *__all__})

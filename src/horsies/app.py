@@ -11,15 +11,15 @@ import os
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
-from typing import Any, ParamSpec, TypeVar, Unpack, overload
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack, overload
 
-from horsies.check import import_errors, live_errors, policy_errors, policy_warnings
 from horsies.config.app import AppConfig
-from horsies.config.postgres import PostgresConfig
+from horsies.config.sources import as_app_config, environment_migrates
 from horsies.db.database import resolve_url
-from horsies.errors import ConfigurationError, ErrorCode, HorsiesError
+from horsies.errors import HorsiesError
 from horsies.modules import (
+    Deferred,
     expand_module_globs,
     import_entries,
     import_entry,
@@ -30,8 +30,6 @@ from horsies.modules import (
 from horsies.monitor.operations import Operations
 from horsies.result import Ok
 from horsies.retry import RetryPolicy
-from horsies.scheduler.api import Schedules
-from horsies.scheduler.entry import Application, schedule_errors
 from horsies.task import AnyTask, RegisteredTasks, TaskDecorator, TaskFunction, handle_of
 from horsies.task_result import TaskError, TaskResult
 from horsies.tasks.broker import BrokerResult, PostgresBroker, build_broker
@@ -56,9 +54,23 @@ from horsies.tasks.hooks import (
 from horsies.tasks.options import SendHook, SendKeywords, refuse_bad_send_hook
 from horsies.tasks.request import TaskSendError, TaskSendResult
 from horsies.tasks.send import Producer, store_prepared, store_prepared_async
-from horsies.workflow.checks import Builder, Case, RegisteredBuilder, workflow_errors
-from horsies.workflow.handles import WorkflowHandles
-from horsies.workflow.spec import WorkflowMaker
+
+if TYPE_CHECKING:
+    from horsies import check
+    from horsies.scheduler import api as schedules
+    from horsies.scheduler import entry
+    from horsies.scheduler.api import Schedules
+    from horsies.workflow import checks, handles, spec
+    from horsies.workflow.checks import Builder, Case, RegisteredBuilder
+    from horsies.workflow.handles import WorkflowHandles
+    from horsies.workflow.spec import WorkflowMaker
+else:  # parts that a producer may never need
+    check = Deferred("horsies.check")
+    schedules = Deferred("horsies.scheduler.api")
+    entry = Deferred("horsies.scheduler.entry")
+    checks = Deferred("horsies.workflow.checks")
+    handles = Deferred("horsies.workflow.handles")
+    spec = Deferred("horsies.workflow.spec")
 
 ChildProcessStartHook = ChildProcessHook
 P = ParamSpec("P")
@@ -66,36 +78,10 @@ T = TypeVar("T")
 Hook = TypeVar("Hook", bound=ChildProcessHook)
 Around = TypeVar("Around", bound=AroundTask)
 SendHookType = TypeVar("SendHookType", bound=SendHook)
-MIGRATION_VARIABLE = "HORSIES_MIGRATE"
 SUPPRESSION_VARIABLES = ("HORSIES_SUPPRESS_SENDS", "TASKLIB_SUPPRESS_SENDS")
 
 logger = logging.getLogger("horsies.app")
 _current: list[Horsies] = []
-
-
-def _app_config(config: object) -> AppConfig:
-    if isinstance(config, AppConfig):
-        return config
-    if config is None:
-        return AppConfig(broker=PostgresConfig.from_env())
-    if isinstance(config, str):
-        return AppConfig(broker=PostgresConfig(database_url=config))
-    raise ConfigurationError(
-        f"Horsies takes an AppConfig or a database URL, not {type(config).__name__}.",
-        code=ErrorCode.BROKER_INVALID_URL,
-        help_text='Horsies("postgresql://..."), or Horsies(AppConfig(broker=PostgresConfig(...)))',
-    )
-
-
-def _environment_migrates() -> bool:
-    value = os.environ.get(MIGRATION_VARIABLE, "1")
-    if value not in ("0", "1"):
-        raise ConfigurationError(
-            f"{MIGRATION_VARIABLE} must be 0 or 1, not {value!r}.",
-            code=ErrorCode.CONFIG_INVALID_SCHEMA,
-            help_text=f"{MIGRATION_VARIABLE}=0 leaves the schema to `horsies migrate`",
-        )
-    return value == "1"
 
 
 class Horsies(Operations):
@@ -121,8 +107,8 @@ class Horsies(Operations):
         migrate: bool = True,
         run_schema_migrations: bool = True,
     ) -> None:
-        self.config = _app_config(config)
-        self.migrates = migrate and run_schema_migrations and _environment_migrates()
+        self.config = as_app_config(config)
+        self.migrates = migrate and run_schema_migrations and environment_migrates()
         self._role = "producer"
         self._tasks: dict[str, AnyTask] = {}
         self.tasks = RegisteredTasks(self._tasks)
@@ -135,8 +121,6 @@ class Horsies(Operations):
         self._suppressed = False
         self._running_imports: list[object] = []
         self._producer = Producer(self.config, self.get_broker, self.are_sends_suppressed)
-        self.workflow = WorkflowMaker(self._producer)
-        self.workflow_handle = WorkflowHandles(self.get_broker, self.get_task)
 
     # Defining tasks
 
@@ -166,6 +150,7 @@ class Horsies(Operations):
         default_unhandled_error_code: str | None = None,
         timeout_ms: int | None = None,
         on_stop: OnStop = "finish",
+        burst: bool = False,
     ) -> TaskDecorator: ...
     def task(
         self,
@@ -177,6 +162,7 @@ class Horsies(Operations):
         default_unhandled_error_code: str | None = None,
         timeout_ms: int | None = None,
         on_stop: OnStop = "finish",
+        burst: bool = False,
         **unknown: object,
     ) -> Any:
         """Register a function as a task; without a name, as ``module.function``.
@@ -189,7 +175,8 @@ class Horsies(Operations):
         that leave the function. ``timeout_ms`` (at least 100) stops an attempt that takes longer.
         ``on_stop`` says what a stopping worker does with a running attempt: let it ``"finish"`` within
         the grace period, else fail it with WORKER_STOPPED; the same, but ``"requeue"`` the task instead
-        of failing it, without using up a retry; or ``"fail"`` it at once.
+        of failing it, without using up a retry; or ``"fail"`` it at once. ``burst`` lets a child hold
+        several very short tasks, as it may those retried after WORKER_CRASHED; see the guarantees.
 
         Example:
             @app.task
@@ -207,6 +194,7 @@ class Horsies(Operations):
             timeout_ms,
             unknown,
             on_stop,
+            burst,
         )
 
         def decorate(function: Any, name: str | None = None) -> AnyTask:
@@ -232,7 +220,17 @@ class Horsies(Operations):
         """Return a registered task, or None."""
         return self._tasks.get(task_name)
 
-    # Defining workflows: ``app.workflow(name, nodes, ...)`` is set above
+    # Defining workflows
+
+    @cached_property
+    def workflow(self) -> WorkflowMaker:
+        """Make the specification of a workflow: ``app.workflow(name, nodes, ...)``."""
+        return spec.WorkflowMaker(self._producer)
+
+    @cached_property
+    def workflow_handle(self) -> WorkflowHandles:
+        """Make a handle for a run that was started elsewhere: ``app.workflow_handle(workflow_id)``."""
+        return handles.WorkflowHandles(self.get_broker, self.get_task)
 
     def workflow_builder(self, cases: Sequence[Case] | None = None) -> Callable[[Builder], Builder]:
         """Let ``check`` call a function that builds a WorkflowSpec, once per case of parameters.
@@ -243,7 +241,7 @@ class Horsies(Operations):
         """
 
         def register(function: Builder) -> Builder:
-            self._builders.append(RegisteredBuilder(function, cases))
+            self._builders.append(checks.RegisteredBuilder(function, cases))
             return function
 
         return register
@@ -255,7 +253,7 @@ class Horsies(Operations):
     @property
     def schedules(self) -> Schedules:
         """The schedules in the database, with ``add``, ``remove``, ``list``, ``pause``, ``run`` and more."""
-        return Schedules(self._producer, self.definitions, self)
+        return schedules.Schedules(self._producer, self.definitions, self)
 
     # Queues
 
@@ -462,17 +460,23 @@ class Horsies(Operations):
         home = module_of(self._home, self)
         modules = [] if home is None else [home]
         with self.sends_suppressed():
-            errors = import_errors(self._modules, lambda entry: modules.append(import_entry(entry)))
-            errors = errors or workflow_errors(self, modules, self._builders)
-        errors = errors or policy_errors(self.config, self.definitions().values())
-        for warning in [] if errors else policy_warnings(self.config, self.definitions().values()):
+            errors = check.import_errors(
+                self._modules, lambda name: modules.append(import_entry(name))
+            )
+            errors = errors or checks.workflow_errors(self, modules, self._builders)
+        errors = errors or check.policy_errors(self.config, self.definitions().values())
+        for warning in (
+            [] if errors else check.policy_warnings(self.config, self.definitions().values())
+        ):
             logger.warning("%s", warning)
         if not errors and self.role != "worker":  # a worker runs the tasks of any schedule
             with self.sends_suppressed():
-                errors = schedule_errors(Application(self.config, self.definitions(), self))
+                errors = entry.schedule_errors(
+                    entry.Application(self.config, self.definitions(), self)
+                )
         if errors or not live:
             return errors
-        return live_errors(self.config.broker, role=self.role, migrates=self.migrates)
+        return check.live_errors(self.config.broker, role=self.role, migrates=self.migrates)
 
     def close(self) -> BrokerResult[None]:
         """Close the connections of this process; the next use reconnects."""

@@ -2,6 +2,8 @@
 
 Producers, workers, children and `check` all find tasks through `import_entry`. A module imported by
 path here and by `from tasks import add` elsewhere must be one module, or its tasks would exist twice.
+
+`Deferred` is for modules of horsies itself that most processes never need.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from collections.abc import Iterator, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from horsies.database_url import mask_url
 from horsies.errors import ConfigurationError, ErrorCode, HorsiesError, SourceLocation
@@ -38,6 +41,22 @@ _LIBRARY_DIRECTORIES = tuple(
 
 _OWN_NAME_PREFIX = "horsies_file_"
 _imported_by_path: set[str] = set()
+
+
+class Deferred:
+    """Stands for a module that is imported when one of its names is first used.
+
+    The module that uses it imports the real one under ``TYPE_CHECKING`` and has a ``Deferred`` otherwise.
+    """
+
+    __slots__ = ("_module_name",)
+
+    def __init__(self, module_name: str) -> None:
+        self._module_name = module_name
+
+    def __getattr__(self, name: str) -> Any:
+        # The value is not kept: tests replace attributes of modules. A look-up takes 0.5 µs.
+        return getattr(importlib.import_module(self._module_name), name)
 
 
 class MissingModuleFile(FileNotFoundError):

@@ -16,9 +16,10 @@ from horsies.db.paging import Page
 from horsies.db.statements.actions import ActionRow
 from horsies.db.statements.monitor import TaskSummary
 from horsies.db.statements.workflows import RunSummary
+from horsies.monitor.defaults import LIMIT_MAX
 from horsies.monitor.explain.explain import Explanation, Reason
 from horsies.monitor.metrics import count_sends
-from horsies.monitor.queries import LIMIT_MAX, OneOrMore, RunPage, TaskPage
+from horsies.monitor.queries import OneOrMore, RunPage, TaskPage
 from horsies.tasks.recording import Actor, acting_as
 
 __all__ = [

@@ -7,10 +7,11 @@ and ``tasks/request.py`` checks them again at run time before anything is stored
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
-from typing import Any, Generic, ParamSpec, Protocol, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, Unpack, overload
 
 import typing_extensions
 
+from horsies.modules import Deferred
 from horsies.result import Err
 from horsies.task_result import TaskError, TaskResult
 from horsies.tasks.definition import TaskDefinition
@@ -25,7 +26,12 @@ from horsies.tasks.send import (
     store_prepared,
     store_prepared_async,
 )
-from horsies.workflow.nodes.factory import NodeFactory, NodeOptions
+
+if TYPE_CHECKING:
+    from horsies.workflow.nodes import factory
+    from horsies.workflow.nodes.factory import NodeFactory, NodeOptions
+else:
+    factory = Deferred("horsies.workflow.nodes.factory")
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -212,7 +218,7 @@ class TaskFunction(TaskSendOptions[P, T], Generic[P, T, R_co]):
             first = fetch.node()(url="https://example.org")
             total = count.node(queue="slow")(page=from_node(first))
         """
-        return NodeFactory(self, options)
+        return factory.NodeFactory(self, options)
 
     def retry_send(self, error: TaskSendError) -> TaskSendResult[TaskHandle[T]]:
         """Repeat a send that failed with ENQUEUE_FAILED; the task is stored at most once."""

@@ -296,7 +296,7 @@ def pages_read(connection: Connection[Any], positions: Positions) -> int:
 @settings(
     max_examples=examples(25),
     deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(
     steps=st.lists(

@@ -31,7 +31,7 @@ STATUSES = {*TaskStatus, *WorkflowStatus, *WorkflowTaskStatus, *TaskAttemptOutco
 ERROR_CODES = {*OperationalErrorCode, *ContractCode, *RetrievalCode, *OutcomeCode}
 # What a control function answers instead of a status.
 ANSWERS = {"NO_FAILED_NODE", "PARENT_ENDED", "KEY_TAKEN", "UNKNOWN_SIGNAL"}
-WORDS_OF_POSTGRESQL = {"UTC", "USAGE", "CREATE", "SELECT", "INSERT", "UPDATE", "DELETE"}
+WORDS_OF_POSTGRESQL = {"UTC", "USAGE", "CREATE", "SELECT", "INSERT", "UPDATE", "DELETE", "TRUNCATE"}
 
 OPEN_TASKS = set(TaskStatus) - TASK_TERMINAL_STATES
 OPEN_RUNS = set(WorkflowStatus) - WORKFLOW_TERMINAL_STATES

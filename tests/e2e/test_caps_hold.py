@@ -58,7 +58,7 @@ def most_at_once(directory: Path) -> dict[str, int]:
 def kill_a_busy_one(fleet: Fleet, connection: Database) -> None:
     """Kill a worker that has just been running a task."""
     living = {worker.pid: worker for worker in fleet.workers if worker.process.poll() is None}
-    busy = wait_until(lambda: connection.execute(BUSY_WORKER, (list(living),)).fetchall(), 10)
+    busy = wait_until(lambda: connection.execute(BUSY_WORKER, (list(living),)).fetchall())
     victim = living[busy[0][0]]
     victim.signal(signal.SIGKILL)
     victim.wait()
@@ -102,15 +102,13 @@ def test_a_place_freed_by_one_worker_wakes_another_at_once(
 ) -> None:
     """A stopping worker frees a place it will not take again; nobody waits for the poll."""
     first = start(fleet)
-    blocker = capped.occupy_narrow.send(1.0).unwrap()
-    wait_until(lambda: count(connection, "RUNNING") == 1, 10)
-    start(fleet)
+    blocker = capped.occupy_narrow.send(3.0).unwrap()
+    wait_until(lambda: count(connection, "RUNNING") == 1)
+    fleet.start(processes=1, application=APPLICATION, config=HARDLY_POLLS)
     blocked = capped.occupy_narrow.send(0.0).unwrap()
     first.signal(signal.SIGTERM)
-    assert blocker.get(10_000).is_ok()
-    began = time.monotonic()
-    assert blocked.get(10_000).is_ok()
-    assert time.monotonic() - began < 1.5
+    assert blocker.get(30_000).is_ok()
+    assert blocked.get(30_000).is_ok()
     assert first.wait() == 0
 
 
@@ -120,12 +118,12 @@ def test_a_place_freed_by_the_death_of_a_worker_wakes_another_at_once(
     """The one that notices the death is busy; the one that could go on lives on notifications."""
     victim = fleet.start(processes=1, application=APPLICATION)
     blocker = capped.occupy_narrow_once.send(600).unwrap()
-    wait_until(lambda: count(connection, "RUNNING") == 1, 10)
+    wait_until(lambda: count(connection, "RUNNING") == 1)
     fleet.start(processes=1, application=APPLICATION)
     capped.occupy_open.send(600).unwrap()
-    wait_until(lambda: count(connection, "RUNNING") == 2, 10)
+    wait_until(lambda: count(connection, "RUNNING") == 2)
     fleet.start(processes=1, application=APPLICATION, config=HARDLY_POLLS)
     blocked = capped.occupy_narrow.send(0.0).unwrap()
     victim.signal(signal.SIGKILL)
-    assert blocker.get(20_000).err_value.error_code == "WORKER_CRASHED"
-    assert blocked.get(10_000).is_ok()
+    assert blocker.get(30_000).err_value.error_code == "WORKER_CRASHED"
+    assert blocked.get(30_000).is_ok()

@@ -72,12 +72,12 @@ def test_a_task_expires_on_time_whatever_the_workers_clock_says(
     in_time = (
         programs.noop.with_options(good_until=deadline + timedelta(seconds=30)).send().unwrap()
     )
-    assert late.get(10_000).err_value.error_code == "TASK_EXPIRED"
+    assert late.get(30_000).err_value.error_code == "TASK_EXPIRED"
     row = task(connection, late.task_id)
     assert row.failed_at is not None
     # A busy worker notices at its poll, five seconds by default, or when a child is free.
     assert 0 <= (row.failed_at - deadline).total_seconds() < 6
-    assert in_time.get(10_000).is_ok()
+    assert in_time.get(30_000).is_ok()
 
 
 def test_leases_hold_between_workers_with_different_clocks(
@@ -85,12 +85,12 @@ def test_leases_hold_between_workers_with_different_clocks(
 ) -> None:
     holder = fleet.start(processes=1, config=LEASES, environment=skew(fleet, BEHIND))
     programs.sleep.send(3.5).unwrap()
-    wait_until(lambda: journal.lines("start"), 10)
+    wait_until(lambda: journal.lines("start"))
     held = [programs.sleep.send(0).unwrap() for _ in range(2)]
     wait_until(lambda: count(connection, "CLAIMED") == 2)
     ahead = fleet.start(config=LEASES, environment=skew(fleet, AHEAD))
     for one in held:
-        assert one.get(10_000).is_ok()
+        assert one.get(30_000).is_ok()
     owners = {task(connection, one.task_id).claimed_by_worker_id for one in held}
     assert owners == {worker_id_of(connection, holder)}
     assert {task(connection, one.task_id).generation for one in held} == {1}

@@ -20,7 +20,7 @@ def wait_until_all_are_closed(fleet: Fleet, connection: Database) -> None:
 
     A client does not wait for that: right after `close`, 54 of 60 applications still had a session.
     """
-    wait_until(lambda: held_connections(fleet, connection, "horsies:") == 0, 10)
+    wait_until(lambda: held_connections(fleet, connection, "horsies:") == 0)
 
 
 def test_sixteen_children_share_at_most_four_connections(

@@ -89,7 +89,7 @@ def test_crashes_of_the_database_under_load_lose_nothing_and_repeat_nothing(
     with sending(own_fleet.way) as producer:
         for _ in range(CYCLES):
             wanted = len(own_fleet.journal.lines()) + dice.randint(1, 60)
-            wait_until(lambda wanted=wanted: len(own_fleet.journal.lines()) >= wanted, 20)  # type: ignore[misc]
+            wait_until(lambda wanted=wanted: len(own_fleet.journal.lines()) >= wanted)  # type: ignore[misc]
             own_server.crash()
             own_server.start()
     with psycopg.connect(own_server.url, autocommit=True) as connection:

@@ -130,7 +130,7 @@ def test_two_releases_run_everything_that_one_of_them_has(
     for scheduler in schedulers:
         wait_until_serving(scheduler)
     scheduled = "SELECT DISTINCT schedule_name FROM horsies_tasks WHERE schedule_name IS NOT NULL"
-    wait_until(lambda: len(connection.execute(scheduled).fetchall()) == 3, 20)
+    wait_until(lambda: len(connection.execute(scheduled).fetchall()) == 3)
     for scheduler in schedulers:
         assert scheduler.stop() == 0
     wait_until_done(connection)
@@ -160,7 +160,7 @@ def test_a_task_that_no_worker_knows_yet_waits_for_the_next_release(
     (run_id,) = runs.start(connection, fresh_run(releases))
     old.wait_for("unknown_task", times=2)
     start(fleet, 2)
-    assert sent.get(timeout_ms=20_000).ok_value == 1
+    assert sent.get(timeout_ms=30_000).ok_value == 1
     runs.wait_for(connection, run_id, "COMPLETED")
     assert journal.lines("added", sent.task_id)[0].label == "1  by 2"
     assert set(statuses(connection)) == {"COMPLETED"}
@@ -174,7 +174,7 @@ def test_a_worker_does_not_claim_an_unknown_name_twice(
     old.wait_for("unknown_task")
     later = [releases.tasks.added.send(number).unwrap() for number in range(20)]
     known = releases.tasks.shared.send(3).unwrap()
-    assert known.get(timeout_ms=20_000).ok_value == 3
+    assert known.get(timeout_ms=30_000).ok_value == 3
     for handle in later:
         row = task(connection, handle.task_id)
         assert (row.status, row.generation) == ("PENDING", 0)
@@ -196,7 +196,7 @@ def test_a_task_fails_once_no_worker_has_known_it_for_the_grace_period(
     sent = releases.tasks.added.send(1).unwrap()
     (run_id,) = runs.start(connection, fresh_run(releases))
     old.wait_for("unknown_task", times=2)
-    error = sent.get(timeout_ms=20_000).err_value
+    error = sent.get(timeout_ms=30_000).err_value
     assert error.error_code == "WORKER_RESOLUTION_ERROR"
     assert "'added'" in (error.message or "")
     (attempt,) = attempts(connection, sent.task_id)

@@ -23,11 +23,11 @@ def test_a_fast_worker_takes_what_a_slow_one_cannot(
 ) -> None:
     fleet.start(processes=1)
     slow = programs.sleep.send(60).unwrap()
-    wait_until(lambda: journal.lines("start"), 10)
+    wait_until(lambda: journal.lines("start"))
     fleet.start(processes=1)
     short = programs.noop.send_many(programs.noop.bind() for _ in range(100)).unwrap()
     began = time.monotonic()
-    wait_until(lambda: count(connection, "COMPLETED") == 100, 10)
+    wait_until(lambda: count(connection, "COMPLETED") == 100)
     print(f"100 tasks in {time.monotonic() - began:.2f} s beside a slow worker")
     assert task(connection, slow.task_id).status == "RUNNING"
     slow_worker = task(connection, slow.task_id).claimed_by_worker_id
@@ -57,7 +57,7 @@ def test_an_idle_worker_costs_next_to_nothing(
     seen: set[tuple[object, ...]] = set()
     with psycopg.connect(server_url, autocommit=True) as server:
         settled = time.monotonic() + 3 * POLL_SECONDS
-        wait_until(lambda: time.monotonic() > settled, 10)
+        wait_until(lambda: time.monotonic() > settled)
         known = last_transactions(server, database)
         began = time.monotonic()
         while time.monotonic() < began + POLLS * POLL_SECONDS:
@@ -73,6 +73,6 @@ def test_one_task_starts_once_however_many_workers_wait_for_it(
     for worker in [fleet.start(processes=1, ready=False) for _ in range(3)]:
         worker.wait_until_ready()
     for _ in range(20):
-        assert programs.sleep.send(0).unwrap().get(10_000).is_ok()
+        assert programs.sleep.send(0).unwrap().get(30_000).is_ok()
     assert len(journal.lines("start")) == 20
     assert {row.generation for row in tasks(connection)} == {1}

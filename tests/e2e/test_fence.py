@@ -59,12 +59,12 @@ def test_a_frozen_worker_wakes_to_find_its_tasks_gone_and_kills_its_children(
             connection.execute(CLAIM_ELSEWHERE, (sent.task_id,))
         # One of the two ends meanwhile; its report waits in the socket of the frozen parent.
         wait_until(lambda: journal.lines("end", ending.task_id))
-        wait_until(lambda: time.monotonic() > over_at, 10)
+        wait_until(lambda: time.monotonic() > over_at)
         worker.signal(signal.SIGCONT)
-        wait_until(lambda: all(map(is_gone, children)), 1, "children outlived the freeze")
+        wait_until(lambda: all(map(is_gone, children)), 30, "children outlived the freeze")
         # The worker is well and works on.
-        assert programs.add.send(1, 2).unwrap().get(10_000).ok_value == 3
-        worker.wait_for("outcome_dropped", 5, times=2)
+        assert programs.add.send(1, 2).unwrap().get(30_000).ok_value == 3
+        worker.wait_for("outcome_dropped", times=2)
         for sent in (running, ending):
             row = task(connection, sent.task_id)
             assert (row.status, row.claimed_by_worker_id) == ("RUNNING", "another")
@@ -87,7 +87,7 @@ def test_a_short_freeze_costs_nothing(
     freeze(worker)
     wait_until(lambda: journal.lines("end"))
     worker.signal(signal.SIGCONT)
-    assert sent.get(5_000).ok_value == "done"
+    assert sent.get(30_000).ok_value == "done"
     assert len(attempts(connection, sent.task_id)) == 1
 
 
@@ -98,7 +98,7 @@ def test_a_worker_that_claims_its_own_lost_task_again_records_the_new_attempt_on
     sent = programs.sleep.send(1.0, "same").unwrap()
     wait_until(lambda: journal.lines("start"))
     connection.execute(TAKE_AWAY, (sent.task_id,))
-    assert sent.get(10_000).ok_value == "done"
+    assert sent.get(30_000).ok_value == "done"
     row = task(connection, sent.task_id)
     assert (row.status, row.generation) == ("COMPLETED", 2)
     first, second = journal.lines("start")
@@ -118,7 +118,7 @@ def test_a_task_that_was_taken_away_ends_without_a_trace(
     with connection.transaction():
         connection.execute(TAKE_AWAY, (sent.task_id,))
         connection.execute(CLAIM_ELSEWHERE, (sent.task_id,))
-    worker.wait_for("outcome_dropped", 5)
+    worker.wait_for("outcome_dropped")
     wait_for_status(connection, sent.task_id, "RUNNING")
     assert attempts(connection, sent.task_id) == []
     assert worker.stop() == 0
@@ -131,11 +131,11 @@ def test_a_worker_frozen_under_load_records_nothing_for_what_it_lost(
     with witnessed(connection):
         for task_function in (programs.sleep, programs.sleep_again):
             task_function.send_many(task_function.bind(0.02) for _ in range(150)).unwrap()
-        wait_until(lambda: len(journal.lines("end")) >= 40, 10)
+        wait_until(lambda: len(journal.lines("end")) >= 40)
         over_at = freeze(frozen)
         lost = recover_dead_workers(connection)
         fleet.start(processes=2, config=NO_REAPER)
-        wait_until(lambda: time.monotonic() > over_at, 10)
+        wait_until(lambda: time.monotonic() > over_at)
         frozen.signal(signal.SIGCONT)
         wait_until_empty(connection, 30)
         assert frozen.stop() == 0
@@ -152,8 +152,8 @@ def test_long_tasks_and_only_those_are_said_to_be_alive(
     fleet.start(config=NO_REAPER)
     long = programs.sleep.send(2.5).unwrap()
     short = [programs.noop.send().unwrap() for _ in range(5)]
-    assert all(one.get(5_000).is_ok() for one in short)
-    assert long.get(10_000).is_ok()
+    assert all(one.get(30_000).is_ok() for one in short)
+    assert long.get(30_000).is_ok()
     beats = connection.execute(
         "SELECT task_id::text, role, pid, sender_id FROM horsies_heartbeats"
     ).fetchall()

@@ -53,7 +53,7 @@ def test_a_stop_hook_that_overruns_its_limit_is_given_up(fleet: Fleet) -> None:
         config={"hook_timeout_seconds": 0.5},
         environment={FAILING_VARIABLE: "stop overruns"},
     )
-    assert worker.stop(10) == 0
+    assert worker.stop() == 0
     assert "stop hook close_first ran longer than 0.5 s" in worker.log()
 
 
@@ -93,12 +93,12 @@ def test_a_hook_that_fails_in_a_replacement_stops_the_worker_after_its_running_t
         environment={FAILING_VARIABLE: "raises later", FILE_VARIABLE: str(marker)},
     )
     task_id = insert_raw(connection, "rest", "[2.0]")
-    busy = wait_for_status(connection, task_id, "RUNNING", 5).worker_pid
+    busy = wait_for_status(connection, task_id, "RUNNING").worker_pid
     (idle,) = set(worker.family()) - {busy, *worker.guards()}
     marker.touch()
     os.kill(idle, signal.SIGKILL)
     worker.wait_for("worker_failed")
     assert "hook open_second raised RuntimeError: no licence left" in worker.log()
-    assert worker.wait(10) == 1
+    assert worker.wait() == 1
     assert task(connection, task_id).status == "COMPLETED"
     assert all(map(is_gone, worker.seen_pids))

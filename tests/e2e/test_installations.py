@@ -65,14 +65,14 @@ def test_two_installations_in_one_database_work_side_by_side(
     apps = {schema: application(config) for schema, config in configs.items()}
     for schema, (_, add) in apps.items():
         handles = add.send_many(add.bind(number, 1) for number in range(20)).unwrap()
-        assert [handle.get(10_000).ok_value for handle in handles] == list(range(1, 21)), schema
+        assert [handle.get(30_000).ok_value for handle in handles] == list(range(1, 21)), schema
     for schema, (app, _) in apps.items():
         assert [pong.pid for pong in app.ping_workers(min_responses=1).unwrap()] == [
             workers[schema].pid
         ]
     assert workers["second"].stop() == 0
     waiting = apps["second"][1].send(1, 1).unwrap()
-    assert apps["public"][1].send(1, 1).unwrap().get(10_000).is_ok()
+    assert apps["public"][1].send(1, 1).unwrap().get(30_000).is_ok()
     assert waiting.info().unwrap().status == "PENDING"
     with psycopg.connect(database_url, autocommit=True) as connection:
         for schema, expected in {"public": 21, "second": 21}.items():
@@ -101,7 +101,7 @@ def test_workers_producers_and_commands_work_under_unusual_settings(
         own_fleet.start()
         app, add = application(PostgresConfig(database_url=database_url))
         handle = add.send(1, 2).unwrap()
-        assert handle.get(10_000).ok_value == 3
+        assert handle.get(30_000).ok_value == 3
         assert handle.info(include_attempts=True).unwrap().completed_at is not None
         for arguments in (["status"], ["tasks"], ["workers"], ["show", handle.task_id]):
             shown = run_command(

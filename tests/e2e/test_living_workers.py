@@ -104,7 +104,7 @@ class Load:
         """Occupy both children of every worker: one until after the fault, one until its midst."""
         lengths = [seconds + 2.0, 2.0]
         ids = [insert_raw(connection, "sleep", f"[{length}]") for length in lengths * len(workers)]
-        wait_until(lambda: len(fleet.journal.lines("start")) == len(ids), 15)
+        wait_until(lambda: len(fleet.journal.lines("start")) == len(ids))
         return cls(fleet, workers, ids)
 
     def check(self, connection: Database, seconds: float = 30.0) -> None:
@@ -143,7 +143,7 @@ def test_an_outage_beyond_all_thresholds_costs_no_worker_and_no_task(
         workers = start_all(fleet, [way.url for way in ways])
         load = Load.on(connection, fleet, workers, OUTAGE_SECONDS)
         with away(ways, OUTAGE_SECONDS):
-            wait_until(lambda: len(fleet.journal.lines("end")) >= 3, 20)
+            wait_until(lambda: len(fleet.journal.lines("end")) >= 3)
         load.check(connection)
 
 
@@ -191,7 +191,7 @@ def test_a_locked_row_costs_no_other_task(fleet: Fleet, connection: Database) ->
     short = load.task_ids[1]
     with psycopg.connect(fleet.database_url) as other:
         other.execute("SELECT 1 FROM horsies_tasks WHERE id = %s FOR UPDATE", (short,))
-        wait_until(lambda: fleet.journal.lines("end", short), 20)
+        wait_until(lambda: fleet.journal.lines("end", short))
         let_pass(ROW_LOCK_SECONDS)
         other.rollback()
     load.check(connection)
@@ -248,7 +248,7 @@ def test_a_password_that_is_refused_for_a_while_costs_no_running_task(
         load = Load.on(connection, fleet, workers, OUTAGE_SECONDS)
         set_password(connection, "another horse")
         terminate_others(connection)
-        wait_until(lambda: all(one.events("database_lost") for one in workers), 10)
+        wait_until(lambda: all(one.events("database_lost") for one in workers))
         let_pass(OUTAGE_SECONDS)
         set_password(connection, PASSWORD)
         load.check(connection)

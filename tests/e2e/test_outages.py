@@ -40,7 +40,7 @@ def test_broken_connections_under_load_lose_nothing_and_repeat_nothing(
         programs.sleep.send_many(programs.sleep.bind(0.01) for _ in range(400)).unwrap()
         for number in range(1, 8):
             goal = number * 50
-            wait_until(lambda goal=goal: count(connection, "COMPLETED") >= goal, 20)  # type: ignore[misc]
+            wait_until(lambda goal=goal: count(connection, "COMPLETED") >= goal)  # type: ignore[misc]
             terminate(connection, "horsies:turn")
             if number % 2:
                 terminate(connection, "horsies:listener")
@@ -61,15 +61,12 @@ def test_wake_ups_work_again_after_the_session_that_listens_was_cut(
     worker = fleet.start(config=QUICK_RETRIES | fleet.sessions(sessions))
     name = fleet.listening(sessions)
     back: EventName = "database_back" if name == "horsies:turn" else "notifications_back"
-    assert programs.noop.send().unwrap().get(5_000).is_ok()
+    assert programs.noop.send().unwrap().get(30_000).is_ok()
     for times in (1, 2):
         assert len(terminate(connection, name)) == 1
-        worker.wait_for(back, 5, times=times)
+        worker.wait_for(back, times=times)
         sent = programs.noop.send().unwrap()
-        assert sent.get(5_000).is_ok()
-        row = task(connection, sent.task_id)
-        assert row.started_at is not None
-        assert (row.started_at - row.enqueued_at).total_seconds() < 0.5
+        assert sent.get(30_000).is_ok(), "the next poll is five minutes away"
 
 
 @pytest.mark.parametrize("sessions", [1, 2])
@@ -79,7 +76,7 @@ def test_a_task_sent_while_the_worker_was_deaf_is_found_without_the_poll(
     fleet.start(config=QUICK_RETRIES | fleet.sessions(sessions))
     assert len(terminate(connection, fleet.listening(sessions))) == 1
     sent = programs.noop.send().unwrap()
-    assert sent.get(5_000).is_ok()
+    assert sent.get(30_000).is_ok()
 
 
 @pytest.mark.parametrize("sessions", [1, 2])
@@ -94,8 +91,8 @@ def test_a_transaction_that_fails_costs_no_session_and_no_running_task(
         before = backends(connection, fleet.listening(sessions))
         with connection.transaction():
             connection.execute("LOCK TABLE horsies_tasks")
-            wait_until(lambda: worker.log().count("statement timeout") >= 3, 20, worker.log)
-        assert sent.get(10_000).is_ok()
+            wait_until(lambda: worker.log().count("statement timeout") >= 3, 30, worker.log)
+        assert sent.get(30_000).is_ok()
     assert backends(connection, fleet.listening(sessions)) == before
     assert len(attempts(connection, sent.task_id)) == 1
     assert worker.stop() == 0
@@ -105,16 +102,16 @@ def test_a_worker_waits_for_a_server_that_is_read_only(
     fleet: Fleet, programs: ModuleType, connection: Database
 ) -> None:
     worker = fleet.start(config=QUICK_RETRIES)
-    assert programs.noop.send().unwrap().get(5_000).is_ok()
+    assert programs.noop.send().unwrap().get(30_000).is_ok()
     with new_sessions_with(connection, "default_transaction_read_only", "on"):
         terminate_others(connection)
-        wait_until(lambda: worker.log().count("takes only reads") >= 2, 20, worker.log)
+        wait_until(lambda: worker.log().count("takes only reads") >= 2, 30, worker.log)
     # A turn that has nothing to write succeeds now and then, and the database counts as back.
     known = len(worker.events("database_back"))
     terminate_others(connection)  # a pooler would go on with sessions that may only read
-    worker.wait_for("database_back", 20, times=known + 1)
+    worker.wait_for("database_back", times=known + 1)
     programs.app.close()  # its own connection was cut twice within a moment, which it tells
-    assert programs.noop.send().unwrap().get(5_000).is_ok()
+    assert programs.noop.send().unwrap().get(30_000).is_ok()
     assert worker.stop() == 0
 
 
@@ -141,7 +138,7 @@ def test_results_wait_for_a_database_that_is_away(
         worker.wait_for("database_lost", times=3)
         assert count(connection, "RUNNING") == 2
     for one in sent:
-        assert one.get(10_000).ok_value == "done"
+        assert one.get(30_000).ok_value == "done"
         assert len(attempts(connection, one.task_id)) == 1
     assert len(journal.lines("start")) == 2
 
@@ -153,7 +150,7 @@ def test_a_worker_that_starts_before_its_database_waits_for_it(
         worker = fleet.start(config=QUICK_RETRIES, ready=False)
         worker.wait_for("database_lost", times=2)
     worker.wait_until_ready()
-    assert programs.add.send(1, 2).unwrap().get(5_000).ok_value == 3
+    assert programs.add.send(1, 2).unwrap().get(30_000).ok_value == 3
 
 
 def test_a_worker_told_to_give_up_gives_up(
@@ -162,7 +159,7 @@ def test_a_worker_told_to_give_up_gives_up(
     limits = {"db_retry_initial_ms": 100, "db_retry_max_attempts": 2}
     worker = fleet.start(config={"resilience": limits | {"notify_poll_interval_ms": 1_000}})
     with outage(server_url, connection):
-        assert worker.wait(10) == 1
+        assert worker.wait() == 1
     assert "the database cannot be used" in worker.log()
     assert all(map(is_gone, worker.seen_pids))
 
@@ -177,7 +174,7 @@ def test_a_claim_whose_answer_got_lost_goes_back_and_is_claimed_again(
         proxy.swallow_answer_with(b"marked")
         with witnessed(connection):
             sent = programs.sleep.send(0.05, "marked").unwrap()
-            assert sent.get(10_000).ok_value == "done"
+            assert sent.get(30_000).ok_value == "done"
             assert proxy.swallowed.is_set()
             assert_each_ended_once(connection)
         row = task(connection, sent.task_id)
@@ -196,9 +193,9 @@ def test_an_outcome_whose_answer_got_lost_is_recorded_once(
             sent = programs.sleep.send(0.3).unwrap()
             wait_until(lambda: journal.lines("start"))
             proxy.swallow_answer_with(sent.task_id.encode())
-            assert sent.get(10_000).ok_value == "done"
-            wait_until(proxy.swallowed.is_set, 5)
-            assert programs.add.send(1, 2).unwrap().get(10_000).ok_value == 3
+            assert sent.get(30_000).ok_value == "done"
+            wait_until(proxy.swallowed.is_set)
+            assert programs.add.send(1, 2).unwrap().get(30_000).ok_value == 3
             assert_each_ended_once(connection)
         assert task(connection, sent.task_id).generation == 1
         assert worker.stop() == 0
@@ -210,7 +207,7 @@ def claim_cut_under_way(fleet: Fleet, connection: Database) -> Iterator[None]:
     with connection.transaction(), psycopg.connect(fleet.database_url, autocommit=True) as other:
         connection.execute("LOCK TABLE horsies_tasks")
         yield
-        wait_until(lambda: cut_what_waits(other), 10)
+        wait_until(lambda: cut_what_waits(other))
 
 
 def cut_what_waits(connection: Database) -> bool:
@@ -229,7 +226,7 @@ def test_a_claim_nobody_remembers_is_released_when_the_connection_comes_back(
 ) -> None:
     fleet.start(config=QUICK_RETRIES)
     first = programs.noop.send().unwrap()
-    assert first.get(5_000).is_ok()
+    assert first.get(30_000).is_ok()
     worker_id = task(connection, first.task_id).claimed_by_worker_id
     kept = programs.noop.schedule(600).unwrap()
     stopped = programs.noop.schedule(600).unwrap()
@@ -240,9 +237,9 @@ def test_a_claim_nobody_remembers_is_released_when_the_connection_comes_back(
             "WHERE id = ANY(%s::uuid[])",
             (worker_id, stopped.task_id, [kept.task_id, stopped.task_id]),
         )
-    assert kept.get(5_000).is_ok()
+    assert kept.get(30_000).is_ok()
     assert task(connection, kept.task_id).generation == 2
-    assert stopped.get(5_000).err_value.error_code == "TASK_CANCELLED"
+    assert stopped.get(30_000).err_value.error_code == "TASK_CANCELLED"
     assert attempts(connection, stopped.task_id) == []
 
 
@@ -259,9 +256,9 @@ def test_an_outcome_the_database_refuses_costs_only_its_own_text(
         worker = fleet.start(processes=4)
         poison = [programs.explode.send("poison").unwrap() for _ in range(3)]
         good = [programs.noop.send().unwrap() for _ in range(20)]
-        assert all(one.get(10_000).is_ok() for one in good)
+        assert all(one.get(30_000).is_ok() for one in good)
         for one in poison:
-            assert one.get(10_000).err_value.error_code == "WORKER_SERIALIZATION_ERROR"
+            assert one.get(30_000).err_value.error_code == "WORKER_SERIALIZATION_ERROR"
             (attempt,) = attempts(connection, one.task_id)
             assert (attempt.outcome, attempt.error_code) == ("FAILED", "WORKER_SERIALIZATION_ERROR")
         assert {row.status for row in tasks(connection)} == {"COMPLETED", "FAILED"}

@@ -39,9 +39,9 @@ def start_holder(
     """A worker with one child that is busy for so long, and the tasks it holds for later."""
     worker = fleet.start(processes=1, config={**settings, **HARDLY_POLLS})
     programs.sleep.send(seconds, "first").unwrap()
-    wait_until(lambda: journal.lines("start"), 10)
+    wait_until(lambda: journal.lines("start"))
     held = [programs.sleep.send(0.01, str(n)).unwrap().task_id for n in range(AHEAD)]
-    wait_until(lambda: count(connection, "CLAIMED") == AHEAD, 10)
+    wait_until(lambda: count(connection, "CLAIMED") == AHEAD)
     return worker, held
 
 
@@ -52,7 +52,7 @@ def test_a_worker_holds_what_its_buffer_allows_and_starts_it_in_order(
         worker, held = start_holder(fleet, journal, programs, connection, 3.0)
         more = programs.sleep.send(0.01, "last").unwrap().task_id
         # Longer than a lease: the worker renews what it really has.
-        wait_until_empty(connection, 15)
+        wait_until_empty(connection)
         assert_each_ended_once(connection)
     labels = [line.label for line in journal.lines("start")]
     assert labels == ["first", "0", "1", "2", "last"]
@@ -69,9 +69,9 @@ def test_a_stopping_worker_gives_back_at_once_what_it_has_not_started(
     wait_until(lambda: count(connection, "PENDING") == AHEAD)
     assert count(connection, "RUNNING") == 1
     other = fleet.start(processes=1)
-    wait_until(lambda: count(connection, "COMPLETED") >= AHEAD, 10)
+    wait_until(lambda: count(connection, "COMPLETED") >= AHEAD)
     assert worker.wait() == 0
-    wait_until(lambda: count(connection, "COMPLETED") == AHEAD + 1, 10)
+    wait_until(lambda: count(connection, "COMPLETED") == AHEAD + 1)
     assert [attempts(connection, one)[0].attempt for one in held] == [1] * AHEAD
     assert Counter(line.task_id for line in journal.lines("start")).most_common(1)[0][1] == 1
     assert other.stop() == 0
@@ -83,11 +83,11 @@ def test_leases_of_a_frozen_worker_lapse_and_others_take_over(
     frozen, held = start_holder(fleet, journal, programs, connection, 1.0)
     frozen.signal(signal.SIGSTOP)
     other = fleet.start(processes=1, config=PREFETCH | HARDLY_POLLS)
-    wait_until(lambda: count(connection, "COMPLETED") == AHEAD, 10)
+    wait_until(lambda: count(connection, "COMPLETED") == AHEAD)
     owners = {task(connection, one).claimed_by_worker_id for one in held}
     assert len(owners) == 1
     frozen.signal(signal.SIGCONT)
-    wait_until(lambda: count(connection, "COMPLETED") == AHEAD + 1, 10)
+    wait_until(lambda: count(connection, "COMPLETED") == AHEAD + 1)
     assert {row.retry_count for row in tasks(connection)} == {0}
     assert Counter(line.task_id for line in journal.lines("start")).most_common(1)[0][1] == 1
     assert len(attempts(connection)) == AHEAD + 1
@@ -109,9 +109,9 @@ def test_a_held_task_whose_deadline_passes_expires_when_it_cannot_start(
 ) -> None:
     worker, held = start_holder(fleet, journal, programs, connection, 2.0, LONG_LEASE)
     late = change_first(connection, held, "good_until = clock_timestamp()")
-    row = wait_for_status(connection, late, "EXPIRED", 10)
+    row = wait_for_status(connection, late, "EXPIRED")
     assert row.generation == 1, "nobody claims it again"
-    wait_until(lambda: count(connection, "COMPLETED") == AHEAD, 10)
+    wait_until(lambda: count(connection, "COMPLETED") == AHEAD)
     assert attempts(connection, late) == []
     assert worker.stop() == 0
 
@@ -121,8 +121,8 @@ def test_a_held_task_that_cannot_start_goes_back_and_is_nobodys_after_the_stop(
 ) -> None:
     worker, held = start_holder(fleet, journal, programs, connection, 2.0, LONG_LEASE)
     paused = change_first(connection, held, "held = true")
-    row = wait_for_status(connection, paused, "PENDING", 10)
+    row = wait_for_status(connection, paused, "PENDING")
     assert (row.claimed_by_worker_id, row.generation) == (None, 1)
-    wait_until(lambda: count(connection, "COMPLETED") == AHEAD, 10)
+    wait_until(lambda: count(connection, "COMPLETED") == AHEAD)
     assert worker.stop() == 0
     assert count(connection, "CLAIMED", "RUNNING") == 0

@@ -154,7 +154,7 @@ def test_the_previous_release_works_on_the_schema_of_this_one(
     found = produce(shop, settings)
     assert Path(found.pop("where")).is_relative_to(previous)
     assert found == {"added": list(range(1, 21)), "retried": 2, "doubled": 6}
-    wait_until(lambda: (migrated.execute(SCHEDULED).fetchone() or (0,))[0] >= 2, 20)
+    wait_until(lambda: (migrated.execute(SCHEDULED).fetchone() or (0,))[0] >= 2)
     assert worker.stop() == 0
     assert migrated.execute(FUNCTIONS).fetchall() == functions, "it replaced newer functions"
 

@@ -55,22 +55,22 @@ def test_each_worker_serves_its_queues_and_all_of_them_maintain_the_others(
         "watch": teams.alarm.send().unwrap(),
     }
     for name, handle in sent.items():
-        assert handle.get(10_000).is_ok()
+        assert handle.get(30_000).is_ok()
         assert worker_of(connection, handle.task_id) == name
     # The built-in task of the sleep runs in the queue of the mail, and not in the first one.
     assert workers["watch"].stop() == 0
     rest = SleepNode(0.01)
     last = teams.mail.node(waits_for=[rest])()
     run = teams.app.workflow("later", [rest, last], definition_key="later").start().unwrap()
-    assert run.get(10_000).is_ok()
+    assert run.get(30_000).is_ok()
     # A worker of another queue expires tasks, and recovers those of a worker that was killed; the place
     # under the cluster-wide cap is then free for its own tasks.
     until = datetime.now(UTC) + timedelta(seconds=0.5)
     late = teams.alarm.with_options(good_until=until).send().unwrap()
-    wait_for_status(connection, late.task_id, "EXPIRED", 10)
+    wait_for_status(connection, late.task_id, "EXPIRED")
     lost = teams.mail.send(60).unwrap()
-    wait_for_status(connection, lost.task_id, "RUNNING", 10)
+    wait_for_status(connection, lost.task_id, "RUNNING")
     waiting = teams.report.send().unwrap()
     workers["post"].signal(signal.SIGKILL)
-    assert waiting.get(10_000).is_ok()
+    assert waiting.get(30_000).is_ok()
     assert task(connection, lost.task_id).error_code == "WORKER_CRASHED"

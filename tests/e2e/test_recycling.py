@@ -40,7 +40,7 @@ def test_children_that_grow_are_replaced_under_load(
 ) -> None:
     worker = fleet.start("--max-memory-per-child-mb", "250", "--max-tasks-per-child", "0")
     sent = [programs.grow.send(100).unwrap() for _ in range(16)]
-    pids = Counter(one.get(20_000).ok_value for one in sent)
+    pids = Counter(one.get(30_000).ok_value for one in sent)
     assert len(pids) >= 5
     assert max(pids.values()) <= 3
     assert [one.attempt for one in attempts(connection)] == [1] * 16
@@ -69,7 +69,7 @@ def test_no_child_is_replaced_without_a_limit(
     programs.noop.send_many(programs.noop.bind() for _ in range(300)).unwrap()
     wait_until_empty(connection)
     assert {one.worker_pid for one in attempts(connection)} <= children
-    wait_until(lambda: set(worker.family()) == children, 1)
+    wait_until(lambda: set(worker.family()) == children)
 
 
 @pytest.mark.parametrize("method", ["forkserver", "fork", "spawn"])
@@ -87,6 +87,6 @@ def test_children_are_replaced_in_a_working_directory_that_has_been_removed(
     )
     release.rmdir()
     handles = [programs.own_pid.send().unwrap() for _ in range(6)]
-    pids = [handle.get(20_000).ok_value for handle in handles]
+    pids = [handle.get(30_000).ok_value for handle in handles]
     assert len(set(pids)) >= 3
     assert worker.stop() == 0

@@ -17,7 +17,7 @@ def test_retries_start_within_a_quarter_second_of_their_due_times(
 ) -> None:
     fleet.start(*FORKSERVER)
     sent = programs.fail_on_schedule.send().unwrap()
-    assert sent.get(20_000).err_value.error_code == "FLAKY"
+    assert sent.get(30_000).err_value.error_code == "FLAKY"
     made = attempts(connection, sent.task_id)
     assert [one.will_retry for one in made] == [True, True, True, False]
     assert [one.attempt for one in made] == [1, 2, 3, 4]
@@ -44,7 +44,7 @@ def test_a_retry_that_waits_can_still_expire(
     assert worker.stop() == 0
     wait_until(lambda: in_seconds(0) > sent_deadline(connection, sent.task_id))
     fleet.start()
-    assert sent.get(5_000).err_value.error_code == "TASK_EXPIRED"
+    assert sent.get(30_000).err_value.error_code == "TASK_EXPIRED"
     assert len(attempts(connection, sent.task_id)) == 1
 
 
@@ -63,8 +63,8 @@ def test_what_expired_while_no_worker_ran_is_expired_by_the_first_claim(
     fine = programs.sleep.send(0).unwrap()
     wait_until(lambda: in_seconds(0) > sent_deadline(connection, late.task_id))
     fleet.start()
-    assert fine.get(10_000).is_ok()
-    assert late.get(10_000).err_value.error_code == "TASK_EXPIRED"
+    assert fine.get(30_000).is_ok()
+    assert late.get(30_000).err_value.error_code == "TASK_EXPIRED"
     assert [line.task_id for line in journal.lines("start")] == [fine.task_id]
 
 
@@ -75,7 +75,7 @@ def test_a_worker_without_an_idle_child_still_keeps_deadlines(
     busy = programs.sleep.send(600).unwrap()
     wait_until(lambda: journal.lines("start"))
     late = programs.noop.with_options(good_until=in_seconds(0.5)).send().unwrap()
-    assert late.get(5_000).err_value.error_code == "TASK_EXPIRED"
+    assert late.get(30_000).err_value.error_code == "TASK_EXPIRED"
     assert task(connection, busy.task_id).status == "RUNNING"
 
 
@@ -84,5 +84,5 @@ def test_an_idle_worker_sleeps(fleet: Fleet, connection: Database, programs: Mod
     # A task a second away keeps the agenda planning; the loop must not spin towards it.
     sent = programs.noop.schedule(1.0).unwrap()
     before = worker.cpu_seconds()
-    wait_for_status(connection, sent.task_id, "COMPLETED", 10)
+    wait_for_status(connection, sent.task_id, "COMPLETED")
     assert worker.cpu_seconds() - before < 0.3

@@ -148,7 +148,7 @@ def test_producers_workers_and_viewers_do_their_work(
             environment={"HORSIES_MIGRATE": "0"},
         )
         handle = add.send(1, 2).unwrap()
-        assert handle.get(10_000).ok_value == 3
+        assert handle.get(30_000).ok_value == 3
         assert len(handle.info(include_attempts=True).unwrap().attempts) == 1
         later = add.schedule(600, 1, 2).unwrap()
         assert later.cancel().unwrap()
@@ -161,7 +161,7 @@ def test_producers_workers_and_viewers_do_their_work(
         assert run.pause().is_ok()
         assert run.resume().is_ok()
         assert run.signal("go", 1).is_ok()
-        assert run.get(10_000).ok_value == 7
+        assert run.get(30_000).ok_value == 7
         other = app.workflow("w", [add.node()(a=1, b=2)], definition_key="x").start().unwrap()
         assert other.cancel().is_ok()
         for arguments in (

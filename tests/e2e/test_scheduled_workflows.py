@@ -45,12 +45,12 @@ def test_schedulers_that_die_start_every_slot_once_and_workers_bring_every_run_t
     first = enter(connection, programs.app, config)
     fleet.start(application=APPLICATION)
     doomed = start_scheduler(fleet, config)
-    wait_until(lambda: len(run_slots(connection, "flow")) >= 3, 20, doomed.log)
+    wait_until(lambda: len(run_slots(connection, "flow")) >= 3, 30, doomed.log)
     doomed.signal(signal.SIGKILL)
     doomed.wait()
     both = [start_scheduler(fleet, config) for _ in range(2)]
     at_death = len(run_slots(connection, "flow"))
-    wait_until(lambda: len(run_slots(connection, "flow")) >= at_death + 4, 20, both[0].log)
+    wait_until(lambda: len(run_slots(connection, "flow")) >= at_death + 4, 30, both[0].log)
     assert [one.stop() for one in both] == [0, 0]
     names = ("flow", "turns")
     wait_until(
@@ -58,7 +58,6 @@ def test_schedulers_that_die_start_every_slot_once_and_workers_bring_every_run_t
             {status for name in names for status in run_slots(connection, name).values()}
             == {"COMPLETED"}
         ),
-        20,
     )
     for name in names:
         slots = list(run_slots(connection, name))
@@ -77,7 +76,7 @@ def test_a_worker_with_a_scheduler_starts_the_runs_it_then_works_on(
     worker = fleet.start("--with-scheduler", application=APPLICATION, config=config)
     wait_until(
         lambda: list(run_slots(connection, "flow").values())[:2] == ["COMPLETED"] * 2,
-        20,
+        30,
         worker.log,
     )
     slots = list(run_slots(connection, "flow"))
@@ -99,15 +98,15 @@ def test_a_workflow_that_takes_its_time_to_be_built_does_not_hold_up_the_worker(
 
     def wait_for_a_build() -> None:
         known = worker.log().count("building")
-        wait_until(lambda: worker.log().count("building") > known, 10, worker.log)
+        wait_until(lambda: worker.log().count("building") > known, 30, worker.log)
 
-    wait_until(lambda: run_slots(connection, "slow"), 20, worker.log)
+    wait_until(lambda: run_slots(connection, "slow"), 30, worker.log)
     gate.touch()
     wait_for_a_build()
-    assert programs.add.send(1, 2).unwrap().get(timeout_ms=10_000).unwrap() == 3
+    assert programs.add.send(1, 2).unwrap().get(timeout_ms=30_000).unwrap() == 3
     known = len(run_slots(connection, "slow"))
     gate.unlink()
-    wait_until(lambda: len(run_slots(connection, "slow")) >= known + 2, 20, worker.log)
+    wait_until(lambda: len(run_slots(connection, "slow")) >= known + 2, 30, worker.log)
     gate.touch()
     wait_for_a_build()
     assert worker.stop() == 0

@@ -26,18 +26,18 @@ def test_a_worker_with_psycopg_in_pure_python_carries_out_the_options_of_a_send(
 ) -> None:
     fleet.start(environment={"PSYCOPG_IMPL": "python"})
     by_name = programs.app.send_by_name
-    assert by_name("add", {"a": 1, "b": 2}).unwrap().get(20_000).ok_value == 3
-    refused = by_name("add", {"a": "one", "b": 2}).unwrap().get(20_000).err_value
+    assert by_name("add", {"a": 1, "b": 2}).unwrap().get(30_000).ok_value == 3
+    refused = by_name("add", {"a": "one", "b": 2}).unwrap().get(30_000).err_value
     assert "a was stored in a form that does not fit int" in refused.message
     sender = programs.send_another.with_options(headers={"tenant": "blue"}).send(1, 2).unwrap()
-    sent = row_of(connection, sender.get(20_000).ok_value)
+    sent = row_of(connection, sender.get(30_000).ok_value)
     assert json.loads(sent["task_options"])["headers"] == {"tenant": "blue"}
     policy = RetryPolicy.fixed([1], auto_retry_for=["TASK_TIMEOUT"], jitter=False)
     slow = programs.sleep.with_options(
         timeout_ms=300, retry_policy=policy, delay=timedelta(milliseconds=200)
     )
     handle = slow.send(60).unwrap()
-    assert handle.get(20_000).err_value.error_code == "TASK_TIMEOUT"
+    assert handle.get(30_000).err_value.error_code == "TASK_TIMEOUT"
     assert [one.will_retry for one in attempts(connection, handle.task_id)] == [True, False]
 
 
@@ -54,5 +54,5 @@ def test_a_key_is_free_again_when_the_task_is_claimed_or_has_ended(
     assert while_open.send(60).unwrap().task_id == first.task_id
     assert waiting.send(60).unwrap().task_id != earlier.task_id
     first.cancel().unwrap()
-    assert first.get(20_000).err_value.error_code == "TASK_CANCELLED"
+    assert first.get(30_000).err_value.error_code == "TASK_CANCELLED"
     assert while_open.send(60).unwrap().task_id != first.task_id

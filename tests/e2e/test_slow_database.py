@@ -56,9 +56,9 @@ def test_a_time_limit_is_kept_while_the_database_keeps_the_worker_waiting(
         wait_until(lambda sent=sent: journal.lines("start", sent.task_id))  # type: ignore[misc]
     with locked(fleet.database_url) as holder:
         wait_until(lambda: keeps_somebody_waiting(holder))
-        wait_until(lambda: journal.lines("stopped", limited.task_id), 8)
-    assert limited.get(10_000).err_value.error_code == "TASK_TIMEOUT"
-    assert short.get(10_000).ok_value == "done"
+        wait_until(lambda: journal.lines("stopped", limited.task_id))
+    assert limited.get(30_000).err_value.error_code == "TASK_TIMEOUT"
+    assert short.get(30_000).ok_value == "done"
     assert len(attempts(connection, limited.task_id)) == 1
 
 
@@ -71,7 +71,7 @@ def test_the_last_request_to_stop_is_obeyed_while_the_database_keeps_the_worker_
     family = worker.family()
     with locked(fleet.database_url) as holder:
         wait_until(lambda: keeps_somebody_waiting(holder))
-        wait_until(lambda: insists_on_the_end(worker), 10)
+        wait_until(lambda: insists_on_the_end(worker))
         assert worker.wait() == FORCED
         wait_until(lambda: all(is_gone(pid) for pid in family))
 
@@ -86,8 +86,8 @@ def test_a_worker_that_was_kept_waiting_was_not_frozen(
         wait_until(lambda sent=sent: journal.lines("start", sent.task_id))  # type: ignore[misc]
     with locked(fleet.database_url) as holder:
         wait_until(lambda: keeps_somebody_waiting(holder))
-        wait_until(lambda: journal.lines("end", long.task_id), 15)
-    assert long.get(10_000).ok_value == "done"
+        wait_until(lambda: journal.lines("end", long.task_id))
+    assert long.get(30_000).ok_value == "done"
     row = task(connection, long.task_id)
     assert (row.status, row.generation) == ("COMPLETED", 1)
     assert not worker.events("worker_frozen")

@@ -21,11 +21,11 @@ def test_a_worker_works_and_stops_with_every_start_method(
 ) -> None:
     worker = fleet.start("--start-method", method)
     assert f"children ready: 2 ({method})" in worker.log()
-    assert programs.add.send(1, 2).unwrap().get(10_000).ok_value == 3
-    assert programs.add_async.send(1, 2).unwrap().get(10_000).ok_value == 3
-    crashed = programs.exit_at_once.send(9).unwrap().get(10_000).err_value
+    assert programs.add.send(1, 2).unwrap().get(30_000).ok_value == 3
+    assert programs.add_async.send(1, 2).unwrap().get(30_000).ok_value == 3
+    crashed = programs.exit_at_once.send(9).unwrap().get(30_000).err_value
     assert crashed.error_code == "WORKER_CRASHED"
-    inner_id = programs.send_another.send(20, 22).unwrap().get(10_000).ok_value
+    inner_id = programs.send_another.send(20, 22).unwrap().get(30_000).ok_value
     assert programs.app.get_result(inner_id, 10_000).ok_value == 42
     sent = programs.sleep.send(0.4).unwrap()
     wait_until(lambda: journal.lines("start", sent.task_id))

@@ -28,7 +28,7 @@ def start_programs(journal: Journal, programs: ModuleType) -> Iterator[StartProg
 
     def start(**arguments: bool) -> list[int]:
         programs.start_programs.send(**arguments).unwrap()
-        wait_until(lambda: journal.lines("start"), 10)
+        wait_until(lambda: journal.lines("start"))
         return pids()
 
     def pids() -> list[int]:
@@ -51,7 +51,7 @@ def guard_of(worker: RunningWorker) -> int:
 
 
 def assert_ends(pids: list[int]) -> None:
-    wait_until(lambda: all(map(is_gone, pids)), 5, lambda: f"left: {list_left(pids)}")
+    wait_until(lambda: all(map(is_gone, pids)), 30, lambda: f"left: {list_left(pids)}")
 
 
 def list_left(pids: list[int]) -> list[int]:
@@ -102,7 +102,7 @@ def test_a_killed_guard_is_replaced(fleet: Fleet, start_programs: StartPrograms)
     started = start_programs()
     first = guard_of(worker)
     os.kill(first, signal.SIGKILL)
-    wait_until(lambda: worker.guards() not in ([], [first]), 10)
+    wait_until(lambda: worker.guards() not in ([], [first]))
     kill(worker)
     assert_ends(started)
 
@@ -156,6 +156,6 @@ def test_a_worker_that_cannot_have_a_guard_warns_and_works(
         "os.execv(sys.argv[1], sys.argv[1:])"
     )
     worker = fleet.start(processes=1, through=(sys.executable, "-c", limited))
-    assert programs.add.send(1, 2).unwrap().get(10_000).ok_value == 3
+    assert programs.add.send(1, 2).unwrap().get(30_000).ok_value == 3
     assert worker.guards() == []
     assert "RLIMIT_RTTIME is limited" in worker.log()

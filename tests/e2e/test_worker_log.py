@@ -18,8 +18,8 @@ from tests.support.workers import APPLICATION, FORKSERVER, Fleet
 
 def test_a_json_log_holds_nothing_else(fleet: Fleet, programs: ModuleType) -> None:
     worker = fleet.start("--log-format", "json", "--loglevel", "debug", "--quiet-tasks")
-    programs.explode.send().unwrap().get(10_000)
-    programs.log_lines.send("words").unwrap().get(10_000)
+    programs.explode.send().unwrap().get(30_000)
+    programs.log_lines.send("words").unwrap().get(30_000)
     assert worker.stop() == 0
     for line in worker.log().splitlines():
         assert json.loads(line)["logger"] != "horsies.tasks"
@@ -32,8 +32,8 @@ def test_a_password_never_reaches_the_log(
     url = with_password(fleet.database_url, "hunter2")
     worker = fleet.start("--loglevel", "debug", "--start-method", method, database_url=url)
     terminate(connection, fleet.listening())
-    programs.log_lines.send(f"at {url}").unwrap().get(10_000)
-    programs.explode.send(f"cannot reach {url}").unwrap().get(10_000)
+    programs.log_lines.send(f"at {url}").unwrap().get(30_000)
+    programs.explode.send(f"cannot reach {url}").unwrap().get(30_000)
     assert worker.stop() == 0
     assert "cannot reach" in worker.log()
     assert "postgres:***@" in worker.log()
@@ -43,7 +43,7 @@ def test_a_password_never_reaches_the_log(
 def test_a_text_log_names_the_task_in_every_line_of_it(fleet: Fleet, programs: ModuleType) -> None:
     worker = fleet.start("--start-method", "fork")
     sent = programs.log_lines.send("words").unwrap()
-    sent.get(10_000)
+    sent.get(30_000)
     assert worker.stop() == 0
     end = f"INFO     horsies.tasks [{worker.pid}] log_lines {sent.task_id} #1 completed after 0."
     assert end in worker.log()

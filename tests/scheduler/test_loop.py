@@ -43,9 +43,9 @@ def test_a_thread_serves_schedules_until_it_is_asked_to_stop(
     connect = migrating_connector(Server(PostgresConfig(database_url=process_url), "scheduler"))
     service = Scheduler(app.config, app.definitions(), OWNER, connect)
     with threaded(service) as (thread, failures):
-        wait_until(lambda: service.next_at() > 0, 10)
+        wait_until(lambda: service.next_at() > 0)
         make_due(connection, ago(connection, 1))
-        wait_until(lambda: tasks(connection), 10)
+        wait_until(lambda: tasks(connection))
         thread.ask_to_stop()
     assert failures == []
 
@@ -72,9 +72,9 @@ def test_a_thread_serves_schedules_in_a_process_with_many_descriptors(
         connect = migrating_connector(Server(PostgresConfig(database_url=process_url), "scheduler"))
         service = Scheduler(app.config, app.definitions(), OWNER, connect)
         with threaded(service) as (_, failures):
-            wait_until(lambda: service.next_at() > 0, 10)
+            wait_until(lambda: service.next_at() > 0)
             make_due(connection, ago(connection, 1))
-            wait_until(lambda: tasks(connection) or failures, 10)
+            wait_until(lambda: tasks(connection) or failures)
     assert failures == []
 
 
@@ -86,7 +86,7 @@ def test_a_thread_that_gives_up_says_why(make_app: MakeApp) -> None:
     app = make_app(schedule("report"), resilience=resilience)
     service = Scheduler(app.config, app.definitions(), OWNER, refuse)  # type: ignore[arg-type]
     with threaded(service) as (_, failures):
-        wait_until(lambda: failures, 10)
+        wait_until(lambda: failures)
     (failure,) = failures
     assert isinstance(failure, SchedulerGaveUpError)
     assert "connection refused" in str(failure)

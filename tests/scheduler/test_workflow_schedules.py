@@ -166,7 +166,7 @@ def test_a_run_by_order_starts_the_workflow_and_leaves_the_timetable_alone(
     assert (now["run_count"], str(now["last_task_id"])) == (1, run["id"])
     assert now["next_run_at"] == before["next_run_at"]
     end_runs(connection)
-    result = app.workflow_handle(handle.workflow_id).get(timeout_ms=5_000)
+    result = app.workflow_handle(handle.workflow_id).get(timeout_ms=30_000)
     assert result.ok_value == "done"
     (listed,) = call(app, app.schedules, "runs", "books").unwrap()
     assert (listed.task_id, listed.is_workflow, listed.status) == (run["id"], True, "COMPLETED")

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit, urlunsplit
 import psycopg
 from psycopg import sql
 
-from horsies.db.migrate import apply_migrations
+from horsies.db.migrate import apply_migrations, known_migrations
 
 Database: TypeAlias = psycopg.Connection[Any]
 
@@ -48,14 +48,44 @@ def empty_database(server_url: str) -> Iterator[str]:
 
 
 @contextmanager
-def filled_database(server_url: str, fill: str) -> Iterator[str]:
-    """A migrated database with the rows of this script, analysed for the planner; its URL."""
-    with empty_database(server_url) as url:
-        with psycopg.connect(url, autocommit=True) as connection:
-            apply_migrations(connection)
-            connection.execute(fill.encode())
+def copied_database(server_url: str, template: str) -> Iterator[str]:
+    """A copy of a template, dropped after the block; its URL."""
+    name = f"horsies_test_{uuid.uuid4().hex}"
+    copy = sql.SQL("CREATE DATABASE {} TEMPLATE {} STRATEGY file_copy")
+    with psycopg.connect(server_url, autocommit=True) as connection:
+        connection.execute(copy.format(sql.Identifier(name), sql.Identifier(template)))
+    try:
+        yield database_on(server_url, name)
+    finally:
+        drop_database(server_url, name)
+
+
+def template_database(server_url: str, fill: str = "") -> str:
+    """Return the name of a migrated database with the rows of this script, known to the planner.
+
+    The test processes share it: the first one makes it, and the others wait for that.
+    """
+    content = fill.join(migration.sha for migration in known_migrations())
+    name = f"horsies_template_{uuid.uuid5(uuid.NAMESPACE_OID, content).hex}"
+    with psycopg.connect(server_url, autocommit=True) as connection:
+        connection.execute("SELECT pg_advisory_lock(hashtext(%s))", (name,))
+        known = connection.execute("SELECT FROM pg_database WHERE datname = %s", (name,))
+        if known.fetchone() is None:
+            draft = f"{name}_draft"
+            drop_database(server_url, draft)
+            connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(draft)))
+            _fill(database_on(server_url, draft), fill)
+            rename = sql.SQL("ALTER DATABASE {} RENAME TO {}")
+            connection.execute(rename.format(sql.Identifier(draft), sql.Identifier(name)))
+    return name
+
+
+def _fill(url: str, script: str) -> None:
+    with psycopg.connect(url, autocommit=True) as connection:
+        apply_migrations(connection)
+        if script:
+            connection.execute(script.encode())
             connection.execute("VACUUM ANALYZE")
-        yield url
 
 
 def backends(connection: Database, name: str) -> list[int]:

@@ -95,6 +95,7 @@ LIMITS: dict[tuple[type[BaseModel], str], tuple[int, int | None]] = {
     (AppConfig, "max_claim_renew_age_ms"): (60_000, None),
 }
 TYPE_NAMES: dict[tuple[type[BaseModel], str], str] = {
+    (AppConfig, "schedule"): "ScheduleConfig or `None`",
     (AppConfig, "exception_mapper"): "exception class to code",
     (AppConfig, "default_unhandled_error_code"): "upper case name",
     (

@@ -13,11 +13,11 @@ from typing import Any
 import psutil
 
 from horsies.db.statements.turn import ClaimedTask
-from horsies.worker.pool.children import PoolEvent, Reported
+from horsies.worker.pool.assignments import PoolEvent, Reported
 from horsies.worker.pool.pool import ChildPool, NoIdleChildError
 from horsies.worker.protocol import Assignment, ChildBoot, NodePart, ProgressReport
 
-DEADLINE_SECONDS = 20.0
+DEADLINE_SECONDS = 60.0
 REPOSITORY = str(Path(__file__).parents[2])
 BOOT = ChildBoot(
     "unused", sys_path_roots=(REPOSITORY,), program="tests.support.apps.pool_programs:load"
@@ -99,6 +99,13 @@ class RecordingPool:
         self.idle.remove(pid)
         self.nodes.append(assignment.node)
         self.dispatched.append((assignment.task_id, assignment.generation, pid))
+
+    @property
+    def held_tasks(self) -> list[str]:
+        return [task_id for task_id, *_ in self.dispatched]
+
+    def return_unstarted(self) -> None:
+        pass
 
     def stop_task(self, task_id: str, reason: str) -> None:
         self.stopped.append((task_id, reason))

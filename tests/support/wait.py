@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 def wait_until(
-    probe: Callable[[], T], seconds: float = 20.0, what: Callable[[], object] | str = "it"
+    probe: Callable[[], T], seconds: float = 30.0, what: Callable[[], object] | str = "it"
 ) -> T:
     """Return what `probe` gives once that is true; fail the test when it never is in time."""
     deadline = time.monotonic() + seconds

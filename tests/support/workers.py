@@ -86,6 +86,10 @@ class Journal:
         """How many lines have been written so far."""
         return self.path.read_bytes().count(b"\n") if self.path.exists() else 0
 
+    def release(self, label: str) -> None:
+        """Let the tasks `rest_until_released` with this label end."""
+        Path(f"{self.path}.{label}").touch()
+
     def lines(self, what: str | None = None, task_id: str | None = None) -> list[Line]:
         """What has been written so far, in order."""
         if not self.path.exists():
@@ -125,7 +129,7 @@ class RunningWorker:
         events = [json.loads(line) for line in written.splitlines()]
         return [event for event in events if name is None or event["event"] == name]
 
-    def wait_for(self, name: EventName, seconds: float = 20.0, *, times: int = 1) -> dict[str, Any]:
+    def wait_for(self, name: EventName, seconds: float = 30.0, *, times: int = 1) -> dict[str, Any]:
         """Wait until the event happened so many times; the last of them."""
         events = wait_until(
             lambda: found if len(found := self.events(name)) >= times else [],
@@ -161,12 +165,12 @@ class RunningWorker:
         """Send a signal to its process group, as a terminal does."""
         os.killpg(self.pid, number)
 
-    def stop(self, seconds: float = 20.0) -> int:
+    def stop(self, seconds: float = 30.0) -> int:
         """Ask for an orderly stop and return the exit code."""
         self.signal(signal.SIGTERM)
         return self.wait(seconds)
 
-    def wait(self, seconds: float = 20.0) -> int:
+    def wait(self, seconds: float = 30.0) -> int:
         """Wait for its end and return the exit code."""
         try:
             return self.process.wait(seconds)

@@ -38,7 +38,7 @@ def outcome(
     """Send a task, end it with this row, and read it through the face under test."""
     handle = task.send(1).unwrap()
     finish(connection, handle.task_id, **row)
-    result: TaskResult[Any, TaskError] = call(app, handle, "get", timeout_ms=5_000)
+    result: TaskResult[Any, TaskError] = call(app, handle, "get", timeout_ms=30_000)
     return result
 
 
@@ -139,7 +139,7 @@ def test_a_value_that_no_longer_fits_its_type_is_named_by_its_place(
 
 def test_a_task_that_does_not_exist(app: Horsies, connection: Database, call: Call) -> None:
     handle = app.handle(new_id())
-    error = call(app, handle, "get", timeout_ms=5_000).err_value
+    error = call(app, handle, "get", timeout_ms=30_000).err_value
     assert error.error_code is RetrievalCode.TASK_NOT_FOUND
     assert error.data == {"task_id": handle.task_id}
 
@@ -148,11 +148,11 @@ def test_a_task_that_is_committed_later_is_found_later(
     app: Horsies, add: Task, connection: Database, call: Call
 ) -> None:
     handle: TaskHandle[Any] = app.handle(new_id())
-    assert call(app, handle, "get", timeout_ms=5_000).is_err()
+    assert call(app, handle, "get", timeout_ms=30_000).is_err()
     real = add.send(1).unwrap()
     connection.execute("UPDATE horsies_tasks SET id = %s", (handle.task_id,))
     finish(connection, handle.task_id)
-    assert call(app, handle, "get", timeout_ms=5_000).ok_value == 1
+    assert call(app, handle, "get", timeout_ms=30_000).ok_value == 1
     assert real.get(timeout_ms=0).err_value.error_code is RetrievalCode.TASK_NOT_FOUND
 
 
@@ -170,7 +170,7 @@ def test_an_id_is_recognised_in_every_spelling(
     task_id = add.send(1).unwrap().task_id
     finish(connection, task_id)
     for spelling in (task_id.upper(), task_id.replace("-", ""), f"{{{task_id}}}"):
-        assert call(app, app, "get_result", spelling, timeout_ms=5_000).ok_value == 1
+        assert call(app, app, "get_result", spelling, timeout_ms=30_000).ok_value == 1
         assert call(app, app, "get_task_info", spelling).unwrap().task_id == task_id
 
 
@@ -179,11 +179,11 @@ def test_a_result_by_id_is_plain_json_and_typed_when_the_task_is_named(
 ) -> None:
     task_id = app.task("bill")(bill).send(7).unwrap().task_id
     finish(connection, task_id, '{"ok":{"number":7,"lines":[]}}')
-    by_id = call(app, app, "get_result", task_id, timeout_ms=5_000)
+    by_id = call(app, app, "get_result", task_id, timeout_ms=30_000)
     assert by_id.ok_value == {"number": 7, "lines": []}
-    by_name = app.handle(task_id, "bill").get(timeout_ms=5_000)
+    by_name = app.handle(task_id, "bill").get(timeout_ms=30_000)
     assert by_name.ok_value == Invoice(number=7, lines=[])
-    by_unknown_name = app.handle(task_id, "unknown").get(timeout_ms=5_000)
+    by_unknown_name = app.handle(task_id, "unknown").get(timeout_ms=30_000)
     assert by_unknown_name.ok_value == {"number": 7, "lines": []}
 
 
@@ -202,7 +202,7 @@ def test_an_unfinished_task_times_out_and_can_be_asked_again(
         f"see `horsies explain {handle.task_id}`."
     )
     finish(connection, handle.task_id)
-    assert call(app, handle, "get", timeout_ms=5_000).ok_value == 1
+    assert call(app, handle, "get", timeout_ms=30_000).ok_value == 1
 
 
 def test_a_timeout_names_the_obstacle_of_a_waiting_task(
@@ -243,7 +243,7 @@ def test_a_timeout_comes_without_an_obstacle_if_the_database_does_not_answer(
     assert error.error_code is RetrievalCode.WAIT_TIMEOUT
     assert "10 ms; see" in error.message
     finish(connection, handle.task_id)
-    assert call(app, handle, "get", timeout_ms=20_000).ok_value == 1
+    assert call(app, handle, "get", timeout_ms=30_000).ok_value == 1
 
 
 def test_a_timeout_of_zero_looks_once(
@@ -274,9 +274,9 @@ def test_a_result_is_read_once(
 ) -> None:
     handle = add.send(1).unwrap()
     finish(connection, handle.task_id, text)
-    first = call(app, handle, "get", timeout_ms=5_000)
+    first = call(app, handle, "get", timeout_ms=30_000)
     connection.execute("DELETE FROM horsies_tasks")
-    assert call(app, handle, "get", timeout_ms=5_000) is first
+    assert call(app, handle, "get", timeout_ms=30_000) is first
     assert handle.get(timeout_ms=0) is first
 
 
@@ -297,8 +297,8 @@ def test_a_blocking_get_inside_a_running_loop_says_what_to_do_instead(
         with pytest.raises(
             ResultUnavailable, match=r"result\(\) would .*`await handle\.result_async"
         ):
-            handle.result(timeout_ms=1_000)
-        return handle.get(timeout_ms=1_000), handle.get(timeout_ms=0)
+            handle.result(timeout_ms=30_000)
+        return handle.get(timeout_ms=30_000), handle.get(timeout_ms=0)
 
     blocked, looked = run_closing(app, main())
     assert blocked.err_value.error_code is RetrievalCode.EVENT_LOOP_RUNNING
@@ -337,5 +337,5 @@ def test_what_a_signal_handler_raises_ends_the_wait_and_leaves_nothing_behind(
     watches = app.get_broker().waiters._watches
     is_seen = lambda: any(watch.was_read for watch in list(watches.values()))  # noqa: E731
     with pytest.raises(raised), interrupted_when(is_seen, raised):
-        handle.get(timeout_ms=20_000)
+        handle.get(timeout_ms=30_000)
     assert watches == {}

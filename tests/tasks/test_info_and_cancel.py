@@ -185,7 +185,7 @@ def test_a_task_that_has_not_started_is_cancelled_at_once(
     (row,) = stored(connection)
     assert (row["status"], row["error_code"]) == ("CANCELLED", "TASK_CANCELLED")
     assert row["failed_at"] is not None
-    result = call(app, handle, "get", timeout_ms=5_000)
+    result = call(app, handle, "get", timeout_ms=30_000)
     assert result.err_value.error_code is OutcomeCode.TASK_CANCELLED
 
 

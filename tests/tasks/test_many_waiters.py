@@ -1,4 +1,4 @@
-"""A thousand waiters: one connection, and everyone awake within a second of the last commit."""
+"""A thousand waiters: one connection, and everyone woken for a second of processor time."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from horsies.app import Horsies
+from horsies.task_result import TaskError, TaskResult
 from horsies.tasks.handle import TaskHandle
 from tests.support.applications import run_closing
 from tests.support.database import Database, backends
@@ -20,6 +21,7 @@ from tests.tasks.conftest import Task
 
 WAITERS = 1_000
 BATCH = 100
+PROCESSOR_SECONDS = 1.0
 
 
 @pytest.fixture
@@ -30,13 +32,24 @@ def small_stacks() -> Iterator[None]:
     threading.stack_size(before)
 
 
+@pytest.fixture
+def app(app: Horsies) -> Horsies:
+    """An application whose waiters only notifications can wake."""
+    app.get_broker().waiters._poll_seconds = 600.0
+    return app
+
+
 def all_seen(app: Horsies) -> bool:
     watches = list(app.get_broker().waiters._watches.values())
     return len(watches) == WAITERS and all(watch.was_read for watch in watches)
 
 
 def complete_all(connection: Database, handles: Sequence[TaskHandle[Any]]) -> float:
-    """Complete the tasks in batches, each with its own number, and say when the last committed."""
+    """Complete the tasks in batches, each with its own number; return the processor time before.
+
+    This process uses 0.2 s of it from here on. The time on the clock depends on the other processes.
+    """
+    before = time.process_time()
     for start in range(0, WAITERS, BATCH):
         batch = handles[start : start + BATCH]
         connection.execute(
@@ -48,7 +61,7 @@ def complete_all(connection: Database, handles: Sequence[TaskHandle[Any]]) -> fl
                 [f'{{"ok":{start + offset}}}' for offset in range(len(batch))],
             ),
         )
-    return time.monotonic()
+    return before
 
 
 def check_connections(app: Horsies, connection: Database, earlier: list[int]) -> None:
@@ -63,24 +76,23 @@ def test_a_thousand_threads_wait_on_one_connection(
 ) -> None:
     earlier = backends(connection, "horsies:waiters")
     handles = add.send_many(add.bind(n) for n in range(WAITERS)).unwrap()
-    results: list[tuple[int, Any, float]] = []
+    results: list[tuple[int, Any]] = []
 
     def wait(position: int) -> None:
-        value = handles[position].get(timeout_ms=60_000).ok
-        results.append((position, value, time.monotonic()))
+        results.append((position, handles[position].get(timeout_ms=60_000).ok))
 
     threads = [threading.Thread(target=wait, args=(n,)) for n in range(WAITERS)]
     for thread in threads:
         thread.start()
     wait_until(lambda: all_seen(app), 30)
     check_connections(app, connection, earlier)
-    committed = complete_all(connection, handles)
+    before = complete_all(connection, handles)
     for thread in threads:
         thread.join()
+    assert time.process_time() - before < PROCESSOR_SECONDS
     check_connections(app, connection, earlier)
-    assert all(position == value for position, value, _ in results)
+    assert all(position == value for position, value in results)
     assert len(results) == WAITERS
-    assert max(moment for _, _, moment in results) - committed < 1.0
 
 
 def test_a_thousand_coroutines_wait_on_one_connection(
@@ -89,22 +101,17 @@ def test_a_thousand_coroutines_wait_on_one_connection(
     earlier = backends(connection, "horsies:waiters")
     handles = add.send_many(add.bind(n) for n in range(WAITERS)).unwrap()
 
-    async def wait(handle: TaskHandle[Any]) -> tuple[Any, float]:
-        result = await handle.get_async(timeout_ms=60_000)
-        return result.ok, time.monotonic()
-
-    async def main() -> tuple[list[tuple[Any, float]], float]:
-        waiting = [asyncio.create_task(wait(handle)) for handle in handles]
+    async def main() -> list[TaskResult[Any, TaskError]]:
+        waiting = [asyncio.create_task(one.get_async(timeout_ms=60_000)) for one in handles]
         await asyncio.to_thread(wait_until, lambda: all_seen(app), 30)
         check_connections(app, connection, earlier)
-        committed = await asyncio.to_thread(complete_all, connection, handles)
+        before = await asyncio.to_thread(complete_all, connection, handles)
         results = await asyncio.gather(*waiting)
+        assert time.process_time() - before < PROCESSOR_SECONDS
         check_connections(app, connection, earlier)
-        return results, committed
+        return results
 
-    results, committed = run_closing(app, main())
-    assert [value for value, _ in results] == list(range(WAITERS))
-    assert max(moment for _, moment in results) - committed < 1.0
+    assert [result.ok for result in run_closing(app, main())] == list(range(WAITERS))
 
 
 def test_waiters_that_come_and_go_leave_nothing_behind(
@@ -115,7 +122,7 @@ def test_waiters_that_come_and_go_leave_nothing_behind(
     async def main() -> None:
         await asyncio.gather(*(handle.get_async(timeout_ms=1) for handle in handles))
         finish(connection, [handle.task_id for handle in handles])
-        found = await asyncio.gather(*(handle.get_async(timeout_ms=20_000) for handle in handles))
+        found = await asyncio.gather(*(handle.get_async(timeout_ms=30_000) for handle in handles))
         assert all(result.is_ok() for result in found)
         waiters = app.get_broker().waiters
         assert not waiters._watches

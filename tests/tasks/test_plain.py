@@ -304,7 +304,7 @@ def test_result_returns_the_value(
 ) -> None:
     handle = greet.enqueue("ada")
     finish(connection, handle.task_id, '{"ok":"hello ada"}')
-    assert call(app, handle, "result", timeout_ms=5_000) == "hello ada"
+    assert call(app, handle, "result", timeout_ms=30_000) == "hello ada"
 
 
 def test_result_raises_the_error_of_the_task(
@@ -317,7 +317,7 @@ def test_result_raises_the_error_of_the_task(
         error = TaskError(error_code="AWAY", message="gone", data=[1], exception=problem)
     finish(connection, handle.task_id, encode_task_error(error), status="FAILED")
     with pytest.raises(TaskFailed) as raised:
-        call(app, handle, "result", timeout_ms=5_000)
+        call(app, handle, "result", timeout_ms=30_000)
     failure = raised.value
     assert (failure.code, failure.message, failure.data) == ("AWAY", "gone", [1])
     assert failure.task_id == handle.task_id
@@ -356,7 +356,7 @@ def test_result_that_cannot_be_read_is_not_a_failure_of_the_task(
     handle = greet.enqueue("ada")
     finish(connection, handle.task_id, stored)
     with pytest.raises(ResultUnavailable, match=r"The stored result of task .* cannot be read"):
-        call(app, handle, "result", timeout_ms=5_000)
+        call(app, handle, "result", timeout_ms=30_000)
 
 
 def test_result_of_a_missing_task_is_unavailable(app: Horsies, call: Call) -> None:

@@ -109,7 +109,7 @@ def test_a_password_that_is_not_encoded_is_shown_nowhere(call: Call, url: str) -
     app = app_at(url)
     sent = call(app, add_task(app), "send", 1).unwrap_err()
     pinged = call(app, app, "ping_database").unwrap_err()
-    got = call(app, app.handle(new_id()), "get", timeout_ms=5_000).err_value
+    got = call(app, app.handle(new_id()), "get", timeout_ms=30_000).err_value
     shown = [repr(sent), repr(pinged), repr(got), got.model_dump_json()]
     for error in (sent.exception, pinged.exception, got.exception):
         assert isinstance(error, psycopg.Error)

@@ -191,7 +191,7 @@ def test_a_handle_made_in_a_transaction_gives_the_result_after_it(
     with psycopg.connect(process_url) as transaction:
         handle = add.with_options(transaction=transaction).send(1).unwrap()
     finish(connection, handle.task_id)
-    assert handle.get(timeout_ms=5_000).ok_value == 1
+    assert handle.get(timeout_ms=30_000).ok_value == 1
 
 
 def test_a_connection_that_commits_by_itself_stores_at_once(

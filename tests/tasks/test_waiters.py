@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import Future
 from typing import Any
 
@@ -11,7 +11,8 @@ import psycopg
 import pytest
 from psycopg import Connection
 
-from horsies.db.statements.tasks import OutcomeRow
+from horsies.db.pipeline import Pipeline
+from horsies.db.statements.tasks import OutcomeRow, TaskIds, read_outcomes
 from horsies.ids import new_id
 from horsies.tasks import waiters as waiters_module
 from horsies.tasks.waiters import Subject, Waiters
@@ -49,10 +50,8 @@ class SlowRead:
         self._read = waiters_module._read
         monkeypatch.setattr(waiters_module, "_read", self)
 
-    def __call__(
-        self, connection: Connection[Any], subject: Subject, ids: Sequence[str]
-    ) -> dict[str, Any]:
-        found = self._read(connection, subject, ids)
+    def __call__(self, pipeline: Pipeline, subject: Subject, ids: list[str]) -> dict[str, Any]:
+        found = self._read(pipeline, subject, ids)
         self.has_read.set()
         assert self.may_answer.wait(10)
         return found
@@ -73,6 +72,16 @@ def is_waiting_for_a_lock(connection: Connection[Any]) -> bool:
         "AND wait_event_type = 'Lock' AND datname = current_database()"
     )
     return found.fetchone() is not None
+
+
+def rows_scanned(connection: Connection[Any]) -> int:
+    """How many rows of tasks were read without an index."""
+    connection.execute("SELECT pg_stat_force_next_flush()")
+    found = connection.execute(
+        "SELECT seq_tup_read FROM pg_stat_user_tables WHERE relname = 'horsies_tasks'"
+    ).fetchone()
+    assert found is not None
+    return int(found[0])
 
 
 def status(future: Future[OutcomeRow | None]) -> str:
@@ -102,6 +111,39 @@ def test_a_connection_cut_in_the_middle_of_a_look_costs_that_look_only(
     for waiting in (patient, first):
         assert status(waiting) == "COMPLETED", "it outlasts the cut"
     assert status(waiters.watch(fresh)) == "COMPLETED", "and the next look works"
+
+
+def test_a_notification_that_comes_with_the_answer_of_a_read_is_not_left_lying(
+    connection: Connection[Any], waiters: Waiters, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    early, late = add_task(connection), add_task(connection)
+    first = waiters.watch(early)
+    waiters.watch(early, once=True).result(10)
+    slow = SlowRead(monkeypatch)
+    look = waiters.watch(late, once=True)
+    assert slow.has_read.wait(10)
+    connection.execute("UPDATE horsies_tasks SET status = 'COMPLETED' WHERE id = %s", (early,))
+    waiters._pipeline.run([(read_outcomes, TaskIds([late]))])  # type: ignore[union-attr]
+    slow.may_answer.set()
+    assert look.result(10) is not None
+    assert status(first) == "COMPLETED"
+
+
+def test_a_read_planned_on_an_almost_empty_table_uses_the_index_of_a_full_one(
+    connection: Connection[Any], waiters: Waiters
+) -> None:
+    task_id = add_task(connection)
+    waiters.watch(task_id, once=True).result(10)
+    connection.execute(
+        "INSERT INTO horsies_tasks (id, task_name, queue_name, enqueue_sha) "
+        "SELECT gen_random_uuid(), 'work', 'default', 'sha' FROM generate_series(1, 5000)"
+    )
+    before = rows_scanned(connection)
+    for _ in range(8):
+        waiters.watch(task_id, once=True).result(10)
+    waiters.close()  # the last thing a session does is to report its counts
+    wait_until(lambda: backends(connection) == 0)
+    assert rows_scanned(connection) == before
 
 
 @pytest.mark.parametrize("once", [True, False], ids=["look", "wait"])

@@ -22,7 +22,7 @@ from horsies.error_codes import OperationalErrorCode, RetrievalCode
 from horsies.ids import new_id
 from horsies.task_result import TaskError, TaskResult
 from horsies.tasks.handle import TaskHandle
-from horsies.tasks.waiters import Subject, Waiters
+from horsies.tasks.waiters import POLL_SECONDS, Subject, Waiters
 from tests.support.applications import Call, app_at, run_closing
 from tests.support.database import Database, backends, terminate
 from tests.support.proxy import Proxy
@@ -78,7 +78,7 @@ def test_a_notification_wakes_the_coroutine(app: Horsies, add: Task, connection:
     handle = add.send(1).unwrap()
 
     async def main() -> GetResult:
-        waiting = asyncio.create_task(handle.get_async(timeout_ms=20_000))
+        waiting = asyncio.create_task(handle.get_async(timeout_ms=30_000))
         await asyncio.to_thread(wait_until, lambda: is_seen(app, handle.task_id))
         finish(connection, handle.task_id)
         return await waiting
@@ -119,7 +119,7 @@ def test_a_lost_notification_costs_at_most_the_poll_interval(
         finish(connection, handle.task_id)
         finished = time.monotonic()
         assert waiting.result().ok_value == 1
-        assert time.monotonic() - finished < 2.0
+        assert time.monotonic() - finished < 10 * POLL_SECONDS, "the machine may be busy"
     finally:
         connection.execute("ALTER TABLE horsies_tasks ENABLE TRIGGER horsies_task_changed")
 
@@ -171,7 +171,7 @@ def test_cancelling_a_coroutine_that_waits_is_not_swallowed(
             await waiting
         assert watched(app) == []
         finish(connection, handle.task_id)
-        assert (await handle.get_async(timeout_ms=5_000)).is_ok()
+        assert (await handle.get_async(timeout_ms=30_000)).is_ok()
 
     run_closing(app, main())
 
@@ -200,17 +200,17 @@ def test_closing_the_application_ends_every_wait(app: Horsies, add: Task) -> Non
 def test_an_application_can_be_closed_twice_and_used_again(
     app: Horsies, add: Task, connection: Database
 ) -> None:
-    others = set(backends(connection, "horsies:waiters"))
+    others, threads = set(backends(connection, "horsies:waiters")), set(threading.enumerate())
     handle = add.send(1).unwrap()
     handle.get(timeout_ms=0)
     assert app.close().is_ok()
     assert app.close().is_ok()
     finish(connection, handle.task_id)
-    assert handle.get(timeout_ms=5_000).is_ok()
+    assert handle.get(timeout_ms=30_000).is_ok()
     assert run_closing(app, app.close_async()).is_ok()
     assert app.close().is_ok()
     wait_until(lambda: not set(backends(connection, "horsies:waiters")) - others)
-    assert not [thread for thread in threading.enumerate() if thread.name == "horsies-waiters"]
+    assert not set(threading.enumerate()) - threads
 
 
 # Outages
@@ -235,7 +235,7 @@ def test_a_get_right_after_the_listening_connection_was_lost_works(
         finish(connection, handle.task_id)
         opened = threading.Event()
         threading.Timer(0.25, opened.set).start()  # a connection may not be reopened more often
-        assert handle.get(timeout_ms=5_000).is_ok()
+        assert handle.get(timeout_ms=30_000).is_ok()
         opened.wait()
         terminate(connection, "horsies:waiters")
 
@@ -282,7 +282,7 @@ def test_a_get_that_starts_while_the_server_is_away_waits_for_it(
     assert row.status == "COMPLETED"
 
 
-@pytest.mark.parametrize("timeout_ms", [None, 5_000])
+@pytest.mark.parametrize("timeout_ms", [None, 90_000])
 def test_a_server_that_was_never_reached_is_reported_at_once(
     proxy: Proxy, distant_app: Horsies, call: Call, timeout_ms: int | None
 ) -> None:
@@ -290,7 +290,7 @@ def test_a_server_that_was_never_reached_is_reported_at_once(
     started = time.monotonic()
     error = call(distant_app, distant_app.handle(new_id()), "get", timeout_ms=timeout_ms).err_value
     assert error.error_code is OperationalErrorCode.BROKER_ERROR
-    assert time.monotonic() - started < 4
+    assert time.monotonic() - started < 30
 
 
 def test_a_look_while_the_server_is_away_does_not_wait_although_others_do(

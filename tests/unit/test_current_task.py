@@ -14,7 +14,8 @@ import pytest
 from horsies import CurrentTask, ErrorCode, HorsiesError, NoCurrentTaskError, current_task
 from horsies.current_task import attempt_token, set_running_task
 from horsies.db.statements.turn import ClaimedTask
-from horsies.worker.protocol import Assignment, ProgressReport, SharedPage
+from horsies.worker.protocol import Assignment, ProgressReport
+from horsies.worker.sharing import SharedPage
 
 MOMENT = "2026-11-16 05:30:00.25+00"
 CLAIMED = ClaimedTask(

@@ -111,11 +111,27 @@ def test_a_task_that_asks_for_a_retry_gets_it_without_a_policy() -> None:
 
 
 def test_a_retry_that_the_database_refuses_is_recorded_with_its_reason() -> None:
-    outcomes = [reported(retrying("OUT_OF_STOCK"), REFUSAL), reported(retrying("X"), REFUSAL)]
+    other = retrying("X")._replace(id="id-2")
+    outcomes = [reported(retrying("OUT_OF_STOCK"), REFUSAL), reported(other, REFUSAL)]
     (_, retried), (_, failed) = recording_steps("worker", outcomes)
     assert retried.retry_reasons == ["retried by code OUT_OF_STOCK"]
     assert "would start after good_until" in failed.retry_reasons[0]
     assert "code OUT_OF_STOCK is not listed" in failed.retry_reasons[1]
+
+
+def test_of_two_attempts_of_a_task_the_newest_is_recorded() -> None:
+    again = Outcome.completed(TASK._replace(generation=TASK.generation + 1), "2")
+    other = Outcome.completed(TASK._replace(id="id-2"), "3")
+    for outcomes in (
+        [reported(TASK, REFUSAL), other, again],
+        [again, other, reported(TASK, REFUSAL)],
+    ):
+        ((_, done),) = recording_steps("worker", outcomes)
+        found = zip(done.ids, done.generations, done.results, strict=True)
+        assert set(found) == {
+            (again.task_id, again.generation, "2"),
+            (other.task_id, TASK.generation, "3"),
+        }
 
 
 def test_jitter_only_lengthens_a_delay() -> None:

@@ -133,12 +133,12 @@ def test_a_bad_query_of_a_run_is_refused(ask: Ask, shop: dict[str, Any], query: 
 def test_five_thousand_nodes_open_folded(ask: Ask, connection: Database) -> None:
     connection.execute(BIG_RUN)
     taken = []
-    for _ in range(3):  # the fastest counts, for busy machines; about 0.3 s on an idle one
+    for _ in range(3):  # the cheapest counts; about 0.3 s of processor time
         fold.cache_clear()
         lay_out.cache_clear()
-        begin = time.monotonic()
+        begin = time.process_time()
         page = ask(f"/workflows/{BIG}").text
-        taken.append(time.monotonic() - begin)
+        taken.append(time.process_time() - begin)
     assert min(taken) < 2
     assert len(page) < 60_000
     assert 3 <= page.count('<g class="node') <= FOLD_ABOVE

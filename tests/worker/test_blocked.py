@@ -327,7 +327,7 @@ def test_many_locked_rows_do_not_keep_a_worker_waiting(
         holder.execute("SELECT FROM horsies_tasks WHERE id = ANY(%s::uuid[]) FOR UPDATE", (ids,))
         started = time.monotonic()
         turned = take_turn(pipeline, CLAIMER, outcomes, TurnRequest(), blocked)
-        assert time.monotonic() - started < 3
+        assert time.monotonic() - started < 8, "one wait after the other takes nine seconds"
         assert turned.recorded == {free.id}
         assert turned.refused == set(ids)
         clock.now += 1.5

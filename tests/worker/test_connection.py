@@ -352,7 +352,7 @@ def test_a_turn_waits_for_a_lock_no_longer_than_it_may(
         started = time.monotonic()
         with pytest.raises(psycopg.errors.LockNotAvailable):
             pipeline.run([(FINISH, TaskId(task_id))])
-        assert time.monotonic() - started < 1
+        assert time.monotonic() - started < 4, "the default is five seconds"
 
 
 def test_the_lock_lives_and_dies_with_its_connection(

@@ -18,7 +18,7 @@ from horsies.error_codes import error_code_text
 from horsies.errors import RetryLater
 from horsies.task_result import TaskError, TaskResult
 from horsies.worker.child.execute import AppProgram, execute
-from horsies.worker.pool.children import Reported, Stopped
+from horsies.worker.pool.assignments import Reported, Stopped
 from horsies.worker.pool.launcher import StartMethod
 from horsies.worker.protocol import Assignment, ChildReport
 from tests.support.apps.pool_app import app

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from horsies.worker.child.execute import execute
-from horsies.worker.pool.children import Reported
+from horsies.worker.pool.assignments import Reported
 from horsies.worker.protocol import Assignment, ChildReport, NodeInput, NodePart
 from horsies.workflow.build.shape import NESTING_DEPTH_MAX
 from tests.support.apps.workflow_app import app

@@ -18,7 +18,7 @@ from horsies.tasks.outcome import (
     outcome_of_unread_inputs,
 )
 from horsies.worker.in_flight import InFlight
-from horsies.worker.pool.children import Died, HookFailed, PoolEvent, Reported, Stopped
+from horsies.worker.pool.assignments import Died, HookFailed, PoolEvent, Reported, Stopped
 from horsies.worker.pool.pool import ChildPool
 from horsies.worker.protocol import ChildReport, NodePart
 from tests.support.pool import RecordingPool, attempt, claimed
@@ -52,6 +52,14 @@ def test_started_tasks_go_out_and_prefetched_ones_wait(
     assert held_ids(in_flight) == ["a", "b", "c"]
     assert not in_flight.is_empty
     assert not in_flight.needs_release
+
+
+def test_a_task_that_came_back_is_held_once_as_its_newest_attempt(in_flight: InFlight) -> None:
+    in_flight.hand_out([claimed("a", 1), claimed("b"), claimed("a", generation=2)])
+    in_flight.hand_out([claimed("b", 2, generation=3)])
+    held = {(task.id, task.generation) for task in in_flight.held()}
+    assert held == {("a", 2), ("b", 3)}
+    assert len(in_flight.held()) == 2
 
 
 def test_a_task_no_child_can_take_is_released(in_flight: InFlight) -> None:
@@ -103,7 +111,7 @@ def test_what_waits_is_put_back_as_a_whole(in_flight: InFlight) -> None:
 def test_a_report_becomes_an_outcome_until_it_is_recorded(in_flight: InFlight) -> None:
     in_flight.hand_out([claimed("a", 1)])
     in_flight.absorb([report("a")])
-    assert in_flight.outcomes == [Outcome.completed(claimed("a"), "1")]
+    assert in_flight.outcomes == [Outcome.completed(claimed("a"), "1", 0)]
     assert (in_flight.running_count, in_flight.is_empty, held_ids(in_flight)) == (0, False, ["a"])
     in_flight.close_recorded(in_flight.outcomes, {"a"})
     assert in_flight.is_empty
@@ -134,7 +142,7 @@ def test_a_task_that_came_back_voids_its_earlier_attempt(
     assert pool.stopped == [("a", STOPPED_BY_LOSS)]
     assert pool.dispatched[-1] == ("a", 3, 2)
     in_flight.absorb([Stopped(attempt("a"), 1, True, STOPPED_BY_LOSS), report("a", 3)])
-    assert in_flight.outcomes == [Outcome.completed(claimed("a", generation=3), "1")]
+    assert in_flight.outcomes == [Outcome.completed(claimed("a", generation=3), "1", 0)]
 
 
 def test_a_death_before_the_start_gives_the_task_back(in_flight: InFlight) -> None:
@@ -200,7 +208,7 @@ def test_only_outcomes_of_nodes_may_create_tasks(in_flight: InFlight) -> None:
     assert not in_flight.ends_nodes
     in_flight.absorb([report("b")])
     assert in_flight.ends_nodes
-    assert in_flight.outcomes[1] == Outcome.completed(node("b"), "1")
+    assert in_flight.outcomes[1] == Outcome.completed(node("b"), "1", 0)
 
 
 def test_what_nodes_returned_is_kept_once_it_is_recorded(in_flight: InFlight) -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from horsies.worker import os_process, protocol
 from horsies.worker.child import main
-from horsies.worker.pool.children import Died, Reported, Stopped
+from horsies.worker.pool.assignments import Died, Reported, Stopped
 from horsies.worker.pool.launcher import StartMethod
 from tests.support.pool import (
     BOOT,

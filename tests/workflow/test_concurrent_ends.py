@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any
 
 import psycopg
@@ -239,6 +240,15 @@ class Crowd:
             wait_until(has_ended, 60)
 
 
+def heard_until_now(
+    connection: Connection[Any], listener: Connection[Any], channel: str
+) -> list[str]:
+    """Return all notifications of transactions that have ended; one of our own comes behind them."""
+    connection.execute(f"NOTIFY {channel}, 'the last one'".encode())
+    heard = (note.payload for note in listener.notifies(timeout=30))
+    return list(takewhile(lambda payload: payload != "the last one", heard))
+
+
 def play(
     connection: Connection[Any], url: str, shapes: list[RunShape], seed: int, moves: list[str]
 ) -> tuple[Oracle, Counter[str]]:
@@ -254,7 +264,7 @@ def play(
         listener.execute("LISTEN horsies_workflow_status")
         Engine(connection).start_many([plan(run_id, shape) for run_id, shape in runs.items()])
         crowd.run(seed, moves, 25)
-        heard = [note.payload for note in listener.notifies(timeout=0)]
+        heard = heard_until_now(connection, listener, "horsies_workflow_status")
     oracle = crowd.ledger.replay()
     assert_agree(connection, oracle)
     assert _deadlocks(connection) == deadlocks

@@ -93,7 +93,7 @@ def test_a_resume_in_which_nothing_is_left_to_do_ends_the_run(
     handle.pause().unwrap()
     hands.end(handle.workflow_id, running, {"ok": 3})
     call(app, handle, "resume").unwrap()
-    assert handle.get(timeout_ms=5_000) == TaskResult(ok=3)
+    assert handle.get(timeout_ms=30_000) == TaskResult(ok=3)
 
 
 @pytest.mark.parametrize("end", ["COMPLETED", "FAILED", "CANCELLED"])
@@ -131,7 +131,7 @@ def test_after_a_failure_a_resume_alone_only_delays_the_end(
     handle = started(app, tasks, on_error=OnError.PAUSE)
     hands.fail(handle.workflow_id, "first")
     assert call(app, handle, "resume").unwrap() is True
-    assert handle.get(timeout_ms=5_000).err_value.error_code == "BOOM"
+    assert handle.get(timeout_ms=30_000).err_value.error_code == "BOOM"
     assert hands.statuses(handle.workflow_id) == {
         "first": "FAILED",
         "middle": "SKIPPED",
@@ -158,7 +158,7 @@ def test_a_resume_that_tries_again_restarts_a_run_from_its_failures(
     }
     hands.complete(handle.workflow_id, "middle")
     hands.complete(handle.workflow_id, "last", 8)
-    assert handle.get(timeout_ms=5_000) == TaskResult(ok=8)
+    assert handle.get(timeout_ms=30_000) == TaskResult(ok=8)
 
 
 def test_a_resume_that_tries_again_is_a_plain_resume_where_nothing_failed(
@@ -186,10 +186,10 @@ def test_one_failed_node_is_tried_again_and_others_stay(
     assert hands.statuses(handle.workflow_id) == {"one": "FAILED", "two": "ENQUEUED"}
     assert hands.task_id(handle.workflow_id, "two") != before
     hands.complete(handle.workflow_id, "two")
-    assert handle.get(timeout_ms=5_000).is_err(), "the other one is still failed"
+    assert handle.get(timeout_ms=30_000).is_err(), "the other one is still failed"
     assert call(app, handle, "retry", "one").unwrap() is None
     hands.complete(handle.workflow_id, "one")
-    assert handle.get(timeout_ms=5_000).is_ok()
+    assert handle.get(timeout_ms=30_000).is_ok()
 
 
 def test_what_cannot_be_tried_again_is_told_apart(
@@ -223,13 +223,13 @@ def test_only_the_failed_items_of_a_map_are_tried_again(
     hands.complete(handle.workflow_id, "source", [1, 2])
     hands.complete(handle.workflow_id, "squares", 1, item=0)
     hands.fail(handle.workflow_id, "squares", item=1)
-    failed = handle.get(timeout_ms=5_000).err_value
+    failed = handle.get(timeout_ms=30_000).err_value
     assert failed.error_code is OutcomeCode.MAP_ITEMS_FAILED
     assert failed.data == {"failed_items": [1]}
     good = hands.task_id(handle.workflow_id, "squares", 0)
     call(app, handle, "retry").unwrap()
     hands.complete(handle.workflow_id, "squares", 4, item=1)
-    assert handle.get(timeout_ms=5_000).ok_value == [TaskResult(ok=1), TaskResult(ok=4)]
+    assert handle.get(timeout_ms=30_000).ok_value == [TaskResult(ok=1), TaskResult(ok=4)]
     assert hands.task_id(handle.workflow_id, "squares", 0) == good
 
 
@@ -283,7 +283,7 @@ def test_a_cancel_skips_what_has_not_started_and_leaves_what_runs(
         "waiting": "SKIPPED",
         "later": "SKIPPED",
     }
-    result = handle.get(timeout_ms=5_000)
+    result = handle.get(timeout_ms=30_000)
     assert result.err_value.error_code is OutcomeCode.WORKFLOW_CANCELLED
     assert "the customer left" in (result.err_value.message or "")
     assert result.err_value.data["reason"] == "the customer left"
@@ -316,7 +316,7 @@ def test_a_cancelled_run_wakes_its_waiter(app: Horsies, tasks: Tasks, hands: Han
     app.get_broker().waiters._poll_seconds = 600.0
     handle = started(app, tasks)
     results: list[Any] = []
-    waiting = threading.Thread(target=lambda: results.append(handle.get(timeout_ms=20_000)))
+    waiting = threading.Thread(target=lambda: results.append(handle.get(timeout_ms=30_000)))
     waiting.start()
     wait_until(lambda: bool(app.get_broker().waiters._watches))
     handle.cancel().unwrap()
@@ -363,7 +363,7 @@ def test_signals_that_come_early_are_kept_and_taken_once_each(
     hands.complete(handle.workflow_id, "one", True)
     assert hands.is_takeable(handle.workflow_id, "two")
     hands.complete(handle.workflow_id, "two", False)
-    assert handle.get(timeout_ms=5_000) == TaskResult(ok=False)
+    assert handle.get(timeout_ms=30_000) == TaskResult(ok=False)
     assert hands.count("horsies_workflow_signals") == 0
 
 
@@ -453,7 +453,7 @@ def test_a_resume_that_tries_again_reaches_the_failures_below(
     assert hands.statuses(inner.workflow_id) == {"only": "ENQUEUED"}
     hands.complete(inner.workflow_id, "only", 6)
     hands.complete(outer.workflow_id, "beside")
-    assert outer.get(timeout_ms=5_000) == TaskResult(ok=6)
+    assert outer.get(timeout_ms=30_000) == TaskResult(ok=6)
 
 
 def test_a_failed_run_is_restarted_from_the_failures_below_it(
@@ -463,13 +463,13 @@ def test_a_failed_run_is_restarted_from_the_failures_below_it(
     hands.complete(outer.workflow_id, "beside")
     hands.fail(inner.workflow_id, "only")
     inner.resume().unwrap()
-    assert outer.get(timeout_ms=5_000).err_value.error_code is OutcomeCode.SUBWORKFLOW_FAILED
+    assert outer.get(timeout_ms=30_000).err_value.error_code is OutcomeCode.SUBWORKFLOW_FAILED
     late = inner.retry().unwrap_err()
     assert late.code is HandleErrorCode.WORKFLOW_NOT_RETRYABLE
     assert "part of another" in late.message
     call(app, outer, "retry", "inner").unwrap()
     hands.complete(inner.workflow_id, "only", 6)
-    assert outer.get(timeout_ms=5_000) == TaskResult(ok=6)
+    assert outer.get(timeout_ms=30_000) == TaskResult(ok=6)
 
 
 def test_a_cancel_reaches_the_runs_below_and_the_node_above(
@@ -482,7 +482,7 @@ def test_a_cancel_reaches_the_runs_below_and_the_node_above(
     other_outer, other_inner = family(app, hands)
     call(app, other_outer, "cancel").unwrap()
     assert other_inner.status().unwrap() is WorkflowStatus.CANCELLED
-    error = other_inner.get(timeout_ms=5_000).err_value
+    error = other_inner.get(timeout_ms=30_000).err_value
     assert isinstance(error, TaskError)
     assert error.error_code is OutcomeCode.WORKFLOW_CANCELLED
 

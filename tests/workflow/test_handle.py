@@ -124,7 +124,7 @@ def test_the_result_is_that_of_the_output_node(
     handle = chain(app, tasks).start().unwrap()
     hands.complete(handle.workflow_id, "first", 1)
     hands.complete(handle.workflow_id, "last", 5)
-    assert call(app, handle, "get", timeout_ms=5_000) == TaskResult(ok=5)
+    assert call(app, handle, "get", timeout_ms=30_000) == TaskResult(ok=5)
     assert call(app, handle, "get") == TaskResult(ok=5)
 
 
@@ -133,9 +133,9 @@ def test_the_result_has_the_type_of_the_output_node(
 ) -> None:
     handle = order_workflow(app).start().unwrap()
     hands.complete(handle.workflow_id, "order", ORDER.model_dump(mode="json"))
-    assert call(app, handle, "get", timeout_ms=5_000).ok_value == ORDER
+    assert call(app, handle, "get", timeout_ms=30_000).ok_value == ORDER
     found = app.workflow_handle(handle.workflow_id)
-    assert call(app, found, "get", timeout_ms=5_000).ok_value == ORDER
+    assert call(app, found, "get", timeout_ms=30_000).ok_value == ORDER
     by_hand: WorkflowHandle[Any] = WorkflowHandle(handle.workflow_id, app.get_broker())
     assert call(app, by_hand, "get").ok_value == {"number": 7, "lines": ["hay", "oats"]}
     typed: WorkflowHandle[Order] = WorkflowHandle(handle.workflow_id, app.get_broker(), Order)
@@ -158,7 +158,7 @@ def test_without_an_output_the_result_is_that_of_every_end(
     hands.complete(handle.workflow_id, "good", 2)
     hands.fail(handle.workflow_id, "bad")
     for one in (handle, app.workflow_handle(handle.workflow_id)):
-        ends = call(app, one, "get", timeout_ms=5_000).ok_value
+        ends = call(app, one, "get", timeout_ms=30_000).ok_value
         assert list(ends) == ["good", "late"]
         assert ends["good"] == TaskResult(ok=2)
         assert code_of(ends["late"]) is OutcomeCode.UPSTREAM_SKIPPED
@@ -172,7 +172,7 @@ def test_a_failed_run_gives_the_error_of_its_first_node_by_index(
     handle = spec.start().unwrap()
     hands.fail(handle.workflow_id, "second", "LATER")
     hands.fail(handle.workflow_id, "first", "EARLIER")
-    result = call(app, handle, "get", timeout_ms=5_000)
+    result = call(app, handle, "get", timeout_ms=30_000)
     assert (code_of(result), result.err_value.message) == ("EARLIER", "first broke")
 
 
@@ -186,7 +186,7 @@ def test_a_failed_run_without_an_error_says_so(
         ("EXPIRED", OutcomeCode.WORKFLOW_EXPIRED),
     ]:
         connection.execute("UPDATE horsies_workflows SET status = %s", (status,))
-        assert code_of(call(app, handle, "get", timeout_ms=5_000)) is code
+        assert code_of(call(app, handle, "get", timeout_ms=30_000)) is code
 
 
 def test_a_run_completed_in_spite_of_its_output_gives_the_error_of_the_output(
@@ -204,7 +204,7 @@ def test_a_run_completed_in_spite_of_its_output_gives_the_error_of_the_output(
     hands.fail(handle.workflow_id, "output")
     hands.complete(handle.workflow_id, "good")
     assert handle.status().unwrap() is WorkflowStatus.COMPLETED
-    assert code_of(call(app, handle, "get", timeout_ms=5_000)) == "BOOM"
+    assert code_of(call(app, handle, "get", timeout_ms=30_000)) == "BOOM"
 
 
 def test_a_look_without_waiting_finds_the_run_unfinished(
@@ -237,7 +237,7 @@ def test_an_unknown_run_is_not_found_by_anything(
     for answer in (
         handle.status(),
         handle.info(),
-        handle.wait(timeout_ms=5_000),
+        handle.wait(timeout_ms=30_000),
         handle.results(),
         handle.tasks(),
         handle.pause(),
@@ -276,7 +276,7 @@ def test_the_end_of_a_run_wakes_the_coroutine(app: Horsies, tasks: Tasks, hands:
     hands.complete(handle.workflow_id, "first")
 
     async def main() -> Result:
-        waiting = asyncio.create_task(handle.get_async(timeout_ms=20_000))
+        waiting = asyncio.create_task(handle.get_async(timeout_ms=30_000))
         await asyncio.to_thread(wait_until, lambda: is_seen(handle))
         hands.complete(handle.workflow_id, "last", 3)
         return await waiting
@@ -292,7 +292,7 @@ def test_what_a_signal_handler_raises_ends_the_wait_and_leaves_nothing_behind(
         pytest.raises(TimeoutError),
         interrupted_when(lambda: is_seen(handle), TimeoutError),
     ):
-        handle.wait(timeout_ms=20_000)
+        handle.wait(timeout_ms=30_000)
     assert app.get_broker().waiters._watches == {}
 
 
@@ -356,7 +356,7 @@ def test_waiting_inside_an_event_loop_is_refused_instead_of_blocking_it(
     async def main() -> tuple[Result, Any, Result]:
         with pytest.raises(ResultUnavailable, match=r"await handle\.result_async"):
             handle.result()
-        return handle.get(), handle.wait(timeout_ms=5_000), handle.get(timeout_ms=0)
+        return handle.get(), handle.wait(timeout_ms=30_000), handle.get(timeout_ms=0)
 
     waited, met, looked = asyncio.run(main())
     assert code_of(waited) is RetrievalCode.EVENT_LOOP_RUNNING
@@ -404,7 +404,7 @@ def test_a_wait_outlasts_a_pause(app: Horsies, tasks: Tasks, hands: Hands) -> No
     hands.complete(handle.workflow_id, "first")
     waiting = Waiting(handle, "wait")
     handle.pause().unwrap()
-    assert handle.wait(until={WorkflowStatus.PAUSED}, timeout_ms=5_000).unwrap() == "PAUSED"
+    assert handle.wait(until={WorkflowStatus.PAUSED}, timeout_ms=30_000).unwrap() == "PAUSED"
     assert not waiting.is_over()
     handle.resume().unwrap()
     hands.complete(handle.workflow_id, "last")
@@ -423,7 +423,7 @@ def test_a_wait_for_what_will_not_come_ends_with_the_run(
     assert timed.unwrap_err().retryable
     assert f"see `horsies workflow show {handle.workflow_id}`" in timed.unwrap_err().message
     handle.cancel().unwrap()
-    ended = call(app, handle, "wait", until=[WorkflowStatus.PAUSED], timeout_ms=5_000)
+    ended = call(app, handle, "wait", until=[WorkflowStatus.PAUSED], timeout_ms=30_000)
     assert ended.unwrap() is WorkflowStatus.CANCELLED
 
 
@@ -530,7 +530,7 @@ def test_items_of_a_map_follow_it_with_their_place(
     hands.fail(handle.workflow_id, "squares", item=0)
     hands.complete(handle.workflow_id, "squares", 9, item=2)
     for reader in (handle, app.workflow_handle(handle.workflow_id)):
-        first, *others = call(app, reader, "get", timeout_ms=5_000).ok_value
+        first, *others = call(app, reader, "get", timeout_ms=30_000).ok_value
         assert code_of(first) == "BOOM"
         assert others == [TaskResult(ok=4), TaskResult(ok=9)]
         _, _, failed, *_ = call(app, reader, "tasks").unwrap()
@@ -578,13 +578,13 @@ def test_the_result_of_a_sub_workflow_has_the_type_of_its_definition(
     assert (node.sub_workflow_id, node.sub_workflow_status) == (family.child_id, "RUNNING")
     hands.complete(family.child_id, "order", ORDER.model_dump(mode="json"))
     for reader in (family.parent, app.workflow_handle(family.parent.workflow_id)):
-        assert call(app, reader, "get", timeout_ms=5_000).ok_value == ORDER
+        assert call(app, reader, "get", timeout_ms=30_000).ok_value == ORDER
     (node,) = call(app, family.parent, "tasks").unwrap()
     assert node.sub_workflow_summary == SubWorkflowSummary(
         status=WorkflowStatus.COMPLETED, total_tasks=1, completed_tasks=1
     )
     child = app.workflow_handle(family.child_id)
-    assert call(app, child, "get", timeout_ms=5_000).ok_value == ORDER
+    assert call(app, child, "get", timeout_ms=30_000).ok_value == ORDER
     info = call(app, child, "info").unwrap()
     assert (info.parent_workflow_id, info.depth) == (family.parent.workflow_id, 1)
 
@@ -605,7 +605,7 @@ def test_a_failed_sub_workflow_tells_about_itself(
 ) -> None:
     hands.fail(family.child_id, "order")
     app.workflow_handle(family.child_id).resume().unwrap()
-    error = call(app, family.parent, "get", timeout_ms=5_000).err_value
+    error = call(app, family.parent, "get", timeout_ms=30_000).err_value
     assert isinstance(error, SubWorkflowError)
     assert error.error_code is OutcomeCode.SUBWORKFLOW_FAILED
     assert error.sub_workflow_id == family.child_id
@@ -658,7 +658,7 @@ def test_a_task_that_is_not_registered_here_is_read_as_plain_json(
     hands.complete(handle.workflow_id, "order", ORDER.model_dump(mode="json"))
     stranger = Horsies(app.config)
     try:
-        assert stranger.workflow_handle(handle.workflow_id).get(timeout_ms=5_000).ok_value == {
+        assert stranger.workflow_handle(handle.workflow_id).get(timeout_ms=30_000).ok_value == {
             "number": 7,
             "lines": ["hay", "oats"],
         }

@@ -111,7 +111,7 @@ def test_a_map_is_read_through_every_door(
     hands.fail(handle.workflow_id, "squares", item=1)
     hands.complete(handle.workflow_id, "squares", 1, item=0)
     for reader in (handle, app.workflow_handle(handle.workflow_id)):
-        good, bad = call(app, reader, "get", timeout_ms=5_000).ok_value
+        good, bad = call(app, reader, "get", timeout_ms=30_000).ok_value
         assert (good.ok_value, bad.err_value.error_code) == (1, "BOOM")
         assert call(app, reader, "result_for", NodeKey[Any]("squares")).ok_value == [good, bad]
         assert call(app, reader, "results").unwrap()["squares"].ok_value == [good, bad]
@@ -154,7 +154,7 @@ def test_the_output_of_nested_runs_may_be_a_map_and_be_mapped_over_again(
     assert given == [{"ok": 1}, {"ok": 4}]
     for item in range(2):
         hands.complete(handle.workflow_id, "again", item, item=item)
-    assert handle.get(timeout_ms=5_000).ok_value == [TaskResult(ok=0), TaskResult(ok=1)]
+    assert handle.get(timeout_ms=30_000).ok_value == [TaskResult(ok=0), TaskResult(ok=1)]
     stored = connection.execute(
         "SELECT count(*) FROM horsies_workflow_tasks WHERE kind IN ('map', 'workflow')"
         " AND (result IS NOT NULL OR status <> 'COMPLETED')"
@@ -171,13 +171,13 @@ def test_a_map_that_an_earlier_release_began_or_ended_is_read_and_ends(
     hands.complete(handle.workflow_id, "squares", 1, item=0)
     assert problems(connection) == []
     hands.complete(handle.workflow_id, "squares", 4, item=1)
-    assert handle.get(timeout_ms=5_000).ok_value == [TaskResult(ok=1), TaskResult(ok=4)]
+    assert handle.get(timeout_ms=30_000).ok_value == [TaskResult(ok=1), TaskResult(ok=4)]
     connection.execute(
         "UPDATE horsies_workflow_tasks SET result = %s WHERE node_id = 'squares'",
         ('{"ok":[{"ok":7}]}',),
     )
     fresh = app.workflow_handle(handle.workflow_id)
-    assert fresh.get(timeout_ms=5_000).ok_value == [TaskResult(ok=7)]
+    assert fresh.get(timeout_ms=30_000).ok_value == [TaskResult(ok=7)]
 
 
 # Sizes
@@ -218,7 +218,7 @@ def test_a_result_is_read_in_parts_or_refused_with_its_size(
         hands.complete(run_id, "mapped", "x" * length, item=item)
     hands.complete(run_id, "last", "end")
     handle = app.workflow_handle(run_id)
-    got = call(app, handle, "get", timeout_ms=5_000)
+    got = call(app, handle, "get", timeout_ms=30_000)
     one = call(app, handle, "result_for", mapped)
     every = call(app, handle, "results").unwrap()
     infos = call(app, handle, "tasks").unwrap()
@@ -279,7 +279,7 @@ def test_a_map_over_too_many_elements_fails_with_the_setting_in_its_error(
     tasks = define_tasks(limited)
     handle = start(limited, tasks)
     hands.complete(handle.workflow_id, "source", [1, 2, 3])
-    error = handle.get(timeout_ms=5_000).err_value
+    error = handle.get(timeout_ms=30_000).err_value
     assert error.error_code is OperationalErrorCode.PAYLOAD_TOO_LARGE
     assert error.message == (
         "Map node squares would have 3 items, more than 2 (payload.max_map_items); map over batches, "
@@ -287,7 +287,7 @@ def test_a_map_over_too_many_elements_fails_with_the_setting_in_its_error(
     )
     assert items(connection, handle.workflow_id) == []
     handle.retry().unwrap()
-    assert handle.get(timeout_ms=5_000).err_value == error
+    assert handle.get(timeout_ms=30_000).err_value == error
     enough = start(limited, tasks)
     hands.complete(enough.workflow_id, "source", [1, 2])
     assert len(items(connection, enough.workflow_id)) == 2
@@ -319,7 +319,7 @@ def test_a_long_list_becomes_tasks_a_thousand_at_a_time(
         "UPDATE horsies_tasks SET status = 'COMPLETED', result = '{\"ok\":0}' "
         "WHERE workflow_item_index > 2999"
     )
-    assert len(handle.get(timeout_ms=5_000).ok_value) == 3_500
+    assert len(handle.get(timeout_ms=30_000).ok_value) == 3_500
 
 
 def test_items_added_later_expire_with_the_first_and_wait_while_the_run_is_paused(
@@ -338,7 +338,7 @@ def test_items_added_later_expire_with_the_first_and_wait_while_the_run_is_pause
         for item in range(1, 4):
             hands.complete(run_id, "squares", item, item=item)
     assert len({row[3] for row in items(connection, run_id)}) == 1
-    assert handle.get(timeout_ms=5_000).is_ok()
+    assert handle.get(timeout_ms=30_000).is_ok()
 
 
 def test_large_elements_of_a_map_over_a_map_become_tasks_a_few_bytes_at_a_time(
@@ -417,7 +417,7 @@ def test_a_retry_tries_failed_items_again_in_steps(
         assert problems(connection) == []
         for item in (0, 2, 4, 6):
             hands.complete(run_id, "squares", item, item=item)
-    assert [one.ok_value for one in handle.get(timeout_ms=5_000).ok_value] == [
+    assert [one.ok_value for one in handle.get(timeout_ms=30_000).ok_value] == [
         *(0, 1, 2, 1, 4, 1, 6, 1)
     ]
     assert len(items(connection, run_id)) == 12

@@ -99,7 +99,7 @@ def test_a_run_paused_for_too_long_expires(
     make_older(connection, "paused_at", 2, old.workflow_id)
     make_older(connection, "started_at", 2, running.workflow_id)
     assert expire_paused(pipeline, HOUR, Blocked()) == 1
-    error = old.get(timeout_ms=5_000).err_value
+    error = old.get(timeout_ms=30_000).err_value
     assert error.error_code is OutcomeCode.WORKFLOW_EXPIRED
     assert error.data["policy"] == "paused_workflow_auto_cancel_after"
     assert error.data["allowed_seconds"] == 3600
@@ -184,7 +184,7 @@ def test_an_expired_run_is_a_failure_to_the_one_above(
     assert inner.status().unwrap() is WorkflowStatus.PAUSED
     make_older(connection, "paused_at", 2, inner.workflow_id)
     assert expire_paused(pipeline, HOUR, Blocked()) == 1
-    error = outer.get(timeout_ms=5_000).err_value
+    error = outer.get(timeout_ms=30_000).err_value
     assert error.error_code is OutcomeCode.SUBWORKFLOW_FAILED
 
 
@@ -221,7 +221,7 @@ def test_runs_past_their_retention_go_with_everything_that_is_theirs(
     assert sweep(pipeline, RecoveryConfig(terminal_record_retention_hours=24)) is False
     assert [hands.count(table) for table in TABLES] == [1, 2, 0, 2, 2]
     assert old.status().is_err()
-    assert young.get(timeout_ms=5_000) == TaskResult(ok=2)
+    assert young.get(timeout_ms=30_000) == TaskResult(ok=2)
 
 
 def test_a_long_run_counts_from_its_end(
@@ -232,7 +232,7 @@ def test_a_long_run_counts_from_its_end(
     make_older(connection, "started_at", 10_000, handle.workflow_id)
     connection.execute("UPDATE horsies_tasks SET completed_at = now() - interval '1 year'")
     sweep(pipeline, RecoveryConfig(terminal_record_retention_hours=24))
-    assert handle.get(timeout_ms=5_000) == TaskResult(ok=2), "its tasks stay as long as the run"
+    assert handle.get(timeout_ms=30_000) == TaskResult(ok=2), "its tasks stay as long as the run"
 
 
 def test_runs_that_have_not_ended_stay_and_so_do_those_with_a_task_that_runs(
@@ -259,7 +259,7 @@ def test_families_are_deleted_as_a_whole(
     hands.complete(inner.workflow_id, "only", 6)
     make_older(connection, "completed_at", 10_000, inner.workflow_id)
     sweep(pipeline, RecoveryConfig())
-    assert outer.get(timeout_ms=5_000) == TaskResult(ok=6), "the result lies in the run below"
+    assert outer.get(timeout_ms=30_000) == TaskResult(ok=6), "the result lies in the run below"
     make_older(connection, "completed_at", 10_000, outer.workflow_id)
     sweep(pipeline, RecoveryConfig())
     assert [hands.count(table) for table in TABLES] == [0] * len(TABLES)

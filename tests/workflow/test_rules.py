@@ -298,8 +298,9 @@ def test_two_last_completions_at_once_finalise_exactly_once(
     with psycopg.connect(process_url, autocommit=True) as listener:
         listener.execute("LISTEN workflow_done")
         finish_at_once(process_url, connection, (run, 0, None), (run, 1, None))
-        heard = [note.payload for note in listener.notifies(timeout=0.5)]
-    assert heard == [run]
+        connection.execute("NOTIFY workflow_done, 'the last one'")
+        heard = [note.payload for note in listener.notifies(timeout=30, stop_after=2)]
+    assert heard == [run, "the last one"]
     found = connection.execute(
         "SELECT status, open_nodes, failed_nodes FROM horsies_workflows WHERE id = %s", (run,)
     ).fetchone()

@@ -26,7 +26,8 @@ from horsies.cli.session import (
 )
 from horsies.db.statements.monitor import WorkerSummary
 from horsies.logs import LogFormat, LogLevel, attach_handler
-from horsies.monitor.health import PING_TIMEOUT_SECONDS, WorkerPong, ping_workers
+from horsies.monitor.defaults import PING_TIMEOUT_SECONDS
+from horsies.monitor.health import WorkerPong, ping_workers
 from horsies.monitor.metrics import ClusterGauges, Sample
 from horsies.monitor.overview import WorkerHealth, health_of, read_workers
 from horsies.result import Ok

@@ -35,8 +35,9 @@ from horsies.db.statements.blocked import BlockedRow
 from horsies.db.statements.monitor import WorkerSummary
 from horsies.modules import failure_at
 from horsies.monitor.actions import QueueOrder, check_queue, switch_queue
+from horsies.monitor.defaults import PING_TIMEOUT_SECONDS
 from horsies.monitor.documents import overview_document, queue_document, worker_document
-from horsies.monitor.health import PING_TIMEOUT_SECONDS, WorkerPong, ping_workers
+from horsies.monitor.health import WorkerPong, ping_workers
 from horsies.monitor.order_plan import OrderVerb, draft_order
 from horsies.monitor.overview import (
     Overview,

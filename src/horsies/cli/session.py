@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Annotated, Never, TypeVar
+from typing import TYPE_CHECKING, Annotated, Never, TypeVar
 
 import psycopg
 import typer
@@ -18,11 +18,16 @@ import typer
 from horsies.cli.options import named_database, open_app, refuse_both
 from horsies.errors import ErrorCode, HorsiesError
 from horsies.logs import LogFormat, LogLevel, attach_handler
-from horsies.modules import failure_at
-from horsies.monitor.queries import LIMIT_MAX, parse_time
+from horsies.modules import Deferred, failure_at
+from horsies.monitor.defaults import LIMIT_MAX
 from horsies.result import Ok
 from horsies.tasks.broker import BrokerErrorCode, BrokerOperationError, BrokerResult, PostgresBroker
 from horsies.tasks.recording import acting_as, process_user
+
+if TYPE_CHECKING:
+    from horsies.monitor import queries
+else:
+    queries = Deferred("horsies.monitor.queries")
 
 T = TypeVar("T")
 
@@ -95,6 +100,6 @@ def parse_since(text: str | None, option: str = "--since") -> datetime | None:
     if text is None:
         return None
     try:
-        return parse_time(text, datetime.now(UTC))
+        return queries.parse_time(text, datetime.now(UTC))
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint=option) from None

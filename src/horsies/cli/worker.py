@@ -47,13 +47,14 @@ from horsies.worker.config import (
 )
 from horsies.worker.connection import DatabaseGivenUpError, NotificationsLostError
 from horsies.worker.cpus import usable_cpus
-from horsies.worker.in_flight import ends_logger
 from horsies.worker.loop import ExitCode, Worker
 from horsies.worker.pool.children import PoolSettings
 from horsies.worker.pool.launcher import StartMethod, default_start_method
 from horsies.worker.pool.pool import ChildBootError, ChildPool
+from horsies.worker.pool.window import WIDTH_MAX
 from horsies.worker.probe import AddressError, serving, worker_routes
 from horsies.worker.protocol import ChildBoot
+from horsies.worker.tally import ends_logger
 
 logger = logging.getLogger("horsies.worker")
 
@@ -92,6 +93,13 @@ MaxClaimBatchOption = Annotated[
 ]
 MaxClaimsOption = Annotated[
     int, typer.Option(help="Hold at most this many tasks; 0: one per child.")
+]
+WindowOption = Annotated[
+    int,
+    typer.Option(
+        help="Let a child hold up to this many very short tasks that may be tried again after a crash; "
+        "0: one at a time."
+    ),
 ]
 StartMethodOption = Annotated[
     StartMethod | None,
@@ -135,6 +143,7 @@ def worker(  # noqa: PLR0913, PLR0917 - typer makes a flag of every parameter
     max_memory_per_child_mb: MaxMemoryOption = None,
     max_claim_batch: MaxClaimBatchOption = 0,
     max_claim_per_worker: MaxClaimsOption = 0,
+    window: WindowOption = WIDTH_MAX,
     start_method: StartMethodOption = None,
     shutdown_grace: ShutdownGraceOption = None,
     with_scheduler: WithSchedulerOption = False,
@@ -152,8 +161,7 @@ def worker(  # noqa: PLR0913, PLR0917 - typer makes a flag of every parameter
     """
     attach_handler(loglevel, log_format)
     attach_event_handler()
-    if quiet_tasks:
-        ends_logger.setLevel(logging.WARNING)
+    ends_logger.setLevel(logging.WARNING if quiet_tasks else logging.NOTSET)
     named = module or locator
     app = open_app("worker", named)
     app.set_role("worker")
@@ -164,6 +172,7 @@ def worker(  # noqa: PLR0913, PLR0917 - typer makes a flag of every parameter
         imports=app.get_discovered_task_modules(),
         max_claim_batch=max_claim_batch,
         max_claim_per_worker=max_claim_per_worker,
+        window=window,
         max_tasks_per_child=max_tasks_per_child,
         max_memory_per_child_mb=max_memory_per_child_mb,
         start_method=start_method or default_start_method(),
@@ -291,6 +300,7 @@ def _child_pool(app: Horsies, config: WorkerConfig, selector: selectors.BaseSele
         max_memory_per_child_mb=config.max_memory_per_child_mb,
         boot_seconds_of_hooks=hook_seconds * len(app.hooks.start),
         exit_seconds_of_hooks=hook_seconds * len(app.hooks.stop),
+        has_windows=config.window_width > 1,
     )
     boot = ChildBoot(
         hook_budget_seconds=hook_seconds,

@@ -12,18 +12,22 @@ import re
 from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from enum import StrEnum
-from typing import Annotated, Any, Self
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
 from pydantic import BaseModel, Field, PlainValidator, model_validator
 
 from horsies.config.postgres import PostgresConfig, channel_prefix
-from horsies.config.schedules import ScheduleConfig
 from horsies.config.tracing import TracingConfig
 from horsies.database_url import mask_url
 from horsies.error_codes import validate_error_code_name, validate_exception_mapper
 from horsies.errors import ConfigurationError, ErrorCode
 from horsies.retry import ExceptionMapper
 from horsies.validation import SECONDS_MAX, Check, FrozenModel, raise_failed, raise_problems
+
+if TYPE_CHECKING:
+    from horsies.config.schedules import ScheduleConfig
+else:  # few processes have schedules, and the models of their patterns take long to build
+    ScheduleConfig = Annotated[Any, PlainValidator(lambda value: _schedules_of(value))]
 
 DEFAULT_QUEUE_NAME = "default"
 DEFAULT_PRIORITY = 100
@@ -472,11 +476,17 @@ class AppConfig(FrozenModel):
             yield True, ErrorCode.CONFIG_INVALID_EXCEPTION_MAPPER, problem
 
 
+def _schedules_of(value: object) -> ScheduleConfig:
+    from horsies.config.schedules import ScheduleConfig
+
+    return ScheduleConfig.model_validate(value)
+
+
 def _settings(model: BaseModel, prefix: str = "") -> Iterator[tuple[str, str]]:
     for name in type(model).model_fields:
         value = getattr(model, name)
         match value:
-            case ScheduleConfig():
+            case BaseModel() if name == "schedule":
                 yield f"{prefix}{name}", mask_url(str(value))
             case BaseModel():
                 yield from _settings(value, f"{prefix}{name}.")

@@ -1,1 +1,8 @@
 """Database access: the only package that contains SQL."""
+
+try:
+    import psycopg as _psycopg  # noqa: F401
+except ImportError as error:
+    raise ImportError(
+        "psycopg finds no libpq: install 'horsies[binary]', or the libpq of your system."
+    ) from error

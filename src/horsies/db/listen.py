@@ -122,6 +122,8 @@ class Listener:
         """Check for notifications that came with the answer to a statement on this connection: the
         socket will not become readable for them.
         """
+        if self.connection is not None:
+            self.inbox.collect(self.connection.pgconn)
         return len(self.inbox) > 0
 
     def receive(self, *, at_once: bool = False) -> Received:

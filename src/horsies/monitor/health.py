@@ -24,6 +24,7 @@ from horsies.db.statements.monitor import (
 )
 from horsies.db.statements.queues import Notification, send_notification
 from horsies.ids import new_id
+from horsies.monitor.defaults import PING_TIMEOUT_SECONDS
 from horsies.result import Err, Ok
 from horsies.tasks.broker import (
     BrokerErrorCode,
@@ -35,7 +36,6 @@ from horsies.tasks.broker import (
 
 PING_CHANNEL = "horsies_worker_ping"
 PONG_CHANNEL_PREFIX = "horsies_worker_pong_"
-PING_TIMEOUT_SECONDS = 2.0
 
 _READING = BrokerErrorCode.MONITORING_QUERY_FAILED
 

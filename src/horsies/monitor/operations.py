@@ -8,28 +8,30 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from horsies.db.statement import Script, one_or_none
-from horsies.db.statements.monitor import QueueState, WorkerStateSnapshot
-from horsies.monitor import actions, health, queries
-from horsies.monitor.actions import QueueOrder, TaskRetried
-from horsies.monitor.explain import explain
-from horsies.monitor.explain.explain import Explanation
-from horsies.monitor.health import DatabasePing, WorkerPong
-from horsies.monitor.queries import (
-    LIMIT_DEFAULT,
-    OneOrMore,
-    RunPage,
-    TaskPage,
-    run_filters,
-    task_filters,
-)
+from horsies.modules import Deferred
+from horsies.monitor.defaults import LIMIT_DEFAULT, PING_TIMEOUT_SECONDS
 from horsies.result import Err, Result
 from horsies.task_result import TaskError, TaskResult
 from horsies.tasks.broker import BrokerResult, PostgresBroker
 from horsies.tasks.definition import TaskDefinition
 from horsies.tasks.handle import TaskActionError, TaskCancelled, TaskHandle, TaskInfo
+
+if TYPE_CHECKING:
+    from horsies.db.statements.monitor import QueueState, WorkerStateSnapshot
+    from horsies.monitor import actions, health, queries
+    from horsies.monitor.actions import QueueOrder, TaskRetried
+    from horsies.monitor.explain import explain
+    from horsies.monitor.explain.explain import Explanation
+    from horsies.monitor.health import DatabasePing, WorkerPong
+    from horsies.monitor.queries import OneOrMore, RunPage, TaskPage
+else:
+    actions = Deferred("horsies.monitor.actions")
+    explain = Deferred("horsies.monitor.explain.explain")
+    health = Deferred("horsies.monitor.health")
+    queries = Deferred("horsies.monitor.queries")
 
 
 class Operations(ABC):
@@ -188,7 +190,7 @@ class Operations(ABC):
         Example:
             page = app.tasks_where(status="FAILED", queue=["mail", "reports"]).unwrap()
         """
-        filters = task_filters(
+        filters = queries.task_filters(
             status=status,
             queue=queue,
             name=name,
@@ -213,7 +215,7 @@ class Operations(ABC):
         after: str | None = None,
     ) -> BrokerResult[TaskPage]:
         """``tasks_where`` without blocking the event loop."""
-        filters = task_filters(
+        filters = queries.task_filters(
             status=status,
             queue=queue,
             name=name,
@@ -243,7 +245,7 @@ class Operations(ABC):
 
         Runs that other runs started are left out without ``include_children``.
         """
-        filters = run_filters(
+        filters = queries.run_filters(
             status=status,
             name=name,
             workflow_key=workflow_key,
@@ -269,7 +271,7 @@ class Operations(ABC):
         after: str | None = None,
     ) -> BrokerResult[RunPage]:
         """``runs_where`` without blocking the event loop."""
-        filters = run_filters(
+        filters = queries.run_filters(
             status=status,
             name=name,
             workflow_key=workflow_key,
@@ -313,7 +315,7 @@ class Operations(ABC):
         return await actions.switch_queue_async(self.get_broker(), order)
 
     def _order(self, queue_name: str, *, paused: bool, reason: str | None = None) -> QueueOrder:
-        return QueueOrder(queue_name, paused, self.get_valid_queue_names(), reason)
+        return actions.QueueOrder(queue_name, paused, self.get_valid_queue_names(), reason)
 
     def ping_database(self) -> BrokerResult[DatabasePing]:
         """Measure the round trip to the database."""
@@ -326,7 +328,7 @@ class Operations(ABC):
     def ping_workers(
         self,
         target_worker_id: str | None = None,
-        timeout_seconds: float = health.PING_TIMEOUT_SECONDS,
+        timeout_seconds: float = PING_TIMEOUT_SECONDS,
         min_responses: int | None = None,
     ) -> BrokerResult[list[WorkerPong]]:
         """Ping all workers or one; ends with the target's response, ``min_responses`` or the timeout."""
@@ -337,7 +339,7 @@ class Operations(ABC):
     async def ping_workers_async(
         self,
         target_worker_id: str | None = None,
-        timeout_seconds: float = health.PING_TIMEOUT_SECONDS,
+        timeout_seconds: float = PING_TIMEOUT_SECONDS,
         min_responses: int | None = None,
     ) -> BrokerResult[list[WorkerPong]]:
         """``ping_workers`` without blocking the event loop."""

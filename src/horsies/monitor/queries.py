@@ -44,6 +44,7 @@ from horsies.db.statements.workflows import (
 )
 from horsies.error_codes import column_code
 from horsies.ids import first_id_at, stored_form
+from horsies.monitor.defaults import LIMIT_DEFAULT, LIMIT_MAX
 from horsies.result import Err, Ok
 from horsies.states import TaskStatus, WorkflowStatus
 from horsies.task_result import storable_text
@@ -54,8 +55,6 @@ RunPage: TypeAlias = Page[RunSummary]
 # One value, or several of which any matches.
 OneOrMore: TypeAlias = str | Iterable[str]
 
-LIMIT_DEFAULT = 100
-LIMIT_MAX = 1_000
 # A search reads the texts of this many tasks, and parses at most so many of them; larger arguments are not
 # searched.
 SEARCH_WINDOW = 20_000

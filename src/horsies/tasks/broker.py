@@ -15,21 +15,14 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import psycopg
 
 from horsies.config.postgres import PostgresConfig
 from horsies.database_url import mask_url
-from horsies.db.caller_transaction import (
-    UnusableTransactionError,
-    borrowed,
-    borrowed_async,
-    leads_elsewhere,
-)
 from horsies.db.database import ONE_STATE, Database, Installation
 from horsies.db.errors import describe, is_transient
-from horsies.db.migrate import prepare_schema
 from horsies.db.pipeline import Pipeline
 from horsies.db.statement import (
     Nothing,
@@ -40,19 +33,21 @@ from horsies.db.statement import (
     run_script,
     run_script_async,
 )
-from horsies.db.statements.monitor import (
-    ExpiredTask,
-    StaleTask,
-    StaleThreshold,
-    WorkerStats,
-    count_worker_tasks,
-    find_expired_tasks,
-    find_stale_tasks,
-)
 from horsies.errors import ConfigurationError, ErrorCode, HorsiesError
+from horsies.modules import Deferred
 from horsies.result import Err, Ok, Result
-from horsies.tasks.recovery import expire_pending, fail_stale, requeue_stale
 from horsies.tasks.waiters import Waiters
+
+if TYPE_CHECKING:
+    from horsies.db import caller_transaction, migrate
+    from horsies.db.statements import monitor
+    from horsies.db.statements.monitor import ExpiredTask, StaleTask, WorkerStats
+    from horsies.tasks import recovery
+else:
+    caller_transaction = Deferred("horsies.db.caller_transaction")
+    migrate = Deferred("horsies.db.migrate")
+    monitor = Deferred("horsies.db.statements.monitor")
+    recovery = Deferred("horsies.tasks.recovery")
 
 T = TypeVar("T")
 
@@ -165,7 +160,7 @@ class PostgresBroker:
                     if read_only:
                         connection.execute(ONE_STATE)
                     return Ok(run_script(connection, script, logged=logged))
-            with borrowed(transaction, self._within) as execute:
+            with caller_transaction.borrowed(transaction, self._within) as execute:
                 return Ok(drive(execute, script, logged=logged))
         except Exception as error:
             return Err(failure(code, error, transaction))
@@ -192,7 +187,9 @@ class PostgresBroker:
                     if read_only:
                         await connection.execute(ONE_STATE)
                     return Ok(await run_script_async(connection, script, logged=logged))
-            async with borrowed_async(transaction, self._within) as execute_async:
+            async with caller_transaction.borrowed_async(
+                transaction, self._within
+            ) as execute_async:
                 return Ok(await drive_async(execute_async, script, logged=logged))
         except Exception as error:
             return Err(failure(code, error, transaction))
@@ -243,17 +240,17 @@ class PostgresBroker:
 
     def get_worker_stats(self) -> BrokerResult[list[WorkerStats]]:
         """Count the running tasks of each child process."""
-        return self.perform(_READING, read_rows(count_worker_tasks, Nothing()))
+        return self.perform(_READING, read_rows(monitor.count_worker_tasks, Nothing()))
 
     async def get_worker_stats_async(self) -> BrokerResult[list[WorkerStats]]:
-        return await self.perform_async(_READING, read_rows(count_worker_tasks, Nothing()))
+        return await self.perform_async(_READING, read_rows(monitor.count_worker_tasks, Nothing()))
 
     def get_expired_tasks(self) -> BrokerResult[list[ExpiredTask]]:
         """List PENDING tasks past their ``good_until`` that no worker has expired yet."""
-        return self.perform(_READING, read_rows(find_expired_tasks, Nothing()))
+        return self.perform(_READING, read_rows(monitor.find_expired_tasks, Nothing()))
 
     async def get_expired_tasks_async(self) -> BrokerResult[list[ExpiredTask]]:
-        return await self.perform_async(_READING, read_rows(find_expired_tasks, Nothing()))
+        return await self.perform_async(_READING, read_rows(monitor.find_expired_tasks, Nothing()))
 
     def mark_stale_tasks_as_failed(self, stale_threshold_ms: int = 300_000) -> BrokerResult[int]:
         """Fail stale RUNNING tasks as a crash of their worker would; return their number.
@@ -265,7 +262,7 @@ class PostgresBroker:
         Example:
             handled = app.get_broker().mark_stale_tasks_as_failed(600_000).unwrap()
         """
-        return self._recover_stale(fail_stale, stale_threshold_ms)
+        return self._recover_stale(recovery.fail_stale, stale_threshold_ms)
 
     async def mark_stale_tasks_as_failed_async(
         self, stale_threshold_ms: int = 300_000
@@ -277,7 +274,7 @@ class PostgresBroker:
 
         They had not started: no attempt is counted. Stale means the same as for running tasks.
         """
-        return self._recover_stale(requeue_stale, stale_threshold_ms)
+        return self._recover_stale(recovery.requeue_stale, stale_threshold_ms)
 
     async def requeue_stale_claimed_async(
         self, stale_threshold_ms: int = 120_000
@@ -286,7 +283,7 @@ class PostgresBroker:
 
     def expire_pending_tasks(self) -> BrokerResult[int]:
         """Mark PENDING tasks past their ``good_until`` as EXPIRED; return their number."""
-        return self._recover(expire_pending)
+        return self._recover(recovery.expire_pending)
 
     async def expire_pending_tasks_async(self) -> BrokerResult[int]:
         return await asyncio.to_thread(self.expire_pending_tasks)
@@ -326,7 +323,7 @@ class PostgresBroker:
         with self._schema_locks.setdefault(os.getpid(), threading.Lock()):
             if self._schema_ready_in_pid == os.getpid():
                 return
-            prepare_schema(self.database)
+            migrate.prepare_schema(self.database)
             self._schema_ready_in_pid = os.getpid()
             self.waiters.was_reached = True
 
@@ -345,7 +342,7 @@ def _is_transient(stored: BrokerResult[Any]) -> bool:
 
 
 def _stale_tasks(stale_threshold_minutes: float) -> Script[list[StaleTask]]:
-    return read_rows(find_stale_tasks, StaleThreshold(stale_threshold_minutes * 60))
+    return read_rows(monitor.find_stale_tasks, monitor.StaleThreshold(stale_threshold_minutes * 60))
 
 
 def failure(
@@ -354,9 +351,11 @@ def failure(
     """Turn an exception into a value without any password in it."""
     if isinstance(error, PayloadMismatchError):
         return BrokerOperationError(BrokerErrorCode.PAYLOAD_MISMATCH, str(error))
-    if isinstance(error, UnusableTransactionError):
+    if transaction is None:
+        return BrokerOperationError(code, describe(error), is_transient(error), presentable(error))
+    if isinstance(error, caller_transaction.UnusableTransactionError):
         return BrokerOperationError(code, str(error))
-    if transaction is not None and leads_elsewhere(error):
+    if caller_transaction.leads_elsewhere(error):
         message = f"{_ELSEWHERE} ({describe(error)})."
         return BrokerOperationError(code, message, exception=presentable(error))
     return BrokerOperationError(code, describe(error), is_transient(error), presentable(error))

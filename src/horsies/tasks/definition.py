@@ -62,6 +62,7 @@ class TaskDefinition:
     results: ResultCodec
     location: SourceLocation | None
     on_stop: OnStop = "finish"
+    burst: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +76,7 @@ class DecoratorOptions:
     timeout_ms: int | None
     unknown: Mapping[str, Any]
     on_stop: OnStop = "finish"
+    burst: bool = False
 
 
 def define(
@@ -104,6 +106,7 @@ def define(
         results=results,
         location=location,
         on_stop=options.on_stop,
+        burst=options.burst,
     )
 
 
@@ -131,7 +134,7 @@ def _function_problems(function: Any, unknown: Mapping[str, Any]) -> Iterator[_P
         yield _Problem(
             f"@app.task has no option {', '.join(repr(name) for name in unknown)}.",
             "options are queue_name, retry_policy, exception_mapper, default_unhandled_error_code, "
-            "timeout_ms and on_stop; good_until belongs to with_options(...), auto_retry_for to the "
+            "timeout_ms, on_stop and burst; good_until belongs to with_options(...), auto_retry_for to the "
             "retry_policy",
         )
     if not isinstance(function, FunctionType) or _wraps_another(function):
@@ -229,6 +232,8 @@ def _option_problems(options: DecoratorOptions) -> Iterator[_Problem]:
         )
     if options.on_stop not in get_args(OnStop):
         yield _Problem(f"on_stop must be one of {', '.join(map(repr, get_args(OnStop)))}.")
+    if type(options.burst) is not bool:
+        yield _Problem("burst must be True or False.")
 
 
 def _read_signature(function: FunctionType, location: SourceLocation | None) -> CallSignature:

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
-from concurrent.futures import wait
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from horsies.codec.results import ResultCodec, decode_untyped
 from horsies.db.errors import describe
@@ -46,6 +45,7 @@ from horsies.errors import (
     TaskWatchFailed,
 )
 from horsies.ids import stored_form
+from horsies.modules import Deferred
 from horsies.result import Err, Ok, Result
 from horsies.states import TaskAttemptOutcome, TaskStatus
 from horsies.task_result import TaskError, TaskResult, json_object
@@ -56,9 +56,19 @@ from horsies.tasks.broker import (
     PostgresBroker,
     presentable,
 )
-from horsies.tasks.recording import Action, perform_action, perform_action_async
-from horsies.tasks.waiters import OBSTACLE_SECONDS, seconds_to_wait, timeout_problem
+from horsies.tasks.waiters import (
+    OBSTACLE_SECONDS,
+    seconds_to_wait,
+    timeout_problem,
+    wait_until_done,
+)
 from horsies.tasks.watching import watch, watch_async
+
+if TYPE_CHECKING:
+    from horsies.tasks import recording
+    from horsies.tasks.recording import Action
+else:
+    recording = Deferred("horsies.tasks.recording")
 
 T = TypeVar("T")
 
@@ -267,14 +277,14 @@ class TaskHandle(Generic[T]):
         future = self._broker.waiters.watch(task_id, once=timeout_ms == 0)
         try:
             # Only a signal handler can raise here, and its exception is the caller's own.
-            wait([future], seconds_to_wait(timeout_ms))
+            wait_until_done(future, seconds_to_wait(timeout_ms))
         finally:
             unread = self._broker.waiters.forget(task_id, future)
         if not future.done():
             if unread:
                 return _broker_error(unread)
             asked = self._broker.waiters.read_service(task_id)
-            wait([asked], OBSTACLE_SECONDS)
+            wait_until_done(asked, OBSTACLE_SECONDS)
             obstacle = self._broker.waiters.obstacle(task_id, asked)
             return _timed_out(task_id, timeout_ms, obstacle)
         if error := future.exception():
@@ -379,7 +389,9 @@ class TaskHandle(Generic[T]):
         if self._broker is None:
             return Err(_action_failed(self.task_id, _no_broker()))
         action, script = self._cancel(include_running, reason)
-        done = perform_action(self._broker, BrokerErrorCode.CLEANUP_FAILED, action, script)
+        done = recording.perform_action(
+            self._broker, BrokerErrorCode.CLEANUP_FAILED, action, script
+        )
         return action_result(self.task_id, done)
 
     async def cancel_async(
@@ -390,7 +402,7 @@ class TaskHandle(Generic[T]):
             return Err(_action_failed(self.task_id, _no_broker()))
         action, script = self._cancel(include_running, reason)
         code = BrokerErrorCode.CLEANUP_FAILED
-        done = await perform_action_async(self._broker, code, action, script)
+        done = await recording.perform_action_async(self._broker, code, action, script)
         return action_result(self.task_id, done)
 
     def _cancel(
@@ -432,7 +444,7 @@ def action_result(
 
 def task_action(verb: str, task_id: str, reason: str | None = None) -> Action:
     """The record of a change to one task, under its id in the form of the database."""
-    return Action(verb, f"task {stored_form(task_id) or task_id}", reason)
+    return recording.Action(verb, f"task {stored_form(task_id) or task_id}", reason)
 
 
 def no_such_task(task_id: str) -> TaskActionError:

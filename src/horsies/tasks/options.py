@@ -156,7 +156,7 @@ def encode_options(
 ) -> str:
     """Return the options stored with the row: they alone drive its retries, even after a deploy."""
     policy = definition.retry_policy
-    if policy is None and good_until is None and not headers:
+    if policy is None and good_until is None and not headers and not definition.burst:
         return _EMPTY
     stored: dict[str, Any] = {
         "retry_policy": policy.to_json() if policy else None,
@@ -164,6 +164,8 @@ def encode_options(
     }
     if headers:
         stored["headers"] = dict(headers)
+    if definition.burst:
+        stored["burst"] = True
     return json.dumps(stored, separators=(",", ":"))
 
 

@@ -49,6 +49,7 @@ class Outcome(NamedTuple):
     """A finished attempt to record. With ``delay_seconds`` the task is retried, up to ``max_retries``
     times if that is more than its own limit, unless its ``good_until`` comes first. ``retry_reason``
     names the rule that decided. ``if_cancelled`` is recorded instead for a task with an accepted cancel.
+    ``run_us`` is how many microseconds the attempt ran, if that is known.
     """
 
     task_id: str
@@ -57,6 +58,7 @@ class Outcome(NamedTuple):
     status: TaskStatus
     result: str
     attempt_outcome: TaskAttemptOutcome
+    run_us: int | None = None
     error_code: str | None = None
     error_message: str | None = None
     failed_reason: str | None = None
@@ -66,11 +68,17 @@ class Outcome(NamedTuple):
     if_cancelled: Outcome | None = None
 
     @classmethod
-    def completed(cls, task: ClaimedTask, result: str) -> Outcome:
+    def completed(cls, task: ClaimedTask, result: str, run_us: int | None = None) -> Outcome:
         """The function returned a success."""
         # By position: keywords take three times as long, once per task.
         return cls(
-            task.id, task.generation, task.workflow_id, _SUCCEEDED, result, _ATTEMPT_SUCCEEDED
+            task.id,
+            task.generation,
+            task.workflow_id,
+            _SUCCEEDED,
+            result,
+            _ATTEMPT_SUCCEEDED,
+            run_us,
         )
 
     @classmethod
@@ -110,11 +118,12 @@ def outcome_of_report(
     error_message: str | None,
     exception_names: Sequence[str] = (),
     retry_after: float | None = None,
+    run_us: int | None = None,
     random: Callable[[], float] = random_module.random,
 ) -> Outcome:
     """A child reported a success, or an error that may be retried."""
     if ok:
-        return Outcome.completed(task, result_json)
+        return Outcome.completed(task, result_json, run_us)
     decision = _decide(task, error_code, random, exception_names, retry_after)
     reason = decision.reason
     return Outcome(
@@ -124,6 +133,7 @@ def outcome_of_report(
         status=TaskStatus.FAILED,
         result=result_json,
         attempt_outcome=TaskAttemptOutcome.FAILED,
+        run_us=run_us,
         error_code=None if error_code is None else column_code(storable_text(error_code)),
         error_message=None if error_message is None else storable_text(error_message),
         delay_seconds=decision.delay_seconds,
@@ -259,14 +269,15 @@ def locking_steps(workflow_ids: Iterable[str | None]) -> list[Step]:
     return [(lock_runs, WorkflowIds(sorted(runs)))] if runs else []
 
 
-_COMPLETED = attrgetter("task_id", "generation", "result")
+_COMPLETED = attrgetter("task_id", "generation", "result", "run_us")
 _FAILURE = ("attempt_outcome", "error_code", "error_message", "failed_reason", "retry_reason")
-_RETRIED = attrgetter("task_id", "generation", "delay_seconds", *_FAILURE, "max_retries")
-_FAILED = attrgetter("task_id", "generation", "status", "result", *_FAILURE)
+_RETRIED = attrgetter("task_id", "generation", "delay_seconds", *_FAILURE, "max_retries", "run_us")
+_FAILED = attrgetter("task_id", "generation", "status", "result", *_FAILURE, "run_us")
 
 
 def recording_steps(worker_id: str | None, outcomes: Sequence[Outcome]) -> list[Step]:
-    """Return the statements that record these outcomes, one per kind."""
+    """Return the statements that record these outcomes, one per kind. No statement names a task twice."""
+    outcomes = _newest(outcomes)
     completed = [one for one in outcomes if one.status is _SUCCEEDED]
     steps: list[Step] = []
     if completed:
@@ -286,6 +297,16 @@ def recording_steps(worker_id: str | None, outcomes: Sequence[Outcome]) -> list[
         ]
     steps.append((fail_tasks, FailTasks(worker_id, *_columns(failed, _FAILED))))
     return steps
+
+
+def _newest(outcomes: Sequence[Outcome]) -> Sequence[Outcome]:
+    """Leave out attempts that are followed by another of the same task: their claim is not valid any more,
+    and the statements find the values of a task by the place of its id.
+    """
+    if len({one.task_id for one in outcomes}) == len(outcomes):
+        return outcomes
+    by_generation = sorted(outcomes, key=attrgetter("generation"))
+    return list({one.task_id: one for one in by_generation}.values())
 
 
 def _columns(

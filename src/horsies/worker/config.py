@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from horsies.app import Horsies
 from horsies.modules import failure_at
 from horsies.worker.pool.launcher import StartMethod, default_start_method
+from horsies.worker.pool.window import WIDTH_MAX
 
 DEFAULT_MAX_TASKS_PER_CHILD = 100
 NAME_CHARACTERS_MAX = 100
@@ -24,6 +25,8 @@ class WorkerConfig:
     imports: Sequence[str] = ()
     max_claim_batch: int = 0
     max_claim_per_worker: int = 0
+    # How many short tasks a child may hold at most; 0 for one at a time.
+    window: int = WIDTH_MAX
     max_tasks_per_child: int = DEFAULT_MAX_TASKS_PER_CHILD
     max_memory_per_child_mb: int | None = None
     start_method: StartMethod = field(default_factory=default_start_method)
@@ -42,6 +45,17 @@ class WorkerConfig:
         most = self.processes + self.prefetch_buffer
         return min(self.max_claim_per_worker or most, most)
 
+    @property
+    def window_width(self) -> int:
+        """How many tasks a child may hold; prefetched tasks are for children that hold one."""
+        return 0 if self.prefetch_buffer else self.window
+
+    @property
+    def held_max(self) -> int:
+        """``effective_claims`` with full windows."""
+        most = self.processes * max(1, self.window_width) + self.prefetch_buffer
+        return min(self.max_claim_per_worker or most, most)
+
 
 def refuse_bad_limits(config: WorkerConfig) -> None:
     """Raise HRS-206 for flags that cannot work."""
@@ -50,6 +64,9 @@ def refuse_bad_limits(config: WorkerConfig) -> None:
         "--processes must be at least 1": config.processes < 1,
         "--max-claim-batch must be 0 (fill all children) or more": config.max_claim_batch < 0,
         "--max-claim-per-worker must be 0 (all children) or more": config.max_claim_per_worker < 0,
+        f"--window must be 0 (one task at a time) to {WIDTH_MAX}": not 0
+        <= config.window
+        <= WIDTH_MAX,
         "--max-tasks-per-child must be 0 (never) or at least 2": config.max_tasks_per_child < 0
         or config.max_tasks_per_child == 1,
         "--max-memory-per-child-mb must be above 0": memory_mb is not None and memory_mb <= 0,

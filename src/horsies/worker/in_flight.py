@@ -10,14 +10,13 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence, Set
+from operator import attrgetter
 from typing import assert_never
 
 from horsies.db.statements.turn import ClaimedTask
-from horsies.errors import UNLIMITED_RETRIES
 from horsies.events import as_event
 from horsies.states import TaskStatus
 from horsies.tasks.outcome import (
-    RETURNED_TO_QUEUE,
     STOPPED_BY_CANCEL,
     STOPPED_BY_LOSS,
     TOO_LATE,
@@ -29,16 +28,22 @@ from horsies.tasks.outcome import (
 from horsies.worker.agenda import Pace
 from horsies.worker.known_tasks import UnknownTasks
 from horsies.worker.node_inputs import NodeInputs
-from horsies.worker.pool.children import Died, HookFailed, PoolEvent, Reported, Stopped
+from horsies.worker.pool.assignments import (
+    Died,
+    HookFailed,
+    PoolEvent,
+    Reported,
+    Stopped,
+    TakenBack,
+)
 from horsies.worker.pool.pool import ChildPool, NoIdleChildError
+from horsies.worker.pool.window import Windows, linger_seconds
 from horsies.worker.protocol import Assignment, NodePart
-from horsies.worker.tally import Tally
+from horsies.worker.tally import Tally, ends_logger, log_end
 from horsies.worker.traces import Traces
+from horsies.worker.turn import ClaimInDoubt
 
 logger = logging.getLogger("horsies.worker")
-# One line per ended attempt, at some 20 us each, written after the next tasks have gone to the children;
-# --quiet-tasks raises the level.
-ends_logger = logging.getLogger("horsies.tasks")
 
 # The outcomes of one turn. PostgreSQL accepts no statement of a gigabyte, and reads an array of texts at
 # some 60 MB/s: a longer turn would keep the worker from showing signs of life.
@@ -49,68 +54,18 @@ BLOCKED_CHARACTERS_MAX = 256 * 1024 * 1024
 NO_PARTS: Mapping[str, NodePart] = {}
 
 
-class ClaimInDoubt:
-    """A block in which a claim may be committed although the block fails.
-
-    After a failure ``may_own_more`` says that this worker may own tasks which no child has seen: they
-    must go back to the queue.
-    """
-
-    __slots__ = ("may_own_more",)
-
-    def __init__(self) -> None:
-        self.may_own_more = False
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, error_type: type[BaseException] | None, *_: object) -> None:
-        if error_type is not None:
-            self.may_own_more = True
-
-
-def log_end(outcome: Outcome, task: ClaimedTask, seconds: float | None) -> None:
-    """Log the end of an attempt and the next one, if there is one."""
-    fields = {
-        "task_id": task.id,
-        "task_name": task.task_name,
-        "attempt": task.retry_count + 1,
-        "outcome": outcome.status.value,
-        "error_code": outcome.error_code,
-        "seconds": seconds,
-        "retry_in_seconds": outcome.delay_seconds,
-        "retry_reason": outcome.retry_reason,
-    }
-    end = "completed"
-    if outcome.status is not TaskStatus.COMPLETED:
-        is_cancelled = outcome.status is TaskStatus.CANCELLED
-        end = "was cancelled" if is_cancelled else f"failed with {outcome.error_code}"
-    is_requeued = outcome.retry_reason == RETURNED_TO_QUEUE
-    if is_requeued:
-        end = "was interrupted"
-    if seconds is not None:
-        end += f" after {seconds:.3f} s"
-    if (delay := outcome.delay_seconds) is not None and not is_requeued:
-        limit = max(task.max_retries, outcome.max_retries)
-        of_limit = "" if limit >= UNLIMITED_RETRIES else f" of {limit}"
-        end += f", retry {task.retry_count + 1}{of_limit} in {delay:.{1 if delay >= 1 else 2}f} s"
-    if outcome.retry_reason is not None:
-        end += f" ({outcome.retry_reason})"
-    text, words = "%s %s #%d %s", (task.task_name, task.id, task.retry_count + 1, end)
-    # Not logger.info, which looks for the line of its caller: a fifth of the cost of a line.
-    record = ends_logger.makeRecord(
-        ends_logger.name, logging.INFO, __file__, 0, text, words, None, extra=fields
-    )
-    ends_logger.handle(record)
-
-
 class InFlight:
     """The tasks that children run, the tasks that wait for a child, and the outcomes to record."""
 
     def __init__(
-        self, pool: ChildPool, inputs: NodeInputs | None = None, traces: Traces | None = None
+        self,
+        pool: ChildPool,
+        inputs: NodeInputs | None = None,
+        traces: Traces | None = None,
+        windows: Windows | None = None,
     ) -> None:
         self._pool = pool
+        self.windows = windows or Windows()
         # None unless the application traces.
         self.traces = traces
         self._running: dict[str, ClaimedTask] = {}
@@ -118,6 +73,8 @@ class InFlight:
         self._waiting: dict[str, ClaimedTask] = {}
         self._doubt = ClaimInDoubt()
         self.outcomes: list[Outcome] = []
+        # When the first of them was reported.
+        self._unrecorded_since = 0.0
         # Outcomes that the database refused, by task; each is tried again alone.
         self.blocked: dict[str, Outcome] = {}
         # Attempts without a call: this worker's version of the task cannot take it, another one may.
@@ -183,8 +140,11 @@ class InFlight:
         return self.running_count + len(self._waiting)
 
     def held(self) -> list[ClaimedTask]:
-        """Every attempt that this worker knows to be its own."""
-        return [*self._running.values(), *self._waiting.values()]
+        """Every attempt that this worker knows to be its own: of each task, the newest."""
+        both = sorted(
+            (*self._running.values(), *self._waiting.values()), key=attrgetter("generation")
+        )
+        return list({task.id: task for task in both}.values())
 
     def holds_any(self, task_ids: Iterable[str]) -> bool:
         return any(task_id in self._running or task_id in self._waiting for task_id in task_ids)
@@ -216,45 +176,72 @@ class InFlight:
         """Turn events of children into outcomes."""
         for event in events:
             match event:
-                case Reported(report=report, run_seconds=run_seconds):
-                    self.pace.note_end(report.task_id, run_seconds, time.monotonic())
-                    if task := self._owned(report.task_id, report.generation):
-                        outcome = outcome_of_report(
-                            task,
-                            ok=report.ok,
-                            result_json=report.result_json,
-                            error_code=report.error_code,
-                            error_message=report.error_message,
-                            exception_names=report.exception_names,
-                            retry_after=report.retry_after,
-                        )
-                        if self.traces is not None and report.traceparent is not None:
-                            self.traces.note(task, report.traceparent)
-                        if report.was_called:
-                            self._ended[task.id, task.generation] = task, run_seconds
-                            self.outcomes.append(outcome)
-                        else:
-                            self.uncalled.append((task, outcome))
+                case Reported():
+                    self._absorb_report(event)
                 case Died():
                     self._absorb_death(event)
                 case Stopped():
                     self._absorb_stop(event)
+                case TakenBack(assignments=assignments):
+                    self._forget_unstarted(assignments)
                 case HookFailed(name=name, description=description):
                     self.failed_hook = f"Child process start hook {name} {description}."
                 case _:
                     assert_never(event)
+
+    def _absorb_report(self, event: Reported) -> None:
+        report, _, run_seconds = event
+        now = time.monotonic()
+        self.pace.note_end(report.task_id, run_seconds, now)
+        task = self._owned(report.task_id, report.generation)
+        if task is None:
+            return
+        outcome = outcome_of_report(
+            task,
+            ok=report.ok,
+            result_json=report.result_json,
+            error_code=report.error_code,
+            error_message=report.error_message,
+            exception_names=report.exception_names,
+            retry_after=report.retry_after,
+            run_us=round(run_seconds * 1e6),
+        )
+        if self.traces is not None and report.traceparent is not None:
+            self.traces.note(task, report.traceparent)
+        if task.burst:
+            self.windows.note_end(task.task_name, run_seconds)
+        if not report.was_called:
+            self.uncalled.append((task, outcome))
+            return
+        if not self.outcomes:
+            self._unrecorded_since = now
+        self._ended[task.id, task.generation] = task, run_seconds
+        self.outcomes.append(outcome)
 
     def _owned(self, task_id: str, generation: int) -> ClaimedTask | None:
         """The task, unless it was lost and claimed again since that attempt began."""
         task = self._running.get(task_id)
         return task if task is not None and task.generation == generation else None
 
+    def _forget_unstarted(self, assignments: Iterable[Assignment]) -> None:
+        """The next release returns these tasks to the queue."""
+        for assignment in assignments:
+            if self._owned(assignment.task_id, assignment.generation) is not None:
+                del self._running[assignment.task_id]
+                self._doubt.may_own_more = True
+
+    def linger_seconds(self, now: float) -> float:
+        """How long to wait for more reports before the next turn records them together."""
+        if (depth := self.windows.depth) < 2:
+            return self.pace.linger_seconds(now)
+        return linger_seconds(*self._pool.window_space(depth), self._unrecorded_since, now)
+
     def _absorb_stop(self, event: Stopped) -> None:
         assignment = event.assignment
         task = self._owned(assignment.task_id, assignment.generation)
         if task is None:
             return
-        outcome = outcome_of_stop(task, event.reason)
+        outcome = outcome_of_stop(task, event.reason)._replace(run_us=event.run_us)
         if self.traces is not None:
             self.traces.close(assignment, outcome, event.run_seconds)
         self._ended[task.id, task.generation] = task, event.run_seconds
@@ -273,8 +260,7 @@ class InFlight:
         if task is None:
             return
         if not event.started:
-            del self._running[task.id]
-            self._doubt.may_own_more = True
+            self._forget_unstarted([event.assignment])
             return
         where = f"{task.task_name} {task.id}"
         logger.error(
@@ -284,7 +270,7 @@ class InFlight:
             where,
             extra=as_event("child_died", child_pid=event.pid, task_id=task.id),
         )
-        outcome = outcome_of_crash(task, event.description)
+        outcome = outcome_of_crash(task, event.description)._replace(run_us=event.run_us)
         if self.traces is not None:
             self.traces.close(event.assignment, outcome, event.run_seconds)
         self._ended[task.id, task.generation] = task, event.run_seconds
@@ -439,22 +425,51 @@ class InFlight:
         prefetched tasks for later.
         """
         handed = []
+        windows: dict[int, list[ClaimedTask]] = {}
         for task in tasks:
             if task.worker_pid is None:
                 self._waiting[task.id] = task
+                continue
+            handed.append(task)
+            if task.burst and self.windows.is_on:
+                windows.setdefault(task.worker_pid, []).append(task)
             else:
                 self._give(task, task.worker_pid, parts.get(task.id))
-                handed.append(task)
+        for pid, window in windows.items():
+            self._give_window(window, pid, parts)
         if handed:
             self.pace.note_hand_out([task.id for task in handed], time.monotonic())
             self.tally.note_starts(handed)
 
     def _give(self, task: ClaimedTask, pid: int, node: NodePart | None) -> None:
+        assignment = self._assignment(task, node)
+        try:
+            self._pool.dispatch(assignment, pid)
+        except NoIdleChildError:
+            self._doubt.may_own_more = True
+        else:
+            self._running[task.id] = task
+
+    def _give_window(
+        self, tasks: Sequence[ClaimedTask], pid: int, parts: Mapping[str, NodePart]
+    ) -> None:
+        patience = self.windows.patience_seconds
+        given = [
+            (self._assignment(task, parts.get(task.id)), patience(task.task_name)) for task in tasks
+        ]
+        try:
+            self._pool.dispatch_window(pid, given)
+        except NoIdleChildError:
+            self._doubt.may_own_more = True
+        else:
+            self._running.update((task.id, task) for task in tasks)
+
+    def _assignment(self, task: ClaimedTask, node: NodePart | None) -> Assignment:
         if task.id in self._running:
             # Another worker recovered the task and it came back here; the old attempt is void.
             self._pool.stop_task(task.id, STOPPED_BY_LOSS)
             self.blocked.pop(task.id, None)
-        assignment = Assignment(
+        return Assignment(
             task.id,
             task.generation,
             task.task_name,
@@ -465,15 +480,10 @@ class InFlight:
             node,
             task.stored(),
         )
-        try:
-            self._pool.dispatch(assignment, pid)
-        except NoIdleChildError:
-            self._doubt.may_own_more = True
-        else:
-            self._running[task.id] = task
 
     def put_back(self) -> None:
-        """Forget the prefetched tasks; the next release returns them to the queue."""
+        """Forget the tasks that no child has begun; the next release returns them to the queue."""
+        self._pool.return_unstarted()
         if self._waiting:
             self._waiting = {}
             self._doubt.may_own_more = True
@@ -486,7 +496,7 @@ class InFlight:
 
     def keep_owned(self, task_ids: Iterable[str]) -> None:
         """Kill the children of tasks that are not among these: another worker owns them now."""
-        lost = {*self._pool.busy, *self._waiting}.difference(task_ids)
+        lost = {*self._pool.held_tasks, *self._waiting}.difference(task_ids)
         for task_id in lost:
             event = as_event("claim_lost", task_id=task_id)
             logger.warning("task %s belongs to another worker now", task_id, extra=event)

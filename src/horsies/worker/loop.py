@@ -32,8 +32,9 @@ from horsies.worker.liveness import Identity, lock_key
 from horsies.worker.maintenance import Maintenance
 from horsies.worker.node_inputs import NodeInputs, tasks_with_injection
 from horsies.worker.notifications import echo_channel, worker_channels
-from horsies.worker.pool.children import PoolEvent
+from horsies.worker.pool.assignments import PoolEvent
 from horsies.worker.pool.pool import ChildPool
+from horsies.worker.pool.window import Windows
 from horsies.worker.probe import Vitals
 from horsies.worker.tally import Tally
 from horsies.worker.traces import Traces
@@ -82,7 +83,8 @@ class Worker:
         inputs = NodeInputs(tasks_with_injection(app), size_max)
         tracing = app.config.tracing
         traces = None if tracing is None else Traces(tracing, identity.worker_id)
-        self._in_flight = InFlight(pool, inputs, traces)
+        windows = Windows(0 if is_capped else config.window_width)
+        self._in_flight = InFlight(pool, inputs, traces, windows)
         self._connection = WorkerConnection(
             Database(app.config.broker, "worker", migrates=app.migrates),
             app.config.resilience,
@@ -275,6 +277,7 @@ class Worker:
                 late_seconds,
                 extra=as_event("worker_frozen", seconds=late_seconds),
             )
+            self._pool.return_unstarted()
             self._maintenance.note_freeze()
 
     def _seconds_until_silent(self) -> float:
@@ -318,7 +321,7 @@ class Worker:
     def _wait_for_batch(self) -> None:
         """Wait briefly for the rest of a batch of very short tasks, so that one turn carries them all."""
         while self._in_flight.outcomes:
-            seconds = self._in_flight.pace.linger_seconds(time.monotonic())
+            seconds = self._in_flight.linger_seconds(time.monotonic())
             if not seconds:
                 return
             # No event is not a reason to stop: the end or start of a child wakes the selector, too.

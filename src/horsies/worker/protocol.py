@@ -8,14 +8,9 @@ any bytes that a child writes the parent either reads one of the values below or
 
 from __future__ import annotations
 
-import fcntl
 import json
-import math
-import mmap
-import os
 import socket
 import struct
-import tempfile
 from dataclasses import asdict, dataclass
 from enum import IntEnum
 from struct import Struct
@@ -23,7 +18,6 @@ from typing import Any, NamedTuple
 
 from pydantic_core import from_json, to_json
 
-from horsies.current_task import NOTE_CHARACTERS_MAX, attempt_token
 from horsies.errors import checked_delay
 
 MAX_FRAME_BYTES = 1 << 30
@@ -142,22 +136,21 @@ class ChildBoot:
 
 
 _HEADER = Struct("!IB")
-_ASSIGN = Struct("!IBqiqIIIIII")
+_ASSIGN = Struct("!IBIqiqIIIIII")
+_ASSIGNMENT_NUMBER = Struct("!I")
 _REPORT = Struct("!IBqBqqIIII")
 _NUMBERS = Struct("!IBqq")
-_PROGRESS = Struct("=IIddI")
-_PROGRESS_START, _NOTE_START, _PAGE_BYTES = 8, 64, 4096
-_PROGRESS_END = _PROGRESS_START + _PROGRESS.size
-_HAS_MEMFD = hasattr(os, "memfd_create")
-_PAGE_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL if _HAS_MEMFD else 0
 _NO_TEXT = 0xFFFFFFFF
 _NO_TIMEOUT = -1
+# Ten years: the start of an attempt is computed from its run time.
+_RUN_MICROSECONDS_MAX = 10 * 366 * 86_400 * 10**6
 
 _KIND_ASSIGN = int(FrameKind.ASSIGN)
 _KIND_REPORT = int(FrameKind.REPORT)
 
 
-def encode_assignment(assignment: Assignment) -> bytes:
+def encode_assignment(assignment: Assignment, number: int = 0) -> bytes:
+    """The frame with `assignment`; a `number` above 0 is that of the permit it needs."""
     task_id, name = assignment.task_id, assignment.task_name
     args, kwargs = assignment.args_json, assignment.kwargs_json
     timeout_ms, node, stored = assignment.timeout_ms, assignment.node, assignment.stored
@@ -166,6 +159,7 @@ def encode_assignment(assignment: Assignment) -> bytes:
     header = _ASSIGN.pack(
         _ASSIGN.size - 4 + len(body),
         _KIND_ASSIGN,
+        number,
         assignment.generation,
         assignment.attempt,
         _NO_TIMEOUT if timeout_ms is None else timeout_ms,
@@ -179,11 +173,17 @@ def encode_assignment(assignment: Assignment) -> bytes:
     return header + body
 
 
+def assignment_number(frame: bytes) -> int:
+    """The number of the permit that the assignment in `frame` needs; 0 when it needs none."""
+    number: int = _ASSIGNMENT_NUMBER.unpack_from(frame, _HEADER.size)[0]
+    return number
+
+
 def decode_assignment(frame: bytes) -> Assignment:
     try:
         numbers = _ASSIGN.unpack_from(frame)
-        _, _, generation, attempt, timeout_ms, id_end, name_end, args_end = numbers[:8]
-        kwargs_end, stored_end, head_end = numbers[8:]
+        generation, attempt, timeout_ms, id_end, name_end, args_end = numbers[3:9]
+        kwargs_end, stored_end, head_end = numbers[9:]
         texts = frame[_ASSIGN.size :].decode()
     except (struct.error, UnicodeDecodeError) as error:
         raise ProtocolError(f"malformed assignment: {error}") from error
@@ -276,6 +276,8 @@ def decode_report(frame: bytes) -> tuple[ChildReport, int, int]:
     result_end += id_end
     code_end = result_end if code_size == _NO_TEXT else result_end + code_size
     message_end = code_end if message_size == _NO_TEXT else code_end + message_size
+    if not 0 <= run_microseconds <= _RUN_MICROSECONDS_MAX:
+        raise ProtocolError("malformed report: a run time that cannot be")
     if message_end > len(texts) or (message_end != len(texts) and not flags & 4):
         raise ProtocolError("malformed report: its texts do not add up to its length")
     report = ChildReport(
@@ -369,93 +371,6 @@ def receive_boot(connected: socket.socket) -> tuple[ChildBoot, int] | None:
     length = connected.recv(4, socket.MSG_WAITALL)
     body = connected.recv(int.from_bytes(length, "big"), socket.MSG_WAITALL)
     return decode_boot(length + body) if body else None
-
-
-class SharedPage:
-    """The memory that a child shares with its worker: a stop request, and the progress of its task.
-
-    Not frames: a task may report progress ten thousand times a second, from several threads and from
-    processes it forks, and the worker reads the latest report whenever it has time. The worker takes no
-    bytes here on trust. Numbers are written in one call, so that threads cannot mix theirs; a report that
-    is read while it is written is read again.
-    """
-
-    __slots__ = ("_count", "_memory")
-
-    def __init__(self, descriptor: int) -> None:
-        self._memory = mmap.mmap(descriptor, _PAGE_BYTES)
-        self._count = 0
-        os.close(descriptor)
-
-    @classmethod
-    def create(cls) -> tuple[SharedPage, int]:
-        """A new page, and a descriptor of it for the child."""
-        made = _new_page_file()
-        try:
-            return cls(os.dup(made)), made
-        except OSError:
-            os.close(made)
-            raise
-
-    @property
-    def stop_requested(self) -> bool:
-        return self._memory[0] != 0
-
-    def request_stop(self) -> None:
-        self._memory[0] = 1
-
-    def write_progress(self, token: int, done: float, total: float, note: bytes) -> None:
-        if note:
-            self._memory[_NOTE_START : _NOTE_START + len(note)] = note
-        self._count = count = (self._count + 1) & 0xFFFFFFFF
-        report = _PROGRESS.pack(token, count, done, total, len(note))
-        self._memory[_PROGRESS_START:_PROGRESS_END] = report
-
-    @property
-    def raw_progress(self) -> bytes:
-        """Differs whenever there is another report."""
-        return self._memory[_PROGRESS_START:_PROGRESS_END]
-
-    def read_progress(self, assignment: Assignment) -> ProgressReport | None:
-        """The latest report about this attempt; None without one, and while one is being written."""
-        raw = self.raw_progress
-        token, _, done, total, size = _PROGRESS.unpack(raw)
-        note = self._memory[_NOTE_START:][:size]
-        task_id, generation = assignment.task_id, assignment.generation
-        if token != attempt_token(task_id, generation) or raw != self.raw_progress:
-            return None
-        text = note.decode(errors="replace").replace("\0", "\ufffd")[:NOTE_CHARACTERS_MAX] or None
-        finite_total = total if math.isfinite(total) else None
-        if not math.isfinite(done):
-            return None
-        return ProgressReport(task_id, generation, done, finite_total, text)
-
-
-def _new_page_file() -> int:
-    """A descriptor of memory that no task can shorten: reading behind its end would kill the worker."""
-    if not _HAS_MEMFD:
-        with tempfile.TemporaryFile() as file:
-            os.ftruncate(file.fileno(), _PAGE_BYTES)
-            return os.dup(file.fileno())
-    made = os.memfd_create("horsies", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    try:
-        os.ftruncate(made, _PAGE_BYTES)
-        fcntl.fcntl(made, fcntl.F_ADD_SEALS, _PAGE_SEALS)
-    except OSError:
-        os.close(made)
-        raise
-    return made
-
-
-def send_page(connected: socket.socket, descriptor: int) -> None:
-    """Give a new child the page that it shares with the worker: the first byte it reads."""
-    socket.send_fds(connected, [b"P"], [descriptor])
-
-
-def receive_page(connected: socket.socket) -> SharedPage | None:
-    """Wait for the page; None when the worker is gone."""
-    _, descriptors, _, _ = socket.recv_fds(connected, 1, 1)
-    return SharedPage(descriptors[0]) if descriptors else None
 
 
 class FrameBuffer:

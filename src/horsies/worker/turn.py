@@ -129,11 +129,32 @@ class Bookmarks:
         return True
 
 
+class ClaimInDoubt:
+    """A block in which a claim may be committed although the block fails.
+
+    After a failure ``may_own_more`` says that this worker may own tasks which no child has seen: they
+    must go back to the queue.
+    """
+
+    __slots__ = ("may_own_more",)
+
+    def __init__(self) -> None:
+        self.may_own_more = False
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, error_type: type[BaseException] | None, *_: object) -> None:
+        if error_type is not None:
+            self.may_own_more = True
+
+
 class TurnRequest(NamedTuple):
     """The work of a turn besides recording.
 
     ``starting`` are prefetched tasks with the idle children that take them, ``pids`` the idle children
-    to claim for, ``prefetch`` how many tasks to claim ahead, ``freed`` the places that the outcomes
+    to claim for, ``ahead`` the children that may take short tasks behind others, with the names of such
+    tasks, ``prefetch`` how many tasks to claim ahead, ``freed`` the places that the outcomes
     free in each queue, ``positions`` where the claim looks first, ``unknown_names`` and ``refused_ids``
     the tasks that it leaves out.
     """
@@ -145,13 +166,15 @@ class TurnRequest(NamedTuple):
     positions: Positions = EVERYWHERE
     unknown_names: Sequence[str] = ()
     refused_ids: Sequence[str] = ()
+    ahead: Sequence[int] = ()
+    short_names: Sequence[str] = ()
 
     @property
     def claims(self) -> int:
-        return len(self.pids) + self.prefetch
+        return len(self.pids) + len(self.ahead) + self.prefetch
 
     def without_claims(self) -> TurnRequest:
-        return self._replace(pids=(), prefetch=0)
+        return self._replace(pids=(), ahead=(), prefetch=0)
 
 
 class TurnResult(NamedTuple):
@@ -212,12 +235,12 @@ class Claimer:
         return replace(self, queues=(queue,), queue_caps=(cap,))
 
     def claim(self, request: TurnRequest) -> ClaimTasks:
-        limit = self.max_claim_batch or len(request.pids) + request.prefetch
+        limit = self.max_claim_batch or request.claims
         positions = request.positions
         return ClaimTasks(
             self.worker_id,
             self.hostname,
-            request.pids,
+            [*request.pids, *request.ahead] if request.ahead else request.pids,
             self.queues,
             (limit,) * len(self.queues),
             request.prefetch,
@@ -230,13 +253,15 @@ class Claimer:
             positions.enqueued_at,
             positions.ids,
             positions.looks_everywhere,
+            len(request.pids) + request.prefetch,
+            request.short_names,
         )
 
     def claim_step(self, request: TurnRequest) -> Step:
         """The statement that claims; one of its own if tasks are to be left out."""
         claim, names, ids = self.claim(request), request.unknown_names, request.refused_ids
         if names or ids:
-            return claim_known_tasks, ClaimKnownTasks(*claim, names, ids)
+            return claim_known_tasks, ClaimKnownTasks(*claim[:-2], names, ids)
         return claim_tasks, claim
 
 
@@ -388,6 +413,7 @@ def _claim_one_by_one(
     Another worker may have taken it meanwhile, so the claim itself also leaves out what this one cannot
     run or change.
     """
+    request = request._replace(ahead=())
     limit = request.claims + REFUSALS_MAX
     left_out = [*request.refused_ids, *blocked.excluded()]
     find = FindDue(claimer.queues, left_out, request.unknown_names, limit)

@@ -78,7 +78,7 @@ class Work:
         recovery = app.config.recovery
         self._app_config = app.config
         self._config = config
-        self._claims_max = config.effective_claims
+        self._claims_max = config.held_max
         self._pool = pool
         self._in_flight = in_flight
         self._maintenance = maintenance
@@ -116,7 +116,9 @@ class Work:
             return True
         idle_count, waiting_count = self._pool.idle_count, in_flight.waiting_count
         can_prefetch = waiting_count < self._app_config.prefetch_buffer
-        if self._shutdown.is_requested or not (idle_count or can_prefetch):
+        depth = in_flight.windows.depth
+        has_place = idle_count or can_prefetch or (depth > 1 and self._pool.window_space(depth)[0])
+        if self._shutdown.is_requested or not has_place:
             return False
         return bool(waiting_count and idle_count) or (
             self._agenda.may_have_work and self._room() > 0
@@ -188,18 +190,21 @@ class Work:
         freed = in_flight.freed_by_queue(outcomes) if self._claimer.is_capped else {}
         if self._shutdown.is_requested:
             return TurnRequest(freed=freed)
-        pids = self._pool.next_idle_pids(self._pool.idle_count)
+        pids, ahead = self._pool.places(in_flight.windows.depth)
         starting = list(zip(in_flight.waiting(len(pids)), pids, strict=False))
         if not (self._agenda.may_have_work or in_flight.ends_nodes):
             return TurnRequest(starting, freed=freed)
-        ahead = in_flight.waiting_count - len(starting)
+        prefetched = in_flight.waiting_count - len(starting)
         room = self._room()
         free_pids = pids[len(starting) :][:room]
-        prefetch = min(self._app_config.prefetch_buffer - ahead, room - len(free_pids))
+        prefetch = min(self._app_config.prefetch_buffer - prefetched, room - len(free_pids))
         positions = self._bookmarks.positions(time.monotonic())
-        return TurnRequest(
-            starting, free_pids, max(0, prefetch), freed, positions, *self._unknown.exclusions()
-        )
+        names, ids = self._unknown.exclusions()
+        request = TurnRequest(starting, free_pids, max(0, prefetch), freed, positions, names, ids)
+        if names or ids or not ahead:
+            return request
+        ahead = ahead[: room - len(free_pids)]
+        return request._replace(ahead=ahead, short_names=in_flight.windows.short_names())
 
     def _turn(self, pipeline: Pipeline, outcomes: Sequence[Outcome], request: TurnRequest) -> None:
         in_flight = self._in_flight
@@ -238,7 +243,12 @@ class Work:
         self, request: TurnRequest, claimed: Sequence[ClaimedTask], span: tuple[float, float]
     ) -> bool:
         """Remember how far the claim came; True if it looked everywhere."""
-        possible = min(request.claims, self._config.max_claim_batch or request.claims)
+        windows, batch = self._in_flight.windows, self._config.max_claim_batch or request.claims
+        if windows.is_on:
+            asked = min(request.claims, batch)
+            windows.note_claim(asked, [(task.task_name, task.burst) for task in claimed])
+        # A claim that only did not fill the windows says nothing: a task that cannot wait in one is next.
+        possible = min(len(request.pids) + request.prefetch, batch)
         was_short = len(claimed) < possible
         self._agenda.note_claim(possible, len(claimed))
         if was_short and not request.positions.looks_everywhere:

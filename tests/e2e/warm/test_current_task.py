@@ -14,7 +14,7 @@ from horsies import MapNode, TaskHandle, TaskInfo, TaskNode, TaskStatus, TaskWat
 from horsies.ids import new_id
 from tests.support.database import Database
 from tests.support.rows import add_task, ago, insert_raw
-from tests.support.tables import wait_for_status
+from tests.support.tables import attempts, wait_for_status
 from tests.support.wait import wait_until
 
 WORKER = {"application": "tests.support.apps.inside:app"}
@@ -67,7 +67,7 @@ def test_the_item_of_a_map_sees_its_run_its_node_and_its_index(
     nodes = [listed, described]
     spec = inside.app.workflow("inside", nodes, output=described, definition_key="inside.v1")
     run = spec.start().unwrap()
-    found = [item.ok_value for item in run.get(timeout_ms=15_000).ok_value]
+    found = [item.ok_value for item in run.get(timeout_ms=30_000).ok_value]
     places = [(one["workflow_id"], one["node_id"], one["item_index"]) for one in found]
     assert places == [(run.workflow_id, "each", index) for index in range(3)]
 
@@ -93,9 +93,10 @@ def test_ten_thousand_reports_a_second_write_at_most_four_rows_a_second(
             "DROP TRIGGER note ON public.horsies_task_progress;"
             "DROP FUNCTION public.note(); DROP TABLE public.written"
         )
-    times = [at for at, _ in rows]
     assert len(rows) >= 3
-    assert max(sum(0 <= one - first < 1 for one in times) for first in times) <= 4
+    (attempt,) = attempts(connection, task_id)
+    taken = (attempt.finished_at - attempt.started_at).total_seconds()
+    assert len(rows) <= 4 * taken + 2, "one row at the start and one at the end"
     assert rows[-1][1] == calls
     assert seconds < 2e-6, "the fastest hundred calls, as the machine may be busy"
     info = handle(programs, task_id).info().unwrap()
@@ -134,7 +135,7 @@ def test_a_crashed_attempt_keeps_its_last_report_until_the_next_attempt_replaces
 
 def test_processes_that_a_task_forks_may_report(programs: ModuleType, connection: Database) -> None:
     task = handle(programs, insert_raw(connection, "fork_and_report", "[]"))
-    assert task.get(timeout_ms=10_000).is_ok()
+    assert task.get(timeout_ms=30_000).is_ok()
     info = task.info().unwrap()
     assert info is not None
     assert info.progress is not None
@@ -150,7 +151,7 @@ def test_a_watch_ends_with_the_task(programs: ModuleType, connection: Database) 
     assert running == sorted(running)
 
     async def follow() -> list[TaskInfo]:
-        return [state async for state in task.watch_async(timeout_ms=5_000)]
+        return [state async for state in task.watch_async(timeout_ms=30_000)]
 
     assert [one.status for one in asyncio.run(follow())] == [TaskStatus.COMPLETED]
 

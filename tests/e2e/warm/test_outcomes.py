@@ -68,13 +68,13 @@ def worker(outcomes_fleet: Fleet, request: pytest.FixtureRequest) -> RunningWork
 
 
 def result_of(sent: TaskHandle[Any]) -> TaskResult[Any, TaskError]:
-    result = sent.get(timeout_ms=10_000)
+    result = sent.get(timeout_ms=30_000)
     assert result.is_ok() or result.err_value.error_code != "WAIT_TIMEOUT"
     return result
 
 
 def wait_for_failure(programs: ModuleType, task_id: str) -> TaskError:
-    result = programs.app.get_result(task_id, timeout_ms=10_000)
+    result = programs.app.get_result(task_id, timeout_ms=30_000)
     assert result.is_err()
     return result.err_value  # type: ignore[no-any-return]
 
@@ -117,7 +117,7 @@ def test_models_arrive_and_come_back_as_models(worker: RunningWorker, programs: 
 
 def test_a_task_can_send_another(worker: RunningWorker, programs: ModuleType) -> None:
     task_id = result_of(programs.send_another.send(20, 22).unwrap()).ok_value
-    result = programs.app.get_result(task_id, timeout_ms=10_000)
+    result = programs.app.get_result(task_id, timeout_ms=30_000)
     assert result.ok_value == 42
 
 
@@ -263,7 +263,7 @@ def test_a_retried_error_leaves_no_code_on_the_task(
     worker: RunningWorker, programs: ModuleType, connection: Database
 ) -> None:
     sent = programs.fail_then_work.send().unwrap()
-    wait_until(lambda: task(connection, sent.task_id).retry_count == 1, 10)
+    wait_until(lambda: task(connection, sent.task_id).retry_count == 1)
     waiting = task(connection, sent.task_id)
     assert (waiting.status, waiting.error_code) == ("PENDING", None)
     assert waiting.claimed_by_worker_id is None
@@ -284,7 +284,7 @@ def test_log_lines_of_a_task_name_it(worker: RunningWorker, programs: ModuleType
     text = new_id()
     sent = programs.log_lines.send(text).unwrap()
     result_of(sent)
-    wait_until(lambda: len(entries(worker, text)) == 3, 5, worker.log)
+    wait_until(lambda: len(entries(worker, text)) == 3, 30, worker.log)
     lines = {entry["message"].split()[0]: entry for entry in entries(worker, text)}
     for first_word in ("plain", "thread"):
         entry = lines[first_word]
@@ -300,7 +300,7 @@ def test_log_lines_of_async_tasks_name_each_its_own(
     sent = {text: programs.log_line_async.send(text).unwrap() for text in texts}
     for text, handle in sent.items():
         result_of(handle)
-        (entry,) = wait_until(partial(entries, worker, text), 5)
+        (entry,) = wait_until(partial(entries, worker, text))
         assert entry["task_id"] == handle.task_id
 
 

@@ -12,6 +12,9 @@ from tests.support.tables import attempts, task
 from tests.support.wait import wait_until
 from tests.support.workers import Journal, RunningWorker, is_gone
 
+# After this time beyond its limit, a task that does not end is killed.
+GRACE_SECONDS = 5
+
 
 def seconds_taken(connection: Database, task_id: str) -> float:
     (attempt,) = attempts(connection, task_id)
@@ -21,26 +24,27 @@ def seconds_taken(connection: Database, task_id: str) -> float:
 def test_a_time_limit_ends_that_task_and_no_other(
     worker: RunningWorker, journal: Journal, programs: ModuleType, connection: Database
 ) -> None:
-    sibling = programs.sleep.send(1.0).unwrap()
+    sibling = programs.rest_until_released.send("beside a limit").unwrap()
     wait_until(lambda: journal.lines("start"))
     sent = programs.limited.send(600).unwrap()
-    error = sent.get(10_000).err_value
+    error = sent.get(30_000).err_value
     assert error.error_code == "TASK_TIMEOUT"
     assert "timeout_ms=300" in (error.message or "")
     row = task(connection, sent.task_id)
     assert (row.status, row.error_code) == ("FAILED", "TASK_TIMEOUT")
     (attempt,) = attempts(connection, sent.task_id)
     assert (attempt.outcome, attempt.error_code) == ("FAILED", "TASK_TIMEOUT")
-    assert 0.3 <= seconds_taken(connection, sent.task_id) < 1.3
+    assert 0.3 <= seconds_taken(connection, sent.task_id) < GRACE_SECONDS
     assert task(connection, sibling.task_id).status == "RUNNING"
-    assert sibling.get(10_000).ok_value == "done"
+    journal.release("beside a limit")
+    assert sibling.get(30_000).ok_value == "done"
 
 
 def test_a_task_within_its_time_limit_is_left_alone(
     worker: RunningWorker, programs: ModuleType
 ) -> None:
     for _ in range(3):
-        assert programs.limited.send(0.15).unwrap().get(10_000).ok_value == "done"
+        assert programs.limited.send(0.15).unwrap().get(30_000).ok_value == "done"
 
 
 @pytest.mark.parametrize("name", ["limited_and_wrapping", "limited_in_group"])
@@ -48,8 +52,8 @@ def test_a_time_limit_is_told_apart_from_the_exception_it_came_out_as(
     worker: RunningWorker, programs: ModuleType, connection: Database, name: str
 ) -> None:
     sent = getattr(programs, name).send().unwrap()
-    assert sent.get(10_000).err_value.error_code == "TASK_TIMEOUT"
-    assert seconds_taken(connection, sent.task_id) < 3
+    assert sent.get(30_000).err_value.error_code == "TASK_TIMEOUT"
+    assert seconds_taken(connection, sent.task_id) < GRACE_SECONDS
 
 
 def test_a_task_deaf_to_its_time_limit_is_killed(
@@ -57,16 +61,16 @@ def test_a_task_deaf_to_its_time_limit_is_killed(
 ) -> None:
     sent = programs.limited_and_deaf.send().unwrap()
     (line,) = wait_until(lambda: journal.lines("start"))
-    assert sent.get(15_000).err_value.error_code == "TASK_TIMEOUT"
+    assert sent.get(30_000).err_value.error_code == "TASK_TIMEOUT"
     assert is_gone(line.pid)
-    assert 5 <= seconds_taken(connection, sent.task_id) < 7
+    assert seconds_taken(connection, sent.task_id) >= GRACE_SECONDS
 
 
 def test_a_time_limit_is_tried_again_when_its_policy_lists_it(
     worker: RunningWorker, programs: ModuleType, connection: Database
 ) -> None:
     sent = programs.limited_and_retried.send().unwrap()
-    assert sent.get(10_000).ok_value == "done"
+    assert sent.get(30_000).ok_value == "done"
     first, second = attempts(connection, sent.task_id)
     assert (first.error_code, first.will_retry) == ("TASK_TIMEOUT", True)
     assert (second.outcome, second.will_retry) == ("COMPLETED", False)
@@ -77,7 +81,7 @@ def test_a_waiting_task_is_cancelled_at_once_without_an_attempt(
 ) -> None:
     sent = programs.noop.schedule(60).unwrap()
     assert sent.cancel().unwrap().was_status is TaskStatus.PENDING
-    assert sent.get(5_000).err_value.error_code == "TASK_CANCELLED"
+    assert sent.get(30_000).err_value.error_code == "TASK_CANCELLED"
     assert task(connection, sent.task_id).status == "CANCELLED"
     assert attempts(connection, sent.task_id) == []
 
@@ -90,7 +94,7 @@ def test_a_running_task_is_asked_to_stop_and_may_clean_up(
     sent = programs.sleep_and_clean_up.send(600).unwrap()
     wait_until(lambda: len(journal.lines("start")) == 2)
     assert sent.cancel().unwrap().was_status is TaskStatus.RUNNING
-    assert sent.get(5_000).err_value.error_code == "TASK_CANCELLED"
+    assert sent.get(30_000).err_value.error_code == "TASK_CANCELLED"
     row = task(connection, sent.task_id)
     assert (row.status, row.error_code) == ("CANCELLED", "TASK_CANCELLED")
     (attempt,) = attempts(connection, sent.task_id)
@@ -101,7 +105,7 @@ def test_a_running_task_is_asked_to_stop_and_may_clean_up(
         "stopped",
         "clean-up",
     ]
-    assert sibling.get(5_000).ok_value == "done"
+    assert sibling.get(30_000).ok_value == "done"
 
 
 def test_a_running_coroutine_cleans_up_when_it_is_cancelled(
@@ -110,9 +114,9 @@ def test_a_running_coroutine_cleans_up_when_it_is_cancelled(
     sent = programs.sleep_async.send(600).unwrap()
     wait_until(lambda: journal.lines("start"))
     sent.cancel().unwrap()
-    assert sent.get(5_000).err_value.error_code == "TASK_CANCELLED"
+    assert sent.get(30_000).err_value.error_code == "TASK_CANCELLED"
     assert journal.lines("clean-up", sent.task_id)
-    assert programs.add_async.send(1, 2).unwrap().get(5_000).ok_value == 3
+    assert programs.add_async.send(1, 2).unwrap().get(30_000).ok_value == 3
 
 
 def test_a_task_that_ignores_the_request_is_killed(
@@ -121,7 +125,7 @@ def test_a_task_that_ignores_the_request_is_killed(
     sent = programs.never_stop.send().unwrap()
     (line,) = wait_until(lambda: journal.lines("start"))
     sent.cancel().unwrap()
-    assert sent.get(15_000).err_value.error_code == "TASK_CANCELLED"
+    assert sent.get(30_000).err_value.error_code == "TASK_CANCELLED"
     assert journal.lines("ignored")
     assert is_gone(line.pid)
     assert task(connection, sent.task_id).status == "CANCELLED"
@@ -134,5 +138,5 @@ def test_what_a_cancelled_task_started_dies_with_it(
     (line,) = wait_until(lambda: journal.lines("start"))
     assert not is_gone(int(line.label))
     sent.cancel().unwrap()
-    assert sent.get(5_000).err_value.error_code == "TASK_CANCELLED"
+    assert sent.get(30_000).err_value.error_code == "TASK_CANCELLED"
     wait_until(lambda: is_gone(int(line.label)))

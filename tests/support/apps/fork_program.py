@@ -29,7 +29,7 @@ def finished(number: int) -> TaskHandle[int]:
 
 
 def show(name: str, handle: TaskHandle[int]) -> None:
-    print(f"{name}:{handle.get(timeout_ms=20_000).ok_value}", flush=True)
+    print(f"{name}:{handle.get(timeout_ms=30_000).ok_value}", flush=True)
 
 
 def main() -> None:

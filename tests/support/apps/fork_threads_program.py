@@ -31,7 +31,7 @@ def problems(task_id: str) -> list[str]:
     def use() -> None:
         barrier.wait()
         pools.add(id(broker.database.pool()))
-        result = app.handle(task_id).get(timeout_ms=5_000)
+        result = app.handle(task_id).get(timeout_ms=30_000)
         if result.is_err():
             found.append(str(result.err_value.error_code))
 
@@ -47,7 +47,7 @@ def main() -> None:
     handle = forked.send(1).unwrap()
     with psycopg.connect(sys.argv[1], autocommit=True) as connection:
         connection.execute("""UPDATE horsies_tasks SET status = 'COMPLETED', result = '{"ok":1}'""")
-    handle.get(timeout_ms=5_000)  # the waiters' thread runs before the fork
+    handle.get(timeout_ms=30_000)  # the waiters' thread runs before the fork
     for _ in range(FORKS):
         child = os.fork()
         if child == 0:

@@ -185,6 +185,71 @@ def touch(path: str) -> None:
         marker.write(str(os.getpid()))
 
 
+def gated(journal: str, gate: str, label: str) -> str:
+    """Write a line, then wait for a byte from the named pipe."""
+    note(journal, label)
+    with open(gate, "rb", buffering=0) as pipe:
+        pipe.read(1)
+    return label
+
+
+def note(journal: str, label: str) -> str:
+    """Write a line in one call, so that no kill can cut it."""
+    descriptor = os.open(journal, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    os.write(descriptor, f"{label}\n".encode())
+    os.close(descriptor)
+    return label
+
+
+def note_and_sleep(journal: str, label: str, seconds: float) -> str:
+    note(journal, label)
+    time.sleep(seconds)
+    return label
+
+
+def note_and_exit(journal: str, label: str) -> None:
+    note(journal, label)
+    os._exit(3)
+
+
+def note_and_fork(journal: str, label: str) -> str:
+    note(journal, label)
+    if os.fork() == 0:
+        os._exit(0)
+    return label
+
+
+def note_and_segfault(journal: str, label: str) -> None:
+    note(journal, label)
+    segfault()
+
+
+def note_and_close(journal: str, label: str) -> None:
+    note(journal, label)
+    close_all_descriptors()
+
+
+def note_and_block(journal: str, label: str) -> None:
+    """Block SIGTERM and wait."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    note(journal, label)
+    time.sleep(600)
+
+
+def note_and_return_much(journal: str, label: str) -> str:
+    return note(journal, label).ljust(20_000_000)
+
+
+def read_permits(journal: str, label: str) -> str:
+    """Read permits that belong to the child."""
+    note(journal, label)
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(OSError):
+            if os.readlink(f"/proc/self/fd/{name}").startswith("pipe:") and int(name) > 2:
+                os.read(int(name), 8)
+    return label
+
+
 def exit_with(code: int) -> None:
     os._exit(code)
 
@@ -429,6 +494,16 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
         wait_forever,
         wait_with,
         touch,
+        gated,
+        note,
+        note_and_sleep,
+        note_and_exit,
+        note_and_fork,
+        note_and_segfault,
+        note_and_close,
+        note_and_block,
+        note_and_return_much,
+        read_permits,
         exit_with,
         segfault,
         ignore_stop,

@@ -311,6 +311,15 @@ def sleep(seconds: float, label: str = "") -> TaskResult[str, TaskError]:
     return rest(seconds, label)
 
 
+@app.task("rest_until_released")
+def rest_until_released(label: str) -> TaskResult[str, TaskError]:
+    write_down("start", label)
+    while not os.path.exists(f"{os.environ[JOURNAL_VARIABLE]}.{label}"):
+        time.sleep(0.01)
+    write_down("end", label)
+    return done()
+
+
 @app.task(
     "sleep_again",
     retry_policy=RetryPolicy.fixed(

@@ -108,9 +108,10 @@ DECLARE
 BEGIN
     SELECT coalesce(array_agg(run.id::uuid), '{}') INTO created_ids
     FROM horsies_start_v1(('[' || array_to_string(p_plans, ',') || ']')::json) AS run WHERE run.created;
-    UPDATE horsies_workflows AS run SET schedule_name = sent.name, scheduled_for = sent.slot
-    FROM unnest(p_ids, p_names, p_slots) AS sent (id, name, slot)
-    WHERE run.id = sent.id AND run.id = ANY(created_ids);
+    UPDATE horsies_workflows AS run SET
+        schedule_name = p_names[array_position(p_ids, run.id)],
+        scheduled_for = p_slots[array_position(p_ids, run.id)]
+    WHERE run.id = ANY(created_ids);
     IF 0 < ANY(p_delay_seconds) THEN
         UPDATE horsies_tasks AS task SET
             enqueued_at = task.enqueued_at + sent.wait,

@@ -214,7 +214,7 @@ BEGIN
     WITH inserted AS (
         INSERT INTO horsies_tasks (
             id, task_name, queue_name, priority, args, kwargs, sent_at, enqueued_at, good_until, max_retries,
-            task_options, timeout_ms, enqueue_sha, workflow_id, workflow_node_index, workflow_inputs)
+            task_options, timeout_ms, enqueue_sha, workflow_id, workflow_node_index, workflow_inputs, burst)
         SELECT node.task_id, node.task_name, node.queue_name, node.priority, '[]', node.task_kwargs, begun_at,
             CASE node.kind
                 WHEN 'sleep' THEN
@@ -226,7 +226,7 @@ BEGIN
             END,
             least(node.good_until, begun_at + node.expires_in_ms * interval '1 millisecond'),
             node.max_retries, node.task_options, node.timeout_ms, '', node.workflow_id, node.task_index,
-            node.inputs
+            node.inputs, node.kind = 'task' AND node.inputs IS NULL AND horsies_is_burst_v1(node.task_options)
         FROM horsies_nodes_by_key(p_ready) AS node WHERE node.kind <> 'map'
         RETURNING task_name)
     SELECT count(*) < cardinality(p_ready.indexes), bool_or(task_name = 'horsies.signal')

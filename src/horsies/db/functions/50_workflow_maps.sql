@@ -155,10 +155,12 @@ DECLARE
     begun_at timestamptz := clock_timestamp();
     places bigint;
     is_held boolean := (SELECT status = 'PAUSED' FROM horsies_workflows WHERE id = p_run_id);
+    is_burst boolean;
     added integer;
     last_added integer;
 BEGIN
     SELECT * INTO map FROM horsies_workflow_tasks WHERE workflow_id = p_run_id AND task_index = p_index;
+    is_burst := map.inputs IS NULL AND map.max_parallel IS NULL AND horsies_is_burst_v1(map.task_options);
     places := map.items_waiting;
     IF map.max_parallel IS NOT NULL THEN
         places := map.max_parallel - (map.items_open - map.items_waiting) + (
@@ -171,7 +173,7 @@ BEGIN
         INSERT INTO horsies_tasks (
             id, task_name, queue_name, priority, args, kwargs, sent_at, enqueued_at, good_until, max_retries,
             task_options, timeout_ms, enqueue_sha, workflow_id, workflow_node_index, workflow_item_index,
-            workflow_inputs, retried_from_task_id, held)
+            workflow_inputs, retried_from_task_id, held, burst)
         SELECT greatest(horsies_new_id(), horsies_next_id(item.replaced)), map.task_name, map.queue_name,
             map.priority, '[]', item.kwargs, begun_at,
             CASE WHEN row_number() OVER (ORDER BY item.item_index) <= places
@@ -179,7 +181,7 @@ BEGIN
                     * interval '1 microsecond' ELSE horsies_never_v1() END,
             least(map.good_until, map.started_at + map.expires_in_ms * interval '1 millisecond'),
             map.max_retries, map.task_options, map.timeout_ms, '', p_run_id, p_index, item.item_index,
-            map.inputs, item.replaced, is_held
+            map.inputs, item.replaced, is_held, is_burst
         FROM horsies_next_items(map, p_least) AS item
         RETURNING workflow_item_index)
     SELECT count(*), max(workflow_item_index) INTO added, last_added FROM inserted;

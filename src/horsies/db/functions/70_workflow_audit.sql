@@ -88,6 +88,7 @@ $$;
 -- Counters that contradict the nodes, and nodes that wait although their dependencies allow a decision.
 CREATE OR REPLACE FUNCTION horsies_count_problems(p_run horsies_workflows) RETURNS SETOF text
 LANGUAGE sql STABLE AS $$
+    WITH counts AS MATERIALIZED (SELECT * FROM horsies_true_counts(ARRAY[p_run.id]))
     SELECT 'the run counts ' || p_run.open_nodes || ' open and ' || p_run.failed_nodes
         || ' failed nodes, there are ' || nodes.still_open || ' and ' || nodes.failed
     FROM (SELECT count(*) FILTER (WHERE NOT propagated) AS still_open,
@@ -98,22 +99,22 @@ LANGUAGE sql STABLE AS $$
     SELECT 'the run goes on although none of its nodes is open'
     WHERE p_run.status = 'RUNNING' AND p_run.open_nodes = 0
     UNION ALL
-    SELECT 'node ' || node.node_id || ' counts ' || node.deps_open || ' open, ' || node.deps_ok || ' good, '
-        || node.deps_bad || ' failed dependencies and waits for ' || node.context_open
-        || ' results, there are ' || counts.still_open || ', ' || counts.ok || ', ' || counts.bad || ' and '
-        || counts.unseen
-    FROM horsies_true_counts(ARRAY[p_run.id]) AS counts
+    SELECT problem.sentence
+    FROM counts
     JOIN horsies_workflow_tasks AS node
         ON node.workflow_id = counts.workflow_id AND node.task_index = counts.task_index
-    WHERE (node.deps_open, node.deps_ok, node.deps_bad, node.context_open)
-        IS DISTINCT FROM (counts.still_open, counts.ok, counts.bad, counts.unseen)
-    UNION ALL
-    SELECT 'node ' || node.node_id || ' waits although its dependencies are decided'
-    FROM horsies_true_counts(ARRAY[p_run.id]) AS counts
-    JOIN horsies_workflow_tasks AS node
-        ON node.workflow_id = counts.workflow_id AND node.task_index = counts.task_index
-    WHERE p_run.status = 'RUNNING' AND horsies_join(node.join_type, node.min_success,
-        node.allow_failed_deps, counts.still_open, counts.ok, counts.bad, counts.unseen) <> 'PENDING'
+    CROSS JOIN LATERAL (
+        SELECT 'node ' || node.node_id || ' counts ' || node.deps_open || ' open, ' || node.deps_ok || ' good, '
+            || node.deps_bad || ' failed dependencies and waits for ' || node.context_open
+            || ' results, there are ' || counts.still_open || ', ' || counts.ok || ', ' || counts.bad || ' and '
+            || counts.unseen AS sentence
+        WHERE (node.deps_open, node.deps_ok, node.deps_bad, node.context_open)
+            IS DISTINCT FROM (counts.still_open, counts.ok, counts.bad, counts.unseen)
+        UNION ALL
+        SELECT 'node ' || node.node_id || ' waits although its dependencies are decided'
+        WHERE p_run.status = 'RUNNING' AND horsies_join(node.join_type, node.min_success,
+            node.allow_failed_deps, counts.still_open, counts.ok, counts.bad, counts.unseen) <> 'PENDING'
+    ) AS problem
 $$;
 
 -- Tasks held in a running run or not held in a paused one, and unstarted tasks that no node waits for.

@@ -45,11 +45,11 @@ taken AS MATERIALIZED (
 sent AS (
     INSERT INTO horsies_tasks (
         id, task_name, queue_name, priority, args, kwargs, sent_at, enqueued_at, good_until, max_retries,
-        task_options, timeout_ms, retention, enqueue_sha, schedule_name, scheduled_for)
+        task_options, timeout_ms, retention, enqueue_sha, schedule_name, scheduled_for, burst)
     SELECT run.id, run.task_name, run.queue_name, run.priority, '[]', run.kwargs, run.slot,
         greatest(now(), run.slot + run.delay_seconds * interval '1 second'), run.good_until, run.max_retries,
         run.task_options, run.timeout_ms, run.retention_seconds * interval '1 second', run.enqueue_sha,
-        run.schedule_name, run.slot
+        run.schedule_name, run.slot, horsies_is_burst_v1(run.task_options)
     FROM unnest(
         %(ids)s::uuid[], %(schedule_names)s::text[], %(slots)s::timestamptz[], %(task_names)s::text[],
         %(queue_names)s::text[], %(priorities)s::integer[], %(kwargs)s::text[], %(delay_seconds)s::float8[],
@@ -199,11 +199,12 @@ FROM resumed CROSS JOIN LATERAL pg_notify('horsies_schedules', resumed.schedule_
 WITH sent AS (
     INSERT INTO horsies_tasks (
         id, task_name, queue_name, priority, args, kwargs, sent_at, enqueued_at, good_until, max_retries,
-        task_options, timeout_ms, retention, enqueue_sha, schedule_name)
+        task_options, timeout_ms, retention, enqueue_sha, schedule_name, burst)
     VALUES (
         %(id)s::uuid, %(task_name)s, %(queue_name)s, %(priority)s, '[]', %(kwargs)s, %(sent_at)s, now(),
         %(good_until)s, %(max_retries)s, %(task_options)s, %(timeout_ms)s,
-        %(retention_seconds)s::float8 * interval '1 second', %(enqueue_sha)s, %(schedule_name)s)
+        %(retention_seconds)s::float8 * interval '1 second', %(enqueue_sha)s, %(schedule_name)s,
+        horsies_is_burst_v1(%(task_options)s::text))
     ON CONFLICT DO NOTHING
     RETURNING id, schedule_name),
 noted AS (

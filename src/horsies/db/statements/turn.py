@@ -37,10 +37,13 @@ class ClaimTasks(NamedTuple):
     marked_ids: Sequence[str | None] = NOTHING
     # Whether to search from the start of the queue for the tasks still missing.
     looks_everywhere: bool = True
+    # How many tasks may be of any kind; the others run behind them, and only short ones do. None: all.
+    idle: int | None = None
+    short_names: Sequence[str] = NOTHING
 
 
 class ClaimKnownTasks(NamedTuple):
-    """The fields of ``ClaimTasks``, and the names and ids of tasks to leave out."""
+    """The fields of ``ClaimTasks`` without short tasks, and the names and ids of tasks to leave out."""
 
     worker_id: str
     hostname: str
@@ -116,8 +119,10 @@ class ClaimedTask(NamedTuple):
     # Its place in the queue; the time as PostgreSQL writes it, because it must come back unchanged.
     priority: int = 0
     enqueued_at: str = ""
-    # The columns that only the code of the task may ask for; see horsies_claim_v2.
+    # The columns that only the code of the task may ask for; see horsies_claim_v3.
     details: str = ""
+    # Whether it may wait in a child behind others.
+    burst: bool = False
 
     def stored(self) -> str:
         """The fields for ``CurrentTask``, in the order in which it reads them."""
@@ -170,6 +175,8 @@ class CompleteTasks(NamedTuple):
     ids: Sequence[str]
     generations: Sequence[int]
     results: Sequence[str]
+    # How many microseconds each ran; None keeps its start.
+    runs_us: Sequence[int | None] = NOTHING
 
 
 class RetryTasks(NamedTuple):
@@ -183,6 +190,7 @@ class RetryTasks(NamedTuple):
     failed_reasons: Sequence[str | None]
     retry_reasons: Sequence[str | None] = NOTHING
     max_retries: Sequence[int] = NOTHING
+    runs_us: Sequence[int | None] = NOTHING
 
 
 class FailTasks(NamedTuple):
@@ -198,6 +206,7 @@ class FailTasks(NamedTuple):
     error_messages: Sequence[str | None]
     failed_reasons: Sequence[str | None]
     retry_reasons: Sequence[str | None] = NOTHING
+    runs_us: Sequence[int | None] = NOTHING
     only_cancelled: bool = False
 
 

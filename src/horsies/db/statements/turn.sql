@@ -1,17 +1,19 @@
 -- Statements of a worker's turn. Each one that changes a task requires the status it comes from, the owner
 -- and the generation; a row that does not match belongs to another worker now. The guards are opaque
--- statuses, and known rows are named by their keys twice: see "Plans made on an empty table" in
--- functions/20_claim.sql. Statements that recovery shares match a row without an owner by a NULL owner.
+-- statuses, and values are found by position, so no call names a task twice: see "Plans made on an empty
+-- table" in functions/20_claim.sql. Statements that recovery shares match a row without an owner by a NULL owner.
 
 -- name: complete_tasks
--- RUNNING -> COMPLETED with the result, and the attempt row, in one statement.
+-- RUNNING -> COMPLETED with the result, and the attempt row, in one statement. A task may have waited in its
+-- child: it started as long ago as it ran ("runs_us"), where that is known.
 WITH finished AS (
     UPDATE horsies_tasks AS task SET
         status = 'COMPLETED', completed_at = clock_timestamp(), updated_at = clock_timestamp(),
-        result = report.result, next_retry_at = NULL
-    FROM unnest(%(ids)s::uuid[], %(generations)s::integer[], %(results)s::text[])
-        AS report (id, generation, result)
-    WHERE task.id = report.id AND task.generation = report.generation AND task.id = ANY(%(ids)s::uuid[])
+        started_at = coalesce(clock_timestamp() - interval '1 microsecond'
+            * (%(runs_us)s::bigint[])[array_position(%(ids)s::uuid[], task.id)], task.started_at),
+        result = (%(results)s::text[])[array_position(%(ids)s::uuid[], task.id)], next_retry_at = NULL
+    WHERE task.id = ANY(%(ids)s::uuid[])
+      AND task.generation = (%(generations)s::integer[])[array_position(%(ids)s::uuid[], task.id)]
       AND task.claimed_by_worker_id = %(worker_id)s AND coalesce(task.status, '') = 'RUNNING'
     RETURNING task.id, task.retry_count, task.started_at, task.completed_at, task.worker_hostname,
         task.worker_pid, task.worker_process_name)
@@ -30,30 +32,35 @@ RETURNING task_id::text
 -- of a task without a policy to that of the rule that retries it, and by one for a task that returns to its queue
 -- because its worker stops.
 WITH report AS MATERIALIZED (
-    SELECT *, clock_timestamp() + delay_seconds * interval '1 second' AS due_at
-    FROM unnest(%(ids)s::uuid[], %(generations)s::integer[], %(delays_seconds)s::float8[],
-                %(outcomes)s::text[], %(error_codes)s::text[], %(error_messages)s::text[],
-                %(failed_reasons)s::text[], %(retry_reasons)s::text[], %(max_retries)s::integer[])
-        AS sent (id, generation, delay_seconds, outcome, error_code, error_message, failed_reason,
-                 retry_reason, max_retries)),
+    SELECT ARRAY(
+        SELECT clock_timestamp() + delay * interval '1 second'
+        FROM unnest(%(delays_seconds)s::float8[]) WITH ORDINALITY AS sent (delay, place) ORDER BY place) AS due_at),
 finished AS (
     UPDATE horsies_tasks AS task SET
         status = 'PENDING', retry_count = task.retry_count + 1, claimed_by_worker_id = NULL,
-        claimed_at = NULL, next_retry_at = report.due_at, enqueued_at = report.due_at,
-        max_retries = greatest(task.max_retries, report.max_retries), updated_at = clock_timestamp()
+        claimed_at = NULL, next_retry_at = report.due_at[array_position(%(ids)s::uuid[], task.id)],
+        enqueued_at = report.due_at[array_position(%(ids)s::uuid[], task.id)],
+        started_at = coalesce(clock_timestamp() - interval '1 microsecond'
+            * (%(runs_us)s::bigint[])[array_position(%(ids)s::uuid[], task.id)], task.started_at),
+        max_retries = greatest(task.max_retries,
+            (%(max_retries)s::integer[])[array_position(%(ids)s::uuid[], task.id)]),
+        updated_at = clock_timestamp()
     FROM report
-    WHERE task.id = report.id AND task.generation = report.generation AND task.id = ANY(%(ids)s::uuid[])
+    WHERE task.id = ANY(%(ids)s::uuid[])
+      AND task.generation = (%(generations)s::integer[])[array_position(%(ids)s::uuid[], task.id)]
       AND task.claimed_by_worker_id IS NOT DISTINCT FROM %(worker_id)s AND coalesce(task.status, '') = 'RUNNING'
       AND task.cancel_requested_at IS NULL
-      AND (task.good_until IS NULL OR report.due_at < task.good_until)
+      AND (task.good_until IS NULL
+           OR report.due_at[array_position(%(ids)s::uuid[], task.id)] < task.good_until)
     RETURNING task.id, task.retry_count, task.started_at, task.worker_hostname, task.worker_pid,
-        task.worker_process_name, report.outcome, report.error_code, report.error_message,
-        report.failed_reason, report.retry_reason)
+        task.worker_process_name, array_position(%(ids)s::uuid[], task.id) AS place)
 INSERT INTO horsies_task_attempts (
     task_id, attempt, outcome, will_retry, started_at, finished_at, error_code, error_message, failed_reason,
     retry_reason, worker_id, worker_hostname, worker_pid, worker_process_name)
-SELECT id, retry_count, outcome, true, started_at, clock_timestamp(), error_code, error_message,
-    failed_reason, retry_reason, %(worker_id)s, worker_hostname, worker_pid, worker_process_name
+SELECT id, retry_count, (%(outcomes)s::text[])[place], true, started_at, clock_timestamp(),
+    (%(error_codes)s::text[])[place], (%(error_messages)s::text[])[place],
+    (%(failed_reasons)s::text[])[place], (%(retry_reasons)s::text[])[place], %(worker_id)s,
+    worker_hostname, worker_pid, worker_process_name
 FROM finished
 ON CONFLICT (task_id, attempt) DO NOTHING
 RETURNING task_id::text
@@ -63,25 +70,27 @@ RETURNING task_id::text
 -- task without an accepted cancel does not match: a cancel comes before the return to the queue.
 WITH finished AS (
     UPDATE horsies_tasks AS task SET
-        status = report.status, failed_at = clock_timestamp(), updated_at = clock_timestamp(),
-        result = report.result, error_code = report.error_code, failed_reason = report.failed_reason,
+        status = (%(statuses)s::text[])[array_position(%(ids)s::uuid[], task.id)],
+        failed_at = clock_timestamp(), updated_at = clock_timestamp(),
+        result = (%(results)s::text[])[array_position(%(ids)s::uuid[], task.id)],
+        error_code = (%(error_codes)s::text[])[array_position(%(ids)s::uuid[], task.id)],
+        failed_reason = (%(failed_reasons)s::text[])[array_position(%(ids)s::uuid[], task.id)],
+        started_at = coalesce(clock_timestamp() - interval '1 microsecond'
+            * (%(runs_us)s::bigint[])[array_position(%(ids)s::uuid[], task.id)], task.started_at),
         next_retry_at = NULL
-    FROM unnest(%(ids)s::uuid[], %(generations)s::integer[], %(statuses)s::text[], %(results)s::text[],
-                %(outcomes)s::text[], %(error_codes)s::text[], %(error_messages)s::text[],
-                %(failed_reasons)s::text[], %(retry_reasons)s::text[])
-        AS report (id, generation, status, result, outcome, error_code, error_message, failed_reason,
-                   retry_reason)
-    WHERE task.id = report.id AND task.generation = report.generation AND task.id = ANY(%(ids)s::uuid[])
+    WHERE task.id = ANY(%(ids)s::uuid[])
+      AND task.generation = (%(generations)s::integer[])[array_position(%(ids)s::uuid[], task.id)]
       AND task.claimed_by_worker_id IS NOT DISTINCT FROM %(worker_id)s AND coalesce(task.status, '') = 'RUNNING'
       AND (task.cancel_requested_at IS NOT NULL OR NOT %(only_cancelled)s::boolean)
-    RETURNING task.id, task.retry_count, task.started_at, task.worker_hostname, task.worker_pid,
-        task.worker_process_name, report.outcome, report.error_code, report.error_message,
-        report.failed_reason, report.retry_reason)
+    RETURNING task.id, task.retry_count, task.started_at, task.error_code, task.failed_reason,
+        task.worker_hostname, task.worker_pid, task.worker_process_name,
+        array_position(%(ids)s::uuid[], task.id) AS place)
 INSERT INTO horsies_task_attempts (
     task_id, attempt, outcome, started_at, finished_at, error_code, error_message, failed_reason,
     retry_reason, worker_id, worker_hostname, worker_pid, worker_process_name)
-SELECT id, retry_count + 1, outcome, started_at, clock_timestamp(), error_code, error_message, failed_reason,
-    retry_reason, %(worker_id)s, worker_hostname, worker_pid, worker_process_name
+SELECT id, retry_count + 1, (%(outcomes)s::text[])[place], started_at, clock_timestamp(), error_code,
+    (%(error_messages)s::text[])[place], failed_reason, (%(retry_reasons)s::text[])[place], %(worker_id)s,
+    worker_hostname, worker_pid, worker_process_name
 FROM finished
 ON CONFLICT (task_id, attempt) DO NOTHING
 RETURNING task_id::text
@@ -92,31 +101,33 @@ RETURNING task_id::text
 -- recorded.
 UPDATE horsies_tasks AS task SET
     status = 'RUNNING', claimed = false, claim_expires_at = NULL, started_at = clock_timestamp(),
-    worker_pid = held.pid, worker_process_name = 'worker-' || held.pid, updated_at = clock_timestamp()
-FROM unnest(%(ids)s::uuid[], %(generations)s::integer[], %(pids)s::integer[]) AS held (id, generation, pid)
-WHERE task.id = held.id AND task.generation = held.generation AND task.id = ANY(%(ids)s::uuid[])
+    worker_pid = (%(pids)s::integer[])[array_position(%(ids)s::uuid[], task.id)],
+    worker_process_name = 'worker-' || (%(pids)s::integer[])[array_position(%(ids)s::uuid[], task.id)],
+    updated_at = clock_timestamp()
+WHERE task.id = ANY(%(ids)s::uuid[])
+  AND task.generation = (%(generations)s::integer[])[array_position(%(ids)s::uuid[], task.id)]
   AND task.claimed_by_worker_id = %(worker_id)s AND coalesce(task.status, '') = 'CLAIMED'
   AND task.claim_expires_at > clock_timestamp() AND NOT task.held
   AND (task.good_until IS NULL OR task.good_until > clock_timestamp())
 RETURNING task.id::text, task.worker_pid
 
 -- name: claim_tasks
--- PENDING -> RUNNING for idle children, PENDING -> CLAIMED for prefetched tasks; see horsies_claim_v2.
+-- PENDING -> RUNNING for idle children, PENDING -> CLAIMED for prefetched tasks; see horsies_claim_v3.
 SELECT id, generation, task_name, queue_name, args, kwargs, retry_count, max_retries, task_options,
     timeout_ms, worker_pid, workflow_id, workflow_node_index, workflow_item_index, workflow_inputs, priority,
-    enqueued_at::text AS enqueued_at, details
-FROM horsies_claim_v2(
+    enqueued_at::text AS enqueued_at, details, burst
+FROM horsies_claim_v3(
     %(worker_id)s, %(hostname)s, %(pids)s::integer[], %(prefetch)s, %(lease_ms)s, %(queues)s::text[],
     %(queue_limits)s::integer[], %(queue_caps)s::integer[], %(cluster_cap)s, %(counts_claimed)s,
     %(freed)s::integer[], %(marked_priorities)s::integer[], %(marked_moments)s::text[]::timestamptz[],
-    %(marked_ids)s::uuid[], %(looks_everywhere)s)
+    %(marked_ids)s::uuid[], %(looks_everywhere)s, p_idle => %(idle)s, p_short_names => %(short_names)s::text[])
 
 -- name: claim_known_tasks
--- The same without tasks that this worker cannot run; the last two parameters of horsies_claim_v2.
+-- The same without tasks that this worker cannot run, and without windows.
 SELECT id, generation, task_name, queue_name, args, kwargs, retry_count, max_retries, task_options,
     timeout_ms, worker_pid, workflow_id, workflow_node_index, workflow_item_index, workflow_inputs, priority,
-    enqueued_at::text AS enqueued_at, details
-FROM horsies_claim_v2(
+    enqueued_at::text AS enqueued_at, details, burst
+FROM horsies_claim_v3(
     %(worker_id)s, %(hostname)s, %(pids)s::integer[], %(prefetch)s, %(lease_ms)s, %(queues)s::text[],
     %(queue_limits)s::integer[], %(queue_caps)s::integer[], %(cluster_cap)s, %(counts_claimed)s,
     %(freed)s::integer[], %(marked_priorities)s::integer[], %(marked_moments)s::text[]::timestamptz[],
@@ -155,7 +166,7 @@ WHERE task.id = ANY(ARRAY(SELECT chosen.id FROM chosen))
 RETURNING task.id::text, task.generation, task.task_name, task.queue_name, task.args, task.kwargs,
     task.retry_count, task.max_retries, task.task_options, task.timeout_ms, task.worker_pid,
     task.workflow_id::text, task.workflow_node_index, task.workflow_item_index, task.workflow_inputs,
-    task.priority, task.enqueued_at::text AS enqueued_at, '' AS details
+    task.priority, task.enqueued_at::text AS enqueued_at, '' AS details, task.burst
 
 -- name: find_takers
 -- For each of these claimed tasks: whether another worker of its queue can run it ("is_known"), and whether
@@ -249,8 +260,8 @@ RETURNING task_id::text
 UPDATE horsies_tasks AS task SET
     claim_expires_at = clock_timestamp() + %(lease_ms)s::integer * interval '1 millisecond',
     updated_at = clock_timestamp()
-FROM unnest(%(ids)s::uuid[], %(generations)s::integer[]) AS held (id, generation)
-WHERE task.id = held.id AND task.generation = held.generation AND task.id = ANY(%(ids)s::uuid[])
+WHERE task.id = ANY(%(ids)s::uuid[])
+  AND task.generation = (%(generations)s::integer[])[array_position(%(ids)s::uuid[], task.id)]
   AND task.claimed_by_worker_id = %(worker_id)s AND coalesce(task.status, '') = 'CLAIMED'
   AND task.claimed_at > clock_timestamp() - %(max_age_ms)s::integer * interval '1 millisecond'
 RETURNING task.id::text
@@ -273,8 +284,8 @@ RETURNING task.id::text
 UPDATE horsies_tasks AS task SET
     status = 'PENDING', claimed = false, claim_expires_at = NULL, claimed_by_worker_id = NULL,
     claimed_at = NULL, worker_hostname = NULL, updated_at = clock_timestamp()
-FROM unnest(%(ids)s::uuid[], %(generations)s::integer[]) AS held (id, generation)
-WHERE task.id = held.id AND task.generation = held.generation AND task.id = ANY(%(ids)s::uuid[])
+WHERE task.id = ANY(%(ids)s::uuid[])
+  AND task.generation = (%(generations)s::integer[])[array_position(%(ids)s::uuid[], task.id)]
   AND task.claimed_by_worker_id IS NOT DISTINCT FROM %(worker_id)s AND coalesce(task.status, '') = 'CLAIMED'
 RETURNING task.id::text
 
@@ -282,12 +293,12 @@ RETURNING task.id::text
 -- How far running attempts have come, one row per task; the attempt before is replaced. A report of an attempt
 -- that is not this worker's any more does not match.
 INSERT INTO horsies_task_progress AS known (task_id, attempt, done, total, note, reported_at)
-SELECT task.id, task.retry_count + 1, report.done, report.total, report.note, clock_timestamp()
-FROM unnest(%(ids)s::uuid[], %(generations)s::integer[], %(done)s::float8[], %(totals)s::float8[],
-            %(notes)s::text[]) AS report (id, generation, done, total, note)
-JOIN horsies_tasks AS task ON task.id = report.id AND task.generation = report.generation
-WHERE task.id = ANY(%(ids)s::uuid[]) AND task.claimed_by_worker_id = %(worker_id)s
-  AND coalesce(task.status, '') = 'RUNNING'
+SELECT task.id, task.retry_count + 1, (%(done)s::float8[])[report.place], (%(totals)s::float8[])[report.place],
+    (%(notes)s::text[])[report.place], clock_timestamp()
+FROM horsies_tasks AS task
+CROSS JOIN LATERAL (SELECT array_position(%(ids)s::uuid[], task.id) AS place) AS report
+WHERE task.id = ANY(%(ids)s::uuid[]) AND task.generation = (%(generations)s::integer[])[report.place]
+  AND task.claimed_by_worker_id = %(worker_id)s AND coalesce(task.status, '') = 'RUNNING'
 ON CONFLICT (task_id) DO UPDATE SET
     attempt = excluded.attempt, done = excluded.done, total = excluded.total, note = excluded.note,
     reported_at = excluded.reported_at

@@ -146,11 +146,11 @@ WHERE task.status IN ('CLAIMED', 'RUNNING') AND task.status = ANY(%(statuses)s::
 ORDER BY task.id LIMIT %(limit)s
 
 -- name: find_owned
--- Of these attempts, those that the worker still owns.
-SELECT task.id::text FROM unnest(%(ids)s::uuid[], %(generations)s::integer[]) AS held (id, generation)
-JOIN horsies_tasks AS task ON task.id = held.id AND task.generation = held.generation
-WHERE task.id = ANY(%(ids)s::uuid[]) AND task.claimed_by_worker_id = %(worker_id)s
-  AND task.status IN ('CLAIMED', 'RUNNING')
+-- Of these attempts, one per task, those that the worker still owns (by position, see functions/20_claim.sql).
+SELECT task.id::text FROM horsies_tasks AS task
+WHERE task.id = ANY(%(ids)s::uuid[])
+  AND task.generation = (%(generations)s::integer[])[array_position(%(ids)s::uuid[], task.id)]
+  AND task.claimed_by_worker_id = %(worker_id)s AND task.status IN ('CLAIMED', 'RUNNING')
 
 -- name: wake_queues
 -- A place under a cap of these queues may be free now.

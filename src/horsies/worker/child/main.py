@@ -1,4 +1,4 @@
-"""A child process: it takes one assignment at a time from its socket, runs it and reports.
+"""A child process: it takes assignments from its socket, runs one at a time and reports.
 
 It is built to survive user code: the socket has a high number, the process-wide state is restored
 after each task, and a process forked by a task can never report in its place. It opens no database
@@ -39,7 +39,8 @@ from horsies.worker.child.process_state import (
     label_handlers,
     log_safely,
 )
-from horsies.worker.protocol import Assignment, ChildBoot, ChildReport, FrameKind, SharedPage
+from horsies.worker.protocol import Assignment, ChildBoot, ChildReport, FrameKind
+from horsies.worker.sharing import Permits, SharedPage, receive_descriptors
 
 EXIT_CLEAN = 0
 EXIT_BOOT_FAILED = 172
@@ -103,9 +104,11 @@ def run_child(
         with suppress(PermissionError):
             os.setsid()
         os_process.die_with_parent(worker_pid)
-        parent = ParentSocket(_move_to_high_number(socket_fd))
+        parent = ParentSocket(_as_socket(_move_to_high_number(socket_fd)))
         parent.send(protocol.encode_numbers(FrameKind.HELLO, parent.owner_pid))
-        parent.page = protocol.receive_page(parent.socket)
+        parent.page, permits_fd = receive_descriptors(parent.socket)
+        if permits_fd is not None:
+            parent.permits = Permits(_move_to_high_number(permits_fd))
         exit_code = _boot_and_serve(parent, boot, worker_pid, program)
     except (BrokenPipeError, ConnectionResetError):
         exit_code = EXIT_CLEAN
@@ -149,11 +152,12 @@ def exit_child(exit_code: int) -> NoReturn:
 class ParentSocket:
     """The child's end of its socket; only the process that opened it may use it."""
 
-    __slots__ = ("_frames", "_poll", "_waiting", "owner_pid", "page", "socket")
+    __slots__ = ("_frames", "_poll", "_waiting", "owner_pid", "page", "permits", "socket")
 
     def __init__(self, connected: socket.socket) -> None:
         self.socket = connected
         self.page: SharedPage | None = None
+        self.permits: Permits | None = None
         self.owner_pid = os.getpid()
         self._frames = protocol.FrameBuffer()
         self._waiting: list[bytes] = []
@@ -178,17 +182,29 @@ class ParentSocket:
             self._waiting = self._frames.feed(data)
         return self._waiting.pop(0)
 
+    def may_begin(self, frame: bytes) -> bool:
+        """Whether the assignment in `frame` may begin; False when the parent has taken it back."""
+        number = protocol.assignment_number(frame)
+        return number == 0 or (self.permits is not None and self.permits.allows(number))
+
     def has_stop_request(self) -> bool:
-        """Whether the parent's stop frame, or its end, comes next on the socket."""
-        if self._waiting:
-            return self._waiting[0][4] == _KIND_STOP
+        """Whether the parent's stop frame, or its end, is on the socket, behind any assignments."""
         try:
-            header = self.socket.recv(5, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+            while data := self.socket.recv(_RECEIVE_BYTES, socket.MSG_DONTWAIT):
+                self._waiting += self._frames.feed(data)
         except BlockingIOError:
-            return False
+            return any(frame[4] == _KIND_STOP for frame in self._waiting)
         except OSError:
-            return True
-        return len(header) < 5 or header[4] == _KIND_STOP
+            pass
+        return True
+
+    def close(self) -> None:
+        """Close this process's copies of the descriptors."""
+        with suppress(OSError):
+            self.socket.close()
+        if self.permits is not None:
+            with suppress(OSError):
+                os.close(self.permits.fd)
 
 
 class StopSwitch:
@@ -279,7 +295,7 @@ def warm_up_fork_server(program: Program, worker_pid: int) -> None:
     with ours:
         ours.sendall(protocol.encode_assignment(_WARM_UP) * _WARM_UPS)
         ours.shutdown(socket.SHUT_WR)
-        parent = ParentSocket(_move_to_high_number(theirs.detach()))
+        parent = ParentSocket(_as_socket(_move_to_high_number(theirs.detach())))
         switch = StopSwitch(parent)
         process_state = ProcessState(switch.handle, worker_pid)
         with parent.socket:
@@ -314,8 +330,7 @@ class ForkGuard:
     def _disown(self) -> None:
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        with suppress(OSError):
-            self._parent.socket.close()
+        self._parent.close()
         self._release_signal()
 
 
@@ -392,6 +407,8 @@ def _serve(
         frame = parent.next_frame()
         if frame is None or frame[4] != _KIND_ASSIGN:
             return
+        if not parent.may_begin(frame):
+            continue
         assignment = protocol.decode_assignment(frame)
         started = time.perf_counter_ns()
         report = _run(execute, assignment, switch, parent.page)
@@ -441,12 +458,16 @@ def _own_stop(assignment: Assignment) -> ChildReport:
     )
 
 
-def _move_to_high_number(socket_fd: int) -> socket.socket:
-    """Give the socket a high number, so that code which closes or reuses low ones misses it."""
+def _move_to_high_number(fd: int) -> int:
+    """Give a descriptor a high number, so that code which closes or reuses low ones misses it."""
     soft_limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     lowest = 1000 if soft_limit == resource.RLIM_INFINITY else max(3, min(soft_limit, 1024) - 24)
-    high_fd = fcntl.fcntl(socket_fd, fcntl.F_DUPFD_CLOEXEC, lowest)
-    os.close(socket_fd)
-    connected = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, 0, high_fd)
+    high_fd = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, lowest)
+    os.close(fd)
+    return high_fd
+
+
+def _as_socket(fd: int) -> socket.socket:
+    connected = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, 0, fd)
     connected.setblocking(True)
     return connected

@@ -11,12 +11,14 @@ import random
 import selectors
 import socket
 import time
+from collections import deque
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import NamedTuple
 
 from horsies.worker import os_process, protocol
-from horsies.worker.protocol import Assignment, SharedPage
+from horsies.worker.protocol import Assignment
+from horsies.worker.sharing import PermitPipe, SharedPage
 
 _SMALL_RECEIVE_BYTES = 1 << 16
 _LARGE_RECEIVE_BYTES = 1 << 20
@@ -61,6 +63,9 @@ class ChildState(Enum):
     KILLED = auto()
 
 
+_WITH_ROOM = (ChildState.IDLE, ChildState.BUSY)
+
+
 @dataclass(frozen=True, slots=True)
 class RecycleLimits:
     """When to replace a child: after a number of tasks (0: never), at a size in bytes (0: never)."""
@@ -74,6 +79,18 @@ class RecycleLimits:
             return 0
         earliest = max(1, math.ceil(self.max_tasks * _NEARLY))
         return random.randint(min(earliest, self.max_tasks - 1), self.max_tasks - 1)
+
+
+class Held(NamedTuple):
+    """An assignment in a child's window, with the number of its permit.
+
+    Assignments behind it are taken back when it runs for longer than `patience_seconds`; 0 means that the
+    child gets none while this one is in front.
+    """
+
+    number: int
+    assignment: Assignment
+    patience_seconds: float
 
 
 class ExitWatch(NamedTuple):
@@ -90,6 +107,7 @@ class ChildProcess:
     limits: RecycleLimits
     is_spare: bool
     page: SharedPage
+    permits: PermitPipe | None = None
     socket_is_open: bool = True
     frames: protocol.FrameBuffer = field(default_factory=protocol.FrameBuffer)
     has_limits: bool = False
@@ -98,8 +116,15 @@ class ChildProcess:
     pid: int | None = None
     exit_fd: int | None = None
     outgoing: memoryview = _NO_BYTES
+    # The task that runs, or runs next: the front of the window.
     assignment: Assignment | None = None
     assigned_at: float = 0.0
+    # The front with its permit; None for an assignment that needed none.
+    front: Held | None = None
+    # The assignments behind the front, in order.
+    line: deque[Held] = field(default_factory=deque)
+    # Whether the front has kept others waiting for too long.
+    is_slow: bool = False
     # The last report of progress that was read.
     seen_progress: bytes = bytes(28)
     ready_at: float | None = None
@@ -184,6 +209,9 @@ class ChildProcess:
 
     def close(self, selector: selectors.BaseSelector) -> None:
         self.close_socket(selector)
+        if self.permits is not None:
+            self.permits.close()
+            self.permits = None
         if self.exit_fd is not None:
             selector.unregister(self.exit_fd)
             os.close(self.exit_fd)
@@ -210,6 +238,26 @@ class ChildProcess:
             or 0 < self.limits.max_rss_bytes * _NEARLY <= self.rss_bytes
         )
 
+    def window_room(self, depth: int) -> int:
+        """How many assignments the child may hold at the same time, at most `depth`; 0 if no more now."""
+        if self.permits is None or self.is_slow or self.state not in _WITH_ROOM:
+            return 0
+        if self.assignment is not None and (self.front is None or not self.front.patience_seconds):
+            return 0
+        left = depth
+        if self.has_limits:
+            if self.may_retire() or self.must_retire():
+                return 0
+            if self.limits.max_tasks > 0:
+                left = min(depth, self.limits.max_tasks - self.tasks_done)
+        return left
+
+    @property
+    def held_count(self) -> int:
+        return len(self.line) + (self.assignment is not None)
+
     def may_have_started(self) -> bool:
         """Whether the child may have begun its assignment; False only when that is ruled out."""
+        if self.front is not None:
+            return True  # its permit was used
         return self.stop_reason is not None or not (self.outgoing or self.unread_at_end)

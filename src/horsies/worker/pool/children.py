@@ -14,20 +14,24 @@ import time
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import NamedTuple, assert_never
+from typing import assert_never
 
 from horsies.worker import os_process, protocol
 from horsies.worker.child.main import EXIT_HOOK_FAILED
-from horsies.worker.pool.child_process import ChildProcess, ChildState, RecycleLimits, RestartDelay
+from horsies.worker.pool.assignments import Assignments, Died, HookFailed, Stopped
+from horsies.worker.pool.child_process import (
+    ChildProcess,
+    ChildState,
+    RecycleLimits,
+    RestartDelay,
+)
 from horsies.worker.pool.launcher import Launcher, StartMethod, default_start_method
 from horsies.worker.protocol import (
     Assignment,
-    ChildReport,
     FrameKind,
-    ProgressReport,
     ProtocolError,
-    SharedPage,
 )
+from horsies.worker.sharing import PermitPipe, SharedPage, send_descriptors
 
 logger = logging.getLogger("horsies.pool")
 
@@ -35,51 +39,6 @@ MEGABYTE = 1024 * 1024
 _EARLY_DEATH_SECONDS = 1.0
 _CLOSED_GRACE_SECONDS = 0.5
 _EXIT_GRACE_SECONDS = 5.0
-
-
-class Reported(NamedTuple):
-    """A child finished its assignment in `run_seconds`."""
-
-    report: ChildReport
-    pid: int
-    run_seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class Died:
-    """A child ended by itself, with its assignment if it had one.
-
-    `description` reads ``exit code 3`` or ``signal 9 (SIGKILL)``. `started` is False when user code
-    cannot have seen the assignment.
-    """
-
-    assignment: Assignment | None
-    pid: int
-    description: str
-    started: bool = True
-    run_seconds: float | None = field(default=None, compare=False)
-
-
-@dataclass(frozen=True, slots=True)
-class Stopped:
-    """The worker stopped a task, by asking its child or (`forced`) by killing it."""
-
-    assignment: Assignment
-    pid: int
-    forced: bool
-    reason: str
-    run_seconds: float | None = field(default=None, compare=False)
-
-
-@dataclass(frozen=True, slots=True)
-class HookFailed:
-    """A child's start hook failed: every further child would fail the same way."""
-
-    name: str
-    description: str
-
-
-PoolEvent = Reported | Died | Stopped | HookFailed
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,26 +54,24 @@ class PoolSettings:
     # How much longer a child may take to start and to exit, for the hooks of the application.
     boot_seconds_of_hooks: float = 0.0
     exit_seconds_of_hooks: float = 0.0
+    # Whether a child may hold more than one assignment.
+    has_windows: bool = False
 
     @property
     def exit_grace_seconds(self) -> float:
         return _EXIT_GRACE_SECONDS + self.exit_seconds_of_hooks
 
 
-class Children:
+class Children(Assignments):
     """All children of one pool. Exactly `processes` of them are usable, plus at most one spare."""
 
     def __init__(
         self, settings: PoolSettings, launcher: Launcher, selector: selectors.BaseSelector
     ) -> None:
+        super().__init__(selector)
         self.children: dict[ChildProcess, None] = {}
         self.idle: list[ChildProcess] = []
-        self.busy: dict[str, ChildProcess] = {}
-        self.deadlines: dict[ChildProcess, float] = {}
         self.unwatched: set[ChildProcess] = set()
-        self.events: list[PoolEvent] = []
-        # The latest progress of each task that reported any, until the worker has stored it.
-        self.progress: dict[str, ProgressReport] = {}
         self.is_closing = False
         self.needs_children = True
         self.delay = RestartDelay()
@@ -125,7 +82,6 @@ class Children:
         memory_mb = settings.max_memory_per_child_mb or 0
         self._limits = RecycleLimits(settings.max_tasks_per_child, memory_mb * MEGABYTE)
         self._launcher = launcher
-        self._selector = selector
         self._spare: ChildProcess | None = None
 
     def refill(self) -> None:
@@ -162,12 +118,12 @@ class Children:
         if time.monotonic() < self.delay.not_before:
             return False
         try:
-            own_end, page, pid = self._start_process()
+            own_end, page, permits, pid = self._start_process()
         except OSError as error:
             logger.warning("Starting a child failed (%s); trying again.", error)
             self.delay.note_early_death()
             return False
-        child = ChildProcess(own_end, self._limits, is_spare, page)
+        child = ChildProcess(own_end, self._limits, is_spare, page, permits)
         self.children[child] = None
         self._selector.register(child.socket, selectors.EVENT_READ, child)
         boot_seconds = self._settings.boot_timeout_seconds + self._settings.boot_seconds_of_hooks
@@ -178,20 +134,28 @@ class Children:
             self._spare = child
         return True
 
-    def _start_process(self) -> tuple[socket.socket, SharedPage, int | None]:
+    def _start_process(
+        self,
+    ) -> tuple[socket.socket, SharedPage, PermitPipe | None, int | None]:
         page, page_fd = SharedPage.create()
+        permits = None
         try:
+            permits = PermitPipe() if self._settings.has_windows else None
             own_end, child_end = socket.socketpair()
             with child_end:
                 try:
                     pid = self._launcher.launch(own_end, child_end)
-                    protocol.send_page(own_end, page_fd)
+                    send_descriptors(own_end, page_fd, permits.read_fd if permits else None)
                 except OSError:
                     own_end.close()
                     raise
+        except OSError:
+            if permits is not None:
+                permits.close()
+            raise
         finally:
             os.close(page_fd)
-        return own_end, page, pid
+        return own_end, page, permits, pid
 
     def _watch_exit(self, child: ChildProcess, pid: int) -> None:
         if not child.watch_exit(pid, self._selector):
@@ -227,25 +191,12 @@ class Children:
         child.state = ChildState.IDLE
         self.idle.append(child)
 
-    def note_progress(self, child: ChildProcess) -> None:
-        """Keep the child's latest report of progress until the worker stores it."""
-        if child.assignment is None:
-            return
-        raw = child.page.raw_progress
-        report = child.page.read_progress(child.assignment)
-        if report is not None:
-            child.seen_progress = raw
-            self.progress[report.task_id] = report
-
-    def release(self, child: ChildProcess) -> Assignment | None:
-        if child.page.raw_progress != child.seen_progress:
-            self.note_progress(child)
-        assignment = child.assignment
-        child.assignment = None
-        if assignment is not None and self.busy.get(assignment.task_id) is child:
-            del self.busy[assignment.task_id]
-        self.deadlines.pop(child, None)
-        return assignment
+    def note_free(self, child: ChildProcess) -> None:
+        """A child has no assignment any more."""
+        if child.is_near_limit():
+            self.recycle(child)
+        else:
+            self.make_idle(child)
 
     def recycle(self, child: ChildProcess) -> None:
         """A child near one of its limits has finished a task: retire it now or a little later."""
@@ -270,6 +221,13 @@ class Children:
 
     def stop(self, child: ChildProcess, reason: str) -> None:
         """Raise ``TaskStopped`` in the task a child is running; kill it when that does not help."""
+        if child.front is not None:
+            # In this order: with no permits left, and all reports read, one task at most is left.
+            front = child.assignment
+            self.return_unstarted(child)
+            self.drain(child)
+            if child.assignment is not front or child.state is not ChildState.BUSY:
+                return
         child.stop_reason = reason
         child.page.request_stop()
         child.state = ChildState.STOPPING
@@ -293,6 +251,7 @@ class Children:
     def note_closed(self, child: ChildProcess) -> None:
         """The child's end of the socket is closed: it is ending, or user code closed it."""
         child.close_socket(self._selector)
+        self._return(self.take_back(child))
         if child.pid is None:
             # It never sent its pid; only its socket was known.
             self._remove(child)
@@ -307,6 +266,7 @@ class Children:
 
         One that has not sent its pid yet is killed as soon as it does.
         """
+        self._return(self.take_back(child))
         self._take_out(child, ChildState.KILLED, _EXIT_GRACE_SECONDS)
         child.kill()
 
@@ -323,7 +283,7 @@ class Children:
             self.deadlines.pop(child, None)
             match child.state:
                 case ChildState.BUSY:
-                    self.stop(child, "timeout")
+                    self._look_at_front(child, now)
                 case ChildState.BOOTING:
                     self._give_up_booting(child)
                 case ChildState.CLOSED:
@@ -339,6 +299,20 @@ class Children:
                     pass
                 case _:
                     assert_never(child.state)
+
+    def _look_at_front(self, child: ChildProcess, now: float) -> None:
+        """Stop an overdue task, or take back those behind a slow one."""
+        assignment = child.assignment
+        assert assignment is not None
+        limit_ms = assignment.timeout_ms
+        if limit_ms is None or now < child.assigned_at + limit_ms / 1000:
+            self._relieve(child)
+            return
+        tasks_done = child.tasks_done
+        self.stop(child, "timeout")
+        if child.state is ChildState.IDLE and child.tasks_done == tasks_done:
+            child.verdict = "killed because it did not begin a task within its timeout_ms"
+            self.kill(child)
 
     def _give_up_booting(self, child: ChildProcess) -> None:
         timeout_seconds = self._settings.boot_timeout_seconds + self._settings.boot_seconds_of_hooks
@@ -356,13 +330,25 @@ class Children:
         exit_code = os_process.reap(child.pid)
         if exit_code is None:
             return
+        self._return(self.take_back(child))
+        # The front was begun. More than one only if the code of a task read the permits.
+        suspects = [one.assignment for one in child.line]
         child.close(self._selector)
+        started = child.may_have_started()
         assignment = self.release(child)
         self._remove(child)
-        self._note_death(child, assignment, exit_code)
+        self._note_death(child, assignment, exit_code, started=started)
+        for suspect in suspects:
+            self.lined.pop(suspect.task_id, None)
+            self.events.append(Died(suspect, child.known_pid, os_process.describe_exit(exit_code)))
 
     def _note_death(
-        self, child: ChildProcess, assignment: Assignment | None, exit_code: int
+        self,
+        child: ChildProcess,
+        assignment: Assignment | None,
+        exit_code: int,
+        *,
+        started: bool,
     ) -> None:
         description = child.verdict or os_process.describe_exit(exit_code)
         pid = child.known_pid
@@ -374,7 +360,6 @@ class Children:
                 stopped = Stopped(assignment, pid, child.was_killed, child.stop_reason, seconds)
                 self.events.append(stopped)
             else:
-                started = child.may_have_started()
                 self.events.append(Died(assignment, pid, description, started, seconds))
         elif exit_code == EXIT_HOOK_FAILED and child.ready_at is None:
             name, problem = child.failed_hook or ("unknown", "failed")

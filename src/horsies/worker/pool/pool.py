@@ -9,23 +9,17 @@ from __future__ import annotations
 import logging
 import selectors
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import NamedTuple
 
 from horsies.worker import os_process, protocol
+from horsies.worker.pool.assignments import Died, HookFailed, PoolEvent, Reported
 from horsies.worker.pool.child_process import ChildProcess, ChildState, ExitWatch
-from horsies.worker.pool.children import (
-    MEGABYTE,
-    Children,
-    Died,
-    HookFailed,
-    PoolEvent,
-    PoolSettings,
-    Reported,
-)
+from horsies.worker.pool.children import MEGABYTE, Children, PoolSettings
 from horsies.worker.pool.launcher import Guard, make_launcher
+from horsies.worker.pool.window import fill_order
 from horsies.worker.protocol import Assignment, ChildBoot, FrameKind, ProgressReport, ProtocolError
 
 logger = logging.getLogger("horsies.pool")
@@ -79,6 +73,7 @@ class ChildPool:
         self._selector = selector
         self._launcher = make_launcher(settings.start_method, boot, selector)
         self._children = Children(settings, self._launcher, selector)
+        self._children.drain = self._drain
         self._orphans_checked_at = 0.0
         self.foreign_keys: list[tuple[selectors.SelectorKey, int]] = []
 
@@ -166,11 +161,60 @@ class ChildPool:
         child.send(protocol.encode_assignment(assignment), self._selector)
         return child.known_pid
 
+    def dispatch_window(self, pid: int, given: Iterable[tuple[Assignment, float]]) -> None:
+        """Give assignments to the child `pid`, which runs them in order behind those that it holds.
+
+        Each comes with its patience: those behind it are taken back when it runs for longer.
+        """
+        for child in self._children.children:
+            if child.pid == pid and child.window_room(1):
+                if child.state is ChildState.IDLE:
+                    self._children.idle.remove(child)
+                self._children.hold(child, given)
+                return
+        raise NoIdleChildError(f"Child {pid} takes no more assignments; it has ended or is busy.")
+
+    def places(self, depth: int) -> tuple[list[int], list[int]]:
+        """The idle children that get the next assignments, and the children that get those behind: each
+        may hold `depth` of them.
+        """
+        idle = self.next_idle_pids(self.idle_count)
+        if depth <= 1 or not self._settings.has_windows:
+            return idle, []
+        rooms = [
+            (child.known_pid, max(1, child.held_count), room)
+            for child in (*reversed(self._children.idle), *self._children.busy.values())
+            if (room := child.window_room(depth))
+        ]
+        return idle, fill_order(rooms)
+
+    def window_space(self, depth: int) -> tuple[int, int]:
+        """How many more tasks children could hold in windows of `depth`, and how many altogether."""
+        free = room = 0
+        for child in self._children.children:
+            if most := child.window_room(depth):
+                room += most
+                free += most - child.held_count
+        return free, room
+
+    @property
+    def held_tasks(self) -> Iterable[str]:
+        """The tasks that children run, and those in line behind them."""
+        return [*self._children.busy, *self._children.lined]
+
+    def return_unstarted(self) -> None:
+        """Take back everything that no child has begun; ``collect`` returns the events."""
+        for child in set(self._children.lined.values()) | set(self._children.busy.values()):
+            self._children.return_unstarted(child)
+
     def stop_task(self, task_id: str, reason: str) -> bool:
         """Stop the task, and kill its child when the grace period is over.
 
-        ``Stopped`` follows, or ``Reported`` when the task was faster. False when no child runs it.
+        ``Stopped`` follows, ``TakenBack`` when the task had not begun, or ``Reported`` when it was faster.
+        False when no child has it.
         """
+        if task_id in self._children.lined and self._children.withdraw(task_id):
+            return True
         child = self._children.busy.get(task_id)
         if child is None:
             return False
@@ -222,6 +266,8 @@ class ChildPool:
 
     def kill_task(self, task_id: str) -> None:
         """Kill the child that runs the task, if one does; ``collect`` returns the event."""
+        if task_id in self._children.lined and self._children.withdraw(task_id):
+            return
         if (child := self._children.busy.get(task_id)) is not None:
             self._children.kill(child)
 
@@ -282,6 +328,10 @@ class ChildPool:
         left = max(0.0, deadline - now)
         return left if timeout_seconds is None else min(left, timeout_seconds)
 
+    def _drain(self, child: ChildProcess) -> None:
+        while child.socket_is_open and self._receive(child):
+            pass
+
     def _receive(self, child: ChildProcess) -> bool:
         """Handle one read's worth of frames; False when there was nothing to read."""
         data = child.receive()
@@ -316,7 +366,9 @@ class ChildPool:
         children.delay.reset()
         child.tasks_done += 1
         child.rss_bytes = rss_bytes
-        if child.state is ChildState.BUSY:
+        if child.line:
+            self._take_next(child)
+        elif child.state is ChildState.BUSY:
             if child.is_near_limit():
                 children.recycle(child)
             else:
@@ -324,6 +376,14 @@ class ChildPool:
         elif child.state is ChildState.STOPPING:
             # It finished before the stop frame reached it; the frame is still on its way.
             children.retire(child)
+
+    def _take_next(self, child: ChildProcess) -> None:
+        """The child goes on with the next assignment that it holds."""
+        self._children.advance(child, time.monotonic())
+        if child.state is ChildState.BUSY and child.is_near_limit():
+            self._children.needs_children = True
+            if child.must_retire():
+                self._children.return_unstarted(child)
 
     def _take_notice(self, child: ChildProcess, frame: bytes) -> None:
         kind = frame[4]
@@ -343,8 +403,7 @@ class ChildPool:
 
     def _reap(self, child: ChildProcess) -> None:
         """A child has ended; handle the frames it sent before."""
-        while child.socket_is_open and self._receive(child):
-            pass
+        self._drain(child)
         self._children.reap(child)
 
     def _look_after_children(self) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from concurrent.futures import wait
 from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
@@ -52,7 +51,7 @@ from horsies.tasks.broker import (
 )
 from horsies.tasks.handle import is_loop_running
 from horsies.tasks.recording import Action, perform_action, perform_action_async
-from horsies.tasks.waiters import seconds_to_wait, timeout_problem
+from horsies.tasks.waiters import seconds_to_wait, timeout_problem, wait_until_done
 from horsies.workflow.nodes.type_compat import cached_by_annotation
 from horsies.workflow.run.info import (
     HandleErrorCode,
@@ -321,7 +320,7 @@ def wait_for_run(
     )
     try:
         # It raises only the exceptions of the caller's own signal handlers.
-        wait([future], seconds_to_wait(timeout_ms))
+        wait_until_done(future, seconds_to_wait(timeout_ms))
     finally:
         unread = broker.waiters.forget(stored, future)
     if not future.done() and unread is None:

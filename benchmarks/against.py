@@ -1,0 +1,83 @@
+"""Two checkouts in alternating rounds: ``python -m benchmarks latency --against ../before``.
+
+The other checkout needs a virtual environment of its own in ``.venv``. Its code is measured by the
+figures of this one, on a database of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import psycopg
+from psycopg import sql
+
+from benchmarks.rounds import Checkout, alternate, heading, ratios, spread
+
+NEVER_REPLACED = ["--max-tasks-per-child", "0"]
+
+
+def _drains(task: str) -> list[tuple[str, dict[str, Any]]]:
+    return [
+        ("drain", {"children": children, "task": task, "flags": NEVER_REPLACED})
+        for children in (2, 4, 8)
+    ]
+
+
+# The figures behind each name, with their arguments.
+COMPARED: dict[str, list[tuple[str, dict[str, Any]]]] = {
+    "throughput": _drains("noop"),
+    "burst": _drains("burst"),
+    "recycling": [("drain", {"children": 4, "flags": ["--max-tasks-per-child", "100"]})],
+    "latency": [("latency", {})],
+    "send": [("send", {})],
+    "send_many": [("send_many", {})],
+    "start_up": [("start_up", {})],
+    "memory": [("memory", {})],
+}
+
+
+def compare(url: str, path: Path, names: list[str], rounds: int) -> None:
+    """Take the named figures here and there in turn, and print the ratio of each round."""
+    with _two_databases(url) as (ours, theirs):
+        here, there = Checkout(ours), Checkout.at(path, theirs)
+        for name in names:
+            for figure, arguments in COMPARED[name]:
+                sides: dict[str, Callable[[], dict[str, float]]] = {
+                    side: partial(checkout.measure, figure, **arguments)
+                    for side, checkout in (("here", here), ("there", there))
+                }
+                _print(f"{name} {_brief(arguments)}", alternate(sides, rounds), rounds)
+
+
+def _print(title: str, found: dict[str, list[dict[str, float]]], rounds: int) -> None:
+    heading(f"{title.strip()}: median (min-max) of {rounds}; the ratio is here / there")
+    print(f"  {'':18}{'here':>30}{'there':>30}{'ratio':>24}")
+    for metric in found["here"][0]:
+        here, there = ([run[metric] for run in found[side]] for side in ("here", "there"))
+        quotients = ratios(found["here"], found["there"], metric)
+        print(f"  {metric:18}{spread(here, 2):>30}{spread(there, 2):>30}{spread(quotients, 3):>24}")
+
+
+def _brief(arguments: dict[str, Any]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in arguments.items() if name != "flags")
+
+
+@contextmanager
+def _two_databases(url: str) -> Iterator[tuple[str, str]]:
+    names = ("horsies_bench_here", "horsies_bench_there")
+    drop = sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)")
+    with psycopg.connect(url, autocommit=True) as connection:
+        for name in names:
+            connection.execute(drop.format(sql.Identifier(name)))
+            connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
+        try:
+            ours, theirs = (urlsplit(url)._replace(path=f"/{name}").geturl() for name in names)
+            yield ours, theirs
+        finally:
+            for name in names:
+                connection.execute(drop.format(sql.Identifier(name)))

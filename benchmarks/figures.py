@@ -1,0 +1,260 @@
+"""The figures by which two checkouts can be compared: ``python -m benchmarks.figures NAME ARGUMENTS``.
+
+A figure is taken in a process of the measured code and uses only the public interface and the tables,
+so that it also measures older code. The database is that of HORSIES_DATABASE_URL. The last line of the
+output is a JSON object.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import resource
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import psutil
+import psycopg
+from psycopg import Connection
+
+DRAIN_SECONDS = """
+SELECT extract(epoch FROM max(finished_at) - min(started_at))::float8 FROM (
+    SELECT started_at, finished_at FROM horsies_task_attempts ORDER BY started_at DESC LIMIT %s) AS drained
+"""
+# The first number is that of transactions that wrote something.
+COUNTERS = """
+SELECT pg_snapshot_xmax(pg_current_snapshot())::text::float8,
+    pg_wal_lsn_diff(pg_current_wal_lsn(), '0/0')::float8
+"""
+TURN_PID = """
+SELECT pid FROM pg_stat_activity WHERE application_name = 'horsies:turn' AND datname = current_database()
+"""
+OPEN_TASKS = "SELECT count(*) FROM horsies_tasks WHERE status IN ('PENDING', 'CLAIMED', 'RUNNING')"
+# The naps return when they began, by the same clock: everything runs on one machine.
+NAP_DELAYS = """
+SELECT (result::jsonb ->> 'ok')::float8 - extract(epoch FROM claimed_at)::float8
+FROM horsies_tasks WHERE task_name = 'burst_nap_50'
+"""
+
+
+def drain(
+    children: int = 4, task: str = "noop", count: int = 10_000, flags: Sequence[str] = ()
+) -> dict[str, float]:
+    """Let a warm worker drain preloaded tasks: tasks/s, and the cost of each task."""
+    app = _application()
+    with _connection() as connection, running_worker(children, *flags) as worker:
+        function = getattr(app, task)
+        _warm_up(connection, function, 4 * children)
+        with _preloading(connection):
+            function.send_many([function.bind() for _ in range(count)]).unwrap()
+        return _drained(connection, worker, count)
+
+
+def mixed(children: int = 8, count: int = 10_000, flags: Sequence[str] = ()) -> dict[str, float]:
+    """Drain no-op tasks with one of 50 ms in a hundred: the delay between its claim and its start."""
+    app = _application()
+    with _connection() as connection, running_worker(children, *flags) as worker:
+        _warm_up(connection, app.burst, 4 * children)
+        with _preloading(connection):
+            for _ in range(count // 100):
+                app.burst.send_many([app.burst.bind() for _ in range(99)]).unwrap()
+                app.burst_nap_50.send().unwrap()
+        drained = _drained(connection, worker, count)
+        delays = [row[0] for row in connection.execute(NAP_DELAYS).fetchall()]
+    return {
+        "rate": drained["rate"],
+        "nap_delay_p50_ms": percentile(delays, 50) * 1000,
+        "nap_delay_p99_ms": percentile(delays, 99) * 1000,
+    }
+
+
+def latency(
+    children: int = 4, sends: int = 500, pause_seconds: float = 0.0, flags: Sequence[str] = ()
+) -> dict[str, float]:
+    """Send one task to an idle worker and wait for its result, again and again."""
+    app, taken = _application(), list[float]()
+    with _connection() as connection, running_worker(children, *flags):
+        _warm_up(connection, app.burst, 100)
+        for _ in range(sends):
+            time.sleep(pause_seconds)
+            started = time.perf_counter()
+            assert app.burst.send().unwrap().get(timeout_ms=20_000).is_ok()
+            taken.append(time.perf_counter() - started)
+    app.app.close()
+    return {"p50_ms": percentile(taken, 50) * 1000, "p99_ms": percentile(taken, 99) * 1000}
+
+
+def send(count: int = 3_000) -> dict[str, float]:
+    """Send tasks one by one: wall and processor time of the producer per send."""
+    noop = _application().noop
+    with _connection() as connection:
+        connection.execute("TRUNCATE horsies_tasks CASCADE")
+        for _ in range(200):
+            noop.send().unwrap()
+        wall, processor = time.perf_counter(), time.process_time()
+        for _ in range(count):
+            noop.send().unwrap()
+        return {
+            "wall_us": (time.perf_counter() - wall) / count * 1e6,
+            "processor_us": (time.process_time() - processor) / count * 1e6,
+        }
+
+
+def send_many(count: int = 50_000) -> dict[str, float]:
+    """Send many tasks at once: tasks/s, and the producer's memory at its peak."""
+    noop = _application().noop
+    with _connection() as connection:
+        connection.execute("TRUNCATE horsies_tasks CASCADE")
+        noop.send_many([noop.bind() for _ in range(1_000)]).unwrap()
+        started = time.perf_counter()
+        noop.send_many([noop.bind() for _ in range(count)]).unwrap()
+        seconds = time.perf_counter() - started
+    peak_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return {"rate": count / seconds, "peak_mb": peak_kb / 1024}
+
+
+def start_up() -> dict[str, float]:
+    """Start interpreters that import the package, and that print a command's help; median of 7, in ms."""
+    codes = {
+        "import_ms": ["-c", "import horsies"],
+        "help_ms": ["-m", "horsies", "worker", "--help"],
+    }
+    bare = _run_ms(["-c", "pass"])
+    return {"bare_ms": bare} | {name: _run_ms(code) - bare for name, code in codes.items()}
+
+
+def memory(children: int = 4) -> dict[str, float]:
+    """Let a worker idle after a few tasks: what its processes hold, with shared pages divided."""
+    app = _application()
+    with _connection() as connection, running_worker(children) as worker:
+        _warm_up(connection, app.noop, 10 * children)
+        root = psutil.Process(worker.pid)
+        processes = [root, *root.children(recursive=True)]
+        held = [process.memory_full_info() for process in processes]
+    return {
+        "pss_mb": sum(one.pss for one in held) / 1e6,
+        "private_mb": sum(one.uss for one in held) / 1e6,
+        "processes": len(processes),
+    }
+
+
+def percentile(values: Sequence[float], percent: int) -> float:
+    """Return the value that this many percent of the values do not exceed."""
+    return statistics.quantiles(values, n=100, method="inclusive")[percent - 1]
+
+
+@contextmanager
+def running_worker(children: int, *flags: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a worker of the benchmarks' application until the block ends."""
+    command = [sys.executable, "-m", "horsies", "worker", "benchmarks.noop_app:app"]
+    process = subprocess.Popen(
+        [*command, "--processes", str(children), "--loglevel", "ERROR", *flags]
+    )
+    try:
+        yield process
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(30)
+
+
+def wait_for(connection: Connection[Any], finished: int, worker: subprocess.Popen[bytes]) -> None:
+    """Wait until that many tasks are terminal, looking rarely so as not to be part of the load."""
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and worker.poll() is None:
+        row = connection.execute(OPEN_TASKS).fetchone()
+        done = connection.execute("SELECT count(*) FROM horsies_task_attempts").fetchone()
+        if row and done and row[0] == 0 and done[0] >= finished:
+            return
+        time.sleep(0.25)
+    raise TimeoutError("the worker did not finish the tasks")
+
+
+def _application() -> Any:
+    """Import the tasks only here: the module reads the database's URL from the environment."""
+    module = importlib.import_module("benchmarks.noop_app")
+    module.app.get_broker().ensure_schema_initialized().unwrap()
+    return module
+
+
+def _connection() -> Connection[Any]:
+    return psycopg.connect(os.environ["HORSIES_DATABASE_URL"], autocommit=True)
+
+
+def _warm_up(connection: Connection[Any], function: Any, count: int) -> None:
+    connection.execute("TRUNCATE horsies_tasks CASCADE")
+    for _ in range(count):
+        assert function.send().unwrap().get(timeout_ms=20_000).is_ok()
+    time.sleep(0.3)  # the worker looks for due tasks once more, up to a tenth of a second later
+
+
+@contextmanager
+def _preloading(connection: Connection[Any]) -> Iterator[None]:
+    """Empty the tables, and keep the worker from noticing tasks that are sent in this block."""
+    connection.execute("TRUNCATE horsies_tasks CASCADE")
+    connection.execute("ALTER TABLE horsies_tasks DISABLE TRIGGER horsies_task_inserted")
+    yield
+    connection.execute("VACUUM (ANALYZE) horsies_tasks")
+    connection.execute("CHECKPOINT")
+    connection.execute("ALTER TABLE horsies_tasks ENABLE TRIGGER horsies_task_inserted")
+
+
+def _drained(
+    connection: Connection[Any], worker: subprocess.Popen[bytes], count: int
+) -> dict[str, float]:
+    before = _counters(connection) | _processor_seconds(connection, worker.pid)
+    connection.execute("SELECT pg_notify('task_queue_default', '')")
+    wait_for(connection, count, worker)
+    after = _counters(connection) | _processor_seconds(connection, worker.pid)
+    spent = {name: (after[name] - before[name]) / count for name in before}
+    return {"rate": count / _number(connection, DRAIN_SECONDS, count), **spent}
+
+
+def _counters(connection: Connection[Any]) -> dict[str, float]:
+    row = connection.execute(COUNTERS).fetchone()
+    assert row is not None
+    return {"commits": row[0], "wal_bytes": row[1]}
+
+
+def _processor_seconds(connection: Connection[Any], worker_pid: int) -> dict[str, float]:
+    """Microseconds of the worker's parent, of its children, and of the server's process for turns."""
+    parent = psutil.Process(worker_pid)
+    return {
+        "parent_us": _used(parent),
+        "children_us": sum(_used(child) for child in parent.children(recursive=True)),
+        "server_us": _used(psutil.Process(int(_number(connection, TURN_PID)))),
+    }
+
+
+def _used(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return (times.user + times.system) * 1e6
+
+
+def _number(connection: Connection[Any], query: Any, *values: Any) -> float:
+    row = connection.execute(query, values).fetchone()
+    assert row is not None
+    return float(row[0])
+
+
+def _run_ms(arguments: Sequence[str]) -> float:
+    taken = []
+    for _ in range(7):
+        started = time.perf_counter()
+        subprocess.run([sys.executable, *arguments], check=True, stdout=subprocess.DEVNULL)
+        taken.append(time.perf_counter() - started)
+    return statistics.median(taken) * 1000
+
+
+FIGURES: dict[str, Callable[..., dict[str, float]]] = {
+    figure.__name__: figure for figure in (drain, mixed, latency, send, send_many, start_up, memory)
+}
+
+if __name__ == "__main__":
+    print(json.dumps(FIGURES[sys.argv[1]](**json.loads(sys.argv[2]))))

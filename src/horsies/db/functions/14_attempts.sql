@@ -1,0 +1,24 @@
+-- Attempts are deleted with their task, whichever statement deletes it: retention, or a person at a prompt.
+--
+-- No attempt is left behind. The statement that inserts one has updated its task and so holds the row lock until
+-- it commits: a delete waits for that commit, and then sees the attempt, because this statement takes its
+-- snapshot after the wait. If the delete is first, the update finds no task, and there is no attempt to insert.
+CREATE OR REPLACE FUNCTION horsies_delete_attempts() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    IF TG_OP = 'TRUNCATE' THEN
+        -- The statement may have named the attempts, too; such a table cannot be truncated again.
+        DELETE FROM horsies_task_attempts;
+    ELSE
+        DELETE FROM horsies_task_attempts AS attempt
+        WHERE attempt.task_id = ANY(ARRAY(SELECT deleted.id FROM deleted));
+    END IF;
+    RETURN NULL;
+END
+$$;
+
+CREATE OR REPLACE TRIGGER horsies_task_deleted AFTER DELETE ON horsies_tasks
+    REFERENCING OLD TABLE AS deleted
+    FOR EACH STATEMENT EXECUTE FUNCTION horsies_delete_attempts();
+
+CREATE OR REPLACE TRIGGER horsies_tasks_truncated AFTER TRUNCATE ON horsies_tasks
+    FOR EACH STATEMENT EXECUTE FUNCTION horsies_delete_attempts();

@@ -1,0 +1,121 @@
+"""Windows: how many short tasks a child may hold, who gets the next ones, and when a turn is due.
+
+A child with a window finds its next task in its socket when one ends, so that neither it nor the database
+waits for the other. Decisions only, without I/O; ``assignments.py`` carries them out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Sequence
+
+from horsies.worker.pool.child_process import Held
+
+WIDTH_MAX = 32
+# A child is given about this much work ahead.
+AHEAD_SECONDS = 0.005
+# Run times count once this many ends of a task were seen.
+ENDS_MIN = 10
+# How long tasks wait behind a running one before they are taken back: this, or so many times its typical
+# run time.
+PATIENCE_SECONDS = 0.01
+PATIENCE_FACTOR = 4
+# The longest time that a report waits for others, so that one turn records them together.
+LINGER_SECONDS = 0.002
+# Weight of the newest run time, and its upper bound: the load may change within a few dozen tasks, even when
+# the last of the old tasks took an hour.
+_WEIGHT = 0.1
+_LONG_SECONDS = 0.05
+
+
+def width(typical_seconds: float, widest: int) -> int:
+    """How many tasks of that run time a child may hold."""
+    if typical_seconds * widest <= AHEAD_SECONDS:
+        return widest
+    return max(1, int(AHEAD_SECONDS / typical_seconds))
+
+
+def fill_order(rooms: Iterable[tuple[int, int, int]]) -> list[int]:
+    """The children that get the next tasks behind others, from (pid, tasks held, tasks at most).
+
+    Round robin from the emptiest: few tasks are spread over the children, not stacked on one.
+    """
+    places = [(at, pid) for pid, held, most in rooms for at in range(held, most)]
+    places.sort(key=lambda place: place[0])
+    return [pid for _, pid in places]
+
+
+def split_unstarted(held: Iterable[Held], unused: Container[int]) -> tuple[list[Held], list[Held]]:
+    """The assignments of a child that have begun, and those that have not: their permits are unused."""
+    begun: list[Held] = []
+    unstarted: list[Held] = []
+    for one in held:
+        (unstarted if one.number in unused else begun).append(one)
+    return begun, unstarted
+
+
+def linger_seconds(free: int, room: int, waiting_since: float, now: float) -> float:
+    """How long a turn waits for more reports: until half of all room is free, or the first one is old."""
+    if 2 * free >= room:
+        return 0.0
+    return max(0.0, waiting_since + LINGER_SECONDS - now)
+
+
+class Windows:
+    """The run times of a worker's tasks, and how deep its next claim fills the windows.
+
+    `widest` is the limit of the configuration; below 2 there are no windows.
+    """
+
+    __slots__ = ("_ends", "_typical", "depth", "widest")
+
+    def __init__(self, widest: int = 0) -> None:
+        self.widest = widest
+        # How many tasks the next claim may give to each child, the first one included.
+        self.depth = 1
+        self._ends: dict[str, int] = {}
+        self._typical: dict[str, float] = {}
+
+    @property
+    def is_on(self) -> bool:
+        return self.widest > 1
+
+    def note_end(self, task_name: str, run_seconds: float) -> None:
+        """A child measured the run time of a task."""
+        run_seconds = min(run_seconds, _LONG_SECONDS)
+        typical = self._typical.get(task_name)
+        if typical is None:
+            self._typical[task_name], self._ends[task_name] = run_seconds, 1
+            return
+        self._typical[task_name] = typical + _WEIGHT * (run_seconds - typical)
+        if self._ends[task_name] < ENDS_MIN:
+            self._ends[task_name] += 1
+
+    def width(self, task_name: str) -> int:
+        """How many tasks of that name a child may hold; 1 until enough of them have ended."""
+        if self._ends.get(task_name, 0) < ENDS_MIN:
+            return 1
+        return width(self._typical[task_name], self.widest)
+
+    def short_names(self) -> list[str]:
+        """The tasks that may be in a window behind another one."""
+        return [name for name in self._typical if self.width(name) > 1]
+
+    def patience_seconds(self, task_name: str) -> float:
+        """How long others may wait behind a task of that name; 0 if none may."""
+        if self.width(task_name) < 2:
+            return 0.0
+        return max(PATIENCE_SECONDS, PATIENCE_FACTOR * self._typical[task_name])
+
+    def note_claim(self, asked: int, claimed: Sequence[tuple[str, bool]]) -> None:
+        """A claim of up to `asked` tasks got these, by name and whether they may be in a window.
+
+        Windows grow while claims come back full of short tasks. A short claim means that the queue is
+        empty, or that another task is next: it goes to a child of its own, and so does the one after it.
+        """
+        self.depth = 1 if len(claimed) < asked else self._next_depth(claimed)
+
+    def _next_depth(self, claimed: Sequence[tuple[str, bool]]) -> int:
+        if not self.is_on or not all(may_wait for _, may_wait in claimed):
+            return 1
+        narrowest = min((self.width(name) for name in {name for name, _ in claimed}), default=1)
+        return min(narrowest, 2 * self.depth)

@@ -1,0 +1,67 @@
+"""Very short tasks that children may hold in windows, and one that they may not."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import time
+
+from horsies import Horsies, RetryPolicy
+from horsies.current_task import current_task
+from tests.support.apps.programs import read_config
+from tests.support.workers import JOURNAL_VARIABLE
+
+app = Horsies(read_config())
+AGAIN = RetryPolicy.fixed([1] * 20, auto_retry_for=["WORKER_CRASHED"], jitter=False)
+
+
+def note() -> None:
+    """Add a line to the journal in one call, so that no kill can cut it: task, attempt, process."""
+    task = current_task()
+    journal = os.open(os.environ[JOURNAL_VARIABLE], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    os.write(journal, f"{task.id} {task.attempt} {os.getpid()}\n".encode())
+    os.close(journal)
+
+
+@app.task("blink", retry_policy=AGAIN)
+def blink(seconds: float = 0.0) -> str:
+    note()
+    time.sleep(seconds)
+    return "done"
+
+
+@app.task("flash", burst=True)
+def flash(seconds: float = 0.0) -> str:
+    note()
+    time.sleep(seconds)
+    return "done"
+
+
+@app.task("plain")
+def plain() -> str:
+    note()
+    return "done"
+
+
+@app.task("misbehave", retry_policy=AGAIN)
+def misbehave(how: str) -> str:
+    """Do something terrible in the first attempt, mostly nothing otherwise."""
+    note()
+    if current_task().attempt > 1:
+        return "done"
+    match how:
+        case "exit":
+            os._exit(3)
+        case "segfault":
+            ctypes.string_at(0)
+        case "close":
+            os.closerange(3, 2000)
+        case "fork":
+            if os.fork() == 0:
+                os._exit(0)
+        case "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "much":
+            return "x" * 20_000_000
+    return "done"

@@ -1,0 +1,79 @@
+"""The benchmarks' judgement of an idle machine, and the order of their rounds."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+from benchmarks.machine import BUSY_MARK, Machine, MachineBusyError, is_idle, used_share
+from benchmarks.rounds import alternate, ratios, spread
+
+
+class Processors:
+    """Two processors and a clock: each sleep uses up the next share of the list."""
+
+    def __init__(self, *shares: float) -> None:
+        self._shares = list(shares)
+        self.seconds = 0.0
+        self.idle_seconds = 0.0
+
+    def sleep(self, seconds: float) -> None:
+        share = self._shares.pop(0) if len(self._shares) > 1 else self._shares[0]
+        self.seconds += seconds
+        self.idle_seconds += 2 * seconds * (1 - share)
+
+    def machine(self, *, accepts_busy: bool = False) -> Machine:
+        return Machine(
+            accepts_busy=accepts_busy,
+            idle_clock=lambda: self.idle_seconds,
+            clock=lambda: self.seconds,
+            sleep=self.sleep,
+            processors=2,
+        )
+
+
+@pytest.mark.parametrize(
+    ("idle_seconds", "share"), [(3.0, 0.0), (2.7, 0.1), (1.5, 0.5), (0.0, 1.0), (3.1, 0.0)]
+)
+def test_the_share_in_use_is_that_of_all_processors(idle_seconds: float, share: float) -> None:
+    assert used_share(idle_seconds, seconds=1.5, processors=2) == pytest.approx(share)
+
+
+@pytest.mark.parametrize(("share", "idle"), [(0.0, True), (0.09, True), (0.1, False), (1.0, False)])
+def test_a_machine_is_idle_below_a_tenth(share: float, idle: bool) -> None:
+    assert is_idle(share) is idle
+
+
+def test_a_round_waits_until_the_others_have_stopped() -> None:
+    processors = Processors(0.6, 0.3, 0.05)
+    processors.machine().wait_until_idle()
+    assert processors.seconds == pytest.approx(4.5)
+
+
+def test_a_machine_that_stays_busy_is_refused_in_one_sentence() -> None:
+    processors = Processors(0.5)
+    with pytest.raises(MachineBusyError, match=r"used 50% of the processors.*--busy") as refused:
+        processors.machine().wait_until_idle()
+    assert "\n" not in str(refused.value)
+    assert processors.seconds < 70
+
+
+def test_a_busy_machine_marks_the_figures_when_it_is_accepted() -> None:
+    machine = Processors(0.5, 0.0).machine(accepts_busy=True)
+    machine.wait_until_idle()
+    machine.wait_until_idle()
+    assert machine.take_mark() == BUSY_MARK
+    assert machine.take_mark() == ""
+
+
+def test_every_variant_is_first_in_some_round() -> None:
+    order: list[str] = []
+    found = alternate({name: partial(order.append, name) for name in "abc"}, 3)
+    assert "".join(order) == "abcbcacab"
+    assert {name: len(runs) for name, runs in found.items()} == {"a": 3, "b": 3, "c": 3}
+
+
+def test_ratios_are_those_of_the_rounds() -> None:
+    runs, base = [{"rate": 10.0}, {"rate": 4.0}], [{"rate": 5.0}, {"rate": 2.0}]
+    assert ratios(runs, base, "rate") == [2.0, 2.0]
+    assert spread([1.0, 2.0, 1_500.0]) == "2 (1-1,500)"
