@@ -33,7 +33,8 @@ SERVERS_OF = {"celery": "Redis", "dramatiq": "Redis", "rq": "Redis", "arq": "Red
 def main(arguments: Sequence[str]) -> int:
     """Measure, print, and write the Markdown files that were asked for."""
     options = _parser().parse_args(arguments)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _interrupt)
     sizes = QUICK if options.quick else Sizes()
     sizes = replace(
         sizes, seconds=options.seconds or sizes.seconds, tasks=options.tasks or sizes.tasks
@@ -60,6 +61,13 @@ def main(arguments: Sequence[str]) -> int:
         text = path.read_text("utf-8") if path.exists() else ""
         path.write_text(table.with_regions(text, regions), "utf-8")
     return 0 if run.measured else 1
+
+
+def _interrupt(*_: object) -> None:
+    # A second signal must not interrupt the clean-up.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    raise KeyboardInterrupt
 
 
 def _parser() -> argparse.ArgumentParser:
