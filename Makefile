@@ -16,7 +16,7 @@ CHROMIUM_LINE := apt-get install -y --no-install-recommends chromium
 
 .DEFAULT_GOAL := help
 .PHONY: help test test-fast test-web test-web-scale screenshots test-pgbouncer test-pgbouncer-sample test-matrix test-matrix-sample lint check model \
-	soak format docs bench demo clean
+	soak format docs bench bench-peers demo clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-22s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -81,6 +81,21 @@ soak: $(READY) ## run many random examples, long outages at default settings, th
 bench: $(READY) ## measure throughput and latency, as ratios within one run, on an idle machine
 	$(BIN)/python -m benchmarks
 
+# The peers need a Python of 3.12 or newer, or Oban is left out. With DOCS=1 the tables of the pages are written.
+PEERS_PYTHON ?= $(shell for python in python3.13 python3.12 $(PYTHON); do \
+	$$python -c "" 2>/dev/null && echo $$python && break; done)
+PEERS_READY := .venv-peers/.ready
+ROUNDS ?= 3
+
+bench-peers: $(PEERS_READY) ## measure beside other task queues: PEERS="celery rq" ROUNDS=3 QUICK=1 DOCS=1
+	.venv-peers/bin/python -m benchmarks.peers $(PEERS) --rounds $(ROUNDS) $(if $(QUICK),--quick) \
+		$(if $(DOCS),--markdown docs/benchmarks.md --markdown README.md)
+
+$(PEERS_READY): $(wildcard benchmarks/peers/requirements*.txt)
+	rm -rf .venv-peers
+	$(PEERS_PYTHON) -m benchmarks.peers.environment .venv-peers
+	@touch $(PEERS_READY)
+
 demo: $(READY) ## run six tasks on a private PostgreSQL and print their results; KEEP=1 keeps the dashboard up
 	$(BIN)/python examples/demo.py $(if $(KEEP),--keep)
 
@@ -90,4 +105,4 @@ $(READY): pyproject.toml constraints.txt
 	@touch $(READY)
 
 clean: ## remove everything the other targets created
-	rm -rf $(VENV) .matrix .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis dist
+	rm -rf $(VENV) .venv-peers .matrix .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis dist

@@ -43,6 +43,9 @@ class FunctionProgram:
             assignment.task_id, assignment.generation, True, json.dumps(value), None, None
         )
 
+    async def execute_async(self, assignment: Assignment) -> ChildReport:
+        return self.execute(assignment)
+
     def warm_up(self, assignment: Assignment) -> ChildReport:
         return ChildReport(assignment.task_id, assignment.generation, True, "null", None, None)
 

@@ -133,6 +133,8 @@ class ChildProcess:
     stop_reason: str | None = None
     was_killed: bool = False
     was_retired: bool = False
+    # A child of several tasks that takes no more: it is replaced now and exits after the last one.
+    is_draining: bool = False
     unread_at_end: bool = False
     verdict: str | None = None
     failed_hook: tuple[str, str] | None = None
@@ -149,8 +151,8 @@ class ChildProcess:
         return self.pid
 
     def is_regular(self) -> bool:
-        """Whether the child counts towards `processes`: it is neither the spare nor exiting."""
-        return not self.is_spare and self.state is not ChildState.EXITING
+        """Whether the child counts towards `processes`: it is neither the spare nor about to exit."""
+        return not (self.is_spare or self.is_draining) and self.state is not ChildState.EXITING
 
     def receive(self) -> bytes | None:
         """One read from the child; None when nothing has arrived, empty when it closed its end."""

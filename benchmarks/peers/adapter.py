@@ -1,0 +1,209 @@
+"""The interface between the workloads and one peer, and the tasks that every peer runs.
+
+An adapter is a module below ``adapters``. It is imported only in processes of its own, so that a
+peer that is not installed fails alone and the imports of one peer never weigh on another. Its tasks
+are ``noop``, ``nap`` and ``mark``; each takes one number. Where a peer runs coroutines, the tasks are
+coroutines.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import os
+import sys
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+import psycopg
+
+DATABASE = "PEERS_DATABASE_URL"
+REDIS = "PEERS_REDIS_URL"
+AMQP = "PEERS_AMQP_URL"
+VARIANT = "PEERS_VARIANT"
+JOURNAL = "PEERS_JOURNAL"
+WORKLOAD = "PEERS_WORKLOAD"
+
+NAP_SECONDS = 0.005
+CRASHING_NUMBER = 50
+# Waiting for a result where the peer only polls: often enough not to be the latency itself.
+POLL_SECONDS = 0.001
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A setting of a peer, with the reason for it and the page of its documentation."""
+
+    setting: str
+    reason: str
+    link: str
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Properties of a peer that figures do not show."""
+
+    package: str
+    servers: tuple[str, ...]
+    isolates: str
+    results: str
+    durable: str
+    choices: tuple[Choice, ...]
+    recycles: bool = False
+    bulk: bool = True
+
+
+class Adapter(Protocol):
+    """The functions of an adapter module; those that enqueue return the seconds they took."""
+
+    FACTS: Facts
+
+    def set_up(self) -> None:
+        """Create the tables or queues, in a database or server that is empty."""
+
+    def enqueue(self, task: str, count: int) -> float:
+        """Send tasks one by one, on a connection that is open already."""
+
+    def enqueue_many(self, task: str, count: int) -> float:
+        """Send tasks by the call for many, or one by one where there is none."""
+
+    def latencies(self, count: int) -> list[float]:
+        """Send a task and wait for its result, over and over; return the seconds of each."""
+
+    def count_done(self) -> int:
+        """Count the finished tasks as the peer itself records them."""
+
+    def crash_state(self) -> str:
+        """Return the state that the peer shows for the task that crashed."""
+
+    def worker_command(self, slots: int, recycle: int | None) -> Sequence[str]:
+        """Return the command line of a worker with that many slots."""
+
+
+# Name of a peer: its module and, where one module serves several, its variant.
+PEERS: dict[str, tuple[str, str]] = {
+    "horsies": ("horsies_queue", ""),
+    "celery": ("celery_queue", "redis"),
+    "celery-late": ("celery_queue", "redis-late"),
+    "celery-rabbitmq": ("celery_queue", "rabbitmq"),
+    "dramatiq": ("dramatiq_queue", ""),
+    "rq": ("rq_queue", ""),
+    "arq": ("arq_queue", ""),
+    "procrastinate": ("procrastinate_queue", ""),
+    "pgqueuer": ("pgqueuer_queue", ""),
+    "oban": ("oban_queue", ""),
+    "chancy": ("chancy_queue", ""),
+    "dbos": ("dbos_queue", ""),
+}
+
+
+def module_of(peer: str) -> str:
+    """Return the module that holds the adapter of a peer."""
+    return f"benchmarks.peers.adapters.{PEERS[peer][0]}"
+
+
+def load(peer: str) -> Adapter:
+    """Import the adapter of a peer."""
+    return cast("Adapter", importlib.import_module(module_of(peer)))
+
+
+def variant() -> str:
+    """Return the variant that this process serves."""
+    return os.environ.get(VARIANT, "")
+
+
+def nap(_: int) -> None:
+    """Wait for something else, as most tasks do."""
+    time.sleep(NAP_SECONDS)
+
+
+def mark(number: int) -> None:
+    """Write down start and end of a task; the task with one number ends its process instead."""
+    write(f"start {number}")
+    if number == CRASHING_NUMBER:
+        os._exit(1)
+    time.sleep(NAP_SECONDS)
+    write(f"end {number}")
+
+
+async def mark_async(number: int) -> None:
+    """Do the same as ``mark`` in a coroutine."""
+    write(f"start {number}")
+    if number == CRASHING_NUMBER:
+        os._exit(1)
+    await asyncio.sleep(NAP_SECONDS)
+    write(f"end {number}")
+
+
+def write(line: str) -> None:
+    """Append a line to the journal; a write of one short line is not torn."""
+    with Path(os.environ[JOURNAL]).open("a") as journal:
+        journal.write(line + "\n")
+
+
+def timed(call: Callable[[], Any]) -> float:
+    """Return the seconds that a call takes."""
+    started = time.perf_counter()
+    call()
+    return time.perf_counter() - started
+
+
+def send_each(send: Callable[[int], Any], count: int) -> float:
+    """Send every number and return the seconds; the first send, which connects, is not timed."""
+    send(0)
+    seconds = timed(lambda: [send(number) for number in range(1, count)])
+    return seconds * count / max(count - 1, 1)
+
+
+async def send_each_async(send: Callable[[int], Awaitable[Any]], count: int) -> float:
+    """Do the same as ``send_each`` with a coroutine."""
+    await send(0)
+    started = time.perf_counter()
+    for number in range(1, count):
+        await send(number)
+    return (time.perf_counter() - started) * count / max(count - 1, 1)
+
+
+async def wait_each_async(call: Callable[[], Awaitable[Any]], count: int) -> list[float]:
+    """Return the seconds of each call; two calls before them warm up."""
+    taken = []
+    for _ in range(count + 2):
+        started = time.perf_counter()
+        await call()
+        taken.append(time.perf_counter() - started)
+    return taken[2:]
+
+
+def wait_each(call: Callable[[], Any], count: int) -> list[float]:
+    """Return the seconds of each call; two calls before them warm up."""
+    return [timed(call) for _ in range(count + 2)][2:]
+
+
+@contextmanager
+def database() -> Iterator[psycopg.Connection[Any]]:
+    """Open a connection to look at the tables of a peer."""
+    with psycopg.connect(os.environ[DATABASE], autocommit=True) as connection:
+        yield connection
+
+
+_watching: list[psycopg.Connection[Any]] = []
+
+
+def count_rows(query: str) -> int:
+    """Run a query that counts, on a connection that stays open: it is run twenty times a second."""
+    if not _watching:
+        _watching.append(psycopg.connect(os.environ[DATABASE], autocommit=True))
+    row = _watching[0].execute(query.encode()).fetchone()
+    return int(row[0]) if row else 0
+
+
+def worker_of_adapter(peer: str, slots: int, recycle: int | None) -> list[str]:
+    """Return the command that runs ``run_worker`` of an adapter, for peers used as a library."""
+    return [
+        *(sys.executable, "-m", "benchmarks.peers.run_worker"),
+        *(peer, str(slots), str(recycle or 0)),
+    ]

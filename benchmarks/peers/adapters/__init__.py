@@ -1,0 +1,1 @@
+"""One module per peer, each with the functions of ``benchmarks.peers.adapter.Adapter``."""

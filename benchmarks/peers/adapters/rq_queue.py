@@ -1,0 +1,99 @@
+"""RQ: workers that fork a process for each task."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from redis import Redis
+from rq import Queue
+
+from benchmarks.peers import adapter as peer
+from benchmarks.peers.adapter import Choice, Facts
+
+FACTS = Facts(
+    package="rq",
+    servers=("Redis",),
+    isolates="yes: a new process per task",
+    results="yes, in Redis",
+    durable="no: as durable as Redis is set up",
+    choices=(
+        Choice(
+            "rq worker-pool --num-workers slots",
+            "the documented way to run several workers on one machine",
+            "https://python-rq.org/docs/workers/#worker-pool",
+        ),
+        Choice(
+            "the default worker class",
+            "SimpleWorker is faster, but runs tasks in the worker's own process",
+            "https://python-rq.org/docs/workers/#performance-notes",
+        ),
+        Choice("result_ttl: default", "500 seconds", "https://python-rq.org/docs/results/"),
+    ),
+)
+
+queue = Queue(connection=Redis.from_url(os.environ[peer.REDIS]))
+
+
+def noop(number: int) -> int:
+    """Do nothing."""
+    return number
+
+
+def nap(number: int) -> None:
+    """Wait for 5 ms."""
+    peer.nap(number)
+
+
+def mark(number: int) -> None:
+    """Write down start and end, or crash."""
+    peer.mark(number)
+
+
+TASKS = {"noop": noop, "nap": nap, "mark": mark}
+
+
+def set_up() -> None:
+    """Do nothing: Redis has been emptied before."""
+
+
+def enqueue(task: str, count: int) -> float:
+    """Send one by one."""
+    return peer.send_each(lambda number: queue.enqueue(TASKS[task], number), count)
+
+
+def enqueue_many(task: str, count: int) -> float:
+    """Send all in one pipeline."""
+    queue.connection.ping()
+    return peer.timed(
+        lambda: queue.enqueue_many(
+            [Queue.prepare_data(TASKS[task], (number,)) for number in range(count)]
+        )
+    )
+
+
+def latencies(count: int) -> list[float]:
+    """Block on the stream of the result."""
+    return peer.wait_each(lambda: queue.enqueue(noop, 1).latest_result(timeout=20), count)
+
+
+def count_done() -> int:
+    """Count finished jobs."""
+    return int(queue.finished_job_registry.get_job_count(cleanup=False))
+
+
+def crash_state() -> str:
+    """Count failed jobs."""
+    failed = queue.failed_job_registry.get_job_ids(cleanup=False)
+    started = queue.started_job_registry.get_job_ids(cleanup=False)
+    return "failed" if failed else "still started" if started else "no trace"
+
+
+def worker_command(slots: int, recycle: int | None) -> Sequence[str]:
+    """Return the command line of the documentation."""
+    return [
+        *(str(Path(sys.executable).with_name("rq")), "worker-pool", "--num-workers", str(slots)),
+        *("--url", os.environ[peer.REDIS], "--quiet"),
+    ]

@@ -1,0 +1,163 @@
+"""The servers of the peers: private, on ports and in directories of their own, gone afterwards.
+
+PostgreSQL is the embedded one, or the server that HORSIES_TEST_DATABASE_URL names; all peers that use
+PostgreSQL share it, each workload in a database of its own. Redis and RabbitMQ are the binaries of the
+system.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import urlsplit, urlunsplit
+
+import psycopg
+
+from benchmarks.peers.processes import last_line, running
+from horsies.db.embedded import start_or_join
+
+RABBITMQ = "/usr/lib/rabbitmq/bin/rabbitmq-server"
+START_SECONDS = 60.0
+
+
+@dataclass
+class Servers:
+    """Where the servers are, how they are set up, and why one is missing."""
+
+    postgres: str
+    redis: str = ""
+    amqp: str = ""
+    described: list[str] = field(default_factory=list)
+    missing: dict[str, str] = field(default_factory=dict)
+
+    def empty_redis(self) -> None:
+        """Delete everything in Redis."""
+        if self.redis:
+            address = urlsplit(self.redis)
+            with socket.create_connection((address.hostname, address.port)) as connection:
+                connection.sendall(b"FLUSHALL\r\n")
+                connection.recv(64)
+
+    @contextmanager
+    def database(self, name: str) -> Iterator[str]:
+        """Lend a new database until the block ends."""
+        with psycopg.connect(self.postgres, autocommit=True) as connection:
+            connection.execute(f'CREATE DATABASE "{name}"'.encode())
+            connection.execute("CHECKPOINT")
+            try:
+                yield urlunsplit(urlsplit(self.postgres)._replace(path=f"/{name}"))
+            finally:
+                connection.execute(f'DROP DATABASE IF EXISTS "{name}" WITH (FORCE)'.encode())
+
+
+@contextmanager
+def all_servers(place: Path, wanted: set[str]) -> Iterator[Servers]:
+    """Start PostgreSQL and those of Redis and RabbitMQ that are wanted and installed."""
+    named = os.environ.get("HORSIES_TEST_DATABASE_URL")
+    url = named or start_or_join(f"embedded://{place}/postgres", keep_data=False)
+    servers = Servers(url)
+    servers.described.append(_describe_postgres(url))
+    with _redis(place, servers, "Redis" in wanted), _rabbitmq(place, servers, "RabbitMQ" in wanted):
+        yield servers
+
+
+def _describe_postgres(url: str) -> str:
+    with psycopg.connect(url) as connection:
+        settings = {
+            name: connection.execute(f"SHOW {name}".encode()).fetchone()
+            for name in ("server_version", "fsync", "synchronous_commit", "full_page_writes")
+        }
+    shown = {name: row[0] if row else "?" for name, row in settings.items()}
+    release = shown.pop("server_version")
+    return f"PostgreSQL {release} ({', '.join(f'{name} {value}' for name, value in shown.items())})"
+
+
+@contextmanager
+def _redis(place: Path, servers: Servers, is_wanted: bool) -> Iterator[None]:
+    program = shutil.which("redis-server")
+    if not is_wanted or program is None:
+        servers.missing["Redis"] = "redis-server is not installed: apt-get install redis-server"
+        yield
+        return
+    port = free_port()
+    command = [
+        *(program, "--port", str(port), "--bind", "127.0.0.1", "--dir", str(place)),
+        *("--save", "", "--appendonly", "no"),
+    ]
+    with running(command, os.environ, place / "redis.log"):
+        _wait_for_port(port, place / "redis.log")
+        servers.redis = f"redis://127.0.0.1:{port}/0"
+        release = re.search(r"v=(\S+)", _output(program, "--version"))
+        servers.described.append(
+            f"Redis {release[1] if release else '?'} (in memory: no snapshots, no append-only file)"
+        )
+        yield
+
+
+@contextmanager
+def _rabbitmq(place: Path, servers: Servers, is_wanted: bool) -> Iterator[None]:
+    if not is_wanted or not Path(RABBITMQ).exists():
+        servers.missing["RabbitMQ"] = (
+            "rabbitmq-server is not installed: apt-get install rabbitmq-server"
+        )
+        yield
+        return
+    port, base = free_port(), place / "rabbitmq"
+    base.mkdir()
+    (base / "plugins").write_text("[].\n")
+    environment = {
+        **os.environ,
+        "HOME": str(base),
+        "ERL_EPMD_PORT": str(free_port()),
+        "RABBITMQ_NODENAME": f"peers{os.getpid()}@localhost",
+        "RABBITMQ_NODE_IP_ADDRESS": "127.0.0.1",
+        "RABBITMQ_NODE_PORT": str(port),
+        "RABBITMQ_DIST_PORT": str(free_port()),
+        "RABBITMQ_MNESIA_BASE": str(base),
+        "RABBITMQ_LOG_BASE": str(base),
+        "RABBITMQ_PID_FILE": str(base / "pid"),
+        "RABBITMQ_ENABLED_PLUGINS_FILE": str(base / "plugins"),
+        "RABBITMQ_CONF_ENV_FILE": str(base / "none"),
+    }
+    try:
+        with running([RABBITMQ], environment, base / "log"):
+            _wait_for_port(port, base / "log")
+            servers.amqp = f"amqp://guest:guest@127.0.0.1:{port}//"
+            servers.described.append(f"RabbitMQ {_rabbitmq_release()} (durable queue)")
+            yield
+    finally:
+        if daemon := shutil.which("epmd"):
+            subprocess.run([daemon, "-kill"], env=environment, check=False, capture_output=True)
+
+
+def _rabbitmq_release() -> str:
+    found = sorted(Path("/usr/lib/rabbitmq/lib").glob("rabbitmq_server-*"))
+    return found[-1].name.partition("-")[2] if found else "?"
+
+
+def free_port() -> int:
+    """Return a port that was free a moment ago."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+def _wait_for_port(port: int, log: Path) -> None:
+    ends_at = time.monotonic() + START_SECONDS
+    while time.monotonic() < ends_at:
+        with socket.socket() as attempt:
+            if attempt.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        time.sleep(0.1)
+    raise TimeoutError(f"The server on port {port} did not start: {last_line(log)}")
+
+
+def _output(*command: str) -> str:
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
