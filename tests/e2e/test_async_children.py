@@ -9,6 +9,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from benchmarks import async_children
 
 from tests.support.database import Database
 from tests.support.tables import attempts, count, task
@@ -128,3 +129,12 @@ def test_a_worker_killed_with_its_coroutines_is_recovered(
     os.kill(worker.pid, signal.SIGKILL)
     start(fleet)
     assert [one.get(30_000).ok_value for one in retried] == [2] * 5
+
+
+def test_the_benchmark_measures_sleepers_and_finds_the_blocking_task_named(
+    process_url: str, connection: Database
+) -> None:
+    done = async_children.measure(process_url, tasks=200, children=2, slots=50)
+    assert 2 <= done.seconds < 20  # two rounds of a second each
+    assert done.connections >= 1
+    assert done.names_blocking_task
