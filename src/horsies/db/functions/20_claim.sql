@@ -10,8 +10,7 @@
 --   index. The primary key is the right way to known rows.
 -- * By position: id = ANY(ids) makes the primary key the only way to the rows, and the value that belongs to
 --   a row is (numbers)[array_position(ids, id)]. A join with unnest(ids, numbers) instead compares every row
---   with every id, which cost a turn of 64 tasks half as much again, and PostgreSQL 15 may read an index
---   from end to end in which the id is not the first column. The ids must be unique.
+--   with every id, which cost a turn of 64 tasks half as much again. The ids must be unique.
 -- * One by one: a LATERAL subquery that ends in OFFSET 0 is not merged into the query around it, so each key
 --   is looked up on its own. Both columns of a node's key come from one source: with the run from one and the
 --   index from another, a plan made while there were few nodes would use the run alone.
