@@ -15,7 +15,17 @@ from pathlib import Path
 
 import psycopg
 
-from benchmarks import burst, history, producer, progress, tally, viewers, worker, workflow
+from benchmarks import (
+    async_children,
+    burst,
+    history,
+    producer,
+    progress,
+    tally,
+    viewers,
+    worker,
+    workflow,
+)
 from benchmarks.against import COMPARED, compare
 from benchmarks.machine import MACHINE, MachineBusyError
 from horsies.db.embedded import start_or_join
@@ -24,6 +34,7 @@ from horsies.db.migrate import apply_migrations
 ALL: dict[str, Callable[[str], bool]] = {
     **producer.BENCHMARKS,
     **worker.BENCHMARKS,
+    **async_children.BENCHMARKS,
     **burst.BENCHMARKS,
     **progress.BENCHMARKS,
     **tally.BENCHMARKS,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import statistics
 import time
@@ -60,6 +61,18 @@ def nap() -> TaskResult[None, TaskError]:
     """Wait for something else, as most tasks do."""
     time.sleep(0.005)
     return TaskResult(ok=None)
+
+
+@app.task("sleeping_nap")
+async def sleeping_nap() -> None:
+    """Wait for a second on the event loop."""
+    await asyncio.sleep(1)
+
+
+@app.task("blocking_nap")
+async def blocking_nap() -> None:
+    """Wait without the event loop, which stands still meanwhile."""
+    time.sleep(1.6)  # noqa: ASYNC251 - what async children must report
 
 
 @app.task("after")

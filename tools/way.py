@@ -59,7 +59,7 @@ def files_on_the_way() -> frozenset[str]:
             "HORSIES_TRACE_DATABASE": f"embedded://{directory}/data",
         }
         command = [sys.executable, "-m", "tools.trace.drive"]
-        subprocess.run(command, env=environment, check=True, cwd=REPOSITORY, timeout=120)
+        subprocess.run(command, env=environment, check=True, cwd=REPOSITORY, timeout=240)
         recorded: dict[int, set[str]] = {}
         for line in files.read_text("utf-8").splitlines():
             number, _, name = line.partition(" ")

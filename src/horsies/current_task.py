@@ -12,6 +12,7 @@ import math
 import struct
 import zlib
 from collections.abc import Mapping
+from contextvars import ContextVar
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from types import MappingProxyType
@@ -205,7 +206,7 @@ class CurrentTask:
                 current_task().progress(position + 1, len(rows))
         """
         page = self._page
-        if page is None or _running is not self:
+        if page is None or running_task() is not self:
             return
         try:
             text = b"" if note is None else note[:NOTE_CHARACTERS_MAX].encode(errors="replace")
@@ -232,9 +233,11 @@ def _time_of(text: str) -> datetime | None:
         return None
 
 
-# One value for the process, not a context variable: a child runs one task at a time, and the threads
-# and event loops of that task must find it too.
+# One value for the process: most children run one task at a time, and the threads and event loops of that
+# task must find it too.
 _running: CurrentTask | None = None
+# The task of a coroutine in a child that runs several at a time; the process has no value of its own then.
+_running_here: ContextVar[CurrentTask | None] = ContextVar("horsies_task", default=None)
 
 
 def set_running_task(task: CurrentTask | None) -> None:
@@ -243,9 +246,14 @@ def set_running_task(task: CurrentTask | None) -> None:
     _running = task
 
 
+def set_running_task_here(task: CurrentTask) -> None:
+    """Make this the task of the present context: of this coroutine, and of those that it starts."""
+    _running_here.set(task)
+
+
 def running_task() -> CurrentTask | None:
-    """Return the task that this process runs, or None."""
-    return _running
+    """Return the task that this process, or this coroutine, runs; None outside of tasks."""
+    return _running if _running is not None else _running_here.get()
 
 
 def current_task() -> CurrentTask:
@@ -257,6 +265,7 @@ def current_task() -> CurrentTask:
             task = current_task()
             task.logger.info("attempt %d, queue %s", task.attempt, task.queue)
     """
-    if _running is None:
+    task = running_task()
+    if task is None:
         raise NoCurrentTaskError()
-    return _running
+    return task

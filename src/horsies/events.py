@@ -28,6 +28,7 @@ EventName: TypeAlias = Literal[
     "worker_declared_lost",
     "tasks_stopped",
     "child_died",
+    "loop_blocked",
     "database_lost",
     "database_back",
     "notifications_lost",

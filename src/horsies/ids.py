@@ -36,6 +36,7 @@ class _Sequence:
         self._lock = threading.Lock()
         self._steps = random.Random()
         self._latest = 0
+        self._noise = ""
         self._prefix = ""
         self._tail = 0
 
@@ -52,7 +53,10 @@ class _Sequence:
 
     def _begin(self, milliseconds: int) -> None:
         # Built by hand: a batch needs thousands, and a UUID object takes five times as long.
-        time_text, noise = f"{milliseconds:012x}", os.urandom(10).hex()
+        if not self._noise:  # one system call for a hundred ids
+            self._noise = os.urandom(1000).hex()
+        time_text, noise = f"{milliseconds:012x}", self._noise[-20:]
+        self._noise = self._noise[:-20]
         variant = _VARIANTS[noise[6]]
         self._latest = milliseconds
         self._prefix = f"{time_text[:8]}-{time_text[8:]}-7{noise[:3]}-{variant}{noise[3:6]}-"

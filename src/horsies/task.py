@@ -6,7 +6,15 @@ and ``tasks/request.py`` checks them again at run time before anything is stored
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import (
+    Awaitable,
+    Callable,
+    Coroutine,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, Unpack, overload
 
 import typing_extensions
@@ -14,6 +22,7 @@ import typing_extensions
 from horsies.modules import Deferred
 from horsies.result import Err
 from horsies.task_result import TaskError, TaskResult
+from horsies.tasks.bulk import send_many, send_many_async
 from horsies.tasks.definition import TaskDefinition
 from horsies.tasks.handle import TaskHandle, is_loop_running
 from horsies.tasks.invoke import call_plain, invoke
@@ -115,19 +124,34 @@ class TaskSendOptions(Generic[P, T]):
             self._sender, self._sender.prepare(args, kwargs, delay_seconds)
         )
 
-    def send_many(self, calls: Iterable[TaskCall[T]]) -> TaskSendResult[list[TaskHandle[T]]]:
-        """Store many tasks in one statement: all of them, or none.
+    @overload
+    def send_many(self, calls: Sequence[TaskCall[T]]) -> TaskSendResult[list[TaskHandle[T]]]: ...
+    @overload
+    def send_many(
+        self, calls: Iterable[TaskCall[T]]
+    ) -> TaskSendResult[Sequence[TaskHandle[T]]]: ...
+    def send_many(self, calls: Iterable[TaskCall[T]]) -> TaskSendResult[Any]:
+        """Store many tasks in one transaction: all of them, or none.
+
+        The calls are read in chunks while earlier ones are stored. A list of calls returns a list of
+        handles; a generator, of a million calls for example, a sequence that makes each handle on access.
 
         Example:
             handles = add.send_many(add.bind(n, n) for n in range(1000)).unwrap()
         """
-        return store_prepared(self._sender, self._sender.prepare_many(calls))
+        return send_many(self._sender, calls)
 
+    @overload
+    async def send_many_async(
+        self, calls: Sequence[TaskCall[T]]
+    ) -> TaskSendResult[list[TaskHandle[T]]]: ...
+    @overload
     async def send_many_async(
         self, calls: Iterable[TaskCall[T]]
-    ) -> TaskSendResult[list[TaskHandle[T]]]:
-        """``send_many`` without blocking the event loop."""
-        return await store_prepared_async(self._sender, self._sender.prepare_many(calls))
+    ) -> TaskSendResult[Sequence[TaskHandle[T]]]: ...
+    async def send_many_async(self, calls: Iterable[TaskCall[T]]) -> TaskSendResult[Any]:
+        """``send_many`` without blocking the event loop for longer than a chunk takes to encode."""
+        return await send_many_async(self._sender, calls)
 
 
 def handle_of(sent: TaskSendResult[TaskHandle[T]]) -> TaskHandle[T]:

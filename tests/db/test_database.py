@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -21,6 +20,7 @@ from horsies.db.statements.tasks import InsertTask, ReadTask, insert_task, read_
 from horsies.errors import ConfigurationError, ErrorCode
 from horsies.ids import new_id
 from horsies.tasks.broker import revealing
+from tests.support.ports import free_port
 from tests.support.private_server import LOCKED_ROLE, PASSWORD, PrivateServer
 
 TRANSIENT_STATES = (
@@ -74,11 +74,6 @@ def failure_at(url: str) -> psycopg.Error:
     return caught.value
 
 
-def closed_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
-
-
 def assert_one_sentence(text: str, beginning: str) -> None:
     assert text.startswith(beginning), text
     assert "\n" not in text
@@ -86,7 +81,7 @@ def assert_one_sentence(text: str, beginning: str) -> None:
 
 
 def test_a_refused_connection_is_described() -> None:
-    error = failure_at(f"postgresql://app:hunter2@127.0.0.1:{closed_port()}/shop")
+    error = failure_at(f"postgresql://app:hunter2@127.0.0.1:{free_port()}/shop")
     assert_one_sentence(describe(error), "No server listens at this address; start PostgreSQL or")
     assert "hunter2" not in describe(error)
     assert is_transient(error)
@@ -154,7 +149,7 @@ def test_a_full_server_is_described_and_passes(private_server: PrivateServer) ->
     "password", ["hunter%2", "hun ter2", "hunter%00", "hun@ter2", "[hunter2", "hunter2%"]
 )
 def test_an_address_that_cannot_be_read_does_not_give_its_password_away(password: str) -> None:
-    error = failure_at(f"postgresql://app:{password}@127.0.0.1:{closed_port()}/shop")
+    error = failure_at(f"postgresql://app:{password}@127.0.0.1:{free_port()}/shop")
     text = describe(error)
     assert text.endswith(".")
     assert not any(part in text for part in ("hun", "ter2", password))

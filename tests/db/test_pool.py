@@ -11,13 +11,18 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from types import SimpleNamespace
-from typing import Any
 
 import psycopg
 import pytest
-from psycopg import AsyncConnection, Connection
 
-from horsies.db.database import AsyncPool, Pool, PoolLimits, PoolTimeout
+from horsies.db.database import (
+    AsyncOwnConnection,
+    AsyncPool,
+    OwnConnection,
+    Pool,
+    PoolLimits,
+    PoolTimeout,
+)
 
 LIMITS = PoolLimits(kept=1, most=3, wait_seconds=0.1, lifetime_seconds=100)
 
@@ -27,15 +32,15 @@ class Server:
 
     def __init__(self, url: str) -> None:
         self.url = url
-        self.opened: list[Connection[Any] | AsyncConnection[Any]] = []
+        self.opened: list[OwnConnection | AsyncOwnConnection] = []
 
-    def connect(self) -> Connection[Any]:
-        connection = psycopg.connect(self.url, autocommit=True)
+    def connect(self) -> OwnConnection:
+        connection = OwnConnection.connect(self.url, autocommit=True)
         self.opened.append(connection)
         return connection
 
-    async def connect_async(self) -> AsyncConnection[Any]:
-        connection = await AsyncConnection.connect(self.url, autocommit=True)
+    async def connect_async(self) -> AsyncOwnConnection:
+        connection = await AsyncOwnConnection.connect(self.url, autocommit=True)
         self.opened.append(connection)
         return connection
 
@@ -62,7 +67,7 @@ def later(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     return pass_time
 
 
-def borrow(pool: Pool, count: int) -> list[Connection[Any]]:
+def borrow(pool: Pool, count: int) -> list[OwnConnection]:
     """Use that many connections at once, then give them all back."""
     with ExitStack() as stack:
         return [stack.enter_context(pool.connection()) for _ in range(count)]
@@ -102,11 +107,11 @@ def test_who_waits_gets_the_connection_that_comes_back(server: Server) -> None:
     with ThreadPoolExecutor(1) as thread:
         with pool.connection() as held:
             waiting = thread.submit(borrow, pool, 1)
-        assert waiting.result(timeout=10) == [held]
+        assert waiting.result(timeout=30) == [held]
 
 
 def test_a_failed_connection_attempt_costs_no_slot(server: Server) -> None:
-    def refuse() -> Connection[Any]:
+    def refuse() -> OwnConnection:
         raise psycopg.OperationalError("connection refused")
 
     pool = Pool(refuse, LIMITS)

@@ -25,7 +25,7 @@ from tests.support.workers import HARDLY_POLLS, Fleet, RunningWorker
 
 APPLICATION = "tests.support.apps.capped:app"
 WORKERS = 4
-TASKS = 2_000
+TASKS = 1_000
 BUSY_WORKER = """
 SELECT worker.pid FROM horsies_tasks AS task
 JOIN horsies_workers AS worker ON worker.worker_id = task.claimed_by_worker_id

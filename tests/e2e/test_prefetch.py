@@ -13,6 +13,7 @@ from tests.support.tables import (
     assert_each_ended_once,
     attempts,
     count,
+    leases,
     task,
     tasks,
     wait_for_status,
@@ -23,7 +24,7 @@ from tests.support.wait import wait_until
 from tests.support.workers import HARDLY_POLLS, Fleet, Journal, RunningWorker
 
 AHEAD = 3
-PREFETCH = {"prefetch_buffer": AHEAD, "claim_lease_ms": 2_000}
+PREFETCH = {"prefetch_buffer": AHEAD, "claim_lease_ms": 4_000}
 # Nothing that is forgotten would come back by itself within a test.
 LONG_LEASE = {"prefetch_buffer": AHEAD, "claim_lease_ms": 120_000}
 
@@ -33,12 +34,11 @@ def start_holder(
     journal: Journal,
     programs: ModuleType,
     connection: Database,
-    seconds: float,
     settings: Mapping[str, Any] = PREFETCH,
 ) -> tuple[RunningWorker, list[str]]:
-    """A worker with one child that is busy for so long, and the tasks it holds for later."""
+    """A worker with one child that is busy until it is released, and the tasks it holds for later."""
     worker = fleet.start(processes=1, config={**settings, **HARDLY_POLLS})
-    programs.sleep.send(seconds, "first").unwrap()
+    programs.rest_until_released.send("first").unwrap()
     wait_until(lambda: journal.lines("start"))
     held = [programs.sleep.send(0.01, str(n)).unwrap().task_id for n in range(AHEAD)]
     wait_until(lambda: count(connection, "CLAIMED") == AHEAD)
@@ -49,9 +49,12 @@ def test_a_worker_holds_what_its_buffer_allows_and_starts_it_in_order(
     fleet: Fleet, journal: Journal, programs: ModuleType, connection: Database
 ) -> None:
     with witnessed(connection):
-        worker, held = start_holder(fleet, journal, programs, connection, 3.0)
+        worker, held = start_holder(fleet, journal, programs, connection)
         more = programs.sleep.send(0.01, "last").unwrap().task_id
         # Longer than a lease: the worker renews what it really has.
+        first_lease = leases(connection)
+        wait_until(lambda: min(leases(connection)) > max(first_lease))
+        journal.release("first")
         wait_until_empty(connection)
         assert_each_ended_once(connection)
     labels = [line.label for line in journal.lines("start")]
@@ -64,12 +67,13 @@ def test_a_worker_holds_what_its_buffer_allows_and_starts_it_in_order(
 def test_a_stopping_worker_gives_back_at_once_what_it_has_not_started(
     fleet: Fleet, journal: Journal, programs: ModuleType, connection: Database
 ) -> None:
-    worker, held = start_holder(fleet, journal, programs, connection, 4.0)
+    worker, held = start_holder(fleet, journal, programs, connection)
     worker.signal(signal.SIGTERM)
     wait_until(lambda: count(connection, "PENDING") == AHEAD)
     assert count(connection, "RUNNING") == 1
     other = fleet.start(processes=1)
-    wait_until(lambda: count(connection, "COMPLETED") >= AHEAD)
+    wait_until(lambda: count(connection, "COMPLETED") == AHEAD)
+    journal.release("first")
     assert worker.wait() == 0
     wait_until(lambda: count(connection, "COMPLETED") == AHEAD + 1)
     assert [attempts(connection, one)[0].attempt for one in held] == [1] * AHEAD
@@ -80,8 +84,9 @@ def test_a_stopping_worker_gives_back_at_once_what_it_has_not_started(
 def test_leases_of_a_frozen_worker_lapse_and_others_take_over(
     fleet: Fleet, journal: Journal, programs: ModuleType, connection: Database
 ) -> None:
-    frozen, held = start_holder(fleet, journal, programs, connection, 1.0)
+    frozen, held = start_holder(fleet, journal, programs, connection)
     frozen.signal(signal.SIGSTOP)
+    journal.release("first")
     other = fleet.start(processes=1, config=PREFETCH | HARDLY_POLLS)
     wait_until(lambda: count(connection, "COMPLETED") == AHEAD)
     owners = {task(connection, one).claimed_by_worker_id for one in held}
@@ -107,8 +112,9 @@ def change_first(connection: Database, held: list[str], change: str) -> str:
 def test_a_held_task_whose_deadline_passes_expires_when_it_cannot_start(
     fleet: Fleet, journal: Journal, programs: ModuleType, connection: Database
 ) -> None:
-    worker, held = start_holder(fleet, journal, programs, connection, 2.0, LONG_LEASE)
+    worker, held = start_holder(fleet, journal, programs, connection, LONG_LEASE)
     late = change_first(connection, held, "good_until = clock_timestamp()")
+    journal.release("first")
     row = wait_for_status(connection, late, "EXPIRED")
     assert row.generation == 1, "nobody claims it again"
     wait_until(lambda: count(connection, "COMPLETED") == AHEAD)
@@ -119,8 +125,9 @@ def test_a_held_task_whose_deadline_passes_expires_when_it_cannot_start(
 def test_a_held_task_that_cannot_start_goes_back_and_is_nobodys_after_the_stop(
     fleet: Fleet, journal: Journal, programs: ModuleType, connection: Database
 ) -> None:
-    worker, held = start_holder(fleet, journal, programs, connection, 2.0, LONG_LEASE)
+    worker, held = start_holder(fleet, journal, programs, connection, LONG_LEASE)
     paused = change_first(connection, held, "held = true")
+    journal.release("first")
     row = wait_for_status(connection, paused, "PENDING")
     assert (row.claimed_by_worker_id, row.generation) == (None, 1)
     wait_until(lambda: count(connection, "COMPLETED") == AHEAD)

@@ -65,7 +65,7 @@ def test_each_worker_serves_its_queues_and_all_of_them_maintain_the_others(
     assert run.get(30_000).is_ok()
     # A worker of another queue expires tasks, and recovers those of a worker that was killed; the place
     # under the cluster-wide cap is then free for its own tasks.
-    until = datetime.now(UTC) + timedelta(seconds=0.5)
+    until = datetime.now(UTC) + timedelta(seconds=2)
     late = teams.alarm.with_options(good_until=until).send().unwrap()
     wait_for_status(connection, late.task_id, "EXPIRED")
     lost = teams.mail.send(60).unwrap()

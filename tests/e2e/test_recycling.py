@@ -20,11 +20,11 @@ from tests.support.workers import REPOSITORY, Fleet
 def test_children_are_replaced_by_count_under_load(
     fleet: Fleet, programs: ModuleType, connection: Database, method: str
 ) -> None:
-    tasks_in_all = {"forkserver": 400, "spawn": 60}[method]
+    tasks_in_all = {"forkserver": 400, "spawn": 30}[method]
     worker = fleet.start("--max-tasks-per-child", "10", "--start-method", method)
     calls = (programs.noop.bind() for _ in range(tasks_in_all))
     programs.noop.send_many(calls).unwrap()
-    wait_until_empty(connection)
+    wait_until_empty(connection, 90)
     assert count(connection, "COMPLETED") == tasks_in_all
     made = attempts(connection)
     assert [one.attempt for one in made] == [1] * tasks_in_all

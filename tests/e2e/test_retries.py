@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from itertools import pairwise
 from types import ModuleType
 
 from tests.support.database import Database
 from tests.support.tables import attempts, task, wait_for_status
 from tests.support.wait import in_seconds, wait_until
-from tests.support.workers import FORKSERVER, Fleet, Journal
+from tests.support.workers import FORKSERVER, HARDLY_POLLS, Fleet, Journal
+
+# Less than any interval that could stand in for a due time; the machine may be busy.
+SOON_SECONDS = 5.0
 
 
-def test_retries_start_within_a_quarter_second_of_their_due_times(
+def test_retries_start_at_their_due_times(
     fleet: Fleet, journal: Journal, programs: ModuleType, connection: Database
 ) -> None:
-    fleet.start(*FORKSERVER)
+    fleet.start(*FORKSERVER, config=HARDLY_POLLS)
     sent = programs.fail_on_schedule.send().unwrap()
     assert sent.get(30_000).err_value.error_code == "FLAKY"
     made = attempts(connection, sent.task_id)
@@ -26,11 +28,11 @@ def test_retries_start_within_a_quarter_second_of_their_due_times(
         for (before, after), delay in zip(pairwise(made), [1, 1, 2], strict=True)
     ]
     print("late by", [f"{seconds * 1000:.0f} ms" for seconds in late])
-    assert all(-0.01 <= seconds < 0.25 for seconds in late), late
+    assert all(-0.01 <= seconds < SOON_SECONDS for seconds in late), late
     lines = journal.lines("start")
     assert [line.attempt for line in lines] == [1, 2, 3, 4]
     for line, one in zip(lines, made, strict=True):
-        assert line.at - one.started_at.timestamp() < 0.25
+        assert line.at - one.started_at.timestamp() < SOON_SECONDS
     row = task(connection, sent.task_id)
     assert (row.status, row.error_code, row.retry_count) == ("FAILED", "FLAKY", 3)
 
@@ -39,29 +41,28 @@ def test_a_retry_that_waits_can_still_expire(
     fleet: Fleet, programs: ModuleType, connection: Database
 ) -> None:
     worker = fleet.start()
-    sent = programs.fail_on_schedule.with_options(good_until=in_seconds(2.0)).send().unwrap()
+    ask_for_retry = programs.ask_for_retry.with_options(good_until=in_seconds(600))
+    sent = ask_for_retry.send(60, 1).unwrap()
     wait_until(lambda: task(connection, sent.task_id).retry_count == 1)
     assert worker.stop() == 0
-    wait_until(lambda: in_seconds(0) > sent_deadline(connection, sent.task_id))
+    let_deadline_pass(connection, sent.task_id)
     fleet.start()
     assert sent.get(30_000).err_value.error_code == "TASK_EXPIRED"
     assert len(attempts(connection, sent.task_id)) == 1
 
 
-def sent_deadline(connection: Database, task_id: str) -> datetime:
-    row = connection.execute(
-        "SELECT good_until FROM horsies_tasks WHERE id = %s", (task_id,)
-    ).fetchone()
-    assert row is not None
-    return row[0]  # type: ignore[no-any-return]
+def let_deadline_pass(connection: Database, task_id: str) -> None:
+    connection.execute(
+        "UPDATE horsies_tasks SET good_until = clock_timestamp() WHERE id = %s", (task_id,)
+    )
 
 
 def test_what_expired_while_no_worker_ran_is_expired_by_the_first_claim(
     fleet: Fleet, journal: Journal, programs: ModuleType, connection: Database
 ) -> None:
-    late = programs.sleep.with_options(good_until=in_seconds(0.2)).send(0).unwrap()
+    late = programs.sleep.with_options(good_until=in_seconds(600)).send(0).unwrap()
     fine = programs.sleep.send(0).unwrap()
-    wait_until(lambda: in_seconds(0) > sent_deadline(connection, late.task_id))
+    let_deadline_pass(connection, late.task_id)
     fleet.start()
     assert fine.get(30_000).is_ok()
     assert late.get(30_000).err_value.error_code == "TASK_EXPIRED"
@@ -74,7 +75,7 @@ def test_a_worker_without_an_idle_child_still_keeps_deadlines(
     fleet.start(processes=1, config={"resilience": {"notify_poll_interval_ms": 1_000}})
     busy = programs.sleep.send(600).unwrap()
     wait_until(lambda: journal.lines("start"))
-    late = programs.noop.with_options(good_until=in_seconds(0.5)).send().unwrap()
+    late = programs.noop.with_options(good_until=in_seconds(2)).send().unwrap()
     assert late.get(30_000).err_value.error_code == "TASK_EXPIRED"
     assert task(connection, busy.task_id).status == "RUNNING"
 

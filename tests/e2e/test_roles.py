@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 from urllib.parse import urlsplit, urlunsplit
 
 import psycopg
 import pytest
 
 from horsies import AppConfig, Horsies, PostgresConfig, SignalNode, TaskError, TaskResult
+from horsies.cli import main
 from horsies.db.database import Database as Connections
 from horsies.db.migrate import prepare_schema
 from tests.e2e.conftest import FLEETS
@@ -118,24 +118,30 @@ def producer_of(installed: Installed) -> tuple[Horsies, Any]:
     return app, add
 
 
-def run_command(
-    installed: Installed, role: str, *arguments: str
-) -> subprocess.CompletedProcess[str]:
-    fleet = Fleet(installed.url, Path())
-    environment = fleet.environment() | {"HORSIES_SCHEMA": "horsies"}
-    command = [sys.executable, "-m", "horsies", *arguments]
-    return subprocess.run(
-        [*command, "--database-url", installed.url_of(role)],
-        cwd=REPOSITORY,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+Command: TypeAlias = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture
+def command(
+    installed: Installed, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Command:
+    """Run a command as a role, inside this process; its exit code and its complaint."""
+    monkeypatch.setenv("HORSIES_SCHEMA", "horsies")
+
+    def run(role: str, *arguments: str) -> tuple[int, str]:
+        monkeypatch.setattr(
+            sys, "argv", ["horsies", *arguments, "--database-url", installed.url_of(role)]
+        )
+        with pytest.raises(SystemExit) as left:
+            main.main()
+        assert isinstance(left.value.code, int)
+        return left.value.code, capsys.readouterr().err
+
+    return run
 
 
 def test_producers_workers_and_viewers_do_their_work(
-    installed: Installed, tmp_path: Path, request: pytest.FixtureRequest
+    installed: Installed, command: Command, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     fleet = Fleet(installed.url, tmp_path)
     request.node.stash.setdefault(FLEETS, []).append(fleet)
@@ -169,11 +175,11 @@ def test_producers_workers_and_viewers_do_their_work(
             ("show", handle.task_id),
             ("workflow", "show", run.workflow_id),
         ):
-            shown = run_command(installed, VIEWER, *arguments)
-            assert shown.returncode == 0, (arguments, shown.stderr)
-        refused = run_command(installed, VIEWER, "cancel", handle.task_id)
-        assert refused.returncode == 1
-        assert "permission denied" in refused.stderr
+            code, complaint = command(VIEWER, *arguments)
+            assert code == 0, (arguments, complaint)
+        code, complaint = command(VIEWER, "cancel", handle.task_id)
+        assert code == 1
+        assert "permission denied" in complaint
         assert worker.stop() == 0
     finally:
         app.close()

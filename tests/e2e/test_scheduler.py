@@ -36,7 +36,7 @@ from tests.support.wait import wait_until
 from tests.support.workers import AHEAD, BEHIND, Fleet, Journal, RunningWorker, skew
 
 # The whole hour of truth is a minute; a shorter one will do for every day.
-SOAK_SECONDS = float(os.environ.get("HORSIES_SCHEDULER_SOAK_SECONDS", "12"))
+SOAK_SECONDS = float(os.environ.get("HORSIES_SCHEDULER_SOAK_SECONDS", "6"))
 GATE_KEY = 4_242
 
 # Blocks every commit of a scheduled task until the test lets go of the lock.
@@ -229,7 +229,7 @@ def test_a_lone_scheduler_paused_across_slots_explains_what_it_drops(
     assert (row[0], row[1].astimezone(UTC) in found) == ("MISSED", True)
 
 
-@pytest.mark.parametrize("offsets", [(AHEAD, BEHIND), (BEHIND,), (AHEAD,)])
+@pytest.mark.parametrize("offsets", [(AHEAD, BEHIND), (BEHIND,)])
 def test_a_clock_ten_minutes_wrong_changes_nothing(
     fleet: Fleet, programs: ModuleType, connection: Database, offsets: tuple[str, ...]
 ) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ from pathlib import Path
 
 from tests.project.test_examples import environment
 from tests.support.doc_pages import REPOSITORY, rows
+from tests.support.ports import free_port
 from tests.support.wait import wait_until
 
 SHOP = REPOSITORY / "examples" / "shop"
@@ -39,13 +39,6 @@ def running(env: dict[str, str], log: Path, *command: str) -> Iterator[subproces
         finally:
             process.terminate()
             process.wait(30)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def test_the_tour_of_the_shop_runs_as_its_page_says(tmp_path: Path, database_url: str) -> None:

@@ -16,7 +16,7 @@ import httpx
 from typer.testing import CliRunner
 
 from horsies.app import Horsies
-from horsies.cli.main import cli
+from horsies.cli.main import command_line
 from horsies.logs import detach_handler
 from horsies.monitoring import Explanation
 from horsies.web import AllowAll, create_app
@@ -68,7 +68,7 @@ class Doors:
         url = self.app.config.broker.database_url
         arguments = ["explain", *words, "--database-url", url]
         try:
-            done = CliRunner().invoke(cli, [*arguments, "--json"])
+            done = CliRunner().invoke(command_line(), [*arguments, "--json"])
         finally:
             detach_handler()
         expected = 0 if explanation.status is not None else 4

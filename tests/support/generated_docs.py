@@ -21,7 +21,7 @@ from annotated_types import Ge, Gt, Le
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from horsies.cli.main import cli
+from horsies.cli.main import command_line
 from horsies.codec.shape import type_text
 from horsies.config.app import (
     AppConfig,
@@ -233,7 +233,7 @@ def _limits(field: FieldInfo) -> str:
 
 def flags_table(command_name: str) -> str:
     """Return one row per argument and flag of a command."""
-    command: Any = typer.main.get_command(cli)
+    command: Any = typer.main.get_command(command_line())
     for word in command_name.split():
         command = command.commands[word]
     shown = [parameter for parameter in command.params if not getattr(parameter, "hidden", False)]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import pwd
 import shutil
-import socket
 import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -17,6 +16,7 @@ from urllib.parse import quote, unquote, urlsplit, urlunsplit
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
+from tests.support.ports import free_port
 from tests.support.wait import wait_until
 
 SETTINGS = """
@@ -45,7 +45,7 @@ def running_pgbouncer(database_url: str, pool_mode: str = "transaction") -> Iter
     program = find_pgbouncer()
     assert program is not None, "pgbouncer is not installed"
     server = conninfo_to_dict(database_url)
-    database, port = str(server["dbname"]), _free_port()
+    database, port = str(server["dbname"]), free_port()
     with tempfile.TemporaryDirectory(prefix="horsies-pgbouncer-") as directory:
         Path(directory).chmod(0o755)  # the program reads its settings as another user than root
         settings = Path(directory) / "pgbouncer.ini"
@@ -96,11 +96,6 @@ def _server(server: Mapping[str, object]) -> str:
     names = ("host", "port", "dbname", "user", "password")
     found = {name: str(server[name]).replace("'", "''") for name in names if server.get(name)}
     return " ".join(f"{name}='{value}'" for name, value in found.items())
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
 
 
 def _answers(url: str, process: subprocess.Popen[bytes]) -> bool:

@@ -20,6 +20,7 @@ from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 
 from tests.support.database import terminate_others
+from tests.support.ports import free_port
 
 READY_FOR_QUERY = b"Z\x00\x00\x00\x05"
 NOTIFICATION = b"A"
@@ -35,7 +36,7 @@ class Proxy:
         self._sockets: set[socket.socket] = set()
         self._threads: list[threading.Thread] = []
         self._listener: socket.socket | None = None
-        self._port = 0
+        self._port = free_port()
         self._doomed: bytes | None = None
         self._is_flowing = threading.Event()
         self._is_flowing.set()
@@ -45,7 +46,7 @@ class Proxy:
 
     @property
     def port(self) -> int:
-        """Where it listens, once it has been started."""
+        """Where it listens while it is started."""
         return self._port
 
     @property
@@ -68,7 +69,6 @@ class Proxy:
     def start(self) -> None:
         """Accept connections, on the same port as before."""
         self._listener = socket.create_server(("127.0.0.1", self._port))
-        self._port = self._listener.getsockname()[1]
         self._spawn(self._accept, self._listener)
 
     def stop(self) -> None:

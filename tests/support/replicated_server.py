@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 import subprocess
 import tempfile
 import threading
@@ -20,6 +19,7 @@ from typing import Literal, Self
 
 import psycopg
 
+from tests.support.ports import free_port
 from tests.support.wait import wait_until
 
 StopMode = Literal["fast", "immediate"]
@@ -46,11 +46,6 @@ def _binaries() -> Path:
     return Path(found.origin).parent / "pginstall" / "bin"
 
 
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
-
-
 @dataclass(frozen=True, slots=True)
 class Server:
     """One of the two servers: its directory and its port."""
@@ -58,7 +53,7 @@ class Server:
     name: str
     directory: Path
     user: str | None
-    port: int = field(default_factory=_free_port)
+    port: int = field(default_factory=free_port)
 
     @property
     def url(self) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import datetime
 from typing import Any, TypeAlias
 
 from psycopg.rows import namedtuple_row
@@ -74,6 +75,14 @@ def wait_for_status(
         lambda: task(connection, task_id),
     )
     return task(connection, task_id)
+
+
+def leases(connection: Database) -> list[datetime]:
+    """When the claims of the tasks that wait in a worker lapse."""
+    found = connection.execute(
+        "SELECT claim_expires_at FROM horsies_tasks WHERE status = 'CLAIMED'"
+    )
+    return [expires_at for (expires_at,) in found]
 
 
 def wait_until_empty(connection: Database, seconds: float = 30.0) -> None:

@@ -29,7 +29,7 @@ DATABASE_VARIABLE = "HORSIES_E2E_DATABASE_URL"
 JOURNAL_VARIABLE = "HORSIES_E2E_JOURNAL"
 CONFIG_VARIABLE = "HORSIES_E2E_CONFIG"
 
-# The product's default on Linux.
+# The template is a fresh interpreter that imports the application itself.
 FORKSERVER = ("--start-method", "forkserver")
 # Only notifications and due times can explain what such a worker does on time.
 HARDLY_POLLS = {"resilience": {"notify_poll_interval_ms": 300_000}}

@@ -425,6 +425,8 @@ class Unreliable:
         self.rows: list[Any] = []
         monkeypatch.setattr(app.get_broker(), "perform", self.perform)
         monkeypatch.setattr(app.get_broker(), "perform_async", self.perform_async)
+        monkeypatch.setattr(app.get_broker(), "insert", self.insert)
+        monkeypatch.setattr(app.get_broker(), "insert_async", self.insert_async)
         monkeypatch.setattr("horsies.tasks.broker.time", SimpleNamespace(sleep=self.sleeps.append))
         monkeypatch.setattr("horsies.tasks.broker.asyncio.sleep", self.sleep_async)
 
@@ -439,6 +441,13 @@ class Unreliable:
 
     async def perform_async(self, code: object, script: Any, transaction: object = None) -> Any:
         return self.perform(code, script, transaction)
+
+    def insert(self, row: Any) -> Any:
+        self.rows.append(row)
+        return Err(self.failures.pop(0)) if self.failures else Ok(row.id)
+
+    async def insert_async(self, row: Any) -> Any:
+        return self.insert(row)
 
     async def sleep_async(self, seconds: float) -> None:
         self.sleeps.append(seconds)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
@@ -26,6 +25,7 @@ from horsies.app import Horsies
 from horsies.web import AllowAll, create_app
 from horsies.web.access import Policy
 from tests.support.database import Database
+from tests.support.ports import free_port
 from tests.support.wait import wait_until
 
 CHROMIUM = "/usr/bin/chromium"
@@ -92,13 +92,6 @@ class WebServer:
         return self.client.get(self.url + path, **options)
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
 @contextmanager
 def served(*arguments: str, env: Mapping[str, str] | None = None) -> Iterator[WebServer]:
     """`horsies web` with these arguments on a free port, until the end of the block."""
@@ -125,7 +118,7 @@ def running(command: list[str], url: str, **options: Any) -> Iterator[WebServer]
         client.close()
         process.terminate()
         try:
-            process.wait(10)
+            process.wait(30)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from horsies.cli.main import cli
+from horsies.cli.main import command_line
 from horsies.web import hash_password
 from tests.web.conftest import served
 
@@ -16,7 +16,7 @@ URL = ("--database-url", "postgresql://localhost/unused")
 
 
 def refusal(*arguments: str) -> str:
-    done = CliRunner().invoke(cli, ["web", *arguments])
+    done = CliRunner().invoke(command_line(), ["web", *arguments])
     assert done.exit_code == 1
     assert done.stdout == ""
     return done.stderr

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, expect
 
-from tests.web.conftest import WebServer, free_port, running, watched
+from tests.support.ports import free_port
+from tests.web.conftest import WebServer, running, watched
 
 pytestmark = pytest.mark.browser
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 import errno
 import json
 import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any, NoReturn
 
@@ -18,6 +21,7 @@ from horsies._version import __version__
 from horsies.db.statements.queues import Notification, send_notification
 from horsies.db.statements.workers import Presence, register_worker, see_worker
 from horsies.ids import new_id
+from horsies.worker import os_process
 from horsies.worker.config import WorkerConfig
 from horsies.worker.liveness import PONG_CHANNEL_PREFIX, Identity, Liveness, lock_key
 from horsies.worker.pool.pool import ChildSummary
@@ -48,10 +52,37 @@ def test_a_snapshot_without_free_descriptors_leaves_the_use_unknown(
     monkeypatch.setattr("horsies.worker.liveness.psutil.Process.memory_percent", too_many_files)
     _, state = liveness.snapshot(1, 2, [ChildSummary(7, 3.0, 5, None, None)])
     assert (state.memory_usage_mb, state.cpu_percent, state.memory_percent) == (None, None, None)
-    assert (state.tasks_running, state.children_memory_mb) == (1, 3.0)
+    assert state.tasks_running == 1
     (child,) = json.loads(state.children)
     assert child == {"pid": 7, "rss_mb": 3.0, "done": 5, "since": None, "task_id": None}
     assert "Too many open files" in caplog.text
+
+
+@pytest.mark.skipif(not os_process.IS_LINUX, reason="reads /proc")
+def test_the_memory_of_children_is_that_which_they_do_not_share() -> None:
+    with forked(lambda: bytearray(os.urandom(1 << 20) * 8)) as pid:
+        summary = ChildSummary(pid, os_process.rss_megabytes([pid]), 5, None, None)
+        _, state = make_liveness().snapshot(1, 2, [summary])
+    assert summary.rss_mb / 2 > state.children_memory_mb > 8
+
+
+@contextmanager
+def forked(allocate: Callable[[], object]) -> Iterator[int]:
+    """Fork this process; the copy allocates memory and waits."""
+    ready, written = os.pipe()
+    if (pid := os.fork()) == 0:
+        kept = allocate()
+        os.write(written, b"ready")
+        signal.pause()
+        os._exit(0 if kept else 1)
+    try:
+        os.read(ready, 5)
+        yield pid
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        os.close(ready)
+        os.close(written)
 
 
 def too_many_files(_process: object) -> NoReturn:
@@ -129,7 +160,7 @@ def test_whatever_a_ping_is_called_its_answer_is_short_and_can_be_sent(
     assert len(pong.payload) < 2_000
     connection.execute("LISTEN " + CHANNEL)
     send_notification.run(connection, pong)
-    (heard,) = connection.notifies(timeout=10, stop_after=1)
+    (heard,) = connection.notifies(timeout=30, stop_after=1)
     assert (heard.channel, heard.payload) == (CHANNEL, pong.payload)
     connection.execute("UNLISTEN " + CHANNEL)
 

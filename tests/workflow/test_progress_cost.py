@@ -99,6 +99,20 @@ def test_an_end_reads_a_handful_of_rows_however_many_there_are_and_whenever_it_w
         assert all(scans == 0 and rows <= 20 for scans, rows, _, _ in counts.values()), read
 
 
+@pytest.mark.parametrize("known_to_be_empty", [True, False])
+def test_an_end_finds_its_runs_by_their_primary_key_whenever_it_was_planned(
+    process_url: str, connection: Connection[Any], known_to_be_empty: bool
+) -> None:
+    # The index of creation times has the ids, too, but a search for an id reads all of it.
+    if known_to_be_empty:
+        connection.execute("VACUUM (ANALYZE) horsies_workflows")
+    scans = "SELECT pg_stat_get_xact_numscans('horsies_workflows_created'::regclass)"
+    with psycopg.connect(process_url, options=TURN_SETTINGS) as worker:
+        before = worker.execute(scans).fetchone()
+        ends_of_every_sort(Engine(worker))
+        assert worker.execute(scans).fetchone() == before
+
+
 def test_a_pause_reads_a_handful_of_rows_however_many_families_there_are(
     process_url: str, connection: Connection[Any]
 ) -> None:

@@ -10,7 +10,7 @@ from horsies.db.embedded import start_or_join
 from tools.way import RECORDINGS
 
 WARM_UP = 5
-TIMEOUT_MS = 30_000
+TIMEOUT_MS = 100_000
 
 
 def main() -> None:

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from horsies.app import Horsies
-from horsies.config.postgres import PostgresConfig
+from horsies.database_url import mask_url
 from horsies.errors import ErrorCode, HorsiesError, ValidationReport
-from horsies.locate import load_app, sends_suppressed
 from horsies.logs import LogFormat, LogLevel
-from horsies.modules import add_project_root, failure_at
-from horsies.monitor.metrics import MissingExtraError, require_prometheus
+from horsies.modules import Deferred, add_project_root, failure_at
+
+if TYPE_CHECKING:
+    from horsies import locate
+    from horsies.app import Horsies
+    from horsies.config import postgres
+    from horsies.config.postgres import PostgresConfig
+    from horsies.monitor import metrics
+else:  # the help text needs none of them
+    locate = Deferred("horsies.locate")
+    metrics = Deferred("horsies.monitor.metrics")
+    postgres = Deferred("horsies.config.postgres")
 
 LocatorArgument = Annotated[
     str | None,
@@ -59,8 +69,8 @@ def open_app(command: str, locator: str | None) -> Horsies:
             help_text=f"horsies {command} package.module:app",
         )
     add_project_root()
-    with sends_suppressed():
-        return load_app(locator)
+    with locate.sends_suppressed():
+        return locate.load_app(locator)
 
 
 def refuse_broken_app(app: Horsies) -> None:
@@ -90,7 +100,7 @@ def named_database(database_url: str | None) -> PostgresConfig:
         )
     try:
         named = {} if database_url is None else {"database_url": database_url}
-        return PostgresConfig.from_env(**named)
+        return postgres.PostgresConfig.from_env(**named)
     except HorsiesError as error:
         error.location = None  # the command line or the environment is wrong, not a line of code
         if error.code is ErrorCode.BROKER_INVALID_URL:
@@ -101,6 +111,28 @@ def named_database(database_url: str | None) -> PostgresConfig:
 def refuse_missing_extra(flag: str) -> None:
     """Refuse a flag or command that needs the extra ``metrics``."""
     try:
-        require_prometheus()
-    except MissingExtraError as error:
+        metrics.require_prometheus()
+    except metrics.MissingExtraError as error:
         raise failure_at(None, f"{flag}: {error}") from None
+
+
+def show_causes(errors: Sequence[HorsiesError]) -> None:
+    """Print the tracebacks of the causes, if HORSIES_DEBUG_IMPORTS=1 asks for them."""
+    if os.environ.get("HORSIES_DEBUG_IMPORTS") != "1":
+        return
+    for error in errors:
+        if error.__cause__ is not None:
+            typer.echo(_traceback(error.__cause__), err=True)
+
+
+def _traceback(cause: BaseException) -> str:
+    """Format a traceback, with passwords masked in its messages and source lines."""
+    import traceback
+
+    from horsies.db.errors import describe
+    from horsies.tasks.broker import revealing
+
+    text = "".join(traceback.format_exception(cause))
+    for error in revealing(cause):
+        text = text.replace(str(error), describe(error))
+    return mask_url(text)

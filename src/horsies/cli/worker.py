@@ -7,12 +7,14 @@ stop requests; the worker's loop acts on them.
 from __future__ import annotations
 
 import logging
+import os
 import selectors
 import signal
 import socket
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import replace
 from typing import Annotated
 
 import psycopg
@@ -36,7 +38,9 @@ from horsies.db.migrate import UnusableSchemaError
 from horsies.events import as_event, attach_event_handler
 from horsies.logs import LogFormat, LogLevel, attach_handler, set_worker_name
 from horsies.scheduler.service import Scheduler, SchedulerThread, migrating_connector
+from horsies.worker import os_process
 from horsies.worker.config import (
+    DEFAULT_ASYNC_SLOTS,
     DEFAULT_HOST,
     DEFAULT_MAX_TASKS_PER_CHILD,
     WorkerConfig,
@@ -50,6 +54,7 @@ from horsies.worker.cpus import usable_cpus
 from horsies.worker.loop import ExitCode, Worker
 from horsies.worker.pool.children import PoolSettings
 from horsies.worker.pool.launcher import StartMethod, default_start_method
+from horsies.worker.pool.mixed_pool import AnyPool, MixedPool
 from horsies.worker.pool.pool import ChildBootError, ChildPool
 from horsies.worker.pool.window import WIDTH_MAX
 from horsies.worker.probe import AddressError, serving, worker_routes
@@ -81,8 +86,21 @@ NameOption = Annotated[
     str | None,
     typer.Option(metavar="NAME", help="A name for this worker in logs, `workers` and `status`."),
 ]
+AsyncChildrenOption = Annotated[
+    int,
+    typer.Option(
+        metavar="NUMBER", help="Child processes for `async def` tasks, which then run there only."
+    ),
+]
+AsyncSlotsOption = Annotated[
+    int,
+    typer.Option(metavar="NUMBER", help="How many tasks an async child runs at a time."),
+]
 MaxTasksOption = Annotated[
-    int, typer.Option(help="Replace a child after this many tasks; 0: never.")
+    int,
+    typer.Option(
+        help="Replace a child after this many tasks, an async child after as many per slot; 0: never."
+    ),
 ]
 MaxMemoryOption = Annotated[
     int | None, typer.Option(help="Replace a child that uses this much memory.")
@@ -103,7 +121,10 @@ WindowOption = Annotated[
 ]
 StartMethodOption = Annotated[
     StartMethod | None,
-    typer.Option(help="How to start children; default: forkserver on Linux, else spawn."),
+    typer.Option(
+        help="How to start children; default: fork on Linux, or forkserver if importing the application "
+        "started threads; elsewhere spawn."
+    ),
 ]
 ShutdownGraceOption = Annotated[
     float | None,
@@ -136,6 +157,8 @@ def worker(  # noqa: PLR0913, PLR0917 - typer makes a flag of every parameter
     locator: LocatorArgument = None,
     module: ModuleOption = None,
     processes: ProcessesOption = None,
+    async_children: AsyncChildrenOption = 0,
+    async_slots: AsyncSlotsOption = DEFAULT_ASYNC_SLOTS,
     queues: QueuesOption = None,
     exclude_queues: ExcludeQueuesOption = None,
     name: NameOption = None,
@@ -175,7 +198,6 @@ def worker(  # noqa: PLR0913, PLR0917 - typer makes a flag of every parameter
         window=window,
         max_tasks_per_child=max_tasks_per_child,
         max_memory_per_child_mb=max_memory_per_child_mb,
-        start_method=start_method or default_start_method(),
         shutdown_grace_seconds=shutdown_grace,
         loglevel=loglevel.value,
         log_format=log_format.value,
@@ -183,15 +205,30 @@ def worker(  # noqa: PLR0913, PLR0917 - typer makes a flag of every parameter
         name=name,
         metrics_host=metrics_host,
         metrics_port=metrics_port,
+        async_children=async_children,
+        async_slots=async_slots,
     )
-    refuse_bad_limits(config)
-    if metrics_port is not None:
-        refuse_missing_extra("--metrics-port")
-    set_worker_name(name)
-    refuse_broken_app(app)
-    logger.info("%d task(s) registered", len(app.list_tasks()))
+    _check(app, config)
+    config = replace(config, start_method=start_method or _start_method())
     scheduler = _scheduler(app, config.app_locator) if with_scheduler else None
     raise typer.Exit(int(run_worker(app, config, scheduler)))
+
+
+def _check(app: Horsies, config: WorkerConfig) -> None:
+    """Refuse flags and applications that cannot work."""
+    refuse_bad_limits(config)
+    if config.metrics_port is not None:
+        refuse_missing_extra("--metrics-port")
+    set_worker_name(config.name)
+    refuse_broken_app(app)
+    logger.info("%d task(s) registered", len(app.list_tasks()))
+
+
+def _start_method() -> StartMethod:
+    """Fork the worker, which shares the memory of the application with its children; not with threads."""
+    if os_process.IS_LINUX and len(os.listdir("/proc/self/task")) == 1:
+        return StartMethod.FORK
+    return default_start_method()
 
 
 def _scheduler(app: Horsies, owner: str) -> Scheduler:
@@ -212,12 +249,9 @@ def run_worker(app: Horsies, config: WorkerConfig, scheduler: Scheduler | None =
                 code = ExitCode.CLEAN  # for a stop before the first claim
                 if pool.start(should_stop=lambda: bool(stops)):
                     method = config.start_method.value
-                    logger.info(
-                        "children ready: %d (%s)",
-                        config.processes,
-                        method,
-                        extra=as_event("children_ready", count=config.processes),
-                    )
+                    count = config.processes + config.async_children
+                    event = as_event("children_ready", count=count)
+                    logger.info("children ready: %d (%s)", count, method, extra=event)
                     with _scheduler_beside(worker, wake, scheduler), _probe_beside(worker, config):
                         code = worker.run()
         except (ChildBootError, AddressError, NotificationsLostError, UnusableSchemaError) as error:
@@ -285,13 +319,16 @@ def _banner(app: Horsies, config: WorkerConfig) -> str:
         "not served": ", ".join(name for name in served_queues(app) if name not in config.queues),
         "caps": describe_caps(app),
         "children": f"{config.processes} ({config.start_method.value})",
+        "async": f"{config.async_children} with {config.async_slots} slots each"
+        if config.async_children
+        else "",
         "tasks": ", ".join(sorted(app.list_tasks())) or "none",
     }
     lines = "".join(f"  {name:<10} {value}\n" for name, value in facts.items() if value)
     return f"\n  {title}\n{lines}\n"
 
 
-def _child_pool(app: Horsies, config: WorkerConfig, selector: selectors.BaseSelector) -> ChildPool:
+def _child_pool(app: Horsies, config: WorkerConfig, selector: selectors.BaseSelector) -> AnyPool:
     hook_seconds = app.config.hook_timeout_seconds
     settings = PoolSettings(
         processes=config.processes,
@@ -311,7 +348,9 @@ def _child_pool(app: Horsies, config: WorkerConfig, selector: selectors.BaseSele
         log_format=config.log_format,
         worker_name=config.name,
     )
-    return ChildPool(settings, boot, selector)
+    if not config.async_children:
+        return ChildPool(settings, boot, selector)
+    return MixedPool(settings, boot, selector, config.async_children, config.async_slots)
 
 
 @contextmanager

@@ -86,11 +86,23 @@ class OwnConnection(Connection[Any]):
 
     installation = Installation()
 
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        # The names of the statements that ``direct.py`` has prepared in this session.
+        self.prepared: set[bytes] = set()
+
 
 class AsyncOwnConnection(AsyncConnection[Any]):
     """An asynchronous connection that this process opened."""
 
     installation = Installation()
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.prepared: set[bytes] = set()
+
+
+AnyOwnConnection = TypeVar("AnyOwnConnection", OwnConnection, AsyncOwnConnection)
 
 
 def installation_of(connection: Connection[Any] | AsyncConnection[Any]) -> Installation:
@@ -123,23 +135,35 @@ class PoolLimits:
 class Pool:
     """Lends connections to the threads of one process."""
 
-    def __init__(self, connect: Callable[[], Connection[Any]], limits: PoolLimits) -> None:
+    def __init__(self, connect: Callable[[], OwnConnection], limits: PoolLimits) -> None:
         self._connect = connect
         self._limits = limits
         self._slots = threading.Semaphore(limits.most)
-        self._idle: _IdleConnections[Connection[Any]] = _IdleConnections(limits)
+        self._idle: _IdleConnections[OwnConnection] = _IdleConnections(limits)
 
     @contextmanager
-    def connection(self) -> Iterator[Connection[Any]]:
+    def connection(self) -> Iterator[OwnConnection]:
         """Lend a connection for the duration of a with block."""
+        lent = self.take()
+        try:
+            yield lent.connection
+        finally:
+            self.put(lent)
+
+    def take(self) -> Lent[OwnConnection]:
+        """Lend a connection until ``put``; a send saves 3 µs without the with block."""
         if not self._slots.acquire(timeout=self._limits.wait_seconds):
             raise self._limits.exhausted()
         try:
-            lent = self._idle.take() or self._idle.admit(self._connect())
-            try:
-                yield lent.connection
-            finally:
-                self._idle.put(lent)
+            return self._idle.take() or self._idle.admit(self._connect())
+        except BaseException:
+            self._slots.release()
+            raise
+
+    def put(self, lent: Lent[OwnConnection]) -> None:
+        """Take a connection back."""
+        try:
+            self._idle.put(lent)
         finally:
             self._slots.release()
 
@@ -152,27 +176,42 @@ class AsyncPool:
     """Lends connections to the coroutines of one event loop."""
 
     def __init__(
-        self, connect: Callable[[], Awaitable[AsyncConnection[Any]]], limits: PoolLimits
+        self, connect: Callable[[], Awaitable[AsyncOwnConnection]], limits: PoolLimits
     ) -> None:
         self._connect = connect
         self._limits = limits
         self._slots = asyncio.Semaphore(limits.most)
-        self._idle: _IdleConnections[AsyncConnection[Any]] = _IdleConnections(limits)
+        self._idle: _IdleConnections[AsyncOwnConnection] = _IdleConnections(limits)
 
     @asynccontextmanager
-    async def connection(self) -> AsyncIterator[AsyncConnection[Any]]:
+    async def connection(self) -> AsyncIterator[AsyncOwnConnection]:
         """Lend a connection for the duration of a with block."""
+        lent = await self.take()
         try:
-            async with asyncio.timeout(self._limits.wait_seconds):
-                await self._slots.acquire()
-        except TimeoutError as error:
-            raise self._limits.exhausted() from error
-        try:
-            lent = self._idle.take() or self._idle.admit(await self._connect())
+            yield lent.connection
+        finally:
+            self.put(lent)
+
+    async def take(self) -> Lent[AsyncOwnConnection]:
+        """Lend a connection until ``put``."""
+        if self._slots.locked():
             try:
-                yield lent.connection
-            finally:
-                self._idle.put(lent)
+                async with asyncio.timeout(self._limits.wait_seconds):
+                    await self._slots.acquire()
+            except TimeoutError as error:
+                raise self._limits.exhausted() from error
+        else:
+            await self._slots.acquire()  # returns at once; a timeout around it costs 10 µs
+        try:
+            return self._idle.take() or self._idle.admit(await self._connect())
+        except BaseException:
+            self._slots.release()
+            raise
+
+    def put(self, lent: Lent[AsyncOwnConnection]) -> None:
+        """Take a connection back."""
+        try:
+            self._idle.put(lent)
         finally:
             self._slots.release()
 
@@ -182,13 +221,15 @@ class AsyncPool:
 
 
 @dataclass(slots=True)
-class _Lent(Generic[AnyConnection]):
-    connection: AnyConnection
+class Lent(Generic[AnyOwnConnection]):
+    """A connection of a pool, lent or idle."""
+
+    connection: AnyOwnConnection
     expires_at: float
     put_back_at: float = 0.0
 
 
-class _IdleConnections(Generic[AnyConnection]):
+class _IdleConnections(Generic[AnyOwnConnection]):
     """Connections between two borrowers; the last one returned is lent first, so the first in the
     list has been idle longest.
     """
@@ -197,14 +238,14 @@ class _IdleConnections(Generic[AnyConnection]):
         self._limits = limits
         self._pid = os.getpid()
         self._lock = threading.Lock()
-        self._idle: list[_Lent[AnyConnection]] = []
+        self._idle: list[Lent[AnyOwnConnection]] = []
         self._closed = False
 
-    def admit(self, connection: AnyConnection) -> _Lent[AnyConnection]:
+    def admit(self, connection: AnyOwnConnection) -> Lent[AnyOwnConnection]:
         """Register a new connection."""
-        return _Lent(connection, time.monotonic() + self._limits.lifetime_seconds)
+        return Lent(connection, time.monotonic() + self._limits.lifetime_seconds)
 
-    def take(self) -> _Lent[AnyConnection] | None:
+    def take(self) -> Lent[AnyOwnConnection] | None:
         """Return a connection that is neither too old nor closed by the server, or None."""
         while True:
             with self._lock:
@@ -216,7 +257,7 @@ class _IdleConnections(Generic[AnyConnection]):
                 return lent
             lent.connection.pgconn.finish()
 
-    def put(self, lent: _Lent[AnyConnection]) -> None:
+    def put(self, lent: Lent[AnyOwnConnection]) -> None:
         """Keep the connection unless it is broken; close the one that has been idle too long."""
         lent.put_back_at = time.monotonic()
         usable = lent.connection.pgconn.transaction_status == TransactionStatus.IDLE
@@ -229,7 +270,7 @@ class _IdleConnections(Generic[AnyConnection]):
         if surplus is not None:
             surplus.connection.pgconn.finish()
 
-    def _pop_surplus(self) -> _Lent[AnyConnection] | None:
+    def _pop_surplus(self) -> Lent[AnyOwnConnection] | None:
         if len(self._idle) <= self._limits.kept:
             return None
         if self._idle[0].put_back_at > time.monotonic() - SPARE_SECONDS:
@@ -321,7 +362,7 @@ class Database:
 
     def connect(
         self, role: str, *, session: bool = False, options: str | None = None
-    ) -> Connection[Any]:
+    ) -> OwnConnection:
         """Open a dedicated autocommit connection; ``session`` bypasses a pooler.
 
         ``options`` are those of the startup packet.
@@ -340,7 +381,7 @@ class Database:
             raise
         return connection
 
-    async def connect_async(self, role: str) -> AsyncConnection[Any]:
+    async def connect_async(self, role: str) -> AsyncOwnConnection:
         """``connect`` on the running event loop, for ordinary work."""
         connection = await AsyncOwnConnection.connect(self.urls()[0], **self.options(role))
         try:
@@ -359,19 +400,21 @@ class Database:
         is_pooled = self.config.pgbouncer_transaction_mode and not session
         return Installation(self.config.schema_name, is_pooled)
 
-    def connection(self) -> AbstractContextManager[Connection[Any]]:
+    def connection(self) -> AbstractContextManager[OwnConnection]:
         """Lend a pooled synchronous connection."""
         return self.pool().connection()
 
-    def connection_async(self) -> AbstractAsyncContextManager[AsyncConnection[Any]]:
+    def connection_async(self) -> AbstractAsyncContextManager[AsyncOwnConnection]:
         """Lend a pooled connection of the running event loop."""
         return self.pool_async().connection()
 
     def pool(self) -> Pool:
+        if (pool := self._pool) is not None:
+            return pool
         with self._lock:
             if self._pool is None:
                 self._pool = Pool(lambda: self.connect(self.role), self._limits())
-        return self._pool
+            return self._pool
 
     def pool_async(self) -> AsyncPool:
         loop = asyncio.get_running_loop()

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import psycopg
 from psycopg import Connection, sql
@@ -25,8 +25,7 @@ FIRST_RETRY_SECONDS = 0.2
 LAST_RETRY_SECONDS = 5.0
 
 
-@dataclass(frozen=True, slots=True)
-class Received:
+class Received(NamedTuple):
     """The (channel, payload) pairs received since the last call."""
 
     notifications: Sequence[tuple[str, str]] = ()

@@ -141,14 +141,10 @@ class Pipeline:
         texts = [statement.texts(params) for statement, params in steps]
         _refuse_oversized(steps, texts)
         pgconn.enter_pipeline_mode()
-        expected = [
-            *(_send_plain(pgconn, command) for command in before),
-            *(
-                self._send(pgconn, statement, values)
-                for (statement, _), values in zip(steps, texts, strict=True)
-            ),
-            *(_send_plain(pgconn, command) for command in after),
-        ]
+        expected = [_send_plain(pgconn, command) for command in before]
+        for (statement, _), values in zip(steps, texts, strict=True):
+            expected.append(self._send(pgconn, statement, values))
+        expected += [_send_plain(pgconn, command) for command in after]
         pgconn.pipeline_sync()
         results: list[PGresult] = []
         try:
@@ -267,7 +263,7 @@ class Pipeline:
 def _refuse_oversized(steps: Sequence[Step], texts: Sequence[list[bytes | None]]) -> None:
     """Raise for a statement that the server would answer by closing the connection without a reason."""
     for (statement, _), values in zip(steps, texts, strict=True):
-        size = sum(len(value) for value in values if value is not None)
+        size = sum(map(len, filter(None, values)))
         if size > MESSAGE_BYTES_MAX:
             raise DataError(
                 f"the parameters of {statement.name} take {size:,} bytes; "

@@ -188,6 +188,8 @@ def _numbered(text: str, names: tuple[str, ...]) -> bytes:
 def _text(value: Any) -> bytes | None:
     if value is None:
         return None
+    if type(value) is str:  # most of them
+        return _encoded(value)
     if isinstance(value, tuple):
         return _constant_array(*value)
     return _encoded(_array(value) if isinstance(value, list) else str(value))

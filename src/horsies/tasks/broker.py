@@ -11,7 +11,7 @@ import asyncio
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -22,17 +22,20 @@ import psycopg
 from horsies.config.postgres import PostgresConfig
 from horsies.database_url import mask_url
 from horsies.db.database import ONE_STATE, Database, Installation
+from horsies.db.direct import execute, execute_async, stream, stream_async
 from horsies.db.errors import describe, is_transient
 from horsies.db.pipeline import Pipeline
 from horsies.db.statement import (
     Nothing,
     Script,
+    Step,
     drive,
     drive_async,
     read_rows,
     run_script,
     run_script_async,
 )
+from horsies.db.statements.tasks import InsertTask, insert_task
 from horsies.errors import ConfigurationError, ErrorCode, HorsiesError
 from horsies.modules import Deferred
 from horsies.result import Err, Ok, Result
@@ -117,6 +120,9 @@ class PostgresBroker:
     ) -> None:
         self.config = config
         self.database = Database(config, role, migrates=migrates)
+        # Whether statements may be sent without psycopg's cursors: a pooler in transaction mode needs a
+        # transaction with settings around each, and ``echo`` logs each.
+        self.is_direct = not (config.pgbouncer_transaction_mode or config.echo)
         # The installation of a caller's transaction.
         self._within = Installation(config.schema_name)
         self.waiters = Waiters(self._connect_waiters)
@@ -207,12 +213,13 @@ class PostgresBroker:
         Every script must have the same ids and fingerprints, so that a lost answer stores nothing
         twice.
         """
-        for delay_seconds in _resend_delays(resend, transaction):
-            stored = self.perform(BrokerErrorCode.ENQUEUE_FAILED, make_script(), transaction)
+        code = BrokerErrorCode.ENQUEUE_FAILED
+        for delay_seconds in resend_delays(resend, transaction):
+            stored = self.perform(code, make_script(), transaction)
             if not _is_transient(stored):
                 return stored
             time.sleep(delay_seconds)
-        return self.perform(BrokerErrorCode.ENQUEUE_FAILED, make_script(), transaction)
+        return self.perform(code, make_script(), transaction)
 
     async def store_async(
         self,
@@ -222,12 +229,64 @@ class PostgresBroker:
         resend: bool = False,
     ) -> BrokerResult[T]:
         code = BrokerErrorCode.ENQUEUE_FAILED
-        for delay_seconds in _resend_delays(resend, transaction):
+        for delay_seconds in resend_delays(resend, transaction):
             stored = await self.perform_async(code, make_script(), transaction)
             if not _is_transient(stored):
                 return stored
             await asyncio.sleep(delay_seconds)
         return await self.perform_async(code, make_script(), transaction)
+
+    def insert(self, row: InsertTask) -> BrokerResult[str] | None:
+        """Insert one task in one round trip and return its id; None if the id or key is taken.
+
+        Needs ``is_direct``. The layers that it leaves out would be half of a send's processor time.
+        """
+        try:
+            self._ensure_schema()
+            pool = self.database.pool()
+            lent = pool.take()
+            try:
+                inserted = execute(lent.connection, insert_task, row)
+            finally:
+                pool.put(lent)
+        except Exception as error:
+            return Err(failure(BrokerErrorCode.ENQUEUE_FAILED, error))
+        return Ok(row.id) if inserted else None
+
+    async def insert_async(self, row: InsertTask) -> BrokerResult[str] | None:
+        """``insert`` on the running event loop's connections."""
+        try:
+            if self._schema_ready_in_pid != os.getpid():
+                await asyncio.to_thread(self._ensure_schema)
+            pool = self.database.pool_async()
+            lent = await pool.take()
+            try:
+                inserted = await execute_async(lent.connection, insert_task, row)
+            finally:
+                pool.put(lent)
+        except Exception as error:
+            return Err(failure(BrokerErrorCode.ENQUEUE_FAILED, error))
+        return Ok(row.id) if inserted else None
+
+    def store_stream(self, steps: Iterable[Step]) -> BrokerResult[None]:
+        """Run the statements of a stream in one transaction; see ``direct.stream``."""
+        try:
+            self._ensure_schema()
+            with self.database.connection() as connection, connection.transaction():
+                stream(connection, steps)
+        except Exception as error:
+            return Err(failure(BrokerErrorCode.ENQUEUE_FAILED, error))
+        return Ok(None)
+
+    async def store_stream_async(self, steps: Iterable[Step]) -> BrokerResult[None]:
+        try:
+            if self._schema_ready_in_pid != os.getpid():
+                await asyncio.to_thread(self._ensure_schema)
+            async with self.database.connection_async() as connection, connection.transaction():
+                await stream_async(connection, steps)
+        except Exception as error:
+            return Err(failure(BrokerErrorCode.ENQUEUE_FAILED, error))
+        return Ok(None)
 
     def get_stale_tasks(self, stale_threshold_minutes: float = 2) -> BrokerResult[list[StaleTask]]:
         """List RUNNING tasks without a heartbeat for longer than the threshold."""
@@ -332,7 +391,8 @@ class PostgresBroker:
         return self.database.connect("waiters", session=True)
 
 
-def _resend_delays(resend: bool, transaction: object) -> Sequence[float]:
+def resend_delays(resend: bool, transaction: object) -> Sequence[float]:
+    """Return the waits before each repetition of a failed send."""
     # The caller's transaction has failed as a whole: only the caller can repeat it.
     return RESEND_DELAYS_SECONDS if resend and transaction is None else ()
 

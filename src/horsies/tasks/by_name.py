@@ -25,7 +25,6 @@ from horsies.tasks.definition import (
     define,
     is_storable_name,
 )
-from horsies.tasks.handle import TaskHandle
 from horsies.tasks.options import SendKeywords, SendOptions, send_options
 from horsies.tasks.request import TaskSendError, TaskSendResult, refused
 from horsies.tasks.send import PreparedSend, Producer, Sender
@@ -53,7 +52,7 @@ class Defined(Protocol):
 
 
 FindTask = Callable[[str], Defined | None]
-Ready = tuple[Sender, TaskSendResult[PreparedSend[TaskHandle[Any]]]]
+Ready = tuple[Sender, TaskSendResult[PreparedSend]]
 
 
 def prepare_by_name(

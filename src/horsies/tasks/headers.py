@@ -7,12 +7,15 @@ child runs a task, sends of that process take over the headers of the task.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextvars import ContextVar
 
 HEADERS_BYTES_MAX = 8_192
 
 _NONE: Mapping[str, str] = {}
-# One task runs in a process at a time; a module variable also reaches the threads that the task starts.
+# Most children run one task at a time; a module variable also reaches the threads that the task starts.
 _inherited: Mapping[str, str] = _NONE
+# The headers of a coroutine in a child that runs several at a time.
+_inherited_here: ContextVar[Mapping[str, str]] = ContextVar("horsies_headers", default=_NONE)
 
 
 def set_inherited(headers: Mapping[str, str] | None) -> None:
@@ -21,14 +24,19 @@ def set_inherited(headers: Mapping[str, str] | None) -> None:
     _inherited = headers or _NONE
 
 
+def set_inherited_here(headers: Mapping[str, str]) -> None:
+    """Set the headers that the sends of this coroutine, and of those that it starts, take over."""
+    _inherited_here.set(headers)
+
+
 def inherited() -> Mapping[str, str]:
     """Return the headers of the running task; empty outside of tasks."""
-    return _inherited
+    return _inherited or _inherited_here.get()
 
 
 def merged(headers: Mapping[str, str] | None) -> Mapping[str, str]:
     """Return the inherited headers under those of a send."""
-    return _inherited if headers is None else {**_inherited, **headers}
+    return inherited() if headers is None else {**inherited(), **headers}
 
 
 def headers_problem(headers: object) -> str | None:

@@ -100,12 +100,38 @@ def call_function(
             value = run_coroutine(value)
     except (KeyboardInterrupt, TaskStopped):
         raise
-    except TaskFailed as failure:
-        return _failure_error(config, definition, failure)
     except BaseException as error:  # sys.exit() in a task is that task's failure, not the process's
-        return _exception_error(config, definition, error)
+        return _raised_error(config, definition, error)
     finally:
         clean_up()
+    return _checked_value(definition, value)
+
+
+async def await_function(
+    config: AppConfig, definition: TaskDefinition, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> TaskResult[Any, TaskError] | TaskError:
+    """``call_function`` on the event loop of the caller; a cancel of the coroutine is an error like
+    others.
+    """
+    try:
+        value = definition.function(*args, **kwargs)
+        if definition.is_async:
+            value = await value
+    except BaseException as error:
+        return _raised_error(config, definition, error)
+    return _checked_value(definition, value)
+
+
+def _raised_error(config: AppConfig, definition: TaskDefinition, error: BaseException) -> TaskError:
+    if isinstance(error, TaskFailed):
+        return _failure_error(config, definition, error)
+    return _exception_error(config, definition, error)
+
+
+def _checked_value(
+    definition: TaskDefinition, value: Any
+) -> TaskResult[Any, TaskError] | TaskError:
+    """The value as a result, or the error of a function that should have returned one."""
     if definition.is_plain:
         return TaskResult(ok=value)
     if isinstance(value, TaskResult):
@@ -130,11 +156,20 @@ def run_coroutine(coroutine: Coroutine[Any, Any, Any]) -> Any:
     # A loop serves one thread; only the main one runs tasks often enough to keep its own.
     if threading.current_thread() is not threading.main_thread():
         return asyncio.run(coroutine)
+    return _kept_loop().run(coroutine)
+
+
+def kept_event_loop() -> asyncio.AbstractEventLoop:
+    """Return the event loop of the main thread, on which coroutines and hooks of the application run."""
+    return _kept_loop().event_loop()
+
+
+def _kept_loop() -> _KeptLoop:
     pid = os.getpid()
     if pid not in _kept_loops:
         _kept_loops.clear()
         _kept_loops[pid] = _KeptLoop()
-    return _kept_loops[pid].run(coroutine)
+    return _kept_loops[pid]
 
 
 def stop_coroutine() -> None:
@@ -170,6 +205,9 @@ class _KeptLoop:
                 # Tasks left on this loop are cancelled now to clean up; no other loop continues them.
                 _kept_loops.clear()
                 self._runner.close()
+
+    def event_loop(self) -> asyncio.AbstractEventLoop:
+        return self._runner.get_loop()
 
     async def _as_main(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         self._main = asyncio.current_task()

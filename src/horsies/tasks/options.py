@@ -29,6 +29,7 @@ _shortened = reprlib.Repr()
 _shortened.maxstring = _shortened.maxother = 100
 
 _EMPTY = '{"retry_policy":null,"good_until":null}'
+_EMPTY_ASYNC = '{"async":true,"retry_policy":null,"good_until":null}'
 
 
 class Unset(Enum):
@@ -157,8 +158,10 @@ def encode_options(
     """Return the options stored with the row: they alone drive its retries, even after a deploy."""
     policy = definition.retry_policy
     if policy is None and good_until is None and not headers and not definition.burst:
-        return _EMPTY
+        return _EMPTY_ASYNC if definition.is_async else _EMPTY
+    # "async" comes first: by these characters the database finds the tasks for async children.
     stored: dict[str, Any] = {
+        **({"async": True} if definition.is_async else {}),
         "retry_policy": policy.to_json() if policy else None,
         "good_until": good_until.isoformat() if good_until else None,
     }

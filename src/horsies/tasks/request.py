@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
@@ -99,10 +99,43 @@ class Stamp(NamedTuple):
 
 
 class Request(NamedTuple):
-    """A valid request to store one task: the row to insert, and the payload for a retry."""
+    """A valid request to store one task: the row to insert, and its delay as the caller gave it."""
 
     row: InsertTask
-    payload: TaskSendPayload
+    delay: timedelta | None
+    enqueue_delay_seconds: float | None
+
+    @property
+    def payload(self) -> TaskSendPayload:
+        """Return the request as the error of a failed send carries it."""
+        row = self.row
+        return TaskSendPayload(
+            task_name=row.task_name,
+            queue_name=row.queue_name,
+            priority=row.priority,
+            args_json=row.args,
+            kwargs_json=row.kwargs,
+            sent_at=row.sent_at,
+            good_until=row.good_until,
+            enqueue_delay_seconds=self.enqueue_delay_seconds,
+            task_options=row.task_options,
+            enqueue_sha=row.enqueue_sha,
+            idempotency_key=row.idempotency_key or row.unique_key,
+            unique=_UNIQUENESS[row.unique_while],
+            enqueue_at=row.enqueue_at,
+            delay=self.delay,
+            max_retries=row.max_retries,
+            timeout_ms=row.timeout_ms,
+            retention_seconds=row.retention_seconds,
+        )
+
+
+# By the column unique_while.
+_UNIQUENESS: Mapping[str | None, Uniqueness] = {
+    None: "forever",
+    "waiting": "while_waiting",
+    "open": "while_open",
+}
 
 
 def prepare(
@@ -114,42 +147,60 @@ def prepare(
     delay_seconds: float | Unset = UNSET,
     stamp: Stamp | None = None,
     hooks: Sequence[SendHook] = (),
+    shared: SharedValues | None = None,
 ) -> TaskSendResult[Request]:
-    """Check and encode one call; a missing stamp means a new id and the current time."""
-    if problem := option_problem(config, options, delay_seconds):
+    """Check and encode one call; a missing stamp means a new id and the current time.
+
+    ``shared`` are the values of checked options, where a sender has computed them before.
+    """
+    if shared is None and (problem := option_problem(config, options, delay_seconds)):
         return Err(refused(definition, problem))
     encoded = encode(config.payload, definition, args, kwargs)
     if isinstance(encoded, Err):
         return encoded
-    call = encoded.value
     if hooks:
         hooked = run_hooks(hooks, config, definition, options, 1)
         if isinstance(hooked, Err):
             return hooked
-        options = hooked.value
+        options, shared = hooked.value, None
     delay = None if isinstance(delay_seconds, Unset) else delay_seconds
-    stamp = stamp or Stamp(new_id(), datetime.now(UTC))
-    shared = shared_values(config, definition, options, delay, stamp.sent_at)
-    payload = TaskSendPayload(
-        task_name=definition.name,
-        queue_name=shared.queue_name,
-        priority=shared.priority,
-        args_json=call.args_json,
-        kwargs_json=call.kwargs_json,
-        sent_at=shared.sent_at,
-        good_until=shared.good_until,
-        enqueue_delay_seconds=delay,
-        task_options=shared.task_options,
-        enqueue_sha=shared.fingerprint(call),
-        idempotency_key=options.idempotency_key,
-        unique=options.unique,
-        enqueue_at=options.at,
-        delay=options.delay,
-        max_retries=shared.max_retries,
-        timeout_ms=shared.timeout_ms,
-        retention_seconds=shared.retention_seconds,
+    task_id, sent_at = stamp or Stamp(new_id(), datetime.now(UTC))
+    shared = shared or shared_values(config, definition, options, delay)
+    row = _row(task_id, definition.name, options, shared, sent_at, encoded.value, delay)
+    return Ok(Request(row, options.delay, delay))
+
+
+def _row(
+    task_id: str,
+    task_name: str,
+    options: SendOptions,
+    shared: SharedValues,
+    sent_at: datetime,
+    call: EncodedCall,
+    delay_seconds: float | None,
+) -> InsertTask:
+    key, is_forever = options.idempotency_key, options.unique == "forever"
+    return InsertTask(
+        task_id,
+        task_name,
+        shared.queue_name,
+        shared.priority,
+        call.args_json,
+        call.kwargs_json,
+        sent_at,
+        options.at,
+        options.delay.total_seconds() if options.delay else delay_seconds or 0.0,
+        shared.good_until,
+        shared.max_retries,
+        shared.task_options,
+        shared.timeout_ms,
+        shared.retention_seconds,
+        shared.fingerprint(sent_at, call),
+        key if is_forever else None,
+        None if key is None else _idempotency_sha(task_name, shared, call),
+        None if is_forever else key,
+        None if is_forever else options.unique.removeprefix("while_"),
     )
-    return Ok(_request(stamp.task_id, payload))
 
 
 def run_hooks(
@@ -192,9 +243,10 @@ def encode(
     return encoded
 
 
-def _request(task_id: str, payload: TaskSendPayload) -> Request:
+def _replayed(task_id: str, payload: TaskSendPayload) -> Request:
     key, delay = payload.idempotency_key, payload.delay
     is_forever = payload.unique == "forever"
+    call = EncodedCall(payload.args_json, payload.kwargs_json)
     row = InsertTask(
         id=task_id,
         task_name=payload.task_name,
@@ -212,11 +264,11 @@ def _request(task_id: str, payload: TaskSendPayload) -> Request:
         retention_seconds=payload.retention_seconds,
         enqueue_sha=payload.enqueue_sha,
         idempotency_key=key if is_forever else None,
-        idempotency_sha=_idempotency_sha(payload) if key is not None else None,
+        idempotency_sha=None if key is None else _idempotency_sha(payload.task_name, payload, call),
         unique_key=None if is_forever else key,
         unique_while=None if is_forever else payload.unique.removeprefix("while_"),
     )
-    return Request(row, payload)
+    return Request(row, delay, payload.enqueue_delay_seconds)
 
 
 class SharedValues(NamedTuple):
@@ -224,20 +276,22 @@ class SharedValues(NamedTuple):
 
     queue_name: str
     priority: int
-    sent_at: datetime
     good_until: datetime | None
     max_retries: int
     task_options: str
     timeout_ms: int | None
     retention_seconds: float | None
-    hasher: Any
+    digest: str
 
-    def fingerprint(self, call: EncodedCall) -> str:
-        """Return the digest of one row: the shared values, then its arguments."""
-        hasher = self.hasher.copy()
-        hasher.update(f"{call.args_json}\0{call.kwargs_json}".encode())
-        digest: str = hasher.hexdigest()
-        return digest
+    def fingerprint(self, sent_at: datetime, call: EncodedCall) -> str:
+        """Return the digest of one row: the shared values, its time and its arguments."""
+        text = f"{self.digest}{sent_at.isoformat()}\0{call.args_json}\0{call.kwargs_json}"
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def fingerprints(self, sent_at: datetime, calls: Iterable[EncodedCall]) -> list[str]:
+        """Return the digests of rows that are sent at the same time."""
+        head, sha256 = f"{self.digest}{sent_at.isoformat()}\0", hashlib.sha256
+        return [sha256(f"{head}{args}\0{kwargs}".encode()).hexdigest() for args, kwargs in calls]
 
 
 def shared_values(
@@ -245,9 +299,8 @@ def shared_values(
     definition: TaskDefinition,
     options: SendOptions,
     delay_seconds: float | None,
-    sent_at: datetime,
 ) -> SharedValues:
-    """Compute the shared part of the rows and the shared prefix of their fingerprints."""
+    """Compute the shared part of the rows and of their fingerprints."""
     definition = with_overrides(config, definition, options)
     good_until = None if isinstance(options.good_until, Unset) else options.good_until
     priority = definition.priority if options.priority is None else options.priority
@@ -257,23 +310,20 @@ def shared_values(
         definition.name,
         definition.queue_name,
         str(priority),
-        sent_at.isoformat(),
         _utc_text(good_until),
         "" if delay_seconds is None else repr(float(delay_seconds)),
         task_options,
         f"{_utc_text(options.at)} {options.delay} {definition.timeout_ms} {retention} {options.unique}",
-        "",
     )
     return SharedValues(
         definition.queue_name,
         priority,
-        sent_at,
         good_until,
         max_retries(definition),
         task_options,
         definition.timeout_ms,
         retention,
-        hashlib.sha256("\0".join(parts).encode()),
+        hashlib.sha256("\0".join(parts).encode()).hexdigest(),
     )
 
 
@@ -285,16 +335,18 @@ def max_retries(definition: TaskDefinition) -> int:
     return definition.retry_policy.max_retries if definition.retry_policy else 0
 
 
-def _idempotency_sha(payload: TaskSendPayload) -> str:
+def _idempotency_sha(
+    task_name: str, line: SharedValues | TaskSendPayload, call: EncodedCall
+) -> str:
     """Fingerprint the request without its times and headers: a repeat may come later, from another
     caller, and with dicts in another order.
     """
     parts = (
-        payload.task_name,
-        payload.queue_name,
-        str(payload.priority),
-        canonical(payload.args_json),
-        canonical(payload.kwargs_json),
+        task_name,
+        line.queue_name,
+        str(line.priority),
+        canonical(call.args_json),
+        canonical(call.kwargs_json),
     )
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
@@ -349,5 +401,5 @@ def replay(
     elif scheduled is False and payload.enqueue_delay_seconds is not None:
         problem = "the failed send was delayed; use retry_schedule"
     else:
-        return Ok(_request(error.task_id, payload))
+        return Ok(_replayed(error.task_id, payload))
     return Err(refused(definition, problem))

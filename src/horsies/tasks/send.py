@@ -7,31 +7,26 @@ here raises for operational reasons.
 
 from __future__ import annotations
 
-import functools
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
-from horsies.codec.calls import EncodedCall
+from horsies.codec.results import ResultCodec
 from horsies.config.app import AppConfig
 from horsies.config.tracing import TracingConfig
 from horsies.db.statement import Script, Step
 from horsies.db.statements.tasks import (
     IdempotencyKey,
     InsertTask,
-    InsertTasks,
     TaskIds,
     find_idempotent_task,
     find_sent_tasks,
     find_unique_task,
     insert_task,
-    insert_tasks,
 )
 from horsies.errors import HorsiesError
-from horsies.ids import new_id
 from horsies.result import Err, Ok
 from horsies.tasks.broker import (
     BrokerErrorCode,
@@ -42,17 +37,16 @@ from horsies.tasks.broker import (
 )
 from horsies.tasks.definition import TaskDefinition
 from horsies.tasks.handle import TaskHandle
+from horsies.tasks.headers import inherited
 from horsies.tasks.options import UNSET, SendHook, SendOptions, Unset, option_problem
 from horsies.tasks.request import (
     Request,
+    SharedValues,
     TaskSendError,
     TaskSendErrorCode,
     TaskSendResult,
-    encode,
     prepare,
-    refused,
     replay,
-    run_hooks,
     shared_values,
     suppressed,
 )
@@ -109,53 +103,66 @@ class TaskCall(Generic[T_co]):
         return f"TaskCall({self.task_name!r}, ...)"
 
 
-class PreparedSend(NamedTuple, Generic[T]):
-    """A checked send: the script that stores its tasks and returns handles, and the broker to run it.
-
-    ``request`` is None for ``send_many``, which cannot be retried from its error.
-    """
+class PreparedSend(NamedTuple):
+    """A checked send and the broker to store its task."""
 
     broker: PostgresBroker
+    request: Request
+    results: ResultCodec
     resend: bool
     transaction: object
-    request: Request | None
-    make_script: Callable[[], Script[T]]
     sending: Sending | None = None
 
-    def end(self, stored: BrokerResult[T]) -> TaskSendResult[T]:
-        """Return the handles or the error, and end the span of the send."""
-        sent = stored.map_err(self.error)
+    @property
+    def is_plain(self) -> bool:
+        """Whether one statement on a connection of our own may be all that the send needs."""
+        return self.transaction is None and not self.resend and self.broker.is_direct
+
+    def script(self) -> Script[str]:
+        return insert_script(self.request.row)
+
+    def end(self, stored: BrokerResult[str]) -> TaskSendResult[TaskHandle[Any]]:
+        """Return the handle or the error, and end the span of the send."""
+        if isinstance(stored, Err):
+            error = not_stored(stored.value, self.request, self.transaction)
+            if self.sending is not None:
+                self.sending.end(error.code.value)
+            return Err(error)
         if self.sending is not None:
-            self.sending.end(sent.err_value.code.value if isinstance(sent, Err) else None)
-        return sent
-
-    def error(self, error: BrokerOperationError) -> TaskSendError:
-        return _not_stored(error, self.request, self.transaction)
+            self.sending.end()
+        return Ok(TaskHandle(stored.value, self.broker, self.results))
 
 
-def store_prepared(sender: Sender, ready: TaskSendResult[PreparedSend[T]]) -> TaskSendResult[T]:
-    """Store the tasks and return their handles, or the error that ``retry_send`` takes."""
+def store_prepared(
+    sender: Sender, ready: TaskSendResult[PreparedSend]
+) -> TaskSendResult[TaskHandle[Any]]:
+    """Store the task and return its handle, or the error that ``retry_send`` takes."""
     if isinstance(ready, Err):
-        return _logged(sender, ready)
+        return reported(sender, ready)
     prepared, started = ready.value, time.perf_counter()
-    store = prepared.broker.store
-    stored = store(prepared.make_script, prepared.transaction, resend=prepared.resend)
-    return _logged(sender, prepared.end(stored), prepared.request, started)
+    broker, row = prepared.broker, prepared.request.row
+    stored = broker.insert(row) if prepared.is_plain else None
+    if stored is None:
+        stored = broker.store(prepared.script, prepared.transaction, resend=prepared.resend)
+    return reported(sender, prepared.end(stored), prepared.request, started)
 
 
 async def store_prepared_async(
-    sender: Sender, ready: TaskSendResult[PreparedSend[T]]
-) -> TaskSendResult[T]:
+    sender: Sender, ready: TaskSendResult[PreparedSend]
+) -> TaskSendResult[TaskHandle[Any]]:
     """``store_prepared`` without blocking the event loop."""
     if isinstance(ready, Err):
-        return _logged(sender, ready)
+        return reported(sender, ready)
     prepared, started = ready.value, time.perf_counter()
-    store = prepared.broker.store_async
-    stored = await store(prepared.make_script, prepared.transaction, resend=prepared.resend)
-    return _logged(sender, prepared.end(stored), prepared.request, started)
+    broker, row = prepared.broker, prepared.request.row
+    stored = await broker.insert_async(row) if prepared.is_plain else None
+    if stored is None:
+        store = broker.store_async
+        stored = await store(prepared.script, prepared.transaction, resend=prepared.resend)
+    return reported(sender, prepared.end(stored), prepared.request, started)
 
 
-def _logged(
+def reported(
     sender: Sender,
     sent: TaskSendResult[T],
     request: Request | None = None,
@@ -182,14 +189,14 @@ def _observed(
     if isinstance(sent, Err):  # its queue may not exist
         return Sent(definition.name, definition.queue_name, "failed", 1, seconds)
     queue_name = sender.options.queue_name or definition.queue_name
-    handles = sent.ok_value if isinstance(sent.ok_value, list) else [sent.ok_value]
+    count = len(sent.ok_value) if isinstance(sent.ok_value, Sequence) else 1
     # With an idempotency key, the handle may be that of an earlier task.
-    is_found = request is not None and handles[0].task_id != request.row.id
+    is_found = request is not None and sent.ok_value.task_id != request.row.id
     result: Literal["stored", "duplicate"] = "duplicate" if is_found else "stored"
-    return Sent(definition.name, queue_name, result, len(handles), seconds)
+    return Sent(definition.name, queue_name, result, count, seconds)
 
 
-def _not_stored(
+def not_stored(
     error: BrokerOperationError, request: Request | None, transaction: object
 ) -> TaskSendError:
     mismatch = error.code is BrokerErrorCode.PAYLOAD_MISMATCH
@@ -204,107 +211,63 @@ def _not_stored(
     )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Sender:
     """One task with its send options: checks calls and prepares them for the broker."""
 
     producer: Producer
     definition: TaskDefinition
     options: SendOptions
+    _shared: SharedValues | None = field(default=None, init=False, repr=False)
 
     def prepare(
         self,
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
         delay_seconds: float | Unset = UNSET,
-    ) -> TaskSendResult[PreparedSend[TaskHandle[Any]]]:
+    ) -> TaskSendResult[PreparedSend]:
         """Check one call of ``send`` or ``schedule``."""
         if self.producer.are_sends_suppressed():
             return Err(suppressed())
         config, hooks = self.producer.config, self.producer.hooks
+        options = self.options
+        shared = self._known_values() if delay_seconds is UNSET else None
         prepared = prepare(
-            config, self.definition, self.options, args, kwargs, delay_seconds, hooks=hooks
+            config, self.definition, options, args, kwargs, delay_seconds, None, hooks, shared
         )
         if config.tracing is not None and isinstance(prepared, Ok):
             request, sending = self._traced(config.tracing, prepared.value)
             return self._single(Ok(request), sending)
         return self._single(prepared)
 
+    def _known_values(self) -> SharedValues | None:
+        """Return the shared values, computed once; None for headers, which may change, and bad options."""
+        if self.options.headers is not None or inherited():
+            return None
+        if self._shared is None:
+            config = self.producer.config
+            if option_problem(config, self.options) is None:
+                self._shared = shared_values(config, self.definition, self.options, None)
+        return self._shared
+
     def prepare_retry(
         self, error: TaskSendError, *, scheduled: bool | None
-    ) -> TaskSendResult[PreparedSend[TaskHandle[Any]]]:
+    ) -> TaskSendResult[PreparedSend]:
         """Replay a failed send with the same id and fingerprint: it stores the task at most once."""
         if self.producer.are_sends_suppressed():
             return Err(suppressed())
         return self._single(replay(self.definition, error, scheduled=scheduled))
 
-    def prepare_many(
-        self, calls: Iterable[TaskCall[T]]
-    ) -> TaskSendResult[PreparedSend[list[TaskHandle[T]]]]:
-        """Check all calls of ``send_many``; one statement stores them all or none."""
-        definition, options, config = self.definition, self.options, self.producer.config
-        if self.producer.are_sends_suppressed():
-            return Err(suppressed())
-        if problem := self._many_problem(calls):
-            return Err(refused(definition, problem))
-        encoded: list[EncodedCall] = []
-        for position, call in enumerate(calls):
-            match self._encode(call):
-                case Err(error):
-                    message = f"Call {position} of send_many: {error.message}"
-                    return Err(TaskSendError(error.code, message))
-                case Ok(one):
-                    encoded.append(one)
-        if self.producer.hooks:
-            hooked = run_hooks(self.producer.hooks, config, definition, options, len(encoded))
-            if isinstance(hooked, Err):
-                return hooked
-            options = hooked.value
-        batch = _batch(config, definition, options, encoded)
-        sending = None
-        if config.tracing is not None and encoded:
-            batch, sending = self._traced_many(config.tracing, batch)
-
-        def script(broker: PostgresBroker) -> Script[list[TaskHandle[T]]]:
-            ids = yield from _insert_many_script(batch)
-            return [TaskHandle(one, broker, definition.results) for one in ids]
-
-        return self._prepared(None, script, sending)
-
-    def _many_problem(self, calls: object) -> str | None:
-        if problem := option_problem(self.producer.config, self.options):
-            return problem
-        if self.options.idempotency_key is not None:
-            return "an idempotency_key names one request; send_many takes none"
-        if not isinstance(calls, Iterable):
-            return f"send_many takes a list of calls made by bind(...), not {type(calls).__name__}"
-        return None
-
-    def _encode(self, call: TaskCall[Any]) -> TaskSendResult[EncodedCall]:
-        if getattr(call, "task_name", None) != self.definition.name:
-            problem = "send_many takes calls made by this task's bind(...)"
-            return Err(refused(self.definition, problem))
-        return encode(self.producer.config.payload, self.definition, call.args, call.kwargs)
-
     def _traced(self, tracing: TracingConfig, request: Request) -> tuple[Request, Sending]:
         """Start the span of a send and add its carrier to the row, after the fingerprint was made."""
-        row, payload = request
+        row = request.row
         size = len(row.args) + len(row.kwargs)
         is_later = row.enqueue_at is not None or row.delay_seconds > 0
-        sending = self._sending(tracing, row.queue_name, size, is_later, task_id=row.id)
+        sending = self.sending(tracing, row.queue_name, size, is_later, task_id=row.id)
         traced = with_carrier(row.task_options, sending.carrier)
-        row = row._replace(task_options=traced)
-        return Request(row, replace(payload, task_options=traced)), sending
+        return request._replace(row=row._replace(task_options=traced)), sending
 
-    def _traced_many(self, tracing: TracingConfig, batch: _Batch) -> tuple[_Batch, Sending]:
-        rows, count = batch.rows, len(batch.ids)
-        is_later = rows.enqueue_at is not None or rows.delay_seconds > 0
-        size = len(rows.args) + len(rows.kwargs)
-        sending = self._sending(tracing, rows.queue_name, size, is_later, count=count)
-        traced = with_carrier(rows.task_options, sending.carrier)
-        return batch._replace(rows=rows._replace(task_options=traced)), sending
-
-    def _sending(
+    def sending(
         self,
         tracing: TracingConfig,
         queue_name: str,
@@ -314,6 +277,7 @@ class Sender:
         task_id: str | None = None,
         count: int | None = None,
     ) -> Sending:
+        """Start the span of a send."""
         name = self.definition.name
         attributes: dict[str, str | int] = {
             "messaging.destination.name": queue_name,
@@ -328,32 +292,21 @@ class Sender:
 
     def _single(
         self, prepared: TaskSendResult[Request], sending: Sending | None = None
-    ) -> TaskSendResult[PreparedSend[TaskHandle[Any]]]:
+    ) -> TaskSendResult[PreparedSend]:
         if isinstance(prepared, Err):
             return prepared
-        request, results = prepared.value, self.definition.results
-
-        def script(broker: PostgresBroker) -> Script[TaskHandle[Any]]:
-            return TaskHandle((yield from insert_script(request.row)), broker, results)
-
-        return self._prepared(request, script, sending)
-
-    def _prepared(
-        self,
-        request: Request | None,
-        make_script: Callable[[PostgresBroker], Script[T]],
-        sending: Sending | None = None,
-    ) -> TaskSendResult[PreparedSend[T]]:
-        transaction = self.options.transaction
+        request, transaction = prepared.value, self.options.transaction
         match self.producer.broker():
             case Err(error):
                 if sending is not None:
                     sending.end(error.code.value)
-                return Err(_not_stored(error, request, transaction))
+                return Err(not_stored(error, request, transaction))
             case Ok(broker):
-                resend = self.producer.config.resend_on_transient_err
-                script = functools.partial(make_script, broker)
-                return Ok(PreparedSend(broker, resend, transaction, request, script, sending))
+                resend, results = (
+                    self.producer.config.resend_on_transient_err,
+                    self.definition.results,
+                )
+                return Ok(PreparedSend(broker, request, results, resend, transaction, sending))
 
 
 def insert_script(row: InsertTask) -> Script[str]:
@@ -391,55 +344,3 @@ def _same_request(task_id: str, stored_sha: str | None, sha: str | None) -> str:
             f"Task {task_id} already exists with a different request; use a new idempotency key for it."
         )
     return task_id
-
-
-class _Batch(NamedTuple):
-    """The rows to insert, and their ids and fingerprints for the case of a conflict."""
-
-    ids: Sequence[str]
-    shas: Sequence[str]
-    rows: InsertTasks
-
-
-def _batch(
-    config: AppConfig,
-    definition: TaskDefinition,
-    options: SendOptions,
-    encoded: Sequence[EncodedCall],
-) -> _Batch:
-    shared = shared_values(config, definition, options, None, datetime.now(UTC))
-    ids = [new_id() for _ in encoded]
-    shas = [shared.fingerprint(call) for call in encoded]
-    rows = InsertTasks(
-        task_name=definition.name,
-        queue_name=shared.queue_name,
-        priority=shared.priority,
-        sent_at=shared.sent_at,
-        enqueue_at=options.at,
-        delay_seconds=options.delay.total_seconds() if options.delay else 0.0,
-        good_until=shared.good_until,
-        max_retries=shared.max_retries,
-        task_options=shared.task_options,
-        timeout_ms=shared.timeout_ms,
-        retention_seconds=shared.retention_seconds,
-        ids="\n".join(ids),
-        args="\n".join([call.args_json for call in encoded]),
-        kwargs="\n".join([call.kwargs_json for call in encoded]),
-        enqueue_shas="\n".join(shas),
-    )
-    return _Batch(ids, shas, rows)
-
-
-def _insert_many_script(batch: _Batch) -> Script[Sequence[str]]:
-    if not batch.ids:
-        return []
-    (answer,) = yield insert_tasks, batch.rows
-    if answer.inserted < len(batch.ids):
-        present = yield find_sent_tasks, TaskIds(batch.ids)
-        shas = {row.id: row.enqueue_sha for row in present}
-        for task_id, sha in zip(batch.ids, batch.shas, strict=True):
-            if shas.get(task_id, sha) != sha:
-                raise PayloadMismatchError(
-                    f"Task {task_id} already exists with a different request."
-                )
-    return batch.ids

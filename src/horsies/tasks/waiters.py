@@ -297,9 +297,11 @@ class Waiters:
             self._fail_unread(wanted, listener.failure or ConnectionError("no connection"))
             return
         self.was_reached = True
-        for subject in Subject:
-            if keys := [key for key in wanted if key[0] is subject]:
-                self._read_keys(self._pipeline, subject, keys)
+        by_subject: dict[Subject, list[_Key]] = {}
+        for key in wanted:
+            by_subject.setdefault(key[0], []).append(key)
+        for subject, keys in by_subject.items():
+            self._read_keys(self._pipeline, subject, keys)
 
     def _read_keys(self, pipeline: Pipeline, subject: Subject, keys: Sequence[_Key]) -> None:
         """Read all rows in one statement, or after an error of the data each in its own: a result that

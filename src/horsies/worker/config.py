@@ -11,6 +11,7 @@ from horsies.worker.pool.launcher import StartMethod, default_start_method
 from horsies.worker.pool.window import WIDTH_MAX
 
 DEFAULT_MAX_TASKS_PER_CHILD = 100
+DEFAULT_ASYNC_SLOTS = 100
 NAME_CHARACTERS_MAX = 100
 DEFAULT_HOST = "127.0.0.1"
 
@@ -38,11 +39,19 @@ class WorkerConfig:
     metrics_host: str = DEFAULT_HOST
     # None serves no metrics.
     metrics_port: int | None = None
+    # Children for `async def` tasks, and how many tasks each of them runs at a time.
+    async_children: int = 0
+    async_slots: int = DEFAULT_ASYNC_SLOTS
+
+    @property
+    def places(self) -> int:
+        """How many tasks may run at a time."""
+        return self.processes + self.async_children * self.async_slots
 
     @property
     def effective_claims(self) -> int:
         """How many tasks this worker may hold at once: running and claimed ahead."""
-        most = self.processes + self.prefetch_buffer
+        most = self.places + self.prefetch_buffer
         return min(self.max_claim_per_worker or most, most)
 
     @property
@@ -53,7 +62,8 @@ class WorkerConfig:
     @property
     def held_max(self) -> int:
         """``effective_claims`` with full windows."""
-        most = self.processes * max(1, self.window_width) + self.prefetch_buffer
+        behind = self.processes * (max(1, self.window_width) - 1)
+        most = self.places + behind + self.prefetch_buffer
         return min(self.max_claim_per_worker or most, most)
 
 
@@ -61,7 +71,10 @@ def refuse_bad_limits(config: WorkerConfig) -> None:
     """Raise HRS-206 for flags that cannot work."""
     memory_mb, grace = config.max_memory_per_child_mb, config.shutdown_grace_seconds
     problems = {
-        "--processes must be at least 1": config.processes < 1,
+        "--processes must be at least 1, or 0 with --async-children": config.processes < 0
+        or config.places < 1,
+        "--async-children must be 0 (none) or more": config.async_children < 0,
+        "--async-slots must be at least 1": config.async_slots < 1,
         "--max-claim-batch must be 0 (fill all children) or more": config.max_claim_batch < 0,
         "--max-claim-per-worker must be 0 (all children) or more": config.max_claim_per_worker < 0,
         f"--window must be 0 (one task at a time) to {WIDTH_MAX}": not 0
@@ -129,9 +142,13 @@ def _queue_caps(app: Horsies) -> list[tuple[str, int]]:
 
 def describe_concurrency(app: Horsies, config: WorkerConfig) -> str:
     cap, claims = app.config.cluster_wide_cap, config.effective_claims
-    lowered = f" (lowered from {config.max_claim_per_worker} to processes + prefetch_buffer)"
+    lowered = (
+        f" (lowered from {config.max_claim_per_worker} to the number of places + prefetch_buffer)"
+    )
+    shared = f"async_children={config.async_children}, async_slots={config.async_slots}, "
     return (
         f"Concurrency config: processes={config.processes}, "
+        f"{shared if config.async_children else ''}"
         f"cluster_wide_cap={'unlimited' if cap is None else cap}, "
         f"queue_caps={','.join(f'{name}:{cap}' for name, cap in _queue_caps(app)) or 'none'}, "
         f"max_claim_per_worker={claims}{lowered if config.max_claim_per_worker > claims else ''}, "

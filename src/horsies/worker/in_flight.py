@@ -36,7 +36,8 @@ from horsies.worker.pool.assignments import (
     Stopped,
     TakenBack,
 )
-from horsies.worker.pool.pool import ChildPool, NoIdleChildError
+from horsies.worker.pool.mixed_pool import AnyPool
+from horsies.worker.pool.pool import NoIdleChildError
 from horsies.worker.pool.window import Windows, linger_seconds
 from horsies.worker.protocol import Assignment, NodePart
 from horsies.worker.tally import Tally, ends_logger, log_end
@@ -59,7 +60,7 @@ class InFlight:
 
     def __init__(
         self,
-        pool: ChildPool,
+        pool: AnyPool,
         inputs: NodeInputs | None = None,
         traces: Traces | None = None,
         windows: Windows | None = None,

@@ -33,7 +33,7 @@ from horsies.worker.maintenance import Maintenance
 from horsies.worker.node_inputs import NodeInputs, tasks_with_injection
 from horsies.worker.notifications import echo_channel, worker_channels
 from horsies.worker.pool.assignments import PoolEvent
-from horsies.worker.pool.pool import ChildPool
+from horsies.worker.pool.mixed_pool import AnyPool
 from horsies.worker.pool.window import Windows
 from horsies.worker.probe import Vitals
 from horsies.worker.tally import Tally
@@ -67,7 +67,7 @@ class Worker:
     """
 
     def __init__(
-        self, app: Horsies, config: WorkerConfig, pool: ChildPool, selector: selectors.BaseSelector
+        self, app: Horsies, config: WorkerConfig, pool: AnyPool, selector: selectors.BaseSelector
     ) -> None:
         known = KnownTasks.of(app)
         identity = Identity.of(new_id(), known.as_json())
@@ -130,7 +130,8 @@ class Worker:
     def vitals(self) -> Vitals:
         """Describe this worker for probes; another thread calls it, so it only reads."""
         pool, in_flight, connection = self._pool, self._in_flight, self._connection
-        pids, busy, idle = pool.pids(), len(pool.busy), pool.idle_count
+        pids, idle = pool.pids(), pool.idle_children
+        busy = len({child.pid for child in list(pool.busy.values())})
         return Vitals(
             awake_by=self._awake_by,
             has_started=self._has_started,

@@ -39,7 +39,7 @@ from horsies.worker.config import WorkerConfig
 from horsies.worker.connection import WorkerConnection
 from horsies.worker.in_flight import InFlight
 from horsies.worker.liveness import Identity, Liveness
-from horsies.worker.pool.pool import ChildPool
+from horsies.worker.pool.mixed_pool import AnyPool
 from horsies.worker.protocol import ProgressReport
 from horsies.worker.reaper import (
     expire_paused,
@@ -71,7 +71,7 @@ class Maintenance:
         app_config: AppConfig,
         config: WorkerConfig,
         identity: Identity,
-        pool: ChildPool,
+        pool: AnyPool,
         in_flight: InFlight,
         connection: WorkerConnection,
         blocked: Blocked,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from horsies.config.app import QUEUE_CHANNEL_PREFIX
 
@@ -30,8 +31,7 @@ def echo_channel(worker_id: str) -> str:
     return f"{ECHO_CHANNEL_PREFIX}{worker_id}"
 
 
-@dataclass(frozen=True, slots=True)
-class NotificationBatch:
+class NotificationBatch(NamedTuple):
     """Notifications received at once, sorted by meaning.
 
     `work` says that a queue may have tasks, `cancelled` names tasks that may have been cancelled, and

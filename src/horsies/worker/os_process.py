@@ -227,6 +227,19 @@ def rss_megabytes(pids: Collection[int]) -> float:
     return sum(_rss_bytes(pid) for pid in pids) / _MEGABYTE
 
 
+def private_megabytes(pids: Collection[int]) -> float:
+    """The sum of the memory that each process shares with no other; where that is unknown, all of it."""
+    return sum(_private_bytes(pid) for pid in pids) / _MEGABYTE
+
+
+def _private_bytes(pid: int) -> int:
+    # 0.3 ms for a child of 45 MB.
+    with suppress(OSError), open(f"/proc/{pid}/smaps_rollup", "rb") as file:
+        lines = [line.split() for line in file if line.startswith(b"Private_")]
+        return 1024 * sum(int(kilobytes) for _, kilobytes, _ in lines)
+    return _rss_bytes(pid)
+
+
 def _rss_bytes(pid: int) -> int:
     if sys.platform == "linux":
         with suppress(OSError), open(f"/proc/{pid}/statm", "rb") as statm:

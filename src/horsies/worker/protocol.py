@@ -9,6 +9,7 @@ any bytes that a child writes the parent either reads one of the values below or
 from __future__ import annotations
 
 import json
+import math
 import socket
 import struct
 from dataclasses import asdict, dataclass
@@ -18,13 +19,14 @@ from typing import Any, NamedTuple
 
 from pydantic_core import from_json, to_json
 
+from horsies.current_task import NOTE_CHARACTERS_MAX
 from horsies.errors import checked_delay
 
 MAX_FRAME_BYTES = 1 << 30
 
 
 class FrameKind(IntEnum):
-    """The kinds of frames; the first three travel to the child, the rest come back."""
+    """The kinds of frames; the first three, SHARE and STOP_TASK travel to the child, the rest come back."""
 
     BOOT = 1
     ASSIGN = 2
@@ -35,6 +37,12 @@ class FrameKind(IntEnum):
     STOPPED = 7
     HOOK_FAILED = 8
     BOOT_FAILED = 9
+    # Of children that run several coroutines at a time.
+    SHARE = 20
+    STOP_TASK = 21
+    TASK_STOPPED = 22
+    PROGRESS = 23
+    LOOP_BLOCKED = 24
 
 
 class ProgressReport(NamedTuple):
@@ -351,6 +359,25 @@ def decode_texts(frame: bytes, count: int) -> list[str]:
     if not all(isinstance(text, str) for text in texts):
         raise ProtocolError("malformed frame: something that is not a text")
     return texts
+
+
+def encode_progress(task_id: str, generation: int, done: float, total: float, note: str) -> bytes:
+    """A frame with the progress of one of several tasks; `total` may be infinite or not a number."""
+    values = (task_id, str(generation), repr(float(done)), repr(float(total)), note)
+    return encode_texts(FrameKind.PROGRESS, *values)
+
+
+def decode_progress(frame: bytes) -> ProgressReport:
+    task_id, generation, done_text, total_text, note = decode_texts(frame, 5)
+    try:
+        done, total = float(done_text), float(total_text)
+        number = int(generation)
+    except ValueError as error:
+        raise ProtocolError("malformed progress: its numbers cannot be read") from error
+    if not math.isfinite(done):
+        raise ProtocolError("malformed progress: its numbers are not finite")
+    text = note.replace("\0", "\ufffd")[:NOTE_CHARACTERS_MAX] or None
+    return ProgressReport(task_id, number, done, total if math.isfinite(total) else None, text)
 
 
 def encode_boot(boot: ChildBoot, worker_pid: int) -> bytes:

@@ -24,10 +24,12 @@ from horsies.db.statements.turn import (
     ClaimedTask,
     ClaimKnownTasks,
     ClaimTasks,
+    ClaimTasksOfKind,
     ReleaseUnstarted,
     StartTasks,
     claim_known_tasks,
     claim_tasks,
+    claim_tasks_of_kind,
     fail_tasks,
     release_unstarted,
     start_tasks,
@@ -156,7 +158,8 @@ class TurnRequest(NamedTuple):
     to claim for, ``ahead`` the children that may take short tasks behind others, with the names of such
     tasks, ``prefetch`` how many tasks to claim ahead, ``freed`` the places that the outcomes
     free in each queue, ``positions`` where the claim looks first, ``unknown_names`` and ``refused_ids``
-    the tasks that it leaves out.
+    the tasks that it leaves out. ``is_async`` restricts the claim to tasks of ``async def`` functions, or
+    to the others; None takes both.
     """
 
     starting: Sequence[tuple[ClaimedTask, int]] = ()
@@ -168,6 +171,7 @@ class TurnRequest(NamedTuple):
     refused_ids: Sequence[str] = ()
     ahead: Sequence[int] = ()
     short_names: Sequence[str] = ()
+    is_async: bool | None = None
 
     @property
     def claims(self) -> int:
@@ -260,6 +264,9 @@ class Claimer:
     def claim_step(self, request: TurnRequest) -> Step:
         """The statement that claims; one of its own if tasks are to be left out."""
         claim, names, ids = self.claim(request), request.unknown_names, request.refused_ids
+        if request.is_async is not None:
+            fields = (*claim[:-2], names, ids, *claim[-2:], request.is_async)
+            return claim_tasks_of_kind, ClaimTasksOfKind(*fields)
         if names or ids:
             return claim_known_tasks, ClaimKnownTasks(*claim[:-2], names, ids)
         return claim_tasks, claim
@@ -430,6 +437,7 @@ def _claim_one_by_one(
             positions=_just_before(due),
             unknown_names=request.unknown_names,
             refused_ids=[*request.refused_ids, *blocked.excluded()],
+            is_async=request.is_async,
         )
         step = claimer.only(due.queue_name).claim_step(one)
         answers = blocked.attempt(pipeline, Change("claim", due.id, due.workflow_id), [step])

@@ -37,13 +37,14 @@ from horsies.tasks.recovery import (
     expire_one_by_one,
     release_one_by_one,
 )
-from horsies.worker.agenda import Agenda, Shutdown
+from horsies.worker.agenda import NEVER, Agenda, Shutdown
+from horsies.worker.async_claims import AsyncClaims
 from horsies.worker.config import WorkerConfig
 from horsies.worker.in_flight import InFlight
 from horsies.worker.known_tasks import KnownTasks, UnknownTasks
 from horsies.worker.liveness import Identity
 from horsies.worker.maintenance import Maintenance
-from horsies.worker.pool.pool import ChildPool
+from horsies.worker.pool.mixed_pool import AnyPool
 from horsies.worker.turn import (
     Bookmarks,
     Claimer,
@@ -69,7 +70,7 @@ class Work:
         config: WorkerConfig,
         identity: Identity,
         known: KnownTasks,
-        pool: ChildPool,
+        pool: AnyPool,
         in_flight: InFlight,
         maintenance: Maintenance,
         blocked: Blocked,
@@ -89,7 +90,10 @@ class Work:
         self._unknown = UnknownTasks(
             known, recovery.unknown_task_grace_ms / 1000, recovery.check_interval_ms / 1000
         )
-        self._agenda = Agenda(app.config.resilience.notify_poll_interval_ms / 1000)
+        poll_seconds = app.config.resilience.notify_poll_interval_ms / 1000
+        self._agenda = Agenda(poll_seconds)
+        shared = pool.asynchronous
+        self._async = None if shared is None else AsyncClaims(shared, config.queues, poll_seconds)
         # Whether the last claim came after every notification that this worker's own transactions sent.
         self.claimed_last = False
         # Whether a shutdown gave up outcomes that the database refuses.
@@ -99,13 +103,18 @@ class Work:
         """There may be new tasks anywhere in the queues."""
         self._agenda.wake()
         self._bookmarks.note_news()
+        if self._async is not None:
+            self._async.note_news()
 
     def tick(self, now: float) -> None:
         self._agenda.tick(now)
+        if self._async is not None:
+            self._async.agenda.tick(now)
 
     def next_at(self) -> float:
         """When the next round is due if nothing happens."""
-        return min(self._agenda.next_at(), self._maintenance.next_at(), self._unknown.next_at())
+        at = NEVER if self._async is None else self._async.agenda.next_at()
+        return min(at, self._agenda.next_at(), self._maintenance.next_at(), self._unknown.next_at())
 
     def has_turn(self) -> bool:
         """Whether there is anything to record, release, start or claim right now."""
@@ -113,6 +122,8 @@ class Work:
         if in_flight.outcomes or in_flight.needs_release or in_flight.uncalled:
             return True
         if self._maintenance.pings:
+            return True
+        if self._async is not None and self._async_request() is not None:
             return True
         idle_count, waiting_count = self._pool.idle_count, in_flight.waiting_count
         can_prefetch = waiting_count < self._app_config.prefetch_buffer
@@ -146,13 +157,11 @@ class Work:
         outcomes = in_flight.next_outcomes()
         if outcomes and self._pool.unstored_progress:
             self._maintenance.store_last_progress(pipeline, [one.task_id for one in outcomes])
-        request = self._turn_request(outcomes)
-        if outcomes or request.starting or request.claims:
-            self._turn(pipeline, outcomes, request)
+        self._take_turns(pipeline, outcomes)
         if in_flight.blocked:
             self._retry_blocked(pipeline)
         now = time.monotonic()
-        if not in_flight.outcomes and self._agenda.wants_look_ahead(now):
+        if not in_flight.outcomes and self._wants_look_ahead(now):
             self._look_ahead(pipeline)
         if now >= self._maintenance.next_at():
             self.claimed_last = False
@@ -184,6 +193,16 @@ class Work:
             if len(claimed) == check.limit:
                 unknown.check_again()
 
+    def _take_turns(self, pipeline: Pipeline, outcomes: Sequence[Outcome]) -> None:
+        """Record outcomes and claim: for async children in a turn of their own if others want tasks too."""
+        request, shared = self._turn_request(outcomes), self._async_request()
+        if shared is not None and not (request.starting or request.claims):
+            request, shared = shared._replace(freed=request.freed), None
+        if outcomes or request.starting or request.claims:
+            self._turn(pipeline, outcomes, request)
+        if shared is not None:
+            self._turn(pipeline, (), shared)
+
     def _turn_request(self, outcomes: Sequence[Outcome]) -> TurnRequest:
         """The tasks to start and to claim in the next turn: for idle children first, then ahead."""
         in_flight = self._in_flight
@@ -201,10 +220,22 @@ class Work:
         positions = self._bookmarks.positions(time.monotonic())
         names, ids = self._unknown.exclusions()
         request = TurnRequest(starting, free_pids, max(0, prefetch), freed, positions, names, ids)
+        if self._async is not None:
+            request = request._replace(is_async=False)
         if names or ids or not ahead:
             return request
         ahead = ahead[: room - len(free_pids)]
         return request._replace(ahead=ahead, short_names=in_flight.windows.short_names())
+
+    def _async_request(self) -> TurnRequest | None:
+        """The tasks to claim for the async children; None if there are none."""
+        claims = self._async
+        if claims is None or self._shutdown.is_requested:
+            return None
+        count = claims.count(self._room(), ends_nodes=self._in_flight.ends_nodes)
+        if not count:
+            return None
+        return claims.request(count, self._unknown.exclusions(), time.monotonic())
 
     def _turn(self, pipeline: Pipeline, outcomes: Sequence[Outcome], request: TurnRequest) -> None:
         in_flight = self._in_flight
@@ -233,9 +264,11 @@ class Work:
         in_flight.tally.note_turn(ended - started, len(outcomes) + len(result.claimed))
         if in_flight.traces is not None:
             in_flight.traces.store(pipeline, result.recorded)
-        self.claimed_last = request.claims > 0 and self._note_claim(
+        looked_everywhere = request.claims > 0 and self._note_claim(
             request, result.claimed, (started, ended)
         )
+        # A claim of one kind of tasks has not seen those of the other.
+        self.claimed_last = looked_everywhere and request.is_async is None
         if nodes:
             self._hand_out_nodes(pipeline, nodes, tasks)
 
@@ -243,19 +276,20 @@ class Work:
         self, request: TurnRequest, claimed: Sequence[ClaimedTask], span: tuple[float, float]
     ) -> bool:
         """Remember how far the claim came; True if it looked everywhere."""
+        agenda, bookmarks = self._agenda, self._bookmarks
         windows, batch = self._in_flight.windows, self._config.max_claim_batch or request.claims
-        if windows.is_on:
+        if request.is_async and self._async is not None:
+            agenda, bookmarks = self._async.agenda, self._async.bookmarks
+        elif windows.is_on:
             asked = min(request.claims, batch)
             windows.note_claim(asked, [(task.task_name, task.burst) for task in claimed])
         # A claim that only did not fill the windows says nothing: a task that cannot wait in one is next.
         possible = min(len(request.pids) + request.prefetch, batch)
         was_short = len(claimed) < possible
-        self._agenda.note_claim(possible, len(claimed))
+        agenda.note_claim(possible, len(claimed))
         if was_short and not request.positions.looks_everywhere:
-            self._agenda.wake_at(self._bookmarks.rested_at)
-        return self._bookmarks.note_claim(
-            request.positions, claimed, was_short=was_short, span=span
-        )
+            agenda.wake_at(bookmarks.rested_at)
+        return bookmarks.note_claim(request.positions, claimed, was_short=was_short, span=span)
 
     def _hand_out_nodes(
         self, pipeline: Pipeline, nodes: Sequence[ClaimedTask], tasks: Sequence[ClaimedTask]
@@ -292,15 +326,22 @@ class Work:
                 extra=event,
             )
 
+    def _wants_look_ahead(self, now: float) -> bool:
+        if self._agenda.wants_look_ahead(now):
+            return True
+        return self._async is not None and self._async.agenda.wants_look_ahead(now)
+
     def _look_ahead(self, pipeline: Pipeline) -> None:
         """Expire tasks past their deadline, free lapsed claims, find out when the next task is due."""
         now = time.monotonic()
         signs = self._maintenance.signs_of_life(now)
         excluded = self._blocked.excluded() if self._blocked.delays else NOTHING
+        agenda, claims = self._agenda, self._async
+        last_look = agenda.last_look if claims is None else claims.last_look(agenda)
         steps: list[Step] = [
             (expire_tasks, ExpireTasks(EXPIRED_RESULT, EXPIRY_BATCH, excluded)),
             (release_lapsed, ReleaseLapsed(EXPIRY_BATCH, excluded)),
-            (seconds_until_due, LookAhead(self._config.queues, self._agenda.last_look)),
+            (seconds_until_due, LookAhead(self._config.queues, last_look)),
             *signs,
         ]
         try:
@@ -316,7 +357,8 @@ class Work:
             self.claimed_last = False
             logger.info("%d task(s) expired, %d lapsed claim(s) freed", expired, lapsed)
         ended = time.monotonic()
-        self._agenda.note_look_ahead(ended, due.seconds, ended - now, due.looked_at)
+        for one in (agenda,) if claims is None else (agenda, claims.agenda):
+            one.note_look_ahead(ended, due.seconds, ended - now, due.looked_at)
         if signs:
             # A recovery may follow, and this worker may claim the tasks it frees.
             self.claimed_last = False

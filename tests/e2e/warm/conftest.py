@@ -1,7 +1,7 @@
 """Fixtures: one worker for all tests of a module, which neither kill nor configure it.
 
-A module may name what its worker needs in WORKER, the arguments of `Fleet.start`. Every test starts with
-empty tables and sees its own lines of the journal only.
+A module may name what its worker needs in WORKER, the arguments of `Fleet.start`, and its flags in OPTIONS.
+Every test starts with empty tables and sees its own lines of the journal only.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ def warm_fleet(
         connection.execute(f"TRUNCATE {', '.join(TABLES)}".encode())
     fleet = Fleet(process_url, tmp_path_factory.mktemp("warm"), route=route)
     try:
-        fleet.start(**getattr(request.module, "WORKER", {}))
+        options = getattr(request.module, "OPTIONS", ())
+        fleet.start(*options, **getattr(request.module, "WORKER", {}))
         yield fleet
     finally:
         fleet.destroy()

@@ -43,6 +43,9 @@ class FunctionProgram:
             assignment.task_id, assignment.generation, True, json.dumps(value), None, None
         )
 
+    async def execute_async(self, assignment: Assignment) -> ChildReport:
+        return self.execute(assignment)
+
     def warm_up(self, assignment: Assignment) -> ChildReport:
         return ChildReport(assignment.task_id, assignment.generation, True, "null", None, None)
 
@@ -339,7 +342,7 @@ def terminate_forked_process() -> int:
 def interrupt_started_process() -> int:
     started = subprocess.Popen(["sleep", "600"])
     started.send_signal(signal.SIGINT)
-    return started.wait(10)
+    return started.wait(30)
 
 
 def interrupt_itself() -> str:

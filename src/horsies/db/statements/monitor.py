@@ -232,7 +232,8 @@ class Rights(NamedTuple):
 class WorkerStateSnapshot:
     """The state of a worker at ``snapshot_at``, as the worker reported it.
 
-    ``memory_usage_mb`` is the parent process alone, ``children_memory_mb`` the sum of its children.
+    ``memory_usage_mb`` is the parent process alone, ``children_memory_mb`` the sum of the memory that its
+    children do not share.
     ``hears`` is False while no notifications reach the worker and it finds work by polling.
     """
 

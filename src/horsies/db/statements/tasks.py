@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from horsies.db.statement import StatementFile
+from horsies.db.statement import Nothing, StatementFile
 from horsies.states import TaskAttemptOutcome, TaskStatus
 from horsies.task_result import json_object
 
@@ -222,6 +222,7 @@ class CancelledTask(NamedTuple):
 
 
 insert_task = TASKS.declare("insert_task", InsertTask, TaskId)
+insert_new_tasks = TASKS.declare("insert_new_tasks", InsertTasks, Nothing)
 insert_tasks = TASKS.declare("insert_tasks", InsertTasks, InsertedTasks)
 find_sent_tasks = TASKS.declare("find_sent_tasks", TaskIds, SentTask)
 find_idempotent_task = TASKS.declare("find_idempotent_task", IdempotencyKey, IdempotentTask)

@@ -20,10 +20,28 @@ VALUES (
 ON CONFLICT DO NOTHING
 RETURNING id::text
 
--- name: insert_tasks
+-- name: insert_new_tasks
 -- The same for many rows of one task: shared values are sent once, the others as columns with one value per
--- line (JSON text has no line feeds, and the driver needs ten times as long to write an array). One
--- statement, one notification. Returns the number of new rows.
+-- line (JSON text has no line feeds, and the driver needs ten times as long to write an array). The ids are
+-- new: to look for conflicts costs 3 of 12 microseconds per row. The statements of one transaction send one
+-- notification, because equal ones are merged.
+INSERT INTO horsies_tasks (
+    id, task_name, queue_name, priority, args, kwargs, sent_at, created_at, updated_at, enqueued_at,
+    good_until, max_retries, task_options, timeout_ms, retention, enqueue_sha, burst)
+SELECT sent.id::uuid, %(task_name)s, %(queue_name)s, %(priority)s, sent.args, sent.kwargs, %(sent_at)s,
+    statement_timestamp(), statement_timestamp(),
+    greatest(
+        %(enqueue_at)s::timestamptz, statement_timestamp() + %(delay_seconds)s::float8 * interval '1 second'),
+    %(good_until)s, %(max_retries)s, %(task_options)s, %(timeout_ms)s,
+    %(retention_seconds)s::float8 * interval '1 second', sent.enqueue_sha,
+    (SELECT horsies_is_burst_v1(%(task_options)s::text))
+FROM unnest(
+    string_to_array(%(ids)s::text, text E'\n'), string_to_array(%(args)s::text, text E'\n'),
+    string_to_array(%(kwargs)s::text, text E'\n'), string_to_array(%(enqueue_shas)s::text, text E'\n'))
+    AS sent (id, args, kwargs, enqueue_sha)
+
+-- name: insert_tasks
+-- The same rows once more, after a commit in doubt: those that are stored stay. Returns the number of new rows.
 WITH inserted AS (
     INSERT INTO horsies_tasks (
         id, task_name, queue_name, priority, args, kwargs, sent_at, created_at, updated_at, enqueued_at,

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from horsies import tracing
@@ -25,9 +26,9 @@ from horsies.result import Err, Ok
 from horsies.retry import decide_retry, exception_names
 from horsies.task_result import TaskError, TaskResult, exception_text
 from horsies.tasks.definition import RESERVED_PREFIX, TaskDefinition
-from horsies.tasks.headers import set_inherited
+from horsies.tasks.headers import set_inherited, set_inherited_here
 from horsies.tasks.hooks import AroundTask, as_plain_calls, surround
-from horsies.tasks.invoke import call_function, mismatch_error
+from horsies.tasks.invoke import await_function, call_function, mismatch_error
 from horsies.worker.child.builtin_tasks import is_builtin, run_builtin
 from horsies.worker.child.node_arguments import build_call
 from horsies.worker.child.process_state import clear_timers, log_safely
@@ -102,31 +103,20 @@ class AppProgram:
 
     def _execute_traced(self, settings: TracingConfig, assignment: Assignment) -> ChildReport:
         """Run an assignment inside a span, which its report names."""
-        task = current_task()
-        size = len(assignment.args_json) + len(assignment.kwargs_json)
-        attributes: dict[str, str | int] = {"messaging.message.body.size": size}
-        if assignment.node is not None:
-            root = assignment.node.root_workflow_id or assignment.node.workflow_id
-            attributes["messaging.message.conversation_id"] = root
-        try:
-            span = tracing.Processing(settings, task, attributes)
-            span.attach()
-        except Exception as error:  # a sampler or a span processor of the application may raise
-            log_safely(logger, logging.ERROR, _NO_SPAN, task.name, "started", error=error)
-            return self._execute_inheriting(assignment)
-        try:
-            report = self._execute_inheriting(assignment, [span.around])
-        except BaseException:
-            span.detach()  # the worker stops the task: it has the reason, and makes the span
-            raise
-        try:
-            code = None if report.ok else report.error_code or "ERROR"
-            will_retry = code is not None and _will_retry(task, report)
-            span.end(code, report.error_message, will_retry=will_retry)
-        except Exception as error:
-            log_safely(logger, logging.ERROR, _NO_SPAN, task.name, "ended", error=error)
-            return report
-        return report._replace(traceparent=span.traceparent)
+        with _span_of(settings, assignment) as span:
+            report = self._execute_inheriting(assignment, [] if span is None else [span.around])
+            return report if span is None else _end_span(span, report)
+
+    async def execute_async(self, assignment: Assignment) -> ChildReport:
+        """``execute`` on the running event loop, in a context of the assignment's own."""
+        if '"headers"' in assignment.stored:
+            set_inherited_here(current_task().headers)
+        if self._tracing is None or assignment.task_name in _UNTRACED:
+            return await execute_async(self._app, assignment)
+        with _span_of(self._tracing, assignment) as span:
+            around = [] if span is None else [span.around]
+            report = await execute_async(self._app, assignment, around)
+            return report if span is None else _end_span(span, report)
 
     def warm_up(self, assignment: Assignment) -> ChildReport:
         """Run a no-op task through the normal path to warm it up."""
@@ -148,6 +138,44 @@ def load_program(boot: ChildBoot) -> AppProgram:
         set_current_app(app)
         app.import_task_modules(boot.modules or None)
     return AppProgram(app)
+
+
+@contextmanager
+def _span_of(
+    settings: TracingConfig, assignment: Assignment
+) -> Iterator[tracing.Processing | None]:
+    """Start the span of an attempt and make it current; None if the application's tracing fails."""
+    task = current_task()
+    size = len(assignment.args_json) + len(assignment.kwargs_json)
+    attributes: dict[str, str | int] = {"messaging.message.body.size": size}
+    if assignment.node is not None:
+        root = assignment.node.root_workflow_id or assignment.node.workflow_id
+        attributes["messaging.message.conversation_id"] = root
+    try:
+        span = tracing.Processing(settings, task, attributes)
+        span.attach()
+    except Exception as error:  # a sampler or a span processor of the application may raise
+        log_safely(logger, logging.ERROR, _NO_SPAN, task.name, "started", error=error)
+        yield None
+        return
+    try:
+        yield span
+    except BaseException:
+        span.detach()  # the worker stops the task: it has the reason, and makes the span
+        raise
+
+
+def _end_span(span: tracing.Processing, report: ChildReport) -> ChildReport:
+    """End the span of an attempt with its outcome, and name the span in the report."""
+    task = current_task()
+    try:
+        code = None if report.ok else report.error_code or "ERROR"
+        will_retry = code is not None and _will_retry(task, report)
+        span.end(code, report.error_message, will_retry=will_retry)
+    except Exception as error:
+        log_safely(logger, logging.ERROR, _NO_SPAN, task.name, "ended", error=error)
+        return report
+    return report._replace(traceparent=span.traceparent)
 
 
 def _will_retry(task: CurrentTask, report: ChildReport) -> bool:
@@ -179,25 +207,65 @@ def execute(app: Horsies, assignment: Assignment, around: Sequence[AroundTask] =
     except TaskStopped:
         raise
     except BaseException as error:  # user code also reads arguments and writes results
-        problem = TaskError(
-            error_code=OperationalErrorCode.TASK_EXCEPTION,
-            message=f"Reading the arguments of task {assignment.task_name!r} or storing its result "
-            f"raised {type(error).__name__}: {exception_text(error)}",
-            exception=error,
-        )
-        return _failure(assignment, problem)
+        return _failure(assignment, _codec_error(assignment, error))
+
+
+async def execute_async(
+    app: Horsies, assignment: Assignment, around: Sequence[AroundTask] = ()
+) -> ChildReport:
+    """``execute`` on the running event loop."""
+    try:
+        task = app.get_task(assignment.task_name)
+        if task is None:
+            return _execute_builtin(app, assignment)
+        hooks = [*around, *app.hooks.around] if around else app.hooks.around
+        definition = surround(task.definition, hooks) if hooks else task.definition
+        call = _decode_call(app, definition, assignment)
+        if isinstance(call, ChildReport):
+            return call
+        returned = await await_function(app.config, definition, call.args, call.kwargs)
+        return _encode(app, definition, assignment, returned)
+    except BaseException as error:
+        return _failure(assignment, _codec_error(assignment, error))
+
+
+def _codec_error(assignment: Assignment, error: BaseException) -> TaskError:
+    return TaskError(
+        error_code=OperationalErrorCode.TASK_EXCEPTION,
+        message=f"Reading the arguments of task {assignment.task_name!r} or storing its result "
+        f"raised {type(error).__name__}: {exception_text(error)}",
+        exception=error,
+    )
 
 
 def _execute(app: Horsies, definition: TaskDefinition, assignment: Assignment) -> ChildReport:
+    call = _decode_call(app, definition, assignment)
+    if isinstance(call, ChildReport):
+        return call
+    return _encode(app, definition, assignment, _call(app, definition, call))
+
+
+def _decode_call(
+    app: Horsies, definition: TaskDefinition, assignment: Assignment
+) -> BoundCall | ChildReport:
+    """The arguments of the call, or the report that they do not fit."""
     signature = definition.signature
     if assignment.node is None:
         call = signature.decode_call(assignment.args_json, assignment.kwargs_json)
     else:
         call = build_call(app, assignment, signature, assignment.kwargs_json)
-    if isinstance(call, Err):
-        problem = f"Task {definition.name!r} was not called: {call.value.message}"
-        return _uncalled(assignment, _serialization_error(problem))
-    returned = _call(app, definition, call.value)
+    if isinstance(call, Ok):
+        return call.value
+    problem = f"Task {definition.name!r} was not called: {call.value.message}"
+    return _uncalled(assignment, _serialization_error(problem))
+
+
+def _encode(
+    app: Horsies,
+    definition: TaskDefinition,
+    assignment: Assignment,
+    returned: TaskResult[Any, TaskError] | TaskError,
+) -> ChildReport:
     if isinstance(returned, TaskError):
         return _report(app, definition, assignment, encode_task_error(returned), returned)
     encoded = definition.results.encode(returned)

@@ -33,6 +33,7 @@ from horsies.logs import set_worker_name
 from horsies.task_result import TaskError
 from horsies.tasks.invoke import stop_coroutine
 from horsies.worker import os_process, protocol
+from horsies.worker.child.async_main import serve_coroutines
 from horsies.worker.child.process_state import (
     ProcessState,
     configure_logging,
@@ -50,6 +51,7 @@ EXIT_BROKEN = 174
 _RECEIVE_BYTES = 1 << 16
 _KIND_ASSIGN = int(FrameKind.ASSIGN)
 _KIND_STOP = int(FrameKind.STOP)
+_KIND_SHARE = int(FrameKind.SHARE)
 _WARM_UPS = 32
 _WARM_UP = Assignment("0" * 36, 1, "warm_up", 1, "[]", "{}", None)
 
@@ -67,6 +69,9 @@ class Program(Protocol):
 
     def execute(self, assignment: Assignment) -> ChildReport:
         """Run one assignment; every failure of user code becomes part of the report."""
+
+    async def execute_async(self, assignment: Assignment) -> ChildReport:
+        """``execute`` on the running event loop, in a context of the assignment's own."""
 
     def warm_up(self, assignment: Assignment) -> ChildReport:
         """Run a no-op task through the normal path."""
@@ -182,6 +187,15 @@ class ParentSocket:
             self._waiting = self._frames.feed(data)
         return self._waiting.pop(0)
 
+    def feed(self, data: bytes) -> list[bytes]:
+        """The frames that `data` from the socket completes."""
+        return self._frames.feed(data)
+
+    def waiting_frames(self) -> list[bytes]:
+        """Take the frames that were received with the last one."""
+        waiting, self._waiting = self._waiting, []
+        return waiting
+
     def may_begin(self, frame: bytes) -> bool:
         """Whether the assignment in `frame` may begin; False when the parent has taken it back."""
         number = protocol.assignment_number(frame)
@@ -267,7 +281,9 @@ def _boot_and_serve(
     _warm_up(loaded, switch, process_state)
     rss_bytes = os_process.own_rss_bytes() if boot.samples_memory else 0
     parent.send(protocol.encode_numbers(FrameKind.READY, parent.owner_pid, rss_bytes))
-    _serve(parent, loaded.execute, switch, process_state, boot.samples_memory)
+    last = _serve(parent, loaded.execute, switch, process_state, boot.samples_memory)
+    if last is not None and last[4] == _KIND_SHARE:
+        serve_coroutines(parent, loaded.execute_async, process_state, boot.samples_memory)
     run_stop_hooks(loaded.stop_hooks(), boot.hook_budget_seconds)
     loaded.close()
     return EXIT_CLEAN
@@ -402,11 +418,12 @@ def _serve(
     switch: StopSwitch,
     process_state: ProcessState,
     samples_memory: bool,
-) -> None:
+) -> bytes | None:
+    """Run assignments until another frame, which is returned, or until the parent closes the socket."""
     while True:
         frame = parent.next_frame()
         if frame is None or frame[4] != _KIND_ASSIGN:
-            return
+            return frame
         if not parent.may_begin(frame):
             continue
         assignment = protocol.decode_assignment(frame)
@@ -414,7 +431,7 @@ def _serve(
         report = _run(execute, assignment, switch, parent.page)
         if report is None:
             parent.send(protocol.encode_numbers(FrameKind.STOPPED, assignment.generation))
-            return
+            return None
         rss_bytes = os_process.own_rss_bytes() if samples_memory else 0
         run_microseconds = (time.perf_counter_ns() - started) // 1_000
         parent.send(protocol.encode_report(report, rss_bytes, run_microseconds))

@@ -133,6 +133,8 @@ class ChildProcess:
     stop_reason: str | None = None
     was_killed: bool = False
     was_retired: bool = False
+    # A child of several tasks that takes no more: it is replaced now and exits after the last one.
+    is_draining: bool = False
     unread_at_end: bool = False
     verdict: str | None = None
     failed_hook: tuple[str, str] | None = None
@@ -149,8 +151,8 @@ class ChildProcess:
         return self.pid
 
     def is_regular(self) -> bool:
-        """Whether the child counts towards `processes`: it is neither the spare nor exiting."""
-        return not self.is_spare and self.state is not ChildState.EXITING
+        """Whether the child counts towards `processes`: it is neither the spare nor about to exit."""
+        return not (self.is_spare or self.is_draining) and self.state is not ChildState.EXITING
 
     def receive(self) -> bytes | None:
         """One read from the child; None when nothing has arrived, empty when it closed its end."""
@@ -242,7 +244,7 @@ class ChildProcess:
         """How many assignments the child may hold at the same time, at most `depth`; 0 if no more now."""
         if self.permits is None or self.is_slow or self.state not in _WITH_ROOM:
             return 0
-        if self.assignment is not None and (self.front is None or not self.front.patience_seconds):
+        if self.assignment is not None and not self._may_be_followed():
             return 0
         left = depth
         if self.has_limits:
@@ -251,6 +253,13 @@ class ChildProcess:
             if self.limits.max_tasks > 0:
                 left = min(depth, self.limits.max_tasks - self.tasks_done)
         return left
+
+    def _may_be_followed(self) -> bool:
+        """Whether others may wait behind the front: it is short, and has not run for too long already."""
+        front = self.front
+        if front is None or not front.patience_seconds:
+            return False
+        return time.monotonic() < self.assigned_at + front.patience_seconds
 
     @property
     def held_count(self) -> int:

@@ -6,6 +6,7 @@ process behind it.
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import selectors
@@ -97,6 +98,9 @@ class ForkServerLauncher:
             return os_process.start_interpreter(entry_module, server_end.fileno())
         # Only the first fork server may be forked from the worker: later the worker holds sockets.
         self._forks_worker = False
+        # Both processes go on with the same pages: a later collection would copy each that it visits.
+        gc.collect()
+        gc.freeze()
         pid = os_process.fork()
         if pid == 0:
             try:

@@ -18,7 +18,7 @@ from horsies.worker import os_process, protocol
 from horsies.worker.pool.assignments import Died, HookFailed, PoolEvent, Reported
 from horsies.worker.pool.child_process import ChildProcess, ChildState, ExitWatch
 from horsies.worker.pool.children import MEGABYTE, Children, PoolSettings
-from horsies.worker.pool.launcher import Guard, make_launcher
+from horsies.worker.pool.launcher import Guard, Launcher, make_launcher
 from horsies.worker.pool.window import fill_order
 from horsies.worker.protocol import Assignment, ChildBoot, FrameKind, ProgressReport, ProtocolError
 
@@ -48,10 +48,24 @@ class ChildSummary(NamedTuple):
     done: int
     since: datetime | None
     task_id: str | None
+    # How many tasks an async child runs; None for others.
+    tasks: int | None = None
+
+    @classmethod
+    def of(cls, child: ChildProcess, tasks: int | None = None) -> ChildSummary:
+        clock, at, task = time.time() - time.monotonic(), child.ready_at, child.assignment
+        return cls(
+            child.known_pid,
+            os_process.rss_megabytes([child.known_pid]),
+            child.tasks_done,
+            None if at is None else datetime.fromtimestamp(clock + at, UTC),
+            None if task is None else task.task_id,
+            tasks,
+        )
 
 
 class ChildPool:
-    """A fixed number of child processes, each with its own socket.
+    """A fixed number of child processes, each with its own socket, for one task at a time.
 
     `selector` may hold other descriptors as well: ``foreign_keys`` lists those that were ready at the
     last ``collect``.
@@ -76,6 +90,13 @@ class ChildPool:
         self._children.drain = self._drain
         self._orphans_checked_at = 0.0
         self.foreign_keys: list[tuple[selectors.SelectorKey, int]] = []
+        # The children of another pool of this worker.
+        self.other_pids: Callable[[], Iterable[int]] = tuple
+
+    @property
+    def asynchronous(self) -> None:
+        """A worker without async children has no pool of them."""
+        return None
 
     def start(self, should_stop: Callable[[], bool] = lambda: False) -> bool:
         """Start all children and wait until every one of them is ready.
@@ -94,7 +115,7 @@ class ChildPool:
                 if should_stop():
                     self.shutdown()
                     return False
-                self._raise_boot_failure(events)
+                self.raise_boot_failure(events)
             self._check_baseline()
         except BaseException:
             self.shutdown()
@@ -102,7 +123,15 @@ class ChildPool:
         return True
 
     @property
+    def launcher(self) -> Launcher:
+        return self._launcher
+
+    @property
     def idle_count(self) -> int:
+        return len(self._children.idle)
+
+    @property
+    def idle_children(self) -> int:
         return len(self._children.idle)
 
     def pids(self) -> list[int]:
@@ -132,18 +161,8 @@ class ChildPool:
 
     def summaries(self) -> list[ChildSummary]:
         """Describe the children that have sent their pid."""
-        clock = time.time() - time.monotonic()
-        return [
-            ChildSummary(
-                child.pid,
-                os_process.rss_megabytes([child.pid]),
-                child.tasks_done,
-                None if (at := child.ready_at) is None else datetime.fromtimestamp(clock + at, UTC),
-                None if (task := child.assignment) is None else task.task_id,
-            )
-            for child in self._children.children
-            if child.pid is not None
-        ]
+        known = (child for child in self._children.children if child.pid is not None)
+        return [ChildSummary.of(child) for child in known]
 
     def dispatch(self, assignment: Assignment, pid: int | None = None) -> int:
         """Give `assignment` to the next idle child, or to the idle child `pid`; returns its pid.
@@ -167,11 +186,14 @@ class ChildPool:
         Each comes with its patience: those behind it are taken back when it runs for longer.
         """
         for child in self._children.children:
-            if child.pid == pid and child.window_room(1):
-                if child.state is ChildState.IDLE:
-                    self._children.idle.remove(child)
-                self._children.hold(child, given)
-                return
+            if child.pid != pid or child.permits is None:
+                continue
+            if child.state is ChildState.IDLE:
+                self._children.idle.remove(child)
+            elif not child.window_room(1):
+                break
+            self._children.hold(child, given)
+            return
         raise NoIdleChildError(f"Child {pid} takes no more assignments; it has ended or is busy.")
 
     def places(self, depth: int) -> tuple[list[int], list[int]]:
@@ -294,7 +316,7 @@ class ChildPool:
             events += self.collect(_EXIT_POLL_SECONDS)
         self._children.abandon_all()
         self._guard.close()
-        os_process.reap_orphans(())
+        os_process.reap_orphans({*self.other_pids()})
         return events
 
     def _take_idle(self, pid: int | None) -> ChildProcess:
@@ -420,9 +442,10 @@ class ChildPool:
             self._orphans_checked_at = now
             if not children.is_closing:
                 self._guard.attend()
-            os_process.reap_orphans(self.pids())
+            os_process.reap_orphans({*self.pids(), *self.other_pids()})
 
-    def _raise_boot_failure(self, events: list[PoolEvent]) -> None:
+    def raise_boot_failure(self, events: Iterable[PoolEvent]) -> None:
+        """Raise ``ChildBootError`` if the events or the launcher say that a child could not start."""
         if (failure := self._launcher.failure) is not None:
             raise ChildBootError(f"The application could not be loaded: {failure}")
         for event in events:
@@ -435,7 +458,7 @@ class ChildPool:
         limit_mb = self._settings.max_memory_per_child_mb
         if limit_mb is None:
             return
-        baseline_mb = max(child.rss_bytes for child in self._children.children) / MEGABYTE
+        baseline_mb = max((one.rss_bytes for one in self._children.children), default=0) / MEGABYTE
         if limit_mb <= baseline_mb:
             raise ChildBootError(
                 f"A fresh child process already uses {baseline_mb:.0f} MB, which is not below "

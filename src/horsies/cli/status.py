@@ -1,0 +1,187 @@
+"""`horsies status`: all queues, a summary of the workers, and blocked tasks and runs."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from horsies.cli import output
+from horsies.cli.options import DatabaseUrlOption, LocatorArgument, ModuleOption
+from horsies.cli.session import JsonOption, Session, open_session, unwrap_or_exit
+from horsies.db.statements.blocked import BlockedRow
+from horsies.db.statements.monitor import WorkerSummary
+from horsies.modules import Deferred
+from horsies.monitor.overview import (
+    Overview,
+    QueueOverview,
+    WorkerHealth,
+    health_of,
+    misses_notifications,
+    read_overview,
+)
+from horsies.result import Err, Ok
+from horsies.tasks.broker import BrokerResult
+
+if TYPE_CHECKING:
+    from horsies.monitor import documents
+else:
+    documents = Deferred("horsies.monitor.documents")
+
+_QUEUE_COUNTS = ("CAP", "DUE", "DELAYED", "CLAIMED", "RUNNING", "OLDEST", "DONE/MIN", "FAILED/MIN")
+# Workers of one set of queues that `status` names.
+_NAMES_SHOWN = 5
+CLEAR_SCREEN = "\x1b[H\x1b[2J"
+
+
+def status(
+    locator: LocatorArgument = None,
+    module: ModuleOption = None,
+    database_url: DatabaseUrlOption = None,
+    as_json: JsonOption = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Show the status again and again, until Ctrl-C.")
+    ] = False,
+    every: Annotated[
+        float, typer.Option(min=0.2, max=3600, help="Seconds between two looks of --watch.")
+    ] = 2.0,
+) -> None:
+    """Show all queues, a summary of the workers, and blocked tasks and runs.
+
+    CAP is the max_concurrency of a queue as its workers have it, or the application if none serves it.
+    DUE tasks can be claimed now, DELAYED tasks are due later; both are counted up to 10,000 of a queue, and
+    beyond shown as "10,000+". OLDEST is the waiting time of the oldest due task.
+    Rates count the attempts that ended within the last minute; FAILED/MIN leaves out attempts that will be
+    retried. The next change of a BLOCKED task or run is refused by the database; workers try it again.
+
+    With --watch, a terminal is redrawn; other output gets one report after the other.
+
+    Exit codes: 0 done, 1 failure.
+    """
+    with open_session("status", module or locator, database_url) as session:
+        if not watch:
+            _print_status(_read_status(session), as_json)
+            return
+        with suppress(KeyboardInterrupt):
+            _watch_status(session, as_json, every)
+
+
+def _read_status(session: Session) -> Overview:
+    return unwrap_or_exit(read_overview(session.broker, session.queue_caps))
+
+
+def _watch_status(session: Session, as_json: bool, every: float) -> None:
+    """Print the status until an interrupt. A database that goes away later is waited for."""
+    found: BrokerResult[Overview] = Ok(_read_status(session))
+    while True:
+        if isinstance(found, Err):
+            typer.echo(f"error: {found.err_value.message}", err=True)
+        else:
+            if sys.stdout.isatty():
+                sys.stdout.write(CLEAR_SCREEN)
+            _print_status(found.ok_value, as_json)
+            sys.stdout.flush()
+        time.sleep(every)
+        found = read_overview(session.broker, session.queue_caps)
+
+
+def _print_status(found: Overview, as_json: bool) -> None:
+    if as_json:
+        output.print_json(documents.overview_document(found))
+    else:
+        print_queues(found.queues)
+        lines = [_worker_summary(found.workers), *_serving_lines(found.workers)]
+        output.print_parts(output.safe_text("\n".join(lines)))
+        _print_blocked(found.blocked, found.blocked_count)
+
+
+def _print_blocked(blocked: Sequence[BlockedRow], count: int) -> None:
+    if not blocked:
+        return
+    lines = [f"{count} blocked task(s) or run(s): the database refuses their next change."]
+    for row in blocked:
+        run = f" of run {row.workflow_id}" if row.kind == "task" and row.workflow_id else ""
+        since = output.duration(row.blocked_seconds)
+        lines.append(f"  {row.kind} {row.id}{run}, {row.action}, for {since}: {row.error}")
+    if count > len(blocked):
+        lines.append(f"  and {count - len(blocked)} more")
+    output.print_parts(output.safe_text("\n".join(lines), "yellow"))
+
+
+def print_queues(queues: Sequence[QueueOverview]) -> None:
+    if not queues:
+        output.print_parts(
+            "No queue is in use: no tasks are waiting or running, and no worker is alive."
+        )
+        return
+    table = output.plain_table("QUEUE", *_QUEUE_COUNTS, flexible="QUEUE")
+    for queue in queues:
+        name = output.safe_text(queue.name)
+        if queue.paused_at is not None:
+            name.append("\npaused", "yellow")
+        if not queue.workers:
+            name.append("\nno worker", "yellow")
+        rates = (queue.done_per_minute, queue.failed_per_minute)
+        table.add_row(
+            name,
+            _cap_text(queue.caps),
+            _waiting_text(queue, queue.due),
+            _waiting_text(queue, queue.delayed),
+            f"{queue.claimed:,}",
+            f"{queue.running:,}",
+            output.duration(queue.oldest_waiting_seconds),
+            *(f"{rate:,.0f}" for rate in rates),
+        )
+    output.print_parts(table)
+
+
+def _waiting_text(queue: QueueOverview, count: int) -> str:
+    return f"{count:,}+" if queue.is_at_least(count) else f"{count:,}"
+
+
+def _cap_text(caps: Iterable[int | None]) -> str:
+    """Format the caps of all workers, which differ during a change of the configuration."""
+    return ", ".join("-" if cap is None else f"{cap:,}" for cap in caps) or "-"
+
+
+def _worker_summary(workers: Sequence[WorkerSummary]) -> str:
+    """Describe in one line how many workers there are and how busy they are."""
+    if not workers:
+        return "No worker is running."
+    healths = [health_of(worker) for worker in workers]
+    alive = [worker for worker in workers if health_of(worker) is WorkerHealth.ALIVE]
+    busy = sum(worker.tasks_running for worker in alive)
+    total = sum(worker.processes for worker in alive)
+    children = "child" if total == 1 else "children"
+    line = f"{_counted(len(alive), 'worker')} alive, {busy} of {total} {children} busy"
+    known = [worker.memory_mb for worker in alive if worker.memory_mb is not None]
+    line += f", {output.memory(sum(known))} of memory" if known else ""
+    polling = sum(map(misses_notifications, alive))
+    line += f", {polling} without notifications" if polling else ""
+    for health in (WorkerHealth.SILENT, WorkerHealth.LOST):
+        count = healths.count(health)
+        line += f", {count} {health.value}" if count else ""
+    caps = sorted({one.cluster_wide_cap for one in alive if one.cluster_wide_cap is not None})
+    line += f", cluster-wide cap {_cap_text(caps)}" if caps else ""
+    return f"{line}."
+
+
+def _serving_lines(workers: Sequence[WorkerSummary]) -> Iterator[str]:
+    """Name the live workers of each set of queues."""
+    by_queues: dict[str, list[str]] = {}
+    for worker in workers:
+        if health_of(worker) is WorkerHealth.ALIVE:
+            name = worker.name or f"{worker.hostname} pid {worker.pid}"
+            by_queues.setdefault(", ".join(worker.queues), []).append(name)
+    for queues, names in sorted(by_queues.items()):
+        more = len(names) - _NAMES_SHOWN
+        rest = f" and {more} more" if more > 0 else ""
+        yield f"  {queues}: {', '.join(sorted(names)[:_NAMES_SHOWN])}{rest}"
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

@@ -1,0 +1,396 @@
+"""Sending many: a stream of calls becomes chunks of rows, stored in one transaction: all of them, or none.
+
+A chunk is encoded while the server inserts the one before, so a million calls take no more memory than two
+thousand. A hook or a span, which take the number of calls, need all of them beforehand.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
+from datetime import UTC, datetime
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
+from uuid import UUID
+
+from horsies.codec.calls import EncodedCall
+from horsies.db.statement import Script, Statement, Step
+from horsies.db.statements.tasks import (
+    InsertTasks,
+    TaskIds,
+    find_sent_tasks,
+    insert_new_tasks,
+    insert_tasks,
+)
+from horsies.ids import new_id
+from horsies.modules import Deferred
+from horsies.result import Err, Ok
+from horsies.tasks.broker import (
+    BrokerErrorCode,
+    BrokerResult,
+    PayloadMismatchError,
+    PostgresBroker,
+    resend_delays,
+)
+from horsies.tasks.handle import TaskHandle
+from horsies.tasks.options import SendOptions, option_problem
+from horsies.tasks.request import (
+    SharedValues,
+    TaskSendError,
+    TaskSendResult,
+    encode,
+    refused,
+    run_hooks,
+    shared_values,
+    suppressed,
+)
+from horsies.tasks.send import Sender, TaskCall, not_stored, reported
+from horsies.tracing import Sending, with_carrier
+
+if TYPE_CHECKING:
+    import tempfile
+else:
+    tempfile = Deferred("tempfile")
+
+T = TypeVar("T")
+Chunk = list[EncodedCall]
+Handles = Sequence[TaskHandle[T]]
+
+# A statement of a thousand rows takes the server 10 ms, of which a tenth of a millisecond for the statement.
+CHUNK_CALLS = 1_000
+CHUNK_CHARACTERS = 1_000_000
+# A single row would be named in a notification of its own: the last chunk gets two calls of the one before.
+_CARRIED = 2
+# Rows kept for a resend go to a temporary file beyond this size.
+KEPT_BYTES_IN_MEMORY = 8_000_000
+_STORING = BrokerErrorCode.ENQUEUE_FAILED
+
+
+def send_many(sender: Sender, calls: Iterable[TaskCall[T]]) -> TaskSendResult[Handles[T]]:
+    """Check and store all calls, or none of them."""
+    match _prepare(sender, calls):
+        case Err() as unsent:
+            return reported(sender, unsent)
+        case Ok(bulk):
+            started = time.perf_counter()
+            with closing(bulk):
+                return reported(sender, bulk.end(bulk.store()), None, started)
+
+
+async def send_many_async(
+    sender: Sender, calls: Iterable[TaskCall[T]]
+) -> TaskSendResult[Handles[T]]:
+    """``send_many``; the event loop waits no longer than the encoding of a chunk takes."""
+    match _prepare(sender, calls):
+        case Err() as unsent:
+            return reported(sender, unsent)
+        case Ok(bulk):
+            started = time.perf_counter()
+            with closing(bulk):
+                return reported(sender, bulk.end(await bulk.store_async()), None, started)
+
+
+class TaskHandles(Sequence[TaskHandle[T]]):
+    """The handles of a stream of calls, 16 bytes for each: a handle is made when it is asked for."""
+
+    __slots__ = ("_ids", "_make")
+
+    def __init__(self, make: Callable[[str], TaskHandle[T]], ids: bytes | bytearray = b"") -> None:
+        self._make = make
+        self._ids = bytearray(ids)
+
+    def extend(self, ids: Iterable[str]) -> None:
+        """Append the handles of these tasks."""
+        self._ids += bytes.fromhex("".join(ids).replace("-", ""))
+
+    def __len__(self) -> int:
+        return len(self._ids) // 16
+
+    @overload
+    def __getitem__(self, index: int) -> TaskHandle[T]: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[TaskHandle[T]]: ...
+    def __getitem__(self, index: int | slice) -> TaskHandle[T] | list[TaskHandle[T]]:
+        if isinstance(index, slice):
+            return [self[position] for position in range(*index.indices(len(self)))]
+        start = 16 * range(len(self))[index]
+        return self._make(str(UUID(bytes=bytes(self._ids[start : start + 16]))))
+
+    def __repr__(self) -> str:
+        return f"<{len(self):,} task handles>"
+
+
+class _RefusedCall(Exception):
+    """A call of the stream that cannot be sent."""
+
+    def __init__(self, error: TaskSendError) -> None:
+        super().__init__(error.message)
+        self.error = error
+
+
+def _encoded(sender: Sender, calls: Iterable[TaskCall[Any]]) -> Iterator[Chunk]:
+    """Check the calls and encode them, chunk by chunk."""
+    definition, limits = sender.definition, sender.producer.config.payload
+    chunk: Chunk = []
+    size = 0
+    for position, call in enumerate(calls):
+        if getattr(call, "task_name", None) != definition.name:
+            problem = refused(definition, "send_many takes calls made by this task's bind(...)")
+            raise _refused_at(position, problem)
+        encoded = encode(limits, definition, call.args, call.kwargs)
+        if isinstance(encoded, Err):
+            raise _refused_at(position, encoded.value)
+        chunk.append(encoded.value)
+        size += len(encoded.value.args_json) + len(encoded.value.kwargs_json)
+        is_large = size > CHUNK_CHARACTERS and len(chunk) > _CARRIED + 1
+        if len(chunk) == CHUNK_CALLS + _CARRIED or is_large:
+            yield chunk[:-_CARRIED]
+            chunk, size = chunk[-_CARRIED:], 0
+    if chunk:
+        yield chunk
+
+
+def _refused_at(position: int, error: TaskSendError) -> _RefusedCall:
+    return _RefusedCall(TaskSendError(error.code, f"Call {position} of send_many: {error.message}"))
+
+
+def _prepare(sender: Sender, calls: Iterable[TaskCall[T]]) -> TaskSendResult[_Bulk[T]]:
+    """Check the options and the first calls: with hooks or tracing, all of them."""
+    producer, options = sender.producer, sender.options
+    if producer.are_sends_suppressed():
+        return Err(suppressed())
+    if problem := _problem(sender, calls):
+        return Err(refused(sender.definition, problem))
+    chunks = _encoded(sender, calls)
+    needs_all = bool(producer.hooks) or producer.config.tracing is not None
+    try:
+        # Two chunks show whether one statement suffices.
+        first = list(chunks if needs_all else _up_to(2, chunks))
+    except _RefusedCall as refusal:
+        return Err(refusal.error)
+    if producer.hooks:
+        count = sum(map(len, first))
+        hooked = run_hooks(producer.hooks, producer.config, sender.definition, options, count)
+        if isinstance(hooked, Err):
+            return hooked
+        options = hooked.value
+    shared = shared_values(producer.config, sender.definition, options, None)
+    row, sending = _traced(sender, _shared_row(sender.definition.name, options, shared), first)
+    match producer.broker():
+        case Err(error):
+            if sending is not None:
+                sending.end(error.code.value)
+            return Err(not_stored(error, None, options.transaction))
+        case Ok(broker):
+            bulk = _Bulk[T](
+                sender,
+                broker,
+                shared,
+                row,
+                chain(first, chunks),
+                has_list=isinstance(calls, Sequence),
+                is_single=len(first) < 2,
+                sending=sending,
+            )
+            return Ok(bulk)
+
+
+def _problem(sender: Sender, calls: object) -> str | None:
+    if problem := option_problem(sender.producer.config, sender.options):
+        return problem
+    if sender.options.idempotency_key is not None:
+        return "an idempotency_key names one request; send_many takes none"
+    if not isinstance(calls, Iterable):
+        return f"send_many takes a list of calls made by bind(...), not {type(calls).__name__}"
+    return None
+
+
+def _up_to(count: int, chunks: Iterator[Chunk]) -> Iterator[Chunk]:
+    # A range first: zip would take one chunk more than it returns.
+    return (chunk for _, chunk in zip(range(count), chunks, strict=False))
+
+
+def _shared_row(task_name: str, options: SendOptions, shared: SharedValues) -> InsertTasks:
+    """Return the columns that all rows share; those that differ are empty."""
+    return InsertTasks(
+        task_name=task_name,
+        queue_name=shared.queue_name,
+        priority=shared.priority,
+        sent_at=datetime.now(UTC),
+        enqueue_at=options.at,
+        delay_seconds=options.delay.total_seconds() if options.delay else 0.0,
+        good_until=shared.good_until,
+        max_retries=shared.max_retries,
+        task_options=shared.task_options,
+        timeout_ms=shared.timeout_ms,
+        retention_seconds=shared.retention_seconds,
+        ids="",
+        args="",
+        kwargs="",
+        enqueue_shas="",
+    )
+
+
+def _traced(
+    sender: Sender, row: InsertTasks, chunks: Sequence[Chunk]
+) -> tuple[InsertTasks, Sending | None]:
+    """Start the span of the send and add its carrier to the rows."""
+    tracing = sender.producer.config.tracing
+    if tracing is None or not chunks:
+        return row, None
+    size = sum(len(call.args_json) + len(call.kwargs_json) for one in chunks for call in one)
+    is_later = row.enqueue_at is not None or row.delay_seconds > 0
+    count = sum(map(len, chunks))
+    sending = sender.sending(tracing, row.queue_name, size, is_later, count=count)
+    return row._replace(task_options=with_carrier(row.task_options, sending.carrier)), sending
+
+
+class _Bulk(Generic[T]):
+    """One send_many: its rows, and the handles of those that were made."""
+
+    def __init__(
+        self,
+        sender: Sender,
+        broker: PostgresBroker,
+        shared: SharedValues,
+        row: InsertTasks,
+        chunks: Iterator[Chunk],
+        *,
+        has_list: bool,
+        is_single: bool,
+        sending: Sending | None,
+    ) -> None:
+        config, options = sender.producer.config, sender.options
+        self._broker = broker
+        self._shared = shared
+        self._row = row
+        self._chunks = chunks
+        self._is_single = is_single
+        self._sending = sending
+        self._transaction = options.transaction
+        self._delays = resend_delays(config.resend_on_transient_err, options.transaction)
+        self._kept = tempfile.SpooledTemporaryFile(KEPT_BYTES_IN_MEMORY) if self._delays else None
+        # The exception that ended the stream: a refused call, or any of the caller's iterable.
+        self._fault: Exception | None = None
+        make: Callable[[str], TaskHandle[T]] = functools.partial(
+            TaskHandle, broker=broker, results=sender.definition.results
+        )
+        self._make = make
+        self._handles: list[TaskHandle[T]] | TaskHandles[T] = [] if has_list else TaskHandles(make)
+
+    def store(self) -> BrokerResult[None]:
+        """Insert all rows; a failure that may pass is repeated as the application is configured."""
+        stored = self._store_first()
+        for delay_seconds in self._delays:
+            if not self._is_repeatable(stored):
+                break
+            time.sleep(delay_seconds)
+            stored = self._broker.perform(_STORING, self._script(insert_tasks), atomic=True)
+        return stored
+
+    async def store_async(self) -> BrokerResult[None]:
+        stored = await self._store_first_async()
+        for delay_seconds in self._delays:
+            if not self._is_repeatable(stored):
+                break
+            await asyncio.sleep(delay_seconds)
+            script = self._script(insert_tasks)
+            stored = await self._broker.perform_async(_STORING, script, atomic=True)
+        return stored
+
+    def _store_first(self) -> BrokerResult[None]:
+        broker, script = self._broker, self._script(insert_new_tasks)
+        if self._is_single:
+            return broker.store(lambda: script, self._transaction)
+        if self._transaction is None and broker.is_direct:
+            return broker.store_stream(self._steps())
+        return broker.perform(_STORING, script, self._transaction, atomic=True)
+
+    async def _store_first_async(self) -> BrokerResult[None]:
+        broker, script = self._broker, self._script(insert_new_tasks)
+        if self._is_single:
+            return await broker.store_async(lambda: script, self._transaction)
+        if self._transaction is None and broker.is_direct:
+            return await broker.store_stream_async(self._steps())
+        return await broker.perform_async(_STORING, script, self._transaction, atomic=True)
+
+    def _is_repeatable(self, stored: BrokerResult[None]) -> bool:
+        return isinstance(stored, Err) and stored.err_value.retryable and self._fault is None
+
+    def end(self, stored: BrokerResult[None]) -> TaskSendResult[Handles[T]]:
+        """Return the handles or the error, and end the span; an error of the iterable is raised."""
+        sent: TaskSendResult[Handles[T]] = Ok(self._handles)
+        if isinstance(stored, Err):
+            sent = Err(not_stored(stored.value, None, self._transaction))
+        if isinstance(self._fault, _RefusedCall):
+            sent = Err(self._fault.error)
+        if self._sending is not None:
+            self._sending.end(sent.err_value.code.value if isinstance(sent, Err) else None)
+        if self._fault is not None and not isinstance(self._fault, _RefusedCall):
+            raise self._fault
+        return sent
+
+    def close(self) -> None:
+        if self._kept is not None:
+            self._kept.close()
+
+    def _script(self, statement: Statement[InsertTasks, Any]) -> Script[None]:
+        for rows in self._rows():
+            answer = yield statement, rows
+            if not answer or answer[0].inserted == rows.ids.count("\n") + 1:
+                continue
+            ids = rows.ids.split("\n")
+            present = yield find_sent_tasks, TaskIds(ids)
+            shas = {row.id: row.enqueue_sha for row in present}
+            for task_id, sha in zip(ids, rows.enqueue_shas.split("\n"), strict=True):
+                if shas.get(task_id, sha) != sha:
+                    raise PayloadMismatchError(
+                        f"Task {task_id} already exists with a different request."
+                    )
+
+    def _steps(self) -> Iterator[Step]:
+        return ((insert_new_tasks, rows) for rows in self._rows())
+
+    def _rows(self) -> Iterator[InsertTasks]:
+        """Return the rows of earlier attempts, then those of the rest of the stream."""
+        yield from self._kept_rows()
+        while True:
+            try:
+                chunk = next(self._chunks, None)
+            except Exception as fault:
+                self._fault = fault
+                raise
+            if chunk is None:
+                return
+            rows = self._made(chunk)
+            if self._kept is not None:
+                self._kept.seek(0, os.SEEK_END)
+                columns = rows.ids, rows.args, rows.kwargs, rows.enqueue_shas
+                self._kept.write(json.dumps(columns).encode() + b"\n")
+            yield rows
+
+    def _kept_rows(self) -> Iterator[InsertTasks]:
+        if self._kept is None:
+            return
+        self._kept.seek(0)
+        for line in self._kept:
+            ids, args, kwargs, shas = json.loads(line)
+            yield self._row._replace(ids=ids, args=args, kwargs=kwargs, enqueue_shas=shas)
+
+    def _made(self, chunk: Chunk) -> InsertTasks:
+        ids = [new_id() for _ in chunk]
+        if isinstance(self._handles, TaskHandles):
+            self._handles.extend(ids)
+        else:
+            self._handles += map(self._make, ids)
+        return self._row._replace(
+            ids="\n".join(ids),
+            args="\n".join([call.args_json for call in chunk]),
+            kwargs="\n".join([call.kwargs_json for call in chunk]),
+            enqueue_shas="\n".join(self._shared.fingerprints(self._row.sent_at, chunk)),
+        )

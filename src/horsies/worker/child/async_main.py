@@ -1,0 +1,309 @@
+"""A child that runs several coroutines at a time, each one an assignment, on one event loop.
+
+Every assignment has a context of its own: its ``current_task()``, its log labels, its headers. The parent
+decides how many run here, and stops one by a frame: its coroutine is cancelled. Time limits are the
+parent's, which kills the process when a coroutine does not end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import functools
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Coroutine
+from socket import socket
+from typing import Any, Protocol
+
+from horsies.codec.results import encode_task_error
+from horsies.current_task import CurrentTask, set_running_task_here
+from horsies.error_codes import OperationalErrorCode
+from horsies.task_result import TaskError
+from horsies.tasks.invoke import kept_event_loop
+from horsies.worker import os_process, protocol
+from horsies.worker.child.loop_watch import Blockage, LoopWatch
+from horsies.worker.child.process_state import ProcessState, log_safely
+from horsies.worker.protocol import Assignment, ChildReport, FrameKind
+
+# How often the progress of a task goes to the parent, which stores it about as often.
+PROGRESS_SECONDS = 0.3
+
+_RECEIVE_BYTES = 1 << 18
+_KIND_ASSIGN = int(FrameKind.ASSIGN)
+_KIND_STOP_TASK = int(FrameKind.STOP_TASK)
+
+logger = logging.getLogger("horsies.child")
+
+Execute = Callable[[Assignment], Coroutine[Any, Any, ChildReport]]
+
+
+class _Page(Protocol):
+    @property
+    def stop_requested(self) -> bool: ...
+
+
+class _Parent(Protocol):
+    """The child's end of the socket to its worker."""
+
+    socket: socket
+    owner_pid: int
+
+    @property
+    def page(self) -> _Page | None: ...
+
+    def waiting_frames(self) -> list[bytes]: ...
+
+    def feed(self, data: bytes) -> list[bytes]: ...
+
+
+def serve_coroutines(
+    parent: _Parent, execute: Execute, process_state: ProcessState, samples_memory: bool
+) -> None:
+    """Run assignments until the parent closes the socket and the last of them has ended.
+
+    The loop is the one of the application's asynchronous hooks. It does not run a coroutine of this module:
+    code that cancels every task, stops the loop or exits ends no task of others.
+    """
+    loop = kept_event_loop()
+    server = _Server(loop, parent, execute, process_state, samples_memory)
+    server.begin()
+    while not server.is_done:
+        try:
+            loop.run_forever()
+        except (SystemExit, KeyboardInterrupt) as error:
+            text = "A callback, or a task that a coroutine started, raised %s."
+            log_safely(logger, logging.ERROR, text, type(error).__name__, error=error)
+    server.end()
+
+
+class _Running:
+    """One assignment: its coroutine, its latest progress, whether the parent has stopped it.
+
+    For its ``CurrentTask`` it is the memory shared with the worker.
+    """
+
+    __slots__ = (
+        "_outbox",
+        "_page",
+        "assignment",
+        "context",
+        "is_over",
+        "is_stopped",
+        "started_ns",
+        "task",
+    )
+
+    def __init__(self, assignment: Assignment, outbox: _Outbox, page: _Page | None) -> None:
+        self.assignment = assignment
+        self.context = contextvars.copy_context()
+        self.task: asyncio.Task[ChildReport] | None = None
+        self.started_ns = time.perf_counter_ns()
+        self.is_stopped = False
+        self.is_over = False
+        self._outbox = outbox
+        self._page = page
+
+    @property
+    def stop_requested(self) -> bool:
+        return self.is_stopped or (self._page is not None and self._page.stop_requested)
+
+    def write_progress(self, _token: int, done: float, total: float, note: bytes) -> None:
+        if not self.is_over:  # a task that the coroutine started may outlive it
+            task_id, generation = self.assignment.task_id, self.assignment.generation
+            frame = protocol.encode_progress(task_id, generation, done, total, note.decode())
+            self._outbox.note_progress(task_id, frame)
+
+    def stop(self) -> None:
+        self.is_stopped = True
+        if self.task is not None:
+            self.task.cancel()
+
+
+class _Server:
+    """The assignments that run in this process."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        parent: _Parent,
+        execute: Execute,
+        process_state: ProcessState,
+        samples_memory: bool,
+    ) -> None:
+        self._loop = loop
+        self._parent = parent
+        self._execute = execute
+        self._process_state = process_state
+        self._samples_memory = samples_memory
+        self._outbox = _Outbox(loop, parent)
+        self._watch = LoopWatch(loop, self._note_blockage)
+        self._running: dict[str, _Running] = {}
+        self._is_closed = False
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the parent has closed its end and everything is sent, or can never be."""
+        outbox = self._outbox
+        return outbox.is_broken or (self._is_closed and not self._running and outbox.is_empty)
+
+    def begin(self) -> None:
+        self._parent.socket.setblocking(False)
+        self._loop.add_reader(self._parent.socket, self._receive)
+        for frame in self._parent.waiting_frames():
+            self._take(frame)
+
+    def end(self) -> None:
+        self._loop.remove_reader(self._parent.socket)
+        self._watch.close()
+        self._parent.socket.setblocking(True)
+
+    def _receive(self) -> None:
+        try:
+            data = self._parent.socket.recv(_RECEIVE_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._loop.remove_reader(self._parent.socket)
+            self._is_closed = True
+            self._loop.stop()
+            return
+        for frame in self._parent.feed(data):
+            self._take(frame)
+
+    def _take(self, frame: bytes) -> None:
+        if frame[4] == _KIND_ASSIGN:
+            self._start(protocol.decode_assignment(frame))
+        elif frame[4] == _KIND_STOP_TASK:
+            task_id, generation = protocol.decode_texts(frame, 2)
+            running = self._running.get(task_id)
+            if running is not None and running.assignment.generation == int(generation):
+                running.stop()
+
+    def _start(self, assignment: Assignment) -> None:
+        running = _Running(assignment, self._outbox, self._parent.page)
+        self._running[assignment.task_id] = running
+        self._watch.resume()
+        current = CurrentTask(assignment, time.time(), running)
+        running.context.run(set_running_task_here, current)
+        task = self._loop.create_task(
+            self._execute(assignment), name=assignment.task_name, context=running.context
+        )
+        running.task = task
+        task.add_done_callback(functools.partial(self._finish, running))
+
+    def _finish(self, running: _Running, task: asyncio.Task[ChildReport]) -> None:
+        """An assignment has ended: report it, or that it was stopped."""
+        assignment = running.assignment
+        running.is_over = True
+        del self._running[assignment.task_id]
+        self._outbox.send_progress(assignment.task_id)
+        # A coroutine that is cancelled before its first step returns no report.
+        report = None if task.cancelled() else task.result()
+        if running.is_stopped and (report is None or not report.ok):
+            texts = (assignment.task_id, str(assignment.generation))
+            self._outbox.send(protocol.encode_texts(FrameKind.TASK_STOPPED, *texts))
+        else:
+            rss_bytes = os_process.own_rss_bytes() if self._samples_memory else 0
+            run_microseconds = (time.perf_counter_ns() - running.started_ns) // 1_000
+            report = report or _cancelled_by_others(assignment)
+            self._outbox.send(protocol.encode_report(report, rss_bytes, run_microseconds))
+        if not self._running:
+            # Tasks share the state of the process, so it is restored when there are none.
+            self._process_state.restore()
+            self._watch.pause()
+            if self._is_closed:
+                self._loop.stop()
+
+    def _note_blockage(self, blockage: Blockage) -> None:
+        """The event loop does not run: tell the parent, whose log is not held up. In the watch's thread."""
+        others = len(self._running) - 1
+        name = None if blockage.task is None else blockage.task.name
+        texts = (name or "", f"{blockage.seconds:.1f}", blockage.line, str(max(0, others)))
+        self._outbox.send(protocol.encode_texts(FrameKind.LOOP_BLOCKED, *texts))
+
+
+def _cancelled_by_others(assignment: Assignment) -> ChildReport:
+    """The failure of an assignment that other code in this process cancelled before its first step."""
+    code = OperationalErrorCode.UNHANDLED_EXCEPTION
+    message = f"Task {assignment.task_name!r} was cancelled by other code of its process."
+    result = encode_task_error(TaskError(error_code=code, message=message))
+    return ChildReport(
+        assignment.task_id, assignment.generation, False, result, code.value, message
+    )
+
+
+class _Outbox:
+    """Frames to the parent, without waiting for it: the rest of a large result follows when the socket
+    takes it. The watch's thread writes here as well.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, parent: _Parent) -> None:
+        self._loop = loop
+        self._socket = parent.socket
+        self._owner_pid = parent.owner_pid
+        self._lock = threading.Lock()
+        self._rest = bytearray()
+        self.is_broken = False
+        # The latest progress of each task that goes out with the next batch.
+        self._progress: dict[str, bytes] = {}
+        self._has_timer = False
+
+    def send(self, frame: bytes) -> None:
+        """Write one frame. A process forked by a task ends here instead of reporting for it."""
+        if os.getpid() != self._owner_pid:
+            os._exit(0)
+        with self._lock:
+            is_waiting = bool(self._rest)
+            self._rest += frame
+            if is_waiting:
+                return
+            self._write()
+            if self._rest:
+                self._loop.call_soon_threadsafe(self._wait_for_room)
+
+    def _write(self) -> None:
+        try:
+            del self._rest[: self._socket.send(self._rest)]
+        except BlockingIOError:
+            return
+        except OSError:  # the parent is gone
+            self.is_broken = True
+            self._rest.clear()
+            self._loop.call_soon_threadsafe(self._loop.stop)
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._rest
+
+    def _wait_for_room(self) -> None:
+        self._loop.add_writer(self._socket, self._continue)
+
+    def _continue(self) -> None:
+        with self._lock:
+            self._write()
+            if not self._rest:
+                self._loop.remove_writer(self._socket)
+                self._loop.stop()
+
+    def note_progress(self, task_id: str, frame: bytes) -> None:
+        """Send this progress with the next batch; any thread may call this, as often as it likes."""
+        self._progress[task_id] = frame
+        if not self._has_timer:
+            self._has_timer = True
+            self._loop.call_soon_threadsafe(
+                self._loop.call_later, PROGRESS_SECONDS, self._send_all_progress
+            )
+
+    def send_progress(self, task_id: str) -> None:
+        if (frame := self._progress.pop(task_id, None)) is not None:
+            self.send(frame)
+
+    def _send_all_progress(self) -> None:
+        self._has_timer = False
+        for task_id in list(self._progress):
+            self.send_progress(task_id)

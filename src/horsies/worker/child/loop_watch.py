@@ -1,0 +1,120 @@
+"""Watches an event loop from a thread: names the task that keeps it from running.
+
+A coroutine that computes or waits without ``await`` stops every other one on its loop. The thread asks the
+loop for a sign of life a few times a second while tasks run, and looks at its stack when none comes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import gc
+import sys
+import threading
+import time
+from collections.abc import Callable
+from types import FrameType
+from typing import NamedTuple
+
+from horsies.current_task import CurrentTask, running_task
+
+# How long a loop may stand still without a report.
+BLOCKED_SECONDS = 1.0
+# How often one task is reported, at most.
+REPEAT_SECONDS = 60.0
+_LOOK_SECONDS = 0.25
+_EVENTS_FILE = asyncio.events.__file__
+
+
+class Blockage(NamedTuple):
+    """A loop that has not run for `seconds`: the task at fault if it is known, and the line it is at."""
+
+    task: CurrentTask | None
+    seconds: float
+    line: str
+
+
+class LoopWatch:
+    """The thread beside a loop; it starts with the first task and sleeps while there is none."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, report: Callable[[Blockage], None]) -> None:
+        self._loop = loop
+        self._report = report
+        self._loop_thread = threading.get_ident()
+        self._has_tasks = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._is_closed = False
+        self._ran_at = 0.0
+        self._reported_at: dict[str | None, float] = {}
+
+    def resume(self) -> None:
+        """There are tasks: watch the loop."""
+        if self._has_tasks.is_set():
+            return
+        self._ran_at = time.monotonic()
+        self._has_tasks.set()
+        if self._thread is None:
+            self._thread = threading.Thread(
+                target=self._watch, name="horsies-loop-watch", daemon=True
+            )
+            self._thread.start()
+
+    def pause(self) -> None:
+        self._has_tasks.clear()
+
+    def close(self) -> None:
+        self._is_closed = True
+        self._has_tasks.set()
+
+    def _watch(self) -> None:
+        stuck: asyncio.Task[object] | None = None
+        while self._has_tasks.wait() and not self._is_closed:
+            asked_at = time.monotonic()
+            self._loop.call_soon_threadsafe(self._note_run)
+            time.sleep(_LOOK_SECONDS)
+            while self._ran_at < asked_at and not self._is_closed:
+                # Many short steps of many tasks also hold up the loop: only a task that is there at two
+                # looks in a row is at fault.
+                found, stuck = stuck, asyncio.current_task(self._loop)
+                self._look(time.monotonic() - asked_at, stuck if stuck is found else None)
+                time.sleep(_LOOK_SECONDS)
+
+    def _note_run(self) -> None:
+        self._ran_at = time.monotonic()
+
+    def _look(self, seconds: float, stuck: asyncio.Task[object] | None) -> None:
+        frame = sys._current_frames().get(self._loop_thread)
+        if seconds < BLOCKED_SECONDS or frame is None or not self._has_tasks.is_set():
+            return
+        task = None if stuck is None else _owner_of(stuck)
+        name = None if task is None else task.name
+        now = time.monotonic()
+        if now - self._reported_at.get(name, -REPEAT_SECONDS) < REPEAT_SECONDS:
+            return
+        self._reported_at[name] = now
+        self._report(Blockage(task, seconds, _line_of(frame)))
+
+
+def _owner_of(stuck: asyncio.Task[object]) -> CurrentTask | None:
+    """The task of the application whose coroutine, or a coroutine that this one started, is running."""
+    for one in gc.get_referents(stuck):  # Task.get_context() is new in Python 3.12
+        if isinstance(one, contextvars.Context):
+            return one.copy().run(running_task)
+    return None
+
+
+def _line_of(frame: FrameType) -> str:
+    """The line of the application's own coroutine, and the innermost one if it is elsewhere."""
+    frames = [frame]
+    while (outer := frames[-1].f_back) is not None and outer.f_code.co_filename != _EVENTS_FILE:
+        frames.append(outer)
+    own = next((one for one in reversed(frames) if not _is_ours(one)), frame)
+    return _text_of(own) if own is frame else f"{_text_of(own)}, inside {_text_of(frame)}"
+
+
+def _is_ours(frame: FrameType) -> bool:
+    return str(frame.f_globals.get("__name__", "")).startswith("horsies.")
+
+
+def _text_of(frame: FrameType) -> str:
+    return f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_qualname}"

@@ -1,0 +1,412 @@
+"""The async children of a worker: each runs several coroutines at a time, up to its slots.
+
+``Children`` starts, watches and reaps the processes and takes them for idle; the tasks in them are kept
+here. A child that dies costs all of its tasks: each of them had begun. One that has done its share of tasks,
+or has grown too large, takes no more, is replaced, and exits after its last task.
+"""
+
+from __future__ import annotations
+
+import heapq
+import logging
+import selectors
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+from horsies.events import as_event
+from horsies.worker import os_process, protocol
+from horsies.worker.pool.assignments import Died, PoolEvent, Reported, Stopped
+from horsies.worker.pool.child_process import ChildProcess, ChildState, ExitWatch, RecycleLimits
+from horsies.worker.pool.children import MEGABYTE, Children, PoolSettings
+from horsies.worker.pool.launcher import Launcher
+from horsies.worker.protocol import Assignment, FrameKind, ProgressReport, ProtocolError
+
+logger = logging.getLogger("horsies.pool")
+
+_EXIT_POLL_SECONDS = 0.05
+_KIND_REPORT = int(FrameKind.REPORT)
+
+
+@dataclass(slots=True, eq=False)
+class AsyncTask:
+    """One task in an async child."""
+
+    assignment: Assignment
+    child: AsyncChild
+    assigned_at: float
+    # Whether the assignment left this process; if not, no code has seen it.
+    is_delivered: bool = True
+    stop_reason: str | None = None
+
+    @property
+    def pid(self) -> int | None:
+        return self.child.process.pid
+
+
+@dataclass(slots=True, eq=False)
+class AsyncChild:
+    """The tasks of one child, and the number of tasks after which it takes no more (0: any number)."""
+
+    process: ChildProcess
+    task_limit: int
+    tasks: dict[str, AsyncTask] = field(default_factory=dict)
+    stopping: int = 0
+
+    def free_places(self, slots: int) -> int:
+        """How many tasks it may take; none while it stops one, which may end in its death."""
+        process = self.process
+        if process.state is not ChildState.IDLE or process.is_draining or self.stopping:
+            return 0
+        free = slots - len(self.tasks)
+        if self.task_limit:
+            free = min(free, self.task_limit - process.tasks_done - len(self.tasks))
+        return max(0, free)
+
+
+class AsyncPool:
+    """A fixed number of async children, with a selector of their own inside the worker's."""
+
+    def __init__(
+        self,
+        settings: PoolSettings,
+        slots: int,
+        launcher: Launcher,
+        selector: selectors.BaseSelector,
+        progress: dict[str, ProgressReport],
+    ) -> None:
+        memory_mb = settings.max_memory_per_child_mb or 0
+        # Every slot has its share: a child of 250 slots is not replaced after 100 tasks.
+        self._limits = RecycleLimits(settings.max_tasks_per_child * slots, memory_mb * MEGABYTE)
+        self._settings = replace(
+            settings, max_tasks_per_child=0, max_memory_per_child_mb=None, has_windows=False
+        )
+        self._slots = slots
+        self._outer_selector = selector
+        self._selector = selectors.DefaultSelector()
+        selector.register(self._selector, selectors.EVENT_READ, self)
+        self._children = Children(self._settings, launcher, self._selector)
+        # By the pid of a child that has been ready.
+        self._by_pid: dict[int, AsyncChild] = {}
+        self._progress = progress
+        self._events: list[PoolEvent] = []
+        # When to stop a task, or to kill the child of one that does not stop; ended tasks stay inside.
+        self._deadlines: list[tuple[float, int, AsyncTask]] = []
+        self._deadlines_made = 0
+        self.busy: dict[str, AsyncTask] = {}
+
+    @property
+    def children(self) -> Children:
+        return self._children
+
+    @property
+    def ready_count(self) -> int:
+        return len(self._children.idle)
+
+    @property
+    def idle_count(self) -> int:
+        """How many children are ready and have no task."""
+        return sum(not child.tasks for child in list(self._by_pid.values()))
+
+    @property
+    def places(self) -> int:
+        """How many tasks may be dispatched now."""
+        return sum(child.free_places(self._slots) for child in self._by_pid.values())
+
+    def processes(self) -> list[tuple[ChildProcess, int]]:
+        """Every child that has sent its pid, with the number of its tasks."""
+        found = [one for one in list(self._children.children) if one.pid is not None]
+        known = self._by_pid
+        return [(one, len(known[one.pid].tasks) if one.pid in known else 0) for one in found]
+
+    def next_pids(self, count: int) -> list[int]:
+        """The children of the next `count` assignments: the least loaded one first, over and over."""
+        free = {pid: child.free_places(self._slots) for pid, child in self._by_pid.items()}
+        pids: list[int] = []
+        while free and len(pids) < count:
+            pid = max(free, key=free.__getitem__)
+            if not free[pid]:
+                break
+            free[pid] -= 1
+            pids.append(pid)
+        return pids
+
+    def free_places(self, pid: int) -> int | None:
+        """How many tasks the child `pid` may take; None for other processes."""
+        child = self._by_pid.get(pid)
+        return None if child is None else child.free_places(self._slots)
+
+    def dispatch(self, assignment: Assignment, pid: int) -> None:
+        """Give `assignment` to the child `pid`, which has a place for it."""
+        child = self._by_pid[pid]
+        task = AsyncTask(assignment, child, time.monotonic())
+        child.tasks[assignment.task_id] = self.busy[assignment.task_id] = task
+        if assignment.timeout_ms is not None:
+            self._set_deadline(task, task.assigned_at + assignment.timeout_ms / 1000)
+        child.process.send(protocol.encode_assignment(assignment), self._selector)
+        task.is_delivered = not child.process.unread_at_end
+
+    def stop_task(self, task_id: str, reason: str) -> bool:
+        """Cancel the coroutine of a task, and kill its child when the grace period is over."""
+        task = self.busy.get(task_id)
+        if task is None:
+            return False
+        if task.stop_reason is None:
+            task.stop_reason = reason
+            task.child.stopping += 1
+            texts = (task_id, str(task.assignment.generation))
+            frame = protocol.encode_texts(FrameKind.STOP_TASK, *texts)
+            task.child.process.send(frame, self._selector)
+            self._set_deadline(task, time.monotonic() + self._settings.stop_grace_seconds)
+        return True
+
+    def kill_task(self, task_id: str) -> None:
+        """Kill the child that runs the task, and with it the other tasks there."""
+        if (task := self.busy.get(task_id)) is not None:
+            self._children.kill(task.child.process)
+
+    def kill_all(self) -> None:
+        for process in list(self._children.children):
+            self._children.kill(process)
+
+    def announce_stop(self) -> None:
+        for process in self._children.children:
+            process.page.request_stop()
+
+    def next_deadline(self) -> float | None:
+        """When ``collect`` must act even if nothing happens, on the monotonic clock."""
+        children = self._children
+        times = list(children.deadlines.values())
+        if self._deadlines:
+            times.append(self._deadlines[0][0])
+        if children.needs_children and not children.is_closing:
+            times.append(children.delay.not_before)
+        if children.unwatched:
+            times.append(time.monotonic() + _EXIT_POLL_SECONDS)
+        return min(times, default=None)
+
+    def collect(self) -> list[PoolEvent]:
+        """Handle everything that has happened, without waiting, and return the events."""
+        ended: list[ChildProcess] = []
+        for key, mask in self._selector.select(0):
+            data = key.data
+            if type(data) is ExitWatch:
+                ended.append(data.child)
+                continue
+            if mask & selectors.EVENT_WRITE and data.socket_is_open:
+                data.flush(self._selector)
+            if mask & selectors.EVENT_READ and data.socket_is_open:
+                self._receive(data)
+        children = self._children
+        unwatched = tuple(children.unwatched)
+        ended += [one for one in unwatched if os_process.has_ended(one.known_pid)]
+        for process in ended:
+            self._reap(process)
+        self._enforce_deadlines(time.monotonic())
+        if children.needs_children:
+            children.refill()
+        events = [*self._events, *children.events]
+        self._events, children.events = [], []
+        return events
+
+    def begin_shutdown(self) -> None:
+        """Have children without tasks exit, and kill the others."""
+        self._children.is_closing = True
+        self._outer_selector.unregister(self._selector)
+        for process in list(self._children.children):
+            child = self._by_pid.get(process.pid or 0)
+            if process.state is ChildState.IDLE and not (child and child.tasks):
+                self._children.retire(process)
+            elif process.state is not ChildState.EXITING:
+                self._children.kill(process)
+
+    def end_shutdown(self, deadline: float) -> list[PoolEvent]:
+        """Wait until no process is left; returns the events."""
+        events: list[PoolEvent] = []
+        while self._children.children and time.monotonic() < deadline:
+            if not (found := self.collect()):
+                self._selector.select(_EXIT_POLL_SECONDS)
+            events += found
+        self._children.abandon_all()
+        self._selector.close()
+        return events
+
+    def _set_deadline(self, task: AsyncTask, at: float) -> None:
+        self._deadlines_made += 1
+        heapq.heappush(self._deadlines, (at, self._deadlines_made, task))
+
+    def _enforce_deadlines(self, now: float) -> None:
+        """Stop overdue tasks; kill the children of tasks that were stopped and go on."""
+        if self._children.deadlines:
+            self._children.enforce_deadlines(now)
+        while self._deadlines and self._deadlines[0][0] <= now:
+            task = heapq.heappop(self._deadlines)[2]
+            if self.busy.get(task.assignment.task_id) is not task:
+                continue
+            if task.stop_reason is None:
+                self.stop_task(task.assignment.task_id, "timeout")
+                continue
+            process, seconds = task.child.process, self._settings.stop_grace_seconds
+            process.verdict = process.verdict or (
+                f"killed because task {task.assignment.task_name!r} in it did not end within "
+                f"{seconds:g} s after it was stopped"
+            )
+            self._children.kill(process)
+
+    def _receive(self, process: ChildProcess) -> bool:
+        """Handle one read's worth of frames; False when there was nothing to read."""
+        data = process.receive()
+        if data is None:
+            return False
+        if not data:
+            self._children.note_closed(process)
+            return False
+        try:
+            for frame in process.frames.feed(data):
+                if frame[4] == _KIND_REPORT:
+                    self._take_report(process, frame)
+                else:
+                    self._take_notice(process, frame)
+        except ProtocolError as error:
+            process.verdict = f"killed because it sent a malformed frame ({error})"
+            process.close_socket(self._selector)
+            self._children.kill(process)
+            return False
+        return True
+
+    def _take_report(self, process: ChildProcess, frame: bytes) -> None:
+        report, rss_bytes, run_microseconds = protocol.decode_report(frame)
+        self._end(process, report.task_id, report.generation)
+        self._events.append(Reported(report, process.known_pid, run_microseconds / 1e6))
+        process.rss_bytes = rss_bytes
+        self._after_end(process)
+
+    def _take_notice(self, process: ChildProcess, frame: bytes) -> None:
+        children = self._children
+        match frame[4]:
+            case FrameKind.HELLO:
+                children.note_hello(process, protocol.decode_numbers(frame)[0])
+            case FrameKind.READY:
+                children.note_ready(process, protocol.decode_numbers(frame)[1])
+                self._note_ready(process)
+            case FrameKind.TASK_STOPPED:
+                self._take_stopped(process, *protocol.decode_texts(frame, 2))
+            case FrameKind.PROGRESS:
+                self._take_progress(process, protocol.decode_progress(frame))
+            case FrameKind.LOOP_BLOCKED:
+                _log_blockage(process, *protocol.decode_texts(frame, 4))
+            case FrameKind.HOOK_FAILED:
+                name, problem = protocol.decode_texts(frame, 2)
+                process.failed_hook = (name, problem)
+            case FrameKind.BOOT_FAILED:
+                problem = protocol.decode_texts(frame, 1)[0]
+                process.verdict = f"could not load the application: {problem}"
+            case kind:
+                raise ProtocolError(f"kind {kind} does not come from an async child")
+
+    def _note_ready(self, process: ChildProcess) -> None:
+        if process.state is not ChildState.IDLE:
+            return
+        process.send(protocol.encode_numbers(FrameKind.SHARE), self._selector)
+        child = AsyncChild(process, self._limits.early_task_limit())
+        self._by_pid[process.known_pid] = child
+
+    def _take_stopped(self, process: ChildProcess, task_id: str, _generation: str) -> None:
+        task = self._by_pid[process.known_pid].tasks.get(task_id)
+        if task is None or task.stop_reason is None:
+            raise ProtocolError("stopped out of turn")
+        self._end(process, task_id, task.assignment.generation)
+        seconds = time.monotonic() - task.assigned_at
+        stopped = Stopped(task.assignment, process.known_pid, False, task.stop_reason, seconds)
+        self._events.append(stopped)
+        self._after_end(process)
+
+    def _take_progress(self, process: ChildProcess, report: ProgressReport) -> None:
+        task = self.busy.get(report.task_id)
+        if (
+            task is not None
+            and task.child.process is process
+            and task.assignment.generation == report.generation
+        ):
+            self._progress[report.task_id] = report
+
+    def _end(self, process: ChildProcess, task_id: str, generation: int) -> None:
+        child = self._by_pid.get(process.known_pid)
+        task = None if child is None else child.tasks.get(task_id)
+        if child is None or task is None or task.assignment.generation != generation:
+            raise ProtocolError("a report about a task it does not have")
+        self._forget(task)
+        process.tasks_done += 1
+        self._children.delay.reset()
+
+    def _forget(self, task: AsyncTask) -> None:
+        task_id = task.assignment.task_id
+        del task.child.tasks[task_id]
+        if self.busy.get(task_id) is task:
+            del self.busy[task_id]
+        if task.stop_reason is not None:
+            task.child.stopping -= 1
+
+    def _after_end(self, process: ChildProcess) -> None:
+        """Replace a child that is at its limit; let it exit when its last task has ended."""
+        child = self._by_pid[process.known_pid]
+        memory, tasks = self._limits.max_rss_bytes, child.task_limit
+        if not process.is_draining:
+            is_spent = 0 < tasks <= process.tasks_done + len(child.tasks)
+            process.is_draining = is_spent or 0 < memory <= process.rss_bytes
+            self._children.needs_children |= process.is_draining
+        if process.is_draining and not child.tasks and process.state is ChildState.IDLE:
+            self._children.retire(process)
+
+    def _reap(self, process: ChildProcess) -> None:
+        """A child has ended; handle the frames it sent before, then the tasks that it had."""
+        while process.socket_is_open and self._receive(process):
+            pass
+        children = self._children
+        children.reap(process)
+        if process in children.children or process.pid is None:
+            return
+        child = self._by_pid.pop(process.pid, None)
+        if child is None or not child.tasks:
+            return
+        description = process.verdict or "ended"
+        for event in children.events:
+            if isinstance(event, Died) and event.pid == process.pid:
+                description = event.description
+        children.events = [
+            one for one in children.events if not (isinstance(one, Died) and one.pid == process.pid)
+        ]
+        children.delay.reset()  # it died of one of its tasks
+        self._events += self._ends_by_death(child, description)
+
+    def _ends_by_death(self, child: AsyncChild, description: str) -> Iterator[PoolEvent]:
+        process, now = child.process, time.monotonic()
+        for task in list(child.tasks.values()):
+            self._forget(task)
+            seconds = now - task.assigned_at
+            if task.stop_reason is not None:
+                yield Stopped(
+                    task.assignment,
+                    process.known_pid,
+                    process.was_killed,
+                    task.stop_reason,
+                    seconds,
+                )
+            else:
+                started = task.is_delivered
+                yield Died(task.assignment, process.known_pid, description, started, seconds)
+
+
+def _log_blockage(
+    process: ChildProcess, task_name: str, seconds: str, line: str, others: str
+) -> None:
+    logger.warning(
+        "%s has blocked the event loop of async child %s for %s s, and with it %s other task(s), at %s; "
+        "await instead, or use asyncio.to_thread",
+        f"task {task_name!r}" if task_name else "code outside of a single task",
+        process.pid,
+        seconds,
+        others,
+        line,
+        extra=as_event("loop_blocked", task_name=task_name or None, child_pid=process.pid),
+    )

@@ -1,0 +1,25 @@
+"""Ports for servers that a test starts, and stops and starts again."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from contextlib import suppress
+from random import SystemRandom
+
+# Below the range of the ports that the system gives to clients: while a server is down, a client gets none
+# of these, not even one that connects to the port itself.
+PORTS = range(15_000, 32_000)
+PROCESSES_MAX = 16
+
+
+def free_port() -> int:
+    """Return a port that nothing listens on; each test process has a share of its own."""
+    number = int(re.sub(r"\D", "", os.environ.get("PYTEST_XDIST_WORKER", "")) or 0)
+    share = PORTS[number % PROCESSES_MAX :: PROCESSES_MAX]
+    # The shared seed of `random` would have two runs of the tests choose the same ones.
+    for port in SystemRandom().sample(share, len(share)):
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
+    raise AssertionError(f"no port of {share} is free")
