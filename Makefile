@@ -75,7 +75,7 @@ SOAK_SECONDS ?= 600
 soak: $(READY) ## run many random examples, long outages at default settings, then ten minutes of random faults
 	$(PYTEST) -m hypothesis --hypothesis-profile long
 	HORSIES_TEST_OUTAGES=long $(BIN)/pytest -n 3 tests/e2e/test_living_workers.py tests/e2e/test_takeover.py \
-		tests/e2e/test_parent_kill.py tests/worker/test_blocked.py
+		tests/e2e/test_parent_kill.py tests/e2e/test_windows.py tests/worker/test_blocked.py
 	$(BIN)/python -m tests.soak --seconds $(SOAK_SECONDS) $(if $(SEED),--seed $(SEED))
 
 bench: $(READY) ## measure throughput and latency, as ratios within one run, on an idle machine
@@ -87,8 +87,8 @@ PEERS_PYTHON ?= $(shell for python in python3.13 python3.12 $(PYTHON); do \
 PEERS_READY := .venv-peers/.ready
 ROUNDS ?= 3
 
-bench-peers: $(PEERS_READY) ## measure beside other task queues: PEERS="celery rq" ROUNDS=3 QUICK=1 DOCS=1
-	.venv-peers/bin/python -m benchmarks.peers $(PEERS) --rounds $(ROUNDS) $(if $(QUICK),--quick) \
+bench-peers: $(PEERS_READY) ## measure beside other task queues: PEERS="celery rq" ROUNDS=3 BUSY=1 QUICK=1 DOCS=1
+	.venv-peers/bin/python -m benchmarks.peers $(PEERS) --rounds $(ROUNDS) $(if $(QUICK),--quick) $(if $(BUSY),--busy) \
 		$(if $(DOCS),--markdown docs/benchmarks.md --markdown README.md)
 
 $(PEERS_READY): $(wildcard benchmarks/peers/requirements*.txt)

@@ -18,6 +18,7 @@ from horsies import (
     PostgresConfig,
     QueueMode,
     RetryPolicy,
+    TaskDefinitionError,
     TaskSendError,
     TaskSendErrorCode,
     TaskSendFailed,
@@ -395,3 +396,27 @@ def test_an_unknown_option_is_refused_with_the_known_ones(
             f"A send has no option {name!r}{hint}; the options are "
         )
         assert "idempotency_key, " in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "burst"),
+    [
+        ({}, False),
+        ({"burst": True}, True),
+        ({"retry_policy": POLICY}, False),
+        ({"retry_policy": RetryPolicy.fixed([1], auto_retry_for=["WORKER_CRASHED"])}, True),
+    ],
+)
+def test_tasks_that_may_wait_in_a_child_say_so_in_their_row(
+    app: Horsies, connection: Database, options: dict[str, Any], burst: bool
+) -> None:
+    add = add_task(app, **options)
+    ids = [add.send(1).unwrap().task_id]
+    ids += [one.task_id for one in add.send_many([add.bind(1), add.bind(2)]).unwrap()]
+    rows = connection.execute("SELECT burst FROM horsies_tasks WHERE id = ANY(%s::uuid[])", (ids,))
+    assert rows.fetchall() == [(burst,)] * 3
+
+
+def test_burst_is_a_boolean(app: Horsies) -> None:
+    with pytest.raises(TaskDefinitionError, match="burst must be True or False"):
+        add_task(app, burst="yes")

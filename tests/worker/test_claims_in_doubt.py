@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, cast
 
 import psycopg
@@ -14,10 +17,13 @@ from horsies.states import TaskAttemptOutcome, TaskStatus
 from horsies.tasks.outcome import Outcome
 from horsies.worker.connection import TURN_SETTINGS
 from horsies.worker.in_flight import InFlight
+from horsies.worker.pool import window
 from horsies.worker.pool.pool import ChildPool
+from horsies.worker.pool.window import Windows
 from horsies.worker.turn import Claimer, TurnRequest, release_unheld, take_turn
-from tests.support.pool import RecordingPool
+from tests.support.pool import MakePool, RecordingPool
 from tests.support.rows import add_task
+from tests.support.wait import wait_until
 
 CLAIMER = Claimer("me", "host", ["default"], [None])
 
@@ -82,3 +88,43 @@ def test_a_start_in_doubt_goes_back(
     assert in_flight.needs_release
     assert release_unheld(pipeline, "me", in_flight.held()) == 1
     assert owner(connection, task_id) == ("PENDING", None)
+
+
+def test_a_cancelled_task_of_a_window_is_cancelled_without_an_attempt(
+    connection: Connection[Any],
+    pipeline: Pipeline,
+    make_pool: MakePool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(window, "PATIENCE_SECONDS", 60.0)
+    pool = make_pool(1, has_windows=True)
+    windows = Windows(32)
+    for _ in range(20):
+        windows.note_end("gated", 0.001)
+    in_flight = InFlight(pool, windows=windows)
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    args = json.dumps([str(tmp_path / "journal"), str(gate), "begun"])
+    tasks = [add_task(connection, task_name="gated", args=args, burst=True) for _ in range(3)]
+    (pid,) = pool.pids()
+    request = TurnRequest(pids=[pid], ahead=[pid, pid], short_names=["gated"])
+    in_flight.hand_out(take_turn(pipeline, CLAIMER, [], request).claimed)
+    wait_until((tmp_path / "journal").exists)
+    connection.execute(
+        "UPDATE horsies_tasks SET cancel_requested_at = now() WHERE id = %s", (tasks[1],)
+    )
+    in_flight.cancel([tasks[1]])
+    in_flight.absorb(pool.collect(0))
+    assert in_flight.needs_release
+    assert release_unheld(pipeline, "me", in_flight.held()) == 1
+    assert [owner(connection, one)[0] for one in tasks] == ["RUNNING", "CANCELLED", "RUNNING"]
+    for _ in range(2):
+        gate.write_bytes(b"x")
+        while not in_flight.outcomes:
+            in_flight.absorb(pool.collect(0.1))
+        outcomes, in_flight.outcomes = in_flight.outcomes, []
+        take_turn(pipeline, CLAIMER, outcomes, TurnRequest())
+    assert [owner(connection, one)[0] for one in tasks] == ["COMPLETED", "CANCELLED", "COMPLETED"]
+    rows = connection.execute("SELECT task_id::text FROM horsies_task_attempts ORDER BY 1")
+    assert [row for (row,) in rows] == sorted([tasks[0], tasks[2]])

@@ -301,6 +301,20 @@ def test_no_child_runs_more_tasks_than_its_limit(make_pool: MakePool, journal: P
     collect_until(pool, lambda: pool.idle_count == 1 and first not in pool.pids())
 
 
+def test_a_child_near_its_limit_takes_one_task_at_a_time(
+    make_pool: MakePool, journal: Path
+) -> None:
+    pool = make_pool(1, has_windows=True, max_tasks_per_child=10)
+    pid = pool.pids()[0]
+    for _ in range(9):
+        pool.dispatch(assignment("own_pid"))
+        collect_events(pool, 1, Reported)
+    assert pool.places(8) == ([pid], [])
+    last = notes(journal, 1)
+    give(pool, last, pid=pid)
+    assert reported(collect_events(pool, 1, Reported)) == ids(last)
+
+
 def test_a_child_that_grew_too_large_goes_after_its_front(
     make_pool: MakePool, journal: Path
 ) -> None:

@@ -414,20 +414,13 @@ class FrameBuffer:
         if is_alone and int.from_bytes(data[:4], "big") + 4 == len(data):
             # Nearly every frame arrives alone and whole: it needs no copy.
             return [data]
-        self._pending += data
-        frames = []
-        pending = self._pending
-        start = 0
-        while len(pending) - start >= 4:
-            size = int.from_bytes(pending[start : start + 4], "big")
-            if not 1 <= size <= MAX_FRAME_BYTES:
-                raise ProtocolError(f"a frame claims a length of {size} bytes")
-            end = start + 4 + size
-            if end > len(pending):
-                break
-            frames.append(bytes(pending[start:end]))
-            start = end
-        del pending[:start]
+        if self._pending:
+            self._pending += data
+            frames, end = _cut(self._pending)
+            del self._pending[:end]
+            return frames
+        frames, end = _cut(data)
+        self._pending += data[end:]
         return frames
 
     def wanted_bytes(self) -> int:
@@ -435,3 +428,19 @@ class FrameBuffer:
         if len(self._pending) < 4:
             return 0
         return int.from_bytes(self._pending[:4], "big") + 4 - len(self._pending)
+
+
+def _cut(data: bytes | bytearray) -> tuple[list[bytes], int]:
+    """The whole frames at the start of `data`, and where they end."""
+    frames = []
+    start, length = 0, len(data)
+    while length - start >= 4:
+        size = int.from_bytes(data[start : start + 4], "big")
+        if not 1 <= size <= MAX_FRAME_BYTES:
+            raise ProtocolError(f"a frame claims a length of {size} bytes")
+        end = start + 4 + size
+        if end > length:
+            break
+        frames.append(bytes(data[start:end]))
+        start = end
+    return frames, start

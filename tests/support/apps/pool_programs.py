@@ -342,7 +342,7 @@ def terminate_forked_process() -> int:
 def interrupt_started_process() -> int:
     started = subprocess.Popen(["sleep", "600"])
     started.send_signal(signal.SIGINT)
-    return started.wait(10)
+    return started.wait(30)
 
 
 def interrupt_itself() -> str:

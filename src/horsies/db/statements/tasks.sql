@@ -27,13 +27,14 @@ RETURNING id::text
 -- notification, because equal ones are merged.
 INSERT INTO horsies_tasks (
     id, task_name, queue_name, priority, args, kwargs, sent_at, created_at, updated_at, enqueued_at,
-    good_until, max_retries, task_options, timeout_ms, retention, enqueue_sha)
+    good_until, max_retries, task_options, timeout_ms, retention, enqueue_sha, burst)
 SELECT sent.id::uuid, %(task_name)s, %(queue_name)s, %(priority)s, sent.args, sent.kwargs, %(sent_at)s,
     statement_timestamp(), statement_timestamp(),
     greatest(
         %(enqueue_at)s::timestamptz, statement_timestamp() + %(delay_seconds)s::float8 * interval '1 second'),
     %(good_until)s, %(max_retries)s, %(task_options)s, %(timeout_ms)s,
-    %(retention_seconds)s::float8 * interval '1 second', sent.enqueue_sha
+    %(retention_seconds)s::float8 * interval '1 second', sent.enqueue_sha,
+    (SELECT horsies_is_burst_v1(%(task_options)s::text))
 FROM unnest(
     string_to_array(%(ids)s::text, text E'\n'), string_to_array(%(args)s::text, text E'\n'),
     string_to_array(%(kwargs)s::text, text E'\n'), string_to_array(%(enqueue_shas)s::text, text E'\n'))

@@ -131,8 +131,8 @@ class Assignments:
         if child.assignment is None:
             child.state = ChildState.BUSY
             self.advance(child, time.monotonic())
-        elif len(child.line) == len(held):
-            self._arm(child)
+        elif len(child.line) == len(held) and child.front is not None:
+            self._arm(child, child.front)
         frames = [protocol.encode_assignment(one.assignment, one.number) for one in held]
         child.send(frames[0] if len(frames) == 1 else b"".join(frames), self._selector)
 
@@ -144,19 +144,21 @@ class Assignments:
         self.lined.pop(assignment.task_id, None)
         self.busy[assignment.task_id] = child
         if child.state is ChildState.BUSY and (child.line or assignment.timeout_ms is not None):
-            self._arm(child)
+            self._arm(child, front)
 
-    def _arm(self, child: ChildProcess) -> None:
+    def _arm(self, child: ChildProcess, front: Held) -> None:
         """Set the time to look at the front: its time limit, or earlier when others wait behind it."""
-        front, assignment = child.front, child.assignment
-        assert front is not None
-        assert assignment is not None
-        self.deadlines.pop(child, None)
-        limits = [] if assignment.timeout_ms is None else [assignment.timeout_ms / 1000]
-        if child.line:
-            limits.append(front.patience_seconds)
-        if limits:
-            self.deadlines[child] = child.assigned_at + min(limits)
+        timeout_ms = front.assignment.timeout_ms
+        if timeout_ms is None:
+            if not child.line:
+                self.deadlines.pop(child, None)
+                return
+            limit = front.patience_seconds
+        else:
+            limit = timeout_ms / 1000
+            if child.line:
+                limit = min(limit, front.patience_seconds)
+        self.deadlines[child] = child.assigned_at + limit
 
     def take_back(self, child: ChildProcess) -> list[Held]:
         """Take from a child the assignments that it has not begun, the front possibly among them."""
@@ -215,4 +217,5 @@ class Assignments:
             child.assigned_at = since
         self._return(taken)
         child.is_slow = True
-        self._arm(child)
+        if child.front is not None:
+            self._arm(child, child.front)

@@ -244,7 +244,7 @@ class ChildProcess:
         """How many assignments the child may hold at the same time, at most `depth`; 0 if no more now."""
         if self.permits is None or self.is_slow or self.state not in _WITH_ROOM:
             return 0
-        if self.assignment is not None and (self.front is None or not self.front.patience_seconds):
+        if self.assignment is not None and not self._may_be_followed():
             return 0
         left = depth
         if self.has_limits:
@@ -253,6 +253,13 @@ class ChildProcess:
             if self.limits.max_tasks > 0:
                 left = min(depth, self.limits.max_tasks - self.tasks_done)
         return left
+
+    def _may_be_followed(self) -> bool:
+        """Whether others may wait behind the front: it is short, and has not run for too long already."""
+        front = self.front
+        if front is None or not front.patience_seconds:
+            return False
+        return time.monotonic() < self.assigned_at + front.patience_seconds
 
     @property
     def held_count(self) -> int:

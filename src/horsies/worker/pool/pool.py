@@ -186,11 +186,14 @@ class ChildPool:
         Each comes with its patience: those behind it are taken back when it runs for longer.
         """
         for child in self._children.children:
-            if child.pid == pid and child.window_room(1):
-                if child.state is ChildState.IDLE:
-                    self._children.idle.remove(child)
-                self._children.hold(child, given)
-                return
+            if child.pid != pid or child.permits is None:
+                continue
+            if child.state is ChildState.IDLE:
+                self._children.idle.remove(child)
+            elif not child.window_room(1):
+                break
+            self._children.hold(child, given)
+            return
         raise NoIdleChildError(f"Child {pid} takes no more assignments; it has ended or is busy.")
 
     def places(self, depth: int) -> tuple[list[int], list[int]]:

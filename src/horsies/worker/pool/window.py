@@ -11,8 +11,8 @@ from collections.abc import Container, Iterable, Sequence
 from horsies.worker.pool.child_process import Held
 
 WIDTH_MAX = 32
-# A child is given about this much work ahead.
-AHEAD_SECONDS = 0.005
+# How much work a child may have behind the running task: 5 ms, and the overhead of tasks of 5 ms.
+AHEAD_SECONDS = 0.006
 # Run times count once this many ends of a task were seen.
 ENDS_MIN = 10
 # How long tasks wait behind a running one before they are taken back: this, or so many times its typical
@@ -28,10 +28,10 @@ _LONG_SECONDS = 0.05
 
 
 def width(typical_seconds: float, widest: int) -> int:
-    """How many tasks of that run time a child may hold."""
-    if typical_seconds * widest <= AHEAD_SECONDS:
+    """How many tasks of that run time a child may hold, the running one included."""
+    if typical_seconds * (widest - 1) <= AHEAD_SECONDS:
         return widest
-    return max(1, int(AHEAD_SECONDS / typical_seconds))
+    return 1 + int(AHEAD_SECONDS / typical_seconds)
 
 
 def fill_order(rooms: Iterable[tuple[int, int, int]]) -> list[int]:

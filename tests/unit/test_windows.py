@@ -1,0 +1,173 @@
+"""Windows: how wide they are, who is filled first, which tasks have begun, and when a turn is due."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from horsies.worker.pool.child_process import Held
+from horsies.worker.pool.window import (
+    ENDS_MIN,
+    LINGER_SECONDS,
+    Windows,
+    fill_order,
+    linger_seconds,
+    split_unstarted,
+    width,
+)
+from horsies.worker.protocol import Assignment
+from horsies.worker.sharing import PermitError, PermitPipe, Permits
+
+TASK = Assignment("task", 1, "work", 1, "[]", "{}", None)
+
+
+def measured(seconds: float, ends: int = ENDS_MIN, widest: int = 32) -> Windows:
+    windows = Windows(widest)
+    for _ in range(ends):
+        windows.note_end("work", seconds)
+    return windows
+
+
+@pytest.mark.parametrize(
+    ("seconds", "widest", "expected"),
+    [
+        (0.0, 32, 32),
+        (0.0001, 32, 32),
+        (0.0005, 32, 13),
+        (0.001, 4, 4),
+        (0.0052, 32, 2),
+        (0.007, 32, 1),
+    ],
+)
+def test_a_child_is_given_about_five_milliseconds_ahead(
+    seconds: float, widest: int, expected: int
+) -> None:
+    assert width(seconds, widest) == expected
+
+
+def test_run_times_count_after_ten_ends() -> None:
+    assert measured(0.0001, ENDS_MIN - 1).width("work") == 1
+    windows = measured(0.0001)
+    assert (windows.width("work"), windows.width("other")) == (32, 1)
+    assert windows.short_names() == ["work"]
+
+
+def test_others_wait_behind_a_short_task_for_ten_milliseconds_or_four_times_its_run_time() -> None:
+    assert measured(0.0001).patience_seconds("work") == 0.01
+    assert measured(0.005).patience_seconds("work") == pytest.approx(0.02)
+    assert measured(0.007).patience_seconds("work") == 0.0, "nothing waits behind it"
+
+
+def test_one_very_long_run_does_not_close_the_windows_for_long() -> None:
+    windows = measured(0.0001)
+    windows.note_end("work", 3600.0)
+    assert windows.width("work") == 2
+    for _ in range(40):
+        windows.note_end("work", 0.0001)
+    assert windows.width("work") > 8
+
+
+def test_windows_grow_with_full_claims_and_close_with_short_ones() -> None:
+    windows = measured(0.0001)
+    depths = []
+    for _ in range(6):
+        windows.note_claim(4, [("work", True)] * 4)
+        depths.append(windows.depth)
+    assert depths == [2, 4, 8, 16, 32, 32]
+    windows.note_claim(4, [("work", True)] * 3)
+    assert windows.depth == 1
+
+
+@pytest.mark.parametrize("claimed", [("work", False), ("unknown", True)])
+def test_another_kind_of_task_closes_the_windows(claimed: tuple[str, bool]) -> None:
+    windows = measured(0.0001)
+    windows.note_claim(2, [("work", True)] * 2)
+    assert windows.depth == 2
+    windows.note_claim(2, [("work", True), claimed])
+    assert windows.depth == 1
+
+
+def test_windows_that_are_off_stay_closed() -> None:
+    windows = measured(0.0001, widest=0)
+    windows.note_claim(2, [("work", True)] * 2)
+    assert (windows.is_on, windows.depth) == (False, 1)
+
+
+def test_the_emptiest_children_are_filled_first() -> None:
+    assert fill_order([(1, 1, 3), (2, 2, 3), (3, 1, 1), (4, 1, 2)]) == [1, 4, 1, 2]
+    assert fill_order([]) == []
+
+
+@given(st.lists(st.tuples(st.integers(1, 9), st.integers(0, 32), st.integers(0, 32))))
+def test_filling_in_order_never_exceeds_the_room_of_a_child(
+    rooms: list[tuple[int, int, int]],
+) -> None:
+    rooms = list({pid: (pid, held, most) for pid, held, most in rooms}.values())
+    held = {pid: count for pid, count, _ in rooms}
+    most = {pid: limit for pid, _, limit in rooms}
+    levels = []
+    for pid in fill_order(rooms):
+        levels.append(held[pid])
+        held[pid] += 1
+        assert held[pid] <= most[pid]
+    assert levels == sorted(levels), "a child was filled before an emptier one"
+    assert all(held[pid] >= most[pid] for pid in held), "a place was left out"
+
+
+@given(st.sets(st.integers(1, 20)), st.sets(st.integers(1, 20)))
+def test_tasks_with_unused_permits_have_not_begun(numbers: set[int], unused: set[int]) -> None:
+    held = [Held(number, TASK, 0.0) for number in sorted(numbers)]
+    begun, unstarted = split_unstarted(held, unused)
+    assert {one.number for one in begun} == numbers - unused
+    assert {one.number for one in unstarted} == numbers & unused
+
+
+def test_a_turn_waits_until_half_the_room_is_free_or_a_report_is_old() -> None:
+    assert linger_seconds(16, 32, waiting_since=5.0, now=5.0) == 0.0
+    assert linger_seconds(15, 32, waiting_since=0.0, now=0.0) == LINGER_SECONDS
+    assert linger_seconds(15, 32, waiting_since=5.0, now=5.5) == 0.0
+    assert linger_seconds(0, 0, waiting_since=5.0, now=5.0) == 0.0
+
+
+@pytest.fixture
+def pipe() -> PermitPipe:
+    return PermitPipe()
+
+
+def test_a_permit_goes_to_the_child_or_back_to_the_worker(pipe: PermitPipe) -> None:
+    permits = Permits(pipe.read_fd)
+    assert list(pipe.grant(3)) == [1, 2, 3]
+    assert permits.allows(1)
+    assert list(pipe.take_back()) == [2, 3]
+    assert [permits.allows(number) for number in (2, 3)] == [False, False]
+    assert list(pipe.grant(1)) == [4]
+    assert permits.allows(4)
+    assert list(pipe.take_back()) == []
+    pipe.close()
+
+
+def test_a_later_permit_skips_the_assignments_before_it(pipe: PermitPipe) -> None:
+    permits = Permits(pipe.read_fd)
+    pipe.grant(2)
+    pipe.take_back()
+    pipe.grant(1)
+    assert [permits.allows(number) for number in (1, 2, 3)] == [False, False, True]
+    pipe.close()
+
+
+def test_a_pipe_that_was_replaced_ends_the_child(pipe: PermitPipe) -> None:
+    permits = Permits(pipe.read_fd)
+    pipe.grant(1)
+    with pytest.raises(PermitError, match="permit 1 came where 2"):
+        permits.allows(2)
+    reader, writer = os.pipe()
+    os.close(writer)
+    with pytest.raises(PermitError, match="ends within a number"):
+        Permits(reader).allows(1)
+    os.close(reader)
+    with pytest.raises(PermitError, match="cannot be read"):
+        Permits(reader).allows(1)
+    pipe.close()
