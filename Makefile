@@ -87,8 +87,8 @@ PEERS_PYTHON ?= $(shell for python in python3.13 python3.12 $(PYTHON); do \
 PEERS_READY := .venv-peers/.ready
 ROUNDS ?= 3
 
-bench-peers: $(PEERS_READY) ## measure beside other task queues: PEERS="celery rq" ROUNDS=3 QUICK=1 DOCS=1
-	.venv-peers/bin/python -m benchmarks.peers $(PEERS) --rounds $(ROUNDS) $(if $(QUICK),--quick) \
+bench-peers: $(PEERS_READY) ## measure beside other task queues: PEERS="celery rq" ROUNDS=3 BUSY=1 QUICK=1 DOCS=1
+	.venv-peers/bin/python -m benchmarks.peers $(PEERS) --rounds $(ROUNDS) $(if $(QUICK),--quick) $(if $(BUSY),--busy) \
 		$(if $(DOCS),--markdown docs/benchmarks.md --markdown README.md)
 
 $(PEERS_READY): $(wildcard benchmarks/peers/requirements*.txt)

@@ -35,7 +35,9 @@ COMPARED: dict[str, list[tuple[str, dict[str, Any]]]] = {
     "recycling": [("drain", {"children": 4, "flags": ["--max-tasks-per-child", "100"]})],
     "latency": [("latency", {})],
     "send": [("send", {})],
+    "send_async": [("send_async", {})],
     "send_many": [("send_many", {})],
+    "send_stream": [("send_stream", {})],
     "start_up": [("start_up", {})],
     "memory": [("memory", {})],
 }

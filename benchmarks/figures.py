@@ -7,6 +7,7 @@ output is a JSON object.
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import json
 import os
@@ -107,6 +108,41 @@ def send(count: int = 3_000) -> dict[str, float]:
         }
 
 
+def send_async(count: int = 3_000) -> dict[str, float]:
+    """Send tasks one after the other from an event loop: wall and processor time per send."""
+    noop = _application().noop
+
+    async def run() -> dict[str, float]:
+        for _ in range(200):
+            (await noop.send_async()).unwrap()
+        wall, processor = time.perf_counter(), time.process_time()
+        for _ in range(count):
+            (await noop.send_async()).unwrap()
+        return {
+            "wall_us": (time.perf_counter() - wall) / count * 1e6,
+            "processor_us": (time.process_time() - processor) / count * 1e6,
+        }
+
+    with _connection() as connection:
+        connection.execute("TRUNCATE horsies_tasks CASCADE")
+        return asyncio.run(run())
+
+
+def send_stream(count: int = 1_000_000) -> dict[str, float]:
+    """Send the calls of a generator: tasks/s, and the producer's memory at its peak."""
+    noop = _application().noop
+    with _connection() as connection:
+        connection.execute("TRUNCATE horsies_tasks CASCADE")
+        noop.send_many([noop.bind() for _ in range(1_000)]).unwrap()
+        started = time.perf_counter()
+        handles = noop.send_many(noop.bind() for _ in range(count)).unwrap()
+        seconds = time.perf_counter() - started
+        assert len(handles) == count
+        connection.execute("TRUNCATE horsies_tasks CASCADE")
+    peak_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return {"rate": count / seconds, "peak_mb": peak_kb / 1024}
+
+
 def send_many(count: int = 50_000) -> dict[str, float]:
     """Send many tasks at once: tasks/s, and the producer's memory at its peak."""
     noop = _application().noop
@@ -121,13 +157,16 @@ def send_many(count: int = 50_000) -> dict[str, float]:
 
 
 def start_up() -> dict[str, float]:
-    """Start interpreters that import the package, and that print a command's help; median of 7, in ms."""
+    """Start interpreters that import the package or run a command: processor time, median of 7, in ms."""
+    url = os.environ["HORSIES_DATABASE_URL"]
     codes = {
         "import_ms": ["-c", "import horsies"],
+        "app_ms": ["-c", f"from horsies import Horsies; Horsies({url!r})"],
+        "status_ms": ["-m", "horsies", "status", "--database-url", url],
         "help_ms": ["-m", "horsies", "worker", "--help"],
     }
-    bare = _run_ms(["-c", "pass"])
-    return {"bare_ms": bare} | {name: _run_ms(code) - bare for name, code in codes.items()}
+    _processor_ms(["-m", "horsies", "migrate", "--database-url", url])
+    return {name: _processor_ms(code) for name, code in codes.items()}
 
 
 def memory(children: int = 4) -> dict[str, float]:
@@ -243,17 +282,29 @@ def _number(connection: Connection[Any], query: Any, *values: Any) -> float:
     return float(row[0])
 
 
-def _run_ms(arguments: Sequence[str]) -> float:
+def _processor_ms(arguments: Sequence[str]) -> float:
     taken = []
     for _ in range(7):
-        started = time.perf_counter()
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
         subprocess.run([sys.executable, *arguments], check=True, stdout=subprocess.DEVNULL)
-        taken.append(time.perf_counter() - started)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        taken.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
     return statistics.median(taken) * 1000
 
 
 FIGURES: dict[str, Callable[..., dict[str, float]]] = {
-    figure.__name__: figure for figure in (drain, mixed, latency, send, send_many, start_up, memory)
+    figure.__name__: figure
+    for figure in (
+        drain,
+        mixed,
+        latency,
+        send,
+        send_async,
+        send_many,
+        send_stream,
+        start_up,
+        memory,
+    )
 }
 
 if __name__ == "__main__":

@@ -14,13 +14,13 @@ import signal
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from benchmarks.machine import Machine, MachineBusyError
 from benchmarks.peers import table
 from benchmarks.peers.adapter import PEERS
 from benchmarks.peers.servers import Servers, all_servers
@@ -33,27 +33,41 @@ SERVERS_OF = {"celery": "Redis", "dramatiq": "Redis", "rq": "Redis", "arq": "Red
 def main(arguments: Sequence[str]) -> int:
     """Measure, print, and write the Markdown files that were asked for."""
     options = _parser().parse_args(arguments)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _interrupt)
     sizes = QUICK if options.quick else Sizes()
-    sizes = replace(sizes, seconds=options.seconds or sizes.seconds)
+    sizes = replace(
+        sizes, seconds=options.seconds or sizes.seconds, tasks=options.tasks or sizes.tasks
+    )
     with tempfile.TemporaryDirectory(prefix="horsies-peers-", ignore_cleanup_errors=True) as name:
         place = Path(name)
         place.chmod(0o755)
         with all_servers(place, _servers_wanted(options.peers)) as servers:
-            run = Run(servers, place, sizes)
-            with suppress(KeyboardInterrupt):
+            run = Run(servers, place, sizes, Machine(accepts_busy=options.busy or options.quick))
+            try:
                 run.describe(options.peers)
                 run.measure(options.workloads, options.rounds)
-            about = _about(servers, options.rounds)
+            except KeyboardInterrupt:
+                run.ended_early = "interrupted"
+            except MachineBusyError as error:
+                run.ended_early = str(error)
+            about = _about(servers, options.rounds, run.machine)
     _report(run, about)
-    if not run.is_complete:
-        print("\ninterrupted: the tables above are incomplete and no page is written")
-        return 130
+    if run.ended_early:
+        print(f"\nThe tables are incomplete, and no page is written: {run.ended_early}")
+        return 1
     regions = table.document(run.measured, about, run.failed)
     for path in options.markdown:
         text = path.read_text("utf-8") if path.exists() else ""
         path.write_text(table.with_regions(text, regions), "utf-8")
     return 0 if run.measured else 1
+
+
+def _interrupt(*_: object) -> None:
+    # A second signal must not interrupt the clean-up.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    raise KeyboardInterrupt
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -63,7 +77,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--quick", action="store_true", help="small counts: a smoke test")
+    parser.add_argument("--busy", action="store_true", help="do not wait for an idle machine")
     parser.add_argument("--seconds", type=float, help="longest drain")
+    parser.add_argument("--tasks", type=int, help="tasks to drain")
     parser.add_argument(
         "--workloads", nargs="+", choices=list(WORKLOADS), default=list(WORKLOADS), metavar="NAME"
     )
@@ -81,11 +97,12 @@ def _parser() -> argparse.ArgumentParser:
 class Run:
     """The state of one run: what was measured, and what failed."""
 
-    def __init__(self, servers: Servers, place: Path, sizes: Sizes) -> None:
+    def __init__(self, servers: Servers, place: Path, sizes: Sizes, machine: Machine) -> None:
         self._servers, self._place, self._sizes = servers, place, sizes
+        self.machine = machine
         self.measured: dict[str, Measured] = {}
         self.failed: dict[str, str] = {}
-        self.is_complete = False
+        self.ended_early = ""
 
     def describe(self, peers: Sequence[str]) -> None:
         """Load the facts of each peer; one that cannot be imported or lacks its server is left out."""
@@ -108,10 +125,10 @@ class Run:
                     continue
                 for peer in in_turns(list(self.measured), round_number):
                     self._attempt(peer, workload, partial(self._one, workload))
-        self.is_complete = True
 
     def _one(self, workload: str, peer: str) -> None:
         found = self.measured[peer]
+        self.machine.wait_until_idle()
         figures: Mapping[str, Any] = WORKLOADS[workload](self._bench(peer), found.facts)
         for name, figure in figures.items():
             if name == "crash":
@@ -141,11 +158,13 @@ def _servers_wanted(peers: Sequence[str]) -> set[str]:
     return redis | ({"RabbitMQ"} if "celery-rabbitmq" in peers else set())
 
 
-def _about(servers: Servers, rounds: int) -> str:
-    machine = f"{os.cpu_count()} cores {platform.machine()}, Python {platform.python_version()}"
+def _about(servers: Servers, rounds: int, machine: Machine) -> str:
+    place = f"{os.cpu_count()} cores {platform.machine()}, Python {platform.python_version()}"
+    busy = " Other processes used the machine meanwhile: do not trust these figures."
     return (
-        f"{datetime.now(UTC):%Y-%m-%d}, {machine}, {', '.join(servers.described)}; median (range) of "
+        f"{datetime.now(UTC):%Y-%m-%d}, {place}, {', '.join(servers.described)}; median (range) of "
         f"{rounds} alternating round{'s' if rounds > 1 else ''}, all servers on the same machine."
+        f"{busy if machine.was_busy else ''}"
     )
 
 

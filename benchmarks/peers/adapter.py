@@ -87,6 +87,7 @@ class Adapter(Protocol):
 # Name of a peer: its module and, where one module serves several, its variant.
 PEERS: dict[str, tuple[str, str]] = {
     "horsies": ("horsies_queue", ""),
+    "horsies-burst": ("horsies_queue", "burst"),
     "celery": ("celery_queue", "redis"),
     "celery-late": ("celery_queue", "redis-late"),
     "celery-rabbitmq": ("celery_queue", "rabbitmq"),

@@ -10,15 +10,17 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import socket
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
 
+import psutil
 import psycopg
 
 from benchmarks.peers.processes import last_line, running
@@ -61,12 +63,28 @@ class Servers:
 @contextmanager
 def all_servers(place: Path, wanted: set[str]) -> Iterator[Servers]:
     """Start PostgreSQL and those of Redis and RabbitMQ that are wanted and installed."""
-    named = os.environ.get("HORSIES_TEST_DATABASE_URL")
-    url = named or start_or_join(f"embedded://{place}/postgres", keep_data=False)
-    servers = Servers(url)
-    servers.described.append(_describe_postgres(url))
-    with _redis(place, servers, "Redis" in wanted), _rabbitmq(place, servers, "RabbitMQ" in wanted):
-        yield servers
+    with _postgres(place) as url:
+        servers = Servers(url)
+        servers.described.append(_describe_postgres(url))
+        redis = _redis(place, servers, "Redis" in wanted)
+        with redis, _rabbitmq(place, servers, "RabbitMQ" in wanted):
+            yield servers
+
+
+@contextmanager
+def _postgres(place: Path) -> Iterator[str]:
+    """Lend the named server, or a private one that is stopped before its directory is deleted."""
+    if named := os.environ.get("HORSIES_TEST_DATABASE_URL"):
+        yield named
+        return
+    data = place / "postgres"
+    try:
+        yield start_or_join(f"embedded://{data}", keep_data=False)
+    finally:
+        with suppress(FileNotFoundError, psutil.Error):
+            server = psutil.Process(int((data / "postmaster.pid").read_text().split()[0]))
+            server.send_signal(signal.SIGINT)  # a fast shutdown
+            server.wait(30)
 
 
 def _describe_postgres(url: str) -> str:

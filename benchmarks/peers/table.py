@@ -160,7 +160,7 @@ def _linked(choice: Mapping[str, str]) -> str:
 def title(peer: str, found: Measured) -> str:
     """Return the name of a peer with its version."""
     release = found.facts.get("version", "")
-    return peer if peer == OURS else f"{peer} {release}".strip()
+    return peer if peer.startswith(OURS) else f"{peer} {release}".strip()
 
 
 def document(

@@ -267,7 +267,7 @@ def test_a_freed_place_that_is_not_taken_again_wakes_others(
         listener.execute("LISTEN task_queue_default")
         claim(connection, children, freed=[freed], **caps)
         connection.execute("NOTIFY task_queue_default, 'last'")
-        heard = list(listener.notifies(timeout=5, stop_after=len(expected) + 1))
+        heard = list(listener.notifies(timeout=30, stop_after=len(expected) + 1))
     assert [note.channel for note in heard if note.payload == ""] == expected
 
 

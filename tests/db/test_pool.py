@@ -107,7 +107,7 @@ def test_who_waits_gets_the_connection_that_comes_back(server: Server) -> None:
     with ThreadPoolExecutor(1) as thread:
         with pool.connection() as held:
             waiting = thread.submit(borrow, pool, 1)
-        assert waiting.result(timeout=10) == [held]
+        assert waiting.result(timeout=30) == [held]
 
 
 def test_a_failed_connection_attempt_costs_no_slot(server: Server) -> None:

@@ -420,7 +420,7 @@ def test_a_recovery_wakes_the_queues_of_its_tasks(
         assert recover(pipeline, application()) == Recovered(1, 3)
         connection.execute("NOTIFY task_queue_other")
         heard: list[str] = []
-        for note in blocked.notifies(timeout=10):
+        for note in blocked.notifies(timeout=30):
             heard.append(note.channel)
             if note.channel == "task_queue_other":
                 break

@@ -149,7 +149,7 @@ def test_an_ending_waits_for_the_run_with_no_task_in_its_hands(
             # Whoever steers the run gets at its tasks while the other waits.
             steering.execute("SELECT id FROM horsies_tasks FOR UPDATE NOWAIT").fetchall()
             steering.execute("COMMIT")
-            ended.result(10)
+            ended.result(30)
     status, nodes, tasks = statuses(connection, run_id)
     expected = "EXPIRED" if ending is expire_all else "CANCELLED"
     assert (status, nodes, tasks) == ("FAILED", {"FAILED"}, {expected})
@@ -166,7 +166,7 @@ def test_what_a_steered_run_took_first_is_left_alone(
         with in_background(lambda: ending(ender, task_ids)) as ended:
             wait_until(lambda: waits_for_a_lock(connection, ender.info.backend_pid))
             steering.execute("COMMIT")
-            ended.result(10)
+            ended.result(30)
     assert statuses(connection, run_id) == ("CANCELLED", {"SKIPPED"}, {"CANCELLED"})
 
 
@@ -197,7 +197,7 @@ def together_with(connect: Connect, *works: Callable[[Connection[Any]], object])
     barrier = threading.Barrier(len(works))
 
     def one(work: Callable[[Connection[Any]], object], own: Connection[Any]) -> object:
-        barrier.wait(10)
+        barrier.wait(30)
         return work(own)
 
     with ThreadPoolExecutor(len(works)) as pool:

@@ -32,7 +32,7 @@ FROM horsies_task_attempts GROUP BY 1"""
 
 
 def scraped(port: int) -> dict[str, Any]:
-    with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as response:
+    with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as response:
         text = response.read().decode()
     return {family.name: family for family in text_string_to_metric_families(text)}
 
@@ -90,9 +90,9 @@ def test_counters_and_measures_agree_with_the_attempts(
     assert deaths["signal 11 (SIGSEGV)"] == 1.0
     started = [one for one in found["horsies_wait_seconds"].samples if one.name.endswith("_count")]
     assert [one.value for one in started] == [truth.total()]
-    with urlopen(f"http://127.0.0.1:{port}/livez", timeout=10) as response:
+    with urlopen(f"http://127.0.0.1:{port}/livez", timeout=30) as response:
         assert response.read() == b"alive\n"
-    with urlopen(f"http://127.0.0.1:{port}/readyz", timeout=10) as response:
+    with urlopen(f"http://127.0.0.1:{port}/readyz", timeout=30) as response:
         assert response.read() == b"ready\n"
 
     answer = command(fleet, "health", "--worker", "counter", "--json")

@@ -57,7 +57,7 @@ def test_resuming_wakes_the_workers_of_that_queue(
         listener.execute('LISTEN "task_queue_reports"')
         call(shop, shop, "pause_queue", "mail").unwrap()
         call(shop, shop, "resume_queue", "mail").unwrap()
-        heard = [note.channel for note in listener.notifies(timeout=10, stop_after=1)]
+        heard = [note.channel for note in listener.notifies(timeout=30, stop_after=1)]
     shop.close()
     assert heard == ["task_queue_mail"]
 
@@ -152,7 +152,7 @@ def test_workers_hear_of_a_retry_as_of_any_new_task(
     with psycopg.connect(process_url, autocommit=True) as listener:
         listener.execute('LISTEN "task_queue_mail"')
         app.retry_task(old).unwrap()
-        assert [note.channel for note in listener.notifies(timeout=10, stop_after=1)]
+        assert [note.channel for note in listener.notifies(timeout=30, stop_after=1)]
 
 
 @pytest.mark.parametrize("status", ["PENDING", "CLAIMED", "RUNNING"])

@@ -170,7 +170,7 @@ def test_a_worker_prints_the_banner_of_the_documentation(tmp_path: Path) -> None
         while "children ready" not in printed:
             printed += terminal.readline()
         started.send_signal(signal.SIGTERM)
-        assert started.wait(20) == 0
+        assert started.wait(60) == 0
     shown = plain(documented("workers.md", command))
     assert shown in plain(printed)
     assert "tasks      charge_card, send_mail" in shown

@@ -136,7 +136,7 @@ def test_the_demonstration_succeeds_and_leaves_nothing_behind(empty_directory: P
     assert "its result: fragile, insured" in finished.stdout
     assert "the dashboard with all of this: http://127.0.0.1:" in finished.stdout
     assert list(empty_directory.iterdir()) == []
-    assert _processes_of(empty_directory) == []
+    wait_until(lambda: _processes_of(empty_directory) == [])
 
 
 def _processes_of(directory: Path) -> list[int]:

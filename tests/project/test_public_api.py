@@ -102,6 +102,11 @@ LOADS_NONE = {
         "horsies.check horsies.monitor.queries horsies.monitor.explain horsies.monitor.actions "
         "horsies.db.migrate horsies.db.statements.workflows horsies.db.statements.monitor"
     ),
+    "import horsies.cli.main, horsies.cli.status": (
+        "horsies.app horsies.worker horsies.web horsies.scheduler horsies.workflow horsies.timetable "
+        "horsies.codec horsies.tasks.handle horsies.monitor.queries horsies.monitor.explain horsies.check "
+        "horsies.db.migrate horsies.db.statements.turn horsies.db.statements.workflows starlette"
+    ),
     "import horsies.monitoring": "typer rich horsies.worker horsies.web horsies.scheduler",
 }
 

@@ -358,5 +358,5 @@ def test_changes_are_told_to_schedulers(connection: Database, make_app: MakeApp)
     app.schedules.pause("digest").unwrap()
     app.schedules.resume("digest").unwrap()
     app.schedules.remove("digest").unwrap()
-    heard = [note.payload for note in connection.notifies(timeout=5, stop_after=4)]
+    heard = [note.payload for note in connection.notifies(timeout=30, stop_after=4)]
     assert heard == ["digest"] * 4

@@ -377,7 +377,7 @@ def test_schedulers_that_tick_together_send_every_slot_once(
     def serve() -> None:
         try:
             with psycopg.connect(process_url, autocommit=True) as own:
-                gate.wait(10)
+                gate.wait(30)
                 for _ in range(5):
                     tick(own, registry)
         except BaseException as error:

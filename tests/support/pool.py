@@ -14,6 +14,7 @@ import psutil
 
 from horsies.db.statements.turn import ClaimedTask
 from horsies.worker.pool.assignments import PoolEvent, Reported
+from horsies.worker.pool.mixed_pool import AnyPool
 from horsies.worker.pool.pool import ChildPool, NoIdleChildError
 from horsies.worker.protocol import Assignment, ChildBoot, NodePart, ProgressReport
 
@@ -41,7 +42,7 @@ def collect_until(pool: ChildPool, wanted: Callable[[], bool]) -> list[PoolEvent
     return events
 
 
-def collect_events(pool: ChildPool, count: int, kind: type[PoolEvent]) -> list[PoolEvent]:
+def collect_events(pool: AnyPool, count: int, kind: type[PoolEvent]) -> list[PoolEvent]:
     """Everything the pool tells until it has told `count` events of `kind`."""
     events: list[PoolEvent] = []
     deadline = time.monotonic() + DEADLINE_SECONDS

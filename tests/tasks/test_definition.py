@@ -470,7 +470,7 @@ def test_async_tasks_of_one_process_share_an_event_loop() -> None:
 
 
 def test_async_tasks_can_be_called_from_several_threads_at_once() -> None:
-    meeting = threading.Barrier(4, timeout=10)
+    meeting = threading.Barrier(4, timeout=30)
 
     async def meet() -> TaskResult[int, TaskError]:
         meeting.wait()

@@ -185,7 +185,7 @@ def test_a_send_waits_for_an_open_transaction_that_holds_its_key(
         racing = thread.submit(sender.send, 1)
         wait_until(lambda: connection.execute(waiting).fetchone() == (1,))
         other.commit() if commits else other.rollback()
-        found = racing.result(timeout=10).unwrap()
+        found = racing.result(timeout=30).unwrap()
     assert (found.task_id == held.task_id) is commits
     assert [str(row["id"]) for row in stored(connection)] == [found.task_id]
 

@@ -213,7 +213,7 @@ def test_a_running_task_is_asked_to_stop(
     (row,) = stored(connection)
     assert row["status"] == "RUNNING"
     assert row["cancel_requested_at"] is not None
-    (note,) = cancel_listener.notifies(timeout=5, stop_after=1)
+    (note,) = cancel_listener.notifies(timeout=30, stop_after=1)
     assert note.payload == handle.task_id
     look = call(app, handle, "get", timeout_ms=0)
     assert look.err_value.error_code is RetrievalCode.RESULT_NOT_READY

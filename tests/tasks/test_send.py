@@ -67,6 +67,7 @@ def test_a_send_stores_exactly_one_pending_row(
         "max_retries": 0,
         "generation": 0,
         "held": False,
+        "burst": False,
     }
 
 

@@ -93,7 +93,7 @@ def test_a_large_batch_is_one_transaction_with_one_notification_per_queue(
         listener.execute("LISTEN task_queue_default")
         add.send_many(add.bind(n) for n in range(2 * CHUNK_CALLS + 1)).unwrap()
         add.send(1).unwrap()
-        heard = list(listener.notifies(timeout=5, stop_after=2))
+        heard = list(listener.notifies(timeout=30, stop_after=2))
     assert [bool(note.payload) for note in heard] == [False, True]
     (transactions,) = connection.execute("SELECT count(DISTINCT xmin::text) FROM horsies_tasks")
     assert transactions[0] == 2
@@ -191,6 +191,31 @@ def test_a_stream_that_lost_an_answer_is_resent_without_a_second_set_of_tasks(
     rows = connection.execute("SELECT id::text, args FROM horsies_tasks ORDER BY id").fetchall()
     assert [args for _, args in rows[1:]] == [f"[{n}]" for n in range(count)]
     assert [one.task_id for one in handles] == [task_id for task_id, _ in rows[1:]]
+    app.close()
+
+
+@pytest.mark.parametrize("way", ["pooled", "within", "at"])
+def test_a_stream_is_one_transaction_on_every_way_to_the_database(
+    process_url: str, connection: Database, way: str
+) -> None:
+    broker = PostgresConfig(
+        database_url=process_url,
+        session_database_url=f"{process_url}&application_name=session" if way == "pooled" else None,
+        pgbouncer_transaction_mode=way == "pooled",
+    )
+    app = Horsies(AppConfig(broker=broker))
+    add, count = add_task(app), 2 * CHUNK_CALLS + 1
+    calls = (add.bind(n) for n in range(count))
+    with psycopg.connect(process_url) as callers:
+        if way == "pooled":
+            add.send_many(calls).unwrap()
+        elif way == "at":
+            add.with_options(at=datetime(2999, 1, 1, tzinfo=UTC)).send_many(calls).unwrap()
+        else:
+            add.with_options(transaction=callers).send_many(calls).unwrap()
+            assert stored(connection) == []
+    rows = connection.execute("SELECT args FROM horsies_tasks ORDER BY enqueued_at, id").fetchall()
+    assert [args for (args,) in rows] == [f"[{n}]" for n in range(count)]
     app.close()
 
 

@@ -97,7 +97,7 @@ def test_a_task_lives_and_dies_with_the_transaction(
     kept = end == "commit"
     assert notes() == kept
     assert [str(row["id"]) for row in stored(connection)] == [handle.task_id] * kept
-    assert heard(listener, 5 if kept else 0.05) == kept
+    assert heard(listener, 30 if kept else 0.05) == kept
 
 
 @pytest.mark.parametrize("end", ["commit", "rollback"])

@@ -105,7 +105,7 @@ def test_of_many_senders_at_once_one_stores_the_task_and_all_get_it(
     sender, ready = add.with_options(idempotency_key=KEY, unique=unique), threading.Barrier(8)
 
     def send(_: int) -> str:
-        ready.wait(10)
+        ready.wait(30)
         return sender.send(1).unwrap().task_id
 
     with ThreadPoolExecutor(8) as threads:
@@ -132,7 +132,7 @@ def test_a_send_waits_for_the_transaction_that_may_free_its_key(
         racing = thread.submit(sender.send, 1)
         wait_until(lambda: connection.execute(WAITING).fetchone() == (1,))
         other.commit() if commits else other.rollback()
-        found = racing.result(timeout=10).unwrap()
+        found = racing.result(timeout=30).unwrap()
     assert (found.task_id != first.task_id) is commits
     assert len(stored(connection)) == (2 if commits else 1)
 
@@ -151,7 +151,7 @@ def test_a_key_belongs_to_the_callers_transaction_until_it_commits(
         racing = thread.submit(add.with_options(**options).send, 1)
         wait_until(lambda: connection.execute(WAITING).fetchone() == (1,))
         other.commit() if commits else other.rollback()
-        found = racing.result(timeout=10).unwrap()
+        found = racing.result(timeout=30).unwrap()
     assert (found.task_id == held.task_id) is commits
     assert stored_ids(connection) == [found.task_id]
 

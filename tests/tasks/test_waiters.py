@@ -53,7 +53,7 @@ class SlowRead:
     def __call__(self, pipeline: Pipeline, subject: Subject, ids: list[str]) -> dict[str, Any]:
         found = self._read(pipeline, subject, ids)
         self.has_read.set()
-        assert self.may_answer.wait(10)
+        assert self.may_answer.wait(30)
         return found
 
 
@@ -85,7 +85,7 @@ def rows_scanned(connection: Connection[Any]) -> int:
 
 
 def status(future: Future[OutcomeRow | None]) -> str:
-    row = future.result(10)
+    row = future.result(30)
     assert row is not None
     return row.status
 
@@ -94,9 +94,9 @@ def test_a_connection_cut_in_the_middle_of_a_look_costs_that_look_only(
     connection: Connection[Any], process_url: str, waiters: Waiters
 ) -> None:
     known, fresh = add_task(connection), add_task(connection)
-    waiters.watch(known, once=True).result(10)
+    waiters.watch(known, once=True).result(30)
     patient = waiters.watch(known)
-    waiters.watch(known, once=True).result(10)  # now the patient one has been looked at too
+    waiters.watch(known, once=True).result(30)  # now the patient one has been looked at too
     with psycopg.connect(process_url) as locker:
         locker.execute("LOCK TABLE horsies_tasks")
         unlucky, first = waiters.watch(fresh, once=True), waiters.watch(fresh)
@@ -106,7 +106,7 @@ def test_a_connection_cut_in_the_middle_of_a_look_costs_that_look_only(
             "WHERE application_name = 'test:waiters' AND datname = current_database()"
         )
         with pytest.raises(psycopg.OperationalError):
-            unlucky.result(10)
+            unlucky.result(30)
     connection.execute("UPDATE horsies_tasks SET status = 'COMPLETED'")
     for waiting in (patient, first):
         assert status(waiting) == "COMPLETED", "it outlasts the cut"
@@ -118,14 +118,14 @@ def test_a_notification_that_comes_with_the_answer_of_a_read_is_not_left_lying(
 ) -> None:
     early, late = add_task(connection), add_task(connection)
     first = waiters.watch(early)
-    waiters.watch(early, once=True).result(10)
+    waiters.watch(early, once=True).result(30)
     slow = SlowRead(monkeypatch)
     look = waiters.watch(late, once=True)
-    assert slow.has_read.wait(10)
+    assert slow.has_read.wait(30)
     connection.execute("UPDATE horsies_tasks SET status = 'COMPLETED' WHERE id = %s", (early,))
     waiters._pipeline.run([(read_outcomes, TaskIds([late]))])  # type: ignore[union-attr]
     slow.may_answer.set()
-    assert look.result(10) is not None
+    assert look.result(30) is not None
     assert status(first) == "COMPLETED"
 
 
@@ -133,14 +133,14 @@ def test_a_read_planned_on_an_almost_empty_table_uses_the_index_of_a_full_one(
     connection: Connection[Any], waiters: Waiters
 ) -> None:
     task_id = add_task(connection)
-    waiters.watch(task_id, once=True).result(10)
+    waiters.watch(task_id, once=True).result(30)
     connection.execute(
         "INSERT INTO horsies_tasks (id, task_name, queue_name, enqueue_sha) "
         "SELECT gen_random_uuid(), 'work', 'default', 'sha' FROM generate_series(1, 5000)"
     )
     before = rows_scanned(connection)
     for _ in range(8):
-        waiters.watch(task_id, once=True).result(10)
+        waiters.watch(task_id, once=True).result(30)
     waiters.close()  # the last thing a session does is to report its counts
     wait_until(lambda: backends(connection) == 0)
     assert rows_scanned(connection) == before
@@ -153,11 +153,11 @@ def test_who_comes_after_a_read_began_is_not_told_that_nothing_was_there(
     task_id = new_id()
     read = SlowRead(monkeypatch)
     early = waiters.watch(task_id, once=True)
-    assert read.has_read.wait(10)
+    assert read.has_read.wait(30)
     add_task(connection, id=task_id, status="COMPLETED")
     late = waiters.watch(task_id, once=once)
     read.may_answer.set()
-    assert early.result(10) is None
+    assert early.result(30) is None
     assert status(late) == "COMPLETED"
 
 
@@ -167,7 +167,7 @@ def test_a_look_after_a_read_began_is_not_answered_with_what_it_found(
     task_id = add_task(connection)
     read = SlowRead(monkeypatch)
     early = waiters.watch(task_id, once=True)
-    assert read.has_read.wait(10)
+    assert read.has_read.wait(30)
     connection.execute("UPDATE horsies_tasks SET status = 'CANCELLED'")
     late = waiters.watch(task_id, once=True)
     read.may_answer.set()
@@ -232,10 +232,10 @@ def test_a_result_that_cannot_be_read_fails_its_own_waiters_at_once_and_no_other
     try:
         patient, fine = waiters.watch(unreadable), waiters.watch(other)
         for task_id in (unreadable, other):  # both have been read while they were running
-            waiters.watch(task_id, once=True).result(10)
+            waiters.watch(task_id, once=True).result(30)
         connection.execute("UPDATE test_tasks SET status = 'COMPLETED', result = '1'")
         with pytest.raises(psycopg.errors.DivisionByZero):
-            patient.result(10)
+            patient.result(30)
         assert status(fine) == "COMPLETED"
     finally:
         waiters.close()

@@ -145,7 +145,7 @@ def test_a_notification_that_comes_with_another_answer_is_not_overlooked(
         wait_until(lambda: connection.execute(blocked).fetchone() == (1,))
         connection.execute("SELECT pg_notify('task_done', %s)", (first.task_id,))
         other.commit()
-        assert looking.result(timeout=10).is_err()
+        assert looking.result(timeout=30).is_err()
         assert waiting.result().ok_value == 1
 
 
@@ -333,7 +333,7 @@ def test_a_thread_that_died_is_replaced(process_url: str, connection: Database) 
     dead.join()
     waiters._thread = dead
     found: Future[OutcomeRow | None] = waiters.watch(unknown)
-    assert found.result(timeout=10) is None
+    assert found.result(timeout=30) is None
     waiters.close()
 
 

@@ -118,7 +118,7 @@ def running(command: list[str], url: str, **options: Any) -> Iterator[WebServer]
         client.close()
         process.terminate()
         try:
-            process.wait(10)
+            process.wait(30)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()

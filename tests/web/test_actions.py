@@ -409,4 +409,4 @@ def submit(server: WebServer, page: httpx.Response, action: str) -> httpx.Respon
     found = re.search(f'action="{action}">(.*?)</form>', page.text, re.DOTALL)
     assert found, page.text
     fields = dict(re.findall(r'name="(\w+)" value="([^"]*)"', found[1]))
-    return httpx.post(server.url + action, data=fields, timeout=10)
+    return httpx.post(server.url + action, data=fields, timeout=30)

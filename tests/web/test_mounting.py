@@ -45,7 +45,7 @@ async def addresses(get: Get) -> dict[str, int]:
 
 
 async def addresses_of_server(url: str, stripped: str = "") -> dict[str, int]:
-    async with httpx.AsyncClient(base_url=url, timeout=10, verify=False) as client:
+    async with httpx.AsyncClient(base_url=url, timeout=30, verify=False) as client:
         return await addresses(lambda path: client.get(path.removeprefix(stripped)))
 
 
@@ -93,7 +93,7 @@ def test_mounted_in_django_every_address_works(database_variable: str, tmp_path:
             assert "event: sample" in live.iter_lines()
             # A server waits for open responses without a limit: the end of the stream lets it go.
             server.process.terminate()
-            server.process.wait(15)
+            server.process.wait(30)
 
 
 def test_behind_a_proxy_that_strips_the_prefix_every_address_works(process_url: str) -> None:

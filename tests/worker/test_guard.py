@@ -50,7 +50,7 @@ def test_no_process_is_marked_where_the_limit_cannot_be_set(
 def test_marked_processes_are_killed_and_no_others(mark: int) -> None:
     with start(mark, "sleep", "600") as marked, start(mark + 1, "sleep", "600") as other:
         assert guard.kill_marked(mark) == []
-        assert marked.wait(5) == -signal.SIGKILL
+        assert marked.wait(30) == -signal.SIGKILL
         assert other.poll() is None
         assert guard.kill_marked(mark + 1) == []
 
@@ -77,6 +77,6 @@ def test_the_group_of_the_worker_is_spared(mark: int) -> None:
     with subprocess.Popen(["sleep", "600"], process_group=0) as unmarked:
         with start(mark, "sleep", "600", group=unmarked.pid) as marked:
             assert guard.kill_marked(mark, spared_group=unmarked.pid) == []
-            assert marked.wait(5) == -signal.SIGKILL
+            assert marked.wait(30) == -signal.SIGKILL
             assert unmarked.poll() is None
         unmarked.kill()

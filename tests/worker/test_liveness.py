@@ -160,7 +160,7 @@ def test_whatever_a_ping_is_called_its_answer_is_short_and_can_be_sent(
     assert len(pong.payload) < 2_000
     connection.execute("LISTEN " + CHANNEL)
     send_notification.run(connection, pong)
-    (heard,) = connection.notifies(timeout=10, stop_after=1)
+    (heard,) = connection.notifies(timeout=30, stop_after=1)
     assert (heard.channel, heard.payload) == (CHANNEL, pong.payload)
     connection.execute("UNLISTEN " + CHANNEL)
 

@@ -97,7 +97,7 @@ class Waiting:
         self._future.set_result(getattr(handle, method)(timeout_ms=20_000, **options))
 
     def result(self) -> Any:
-        self._thread.join(20)
+        self._thread.join(60)
         return self._future.result(0)
 
     def is_over(self) -> bool:

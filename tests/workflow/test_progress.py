@@ -369,7 +369,7 @@ def test_a_cancel_that_interrupts_asks_the_running_tasks_to_stop(
     with psycopg.connect(process_url, autocommit=True) as listener:
         listener.execute("LISTEN horsies_cancel")
         duet.cancel(run, interrupt=True)
-        asked = {note.payload for note in listener.notifies(timeout=5, stop_after=2)}
+        asked = {note.payload for note in listener.notifies(timeout=30, stop_after=2)}
     running = duet.engine.tasks([(run, 1, None), (run, 2, None)])
     assert asked == {task_id for task_id, _ in running}
     requested = connection.execute(

@@ -550,7 +550,7 @@ def test_a_start_is_heard_by_monitors_and_workers(
         listener.execute("LISTEN horsies_workflow_status")
         listener.execute("LISTEN task_queue_default")
         handle = spec.start().unwrap()
-        heard = {note.channel: note.payload for note in listener.notifies(timeout=5, stop_after=2)}
+        heard = {note.channel: note.payload for note in listener.notifies(timeout=30, stop_after=2)}
     assert heard["horsies_workflow_status"] == f"{handle.workflow_id} RUNNING"
     assert set(heard) == {"horsies_workflow_status", "task_queue_default"}
     assert handle.status().unwrap() is WorkflowStatus.RUNNING

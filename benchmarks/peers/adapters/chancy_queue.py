@@ -36,6 +36,11 @@ FACTS = Facts(
             "the default of 100 is recycling, which is measured by itself",
             f"{PAGE}/",
         ),
+        Choice(
+            "send_outgoing_interval = 0.01",
+            "the default writes the states of finished jobs once a second, which would be the latency",
+            f"{PAGE}/",
+        ),
         Choice("wait_for_job(interval=0.001)", "the default polls every second", f"{PAGE}/"),
     ),
 )
@@ -138,7 +143,9 @@ def run_worker(slots: int, recycle: int | None) -> None:
             executor_options={"maximum_jobs_per_worker": recycle or NEVER},
         )
         await chancy.declare(queue, upsert=True)
-        async with Worker(chancy) as worker:
+        waiting = Worker(chancy)
+        waiting.send_outgoing_interval = 0.01
+        async with waiting as worker:
             await worker.wait_for_shutdown()
 
     _with_chancy(run)

@@ -12,6 +12,8 @@ from benchmarks.peers.adapter import Choice, Facts
 from horsies import AppConfig, Horsies, PostgresConfig
 from horsies.db.migrate import apply_migrations
 
+BURST = peer.variant() == "burst"
+
 FACTS = Facts(
     package="horsies",
     servers=("PostgreSQL",),
@@ -20,7 +22,13 @@ FACTS = Facts(
     durable="yes: PostgreSQL, synchronous commits",
     recycles=True,
     choices=(
-        Choice("default settings", "nothing needs tuning", "docs/workers.md"),
+        Choice(
+            f"burst = {BURST}",
+            "a process may hold several short tasks in advance"
+            if BURST
+            else "the default: a process holds one task; horsies-burst has the other way",
+            "docs/workers.md",
+        ),
         Choice(
             "--max-tasks-per-child 0",
             "no peer recycles in the other workloads; recycling is measured by itself",
@@ -35,19 +43,19 @@ FACTS = Facts(
 app = Horsies(AppConfig(broker=PostgresConfig(database_url=os.environ[peer.DATABASE])))
 
 
-@app.task("noop")
+@app.task("noop", burst=BURST)
 def noop(number: int) -> int:
     """Do nothing."""
     return number
 
 
-@app.task("nap")
+@app.task("nap", burst=BURST)
 def nap(number: int) -> None:
     """Wait for 5 ms."""
     peer.nap(number)
 
 
-@app.task("mark")
+@app.task("mark", burst=BURST)
 def mark(number: int) -> None:
     """Write down start and end, or crash."""
     peer.mark(number)

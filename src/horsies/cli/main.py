@@ -6,6 +6,7 @@ typer itself refuses end in exit status 2.
 
 from __future__ import annotations
 
+import gc
 import inspect
 import io
 import os
@@ -44,6 +45,8 @@ _MODULES = {
     "version": "main",
     "workflow": "workflows",
 }
+# Commands that run code of the application, whose models may use plugins of pydantic.
+_RUNNING_TASKS = ("check", "worker", "scheduler", "web")
 
 
 def main() -> None:
@@ -52,12 +55,23 @@ def main() -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):  # stored text may not fit its encoding
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        named = sys.argv[1:2]
-        command_line(named if named and named[0] in _MODULES else _MODULES)(prog_name="horsies")
+        _load(sys.argv[1:2])(prog_name="horsies")
     except HorsiesError as error:
         typer.echo(str(error), err=True)
         show_causes([error])
         sys.exit(1)
+
+
+def _load(named: list[str]) -> typer.Typer:
+    """Load the command that the arguments name, or all of them for the help text."""
+    if named and named[0] not in _RUNNING_TASKS:
+        # Else pydantic reads the entry points of all installed distributions, which takes 20 ms.
+        os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
+    gc.disable()  # imports create much and drop nothing
+    try:
+        return command_line(named if named and named[0] in _MODULES else _MODULES)
+    finally:
+        gc.enable()
 
 
 def _open_missing_streams() -> None:

@@ -7,19 +7,25 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from horsies.db import paging
-from horsies.db.paging import Page
 from horsies.logs import duration as duration
 from horsies.logs import memory as memory
 from horsies.logs import timestamp as timestamp
-from horsies.monitor.documents import json_text
+from horsies.modules import Deferred
+
+if TYPE_CHECKING:
+    from horsies.db import paging
+    from horsies.db.paging import Page
+    from horsies.monitor import documents
+else:
+    documents = Deferred("horsies.monitor.documents")
+    paging = Deferred("horsies.db.paging")
 
 STATUS_STYLES = {"FAILED": "red", "EXPIRED": "yellow", "RUNNING": "green", "CANCELLED": "dim"}
 
@@ -28,7 +34,7 @@ def print_json(value: dict[str, Any]) -> None:
     """Print one JSON document: stable keys, times in UTC, numbers rounded to thousandths."""
     # main() replaces characters that standard output cannot encode; the replacement is not valid JSON.
     is_plain = (sys.stdout.encoding or "utf-8").lower().replace("-", "") != "utf8"
-    sys.stdout.write(json_text(value, ascii_only=is_plain) + "\n")
+    sys.stdout.write(documents.json_text(value, ascii_only=is_plain) + "\n")
 
 
 def print_page_note(page: Page[Any], noun: str) -> None:

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from psycopg import Error
 from psycopg.abc import PQGen
-from psycopg.errors import error_from_result
+from psycopg.errors import OperationalError, error_from_result
 from psycopg.pq import DiagnosticField, ExecStatus
 from psycopg.pq.abc import PGconn, PGresult
 from psycopg.waiting import Ready, Wait
@@ -126,7 +126,7 @@ def _wait(connection: OwnConnection) -> PGresult:
                 poller.poll()
                 pgconn.consume_input()
             if (found := pgconn.get_result()) is None:
-                return _decisive(results)
+                return _decisive(pgconn, results)
             results.append(found)
     except Error:
         # Before its commit the server reports rows already: only a failure is certain.
@@ -150,7 +150,7 @@ async def _wait_async(connection: AsyncOwnConnection) -> PGresult:
             if pgconn.is_busy():
                 await _input(pgconn)
             if (found := pgconn.get_result()) is None:
-                return _decisive(results)
+                return _decisive(pgconn, results)
             results.append(found)
     except Error:
         if (failed := _failure(results)) is None:
@@ -192,7 +192,9 @@ def _read(pgconn: PGconn, done: asyncio.Future[None]) -> None:
         done.set_result(None)
 
 
-def _decisive(results: Sequence[PGresult]) -> PGresult:
+def _decisive(pgconn: PGconn, results: Sequence[PGresult]) -> PGresult:
+    if not results:  # the connection is lost
+        raise OperationalError(pgconn.get_error_message())
     return _failure(results) or results[-1]
 
 

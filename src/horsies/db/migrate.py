@@ -34,6 +34,7 @@ from horsies.config.postgres import DEFAULT_SCHEMA
 from horsies.db.database import Database, installation_of
 from horsies.db.schema import (
     MIGRATIONS_TABLE,
+    QUALIFYING_RULES,
     SAFE_SEARCH_PATH,
     in_schema,
     lock_key,
@@ -136,8 +137,11 @@ class Migration:
 
     @property
     def sha(self) -> str:
-        """The digest that tells whether a function file has changed."""
-        return sha256(in_schema(self.sql, DEFAULT_SCHEMA).encode()).hexdigest()
+        """The digest that tells whether a function file, or the way it is qualified, has changed.
+
+        Every process compares the digests when it starts; qualifying the texts for that took 40 ms.
+        """
+        return sha256(f"{QUALIFYING_RULES}{self.sql}".encode()).hexdigest()
 
 
 class UnusableSchemaError(Exception):

@@ -34,6 +34,9 @@ _TOKEN = re.compile(
     re.VERBOSE | re.DOTALL,
 )
 
+# A change of these rules changes the text of functions, and so their recorded digests.
+QUALIFYING_RULES = f"{_TOKEN.pattern} {SAFE_SEARCH_PATH} "
+
 
 def sql_files(folder: str) -> dict[str, str]:
     """Return the ``.sql`` files of a folder of ``horsies.db`` in their order: name and text."""

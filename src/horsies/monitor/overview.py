@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 from horsies.db.statement import Nothing, Script, one_or_none, read_rows
 from horsies.db.statements.blocked import BlockedLimit, BlockedRow, list_blocked
@@ -37,8 +38,13 @@ from horsies.db.statements.monitor import (
 )
 from horsies.db.statements.tasks import SILENT_AFTER_SECONDS, TaskAttemptInfo, TaskProgress
 from horsies.ids import first_id_at, stored_form
+from horsies.modules import Deferred
 from horsies.tasks.broker import BrokerErrorCode, BrokerResult, PostgresBroker
-from horsies.tasks.handle import attempts_script, progress_script
+
+if TYPE_CHECKING:
+    from horsies.tasks import handle
+else:
+    handle = Deferred("horsies.tasks.handle")
 
 # An idle worker updates seen_at every notify_poll_interval_ms: five seconds by default, never more than 300.
 IDLE_SILENT_AFTER_SECONDS = 330.0
@@ -218,5 +224,5 @@ def task_script(task_id: str, payload: bool = False) -> Script[TaskReport | None
     task = one_or_none((yield read_task_detail, ReadTaskDetail(stored, payload)))
     if task is None:
         return None
-    attempts = yield from attempts_script(stored)
-    return TaskReport(task, attempts, progress=(yield from progress_script(stored)))
+    attempts = yield from handle.attempts_script(stored)
+    return TaskReport(task, attempts, progress=(yield from handle.progress_script(stored)))

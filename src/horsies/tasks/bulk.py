@@ -10,13 +10,12 @@ import asyncio
 import functools
 import json
 import os
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from datetime import UTC, datetime
 from itertools import chain
-from typing import Any, Generic, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 from uuid import UUID
 
 from horsies.codec.calls import EncodedCall
@@ -29,6 +28,7 @@ from horsies.db.statements.tasks import (
     insert_tasks,
 )
 from horsies.ids import new_id
+from horsies.modules import Deferred
 from horsies.result import Err, Ok
 from horsies.tasks.broker import (
     BrokerErrorCode,
@@ -51,6 +51,11 @@ from horsies.tasks.request import (
 )
 from horsies.tasks.send import Sender, TaskCall, not_stored, reported
 from horsies.tracing import Sending, with_carrier
+
+if TYPE_CHECKING:
+    import tempfile
+else:
+    tempfile = Deferred("tempfile")
 
 T = TypeVar("T")
 Chunk = list[EncodedCall]
@@ -269,11 +274,7 @@ class _Bulk(Generic[T]):
         self._sending = sending
         self._transaction = options.transaction
         self._delays = resend_delays(config.resend_on_transient_err, options.transaction)
-        self._kept = (
-            tempfile.SpooledTemporaryFile(KEPT_BYTES_IN_MEMORY)  # noqa: SIM115 - see close()
-            if self._delays
-            else None
-        )
+        self._kept = tempfile.SpooledTemporaryFile(KEPT_BYTES_IN_MEMORY) if self._delays else None
         # The exception that ended the stream: a refused call, or any of the caller's iterable.
         self._fault: Exception | None = None
         make: Callable[[str], TaskHandle[T]] = functools.partial(

@@ -15,13 +15,18 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
-from typing import Generic, Literal, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Generic, Literal, NamedTuple, TypeAlias, TypeVar
 
 from horsies.db.statement import Script, Step
-from horsies.db.statements.actions import RecordAction, record_action
+from horsies.modules import Deferred
 from horsies.result import Err, Ok, Result
 from horsies.task_result import storable_text
 from horsies.tasks.broker import BrokerErrorCode, BrokerResult, PostgresBroker
+
+if TYPE_CHECKING:
+    from horsies.db.statements import actions
+else:
+    actions = Deferred("horsies.db.statements.actions")
 
 T = TypeVar("T")
 E = TypeVar("E")
@@ -114,7 +119,7 @@ async def perform_action_async(
 
 def record_step(action: Action, actor: Actor, outcome: str, detail: str | None) -> Step:
     """The statement that records a change, with texts that the columns can hold."""
-    return record_action, RecordAction(
+    return actions.record_action, actions.RecordAction(
         actor=storable_text(actor.name)[:_NAME_MAX],
         source=actor.source,
         verb=action.verb,

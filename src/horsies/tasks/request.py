@@ -285,7 +285,8 @@ class SharedValues(NamedTuple):
 
     def fingerprint(self, sent_at: datetime, call: EncodedCall) -> str:
         """Return the digest of one row: the shared values, its time and its arguments."""
-        return self.fingerprints(sent_at, [call])[0]
+        text = f"{self.digest}{sent_at.isoformat()}\0{call.args_json}\0{call.kwargs_json}"
+        return hashlib.sha256(text.encode()).hexdigest()
 
     def fingerprints(self, sent_at: datetime, calls: Iterable[EncodedCall]) -> list[str]:
         """Return the digests of rows that are sent at the same time."""

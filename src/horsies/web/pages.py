@@ -324,9 +324,11 @@ def _children(panel: WorkerPanel) -> list[ChildRow]:
 
 
 def _tasks_without_child(panel: WorkerPanel) -> list[WorkerTask]:
-    """Return prefetched tasks, and running ones of children that started after the snapshot."""
-    pids = {child.get("pid") for child in panel.detail.children or []}
-    return [task for task in panel.tasks if task.status != "RUNNING" or task.worker_pid not in pids]
+    """Return prefetched tasks, running ones of children that started after the snapshot, and all but one of
+    the tasks of a child that has several.
+    """
+    shown = {row.task.id for row in _children(panel) if row.task is not None}
+    return [task for task in panel.tasks if task.status != "RUNNING" or task.id not in shown]
 
 
 def _history(points: Sequence[HistoryPoint]) -> list[tuple[str, str, Markup]]:

@@ -154,7 +154,7 @@ class Maintenance:
         if self._must_check_cancels:
             return 0.0
         return min(
-            self._progress_at() if self._progress_names else NEVER,
+            self._progress_at(),
             self._seen_due_at(),
             self._heartbeat.at,
             self._renewal.at,
@@ -165,6 +165,10 @@ class Maintenance:
         )
 
     def _progress_at(self) -> float:
+        if self._pool.unstored_progress:  # async children send theirs
+            return self._progress.at
+        if not self._progress_names:
+            return NEVER
         running = (child.assignment for child in self._pool.busy.values())
         reports = any(one is not None and one.task_name in self._progress_names for one in running)
         return self._progress.at if reports else NEVER

@@ -28,10 +28,10 @@ def test_many_coroutines_run_at_a_time_and_other_tasks_elsewhere(
     sent = [coroutines.nap.send(0.5).unwrap() for _ in range(100)]
     beside = coroutines.ordinary.send().unwrap()
     started = time.monotonic()
-    pids = {one.get(20_000).ok_value for one in sent}
-    assert time.monotonic() - started < 10  # 50 s one after the other
+    pids = {one.get(60_000).ok_value for one in sent}
+    assert time.monotonic() - started < 30  # 50 s one after the other
     assert len(pids) == 2
-    assert beside.get(10_000).ok_value not in pids
+    assert beside.get(30_000).ok_value not in pids
 
 
 @pytest.mark.parametrize(
@@ -55,19 +55,19 @@ def test_a_coroutine_that_fails_fails_alone(
     text: str,
 ) -> None:
     beside = coroutines.nap.send(0.3).unwrap()
-    error = coroutines.failing.send(how).unwrap().get(10_000).err_value
+    error = coroutines.failing.send(how).unwrap().get(30_000).err_value
     assert error.error_code == code
     assert text in (error.message or "")
-    assert beside.get(10_000).is_ok()
+    assert beside.get(30_000).is_ok()
 
 
 def test_results_errors_and_retries_are_those_of_any_task(
     worker: RunningWorker, coroutines: ModuleType, connection: Database
 ) -> None:
-    assert coroutines.wrapped.send(3).unwrap().get(10_000).ok_value == 3
-    assert coroutines.wrapped.send(-3).unwrap().get(10_000).err_value.error_code == "NEGATIVE"
+    assert coroutines.wrapped.send(3).unwrap().get(30_000).ok_value == 3
+    assert coroutines.wrapped.send(-3).unwrap().get(30_000).err_value.error_code == "NEGATIVE"
     sent = coroutines.third_time.send().unwrap()
-    assert sent.get(10_000).ok_value == 3
+    assert sent.get(30_000).ok_value == 3
     assert [one.will_retry for one in attempts(connection, sent.task_id)] == [True, True, False]
 
 
@@ -76,13 +76,13 @@ def test_a_time_limit_cancels_one_coroutine_among_others(
 ) -> None:
     others = [coroutines.nap.send(1.0).unwrap() for _ in range(20)]
     sent = coroutines.limited_nap.send(600).unwrap()
-    error = sent.get(10_000).err_value
+    error = sent.get(30_000).err_value
     assert error.error_code == "TASK_TIMEOUT"
     (attempt,) = attempts(connection, sent.task_id)
-    assert 0.3 <= (attempt.finished_at - attempt.started_at).total_seconds() < 1.3
+    assert 0.3 <= (attempt.finished_at - attempt.started_at).total_seconds() < 5
     assert journal.lines("end", sent.task_id)  # its clean-up ran
-    assert all(one.get(10_000).is_ok() for one in others)
-    assert coroutines.limited_nap.send(0).unwrap().get(10_000).is_ok()
+    assert all(one.get(30_000).is_ok() for one in others)
+    assert coroutines.limited_nap.send(0).unwrap().get(30_000).is_ok()
 
 
 def test_one_running_coroutine_is_cancelled(
@@ -92,9 +92,9 @@ def test_one_running_coroutine_is_cancelled(
     beside = coroutines.nap.send(1.0).unwrap()
     wait_until(lambda: len(journal.lines("start")) == 2)
     sent.cancel().unwrap()
-    assert sent.get(10_000).err_value.error_code == "TASK_CANCELLED"
+    assert sent.get(30_000).err_value.error_code == "TASK_CANCELLED"
     assert task(connection, sent.task_id).status == "CANCELLED"
-    assert beside.get(10_000).is_ok()
+    assert beside.get(30_000).is_ok()
 
 
 def test_each_coroutine_is_its_own_current_task_in_code_and_logs(
@@ -102,7 +102,7 @@ def test_each_coroutine_is_its_own_current_task_in_code_and_logs(
 ) -> None:
     sent = [coroutines.who_am_i.send().unwrap() for _ in range(20)]
     for one in sent:
-        assert one.get(10_000).ok_value == [one.task_id] * 4
+        assert one.get(30_000).ok_value == [one.task_id] * 4
     lines = [line for line in worker.log().splitlines() if "horsies.task.who_am_i" in line]
     assert len(lines) == 40
     assert all(line.count(line.split()[-1].rstrip(".")) == 2 for line in lines)
@@ -125,10 +125,10 @@ def test_progress_and_headers_belong_to_one_coroutine(
     for name, one in zip(("red", "blue"), senders, strict=True):
         (options,) = connection.execute(
             "SELECT task_options FROM public.horsies_tasks WHERE id = %s",
-            [one.get(10_000).ok_value],
+            [one.get(30_000).ok_value],
         ).fetchone() or ("",)
         assert f'"tenant":"{name}"' in options
-    assert [one.get(10_000).ok_value for one in slow] == [False] * 3
+    assert [one.get(30_000).ok_value for one in slow] == [False] * 3
     assert stored() == [40, 40, 40]
 
 
@@ -141,7 +141,7 @@ def test_nodes_of_a_workflow_run_in_async_children(
 def test_hooks_share_the_loop_of_the_coroutines(
     worker: RunningWorker, coroutines: ModuleType, connection: Database
 ) -> None:
-    opened, here = coroutines.hook_loop.send().unwrap().get(10_000).ok_value
+    opened, here = coroutines.hook_loop.send().unwrap().get(30_000).ok_value
     assert opened == here
 
 
@@ -150,12 +150,12 @@ def test_a_coroutine_that_blocks_the_loop_is_named(
     worker: RunningWorker, coroutines: ModuleType, connection: Database, name: str
 ) -> None:
     sent = getattr(coroutines, name).send(2.5).unwrap()
-    assert sent.get(10_000).is_ok()
+    assert sent.get(30_000).is_ok()
     (event,) = [one for one in worker.events("loop_blocked") if one["task_name"] == name]
     (line,) = [one for one in worker.log().splitlines() if f"task '{name}' has blocked" in one]
     assert str(event["child_pid"]) in line
     assert "coroutines.py:" in line
     again = getattr(coroutines, name).send(1.6).unwrap()
-    assert again.get(10_000).is_ok()
+    assert again.get(30_000).is_ok()
     found = [one for one in worker.events("loop_blocked") if one["task_name"] == name]
     assert len(found) <= 2  # once per child and minute

@@ -342,7 +342,7 @@ def terminate_forked_process() -> int:
 def interrupt_started_process() -> int:
     started = subprocess.Popen(["sleep", "600"])
     started.send_signal(signal.SIGINT)
-    return started.wait(10)
+    return started.wait(30)
 
 
 def interrupt_itself() -> str:
@@ -487,6 +487,8 @@ FORGERIES = {
     "other claim": protocol.encode_report(ChildReport("another", 8, True, "1", None, None)),
     "ready": protocol.encode_numbers(FrameKind.READY, 1, 1),
     "hello": protocol.encode_numbers(FrameKind.HELLO, 1, 1),
+    "task stopped": protocol.encode_texts(FrameKind.TASK_STOPPED, "another", "7"),
+    "progress": protocol.encode_texts(FrameKind.PROGRESS, "another", "7", "inf", "nan", ""),
     "assign": protocol.encode_assignment(Assignment("x", 1, "x", 1, "[]", "{}", None)),
 }
 FUNCTIONS: dict[str, Callable[..., Any]] = {

@@ -10,7 +10,7 @@
 -- * Only a RUNNING run moves. A node that ends in a paused run stays "propagated" = false until the resume.
 -- * Ends recorded together count together, level by level: first failures pause runs, then all ends in
 --   running runs are counted, then their consequences are.
--- * For opaque status, keys twice, one by one and few rows see 20_claim.sql.
+-- * For opaque status, by position, one by one and few rows see 20_claim.sql.
 
 -- The decision of a waiting node's counters: wait on (PENDING), begin (READY) or never begin (SKIPPED).
 CREATE OR REPLACE FUNCTION horsies_join(
@@ -127,15 +127,18 @@ BEGIN
                 ELSE found.current_task_id = found.task_id AND found.status = 'ENQUEUED' END)
             RETURNING node.workflow_id, node.status, node.propagated, node.dependents,
                 node.context_dependents),
+        ends AS MATERIALIZED (
+            SELECT array_agg(workflow_id) AS runs, array_agg(total) AS totals, array_agg(failed) AS failures
+            FROM (SELECT workflow_id, count(*) AS total, count(*) FILTER (WHERE status = 'FAILED') AS failed
+                  FROM ended WHERE propagated GROUP BY workflow_id) AS of_run),
         counted_runs AS (
             UPDATE horsies_workflows AS run SET
-                open_nodes = run.open_nodes - ends.total, failed_nodes = run.failed_nodes + ends.failed,
-                error = CASE WHEN ends.failed > 0 AND run.error IS NULL THEN horsies_first_error(run.id)
-                    ELSE run.error END,
+                open_nodes = run.open_nodes - ends.totals[array_position(ends.runs, run.id)],
+                failed_nodes = run.failed_nodes + ends.failures[array_position(ends.runs, run.id)],
+                error = CASE WHEN ends.failures[array_position(ends.runs, run.id)] > 0 AND run.error IS NULL
+                    THEN horsies_first_error(run.id) ELSE run.error END,
                 updated_at = clock_timestamp()
-            FROM (SELECT workflow_id, count(*) AS total, count(*) FILTER (WHERE status = 'FAILED') AS failed
-                  FROM ended WHERE propagated GROUP BY workflow_id) AS ends
-            WHERE run.id = ends.workflow_id AND run.id = ANY(batch.runs)
+            FROM ends WHERE run.id = ANY((SELECT ends.runs FROM ends)::uuid[])
             RETURNING run.id, run.open_nodes),
         dependents AS (
             SELECT workflow_id, task_index, sum(ok) AS ok, sum(bad) AS bad, sum(seen) AS seen
@@ -192,8 +195,9 @@ BEGIN
     FOR failure IN
         SELECT DISTINCT ON (node.workflow_id) node.workflow_id, horsies_node_error(node) AS reason
         FROM horsies_nodes_by_key(p_ended) AS node
-        JOIN horsies_workflows AS run ON run.id = node.workflow_id AND run.id = ANY(p_ended.runs)
-        WHERE node.pauses AND node.status = 'FAILED' AND coalesce(run.status, '') = 'RUNNING'
+        WHERE node.pauses AND node.status = 'FAILED' AND node.workflow_id = ANY(ARRAY(
+            SELECT run.id FROM horsies_workflows AS run
+            WHERE run.id = ANY(p_ended.runs) AND coalesce(run.status, '') = 'RUNNING'))
         ORDER BY node.workflow_id, node.task_index
     LOOP
         UPDATE horsies_workflows SET error = failure.reason WHERE id = failure.workflow_id;

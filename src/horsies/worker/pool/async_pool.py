@@ -25,6 +25,8 @@ from horsies.worker.protocol import Assignment, FrameKind, ProgressReport, Proto
 logger = logging.getLogger("horsies.pool")
 
 _EXIT_POLL_SECONDS = 0.05
+# How many ended tasks may be left among the deadlines before they are swept.
+_ENDED_MAX = 1_000
 _KIND_REPORT = int(FrameKind.REPORT)
 
 
@@ -232,8 +234,14 @@ class AsyncPool:
         return events
 
     def _set_deadline(self, task: AsyncTask, at: float) -> None:
+        if len(self._deadlines) > 2 * len(self.busy) + _ENDED_MAX:
+            self._deadlines = [one for one in self._deadlines if self._is_running(one[2])]
+            heapq.heapify(self._deadlines)
         self._deadlines_made += 1
         heapq.heappush(self._deadlines, (at, self._deadlines_made, task))
+
+    def _is_running(self, task: AsyncTask) -> bool:
+        return self.busy.get(task.assignment.task_id) is task
 
     def _enforce_deadlines(self, now: float) -> None:
         """Stop overdue tasks; kill the children of tasks that were stopped and go on."""
@@ -241,7 +249,7 @@ class AsyncPool:
             self._children.enforce_deadlines(now)
         while self._deadlines and self._deadlines[0][0] <= now:
             task = heapq.heappop(self._deadlines)[2]
-            if self.busy.get(task.assignment.task_id) is not task:
+            if not self._is_running(task):
                 continue
             if task.stop_reason is None:
                 self.stop_task(task.assignment.task_id, "timeout")
@@ -312,8 +320,8 @@ class AsyncPool:
         self._by_pid[process.known_pid] = child
 
     def _take_stopped(self, process: ChildProcess, task_id: str, _generation: str) -> None:
-        task = self._by_pid[process.known_pid].tasks.get(task_id)
-        if task is None or task.stop_reason is None:
+        task = self.busy.get(task_id)
+        if task is None or task.child.process is not process or task.stop_reason is None:
             raise ProtocolError("stopped out of turn")
         self._end(process, task_id, task.assignment.generation)
         seconds = time.monotonic() - task.assigned_at

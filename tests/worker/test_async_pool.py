@@ -1,0 +1,64 @@
+"""Async children as the pool sees them: places, many tasks per child, and frames that do not fit."""
+
+from __future__ import annotations
+
+import selectors
+from collections.abc import Iterator
+
+import pytest
+
+from horsies.worker.pool.assignments import Died, Reported
+from horsies.worker.pool.children import PoolSettings
+from horsies.worker.pool.launcher import StartMethod
+from horsies.worker.pool.mixed_pool import MixedPool
+from horsies.worker.pool.pool import NoIdleChildError
+from tests.support.pool import BOOT, assignment, collect_events
+from tests.support.wait import wait_until
+
+
+@pytest.fixture
+def pool() -> Iterator[MixedPool]:
+    """Two async children with three slots each."""
+    with selectors.DefaultSelector() as selector:
+        pool = MixedPool(PoolSettings(0, StartMethod.FORK), BOOT, selector, 2, 3)
+        assert pool.start()
+        yield pool
+        pool.shutdown()
+
+
+def test_tasks_are_spread_and_a_full_child_refuses_more(pool: MixedPool) -> None:
+    places = pool.asynchronous.next_pids(10)
+    assert len(places) == 6
+    assert len(set(places[:2])) == 2
+    for pid in places:
+        pool.dispatch(assignment("echo", 1), pid)
+    with pytest.raises(NoIdleChildError):
+        pool.dispatch(assignment("echo", 1), places[0])
+    with pytest.raises(NoIdleChildError):
+        pool.dispatch_window(places[0], [(assignment("echo", 1), 0.0)])
+    assert pool.asynchronous.next_pids(10) == []
+    assert sum(summary.tasks or 0 for summary in pool.summaries()) == 6
+    events = collect_events(pool, 6, Reported)
+    assert {event.pid for event in events if isinstance(event, Reported)} == set(places)
+    assert pool.asynchronous.places == 6
+    assert pool.idle_children == 2
+
+
+def test_ended_tasks_do_not_stay_among_the_deadlines(pool: MixedPool) -> None:
+    for _ in range(450):
+        for pid in pool.asynchronous.next_pids(6):
+            pool.dispatch(assignment("echo", 1, timeout_ms=3_600_000), pid)
+        collect_events(pool, 6, Reported)
+    assert len(pool.asynchronous._deadlines) < 1_100
+
+
+@pytest.mark.parametrize("kind", ["task stopped", "progress", "other task", "assign"])
+def test_a_forged_frame_costs_its_child_alone(pool: MixedPool, kind: str) -> None:
+    first, second = pool.asynchronous.next_pids(2)
+    pool.dispatch(assignment("write_forgery", kind), first)
+    pool.dispatch(assignment("echo", 5), second)
+    events = collect_events(pool, 1, Died)
+    (died,) = [event for event in events if isinstance(event, Died)]
+    assert died.pid == first
+    assert "malformed frame" in died.description
+    wait_until(lambda: pool.collect(0.05) is not None and pool.asynchronous.places == 6)
