@@ -300,7 +300,8 @@ class Work:
         in_flight = self._in_flight
         with in_flight.claim_in_doubt():
             parts, refused = in_flight.inputs.read(pipeline, nodes)
-        in_flight.refuse(refused)
+        for task, outcome in refused:  # nodes that cannot have their inputs
+            in_flight.fail(task, outcome)
         refused_ids = {task.id for task, _ in refused}
         in_flight.hand_out([task for task in tasks if task.id not in refused_ids], parts)
 
