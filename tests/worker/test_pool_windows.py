@@ -293,6 +293,20 @@ def test_a_stopping_worker_knows_the_task_that_a_child_has_gone_on_to(
     assert reported(events) == ids([first])
 
 
+def test_a_report_that_a_stop_has_read_does_not_wait_for_the_next_event(
+    make_pool: MakePool, journal: Path
+) -> None:
+    pool = make_pool(1, has_windows=True)
+    (task,) = notes(journal, 1)
+    give(pool, [task])
+    wait_until(lambda: begun(journal))
+    while pool.busy:
+        pool.return_unstarted()
+    asked_at = time.monotonic()
+    assert reported(pool.collect(30.0)) == [task.task_id]
+    assert time.monotonic() - asked_at < 15.0
+
+
 def test_killing_all_children_returns_what_they_had_not_begun(
     make_pool: MakePool, journal: Path
 ) -> None:

@@ -343,6 +343,8 @@ class ChildPool:
         return launch_at if deadline is None else min(deadline, launch_at)
 
     def _bounded(self, timeout_seconds: float | None) -> float | None:
+        if self._children.events:  # a stop has read reports or taken tasks back
+            return 0.0
         deadline = self.next_deadline()
         now = time.monotonic()
         if self._children.unwatched:
