@@ -224,7 +224,7 @@ def test_what_nodes_returned_is_kept_once_it_is_recorded(in_flight: InFlight) ->
 def test_a_node_whose_inputs_cannot_be_read_fails_without_a_child(
     in_flight: InFlight, pool: RecordingPool
 ) -> None:
-    in_flight.refuse([(node("a", 1), outcome_of_unread_inputs(node("a", 1)))])
+    in_flight.fail(node("a", 1), outcome_of_unread_inputs(node("a", 1)))
     (outcome,) = in_flight.outcomes
     assert outcome.error_code == "WORKER_SERIALIZATION_ERROR"
     assert outcome.workflow_id == "run"

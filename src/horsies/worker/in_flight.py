@@ -142,9 +142,8 @@ class InFlight:
 
     def held(self) -> list[ClaimedTask]:
         """Every attempt that this worker knows to be its own: of each task, the newest."""
-        both = sorted(
-            (*self._running.values(), *self._waiting.values()), key=attrgetter("generation")
-        )
+        both = [*self._running.values(), *self._waiting.values()]
+        both.sort(key=attrgetter("generation"))
         return list({task.id: task for task in both}.values())
 
     def holds_any(self, task_ids: Iterable[str]) -> bool:
@@ -240,13 +239,9 @@ class InFlight:
     def _absorb_stop(self, event: Stopped) -> None:
         assignment = event.assignment
         task = self._owned(assignment.task_id, assignment.generation)
-        if task is None:
-            return
-        outcome = outcome_of_stop(task, event.reason)._replace(run_us=event.run_us)
-        if self.traces is not None:
-            self.traces.close(assignment, outcome, event.run_seconds)
-        self._ended[task.id, task.generation] = task, event.run_seconds
-        self.outcomes.append(outcome)
+        if task is not None:
+            outcome = outcome_of_stop(task, event.reason)._replace(run_us=event.run_us)
+            self._note_interrupted(task, assignment, outcome, event.run_seconds)
 
     def _absorb_death(self, event: Died) -> None:
         if event.assignment is None:
@@ -272,9 +267,14 @@ class InFlight:
             extra=as_event("child_died", child_pid=event.pid, task_id=task.id),
         )
         outcome = outcome_of_crash(task, event.description)._replace(run_us=event.run_us)
+        self._note_interrupted(task, event.assignment, outcome, event.run_seconds)
+
+    def _note_interrupted(
+        self, task: ClaimedTask, given: Assignment, outcome: Outcome, seconds: float | None
+    ) -> None:
         if self.traces is not None:
-            self.traces.close(event.assignment, outcome, event.run_seconds)
-        self._ended[task.id, task.generation] = task, event.run_seconds
+            self.traces.close(given, outcome, seconds)
+        self._ended[task.id, task.generation] = task, seconds
         self.outcomes.append(outcome)
 
     def keep_results(self, outcomes: Iterable[Outcome], recorded: set[str]) -> None:
@@ -374,11 +374,6 @@ class InFlight:
                 logger.info("prefetched task %s was lost before it started", task.id, extra=event)
         return started
 
-    def refuse(self, refused: Iterable[tuple[ClaimedTask, Outcome]]) -> None:
-        """Fail nodes that cannot have their inputs, without a child."""
-        for task, outcome in refused:
-            self.fail(task, outcome)
-
     def sort_out(
         self, claimed: Sequence[ClaimedTask], unknown: UnknownTasks
     ) -> Sequence[ClaimedTask]:
@@ -454,12 +449,10 @@ class InFlight:
     def _give_window(
         self, tasks: Sequence[ClaimedTask], pid: int, parts: Mapping[str, NodePart]
     ) -> None:
-        patience = self.windows.patience_seconds
-        given = [
-            (self._assignment(task, parts.get(task.id)), patience(task.task_name)) for task in tasks
-        ]
+        assignments = [self._assignment(task, parts.get(task.id)) for task in tasks]
+        patience = [self.windows.patience_seconds(task.task_name) for task in tasks]
         try:
-            self._pool.dispatch_window(pid, given)
+            self._pool.dispatch_window(pid, list(zip(assignments, patience, strict=True)))
         except NoIdleChildError:
             self._doubt.may_own_more = True
         else:
