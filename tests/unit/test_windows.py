@@ -18,7 +18,7 @@ from horsies.worker.pool.window import (
     split_unstarted,
     width,
 )
-from horsies.worker.protocol import Assignment
+from horsies.worker.protocol import Assignment, assignment_number, encode_assignment
 from horsies.worker.sharing import PermitError, PermitPipe, Permits
 
 TASK = Assignment("task", 1, "work", 1, "[]", "{}", None)
@@ -155,6 +155,14 @@ def test_a_later_permit_skips_the_assignments_before_it(pipe: PermitPipe) -> Non
     pipe.take_back()
     pipe.grant(1)
     assert [permits.allows(number) for number in (1, 2, 3)] == [False, False, True]
+    pipe.close()
+
+
+def test_permits_do_not_run_out_after_four_thousand_million_tasks(pipe: PermitPipe) -> None:
+    permits = Permits(pipe.read_fd)
+    pipe._last = 2**32 - 1
+    (number,) = pipe.grant(1)
+    assert permits.allows(assignment_number(encode_assignment(TASK, number)))
     pipe.close()
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import selectors
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from horsies.worker.pool.assignments import Died, Reported
+from horsies.worker.pool.assignments import Died, Reported, Stopped
 from horsies.worker.pool.children import PoolSettings
 from horsies.worker.pool.launcher import StartMethod
 from horsies.worker.pool.mixed_pool import MixedPool
@@ -62,3 +63,44 @@ def test_a_forged_frame_costs_its_child_alone(pool: MixedPool, kind: str) -> Non
     assert died.pid == first
     assert "malformed frame" in died.description
     wait_until(lambda: pool.collect(0.05) is not None and pool.asynchronous.places == 6)
+
+
+def test_the_end_of_a_lost_attempt_costs_its_child_no_other_task(
+    pool: MixedPool, tmp_path: Path
+) -> None:
+    """Another worker recovered the task, and its next attempt runs in the other child."""
+    first, second = pool.asynchronous.next_pids(2)
+    lost, neighbour = (assignment("wait_for_ever", str(tmp_path / "a"), False) for _ in range(2))
+    pool.dispatch(lost, first)
+    pool.dispatch(neighbour, first)
+    pool.stop_task(lost.task_id, "lost")
+    again = lost._replace(generation=lost.generation + 1)
+    pool.dispatch(again, second)
+    events = collect_events(pool, 1, Stopped)
+    assert [one.assignment for one in events if isinstance(one, Stopped | Died)] == [lost]
+    assert {task_id: task.pid for task_id, task in pool.busy.items()} == {
+        neighbour.task_id: first,
+        again.task_id: second,
+    }
+
+
+def test_a_lost_attempt_that_does_not_stop_is_killed_although_the_next_one_runs(
+    tmp_path: Path,
+) -> None:
+    with selectors.DefaultSelector() as selector:
+        settings = PoolSettings(0, StartMethod.FORK, stop_grace_seconds=0.05)
+        pool = MixedPool(settings, BOOT, selector, 2, 3)
+        try:
+            assert pool.start()
+            first, second = pool.asynchronous.next_pids(2)
+            lost = assignment("wait_for_ever", str(tmp_path / "begun"), True)
+            pool.dispatch(lost, first)
+            wait_until((tmp_path / "begun").exists)
+            pool.stop_task(lost.task_id, "lost")
+            pool.dispatch(lost._replace(generation=lost.generation + 1), second)
+            (stopped,) = collect_events(pool, 1, Stopped)
+            assert isinstance(stopped, Stopped)
+            assert (stopped.assignment, stopped.pid, stopped.forced) == (lost, first, True)
+            assert list(pool.busy) == [lost.task_id]
+        finally:
+            pool.shutdown()

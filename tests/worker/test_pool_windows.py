@@ -274,6 +274,39 @@ def test_a_stopping_worker_takes_back_everything_that_has_not_begun(
     assert sorted(pool.busy) == sorted(tasks[0].task_id for tasks in windows.values())
 
 
+def test_a_stopping_worker_knows_the_task_that_a_child_has_gone_on_to(
+    make_pool: MakePool, journal: Path, tmp_path: Path
+) -> None:
+    pool = make_pool(1, has_windows=True)
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    first = assignment("gated", str(journal), str(gate), "a")
+    second = sleeper(journal)
+    give(pool, [first, second])
+    wait_until(lambda: begun(journal) == ["a"])
+    gate.write_bytes(b"x")
+    wait_until(lambda: begun(journal) == ["a", "long"])
+    pool.return_unstarted()
+    assert list(pool.busy) == [second.task_id], "a forced shutdown interrupts these"
+    assert pool.stop_task(second.task_id, "shutdown")
+    events = collect_events(pool, 1, Stopped)
+    assert reported(events) == ids([first])
+
+
+def test_a_report_that_a_stop_has_read_does_not_wait_for_the_next_event(
+    make_pool: MakePool, journal: Path
+) -> None:
+    pool = make_pool(1, has_windows=True)
+    (task,) = notes(journal, 1)
+    give(pool, [task])
+    wait_until(lambda: begun(journal))
+    while pool.busy:
+        pool.return_unstarted()
+    asked_at = time.monotonic()
+    assert reported(pool.collect(30.0)) == [task.task_id]
+    assert time.monotonic() - asked_at < 15.0
+
+
 def test_killing_all_children_returns_what_they_had_not_begun(
     make_pool: MakePool, journal: Path
 ) -> None:

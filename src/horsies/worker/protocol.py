@@ -145,8 +145,8 @@ class ChildBoot:
 
 
 _HEADER = Struct("!IB")
-_ASSIGN = Struct("!IBIqiqIIIIII")
-_ASSIGNMENT_NUMBER = Struct("!I")
+_ASSIGN = Struct("!IBQqiqIIIIII")
+_ASSIGNMENT_NUMBER = Struct("!Q")
 _REPORT = Struct("!IBqBqqIIII")
 _NUMBERS = Struct("!IBqq")
 _NO_TEXT = 0xFFFFFFFF

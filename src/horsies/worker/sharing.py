@@ -20,7 +20,8 @@ from struct import Struct
 from horsies.current_task import NOTE_CHARACTERS_MAX, attempt_token
 from horsies.worker.protocol import Assignment, ProgressReport
 
-_NUMBER = Struct("!I")
+# 64 bits: a child without max_tasks_per_child can run more than 2**32 tasks within weeks.
+_NUMBER = Struct("!Q")
 # More than a pipe holds.
 _EVERYTHING = 1 << 20
 _PROGRESS = Struct("=IIddI")

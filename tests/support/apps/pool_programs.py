@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import json
 import logging
@@ -44,6 +45,8 @@ class FunctionProgram:
         )
 
     async def execute_async(self, assignment: Assignment) -> ChildReport:
+        if assignment.task_name == "wait_for_ever":
+            await wait_for_ever(*json.loads(assignment.args_json))
         return self.execute(assignment)
 
     def warm_up(self, assignment: Assignment) -> ChildReport:
@@ -208,6 +211,16 @@ def note_and_sleep(journal: str, label: str, seconds: float) -> str:
     note(journal, label)
     time.sleep(seconds)
     return label
+
+
+async def wait_for_ever(journal: str, ignores_stop: bool) -> None:
+    note(journal, "begun")
+    while True:
+        try:
+            await asyncio.sleep(600)
+        except asyncio.CancelledError:
+            if not ignores_stop:
+                raise
 
 
 def note_and_exit(journal: str, label: str) -> None:

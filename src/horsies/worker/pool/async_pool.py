@@ -154,13 +154,16 @@ class AsyncPool:
         if task is None:
             return False
         if task.stop_reason is None:
-            task.stop_reason = reason
-            task.child.stopping += 1
-            texts = (task_id, str(task.assignment.generation))
-            frame = protocol.encode_texts(FrameKind.STOP_TASK, *texts)
-            task.child.process.send(frame, self._selector)
-            self._set_deadline(task, time.monotonic() + self._settings.stop_grace_seconds)
+            self._stop(task, reason)
         return True
+
+    def _stop(self, task: AsyncTask, reason: str) -> None:
+        task.stop_reason = reason
+        task.child.stopping += 1
+        texts = (task.assignment.task_id, str(task.assignment.generation))
+        frame = protocol.encode_texts(FrameKind.STOP_TASK, *texts)
+        task.child.process.send(frame, self._selector)
+        self._set_deadline(task, time.monotonic() + self._settings.stop_grace_seconds)
 
     def kill_task(self, task_id: str) -> None:
         """Kill the child that runs the task, and with it the other tasks there."""
@@ -241,7 +244,8 @@ class AsyncPool:
         heapq.heappush(self._deadlines, (at, self._deadlines_made, task))
 
     def _is_running(self, task: AsyncTask) -> bool:
-        return self.busy.get(task.assignment.task_id) is task
+        # Not by `busy`: a task that another worker recovered may run in two children, as two attempts.
+        return task.child.tasks.get(task.assignment.task_id) is task
 
     def _enforce_deadlines(self, now: float) -> None:
         """Stop overdue tasks; kill the children of tasks that were stopped and go on."""
@@ -252,7 +256,7 @@ class AsyncPool:
             if not self._is_running(task):
                 continue
             if task.stop_reason is None:
-                self.stop_task(task.assignment.task_id, "timeout")
+                self._stop(task, "timeout")
                 continue
             process, seconds = task.child.process, self._settings.stop_grace_seconds
             process.verdict = process.verdict or (
@@ -320,8 +324,9 @@ class AsyncPool:
         self._by_pid[process.known_pid] = child
 
     def _take_stopped(self, process: ChildProcess, task_id: str, _generation: str) -> None:
-        task = self.busy.get(task_id)
-        if task is None or task.child.process is not process or task.stop_reason is None:
+        child = self._by_pid.get(process.known_pid)
+        task = None if child is None else child.tasks.get(task_id)
+        if task is None or task.stop_reason is None:
             raise ProtocolError("stopped out of turn")
         self._end(process, task_id, task.assignment.generation)
         seconds = time.monotonic() - task.assigned_at

@@ -229,6 +229,8 @@ class ChildPool:
         """Take back everything that no child has begun; ``collect`` returns the events."""
         for child in set(self._children.lined.values()) | set(self._children.busy.values()):
             self._children.return_unstarted(child)
+            # With no permits left, and all reports read, its front is the task that runs.
+            self._drain(child)
 
     def stop_task(self, task_id: str, reason: str) -> bool:
         """Stop the task, and kill its child when the grace period is over.
@@ -342,6 +344,8 @@ class ChildPool:
         return launch_at if deadline is None else min(deadline, launch_at)
 
     def _bounded(self, timeout_seconds: float | None) -> float | None:
+        if self._children.events:  # a stop has read reports or taken tasks back
+            return 0.0
         deadline = self.next_deadline()
         now = time.monotonic()
         if self._children.unwatched:
