@@ -46,7 +46,7 @@ def start(fleet: Fleet, release: int, *options: str, **changes: Any) -> RunningW
     )
 
 
-def wait_until_done(connection: Database, seconds: float = 60.0) -> None:
+def wait_for(connection: Database, seconds: float = 60.0) -> None:
     wait_until(
         lambda: connection.execute(UNFINISHED).fetchone() == (0,),
         seconds,
@@ -74,7 +74,7 @@ def test_a_new_task_waits_for_the_workers_that_have_it(
     old, _ = start(fleet, 1, config=HARDLY_POLLS), start(fleet, 2, config=HARDLY_POLLS)
     for number in range(200):
         releases.tasks.added.send(number).unwrap()
-    wait_until_done(connection)
+    wait_for(connection)
     assert statuses(connection) == {"COMPLETED": 200}
     assert journal_of(journal) == {("added", f"{number}  by 2"): 1 for number in range(200)}
     attempted = connection.execute("SELECT count(*) FROM horsies_task_attempts").fetchone()
@@ -133,7 +133,7 @@ def test_two_releases_run_everything_that_one_of_them_has(
     wait_until(lambda: len(connection.execute(scheduled).fetchall()) == 3)
     for scheduler in schedulers:
         assert scheduler.stop() == 0
-    wait_until_done(connection)
+    wait_for(connection)
     assert set(statuses(connection)) == {"COMPLETED"}
     lines = Counter(line.task_id for line in journal.lines())
     assert set(lines.values()) == {1}, "a task ran twice"

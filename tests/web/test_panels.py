@@ -252,6 +252,16 @@ def test_a_worker_shows_its_children_and_their_tasks(ask: Ask, connection: Datab
     assert 'id="memory-d">61 now, highest 61' in page
 
 
+def test_all_tasks_of_an_async_child_are_shown(ask: Ask, connection: Database) -> None:
+    worker = add_worker(connection)
+    children = json.dumps([{"pid": 1788, "rss_mb": 61.2, "done": 73, "since": None, "tasks": 3}])
+    connection.execute("UPDATE horsies_workers SET children = %s::jsonb", (children,))
+    running = {"status": "RUNNING", "claimed_by_worker_id": worker, "worker_pid": 1788}
+    ids = [add_task(connection, **running, started_at=ago(5)) for _ in range(3)]
+    page = ask(f"/workers/{worker}").text
+    assert all(page.count(f'href="/tasks/{task_id}"') == 1 for task_id in ids)
+
+
 def test_hostile_names_are_escaped(ask: Ask, connection: Database) -> None:
     add_task(connection, queue_name="mail", task_name=HOSTILE)
     add_task(connection, queue_name=HOSTILE[:90], enqueued_at=ago(900))

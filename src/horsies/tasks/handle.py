@@ -56,12 +56,7 @@ from horsies.tasks.broker import (
     PostgresBroker,
     presentable,
 )
-from horsies.tasks.waiters import (
-    OBSTACLE_SECONDS,
-    seconds_to_wait,
-    timeout_problem,
-    wait_until_done,
-)
+from horsies.tasks.waiters import OBSTACLE_SECONDS, seconds_to_wait, timeout_problem, wait_for
 from horsies.tasks.watching import watch, watch_async
 
 if TYPE_CHECKING:
@@ -277,14 +272,14 @@ class TaskHandle(Generic[T]):
         future = self._broker.waiters.watch(task_id, once=timeout_ms == 0)
         try:
             # Only a signal handler can raise here, and its exception is the caller's own.
-            wait_until_done(future, seconds_to_wait(timeout_ms))
+            wait_for(future, seconds_to_wait(timeout_ms))
         finally:
             unread = self._broker.waiters.forget(task_id, future)
         if not future.done():
             if unread:
                 return _broker_error(unread)
             asked = self._broker.waiters.read_service(task_id)
-            wait_until_done(asked, OBSTACLE_SECONDS)
+            wait_for(asked, OBSTACLE_SECONDS)
             obstacle = self._broker.waiters.obstacle(task_id, asked)
             return _timed_out(task_id, timeout_ms, obstacle)
         if error := future.exception():
@@ -389,9 +384,8 @@ class TaskHandle(Generic[T]):
         if self._broker is None:
             return Err(_action_failed(self.task_id, _no_broker()))
         action, script = self._cancel(include_running, reason)
-        done = recording.perform_action(
-            self._broker, BrokerErrorCode.CLEANUP_FAILED, action, script
-        )
+        code = BrokerErrorCode.CLEANUP_FAILED
+        done = recording.perform_action(self._broker, code, action, script)
         return action_result(self.task_id, done)
 
     async def cancel_async(

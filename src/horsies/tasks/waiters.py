@@ -399,7 +399,7 @@ def seconds_to_wait(timeout_ms: int | None) -> float | None:
     return min(timeout_ms, _LONGEST_WAIT_MS) / 1000 if timeout_ms else None
 
 
-def wait_until_done(future: Future[Any], seconds: float | None) -> None:
+def wait_for(future: Future[Any], seconds: float | None) -> None:
     """Wait for a future, at most that long; ``done()`` then tells whether it has its row.
 
     A bare lock: ``concurrent.futures.wait`` takes 40 µs longer to return.

@@ -126,8 +126,8 @@ class ChildBoot:
     """The settings with which a child or the fork server starts; they cross ``exec`` as JSON.
 
     ``program`` names the function that loads the application and returns the ``Program`` of the
-    child. ``forks_ahead`` is how many children the fork server forks at a time. By ``guard_mark`` the
-    guard finds the processes to kill; 0 stands for none.
+    child. The fork server forks ``forks_singly`` children one by one, then ``forks_ahead`` at a time. By
+    ``guard_mark`` the guard finds the processes to kill; 0 stands for none.
     """
 
     app_locator: str
@@ -137,6 +137,7 @@ class ChildBoot:
     log_format: str = "text"
     worker_name: str | None = None
     samples_memory: bool = False
+    forks_singly: int = 0
     forks_ahead: int = 1
     hook_budget_seconds: float = 10.0
     program: str = "horsies.worker.child.execute:load_program"

@@ -123,7 +123,7 @@ class Work:
             return True
         if self._maintenance.pings:
             return True
-        if self._async is not None and self._async_request() is not None:
+        if self._async is not None and self._async_count(self._async):
             return True
         idle_count, waiting_count = self._pool.idle_count, in_flight.waiting_count
         can_prefetch = waiting_count < self._app_config.prefetch_buffer
@@ -230,12 +230,14 @@ class Work:
     def _async_request(self) -> TurnRequest | None:
         """The tasks to claim for the async children; None if there are none."""
         claims = self._async
-        if claims is None or self._shutdown.is_requested:
-            return None
-        count = claims.count(self._room(), ends_nodes=self._in_flight.ends_nodes)
-        if not count:
+        if claims is None or not (count := self._async_count(claims)):
             return None
         return claims.request(count, self._unknown.exclusions(), time.monotonic())
+
+    def _async_count(self, claims: AsyncClaims) -> int:
+        if self._shutdown.is_requested:
+            return 0
+        return claims.count(self._room(), ends_nodes=self._in_flight.ends_nodes)
 
     def _turn(self, pipeline: Pipeline, outcomes: Sequence[Outcome], request: TurnRequest) -> None:
         in_flight = self._in_flight

@@ -110,7 +110,7 @@ class Reserve:
     """Forked processes that wait for the socket which makes them children.
 
     To become the worker's, a child needs an intermediate process that forks it and ends, which costs
-    as much as the child itself. One such process therefore forks several.
+    as much as the child itself. One such process therefore forks several, once children are replaced.
     """
 
     def __init__(
@@ -120,21 +120,20 @@ class Reserve:
         self._boot = boot
         self._worker_pid = worker_pid
         self._program = program
+        # The children of the start are forked one by one: a worker that replaces none keeps no spare process.
+        self._singly = boot.forks_singly
         self._waiting: list[socket.socket] = []
 
     def hand_out(self, child_fd: int) -> None:
-        """Make a child on `child_fd`, then fork the next ones ahead."""
+        """Make a child on `child_fd`; fork it with others if none waits."""
         try:
-            is_given = self._give_to_waiting(child_fd)
-            if not is_given:
+            if not self._give_to_waiting(child_fd):
                 self._fork_some(child_fd)
-                is_given = self._give_to_waiting(child_fd)
+                self._give_to_waiting(child_fd)
         finally:
             # Without a child this closes the last copy: the pool sees the socket end, and asks again
             # after a while. Trying on here would only make a full system fuller.
             os.close(child_fd)
-        if is_given and not self._waiting and self._boot.forks_ahead > 1:
-            self._fork_some(None)
 
     def _give_to_waiting(self, child_fd: int) -> bool:
         while self._waiting:
@@ -143,11 +142,13 @@ class Reserve:
                 return True
         return False
 
-    def _fork_some(self, foreign_fd: int | None) -> None:
+    def _fork_some(self, foreign_fd: int) -> None:
         """Fork processes that wait, or fewer or none of them if the system refuses."""
+        count = self._boot.forks_ahead if self._singly <= 0 else 1
+        self._singly -= count
         pairs: list[tuple[socket.socket, socket.socket]] = []
         try:
-            for _ in range(max(1, self._boot.forks_ahead)):
+            for _ in range(count):
                 pairs.append(socket.socketpair())
             intermediate_pid = os_process.fork()
         except OSError as error:
@@ -163,13 +164,12 @@ class Reserve:
             self._waiting.append(own_end)
 
     def _fork_children(
-        self, pairs: list[tuple[socket.socket, socket.socket]], foreign_fd: int | None
+        self, pairs: list[tuple[socket.socket, socket.socket]], foreign_fd: int
     ) -> NoReturn:
         """The intermediate process: fork the children and end, which makes them the worker's."""
         try:
             self._control.close()
-            if foreign_fd is not None:
-                os.close(foreign_fd)
+            os.close(foreign_fd)
             for _, their_end in pairs:
                 try:
                     child_pid = os.fork()

@@ -80,6 +80,7 @@ class ChildPool:
         boot = replace(
             boot,
             samples_memory=memory_mb is not None,
+            forks_singly=settings.processes,
             forks_ahead=_FORKS_AHEAD if recycles else 1,
             guard_mark=self._guard.mark,
         )

@@ -51,7 +51,7 @@ from horsies.tasks.broker import (
 )
 from horsies.tasks.handle import is_loop_running
 from horsies.tasks.recording import Action, perform_action, perform_action_async
-from horsies.tasks.waiters import seconds_to_wait, timeout_problem, wait_until_done
+from horsies.tasks.waiters import seconds_to_wait, timeout_problem, wait_for
 from horsies.workflow.nodes.type_compat import cached_by_annotation
 from horsies.workflow.run.info import (
     HandleErrorCode,
@@ -320,7 +320,7 @@ def wait_for_run(
     )
     try:
         # It raises only the exceptions of the caller's own signal handlers.
-        wait_until_done(future, seconds_to_wait(timeout_ms))
+        wait_for(future, seconds_to_wait(timeout_ms))
     finally:
         unread = broker.waiters.forget(stored, future)
     if not future.done() and unread is None:
