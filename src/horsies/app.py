@@ -11,7 +11,7 @@ import os
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cached_property, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack, overload
 
 from horsies.config.app import AppConfig
@@ -222,12 +222,12 @@ class Horsies(Operations):
 
     # Defining workflows
 
-    @cached_property
+    @property
     def workflow(self) -> WorkflowMaker:
         """Make the specification of a workflow: ``app.workflow(name, nodes, ...)``."""
         return spec.WorkflowMaker(self._producer)
 
-    @cached_property
+    @property
     def workflow_handle(self) -> WorkflowHandles:
         """Make a handle for a run that was started elsewhere: ``app.workflow_handle(workflow_id)``."""
         return handles.WorkflowHandles(self.get_broker, self.get_task)

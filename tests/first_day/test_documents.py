@@ -77,7 +77,10 @@ def test_a_start_hook_whose_body_would_never_run_is_refused(hook: Any) -> None:
 @pytest.mark.parametrize(
     ("typed", "shown"),
     [
-        (20, "max_claim_per_worker=5 (lowered from 20 to processes + prefetch_buffer), "),
+        (
+            20,
+            "max_claim_per_worker=5 (lowered from 20 to the number of places + prefetch_buffer), ",
+        ),
         (5, "max_claim_per_worker=5, "),
         (0, "max_claim_per_worker=5, "),
     ],

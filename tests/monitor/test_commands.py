@@ -610,7 +610,7 @@ def test_a_watched_status_is_printed_until_it_is_interrupted(
         if len(pauses) == 2:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr("horsies.cli.queues_workers.time.sleep", pause)
+    monkeypatch.setattr("horsies.cli.status.time.sleep", pause)
     finished = horsies("status", "--watch", "--every", "0.5")
     assert (finished.code, finished.err, pauses) == (0, "", [0.5, 0.5])
     before, after = finished.out.split("No worker is running.")[:2]

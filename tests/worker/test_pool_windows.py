@@ -351,10 +351,10 @@ def test_a_child_near_its_limit_takes_one_task_at_a_time(
 def test_a_child_that_grew_too_large_goes_after_its_front(
     make_pool: MakePool, journal: Path
 ) -> None:
-    pool = make_pool(1, has_windows=True, max_memory_per_child_mb=200)
+    pool = make_pool(1, has_windows=True, max_memory_per_child_mb=500)
     large = pool.pids()[0]
     behind = [sleeper(journal, 0.05), *notes(journal, 5)]
-    give(pool, [assignment("allocate", 300), *behind])
+    give(pool, [assignment("allocate", 500), *behind])
     events = collect_until(pool, lambda: large not in pool.pids() and pool.idle_count == 1)
     assert len(reported(events)) + len(returned(events)) == 7
     assert set(begun(journal)) <= {"long"}
