@@ -204,6 +204,21 @@ def test_a_killed_worker_leaves_its_windows_to_others(
     assert {row.task_name for row in tasks(connection, "FAILED")} <= {"flash"}
 
 
+@pytest.mark.timeout(60)
+def test_a_stopping_worker_returns_its_windows(
+    fleet: Fleet, bursts: ModuleType, connection: Database
+) -> None:
+    worker = fleet.start("--quiet-tasks", processes=4, application=APPLICATION)
+    send(bursts.blink, 3_000, 0.0005)
+    wait_for_windows(connection)
+    assert worker.stop() == 0
+    assert count(connection, "RUNNING") == 0
+    recorded = {(one.task_id, one.attempt): one.outcome for one in attempts(connection)}
+    assert set(recorded.values()) == {"COMPLETED"}
+    assert journal_of(fleet) == Counter(recorded.keys()), "begun and not recorded, or the reverse"
+    assert count(connection, "PENDING") == 3_000 - len(recorded)
+
+
 @pytest.mark.timeout(120)
 def test_frozen_children_and_a_frozen_worker(
     fleet: Fleet, bursts: ModuleType, connection: Database

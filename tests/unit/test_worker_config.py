@@ -134,3 +134,25 @@ def team_app() -> Horsies:
     names = ("orders", "mail", "reports")
     queues = [CustomQueueConfig(name=name, priority=at) for at, name in enumerate(names, start=1)]
     return make_app(queue_mode=QueueMode.CUSTOM, custom_queues=queues)
+
+
+@pytest.mark.parametrize("window", [-1, 33])
+def test_a_window_has_a_range(window: int) -> None:
+    with pytest.raises(ConfigurationError, match=r"--window must be 0 .* to 32"):
+        refuse_bad_limits(make_config(window=window))
+
+
+@pytest.mark.parametrize(
+    ("changes", "width", "held"),
+    [
+        ({}, 32, 4 * 32),
+        ({"window": 0}, 0, 4),
+        ({"window": 8, "max_claim_per_worker": 10}, 8, 10),
+        ({"prefetch_buffer": 2}, 0, 6),
+    ],
+)
+def test_a_worker_holds_full_windows_unless_it_prefetches(
+    changes: dict[str, int], width: int, held: int
+) -> None:
+    config = make_config(processes=4, **changes)
+    assert (config.window_width, config.held_max) == (width, held)
