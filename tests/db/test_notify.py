@@ -33,7 +33,7 @@ from horsies.db.statements.turn import (
     retry_tasks,
 )
 from horsies.errors import HorsiesError
-from tests.support.rows import add_task
+from tests.support.rows import add_task, ago
 from tests.support.wait import wait_until
 
 SENTINEL = "test_sentinel"
@@ -154,6 +154,22 @@ def end_by_expiry(connection: Connection[Any]) -> str:
     task_id = add_task(connection, queue_name="b", good_until=late)
     expire_tasks.run(connection, ExpireTasks("{}", 10))
     return task_id
+
+
+@pytest.mark.parametrize(("kinds", "is_heard"), [("bbpb", True), ("bbbb", False), ("bb", False)])
+def test_tasks_that_a_claim_locked_and_left_are_announced(
+    connection: Connection[Any], ears: Ears, process_url: str, kinds: str, is_heard: bool
+) -> None:
+    """Behind a run of short tasks they are locked for a moment, and other claims do not see them."""
+    for place, kind in enumerate(kinds):
+        add_task(connection, queue_name="a", burst=kind == "b", enqueued_at=ago(100 - place))
+    ears.heard()
+    one = ClaimTasks("other", "host", [9], ["a"], [1])
+    wanted = ClaimTasks(OWNER, "host", [1, 2, 3, 4], ["a"], [4], idle=1, short_names=["work"])
+    with psycopg.connect(process_url) as slow:
+        assert len(claim_tasks.run(slow, wanted)) == kinds.partition("p")[0].count("b")
+        assert claim_tasks.run(connection, one) == []
+    assert ears.heard() == [("task_queue_a", "")] * is_heard
 
 
 @pytest.mark.parametrize("end", [end_by_failure, end_by_cancel, end_by_expiry])

@@ -97,3 +97,27 @@ def test_a_send_that_is_cancelled_ends_its_statement(
 
         asyncio.run(main())
     assert [row["args"] for row in stored(connection)] == ["[1]", "[3]"]
+
+
+READS_ONLY = "SET default_transaction_read_only = on"
+
+
+def test_a_session_that_only_reads_is_not_used_again(
+    app: Horsies, add: Task, connection: Database
+) -> None:
+    """A standby reached during a failover: the next send may find the new primary."""
+    database = app.get_broker().database
+
+    async def send_async() -> None:
+        async with database.connection_async() as own:
+            await own.execute(READS_ONLY)
+        assert (await add.send_async(1, 2)).unwrap_err().retryable
+        (await add.send_async(1, 2)).unwrap()
+        await app.close_async()
+
+    for send in (lambda: add.send(1, 2), lambda: add.send_many([add.bind(1, 2)] * 2)):
+        with database.connection() as own:
+            own.execute(READS_ONLY)
+        assert send().unwrap_err().retryable
+        send().unwrap()
+    asyncio.run(send_async())

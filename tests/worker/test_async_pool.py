@@ -104,3 +104,16 @@ def test_a_lost_attempt_that_does_not_stop_is_killed_although_the_next_one_runs(
             assert list(pool.busy) == [lost.task_id]
         finally:
             pool.shutdown()
+
+
+def test_a_task_without_a_report_fails_alone(pool: MixedPool) -> None:
+    """As when there is not enough memory for its result."""
+    first, _ = pool.asynchronous.next_pids(2)
+    broken, neighbour = assignment("no_such_function"), assignment("echo", 5)
+    pool.dispatch(broken, first)
+    pool.dispatch(neighbour, first)
+    events = collect_events(pool, 2, Reported)
+    reports = {one.report.task_id: one.report for one in events if isinstance(one, Reported)}
+    assert reports[neighbour.task_id].ok
+    assert "KeyError" in (reports[broken.task_id].error_message or "")
+    assert reports[broken.task_id].error_code == "UNHANDLED_EXCEPTION"

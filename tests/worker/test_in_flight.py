@@ -117,6 +117,21 @@ def test_a_report_becomes_an_outcome_until_it_is_recorded(in_flight: InFlight) -
     assert in_flight.is_empty
 
 
+def test_two_attempts_of_one_task_are_not_recorded_in_one_turn(
+    pool: RecordingPool, in_flight: InFlight
+) -> None:
+    """The first was lost while its outcome waited; statements find the values of a task by its id."""
+    in_flight.hand_out([claimed("a", 1)])
+    in_flight.absorb([report("a")])
+    in_flight.hand_out([claimed("a", 2, generation=2), claimed("b", 3)])
+    in_flight.absorb([report("b"), report("a", 2)])
+    turns = []
+    while outcomes := in_flight.next_outcomes():
+        turns.append([(one.task_id, one.generation) for one in outcomes])
+        in_flight.close_recorded(outcomes, {"b"})
+    assert turns == [[("a", 1), ("b", 1)], [("a", 2)]]
+
+
 def test_an_outcome_of_a_lost_claim_is_dropped_with_a_warning(
     in_flight: InFlight, caplog: pytest.LogCaptureFixture
 ) -> None:

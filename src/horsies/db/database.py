@@ -27,6 +27,7 @@ from typing import Any, Generic, TypeVar
 import psycopg
 from psycopg import AsyncConnection, Connection, IsolationLevel
 from psycopg.abc import AdaptContext
+from psycopg.errors import ReadOnlySqlTransaction
 from psycopg.pq import TransactionStatus
 from psycopg.types.datetime import TimestamptzLoader
 
@@ -147,6 +148,9 @@ class Pool:
         lent = self.take()
         try:
             yield lent.connection
+        except ReadOnlySqlTransaction:
+            lent.expire()
+            raise
         finally:
             self.put(lent)
 
@@ -189,6 +193,9 @@ class AsyncPool:
         lent = await self.take()
         try:
             yield lent.connection
+        except ReadOnlySqlTransaction:
+            lent.expire()
+            raise
         finally:
             self.put(lent)
 
@@ -227,6 +234,10 @@ class Lent(Generic[AnyOwnConnection]):
     connection: AnyOwnConnection
     expires_at: float
     put_back_at: float = 0.0
+
+    def expire(self) -> None:
+        """Do not lend it again: it leads to a standby, and a new one may lead to the primary."""
+        self.expires_at = 0.0
 
 
 class _IdleConnections(Generic[AnyOwnConnection]):

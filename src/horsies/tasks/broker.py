@@ -18,6 +18,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import psycopg
+from psycopg.errors import ReadOnlySqlTransaction
 
 from horsies.config.postgres import PostgresConfig
 from horsies.database_url import mask_url
@@ -247,6 +248,9 @@ class PostgresBroker:
             lent = pool.take()
             try:
                 inserted = execute(lent.connection, insert_task, row)
+            except ReadOnlySqlTransaction:
+                lent.expire()
+                raise
             finally:
                 pool.put(lent)
         except Exception as error:
@@ -262,6 +266,9 @@ class PostgresBroker:
             lent = await pool.take()
             try:
                 inserted = await execute_async(lent.connection, insert_task, row)
+            except ReadOnlySqlTransaction:
+                lent.expire()
+                raise
             finally:
                 pool.put(lent)
         except Exception as error:

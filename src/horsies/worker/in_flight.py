@@ -154,12 +154,17 @@ class InFlight:
         return list(self._waiting.values())[:count]
 
     def next_outcomes(self) -> Sequence[Outcome]:
-        """The outcomes for the next turn: all, unless their texts are too long for one transaction."""
+        """The outcomes for the next turn: all, unless their texts are too long for one transaction, or a
+        task that was lost and claimed again has two: the statements take one of each task.
+        """
         size = 0
+        task_ids = set()
         for count, one in enumerate(self.outcomes):
             size += len(one.result)
-            if size > TURN_CHARACTERS_MAX and count:
+            is_too_long = size > TURN_CHARACTERS_MAX and count
+            if is_too_long or one.task_id in task_ids:
                 return self.outcomes[:count]
+            task_ids.add(one.task_id)
         return self.outcomes
 
     def freed_by_queue(self, outcomes: Iterable[Outcome]) -> Mapping[str, int]:

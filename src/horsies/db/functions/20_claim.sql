@@ -88,30 +88,38 @@ $$;
 
 -- The next due tasks of one queue and priority for children that hold tasks already: up to "p_any" tasks of
 -- any kind, and behind them the leading run of short tasks that may wait in a child. The run ends at the first
--- other task, so nothing overtakes it. The rows behind it stay locked until the commit; the worker asks for
--- few while it gets less than it asks for.
+-- other task, so nothing overtakes it. The rows behind it stay locked until the commit, and the claims of other
+-- workers pass over them, so the commit notifies these workers. A worker asks for few tasks while it gets less
+-- than it asks for.
 CREATE OR REPLACE FUNCTION horsies_leading_run(
     p_queue text, p_priority integer, p_after_at timestamptz, p_after_id uuid, p_look_at timestamptz,
     p_wanted integer, p_any integer, p_short_names text[], p_is_async boolean)
 RETURNS uuid[] LANGUAGE plpgsql AS $$
+DECLARE
+    ids uuid[];
+    locked bigint;
 BEGIN
-    RETURN ARRAY(
-        SELECT chosen.id FROM (
-            SELECT due.id, row_number() OVER line AS place,
-                bool_and(due.burst AND due.task_name = ANY(p_short_names)) OVER line AS is_run
-            FROM (
-                SELECT task.id, task.burst, task.task_name, task.enqueued_at FROM horsies_tasks AS task
-                WHERE task.status = 'PENDING' AND NOT task.held AND task.queue_name = p_queue
-                  AND task.priority = p_priority AND task.enqueued_at <= p_look_at
-                  AND (task.enqueued_at, task.id) > (p_after_at, p_after_id)
-                  AND (task.good_until IS NULL OR task.good_until > p_look_at)
-                  AND (p_is_async IS NULL OR (task.task_options LIKE '{"async":true%') IS NOT TRUE)
-                  AND NOT EXISTS (
-                      SELECT FROM horsies_queues AS stored
-                      WHERE stored.queue_name = p_queue AND stored.paused_at IS NOT NULL)
-                ORDER BY task.enqueued_at, task.id LIMIT p_wanted FOR UPDATE SKIP LOCKED) AS due
-            WINDOW line AS (ORDER BY due.enqueued_at, due.id)) AS chosen
-        WHERE chosen.place <= p_any OR chosen.is_run ORDER BY chosen.place);
+    SELECT coalesce(array_agg(line.id ORDER BY line.place) FILTER (
+            WHERE line.place <= p_any OR line.is_run), '{}'), count(*)
+    INTO ids, locked FROM (
+        SELECT due.id, row_number() OVER line AS place,
+            bool_and(due.burst AND due.task_name = ANY(p_short_names)) OVER line AS is_run
+        FROM (
+            SELECT task.id, task.burst, task.task_name, task.enqueued_at FROM horsies_tasks AS task
+            WHERE task.status = 'PENDING' AND NOT task.held AND task.queue_name = p_queue
+              AND task.priority = p_priority AND task.enqueued_at <= p_look_at
+              AND (task.enqueued_at, task.id) > (p_after_at, p_after_id)
+              AND (task.good_until IS NULL OR task.good_until > p_look_at)
+              AND (p_is_async IS NULL OR (task.task_options LIKE '{"async":true%') IS NOT TRUE)
+              AND NOT EXISTS (
+                  SELECT FROM horsies_queues AS stored
+                  WHERE stored.queue_name = p_queue AND stored.paused_at IS NOT NULL)
+            ORDER BY task.enqueued_at, task.id LIMIT p_wanted FOR UPDATE SKIP LOCKED) AS due
+        WINDOW line AS (ORDER BY due.enqueued_at, due.id)) AS line;
+    IF locked > cardinality(ids) THEN
+        PERFORM pg_notify('task_queue_' || p_queue, '');
+    END IF;
+    RETURN ids;
 END
 $$;
 

@@ -21,7 +21,7 @@ from typing import Any, Protocol
 from horsies.codec.results import encode_task_error
 from horsies.current_task import CurrentTask, set_running_task_here
 from horsies.error_codes import OperationalErrorCode
-from horsies.task_result import TaskError
+from horsies.task_result import TaskError, exception_text
 from horsies.tasks.invoke import kept_event_loop
 from horsies.worker import os_process, protocol
 from horsies.worker.child.loop_watch import Blockage, LoopWatch
@@ -202,22 +202,32 @@ class _Server:
         running.is_over = True
         del self._running[assignment.task_id]
         self._outbox.send_progress(assignment.task_id)
-        # A coroutine that is cancelled before its first step returns no report.
-        report = None if task.cancelled() else task.result()
-        if running.is_stopped and (report is None or not report.ok):
-            texts = (assignment.task_id, str(assignment.generation))
-            self._outbox.send(protocol.encode_texts(FrameKind.TASK_STOPPED, *texts))
-        else:
-            rss_bytes = os_process.own_rss_bytes() if self._samples_memory else 0
-            run_microseconds = (time.perf_counter_ns() - running.started_ns) // 1_000
-            report = report or _cancelled_by_others(assignment)
-            self._outbox.send(protocol.encode_report(report, rss_bytes, run_microseconds))
+        try:
+            frame = self._end_frame(running, task)
+        except BaseException as error:  # without a frame the task would run for ever
+            text = "The end of task %r cannot be reported."
+            log_safely(logger, logging.ERROR, text, assignment.task_name, error=error)
+            problem = f"could not report its end: {type(error).__name__}: {exception_text(error)}"
+            frame = protocol.encode_report(_unreported(assignment, problem))
+        self._outbox.send(frame)
         if not self._running:
             # Tasks share the state of the process, so it is restored when there are none.
             self._process_state.restore()
             self._watch.pause()
             if self._is_closed:
                 self._loop.stop()
+
+    def _end_frame(self, running: _Running, task: asyncio.Task[ChildReport]) -> bytes:
+        assignment = running.assignment
+        # A coroutine that is cancelled before its first step returns no report.
+        report = None if task.cancelled() else task.result()
+        if running.is_stopped and (report is None or not report.ok):
+            texts = (assignment.task_id, str(assignment.generation))
+            return protocol.encode_texts(FrameKind.TASK_STOPPED, *texts)
+        rss_bytes = os_process.own_rss_bytes() if self._samples_memory else 0
+        run_microseconds = (time.perf_counter_ns() - running.started_ns) // 1_000
+        report = report or _unreported(assignment, "was cancelled by other code of its process")
+        return protocol.encode_report(report, rss_bytes, run_microseconds)
 
     def _note_blockage(self, blockage: Blockage) -> None:
         """The event loop does not run: tell the parent, whose log is not held up. In the watch's thread."""
@@ -227,10 +237,10 @@ class _Server:
         self._outbox.send(protocol.encode_texts(FrameKind.LOOP_BLOCKED, *texts))
 
 
-def _cancelled_by_others(assignment: Assignment) -> ChildReport:
-    """The failure of an assignment that other code in this process cancelled before its first step."""
+def _unreported(assignment: Assignment, problem: str) -> ChildReport:
+    """The failure of an assignment that ended without a report."""
     code = OperationalErrorCode.UNHANDLED_EXCEPTION
-    message = f"Task {assignment.task_name!r} was cancelled by other code of its process."
+    message = f"Task {assignment.task_name!r} {problem}."
     result = encode_task_error(TaskError(error_code=code, message=message))
     return ChildReport(
         assignment.task_id, assignment.generation, False, result, code.value, message
