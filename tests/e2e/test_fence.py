@@ -44,14 +44,14 @@ def freeze(worker: RunningWorker) -> float:
     return time.monotonic() + FROZEN_SECONDS
 
 
-def test_a_frozen_worker_wakes_to_find_its_tasks_gone_and_kills_its_children(
+def test_a_frozen_worker_wakes_to_find_its_tasks_gone_and_kills_their_children(
     fleet: Fleet, journal: Journal, programs: ModuleType, connection: Database
 ) -> None:
     worker = fleet.start(*FORKSERVER, processes=3, config=NO_REAPER)
     running = programs.sleep.send(600).unwrap()
     ending = programs.sleep.send(0.6).unwrap()
     wait_until(lambda: len(journal.lines("start")) == 2)
-    children = [line.pid for line in journal.lines("start")]
+    (start,) = journal.lines("start", running.task_id)
     with witnessed(connection):
         over_at = freeze(worker)
         for sent in (running, ending):
@@ -61,7 +61,8 @@ def test_a_frozen_worker_wakes_to_find_its_tasks_gone_and_kills_its_children(
         wait_until(lambda: journal.lines("end", ending.task_id))
         wait_until(lambda: time.monotonic() > over_at)
         worker.signal(signal.SIGCONT)
-        wait_until(lambda: all(map(is_gone, children)), 30, "children outlived the freeze")
+        # The other child has ended its task and may go on.
+        wait_until(lambda: is_gone(start.pid), 30, "the child outlived the freeze")
         # The worker is well and works on.
         assert programs.add.send(1, 2).unwrap().get(30_000).ok_value == 3
         worker.wait_for("outcome_dropped", times=2)

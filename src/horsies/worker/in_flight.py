@@ -100,9 +100,7 @@ class InFlight:
         self._doubt.may_own_more = False
 
     def release_again(self) -> None:
-        """The database lists a task of this worker that it does not hold: release it, once more if it was
-        refused.
-        """
+        """Release the tasks that the database lists and this worker does not hold, even refused ones."""
         self._doubt.may_own_more = True
 
     @property
@@ -302,9 +300,8 @@ class InFlight:
     ) -> None:
         """Forget attempts whose outcome is recorded, or that another worker owns now; keep those whose
         outcome the database refused. ``failed`` ones are not retried, whatever their outcome says; of
-        ``cancelled`` ones the outcome for a cancel is recorded.
-
-        A task that is retried at once may already run in a child, as another generation.
+        ``cancelled`` ones the outcome for a cancel is recorded. A task that is retried at once may already
+        run in a child, as another generation.
         """
         self.outcomes = self.outcomes[len(outcomes) :]
         if outcomes:
