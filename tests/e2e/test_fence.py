@@ -33,8 +33,8 @@ NO_REAPER = {
     "recovery": QUICK_RECOVERY["recovery"]
     | {"auto_fail_stale_running": False, "auto_requeue_stale_claimed": False}
 }
-# The threshold of two seconds, and a little.
-FROZEN_SECONDS = 2.3
+# The threshold of two seconds, the sleep that the worker may have planned, and a little.
+FROZEN_SECONDS = 4.5
 
 
 def freeze(worker: RunningWorker) -> float:
