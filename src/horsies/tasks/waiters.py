@@ -237,7 +237,7 @@ class Waiters:
         except BaseException:
             connection.close()
             raise
-        # Behind a pooler psycopg is told not to prepare either.
+        # The threshold is None where prepared statements are switched off, behind a pooler.
         is_prepared = connection.prepare_threshold is not None
         self._pipeline = Pipeline(connection, prepared=is_prepared)
         return connection

@@ -2,7 +2,7 @@
 --
 -- No attempt is left behind. The statement that inserts one has updated its task and so holds the row lock until
 -- it commits: a delete waits for that commit, and then sees the attempt, because this statement takes its
--- snapshot after the wait. If the delete is first, the update finds no task, and there is no attempt to insert.
+-- snapshot after the wait. If the delete commits first, the update matches no task and inserts no attempt.
 CREATE OR REPLACE FUNCTION horsies_delete_attempts() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     IF TG_OP = 'TRUNCATE' THEN
