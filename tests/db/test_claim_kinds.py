@@ -12,10 +12,10 @@ from psycopg import Connection
 from horsies.db.pipeline import Pipeline
 from horsies.db.statements.turn import (
     NOTHING,
+    ClaimSomeTasks,
     ClaimTasks,
-    ClaimTasksOfKind,
+    claim_some_tasks,
     claim_tasks,
-    claim_tasks_of_kind,
 )
 from horsies.worker.connection import TURN_SETTINGS
 from tests.support.rows import add_task
@@ -41,13 +41,13 @@ def request(
     idle: int | None = None,
     names: Sequence[str] = (),
     unknown: Sequence[str] = (),
-) -> ClaimTasksOfKind:
+) -> ClaimSomeTasks:
     claim = ClaimTasks("worker-1", "host", [7] * count, ["default"], [count])
-    return ClaimTasksOfKind(*claim[:-2], unknown, NOTHING, idle, names, is_async)
+    return ClaimSomeTasks(*claim[:-2], unknown, NOTHING, idle, names, is_async)
 
 
-def claimed(pipeline: Pipeline, wanted: ClaimTasksOfKind) -> list[str]:
-    return [task.id for task in pipeline.run([(claim_tasks_of_kind, wanted)])[0]]
+def claimed(pipeline: Pipeline, wanted: ClaimSomeTasks) -> list[str]:
+    return [task.id for task in pipeline.run([(claim_some_tasks, wanted)])[0]]
 
 
 def test_each_kind_is_claimed_for_its_children_in_order(

@@ -9,11 +9,11 @@ import pytest
 from psycopg import Connection, sql
 
 from horsies.db.statements.turn import (
-    ClaimKnownTasks,
+    ClaimSomeTasks,
     ClaimTasks,
     ClaimUnresolvable,
     FindTakers,
-    claim_known_tasks,
+    claim_some_tasks,
     claim_unresolvable,
     find_takers,
 )
@@ -56,9 +56,13 @@ def test_a_claim_leaves_out_unknown_names_and_refused_tasks(connection: Database
     add_task(connection, task_name="new")
     refused, wanted = (add_task(connection, task_name="old") for _ in range(2))
     claim = ClaimTasks("me", "host", [1, 2, 3], ["default"], [3])
-    rows = claim_known_tasks.run(connection, ClaimKnownTasks(*claim[:-2], ["new"], [refused]))
+    rows = claim_some_tasks.run(
+        connection, ClaimSomeTasks(*claim[:-2], ["new"], [refused], *claim[-2:], None)
+    )
     assert [(row.id, row.task_name) for row in rows] == [(wanted, "old")]
-    rows = claim_known_tasks.run(connection, ClaimKnownTasks(*claim[:-2], ["new"], []))
+    rows = claim_some_tasks.run(
+        connection, ClaimSomeTasks(*claim[:-2], ["new"], [], *claim[-2:], None)
+    )
     assert [row.id for row in rows] == [refused]
 
 

@@ -22,14 +22,12 @@ from horsies.db.statement import Step
 from horsies.db.statements.blocked import DueTask, FindDue, FindUnheld, find_due, find_unheld
 from horsies.db.statements.turn import (
     ClaimedTask,
-    ClaimKnownTasks,
+    ClaimSomeTasks,
     ClaimTasks,
-    ClaimTasksOfKind,
     ReleaseUnstarted,
     StartTasks,
-    claim_known_tasks,
+    claim_some_tasks,
     claim_tasks,
-    claim_tasks_of_kind,
     fail_tasks,
     release_unstarted,
     start_tasks,
@@ -262,13 +260,11 @@ class Claimer:
         )
 
     def claim_step(self, request: TurnRequest) -> Step:
-        """The statement that claims; one of its own if tasks are to be left out."""
+        """The statement that claims: another one if some tasks are left out, or only one kind is wanted."""
         claim, names, ids = self.claim(request), request.unknown_names, request.refused_ids
-        if request.is_async is not None:
+        if names or ids or request.is_async is not None:
             fields = (*claim[:-2], names, ids, *claim[-2:], request.is_async)
-            return claim_tasks_of_kind, ClaimTasksOfKind(*fields)
-        if names or ids:
-            return claim_known_tasks, ClaimKnownTasks(*claim[:-2], names, ids)
+            return claim_some_tasks, ClaimSomeTasks(*fields)
         return claim_tasks, claim
 
 

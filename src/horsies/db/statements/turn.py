@@ -42,30 +42,11 @@ class ClaimTasks(NamedTuple):
     short_names: Sequence[str] = NOTHING
 
 
-class ClaimKnownTasks(NamedTuple):
-    """The fields of ``ClaimTasks`` without short tasks, and the names and ids of tasks to leave out."""
+class ClaimSomeTasks(NamedTuple):
+    """The fields of ``ClaimTasks``, the names and ids of tasks to leave out, and one kind of tasks.
 
-    worker_id: str
-    hostname: str
-    pids: Sequence[int]
-    queues: Sequence[str]
-    queue_limits: Sequence[int]
-    prefetch: int
-    lease_ms: int
-    queue_caps: Sequence[int | None]
-    cluster_cap: int | None
-    counts_claimed: bool
-    freed: Sequence[int]
-    marked_priorities: Sequence[int | None]
-    marked_moments: Sequence[str | None]
-    marked_ids: Sequence[str | None]
-    looks_everywhere: bool
-    unknown_names: Sequence[str]
-    refused_ids: Sequence[str]
-
-
-class ClaimTasksOfKind(NamedTuple):
-    """All fields of both, for tasks of ``async def`` functions only, or for all others only."""
+    ``is_async`` is True for tasks of ``async def`` functions only, False for all others, None for both.
+    """
 
     worker_id: str
     hostname: str
@@ -86,7 +67,7 @@ class ClaimTasksOfKind(NamedTuple):
     refused_ids: Sequence[str]
     idle: int | None
     short_names: Sequence[str]
-    is_async: bool
+    is_async: bool | None
 
 
 class ClaimUnresolvable(NamedTuple):
@@ -293,8 +274,7 @@ class WorkerId(NamedTuple):
 
 
 claim_tasks = TURN.declare("claim_tasks", ClaimTasks, ClaimedTask)
-claim_known_tasks = TURN.declare("claim_known_tasks", ClaimKnownTasks, ClaimedTask)
-claim_tasks_of_kind = TURN.declare("claim_tasks_of_kind", ClaimTasksOfKind, ClaimedTask)
+claim_some_tasks = TURN.declare("claim_some_tasks", ClaimSomeTasks, ClaimedTask)
 claim_unresolvable = TURN.declare("claim_unresolvable", ClaimUnresolvable, ClaimedTask)
 find_takers = TURN.declare("find_takers", FindTakers, Taker)
 start_tasks = TURN.declare("start_tasks", StartTasks, StartedTask)
