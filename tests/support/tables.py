@@ -66,7 +66,7 @@ def count(connection: Database, *statuses: str) -> int:
 
 
 def wait_for_status(
-    connection: Database, task_id: str, status: str, seconds: float = 10.0
+    connection: Database, task_id: str, status: str, seconds: float = 30.0
 ) -> TaskRow:
     """The task, once it has that status."""
     wait_until(

@@ -140,6 +140,7 @@ class WindowOfOneChild(RuleBasedStateMachine):
     def take_back(self) -> None:
         self.pool.return_unstarted()
         self._return_the_rest()
+        self.unread = []  # the pool has read all reports, so as to know which task runs
 
     @precondition(lambda self: self.behind)
     @rule(data=st.data())
