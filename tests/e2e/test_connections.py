@@ -13,6 +13,10 @@ from tests.support.wait import wait_until
 from tests.support.workers import FORKSERVER, Fleet
 
 OPEN = ("PENDING", "RUNNING")
+SESSIONS = """
+SELECT application_name, state, now() - backend_start AS age, now() - xact_start AS in_transaction, query
+FROM pg_stat_activity WHERE datname = current_database() AND application_name LIKE 'horsies:%'
+"""
 
 
 def wait_until_all_are_closed(fleet: Fleet, connection: Database) -> None:
@@ -20,7 +24,10 @@ def wait_until_all_are_closed(fleet: Fleet, connection: Database) -> None:
 
     A client does not wait for that: right after `close`, 54 of 60 applications still had a session.
     """
-    wait_until(lambda: held_connections(fleet, connection, "horsies:") == 0)
+    wait_until(
+        lambda: held_connections(fleet, connection, "horsies:") == 0,
+        what=lambda: f"the end of {connection.execute(SESSIONS).fetchall()}",
+    )
 
 
 def test_sixteen_children_share_at_most_four_connections(
