@@ -107,7 +107,7 @@ def latencies(count: int) -> list[float]:
         DBOS.destroy()
 
 
-def count_done() -> int:
+def count_done(sent: int) -> int:
     """Count finished workflows."""
     return peer.count_rows("SELECT count(*) FROM dbos.workflow_status WHERE status = 'SUCCESS'")
 

@@ -99,7 +99,7 @@ def latencies(count: int) -> list[float]:
     return taken
 
 
-def count_done() -> int:
+def count_done(sent: int) -> int:
     """Count the log of finished jobs, which aggregation may move to the statistics."""
     return peer.count_rows("SELECT count(*) FROM pgqueuer_log WHERE status = 'successful'")
 

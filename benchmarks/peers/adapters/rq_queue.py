@@ -79,7 +79,7 @@ def latencies(count: int) -> list[float]:
     return peer.wait_each(lambda: queue.enqueue(noop, 1).latest_result(timeout=20), count)
 
 
-def count_done() -> int:
+def count_done(sent: int) -> int:
     """Count finished jobs."""
     return int(queue.finished_job_registry.get_job_count(cleanup=False))
 
