@@ -61,7 +61,7 @@ def main(arguments: Sequence[str]) -> int:
             except MachineBusyError as error:
                 run.ended_early = str(error)
             about = _about(servers, options.rounds, results)
-    measured = run.measured()
+    measured = run.measured(options.rounds)
     _report(measured, about, run.left_out)
     if run.ended_early:
         print(f"\nThe tables are incomplete, and no page is written: {run.ended_early}")
@@ -173,11 +173,11 @@ class Run:
             Result(round_number, peer, workload, figures, failed, self._machine.was_busy)
         )
 
-    def measured(self) -> dict[str, Measured]:
-        """Collect the results of all rounds by peer."""
+    def measured(self, rounds: int) -> dict[str, Measured]:
+        """Collect the results of that many rounds by peer."""
         found = {peer: Measured(bench.facts) for peer, bench in self._benches.items()}
         for result in self._results:
-            if result.peer in found:
+            if result.peer in found and result.round_number < rounds:
                 found[result.peer].add(result.workload, result.figures, result.failed)
         return found
 

@@ -27,7 +27,6 @@ class Sizes:
     """How much each workload does, the same for all peers."""
 
     tasks: int = 10_000
-    recycled: int = 5_000
     naps: int = 4_000
     seconds: float = 4.0
     sends: int = 1_000
@@ -38,7 +37,6 @@ class Sizes:
 
 QUICK = Sizes(
     tasks=300,
-    recycled=300,
     naps=200,
     seconds=2.0,
     sends=50,

@@ -34,7 +34,7 @@ def noops(slots: int, bench: Bench) -> Figures:
 def recycling(bench: Bench) -> Figures:
     """Drain with every process replaced after 100 tasks, where the peer offers it."""
     if bench.facts["recycles"]:
-        yield "recycling", drain(bench, "noop", bench.sizes.recycled, 4, 100)
+        yield "recycling", drain(bench, "noop", bench.sizes.tasks, 4, 100)
 
 
 def naps(bench: Bench) -> Figures:
@@ -43,8 +43,12 @@ def naps(bench: Bench) -> Figures:
 
 
 def latency(bench: Bench) -> Figures:
-    """Send to an idle worker with 4 slots and wait for the result; then add up its idle memory."""
-    with bench.fresh("latency") as environment, bench.worker(environment, 4) as worker:
+    """Send to an idle worker with 4 slots and wait for the result; then add up its idle memory.
+
+    100 tasks before make the worker start all its processes, which some start on demand.
+    """
+    prepared = bench.fresh("latency", "nap", 100)
+    with prepared as environment, bench.worker(environment, 4) as worker:
         taken = bench.step(environment, "latencies", bench.sizes.latencies)
         cuts = statistics.quantiles(taken, n=100, method="inclusive")
         yield "p50", cuts[49] * 1000
@@ -74,8 +78,8 @@ def crash(bench: Bench) -> Figures:
         bench.step(environment, "enqueue", "mark", 100)
         with bench.watched(environment, 100, 99, bench.sizes.crash_seconds, 4) as (worker, _):
             time.sleep(bench.sizes.idle_seconds)
-            is_alive = worker.poll() is None
             state = bench.step(environment, "crash_state")
+            is_alive = worker.poll() is None
         yield "crash", crash_sentence(journal.read_text().splitlines(), state, is_alive)
 
 
