@@ -28,7 +28,7 @@ class Sizes:
 
     tasks: int = 10_000
     naps: int = 4_000
-    seconds: float = 4.0
+    seconds: float = 3.0
     sends: int = 1_000
     latencies: int = 200
     idle_seconds: float = 2.0

@@ -11,6 +11,10 @@ from benchmarks.peers.adapter import CRASHING_NUMBER
 
 OURS = "horsies"
 NOTHING = "-"
+OUR_ROWS = (
+    "`horsies-burst`: tasks declared `burst=True`; `horsies-async`: coroutines in one async child. "
+    "Rates are tasks per second."
+)
 
 
 class Column(NamedTuple):
@@ -142,6 +146,17 @@ def figure_rows(
     return ["", *columns], rows
 
 
+def short_rows(measured: Mapping[str, Measured]) -> tuple[list[str], list[list[str]]]:
+    """Return heads and rows of the most asked figures, beside what each peer does."""
+    facts = ("isolates", "results", "durable")
+    heads, rows = figure_rows(measured, SHORT)
+    words = [
+        [str(found.facts[fact]).partition(":")[0].partition(",")[0] for fact in facts]
+        for found in measured.values()
+    ]
+    return [*heads, *facts], [[*row, *does] for row, does in zip(rows, words, strict=True)]
+
+
 def ratio_rows(measured: Mapping[str, Measured]) -> tuple[list[str], list[list[str]]]:
     """Return heads and rows of the ratios to Horsies."""
     ours = measured[OURS].figures if OURS in measured else {}
@@ -206,7 +221,7 @@ def document(
         "ratios": markdown(*ratio_rows(measured)),
         "facts": markdown(*fact_rows(measured)),
         "settings": markdown(*setting_rows(measured)),
-        "short": f"{markdown(*figure_rows(measured, SHORT))}\n{about}\n",
+        "short": f"{markdown(*short_rows(measured))}\n{OUR_ROWS}\n\n{about}\n",
     }
 
 

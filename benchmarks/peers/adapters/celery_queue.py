@@ -23,7 +23,9 @@ FACTS = Facts(
     servers=("RabbitMQ", "Redis") if ON_RABBITMQ else ("Redis",),
     isolates="yes: prefork, a process per slot",
     results="yes, in Redis",
-    durable="messages yes, results no" if ON_RABBITMQ else "no: as durable as Redis is set up",
+    durable="partly: messages yes, results no"
+    if ON_RABBITMQ
+    else "no: as durable as Redis is set up",
     recycles=True,
     bulk=False,
     choices=(
