@@ -162,6 +162,8 @@ class Run:
                 figures[name] = figure
         except PeerFailed as failure:
             failed = str(failure)
+        except Exception as error:  # whatever went wrong, the other peers go on
+            failed = f"{type(error).__name__}: {error}".splitlines()[0][:200]
         seconds = time.monotonic() - started
         shown = [_shown(name, figure) for name, figure in figures.items()]
         shown += [f"failed: {failed}"] if failed else []

@@ -20,7 +20,7 @@ def drain(bench: Bench, task: str, count: int, slots: int, recycle: int = 0) -> 
     with bench.fresh("naps" if task == "nap" else "drain", task, count) as environment:
         progress = bench.watched(environment, count, count, bench.sizes.seconds, slots, recycle)
         with progress as (worker, samples):
-            if not samples[-1][1]:
+            if samples[-1][1] <= samples[0][1]:
                 ended = "" if worker.poll() is None else f" (exit code {worker.returncode})"
                 raise PeerFailed(f"the worker finished nothing{ended}: {last_line(bench.log)}")
     return steady_rate(samples)
@@ -45,9 +45,9 @@ def naps(bench: Bench) -> Figures:
 def latency(bench: Bench) -> Figures:
     """Send to an idle worker with 4 slots and wait for the result; then add up its idle memory.
 
-    100 tasks before make the worker start all its processes, which some start on demand.
+    40 tasks before make the worker start all its processes, which some start on demand.
     """
-    prepared = bench.fresh("latency", "nap", 100)
+    prepared = bench.fresh("latency", "nap", 40)
     with prepared as environment, bench.worker(environment, 4) as worker:
         taken = bench.step(environment, "latencies", bench.sizes.latencies)
         cuts = statistics.quantiles(taken, n=100, method="inclusive")

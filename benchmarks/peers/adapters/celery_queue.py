@@ -57,9 +57,11 @@ FACTS = Facts(
     ),
 )
 
+EXCHANGES = ("celery", "celeryev", "celery.pidbox")
 BROKER_KEYS = (
-    *("celery", "unacked", "unacked_index", "unacked_mutex", "_kombu.binding.celery"),
-    *("_kombu.binding.celeryev", "_kombu.binding.celery.pidbox"),
+    *("celery", "unacked", "unacked_index", "unacked_mutex", "_kombu.binding_deadlines"),
+    *(f"_kombu.binding.{name}" for name in EXCHANGES),
+    *(f"_kombu.binding_permanent.{name}" for name in EXCHANGES),
 )
 
 app = Celery(

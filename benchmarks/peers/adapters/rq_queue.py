@@ -34,7 +34,8 @@ FACTS = Facts(
     ),
 )
 
-queue = Queue(connection=Redis.from_url(os.environ[peer.REDIS]))
+# Waiting for a result blocks longer than the default time limit of the client.
+queue = Queue(connection=Redis.from_url(os.environ[peer.REDIS], socket_timeout=60))
 
 
 def noop(number: int) -> int:
