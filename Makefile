@@ -87,9 +87,9 @@ PEERS_PYTHON ?= $(shell for python in python3.13 python3.12 $(PYTHON); do \
 PEERS_READY := .venv-peers/.ready
 ROUNDS ?= 3
 
-bench-peers: $(PEERS_READY) ## measure beside other task queues: PEERS="celery rq" ROUNDS=3 BUSY=1 QUICK=1 DOCS=1
+bench-peers: $(PEERS_READY) ## measure beside other task queues: PEERS="celery rq" ROUNDS=3 BUSY=1 QUICK=1 RESUME=1 DOCS=1
 	.venv-peers/bin/python -m benchmarks.peers $(PEERS) --rounds $(ROUNDS) $(if $(QUICK),--quick) $(if $(BUSY),--busy) \
-		$(if $(DOCS),--markdown docs/benchmarks.md --markdown README.md)
+		$(if $(RESUME),--resume) $(if $(DOCS),--markdown docs/benchmarks.md --markdown README.md)
 
 $(PEERS_READY): $(wildcard benchmarks/peers/requirements*.txt)
 	rm -rf .venv-peers

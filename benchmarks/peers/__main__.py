@@ -1,8 +1,9 @@
 """Measure Horsies beside other task queues: ``python -m benchmarks.peers``, or ``make bench-peers``.
 
 Runs every workload for every peer in turns, for several rounds, and prints medians with their range,
-ratios to Horsies, versions, settings, and the things that a peer does not do. A peer that fails is
-left out with its reason. Ctrl-C prints what has been measured. Nothing is left behind.
+ratios to Horsies, versions, settings, and the things that a peer does not do. A workload that fails
+has its reason in its cell. Every result is stored at once; a run that was stopped is continued with
+--resume. No process, server or database is left behind.
 """
 
 from __future__ import annotations
@@ -13,21 +14,24 @@ import platform
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 from benchmarks.machine import Machine, MachineBusyError
 from benchmarks.peers import table
 from benchmarks.peers.adapter import PEERS
+from benchmarks.peers.bench import QUICK, Bench, PeerFailed, Sizes
+from benchmarks.peers.results import OtherSizesError, Result, Results
 from benchmarks.peers.servers import Servers, all_servers
 from benchmarks.peers.table import Measured
-from benchmarks.peers.workloads import QUICK, WORKLOADS, Bench, PeerFailed, Sizes, in_turns, once
+from benchmarks.peers.workloads import WORKLOADS, in_turns, once
 
 SERVERS_OF = {"celery": "Redis", "dramatiq": "Redis", "rq": "Redis", "arq": "Redis"}
+# Hundreds of measurements follow each other: look for other processes this long before each.
+QUIET_SECONDS = 0.5
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -39,11 +43,16 @@ def main(arguments: Sequence[str]) -> int:
     sizes = replace(
         sizes, seconds=options.seconds or sizes.seconds, tasks=options.tasks or sizes.tasks
     )
+    results = Results(options.results, sizes)
+    try:
+        results.resume() if options.resume else results.begin()
+    except OtherSizesError as error:
+        sys.exit(str(error))
     with tempfile.TemporaryDirectory(prefix="horsies-peers-", ignore_cleanup_errors=True) as name:
         place = Path(name)
         place.chmod(0o755)
         with all_servers(place, _servers_wanted(options.peers)) as servers:
-            run = Run(servers, place, sizes, Machine(accepts_busy=options.busy or options.quick))
+            run = Run(servers, place, results, _machine(options.busy or options.quick))
             try:
                 run.describe(options.peers)
                 run.measure(options.workloads, options.rounds)
@@ -51,16 +60,15 @@ def main(arguments: Sequence[str]) -> int:
                 run.ended_early = "interrupted"
             except MachineBusyError as error:
                 run.ended_early = str(error)
-            about = _about(servers, options.rounds, run.machine)
-    _report(run, about)
+            about = _about(servers, options.rounds, results)
+    measured = run.measured(options.rounds)
+    _report(measured, about, run.left_out)
     if run.ended_early:
         print(f"\nThe tables are incomplete, and no page is written: {run.ended_early}")
+        print("Continue with RESUME=1.")
         return 1
-    regions = table.document(run.measured, about, run.failed)
-    for path in options.markdown:
-        text = path.read_text("utf-8") if path.exists() else ""
-        path.write_text(table.with_regions(text, regions), "utf-8")
-    return 0 if run.measured else 1
+    _write(options.markdown, table.document(measured, about, run.left_out))
+    return 0 if measured else 1
 
 
 def _interrupt(*_: object) -> None:
@@ -68,6 +76,10 @@ def _interrupt(*_: object) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     raise KeyboardInterrupt
+
+
+def _machine(accepts_busy: bool) -> Machine:
+    return Machine(accepts_busy=accepts_busy, sleep=lambda _: time.sleep(QUIET_SECONDS))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -84,6 +96,16 @@ def _parser() -> argparse.ArgumentParser:
         "--workloads", nargs="+", choices=list(WORKLOADS), default=list(WORKLOADS), metavar="NAME"
     )
     parser.add_argument(
+        "--resume", action="store_true", help="keep what an earlier run measured, and do the rest"
+    )
+    parser.add_argument(
+        "--results",
+        type=Path,
+        default=Path(sys.prefix, "results.jsonl"),
+        metavar="FILE",
+        help="where results are stored (%(default)s)",
+    )
+    parser.add_argument(
         "--markdown",
         type=Path,
         action="append",
@@ -95,27 +117,30 @@ def _parser() -> argparse.ArgumentParser:
 
 
 class Run:
-    """The state of one run: what was measured, and what failed."""
+    """The state of one run: the peers, their results, and peers that were left out."""
 
-    def __init__(self, servers: Servers, place: Path, sizes: Sizes, machine: Machine) -> None:
-        self._servers, self._place, self._sizes = servers, place, sizes
-        self.machine = machine
-        self.measured: dict[str, Measured] = {}
-        self.failed: dict[str, str] = {}
+    def __init__(self, servers: Servers, place: Path, results: Results, machine: Machine) -> None:
+        self._servers, self._place, self._results, self._machine = servers, place, results, machine
+        self._benches: dict[str, Bench] = {}
+        self.left_out: dict[str, str] = {}
         self.ended_early = ""
 
     def describe(self, peers: Sequence[str]) -> None:
         """Load the facts of each peer; one that cannot be imported or lacks its server is left out."""
         for peer in peers:
-            self._attempt(peer, "facts", self._load)
-
-    def _load(self, peer: str) -> None:
-        bench = self._bench(peer)
-        facts = bench.step(bench.environment(self._servers.postgres), "facts")
-        for server in facts["servers"]:
-            if server in self._servers.missing:
-                raise PeerFailed(self._servers.missing[server])
-        self.measured[peer] = Measured(facts)
+            bench = Bench(peer, self._servers, self._place, self._results.sizes)
+            try:
+                facts = bench.step(bench.environment(self._servers.postgres), "facts")
+            except PeerFailed as failure:
+                self.left_out[peer] = str(failure)
+                continue
+            missing = [self._servers.missing.get(server) for server in facts["servers"]]
+            if reason := next(filter(None, missing), None):
+                self.left_out[peer] = reason
+            else:
+                self._benches[peer] = replace(bench, facts=facts)
+        for peer, reason in self.left_out.items():
+            print(f"{peer:16}left out: {reason}", flush=True)
 
     def measure(self, workloads: Sequence[str], rounds: int) -> None:
         """Run the workloads, each for all peers in turns, round after round."""
@@ -123,30 +148,40 @@ class Run:
             for workload in workloads:
                 if once(workload) and round_number:
                     continue
-                for peer in in_turns(list(self.measured), round_number):
-                    self._attempt(peer, workload, partial(self._one, workload))
+                for peer in in_turns(list(self._benches), round_number):
+                    if (round_number, peer, workload) not in self._results:
+                        self._one(round_number, peer, workload)
 
-    def _one(self, workload: str, peer: str) -> None:
-        found = self.measured[peer]
-        self.machine.wait_until_idle()
-        figures: Mapping[str, Any] = WORKLOADS[workload](self._bench(peer), found.facts)
-        for name, figure in figures.items():
-            if name == "crash":
-                found.crash = figure
-            else:
-                found.figures.setdefault(name, []).append(figure)
-        shown = ", ".join(_shown(name, figure) for name, figure in figures.items())
-        print(f"{peer:16}{workload:12}{shown or 'not offered'}", flush=True)
-
-    def _attempt(self, peer: str, workload: str, attempt: Callable[[str], None]) -> None:
+    def _one(self, round_number: int, peer: str, workload: str) -> None:
+        self._machine.was_busy = False
+        self._machine.wait_until_idle()
+        figures: dict[str, float | str] = {}
+        failed, started = "", time.monotonic()
         try:
-            attempt(peer)
+            for name, figure in WORKLOADS[workload](self._benches[peer]):
+                figures[name] = figure
         except PeerFailed as failure:
-            print(f"{peer:16}{workload:12}failed: {failure}", flush=True)
-            self.failed[f"{peer}, {workload}"] = str(failure)
+            failed = str(failure)
+        except Exception as error:  # whatever went wrong, the other peers go on
+            failed = f"{type(error).__name__}: {error}".splitlines()[0][:200]
+        seconds = time.monotonic() - started
+        shown = [_shown(name, figure) for name, figure in figures.items()]
+        shown += [f"failed: {failed}"] if failed else []
+        print(
+            f"{round_number + 1} {peer:16}{workload:10}{seconds:6.1f} s  {', '.join(shown) or 'not offered'}",
+            flush=True,
+        )
+        self._results.add(
+            Result(round_number, peer, workload, figures, failed, self._machine.was_busy)
+        )
 
-    def _bench(self, peer: str) -> Bench:
-        return Bench(peer, self._servers, self._place, self._sizes)
+    def measured(self, rounds: int) -> dict[str, Measured]:
+        """Collect the results of that many rounds by peer."""
+        found = {peer: Measured(bench.facts) for peer, bench in self._benches.items()}
+        for result in self._results:
+            if result.peer in found and result.round_number < rounds:
+                found[result.peer].add(result.workload, result.figures, result.failed)
+        return found
 
 
 def _shown(name: str, figure: float | str) -> str:
@@ -158,27 +193,33 @@ def _servers_wanted(peers: Sequence[str]) -> set[str]:
     return redis | ({"RabbitMQ"} if "celery-rabbitmq" in peers else set())
 
 
-def _about(servers: Servers, rounds: int, machine: Machine) -> str:
+def _about(servers: Servers, rounds: int, results: Results) -> str:
     place = f"{os.cpu_count()} cores {platform.machine()}, Python {platform.python_version()}"
     busy = " Other processes used the machine meanwhile: do not trust these figures."
     return (
         f"{datetime.now(UTC):%Y-%m-%d}, {place}, {', '.join(servers.described)}; median (range) of "
         f"{rounds} alternating round{'s' if rounds > 1 else ''}, all servers on the same machine."
-        f"{busy if machine.was_busy else ''}"
+        f"{busy if any(result.was_busy for result in results) else ''}"
     )
 
 
-def _report(run: Run, about: str) -> None:
+def _report(measured: dict[str, Measured], about: str, left_out: dict[str, str]) -> None:
     print(f"\n{about}\n")
-    print(table.plain(*table.figure_rows(run.measured, list(table.COLUMNS))))
+    print(table.plain(*table.figure_rows(measured, list(table.COLUMNS))))
     print("\nratios to Horsies\n")
-    print(table.plain(*table.ratio_rows(run.measured)))
+    print(table.plain(*table.ratio_rows(measured)))
     print("\nwhat the figures do not show\n")
-    print(table.plain(*table.fact_rows(run.measured)))
+    print(table.plain(*table.fact_rows(measured)))
     print("\nsettings\n")
-    print(table.plain(*table.setting_rows(run.measured)))
-    for step, reason in run.failed.items():
-        print(f"\nfailed: {step}: {reason}")
+    print(table.plain(*table.setting_rows(measured)))
+    for peer, reason in left_out.items():
+        print(f"\nleft out: {peer}: {reason}")
+
+
+def _write(pages: Sequence[Path], regions: dict[str, str]) -> None:
+    for page in pages:
+        text = page.read_text("utf-8") if page.exists() else ""
+        page.write_text(table.with_regions(text, regions), "utf-8")
 
 
 if __name__ == "__main__":

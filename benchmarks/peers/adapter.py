@@ -27,11 +27,14 @@ AMQP = "PEERS_AMQP_URL"
 VARIANT = "PEERS_VARIANT"
 JOURNAL = "PEERS_JOURNAL"
 WORKLOAD = "PEERS_WORKLOAD"
+ANSWER = "PEERS_ANSWER"
 
 NAP_SECONDS = 0.005
 CRASHING_NUMBER = 50
 # Waiting for a result where the peer only polls: often enough not to be the latency itself.
 POLL_SECONDS = 0.001
+# A peer that is slow to answer is measured fewer times.
+WARMING_CALLS, FEWEST_CALLS, CALLS_SECONDS = 5, 20, 8.0
 
 
 @dataclass(frozen=True)
@@ -74,8 +77,11 @@ class Adapter(Protocol):
     def latencies(self, count: int) -> list[float]:
         """Send a task and wait for its result, over and over; return the seconds of each."""
 
-    def count_done(self) -> int:
-        """Count the finished tasks as the peer itself records them."""
+    def count_done(self, sent: int) -> int:
+        """Count the finished ones of the tasks sent, as the peer itself records them.
+
+        The worker is measured meanwhile, so this must be cheap.
+        """
 
     def crash_state(self) -> str:
         """Return the state that the peer shows for the task that crashed."""
@@ -88,6 +94,7 @@ class Adapter(Protocol):
 PEERS: dict[str, tuple[str, str]] = {
     "horsies": ("horsies_queue", ""),
     "horsies-burst": ("horsies_queue", "burst"),
+    "horsies-async": ("horsies_queue", "async"),
     "celery": ("celery_queue", "redis"),
     "celery-late": ("celery_queue", "redis-late"),
     "celery-rabbitmq": ("celery_queue", "rabbitmq"),
@@ -170,18 +177,30 @@ async def send_each_async(send: Callable[[int], Awaitable[Any]], count: int) -> 
 
 
 async def wait_each_async(call: Callable[[], Awaitable[Any]], count: int) -> list[float]:
-    """Return the seconds of each call; two calls before them warm up."""
+    """Do the same as ``wait_each`` with a coroutine."""
+    for _ in range(WARMING_CALLS):
+        await call()
     taken = []
-    for _ in range(count + 2):
+    for _ in _turns(count):
         started = time.perf_counter()
         await call()
         taken.append(time.perf_counter() - started)
-    return taken[2:]
+    return taken
 
 
 def wait_each(call: Callable[[], Any], count: int) -> list[float]:
-    """Return the seconds of each call; two calls before them warm up."""
-    return [timed(call) for _ in range(count + 2)][2:]
+    """Return the seconds of each call; some calls before them warm up, and wait for the worker."""
+    for _ in range(WARMING_CALLS):
+        call()
+    return [timed(call) for _ in _turns(count)]
+
+
+def _turns(count: int) -> Iterator[int]:
+    ends_at = time.monotonic() + CALLS_SECONDS
+    for turn in range(count):
+        if turn >= FEWEST_CALLS and time.monotonic() > ends_at:
+            return
+        yield turn
 
 
 @contextmanager

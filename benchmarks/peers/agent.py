@@ -1,11 +1,12 @@
 """One step of a workload in a process of its own: ``agent PEER STEP [ARGUMENT ...]``.
 
-Writes the answer as JSON on the last line of its standard output.
+Writes the answer as JSON to the file that ``PEERS_ANSWER`` names.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -14,10 +15,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from benchmarks.peers.adapter import Adapter, load
+from benchmarks.peers.adapter import ANSWER, Adapter, load
 
 WATCH_SECONDS = 0.05
-START_SECONDS = 60.0
+START_SECONDS = 30.0
 
 
 def facts(adapter: Adapter) -> dict[str, Any]:
@@ -25,16 +26,18 @@ def facts(adapter: Adapter) -> dict[str, Any]:
     return asdict(adapter.FACTS) | {"version": version(adapter.FACTS.package)}
 
 
-def watch(adapter: Adapter, count: str, seconds: str, stop: str) -> list[tuple[float, int]]:
-    """Sample the number of finished tasks until all are, until that long after the first one, or until
-    a file appears.
+def watch(
+    adapter: Adapter, sent: str, count: str, seconds: str, stop: str
+) -> list[tuple[float, int]]:
+    """Sample the number of finished tasks until it is the count, until that long after the first one, or
+    until a file appears.
     """
-    samples = [(0.0, adapter.count_done())]
+    samples = [(0.0, adapter.count_done(int(sent)))]
     begun_at, ends_at = time.monotonic(), time.monotonic() + START_SECONDS
     has_begun = False
     while samples[-1][1] < int(count) and time.monotonic() < ends_at and not Path(stop).exists():
         time.sleep(WATCH_SECONDS)
-        samples.append((time.monotonic() - begun_at, adapter.count_done()))
+        samples.append((time.monotonic() - begun_at, adapter.count_done(int(sent))))
         if samples[-1][1] and not has_begun:
             has_begun, ends_at = True, time.monotonic() + float(seconds)
     return samples
@@ -60,7 +63,7 @@ STEPS: dict[str, Callable[..., Any]] = {
 def main(peer: str, step: str, *arguments: str) -> None:
     """Carry out the step and write its answer."""
     answer = STEPS[step](load(peer), *arguments)
-    print("\n" + json.dumps(answer))
+    Path(os.environ[ANSWER]).write_text(json.dumps(answer), "utf-8")
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import signal
+import os
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,14 +11,18 @@ from pathlib import Path
 
 import psutil
 
-GRACE_SECONDS = 15.0
-
 
 @contextmanager
 def running(
-    command: Sequence[str], environment: Mapping[str, str], log: Path
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    log: Path,
+    grace_seconds: float = 0.0,
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a command with its output in a file until the block ends."""
+    """Run a command with its output in a file until the block ends.
+
+    Without a grace period it is killed at once: some workers first finish everything they have fetched.
+    """
     with log.open("ab") as output:
         process = subprocess.Popen(
             list(command),
@@ -31,21 +35,38 @@ def running(
     try:
         yield process
     finally:
-        stop(process)
+        stop(process, grace_seconds)
 
 
-def stop(process: subprocess.Popen[bytes]) -> None:
-    """Ask a process to end, then kill what is left of it and of its descendants."""
-    family = tree(process.pid)
-    with suppress(ProcessLookupError):
-        process.send_signal(signal.SIGTERM)
-    with suppress(subprocess.TimeoutExpired):
-        process.wait(GRACE_SECONDS)
-    _, left = psutil.wait_procs(family, timeout=2)
-    for member in {*left, *tree(process.pid)}:
-        with suppress(psutil.NoSuchProcess):
-            member.kill()
+def stop(process: subprocess.Popen[bytes], grace_seconds: float) -> None:
+    """Ask a process to end if it has a grace period, then kill it and the processes that it started."""
+    family = {*tree(process.pid)}
+    if grace_seconds:
+        process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(grace_seconds)
+    while left := [member for member in {*family, *session(process.pid)} if _is_alive(member)]:
+        for member in left:
+            with suppress(psutil.NoSuchProcess):
+                member.kill()
+        psutil.wait_procs(left, timeout=1)
     process.wait()
+
+
+def session(leader: int) -> list[psutil.Process]:
+    """Return the processes of a session, which outlive the process that started them."""
+    members = []
+    for pid in psutil.pids():
+        with suppress(ProcessLookupError, PermissionError, psutil.NoSuchProcess):
+            if os.getsid(pid) == leader:
+                members.append(psutil.Process(pid))
+    return members
+
+
+def _is_alive(process: psutil.Process) -> bool:
+    with suppress(psutil.NoSuchProcess):
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    return False
 
 
 def tree(pid: int) -> list[psutil.Process]:

@@ -18,16 +18,25 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 import psutil
 import psycopg
+from psycopg.sql import SQL, Identifier
 
 from benchmarks.peers.processes import last_line, running
 from horsies.db.embedded import start_or_join
 
 RABBITMQ = "/usr/lib/rabbitmq/bin/rabbitmq-server"
 START_SECONDS = 60.0
+GRACE_SECONDS = 15.0
+REDIS_DATABASES = 64
+# Copies every key from one database of Redis to another, which is emptied before.
+COPY = """
+redis.call('SELECT', ARGV[2]) redis.call('FLUSHDB') redis.call('SELECT', ARGV[1])
+for _, key in ipairs(redis.call('KEYS', '*')) do redis.call('COPY', key, key, 'DB', ARGV[2]) end
+"""
 
 
 @dataclass
@@ -39,25 +48,63 @@ class Servers:
     amqp: str = ""
     described: list[str] = field(default_factory=list)
     missing: dict[str, str] = field(default_factory=dict)
-
-    def empty_redis(self) -> None:
-        """Delete everything in Redis."""
-        if self.redis:
-            address = urlsplit(self.redis)
-            with socket.create_connection((address.hostname, address.port)) as connection:
-                connection.sendall(b"FLUSHALL\r\n")
-                connection.recv(64)
+    _kept: dict[str, int] = field(default_factory=dict)
 
     @contextmanager
-    def database(self, name: str) -> Iterator[str]:
-        """Lend a new database until the block ends."""
+    def lend(self, state: str) -> Iterator[str]:
+        """Lend a new database, and Redis, in a state that was kept before; both are empty otherwise."""
+        template = _database_of(state) if self.has(state) else "template1"
         with psycopg.connect(self.postgres, autocommit=True) as connection:
-            connection.execute(f'CREATE DATABASE "{name}"'.encode())
-            connection.execute("CHECKPOINT")
+            _copy_database(connection, template, _database_of(""))
             try:
-                yield urlunsplit(urlsplit(self.postgres)._replace(path=f"/{name}"))
+                self._redis("EVAL", COPY, "0", str(self._kept.get(state, len(self._kept) + 1)), "0")
+                connection.execute("CHECKPOINT")
+                yield urlunsplit(urlsplit(self.postgres)._replace(path=f"/{_database_of('')}"))
             finally:
-                connection.execute(f'DROP DATABASE IF EXISTS "{name}" WITH (FORCE)'.encode())
+                _drop_database(connection, _database_of(""))
+
+    def has(self, state: str) -> bool:
+        """Whether a state was kept."""
+        return state in self._kept
+
+    def keep(self, state: str) -> None:
+        """Keep a copy of the database that is lent, and of Redis."""
+        number = len(self._kept) + 1
+        with psycopg.connect(self.postgres, autocommit=True) as connection:
+            _copy_database(connection, _database_of(""), _database_of(state))
+        self._redis("EVAL", COPY, "0", "0", str(number))
+        self._kept[state] = number
+
+    def forget(self) -> None:
+        """Drop the copies, for PostgreSQL may be a server that stays."""
+        with psycopg.connect(self.postgres, autocommit=True) as connection:
+            for state in self._kept:
+                _drop_database(connection, _database_of(state))
+
+    def _redis(self, *words: str) -> None:
+        if not self.redis:
+            return
+        address = urlsplit(self.redis)
+        command = "".join(f"${len(word)}\r\n{word}\r\n" for word in words)
+        with socket.create_connection((address.hostname, address.port), timeout=60) as connection:
+            connection.sendall(f"*{len(words)}\r\n{command}".encode())
+            answer = connection.recv(1024).decode()
+        if answer.startswith("-"):
+            raise RuntimeError(f"Redis refused a command: {answer.strip()}")
+
+
+def _database_of(state: str) -> str:
+    return f"peers_{os.getpid()}_{state}".rstrip("_")
+
+
+def _copy_database(connection: psycopg.Connection[Any], source: str, target: str) -> None:
+    statement = SQL("CREATE DATABASE {} TEMPLATE {}")
+    connection.execute(statement.format(Identifier(target), Identifier(source)))
+
+
+def _drop_database(connection: psycopg.Connection[Any], name: str) -> None:
+    statement = SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)")
+    connection.execute(statement.format(Identifier(name)))
 
 
 @contextmanager
@@ -68,7 +115,10 @@ def all_servers(place: Path, wanted: set[str]) -> Iterator[Servers]:
         servers.described.append(_describe_postgres(url))
         redis = _redis(place, servers, "Redis" in wanted)
         with redis, _rabbitmq(place, servers, "RabbitMQ" in wanted):
-            yield servers
+            try:
+                yield servers
+            finally:
+                servers.forget()
 
 
 @contextmanager
@@ -108,9 +158,9 @@ def _redis(place: Path, servers: Servers, is_wanted: bool) -> Iterator[None]:
     port = free_port()
     command = [
         *(program, "--port", str(port), "--bind", "127.0.0.1", "--dir", str(place)),
-        *("--save", "", "--appendonly", "no"),
+        *("--save", "", "--appendonly", "no", "--databases", str(REDIS_DATABASES)),
     ]
-    with running(command, os.environ, place / "redis.log"):
+    with running(command, os.environ, place / "redis.log", GRACE_SECONDS):
         _wait_for_port(port, place / "redis.log")
         servers.redis = f"redis://127.0.0.1:{port}/0"
         release = re.search(r"v=(\S+)", _output(program, "--version"))
@@ -146,7 +196,7 @@ def _rabbitmq(place: Path, servers: Servers, is_wanted: bool) -> Iterator[None]:
         "RABBITMQ_CONF_ENV_FILE": str(base / "none"),
     }
     try:
-        with running([RABBITMQ], environment, base / "log"):
+        with running([RABBITMQ], environment, base / "log", GRACE_SECONDS):
             _wait_for_port(port, base / "log")
             servers.amqp = f"amqp://guest:guest@127.0.0.1:{port}//"
             servers.described.append(f"RabbitMQ {_rabbitmq_release()} (durable queue)")

@@ -5,24 +5,38 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from benchmarks.peers.adapter import CRASHING_NUMBER
 
 OURS = "horsies"
 NOTHING = "-"
-# Head of a column: its figure, its number of digits.
-COLUMNS: dict[str, tuple[str, int]] = {
-    "drain, 2 slots": ("drain 2", 0),
-    "4 slots": ("drain 4", 0),
-    "8 slots": ("drain 8", 0),
-    "result p50, ms": ("p50", 1),
-    "p99, ms": ("p99", 1),
-    "send/s": ("send", 0),
-    "bulk/s": ("bulk", 0),
-    "5 ms tasks, part of ideal": ("naps", 2),
-    "drain, recycled": ("recycling", 0),
-    "memory, MB": ("memory", 0),
+OUR_ROWS = (
+    "`horsies-burst`: tasks declared `burst=True`; `horsies-async`: coroutines in one async child. "
+    "Rates are tasks per second."
+)
+
+
+class Column(NamedTuple):
+    """A figure, its number of digits, and the workload that yields it."""
+
+    figure: str
+    digits: int
+    workload: str
+
+
+# By the head of the column.
+COLUMNS: dict[str, Column] = {
+    "drain, 2 slots": Column("drain 2", 0, "drain 2"),
+    "4 slots": Column("drain 4", 0, "drain 4"),
+    "8 slots": Column("drain 8", 0, "drain 8"),
+    "result p50, ms": Column("p50", 1, "latency"),
+    "p99, ms": Column("p99", 1, "latency"),
+    "send/s": Column("send", 0, "sending"),
+    "bulk/s": Column("bulk", 0, "sending"),
+    "5 ms tasks, part of ideal": Column("naps", 2, "naps"),
+    "drain, recycled": Column("recycling", 0, "recycling"),
+    "memory, MB": Column("memory", 0, "latency"),
 }
 SHORT = ("drain, 2 slots", "4 slots", "8 slots", "result p50, ms", "bulk/s", "memory, MB")
 
@@ -34,6 +48,30 @@ class Measured:
     facts: dict[str, Any] = field(default_factory=dict)
     figures: dict[str, list[float]] = field(default_factory=dict)
     crash: str = ""
+    failed: dict[str, str] = field(default_factory=dict)
+
+    def add(self, workload: str, figures: Mapping[str, float | str], failed: str) -> None:
+        """Add the figures of one round."""
+        for name, figure in figures.items():
+            if isinstance(figure, str):
+                self.crash = figure
+            else:
+                self.figures.setdefault(name, []).append(figure)
+        if failed:
+            self.failed[workload] = failed
+
+    def cell(self, column: Column) -> str:
+        """Write a figure, or why there is none."""
+        values = self.figures.get(column.figure, [])
+        return cell(values, column.digits) if values else self._failure(column.workload)
+
+    def crash_cell(self) -> str:
+        """Write what a crash did, or why that is not known."""
+        return self.crash or self._failure("crash")
+
+    def _failure(self, workload: str) -> str:
+        reason = self.failed.get(workload, "").replace("|", "/")
+        return f"failed: {reason}" if reason else NOTHING
 
 
 def steady_rate(samples: Sequence[Sequence[float]]) -> float:
@@ -102,11 +140,21 @@ def figure_rows(
 ) -> tuple[list[str], list[list[str]]]:
     """Return heads and rows of the figures."""
     rows = [
-        [title(peer, found), *(cell(found.figures.get(name, []), digits) for name, digits in picks)]
-        for picks in [[COLUMNS[column] for column in columns]]
+        [title(peer, found), *(found.cell(COLUMNS[column]) for column in columns)]
         for peer, found in measured.items()
     ]
     return ["", *columns], rows
+
+
+def short_rows(measured: Mapping[str, Measured]) -> tuple[list[str], list[list[str]]]:
+    """Return heads and rows of the most asked figures, beside what each peer does."""
+    facts = ("isolates", "results", "durable")
+    heads, rows = figure_rows(measured, SHORT)
+    words = [
+        [str(found.facts[fact]).partition(":")[0].partition(",")[0] for fact in facts]
+        for found in measured.values()
+    ]
+    return [*heads, *facts], [[*row, *does] for row, does in zip(rows, words, strict=True)]
 
 
 def ratio_rows(measured: Mapping[str, Measured]) -> tuple[list[str], list[list[str]]]:
@@ -116,8 +164,8 @@ def ratio_rows(measured: Mapping[str, Measured]) -> tuple[list[str], list[list[s
         [
             peer,
             *(
-                ratio(found.figures.get(name, []), ours.get(name, []))
-                for name, _ in COLUMNS.values()
+                ratio(found.figures.get(column.figure, []), ours.get(column.figure, []))
+                for column in COLUMNS.values()
             ),
         ]
         for peer, found in measured.items()
@@ -134,7 +182,7 @@ def fact_rows(measured: Mapping[str, Measured]) -> tuple[list[str], list[list[st
             found.facts["isolates"],
             found.facts["results"],
             found.facts["durable"],
-            found.crash or NOTHING,
+            found.crash_cell(),
         ]
         for peer, found in measured.items()
     ]
@@ -164,16 +212,16 @@ def title(peer: str, found: Measured) -> str:
 
 
 def document(
-    measured: Mapping[str, Measured], about: str, failed: Mapping[str, str]
+    measured: Mapping[str, Measured], about: str, left_out: Mapping[str, str]
 ) -> dict[str, str]:
     """Return every region of the pages by name."""
-    missing = "".join(f"\nFailed: {step}: {why}\n" for step, why in failed.items())
+    missing = "".join(f"\nLeft out: {peer}: {why}\n" for peer, why in left_out.items())
     return {
         "figures": f"{about}\n\n{markdown(*figure_rows(measured, list(COLUMNS)))}{missing}",
         "ratios": markdown(*ratio_rows(measured)),
         "facts": markdown(*fact_rows(measured)),
         "settings": markdown(*setting_rows(measured)),
-        "short": f"{markdown(*figure_rows(measured, SHORT))}\n{about}\n",
+        "short": f"{markdown(*short_rows(measured))}\n{OUR_ROWS}\n\n{about}\n",
     }
 
 

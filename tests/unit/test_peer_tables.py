@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+from benchmarks.peers.bench import QUICK, Sizes
+from benchmarks.peers.results import OtherSizesError, Result, Results
 from benchmarks.peers.table import (
+    COLUMNS,
     Measured,
     cell,
     crash_sentence,
@@ -43,6 +48,36 @@ def test_a_cell_has_the_median_and_its_range(values: list[float], text: str) -> 
 def test_ratios_compare_medians_and_are_absent_without_figures() -> None:
     assert ratio([10.0, 30.0, 20.0], [40.0]) == "0.50"
     assert ratio([10.0], []) == "-"
+
+
+def test_a_cell_without_a_figure_says_whether_the_workload_failed() -> None:
+    found = Measured(FACTS)
+    found.add("latency", {"p50": 1.5}, "")
+    found.add("latency", {"p50": 2.5}, "the idle | worker ended")
+    assert found.cell(COLUMNS["result p50, ms"]) == "2.0 (1.5-2.5)"
+    assert found.cell(COLUMNS["memory, MB"]) == "failed: the idle / worker ended"
+    assert found.cell(COLUMNS["send/s"]) == "-"
+
+
+def test_a_continued_run_keeps_figures_and_repeats_failures(tmp_path: Path) -> None:
+    first = Results(tmp_path / "results", QUICK)
+    first.begin()
+    first.add(Result(0, "rq", "latency", {"p50": 1.5}))
+    first.add(Result(0, "arq", "latency", {}, "no server"))
+    second = Results(tmp_path / "results", QUICK)
+    second.resume()
+    assert [result.peer for result in second] == ["rq"]
+    second.add(Result(0, "arq", "latency", {"p50": 2.5}))
+    third = Results(tmp_path / "results", QUICK)
+    third.resume()
+    assert (0, "arq", "latency") in third
+    assert (1, "arq", "latency") not in third
+
+
+def test_a_run_is_not_continued_with_other_sizes(tmp_path: Path) -> None:
+    Results(tmp_path / "results", QUICK).begin()
+    with pytest.raises(OtherSizesError, match="without RESUME"):
+        Results(tmp_path / "results", Sizes()).resume()
 
 
 def test_the_crash_sentence_tells_lost_repeated_and_finished_tasks_apart() -> None:

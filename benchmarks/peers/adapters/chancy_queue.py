@@ -113,7 +113,7 @@ def latencies(count: int) -> list[float]:
     return taken
 
 
-def count_done() -> int:
+def count_done(sent: int) -> int:
     """Count finished jobs."""
     return peer.count_rows("SELECT count(*) FROM chancy_jobs WHERE state = 'succeeded'")
 

@@ -69,6 +69,14 @@ def _launch(*listen: str) -> None:
     DBOS.launch()
 
 
+def _register(slots: int) -> None:
+    # A worker starts with the interval that it finds and shortens it by a tenth per poll: from the default
+    # of a second, that takes ten seconds. Without a limit it would fetch the whole queue at once.
+    DBOS.register_queue(
+        QUEUE, worker_concurrency=slots, polling_interval_sec=0.005, on_conflict="always_update"
+    )
+
+
 def set_up() -> None:
     """Apply the migrations, which the launch does."""
     _launch()
@@ -78,7 +86,7 @@ def set_up() -> None:
 def enqueue(task: str, count: int) -> float:
     """Send one by one."""
     _launch()
-    DBOS.register_queue(QUEUE)
+    _register(1)
 
     def send(number: int) -> None:
         DBOS.enqueue_workflow(QUEUE, TASKS[task], number)
@@ -107,7 +115,7 @@ def latencies(count: int) -> list[float]:
         DBOS.destroy()
 
 
-def count_done() -> int:
+def count_done(sent: int) -> int:
     """Count finished workflows."""
     return peer.count_rows("SELECT count(*) FROM dbos.workflow_status WHERE status = 'SUCCESS'")
 
@@ -132,8 +140,6 @@ def run_worker(slots: int, recycle: int | None) -> None:
     stopped = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stopped.set())
     _launch(QUEUE)
-    DBOS.register_queue(
-        QUEUE, worker_concurrency=slots, polling_interval_sec=0.005, on_conflict="always_update"
-    )
+    _register(slots)
     stopped.wait()
     DBOS.destroy()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
 from collections.abc import Sequence
@@ -13,17 +14,24 @@ from horsies import AppConfig, Horsies, PostgresConfig
 from horsies.db.migrate import apply_migrations
 
 BURST = peer.variant() == "burst"
+ASYNC = peer.variant() == "async"
 
 FACTS = Facts(
     package="horsies",
     servers=("PostgreSQL",),
-    isolates="yes: a process per running task",
+    isolates="no: coroutines in one child process" if ASYNC else "yes: a process per running task",
     results="yes, with the row of the task",
     durable="yes: PostgreSQL, synchronous commits",
-    recycles=True,
+    recycles=not ASYNC,
     choices=(
         Choice(
-            f"burst = {BURST}",
+            "--processes 0 --async-children 1 --async-slots slots",
+            "coroutines in one process, as arq, Procrastinate, PgQueuer and Oban run them",
+            "docs/workers.md#async-children",
+        )
+        if ASYNC
+        else Choice(
+            f"--processes slots, burst = {BURST}",
             "a process may hold several short tasks in advance"
             if BURST
             else "the default: a process holds one task; horsies-burst has the other way",
@@ -43,25 +51,27 @@ FACTS = Facts(
 app = Horsies(AppConfig(broker=PostgresConfig(database_url=os.environ[peer.DATABASE])))
 
 
-@app.task("noop", burst=BURST)
 def noop(number: int) -> int:
     """Do nothing."""
     return number
 
 
-@app.task("nap", burst=BURST)
-def nap(number: int) -> None:
-    """Wait for 5 ms."""
-    peer.nap(number)
+async def noop_async(number: int) -> int:
+    """Do nothing, as a coroutine."""
+    return number
 
 
-@app.task("mark", burst=BURST)
-def mark(number: int) -> None:
-    """Write down start and end, or crash."""
-    peer.mark(number)
+async def nap_async(_: int) -> None:
+    """Wait for 5 ms, as a coroutine."""
+    await asyncio.sleep(peer.NAP_SECONDS)
 
 
-TASKS: dict[str, Any] = {"noop": noop, "nap": nap, "mark": mark}
+FUNCTIONS: dict[str, Any] = (
+    {"noop": noop_async, "nap": nap_async, "mark": peer.mark_async}
+    if ASYNC
+    else {"noop": noop, "nap": peer.nap, "mark": peer.mark}
+)
+TASKS = {name: app.task(name, burst=BURST)(function) for name, function in FUNCTIONS.items()}
 
 
 def set_up() -> None:
@@ -85,10 +95,10 @@ def enqueue_many(task: str, count: int) -> float:
 
 def latencies(count: int) -> list[float]:
     """Wait for the notification of the result."""
-    return peer.wait_each(lambda: noop.enqueue(1).result(timeout_ms=20_000), count)
+    return peer.wait_each(lambda: TASKS["noop"].enqueue(1).result(timeout_ms=20_000), count)
 
 
-def count_done() -> int:
+def count_done(sent: int) -> int:
     """Count terminal rows."""
     return peer.count_rows("SELECT count(*) FROM horsies_tasks WHERE status = 'COMPLETED'")
 
@@ -106,6 +116,7 @@ def worker_command(slots: int, recycle: int | None) -> Sequence[str]:
     """Return the command line of the documentation."""
     return [
         *(sys.executable, "-m", "horsies", "worker", f"{__name__}:app"),
-        *("--processes", str(slots), "--loglevel", "WARNING"),
+        *("--processes", "0" if ASYNC else str(slots), "--loglevel", "WARNING"),
+        *(("--async-children", "1", "--async-slots", str(slots)) if ASYNC else ()),
         *("--max-tasks-per-child", str(recycle or 0)),
     ]

@@ -40,6 +40,11 @@ FACTS = Facts(
             f"{GUIDE}/",
         ),
         Choice(
+            "result: batch_size = 1",
+            "the outcome is written when a batch is complete, or after 100 ms, which would be the latency",
+            f"{GUIDE}/",
+        ),
+        Choice(
             "CompletionWatcher(debounce=0)",
             "the default of 50 ms would be the latency",
             f"{GUIDE}/",
@@ -99,7 +104,7 @@ def latencies(count: int) -> list[float]:
     return taken
 
 
-def count_done() -> int:
+def count_done(sent: int) -> int:
     """Count the log of finished jobs, which aggregation may move to the statistics."""
     return peer.count_rows("SELECT count(*) FROM pgqueuer_log WHERE status = 'successful'")
 
@@ -142,6 +147,8 @@ async def _work(slots: int) -> None:
     limits: dict[str, int] = {"batch_size": max(slots, 10)}
     if os.environ.get(peer.WORKLOAD) in ("naps", "crash"):
         limits = {"batch_size": slots // 2, "max_concurrent_tasks": slots}
+    elif os.environ.get(peer.WORKLOAD) == "latency":
+        limits = {"batch_size": 1, "max_concurrent_tasks": slots}
     await worker.run(log_aggregation_interval=timedelta(0), **limits)
 
 

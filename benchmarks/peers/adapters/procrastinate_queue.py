@@ -114,7 +114,7 @@ def latencies(count: int) -> list[float]:
     return asyncio.run(run())
 
 
-def count_done() -> int:
+def count_done(sent: int) -> int:
     """Count finished jobs."""
     return peer.count_rows("SELECT count(*) FROM procrastinate_jobs WHERE status = 'succeeded'")
 
