@@ -38,6 +38,7 @@ from horsies.monitor.explain.reasons import CATALOGUE as REASONS
 from horsies.monitor.metrics import CATALOGUE, Metric
 from horsies.retry import RetryPolicy
 from horsies.states import TaskStatus
+from tests.support import site_map
 from tests.support.transitions import TASK_TRANSITIONS
 
 REPOSITORY = Path(__file__).parents[2]
@@ -126,9 +127,10 @@ _DEFAULT_SENTENCE = re.compile(r"\s*(?:Defaults to [^:]*|Required)\.?$")
 
 
 def main() -> None:
-    """Rewrite the generated parts of every page."""
+    """Rewrite the generated parts of every page, and the list of pages."""
     for page in PAGES:
         page.write_text(rewritten(page.read_text("utf-8")), "utf-8")
+    site_map.LLMS.write_text(site_map.llms_text(), "utf-8")
 
 
 def rewritten(text: str) -> str:
