@@ -165,16 +165,22 @@ def _in_a_coroutine(text: str) -> str:
 WITH_AN_APPLICATION = (
     *("sending.md", "results.md", "retries.md", "configuration.md", "workers.md", "scheduling.md"),
     *("operating.md", "inside-a-task.md", "tracing.md", "dashboard.md", "hooks.md"),
+    "coming-from-celery.md",
     *("workflows.md", "workflows-steering.md"),
 )
-# Their files and commands are run by tests/project/test_examples.py.
-RUN_AS_FILES = ("README.md", "tutorial.md")
+
+
+def _can_run(path: Path) -> bool:
+    """Whether a page has blocks to run here; one with files is run by a test of its own."""
+    blocks = doc_pages.blocks(path.read_text("utf-8"))
+    return any(block.is_run for block in blocks) and not any(block.file_name for block in blocks)
+
+
 OTHERS_WITH_BLOCKS = [
     name
     for path in PAGES
-    if (name := doc_pages.title(path).removeprefix("docs/"))
-    not in (*WITH_AN_APPLICATION, *RUN_AS_FILES)
-    and any(block.is_run for block in doc_pages.blocks(path.read_text("utf-8")))
+    if _can_run(path)
+    and (name := doc_pages.title(path).removeprefix("docs/")) not in WITH_AN_APPLICATION
 ]
 
 

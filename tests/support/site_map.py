@@ -50,7 +50,8 @@ def settings() -> dict[str, Any]:
 def entries() -> list[Entry]:
     """Return every page of the navigation in order."""
     tabs = [item for tab in settings()["nav"] for item in tab.items()]
-    return [Entry(tab, title, name) for tab, below in tabs for title, name in _leaves(below)]
+    found = [Entry(tab, title, name) for tab, below in tabs for title, name in _leaves(below)]
+    return [entry for entry in found if entry.path.exists()]
 
 
 def _leaves(nav: list[dict[str, Any]]) -> Iterator[tuple[str, str]]:
