@@ -300,7 +300,8 @@ def _commands(group: Any, before: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _purpose(command: Any) -> str:
-    return " ".join((command.help or "").strip().split("\n\n", 1)[0].split())
+    paragraph = " ".join((command.help or "").strip().split("\n\n", 1)[0].split())
+    return re.split(r"(?<=\.) ", paragraph, maxsplit=1)[0]
 
 
 def _page_of(part: str) -> str:
