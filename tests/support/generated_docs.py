@@ -57,6 +57,7 @@ EXPLAIN = REPOSITORY / "docs" / "explain.md"
 DASHBOARD = REPOSITORY / "docs" / "dashboard.md"
 METRICS = REPOSITORY / "docs" / "metrics.md"
 DOCTOR = REPOSITORY / "docs" / "doctor.md"
+INDEX = REPOSITORY / "docs" / "index.md"
 API = REPOSITORY / "docs" / "api.md"
 CLI = REPOSITORY / "docs" / "cli.md"
 CODES = REPOSITORY / "docs" / "codes.md"
@@ -64,7 +65,7 @@ CONTRIBUTING = REPOSITORY / "CONTRIBUTING.md"
 PAGES = (
     *(CONFIGURATION, WORKERS, OPERATING, EXPLAIN, DASHBOARD, METRICS, DOCTOR, SCHEDULING),
     STATE_MACHINE,
-    *(API, CLI, CODES),
+    *(API, CLI, CODES, INDEX),
     CONTRIBUTING,
 )
 
@@ -417,6 +418,7 @@ def _parts() -> Iterator[tuple[str, Callable[[], str]]]:
     yield "checks", checks_table
     yield "reasons", reasons_table
     yield "api", api_reference
+    yield "pages", site_map.list_of_pages
     yield "commands", commands_table
     yield "codes", codes_table
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,10 @@ _LINK = re.compile(r"\[([^\]]+)\]\([^)]+\)")
 
 @dataclass(frozen=True)
 class Entry:
-    """A page in the navigation: its tab, its title and its file below docs/."""
+    """A page in the navigation: its tab, the group in it, its title and its file below docs/."""
 
     tab: str
+    group: str
     title: str
     name: str
 
@@ -50,37 +52,45 @@ def settings() -> dict[str, Any]:
 def entries() -> list[Entry]:
     """Return every page of the navigation in order."""
     tabs = [item for tab in settings()["nav"] for item in tab.items()]
-    found = [Entry(tab, title, name) for tab, below in tabs for title, name in _leaves(below)]
+    found = [Entry(tab, *leaf) for tab, below in tabs for leaf in _leaves(tab, below)]
     return [entry for entry in found if entry.path.exists()]
 
 
-def _leaves(nav: list[dict[str, Any]]) -> Iterator[tuple[str, str]]:
+def _leaves(group: str, nav: list[dict[str, Any]]) -> Iterator[tuple[str, str, str]]:
     for item in nav:
         for title, below in item.items():
             if isinstance(below, str):
-                yield title, below
+                yield group, title, below
             else:
-                yield from _leaves(below)
+                yield from _leaves(title, below)
 
 
 def first_sentence(text: str) -> str:
     """Return the first sentence of a page below its title."""
     plain = _LINK.sub(r"\1", _NOT_PROSE.sub("", text.split("\n", 1)[1])).strip()
     paragraph = " ".join(plain.split("\n\n", 1)[0].removeprefix("> ").split())
-    return re.split(r"(?<=[.!?:])\s", paragraph, maxsplit=1)[0].rstrip(":.") + "."
+    return re.split(r"(?<=[.!?])\s", paragraph, maxsplit=1)[0].rstrip(":.") + "."
+
+
+def _line(entry: Entry) -> str:
+    sentence = first_sentence(entry.path.read_text("utf-8"))
+    return f"- [{entry.title}]({entry.name}): {sentence}"
 
 
 def llms_text() -> str:
     """Return the list of pages for programs that read the documentation."""
     shown = settings()
     lines = [f"# {shown['site_name']}", "", f"> {shown['site_description']}"]
-    tab = ""
-    for entry in entries():
-        if entry.name in OUTSIDE:
-            continue
-        if entry.tab != tab:
-            tab = entry.tab
-            lines += ["", f"## {tab}", ""]
-        sentence = first_sentence(entry.path.read_text("utf-8"))
-        lines.append(f"- [{entry.title}]({entry.name}): {sentence}")
+    for tab, pages in groupby(entries(), lambda entry: entry.tab):
+        lines += ["", f"## {tab}", ""]
+        lines += [_line(entry) for entry in pages if entry.name not in OUTSIDE]
     return "\n".join(lines) + "\n"
+
+
+def list_of_pages() -> str:
+    """Return the list of pages for readers: by group, without the page that shows the list."""
+    lines: list[str] = []
+    for group, pages in groupby(entries(), lambda entry: entry.group):
+        lines += [f"**{group}**", ""]
+        lines += [_line(one) for one in pages if one.name not in (*OUTSIDE, "index.md")] + [""]
+    return "\n".join(lines).rstrip()
