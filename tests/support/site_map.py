@@ -18,7 +18,9 @@ LLMS = DOCS / "llms.txt"
 # The site makes these of files outside of docs/.
 OUTSIDE = {"changelog.md": "CHANGELOG.md", "contributing.md": "CONTRIBUTING.md"}
 
-_NOT_PROSE = re.compile(r"<!--.*?-->|<picture>.*?</picture>|^```.*?^```$", re.DOTALL | re.MULTILINE)
+_NOT_PROSE = re.compile(
+    r"<!--.*?-->|<picture>.*?</picture>|^```.*?^```$|^#+ [^\n]*$", re.DOTALL | re.MULTILINE
+)
 _LINK = re.compile(r"\[([^\]]+)\]\([^)]+\)")
 
 
