@@ -16,7 +16,7 @@ CHROMIUM_LINE := apt-get install -y --no-install-recommends chromium
 
 .DEFAULT_GOAL := help
 .PHONY: help test test-fast test-web test-web-scale screenshots test-pgbouncer test-pgbouncer-sample test-matrix test-matrix-sample lint check model \
-	soak format docs bench bench-peers demo clean
+	soak format docs site bench bench-peers demo clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-22s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -70,6 +70,16 @@ format: $(READY) ## reformat the code and apply the fixes lint knows
 docs: $(READY) ## regenerate the tables of the documentation that come from the code
 	$(BIN)/python -m tests.support.generated_docs
 
+SITE_READY := .venv-site/.ready
+
+site: $(SITE_READY) ## build the documentation site into site/; a broken link fails
+	NO_MKDOCS_2_WARNING=1 .venv-site/bin/mkdocs build --strict
+
+$(SITE_READY): tools/site/requirements.txt
+	$(PYTHON) -m venv .venv-site
+	.venv-site/bin/python -m pip install --quiet --disable-pip-version-check -r tools/site/requirements.txt
+	@touch $(SITE_READY)
+
 SOAK_SECONDS ?= 600
 
 soak: $(READY) ## run many random examples, long outages at default settings, then ten minutes of random faults
@@ -105,4 +115,4 @@ $(READY): pyproject.toml constraints.txt
 	@touch $(READY)
 
 clean: ## remove everything the other targets created
-	rm -rf $(VENV) .venv-peers .matrix .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis dist
+	rm -rf $(VENV) .venv-peers .venv-site site .matrix .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis dist

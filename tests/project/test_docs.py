@@ -8,6 +8,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, get_args
 
+import prometheus_client
 import pytest
 from pydantic import BaseModel
 
@@ -160,29 +161,47 @@ def _in_a_coroutine(text: str) -> str:
     return f"async def example():\n{indented}"
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        *(
-            "sending.md",
-            "results.md",
-            "retries.md",
-            "configuration.md",
-            "workers.md",
-            "scheduling.md",
-            "operating.md",
-            "inside-a-task.md",
-            "tracing.md",
-            "dashboard.md",
-        ),
-        *("workflows.md", "workflows-steering.md"),
-    ],
+# Pages whose blocks share one application, named `app`.
+WITH_AN_APPLICATION = (
+    *("sending.md", "results.md", "retries.md", "configuration.md", "workers.md", "scheduling.md"),
+    *("operating.md", "inside-a-task.md", "tracing.md", "dashboard.md", "hooks.md"),
+    "coming-from-celery.md",
+    *("workflows.md", "workflows-steering.md"),
 )
+
+
+def _can_run(path: Path) -> bool:
+    """Whether a page has blocks to run here; one with files is run by a test of its own."""
+    blocks = doc_pages.blocks(path.read_text("utf-8"))
+    return any(block.is_run for block in blocks) and not any(block.file_name for block in blocks)
+
+
+OTHERS_WITH_BLOCKS = [
+    name
+    for path in PAGES
+    if _can_run(path)
+    and (name := doc_pages.title(path).removeprefix("docs/")) not in WITH_AN_APPLICATION
+]
+
+
+@pytest.mark.parametrize("name", WITH_AN_APPLICATION)
 def test_the_examples_of_a_page_run_in_order(
     name: str, process_url: str, connection: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HORSIES_DATABASE_URL", process_url)
     _run_page(name)["app"].close()
+
+
+@pytest.mark.parametrize("name", OTHERS_WITH_BLOCKS)
+def test_the_other_examples_run_too(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prometheus_client, "REGISTRY", prometheus_client.CollectorRegistry())
+    _execute(name)
+
+
+def test_the_filter_for_alembic_leaves_out_the_tables_of_horsies_alone() -> None:
+    include_object = _execute("deployment.md")["include_object"]
+    assert not include_object(None, "horsies_tasks", "table", True, None)
+    assert include_object(None, "orders", "table", True, None)
 
 
 def test_the_table_of_bad_input_quotes_what_is_really_said(
@@ -199,11 +218,16 @@ def test_the_table_of_bad_input_quotes_what_is_really_said(
 
 
 def _run_page(name: str) -> dict[str, Any]:
+    namespace = _execute(name)
+    assert isinstance(namespace["app"].get_broker(), PostgresBroker)
+    return namespace
+
+
+def _execute(name: str) -> dict[str, Any]:
     namespace: dict[str, Any] = {"__name__": name.removesuffix(".md")}
     for block in doc_pages.blocks(page(name)):
         if block.is_run:
             exec(compile(block.text, name, "exec", dont_inherit=True), namespace)
-    assert isinstance(namespace["app"].get_broker(), PostgresBroker)
     return namespace
 
 

@@ -33,11 +33,18 @@ from horsies.config.app import (
 from horsies.config.postgres import PostgresConfig
 from horsies.config.schedules import ScheduleConfig, TaskSchedule, WorkflowSchedule
 from horsies.config.tracing import TracingConfig
+from horsies.error_codes import ContractCode, OperationalErrorCode, OutcomeCode, RetrievalCode
+from horsies.errors import ErrorCode
 from horsies.monitor.doctor.doctor import CHECKS
 from horsies.monitor.explain.reasons import CATALOGUE as REASONS
 from horsies.monitor.metrics import CATALOGUE, Metric
 from horsies.retry import RetryPolicy
 from horsies.states import TaskStatus
+from horsies.tasks.handle import TaskActionErrorCode
+from horsies.tasks.request import TaskSendErrorCode
+from horsies.workflow.run.info import HandleErrorCode, WorkflowStartErrorCode
+from tests.support import doc_pages, site_map
+from tests.support.api_page import api_reference
 from tests.support.transitions import TASK_TRANSITIONS
 
 REPOSITORY = Path(__file__).parents[2]
@@ -50,10 +57,15 @@ EXPLAIN = REPOSITORY / "docs" / "explain.md"
 DASHBOARD = REPOSITORY / "docs" / "dashboard.md"
 METRICS = REPOSITORY / "docs" / "metrics.md"
 DOCTOR = REPOSITORY / "docs" / "doctor.md"
+INDEX = REPOSITORY / "docs" / "index.md"
+API = REPOSITORY / "docs" / "api.md"
+CLI = REPOSITORY / "docs" / "cli.md"
+CODES = REPOSITORY / "docs" / "codes.md"
 CONTRIBUTING = REPOSITORY / "CONTRIBUTING.md"
 PAGES = (
     *(CONFIGURATION, WORKERS, OPERATING, EXPLAIN, DASHBOARD, METRICS, DOCTOR, SCHEDULING),
     STATE_MACHINE,
+    *(API, CLI, CODES, INDEX),
     CONTRIBUTING,
 )
 
@@ -77,6 +89,19 @@ COMMANDS = (
     *("workflows", "workflow show", "workflow pause", "workflow resume", "workflow cancel"),
     *("workflow retry", "workflow signal", "workflow audit", "doctor"),
 )
+
+# The page that explains the codes of each enumeration.
+CODE_PLACES: dict[type[Enum], tuple[str, str]] = {
+    OperationalErrorCode: ("results.md", "OperationalErrorCode"),
+    ContractCode: ("results.md", "ContractCode"),
+    RetrievalCode: ("results.md", "RetrievalCode"),
+    OutcomeCode: ("results.md", "OutcomeCode"),
+    TaskActionErrorCode: ("results.md", "Cancelling"),
+    TaskSendErrorCode: ("sending.md", "Errors are values"),
+    WorkflowStartErrorCode: ("workflows-steering.md", "Starting"),
+    HandleErrorCode: ("workflows-steering.md", "What cannot be done"),
+    ErrorCode: ("configuration.md", "Start-up errors"),
+}
 
 # Limits that the models check themselves, where pydantic's annotations do not show them. The tests
 # try every one of them.
@@ -126,9 +151,10 @@ _DEFAULT_SENTENCE = re.compile(r"\s*(?:Defaults to [^:]*|Required)\.?$")
 
 
 def main() -> None:
-    """Rewrite the generated parts of every page."""
+    """Rewrite the generated parts of every page, and the list of pages."""
     for page in PAGES:
         page.write_text(rewritten(page.read_text("utf-8")), "utf-8")
+    site_map.LLMS.write_text(site_map.llms_text(), "utf-8")
 
 
 def rewritten(text: str) -> str:
@@ -254,6 +280,55 @@ def _flag_default(parameter: Any) -> str:
     return f"`{value.value if isinstance(value, Enum) else value}`"
 
 
+def commands_table() -> str:
+    """Return one row per command: its purpose, and the page with its flags."""
+    program: Any = typer.main.get_command(command_line())
+    rows = [
+        [f"`horsies {name}`", _purpose(command), _page_of(f"horsies {name}")]
+        for name, command in sorted(_commands(program))
+        if not command.hidden
+    ]
+    return table(["Command", "Purpose", "Page"], rows)
+
+
+def _commands(group: Any, before: str = "") -> Iterator[tuple[str, Any]]:
+    for name, command in group.commands.items():
+        if below := getattr(command, "commands", None):
+            yield from _commands(command, f"{before}{name} ")
+            if not below or not command.invoke_without_command:
+                continue
+        yield f"{before}{name}", command
+
+
+def _purpose(command: Any) -> str:
+    paragraph = " ".join((command.help or "").strip().split("\n\n", 1)[0].split())
+    return re.split(r"(?<=\.) ", paragraph, maxsplit=1)[0]
+
+
+def _page_of(part: str) -> str:
+    """Return a link to the page that has this part, or nothing."""
+    for path in PAGES:
+        if f"<!-- begin: {part} -->" in path.read_text("utf-8"):
+            return f"[{path.stem}]({path.name})"
+    return ""
+
+
+def codes_table() -> str:
+    """Return one row per code: its enumeration, and its meaning from the page that explains it."""
+    rows = [
+        [cells[0], f"[{codes.__name__}]({page}#{anchor})", _without_links(cells[index])]
+        for codes, (page, heading) in CODE_PLACES.items()
+        for anchor in [heading.lower().replace(" ", "-")]
+        for index in [2 if codes is ErrorCode else 1]
+        for cells in doc_pages.rows(doc_pages.section(doc_pages.page(page), heading))
+    ]
+    return table(["Code", "Of", "Meaning"], sorted(rows))
+
+
+def _without_links(text: str) -> str:
+    return re.sub(r"\[([^\]]+)\]\([^)]+\)", r"\1", text).replace("\\|", "|")
+
+
 def reasons_table() -> str:
     """Return one row per reason of an explanation."""
     rows = [
@@ -342,6 +417,10 @@ def _parts() -> Iterator[tuple[str, Callable[[], str]]]:
     yield "metrics", metrics_table
     yield "checks", checks_table
     yield "reasons", reasons_table
+    yield "api", api_reference
+    yield "pages", site_map.list_of_pages
+    yield "commands", commands_table
+    yield "codes", codes_table
 
 
 PARTS: dict[str, Callable[[], str]] = dict(_parts())

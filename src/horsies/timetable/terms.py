@@ -96,7 +96,7 @@ class CronEnumRange(FrozenModel, Generic[E]):
 
 
 class CronEnumStep(FrozenModel, Generic[E]):
-    """Every n-th weekday from Monday, or month from January: `CronEnumStep[Month](step=3)`."""
+    """Every n-th weekday from Monday, or month from January: `CronEnumStep[Month]` with `step=3`."""
 
     kind: Literal["enum_step"] = "enum_step"
     step: int = Field(ge=1)

@@ -1,0 +1,155 @@
+"""The files in deploy/ parse, their commands exist, and their times and queries fit the product."""
+
+from __future__ import annotations
+
+import configparser
+import json
+import re
+import shlex
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer.main
+import yaml
+
+from horsies.cli.main import command_line
+from tests.support.database import Database
+from tests.support.rows import add_task, ago
+from tests.support.workers import REPOSITORY
+
+DEPLOY = REPOSITORY / "deploy"
+UNITS = sorted((DEPLOY / "systemd").glob("*.service"))
+MANIFESTS = sorted((DEPLOY / "kubernetes").glob("*.yaml"))
+# A stop interrupts tasks at the end of the grace period and kills them five seconds later.
+BEYOND_GRACE_SECONDS = 10
+
+
+def parsed(words: list[str]) -> dict[str, Any]:
+    """Parse a command line of horsies as the program does, without running it."""
+    command: Any = typer.main.get_command(command_line())
+    name, *rest = words
+    context = command.commands[name].make_context(name, rest)
+    assert context.params["locator"] == "shop.background:app"
+    found: dict[str, Any] = context.params
+    return found
+
+
+def documents() -> Iterator[dict[str, Any]]:
+    for path in MANIFESTS:
+        yield from yaml.safe_load_all(path.read_text("utf-8"))
+
+
+def pods() -> dict[str, dict[str, Any]]:
+    """The pod of every workload, by the first word of its command."""
+    found = [one["spec"]["template"]["spec"] for one in documents() if "template" in one["spec"]]
+    return {pod["containers"][0]["args"][0]: pod for pod in found}
+
+
+def unit(path: Path) -> configparser.ConfigParser:
+    parser = configparser.ConfigParser(interpolation=None)
+    parser.optionxform = str  # type: ignore[assignment, method-assign]
+    parser.read_string(path.read_text("utf-8"))
+    return parser
+
+
+@pytest.mark.parametrize("path", UNITS, ids=lambda path: path.name)
+def test_a_unit_runs_a_command_that_exists(path: Path) -> None:
+    service = unit(path)["Service"]
+    program, *words = shlex.split(service["ExecStart"].replace("%", ""))
+    params = parsed(words)
+    assert program.endswith("/bin/horsies")
+    if grace := params.get("shutdown_grace"):
+        assert int(service["TimeoutStopSec"]) >= grace + BEYOND_GRACE_SECONDS
+        assert (service["KillMode"], service["OOMPolicy"]) == ("mixed", "continue")
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is missing")
+def test_systemd_knows_every_setting_of_the_units(tmp_path: Path) -> None:
+    for path in UNITS:
+        text = re.sub(r"ExecStart=\S+", "ExecStart=/bin/true", path.read_text("utf-8"))
+        (tmp_path / path.name).write_text(re.sub(r"User=\S+", "User=root", text))
+    names = [str(tmp_path / path.name) for path in UNITS]
+    run = subprocess.run(
+        ["systemd-analyze", "verify", "--man=no", *names],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    # It also tries to reach the system's bus, which a container does not have.
+    complaints = [line for line in run.stderr.splitlines() if str(tmp_path) in line]
+    assert complaints == []
+
+
+def test_the_environment_file_names_variables_of_the_documentation() -> None:
+    lines = (DEPLOY / "systemd" / "shop.env").read_text("utf-8").splitlines()
+    names = [line.partition("=")[0] for line in lines if not line.startswith("#")]
+    page = (REPOSITORY / "docs" / "configuration.md").read_text("utf-8")
+    assert names
+    assert [name for name in names if f"`{name}" not in page] == []
+
+
+def test_the_dockerfile_starts_a_worker_as_an_unprivileged_user() -> None:
+    text = (DEPLOY / "Dockerfile").read_text("utf-8").replace("\\\n", " ")
+    steps = [line.split(None, 1) for line in text.splitlines() if line and line[0] != "#"]
+    assert steps[0][0] == "FROM"
+    last = dict(steps)
+    assert (last["STOPSIGNAL"], json.loads(last["ENTRYPOINT"])) == ("SIGTERM", ["horsies"])
+    assert int(last["USER"]) > 0
+    params = parsed(json.loads(last["CMD"]))
+    assert str(params["metrics_port"]) == last["EXPOSE"]
+    probe = json.loads(last["HEALTHCHECK"].partition("CMD")[2])
+    compile(probe[-1], "probe", "exec")
+    assert f":{last['EXPOSE']}/livez" in probe[-1]
+
+
+def test_every_manifest_has_a_kind_and_runs_a_command_that_exists() -> None:
+    for document in documents():
+        assert {"apiVersion", "kind", "metadata", "spec"} <= document.keys()
+    found = pods()
+    assert found.keys() == {"migrate", "worker", "scheduler", "web"}
+    for pod in found.values():
+        (container,) = pod["containers"]
+        parsed(container["args"])
+        names = {variable["name"] for variable in container["env"]}
+        assert {"HORSIES_DATABASE_URL", "HORSIES_SCHEMA"} <= names
+
+
+def test_a_pod_of_workers_has_time_to_stop_probes_and_enough_memory() -> None:
+    pod = pods()["worker"]
+    (container,) = pod["containers"]
+    params = parsed(container["args"])
+    assert pod["terminationGracePeriodSeconds"] >= params["shutdown_grace"] + BEYOND_GRACE_SECONDS
+    assert container["startupProbe"]["httpGet"]["path"] == "/readyz"
+    assert container["livenessProbe"]["httpGet"]["path"] == "/livez"
+    (port,) = container["ports"]
+    assert port["containerPort"] == params["metrics_port"]
+    megabytes = 1024 * int(container["resources"]["limits"]["memory"].removesuffix("Gi"))
+    assert (params["max_memory_per_child_mb"] + 40) * params["processes"] + 80 <= megabytes
+
+
+def test_the_disruption_budget_and_the_scaler_name_the_deployment_of_workers() -> None:
+    named = {one["kind"]: one for one in documents() if one["metadata"]["name"] == "shop-worker"}
+    labels = named["Deployment"]["spec"]["template"]["metadata"]["labels"]
+    assert named["PodDisruptionBudget"]["spec"]["selector"]["matchLabels"] == labels
+    assert named["ScaledObject"]["spec"]["scaleTargetRef"]["name"] == "shop-worker"
+    assert "replicas" not in named["Deployment"]["spec"]
+
+
+def test_the_scaler_counts_due_and_running_tasks(connection: Database) -> None:
+    (scaler,) = [one for one in documents() if one["kind"] == "ScaledObject"]
+    query = scaler["spec"]["triggers"][0]["metadata"]["query"].replace("horsies.", "public.")
+    for columns in (
+        {},
+        {"status": "RUNNING"},
+        {"status": "CLAIMED"},
+        {"status": "COMPLETED"},
+        {"enqueued_at": ago(-600)},
+        {"held": True},
+        {"queue_name": "other"},
+    ):
+        add_task(connection, **columns)
+    assert connection.execute(query.encode()).fetchone() == (3,)

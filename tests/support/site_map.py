@@ -1,0 +1,98 @@
+"""The pages of the documentation in the order of the site, and `llms.txt`, which lists them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+REPOSITORY = Path(__file__).parents[2]
+DOCS = REPOSITORY / "docs"
+SETTINGS = REPOSITORY / "mkdocs.yml"
+LLMS = DOCS / "llms.txt"
+# The site makes these of files outside of docs/.
+OUTSIDE = {"changelog.md": "CHANGELOG.md", "contributing.md": "CONTRIBUTING.md"}
+
+_NOT_PROSE = re.compile(
+    r"<!--.*?-->|<picture>.*?</picture>|^```.*?^```$|^#+ [^\n]*$", re.DOTALL | re.MULTILINE
+)
+_LINK = re.compile(r"\[([^\]]+)\]\([^)]+\)")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A page in the navigation: its tab, the group in it, its title and its file below docs/."""
+
+    tab: str
+    group: str
+    title: str
+    name: str
+
+    @property
+    def path(self) -> Path:
+        return REPOSITORY / OUTSIDE[self.name] if self.name in OUTSIDE else DOCS / self.name
+
+
+class _Loader(yaml.SafeLoader):
+    """Reads mkdocs.yml, whose settings may name Python functions, without calling them."""
+
+
+_Loader.add_multi_constructor("tag:yaml.org,2002:python/", lambda *_: None)
+
+
+def settings() -> dict[str, Any]:
+    """Return the settings of the site."""
+    found: dict[str, Any] = yaml.load(SETTINGS.read_text("utf-8"), _Loader)
+    return found
+
+
+def entries() -> list[Entry]:
+    """Return every page of the navigation in order."""
+    tabs = [item for tab in settings()["nav"] for item in tab.items()]
+    found = [Entry(tab, *leaf) for tab, below in tabs for leaf in _leaves(tab, below)]
+    return [entry for entry in found if entry.path.exists()]
+
+
+def _leaves(group: str, nav: list[dict[str, Any]]) -> Iterator[tuple[str, str, str]]:
+    for item in nav:
+        for title, below in item.items():
+            if isinstance(below, str):
+                yield group, title, below
+            else:
+                yield from _leaves(title, below)
+
+
+def first_sentence(text: str) -> str:
+    """Return the first sentence of a page below its title."""
+    plain = _LINK.sub(r"\1", _NOT_PROSE.sub("", text.split("\n", 1)[1])).strip()
+    paragraph = " ".join(plain.split("\n\n", 1)[0].removeprefix("> ").split())
+    return re.split(r"(?<=[.!?])\s", paragraph, maxsplit=1)[0].rstrip(":.") + "."
+
+
+def _line(entry: Entry) -> str:
+    sentence = first_sentence(entry.path.read_text("utf-8"))
+    return f"- [{entry.title}]({entry.name}): {sentence}"
+
+
+def llms_text() -> str:
+    """Return the list of pages for programs that read the documentation."""
+    shown = settings()
+    lines = [f"# {shown['site_name']}", "", f"> {shown['site_description']}"]
+    for tab, pages in groupby(entries(), lambda entry: entry.tab):
+        lines += ["", f"## {tab}", ""]
+        lines += [_line(entry) for entry in pages if entry.name not in OUTSIDE]
+    return "\n".join(lines) + "\n"
+
+
+def list_of_pages() -> str:
+    """Return the list of pages for readers: by group, without the page that shows the list."""
+    lines: list[str] = []
+    for group, pages in groupby(entries(), lambda entry: entry.group):
+        lines += [f"**{group}**", ""]
+        lines += [_line(one) for one in pages if one.name not in (*OUTSIDE, "index.md")] + [""]
+    return "\n".join(lines).rstrip()
