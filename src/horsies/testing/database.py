@@ -64,13 +64,18 @@ def server_url(run_id: str) -> str:
 
 
 @contextmanager
-def created_database(server: str, template: str = "template1") -> Iterator[str]:
-    """Create a database on this server and drop it after the block; yield its address."""
+def created_database(server: str, template: str | None = None) -> Iterator[str]:
+    """Create a database on this server and drop it after the block; yield its address.
+
+    With a ``template``, a database on the same server, it is a copy of that one.
+    """
     name = f"horsies_test_{uuid.uuid4().hex}"
-    create = sql.SQL("CREATE DATABASE {} TEMPLATE {} STRATEGY file_copy")
+    create = sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name))
+    if template is not None:
+        create += sql.SQL(" TEMPLATE {} STRATEGY file_copy").format(sql.Identifier(template))
     with psycopg.connect(server, autocommit=True) as connection:
         try:
-            connection.execute(create.format(sql.Identifier(name), sql.Identifier(template)))
+            connection.execute(create)
         except psycopg.errors.InsufficientPrivilege as error:
             raise RuntimeError(
                 f"The user of {SERVER_VARIABLE} may not create databases; give it the attribute CREATEDB."

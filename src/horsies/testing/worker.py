@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from horsies.events import DESCRIPTOR_VARIABLE, EventName
 
@@ -41,7 +41,7 @@ class WorkerProcess:
         environment: Mapping[str, str],
         log_path: Path,
         cwd: Path | None = None,
-    ) -> WorkerProcess:
+    ) -> Self:
         """Start a process that writes its events to a file beside its log."""
         events_path = log_path.with_suffix(".events")
         with log_path.open("wb") as log, events_path.open("ab") as events:
