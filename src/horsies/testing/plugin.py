@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Generator, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -89,16 +89,15 @@ def horsies_worker(
         yield worker
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(
-    item: pytest.Item,
-) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+# The older form of a wrapper: pytest 7 has no other.
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, None]:
     """Add the log of its worker to the report of a failed test."""
-    report = yield
+    made = yield
+    report: pytest.TestReport = made.get_result()
     if report.failed:
         for worker in item.stash.get(_workers, []):
             report.sections.append((f"log of horsies worker {worker.pid}", worker.log()))
-    return report
 
 
 def _locator(config: pytest.Config) -> str:
