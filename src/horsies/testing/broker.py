@@ -59,8 +59,8 @@ class Receiver(Protocol):
 class Stored:
     """The tasks and runs that one operation stores; ``transaction`` is the caller's connection."""
 
-    def __init__(self, holders: InMemoryBroker, transaction: object) -> None:
-        self._broker = holders
+    def __init__(self, broker: InMemoryBroker, transaction: object) -> None:
+        self._broker = broker
         self.transaction = transaction
         self.tasks: list[InsertTask] = []
         self.runs: list[dict[str, Any]] = []
