@@ -21,7 +21,7 @@ from horsies.app import Horsies
 from horsies.current_task import CurrentTask, set_running_task, set_running_task_here
 from horsies.db.statements.turn import ClaimedTask
 from horsies.states import TaskStatus
-from horsies.tasks.handle import is_loop_running
+from horsies.tasks.blocking import is_loop_running
 from horsies.tasks.outcome import Outcome, outcome_of_report
 from horsies.worker.child.execute import AppProgram
 from horsies.worker.protocol import Assignment, ChildReport, NodePart
