@@ -7,11 +7,8 @@ to create databases). The migrated database is a copy of a template made once pe
 from __future__ import annotations
 
 import logging
-import os
-import tempfile
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -21,37 +18,18 @@ from horsies.app import Horsies
 from horsies.config.app import AppConfig
 from horsies.config.postgres import PostgresConfig
 from horsies.db.database import _databases
-from horsies.db.embedded import start_or_join
 from horsies.logs import detach_handler
 from horsies.tasks.waiters import _instances
+from horsies.testing import database as throw_away
 from tests.support import examples as examples
 from tests.support.applications import Call, app_at, run_closing
 from tests.support.database import (
     Database,
-    copied_database,
-    empty_database,
+    created_database,
     template_database,
 )
 from tests.support.proxy import Proxy
 from tests.support.wait import wait_until
-
-TABLES = (
-    "horsies_tasks",
-    "horsies_task_attempts",
-    "horsies_task_progress",
-    "horsies_actions",
-    "horsies_heartbeats",
-    "horsies_worker_states",
-    "horsies_schedule_state",
-    "horsies_workers",
-    "horsies_queues",
-    "horsies_workflows",
-    "horsies_workflow_tasks",
-    "horsies_workflow_signals",
-    "horsies_blocked",
-    "horsies_measures",
-)
-_HAS_ROWS = f"SELECT {', '.join(f'EXISTS (SELECT FROM {table})' for table in TABLES)}"
 
 
 @pytest.hookimpl(trylast=True)
@@ -63,43 +41,34 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def server_url(testrun_uid: str) -> str:
     """A PostgreSQL server shared by all test processes of this run."""
-    if named := os.environ.get("HORSIES_TEST_DATABASE_URL"):
-        return named
-    directory = Path(tempfile.gettempdir()) / f"horsies-tests-{testrun_uid}"
-    url = start_or_join(f"embedded://{directory}", keep_data=False)
-    with psycopg.connect(url, autocommit=True) as connection:
-        # The server is thrown away, and a database is created and dropped for many a test: on a disk
-        # that other processes use, each of those took seconds for its checkpoint.
-        connection.execute("ALTER SYSTEM SET fsync = off")
-        connection.execute("SELECT pg_reload_conf()")
-    return url
+    return throw_away.server_url(testrun_uid)
 
 
 @pytest.fixture(scope="session")
 def process_url(server_url: str) -> Iterator[str]:
     """This test process's own database, copied from the migrated template."""
-    with copied_database(server_url, template_database(server_url)) as url:
+    with created_database(server_url, template_database(server_url)) as url:
         yield url
 
 
 @pytest.fixture
 def database_url(server_url: str) -> Iterator[str]:
     """A fresh, empty database for one test."""
-    with empty_database(server_url) as url:
+    with created_database(server_url) as url:
         yield url
 
 
 @pytest.fixture
 def migrated_url(server_url: str) -> Iterator[str]:
     """A fresh database with empty tables for one test."""
-    with copied_database(server_url, template_database(server_url)) as url:
+    with created_database(server_url, template_database(server_url)) as url:
         yield url
 
 
 @pytest.fixture(scope="module")
 def full_url(server_url: str, request: pytest.FixtureRequest) -> Iterator[str]:
     """A database with the many rows that the test module's FILL inserts, known to the planner."""
-    with copied_database(server_url, template_database(server_url, request.module.FILL)) as url:
+    with created_database(server_url, template_database(server_url, request.module.FILL)) as url:
         yield url
 
 
@@ -113,15 +82,8 @@ def broker_config(database_url: str) -> PostgresConfig:
 def connection(process_url: str) -> Iterator[Database]:
     """A connection to this process's database, whose tables are empty."""
     with psycopg.connect(process_url, autocommit=True) as connection:
-        _empty_tables(connection)
+        throw_away.empty_tables(connection)
         yield connection
-
-
-def _empty_tables(connection: Database) -> None:
-    """Truncate the tables with rows: all of them take 60 ms, most tests fill one or two."""
-    (has_rows,) = connection.execute(_HAS_ROWS.encode())
-    if filled := [table for table, found in zip(TABLES, has_rows, strict=True) if found]:
-        connection.execute(f"TRUNCATE {', '.join(filled)} RESTART IDENTITY CASCADE".encode())
 
 
 @pytest.fixture(autouse=True)

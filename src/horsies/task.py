@@ -36,7 +36,7 @@ from horsies.tasks.blocking import is_loop_running
 from horsies.tasks.bulk import send_many, send_many_async
 from horsies.tasks.definition import TaskDefinition
 from horsies.tasks.handle import TaskHandle
-from horsies.tasks.invoke import call_plain, invoke
+from horsies.tasks.invoke import call_plain, invoke, invoke_async
 from horsies.tasks.options import NO_OPTIONS, SendKeywords, SendOptions, send_options
 from horsies.tasks.request import TaskSendError, TaskSendResult
 from horsies.tasks.send import (
@@ -239,9 +239,33 @@ class TaskFunction(TaskSendOptions[P, T], Generic[P, T, R_co]):
         if self.definition.is_async and is_loop_running():
             raise RuntimeError(
                 f"Task {self.definition.name!r} is async and an event loop is running; "
-                "await its function, or send it."
+                "write `await task.call_async(...)`, or send it."
             )
         return invoke(self._sender.producer.config, self.definition, args, kwargs)
+
+    @overload
+    async def call_async(
+        self: TaskFunction[P, T, TaskResult[T, TaskError]], /, *args: P.args, **kwargs: P.kwargs
+    ) -> TaskResult[T, TaskError]: ...
+    @overload
+    async def call_async(self, /, *args: P.args, **kwargs: P.kwargs) -> T: ...
+    async def call_async(self, /, *args: P.args, **kwargs: P.kwargs) -> Any:
+        """Run the function here and now, as a call does, on the running event loop.
+
+        Example:
+            async def test_charge() -> None:
+                assert await charge.call_async(7) == "paid"
+        """
+        definition = self.definition
+        if not definition.is_plain:
+            return await invoke_async(self._sender.producer.config, definition, args, kwargs)
+        returned = call_plain(definition, args, kwargs)
+        return await returned if definition.is_async else returned
+
+    @property
+    def function(self) -> Callable[..., Any]:
+        """The decorated function: it returns and raises as it is written, without any checks."""
+        return self.definition.function
 
     def bind(self, /, *args: P.args, **kwargs: P.kwargs) -> TaskCall[T]:
         """Bind arguments for ``send_many``."""

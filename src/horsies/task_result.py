@@ -274,9 +274,11 @@ class TaskResult(Generic[T_co, E_co]):
 
     @property
     def ok_value(self) -> T_co:
-        """The value; ValueError when the task failed."""
+        """The value; ValueError when the task failed, from the exception of a direct call if it has one."""
         if self._ok is _MISSING:
-            raise ValueError(f"a failed task has no value: {self!r}")
+            raised = self._err.exception if isinstance(self._err, TaskError) else None
+            cause = raised if isinstance(raised, BaseException) else None
+            raise ValueError(f"a failed task has no value: {self!r}") from cause
         return self._ok
 
     @property

@@ -40,7 +40,7 @@ from horsies.monitor.doctor.server import (
 )
 from horsies.tasks.broker import BrokerErrorCode, PostgresBroker
 from tests.monitor.conftest import Run
-from tests.support.database import Database, copied_database, template_database
+from tests.support.database import Database, created_database, template_database
 from tests.support.pgbouncer import find_pgbouncer, running_pgbouncer
 from tests.support.rows import (
     add_attempt,
@@ -58,7 +58,7 @@ TABLES = "horsies_tasks, horsies_workers, horsies_worker_states, horsies_queues,
 @pytest.fixture(scope="module")
 def patient_url(server_url: str) -> Iterator[str]:
     """A migrated database of this module, whose schema the tests damage."""
-    with copied_database(server_url, template_database(server_url)) as url:
+    with created_database(server_url, template_database(server_url)) as url:
         yield url
 
 

@@ -12,13 +12,11 @@ import psycopg
 from psycopg import sql
 
 from horsies.db.migrate import apply_migrations, known_migrations
+from horsies.testing.database import created_database as created_database
+from horsies.testing.database import database_on as database_on
+from horsies.testing.database import drop_database as drop_database
 
 Database: TypeAlias = psycopg.Connection[Any]
-
-
-def database_on(server_url: str, name: str) -> str:
-    """Return the URL of another database of the same server."""
-    return urlunsplit(urlsplit(server_url)._replace(path=f"/{name}"))
 
 
 def with_password(url: str, password: str) -> str:
@@ -26,38 +24,6 @@ def with_password(url: str, password: str) -> str:
     parts = urlsplit(url)
     place = f"{parts.username}:{password}@{parts.netloc.rpartition('@')[2]}"
     return urlunsplit(parts._replace(netloc=place))
-
-
-def drop_database(server_url: str, name: str) -> None:
-    with psycopg.connect(server_url, autocommit=True) as connection:
-        connection.execute(
-            sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(name))
-        )
-
-
-@contextmanager
-def empty_database(server_url: str) -> Iterator[str]:
-    """A database without tables, dropped after the block; its URL."""
-    name = f"horsies_empty_{uuid.uuid4().hex}"
-    with psycopg.connect(server_url, autocommit=True) as connection:
-        connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
-    try:
-        yield database_on(server_url, name)
-    finally:
-        drop_database(server_url, name)
-
-
-@contextmanager
-def copied_database(server_url: str, template: str) -> Iterator[str]:
-    """A copy of a template, dropped after the block; its URL."""
-    name = f"horsies_test_{uuid.uuid4().hex}"
-    copy = sql.SQL("CREATE DATABASE {} TEMPLATE {} STRATEGY file_copy")
-    with psycopg.connect(server_url, autocommit=True) as connection:
-        connection.execute(copy.format(sql.Identifier(name), sql.Identifier(template)))
-    try:
-        yield database_on(server_url, name)
-    finally:
-        drop_database(server_url, name)
 
 
 def template_database(server_url: str, fill: str = "") -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -20,8 +19,7 @@ from typing import Any
 import psutil
 import pytest
 
-from horsies.events import DESCRIPTOR_VARIABLE, EventName
-from tests.support.wait import wait_until
+from horsies.testing import WorkerProcess
 
 REPOSITORY = Path(__file__).parents[2]
 APPLICATION = "tests.support.apps.programs:app"
@@ -104,44 +102,11 @@ class Journal:
         ]
 
 
-@dataclass(slots=True)
-class RunningWorker:
-    """A worker process and everything known about it from outside."""
+@dataclass
+class RunningWorker(WorkerProcess):
+    """A worker process, and everything it started."""
 
-    process: subprocess.Popen[bytes]
-    log_path: Path
-    events_path: Path
     seen_pids: set[int] = field(default_factory=set)
-
-    @property
-    def pid(self) -> int:
-        """The parent process."""
-        return self.process.pid
-
-    def log(self) -> str:
-        """Everything the worker and its children have written."""
-        return self.log_path.read_text(errors="replace")
-
-    def events(self, name: EventName | None = None) -> list[dict[str, Any]]:
-        """All lifecycle events so far, or those of one name, in order."""
-        # What comes after the last line's end is being written at this moment.
-        written, _, _ = self.events_path.read_text().rpartition("\n")
-        events = [json.loads(line) for line in written.splitlines()]
-        return [event for event in events if name is None or event["event"] == name]
-
-    def wait_for(self, name: EventName, seconds: float = 30.0, *, times: int = 1) -> dict[str, Any]:
-        """Wait until the event happened so many times; the last of them."""
-        events = wait_until(
-            lambda: found if len(found := self.events(name)) >= times else [],
-            seconds,
-            lambda: f"{name}, {times} times; log: {self.log()}",
-        )
-        return events[-1]
-
-    def wait_until_ready(self, name: EventName = "worker_ready", seconds: float = 30.0) -> None:
-        """Wait until it serves; fail when it ends instead."""
-        wait_until(lambda: self.events(name) or self._has_ended(), seconds, self.log)
-        assert self.process.poll() is None, self.log()
 
     def family(self) -> list[int]:
         """The pids of everything it started and that still lives."""
@@ -165,18 +130,6 @@ class RunningWorker:
         """Send a signal to its process group, as a terminal does."""
         os.killpg(self.pid, number)
 
-    def stop(self, seconds: float = 30.0) -> int:
-        """Ask for an orderly stop and return the exit code."""
-        self.signal(signal.SIGTERM)
-        return self.wait(seconds)
-
-    def wait(self, seconds: float = 30.0) -> int:
-        """Wait for its end and return the exit code."""
-        try:
-            return self.process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            raise AssertionError(f"the worker did not end within {seconds} s") from None
-
     def cpu_seconds(self) -> float:
         """Processor time the parent has used."""
         times = psutil.Process(self.pid).cpu_times()
@@ -191,9 +144,6 @@ class RunningWorker:
         self.process.wait()
         for pid in family:
             _kill_ours(pid)
-
-    def _has_ended(self) -> bool:
-        return self.process.poll() is not None
 
 
 def _kill_ours(pid: int) -> None:
@@ -264,19 +214,8 @@ class Fleet:
     ) -> RunningWorker:
         """Start a process of ours with a log and a file for its events."""
         name = f"{kind}-{len(self.workers)}"
-        log_path, events_path = self.directory / f"{name}.log", self.directory / f"{name}.events"
-        with log_path.open("wb") as log, events_path.open("ab") as events:
-            process = subprocess.Popen(
-                command,
-                cwd=REPOSITORY,
-                env=dict(environment) | {DESCRIPTOR_VARIABLE: str(events.fileno())},
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-                pass_fds=[events.fileno()],
-            )
-        worker = RunningWorker(process, log_path, events_path)
+        log_path = self.directory / f"{name}.log"
+        worker = RunningWorker.launch(command, environment, log_path, REPOSITORY)
         self.workers.append(worker)
         return worker
 

@@ -26,6 +26,7 @@ from horsies import (
 from horsies.tasks.headers import set_inherited
 from horsies.tasks.options import SendOptions
 from horsies.tasks.request import Stamp, TaskSendResult, prepare, replay
+from horsies.testing import capture_sends
 from tests.support.applications import Call
 from tests.support.database import Database
 from tests.support.rows import row_of, stored
@@ -156,14 +157,14 @@ def test_a_queue_of_the_task_is_one_of_the_application(queued: Horsies) -> None:
 
 
 def test_a_send_inside_a_task_takes_over_the_headers_of_the_task(
-    add: Task, connection: Database, inheriting: None
+    app: Horsies, add: Task, inheriting: None
 ) -> None:
-    add.send(1).unwrap()
-    add.with_options(headers={"tenant": "blue"}).send(2).unwrap()
-    add.send_many([add.bind(3)]).unwrap()
-    headers = [json.loads(row["task_options"])["headers"] for row in stored(connection)]
-    own = {"tenant": "blue", "user": "ada"}
-    assert headers == [{"tenant": "red", "user": "ada"}, own, {"tenant": "red", "user": "ada"}]
+    with capture_sends(app) as sent:
+        add.send(1).unwrap()
+        add.with_options(headers={"tenant": "blue"}).send(2).unwrap()
+        add.send_many([add.bind(3)]).unwrap()
+    red, blue = {"tenant": "red", "user": "ada"}, {"tenant": "blue", "user": "ada"}
+    assert [one.headers for one in sent] == [red, blue, red]
 
 
 @pytest.mark.parametrize(
@@ -183,28 +184,29 @@ def test_a_send_inside_a_task_takes_over_the_headers_of_the_task(
     ],
 )
 def test_headers_that_cannot_be_stored_are_refused(
-    add: Task, connection: Database, headers: Any, problem: str
+    app: Horsies, add: Task, headers: Any, problem: str
 ) -> None:
-    assert problem in refusal(add.with_options(headers=headers).send(1))
-    assert stored(connection) == []
+    with capture_sends(app) as sent:
+        assert problem in refusal(add.with_options(headers=headers).send(1))
+    assert not sent
 
 
-def test_inherited_headers_count_for_the_limit(
-    add: Task, connection: Database, inheriting: None
-) -> None:
-    sender = add.with_options(headers={"big": "x" * 8_180})
-    assert "headers are 8,199 bytes, more than 8,192" in refusal(sender.send(1))
-    assert stored(connection) == []
+def test_inherited_headers_count_for_the_limit(app: Horsies, add: Task, inheriting: None) -> None:
+    with capture_sends(app) as sent:
+        sender = add.with_options(headers={"big": "x" * 8_180})
+        assert "headers are 8,199 bytes, more than 8,192" in refusal(sender.send(1))
+    assert not sent
 
 
 @pytest.mark.parametrize("option", ["good_until", "at"])
 def test_a_time_zone_that_raises_is_refused(
-    add: Task, connection: Database, call: Call, app: Horsies, option: str
+    add: Task, call: Call, app: Horsies, option: str
 ) -> None:
     options: Any = {option: datetime(2026, 1, 1, tzinfo=BrokenZone())}
-    message = refusal(call(app, add.with_options(**options), "send", 1))
+    with capture_sends(app) as sent:
+        message = refusal(call(app, add.with_options(**options), "send", 1))
     assert message == f"Task 'add' was not sent: {option} has a time zone that raised RuntimeError."
-    assert stored(connection) == []
+    assert not sent
 
 
 # By name
@@ -281,20 +283,19 @@ def test_a_failed_send_by_name_is_retried_from_its_error(app: Horsies, call: Cal
     assert "only the TaskSendError" in refusal(call(app, app, "retry_send", None))
 
 
-def test_the_raising_form_gives_the_handle_or_raises(
-    app: Horsies, connection: Database, call: Call
-) -> None:
-    handle = call(app, app, "enqueue_by_name", "mail", {"to": "a"})
-    assert [str(row["id"]) for row in stored(connection)] == [handle.task_id]
-    with pytest.raises(TaskSendFailed, match="a task name is a text"):
-        call(app, app, "enqueue_by_name", "")
+def test_the_raising_form_gives_the_handle_or_raises(app: Horsies, call: Call) -> None:
+    with capture_sends(app) as sent:
+        handle = call(app, app, "enqueue_by_name", "mail", {"to": "a"})
+        with pytest.raises(TaskSendFailed, match="a task name is a text"):
+            call(app, app, "enqueue_by_name", "")
+    assert [one.task_id for one in sent] == [handle.task_id]
 
 
 # Hooks
 
 
 def test_a_hook_sees_each_send_once_and_adds_headers(
-    app: Horsies, add: Task, connection: Database, inheriting: None
+    app: Horsies, add: Task, inheriting: None
 ) -> None:
     seen: list[Any] = []
 
@@ -303,32 +304,31 @@ def test_a_hook_sees_each_send_once_and_adds_headers(
         seen.append((outgoing.task_name, outgoing.queue_name, outgoing.count))
         outgoing.headers["trace"] = f"{len(seen)}"
 
-    refusal(add.send("not a number"))
-    add.with_options(headers={"user": "eve"}).send(1).unwrap()
-    add.send_many([add.bind(1), add.bind(2)]).unwrap()
-    app.send_by_name("mail", queue_name="post").unwrap()
+    with capture_sends(app) as sent:
+        refusal(add.send("not a number"))
+        add.with_options(headers={"user": "eve"}).send(1).unwrap()
+        add.send_many([add.bind(1), add.bind(2)]).unwrap()
+        app.send_by_name("mail", queue_name="post").unwrap()
     assert seen == [("add", "default", 1), ("add", "default", 2), ("mail", "post", 1)]
-    headers = [json.loads(row["task_options"])["headers"] for row in stored(connection)]
-    assert headers[0] == {"tenant": "red", "user": "eve", "trace": "1"}
-    assert [one["trace"] for one in headers] == ["1", "2", "2", "3"]
+    assert sent[0].headers == {"tenant": "red", "user": "eve", "trace": "1"}
+    assert [one.headers["trace"] for one in sent] == ["1", "2", "2", "3"]
 
 
-def test_a_hook_that_raises_is_a_failed_send(
-    app: Horsies, add: Task, connection: Database, call: Call
-) -> None:
+def test_a_hook_that_raises_is_a_failed_send(app: Horsies, add: Task, call: Call) -> None:
     @app.on_send
     def broken(outgoing: OutgoingTask) -> None:
         if outgoing.count == 1:
             raise LookupError("no tenant")
         outgoing.headers["x"] = 1  # type: ignore[assignment]
 
-    sent = call(app, add, "send", 1)
-    assert refusal(sent) == (
+    with capture_sends(app) as sent:
+        failed = call(app, add, "send", 1)
+        assert "header 'x' must be a text" in refusal(add.send_many([add.bind(1), add.bind(2)]))
+    assert refusal(failed) == (
         "Task 'add' was not sent: the on_send hook 'broken' raised LookupError: no tenant."
     )
-    assert isinstance(sent.unwrap_err().exception, LookupError)
-    assert "header 'x' must be a text" in refusal(add.send_many([add.bind(1), add.bind(2)]))
-    assert stored(connection) == []
+    assert isinstance(failed.unwrap_err().exception, LookupError)
+    assert not sent
 
 
 def test_the_message_of_a_failed_hook_is_one_line_without_passwords(
@@ -364,16 +364,17 @@ def test_a_hook_takes_the_outgoing_task(app: Horsies) -> None:
     app.on_send(print)
 
 
-def test_a_hook_changes_only_the_headers(app: Horsies, add: Task, connection: Database) -> None:
+def test_a_hook_changes_only_the_headers(app: Horsies, add: Task) -> None:
     @app.on_send
     def move(outgoing: OutgoingTask) -> None:
         outgoing.headers = {"tenant": "blue"}
         if outgoing.count == 1:
             outgoing.queue_name = "other"
 
-    assert "can change only the headers, not queue_name" in refusal(add.send(1))
-    add.send_many([add.bind(1), add.bind(2)]).unwrap()
-    assert all(json.loads(row["task_options"])["headers"] for row in stored(connection))
+    with capture_sends(app) as sent:
+        assert "can change only the headers, not queue_name" in refusal(add.send(1))
+        add.send_many([add.bind(1), add.bind(2)]).unwrap()
+    assert [one.headers for one in sent] == [{"tenant": "blue"}] * 2
 
 
 @pytest.mark.parametrize(

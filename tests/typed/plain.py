@@ -134,3 +134,11 @@ def nodes() -> None:
     add.node()(a="x")  # type: ignore[arg-type]
     add.node()(c=1)  # type: ignore[call-arg]
     MapNode(len, over=pages.node()())  # type: ignore[arg-type]
+
+
+async def calling() -> None:
+    assert_type(await add.call_async(1, b=2), int)
+    assert_type(await fetch.call_async("url", retries=1), bytes)
+    assert_type(await long_add.call_async(1), TaskResult[int, TaskError])
+    assert_type(await long_fetch.call_async("url", retries=1), TaskResult[bytes, TaskError])
+    await add.call_async("x")  # type: ignore[arg-type]

@@ -10,7 +10,7 @@ import psycopg
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from tests.conftest import TABLES
+from horsies.testing.database import empty_tables
 from tests.e2e.conftest import programs as programs
 from tests.e2e.conftest import route as route
 from tests.support.database import Database
@@ -32,7 +32,7 @@ def database(
     """The tables, empty at first, with one worker for all tests of this module."""
     fleet = Fleet(process_url, tmp_path_factory.mktemp("buttons"), route=route)
     with psycopg.connect(process_url, autocommit=True) as connection:
-        connection.execute(f"TRUNCATE {', '.join(TABLES)}".encode())
+        empty_tables(connection)
         try:
             fleet.start()
             yield connection

@@ -22,7 +22,7 @@ import psutil
 import psycopg
 import pytest
 
-from tests.support.database import copied_database, template_database
+from tests.support.database import created_database, template_database
 from tests.support.wait import wait_until
 from tests.web.conftest import WebServer, served
 
@@ -131,7 +131,7 @@ class Filled:
 @contextmanager
 def filled(server_url: str, fill: str) -> Iterator[Filled]:
     with (
-        copied_database(server_url, template_database(server_url, fill)) as url,
+        created_database(server_url, template_database(server_url, fill)) as url,
         psycopg.connect(url, autocommit=True) as connection,
         served("--payload", "--database-url", url) as server,
     ):

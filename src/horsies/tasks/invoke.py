@@ -48,9 +48,33 @@ def invoke(
     annotations; never raises but for TaskStopped and KeyboardInterrupt.
     """
     if problem := call_problem(definition, args, kwargs):
-        code = OperationalErrorCode.WORKER_SERIALIZATION_ERROR
-        return TaskResult(err=TaskError(error_code=code, message=problem))
-    returned = call_function(config, definition, args, kwargs)
+        return _uncalled(problem)
+    return _direct_result(definition, call_function(config, definition, args, kwargs))
+
+
+async def invoke_async(
+    config: AppConfig, definition: TaskDefinition, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> TaskResult[Any, TaskError]:
+    """``invoke`` on the event loop of the caller; a cancel of the caller passes too."""
+    if problem := call_problem(definition, args, kwargs):
+        return _uncalled(problem)
+    returned = await await_function(config, definition, args, kwargs)
+    if isinstance(returned, TaskError):
+        raised = returned.exception
+        if isinstance(raised, asyncio.CancelledError | KeyboardInterrupt | TaskStopped):
+            raise raised
+    return _direct_result(definition, returned)
+
+
+def _uncalled(problem: str) -> TaskResult[Any, TaskError]:
+    code = OperationalErrorCode.WORKER_SERIALIZATION_ERROR
+    return TaskResult(err=TaskError(error_code=code, message=problem))
+
+
+def _direct_result(
+    definition: TaskDefinition, returned: TaskResult[Any, TaskError] | TaskError
+) -> TaskResult[Any, TaskError]:
+    """Check the result of a direct call against the annotation, as a worker does."""
     if isinstance(returned, TaskError):
         return TaskResult(err=returned)
     encoded = definition.results.encode(returned)

@@ -12,7 +12,7 @@ from types import ModuleType
 import psycopg
 import pytest
 
-from tests.conftest import TABLES
+from horsies.testing.database import empty_tables
 from tests.e2e.conftest import FLEETS
 from tests.support.database import Database
 from tests.support.tables import wait_until_empty
@@ -32,7 +32,7 @@ def warm_fleet(
 ) -> Iterator[Fleet]:
     """The worker of this module, ready."""
     with psycopg.connect(process_url, autocommit=True) as connection:
-        connection.execute(f"TRUNCATE {', '.join(TABLES)}".encode())
+        empty_tables(connection)
     fleet = Fleet(process_url, tmp_path_factory.mktemp("warm"), route=route)
     try:
         options = getattr(request.module, "OPTIONS", ())

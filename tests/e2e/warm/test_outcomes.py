@@ -13,7 +13,7 @@ import pytest
 
 from horsies import TaskError, TaskHandle, TaskResult
 from horsies.ids import new_id
-from tests.conftest import TABLES
+from horsies.testing.database import empty_tables
 from tests.e2e.conftest import FLEETS
 from tests.support.database import Database
 from tests.support.pooled_workers import pooled
@@ -37,7 +37,7 @@ def outcomes_fleet(
 ) -> Iterator[Fleet]:
     """A worker straight at the database, and one whose turns go through a transaction pooler."""
     with psycopg.connect(process_url, autocommit=True) as connection:
-        connection.execute(f"TRUNCATE {', '.join(TABLES)}".encode())
+        empty_tables(connection)
     fleet = Fleet(process_url, tmp_path_factory.mktemp("outcomes"))
     if request.param == "direct":
         fleet.start("--log-format", "json", config=CONFIG)

@@ -1,0 +1,27 @@
+-- The clock of tests: time passes for waiting tasks when their stored times move back by as much.
+
+-- name: advance_tasks
+-- PENDING tasks become due earlier by so many seconds, and expire earlier. "only" names tasks, or runs for all
+-- of their tasks.
+UPDATE horsies_tasks SET
+    enqueued_at = enqueued_at - %(seconds)s::float8 * interval '1 second',
+    good_until = good_until - %(seconds)s::float8 * interval '1 second',
+    next_retry_at = next_retry_at - %(seconds)s::float8 * interval '1 second'
+WHERE status = 'PENDING'
+  AND (%(only)s::uuid[] IS NULL OR id = ANY(%(only)s::uuid[]) OR workflow_id = ANY(%(only)s::uuid[]))
+RETURNING id::text
+
+-- name: advance_nodes
+-- The same for nodes whose task does not exist yet.
+UPDATE horsies_workflow_tasks SET
+    not_before = not_before - %(seconds)s::float8 * interval '1 second',
+    good_until = good_until - %(seconds)s::float8 * interval '1 second'
+WHERE enqueued_at IS NULL AND completed_at IS NULL AND (not_before IS NOT NULL OR good_until IS NOT NULL)
+  AND (%(only)s::uuid[] IS NULL OR workflow_id = ANY(%(only)s::uuid[]))
+RETURNING workflow_id::text AS id
+
+-- name: advance_schedules
+-- The next slots move back for the time of a transaction that reads the due ones, and forward again.
+UPDATE horsies_schedule_state SET next_run_at = next_run_at - %(seconds)s::float8 * interval '1 second'
+WHERE next_run_at IS NOT NULL
+RETURNING schedule_name AS id

@@ -1,0 +1,141 @@
+"""Throw-away databases for tests: created for a test run, emptied between tests, dropped at its end."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+
+import psycopg
+from psycopg import sql
+
+from horsies.app import Horsies
+from horsies.config.postgres import DEFAULT_SCHEMA
+from horsies.database_url import libpq_url
+from horsies.db.embedded import start_or_join
+from horsies.db.schema import MIGRATIONS_TABLE
+from horsies.tasks.broker import build_broker
+from horsies.testing.pending import forget_clock
+
+SERVER_VARIABLE = "HORSIES_TEST_DATABASE_URL"
+
+_FIND_TABLES = """
+SELECT relname FROM pg_catalog.pg_class
+WHERE relkind IN ('r', 'p') AND relnamespace = to_regnamespace(%s) AND relname LIKE 'horsies\\_%%'
+  AND relname <> %s
+"""
+
+
+@dataclass(frozen=True)
+class HorsiesDatabase:
+    """The database of a test: ``app`` uses it, and ``url`` is its address for other libraries."""
+
+    app: Horsies
+    url: str
+
+    def clean(self) -> None:
+        """Delete all tasks, runs and schedules, and set the clock back to the real time."""
+        with psycopg.connect(self.url, autocommit=True) as connection:
+            empty_tables(connection, self.app.config.broker.schema_name)
+        forget_clock(self.app)
+
+
+def server_url(run_id: str) -> str:
+    """Return the address of the server for tests: the one of HORSIES_TEST_DATABASE_URL, or an embedded one.
+
+    The processes of a test run with the same ``run_id`` share the embedded server; the last one deletes it.
+    """
+    if named := os.environ.get(SERVER_VARIABLE):
+        return libpq_url(named)
+    directory = Path(tempfile.gettempdir()) / f"horsies-tests-{run_id}"
+    url = start_or_join(f"embedded://{directory}", keep_data=False)
+    with psycopg.connect(url, autocommit=True) as connection:
+        # The server is thrown away, and a database is created and dropped for many a test: on a disk
+        # that other processes use, each of those took seconds for its checkpoint.
+        connection.execute("ALTER SYSTEM SET fsync = off")
+        connection.execute("SELECT pg_reload_conf()")
+    return url
+
+
+@contextmanager
+def created_database(server: str, template: str | None = None) -> Iterator[str]:
+    """Create a database on this server and drop it after the block; yield its address.
+
+    With a ``template``, a database on the same server, it is a copy of that one.
+    """
+    name = f"horsies_test_{uuid.uuid4().hex}"
+    create = sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name))
+    if template is not None:
+        create += sql.SQL(" TEMPLATE {} STRATEGY file_copy").format(sql.Identifier(template))
+    with psycopg.connect(server, autocommit=True) as connection:
+        try:
+            connection.execute(create)
+        except psycopg.errors.InsufficientPrivilege as error:
+            raise RuntimeError(
+                f"The user of {SERVER_VARIABLE} may not create databases; give it the attribute CREATEDB."
+            ) from error
+    try:
+        yield database_on(server, name)
+    finally:
+        drop_database(server, name)
+
+
+def database_on(server: str, name: str) -> str:
+    """Return the address of another database of the same server."""
+    return urlunsplit(urlsplit(server)._replace(path=f"/{name}"))
+
+
+def drop_database(server: str, name: str) -> None:
+    """Drop a database, with its sessions; a missing one is ignored."""
+    drop = sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)")
+    with psycopg.connect(server, autocommit=True) as connection:
+        connection.execute(drop.format(sql.Identifier(name)))
+
+
+def empty_tables(connection: psycopg.Connection[Any], schema: str = DEFAULT_SCHEMA) -> None:
+    """Truncate the tables with rows: all of them take 60 ms, most tests fill one or two."""
+    found = connection.execute(_FIND_TABLES, (schema, MIGRATIONS_TABLE))
+    tables = [sql.Identifier(schema, name) for (name,) in found]
+    if not tables:
+        return
+    has_rows = sql.SQL(", ").join(sql.SQL("EXISTS (SELECT FROM {})").format(one) for one in tables)
+    (flags,) = connection.execute(sql.SQL("SELECT {}").format(has_rows))
+    if filled := [one for one, has_row in zip(tables, flags, strict=True) if has_row]:
+        truncate = sql.SQL("TRUNCATE {} RESTART IDENTITY CASCADE")
+        connection.execute(truncate.format(sql.SQL(", ").join(filled)))
+
+
+def point_at(app: Horsies, url: str) -> None:
+    """Let the application use this database, directly and whatever its configuration names."""
+    changes = {
+        "database_url": url,
+        "session_database_url": None,
+        "pgbouncer_transaction_mode": False,
+    }
+    broker = app.config.broker.model_copy(update=changes)
+    app.close()
+    # The configuration is frozen, and the tasks of the application share it.
+    object.__setattr__(app.config, "broker", broker)
+    app._broker = None
+
+
+@contextmanager
+def prepared_database(app: Horsies, url: str) -> Iterator[HorsiesDatabase]:
+    """Make the tables of the application in this database and let the application use it meanwhile."""
+    before = app.config.broker
+    point_at(app, url)
+    broker = build_broker(app.config.broker, "producer", migrates=True)
+    try:
+        broker.ensure_schema_initialized().unwrap()
+        broker.close()
+        yield HorsiesDatabase(app, url)
+    finally:
+        app.close()
+        object.__setattr__(app.config, "broker", before)
+        app._broker = None

@@ -1,0 +1,205 @@
+"""Running the code of tasks in the test's own process, through the path of a worker's child.
+
+Arguments and results pass through the codec, hooks and headers apply, ``current_task()`` works. One task
+runs at a time: the process has one running task, as a child has.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from contextvars import copy_context
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Literal, Self
+
+from horsies.app import Horsies
+from horsies.current_task import CurrentTask, set_running_task, set_running_task_here
+from horsies.db.statements.turn import ClaimedTask
+from horsies.states import TaskStatus
+from horsies.tasks.blocking import is_loop_running
+from horsies.tasks.outcome import Outcome, outcome_of_report
+from horsies.worker.child.execute import AppProgram
+from horsies.worker.protocol import Assignment, ChildReport, NodePart
+
+AttemptOutcome = Literal["completed", "failed", "retried"]
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One attempt that the test ran; ``number`` counts the attempts of its task from 1."""
+
+    task: str
+    task_id: str
+    number: int
+    outcome: AttemptOutcome
+    error_code: str | None = None
+    error_message: str | None = None
+
+    @classmethod
+    def of(cls, task: ClaimedTask, outcome: Outcome) -> Attempt:
+        """Describe a recorded outcome."""
+        verdict: AttemptOutcome = "retried" if outcome.delay_seconds is not None else "failed"
+        return cls(
+            task.task_name,
+            task.id,
+            task.retry_count + 1,
+            "completed" if outcome.status is TaskStatus.COMPLETED else verdict,
+            outcome.error_code,
+            outcome.error_message,
+        )
+
+
+@dataclass
+class Attempts:
+    """The attempts that a test ran, in their order."""
+
+    attempts: list[Attempt] = field(default_factory=list)
+
+    @property
+    def completed(self) -> int:
+        """How many attempts returned a success."""
+        return self._count("completed")
+
+    @property
+    def failed(self) -> int:
+        """How many attempts failed for good."""
+        return self._count("failed")
+
+    @property
+    def retried(self) -> int:
+        """How many attempts failed and were followed, or will be, by another one."""
+        return self._count("retried")
+
+    def _count(self, outcome: AttemptOutcome) -> int:
+        return sum(one.outcome == outcome for one in self.attempts)
+
+
+# What became of an attempt, and the exception that left the function.
+Ended = tuple[Outcome, BaseException | None]
+
+# The running task of the process, innermost last; a task that sends inline runs another one inside itself.
+_running: list[CurrentTask | None] = [None]
+
+
+class Execution:
+    """Executes attempts of an application's tasks; its event loop lives as long as the ``with`` block."""
+
+    def __init__(self, app: Horsies) -> None:
+        self._app = app
+        self._program = AppProgram(app)
+        self._runner = asyncio.Runner()
+        self._raised: dict[str, BaseException] = {}
+
+    def __enter__(self) -> Self:
+        # The last hook is the innermost one: it sees the exception before other hooks may replace it.
+        self._app.hooks.around.append(self._note_exception)
+        return self
+
+    def __exit__(
+        self,
+        error_type: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._app.hooks.around.remove(self._note_exception)
+        self._runner.close()
+
+    def run(self, task: ClaimedTask, node: NodePart | None = None) -> Ended:
+        """Execute one attempt; return its outcome, and the exception that left the function."""
+        return self._ended(task, self._execute(assignment_of(task, node)))
+
+    async def run_async(self, task: ClaimedTask, node: NodePart | None = None) -> Ended:
+        """``run``; the coroutine of an ``async def`` task runs on the event loop of the caller."""
+        if not self._is_async(task.task_name):
+            return self.run(task, node)
+        assignment = assignment_of(task, node)
+        with _running_globally(None):
+            # A task of its own has a context of its own, for the running task and its headers.
+            report = await asyncio.create_task(self._attempt(assignment))
+        return self._ended(task, report)
+
+    def _execute(self, assignment: Assignment) -> ChildReport:
+        """Execute an attempt in a thread without an event loop, as a child does."""
+        if is_loop_running():
+            with ThreadPoolExecutor(1) as pool:
+                return pool.submit(copy_context().run, self._execute, assignment).result()
+        if not self._is_async(assignment.task_name):
+            with _running_globally(CurrentTask(assignment, time.time())):
+                return copy_context().run(_value_of, self._attempt(assignment))
+        with _running_globally(None):
+            if threading.current_thread() is threading.main_thread():
+                return self._runner.run(self._attempt(assignment), context=copy_context())
+            return asyncio.run(self._attempt(assignment))
+
+    async def _attempt(self, assignment: Assignment) -> ChildReport:
+        set_running_task_here(CurrentTask(assignment, time.time()))
+        return await self._program.execute_async(assignment)
+
+    def _is_async(self, task_name: str) -> bool:
+        task = self._app.get_task(task_name)
+        return task is not None and task.definition.is_async
+
+    def _note_exception(self, task: CurrentTask) -> Iterator[None]:
+        try:
+            yield
+        except BaseException as error:
+            self._raised[task.id] = error
+            raise
+
+    def _ended(self, task: ClaimedTask, report: ChildReport) -> Ended:
+        raised = self._raised.pop(task.id, None)
+        if raised is not None and not isinstance(raised, Exception | SystemExit):
+            raise raised  # Ctrl-C, a cancelled test, or an outcome of pytest such as pytest.fail()
+        outcome = outcome_of_report(
+            task,
+            ok=report.ok,
+            result_json=report.result_json,
+            error_code=report.error_code,
+            error_message=report.error_message,
+            exception_names=report.exception_names,
+            retry_after=report.retry_after,
+            random=lambda: 0.0,  # no jitter: a test waits exactly as long as the policy says
+        )
+        return outcome, raised
+
+
+def assignment_of(task: ClaimedTask, node: NodePart | None = None) -> Assignment:
+    """The assignment that a worker would give to a child."""
+    return Assignment(
+        task.id,
+        task.generation,
+        task.task_name,
+        task.retry_count + 1,
+        task.args or "[]",
+        task.kwargs or "{}",
+        task.timeout_ms,
+        node,
+        task.stored(),
+    )
+
+
+@contextmanager
+def _running_globally(task: CurrentTask | None) -> Iterator[None]:
+    """Make this the task of the process, which its threads find; None leaves it to the context."""
+    _running.append(task)
+    set_running_task(task)
+    try:
+        yield
+    finally:
+        _running.pop()
+        set_running_task(_running[-1])
+
+
+def _value_of(coroutine: Coroutine[Any, Any, ChildReport]) -> ChildReport:
+    """Run a coroutine that awaits nothing, without an event loop."""
+    try:
+        coroutine.send(None)
+    except StopIteration as ended:
+        report: ChildReport = ended.value
+        return report
+    raise AssertionError("a plain function does not wait for an event loop")

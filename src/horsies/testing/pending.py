@@ -1,0 +1,278 @@
+"""run_pending: run everything that is due in the database, in this process; and the clock of tests.
+
+Tasks are claimed and recorded by the statements of a worker, one at a time. The database's clock decides what
+is due. When the test's clock advances, the stored times of waiting tasks move back; schedules are asked with
+the advanced time, because their slots depend on the calendar.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import cast
+from weakref import WeakKeyDictionary
+
+from horsies.app import Horsies
+from horsies.config.app import AppConfig
+from horsies.db.pipeline import Pipeline
+from horsies.db.statements.clock import (
+    Advance,
+    AdvanceSchedules,
+    advance_nodes,
+    advance_schedules,
+    advance_tasks,
+)
+from horsies.db.statements.schedules import DueSchedule, find_due_schedules, fire_slots
+from horsies.db.statements.turn import ClaimedTask
+from horsies.scheduler.registry import Registry, store_configured
+from horsies.scheduler.tick import columns, decide_all
+from horsies.tasks.outcome import Outcome
+from horsies.tasks.recovery import expire_pending
+from horsies.testing.execution import Attempt, Attempts, Ended, Execution
+from horsies.worker.child.builtin_tasks import BUILTIN_TASKS
+from horsies.worker.node_inputs import NodeInputs, tasks_with_injection
+from horsies.worker.protocol import NodePart
+from horsies.worker.turn import Claimer, TurnRequest, release_unheld, take_turn
+
+
+@dataclass
+class PendingRun(Attempts):
+    """The work of one ``run_pending``: its attempts, the expired tasks, and the slots of schedules."""
+
+    expired: int = 0
+    slots: int = 0
+
+
+class Clock:
+    """The time of a test database, ahead of the real time by ``offset``."""
+
+    def __init__(self, app: Horsies) -> None:
+        self._app = app
+        self.offset = timedelta()
+
+    def __repr__(self) -> str:
+        return f"Clock(offset={self.offset})"
+
+    def now(self) -> datetime:
+        """Return the time of the test."""
+        return datetime.now(UTC) + self.offset
+
+    def advance(self, by: timedelta) -> None:
+        """Let time pass for everything that waits: delays, retries, deadlines, sleeps and schedules.
+
+        Nothing runs until the next ``run_pending``, or until a worker looks for due tasks.
+
+        Example:
+            clock.advance(timedelta(hours=1))
+            run_pending(app)
+        """
+        if by < timedelta():
+            raise ValueError(
+                f"advance() takes the time that passes, not {by!r}; time goes forward."
+            )
+        seconds = by.total_seconds()
+        with _connected(self._app) as pipeline:
+            pipeline.run([(advance_tasks, Advance(seconds)), (advance_nodes, Advance(seconds))])
+        self.offset += by
+
+
+_clocks: WeakKeyDictionary[Horsies, Clock] = WeakKeyDictionary()
+
+
+def clock_of(app: Horsies) -> Clock:
+    """Return the clock of the application's test database; ``run_pending`` reads the same one."""
+    return _clocks.setdefault(app, Clock(app))
+
+
+def forget_clock(app: Horsies) -> None:
+    """Let the application's next clock start at the real time."""
+    _clocks.pop(app, None)
+
+
+def run_pending(app: Horsies, *, reraise: bool = False, limit: int = 1_000) -> PendingRun:
+    """Run what is due in the application's database, in this process, until nothing is due.
+
+    Workflows advance, schedules fire, retries and delayed tasks run once ``clock_of(app).advance`` has made
+    them due. With ``reraise`` the exception of a task that failed for good is raised here, with its
+    traceback. More attempts than ``limit`` are a RuntimeError: tasks that send each other never end. A task
+    that waits for the result of another task waits for ever: nothing else runs meanwhile.
+
+    Example:
+        confirm.enqueue(7)
+        assert run_pending(app).completed == 1
+    """
+    with _connected(app) as pipeline, Execution(app) as execution:
+        pending = _Pending(app, pipeline, reraise, limit)
+        running = pending.run()
+        step = next(running, None)
+        while step is not None:
+            step = _next(running, execution.run(*step))
+        return pending.done
+
+
+async def run_pending_async(
+    app: Horsies, *, reraise: bool = False, limit: int = 1_000
+) -> PendingRun:
+    """``run_pending``; ``async def`` tasks run on the event loop of the test."""
+    with _connected(app) as pipeline, Execution(app) as execution:
+        pending = _Pending(app, pipeline, reraise, limit)
+        running = pending.run()
+        step = next(running, None)
+        while step is not None:
+            step = _next(running, await execution.run_async(*step))
+        return pending.done
+
+
+# The attempts to run: the caller runs each, and sends back how it ended.
+Running = Generator[tuple[ClaimedTask, NodePart | None], Ended, None]
+
+
+def _next(running: Running, ended: Ended) -> tuple[ClaimedTask, NodePart | None] | None:
+    try:
+        return running.send(ended)
+    except StopIteration:
+        return None
+
+
+class _Pending:
+    """A worker of one place and a scheduler, as far as tests need them."""
+
+    def __init__(self, app: Horsies, pipeline: Pipeline, reraise: bool, limit: int) -> None:
+        self._app = app
+        self._pipeline = pipeline
+        self._reraise = reraise
+        self._limit = limit
+        self._claimer = _claimer(app.config)
+        self._inputs = NodeInputs(tasks_with_injection(app), app.config.payload.max_input_bytes)
+        self._schedules = _Schedules.of(app, pipeline)
+        self._unknown: list[str] = []
+        self.done = PendingRun()
+
+    def run(self) -> Running:
+        outcomes: list[Outcome] = []
+        while True:
+            fired = self._fire()
+            self.done.expired += expire_pending(self._pipeline)
+            request = TurnRequest(pids=[os.getpid()], unknown_names=self._unknown)
+            turned = take_turn(self._pipeline, self._claimer, outcomes, request)
+            had_outcomes, outcomes = bool(outcomes), []
+            if not turned.claimed and not had_outcomes and not fired:
+                return
+            for task in turned.claimed:
+                if self._leaves(task):
+                    continue
+                node, refused = self._node(task)
+                ended: Ended = (refused, None) if refused else (yield task, node)
+                outcomes.append(ended[0])
+                self._note(task, *ended)
+
+    def _fire(self) -> int:
+        fired = 0 if self._schedules is None else self._schedules.fire()
+        self.done.slots += fired
+        return fired
+
+    def _leaves(self, task: ClaimedTask) -> bool:
+        """Return a task that the application does not have to its queue, as a worker does."""
+        if self._app.get_task(task.task_name) or task.task_name in BUILTIN_TASKS:
+            return False
+        self._unknown.append(task.task_name)
+        release_unheld(self._pipeline, self._claimer.worker_id, [])
+        return True
+
+    def _node(self, task: ClaimedTask) -> tuple[NodePart | None, Outcome | None]:
+        """The part of a task in its workflow; or the failure of one that cannot have its inputs."""
+        if task.workflow_id is None or not self._inputs.has_part(task):
+            return None, None
+        parts, refused = self._inputs.read(self._pipeline, [task])
+        return parts.get(task.id), refused[0][1] if refused else None
+
+    def _note(self, task: ClaimedTask, outcome: Outcome, raised: BaseException | None) -> None:
+        self.done.attempts.append(Attempt.of(task, outcome))
+        is_final = outcome.delay_seconds is None
+        if raised is not None and is_final and self._reraise:
+            self._record(outcome)
+            raise raised
+        if len(self.done.attempts) >= self._limit:
+            self._record(outcome)
+            raise RuntimeError(
+                f"run_pending has run {self._limit:,} attempts, the last one of {task.task_name!r}, and "
+                "tasks are still due; do they send each other? Raise `limit` if not."
+            )
+
+    def _record(self, outcome: Outcome) -> None:
+        take_turn(self._pipeline, self._claimer, [outcome], TurnRequest())
+
+
+class _Schedules:
+    """Fires the slots of the configured schedules that are due at the test's time."""
+
+    def __init__(self, pipeline: Pipeline, registry: Registry, offset: timedelta) -> None:
+        self._pipeline = pipeline
+        self._registry = registry
+        self._offset = offset
+        pipeline.run_script(store_configured(registry, at_start=True))
+
+    @classmethod
+    def of(cls, app: Horsies, pipeline: Pipeline) -> _Schedules | None:
+        configured = app.config.schedule
+        if configured is None or not configured.enabled:
+            return None
+        registry = Registry.of(app.config, app.definitions(), "horsies.testing", app)
+        return cls(pipeline, registry, clock_of(app).offset)
+
+    def fire(self) -> int:
+        """Send the tasks and start the runs of due slots; return their number."""
+        decided = decide_all(self._registry, self._due())
+        if not decided:
+            return 0
+        (taken,) = self._pipeline.run([(fire_slots, columns(decided))])
+        names = {one.name for one in taken}
+        work = [work for one in decided if one.due.name in names for work in one.work]
+        passed = Advance(self._offset.total_seconds(), [one.id for one in work])
+        self._pipeline.run([(advance_tasks, passed), (advance_nodes, passed)])
+        return len(work)
+
+    def _due(self) -> list[DueSchedule]:
+        seconds = self._offset.total_seconds()
+        _, due, _ = self._pipeline.run(
+            [
+                (advance_schedules, AdvanceSchedules(seconds)),
+                (find_due_schedules, self._registry.find_due()),
+                (advance_schedules, AdvanceSchedules(-seconds)),
+            ]
+        )
+        return [self._at_test_time(one) for one in cast("list[DueSchedule]", due)]
+
+    def _at_test_time(self, due: DueSchedule) -> DueSchedule:
+        resumed_at = None if due.resumed_at is None else due.resumed_at + self._offset
+        return due._replace(
+            due_at=due.due_at + self._offset,
+            looked_at=due.looked_at + self._offset,
+            resumed_at=resumed_at,
+        )
+
+
+def _claimer(config: AppConfig) -> Claimer:
+    queues = config.queues()
+    return Claimer(
+        f"horsies.testing-{os.getpid()}",
+        socket.gethostname(),
+        tuple(queue.name for queue in queues),
+        tuple(queue.max_concurrency for queue in queues),
+        config.cluster_wide_cap,
+    )
+
+
+@contextmanager
+def _connected(app: Horsies) -> Iterator[Pipeline]:
+    broker = app.get_broker()
+    broker.ensure_schema_initialized().unwrap()
+    pipeline = Pipeline.open(broker.database, "testing")
+    try:
+        yield pipeline
+    finally:
+        pipeline.connection.close()

@@ -1,0 +1,204 @@
+"""capture_sends: record what an application sends, without a worker and without a database."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields
+from datetime import datetime, timedelta
+from typing import Any, NoReturn, overload
+
+from horsies.app import Horsies
+from horsies.db.statements.tasks import InsertTask
+from horsies.task import AnyTask
+from horsies.tasks.options import Uniqueness
+from horsies.testing.broker import (
+    InMemoryBroker,
+    NoDatabaseError,
+    Stored,
+    in_place_of_broker,
+    key_of,
+)
+
+
+@dataclass(frozen=True)
+class CapturedSend:
+    """A send as a worker would receive it: the arguments have been encoded and decoded.
+
+    The options have the names of ``with_options``; ``delay`` is also that of ``schedule``.
+    """
+
+    task: str
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    task_id: str
+    queue_name: str
+    priority: int
+    at: datetime | None = None
+    delay: timedelta | None = None
+    good_until: datetime | None = None
+    timeout_ms: int | None = None
+    retention: timedelta | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+    idempotency_key: str | None = None
+    unique: Uniqueness = "forever"
+    transaction: object = None
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    """All arguments by the names of their parameters, whether they were passed by position or by name."""
+
+    def __repr__(self) -> str:
+        values = [
+            *map(repr, self.args),
+            *(f"{name}={value!r}" for name, value in self.kwargs.items()),
+        ]
+        return f"{self.task}({', '.join(values)}) [{self._options()}]"
+
+    def _options(self) -> str:
+        """The queue and priority, and every option that was given."""
+        given = {one.name: getattr(self, one.name) for one in fields(self)[4:-1]}
+        always = ("queue_name", "priority")
+        shown = {
+            name: value
+            for name, value in given.items()
+            if name in always or value not in (None, {}, "forever")
+        }
+        return ", ".join(f"{name}={value!r}" for name, value in shown.items())
+
+
+@dataclass(frozen=True)
+class CapturedStart:
+    """The start of a workflow run; ``nodes`` are its tasks by node id, with their encoded arguments."""
+
+    workflow: str
+    workflow_id: str
+    workflow_key: str | None
+    definition_key: str | None
+    nodes: Mapping[str, str]
+    transaction: object = None
+
+
+class CapturedSends(Sequence[CapturedSend]):
+    """The captured sends in their order, and in ``workflows`` the captured starts of workflows."""
+
+    name = "capture_sends"
+
+    def __init__(self, app: Horsies) -> None:
+        self._app = app
+        self._sends: list[CapturedSend] = []
+        self.workflows: list[CapturedStart] = []
+
+    @overload
+    def __getitem__(self, index: int) -> CapturedSend: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[CapturedSend]: ...
+    def __getitem__(self, index: int | slice) -> CapturedSend | list[CapturedSend]:
+        return self._sends[index]
+
+    def __len__(self) -> int:
+        return len(self._sends)
+
+    def __repr__(self) -> str:
+        lines = [*map(repr, self._sends), *map(repr, self.workflows)]
+        return "".join(["captured sends:", *(f"\n  {line}" for line in lines or ["none"])])
+
+    def of(self, task: AnyTask | str) -> list[CapturedSend]:
+        """Return the sends of one task, given as its function or by its name."""
+        task_name = task if isinstance(task, str) else task.task_name
+        return [one for one in self._sends if one.task == task_name]
+
+    def clear(self) -> None:
+        """Forget what was captured so far."""
+        self._sends.clear()
+        self.workflows.clear()
+
+    def take(self, stored: Stored) -> None:
+        """Record the requests of one operation."""
+        for row in stored.tasks:
+            self._sends.append(_captured(self._app, row, stored.transaction))
+        self.workflows += [_captured_start(run, stored.transaction) for run in stored.runs]
+
+    async def take_async(self, stored: Stored) -> None:
+        """``take``."""
+        self.take(stored)
+
+    def end_of(self, task_id: str) -> NoReturn:
+        """Refuse to wait: nothing runs here."""
+        raise NoDatabaseError(
+            f"{task_id} was captured by capture_sends and never runs; use run_inline or run_pending."
+        )
+
+
+@contextmanager
+def capture_sends(app: Horsies) -> Iterator[CapturedSends]:
+    """Record every send and every start of a workflow instead of storing it; no database is needed.
+
+    Sends are checked and encoded as usual and return handles. A handle's ``get`` returns at once, with the
+    error BROKER_ERROR whose message names capture_sends.
+
+    Example:
+        with capture_sends(app) as sent:
+            place_order(7)
+        assert sent[0].task == "confirm" and sent[0].args == (7,)
+    """
+    captured = CapturedSends(app)
+    with in_place_of_broker(app, InMemoryBroker(captured, takes_runs=True)):
+        yield captured
+
+
+def _captured(app: Horsies, row: InsertTask, transaction: object) -> CapturedSend:
+    args, kwargs, arguments = _call_of(app, row)
+    options = json.loads(row.task_options)
+    return CapturedSend(
+        row.task_name,
+        args,
+        kwargs,
+        row.id,
+        row.queue_name,
+        row.priority,
+        row.enqueue_at,
+        timedelta(seconds=row.delay_seconds) if row.delay_seconds else None,
+        row.good_until,
+        row.timeout_ms,
+        None if row.retention_seconds is None else timedelta(seconds=row.retention_seconds),
+        options.get("headers") or {},
+        key_of(row),
+        _uniqueness(row),
+        transaction,
+        arguments,
+    )
+
+
+def _uniqueness(row: InsertTask) -> Uniqueness:
+    if row.unique_while is None:
+        return "forever"
+    return "while_open" if row.unique_while == "open" else "while_waiting"
+
+
+def _call_of(
+    app: Horsies, row: InsertTask
+) -> tuple[tuple[Any, ...], dict[str, Any], dict[str, Any]]:
+    """The arguments as the function gets them; those of an unknown task stay plain JSON values."""
+    task = app.get_task(row.task_name)
+    if task is None:
+        kwargs = json.loads(row.kwargs)
+        return tuple(json.loads(row.args)), kwargs, kwargs
+    signature = task.definition.signature
+    call = signature.decode_call(row.args, row.kwargs).unwrap()
+    kwargs = {name: value for name, value in call.kwargs.items() if name not in signature.injected}
+    bound = _parameters(task.definition.function).bind_partial(*call.args, **kwargs)
+    return call.args, kwargs, dict(bound.arguments)
+
+
+@functools.lru_cache(maxsize=32)
+def _parameters(function: Callable[..., Any]) -> inspect.Signature:
+    return inspect.signature(function)
+
+
+def _captured_start(run: Mapping[str, Any], transaction: object) -> CapturedStart:
+    nodes = {node["node_id"]: node["task_name"] for node in run["nodes"]}
+    return CapturedStart(
+        run["name"], run["id"], run["workflow_key"], run["definition_key"], nodes, transaction
+    )
