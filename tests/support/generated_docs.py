@@ -50,9 +50,11 @@ EXPLAIN = REPOSITORY / "docs" / "explain.md"
 DASHBOARD = REPOSITORY / "docs" / "dashboard.md"
 METRICS = REPOSITORY / "docs" / "metrics.md"
 DOCTOR = REPOSITORY / "docs" / "doctor.md"
+DEVELOPING = REPOSITORY / "docs" / "developing.md"
 CONTRIBUTING = REPOSITORY / "CONTRIBUTING.md"
 PAGES = (
     *(CONFIGURATION, WORKERS, OPERATING, EXPLAIN, DASHBOARD, METRICS, DOCTOR, SCHEDULING),
+    DEVELOPING,
     STATE_MACHINE,
     CONTRIBUTING,
 )
@@ -71,7 +73,18 @@ MODELS: tuple[type[BaseModel], ...] = (
     WorkflowSchedule,
 )
 COMMANDS = (
-    *("worker", "scheduler", "web", "check", "migrate", "version", "health", "metrics"),
+    *(
+        "dev",
+        "run",
+        "worker",
+        "scheduler",
+        "web",
+        "check",
+        "migrate",
+        "version",
+        "health",
+        "metrics",
+    ),
     *("status", "workers", "queues", "tasks", "show", "explain", "cancel", "retry", "history"),
     "schedules",
     *("workflows", "workflow show", "workflow pause", "workflow resume", "workflow cancel"),
