@@ -130,7 +130,6 @@ def test_tasks_that_cannot_run_here_get_one_sentence(
     ("flags", "sentence"),
     [
         (("--burst", "--reload"), "--burst and --reload exclude each other."),
-        (("--burst", "--with-scheduler"), "--burst and --with-scheduler exclude each other."),
         (("--debug", "--processes", "2"), "--debug and --processes exclude each other."),
         (("--reload",), "pip install 'horsies[dev]'"),
     ],
@@ -151,4 +150,3 @@ def test_without_a_database_url_a_project_gets_a_private_server(project: Path) -
     finished = horsies(project, "dev", "shop.py")
     assert finished.returncode == 1
     assert "embedded://" in finished.stderr
-    assert "horsies dev package.module:app" in horsies(project, "dev").stderr
