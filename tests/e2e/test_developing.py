@@ -112,7 +112,7 @@ def test_a_debugger_steps_through_a_task_beyond_its_time_limit(
     terminal: Open, programs: ModuleType, connection: Database
 ) -> None:
     sent = programs.app.send_by_name("puzzle", {"a": 4}, timeout_ms=100).unwrap()
-    worker = terminal("worker", "shop.py", "--debug", "--burst")
+    worker = terminal("worker", "shop.py", "--debug", "--reload")
     worker.wait_for("(Pdb) ")
     started = task(connection, sent.task_id).started_at
     wait_until(lambda: in_seconds(0) > started and in_seconds(-0.5) > started)
@@ -122,6 +122,7 @@ def test_a_debugger_steps_through_a_task_beyond_its_time_limit(
     worker.wait_for("(Pdb) ", times=3)
     worker.type("c\n")
     assert result_of(connection, sent.task_id) == {"ok": 50}
+    worker.type(CTRL_C)
     assert worker.wait() == 0, worker.shown
     assert "\n50\r\n" in worker.shown
     wait_until(lambda: not worker.family())
