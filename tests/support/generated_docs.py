@@ -61,9 +61,11 @@ INDEX = REPOSITORY / "docs" / "index.md"
 API = REPOSITORY / "docs" / "api.md"
 CLI = REPOSITORY / "docs" / "cli.md"
 CODES = REPOSITORY / "docs" / "codes.md"
+DEVELOPING = REPOSITORY / "docs" / "developing.md"
 CONTRIBUTING = REPOSITORY / "CONTRIBUTING.md"
 PAGES = (
     *(CONFIGURATION, WORKERS, OPERATING, EXPLAIN, DASHBOARD, METRICS, DOCTOR, SCHEDULING),
+    DEVELOPING,
     STATE_MACHINE,
     *(API, CLI, CODES, INDEX),
     CONTRIBUTING,
@@ -83,7 +85,18 @@ MODELS: tuple[type[BaseModel], ...] = (
     WorkflowSchedule,
 )
 COMMANDS = (
-    *("worker", "scheduler", "web", "check", "migrate", "version", "health", "metrics"),
+    *(
+        "dev",
+        "run",
+        "worker",
+        "scheduler",
+        "web",
+        "check",
+        "migrate",
+        "version",
+        "health",
+        "metrics",
+    ),
     *("status", "workers", "queues", "tasks", "show", "explain", "cancel", "retry", "history"),
     "schedules",
     *("workflows", "workflow show", "workflow pause", "workflow resume", "workflow cancel"),

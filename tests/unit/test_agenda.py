@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from horsies.worker.agenda import LOOK_AHEAD_SECONDS, NEVER, Agenda
+from horsies.worker.agenda import LOOK_AHEAD_SECONDS, NEVER, Agenda, BurstStep, burst_step
 
 LOOKED_AT = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -116,3 +116,34 @@ def test_a_slow_look_ahead_is_followed_by_a_rest_of_ten_times_its_length(agenda:
     assert not agenda.wants_look_ahead(101.4)
     assert agenda.next_at() == pytest.approx(101.5)
     assert agenda.wants_look_ahead(101.51)
+
+
+@pytest.mark.parametrize(
+    ("is_calm", "ended", "looked_after", "step"),
+    [
+        (False, 0, None, "go_on"),
+        (False, 3, 3, "go_on"),
+        (True, 3, None, "look_again"),
+        (True, 4, 3, "look_again"),
+        (True, 3, 3, "stop"),
+        (True, 0, 0, "stop"),
+    ],
+)
+def test_a_burst_ends_after_a_look_that_led_to_no_attempt(
+    is_calm: bool, ended: int, looked_after: int | None, step: BurstStep
+) -> None:
+    assert burst_step(is_calm=is_calm, ended=ended, looked_after=looked_after) == step
+
+
+def test_an_agenda_is_calm_once_it_has_claimed_and_looked_in_vain(agenda: Agenda) -> None:
+    assert agenda.is_calm
+    agenda.wake_at(110.0)
+    assert not agenda.is_calm
+    agenda.claim_at = NEVER
+    agenda.look_everywhere()
+    assert not agenda.is_calm
+    assert agenda.last_look is None
+    agenda.note_claim(wanted=1, got=0)
+    assert not agenda.is_calm
+    agenda.note_look_ahead(101.0, 3600.0)
+    assert agenda.is_calm

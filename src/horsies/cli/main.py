@@ -23,6 +23,7 @@ from horsies.errors import HorsiesError
 
 # The commands in the order of the help text, with their modules. A command line loads one of them.
 _MODULES = {
+    "dev": "dev",
     "check": "check",
     "migrate": "migrate",
     "worker": "worker",
@@ -32,6 +33,7 @@ _MODULES = {
     "queues": "queues_workers",
     "tasks": "tasks",
     "show": "tasks",
+    "run": "run",
     "explain": "explain",
     "cancel": "changes",
     "retry": "changes",
@@ -46,7 +48,7 @@ _MODULES = {
     "workflow": "workflows",
 }
 # Commands that run code of the application, whose models may use plugins of pydantic.
-_RUNNING_TASKS = ("check", "worker", "scheduler", "web")
+_RUNNING_TASKS = ("dev", "check", "worker", "scheduler", "run", "web")
 
 
 def main() -> None:

@@ -63,7 +63,7 @@ def migrate(
         _print_script(config)
         return
     assert config is not None
-    with _schema_connection(config) as connection:
+    with schema_connection(config) as connection:
         do = pending_migrations if check_only else apply_migrations
         migrations = do(connection, replaces=True)
     for migration in migrations:
@@ -93,7 +93,7 @@ def _print_script(config: PostgresConfig | None) -> None:
 
 def _missing_or_all(config: PostgresConfig) -> Sequence[Migration]:
     try:
-        with _schema_connection(config) as connection:
+        with schema_connection(config) as connection:
             return pending_migrations(connection, replaces=True)
     except HorsiesError as error:
         if error.code is not ErrorCode.BROKER_INVALID_URL:
@@ -103,7 +103,7 @@ def _missing_or_all(config: PostgresConfig) -> Sequence[Migration]:
 
 
 @contextmanager
-def _schema_connection(config: PostgresConfig) -> Iterator[Connection[Any]]:
+def schema_connection(config: PostgresConfig) -> Iterator[Connection[Any]]:
     try:
         opened = Database(config, "migrate").connect("migrate", session=True)
     except HorsiesError as error:

@@ -8,6 +8,7 @@ import signal
 import socket
 from collections.abc import Iterable
 from enum import StrEnum
+from importlib import import_module
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
     from horsies.web.access import Networks, Policy, Signer
 
 PORT = 8600
+# The packages of the extra `web`.
+REQUIRED = ("jinja2", "starlette", "uvicorn")
 TOKEN_VARIABLE = "HORSIES_WEB_TOKEN"  # noqa: S105
 # How long a shutdown waits for open streams of events.
 SHUTDOWN_SECONDS = 3
@@ -149,13 +152,11 @@ def web(  # noqa: PLR0913, PLR0917
 
 
 def _require_extra() -> None:
-    try:
-        import jinja2
-        import starlette
-        import uvicorn
-    except ImportError as error:
-        exit_with(f"horsies web needs {error.name}; pip install 'horsies[web]'.", 1)
-    del jinja2, starlette, uvicorn
+    for name in REQUIRED:
+        try:
+            import_module(name)
+        except ImportError as error:
+            exit_with(f"horsies web needs {error.name}; pip install 'horsies[web]'.", 1)
 
 
 def _refuse_open_address(host: str, auth: Auth) -> None:
@@ -254,6 +255,7 @@ def _bound(host: str, port: int) -> socket.socket:
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listening.bind((host, port))
+        listening.listen()  # a request that follows the printed address at once waits for the server
     except OSError as error:
         listening.close()
         reason = error.strerror or "it is not an address of this machine"

@@ -12,7 +12,7 @@ import selectors
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from typing import Annotated
@@ -28,9 +28,11 @@ from horsies.cli.options import (
     LogLevelOption,
     ModuleOption,
     open_app,
+    refuse_both,
     refuse_broken_app,
     refuse_missing_extra,
 )
+from horsies.cli.supervise import Part, Supervisor, watched_folders
 from horsies.database_url import mask_url
 from horsies.db.database import Database
 from horsies.db.errors import describe
@@ -62,6 +64,12 @@ from horsies.worker.protocol import ChildBoot
 from horsies.worker.tally import ends_logger
 
 logger = logging.getLogger("horsies.worker")
+
+# How long hooks and imports may take while a debugger may wait in them: a week.
+DEBUG_SECONDS = 7 * 86_400.0
+# `horsies dev` sets the variable: its --with-scheduler is not an error without schedules.
+OPTIONAL_SCHEDULER_VARIABLE = "HORSIES_DEV_SCHEDULER"
+SCHEDULER_IS_OPTIONAL = os.environ.pop(OPTIONAL_SCHEDULER_VARIABLE, None) is not None
 
 ProcessesOption = Annotated[
     int | None,
@@ -151,6 +159,19 @@ MetricsHostOption = Annotated[
 WithSchedulerOption = Annotated[
     bool, typer.Option("--with-scheduler", help="Also run a scheduler in this process.")
 ]
+BurstOption = Annotated[
+    bool, typer.Option("--burst", help="Run all tasks that are due, then stop.")
+]
+ReloadOption = Annotated[
+    bool, typer.Option("--reload", help="Restart when a Python file of the project changes.")
+]
+DebugOption = Annotated[
+    bool,
+    typer.Option(
+        "--debug",
+        help="Run one task at a time in this terminal: breakpoint() works, no time limits.",
+    ),
+]
 
 
 def worker(  # noqa: PLR0913, PLR0917 - typer makes a flag of every parameter
@@ -175,24 +196,27 @@ def worker(  # noqa: PLR0913, PLR0917 - typer makes a flag of every parameter
     loglevel: LogLevelOption = LogLevel.INFO,
     log_format: LogFormatOption = LogFormat.TEXT,
     quiet_tasks: QuietTasksOption = False,
+    burst: BurstOption = False,
+    reload: ReloadOption = False,
+    debug: DebugOption = False,
 ) -> None:
     """Run a worker: claim tasks, run each in a child process, store its result.
+    SIGTERM or Ctrl-C lets running tasks finish; a second signal interrupts them, a third exits at once.
+    Exit codes: 0 clean shutdown, 1 error, 3 running tasks were interrupted.
 
-    SIGTERM or Ctrl-C starts a graceful shutdown: no new tasks are claimed, running tasks finish. A second
-    signal interrupts them, a third exits at once. Exit codes: 0 clean shutdown, 1 error, 3 running tasks
-    were interrupted.
+    Example:
+        horsies worker shop.tasks:app --queues mail,reports --processes 4
     """
-    attach_handler(loglevel, log_format)
-    attach_event_handler()
-    ends_logger.setLevel(logging.WARNING if quiet_tasks else logging.NOTSET)
+    _start_logs(loglevel, log_format, quiet_tasks)
     named = module or locator
+    _refuse_all("--burst", burst, {"--with-scheduler": with_scheduler, "--reload": reload})
+    _refuse_all("--debug", debug, {"--processes": processes, "--async-children": async_children})
+    _reload(named if reload else None, debug=debug)
     app = open_app("worker", named)
-    app.set_role("worker")
     config = WorkerConfig(
         app_locator=named or "",
-        processes=usable_cpus() if processes is None else processes,
+        processes=(1 if debug else usable_cpus()) if processes is None else processes,
         queues=served_queues(app, queues, exclude_queues),
-        imports=app.get_discovered_task_modules(),
         max_claim_batch=max_claim_batch,
         max_claim_per_worker=max_claim_per_worker,
         window=window,
@@ -201,17 +225,44 @@ def worker(  # noqa: PLR0913, PLR0917 - typer makes a flag of every parameter
         shutdown_grace_seconds=shutdown_grace,
         loglevel=loglevel.value,
         log_format=log_format.value,
-        prefetch_buffer=app.config.prefetch_buffer,
         name=name,
         metrics_host=metrics_host,
         metrics_port=metrics_port,
         async_children=async_children,
         async_slots=async_slots,
+        burst=burst,
+        debug=debug,
     )
+    raise typer.Exit(int(_serve(app, config, start_method, with_scheduler=with_scheduler)))
+
+
+def _start_logs(loglevel: LogLevel, log_format: LogFormat, quiet_tasks: bool) -> None:
+    attach_handler(loglevel, log_format)
+    attach_event_handler()
+    ends_logger.setLevel(logging.WARNING if quiet_tasks else logging.NOTSET)
+
+
+def _refuse_all(flag: str, is_given: bool, others: Mapping[str, object]) -> None:
+    for other, value in others.items():
+        refuse_both(flag, is_given, other, value)
+
+
+def _serve(
+    app: Horsies, config: WorkerConfig, start_method: StartMethod | None, *, with_scheduler: bool
+) -> ExitCode:
+    app.set_role("worker")
+    modules, prefetch = app.get_discovered_task_modules(), app.config.prefetch_buffer
+    config = replace(config, imports=modules, prefetch_buffer=prefetch)
     _check(app, config)
     config = replace(config, start_method=start_method or _start_method())
-    scheduler = _scheduler(app, config.app_locator) if with_scheduler else None
-    raise typer.Exit(int(run_worker(app, config, scheduler)))
+    config = _for_debugger(config) if config.debug else config
+    wants_scheduler = with_scheduler and (_has_schedules(app) or not SCHEDULER_IS_OPTIONAL)
+    scheduler = _scheduler(app, config.app_locator) if wants_scheduler else None
+    return run_worker(app, config, scheduler)
+
+
+def _has_schedules(app: Horsies) -> bool:
+    return app.config.schedule is not None and app.config.schedule.enabled
 
 
 def _check(app: Horsies, config: WorkerConfig) -> None:
@@ -222,6 +273,29 @@ def _check(app: Horsies, config: WorkerConfig) -> None:
     set_worker_name(config.name)
     refuse_broken_app(app)
     logger.info("%d task(s) registered", len(app.list_tasks()))
+
+
+def _reload(locator: str | None, *, debug: bool) -> None:
+    """Run this command without --reload in another process, again after every change; then exit."""
+    if locator is None:
+        return
+    arguments = [one for one in sys.argv[1:] if one != "--reload"]
+    parts = [Part("worker", arguments, shares_terminal=debug)]
+    raise typer.Exit(Supervisor(parts, locator, watched_folders(locator)).run())
+
+
+def _for_debugger(config: WorkerConfig) -> WorkerConfig:
+    """Run one task at a time, in a child that inherits the terminal and is never replaced."""
+    if not (sys.stdin and sys.stdin.isatty()):
+        logger.warning("standard input is not a terminal: breakpoint() reads its commands from it")
+    return replace(
+        config,
+        max_claim_per_worker=1,
+        window=0,
+        max_tasks_per_child=0,
+        max_memory_per_child_mb=None,
+        start_method=StartMethod.SPAWN,
+    )
 
 
 def _start_method() -> StartMethod:
@@ -329,7 +403,7 @@ def _banner(app: Horsies, config: WorkerConfig) -> str:
 
 
 def _child_pool(app: Horsies, config: WorkerConfig, selector: selectors.BaseSelector) -> AnyPool:
-    hook_seconds = app.config.hook_timeout_seconds
+    hook_seconds = DEBUG_SECONDS if config.debug else app.config.hook_timeout_seconds
     settings = PoolSettings(
         processes=config.processes,
         start_method=config.start_method,
@@ -338,7 +412,10 @@ def _child_pool(app: Horsies, config: WorkerConfig, selector: selectors.BaseSele
         boot_seconds_of_hooks=hook_seconds * len(app.hooks.start),
         exit_seconds_of_hooks=hook_seconds * len(app.hooks.stop),
         has_windows=config.window_width > 1,
+        has_time_limits=not config.debug,
     )
+    if config.debug:
+        settings = replace(settings, boot_timeout_seconds=DEBUG_SECONDS)
     boot = ChildBoot(
         hook_budget_seconds=hook_seconds,
         app_locator=config.app_locator,
@@ -347,6 +424,7 @@ def _child_pool(app: Horsies, config: WorkerConfig, selector: selectors.BaseSele
         log_level=config.loglevel,
         log_format=config.log_format,
         worker_name=config.name,
+        shares_terminal=config.debug,
     )
     if not config.async_children:
         return ChildPool(settings, boot, selector)

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import Literal
 
 NEVER = float("inf")
 # A clock that also runs while the machine is suspended, where there is one.
@@ -32,6 +33,20 @@ _LONG_SECONDS = 0.05
 
 # How long a stopping worker waits for a lost database to take back a claim that is in doubt.
 RELEASE_PATIENCE_SECONDS = 5.0
+
+
+BurstStep = Literal["go_on", "look_again", "stop"]
+
+
+def burst_step(*, is_calm: bool, ended: int, looked_after: int | None) -> BurstStep:
+    """Decide whether a worker that runs due tasks only (--burst) has run all of them.
+
+    It has when a look at every queue, begun while nothing was in flight, led to no further attempt:
+    ``ended`` counts the attempts so far, ``looked_after`` those before the last such look.
+    """
+    if not is_calm:
+        return "go_on"
+    return "stop" if looked_after == ended else "look_again"
 
 
 def lifetime_clock() -> float:
@@ -61,6 +76,16 @@ class Agenda:
     def wake(self) -> None:
         """There may be work: after a notification, a gap, or freed capacity."""
         self.may_have_work = True
+
+    def look_everywhere(self) -> None:
+        """Claim, and count every due task again, not only those that became due since the last look."""
+        self.may_have_work = self.needs_look_ahead = True
+        self.last_look = None
+
+    @property
+    def is_calm(self) -> bool:
+        """Whether nothing is due, as far as the last claim and the last look ahead can tell."""
+        return not (self.may_have_work or self.needs_look_ahead) and self.claim_at == NEVER
 
     def wake_at(self, at: float) -> None:
         """Claim again at that time, whether or not a task is known to be due."""

@@ -42,6 +42,10 @@ class WorkerConfig:
     # Children for `async def` tasks, and how many tasks each of them runs at a time.
     async_children: int = 0
     async_slots: int = DEFAULT_ASYNC_SLOTS
+    # Stop when nothing is due.
+    burst: bool = False
+    # One task at a time, in a child that shares the terminal of the worker.
+    debug: bool = False
 
     @property
     def places(self) -> int:

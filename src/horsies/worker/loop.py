@@ -23,7 +23,7 @@ from horsies.ids import new_id
 from horsies.tasks.blocked import Blocked
 from horsies.tasks.definition import OnStop
 from horsies.tasks.outcome import STOPPED_BY_SHUTDOWN, STOPPED_FOR_REQUEUE
-from horsies.worker.agenda import NEVER, Shutdown, lifetime_clock
+from horsies.worker.agenda import NEVER, Shutdown, burst_step, lifetime_clock
 from horsies.worker.config import WorkerConfig, served_queues
 from horsies.worker.connection import WorkerConnection
 from horsies.worker.in_flight import InFlight
@@ -119,6 +119,8 @@ class Worker:
         # The last heartbeat before this worker stopped its own tasks.
         self._stopped_after: float | None = None
         self._failure: str | None = None
+        # With --burst: the attempts that had ended before the last look at every queue.
+        self._looked_after: int | None = None
         self._has_started = False
         # Called with every shutdown request, in a signal handler too.
         self.on_stop: Callable[[], None] | None = None
@@ -242,6 +244,19 @@ class Worker:
             if pipeline.round_trips > round_trips:
                 connection.confirm()
             connection.watch_socket()  # an ignored error may have closed the connection
+            if self._config.burst and not self._shutdown.is_requested:
+                self._end_burst()
+
+    def _end_burst(self) -> None:
+        """Request a shutdown once every due task has run."""
+        ended, is_calm = self.tally.ended, self._work.is_calm
+        step = burst_step(is_calm=is_calm, ended=ended, looked_after=self._looked_after)
+        if step == "look_again":
+            self._looked_after = ended
+            self._work.look_everywhere()
+        elif step == "stop":
+            logger.info("nothing more is due: %d attempt(s) ran", ended)
+            self.request_stop()
 
     def _next_wakeup(self) -> float:
         """How many seconds the loop may sleep if nothing happens."""

@@ -41,6 +41,14 @@ def die_with_parent(parent_pid: int) -> None:
         os._exit(0)
 
 
+def stop_with_parent(parent_pid: int) -> None:
+    """Have the kernel send SIGTERM to this process when its parent dies; exit now if it already did."""
+    if IS_LINUX:
+        _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != parent_pid:
+        os._exit(0)
+
+
 def death_signal_setter() -> Callable[[], object]:
     """The first half of ``die_with_parent`` without a Python frame, to be called after every task."""
     if _library_prctl is None:
@@ -96,13 +104,14 @@ def fork() -> int:
     return os.fork()
 
 
-def start_interpreter(entry_module: str, socket_fd: int) -> int:
+def start_interpreter(entry_module: str, socket_fd: int, *, keeps_input: bool = False) -> int:
     """Start a fresh interpreter that runs ``main(socket_fd)`` of `entry_module`; returns its pid.
 
-    It inherits standard output, standard error and that one socket.
+    It inherits standard output, standard error and that one socket, and standard input if told so.
     """
     os.set_inheritable(socket_fd, True)
-    return _spawn("-c", f"from {entry_module} import main; main({socket_fd})")
+    code = f"from {entry_module} import main; main({socket_fd})"
+    return _spawn("-c", code, keeps_input=keeps_input)
 
 
 def start_script(path: str, *arguments: str) -> int:
@@ -111,12 +120,13 @@ def start_script(path: str, *arguments: str) -> int:
     return _spawn("-S", "-P", path, *arguments)
 
 
-def _spawn(*arguments: str) -> int:
+def _spawn(*arguments: str, keeps_input: bool = False) -> int:
+    no_input = (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)
     return os.posix_spawn(
         sys.executable,
         [sys.executable, *arguments],
         os.environ,
-        file_actions=[(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)],
+        file_actions=[] if keeps_input else [no_input],
     )
 
 

@@ -127,7 +127,8 @@ class ChildBoot:
 
     ``program`` names the function that loads the application and returns the ``Program`` of the
     child. The fork server forks ``forks_singly`` children one by one, then ``forks_ahead`` at a time. By
-    ``guard_mark`` the guard finds the processes to kill; 0 stands for none.
+    ``guard_mark`` the guard finds the processes to kill; 0 stands for none. With ``shares_terminal`` the
+    child stays in the session of the worker and keeps its standard input.
     """
 
     app_locator: str
@@ -142,6 +143,7 @@ class ChildBoot:
     hook_budget_seconds: float = 10.0
     program: str = "horsies.worker.child.execute:load_program"
     guard_mark: int = 0
+    shares_terminal: bool = False
 
 
 _HEADER = Struct("!IB")

@@ -134,6 +134,11 @@ class Tally:
         self.turn_seconds += seconds
         self.turn_buckets[bisect_left(TURN_BOUNDS, seconds)] += 1
 
+    @property
+    def ended(self) -> int:
+        """How many attempts have ended since the start."""
+        return int(sum(sum(counts[:_WAITED]) for counts in self._counts.values()))
+
     def totals(self) -> Mapping[Key, Counts]:
         """All counts since the start; safe in another thread."""
         # Copies made in one step of the interpreter: the worker may add a key meanwhile.

@@ -106,6 +106,22 @@ class Work:
         if self._async is not None:
             self._async.note_news()
 
+    def look_everywhere(self) -> None:
+        """Claim from the front of every queue, and look ahead again."""
+        self.note_news()
+        for agenda in self._agendas():
+            agenda.look_everywhere()
+
+    @property
+    def is_calm(self) -> bool:
+        """Whether this worker owns no task, except for refused outcomes, and none is known to be due."""
+        in_flight = self._in_flight
+        is_free = in_flight.is_empty or in_flight.has_only_blocked
+        return is_free and not self.has_turn() and all(one.is_calm for one in self._agendas())
+
+    def _agendas(self) -> list[Agenda]:
+        return [self._agenda] if self._async is None else [self._agenda, self._async.agenda]
+
     def tick(self, now: float) -> None:
         self._agenda.tick(now)
         if self._async is not None:
@@ -360,7 +376,7 @@ class Work:
             self.claimed_last = False
             logger.info("%d task(s) expired, %d lapsed claim(s) freed", expired, lapsed)
         ended = time.monotonic()
-        for one in (agenda,) if claims is None else (agenda, claims.agenda):
+        for one in self._agendas():
             one.note_look_ahead(ended, due.seconds, ended - now, due.looked_at)
         if signs:
             # A recovery may follow, and this worker may claim the tasks it frees.

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from horsies.db.statement import StatementFile
 from horsies.db.statements.monitor import Sample, TaskSummary
 from horsies.db.statements.tasks import TaskId
+from horsies.db.statements.turn import ClaimedTask
 
 LOOKUP = StatementFile("lookup.sql")
 
@@ -98,5 +99,6 @@ list_resent = LOOKUP.declare("list_resent", TaskId, ResentTask)
 find_subject = LOOKUP.declare("find_subject", TaskId, Subject)
 newest_trace = LOOKUP.declare("newest_trace", TaskId, Trace)
 newest_heartbeat = LOOKUP.declare("newest_heartbeat", TaskId, Heartbeat)
+read_request = LOOKUP.declare("read_request", TaskId, ClaimedTask)
 
 LOOKUP.complete()

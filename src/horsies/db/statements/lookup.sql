@@ -75,3 +75,16 @@ ORDER BY attempt DESC LIMIT 1
 -- The last sign of life of a running task: one probe.
 SELECT sent_at FROM horsies_heartbeats WHERE task_id = %(id)s::uuid AND role = 'runner'
 ORDER BY sent_at DESC LIMIT 1
+
+-- name: read_request
+-- One task in the form of a claim, without claiming it: the columns are those of claim_tasks.
+SELECT id::text, generation, task_name::text, queue_name::text, args, kwargs, retry_count, max_retries,
+    task_options, NULL::integer AS timeout_ms, NULL::integer AS worker_pid, workflow_id::text, workflow_node_index,
+    workflow_item_index, workflow_inputs, priority, enqueued_at::text AS enqueued_at,
+    concat(sent_at, E'\n', enqueued_at, E'\n', good_until, E'\n', scheduled_for, E'\n', workflow_item_index,
+        E'\n', workflow_id, E'\n',
+        (SELECT node.node_id FROM horsies_workflow_tasks AS node
+         WHERE node.workflow_id = task.workflow_id AND node.task_index = task.workflow_node_index),
+        E'\n', schedule_name) AS details,
+    burst
+FROM horsies_tasks AS task WHERE id = %(id)s::uuid

@@ -106,8 +106,9 @@ def run_child(
     """
     exit_code = EXIT_BROKEN
     try:
-        with suppress(PermissionError):
-            os.setsid()
+        if not boot.shares_terminal:
+            with suppress(PermissionError):
+                os.setsid()
         os_process.die_with_parent(worker_pid)
         parent = ParentSocket(_as_socket(_move_to_high_number(socket_fd)))
         parent.send(protocol.encode_numbers(FrameKind.HELLO, parent.owner_pid))
@@ -351,7 +352,8 @@ class ForkGuard:
 
 
 def watch_parent(connected: socket.socket) -> None:
-    """Kill this process group when the other end of the socket closes, even during user code.
+    """Kill this process, with the group that it leads, when the other end of the socket closes, even
+    during user code.
 
     The portable form of dying with the parent.
     """
@@ -359,7 +361,8 @@ def watch_parent(connected: socket.socket) -> None:
     poll.register(connected, 0)
     while not poll.poll():
         pass
-    os.killpg(os.getpgrp(), signal.SIGKILL)
+    own_pid = os.getpid()
+    (os.killpg if os.getpgrp() == own_pid else os.kill)(own_pid, signal.SIGKILL)
 
 
 def run_start_hooks(

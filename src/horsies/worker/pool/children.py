@@ -56,6 +56,8 @@ class PoolSettings:
     exit_seconds_of_hooks: float = 0.0
     # Whether a child may hold more than one assignment.
     has_windows: bool = False
+    # Whether tasks are stopped at their timeout_ms.
+    has_time_limits: bool = True
 
     @property
     def exit_grace_seconds(self) -> float:

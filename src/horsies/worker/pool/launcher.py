@@ -45,7 +45,11 @@ class SpawnLauncher:
     def launch(self, own_end: socket.socket, child_end: socket.socket) -> int | None:
         """Start a child on `child_end` and return its pid; raises ``OSError`` when that fails."""
         own_end.sendall(protocol.encode_boot(self._boot, os.getpid()))
-        return os_process.start_interpreter("horsies.worker.child.main", child_end.fileno())
+        return os_process.start_interpreter(
+            "horsies.worker.child.main",
+            child_end.fileno(),
+            keeps_input=self._boot.shares_terminal,
+        )
 
     def _do_nothing(self) -> None:
         return None

@@ -172,6 +172,8 @@ class ChildPool:
         False when the child cannot have read it.
         """
         child = self._take_idle(pid)
+        if assignment.timeout_ms is not None and not self._settings.has_time_limits:
+            assignment = assignment._replace(timeout_ms=None)
         child.assignment = assignment
         child.assigned_at = now = time.monotonic()
         child.state = ChildState.BUSY

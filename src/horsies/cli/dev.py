@@ -1,0 +1,141 @@
+"""`horsies dev`: database, tables, worker, scheduler and dashboard of a project in one terminal."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from contextlib import suppress
+from importlib.util import find_spec
+from typing import Annotated
+
+import typer
+
+from horsies.cli.migrate import schema_connection
+from horsies.cli.options import (
+    LocatorArgument,
+    LogFormatOption,
+    LogLevelOption,
+    ModuleOption,
+    open_app,
+)
+from horsies.cli.supervise import Part, Supervisor, can_watch, watched_folders
+from horsies.cli.web import PORT, REQUIRED
+from horsies.cli.worker import OPTIONAL_SCHEDULER_VARIABLE
+from horsies.config.postgres import URL_VARIABLES
+from horsies.database_url import mask_url
+from horsies.db.embedded import SCHEME
+from horsies.db.migrate import apply_migrations
+from horsies.logs import LogFormat, LogLevel, attach_handler
+
+logger = logging.getLogger("horsies.dev")
+
+DEFAULT_GRACE_SECONDS = 10.0
+
+
+def dev(
+    locator: LocatorArgument = None,
+    module: ModuleOption = None,
+    web: Annotated[
+        bool, typer.Option("--web/--no-web", help="Serve the dashboard, with actions and payload.")
+    ] = True,
+    reload: Annotated[
+        bool,
+        typer.Option(
+            "--reload/--no-reload", help="Restart when a Python file of the project changes."
+        ),
+    ] = True,
+    port: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=65_535,
+            help=f"The port of the dashboard; default: {PORT}, or a free one if it is taken.",
+            show_default=False,
+        ),
+    ] = None,
+    processes: Annotated[
+        int | None,
+        typer.Option("--processes", "-c", min=1, help="Number of child processes of the worker."),
+    ] = None,
+    shutdown_grace: Annotated[
+        float,
+        typer.Option(
+            metavar="SECONDS", help="Interrupt tasks that still run this long after a stop."
+        ),
+    ] = DEFAULT_GRACE_SECONDS,
+    loglevel: LogLevelOption = LogLevel.INFO,
+    log_format: LogFormatOption = LogFormat.TEXT,
+) -> None:
+    """Run a project in this terminal: worker, scheduler and dashboard, restarted when its code changes.
+
+    Without a database URL it starts a private PostgreSQL (embedded://). It creates and updates the tables.
+    Ctrl-C stops everything in order, a second one at once. Exit codes: 0 clean shutdown, 1 error,
+    3 running tasks were interrupted.
+
+    Example:
+        horsies dev shop.py
+        horsies dev shop.tasks:app --processes 2 --no-web
+    """
+    attach_handler(loglevel, log_format)
+    _name_database()
+    named = module or locator
+    _prepare_database(named)
+    assert named is not None
+    os.environ[OPTIONAL_SCHEDULER_VARIABLE] = "1"
+    worker = ["worker", named, "--with-scheduler", f"--shutdown-grace={shutdown_grace}"]
+    worker += [] if processes is None else [f"--processes={processes}"]
+    log = f"--log-format={log_format.value}"
+    parts = [Part("worker", [*worker, log, f"--loglevel={loglevel.value}"])]
+    if web and _has_dashboard():
+        address = f"--port={_free_port() if port is None else port}"
+        dashboard = ["web", named, address, "--enable-actions", "--payload", log]
+        parts.append(Part("dashboard", dashboard))
+    folders = watched_folders(named) if reload and _can_reload() else ()
+    raise typer.Exit(Supervisor(parts, named, folders).run())
+
+
+def _name_database() -> None:
+    """Choose a private PostgreSQL if the environment names no database."""
+    if not any(os.environ.get(name, "").strip() for name in URL_VARIABLES):
+        variable, url = URL_VARIABLES[0], f"{SCHEME}://"
+        os.environ[variable] = url
+        logger.info("no database URL is set: %s=%s, in other terminals too", variable, url)
+
+
+def _prepare_database(locator: str | None) -> None:
+    """Import the application once, reach its database and bring the tables up to date.
+
+    A private PostgreSQL belongs to this process from now on: it runs until this process ends, however
+    often the worker restarts.
+    """
+    app = open_app("dev", locator)
+    with schema_connection(app.config.broker) as connection:
+        applied = apply_migrations(connection, replaces=True)
+    database = mask_url(app.config.broker.database_url)
+    logger.info("database %s: %d migration(s) applied", database, len(applied))
+    app.close()
+
+
+def _has_dashboard() -> bool:
+    missing = [name for name in REQUIRED if find_spec(name) is None]
+    if missing:
+        logger.warning("no dashboard: %s is missing; pip install 'horsies[web]'", missing[0])
+    return not missing
+
+
+def _can_reload() -> bool:
+    if not can_watch():
+        logger.warning("no restart on changes: watchfiles is missing; pip install 'horsies[dev]'")
+        return False
+    return True
+
+
+def _free_port() -> int:
+    """The usual port of the dashboard, or any other while another process has it."""
+    for port in (PORT, 0):
+        with socket.socket() as probe, suppress(OSError):
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(("127.0.0.1", port))
+            return int(probe.getsockname()[1])
+    return PORT

@@ -1,0 +1,225 @@
+"""Run commands of horsies as processes that restart when the project's code changes.
+
+`horsies worker --reload` and `horsies dev` use it. A change is tried with `horsies check` first: code that
+cannot be imported leaves the running processes alone, and the next change tries again.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
+from types import FrameType, ModuleType
+from typing import Literal
+
+from horsies.modules import failure_at, names_file
+from horsies.worker import os_process
+
+logger = logging.getLogger("horsies.dev")
+
+_POLL_SECONDS = 0.1
+# How long processes have to end after an immediate stop before they are killed.
+_KILL_SECONDS = 5.0
+
+# A part stops in order if the supervisor dies.
+_ENTRY = (
+    "from horsies.worker.os_process import stop_with_parent; stop_with_parent({}); "
+    "from horsies.cli.main import main; main()"
+)
+
+Action = Literal["none", "stop", "try_change", "report_end"]
+
+
+@dataclass(eq=False, slots=True)
+class Part:
+    """One command in a process of its own.
+
+    With ``shares_terminal`` it stays in the foreground process group, so that a debugger can read from
+    the terminal. Ctrl-C then reaches it without the supervisor.
+    """
+
+    name: str
+    arguments: Sequence[str]
+    shares_terminal: bool = False
+    process: subprocess.Popen[bytes] | None = None
+    is_reported: bool = False
+
+    @property
+    def exit_code(self) -> int | None:
+        """The exit code of its last process; None while it runs."""
+        return None if self.process is None else self.process.poll()
+
+    def start(self) -> None:
+        self.is_reported = False
+        self.process = subprocess.Popen(  # noqa: S603
+            [sys.executable, "-c", _ENTRY.format(os.getpid()), *self.arguments],
+            stdin=None if self.shares_terminal else subprocess.DEVNULL,
+            process_group=None if self.shares_terminal else 0,
+        )
+
+    def send(self, number: int) -> None:
+        if self.process is not None:
+            self.process.send_signal(number)  # not to a process that has ended
+
+
+def decide(*, stops: int, has_changed: bool, has_ended: bool) -> Action:
+    """Decide about the parts: a stop comes first, and a change replaces a part that has ended."""
+    if stops:
+        return "stop"
+    if has_changed:
+        return "try_change"
+    return "report_end" if has_ended else "none"
+
+
+class Supervisor:
+    """Starts parts, restarts them after a change below `folders`, and stops them in their order.
+
+    Without folders it does not restart: the end of one part then stops the others.
+    """
+
+    def __init__(self, parts: Sequence[Part], locator: str, folders: Sequence[str] = ()) -> None:
+        self._parts = parts
+        self._locator = locator
+        self._folders = folders
+        self._stops: list[int] = []
+
+    def is_set(self) -> bool:
+        """Whether a stop was requested; the watcher of files asks."""
+        return bool(self._stops)
+
+    def run(self) -> int:
+        """Run the parts until a stop signal; return the first exit code that is not 0, or 0."""
+        changes = self._changes()
+        with self._stop_signals():
+            next(changes, None)  # a change during the start counts
+            try:
+                self._start()
+                for changed in changes:
+                    if not self._act(changed):
+                        break
+            finally:
+                self._stop()
+        return next((code for part in self._parts if (code := part.exit_code)), 0)
+
+    def _act(self, changed: Sequence[str]) -> bool:
+        """Act on the state of the parts; False to end."""
+        ended = [one for one in self._parts if one.exit_code is not None and not one.is_reported]
+        action = decide(stops=len(self._stops), has_changed=bool(changed), has_ended=bool(ended))
+        if action == "try_change":
+            self._try_change(changed)
+        elif action == "report_end":
+            for part in ended:
+                part.is_reported = True
+                reason = os_process.describe_exit(part.exit_code or 0)
+                rest = "waiting for a change" if self._folders else "stopping"
+                logger.error("the %s ended (%s); %s", part.name, reason, rest)
+            return bool(self._folders)
+        return action != "stop"
+
+    def _try_change(self, changed: Sequence[str]) -> None:
+        names = ", ".join(sorted({os.path.relpath(path) for path in changed})[:3])
+        command = [sys.executable, "-m", "horsies", "check", self._locator]
+        checked = subprocess.run(  # noqa: S603
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, check=False
+        )
+        if self._stops:
+            return
+        if checked.returncode != 0:
+            logger.error("%s changed, but cannot be used; the next change tries again", names)
+            return
+        logger.info("%s changed; restarting", names)
+        self._stop()
+        if not self._stops:
+            self._start()
+
+    def _start(self) -> None:
+        for part in self._parts:
+            part.start()
+
+    def _stop(self) -> None:
+        """Stop one part after the other; a second signal stops all at once."""
+        is_interrupt = self._stops[:1] == [signal.SIGINT]
+        for part in self._parts:
+            if not (part.shares_terminal and is_interrupt):  # the terminal has sent it there, too
+                part.send(signal.SIGTERM)
+            while part.process is not None and part.exit_code is None:
+                if len(self._stops) > 1 and not part.shares_terminal:
+                    self._stop_at_once()
+                    return
+                time.sleep(_POLL_SECONDS / 2)
+
+    def _stop_at_once(self) -> None:
+        # A worker exits at once after its third stop signal. Two signals of one number may arrive as one.
+        for number in (signal.SIGTERM, signal.SIGINT):
+            for part in self._parts:
+                part.send(number)
+        deadline = time.monotonic() + _KILL_SECONDS
+        for part in self._parts:
+            if part.process is not None:
+                with suppress(subprocess.TimeoutExpired):
+                    part.process.wait(max(0.0, deadline - time.monotonic()))
+                part.process.kill()
+                part.process.wait()
+
+    def _changes(self) -> Iterator[Sequence[str]]:
+        """Yield changed Python files, or nothing for a while, until a stop is requested."""
+        if self._folders:
+            watchfiles = _require_watchfiles()
+            is_python = watchfiles.PythonFilter()
+            for changes in watchfiles.watch(
+                *self._folders,
+                watch_filter=None,  # changes of other files must not delay the next look at the parts
+                debounce=200,
+                rust_timeout=round(_POLL_SECONDS * 1000),
+                yield_on_timeout=True,
+                stop_event=self,
+                raise_interrupt=False,
+                ignore_permission_denied=True,
+            ):
+                yield [path for change, path in changes if is_python(change, path)]
+        while not self._stops:
+            time.sleep(_POLL_SECONDS)
+            yield ()
+
+    @contextmanager
+    def _stop_signals(self) -> Iterator[None]:
+        """Count stop signals from here to the end of the process."""
+
+        def stop(number: int, _frame: FrameType | None) -> None:
+            self._stops.append(number)
+
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, stop)
+        yield
+
+
+def can_watch() -> bool:
+    """Whether changes of files can be noticed: the extra ``dev`` is installed."""
+    return find_spec("watchfiles") is not None
+
+
+def watched_folders(locator: str) -> list[str]:
+    """Return the folders of a project: the working directory, and that of an application outside of it."""
+    project = os.getcwd()
+    module_name = locator.rpartition(":")[0] or locator
+    if not names_file(module_name):
+        return [project]
+    folder = os.path.dirname(os.path.abspath(module_name))
+    is_inside = os.path.commonpath([project, folder]) == project
+    return [project] if is_inside or not os.path.isdir(folder) else [project, folder]
+
+
+def _require_watchfiles() -> ModuleType:
+    try:
+        return import_module("watchfiles")
+    except ImportError:
+        message = "Restarting on changes needs the package watchfiles, which is not installed."
+        raise failure_at(None, message, help_text="pip install 'horsies[dev]'") from None

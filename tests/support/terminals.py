@@ -1,0 +1,82 @@
+"""Commands in a terminal of their own: a pty with a session, job control and Ctrl-C."""
+
+from __future__ import annotations
+
+import os
+import pty
+import subprocess
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+
+from tests.support.wait import wait_until
+
+CTRL_C = "\x03"
+# A session leader without a terminal gets the first one that it opens.
+TAKE_TERMINAL = 'exec "$@" <"$0"'
+
+
+class Terminal:
+    """A command in the foreground of a terminal; everything it starts is gone after ``destroy``."""
+
+    def __init__(
+        self, command: Sequence[str], directory: Path, environment: Mapping[str, str]
+    ) -> None:
+        self._master, slave = pty.openpty()
+        os.set_blocking(self._master, False)
+        self.shown = ""
+        try:
+            self.process = subprocess.Popen(
+                ["/bin/sh", "-c", TAKE_TERMINAL, os.ttyname(slave), *command],
+                cwd=directory,
+                env={**os.environ, "NO_COLOR": "1", **environment},
+                stdin=slave,
+                stdout=slave,
+                stderr=slave,
+                start_new_session=True,
+            )
+        finally:
+            os.close(slave)
+        self._seen: dict[int, psutil.Process] = {}
+
+    def read(self) -> str:
+        """Everything that was shown so far."""
+        with suppress(OSError):  # nothing new, or every process has closed the terminal
+            while data := os.read(self._master, 1 << 16):
+                self.shown += data.decode(errors="replace")
+        return self.shown
+
+    def wait_for(self, text: str, *, times: int = 1) -> None:
+        """Wait until this text was shown so many times."""
+        wait_until(
+            lambda: self.read().count(text) >= times, 60.0, lambda: f"{text!r} in {self.shown}"
+        )
+        self.family()
+
+    def type(self, text: str) -> None:
+        os.write(self._master, text.encode())
+
+    def wait(self) -> int:
+        """Wait for the end and return the exit code."""
+        # An unread terminal would block its writers.
+        wait_until(lambda: self.read() is None or self.process.poll() is not None, 60.0, self.read)
+        self.read()
+        return self.process.wait()
+
+    def family(self) -> list[psutil.Process]:
+        """The processes that it started and that still live."""
+        with suppress(psutil.NoSuchProcess):
+            for one in psutil.Process(self.process.pid).children(recursive=True):
+                self._seen[one.pid] = one
+        return [one for one in self._seen.values() if one.is_running()]
+
+    def destroy(self) -> None:
+        family = self.family()
+        self.process.kill()
+        self.process.wait()
+        for one in family:
+            with suppress(psutil.NoSuchProcess):  # by its start time, not only by its number
+                one.kill()
+        os.close(self._master)

@@ -1,0 +1,38 @@
+"""What the supervisor of `horsies worker --reload` and `horsies dev` decides."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from horsies.cli.supervise import Action, decide, watched_folders
+
+
+@pytest.mark.parametrize(
+    ("stops", "has_changed", "has_ended", "action"),
+    [
+        (0, False, False, "none"),
+        (0, False, True, "report_end"),
+        (0, True, True, "try_change"),
+        (0, True, False, "try_change"),
+        (1, True, True, "stop"),
+        (2, False, False, "stop"),
+    ],
+)
+def test_a_stop_comes_first_and_a_change_replaces_a_part_that_ended(
+    stops: int, has_changed: bool, has_ended: bool, action: Action
+) -> None:
+    assert decide(stops=stops, has_changed=has_changed, has_ended=has_ended) == action
+
+
+def test_the_working_directory_and_an_application_outside_of_it_are_watched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project, other = tmp_path / "project", tmp_path / "other"
+    (project / "package").mkdir(parents=True)
+    other.mkdir()
+    monkeypatch.chdir(project)
+    for inside in ("shop", "shop.background:app", "shop.py:app", "package/app.py"):
+        assert watched_folders(inside) == [str(project)]
+    assert watched_folders(f"{other}/app.py:app") == [str(project), str(other)]
