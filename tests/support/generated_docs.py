@@ -50,9 +50,12 @@ EXPLAIN = REPOSITORY / "docs" / "explain.md"
 DASHBOARD = REPOSITORY / "docs" / "dashboard.md"
 METRICS = REPOSITORY / "docs" / "metrics.md"
 DOCTOR = REPOSITORY / "docs" / "doctor.md"
+EMBEDDED = REPOSITORY / "docs" / "embedded.md"
+NEW_PROJECT = REPOSITORY / "docs" / "new-project.md"
 CONTRIBUTING = REPOSITORY / "CONTRIBUTING.md"
 PAGES = (
     *(CONFIGURATION, WORKERS, OPERATING, EXPLAIN, DASHBOARD, METRICS, DOCTOR, SCHEDULING),
+    *(EMBEDDED, NEW_PROJECT),
     STATE_MACHINE,
     CONTRIBUTING,
 )
@@ -72,6 +75,7 @@ MODELS: tuple[type[BaseModel], ...] = (
 )
 COMMANDS = (
     *("worker", "scheduler", "web", "check", "migrate", "version", "health", "metrics"),
+    *("demo", "init", "db url", "db psql"),
     *("status", "workers", "queues", "tasks", "show", "explain", "cancel", "retry", "history"),
     "schedules",
     *("workflows", "workflow show", "workflow pause", "workflow resume", "workflow cancel"),

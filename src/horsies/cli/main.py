@@ -25,6 +25,9 @@ from horsies.errors import HorsiesError
 _MODULES = {
     "check": "check",
     "migrate": "migrate",
+    "demo": "demo",
+    "init": "init",
+    "db": "database",
     "worker": "worker",
     "scheduler": "scheduler",
     "status": "status",
