@@ -91,7 +91,7 @@ def psql(
 
     Example:
         horsies db psql tasks.py
-        horsies db psql -c "SELECT count(*) FROM horsies_tasks"
+        horsies db psql -c "TABLE horsies_queues"
     """
     config = _database("db psql", module or locator, database_url)
     address = resolve_url(config.database_url)
