@@ -101,6 +101,21 @@ def test_without_the_extra_one_sentence_says_what_to_install(
     assert "--database-url" in sentence
 
 
+def test_a_server_that_does_not_answer_is_reported_in_one_sentence(tmp_path: Path) -> None:
+    finished = subprocess.run(
+        [*DEMO, "--database-url", "postgresql://app:hunter2@127.0.0.1:1/shop"],
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert finished.returncode == 1
+    (sentence,) = finished.stderr.splitlines()
+    assert "No server listens at this address" in sentence
+    assert "hunter2" not in finished.stdout + sentence
+
+
 def processes_of(directory: Path) -> list[int]:
     """The processes with this temporary directory in their environment: all of a demonstration."""
     found = []

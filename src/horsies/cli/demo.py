@@ -144,10 +144,12 @@ def _database(console: Console, url: str | None) -> Iterator[None]:
 def _schema(console: Console, config: PostgresConfig) -> Iterator[None]:
     """Use a schema of the given database, and drop it afterwards."""
     schema = f"horsies_demo_{os.getpid()}"
-    drop = sql.SQL("DROP SCHEMA IF EXISTS {} CASCADE").format(sql.Identifier(schema))
+    create = sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(schema))
+    drop = sql.SQL("DROP SCHEMA {} CASCADE").format(sql.Identifier(schema))
     try:
         address = resolve_url(config.database_url)
-        psycopg.connect(address).close()
+        with psycopg.connect(address, autocommit=True) as connection:
+            connection.execute(create)
         console.print(f"PostgreSQL   yours, in the schema {schema}, which is dropped at the end")
         os.environ |= {URL_VARIABLES[0]: address, SCHEMA_VARIABLE: schema}
         try:
@@ -182,7 +184,7 @@ def _run(console: Console, directory: Path, keep: bool) -> bool:
         _print_summary(console, parts)
         is_expected = all(part.is_expected for part in parts) and worker.poll() is None
         if keep:
-            _keep(console, dashboard or worker)
+            _keep(console, worker, dashboard)
         if not is_expected:
             log.seek(0)
             console.print("\nthe log of the worker:")
@@ -213,20 +215,19 @@ def _running(*arguments: str, log_fd: int, cwd: Path) -> Iterator[subprocess.Pop
 
 
 @contextmanager
-def _dashboard(
-    console: Console, log_fd: int, cwd: Path
-) -> Iterator[subprocess.Popen[bytes] | None]:
-    """Serve the dashboard and print its address, if its extra is installed."""
+def _dashboard(console: Console, log_fd: int, cwd: Path) -> Iterator[str | None]:
+    """Serve the dashboard, if its extra is installed; print and return its address."""
     if not all(map(find_spec, WEB_PACKAGES)):
         console.print(r"dashboard    not installed: pip install 'horsies\[web]'")
         yield None
         return
     port = _free_port()
+    address = f"http://127.0.0.1:{port}"
     options = ("--port", str(port), "--enable-actions", "--payload")
     with _running("web", f"{TASKS}:app", *options, log_fd=log_fd, cwd=cwd) as process:
-        _wait_until_served(f"http://127.0.0.1:{port}", process)
-        console.print(f"dashboard    http://127.0.0.1:{port}")
-        yield process
+        _wait_until_served(address, process)
+        console.print(f"dashboard    {address}")
+        yield address
 
 
 def _free_port() -> int:
@@ -390,14 +391,13 @@ def _print_summary(console: Console, parts: Sequence[Part]) -> None:
         console.print(f"{mark} {part.title}: {part.finding}")
 
 
-def _keep(console: Console, process: subprocess.Popen[bytes]) -> None:
-    """Wait for Ctrl-C, or for the end of the dashboard."""
-    console.print(
-        "\nThe worker, the scheduler and the dashboard go on until you press Ctrl-C. Their database:"
-    )
-    console.print(mask_url(os.environ[URL_VARIABLES[0]]), soft_wrap=True, markup=False)
+def _keep(console: Console, worker: subprocess.Popen[bytes], dashboard: str | None) -> None:
+    """Wait for Ctrl-C, or for the end of the worker."""
+    console.print(f"\ndatabase     {mask_url(os.environ[URL_VARIABLES[0]])}", soft_wrap=True)
+    console.print(f"dashboard    {dashboard or 'not installed'}")
+    console.print("Worker, scheduler and dashboard go on until you press Ctrl-C.")
     try:
-        process.wait()
+        worker.wait()
     except KeyboardInterrupt:
         console.print()
 
