@@ -102,6 +102,7 @@ def test_a_parent_that_the_servers_user_cannot_enter_is_named_and_stays_closed(
     )
     assert f"{directory.parent} is closed to that user" in done.stderr
     assert directory.parent.stat().st_mode & 0o777 == 0o700
+    assert not directory.exists(), "nothing stays behind"
 
 
 # Runs a program of Python with a copy of /etc in which the server's user does not exist.

@@ -56,7 +56,7 @@ def url(
         horsies db url --database-url embedded:// --sqlalchemy
     """
     config = _database("db url", module or locator, database_url)
-    address = resolve_url(config.database_url)
+    address = _address(config)
     shown = address if with_password else mask_url(address)
     if sqlalchemy:
         shown = "postgresql+psycopg:" + shown.partition(":")[2]
@@ -94,7 +94,7 @@ def psql(
         horsies db psql -c "TABLE horsies_queues"
     """
     config = _database("db psql", module or locator, database_url)
-    address = resolve_url(config.database_url)
+    address = _address(config)
     arguments = [_psql(), *(["--command", command] if command is not None else [])]
     conninfo, secrets = _without_password(address, config.schema_name)
     # psql itself decides what Ctrl-C means; this process stays, so that an embedded server does.
@@ -106,6 +106,14 @@ def psql(
 def _database(command: str, locator: str | None, database_url: str | None) -> PostgresConfig:
     refuse_both("LOCATOR", locator, "--database-url", database_url)
     return open_app(command, locator).config.broker if locator else named_database(database_url)
+
+
+def _address(config: PostgresConfig) -> str:
+    try:
+        return resolve_url(config.database_url)
+    except ConfigurationError as error:
+        error.location = None  # the database URL is wrong, not a line of code
+        raise
 
 
 def _without_password(address: str, schema: str) -> tuple[str, dict[str, str]]:

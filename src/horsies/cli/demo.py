@@ -135,8 +135,11 @@ def _database(console: Console, url: str | None) -> Iterator[None]:
         return
     console.print("PostgreSQL   a private one, deleted at the end")
     data = Path(tempfile.gettempdir()) / f"horsies-demo-{os.getpid()}"
-    # The server stops, and its data is deleted, when this process ends.
-    os.environ[URL_VARIABLES[0]] = start_or_join(f"embedded://{data}", keep_data=False)
+    try:
+        # The server stops, and its data is deleted, when this process ends.
+        os.environ[URL_VARIABLES[0]] = start_or_join(f"embedded://{data}", keep_data=False)
+    except ConfigurationError as error:
+        exit_with(describe(error), 1)
     yield
 
 

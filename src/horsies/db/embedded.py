@@ -95,12 +95,13 @@ def start_or_join(url: str, *, keep_data: bool = True) -> str:
     """
     directory = data_directory(url)
     try:
-        _make_parents(directory)
-        cleanup_mode = "stop" if keep_data else "delete"
-        server = _package().get_server(directory, cleanup_mode=cleanup_mode, start=False)
-        if server.pgdata not in _joined:
-            with _signals_deferred():
-                _start(server)
+        with _removed_if_empty(directory):
+            _make_parents(directory)
+            cleanup_mode = "stop" if keep_data else "delete"
+            server = _package().get_server(directory, cleanup_mode=cleanup_mode, start=False)
+            if server.pgdata not in _joined:
+                with _signals_deferred():
+                    _start(server)
     except PermissionError as error:
         raise ConfigurationError(
             f"The embedded database in {directory} belongs to another user, or its directory is closed to "
@@ -109,16 +110,20 @@ def start_or_join(url: str, *, keep_data: bool = True) -> str:
             help_text="name a directory of your own: embedded:///some/directory",
         ) from error
     except (OSError, subprocess.SubprocessError) as error:
+        log = directory / "log"
         raise ConfigurationError(
-            f"The embedded PostgreSQL in {directory} did not start ({_first_line(error)}).",
+            f"The embedded PostgreSQL in {directory} did not start ({_reason(error)}).",
             code=ErrorCode.BROKER_INIT_FAILED,
-            help_text=f"see the end of {directory / 'log'}, or name another directory",
+            help_text=f"see {log if os.path.exists(log) else 'the output above'}, name another directory, "
+            "or name a server: postgresql://user@host/database",
         ) from error
     return _address(server)
 
 
-def _first_line(error: BaseException) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__)
+def _reason(error: OSError | subprocess.SubprocessError) -> str:
+    if isinstance(error, subprocess.CalledProcessError | subprocess.TimeoutExpired):
+        return f"{Path(error.cmd[0]).name} failed"
+    return str(error)
 
 
 def is_used_by_others(url: str) -> bool:
@@ -141,6 +146,17 @@ def _address(server: Any) -> str:
         return str(server.get_uri())
     host = quote(str(information.socket_dir))
     return f"postgresql://{server.postgres_user}@/{server.postgres_user}?host={host}"
+
+
+@contextmanager
+def _removed_if_empty(directory: Path) -> Iterator[None]:
+    """After a failure, remove the directory that was created for a server that never ran."""
+    try:
+        yield
+    except Exception:
+        with suppress(OSError):
+            directory.rmdir()
+        raise
 
 
 @contextmanager
