@@ -33,7 +33,7 @@ def worker(example: str, database_url: str, tmp_path: Path) -> Iterator[Path]:
             stderr=output,
         )
     try:
-        wait_until(lambda: "listening on" in log.read_text() or process.poll() is not None, 30)
+        wait_until(lambda: "listening on" in log.read_text() or process.poll() is not None, 60)
         yield directory
     finally:
         process.terminate()

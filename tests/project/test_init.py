@@ -72,7 +72,7 @@ def test_the_commands_of_its_readme_run(project: Path, database_url: str) -> Non
     with log.open("w") as output:
         worker = subprocess.Popen([*command, "-c", "1"], cwd=project, env=env, stderr=output)
     try:
-        wait_until(lambda: "listening on" in log.read_text() or worker.poll() is not None, 30)
+        wait_until(lambda: "listening on" in log.read_text() or worker.poll() is not None, 60)
         sent = run(project, "my_shop", HORSIES_DATABASE_URL=database_url)
     finally:
         worker.terminate()
