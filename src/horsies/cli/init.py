@@ -1,0 +1,87 @@
+"""`horsies init`: write a small project that runs."""
+
+from __future__ import annotations
+
+import keyword
+import re
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from horsies._version import __version__
+from horsies.cli.session import exit_with
+
+TEMPLATE = Path(__file__).with_name("template")
+# A directory with nothing but these counts as empty.
+ALLOWED = {".git", ".venv"}
+# Git would obey a file of that name in this repository as well.
+RENAMED = {"gitignore": ".gitignore"}
+
+
+def init(
+    directory: Annotated[
+        Path, typer.Argument(metavar="DIR", help="The directory to create, or an empty one.")
+    ],
+) -> None:
+    """Write a project that runs: tasks, a workflow, a schedule, tests and a Dockerfile.
+
+    The package has the name of the directory. The README of the project has the next commands.
+
+    Exit codes: 0 written, 1 failure, or the directory is not empty.
+
+    Example:
+        horsies init shop
+    """
+    try:
+        refuse_used_directory(directory)
+        name = package_name(directory.resolve().name)
+        for target, text in project_files(name).items():
+            path = directory / target
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, "utf-8")
+    except OSError as error:
+        exit_with(f"{error.filename} cannot be written: {error.strerror}.", 1)
+    typer.echo(f"{directory} is ready. Next:\n")
+    for command in (
+        f"cd {directory}",
+        "export HORSIES_DATABASE_URL=embedded://",
+        f"horsies worker {name}.app --with-scheduler",
+        f"python -m {name}    # in another terminal, after the same export",
+    ):
+        typer.echo(f"  {command}")
+    typer.echo("\nREADME.md explains the files.")
+
+
+def refuse_used_directory(directory: Path) -> None:
+    if directory.exists() and not directory.is_dir():
+        exit_with(f"{directory} is a file; name a new or an empty directory.", 1)
+    if directory.is_dir() and any(entry.name not in ALLOWED for entry in directory.iterdir()):
+        exit_with(f"{directory} is not empty; name a new or an empty directory.", 1)
+
+
+def package_name(directory_name: str) -> str:
+    """Return the name of the package in a directory of this name: my-shop becomes my_shop."""
+    name = re.sub(r"\W", "_", directory_name).lower()
+    is_taken = name in sys.stdlib_module_names or name in ("horsies", "tests")
+    if not name.isidentifier() or keyword.iskeyword(name) or is_taken:
+        exit_with(
+            f"{directory_name!r} cannot be the name of a package; name a directory that begins with a letter "
+            "and is not called like a module of Python.",
+            1,
+        )
+    return name
+
+
+def project_files(name: str) -> dict[Path, str]:
+    """Return the files of the project with their contents."""
+    files = {}
+    for source in sorted(path for path in TEMPLATE.rglob("*") if path.is_file()):
+        if "__pycache__" in source.parts:
+            continue
+        target = source.relative_to(TEMPLATE)
+        renamed = target.with_name(RENAMED.get(target.name, target.name))
+        text = source.read_text("utf-8").replace("[binary]", f"[binary] ~= {__version__}")
+        files[Path(str(renamed).replace("project_name", name))] = text.replace("project_name", name)
+    return files

@@ -1,0 +1,1 @@
+"""The background tasks of project_name."""

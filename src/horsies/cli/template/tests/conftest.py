@@ -1,0 +1,6 @@
+"""Settings of all tests."""
+
+import os
+
+# The application reads it when it is imported. Nothing connects to it unless a test does.
+os.environ.setdefault("HORSIES_DATABASE_URL", "embedded://")

@@ -1,0 +1,1 @@
+"""The application of `horsies demo`: tasks, a workflow and a schedule to read and to copy."""

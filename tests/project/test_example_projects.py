@@ -1,0 +1,129 @@
+"""The small projects in examples/ run as their pages say, and end by themselves."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from tests.project.test_examples import environment
+from tests.support.doc_pages import REPOSITORY, blocks
+from tests.support.wait import wait_until
+
+EXAMPLES = REPOSITORY / "examples"
+
+
+@contextmanager
+def worker(example: str, database_url: str, tmp_path: Path) -> Iterator[Path]:
+    """A copy of the example, with the worker of its page beside it."""
+    directory = shutil.copytree(EXAMPLES / example, tmp_path / example)
+    (command,) = [line for line in commands(directory) if line.startswith("horsies worker")]
+    log = tmp_path / "worker.log"
+    with log.open("w") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", *command.removesuffix(" &").split(), "-c", "2"],
+            cwd=directory,
+            env=environment(HORSIES_DATABASE_URL=database_url),
+            stderr=output,
+        )
+    try:
+        wait_until(lambda: "listening on" in log.read_text() or process.poll() is not None, 60)
+        yield directory
+    finally:
+        process.terminate()
+        assert process.wait(60) == 0, log.read_text()
+
+
+def commands(directory: Path) -> list[str]:
+    text = (directory / "README.md").read_text()
+    shown = "".join(block.text for block in blocks(text) if block.language == "console")
+    return [line.removeprefix("$ ") for line in shown.splitlines()]
+
+
+def shown_script(directory: Path) -> list[str]:
+    """The command of the page that runs the script."""
+    (command,) = [line for line in commands(directory) if line.startswith("python ")]
+    return [sys.executable, *command.removeprefix("python ").replace('"', "").split()]
+
+
+def run(directory: Path, command: list[str], database_url: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command,
+        cwd=directory,
+        env=environment(HORSIES_DATABASE_URL=database_url),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+
+def test_the_script_counts_its_files_and_one_that_is_missing(
+    tmp_path: Path, database_url: str
+) -> None:
+    with worker("script", database_url, tmp_path) as directory:
+        done = run(directory, shown_script(directory), database_url)
+    words = len((directory / "README.md").read_text().split())
+    first, second, third = done.stdout.splitlines()
+    assert first.split() == [str(words), "README.md"], done.stderr
+    assert second.endswith("wordcount.py")
+    assert third.split() == ["NO_SUCH_FILE", "no-such-file"]
+    assert done.returncode == 1
+
+
+@pytest.fixture
+def sales(database_url: str) -> Iterator[psycopg.Connection[tuple[int]]]:
+    """A connection to the database of the example, which drops its table afterwards."""
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        yield connection
+        connection.execute("DROP TABLE IF EXISTS public.sales")
+
+
+def test_the_etl_workflow_loads_the_valid_rows(
+    tmp_path: Path, database_url: str, sales: psycopg.Connection[tuple[int]]
+) -> None:
+    with worker("etl", database_url, tmp_path) as directory:
+        done = run(directory, shown_script(directory), database_url)
+    assert done.stdout.endswith("6 rows of 3 files, 13800 cents; 2 rejected\n"), done.stderr
+    assert sales.execute("SELECT count(*)::integer FROM public.sales").fetchone() == (6,)
+
+
+def test_a_person_decides_about_the_draft_of_the_model(tmp_path: Path, database_url: str) -> None:
+    with worker("approval", database_url, tmp_path) as directory:
+        draft, outcome = ask(directory, database_url, answer="true")
+        assert draft == [
+            f"[Write {part} of oats for horses]\n"
+            for part in ("the summary", "the details", "the risks")
+        ]
+        assert outcome == "published 3 sections\n"
+        _, outcome = ask(directory, database_url, answer="false")
+        assert outcome == "A person has rejected the answer.\n"
+
+
+def ask(directory: Path, database_url: str, answer: str) -> tuple[list[str], str]:
+    """Ask the question of the page, and answer with the command that it prints."""
+    printed: list[str] = []
+    with subprocess.Popen(
+        shown_script(directory),
+        cwd=directory,
+        env=environment(HORSIES_DATABASE_URL=database_url),
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as asking:
+        assert asking.stdout is not None
+        try:
+            while "workflow signal" not in "".join(printed):
+                printed.append(asking.stdout.readline())
+                assert asking.poll() is None, printed
+            command = [sys.executable, "-m", *printed[-1].split()[:-1], answer]
+            sent = run(directory, command, database_url)
+            assert sent.returncode == 0, sent.stderr
+            return printed[:3], asking.stdout.read()
+        finally:
+            asking.kill()
