@@ -11,10 +11,10 @@ import pytest
 from horsies import Horsies
 from horsies.db.statements.blocked import BlockedRow
 from horsies.db.statements.dashboard import FailedPause, OverdueSchedule, OverlongTask
+from horsies.db.statements.measures import FailingTask
 from horsies.db.statements.monitor import WorkerSummary
 from horsies.monitor.attention import (
     Facts,
-    FailingTask,
     Urgency,
     facts_script,
     needs_attention,
