@@ -92,6 +92,14 @@ LINES = [
         ("/queues/mail/explain", None),
     ),
     (
+        of(
+            queue(oldest_waiting_seconds=301.0),
+            worker(processes=10, async_places=8, tasks_running=1),
+        ),
+        "queue mail: the oldest task is due for 5m01s, and 9 children of its workers idle",
+        ("/queues/mail/explain", None),
+    ),
+    (
         of(queue(due=0, caps=[3, None])),
         "queue mail: its workers disagree about the cap: 3 and no cap",
         ("/queues/mail", None),
@@ -177,6 +185,10 @@ def test_a_rule_makes_one_line(facts: Facts, text: str, target: tuple[str, str |
         of(queue(oldest_waiting_seconds=299.0), worker()),
         of(queue(oldest_waiting_seconds=400.0), worker(tasks_running=3, tasks_claimed=1)),
         of(queue(oldest_waiting_seconds=400.0, running=2, caps=[2]), worker()),
+        of(
+            queue(oldest_waiting_seconds=400.0),
+            worker(processes=10, async_places=8, tasks_running=2),
+        ),
         of(worker()),
         of(failing=[FailingTask("rare", 9, 0.0), FailingTask("usual", 50, 11.0)]),
     ],

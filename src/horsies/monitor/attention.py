@@ -218,11 +218,17 @@ def _queue(
 
 
 def _idle_children(workers: Iterable[WorkerSummary]) -> dict[str, int]:
-    """Count the children without a task, by queue that their worker serves."""
+    """Count the children without a task, by queue that their worker serves.
+
+    A worker with async children counts only while both kinds of its places have room: the oldest task of the
+    queue may be of either kind.
+    """
     idle: dict[str, int] = {}
     for worker in workers:
         if health_of(worker) is WorkerHealth.ALIVE:
-            free = max(worker.processes - worker.tasks_running - worker.tasks_claimed, 0)
+            room = [worker.free_places(kind) for kind in (False, True)]
+            free = sum(room) if worker.async_places and all(room) else min(room)
+            free = max(free - worker.tasks_claimed, 0)
             for name in worker.queues:
                 idle[name] = idle.get(name, 0) + free
     return idle
