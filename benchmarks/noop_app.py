@@ -24,6 +24,12 @@ if os.environ.get("HORSIES_BENCH_TALLY") == "off":
     for _name in ("note_starts", "note_ends", "note_turn"):
         setattr(Tally, _name, lambda *_: None)
 
+# "off" removes the checks for tracing, to measure what they cost an application without it.
+if os.environ.get("HORSIES_BENCH_TRACING") == "off":
+    from benchmarks.tracing import remove_checks
+
+    remove_checks()
+
 app = Horsies(AppConfig(broker=PostgresConfig.from_env(pool_size=1)))
 # A child may hold several tasks that are tried again after a crash.
 AGAIN = RetryPolicy.fixed([1], auto_retry_for=["WORKER_CRASHED"])

@@ -11,10 +11,10 @@ import pytest
 from horsies import Horsies
 from horsies.db.statements.blocked import BlockedRow
 from horsies.db.statements.dashboard import FailedPause, OverdueSchedule, OverlongTask
+from horsies.db.statements.measures import FailingTask
 from horsies.db.statements.monitor import WorkerSummary
 from horsies.monitor.attention import (
     Facts,
-    FailingTask,
     Urgency,
     facts_script,
     needs_attention,
@@ -89,6 +89,14 @@ LINES = [
     (
         of(queue(oldest_waiting_seconds=301.0), worker(tasks_running=3)),
         "queue mail: the oldest task is due for 5m01s, and 1 child of its workers idle",
+        ("/queues/mail/explain", None),
+    ),
+    (
+        of(
+            queue(oldest_waiting_seconds=301.0),
+            worker(processes=10, async_places=8, tasks_running=1),
+        ),
+        "queue mail: the oldest task is due for 5m01s, and 9 children of its workers idle",
         ("/queues/mail/explain", None),
     ),
     (
@@ -177,6 +185,10 @@ def test_a_rule_makes_one_line(facts: Facts, text: str, target: tuple[str, str |
         of(queue(oldest_waiting_seconds=299.0), worker()),
         of(queue(oldest_waiting_seconds=400.0), worker(tasks_running=3, tasks_claimed=1)),
         of(queue(oldest_waiting_seconds=400.0, running=2, caps=[2]), worker()),
+        of(
+            queue(oldest_waiting_seconds=400.0),
+            worker(processes=10, async_places=8, tasks_running=2),
+        ),
         of(worker()),
         of(failing=[FailingTask("rare", 9, 0.0), FailingTask("usual", 50, 11.0)]),
     ],

@@ -11,12 +11,18 @@ from hypothesis import strategies as st
 from horsies import RecoveryConfig
 from horsies.app import Horsies
 from horsies.db.pipeline import Pipeline
-from horsies.db.statement import run_script
-from horsies.db.statements.measures import AddMeasures, add_measures, compact_measures
+from horsies.db.statement import Nothing, run_script
+from horsies.db.statements.measures import (
+    AddMeasures,
+    add_measures,
+    compact_measures,
+    find_failing_tasks,
+)
 from horsies.db.statements.workers import Batch
 from horsies.monitor.measures import (
     BUCKETS,
     Series,
+    done_by_minute_script,
     read_measures_script,
     read_split_measures_script,
 )
@@ -82,16 +88,41 @@ def test_counts_of_the_same_minute_add_up(app: Horsies, connection: Database) ->
     assert one.total.done == 4
 
 
-def test_series_are_apart_by_queue_or_task(app: Horsies, connection: Database) -> None:
+def test_sums_are_apart_by_queue_or_task(app: Horsies, connection: Database) -> None:
     add(connection, [(1, "mail", "send", 3), (1, "mail", "", 1), (2, "reports", "make", 2)])
-    by_queue = read(app, read_split_measures_script("queue", 5 * MINUTE, MINUTE))
+    add(connection, [(3, "mail", "send", 5), (59, "mail", "send", 50)])
+    by_queue = read(app, read_split_measures_script("queue", 15 * MINUTE))
     assert {name: series.total.done for name, series in by_queue.items()} == {
-        "mail": 4,
+        "mail": 9,
         "reports": 2,
     }
-    assert {len(series.slots) for series in by_queue.values()} == {6}
-    by_task = read(app, read_split_measures_script("task", 5 * MINUTE, MINUTE, queues=["mail"]))
-    assert {name: series.total.done for name, series in by_task.items()} == {"": 1, "send": 3}
+    assert by_queue["mail"].total.ran.count == 9
+    assert 9 / 17 < by_queue["mail"].per_minute(9) <= 9 / 15
+    by_task = read(app, read_split_measures_script("task", 15 * MINUTE, queues=["mail"]))
+    assert {name: series.total.done for name, series in by_task.items()} == {"": 1, "send": 8}
+
+
+def test_done_attempts_are_counted_by_whole_minutes(connection: Database) -> None:
+    with connection.transaction():  # one time for all statements
+        now = connection.execute("SELECT now()").fetchone()
+        assert now is not None
+        add(connection, [(0, "mail", "open minute", 9), (4, "mail", "too old", 9)], now[0])
+        add(connection, [(3, "mail", "a", 1), (1, "mail", "a", 2), (1, "mail", "b", 3)], now[0])
+        add(connection, [(2, "reports", "a", 4), (9, "quiet", "a", 1)], now[0])
+        found = run_script(connection, done_by_minute_script(3))
+    assert found == {"mail": [1, 0, 5], "reports": [0, 4, 0]}
+
+
+def test_failing_tasks_are_compared_with_the_hour_before(connection: Database) -> None:
+    with connection.transaction():
+        now = connection.execute("SELECT now()").fetchone()
+        assert now is not None
+        # Each counts as failed and as crashed.
+        add(connection, [(1, "mail", "new", 6), (9, "other", "new", 1)], now[0])
+        add(connection, [(1, "mail", "worse", 8), (40, "mail", "worse", 10)], now[0])
+        add(connection, [(40, "mail", "over", 10), (90, "mail", "new", 50)], now[0])
+        found = find_failing_tasks.run(connection, Nothing())
+    assert sorted(found) == [("new", 14, 0.0), ("worse", 16, 4.0)]
 
 
 def test_a_series_without_attempts_has_empty_slots(app: Horsies) -> None:
@@ -99,7 +130,7 @@ def test_a_series_without_attempts_has_empty_slots(app: Horsies) -> None:
     assert len(series.slots) == 13
     assert series.total.attempts == 0
     assert series.total.waited.p95 is None
-    assert read(app, read_split_measures_script("queue", HOUR, MINUTE)) == {}
+    assert read(app, read_split_measures_script("queue", HOUR)) == {}
 
 
 ages = st.integers(0, 48 * 60)

@@ -389,3 +389,33 @@ def test_a_task_is_read_with_its_attempts_and_without_its_payload(
 @pytest.mark.parametrize("task_id", [UNKNOWN_ID, "nonsense", ""])
 def test_a_task_that_does_not_exist_is_none(app: Horsies, task_id: str) -> None:
     assert explain.read_task(app.get_broker(), task_id).unwrap() is None
+
+
+def test_places_of_async_children_are_counted_from_the_snapshot_of_the_children(
+    app: Horsies, connection: Database
+) -> None:
+    ordinary, shared = '{"pid": 1, "task_id": null}', '{"pid": 2, "task_id": null, "tasks": 1}'
+    worker_id = add_worker(connection, processes=10, children=f"[{ordinary}, {ordinary}, {shared}]")
+    add_worker(connection, children=f"[{ordinary}]", worker_id="without", seen_at=ago(9))
+    for options in ('{"async":true}', '{"retry":{}}', None):
+        running = {"claimed_by_worker_id": worker_id, "task_options": options}
+        add_task(connection, status="RUNNING", **running)
+    both, without = overview.read_workers(app.get_broker()).unwrap()
+    assert (both.async_places, both.async_running, both.tasks_running) == (8, 1, 3)
+    assert (both.free_places(is_async=True), both.free_places(is_async=False)) == (7, 0)
+    assert (without.async_places, without.free_places(is_async=True)) == (0, 4)
+
+
+@pytest.mark.parametrize(
+    ("options", "code"), [('{"async":true}', "SHOULD_START_NOW"), ("{}", "CHILDREN_BUSY")]
+)
+def test_a_place_of_an_async_child_is_free_for_async_tasks_alone(
+    app: Horsies, connection: Database, options: str, code: str
+) -> None:
+    children = '[{"pid": 1}, {"pid": 2, "tasks": 0}]'
+    worker_id = add_worker(connection, processes=5, children=children)
+    add_task(connection, status="RUNNING", claimed_by_worker_id=worker_id, claimed_at=ago(1))
+    waiting = add_task(connection, task_options=options)
+    script = explain.explain_task_script(waiting)
+    found = explain.explain(app.get_broker(), script).unwrap()
+    assert code in [reason.code for reason in found.reasons]

@@ -60,7 +60,14 @@ from horsies.db.statements.lookup import (
     group_failures,
     search_tasks,
 )
-from horsies.db.statements.measures import MEASURES, ReadMeasures, read_measures
+from horsies.db.statements.measures import (
+    MEASURES,
+    Minutes,
+    ReadMeasures,
+    count_done_by_minute,
+    find_failing_tasks,
+    read_measures,
+)
 from horsies.db.statements.metrics import METRICS, ReadGauges, read_gauges
 from horsies.db.statements.monitor import (
     MONITOR,
@@ -272,10 +279,16 @@ def test_rates_read_the_sample_and_the_tasks_of_the_last_minute(full: Connection
 
 
 def test_a_chart_reads_the_slots_that_it_shows(full: Connection[Any]) -> None:
-    rows, cost = reads(full, read_measures, ReadMeasures(3_600, 60, "queue", [], []))
+    rows, cost = reads(full, read_measures, ReadMeasures(3_600, 60, 60, "queue", [], []))
     assert len(rows) == 61
     # The minutes since the rows were made are empty.
     assert {(row.subject, row.done) for row in rows[1:]} - {(None, 0)} == {("mail", 100)}
+    assert cost < 3_000
+    (mail,), cost = reads(full, count_done_by_minute, Minutes(60))
+    assert set(mail.done) == {100}
+    assert cost < 3_000
+    failing, cost = reads(full, find_failing_tasks, Nothing())
+    assert failing == []
     assert cost < 3_000
 
 

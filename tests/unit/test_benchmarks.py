@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from functools import partial
+from types import FunctionType
 
 import pytest
 from benchmarks.machine import BUSY_MARK, Machine, MachineBusyError, is_idle, used_share
 from benchmarks.rounds import alternate, ratios, spread
+from benchmarks.tracing import checked_functions, code_without_checks
 
 
 class Processors:
@@ -77,3 +79,13 @@ def test_ratios_are_those_of_the_rounds() -> None:
     runs, base = [{"rate": 10.0}, {"rate": 4.0}], [{"rate": 5.0}, {"rate": 2.0}]
     assert ratios(runs, base, "rate") == [2.0, 2.0]
     assert spread([1.0, 2.0, 1_500.0]) == "2 (1-1,500)"
+
+
+@pytest.mark.parametrize("function", checked_functions(), ids=lambda one: one.__qualname__)
+def test_the_checks_for_tracing_can_be_removed(function: FunctionType) -> None:
+    checked, unchecked = function.__code__, code_without_checks(function)
+    assert len(unchecked.co_code) < len(checked.co_code)
+    assert (
+        unchecked.co_varnames[: unchecked.co_argcount] == checked.co_varnames[: checked.co_argcount]
+    )
+    assert not {"tracing", "_tracing", "traces"} & set(unchecked.co_names)

@@ -9,16 +9,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from horsies.db.statement import drive
 from horsies.db.statements.measures import AddMeasures, Measured, add_measures
 from horsies.monitor.measures import (
     BOUNDS,
     BUCKETS,
     NAMES_MAX,
-    as_series,
+    Series,
     bucket_of,
     fitting_step,
     percentile,
     percentiles,
+    read_measures_script,
 )
 from horsies.states import TaskAttemptOutcome, TaskStatus
 from horsies.tasks.outcome import Outcome, outcome_of_crash, outcome_of_stop
@@ -70,25 +72,23 @@ def test_a_series_over_days_has_steps_of_ten_minutes_at_least() -> None:
     assert fitting_step(timedelta(days=14), timedelta(minutes=64)) == 6 * ten
 
 
-def measured(minutes: int, subject: str | None, done: int = 0) -> Measured:
-    buckets = [done] + [0] * (BUCKETS - 1) if subject is not None else []
+def measured(minutes: int, done: int = 0) -> Measured:
+    buckets = [done] + [0] * (BUCKETS - 1) if done else []
     at, until = NOON + timedelta(minutes=minutes), NOON + timedelta(minutes=2, seconds=30)
-    return Measured(at, until, subject, done, 0, 0, 0, 0, done * 2, done, buckets, buckets)
+    return Measured(at, until, "", done, 0, 0, 0, 0, done * 2, done, buckets, buckets)
 
 
 def test_a_series_has_an_empty_slot_for_every_minute_without_attempts() -> None:
-    rows = [
-        measured(0, "mail", 3),
-        measured(0, "reports", 1),
-        measured(1, None),
-        measured(2, "mail", 2),
-    ]
-    series = as_series(rows, "mail", timedelta(minutes=1))
+    def series_of(*rows: Measured) -> Series:
+        script = read_measures_script(timedelta(minutes=2), timedelta(minutes=1))
+        return drive(lambda _statement, _params: list(rows), script)
+
+    series = series_of(measured(0, 3), measured(1), measured(2, 2))
     assert [slot.done for slot in series.slots] == [3, 0, 2]
     assert [slot.at.minute for slot in series.slots] == [0, 1, 2]
     assert (series.total.done, series.total.ran.count, series.total.waited.mean) == (5, 5, 0.002)
     assert series.per_minute(series.total.attempts) == 2.0
-    assert as_series(rows, "other", timedelta(minutes=1)).total.attempts == 0
+    assert series_of(measured(0), measured(1)).total.attempts == 0
 
 
 class Clock:

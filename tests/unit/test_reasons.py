@@ -88,9 +88,15 @@ def worker(worker_id: str = "w1", **columns: Any) -> WorkerSummary:
         "tasks_running": 0,
         "tasks_claimed": 0,
         "queue_caps": {},
+        "async_places": 0,
+        "async_running": 0,
     }
     made: WorkerSummary = blank(WorkerSummary, **facts | columns)
     return made
+
+
+def sharing(**columns: Any) -> WorkerSummary:
+    return worker(**{"processes": 10, "async_places": 8} | columns)
 
 
 def knowing(worker_id: str = "w1", **columns: Any) -> Knowledge:
@@ -186,6 +192,11 @@ WAITING = [
     ),
     (waits(queue([worker(tasks_running=2)])), ["CHILDREN_BUSY"]),
     (waits(queue([worker(tasks_running=2), worker("w2")])), ["SHOULD_START_NOW"]),
+    # Ten places, of which eight are for `async def` tasks.
+    (waits(queue([sharing(tasks_running=2)])), ["CHILDREN_BUSY"]),
+    (waits(queue([sharing(tasks_running=2)]), is_async=True), ["SHOULD_START_NOW"]),
+    (waits(queue([sharing(tasks_running=8, async_running=8)])), ["SHOULD_START_NOW"]),
+    (waits(queue([sharing(tasks_running=8, async_running=8)]), is_async=True), ["CHILDREN_BUSY"]),
     (waits(ahead=Ahead(3)), ["BEHIND"]),
     (waits(ahead=Ahead(0)), ["SHOULD_START_NOW"]),
     (waits(queue(others=[due("pay", due=5)])), ["BETTER_QUEUES_FIRST", "SHOULD_START_NOW"]),
@@ -312,6 +323,25 @@ def test_sentences_name_those_in_the_way_and_the_numbers() -> None:
         "It has run for 4 min in pid 9 of worker vm:7, progress 3, heartbeat 11 s ago, time limit in "
         "26 min."
     )
+
+
+@pytest.mark.parametrize(
+    ("workers", "is_async", "expected"),
+    [
+        ([sharing(tasks_running=2)], False, "All 2 child processes of 1 worker for"),
+        (
+            [sharing(tasks_running=8, async_running=8), worker("w2", tasks_running=2)],
+            True,
+            "All 2 child processes and all 8 places of async children of 2 workers for",
+        ),
+        ([sharing(processes=8)], False, "have only async children"),
+        ([worker(processes=1, tasks_running=1)], True, "The only child process of 1 worker for"),
+    ],
+)
+def test_places_of_async_children_are_told_apart(
+    workers: list[WorkerSummary], is_async: bool, expected: str
+) -> None:
+    assert expected in sentence(waits(queue(workers), is_async=is_async), "CHILDREN_BUSY")
 
 
 def test_recovery_that_is_switched_off_is_named() -> None:

@@ -28,10 +28,10 @@ from horsies.db.statements.dashboard import (
     find_overdue_schedules,
     find_overlong_tasks,
 )
+from horsies.db.statements.measures import FailingTask
 from horsies.db.statements.monitor import CountMost, WorkerSummary
 from horsies.logs import duration
 from horsies.monitor.action_log import last_action_script
-from horsies.monitor.measures import Series
 from horsies.monitor.overview import (
     Overview,
     QueueOverview,
@@ -72,15 +72,6 @@ class Attention:
     verb: str | None = None
     # How long it has lasted; of two lines with one urgency, the older one is worse.
     seconds: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class FailingTask:
-    """A task name with its final failures in ten minutes, and the mean of ten minutes in the last hour."""
-
-    name: str
-    failures: int
-    usual: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,20 +126,6 @@ def _paused_by_script(queues: Sequence[QueueOverview]) -> Script[dict[str, str]]
         if action is not None:
             actors[name] = action.actor
     return actors
-
-
-def failing_tasks(measured: Mapping[str, Series]) -> list[FailingTask]:
-    """Compare the final failures of each task in its last two slots and the open one with those before.
-
-    The series have slots of five minutes.
-    """
-    found = []
-    for name, series in measured.items():
-        failures = [slot.failed + slot.crashed for slot in series.slots]
-        recent, before = failures[-3:], failures[:-3]
-        usual = 2 * sum(before) / max(len(before), 1)
-        found.append(FailingTask(name or "other tasks", sum(recent), usual))
-    return found
 
 
 def needs_attention(facts: Facts) -> list[Attention]:
@@ -241,11 +218,17 @@ def _queue(
 
 
 def _idle_children(workers: Iterable[WorkerSummary]) -> dict[str, int]:
-    """Count the children without a task, by queue that their worker serves."""
+    """Count the children without a task, by queue that their worker serves.
+
+    A worker with async children counts only while both kinds of its places have room: the oldest task of the
+    queue may be of either kind.
+    """
     idle: dict[str, int] = {}
     for worker in workers:
         if health_of(worker) is WorkerHealth.ALIVE:
-            free = max(worker.processes - worker.tasks_running - worker.tasks_claimed, 0)
+            room = [worker.free_places(kind) for kind in (False, True)]
+            free = sum(room) if worker.async_places and all(room) else min(room)
+            free = max(free - worker.tasks_claimed, 0)
             for name in worker.queues:
                 idle[name] = idle.get(name, 0) + free
     return idle
@@ -282,9 +265,10 @@ def _worker(worker: WorkerSummary, code: str, urgency: Urgency, sentence: str) -
 def _failing(tasks: Iterable[FailingTask]) -> Iterator[Attention]:
     for task in tasks:
         if task.failures >= _FAILURES_MIN and task.failures >= _FAILURES_TIMES * task.usual:
+            name = task.name or "other tasks"
             sentence = f"{task.failures:,} failures in 10 minutes; usually {task.usual:.0f}"
-            link = f"/failures?task_name={quote(task.name, safe='')}"
-            yield Attention(Urgency.FAILING, "TASK_FAILING", f"task {task.name}", sentence, link)
+            link = f"/failures?task_name={quote(name, safe='')}"
+            yield Attention(Urgency.FAILING, "TASK_FAILING", f"task {name}", sentence, link)
 
 
 def _schedules(overdue: Iterable[OverdueSchedule]) -> Iterator[Attention]:

@@ -14,7 +14,14 @@ from itertools import accumulate
 from typing import Literal
 
 from horsies.db.statement import Script
-from horsies.db.statements.measures import Measured, ReadMeasures, read_measures
+from horsies.db.statements.measures import (
+    DoneByMinute,
+    Measured,
+    Minutes,
+    ReadMeasures,
+    count_done_by_minute,
+    read_measures,
+)
 
 # The upper bounds of the buckets in seconds; a sixteenth bucket has all longer durations.
 BOUNDS = (
@@ -93,11 +100,12 @@ def percentile(buckets: Sequence[int], share: float) -> float | None:
 
     Beyond the last bound nothing is known, so the last bound is the answer.
     """
-    total = sum(buckets)
-    if not total:
-        return None
-    rank = share * total
     reached = list(accumulate(buckets))
+    return _percentile(buckets, reached, share) if any(buckets) else None
+
+
+def _percentile(buckets: Sequence[int], reached: Sequence[int], share: float) -> float:
+    rank = share * reached[-1]
     found = bisect_left(reached, rank)
     if found >= len(BOUNDS):
         return BOUNDS[-1]
@@ -108,10 +116,10 @@ def percentile(buckets: Sequence[int], share: float) -> float | None:
 
 def percentiles(buckets: Sequence[int], sum_ms: float) -> Percentiles:
     """Describe the durations that these buckets count and that add up to ``sum_ms``."""
-    count = sum(buckets)
-    if not count:
+    reached = list(accumulate(buckets))
+    if not (count := reached[-1] if reached else 0):
         return Percentiles()
-    p50, p95, p99 = (percentile(buckets, share) for share in (0.5, 0.95, 0.99))
+    p50, p95, p99 = (_percentile(buckets, reached, share) for share in (0.5, 0.95, 0.99))
     return Percentiles(count, sum_ms / 1000 / count, p50, p95, p99)
 
 
@@ -132,42 +140,38 @@ def read_measures_script(
     """Read the attempts of the last ``since`` in slots of ``step``; ``queues`` and task ``names`` restrict
     them. ``step`` is rounded by ``fitting_step``.
     """
-    found = yield from _read("all", since, step, queues, names)
-    return found[""]
+    step = fitting_step(since, step)
+    seconds = round(step.total_seconds())
+    query = ReadMeasures(since.total_seconds(), seconds, seconds, "all", list(queues), list(names))
+    rows: list[Measured] = yield read_measures, query
+    total = _slot(_total(rows))
+    return Series(step, rows[0].until, [_slot(row) for row in rows], total)
 
 
 def read_split_measures_script(
-    split: Literal["queue", "task"],
-    since: timedelta,
-    step: timedelta,
-    queues: Sequence[str] = (),
-    names: Sequence[str] = (),
+    split: Literal["queue", "task"], since: timedelta, queues: Sequence[str] = ()
 ) -> Script[dict[str, Series]]:
-    """``read_measures_script`` with a series for each queue or task that has attempts, by name. The task
-    name '' is that of all tasks beyond the first 200 of a worker.
+    """Read the attempts of the last ``since`` as one slot for each queue or task that has any, by name. The
+    task name '' is that of all tasks beyond the first 200 of a worker.
     """
-    return (yield from _read(split, since, step, queues, names))
-
-
-def _read(
-    split: str, since: timedelta, step: timedelta, queues: Sequence[str], names: Sequence[str]
-) -> Script[dict[str, Series]]:
-    step = fitting_step(since, step)
-    step_seconds = round(step.total_seconds())
-    query = ReadMeasures(since.total_seconds(), step_seconds, split, list(queues), list(names))
+    step = since + timedelta(minutes=1)
+    seconds = round(step.total_seconds())
+    query = ReadMeasures(since.total_seconds(), 60, seconds, split, list(queues), [])
     rows: list[Measured] = yield read_measures, query
-    subjects = {row.subject for row in rows if row.subject is not None}
-    if split == "all":
-        subjects = {""}
-    return {subject: as_series(rows, subject, step) for subject in sorted(subjects)}
+    slots = {row.subject: _slot(row) for row in rows if row.subject is not None}
+    return {name: Series(step, rows[0].until, [slot], slot) for name, slot in slots.items()}
 
 
-def as_series(rows: Sequence[Measured], subject: str, step: timedelta) -> Series:
-    """The rows of one subject, with an empty slot wherever it has none."""
-    slots = {row.at: Slot(row.at) for row in rows}
-    mine = [row for row in rows if row.subject == subject]
-    slots |= {row.at: _slot(row) for row in mine}
-    return Series(step, rows[0].until, list(slots.values()), _total(rows[0].at, mine))
+def done_by_minute_script(minutes: int = 60) -> Script[dict[str, Sequence[int]]]:
+    """Read how many attempts of each queue were done in each of the last whole minutes, oldest first."""
+    rows: list[DoneByMinute] = yield count_done_by_minute, Minutes(minutes)
+    found: dict[str, Sequence[int]] = {}
+    for row in rows:
+        counts = [0] * minutes
+        for age, done in zip(row.minutes_ago, row.done, strict=True):
+            counts[-age] = done
+        found[row.queue_name] = counts
+    return found
 
 
 def _slot(row: Measured) -> Slot:
@@ -183,10 +187,8 @@ def _slot(row: Measured) -> Slot:
     )
 
 
-def _total(at: datetime, rows: Sequence[Measured]) -> Slot:
-    if not rows:
-        return Slot(at)
+def _total(rows: Sequence[Measured]) -> Measured:
     sums = {name: sum(getattr(row, name) for row in rows) for name in _COUNTS}
-    waited = [*map(sum, zip(*(row.waited for row in rows), strict=True))]
-    ran = [*map(sum, zip(*(row.ran for row in rows), strict=True))]
-    return _slot(rows[0]._replace(at=at, waited=waited, ran=ran, **sums))
+    waited = [*map(sum, zip(*(row.waited for row in rows if row.waited), strict=True))]
+    ran = [*map(sum, zip(*(row.ran for row in rows if row.ran), strict=True))]
+    return rows[0]._replace(waited=waited, ran=ran, **sums)

@@ -316,7 +316,7 @@ class ClusterGauges:
         """Read and keep the gauges."""
         started = self.clock()
         overview = yield from overview_script(self.configured)
-        series = yield from read_split_measures_script("queue", RATE_SPAN, timedelta(minutes=1))
+        series = yield from read_split_measures_script("queue", RATE_SPAN)
         query = ReadGauges(self.schema, COUNT_MOST, SCHEDULE_GRACE_SECONDS)
         (gauges,) = yield read_gauges, query
         if self._sized_at is None or started - self._sized_at >= SIZES_SECONDS:

@@ -129,9 +129,13 @@ def overview_script(configured: Mapping[str, int | None]) -> Script[Overview]:
     recent = yield count_recent_attempts, Sample(RATE_SAMPLE)
     states = yield list_queue_states, Nothing()
     workers: list[WorkerSummary] = yield list_workers, ListWorkers(include_stopped=False)
-    served = {name for worker in workers for name in worker.queues}
-    merged = merge_queues(served | set(configured), waiting, in_flight, recent, states)
-    queues = [_with_servers(queue, workers, configured.get(queue.name)) for queue in merged]
+    names = {name for worker in workers for name in worker.queues}
+    merged = merge_queues(names | set(configured), waiting, in_flight, recent, states)
+    servers = _servers_by_queue(workers)
+    queues = [
+        _with_servers(queue, servers.get(queue.name, ()), configured.get(queue.name))
+        for queue in merged
+    ]
     blocked: list[BlockedRow] = yield list_blocked, BlockedLimit(BLOCKED_SHOWN)
     return Overview(queues, workers, blocked, blocked[0].total if blocked else 0)
 
@@ -178,11 +182,19 @@ def merge_queues(
     return overviews
 
 
+def _servers_by_queue(workers: Iterable[WorkerSummary]) -> dict[str, list[WorkerSummary]]:
+    """Return the living workers of each queue."""
+    servers: dict[str, list[WorkerSummary]] = {}
+    for worker in workers:
+        if health_of(worker) in (WorkerHealth.ALIVE, WorkerHealth.SILENT):
+            for name in worker.queues:
+                servers.setdefault(name, []).append(worker)
+    return servers
+
+
 def _with_servers(
-    queue: QueueOverview, workers: Iterable[WorkerSummary], configured_cap: int | None
+    queue: QueueOverview, servers: Sequence[WorkerSummary], configured_cap: int | None
 ) -> QueueOverview:
-    living = (WorkerHealth.ALIVE, WorkerHealth.SILENT)
-    servers = [one for one in workers if queue.name in one.queues and health_of(one) in living]
     caps = {(one.queue_caps or {}).get(queue.name) for one in servers}
     if not servers and configured_cap is not None:
         caps = {configured_cap}

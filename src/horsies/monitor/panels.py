@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
-from horsies.db.statement import Script, one_or_none
+from horsies.db.statement import Nothing, Script, one_or_none
 from horsies.db.statements.dashboard import (
     DueTask,
     HistoryPoint,
@@ -21,9 +21,15 @@ from horsies.db.statements.dashboard import (
     tasks_of_worker,
     thinned_worker_history,
 )
+from horsies.db.statements.measures import FailingTask, find_failing_tasks
 from horsies.db.statements.monitor import ListWorkers, WorkerSummary, list_workers
 from horsies.monitor.action_log import ActionRow, list_actions_script
-from horsies.monitor.measures import Series, read_measures_script, read_split_measures_script
+from horsies.monitor.measures import (
+    Series,
+    done_by_minute_script,
+    read_measures_script,
+    read_split_measures_script,
+)
 from horsies.monitor.overview import (
     QueueOverview,
     WorkerHealth,
@@ -38,17 +44,18 @@ TASKS_SHOWN = 200
 HISTORY = timedelta(hours=24)
 _HISTORY_STEP = timedelta(minutes=10)
 _HOUR = timedelta(hours=1)
-_MINUTE = timedelta(minutes=1)
-_FIVE_MINUTES = timedelta(minutes=5)
 
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """The series of all attempts; and the last hour by queue, in minutes, and by task, in five of them."""
+    """The series of all attempts. Of the last hour: the attempts that were done, by queue and minute, and the
+    tasks that fail; or for one queue the sums by task.
+    """
 
     total: Series
-    by_queue: Mapping[str, Series]
-    by_task: Mapping[str, Series]
+    by_queue: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    failing: Sequence[FailingTask] = ()
+    by_task: Mapping[str, Series] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,16 +82,15 @@ class WorkerPanel:
 def rates_script(since: timedelta, step: timedelta) -> Script[Rates]:
     """Read the rates of the whole system."""
     total = yield from read_measures_script(since, step)
-    by_queue = yield from read_split_measures_script("queue", _HOUR, _MINUTE)
-    by_task = yield from read_split_measures_script("task", _HOUR, _FIVE_MINUTES)
-    return Rates(total, by_queue, by_task)
+    by_queue = yield from done_by_minute_script()
+    failing: list[FailingTask] = yield find_failing_tasks, Nothing()
+    return Rates(total, by_queue, failing)
 
 
 def queue_rates_script(name: str, since: timedelta, step: timedelta) -> Script[Rates]:
     """Read the rates of one queue."""
     total = yield from read_measures_script(since, step, [name])
-    by_task = yield from read_split_measures_script("task", _HOUR, _FIVE_MINUTES, [name])
-    return Rates(total, {}, by_task)
+    return Rates(total, by_task=(yield from read_split_measures_script("task", _HOUR, [name])))
 
 
 def queue_script(name: str, configured: Mapping[str, int | None]) -> Script[QueuePanel | None]:

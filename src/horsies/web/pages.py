@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
+from functools import cache, partial
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import urlencode
 
@@ -17,7 +18,6 @@ from horsies.monitor.attention import (
     SHOWN_MAX,
     Facts,
     facts_script,
-    failing_tasks,
     needs_attention,
     seconds_to_empty,
     worker_label,
@@ -106,7 +106,7 @@ async def overview(view: View) -> Page:
     name, since, step = _range(view)
     facts = await view.read(facts_script(view.site.queue_caps))
     rates = await _within_time(view, rates_script(since, step))
-    failing = [] if rates is None else failing_tasks(rates.by_task)
+    failing = () if rates is None else rates.failing
     lines = needs_attention(replace(facts, failing=failing, findings=await _findings(view)))
     context = {
         "lines": lines[:SHOWN_MAX],
@@ -154,7 +154,9 @@ async def workers(view: View) -> Page:
     with_stopped = view.query.get("stopped") == "1"
     script = read_rows(list_workers, ListWorkers(with_stopped))
     found: list[WorkerSummary] = await view.read(script)
-    rows = [_worker_row(worker) for worker in found]
+    # Most workers serve the same queues, and their links were half of the time of this page.
+    queue_links = cache(partial(_queue_links, view))
+    rows = [(_worker_row(worker), queue_links(tuple(worker.queues))) for worker in found]
     return Page("workers.html", "Workers", {"workers": rows, "with_stopped": with_stopped})
 
 
@@ -228,8 +230,7 @@ def _queue_row(queue: QueueOverview, arrivals: float, rates: Rates | None) -> Qu
         status, word = ("unserved" if queue.due else "stopped"), "no worker"
     if queue.paused_at is not None:
         status, word = "paused", "paused"
-    series = None if rates is None else rates.by_queue.get(queue.name)
-    values = [] if series is None else [float(slot.done) for slot in _over(series)]
+    done = () if rates is None else rates.by_queue.get(queue.name, ())
     return QueueRow(
         queue=queue,
         status=status,
@@ -237,7 +238,7 @@ def _queue_row(queue: QueueOverview, arrivals: float, rates: Rates | None) -> Qu
         in_flight=queue.claimed + queue.running,
         caps=", ".join("no cap" if cap is None else f"{cap:,}" for cap in queue.caps) or "no cap",
         empty_in=_empty_in(queue, arrivals, is_stopped=status != "served"),
-        recent=sparkline(f"spark-{queue.name}", f"Done in queue {queue.name}", values),
+        recent=sparkline(f"spark-{queue.name}", f"Done in queue {queue.name}", done),
     )
 
 
@@ -305,6 +306,11 @@ def _worker_row(worker: WorkerSummary) -> WorkerRow:
     elif health is WorkerHealth.SILENT:
         note = "connected, but without a sign of life"
     return WorkerRow(worker, worker_label(worker), status, note)
+
+
+def _queue_links(view: View, names: Iterable[str]) -> Markup:
+    link = Markup('<a href="{}"><bdi>{}</bdi></a>')
+    return Markup(", ").join(link.format(view.url(f"/queues/{name}"), name) for name in names)
 
 
 def _children(panel: WorkerPanel) -> list[ChildRow]:

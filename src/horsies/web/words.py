@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import UTC, datetime
 from enum import Enum
+from functools import lru_cache
 from typing import Any
 
 from markupsafe import Markup
@@ -17,8 +18,6 @@ from horsies.logs import elapsed, memory
 from horsies.workflow.run.draw import SYMBOLS
 
 NOTHING = "-"
-_TIME = Markup('<time datetime="{iso}" title="{title}"{kind}>{text}</time>')
-_AGE = Markup(" data-ago")
 _STATUS = Markup(
     '<span class="status {kind}"><span class="sign" aria-hidden="true">{sign}</span> {word}</span>'
 )
@@ -77,7 +76,7 @@ def ago(value: datetime | float | None, now: datetime | None = None) -> str:
         return NOTHING
     if isinstance(value, datetime):
         seconds = ((now or datetime.now(UTC)) - value).total_seconds()
-        return _time(value, f"{age_text(seconds)} ago", _AGE)
+        return _time(value, f"{age_text(seconds)} ago", " data-ago")
     return f"{age_text(value)} ago"
 
 
@@ -88,11 +87,12 @@ def when(value: datetime | None) -> str:
     return _time(value, f"{value.astimezone(UTC):%Y-%m-%d %H:%M:%S}")
 
 
-def _time(value: datetime, text: str, kind: Markup | str = "") -> Markup:
+def _time(value: datetime, text: str, kind: str = "") -> Markup:
     utc = value.astimezone(UTC)
     iso = utc.isoformat(timespec="milliseconds").replace("+00:00", "Z")
     title = f"{utc:%Y-%m-%d %H:%M:%S} UTC"
-    return _TIME.format(iso=iso, title=title, kind=kind, text=text)
+    # Numbers only, so nothing to escape: `Markup.format` takes five times as long.
+    return Markup(f'<time datetime="{iso}" title="{title}"{kind}>{text}</time>')  # noqa: S704
 
 
 def short_id(value: str | None) -> str:
@@ -103,6 +103,7 @@ def short_id(value: str | None) -> str:
     return f"{text[:8]}…{text[-4:]}" if len(text) == 36 else text
 
 
+@lru_cache(maxsize=256)
 def status(value: str | Enum | None, word: str | None = None) -> str:
     """Format a status as sign, word and colour; ``word`` replaces the name of the status."""
     if value is None:

@@ -66,6 +66,7 @@ class TaskFacts(NamedTuple):
     progress_done: float | None
     progress_total: float | None
     looked_at: datetime
+    is_async: bool = False
 
 
 class WantedTask(NamedTuple):

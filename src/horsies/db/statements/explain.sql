@@ -22,7 +22,7 @@ SELECT task.id::text, task.task_name, task.queue_name, task.status, task.priorit
     attempt.outcome AS last_outcome, attempt.error_code AS last_error_code, attempt.retry_reason,
     attempt.finished_at AS last_finished_at, attempt.will_retry, attempt.worker_hostname AS last_hostname,
     beat.sent_at AS heartbeat_at, progress.done AS progress_done, progress.total AS progress_total,
-    now() AS looked_at
+    now() AS looked_at, coalesce(task.task_options LIKE '{"async":true%%', false) AS is_async
 FROM horsies_tasks AS task
 LEFT JOIN horsies_workflow_tasks AS node
     ON node.workflow_id = task.workflow_id AND node.task_index = task.workflow_node_index

@@ -30,9 +30,12 @@ class AddMeasures(NamedTuple):
 
 
 class ReadMeasures(NamedTuple):
-    """How far to look back, the length of a slot, and filters; an empty list matches anything."""
+    """How far to look back, where the first slot may begin, and the length of a slot. An empty list of queues
+    or names matches anything.
+    """
 
     seconds: float
+    unit_seconds: int
     step_seconds: int
     # What the sums are apart by: "all", "queue" or "task".
     split: str
@@ -41,7 +44,7 @@ class ReadMeasures(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """The attempts of one slot and subject, or a slot without any: its subject is None."""
+    """The attempts of one slot and subject; None is the subject of a slot in which none has attempts."""
 
     at: datetime
     until: datetime
@@ -57,8 +60,32 @@ class Measured(NamedTuple):
     ran: Sequence[int]
 
 
+class Minutes(NamedTuple):
+    """How many whole minutes to look back."""
+
+    minutes: int
+
+
+class DoneByMinute(NamedTuple):
+    """The attempts of one queue that were done: so many minutes ago, and how many."""
+
+    queue_name: str
+    minutes_ago: Sequence[int]
+    done: Sequence[int]
+
+
+class FailingTask(NamedTuple):
+    """A task name with its final failures in ten minutes, and the mean of ten minutes in the hour before."""
+
+    name: str
+    failures: int
+    usual: float
+
+
 add_measures = MEASURES.declare("add_measures", AddMeasures, Nothing)
 read_measures = MEASURES.declare("read_measures", ReadMeasures, Measured)
+count_done_by_minute = MEASURES.declare("count_done_by_minute", Minutes, DoneByMinute)
+find_failing_tasks = MEASURES.declare("find_failing_tasks", Nothing, FailingTask)
 compact_measures = MEASURES.declare("compact_measures", Batch, Deleted)
 delete_old_measures = MEASURES.declare("delete_old_measures", Retention, Deleted)
 

@@ -31,19 +31,24 @@ ON CONFLICT (minute, minutes, queue_name, task_name) DO UPDATE SET
         ORDER BY place)
 
 -- name: read_measures
--- Sums per slot of "step_seconds" since so many seconds ago, in all or by queue or task, from one range of the
--- primary key. A slot without attempts is one row without a subject.
-SELECT slot.at, now() AS until, found.subject, coalesce(found.done, 0) AS done,
+-- Sums per slot of "step_seconds", in all or by queue or task, from one range of the primary key. The first slot
+-- begins so many seconds ago, at a whole multiple of "unit_seconds". A slot without attempts is one row; its
+-- subject is null unless the sums are those of all attempts.
+SELECT slot.at, now() AS until, CASE WHEN %(split)s::text = 'all' THEN '' ELSE found.subject END AS subject,
+    coalesce(found.done, 0) AS done,
     coalesce(found.failed, 0) AS failed, coalesce(found.retried, 0) AS retried,
     coalesce(found.crashed, 0) AS crashed, coalesce(found.stopped, 0) AS stopped,
     coalesce(found.waited_ms, 0) AS waited_ms, coalesce(found.ran_ms, 0) AS ran_ms, coalesce(found.waited, '{}') AS waited,
     coalesce(found.ran, '{}') AS ran
 FROM generate_series(
-    date_bin(%(step_seconds)s::integer * interval '1 second',
+    date_bin(%(unit_seconds)s::integer * interval '1 second',
              now() - %(seconds)s::float8 * interval '1 second', timestamptz 'epoch'),
     now(), %(step_seconds)s::integer * interval '1 second') AS slot (at)
 LEFT JOIN (
-    SELECT date_bin(%(step_seconds)s::integer * interval '1 second', measure.minute, timestamptz 'epoch') AS at,
+    SELECT date_bin(
+            %(step_seconds)s::integer * interval '1 second', measure.minute,
+            date_bin(%(unit_seconds)s::integer * interval '1 second',
+                     now() - %(seconds)s::float8 * interval '1 second', timestamptz 'epoch')) AS at,
         CASE %(split)s::text WHEN 'queue' THEN measure.queue_name WHEN 'task' THEN measure.task_name
             ELSE '' END::text AS subject,
         sum(done) AS done, sum(failed) AS failed, sum(retried) AS retried, sum(crashed) AS crashed,
@@ -57,12 +62,40 @@ LEFT JOIN (
             sum(ran[14]), sum(ran[15]), sum(ran[16])]::bigint[] AS ran
     FROM horsies_measures AS measure
     WHERE measure.minute >= date_bin(
-            %(step_seconds)s::integer * interval '1 second',
+            %(unit_seconds)s::integer * interval '1 second',
             now() - %(seconds)s::float8 * interval '1 second', timestamptz 'epoch')
       AND (cardinality(%(queues)s::text[]) = 0 OR measure.queue_name = ANY(%(queues)s::text[]))
       AND (cardinality(%(names)s::text[]) = 0 OR measure.task_name = ANY(%(names)s::text[]))
     GROUP BY 1, 2) AS found ON found.at = slot.at
 ORDER BY slot.at, found.subject
+
+-- name: count_done_by_minute
+-- The attempts of each queue that were done, by whole minutes ago. Two arrays for each queue, because a row costs
+-- the reader more than an element.
+SELECT queue_name, array_agg(minutes_ago) AS minutes_ago, array_agg(done) AS done
+FROM (
+    SELECT queue_name, sum(done) AS done, (extract(epoch FROM
+        date_bin(interval '1 minute', now(), timestamptz 'epoch') - minute) / 60)::integer AS minutes_ago
+    FROM horsies_measures
+    WHERE minute >= date_bin(interval '1 minute', now(), timestamptz 'epoch')
+              - %(minutes)s::integer * interval '1 minute'
+      AND minute < date_bin(interval '1 minute', now(), timestamptz 'epoch')
+    GROUP BY queue_name, minute) AS counted
+GROUP BY queue_name
+
+-- name: find_failing_tasks
+-- Tasks with final failures in the last ten minutes: how many, and how many ten minutes of the hour before had on
+-- average. Both spans begin at a whole multiple of five minutes.
+SELECT task_name AS name, recent AS failures, (before / 5.0)::float8 AS usual
+FROM (
+    SELECT task_name,
+        coalesce(sum(failed + crashed) FILTER (WHERE minute >= since), 0) AS recent,
+        coalesce(sum(failed + crashed) FILTER (WHERE minute < since), 0) AS before
+    FROM horsies_measures,
+        LATERAL (SELECT date_bin(interval '5 minutes', now() - interval '10 minutes', timestamptz 'epoch') AS since) AS ten
+    WHERE minute >= date_bin(interval '5 minutes', now() - interval '1 hour', timestamptz 'epoch')
+    GROUP BY task_name) AS counted
+WHERE recent > 0
 
 -- name: compact_measures
 -- Minutes older than six hours become tens of minutes. What is deleted is what is added, so two workers that

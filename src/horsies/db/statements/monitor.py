@@ -91,6 +91,22 @@ class WorkerSummary(NamedTuple):
     # By the names of the queues that have one; None before the first snapshot.
     queue_caps: dict[str, int] | None = None
     name: str | None = None
+    # How many of its places are for `async def` tasks alone, and how many of its running tasks are there.
+    async_places: int = 0
+    async_running: int = 0
+
+    def places(self, is_async: bool) -> int:
+        """How many tasks of this kind may run at a time. Without async children, places are for both."""
+        if not self.async_places:
+            return self.processes
+        return self.async_places if is_async else self.processes - self.async_places
+
+    def free_places(self, is_async: bool) -> int:
+        """How many of the places for tasks of this kind have none."""
+        running = self.tasks_running
+        if self.async_places:
+            running = self.async_running if is_async else running - self.async_running
+        return max(self.places(is_async) - running, 0)
 
     @property
     def memory_mb(self) -> float | None:

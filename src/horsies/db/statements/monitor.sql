@@ -89,7 +89,8 @@ ORDER BY name
 -- name: list_workers
 -- Every worker without a shutdown, or all that are on record, or one, with its newest snapshot and its tasks in
 -- flight. A task whose code has ended but whose outcome the database refuses occupies no child. pg_locks shows
--- the one 64-bit lock key of a worker as two parts.
+-- the one 64-bit lock key of a worker as two parts. In the snapshot of its children, async ones have a number of
+-- "tasks"; all places but those of the other children are theirs.
 SELECT worker.worker_id, worker.hostname, worker.pid, worker.processes, worker.queues::text[] AS queues,
     worker.started_at, worker.seen_at, worker.stopped_at, worker.was_lost, worker.hears,
     extract(epoch FROM now() - worker.seen_at)::float8 AS seen_seconds_ago,
@@ -108,7 +109,14 @@ SELECT worker.worker_id, worker.hostname, worker.pid, worker.processes, worker.q
      WHERE task.claimed_by_worker_id = worker.worker_id AND task.status IN ('CLAIMED', 'RUNNING')
        AND task.status = 'CLAIMED') AS tasks_claimed,
     newest.memory_usage_mb, newest.children_memory_mb, newest.cpu_percent, newest.cluster_wide_cap,
-    newest.queue_max_concurrency AS queue_caps, worker.name
+    newest.queue_max_concurrency AS queue_caps, worker.name,
+    CASE WHEN worker.children @? '$[*].tasks' THEN worker.processes - (
+        SELECT count(*) FROM jsonb_array_elements(worker.children) AS child WHERE NOT child ? 'tasks')
+        ELSE 0 END AS async_places,
+    CASE WHEN worker.children @? '$[*].tasks' THEN (
+        SELECT count(*) FROM horsies_tasks AS task
+        WHERE task.claimed_by_worker_id = worker.worker_id AND task.status IN ('CLAIMED', 'RUNNING')
+          AND task.status = 'RUNNING' AND task.task_options LIKE '{"async":true%%') ELSE 0 END AS async_running
 FROM horsies_workers AS worker LEFT JOIN LATERAL (
     SELECT state.memory_usage_mb, state.children_memory_mb, state.cpu_percent, state.cluster_wide_cap,
         state.queue_max_concurrency

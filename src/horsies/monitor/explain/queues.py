@@ -113,26 +113,40 @@ def unserved_reason(queue: QueueSituation) -> Reason:
     )
 
 
-def capacity_reasons(queue: QueueSituation, servers: Sequence[WorkerSummary]) -> Iterator[Reason]:
-    """Yield the caps and the busy children that keep these workers from claiming."""
+def capacity_reasons(
+    queue: QueueSituation, servers: Sequence[WorkerSummary], kinds: Sequence[bool] = (False, True)
+) -> Iterator[Reason]:
+    """Yield the caps and the busy children that keep these workers from claiming tasks of these kinds: of
+    ``async def`` functions or not.
+    """
     yield from _cap_reasons(queue, servers)
-    busy = [worker for worker in servers if worker.tasks_running >= worker.processes]
-    if servers and len(busy) == len(servers):
-        children = sum(worker.processes for worker in servers)
+    is_free = any(worker.free_places(kind) for worker in servers for kind in kinds)
+    if servers and not is_free:
         oldest = queue.places[0] if queue.places else None
         since = None if oldest is None else oldest.claimed_at
         yield reason(
             "CHILDREN_BUSY",
-            f"{_all_children(children)} of {counted(len(servers), 'worker')} for queue {queue.name!r} "
-            "run other tasks.",
+            _busy_sentence(queue.name, servers, kinds),
             since=since,
             subjects=[worker_label(worker) for worker in servers],
             remedy="start another worker, or this one with more --processes",
         )
 
 
-def _all_children(children: int) -> str:
-    return "The only child process" if children == 1 else f"All {children:,} child processes"
+def _busy_sentence(queue_name: str, servers: Sequence[WorkerSummary], kinds: Sequence[bool]) -> str:
+    own = sum(one.places(False) for one in servers if False in kinds or not one.async_places)
+    shared = sum(one.async_places for one in servers) if True in kinds else 0
+    if not own + shared:
+        return (
+            f"The workers of queue {queue_name!r} have only async children, and those run only tasks "
+            "that are `async def` functions."
+        )
+    parts = [f"all {own:,} child processes" if own > 1 else "the only child process"] if own else []
+    if shared:
+        parts.append(f"all {shared:,} places of async children")
+    text = " and ".join(parts)
+    workers = counted(len(servers), "worker")
+    return f"{text[0].upper()}{text[1:]} of {workers} for queue {queue_name!r} run other tasks."
 
 
 def _cap_reasons(queue: QueueSituation, servers: Sequence[WorkerSummary]) -> Iterator[Reason]:
@@ -289,9 +303,13 @@ def queue_holds(queue: QueueSituation) -> list[str]:
     if queue.paused_at is None:
         holds.append(f"Queue {queue.name!r} is not paused.")
     if servers := queue.servers:
-        free = sum(max(one.processes - one.tasks_running, 0) for one in servers)
+        free = sum(one.free_places(False) for one in servers)
         serve = "serves" if len(servers) == 1 else "serve"
-        holds.append(f"{counted(len(servers), 'live worker')} {serve} it; idle children: {free:,}.")
+        shared = [one.free_places(True) for one in servers if one.async_places]
+        also = f"; free places of async children: {sum(shared):,}" if shared else ""
+        holds.append(
+            f"{counted(len(servers), 'live worker')} {serve} it; idle children: {free:,}{also}."
+        )
     return holds
 
 

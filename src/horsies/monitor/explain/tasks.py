@@ -110,7 +110,7 @@ def _waiting(situation: TaskSituation) -> list[Reason]:
     found += pause_reasons(queue)
     found += _worker_reasons(situation)
     if not (is_delayed or task.held):
-        found += capacity_reasons(queue, situation.takers)
+        found += capacity_reasons(queue, situation.takers, [task.is_async])
         found += _ahead(situation)
         found += order_reasons(queue)
     found += _locked(situation)
