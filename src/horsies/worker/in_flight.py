@@ -22,7 +22,7 @@ from horsies.tasks.outcome import (
     TOO_LATE,
     Outcome,
     outcome_of_crash,
-    outcome_of_report,
+    outcome_of_error,
     outcome_of_stop,
 )
 from horsies.worker.agenda import Pace
@@ -199,16 +199,19 @@ class InFlight:
         task = self._owned(report.task_id, report.generation)
         if task is None:
             return
-        outcome = outcome_of_report(
-            task,
-            ok=report.ok,
-            result_json=report.result_json,
-            error_code=report.error_code,
-            error_message=report.error_message,
-            exception_names=report.exception_names,
-            retry_after=report.retry_after,
-            run_us=round(run_seconds * 1e6),
-        )
+        run_us = round(run_seconds * 1e6)
+        if report.ok:
+            outcome = Outcome.completed(task, report.result_json, run_us)
+        else:
+            outcome = outcome_of_error(
+                task,
+                result_json=report.result_json,
+                error_code=report.error_code,
+                error_message=report.error_message,
+                exception_names=report.exception_names,
+                retry_after=report.retry_after,
+                run_us=run_us,
+            )
         if self.traces is not None and report.traceparent is not None:
             self.traces.note(task, report.traceparent)
         if task.burst:
