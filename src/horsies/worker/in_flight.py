@@ -159,8 +159,7 @@ class InFlight:
         task_ids = set()
         for count, one in enumerate(self.outcomes):
             size += len(one.result)
-            is_too_long = size > TURN_CHARACTERS_MAX and count
-            if is_too_long or one.task_id in task_ids:
+            if one.task_id in task_ids or (count and size > TURN_CHARACTERS_MAX):
                 return self.outcomes[:count]
             task_ids.add(one.task_id)
         return self.outcomes
@@ -196,8 +195,7 @@ class InFlight:
         report, _, run_seconds = event
         now = time.monotonic()
         self.pace.note_end(report.task_id, run_seconds, now)
-        task = self._owned(report.task_id, report.generation)
-        if task is None:
+        if (task := self._owned(report.task_id, report.generation)) is None:
             return
         run_us = round(run_seconds * 1e6)
         if report.ok:
@@ -443,9 +441,8 @@ class InFlight:
             self.tally.note_starts(handed)
 
     def _give(self, task: ClaimedTask, pid: int, node: NodePart | None) -> None:
-        assignment = self._assignment(task, node)
         try:
-            self._pool.dispatch(assignment, pid)
+            self._pool.dispatch(self._assignment(task, node), pid)
         except NoIdleChildError:
             self._doubt.may_own_more = True
         else:
