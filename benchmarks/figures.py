@@ -264,9 +264,11 @@ def _counters(connection: Connection[Any]) -> dict[str, float]:
 def _processor_seconds(connection: Connection[Any], worker_pid: int) -> dict[str, float]:
     """Microseconds of the worker's parent, of its children, and of the server's process for turns."""
     parent = psutil.Process(worker_pid)
+    reaped = parent.cpu_times()
     return {
         "parent_us": _used(parent),
-        "children_us": sum(_used(child) for child in parent.children(recursive=True)),
+        "children_us": sum(_used(child) for child in parent.children(recursive=True))
+        + (reaped.children_user + reaped.children_system) * 1e6,
         "server_us": _used(psutil.Process(int(_number(connection, TURN_PID)))),
     }
 

@@ -69,6 +69,13 @@ def nap() -> TaskResult[None, TaskError]:
     return TaskResult(ok=None)
 
 
+@app.task("nap_1")
+def nap_1() -> TaskResult[None, TaskError]:
+    """Wait for 1 ms."""
+    time.sleep(0.001)
+    return TaskResult(ok=None)
+
+
 @app.task("sleeping_nap")
 async def sleeping_nap() -> None:
     """Wait for a second on the event loop."""

@@ -169,12 +169,8 @@ if TYPE_CHECKING:
         WorkflowStartResult,
         WorkflowTaskInfo,
     )
-    from horsies.workflow.run.start import (
-        start_many,
-        start_many_async,
-        start_workflow,
-        start_workflow_async,
-    )
+    from horsies.workflow.run.start import start_workflow, start_workflow_async
+    from horsies.workflow.run.start_many import start_many, start_many_async
     from horsies.workflow.spec import WorkflowSpec, WorkflowTerminalResults
 
 __all__ = [
@@ -404,7 +400,8 @@ _NAMES_BY_MODULE = {
         "HandleErrorCode HandleOperationError HandleResult SignalDelivery WorkflowInfo "
         "WorkflowStartError WorkflowStartErrorCode WorkflowStartResult WorkflowTaskInfo"
     ),
-    "workflow.run.start": "start_many start_many_async start_workflow start_workflow_async",
+    "workflow.run.start": "start_workflow start_workflow_async",
+    "workflow.run.start_many": "start_many start_many_async",
     "workflow.spec": "WorkflowSpec WorkflowTerminalResults",
 }
 _MODULES = {name: module for module, names in _NAMES_BY_MODULE.items() for name in names.split()}

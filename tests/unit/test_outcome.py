@@ -17,7 +17,7 @@ from horsies.tasks.outcome import (
     STOPPED_FOR_REQUEUE,
     Outcome,
     outcome_of_crash,
-    outcome_of_report,
+    outcome_of_error,
     outcome_of_stop,
     recording_steps,
     without_result,
@@ -36,9 +36,10 @@ def retrying(*codes: str, retry_count: int = 0, jitter: bool = False) -> Claimed
 
 
 def reported(task: ClaimedTask, report: ChildReport, **options: Any) -> Outcome:
-    return outcome_of_report(
+    if report.ok:
+        return Outcome.completed(task, report.result_json)
+    return outcome_of_error(
         task,
-        ok=report.ok,
         result_json=report.result_json,
         error_code=report.error_code,
         error_message=report.error_message,
@@ -205,7 +206,5 @@ def test_an_outcome_the_database_refuses_keeps_its_claim_and_loses_its_texts() -
     [(None, None), ("grüße", "grüße"), ("a\0b", "a\\x00b"), ("\ud800", "\\ud800")],
 )
 def test_messages_are_made_storable(text: str | None, stored: str | None) -> None:
-    outcome = outcome_of_report(
-        TASK, ok=False, result_json='{"err": 1}', error_code="X", error_message=text
-    )
+    outcome = outcome_of_error(TASK, result_json='{"err": 1}', error_code="X", error_message=text)
     assert outcome.error_message == stored

@@ -74,25 +74,25 @@ def test_windows_grow_with_full_claims_and_close_with_short_ones() -> None:
     windows = measured(0.0001)
     depths = []
     for _ in range(6):
-        windows.note_claim(4, [("work", True)] * 4)
+        windows.note_claim(4, ["work"] * 4)
         depths.append(windows.depth)
     assert depths == [2, 4, 8, 16, 32, 32]
-    windows.note_claim(4, [("work", True)] * 3)
+    windows.note_claim(4, ["work"] * 3)
     assert windows.depth == 1
 
 
-@pytest.mark.parametrize("claimed", [("work", False), ("unknown", True)])
-def test_another_kind_of_task_closes_the_windows(claimed: tuple[str, bool]) -> None:
+@pytest.mark.parametrize("names", [["work"], ["work", "unknown"]])
+def test_another_kind_of_task_closes_the_windows(names: list[str]) -> None:
     windows = measured(0.0001)
-    windows.note_claim(2, [("work", True)] * 2)
+    windows.note_claim(2, ["work"] * 2)
     assert windows.depth == 2
-    windows.note_claim(2, [("work", True), claimed])
+    windows.note_claim(2, names)
     assert windows.depth == 1
 
 
 def test_windows_that_are_off_stay_closed() -> None:
     windows = measured(0.0001, widest=0)
-    windows.note_claim(2, [("work", True)] * 2)
+    windows.note_claim(2, ["work"] * 2)
     assert (windows.is_on, windows.depth) == (False, 1)
 
 

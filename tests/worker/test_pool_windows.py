@@ -334,18 +334,19 @@ def test_no_child_runs_more_tasks_than_its_limit(make_pool: MakePool, journal: P
     collect_until(pool, lambda: pool.idle_count == 1 and first not in pool.pids())
 
 
-def test_a_child_near_its_limit_takes_one_task_at_a_time(
-    make_pool: MakePool, journal: Path
+def test_a_child_near_its_limit_takes_all_tasks_that_are_left_to_it(
+    make_pool: MakePool, journal: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pool = make_pool(1, has_windows=True, max_tasks_per_child=10)
+    monkeypatch.setattr("random.randint", lambda lowest, _: lowest)
+    pool = make_pool(1, has_windows=True, max_tasks_per_child=20)
     pid = pool.pids()[0]
-    for _ in range(9):
-        pool.dispatch(assignment("own_pid"))
-        collect_events(pool, 1, Reported)
-    assert pool.places(8) == ([pid], [])
-    last = notes(journal, 1)
+    give(pool, [assignment("own_pid") for _ in range(18)])
+    collect_events(pool, 18, Reported)
+    assert pool.places(8) == ([pid], [pid])
+    last = notes(journal, 2)
     give(pool, last, pid=pid)
-    assert reported(collect_events(pool, 1, Reported)) == ids(last)
+    assert reported(collect_events(pool, 2, Reported)) == ids(last)
+    collect_until(pool, lambda: pool.idle_count == 1 and pid not in pool.pids())
 
 
 def test_a_child_that_grew_too_large_goes_after_its_front(

@@ -96,7 +96,7 @@ class Statement(Generic[Params, Row]):
 
     def texts(self, params: Params) -> list[bytes | None]:
         """Return the parameters as PostgreSQL's text input, in the order of ``numbered``."""
-        return [_text(value) for value in params]
+        return [_WRITERS.get(type(value), _written)(value) for value in params]
 
     def run(
         self, connection: Connection[Any], params: Params, within: Installation | None = None
@@ -185,34 +185,30 @@ def _numbered(text: str, names: tuple[str, ...]) -> bytes:
     return text.replace("%%", "%").encode()
 
 
-def _text(value: Any) -> bytes | None:
-    if value is None:
-        return None
-    if type(value) is str:  # most of them
-        return _encoded(value)
-    if isinstance(value, tuple):
-        return _constant_array(*value)
-    return _encoded(_array(value) if isinstance(value, list) else str(value))
+def _written(value: Any) -> bytes:
+    """Write a value of any other type, such as a time or a member of an enumeration."""
+    return _encoded(str(value))
 
 
 # Arrays that recur, such as the queues of a worker. Typed: True equals 1 but has another text.
 @lru_cache(maxsize=256, typed=True)
 def _constant_array(*values: Any) -> bytes:
-    return _encoded(_array(values))
+    return _array(values)
 
 
-def _array(values: Sequence[Any]) -> str:
-    return f"{{{','.join(map(_element, values))}}}"
+def _array(values: Sequence[Any]) -> bytes:
+    elements = [_ELEMENTS.get(type(value), _element)(value) for value in values]
+    return _encoded(f"{{{','.join(elements)}}}")
 
 
 def _element(value: Any) -> str:
-    if value is None:
-        return "NULL"
-    if isinstance(value, str):
-        if '"' in value or "\\" in value:
-            value = value.replace("\\", "\\\\").replace('"', '\\"')
-        return f'"{value}"'
-    return str(value)
+    return _quoted(value) if isinstance(value, str) else str(value)
+
+
+def _quoted(text: str) -> str:
+    if '"' in text or "\\" in text:
+        text = text.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{text}"'
 
 
 def _encoded(text: str) -> bytes:
@@ -223,6 +219,22 @@ def _encoded(text: str) -> bytes:
     if b"\0" in encoded:  # libpq would truncate the text there
         raise DataError("a text parameter contains a NUL character")
     return encoded
+
+
+# By exact type: a turn writes some thirty values, and a chain of checks for each took 7 % of its time.
+_WRITERS: dict[type, Callable[[Any], bytes | None]] = {
+    type(None): {None: None}.__getitem__,
+    bool: {True: b"true", False: b"false"}.__getitem__,
+    int: b"%d".__mod__,
+    str: _encoded,
+    list: _array,
+    tuple: lambda values: _constant_array(*values),
+}
+_ELEMENTS: dict[type, Callable[[Any], str]] = {
+    type(None): {None: "NULL"}.__getitem__,
+    int: int.__repr__,
+    str: _quoted,
+}
 
 
 def one_or_none(rows: list[Row]) -> Row | None:

@@ -207,6 +207,7 @@ class PostgresBroker:
         transaction: object = None,
         *,
         resend: bool = False,
+        atomic: bool = False,
     ) -> BrokerResult[T]:
         """Run a script that stores tasks or runs; ``resend`` repeats it up to three times after
         transient failures.
@@ -216,11 +217,11 @@ class PostgresBroker:
         """
         code = BrokerErrorCode.ENQUEUE_FAILED
         for delay_seconds in resend_delays(resend, transaction):
-            stored = self.perform(code, make_script(), transaction)
+            stored = self.perform(code, make_script(), transaction, atomic=atomic)
             if not _is_transient(stored):
                 return stored
             time.sleep(delay_seconds)
-        return self.perform(code, make_script(), transaction)
+        return self.perform(code, make_script(), transaction, atomic=atomic)
 
     async def store_async(
         self,
@@ -228,14 +229,15 @@ class PostgresBroker:
         transaction: object = None,
         *,
         resend: bool = False,
+        atomic: bool = False,
     ) -> BrokerResult[T]:
         code = BrokerErrorCode.ENQUEUE_FAILED
         for delay_seconds in resend_delays(resend, transaction):
-            stored = await self.perform_async(code, make_script(), transaction)
+            stored = await self.perform_async(code, make_script(), transaction, atomic=atomic)
             if not _is_transient(stored):
                 return stored
             await asyncio.sleep(delay_seconds)
-        return await self.perform_async(code, make_script(), transaction)
+        return await self.perform_async(code, make_script(), transaction, atomic=atomic)
 
     def insert(self, row: InsertTask) -> BrokerResult[str] | None:
         """Insert one task in one round trip and return its id; None if the id or key is taken.

@@ -125,6 +125,24 @@ class TaskHandles(Sequence[TaskHandle[T]]):
         return f"<{len(self):,} task handles>"
 
 
+class KeptRows:
+    """The texts of rows that an attempt has sent, for a resend; many of them are kept in a temporary file."""
+
+    def __init__(self) -> None:
+        self._file = tempfile.SpooledTemporaryFile(KEPT_BYTES_IN_MEMORY)
+
+    def add(self, *texts: str) -> None:
+        self._file.seek(0, os.SEEK_END)
+        self._file.write(json.dumps(texts).encode() + b"\n")
+
+    def __iter__(self) -> Iterator[list[str]]:
+        self._file.seek(0)
+        return (json.loads(line) for line in self._file)
+
+    def close(self) -> None:
+        self._file.close()
+
+
 class _RefusedCall(Exception):
     """A call of the stream that cannot be sent."""
 
@@ -274,7 +292,7 @@ class _Bulk(Generic[T]):
         self._sending = sending
         self._transaction = options.transaction
         self._delays = resend_delays(config.resend_on_transient_err, options.transaction)
-        self._kept = tempfile.SpooledTemporaryFile(KEPT_BYTES_IN_MEMORY) if self._delays else None
+        self._kept = KeptRows() if self._delays else None
         # The exception that ended the stream: a refused call, or any of the caller's iterable.
         self._fault: Exception | None = None
         make: Callable[[str], TaskHandle[T]] = functools.partial(
@@ -358,7 +376,8 @@ class _Bulk(Generic[T]):
 
     def _rows(self) -> Iterator[InsertTasks]:
         """Return the rows of earlier attempts, then those of the rest of the stream."""
-        yield from self._kept_rows()
+        for ids, args, kwargs, shas in self._kept or ():
+            yield self._row._replace(ids=ids, args=args, kwargs=kwargs, enqueue_shas=shas)
         while True:
             try:
                 chunk = next(self._chunks, None)
@@ -369,18 +388,8 @@ class _Bulk(Generic[T]):
                 return
             rows = self._made(chunk)
             if self._kept is not None:
-                self._kept.seek(0, os.SEEK_END)
-                columns = rows.ids, rows.args, rows.kwargs, rows.enqueue_shas
-                self._kept.write(json.dumps(columns).encode() + b"\n")
+                self._kept.add(rows.ids, rows.args, rows.kwargs, rows.enqueue_shas)
             yield rows
-
-    def _kept_rows(self) -> Iterator[InsertTasks]:
-        if self._kept is None:
-            return
-        self._kept.seek(0)
-        for line in self._kept:
-            ids, args, kwargs, shas = json.loads(line)
-            yield self._row._replace(ids=ids, args=args, kwargs=kwargs, enqueue_shas=shas)
 
     def _made(self, chunk: Chunk) -> InsertTasks:
         ids = [new_id() for _ in chunk]

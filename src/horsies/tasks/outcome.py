@@ -109,10 +109,9 @@ class Outcome(NamedTuple):
         )
 
 
-def outcome_of_report(
+def outcome_of_error(
     task: ClaimedTask,
     *,
-    ok: bool,
     result_json: str,
     error_code: str | None,
     error_message: str | None,
@@ -121,9 +120,7 @@ def outcome_of_report(
     run_us: int | None = None,
     random: Callable[[], float] = random_module.random,
 ) -> Outcome:
-    """A child reported a success, or an error that may be retried."""
-    if ok:
-        return Outcome.completed(task, result_json, run_us)
+    """A child reported an error, which may be retried."""
     decision = _decide(task, error_code, random, exception_names, retry_after)
     reason = decision.reason
     return Outcome(

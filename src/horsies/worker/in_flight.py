@@ -22,7 +22,7 @@ from horsies.tasks.outcome import (
     TOO_LATE,
     Outcome,
     outcome_of_crash,
-    outcome_of_report,
+    outcome_of_error,
     outcome_of_stop,
 )
 from horsies.worker.agenda import Pace
@@ -159,8 +159,7 @@ class InFlight:
         task_ids = set()
         for count, one in enumerate(self.outcomes):
             size += len(one.result)
-            is_too_long = size > TURN_CHARACTERS_MAX and count
-            if is_too_long or one.task_id in task_ids:
+            if one.task_id in task_ids or (count and size > TURN_CHARACTERS_MAX):
                 return self.outcomes[:count]
             task_ids.add(one.task_id)
         return self.outcomes
@@ -196,19 +195,21 @@ class InFlight:
         report, _, run_seconds = event
         now = time.monotonic()
         self.pace.note_end(report.task_id, run_seconds, now)
-        task = self._owned(report.task_id, report.generation)
-        if task is None:
+        if (task := self._owned(report.task_id, report.generation)) is None:
             return
-        outcome = outcome_of_report(
-            task,
-            ok=report.ok,
-            result_json=report.result_json,
-            error_code=report.error_code,
-            error_message=report.error_message,
-            exception_names=report.exception_names,
-            retry_after=report.retry_after,
-            run_us=round(run_seconds * 1e6),
-        )
+        run_us = round(run_seconds * 1e6)
+        if report.ok:
+            outcome = Outcome.completed(task, report.result_json, run_us)
+        else:
+            outcome = outcome_of_error(
+                task,
+                result_json=report.result_json,
+                error_code=report.error_code,
+                error_message=report.error_message,
+                exception_names=report.exception_names,
+                retry_after=report.retry_after,
+                run_us=run_us,
+            )
         if self.traces is not None and report.traceparent is not None:
             self.traces.note(task, report.traceparent)
         if task.burst:
@@ -440,9 +441,8 @@ class InFlight:
             self.tally.note_starts(handed)
 
     def _give(self, task: ClaimedTask, pid: int, node: NodePart | None) -> None:
-        assignment = self._assignment(task, node)
         try:
-            self._pool.dispatch(assignment, pid)
+            self._pool.dispatch(self._assignment(task, node), pid)
         except NoIdleChildError:
             self._doubt.may_own_more = True
         else:

@@ -30,7 +30,7 @@ from horsies.db.statements.turn import ClaimedTask, ClaimUnresolvable, FindTaker
 from horsies.error_codes import OperationalErrorCode
 from horsies.events import as_event
 from horsies.task_result import TaskError
-from horsies.tasks.outcome import Outcome, outcome_of_report
+from horsies.tasks.outcome import Outcome, outcome_of_error
 from horsies.worker.agenda import NEVER
 from horsies.worker.child.builtin_tasks import BUILTIN_TASKS, expansion_request
 from horsies.workflow.build.plan import EXPAND_TASK
@@ -284,9 +284,8 @@ class UnknownTasks:
 
 def _failure(task: ClaimedTask, code: OperationalErrorCode, message: str) -> Outcome:
     """The outcome that a child's report of this error has: a retry if the policy lists the code."""
-    return outcome_of_report(
+    return outcome_of_error(
         task,
-        ok=False,
         result_json=encode_task_error(TaskError(error_code=code, message=message)),
         error_code=code.value,
         error_message=message,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from functools import cached_property
 from types import MappingProxyType
 from typing import NamedTuple
 from uuid import UUID
@@ -57,6 +58,7 @@ class Positions(NamedTuple):
 
 
 EVERYWHERE = Positions()
+_NO_TASK = (None, None, None)
 
 
 class Bookmarks:
@@ -83,7 +85,7 @@ class Bookmarks:
 
     def __init__(self, queues: Sequence[str]) -> None:
         self._queues = queues
-        self._last: dict[str, ClaimedTask] = {}
+        self._last: dict[str, tuple[int, str, str]] = {}
         self._has_news = True
         self._everywhere_at = 0.0
         # From then on claims may look everywhere again.
@@ -98,13 +100,10 @@ class Bookmarks:
         is_time = self._has_news or now >= self._everywhere_at
         if not self._last or (is_rested and is_time):
             return EVERYWHERE
-        last = [self._last.get(queue) for queue in self._queues]
-        return Positions(
-            [None if task is None else task.priority for task in last],
-            [None if task is None else task.enqueued_at for task in last],
-            [None if task is None else task.id for task in last],
-            is_rested,
-        )
+        last = [self._last.get(queue, _NO_TASK) for queue in self._queues]
+        # Lists: the encoder caches tuples.
+        priorities, times, ids = map(list, zip(*last, strict=True))
+        return Positions(priorities, times, ids, is_rested)
 
     def note_claim(
         self,
@@ -118,7 +117,7 @@ class Bookmarks:
         everywhere.
         """
         for task in claimed:
-            self._last[task.queue_name] = task
+            self._last[task.queue_name] = task.priority, task.enqueued_at, task.id
         if not (positions is EVERYWHERE or (was_short and positions.looks_everywhere)):
             return False
         started, ended = span
@@ -197,7 +196,7 @@ class TurnResult(NamedTuple):
     cancelled: Set[str] = frozenset()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Claimer:
     """A worker's side of every claim: its identity, its queues in order, and the caps."""
 
@@ -226,7 +225,7 @@ class Claimer:
             app_config.effective_claim_lease_ms,
         )
 
-    @property
+    @cached_property
     def is_capped(self) -> bool:
         """Whether a freed place may let another worker claim."""
         return self.cluster_cap is not None or any(cap is not None for cap in self.queue_caps)
@@ -237,8 +236,8 @@ class Claimer:
         return replace(self, queues=(queue,), queue_caps=(cap,))
 
     def claim(self, request: TurnRequest) -> ClaimTasks:
-        limit = self.max_claim_batch or request.claims
-        positions = request.positions
+        idle, positions = len(request.pids) + request.prefetch, request.positions
+        limit = self.max_claim_batch or idle + len(request.ahead)
         return ClaimTasks(
             self.worker_id,
             self.hostname,
@@ -255,7 +254,7 @@ class Claimer:
             positions.enqueued_at,
             positions.ids,
             positions.looks_everywhere,
-            len(request.pids) + request.prefetch,
+            idle,
             request.short_names,
         )
 
@@ -311,8 +310,8 @@ def _one_transaction(
     first: Sequence[Step] = (),
 ) -> TurnResult:
     starting = request.starting
-    runs = {one.workflow_id for one in outcomes}
-    runs.update(task.workflow_id for task, _ in starting)
+    runs = [one.workflow_id for one in outcomes]
+    runs += [task.workflow_id for task, _ in starting]
     steps = [*first, *locking_steps(runs)]
     locking = len(steps)
     steps += recording_steps(claimer.worker_id, outcomes)

@@ -105,14 +105,13 @@ class Watch:
         self._is_gone = is_gone
         self._silences: dict[str, _Silence] = {}
         self._looked_at = 0.0
-
-    @property
-    def has_suspects(self) -> bool:
-        return any(silence.lock_is_free for silence in self._silences.values())
+        # Whether a worker without its lock is among them.
+        self.has_suspects = False
 
     def note_gap(self) -> None:
         """This worker could not observe the others for some time: all silence counts from now on."""
         self._silences = {}
+        self.has_suspects = False
 
     def note_look(
         self, workers: Sequence[WatchedWorker], asked_at: float, answered_at: float
@@ -136,6 +135,7 @@ class Watch:
             self._silences[worker.worker_id] = silence
             if verdict := self._judge(worker, asked_at - silence.since):
                 verdicts.append(verdict)
+        self.has_suspects = any(silence.lock_is_free for silence in self._silences.values())
         return verdicts
 
     def _judge(self, worker: WatchedWorker, silent_seconds: float) -> Verdict | None:

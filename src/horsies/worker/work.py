@@ -211,7 +211,8 @@ class Work:
 
     def _take_turns(self, pipeline: Pipeline, outcomes: Sequence[Outcome]) -> None:
         """Record outcomes and claim: for async children in a turn of their own if others want tasks too."""
-        request, shared = self._turn_request(outcomes), self._async_request()
+        request = self._turn_request(outcomes)
+        shared = None if self._async is None else self._async_request(self._async)
         if shared is not None and not (request.starting or request.claims):
             request, shared = shared._replace(freed=request.freed), None
         if outcomes or request.starting or request.claims:
@@ -243,10 +244,9 @@ class Work:
         ahead = ahead[: room - len(free_pids)]
         return request._replace(ahead=ahead, short_names=in_flight.windows.short_names())
 
-    def _async_request(self) -> TurnRequest | None:
+    def _async_request(self, claims: AsyncClaims) -> TurnRequest | None:
         """The tasks to claim for the async children; None if there are none."""
-        claims = self._async
-        if claims is None or not (count := self._async_count(claims)):
+        if not (count := self._async_count(claims)):
             return None
         return claims.request(count, self._unknown.exclusions(), time.monotonic())
 
@@ -257,14 +257,15 @@ class Work:
 
     def _turn(self, pipeline: Pipeline, outcomes: Sequence[Outcome], request: TurnRequest) -> None:
         in_flight = self._in_flight
-        started = time.monotonic()
-        with in_flight.claim_in_doubt() if request.claims else _NO_CLAIM:
+        started, claims = time.monotonic(), request.claims
+        with in_flight.claim_in_doubt() if claims else _NO_CLAIM:
             result = take_turn(pipeline, self._claimer, outcomes, request, self._blocked)
         if result.as_decided:
             in_flight.keep_results(outcomes, result.recorded)
-        requested = (task for task, _ in request.starting)
-        known = in_flight.sort_out(result.claimed, self._unknown)
-        tasks = [*in_flight.take_started(requested, result.started), *known]
+        tasks = in_flight.sort_out(result.claimed, self._unknown)
+        if request.starting:
+            requested = [task for task, _ in request.starting]
+            tasks = [*in_flight.take_started(requested, result.started), *tasks]
         if in_flight.traces is not None:
             with in_flight.claim_in_doubt():
                 tasks = in_flight.traces.linked(pipeline, tasks)
@@ -282,7 +283,7 @@ class Work:
         in_flight.tally.note_turn(ended - started, len(outcomes) + len(result.claimed))
         if in_flight.traces is not None:
             in_flight.traces.store(pipeline, result.recorded)
-        looked_everywhere = request.claims > 0 and self._note_claim(
+        looked_everywhere = claims > 0 and self._note_claim(
             request, result.claimed, (started, ended)
         )
         # A claim of one kind of tasks has not seen those of the other.
@@ -295,12 +296,13 @@ class Work:
     ) -> bool:
         """Remember how far the claim came; True if it looked everywhere."""
         agenda, bookmarks = self._agenda, self._bookmarks
-        windows, batch = self._in_flight.windows, self._config.max_claim_batch or request.claims
+        windows, claims = self._in_flight.windows, request.claims
+        batch = self._config.max_claim_batch or claims
         if request.is_async and self._async is not None:
             agenda, bookmarks = self._async.agenda, self._async.bookmarks
         elif windows.is_on:
-            asked = min(request.claims, batch)
-            windows.note_claim(asked, [(task.task_name, task.burst) for task in claimed])
+            names = [task.task_name for task in claimed if task.burst]
+            windows.note_claim(min(claims, batch), names)
         # A claim that only did not fill the windows says nothing: a task that cannot wait in one is next.
         possible = min(len(request.pids) + request.prefetch, batch)
         was_short = len(claimed) < possible

@@ -246,13 +246,12 @@ class ChildProcess:
             return 0
         if self.assignment is not None and not self._may_be_followed():
             return 0
-        left = depth
-        if self.has_limits:
-            if self.may_retire() or self.must_retire():
-                return 0
-            if self.limits.max_tasks > 0:
-                left = min(depth, self.limits.max_tasks - self.tasks_done)
-        return left
+        if not self.has_limits:
+            return depth
+        if self.must_retire():
+            return 0
+        most = self.limits.max_tasks
+        return min(depth, most - self.tasks_done) if most > 0 else depth
 
     def _may_be_followed(self) -> bool:
         """Whether others may wait behind the front: it is short, and has not run for too long already."""

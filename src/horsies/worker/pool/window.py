@@ -66,18 +66,15 @@ class Windows:
     `widest` is the limit of the configuration; below 2 there are no windows.
     """
 
-    __slots__ = ("_ends", "_typical", "depth", "widest")
+    __slots__ = ("_ends", "_typical", "depth", "is_on", "widest")
 
     def __init__(self, widest: int = 0) -> None:
         self.widest = widest
+        self.is_on = widest > 1
         # How many tasks the next claim may give to each child, the first one included.
         self.depth = 1
         self._ends: dict[str, int] = {}
         self._typical: dict[str, float] = {}
-
-    @property
-    def is_on(self) -> bool:
-        return self.widest > 1
 
     def note_end(self, task_name: str, run_seconds: float) -> None:
         """A child measured the run time of a task."""
@@ -106,16 +103,13 @@ class Windows:
             return 0.0
         return max(PATIENCE_SECONDS, PATIENCE_FACTOR * self._typical[task_name])
 
-    def note_claim(self, asked: int, claimed: Sequence[tuple[str, bool]]) -> None:
-        """A claim of up to `asked` tasks got these, by name and whether they may be in a window.
+    def note_claim(self, asked: int, names: Sequence[str]) -> None:
+        """A claim of up to `asked` tasks got tasks of these names that may be in a window.
 
-        Windows grow while claims come back full of short tasks. A short claim means that the queue is
+        Windows grow while claims come back full of short tasks. Fewer names mean that the queue is
         empty, or that another task is next: it goes to a child of its own, and so does the one after it.
         """
-        self.depth = 1 if len(claimed) < asked else self._next_depth(claimed)
-
-    def _next_depth(self, claimed: Sequence[tuple[str, bool]]) -> int:
-        if not self.is_on or not all(may_wait for _, may_wait in claimed):
-            return 1
-        narrowest = min((self.width(name) for name in {name for name, _ in claimed}), default=1)
-        return min(narrowest, 2 * self.depth)
+        if not self.is_on or len(names) < asked:
+            self.depth = 1
+            return
+        self.depth = min(2 * self.depth, *map(self.width, set(names)))

@@ -1,4 +1,4 @@
-"""Starting: the plan of a run, or of thousands, becomes rows in one statement and one transaction.
+"""Starting: the plan of a run becomes rows in one statement and one transaction.
 
 The run, its nodes and the tasks of its roots appear together or not at all. The same id means the
 same run, however often it is started. Nothing here raises for operational reasons.
@@ -6,7 +6,6 @@ same run, however often it is started. Nothing here raises for operational reaso
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Protocol, TypeVar
@@ -62,7 +61,8 @@ def start_workflow(
 ) -> WorkflowStartResult[WorkflowHandle[T]]:
     """Start a run on a broker of your choice; otherwise like ``WorkflowSpec.start``."""
     options = StartOptions(workflow_id, workflow_key, sent_at, transaction)
-    return _launch(_batch([spec], options, broker, resend_on_transient_err)).map(_only)
+    run = prepare(spec, options)
+    return _launch(run.map(lambda ready: (ready, broker, resend_on_transient_err)))
 
 
 async def start_workflow_async(
@@ -77,19 +77,19 @@ async def start_workflow_async(
 ) -> WorkflowStartResult[WorkflowHandle[T]]:
     """``start_workflow`` without blocking the event loop."""
     options = StartOptions(workflow_id, workflow_key, sent_at, transaction)
-    batch = _batch([spec], options, broker, resend_on_transient_err)
-    return (await _launch_async(batch)).map(_only)
+    run = prepare(spec, options)
+    return await _launch_async(run.map(lambda ready: (ready, broker, resend_on_transient_err)))
 
 
 def start(spec: Startable[T], options: StartOptions) -> WorkflowStartResult[WorkflowHandle[T]]:
     """Start a run on the broker of the application that built the specification."""
-    return _launch(_own_batch([spec], options)).map(_only)
+    return _launch(_own(spec, options))
 
 
 async def start_async(
     spec: Startable[T], options: StartOptions
 ) -> WorkflowStartResult[WorkflowHandle[T]]:
-    return (await _launch_async(_own_batch([spec], options))).map(_only)
+    return await _launch_async(_own(spec, options))
 
 
 def replay_options(spec: HasGraph, error: object) -> WorkflowStartResult[StartOptions]:
@@ -105,77 +105,54 @@ def replay_options(spec: HasGraph, error: object) -> WorkflowStartResult[StartOp
     else:
         return Ok(StartOptions(error.workflow_id, error.workflow_key))
     message = f"Workflow {spec.graph.name!r} was not started: {problem}."
-    return _invalid(spec.graph, StartOptions(), message)
-
-
-def start_many(
-    specs: Iterable[Startable[T]], *, transaction: object = None
-) -> WorkflowStartResult[list[WorkflowHandle[T]]]:
-    """Start many runs in one statement: all of them, or none.
-
-    The specifications must come from one application; the same one may be given many times.
-
-    Example:
-        handles = start_many(build_report(day) for day in days).unwrap()
-    """
-    batch = list(specs)
-    return _launch(_own_batch(batch, StartOptions(transaction=transaction))) if batch else Ok([])
-
-
-async def start_many_async(
-    specs: Iterable[Startable[T]], *, transaction: object = None
-) -> WorkflowStartResult[list[WorkflowHandle[T]]]:
-    """``start_many`` without blocking the event loop."""
-    batch = list(specs)
-    if not batch:
-        return Ok([])
-    return await _launch_async(_own_batch(batch, StartOptions(transaction=transaction)))
+    return invalid(spec.graph, StartOptions(), message)
 
 
 @dataclass(frozen=True, slots=True)
-class _Run:
+class Run:
     """A run ready to be stored: its plan is JSON text."""
 
     spec: HasGraph
     options: StartOptions
+    workflow_id: str
     plan: str = field(repr=False)
     sending: Sending | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _Batch:
-    """Runs ready to be stored; with ``resend``, again after transient failures."""
-
-    broker: PostgresBroker
-    resend: bool
-    runs: Sequence[_Run]
-    transaction: object
+Found = tuple[Run, PostgresBroker, bool]
 
 
-def _launch(
-    batch: WorkflowStartResult[_Batch],
-) -> WorkflowStartResult[list[WorkflowHandle[Any]]]:
-    if isinstance(batch, Err):
-        return batch
-    order = batch.value
-    broker, resend = order.broker, order.resend
-    return _handles(order, broker.store(lambda: _script(order), order.transaction, resend=resend))
+def _launch(found: WorkflowStartResult[Found]) -> WorkflowStartResult[WorkflowHandle[Any]]:
+    if isinstance(found, Err):
+        return found
+    run, broker, resend = found.value
+    done = broker.store(lambda: _script(run), run.options.transaction, resend=resend)
+    return _handle(run, broker, done)
 
 
 async def _launch_async(
-    batch: WorkflowStartResult[_Batch],
-) -> WorkflowStartResult[list[WorkflowHandle[Any]]]:
-    if isinstance(batch, Err):
-        return batch
-    order = batch.value
-    broker, resend = order.broker, order.resend
-    done = await broker.store_async(lambda: _script(order), order.transaction, resend=resend)
-    return _handles(order, done)
+    found: WorkflowStartResult[Found],
+) -> WorkflowStartResult[WorkflowHandle[Any]]:
+    if isinstance(found, Err):
+        return found
+    run, broker, resend = found.value
+    done = await broker.store_async(lambda: _script(run), run.options.transaction, resend=resend)
+    return _handle(run, broker, done)
 
 
-def _own_batch(specs: Sequence[HasGraph], options: StartOptions) -> WorkflowStartResult[_Batch]:
-    """Prepare the runs for the broker of the application that built the first of them."""
-    graph = specs[0].graph
+def _own(spec: HasGraph, options: StartOptions) -> WorkflowStartResult[Found]:
+    """Prepare the run for the broker of the application that built it."""
+    match own_broker(spec.graph, options):
+        case Ok((broker, resend)):
+            return prepare(spec, options).map(lambda run: (run, broker, resend))
+        case Err() as unavailable:
+            return unavailable
+
+
+def own_broker(
+    graph: Graph, options: StartOptions
+) -> WorkflowStartResult[tuple[PostgresBroker, bool]]:
+    """Return the broker of the application that built the graph, and whether to resend."""
     producer = graph.producer
     if producer is None:
         message = (
@@ -186,31 +163,12 @@ def _own_batch(specs: Sequence[HasGraph], options: StartOptions) -> WorkflowStar
         return Err(_error(graph, options, code, message))
     match producer.broker():
         case Err(error):
-            return Err(_not_stored(graph, options, error))
+            return Err(not_stored(graph, options, error))
         case Ok(broker):
-            return _batch(specs, options, broker, producer.config.resend_on_transient_err)
+            return Ok((broker, producer.config.resend_on_transient_err))
 
 
-def _batch(
-    specs: Sequence[HasGraph], options: StartOptions, broker: PostgresBroker, resend: bool
-) -> WorkflowStartResult[_Batch]:
-    runs = []
-    for position, spec in enumerate(specs):
-        if spec.graph.producer is not specs[0].graph.producer:
-            message = "start_many takes workflows of one application at a time."
-            return _invalid(spec.graph, options, message)
-        match _prepare(spec, options):
-            case Err(error) if len(specs) > 1:
-                message = f"Workflow {position} of start_many: {error.message}"
-                return Err(replace(error, message=message))
-            case Err() as refused:
-                return refused
-            case Ok(run):
-                runs.append(run)
-    return Ok(_Batch(broker, resend, runs, options.transaction))
-
-
-def _prepare(spec: HasGraph, options: StartOptions) -> WorkflowStartResult[_Run]:
+def prepare(spec: HasGraph, options: StartOptions) -> WorkflowStartResult[Run]:
     """Write the plan of a run."""
     graph = spec.graph
     workflow_id = new_id() if options.workflow_id is None else options.workflow_id
@@ -224,53 +182,47 @@ def _prepare(spec: HasGraph, options: StartOptions) -> WorkflowStartResult[_Run]
         return Err(_error(graph, options, code, message))
     if options.workflow_key is not None and not is_key(options.workflow_key):
         message = f"workflow_key must be a text of 1 to {KEY_LENGTH_MAX} characters."
-        return _invalid(graph, options, message)
+        return invalid(graph, options, message)
     try:
         text = plan(spec, workflow_id, workflow_key=options.workflow_key, sent_at=options.sent_at)
     except HorsiesError as error:
-        return _invalid(graph, options, error.message, error)
+        return invalid(graph, options, error.message, error)
     except Exception as error:
         code = WorkflowStartErrorCode.INTERNAL_FAILED
         message = f"The plan of workflow {graph.name!r} could not be written: {error}"
         return Err(replace(_error(graph, options, code, message), exception=error))
     tracing = graph.producer.config.tracing if graph.producer else None
     if tracing is None:
-        return Ok(_Run(spec, options, text))
+        return Ok(Run(spec, options, workflow_id, text))
     attributes = {"messaging.message.conversation_id": str(workflow_id)}
     ours = {"horsies.workflow.id": str(workflow_id), "horsies.workflow.name": graph.name}
     sending = Sending(tracing, f"start {graph.name}", {**attributes, **ours})
-    return Ok(_Run(spec, options, with_trace(text, sending.carrier), sending))
+    return Ok(Run(spec, options, workflow_id, with_trace(text, sending.carrier), sending))
 
 
-def _script(batch: _Batch) -> Script[list[StartedRun]]:
-    runs = StartRuns(f"[{','.join(run.plan for run in batch.runs)}]")
+def _script(run: Run) -> Script[StartedRun]:
     while True:
-        rows: list[StartedRun] = yield start_runs, runs
-        if all(row.created or row.name is not None for row in rows):
-            return rows
-        # The previous run of a key ended in between, so its successor is not stored yet. The stored
-        # runs of the batch are found again by their ids.
+        rows: list[StartedRun] = yield start_runs, StartRuns(f"[{run.plan}]")
+        (row,) = rows
+        if row.created or row.name is not None:
+            return row
+        # The previous run of a key ended in between, so its successor is not stored yet.
 
 
-def _handles(
-    batch: _Batch, done: BrokerResult[list[StartedRun]]
-) -> WorkflowStartResult[list[WorkflowHandle[Any]]]:
-    for run in batch.runs:
-        if run.sending is not None:
-            run.sending.end(done.err_value.code.value if isinstance(done, Err) else None)
+def _handle(
+    run: Run, broker: PostgresBroker, done: BrokerResult[StartedRun]
+) -> WorkflowStartResult[WorkflowHandle[Any]]:
+    if run.sending is not None:
+        run.sending.end(done.err_value.code.value if isinstance(done, Err) else None)
     if isinstance(done, Err):
-        first = batch.runs[0]
-        return Err(_not_stored(first.spec.graph, first.options, done.value))
-    handles = []
-    for run, row in zip(batch.runs, done.value, strict=True):
-        if not row.created and (conflict := _conflict(run, row)):
-            return Err(conflict)
-        types = DeclaredTypes(run.spec.graph.nodes)
-        handles.append(WorkflowHandle[Any](row.id, batch.broker, types=types))
-    return Ok(handles)
+        return Err(not_stored(run.spec.graph, run.options, done.value))
+    row = done.value
+    if not row.created and (conflict := _conflict(run, row)):
+        return Err(conflict)
+    return Ok(WorkflowHandle(row.id, broker, types=DeclaredTypes(run.spec.graph.nodes)))
 
 
-def _conflict(run: _Run, row: StartedRun) -> WorkflowStartError | None:
+def _conflict(run: Run, row: StartedRun) -> WorkflowStartError | None:
     """Return why an existing run is not the requested one, or None."""
     graph = run.spec.graph
     if row.name != graph.name:
@@ -287,7 +239,7 @@ def _conflict(run: _Run, row: StartedRun) -> WorkflowStartError | None:
     return _error(graph, run.options, code, message)
 
 
-def _not_stored(
+def not_stored(
     graph: Graph, options: StartOptions, error: BrokerOperationError
 ) -> WorkflowStartError:
     internal = operation_failed("", error).code is HandleErrorCode.INTERNAL_FAILED
@@ -297,7 +249,7 @@ def _not_stored(
     return replace(failed, retryable=error.retryable, exception=error.exception)
 
 
-def _invalid(
+def invalid(
     graph: Graph, options: StartOptions, message: str, error: Exception | None = None
 ) -> Err[WorkflowStartError]:
     invalid = _error(graph, options, WorkflowStartErrorCode.VALIDATION_FAILED, message)
@@ -316,7 +268,3 @@ def _error(
         workflow_key=options.workflow_key,
         in_transaction=options.transaction is not None,
     )
-
-
-def _only(handles: list[WorkflowHandle[Any]]) -> WorkflowHandle[Any]:
-    return handles[0]
