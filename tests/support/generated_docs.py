@@ -72,6 +72,7 @@ MODELS: tuple[type[BaseModel], ...] = (
 )
 COMMANDS = (
     *("worker", "scheduler", "web", "check", "migrate", "version", "health", "metrics"),
+    "docs",
     *("status", "workers", "queues", "tasks", "show", "explain", "cancel", "retry", "history"),
     "schedules",
     *("workflows", "workflow show", "workflow pause", "workflow resume", "workflow cancel"),

@@ -40,6 +40,10 @@ def doctor(
     Each finding has its evidence and a remedy to paste into psql or a shell.
 
     Exit codes: 0 no red finding, 1 failure, or a check could not read its facts, 3 a red finding.
+
+    Example:
+        horsies doctor
+        horsies doctor --fix-sql
     """
     refuse_both("--json", as_json, "--fix-sql", fix_sql)
     _refuse_unknown(only or ())

@@ -46,6 +46,10 @@ def explain(
     obstacles first, with the command that helps, and the conditions that are met.
 
     Exit codes: 0 explained, 1 failure, 4 no such task, run, node, queue or schedule.
+
+    Example:
+        horsies explain 01a1dd42-fbaa-74ac-a8e3-bab50b3dfa8a
+        horsies explain queue mail
     """
     with open_session("explain", module, database_url) as session:
         script = _script(subject, name, list(session.queue_caps or ()))

@@ -54,6 +54,10 @@ def migrate(
     """Create or update the tables of horsies, or show the missing migrations.
 
     Exit codes: 0 up to date, 1 failure, or a migration is missing with --check.
+
+    Example:
+        horsies migrate shop.tasks:app
+        horsies migrate --check
     """
     attach_handler(loglevel, log_format)
     refuse_both("--sql", sql, "--check", check_only)

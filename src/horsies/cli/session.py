@@ -10,11 +10,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, Never, TypeVar
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import psycopg
 import typer
 
+from horsies.cli.options import EXIT_FAILED as EXIT_FAILED
+from horsies.cli.options import EXIT_NOT_FOUND as EXIT_NOT_FOUND
+from horsies.cli.options import exit_with as exit_with
 from horsies.cli.options import named_database, open_app, refuse_both
 from horsies.errors import ErrorCode, HorsiesError
 from horsies.logs import LogFormat, LogLevel, attach_handler
@@ -30,9 +33,6 @@ else:
     queries = Deferred("horsies.monitor.queries")
 
 T = TypeVar("T")
-
-EXIT_FAILED = 1
-EXIT_NOT_FOUND = 4
 
 _NOT_FOUND = (BrokerErrorCode.UNKNOWN_QUEUE, BrokerErrorCode.UNKNOWN_SCHEDULE)
 
@@ -87,12 +87,6 @@ def _as_exception(error: BrokerOperationError) -> HorsiesError:
     unreachable = isinstance(error.exception, psycopg.OperationalError)
     code = ErrorCode.BROKER_INVALID_URL if unreachable else ErrorCode.BROKER_INIT_FAILED
     return failure_at(None, error.message, code=code)
-
-
-def exit_with(message: str, exit_code: int) -> Never:
-    """End the command with one sentence on standard error."""
-    typer.echo(f"error: {message}", err=True)
-    raise typer.Exit(exit_code)
 
 
 def parse_since(text: str | None, option: str = "--since") -> datetime | None:

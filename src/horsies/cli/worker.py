@@ -84,22 +84,20 @@ ExcludeQueuesOption = Annotated[
 ]
 NameOption = Annotated[
     str | None,
-    typer.Option(metavar="NAME", help="A name for this worker in logs, `workers` and `status`."),
+    typer.Option(metavar="NAME", help="The name of this worker in logs and `status`."),
 ]
 AsyncChildrenOption = Annotated[
     int,
-    typer.Option(
-        metavar="NUMBER", help="Child processes for `async def` tasks, which then run there only."
-    ),
+    typer.Option(metavar="NUMBER", help="Child processes that run all `async def` tasks."),
 ]
 AsyncSlotsOption = Annotated[
     int,
-    typer.Option(metavar="NUMBER", help="How many tasks an async child runs at a time."),
+    typer.Option(metavar="NUMBER", help="Tasks that an async child runs at a time."),
 ]
 MaxTasksOption = Annotated[
     int,
     typer.Option(
-        help="Replace a child after this many tasks, an async child after as many per slot; 0: never."
+        help="Replace a child after this many tasks; an async child after as many per slot; 0: never."
     ),
 ]
 MaxMemoryOption = Annotated[
@@ -107,7 +105,7 @@ MaxMemoryOption = Annotated[
 ]
 MaxClaimBatchOption = Annotated[
     int,
-    typer.Option(help="Claim at most this many tasks per queue and turn; 0: one per free child."),
+    typer.Option(help="Most tasks to claim per queue and turn; 0: one per free child."),
 ]
 MaxClaimsOption = Annotated[
     int, typer.Option(help="Hold at most this many tasks; 0: one per child.")
@@ -115,7 +113,7 @@ MaxClaimsOption = Annotated[
 WindowOption = Annotated[
     int,
     typer.Option(
-        help="Let a child hold up to this many very short tasks that may be tried again after a crash; "
+        help="Most very short tasks that a child holds; only tasks that may be tried again after a crash; "
         "0: one at a time."
     ),
 ]
@@ -130,7 +128,7 @@ ShutdownGraceOption = Annotated[
     float | None,
     typer.Option(
         metavar="SECONDS",
-        help="Interrupt tasks that still run this long after a stop signal; default: wait.",
+        help="Interrupt tasks this long after a stop signal; default: wait.",
     ),
 ]
 QuietTasksOption = Annotated[
@@ -177,10 +175,11 @@ def worker(  # noqa: PLR0913, PLR0917 - typer makes a flag of every parameter
     quiet_tasks: QuietTasksOption = False,
 ) -> None:
     """Run a worker: claim tasks, run each in a child process, store its result.
+    SIGTERM or Ctrl-C lets running tasks finish; a second signal interrupts them, a third exits at once.
+    Exit codes: 0 clean shutdown, 1 error, 3 running tasks were interrupted.
 
-    SIGTERM or Ctrl-C starts a graceful shutdown: no new tasks are claimed, running tasks finish. A second
-    signal interrupts them, a third exits at once. Exit codes: 0 clean shutdown, 1 error, 3 running tasks
-    were interrupted.
+    Example:
+        horsies worker shop.tasks:app --queues mail,reports --processes 4
     """
     attach_handler(loglevel, log_format)
     attach_event_handler()
