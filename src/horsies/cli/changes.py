@@ -10,9 +10,9 @@ from functools import partial
 from typing import Annotated, Any, TypeVar
 
 import typer
-from rich.text import Text
 
 from horsies.cli import output
+from horsies.cli.layout import Text
 from horsies.cli.options import DatabaseUrlOption, LocatorArgument, ModuleOption
 from horsies.cli.orders import (
     DryRunOption,

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 from typing import Annotated
 
 import typer
-from rich.text import Text
 
 from horsies.cli import output
+from horsies.cli.layout import Text
 from horsies.cli.options import DatabaseUrlOption, LocatorArgument, ModuleOption, refuse_both
 from horsies.cli.session import EXIT_FAILED, JsonOption, open_session, unwrap_or_exit
 from horsies.monitor.doctor.doctor import CHECKS, CheckReport, doctor_document, run_doctor, worst

@@ -16,6 +16,8 @@ from typing import Any
 from typer.core import TyperCommand, TyperGroup
 from typer.models import CommandInfo, TyperInfo
 
+from horsies.cli.parsing import pass_plain_values
+
 # The widest option with its value; a wider one gets a row of its own.
 _TERM_WIDTH_MAX = 28
 _VALUE_NAMES = {"str": "TEXT", "int": "N", "float": "NUMBER", "file": "PATH", "directory": "PATH"}
@@ -30,6 +32,10 @@ Sections = dict[str, list[Row]]
 class ScreenCommand(TyperCommand):
     """A command whose help text begins with its examples."""
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        pass_plain_values(self.get_params(ctx))
+        return super().parse_args(ctx, args)
+
     def format_help(self, ctx: Any, formatter: Any) -> None:
         parameters = [one for one in self.get_params(ctx) if "--help" not in one.opts]
         rows = [row for one in parameters if (row := _row(one, ctx))]
@@ -39,6 +45,10 @@ class ScreenCommand(TyperCommand):
 
 class ScreenGroup(TyperGroup):
     """A group whose help text begins with an example of each command."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        pass_plain_values(self.get_params(ctx))
+        return super().parse_args(ctx, args)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         if self.epilog is None:

@@ -21,7 +21,8 @@ from horsies.cli.options import (
     open_app,
     refuse_both,
 )
-from horsies.config.postgres import URL_VARIABLES, PostgresConfig
+from horsies.config.postgres import PostgresConfig
+from horsies.database_url import URL_VARIABLES
 from horsies.db.database import Database
 from horsies.db.errors import describe
 from horsies.db.migrate import (

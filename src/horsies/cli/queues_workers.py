@@ -7,9 +7,9 @@ from enum import StrEnum
 from typing import Annotated
 
 import typer
-from rich.text import Text
 
 from horsies.cli import output
+from horsies.cli.layout import Text
 from horsies.cli.options import DatabaseUrlOption, LocatorArgument, ModuleOption
 from horsies.cli.orders import (
     DryRunOption,

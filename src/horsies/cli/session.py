@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, TypeVar, cast
 
 import psycopg
 import typer
@@ -19,6 +19,7 @@ from horsies.cli.options import EXIT_FAILED as EXIT_FAILED
 from horsies.cli.options import EXIT_NOT_FOUND as EXIT_NOT_FOUND
 from horsies.cli.options import exit_with as exit_with
 from horsies.cli.options import named_database, open_app, refuse_both
+from horsies.config.defaults import default_config
 from horsies.errors import ErrorCode, HorsiesError
 from horsies.logs import LogFormat, LogLevel, attach_handler
 from horsies.modules import Deferred, failure_at
@@ -28,6 +29,7 @@ from horsies.tasks.broker import BrokerErrorCode, BrokerOperationError, BrokerRe
 from horsies.tasks.recording import acting_as, process_user
 
 if TYPE_CHECKING:
+    from horsies.config.postgres import PostgresConfig
     from horsies.monitor import queries
 else:
     queries = Deferred("horsies.monitor.queries")
@@ -61,7 +63,8 @@ def open_session(command: str, locator: str | None, database_url: str | None) ->
         config = app.config.broker
         caps = {queue.name: queue.max_concurrency for queue in app.config.queues()}
     else:
-        config, caps = named_database(database_url), None
+        quick = cast("PostgresConfig | None", default_config(database_url))
+        config, caps = quick or named_database(database_url), None
     broker = PostgresBroker(config, role="operator", migrates=False)
     try:
         with acting_as(process_user(), "cli"):

@@ -8,9 +8,9 @@ from datetime import UTC
 from typing import Annotated
 
 import typer
-from rich.text import Text
 
 from horsies.cli import output
+from horsies.cli.layout import Text
 from horsies.cli.options import DatabaseUrlOption, LocatorArgument, ModuleOption
 from horsies.cli.session import (
     EXIT_NOT_FOUND,

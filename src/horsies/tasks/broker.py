@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 import psycopg
 from psycopg.errors import ReadOnlySqlTransaction
 
-from horsies.config.postgres import PostgresConfig
 from horsies.database_url import mask_url
 from horsies.db.database import ONE_STATE, Database, Installation
 from horsies.db.direct import execute, execute_async, stream, stream_async
@@ -43,6 +42,7 @@ from horsies.result import Err, Ok, Result
 from horsies.tasks.waiters import Waiters
 
 if TYPE_CHECKING:
+    from horsies.config.postgres import PostgresConfig
     from horsies.db import caller_transaction, migrate
     from horsies.db.statements import monitor
     from horsies.db.statements.monitor import ExpiredTask, StaleTask, WorkerStats
