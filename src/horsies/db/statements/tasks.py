@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from horsies.db.statement import Nothing, StatementFile
 from horsies.modules import Deferred
-from horsies.states import TaskAttemptOutcome, TaskStatus
+from horsies.states import SILENT_AFTER_SECONDS, TaskAttemptOutcome, TaskStatus
 
 if TYPE_CHECKING:
     from horsies import task_result
@@ -102,10 +102,6 @@ class OutcomeRow(NamedTuple):
     result: str | None
     failed_reason: str | None
     error_code: str | None
-
-
-# A busy worker updates seen_at every two seconds.
-SILENT_AFTER_SECONDS = 15.0
 
 
 class ReadService(NamedTuple):
