@@ -88,6 +88,7 @@ class ErrorCode(StrEnum):
     CONFIG_INVALID_KEEPALIVE = "HRS-215"
     CONFIG_INVALID_SCHEMA = "HRS-216"
     CONFIG_MISSING_EXTRA = "HRS-217"
+    CONFIG_INVALID_FIELD = "HRS-218"
     TASK_NOT_REGISTERED = "HRS-300"
     TASK_DUPLICATE_NAME = "HRS-301"
     NO_CURRENT_TASK = "HRS-302"
@@ -166,6 +167,10 @@ class HorsiesError(Exception):
 
 class ConfigurationError(HorsiesError):
     """The configuration, a locator or a command line argument is wrong."""
+
+
+class InvalidFieldError(ConfigurationError, ValueError):
+    """A field of a configuration object is missing, unknown or has a wrong value."""
 
 
 class TaskDefinitionError(HorsiesError):

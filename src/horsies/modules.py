@@ -292,6 +292,12 @@ def add_project_root() -> None:
         _add_to_path(directory, first=True)
 
 
+_CIRCULAR_HELP = (
+    "name the module in discover_tasks, which imports it after the application exists, "
+    "instead of importing it beside the application"
+)
+
+
 def import_problem(entry: str, error: BaseException) -> HorsiesError:
     """Return the error of a failed import: HRS-206, or HRS-210 when the module's code raised.
 
@@ -339,7 +345,9 @@ def _describe_raised(entry: str, error: BaseException) -> HorsiesError:
         f"Importing {entry!r} failed with {what}",
         code=ErrorCode.CLI_INVALID_ARGS if is_import else ErrorCode.MODULE_EXEC_ERROR,
         notes=[line for line in rest if line.strip()],
-        help_text="set HORSIES_DEBUG_IMPORTS=1 to see the traceback",
+        help_text=_CIRCULAR_HELP
+        if "circular import" in first
+        else "set HORSIES_DEBUG_IMPORTS=1 to see the traceback",
     )
 
 

@@ -19,8 +19,6 @@ from typing import Annotated, Any, Literal, NamedTuple, Self, TypeAlias
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
-    ConfigDict,
     Field,
     PlainValidator,
     ValidationError,
@@ -35,6 +33,7 @@ from horsies.error_codes import (
     validate_error_code_name,
 )
 from horsies.errors import LONGEST_DELAY_SECONDS, UNLIMITED_RETRIES, TaskFailed
+from horsies.validation import FrozenModel
 
 ExceptionMapper: TypeAlias = dict[type[BaseException], str]
 RetryRule: TypeAlias = BuiltInTaskCode | str | type[BaseException]
@@ -91,7 +90,7 @@ Seconds: TypeAlias = Annotated[
 Intervals: TypeAlias = Annotated[Sequence[Seconds], AfterValidator(list)]
 
 
-class RetryPolicy(BaseModel):
+class RetryPolicy(FrozenModel):
     """When a failed task runs again.
 
     Example:
@@ -99,8 +98,6 @@ class RetryPolicy(BaseModel):
 
     waits 5, 10, 20 and 40 seconds, each lengthened by up to a quarter.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     auto_retry_for: Rules
     """The failures that lead to a retry, at least one; any other failure is final. An entry is an error

@@ -15,16 +15,27 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, Unpack, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Generic,
+    Never,
+    ParamSpec,
+    Protocol,
+    TypeVar,
+    Unpack,
+    overload,
+)
 
 import typing_extensions
 
 from horsies.modules import Deferred
 from horsies.result import Err
 from horsies.task_result import TaskError, TaskResult
+from horsies.tasks.blocking import is_loop_running
 from horsies.tasks.bulk import send_many, send_many_async
 from horsies.tasks.definition import TaskDefinition
-from horsies.tasks.handle import TaskHandle, is_loop_running
+from horsies.tasks.handle import TaskHandle
 from horsies.tasks.invoke import call_plain, invoke
 from horsies.tasks.options import NO_OPTIONS, SendKeywords, SendOptions, send_options
 from horsies.tasks.request import TaskSendError, TaskSendResult
@@ -161,6 +172,20 @@ def handle_of(sent: TaskSendResult[TaskHandle[T]]) -> TaskHandle[T]:
     return sent.value
 
 
+# The words of other task queues for a send.
+_OTHER_SENDS = {
+    "delay": "send(...)",
+    "apply_async": "with_options(...).send(...)",
+    "apply": "send(...)",
+    "defer": "send(...)",
+    "defer_async": "send_async(...)",
+    "kiq": "send_async(...)",
+    "message": "bind(...)",
+    "s": "bind(...), or a workflow of .node()(...)",
+    "signature": "bind(...), or a workflow of .node()(...)",
+}
+
+
 class TaskFunction(TaskSendOptions[P, T], Generic[P, T, R_co]):
     """A registered task, with the parameters of its function and the type of its value.
 
@@ -182,6 +207,15 @@ class TaskFunction(TaskSendOptions[P, T], Generic[P, T, R_co]):
 
     def __repr__(self) -> str:
         return f"TaskFunction({self.definition.name!r})"
+
+    if not TYPE_CHECKING:  # type checkers refuse these names by themselves
+
+        def __getattr__(self, name: str) -> Never:
+            hint = _OTHER_SENDS.get(name)
+            advice = f"; write {self.__name__}.{hint}" if hint else ""
+            raise AttributeError(
+                f"{type(self).__name__!r} object has no attribute {name!r}{advice}"
+            )
 
     @property
     def task_name(self) -> str:

@@ -241,7 +241,13 @@ class TaskResult(Generic[T_co, E_co]):
     def __init__(self, *, ok: T_co) -> None: ...
     @overload
     def __init__(self, *, err: E_co) -> None: ...
-    def __init__(self, *, ok: T_co | _Missing = _MISSING, err: E_co | _Missing = _MISSING) -> None:
+    def __init__(
+        self, *unnamed: object, ok: T_co | _Missing = _MISSING, err: E_co | _Missing = _MISSING
+    ) -> None:
+        if unnamed:
+            raise TypeError(
+                "TaskResult takes its value by name; write TaskResult(ok=value) or TaskResult(err=error)"
+            )
         if (ok is _MISSING) == (err is _MISSING):
             given = "neither" if ok is _MISSING else "both"
             raise ValueError(f"TaskResult takes exactly one of ok= and err=, {given} was given")

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterable
-from typing import TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationError
 
-from horsies.errors import ConfigurationError, ErrorCode, ValidationReport, raise_collected
+from horsies.errors import (
+    ConfigurationError,
+    ErrorCode,
+    HorsiesError,
+    InvalidFieldError,
+    ValidationReport,
+    raise_collected,
+)
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
 
 # Pydantic quotes the offending input by default, and the input may be an address with a password.
 FROZEN_MODEL = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
@@ -21,9 +32,52 @@ Check: TypeAlias = tuple[bool, ErrorCode, str]
 
 
 class FrozenModel(BaseModel):
-    """An immutable model that refuses unknown fields and never quotes its input in errors."""
+    """An immutable model that refuses unknown fields and never quotes its input in errors.
+
+    A wrong field raises one sentence instead of pydantic's report with its web links.
+    """
 
     model_config = FROZEN_MODEL
+
+    if not TYPE_CHECKING:  # type checkers derive the signature from the fields
+
+        def __init__(self, **fields: Any) -> None:
+            try:
+                super().__init__(**fields)
+            except ValidationError as refused:
+                raise field_error(type(self), refused) from None
+
+
+def field_error(model: type[BaseModel], refused: ValidationError) -> InvalidFieldError:
+    """Return the error for the fields that pydantic refused: one sentence each, the first as message."""
+    sentences: dict[object, str] = {}
+    for detail in refused.errors(include_url=False, include_input=False):
+        # One field of a union is reported once per member; the first report is enough.
+        sentences.setdefault(detail["loc"][:1], _field_sentence(model, detail))
+    first, *others = sentences.values()
+    return InvalidFieldError(first, code=ErrorCode.CONFIG_INVALID_FIELD, notes=others)
+
+
+def _field_sentence(model: type[BaseModel], detail: ErrorDetails) -> str:
+    name, *steps = detail["loc"] or ("",)
+    place = f"{model.__name__}.{name}".rstrip(".") + "".join(
+        f"[{step}]" for step in steps if isinstance(step, int)
+    )
+    known = [field.alias or field_name for field_name, field in model.model_fields.items()]
+    match detail["type"]:
+        case "extra_forbidden" if len(detail["loc"]) == 1:
+            close = difflib.get_close_matches(str(name), known, n=1)
+            hint = f"did you mean {close[0]}?" if close else f"the fields are {', '.join(known)}."
+            return f"{model.__name__} has no field {name!r}; {hint}"
+        case "missing" if len(detail["loc"]) == 1:
+            return f"{model.__name__} needs the field {name!r}."
+        case "model_type" | "dataclass_type":
+            return f"{place} must be a {detail.get('ctx', {}).get('class_name', 'model')}."
+        case "value_error":
+            error = detail.get("ctx", {}).get("error")
+            text = error.message if isinstance(error, HorsiesError) else str(error)
+            return f"{place}: {text}"
+    return f"{place}: {detail['msg'][:1].lower()}{detail['msg'][1:]}."
 
 
 def raise_problems(phase: str, problems: Iterable[Problem]) -> None:

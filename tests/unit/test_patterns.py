@@ -8,10 +8,10 @@ from datetime import UTC, datetime, time, timedelta, timezone
 from typing import Any
 
 import pytest
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from horsies.config.schedules import ScheduleConfig, TaskSchedule
-from horsies.errors import ErrorCode, HorsiesError, MultipleValidationErrors
+from horsies.errors import ErrorCode, HorsiesError, InvalidFieldError, MultipleValidationErrors
 from horsies.scheduler.timing import Timing
 from horsies.timetable.patterns import (
     BothDays,
@@ -89,7 +89,7 @@ def test_the_fields_of_an_interval_are_added_up() -> None:
     ],
 )
 def test_a_value_out_of_range_or_an_unknown_field_is_refused(build: Callable[[], object]) -> None:
-    with pytest.raises(ValidationError):
+    with pytest.raises(InvalidFieldError):
         build()
 
 
@@ -336,7 +336,7 @@ def test_a_schedule_that_contradicts_itself_is_refused_with_all_its_mistakes() -
 @pytest.mark.parametrize("field", ["misfire_grace_seconds", "good_for_seconds"])
 @pytest.mark.parametrize("seconds", [math.inf, math.nan, 3_162_240_001, 1e12])
 def test_times_no_calendar_can_count_are_refused(field: str, seconds: float) -> None:
-    with pytest.raises(ValidationError, match=field):
+    with pytest.raises(InvalidFieldError, match=field):
         schedule(**{field: seconds})
     assert getattr(schedule(**{field: 3_162_240_000}), field) == 3_162_240_000
 

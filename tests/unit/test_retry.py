@@ -21,7 +21,7 @@ from horsies.error_codes import (
     validate_error_code_name,
     validate_exception_mapper,
 )
-from horsies.errors import RetryLater, TaskFailed
+from horsies.errors import InvalidFieldError, RetryLater, TaskFailed
 from horsies.retry import (
     Backoff,
     RetryPolicy,
@@ -113,7 +113,7 @@ def test_any_number_of_retries_is_accepted(count: int) -> None:
     ],
 )
 def test_values_out_of_range_are_refused(changes: dict[str, Any]) -> None:
-    with pytest.raises(ValidationError):
+    with pytest.raises(InvalidFieldError):
         policy(**changes)
 
 
@@ -153,17 +153,17 @@ def test_a_policy_cannot_be_changed() -> None:
 
 
 def test_a_fixed_policy_needs_one_interval_per_retry() -> None:
-    with pytest.raises(ValidationError, match="max_retries is 5 and 3 intervals are given"):
+    with pytest.raises(InvalidFieldError, match="max_retries is 5 and 3 intervals are given"):
         policy(max_retries=5)
 
 
 def test_an_exponential_policy_needs_exactly_one_interval() -> None:
-    with pytest.raises(ValidationError, match="exactly one interval"):
+    with pytest.raises(InvalidFieldError, match="exactly one interval"):
         policy(backoff_strategy="exponential")
 
 
 def test_an_exception_class_name_is_refused_with_the_way_out() -> None:
-    with pytest.raises(ValidationError, match="list the class itself, without quotes"):
+    with pytest.raises(InvalidFieldError, match="list the class itself, without quotes"):
         policy(auto_retry_for=["GATEWAY_DOWN", "TimeoutError"])
 
 

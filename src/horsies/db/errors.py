@@ -181,6 +181,11 @@ def describe(error: BaseException) -> str:
     lowered = text.lower()
     if isinstance(error, psycopg.ProgrammingError) and _UNREADABLE_URL.search(text):
         return "database_url cannot be read; percent-encode the special characters of its password."
+    if _HALF_PASSWORD.search(text):
+        return (
+            "The host name is unknown, because the password in database_url holds an '@'; "
+            f"percent-encode its special characters, '@' as %40 ({text})."
+        )
     if _NO_DATABASE.search(lowered):
         return f"The database does not exist; create it or correct database_url ({text})."
     if _NO_ROLE.search(lowered):

@@ -11,6 +11,7 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from difflib import get_close_matches
 from typing import Any, assert_never
 
 from horsies.codec.calls import CallSignature
@@ -135,7 +136,9 @@ def _read_target(application: Application, schedule: AnySchedule) -> Target:
 def _find_task(definitions: Definitions, schedule: TaskSchedule) -> TaskDefinition:
     definition = definitions.get(schedule.task_name)
     if definition is None:
-        problem = f"there is no task {schedule.task_name!r}"
+        close = get_close_matches(schedule.task_name, list(definitions), n=1)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        problem = f"there is no task {schedule.task_name!r}{hint}"
         raise schedule_error(schedule, problem, ErrorCode.TASK_NOT_REGISTERED)
     return definition
 

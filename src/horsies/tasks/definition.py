@@ -132,10 +132,21 @@ def _function_problems(function: Any, unknown: Mapping[str, Any]) -> Iterator[_P
         )
     if unknown:
         yield _Problem(
-            f"@app.task has no option {', '.join(repr(name) for name in unknown)}.",
+            f"@app.task has no option {', '.join(map(_with_hint, unknown))}.",
             "options are queue_name, retry_policy, exception_mapper, default_unhandled_error_code, "
             "timeout_ms, on_stop and burst; good_until belongs to with_options(...), auto_retry_for to the "
             "retry_policy",
+        )
+    if isinstance(function, type):
+        yield _Problem(
+            f"A class cannot be a task: {function.__qualname__!r}.",
+            "decorate a function of the module, and make the object inside it",
+            ErrorCode.TASK_PREDECORATED_NOT_SUPPORTED,
+        )
+    if getattr(function, "__name__", None) == "<lambda>":
+        yield _Problem(
+            "A lambda cannot be a task: it has neither a name nor annotations.",
+            "write a function with def",
         )
     if not isinstance(function, FunctionType) or _wraps_another(function):
         yield _Problem(
@@ -154,6 +165,19 @@ def _function_problems(function: Any, unknown: Mapping[str, Any]) -> Iterator[_P
             "collect the values and return a list",
             ErrorCode.TASK_INVALID_RETURN_TYPE,
         )
+
+
+# The words of other task queues for options of `@app.task`.
+_OTHER_WORDS = {
+    **dict.fromkeys(("timeout", "time_limit", "soft_time_limit", "job_timeout"), "timeout_ms"),
+    **dict.fromkeys(("retries", "retry", "max_retries", "max_tries"), "retry_policy"),
+    **dict.fromkeys(("queue", "queues"), "queue_name"),
+}
+
+
+def _with_hint(option: str) -> str:
+    word = _OTHER_WORDS.get(option)
+    return f"{option!r} (write {word}=)" if word else repr(option)
 
 
 def _default_name(function: FunctionType, location: SourceLocation | None) -> str:

@@ -49,6 +49,7 @@ from horsies.modules import Deferred
 from horsies.result import Err, Ok, Result
 from horsies.states import TaskAttemptOutcome, TaskStatus
 from horsies.task_result import TaskError, TaskResult, json_object
+from horsies.tasks.blocking import is_loop_running, warn_of_nested_wait, would_block
 from horsies.tasks.broker import (
     BrokerErrorCode,
     BrokerOperationError,
@@ -222,7 +223,7 @@ def value_or_raise(task_id: str, result: TaskResult[T, TaskError]) -> T:
     code, message, data = error.error_code, error.message, error.data
     cause = error.exception if isinstance(error.exception, BaseException) else None
     if code == RetrievalCode.EVENT_LOOP_RUNNING:
-        message = _would_block("result")
+        message = would_block("result")
     if code in _UNFINISHED:
         raise ResultTimeout(str(code), message, data) from cause
     if isinstance(code, RetrievalCode) or code in _UNREADABLE:
@@ -264,11 +265,13 @@ class TaskHandle(Generic[T]):
         if self._broker is None:
             return error_result(RetrievalCode.RESULT_NOT_AVAILABLE, _no_broker().message)
         if timeout_ms != 0 and is_loop_running():
-            return error_result(RetrievalCode.EVENT_LOOP_RUNNING, _would_block("get"))
+            return error_result(RetrievalCode.EVENT_LOOP_RUNNING, would_block("get"))
         if (task_id := stored_form(self.task_id)) is None:
             return _not_found(self.task_id)
         if problem := timeout_problem(timeout_ms):
             return error_result(OperationalErrorCode.BROKER_ERROR, problem)
+        if timeout_ms != 0:
+            warn_of_nested_wait(task_id)
         future = self._broker.waiters.watch(task_id, once=timeout_ms == 0)
         try:
             # Only a signal handler can raise here, and its exception is the caller's own.
@@ -464,10 +467,6 @@ def _not_found(task_id: str) -> TaskResult[Any, TaskError]:
     )
 
 
-def _would_block(method: str) -> str:
-    return f"{method}() would block the running event loop; write `await handle.{method}_async()`."
-
-
 def _timed_out(task_id: str, timeout_ms: int | None, obstacle: str) -> TaskResult[Any, TaskError]:
     return error_result(
         RetrievalCode.WAIT_TIMEOUT,
@@ -486,12 +485,3 @@ def _broker_error(error: BaseException) -> TaskResult[Any, TaskError]:
             exception=presentable(error),
         )
     )
-
-
-def is_loop_running() -> bool:
-    """Check for a running event loop, which a blocking call would stop."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True

@@ -186,12 +186,20 @@ def option_problem(
     )
 
 
+def _delay_hint(given: object) -> str:
+    if isinstance(given, datetime):
+        return "; for a point in time write with_options(at=...).send(...)"
+    if isinstance(given, timedelta):
+        return "; write with_options(delay=...).send(...) or pass .total_seconds()"
+    return ""
+
+
 def _time_problem(options: SendOptions, delay_seconds: float | Unset) -> str | None:
     good_until, at, delay = options.good_until, options.at, options.delay
     if not isinstance(good_until, Unset | None) and (problem := timestamp_problem(good_until)):
         return f"good_until {problem}"
     if not isinstance(delay_seconds, Unset) and not is_delay(delay_seconds):
-        return "delay_seconds must be a number of seconds from 0 to 100 years"
+        return f"delay_seconds must be a number of seconds from 0 to 100 years{_delay_hint(delay_seconds)}"
     if at is None and delay is None:
         return None
     if at is not None and delay is not None:

@@ -28,6 +28,7 @@ from horsies.db.statements.tasks import (
 )
 from horsies.errors import HorsiesError
 from horsies.result import Err, Ok
+from horsies.tasks.blocking import warn_of_blocked_loop
 from horsies.tasks.broker import (
     BrokerErrorCode,
     BrokerOperationError,
@@ -139,6 +140,7 @@ def store_prepared(
     """Store the task and return its handle, or the error that ``retry_send`` takes."""
     if isinstance(ready, Err):
         return reported(sender, ready)
+    warn_of_blocked_loop(sender.definition.name)
     prepared, started = ready.value, time.perf_counter()
     broker, row = prepared.broker, prepared.request.row
     stored = broker.insert(insert_task, row) if prepared.is_plain else None
