@@ -164,6 +164,7 @@ def start_up() -> dict[str, float]:
         "app_ms": ["-c", f"from horsies import Horsies; Horsies({url!r})"],
         "status_ms": ["-m", "horsies", "status", "--database-url", url],
         "help_ms": ["-m", "horsies", "worker", "--help"],
+        "overview_ms": ["-m", "horsies", "--help"],
     }
     _processor_ms(["-m", "horsies", "migrate", "--database-url", url])
     return {name: _processor_ms(code) for name, code in codes.items()}

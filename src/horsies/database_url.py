@@ -1,4 +1,4 @@
-"""Database URLs: which are accepted, the form libpq takes, and masking of passwords.
+"""Database URLs: which are accepted, the form libpq takes, and masking of passwords; names of schemas.
 
 Every text that may quote an address passes `mask_url` before it is logged or printed. In doubt it
 hides too much: a host missing from a message is only a nuisance.
@@ -10,6 +10,11 @@ import re
 
 MASK = "***"
 EMBEDDED_SCHEME = "embedded://"
+URL_VARIABLES = ("HORSIES_DATABASE_URL", "DATABASE_URL")
+SCHEMA_VARIABLE = "HORSIES_SCHEMA"
+DEFAULT_SCHEMA = "public"
+# Names that need no quotes in psql; PostgreSQL keeps those that begin with pg_ for itself.
+SCHEMA_NAME = re.compile(r"(?!pg_|information_schema$)[a-z_][a-z0-9_]{0,62}")
 
 _ACCEPTED_SCHEMES = ("postgresql+psycopg://", "postgresql://", "postgres://", EMBEDDED_SCHEME)
 _RENAMED_SCHEMES = ("postgresql+psycopg://", "postgres://")
@@ -86,3 +91,12 @@ def url_problem(url: str) -> str | None:
         "the URL must start with postgresql:// or postgresql+psycopg://, "
         "or be embedded:// for a private development server"
     )
+
+
+def channel_prefix(schema: str) -> str:
+    """The beginning of every channel of a schema. Nine bytes, for any name: channels have 63."""
+    if schema == DEFAULT_SCHEMA:
+        return ""
+    from hashlib import sha256  # most processes need none; it loads OpenSSL
+
+    return f"{sha256(schema.encode()).hexdigest()[:8]}_"

@@ -9,7 +9,6 @@ path here and by `from tasks import add` elsewhere must be one module, or its ta
 from __future__ import annotations
 
 import glob
-import hashlib
 import importlib
 import importlib.util
 import inspect
@@ -265,6 +264,8 @@ def _has_origin(name: str, path: str) -> bool:
 def _load_under_own_name(path: str) -> ModuleType:
     file = Path(path)
     stem = file.parent.name if file.name == "__init__.py" else file.stem
+    import hashlib  # loads OpenSSL, which most programs do not need here
+
     digest = hashlib.sha256(path.encode()).hexdigest()[:8]
     name = f"{_OWN_NAME_PREFIX}{digest}_{re.sub(r'[^A-Za-z0-9_]', '_', stem)}"
     spec = importlib.util.spec_from_file_location(name, path)

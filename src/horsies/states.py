@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+# A busy worker updates seen_at every two seconds.
+SILENT_AFTER_SECONDS = 15.0
+
 
 class TaskStatus(StrEnum):
     """The status of a task."""

@@ -13,7 +13,8 @@ from psycopg import Connection
 from horsies import TaskError, TaskResult
 from horsies.app import Horsies
 from horsies.config.app import AppConfig
-from horsies.config.postgres import PostgresConfig, channel_prefix
+from horsies.config.postgres import PostgresConfig
+from horsies.database_url import channel_prefix
 from horsies.db.database import Database
 from horsies.db.listen import Inbox
 from horsies.db.migrate import (

@@ -93,6 +93,17 @@ def test_a_misspelt_name_is_an_attribute_error() -> None:
         horsies.Horses  # type: ignore[attr-defined]  # noqa: B018
 
 
+_COMMAND = """
+import sys
+from horsies.cli.main import main
+sys.argv = ["horsies", {arguments}]
+try:
+    main()
+except SystemExit:
+    pass
+sys.stdout.write("\\n")
+"""
+
 # Programs, and the modules of which they load none: their own or foreign, with everything inside.
 LOADS_NONE = {
     "import horsies": "psycopg pydantic asyncio typing_extensions horsies.app horsies.db horsies.config",
@@ -102,11 +113,14 @@ LOADS_NONE = {
         "horsies.check horsies.monitor.queries horsies.monitor.explain horsies.monitor.actions "
         "horsies.db.migrate horsies.db.statements.workflows horsies.db.statements.monitor"
     ),
-    "import horsies.cli.main, horsies.cli.status": (
+    _COMMAND.format(arguments='"status", "--database-url", "postgresql://127.0.0.1:1/shop"'): (
+        "pydantic rich horsies.task_result horsies.config.postgres horsies.tasks.waiters "
+        "horsies.db.statements.tasks horsies.db.statements.dashboard "
         "horsies.app horsies.worker horsies.web horsies.scheduler horsies.workflow horsies.timetable "
         "horsies.codec horsies.tasks.handle horsies.monitor.queries horsies.monitor.explain horsies.check "
-        "horsies.db.migrate horsies.db.statements.turn horsies.db.statements.workflows starlette"
+        "horsies.db.statements.turn horsies.db.statements.workflows starlette"
     ),
+    _COMMAND.format(arguments='"--help"'): "psycopg pydantic rich horsies.tasks horsies.db",
     "import horsies.monitoring": "typer rich horsies.worker horsies.web horsies.scheduler",
 }
 

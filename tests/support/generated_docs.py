@@ -89,6 +89,7 @@ MODELS: tuple[type[BaseModel], ...] = (
 COMMANDS = (
     *("dev", "run", "demo", "init", "db url", "db psql"),
     *("worker", "scheduler", "web", "check", "migrate", "version", "health", "metrics"),
+    "docs",
     *("status", "workers", "queues", "tasks", "show", "explain", "cancel", "retry", "history"),
     "schedules",
     *("workflows", "workflow show", "workflow pause", "workflow resume", "workflow cancel"),

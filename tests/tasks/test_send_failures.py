@@ -442,12 +442,12 @@ class Unreliable:
     async def perform_async(self, code: object, script: Any, transaction: object = None) -> Any:
         return self.perform(code, script, transaction)
 
-    def insert(self, row: Any) -> Any:
+    def insert(self, _statement: object, row: Any) -> Any:
         self.rows.append(row)
         return Err(self.failures.pop(0)) if self.failures else Ok(row.id)
 
-    async def insert_async(self, row: Any) -> Any:
-        return self.insert(row)
+    async def insert_async(self, statement: object, row: Any) -> Any:
+        return self.insert(statement, row)
 
     async def sleep_async(self, seconds: float) -> None:
         self.sleeps.append(seconds)

@@ -18,6 +18,7 @@ from horsies.config.app import (
     WorkerResilienceConfig,
     queue_name_problem,
 )
+from horsies.config.defaults import default_config
 from horsies.config.postgres import PostgresConfig
 from horsies.error_codes import OperationalErrorCode
 from horsies.errors import (
@@ -692,3 +693,18 @@ def test_a_queue_name_leaves_room_for_the_prefix_of_a_schema() -> None:
     custom("a" * 43, broker=broker(schema="billing"))
     (error,) = mistakes(lambda: custom("a" * 44, broker=broker(schema="billing")))
     assert "at most 43 bytes fit into a channel name" in error.message
+
+
+@pytest.mark.parametrize("url", ["postgres://app@db/shop", "postgresql+psycopg://db/shop"])
+def test_the_quick_configuration_of_commands_has_the_same_defaults(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HORSIES_SCHEMA", "shop")
+    monkeypatch.setenv("HORSIES_DATABASE_URL", url)
+    whole, quick = PostgresConfig.from_env(), default_config(None)
+    assert quick is not None
+    assert {name: getattr(quick, name) for name in PostgresConfig.model_fields} == dict(whole)
+    assert default_config("mysql://db/shop") is None
+    assert default_config("") is None
+    monkeypatch.setenv("HORSIES_SCHEMA", "pg_shop")
+    assert default_config(url) is None

@@ -10,9 +10,9 @@ from functools import partial
 from typing import Annotated, Any, TypeVar
 
 import typer
-from rich.text import Text
 
 from horsies.cli import output
+from horsies.cli.layout import Text
 from horsies.cli.options import DatabaseUrlOption, LocatorArgument, ModuleOption
 from horsies.cli.orders import (
     DryRunOption,
@@ -104,6 +104,10 @@ def cancel(  # noqa: PLR0913, PLR0917
     have not ended. A bulk cancel shows its counts and asks first.
 
     Exit codes: 0 cancelled or asked to stop, 1 failure or refusal, 4 no such task.
+
+    Example:
+        horsies cancel 01a1dd42-fbaa-74ac-a8e3-bab50b3dfa8a
+        horsies cancel --queue mail --since 2h --dry-run
     """
     filters = _filters(status, queue, name, error_code, since, until)
     ids, locator = _split_locator(task_ids or [], is_bulk=filters is not None or order is not None)
@@ -147,6 +151,10 @@ def retry(  # noqa: PLR0913, PLR0917
     bulk retry shows its counts and asks first. It leaves out tasks that were sent again before.
 
     Exit codes: 0 sent, 1 failure or refusal, 4 no such task.
+
+    Example:
+        horsies retry 01a1dd42-fbaa-74ac-a8e3-bab50b3dfa8a
+        horsies retry --error-code GATEWAY_DOWN --since 2h --dry-run
     """
     filters = _filters(status, queue, name, error_code, since, until)
     ids, locator = _split_locator(task_ids or [], is_bulk=filters is not None or order is not None)
@@ -237,6 +245,9 @@ def history(
     """List changes made by hand, newest first: who, when, what, and with which outcome.
 
     Exit codes: 0 done (even if no change is on record), 1 failure.
+
+    Example:
+        horsies history --subject 'queue mail'
     """
     with open_session("history", module or locator, database_url) as session:
         script = list_actions_script(subject, actor, before, limit)

@@ -36,6 +36,9 @@ def check(
     schedules.
 
     Exit codes: 0 valid, 1 errors were found.
+
+    Example:
+        horsies check shop.tasks:app --live
     """
     attach_handler(loglevel, log_format)
     app = open_app("check", module or locator)

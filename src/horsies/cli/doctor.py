@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 from typing import Annotated
 
 import typer
-from rich.text import Text
 
 from horsies.cli import output
+from horsies.cli.layout import Text
 from horsies.cli.options import DatabaseUrlOption, LocatorArgument, ModuleOption, refuse_both
 from horsies.cli.session import EXIT_FAILED, JsonOption, open_session, unwrap_or_exit
 from horsies.monitor.doctor.doctor import CHECKS, CheckReport, doctor_document, run_doctor, worst
@@ -40,6 +40,10 @@ def doctor(
     Each finding has its evidence and a remedy to paste into psql or a shell.
 
     Exit codes: 0 no red finding, 1 failure, or a check could not read its facts, 3 a red finding.
+
+    Example:
+        horsies doctor
+        horsies doctor --fix-sql
     """
     refuse_both("--json", as_json, "--fix-sql", fix_sql)
     _refuse_unknown(only or ())

@@ -6,10 +6,9 @@ from collections.abc import Iterator
 from typing import Annotated
 
 import typer
-from rich.table import Table
-from rich.text import Text
 
 from horsies.cli import output
+from horsies.cli.layout import Table, Text
 from horsies.cli.options import DatabaseUrlOption, ModuleOption
 from horsies.cli.session import EXIT_NOT_FOUND, JsonOption, open_session, unwrap_or_exit
 from horsies.db.statement import Script
@@ -46,6 +45,10 @@ def explain(
     obstacles first, with the command that helps, and the conditions that are met.
 
     Exit codes: 0 explained, 1 failure, 4 no such task, run, node, queue or schedule.
+
+    Example:
+        horsies explain 01a1dd42-fbaa-74ac-a8e3-bab50b3dfa8a
+        horsies explain queue mail
     """
     with open_session("explain", module, database_url) as session:
         script = _script(subject, name, list(session.queue_caps or ()))
@@ -86,14 +89,12 @@ def _reason_parts(one: Reason) -> Iterator[Table | Text]:
     if one.remedy is not None:
         remedy = output.safe_text(f"      {one.remedy}", "bold")
         # A command that is broken into lines cannot be pasted.
-        remedy.no_wrap, remedy.overflow = True, "ignore"
+        remedy.no_wrap = True
         yield remedy
 
 
 def _line(mark: str, text: Text, style: str) -> Table:
     """Return a sentence whose further lines are indented."""
-    line = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
-    line.add_column(width=2, style=style)
-    line.add_column(overflow="fold")
-    line.add_row(mark, text)
+    line = Table(("left", "fold"), styles=(style, ""))
+    line.add_row(f"{mark:2}", text)
     return line

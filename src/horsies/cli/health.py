@@ -59,6 +59,9 @@ def health(
     A ping goes through the database and the loop of a worker, so an answer proves that both work.
 
     Exit codes: 0 a worker answered, 1 none did, or the database cannot be used.
+
+    Example:
+        horsies health --worker $HOSTNAME
     """
     with open_session("health", module or locator, database_url) as session:
         found = unwrap_or_exit(read_workers(session.broker))
@@ -116,6 +119,9 @@ def metrics(
 
     The same text is at /metrics of the dashboard. Any number of scrapers share one collection every
     five seconds. A worker's own counters are on its --metrics-port.
+
+    Example:
+        horsies metrics --port 9400
     """
     refuse_missing_extra("horsies metrics")
     with open_session("metrics", module or locator, database_url) as session:

@@ -7,21 +7,21 @@ typer itself refuses end in exit status 2.
 from __future__ import annotations
 
 import gc
-import inspect
 import io
 import os
 import sys
 from collections.abc import Iterable
 from importlib import import_module
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
 from horsies._version import __version__
+from horsies.cli.help import ScreenCommand, ScreenGroup, Sections, describe
 from horsies.cli.options import show_causes
 from horsies.errors import HorsiesError
 
-# The commands in the order of the help text, with their modules. A command line loads one of them.
+# The commands with their modules. A command line loads one of them.
 _MODULES = {
     "dev": "dev",
     "check": "check",
@@ -47,8 +47,46 @@ _MODULES = {
     "web": "web",
     "health": "health",
     "metrics": "health",
+    "docs": "docs",
     "version": "main",
     "workflow": "workflows",
+}
+# What `horsies --help` prints of each command, in groups for readers.
+_GROUPS = {
+    "Develop": {
+        "init": "Create a project that runs",
+        "dev": "Run worker, scheduler and dashboard, and reload on changes",
+        "demo": "Watch tasks, a workflow and a crash",
+        "check": "Validate an application before it runs",
+        "run": "Execute a stored task in this terminal",
+        "db": "Print the URL of the database, or open psql",
+        "docs": "Read the documentation",
+    },
+    "Serve": {
+        "migrate": "Create or update the tables",
+        "worker": "Run tasks",
+        "scheduler": "Send tasks and start workflows when they are due",
+        "web": "Serve the dashboard",
+        "metrics": "Serve metrics for Prometheus",
+    },
+    "Look": {
+        "status": "Queues, workers, blocked tasks and runs",
+        "workers": "List the workers",
+        "tasks": "List tasks",
+        "show": "One task with its attempts",
+        "explain": "Why a task, run, queue or schedule does not move",
+        "workflows": "List runs of workflows",
+        "history": "List changes made by hand",
+        "doctor": "Check server, schema, workers, queues, runs, schedules",
+        "health": "Ping the workers, for probes",
+    },
+    "Change": {
+        "cancel": "Cancel tasks",
+        "retry": "Send finished tasks again",
+        "queues": "List, pause, resume or purge queues",
+        "schedules": "List, run, pause or resume schedules",
+        "workflow": "Show, pause, resume, cancel, retry or signal a run",
+    },
 }
 # Commands that run code of the application, whose models may use plugins of pydantic.
 _RUNNING_TASKS = ("dev", "check", "worker", "scheduler", "run", "web")
@@ -68,14 +106,17 @@ def main() -> None:
 
 
 def _load(named: list[str]) -> typer.Typer:
-    """Load the command that the arguments name, or all of them for the help text."""
+    """Load the command that the arguments name, or all of them to suggest one for a typo."""
     if named and named[0] not in _RUNNING_TASKS:
         # Else pydantic reads the entry points of all installed distributions, which takes 20 ms.
         os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     gc.disable()  # imports create much and drop nothing
     try:
-        return command_line(named if named and named[0] in _MODULES else _MODULES)
+        if not named or named[0].startswith("-"):
+            return command_line(())
+        return command_line(named if named[0] in _MODULES else _MODULES)
     finally:
+        gc.freeze()  # or the collection at exit visits every module: a quarter of a short command
         gc.enable()
 
 
@@ -95,34 +136,64 @@ def _open_missing_streams() -> None:
             setattr(sys, name, open(number, mode, closefd=False))  # noqa: SIM115
 
 
-def overview(context: typer.Context) -> None:
-    """A task queue and workflow engine whose only server is PostgreSQL."""
-    if context.invoked_subcommand is None:
+class Overview(ScreenGroup):
+    """The command line as a whole; its help text loads no command."""
+
+    def sections(self) -> Sections:
+        known = {
+            title: [(name, text) for name, text in commands.items() if name in _MODULES]
+            for title, commands in _GROUPS.items()
+        }
+        return {f"{title}:": rows for title, rows in known.items()}
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        return ["[--version]", "COMMAND", "..."]
+
+
+def overview(
+    context: typer.Context,
+    show_version: Annotated[
+        bool, typer.Option("--version", help="Print the version of horsies.")
+    ] = False,
+) -> None:
+    """A task queue and workflow engine whose only server is PostgreSQL.
+
+    Example:
+        horsies worker shop.tasks:app
+        horsies status --database-url postgresql://localhost/shop
+    """
+    if show_version:
+        version()
+    elif context.invoked_subcommand is None:
         typer.echo(context.get_help())
         raise typer.Exit(1)
 
 
 def version() -> None:
-    """Print the version of horsies."""
+    """Print the version of horsies.
+
+    Example:
+        horsies version
+    """
     typer.echo(f"horsies {__version__}")
 
 
 def command_line(names: Iterable[str] = _MODULES) -> typer.Typer:
-    """Return the command line with these commands; the help text needs all of them."""
-    cli = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    """Return the command line with these commands."""
+    cli = typer.Typer(
+        cls=Overview, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None
+    )
     cli.callback(invoke_without_command=True)(overview)
+    assert cli.registered_callback is not None
+    describe(cli.registered_callback)
     for name in names:
         command: Any = getattr(import_module(f"horsies.cli.{_MODULES[name]}"), name)
         if isinstance(command, typer.Typer):
-            cli.add_typer(command, name=name)
+            cli.add_typer(command, name=name, cls=ScreenGroup)
         else:
-            cli.command()(command)
+            cli.command(cls=ScreenCommand)(command)
     for group in (cli, *(one.typer_instance for one in cli.registered_groups)):
         for info in group.registered_commands if group else ():
-            info.help = _unwrapped(inspect.getdoc(info.callback) or "")
+            info.cls = ScreenCommand
+            describe(info)
     return cli
-
-
-def _unwrapped(docstring: str) -> str:
-    # Typer keeps the line breaks of a docstring, which look ragged in a terminal of another width.
-    return "\n\n".join(" ".join(part.split()) for part in docstring.split("\n\n"))

@@ -21,7 +21,8 @@ from horsies.cli.options import (
     open_app,
     refuse_both,
 )
-from horsies.config.postgres import URL_VARIABLES, PostgresConfig
+from horsies.config.postgres import PostgresConfig
+from horsies.database_url import URL_VARIABLES
 from horsies.db.database import Database
 from horsies.db.errors import describe
 from horsies.db.migrate import (
@@ -54,6 +55,10 @@ def migrate(
     """Create or update the tables of horsies, or show the missing migrations.
 
     Exit codes: 0 up to date, 1 failure, or a migration is missing with --check.
+
+    Example:
+        horsies migrate shop.tasks:app
+        horsies migrate --check
     """
     attach_handler(loglevel, log_format)
     refuse_both("--sql", sql, "--check", check_only)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Never
 
 import typer
 
@@ -24,12 +24,15 @@ else:  # the help text needs none of them
     metrics = Deferred("horsies.monitor.metrics")
     postgres = Deferred("horsies.config.postgres")
 
+EXIT_FAILED = 1
+EXIT_NOT_FOUND = 4
+
 LocatorArgument = Annotated[
     str | None,
     typer.Argument(
         metavar="LOCATOR",
-        help="The application: package.module:app or path/to/file.py:app; :app may be left out if "
-        "the module has exactly one.",
+        help="package.module:app or path/to/file.py:app; :app may be left out if the module has "
+        "exactly one application.",
         show_default=False,
     ),
 ]
@@ -39,7 +42,7 @@ ModuleOption = Annotated[
         "--module",
         "-m",
         metavar="LOCATOR",
-        help="The application: package.module:app; takes precedence over LOCATOR.",
+        help="Same as LOCATOR; takes precedence.",
         show_default=False,
     ),
 ]
@@ -87,6 +90,12 @@ def refuse_both(name: str, value: object, other_name: str, other_value: object) 
             f"{name} and {other_name} exclude each other.",
             help_text=f"leave out {name} or {other_name}",
         )
+
+
+def exit_with(message: str, exit_code: int) -> Never:
+    """End the command with one sentence on standard error."""
+    typer.echo(f"error: {message}", err=True)
+    raise typer.Exit(exit_code)
 
 
 def named_database(database_url: str | None) -> PostgresConfig:

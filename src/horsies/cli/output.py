@@ -5,15 +5,18 @@ Tables fit into 80 columns without a terminal. Control characters in stored text
 
 from __future__ import annotations
 
+import os
+import shutil
 import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
+from horsies.cli.layout import Align as Align
+from horsies.cli.layout import Table as Table
+from horsies.cli.layout import Text as Text
+from horsies.logs import colors_wanted
 from horsies.logs import duration as duration
 from horsies.logs import memory as memory
 from horsies.logs import timestamp as timestamp
@@ -65,21 +68,17 @@ def status_text(status: str) -> Text:
 
 def plain_table(*columns: str, flexible: str) -> Table:
     """Return a table in which one column takes the width that the others leave."""
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for column in columns:
-        if column == flexible:
-            table.add_column(column, overflow="fold")
-        else:
-            is_text = column in ("ID", "STATUS", "TIME (UTC)", "BY")
-            table.add_column(column, justify="left" if is_text else "right", no_wrap=True)
-    return table
+    left = ("ID", "STATUS", "TIME (UTC)", "BY")
+    aligns: list[Align] = [
+        "fold" if column == flexible else "left" if column in left else "right"
+        for column in columns
+    ]
+    return Table(aligns, columns)
 
 
 def fact_table(facts: Iterable[tuple[str, str | None]]) -> Table:
     """Return a table with one line per fact; facts without a value are left out."""
-    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column(no_wrap=True, style="bold")
-    table.add_column(overflow="fold")
+    table = Table(("left", "fold"), styles=("bold", ""))
     for name, value in facts:
         if value is not None:
             table.add_row(name, safe_text(value))
@@ -87,10 +86,10 @@ def fact_table(facts: Iterable[tuple[str, str | None]]) -> Table:
 
 
 def print_parts(*parts: Table | Text | str) -> None:
-    """Print to standard output, without the blanks that pad a table to its width."""
-    console = Console(highlight=False, markup=False)
-    with console.capture() as captured:
-        for part in parts:
-            console.print(part)
-    lines = captured.get().splitlines()
-    sys.stdout.write("".join(f"{line.rstrip()}\n" for line in lines))
+    """Print to standard output, wrapped at the width of the terminal."""
+    width = shutil.get_terminal_size().columns
+    is_styled = colors_wanted(sys.stdout) and os.environ.get("TERM") != "dumb"
+    for part in parts:
+        for line in (Text(part) if isinstance(part, str) else part).lines(width):
+            text = line.painted() if is_styled else line.plain
+            sys.stdout.write(f"{text.rstrip()}\n")

@@ -9,8 +9,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from rich.text import Text
-
+from horsies.cli.layout import Text
 from horsies.cli.output import (
     STATUS_STYLES,
     duration,
@@ -117,7 +116,7 @@ def print_problems(problems: Sequence[BrokenRun]) -> None:
 
 
 def _line(line: Line) -> Text:
-    text = Text(no_wrap=True, overflow="ignore")
+    text = Text(no_wrap=True)
     for piece in line:
         text.append_text(safe_text(piece.text, _STYLES.get(piece.style, "")))
     return text

@@ -7,9 +7,9 @@ from enum import StrEnum
 from typing import Annotated
 
 import typer
-from rich.text import Text
 
 from horsies.cli import output
+from horsies.cli.layout import Text
 from horsies.cli.options import DatabaseUrlOption, LocatorArgument, ModuleOption
 from horsies.cli.orders import (
     DryRunOption,
@@ -80,6 +80,10 @@ def queues(
     paused before.
 
     Exit codes: 0 done, 1 failure, 4 no such queue.
+
+    Example:
+        horsies queues
+        horsies queues pause mail --reason 'the provider is down'
     """
     if action is not None and name is None:
         raise failure_at(
@@ -151,6 +155,9 @@ def workers(
     silent if only its connection is open; lost if the connection is closed too.
 
     Exit codes: 0 done, 1 failure, or no worker responded to --ping.
+
+    Example:
+        horsies workers --ping
     """
     with open_session("workers", module or locator, database_url) as session:
         found = unwrap_or_exit(read_workers(session.broker, include_stopped=include_stopped))

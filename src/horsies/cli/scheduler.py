@@ -43,6 +43,9 @@ def scheduler(
     One scheduler is enough. Several on one database share the work, and no slot fires twice.
 
     SIGTERM or Ctrl-C shuts it down after the current tick. Exit codes: 0 clean shutdown, 1 error.
+
+    Example:
+        horsies scheduler shop.tasks:app
     """
     attach_handler(loglevel, log_format)
     attach_event_handler()

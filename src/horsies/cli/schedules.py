@@ -83,6 +83,10 @@ def schedules(
     or starts its workflow now, without changing the timetable; this needs the application (-m).
 
     Exit codes: 0 done, 1 failure, 4 no such schedule.
+
+    Example:
+        horsies schedules
+        horsies schedules next nightly-report
     """
     if name is None and action is not ScheduleAction.LIST:
         raise failure_at(

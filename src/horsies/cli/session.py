@@ -10,12 +10,16 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, Never, TypeVar
+from typing import TYPE_CHECKING, Annotated, TypeVar, cast
 
 import psycopg
 import typer
 
+from horsies.cli.options import EXIT_FAILED as EXIT_FAILED
+from horsies.cli.options import EXIT_NOT_FOUND as EXIT_NOT_FOUND
+from horsies.cli.options import exit_with as exit_with
 from horsies.cli.options import named_database, open_app, refuse_both
+from horsies.config.defaults import default_config
 from horsies.errors import ErrorCode, HorsiesError
 from horsies.logs import LogFormat, LogLevel, attach_handler
 from horsies.modules import Deferred, failure_at
@@ -25,14 +29,12 @@ from horsies.tasks.broker import BrokerErrorCode, BrokerOperationError, BrokerRe
 from horsies.tasks.recording import acting_as, process_user
 
 if TYPE_CHECKING:
+    from horsies.config.postgres import PostgresConfig
     from horsies.monitor import queries
 else:
     queries = Deferred("horsies.monitor.queries")
 
 T = TypeVar("T")
-
-EXIT_FAILED = 1
-EXIT_NOT_FOUND = 4
 
 _NOT_FOUND = (BrokerErrorCode.UNKNOWN_QUEUE, BrokerErrorCode.UNKNOWN_SCHEDULE)
 
@@ -61,7 +63,8 @@ def open_session(command: str, locator: str | None, database_url: str | None) ->
         config = app.config.broker
         caps = {queue.name: queue.max_concurrency for queue in app.config.queues()}
     else:
-        config, caps = named_database(database_url), None
+        quick = cast("PostgresConfig | None", default_config(database_url))
+        config, caps = quick or named_database(database_url), None
     broker = PostgresBroker(config, role="operator", migrates=False)
     try:
         with acting_as(process_user(), "cli"):
@@ -87,12 +90,6 @@ def _as_exception(error: BrokerOperationError) -> HorsiesError:
     unreachable = isinstance(error.exception, psycopg.OperationalError)
     code = ErrorCode.BROKER_INVALID_URL if unreachable else ErrorCode.BROKER_INIT_FAILED
     return failure_at(None, error.message, code=code)
-
-
-def exit_with(message: str, exit_code: int) -> Never:
-    """End the command with one sentence on standard error."""
-    typer.echo(f"error: {message}", err=True)
-    raise typer.Exit(exit_code)
 
 
 def parse_since(text: str | None, option: str = "--since") -> datetime | None:

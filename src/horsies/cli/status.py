@@ -61,6 +61,10 @@ def status(
     With --watch, a terminal is redrawn; other output gets one report after the other.
 
     Exit codes: 0 done, 1 failure.
+
+    Example:
+        horsies status
+        horsies status --watch
     """
     with open_session("status", module or locator, database_url) as session:
         if not watch:

@@ -8,9 +8,9 @@ from datetime import UTC
 from typing import Annotated
 
 import typer
-from rich.text import Text
 
 from horsies.cli import output
+from horsies.cli.layout import Text
 from horsies.cli.options import DatabaseUrlOption, LocatorArgument, ModuleOption
 from horsies.cli.session import (
     EXIT_NOT_FOUND,
@@ -68,6 +68,9 @@ def tasks(
     """List tasks, newest first.
 
     Exit codes: 0 done (even if no task matches), 1 failure.
+
+    Example:
+        horsies tasks --status failed --since 2h
     """
     filters = TaskFilters(
         statuses=status or (),
@@ -132,6 +135,9 @@ def show(
     """Show one task, its options and its attempts.
 
     Exit codes: 0 done, 1 failure, 4 no such task.
+
+    Example:
+        horsies show 01a1dd42-fbaa-74ac-a8e3-bab50b3dfa8a
     """
     with open_session("show", module or locator, database_url) as session:
         report = unwrap_or_exit(read_task(session.broker, task_id, payload=payload))

@@ -123,6 +123,10 @@ def web(  # noqa: PLR0913, PLR0917
 
     It changes nothing and hides arguments and results unless --enable-actions and --payload are given.
     SIGTERM or Ctrl-C ends it. Exit codes: 0 clean shutdown, 1 error.
+
+    Example:
+        horsies web
+        horsies web shop.tasks:app --enable-actions
     """
     attach_handler(loglevel, log_format)
     named = module or locator

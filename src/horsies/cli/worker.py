@@ -92,22 +92,20 @@ ExcludeQueuesOption = Annotated[
 ]
 NameOption = Annotated[
     str | None,
-    typer.Option(metavar="NAME", help="A name for this worker in logs, `workers` and `status`."),
+    typer.Option(metavar="NAME", help="The name of this worker in logs and `status`."),
 ]
 AsyncChildrenOption = Annotated[
     int,
-    typer.Option(
-        metavar="NUMBER", help="Child processes for `async def` tasks, which then run there only."
-    ),
+    typer.Option(metavar="NUMBER", help="Child processes that run all `async def` tasks."),
 ]
 AsyncSlotsOption = Annotated[
     int,
-    typer.Option(metavar="NUMBER", help="How many tasks an async child runs at a time."),
+    typer.Option(metavar="NUMBER", help="Tasks that an async child runs at a time."),
 ]
 MaxTasksOption = Annotated[
     int,
     typer.Option(
-        help="Replace a child after this many tasks, an async child after as many per slot; 0: never."
+        help="Replace a child after this many tasks; an async child after as many per slot; 0: never."
     ),
 ]
 MaxMemoryOption = Annotated[
@@ -115,7 +113,7 @@ MaxMemoryOption = Annotated[
 ]
 MaxClaimBatchOption = Annotated[
     int,
-    typer.Option(help="Claim at most this many tasks per queue and turn; 0: one per free child."),
+    typer.Option(help="Most tasks to claim per queue and turn; 0: one per free child."),
 ]
 MaxClaimsOption = Annotated[
     int, typer.Option(help="Hold at most this many tasks; 0: one per child.")
@@ -123,7 +121,7 @@ MaxClaimsOption = Annotated[
 WindowOption = Annotated[
     int,
     typer.Option(
-        help="Let a child hold up to this many very short tasks that may be tried again after a crash; "
+        help="Most very short tasks that a child holds; only tasks that may be tried again after a crash; "
         "0: one at a time."
     ),
 ]
@@ -138,7 +136,7 @@ ShutdownGraceOption = Annotated[
     float | None,
     typer.Option(
         metavar="SECONDS",
-        help="Interrupt tasks that still run this long after a stop signal; default: wait.",
+        help="Interrupt tasks this long after a stop signal; default: wait.",
     ),
 ]
 QuietTasksOption = Annotated[

@@ -81,6 +81,9 @@ def workflows(
     """List runs of workflows, newest first.
 
     Exit codes: 0 done (even if no run matches), 1 failure, 4 no such run (--before).
+
+    Example:
+        horsies workflows --status running
     """
     filters = RunFilters(
         statuses=status or (),
@@ -116,6 +119,9 @@ def show(
     """Show one run and draw its graph.
 
     Exit codes: 0 done, 1 failure, 4 no such run.
+
+    Example:
+        horsies workflow show 01a1dd42-fbaa-74ac-a8e3-bab50b3dfa8a
     """
     with open_session("workflow show", module or locator, database_url) as session:
         report = unwrap_or_exit(listing.read_run(session.broker, workflow_id))
@@ -139,6 +145,9 @@ def pause(
     """Pause a run and its child runs: running tasks end, no new task starts.
 
     Exit codes: 0 paused, 1 failure or not running, 4 no such run.
+
+    Example:
+        horsies workflow pause 01a1dd42-fbaa-74ac-a8e3-bab50b3dfa8a
     """
     with open_session("workflow pause", module or locator, database_url) as session:
         handle = WorkflowHandle[Any](workflow_id, session.broker)
@@ -162,6 +171,9 @@ def resume(
     """Resume a paused run and its paused child runs.
 
     Exit codes: 0 resumed, 1 failure or not paused, 4 no such run.
+
+    Example:
+        horsies workflow resume 01a1dd42-fbaa-74ac-a8e3-bab50b3dfa8a
     """
     with open_session("workflow resume", module or locator, database_url) as session:
         handle = WorkflowHandle[Any](workflow_id, session.broker)
@@ -185,6 +197,9 @@ def cancel(
     """Cancel a run and its child runs; running tasks end by themselves, or at once with --interrupt.
 
     Exit codes: 0 cancelled, 1 failure or already ended, 4 no such run.
+
+    Example:
+        horsies workflow cancel 01a1dd42-fbaa-74ac-a8e3-bab50b3dfa8a
     """
     with open_session("workflow cancel", module or locator, database_url) as session:
         handle = WorkflowHandle[Any](workflow_id, session.broker)
@@ -209,6 +224,9 @@ def retry(
     """Retry failed nodes; successful ones keep their results, skipped dependents wait again.
 
     Exit codes: 0 done, 1 failure or nothing to retry, 4 no such run or node.
+
+    Example:
+        horsies workflow retry 01a1dd42-fbaa-74ac-a8e3-bab50b3dfa8a
     """
     with open_session("workflow retry", module or locator, database_url) as session:
         handle = WorkflowHandle[Any](workflow_id, session.broker)
@@ -232,6 +250,9 @@ def signal(
     """Send a value to the node that waits for a signal, or store it until one does.
 
     Exit codes: 0 delivered or stored, 1 failure or already ended, 4 no such run or signal.
+
+    Example:
+        horsies workflow signal 01a1dd42-fbaa-74ac-a8e3-bab50b3dfa8a approval true
     """
     with open_session("workflow signal", module, database_url) as session:
         handle = WorkflowHandle[Any](workflow_id, session.broker)
@@ -253,6 +274,9 @@ def audit(
     Runs whose next change the database refuses are listed as blocked.
 
     Exit codes: 0 no problems; 1 failure, or problems found.
+
+    Example:
+        horsies workflow audit
     """
     with open_session("workflow audit", module or locator, database_url) as session:
         found = unwrap_or_exit(listing.audit(session.broker, AUDIT_LIMIT))

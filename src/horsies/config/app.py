@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 
 from pydantic import BaseModel, Field, PlainValidator, model_validator
 
-from horsies.config.postgres import PostgresConfig, channel_prefix
+from horsies.config.postgres import PostgresConfig
 from horsies.config.tracing import TracingConfig
-from horsies.database_url import mask_url
+from horsies.database_url import channel_prefix, mask_url
 from horsies.error_codes import validate_error_code_name, validate_exception_mapper
 from horsies.errors import ConfigurationError, ErrorCode
 from horsies.retry import ExceptionMapper

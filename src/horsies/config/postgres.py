@@ -7,22 +7,22 @@ report and no password in it.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterator
-from hashlib import sha256
 from typing import Any, Self
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 
-from horsies.database_url import is_embedded, libpq_url, url_problem
+from horsies.database_url import (
+    DEFAULT_SCHEMA,
+    SCHEMA_NAME,
+    SCHEMA_VARIABLE,
+    URL_VARIABLES,
+    is_embedded,
+    libpq_url,
+    url_problem,
+)
 from horsies.errors import ConfigurationError, ErrorCode
 from horsies.validation import SECONDS_MAX, Check, FrozenModel, raise_failed
-
-URL_VARIABLES = ("HORSIES_DATABASE_URL", "DATABASE_URL")
-SCHEMA_VARIABLE = "HORSIES_SCHEMA"
-DEFAULT_SCHEMA = "public"
-# Names that need no quotes in psql; PostgreSQL keeps those that begin with pg_ for itself.
-_SCHEMA_NAME = re.compile(r"(?!pg_|information_schema$)[a-z_][a-z0-9_]{0,62}")
 
 # The limits of Linux and libpq; beyond them every connection would fail.
 _KEEPALIVE_MAXIMUMS = {
@@ -31,13 +31,6 @@ _KEEPALIVE_MAXIMUMS = {
     "tcp_keepalives_count": 127,
 }
 _USER_TIMEOUT_MS_MAX = 2**31 - 1
-
-
-def channel_prefix(schema: str) -> str:
-    """The beginning of every channel of a schema. Nine bytes, for any name: channels have 63."""
-    if schema == DEFAULT_SCHEMA:
-        return ""
-    return f"{sha256(schema.encode()).hexdigest()[:8]}_"
 
 
 def _schema_rule(given: str) -> str:
@@ -149,7 +142,7 @@ class PostgresConfig(FrozenModel):
         """
         schema = os.environ.get(SCHEMA_VARIABLE, "").strip()
         if schema and "schema" not in overrides:
-            if not _SCHEMA_NAME.fullmatch(schema):
+            if not SCHEMA_NAME.fullmatch(schema):
                 raise ConfigurationError(
                     f"The environment variable {SCHEMA_VARIABLE} {_schema_rule(schema)}.",
                     code=ErrorCode.CONFIG_INVALID_SCHEMA,
@@ -205,7 +198,7 @@ class PostgresConfig(FrozenModel):
         )
 
         yield (
-            not _SCHEMA_NAME.fullmatch(self.schema_name),
+            not SCHEMA_NAME.fullmatch(self.schema_name),
             ErrorCode.CONFIG_INVALID_SCHEMA,
             f"schema {_schema_rule(self.schema_name)}",
         )

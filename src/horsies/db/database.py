@@ -22,7 +22,7 @@ from contextlib import (
     contextmanager,
 )
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import psycopg
 from psycopg import AsyncConnection, Connection, IsolationLevel
@@ -31,10 +31,12 @@ from psycopg.errors import ReadOnlySqlTransaction
 from psycopg.pq import TransactionStatus
 from psycopg.types.datetime import TimestamptzLoader
 
-from horsies.config.postgres import DEFAULT_SCHEMA, PostgresConfig
-from horsies.database_url import libpq_url
+from horsies.database_url import DEFAULT_SCHEMA, libpq_url
 from horsies.db import embedded
 from horsies.db.schema import SAFE_SEARCH_PATH
+
+if TYPE_CHECKING:  # it would load pydantic
+    from horsies.config.postgres import PostgresConfig
 
 # How long a connection above the number to keep may stay idle before it is closed.
 SPARE_SECONDS = 60.0

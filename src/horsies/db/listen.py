@@ -17,7 +17,7 @@ import psycopg
 from psycopg import Connection, sql
 from psycopg.pq.abc import PGconn
 
-from horsies.config.postgres import channel_prefix
+from horsies.database_url import channel_prefix
 from horsies.db.database import installation_of, is_readable
 from horsies.ids import new_id
 

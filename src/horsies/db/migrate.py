@@ -30,7 +30,7 @@ from psycopg import Connection, sql
 from psycopg.errors import InsufficientPrivilege, LockNotAvailable
 from psycopg.pq import TransactionStatus
 
-from horsies.config.postgres import DEFAULT_SCHEMA
+from horsies.database_url import DEFAULT_SCHEMA
 from horsies.db.database import Database, installation_of
 from horsies.db.schema import (
     MIGRATIONS_TABLE,

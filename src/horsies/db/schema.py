@@ -13,7 +13,7 @@ from functools import cache
 from hashlib import sha256
 from importlib.resources import files
 
-from horsies.config.postgres import DEFAULT_SCHEMA, channel_prefix
+from horsies.database_url import DEFAULT_SCHEMA, channel_prefix
 
 # Functions and sessions resolve operators, casts and unqualified functions here alone: with a schema
 # that others may create in, they could run code in the name of every role that touches a task.

@@ -29,7 +29,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from psycopg import AsyncConnection, AsyncCursor, Connection, Cursor, DataError
 from psycopg.rows import args_row
 
-from horsies.config.postgres import DEFAULT_SCHEMA
+from horsies.database_url import DEFAULT_SCHEMA
 from horsies.db.database import TRANSACTION_SETTINGS, Installation, installation_of
 from horsies.db.schema import in_schema
 

@@ -13,11 +13,6 @@ from typing import TYPE_CHECKING
 
 from horsies.db.statement import Nothing, Script, one_or_none, read_rows
 from horsies.db.statements.blocked import BlockedLimit, BlockedRow, list_blocked
-from horsies.db.statements.dashboard import (
-    ArrivalSample,
-    RecentArrivals,
-    count_recent_arrivals,
-)
 from horsies.db.statements.monitor import (
     CountMost,
     InFlightCount,
@@ -36,14 +31,18 @@ from horsies.db.statements.monitor import (
     list_workers,
     read_task_detail,
 )
-from horsies.db.statements.tasks import SILENT_AFTER_SECONDS, TaskAttemptInfo, TaskProgress
 from horsies.ids import first_id_at, stored_form
 from horsies.modules import Deferred
+from horsies.states import SILENT_AFTER_SECONDS
 from horsies.tasks.broker import BrokerErrorCode, BrokerResult, PostgresBroker
 
 if TYPE_CHECKING:
+    from horsies.db.statements import dashboard
+    from horsies.db.statements.dashboard import RecentArrivals
+    from horsies.db.statements.tasks import TaskAttemptInfo, TaskProgress
     from horsies.tasks import handle
 else:
+    dashboard = Deferred("horsies.db.statements.dashboard")
     handle = Deferred("horsies.tasks.handle")
 
 # An idle worker updates seen_at every notify_poll_interval_ms: five seconds by default, never more than 300.
@@ -143,7 +142,8 @@ def overview_script(configured: Mapping[str, int | None]) -> Script[Overview]:
 def arrivals_script() -> Script[dict[str, float]]:
     """Read how many tasks were sent to each queue, per minute of the last minute."""
     since = first_id_at(datetime.now(UTC) - timedelta(minutes=1))
-    found: list[RecentArrivals] = yield count_recent_arrivals, ArrivalSample(since, RATE_SAMPLE)
+    sample = dashboard.ArrivalSample(since, RATE_SAMPLE)
+    found: list[RecentArrivals] = yield dashboard.count_recent_arrivals, sample
     return {row.queue_name: row.arrived * 60 / row.covered_seconds for row in found}
 
 

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 import psycopg
 from psycopg.errors import ReadOnlySqlTransaction
 
-from horsies.config.postgres import PostgresConfig
 from horsies.database_url import mask_url
 from horsies.db.database import ONE_STATE, Database, Installation
 from horsies.db.direct import execute, execute_async, stream, stream_async
@@ -36,22 +35,26 @@ from horsies.db.statement import (
     run_script,
     run_script_async,
 )
-from horsies.db.statements.tasks import InsertTask, insert_task
 from horsies.errors import ConfigurationError, ErrorCode, HorsiesError
 from horsies.modules import Deferred
 from horsies.result import Err, Ok, Result
-from horsies.tasks.waiters import Waiters
 
 if TYPE_CHECKING:
+    from horsies.config.postgres import PostgresConfig
     from horsies.db import caller_transaction, migrate
+    from horsies.db.statement import Statement
     from horsies.db.statements import monitor
     from horsies.db.statements.monitor import ExpiredTask, StaleTask, WorkerStats
+    from horsies.db.statements.tasks import InsertTask, TaskId
     from horsies.tasks import recovery
+    from horsies.tasks import waiters as result_waiters
+    from horsies.tasks.waiters import Waiters
 else:
     caller_transaction = Deferred("horsies.db.caller_transaction")
     migrate = Deferred("horsies.db.migrate")
     monitor = Deferred("horsies.db.statements.monitor")
     recovery = Deferred("horsies.tasks.recovery")
+    result_waiters = Deferred("horsies.tasks.waiters")
 
 T = TypeVar("T")
 
@@ -126,10 +129,21 @@ class PostgresBroker:
         self.is_direct = not (config.pgbouncer_transaction_mode or config.echo)
         # The installation of a caller's transaction.
         self._within = Installation(config.schema_name)
-        self.waiters = Waiters(self._connect_waiters)
+        self._waiters: Waiters | None = None
         # One per process: a thread of the parent may have held it during a fork.
-        self._schema_locks: dict[int, threading.Lock] = {}
+        self._locks: dict[int, threading.Lock] = {}
         self._schema_ready_in_pid: int | None = None
+
+    @property
+    def waiters(self) -> Waiters:
+        """The waiters for results, made at the first wait: most commands need none."""
+        if self._waiters is None:
+            with self._lock():
+                if self._waiters is None:
+                    made = result_waiters.Waiters(self._connect_waiters)
+                    made.was_reached = self._schema_ready_in_pid is not None
+                    self._waiters = made
+        return self._waiters
 
     def ensure_schema_initialized(self) -> BrokerResult[None]:
         """Create or update the tables if they are outdated; safe in many processes at once."""
@@ -239,7 +253,9 @@ class PostgresBroker:
             await asyncio.sleep(delay_seconds)
         return await self.perform_async(code, make_script(), transaction, atomic=atomic)
 
-    def insert(self, row: InsertTask) -> BrokerResult[str] | None:
+    def insert(
+        self, statement: Statement[InsertTask, TaskId], row: InsertTask
+    ) -> BrokerResult[str] | None:
         """Insert one task in one round trip and return its id; None if the id or key is taken.
 
         Needs ``is_direct``. The layers that it leaves out would be half of a send's processor time.
@@ -249,7 +265,7 @@ class PostgresBroker:
             pool = self.database.pool()
             lent = pool.take()
             try:
-                inserted = execute(lent.connection, insert_task, row)
+                inserted = execute(lent.connection, statement, row)
             except ReadOnlySqlTransaction:
                 lent.expire()
                 raise
@@ -259,7 +275,9 @@ class PostgresBroker:
             return Err(failure(BrokerErrorCode.ENQUEUE_FAILED, error))
         return Ok(row.id) if inserted else None
 
-    async def insert_async(self, row: InsertTask) -> BrokerResult[str] | None:
+    async def insert_async(
+        self, statement: Statement[InsertTask, TaskId], row: InsertTask
+    ) -> BrokerResult[str] | None:
         """``insert`` on the running event loop's connections."""
         try:
             if self._schema_ready_in_pid != os.getpid():
@@ -267,7 +285,7 @@ class PostgresBroker:
             pool = self.database.pool_async()
             lent = await pool.take()
             try:
-                inserted = await execute_async(lent.connection, insert_task, row)
+                inserted = await execute_async(lent.connection, statement, row)
             except ReadOnlySqlTransaction:
                 lent.expire()
                 raise
@@ -376,8 +394,9 @@ class PostgresBroker:
 
     def close(self) -> BrokerResult[None]:
         """Close the waiters and the synchronous pool; report the first failure."""
-        waiters, database = _attempt(self.waiters.close), _attempt(self.database.close)
-        return waiters if waiters.is_err() else database
+        waiting = Ok(None) if self._waiters is None else _attempt(self._waiters.close)
+        database = _attempt(self.database.close)
+        return waiting if waiting.is_err() else database
 
     async def close_async(self) -> BrokerResult[None]:
         """``close``, and close the running event loop's connections."""
@@ -388,12 +407,16 @@ class PostgresBroker:
     def _ensure_schema(self) -> None:
         if self._schema_ready_in_pid == os.getpid():
             return
-        with self._schema_locks.setdefault(os.getpid(), threading.Lock()):
+        with self._lock():
             if self._schema_ready_in_pid == os.getpid():
                 return
             migrate.prepare_schema(self.database)
             self._schema_ready_in_pid = os.getpid()
-            self.waiters.was_reached = True
+            if self._waiters is not None:
+                self._waiters.was_reached = True
+
+    def _lock(self) -> threading.Lock:
+        return self._locks.setdefault(os.getpid(), threading.Lock())
 
     def _connect_waiters(self) -> Any:
         self._ensure_schema()

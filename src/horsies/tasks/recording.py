@@ -20,12 +20,13 @@ from typing import TYPE_CHECKING, Generic, Literal, NamedTuple, TypeAlias, TypeV
 from horsies.db.statement import Script, Step
 from horsies.modules import Deferred
 from horsies.result import Err, Ok, Result
-from horsies.task_result import storable_text
 from horsies.tasks.broker import BrokerErrorCode, BrokerResult, PostgresBroker
 
 if TYPE_CHECKING:
+    from horsies import task_result
     from horsies.db.statements import actions
 else:
+    task_result = Deferred("horsies.task_result")
     actions = Deferred("horsies.db.statements.actions")
 
 T = TypeVar("T")
@@ -120,12 +121,12 @@ async def perform_action_async(
 def record_step(action: Action, actor: Actor, outcome: str, detail: str | None) -> Step:
     """The statement that records a change, with texts that the columns can hold."""
     return actions.record_action, actions.RecordAction(
-        actor=storable_text(actor.name)[:_NAME_MAX],
+        actor=task_result.storable_text(actor.name)[:_NAME_MAX],
         source=actor.source,
         verb=action.verb,
-        subject=storable_text(action.subject)[:_NAME_MAX],
+        subject=task_result.storable_text(action.subject)[:_NAME_MAX],
         outcome=outcome,
-        detail=None if detail is None else storable_text(detail)[:_DETAIL_MAX],
+        detail=None if detail is None else task_result.storable_text(detail)[:_DETAIL_MAX],
     )
 
 

@@ -143,7 +143,7 @@ def store_prepared(
     warn_of_blocked_loop(sender.definition.name)
     prepared, started = ready.value, time.perf_counter()
     broker, row = prepared.broker, prepared.request.row
-    stored = broker.insert(row) if prepared.is_plain else None
+    stored = broker.insert(insert_task, row) if prepared.is_plain else None
     if stored is None:
         stored = broker.store(prepared.script, prepared.transaction, resend=prepared.resend)
     return reported(sender, prepared.end(stored), prepared.request, started)
@@ -157,7 +157,7 @@ async def store_prepared_async(
         return reported(sender, ready)
     prepared, started = ready.value, time.perf_counter()
     broker, row = prepared.broker, prepared.request.row
-    stored = await broker.insert_async(row) if prepared.is_plain else None
+    stored = await broker.insert_async(insert_task, row) if prepared.is_plain else None
     if stored is None:
         store = broker.store_async
         stored = await store(prepared.script, prepared.transaction, resend=prepared.resend)

@@ -8,7 +8,6 @@ from datetime import datetime
 from typing import NamedTuple
 
 from horsies.db.statement import Nothing, StatementFile
-from horsies.db.statements.tasks import TaskId
 
 BLOCKED = StatementFile("blocked.sql")
 
@@ -29,6 +28,10 @@ class LockWait(NamedTuple):
 
 class Setting(NamedTuple):
     setting: str
+
+
+class ChangedId(NamedTuple):
+    id: str
 
 
 class BlockedLimit(NamedTuple):
@@ -96,10 +99,10 @@ class DueTask(NamedTuple):
     enqueued_at: str
 
 
-note_blocked = BLOCKED.declare("note_blocked", NoteBlocked, TaskId)
+note_blocked = BLOCKED.declare("note_blocked", NoteBlocked, ChangedId)
 limit_lock_wait = BLOCKED.declare("limit_lock_wait", LockWait, Setting)
 list_blocked = BLOCKED.declare("list_blocked", BlockedLimit, BlockedRow)
-delete_unblocked = BLOCKED.declare("delete_unblocked", Nothing, TaskId)
+delete_unblocked = BLOCKED.declare("delete_unblocked", Nothing, ChangedId)
 find_late = BLOCKED.declare("find_late", FindOthers, FoundTask)
 find_lapsed = BLOCKED.declare("find_lapsed", FindOthers, FoundTask)
 find_unheld = BLOCKED.declare("find_unheld", FindUnheld, UnheldTask)

@@ -5,11 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from horsies.db.statement import Nothing, StatementFile
+from horsies.modules import Deferred
 from horsies.states import TaskStatus
-from horsies.task_result import json_object
+
+if TYPE_CHECKING:
+    from horsies import task_result
+else:
+    task_result = Deferred("horsies.task_result")
 
 MONITOR = StatementFile("monitor.sql")
 
@@ -180,7 +185,7 @@ class TaskSummary:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the task as plain JSON values."""
-        return json_object(self)
+        return task_result.json_object(self)
 
 
 class ReadTaskDetail(NamedTuple):

@@ -8,11 +8,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from horsies.db.statement import Nothing, StatementFile
-from horsies.states import TaskAttemptOutcome, TaskStatus
-from horsies.task_result import json_object
+from horsies.modules import Deferred
+from horsies.states import SILENT_AFTER_SECONDS, TaskAttemptOutcome, TaskStatus
+
+if TYPE_CHECKING:
+    from horsies import task_result
+else:
+    task_result = Deferred("horsies.task_result")
 
 TASKS = StatementFile("tasks.sql")
 
@@ -99,10 +104,6 @@ class OutcomeRow(NamedTuple):
     error_code: str | None
 
 
-# A busy worker updates seen_at every two seconds.
-SILENT_AFTER_SECONDS = 15.0
-
-
 class ReadService(NamedTuple):
     ids: Sequence[str]
     silent_seconds: float = SILENT_AFTER_SECONDS
@@ -179,7 +180,7 @@ class TaskAttemptInfo:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the attempt as plain JSON values."""
-        return json_object(self)
+        return task_result.json_object(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +195,7 @@ class TaskProgress:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the progress as plain JSON values."""
-        return json_object(self)
+        return task_result.json_object(self)
 
     def __str__(self) -> str:
         total = "" if self.total is None else f" of {_plain(self.total)}"

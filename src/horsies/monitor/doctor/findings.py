@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any
 
-from horsies.config.postgres import DEFAULT_SCHEMA
+from horsies.database_url import DEFAULT_SCHEMA
 from horsies.db.database import Database
 from horsies.db.statement import Params, Row, Script, Statement
 

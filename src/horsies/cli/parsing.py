@@ -1,0 +1,35 @@
+"""Values of options that need no conversion pass without pydantic.
+
+Typer converts every value with an adapter of pydantic, also None and text, and pydantic takes 100 ms of
+processor time to load. A typer that does not ask ``get_runtime_param`` is not affected.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+_PLAIN = (str, int, float, bool)
+
+
+def pass_plain_values(parameters: Iterable[Any]) -> None:
+    """Let these parameters convert only values that are not of the right type yet."""
+    for parameter in parameters:
+        if build := getattr(parameter, "get_runtime_param", None):
+            conversion = _Conversion(build)
+            parameter.get_runtime_param = conversion.itself
+
+
+class _Conversion:
+    def __init__(self, build: Callable[[], Any]) -> None:
+        self._build = build
+
+    def itself(self) -> _Conversion:
+        return self
+
+    def coerce(self, value: Any, param: Any, ctx: Any) -> Any:
+        is_single = not param.multiple and param.nargs == 1
+        kind = param.type_descriptor.annotation
+        if is_single and (value is None or (kind in _PLAIN and type(value) is kind)):
+            return value
+        return self._build().coerce(value, param=param, ctx=ctx)

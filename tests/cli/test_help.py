@@ -1,0 +1,56 @@
+"""Every help text fits one screen and begins with an example."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import typer.main
+
+from horsies.cli import main
+from horsies.cli.main import command_line
+
+COLUMNS, ROWS = 80, 40
+
+
+def _walk(command: Any, name: str, parent: Any = None) -> Iterator[tuple[str, Any]]:
+    context = command.make_context(
+        name,
+        [],
+        parent=parent,
+        resilient_parsing=True,
+        terminal_width=COLUMNS,
+        max_content_width=COLUMNS,
+    )
+    yield context.command_path, context
+    for child_name, child in getattr(command, "commands", {}).items():
+        yield from _walk(child, child_name, context)
+
+
+CONTEXTS = dict(_walk(typer.main.get_command(command_line()), "horsies"))
+
+
+@pytest.mark.parametrize("path", CONTEXTS)
+def test_a_help_text_begins_with_an_example_and_fits_one_screen(path: str) -> None:
+    lines = CONTEXTS[path].get_help().splitlines()
+    example = re.compile(rf"\$ .*\b{path}\b")
+    assert example.match(lines[0]), (
+        f"{path} has no example: write Example: into the docstring of its function"
+    )
+    assert f"Usage: {path}" in "\n".join(lines)
+    assert len(lines) <= ROWS, f"{path} has {len(lines)} rows of help: shorten its texts"
+    assert max(map(len, lines)) <= COLUMNS
+
+
+def test_the_overview_names_every_command() -> None:
+    grouped = {name for commands in main._GROUPS.values() for name in commands}
+    assert set(main._MODULES) - grouped == {"version"}  # the usage line has --version
+
+
+def test_an_option_shows_the_clauses_that_fit_and_its_default() -> None:
+    worker = CONTEXTS["horsies worker"].get_help()
+    assert re.search(r"^  --max-tasks-per-child N +Replace a child .+ tasks \[100\]$", worker, re.M)
+    assert "started threads" not in worker
+    assert re.search(r"^  LOCATOR +package\.module:app or path/to/file\.py:app$", worker, re.M)
