@@ -21,8 +21,8 @@ from horsies.cli.options import (
     refuse_both,
 )
 from horsies.cli.session import exit_with
-from horsies.config.postgres import DEFAULT_SCHEMA, PostgresConfig
-from horsies.database_url import mask_url
+from horsies.config.postgres import PostgresConfig
+from horsies.database_url import DEFAULT_SCHEMA, mask_url
 from horsies.db import embedded
 from horsies.db.database import resolve_url
 from horsies.errors import ConfigurationError

@@ -33,8 +33,8 @@ from rich.table import Table
 from horsies._version import __version__
 from horsies.cli.options import named_database
 from horsies.cli.session import exit_with
-from horsies.config.postgres import SCHEMA_VARIABLE, URL_VARIABLES, PostgresConfig
-from horsies.database_url import mask_url
+from horsies.config.postgres import PostgresConfig
+from horsies.database_url import SCHEMA_VARIABLE, URL_VARIABLES, mask_url
 from horsies.db.database import resolve_url
 from horsies.db.embedded import start_or_join
 from horsies.db.errors import describe

@@ -22,8 +22,7 @@ from horsies.cli.options import (
 from horsies.cli.supervise import Part, Supervisor, can_watch, watched_folders
 from horsies.cli.web import PORT, REQUIRED
 from horsies.cli.worker import OPTIONAL_SCHEDULER_VARIABLE
-from horsies.config.postgres import URL_VARIABLES
-from horsies.database_url import mask_url
+from horsies.database_url import URL_VARIABLES, mask_url
 from horsies.db.embedded import SCHEME
 from horsies.db.migrate import apply_migrations
 from horsies.logs import LogFormat, LogLevel, attach_handler

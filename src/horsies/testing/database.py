@@ -16,8 +16,7 @@ import psycopg
 from psycopg import sql
 
 from horsies.app import Horsies
-from horsies.config.postgres import DEFAULT_SCHEMA
-from horsies.database_url import libpq_url
+from horsies.database_url import DEFAULT_SCHEMA, libpq_url
 from horsies.db.embedded import start_or_join
 from horsies.db.schema import MIGRATIONS_TABLE
 from horsies.tasks.broker import build_broker

@@ -22,7 +22,7 @@ from horsies.current_task import CurrentTask, set_running_task, set_running_task
 from horsies.db.statements.turn import ClaimedTask
 from horsies.states import TaskStatus
 from horsies.tasks.blocking import is_loop_running
-from horsies.tasks.outcome import Outcome, outcome_of_report
+from horsies.tasks.outcome import Outcome, outcome_of_error
 from horsies.worker.child.execute import AppProgram
 from horsies.worker.protocol import Assignment, ChildReport, NodePart
 
@@ -155,9 +155,10 @@ class Execution:
         raised = self._raised.pop(task.id, None)
         if raised is not None and not isinstance(raised, Exception | SystemExit):
             raise raised  # Ctrl-C, a cancelled test, or an outcome of pytest such as pytest.fail()
-        outcome = outcome_of_report(
+        if report.ok:
+            return Outcome.completed(task, report.result_json), raised
+        outcome = outcome_of_error(
             task,
-            ok=report.ok,
             result_json=report.result_json,
             error_code=report.error_code,
             error_message=report.error_message,
