@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import pytest
 
-from horsies.cli.supervise import Action, decide, watched_folders
+from horsies.cli.supervise import Action, decide, first_failure, watched_folders
 
 
 @pytest.mark.parametrize(
@@ -36,3 +37,13 @@ def test_the_working_directory_and_an_application_outside_of_it_are_watched(
     for inside in ("shop", "shop.background:app", "shop.py:app", "package/app.py"):
         assert watched_folders(inside) == [str(project)]
     assert watched_folders(f"{other}/app.py:app") == [str(project), str(other)]
+
+
+@pytest.mark.parametrize(
+    ("codes", "expected"),
+    [((0, None), 0), ((0, 3, 1), 3), ((-signal.SIGTERM, 0), 0), ((-signal.SIGTERM, 1), 1)],
+)
+def test_a_part_that_was_stopped_before_it_could_handle_the_signal_has_not_failed(
+    codes: tuple[int | None, ...], expected: int
+) -> None:
+    assert first_failure(codes) == expected

@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import import_module
@@ -79,6 +79,14 @@ def decide(*, stops: int, has_changed: bool, has_ended: bool) -> Action:
     return "report_end" if has_ended else "none"
 
 
+def first_failure(exit_codes: Iterable[int | None]) -> int:
+    """Return the first exit code that is a failure, or 0.
+
+    SIGTERM is not: a process that the supervisor stops while Python starts has no handler for it yet.
+    """
+    return next((code for code in exit_codes if code and code != -signal.SIGTERM), 0)
+
+
 class Supervisor:
     """Starts parts, restarts them after a change below `folders`, and stops them in their order.
 
@@ -96,7 +104,7 @@ class Supervisor:
         return bool(self._stops)
 
     def run(self) -> int:
-        """Run the parts until a stop signal; return the first exit code that is not 0, or 0."""
+        """Run the parts until a stop signal; return their ``first_failure``."""
         changes = self._changes()
         with self._stop_signals():
             next(changes, None)  # a change during the start counts
@@ -107,7 +115,7 @@ class Supervisor:
                         break
             finally:
                 self._stop()
-        return next((code for part in self._parts if (code := part.exit_code)), 0)
+        return first_failure(part.exit_code for part in self._parts)
 
     def _act(self, changed: Sequence[str]) -> bool:
         """Act on the state of the parts; False to end."""
