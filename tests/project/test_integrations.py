@@ -16,7 +16,7 @@ import pytest
 
 from tests.project.test_example_projects import EXAMPLES, run, worker
 from tests.project.test_examples import environment
-from tests.support.doc_pages import blocks, page
+from tests.support.doc_pages import REPOSITORY, blocks, page
 from tests.support.ports import free_port
 from tests.support.wait import wait_until
 
@@ -113,6 +113,8 @@ def test_django_serves_orders_with_their_tasks(tmp_path: Path, database_url: str
 def test_the_page_shows_code_of_the_example(example: str) -> None:
     code = "".join(path.read_text() for path in (EXAMPLES / example).rglob("*.py"))
     code = code.replace("  # type: ignore[untyped-decorator]", "")
+    backend = (REPOSITORY / "src" / "horsies" / "django" / "__init__.py").read_text()
+    code += backend.replace("\n    ", "\n")  # the example of its docstring
     shown = [
         block.text for block in blocks(page(f"{example}.md")) if block.language.startswith("python")
     ]
