@@ -43,6 +43,7 @@ EXPECTED = {
     },
     "transactions": {
         "rolled back": "TaskResultDoesNotExist",
+        "without the option": 3,
         "before commit": "TaskResultDoesNotExist",
         "after commit": 2,
     },

@@ -11,3 +11,6 @@ app = Horsies(
         custom_queues=[CustomQueueConfig(name="default"), CustomQueueConfig(name="mail")],
     )
 )
+
+# A producer of the same database, without queues of its own.
+plain = Horsies()

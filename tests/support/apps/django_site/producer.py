@@ -13,6 +13,7 @@ from django.tasks import task_backends
 from django.tasks.signals import task_enqueued
 
 from horsies import TaskInfo
+from tests.support.apps.django_site.background import plain
 from tests.support.apps.django_site.worker import app, tasks
 from tests.support.wait import wait_until
 
@@ -96,12 +97,14 @@ def options() -> dict[str, Any]:
 def transactions() -> dict[str, Any]:
     with transaction.atomic():
         dropped = tasks.add.enqueue(1)
+        independent = tasks.add.using(backend="plain").enqueue(3)
         transaction.set_rollback(True)
     with transaction.atomic():
         kept = tasks.add.enqueue(2)
         before = refusal(lambda: tasks.add.get_result(kept.id)).partition(":")[0]
     return {
         "rolled back": refusal(lambda: tasks.add.get_result(dropped.id)).partition(":")[0],
+        "without the option": ended(independent).return_value,
         "before commit": before,
         "after commit": ended(kept).return_value,
     }
@@ -122,3 +125,4 @@ if __name__ == "__main__":
     found: dict[str, Any] = {section.__name__: section() for section in sections}
     print(json.dumps(found | {"enqueued": sorted(set(enqueued))}))
     app.close()
+    plain.close()

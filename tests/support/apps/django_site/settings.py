@@ -24,6 +24,10 @@ TASKS = {
         "QUEUES": ["default", "mail", "unknown"],
         "OPTIONS": {"app": "tests.support.apps.django_site.background.app", "database": "default"},
     },
+    "plain": {
+        "BACKEND": "horsies.django.HorsiesBackend",
+        "OPTIONS": {"app": "tests.support.apps.django_site.background.plain"},
+    },
     "wrong": {"BACKEND": "horsies.django.HorsiesBackend", "OPTIONS": {"app": "no.such.app"}},
     "misspelt": {"BACKEND": "horsies.django.HorsiesBackend", "OPTIONS": {"databse": "default"}},
 }
