@@ -71,8 +71,17 @@ def test_tasks_without_end_are_refused(app: Horsies) -> None:
         again.enqueue()
 
     again.enqueue()
-    with pytest.raises(RuntimeError, match="do they send each other"):
+    with pytest.raises(RuntimeError, match="do tasks send each other"):
         run_pending(app, limit=5)
+
+
+def test_as_many_attempts_as_the_limit_are_not_too_many(app: Horsies) -> None:
+    @app.task("note")
+    def note() -> None:
+        return None
+
+    note.send_many([note.bind(), note.bind()]).unwrap()
+    assert run_pending(app, limit=2).completed == 2
 
 
 def test_the_row_and_its_attempts_are_those_of_a_worker(app: Horsies) -> None:

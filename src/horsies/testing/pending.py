@@ -196,11 +196,11 @@ class _Pending:
         if raised is not None and is_final and self._reraise:
             self._record(outcome)
             raise raised
-        if len(self.done.attempts) >= self._limit:
+        if len(self.done.attempts) > self._limit:
             self._record(outcome)
             raise RuntimeError(
-                f"run_pending has run {self._limit:,} attempts, the last one of {task.task_name!r}, and "
-                "tasks are still due; do they send each other? Raise `limit` if not."
+                f"run_pending has run more than {self._limit:,} attempts, the last one of "
+                f"{task.task_name!r}; do tasks send each other? Raise `limit` if not."
             )
 
     def _record(self, outcome: Outcome) -> None:
