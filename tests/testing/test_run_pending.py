@@ -139,6 +139,8 @@ def test_deadlines_pass_too(app: Horsies) -> None:
 def test_time_does_not_go_back(app: Horsies) -> None:
     with pytest.raises(ValueError, match="time goes forward"):
         clock_of(app).advance(-HOUR)
+    with pytest.raises(ValueError, match="takes the timedelta that passes, not 5"):
+        clock_of(app).advance(5)  # type: ignore[arg-type]
 
 
 def test_a_workflow_advances_to_its_end(app: Horsies) -> None:

@@ -70,9 +70,9 @@ class Clock:
             clock.advance(timedelta(hours=1))
             run_pending(app)
         """
-        if by < timedelta():
+        if not isinstance(by, timedelta) or by < timedelta():
             raise ValueError(
-                f"advance() takes the time that passes, not {by!r}; time goes forward."
+                f"advance() takes the timedelta that passes, not {by!r}; time goes forward."
             )
         seconds = by.total_seconds()
         with _connected(self._app) as pipeline:
