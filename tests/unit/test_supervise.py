@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from horsies.cli.supervise import Action, decide, watched_folders
+from tests.support.wait import wait_until
+from tests.support.workers import is_gone
 
 
 @pytest.mark.parametrize(
@@ -36,3 +43,37 @@ def test_the_working_directory_and_an_application_outside_of_it_are_watched(
     for inside in ("shop", "shop.background:app", "shop.py:app", "package/app.py"):
         assert watched_folders(inside) == [str(project)]
     assert watched_folders(f"{other}/app.py:app") == [str(project), str(other)]
+
+
+ENDLESS = """
+import os, signal
+with open("pid", "w") as file:
+    file.write(f"{os.getpid()}\\n")
+signal.pause()
+"""
+SUPERVISE = "from horsies.cli.supervise import Supervisor; Supervisor([], 'shop.py', ['.']).run()"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_the_check_of_a_change_ends_with_the_supervisor(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    code, noted = tmp_path / "shop.py", tmp_path / "pid"
+    noted.touch()
+    code.write_text(ENDLESS)
+    pids: list[str] = []
+
+    def change() -> list[str]:
+        code.touch()
+        return noted.read_text().splitlines()
+
+    with subprocess.Popen([sys.executable, "-c", SUPERVISE], cwd=tmp_path) as supervisor:
+        try:
+            pids += wait_until(change, 60)
+            supervisor.send_signal(number)
+            wait_until(lambda: supervisor.poll() is not None and is_gone(int(pids[0])))
+        finally:
+            supervisor.kill()
+            for pid in pids:
+                with suppress(ProcessLookupError):
+                    os.kill(int(pid), signal.SIGKILL)

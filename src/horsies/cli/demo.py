@@ -33,6 +33,7 @@ from rich.table import Table
 from horsies._version import __version__
 from horsies.cli.options import named_database
 from horsies.cli.session import exit_with
+from horsies.cli.supervise import PART_ENTRY
 from horsies.config.postgres import PostgresConfig
 from horsies.database_url import SCHEMA_VARIABLE, URL_VARIABLES, mask_url
 from horsies.db.database import resolve_url
@@ -108,8 +109,10 @@ def demo(
             "or pass --database-url postgresql://user@host/database.",
             1,
         )
-    # A terminated demonstration stops its processes, too. Ctrl-C works even where it was ignored before.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_TERMINATED))
+    # A terminated demonstration stops its processes, too, and so does one whose terminal is closed.
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda *_: sys.exit(EXIT_TERMINATED))
+    # Ctrl-C works even where it was ignored before.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     console = Console(highlight=False)
     try:
@@ -200,7 +203,7 @@ def _running(*arguments: str, log_fd: int, cwd: Path) -> Iterator[subprocess.Pop
     """Run a command of horsies; shut it down gracefully, or kill it after a timeout."""
     # A group of its own: Ctrl-C is for the demonstration, which stops the others in order.
     process = subprocess.Popen(  # noqa: S603
-        [sys.executable, "-m", "horsies", *arguments],
+        [sys.executable, "-c", PART_ENTRY.format(os.getpid()), *arguments],
         cwd=cwd,
         stderr=log_fd,
         stdout=log_fd,
