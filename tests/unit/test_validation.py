@@ -407,6 +407,17 @@ def test_a_foreign_node_is_one_mistake_however_many_nodes_wait_for_it() -> None:
     )
 
 
+def test_a_map_over_a_plain_list_names_the_way_out() -> None:
+    mapped = MapNode(square, over=[1, 2], node_id="squares")  # type: ignore[arg-type]
+    (error,) = errors_of(lambda: workflow([mapped]))
+    assert error.code is ErrorCode.WORKFLOW_INVALID_DEPENDENCY
+    assert (
+        error.message == "Node 'squares' of workflow 'shop' waits for a list, which is not a node."
+    )
+    assert error.help_text is not None
+    assert "one node per element" in error.help_text
+
+
 def test_all_mistakes_are_told_together() -> None:
     def build() -> object:
         first = number.node(priority=0)()

@@ -94,7 +94,7 @@ def demo(
         ),
     ] = None,
 ) -> None:
-    """Show tasks, a workflow, a schedule and a crash at work, in about ten seconds.
+    """Show tasks, a workflow, a schedule and a crash at work, in less than a minute.
 
     It starts a private PostgreSQL, a worker, a scheduler and the dashboard, and removes them at the end.
 

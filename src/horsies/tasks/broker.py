@@ -1,8 +1,7 @@
 """The broker: run scripts of statements on the right connection and turn failures into values.
 
 Every database operation of a producer goes through ``perform``. It never raises for operational
-failures; ``db/errors.py`` classifies them. The schema is brought up to date before the first
-statement.
+failures; ``db/errors.py`` classifies them. The first statement brings the schema up to date.
 """
 
 from __future__ import annotations

@@ -211,6 +211,16 @@ def _raise_all(name: str, errors: Iterable[WorkflowValidationError]) -> None:
     raise_collected(ValidationReport(f"workflow {name!r}", list(errors)))
 
 
+FOREIGN_NODE = (
+    "in the workflow",
+    "add that node to the workflow, or remove it from waits_for",
+)
+NOT_A_NODE = (
+    "a node",
+    "a MapNode runs over a node that returns a list; for a list that is known now, make one node per element",
+)
+
+
 def shape_problems(nodes: NodeIndex) -> Iterator[WorkflowValidationError]:
     """Find foreign dependencies, cycles, bad joins and sources outside waits_for.
 
@@ -232,11 +242,13 @@ def _foreign_dependencies(nodes: NodeIndex) -> Iterator[WorkflowValidationError]
                 found.setdefault(id(other), (other, []))[1].append(repr(nodes.ids[index]))
     for other, waiting in found.values():
         several = len(waiting) > 1
+        known = isinstance(other, (*NODE_KINDS, NodeKey, str))
+        missing, help_text = FOREIGN_NODE if known else NOT_A_NODE
         yield WorkflowValidationError(
             f"Node{'s' * several} {', '.join(waiting)} of workflow {nodes.workflow_name!r} "
-            f"wait{'s' * (not several)} for {_shown(nodes, other)}, which is not in the workflow.",
+            f"wait{'s' * (not several)} for {_shown(nodes, other)}, which is not {missing}.",
             code=ErrorCode.WORKFLOW_INVALID_DEPENDENCY,
-            help_text="add that node to the workflow, or remove it from waits_for",
+            help_text=help_text,
         )
 
 
