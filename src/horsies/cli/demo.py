@@ -21,7 +21,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import psycopg
 import typer
@@ -113,7 +113,7 @@ def demo(
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: sys.exit(EXIT_TERMINATED))
     # Ctrl-C works even where it was ignored before.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGINT, _interrupt)
     console = Console(highlight=False)
     try:
         with _database(console, database_url), tempfile.TemporaryDirectory() as directory:
@@ -124,6 +124,12 @@ def demo(
     if not is_expected:
         raise typer.Exit(1)
     _print_next_steps(console)
+
+
+def _interrupt(*_: object) -> NoReturn:
+    """Raise KeyboardInterrupt once: a second Ctrl-C would end the clean-up half way."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    raise KeyboardInterrupt
 
 
 @contextmanager
