@@ -88,7 +88,9 @@ def test_an_interrupted_demonstration_stops_its_own_server_and_processes(
         assert processes_of(empty_directory)
         os.killpg(process.pid, number)  # as a terminal does: all of the group get it
         shown += process.stdout.read()
-        assert process.wait(60) == code, shown
+        # CPython ends a process by SIGINT itself when a KeyboardInterrupt has passed an exec() of text, as in
+        # the import of a module with dataclasses, even if it was handled: a shell shows 130 for both.
+        assert process.wait(60) in (code, -number), shown
     assert "Traceback" not in shown
     assert shown.endswith("stopped; nothing is left behind\n") == (number == signal.SIGINT)
     assert list(empty_directory.iterdir()) == []
