@@ -44,11 +44,14 @@ PACKAGES = {"15": "15.18.0-beta.17", "16": "16.14.0-beta.17", "17": "17.10.0-bet
 POSTGRES = (*PACKAGES, EMBEDDED)
 # The newest Python here on the oldest PostgreSQL; the ordinary run is the oldest Python on the newest one.
 SAMPLE_POSTGRES = "15"
-FULL_TESTS = (("tests/db", "tests/tasks", "tests/workflow", "tests/e2e"),)
-# Every migration, function and statement on the server, and tasks and workflows from end to end.
+DJANGO_TESTS = ("tests/project/test_django_tasks.py",)
+FULL_TESTS = (("tests/db", "tests/tasks", "tests/workflow", "tests/e2e"), DJANGO_TESTS)
+# Every migration, function and statement on the server, tasks and workflows from end to end, and the backend
+# for Django 6, which needs a newer Python than the ordinary run has.
 SAMPLE_TESTS = (
     ("tests/db/test_migrate.py", "tests/db/test_statements.py", "tests/db/test_transitions.py"),
     ("-m", "pooled", "tests/e2e"),
+    DJANGO_TESTS,
 )
 # PostgreSQL refuses to run as root.
 UNPRIVILEGED = "nobody"

@@ -22,7 +22,7 @@ LIMITS = {
     "files in the root": (22, 22),
     "floors": (13, 13),
     "imports in a circle": (0, 0),
-    "lines of Python": (58_500, 26_000),
+    "lines of Python": (58_800, 26_000),
     "lines of Python in the core": (27_200, 13_500),
     "lines of SQL": (5_450, 3_300),
     "longest function": (60, 60),
@@ -33,7 +33,7 @@ LIMITS = {
 }
 # The core is everything a plain task needs. These parts serve workflows, schedules and operators.
 NOT_CORE = (
-    *("workflow", "scheduler", "timetable", "monitor", "cli", "web", "demo", "testing"),
+    *("workflow", "scheduler", "timetable", "monitor", "cli", "web", "demo", "django", "testing"),
     *("config/schedules.py", "db/statements/clock.py"),
     *(f"db/statements/{name}.py" for name in ("workflows", "schedules", "monitor")),
     *("worker/node_inputs.py", "worker/child/node_arguments.py", "worker/child/builtin_tasks.py"),

@@ -41,11 +41,21 @@ class FrozenModel(BaseModel):
 
     if not TYPE_CHECKING:  # type checkers derive the signature from the fields
 
-        def __init__(self, **fields: Any) -> None:
+        def __init__(self, *unnamed: object, **fields: Any) -> None:
+            if unnamed:
+                raise _unnamed_error(type(self))
             try:
                 super().__init__(**fields)
             except ValidationError as refused:
                 raise field_error(type(self), refused) from None
+
+
+def _unnamed_error(model: type[BaseModel]) -> InvalidFieldError:
+    name = model.__name__
+    message = (
+        f"{name} takes its fields by name; write {name}({next(iter(model.model_fields))}=...)."
+    )
+    return InvalidFieldError(message, code=ErrorCode.CONFIG_INVALID_FIELD)
 
 
 def field_error(model: type[BaseModel], refused: ValidationError) -> InvalidFieldError:

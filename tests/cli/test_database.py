@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -10,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 import psycopg
 import pytest
 from sqlalchemy import create_engine, text
@@ -39,6 +41,36 @@ def test_psql_gets_the_password_in_its_environment_only() -> None:
     assert secrets == {"PGPASSWORD": "hunter2"}
     assert "hunter2" not in conninfo
     assert "search_path=billing" in conninfo
+
+
+def test_a_secret_that_psql_cannot_get_elsewhere_is_refused(tmp_path: Path) -> None:
+    url = "postgresql://app@db.example/shop?sslpassword=hunter2"
+    done = horsies(tmp_path, "db", "psql", "--database-url", url)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "sslpassword" in done.stderr
+    assert "hunter2" not in done.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_psql_first(
+    tmp_path: Path, database_url: str, number: signal.Signals
+) -> None:
+    command = [sys.executable, "-m", "horsies", "db", "psql", "--database-url", database_url]
+    with subprocess.Popen(
+        command, cwd=tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            process.stdin.write("\\echo ready\n")
+            process.stdin.flush()
+            assert process.stdout.readline() == "ready\n"
+            (psql,) = psutil.Process(process.pid).children()
+            process.send_signal(number)
+            assert process.wait(30) == 128 + number
+            assert not psql.is_running()
+        finally:
+            process.kill()
 
 
 def test_psql_runs_a_command_and_passes_its_exit_code_on(tmp_path: Path, database_url: str) -> None:

@@ -130,7 +130,7 @@ def test_a_missing_database_is_described_and_lasts(private_server: PrivateServer
 
 
 def test_a_missing_user_is_described_and_lasts(private_server: PrivateServer) -> None:
-    error = failure_at(private_server.url.replace("//postgres:", "//nobody:hunter2"))
+    error = failure_at(private_server.url.replace("//postgres@", "//nobody:hunter2@"))
     assert_one_sentence(describe(error), "The database user does not exist; create it or correct")
     assert "hunter2" not in describe(error)
     assert not is_transient(error)

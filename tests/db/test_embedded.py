@@ -43,6 +43,13 @@ def test_a_user_that_was_killed_does_not_keep_the_server_alive(directory: Path) 
     assert (directory / "PG_VERSION").exists(), "the data stay"
 
 
+def test_a_killed_user_that_its_parent_has_not_collected_counts_as_dead() -> None:
+    with subprocess.Popen([sys.executable, "-c", ""]) as process:
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        assert not embedded._is_running(process.pid)
+    assert embedded._is_running(os.getpid())
+
+
 def test_the_last_to_leave_deletes_data_it_does_not_want_kept(directory: Path) -> None:
     join(directory, keep=False)
     assert not directory.exists()
@@ -165,8 +172,13 @@ def test_a_signal_arrives_once_the_server_is_known() -> None:
             signal.raise_signal(signal.SIGINT)
             passed.append("the signal")
 
-    with pytest.raises(KeyboardInterrupt):
-        start()
+    # Another test may have left the handler of its server.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            start()
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert passed == ["the signal"]
 
 

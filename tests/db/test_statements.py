@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
-from enum import StrEnum
+from enum import Enum, StrEnum
 from importlib import import_module
 from importlib.resources import files
 from types import NoneType
@@ -210,3 +210,21 @@ def test_a_text_parameter_with_a_nul_is_refused_and_not_cut(connection: Connecti
         ECHO.texts(value)
     with pytest.raises(psycopg.DataError, match="NUL"):
         ECHO.run(connection, value)
+
+
+class Colour(str, Enum):  # noqa: UP042 - its str() is "Colour.RED"
+    RED = 'r"d'
+
+
+class Size(int, Enum):
+    LARGE = 7
+
+
+def test_members_of_enumerations_are_written_as_their_values(connection: Connection[Any]) -> None:
+    moment = datetime.now(UTC)
+    plain = Anything('r"d', 7, 1.0, True, moment, ['r"d', None], [7], [])
+    members = plain._replace(
+        text=Colour.RED, number=Size.LARGE, texts=[Colour.RED, None], numbers=[Size.LARGE]
+    )
+    assert ECHO.run(connection, members) == [plain]
+    assert Pipeline(connection, prepared=False).run([(ECHO, members)]) == [[plain]]

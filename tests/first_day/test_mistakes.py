@@ -255,6 +255,10 @@ WRONG_VALUES: dict[str, tuple[str, str]] = {
         "PostgresConfig()",
         "PostgresConfig needs the field 'database_url'.",
     ),
+    "field without its name": (
+        "PostgresConfig('postgresql://u:hunter2@h/x')",
+        "PostgresConfig takes its fields by name; write PostgresConfig(database_url=...).",
+    ),
     "address for a configuration": (
         "AppConfig(broker='postgresql://u:hunter2@h/x')",
         "AppConfig.broker must be a PostgresConfig.",

@@ -63,8 +63,13 @@ def test_the_demonstration_succeeds_and_leaves_nothing_in_a_database_of_the_user
         assert left.fetchall() == []
 
 
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [(signal.SIGINT, 130), (signal.SIGHUP, demo.EXIT_TERMINATED)],
+    ids=["Ctrl-C", "closed terminal"],
+)
 def test_an_interrupted_demonstration_stops_its_own_server_and_processes(
-    empty_directory: Path,
+    empty_directory: Path, number: signal.Signals, code: int
 ) -> None:
     with subprocess.Popen(
         DEMO,
@@ -81,11 +86,13 @@ def test_an_interrupted_demonstration_stops_its_own_server_and_processes(
             shown += process.stdout.readline()
             assert process.poll() is None, shown
         assert processes_of(empty_directory)
-        os.killpg(process.pid, signal.SIGINT)  # as a terminal does: all of the group get it
+        os.killpg(process.pid, number)  # as a terminal does: all of the group get it
         shown += process.stdout.read()
-        assert process.wait(60) == 130, shown
+        # CPython ends a process by SIGINT itself when a KeyboardInterrupt has passed an exec() of text, as in
+        # the import of a module with dataclasses, even if it was handled: a shell shows 130 for both.
+        assert process.wait(60) in (code, -number), shown
     assert "Traceback" not in shown
-    assert shown.endswith("stopped; nothing is left behind\n")
+    assert shown.endswith("stopped; nothing is left behind\n") == (number == signal.SIGINT)
     assert list(empty_directory.iterdir()) == []
     wait_until(lambda: processes_of(empty_directory) == [])
 

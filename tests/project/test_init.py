@@ -82,7 +82,15 @@ def test_the_commands_of_its_readme_run(project: Path, database_url: str) -> Non
 
 @pytest.mark.parametrize(
     ("name", "reason"),
-    [("used", "is not empty"), ("file", "is a file"), ("queue", "cannot be the name of a package")],
+    [
+        ("used", "is not empty"),
+        ("file", "is a file"),
+        # A module of Python, an installed package, and names that a distribution cannot have.
+        *(
+            (name, "cannot be the name of a package")
+            for name in ("queue", "typer", "_shop", "日本")
+        ),
+    ],
 )
 def test_a_directory_that_does_not_do_is_refused_in_one_sentence(
     tmp_path: Path, name: str, reason: str
@@ -96,3 +104,10 @@ def test_a_directory_that_does_not_do_is_refused_in_one_sentence(
     assert name in sentence
     assert reason in sentence
     assert {path.name for path in tmp_path.rglob("*")} == {"used", "thesis.txt", "file"}
+
+
+def test_the_printed_commands_quote_the_directory(tmp_path: Path) -> None:
+    written = CliRunner().invoke(command_line(["init"]), ["init", str(tmp_path / "my shop")])
+    assert written.exit_code == 0
+    assert f"cd '{tmp_path}/my shop'\n" in written.stdout
+    assert (tmp_path / "my shop" / "my_shop" / "app.py").exists()

@@ -430,7 +430,10 @@ class Unreliable:
         monkeypatch.setattr("horsies.tasks.broker.time", SimpleNamespace(sleep=self.sleeps.append))
         monkeypatch.setattr("horsies.tasks.broker.asyncio.sleep", self.sleep_async)
 
-    def perform(self, _code: object, script: Any, _transaction: object = None) -> Any:
+    def perform(
+        self, _code: object, script: Any, _transaction: object = None, *, atomic: bool = False
+    ) -> Any:
+        assert not atomic
         _, row = next(script)
         self.rows.append(row)
         if self.failures:
@@ -439,8 +442,10 @@ class Unreliable:
             script.send([TaskId(row.id)])
         return Ok(finished.value.value)
 
-    async def perform_async(self, code: object, script: Any, transaction: object = None) -> Any:
-        return self.perform(code, script, transaction)
+    async def perform_async(
+        self, code: object, script: Any, transaction: object = None, *, atomic: bool = False
+    ) -> Any:
+        return self.perform(code, script, transaction, atomic=atomic)
 
     def insert(self, _statement: object, row: Any) -> Any:
         self.rows.append(row)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta, tzinfo
+from enum import Enum
 from typing import Any
 
 import pytest
@@ -421,3 +422,18 @@ def test_tasks_that_may_wait_in_a_child_say_so_in_their_row(
 def test_burst_is_a_boolean(app: Horsies) -> None:
     with pytest.raises(TaskDefinitionError, match="burst must be True or False"):
         add_task(app, burst="yes")
+
+
+class Name(str, Enum):  # noqa: UP042 - its str() is "Name.REPORTS"
+    REPORTS = "reports"
+
+
+def test_a_member_of_an_enumeration_counts_as_its_value(
+    queued: Horsies, connection: Database
+) -> None:
+    task = add_task(queued, queue_name="mail")
+    keyed = task.with_options(queue_name=Name.REPORTS, idempotency_key=Name.REPORTS).enqueue(1, 2)
+    again = task.with_options(queue_name="reports", idempotency_key="reports").enqueue(1, 2)
+    assert again.task_id == keyed.task_id
+    row = row_of(connection, keyed.task_id)
+    assert (row["queue_name"], row["idempotency_key"]) == ("reports", "reports")

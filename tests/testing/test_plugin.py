@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from horsies.testing import plugin
+from horsies.app import Horsies
+from horsies.testing import HorsiesDatabase, plugin
 from tests.support import doc_pages
+from tests.support.ports import free_port
 
 # The page's own test with a worker, and then a failure.
 FAILING = """
@@ -72,3 +74,29 @@ def test_a_project_that_names_no_application_gets_the_line_to_write(
 ) -> None:
     with pytest.raises(pytest.UsageError, match=r'horsies_app = "package\.module:app"'):
         request.getfixturevalue("horsies_app")
+
+
+SHOP = "from horsies import Horsies\napp = Horsies('postgresql://localhost/shop')\n"
+NEEDS_DATABASE = "def test_database(horsies_database): ..."
+
+
+def test_a_server_out_of_reach_gets_one_sentence_without_its_password(tmp_path: Path) -> None:
+    (tmp_path / "shop.py").write_text(SHOP)
+    (tmp_path / "test_shop.py").write_text(NEEDS_DATABASE)
+    (tmp_path / "pytest.ini").write_text("[pytest]\nhorsies_app = shop:app\npythonpath = .\n")
+    server = f"postgresql://app:hunter2@127.0.0.1:{free_port()}/shop"
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "--tb=long", "-p", "horsies.testing.plugin"],
+        cwd=tmp_path,
+        env={**os.environ, **ALONE, "HORSIES_TEST_DATABASE_URL": server},
+        capture_output=True,
+        text=True,
+        timeout=110,
+    )
+    assert "The server of HORSIES_TEST_DATABASE_URL cannot be used" in done.stdout
+    assert "hunter2" not in done.stdout + done.stderr
+
+
+def test_the_fixture_of_a_failed_test_shows_no_password(app: Horsies) -> None:
+    database = HorsiesDatabase(app, "postgresql://app:hunter2@db.example/shop")
+    assert "hunter2" not in repr(database)

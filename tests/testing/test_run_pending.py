@@ -71,8 +71,17 @@ def test_tasks_without_end_are_refused(app: Horsies) -> None:
         again.enqueue()
 
     again.enqueue()
-    with pytest.raises(RuntimeError, match="do they send each other"):
+    with pytest.raises(RuntimeError, match="do tasks send each other"):
         run_pending(app, limit=5)
+
+
+def test_as_many_attempts_as_the_limit_are_not_too_many(app: Horsies) -> None:
+    @app.task("note")
+    def note() -> None:
+        return None
+
+    note.send_many([note.bind(), note.bind()]).unwrap()
+    assert run_pending(app, limit=2).completed == 2
 
 
 def test_the_row_and_its_attempts_are_those_of_a_worker(app: Horsies) -> None:
@@ -130,6 +139,8 @@ def test_deadlines_pass_too(app: Horsies) -> None:
 def test_time_does_not_go_back(app: Horsies) -> None:
     with pytest.raises(ValueError, match="time goes forward"):
         clock_of(app).advance(-HOUR)
+    with pytest.raises(ValueError, match="takes the timedelta that passes, not 5"):
+        clock_of(app).advance(5)  # type: ignore[arg-type]
 
 
 def test_a_workflow_advances_to_its_end(app: Horsies) -> None:

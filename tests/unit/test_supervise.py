@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import subprocess
+import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from horsies.cli.supervise import Action, decide, first_failure, watched_folders
+from tests.support.wait import wait_until
+from tests.support.workers import is_gone
 
 
 @pytest.mark.parametrize(
@@ -47,3 +53,37 @@ def test_a_part_that_was_stopped_before_it_could_handle_the_signal_has_not_faile
     codes: tuple[int | None, ...], expected: int
 ) -> None:
     assert first_failure(codes) == expected
+
+
+ENDLESS = """
+import os, signal
+with open("pid", "w") as file:
+    file.write(f"{os.getpid()}\\n")
+signal.pause()
+"""
+SUPERVISE = "from horsies.cli.supervise import Supervisor; Supervisor([], 'shop.py', ['.']).run()"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_the_check_of_a_change_ends_with_the_supervisor(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    code, noted = tmp_path / "shop.py", tmp_path / "pid"
+    noted.touch()
+    code.write_text(ENDLESS)
+    pids: list[str] = []
+
+    def change() -> list[str]:
+        code.touch()
+        return noted.read_text().splitlines()
+
+    with subprocess.Popen([sys.executable, "-c", SUPERVISE], cwd=tmp_path) as supervisor:
+        try:
+            pids += wait_until(change, 60)
+            supervisor.send_signal(number)
+            wait_until(lambda: supervisor.poll() is not None and is_gone(int(pids[0])))
+        finally:
+            supervisor.kill()
+            for pid in pids:
+                with suppress(ProcessLookupError):
+                    os.kill(int(pid), signal.SIGKILL)

@@ -31,6 +31,9 @@ db = typer.Typer(
     help="Reach the database with other programs: its address, and psql.", no_args_is_help=True
 )
 
+# libpq reads these from a connection string or a service file only.
+_SECRETS_WITHOUT_VARIABLE = {"sslpassword", "oauth_client_secret"}
+
 
 @db.command()
 def url(
@@ -99,8 +102,12 @@ def psql(
     conninfo, secrets = _without_password(address, config.schema_name)
     # psql itself decides what Ctrl-C means; this process stays, so that an embedded server does.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    done = subprocess.run([*arguments, conninfo], env=os.environ | secrets, check=False)  # noqa: S603
-    raise typer.Exit(done.returncode)
+    opened = subprocess.Popen([*arguments, conninfo], env=os.environ | secrets)  # noqa: S603
+    # This process must outlive psql to stop that server, also when the terminal is closed.
+    for number in {signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)}:  # not on Windows
+        signal.signal(number, lambda received, _: opened.send_signal(received))
+    code = opened.wait()
+    raise typer.Exit(code if code >= 0 else 128 - code)
 
 
 def _database(command: str, locator: str | None, database_url: str | None) -> PostgresConfig:
@@ -121,6 +128,12 @@ def _without_password(address: str, schema: str) -> tuple[str, dict[str, str]]:
     parameters = conninfo_to_dict(address)
     password = parameters.pop("password", None)
     secrets = {} if password is None else {"PGPASSWORD": str(password)}
+    for name in _SECRETS_WITHOUT_VARIABLE & set(parameters):
+        exit_with(
+            f"Other users could read the {name} of the URL among the arguments of psql; put it into a "
+            "service file and run psql service=NAME.",
+            1,
+        )
     if schema != DEFAULT_SCHEMA:
         parameters.setdefault("options", f"-csearch_path={schema}")
     return make_conninfo("", **parameters), secrets

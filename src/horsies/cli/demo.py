@@ -21,7 +21,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import psycopg
 import typer
@@ -33,6 +33,7 @@ from rich.table import Table
 from horsies._version import __version__
 from horsies.cli.options import named_database
 from horsies.cli.session import exit_with
+from horsies.cli.supervise import PART_ENTRY
 from horsies.config.postgres import PostgresConfig
 from horsies.database_url import SCHEMA_VARIABLE, URL_VARIABLES, mask_url
 from horsies.db.database import resolve_url
@@ -108,9 +109,11 @@ def demo(
             "or pass --database-url postgresql://user@host/database.",
             1,
         )
-    # A terminated demonstration stops its processes, too. Ctrl-C works even where it was ignored before.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_TERMINATED))
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    # A terminated demonstration stops its processes, too, and so does one whose terminal is closed.
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda *_: sys.exit(EXIT_TERMINATED))
+    # Ctrl-C works even where it was ignored before.
+    signal.signal(signal.SIGINT, _interrupt)
     console = Console(highlight=False)
     try:
         with _database(console, database_url), tempfile.TemporaryDirectory() as directory:
@@ -121,6 +124,12 @@ def demo(
     if not is_expected:
         raise typer.Exit(1)
     _print_next_steps(console)
+
+
+def _interrupt(*_: object) -> NoReturn:
+    """Raise KeyboardInterrupt once: a second Ctrl-C would end the clean-up half way."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    raise KeyboardInterrupt
 
 
 @contextmanager
@@ -200,7 +209,7 @@ def _running(*arguments: str, log_fd: int, cwd: Path) -> Iterator[subprocess.Pop
     """Run a command of horsies; shut it down gracefully, or kill it after a timeout."""
     # A group of its own: Ctrl-C is for the demonstration, which stops the others in order.
     process = subprocess.Popen(  # noqa: S603
-        [sys.executable, "-m", "horsies", *arguments],
+        [sys.executable, "-c", PART_ENTRY.format(os.getpid()), *arguments],
         cwd=cwd,
         stderr=log_fd,
         stdout=log_fd,

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import keyword
 import re
+import shlex
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -45,7 +47,7 @@ def init(
         exit_with(f"{error.filename} cannot be written: {error.strerror}.", 1)
     typer.echo(f"{directory} is ready. Next:\n")
     for command in (
-        f"cd {directory}",
+        f"cd {shlex.quote(str(directory))}",
         "export HORSIES_DATABASE_URL=embedded://",
         f"horsies worker {name}.app --with-scheduler",
         f"python -m {name}    # in another terminal, after the same export",
@@ -64,14 +66,22 @@ def refuse_used_directory(directory: Path) -> None:
 def package_name(directory_name: str) -> str:
     """Return the name of the package in a directory of this name: my-shop becomes my_shop."""
     name = re.sub(r"\W", "_", directory_name).lower()
-    is_taken = name in sys.stdlib_module_names or name in ("horsies", "tests")
-    if not name.isidentifier() or keyword.iskeyword(name) or is_taken:
+    # The distribution has this name as well.
+    is_valid = re.fullmatch(r"[a-z](\w*[a-z0-9])?", name, re.ASCII) and not keyword.iskeyword(name)
+    if not is_valid or _is_taken(name):
         exit_with(
-            f"{directory_name!r} cannot be the name of a package; name a directory that begins with a letter "
-            "and is not called like a module of Python.",
+            f"{directory_name!r} cannot be the name of a package; name a directory of ASCII letters, digits "
+            "and '-' that begins with a letter and is not called like an installed module.",
             1,
         )
     return name
+
+
+def _is_taken(name: str) -> bool:
+    if name in sys.stdlib_module_names or name == "tests":
+        return True
+    found = find_spec(name)
+    return found is not None and found.origin is not None  # a plain directory has none
 
 
 def project_files(name: str) -> dict[Path, str]:

@@ -30,7 +30,7 @@ _POLL_SECONDS = 0.1
 _KILL_SECONDS = 5.0
 
 # A part stops in order if the supervisor dies.
-_ENTRY = (
+PART_ENTRY = (
     "from horsies.worker.os_process import stop_with_parent; stop_with_parent({}); "
     "from horsies.cli.main import main; main()"
 )
@@ -60,7 +60,7 @@ class Part:
     def start(self) -> None:
         self.is_reported = False
         self.process = subprocess.Popen(  # noqa: S603
-            [sys.executable, "-c", _ENTRY.format(os.getpid()), *self.arguments],
+            [sys.executable, "-c", PART_ENTRY.format(os.getpid()), *self.arguments],
             stdin=None if self.shares_terminal else subprocess.DEVNULL,
             process_group=None if self.shares_terminal else 0,
         )
@@ -134,19 +134,27 @@ class Supervisor:
 
     def _try_change(self, changed: Sequence[str]) -> None:
         names = ", ".join(sorted({os.path.relpath(path) for path in changed})[:3])
-        command = [sys.executable, "-m", "horsies", "check", self._locator]
-        checked = subprocess.run(  # noqa: S603
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, check=False
-        )
+        is_usable = self._check()
         if self._stops:
             return
-        if checked.returncode != 0:
+        if not is_usable:
             logger.error("%s changed, but cannot be used; the next change tries again", names)
             return
         logger.info("%s changed; restarting", names)
         self._stop()
         if not self._stops:
             self._start()
+
+    def _check(self) -> bool:
+        """Whether the code can be imported. A stop ends the check: an import may take for ever."""
+        command = [sys.executable, "-c", PART_ENTRY.format(os.getpid()), "check", self._locator]
+        null = subprocess.DEVNULL
+        with subprocess.Popen(command, stdin=null, stdout=null) as check:  # noqa: S603
+            while check.poll() is None:
+                if self._stops:
+                    check.kill()
+                time.sleep(_POLL_SECONDS / 2)
+        return check.returncode == 0
 
     def _start(self) -> None:
         for part in self._parts:

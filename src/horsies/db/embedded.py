@@ -282,6 +282,9 @@ def _is_running(pid: int) -> bool:
         return False
     except PermissionError:
         pass
+    with suppress(OSError):  # no /proc on macOS
+        state = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0]
+        return state != b"Z"  # killed, and not yet collected by its parent
     return True
 
 

@@ -187,7 +187,14 @@ def _numbered(text: str, names: tuple[str, ...]) -> bytes:
 
 def _written(value: Any) -> bytes:
     """Write a value of any other type, such as a time or a member of an enumeration."""
-    return _encoded(str(value))
+    return _encoded(_plain(value))
+
+
+def _plain(value: Any) -> str:
+    """Return the text of a value; a member of an enumeration of texts or numbers counts as its value."""
+    if isinstance(value, str):
+        return str.__str__(value)
+    return int.__repr__(value) if isinstance(value, int) else str(value)
 
 
 # Arrays that recur, such as the queues of a worker. Typed: True equals 1 but has another text.
@@ -202,7 +209,7 @@ def _array(values: Sequence[Any]) -> bytes:
 
 
 def _element(value: Any) -> str:
-    return _quoted(value) if isinstance(value, str) else str(value)
+    return _quoted(_plain(value)) if isinstance(value, str) else _plain(value)
 
 
 def _quoted(text: str) -> str:
@@ -232,6 +239,7 @@ _WRITERS: dict[type, Callable[[Any], bytes | None]] = {
 }
 _ELEMENTS: dict[type, Callable[[Any], str]] = {
     type(None): {None: "NULL"}.__getitem__,
+    bool: bool.__repr__,
     int: int.__repr__,
     str: _quoted,
 }

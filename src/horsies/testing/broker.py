@@ -135,6 +135,7 @@ class InMemoryBroker:
         transaction: object = None,
         *,
         resend: bool = False,
+        atomic: bool = False,
     ) -> BrokerResult[T]:
         return self.perform(BrokerErrorCode.ENQUEUE_FAILED, make_script(), transaction)
 
@@ -144,6 +145,7 @@ class InMemoryBroker:
         transaction: object = None,
         *,
         resend: bool = False,
+        atomic: bool = False,
     ) -> BrokerResult[T]:
         return await self.perform_async(BrokerErrorCode.ENQUEUE_FAILED, make_script(), transaction)
 

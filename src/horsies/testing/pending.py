@@ -70,9 +70,9 @@ class Clock:
             clock.advance(timedelta(hours=1))
             run_pending(app)
         """
-        if by < timedelta():
+        if not isinstance(by, timedelta) or by < timedelta():
             raise ValueError(
-                f"advance() takes the time that passes, not {by!r}; time goes forward."
+                f"advance() takes the timedelta that passes, not {by!r}; time goes forward."
             )
         seconds = by.total_seconds()
         with _connected(self._app) as pipeline:
@@ -196,11 +196,11 @@ class _Pending:
         if raised is not None and is_final and self._reraise:
             self._record(outcome)
             raise raised
-        if len(self.done.attempts) >= self._limit:
+        if len(self.done.attempts) > self._limit:
             self._record(outcome)
             raise RuntimeError(
-                f"run_pending has run {self._limit:,} attempts, the last one of {task.task_name!r}, and "
-                "tasks are still due; do they send each other? Raise `limit` if not."
+                f"run_pending has run more than {self._limit:,} attempts, the last one of "
+                f"{task.task_name!r}; do tasks send each other? Raise `limit` if not."
             )
 
     def _record(self, outcome: Outcome) -> None:

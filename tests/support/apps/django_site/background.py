@@ -1,0 +1,16 @@
+"""The Horsies application of the site."""
+
+from __future__ import annotations
+
+from horsies import AppConfig, CustomQueueConfig, Horsies, PostgresConfig, QueueMode
+
+app = Horsies(
+    AppConfig(
+        broker=PostgresConfig.from_env(),
+        queue_mode=QueueMode.CUSTOM,
+        custom_queues=[CustomQueueConfig(name="default"), CustomQueueConfig(name="mail")],
+    )
+)
+
+# A producer of the same database, without queues of its own.
+plain = Horsies()
