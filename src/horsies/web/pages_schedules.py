@@ -11,7 +11,6 @@ from urllib.parse import quote
 
 from horsies.db.statement import Nothing, Script
 from horsies.db.statements.schedules import (
-    LATE_SECONDS,
     ListNewestScheduleRuns,
     ScheduleFilter,
     Schedulers,
@@ -22,6 +21,7 @@ from horsies.db.statements.schedules import (
     list_schedules,
 )
 from horsies.monitor.action_log import list_actions_script
+from horsies.monitor.attention import OVERDUE_SECONDS
 from horsies.scheduler.decide import SkipReason
 from horsies.scheduler.timing import Timing, TimingFields
 from horsies.timetable.next_run import load_zone
@@ -99,7 +99,7 @@ class ScheduleView:
         if self.state.next_run_at is None or self.state.is_paused:
             return None
         late = (self.now - self.state.next_run_at).total_seconds()
-        return late if late > LATE_SECONDS else None
+        return late if late > OVERDUE_SECONDS else None
 
     @property
     def seconds_left(self) -> float | None:
