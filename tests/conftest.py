@@ -7,6 +7,7 @@ to create databases). The migrated database is a copy of a template made once pe
 from __future__ import annotations
 
 import logging
+import signal
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -30,6 +31,11 @@ from tests.support.database import (
 )
 from tests.support.proxy import Proxy
 from tests.support.wait import wait_until
+
+# In the background (`nohup`, or `&` in a script) these signals are ignored, and so they would be in every
+# program that a test starts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.hookimpl(trylast=True)
