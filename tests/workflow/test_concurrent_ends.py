@@ -49,6 +49,7 @@ WHERE status = 'RUNNING' AND workflow_id IN (SELECT horsies_family_v1(%s))
 """
 
 OPEN_RUNS = "SELECT id::text FROM horsies_workflows WHERE status IN ('RUNNING', 'PAUSED')"
+IS_STORED = "SELECT 1 FROM horsies_workflows WHERE id = %s"
 IS_BUSY = f"""
 SELECT EXISTS ({OPEN_RUNS}) OR EXISTS (
     SELECT FROM horsies_tasks WHERE status IN ('PENDING', 'RUNNING'))
@@ -146,6 +147,10 @@ class Crowd:
             engine = Engine(connection)
             for _ in range(count):
                 run_id = chance.choice(list(self.shapes))
+                # Asked before the lock: a run whose plan is on the way cannot be locked, and the number
+                # would be that of a moment at which others still change its tree.
+                if connection.execute(IS_STORED, (run_id,)).fetchone() is None:
+                    continue
                 with self.ledger.turn(engine, [run_id]) as done:
                     act = self._steered(engine, run_id, chance.choice(moves), chance)
                     if act is not None:
@@ -159,11 +164,6 @@ class Crowd:
     def _steered(
         self, engine: Engine, run_id: str, move: str, chance: random.Random
     ) -> Callable[[Oracle], object] | None:
-        found = engine.connection.execute(
-            "SELECT 1 FROM horsies_workflows WHERE id = %s", (run_id,)
-        ).fetchone()
-        if found is None:  # its plan is on the way
-            return None
         match move:
             case "pause":
                 engine.pause(run_id)
