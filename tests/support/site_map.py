@@ -54,8 +54,7 @@ def settings() -> dict[str, Any]:
 def entries() -> list[Entry]:
     """Return every page of the navigation in order."""
     tabs = [item for tab in settings()["nav"] for item in tab.items()]
-    found = [Entry(tab, *leaf) for tab, below in tabs for leaf in _leaves(tab, below)]
-    return [entry for entry in found if entry.path.exists()]
+    return [Entry(tab, *leaf) for tab, below in tabs for leaf in _leaves(tab, below)]
 
 
 def _leaves(group: str, nav: list[dict[str, Any]]) -> Iterator[tuple[str, str, str]]:

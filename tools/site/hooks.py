@@ -22,18 +22,6 @@ _LINK = re.compile(r"\[([^\]]+)\]\((?!https?:|#)([^)\s]+)\)")
 _NAMED_BLOCK = re.compile(r"^<!-- file: (\S+) -->\n```(\w+)$", re.MULTILINE)
 
 
-def on_config(config: Any) -> None:
-    """Leave out pages of the navigation that are not there."""
-    config.nav = [_present(item, Path(config.docs_dir)) for item in config.nav]
-
-
-def _present(item: dict[str, Any], docs: Path) -> dict[str, Any]:
-    ((title, below),) = item.items()
-    if isinstance(below, str):
-        return item if below in OUTSIDE or (docs / below).exists() else {}
-    return {title: [found for one in below if (found := _present(one, docs))]}
-
-
 def on_files(files: Any, config: Any) -> Any:
     """Add the pages that the repository keeps outside of docs/."""
     for name, source in OUTSIDE.items():
