@@ -1,4 +1,4 @@
-"""A quarter of a minute of the soak run, with a fixed seed; `make soak` runs it for longer, with new seeds."""
+"""Fifteen seconds of the soak run, with a fixed seed; `make soak` runs it for longer, with new seeds."""
 
 from __future__ import annotations
 
