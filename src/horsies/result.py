@@ -53,11 +53,11 @@ class Ok(Generic[T_co]):
             raise _no_attribute(self, name, "unwrap")
 
     def is_ok(self) -> Literal[True]:
-        """Tell that this is the success."""
+        """Return True."""
         return True
 
     def is_err(self) -> Literal[False]:
-        """Tell that this is not the failure."""
+        """Return False."""
         return False
 
     def ok(self) -> T_co:
@@ -67,7 +67,7 @@ class Ok(Generic[T_co]):
     unwrap = ok
 
     def err(self) -> None:
-        """Return None, there is no error."""
+        """Return None: an Ok has no error."""
 
     @property
     def ok_value(self) -> T_co:
@@ -76,31 +76,31 @@ class Ok(Generic[T_co]):
 
     @property
     def err_value(self) -> NoReturn:
-        """Raise UnwrapError, there is no error."""
+        """Raise UnwrapError: an Ok has no error."""
         raise _not_this_side(self, "err_value")
 
     def unwrap_err(self) -> NoReturn:
-        """Raise UnwrapError, there is no error."""
+        """Raise UnwrapError: an Ok has no error."""
         raise _not_this_side(self, "unwrap_err()")
 
     def unwrap_or(self, default: object) -> T_co:
-        """Return the value; the default is for an Err."""
+        """Return the value; only an Err returns the default."""
         return self.value
 
     def unwrap_or_else(self, function: object) -> T_co:
-        """Return the value; the function is for an Err."""
+        """Return the value; only an Err calls the function."""
         return self.value
 
     def unwrap_or_raise(self, exception_type: object) -> T_co:
-        """Return the value; the exception is for an Err."""
+        """Return the value; only an Err raises the exception."""
         return self.value
 
     def expect(self, message: str) -> T_co:
-        """Return the value; the message is for an Err."""
+        """Return the value; only an Err raises, with the message."""
         return self.value
 
     def expect_err(self, message: str) -> NoReturn:
-        """Raise UnwrapError with the message, there is no error."""
+        """Raise UnwrapError with the message: an Ok has no error."""
         raise _unwrap_error(self, message)
 
     def map(self, function: Callable[[T_co], U]) -> Ok[U]:
@@ -112,11 +112,11 @@ class Ok(Generic[T_co]):
         return Ok(await function(self.value))
 
     def map_or(self, default: object, function: Callable[[T_co], U]) -> U:
-        """Return the function applied to the value; the default is for an Err."""
+        """Return the function applied to the value; only an Err returns the default."""
         return function(self.value)
 
     def map_or_else(self, default: object, function: Callable[[T_co], U]) -> U:
-        """Return the function applied to the value; the default function is for an Err."""
+        """Return the function applied to the value; only an Err calls the default function."""
         return function(self.value)
 
     def map_err(self, function: object) -> Ok[T_co]:
@@ -163,15 +163,15 @@ class Err(Generic[E_co]):
             raise _no_attribute(self, name, "unwrap_err")
 
     def is_ok(self) -> Literal[False]:
-        """Tell that this is not the success."""
+        """Return False."""
         return False
 
     def is_err(self) -> Literal[True]:
-        """Tell that this is the failure."""
+        """Return True."""
         return True
 
     def ok(self) -> None:
-        """Return None, there is no value."""
+        """Return None: an Err has no value."""
 
     def err(self) -> E_co:
         """Return the error."""
@@ -181,7 +181,7 @@ class Err(Generic[E_co]):
 
     @property
     def ok_value(self) -> NoReturn:
-        """Raise UnwrapError, there is no value."""
+        """Raise UnwrapError: an Err has no value."""
         raise _not_this_side(self, "ok_value")
 
     @property
@@ -210,7 +210,7 @@ class Err(Generic[E_co]):
         raise _unwrap_error(self, message)
 
     def expect_err(self, message: str) -> E_co:
-        """Return the error; the message is for an Ok."""
+        """Return the error; only an Ok raises, with the message."""
         return self.value
 
     def inspect(self, function: object) -> Err[E_co]:

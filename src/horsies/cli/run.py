@@ -33,7 +33,7 @@ from horsies.tasks.hooks import as_plain_calls
 from horsies.worker.child.builtin_tasks import is_builtin
 from horsies.worker.child.execute import execute
 from horsies.worker.child.process_state import configure_logging, label_handlers
-from horsies.worker.node_inputs import NodeInputs, tasks_with_injection
+from horsies.worker.node_inputs import NodeInputs, assignment_of, tasks_with_injection
 from horsies.worker.protocol import Assignment, ChildReport, NodePart
 
 logger = logging.getLogger("horsies.run")
@@ -85,17 +85,7 @@ def _read(app: Horsies, task_id: str) -> Assignment:
         task = None if done is None else unwrap_or_exit(done)
         if task is None:
             exit_with(f"There is no task {task_id}.", EXIT_NOT_FOUND)
-        return Assignment(
-            task.id,
-            task.generation,
-            task.task_name,
-            task.retry_count + 1,
-            task.args or "[]",
-            task.kwargs or "{}",
-            task.timeout_ms,
-            _node_part(app, broker, task),
-            task.stored(),
-        )
+        return assignment_of(task, _node_part(app, broker, task))
     finally:
         broker.close()
 

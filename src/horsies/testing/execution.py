@@ -24,6 +24,7 @@ from horsies.states import TaskStatus
 from horsies.tasks.blocking import is_loop_running
 from horsies.tasks.outcome import Outcome, outcome_of_error
 from horsies.worker.child.execute import AppProgram
+from horsies.worker.node_inputs import assignment_of
 from horsies.worker.protocol import Assignment, ChildReport, NodePart
 
 AttemptOutcome = Literal["completed", "failed", "retried"]
@@ -167,21 +168,6 @@ class Execution:
             random=lambda: 0.0,  # no jitter: a test waits exactly as long as the policy says
         )
         return outcome, raised
-
-
-def assignment_of(task: ClaimedTask, node: NodePart | None = None) -> Assignment:
-    """The assignment that a worker would give to a child."""
-    return Assignment(
-        task.id,
-        task.generation,
-        task.task_name,
-        task.retry_count + 1,
-        task.args or "[]",
-        task.kwargs or "{}",
-        task.timeout_ms,
-        node,
-        task.stored(),
-    )
 
 
 @contextmanager

@@ -27,7 +27,7 @@ from horsies.tasks.outcome import (
 )
 from horsies.worker.agenda import Pace
 from horsies.worker.known_tasks import UnknownTasks
-from horsies.worker.node_inputs import NodeInputs
+from horsies.worker.node_inputs import NodeInputs, assignment_of
 from horsies.worker.pool.assignments import (
     Died,
     HookFailed,
@@ -465,17 +465,7 @@ class InFlight:
             # Another worker recovered the task and it came back here; the old attempt is void.
             self._pool.stop_task(task.id, STOPPED_BY_LOSS)
             self.blocked.pop(task.id, None)
-        return Assignment(
-            task.id,
-            task.generation,
-            task.task_name,
-            task.retry_count + 1,
-            task.args or "[]",
-            task.kwargs or "{}",
-            task.timeout_ms,
-            node,
-            task.stored(),
-        )
+        return assignment_of(task, node)
 
     def put_back(self) -> None:
         """Forget the tasks that no child has begun; the next release returns them to the queue."""

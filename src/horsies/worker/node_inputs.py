@@ -28,7 +28,7 @@ from horsies.db.statement import Step
 from horsies.db.statements.turn import ClaimedTask
 from horsies.db.statements.workflows import ReadResults, RunIds, RunPlace, read_places, read_results
 from horsies.tasks.outcome import Outcome, outcome_of_large_inputs, outcome_of_unread_inputs
-from horsies.worker.protocol import NodeInput, NodePart
+from horsies.worker.protocol import Assignment, NodeInput, NodePart
 from horsies.workflow.build.plan import EXPAND_TASK
 from horsies.workflow.run.results import whole_results
 
@@ -226,3 +226,18 @@ def _sources(task: ClaimedTask) -> list[Source]:
         return [(task.workflow_id, int(index)) for index in sorted(indexes)]
     except (ValueError, TypeError, KeyError, AttributeError):
         return []
+
+
+def assignment_of(task: ClaimedTask, node: NodePart | None = None) -> Assignment:
+    """Return the assignment of a task; `node` is its part in a workflow, with its inputs."""
+    return Assignment(
+        task.id,
+        task.generation,
+        task.task_name,
+        task.retry_count + 1,
+        task.args or "[]",
+        task.kwargs or "{}",
+        task.timeout_ms,
+        node,
+        task.stored(),
+    )
