@@ -77,6 +77,16 @@ def test_after_a_notification_the_next_claim_looks_everywhere_once(bookmarks: Bo
     assert bookmarks.positions(100.01) is not EVERYWHERE
 
 
+def test_the_next_claim_begins_with_tasks_that_went_back() -> None:
+    first, second, third = (f"00000000-0000-0000-0000-0000000000{n}0" for n in (1, 2, 3))
+    bookmarks = Bookmarks(["first", "second"])
+    note(bookmarks, EVERYWHERE, [claimed(first), claimed(second), claimed(third)], at=100.0)
+    bookmarks.step_back([claimed(second), claimed(third), claimed(first, "second")])
+    positions = bookmarks.positions(100.0)
+    assert positions.ids == ["00000000-0000-0000-0000-00000000001f", None]
+    assert (positions.priorities[0], positions.enqueued_at[0]) == (100, MOMENT)
+
+
 def test_a_notification_is_not_forgotten_by_a_claim_that_looks_behind_bookmarks(
     bookmarks: Bookmarks,
 ) -> None:

@@ -82,6 +82,8 @@ class InFlight:
         self.blocked: dict[str, Outcome] = {}
         # Attempts without a call: this worker's version of the task cannot take it, another one may.
         self.uncalled: list[tuple[ClaimedTask, Outcome]] = []
+        # Tasks that their children have not begun, until they are released.
+        self.taken_back: list[ClaimedTask] = []
         self.inputs = inputs or NodeInputs()
         self.pace = Pace()
         self.failed_hook: str | None = None
@@ -242,8 +244,10 @@ class InFlight:
     def _forget_unstarted(self, assignments: Iterable[Assignment]) -> None:
         """The next release returns these tasks to the queue."""
         for assignment in assignments:
-            if self._owned(assignment.task_id, assignment.generation) is not None:
-                del self._running[assignment.task_id]
+            task = self._owned(assignment.task_id, assignment.generation)
+            if task is not None:
+                del self._running[task.id]
+                self.taken_back.append(task)
                 self._doubt.may_own_more = True
 
     def linger_seconds(self, now: float) -> float:

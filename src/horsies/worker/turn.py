@@ -7,7 +7,7 @@ fall; an idle worker still reacts within one round trip.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
 from types import MappingProxyType
@@ -94,6 +94,14 @@ class Bookmarks:
     def note_news(self) -> None:
         """There may be a task before a bookmark now."""
         self._has_news = True
+
+    def step_back(self, returned: Iterable[ClaimedTask]) -> None:
+        """These tasks went back to their queues: the next claim begins with them."""
+        for task in returned:
+            last = self._last.get(task.queue_name)
+            if last is not None and (task.priority, task.enqueued_at, task.id) < last:
+                before = task.priority, task.enqueued_at, _id_before(task.id)
+                self._last[task.queue_name] = before
 
     def positions(self, now: float) -> Positions:
         is_rested = now >= self.rested_at
@@ -442,8 +450,12 @@ def _claim_one_by_one(
 
 
 def _just_before(due: DueTask) -> Positions:
-    before = UUID(int=max(0, UUID(due.id).int - 1))
-    return Positions([due.priority], [due.enqueued_at], [str(before)], looks_everywhere=False)
+    before = _id_before(due.id)
+    return Positions([due.priority], [due.enqueued_at], [before], looks_everywhere=False)
+
+
+def _id_before(task_id: str) -> str:
+    return str(UUID(int=max(0, UUID(task_id).int - 1)))
 
 
 def release_unheld(

@@ -170,6 +170,8 @@ class Work:
             self.claimed_last = False
             release_unheld(pipeline, self._claimer.worker_id, in_flight.held(), self._blocked)
             in_flight.note_released()
+            self._bookmarks.step_back(in_flight.taken_back)
+            in_flight.taken_back = []
         outcomes = in_flight.next_outcomes()
         if outcomes and self._pool.unstored_progress:
             self._maintenance.store_last_progress(pipeline, [one.task_id for one in outcomes])
