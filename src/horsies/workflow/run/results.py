@@ -34,7 +34,7 @@ from horsies.error_codes import (
 from horsies.result import Ok
 from horsies.states import TaskStatus, WorkflowStatus, WorkflowTaskStatus
 from horsies.task_result import SubWorkflowSummary, TaskError, TaskResult
-from horsies.tasks.handle import read_result, result_of
+from horsies.tasks.handle import error_result, read_result, result_of
 from horsies.workflow.nodes.nodes import AnyNode, SignalNode, codec_for, result_codec
 from horsies.workflow.run.info import (
     HandleErrorCode,
@@ -192,12 +192,10 @@ def write_error(error: TaskError) -> str:
 def node_result(
     workflow_id: str,
     node_id: str,
-    row: NodeOutcome | None,
+    row: NodeOutcome,
     text: str | None,
     codec: ResultCodec | None,
 ) -> TaskResult[Any, TaskError]:
-    if row is None:
-        return not_found(workflow_id)
     if row.status is None:
         return error_result(
             RetrievalCode.NODE_NOT_FOUND, f"Workflow {workflow_id} has no node {node_id!r}."
@@ -213,27 +211,17 @@ def node_result(
     return read_result(text, codec, f"node {node_id}")
 
 
-def not_found(workflow_id: str) -> TaskResult[Any, TaskError]:
-    return error_result(
-        RetrievalCode.WORKFLOW_NOT_FOUND,
-        f"There is no workflow run {workflow_id}.",
-        {"workflow_id": workflow_id},
-    )
+_CODES: dict[HandleErrorCode, BuiltInTaskCode] = {
+    HandleErrorCode.WORKFLOW_NOT_FOUND: RetrievalCode.WORKFLOW_NOT_FOUND,
+    HandleErrorCode.WAIT_TIMEOUT: RetrievalCode.WAIT_TIMEOUT,
+    HandleErrorCode.BROKER_NOT_CONFIGURED: RetrievalCode.RESULT_NOT_AVAILABLE,
+    HandleErrorCode.LOOP_RUNNER_FAILED: RetrievalCode.EVENT_LOOP_RUNNING,
+}
 
 
 def as_error_result(error: HandleOperationError) -> TaskResult[Any, TaskError]:
     """Return the failure of an operation on a run as a task result."""
-    match error.code:
-        case HandleErrorCode.WORKFLOW_NOT_FOUND:
-            return not_found(error.workflow_id)
-        case HandleErrorCode.WAIT_TIMEOUT:
-            code: BuiltInTaskCode = RetrievalCode.WAIT_TIMEOUT
-        case HandleErrorCode.BROKER_NOT_CONFIGURED:
-            code = RetrievalCode.RESULT_NOT_AVAILABLE
-        case HandleErrorCode.LOOP_RUNNER_FAILED:
-            code = RetrievalCode.EVENT_LOOP_RUNNING
-        case _:
-            code = OperationalErrorCode.BROKER_ERROR
+    code = _CODES.get(error.code, OperationalErrorCode.BROKER_ERROR)
     data = {"workflow_id": error.workflow_id}
     return TaskResult(
         err=TaskError(error_code=code, message=error.message, data=data, exception=error.exception)
@@ -249,22 +237,16 @@ def without_id() -> TaskResult[Any, TaskError]:
     )
 
 
-def error_result(
-    code: BuiltInTaskCode, message: str, data: Mapping[str, Any] | None = None
-) -> TaskResult[Any, TaskError]:
-    return TaskResult(err=TaskError(error_code=code, message=message, data=data))
-
-
 def node_results(
     rows: Iterable[NodeRow], parts: Iterable[ResultPart], types: ResultTypes
-) -> dict[int, TaskResult[Any, TaskError]]:
-    """Return the results of nodes by their index."""
+) -> dict[str, TaskResult[Any, TaskError]]:
+    """Return the results of nodes by their ids."""
     names = {row.task_index: row.node_id for row in rows}
     results = {}
     for part, text in whole_results(parts):
         node_id = names[part.task_index]
         owner = f"node {node_id}"
-        results[part.task_index] = (
+        results[node_id] = (
             too_large(owner, part.result_bytes)
             if text is None
             else read_result(text, types.codec(node_id), owner)
