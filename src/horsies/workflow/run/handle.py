@@ -28,14 +28,16 @@ from horsies.db.statements.workflows import (
     read_result_nodes,
     read_results,
 )
+from horsies.error_codes import ContractCode
 from horsies.result import Err, Ok
 from horsies.states import WORKFLOW_TERMINAL_STATES, WorkflowStatus
 from horsies.task_result import TaskError, TaskResult
 from horsies.tasks.broker import PostgresBroker
-from horsies.tasks.handle import value_or_raise
+from horsies.tasks.handle import error_result, value_or_raise
 from horsies.tasks.waiters import SMALL_RESULT_BYTES
 from horsies.workflow.nodes.nodes import (
     NODE_KINDS,
+    NODE_WITHOUT_ID,
     AnyNode,
     NodeKey,
     ValueNode,
@@ -62,7 +64,6 @@ from horsies.workflow.run.results import (
     run_result,
     too_large,
     whole_results,
-    without_id,
 )
 
 T = TypeVar("T")
@@ -373,7 +374,7 @@ class WorkflowHandle(Generic[T]):
         self, run_id: str, *, node: object, node_id: str | None
     ) -> Script[HandleResult[TaskResult[Any, TaskError]]]:
         if node_id is None:
-            return Ok(without_id())
+            return Ok(error_result(ContractCode.WORKFLOW_CTX_MISSING_ID, NODE_WITHOUT_ID))
         found: list[NodeOutcome] = yield read_node, ReadNode(run_id, node_id, SMALL_RESULT_BYTES)
         row = one_or_none(found)
         if row is None:

@@ -26,7 +26,6 @@ from horsies.db.statements.workflows import (
 )
 from horsies.error_codes import (
     BuiltInTaskCode,
-    ContractCode,
     OperationalErrorCode,
     OutcomeCode,
     RetrievalCode,
@@ -225,15 +224,6 @@ def as_error_result(error: HandleOperationError) -> TaskResult[Any, TaskError]:
     data = {"workflow_id": error.workflow_id}
     return TaskResult(
         err=TaskError(error_code=code, message=error.message, data=data, exception=error.exception)
-    )
-
-
-def without_id() -> TaskResult[Any, TaskError]:
-    """Return the error of a lookup by a node that was not built into a workflow."""
-    return error_result(
-        ContractCode.WORKFLOW_CTX_MISSING_ID,
-        "A node without an id was looked up: build the workflow that holds it first, or look it up "
-        "with NodeKey('its id').",
     )
 
 
