@@ -17,13 +17,7 @@ from horsies.codec.calls import CallSignature
 from horsies.codec.shape import type_text
 from horsies.errors import ErrorCode, WorkflowValidationError
 from horsies.workflow.build.graph import key_problem, no_key
-from horsies.workflow.nodes.nodes import (
-    NODE_KINDS,
-    AnyNode,
-    NodeKey,
-    OnError,
-    value_type,
-)
+from horsies.workflow.nodes.nodes import NODE_KINDS, AnyNode, NodeKey, OnError, value_type
 from horsies.workflow.nodes.type_compat import UNKNOWN_TYPE, fits
 from horsies.workflow.spec import WorkflowMaker, WorkflowSpec, specs_made
 
@@ -158,9 +152,7 @@ def definition_keys() -> list[str]:
 
 
 def build_child(
-    app: BuildsSpecs | None,
-    definition: AnyDefinition,
-    kwargs: dict[str, Any],
+    app: BuildsSpecs | None, definition: AnyDefinition, kwargs: dict[str, Any]
 ) -> WorkflowSpec[Any]:
     """Build a definition with parameters, as the expansion of a sub-workflow does.
 

@@ -211,10 +211,7 @@ def _raise_all(name: str, errors: Iterable[WorkflowValidationError]) -> None:
     raise_collected(ValidationReport(f"workflow {name!r}", list(errors)))
 
 
-FOREIGN_NODE = (
-    "in the workflow",
-    "add that node to the workflow, or remove it from waits_for",
-)
+FOREIGN_NODE = ("in the workflow", "add that node to the workflow, or remove it from waits_for")
 NOT_A_NODE = (
     "a node",
     "a MapNode runs over a node that returns a list; for a list that is known now, make one node per element",

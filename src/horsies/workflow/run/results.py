@@ -24,12 +24,7 @@ from horsies.db.statements.workflows import (
     RunOutcome,
     RunRow,
 )
-from horsies.error_codes import (
-    BuiltInTaskCode,
-    OperationalErrorCode,
-    OutcomeCode,
-    RetrievalCode,
-)
+from horsies.error_codes import BuiltInTaskCode, OperationalErrorCode, OutcomeCode, RetrievalCode
 from horsies.result import Ok
 from horsies.states import TaskStatus, WorkflowStatus, WorkflowTaskStatus
 from horsies.task_result import SubWorkflowSummary, TaskError, TaskResult
@@ -133,10 +128,7 @@ def run_result(
 
 
 def _completed(
-    run: RunOutcome,
-    types: ResultTypes,
-    output: ResultCodec | None,
-    ends: Mapping[str, str] | None,
+    run: RunOutcome, types: ResultTypes, output: ResultCodec | None, ends: Mapping[str, str] | None
 ) -> TaskResult[Any, TaskError]:
     output_id = run.output_node_id
     text = run.result if ends is None or output_id is None else ends.get(output_id)
@@ -189,11 +181,7 @@ def write_error(error: TaskError) -> str:
 
 
 def node_result(
-    workflow_id: str,
-    node_id: str,
-    row: NodeOutcome,
-    text: str | None,
-    codec: ResultCodec | None,
+    workflow_id: str, node_id: str, row: NodeOutcome, text: str | None, codec: ResultCodec | None
 ) -> TaskResult[Any, TaskError]:
     if row.status is None:
         return error_result(
