@@ -27,7 +27,7 @@ from horsies.tasks.options import UNSET, SendOptions
 from horsies.tasks.request import Stamp, prepare
 from horsies.tracing import Sending, with_carrier
 from horsies.workflow.build.plan import plan, with_trace
-from horsies.workflow.definition import AnyDefinition, BuildsSpecs, build_child
+from horsies.workflow.definition import AnyDefinition, BuildsSpecs
 from horsies.workflow.nodes.nodes import AnyNode
 from horsies.workflow.spec import WorkflowSpec
 
@@ -208,7 +208,7 @@ class WorkflowTarget:
         kwargs = self.signature.decode_keywords(self.kwargs_json).unwrap()
         if _takes_slot(self.signature):
             kwargs[SCHEDULED_FOR] = scheduled_for
-        return build_child(self.app, self.definition, kwargs)
+        return self.definition.build_with(self.app, **kwargs)
 
     def make(self, stamp: Stamp, delay_seconds: float) -> Result[Work, str]:
         try:

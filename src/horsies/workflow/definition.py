@@ -151,21 +151,6 @@ def definition_keys() -> list[str]:
     return list(_registry)
 
 
-def build_child(
-    app: BuildsSpecs | None, definition: AnyDefinition, kwargs: dict[str, Any]
-) -> WorkflowSpec[Any]:
-    """Build a definition with parameters, as the expansion of a sub-workflow does.
-
-    HRS-018 without an application; any exception of the definition or its ``build_with`` propagates.
-    """
-    if app is None:
-        raise WorkflowValidationError(
-            f"The sub-workflow {definition.__name__} cannot be built without an application.",
-            code=ErrorCode.WORKFLOW_SUBWORKFLOW_APP_MISSING,
-        )
-    return definition.build_with(app, **kwargs)
-
-
 def _stamp_ids(cls: AnyDefinition) -> None:
     for name, node in cls.get_workflow_nodes():
         if (node.node_id is None or node.id_derived) and not node.frozen:
