@@ -12,9 +12,9 @@ from typing import Any, TypeVar
 from horsies.codec.results import ResultCodec, decode_untyped
 from horsies.error_codes import OperationalErrorCode
 from horsies.errors import WorkflowContextMissingIdError
-from horsies.result import Err, Ok
 from horsies.states import WorkflowStatus
 from horsies.task_result import SubWorkflowSummary, TaskError, TaskResult
+from horsies.tasks.handle import error_result
 from horsies.workflow.nodes.nodes import (
     NODE_KINDS,
     NODE_WITHOUT_ID,
@@ -85,7 +85,10 @@ class WorkflowContext:
         node_id = self._listed(node)
         if node_id in self.summaries:
             return self.summaries[node_id]
-        summary = _read_summary(self.results[node_id], node_id)
+        found = self.results[node_id]
+        if not isinstance(found, UpstreamResult) or found.summary_json is None:
+            raise KeyError(f"node {node_id!r} has no child run that ended")
+        summary = SubWorkflowSummary[Any].model_validate_json(found.summary_json)
         if summary.status is not WorkflowStatus.COMPLETED:
             return summary
         # The output is stored once, as the result of the node.
@@ -113,19 +116,5 @@ class WorkflowContext:
 def _read(found: UpstreamResult, node: object) -> TaskResult[Any, TaskError]:
     codec = (result_codec(node) if isinstance(node, NODE_KINDS) else None) or found.codec
     read = decode_untyped(found.result_json) if codec is None else codec.decode(found.result_json)
-    match read:
-        case Ok(result):
-            return result
-        case Err(problem):
-            return TaskResult(
-                err=TaskError(
-                    error_code=OperationalErrorCode.RESULT_DESERIALIZATION_ERROR,
-                    message=problem.message,
-                )
-            )
-
-
-def _read_summary(found: object, node_id: str) -> SubWorkflowSummary[Any]:
-    if not isinstance(found, UpstreamResult) or found.summary_json is None:
-        raise KeyError(f"node {node_id!r} has no child run that ended")
-    return SubWorkflowSummary[Any].model_validate_json(found.summary_json)
+    code = OperationalErrorCode.RESULT_DESERIALIZATION_ERROR
+    return read.unwrap_or_else(lambda problem: error_result(code, problem.message))
