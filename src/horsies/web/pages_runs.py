@@ -13,11 +13,11 @@ from horsies.monitor.action_log import list_actions_script
 from horsies.monitor.queries import RunFilters, RunPage, run_filters, runs_script
 from horsies.result import Err
 from horsies.states import WorkflowStatus
-from horsies.web.drawing import progress_bar
 from horsies.web.filters import texts_of, time_of
 from horsies.web.folding import FOLD_ABOVE
 from horsies.web.rendering import BadRequest, NotFound, Page, TookTooLong, View
 from horsies.web.routes import Route
+from horsies.web.run_graph import progress_bar
 from horsies.web.run_view import UNFOLD_MAX, RunView, nodes_by_need
 from horsies.workflow.run.closeup import (
     ITEMS_PER_PAGE,

@@ -53,11 +53,11 @@ from horsies.web.filters import (
     text_of,
     texts_of,
 )
-from horsies.web.frames import Folded, Frame, Text, read_traceback
 from horsies.web.masking import Masking, Shown, visible
 from horsies.web.rendering import BadRequest, NotFound, Page, TookTooLong, View
 from horsies.web.routes import Route
-from horsies.web.timeline import draw_life, life_of
+from horsies.web.task_life import draw_life, life_of
+from horsies.web.tracebacks import Folded, Frame, Text, read_traceback
 from horsies.web.words import duration
 
 CSV_LIMIT = 1_000

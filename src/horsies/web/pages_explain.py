@@ -1,4 +1,4 @@
-"""Pages that answer questions: why something does not move."""
+"""Pages and documents that explain why a task, run, node, queue or schedule does not move."""
 
 from __future__ import annotations
 
@@ -24,8 +24,6 @@ from horsies.web.masking import visible
 from horsies.web.rendering import Page, View
 from horsies.web.routes import Route
 from horsies.web.words import short_id
-
-# Explanations
 
 
 def _explain_script(view: View, kind: str) -> Script[Explanation]:

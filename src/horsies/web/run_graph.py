@@ -1,4 +1,4 @@
-"""Drawing: the graph of a run as SVG, from the places of its layout and the facts of its nodes.
+"""The graph of a run as SVG, from the places of its layout and the facts of its nodes.
 
 Pure. A change of status changes classes and words, never coordinates. All text is escaped here.
 """
