@@ -32,8 +32,8 @@ from horsies.web.changing import (
     text_field,
     unwrapped,
 )
-from horsies.web.rendering import BadRequest, Page, Refused, View
-from horsies.web.routes import Handler, Route
+from horsies.web.reading import BadRequest, Refused
+from horsies.web.rendering import Handler, Page, Route, View
 from horsies.workflow.run.handle import WorkflowHandle
 
 HISTORY_LIMIT = 50

@@ -65,9 +65,8 @@ from horsies.web.filters import (
     texts_of,
     time_of,
 )
-from horsies.web.reading import STATEMENT_TIMEOUT_MS
-from horsies.web.rendering import BadRequest, NotFound, Unavailable, View
-from horsies.web.routes import Handler, Route
+from horsies.web.reading import STATEMENT_TIMEOUT_MS, BadRequest, NotFound, Unavailable
+from horsies.web.rendering import Handler, Route, View
 from horsies.workflow.run.listing import report_document
 from horsies.workflow.run.listing import report_script as run_script
 

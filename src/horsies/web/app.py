@@ -48,14 +48,11 @@ from horsies.web.access import (
     is_same_site,
 )
 from horsies.web.hub import Hub
-from horsies.web.reading import web_broker
+from horsies.web.reading import BadRequest, Forbidden, NotFound, Problem, web_broker
 from horsies.web.rendering import (
     STATIC_TYPES,
-    BadRequest,
-    Forbidden,
-    NotFound,
     Page,
-    Problem,
+    Route,
     Settings,
     Site,
     View,
@@ -64,7 +61,6 @@ from horsies.web.rendering import (
     render,
     static_files,
 )
-from horsies.web.routes import Route
 
 BODY_BYTES_MAX = 64 * 1024
 URL_BYTES_MAX = 8 * 1024

@@ -17,8 +17,8 @@ from horsies.monitor.documents import json_text
 from horsies.result import Err, Result
 from horsies.task_result import storable_text
 from horsies.web.access import net_location
-from horsies.web.rendering import BadRequest, NotFound, Problem, Refused, Unavailable, View
-from horsies.web.routes import Handler, Route, RouteVerb
+from horsies.web.reading import BadRequest, NotFound, Problem, Refused, Unavailable
+from horsies.web.rendering import Handler, Route, RouteVerb, View
 
 T = TypeVar("T")
 

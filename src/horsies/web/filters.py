@@ -11,7 +11,8 @@ from horsies.db.statements.lookup import FoundTask
 from horsies.monitor.queries import Search, TaskFilters, parse_time, task_filters
 from horsies.result import Err
 from horsies.web.masking import Argument, ArgumentProblem, Masking, parse_argument
-from horsies.web.rendering import BadRequest, Forbidden, Site, View
+from horsies.web.reading import BadRequest, Forbidden
+from horsies.web.rendering import Site, View
 
 LIMIT_DEFAULT = 50
 LIMIT_MAX = 200

@@ -53,8 +53,8 @@ from horsies.web.changing import (
     unwrapped,
 )
 from horsies.web.filters import TASK_FILTERS, refuse_unknown, task_filters_of, texts_of, time_of
-from horsies.web.rendering import BadRequest, NotFound, Page, Refused, View
-from horsies.web.routes import Route
+from horsies.web.reading import BadRequest, NotFound, Refused
+from horsies.web.rendering import Page, Route, View
 
 # A dry run can be started for as long; after that its counts mean little.
 SEALED_SECONDS = 3600.0

@@ -16,8 +16,8 @@ from horsies.monitor.doctor.doctor import (
 from horsies.monitor.doctor.findings import Facts, Level
 from horsies.monitor.documents import json_text
 from horsies.result import Err
-from horsies.web.rendering import Page, Unavailable, View
-from horsies.web.routes import Route
+from horsies.web.reading import Unavailable
+from horsies.web.rendering import Page, Route, View
 
 LIVE_SECONDS = 10.0
 # Class and sign of each level.

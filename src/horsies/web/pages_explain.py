@@ -21,8 +21,7 @@ from horsies.monitor.explain.explain import (
 )
 from horsies.monitor.explain.reasons import command
 from horsies.web.masking import visible
-from horsies.web.rendering import Page, View
-from horsies.web.routes import Route
+from horsies.web.rendering import Page, Route, View
 from horsies.web.words import short_id
 
 

@@ -15,8 +15,8 @@ from horsies.result import Err
 from horsies.states import WorkflowStatus
 from horsies.web.filters import texts_of, time_of
 from horsies.web.folding import FOLD_ABOVE
-from horsies.web.rendering import BadRequest, NotFound, Page, TookTooLong, View
-from horsies.web.routes import Route
+from horsies.web.reading import BadRequest, NotFound, TookTooLong
+from horsies.web.rendering import Page, Route, View
 from horsies.web.run_graph import progress_bar
 from horsies.web.run_view import UNFOLD_MAX, RunView, nodes_by_need
 from horsies.workflow.run.closeup import (

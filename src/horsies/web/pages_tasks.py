@@ -54,8 +54,8 @@ from horsies.web.filters import (
     texts_of,
 )
 from horsies.web.masking import Masking, Shown, visible
-from horsies.web.rendering import BadRequest, NotFound, Page, TookTooLong, View
-from horsies.web.routes import Route
+from horsies.web.reading import BadRequest, NotFound, TookTooLong
+from horsies.web.rendering import Page, Route, View
 from horsies.web.task_life import draw_life, life_of
 from horsies.web.tracebacks import Folded, Frame, Text, read_traceback
 from horsies.web.words import duration

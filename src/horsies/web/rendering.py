@@ -1,4 +1,7 @@
-"""Pages: what a handler gets (``View``), what it returns (``Page``), and how it becomes HTML."""
+"""Pages: the input of a handler (``View``), its result (``Page``), its ``Route``, and the way to HTML.
+
+A module with handlers ends with a table of routes, ``ROUTES``.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,12 @@ import json
 import logging
 import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from hashlib import sha256
 from importlib.resources import files
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 from urllib.parse import parse_qsl, quote
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -26,32 +29,8 @@ from horsies.db.statement import Script
 from horsies.tasks.broker import PostgresBroker
 from horsies.web.access import Access, Networks, Signer, Verb, set_cookie
 from horsies.web.masking import visible
-from horsies.web.reading import (
-    BadRequest,
-    Forbidden,
-    NotFound,
-    Problem,
-    Reader,
-    Refused,
-    TookTooLong,
-    Unavailable,
-)
+from horsies.web.reading import BadRequest, Problem, Reader
 from horsies.web.words import FILTERS
-
-__all__ = [
-    "BadRequest",
-    "Forbidden",
-    "NotFound",
-    "Page",
-    "Problem",
-    "Refused",
-    "Settings",
-    "Site",
-    "TookTooLong",
-    "Unavailable",
-    "View",
-    "render",
-]
 
 T = TypeVar("T")
 
@@ -209,6 +188,28 @@ class Page:
     context: dict[str, Any]
     live_seconds: float | None = 2.0
     status: int = 200
+
+
+Handler = Callable[[View], Awaitable[Page | Response]]
+# The verb of a path; that of a bulk order is part of its request.
+RouteVerb = Verb | Callable[[View], Awaitable[Verb]]
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """A path with its handler. Without a verb it needs the right to look; a POST always has a verb.
+
+    The gate checks the host, the access, the verb and the origin before it calls the handler.
+    """
+
+    method: Literal["GET", "POST"]
+    path: str
+    verb: RouteVerb | None
+    handler: Handler
+
+    def __post_init__(self) -> None:
+        if self.method == "POST" and self.verb is None:
+            raise ValueError(f"POST {self.path} needs a verb")
 
 
 @cache
