@@ -52,6 +52,7 @@ from horsies.web.reading import BadRequest, Forbidden, NotFound, Problem, web_br
 from horsies.web.rendering import (
     STATIC_TYPES,
     Page,
+    RefusedForm,
     Route,
     Settings,
     Site,
@@ -188,6 +189,8 @@ class Dashboard:
         try:
             answer = await route.handler(view)
             return render(view, answer) if isinstance(answer, Page) else answer
+        except RefusedForm as refusal:
+            return refusal.response
         except (Problem, HTTPException):
             raise
         except Exception as error:

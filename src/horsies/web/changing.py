@@ -18,7 +18,7 @@ from horsies.result import Err, Result
 from horsies.task_result import storable_text
 from horsies.web.access import net_location
 from horsies.web.reading import BadRequest, NotFound, Problem, Refused, Unavailable
-from horsies.web.rendering import Handler, Route, RouteVerb, View
+from horsies.web.rendering import Handler, RefusedForm, Route, RouteVerb, View
 
 T = TypeVar("T")
 
@@ -78,15 +78,15 @@ def done(view: View, fallback: str, notice: str, document: Mapping[str, Any]) ->
     return view.redirect(_origin(view) or fallback, notice)
 
 
-def unwrapped(view: View, result: Result[T, Any], page: str) -> T | Response:
-    """Return the value of a change; a refusal of a form as a notice, any other as a problem."""
+def unwrapped(view: View, result: Result[T, Any], page: str) -> T:
+    """Return the value of a change; raise a refusal of a form as a redirect, any other as a problem."""
     if not isinstance(result, Err):
         return result.ok_value
     error = result.err_value
     status = getattr(error, "current_status", None)
     problem = problem_of(error, **({} if status is None else {"task_status": status.value}))
     if isinstance(problem, Refused) and not is_api(view):
-        return view.redirect(_origin(view) or page, error.message)
+        raise RefusedForm(view.redirect(_origin(view) or page, error.message))
     raise problem
 
 

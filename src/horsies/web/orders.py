@@ -287,8 +287,6 @@ async def stop_order(view: View) -> Response:
             view.site.broker, _WORKING, action, stop_script(state.order.id)
         )
     result = unwrapped(view, done.and_then(lambda stopped: stopped), "/history")
-    if isinstance(result, Response):
-        return result
     if result and state.order.id not in _running:  # its process is gone; a batch ends it
         script = batch_script(state.order.id)
         await view.site.broker.perform_async(_WORKING, script, atomic=True)
@@ -387,9 +385,7 @@ async def purge_queue(view: View) -> Response:
     """Lead a form to the dry run of a purge; below ``/api``, purge at once."""
     name = view.params["name"]
     known = list(view.site.queue_caps) if view.site.app else None
-    checked = unwrapped(view, await view.read(known_queue_script(name, known)), "/queues")
-    if isinstance(checked, Response):
-        return checked
+    unwrapped(view, await view.read(known_queue_script(name, known)), "/queues")
     if not is_api(view):
         query = urlencode({"verb": OrderVerb.PURGE_QUEUE.value, "queue": name})
         return view.redirect(f"/orders/new?{query}")
@@ -407,8 +403,6 @@ async def retry_task(view: View) -> Response:
     with acting_as(view.access.user, "web"):
         result = await retry_task_async(view.site.broker, task_id, reason=reason)
     retried = unwrapped(view, result, f"/tasks/{task_id}")
-    if isinstance(retried, Response):
-        return retried
     if is_api(view):
         return answer_document(asdict(retried))
     return view.redirect(f"/tasks/{retried.task_id}", f"Task {task_id} was sent again as this one.")

@@ -190,6 +190,14 @@ class Page:
     status: int = 200
 
 
+class RefusedForm(Exception):
+    """A form whose change was refused; the response leads back to a page that shows the reason."""
+
+    def __init__(self, response: Response) -> None:
+        super().__init__()
+        self.response = response
+
+
 Handler = Callable[[View], Awaitable[Page | Response]]
 # The verb of a path; that of a bulk order is part of its request.
 RouteVerb = Verb | Callable[[View], Awaitable[Verb]]
