@@ -316,7 +316,7 @@ async def post_order(view: View) -> Response:
     )
     preview: Preview = await view.read(script)
     if await is_on(view, "dry_run", False):
-        return answer_document(_preview_document(view, preview))
+        return answer_document(preview.document() | {"order": _sealed(view, preview.order)})
     known = await view.read(order_script(preview.order.id))
     if known is not None and known.order.verb is not verb:  # the rights were checked for this verb
         raise Refused("The Idempotency-Key stands for another order.", code="KEY_REUSED")
@@ -363,19 +363,6 @@ def _json_filters(verb: OrderVerb, given: object) -> TaskFilters | RunFilters:
 async def get_order(view: View) -> Response:
     """The progress of an order as a document."""
     return answer_document((await _state(view)).document())
-
-
-def _preview_document(view: View, preview: Preview) -> dict[str, Any]:
-    document = asdict(preview)
-    del document["order"]
-    order = preview.order
-    return {
-        "order_id": order.id,
-        "verb": order.verb.value,
-        "subject": order.subject,
-        **document,
-        "order": _sealed(view, order),
-    }
 
 
 # One task, one queue
