@@ -60,6 +60,7 @@ from horsies.web.filters import (
     number_of,
     parameter_names,
     refuse_unknown,
+    run_filter_values,
     task_filters_of,
     text_of,
     texts_of,
@@ -293,11 +294,7 @@ async def workflows(view: View) -> Response:
 
 def _run_filters(view: View) -> RunFilters:
     checked = run_filters(
-        status=texts_of(view, "status") or None,
-        name=texts_of(view, "name") or None,
-        workflow_key=texts_of(view, "workflow_key") or None,
-        since=time_of(view, "since"),
-        until=time_of(view, "until"),
+        **run_filter_values(view),
         include_children=(text_of(view, "include_children") or "").lower() in ("1", "true"),
         limit=number_of(view, "limit", LIMIT_DEFAULT, LIMIT_MAX),
         after=text_of(view, "before"),

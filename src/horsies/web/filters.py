@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TypeVar
 
 from horsies.db.statements.lookup import FoundTask
 from horsies.monitor.queries import Search, TaskFilters, parse_time, task_filters
 from horsies.result import Err
+from horsies.tasks.broker import BrokerResult
 from horsies.web.masking import Argument, ArgumentProblem, Masking, parse_argument
 from horsies.web.reading import BadRequest, Forbidden
 from horsies.web.rendering import Site, View
+
+T = TypeVar("T")
 
 LIMIT_DEFAULT = 50
 LIMIT_MAX = 200
@@ -46,8 +49,12 @@ def refuse_unknown(view: View, known: Collection[str]) -> None:
 
 def time_of(view: View, name: str, now: datetime | None = None) -> datetime | None:
     """Return a time: ``15m`` ago, or ``2026-01-31T12:00``, in UTC unless it has an offset."""
-    if (text := text_of(view, name)) is None:
-        return None
+    text = text_of(view, name)
+    return None if text is None else parsed_time(name, text, now)
+
+
+def parsed_time(name: str, text: str, now: datetime | None = None) -> datetime:
+    """Parse the time of a filter."""
     try:
         return parse_time(text, now or datetime.now(UTC), UTC)
     except ValueError as error:
@@ -80,10 +87,25 @@ def task_filters_of(view: View) -> TaskFilters:
         "after": text_of(view, "before"),
         "limit": number_of(view, "limit", LIMIT_DEFAULT, LIMIT_MAX),
     }
-    checked = task_filters(**given)
+    return replace(accepted(task_filters(**given)), search=_search_of(view))
+
+
+def run_filter_values(view: View) -> dict[str, Any]:
+    """Return the filters that all lists of runs have, as ``run_filters`` takes them."""
+    return {
+        "status": texts_of(view, "status") or None,
+        "name": texts_of(view, "name") or None,
+        "workflow_key": texts_of(view, "workflow_key") or None,
+        "since": time_of(view, "since"),
+        "until": time_of(view, "until"),
+    }
+
+
+def accepted(checked: BrokerResult[T]) -> T:
+    """Return checked filters; refuse wrong ones with 400."""
     if isinstance(checked, Err):
         raise BadRequest(checked.err_value.message, code="INVALID_FILTER")
-    return replace(checked.ok_value, search=_search_of(view))
+    return checked.ok_value
 
 
 def _is_on(view: View, name: str) -> bool:

@@ -37,7 +37,7 @@ from horsies.monitor.orders import (
     start_script,
     stop_script,
 )
-from horsies.monitor.queries import RunFilters, TaskFilters, parse_time, run_filters, task_filters
+from horsies.monitor.queries import RunFilters, TaskFilters, run_filters, task_filters
 from horsies.result import Err
 from horsies.tasks.broker import BrokerErrorCode
 from horsies.tasks.recording import Action, Actor, acting_as, perform_action_async
@@ -52,7 +52,15 @@ from horsies.web.changing import (
     text_field,
     unwrapped,
 )
-from horsies.web.filters import TASK_FILTERS, refuse_unknown, task_filters_of, texts_of, time_of
+from horsies.web.filters import (
+    TASK_FILTERS,
+    accepted,
+    parsed_time,
+    refuse_unknown,
+    run_filter_values,
+    task_filters_of,
+    texts_of,
+)
 from horsies.web.reading import BadRequest, NotFound, Refused
 from horsies.web.rendering import Page, Route, View
 
@@ -62,7 +70,8 @@ WAITING_MAX = 10
 
 _WORKING = BrokerErrorCode.ENQUEUE_FAILED
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_RUN_FILTERS = frozenset({"verb", "status", "name", "workflow_key", "since", "until"})
+_TASK_FILTERS = frozenset({"status", "queue", "task_name", "error_code", "since", "until"})
+_RUN_FILTERS = frozenset({"status", "name", "workflow_key", "since", "until"})
 # The right that an order needs, and the words of its pages: title, verb of the button, counts.
 _RIGHTS: Mapping[OrderVerb, Verb] = {
     OrderVerb.RETRY_TASKS: "retry_task",
@@ -147,7 +156,7 @@ async def new_order(view: View) -> Page:
             "A bulk order cannot filter by argument; select the tasks in the list instead.",
             code="INVALID_FILTER",
         )
-    preview = await view.read(_preview_script(view, verb, _filters_of(view, verb)))
+    preview = await _preview(view, verb, _filters_of(view, verb))
     context = {
         "preview": preview,
         "order": preview.order,
@@ -163,30 +172,20 @@ def _filters_of(view: View, verb: OrderVerb) -> TaskFilters | RunFilters:
     if not verb.is_of_runs:
         refuse_unknown(view, TASK_FILTERS | {"verb"})
         return task_filters_of(view)
-    refuse_unknown(view, _RUN_FILTERS)
-    checked = run_filters(
-        status=texts_of(view, "status") or None,
-        name=texts_of(view, "name") or None,
-        workflow_key=texts_of(view, "workflow_key") or None,
-        since=time_of(view, "since"),
-        until=time_of(view, "until"),
-    )
-    if isinstance(checked, Err):
-        raise BadRequest(checked.err_value.message, code="INVALID_FILTER")
-    return checked.ok_value
+    refuse_unknown(view, _RUN_FILTERS | {"verb"})
+    return accepted(run_filters(**run_filter_values(view)))
 
 
-def _preview_script(
+async def _preview(
     view: View, verb: OrderVerb, filters: TaskFilters | RunFilters, **options: Any
-) -> Any:
+) -> Preview:
+    """Make a dry run."""
     if verb is OrderVerb.PURGE_QUEUE and not (
         isinstance(filters, TaskFilters) and len(filters.queues) == 1
     ):
         raise BadRequest("A purge needs the name of one queue.", code="INVALID_FILTER")
-    draft = draft_order(verb, filters, **options)
-    if isinstance(draft, Err):
-        raise BadRequest(draft.err_value.message, code="INVALID_FILTER")
-    return preview_script(draft.ok_value)
+    draft = accepted(draft_order(verb, filters, **options))
+    return await view.read(preview_script(draft))
 
 
 def _list_page(order: Order) -> str:
@@ -219,8 +218,7 @@ async def start_selected(view: View) -> Response:
     ids = [value for name, value in fields if name == "id"]
     if not ids:
         return view.redirect("/tasks", "No task is selected.")
-    script = _preview_script(view, verb, TaskFilters(), ids=ids)
-    preview: Preview = await view.read(script)
+    preview = await _preview(view, verb, TaskFilters(), ids=ids)
     return await _started(view, preview.order)
 
 
@@ -311,10 +309,8 @@ async def post_order(view: View) -> Response:
         "include_running": await is_on(view, "include_running", True),
         "order_id": _keyed_id(view),
     }
-    script = _preview_script(
-        view, verb, _json_filters(verb, fields.get("filters") or {}), **options
-    )
-    preview: Preview = await view.read(script)
+    filters = _json_filters(verb, fields.get("filters") or {})
+    preview = await _preview(view, verb, filters, **options)
     if await is_on(view, "dry_run", False):
         return answer_document(preview.document() | {"order": _sealed(view, preview.order)})
     known = await view.read(order_script(preview.order.id))
@@ -331,9 +327,7 @@ def _texts(value: object) -> list[str]:
 
 
 def _json_filters(verb: OrderVerb, given: object) -> TaskFilters | RunFilters:
-    known = {"status", "queue", "task_name", "error_code", "since", "until"}
-    if verb.is_of_runs:
-        known = {"status", "name", "workflow_key", "since", "until"}
+    known = _RUN_FILTERS if verb.is_of_runs else _TASK_FILTERS
     if not isinstance(given, dict) or (unknown := sorted(set(given) - known)):
         wrong = unknown[0] if isinstance(given, dict) else given
         raise BadRequest(
@@ -341,23 +335,15 @@ def _json_filters(verb: OrderVerb, given: object) -> TaskFilters | RunFilters:
             code="UNKNOWN_FILTER",
         )
     values: dict[str, Any] = {
-        name: _texts(value) or None
+        name: parsed_time(name, str(value)) if name in ("since", "until") else _texts(value) or None
         for name, value in given.items()
-        if name not in ("since", "until")
+        if value is not None
     }
     if "task_name" in values:
         values["name"] = values.pop("task_name")
-    for name in ("since", "until"):
-        if given.get(name) is not None:
-            try:
-                values[name] = parse_time(str(given[name]), datetime.now(UTC), UTC)
-            except ValueError as error:
-                raise BadRequest(f"{name}: {error}", code="INVALID_FILTER") from error
-    checked = run_filters(**values) if verb.is_of_runs else task_filters(**values)
-    if isinstance(checked, Err):
-        raise BadRequest(checked.err_value.message, code="INVALID_FILTER")
-    found: TaskFilters | RunFilters = checked.ok_value
-    return found
+    if verb.is_of_runs:
+        return accepted(run_filters(**values))
+    return accepted(task_filters(**values))
 
 
 async def get_order(view: View) -> Response:
@@ -377,8 +363,7 @@ async def purge_queue(view: View) -> Response:
         query = urlencode({"verb": OrderVerb.PURGE_QUEUE.value, "queue": name})
         return view.redirect(f"/orders/new?{query}")
     options = {"reason": await text_field(view, "reason"), "order_id": _keyed_id(view)}
-    script = _preview_script(view, OrderVerb.PURGE_QUEUE, TaskFilters(queues=[name]), **options)
-    preview: Preview = await view.read(script)
+    preview = await _preview(view, OrderVerb.PURGE_QUEUE, TaskFilters(queues=[name]), **options)
     return await _started(view, preview.order)
 
 
@@ -397,8 +382,7 @@ async def retry_task(view: View) -> Response:
 
 async def _retry_once(view: View, order_id: str, task_id: str, reason: str | None) -> Response:
     options = {"ids": [task_id], "reason": reason, "order_id": order_id}
-    script = _preview_script(view, OrderVerb.RETRY_TASKS, TaskFilters(), **options)
-    preview: Preview = await view.read(script)
+    preview = await _preview(view, OrderVerb.RETRY_TASKS, TaskFilters(), **options)
     with acting_as(view.access.user, "web"):
         done = await carry_out_async(view.site.broker, replace(preview.order, once=False))
     if isinstance(done, Err):
