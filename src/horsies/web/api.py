@@ -6,7 +6,6 @@ filters that it does not have.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
@@ -354,32 +353,25 @@ def _unwrapped(done: Result[T, BrokerOperationError]) -> T:
     raise BadRequest(error.message, code=error.code.value)
 
 
-def _routes(table: Iterable[tuple[str, Handler]]) -> Iterable[Route]:
-    return (Route("GET", f"/api/{path}", None, handler) for path, handler in table)
-
-
-ROUTES: tuple[Route, ...] = tuple(
-    _routes(
-        (
-            ("meta", meta),
-            ("overview", overview),
-            ("queues", queues),
-            ("queues/{name}", queue),
-            ("tasks", tasks),
-            ("tasks/{id}", task),
-            ("tasks/{id}/attempts", attempts),
-            ("failures", failures),
-            ("measures", measures),
-            ("workers", workers),
-            ("workers/schedules", schedules),
-            ("workers/{id}", worker),
-            ("workers/{id}/history", worker_history),
-            ("workflows", workflows),
-            ("workflows/{id}", workflow),
-            ("schedules", schedules),
-            ("schedules/{name}", schedule),
-            ("schedules/{name}/next", schedule_slots),
-            ("schedules/{name}/runs", schedule_runs),
-        )
-    )
-)
+_HANDLERS: dict[str, Handler] = {
+    "meta": meta,
+    "overview": overview,
+    "queues": queues,
+    "queues/{name}": queue,
+    "tasks": tasks,
+    "tasks/{id}": task,
+    "tasks/{id}/attempts": attempts,
+    "failures": failures,
+    "measures": measures,
+    "workers": workers,
+    "workers/schedules": schedules,
+    "workers/{id}": worker,
+    "workers/{id}/history": worker_history,
+    "workflows": workflows,
+    "workflows/{id}": workflow,
+    "schedules": schedules,
+    "schedules/{name}": schedule,
+    "schedules/{name}/next": schedule_slots,
+    "schedules/{name}/runs": schedule_runs,
+}
+ROUTES = tuple(Route("GET", f"/api/{path}", None, handler) for path, handler in _HANDLERS.items())

@@ -67,6 +67,12 @@ BODY_BYTES_MAX = 64 * 1024
 URL_BYTES_MAX = 8 * 1024
 SECRET_VARIABLE = "HORSIES_WEB_SECRET"  # noqa: S105
 INTENT_HEADER = "x-horsies-intent"
+ERROR_TITLES = {
+    403: "Not allowed",
+    404: "Not found",
+    503: "Database unavailable",
+    504: "Took too long",
+}
 
 
 async def help_page(view: View) -> Page:
@@ -316,19 +322,10 @@ class Dashboard:
             }
             return JSONResponse(document, problem.status, media_type="application/problem+json")
         context = {"sentence": sentence, "code": problem.code, "status": problem.status}
-        page = Page("error.html", _titles(problem.status), context, None, problem.status)
+        title = ERROR_TITLES.get(problem.status, "Error")
+        page = Page("error.html", title, context, None, problem.status)
         access = getattr(request.state, "access", Access(""))
         return render(View(self.site, request, access), page)
-
-
-def _titles(status: int) -> str:
-    titles = {
-        403: "Not allowed",
-        404: "Not found",
-        503: "Database unavailable",
-        504: "Took too long",
-    }
-    return titles.get(status, "Error")
 
 
 def _is_api(request: Request) -> bool:

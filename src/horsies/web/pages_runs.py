@@ -10,7 +10,7 @@ from urllib.parse import quote, urlencode
 from horsies.db.statements.workflows import BrokenRun, MapItem, TreeNode
 from horsies.error_codes import error_code_text
 from horsies.monitor.action_log import list_actions_script
-from horsies.monitor.queries import RunFilters, RunPage, run_filters, runs_script
+from horsies.monitor.queries import RunFilters, run_filters, runs_script
 from horsies.result import Err
 from horsies.states import WorkflowStatus
 from horsies.web.filters import texts_of, time_of
@@ -41,7 +41,10 @@ OPEN = tuple(status.value for status in WorkflowStatus if not status.is_terminal
 
 async def runs_page(view: View) -> Page:
     """List the runs of workflows, newest first."""
-    page = await _read_runs(view, _filters(view))
+    filters = _filters(view)
+    page = await view.read(runs_script(filters))
+    if page is None:
+        raise NotFound(f"There is no workflow run {filters.after} to continue from.")
     context = {
         "runs": page,
         "statuses": [status.value for status in WorkflowStatus],
@@ -52,13 +55,6 @@ async def runs_page(view: View) -> Page:
         "has_filter": any(value for name, value in view.query.items() if name != "after"),
     }
     return Page("runs.html", "Workflows", context)
-
-
-async def _read_runs(view: View, filters: RunFilters) -> RunPage:
-    page = await view.read(runs_script(filters))
-    if page is None:
-        raise NotFound(f"There is no workflow run {filters.after} to continue from.")
-    return page
 
 
 def _filters(view: View) -> RunFilters:

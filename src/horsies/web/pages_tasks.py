@@ -17,7 +17,7 @@ from starlette.responses import RedirectResponse, Response
 
 from horsies.database_url import mask_url
 from horsies.db.paging import LIST_WINDOW
-from horsies.db.statement import Nothing, Script, one_or_none
+from horsies.db.statement import Nothing, Script, one_or_none, read_rows
 from horsies.db.statements.dashboard import estimate_rows
 from horsies.db.statements.lookup import (
     FailureGroup,
@@ -177,17 +177,13 @@ def _note(listed: TaskPage, filters: TaskFilters) -> Note | None:
 async def _jump(view: View, asked: str) -> Response:
     """Lead from the search box to a task or a run by its id, or to the tasks of a name."""
     if (stored := stored_form(asked)) is not None:
-        found = await view.read(_subjects(stored))
+        found = await view.read(read_rows(find_subject, TaskId(stored)))
         if not found:
             raise NotFound(f"There is no task or workflow run {stored}.", code="TASK_NOT_FOUND")
         page = "tasks" if found[0].kind == "task" else "workflows"
         return RedirectResponse(view.url(f"/{page}/{stored}"), 303)
     name = "argument" if "=" in asked and view.access.sees_payload else "task_name"
     return RedirectResponse(view.url("/tasks") + f"?{urlencode({name: asked})}", 303)
-
-
-def _subjects(stored: str) -> Script[Any]:
-    return (yield find_subject, TaskId(stored))
 
 
 async def tasks_csv(view: View) -> Response:

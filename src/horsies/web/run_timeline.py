@@ -43,6 +43,11 @@ class Span:
     failures: tuple[float, ...] = ()
     href: str = ""
 
+    @property
+    def begin(self) -> float | None:
+        """The time of the enqueueing, or of the start for a node that was not enqueued."""
+        return self.started if self.enqueued is None else self.enqueued
+
 
 @dataclass(frozen=True, slots=True)
 class Gap:
@@ -74,7 +79,7 @@ def critical_path(spans: Sequence[Span]) -> list[int]:
 
 def _released_by(spans: Sequence[Span], span: Span) -> int | None:
     done = [place for place in span.dependencies if spans[place].ended is not None]
-    begin = span.enqueued if span.enqueued is not None else span.started
+    begin = span.begin
     # A join of type any or quorum starts before its other dependencies end.
     in_time = [place for place in done if begin is None or _end_of(spans[place]) <= begin]
     return max(in_time or done, key=lambda place: _end_of(spans[place]), default=None)

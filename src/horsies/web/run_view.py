@@ -118,8 +118,7 @@ class RunView:
         if not self.path:
             return None
         first, last = self.spans[self.path[0]], self.spans[self.path[-1]]
-        begin = first.enqueued if first.enqueued is not None else first.started
-        return (last.ended or 0.0) - (begin or 0.0)
+        return (last.ended or 0.0) - (first.begin or 0.0)
 
     def _span(self, node: TreeNode) -> Span:
         since = self.run.started_at
@@ -225,12 +224,12 @@ class RunView:
     @cached_property
     def timeline_places(self) -> list[int]:
         """The nodes of the timeline; of many, the critical path, failures and the longest."""
-        begun = [place for place, span in enumerate(self.spans) if _begin(span) is not None]
+        begun = [place for place, span in enumerate(self.spans) if span.begin is not None]
         if len(begun) > TIMELINE_ROWS_MAX:
             on_path = frozenset(self.path)
             begun.sort(key=lambda place: self._weight(place, on_path), reverse=True)
             begun = begun[:TIMELINE_ROWS_MAX]
-        return sorted(begun, key=lambda place: (_begin(self.spans[place]) or 0.0, place))
+        return sorted(begun, key=lambda place: (self.spans[place].begin or 0.0, place))
 
     @property
     def is_timeline_cut(self) -> bool:
@@ -241,10 +240,6 @@ class RunView:
         span = self.spans[place]
         length = (span.ended or 0.0) - (span.started or 0.0)
         return place in on_path, span.status in ("FAILED", "RUNNING"), length, -place
-
-
-def _begin(span: Span) -> float | None:
-    return span.enqueued if span.enqueued is not None else span.started
 
 
 def count_signs(counts: Mapping[str, int]) -> str:
