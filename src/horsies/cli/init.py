@@ -85,7 +85,6 @@ def _is_taken(name: str) -> bool:
 
 
 def project_files(name: str) -> dict[Path, str]:
-    """Return the files of the project with their contents."""
     files = {}
     for source in sorted(path for path in TEMPLATE.rglob("*") if path.is_file()):
         if "__pycache__" in source.parts:

@@ -133,5 +133,4 @@ def _symbols() -> Symbols:
 
 
 def output_encoding() -> str:
-    """Return how standard output is encoded."""
     return getattr(sys.stdout, "encoding", None) or "ascii"

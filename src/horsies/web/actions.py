@@ -98,7 +98,6 @@ async def pause_run(view: View) -> Response:
 
 
 async def resume_run(view: View) -> Response:
-    """Resume a paused run."""
     handle, retry_failed = _handle(view), await is_on(view, "retry_failed", False)
     with acting_as(view.access.user, "web"):
         result = await handle.resume_async(retry_failed=retry_failed)
@@ -191,7 +190,6 @@ async def run_schedule(view: View) -> Response:
 
 
 async def ping(view: View) -> Response:
-    """Ping all workers."""
     pongs = unwrapped(view, await ping_workers_async(view.site.broker), "/workers")
     slowest = max((pong.latency_ms for pong in pongs), default=0.0)
     notice = f"{len(pongs)} workers answered the ping, the slowest after {slowest:.0f} ms."
@@ -215,7 +213,6 @@ async def history(view: View) -> Page:
 
 
 async def list_actions(view: View) -> Response:
-    """The record of changes as a document."""
     script = list_actions_script(
         view.query.get("subject"), view.query.get("actor"), _before(view), HISTORY_LIMIT
     )

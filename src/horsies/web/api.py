@@ -162,13 +162,11 @@ async def overview(view: View) -> Response:
 
 
 async def queues(view: View) -> Response:
-    """All queues."""
     found = await _overview(view)
     return answer({"queues": [queue_document(queue) for queue in found.queues]})
 
 
 async def queue(view: View) -> Response:
-    """One queue."""
     name = view.params["name"]
     found = next((one for one in (await _overview(view)).queues if one.name == name), None)
     if found is None:
@@ -311,14 +309,12 @@ async def workflow(view: View) -> Response:
 
 
 async def schedules(view: View) -> Response:
-    """All schedules."""
     refuse_unknown(view, ())
     found = _unwrapped(await view.read(list_script()))
     return answer({"schedules": [schedule_document(state) for state in found]})
 
 
 async def schedule(view: View) -> Response:
-    """One schedule."""
     refuse_unknown(view, ())
     name = view.params["name"]
     states = _unwrapped(await view.read(list_script()))
@@ -329,7 +325,6 @@ async def schedule(view: View) -> Response:
 
 
 async def schedule_slots(view: View) -> Response:
-    """The next slots of one schedule."""
     refuse_unknown(view, {"limit"})
     name, limit = view.params["name"], number_of(view, "limit", 10, LIMIT_MAX)
     slots = _unwrapped(await view.read(next_script(name, limit)))

@@ -31,7 +31,6 @@ _BROKEN = frozenset({"DB_OPERATION_FAILED", "SCHEMA_INIT_FAILED"})
 
 
 def is_api(view: View) -> bool:
-    """Whether the request is below ``/api``."""
     return view.path.startswith("/api/")
 
 
@@ -67,7 +66,6 @@ async def is_on(view: View, name: str, default: bool) -> bool:
 
 
 def answer_document(document: Mapping[str, Any], status: int = 200) -> Response:
-    """Return a JSON document as a response."""
     return Response(json_text(dict(document)), status, media_type="application/json")
 
 
@@ -91,7 +89,6 @@ def unwrapped(view: View, result: Result[T, Any], page: str) -> T:
 
 
 def problem_of(error: Any, **members: object) -> Problem:
-    """Return the problem of a failed or refused change."""
     code = error.code.value
     if code in _MISSING:
         return NotFound(error.message, code=code)

@@ -54,7 +54,6 @@ def time_of(view: View, name: str, now: datetime | None = None) -> datetime | No
 
 
 def parsed_time(name: str, text: str, now: datetime | None = None) -> datetime:
-    """Parse the time of a filter."""
     try:
         return parse_time(text, now or datetime.now(UTC), UTC)
     except ValueError as error:

@@ -121,7 +121,6 @@ class EventStream(StreamingResponse):
         self._seconds = seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the events."""
         try:
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._seconds):

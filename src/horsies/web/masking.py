@@ -71,7 +71,6 @@ class Masking:
         self._secret = re.compile("|".join(words), re.IGNORECASE)
 
     def hides(self, key: str) -> bool:
-        """Whether the value of this key is masked."""
         return self._secret.search(key) is not None
 
     def shown(

@@ -179,7 +179,6 @@ def _filters_of(view: View, verb: OrderVerb) -> TaskFilters | RunFilters:
 async def _preview(
     view: View, verb: OrderVerb, filters: TaskFilters | RunFilters, **options: Any
 ) -> Preview:
-    """Make a dry run."""
     if verb is OrderVerb.PURGE_QUEUE and not (
         isinstance(filters, TaskFilters) and len(filters.queues) == 1
     ):
@@ -254,7 +253,6 @@ async def _carry_out(view: View, order: Order) -> None:
 
 
 async def show_order(view: View) -> Page:
-    """Show the progress of an order."""
     state = await _state(view)
     context = {
         "state": state,
@@ -347,7 +345,6 @@ def _json_filters(verb: OrderVerb, given: object) -> TaskFilters | RunFilters:
 
 
 async def get_order(view: View) -> Response:
-    """The progress of an order as a document."""
     return answer_document((await _state(view)).document())
 
 

@@ -90,7 +90,6 @@ def link_to(view: View, **changes: object) -> str:
 
 
 async def run_page(view: View) -> Page:
-    """Show one run."""
     run_id, tab = view.params["id"], view.query.get("tab", "graph")
     if tab not in TABS:
         raise BadRequest(f"tab must be one of {', '.join(TABS)}, not {tab!r}.")

@@ -90,7 +90,6 @@ class ScheduleView:
 
     @property
     def zone(self) -> str:
-        """The time zone of the pattern."""
         return "UTC" if self.fields is None else self.fields.timezone
 
     @property

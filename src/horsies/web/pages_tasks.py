@@ -223,12 +223,10 @@ class TaskFacts:
 
     @property
     def task(self) -> TaskDetail:
-        """The row of the task."""
         return self.report.task
 
     @property
     def is_open(self) -> bool:
-        """Whether the task can still change."""
         return not TaskStatus(self.task.status).is_terminal
 
 

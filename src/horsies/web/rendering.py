@@ -89,7 +89,6 @@ class Site:
 
     @cached_property
     def reader(self) -> Reader:
-        """The bounded transactions of the pages."""
         return Reader(self.broker)
 
     @property
@@ -118,7 +117,6 @@ class View:
 
     @property
     def params(self) -> Mapping[str, str]:
-        """The parameters in the path."""
         return self.request.path_params
 
     @property
@@ -174,7 +172,6 @@ class View:
         return response
 
     def notice(self) -> str | None:
-        """Return the notice of the change before."""
         sealed = self.request.cookies.get(NOTICE_COOKIE)
         return self.site.signer.opened("notice", sealed) if sealed else None
 
@@ -245,7 +242,6 @@ def static_files() -> dict[str, tuple[bytes, str]]:
 
 
 def context_of(view: View, page: Page) -> dict[str, Any]:
-    """Return everything that a template of this page can use."""
     site, is_live = view.site, page.live_seconds is not None
 
     def token(verb: Verb) -> str:
@@ -280,7 +276,6 @@ def _query(view: View) -> str:
 
 
 def render(view: View, page: Page) -> Response:
-    """Return the whole page as a response."""
     notice = view.notice()
     context = {**context_of(view, page), "notice": notice}
     text = view.site.templates.get_template(page.template).render(context)

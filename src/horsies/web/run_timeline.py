@@ -58,7 +58,6 @@ class Gap:
 
 
 def seconds_since(start: datetime, at: datetime | None) -> float | None:
-    """Return the seconds between the start of a run and a time of one of its nodes."""
     return None if at is None else max((at - start).total_seconds(), 0.0)
 
 
@@ -129,7 +128,6 @@ class Scale:
         self._starts = [gap.start for gap in gaps]
 
     def x(self, at: float) -> float:
-        """Return the place of a time."""
         before = self.gaps[: bisect_right(self._starts, at)]
         inside = sum(min(at, gap.end) - gap.start for gap in before)
         width = sum(

@@ -48,7 +48,6 @@ class RunView:
 
     @property
     def run(self) -> RunRow:
-        """The run itself."""
         return self.facts.run
 
     @cached_property
@@ -104,17 +103,14 @@ class RunView:
 
     @cached_property
     def spans(self) -> list[Span]:
-        """The times of the nodes."""
         return [self._span(node) for node in self.nodes]
 
     @cached_property
     def path(self) -> list[int]:
-        """The critical path."""
         return critical_path(self.spans)
 
     @property
     def path_seconds(self) -> float | None:
-        """The time from the start of the critical path to its end."""
         if not self.path:
             return None
         first, last = self.spans[self.path[0]], self.spans[self.path[-1]]
@@ -140,7 +136,6 @@ class RunView:
     # The graph
 
     def drawing(self, selected: int | None, *, folded: bool) -> Markup:
-        """Return the graph as SVG."""
         title = f"Graph of {self.run.name}"
         description = "The same graph as text follows below the drawing."
         if folded:

@@ -182,7 +182,6 @@ def _cut(text: str) -> str:
 
 
 def _described(stretches: Sequence[Stretch]) -> str:
-    """Describe the drawing in words."""
     verbs = {"wait": "waited", "run": "ran", "fold": "then"}
     parts = [
         visible(" ".join(part for part in (verbs[one.kind], one.label, *one.notes) if part))
