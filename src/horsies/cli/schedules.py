@@ -162,9 +162,6 @@ def _show_states(states: Sequence[ScheduleState], as_json: bool) -> None:
     if as_json:
         output.print_json({"schedules": [schedule_document(state) for state in states]})
         return
-    if not states:
-        output.print_parts("No schedule is on record.")
-        return
     columns = ("SCHEDULE", "NEXT (UTC)", "LAST (UTC)", "STATUS", "RUNS")
     table = output.plain_table(*columns, flexible="SCHEDULE")
     for state in states:
@@ -179,7 +176,7 @@ def _show_states(states: Sequence[ScheduleState], as_json: bool) -> None:
             output.status_text(state.last_status or "-"),
             f"{state.run_count:,}",
         )
-    output.print_parts(table)
+    output.print_parts(table if states else "No schedule is on record.")
 
 
 def _show_slots(name: str, slots: Sequence[datetime], as_json: bool) -> None:
@@ -195,15 +192,12 @@ def _show_runs(name: str, runs: Sequence[ScheduleRun], as_json: bool) -> None:
     if as_json:
         output.print_json({"name": name, "runs": [run._asdict() for run in runs]})
         return
-    if not runs:
-        output.print_parts("No run is on record.")
-        return
     table = output.plain_table("ID", "STATUS", "SLOT (UTC)", "ERROR", flexible="ERROR")
     for run in runs:
         slot = _second(run.scheduled_for) or "by hand"
         error = output.safe_text(run.error_code or "", "red")
         table.add_row(run.task_id, output.status_text(run.status), slot, error)
-    output.print_parts(table)
+    output.print_parts(table if runs else "No run is on record.")
 
 
 def _show_state(state: ScheduleState, as_json: bool) -> None:
