@@ -55,9 +55,7 @@ from horsies.web.filters import (
     LIMIT_DEFAULT,
     LIMIT_MAX,
     TASK_FILTERS,
-    masking_of,
     number_of,
-    parameter_names,
     refuse_unknown,
     run_filter_values,
     task_filters_of,
@@ -253,11 +251,11 @@ async def task(view: View) -> Response:
     """One task with its attempts; arguments and result only with the right to see them."""
     sees_payload = view.access.sees_payload
     report = await _report(view, sees_payload)
-    masking, found = masking_of(view.site), report.task
+    masking, found = view.site.masking, report.task
     document = task_document(report, payload=False)
     document["options"] = masking.value(document["options"])
     if sees_payload:
-        names = parameter_names(view.site, found.task_name)
+        names = view.site.parameter_names(found.task_name)
         document["args"] = masking.stored_value(found.args, names)
         document["kwargs"] = masking.stored_value(found.kwargs)
         document["result"] = masking.stored_value(found.result)

@@ -299,8 +299,7 @@ class Dashboard:
         return Response(data, 200, {"Cache-Control": caching}, STATIC_TYPES[name])
 
     async def _show_problem(self, request: Request, error: Exception) -> Response:
-        problem = cast(Problem, error)
-        return self._error(request, problem)
+        return self._error(request, cast(Problem, error))
 
     async def _show_missing(self, request: Request, error: Exception) -> Response:
         found = cast(HTTPException, error)

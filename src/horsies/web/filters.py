@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, TypeVar
@@ -11,7 +11,7 @@ from horsies.db.statements.lookup import FoundTask
 from horsies.monitor.queries import Search, TaskFilters, parse_time, task_filters
 from horsies.result import Err
 from horsies.tasks.broker import BrokerResult
-from horsies.web.masking import Argument, ArgumentProblem, Masking, parse_argument
+from horsies.web.masking import Argument, ArgumentProblem, parse_argument
 from horsies.web.reading import BadRequest, Forbidden
 from horsies.web.rendering import Site, View
 
@@ -120,32 +120,20 @@ def _search_of(view: View) -> Search | None:
     # The number of results would tell the arguments to those who may not see them.
     if not view.access.sees_payload:
         raise Forbidden("You may not see arguments, so you cannot search them.", code="NO_PAYLOAD")
-    masking = masking_of(view.site)
     try:
-        argument = parse_argument(text, masking)
+        argument = parse_argument(text, view.site.masking)
     except ArgumentProblem as problem:
         raise BadRequest(str(problem), code="INVALID_FILTER") from problem
-    return _search(view.site, argument, masking)
+    return _search(view.site, argument)
 
 
-def _search(site: Site, argument: Argument, masking: Masking) -> Search:
+def _search(site: Site, argument: Argument) -> Search:
     def matches(task: FoundTask) -> bool:
-        names = parameter_names(site, task.task_name)
-        return argument.matches(masking, task.args, task.kwargs, names)
+        names = site.parameter_names(task.task_name)
+        return argument.matches(site.masking, task.args, task.kwargs, names)
 
     known = site.app.list_tasks() if site.app and argument.path else ()
-    positional = [name for name in known if argument.path[-1] in parameter_names(site, name)]
+    positional = [name for name in known if argument.path[-1] in site.parameter_names(name)]
     key = argument.needles[0]
     needle = argument.needles[-1] if len(argument.needles) > 1 or not argument.path else ""
     return Search(key, needle, matches, positional)
-
-
-def masking_of(site: Site) -> Masking:
-    """Return the masking with the keys that the dashboard was given."""
-    return Masking(site.settings.masked)
-
-
-def parameter_names(site: Site, task_name: str) -> Sequence[str]:
-    """Return the names of a task's positional parameters; none without an application that has it."""
-    task = site.app.get_task(task_name) if site.app else None
-    return task.definition.signature.names.positional if task else ()

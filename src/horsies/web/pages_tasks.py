@@ -46,8 +46,6 @@ from horsies.states import TaskStatus
 from horsies.web.charts import sparkline
 from horsies.web.filters import (
     TASK_FILTERS,
-    masking_of,
-    parameter_names,
     refuse_unknown,
     task_filters_of,
     text_of,
@@ -255,7 +253,7 @@ async def task(view: View) -> Page:
     """Show one task: its life, attempts, error, options, and with the right its arguments."""
     facts = await _read_facts(view)
     found = facts.task
-    masking = masking_of(view.site)
+    masking = view.site.masking
     options = stored_json(found.task_options)
     trace_id = _trace_id(facts.traceparent, options)
     context = {
@@ -346,7 +344,7 @@ def _error(found: TaskDetail, sees_payload: bool) -> ErrorView | None:
 
 
 def _payload(view: View, found: TaskDetail, masking: Masking) -> dict[str, Shown | None]:
-    names = parameter_names(view.site, found.task_name)
+    names = view.site.parameter_names(found.task_name)
     stored = {"args": found.args, "kwargs": found.kwargs, "result": found.result}
     return {
         part: None if text is None else masking.shown(text, names=names if part == "args" else ())
@@ -423,8 +421,8 @@ async def download(view: View) -> Response:
     text = getattr(found, part)
     if text is None:
         raise NotFound(f"Task {found.id} has no {part}.")
-    names = parameter_names(view.site, found.task_name) if part == "args" else ()
-    shown = masking_of(view.site).shown(text, None, names)
+    names = view.site.parameter_names(found.task_name) if part == "args" else ()
+    shown = view.site.masking.shown(text, None, names)
     disposition = {"Content-Disposition": f'attachment; filename="{found.id}-{part}.txt"'}
     return Response(shown.text, 200, disposition, "text/plain; charset=utf-8")
 

@@ -9,7 +9,7 @@ import json
 import logging
 import re
 import secrets
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from hashlib import sha256
@@ -28,7 +28,7 @@ from horsies.app import Horsies
 from horsies.db.statement import Script
 from horsies.tasks.broker import PostgresBroker
 from horsies.web.access import Access, Networks, Signer, Verb, set_cookie
-from horsies.web.masking import visible
+from horsies.web.masking import Masking, visible
 from horsies.web.reading import BadRequest, Problem, Reader
 from horsies.web.words import FILTERS
 
@@ -97,13 +97,20 @@ class Site:
         queues = self.app.config.queues() if self.app else ()
         return {queue.name: queue.max_concurrency for queue in queues}
 
+    @cached_property
+    def masking(self) -> Masking:
+        """Masks the values of secret keys, also of those that the dashboard was given."""
+        return Masking(self.settings.masked)
+
+    def parameter_names(self, task_name: str) -> Sequence[str]:
+        """Return the positional parameters of a task; none without an application that has it."""
+        task = self.app.get_task(task_name) if self.app else None
+        return task.definition.signature.names.positional if task else ()
+
     def with_tokens(self, text: str, user: str) -> str:
         """Replace the markers of forms by the tokens of this user."""
-        return re.sub(
-            self.token_marker + r"(\w+)",
-            lambda found: self.signer.form_token(user, found[1]),
-            text,
-        )
+        marked = self.token_marker + r"(\w+)"
+        return re.sub(marked, lambda found: self.signer.form_token(user, found[1]), text)
 
 
 @dataclass
