@@ -22,7 +22,7 @@ from horsies.scheduler.api import Schedules, change_async, switch_script
 from horsies.tasks.handle import TaskHandle
 from horsies.tasks.recording import Action, acting_as
 from horsies.tasks.send import Producer
-from horsies.web.changing import (
+from horsies.web.answers import (
     answer_document,
     both,
     done,

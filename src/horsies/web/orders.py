@@ -42,7 +42,7 @@ from horsies.result import Err
 from horsies.tasks.broker import BrokerErrorCode
 from horsies.tasks.recording import Action, Actor, acting_as, perform_action_async
 from horsies.web.access import Verb
-from horsies.web.changing import (
+from horsies.web.answers import (
     answer_document,
     both,
     fields_of,

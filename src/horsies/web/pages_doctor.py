@@ -15,7 +15,7 @@ from horsies.monitor.doctor.doctor import (
 )
 from horsies.monitor.doctor.findings import Facts, Level
 from horsies.result import Err
-from horsies.web.changing import answer_document
+from horsies.web.answers import answer_document
 from horsies.web.reading import Unavailable
 from horsies.web.rendering import Page, Route, View
 

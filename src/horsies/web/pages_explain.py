@@ -18,7 +18,7 @@ from horsies.monitor.explain.explain import (
     explain_task_script,
 )
 from horsies.monitor.explain.reasons import command
-from horsies.web.changing import answer_document
+from horsies.web.answers import answer_document
 from horsies.web.masking import visible
 from horsies.web.rendering import Handler, Page, Route, View
 from horsies.web.words import short_id
