@@ -71,7 +71,7 @@ def critical_path(spans: Sequence[Span]) -> list[int]:
     ended = [place for place, span in enumerate(spans) if span.ended is not None]
     if not ended:
         return []
-    path = [max(ended, key=lambda place: _end_of(spans[place]))]
+    path = [max(ended, key=lambda place: spans[place].ended or 0.0)]
     while (before := _released_by(spans, spans[path[-1]])) is not None:
         path.append(before)
     return path[::-1]
@@ -81,12 +81,8 @@ def _released_by(spans: Sequence[Span], span: Span) -> int | None:
     done = [place for place in span.dependencies if spans[place].ended is not None]
     begin = span.begin
     # A join of type any or quorum starts before its other dependencies end.
-    in_time = [place for place in done if begin is None or _end_of(spans[place]) <= begin]
-    return max(in_time or done, key=lambda place: _end_of(spans[place]), default=None)
-
-
-def _end_of(span: Span) -> float:
-    return -1.0 if span.ended is None else span.ended
+    in_time = [place for place in done if begin is None or (spans[place].ended or 0.0) <= begin]
+    return max(in_time or done, key=lambda place: spans[place].ended or 0.0, default=None)
 
 
 def idle_gaps(spans: Sequence[Span], until: float) -> list[Gap]:
