@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from horsies._version import __version__
-from horsies.cli.session import exit_with
+from horsies.cli.options import exit_with
 
 TEMPLATE = Path(__file__).with_name("template")
 # A directory with nothing but these counts as empty.
