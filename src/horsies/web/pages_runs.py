@@ -19,13 +19,13 @@ from horsies.web.reading import BadRequest, NotFound, TookTooLong
 from horsies.web.rendering import Page, Route, View
 from horsies.web.run_graph import progress_bar
 from horsies.web.run_view import UNFOLD_MAX, RunView, nodes_by_need
-from horsies.workflow.run.closeup import (
+from horsies.workflow.run.draw import node_label
+from horsies.workflow.run.listing import (
     ITEMS_PER_PAGE,
     close_up_script,
     items_script,
     problems_script,
 )
-from horsies.workflow.run.draw import node_label
 from horsies.workflow.run.results import read_error
 
 RUNS_PER_PAGE = 50
