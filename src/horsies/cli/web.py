@@ -21,11 +21,11 @@ from horsies.cli.options import (
     LogFormatOption,
     LogLevelOption,
     ModuleOption,
+    exit_with,
     named_database,
     open_app,
     refuse_both,
 )
-from horsies.cli.session import exit_with
 from horsies.db.embedded import is_embedded
 from horsies.logs import LogFormat, LogLevel, attach_handler
 
